@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
-from layoutgemm.emulator.machine.interpreter import Machine, Policy
+from layoutgemm.emulator.machine.interpreter import Policy, PtxMachine
 from layoutgemm.emulator.ops import build
 from layoutgemm.emulator.ptx.parser import parse
 from layoutgemm.emulator.ptx.program import Program
@@ -58,7 +58,7 @@ def measure(name: str, shape: tuple[int, int, int, int], repeat: int) -> dict[st
         for policy, into in policies:
             launch = run.launch()
             start = time.perf_counter()
-            machine = Machine(program, launch, policy).run()
+            machine = PtxMachine(program, launch, policy).run()
             into.append(time.perf_counter() - start)
             wrong = run.check(launch)
             if wrong:

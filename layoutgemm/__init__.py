@@ -1,4 +1,4 @@
-"""layoutgemm: a CuTe-style layout algebra in plain Python, whose objects are the ones the GEMM kernels run on.
+"""A CuTe-style layout algebra in plain Python, with the GEMM kernels built on it.
 
 Layouts and proofs   Layout, Swizzle, ComposedLayout, E, parse, dim, dims, Facts, prove, Proof, CounterExample,
                      Undecided
@@ -44,7 +44,7 @@ if not any(isinstance(finder, OldPaths) for finder in sys.meta_path):
 
 __version__ = "0.1.0"
 
-# Loaded when first asked for: whoever works with layouts alone does not pay for kernels.
+# Loaded on first use: users of layouts alone do not pay for kernels.
 _LATER = {
     "Facts": "layouts.symbols.facts",
     "GemmPlan": "kernels",
@@ -88,7 +88,7 @@ def __getattr__(name: str) -> Any:
             raise
         way_out = "pip install 'layoutgemm[torch]'; layouts, proofs, plans and the emulator do without"
         said = f"layoutgemm.{name} needs torch: {way_out}"
-        # `from layoutgemm import matmul` asks by importlib's hasattr, and would drop the text of an AttributeError.
+        # `from layoutgemm import matmul` calls importlib's hasattr, which would drop the text of an AttributeError.
         if sys._getframe(1).f_code.co_name == "_handle_fromlist":
             raise ModuleNotFoundError(said, name="torch") from None
         raise AttributeError(said, name=name, obj=sys.modules[__name__]) from None
@@ -101,7 +101,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_LATER})
 
 
-# What a star import brings, at a prompt: all but the names that need torch, which takes seconds to load.
+# The names of a star import at a prompt: all but those that need torch, which takes seconds to load.
 __all__ = [
     "ComposedLayout",
     "CounterExample",

@@ -1,4 +1,4 @@
-"""`python -m layoutgemm`: the command line, where its script is not on the path."""
+"""`python -m layoutgemm`: the command line without its script on the path."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What each GPU architecture has, as frozen facts, each with its source.
+"""Facts of each GPU architecture, frozen, each with its source.
 
 Sources, named once: [PG] CUDA C++ Programming Guide, appendix "Compute Capabilities", table "Technical Specifications
 per Compute Capability"; [PTX] PTX ISA, the section of the instruction named; [TUNE] the architecture's tuning guide.
@@ -60,13 +60,13 @@ class Arch:
     smem_bank_bytes: int = 4
 
     def require(self, feature: str, why: str) -> None:
-        """Raise PlanError when this architecture lacks an instruction family, saying which ones have it."""
+        """Raise PlanError, with the architectures that have it, if this one lacks an instruction family."""
         if feature not in self.features:
             having = ", ".join(entry.name for entry in ARCHES.values() if feature in entry.features) or "none"
-            raise PlanError(f"{why} needs {feature}, which {self.name} has not; architectures with it: {having}")
+            raise PlanError(f"{why} needs {feature}, which {self.name} lacks; architectures with it: {having}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        # A mapping proxy does not pickle; the name is the whole identity of an architecture.
+        # A mapping proxy does not pickle; the name identifies an architecture.
         return (arch, (self.name,))
 
     def __hash__(self) -> int:
@@ -119,7 +119,7 @@ ARCHES: dict[str, Arch] = {
 
 
 def facts_of(target: str) -> Arch:
-    """The facts of the architecture in the table that a target of PTX is nearest to: of its own generation, or before.
+    """The facts of the nearest architecture to a PTX target, not a later generation.
 
     >>> facts_of("sm_103a").name, facts_of("sm_86").name, facts_of("sm_120f").name
     ('sm_100a', 'sm_80', 'sm_120a')
@@ -132,7 +132,7 @@ def facts_of(target: str) -> Arch:
     return max(below or [min(ARCHES.values(), key=lambda a: number(a.name))], key=lambda a: number(a.name))
 
 
-# Families by the names that people say. Blackwell means the data-center parts: others have no tensor memory.
+# Families by their common names. Blackwell means the data-center parts: others have no tensor memory.
 _FAMILIES = {"ampere": "sm_80", "hopper": "sm_90a", "blackwell": "sm_100a", "blackwell-geforce": "sm_120a"}
 
 
@@ -166,7 +166,7 @@ sm_100a or blackwell, sm_120a or blackwell-geforce
 
 
 def _written(name: Any) -> str:
-    """A name as the table has it, without a suffix if it has none: "sm_90" of "SM90", 90, (9, 0) and "9.0"."""
+    """A name in the table's spelling, without a suffix if it has none: "sm_90" of "SM90", 90, (9, 0) and "9.0"."""
     if isinstance(name, (tuple, list)) and len(name) == 2 and all(map(is_int, name)):
         return f"sm_{int(name[0])}{int(name[1])}"
     if is_int(name) and 0 < name < 1000:

@@ -1,10 +1,10 @@
-"""Arguments as callers give them: one conversion and one refusal for every entry point.
+"""Conversion and refusal of callers' arguments, for every entry point.
 
-A public function says by its annotations what it takes. `checked` reads them and converts each argument before the
-function sees it: NumPy's integers become ints, lists and `torch.Size` become tuples, at any depth. What an annotation
-does not allow (a bool, a float or a text where an integer is due) is refused with one message everywhere.
+A public function's annotations define its arguments. `checked` reads them and converts each argument before the
+function runs. NumPy's integers become ints, lists and `torch.Size` become tuples, at any depth. Other values (a bool, a
+float or a text where an integer is due) are refused with the same message everywhere.
 
-An annotation of `Any` is not looked at: the function converts such an argument itself, with `as_int`.
+An annotation of `Any` is not checked: the function converts such an argument itself, with `as_int`.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ IntTuple = int | tuple["IntTuple", ...]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-DEPTH = 64  # tuples inside one another: each level takes several of the 1000 calls that Python allows
+DEPTH = 64  # levels of nested tuples: each level takes several of the 1000 calls that Python allows
 MAX_BITS = 4096  # of an integer: far more than any size or address has, and Python prints it
 _DIGITS = 40  # of an integer in a message
 _TEXT = 160  # characters of another value in a message
 _REFUSED: Any = object()
-# Functions that take these read them with more to say than that they are none: `Operand.parse`, `Gated.of`.
+# Functions that take these read them with better error messages: `Operand.parse`, `Gated.of`.
 _READ_ELSEWHERE = frozenset({"Operand", "Epilogue", "Gated", "Promoted"})
-# name of a class -> the function that makes one of what callers write, and says what is nearest: `dtype`, `arch`
+# class name -> its reader of callers' values, which names the nearest in a refusal: `dtype`, `arch`
 _MAKERS: dict[str, Callable[[Any], Any]] = {}
 
 
 def read_by(kind: type, maker: Callable[[Any], Any]) -> None:
-    """From now on an annotation of `kind` takes whatever `maker` takes.
+    """Let an annotation of `kind` take every value that `maker` takes.
 
     `maker` returns an instance of `kind` as it is, and raises a LayoutError for what it cannot read.
     """
@@ -46,7 +46,7 @@ def read_by(kind: type, maker: Callable[[Any], Any]) -> None:
 
 
 def is_int(x: Any) -> TypeGuard[int]:
-    """Whether `x` is an integer: any `numbers.Integral`, such as an int or a NumPy integer, except a bool.
+    """True for an integer: any `numbers.Integral`, such as an int or a NumPy integer, except a bool.
 
     >>> import numpy as np
     >>> is_int(4), is_int(np.uint8(4)), is_int(True), is_int(np.array(4)), is_int(4.0)
@@ -56,7 +56,9 @@ def is_int(x: Any) -> TypeGuard[int]:
 
 
 def shown(x: Any) -> str:
-    """A value as a message shows it: its repr, of a bounded length, for any size of integer and depth of nesting.
+    """A value as shown in a message: its repr, of bounded length.
+
+    Works for any size of integer and depth of nesting.
 
     >>> shown(64), shown("4"), shown(10**99)
     ('64', "'4'", 'an integer of 329 bits')
@@ -71,7 +73,7 @@ def shown(x: Any) -> str:
 
 
 def refusal(x: Any, what: str, wanted: str) -> str:
-    """The one message for an argument that its parameter does not take.
+    """The common message for an argument that its parameter does not take.
 
     >>> refusal(4.0, "n of wgmma", "an integer")
     'n of wgmma must be an integer, not 4.0 (float)'
@@ -87,7 +89,7 @@ def refusal(x: Any, what: str, wanted: str) -> str:
 def as_int(
     x: Any, what: str, error: type[LayoutError] = LayoutError, least: int | None = None, most: int | None = None
 ) -> int:
-    """`x` as a Python int in least..most. Raises `error`, which names it by `what`.
+    """`x` as a Python int in least..most. Raises `error`, which calls it `what`.
 
     >>> import numpy as np
     >>> as_int(np.int64(64), "N"), as_int(7, "M", least=1)
@@ -112,9 +114,9 @@ def as_int(
 
 
 def as_number(x: Any, what: str, error: type[LayoutError] = LayoutError) -> Any:
-    """An integer as a Python int, or what computes like one: a symbol, a traced value, an array of them.
+    """An integer as a Python int; a symbol, traced value or array unchanged.
 
-    Raises `error` for built-in values that are no integers, and for objects without `%`.
+    Raises `error` for built-in values other than integers, and for objects without `%`.
 
     >>> import numpy as np
     >>> as_number(np.int8(4), "a tile"), as_number(np.arange(3), "tiles")
@@ -133,9 +135,9 @@ def as_number(x: Any, what: str, error: type[LayoutError] = LayoutError) -> Any:
 
 
 def plain(x: Any) -> Any:
-    """An argument of any kind as the library works with it: integers as ints, lists of integers as tuples.
+    """An argument with integers as ints and lists of integers as tuples.
 
-    Everything else stays as it is, for the caller to judge: bools, floats, strings, objects, lists that hold them.
+    Everything else stays unchanged, for the caller to judge: bools, floats, strings, objects, lists that hold them.
     Raises LayoutError for integers of more than MAX_BITS bits, and for tuples that nest deeper than DEPTH.
 
     >>> import numpy as np
@@ -152,7 +154,7 @@ def _plain(x: Any, level: int) -> Any:
         return as_int(x, "an argument")
     if isinstance(x, (tuple, list)) and not hasattr(x, "_fields"):
         if level >= DEPTH:
-            raise LayoutError(f"an argument nests more than {DEPTH} tuples in one another")
+            raise LayoutError(f"an argument nests tuples more than {DEPTH} deep")
         parts = [_plain(part, level + 1) for part in x]
         if x.__class__ is not tuple and all(part.__class__ is int or part.__class__ is tuple for part in parts):
             return tuple(parts)
@@ -164,8 +166,8 @@ def _plain(x: Any, level: int) -> Any:
 # ---------------------------------------------------------------- what an annotation takes
 
 
-class _Reader(NamedTuple):
-    """How an annotation reads an argument.
+class _AnnotationReader(NamedTuple):
+    """The reader of an annotation's arguments.
 
     read     the converted argument, or _REFUSED
     wanted   the annotation in words, for the message
@@ -184,7 +186,7 @@ def _int(x: Any) -> Any:
 
 
 def _bool(x: Any) -> Any:
-    # NumPy's bool is no subclass of bool, and this module does not import NumPy.
+    # NumPy's bool is not a subclass of bool, and this module does not import NumPy.
     return x if x.__class__ is bool else bool(x) if type(x).__name__ in ("bool", "bool_") else _REFUSED
 
 
@@ -195,7 +197,7 @@ def _float(x: Any) -> Any:
 
 
 def _int_tuple(x: Any, level: int = 0) -> Any:
-    """Nested integers. An entry that is no built-in value (a symbol) is the function's to judge."""
+    """Nested integers. The function judges an entry of another type, such as a symbol."""
     if isinstance(x, (tuple, list)):
         if level >= DEPTH:
             return _REFUSED
@@ -204,8 +206,8 @@ def _int_tuple(x: Any, level: int = 0) -> Any:
     return _int(x) if is_int(x) or x is None or isinstance(x, (bool, float, complex, str, bytes, dict, set)) else x
 
 
-def _entries(entry: _Reader | None, count: int | None) -> Callable[[Any], Any]:
-    """Reads a tuple or list (or range) of `count` entries, any number if None."""
+def _entries(entry: _AnnotationReader | None, count: int | None) -> Callable[[Any], Any]:
+    """A reader of a tuple, list or range of `count` entries; None: any number."""
 
     def read(x: Any) -> Any:
         if not isinstance(x, (tuple, list, range)) or (count is not None and len(x) != count):
@@ -220,8 +222,8 @@ def _entries(entry: _Reader | None, count: int | None) -> Callable[[Any], Any]:
     return read
 
 
-def _fixed(entries: Sequence[_Reader | None]) -> Callable[[Any], Any]:
-    """Reads a tuple or list of exactly these entries."""
+def _fixed(entries: Sequence[_AnnotationReader | None]) -> Callable[[Any], Any]:
+    """A reader of a tuple or list of exactly these entries."""
 
     def read(x: Any) -> Any:
         if not isinstance(x, (tuple, list)) or len(x) != len(entries):
@@ -232,7 +234,7 @@ def _fixed(entries: Sequence[_Reader | None]) -> Callable[[Any], Any]:
     return read
 
 
-def _mapping(value: _Reader | None) -> Callable[[Any], Any]:
+def _mapping(value: _AnnotationReader | None) -> Callable[[Any], Any]:
     def read(x: Any) -> Any:
         if not isinstance(x, Mapping):
             return _REFUSED
@@ -244,7 +246,7 @@ def _mapping(value: _Reader | None) -> Callable[[Any], Any]:
     return read
 
 
-def _union(members: Sequence[_Reader]) -> Callable[[Any], Any]:
+def _union(members: Sequence[_AnnotationReader]) -> Callable[[Any], Any]:
     def read(x: Any) -> Any:
         for member in members:
             if (taken := member.read(x)) is not _REFUSED:
@@ -258,12 +260,12 @@ def _instance(kind: type) -> Callable[[Any], Any]:
     return lambda x: x if isinstance(x, kind) else _REFUSED
 
 
-_SIMPLE: dict[Any, _Reader] = {
-    int: _Reader(_int, "an integer"),
-    bool: _Reader(_bool, "True or False"),
-    float: _Reader(_float, "a number"),
-    str: _Reader(_instance(str), "a string"),
-    types.NoneType: _Reader(_instance(types.NoneType), "None"),
+_SIMPLE: dict[Any, _AnnotationReader] = {
+    int: _AnnotationReader(_int, "an integer"),
+    bool: _AnnotationReader(_bool, "True or False"),
+    float: _AnnotationReader(_float, "a number"),
+    str: _AnnotationReader(_instance(str), "a string"),
+    types.NoneType: _AnnotationReader(_instance(types.NoneType), "None"),
 }
 
 
@@ -277,8 +279,8 @@ def _plural(wanted: str) -> str:
     return f"{noun}s" if article in ("a", "an") and " " not in noun else f"entries that are {wanted}"
 
 
-def _reader(hint: Any) -> _Reader | None:
-    """How the annotation reads an argument; None if it is not looked at."""
+def _reader(hint: Any) -> _AnnotationReader | None:
+    """The reader of an annotation's arguments; None for an annotation without a check."""
     if hint in (Any, object) or isinstance(hint, (TypeVar, str)):
         return None
     if hint is None:
@@ -286,61 +288,61 @@ def _reader(hint: Any) -> _Reader | None:
     if hint in _SIMPLE:
         return _SIMPLE[hint]
     if hint == IntTuple:
-        return _Reader(_int_tuple, "an integer or a tuple of them")
+        return _AnnotationReader(_int_tuple, "an integer or a tuple of them")
     origin, parameters = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         return _union_reader(parameters)
     if origin is typing.Literal:
-        return _Reader(lambda x: x if x in parameters else _REFUSED, " or ".join(map(repr, parameters)))
+        return _AnnotationReader(lambda x: x if x in parameters else _REFUSED, " or ".join(map(repr, parameters)))
     if origin is tuple and parameters and parameters[-1] is not Ellipsis:
         entries = [_reader(each) for each in parameters]
         alike = len(set(parameters)) == 1 and entries[0] is not None
         nouns = _plural(entries[0].wanted) if alike and entries[0] else "entries"
-        return _Reader(_fixed(entries), f"{len(entries)} {nouns}")
+        return _AnnotationReader(_fixed(entries), f"{len(entries)} {nouns}")
     if origin is tuple or origin in (list, Sequence, Collection, Iterable):
         entry = _reader(parameters[0])
         if origin is not tuple and entry is None:
             return None  # any sequence of anything, an array too
-        return _Reader(_entries(entry, None), f"a tuple of {_plural(entry.wanted) if entry else 'entries'}")
+        return _AnnotationReader(_entries(entry, None), f"a tuple of {_plural(entry.wanted) if entry else 'entries'}")
     if origin in (dict, Mapping):
         value = _reader(parameters[1])
-        return _Reader(_mapping(value), f"a dict of {_plural(value.wanted)}" if value else "a dict")
+        return _AnnotationReader(_mapping(value), f"a dict of {_plural(value.wanted)}" if value else "a dict")
     if origin is Callable or hint is Callable:
-        return _Reader(lambda x: x if callable(x) else _REFUSED, "a function")
+        return _AnnotationReader(lambda x: x if callable(x) else _REFUSED, "a function")
     kind = origin if isinstance(origin, type) else hint
     if isinstance(kind, type) and kind.__name__ in _MAKERS:
-        return _Reader(_MAKERS[kind.__name__], f"a {kind.__name__}")
+        return _AnnotationReader(_MAKERS[kind.__name__], f"a {kind.__name__}")
     if not isinstance(kind, type) or getattr(kind, "_is_protocol", False) or kind.__name__ in _READ_ELSEWHERE:
         return None
     article = "an" if kind.__name__[:1] in "AEIOU" else "a"
-    return _Reader(_instance(kind), f"{article} {kind.__name__}")
+    return _AnnotationReader(_instance(kind), f"{article} {kind.__name__}")
 
 
-def _union_reader(members: Sequence[Any]) -> _Reader | None:
+def _union_reader(members: Sequence[Any]) -> _AnnotationReader | None:
     nested = set(typing.get_args(IntTuple))
     if nested <= set(members):  # a union forgets that two of its members were an IntTuple
         members = [IntTuple, *[member for member in members if member not in nested]]
     made = [member for member in members if getattr(member, "__name__", "") in _MAKERS]
     if made and str in members:
-        return None  # the function reads the names itself, and may know more of them
-    # A maker raises where it cannot read, so it comes last.
+        return None  # the function reads the names itself, and may accept more of them
+    # A maker raises for unknown values, so it comes last.
     members = [*[member for member in members if member not in made], *made]
     readers = [_reader(member) for member in members]
     if any(each is None for each in readers):
         return None
     known = [each for each in readers if each is not None]
-    return _Reader(_union(known), " or ".join(dict.fromkeys(each.wanted for each in known)))
+    return _AnnotationReader(_union(known), " or ".join(dict.fromkeys(each.wanted for each in known)))
 
 
 class _NamedClass(type):
-    """A class of which only the name is known here, since type checkers alone import it."""
+    """A class known only by its name, imported by type checkers alone."""
 
     def __instancecheck__(cls, x: Any) -> bool:
         return any(each.__name__ == cls.__name__ for each in type(x).__mro__)
 
 
 class _Names(dict[str, Any]):
-    """The names that annotations of a module use; one that it does not import at run time is a class by its name."""
+    """Names in a module's annotations; a name without a run-time import is a class by name."""
 
     def __init__(self, module: Mapping[str, Any]) -> None:
         super().__init__(vars(__builtins__) if isinstance(__builtins__, types.ModuleType) else __builtins__)
@@ -360,7 +362,7 @@ def _resolved(annotation: Any, names: Mapping[str, Any]) -> Any:
 
 
 def checked(error: type[LayoutError] = LayoutError) -> Callable[[F], F]:
-    """A decorator: each argument is converted and checked by its parameter's annotation before the function runs.
+    """A decorator that converts and checks each argument by its parameter's annotation.
 
     Raises `error`, which names the parameter and the function.
 
@@ -383,7 +385,7 @@ def checked(error: type[LayoutError] = LayoutError) -> Callable[[F], F]:
         def readers() -> _Readers:  # at the first call, when the names that annotations use exist
             return _readers_of(function)
 
-        def take(x: Any, reader: _Reader, name: str) -> Any:
+        def take(x: Any, reader: _AnnotationReader, name: str) -> Any:
             taken = reader.read(x)
             if taken is _REFUSED:
                 raise error(refusal(x, f"{name} of {said}", reader.wanted))
@@ -406,11 +408,11 @@ def checked(error: type[LayoutError] = LayoutError) -> Callable[[F], F]:
 
 
 class _Readers(NamedTuple):
-    """The readers of a function's parameters: by place, by name, and of what `*args` takes."""
+    """The readers of a function's parameters: by position, by name, and for `*args`."""
 
-    positional: tuple[tuple[str, _Reader | None], ...]
-    by_name: dict[str, _Reader]
-    rest: _Reader | None
+    positional: tuple[tuple[str, _AnnotationReader | None], ...]
+    by_name: dict[str, _AnnotationReader]
+    rest: _AnnotationReader | None
 
 
 def _readers_of(function: Callable[..., Any]) -> _Readers:
@@ -429,11 +431,11 @@ def _readers_of(function: Callable[..., Any]) -> _Readers:
     return _Readers(tuple(positional), by_name, rest)
 
 
-_FIELDS: dict[type, list[tuple[str, _Reader]]] = {}
+_FIELDS: dict[type, list[tuple[str, _AnnotationReader]]] = {}
 
 
 def settle(value: Any, error: type[LayoutError] = LayoutError) -> None:
-    """Convert and check each field of a dataclass by its annotation: the first line of its `__post_init__`.
+    """Convert and check each field of a dataclass, as the first line of its `__post_init__`.
 
     Raises `error`, which names the field and the class.
     """
@@ -449,7 +451,7 @@ def settle(value: Any, error: type[LayoutError] = LayoutError) -> None:
             object.__setattr__(value, name, taken)
 
 
-def _field_readers(kind: type) -> list[tuple[str, _Reader]]:
+def _field_readers(kind: type) -> list[tuple[str, _AnnotationReader]]:
     out = []
     for base in reversed(kind.__mro__):
         names = _Names(vars(sys.modules[base.__module__]))

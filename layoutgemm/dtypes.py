@@ -1,8 +1,7 @@
-"""Number formats: how many bits an element has, and how a value becomes those bits.
+"""Number formats: the bits of an element, and the conversion between values and bits.
 
-Every format the atoms speak of is named here once; code asks for it by name with `dtype("bf16")`.
-Conversion to and from raw bits exists for all of them; a format narrower than a byte has each element in a byte of its
-own, in the low bits.
+Every format of the atoms is named here once; code gets it by name with `dtype("bf16")`. All convert to and from raw
+bits. An element of a format narrower than a byte is in the low bits of a byte of its own.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class DType:
     def bytes(self) -> int:
         """Bytes of one element; raises OperandError for formats narrower than a byte."""
         if self.bits % 8:
-            raise OperandError(f"{self.name} has {self.bits} bits, which is no whole number of bytes")
+            raise OperandError(f"{self.name} has {self.bits} bits, which is not a whole number of bytes")
         return self.bits // 8
 
     @property
@@ -54,13 +53,13 @@ class DType:
         return 2.0**-self.mantissa
 
     def encode(self, values: npt.ArrayLike) -> npt.NDArray[Any]:
-        """Values -> raw bits as unsigned integers of this width, rounded to nearest, ties to even.
+        """The raw bits of values: unsigned integers of this width, rounded to nearest even.
 
-        Float values beyond the range of a format of 16 bits or more become infinities, NaN stays NaN, as the hardware's
-        cvt.rn does. Formats of 8 bits or less saturate, as its cvt.rn.satfinite does: beyond the range, infinities
-        included, lies the largest finite value; NaN is the format's NaN (0x7f, ue8m0: 0xff), or the largest value where
-        it has none. Of an unsigned float format negative values raise OperandError, and so do integers outside an
-        integer format's range, naming the first one.
+        Floats beyond the range of a format of 16 bits or more become infinities, NaN stays NaN, as in the hardware's
+        cvt.rn. Formats of 8 bits or less saturate, as in cvt.rn.satfinite: values beyond the range, and infinities,
+        become the largest finite value. NaN becomes the format's NaN (0x7f, ue8m0: 0xff), or the largest value in a
+        format without one. Negative values of an unsigned float format raise OperandError, and so do integers outside
+        an integer format's range; the error names the first one.
 
         Source: PTX ISA, "cvt" and "Alternate Floating-Point Data Formats".
 
@@ -86,8 +85,10 @@ class DType:
         return self._encode_narrow(np.asarray(values, dtype=np.float64))
 
     def decode(self, bits: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Raw bits (unsigned integers of this width) -> values; exact: float32 for floats of 32 bits or less (bits that
-        the format has not are ignored), float64 for f64, an integer type of the format's width or of 8 bits else.
+        """The values of raw bits (unsigned integers of this width), exact.
+
+        The type is float32 for floats of 32 bits or less, whose excess bits are ignored, and float64 for f64. Integers
+        get the integer type of the format's width, of at least 8 bits.
 
         >>> dtype("bf16").decode(dtype("bf16").encode([1.0, 3.140625])).tolist()
         [1.0, 3.140625]
@@ -114,13 +115,13 @@ class DType:
 
     @property
     def storage(self) -> type[np.unsignedinteger[Any]]:
-        """The NumPy unsigned integer type that holds one element: of its width, or of 8 bits for narrower ones."""
+        """The NumPy unsigned integer type that stores one element, of at least 8 bits."""
         types: dict[int, type[np.unsignedinteger[Any]]] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
         return types[max(self.bits, 8)]
 
     def _encode_integers(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if values.dtype.kind not in "iu":
-            raise OperandError(f"{self.name} takes integers, not {values.dtype}: nothing is rounded to an integer")
+            raise OperandError(f"{self.name} takes integers, not {values.dtype}: values are not rounded to integers")
         half = 1 << self.bits - 1
         low, high = (-half, half - 1) if self.kind == "int" else (0, 2 * half - 1)
         outside = np.nonzero((values < low) | (values > high))
@@ -131,7 +132,7 @@ class DType:
         return (bits & np.uint64((1 << self.bits) - 1)).astype(self.storage)
 
     def _encode_narrow(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
-        """Nearest of the table of codes; both neighbours of a tie are there, and the even code wins."""
+        """The nearest code of the table. Both neighbours of a tie are there, and the even code wins."""
         table = _code_values(self.name).astype(np.float64)
         signed = not self.name.startswith("u")
         if not signed and (values < 0).any():
@@ -140,7 +141,7 @@ class DType:
         finite = positive[np.isfinite(positive)]
         size = np.abs(values)
         between = (finite[1:] + finite[:-1]) / 2
-        code = np.searchsorted(between, size)  # how many midpoints lie below: the tie itself goes down
+        code = np.searchsorted(between, size)  # the number of midpoints below: the tie itself goes down
         tie = between[np.minimum(code, len(between) - 1)] == size
         code = code + (tie & (code & 1 == 1))
         nan = 0xFF if self.name == "ue8m0" else 0x7F if self.bits == 8 else len(finite) - 1
@@ -155,10 +156,10 @@ class DType:
 
 
 def _rounded(values: npt.NDArray[Any], drop: int) -> npt.NDArray[np.uint32]:
-    """The upper 32 - drop bits of float32 words, rounded to nearest even, without rounding twice.
+    """The upper 32 - drop bits of float32 words, rounded to nearest even in one step.
 
-    A float64 first goes to float32 with the sticky bit kept (round to odd): rounding to nearest twice would turn ties
-    of the first rounding into wrong answers of the second.
+    A float64 first goes to float32 with the sticky bit kept (round to odd). Rounding to nearest twice would turn ties
+    of the first rounding into wrong results of the second.
     """
     if values.dtype != np.float32:
         wide = values.astype(np.float64)
@@ -177,8 +178,8 @@ def _rounded(values: npt.NDArray[Any], drop: int) -> npt.NDArray[np.uint32]:
     return np.where(nan, (word | np.uint32(0x400000)) >> amount, rounded)
 
 
-# Float formats of 8 bits or less: (bits of the exponent, bits of the mantissa, exponent bias, what the highest codes
-# are). OCP Microscaling Formats 1.0 and OCP 8-bit Floating Point 1.0; PTX ISA, "Alternate Floating-Point Data Formats".
+# Float formats of 8 bits or less: (bits of the exponent, bits of the mantissa, exponent bias, meaning of the highest
+# codes). OCP Microscaling Formats 1.0, OCP 8-bit Floating Point 1.0; PTX ISA, "Alternate Floating-Point Data Formats".
 _NARROW = {
     "e4m3": (4, 3, 7, "nan"),
     "e5m2": (5, 2, 15, "inf and nan"),
@@ -191,7 +192,7 @@ _NARROW = {
 
 @cache
 def _code_values(name: str) -> npt.NDArray[np.float32]:
-    """The value of every code of a float format of 8 bits or less; the top bit of ue4m3 says nothing."""
+    """The value of every code of a float format of 8 bits or less. ue4m3 ignores its top bit."""
     if name == "ue8m0":
         powers = np.ldexp(np.float64(1), np.arange(256) - 127)
         powers[255] = np.nan
@@ -238,7 +239,7 @@ _FORMATS = (
     DType("b1", 1, "uint"),
 )
 _BY_NAME = {entry.name: entry for entry in _FORMATS}
-# What other libraries call the same formats (torch, NumPy, the CUDA headers, the CuTe DSL).
+# Names of the same formats in other libraries (torch, NumPy, the CUDA headers, the CuTe DSL).
 _ALIASES = {
     "bfloat16": "bf16",
     "float16": "f16",
@@ -285,9 +286,10 @@ _ALIASES = {
 
 
 def dtype(name: str | DType | Any) -> DType:
-    """The format of that name, in any case; dtypes of torch, NumPy and the CuTe DSL are taken too.
+    """The format of a name, in any case, or of another library's dtype.
 
-    Raises OperandError for anything else, with the nearest names and all that exist.
+    Takes dtypes of torch, NumPy and the CuTe DSL. Raises OperandError for other values, with the nearest names and the
+    whole list.
 
     >>> dtype("bfloat16") is dtype("BF16"), dtype(np.float32).name, dtype("Float8E4M3FN").name
     (True, 'f32', 'e4m3')
@@ -302,7 +304,7 @@ e4m3, e5m2, e3m2, e2m3, e2m1, ue8m0, ue4m3, i64, i32, i16, i8, u64, u32, u16, u8
     if isinstance(name, str):
         text = name
     elif isinstance(name, (int, float, complex, bytes, tuple, list, dict, set)) or name is None:
-        text = ""  # their texts say nothing, and may be endless
+        text = ""  # their texts are useless, and may be endless
     else:  # a class or a dtype of NumPy, torch or JAX
         text = str(getattr(name, "__name__", None) or name)
     text = text.removeprefix("torch.").removeprefix("cutlass.").lower()

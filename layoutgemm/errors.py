@@ -1,8 +1,8 @@
-"""The errors of layoutgemm.
+"""The error types of layoutgemm.
 
 Every refusal is a `LayoutError`, which is a `ValueError`: an argument had no meaning, or the question has no answer of
-the kind asked for. The message carries the operands, the arithmetic that failed and, where there is one, the first
-coordinate at which it shows; the errors with more to say keep it in attributes, so that a program can read it too.
+the requested kind. The message has the operands, the arithmetic that failed and, if there is one, the first coordinate
+that shows it. Errors with more detail keep it in attributes, so a program can read it too.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ __all__ = [
 
 
 class LayoutError(ValueError):
-    """Base of every error that layoutgemm raises on purpose.
+    """The base of every error that layoutgemm raises on purpose.
 
-    `reason` is the message; `witness` is the first coordinate (or pair of coordinates) that shows it, or None.
+    `reason` is the message; `witness` is the first failing coordinate (or pair of coordinates), or None.
     """
 
     def __init__(self, reason: str = "", witness: Any = None) -> None:
@@ -48,7 +48,7 @@ class LayoutError(ValueError):
 
 
 def _printable(text: str) -> str:
-    """The text with an escape for each character that cannot be written: halves of surrogate pairs."""
+    """The text with an escape for each unprintable character: halves of surrogate pairs."""
     if text.isascii():
         return text
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -62,7 +62,9 @@ def _rebuild(cls: type[LayoutError], args: tuple[Any, ...], attributes: dict[str
 
 
 class CompositionError(LayoutError):
-    """No layout with the right operand's modes is the function `left(right(c))`, or none can be found within bounds.
+    """No layout is the composition, or none was found within bounds.
+
+    The composition is `left(right(c))`, with the modes of `right`.
 
     Attributes:
         left, right: the operands. mode: index of the mode of `right` that fails on its own, or None when each mode has
@@ -82,15 +84,15 @@ class CompositionError(LayoutError):
 
 
 class CoordinateError(LayoutError):
-    """A coordinate does not fit the shape: out of range, of another profile, or no integer."""
+    """A coordinate does not fit the shape: out of range, of another profile, or not an integer."""
 
 
 class SwizzleError(LayoutError):
-    """A swizzle's parameters or units have no meaning, or a change of unit would split what it moves as one."""
+    """Invalid swizzle parameters or units, or a change of unit that splits a moved piece."""
 
 
 class ParseError(LayoutError):
-    """Text is not the notation of a layout. `position` is the index of the first character that does not fit."""
+    """Text that is not a layout. `position` is the index of the first wrong character."""
 
     def __init__(self, reason: str = "", text: str = "", position: int = 0) -> None:
         super().__init__(reason + _pointer(text, position))
@@ -100,7 +102,7 @@ class ParseError(LayoutError):
 
 
 def _pointer(text: str, position: int, most: int = 100) -> str:
-    """Two lines: the text, or what of a long one lies around the position, and a caret under the position."""
+    """The text, or a long one's part around the position, with a caret below."""
     if not text:
         return ""
     start = max(0, min(position - most // 2, len(text) - most))
@@ -115,14 +117,14 @@ class AtomError(LayoutError):
 
 
 class DescriptorError(LayoutError):
-    """A matrix descriptor cannot say what the layout is."""
+    """A matrix descriptor cannot express the layout."""
 
 
 class TmaError(LayoutError):
-    """A tensor copy breaks a rule of the hardware.
+    """A TMA copy breaks a rule of the hardware.
 
-    Attributes: rule, the name of the rule in the table of rules; arithmetic, the numbers that break it; nearest, a
-    request that is close to this one and works (`atoms.tma_nearest.Nearest`), or None where none was found.
+    Attributes: rule, the name of the rule in the table of rules; arithmetic, the numbers that break it. nearest is a
+    similar request that works (`atoms.tma_nearest.Nearest`), or None if none was found.
     """
 
     def __init__(self, reason: str = "", witness: Any = None, rule: str = "", nearest: Any = None) -> None:
@@ -133,7 +135,7 @@ class TmaError(LayoutError):
 
 
 class BudgetError(LayoutError):
-    """More shared memory, registers or threads than the architecture has."""
+    """Shared memory, registers or threads exceed the architecture's limit."""
 
 
 class PlanError(LayoutError):
@@ -141,24 +143,24 @@ class PlanError(LayoutError):
 
 
 class OperandError(LayoutError):
-    """An array handed to a kernel has a type, device, size, stride or address that it cannot take."""
+    """An array that a kernel cannot take, by type, device, size, stride or address."""
 
 
 class TensorError(OperandError, RuntimeError):
-    """Tensors that torch itself would refuse, in torch's words: shapes, types or devices that do not meet."""
+    """Tensors that torch itself would refuse, with torch's message: mismatched shapes, types or devices."""
 
 
 class PtxError(LayoutError):
-    """PTX text that cannot be read, or that has an instruction which the emulator does not know."""
+    """Unreadable PTX text, or an instruction that the emulator does not support."""
 
 
 class EmulatorError(LayoutError):
-    """An emulated kernel did something that PTX leaves undefined or forbids; the message names the instruction."""
+    """An emulated kernel's error, or its use of undefined behaviour in PTX. The message names the instruction."""
 
 
 class RaceError(EmulatorError):
-    """Two accesses to one place, one of them a write, that nothing orders."""
+    """Two unordered accesses to one place, one of them a write."""
 
 
 class DeadlockError(EmulatorError):
-    """No thread can go on; the message says what each warp waits for."""
+    """A deadlock; the message lists the event that each warp waits for."""

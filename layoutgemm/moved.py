@@ -1,4 +1,4 @@
-"""Import paths of version 0.1.0's first files: each still works, and warns with the path to use instead.
+"""Old import paths, which still work and warn with the new path.
 
 `MODULES` maps a module's path below `layoutgemm` to where its code is now, `NAMES` single names that left a package.
 They go in version 0.2.
@@ -31,7 +31,7 @@ def warn(old: str, new: str, stacklevel: int) -> None:
 
 
 class CallableModule(ModuleType):
-    """A module that is called as the function of its name: `layoutgemm.tune` was both."""
+    """A module that is callable as its function of the same name: `layoutgemm.tune`."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Call the function that has the module's name."""
@@ -39,7 +39,7 @@ class CallableModule(ModuleType):
 
 
 class Package(ModuleType):
-    """A package that keeps a name of its own where a module of that name is imported by its old path."""
+    """A package that keeps its own name when a module of that name is imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (isinstance(value, CallableModule) and name in self.__dict__):
@@ -47,7 +47,7 @@ class Package(ModuleType):
 
 
 class OldModule(Loader):
-    """Loads an empty module at an old path, which looks its names up at the new one."""
+    """A loader of empty modules at old paths, which forward names to new paths."""
 
     def create_module(self, spec: ModuleSpec) -> None:
         """None: the import system makes the module."""
@@ -62,7 +62,7 @@ class OldModule(Loader):
 
 
 class OldPaths(MetaPathFinder):
-    """Finds modules by their old paths, after every other finder has failed."""
+    """A finder of modules by their old paths, after every other finder has failed."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """The spec of an old path, with a warning; None for any other name."""
@@ -74,7 +74,7 @@ class OldPaths(MetaPathFinder):
 
 
 def old_names(module: str, frames: int = 0) -> Callable[[str], Any]:
-    """A `__getattr__` for `module`: the names of the code that was there, from where it is now.
+    """A `__getattr__` for `module`: the old module's names, from their new places.
 
     frames  calls between the module's `__getattr__` and this one, for the warning's line
     """
@@ -85,7 +85,7 @@ def old_names(module: str, frames: int = 0) -> Callable[[str], Any]:
         home = NAMES.get((old, name)) or NAMES.get((home or "", name)) or home
         path = vars(sys.modules[module]).get("__path__", ())
         if path and PathFinder.find_spec(f"{module}.{name}", path):
-            home = None  # `from . import name` asks here first, and then imports the submodule
+            home = None  # `from . import name` calls this first, and then imports the submodule
         if home is not None and not name.startswith("__"):
             home, _, new = home.partition(":")
             new = new or name
@@ -98,7 +98,7 @@ def old_names(module: str, frames: int = 0) -> Callable[[str], Any]:
     return look_up
 
 
-# (old module, name) -> where it is now, with its new name behind a colon where that changed
+# (old module, name) -> its module now, with a new name after a colon
 NAMES = {
     ("", "AtomError"): "errors",
     ("", "BudgetError"): "errors",
@@ -207,6 +207,39 @@ NAMES = {
     ("torch_op.problem", "STRETCHED_IN_MAP"): "torch_op.solver",
     ("torch_op.problem", "padded_strides"): "torch_op.solver",
     ("torch_op.problem", "solve"): "torch_op.solver",
+    ("bench", "Verdict"): "bench.method:Accuracy",
+    ("bench_cublaslt", "Operand"): "bench.cublaslt:CublasLtMatrix",
+    ("bench_cublaslt", "Product"): "bench.cublaslt:CublasLtProduct",
+    ("doctor", "Finding"): "cli.doctor:ReportLine",
+    ("emulator.arguments", "Arrays"): "emulator.host.arguments:ArgumentMemory",
+    ("emulator.codegen", "Generator"): "emulator.ptx.codegen:CodeGenerator",
+    ("emulator.dsl_host", "Leaf"): "emulator.host.dsl_calls:CallValue",
+    ("emulator.host_types", "Mode"): "emulator.host.types:TensorMode",
+    ("emulator.machine", "Machine"): "emulator.machine.interpreter:PtxMachine",
+    ("emulator.memory", "Buffer"): "emulator.machine.memory:GlobalBuffer",
+    ("emulator.memory", "SharedMemory"): "emulator.machine.memory:CtaSharedMemory",
+    ("emulator.mutate", "Case"): "emulator.mutation.run:LaunchCase",
+    ("emulator.mutate", "Row"): "emulator.mutation.run:MutantOutcome",
+    ("emulator.ops.barrier", "Mbarrier"): "emulator.ops.barrier:EmulatedMbarrier",
+    ("emulator.ops.copy_async", "Copy"): "emulator.ops.copy.cp_async:CpAsyncCopy",
+    ("emulator.ops.fragments", "Fragment"): "emulator.ops.mma.fragments:RegisterFragment",
+    ("emulator.ops.held", "Held"): "emulator.ops.in_flight:InFlightRegister",
+    ("emulator.ops.memory", "Form"): "emulator.ops.memory:AccessForm",
+    ("emulator.ops.mma_sync", "Fragment"): "emulator.ops.mma.sync:WarpOperand",
+    ("emulator.ops.operands", "Read"): "emulator.ops.mma.operands:SharedOperandRead",
+    ("emulator.ops.tcgen05_mma", "Form"): "emulator.ops.tcgen05.mma:Tcgen05Operation",
+    ("emulator.ops.tensor_memory", "Places"): "emulator.ops.tcgen05.tmem:TmemCoordinates",
+    ("emulator.ops.tma", "Box"): "emulator.ops.copy.tma:TmaTransfer",
+    ("emulator.ops.wgmma", "Form"): "emulator.ops.mma.wgmma:WgmmaOperation",
+    ("emulator.ops.wgmma", "Product"): "emulator.ops.mma.wgmma:IssuedWgmma",
+    ("emulator.order", "Event"): "emulator.races.happens_before:MemoryEvent",
+    ("emulator.program", "Segment"): "emulator.ptx.program:CodeSegment",
+    ("emulator.ptx", "Instruction"): "emulator.ptx.parser:PtxInstruction",
+    ("emulator.ptx", "Kernel"): "emulator.ptx.parser:PtxKernel",
+    ("emulator.ptx", "Operand"): "emulator.ptx.parser:PtxOperand",
+    ("emulator.timeline", "Row"): "emulator.machine.timeline:TimelineRow",
+    ("emulator.trace", "Trace"): "emulator.mutation.trace:AccessTrace",
+    ("emulator.trace", "Traced"): "emulator.mutation.trace:TracingMachine",
 }
 
 MODULES = {

@@ -1,7 +1,7 @@
-"""A pytest plugin: a failed `assert a.equivalent(b)` shows both layouts, where they differ first, and both values.
+"""A pytest plugin that explains a failed `assert a.equivalent(b)`: both layouts, the first difference, both values.
 
-It is installed with the package and needs no setup. It looks only at assertions that failed on one of our verdicts.
-The fixture `emulate` runs a compiled kernel on the CPU and fails with the report on anything that is found:
+It is installed with the package and needs no setup. It only handles assertions that failed on a verdict of layoutgemm.
+The fixture `emulate` runs a compiled kernel on the CPU and fails with the report of any finding:
 
     def test_my_kernel(emulate):
         emulate(my_compiled, a, b, c)
@@ -24,7 +24,7 @@ _PARTS = "@py_assert"
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """Add a section to the report of a test whose assertion failed on one of our verdicts."""
+    """Add a section to the report of a test that failed on our verdict."""
     report = yield
     if call.excinfo is not None and call.excinfo.errisinstance(AssertionError):
         for verdict in failed_verdicts(call.excinfo.tb):
@@ -42,7 +42,7 @@ def emulate() -> Callable[..., Any]:
 
 
 def emulate_or_fail(compiled: Any, *args: Any, lint: bool = False, **options: Any) -> Any:
-    """Run it; the test fails with the report when anything is found."""
+    """Run the kernel; the test fails with the report of any finding."""
     from .emulator import api
 
     call = api.emulate_ptx if isinstance(compiled, (str, Path)) else api.emulate
@@ -53,16 +53,17 @@ def emulate_or_fail(compiled: Any, *args: Any, lint: bool = False, **options: An
 
 
 def explanation(verdict: CounterExample | Undecided) -> str:
-    """The two layouts that were compared, one under another, then what refutes them or why nothing decided."""
+    """Both layouts, one per line, then the counterexample or the reason for no decision."""
     names = ("left: ", "right:") if len(verdict.between) == 2 else ()
     lines = [f"{name} {layout}" for name, layout in zip(names, verdict.between, strict=False)]
     return "\n".join([*lines, verdict.explain()])
 
 
 def failed_verdicts(traceback: TracebackType | None) -> list[Any]:
-    """The CounterExample and Undecided values in the assertion that raised, in the order of their evaluation.
+    """The CounterExample and Undecided values in a failed assertion, in evaluation order.
 
-    Those of the assertion's expression; where it holds none, as in `assert verdict`, those in variables of the test.
+    They come from the assertion's expression. If it holds none, as in `assert verdict`, they come from variables of the
+    test.
     """
     if traceback is None:
         return []

@@ -1,4 +1,4 @@
-"""What a check says: a statement, whether it holds, by which method, and the first counterexample when it does not."""
+"""The result of a check: statement, verdict, method, and first counterexample."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Report:
         return tuple(check for check in self.checks if not check)
 
     def require(self) -> Report:
-        """Return the report, or raise PlanError with every failure when one does not hold."""
+        """Return the report, or raise PlanError with every failed check."""
         if self.failures:
             raise PlanError("the plan does not hold:\n" + "\n".join(str(check) for check in self.failures))
         return self

@@ -1,4 +1,4 @@
-"""What all tests share: markers that skip with a reason, hypothesis profiles, golden files."""
+"""Shared test setup: markers that skip with a reason, hypothesis profiles, golden files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def missing_gpu() -> str | None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What is there by now stays to the end, and looking for garbage among it took a twentieth of a run."""
+    """Freeze the garbage collector: existing objects stay, and scanning them took 5% of a run."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

@@ -1,10 +1,10 @@
-"""Runs programs in children of one process that has imported what most of them import: a fork for each.
+"""A server that runs programs in forks of one process with the common imports.
 
     python program_server.py MODULE...
 
-Imports the modules that are there. Then each line of standard input is a JSON list [path, folder, file]: the program at
-`path` runs in `folder` as `python path` would run it there, with a namespace of its own; its output goes to `file`, its
-errors to `file`.err. The answer is two lines: the child's process id, and its exit status when it has ended.
+It imports the modules that are there. Then each line of standard input is a JSON list [path, folder, file]. The program
+at `path` runs in `folder` as `python path` would run it there, with a namespace of its own. Its output goes to `file`,
+its errors to `file`.err. The answer is two lines: the child's process id, and its exit status at its end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the seconds of a run of tests go: a table of parts at the end, summed over the workers.
+"""The processor seconds of a test run by part, as a table at the end.
 
     python -m pytest -p tests.seconds ...
 
@@ -41,7 +41,7 @@ PARTS = {
         "reading PTX, and generating code from it",
         ["layoutgemm.emulator.ptx.parser:parse", "layoutgemm.emulator.ptx.program:Program.__init__"],
     ),
-    "run": ("emulating", ["layoutgemm.emulator.machine.interpreter:Machine.run"]),
+    "run": ("emulating", ["layoutgemm.emulator.machine.interpreter:PtxMachine.run"]),
     "order": ("looking for races, meanwhile", ["layoutgemm.emulator.races.happens_before:Shadow.access"]),
     "tests": ("the tests' own work", []),
     "collect": ("collecting the tests, before the first", []),
@@ -51,7 +51,7 @@ LATE = {"cutlass": {"compile": "cutlass.base_dsl.compiler:CompileCallable._compi
 
 
 def used() -> float:
-    """Seconds of processors that this process has used, and those that it started and waited for."""
+    """Processor seconds of this process and of the ended processes that it started."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + ended.ru_utime + ended.ru_stime
 
@@ -99,7 +99,7 @@ CLOCK = Clock("collect")
 
 
 def wrap(part: str, place: str) -> None:
-    """Charge the function at "module:name" to a part, under every name that a module of ours has for it."""
+    """Charge the function at "module:name" to a part, under each name in our modules."""
     module, _, path = place.partition(":")
     *outer, name = path.split(".")
     owner: Any = functools.reduce(getattr, outer, importlib.import_module(module))

@@ -27,8 +27,8 @@ def test_matrix_instruction_families():
     assert having == {"mma.sync": list(ARCHES), "wgmma": ["sm_90a"], "tcgen05": ["sm_100a"]}
 
 
-def test_require_names_who_has_it():
-    with pytest.raises(PlanError, match="this kernel needs wgmma, which sm_80 has not; architectures with it: sm_90a"):
+def test_require_names_the_architectures_that_have_it():
+    with pytest.raises(PlanError, match="this kernel needs wgmma, which sm_80 lacks; architectures with it: sm_90a"):
         arch("sm_80").require("wgmma", "this kernel")
 
 

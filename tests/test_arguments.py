@@ -1,7 +1,7 @@
-"""Integers and tuples mean the same at every entry point, and everything else is refused with one message.
+"""Integers and tuples mean the same at every entry point; other values are refused alike.
 
-Each row is a call and arguments that it takes. Every argument is given again as what must mean the same, and as what
-means nothing: the first has to give an equal answer, the second a LayoutError.
+Each row is a call and arguments that it takes. Every argument is replaced by equivalent values, which must give an
+equal answer, and by meaningless values, which must raise a LayoutError.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Subclass(int):
 
 
 def alike(x: Any) -> Iterator[Any]:
-    """What means the same as an integer or a tuple of integers."""
+    """Values that mean the same as an integer or a tuple of integers."""
     if isinstance(x, tuple):
         yield from (list(x), torch.Size(x), tuple(np.int64(y) for y in x), [np.int32(y) for y in x])
         yield collections.namedtuple("Extent", [f"d{i}" for i in range(len(x))])(*x)
@@ -164,7 +164,7 @@ def alike(x: Any) -> Iterator[Any]:
 
 
 def meaningless(x: Any) -> Iterator[Any]:
-    """What is no integer, and no tuple of integers."""
+    """Values that are neither an integer nor a tuple of integers."""
     yield from (True, np.bool_(True), 1.0, float("nan"), np.float32(2), "4", b"4", {}, {4}, object(), 1j, len)
     yield from (np.array([4.5]), torch.tensor([4.5, 8.0]), 10**5000, -(10**5000), -(10**30))
     if isinstance(x, tuple):
@@ -184,7 +184,7 @@ def equal(a: Any, b: Any) -> bool:
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("call, arguments", ENTRIES)
-def test_integers_are_taken_alike(call: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def test_equivalent_integers_give_equal_answers(call: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     right = call(*arguments)
     for i, argument in enumerate(arguments):
         for other in alike(argument):
@@ -193,7 +193,7 @@ def test_integers_are_taken_alike(call: Callable[..., Any], arguments: tuple[Any
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("call, arguments", ENTRIES)
-def test_what_is_no_integer_is_refused(call: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def test_other_values_than_integers_are_refused(call: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     for i, argument in enumerate(arguments):
         for bad in meaningless(argument):
             try:
@@ -204,7 +204,7 @@ def test_what_is_no_integer_is_refused(call: Callable[..., Any], arguments: tupl
                 raise AssertionError(f"argument {i} = {shown(bad)} gives {shown(answer)}")
 
 
-def test_the_one_message() -> None:
+def test_the_common_message() -> None:
     for call, message in (
         (lambda: wgmma(64.0), "n of wgmma must be an integer, not 64.0 (float)"),
         (lambda: wgmma("64"), "n of wgmma must be an integer, not '64' (str)"),
@@ -220,7 +220,7 @@ def test_the_one_message() -> None:
 
 
 def test_values_of_a_dict_are_converted() -> None:
-    """In an integer of NumPy the sum of the parts would be computed with its width, and wrap."""
+    """A NumPy integer would compute the sum of the parts with its width, and wrap."""
     parts = {"a": np.uint8(200), "b": np.uint8(100)}
     assert "300 bytes" in checks.shared_memory(HOPPER, parts).statement
     assert checks.registers(HOPPER, 128, {"a": np.uint8(200), "b": np.uint8(100)}).witness == (

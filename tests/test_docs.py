@@ -1,6 +1,6 @@
 """The documentation is true: its examples run, its commands, links and pages exist, its pictures and tables are made.
 
-Pages are held to the rules of tests/test_readme.py. `make docs` is run by the slow test at the end.
+Pages follow the rules of tests/test_readme.py. The slow test at the end runs `make docs`.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def test_a_notebook_becomes_a_page() -> None:
     assert "not equivalent at M=64, N=2: (1,0) gives 2 and 1" in page
 
 
-def test_what_is_wrong_is_seen() -> None:
+def test_wrong_pages_are_found() -> None:
     with pytest.raises(ValueError, match="ends in an expression"):
         fences.evaluate("x = 1")
     with pytest.raises(ValueError, match="SVG document"):
@@ -207,7 +207,7 @@ def not_made(modules: set[str]) -> list[str]:
 
 
 def test_pages_need_nothing_but_the_docs_extra() -> None:
-    """`make docs` makes a new environment, which has neither torch nor the CuTe DSL, nor what the tests need."""
+    """`make docs` makes a new environment without torch, the CuTe DSL and the tests' packages."""
     modules = installed_by("docs")
     assert {"numpy", "sympy", "mpmath"} <= modules
     assert not modules & {"torch", "cutlass", "pytest", "hypothesis", "scipy", "nbclient"}

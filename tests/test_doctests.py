@@ -1,4 +1,4 @@
-"""Every example in a docstring of the package, and of the programs that measure, gives what it says."""
+"""Every docstring example of the package and the benchmarks gives its stated output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert runner.failures == 0, "\n" + "".join(report)
 
 
-def test_a_wrong_example_is_seen() -> None:
+def test_a_wrong_example_fails() -> None:
     report: list[str] = []
     runner = doctest.DocTestRunner()
     runner.run(doctest.DocTestParser().get_doctest(">>> 6 * 7\n43\n", {}, "planted", None, None), out=report.append)

@@ -87,7 +87,7 @@ def test_names_aliases_and_unknown():
 
 
 def value_of(name: str, code: int) -> float:
-    """What a code stands for, field by field."""
+    """The value of a code, field by field."""
     if name == "ue8m0":
         return float("nan") if code == 255 else 2.0 ** (code - 127)
     exponent_bits, mantissa_bits = int(name[-3]), int(name[-1])

@@ -1,7 +1,7 @@
-"""Who may import whom, by folder; which packages stay where; and the checker itself is checked.
+"""Import rules by folder, confined packages, and tests of the checker itself.
 
-A folder imports its own row of `ROWS` and the rows above it. An arrow down, an inner import, a circle of files: what
-there is of them is counted here, and the counts may only fall.
+A folder imports its own row of `ROWS` and the rows above it. Exceptions (an arrow down, an inner import, a circle of
+files) are counted here, and the counts may only fall.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def direction(importer: str, target: str) -> str | None:
 
 
 def confined_to(folder: str, places: tuple[str, ...]) -> bool:
-    """Whether a folder is one of these places or inside of one."""
+    """True if a folder is one of these places or inside one."""
     patterns = [re.escape(place).replace(r"\*", "[^/]+") for place in places]
     return any(re.fullmatch(rf"{pattern}(/.*)?" if pattern else "", folder) for pattern in patterns)
 
@@ -158,7 +158,7 @@ def package_violations(root: Path) -> Iterator[str]:
 
 
 def folder_violations(root: Path) -> Iterator[str]:
-    """Folders that are too full, families of files that should be a folder, files named as their folder."""
+    """Overfull folders, file families that should be folders, and files named as their folder."""
     package = root / PACKAGE
     for folder in sorted({path.parent for path in package.rglob("*.py")}):
         where = folder.relative_to(root).as_posix()
@@ -198,7 +198,7 @@ def test_the_tree_holds_the_rules() -> None:
 
 @functools.cache
 def heads_of(root: Path) -> dict[str, set[str]]:
-    """Of each folder of the package the first parts of the names that its files import."""
+    """First parts of the names that each folder's files import."""
     package, heads = root / PACKAGE, {}
     for path in sorted(package.rglob("*.py")):
         folder = path.parent.relative_to(package).as_posix().removeprefix(".")
@@ -207,7 +207,7 @@ def heads_of(root: Path) -> dict[str, set[str]]:
 
 
 def stale_rules(root: Path) -> Iterator[str]:
-    """Names in the rules that nothing in the tree has, and permissions that no file uses."""
+    """Names in the rules that do not exist in the tree, and unused permissions."""
     package = root / PACKAGE
     there = {path.stem if path.suffix == ".py" else path.name for path in package.iterdir()} - {"__pycache__"}
     yield from (f"ROWS names {name}, which does not exist" for name in sorted(set(ROW) - there))
@@ -224,7 +224,7 @@ def stale_rules(root: Path) -> Iterator[str]:
         yield from (f"{rule} names {name}, which does not exist" for name in names if not (folder / name).is_dir())
 
 
-def test_the_rules_name_what_exists() -> None:
+def test_the_rules_name_existing_folders() -> None:
     """A rule about a folder that is gone would hold for nothing."""
     found = list(stale_rules(ROOT))
     assert not found, "\n" + "\n".join(found)
@@ -241,7 +241,7 @@ STALE = [
 
 
 @pytest.mark.parametrize(("rule", "value", "message"), STALE)
-def test_a_rule_of_what_does_not_exist_is_found(
+def test_a_rule_without_a_folder_is_found(
     rule: str, value: object, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(globals(), rule, value)
@@ -312,7 +312,7 @@ def test_arrows_up_are_those_of_the_list() -> None:
     assert {path: names for path, names in found.items() if names} == {p: set(n) for p, (n, _) in ARROWS_UP.items()}
 
 
-def test_architectures_import_one_another_no_more_than_now() -> None:
+def test_imports_between_architectures_do_not_grow() -> None:
     kernels = ROOT / PACKAGE / "kernels"
     found = Counter()
     for i in all_imports():
@@ -423,14 +423,14 @@ def test_each_rule_catches_its_violation(tmp_path: Path, name: str, text: str, m
     ("names", "message"),
     [([f"file{i}" for i in range(21)], "21 files"), (["plan_a", "plan_b", "plan_c"], "3 files begin with plan_")],
 )
-def test_full_folders_and_families_are_seen(tmp_path: Path, names: list[str], message: str) -> None:
+def test_full_folders_and_families_are_found(tmp_path: Path, names: list[str], message: str) -> None:
     plant(tmp_path, {**GOOD, **{f"layoutgemm/atoms/{name}.py": "" for name in names}})
     (found,) = violations(tmp_path)
     assert message in found
 
 
 def fresh(code: str) -> str:
-    """What a new interpreter prints."""
+    """The output of a new interpreter."""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -1,4 +1,4 @@
-"""Every public name of the flat folders is still found at its old path, and the warning says where it is now."""
+"""Old paths of every public name still work, and warn with the new path."""
 
 from __future__ import annotations
 

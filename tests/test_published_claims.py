@@ -1,4 +1,4 @@
-"""What has been written about GEMM layouts on Hopper and Ampere, as theorems: proven, or refuted where it first fails.
+"""Published claims about GEMM layouts on Hopper and Ampere: proven, or refuted by a counterexample.
 
 Three documents are the sources: a guide to fast Hopper GEMMs (`guide`), a walkthrough of one Hopper kernel
 (`walkthrough`) and an Ampere example (`ampere`). Each test states a claim as it was published, in code, and what is
@@ -390,7 +390,7 @@ def test_c9_every_small_grid_and_the_rotation() -> None:
     ("m", "n", "published", "right"), [(64, 64, 32, 32), (128, 128, 65, 64), (128, 256, 87, "256/3")]
 )
 def test_c10_intensity_counts_bytes_into_shared_memory(m: int, n: int, published: int, right: int | str) -> None:
-    """FLOP of a tile for each byte that its k-slices of A and B bring in; K drops out. 65 and 87 are 64 and 85.33."""
+    """FLOP of a tile per byte of its k-slices; K drops out. 65 and 87 are 64 and 85.33."""
     for k in (16, 64, 128):
         assert Fraction(2 * m * n * k, 2 * (m * k + n * k)) == Fraction(right)
     assert (Fraction(right) == published) == (m == 64)
@@ -438,7 +438,7 @@ def test_boxes_cover_a_ragged_matrix_once() -> None:
     )
 
 
-def test_a_wrong_claim_is_seen() -> None:
+def test_a_wrong_claim_is_found() -> None:
     """The proofs above fail when the claim is broken: each mutant of the swizzle formula is refuted or undecided."""
     rows = dim("M")
     mutants: list[Callable[..., Any]] = [

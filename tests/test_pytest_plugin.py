@@ -36,7 +36,7 @@ def test_a_failed_equivalence_shows_layouts_coordinate_and_values(pytester):
     result.stdout.fnmatch_lines(shown)
 
 
-def test_so_does_a_failed_proof_with_symbols(pytester):
+def test_a_failed_proof_with_symbols_is_explained(pytester):
     result = run(
         pytester,
         """

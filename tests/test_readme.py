@@ -1,4 +1,4 @@
-"""What README.md says is true: its examples run, its commands, paths and extras exist.
+"""README.md is true: its examples run, and its commands, paths and extras exist.
 
 Fenced blocks are held to this:
     python, pycon   with `>>>` a doctest, else run as a program; all blocks of the file share one namespace
@@ -110,7 +110,8 @@ def layoutgemm(arguments: list[str]) -> subprocess.CompletedProcess[str]:
 
 @functools.cache
 def help_problem(subcommand: str) -> str | None:
-    """Why `layoutgemm SUBCOMMAND` is none: its --help exits 0, an unknown one 2. In this process: there are many."""
+    """The reason why `layoutgemm SUBCOMMAND` does not exist. Its --help exits 0, an unknown one 2. Runs in this
+    process, since there are many."""
     from layoutgemm.cli.main import main
 
     said = io.StringIO()
@@ -162,7 +163,7 @@ def command_problem(command: str, output: str = "", root: Path = ROOT) -> str | 
 
 
 def output_problem(command: str, output: str) -> str | None:
-    """Why the output shown under a command is not what the command prints (`...` being anything), or None."""
+    """The difference between shown and actual output (`...` matches anything), or None."""
     words = shlex.split(command, comments=True)
     arguments = ["demo"] if words == ["make", "demo"] else words[1:]
     if not output.strip():
@@ -218,7 +219,7 @@ def test_links(readme: str) -> None:
     assert not (problems := link_problems(readme)), "\n".join(problems)
 
 
-def test_a_wrong_example_is_seen() -> None:
+def test_a_wrong_example_fails() -> None:
     text = "```python\n>>> x = 6\n>>> x * 7\n42\n```\n\n```python\nassert x == 6\n```\n\n```python gpu\n1/0\n```\n"
     assert run_python(list(blocks(text)), frozenset({"gpu"})) == []
     assert "ZeroDivisionError" in run_python(list(blocks(text)))[0]
@@ -258,6 +259,6 @@ def test_console_blocks_are_read() -> None:
     assert "does not run" in (output_problem("make test", "all good") or "")
 
 
-def test_missing_links_are_seen() -> None:
+def test_missing_links_are_found() -> None:
     text = '[a](pyproject.toml) [b](absent.md#x) [c](https://example.org) <img src="absent.svg">'
     assert link_problems(text) == ["there is no file absent.md", "there is no file absent.svg"]

@@ -1,4 +1,4 @@
-"""Every program in the root folders layouts/, atoms/ and kernels/ runs as a reader would run it, and checks itself.
+"""Every program in the root folders layouts/, atoms/ and kernels/ runs and checks itself.
 
 A program prints what it checked and exits 0. It says what it needs beyond numpy and sympy in a line of its docstring,
 `Needs: dsl`, `Needs: torch` or `Needs: gpu` (several with commas); where that is absent it is skipped.
@@ -44,7 +44,7 @@ def absent(need: str) -> bool:
 
 
 def needs(path: Path) -> list[str]:
-    """What the program's docstring says it needs."""
+    """The requirements in the program's docstring."""
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     line = re.search(r"^Needs: *(.*?)\.?$", docstring, flags=re.MULTILINE)
     return [need.strip() for need in line[1].split(",")] if line else []

@@ -93,7 +93,7 @@ FEW = ("gated 1", "own 2", "grouped 0")
     "form", [form if form in FEW else pytest.param(form, marks=pytest.mark.slow) for form in FORMS]
 )
 def test_forms_in_the_emulator(form: str) -> None:
-    """What is solved, or planned, for a case is launched with the very arguments that a GPU gets."""
+    """Each solved or planned case is launched with the exact arguments of a GPU."""
     case = small(form, True, 90, batches=((), (3,) if form.startswith("grouped") else ()), out="none", config=SMALL)
     if form.startswith("gated"):
         case = replace(case, layouts=("row", "col"))

@@ -1,6 +1,6 @@
-"""Who is measured wherever torch is: torch.mm, and the algorithms that cuBLASLt's heuristic proposes.
+"""Contenders available wherever torch is: torch.mm and the algorithms that cuBLASLt's heuristic proposes.
 
-Each is a `Contender` that is prepared when its turn comes, so that one that is missing or broken is reported by name.
+Each is a `Contender` that is prepared when its turn comes. A missing or broken contender is then reported by name.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .cublaslt import CublasLt, Product
+from .cublaslt import CublasLt, CublasLtProduct
 from .method import Contender, Launch, Operands, Problem
 
 HEURISTICS = 12
-KEEP = {"cublasLt": 2, "quack": 2}  # of such a family, so many go on after the short round
+KEEP = {"cublasLt": 2, "quack": 2}  # algorithms of such a family that stay after the short round
 
 
 def each(function: Callable[[Any, Any, Any], object]) -> Callable[[Sequence[Operands]], list[Launch]]:
-    """`prepare` of a function that takes a, b, c and writes c."""
+    """The `prepare` function of a kernel that takes a, b, c and writes c."""
     return lambda sets: [functools.partial(function, *s) for s in sets]
 
 
 def torch_mm(problem: Problem) -> list[Contender]:
-    """What a torch user gets."""
+    """torch.mm: the product that a torch user gets."""
 
     def prepare(sets: Sequence[Operands]) -> list[Launch]:
         import torch
@@ -38,7 +38,7 @@ def _cublaslt() -> CublasLt:
 
 
 def cublaslt_version() -> str:
-    """Its number, or why there is none."""
+    """The version of cuBLASLt, or why it cannot be read."""
     try:
         return str(_cublaslt().version)
     except Exception as error:
@@ -46,7 +46,7 @@ def cublaslt_version() -> str:
 
 
 def cublaslt(problem: Problem) -> list[Contender]:
-    """Up to twelve algorithms, as many as cuBLASLt's heuristic proposes with 32 MB of workspace."""
+    """Up to twelve algorithms that cuBLASLt's heuristic proposes with 32 MB of workspace."""
     try:
         product = _cublaslt().product(problem.m, problem.n, problem.k, problem.b_major)
         found = product.algorithms(HEURISTICS)
@@ -55,7 +55,7 @@ def cublaslt(problem: Problem) -> list[Contender]:
     return [_algorithm(product, i, result) for i, result in enumerate(found)]
 
 
-def _algorithm(product: Product, index: int, result: Any) -> Contender:
+def _algorithm(product: CublasLtProduct, index: int, result: Any) -> Contender:
     def prepare(sets: Sequence[Operands]) -> list[Launch]:
         return [product.launch(result, *s) for s in sets]
 
@@ -63,7 +63,7 @@ def _algorithm(product: Product, index: int, result: Any) -> Contender:
 
 
 def broken(name: str, family: str, error: Exception) -> Contender:
-    """One that reports that error when its turn comes."""
+    """A contender that raises `error` when its turn comes."""
 
     def prepare(sets: Sequence[Operands]) -> list[Launch]:
         raise error

@@ -1,8 +1,8 @@
-"""cuBLASLt through ctypes: the algorithms its heuristic proposes for one product, each as a launch.
+"""cuBLASLt through ctypes: each algorithm that its heuristic proposes for a product, as a launch.
 
 The library is the one that torch has loaded. Numbers are those of cublasLt.h, library_types.h (cudaDataType_t) and
-cublas_api.h (cublasComputeType_t, cublasOperation_t); `tests/benchmarks/test_cublaslt.py` reads them out of the headers
-where those are installed.
+cublas_api.h (cublasComputeType_t, cublasOperation_t). `tests/benchmarks/test_cublaslt.py` compares them with the
+headers where those are installed.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ ALGO_CONFIG = {
 
 
 class MatmulAlgo(ctypes.Structure):
-    """cublasLtMatmulAlgo_t: 64 bytes, meant to be copied about."""
+    """cublasLtMatmulAlgo_t: 64 opaque bytes that may be copied."""
 
     _fields_ = (("data", c_uint64 * 8),)
 
 
 class HeuristicResult(ctypes.Structure):
-    """cublasLtMatmulHeuristicResult_t: an algorithm, its workspace, whether it is usable, waves of the grid."""
+    """cublasLtMatmulHeuristicResult_t: an algorithm, its workspace, its state, waves of the grid."""
 
     _fields_ = (
         ("algo", MatmulAlgo),
@@ -84,8 +84,8 @@ def loaded_library() -> str:
 
 
 @dataclass(frozen=True)
-class Operand:
-    """A column-major matrix as cuBLASLt sees it: op(stored), stored as rows x columns with a leading dimension."""
+class CublasLtMatrix:
+    """A column-major matrix as cuBLASLt sees it: op(stored)."""
 
     op: int
     rows: int
@@ -93,19 +93,19 @@ class Operand:
     leading: int
 
 
-def column_major(m: int, n: int, k: int, b_major: str) -> tuple[Operand, Operand, Operand]:
-    """First and second factor and result of C^T = B @ A^T, which is C = A @ B^T to one that counts columns first.
+def column_major(m: int, n: int, k: int, b_major: str) -> tuple[CublasLtMatrix, CublasLtMatrix, CublasLtMatrix]:
+    """The two factors and the result of C^T = B @ A^T, all column-major.
 
-    A row-major matrix is, read column-major, its transpose. So C (M x N) is N x M; A (M x K) is K x M, taken as it is;
-    B (N x K) is K x N, to be transposed, or, when N is contiguous, N x K as it is.
+    A row-major matrix read as column-major is its transpose. So C (M x N) becomes N x M, and A (M x K) becomes K x M
+    without an op. B (N x K) becomes K x N with op T, or N x K with op N where N is contiguous.
 
     >>> column_major(5, 7, 3, "k")[0]
-    Operand(op=1, rows=3, columns=7, leading=3)
+    CublasLtMatrix(op=1, rows=3, columns=7, leading=3)
     >>> column_major(5, 7, 3, "n")[0]
-    Operand(op=0, rows=7, columns=3, leading=7)
+    CublasLtMatrix(op=0, rows=7, columns=3, leading=7)
     """
-    b = Operand(CUBLAS_OP_T, k, n, k) if b_major == "k" else Operand(CUBLAS_OP_N, n, k, n)
-    return b, Operand(CUBLAS_OP_N, k, m, k), Operand(CUBLAS_OP_N, n, m, n)
+    b = CublasLtMatrix(CUBLAS_OP_T, k, n, k) if b_major == "k" else CublasLtMatrix(CUBLAS_OP_N, n, k, n)
+    return b, CublasLtMatrix(CUBLAS_OP_N, k, m, k), CublasLtMatrix(CUBLAS_OP_N, n, m, n)
 
 
 class CublasLt:
@@ -137,19 +137,19 @@ class CublasLt:
         self.call(name, byref(made), *arguments)
         return made
 
-    def product(self, m: int, n: int, k: int, b_major: str) -> Product:
-        """The product of these sizes, whose algorithms can be asked for."""
+    def product(self, m: int, n: int, k: int, b_major: str) -> CublasLtProduct:
+        """The product of these sizes, to ask for its algorithms."""
         factors = column_major(m, n, k, b_major)
         descriptor = self._made("cublasLtMatmulDescCreate", CUBLAS_COMPUTE_32F, CUDA_R_32F)
         for attribute, factor in zip((CUBLASLT_MATMUL_DESC_TRANSA, CUBLASLT_MATMUL_DESC_TRANSB), factors):
             op = c_int(factor.op)
             self.call("cublasLtMatmulDescSetAttribute", descriptor, attribute, byref(op), ctypes.sizeof(op))
         layouts = [self._made("cublasLtMatrixLayoutCreate", CUDA_R_16BF, f.rows, f.columns, f.leading) for f in factors]
-        return Product(self, descriptor, *layouts)
+        return CublasLtProduct(self, descriptor, *layouts)
 
 
 @dataclass(frozen=True)
-class Product:
+class CublasLtProduct:
     """One product's descriptors: B, A and C as `column_major` has them."""
 
     lt: CublasLt
@@ -159,7 +159,7 @@ class Product:
     c: c_void_p
 
     def algorithms(self, count: int) -> list[HeuristicResult]:
-        """The first `count` proposals of the heuristic that are usable, the one it likes best first."""
+        """The first `count` usable proposals of the heuristic, its favourite first."""
         lt = self.lt
         preference = lt._made("cublasLtMatmulPreferenceCreate")
         size = c_uint64(WORKSPACE_BYTES)

@@ -1,4 +1,4 @@
-"""What was measured on: the GPU, its driver, versions; and its clock and power while it runs."""
+"""Facts of the machine: GPU, driver and package versions; clock and power during a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def version(distribution: str) -> str | None:
 
 
 def facts() -> dict[str, Any]:
-    """Of torch's current GPU and of what is installed."""
+    """The facts of torch's current GPU and of the installed packages."""
     import torch
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -41,7 +41,7 @@ def facts() -> dict[str, Any]:
 
 
 def gpu_uuid() -> str:
-    """Of torch's current GPU, as NVML and nvidia-smi want it."""
+    """The UUID of torch's current GPU, as NVML and nvidia-smi take it."""
     import torch
 
     uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
@@ -59,13 +59,14 @@ def ask_smi(fields: str, gpu: str) -> list[str]:
 
 
 def sampler() -> tuple[str, Sampler | None]:
-    """How clock (MHz) and power (W) are read, and the reader: NVML through pynvml if it works, else nvidia-smi."""
+    """The method that reads clock (MHz) and power (W), and its sampler. NVML through pynvml if it works, else
+    nvidia-smi."""
     readers: tuple[tuple[str, Callable[[str], Sampler]], ...] = (("NVML", _nvml), ("nvidia-smi", _smi))
     for name, make in readers:
         try:
             read = make(gpu_uuid())
             read()
-        except Exception:  # not installed, refused, unknown to this driver: then the next one
+        except Exception:  # not installed, refused, or unknown to this driver: try the next one
             continue
         return name, read
     return "not read", None

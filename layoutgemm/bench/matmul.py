@@ -1,9 +1,8 @@
-"""What `layoutgemm bench` measures: `layoutgemm.matmul` on this machine's GPU against torch.mm and cuBLASLt.
+"""Measurements of `layoutgemm bench`: `layoutgemm.matmul` on this GPU against torch.mm and cuBLASLt.
 
-By the method of `bench`: random normal operands in rotation, correctness against float64 first, CUDA graphs, bursts in
-an order drawn anew each round. What runs is what a call of `matmul` would run for these operands, with the copies that
-it would make: the configuration that `layoutgemm.tune` has kept, or else what `kernels.sm90.choose.rules.choose`
-chooses.
+The method is that of `bench`: random normal operands in rotation, correctness against float64 first, then CUDA graphs
+timed in bursts in random order. A call of `matmul` on these operands runs the same kernel and makes the same copies.
+Its configuration is the one that `layoutgemm.tune` kept, else the choice of `kernels.sm90.choose.rules.choose`.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from .method import ROTATION_BYTES, Contender, CudaDevice, Device, Launch, Opera
 from .outcome import BASELINE, OURS, DeviceLost, Measured, Method, Outcome, measure
 
 NAME = "layoutgemm"
-MAX_SETS = 4096  # operand sets in rotation; more would be of products too small to be told from their launches
+MAX_SETS = 4096  # operand sets in rotation; products that need more are too small to time apart from their launches
 SUSTAINED_ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was measured of one product.
+    """The measurements of one product.
 
     kernel   matmul's, as its plan says; why it, and not another; copies of operands that matmul makes, as sentences.
              All empty where there is no kernel, which `outcome.failed` then says
@@ -38,12 +37,12 @@ class Comparison:
 
     @property
     def ours(self) -> Measured | None:
-        """Our measurement, None where it failed."""
+        """Our measurement, or None if it failed."""
         return self._of(NAME)
 
     @property
     def ratio(self) -> float | None:
-        """How many times as fast as torch.mm in bursts, None where one of the two was not measured."""
+        """torch.mm's burst time over ours; None where either is missing."""
         ours, theirs = self.ours, self._of(BASELINE)
         return None if ours is None or theirs is None else theirs.seconds / ours.seconds
 
@@ -52,9 +51,9 @@ class Comparison:
 
 
 def cuda_device(problem: Problem) -> tuple[CudaDevice, dict[str, Any]]:
-    """torch's current GPU, and what is worth knowing of it.
+    """torch's current GPU and its facts.
 
-    Raises PlanError where there is none, saying what can be done without, and OperandError where no kernel runs on it.
+    Raises PlanError without a GPU, with the commands that need none, and OperandError if no kernel runs on the GPU.
     """
     instead = (
         f"without one `layoutgemm plan {problem.m} {problem.n} {problem.k} -b bf16:col` derives and checks a kernel, "

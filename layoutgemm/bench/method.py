@@ -1,15 +1,15 @@
 """Measure GEMM kernels on a GPU: contenders, checked first, then timed in bursts and at sustained load.
 
-A GPU of this class is limited by power: what ran before changes the clock of what runs now, data of zeros draws less
-of it, and operands that fit in L2 skip DRAM. So:
+A GPU of this class is limited by power: earlier work changes the clock of later work. Data of zeros draws less power,
+and operands that fit in L2 skip DRAM. So:
 
 - every contender runs over the same sets of random normal operands, more than 240 MB in all, one set after the other;
-- it is checked before it is timed: against a float64 product within `error_bound`, and to the bit on a second run
-  and on the run that is timed;
-- what is timed is one CUDA graph of about 5 ms for each contender, between two events;
-- **burst**: in each round every contender once, in an order drawn anew, an idle gap of three times its time after it;
+- each is checked before it is timed, against a float64 product within `error_bound`;
+- each is also checked bit for bit against a second run and the timed run;
+- one CUDA graph of about 5 ms is timed for each contender, between two events;
+- **burst**: each round runs every contender once, in random order, then idles three times the contender's time;
   the figure is the median of the rounds, the spread their median absolute deviation;
-- **sustained**: one contender alone for 0.8 s, of which the second half counts, rounds drawn anew likewise.
+- **sustained**: one contender runs alone for 0.8 s, of which the second half counts, in random order as well.
 
     >>> p = Problem(4096, 14336, 4096)
     >>> p.sets, p.launches, round(p.tflops(600e-6), 1), round(p.gbs(600e-6))
@@ -65,12 +65,12 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions."""
+        """Floating-point operations: multiplications and additions."""
         return 2 * self.m * self.n * self.k
 
     @property
     def bytes(self) -> int:
-        """What must move at least: A and B read once, C written once, 2 bytes an element."""
+        """The least traffic, in bytes: A and B read once, C written once."""
         return 2 * (self.m * self.k + self.n * self.k + self.m * self.n)
 
     @property
@@ -80,23 +80,22 @@ class Problem:
 
     @property
     def launches(self) -> int:
-        """Launches a graph: about 5 ms by a rough model of an H200 (only the graph's length hangs on it), every set
-        equally often."""
+        """Launches per graph: about 5 ms by a rough model of an H200, every set equally often."""
         expected = max(self.flops / 750e12, self.bytes / 4.2e12) + 2e-6
         return self.sets * max(1, round(GRAPH_SECONDS / expected / self.sets))
 
     def tflops(self, seconds: float) -> float:
-        """Rate of arithmetic of one product in that time, in TFLOP/s."""
+        """TFLOP/s of one product that takes `seconds`."""
         return self.flops / seconds / 1e12
 
     def gbs(self, seconds: float) -> float:
-        """Rate of the bytes that must move, in GB/s."""
+        """GB/s of one product that takes `seconds`, of the least traffic."""
         return self.bytes / seconds / 1e9
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A kernel to be measured.
+    """A kernel to measure.
 
     prepare  takes the operand sets; gives one launch for each, which writes that set's C on torch's current stream
     family   whose kernels these are: a comparison keeps the best of a family
@@ -110,39 +109,39 @@ class Contender:
 
 
 class Load(NamedTuple):
-    """What the GPU reported while it ran: mean SM clock in MHz and power in W, None where it could not be read."""
+    """The mean SM clock (MHz) and power (W) during a run; None if unreadable."""
 
     clock_mhz: float | None
     power_w: float | None
 
 
 class Device(Protocol):
-    """Where contenders run: a GPU, or in tests a model of one."""
+    """A device that runs contenders: a GPU, or in tests a model of one."""
 
     def operands(self, problem: Problem, seed: int) -> list[Operands]:
         """problem.sets sets of random normal operands."""
 
     def record(self, launches: Sequence[Launch]) -> Replay:
-        """One unit of work that repeats these launches in order."""
+        """A recording of these launches, which a replay repeats in order."""
 
     def seconds(self, replay: Replay, times: int = 1) -> float:
-        """Time of that many replays back to back, on the device's own clock; waits for their end."""
+        """Seconds of `times` replays back to back, on the device's clock; waits for their end."""
 
     def idle(self, seconds: float) -> None:
         """Leave the device idle."""
 
     def settle(self) -> None:
-        """Wait until all work is done; raises when an earlier launch has broken the device."""
+        """Wait until all work is done; raise if an earlier launch has broken the device."""
 
     def watched(self, run: Callable[[], float]) -> tuple[float, Load]:
-        """Run, and what the device reported meanwhile."""
+        """The result of `run`, and the clock and power meanwhile."""
 
 
 # Correctness --------------------------------------------------------------------------------------------------------
 
 
-class Verdict(NamedTuple):
-    """How C differs from the float64 product: worst share of the bound, relative root mean square, same bits again."""
+class Accuracy(NamedTuple):
+    """Errors of C against float64: largest share of the bound, relative RMS, bitwise repeatability."""
 
     worst: float
     rms: float
@@ -150,7 +149,7 @@ class Verdict(NamedTuple):
 
     @property
     def fault(self) -> str:
-        """Why it does not pass, or an empty text. NaN never passes."""
+        """The reason why C fails, or "". NaN never passes."""
         if not self.worst <= 1.0:
             return f"wrong: an element of C is off by {self.worst:.3g} times the bound"
         if not self.rms <= RMS_BOUND:
@@ -162,12 +161,12 @@ RMS_BOUND = 4e-3
 
 
 def error_bound(exact: Any, k: int) -> Any:
-    """How far an element of a bf16 C may be from the float64 product of standard normal operands.
+    """Allowed error of each bf16 element of C against the float64 product.
 
-    2**-8 |exact| for the rounding to bf16, and 2**-7 sqrt(K), about a hundredth of an element's standard deviation: f32
-    accumulation stays far below it, and it admits libraries that round the partial sums of a split K to bf16. A lost
-    64-element block of K leaves sqrt(64) = 8, which passes nowhere; `RMS_BOUND` holds the whole of C (rounding once to
-    bf16 leaves 1.7e-3).
+    The operands are standard normal. The bound is 2**-8 |exact| for the rounding to bf16, plus 2**-7 sqrt(K), about a
+    hundredth of an element's standard deviation. f32 accumulation stays far below it, and libraries that round split-K
+    partial sums to bf16 pass. A lost 64-element block of K leaves sqrt(64) = 8, which fails everywhere. `RMS_BOUND`
+    covers the whole of C (rounding once to bf16 leaves 1.7e-3).
     """
     return exact.abs() * 2.0**-8 + 2.0**-7 * math.sqrt(k)
 
@@ -177,8 +176,8 @@ def references(sets: Sequence[Operands]) -> list[Any]:
     return [s.a.double() @ s.b.double().T for s in sets]
 
 
-def run_and_check(sets: Sequence[Operands], launches: Sequence[Launch], exact: Sequence[Any]) -> tuple[Verdict, Any]:
-    """Run every launch twice over a C of NaN; the verdict over all sets, and the bits of each C."""
+def run_and_check(sets: Sequence[Operands], launches: Sequence[Launch], exact: Sequence[Any]) -> tuple[Accuracy, Any]:
+    """Run every launch twice over a C of NaN; return the accuracy over all sets, and C's bits."""
     import torch
 
     if len(launches) != len(sets):
@@ -191,7 +190,7 @@ def run_and_check(sets: Sequence[Operands], launches: Sequence[Launch], exact: S
         worst = here if not here <= worst else worst  # keeps NaN
         error, scale = error + float(off.square().sum()), scale + float(want.square().sum())
     repeats = all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
-    return Verdict(worst, math.sqrt(error / scale), repeats), first
+    return Accuracy(worst, math.sqrt(error / scale), repeats), first
 
 
 def bits_of(sets: Sequence[Operands], launches: Sequence[Launch]) -> list[Any]:
@@ -211,7 +210,7 @@ def bits_of(sets: Sequence[Operands], launches: Sequence[Launch]) -> list[Any]:
 def burst(
     device: Device, replays: Mapping[str, Replay], rounds: int, rng: random.Random, gap: float = 3.0
 ) -> dict[str, list[float]]:
-    """Seconds of each replay in each round: contenders shuffled anew each round, an idle gap after each."""
+    """Seconds of each replay in each round. Contenders are shuffled in each round, with an idle gap after each."""
     for replay in replays.values():
         device.seconds(replay)  # the first replay of a graph also uploads it
     samples: dict[str, list[float]] = {name: [] for name in replays}
@@ -227,9 +226,10 @@ def burst(
 def sustained(
     device: Device, replays: Mapping[str, tuple[Replay, float]], rounds: int, rng: random.Random, length: float = 0.8
 ) -> dict[str, list[tuple[float, Load]]]:
-    """Seconds of a replay, and the load, in each round: one contender alone for `length`, its second half counted.
+    """Seconds of a replay, and the load, in each round of sustained work. One contender runs alone for `length`; its
+    second half counts.
 
-    Each replay is given with its time in bursts, from which the number of replays follows.
+    Each replay comes with its burst time, which gives the number of replays.
     """
     samples: dict[str, list[tuple[float, Load]]] = {name: [] for name in replays}
     for _ in range(rounds):
@@ -258,7 +258,7 @@ def spread(samples: Sequence[float]) -> float:
 
 
 class CudaDevice:
-    """torch's current GPU, on a stream of its own, which it makes the current one.
+    """torch's current GPU, on a stream of its own, which becomes the current one.
 
     sampler  called over and over while a sustained load runs; gives the SM clock in MHz and the power in W
     """
@@ -289,7 +289,7 @@ class CudaDevice:
         ]
 
     def record(self, launches: Sequence[Launch]) -> Replay:
-        """A CUDA graph. Captured without torch's context manager, which empties the allocator's cache each time."""
+        """Capture a CUDA graph, without torch's context manager, which empties the allocator's cache each time."""
         graph = self.torch.cuda.CUDAGraph()
         self.torch.cuda.synchronize()
         graph.capture_begin(capture_error_mode="thread_local")
@@ -297,14 +297,14 @@ class CudaDevice:
             for launch in launches:
                 launch()
         except BaseException:
-            with suppress(Exception):  # says only that an error came before
+            with suppress(Exception):  # this error only repeats an earlier one
                 graph.capture_end()
             raise
         graph.capture_end()
         return graph.replay
 
     def seconds(self, replay: Replay, times: int = 1) -> float:
-        """Time between two events. A short spin lets the host queue the first graph before the clock starts."""
+        """Seconds between two events. A short spin lets the host queue the first graph before the clock starts."""
         start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.torch.cuda._sleep(1_000_000)  # half a millisecond
         start.record()
@@ -332,7 +332,7 @@ class CudaDevice:
         stop = threading.Event()
 
         def poll() -> None:
-            with suppress(Exception):  # a figure less, no reason to lose the measurement
+            with suppress(Exception):  # one reading is lost; the measurement stays
                 while not stop.wait(0.05):
                     samples.append(self.sampler())  # type: ignore[misc]
 

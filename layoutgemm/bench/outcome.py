@@ -1,4 +1,4 @@
-"""One problem, many contenders: who is right, who goes on, what was measured; as JSON and as a table."""
+"""Comparison of many contenders on one problem, as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .method import (
+    Accuracy,
     Contender,
     Device,
     Load,
     Problem,
     Replay,
-    Verdict,
     bits_of,
     burst,
     references,
@@ -28,16 +28,16 @@ from .method import (
 )
 
 BASELINE = "torch.mm"
-OURS = "ours"  # the family that is compared; all others are its peers
+OURS = "ours"  # the family that is compared; all other families are peers
 
 
 class DeviceLost(RuntimeError):
-    """A contender has broken the device: nothing more can be measured in this process."""
+    """A contender has broken the device: this process can measure nothing more."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of one contender; times in seconds of one product, one for each round."""
+    """The times of one contender: seconds of one product, one for each round."""
 
     name: str
     family: str
@@ -57,13 +57,14 @@ class Measured:
 
     @property
     def sustained_seconds(self) -> float | None:
-        """Median sustained time of one product, None where it was not taken."""
+        """Median sustained time of one product, or None if not measured."""
         return statistics.median(self.sustained) if self.sustained else None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """All about one problem: who was measured, who fell out in the short round (its time), who failed (why)."""
+    """The results of one problem. Contenders were measured, dropped in the short round (with their time), or failed
+    (with the reason)."""
 
     problem: Problem
     measured: tuple[Measured, ...] = ()
@@ -73,10 +74,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Method:
-    """Rounds and lengths.
+    """Rounds, and how many contenders of a family stay.
 
-    keep       how many of a family go on after the short round; families that are not named: all
-    finalists  how many of a family run at sustained load; families that are not named: one
+    keep       contenders of a family that stay after the short round; families not named: all
+    finalists  contenders of a family that run at sustained load; families not named: one
     """
 
     rounds: int = 11
@@ -89,7 +90,7 @@ class Method:
 
 
 def best_of(names: Mapping[str, str], seconds: Mapping[str, float], keep: Mapping[str, int]) -> list[str]:
-    """Who goes on: of each family the `keep` fastest, and everyone of a family that `keep` does not name.
+    """The contenders that stay: the `keep` fastest of each family, all of families not named.
 
     >>> best_of({"a": "x", "b": "x", "c": "y"}, {"a": 2.0, "b": 1.0, "c": 9.0}, {"x": 1})
     ['b', 'c']
@@ -108,7 +109,7 @@ def measure(
     method: Method | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Outcome:
-    """Check every contender, time in bursts those that are right, and at sustained load the best of each family.
+    """Check all contenders, time the correct ones in bursts, and the best at sustained load.
 
     A contender that raises or is wrong is reported in `failed` and not timed; a faulty baseline is timed and keeps its
     fault. `progress` is called before each step with what is about to be done. Raises DeviceLost when a contender
@@ -136,7 +137,7 @@ def measure(
 
 class _Admitted(NamedTuple):
     contender: Contender
-    verdict: Verdict
+    verdict: Accuracy
     replay: Replay
 
 
@@ -147,7 +148,7 @@ def _admit(
     seed: int,
     progress: Callable[[str], None],
 ) -> tuple[dict[str, _Admitted], list[tuple[str, str]]]:
-    """Who is right, eagerly and as recorded; and who is not, with the reason."""
+    """The contenders that are right, eagerly and as recorded; the others with the reason."""
     import torch
 
     progress(f"{problem}: operands and float64 product")
@@ -183,7 +184,7 @@ def _short_round(
     rng: random.Random,
     progress: Callable[[str], None],
 ) -> tuple[dict[str, _Admitted], list[tuple[str, float]]]:
-    """Who goes on, and who does not with the time of its replay: a few rounds of bursts of the families to narrow."""
+    """The contenders that stay after a few rounds of bursts, and the dropped ones' times."""
     level = dict.fromkeys(family, 0.0)
     if len(best_of(family, level, method.keep)) == len(family):
         return dict(admitted), []
@@ -211,7 +212,7 @@ def _measured(
 
 @contextmanager
 def _blamed_on(device: Device, name: str, failed: list[tuple[str, str]]) -> Iterator[None]:
-    """Whatever is raised inside becomes that contender's failure, unless the device did not survive it."""
+    """Record an exception inside as that contender's failure, unless the device is lost."""
     try:
         yield
         device.settle()
@@ -243,7 +244,7 @@ def save(path: Path, facts: Mapping[str, Any], outcomes: Sequence[Outcome]) -> N
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[Outcome]]:
-    """What `save` wrote."""
+    """Facts and outcomes that `save` wrote."""
     data = json.loads(path.read_text(encoding="utf-8"))
 
     def outcome(row: dict[str, Any]) -> Outcome:
@@ -266,16 +267,16 @@ HEAD = (
 
 
 def fastest(candidates: Sequence[Measured], of: Callable[[Measured], float | None]) -> Measured | None:
-    """The one with the least of it, among those that have it."""
+    """The candidate with the smallest value of `of`, among those that have one."""
     known = [m for m in candidates if of(m) is not None]
     return min(known, key=lambda m: of(m) or 0.0) if known else None
 
 
 def line(outcome: Outcome) -> str:
-    """One problem as a line: the best of ours (without any: the best of all) against the baseline and the best peer.
+    """One problem as a line: our best against the baseline and the best peer.
 
-    A ratio is the other's time over the subject's, so more than 1 is faster. Burst figures left of the bar, sustained
-    ones right of it; each side takes its own best peer.
+    Without a contender of ours, the line shows the best of all. A ratio is the other's time over the subject's, so more
+    than 1 is faster. Burst figures are left of the bar, sustained ones right of it. Each side takes its own best peer.
     """
     problem = outcome.problem
     peers = [m for m in outcome.measured if m.family != OURS]
@@ -320,7 +321,7 @@ DETAILS = (
 
 
 def details(outcome: Outcome) -> Iterator[str]:
-    """Every contender of one problem, the fastest first; then who fell out and who failed."""
+    """All contenders of one problem, fastest first; then the dropped and the failed ones."""
     problem = outcome.problem
     base = next((m for m in outcome.measured if m.name == BASELINE), None)
     for m in sorted(outcome.measured, key=lambda m: m.seconds):
@@ -337,6 +338,6 @@ def details(outcome: Outcome) -> Iterator[str]:
 
 
 def _ratio(base: Measured | None, m: Measured, of: Callable[[Measured], float | None]) -> str:
-    """How many times as fast as the baseline, where both were measured."""
+    """The baseline's time over the contender's, where both were measured."""
     theirs, own = (None if base is None else of(base)), of(m)
     return f"{theirs / own:6.3f}" if theirs and own else f"{'-':>6}"

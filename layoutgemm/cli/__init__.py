@@ -1,4 +1,4 @@
-"""The subcommands of `layoutgemm` that ask the algebra, the atoms and the checks, one file a group.
+"""The subcommands of `layoutgemm`, one file a group.
 
 arguments    what they share: one-line errors, examples in the help, layouts and tiles as text, JSON
 named        atoms, copies, orders of tiles and swizzles by name

@@ -1,4 +1,4 @@
-"""What the subcommands share: one-line errors, examples in the help, layouts and tiles as text, and JSON."""
+"""Shared parts of the subcommands: one-line errors, help examples, layouts and tiles from text, JSON."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ LAYOUT_HELP = "a layout, as in '(8,64):(64,1)', 'S<3,3,3> o 0 o (8,64):(64,1)', 
 STATED = "a layout is written '(M,N):(N,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)'"
 FORMS = "a layout is written '(8,64):(64,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)', a tile smem:64x64:bf16:K:128B"
 
-# What `show` takes besides, by how it begins.
+# Objects that only `show` takes, by their prefix.
 NO_TILES = dict.fromkeys(("wgmma", "mma", "tcgen05", "tiled", "copy"), "an instruction, held by threads") | {
     "schedule": "an order of tiles"
 }
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are one line that names the help. Exit status 2."""
+    """An argument parser whose errors are one line that names the help. Exit status 2."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the complaint and exit. Where a choice was misspelt, the nearest one comes first."""
+        """Print the error and exit. For a misspelt choice, the nearest one comes first."""
         found = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         near = difflib.get_close_matches(found[1], re.findall(r"[\w.-]+", found[2]), 1) if found else []
         if found and near:
@@ -46,7 +46,7 @@ def add(
     commands: Any, name: str, help_: str, examples: Sequence[str], run: Callable[[argparse.Namespace], int], *,
     says: str = "", aliases: Sequence[str] = (),
 ) -> argparse.ArgumentParser:  # fmt: skip
-    """A subcommand whose help ends with examples. Each is run by the tests; `# status 1` after one says how it ends."""
+    """Add a subcommand whose help ends with examples. The tests run each one; `# status 1` gives its exit status."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name, aliases=list(aliases), help=help_,
         description=textwrap.fill(says or f"{help_[0].upper()}{help_[1:]}.", 79),
@@ -67,14 +67,14 @@ def add_picture(parser: argparse.ArgumentParser, what: str) -> None:
     """The options that draw instead of printing."""
     parser.add_argument("--svg", type=Path, metavar="FILE", help=f"draw {what} there instead")
     parser.add_argument("--png", type=Path, metavar="FILE", help="the same as PNG (needs the extra png)")
-    parser.add_argument("--dark", action="store_true", help="draw it dark; an SVG is as the reader's page else")
+    parser.add_argument("--dark", action="store_true", help="dark; otherwise an SVG follows the viewer's theme")
 
 
 def drawn(args: argparse.Namespace, draw: Callable[[], str]) -> bool:
-    """Draw into the files that were asked for, and say so; False where none was."""
+    """Draw into the files of --svg and --png and say so; return False without either."""
     files = [file for file in (args.svg, args.png) if file is not None]
     if not files and args.dark:
-        raise LayoutError("--dark is of a picture: give --svg FILE or --png FILE too")
+        raise LayoutError("--dark applies to a picture: give --svg FILE or --png FILE too")
     if not files:
         return False
     if args.svg is not None and args.svg.suffix.lower() not in ("", ".svg", ".png"):
@@ -83,7 +83,7 @@ def drawn(args: argparse.Namespace, draw: Callable[[], str]) -> bool:
 
     picture = draw()
     for file in files:
-        if file is args.png and file.suffix.lower() != ".png":  # whatever its name, it was asked for as PNG
+        if file is args.png and file.suffix.lower() != ".png":  # --png decides, not the name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(png(picture, dark=args.dark))
         else:
@@ -107,7 +107,7 @@ def plain(value: Any) -> Any:
 
 
 def failed(error: Exception, as_json: bool) -> int:
-    """Say an error: one line on stderr, or with --json an object on stdout. Returns the exit status, 1."""
+    """Report an error: one line on stderr, or with --json an object on stdout. Returns the exit status, 1."""
     said = f"{type(error).__name__}: {one_line(error)}"
     if as_json:
         print(json.dumps({"ok": False, "error": said}))
@@ -117,7 +117,7 @@ def failed(error: Exception, as_json: bool) -> int:
 
 
 def one_line(error: Exception) -> str:
-    """The message of an error on one line; of text that is not a layout, with the place instead of a pointer.
+    """The error's message on one line. A parse error names the place instead of a pointer below the text.
 
     >>> try:
     ...     parse("(4,8):(8,x")
@@ -145,7 +145,7 @@ def size_pair(text: str, what: str = "sizes are written ROWSxCOLUMNS, as in 64x6
 
 
 def tile_of(text: str) -> SmemTile:
-    """`smem:MNxK:TYPE[:MAJOR[:SWIZZLE]]` as a shared-memory tile, K-major and under the widest swizzle unless said.
+    """`smem:MNxK:TYPE[:MAJOR[:SWIZZLE]]` as a shared-memory tile. Defaults: K-major, the widest swizzle that fits.
 
     >>> print(tile_of("smem:8x64:bf16"), tile_of("smem:64x8:f32:MN:32B"))
     S<3,4,3>[bytes] o (8,64):(64,1) x bf16 S<1,4,3>[bytes] o ((8,8),8):((1,64),8) x f32
@@ -160,13 +160,13 @@ def tile_of(text: str) -> SmemTile:
 def plain_tile(
     extent: tuple[int, int], element: DType | str, major: str, swizzle: str | None, packing: str | None = None
 ) -> SmemTile:
-    """`smem_tile` with its layout coalesced mode by mode: the same function, as people write it."""
+    """`smem_tile` with its layout coalesced mode by mode, as a user writes it."""
     tile = smem_tile(extent, element, major, swizzle, packing)
     return replace(tile, layout=tile.layout.coalesce((1, 1)))
 
 
 def stated(text: str, facts: Facts) -> Layout | ComposedLayout:
-    """A layout of a statement, its names symbols under the facts. Raises LayoutError, saying how one is written.
+    """A layout of a statement; its names are symbols under the facts. Raises LayoutError with the expected form.
 
     >>> print(stated("(64,M//64):(1,64)", Facts("64 | M")))
     (64,M//64):(1,64)
@@ -181,7 +181,7 @@ def stated(text: str, facts: Facts) -> Layout | ComposedLayout:
 
 
 def layout_of(text: str) -> Layout | ComposedLayout | SmemTile:
-    """A layout, a swizzled layout or a tile from its text. Raises LayoutError, saying how one is written."""
+    """A layout, a swizzled layout or a tile from its text. Raises LayoutError with the expected form."""
     if text.startswith("smem:"):
         return tile_of(text)
     family = text.partition(":")[0]

@@ -1,4 +1,4 @@
-"""`layoutgemm swizzle` and `layoutgemm banks`: which swizzle frees a tile of bank conflicts, and what conflicts."""
+"""`layoutgemm swizzle` and `layoutgemm banks`: the swizzle that frees a tile of bank conflicts, and the conflicts."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def add_swizzle(commands: Any) -> None:
         "status: 0 found, 1 none.",
     )  # fmt: skip
     _arguments(parser)
-    parser.add_argument("--tma", action="store_true", help="only the modes of the copy engine: 32B, 64B, 128B")
+    parser.add_argument("--tma", action="store_true", help="only the swizzle modes of TMA: 32B, 64B, 128B")
     add_picture(parser, "the tile before and after the swizzle found, or the best one,")
 
 
 def add_banks(commands: Any) -> None:
     """The subcommand banks."""
     parser = add(
-        commands, "banks", "the bank conflicts of accesses to a tile, and the lanes that conflict", BANKS_EXAMPLES,
+        commands, "banks", "the bank conflicts of accesses to a tile, with their lanes", BANKS_EXAMPLES,
         banks, says="Counts the wavefronts of each access to shared memory. Exit status: 0 free, 1 conflicts.",
     )  # fmt: skip
     _arguments(parser)
@@ -60,12 +60,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--access", action="append", choices=tuple(ACCESSES),
         help="rows: 16-byte rows along the contiguous mode, as ldmatrix reads them (default); columns: one element for "
-        "each lane, along the other mode; repeatable, then all at once",
+        "each lane, along the other mode; repeatable, for all of them together",
     )  # fmt: skip
 
 
 def swizzle(args: argparse.Namespace) -> int:
-    """Search, and print what was found; returns the exit status."""
+    """Search for a swizzle and print it; returns the exit status."""
     with way_out(args):
         tile, element, accesses = asked(args)
         found = find_swizzle(tile, accesses, element=element, tma=args.tma)
@@ -98,7 +98,7 @@ def swizzle(args: argparse.Namespace) -> int:
 
 
 def banks(args: argparse.Namespace) -> int:
-    """Count, and print the report; returns the exit status."""
+    """Count bank conflicts and print the report; returns the exit status."""
     with way_out(args):
         tile, element, accesses = asked(args)
         report = bank_conflicts(tile, accesses, element=element)
@@ -112,7 +112,7 @@ def banks(args: argparse.Namespace) -> int:
 
 @contextmanager
 def way_out(args: argparse.Namespace) -> Iterator[None]:
-    """Where rows of 16 bytes do not fit the layout, or a picture its elements, say what would."""
+    """Add the remedy to errors about 16-byte rows or about the size of a picture."""
     try:
         yield
     except AtomError as error:
@@ -126,7 +126,7 @@ def way_out(args: argparse.Namespace) -> Iterator[None]:
         cells, too_many, _ = str(error).partition(": show a part")
         if not too_many:
             raise
-        raise LayoutError(f"{cells}: draw a part of it, as in (64,64):(1024,1), or leave the picture away") from None
+        raise LayoutError(f"{cells}: draw a part of it, as in (64,64):(1024,1), or omit the picture") from None
 
 
 def asked(args: argparse.Namespace) -> tuple[Tile, DType, list[AccessPattern]]:
@@ -143,7 +143,7 @@ def asked(args: argparse.Namespace) -> tuple[Tile, DType, list[AccessPattern]]:
     element_bits(tile, element)
     shape = composed.shape
     if not isinstance(shape, tuple) or len(shape) != 2:
-        raise LayoutError(f"{args.layout} has not two modes, rows and columns: group them, as in (8,(4,2)):(8,(1,4))")
+        raise LayoutError(f"{args.layout} needs two modes, rows and columns: group them, as in (8,(4,2)):(8,(1,4))")
     extent = (Layout(shape[0]).size, Layout(shape[1]).size)
     if not all(isinstance(size, int) for size in extent):
         raise LayoutError(f"{args.layout} has symbols: banks are counted for numbers, so give them values")
@@ -153,7 +153,7 @@ def asked(args: argparse.Namespace) -> tuple[Tile, DType, list[AccessPattern]]:
 
 
 def contiguous(layout: Layout | ComposedLayout, extent: tuple[int, int]) -> str:
-    """The mode along which neighbours lie side by side: "K" for the second, "MN" for the first. Raises LayoutError.
+    """The contiguous mode: "K" for the second, "MN" for the first. Raises LayoutError.
 
     >>> contiguous(Layout((8, 64), (64, 1)), (8, 64)), contiguous(Layout((64, 8)), (64, 8))
     ('K', 'MN')
@@ -171,7 +171,7 @@ def rows(extent: tuple[int, int], element: DType, along: str) -> AccessPattern:
 
 
 def columns(extent: tuple[int, int], element: DType, along: str) -> AccessPattern:
-    """A warp's lanes along the mode that is not contiguous, an element each, over the whole tile.
+    """One element for each lane along the non-contiguous mode, over the whole tile.
 
     >>> columns((64, 8), dtype("f32"), "K").coords.shape, columns((8, 16), dtype("f32"), "MN").coords[0, :3, 0].tolist()
     ((16, 32, 1), [0, 8, 16])

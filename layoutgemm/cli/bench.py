@@ -1,4 +1,4 @@
-"""`layoutgemm bench`: matmul against torch.mm on this machine's GPU, for the shapes that are given."""
+"""`layoutgemm bench`: matmul against torch.mm on this machine's GPU, for the given shapes."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def shape(text: str) -> Shape:
 
 
 def shapes(text: str) -> list[Shape]:
-    """Several, comma-separated."""
+    """Comma-separated shapes."""
     return [shape(part) for part in text.split(",")]
 
 
 def shapes_of(words: Sequence[str]) -> list[Shape]:
-    """Words of a command line as shapes: three numbers are M N K, else each word is a list of shapes.
+    """Command-line words as shapes: three numbers are M N K, else each word lists shapes.
 
     Raises OperandError.
 
@@ -71,7 +71,7 @@ def add_bench(commands: Any) -> None:
     """The subcommand bench."""
     parser = add(
         commands, "bench", "measure matmul on the GPU against torch.mm", EXAMPLES, bench,
-        says="Measures C = A @ B in bf16 on torch's current GPU: the kernel that layoutgemm.matmul takes, and why it, "
+        says="Measures C = A @ B in bf16 on torch's current GPU: the kernel of layoutgemm.matmul, with the reason, "
         "against torch.mm. Operands rotate through more than 240 MB; each contender is checked against float64, then "
         "timed as a CUDA graph of some 5 ms, in an order drawn anew each round. 'x mm' is torch.mm's time over the "
         "contender's. Exit status 1 where our kernel failed.",
@@ -79,7 +79,7 @@ def add_bench(commands: Any) -> None:
     parser.add_argument("shapes", nargs="+", metavar="SHAPE", help="M N K; or MxNxK, several with commas; 8192: square")
     parser.add_argument("--b-major", choices=("k", "n"), default="k", help="B's contiguous index (%(default)s)")
     parser.add_argument("--rounds", type=rounds, default=11, help="rounds of bursts (%(default)s)")
-    parser.add_argument("--sustained", action="store_true", help="also 0.8 s of load on end, with clock and power")
+    parser.add_argument("--sustained", action="store_true", help="also 0.8 s of sustained load, with clock and power")
     parser.add_argument("--peers", action="store_true", help="also the best two of up to twelve proposals of cuBLASLt")
 
 
@@ -106,10 +106,10 @@ def bench(args: argparse.Namespace) -> int:
                     *(device, problem), peers=args.peers, rounds=args.rounds, sustained=args.sustained,
                     progress=progress.show,
                 )  # fmt: skip
-            except LayoutError as error:  # what was measured before is still to be said
+            except LayoutError as error:  # print what was measured before the failure
                 stopped = error
                 break
-            gc.collect()  # graphs and operands, before the next shape's
+            gc.collect()  # free the graphs and operands before the next shape
             done.append(found)
             if not args.json:
                 progress.say(text_of(found))
@@ -132,14 +132,14 @@ def bench(args: argparse.Namespace) -> int:
 
 
 def text_of(found: Any) -> str:
-    """One product: the kernel and why it, then every contender, the fastest first."""
+    """One product as text: the kernel and its reason, then every contender, fastest first."""
     lines = ["", f"{found.outcome.problem}: {found.kernel or 'no kernel'}"]
     lines += [f"    because {found.why}"] * bool(found.why) + [f"    copied: {copy}" for copy in found.copies]
     return "\n".join([*lines, DETAILS, *details(found.outcome)])
 
 
 class ProgressLine:
-    """What is being done, on one line of the terminal that the next text replaces; elsewhere nothing."""
+    """The current step on one line of a terminal, replaced by the next. Prints nothing elsewhere."""
 
     def __init__(self, stream: Any = None) -> None:
         self.stream = sys.stderr if stream is None else stream
@@ -154,12 +154,12 @@ class ProgressLine:
             self.shown = True
 
     def say(self, text: str) -> None:
-        """Print for good."""
+        """Print a line that stays."""
         self.clear()
         print(text, flush=True)
 
     def clear(self) -> None:
-        """Leave no trace."""
+        """Erase the line."""
         if self.shown:
             self.stream.write("\r\x1b[K")
             self.stream.flush()

@@ -1,4 +1,4 @@
-"""`layoutgemm desc` and `layoutgemm box`: how tensor cores find a tile in shared memory, and how it gets there."""
+"""`layoutgemm desc` and `layoutgemm box`: the matrix descriptor and the TMA copies of a shared-memory tile."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _tile_arguments(parser: argparse.ArgumentParser) -> None:
 def add_desc(commands: Any) -> None:
     """The subcommand desc."""
     parser = add(
-        commands, "desc", "the matrix descriptor of a shared-memory tile, or what a word says", DESC_EXAMPLES, desc,
+        commands, "desc", "the matrix descriptor of a shared-memory tile, or the fields of a word", DESC_EXAMPLES, desc,
         says="Derives the 64-bit word by which wgmma or tcgen05.mma finds a tile of MN x K elements in shared memory, "
         "field by field; of a word in hexadecimal, says what its fields hold.",
     )  # fmt: skip
@@ -87,7 +87,7 @@ def number(text: str) -> int:
 
 
 def desc(args: argparse.Namespace) -> int:
-    """Derive or decode, and print; returns the exit status."""
+    """Derive or decode a descriptor and print it; returns the exit status."""
     element = dtype(args.element)
     if WORD.fullmatch(args.what):
         word = int(args.what, 16)
@@ -120,7 +120,7 @@ def desc(args: argparse.Namespace) -> int:
 
 
 def decoded(word: int, arch: str, kind: str | None) -> SmemDescriptor | InstructionDescriptor:
-    """The word's fields. Raises DescriptorError, naming the architecture whose word it is instead."""
+    """The fields of a word. For a word of another architecture, raises DescriptorError that names it."""
     try:
         return decode(word, arch, kind)
     except DescriptorError as error:
@@ -136,10 +136,10 @@ def decoded(word: int, arch: str, kind: str | None) -> SmemDescriptor | Instruct
 
 
 def read_of(arch: str, operand: str, element: DType, rows: int, kind: str | None) -> OperandRead:
-    """What one instruction of that architecture reads of an operand with so many rows: as many as it can."""
+    """The largest read of the operand by one instruction of that architecture."""
     if smem_table(arch) is smem_table("sm_90a"):
         if kind is not None:
-            raise DescriptorError(f"{arch_of(arch).name} has wgmma, without kinds: leave --kind {kind} away")
+            raise DescriptorError(f"{arch_of(arch).name} has wgmma, without kinds: omit --kind {kind}")
         if operand == "A":
             read = operand_read(wgmma(8, element), "A")
             return replace(read, text=f"operand A of wgmma m{read.rows}k{read.depth}")  # whatever its N
@@ -187,7 +187,7 @@ def word_data(table: FieldTable, word: int) -> dict[str, Any]:
 
 
 def meaning(found: SmemDescriptor | InstructionDescriptor, element: DType) -> dict[str, Any]:
-    """What a decoded word stands for: layouts of a matrix descriptor, the product of an instruction descriptor."""
+    """The meaning of a decoded word: a matrix descriptor's layouts, or an instruction descriptor's product."""
     if isinstance(found, SmemDescriptor):
         return {"arch": found.arch, "swizzle": found.swizzle_name, "layouts": found.layouts(element)}
     types = {"a": str(found.a), "b": str(found.b), "d": str(found.d)}
@@ -212,20 +212,20 @@ def derived_data(
 def add_box(commands: Any) -> None:
     """The subcommand box."""
     parser = add(
-        commands, "box", "the tensor copies that fill a shared-memory tile", BOX_EXAMPLES, box,
+        commands, "box", "the TMA loads that fill a shared-memory tile", BOX_EXAMPLES, box,
         says="Derives the box, the instructions with their coordinates, and the bytes that the barrier expects, for a "
         "tile of ROWS x COLUMNS elements, and with --of holds a matrix against the rules of the tensor map.",
     )  # fmt: skip
     parser.add_argument("tile", metavar="ROWSxCOLUMNS", help="the tile, as in 128x64; columns are K")
     _tile_arguments(parser)
-    parser.add_argument("--store", action="store_true", help="the copies that empty the tile instead")
+    parser.add_argument("--store", action="store_true", help="the TMA stores that empty the tile instead")
     parser.add_argument("--of", metavar="ROWSxCOLUMNS", help="the matrix in global memory, without gaps")
     parser.add_argument("--at", metavar="I,J", help="with --of: which tile of the matrix (0,0)")
-    add_picture(parser, "the tile's boxes on the matrix")
+    add_picture(parser, "the tile's boxes in the matrix")
 
 
 def box(args: argparse.Namespace) -> int:
-    """Derive and print; returns the exit status."""
+    """Derive the copies and print them; returns the exit status."""
     if args.at is not None and args.of is None:
         raise LayoutError(f"--at {args.at} is a tile of a matrix: give the matrix too, as in --of 4096x1024")
     tile = plain_tile(fitting(size_pair(args.tile), dtype(args.element)), dtype(args.element), args.major, args.swizzle)

@@ -1,4 +1,4 @@
-"""`layoutgemm doctor`: what this machine has of what the kernels need, and how to get the rest."""
+"""`layoutgemm doctor`: the kernels' requirements that this machine meets, and how to get the rest."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ ABSENT = "not installed"
 
 
 @dataclass(frozen=True)
-class Finding:
+class ReportLine:
     """One line of the report.
 
-    name    of what was looked at
-    state   "ok"; "missing": matmul does not run on a GPU without it; "note": something else is the poorer for it
+    name    what was examined
+    state   "ok"; "missing": matmul does not run on a GPU without it; "note": some feature is limited without it
     found   what is there
-    way_out what to do about it, "" where nothing is to be done
+    way_out the remedy, "" where none is needed
     """
 
     name: str
@@ -47,14 +47,16 @@ class Finding:
         return f"{mark} {self.name:<10} {self.found}" + (f"\n{'':19}-> {self.way_out}" if self.way_out else "")
 
 
-def examine() -> list[Finding]:
-    """Look at everything that compiling and running a kernel takes; nothing is compiled, launched or kept.
+def examine() -> list[ReportLine]:
+    """Examine everything that compiling and running a kernel needs. Compiles, launches and keeps nothing.
 
     >>> {finding.state for finding in examine()} <= {"ok", "missing", "note"}
     True
     """
     return [
-        Finding("package", OK, f"layoutgemm {__version__}, Python {platform.python_version()}, {platform.platform()}"),
+        ReportLine(
+            "package", OK, f"layoutgemm {__version__}, Python {platform.python_version()}, {platform.platform()}"
+        ),
         _driver(),
         *_gpus(),
         _dsl(),
@@ -65,7 +67,7 @@ def examine() -> list[Finding]:
     ]
 
 
-def report(findings: Sequence[Finding], as_json: bool = False) -> str:
+def report(findings: Sequence[ReportLine], as_json: bool = False) -> str:
     """The findings as text, or as JSON with the verdict."""
     missing = [finding.name for finding in findings if finding.state == MISSING]
     if as_json:
@@ -79,16 +81,16 @@ def report(findings: Sequence[Finding], as_json: bool = False) -> str:
     return "\n".join([*map(str, findings), "", verdict])
 
 
-def status(findings: Sequence[Finding]) -> int:
+def status(findings: Sequence[ReportLine]) -> int:
     """0 when matmul can run on a GPU here, 1 when something is missing for it."""
     return int(any(finding.state == MISSING for finding in findings))
 
 
-def _driver() -> Finding:
+def _driver() -> ReportLine:
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
-        return Finding("driver", MISSING, "no NVIDIA driver", "install one: https://www.nvidia.com/drivers")
+        return ReportLine("driver", MISSING, "no NVIDIA driver", "install one: https://www.nvidia.com/drivers")
     number = ctypes.c_int(0)
     driver.cuDriverGetVersion(ctypes.byref(number))
     cuda = f"{number.value // 1000}.{number.value % 1000 // 10}"
@@ -100,13 +102,13 @@ def _driver() -> Finding:
         pass
     said = f"NVIDIA driver {version or 'of unknown version'}, CUDA {cuda}"
     if number.value < 12000:
-        return Finding("driver", MISSING, said, "these kernels need a driver for CUDA 12 or later")
-    return Finding("driver", OK, said)
+        return ReportLine("driver", MISSING, said, "these kernels need a driver for CUDA 12 or later")
+    return ReportLine("driver", OK, said)
 
 
-def _gpus() -> Iterator[Finding]:
+def _gpus() -> Iterator[ReportLine]:
     if importlib.util.find_spec("torch") is None:
-        yield Finding("torch", MISSING, ABSENT, "pip install 'layoutgemm[torch]'")
+        yield ReportLine("torch", MISSING, ABSENT, "pip install 'layoutgemm[torch]'")
         return
     import torch
 
@@ -114,13 +116,13 @@ def _gpus() -> Iterator[Finding]:
     said = f"torch {torch.__version__}, {built}"
     numbers = [int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit()]
     if tuple(numbers) < TORCH:
-        yield Finding("torch", MISSING, said, f"pip install 'torch>={TORCH[0]}.{TORCH[1]}'")
+        yield ReportLine("torch", MISSING, said, f"pip install 'torch>={TORCH[0]}.{TORCH[1]}'")
     elif not torch.version.cuda:
-        yield Finding("torch", MISSING, said, "install a build with CUDA: https://pytorch.org/get-started/locally")
+        yield ReportLine("torch", MISSING, said, "install a build with CUDA: https://pytorch.org/get-started/locally")
     else:
-        yield Finding("torch", OK, said)
+        yield ReportLine("torch", OK, said)
     if not torch.cuda.is_available():
-        yield Finding("GPU", MISSING, "torch finds none", "a Hopper GPU (H100, H200, GH200) and its driver")
+        yield ReportLine("GPU", MISSING, "torch finds none", "a Hopper GPU (H100, H200, GH200) and its driver")
         return
     able = []
     for index in range(torch.cuda.device_count()):
@@ -132,46 +134,48 @@ def _gpus() -> Iterator[Finding]:
         able.append(((found.major, found.minor), text))
     for version, text in able:
         if version == (9, 0):
-            yield Finding("GPU", OK, text, "")
+            yield ReportLine("GPU", OK, text, "")
         elif version[0] == 8 or version == (12, 0):  # torch_launch.target
-            yield Finding("GPU", NOTE, text, "matmul by mma.sync alone; the fast kernels want compute capability 9.0")
+            yield ReportLine(
+                "GPU", NOTE, text, "matmul by mma.sync alone; the fast kernels want compute capability 9.0"
+            )
         else:
             state = NOTE if any(other == (9, 0) for other, _ in able) else MISSING
-            yield Finding("GPU", state, text, "these kernels run on compute capability 9.0, 8.x and 12.0")
+            yield ReportLine("GPU", state, text, "these kernels run on compute capability 9.0, 8.x and 12.0")
 
 
-def _dsl() -> Finding:
+def _dsl() -> ReportLine:
     if importlib.util.find_spec("cutlass") is None:
-        return Finding("DSL", MISSING, "nvidia-cutlass-dsl is not installed", "Linux: pip install 'layoutgemm[dsl]'")
+        return ReportLine("DSL", MISSING, "nvidia-cutlass-dsl is not installed", "Linux: pip install 'layoutgemm[dsl]'")
     try:
         version = importlib.metadata.version("nvidia-cutlass-dsl")
     except importlib.metadata.PackageNotFoundError:
-        return Finding("DSL", MISSING, "another package named cutlass is installed", "pip install 'layoutgemm[dsl]'")
+        return ReportLine("DSL", MISSING, "another package named cutlass is installed", "pip install 'layoutgemm[dsl]'")
     if version != TESTED_DSL:
         said = f"nvidia-cutlass-dsl {version}; {TESTED_DSL} is the tested one"
-        return Finding("DSL", NOTE, said, "pip install 'layoutgemm[dsl]'")
-    return Finding("DSL", OK, f"nvidia-cutlass-dsl {version}")
+        return ReportLine("DSL", NOTE, said, "pip install 'layoutgemm[dsl]'")
+    return ReportLine("DSL", OK, f"nvidia-cutlass-dsl {version}")
 
 
-def _runtime() -> Finding:
+def _runtime() -> ReportLine:
     for path in runtime_candidates():
         if path.exists():
-            return Finding("runtime", OK, str(path))
-    return Finding("runtime", MISSING, "the DSL's runtime library is absent", "pip install 'layoutgemm[dsl]'")
+            return ReportLine("runtime", OK, str(path))
+    return ReportLine("runtime", MISSING, "the DSL's runtime library is absent", "pip install 'layoutgemm[dsl]'")
 
 
-def _linker() -> Finding:
+def _linker() -> ReportLine:
     names = (os.environ.get("CC", ""), "cc", "gcc", "clang")
     found = next((path for name in names if name and (path := shutil.which(name))), None)
     if found is None:
-        return Finding(
+        return ReportLine(
             "compiler", NOTE, "no C compiler: kernels load through the DSL (slower, more memory), no emulator",
             "install gcc or clang, or set CC",
         )  # fmt: skip
-    return Finding("compiler", OK, found)
+    return ReportLine("compiler", OK, found)
 
 
-def _tools() -> Finding:
+def _tools() -> ReportLine:
     missing = []
     for name in ("nvdisasm", "cuobjdump"):
         try:
@@ -179,27 +183,27 @@ def _tools() -> Finding:
         except LayoutError:
             missing.append(name)
     if missing:
-        return Finding(
+        return ReportLine(
             "SASS tools", NOTE, f"no {', '.join(missing)}: CompiledGemm.sass and .resources do not work",
             "pip install 'layoutgemm[dsl]'",
         )  # fmt: skip
-    return Finding("SASS tools", OK, "nvdisasm, cuobjdump")
+    return ReportLine("SASS tools", OK, "nvdisasm, cuobjdump")
 
 
-def _cache() -> Iterator[Finding]:
+def _cache() -> Iterator[ReportLine]:
     folder = object_cache.cache_dir()
     variable = object_cache.CACHE_DIR_VARIABLE
     if folder is None:
         chosen = os.environ.get(variable)
         why = "there is no home folder" if chosen is None else f"{variable} is {chosen!r}"
         why = why if chosen is None or not chosen.strip() else f"{why}, a home folder that does not exist"
-        yield Finding("cache", NOTE, f"off: {why}", f"name a folder in {variable}")
+        yield ReportLine("cache", NOTE, f"off: {why}", f"name a folder in {variable}")
         return
     kernels, tuned = folder / "kernels", folder / "tuned"
     for part in (kernels, tuned):
         object_cache.mend(part)
         if why := object_cache.distrust(part):
-            yield Finding("cache", NOTE, f"{folder} is not used: {why}", object_cache.way_out(why))
+            yield ReportLine("cache", NOTE, f"{folder} is not used: {why}", object_cache.way_out(why))
             return
     try:
         files = [path.stat().st_size for path in kernels.glob("*.zip")] if os.path.isdir(kernels) else []
@@ -209,6 +213,6 @@ def _cache() -> Iterator[Finding]:
         with tempfile.TemporaryFile(dir=exists):
             pass
     except OSError as error:
-        yield Finding("cache", NOTE, f"{folder} cannot be written: {error.strerror}", f"set {variable} to a folder")
+        yield ReportLine("cache", NOTE, f"{folder} cannot be written: {error.strerror}", f"set {variable} to a folder")
         return
-    yield Finding("cache", OK, said)
+    yield ReportLine("cache", OK, said)

@@ -1,4 +1,4 @@
-"""`layoutgemm emulate FILE`: one kernel of a PTX file, with described arguments, from the command line."""
+"""`layoutgemm emulate FILE`: one kernel of a PTX file with described arguments."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ POLICIES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the command's arguments to a parser."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = ARGUMENTS
     parser.add_argument("file", type=Path, help="PTX")
@@ -53,21 +53,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--smem", type=int, default=0, help="bytes of dynamic shared memory (%(default)s)")
     parser.add_argument("--arg", action="append", default=[], metavar="ARG", help="see below; repeatable")
     parser.add_argument(
-        "--save", action="append", default=[], metavar="N=FILE.npy", help="write argument N (from 0) after"
+        "--save", action="append", default=[], metavar="N=FILE.npy", help="then write argument N (from 0) to a file"
     )
     parser.add_argument("--order", default="late", help="late, early, or a number: a random order with this seed")
     parser.add_argument(
         "--lanes", choices=("strict", "converged", "off"), default="converged",
-        help="races between the lanes of one warp: by PTX's word, as practice has it (%(default)s), or not looked for",
+        help="races between the lanes of one warp: by PTX's definition, by practice (%(default)s), or not checked",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of random arrays (%(default)s)")
     parser.add_argument("--banks", action="store_true", help="count bank conflicts of shared memory by instruction")
-    parser.add_argument("--timeline", action="store_true", help="draw what each warp and engine did, a row each")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw that of the first launch's first block there")
+    parser.add_argument("--timeline", action="store_true", help="draw one row of activity for each warp and engine")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the first launch's first block there")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--mutants", nargs="?", type=int, const=0, metavar="N",
-        help="run kernels with one thing wrong, at most N, and list those that nothing shows; status 1 where one is "
+        help="run at most N mutants of the kernel and list the survivors; status 1 if one is "
         "left without a proof that it changes nothing",
     )  # fmt: skip
     parser.set_defaults(run=run)
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _mutants(args: argparse.Namespace, values: list[Any]) -> int:
-    """Run mutants instead of the kernel alone, and print the table."""
+    """Run mutants of the kernel and print the table."""
     done = mutate_ptx(
         args.file, grid=args.grid, block=args.block, cluster=args.cluster, smem=args.smem, args=values,
         kernel=args.kernel, count=args.mutants or None, progress=on_terminal if sys.stderr.isatty() else None,
@@ -128,7 +128,7 @@ def _mutants(args: argparse.Namespace, values: list[Any]) -> int:
 
 
 def argument(text: str, rng: np.random.Generator) -> Any:
-    """The value that an --arg describes. Raises EmulatorError.
+    """The value that an --arg option describes. Raises EmulatorError.
 
     >>> rng = np.random.default_rng(0)
     >>> argument("i32=-5", rng), argument("f32:2x3=range", rng).tolist()
@@ -144,7 +144,7 @@ def argument(text: str, rng: np.random.Generator) -> Any:
         return TensorMapOf(values, _shape(parts[3]), parts[4] if len(parts) == 5 else "none", parts[1])
     found = re.fullmatch(r"(\w+)(?::([\dx]+))?(?:=(.*))?", text)
     if found is None or (found[2] is None and found[3] is None):
-        raise EmulatorError(f"{text!r} is no argument: TYPE:SHAPE[=CONTENT], TYPE=NUMBER, FILE.npy or map:...")
+        raise EmulatorError(f"{text!r} is not an argument: TYPE:SHAPE[=CONTENT], TYPE=NUMBER, FILE.npy or map:...")
     kind, shape, content = found.groups()
     if shape is not None:
         return _array(kind, _shape(shape), content or "random", rng)
@@ -182,7 +182,7 @@ def _array(kind: str, shape: tuple[int, ...], content: str, rng: np.random.Gener
 
 
 def _native(kind: str) -> Any:
-    """NumPy's type: of floats that it has not, the unsigned integer of their bits."""
+    """NumPy's type of an element; for floats that NumPy lacks, the unsigned integer of their width."""
     known = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
     form = dtype(kind)
     if kind in known:
@@ -198,4 +198,4 @@ def _sizes(text: str) -> tuple[int, ...]:
     try:
         return tuple([int(part) for part in text.split(",")])
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: write 4 or 4,2,1, x first") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write 4 or 4,2,1, x first") from None

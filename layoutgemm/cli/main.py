@@ -1,4 +1,4 @@
-"""The command line, `layoutgemm COMMAND`: its subcommands, those of `command` and of the emulator among them."""
+"""The command line `layoutgemm COMMAND` and its subcommands."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from .descriptors import add_box, add_desc
 from .plan import add_plan, options, plan_data, teaching
 from .show import add_show
 
-# Modules that some commands need, and the extra that brings each.
+# Optional modules, and the extra that installs each.
 EXTRAS = {"torch": "torch", "cutlass": "dsl", "resvg_py": "png"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0 when everything held, 1 when something did not, 2 for bad usage."""
+    """Run one command. Returns 0 when everything held, 1 when something did not, 2 for bad usage."""
     parser = make_parser()
-    if not (sys.argv[1:] if argv is None else argv):  # nothing asked: say what there is
+    if not (sys.argv[1:] if argv is None else argv):  # no command: print the help
         parser.print_help()
         return 2
     args = parser.parse_args(argv)
@@ -44,13 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = int(args.run(args))
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # the reader, as in `| head`, has seen enough; nothing is left to flush at exit
+    except BrokenPipeError:  # the reader has closed the pipe, as `| head` does; nothing is left to flush at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        return 130  # as a shell says of a command that ^C ended
+        return 130  # the status that shells use for ^C
     except MemoryError as error:
-        return failed(LayoutError(f"not enough memory ({str(error) or 'here'}): ask of something smaller"), as_json)
+        return failed(LayoutError(f"not enough memory ({str(error) or 'here'}): try a smaller problem"), as_json)
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
             raise
@@ -76,7 +76,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_desc(commands)
     add_box(commands)
     prove = add(
-        commands, "prove", "prove two layouts equal, for every size, or show where they differ first",
+        commands, "prove", "prove two layouts equal for every size, or show the first difference",
         ("layoutgemm prove '(64,M//64):(1,64)' M:1 --given '64 | M'",), _prove,
         says="Layouts in CuTe's notation, symbols allowed. Exit status: 0 proven, 1 refuted, 3 undecided.",
     )  # fmt: skip
@@ -88,7 +88,7 @@ def make_parser() -> argparse.ArgumentParser:
         commands.add_parser("emulate", help="run a kernel of a PTX file on the CPU and look for races")
     )
     tune = add(
-        commands, "tune", "measure configurations for a product on the GPU, and keep the fastest",
+        commands, "tune", "measure configurations of a product on the GPU and keep the fastest",
         ("layoutgemm tune 4096 14336 4096",), _tune,
     )  # fmt: skip
     for name in "mnk":
@@ -100,7 +100,7 @@ def make_parser() -> argparse.ArgumentParser:
     tune.add_argument("--budget", type=float, default=120.0, help="seconds for measuring (%(default)s)")
     add_bench(commands)
     add(
-        commands, "doctor", "what of GPU, driver, packages and cache is here",
+        commands, "doctor", "check GPU, driver, packages and cache",
         ("layoutgemm doctor --json  # status 1 where something is missing",), _doctor,
     )  # fmt: skip
     demo = add(
@@ -114,7 +114,7 @@ def make_parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--svg", type=Path, default=Path("fragment.svg"), help="where to draw the fragment map (%(default)s)"
     )
-    demo.add_argument("--seed", type=int, default=0, help="of the random matrices (%(default)s)")
+    demo.add_argument("--seed", type=int, default=0, help="seed of the random matrices (%(default)s)")
     return parser
 
 
@@ -147,7 +147,7 @@ def _tune(args: argparse.Namespace) -> int:
 
 
 def _prove(args: argparse.Namespace) -> int:
-    # Names mean symbols under these facts alone, whatever else the process has called by them.
+    # Names are symbols under these facts alone, whatever facts the process has stated before.
     facts = Facts(*args.given)
     found = prove(*(stated(text, facts) for text in (args.a, args.b)))
     verdict = "undecided" if isinstance(found, Undecided) else "proven" if found else "refuted"
@@ -173,7 +173,7 @@ def _demo(args: argparse.Namespace) -> int:
     if args.device == "cuda":
         from ..kernels.run.torch_tensors import require_gpu
 
-        require_gpu(plan, None)  # before anything is compiled for it
+        require_gpu(plan, None)  # before any compilation for it
     say(f"1. The derivation\n\n{plan.explain()}\n\n2. Its checks\n")
     report = plan.check()
     say(str(report))
@@ -194,7 +194,7 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def _compiled(plan: TeachingPlan, say: Callable[[str], object]) -> str:
-    """Compile where the DSL is installed, and say what came out; else say what is missing. A failed compile raises."""
+    """Compile where the DSL is installed, and report the result. A failed compile raises."""
     if importlib.util.find_spec("cutlass") is None:
         return "not compiled: the CuTe DSL is not installed (Linux: pip install 'layoutgemm[dsl]')"
     say(f"compiling for {plan.arch.name} ...")
@@ -212,7 +212,7 @@ def _compiled(plan: TeachingPlan, say: Callable[[str], object]) -> str:
 
 def _run(plan: TeachingPlan, args: argparse.Namespace, say: Callable[[str], object]) -> dict[str, Any]:
     rng = np.random.default_rng(args.seed)
-    # Values that A's and B's types represent exactly, so that the float64 product is the exact one.
+    # A's and B's types represent these values exactly, so the float64 product is the exact one.
     a = plan.a.dtype.decode(plan.a.dtype.encode(rng.standard_normal((plan.m, plan.k), dtype=np.float32)))
     b = plan.b.dtype.decode(plan.b.dtype.encode(rng.standard_normal((plan.k, plan.n), dtype=np.float32)))
     result = plan.run(a, b, device=args.device)

@@ -1,4 +1,4 @@
-"""What commands call atoms, copies, orders of tiles and swizzles: `mma:m16n8k16:bf16`, `copy:ldmatrix:4`, ..."""
+"""Command-line names of atoms, copies, tile orders and swizzles: `mma:m16n8k16:bf16`, `copy:ldmatrix:4`, ..."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ATOMS = "wgmma:64:bf16:C, mma:m16n8k16:bf16:A"
 WRITTEN = f"an atom is written FAMILY:SIZE[:TYPE[:KIND]][:OPERAND], as in {ATOMS}, mma:m16n8k64:e2m1:mxf4:SFA"
 TILED = "a tiled atom is written tiled:MxNxK:ATOM, as in tiled:2x2x1:mma:m16n8k16"
 OPERANDS = ("A", "B", "C", "D", "SFA", "SFB")
-MAX_TILES = 1 << 16  # of an order that is shown
+MAX_TILES = 1 << 16  # of a tile order that is shown
 
 
 def _wgmma(size: str, a: str, b: str, operand: str, kind: str | None) -> MmaAtom:
@@ -47,7 +47,7 @@ def _wgmma(size: str, a: str, b: str, operand: str, kind: str | None) -> MmaAtom
 
 
 def _mma(size: str, a: str, b: str, operand: str, kind: str | None) -> MmaAtom:
-    if kind == "mxf4nvf4":  # of its factors' types the one that NVFP4 means
+    if kind == "mxf4nvf4":  # the types of scale factors that NVFP4 uses
         return mma_sync(size, a, b, kind=kind, scale="ue4m3", vector=16)
     return mma_sync(size, a, b, kind=kind)
 
@@ -72,7 +72,7 @@ FAMILIES: dict[str, Maker] = {"wgmma": _wgmma, "mma": _mma, "tcgen05": _tcgen05}
 
 
 def atom_of(text: str) -> tuple[MmaAtom, str]:
-    """`FAMILY:SIZE[:TYPE[xTYPE][:KIND]][:OPERAND]` as the atom and its operand, bf16 and C unless said.
+    """`FAMILY:SIZE[:TYPE[xTYPE][:KIND]][:OPERAND]` as the atom and its operand. Defaults: bf16 and C.
 
     Raises LayoutError.
 
@@ -90,7 +90,7 @@ def atom_of(text: str) -> tuple[MmaAtom, str]:
 
 
 def has_operand(text: str) -> bool:
-    """Whether it ends with an operand.
+    """True if the text ends with an operand.
 
     >>> has_operand("wgmma:64:bf16:C"), has_operand("wgmma:64:bf16")
     (True, False)
@@ -112,7 +112,7 @@ def whole_atom(text: str) -> MmaAtom:
 
 
 def object_of(text: str) -> tuple[Pictured, dict[str, Any], dict[str, Any]]:
-    """What the text names, what programs are told of it, and the options that it is drawn with. Raises LayoutError.
+    """The named object, its data for programs, and its drawing options. Raises LayoutError.
 
     >>> made, data, options = object_of("schedule:grouped:4:12x8")
     >>> print(made, options)
@@ -167,7 +167,8 @@ def schedule_of(text: str) -> tuple[Schedule, tuple[int, int]]:
 
 
 def copy_of(text: str) -> CopyAtom:
-    """`ldmatrix:4[:trans]`, `movmatrix`, `cp_async:16`, `ld:128`, `tcgen05_ld:32x32b:4` as a copy. Raises LayoutError.
+    """`ldmatrix:4[:trans]`, `movmatrix`, `cp_async:16`, `ld:128`, `tcgen05_ld:32x32b:4` as a copy atom. Raises
+    LayoutError.
 
     >>> print(copy_of("ldmatrix:2:trans").ptx)
     ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16

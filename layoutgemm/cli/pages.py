@@ -1,4 +1,4 @@
-"""`layoutgemm show --html`: a linked page of a layout, tile, swizzle, copy, or of an atom with operands in memory."""
+"""`layoutgemm show --html`: an interactive page of a layout, tile, swizzle, copy or atom."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def add_page(parser: argparse.ArgumentParser) -> None:
     """The options of a page."""
     parser.add_argument(
         "--html", type=Path, metavar="FILE",
-        help="write a page to point at there instead: of an atom A, B, C, of a copy both sides",
+        help="write an interactive page there: an atom with A, B, C, a copy with both sides",
     )  # fmt: skip
     for operand in "ab":
         parser.add_argument(
@@ -25,16 +25,16 @@ def add_page(parser: argparse.ArgumentParser) -> None:
 
 
 def paged(args: argparse.Namespace, is_atom: bool, find: Callable[[], Any]) -> bool:
-    """Write the page of what `find` finds, if one is asked for; returns whether it was."""
+    """Write the page of what `find` finds, if --html asks for it; returns True if written."""
     given = {name: text for name, text in (("a", args.smem_a), ("b", args.smem_b)) if text is not None}
     if args.html is None:
         if given:
-            raise LayoutError("--smem-a and --smem-b are tiles beside an atom on a page: give --html FILE too")
+            raise LayoutError("--smem-a and --smem-b are tiles shown beside an atom on a page: give --html FILE too")
         return False
     if args.svg is not None or args.rows is not None or args.columns is not None:
-        raise LayoutError("--html writes a page of the whole: leave --svg, --rows and --columns away")
+        raise LayoutError("--html writes a page of the whole: omit --svg, --rows and --columns")
     if given and not is_atom:
-        raise LayoutError(f"--smem-a and --smem-b are tiles of an atom's operands, and {args.what} is no atom")
+        raise LayoutError(f"--smem-a and --smem-b are tiles of an atom's operands, and {args.what} is not an atom")
     found = find()
     if not hasattr(found, "html"):
         known = "layouts, tiles, swizzles, copies and atoms"

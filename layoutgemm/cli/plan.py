@@ -1,4 +1,4 @@
-"""`layoutgemm plan`: the derivation of a GEMM and its checks, for any of the architectures."""
+"""`layoutgemm plan`: the derivation of a GEMM and its checks, for any architecture."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ EXAMPLES = (
     "layoutgemm plan 512 4096 4096 -b bf16:col --matmul",
     "layoutgemm plan 200 136 72 -b bf16:col --teaching --stages 2",
 )
-# What TeachingConfig calls the choices.
+# TeachingConfig's names of the choices.
 CHOICES = ("tile_n", "tile_k", "stages")
 
 
 def add_plan(commands: Any) -> None:
-    """The subcommand plan, and explain, its other name."""
+    """The subcommand plan, and its alias explain."""
     parser = add(
         commands, "plan", "the derivation of a GEMM and its checks", EXAMPLES, run, aliases=("explain",),
         says="Derives C[m, n] = A[m, k] @ B[k, n]: tiles, boxes, descriptors, stages, budgets, and proves them. Exit "
@@ -37,16 +37,16 @@ def add_plan(commands: Any) -> None:
     for name in "mnk":
         parser.add_argument(name, type=int, help="size")
     parser.add_argument("--arch", default="sm_90a", help=f"{', '.join(ARCHES)}, hopper, ... (%(default)s)")
-    parser.add_argument("--teaching", action="store_true", help="sm_90a: the kernel to read, not the production kernel")
-    parser.add_argument("--matmul", action="store_true", help="sm_90a: the kernel that matmul launches, and why")
-    parser.add_argument("--html", metavar="FILE", help="write the tile as a page to point at there, too")
+    parser.add_argument("--teaching", action="store_true", help="sm_90a: the teaching kernel, not the production one")
+    parser.add_argument("--matmul", action="store_true", help="sm_90a: the kernel that matmul launches, and the reason")
+    parser.add_argument("--html", metavar="FILE", help="also write an interactive page of the tile there")
     options(parser)
-    parser.add_argument("--of", choices=tuple(PICTURES), help="print, or draw, this of it instead of the derivation")
-    add_picture(parser, "its fragment map, or what --of says,")
+    parser.add_argument("--of", choices=tuple(PICTURES), help="print or draw this part instead of the derivation")
+    add_picture(parser, "its fragment map, or the part of --of,")
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Types, orders, and the choices of the teaching kernel; left out, the plan chooses."""
+    """Types, orders, and the teaching kernel's choices. The plan chooses those left out."""
     parser.add_argument("-a", default="bf16", help="A's type and order, as in bf16:col (%(default)s)")
     parser.add_argument("-b", default=None, help="B's type and order (A's type, row-major)")
     parser.add_argument("-c", default=None, help="C's type (that of 16-bit inputs; teaching: f32)")
@@ -55,12 +55,12 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def derive(args: argparse.Namespace) -> GemmPlan:
-    """The plan of the production kernel that the arguments ask for, or of the teaching kernel. Raises LayoutError."""
+    """The plan that the arguments ask for: production or teaching kernel. Raises LayoutError."""
     given = [f"--{name.replace('_', '-')}" for name in CHOICES if getattr(args, name) is not None]
     if args.teaching:
         return teaching(args, args.arch)
     if given:
-        raise PlanError(f"{', '.join(given)}: a choice of the teaching kernel: add --teaching, or leave it away")
+        raise PlanError(f"{', '.join(given)}: a choice of the teaching kernel: add --teaching, or omit it")
     return planned(args.m, args.n, args.k, arch=args.arch, a=args.a, b=args.b, c=args.c)
 
 
@@ -77,13 +77,13 @@ def production(args: argparse.Namespace) -> tuple[Any, str]:
     from ..kernels.sm90.types import operands
 
     if arch_of(args.arch).name != "sm_90a":
-        raise PlanError(f"--matmul: the choice is among sm_90a's kernels, and {args.arch} has one: leave it away")
+        raise PlanError(f"--matmul: the choice is among sm_90a's kernels, and {args.arch} has one: omit it")
     if given := [f"--{name.replace('_', '-')}" for name in CHOICES if getattr(args, name) is not None]:
-        raise PlanError(f"{', '.join(given)} beside --matmul, which chooses them: leave one of them away")
+        raise PlanError(f"{', '.join(given)} beside --matmul, which chooses them: omit one of them")
     a, b, _ = operands(args.a, args.b, args.c)
     choice, why = choose(args.m, args.n, args.k, a=a.dtype.name, b_major="K" if b.order == "col" else "MN")
     if choice.config.rows is not None and (b.order != "col" if choice.swapped else a.order != "row"):
-        # Rows are left out of the copies only where K is contiguous in the kernel's A.
+        # A's unused rows are skipped only where K is contiguous in the kernel's A.
         choice = replace(choice, config=replace(choice.config, rows=None))
     return choice.plan(args.m, args.n, args.k, a=args.a, b=args.b, c=args.c), why
 

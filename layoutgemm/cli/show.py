@@ -1,4 +1,4 @@
-"""`layoutgemm show`: a layout, a shared-memory tile or the fragment of a matrix instruction, as a grid or a picture."""
+"""`layoutgemm show`: a layout, tile, atom, copy or tile order as text or as a picture."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def add_show(commands: Any) -> None:
     parser.add_argument("what", metavar="LAYOUT", help=FORMS)
     parser.add_argument("--rows", type=part, metavar="FROM:TO[:STEP]", help="a part of the rows")
     parser.add_argument("--columns", type=part, metavar="FROM:TO[:STEP]", help="a part of the columns")
-    parser.add_argument("--color", choices=("warp", "quad", "thread", "register"), help="of threads in a picture")
-    parser.add_argument("--thread", type=int, metavar="T", help="surround in a picture what thread T holds")
+    parser.add_argument("--color", choices=("warp", "quad", "thread", "register"), help="colours in a picture")
+    parser.add_argument("--thread", type=int, metavar="T", help="outline the elements of thread T in a picture")
     add_picture(parser, "it")
     add_page(parser)
 
@@ -67,12 +67,12 @@ def part(text: str) -> range:
     """
     found = re.fullmatch(r"(\d+):(\d+)(?::([1-9]\d*))?", text)
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no part: write FROM:TO, as in 0:16")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a part: write FROM:TO, as in 0:16")
     return range(int(found[1]), int(found[2]), int(found[3] or 1))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print or draw it; returns the exit status."""
+    """Print or draw an object; returns the exit status."""
     try:
         return _show(args)
     except LayoutError as error:
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def as_options(said: str, what: str) -> str:
-    """What a view says, whose way out names its own arguments, with the options of this command instead.
+    """A view's message with this command's options in place of Python arguments.
 
     >>> as_options("too many, for example rows=range(64), columns=range(3, 9)", "(4,8):(8,1)")
     'too many, for example --rows 0:64, --columns 3:9'
@@ -106,7 +106,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def paged_object(what: str) -> Any:
-    """What a page is made of: an atom whole, whichever operand is named, and the others as they are."""
+    """The object of a page: a whole atom whichever operand is named, others as they are."""
     if what.partition(":")[0] in FAMILIES and has_operand(what):
         return atom_of(what)[0]
     if what.startswith(("smem:", "(")) or " o " in what or what[:1].isdigit():
@@ -116,7 +116,7 @@ def paged_object(what: str) -> Any:
 
 @dataclass(frozen=True)
 class Shown:
-    """Something that can be shown: its text, its picture, its data for programs."""
+    """An object to show: its text, its picture, its data for programs."""
 
     text: Callable[[], str]
     draw: Callable[[], str]
@@ -124,7 +124,7 @@ class Shown:
 
 
 def shown(args: argparse.Namespace) -> Shown:
-    """What the arguments ask for. Raises LayoutError, for an option that it does not take too."""
+    """The object that the arguments ask for. Raises LayoutError, also for an option that it does not take."""
     part_: dict[str, Any] = {name: value for name in ("rows", "columns") if (value := getattr(args, name)) is not None}
     colors = {name: value for name in ("color", "thread") if (value := getattr(args, name)) is not None}
     family = args.what.partition(":")[0]
@@ -133,9 +133,9 @@ def shown(args: argparse.Namespace) -> Shown:
     if whole and part_:
         raise LayoutError(f"{args.what} is shown whole: --rows and --columns are for layouts, tiles, operands")
     if colors and not (family in FAMILIES or family in ("tiled", "copy")):
-        raise LayoutError(f"{args.what} is held by no threads: --color and --thread are for atoms and copies")
+        raise LayoutError(f"{args.what} is not held by threads: --color and --thread are for atoms and copies")
     if colors and args.svg is None and args.png is None:
-        raise LayoutError("--color and --thread are of a picture: give --svg FILE or --png FILE too")
+        raise LayoutError("--color and --thread apply to a picture: give --svg FILE or --png FILE too")
     if whole:
         return object_shown(args.what, colors)
     if family in FAMILIES:
@@ -176,13 +176,13 @@ def operand_shown(what: str, part_: dict[str, Any], colors: dict[str, Any]) -> S
 
 
 def object_shown(what: str, colors: dict[str, Any]) -> Shown:
-    """An atom, a tiled one, a copy, an order of tiles, a swizzle: by its own picture and text."""
+    """An atom, copy, tile order or swizzle, by its own picture and text."""
     made, data, options = object_of(what)
     return Shown(lambda: table(made, **options), lambda: made.svg(**options, **colors), lambda: {"what": what, **data})
 
 
 def fitting(text: str, width: int | None = None) -> str:
-    """A table cut to whole columns where it is wider than the terminal; into a file or a pipe it goes whole.
+    """A table cut to whole columns that fit the terminal. Output to a file or a pipe is not cut.
 
     >>> print(fitting("a title\\n    0 1 2\\n  +------\\n0 | 7 8 9", 8))
     a title

@@ -1,1 +1,1 @@
-"""Executes compiled kernels on the CPU: PTX and host function, with the atoms as the semantics of instructions."""
+"""A CPU emulator of compiled kernels: PTX and host function, with the atoms as instruction semantics."""

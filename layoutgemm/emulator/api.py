@@ -1,7 +1,8 @@
-"""Run a compiled kernel on the CPU and say what is wrong with it: `emulate` and `emulate_ptx`.
+"""The front door of the emulator: `emulate` and `emulate_ptx` run a kernel and report its errors.
 
-`emulate` takes what `cute.compile` returned and the arguments of a call: the compiled host function launches, here, the
-PTX that the compiler made. `emulate_ptx` takes PTX and a described launch. Results are in the arrays that were passed.
+`emulate` takes the result of `cute.compile` and the arguments of a call. The compiled host function runs on this
+machine and launches the compiler's PTX in the emulator. `emulate_ptx` takes PTX and a described launch. Results are in
+the arrays that were passed.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from ..atoms.tma.rules import TensorMap
 from ..dtypes import DType, dtype
 from ..errors import EmulatorError
 from .findings import Counts, Finding
-from .host.arguments import Array, Arrays, Packed, array_of, callers_array
+from .host.arguments import ArgumentMemory, Array, Packed, array_of, callers_array
 from .host.dsl_calls import CompiledFunction, watch
 from .host.launcher import HostFunction, HostLaunch
 from .machine.bank_counts import BankRow, bank_rows, bank_table
-from .machine.interpreter import Machine
+from .machine.interpreter import PtxMachine
 from .machine.launch import Launch, Policy, Progress, Watch
 from .machine.memory import GlobalMemory
 from .machine.tensor_map import BYTES, encode
 from .machine.timeline import Timeline
 from .machine.unwritten_memory import settled
 from .ops import program_of
-from .ptx.parser import Instruction, Kernel, Parameter, parse
+from .ptx.parser import Parameter, PtxInstruction, PtxKernel, parse
 
 EVERY = 2.0  # seconds between lines of progress
 QUIET = ("lint",)  # kinds of findings that leave a run ok
-# Orders that show different mistakes: everything as late as it may be, as early, and by chance.
+# Orders that show different mistakes: everything as late as possible, as early as possible, and at random.
 ORDERS = (
     Policy(),
     Policy(loads="early", products="early", stores="early", elect="highest"),
@@ -48,13 +49,13 @@ Orders = Policy | Sequence[Policy] | None
 
 @dataclass
 class LaunchResult:
-    """One launch: what was launched, what it did, and how long that took here.
+    """One launch: its geometry, its counts and findings, and the seconds it took here.
 
-    suspects  what products read that nobody has written: in `findings`, too, where a result depends on it
-    timeline  what each warp and engine did, where that was recorded
+    suspects  reads of uninitialised memory by products; also in `findings` where a result depends on them
+    timeline  activity of each warp and engine, where that was recorded
     """
 
-    kernel: Kernel
+    kernel: PtxKernel
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     cluster: tuple[int, int, int]
@@ -67,12 +68,12 @@ class LaunchResult:
 
     @property
     def banks(self) -> list[BankRow]:
-        """What each instruction did to the banks of shared memory, where that was counted; the worst first."""
+        """Bank use of each instruction, the worst first; needs `banks=True`."""
         return bank_rows(self.kernel, self.counts.banks)
 
     def __str__(self) -> str:
         size = f"grid {self.grid}, block {self.block}, cluster {self.cluster}, {self.dynamic_shared} bytes of shared"
-        done = f"{sum(self.counts.instructions.values())} instructions besides arithmetic, {self.seconds:.2f} s"
+        done = f"{sum(self.counts.instructions.values())} instructions other than arithmetic, {self.seconds:.2f} s"
         lines = [self.kernel.name, size, done]
         if self.counts.banks:
             lines += bank_table(self.banks).splitlines()
@@ -81,7 +82,7 @@ class LaunchResult:
 
 @dataclass
 class Emulation:
-    """What a run found: true when nothing was, lint aside.
+    """The result of a run, true when nothing but lint was found.
 
     launches   in order
     """
@@ -90,12 +91,12 @@ class Emulation:
 
     @property
     def findings(self) -> list[Finding]:
-        """All that was found, in order."""
+        """All findings, in order."""
         return [finding for launch in self.launches for finding in launch.findings]
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found but lint, which is legal and suspicious."""
+        """True if there are no findings but lint, which is legal and suspicious."""
         return all(finding.kind in QUIET for finding in self.findings)
 
     def __bool__(self) -> bool:
@@ -103,18 +104,18 @@ class Emulation:
 
     @property
     def bytes(self) -> Counter[str]:
-        """Kind of traffic -> bytes, of all launches."""
+        """Bytes by kind of traffic, summed over all launches."""
         return sum((launch.counts.bytes for launch in self.launches), Counter())
 
     @property
     def instructions(self) -> Counter[str]:
-        """Opcode -> how often a warp executed it, of all launches; arithmetic is not counted."""
+        """Executions of each opcode by a warp, summed over all launches; arithmetic is not counted."""
         return sum((launch.counts.instructions for launch in self.launches), Counter())
 
-    def unreached(self) -> list[Instruction]:
+    def unreached(self) -> list[PtxInstruction]:
         """The instructions that no launch executed."""
         reached: dict[str, Counts] = {}
-        kernels: dict[str, Kernel] = {}
+        kernels: dict[str, PtxKernel] = {}
         for launch in self.launches:
             kernels[launch.kernel.name] = launch.kernel
             seen = reached.setdefault(launch.kernel.name, Counts(executed=bytearray(len(launch.counts.executed))))
@@ -188,7 +189,7 @@ def emulate(
     timeline: bool = False,
     **named: Any,
 ) -> Emulation:
-    """Run a compiled CuTe DSL function on the CPU, with its own host half, and check it.
+    """Run a compiled CuTe DSL function on the CPU through its host half; check it.
 
     compiled  what `cute.compile` returned; compile with "--keep-ptx --dump-dir FOLDER" among its options
     args      those of a call on a GPU, with NumPy arrays and CPU torch tensors for the memory there, where a pointer or
@@ -201,8 +202,8 @@ def emulate(
     banks     count the wavefronts of shared memory for each instruction, of the first order: `LaunchResult.banks`
     timeline  record what each warp and engine did, of the first order: `LaunchResult.timeline`
 
-    Raises EmulatorError for an argument that does not fit, by name; EmulatorError (DeadlockError, PtxError) where a
-    run cannot go on, with what was found before; and TypeError for what is no compiled function.
+    Raises EmulatorError that names an argument that does not fit. Raises EmulatorError (DeadlockError, PtxError) where
+    a run cannot go on, with the findings so far. Raises TypeError for anything but a compiled function.
     """
     if isinstance(compiled, (str, bytes, Path)):
         raise TypeError("emulate takes what cute.compile returned; PTX, as text or as a file, is for emulate_ptx")
@@ -225,7 +226,7 @@ def emulate_host(
     banks: bool = False,
     timeline: bool = False,
 ) -> Emulation:
-    """The same of a host function that was linked before."""
+    """Run a linked host function on the CPU and check it, as `emulate` does."""
     arrays, launches = host.call(args, extra)
     return _run(launches, arrays.memory, policy, progress, Watch(banks, timeline))
 
@@ -266,7 +267,7 @@ def _run_once(
     for number, launch in enumerate(launches):
         described = Launch(launch.grid, launch.block, launch.parameters, memory, launch.cluster, launch.dynamic_shared)
         line = _progress(f"{launch.kernel.name[:40]} ({number + 1} of {len(launches)})") if progress else None
-        machine = Machine(program_of(launch.kernel), described, policy, line, watch)
+        machine = PtxMachine(program_of(launch.kernel), described, policy, line, watch)
         start = time.perf_counter()
         try:
             machine.run()
@@ -287,7 +288,7 @@ def _run_once(
 
 
 def _progress(name: str) -> Callable[[Progress], None]:
-    """A callback that writes a line to stderr every two seconds, within a cluster too, and nothing in short runs."""
+    """A callback that writes a progress line to stderr every two seconds. Short runs print nothing."""
     start = last = time.monotonic()
 
     def line(at: Progress) -> None:
@@ -410,7 +411,7 @@ def described(
     args: Sequence[Any],
     kernel: str | None,
 ) -> tuple[HostLaunch, GlobalMemory]:
-    """The launch that the arguments of `emulate_ptx` describe, and the memory that holds its arrays."""
+    """The launch that the arguments of `emulate_ptx` describe, and the memory of its arrays."""
     as_int(smem, "smem", EmulatorError, least=0)
     if not isinstance(args, (tuple, list)):
         raise EmulatorError(refusal(args, "args", "a tuple of one value for each parameter"))
@@ -425,7 +426,7 @@ def described(
         raise EmulatorError(f"{len(args)} arguments; {chosen.name} takes {len(chosen.parameters)}: {sizes}")
     values = [value.array if isinstance(value, TensorMapOf) else value for value in args]
     found = [(p.name, array_of(value)) for p, value in zip(chosen.parameters, values, strict=True)]
-    arrays = Arrays([(name, array) for name, array in found if array is not None])
+    arrays = ArgumentMemory([(name, array) for name, array in found if array is not None])
     parameters = bytearray(chosen.parameter_bytes)
     for parameter, value, (_, array) in zip(chosen.parameters, args, found, strict=True):
         content = _content(parameter, value, array, arrays)
@@ -444,7 +445,7 @@ def _triple(value: int | Sequence[int]) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _content(parameter: Parameter, value: Any, array: Array | None, arrays: Arrays) -> bytes:
+def _content(parameter: Parameter, value: Any, array: Array | None, arrays: ArgumentMemory) -> bytes:
     """The bytes of one parameter."""
     size = parameter.size
     if isinstance(value, TensorMapOf):
@@ -468,4 +469,4 @@ def _content(parameter: Parameter, value: Any, array: Array | None, arrays: Arra
     try:
         return (int(value) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
     except (TypeError, ValueError):
-        raise EmulatorError(f"{parameter.name}: {value!r} is no array, number, bytes or TensorMapOf") from None
+        raise EmulatorError(f"{parameter.name}: {value!r} is not an array, number, bytes or TensorMapOf") from None

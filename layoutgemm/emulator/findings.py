@@ -1,4 +1,4 @@
-"""What an emulated run found, and what it counted."""
+"""Findings and counts of an emulated run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from .machine.bank_counts import BankUse
-from .ptx.parser import Instruction, Kernel, Source
+from .ptx.parser import PtxInstruction, PtxKernel, Source
 
 KINDS = (
     "race", "deadlock", "uninitialised", "bounds", "alignment", "protocol", "descriptor", "divergence", "edge", "lint",
@@ -16,7 +16,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that PTX forbids or leaves undefined, or that hardware does and PTX does not say.
+    """An error, an undefined result, or hardware behaviour that PTX does not define.
 
     kind     of `KINDS`; "edge" is what a tensor store writes beyond a line, "lint" is legal and suspicious
     message  what happened, with both sides of a race
@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass
 class Findings:
-    """All findings of a run, equal ones of one instruction counted once.
+    """All findings of a run; equal ones of one instruction count once.
 
     limit  distinct findings after which the run is given up
     """
@@ -65,13 +65,13 @@ class Findings:
 
     @property
     def full(self) -> bool:
-        """Whether there are so many that going on tells nothing more."""
+        """True at the limit of distinct findings, when the run stops."""
         return len(self.found) >= self.limit
 
 
 @dataclass
 class Counts:
-    """What was executed.
+    """Counts of executed instructions, waits, bytes and bank use.
 
     instructions  opcode -> how often a warp, or part of one, executed it
     executed      for each pc, whether it was ever executed
@@ -86,7 +86,7 @@ class Counts:
     bytes: Counter[str] = field(default_factory=Counter)
     banks: dict[int, BankUse] = field(default_factory=dict)
 
-    def unreached(self, kernel: Kernel) -> list[Instruction]:
+    def unreached(self, kernel: PtxKernel) -> list[PtxInstruction]:
         """The instructions that no warp executed."""
         return [ins for ins in kernel.instructions if not self.executed[ins.pc]]
 

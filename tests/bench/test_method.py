@@ -95,7 +95,7 @@ def test_every_round_holds_every_contender_once_and_idles_three_times_its_time()
     assert len({tuple(x for kind, x, _ in entries if kind == "run") for entries in rounds}) > 1
 
 
-def test_the_order_is_drawn_anew_each_round_without_favour() -> None:
+def test_each_round_has_a_new_unbiased_order() -> None:
     device = Clock()
     burst(device, {str(i): constant(float(i + 1)) for i in range(3)}, 600, random.Random(7))
     runs = [x for kind, x, _ in device.log[3:] if kind == "run"]
@@ -120,7 +120,7 @@ def operands(m: int = 32, n: int = 24, k: int = 64) -> Operands:
     return Operands(a, b, torch.empty(m, n, dtype=torch.bfloat16))
 
 
-def verdict_of(change: Any) -> bench.Verdict:
+def verdict_of(change: Any) -> bench.Accuracy:
     s = operands()
 
     def launch() -> None:
@@ -129,7 +129,7 @@ def verdict_of(change: Any) -> bench.Verdict:
     return bench.run_and_check([s], [launch], bench.references([s]))[0]
 
 
-def test_a_product_rounded_once_passes_and_what_a_kernel_may_lose_does_not() -> None:
+def test_one_rounding_passes_and_lost_partial_sums_fail() -> None:
     good = verdict_of(lambda c: c)
     assert good.fault == "" and good.worst < 1 and 1e-3 < good.rms < 2.5e-3 and good.repeats
     halves = operands()
@@ -144,9 +144,9 @@ def test_a_product_rounded_once_passes_and_what_a_kernel_may_lose_does_not() -> 
 
 
 def test_nan_and_infinity_never_pass() -> None:
-    assert bench.Verdict(math.nan, 0.0, True).fault and bench.Verdict(0.0, math.nan, True).fault
-    assert bench.Verdict(math.inf, 0.0, True).fault
-    assert not bench.Verdict(1.0, bench.RMS_BOUND, True).fault
+    assert bench.Accuracy(math.nan, 0.0, True).fault and bench.Accuracy(0.0, math.nan, True).fault
+    assert bench.Accuracy(math.inf, 0.0, True).fault
+    assert not bench.Accuracy(1.0, bench.RMS_BOUND, True).fault
 
 
 # The CUDA device, with torch.cuda replaced ----------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_nan_and_infinity_never_pass() -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is asked of torch.cuda, in order."""
+    """The calls of torch.cuda, in order."""
     log: list[str] = []
 
     class Graph:
@@ -203,7 +203,7 @@ def test_a_graph_is_captured_and_timed_between_events_behind_a_spin(calls: list[
     assert calls == ["spin", "record", "replay", "replay", "replay", "record", "wait"]
 
 
-def test_an_error_during_capture_ends_the_capture_and_is_the_one_that_is_raised(calls: list[str]) -> None:
+def test_an_error_during_capture_ends_it_and_is_raised(calls: list[str]) -> None:
     def launch() -> None:
         calls.append("break")
         raise ValueError("no such kernel")

@@ -59,7 +59,7 @@ def unwritten(a: Any, b: Any, c: Any) -> None:
     c[1:].copy_((a.float() @ b.float().T)[1:])
 
 
-def test_who_is_wrong_or_raises_is_named_and_not_timed() -> None:
+def test_wrong_or_raising_contenders_are_named_and_not_timed() -> None:
     device = ModelDevice()
     state = {"n": 0}
 
@@ -205,7 +205,7 @@ def test_an_unknown_contender_is_refused_and_a_known_one_is_found(
     assert len(names) == 6
 
 
-def test_a_peer_that_is_not_installed_is_left_out_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_peer_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "quack" else found(name))
     monkeypatch.setattr(peers, "LEFT_OUT", {})
@@ -356,7 +356,7 @@ def test_best_of_keeps_the_named_number_of_each_family() -> None:
     assert bench_outcome.best_of({}, {}, {"x": 1}) == []
 
 
-def test_without_torch_one_line_says_what_installs_it(
+def test_without_torch_one_line_names_its_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
@@ -364,7 +364,7 @@ def test_without_torch_one_line_says_what_installs_it(
     assert capsys.readouterr().err == "torch is not installed: make bench-gemm installs it, and the peers\n"
 
 
-def test_without_the_dsl_nothing_is_measured_but_what_does_not_need_it(
+def test_without_the_dsl_only_other_contenders_are_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = importlib.util.find_spec

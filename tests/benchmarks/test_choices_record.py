@@ -1,4 +1,4 @@
-"""What is chosen, against what was measured on an H200: benchmarks/results/choices_h200.json."""
+"""`choose` against the times measured on an H200: benchmarks/results/choices_h200.json."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def behind(standings: dict[Problem, Standing], problems: list[Problem]) -> list[
     return sorted(standings[p].behind for p in problems if standings[p].chosen is not None)
 
 
-def test_what_is_chosen_was_measured(standings: dict[Problem, Standing]) -> None:
+def test_every_choice_was_measured(standings: dict[Problem, Standing]) -> None:
     lost = [str(p) for p, s in standings.items() if s.chosen is None]
     assert len(standings) > 400 and len(lost) <= UNMEASURED, f"`tune_gemm.py run` has to measure {lost}"
 

@@ -59,12 +59,12 @@ def test_numbers_are_those_of_the_installed_headers() -> None:
 
 
 def multiplied(m: int, n: int, k: int, b_major: str) -> Any:
-    """The product as cuBLASLt would compute it from those descriptors and the flat memory of A, B and C."""
+    """The product by cuBLASLt's definition, from the descriptors and the flat memory."""
     a, b = torch.randn(m, k), torch.randn(n, k)
     stored_b = b if b_major == "k" else b.T.contiguous()
     operands = cublaslt.column_major(m, n, k, b_major)
 
-    def factor(memory: Any, o: cublaslt.Operand) -> Any:
+    def factor(memory: Any, o: cublaslt.CublasLtMatrix) -> Any:
         stored = torch.as_strided(memory.reshape(-1), (o.rows, o.columns), (1, o.leading))
         return stored.T if o.op == cublaslt.CUBLAS_OP_T else stored
 
@@ -146,7 +146,7 @@ def test_a_status_that_is_no_success_raises(lt: cublaslt.CublasLt) -> None:
         lt._made("cublasLtCreate")
 
 
-def test_without_a_gpu_the_peer_is_there_and_fails_by_name() -> None:
+def test_without_a_gpu_the_peer_fails_by_name() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     (contender,) = proposals(Problem(64, 64, 64))

@@ -53,7 +53,7 @@ def test_the_installed_package_is_called_in_both_ways(calls: list[Any], left_out
     assert calls == [False, (1, 2, 3), True, (1, 2, 3)] and left_out == {} and deepgemm.version() == "2.6.1"
 
 
-def test_without_the_package_it_is_left_out(
+def test_a_missing_package_is_skipped(
     monkeypatch: pytest.MonkeyPatch, left_out: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(deepgemm, "installed", lambda: False)

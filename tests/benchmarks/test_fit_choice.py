@@ -1,4 +1,4 @@
-"""The fit finds again what made the times, and leaves alone what they say nothing of."""
+"""The fit recovers the constants behind the times and leaves the others unchanged."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_constants_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_slopes_are_those_of_the_model() -> None:
-    """Against differences, of each constant, in kernels of one wave and several, in parts of K, by rounds, swapped."""
+    """Slopes against differences of each constant: one wave and several, split-K, rounds, swapped operands."""
     now = {name: fit_choice.constant(name) for name in fit_choice.FITTED}
     unit = np.eye(len(now))
     slopes = {name: Slope(value, value * unit[i]) for i, (name, value) in enumerate(now.items())}
@@ -82,8 +82,8 @@ def test_shapes_are_left_out_of_the_fit(tmp_path: Path) -> None:
     assert left not in random_shapes(20, seed=6)
 
 
-def test_a_search_keeps_what_loses_less() -> None:
-    """Of a shape whose times are the estimates of other constants: what is chosen after it is no slower."""
+def test_a_search_keeps_the_smaller_loss() -> None:
+    """The choice for a shape, after a search on other constants' estimates, is no slower."""
     with constants(MADE):
         one = made((300, 4096, 4096))
     steps = iter(range(200))
@@ -97,7 +97,7 @@ def test_a_search_keeps_what_loses_less() -> None:
 
 
 def test_pairs_differ_in_the_cluster_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where times are the estimates themselves, both columns say the same."""
+    """With the estimates as times, both columns agree."""
     many = made((4096, 6144, 4096))
     with constants(MADE):
         lines = fit_choice.pairs([many])

@@ -46,7 +46,7 @@ def lines(programs: dict[str, list[str]]) -> list[tuple[str, str]]:
 
 
 def refusal(program: str, line: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What the program says on standard error when it refuses."""
+    """The program's refusal on standard error."""
     assert importlib.import_module(f"benchmarks.{program}").main(line.split()) == needs.REFUSED
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1
@@ -87,7 +87,7 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert refusal("bench_launch", "", capsys) == "torch is not installed: pip install 'layoutgemm[dsl,torch]'\n"
 
 
-def test_no_program_is_left_out() -> None:
+def test_every_program_is_covered() -> None:
     texts = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").glob("*.py")}
     programs = {stem for stem, text in texts.items() if re.search(r"^def main\(", text, flags=re.MULTILINE)}
     assert programs == {*BY_TORCH, *BY_DRIVER, *WITHOUT}
@@ -99,7 +99,7 @@ def test_programs_that_import_tests_run_from_any_folder(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_gpu_that_is_there_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_present_gpu_is_not_a_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(cuda_driver, "available", lambda: None)

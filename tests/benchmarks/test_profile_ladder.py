@@ -15,7 +15,7 @@ def test_the_examples() -> None:
     assert doctest.testmod(profile_ladder).failed == 0
 
 
-def test_what_is_no_profile() -> None:
+def test_other_files_are_refused_as_profiles() -> None:
     for text in ("", "==ERROR== ERR_NVGPUCTRPERM\n", '"ID","gpu__time_duration.sum"\n"","ns"\n'):
         with pytest.raises(RuntimeError, match="ncu gave no kernel"):
             profile_ladder.parsed(text)

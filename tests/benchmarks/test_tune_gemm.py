@@ -1,4 +1,4 @@
-"""Races of configurations on a model of a device, the record of them, and how what is chosen now stands in it."""
+"""Races of configurations on a model of a device, their record, and the current choice."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_record_is_read_back_as_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"defaults": {}, "configurations": [3], "shapes": []}', "{"])
-def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_record_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "no.json"
     path.write_text(text)
     with pytest.raises(ValueError):

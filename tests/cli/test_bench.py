@@ -24,7 +24,7 @@ from tests.benchmarks.model_device import ModelDevice, timed
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> ModelDevice:
-    """A GPU on which torch.mm takes 2 us, matmul 1 us and cuBLASLt's two proposals 1.5 and 3 us."""
+    """A GPU model: torch.mm takes 2 us, matmul 1 us, cuBLASLt's proposals 1.5 and 3 us."""
     found, matmul = ModelDevice(throttle=1.25), torch_op.matmul
 
     def in_one_us(a: Any, b: Any, **options: Any) -> Any:
@@ -99,7 +99,7 @@ def test_a_kernel_that_does_not_exist_is_the_status(
     assert "48x32x64: no kernel" in text and "FAILED layoutgemm: OperandError: no kernel for it" in text
 
 
-def test_what_it_copies_is_said(device: ModelDevice, capsys: pytest.CaptureFixture[str]) -> None:
+def test_copies_are_reported(device: ModelDevice, capsys: pytest.CaptureFixture[str]) -> None:
     """Lines of 20 bytes: no tensor copy reads them."""
     assert main(["bench", "48", "32", "10", "--rounds", "1", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["outcomes"]
@@ -146,7 +146,7 @@ def test_refusals(capsys: pytest.CaptureFixture[str], arguments: str, text: str)
     assert text in refusal(capsys, arguments)
 
 
-def test_without_a_gpu_it_says_what_can_be_done(
+def test_without_a_gpu_alternatives_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -49,7 +49,7 @@ def test_words(capsys, arguments, word, rows):
     assert again["fields"] == said["fields"] and again["swizzle"] == said["swizzle"]
 
 
-def test_a_word_is_taken_apart(capsys):
+def test_a_word_is_decoded(capsys):
     assert main(["desc", "0x4000004000010040"]) == 0
     assert "1024 bytes: start address in shared memory" in capsys.readouterr().out
     said = told(capsys, "desc", "0x8400490", "--kind", "f16")
@@ -78,7 +78,7 @@ def test_a_tile_of_a_matrix(capsys):
         ("desc 64x64 --element f32", "one of: bf16 | f16 | tf32"),
         ("desc 64x64 --element f32 --arch sm_100a", "tcgen05.mma multiplies f16, bf16"),
         ("desc 64x64 --element e4m3 --major MN", "wgmma transposes f16 and bf16 alone"),
-        ("desc 64x64 --kind f16", "leave --kind f16 away"),
+        ("desc 64x64 --kind f16", "omit --kind f16"),
         ("desc 64x16 --swizzle 128B", "no multiple of the atom's 64"),
         ("desc 96x64", "no multiple of it"),
         ("desc 100x64 --operand B", "a multiple of 8"),

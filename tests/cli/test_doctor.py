@@ -13,12 +13,12 @@ import pytest
 
 from layoutgemm.cli import doctor
 from layoutgemm.cli import main as cli
-from layoutgemm.cli.doctor import MISSING, NOTE, OK, Finding
+from layoutgemm.cli.doctor import MISSING, NOTE, OK, ReportLine
 
 NAMES = {"package", "driver", "torch", "GPU", "DSL", "runtime", "compiler", "SASS tools", "cache"}
 
 
-def found(name: str) -> Finding:
+def found(name: str) -> ReportLine:
     return next(finding for finding in doctor.examine() if finding.name == name)
 
 
@@ -40,7 +40,11 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_verdicts() -> None:
-    good, lacking, less = Finding("a", OK, "x"), Finding("b", MISSING, "y", "get it"), Finding("c", NOTE, "z", "better")
+    good, lacking, less = (
+        ReportLine("a", OK, "x"),
+        ReportLine("b", MISSING, "y", "get it"),
+        ReportLine("c", NOTE, "z", "better"),
+    )
     assert doctor.status([good, less]) == 0 and doctor.status([good, lacking]) == 1
     assert "-> get it" in doctor.report([lacking]) and "does not run on a GPU here: b" in doctor.report([good, lacking])
 

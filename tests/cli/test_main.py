@@ -63,7 +63,7 @@ def test_prove(capsys, arguments, status, text):
     assert text in capsys.readouterr().out
 
 
-def test_prove_says_what_it_needs(capsys):
+def test_prove_names_missing_facts(capsys):
     assert main(["prove", "(64,M//64):(1,64)", "M:1"]) == 1
     error = capsys.readouterr().err
     assert "needs 64 | M" in error and error.count("\n") == 1
@@ -108,7 +108,7 @@ def test_runs_as_a_module(module):
     assert done.stdout.startswith("layoutgemm ")
 
 
-def test_nothing_asked_is_answered_by_the_help(capsys):
+def test_no_command_prints_the_help(capsys):
     assert main([]) == 2
     assert "  layoutgemm demo" in capsys.readouterr().out
 
@@ -223,10 +223,10 @@ def refusal(capsys, arguments: str) -> str:
 
 
 @pytest.mark.parametrize(("raised", "said"), [
-    (MemoryError("7 TiB"), "not enough memory (7 TiB): ask of something smaller"),
+    (MemoryError("7 TiB"), "not enough memory (7 TiB): try a smaller problem"),
     (ModuleNotFoundError("no torch", name="torch"), "pip install 'layoutgemm[torch]'; layoutgemm doctor"),
 ])  # fmt: skip
-def test_what_the_machine_lacks_is_one_line(capsys, monkeypatch, raised, said):
+def test_a_missing_package_is_one_line(capsys, monkeypatch, raised, said):
     def lacks(*given):
         raise raised
 

@@ -70,7 +70,7 @@ def test_dark_and_png(tmp_path, capsys):
     assert png.read_bytes().startswith(b"\x89PNG") and "@media" not in svg.read_text(encoding="utf-8")
 
 
-def test_a_plan_prints_what_it_would_draw(capsys):
+def test_a_plan_prints_its_drawing_as_text(capsys):
     assert main(["plan", "200", "136", "72", "--teaching", "--of", "smem"]) == 0
     assert "0x8000   8192  B stage 0: 64x64 bf16, 128B" in capsys.readouterr().out
     assert main(["plan", "200", "136", "72", "--teaching", "--of", "order", "--json"]) == 0

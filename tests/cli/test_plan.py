@@ -21,7 +21,7 @@ def test_the_plan_is_that_of_derive(capsys, arch):
     assert said["ok"] and [check["name"] for check in said["checks"]] == [check.name for check in plan.check()]
 
 
-def test_explain_is_its_other_name(capsys):
+def test_explain_is_an_alias_of_plan(capsys):
     assert main(["explain", "64", "64", "64", "--teaching", "--stages", "2"]) == 0
     before = capsys.readouterr().out
     assert main(["plan", "64", "64", "64", "--teaching", "--stages", "2"]) == 0

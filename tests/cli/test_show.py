@@ -61,7 +61,7 @@ def test_wide_tables_are_cut_one_by_one():
 
 
 @pytest.mark.parametrize("operand", ["C", "A"])
-def test_an_atom_says_who_holds_what(capsys, operand):
+def test_an_atom_shows_threads_and_values(capsys, operand):
     said = told(capsys, f"wgmma:16:f16:{operand}")
     atom = wgmma(16, "f16", a_source="rmem")
     for m, row in enumerate(said["thread_value"]):
@@ -95,7 +95,7 @@ def test_pages(capsys, tmp_path, what, text):
         ("'(4,8'", "at the end of '(4,8': a layout is written '(8,64):(64,1)'"),
         ("'S<3,4'", "a swizzle is written S<3,4,3> or S<3,4,3>[bytes]"),
         ("'S<3,4,3>' --rows 0:4", "is shown whole"),
-        ("'(4,8):(8,1)' --thread 3", "held by no threads"),
+        ("'(4,8):(8,1)' --thread 3", "not held by threads"),
         ("'(4,M):(M,1)'", "give its symbols values first"),
         ("'(2,2,2):(1,2,4)'", "group or slice its modes"),
         ("'(4,8):(8,1)' --rows 0:9", "leaves the 4 rows that there are"),
@@ -107,7 +107,7 @@ def test_pages(capsys, tmp_path, what, text):
         ("wgmma:64:bf16:B", "show its tile, as in smem:64x16:bf16:K"),
         ("wgmma", "an atom is written FAMILY:SIZE[:TYPE[:KIND]][:OPERAND], as in wgmma:64:bf16:C"),
         ("mma:m16n8k15", "has m16n8k8, m16n8k16"),
-        ("mma:m16n8k16 --thread 3", "are of a picture: give --svg FILE"),
+        ("mma:m16n8k16 --thread 3", "apply to a picture: give --svg FILE"),
         ("tiled:2x2x1", "as in tiled:2x2x1:mma:m16n8k16"),
         ("tiled:100x100x1:mma:m16n8k16 --svg x.svg", "tiled:100x100x1:mma:m16n8k16 is shown whole"),
         ("schedule:linear:100000x100000", "and up to 65536 are shown"),
@@ -128,8 +128,8 @@ def test_pages(capsys, tmp_path, what, text):
         ("tiled:2x2:mma:m16n8k16", "written tiled:MxNxK:ATOM"),
         ("tiled:2x2x1:mma:m16n8k16:bf16:C", "written FAMILY:SIZE"),
         ("'(512,512):(512,1)'", "--rows 0:64, --columns 0:64"),
-        ("'(4,8):(8,1)' --html x.html --svg x.svg", "leave --svg, --rows and --columns away"),
-        ("'(4,8):(8,1)' --html x.html --smem-a smem:64x64:bf16", "and (4,8):(8,1) is no atom"),
+        ("'(4,8):(8,1)' --html x.html --svg x.svg", "omit --svg, --rows and --columns"),
+        ("'(4,8):(8,1)' --html x.html --smem-a smem:64x64:bf16", "and (4,8):(8,1) is not an atom"),
         ("mma:m16n8k16 --smem-a smem:64x64:bf16", "give --html FILE too"),
         ("mma:m16n8k16 --html x.html --smem-a smem:40x64:bf16", "M = 40 is no multiple of 16"),
     ],

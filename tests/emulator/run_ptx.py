@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from layoutgemm.emulator.findings import Finding
-from layoutgemm.emulator.machine.interpreter import Launch, Machine, Policy
+from layoutgemm.emulator.machine.interpreter import Launch, Policy, PtxMachine
 from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.emulator.ops import build
 from layoutgemm.emulator.ptx.parser import parse
@@ -25,7 +25,7 @@ COUNT = 96
 class Result:
     """The machine after its run, and the buffers by name."""
 
-    machine: Machine
+    machine: PtxMachine
     arrays: dict[str, np.ndarray]
 
     @property
@@ -92,7 +92,7 @@ def run(
     parameters = struct.pack(f"<{len(addresses)}Q{len(scalars)}I", *addresses, *scalars.values())
     triple = [(x, 1, 1) if isinstance(x, int) else x for x in (grid, block)]
     launch = Launch(triple[0], triple[1], parameters, memory, (cluster, 1, 1), shared)
-    return Result(Machine(program(text), launch, policy).run(), buffers)
+    return Result(PtxMachine(program(text), launch, policy).run(), buffers)
 
 
 def lanes(kind: Any, of: Any = None) -> np.ndarray:

@@ -22,7 +22,7 @@ from layoutgemm.pytest_plugin import emulate_or_fail
 from tests.test_pytest_plugin import plugin_options
 
 
-def test_what_is_no_compiled_function_is_refused() -> None:
+def test_other_objects_than_compiled_functions_are_refused() -> None:
     with pytest.raises(TypeError, match=r"emulate takes what cute\.compile returned, not NoneType"):
         layoutgemm.emulate(None)
     with pytest.raises(TypeError, match="PTX, as text or as a file, is for emulate_ptx"):
@@ -121,7 +121,7 @@ def test_a_tensor_map_of_three_dimensions() -> None:
     assert found.dtype.name == "f32"
 
 
-def test_what_was_not_reached() -> None:
+def test_unreached_instructions() -> None:
     x, y = np.zeros(64, np.float32), np.zeros(64, np.float32)
     assert [ins.opcode for ins in emulate_ptx(GOOD, args=[x, y, 1.0, 0]).unreached()] == ["st.global.f32"]
 
@@ -138,7 +138,7 @@ def test_beyond_an_array() -> None:
         ([1, 2, 3], "takes 4"),
         ([np.zeros(64, np.float32)] * 3 + [64], "s has 4 bytes, an address 8"),
         ([0, 0, b"abc", 64], "3 were given"),
-        ([0, 0, "x", 64], "'x' is no array"),
+        ([0, 0, "x", 64], "'x' is not an array"),
         ([TensorMapOf(np.zeros((4, 4), np.float32), (4, 4)), 0, 1.0, 64], "a tensor map 128"),
     ],
 )
@@ -235,7 +235,7 @@ def test_the_fixture_fails_with_the_report(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*3 findings:*", "*race: *st.shared.f32*nothing orders them*"])
 
 
-def test_what_the_fixture_gives() -> None:
+def test_the_fixture_returns_the_emulation() -> None:
     assert emulate_or_fail(GOOD, args=[np.zeros(64, np.float32), np.zeros(64, np.float32), 1.0, 64]).ok
 
 
@@ -260,7 +260,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert command(tmp_path, GOOD, "--arg", "f32:64") == 2
     assert "takes 4" in capsys.readouterr().err
     assert command(tmp_path, GOOD, "--arg", "nonsense", "--json") == 2
-    assert "is no argument" in json.loads(capsys.readouterr().out)["error"]
+    assert "is not an argument" in json.loads(capsys.readouterr().out)["error"]
 
 
 def test_the_command_with_tensor_maps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -317,7 +317,7 @@ def test_a_missing_wait_is_told_with_the_programs_lines(copies: dict[bool, Any])
 
 
 @pytest.mark.dsl
-def test_an_array_too_small_for_what_the_host_function_says(copies: dict[bool, Any]) -> None:
+def test_an_array_too_small_for_the_host_functions_map(copies: dict[bool, Any]) -> None:
     from cutlass.cute.runtime import from_dlpack
 
     with pytest.raises(EmulatorError, match=r"takes \(a, b\): missing a required argument: 'b'"):

@@ -13,7 +13,7 @@ ORACLE = Path(__file__).resolve().parents[1] / "oracle"
 
 
 def run_program(name: str, argument: str, given: Any) -> Any:
-    """What a program of tests/oracle answers, in a process of its own."""
+    """The answer of a program of tests/oracle, in a process of its own."""
     done = subprocess.run(
         [sys.executable, str(ORACLE / name), argument],
         input=json.dumps(given), capture_output=True, text=True, timeout=300, check=False,
@@ -23,7 +23,7 @@ def run_program(name: str, argument: str, given: Any) -> Any:
 
 
 def once(path: Path, make: Callable[[], Any]) -> Any:
-    """What `make` gives, as JSON: the first worker that asks for this path makes it, the others wait and read."""
+    """The result of `make` as JSON. The first worker that asks for this path makes it, the others wait and read."""
     import fcntl
 
     with open(f"{path}.lock", "w") as lock:

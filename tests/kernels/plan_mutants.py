@@ -1,4 +1,4 @@
-"""What the tests of Hopper's and Blackwell's plans change in them, and how they see it."""
+"""Changes of Hopper's and Blackwell's plans for tests, and the checks that catch them."""
 
 from __future__ import annotations
 

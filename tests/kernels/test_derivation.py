@@ -56,7 +56,7 @@ def test_a_plan_that_is_derived_holds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_what_holds_with_a_field_exchanged_computes_the_product(name: str) -> None:
+def test_a_changed_plan_that_passes_computes_the_product(name: str) -> None:
     plan, held = SMALL[name], set()
     for field in fields(plan):
         for value in (*VALUES, getattr(OTHERS[name], field.name)):
@@ -116,7 +116,7 @@ def hostile(plan: Any) -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_whatever_a_field_holds_a_report_answers_and_what_holds_is_derived(name: str) -> None:
+def test_every_field_value_gets_a_report_and_only_derived_ones_pass(name: str) -> None:
     plan, answered = SMALL[name], 0
     for field, mutant in hostile(plan):
         report = mutant.check()
@@ -220,7 +220,7 @@ def test_an_order_is_one_that_a_kernel_computes(name: str) -> None:
         assert failures and (why == "twice" or why in failures[-1].witness), schedule
 
 
-def test_an_epilogue_of_its_own() -> None:
+def test_a_custom_epilogue() -> None:
     for name in ("sm_90a", "sm_100a"):
         assert replace(SMALL[name], epilogue=Epilogue(Bias())).check()
 
@@ -243,7 +243,7 @@ def test_the_teaching_kernel_is_for_hopper() -> None:
             TeachingPlan.derive(64, 64, 64, arch=other)
 
 
-def test_what_is_no_configuration_is_refused() -> None:
+def test_invalid_configurations_are_refused() -> None:
     for config in (3, "x", {}, (128, 128), Sm90Config):
         with pytest.raises(PlanError, match=r"config of TeachingPlan\.derive must be a TeachingConfig or "):
             TeachingPlan.derive(64, 64, 64, config=config)  # type: ignore[arg-type]

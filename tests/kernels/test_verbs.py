@@ -21,7 +21,7 @@ from layoutgemm.kernels.verbs import named
 
 KINDS = {"sm80": Sm80Plan, "sm90": Sm90Plan, "sm100": Sm100Plan, "teaching": TeachingPlan}
 VERBS = {
-    "check", "compile", "derive", "emulate", "execute", "explain", "fragment", "html", "picture", "run", "table",
+    "check", "compile", "derive", "emulate", "execute", "explain", "fragment", "run",
 }  # fmt: skip
 PLANS: dict[str, GemmPlan] = {
     "Sm90SingleKernel": TeachingPlan.derive(64, 64, 64),

@@ -28,7 +28,7 @@ from layoutgemm.atoms import (
     tma_load,
     universal_copy,
 )
-from layoutgemm.emulator.machine.timeline import Row, Span, Timeline
+from layoutgemm.emulator.machine.timeline import Span, Timeline, TimelineRow
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels import Sm80Plan, Sm90Plan, Sm100Plan, TeachingPlan
 from layoutgemm.kernels.pictures import PICTURES, regions_of
@@ -60,7 +60,9 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "Hilbert": lambda: Hilbert(),
     "Persistent": lambda: Persistent(Grouped(), 4, (2, 1)),
     "TeachingPlan": lambda: PLAN,
-    "Timeline": lambda: Timeline([Row((0, 0, 0), 0, role="loads", spans=[Span("load", 0, 3, "cp.async.bulk", 7)])]),
+    "Timeline": lambda: Timeline(
+        [TimelineRow((0, 0, 0), 0, role="loads", spans=[Span("load", 0, 3, "cp.async.bulk", 7)])]
+    ),
 }
 
 

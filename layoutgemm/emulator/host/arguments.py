@@ -1,12 +1,12 @@
 """Arrays of the caller as global memory: NumPy arrays, CPU torch tensors and tensors of the CuTe DSL.
 
-An emulated kernel works in the caller's own memory, at addresses of the emulator's choosing: each array, or several
-that overlap, is a buffer of its own, far from the next, so that an access beyond it meets nothing. An address keeps the
+An emulated kernel works in the caller's own memory, at addresses that the emulator chooses. Each array, or each group
+of overlapping arrays, is a buffer far from the next, so an access beyond it hits no other. An address keeps the
 alignment that the array has within its allocation.
 
-Elements narrower than a byte come as `Packed`: an array of the bytes that hold them, several to a byte along the axis
-that is contiguous, the first in the lowest bits, as kernels and torch.float4_e2m1fn_x2 have them. Extents and strides
-then count elements. A plain array of bytes counts bytes, and says nothing of what is in them.
+Elements narrower than a byte come as `Packed`: an array of bytes with several elements each along the contiguous axis.
+The first element is in the lowest bits, as in kernels and in torch.float4_e2m1fn_x2. Extents and strides then count
+elements. A plain array of bytes counts bytes, and its element type is unknown.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import numpy.typing as npt
 
 from ...dtypes import dtype
 from ...errors import EmulatorError
-from ..machine.memory import Buffer, GlobalMemory
+from ..machine.memory import GlobalBuffer, GlobalMemory
 
 PAGE = 4096
 
 
 @dataclass(frozen=True)
 class Array:
-    """Where an array lies in this process, and how.
+    """The address, shape, strides and bounds of an array in this process.
 
     address   of its first element
     shape     elements; strides in elements
@@ -74,7 +74,7 @@ class Packed:
         """
         width = dtype(kind).bits
         if codes.shape[-1] * width % 8:
-            raise EmulatorError(f"{codes.shape[-1]} elements of {kind} are no whole number of bytes")
+            raise EmulatorError(f"{codes.shape[-1]} elements of {kind} are not a whole number of bytes")
         spread = np.unpackbits(codes.astype(np.uint8)[..., None], axis=-1, bitorder="little")[..., :width]
         return Packed(np.packbits(spread.reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little"), kind)
 
@@ -94,7 +94,7 @@ class Packed:
 
 
 def array_of(value: Any) -> Array | None:
-    """The array that a value is, or None for a scalar. Raises EmulatorError for tensors that are not in CPU memory."""
+    """The array that a value is, or None for a scalar. Raises EmulatorError for tensors outside CPU memory."""
     if isinstance(value, Packed):
         return value.array()
     if hasattr(value, "__array_interface__") and not np.isscalar(value):
@@ -119,7 +119,7 @@ def array_of(value: Any) -> Array | None:
 
 
 def element_of(value: Any) -> str:
-    """The element type of an array by its own name, "float32", or "" of `Packed` and of what does not say.
+    """The element type of an array by its own name, as "float32", or "".
 
     >>> element_of(np.zeros(3, np.uint16)), element_of(Packed(np.zeros(4, np.uint8), "u4"))
     ('uint16', '')
@@ -164,10 +164,10 @@ def _flat(value: Any) -> tuple[int, ...]:
 
 
 def callers_array(address: int) -> tuple[str, int, npt.NDArray[np.uint8]] | None:
-    """(name, first address, bytes) of the array of a calling frame that holds an address of this process, or None.
+    """The array of a calling frame that holds an address: (name, first address, bytes), or None.
 
-    Only variables of the callers are looked at, and the lists, tuples, dicts and objects there: an address near no
-    array of theirs is an error, as it would be on a GPU, and no memory is read to find out.
+    Only variables of the callers are searched, and the lists, tuples, dicts and objects in them. An address outside
+    their arrays is an error, as on a GPU. The search reads no memory.
     """
     frame, seen = sys._getframe(1), dict[int, int]()
     while frame is not None:
@@ -176,7 +176,7 @@ def callers_array(address: int) -> tuple[str, int, npt.NDArray[np.uint8]] | None
                 for place, one in _arrays_in(name, value, 3, seen):
                     try:
                         array = array_of(one)
-                    except EmulatorError:  # on a GPU, or not to be described
+                    except EmulatorError:  # on a GPU, or without a description
                         continue
                     if array is not None and array.low <= address < array.high:
                         content: Any = (ctypes.c_uint8 * (array.high - array.low)).from_address(array.low)
@@ -216,12 +216,12 @@ def _may_be_array(value: Any) -> bool:
     ))
 
 
-class Arrays:
+class ArgumentMemory:
     """The arrays of one call, as buffers of a global memory."""
 
     def __init__(self, named: Sequence[tuple[str, Array]]) -> None:
         self.memory = GlobalMemory()
-        self.regions: list[tuple[int, int, Buffer]] = []
+        self.regions: list[tuple[int, int, GlobalBuffer]] = []
         merged: list[tuple[int, int, int, bool, list[str]]] = []
         for name, array in sorted(named, key=lambda entry: (entry[1].low, entry[1].high)):
             if merged and array.low < merged[-1][1]:
@@ -230,7 +230,7 @@ class Arrays:
                 merged[-1] = both
             else:
                 merged.append((array.low, array.high, array.base, array.writeable, [name]))
-        # In the order of the arguments, so that addresses do not depend on where the process put them.
+        # In the order of the arguments, so that addresses do not depend on where the process put the arrays.
         order = {name: number for number, (name, _) in enumerate(named)}
         for low, high, base, writeable, names in sorted(merged, key=lambda entry: min(order[n] for n in entry[4])):
             content: Any = (ctypes.c_uint8 * (high - low)).from_address(low) if high > low else b""
@@ -241,7 +241,7 @@ class Arrays:
             self.regions.append((low, high, buffer))
 
     def holds(self, host: int) -> bool:
-        """Whether a host address lies in one of the arrays."""
+        """True if a host address lies in one of the arrays."""
         return any(low <= host < high or low == host == high for low, high, _ in self.regions)
 
     def address(self, host: int) -> int:

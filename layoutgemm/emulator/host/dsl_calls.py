@@ -1,12 +1,12 @@
-"""What `cute.compile` returned, called in the emulator as its user calls it.
+"""Calls of `cute.compile`'s result in the emulator, with its user's arguments.
 
-The function's own object code runs above a stub of the CUDA runtime (`host.py`). Arguments are bound and opened as the
-DSL does, and each becomes the bytes that the compiled type asks for; what the DSL alone can pack, objects with
-`__c_pointers__` and registered adapters, it packs. Functions with TVM-FFI are entered through TVM-FFI, whose checks
-run, with tensors "on a GPU" at the emulator's addresses.
+The function's own object code runs above a stub of the CUDA runtime (`host/launcher.py`). Arguments are bound and
+flattened as the DSL does, and each becomes the bytes of the compiled type. The DSL packs the objects that only it can
+pack, those with `__c_pointers__` and registered adapters. Functions with TVM-FFI are entered through TVM-FFI, whose
+checks run on tensors "on a GPU" at the emulator's addresses.
 
-Compiled code has forgotten what the elements of a tensor are, and which extents are fixed. A hook of the DSL, which
-`watch` registers, keeps the types of each function that is compiled from then on.
+Compiled code no longer states a tensor's element type or its fixed extents. A hook of the DSL, which `watch` registers,
+keeps the types of each function that is compiled from then on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, get_args, get_origin
 import numpy as np
 
 from ...errors import EmulatorError
-from .arguments import Arrays, Packed, array_of
+from .arguments import ArgumentMemory, Packed, array_of
 from .launcher import HostFunction, HostLaunch, gathered
 from .types import HostParameter, Raw, packed, parameter_of
 
@@ -37,7 +37,7 @@ _STREAMS = ("CUstream", "cudaStream_t", "_FakeStream", "Stream")
 
 
 def watch() -> None:
-    """Have the CuTe DSL, where it is imported, keep the argument types of what it compiles from now on."""
+    """Have an imported CuTe DSL keep the argument types of later compilations."""
     dsl = sys.modules.get("cutlass.cutlass_dsl")
     if dsl is not None and hasattr(dsl.CuTeDSL, "register_trace_finalize_hook"):
         dsl.CuTeDSL._get_dsl().register_trace_finalize_hook(_keep_types)
@@ -54,7 +54,7 @@ def _keep_types(owner: Any, module: Any, function: str) -> None:
 
 
 def parameters_of(compiled: Any) -> list[HostParameter]:
-    """The arguments of a compiled function, as its module has them."""
+    """The arguments of a compiled function, read from its module."""
     machine, traced = types_of(compiled)
     if len(machine) != len(traced):
         traced = [""] * len(machine)
@@ -62,7 +62,7 @@ def parameters_of(compiled: Any) -> list[HostParameter]:
 
 
 def types_of(compiled: Any) -> tuple[list[str], list[str]]:
-    """The machine types of a compiled function's arguments, and those before lowering where they were kept."""
+    """The machine types of a compiled function's arguments, and their types before lowering if kept."""
     module, entry = compiled.ir_module, f"_mlir_ciface_{compiled.function_name}"
     attributes = module.operation.attributes
     traced = json.loads(attributes[TYPES].value) if TYPES in attributes else []
@@ -101,7 +101,7 @@ def _object_of(compiled: Any, ffi: bool) -> bytes:
 
 
 @dataclass(frozen=True)
-class Leaf:
+class CallValue:
     """One value of a call that becomes one argument of the host function.
 
     name        the parameter's, with the way into it: "sizes[1]", "config.scale"
@@ -120,19 +120,19 @@ def _is_stream(value: Any) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    """Whether a value is an array, or a tensor wherever it lies: asking for it may raise."""
+    """True for an array, or for a tensor on any device. Asking may raise."""
     return isinstance(value, Packed) or (
         (hasattr(value, "__array_interface__") and not np.isscalar(value)) or hasattr(value, "data_ptr")
     )
 
 
 def _is_scalar_type(kind: Any) -> bool:
-    """Whether this is Int32, Float32, or another scalar type of the DSL."""
+    """True for Int32, Float32, or another scalar type of the DSL."""
     return type(kind).__name__ in ("IntegerMeta", "FloatMeta", "NumericMeta")
 
 
 def _fields(value: Any) -> Iterator[tuple[str, Any, Any]]:
-    """(name, value, annotation) of a dataclass's fields that are no constants."""
+    """(name, value, annotation) of each field of a dataclass that is not a constant."""
     from cutlass.base_dsl.utils.tree_utils import is_constexpr_field
 
     for part in dataclasses.fields(value):
@@ -140,25 +140,25 @@ def _fields(value: Any) -> Iterator[tuple[str, Any, Any]]:
             yield part.name, getattr(value, part.name), part.type
 
 
-def _opened(name: str, value: Any, annotation: Any, scalars: bool) -> Iterator[Leaf]:
-    """The values of one parameter in the order in which the DSL passes them; none of what it takes for a constant.
+def _opened(name: str, value: Any, annotation: Any, scalars: bool) -> Iterator[CallValue]:
+    """The run-time values of one parameter, in the DSL's order; its constants are left out.
 
     scalars  whether NumPy's scalars without an annotation are values
     """
     numeric = annotation if _is_scalar_type(annotation) else None
     if value is None or isinstance(value, (str, bytes, dict, type)):
         if numeric is not None:
-            yield Leaf(name, value, numeric)
+            yield CallValue(name, value, numeric)
         return
     if isinstance(value, np.generic):
         if scalars or numeric is not None:
-            yield Leaf(name, value, numeric)
+            yield CallValue(name, value, numeric)
     elif _is_array(value) or _is_stream(value) or isinstance(value, (bool, int, float, ctypes.c_void_p)):
-        yield Leaf(name, value, numeric)
+        yield CallValue(name, value, numeric)
     elif _is_scalar_type(type(value)):
-        yield Leaf(name, value, numeric or type(value))
+        yield CallValue(name, value, numeric or type(value))
     elif hasattr(value, "_pointer") and hasattr(value, "memspace"):  # a pointer of the DSL
-        yield Leaf(name, value)
+        yield CallValue(name, value)
     elif isinstance(value, (list, tuple)):
         names = getattr(value, "_fields", None)
         kinds: tuple[Any, ...] = getattr(annotation, "__args__", None) or ()
@@ -184,14 +184,14 @@ def _opened(name: str, value: Any, annotation: Any, scalars: bool) -> Iterator[L
 
 
 def _is_algebra(annotation: Any) -> bool:
-    """Whether an annotation is the DSL's Shape, Stride, Coord, Tile or IntTuple."""
+    """True if an annotation is the DSL's Shape, Stride, Coord, Tile or IntTuple."""
     from cutlass.cutlass_dsl.cutlass import is_cute_algebra_type
 
     return bool(is_cute_algebra_type(annotation))
 
 
 def _algebra(value: Any) -> Iterator[Any]:
-    """The scalars of run time in a shape, stride or coordinate: its Python integers are constants for the DSL."""
+    """The run-time scalars in a shape, stride or coordinate; the DSL takes its Python integers as constants."""
     if isinstance(value, (list, tuple)):
         for part in value:
             yield from _algebra(part)
@@ -209,8 +209,8 @@ def _adapter(value: Any) -> Any:
     return Registry.call_with_scope(Registry.CUDA_DIALECT_SCOPE, Registry.get_registered_adapter, value)
 
 
-def _by_the_dsl(name: str, value: Any) -> Iterator[Leaf]:
-    """What the DSL packs for an object, by its addresses."""
+def _by_the_dsl(name: str, value: Any) -> Iterator[CallValue]:
+    """The values that the DSL packs for an object, by their addresses."""
     from cutlass.base_dsl.typing import get_c_pointers
 
     try:
@@ -219,7 +219,7 @@ def _by_the_dsl(name: str, value: Any) -> Iterator[Leaf]:
         raise EmulatorError(f"{name} cannot be packed by the DSL: {_plain(error)}") from error
     for number, pointer in enumerate(pointers):
         address = getattr(pointer, "value", pointer)
-        yield Leaf(name if len(pointers) == 1 else f"{name}({number})", Kept(int(address or 0), (value, pointer)))
+        yield CallValue(name if len(pointers) == 1 else f"{name}({number})", Kept(int(address or 0), (value, pointer)))
 
 
 class Kept(Raw):
@@ -244,9 +244,9 @@ def _arrays_in(name: str, value: Any, depth: int = 6) -> Iterator[tuple[str, Any
                 yield from _arrays_in(f"{name}.{key}", part, depth - 1)
 
 
-def _typed(parameter: HostParameter, leaf: Leaf) -> HostParameter:
-    """The parameter with the sign of its integer, and TFloat32 told from Int32: by the user's annotation or by the
-    value's own type. A Python integer is an Int32 for the DSL."""
+def _typed(parameter: HostParameter, leaf: CallValue) -> HostParameter:
+    """The parameter with its integer's sign, and with TFloat32 told apart from Int32. The user's annotation or the
+    value's own type decides. A Python integer is an Int32 for the DSL."""
     plain = "Int32" if type(leaf.value) is int and leaf.annotation is None else ""
     name = getattr(leaf.annotation, "__name__", plain)
     if parameter.kind != "scalar" or parameter.type[0] != "i" or parameter.type == "i1":
@@ -269,7 +269,7 @@ def _plain(error: BaseException) -> str:
 
 @dataclass
 class CompiledFunction:
-    """What `cute.compile` returned, and its host function, linked with the stub.
+    """The result of `cute.compile` and its host function, linked with the stub.
 
     host  runs it; what it launches is there
     """
@@ -280,7 +280,7 @@ class CompiledFunction:
 
     @property
     def kernels(self) -> list[Any]:
-        """Of the PTX."""
+        """The kernels of the PTX."""
         return self.host.kernels
 
     @property
@@ -290,7 +290,7 @@ class CompiledFunction:
 
     @staticmethod
     def of(compiled: Any) -> CompiledFunction:
-        """Raises EmulatorError where its PTX was not kept, and for what is no compiled function."""
+        """The compiled function of `compiled`. Raises EmulatorError without kept PTX, or for another object."""
         text = getattr(compiled, "__ptx__", None)
         if not isinstance(text, str) or ".entry" not in text:
             raise EmulatorError(f"the compiled function has no PTX: {KEEP}")
@@ -305,8 +305,8 @@ class CompiledFunction:
 
     def call(
         self, values: Sequence[Any], extra: Sequence[Any] = (), named: Mapping[str, Any] | None = None
-    ) -> tuple[Arrays, list[HostLaunch]]:
-        """Run the function: the memory that its kernels see, and what it launches.
+    ) -> tuple[ArgumentMemory, list[HostLaunch]]:
+        """Run the function: returns the memory that its kernels see, and its launches.
 
         values  the arguments of a call; streams left out or not
         extra   further arrays that kernels reach by addresses in them
@@ -328,7 +328,7 @@ class CompiledFunction:
     # -------------------------------------------------------- binding
 
     def _bound(self, values: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-        """Parameter -> value, defaults in, and None for streams that were left out."""
+        """Values by parameter, with defaults, and None for omitted streams."""
         execution = self.compiled.execution_args
         names, signature = execution._meta.all_names, execution.signature
         streams = [name for name, p in signature.parameters.items() if _may_be_stream(p)]
@@ -350,26 +350,26 @@ class CompiledFunction:
         bound.apply_defaults()
         return {name: bound.arguments[name] for name in names}
 
-    def _leaves(self, bound: Mapping[str, Any]) -> list[Leaf]:
-        """One value for each argument of the host function. Raises EmulatorError with what each parameter gives."""
+    def _leaves(self, bound: Mapping[str, Any]) -> list[CallValue]:
+        """One value for each argument of the host function. Raises EmulatorError that lists each parameter's values."""
         execution, count = self.compiled.execution_args, len(self.parameters)
         kinds = dict(zip(execution._meta.all_names, execution._meta.annotated_types, strict=True))
         none = dict(zip(execution._meta.all_names, execution._compiled_with_none, strict=True))
         for name, value in bound.items():
             if none[name] is True and value is not None:
                 raise EmulatorError(f"{name} was None when the function was compiled: only None can be passed")
-        told: list[list[Leaf]] = []
+        told: list[list[CallValue]] = []
         for scalars in (False, True):
             told = [
                 [] if none[name] is True
-                else [Leaf(f"{name}({n})", part) for n, part in enumerate(_algebra(value))]
+                else [CallValue(f"{name}({n})", part) for n, part in enumerate(_algebra(value))]
                 if _is_algebra(kinds[name]) and not scalars
                 else list(_opened(name, value, kinds[name], scalars))
                 for name, value in bound.items()
             ]  # fmt: skip
             for leaves, (name, value) in zip(told, bound.items(), strict=True):
                 if value is None and none[name] is not True and _expects_value(execution.signature.parameters[name]):
-                    leaves.append(Leaf(name, None))
+                    leaves.append(CallValue(name, None))
             flat = [leaf for leaves in told for leaf in leaves]
             if len(flat) == count:
                 for name, leaves in zip(bound, told, strict=True):
@@ -381,7 +381,7 @@ class CompiledFunction:
             name, at = missing[0]
             place = sum(map(len, told[:at]))
             if self.parameters[place].kind in ("stream", "pointer"):
-                return [*flat[:place], Leaf(name, None), *flat[place:]]
+                return [*flat[:place], CallValue(name, None), *flat[place:]]
         says = ", ".join(f"{name} gives {len(leaves)}" for name, leaves in zip(bound, told, strict=True))
         raise EmulatorError(
             f"the arguments are {len(flat)} values ({says}); the compiled function takes {count}: "
@@ -389,8 +389,8 @@ class CompiledFunction:
         )
 
     def _hold_constant(self, name: str, value: Any) -> None:
-        """Raise EmulatorError where a shape or the like was another when it was compiled in: the DSL writes it into
-        the function's name, which it cuts at 180 characters."""
+        """Raise EmulatorError where a shape or the like differs from the compiled constant. The DSL writes the constant
+        into the function's name, which it cuts at 180 characters."""
         from cutlass.base_dsl.dsl import _MANGLE_TRANSLATION_TABLE
 
         function = self.compiled.function_name
@@ -402,8 +402,8 @@ class CompiledFunction:
                 "same, or compile with Int32 values"
             )
 
-    def _culprit(self, bound: Mapping[str, Any], told: Sequence[Sequence[Leaf]]) -> str:
-        """Where the values part from what is taken."""
+    def _culprit(self, bound: Mapping[str, Any], told: Sequence[Sequence[CallValue]]) -> str:
+        """The first mismatch of values and parameters, in words."""
         place = 0
         for name, leaves in zip(bound, told, strict=True):
             kind = self.compiled.execution_args.signature.parameters[name].annotation
@@ -423,8 +423,11 @@ class CompiledFunction:
 
     # -------------------------------------------------------- TVM-FFI
 
-    def _run_ffi(self, bound: Mapping[str, Any], leaves: Sequence[Leaf], arrays: Arrays) -> list[HostLaunch]:
-        """The same through TVM-FFI's entry. A stream that it takes from its environment is no argument of it."""
+    def _run_ffi(
+        self, bound: Mapping[str, Any], leaves: Sequence[CallValue], arrays: ArgumentMemory
+    ) -> list[HostLaunch]:
+        """Run the function through TVM-FFI's entry. A stream from TVM-FFI's environment is not an argument of that
+        entry."""
         import tvm_ffi
 
         pointers = {leaf.name for leaf, p in zip(leaves, self.parameters, strict=True) if p.kind == "pointer"}
@@ -462,7 +465,7 @@ def _may_be_stream(parameter: inspect.Parameter) -> bool:
 
 
 def _expects_value(parameter: inspect.Parameter) -> bool:
-    """Whether None stands for a null handle: of streams and pointers, by their annotation."""
+    """True if None stands for a null handle: for streams and pointers, by their annotation."""
     return _may_be_stream(parameter) or "Pointer" in str(parameter.annotation)
 
 
@@ -486,7 +489,7 @@ class _Moved:
         self.content.data, self.content.device_type, self.content.device_id = address, device, 0
 
     def be(self, kind: Any) -> None:
-        """Take the elements for those of this type, of the same bytes."""
+        """Treat the elements as this type, of the same width."""
         self.content.code, self.content.bits, self.content.lanes = kind.type_code, kind.bits, kind.lanes
 
     def __dlpack__(self, **_: Any) -> Any:
@@ -496,7 +499,7 @@ class _Moved:
         return self.device
 
 
-def _for_ffi(name: str, value: Any, pointers: Collection[str], arrays: Arrays, device: int) -> Any:
+def _for_ffi(name: str, value: Any, pointers: Collection[str], arrays: ArgumentMemory, device: int) -> Any:
     """An argument for TVM-FFI: arrays at their emulated addresses, dataclasses as tuples.
 
     pointers  names of the values that are taken for addresses

@@ -1,8 +1,8 @@
-"""The host half of a compiled CuTe DSL kernel, run on the CPU: it says what would be launched.
+"""The host half of a compiled CuTe DSL kernel, run on the CPU.
 
-Its object code, linked with a stub of the CUDA runtime (emulator/host/cuda_stub.c), runs here, encodes its tensor maps,
-computes its grid, and tells each launch to the stub. So boxes, strides, swizzles, clusters and shared memory are those
-that the compiler produced. What it takes is read from the types of its arguments (`emulator/host/types.py`).
+Its object code is linked with a stub of the CUDA runtime (emulator/host/cuda_stub.c) and runs here. It encodes its
+tensor maps, computes its grid, and passes each launch to the stub. So boxes, strides, swizzles, clusters and shared
+memory are the compiler's own. The types of its arguments give its parameters (`emulator/host/types.py`).
 
 A C compiler links the two: $CC, or cc, gcc or clang on the path.
 """
@@ -25,8 +25,8 @@ from ...arch import facts_of
 from ...errors import EmulatorError
 from ..machine.interpreter import MULTIPROCESSORS
 from ..machine.tensor_map import BYTES, from_driver
-from ..ptx.parser import Kernel, parse
-from .arguments import Array, Arrays, array_of
+from ..ptx.parser import PtxKernel, parse
+from .arguments import ArgumentMemory, Array, array_of
 from .types import HostParameter, packed
 
 STUB = Path(__file__).with_name("cuda_stub.c")
@@ -36,7 +36,7 @@ STUB = Path(__file__).with_name("cuda_stub.c")
 class HostLaunch:
     """A launch that a host function asked for."""
 
-    kernel: Kernel
+    kernel: PtxKernel
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     cluster: tuple[int, int, int]
@@ -44,7 +44,7 @@ class HostLaunch:
     parameters: bytes
 
     def pointers(self) -> Iterator[tuple[int, int]]:
-        """(parameter byte, value) of all that the kernel loads as 64 bits: pointers are among them."""
+        """(parameter byte, value) of each 64-bit load of a parameter; pointers are among them."""
         offsets = {parameter.name: parameter.offset for parameter in self.kernel.parameters}
         for ins in self.kernel.instructions:
             if ins.words[:2] == ("ld", "param") and ins.words[-1] in ("b64", "u64"):
@@ -63,7 +63,7 @@ _ENTRY = re.compile(rb"_mlir_\w*?_mlir_ciface_\w+")
 
 
 def c_compiler() -> str:
-    """A C compiler. Raises EmulatorError that says how to get one."""
+    """A C compiler. Raises EmulatorError with the way to get one."""
     for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
         if name and (found := shutil.which(name)):
             return found
@@ -75,7 +75,7 @@ def c_compiler() -> str:
 
 @functools.cache
 def _stub(compiler: str) -> bytes:
-    """The stub runtime as an object file: compiled once for a process, since compiling takes longer than linking."""
+    """The stub runtime as an object file, compiled once in a process."""
     with tempfile.TemporaryDirectory(prefix="layoutgemm-host-") as folder:
         made = Path(folder) / "stub.o"
         command = [compiler, "-c", "-fPIC", "-O1", "-o", str(made), str(STUB)]
@@ -86,7 +86,7 @@ def _stub(compiler: str) -> bytes:
 
 
 def _link(content: bytes, libraries: Sequence[str] = ()) -> ctypes.CDLL:
-    """The object file with the stub, as a library. Raises EmulatorError with the linker's words."""
+    """The object file linked with the stub, as a library. Raises EmulatorError with the linker's message."""
     with tempfile.TemporaryDirectory(prefix="layoutgemm-host-") as folder:
         made, compiler = Path(folder) / "host.so", c_compiler()
         objects = {Path(folder) / "kernel.o": content, Path(folder) / "stub.o": _stub(compiler)}
@@ -126,7 +126,7 @@ class HostFunction:
     parameters  in order
     """
 
-    kernels: list[Kernel]
+    kernels: list[PtxKernel]
     parameters: list[HostParameter]
     library: ctypes.CDLL
     entry: str
@@ -139,7 +139,7 @@ class HostFunction:
     ) -> HostFunction:
         """A host function from its object file, its PTX, and its parameters.
 
-        libraries  that it needs besides the stub
+        libraries  that it needs in addition to the stub
         """
         names = sorted({name.decode() for name in _ENTRY.findall(content)}, key=len)
         if not names:
@@ -162,8 +162,8 @@ class HostFunction:
 
     # -------------------------------------------------------- calling it
 
-    def call(self, values: Sequence[Any], extra: Sequence[Any] = ()) -> tuple[Arrays, list[HostLaunch]]:
-        """Run the function with these arguments: the memory that its kernels see, and what it launches.
+    def call(self, values: Sequence[Any], extra: Sequence[Any] = ()) -> tuple[ArgumentMemory, list[HostLaunch]]:
+        """Run the function with these arguments: returns the memory that its kernels see, and its launches.
 
         values  one for each parameter, lists of them opened; streams left out or not
         extra   further arrays that kernels reach by addresses in them
@@ -177,8 +177,8 @@ class HostFunction:
         given = dict(zip(map(id, wanted), leaves, strict=True))
         return arrays, self.run([packed(p, p.name, given.get(id(p)), arrays) for p in self.parameters], arrays)
 
-    def run(self, words: Sequence[bytes], arrays: Arrays) -> list[HostLaunch]:
-        """Run the function on the bytes of its arguments, in order: what it launches."""
+    def run(self, words: Sequence[bytes], arrays: ArgumentMemory) -> list[HostLaunch]:
+        """Run the function on the bytes of its arguments, in order; returns its launches."""
 
         def enter() -> None:
             keep = [ctypes.create_string_buffer(word, len(word)) for word in words]
@@ -192,8 +192,8 @@ class HostFunction:
 
         return self.recorded(enter, arrays)
 
-    def recorded(self, enter: Callable[[], None], arrays: Arrays) -> list[HostLaunch]:
-        """What is launched while `enter` runs, each pointer of it checked to lie in an array."""
+    def recorded(self, enter: Callable[[], None], arrays: ArgumentMemory) -> list[HostLaunch]:
+        """The launches while `enter` runs; each of their pointers must lie in an array."""
         self.launches, self.failure = [], None
         encode_call, launch_call = _ENCODE(self._encode), _LAUNCH(self._launch)
         for name, call in (("layoutgemm_encode", encode_call), ("layoutgemm_launch", launch_call)):
@@ -238,7 +238,7 @@ class HostFunction:
             return 1
         return 0
 
-    def _kernel(self, name: bytes | None) -> Kernel:
+    def _kernel(self, name: bytes | None) -> PtxKernel:
         if name is None and len(self.kernels) == 1:
             return self.kernels[0]
         found = next((kernel for kernel in self.kernels if name is not None and kernel.name == name.decode()), None)
@@ -250,8 +250,8 @@ class HostFunction:
 # Arguments ------------------------------------------------------------------------------------------------------------
 
 
-def gathered(named: Sequence[tuple[str, Any]], extra: Sequence[Any] = ()) -> Arrays:
-    """The arrays among these values, by name, and further ones, as the memory of one call."""
+def gathered(named: Sequence[tuple[str, Any]], extra: Sequence[Any] = ()) -> ArgumentMemory:
+    """The arrays among named and further values, as the memory of one call."""
     named = [*named, *[(f"extra {n}", value) for n, value in enumerate(extra)]]
     found: list[tuple[str, Array]] = []
     for name, value in named:
@@ -261,8 +261,8 @@ def gathered(named: Sequence[tuple[str, Any]], extra: Sequence[Any] = ()) -> Arr
             raise EmulatorError(f"{name}: {error}") from error
         if array is not None:
             found.append((name, array))
-    arrays = Arrays(found)
-    # The memory is the caller's, by address: it has to live as long as somebody may run the launches.
+    arrays = ArgumentMemory(found)
+    # The memory is the caller's, by address: it must outlive the launches.
     arrays.memory.kept = tuple(value for _, value in named)
     return arrays
 

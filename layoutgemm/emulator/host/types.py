@@ -1,8 +1,9 @@
-"""What a compiled host function takes: its arguments' types, read, and values as their bytes.
+"""Argument types of a compiled host function, and the bytes of its values.
 
-The compiler's module says two things of an argument. `llvm.func` has its machine type: `i32`, `!llvm.ptr`, or for a
-tensor `!llvm.struct<(ptr, struct<(EXTENTS, STRIDES)>)>` with those that are known only at run time. Before lowering,
-`func.func` has more: `!cute.memref<bf16, gmem, align<16>, "(?,64):(64,1)">`, which fixes elements, and all the rest.
+The compiler's module states two types of an argument. `llvm.func` has the machine type: `i32`, `!llvm.ptr`, or for a
+tensor `!llvm.struct<(ptr, struct<(EXTENTS, STRIDES)>)>` with the run-time ones only. Before lowering, `func.func` has
+more: `!cute.memref<bf16, gmem, align<16>, "(?,64):(64,1)">`, with the element type, the alignment and all fixed
+extents.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ import numpy as np
 
 from ...dtypes import dtype
 from ...errors import EmulatorError
-from .arguments import Array, Arrays, array_of, element_of
+from .arguments import ArgumentMemory, Array, array_of, element_of
 
 Field = tuple[int, int]  # (offset, bytes) in an argument
 
 
 @dataclass(frozen=True)
-class Mode:
-    """An extent or a stride that is compiled in, or one of run time (None) and what divides it."""
+class TensorMode:
+    """An extent or a stride: a compiled constant, or None with its divisor at run time."""
 
     value: int | None
     divisor: int = 1
@@ -54,7 +55,7 @@ class HostParameter:
     strides: tuple[Field, ...] = ()
     element: str = ""
     align: int = 1
-    modes: tuple[tuple[Mode, ...], tuple[Mode, ...]] | None = None
+    modes: tuple[tuple[TensorMode, ...], tuple[TensorMode, ...]] | None = None
 
     def __str__(self) -> str:
         return self.type or self.kind
@@ -69,7 +70,7 @@ _MODE = re.compile(r"(\?)(?:\{([^}]*)\})?|(\d+)")
 
 
 def parameter_of(machine: str, traced: str = "", name: str = "") -> HostParameter:
-    """The argument of a machine type, and of a type before lowering where that is known.
+    """The argument of a machine type, and of its type before lowering if known.
 
     >>> parameter_of("!llvm.struct<(ptr<1>, struct<(struct<(i32, i32)>, i64)>)>").strides
     ((16, 8),)
@@ -101,7 +102,7 @@ def parameter_of(machine: str, traced: str = "", name: str = "") -> HostParamete
 
 
 def _tree(text: str) -> tuple[Any, str]:
-    """A machine type as a name, or a list of those of a struct; and what follows it."""
+    """A machine type as a name, or a struct's types as a list; and the rest of the text."""
     if text.startswith("struct<("):
         rest, parts = text.removeprefix("struct<("), []
         while not rest.startswith(")"):
@@ -119,7 +120,7 @@ def _tree(text: str) -> tuple[Any, str]:
 
 
 def _placed(tree: Any, at: int) -> tuple[list[Field], int, int]:
-    """Where the leaves of a type lie, as C places them; its end, and its alignment."""
+    """The offsets of a type's leaves by C's rules, with its end and its alignment."""
     if isinstance(tree, str):
         size = 8 if tree == "ptr" else _SCALARS[tree]
         at = -(-at // size) * size
@@ -132,11 +133,11 @@ def _placed(tree: Any, at: int) -> tuple[list[Field], int, int]:
     return out, -(-at // align) * align, align
 
 
-def _modes(text: str) -> tuple[Mode, ...]:
+def _modes(text: str) -> tuple[TensorMode, ...]:
     out = []
     for dynamic, notes, number in _MODE.findall(text):
         divisor = re.search(r"div=(\d+)", notes)
-        out.append(Mode(None, int(divisor[1]) if divisor else 1) if dynamic else Mode(int(number)))
+        out.append(TensorMode(None, int(divisor[1]) if divisor else 1) if dynamic else TensorMode(int(number)))
     return tuple(out)
 
 
@@ -145,7 +146,7 @@ def _modes(text: str) -> tuple[Mode, ...]:
 
 @dataclass(frozen=True)
 class Raw:
-    """The bytes of an argument, where the DSL's own packing has put them.
+    """The bytes of an argument that the DSL's own packing has written.
 
     address  0 is a null handle
     """
@@ -153,8 +154,8 @@ class Raw:
     address: int
 
 
-def packed(parameter: HostParameter, name: str, value: Any, arrays: Arrays) -> bytes:
-    """A value as its argument's bytes. Raises EmulatorError that names what does not fit."""
+def packed(parameter: HostParameter, name: str, value: Any, arrays: ArgumentMemory) -> bytes:
+    """A value as its argument's bytes. Raises EmulatorError that names the mismatch."""
     if isinstance(value, Raw):
         return _raw(parameter, name, value, arrays)
     if parameter.kind == "stream":
@@ -181,7 +182,7 @@ def _said(value: Any) -> str:
     return f"{value!r}" if isinstance(value, (bool, int, float, str, type(None))) else f"a {type(value).__name__}"
 
 
-def _pointer(parameter: HostParameter, name: str, value: Any, arrays: Arrays) -> bytes:
+def _pointer(parameter: HostParameter, name: str, value: Any, arrays: ArgumentMemory) -> bytes:
     raw = getattr(value, "_pointer", value)
     raw = getattr(raw, "value", raw) if type(raw).__module__ == "ctypes" else raw
     if raw is None or hasattr(raw, "getPtr") or hasattr(raw, "__cuda_stream__"):
@@ -199,7 +200,7 @@ def _pointer(parameter: HostParameter, name: str, value: Any, arrays: Arrays) ->
         raise EmulatorError(f"{name}: {error}") from error
 
 
-def _raw(parameter: HostParameter, name: str, value: Raw, arrays: Arrays) -> bytes:
+def _raw(parameter: HostParameter, name: str, value: Raw, arrays: ArgumentMemory) -> bytes:
     if value.address == 0:
         if parameter.kind not in ("stream", "pointer"):
             raise EmulatorError(f"{name} is a {parameter}, and a null handle was given")
@@ -250,8 +251,8 @@ def _float(kind: str, number: float, said: str) -> bytes:
 # Tensors --------------------------------------------------------------------------------------------------------------
 
 
-def _descriptor(parameter: HostParameter, name: str, value: Any, arrays: Arrays) -> bytes:
-    """A tensor's descriptor: its address, and the extents and strides that the compiled function takes."""
+def _descriptor(parameter: HostParameter, name: str, value: Any, arrays: ArgumentMemory) -> bytes:
+    """A tensor's descriptor: its address, and the extents and strides that the compiled function takes at run time."""
     array = array_of(value)
     if array is None:
         raise EmulatorError(
@@ -272,16 +273,18 @@ def _descriptor(parameter: HostParameter, name: str, value: Any, arrays: Arrays)
     content[:8] = address.to_bytes(8, "little")
     for (at, size), number in zip((*parameter.shapes, *parameter.strides), (*shape, *strides), strict=True):
         if not -(1 << 8 * size - 1) <= number < 1 << 8 * size - 1:
-            raise EmulatorError(f"{name}: {number} is no {8 * size}-bit extent or stride of the compiled function")
+            raise EmulatorError(f"{name}: {number} is not a {8 * size}-bit extent or stride of the compiled function")
         content[at : at + size] = number.to_bytes(size, "little", signed=True)
     return bytes(content)
 
 
-def _held(modes: tuple[tuple[Mode, ...], tuple[Mode, ...]], name: str, array: Array) -> tuple[list[int], list[int]]:
-    """The extents and strides of run time. Raises EmulatorError where the compiled ones are others."""
+def _held(
+    modes: tuple[tuple[TensorMode, ...], tuple[TensorMode, ...]], name: str, array: Array
+) -> tuple[list[int], list[int]]:
+    """The run-time extents and strides. Raises EmulatorError where the compiled ones differ."""
     shape, strides = array.shape, array.strides
     if len(shape) != len(modes[0]):
-        # A mode of extent 1 is none: torch and NumPy scalars have no axis, and a layout has one at least.
+        # A mode of extent 1 is dropped: torch and NumPy scalars have no axis, and a layout has at least one.
         if shape or [mode.value for mode in modes[0]] not in ([1], []):
             raise EmulatorError(f"{name} has {len(shape)} axes, the compiled function's tensor {len(modes[0])}")
         shape, strides = (1,), (1,)
@@ -305,7 +308,7 @@ def _held(modes: tuple[tuple[Mode, ...], tuple[Mode, ...]], name: str, array: Ar
 
 
 def _dynamic(name: str, values: Sequence[int], count: int, mask: Any, what: str) -> list[int]:
-    """The values that are arguments of the compiled function, by the tensor's own mask where it has one."""
+    """The values that are run-time arguments, by the tensor's own mask if it has one."""
     if mask is not None and sum(map(bool, mask)) == count:
         return [value for value, dynamic in zip(values, mask, strict=True) if dynamic]
     if count == len(values):
@@ -332,7 +335,7 @@ def _strides(name: str, array: Array, count: int, mask: Any) -> list[int]:
 
 
 def canonical(name: str) -> str:
-    """An element type's name, of the compiler, the DSL, torch or NumPy, in one spelling.
+    """An element type's name in one spelling, for the compiler, the DSL, torch and NumPy.
 
     >>> [canonical(x) for x in ("f8E4M3FN", "Float8E4M3FN", "float8_e4m3fn", "bf16", "i32", "float4_e2m1fn_x2")]
     ['float8e4m3fn', 'float8e4m3fn', 'float8e4m3fn', 'bfloat16', 'int32', 'float4e2m1fn']
@@ -351,7 +354,7 @@ def _bits(name: str) -> int:
 
 
 def _alike(want: str, got: str) -> bool:
-    """Whether elements are taken for what the compiled function reads. Unsigned integers are taken for their bits."""
+    """True if the compiled function can read these elements. Unsigned integers match any type of their width."""
     if want == got or (want == "tfloat32" and got == "float32"):
         return True
     if "int" in want and "int" in got:

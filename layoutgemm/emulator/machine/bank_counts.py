@@ -1,12 +1,13 @@
-"""Wavefronts of shared memory, instruction by instruction: the measured model of `checks/smem/bank_conflicts.py` over a
-run.
+"""Wavefronts of shared memory, counted for each instruction.
 
-Every ld, st, atom and red that reaches the block's own shared memory, every ldmatrix and stmatrix and the shared side
-of cp.async is judged once for each pattern of addresses. A pattern is kept relative to its lowest address, rounded down
-to a multiple of 4: that turns all banks alike. So a kernel's loop costs one look-up an instruction.
+The measured model of `checks/smem/bank_conflicts.py` judges each pattern of addresses of an instruction once. It covers
+every ld, st, atom and red that reaches the CTA's own shared memory, every ldmatrix and stmatrix, and the shared side of
+cp.async. A pattern is relative to its lowest address, rounded down to a multiple of 4, which rotates all banks alike.
+So a loop costs one look-up for each instruction.
 
-Not counted: accesses to another block of the cluster, the copy engine and the tensor cores (how they take the banks is
-not documented), and of atomics what lanes that name one address wait for each other: theirs are lower bounds.
+Three costs are not counted. Accesses to another CTA of the cluster, TMA and the tensor cores use the banks in
+undocumented ways. Lanes of an atomic that name one address wait for each other, so the counts of atomics are lower
+bounds.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy.typing as npt
 
 from ...checks.smem.access_patterns import WIDTHS
 from ...checks.smem.bank_conflicts import BANK_BYTES, BankReport, judge
-from ..ptx.parser import Instruction, Kernel
+from ..ptx.parser import PtxInstruction, PtxKernel
 from ..ptx.values import LANES, bool_of
 
 KEPT = 1 << 14  # patterns
@@ -28,7 +29,7 @@ _judged: dict[tuple[str, int, int, bytes], tuple[int, int, int]] = {}
 
 
 def wavefronts(kind: str, width: int, offsets: npt.NDArray[np.int64], lanes: int) -> tuple[int, int, int]:
-    """(wavefronts, the fewest that the same bytes could take, ways of the worst phase) of one access of a warp.
+    """(wavefronts, least wavefronts for these bytes, ways of the worst phase) of a warp access.
 
     kind     as `checks.accesses` has it; width: bytes for a lane
     offsets  of the lanes in `lanes`, in order, or one for all of them
@@ -54,7 +55,7 @@ def wavefronts(kind: str, width: int, offsets: npt.NDArray[np.int64], lanes: int
 
 @dataclass
 class BankUse:
-    """What one instruction did to the banks in a run.
+    """Bank use of one instruction in a run.
 
     requests    executions by a warp, or a part of one
     wavefronts  passes over the banks; minimum: that no arrangement of the same bytes could avoid
@@ -67,7 +68,7 @@ class BankUse:
     ways: int = 0
 
     def add(self, other: BankUse) -> None:
-        """Add what the same instruction did elsewhere."""
+        """Add the same instruction's use from another count."""
         self.requests += other.requests
         self.wavefronts += other.wavefronts
         self.minimum += other.minimum
@@ -75,17 +76,17 @@ class BankUse:
 
     @property
     def excess(self) -> int:
-        """Wavefronts beyond the fewest."""
+        """Wavefronts beyond the minimum."""
         return self.wavefronts - self.minimum
 
 
 class BankCounter:
-    """Counts for one run. uses: pc -> what the instruction there did."""
+    """Counts for one run. uses: pc -> bank use of the instruction there."""
 
     def __init__(self) -> None:
         self.uses: dict[int, BankUse] = {}
 
-    def add(self, ins: Instruction, kind: str, width: int, offsets: npt.NDArray[np.int64], lanes: int) -> None:
+    def add(self, ins: PtxInstruction, kind: str, width: int, offsets: npt.NDArray[np.int64], lanes: int) -> None:
         """One access of a warp, as for `wavefronts`."""
         if width not in WIDTHS[kind]:
             return
@@ -101,14 +102,14 @@ class BankCounter:
 
 @dataclass(frozen=True)
 class BankRow:
-    """An instruction and what it did to the banks."""
+    """An instruction and its bank use."""
 
-    ins: Instruction
+    ins: PtxInstruction
     use: BankUse
 
     @property
     def at_least(self) -> bool:
-        """Whether its wavefronts are a lower bound: of an atomic."""
+        """True if its wavefronts are a lower bound, as for an atomic."""
         return self.ins.words[0] in ("atom", "red")
 
     def as_json(self) -> dict[str, Any]:
@@ -121,14 +122,14 @@ class BankRow:
         }  # fmt: skip
 
 
-def bank_rows(kernel: Kernel, uses: Mapping[int, BankUse]) -> list[BankRow]:
-    """The instructions that were counted, those first that waste most."""
+def bank_rows(kernel: PtxKernel, uses: Mapping[int, BankUse]) -> list[BankRow]:
+    """The counted instructions, those with the most excess wavefronts first."""
     rows = [BankRow(kernel.instructions[pc], use) for pc, use in uses.items()]
     return sorted(rows, key=lambda row: (-row.use.excess, row.ins.line))
 
 
 def bank_table(rows: list[BankRow], most: int = 20) -> str:
-    """Rows as text: all sums, then the instructions that take more wavefronts than they had to."""
+    """Rows as text: the sums, then the instructions with excess wavefronts."""
     total = BankUse()
     for row in rows:
         total.add(row.use)

@@ -1,9 +1,9 @@
-"""The machine: clusters of thread blocks, their warps, and fibers that execute them in some legal order.
+"""The emulated GPU: clusters of thread blocks, their warps, and fibers in some legal order.
 
-A *fiber* is a warp, or those of its lanes that took one side of a branch. Where lanes disagree the fiber stops and has
-two children, each with its own copy of the registers, until both reach the branch's meeting point (the nearest pc that
-every way leads through). So within a fiber all of its lanes are active, a uniform value stays uniform, and nothing is
-masked. One consequence is not modelled: lanes of one warp that wait for each other inside of a branch.
+A *fiber* is a warp, or those of its lanes that took one side of a branch. Where lanes disagree, the fiber stops and two
+children run, each with its own copy of the registers. They run until both reach the branch's reconvergence point, the
+nearest pc on every path to the exit. So within a fiber all lanes are active, a uniform value stays uniform, and nothing
+is masked. One case is not modelled: lanes of one warp that wait for each other inside a branch.
 
 Operations are functions of the fiber (`ops`), and return
 
@@ -30,17 +30,17 @@ import numpy as np
 from ...arguments import shown
 from ...errors import DeadlockError, EmulatorError
 from ..findings import Counts, Finding, Findings
-from ..ptx.parser import MAX_SHARED_BYTES, Instruction
-from ..ptx.program import Operation, Program, Segment
+from ..ptx.parser import MAX_SHARED_BYTES, PtxInstruction
+from ..ptx.program import CodeSegment, Operation, Program
 from ..ptx.values import FULL, LANES, Undefined, any_of, bool_of, mask_of
-from ..races.happens_before import NO_PARTS, Event, Knowledge, Ledger, Parts, Shadow
+from ..races.happens_before import NO_PARTS, Knowledge, Ledger, MemoryEvent, Parts, Shadow
 from ..races.lanes import Touch, fork, join
 from .bank_counts import BankCounter
 from .launch import MULTIPROCESSORS as MULTIPROCESSORS
 from .launch import Launch as Launch
 from .launch import Policy as Policy
 from .launch import Progress, Triple, Watch, special_registers
-from .memory import RANK_SHIFT, SharedMemory
+from .memory import RANK_SHIFT, CtaSharedMemory
 from .timeline import Recorder
 from .uninitialized import compute_doubtful, failed_at, merged, merged_doubtful, run_doubtful
 
@@ -52,7 +52,7 @@ PRODUCTS = ("wgmma.mma_async", "mma.", "tcgen05.mma")
 
 
 class Warp:
-    """32 lanes of a block."""
+    """A warp: 32 lanes of a block."""
 
     def __init__(self, cta: Cta, number: int, special: dict[str, Any]) -> None:
         self.cta, self.number, self.special = cta, number, special
@@ -82,10 +82,10 @@ class Fiber:
         self.dirty = self.written = 0
         self.scratch: Any = None
         self.spin: Any = None
-        self.ins: Instruction | None = None
+        self.ins: PtxInstruction | None = None
         self.knows: Knowledge
-        self.epoch: Event
-        self.joint: Event | None = None  # of what its lanes do as one, in this epoch
+        self.epoch: MemoryEvent
+        self.joint: MemoryEvent | None = None  # of what its lanes do together, in this epoch
 
     @property
     def cta(self) -> Cta:
@@ -93,12 +93,12 @@ class Fiber:
         return self.warp.cta
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> PtxMachine:
         """The machine that runs it."""
         return self.warp.cta.cluster.machine
 
     def describe(self) -> str:
-        """Who it is, for reports."""
+        """The fiber in words, for reports."""
         part = "" if self.lanes == FULL else f" lanes {self.lanes:#x}"
         return f"{self.warp}{part}"
 
@@ -138,16 +138,18 @@ class Fiber:
 
 
 class Cta:
-    """A thread block: its shared memory, its warps, and what operations keep for it."""
+    """A thread block: its shared memory, its warps, and state that operations keep for it."""
 
     def __init__(self, cluster: Cluster, coordinate: Triple, rank: int, shared: int, threads: int) -> None:
         self.cluster, self.coordinate, self.rank = cluster, coordinate, rank
-        self.shared = SharedMemory(shared, cluster.machine.policy.fill)
+        self.shared = CtaSharedMemory(shared, cluster.machine.policy.fill)
         self.shadow = Shadow(cluster.ledger, lambda granule: f"shared memory of CTA {coordinate} at {granule * 16:#x}")
         self.alive = threads
         self.exited = False
         self.exit_knows = cluster.ledger.knowledge()
-        self.remote: list[tuple[Event, str]] = []  # what others do to this block, and it has to know of before it ends
+        self.remote: list[
+            tuple[MemoryEvent, str]
+        ] = []  # changes by other blocks that this one must see before it ends
         self.warps: list[Warp] = []
         self.scratch: dict[str, Any] = {}
 
@@ -155,7 +157,7 @@ class Cta:
 class Cluster:
     """Blocks that run together."""
 
-    def __init__(self, machine: Machine, coordinates: list[Triple]) -> None:
+    def __init__(self, machine: PtxMachine, coordinates: list[Triple]) -> None:
         self.machine = machine
         self.ledger = Ledger(machine.policy.strict, machine.policy.races, machine.policy.lanes)
         self.fibers: list[Fiber] = []
@@ -179,7 +181,7 @@ class Cluster:
                 self.running += 1
 
     def start(self, fiber: Fiber, parent: Fiber | None) -> None:
-        """Let a fiber run, with what its parent knows."""
+        """Start a fiber with its parent's knowledge."""
         ledger = self.ledger
         if parent is not None:
             fiber.knows = fork(ledger, parent.knows, fiber.lanes) if ledger.lanes else ledger.knowledge(parent.knows)
@@ -191,21 +193,21 @@ class Cluster:
         self.ready.append(fiber)
 
     def wake(self, waiting: list[Fiber]) -> None:
-        """Let fibers run again."""
+        """Let waiting fibers run again."""
         self.ready.extend(waiting)
         waiting.clear()
 
 
-class Machine:
+class PtxMachine:
     """Runs a program's launch, one cluster after the other.
 
-    After `run`, `findings` and `counts` tell what happened; results are in the launch's memory. `suspects` are findings
-    where a result depends on them alone: what products read that nobody has written (`undefined.py`).
+    After `run`, `findings` and `counts` describe the run, and results are in the launch's memory. `suspects` are
+    findings only if a result depends on them: reads of uninitialised memory by products (`unwritten_memory.py`).
 
-    progress  told after each cluster, and within one about every `EVERY` seconds
+    progress  called after each cluster, and within one about every `EVERY` seconds
     """
 
-    COMPACT = 1 << 12  # events after which the order checker forgets
+    COMPACT = 1 << 12  # events after which the order checker drops old ones
     EVERY, LOOK = 1.0, 64  # seconds between reports of progress, and operations between looks at the clock
     trace: Any = None  # keeps every access (`trace.py`)
 
@@ -227,7 +229,7 @@ class Machine:
         self.findings, self.suspects = Findings(), Findings()
         self.counts = Counts(executed=bytearray(program.size))
         self.operations = 0
-        self.look = self.policy.limit  # operations at which the clock is looked at
+        self.look = self.policy.limit  # operations before the next look at the clock
         self.told, self.products = 0.0, 0
         self.waiting: deque[Triple] = deque()
         self.scratch: dict[str, Any] = {}  # what operations keep for a launch
@@ -235,9 +237,9 @@ class Machine:
             raise EmulatorError(problem)
         for axis in range(3):
             if launch.grid[axis] % launch.cluster[axis]:
-                raise EmulatorError(f"a grid of {launch.grid} is no whole number of clusters of {launch.cluster}")
+                raise EmulatorError(f"a grid of {launch.grid} is not a whole number of clusters of {launch.cluster}")
 
-    def run(self) -> Machine:
+    def run(self) -> PtxMachine:
         """Execute every cluster; returns the machine."""
         grid, size = self.launch.grid, self.launch.cluster
         corners = product(*[range(0, grid[axis], size[axis]) for axis in (2, 1, 0)])
@@ -270,7 +272,7 @@ class Machine:
         return sum(count for opcode, count in self.counts.instructions.items() if opcode.startswith(PRODUCTS))
 
     def _look(self, cluster: Cluster) -> None:
-        """Report progress if it is time; and a livelock."""
+        """Report progress if it is due; detect a livelock."""
         if self.operations > self.policy.limit:
             raise DeadlockError(f"{self.policy.limit} operations: a livelock?\n{self._stuck(cluster)}")
         self.look = min(self.policy.limit, self.operations + self.LOOK)
@@ -278,15 +280,20 @@ class Machine:
             self._tell(self.clusters - len(self.waiting) - 1, cluster.ctas[0].coordinate)
 
     def take_cluster(self) -> Triple | None:
-        """Take the next cluster that has not begun off the grid: the coordinates of its first block, or None."""
+        """Take a cluster that has not begun off the grid: its first block's coordinates, or None."""
         return self.waiting.popleft() if self.waiting else None
 
     # ------------------------------------------------------------ what operations ask for
 
     def problem(
-        self, kind: str, message: str, fiber: Fiber | None = None, ins: Instruction | None = None, suspect: bool = False
+        self,
+        kind: str,
+        message: str,
+        fiber: Fiber | None = None,
+        ins: PtxInstruction | None = None,
+        suspect: bool = False,
     ) -> None:
-        """Report something, or something suspect; the run goes on until there are too many findings."""
+        """Report a finding or a suspect; the run goes on until the limit of findings."""
         ins = ins or (fiber.ins if fiber is not None else None)
         (self.suspects if suspect else self.findings).add(
             Finding(
@@ -303,8 +310,8 @@ class Machine:
         if self.findings.full:
             raise EmulatorError(f"{len(self.findings.found)} different findings: given up\n{self.findings.found[0]}")
 
-    def also(self, fiber: Fiber, first: Instruction, more: int) -> None:
-        """So many instructions of the same opcode that follow `first` were executed with it."""
+    def also(self, fiber: Fiber, first: PtxInstruction, more: int) -> None:
+        """Count `more` instructions after `first`, of the same opcode, that ran with it."""
         self.operations += more
         self.counts.instructions[first.opcode] += more
         self.counts.executed[first.pc + 1 : first.pc + 1 + more] = bytes([1]) * more
@@ -312,7 +319,7 @@ class Machine:
             fiber.knows.time += more
 
     def defer(self, cluster: Cluster, when: str, action: Callable[[], None]) -> None:
-        """Let an asynchronous operation happen: now, or when nothing else can run. `when`: a field of the policy."""
+        """Run an asynchronous operation now, or when nothing else can run. `when`: a field of the policy."""
         if getattr(self.policy, when) == "early":
             action()
         else:
@@ -325,13 +332,13 @@ class Machine:
         places: int,
         write: bool,
         what: Callable[[], str],
-        event: Event | None = None,
+        event: MemoryEvent | None = None,
         asynchronous: bool = False,
         parts: Parts = NO_PARTS,
         touch: Touch | None = None,
         by: int = 0,
     ) -> None:
-        """Record an access to shared memory, and report what it races with.
+        """Record an access to shared memory, and report its races.
 
         event  of an asynchronous operation; None: the fiber's own epoch
         parts  granule -> the bytes of it, as a bit set, where it is not all of them
@@ -390,19 +397,19 @@ class Machine:
         return "no thread can go on:\n  " + "\n  ".join(lines)
 
     @staticmethod
-    def _asked(cluster: Cluster) -> Iterator[Event]:
-        """Events that are asked for after their records are gone; those already known for good are dropped."""
+    def _asked(cluster: Cluster) -> Iterator[MemoryEvent]:
+        """Events still in use after their records are gone. Those known to every thread are dropped."""
         for cta in cluster.ctas:
             living = [f.knows for f in cluster.fibers if f.cta is cta] + [cta.exit_knows]
             cta.remote = [(e, t) for e, t in cta.remote if not any(cluster.ledger.knows(k, e) for k in living)]
             yield from [event for event, _ in cta.remote]
-            # What every thread knows, a forgotten event says too.
+            # A forgotten event stands for what every thread knows.
             asked = cta.scratch.get("events", [])
             asked[:] = [e for e in asked if not all(cluster.ledger.knows(f.knows, e) for f in cluster.fibers)]
             yield from asked
 
     def _after(self, cluster: Cluster) -> None:
-        """What has to hold when every thread has ended."""
+        """Check what must hold when every thread has ended."""
         for cta in cluster.ctas:
             for event, text in cta.remote:
                 if cluster.ledger.enabled and not cluster.ledger.knows(cta.exit_knows, event):
@@ -477,11 +484,11 @@ class Machine:
             raise self._broken(fiber, error) from error
 
     def _broken(self, fiber: Fiber, error: Exception) -> EmulatorError:
-        """The exception of a run of arithmetic, said in the terms of the kernel."""
+        """The exception of a run of arithmetic, restated in the kernel's terms."""
         instructions = self.program.kernel.instructions
         ins = instructions[min(fiber.pc, len(instructions) - 1)]
         step = self.program.steps[ins.pc]
-        if isinstance(step, Segment):
+        if isinstance(step, CodeSegment):
             ins = instructions[failed_at(step, error)]
         for register in self.program.registers_read(ins):
             value = fiber.registers[register]
@@ -521,7 +528,7 @@ class Machine:
         return GONE
 
     def _finish(self, cluster: Cluster, fiber: Fiber, exited: bool) -> None:
-        """A fiber reached its meeting point, or ended."""
+        """End a fiber at its reconvergence point or at its exit."""
         cluster.fibers.remove(fiber)
         parent = fiber.parent
         if parent is None:
@@ -546,13 +553,13 @@ class Machine:
             self._finish(cluster, parent, True)
             return
         self._join(parent, rest)
-        # While it was stopped its epoch may have been forgotten, which would say that all know of it.
+        # Its epoch may have been forgotten while it was stopped, which would mean that all fibers know of it.
         parent.epoch, parent.joint = cluster.ledger.event(False, parent.describe), None
         cluster.fibers.append(parent)
         cluster.ready.append(parent)
 
     def _join(self, parent: Fiber, children: list[Fiber]) -> None:
-        """The children's registers become the parent's: those that are alive and were written, lane by lane."""
+        """Merge the children's live written registers into the parent, lane by lane."""
         written = lanes = 0
         for child in children:
             written |= child.written
@@ -582,7 +589,7 @@ class Machine:
 
 
 def _geometry(launch: Launch) -> str:
-    """What no GPU launches, or ""."""
+    """The reason why no GPU can run this launch, or ""."""
     for name, sizes in (("grid", launch.grid), ("block", launch.block), ("cluster", launch.cluster)):
         most = MOST[name]
         if any(not 1 <= size <= limit for size, limit in zip(sizes, most, strict=True)):

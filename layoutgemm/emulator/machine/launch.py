@@ -1,4 +1,4 @@
-"""What is launched, in which order it is executed, and what is recorded of it."""
+"""A launch, the order of its execution, and the records to keep."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...errors import EmulatorError
 from ..ptx.values import FULL, LANE, LANES
 from .memory import POISON, GlobalMemory
 
-MULTIPROCESSORS = 132  # what kernels are told that the machine has: an H200's, which sizes persistent grids
+MULTIPROCESSORS = 132  # machine facts that kernels read: an H200's SM count, which sizes persistent grids
 Triple = tuple[int, int, int]
 
 
@@ -29,7 +29,7 @@ WORDS = {  # what the fields of a policy may say
 
 @dataclass(frozen=True)
 class Policy:
-    """Which of the legal orders is executed.
+    """The legal order to execute.
 
     loads     "late": a load into shared memory lands when nothing else can run; "early": when it is issued
     products  the same of tensor-core operations that run asynchronously
@@ -96,10 +96,10 @@ class Launch:
 
 @dataclass(frozen=True)
 class Watch:
-    """What a run records beside findings and counts.
+    """Records of a run in addition to findings and counts.
 
     banks     wavefronts of shared memory, instruction by instruction (`emulator/machine/bank_counts.py`)
-    timeline  what each warp and engine did, and when (`timeline.py`)
+    timeline  activity of each warp and engine over time (`timeline.py`)
     """
 
     banks: bool = False
@@ -108,12 +108,12 @@ class Watch:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is.
+    """The progress of a run.
 
-    done, clusters  clusters that have ended, of how many
-    cta             coordinates of the first block of the cluster that runs
-    operations      executed so far, by all clusters, arithmetic aside
-    products        tensor-core products that the cluster that runs has issued
+    done, clusters  clusters that have ended, and their total
+    cta             coordinates of the first block of the running cluster
+    operations      executed so far by all clusters, without arithmetic
+    products        tensor-core products that the running cluster has issued
     """
 
     done: int

@@ -1,8 +1,8 @@
 """The memories of a launch: global buffers, a thread block's shared memory, parameters.
 
-Addresses are checked on every access: outside of a buffer, or not aligned, is an error that names the buffer and the
-offset. Fresh memory holds 0xFF bytes, NaN in every float format that has one, and shared memory knows which bytes were
-ever written.
+Every access is checked. An address outside a buffer or not aligned is an error that names the buffer and the offset.
+Fresh memory holds 0xFF bytes, NaN in every float format that has one. Shared memory tracks which bytes were ever
+written.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ...errors import EmulatorError
 from ..ptx.values import any_of
 
 POISON = 0xFF
-GRANULE = 16  # bytes that the race checker keeps apart
+GRANULE = 16  # bytes that the race checker tracks apart
 RANK_SHIFT = 24  # shared::cluster addresses: the block's rank above, its own offset below
 OFFSET = (1 << RANK_SHIFT) - 1
 
 
 @dataclass
-class Buffer:
+class GlobalBuffer:
     """A piece of global memory: its address, its bytes, and a name for messages."""
 
     name: str
@@ -39,14 +39,14 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Contents:
-    """Copies of the bytes of a memory's buffers, and of the arrays that pointers led to."""
+    """Copies of a memory's buffers, and of the arrays found through pointers."""
 
     buffers: list[npt.NDArray[np.uint8]]
     followed: list[npt.NDArray[np.uint8]]
 
 
 class GlobalMemory:
-    """Buffers at addresses far apart, so that an access beyond one meets no other.
+    """Buffers at addresses far apart, so that an access beyond one hits no other.
 
     >>> memory = GlobalMemory()
     >>> a = memory.add("a", np.arange(4, dtype=np.float32))
@@ -57,25 +57,25 @@ class GlobalMemory:
     START, GAP = 0x7000_0000_0000, 1 << 32
 
     def __init__(self) -> None:
-        self.buffers: list[Buffer] = []
-        # Arrays of this process that pointers in memory lead to, at their own addresses; and who finds one.
-        self.followed: list[Buffer] = []
+        self.buffers: list[GlobalBuffer] = []
+        # Arrays of this process that pointers in memory lead to, at their own addresses; and their finder.
+        self.followed: list[GlobalBuffer] = []
         self.before: list[npt.NDArray[np.uint8] | None] = []  # what each held when it was found; None: an argument
         self.follow: Callable[[int], tuple[str, int, npt.NDArray[np.uint8]] | None] | None = None
         self.kept: tuple[Any, ...] = ()  # objects whose memory the buffers are, where they hold it by address alone
 
-    def add(self, name: str, values: npt.NDArray[Any], offset: int = 0) -> Buffer:
-        """A buffer over the bytes of a contiguous array (shared with it), `offset` bytes past a 4 GiB boundary."""
+    def add(self, name: str, values: npt.NDArray[Any], offset: int = 0) -> GlobalBuffer:
+        """Add a buffer over a contiguous array's bytes, `offset` bytes past a 4 GiB boundary."""
         if not values.flags.c_contiguous:
             raise EmulatorError(f"buffer {name} is not contiguous")
         at = self.START + self.GAP * len(self.buffers) + offset
-        buffer = Buffer(name, at, values.reshape(-1).view(np.uint8))
+        buffer = GlobalBuffer(name, at, values.reshape(-1).view(np.uint8))
         if len(buffer.data) > self.GAP:
             raise EmulatorError(f"buffer {name} has {len(buffer.data)} bytes, more than the {self.GAP} of its window")
         self.buffers.append(buffer)
         return buffer
 
-    def find(self, address: int, size: int = 1) -> tuple[Buffer, int]:
+    def find(self, address: int, size: int = 1) -> tuple[GlobalBuffer, int]:
         """The buffer that holds [address, address + size), and the offset in it. Raises EmulatorError."""
         number = (address - self.START) // self.GAP
         if 0 <= number < len(self.buffers):
@@ -92,31 +92,31 @@ class GlobalMemory:
             raise EmulatorError(f"global address {address:#x} and {size} bytes leave {buffer.name}")
         return buffer, address - buffer.address
 
-    def _followed(self, address: int) -> Buffer:
-        """The array of this process that holds an address, which the kernel read from memory. Raises EmulatorError."""
+    def _followed(self, address: int) -> GlobalBuffer:
+        """The array of this process at an address that the kernel read from memory. Raises EmulatorError."""
         for buffer in self.followed:
             if buffer.address <= address < buffer.end:
                 return buffer
         for buffer in self.buffers:
             low = buffer.data.__array_interface__["data"][0]
             if low <= address < low + len(buffer.data):
-                self.followed.append(Buffer(buffer.name, low, buffer.data))
+                self.followed.append(GlobalBuffer(buffer.name, low, buffer.data))
                 self.before.append(None)
                 return self.followed[-1]
         found = self.follow(address) if self.follow is not None else None
         if found is None:
             raise EmulatorError(f"global address {address:#x} lies in no buffer, and in no array of the callers")
         name, low, data = found
-        self.followed.append(Buffer(name, low, data))
+        self.followed.append(GlobalBuffer(name, low, data))
         self.before.append(data.copy())
         return self.followed[-1]
 
     def contents(self) -> Contents:
-        """A copy of each buffer, and of the arrays that were followed so far."""
+        """A copy of each buffer, and of the arrays found through pointers so far."""
         return Contents([b.data.copy() for b in self.buffers], [b.data.copy() for b in self.followed])
 
     def restore(self, saved: Contents) -> None:
-        """Write the copies back, where a buffer may be written; what was followed later becomes what it was then."""
+        """Write the copies back into writeable buffers. Arrays found later return to their first content."""
         every = list(zip(self.buffers, saved.buffers, strict=True))
         for number, (buffer, before) in enumerate(zip(self.followed, self.before, strict=True)):
             if before is not None:
@@ -127,12 +127,12 @@ class GlobalMemory:
                 buffer.data[:] = content
 
     def differing(self, saved: Contents) -> Iterator[tuple[str, int]]:
-        """(name, first byte) of each buffer that holds something else than its copy."""
+        """(name, first byte) of each buffer that differs from its copy."""
         for buffer, content in (*zip(self.buffers, saved.buffers, strict=True), *zip(self.followed, saved.followed)):
             if (differ := buffer.data != content).any():
                 yield buffer.name, int(differ.argmax())
 
-    def near(self, address: int) -> Buffer:
+    def near(self, address: int) -> GlobalBuffer:
         """The buffer that holds the address, or the next one after it: a tensor may begin before its buffer."""
         number = (address - self.START) // self.GAP
         if 0 <= number < len(self.buffers) and address < self.buffers[number].end:
@@ -141,9 +141,11 @@ class GlobalMemory:
             return self.buffers[number + 1]
         return self._followed(address)
 
-    def _offsets(self, addresses: npt.NDArray[np.int64], size: int) -> tuple[Buffer, npt.NDArray[np.int64]] | None:
-        """(the buffer that all lie in, offsets in it); None where they lie in several."""
-        every = addresses.tolist()  # of a few numbers Python finds the least and the greatest sooner than NumPy
+    def _offsets(
+        self, addresses: npt.NDArray[np.int64], size: int
+    ) -> tuple[GlobalBuffer, npt.NDArray[np.int64]] | None:
+        """(The buffer that holds all addresses, their offsets); None for several buffers."""
+        every = addresses.tolist()  # for a few numbers, Python finds the minimum and the maximum sooner than NumPy
         low, high = min(every), max(every)
         buffer, _ = self.find(low, size)
         if high + size > buffer.end:
@@ -173,8 +175,8 @@ class GlobalMemory:
             buffer.data[_bytes(offsets, data.shape[1])] = data
 
 
-class SharedMemory:
-    """One block's shared memory: bytes, views of wider units, and which bytes were written.
+class CtaSharedMemory:
+    """One block's shared memory: bytes, views of wider units, and written flags.
 
     size  bytes that the kernel may use, from offset 0; a multiple of 16 is made of it
     fill  what each byte is before anything is written
@@ -189,7 +191,7 @@ class SharedMemory:
         self.full_chunks = self.written.reshape(-1, GRANULE)
 
     def check(self, offsets: npt.NDArray[np.int64], size: int, what: str) -> None:
-        """Raise EmulatorError for bytes outside, and for addresses that are no multiple of the access's size."""
+        """Raise EmulatorError for bytes outside or for misaligned addresses."""
         every = offsets.tolist()
         low, high = min(every), max(every)
         if low < 0 or high + size > self.size:
@@ -197,7 +199,7 @@ class SharedMemory:
             raise EmulatorError(f"{what}: shared offset {bad:#x} and {size} bytes, of {self.size:#x} bytes")
         if size & (size - 1) == 0 and any_of(offsets & size - 1):
             bad = int(offsets[(offsets & size - 1) != 0][0])
-            raise EmulatorError(f"{what}: shared offset {bad:#x} is no multiple of {size}")
+            raise EmulatorError(f"{what}: shared offset {bad:#x} is not a multiple of {size}")
 
     def read(self, offsets: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.uint8]:
         """[n] offsets -> [n, size] bytes."""
@@ -210,13 +212,13 @@ class SharedMemory:
         self.written[where] = True
 
     def forget(self, offsets: npt.NDArray[np.int64], size: int) -> None:
-        """Take [n, size] bytes at [n] offsets for never written: what was stored there has no value."""
+        """Mark [n, size] bytes at [n] offsets as never written."""
         where = _bytes(offsets, size)
         self.bytes[where] = self.fill
         self.written[where] = False
 
     def unwritten(self, offsets: npt.NDArray[np.int64], size: int) -> int | None:
-        """The first byte of the access that nothing has written yet, or None."""
+        """The first byte of the access that was never written, or None."""
         written = pieces(self.written, offsets, size)
         if np.count_nonzero(written) == written.size:
             return None
@@ -248,7 +250,7 @@ def span(offset: int, size: int) -> int:
 
 
 def span_parts(offset: int, size: int) -> dict[int, int]:
-    """Granule -> its bytes in [offset, offset + size), as a bit set, for the first and the last if it is not all.
+    """Bytes of the partial first and last granules of [offset, offset + size), as bit sets.
 
     >>> span_parts(20, 12), span_parts(28, 8), span_parts(16, 32)
     ({1: 65520}, {1: 61440, 2: 15}, {})
@@ -272,7 +274,7 @@ def granules(offsets: npt.NDArray[np.int64], size: int) -> int:
 
 
 def parts_of(offsets: npt.NDArray[np.int64], size: int) -> dict[int, int]:
-    """Granule -> its bytes that accesses of `size` bytes at these offsets touch, as a bit set, where it is not all.
+    """Bytes of partially touched granules, as bit sets, for accesses of `size` bytes.
 
     >>> parts_of(np.array([32, 36, 48, 56]), 8)
     {2: 4095}

@@ -1,9 +1,9 @@
-"""The 128 bytes of a tensor map, both ways: what the driver, or a host function by itself, hands to a kernel.
+"""The 128 bytes of a tensor map, encoded and decoded.
 
 NVIDIA documents no layout. This one was found by encoding 295 maps with the driver of an H200 (580.159.04, CUDA 13.0),
-one argument varied at a time and then at random: every field below gives back the arguments of all of them. The CuTe
-DSL writes the same words without the driver; the narrow formats and the 32-byte atom, which that driver refuses, are
-from there. As 32-bit words, from 0:
+one argument varied at a time and then at random. Every field below reproduces the arguments of all of them. The CuTe
+DSL writes the same words without the driver. The narrow formats and the 32-byte atom, which that driver refuses, come
+from the DSL. As 32-bit words, from 0:
 
     0, 1    address of the tensor
     2       bits 4-6 rank - 1; 7-10 element format; 11-12 interleave; 13-14 swizzle; 15 NaN fill; 16 TF32 rounding;
@@ -15,7 +15,7 @@ from there. As 32-bit words, from 0:
     14      box extent - 1 of dimensions 1 to 4, 8 bits each
     16      bytes of floor(box / step) elements; 18 a number that follows from the swizzle: what uses them is not known
 
-So a tensor map is what `decode` makes of its bytes, wherever they lie: in parameter space, or in global memory.
+So `decode` reads a tensor map from its bytes in parameter space or in global memory.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _SWIZZLE_WORD = {"none": 0x10, "32B": 0x100, "64B": 0x200, "128B": 0x400, "128B,
 
 
 def encode(tmap: TensorMap, address: int) -> bytes:
-    """A tensor map over the tensor at an address -> its 128 bytes. Raises EmulatorError for a map that breaks a rule.
+    """The 128 bytes of a tensor map at an address. Raises EmulatorError for a map that breaks a rule.
 
     >>> from layoutgemm.dtypes import dtype
     >>> tmap = TensorMap(dtype("bf16"), (1000, 900), (2048,), (32, 8), (1, 1), "128B")
@@ -101,11 +101,11 @@ def encode(tmap: TensorMap, address: int) -> bytes:
 
 @lru_cache(maxsize=256)
 def decode(content: bytes) -> tuple[TensorMap, int]:
-    """128 bytes -> the tensor map and the tensor's address. Raises EmulatorError for what is none, or is not known."""
+    """The tensor map and the tensor's address in 128 bytes. Raises EmulatorError for other bytes, or unknown fields."""
     words = struct.unpack("<32I", content)
     flags = words[2]
     if flags & ~_KNOWN or not any(words):
-        raise EmulatorError(f"these 128 bytes are no tensor map that is known: word 2 is {flags:#x}")
+        raise EmulatorError(f"these 128 bytes are not a tensor map that is known: word 2 is {flags:#x}")
     rank = (flags >> 4 & 7) + 1
     key = (flags >> 7 & 15, flags >> 16 & 1)
     if key in _FLUSHED:
@@ -149,7 +149,7 @@ _ELEMENTS = {**{n: (n, 0) for n in range(11)}, 11: (7, 1), 12: (8, 1), 13: (11, 
 
 
 def replaced(content: bytes, name: str, dimension: int, value: int) -> bytes:
-    """The 128 bytes with one field replaced, as tensormap.replace gives the value. Raises EmulatorError.
+    """The 128 bytes with one field replaced, in tensormap.replace's encoding. Raises EmulatorError.
 
     .rank is given as one less; strides are of dimension + 1, in bytes (NVIDIA/cutlass, cute/arch/copy_sm90_desc.hpp:
     since CUDA 12.5). Whether the map breaks a rule is seen when it is used.
@@ -193,7 +193,7 @@ def from_driver(
     kind: int, address: int, dims: Sequence[int], strides: Sequence[int], box: Sequence[int], steps: Sequence[int],
     interleave: int, swizzle: int, promotion: int, fill: int,
 ) -> bytes:  # fmt: skip
-    """The arguments of cuTensorMapEncodeTiled, enumerators as numbers -> the map's bytes. Raises EmulatorError."""
+    """The map's bytes from cuTensorMapEncodeTiled's arguments, enumerators as numbers. Raises EmulatorError."""
     if interleave:
         raise EmulatorError("an interleaved tensor map (NC/8HWC8 or NC/16HWC16) is not emulated")
     for what, value, known in (("type", kind, _TYPES), ("swizzle", swizzle, _MODES), ("L2 promotion", promotion,

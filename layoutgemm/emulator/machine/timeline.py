@@ -1,14 +1,13 @@
-"""What each warp and each asynchronous engine did, in order, as data that can be drawn.
+"""The activity of each warp and asynchronous engine, in order, as data to draw.
 
-A row is a warp of a block, or an engine of one: the copy engine's loads and stores, cp.async, and the tensor cores as
-one warp or warpgroup uses them. A span says what happened between two times. Times are logical: a warp's clock counts
-the instructions that it has executed, and jumps, when it was waiting, to the time of what it waited for (L. Lamport,
-"Time, clocks, and the ordering of events in a distributed system", 1978). So they show what has to come before what,
-whatever order the scheduler chose, and are no cycles: nothing here knows how long a copy or a product takes. A span of
-an engine begins when it is issued and ends at the time at which the first thread that waited for it knows that it has
-happened. Every cluster begins at 0, as if all ran at once.
+A row is a warp of a block, or an engine of one: TMA loads and stores, cp.async, and the tensor cores of one warp or
+warpgroup. A span covers one activity between two times. Times are logical: a warp's clock counts its executed
+instructions. After a wait, the clock jumps to the time of the awaited event (L. Lamport, "Time, clocks, and the
+ordering of events in a distributed system", 1978). So times show which event must precede which in every schedule. They
+are not cycles: the emulator does not know how long a copy or a product takes. An engine's span begins at its issue and
+ends when the first waiting thread knows of its completion. Every cluster begins at 0, as if all ran at once.
 
-What a warp is called (`Row.role`) follows from what it executed, not from its number.
+A warp's role (`TimelineRow.role`) follows from its executed instructions, not from its number.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...layouts.display import Pictured
-from ..ptx.parser import Instruction
-from ..races.happens_before import Event
+from ..ptx.parser import PtxInstruction
+from ..races.happens_before import MemoryEvent
 
 if TYPE_CHECKING:
     from .interpreter import Cluster, Fiber
 
 LIMIT = 20_000  # spans that a run keeps
-NEAR = 16  # ticks between two like spans that become one
+NEAR = 16  # ticks between two equal spans that merge into one
 # Kinds of spans, and the letter of each in text.
 KINDS = {
     "load": "L", "store": "S", "mma": "M", "copy": "C", "read": "r", "write": "w", "accumulators": "a", "arrive": "^",
     "wait": ".", "atomic": "x", "setup": "i",
 }  # fmt: skip
-# What a warp is called, in this order, if it executed one of these.
+# The roles of warps, in this order, each with the opcodes that imply it.
 ROLES = (
     ("scheduler", ("schedule",)),
     ("loads", ("load",)),
@@ -44,8 +43,8 @@ BLANK = " "
 ENGINES = {"load": "copy engine, loads", "store": "copy engine, stores"}
 
 
-def kind_of(ins: Instruction) -> str:
-    """The kind of span of an instruction, "" for what is not shown; "schedule" is shown as a load."""
+def kind_of(ins: PtxInstruction) -> str:
+    """The kind of span of an instruction, or "" if not shown. "schedule" is shown as a load."""
     first, *words = ins.words
     if first == "cp":
         if "wait_group" in words or "wait_all" in words:
@@ -79,7 +78,7 @@ def kind_of(ins: Instruction) -> str:
 
 @dataclass(slots=True)
 class Span:
-    """Something that took from `begin` to `end`, which is not before begin.
+    """An activity from `begin` to `end`, with end >= begin.
 
     kind    of `KINDS`
     detail  what was waited for, or the opcode
@@ -99,8 +98,8 @@ class Span:
 
 
 @dataclass
-class Row:
-    """A warp (`warp` is its number) or an engine (`engine` is its name) of a block, and its spans in order."""
+class TimelineRow:
+    """A row of spans in order: a warp (by number) or an engine (by name) of a block."""
 
     cta: tuple[int, int, int]
     warp: int | None = None
@@ -111,11 +110,11 @@ class Row:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The row's label for people."""
         return f"CTA {self.cta} " + (f"warp {self.warp}: {self.role}" if self.warp is not None else self.engine)
 
     def waited(self) -> Counter[str]:
-        """What was waited for -> ticks."""
+        """Ticks of waiting, by awaited event."""
         out: Counter[str] = Counter()
         for span in self.spans:
             if span.kind == "wait":
@@ -127,10 +126,10 @@ class Row:
 class Timeline(Pictured):
     """The rows of a run, in order of blocks, warps before engines.
 
-    cut  instructions that would have begun or prolonged a span after there were `LIMIT` of them
+    cut  instructions whose spans were dropped after `LIMIT` spans
     """
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[TimelineRow] = field(default_factory=list)
     cut: int = 0
     _drawn_by: ClassVar[str] = "layoutgemm.emulator.pictures"
 
@@ -146,7 +145,7 @@ class Timeline(Pictured):
         return {"unit": "instructions of a warp", "kinds": list(KINDS), "cut": self.cut, "rows": rows}
 
     def text(self, width: int = 96, most: int = 40) -> str:
-        """A row a line, a character for so many ticks: the kind that took most of them (waiting only if nothing else).
+        """One line a row, one character for several ticks: the kind that took most of them.
 
         width  characters for the time; most: rows
         """
@@ -170,12 +169,12 @@ def _drawn(spans: Sequence[Span], step: int, width: int) -> str:
     for span in spans:
         for cell in range(span.begin // step, min(width, max(span.begin, span.end - 1) // step + 1)):
             part = min(span.end, (cell + 1) * step) - max(span.begin, cell * step)
-            # Whatever is done says more than that nothing is.
+            # Any activity takes precedence over waiting.
             cells[cell][KINDS[span.kind]] += max(part, 1) * (1 if span.kind == "wait" else 1000)
     return "".join([cell.most_common(1)[0][0] if cell else BLANK for cell in cells])
 
 
-def _waits(row: Row) -> str:
+def _waits(row: TimelineRow) -> str:
     waited = row.waited()
     if row.warp is None or not waited:
         return ""
@@ -190,15 +189,15 @@ class Recorder:
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit, self.kept, self.cut = limit, 0, 0
         self.kinds: dict[int, str] = {}
-        self.rows: dict[tuple[Any, ...], Row] = {}
-        self.flying: list[tuple[list[Event], Span]] = []
-        self.created: list[Event] = []
+        self.rows: dict[tuple[Any, ...], TimelineRow] = {}
+        self.flying: list[tuple[list[MemoryEvent], Span]] = []
+        self.created: list[MemoryEvent] = []
         self.start = 0  # of the instruction that runs
 
     def begin(self, cluster: Cluster) -> None:
         """A cluster starts."""
         self.rows |= {
-            (cta.coordinate, warp.number, ""): Row(cta.coordinate, warp.number)
+            (cta.coordinate, warp.number, ""): TimelineRow(cta.coordinate, warp.number)
             for cta in cluster.ctas
             for warp in cta.warps
         }
@@ -206,7 +205,7 @@ class Recorder:
         cluster.ledger.created = self.created
 
     def end(self, cluster: Cluster) -> None:
-        """A cluster has ended: what nobody waited for ends with it."""
+        """End a cluster, with the operations that no thread waited for."""
         last = max(self._ends(cluster), default=0)
         for _, span in self.flying:
             span.end = max(span.begin + 1, last)
@@ -217,13 +216,13 @@ class Recorder:
         return [row.spans[-1].end for key, row in self.rows.items() if key[0] in places and row.spans]
 
     def before(self, fiber: Fiber) -> None:
-        """A fiber is about to execute an instruction that does more than compute."""
+        """Note that a fiber is about to execute an instruction other than arithmetic."""
         self.created.clear()
         self.start = fiber.knows.time
         fiber.cta.cluster.ledger.clock = self.start + 1
 
-    def step(self, fiber: Fiber, ins: Instruction, blocked: bool) -> None:
-        """A fiber executed an instruction, or has to wait in it.
+    def step(self, fiber: Fiber, ins: PtxInstruction, blocked: bool) -> None:
+        """Note that a fiber executed an instruction, or waits in it.
 
         blocked  it waits; it is executed again when it goes on
         """
@@ -246,13 +245,13 @@ class Recorder:
                 self._issue(fiber, shown, ins, now, events)
             self._put(row, shown, self.start, now + 1, ins.opcode, ins.line)
 
-    def _events(self, fiber: Fiber, ins: Instruction) -> list[Event]:
+    def _events(self, fiber: Fiber, ins: PtxInstruction) -> list[MemoryEvent]:
         """The asynchronous operations that the instruction began."""
-        copies = ins.words[:2] == ("cp", "async")  # of which some are no async proxy's
+        copies = ins.words[:2] == ("cp", "async")  # some of them not of the async proxy
         return [event for event in self.created if event is not fiber.epoch and (event.asynchronous or copies)]
 
-    def _issue(self, fiber: Fiber, kind: str, ins: Instruction, now: int, events: list[Event]) -> None:
-        """An asynchronous operation is on its way."""
+    def _issue(self, fiber: Fiber, kind: str, ins: PtxInstruction, now: int, events: list[MemoryEvent]) -> None:
+        """Start the span of an asynchronous operation."""
         number = fiber.warp.number
         if ins.words[0] == "wgmma":
             name = f"wgmma of warps {number // 4 * 4}..{number // 4 * 4 + 3}"
@@ -265,7 +264,7 @@ class Recorder:
         key = (fiber.cta.coordinate, len(fiber.cta.warps), name)
         row = self.rows.get(key)
         if row is None:
-            row = self.rows[key] = Row(fiber.cta.coordinate, None, name)
+            row = self.rows[key] = TimelineRow(fiber.cta.coordinate, None, name)
         if self.kept >= self.limit:
             self.cut += 1
             return
@@ -274,8 +273,8 @@ class Recorder:
         row.spans.append(span)
         self.flying.append((events, span))
 
-    def _wait(self, row: Row, fiber: Fiber, ins: Instruction, now: int, blocked: bool) -> None:
-        """A wait begins, goes on, or ends."""
+    def _wait(self, row: TimelineRow, fiber: Fiber, ins: PtxInstruction, now: int, blocked: bool) -> None:
+        """Begin, continue or end a wait."""
         scratch = fiber.warp.scratch
         began = scratch.get(("waits", ins.pc))
         in_vain = ins.words[0] == "mbarrier" and not blocked and not fiber.registers[self._answer(fiber, ins)]
@@ -295,12 +294,12 @@ class Recorder:
         self.flying = still
 
     @staticmethod
-    def _answer(fiber: Fiber, ins: Instruction) -> int:
+    def _answer(fiber: Fiber, ins: PtxInstruction) -> int:
         return fiber.machine.program.index[ins.operands[0].text]
 
     @staticmethod
-    def _said(fiber: Fiber, ins: Instruction) -> str:
-        """What is waited for."""
+    def _said(fiber: Fiber, ins: PtxInstruction) -> str:
+        """The awaited event, in words."""
         program = fiber.machine.program
         if ins.words[0] == "mbarrier":
             at = fiber.one(program.address(ins.operands[1])(fiber))
@@ -313,7 +312,7 @@ class Recorder:
             return "the cluster"
         return ".".join(ins.words[:3]) + (f" {ins.operands[0].text}" if ins.operands else "")
 
-    def _put(self, row: Row, kind: str, begin: int, end: int, detail: str, line: int) -> None:
+    def _put(self, row: TimelineRow, kind: str, begin: int, end: int, detail: str, line: int) -> None:
         if self.kept >= self.limit:
             self.cut += 1
             return
@@ -326,7 +325,7 @@ class Recorder:
         row.spans.append(Span(kind, begin, end, detail, line, times))
 
     def timeline(self) -> Timeline:
-        """All rows so far, with what the warps are called."""
+        """All rows so far, with the warps' roles."""
         for row in self.rows.values():
             if row.warp is not None:
                 row.spans.sort(key=lambda span: span.begin)

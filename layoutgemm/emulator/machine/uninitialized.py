@@ -1,14 +1,14 @@
-"""Registers that nothing has written: which values depend on one, and where that shows.
+"""Uninitialised registers: the values that depend on one, and where they matter.
 
-A predicated load leaves its register as it was where the predicate is false; arithmetic with that register, which
-compilers write, is harmless as long as the result goes nowhere. So such a value is followed lane by lane
-(`values.Undefined`): what is computed from it has no value either, a `selp` has that of the operand it takes, and a
-move within the warp is given some value, and noted among the suspects (`undefined.py`). It is an error where it shows:
-what is stored to global memory, a branch or another predicate, an address, and each other operand of an instruction
-that does more than compute. Stored to shared memory it leaves the bytes unwritten.
+A predicated load leaves its register unchanged where the predicate is false. Compilers write arithmetic with that
+register, which is harmless if the result is unused. So such a value is followed lane by lane (`values.Undefined`). A
+value computed from it is undefined too; a `selp` takes the state of the selected operand. A move within the warp gets
+some value and is noted among the suspects (`unwritten_memory.py`). Undefined values are errors in stores to global
+memory, branches, predicates, addresses, and other operands of instructions beyond arithmetic. A store to shared memory
+leaves the bytes unwritten.
 
-Generated code knows nothing of this: arithmetic with `Undefined` raises TypeError, and the rest of that run is computed
-here, instruction by instruction. Which operations may meet one is known when a kernel is loaded (`Program.doubts`).
+Generated code ignores this: arithmetic with `Undefined` raises TypeError, and the rest of that run is computed here,
+instruction by instruction. `Program.doubts` lists, when a kernel is loaded, the operations that may meet one.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import numpy as np
 
 from ...errors import EmulatorError
 from ..ptx.codegen import bits_of
-from ..ptx.parser import Instruction, Operand
-from ..ptx.program import Operation, Program, Segment
+from ..ptx.parser import PtxInstruction, PtxOperand
+from ..ptx.program import CodeSegment, Operation, Program
 from ..ptx.values import FULL, NoValue, Undefined, bool_of, defined, lanes_without, mask_of, select64
 
 if TYPE_CHECKING:
     from .interpreter import Fiber
 
-# Operations that move values between lanes: what they are given decides nothing.
+# Operations that move values between lanes: their operands decide nothing.
 MOVES = ("shfl", "redux", "movmatrix", "vote", "match", "stmatrix")
 
 
-def failed_at(segment: Segment, error: BaseException) -> int:
+def failed_at(segment: CodeSegment, error: BaseException) -> int:
     """The pc of the instruction at which a run of arithmetic raised."""
     traceback, pc = error.__traceback__, getattr(error, "pc", segment.start)
     while traceback is not None:
@@ -41,10 +41,10 @@ def failed_at(segment: Segment, error: BaseException) -> int:
     return pc
 
 
-def compute_doubtful(fiber: Fiber, segment: Segment, error: TypeError) -> None:
-    """Compute the rest of a run of arithmetic, from the instruction on that met a register without a value.
+def compute_doubtful(fiber: Fiber, segment: CodeSegment, error: TypeError) -> None:
+    """Compute the rest of a run of arithmetic after reading an undefined register.
 
-    An error that was raised for something else is raised again.
+    Raises any other error again.
     """
     program, registers = fiber.machine.program, fiber.registers
     first = failed_at(segment, error)
@@ -62,7 +62,7 @@ def compute_doubtful(fiber: Fiber, segment: Segment, error: TypeError) -> None:
 
 
 def _settled(fiber: Fiber, numbers: list[int] | tuple[int, ...]) -> list[int]:
-    """Those of the registers that some lanes of the fiber have no value of; the others become plain values."""
+    """The registers that some lanes have no value of; the others become plain values."""
     registers, found = fiber.registers, []
     for at in numbers:
         value = registers[at]
@@ -74,11 +74,11 @@ def _settled(fiber: Fiber, numbers: list[int] | tuple[int, ...]) -> list[int]:
     return found
 
 
-def _compute(fiber: Fiber, ins: Instruction, doubtful: list[int]) -> None:
-    """One instruction of a run of arithmetic, of which these registers have no value for some lanes."""
+def _compute(fiber: Fiber, ins: PtxInstruction, doubtful: list[int]) -> None:
+    """Compute one arithmetic instruction, some of whose registers are undefined in some lanes."""
     program, registers = fiber.machine.program, fiber.registers
 
-    def without(operand: Operand) -> int:
+    def without(operand: PtxOperand) -> int:
         found = 0
         for at in program.registers(operand):
             found |= lanes_without(registers[at])
@@ -112,12 +112,12 @@ def _compute(fiber: Fiber, ins: Instruction, doubtful: list[int]) -> None:
 
 
 def _holding(predicate: Any, negated: bool) -> int:
-    """The lanes for which a predicate holds; of those without one any."""
+    """The lanes for which a predicate holds; an undefined lane may count as either."""
     return mask_of(defined(predicate) ^ negated, FULL)
 
 
 def run_doubtful(fiber: Fiber, step: Operation) -> Any:
-    """Execute an operation of which some registers may have no value; what it returns.
+    """Execute an operation whose registers may be undefined; returns its result.
 
     Raises EmulatorError where a lane that executes it needs a value and has none.
     """
@@ -133,7 +133,7 @@ def run_doubtful(fiber: Fiber, step: Operation) -> Any:
             raise EmulatorError(_said(fiber, program.index[ins.predicate]))
         lanes &= _holding(guard, ins.negated)
         if lanes != fiber.lanes and getattr(step.run, "splits", False):
-            return step.run(fiber)  # it parts the lanes, or does nothing: no operand is looked at yet
+            return step.run(fiber)  # it splits the lanes or does nothing: no operand is read yet
     stored = _stored(ins, program)
     kept = {}
     for at in doubtful:
@@ -157,8 +157,8 @@ def run_doubtful(fiber: Fiber, step: Operation) -> Any:
     return result
 
 
-def _stored(ins: Instruction, program: Program) -> int:
-    """The registers, as a bit set, that a store stores and does not take its address from."""
+def _stored(ins: PtxInstruction, program: Program) -> int:
+    """The registers whose values a store writes, without its address, as a bit set."""
     out = 0
     if ins.words[0] == "st":
         for at in program.registers(ins.operands[1]):
@@ -174,7 +174,7 @@ def _said(fiber: Fiber, at: int) -> str:
 
 
 def _filled(value: Undefined, fill: int, kind: str) -> Any:
-    """The value with some bits where there are none."""
+    """The value with fill bits in its undefined lanes."""
     bits = bits_of(kind)
     some: Any = bool(fill & 1) if bits == 1 else int.from_bytes(bytes([fill]) * (bits // 8), "little")
     return merged(value.value, some, value.lanes, bits == 64) if value.lanes != FULL else some
@@ -190,7 +190,7 @@ def merged(value: Any, other: Any, lanes: int, wide: bool) -> Any:
 
 
 def merged_doubtful(value: Any, other: Any, lanes: int, every: int, wide: bool) -> Any:
-    """The same of values of which one is `Undefined`; every: the lanes that are there."""
+    """`merged` for values of which one is `Undefined`; every: the active lanes."""
     for one, another in ((value, other), (other, value)):
         if isinstance(one, NoValue) and type(one) is not Undefined:
             return one if type(another) is Undefined else merged(value, other, lanes, wide)

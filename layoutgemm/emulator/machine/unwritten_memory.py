@@ -1,9 +1,8 @@
-"""What a product reads that nobody has written: a finding where a result depends on it, and only there.
+"""Uninitialised reads by products, reported only where a result depends on them.
 
-A tile at a matrix's end has rows that no copy fills. The tensor core reads them, as it reads every row, and what comes
-of them is not stored: PTX leaves their values undefined, and the kernel is right. So a run in which a product reads
-such bytes is repeated with other bytes in their place. Global memory that is the same after both does not depend on
-them.
+A tile at a matrix's edge has rows that no copy fills. The tensor core reads them, and their results are not stored: PTX
+leaves them undefined, and the kernel is right. So a run with such reads is repeated with other bytes there. Global
+memory that is equal after both runs does not depend on them.
 
 The two fills are a NaN in every floating-point type and a small number in every type:
 
@@ -24,12 +23,12 @@ from .launch import Policy, Watch
 from .memory import POISON, Contents, GlobalMemory
 
 FILLS = POISON, 0x40
-# What a kernel computes with may be asked for its sign, and whether it is 0.
+# The value may be tested for its sign and for 0.
 MORE_FILLS = 0, 0xC0
 
 
 def settled(run: Callable[[Policy, Watch], list[Any]], memory: GlobalMemory, policy: Policy, watch: Watch) -> list[Any]:
-    """The launches of a run, each with those of its `suspects` among its `findings` that count.
+    """The launches of a run, each with its `suspects` that affect a result in `findings`.
 
     run  (policy, what is recorded) -> launches, executed in `memory`
     """
@@ -43,7 +42,7 @@ def settled(run: Callable[[Policy, Watch], list[Any]], memory: GlobalMemory, pol
     try:
         others = [replace(policy, fill=fill) for fill in fills if fill != policy.fill]
         same = all(_same(run, memory, other, before, after) for other in others)
-    except EmulatorError:  # it goes another way, so it depends on them
+    except EmulatorError:  # another path was taken, so the result depends on them
         same = False
     memory.restore(after)
     if not same:
@@ -55,7 +54,7 @@ def settled(run: Callable[[Policy, Watch], list[Any]], memory: GlobalMemory, pol
 def _same(
     run: Callable[[Policy, Watch], list[Any]], memory: GlobalMemory, policy: Policy, before: Contents, after: Contents,
 ) -> bool:  # fmt: skip
-    """Whether another run leaves the same in memory."""
+    """True if another run leaves the same bytes in memory."""
     memory.restore(before)
     run(policy, Watch())
     return next(memory.differing(after), None) is None

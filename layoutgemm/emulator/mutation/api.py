@@ -1,10 +1,10 @@
-"""Would it be noticed? Mutants of a compiled function or of PTX, each run on one set of arguments.
+"""Mutation testing of a compiled function or of PTX, on one set of arguments.
 
     print(mutate(compiled, a, b, c).table())
 
-A mutant is caught when the emulator refuses it or reports something, or when it leaves other bytes in memory than the
-kernel does. Of one that survives the table says what is the same (`redundant.py`). One set of arguments is seldom
-enough: `redundant.explained` takes as many cases as there are shapes to look at.
+A mutant is caught when the emulator refuses it, reports a finding, or leaves other bytes in memory than the kernel. For
+a survivor the table states what is unchanged (`survivors.py`). One set of arguments is seldom enough:
+`survivors.explained` takes a case for each shape.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ..host.launcher import HostFunction, HostLaunch
 from ..machine.interpreter import Launch, Policy
 from ..machine.memory import Contents, GlobalMemory
 from .mutants import Mutant, alterations, deletions, fields
-from .run import Case, Row, Survey, sample
+from .run import LaunchCase, MutantOutcome, Survey, sample
 from .survivors import explained
 
 ORDERS = (Policy(), Policy(waits="reluctant", elect="highest"))
-Progress = Callable[[int, int, Row], None]
+Progress = Callable[[int, int, MutantOutcome], None]
 
 
 @checked(EmulatorError)
@@ -40,14 +40,14 @@ def mutate(
     progress: Progress | None = None,
     edges: bool = True,
 ) -> Survey:
-    """Mutants of the kernel of a compiled CuTe DSL function, whose arguments are those of `emulate`.
+    """Run mutants of a compiled CuTe DSL function's kernel, with `emulate`'s arguments.
 
-    count     at most so many, spread over their kinds; None: all
-    progress  is told (done, number of mutants, row) after each
+    count     at most this number, spread over the kinds of mutants; None: all
+    progress  called with (done, number of mutants, row) after each
     edges     False: outputs own their pitch, as in `Policy`
 
     Arrays have their content again when it returns. Raises EmulatorError for a function that launches several kernels,
-    and for one in which the emulator finds something already.
+    and for a kernel with findings before any change.
     """
     host = compiled if isinstance(compiled, HostFunction) else CompiledFunction.of(compiled)
     arrays, launches = host.call(args, extra)
@@ -70,7 +70,7 @@ def mutate_ptx(
     progress: Progress | None = None,
     edges: bool = True,
 ) -> Survey:
-    """The same of a kernel of PTX text or of a file, described as for `emulate_ptx`."""
+    """Run mutants of a PTX kernel, described as for `emulate_ptx`."""
     return _survey(*described(text, grid, block, cluster, smem, args, kernel), count, progress, edges)
 
 
@@ -96,7 +96,7 @@ def _survey(
         yield from alterations(launch.kernel, restored())
 
     orders = [replace(order, edges=edges) for order in ORDERS]
-    cases = [Case(f"order {number}", restored, check, policy) for number, policy in enumerate(orders)]
+    cases = [LaunchCase(f"order {number}", restored, check, policy) for number, policy in enumerate(orders)]
     try:
         chosen = mutants() if count is None else sample(mutants(), count)
         return explained(launch.kernel, cases, chosen, progress)

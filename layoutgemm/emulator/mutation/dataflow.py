@@ -1,23 +1,23 @@
-"""What a register's value is made of: the instructions that it comes from, followed back through a kernel.
+"""Backward dataflow: the instructions that a register's value comes from.
 
-`depends` says whether an access touches the same bytes in every launch of a kernel, whatever its sizes, its block and
-how often it was executed before: its address is computed from constants, or from these and the thread's index.
+`depends` tells whether an access touches the same bytes in every launch of a kernel, for every size, block and
+iteration. Such an address is computed from constants, or from constants and the thread's index.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..ptx.parser import Instruction, Operand
+from ..ptx.parser import PtxInstruction, PtxOperand
 from ..ptx.program import Program
 
-# Special registers that a thread of a block has for itself, whichever block it is and whatever is launched.
+# Special registers that are the thread's own, in every block and launch.
 OF_THREAD = ("%tid", "%laneid", "%warpid", "%lanemask")
-# Operations whose results are functions of their operands alone; what is computed by `codegen.py` is, too.
+# Operations whose results depend on their operands alone, as all of `codegen.py` does.
 PURE = ("shfl.sync.idx", "cvta.shared", "cvta.to.shared")
 
 
-def address_of(ins: Instruction) -> Operand | None:
+def address_of(ins: PtxInstruction) -> PtxOperand | None:
     """The shared address of an access by ordinary instructions or cp.async; None for others."""
     words = ins.words
     first = ("cp.async.ca", "cp.async.cg", "mbarrier.init", "tcgen05.alloc")
@@ -30,7 +30,7 @@ def address_of(ins: Instruction) -> Operand | None:
     return ins.operands[place] if any(word.startswith("shared") for word in words) else None
 
 
-def registers_in(operand: Operand) -> Iterable[str]:
+def registers_in(operand: PtxOperand) -> Iterable[str]:
     """The names of the registers in an operand."""
     if operand.kind == "reg":
         yield operand.text
@@ -38,7 +38,7 @@ def registers_in(operand: Operand) -> Iterable[str]:
         yield from registers_in(part)
 
 
-def specials_in(operand: Operand) -> Iterable[str]:
+def specials_in(operand: PtxOperand) -> Iterable[str]:
     """The names of the special registers in an operand."""
     if operand.kind == "special":
         yield operand.text
@@ -47,9 +47,7 @@ def specials_in(operand: Operand) -> Iterable[str]:
 
 
 def depends(program: Program, pc: int) -> str | None:
-    """What the shared address of the instruction there is a function of, if that is "nothing" or the "thread" alone and
-    the instruction has no predicate: each register on the way has one definition, which computes it from such. Else
-    None.
+    """The inputs of an instruction's shared address: "nothing", "thread", or None for others.
     """
     instructions = program.kernel.instructions
     address = address_of(instructions[pc])
@@ -85,5 +83,5 @@ def depends(program: Program, pc: int) -> str | None:
                 what = "thread"
             wanted += [register for register in registers_in(operand) if register != name]
             if operand is not ins.operands[0] and name in registers_in(operand):
-                return None  # of its own last value
+                return None  # depends on its own last value
     return what

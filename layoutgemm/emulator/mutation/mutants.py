@@ -1,12 +1,12 @@
-"""Kernels with one thing wrong: does your set of shapes notice?
+"""Mutants: kernels with one wrong instruction or operand.
 
-A `Mutant` is a kernel in which one instruction is gone, or one field of one operand has another value: of a matrix
-descriptor, an instruction descriptor, a coordinate, a byte count, an arrival count, a parity, a mask, an address. They
-are made from any PTX, whatever wrote it: an operand is changed where it is used, by an instruction put before it, so it
-does not matter how the kernel computed it. `alterations` does the same to what the host passes: boxes and swizzles of
-tensor maps, and the size of shared memory.
+A `Mutant` is a kernel with one instruction deleted or one field of one operand changed. The field is of a matrix
+descriptor, an instruction descriptor, a coordinate, a byte count, an arrival count, a parity, a mask or an address.
+Mutants are made from any PTX: an instruction put before the use changes the operand. So it does not matter how the
+kernel computed it. `alterations` changes what the host passes: boxes and swizzles of tensor maps, and the size of
+shared memory.
 
-`mutate.py` runs them. What the instructions' operands mean: PTX ISA, by the names of the instructions.
+`run.py` runs them. Meaning of the operands: PTX ISA, by the names of the instructions.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ...atoms.tma.rules import MODES, TensorMap
 from ...errors import EmulatorError
 from ..machine.interpreter import Launch
 from ..ptx.codegen import bits_of
-from ..ptx.parser import Instruction, Kernel, Operand, read_instruction
+from ..ptx.parser import PtxInstruction, PtxKernel, PtxOperand, read_instruction
 
-# Instructions that order others. The deletion of one that says whether a phase has ended says that it has.
+# Instructions that order others. A deleted test of a phase reports that the phase has ended.
 ORDERING = (
     "bar", "barrier", "fence", "membar", "mbarrier.arrive", "mbarrier.expect_tx", "mbarrier.try_wait",
     "mbarrier.test_wait", "mbarrier.init", "cp.async.commit_group", "cp.async.wait_group", "cp.async.wait_all",
@@ -46,15 +46,15 @@ class Mutant:
     kind: str
     place: str
     change: str
-    edits: tuple[tuple[int, tuple[Instruction, ...]], ...] = ()
+    edits: tuple[tuple[int, tuple[PtxInstruction, ...]], ...] = ()
     alter: Callable[[Launch], Launch] | None = None
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.change}, {self.place}"
 
-    def name(self, kernel: Kernel) -> str:
-        """What says which mutant it is as long as the compiler emits the same instructions, wherever their lines are:
-        the opcode, how many-th of that opcode, and the change.
+    def name(self, kernel: PtxKernel) -> str:
+        """A name that is stable while the compiler emits the same instructions. It holds the opcode, its number among
+        equal opcodes, and the change.
         """
         if not self.edits:
             return f"{self.place}: {self.change}"
@@ -62,12 +62,12 @@ class Mutant:
         number = sum(1 for other in kernel.instructions[: ins.pc] if other.opcode == ins.opcode)
         return f"{ins.opcode} #{number}: {self.change}"
 
-    def origins(self, kernel: Kernel) -> list[int]:
-        """For each pc of the changed kernel, the pc that it stands for in this one."""
+    def origins(self, kernel: PtxKernel) -> list[int]:
+        """The pc in the original kernel for each pc of the changed kernel."""
         edits = dict(self.edits)
         return [ins.pc for ins in kernel.instructions for _ in edits.get(ins.pc, (ins,))]
 
-    def kernel(self, kernel: Kernel) -> Kernel:
+    def kernel(self, kernel: PtxKernel) -> PtxKernel:
         """The kernel with the change in it."""
         return edited(kernel, dict(self.edits)) if self.edits else kernel
 
@@ -76,7 +76,7 @@ class Mutant:
         return launch if self.alter is None else self.alter(launch)
 
 
-def edited(kernel: Kernel, edits: dict[int, tuple[Instruction, ...]]) -> Kernel:
+def edited(kernel: PtxKernel, edits: dict[int, tuple[PtxInstruction, ...]]) -> PtxKernel:
     """A kernel with other instructions in the place of some: pc -> what stands there. Labels keep their places.
 
     >>> from layoutgemm.emulator.ptx.parser import parse
@@ -85,7 +85,7 @@ def edited(kernel: Kernel, edits: dict[int, tuple[Instruction, ...]]) -> Kernel:
     >>> [i.text for i in after.instructions], after.labels
     (['mov.b32 %r0, 1', 'bra L'], {'L': 0})
     """
-    instructions: list[Instruction] = []
+    instructions: list[PtxInstruction] = []
     place = {}
     for ins in kernel.instructions:
         place[ins.pc] = len(instructions)
@@ -106,12 +106,12 @@ def edited(kernel: Kernel, edits: dict[int, tuple[Instruction, ...]]) -> Kernel:
 # Deletions ------------------------------------------------------------------------------------------------------------
 
 
-def deletions(kernel: Kernel, names: tuple[str, ...] = ORDERING) -> Iterator[Mutant]:
+def deletions(kernel: PtxKernel, names: tuple[str, ...] = ORDERING) -> Iterator[Mutant]:
     """One mutant for each instruction whose opcode begins with one of these names."""
     for ins in kernel.instructions:
         if not any(ins.opcode == name or ins.opcode.startswith(name + ".") for name in names):
             continue
-        instead: tuple[Instruction, ...] = ()
+        instead: tuple[PtxInstruction, ...] = ()
         target = ins.operands[0] if ins.operands else None
         if target is not None and target.kind == "reg" and ins.words[0] == "mbarrier":
             text = f"setp.eq.b32 {target.text}, 0, 0" if "wait" in ins.opcode else f"mov.b64 {target.text}, 0"
@@ -119,7 +119,7 @@ def deletions(kernel: Kernel, names: tuple[str, ...] = ORDERING) -> Iterator[Mut
         yield Mutant("deletion", str(ins), "deleted", ((ins.pc, instead),))
 
 
-def _made(kernel: Kernel, ins: Instruction, text: str) -> Instruction:
+def _made(kernel: PtxKernel, ins: PtxInstruction, text: str) -> PtxInstruction:
     """An instruction for the place of another, under its predicate."""
     made = read_instruction(kernel, text, ins.line, ins.source)
     return dataclasses.replace(made, predicate=ins.predicate, negated=ins.negated, text=f"{text} (in: {ins.text})")
@@ -130,7 +130,7 @@ def _made(kernel: Kernel, ins: Instruction, text: str) -> Instruction:
 
 @dataclass(frozen=True)
 class Change:
-    """What is done to an operand's value: `operation` with `amount`, "add" or "xor" or "mov"."""
+    """A change of an operand's value: `operation` with `amount`, "add", "xor" or "mov"."""
 
     name: str
     operation: str
@@ -179,8 +179,8 @@ class Site:
     bits: int = 32
 
 
-def sites(ins: Instruction) -> list[Site]:
-    """The operands of an instruction that decide what it touches, and what may be done to them."""
+def sites(ins: PtxInstruction) -> list[Site]:
+    """The operands of an instruction that decide which bytes it touches, with their changes."""
     words, operands, op = ins.words, ins.operands, ins.opcode
     if op.startswith("wgmma.mma_async"):
         found = [Site("descriptor", "of B", (2,), WGMMA_DESCRIPTOR, 64)]
@@ -229,7 +229,7 @@ def sites(ins: Instruction) -> list[Site]:
     return []
 
 
-def _bulk_sites(ins: Instruction) -> list[Site]:
+def _bulk_sites(ins: PtxInstruction) -> list[Site]:
     """cp.async.bulk.tensor: [dst], [map, {x, y}], [mbar], mask, policy; stores: [map, {x, y}], [src]."""
     loads = ins.words[5].startswith("shared") and "prefetch" not in ins.words  # words[4] is the rank, "2d"
     at = 1 if loads else 0
@@ -244,7 +244,7 @@ def _bulk_sites(ins: Instruction) -> list[Site]:
     return found
 
 
-def _replaced(operands: tuple[Operand, ...], path: tuple[int, ...], new: Operand) -> tuple[Operand, ...]:
+def _replaced(operands: tuple[PtxOperand, ...], path: tuple[int, ...], new: PtxOperand) -> tuple[PtxOperand, ...]:
     at, *rest = path
     if rest:
         old = operands[at]
@@ -255,20 +255,20 @@ def _replaced(operands: tuple[Operand, ...], path: tuple[int, ...], new: Operand
     return (*operands[:at], new, *operands[at + 1 :])
 
 
-def _at(operands: tuple[Operand, ...], path: tuple[int, ...]) -> Operand | None:
+def _at(operands: tuple[PtxOperand, ...], path: tuple[int, ...]) -> PtxOperand | None:
     at, *rest = path
     if at >= len(operands):
         return None
     return _at(operands[at].parts, tuple(rest)) if rest else operands[at]
 
 
-def changed(kernel: Kernel, ins: Instruction, site: Site, change: Change) -> Mutant | None:
+def changed(kernel: PtxKernel, ins: PtxInstruction, site: Site, change: Change) -> Mutant | None:
     """The mutant with one operand changed; None where the instruction has no such operand."""
     operand = _at(ins.operands, site.path)
     if operand is None or operand.kind not in ("reg", "number", "symbol"):
         return None
     bits = bits_of(kernel.registers[operand.text]) if operand.kind == "reg" else site.bits
-    register = Operand("reg", f"{SPARE}{bits}")
+    register = PtxOperand("reg", f"{SPARE}{bits}")
     source = "" if change.operation == "mov" else f"{operand.text}, "
     text = f"{change.operation}.{'u' if change.operation == 'add' else 'b'}{bits} {register.text}, {source}"
     spared = dataclasses.replace(kernel, registers={**kernel.registers, register.text: f"b{bits}"})
@@ -278,8 +278,8 @@ def changed(kernel: Kernel, ins: Instruction, site: Site, change: Change) -> Mut
     return Mutant(site.kind, str(ins), name, ((ins.pc, (before, after)),))
 
 
-def fields(kernel: Kernel) -> Iterator[Mutant]:
-    """One mutant for each change of each operand of `sites`, and those of flags, counts and elected lanes."""
+def fields(kernel: PtxKernel) -> Iterator[Mutant]:
+    """One mutant for each operand change, and for each flag, count and elected lane."""
     for ins in kernel.instructions:
         for site in sites(ins):
             for change in site.changes:
@@ -289,14 +289,14 @@ def fields(kernel: Kernel) -> Iterator[Mutant]:
         yield from _others(kernel, ins)
 
 
-def _others(kernel: Kernel, ins: Instruction) -> Iterator[Mutant]:
-    """Changes that put no instruction before this one: numbers, predicates and the order of registers."""
+def _others(kernel: PtxKernel, ins: PtxInstruction) -> Iterator[Mutant]:
+    """Changes that need no inserted instruction: numbers, predicates and the order of registers."""
 
-    def with_operands(kind: str, change: str, operands: tuple[Operand, ...]) -> Mutant:
+    def with_operands(kind: str, change: str, operands: tuple[PtxOperand, ...]) -> Mutant:
         return Mutant(kind, str(ins), change, ((ins.pc, (dataclasses.replace(ins, operands=operands),)),))
 
-    def renumbered(at: int, number: int) -> tuple[Operand, ...]:
-        return (*ins.operands[:at], Operand("number", str(number)), *ins.operands[at + 1 :])
+    def renumbered(at: int, number: int) -> tuple[PtxOperand, ...]:
+        return (*ins.operands[:at], PtxOperand("number", str(number)), *ins.operands[at + 1 :])
 
     op, operands = ins.opcode, ins.operands
     if op.startswith("elect.sync"):
@@ -328,8 +328,8 @@ def _others(kernel: Kernel, ins: Instruction) -> Iterator[Mutant]:
 Codec = tuple[Callable[[bytes], tuple[TensorMap, int]], Callable[[TensorMap, int], bytes]]
 
 
-def alterations(kernel: Kernel, launch: Launch, codec: Codec | None = None) -> Iterator[Mutant]:
-    """One mutant for each change of each tensor map among the parameters, and one with less shared memory.
+def alterations(kernel: PtxKernel, launch: Launch, codec: Codec | None = None) -> Iterator[Mutant]:
+    """One mutant for each tensor map change, and one with less shared memory.
 
     codec  decode and encode of tensor maps; None: `emulator/machine/tensor_map.py`
     """
@@ -347,7 +347,7 @@ def alterations(kernel: Kernel, launch: Launch, codec: Codec | None = None) -> I
         for name, change in _maps(tmap):
             try:
                 codec[1](change(tmap), address)
-            except EmulatorError:  # no driver would take it
+            except EmulatorError:  # no driver would accept it
                 continue
             yield Mutant("tensor map", f"parameter {parameter.name}", name, (), _with(parameter.offset, change, codec))
     if launch.dynamic_shared:
@@ -360,7 +360,7 @@ def alterations(kernel: Kernel, launch: Launch, codec: Codec | None = None) -> I
 
 
 def _with(offset: int, change: Callable[[TensorMap], TensorMap], codec: Codec) -> Callable[[Launch], Launch]:
-    """What does the change to the map that a launch has there, whatever its extents are."""
+    """A function that changes the tensor map at an offset of any launch."""
 
     def alter(launch: Launch) -> Launch:
         tmap, address = codec[0](launch.parameters[offset : offset + 128])
@@ -372,7 +372,7 @@ def _with(offset: int, change: Callable[[TensorMap], TensorMap], codec: Codec) -
 
 
 def _maps(tmap: TensorMap) -> Iterator[tuple[str, Callable[[TensorMap], TensorMap]]]:
-    """Changes of one thing of a tensor map, by name."""
+    """Changes of one field of a tensor map, by name."""
 
     def at(field: str, i: int, change: Callable[[int], int]) -> Callable[[TensorMap], TensorMap]:
         def changed(tmap: TensorMap) -> TensorMap:

@@ -1,12 +1,12 @@
-"""Run every mutant of a kernel over a set of cases: does the set catch it?
+"""Runs of every mutant of a kernel over a set of cases.
 
     survey(kernel, cases, [*deletions(kernel), *fields(kernel)])
 
 A case is a launch and a check of its results. A mutant is caught by the first case in which the emulator refuses it,
-reports something, or the results are wrong; one that no case catches survives, and its row says so. What survives
-either changes nothing, or is a shape that the set does not have.
+reports a finding, or the results are wrong. A mutant that no case catches survives. A survivor either changes nothing,
+or needs a shape that the set lacks.
 
-`unreached` asks the plainer question: which instructions does no case execute?
+`unreached` lists the instructions that no case executes.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from typing import Any
 
 from ...errors import DeadlockError, EmulatorError, PtxError
 from ..findings import Counts
-from ..machine.interpreter import Launch, Machine, Policy
+from ..machine.interpreter import Launch, Policy, PtxMachine
 from ..ops import program_of
-from ..ptx.parser import Instruction, Kernel
+from ..ptx.parser import PtxInstruction, PtxKernel
 from .mutants import Mutant
-from .trace import Trace, Traced
+from .trace import AccessTrace, TracingMachine
 
-# A mutant may take more steps than the kernel, up to this factor and number; then it counts as one that never ends.
+# A mutant may take more steps than the kernel, up to this factor and number; then it counts as endless.
 FACTOR, SLACK = 4, 20_000
 IN_TURN = Policy()
 
 
 @dataclass(frozen=True)
-class Case:
+class LaunchCase:
     """One launch of a kernel.
 
     launch  makes it, with memory of its own
-    check   what is wrong with the results in that memory, or None
+    check   the error in that memory's results, or None
     policy  the order in which it is executed
     """
 
@@ -46,10 +46,10 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Row:
-    """What became of a mutant: the case that caught it and how; both "" for one that survived.
+class MutantOutcome:
+    """The outcome of a mutant: the case that caught it and how, both "" for a survivor.
 
-    reason  why it did, where that was looked at (`redundant.py`)
+    reason  why it survived, where that was examined (`survivors.py`)
     """
 
     mutant: Mutant
@@ -59,15 +59,15 @@ class Row:
 
     @property
     def caught(self) -> bool:
-        """Whether a case caught it."""
+        """True if a case caught it."""
         return bool(self.how)
 
 
 @dataclass(frozen=True)
 class Survey:
-    """All rows."""
+    """The outcomes of all mutants."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[MutantOutcome, ...]
 
     @property
     def survivors(self) -> list[Mutant]:
@@ -87,9 +87,13 @@ class Survey:
 
 
 def verdict(
-    kernel: Kernel, case: Case, mutant: Mutant | None = None, limit: int | None = None, trace: Trace | None = None
+    kernel: PtxKernel,
+    case: LaunchCase,
+    mutant: Mutant | None = None,
+    limit: int | None = None,
+    trace: AccessTrace | None = None,
 ) -> tuple[str, Counts]:
-    """What is wrong with one run, "" when nothing is, and its counts. A `trace` keeps what it touched."""
+    """The error of one run, or "", and its counts. A `trace` keeps its accesses."""
     counts = Counts(executed=bytearray(len(kernel.instructions)))
     policy = case.policy if limit is None else replace(case.policy, limit=limit)
     launch = case.launch()
@@ -97,7 +101,9 @@ def verdict(
         if mutant is not None:
             kernel, launch = _changed(kernel, mutant), mutant.launch(launch)
         program = program_of(kernel)
-        machine = Machine(program, launch, policy) if trace is None else Traced(program, launch, policy, trace)
+        machine = (
+            PtxMachine(program, launch, policy) if trace is None else TracingMachine(program, launch, policy, trace)
+        )
         counts = machine.counts
         machine.run()
     except DeadlockError as error:
@@ -116,11 +122,11 @@ def verdict(
 _LAST: list[Any] = []  # a kernel, a mutant, and the kernel with the mutant's change
 
 
-def _changed(kernel: Kernel, mutant: Mutant) -> Kernel:
-    """The kernel with the change in it: the same one for all cases that a mutant is run over in turn."""
+def _changed(kernel: PtxKernel, mutant: Mutant) -> PtxKernel:
+    """The kernel with the change, one object for all cases of a mutant."""
     if not _LAST or _LAST[0] is not kernel or _LAST[1] is not mutant:
         _LAST[:] = [kernel, mutant, mutant.kernel(kernel)]
-    changed: Kernel = _LAST[2]
+    changed: PtxKernel = _LAST[2]
     return changed
 
 
@@ -129,14 +135,14 @@ def _first(message: object) -> str:
 
 
 def survey(
-    kernel: Kernel,
-    cases: Sequence[Case],
+    kernel: PtxKernel,
+    cases: Sequence[LaunchCase],
     mutants: Iterable[Mutant],
-    progress: Callable[[int, int, Row], None] | None = None,
+    progress: Callable[[int, int, MutantOutcome], None] | None = None,
 ) -> Survey:
     """Run each mutant over the cases until one catches it.
 
-    progress  is told (done, number of mutants, row) after each
+    progress  called with (done, number of mutants, row) after each
 
     Raises EmulatorError when the kernel itself fails a case.
     """
@@ -149,11 +155,11 @@ def survey(
     chosen = list(mutants)
     rows = []
     for mutant in chosen:
-        row = Row(mutant)
+        row = MutantOutcome(mutant)
         for case, limit in zip(cases, limits, strict=True):
             how, _ = verdict(kernel, case, mutant, limit)
             if how:
-                row = Row(mutant, case.name, how)
+                row = MutantOutcome(mutant, case.name, how)
                 break
         rows.append(row)
         if progress is not None:
@@ -161,8 +167,8 @@ def survey(
     return Survey(tuple(rows))
 
 
-def on_terminal(done: int, total: int, row: Row) -> None:
-    """Progress on standard error: one line that is written over, survivors on lines of their own."""
+def on_terminal(done: int, total: int, row: MutantOutcome) -> None:
+    """Show progress on one line of standard error, and survivors on lines of their own."""
     if not row.caught:
         print(f"\r\033[Ksurvives: {row.mutant}" + (f" ({row.reason})" if row.reason else ""), file=sys.stderr)
     print(f"\r\033[K{done} of {total}", end="" if done < total else "\n", file=sys.stderr, flush=True)
@@ -181,7 +187,7 @@ def sample(mutants: Iterable[Mutant], count: int) -> list[Mutant]:
     return out[:count]
 
 
-def unreached(kernel: Kernel, cases: Iterable[Case]) -> list[Instruction]:
+def unreached(kernel: PtxKernel, cases: Iterable[LaunchCase]) -> list[PtxInstruction]:
     """The instructions that none of the cases executes.
 
     Raises EmulatorError when the kernel fails one.

@@ -1,7 +1,7 @@
-"""Why a mutant survives: what is the same of its runs and those of the kernel, as far as that can be checked.
+"""Reasons why a mutant survives, from comparing its runs with the kernel's.
 
-A mutant that no case catches is either a shape that the cases lack, or it changes nothing. `Explainer` tells them apart
-by executing both and comparing what they touch and in which order (`trace.py`):
+A mutant that no case catches needs a shape that the cases lack, or it changes nothing. `Explainer` tells them apart by
+executing both and comparing their accesses and their order (`trace.py`):
 
     same      every access touches the same bytes, and is ordered after the same others: whatever the change is, in
               these cases no instruction can notice it. An address field that the hardware does not read, a barrier
@@ -18,9 +18,9 @@ by executing both and comparing what they touch and in which order (`trace.py`):
     unreached no case executes the instruction: nothing is known
     unseen    the instruction is there for what the emulator does not model: nothing is known either
 
-The order of a kernel without races is the same in every schedule, so that one run of each shape says it for all: what a
-barrier counts in another order in another schedule is reported (`ops/barrier.py`).
-`Explainer.partner` looks for the other instruction that makes a deletion redundant: without both the kernel is caught.
+The order of a kernel without races is the same in every schedule, so one run of each shape covers all schedules. A
+barrier that counts in another order in another schedule is reported (`ops/barrier.py`). `Explainer.partner` looks for
+the other instruction that makes a deletion redundant: with both deleted the kernel is caught.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ from ...errors import EmulatorError
 from ..findings import Counts
 from ..machine.interpreter import Launch
 from ..ops import program_of
-from ..ptx.parser import Kernel
+from ..ptx.parser import PtxKernel
 from .dataflow import depends
 from .mutants import SPARE, Mutant
-from .run import FACTOR, SLACK, Case, Row, Survey, verdict
-from .trace import END, Difference, Trace, difference
+from .run import FACTOR, SLACK, LaunchCase, MutantOutcome, Survey, verdict
+from .trace import END, AccessTrace, Difference, difference
 
 KINDS = ("same", "stricter", "looser", "apart", "end", "other", "unread", "idle", "unreached", "unseen")
 SAME, STRICTER, LOOSER, APART, ENDS, OTHER, UNREAD, IDLE, UNREACHED, UNSEEN = KINDS
-PROVEN = (SAME, STRICTER, APART, ENDS, UNREAD)  # nothing can notice these, whatever the schedule
-# Instructions whose deletion the emulator cannot notice, and why; where a field of the policy is named, unless it is
+PROVEN = (SAME, STRICTER, APART, ENDS, UNREAD)  # unnoticeable in every schedule
+# Instructions whose deletion the emulator cannot notice, and why; unless the named field of the policy is set
 # set.
 BLIND = (
     ("bar.warp.sync", "lanes", "lanes of a warp are one thread with `Policy(lanes=\"off\")`"),
     ("griddepcontrol", "", "one grid runs at a time"),
-    ("wgmma.fence", "register_strict", "registers are looked at with `Policy(register_strict=True)`"),
-    ("tcgen05.wait", "tensor_strict", "waits for tensor memory are looked at with `Policy(tensor_strict=True)`"),
-    ("tcgen05.fence", "tensor_strict", "fences of tensor memory are looked at with `Policy(tensor_strict=True)`"),
+    ("wgmma.fence", "register_strict", "registers are checked with `Policy(register_strict=True)`"),
+    ("tcgen05.wait", "tensor_strict", "waits for tensor memory are checked with `Policy(tensor_strict=True)`"),
+    ("tcgen05.fence", "tensor_strict", "fences of tensor memory are checked with `Policy(tensor_strict=True)`"),
 )
-# Kinds of mutants that leave every barrier alone, for which one schedule says all.
+# Kinds of mutants that leave every barrier alone: one schedule covers all.
 PLAIN = ("descriptor", "instruction", "flag", "column", "coordinate", "matrix address", "shared address", "registers")
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a mutant is not caught: of `KINDS`, and in words."""
+    """The reason why a mutant is not caught: one of `KINDS`, and in words."""
 
     kind: str
     text: str
@@ -67,10 +67,10 @@ class Reason:
 
 @dataclass
 class _Run:
-    """A case, and what the kernel does in it."""
+    """A case, and the kernel's own run of it."""
 
-    case: Case
-    trace: Trace
+    case: LaunchCase
+    trace: AccessTrace
     memory: tuple[bytes, ...]
     limit: int
     steps: int
@@ -78,12 +78,12 @@ class _Run:
 
     @property
     def worth(self) -> float:
-        """What it catches, by what it costs."""
+        """Catches for each second of the case."""
         return (1 + self.caught) / (1 + self.steps)
 
 
 class Explainer:
-    """Runs mutants of a kernel, and says why they survive.
+    """Runs mutants of a kernel and explains why they survive.
 
     cases   are run with a trace
     others  are run for mutants whose survival those do not prove, and those that concern barriers
@@ -91,7 +91,7 @@ class Explainer:
     Raises EmulatorError when the kernel itself fails a case.
     """
 
-    def __init__(self, kernel: Kernel, cases: Sequence[Case], others: Sequence[Case] = ()) -> None:
+    def __init__(self, kernel: PtxKernel, cases: Sequence[LaunchCase], others: Sequence[LaunchCase] = ()) -> None:
         self.kernel, self.others = kernel, others
         self.program = program_of(kernel)
         self.settled: dict[int, bool] = {}
@@ -99,8 +99,8 @@ class Explainer:
         self.runs = [self._plain(case) for case in cases]
         self.limits = [self._plain(case).limit for case in others]
 
-    def _plain(self, case: Case) -> _Run:
-        trace = Trace()
+    def _plain(self, case: LaunchCase) -> _Run:
+        trace = AccessTrace()
         wrong, memory, counts = _traced(self.kernel, case, None, None, trace)
         if wrong:
             raise EmulatorError(f"the kernel without any change fails {case.name}: {wrong}")
@@ -109,22 +109,22 @@ class Explainer:
         return _Run(case, trace, memory, FACTOR * steps + SLACK, steps)
 
     def say(self, pc: int) -> str:
-        """An instruction, shortly."""
+        """An instruction in short form."""
         if pc == END:
             return "the end of a warp"
         ins = self.kernel.instructions[pc]
         return f"{ins.opcode} (PTX line {ins.line})"
 
-    def row(self, mutant: Mutant) -> Row:
-        """What becomes of a mutant, with the reason if it survives."""
+    def row(self, mutant: Mutant) -> MutantOutcome:
+        """The outcome of a mutant, with the reason if it survives."""
         origins = mutant.origins(self.kernel)
         found: list[Difference] = []
         for run in sorted(self.runs, key=lambda run: -run.worth):
-            trace = Trace(run.trace, origins)
+            trace = AccessTrace(run.trace, origins)
             how, memory, _ = _traced(self.kernel, run.case, mutant, run.limit, trace)
             if how:
                 run.caught += 1
-                return Row(mutant, run.case.name, how)
+                return MutantOutcome(mutant, run.case.name, how)
             if memory != run.memory:
                 one = Difference("other bytes in memory, that the case lets pass")
             else:
@@ -139,8 +139,8 @@ class Explainer:
             for case, limit in zip(self.others, self.limits, strict=True):
                 how, _ = verdict(self.kernel, case, mutant, limit)
                 if how:
-                    return Row(mutant, case.name, how)
-        return Row(mutant, reason=str(reason))
+                    return MutantOutcome(mutant, case.name, how)
+        return MutantOutcome(mutant, reason=str(reason))
 
     def _judge(self, mutant: Mutant, found: list[Difference]) -> Reason:
         if mutant.edits and not any(self.executed[pc] for pc, _ in mutant.edits):
@@ -171,7 +171,7 @@ class Explainer:
         return Reason(SAME, f"{text}, though {uses[0]}" if uses else text)
 
     def _unread(self, mutant: Mutant) -> bool:
-        """Whether the mutant changes questions to mbarriers alone, of which no instruction reads the answer."""
+        """True if the mutant changes only mbarrier tests whose answers are not read."""
         for pc, _ in mutant.edits:
             if not self.kernel.instructions[pc].opcode.startswith(("mbarrier.try_wait", "mbarrier.test_wait")):
                 return False
@@ -180,7 +180,7 @@ class Explainer:
         return bool(mutant.edits)
 
     def _settled(self, pc: int) -> bool:
-        """Whether what is touched by the instruction depends on nothing, or on the thread, and all warps execute it."""
+        """True if all warps execute it and its bytes depend on constants or the thread."""
         if pc not in self.settled:
             traced = self.runs[0].trace
             warps, have = set(), set()
@@ -192,7 +192,7 @@ class Explainer:
         return self.settled[pc]
 
     def _blind(self, mutant: Mutant) -> str:
-        """Why the deletion cannot be noticed, or ""."""
+        """The reason why the deletion cannot be noticed, or ""."""
         opcode = self.kernel.instructions[mutant.edits[0][0]].opcode
         policies = [case.policy for case in (*(run.case for run in self.runs), *self.others)]
         for name, switch, why in BLIND:
@@ -202,7 +202,7 @@ class Explainer:
         return ""
 
     def partner(self, mutant: Mutant, others: Iterable[Mutant]) -> Mutant | None:
-        """The first of other mutants that survive alone, with which together this one is caught."""
+        """The first surviving mutant that together with this one is caught."""
         for other in others:
             if {pc for pc, _ in mutant.edits} & {pc for pc, _ in other.edits}:
                 continue
@@ -213,7 +213,7 @@ class Explainer:
 
 
 def _traced(
-    kernel: Kernel, case: Case, mutant: Mutant | None, limit: int | None, trace: Trace
+    kernel: PtxKernel, case: LaunchCase, mutant: Mutant | None, limit: int | None, trace: AccessTrace
 ) -> tuple[str, tuple[bytes, ...], Counts]:
     """The verdict on a run, what memory holds after it, and its counts."""
     memory: list[bytes] = []
@@ -227,20 +227,20 @@ def _traced(
 
 
 def explained(
-    kernel: Kernel,
-    cases: Sequence[Case],
+    kernel: PtxKernel,
+    cases: Sequence[LaunchCase],
     mutants: Iterable[Mutant],
-    progress: Callable[[int, int, Row], None] | None = None,
+    progress: Callable[[int, int, MutantOutcome], None] | None = None,
 ) -> Survey:
-    """`mutate.survey`, with a reason for each survivor.
+    """`run.survey`, with a reason for each survivor.
 
-    The cases in the first one's order are compared with the kernel's own runs; those in others are run for mutants that
-    the comparison does not prove harmless.
+    The cases in the first case's order are compared with the kernel's own runs. Cases in other orders run for mutants
+    that the comparison does not prove harmless.
     """
     first = [case for case in cases if case.policy == cases[0].policy]
     explainer = Explainer(kernel, first, [case for case in cases if case.policy != cases[0].policy])
     chosen = list(mutants)
-    rows: list[Row] = []
+    rows: list[MutantOutcome] = []
     for mutant in chosen:
         rows.append(explainer.row(mutant))
         if progress is not None:

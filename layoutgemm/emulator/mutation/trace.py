@@ -1,10 +1,10 @@
-"""What a run touched and in which order: enough to say whether a change of a kernel changed anything.
+"""Traces of a run's accesses and their order, to tell whether a mutant changes anything.
 
-`Traced` is a machine that keeps a `Trace`: each access to shared or tensor memory, each initialisation of an mbarrier,
-and the end of each warp, by who did it: the warp, the instruction, and how often that was executed before. So the
-accesses of two runs can be matched, whatever the order in which they were executed. For each it keeps which earlier
-ones were known to have happened (`order.py`): that relation is the same in every schedule of a kernel without races,
-and is what its synchronising instructions are there for.
+`TracingMachine` keeps an `AccessTrace`: each access to shared or tensor memory, each mbarrier initialisation, and the
+end of each warp. An access is named by its warp, its instruction, and the count of earlier executions. So the accesses
+of two runs match in any order of execution. Each entry lists the earlier ones known to have happened
+(`races/happens_before.py`). That relation is the same in every schedule of a kernel without races, and synchronising
+instructions exist to create it.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..machine.interpreter import Cta, Fiber, Machine
+from ..machine.interpreter import Cta, Fiber, PtxMachine
 from ..machine.launch import Launch, Policy, Triple
 from ..ptx.program import Program
-from ..races.happens_before import NO_PARTS, Event, Knowledge, Parts
+from ..races.happens_before import NO_PARTS, Knowledge, MemoryEvent, Parts
 from ..races.lanes import Touch, one_lane
 
-END = -1  # stands for the end of a warp, among pcs
-KINDS = ("seen", "proxied", "inits")  # of `Knowledge`: what the order is made of
+END = -1  # the end of a warp, among pcs
+KINDS = ("seen", "proxied", "inits")  # fields of `Knowledge` that make up the order
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """Who accessed: a warp of a block, by an instruction of the unchanged kernel, for the `time`-th time.
+    """The name of an access: a warp, an instruction of the unchanged kernel, and a count.
 
     pc  `END` for the end of the warp
     """
@@ -54,12 +54,12 @@ class Part:
     times: dict[tuple[Any, ...], int] = field(default_factory=dict)
     of_event: dict[int, int] = field(default_factory=dict)  # event -> its accesses, as a bit set
     events: int = 0  # those that have any, as a bit set
-    # Accesses that became several events', as a bit set, by all of those events, as a bit set.
+    # Accesses that were split over several events, as a bit set, by all of those events, as a bit set.
     shares: dict[int, int] = field(default_factory=dict)
     cache: dict[tuple[Any, str], tuple[int, int]] = field(default_factory=dict)
 
     def known(self, fiber: Fiber, kind: str, events: int) -> int:
-        """The accesses of known events; a fiber's knowledge only grows, so that only what is new is looked at."""
+        """The accesses of known events. A fiber's knowledge only grows, so only new events are examined."""
         had, out = self.cache.get((fiber, kind), (0, 0))
         if not had and fiber.parent is not None:
             had, out = self.cache.get((fiber.parent, kind), (0, 0))
@@ -77,8 +77,8 @@ class Part:
                 out |= numbers
         return out
 
-    def divide(self, event: Event, other: Event) -> None:
-        """Some lanes' part of an event has become another: an access is known where all parts of it are."""
+    def divide(self, event: MemoryEvent, other: MemoryEvent) -> None:
+        """Some lanes' part of an event became another event: an access is known where all its parts are."""
         both = 1 << event.id | 1 << other.id
         numbers = self.of_event.pop(event.id, 0)
         for needed in [needed for needed in self.shares if needed >> event.id & 1]:
@@ -94,14 +94,14 @@ class Part:
             self.cache[key] = had & ~both, out & ~shared
 
 
-class Trace:
+class AccessTrace:
     """The accesses of a run, cluster by cluster.
 
     like     a trace of the unchanged kernel, whose numbers this one uses
     origins  pc -> pc in the unchanged kernel, where it was changed
     """
 
-    def __init__(self, like: Trace | None = None, origins: Sequence[int] | None = None) -> None:
+    def __init__(self, like: AccessTrace | None = None, origins: Sequence[int] | None = None) -> None:
         self.parts: dict[Triple, Part] = {}
         self.like, self.origins = like, origins
 
@@ -122,22 +122,22 @@ class Trace:
         cta: Cta,
         places: int,
         write: bool,
-        event: Event,
+        event: MemoryEvent,
         knows: Knowledge,
         asynchronous: bool,
         parts: Parts = NO_PARTS,
     ) -> None:
-        """An access, when it is issued."""
+        """Record an access when it is issued."""
         masks = tuple(sorted(parts.items())) if parts else ()
         self._add(fiber, ((memory, cta.coordinate), places, masks, write, asynchronous), event, knows)
 
     def initialised(self, fiber: Fiber, offset: int) -> None:
-        """An mbarrier was initialised."""
+        """Record the initialisation of an mbarrier."""
         self._add(fiber, (("mbarrier", fiber.cta.coordinate), offset), fiber.epoch, fiber.knows)
 
     def uses(self, fiber: Fiber, cta: Cta, offset: int) -> None:
-        """Something is done to an mbarrier. Questions do not count: how often one is asked depends on the schedule, and
-        what it is told shows in what is ordered after it."""
+        """Record an operation on an mbarrier. Tests do not count: their number depends on the schedule, and their
+        answers show in the order of later accesses."""
         assert fiber.ins is not None
         if fiber.ins.opcode.startswith(("mbarrier.try_wait", "mbarrier.test_wait")):
             return
@@ -147,7 +147,7 @@ class Trace:
             part.driven.add((cta.coordinate, offset))
 
     def ended(self, fiber: Fiber) -> None:
-        """Lanes of a warp ended."""
+        """Record the end of some lanes of a warp."""
         self._add(fiber, (("end",),), None, fiber.knows, END)
 
     def _pc(self, fiber: Fiber) -> int:
@@ -156,7 +156,7 @@ class Trace:
         return pc if self.origins is None else self.origins[pc]
 
     def _add(
-        self, fiber: Fiber, touched: tuple[Any, ...], event: Event | None, knows: Knowledge, pc: int | None = None
+        self, fiber: Fiber, touched: tuple[Any, ...], event: MemoryEvent | None, knows: Knowledge, pc: int | None = None
     ) -> None:
         part = self.part(fiber.cta)
         key = (fiber.cta.coordinate, fiber.warp.number, self._pc(fiber) if pc is None else pc)
@@ -164,7 +164,7 @@ class Trace:
         part.times[key] = time + 1
         number = part.names.setdefault(Name(*key, time), len(part.names))
         alone = not fiber.cta.cluster.ledger.lanes or one_lane(fiber.lanes)
-        own = part.of_event.get(fiber.epoch.id, 0) if alone else 0  # what other lanes do is not in a lane's order
+        own = part.of_event.get(fiber.epoch.id, 0) if alone else 0  # other lanes' accesses are not in a lane's order
         part.touched[number] = touched
         part.before[number] = tuple(
             part.known(fiber, kind, getattr(knows, kind)) | (own if kind == "seen" else 0) for kind in KINDS
@@ -174,14 +174,14 @@ class Trace:
             part.events |= 1 << event.id
 
 
-class Traced(Machine):
-    """A machine that keeps a trace, for which nothing is forgotten."""
+class TracingMachine(PtxMachine):
+    """A machine that keeps a trace and forgets no event."""
 
     COMPACT = 1 << 62
 
-    def __init__(self, program: Program, launch: Launch, policy: Policy | None, trace: Trace) -> None:
+    def __init__(self, program: Program, launch: Launch, policy: Policy | None, trace: AccessTrace) -> None:
         super().__init__(program, launch, policy)
-        self.trace: Trace = trace
+        self.trace: AccessTrace = trace
 
     def touch(
         self,
@@ -190,7 +190,7 @@ class Traced(Machine):
         places: int,
         write: bool,
         what: Callable[[], str],
-        event: Event | None = None,
+        event: MemoryEvent | None = None,
         asynchronous: bool = False,
         parts: Parts = NO_PARTS,
         touch: Touch | None = None,
@@ -211,7 +211,7 @@ class Traced(Machine):
 
 @dataclass(frozen=True)
 class Difference:
-    """How a run differs from that of the unchanged kernel.
+    """The differences of a run from the unchanged kernel's run.
 
     accesses  the first access that one of them does not have, or has otherwise; "" for none
     uses      the first mbarrier that one of them uses where the other uses another; "" for none
@@ -227,8 +227,8 @@ class Difference:
     gained: bool = False
 
 
-def difference(before: Trace, after: Trace, say: Callable[[int], str] = str) -> Difference:
-    """How a run differs from that of the unchanged kernel; `say` names an instruction by its pc."""
+def difference(before: AccessTrace, after: AccessTrace, say: Callable[[int], str] = str) -> Difference:
+    """The differences of a run from the unchanged kernel's; `say` names an instruction by its pc."""
     if before.parts.keys() != after.parts.keys():
         return Difference("other clusters were run")
     lost: tuple[set[tuple[int, int]], set[tuple[int, int]]] = (set(), set())
@@ -261,8 +261,7 @@ def difference(before: Trace, after: Trace, say: Callable[[int], str] = str) -> 
 
 
 def _sets(part: Part, driven: set[tuple[Triple, int]]) -> tuple[int, int, int]:
-    """The ordinary writes, the initialisations of mbarriers, and those of mbarriers that engines arrive at, as bit
-    sets."""
+    """Bit sets of ordinary writes, mbarrier initialisations, and initialisations that engines see."""
     writes = inits = shown = 0
     for number, touched in part.touched.items():
         if touched[0][0] == "mbarrier":
@@ -275,18 +274,19 @@ def _sets(part: Part, driven: set[tuple[Triple, int]]) -> tuple[int, int, int]:
 
 
 def _orders(known: tuple[int, ...], writes: int, inits: int, shown: int) -> tuple[int, int]:
-    """What an access is ordered after, and what the async proxy sees: an mbarrier by either kind of fence.
+    """The accesses that precede an access, and those that the async proxy sees.
 
-    An initialisation has to be shown to the async proxy where an engine arrives at the mbarrier: it is there that the
-    engine's proxy meets it (PTX ISA, "cp.async.bulk": complete-tx on the mbarrier). One at which threads alone arrive
-    and wait is met by ordinary accesses, which a barrier between the threads orders without any fence.
+    Either kind of fence shows an mbarrier to the async proxy. An initialisation must be visible to the async proxy if
+    an engine arrives at the mbarrier, because the engine's proxy accesses it there (PTX ISA, "cp.async.bulk":
+    complete-tx on the mbarrier). An mbarrier of threads alone needs only a barrier between the threads, without a
+    fence.
     """
     seen, proxied, initialised = known
     return seen & ~inits | (seen | initialised) & inits, proxied & writes | (initialised | proxied) & shown
 
 
 def _first(old: Part, new: Part) -> int | None:
-    """The first access that differs. Initialisations of mbarriers are none: who uses one shows."""
+    """The first access that differs. Initialisations of mbarriers are left out: their uses show them."""
     if old.touched == new.touched:
         return None
     both = sorted(old.touched.keys() | new.touched.keys())

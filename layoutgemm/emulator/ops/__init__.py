@@ -1,8 +1,8 @@
-"""What the instructions do that touch memory or other threads: one module for each family.
+"""Semantics of instructions that touch memory or other threads, one module for each family.
 
-A module registers *builders*. A builder is called once for each instruction when a kernel is loaded: it reads the
-operands and the words of the opcode, refuses what it does not know, and returns the operation, a function of the fiber
-(`machine.py` says what that returns). So all decoding is done before the first cycle, and an unknown instruction is an
+A module registers *builders*. A builder is called once for each instruction when a kernel is loaded. It reads the
+operands and the words of the opcode, refuses unknown ones, and returns the operation: a function of the fiber with the
+results that `interpreter.py` lists. So all decoding is done before the first cycle, and an unknown instruction is an
 error at load, with its line.
 """
 
@@ -12,7 +12,7 @@ from importlib import import_module
 
 from ...errors import PtxError
 from ..ptx.codegen import UNREADABLE
-from ..ptx.parser import Instruction, Kernel
+from ..ptx.parser import PtxInstruction, PtxKernel
 from ..ptx.program import Program, Run
 from .registry import BUILDERS, GUARDS, guarded
 
@@ -29,10 +29,10 @@ _PROGRAMS: dict[int, Program] = {}
 _KEPT = 32
 
 
-def program_of(kernel: Kernel) -> Program:
-    """The kernel made ready to run: once, for all of its launches, while few others come in between.
+def program_of(kernel: PtxKernel) -> Program:
+    """The kernel made ready to run, cached for all of its launches.
 
-    Raises PtxError for an instruction that is not known.
+    Raises PtxError for an unknown instruction.
     """
     found = _PROGRAMS.get(id(kernel))
     if found is None or found.kernel is not kernel:
@@ -42,8 +42,8 @@ def program_of(kernel: Kernel) -> Program:
     return found
 
 
-def build(program: Program, ins: Instruction) -> Run:
-    """The operation of an instruction. Raises PtxError, with the line, for one that is not known."""
+def build(program: Program, ins: PtxInstruction) -> Run:
+    """The operation of an instruction. Raises PtxError, with the line, for an unknown one."""
     for length in range(len(ins.words), 0, -1):
         name = ".".join(ins.words[:length])
         builder = BUILDERS.get(name)

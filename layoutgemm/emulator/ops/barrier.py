@@ -1,7 +1,7 @@
 """Barriers and fences: bar, barrier, barrier.cluster, mbarrier, fence, membar, griddepcontrol.
 
-PTX ISA, "Parallel Synchronization and Communication Instructions". Each barrier carries what was handed to it
-(`order.Knowledge`): arriving releases, waiting acquires.
+PTX ISA, "Parallel Synchronization and Communication Instructions". Each barrier carries the knowledge handed to it
+(`happens_before.Knowledge`): arriving releases, waiting acquires.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import EmulatorError
+from ...moved import old_names
 from ..machine.interpreter import BLOCKED, Cluster, Cta, Fiber
-from ..ptx.parser import Instruction
+from ..ptx.parser import PtxInstruction
 from ..ptx.program import Program, Run
-from ..races.happens_before import Event, Knowledge
+from ..races.happens_before import Knowledge, MemoryEvent
 from ..races.lanes import synchronise
 from .memory import block_of, said
 from .registry import known, operation
 
-PASSED = object()  # marks a fiber that a barrier let go while it waited
-NAMED = 16  # barriers of a block
+PASSED = object()  # marks a fiber that a barrier released while it waited
+NAMED = 16  # named barriers of a block
 BARRIER_BYTES = 8
 SCOPES = (
     "shared", "shared::cta", "shared::cluster", "b64", "release", "acquire", "relaxed", "cta", "cluster", "aligned",
@@ -29,7 +30,7 @@ SCOPES = (
 
 
 class Named:
-    """One of a block's sixteen barriers, while threads are arriving at it."""
+    """A named barrier of a block (of sixteen) at which threads are arriving."""
 
     def __init__(self, knows: Knowledge, expected: int | None) -> None:
         self.knows, self.expected = knows, expected
@@ -58,7 +59,7 @@ def _named(fiber: Fiber, number: int, expected: int | None) -> Named:
 
 
 def _named_left(cta: Cta) -> None:
-    """Report barriers at which threads arrived, and not as many as they are for: nobody waited, or it would hang."""
+    """Report named barriers with too few arrivals at the end. No thread waited there, or the kernel would hang."""
     for number, barrier in cta.scratch["named"].items():
         cta.cluster.machine.problem(
             "exit",
@@ -68,7 +69,7 @@ def _named_left(cta: Cta) -> None:
 
 
 def _complete(cta: Cta, number: int, barrier: Named) -> bool:
-    """Let everybody go if all have arrived."""
+    """Release the waiting threads if all have arrived."""
     if barrier.arrived < (cta.alive if barrier.expected is None else barrier.expected):
         return False
     for waiting in barrier.waiting:
@@ -80,7 +81,7 @@ def _complete(cta: Cta, number: int, barrier: Named) -> bool:
 
 
 def _recount(fiber: Fiber, count: int) -> None:
-    """Threads that ended are waited for no longer by barriers of the whole block."""
+    """Threads that have ended no longer count for barriers of the whole block."""
     for number, barrier in list(fiber.cta.scratch.get("named", {}).items()):
         if barrier.expected is None and barrier.arrived and fiber.cta.alive:
             _complete(fiber.cta, number, barrier)
@@ -88,8 +89,8 @@ def _recount(fiber: Fiber, count: int) -> None:
 
 @operation("bar.sync", "bar.arrive", "bar.cta.sync", "bar.cta.arrive", "barrier.sync", "barrier.arrive",
            "barrier.cta.sync", "barrier.cta.arrive")  # fmt: skip
-def named_barrier(program: Program, ins: Instruction) -> Run:
-    """bar, barrier: arrive at barrier a with b threads, and wait for the others unless it is arrive."""
+def named_barrier(program: Program, ins: PtxInstruction) -> Run:
+    """bar, barrier: arrive at barrier a with b threads, and wait for the others unless it is .arrive."""
     known(ins, "sync", "arrive", "cta", "aligned")
     number = program.value(ins.operands[0])
     threads = program.value(ins.operands[1]) if len(ins.operands) > 1 else None
@@ -116,7 +117,7 @@ def named_barrier(program: Program, ins: Instruction) -> Run:
             barrier.waiting.append(fiber)
         if _complete(fiber.cta, at, barrier):
             if waits:
-                # It is among those woken; it goes on at once instead.
+                # It is among the woken fibers; it goes on at once instead.
                 fiber.cta.cluster.ready.remove(fiber)
                 fiber.scratch = None
             return None
@@ -126,9 +127,9 @@ def named_barrier(program: Program, ins: Instruction) -> Run:
 
 
 @operation("bar.warp.sync")
-def warp_barrier(program: Program, ins: Instruction) -> Run:
-    """bar.warp.sync: lanes of a warp wait for one another, and know what each of them did; a fiber's lanes are together
-    already.
+def warp_barrier(program: Program, ins: PtxInstruction) -> Run:
+    """bar.warp.sync: lanes of a warp wait for each other and learn each other's accesses. A fiber's lanes are already
+    together.
     """
     mask = program.value(ins.operands[0])
 
@@ -158,7 +159,7 @@ class ClusterBarrier:
         self.waiting: list[Fiber] = []
 
     def check(self) -> None:
-        """Begin the next generation if all have arrived."""
+        """Begin the next generation if all threads have arrived."""
         if self.arrived and self.arrived + self.ended >= self.cluster.threads:
             self.sealed.merge(self.knows)
             self.knows = self.cluster.ledger.knowledge()
@@ -182,8 +183,8 @@ def _cluster_barrier(cluster: Cluster) -> ClusterBarrier:
 
 
 @operation("barrier.cluster.arrive")
-def cluster_arrive(program: Program, ins: Instruction) -> Run:
-    """barrier.cluster.arrive: relaxed, it hands on initialised mbarriers and what an earlier fence released."""
+def cluster_arrive(program: Program, ins: PtxInstruction) -> Run:
+    """barrier.cluster.arrive. A relaxed one hands on initialised mbarriers and the releases of an earlier fence."""
     known(ins, "cluster", "arrive", "aligned", "relaxed", "release")
     relaxed, aligned = "relaxed" in ins.words, "aligned" in ins.words
 
@@ -208,7 +209,7 @@ def cluster_arrive(program: Program, ins: Instruction) -> Run:
 
 
 @operation("barrier.cluster.wait")
-def cluster_wait(program: Program, ins: Instruction) -> Run:
+def cluster_wait(program: Program, ins: PtxInstruction) -> Run:
     """barrier.cluster.wait: until all threads of the cluster have arrived."""
     known(ins, "cluster", "wait", "aligned", "acquire")
 
@@ -228,16 +229,16 @@ def cluster_wait(program: Program, ins: Instruction) -> Run:
 # Memory barriers ------------------------------------------------------------------------------------------------------
 
 
-class Mbarrier:
+class EmulatedMbarrier:
     """An mbarrier: a phase ends when no arrival is pending and no byte is outstanding.
 
-    count    arrivals of a phase; pending: those still to come
+    count    arrivals of a phase; pending: those still missing
     bytes    transactions outstanding; it may be negative for a while
     phase    phases that have ended
-    members  what has arrived in this phase; ended: in the one before, or None; earlier: in the one before that
+    members  arrivals in this phase; ended: in the phase before, or None; earlier: in the phase before that
     """
 
-    def __init__(self, cta: Cta, offset: int, count: int, init: Event) -> None:
+    def __init__(self, cta: Cta, offset: int, count: int, init: MemoryEvent) -> None:
         self.cta, self.offset, self.count, self.init = cta, offset, count, init
         self.ledger = cta.cluster.ledger
         self.pending = count
@@ -251,11 +252,11 @@ class Mbarrier:
     def __str__(self) -> str:
         return f"mbarrier at {self.offset:#x} of CTA {self.cta.coordinate}"
 
-    def arrive(self, count: int, by: Event, knows: Knowledge) -> str | None:
-        """`count` arrivals by an event and who knows what; what is wrong with the phase that counts them, or None.
+    def arrive(self, count: int, by: MemoryEvent, knows: Knowledge) -> str | None:
+        """Add `count` arrivals; return the error of the phase that counts them, or None.
 
-        An arrival that does not come after all of the phase before may come before some of it, in another schedule; so
-        may that of another lane in the same instruction.
+        An arrival that is not ordered after all of the previous phase may precede part of it in another schedule. So
+        may the arrival of another lane in the same instruction.
         """
         if count > self.pending:
             raise EmulatorError(
@@ -277,10 +278,10 @@ class Mbarrier:
         return phase is None or not self.ledger.enabled or not phase.past & ~(knows.seen | knows.past)
 
     def stale(self, knows: Knowledge) -> str | None:
-        """What is wrong with a wait by parity that has just ended, or None.
+        """The error of a wait by parity that has just ended, or None.
 
-        It ends after any phase of that parity. So it has to come after the phase of the other parity before this one,
-        or it may end two phases earlier, in another schedule.
+        The wait ends after any phase of that parity. So it must be ordered after the previous phase, of the other
+        parity. Otherwise it may end two phases earlier in another schedule.
         """
         if self._after(knows, self.earlier):
             return None
@@ -304,7 +305,7 @@ class Mbarrier:
             self.cta.cluster.wake(self.waiting)
 
 
-def barriers_of(cta: Cta) -> dict[int, Mbarrier]:
+def barriers_of(cta: Cta) -> dict[int, EmulatedMbarrier]:
     """The live mbarriers of a block, by offset."""
     if "mbarriers" not in cta.scratch:
         cta.scratch["mbarriers"] = {}
@@ -314,7 +315,7 @@ def barriers_of(cta: Cta) -> dict[int, Mbarrier]:
 
 
 def _mbarriers_left(cta: Cta) -> None:
-    """Report phases that were begun and have not ended: a count is wrong, and nobody waited for it."""
+    """Report phases that began and have not ended: a count is wrong, and no thread waited for it."""
     for barrier in cta.scratch["mbarriers"].values():
         arrived = barrier.count - barrier.pending
         if arrived or barrier.bytes:
@@ -322,8 +323,8 @@ def _mbarriers_left(cta: Cta) -> None:
             cta.cluster.machine.problem("exit", f"the {barrier} is left in a phase with {left}")
 
 
-def mbarrier_at(fiber: Fiber, address: int) -> Mbarrier:
-    """The mbarrier at a shared address. Raises EmulatorError where none is live; a race with its init is reported."""
+def mbarrier_at(fiber: Fiber, address: int) -> EmulatedMbarrier:
+    """The mbarrier at a shared address. Raises EmulatorError without a live one; reports a race with its init."""
     cta, offset = block_of(fiber, address)
     found = barriers_of(cta).get(offset)
     if found is None:
@@ -338,7 +339,7 @@ def mbarrier_at(fiber: Fiber, address: int) -> Mbarrier:
 
 
 @operation("mbarrier.init")
-def mbarrier_init(program: Program, ins: Instruction) -> Run:
+def mbarrier_init(program: Program, ins: PtxInstruction) -> Run:
     """mbarrier.init: a barrier of `count` arrivals a phase."""
     known(ins, "init", *SCOPES)
     address, count = program.address(ins.operands[0]), program.value(ins.operands[1])
@@ -354,7 +355,7 @@ def mbarrier_init(program: Program, ins: Instruction) -> Run:
             live = barriers_of(cta)
             if offset in live:
                 fiber.machine.problem("protocol", f"mbarrier.init of the {live[offset]}, which is live", fiber)
-            live[offset] = Mbarrier(cta, offset, arrivals, fiber.epoch)
+            live[offset] = EmulatedMbarrier(cta, offset, arrivals, fiber.epoch)
             cta.scratch["events"].append(fiber.epoch)
             if fiber.machine.trace is not None:
                 fiber.machine.trace.initialised(fiber, offset)
@@ -364,8 +365,8 @@ def mbarrier_init(program: Program, ins: Instruction) -> Run:
 
 
 @operation("mbarrier.inval")
-def mbarrier_inval(program: Program, ins: Instruction) -> Run:
-    """mbarrier.inval: the barrier is no more."""
+def mbarrier_inval(program: Program, ins: PtxInstruction) -> Run:
+    """mbarrier.inval: end the life of the barrier."""
     known(ins, "inval", *SCOPES)
     address = program.address(ins.operands[0])
 
@@ -379,7 +380,7 @@ def mbarrier_inval(program: Program, ins: Instruction) -> Run:
 
 
 @operation("mbarrier.arrive", "mbarrier.arrive_drop")
-def mbarrier_arrive(program: Program, ins: Instruction) -> Run:
+def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
     """mbarrier.arrive: each active lane arrives; with expect_tx it first announces bytes."""
     known(ins, "arrive", "arrive_drop", "expect_tx", "noComplete", *SCOPES)
     operands = list(ins.operands)
@@ -402,7 +403,7 @@ def mbarrier_arrive(program: Program, ins: Instruction) -> Run:
                 handed.merge(fiber.warp.scratch["fenced"])
         else:
             ledger.release(fiber, handed)
-        phases: dict[Mbarrier, int] = {}
+        phases: dict[EmulatedMbarrier, int] = {}
         for at in fiber.each(address(fiber)).tolist():
             barrier = mbarrier_at(fiber, int(at))
             if phases.setdefault(barrier, barrier.phase) != barrier.phase:
@@ -425,7 +426,7 @@ def mbarrier_arrive(program: Program, ins: Instruction) -> Run:
 
 
 @operation("mbarrier.expect_tx", "mbarrier.complete_tx")
-def mbarrier_bytes(program: Program, ins: Instruction) -> Run:
+def mbarrier_bytes(program: Program, ins: PtxInstruction) -> Run:
     """mbarrier.expect_tx, complete_tx: change the bytes outstanding."""
     known(ins, "expect_tx", "complete_tx", *SCOPES)
     address, amount = program.address(ins.operands[0]), program.value(ins.operands[1])
@@ -443,8 +444,8 @@ def mbarrier_bytes(program: Program, ins: Instruction) -> Run:
 
 
 @operation("mbarrier.try_wait", "mbarrier.test_wait")
-def mbarrier_wait(program: Program, ins: Instruction) -> Run:
-    """mbarrier.try_wait, test_wait: whether a phase has ended. A second question in vain waits until it has."""
+def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
+    """mbarrier.try_wait, test_wait: has a phase ended? A second test that fails waits until it has."""
     known(ins, "try_wait", "test_wait", "parity", *SCOPES)
     target = program.index[ins.operands[0].text]
     address = program.address(ins.operands[1])
@@ -480,20 +481,20 @@ def mbarrier_wait(program: Program, ins: Instruction) -> Run:
 
 
 @operation("fence", "membar")
-def fence(program: Program, ins: Instruction) -> Run:
+def fence(program: Program, ins: PtxInstruction) -> Run:
     """fence: of the async proxy, of mbarrier initialisations, or of ordinary accesses."""
     words = set(ins.words[1:])
     if "mbarrier_init" in words:
         return lambda fiber: fiber.cta.cluster.ledger.init_fence(fiber)
     if "proxy" in words and any(word.startswith("async") for word in words):
         if "global" in words:
-            return lambda fiber: None  # global memory alone, which is not watched
+            return lambda fiber: None  # global memory alone, which is not checked
         return lambda fiber: fiber.cta.cluster.ledger.proxy_fence(fiber)
     if "proxy" in words and "alias" not in words:
         raise ValueError(f"{ins.opcode} is not known here")
 
     def go(fiber: Fiber) -> None:
-        # A relaxed arrive after it hands on what went before.
+        # A relaxed arrive after it hands on earlier accesses.
         ledger = fiber.cta.cluster.ledger
         fenced = fiber.warp.scratch["fenced"] = ledger.knowledge()
         ledger.release(fiber, fenced)
@@ -502,6 +503,9 @@ def fence(program: Program, ins: Instruction) -> Run:
 
 
 @operation("griddepcontrol.launch_dependents", "griddepcontrol.wait")
-def grid_dependence(program: Program, ins: Instruction) -> Run:
-    """griddepcontrol: nothing runs beside an emulated grid, so that it waits for nothing."""
+def grid_dependence(program: Program, ins: PtxInstruction) -> Run:
+    """griddepcontrol: no effect, since no other grid runs beside an emulated one."""
     return lambda fiber: None
+
+
+__getattr__ = old_names(__name__)

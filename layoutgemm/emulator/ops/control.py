@@ -6,14 +6,14 @@ from typing import Any
 
 from ...errors import EmulatorError
 from ..machine.interpreter import Fiber
-from ..ptx.parser import Instruction
+from ..ptx.parser import PtxInstruction
 from ..ptx.program import Program, Run
 from .registry import known, operation, taken
 
 
 @operation("bra", guards=True)
-def branch(program: Program, ins: Instruction) -> Run:
-    """bra: to the label, where the predicate holds; lanes that disagree go both ways until they meet."""
+def branch(program: Program, ins: PtxInstruction) -> Run:
+    """bra: branch to the label where the predicate holds. Lanes that disagree take both paths until they reconverge."""
     known(ins, "uni")
     target, after = program.target(ins), ins.pc + 1
     if ins.predicate is None:
@@ -32,14 +32,14 @@ def branch(program: Program, ins: Instruction) -> Run:
 
 
 @operation("ret", "exit")
-def end(program: Program, ins: Instruction) -> Run:
-    """ret, exit: the thread ends. Of a kernel the two are one."""
+def end(program: Program, ins: PtxInstruction) -> Run:
+    """ret, exit: the thread ends; in a kernel the two are the same."""
     known(ins, "uni")
     return lambda fiber: fiber.machine.exit(fiber)
 
 
 @operation("trap", "brkpt")
-def trap(program: Program, ins: Instruction) -> Run:
+def trap(program: Program, ins: PtxInstruction) -> Run:
     """trap: the kernel is aborted."""
 
     def go(fiber: Fiber) -> None:
@@ -49,6 +49,6 @@ def trap(program: Program, ins: Instruction) -> Run:
 
 
 @operation("nanosleep", "prefetch", "prefetchu", "applypriority", "discard")
-def hint(program: Program, ins: Instruction) -> Run:
-    """Instructions that change no result: waiting, and hints to caches."""
+def hint(program: Program, ins: PtxInstruction) -> Run:
+    """Instructions without an effect on results: delays and cache hints."""
     return lambda fiber: None

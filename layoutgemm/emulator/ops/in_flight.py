@@ -1,9 +1,9 @@
-"""Registers without a value, for as long as an asynchronous instruction owns them."""
+"""Placeholders in registers that an asynchronous instruction owns."""
 
 from __future__ import annotations
 
 from ..ptx.values import NoValue
 
 
-class Held(NoValue):
-    """What such a register holds. Its text says who owns it."""
+class InFlightRegister(NoValue):
+    """A placeholder for the value of a register in flight. Its text names the owner."""

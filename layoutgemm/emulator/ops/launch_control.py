@@ -1,8 +1,8 @@
-"""Work stealing between the clusters of a grid: clusterlaunchcontrol. PTX ISA, "clusterlaunchcontrol.try_cancel".
+"""clusterlaunchcontrol: a running cluster takes over a cluster that has not begun.
 
-A running cluster asks for one that has not begun. It is taken off the grid (it will not run) and its first block's
-coordinates come back in a 16-byte handle, whose form PTX leaves open; here: bit 0 says that a cluster was taken, x, y
-and z stand in the words 1 to 3.
+PTX ISA, "clusterlaunchcontrol.try_cancel". The other cluster leaves the grid and will not run. Its first block's
+coordinates come back in a 16-byte handle, whose form PTX leaves open. Here bit 0 is set if a cluster was taken, and x,
+y and z are the words 1 to 3.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from ...errors import EmulatorError
 from ..machine.interpreter import Fiber
 from ..machine.memory import span
-from ..ptx.parser import Instruction
+from ..ptx.parser import PtxInstruction
 from ..ptx.program import Program, Run
 from .barrier import barriers_of, mbarrier_at
 from .memory import block_of, said
@@ -24,9 +24,9 @@ SHIFTS = {"x": 32, "y": 64, "z": 96}
 
 
 @operation("clusterlaunchcontrol.try_cancel")
-def try_cancel(program: Program, ins: Instruction) -> Run:
-    """try_cancel: the handle is written asynchronously, and 16 bytes are completed on the mbarrier; with multicast in
-    every block of the cluster."""
+def try_cancel(program: Program, ins: PtxInstruction) -> Run:
+    """try_cancel: the handle is written asynchronously and completes 16 bytes on the mbarrier. With multicast, in every
+    block of the cluster."""
     known(ins, "try_cancel", "async", "shared::cta", "mbarrier::complete_tx::bytes", "multicast::cluster::all", "b128")
     address, barrier = program.address(ins.operands[0]), program.address(ins.operands[1])
     everywhere = "multicast::cluster::all" in ins.words
@@ -67,10 +67,10 @@ def try_cancel(program: Program, ins: Instruction) -> Run:
 
 
 @operation("clusterlaunchcontrol.query_cancel")
-def query_cancel(program: Program, ins: Instruction) -> Run:
-    """query_cancel: whether a handle names a cluster, and a coordinate of its first block.
+def query_cancel(program: Program, ins: PtxInstruction) -> Run:
+    """query_cancel: test whether a handle names a cluster, or read a coordinate of its first block.
 
-    Of a handle that names none the coordinate is undefined; compiled code asks first and looks at the answer then.
+    Without a named cluster the coordinate is undefined; compiled code tests first.
     """
     target, handle = program.index[ins.operands[0].text], program.value(ins.operands[1], "b128")
     question = ins.words[2]

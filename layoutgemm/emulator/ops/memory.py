@@ -1,5 +1,6 @@
-"""Loads, stores and atomics of ordinary instructions. PTX ISA, "Data Movement and Conversion Instructions": ld, st,
-atom, red, mapa, isspacep.
+"""Ordinary loads, stores and atomics.
+
+PTX ISA, "Data Movement and Conversion Instructions": ld, st, atom, red, mapa, isspacep.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import EmulatorError
+from ...moved import old_names
 from ..machine.interpreter import Cta, Fiber
 from ..machine.memory import OFFSET, RANK_SHIFT, parts_of
 from ..ptx.codegen import PARAMETER_BASE, SHARED_WINDOW, bits_of
 from ..ptx.floats import BINARY, decode, encode
-from ..ptx.parser import SIZES, Instruction, Operand
+from ..ptx.parser import SIZES, PtxInstruction, PtxOperand
 from ..ptx.program import Program, Run
 from ..ptx.values import LANES, Undefined, any_of, bool_of, defined, is_uniform, lanes_without, s32, s64
 from ..races import global_words as lane_words
@@ -23,7 +25,7 @@ from ..races.lanes import Touch, conflicting, did, strong
 from .registry import guarded, operation, taken
 
 UNSIGNED: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-# Words of ld and st that choose caches, ordering strength or scope, and change no value here.
+# Words of ld and st for caches, ordering strength or scope, without an effect on values here.
 IGNORED = {
     "weak", "relaxed", "volatile", "cta", "cluster", "gpu", "sys", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc",
     "acquire", "release", "acq_rel", "mmio", "noftz", "rn",
@@ -31,15 +33,15 @@ IGNORED = {
 SPACES = ("param", "global", "const", "local", "shared", "shared::cta", "shared::cluster")
 
 
-class Form:
-    """What the words of a load, store or atomic say.
+class AccessForm:
+    """The parsed words of a load, store or atomic.
 
     space   state space, "" for generic addresses
     kind    type of an element
     count   elements of a vector
     """
 
-    def __init__(self, ins: Instruction, extra: tuple[str, ...] = ()) -> None:
+    def __init__(self, ins: PtxInstruction, extra: tuple[str, ...] = ()) -> None:
         self.space, self.kind, self.count = "", ins.words[-1], 1
         self.acquire = "acquire" in ins.words or "acq_rel" in ins.words
         self.release = "release" in ins.words or "acq_rel" in ins.words
@@ -56,7 +58,7 @@ class Form:
 
 
 def block_of(fiber: Fiber, address: int) -> tuple[Cta, int]:
-    """The block and the offset that a shared address names. Raises EmulatorError for one that is not running."""
+    """The block and the offset of a shared address. Raises EmulatorError for a block that is not running."""
     rank, offset = address >> RANK_SHIFT, address & OFFSET
     ctas = fiber.cta.cluster.ctas
     if rank >= len(ctas):
@@ -67,7 +69,7 @@ def block_of(fiber: Fiber, address: int) -> tuple[Cta, int]:
 
 
 def place(fiber: Fiber, space: str, addresses: npt.NDArray[Any]) -> tuple[Cta | None, npt.NDArray[np.int64]]:
-    """(block, offsets) for shared addresses, (None, addresses) for global ones; all lanes in one of them."""
+    """(block, offsets) for shared addresses, (None, addresses) for global ones; all lanes must agree."""
     addresses = addresses.astype(np.int64)
     if not space:
         inside = addresses >= SHARED_WINDOW
@@ -95,10 +97,10 @@ def signed_to(values: npt.NDArray[Any], kind: str, width: int) -> npt.NDArray[An
     return values.astype(wide)
 
 
-def _width(program: Program, operand: Operand, form: Form, wider: bool = True) -> int:
-    """Bits of the registers of an operand, which may be wider than the elements; of a constant those of an element.
+def _width(program: Program, operand: PtxOperand, form: AccessForm, wider: bool = True) -> int:
+    """Bits of an operand's registers, which may be wider than the elements; of a constant, an element's bits.
 
-    Raises ValueError for narrower ones, for different ones, and for another number of them.
+    Raises ValueError for narrower registers, for different widths, and for a wrong number of them.
     """
     parts = operand.parts if operand.kind == "vector" else (operand,)
     if len(parts) != form.count:
@@ -112,9 +114,9 @@ def _width(program: Program, operand: Operand, form: Form, wider: bool = True) -
 
 
 @operation("ld", "ldu", guards=True)
-def load(program: Program, ins: Instruction) -> Run:
+def load(program: Program, ins: PtxInstruction) -> Run:
     """ld: elements of consecutive addresses into one register each."""
-    form = Form(ins)
+    form = AccessForm(ins)
     targets, width = program.targets(ins.operands[0]), _width(program, ins.operands[0], form)
     address, lanes_of = program.address(ins.operands[1]), taken(program, ins)
     size, count, kind = form.bytes, form.count, form.kind
@@ -143,7 +145,7 @@ def load(program: Program, ins: Instruction) -> Run:
 
 
 def assign(fiber: Fiber, register: int, lanes: int, values: npt.NDArray[Any]) -> None:
-    """Write the values of some of the fiber's lanes; the others keep what they have."""
+    """Write the values of some of the fiber's lanes; the others keep theirs."""
     out, gone = np.zeros(LANES, dtype=values.dtype), 0
     if lanes != fiber.lanes:
         before = fiber.registers[register]
@@ -153,8 +155,10 @@ def assign(fiber: Fiber, register: int, lanes: int, values: npt.NDArray[Any]) ->
     fiber.registers[register] = Undefined(out, gone, before.of) if gone else out
 
 
-def fetch(fiber: Fiber, form: Form, addresses: npt.NDArray[Any], lanes: int, ins: Instruction) -> npt.NDArray[np.uint8]:
-    """Bytes [lane, bytes of all elements] of a load, checked and recorded."""
+def fetch(
+    fiber: Fiber, form: AccessForm, addresses: npt.NDArray[Any], lanes: int, ins: PtxInstruction
+) -> npt.NDArray[np.uint8]:
+    """The bytes [lane, bytes of all elements] of a load, checked and recorded."""
     machine, size = fiber.machine, form.bytes * form.count
     cta, offsets = place(fiber, form.space, addresses)
     if cta is None:
@@ -180,8 +184,8 @@ def fetch(fiber: Fiber, form: Form, addresses: npt.NDArray[Any], lanes: int, ins
     return cta.shared.read(offsets, size)
 
 
-def said(fiber: Fiber, ins: Instruction) -> Callable[[], str]:
-    """A function that says which instruction of which warp this is, for the race checker's reports."""
+def said(fiber: Fiber, ins: PtxInstruction) -> Callable[[], str]:
+    """A function that describes this instruction and its warp, for the race checker's reports."""
     return lambda: f"{ins.opcode} at {ins.where} by {fiber.describe()}"
 
 
@@ -189,10 +193,10 @@ def _aligned(addresses: npt.NDArray[np.int64], size: int, what: str) -> None:
     wrong = addresses & size - 1
     if any_of(wrong):
         bad = int(addresses[wrong != 0][0])
-        raise EmulatorError(f"{what} {bad:#x} is no multiple of the access's {size} bytes")
+        raise EmulatorError(f"{what} {bad:#x} is not a multiple of the access's {size} bytes")
 
 
-def _load_parameter(targets: list[int | None], width: int, address: Callable[[Any], Any], form: Form) -> Run:
+def _load_parameter(targets: list[int | None], width: int, address: Callable[[Any], Any], form: AccessForm) -> Run:
     size, kind = form.bytes, form.kind
 
     def go(fiber: Fiber) -> None:
@@ -209,9 +213,9 @@ def _load_parameter(targets: list[int | None], width: int, address: Callable[[An
 
 
 @operation("st", guards=True)
-def store(program: Program, ins: Instruction) -> Run:
+def store(program: Program, ins: PtxInstruction) -> Run:
     """st: one register or a vector of them to consecutive addresses."""
-    form = Form(ins)
+    form = AccessForm(ins)
     if form.space == "param":
         raise ValueError("st.param is not known here")
     address, lanes_of = program.address(ins.operands[0]), taken(program, ins)
@@ -267,7 +271,7 @@ def store(program: Program, ins: Instruction) -> Run:
     return go
 
 
-# Flags: a release at an address hands on what the thread knows, an acquire of that address takes it.
+# Flags: a release at an address hands on the thread's knowledge, an acquire of that address takes it.
 
 
 def _release(fiber: Fiber, addresses: npt.NDArray[np.int64]) -> None:
@@ -332,9 +336,9 @@ def _float_update(name: str, kind: str) -> Callable[[int, int, int], int]:
 
 
 def updater(name: str, kind: str) -> Callable[[int, int, int], int]:
-    """(bits there, operand, second operand) -> bits, of an atomic operation on a type."""
+    """The function of an atomic operation: (old bits, operand, second operand) -> new bits."""
     if name not in ATOMICS:
-        raise ValueError(f".{name} is no atomic operation")
+        raise ValueError(f".{name} is not an atomic operation")
     return _float_update(name, kind) if "f" in kind else _integer_update(name, kind)
 
 
@@ -342,9 +346,9 @@ ATOMICS = ("add", "and", "or", "xor", "exch", "cas", "inc", "dec", "min", "max")
 
 
 @operation("atom", "red", guards=True)
-def atomic(program: Program, ins: Instruction) -> Run:
-    """atom, red: read, change and write back, lane by lane in the order of lanes (PTX leaves the order open)."""
-    form = Form(ins, ATOMICS)
+def atomic(program: Program, ins: PtxInstruction) -> Run:
+    """atom, red: read, change and write back, in the order of lanes (PTX leaves the order open)."""
+    form = AccessForm(ins, ATOMICS)
     name = next(word for word in ins.words if word in ATOMICS)
     update = updater(name, form.kind)
     returns = ins.words[0] == "atom"
@@ -410,10 +414,10 @@ def atomic(program: Program, ins: Instruction) -> Run:
 
 
 @operation("mapa")
-def map_address(program: Program, ins: Instruction) -> Run:
-    """mapa: the shared::cluster address of a location of this block in another block of the cluster.
+def map_address(program: Program, ins: PtxInstruction) -> Run:
+    """mapa: the shared::cluster address of this block's location in another block of the cluster.
 
-    Of a block that the cluster has not, the address is one that no access may use.
+    For a block that does not exist, the result is an address that no access may use.
     """
     target = program.index[ins.operands[0].text]
     address, rank = program.value(ins.operands[1], "b64"), program.value(ins.operands[2])
@@ -436,8 +440,8 @@ def map_address(program: Program, ins: Instruction) -> Run:
 
 
 @operation("getctarank")
-def rank_of(program: Program, ins: Instruction) -> Run:
-    """getctarank: the block of the cluster that a shared address names."""
+def rank_of(program: Program, ins: PtxInstruction) -> Run:
+    """getctarank: the block of a shared address."""
     target, address = program.index[ins.operands[0].text], program.value(ins.operands[1], "b64")
 
     def go(fiber: Fiber) -> None:
@@ -448,3 +452,6 @@ def rank_of(program: Program, ins: Instruction) -> Run:
         fiber.registers[target] = found
 
     return go
+
+
+__getattr__ = old_names(__name__)

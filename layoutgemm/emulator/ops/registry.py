@@ -1,4 +1,4 @@
-"""How operations are registered, and what is common to all of them."""
+"""Registration of operations, and helpers for all of them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 from ..machine.interpreter import Fiber, lanes_where
-from ..ptx.parser import Instruction
+from ..ptx.parser import PtxInstruction
 from ..ptx.program import Program, Run
 
-Builder = Callable[[Program, Instruction], Run]
+Builder = Callable[[Program, PtxInstruction], Run]
 BUILDERS: dict[str, Builder] = {}  # opcode, or the beginning of one up to a dot -> builder
-GUARDS: set[str] = set()  # of these the builders look at the predicate themselves
+GUARDS: set[str] = set()  # builders of these handle the predicate themselves
 TAKEN = object()  # marks a fiber that was split off to execute one predicated instruction
 
 
 def operation(*names: str, guards: bool = False) -> Callable[[Builder], Builder]:
-    """Register a builder for opcodes that begin with these names, the longest of which counts.
+    """Register a builder for opcodes that begin with these names; the longest match counts.
 
     guards  the builder handles the predicate itself, lane by lane; else lanes that disagree split for one instruction
     """
@@ -31,23 +31,23 @@ def operation(*names: str, guards: bool = False) -> Callable[[Builder], Builder]
     return register
 
 
-def known(ins: Instruction, *words: str) -> None:
-    """Refuse an opcode with words, after the first, that are not among these."""
+def known(ins: PtxInstruction, *words: str) -> None:
+    """Refuse an opcode with words, after the first, other than these."""
     for word in ins.words[1:]:
         if word not in words:
             raise ValueError(f".{word} is not known here")
 
 
-def taken(program: Program, ins: Instruction) -> Callable[[Fiber], int]:
-    """A function that gives the lanes for which an instruction's predicate holds, all where it has none."""
+def taken(program: Program, ins: PtxInstruction) -> Callable[[Fiber], int]:
+    """A function that returns the lanes where an instruction's predicate holds."""
     if ins.predicate is None:
         return lambda fiber: fiber.lanes
     at, negated = program.index[ins.predicate], ins.negated
     return lambda fiber: lanes_where(fiber, fiber.registers[at], negated)
 
 
-def guarded(program: Program, ins: Instruction, run: Run) -> Run:
-    """The operation where its predicate holds. Lanes that disagree split for this one instruction."""
+def guarded(program: Program, ins: PtxInstruction, run: Run) -> Run:
+    """The operation under its predicate. Lanes that disagree split for this one instruction."""
     lanes_of, after = taken(program, ins), ins.pc + 1
 
     def go(fiber: Fiber) -> Any:

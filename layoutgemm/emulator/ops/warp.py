@@ -1,4 +1,4 @@
-"""Instructions between the lanes of a warp, and of its registers: shfl, vote, match, redux, elect, setmaxnreg.
+"""Warp-level instructions: shfl, vote, match, redux, elect, setmaxnreg.
 
 PTX ISA, "shfl.sync", "vote.sync", "match.sync", "redux.sync", "elect.sync", "activemask", "setmaxnreg".
 """
@@ -17,7 +17,7 @@ from ...checks.budgets import launch_registers, setmaxnreg_problem
 from ...errors import EmulatorError
 from ..machine.interpreter import BLOCKED, Cta, Fiber
 from ..ptx.floats import binary32
-from ..ptx.parser import Instruction, Operand
+from ..ptx.parser import PtxInstruction, PtxOperand
 from ..ptx.program import Program, Run
 from ..ptx.values import LANE, M32, bool_of, compact, is_uniform, lanes_of, mask_of, s32
 from .registry import known, operation
@@ -26,7 +26,7 @@ WARP, GROUP = 32, 4  # threads of a warp, warps of a warpgroup
 
 
 def _members(fiber: Fiber, mask: Any) -> int:
-    """The lanes of a member mask that are alive; lanes elsewhere are reported."""
+    """The live lanes of a member mask; other lanes are reported."""
     wanted = fiber.one(mask) & fiber.warp.alive
     missing = wanted & ~fiber.lanes
     if missing:
@@ -35,7 +35,7 @@ def _members(fiber: Fiber, mask: Any) -> int:
     return wanted & fiber.lanes
 
 
-def _pair(program: Program, operand: Operand) -> tuple[int | None, int | None]:
+def _pair(program: Program, operand: PtxOperand) -> tuple[int | None, int | None]:
     """(value, predicate) registers of `d|p`, or of `d` alone."""
     parts = operand.parts if operand.kind == "pair" else (operand,)
     found = [program.index[part.text] if part.kind == "reg" else None for part in parts]
@@ -43,7 +43,7 @@ def _pair(program: Program, operand: Operand) -> tuple[int | None, int | None]:
 
 
 @operation("shfl.sync")
-def shuffle(program: Program, ins: Instruction) -> Run:
+def shuffle(program: Program, ins: PtxInstruction) -> Run:
     """shfl.sync: the value of another lane, by index, up, down or butterfly, within segments."""
     known(ins, "sync", "idx", "up", "down", "bfly", "b32")
     mode = ins.words[2]
@@ -86,8 +86,8 @@ def shuffle(program: Program, ins: Instruction) -> Run:
 
 
 @operation("elect.sync")
-def elect(program: Program, ins: Instruction) -> Run:
-    """elect.sync: one lane of the members, the lowest or the highest by the machine's policy."""
+def elect(program: Program, ins: PtxInstruction) -> Run:
+    """elect.sync: one of the members, the lowest or the highest by the policy."""
     leader, chosen = _pair(program, ins.operands[0])
     mask = program.value(ins.operands[1])
 
@@ -103,7 +103,7 @@ def elect(program: Program, ins: Instruction) -> Run:
 
 
 @operation("vote.sync")
-def vote(program: Program, ins: Instruction) -> Run:
+def vote(program: Program, ins: PtxInstruction) -> Run:
     """vote.sync: all, any, uni, or the ballot of a predicate."""
     known(ins, "sync", "all", "any", "uni", "ballot", "pred", "b32")
     kind = ins.words[2]
@@ -120,7 +120,7 @@ def vote(program: Program, ins: Instruction) -> Run:
 
 
 @operation("activemask")
-def active_mask(program: Program, ins: Instruction) -> Run:
+def active_mask(program: Program, ins: PtxInstruction) -> Run:
     """activemask: the lanes that execute this."""
     target = program.index[ins.operands[0].text]
 
@@ -131,7 +131,7 @@ def active_mask(program: Program, ins: Instruction) -> Run:
 
 
 @operation("match")
-def match(program: Program, ins: Instruction) -> Run:
+def match(program: Program, ins: PtxInstruction) -> Run:
     """match.any, match.all: the lanes with the same value."""
     known(ins, "any", "all", "sync", "b32", "b64")
     every = ins.words[1] == "all"
@@ -156,7 +156,7 @@ def match(program: Program, ins: Instruction) -> Run:
 
 
 @operation("redux.sync")
-def redux(program: Program, ins: Instruction) -> Run:
+def redux(program: Program, ins: PtxInstruction) -> Run:
     """redux.sync: a reduction over the members."""
     name, kind = ins.words[2], ins.words[-1]
     floats = kind == "f32" and name in ("min", "max")
@@ -187,15 +187,15 @@ def redux(program: Program, ins: Instruction) -> Run:
 
 
 @operation("setmaxnreg")
-def set_registers(program: Program, ins: Instruction) -> Run:
-    """setmaxnreg: give registers back to the block's pool, or take some, waiting until there are enough.
+def set_registers(program: Program, ins: PtxInstruction) -> Run:
+    """setmaxnreg: return registers to the block's pool, or take some when available.
 
-    PTX does not say how many a warp has at its launch: the assembler decides, and as many as fit is taken here. So a
-    first `inc` to fewer is no mistake; it gives nothing back.
+    PTX does not define a warp's register count at launch: the assembler decides. Here it is the most that fit. So a
+    first `inc` to fewer is not an error; it returns nothing.
 
-    All warps of a warpgroup have to execute the same setmaxnreg. Seen on an H200: a block of 288 threads, whose ninth
-    warp gave registers back, hung. NVIDIA's examples for sm_100 and sm_120 do not keep to it, and nothing here tells
-    what their hardware makes of it: there it is a "lint".
+    All warps of a warpgroup must execute the same setmaxnreg. Seen on an H200: a block of 288 threads hung when its
+    ninth warp returned registers. NVIDIA's examples for sm_100 and sm_120 break this rule, with unknown effects on that
+    hardware; there it is a "lint".
     """
     known(ins, "inc", "dec", "sync", "aligned", "u32")
     wanted, gives = program.value(ins.operands[0]), "dec" in ins.words
@@ -238,8 +238,8 @@ def set_registers(program: Program, ins: Instruction) -> Run:
     return go
 
 
-def _same_in_warpgroup(fiber: Fiber, ins: Instruction, count: int, kind: str) -> None:
-    """Note what a warp set; report it where another warp of its warpgroup set something else as its n-th."""
+def _same_in_warpgroup(fiber: Fiber, ins: PtxInstruction, count: int, kind: str) -> None:
+    """Note a warp's setting; report a warpgroup whose n-th settings differ."""
     cta, number = fiber.cta, fiber.warp.number
     if "setmaxnreg" not in cta.scratch:
         cta.scratch["setmaxnreg"] = {}
@@ -259,7 +259,7 @@ def _same_in_warpgroup(fiber: Fiber, ins: Instruction, count: int, kind: str) ->
 
 
 def _registers_of_some(cta: Cta, kind: str) -> None:
-    """Report warps that ended without a setmaxnreg that others of their warpgroup executed."""
+    """Report warps that ended without a setmaxnreg that their warpgroup executed."""
     asked: dict[int, list[tuple[int, int]]] = cta.scratch["setmaxnreg"]
     for first in sorted({number // GROUP * GROUP for number in asked}):
         counts = [len(asked.get(number, ())) for number in range(first, first + GROUP)]

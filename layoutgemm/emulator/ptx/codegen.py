@@ -1,9 +1,8 @@
-"""Instructions that only compute, as Python source.
+"""Python source for instructions that only compute.
 
-Between two instructions that touch memory or other threads there are runs of arithmetic. Each run becomes one Python
-function of (R, W): R the list of a warp's registers, W the warp, for its special registers. The source is plain
-expressions over `values.py` and `floats.py`; what PTX has and this does not is refused when the kernel is loaded, with
-its line.
+Runs of arithmetic lie between two instructions that touch memory or other threads. Each run becomes one Python function
+of (R, W): R the list of a warp's registers, W the warp, for its special registers. The source is plain expressions over
+`values.py` and `floats.py`. PTX that it does not cover is refused when the kernel is loaded, with its line.
 
 Semantics: PTX ISA, "Instruction Set", by the names of the instructions.
 """
@@ -21,11 +20,11 @@ from ...dtypes import dtype
 from ...errors import PtxError
 from ..machine.launch import SPECIAL
 from . import floats, values
-from .parser import Instruction, Kernel, Operand
+from .parser import PtxInstruction, PtxKernel, PtxOperand
 
-# What reading an instruction may raise where its words or operands are not those of any form.
+# Exceptions from reading an instruction whose words or operands fit no form.
 UNREADABLE = (ValueError, LookupError, TypeError, StopIteration)
-# Where parameter space begins, and where shared memory lies among generic addresses.
+# The start of parameter space, and of shared memory among generic addresses.
 PARAMETER_BASE = 0x10000
 SHARED_WINDOW = 0x7F0000000000
 MASKS = {8: "255", 16: "65535", 32: "M32", 64: "M64"}
@@ -35,7 +34,7 @@ COMPARE = {
 # f32 comparisons that hold for NaN, by the name of the ordered one.
 UNORDERED = {"equ": "eq", "neu": "ne", "ltu": "lt", "leu": "le", "gtu": "gt", "geu": "ge"}
 HALVES = {"f16": "f16", "bf16": "bf16", "f16x2": "f16", "bf16x2": "bf16"}
-# Suffixes of float instructions that change nothing here: results are rounded to nearest, or better than asked for.
+# Suffixes of float instructions without effect here: results are rounded to nearest, or better than required.
 ROUNDING = {"rn", "approx", "full", "sync"}
 NAMES: dict[str, Any] = {
     **{name: value for name, value in vars(values).items() if not name.startswith("_")},
@@ -54,13 +53,13 @@ def bits_of(kind: str) -> int:
     return int(found.group()) if found else 0
 
 
-class Generator:
+class CodeGenerator:
     """Python expressions for the operands and instructions of one kernel.
 
     symbols  name -> address of parameters and shared symbols
     """
 
-    def __init__(self, kernel: Kernel, symbols: Mapping[str, int]) -> None:
+    def __init__(self, kernel: PtxKernel, symbols: Mapping[str, int]) -> None:
         self.index = {name: i for i, name in enumerate(kernel.registers)}
         self.kinds = kernel.registers
         self.symbols = symbols
@@ -68,7 +67,7 @@ class Generator:
 
     # ------------------------------------------------------------ operands
 
-    def read(self, operand: Operand, kind: str = "b32") -> str:
+    def read(self, operand: PtxOperand, kind: str = "b32") -> str:
         """The operand's bits as an expression."""
         if operand.kind == "reg":
             if wrong := self.misfit(operand, bits_of(kind)):
@@ -87,14 +86,14 @@ class Generator:
                 raise ValueError(f"unknown symbol {operand.text}")
             address = self.symbols[name.strip()] + int(offset or 0)
             return f"({address} | W.window)" if name.strip() in self.shared else str(address)
-        raise ValueError(f"{operand.text} is no value")
+        raise ValueError(f"{operand.text} is not a value")
 
-    def misfit(self, operand: Operand, bits: int) -> str:
-        """What is wrong with a register of another width, or "": `cvt`, `ld` and `st` alone take wider ones."""
+    def misfit(self, operand: PtxOperand, bits: int) -> str:
+        """The error of a register of another width, or "": only `cvt`, `ld` and `st` take wider ones."""
         found = bits_of(self.kinds[operand.text])
         return "" if found == bits else f"{operand.text} is a register of {found} bits, where one of {bits} is needed"
 
-    def low(self, operand: Operand, kind: str) -> str:
+    def low(self, operand: PtxOperand, kind: str) -> str:
         """The bits of a type as an expression, from a register that may be wider."""
         if operand.kind != "reg" or (found := bits_of(self.kinds[operand.text])) == bits_of(kind):
             return self.read(operand, kind)
@@ -104,11 +103,11 @@ class Generator:
         text = f"narrow({text})" if found == 64 else text
         return f"({text} & {MASKS[bits]})" if bits < 32 else text
 
-    def packed(self, operand: Operand) -> str:
+    def packed(self, operand: PtxOperand) -> str:
         """The bits of a packed pair as an expression: it lies in the low bits of a register of any width."""
         return self.read(operand, self.kinds.get(operand.text, "b32"))
 
-    def signed(self, operand: Operand, kind: str, wider: bool = False) -> str:
+    def signed(self, operand: PtxOperand, kind: str, wider: bool = False) -> str:
         """The operand's value as an expression, signed where its type is; `wider`: its register may be."""
         if operand.kind == "number":
             bits = bits_of(kind)
@@ -119,33 +118,33 @@ class Generator:
 
     # ------------------------------------------------------------ instructions
 
-    def statement(self, ins: Instruction) -> str | None:
-        """The instruction as a Python statement, or None when it does more than compute.
+    def statement(self, ins: PtxInstruction) -> str | None:
+        """The instruction as a Python statement, or None if it does more than compute.
 
-        Raises PtxError for a form of a computing instruction that is not known.
+        Raises PtxError for an unknown form of a computing instruction.
         """
         rule = RULES.get(ins.words[0])
         if rule is None or (ins.words[0] == "add" and "noftz" in ins.words):
             return None
         try:
             if ins.words[0] in KINDS_OF and not KINDS_OF[ins.words[0]].fullmatch(ins.words[-1]):
-                raise ValueError(f".{ins.words[-1]} is no type of it")
+                raise ValueError(f".{ins.words[-1]} is not a type of it")
             found = rule(self, ins)
         except UNREADABLE as error:
             raise PtxError(f"{ins.where}: {ins.text}: unknown form of {ins.words[0]}: {error}") from None
         if found is None:
             return None
-        # (operand, expression) pairs, of one instruction that writes several registers
+        # (operand, expression) pairs of an instruction that writes several registers
         pairs = found if isinstance(found, list) else [(ins.operands[0], found)]
         if ins.words[0] != "cvt":
             for target, _ in pairs:
                 if target.kind == "reg" and (wrong := self.misfit(target, result_bits(ins) // len(pairs))):
                     raise PtxError(f"{ins.where}: {ins.text}: {wrong}")
         assigned = [self.assigned(ins, target, text) for target, text in pairs if target.kind != "sink"]
-        # All at once: a register that is written first may be read for the second.
+        # All at once: the second expression may read the register that the first one writes.
         return " = ".join(", ".join(side) for side in zip(*assigned)) or "pass"
 
-    def assigned(self, ins: Instruction, target: Operand, text: str) -> tuple[str, str]:
+    def assigned(self, ins: PtxInstruction, target: PtxOperand, text: str) -> tuple[str, str]:
         """(register, its new value): the text where the instruction's predicate holds."""
         if target.kind != "reg":
             raise PtxError(f"{ins.where}: {ins.text}: cannot write to {target.text}")
@@ -155,12 +154,12 @@ class Generator:
         guard, choose = f"R[{self.index[ins.predicate]}]", self.choose(target)
         return place, f"{choose}({guard} ^ {ins.negated}, {text}, {place})"
 
-    def choose(self, target: Operand) -> str:
-        """The function that chooses between two values of a register."""
+    def choose(self, target: PtxOperand) -> str:
+        """The function that selects between two values of a register."""
         return "select64" if bits_of(self.kinds.get(target.text, "b32")) == 64 else "select"
 
 
-def result_bits(ins: Instruction) -> int:
+def result_bits(ins: PtxInstruction) -> int:
     """Bits that an instruction writes, of all its targets together; `cvt` may write wider registers."""
     name, bits = ins.words[0], bits_of(ins.words[-1])
     if name == "setp":
@@ -170,7 +169,7 @@ def result_bits(ins: Instruction) -> int:
     return 2 * bits if name in ("mul", "mad") and "wide" in ins.words else bits
 
 
-def special(operand: Operand) -> str:
+def special(operand: PtxOperand) -> str:
     """The name of a special register. Raises ValueError for one that is not known."""
     if operand.text not in SPECIAL:
         raise ValueError(f"{operand.text} is neither declared nor a special register")
@@ -213,7 +212,7 @@ KINDS_OF = {
     for name in names
 }
 
-Rule = Callable[[Generator, Instruction], "str | list[tuple[Operand, str]] | None"]
+Rule = Callable[[CodeGenerator, PtxInstruction], "str | list[tuple[PtxOperand, str]] | None"]
 RULES: dict[str, Rule] = {}
 
 
@@ -228,7 +227,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def _only(ins: Instruction, *allowed: str) -> None:
+def _only(ins: PtxInstruction, *allowed: str) -> None:
     """Refuse words of the opcode that are not known."""
     for word in ins.words[1:-1]:
         if word not in allowed:
@@ -240,7 +239,7 @@ def _mask(kind: str) -> str:
 
 
 @rule("mov")
-def _mov(g: Generator, ins: Instruction) -> str | list[tuple[Operand, str]]:
+def _mov(g: CodeGenerator, ins: PtxInstruction) -> str | list[tuple[PtxOperand, str]]:
     kind, (target, source) = ins.words[-1], ins.operands
     _only(ins)
     if target.kind == "vector":
@@ -271,7 +270,7 @@ def _joined(parts: list[str], whole: int) -> str:
 
 
 @rule("add", "sub", "mul", "mad", "fma", "div", "min", "max")
-def _arithmetic(g: Generator, ins: Instruction) -> str | None:
+def _arithmetic(g: CodeGenerator, ins: PtxInstruction) -> str | None:
     name, kind = ins.words[0], ins.words[-1]
     if kind[0] == "f" or kind in HALVES:
         return _float_arithmetic(g, ins)
@@ -309,7 +308,7 @@ def _wrapped(text: str, bits: int) -> str:
     return f"(({text}) & {MASKS[bits]})"
 
 
-def _product(g: Generator, a: Operand, b: Operand, kind: str, part: str) -> str:
+def _product(g: CodeGenerator, a: PtxOperand, b: PtxOperand, kind: str, part: str) -> str:
     bits = bits_of(kind)
     if part == "lo":
         return _wrapped(f"{g.read(a, kind)} * {g.read(b, kind)}", bits)
@@ -332,7 +331,7 @@ def _product(g: Generator, a: Operand, b: Operand, kind: str, part: str) -> str:
     raise ValueError(f"mul.hi.{kind}")
 
 
-def _float_arithmetic(g: Generator, ins: Instruction) -> str:
+def _float_arithmetic(g: CodeGenerator, ins: PtxInstruction) -> str:
     name, kind = ins.words[0], ins.words[-1]
     chooses = name in ("min", "max")
     _only(ins, *ROUNDING, "ftz", "sat", *(("NaN",) if chooses else ()))
@@ -361,7 +360,7 @@ def _float_arithmetic(g: Generator, ins: Instruction) -> str:
 
 
 @rule("rcp", "sqrt", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh")
-def _function(g: Generator, ins: Instruction) -> str:
+def _function(g: CodeGenerator, ins: PtxInstruction) -> str:
     kind = ins.words[-1]
     _only(ins, *ROUNDING, "ftz")
     text = g.read(ins.operands[1], kind)
@@ -374,7 +373,7 @@ def _function(g: Generator, ins: Instruction) -> str:
 
 
 @rule("neg", "abs")
-def _sign(g: Generator, ins: Instruction) -> str:
+def _sign(g: CodeGenerator, ins: PtxInstruction) -> str:
     name, kind, source = ins.words[0], ins.words[-1], ins.operands[1]
     _only(ins, "ftz")
     text = g.read(source, kind)
@@ -389,7 +388,7 @@ def _sign(g: Generator, ins: Instruction) -> str:
 
 
 @rule("copysign")
-def _copysign(g: Generator, ins: Instruction) -> str:
+def _copysign(g: CodeGenerator, ins: PtxInstruction) -> str:
     """The sign of a on the magnitude of b."""
     kind = ins.words[-1]
     _only(ins)
@@ -399,14 +398,14 @@ def _copysign(g: Generator, ins: Instruction) -> str:
 
 
 @rule("and", "or", "xor")
-def _logic(g: Generator, ins: Instruction) -> str:
+def _logic(g: CodeGenerator, ins: PtxInstruction) -> str:
     _only(ins)
     sign = {"and": "&", "or": "|", "xor": "^"}[ins.words[0]]
     return f"{g.read(ins.operands[1], ins.words[-1])} {sign} {g.read(ins.operands[2], ins.words[-1])}"
 
 
 @rule("not", "cnot")
-def _not(g: Generator, ins: Instruction) -> str:
+def _not(g: CodeGenerator, ins: PtxInstruction) -> str:
     kind, text = ins.words[-1], g.read(ins.operands[1], ins.words[-1])
     if ins.words[0] == "cnot":
         return f"select{'64' if bits_of(kind) == 64 else ''}({text} == 0, 1, 0)"
@@ -414,7 +413,7 @@ def _not(g: Generator, ins: Instruction) -> str:
 
 
 @rule("shl", "shr")
-def _shift(g: Generator, ins: Instruction) -> str:
+def _shift(g: CodeGenerator, ins: PtxInstruction) -> str:
     kind, amount = ins.words[-1], ins.operands[2]
     text, bits = g.read(ins.operands[1], kind), bits_of(kind)
     if amount.kind == "number" and number(amount.text, 32) < bits:
@@ -431,7 +430,7 @@ def _shift(g: Generator, ins: Instruction) -> str:
 
 
 @rule("shf")
-def _funnel(g: Generator, ins: Instruction) -> str:
+def _funnel(g: CodeGenerator, ins: PtxInstruction) -> str:
     low, up, amount = (g.read(o) for o in ins.operands[1:])
     if ins.words[1] not in ("l", "r") or ins.words[2:] not in (("clamp", "b32"), ("wrap", "b32")):
         raise ValueError(ins.opcode)
@@ -439,21 +438,21 @@ def _funnel(g: Generator, ins: Instruction) -> str:
 
 
 @rule("lop3")
-def _lop3(g: Generator, ins: Instruction) -> str:
+def _lop3(g: CodeGenerator, ins: PtxInstruction) -> str:
     _only(ins)
     a, b, c = (g.read(o) for o in ins.operands[1:4])
     return f"lookup3({a}, {b}, {c}, {number(ins.operands[4].text, 32)})"
 
 
 @rule("prmt")
-def _prmt(g: Generator, ins: Instruction) -> str:
+def _prmt(g: CodeGenerator, ins: PtxInstruction) -> str:
     _only(ins)
     a, b, c = (g.read(o) for o in ins.operands[1:4])
     return f"permute({a}, {b}, {c})"
 
 
 @rule("bfe", "bfi", "brev", "popc", "clz", "bfind")
-def _bits(g: Generator, ins: Instruction) -> str:
+def _bits(g: CodeGenerator, ins: PtxInstruction) -> str:
     name, kind = ins.words[0], ins.words[-1]
     _only(ins, *(("shiftamt",) if name == "bfind" else ()))
     texts = [g.read(o, kind if i < (2 if name == "bfi" else 1) else "b32") for i, o in enumerate(ins.operands[1:])]
@@ -470,7 +469,7 @@ def _bits(g: Generator, ins: Instruction) -> str:
 
 
 @rule("rem")
-def _rem(g: Generator, ins: Instruction) -> str:
+def _rem(g: CodeGenerator, ins: PtxInstruction) -> str:
     kind = ins.words[-1]
     _only(ins)
     left = f"remainder({g.signed(ins.operands[1], kind)}, {g.signed(ins.operands[2], kind)})"
@@ -478,14 +477,14 @@ def _rem(g: Generator, ins: Instruction) -> str:
 
 
 @rule("selp")
-def _selp(g: Generator, ins: Instruction) -> str:
+def _selp(g: CodeGenerator, ins: PtxInstruction) -> str:
     _only(ins)
     a, b = (g.read(o, ins.words[-1]) for o in ins.operands[1:3])
     return f"{g.choose(ins.operands[0])}({g.read(ins.operands[3], 'pred')}, {a}, {b})"
 
 
 @rule("setp", "set")
-def _setp(g: Generator, ins: Instruction) -> str | list[tuple[Operand, str]]:
+def _setp(g: CodeGenerator, ins: PtxInstruction) -> str | list[tuple[PtxOperand, str]]:
     kind = ins.words[-1]
     words = [word for word in ins.words[1:-1] if word != "ftz"]
     if ins.words[0] == "set" or not 1 <= len(words) <= 2:
@@ -517,11 +516,11 @@ def _setp(g: Generator, ins: Instruction) -> str | list[tuple[Operand, str]]:
 
 
 @rule("cvt")
-def _cvt(g: Generator, ins: Instruction) -> str:
+def _cvt(g: CodeGenerator, ins: PtxInstruction) -> str:
     *words, to, from_ = ins.words[1:]
     for kind in (to, from_):
         if kind[0] in "us" and not kind.endswith("x2") and not re.fullmatch(r"[us](8|16|32|64)", kind):
-            raise ValueError(f".{kind} is no type of it")
+            raise ValueError(f".{kind} is not a type of it")
     sources = ins.operands[1:]
     if from_ == "s2f6x2":
         _known(words, "rn", "satfinite", "relu", "scaled::n2::ue8m0")
@@ -571,7 +570,7 @@ def _cvt(g: Generator, ins: Instruction) -> str:
 
 
 def _limited(words: list[str], text: str, to: str) -> str:
-    """With .relu negative values become 0, with .satfinite those beyond the range its end; NaN stays."""
+    """A cvt's clamps: .relu turns negative values into 0, .satfinite clamps to the range; NaN stays."""
     if "relu" in words:
         text = f"np.where({text} <= 0, np.float32(0), {text})"
     if "satfinite" in words and to in floats.LARGEST:
@@ -607,7 +606,7 @@ def _known(words: list[str], *known: str) -> None:
             raise ValueError(f".{word}")
 
 
-def _integer(g: Generator, ins: Instruction, to: str, from_: str, saturate: bool) -> str:
+def _integer(g: CodeGenerator, ins: PtxInstruction, to: str, from_: str, saturate: bool) -> str:
     """cvt between integers; a register wider than its type has the type's sign, or zeros, above."""
     source = ins.operands[1]
     value = g.signed(source, from_, wider=True)
@@ -630,7 +629,7 @@ def _integer(g: Generator, ins: Instruction, to: str, from_: str, saturate: bool
     return f"converted({value}, {bits}, {to[0] == 's'}, {register})"
 
 
-def _register(g: Generator, ins: Instruction, kind: str) -> int:
+def _register(g: CodeGenerator, ins: PtxInstruction, kind: str) -> int:
     """Bits of the register that a cvt writes. Raises ValueError for one that is narrower than its type."""
     target = ins.operands[0]
     register, bits = bits_of(g.kinds.get(target.text, kind)), bits_of(kind)
@@ -650,7 +649,7 @@ def _sign_extended(text: str, kind: str) -> str:
 
 
 @rule("cvta")
-def _cvta(g: Generator, ins: Instruction) -> str:
+def _cvta(g: CodeGenerator, ins: PtxInstruction) -> str:
     text = g.read(ins.operands[1], "b64")
     if ins.words[1] == "to":
         return f"({text} - {SHARED_WINDOW})" if ins.words[2].startswith("shared") else text

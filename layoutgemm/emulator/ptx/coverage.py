@@ -1,4 +1,4 @@
-"""Which instructions kernels use, and which of those the emulator knows:
+"""The instructions of kernels, and those that the emulator knows:
 
     python -m layoutgemm.emulator.ptx.coverage FILE.ptx...
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ...errors import PtxError
 from ..ops import build
-from .parser import Instruction, Kernel, parse
+from .parser import PtxInstruction, PtxKernel, parse
 from .program import Program, Run
 
 
@@ -34,13 +34,13 @@ class Spelling:
 
 
 class _Listing(Program):
-    """A program that notes what is refused and goes on."""
+    """A program that notes refusals and goes on."""
 
-    def __init__(self, kernel: Kernel, refused: dict[int, str]) -> None:
+    def __init__(self, kernel: PtxKernel, refused: dict[int, str]) -> None:
         self.refused = refused
         super().__init__(kernel, self._noting)
 
-    def _noting(self, program: Program, ins: Instruction) -> Run:
+    def _noting(self, program: Program, ins: PtxInstruction) -> Run:
         try:
             return build(program, ins)
         except (PtxError, NotImplementedError) as error:
@@ -50,7 +50,7 @@ class _Listing(Program):
     def _make_steps(self) -> None:
         statement = self.generator.statement
 
-        def noting(ins: Instruction) -> str | None:
+        def noting(ins: PtxInstruction) -> str | None:
             try:
                 return statement(ins)
             except PtxError as error:
@@ -61,8 +61,8 @@ class _Listing(Program):
         super()._make_steps()
 
 
-def refusals(kernel: Kernel) -> dict[int, str]:
-    """pc -> why the emulator refuses the instruction there, for all that it refuses, not just the first.
+def refusals(kernel: PtxKernel) -> dict[int, str]:
+    """The reason for each refused instruction, by pc.
 
     >>> kernel, = parse('.target sm_90\\n.entry k() { .reg .b32 %r<2>; mov.b32 %r0, 1; sqrt.b99 %r1, %r0; fly %r0; }')
     >>> sorted(refusals(kernel))
@@ -88,7 +88,7 @@ def census(texts: Iterable[tuple[str, str]]) -> dict[str, Spelling]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the spellings of PTX files, unknown ones last; exit status 1 where there are any."""
+    """Print the spellings of PTX files, unknown ones last; exit status 1 for unknown ones."""
     program = "python -m layoutgemm.emulator.ptx.coverage"
     parser = argparse.ArgumentParser(prog=program, description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="+", type=Path)

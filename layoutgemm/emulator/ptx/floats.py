@@ -1,8 +1,8 @@
 """Floating-point arithmetic of PTX on raw bits: one lane's, or an array of 32.
 
-Every function takes and gives bits as `values.py` keeps them. f16 and bf16 are computed in float32 or float64 and
+Every function takes and returns bits in the form of `values.py`. f16 and bf16 are computed in float32 or float64 and
 rounded once; fma of f32 rounds once too. Approximate functions (`.approx`) give the correctly rounded float32, which
-lies within the error that PTX allows them; results of f32 that are NaN are PTX's NaN, 0x7fffffff.
+lies within PTX's error bound. NaN results of f32 are PTX's NaN, 0x7fffffff.
 
 Semantics: PTX ISA, "Floating Point Instructions", "Half Precision Floating Point Instructions", "cvt".
 """
@@ -46,7 +46,7 @@ def bits64(y: Any) -> Any:
 
 
 def encode(y: Any, kind: DType) -> Any:
-    """float -> bits of a format of 16 bits or less, to nearest."""
+    """The bits of a float in a format of 16 bits or less, to nearest."""
     if kind.name in ("bf16", "f16") and isinstance(y, np.ndarray) and y.ndim and y.dtype == np.float32:
         # What most epilogues convert to: `DType.encode`, of one format. NumPy's conversion knows nothing of bf16.
         if kind.name == "f16":
@@ -76,9 +76,10 @@ def decode(x: Any, kind: DType) -> Any:
 
 
 def fma_odd(a: Any, b: Any, c: Any) -> Any:
-    """a * b + c rounded to odd in float64, so that rounding it again to a format of 32 bits or less is right.
+    """a * b + c in float64, rounded to odd.
 
-    The product of two values of such a format is exact in float64.
+    Rounding the result again to a format of 32 bits or less is then right. The product of two values of such a format
+    is exact in float64.
     """
     with np.errstate(all="ignore"):
         product, c = np.float64(a) * np.float64(b), np.float64(c)
@@ -87,7 +88,7 @@ def fma_odd(a: Any, b: Any, c: Any) -> Any:
         error = (product - (total - back)) + (c - back)
         odd = np.asarray(total).view(np.uint64) & np.uint64(1)
         inexact = (error != 0) & (odd == 0) & np.isfinite(total)
-        # The neighbour on the side of what was lost has an odd last bit.
+        # The neighbour on the side of the lost part has an odd last bit.
         other = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
         return np.where(inexact, other, total)
 
@@ -116,7 +117,7 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "min.NaN": lambda a, b: np.where(np.isnan(a) | np.isnan(b), np.nan, _minimum(a, b)),
     "max.NaN": lambda a, b: np.where(np.isnan(a) | np.isnan(b), np.nan, _maximum(a, b)),
 }
-# f32 functions that PTX only approximates: computed in float64, then rounded.
+# f32 functions that PTX approximates: computed in float64, then rounded.
 UNARY: dict[str, Callable[[Any], Any]] = {
     "rcp": lambda a: 1 / a,
     "sqrt": np.sqrt,
@@ -256,7 +257,7 @@ def scale_bits(y: Any, up: bool) -> Any:
 
 
 def fixed_pair(pair: Any, scales: Any, kind: DType, relu: bool) -> Any:
-    """Two s2f6, 8-bit integers over 64, times powers of two of their own, as a packed pair; finite results saturate."""
+    """s2f6 pair (8-bit integers over 64) times powers of two, as a packed pair. Finite results saturate."""
     out: Any = 0
     largest = kind.decode(np.asarray([kind.encode(np.inf) - 1], dtype=kind.storage))[0]
     for at in (8, 0):

@@ -1,8 +1,8 @@
-"""PTX text read into values: kernels with their parameters, registers, shared symbols, labels and instructions.
+"""The PTX parser: kernels with parameters, registers, shared symbols, labels and instructions.
 
-Nothing is interpreted here. An operand is split into its parts, a name inside a `{ }` scope (as inline assembly makes
-them) is renamed so that every register and label of a kernel has one name, and `.loc` lines are kept, so that whatever
-is said about an instruction can name the line of the program that it came from.
+Nothing is interpreted here. An operand is split into its parts. A name inside a `{ }` scope, as inline assembly makes
+them, is renamed, so every register and label of a kernel has one name. `.loc` lines are kept, so messages about an
+instruction can name its source line.
 
 Grammar: PTX ISA, "Syntax", "Directives"; operands: "Instruction Operands".
 """
@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 from ...errors import PtxError
 
-# Bounds of what a kernel may declare; the hardware has none for virtual registers, and 32764 bytes of parameters.
+# Bounds of a kernel's declarations. Hardware has none for virtual registers, and 32764 bytes of parameters.
 MAX_REGISTERS, MAX_PARAMETER_BYTES, MAX_SHARED_BYTES, MAX_SCOPES = 1 << 17, 32764, 1 << 24, 256
 MAX_ALIGNMENT, MAX_BRACKETS = 1 << 16, 64
-# Sizes in bytes of the types that may stand in a declaration.
+# Sizes in bytes of the types in declarations.
 SIZES = {"pred": 1, **{f"{k}{n}": n // 8 for k in "bsuf" for n in (8, 16, 32, 64, 128)}}
 
 
-class Operand(NamedTuple):
+class PtxOperand(NamedTuple):
     """One operand of an instruction.
 
     kind     "reg", "special" (%tid.x), "number", "symbol", "vector" ({a, b}), "address" ([a+16], [map, {x, y}]),
@@ -36,13 +36,13 @@ class Operand(NamedTuple):
 
     kind: str
     text: str
-    parts: tuple[Operand, ...] = ()
+    parts: tuple[PtxOperand, ...] = ()
     offset: int = 0
     negated: bool = False
 
 
 class Source(NamedTuple):
-    """A line of the program that an instruction was made from."""
+    """The source line of an instruction."""
 
     file: str
     line: int
@@ -52,7 +52,7 @@ class Source(NamedTuple):
 
 
 @dataclass(slots=True)
-class Instruction:
+class PtxInstruction:
     """One instruction.
 
     pc         its number in the kernel
@@ -70,7 +70,7 @@ class Instruction:
     text: str
     opcode: str
     words: tuple[str, ...]
-    operands: tuple[Operand, ...]
+    operands: tuple[PtxOperand, ...]
     predicate: str | None = None
     negated: bool = False
     source: Source | None = None
@@ -101,7 +101,7 @@ class SharedSymbol(NamedTuple):
 
 
 @dataclass
-class Kernel:
+class PtxKernel:
     """One `.entry` of a PTX module.
 
     registers    name -> type, as declared
@@ -114,7 +114,7 @@ class Kernel:
     parameters: tuple[Parameter, ...] = ()
     registers: dict[str, str] = field(default_factory=dict)
     labels: dict[str, int] = field(default_factory=dict)
-    instructions: list[Instruction] = field(default_factory=list)
+    instructions: list[PtxInstruction] = field(default_factory=list)
     shared: tuple[SharedSymbol, ...] = ()
     directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -146,17 +146,17 @@ _REGISTER = re.compile(r"(%?[A-Za-z_$][\w$]*)\s*(?:<\s*(\d{1,9})\s*>)?")
 _DIRECTIVE = re.compile(r"\.(\w+)((?:\s+\d{1,9})?(?:\s*,\s*\d{1,9})*)")
 _LOC = re.compile(r"\s*\.loc\s+(\d{1,9})\s+(\d{1,9})")
 _FILE = re.compile(r'^\s*\.file\s+(\d{1,9})\s+"([^"]*)"', re.M)
-# Directives that may stand among instructions and change nothing here; what uses a .local or .const name is refused.
+# Directives without effect here; uses of a .local or .const name are refused.
 _IGNORED = {".pragma", ".local", ".const", ".global", ".param", ".branchtargets", ".calltargets", ".callprototype"}
 
 
 _BLANK, _STOP = re.compile(r"\s*"), re.compile(r"[{};:]")
 
 
-def parse(text: str) -> list[Kernel]:
+def parse(text: str) -> list[PtxKernel]:
     """The kernels of a PTX module, in order.
 
-    Raises PtxError for text without `.target` or `.entry`, and for what cannot be read, with its line.
+    Raises PtxError for text without `.target` or `.entry`, and for unreadable text, with its line.
 
     >>> kernel, = parse('''
     ... .version 8.7
@@ -168,14 +168,14 @@ def parse(text: str) -> list[Kernel]:
     >>> kernel.name, kernel.parameters, [i.opcode for i in kernel.instructions]
     ('add', (Parameter(name='p', offset=0, size=8),), ['ld.param.b64', 'ld.global.b32', 'ret'])
     >>> kernel.instructions[1].operands[1]
-    Operand(kind='address', text='[%rd0+4]', parts=(Operand(kind='reg', text='%rd0', parts=(), offset=0, \
+    PtxOperand(kind='address', text='[%rd0+4]', parts=(PtxOperand(kind='reg', text='%rd0', parts=(), offset=0, \
 negated=False),), offset=4, negated=False)
     """
-    # What is no character, half of a surrogate pair, could not be written out in a message.
+    # Half of a surrogate pair is not a character and could not be printed in a message.
     text = _blank_comments(text.encode("utf-8", "backslashreplace").decode("utf-8"))
     target = re.search(r"\.target\s+(\w+)", text)
     if target is None:
-        raise PtxError("PTX line 1: no .target: this is no PTX module")
+        raise PtxError("PTX line 1: no .target: this is not a PTX module")
     files = {int(number): name for number, name in _FILE.findall(text)}
     entries = list(_ENTRY.finditer(text))
     if not entries:
@@ -203,14 +203,14 @@ def _blank_comments(text: str) -> str:
 
 def _size(kind: str, what: str) -> int:
     if kind not in SIZES:
-        raise PtxError(f"{what}: .{kind} is no type")
+        raise PtxError(f"{what}: .{kind} is not a type")
     return SIZES[kind]
 
 
 def _alignment(align: str | None, default: int, what: str) -> int:
     found = default if align is None else int(align)
     if not 1 <= found <= MAX_ALIGNMENT or found & found - 1:
-        raise PtxError(f"{what}: an alignment of {found} bytes is no power of two up to {MAX_ALIGNMENT}")
+        raise PtxError(f"{what}: an alignment of {found} bytes is not a power of two up to {MAX_ALIGNMENT}")
     return found
 
 
@@ -226,17 +226,19 @@ def _shared(m: re.Match[str], line: int) -> SharedSymbol:
 
 
 def _body(text: str, entry: re.Match[str]) -> int:
-    """Where the kernel's body begins."""
+    """The start of the kernel's body."""
     found = text.find("{", entry.end())
     if found < 0:
         raise PtxError(f"PTX line {_line(text, entry.start())}: the kernel {entry.group(1)} has no body")
     return found
 
 
-def _kernel(text: str, entry: re.Match[str], target: str, shared: list[SharedSymbol], files: dict[int, str]) -> Kernel:
+def _kernel(
+    text: str, entry: re.Match[str], target: str, shared: list[SharedSymbol], files: dict[int, str]
+) -> PtxKernel:
     body = _body(text, entry)
     line = _line(text, entry.start())
-    kernel = Kernel(entry.group(1), target, _parameters(entry.group(2) or "", line))
+    kernel = PtxKernel(entry.group(1), target, _parameters(entry.group(2) or "", line))
     for name, numbers in _DIRECTIVE.findall(text[entry.end() : body]):
         kernel.directives[f".{name}"] = tuple([int(n) for n in re.findall(r"\d+", numbers)])
     statements = list(_statements(text, body, files))
@@ -275,7 +277,7 @@ def _parameters(text: str, line: int) -> tuple[Parameter, ...]:
 
 
 def _statements(text: str, start: int, files: dict[int, str]) -> list[_Statement]:
-    """The statements between a kernel's braces, each with the scopes that it stands in and its line."""
+    """The statements between a kernel's braces, with their scopes and lines."""
     out: list[_Statement] = []
     scopes: list[dict[str, str]] = [{}]
     line = first = _line(text, start)
@@ -331,7 +333,7 @@ def _statements(text: str, start: int, files: dict[int, str]) -> list[_Statement
     )
 
 
-def _declare(kernel: Kernel, statements: list[_Statement]) -> list[SharedSymbol]:
+def _declare(kernel: PtxKernel, statements: list[_Statement]) -> list[SharedSymbol]:
     """Enter the registers and labels; those of inner scopes get names of their own. Returns the shared symbols."""
     shared = []
     for kind, text, scopes, line, _ in statements:
@@ -376,7 +378,7 @@ def _resolved(name: str, scopes: tuple[dict[str, str], ...]) -> str:
     return name
 
 
-def _instruction(kernel: Kernel, statement: _Statement) -> Instruction:
+def _instruction(kernel: PtxKernel, statement: _Statement) -> PtxInstruction:
     _, text, scopes, line, source = statement
     rest, predicate, negated = text, None, False
     guard = re.match(r"@(!?)(%?[\w$]+)\s+(.*)", text) if text[:1] == "@" else None
@@ -393,11 +395,11 @@ def _instruction(kernel: Kernel, statement: _Statement) -> Instruction:
     except ValueError as error:
         raise PtxError(f"PTX line {line}: {text}: {error}") from None
     number = len(kernel.instructions)
-    return Instruction(number, line, text, opcode, tuple(opcode.split(".")), operands, predicate, negated, source)
+    return PtxInstruction(number, line, text, opcode, tuple(opcode.split(".")), operands, predicate, negated, source)
 
 
-def read_instruction(kernel: Kernel, text: str, line: int = 0, source: Source | None = None) -> Instruction:
-    """One statement as an instruction of a kernel that was read before; names are the kernel's unique ones.
+def read_instruction(kernel: PtxKernel, text: str, line: int = 0, source: Source | None = None) -> PtxInstruction:
+    """One statement as an instruction of a kernel, with the kernel's unique names.
 
     >>> kernel, = parse('.target sm_90\\n.entry k() { .reg .b32 %r<2>; ret; }')
     >>> read_instruction(kernel, "add.u32 %r0, %r1, 4").opcode
@@ -410,7 +412,7 @@ _BRACKET = re.compile(r"[\[\](){}]")
 
 
 def _split(text: str) -> list[str]:
-    """At the commas outside of brackets."""
+    """The parts between the commas outside brackets."""
     if not _BRACKET.search(text):
         plain = [part.strip() for part in text.split(",")]
         return plain if plain[-1] else plain[:-1]
@@ -431,9 +433,9 @@ _OFFSET = re.compile(r"(.+?)\s*([+-])\s*(-?(?:0[xX])?[0-9a-fA-F]+)$", re.S)
 _NUMBER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|\d+)U?")
 
 
-def _operand(kernel: Kernel, text: str) -> Operand:
+def _operand(kernel: PtxKernel, text: str) -> PtxOperand:
     if text in kernel.registers:
-        return Operand("reg", text)
+        return PtxOperand("reg", text)
     negated = text.startswith("!")
     bare = text.lstrip("!").strip()
     if bare[:1] in ("[", "{") and bare[-1] != {"[": "]", "{": "}"}[bare[0]]:
@@ -450,21 +452,21 @@ def _operand(kernel: Kernel, text: str) -> Operand:
         for part in coordinates:
             inner = _operand(kernel, part)
             parts += inner.parts if inner.kind == "vector" else (inner,)
-        return Operand("address", text, tuple(parts), offset)
+        return PtxOperand("address", text, tuple(parts), offset)
     if bare.startswith("{"):
-        return Operand("vector", text, tuple([_operand(kernel, part) for part in _split(bare[1:-1])]))
+        return PtxOperand("vector", text, tuple([_operand(kernel, part) for part in _split(bare[1:-1])]))
     if "|" in bare:
-        return Operand("pair", text, tuple([_operand(kernel, part.strip()) for part in bare.split("|")]))
+        return PtxOperand("pair", text, tuple([_operand(kernel, part.strip()) for part in bare.split("|")]))
     if bare == "_":
-        return Operand("sink", bare)
+        return PtxOperand("sink", bare)
     if bare in kernel.registers:
-        return Operand("reg", bare, negated=negated)
+        return PtxOperand("reg", bare, negated=negated)
     if _NUMBER.fullmatch(bare):
         if (len(bare) > 20 and bare[:2] not in ("0b", "0B")) or len(bare) > 67:
             raise ValueError(f"{bare[:24]}... has more than 64 bits")
-        return Operand("number", bare)
+        return PtxOperand("number", bare)
     if bare.startswith("%"):
-        return Operand("special", bare)
+        return PtxOperand("special", bare)
     if re.fullmatch(r"[\w$@.]+(?:\s*\+\s*\d+)?", bare):
-        return Operand("symbol", bare)
+        return PtxOperand("symbol", bare)
     raise ValueError(f"cannot read the operand {text!r}")

@@ -1,8 +1,8 @@
-"""A kernel made ready to run: blocks, where diverged lanes meet again, which registers are alive, and code.
+"""A kernel made ready to run: blocks, reconvergence points, live registers, and code.
 
 `Program` is made once for a kernel and used by every launch of it. It holds, for each pc, a step: a compiled run of
-arithmetic, or an operation, a function of the fiber that the modules of `ops` made for that one instruction. An
-instruction that neither computes nor has an operation is refused here, with its line.
+arithmetic, or an operation. An operation is a function of the fiber that the modules of `ops` made for that one
+instruction. An instruction with neither is refused here, with its line.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ...errors import PtxError
-from .codegen import NAMES, PARAMETER_BASE, Generator, bits_of, number, special
-from .parser import MAX_SHARED_BYTES, Instruction, Kernel, Operand
+from .codegen import NAMES, PARAMETER_BASE, CodeGenerator, bits_of, number, special
+from .parser import MAX_SHARED_BYTES, PtxInstruction, PtxKernel, PtxOperand
 from .values import FULL, Undefined
 
 BRANCHES = ("bra", "ret", "exit")
 _NUMBERS = itertools.count()
-SHARED_START = 1024  # dynamic shared memory does not begin at offset 0: a forgotten base address shows
+SHARED_START = 1024  # dynamic shared memory does not begin at offset 0, so that a forgotten base address shows
 # Instructions whose first operand is read although it is a register.
 READS_FIRST = {"bar", "barrier", "nanosleep", "setmaxnreg", "discard", "griddepcontrol"}
 
-# Instructions that may be given registers without a value: hints, which change no result, and products of warpgroups,
-# which look at their registers themselves.
+# Instructions that accept registers without a value: hints, which change no result, and warpgroup products,
+# which check their registers themselves.
 LEFT = ("nanosleep", "prefetch", "prefetchu", "applypriority", "discard", "wgmma")
 
-Run = Callable[[Any], Any]  # fiber -> None, or what `machine.py` says of operations
+Run = Callable[[Any], Any]  # fiber -> None, or the results of operations in `interpreter.py`
 
 
-class Segment(NamedTuple):
-    """A run of arithmetic from `start` up to `end`: its function, and what it writes.
+class CodeSegment(NamedTuple):
+    """A run of arithmetic from `start` up to `end`: its function and its written registers.
 
     moved  the registers among `writes` that are only moved, not computed
     """
@@ -54,7 +54,7 @@ class Operation:
     moved    those of them that it does not compute when it is executed: a wgmma's come with the wait for it
     """
 
-    ins: Instruction
+    ins: PtxInstruction
     run: Run
     writes: int
     moved: int
@@ -71,13 +71,13 @@ class Program:
     Register sets are ints used as bit sets, bit i for register i of `index`.
     """
 
-    kernel: Kernel
-    build: Callable[[Program, Instruction], Run]
+    kernel: PtxKernel
+    build: Callable[[Program, PtxInstruction], Run]
     symbols: dict[str, int] = field(init=False)
     shared_bytes: int = field(init=False)
     index: dict[str, int] = field(init=False)
     wide: int = field(init=False)
-    steps: list[Segment | Operation | None] = field(init=False)
+    steps: list[CodeSegment | Operation | None] = field(init=False)
     writes: list[int] = field(init=False)
     reads: list[int] = field(init=False)
     needs: list[int] = field(init=False)
@@ -89,14 +89,14 @@ class Program:
 
     def __post_init__(self) -> None:
         self._place_symbols()
-        self.generator = Generator(self.kernel, self.symbols)
+        self.generator = CodeGenerator(self.kernel, self.symbols)
         self.index = self.generator.index
         self.wide = sum(1 << i for i, kind in enumerate(self.kernel.registers.values()) if bits_of(kind) == 64)
         effects = [self._effect(ins) for ins in self.kernel.instructions]
         self.writes, self.needs = [w for w, _ in effects], [r for _, r in effects]
         self.reads = list(self.needs)
         for ins in self.kernel.instructions:
-            if ins.predicate is not None:  # where it does not hold, the registers stay as they are
+            if ins.predicate is not None:  # where it does not hold, the registers keep their values
                 self.reads[ins.pc] |= 1 << self.index[ins.predicate] | self.writes[ins.pc]
         kinds = self.kernel.registers.items()
         self.blank = [Undefined(False if kind == "pred" else 0, FULL, name) for name, kind in kinds]
@@ -121,18 +121,18 @@ class Program:
 
     # ------------------------------------------------------------ what instructions read and write
 
-    def registers(self, operand: Operand) -> Iterator[int]:
-        """The numbers of the registers that an operand names, those inside of vectors and addresses too."""
+    def registers(self, operand: PtxOperand) -> Iterator[int]:
+        """The numbers of an operand's registers, including those in vectors and addresses."""
         if operand.kind == "reg":
             yield self.index[operand.text]
         for part in operand.parts:
             yield from self.registers(part)
 
-    def registers_read(self, ins: Instruction) -> list[int]:
+    def registers_read(self, ins: PtxInstruction) -> list[int]:
         """The registers that an instruction reads."""
         return list(_numbers(self.reads[ins.pc]))
 
-    def _effect(self, ins: Instruction) -> tuple[int, int]:
+    def _effect(self, ins: PtxInstruction) -> tuple[int, int]:
         """(written, read) registers, but for the predicate."""
         written = read = 0
         reads_first = ins.words[0] in READS_FIRST or ins.opcode.startswith("tcgen05.dealloc")
@@ -150,7 +150,7 @@ class Program:
 
     # ------------------------------------------------------------ control flow
 
-    def target(self, ins: Instruction) -> int:
+    def target(self, ins: PtxInstruction) -> int:
         """The pc that a branch goes to."""
         name = ins.operands[0].text if ins.operands else "to go to"
         if name not in self.kernel.labels:
@@ -158,7 +158,7 @@ class Program:
         return self.kernel.labels[name]
 
     def _blocks(self) -> None:
-        """Basic blocks; `meets`: for each branch, the pc at which its lanes are together again; `live` at leaders."""
+        """Find basic blocks. `meets`: the reconvergence pc of each branch; `live` at leaders."""
         instructions, end = self.kernel.instructions, self.size
         leaders = {0, *self.kernel.labels.values(), *[i.pc + 1 for i in instructions if i.words[0] in BRANCHES]}
         self.leaders = starts = sorted(pc for pc in leaders if pc < end)
@@ -173,7 +173,7 @@ class Program:
                 to = self.target(ins)
                 follows.append([number_of.get(to, exit_)] + ([falls] if ins.predicate else []))
             elif ins.words[0] in ("ret", "exit"):
-                # Lanes that end here keep no other lanes from meeting.
+                # Lanes that end here do not delay reconvergence.
                 follows.append([falls] if ins.predicate else [exit_])
             else:
                 follows.append([falls])
@@ -181,7 +181,7 @@ class Program:
         self.meets = {}
         for n, at in enumerate(last):
             strict = after[n] & ~(1 << n)
-            # A loop without a way out has no such block: its lanes never meet.
+            # A loop without an exit has no such block: its lanes never reconverge.
             nearest = next((m for m in range(exit_) if strict >> m & 1 and after[m] == strict), exit_)
             self.meets[at] = starts[nearest] if nearest < exit_ else end
         used, killed = self._uses(starts, last)
@@ -189,7 +189,7 @@ class Program:
         self._doubts(starts, last, follows, used, killed)
 
     def _uses(self, starts: list[int], last: list[int]) -> tuple[list[int], list[int]]:
-        """For each block, the registers that it reads before it writes them, and those that it writes, as bit sets."""
+        """Bit sets for each block: registers read before written, and registers written."""
         used, killed = [], []
         for first, at in zip(starts, last, strict=True):
             uses = kills = 0
@@ -217,8 +217,7 @@ class Program:
     def _doubts(
         self, starts: list[int], last: list[int], follows: list[list[int]], used: list[int], killed: list[int]
     ) -> None:
-        """`doubts`: for each pc, the registers among those read that have no value on some way there, or one computed
-        from such; as a bit set."""
+        """Find `doubts`: for each pc, the registers it reads that may be undefined, as a bit set."""
         before = [(1 << len(self.index)) - 1] + [0] * len(starts)
         self.doubts = [0] * self.size
         changed = bool(starts)
@@ -244,7 +243,7 @@ class Program:
     # ------------------------------------------------------------ code
 
     def one(self, pc: int) -> Callable[[list[Any], Any], None]:
-        """The instruction of a run of arithmetic at a pc, as a function of its own."""
+        """The arithmetic instruction at a pc, as a function of its own."""
         return _function(f"    {self.generator.statement(self.kernel.instructions[pc])}")
 
     def _make_steps(self) -> None:
@@ -262,7 +261,7 @@ class Program:
                 moved = moved & ~self.writes[pc] if instructions[pc].words[0] != "mov" else moved | self.writes[pc]
                 pc += 1
             if lines:
-                self.steps[start] = Segment(start, pc, _function("\n".join(lines)), writes, moved)
+                self.steps[start] = CodeSegment(start, pc, _function("\n".join(lines)), writes, moved)
             else:
                 ins = instructions[pc]
                 moved = self.writes[pc] if ins.words[0] == "wgmma" else 0
@@ -271,14 +270,14 @@ class Program:
                 pc += 1
 
     def mark(self, executed: bytearray) -> None:
-        """A run of arithmetic was marked at its first instruction alone: mark the others."""
+        """Mark the other instructions of each run of arithmetic as its first one."""
         for step in self.steps:
-            if isinstance(step, Segment) and executed[step.start]:
+            if isinstance(step, CodeSegment) and executed[step.start]:
                 executed[step.start : step.end] = bytes([1]) * (step.end - step.start)
 
     # ------------------------------------------------------------ operands of operations
 
-    def value(self, operand: Operand, kind: str = "b32") -> Callable[[Any], Any]:
+    def value(self, operand: PtxOperand, kind: str = "b32") -> Callable[[Any], Any]:
         """A function of the fiber that gives the operand's bits."""
         if operand.kind == "reg":
             at = self.index[operand.text]
@@ -300,31 +299,31 @@ class Program:
             if name in self.generator.shared:
                 return lambda fiber: address | fiber.warp.window
             return lambda fiber: address
-        raise PtxError(f"{operand.text} is no value")
+        raise PtxError(f"{operand.text} is not a value")
 
-    def address(self, operand: Operand) -> Callable[[Any], Any]:
-        """A function of the fiber that gives the address of `[base+offset]`."""
+    def address(self, operand: PtxOperand) -> Callable[[Any], Any]:
+        """A function of the fiber that returns the address of `[base+offset]`."""
         if operand.kind != "address":
-            raise PtxError(f"{operand.text} is no address")
+            raise PtxError(f"{operand.text} is not an address")
         base, offset = self.value(operand.parts[0], "b64"), operand.offset
-        if offset < 0:  # lanes' addresses are unsigned, and NumPy adds no negative number to those
+        if offset < 0:  # lanes' addresses are unsigned, and NumPy cannot add a negative number to them
             return lambda fiber: base(fiber) - -offset
         return (lambda fiber: base(fiber) + offset) if offset else base
 
-    def coordinates(self, operand: Operand) -> tuple[Callable[[Any], Any], list[Callable[[Any], Any]]]:
-        """Of `[map, {x, y, ...}]`: functions that give the map's address and each coordinate."""
+    def coordinates(self, operand: PtxOperand) -> tuple[Callable[[Any], Any], list[Callable[[Any], Any]]]:
+        """The map's address and each coordinate of `[map, {x, y, ...}]`, as functions."""
         return self.address(operand), [self.value(part) for part in operand.parts[1:]]
 
-    def targets(self, operand: Operand) -> list[int | None]:
-        """The register numbers of a register or vector that is written; None for `_`. Raises PtxError for others."""
+    def targets(self, operand: PtxOperand) -> list[int | None]:
+        """The register numbers of a written register or vector; None for `_`. Raises PtxError for others."""
         parts = operand.parts if operand.kind == "vector" else (operand,)
         for part in parts:
             if part.kind not in ("reg", "sink"):
                 raise PtxError(f"cannot write to {part.text}")
         return [self.index[part.text] if part.kind == "reg" else None for part in parts]
 
-    def sources(self, operand: Operand, kind: str = "b32") -> list[Callable[[Any], Any]]:
-        """Functions that give the elements of a register or vector that is read."""
+    def sources(self, operand: PtxOperand, kind: str = "b32") -> list[Callable[[Any], Any]]:
+        """Functions that return the elements of a register or vector that is read."""
         parts = operand.parts if operand.kind == "vector" else (operand,)
         return [self.value(part, kind) for part in parts]
 
@@ -337,13 +336,13 @@ def _numbers(bits: int) -> Iterator[int]:
 
 
 _FUNCTIONS: dict[str, Callable[[list[Any], Any], None]] = {}
-_KEPT = 1 << 14  # functions that are kept for the next program
+_KEPT = 1 << 14  # functions kept for the next program
 _SCOPE = dict(NAMES)
 
 
 def _function(body: str) -> Callable[[list[Any], Any], None]:
-    """The function of (R, W) with this body. Python's compiler takes longer than all else here, and programs have most
-    of their runs in common: mutants of one kernel, and kernels with the same beginning."""
+    """The function of (R, W) with this body, cached. Compiling takes longer than all else here. Most runs recur: in
+    mutants of one kernel, and in kernels with the same beginning."""
     found = _FUNCTIONS.get(body)
     if found is None:
         if len(_FUNCTIONS) >= _KEPT:
@@ -359,9 +358,9 @@ def _function(body: str) -> Callable[[list[Any], Any], None]:
 
 
 def _post_dominators(follows: list[list[int]]) -> list[int]:
-    """For each block, the set of blocks that every way from it to the exit goes through, itself included.
+    """The post-dominators of each block, itself included, as a bit set.
 
-    A block that no way leads out of is taken to lead to the exit.
+    A block without a successor is taken to lead to the exit.
     """
     count = len(follows)
     leaves, grows = {count}, True

@@ -1,14 +1,15 @@
 """Values of registers, and the arithmetic of PTX on them.
 
-A register of a warp holds one value for each of 32 lanes. Where all lanes have the same value it is a Python int (a
-bool for a predicate), which is most of a kernel's instructions and much the fastest; else it is an array of 32:
+A register of a warp holds one value for each of 32 lanes. A value that is equal in all lanes is a Python int (a bool
+for a predicate). Most instructions of a kernel have such values, and they are much the fastest. Other values are arrays
+of 32:
 
     predicate    bool            or  bool[32]
     8 to 32 bit  int, 0 <= x     or  int64[32], 0 <= x < 2**32: the raw bits
     64 bit       int, 0 <= x     or  uint64[32]
 
-Floats are kept as raw bits too and viewed as floats when they are computed with. Functions here take and give either
-form. A register that no instruction has written for all lanes is `Undefined`, and arithmetic with it raises TypeError.
+Floats are kept as raw bits too and viewed as floats in computations. Functions here take and return either form. A
+register that no instruction has written for all lanes is `Undefined`, and arithmetic with it raises TypeError.
 
 Semantics: PTX ISA, "Integer Arithmetic Instructions", "Floating Point Instructions", "Data Movement and Conversion".
 """
@@ -25,11 +26,11 @@ LANES = 32
 FULL = (1 << LANES) - 1
 M16, M32, M64 = (1 << 16) - 1, (1 << 32) - 1, (1 << 64) - 1
 LANE = np.arange(LANES)
-NAN32 = 0x7FFFFFFF  # the NaN that PTX arithmetic gives
+NAN32 = 0x7FFFFFFF  # the NaN of PTX arithmetic
 
 
 class NoValue:
-    """What a register holds in place of a value. Moving it is harmless; computing with it raises TypeError."""
+    """A placeholder for a missing value. Moving it is harmless; computing with it raises TypeError."""
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise TypeError(str(self))
@@ -40,7 +41,7 @@ class NoValue:
 
 
 class Undefined(NoValue):
-    """A register's value where nothing has written some lanes, or what they hold was computed from such.
+    """A register's value where some lanes are unwritten or derive from unwritten ones.
 
     value  of the other lanes; any in those
     lanes  without a value, as a bit mask
@@ -57,17 +58,17 @@ class Undefined(NoValue):
 
 
 def lanes_without(x: Any) -> int:
-    """The lanes, as a bit mask, for which a register has no value."""
+    """The lanes for which a register has no value, as a bit mask."""
     return x.lanes if type(x) is Undefined else 0
 
 
 def defined(x: Any) -> Any:
-    """The value of a register; what it is in lanes that have none is open."""
+    """The value of a register; arbitrary in lanes without a value."""
     return x.value if type(x) is Undefined else x
 
 
 def is_uniform(x: Any) -> bool:
-    """Whether a value is one for all lanes."""
+    """True if a value is the same in all lanes."""
     return not isinstance(x, np.ndarray)
 
 
@@ -86,12 +87,12 @@ def compact(x: Any) -> Any:
 
 
 def any_of(flags: Any) -> bool:
-    """Whether an array holds anything but zeros: what its own `any` says, in a third of the time for a few lanes."""
+    """True if an array holds a nonzero. Takes a third of the time of `numpy.any` for a few lanes."""
     return bool(np.count_nonzero(flags))
 
 
 def mask_of(predicate: Any, lanes: int) -> int:
-    """The lanes, as a bit mask, of those in `lanes` for which the predicate holds."""
+    """The lanes in `lanes` for which the predicate holds, as a bit mask."""
     if not isinstance(predicate, np.ndarray):
         return lanes if predicate else 0
     return int(np.packbits(predicate, bitorder="little").view(np.uint32)[0]) & lanes
@@ -99,7 +100,7 @@ def mask_of(predicate: Any, lanes: int) -> int:
 
 @lru_cache(maxsize=1 << 12)
 def bool_of(mask: int) -> Any:
-    """A bit mask of lanes as an array of bools, not to be written to: it is kept for the next call."""
+    """A bit mask of lanes as a read-only array of bools, which is cached."""
     found = (mask >> LANE & 1).astype(bool)
     found.flags.writeable = False
     return found
@@ -107,7 +108,7 @@ def bool_of(mask: int) -> Any:
 
 @lru_cache(maxsize=1 << 12)
 def lane_bits(mask: int) -> tuple[int, ...]:
-    """The lanes of a bit mask, from the lowest, each as a mask of its own.
+    """The lanes of a bit mask, from the lowest, as masks of one lane.
 
     >>> lane_bits(0b1101)
     (1, 4, 8)
@@ -149,7 +150,7 @@ def signed_wide(x: Any) -> Any:
 
 
 def converted(x: Any, bits: int, signed: bool, register: int) -> Any:
-    """An integer wrapped to a type of so many bits, in a register that may be wider: with its sign or zeros above.
+    """An integer wrapped to `bits` bits, sign- or zero-extended in a wider register.
 
     >>> hex(converted(-1, 8, False, 64)), hex(converted(0x180, 8, True, 32))
     ('0xff', '0xffffff80')
@@ -223,14 +224,14 @@ def shift_right(x: Any, n: Any, bits: int, signed: bool) -> Any:
 
 
 def quotient(a: Any, b: Any) -> Any:
-    """Division that rounds toward 0; by 0 it gives all ones, as the hardware does (PTX leaves it open)."""
+    """Division that rounds toward 0. Division by 0 gives all ones, as on hardware (PTX leaves it open)."""
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         a, b = np.broadcast_arrays(a, b)
         if a.dtype == np.uint64 or b.dtype == np.uint64:
             a, b = a.astype(np.uint64), b.astype(np.uint64)
             return np.where(b == 0, np.uint64(M64), a // np.where(b == 0, np.uint64(1), b))
         safe = np.where(b == 0, 1, b)
-        down = a // safe  # rounds down, and wraps for the least value by -1
+        down = a // safe  # rounds down, and wraps for the minimum divided by -1
         return np.where(b == 0, -1, down + ((down * safe != a) & ((a < 0) != (safe < 0))))
     if b == 0:
         return -1
@@ -239,17 +240,17 @@ def quotient(a: Any, b: Any) -> Any:
 
 
 def remainder(a: Any, b: Any) -> Any:
-    """What division toward 0 leaves."""
+    """The remainder of division toward 0."""
     return a - quotient(a, b) * b
 
 
 def least(a: Any, b: Any) -> Any:
-    """The lesser, lane by lane."""
+    """The smaller value, lane by lane."""
     return np.minimum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else min(a, b)
 
 
 def largest(a: Any, b: Any) -> Any:
-    """The greater, lane by lane."""
+    """The larger value, lane by lane."""
     return np.maximum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else max(a, b)
 
 
@@ -261,7 +262,7 @@ def select(p: Any, a: Any, b: Any) -> Any:
 
 
 def select64(p: Any, a: Any, b: Any) -> Any:
-    """select of 64-bit values: an array of them is uint64, whatever the ints are."""
+    """`select` of 64-bit values, whose arrays are uint64."""
     if not isinstance(p, np.ndarray):
         return select(p, a, b)
     a, b = (x if isinstance(x, np.ndarray) else np.uint64(x) for x in (a, b))

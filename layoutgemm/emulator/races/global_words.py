@@ -1,9 +1,9 @@
-"""Global memory between the lanes of one warp: what one lane wrote, and another reads or writes unordered.
+"""Races in global memory between the lanes of one warp.
 
-Global memory is not watched between warps. Between the lanes of a warp it is: each event (`order.py`) keeps which lane
-wrote which piece of it until all lanes know of the event (`emulator/races/lanes.py`), for the latest `KEPT` events of a
-warp that touched global memory, and until the checker forgets them. An event ends where the warp releases something; a
-race across more of them, without a barrier of the warp's in between, is not seen. Reads are kept only under
+Global memory is not checked between warps. Between the lanes of a warp, each event (`happens_before.py`) keeps the
+pieces that each lane wrote. They stay until all lanes know of the event (`lanes.py`) or the checker forgets it, for the
+latest `KEPT` events of a warp that touched global memory. An event ends where the warp releases something. A race
+across more than `KEPT` events, without a barrier of the warp in between, is not seen. Reads are kept only under
 `Policy(lanes="strict")`.
 """
 
@@ -19,7 +19,7 @@ from ..ptx.values import lane_bits
 from .lanes import one_lane, uninformed
 
 if TYPE_CHECKING:
-    from .happens_before import Event
+    from .happens_before import MemoryEvent
 
 KEPT = 256
 
@@ -27,8 +27,9 @@ KEPT = 256
 def touch(
     fiber: Any, addresses: npt.NDArray[Any], size: int, lanes: int, write: bool, strong: bool = False
 ) -> str | None:
-    """Record an access to global memory, `size` bytes at each address, and say with what it races, or None.
+    """Record an access to global memory and return its race, or None.
 
+    size       bytes at each address
     addresses  of the lanes, in order, or one for all; strong: of an atomic, which is not kept
     """
     ledger, knows, epoch = fiber.cta.cluster.ledger, fiber.knows, fiber.epoch
@@ -64,8 +65,8 @@ def touch(
     return race
 
 
-def _crossing(event: Event, number: int, size: int, mask: int, write: bool) -> str | None:
-    """What is wrong when the lanes in `mask` access a piece that others accessed with the event, or None."""
+def _crossing(event: MemoryEvent, number: int, size: int, mask: int, write: bool) -> str | None:
+    """The race of `mask`'s lanes with accesses of the event, or None."""
     for (other, wrote), pieces in event.pieces.items():
         if not (write or wrote):
             continue

@@ -1,22 +1,22 @@
-"""Which access happens before which: the race checker, independent of any instruction.
+"""Happens-before order of accesses: the race checker, independent of any instruction.
 
-Every fiber (a warp, or some of its lanes) lives in *epochs*: it enters a new one whenever it releases what it did to
+Every fiber (a warp, or some of its lanes) lives in *epochs*: it enters a new one whenever it releases its accesses to
 others. An epoch and an asynchronous operation are both *events*. `Knowledge` is a set of events that a fiber, a barrier
-or a group of operations knows to have happened: releasing at a barrier adds the fiber's set to the barrier's, acquiring
+or a group of operations knows to have happened. Releasing at a barrier adds the fiber's set to the barrier's; acquiring
 adds the barrier's to the fiber's. A `Shadow` keeps, for a memory, the accesses that later ones could conflict with. An
-access to a place that an earlier one touched, one of them a write, is a race unless the fiber knows the earlier event.
+access to the place of an earlier one, one of them a write, is a race unless the fiber knows the earlier event.
 
 Two proxies see shared memory: ordinary instructions (generic) and the asynchronous engines (async). A generic write is
-visible to an async access only through `fence.proxy.async`, so a second set records which events went through one. With
-`strict` the fence counts for what the fencing thread itself wrote: that is CUTLASS practice, every writer fences and
-then a barrier; PTX's proxy order as written would also let the reader fence after the barrier (PTX ISA, "Memory
+visible to an async access only through `fence.proxy.async`, so a second set records the events that went through one.
+With `strict` the fence covers the fencing thread's own writes only. That is CUTLASS practice: every writer fences and
+then a barrier follows. PTX's proxy order as written would also let the reader fence after the barrier (PTX ISA, "Memory
 Consistency Model", "Proxy-preserved base causality order").
 
-A fiber's lanes are threads of their own: what one of them did or knows is not known to the others before a barrier
-(`emulator/races/lanes.py`, which says what `Knowledge.mine` and `apart` are).
+A fiber's lanes are threads of their own: before a barrier, no lane knows another lane's accesses or knowledge
+(`emulator/races/lanes.py`, which defines `Knowledge.mine` and `apart`).
 
-Sets are bit sets in Python ints. `compact` forgets the events that no record needs any more, so that the sets stay as
-long as the number of accesses in flight, not as the run.
+Sets are bit sets in Python ints. `compact` forgets the events that no record needs, so the sets grow with the number of
+accesses in flight, not with the run.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Parts = Mapping[int, int]
 NO_PARTS: Parts = MappingProxyType({})
 
 
-class Event:
-    """Something that accesses memory at some time: an epoch of a fiber, or one asynchronous operation.
+class MemoryEvent:
+    """A source of memory accesses: an epoch of a fiber, or one asynchronous operation.
 
     describe  a function that says what it is, for reports
     engine    for operations of one engine that runs them in their order: equal engines never race
@@ -61,7 +61,7 @@ class Event:
         self.lanes, self.joint, self.wrote = 0, False, False
         self.touches: list[tuple[Shadow, bool, Touch]] = []
         self.pieces: dict[tuple[int, bool], dict[int, int]] = {}
-        self.near: deque[Event] | None = None
+        self.near: deque[MemoryEvent] | None = None
 
 
 class Knowledge:
@@ -86,11 +86,11 @@ class Knowledge:
 
     def __init__(self) -> None:
         self.seen = self.proxied = self.inits = self.own = self.open = self.past = self.time = self.fenced = 0
-        self.mine: list[Event] = []
+        self.mine: list[MemoryEvent] = []
         self.apart: list[tuple[int, Knowledge]] = []
 
     def merge(self, other: Knowledge) -> None:
-        """Learn what another knows."""
+        """Learn the events that another set knows."""
         self.seen |= other.seen
         self.proxied |= other.proxied
         self.inits |= other.inits
@@ -101,22 +101,22 @@ class Knowledge:
 
 
 class Record:
-    """Places that an event accessed, and that nothing later has overwritten.
+    """Places that an event accessed and that no later access has overwritten.
 
     parts  place -> its bytes that were accessed, as a bit set, where that is not all of them
     """
 
     __slots__ = ("event", "pages", "parts", "places", "seen", "what", "write")
 
-    def __init__(self, write: bool, event: Event, what: Callable[[], str]) -> None:
+    def __init__(self, write: bool, event: MemoryEvent, what: Callable[[], str]) -> None:
         self.write, self.event, self.what = write, event, what
         self.places = 0
         self.parts: dict[int, int] = {}
         self.pages: set[int] = set()  # keys of the shadow's `pages` that list it
-        self.seen = 0  # the latest access that looked at it
+        self.seen = 0  # the latest access that examined it
 
     def add(self, places: int, parts: Parts) -> None:
-        """The event accessed this, too."""
+        """Add an access of the same event."""
         if not parts and not self.parts:
             self.places |= places
             return
@@ -129,7 +129,7 @@ class Record:
         self.places |= places
 
     def common(self, places: int, parts: Parts) -> int:
-        """The places of which the record and an access touch the same bytes."""
+        """The places where the record and an access touch the same bytes."""
         common = self.places & places
         if common and parts and self.parts:
             for place in parts.keys() & self.parts.keys():
@@ -138,7 +138,7 @@ class Record:
         return common
 
     def overwritten(self, places: int, parts: Parts) -> None:
-        """Forget what an access to these writes anew."""
+        """Remove the bytes that a later access overwrites."""
         if parts:
             for place, mask in parts.items():
                 if self.places >> place & 1 and self.parts.get(place, WHOLE) & ~mask:
@@ -156,16 +156,16 @@ def _set_of(parts: Parts) -> int:
 
 
 class Ledger:
-    """Hands out events and keeps the sets of all of them short.
+    """The source of all events, which keeps their sets short.
 
-    strict   whether a proxy fence counts for the fencing fiber's own writes alone
+    strict   True: a proxy fence covers the fencing fiber's own writes alone
     enabled  False: nothing is recorded and nothing is a race
-    lanes    whether the lanes of a warp can race; reads: also where one reads what another overwrites or releases
-    created  a list that new events are put into, where a timeline is recorded; clock: their time
-    divided  is told of an event that became two
+    lanes    True: the lanes of a warp can race; reads: also where one reads what another overwrites or releases
+    created  a list of new events, where a timeline is recorded; clock: their time
+    divided  called when an event becomes two
     """
 
-    divided: Callable[[Event, Event], None] | None = None
+    divided: Callable[[MemoryEvent, MemoryEvent], None] | None = None
     SWEEP = 256
 
     def __init__(self, strict: bool = True, enabled: bool = True, lanes: str = "off") -> None:
@@ -173,17 +173,17 @@ class Ledger:
         self.lanes, self.reads = enabled and lanes != "off", enabled and lanes == "strict"
         self.base = 0
         self.next = 0
-        self.created: list[Event] | None = None
+        self.created: list[MemoryEvent] | None = None
         self.clock = 0
-        # Weak references, some of them dead: a WeakSet, which hears of each death, took a good part of a run.
+        # Weak references, some of them dead. A WeakSet hears of each death, which took much of a run's time.
         self._knowledges: list[ref[Knowledge]] = []
-        self._sweep = self.SWEEP  # so many, and the dead ones are dropped
+        self._sweep = self.SWEEP  # the number of references at which dead ones are dropped
         self.shadows: list[Shadow] = []
 
-    def event(self, asynchronous: bool, describe: Callable[[], str], engine: Any = None, by: Any = None) -> Event:
-        """A new event that nobody knows yet; `by`: the fiber whose operation it is, where it ends on an mbarrier."""
+    def event(self, asynchronous: bool, describe: Callable[[], str], engine: Any = None, by: Any = None) -> MemoryEvent:
+        """A new event that no fiber knows yet; `by`: the fiber whose operation ends on an mbarrier."""
         self.next += 1
-        made = Event(self.next, asynchronous, describe, engine)
+        made = MemoryEvent(self.next, asynchronous, describe, engine)
         if by is not None:
             made.issued = self.knowledge()
             made.issued.past = by.knows.seen | by.knows.past
@@ -207,21 +207,21 @@ class Ledger:
 
     @property
     def knowledges(self) -> Iterator[Knowledge]:
-        """All sets that somebody still has."""
+        """All knowledge sets in use."""
         for one in self._knowledges:
             found = one()
             if found is not None:
                 yield found
 
-    def bit(self, event: Event) -> int:
+    def bit(self, event: MemoryEvent) -> int:
         """The event in a bit set; 0 when it has been forgotten."""
         return 1 << event.id - self.base if event.id >= self.base else 0
 
-    def knows(self, knowledge: Knowledge, event: Event) -> bool:
-        """Whether the event is known; a forgotten one is known to all."""
+    def knows(self, knowledge: Knowledge, event: MemoryEvent) -> bool:
+        """True if the event is known; a forgotten one is known to all."""
         return event.id < self.base or bool(knowledge.seen >> event.id - self.base & 1)
 
-    def learn(self, knowledge: Knowledge, event: Event) -> None:
+    def learn(self, knowledge: Knowledge, event: MemoryEvent) -> None:
         """Add a completed asynchronous operation: of the async proxy, which sees it, or one of the knower's own."""
         bit = self.bit(event)
         knowledge.seen |= bit
@@ -233,7 +233,7 @@ class Ledger:
         if event.issued is not None:
             knowledge.past |= event.issued.past
 
-    def learn_open(self, knowledge: Knowledge, event: Event) -> None:
+    def learn_open(self, knowledge: Knowledge, event: MemoryEvent) -> None:
         """Add a completed asynchronous operation to what a barrier knows."""
         bit = self.bit(event)
         knowledge.seen |= bit
@@ -261,8 +261,8 @@ class Ledger:
         fiber.epoch = self.event(False, fiber.describe)
         fiber.joint = None
 
-    def joint(self, fiber: Any) -> Event:
-        """The event of what the fiber's lanes do as one, of which all of them know."""
+    def joint(self, fiber: Any) -> MemoryEvent:
+        """The event of the fiber's accesses as a whole, which all its lanes know."""
         if not self.lanes:
             return fiber.epoch
         if fiber.joint is None:
@@ -274,7 +274,7 @@ class Ledger:
         return fiber.joint
 
     def release(self, fiber: Any, into: Knowledge) -> None:
-        """Hand all that the fiber knows and did to a barrier or another fiber: each lane its part."""
+        """Hand the fiber's knowledge and accesses to a barrier or a fiber: each lane its part."""
         self.renew(fiber)
         knows = fiber.knows
         into.merge(knows)
@@ -297,7 +297,7 @@ class Ledger:
         fiber.knows.merge(source)
 
     def proxy_fence(self, fiber: Any) -> None:
-        """fence.proxy.async: what went before becomes visible to the async proxy, of each lane what it did."""
+        """fence.proxy.async: earlier accesses become visible to the async proxy, each lane's own."""
         self.renew(fiber)
         knows = fiber.knows
         fenced = knows.own | knows.open if self.strict else knows.own | knows.seen
@@ -318,8 +318,8 @@ class Ledger:
 
     # ------------------------------------------------------------ forgetting
 
-    def compact(self, fibers: Iterable[Any], also: Iterable[Event] = ()) -> None:
-        """Forget what no record needs.
+    def compact(self, fibers: Iterable[Any], also: Iterable[MemoryEvent] = ()) -> None:
+        """Forget events that no record needs.
 
         fibers  all that can still access anything
         also    events that are asked for later, beside those of the records
@@ -347,7 +347,7 @@ class Ledger:
             self.base = base
 
     def prune(self, shadow: Shadow, fibers: Iterable[Any]) -> None:
-        """Drop the records of a memory that no fiber that can still access anything can race with."""
+        """Drop a memory's records that cannot race with any fiber still running."""
         seen = proxied = -1
         alone = not self.lanes
         for fiber in fibers:
@@ -358,7 +358,7 @@ class Ledger:
         shadow.full = max(Shadow.FULL, 2 * len(shadow.records))
 
     def _harmless(self, record: Record, seen: int, proxied: int) -> bool:
-        """Whether every fiber knows the record's event, so that it can conflict with nothing any more."""
+        """True if every fiber knows the record's event, so it can conflict with nothing."""
         bit = self.bit(record.event)
         return bool(seen & bit) and (record.event.asynchronous or not record.write or bool(proxied & bit))
 
@@ -370,16 +370,16 @@ class Shadow:
     unit   what one bit of a set of places stands for, for reports
     """
 
-    FULL = 64  # records from which on it is worth looking for some to drop
-    PAGE = 7  # records are listed by pages of so many bits of places, so that few are looked at
+    FULL = 64  # number of records at which a search for useless ones pays
+    PAGE = 7  # records are listed by pages of this many bits of places, so that few are examined
 
     def __init__(self, ledger: Ledger, name: Callable[[int], str]) -> None:
         self.ledger, self.name = ledger, name
         self.records: dict[tuple[int, bool], Record] = {}  # by event and by whether it writes
-        # Twice the page's number for those that read, one more for those that write, which is all that a read looks at.
+        # Twice the page's number for reads, one more for writes; a read examines only the writes.
         self.pages: dict[int, list[Record]] = {}
         self.accesses = 0
-        self.full = Shadow.FULL  # so many, and `prune` is due
+        self.full = Shadow.FULL  # number of records at which `prune` is due
         ledger.shadows.append(self)
 
     def forget(self, useless: Callable[[Record], bool]) -> None:
@@ -391,20 +391,20 @@ class Shadow:
                 self.pages.setdefault(page, []).append(record)
 
     def clear(self, places: int) -> None:
-        """Forget what was accessed there: the places are somebody else's now."""
+        """Forget the accesses to these places, which have a new owner."""
         for record in self.records.values():
             record.places &= ~places
         self.forget(lambda record: not record.places)
 
     def divide(
         self,
-        event: Event,
-        other: Event,
+        event: MemoryEvent,
+        other: MemoryEvent,
         theirs: tuple[int, Parts],
         ours: tuple[int, Parts],
         write: bool | None = None,
     ) -> None:
-        """An event becomes two: `other` accessed some of its places, with these parts, and it keeps the rest.
+        """Split an event: `other` takes some of its places and parts, and it keeps the rest.
 
         write  only what it wrote, or only what it read
         """
@@ -425,16 +425,16 @@ class Shadow:
         self,
         places: int,
         write: bool,
-        event: Event,
+        event: MemoryEvent,
         knows: Knowledge,
         asynchronous: bool,
         what: Callable[[], str],
-        own: Event | None = None,
+        own: MemoryEvent | None = None,
         parts: Parts = NO_PARTS,
         lanes: int = 0,
         touch: Touch | None = None,
     ) -> str | None:
-        """Record an access, and say with what it races, or None.
+        """Record an access and return its race, or None.
 
         places        a bit set
         parts         place -> the bytes of it, as a bit set, where it is not all of them
@@ -461,8 +461,8 @@ class Shadow:
                 earlier, wrote = record.event, record.write
                 if earlier is event and not between:
                     continue
-                # Most are known, and what they wrote is visible: no more is to be asked of those, and a read leaves
-                # them as they are. Sets of places are long: they are compared last.
+                # Most are known and their writes are visible: nothing more is checked for those, and a read leaves
+                # them unchanged. Sets of places are long, so they are compared last.
                 at = earlier.id - base
                 harmless = at < 0 or (
                     seen >> at & 1 and (not asynchronous or not wrote or earlier.asynchronous or proxied >> at & 1)
@@ -496,7 +496,7 @@ class Shadow:
         return race
 
     def _drop(self, key: int) -> None:
-        """Take the records of a page that stand for nothing any more out of all pages."""
+        """Remove a page's records that stand for nothing from all pages."""
         for record in [record for record in self.pages[key] if not record.places]:
             self.records.pop((record.event.id, record.write), None)
             for other in record.pages:
@@ -509,8 +509,8 @@ class Shadow:
         knows: Knowledge,
         asynchronous: bool,
         what: Callable[[], str],
-        event: Event,
-        own: Event | None,
+        event: MemoryEvent,
+        own: MemoryEvent | None,
         lanes: int,
         touch: Touch | None,
         writes: bool,

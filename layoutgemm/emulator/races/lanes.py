@@ -1,31 +1,33 @@
-"""Which lane of a warp did what: the race checker between the lanes of one warp.
+"""Races between the lanes of one warp.
 
 PTX orders the accesses of one thread, and those of two threads where one synchronises with the other. Two lanes of a
-warp are two threads: that they execute together orders nothing (PTX ISA, "Causality Order" and "Memory
-synchronization"). What does is bar.warp.sync ("guarantees memory ordering among the threads participating"), and
-whatever orders threads of different warps: bar.sync, mbarriers, the cluster's barrier. shfl, vote, match, redux and
-elect are no such operations, nor are activemask and convergence; ldmatrix and stmatrix are weak memory operations, and
-their .sync makes lanes wait for each other without ordering memory. CUDA's guide says so of its intrinsics: they "do
-not imply a memory barrier". That is `Policy(lanes="strict")`.
+warp are two threads: executing together orders nothing (PTX ISA, "Causality Order" and "Memory synchronization").
+bar.warp.sync orders them ("guarantees memory ordering among the threads participating"), and so does whatever orders
+threads of different warps: bar.sync, mbarriers, the cluster's barrier. shfl, vote, match, redux, elect, activemask and
+convergence do not. ldmatrix and stmatrix are weak memory operations, and their .sync makes lanes wait for each other
+without ordering memory. CUDA's guide says so of its intrinsics: they "do not imply a memory barrier". That is
+`Policy(lanes="strict")`.
 
-Practice leans on one thing more: a warp that has executed a load together has read, all of it, when one of its lanes
-goes on. CUTLASS's pipelines release a buffer by one lane's arrive for a warp whose lanes have all read it (the
-`is_signalling_thread` of PipelineTmaAsync). So "converged", the default, takes reads as made by all of the lanes that
-execute them; it holds writes, and what some lanes waited for, to PTX's word.
+Practice relies on one thing more: after a warp executes a load together, all its lanes have read when one lane goes on.
+CUTLASS's pipelines release a buffer by one lane's arrive for a warp whose lanes have all read it (the
+`is_signalling_thread` of PipelineTmaAsync). So "converged", the default, takes reads as made by all lanes that execute
+them. Writes, and the waits of some lanes, follow PTX's definition.
 
-A bulk or tensor store reads shared memory for the lane that issues it: what other lanes wrote each of them fences
-(fence.proxy.async) and a barrier tells; and only the lane that waits for its group knows that it has read. Tensor
-stores that all lanes issue alike are one, except by the word: the hardware issues one for a warp.
+A bulk or tensor store reads shared memory for the lane that issues it. Each other lane must fence its own writes
+(fence.proxy.async), and a barrier must order them before the store. Only the lane that waits for the store's group
+knows that it has read. Equal tensor stores of all lanes count as one, except under "strict": the hardware issues one
+for a warp.
 
-So what a warp, or a part of one, knows (`order.Knowledge`) is kept once for all of its lanes, with three additions:
+So the knowledge of a warp, or of a part of one (`happens_before.Knowledge`), is kept once for all of its lanes, with
+three additions:
 
     mine   events of the warp itself that touched memory lane by lane, and that no barrier has ordered since: each lane
            knows its own part of them
     apart  what some lanes know beside: those that a branch sent the other way, and that waited for something there
     fenced events of `mine` that each lane has fenced its own part of, since the last barrier
 
-They are empty at most times. `synchronise` empties them; acquiring a barrier at which the lanes arrived does so too,
-as that hands each lane's part to all. Where lanes part ways, `fork` divides the events of `mine` between them.
+They are empty at most times. `synchronise` empties them. Acquiring a barrier at which the lanes arrived does so too,
+since it hands each lane's part to all. Where lanes diverge, `fork` divides the events of `mine` between them.
 """
 
 from __future__ import annotations
@@ -40,13 +42,13 @@ from ..machine.memory import granules, parts_of
 from ..ptx.values import FULL, any_of, bool_of
 
 if TYPE_CHECKING:
-    from .happens_before import Event, Knowledge, Ledger, Shadow
+    from .happens_before import Knowledge, Ledger, MemoryEvent, Shadow
 
-STRONG = object()  # the engine of accesses that never race with one another
+STRONG = object()  # the engine of accesses that never race with each other
 EVERY = 0xFFFF  # byte of a granule
 NOTHING = "nothing orders them: no barrier, mbarrier or wait group leads from the first to the second"
-FILTER = 32  # events of `mine` from which on it is worth looking which of them matter
-MANY = 8  # sets apart from which on they are kept lane by lane
+FILTER = 32  # number of events in `mine` at which a search for the ones that matter pays
+MANY = 8  # number of sets apart at which they are kept lane by lane
 Offsets = npt.NDArray[np.int64]
 
 
@@ -70,7 +72,7 @@ class Touch:
         return self._places
 
     def of(self, lanes: int) -> Touch | None:
-        """Those of some lanes."""
+        """The accesses of some lanes."""
         both = self.lanes & lanes
         if both == self.lanes or not both:
             return self if both else None
@@ -79,7 +81,7 @@ class Touch:
         return Touch(both, self.offsets[bool_of(lanes)[bool_of(self.lanes)]], self.size)
 
     def units(self, size: int) -> dict[int, int]:
-        """Which lanes touch which pieces of `size` bytes: number of the piece -> lanes."""
+        """The lanes that touch each piece of `size` bytes: number of the piece -> lanes."""
         found: dict[int, int] = {}
         each = max(1, self.size // size)
         if len(self.offsets) == 1:
@@ -93,12 +95,12 @@ class Touch:
 
 
 def one_lane(lanes: int) -> bool:
-    """Whether a set of lanes has just one."""
+    """True if a set of lanes has exactly one."""
     return lanes & lanes - 1 == 0
 
 
 def lanes_at(touch: Touch | None, lanes: int, places: int) -> int:
-    """The lanes that touch some of these places: those of an access that is not told apart all do."""
+    """The lanes that touch some of these places; all lanes of an access without lane detail."""
     if touch is None or touch.places & ~places == 0:
         return lanes
     found = 0
@@ -109,12 +111,12 @@ def lanes_at(touch: Touch | None, lanes: int, places: int) -> int:
 
 
 def crossing(
-    earlier: Event, shadow: Shadow, ways: tuple[bool, bool], touch: Touch | None, lanes: int, places: int
+    earlier: MemoryEvent, shadow: Shadow, ways: tuple[bool, bool], touch: Touch | None, lanes: int, places: int
 ) -> tuple[int, int] | None:
-    """Two lanes of which one touched bytes with an event that the other touches now, (earlier, later), or None.
+    """Two lanes that conflict: one in the event, one now, as (earlier, later), or None.
 
-    A lane that reads what it wrote itself reads that also where others wrote it with the same instruction: they wrote
-    the same, or that was reported.
+    A lane that reads its own write also does so where other lanes wrote with the same instruction: they wrote the same
+    value, or that was reported.
 
     ways    whether the event's writes are meant, or its reads; whether it is written now
     touch   what is touched now, by `lanes`; None: the same by all of them, or it is open by which
@@ -141,7 +143,7 @@ def crossing(
 
 
 def _pair(had: int, has: int) -> tuple[int, int]:
-    """A lane of each that are two."""
+    """One lane of each set, two different ones."""
     for lane in range(32):
         others = has & ~(1 << lane)
         if had >> lane & 1 and others:
@@ -149,8 +151,8 @@ def _pair(had: int, has: int) -> tuple[int, int]:
     raise AssertionError((had, has))
 
 
-def uninformed(ledger: Ledger, knows: Knowledge, event: Event, lanes: int) -> int:
-    """Those of the lanes that do not know of an event beside what all know."""
+def uninformed(ledger: Ledger, knows: Knowledge, event: MemoryEvent, lanes: int) -> int:
+    """The lanes that lack an event that not all lanes know."""
     for members, more in knows.apart:
         if ledger.knows(more, event):
             lanes &= ~members
@@ -160,13 +162,13 @@ def uninformed(ledger: Ledger, knows: Knowledge, event: Event, lanes: int) -> in
 def unknown(
     ledger: Ledger,
     knows: Knowledge,
-    earlier: Event,
+    earlier: MemoryEvent,
     record: tuple[Shadow, tuple[bool, bool], int],
     lanes: int,
     touch: Touch | None,
     mine: bool,
 ) -> str | None:
-    """Why an access by some lanes is not ordered after an event that not all of them know of, or None if it is.
+    """The reason why some lanes' access is unordered after a partly known event, or None.
 
     record  the memory, whether the event's writes are meant and whether it is written now, the places that both touch
     mine    the event is of these lanes themselves, each of which knows its part
@@ -195,9 +197,9 @@ def unknown(
 # Where lanes part and meet --------------------------------------------------------------------------------------------
 
 
-def unordered(ledger: Ledger, knows: Knowledge) -> list[Event]:
-    """The events of `mine` that it still makes a difference to know of: they are on record, and some lane may not know
-    of them or the async proxy does not see what they wrote."""
+def unordered(ledger: Ledger, knows: Knowledge) -> list[MemoryEvent]:
+    """The events of `mine` that still matter. They are on record, and some lane may not know them or the async proxy
+    does not see their writes."""
     out = []
     for event in knows.mine:
         bit = ledger.bit(event)
@@ -209,8 +211,8 @@ def unordered(ledger: Ledger, knows: Knowledge) -> list[Event]:
 
 
 def each_alone(ledger: Ledger, knows: Knowledge) -> int:
-    """The events, as a bit set, of whose writes each lane of a fiber fences its own, which no other lane knows of
-    before a barrier."""
+    """Events whose writes each lane fences for itself only, as a bit set. No other lane knows of the fence before a
+    barrier."""
     out = 0
     for event in knows.mine:
         if event.wrote and event.lanes:
@@ -219,9 +221,9 @@ def each_alone(ledger: Ledger, knows: Knowledge) -> int:
 
 
 def fork(ledger: Ledger, knows: Knowledge, lanes: int) -> Knowledge:
-    """What some of the lanes know, where they go another way than the others."""
+    """The knowledge of some lanes that take another path than the rest."""
     out = ledger.knowledge(knows)
-    mine: list[Event] = []
+    mine: list[MemoryEvent] = []
     knows.mine = unordered(ledger, knows)
     for event in list(knows.mine):
         inside = event.lanes & lanes
@@ -256,7 +258,7 @@ def fork(ledger: Ledger, knows: Knowledge, lanes: int) -> Knowledge:
 def join(
     ledger: Ledger, knows: Knowledge, children: Iterable[tuple[int, Knowledge]], ended: Iterable[Knowledge]
 ) -> None:
-    """Make `knows` what (lanes, their knowledge) know together, that meet again. ended: of lanes that did not come."""
+    """Merge the knowledge of reconverging lanes into `knows`. ended: knowledge of lanes that exited."""
     arrived = list(children)
     for gone in ended:
         knows.past |= gone.seen | gone.past
@@ -294,7 +296,7 @@ def _add(ledger: Ledger, knows: Knowledge, lanes: int, more: Knowledge) -> None:
 
 
 def _by_lane(ledger: Ledger, knows: Knowledge) -> None:
-    """One set for each lane, those equal together."""
+    """One set for each lane; equal sets share lanes."""
     found: dict[tuple[int, int, int, int], int] = {}
     for lane in range(32):
         bits = [0, 0, 0, 0]
@@ -326,13 +328,13 @@ def synchronise(ledger: Ledger, fiber: Any) -> None:
     knows.mine = unordered(ledger, knows)
 
 
-def strong(ledger: Ledger, fiber: Any) -> Event:
-    """The event of a strong access, of an atomic above all: two of them do not race."""
+def strong(ledger: Ledger, fiber: Any) -> MemoryEvent:
+    """The event of a strong access, such as an atomic: two of them do not race."""
     return ledger.event(False, fiber.describe, STRONG)
 
 
-def did(ledger: Ledger, fiber: Any, event: Event) -> None:
-    """An event is over that the fiber did beside its epoch: each lane knows its part of it."""
+def did(ledger: Ledger, fiber: Any, event: MemoryEvent) -> None:
+    """End an event that the fiber made in addition to its epoch: each lane knows its own part."""
     knows, bit = fiber.knows, ledger.bit(event)
     knows.own |= bit
     if not ledger.lanes or one_lane(fiber.lanes):
@@ -342,12 +344,12 @@ def did(ledger: Ledger, fiber: Any, event: Event) -> None:
 
 
 def conflicting(offsets: Offsets, data: npt.NDArray[Any]) -> int | None:
-    """The first offset that lanes of one store write different bytes to: which of them stays is open (PTX ISA, "st").
+    """The first offset where lanes of one store write different bytes. PTX leaves the result open ("st").
 
     offsets, data  [lane] and [lane, bytes]
     """
     if np.count_nonzero(offsets[1:] > offsets[:-1]) == len(offsets) - 1:
-        return None  # the most usual order, and none is there twice
+        return None  # the most frequent order, without duplicates
     order = np.argsort(offsets, kind="stable")
     same = offsets[order][1:] == offsets[order][:-1]
     if not any_of(same):
@@ -356,8 +358,8 @@ def conflicting(offsets: Offsets, data: npt.NDArray[Any]) -> int | None:
     return int(offsets[order][1:][wrong][0]) if wrong.any() else None
 
 
-def learn(ledger: Ledger, fiber: Any, lanes: int, event: Event) -> None:
-    """Some of the fiber's lanes know that an asynchronous operation has happened: each its own part of it, where it
+def learn(ledger: Ledger, fiber: Any, lanes: int, event: MemoryEvent) -> None:
+    """Teach some of the fiber's lanes that an asynchronous operation has happened. Each learns its own part, where it
     has some."""
     knows = fiber.knows
     if not ledger.lanes or (lanes & fiber.lanes == fiber.lanes and (event.lanes == 0 or one_lane(fiber.lanes))):
@@ -376,8 +378,8 @@ def learn(ledger: Ledger, fiber: Any, lanes: int, event: Event) -> None:
         knows.past |= more.seen | more.past
 
 
-def divide(ledger: Ledger, event: Event, lanes: int) -> Event:
-    """Take the accesses of some lanes out of an event, into one of their own that all know who knew of the first."""
+def divide(ledger: Ledger, event: MemoryEvent, lanes: int) -> MemoryEvent:
+    """Move some lanes' accesses into a new event, known to the same fibers."""
     made = ledger.event(event.asynchronous, event.describe, event.engine)
     made.time, made.wrote = event.time, event.wrote
     made.lanes, event.lanes = lanes, event.lanes & ~lanes
@@ -402,7 +404,7 @@ def divide(ledger: Ledger, event: Event, lanes: int) -> Event:
         event.pieces[form] = {piece: who & ~lanes for piece, who in pieces.items() if who & ~lanes}
     bit, new = ledger.bit(event), ledger.bit(made)
     for knowledge in ledger.knowledges:
-        # One by one: in a loop over the names this was the slowest part of a run with many elections.
+        # One by one: a loop over the names was the slowest part of a run with many elections.
         if knowledge.seen & bit:
             knowledge.seen |= new
         if knowledge.proxied & bit:

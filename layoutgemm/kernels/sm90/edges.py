@@ -3,7 +3,7 @@
 A tensor copy fills the rows of a box that lie outside of the matrix with zeros, and these are not free: many blocks
 that copy them at a time slow each other down. 132 blocks that copied boxes of 128 rows took 350 cycles a box with all
 rows inside, 627 with 32 of them outside, 909 with 64, 1269 with 120 (H200; one block alone took 152 with any number:
-benchmarks/NOTES.md, "Rows outside the matrix"). So each operand has a second tensor map, of boxes as high as the last
+benchmarks/NOTES.md, "Rows out of bounds"). So each operand has a second tensor map, of boxes as high as the last
 one of the matrix, and a block's barrier expects what its tile really brings:
 
     rows left from a share's first one on     its box                                     brings

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from layoutgemm.emulator.host.arguments import Array, Arrays, Packed, array_of
+from layoutgemm.emulator.host.arguments import ArgumentMemory, Array, Packed, array_of
 from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.errors import EmulatorError
 
 
-def arrays(**values: Any) -> Arrays:
-    return Arrays([(name, array) for name, value in values.items() if (array := array_of(value)) is not None])
+def arrays(**values: Any) -> ArgumentMemory:
+    return ArgumentMemory([(name, array) for name, value in values.items() if (array := array_of(value)) is not None])
 
 
 def test_an_array_is_a_buffer_over_its_own_bytes() -> None:
@@ -40,7 +40,7 @@ def test_views_of_one_array_share_a_buffer_and_keep_their_alignment() -> None:
     assert alone.address(array_of(right).address) % 4096 == 12
 
 
-def test_views_that_lie_apart_do_not() -> None:
+def test_distant_views_have_separate_buffers() -> None:
     a = np.zeros(100, np.uint8)
     assert len(arrays(x=a[:40], y=a[60:]).memory.buffers) == 2
     assert len(arrays(x=a[:40], y=a[40:]).memory.buffers) == 2
@@ -129,7 +129,7 @@ def test_addresses_of_no_array() -> None:
         made.address(64)
 
 
-def test_pointers_are_held() -> None:
+def test_pointers_outside_the_arrays_are_refused() -> None:
     a = np.zeros(16, np.uint8)
     made = arrays(a=a)
     start = GlobalMemory.START
@@ -144,7 +144,7 @@ def test_pointers_are_held() -> None:
 
 
 class Call:
-    """A call's arguments, those by keyword, what its first element has to be (or a message), and the array."""
+    """A call: its arguments, its keyword arguments, the expected first element or message, the array."""
 
     def __init__(self, want: Any, *args: Any, array: Any = None, **named: Any) -> None:
         self.want, self.args, self.array, self.named = want, args, array, named

@@ -16,7 +16,7 @@ from layoutgemm.emulator.host import types as host_types
 from layoutgemm.emulator.host.arguments import Packed
 from layoutgemm.emulator.host.dsl_calls import CompiledFunction, watch
 from layoutgemm.emulator.host.launcher import HostFunction, gathered
-from layoutgemm.emulator.host.types import Mode, parameter_of
+from layoutgemm.emulator.host.types import TensorMode, parameter_of
 from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.emulator.machine.tensor_map import decode
 from layoutgemm.errors import EmulatorError
@@ -51,7 +51,7 @@ def test_types_say_where_values_go(machine: str, kind: str, size: int, shapes: A
 def test_types_before_lowering_say_more() -> None:
     found = parameter_of(MATRIX, '!cute.memref<bf16, gmem, align<16>, "(?,?{div=8}):(?{i64 div=8},1)">')
     assert (found.element, found.align) == ("bf16", 16)
-    assert found.modes == ((Mode(None), Mode(None, 8)), (Mode(None, 8), Mode(1)))
+    assert found.modes == ((TensorMode(None), TensorMode(None, 8)), (TensorMode(None, 8), TensorMode(1)))
     assert parameter_of("!llvm.ptr", "!cuda.stream").kind == "stream"
     assert parameter_of("!llvm.ptr<1>", "!cute.ptr<f4E2M1FN, gmem, align<16>>").element == "f4E2M1FN"
     assert parameter_of("i32", "tf32").type == "tf32"
@@ -107,7 +107,7 @@ def test_a_cute_tensor_of_four_bits() -> None:
         ("a", 3, "a is a tensor"),
         ("a", np.zeros((2, 3, 4), np.float32), "a: .*takes 2 of the tensor's 3 extents"),
         ("a", np.zeros((4, 12), np.float32)[:, ::2], "a: .*takes 1 of the tensor's 2 strides"),
-        ("a", LONG, "a: 8589934592 is no 32-bit extent"),
+        ("a", LONG, "a: 8589934592 is not a 32-bit extent"),
         ("n", np.zeros(3), "n is a scalar of type i32, and an array"),
         ("n", "x", "n is .*'x' was given"),
         ("n", 2.5, "n is .*2.5 was given"),
@@ -144,7 +144,7 @@ def test_wrong_tensors_are_refused(array: Any, traced: str, message: str) -> Non
         packed("a", array, f'!cute.memref<{traced}, "(?,?):(?{{i64 div=2}},1)">')
 
 
-def test_extents_that_are_compiled_in_are_held() -> None:
+def test_compiled_extents_are_checked() -> None:
     traced = '!cute.memref<f32, gmem, "(4,6):(6,1)">'
     assert packed("b", np.zeros((4, 6), np.float32), traced) == START
     with pytest.raises(EmulatorError, match="b has extent 5 along axis 0; the compiled function has 4 there"):
@@ -317,6 +317,6 @@ def test_ptx_has_to_be_kept(small: Any) -> None:
         CompiledFunction.of(made)
 
 
-def test_what_is_no_compiled_function() -> None:
+def test_other_objects_than_compiled_functions_are_refused() -> None:
     with pytest.raises(EmulatorError, match="no PTX"):
         CompiledFunction.of(object())

@@ -109,7 +109,7 @@ class Copy:
 
 
 class Maps:
-    """A kernel with one tensor map, which NVIDIA's atom encodes, of a row-major matrix of run-time size."""
+    """A kernel with a tensor map, encoded by NVIDIA's atom, of a run-time row-major matrix."""
 
     def __init__(self, element: Any, tile: tuple[int, int], swizzle: int) -> None:
         self.element, self.tile, self.swizzle = element, tile, swizzle

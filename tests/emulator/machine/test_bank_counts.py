@@ -12,7 +12,7 @@ from layoutgemm import emulate_ptx
 from layoutgemm.cli.main import main
 from layoutgemm.emulator.findings import Counts
 from layoutgemm.emulator.machine.bank_counts import BankUse, wavefronts
-from layoutgemm.emulator.machine.interpreter import Machine
+from layoutgemm.emulator.machine.interpreter import PtxMachine
 from layoutgemm.emulator.machine.launch import Launch, Watch
 from layoutgemm.emulator.machine.memory import GlobalMemory
 from tests.emulator.run_ptx import module, program
@@ -23,7 +23,7 @@ def uses(body: str, block: int = 32) -> dict[str, BankUse]:
     head = "mov.u32 %r31, %tid.x; mov.u32 %r30, smem; mov.b32 %r29, 0; mov.f32 %f0, 0f00000000;"
     made = program(module(head + body, {}))
     launch = Launch((1, 1, 1), (block, 1, 1), b"", GlobalMemory(), dynamic_shared=1 << 14)
-    machine = Machine(made, launch, watch=Watch(banks=True)).run()
+    machine = PtxMachine(made, launch, watch=Watch(banks=True)).run()
     return {made.kernel.instructions[pc].opcode: use for pc, use in machine.counts.banks.items()}
 
 
@@ -97,7 +97,7 @@ def test_other_accesses():
     address = memory.add("x", np.zeros(512, np.uint8)).address
     made = program(module("mov.u32 %r31, %tid.x; mov.u32 %r30, smem;" + copy, {"x": "u64"}))
     launch = Launch((1, 1, 1), (32, 1, 1), address.to_bytes(8, "little"), memory, dynamic_shared=2048)
-    assert list(Machine(made, launch, watch=Watch(banks=True)).run().counts.banks.values()) == [BankUse(1, 8, 4, 2)]
+    assert list(PtxMachine(made, launch, watch=Watch(banks=True)).run().counts.banks.values()) == [BankUse(1, 8, 4, 2)]
     # Another block's memory is reached over the cluster's network.
     remote = "mapa.shared::cluster.u32 %r1, %r30, 0; st.shared::cluster.b32 [%r1], %r29;"
     assert uses(remote)["st.shared::cluster.b32"] == BankUse(1, 1, 1, 1)
@@ -126,7 +126,7 @@ ret;
 """
 
 
-def test_the_table_names_lines_and_what_is_wasted():
+def test_the_table_names_lines_and_excess_wavefronts():
     done = emulate_ptx(TEXT, args=[np.zeros(32, np.uint32)], banks=True)
     report = done.report()
     assert "shared memory: 4 accesses take at least 66 wavefronts, at best 4; those of atomics are lower" in report

@@ -34,7 +34,7 @@ def address(array: np.ndarray) -> int:
 def follow(
     table: list[int], offset: int = 0, body: str = ADD, policy: Orders = None, given: np.ndarray | None = None
 ) -> list[int]:
-    """What stood where the table's addresses point to."""
+    """The bytes at the addresses in the table."""
     names = {"table": "u64", "out": "u64", "offset": "u32"} | ({} if given is None else {"given": "u64"})
     out = np.zeros(len(table), np.uint32)
     args = [np.array(table, np.uint64), out, offset, *([] if given is None else [given])]
@@ -66,8 +66,8 @@ def test_every_order_starts_from_the_same_content() -> None:
     assert part.tolist() == [50, 1, 2, 3, 4, 6, 6, 7]
 
 
-def test_a_run_that_is_repeated_keeps_what_it_wrote_there() -> None:
-    """It reads shared memory that nothing wrote, so that it is run again with other bytes there."""
+def test_a_repeated_run_keeps_its_writes_through_pointers() -> None:
+    """It reads uninitialised shared memory, so it runs again with other bytes there."""
     a = np.array([7], np.uint32)
     unwritten = "mov.u32 %r9, smem; ld.shared.b32 %r8, [%r9]; and.b32 %r8, %r8, 0; add.u32 %r2, %r2, %r8;"
     body = ADD.replace("st.global", f"{unwritten} st.global")

@@ -124,7 +124,7 @@ def test_lanes_that_did_not_write_a_register_may_not_read_it():
     run(body, {"out": np.zeros(32, np.uint32)})
 
 
-def test_a_deadlock_says_what_each_warp_waits_for():
+def test_a_deadlock_names_the_event_of_each_warp():
     body = "mov.u32 %r30, %tid.x; setp.lt.u32 %p0, %r30, 32; @%p0 bra A; bar.sync 1, 96; bra B; A: bar.sync 2, 64; B:"
     with pytest.raises(DeadlockError) as caught:
         run(body, block=64)
@@ -167,5 +167,5 @@ def test_too_many_findings_are_given_up():
 
 
 def test_a_cluster_must_divide_the_grid():
-    with pytest.raises(EmulatorError, match="no whole number of clusters"):
+    with pytest.raises(EmulatorError, match="not a whole number of clusters"):
         run("ret;", grid=3, cluster=2)

@@ -47,7 +47,7 @@ def test_the_drivers_maps_are_read() -> None:
 
 
 def test_the_drivers_maps_are_written() -> None:
-    """Bit for bit, but for the innermost step, which the driver keeps and the engine ignores."""
+    """Bit for bit, except the innermost step, which the driver keeps and the engine ignores."""
     for entry in RECORDED:
         arguments = entry["arguments"]
         if arguments["interleave"] or arguments["tensorDataType"] in LEFT_OUT or arguments["elementStrides"][0] != 1:
@@ -80,7 +80,7 @@ def test_a_map_whose_flags_are_all_zero() -> None:
     """One dimension of UINT8, no swizzle, no promotion: word 2 says each of these with zeros."""
     tmap = TensorMap(dtype("u8"), (81,), (), (64,), (1,), l2_promotion="none")
     assert decode(encode(tmap, 0x7F0000000000)) == (tmap, 0x7F0000000000)
-    with pytest.raises(EmulatorError, match="no tensor map"):
+    with pytest.raises(EmulatorError, match="not a tensor map"):
         decode(bytes(128))
 
 
@@ -102,7 +102,7 @@ PLAIN = TensorMap(dtype("bf16"), (64, 64), (128,), (64, 8), (1, 1), "128B")
         (TensorMap(dtype("e2m1"), (128, 64), (64,), (128, 8), (1, 1), "none", "16U4_ALIGN16B"), 0, "not known"),
     ],
 )
-def test_what_cannot_be_written_is_refused(tmap: TensorMap, address: int, message: str) -> None:
+def test_unencodable_maps_are_refused(tmap: TensorMap, address: int, message: str) -> None:
     with pytest.raises(EmulatorError, match=message):
         encode(tmap, address)
 
@@ -110,10 +110,10 @@ def test_what_cannot_be_written_is_refused(tmap: TensorMap, address: int, messag
 @pytest.mark.parametrize(
     ("word", "value", "message"),
     [
-        (2, 0, "no tensor map|box"),
+        (2, 0, "not a tensor map|box"),
         (2, 0x1F0, "rank"),
         (2, 0x610, "format"),
-        (2, 1 << 22, "no tensor map"),
+        (2, 1 << 22, "not a tensor map"),
         (2, 0x510 | 2 << 19, "atom 2"),
         (0, 8, "16"),
     ],

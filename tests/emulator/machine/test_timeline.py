@@ -14,10 +14,10 @@ from layoutgemm.atoms.mma.tcgen05 import tcgen05_mma
 from layoutgemm.cli.main import main
 from layoutgemm.emulator.api import TensorMapOf, _progress
 from layoutgemm.emulator.machine import timeline as module
-from layoutgemm.emulator.machine.interpreter import Machine
+from layoutgemm.emulator.machine.interpreter import PtxMachine
 from layoutgemm.emulator.machine.launch import Launch, Policy, Progress
 from layoutgemm.emulator.machine.memory import GlobalMemory
-from layoutgemm.emulator.machine.timeline import KINDS, Row, Timeline, kind_of
+from layoutgemm.emulator.machine.timeline import KINDS, Timeline, TimelineRow, kind_of
 from layoutgemm.emulator.ptx.parser import parse
 from tests.emulator.ops.mma.test_sync import ATOMS
 from tests.emulator.ops.tcgen05.case import Case
@@ -67,7 +67,7 @@ def ring(n: int = 6, policy: Policy | None = None) -> Timeline:
     return found
 
 
-def row(of: Timeline, name: str) -> Row:
+def row(of: Timeline, name: str) -> TimelineRow:
     (found,) = [row for row in of.rows if name in row.name]
     return found
 
@@ -76,7 +76,7 @@ POLICIES = [Policy(), Policy(loads="early"), Policy(pick="random", seed=3), Poli
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
-def test_every_wait_ends_after_what_it_waited_for(policy: Policy):
+def test_every_wait_ends_after_its_event(policy: Policy):
     found = ring(6, policy)
     assert [row.name.partition("warp ")[2] for row in found.rows if row.warp is not None] == [
         "0: loads", "1: epilogue", "2: idle",
@@ -185,7 +185,7 @@ def test_products_of_tensor_cores_are_rows_of_their_own():
         ("elect.sync %r0|%p, -1;", ""),
     ),
 )
-def test_what_instructions_count_as(text: str, kind: str):
+def test_kinds_of_instructions(text: str, kind: str):
     (kernel,) = parse(f".target sm_90\n.entry k(.param .u64 x) {{ .reg .b32 %r<2>; .reg .pred %p; {text} }}")
     assert kind_of(kernel.instructions[0]) == kind
 
@@ -202,13 +202,13 @@ L: bar.sync 0; add.u32 %r, %r, 1; setp.lt.u32 %p, %r, 500; @%p bra L; ret; }
 
 def test_progress_within_a_cluster(monkeypatch: pytest.MonkeyPatch):
     told: list[Progress] = []
-    monkeypatch.setattr(Machine, "EVERY", 0.0)
+    monkeypatch.setattr(PtxMachine, "EVERY", 0.0)
     launch = Launch((2, 1, 1), (64, 1, 1), b"", GlobalMemory())
-    Machine(program(LONG), launch, progress=told.append).run()
+    PtxMachine(program(LONG), launch, progress=told.append).run()
     assert len(told) > 20 and [at.done for at in told] == sorted(at.done for at in told)
     assert {at.cta for at in told} == {(0, 0, 0), (1, 0, 0)} and told[-1].done == told[-1].clusters == 2
     steps = np.diff([at.operations for at in told])
-    assert (steps > 0).all() and steps.max() <= Machine.LOOK + 2
+    assert (steps > 0).all() and steps.max() <= PtxMachine.LOOK + 2
 
 
 def test_the_line_of_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

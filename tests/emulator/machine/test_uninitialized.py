@@ -114,7 +114,7 @@ def test_shared_memory_that_nothing_wrote(body: str, found: bool) -> None:
     assert ("uninitialised" in said) == found, said
 
 
-def test_lanes_without_an_instruction_keep_what_they_have() -> None:
+def test_predicated_off_lanes_keep_their_values() -> None:
     out = np.zeros(32, np.uint32)
     lane = "mov.u32 %r0, %tid.x; mul.wide.u32 %d1, %r0, 4; add.u64 %d2, %d1, %out; setp.lt.u32 %p0, %r0, 4;"
     run(lane + "mov.u32 %r1, 77; @%p0 atom.global.add.u32 %r1, [%d2], 5; st.global.b32 [%d2], %r1;", {"out": out})

@@ -1,4 +1,4 @@
-"""What a product reads that nobody has written is found where a result depends on it, and only there."""
+"""Uninitialised reads by products are findings only where a result depends on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LATE_STORE = "add.u32 %i, %i, 512;"  # the step of the loop that copies the tile
 
 
 def ran(text: str, policy: Policy | list[Policy] | None = None) -> tuple[Emulation, np.ndarray]:
-    """What is found, and D."""
+    """The findings, and D."""
     d = np.zeros((128, BASE.atom.registers("D")), dtype=np.uint32)
     found = emulate_ptx(text, block=128, args=[*[BASE.inputs[name] for name in "ABC"], d], policy=policy)
     return found, d

@@ -11,9 +11,9 @@ import pytest
 from layoutgemm.emulator.machine.interpreter import Launch, Policy
 from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.emulator.mutation.mutants import SPARE, Change, Mutant, Site, changed, deletions, edited, fields, sites
-from layoutgemm.emulator.mutation.run import Case, Survey, sample, survey, unreached, verdict
+from layoutgemm.emulator.mutation.run import LaunchCase, Survey, sample, survey, unreached, verdict
 from layoutgemm.emulator.ops import program_of
-from layoutgemm.emulator.ptx.parser import Kernel, parse
+from layoutgemm.emulator.ptx.parser import PtxKernel, parse
 from layoutgemm.errors import EmulatorError
 
 # Warp 0 writes a value for each lane; warp 1 reads it when an mbarrier says so, and adds its own; twice for n = 2.
@@ -75,11 +75,11 @@ DONE:
 """
 
 
-def kernel() -> Kernel:
+def kernel() -> PtxKernel:
     return parse(TEXT)[0]
 
 
-def case(n: int, policy: Policy | None = None) -> Case:
+def case(n: int, policy: Policy | None = None) -> LaunchCase:
     def launch() -> Launch:
         memory = GlobalMemory()
         a, c = np.arange(32, dtype=np.uint32) + 7, np.zeros(32, dtype=np.uint32)
@@ -90,7 +90,7 @@ def case(n: int, policy: Policy | None = None) -> Case:
         a, c = (launch.memory.buffers[i].data.view(np.uint32) for i in (0, 1))
         return None if (c == n * a + (n - 1)).all() else f"c is {c[:4].tolist()}"
 
-    return Case(f"n = {n}", launch, check, policy or Policy())
+    return LaunchCase(f"n = {n}", launch, check, policy or Policy())
 
 
 def table(mutants: list[str], n: tuple[int, ...] = (1, 2)) -> Survey:
@@ -104,7 +104,7 @@ def test_the_kernel_itself_passes() -> None:
             assert verdict(kernel(), case(n, policy))[0] == ""
 
 
-def test_deletions_are_caught_but_for_the_barrier_that_is_there_twice() -> None:
+def test_deletions_are_caught_except_of_a_duplicate_barrier() -> None:
     found = survey(kernel(), [case(1), case(2)], deletions(kernel()))
     assert len(found.rows) == 8
     assert [m.place for m in found.survivors] == ["PTX line 20: bar.sync 0", "PTX line 21: bar.sync 0"]
@@ -114,7 +114,7 @@ def test_deletions_are_caught_but_for_the_barrier_that_is_there_twice() -> None:
 
 
 def test_a_shape_that_is_missing_shows() -> None:
-    """With n = 1 alone nobody meets at barrier 1, so that nothing shows that it is gone."""
+    """With n = 1 alone, no two threads use barrier 1, so nothing shows its deletion."""
     alone = table(["bar.sync 1", "deleted"], (1,))
     assert {"PTX line 31: bar.sync 1, 64", "PTX line 47: bar.sync 1, 64"} <= {m.place for m in alone.survivors}
     assert [i.opcode for i in unreached(kernel(), [case(1)])] == [
@@ -138,7 +138,7 @@ def test_how_each_is_caught() -> None:
 
 
 def test_edits_that_change_nothing_survive_everywhere() -> None:
-    """So what is caught is caught for the change, and not for how it was put in."""
+    """So the change itself is caught, not the way it was inserted."""
     same = Change("the same", "xor", 0)
     original = kernel()
     made = [changed(original, ins, site, same) for ins in original.instructions for site in sites(ins)]
@@ -189,7 +189,7 @@ WIDTHS = """
 
 
 def test_a_changed_operand_has_the_width_of_its_register() -> None:
-    """Of a constant, that of the operand: an address in a 64-bit register, a mask of 16 bits, a descriptor of 64."""
+    """A constant takes its operand's width: a 64-bit address, a 16-bit mask, a 64-bit descriptor."""
     (original,) = parse(WIDTHS)
     found = list(fields(original))
 

@@ -16,11 +16,11 @@ from layoutgemm.emulator.machine.interpreter import Launch, Policy
 from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.emulator.mutation.api import mutate_ptx
 from layoutgemm.emulator.mutation.mutants import Change, Mutant, changed, deletions, fields, sites
-from layoutgemm.emulator.mutation.run import Case
+from layoutgemm.emulator.mutation.run import LaunchCase
 from layoutgemm.emulator.mutation.survivors import KINDS, Explainer, explained
-from layoutgemm.emulator.mutation.trace import Difference, Trace, Traced, difference
+from layoutgemm.emulator.mutation.trace import AccessTrace, Difference, TracingMachine, difference
 from layoutgemm.emulator.ops import build
-from layoutgemm.emulator.ptx.parser import Kernel, parse, read_instruction
+from layoutgemm.emulator.ptx.parser import PtxKernel, parse, read_instruction
 from layoutgemm.emulator.ptx.program import Program
 from layoutgemm.errors import EmulatorError
 from tests.emulator.mutation import test_run as test_mutate
@@ -55,11 +55,11 @@ OWN:
 """
 
 
-def words() -> Kernel:
+def words() -> PtxKernel:
     return parse(TEXT)[0]
 
 
-def case(n: int, policy: Policy | None = None) -> Case:
+def case(n: int, policy: Policy | None = None) -> LaunchCase:
     def launch() -> Launch:
         memory = GlobalMemory()
         c = np.zeros(64, dtype=np.uint32)
@@ -70,27 +70,27 @@ def case(n: int, policy: Policy | None = None) -> Case:
         got = launch.memory.buffers[0].data.view(np.uint32)
         return None if (got == np.arange(64) ^ 32 * (n - 1)).all() else "wrong"
 
-    return Case(f"n = {n}", launch, check, policy or Policy())
+    return LaunchCase(f"n = {n}", launch, check, policy or Policy())
 
 
-def deletion(kernel: Kernel, text: str) -> Mutant:
+def deletion(kernel: PtxKernel, text: str) -> Mutant:
     (found,) = [mutant for mutant in deletions(kernel) if text in mutant.place]
     return found
 
 
-def inserted(kernel: Kernel, text: str, before: str) -> Mutant:
+def inserted(kernel: PtxKernel, text: str, before: str) -> Mutant:
     """A mutant with one more instruction."""
     (ins,) = [ins for ins in kernel.instructions if before in ins.text]
     return Mutant("more", str(ins), "one more", ((ins.pc, (read_instruction(kernel, text, ins.line, None), ins)),))
 
 
-def kind(kernel: Kernel, cases: list[Case], mutant: Mutant) -> str:
+def kind(kernel: PtxKernel, cases: list[LaunchCase], mutant: Mutant) -> str:
     row = Explainer(kernel, cases).row(mutant)
     assert row.caught or row.reason.split(":")[0] in KINDS
     return row.how.split(":")[0] or row.reason.split(":")[0]
 
 
-def test_a_barrier_that_is_there_twice_changes_nothing_and_has_a_partner() -> None:
+def test_a_duplicate_barrier_is_redundant_and_has_a_partner() -> None:
     kernel, cases = test_mutate.kernel(), [test_mutate.case(1), test_mutate.case(2)]
     found = explained(kernel, cases, deletions(kernel))
     reasons = {row.mutant.name(kernel): row.reason for row in found.rows if not row.caught}
@@ -103,7 +103,7 @@ def test_a_barrier_that_is_there_twice_changes_nothing_and_has_a_partner() -> No
     assert found.table().splitlines()[-1] == f"    {reasons['bar.sync #1: deleted']}"
 
 
-def test_a_barrier_between_accesses_of_different_bytes_orders_what_never_meets() -> None:
+def test_a_barrier_between_disjoint_accesses_is_redundant() -> None:
     kernel = words()
     barrier = deletion(kernel, "bar.sync 0")
     assert kind(kernel, [case(1)], barrier) == "looser"
@@ -112,7 +112,7 @@ def test_a_barrier_between_accesses_of_different_bytes_orders_what_never_meets()
     assert kind(kernel, [case(1), case(2)], barrier) in ("race", "uninitialised")  # the shape that was missing
 
 
-def test_what_each_thread_touches_by_itself_is_apart_in_any_case() -> None:
+def test_bytes_of_one_thread_alone_are_apart_in_any_case() -> None:
     """Addresses that come from the thread's index alone, by registers with one definition each."""
     text = TEXT.replace("@%p0 bra OWN;", "").replace("xor.b32 %r5, %r2, 128;", "xor.b32 %r5, %r2, 0;")
     text = text.replace("add.u32 %r4, %r3, %r5;", "add.u32 %r7, %r3, %r5;").replace("[%r4];", "[%r7];")
@@ -130,11 +130,11 @@ def test_what_each_thread_touches_by_itself_is_apart_in_any_case() -> None:
             begin = text.replace("ld.param.u32 %r0, [n];", "ld.param.u32 %r0, [n]; ld.param.u32 %r9, [n+4];")
             begin = begin.replace(".param .u32 n)", ".param .u64 n)")
         changed_ = parse(begin.replace("xor.b32 %r5, %r2, 0;", other))[0]
-        of = Case("n", _longer(case(1)), case(1).check, Policy())
+        of = LaunchCase("n", _longer(case(1)), case(1).check, Policy())
         assert kind(changed_, [of], deletion(changed_, "bar.sync 0")) == "looser", why
 
 
-def _longer(one: Case) -> Callable[[], Launch]:
+def _longer(one: LaunchCase) -> Callable[[], Launch]:
     """The launch with a parameter of 0 more."""
 
     def launch() -> Launch:
@@ -156,12 +156,12 @@ def test_an_answer_that_nothing_reads() -> None:
         return dataclasses.replace(case(1).launch(), dynamic_shared=512)
 
     asked = deletion(kernel, "try_wait")
-    assert kind(kernel, [Case("n", launch, case(1).check)], asked) in ("same", "end", "unread")
+    assert kind(kernel, [LaunchCase("n", launch, case(1).check)], asked) in ("same", "end", "unread")
     text = text.replace("@%p1 bra OVER;", "@%p1 bra OVER; bra OVER;")
     never = parse(text)[0]
-    assert kind(never, [Case("n", launch, case(1).check)], deletion(never, "try_wait")) == "unread"
+    assert kind(never, [LaunchCase("n", launch, case(1).check)], deletion(never, "try_wait")) == "unread"
     read = parse(text.replace("OVER: ret", "@%p2 bra OVER; OVER: ret"))[0]
-    assert kind(read, [Case("n", launch, case(1).check)], deletion(read, "try_wait")) == "unreached"
+    assert kind(read, [LaunchCase("n", launch, case(1).check)], deletion(read, "try_wait")) == "unreached"
 
 
 # A bulk copy completes on one mbarrier; at the other one all threads arrive, and wait. They are initialised one after
@@ -209,7 +209,7 @@ E:
 """
 
 
-def test_an_mbarrier_of_threads_alone_needs_no_fence_of_its_initialisation() -> None:
+def test_an_mbarrier_without_engine_arrivals_needs_no_init_fence() -> None:
     """bar.sync orders it before them; a copy engine's is shown to the engine, and what shows it may not go."""
     for engine, fences in ((0, ["same", "same"]), (8, ["same", "looser"])):
         # The engine's mbarrier lies at 0, the threads' at 8; which of them is initialised first changes.
@@ -227,7 +227,7 @@ def test_an_mbarrier_of_threads_alone_needs_no_fence_of_its_initialisation() -> 
             return None if (got == np.arange(64) + 1).all() else "wrong"
 
         found = [m for m in deletions(kernel) if "fence.mbarrier_init" in m.place]
-        assert [kind(kernel, [Case("one", launch, check)], m) for m in found] == fences
+        assert [kind(kernel, [LaunchCase("one", launch, check)], m) for m in found] == fences
 
 
 def test_a_barrier_that_only_ends_of_warps_come_after() -> None:
@@ -245,13 +245,13 @@ def test_more_order_and_more_accesses() -> None:
     assert "one more access 1 of CTA (0, 0, 0) warp 0 by st.shared.b32" in reason
 
 
-def test_what_no_case_executes_is_not_called_harmless() -> None:
+def test_unexecuted_instructions_are_not_called_harmless() -> None:
     kernel = test_mutate.kernel()
     (alone, _) = [m for m in deletions(kernel) if "bar.sync 1" in m.place]
     assert kind(kernel, [test_mutate.case(1)], alone) == "unreached"
 
 
-def test_what_the_emulator_does_not_model_is_not_called_harmless() -> None:
+def test_unmodelled_instructions_are_not_called_harmless() -> None:
     kernel = inserted(words(), "bar.warp.sync -1", "ld.shared").kernel(words())
     row = Explainer(kernel, [case(1, Policy(lanes="off"))]).row(deletion(kernel, "bar.warp.sync"))
     assert row.reason.startswith("unseen: lanes of a warp are one thread")
@@ -259,7 +259,7 @@ def test_what_the_emulator_does_not_model_is_not_called_harmless() -> None:
     assert row.reason.startswith("same")  # bar.sync stands before it
 
 
-def test_what_the_check_lets_pass_shows_in_memory() -> None:
+def test_changes_missed_by_the_check_show_in_memory() -> None:
     kernel = words()
     lax = dataclasses.replace(case(1), check=lambda launch: None)
     other = inserted(kernel, "mov.b32 %r6, 7", "st.global")
@@ -278,7 +278,7 @@ def test_a_value_that_an_operand_has_anyway_is_no_proof() -> None:
     assert Explainer(kernel, [test_mutate.case(1), test_mutate.case(2)]).row(zero).caught
 
 
-def test_other_orders_are_run_for_what_is_not_proven() -> None:
+def test_other_orders_run_for_unproven_survivors() -> None:
     kernel, seen = words(), []
 
     def check(launch: Launch) -> str | None:
@@ -304,9 +304,9 @@ def test_a_kernel_that_fails_is_no_subject() -> None:
 def test_the_order_is_the_same_in_every_schedule(n: int) -> None:
     kernel = test_mutate.kernel()
 
-    def traced(policy: Policy, like: Trace | None = None) -> Trace:
-        trace = Trace(like)
-        Traced(Program(kernel, build), test_mutate.case(n).launch(), policy, trace).run()
+    def traced(policy: Policy, like: AccessTrace | None = None) -> AccessTrace:
+        trace = AccessTrace(like)
+        TracingMachine(Program(kernel, build), test_mutate.case(n).launch(), policy, trace).run()
         return trace
 
     first = traced(Policy())
@@ -345,7 +345,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     given = ["emulate", str(tmp_path / "k.ptx"), "--block", "64", "--smem", "256", "--arg", "u32:64=zeros", "--mutants"]
     assert main([*given, "--arg", "u32=2"]) == 0
     assert "a warp may end before it knows of ld.shared.b32 (PTX line 20)" in capsys.readouterr().out
-    assert main([*given, "--json", "--arg", "u32=1"]) == 1  # which bytes nobody else touches: nothing needs the barrier
+    assert main([*given, "--json", "--arg", "u32=1"]) == 1  # no shared bytes: the barrier is not needed
     said = json.loads(capsys.readouterr().out)
     assert said["mutants"] == 5 and [one["reason"].split(":")[0] for one in said["survivors"]] == ["looser", "end"]
     assert main([*given, "2", "--arg", "u32=2"]) == 0

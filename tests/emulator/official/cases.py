@@ -1,7 +1,7 @@
-"""What goes into an example and what has to come out, in NumPy.
+"""Inputs and expected outputs of an example, in NumPy.
 
-Inputs are small integers (and scales powers of two), so that every sum is exact in whatever order it is made: results
-are compared bit by bit after one rounding to the type of the output.
+Inputs are small integers (and scales powers of two), so every sum is exact in any order. Results are compared bit by
+bit after one rounding to the type of the output.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Inputs:
     ulps: int = 0  # by how many steps of the last bit a result may differ, where the epilogue is approximate
 
     def wrong(self) -> str | None:
-        """The first element of an output that is not as it has to be, or None."""
+        """The first wrong element of an output, or None."""
         for name, expected in self.expected.items():
             got = self.tensors[name].bits
             off = np.abs(_ordered(got) - _ordered(expected)) if self.ulps else got != expected
@@ -126,7 +126,7 @@ def _scales(scales: Scales, shape: Shape, random: np.random.Generator) -> Tensor
 
 
 def inputs(example: Example, shape: Shape, seed: int = 0) -> Inputs:
-    """Random inputs of one shape (m, n, k, l), and what the example makes of them."""
+    """Random inputs of one shape (m, n, k, l), and the example's expected outputs."""
     random = np.random.default_rng([seed, *shape])
     tensors: dict[str, Tensor] = {}
     output = "d" if any(matrix.name == "d" for matrix in example.matrices) else "c"

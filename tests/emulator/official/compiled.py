@@ -45,7 +45,7 @@ class Compiled:
 
 
 def facts_of(example: Example) -> dict[str, Any]:
-    """What decides the code: the file, the configuration, how this module asks for it, the DSL and the machine."""
+    """The inputs that decide the code: file, configuration, this module's request, DSL and machine."""
     return {
         "file": fetch.FILES[example.path],
         "arch": example.arch,
@@ -94,7 +94,7 @@ def missing(example: Example) -> str | None:
 
 
 def _load(path: Path) -> Any:
-    """The example's module. Examples import one another by name, so their folder is on the path while they load."""
+    """The example's module. Examples import each other by name, so their folder is on the path while they load."""
     name = "official_" + hashlib.sha256(str(path).encode()).hexdigest()[:12]
     if name in sys.modules:
         return sys.modules[name]

@@ -89,13 +89,13 @@ MISSING = "the official examples are absent: python -m tests.emulator.official.f
 
 
 def folder() -> Path | None:
-    """Where the files are kept, or None when the cache is switched off."""
+    """The folder of the files, or None when the cache is switched off."""
     cache = cache_dir()
     return None if cache is None else cache / "cutlass-examples" / COMMIT[:12]
 
 
 def path_of(name: str) -> Path | None:
-    """The file of an example, by its path below ROOT, or None when it was not fetched."""
+    """The file of an example, by its path below ROOT, or None if not fetched."""
     base = folder()
     path = None if base is None else base / name
     return path if path is not None and path.is_file() else None

@@ -12,7 +12,7 @@ import argparse
 import functools
 
 from layoutgemm.emulator.mutation.mutants import Mutant, alterations, deletions, fields
-from layoutgemm.emulator.mutation.run import Row, Survey, on_terminal, sample
+from layoutgemm.emulator.mutation.run import MutantOutcome, Survey, on_terminal, sample
 from layoutgemm.emulator.mutation.survivors import Explainer
 from tests.emulator.official import survivors
 from tests.emulator.official.examples import EXAMPLES, Example
@@ -49,8 +49,8 @@ class Judge:
         every, count = cases(self.example), len(self.example.shapes)
         return Explainer(self.kernel, every[:count], every[count:])
 
-    def row(self, mutant: Mutant) -> Row:
-        """What becomes of a mutant."""
+    def row(self, mutant: Mutant) -> MutantOutcome:
+        """The outcome of a mutant."""
         row = self.quick.row(mutant)
         if row.caught or (mutant.kind in LOCAL and row.reason.startswith("same")):
             return row
@@ -74,7 +74,7 @@ def main() -> None:
         count = len(mutants)
         if chosen.sample is not None:
             mutants = sample(mutants, chosen.sample)
-        rows: list[Row] = []
+        rows: list[MutantOutcome] = []
         for mutant in mutants:
             rows.append(judge.row(mutant))
             on_terminal(len(rows), len(mutants), rows[-1])

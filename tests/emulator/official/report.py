@@ -1,4 +1,4 @@
-"""Run one official example at one shape and print what the emulator finds, both sides of each race:
+"""Print the emulator's findings for one official example at one shape:
 
     python -m tests.emulator.official.report geforce_f16 256x128x128
     python -m tests.emulator.official.report hopper_fp8_2xacc 128x128x256 --register-strict
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from layoutgemm.emulator.machine.interpreter import Machine, Policy
+from layoutgemm.emulator.machine.interpreter import Policy, PtxMachine
 from layoutgemm.emulator.ops import build
 from layoutgemm.emulator.ptx.program import Program
 from layoutgemm.errors import EmulatorError
@@ -42,7 +42,7 @@ def main() -> int:
     one = case(example, chosen.shape)
     launch = one.launch()
     policy = Policy(register_strict=chosen.register_strict, lanes=chosen.lanes)
-    machine = Machine(Program(kernel(example), build), launch, policy)
+    machine = PtxMachine(Program(kernel(example), build), launch, policy)
     wrong = None
     try:
         machine.run()

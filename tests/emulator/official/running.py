@@ -13,8 +13,8 @@ from layoutgemm.emulator.host.launcher import HostFunction
 from layoutgemm.emulator.host.types import parameter_of
 from layoutgemm.emulator.machine.interpreter import Launch, Policy
 from layoutgemm.emulator.mutation.mutants import edited
-from layoutgemm.emulator.mutation.run import Case
-from layoutgemm.emulator.ptx.parser import Kernel, read_instruction
+from layoutgemm.emulator.mutation.run import LaunchCase
+from layoutgemm.emulator.ptx.parser import PtxKernel, read_instruction
 from tests.emulator.official.cases import Inputs, Tensor, inputs
 from tests.emulator.official.compiled import compiled
 from tests.emulator.official.examples import Constant, Example, Matrix, Number, Pointer, Scales, Shape, Sizes, Stream
@@ -23,7 +23,7 @@ RACES = ("geforce_f16", "geforce_bf16_mnn")  # the stores of whose epilogue race
 
 
 class Marked(np.ndarray):
-    """An array that says which of its extents and strides the compiled function takes at run time."""
+    """An array with masks of the extents and strides that are run-time arguments."""
 
     dynamic_shapes_mask: tuple[bool, ...]
     dynamic_strides_mask: tuple[bool, ...]
@@ -37,15 +37,14 @@ def host(example: Example) -> HostFunction:
     return HostFunction.link(made.object, made.ptx, parameters)
 
 
-def kernel(example: Example) -> Kernel:
+def kernel(example: Example) -> PtxKernel:
     """The example's kernel."""
     (found,) = host(example).kernels
     return found
 
 
-def repaired(example: Example) -> Kernel:
-    """The example's kernel, with the barrier in it that it lacks (FINDINGS.md) where it lacks one: four warps meet
-    before each run of stmatrix writes the buffer of the epilogue."""
+def repaired(example: Example) -> PtxKernel:
+    """The example's kernel, with its missing barrier (FINDINGS.md) added."""
     original = kernel(example)
     if example.name not in RACES:
         return original
@@ -70,7 +69,7 @@ def _view(of: Matrix | Scales, tensor: Tensor) -> Marked:
 
 
 def arguments(example: Example, given: Inputs) -> list[Any]:
-    """What the host function is called with; without the stream, and without what was fixed when it was compiled."""
+    """The arguments of the host function, without the stream and compile-time constants."""
     out: list[Any] = []
     for argument in example.arguments:
         if isinstance(argument, Pointer):
@@ -100,14 +99,14 @@ class Run:
         return Launch(made.grid, made.block, made.parameters, arrays.memory, made.cluster, made.dynamic_shared)
 
     def check(self, launch: Launch) -> str | None:
-        """What is wrong with the results, or None."""
+        """The error of the results, or None."""
         return self.inputs.wrong()
 
 
-def case(example: Example, shape: Shape, policy: Policy | None = None) -> Case:
+def case(example: Example, shape: Shape, policy: Policy | None = None) -> LaunchCase:
     """A shape of an example as a case of `mutate`."""
     run = Run(example, shape)
-    return Case(f"{example.name} {'x'.join(map(str, shape))}", run.launch, run.check, policy or Policy())
+    return LaunchCase(f"{example.name} {'x'.join(map(str, shape))}", run.launch, run.check, policy or Policy())
 
 
 # Orders that differ in what a kernel has to wait for: everything late, in the order of its issue, and waits that fail.
@@ -118,9 +117,8 @@ ORDERS = (Policy(), Policy(lands="oldest"), Policy(waits="reluctant", elect="hig
 LAX = ("hopper_fp8_2xacc",)
 
 
-def cases(example: Example, orders: tuple[Policy, ...] = ORDERS, shapes: tuple[Shape, ...] = ()) -> list[Case]:
-    """All shapes of an example, or these, in these orders. Hopper's are held to the rule
-    about wgmma.fence, which they keep."""
+def cases(example: Example, orders: tuple[Policy, ...] = ORDERS, shapes: tuple[Shape, ...] = ()) -> list[LaunchCase]:
+    """All shapes of an example, or these, in these orders. Hopper's examples must keep the wgmma.fence rule, and do."""
     if example.arch == "sm_90a" and example.name not in LAX:
         orders = tuple([replace(order, register_strict=True) for order in orders])
     return [case(example, shape, order) for order in orders for shape in shapes or example.shapes]

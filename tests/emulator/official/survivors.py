@@ -1,9 +1,9 @@
-"""The mutants of official examples that no case catches, each with the reason why it changes nothing.
+"""The surviving mutants of official examples, each with the reason why it changes nothing.
 
-`survivors.json` has, for each kernel, how many mutants there are and those that survive, by names that hold as long as
-the compiler emits the same instructions: opcode, which of that opcode, and the change. The reason is what
-`layoutgemm.emulator.mutation.survivors` found by comparing runs and looking at the code, and each is a proof. With
-"sample" not all mutants were run, but those that `layoutgemm.emulator.mutation.run.sample` picks for that number.
+`survivors.json` has, for each kernel, the number of mutants and the survivors' names. A name is stable while the
+compiler emits the same instructions: opcode, number among equal opcodes, and the change. The reason comes from
+`layoutgemm.emulator.mutation.survivors`, and each is a proof. With "sample", only the mutants picked by
+`layoutgemm.emulator.mutation.run.sample` for that number were run.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from layoutgemm.emulator.mutation.run import Row
-from layoutgemm.emulator.ptx.parser import Kernel
+from layoutgemm.emulator.mutation.run import MutantOutcome
+from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels.compile.compiler import dsl_version
 
 FILE = Path(__file__).with_suffix(".json")
@@ -24,7 +24,7 @@ NAME = re.compile(r"(?P<instruction>.*?)(?: #(?P<number>\d+))?: (?P<change>.*)")
 
 
 def read() -> dict[str, Any]:
-    """What the file holds."""
+    """The content of the file."""
     found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
     return found
 
@@ -39,8 +39,7 @@ def listed(example: str) -> dict[str, str]:
 
 
 def entry(named: Iterable[tuple[str, str]], count: int, sample: int | None = None) -> dict[str, Any]:
-    """What the file says of one example: names and reasons of its survivors, and how many mutants there are, of which
-    all were run or a sample."""
+    """The file's entry of one example: survivors with reasons, and the number of mutants."""
     groups: dict[tuple[str, str, str], list[int]] = {}
     for name, reason in named:
         found = NAME.fullmatch(name)
@@ -58,7 +57,7 @@ def entry(named: Iterable[tuple[str, str]], count: int, sample: int | None = Non
     }
 
 
-def entry_of(kernel: Kernel, rows: Iterable[Row], count: int, sample: int | None = None) -> dict[str, Any]:
+def entry_of(kernel: PtxKernel, rows: Iterable[MutantOutcome], count: int, sample: int | None = None) -> dict[str, Any]:
     """The same from the rows of a survey."""
     return entry([(row.mutant.name(kernel), row.reason) for row in rows if not row.caught], count, sample)
 

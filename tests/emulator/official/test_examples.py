@@ -11,7 +11,7 @@ import shutil
 import pytest
 
 from layoutgemm.emulator.findings import Counts
-from layoutgemm.emulator.machine.interpreter import Machine, Policy
+from layoutgemm.emulator.machine.interpreter import Policy, PtxMachine
 from layoutgemm.emulator.mutation.run import sample, verdict
 from layoutgemm.emulator.mutation.survivors import PROVEN
 from layoutgemm.emulator.ops import build
@@ -77,7 +77,7 @@ def run(example: Example, shape: Shape, policy: Policy | None = None) -> None:
 
 @pytest.mark.parametrize("name", FEW)
 def test_an_example_is_exact_and_clean(name: str) -> None:
-    """The smallest shape, and a ragged one or the one with most to wait for, in turn in different orders."""
+    """The smallest shape and a ragged or long one, in different orders in turn."""
     example = example_or_skip(name)
     for shape, policy in zip((example.shapes[0], example.shapes[-2]), ORDERS, strict=False):
         run(example, shape, policy)
@@ -114,7 +114,7 @@ STRICT = Policy(lanes="strict")
 @pytest.mark.parametrize(
     "name", [n if n == "blackwell_alpha_beta" else pytest.param(n, marks=pytest.mark.slow) for n in WORD]
 )
-def test_one_lane_releases_what_others_have_read(name: str) -> None:
+def test_one_lane_releases_a_buffer_that_all_lanes_read(name: str) -> None:
     example, (shape, read) = example_or_skip(name), WORD[name]
     wrong, _ = verdict(repaired(example), case(example, shape, STRICT))
     assert wrong.startswith("race: cp.async.bulk.tensor") and f"before it, {read}" in wrong, wrong
@@ -130,17 +130,19 @@ def test_every_other_example_keeps_to_the_word_about_lanes(name: str) -> None:
 
 
 def test_setmaxnreg_of_warps_that_differ_is_said() -> None:
-    """Of sm_100 and sm_120 as lint: nothing here shows what their hardware makes of it (FINDINGS.md)."""
+    """On sm_100 and sm_120 it is lint: their hardware's behaviour is unknown here (FINDINGS.md)."""
     example = example_or_skip("blackwell_mixed_s8_bf16")
-    machine = Machine(Program(kernel(example), build), case(example, example.shapes[0]).launch())
+    machine = PtxMachine(Program(kernel(example), build), case(example, example.shapes[0]).launch())
     machine.run()
     assert {finding.kind for finding in machine.findings.found} == {"lint"}
     assert any("setmaxnreg to 24, where warp 4" in finding.message for finding in machine.findings.found)
 
 
 def test_the_missing_fence_of_the_fp8_example() -> None:
-    """The promotion reads the accumulators after wgmma.wait_group, and the next wgmma.mma_async writes them without the
-    wgmma.fence that PTX asks for after any access of a thread. Practice differs, so that a switch asks for it.
+    """The promotion reads accumulators without the wgmma.fence that PTX asks for afterwards.
+
+    It reads them after wgmma.wait_group, and the next wgmma.mma_async writes them. Practice differs from PTX, so the
+    check is a switch.
     """
     example, strict = example_or_skip("hopper_fp8_2xacc"), Policy(register_strict=True)
     wrong, _ = verdict(kernel(example), case(example, (128, 128, 256, 1), strict))
@@ -155,7 +157,7 @@ def test_the_unwritten_memory_that_the_sgemm_example_reads() -> None:
     example = example_or_skip("ampere_sgemm")
     one = case(example, (128, 128, 8, 1))
     launch = one.launch()
-    machine = Machine(Program(kernel(example), build), launch)
+    machine = PtxMachine(Program(kernel(example), build), launch)
     machine.run()
     assert machine.findings.found and one.check(launch) is None
     assert {finding.kind for finding in machine.findings.found} == {"uninitialised"}

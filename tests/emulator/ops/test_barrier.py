@@ -174,7 +174,7 @@ def test_misuse_of_mbarriers():
 ALL_BUT_ONE = "setp.ne.u32 %p1, %r30, 31; "
 
 
-def test_an_arrival_that_is_missing_where_somebody_waits_is_a_deadlock():
+def test_a_missing_arrival_with_a_waiter_is_a_deadlock():
     arrive, wait = "@%p1 mbarrier.arrive.shared.b64 _, [%r20];", WAIT.replace("PHASE", "0")
     assert mbarrier(arrive.replace("@%p1 ", "") + wait) == []
     with pytest.raises(DeadlockError, match=r"mbarrier\.try_wait"):
@@ -183,7 +183,7 @@ def test_an_arrival_that_is_missing_where_somebody_waits_is_a_deadlock():
         kinds(ALL_BUT_ONE + "@%p1 barrier.sync 2, 64;")
 
 
-def test_an_arrival_that_is_missing_where_nobody_waits_is_told_at_the_end():
+def test_a_missing_arrival_without_a_waiter_is_reported_at_the_end():
     for body, says in (
         (INIT.replace("COUNT", "64") + ALL_BUT_ONE + "@%p1 mbarrier.arrive.shared.b64 _, [%r20];", "63 of 64 arrivals"),
         (INIT.replace("COUNT", "65") + "mbarrier.arrive.shared.b64 _, [%r20];", "64 of 65 arrivals"),
@@ -197,7 +197,7 @@ def test_an_arrival_that_is_missing_where_nobody_waits_is_told_at_the_end():
     assert kinds(INIT.replace("COUNT", "65") + gone) == []
 
 
-def test_one_arrival_more_than_the_count_begins_the_next_phase():
+def test_an_extra_arrival_begins_the_next_phase():
     """63 of 64 lanes end the phase, the last lane's arrival counts for another: whoever waits goes on too early."""
     body = "mbarrier.arrive.shared.b64 _, [%r20];" + WAIT.replace("PHASE", "0")
     found = run(HEAD + INIT.replace("COUNT", "63") + body, {}, block=64, shared=1024, static=64)
@@ -236,7 +236,7 @@ def test_a_wait_that_another_schedule_ends_two_phases_earlier():
     late = HEAD + INIT.replace("COUNT", "32") + rounds.replace("SKIP", first) + "END:"
     found = run(late, {}, block=64, shared=1024, static=64)
     assert found.kinds == ["protocol"] and "may end after phase 0 already" in found.findings[0].message
-    # Where all arrive and wait for each phase in turn, nobody takes one for another.
+    # Where all threads arrive and wait for each phase in turn, no thread mistakes a phase.
     for seed in range(3):
         policy = Policy(pick="random", seed=seed)
         assert mbarrier("".join(arrive + wait for wait in (first, second, third)), policy=policy) == []

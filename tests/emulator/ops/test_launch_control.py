@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from layoutgemm.emulator import ops
-from layoutgemm.emulator.machine.interpreter import Launch, Machine, Policy
+from layoutgemm.emulator.machine.interpreter import Launch, Policy, PtxMachine
 from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.emulator.ptx.parser import parse
 from layoutgemm.emulator.ptx.program import Program
 
-# Every block counts its own number, then asks for another cluster until there is none.
+# Every block counts its own number, then asks for another cluster until none is left.
 STEAL = """
 .version 8.7
 .target sm_100a
@@ -54,12 +54,12 @@ WAIT:
   ret; }"""
 
 
-def run(text: str = STEAL, policy: Policy | None = None) -> tuple[list[int], Machine]:
+def run(text: str = STEAL, policy: Policy | None = None) -> tuple[list[int], PtxMachine]:
     (kernel,) = parse(text)
     memory, out = GlobalMemory(), np.zeros(6, np.uint32)
     at = memory.add("out", out).address
     launch = Launch((3, 2, 1), (64, 1, 1), at.to_bytes(8, "little"), memory)
-    machine = Machine(Program(kernel, ops.build), launch, policy).run()
+    machine = PtxMachine(Program(kernel, ops.build), launch, policy).run()
     return out.tolist(), machine
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from layoutgemm.emulator.machine.memory import GlobalMemory, SharedMemory, granules, span
+from layoutgemm.emulator.machine.memory import CtaSharedMemory, GlobalMemory, granules, span
 from layoutgemm.errors import EmulatorError, PtxError
 from tests.emulator.run_ptx import run
 
@@ -65,8 +65,8 @@ def test_uniform_addresses():
     [
         ("ld.global.u32 %r0, [%d0+512];", "outside of it"),
         ("ld.global.u32 %r0, [16];", "lies in no buffer"),
-        ("st.global.u64 [%d1+4], %d0;", "no multiple of the access's 8 bytes"),
-        ("ld.shared.u32 %r0, [%r28+2];", "no multiple of 4"),
+        ("st.global.u64 [%d1+4], %d0;", "not a multiple of the access's 8 bytes"),
+        ("ld.shared.u32 %r0, [%r28+2];", "not a multiple of 4"),
         ("st.shared.u32 [%r28+1024], %r0;", "of 0x800 bytes"),
         ("mov.u32 %r1, 0x1000400; st.shared.u32 [%r1], %r0;", "block 1 of a cluster of 1"),
         ("ld.param.u64 %d2, [a+16];", "parameter bytes 16 to 23, of 16"),
@@ -150,7 +150,7 @@ def test_vector_reductions():
     assert go(body + halves)["out"][:8].view(np.float16).tolist() == [496, 32, 496, 32]
     single = "cvt.rn.bf16x2.f32 %r5, %f8, %f8; red.global.add.noftz.bf16x2 [%out], %r5;"
     assert go(body + single)["out"][:4].view(np.uint16).tolist() == [0x4200, 0x4200]
-    with pytest.raises(EmulatorError, match="no multiple of the access's 16 bytes"):
+    with pytest.raises(EmulatorError, match="not a multiple of the access's 16 bytes"):
         go(body + "red.global.add.v4.f32 [%out+8], {%f5, %f6, %f7, %f8};")
 
 
@@ -205,7 +205,7 @@ def test_memories():
         memory.read(np.array([first.address, second.address + 8]), 1)
     with pytest.raises(EmulatorError, match="not contiguous"):
         memory.add("third", np.zeros((4, 4))[:, ::2])
-    shared = SharedMemory(40)
+    shared = CtaSharedMemory(40)
     assert shared.size == 48 and (shared.bytes == 0xFF).all()
     shared.write(np.array([0, 8]), np.ones((2, 4), np.uint8))
     assert shared.unwritten(np.array([0, 8]), 4) is None and shared.unwritten(np.array([0, 8]), 8) == 4

@@ -1,4 +1,4 @@
-"""Microkernels of the matrix instructions, run in the emulator by the program that runs them on a GPU.
+"""Microkernels of the matrix instructions in the emulator, by the program for a GPU.
 
 On a GPU every product of these kernels was what the integers give (benchmarks/results/atoms_h200.json), and the two
 were compared bit by bit (benchmarks/verify_emulator.py, benchmarks/results/emulator_h200.json).
@@ -56,7 +56,7 @@ def test_warpgroup_products(atom: MmaAtom, policy: Policy | None) -> None:
         assert cases and not bad
 
 
-def test_what_a_gpu_said_of_shared_addresses_and_low_bits() -> None:
+def test_shared_addresses_and_low_bits_equal_the_gpus_record() -> None:
     recorded = json.loads(RECORD.read_text(encoding="utf-8"))
     device, rng = EmulatedDevice("sm_90a"), np.random.default_rng(2)
     assert verify_emulator.addresses(device)["emulator"] == recorded["shared addresses"]["gpu"]
@@ -68,7 +68,7 @@ FORMS = list(verify_copies.forms())
 
 @pytest.mark.parametrize("cases", FORMS, ids=lambda cases: str(cases[0]))
 def test_where_stored_lines_end(cases: list[tensor_stores.Case]) -> None:
-    """What `verify_copies.py edges` runs on a GPU: the emulator writes what the engine's model writes, and says so."""
+    """`verify_copies.py edges` in the emulator: its writes equal the engine model's, with findings."""
     rng, owned = np.random.default_rng(3), Policy(edges=False)
     row = verify_copies.ends(EmulatedDevice("sm_90a", owned), cases, rng, tensor_stores.PTX_VERSION)
     unit = cases[0].unit
@@ -98,7 +98,7 @@ class ElementDevice(EmulatedDevice):
         return [after]
 
 
-def test_another_end_is_seen() -> None:
+def test_a_wrong_row_end_is_found() -> None:
     rng = np.random.default_rng(4)
     row = verify_copies.ends(ElementDevice("sm_90a"), FORMS[1][:2], rng, tensor_stores.PTX_VERSION)
     assert not row["ok"] and row["last"] == {41: 40, 42: 41}

@@ -1,4 +1,4 @@
-"""One instruction that only computes, run on values of 32 lanes, on uniform values, and on mixtures of both."""
+"""One arithmetic instruction on 32 lane values, on uniform values, and on mixtures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from layoutgemm.emulator.ptx.program import Program, Segment
+from layoutgemm.emulator.ptx.program import CodeSegment, Program
 from tests.emulator.run_ptx import REGISTERS, module, program
 
 WIDTH = {"pred": 1, "b16": 16, "b32": 32, "b64": 64}
@@ -46,7 +46,7 @@ def evaluate(text: str, inputs: list[tuple[str, list[int]]], outputs: list[str],
     targets = [register(kind, 10 + n) for n, kind in enumerate(outputs)]
     loaded_program = loaded(text.format(*targets, **names) + ";")
     step = loaded_program.steps[0]
-    assert isinstance(step, Segment), text
+    assert isinstance(step, CodeSegment), text
     registers: list[Any] = [None] * len(loaded_program.index)
     for n, (kind, values) in enumerate(inputs):
         one = values[0] if kind != "pred" else bool(values[0])

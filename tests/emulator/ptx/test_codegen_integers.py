@@ -1,4 +1,4 @@
-"""Every integer, logic, shift and conversion instruction against what PTX says of one lane, in Python's integers."""
+"""Every integer, logic, shift and conversion instruction against Python integers, lane by lane."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the census says is known and what is not."""
+"""The census of known and unknown instructions."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from layoutgemm import emulate_ptx
-from layoutgemm.emulator.machine.interpreter import Launch, Machine, Policy
+from layoutgemm.emulator.machine.interpreter import Launch, Policy, PtxMachine
 from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.emulator.ops import build
 from layoutgemm.emulator.ptx.parser import parse
@@ -70,7 +70,7 @@ def attempt(text: str, pointers: int) -> str:
     try:
         kernel = parse(text)[0]
         launch = Launch((1, 1, 1), (64, 1, 1), parameters, memory, (1, 1, 1), 1024)
-        Machine(Program(kernel, build), launch, Policy(limit=5000)).run()
+        PtxMachine(Program(kernel, build), launch, Policy(limit=5000)).run()
     except LayoutError as error:
         str(error).encode()
         return f"{type(error).__name__}: {error}"
@@ -113,7 +113,7 @@ BOUNDS = {
     "an alignment of 3": (kernel("ret;", ".param .align 3 .b8 x[9]"), "line 3: .*alignment of 3"),
     "parameters": (kernel("ret;", ".param .b8 x[999999999]"), "line 3: .*parameters have 32764 bytes"),
     "words of a parameter": (kernel("ret;", ".param .u64 .ptr" + " .align 8" * 9999 + " x"), "line 3: .*cannot be"),
-    "a type": (kernel("ret;", ".param .u33 x"), "line 3: .*no type"),
+    "a type": (kernel("ret;", ".param .u33 x"), "line 3: .*not a type"),
     "half a character": (kernel("mov.u32 \ud800, 1; ret;"), "line 5"),
     "no instructions": (kernel(""), "line 3: the kernel k has no instructions"),
     "a label twice": (kernel("a: a: ret;"), "line 5: the label a stands twice"),
@@ -126,7 +126,7 @@ BOUNDS = {
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_what_is_beyond_bounds_is_refused_with_its_line(name: str) -> None:
+def test_out_of_bounds_declarations_are_refused_with_their_line(name: str) -> None:
     text, says = BOUNDS[name]
     with pytest.raises(PtxError, match=says if "ends at" in says else f"PTX {says}"):
         emulate_ptx(text + "\n", block=1, progress=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from layoutgemm.emulator.ptx.program import Program, Segment
+from layoutgemm.emulator.ptx.program import CodeSegment, Program
 from layoutgemm.errors import PtxError
 from tests.emulator.run_ptx import module, program
 
@@ -69,9 +69,9 @@ def test_liveness():
 def test_runs_of_arithmetic_are_one_step():
     found, _ = made("mov.u32 %r0, 1;\n add.u32 %r1, %r0, 1;\n bar.sync 0;\n add.u32 %r2, %r1, 1;")
     first, third = found.steps[0], found.steps[3]
-    assert isinstance(first, Segment) and first.end == 2 and names(found, first.writes) == {"%r0", "%r1"}
+    assert isinstance(first, CodeSegment) and first.end == 2 and names(found, first.writes) == {"%r0", "%r1"}
     assert names(found, first.moved) == {"%r0"}
-    assert isinstance(third, Segment) and third.end == 4
+    assert isinstance(third, CodeSegment) and third.end == 4
     assert found.steps[2].ins.opcode == "bar.sync"
 
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from layoutgemm.emulator.machine.interpreter import Machine, Policy
-from layoutgemm.emulator.races.happens_before import Event, Knowledge, Ledger, Shadow
+from layoutgemm.emulator.machine.interpreter import Policy, PtxMachine
+from layoutgemm.emulator.races.happens_before import Knowledge, Ledger, MemoryEvent, Shadow
 from tests.emulator.ops.copy import test_bulk as test_copy_bulk
 from tests.emulator.ops.copy import test_cp_async as test_copy_async
 
@@ -18,7 +18,7 @@ class Actor:
     def __init__(self, ledger: Ledger, name: str) -> None:
         self.ledger, self.name = ledger, name
         self.knows: Knowledge = ledger.knowledge()
-        self.epoch: Event = ledger.event(False, self.describe)
+        self.epoch: MemoryEvent = ledger.event(False, self.describe)
 
     def describe(self) -> str:
         return self.name
@@ -30,7 +30,9 @@ class World:
         self.shadow = Shadow(self.ledger, lambda place: f"place {place}")
         self.actors = [Actor(self.ledger, f"actor {i}") for i in range(count)]
 
-    def touch(self, actor, places: int, write: bool, event: Event | None = None, engine: bool = False) -> str | None:
+    def touch(
+        self, actor, places: int, write: bool, event: MemoryEvent | None = None, engine: bool = False
+    ) -> str | None:
         """A generic access of the actor; or one of an event that it issues, `engine`: by the async proxy."""
         return self.shadow.access(
             places, write, event or actor.epoch, actor.knows, engine, lambda: f"access by {actor.name}", actor.epoch
@@ -73,7 +75,7 @@ def test_a_release_and_an_acquire_order(world):
     assert world.touch(b, 2, False) is not None
 
 
-def test_knowledge_is_passed_on_by_those_who_have_it(world):
+def test_a_release_passes_on_acquired_knowledge(world):
     a, b, c = world.actors
     world.touch(a, 1, True)
     world.pass_on(a, b)
@@ -125,7 +127,7 @@ def test_a_readers_fence_counts_unless_strict(strict):
 
 
 @pytest.mark.parametrize("through_barrier", [True, False])
-def test_asynchronous_generic_writes_are_fenced_by_who_learns_of_them(through_barrier):
+def test_asynchronous_generic_writes_are_fenced_by_the_thread_that_learns_of_them(through_barrier):
     """cp.async: its thread fences after the wait; what completed on an mbarrier, whoever waited there."""
     world = World()
     a, b, _ = world.actors
@@ -240,7 +242,7 @@ def test_forgetting_changes_no_verdict_and_keeps_the_sets_short(monkeypatch):
     assert sorted(lengths)[30] < 600  # of 1,700
 
 
-def test_sets_that_nobody_has_any_more_are_dropped(world):
+def test_unreferenced_sets_are_dropped(world):
     ledger, event = world.ledger, world.actors[0].epoch
     kept = [ledger.knowledge() for _ in range(10)]
     for one in kept:
@@ -253,7 +255,7 @@ def test_sets_that_nobody_has_any_more_are_dropped(world):
 
 @pytest.mark.parametrize("module", [test_copy_async, test_copy_bulk], ids=["cp.async", "bulk"])
 def test_kernels_are_judged_the_same_when_everything_is_forgotten_at_once(module, monkeypatch):
-    monkeypatch.setattr(Machine, "COMPACT", 1)
+    monkeypatch.setattr(PtxMachine, "COMPACT", 1)
     if module is test_copy_async:
         for missing in (test_copy_async.COMMIT, "cp.async.wait_group 0;", "both"):
             module.test_without_commit_or_wait_the_read_is_a_race(missing)
@@ -265,8 +267,8 @@ def test_kernels_are_judged_the_same_when_everything_is_forgotten_at_once(module
         module.test_an_mbarrier_that_is_not_told_of_the_copies()
     else:
         for policy in (module.LATE, module.EARLY):
-            module.test_a_load_over_what_is_still_read(policy)
-            module.test_what_a_store_needs_before_and_after(policy)
+            module.test_a_load_into_a_buffer_still_being_read_is_a_race(policy)
+            module.test_a_store_needs_a_fence_before_and_a_wait_after(policy)
             module.test_multicast(policy)
             module.test_a_copy_to_the_other_block(policy)
 
@@ -288,19 +290,19 @@ def test_a_long_run_forgets():
 
     import layoutgemm.emulator.machine.interpreter as machine
 
-    keep, compact = machine.Ledger, Machine.COMPACT
-    machine.Ledger, Machine.COMPACT = Watched, 20
+    keep, compact = machine.Ledger, PtxMachine.COMPACT
+    machine.Ledger, PtxMachine.COMPACT = Watched, 20
     try:
         assert not run(body, block=64, shared=1024, static=16, policy=Policy(pick="random")).findings
     finally:
-        machine.Ledger, Machine.COMPACT = keep, compact
+        machine.Ledger, PtxMachine.COMPACT = keep, compact
     assert len(lengths) > 10 and max(lengths[5:]) < 60
 
 
-def test_a_race_after_lanes_met_again_is_seen_when_everything_is_forgotten(monkeypatch):
+def test_a_race_after_reconvergence_is_found_after_compaction(monkeypatch):
     from tests.emulator.run_ptx import run
 
-    monkeypatch.setattr(Machine, "COMPACT", 1)
+    monkeypatch.setattr(PtxMachine, "COMPACT", 1)
     import numpy as np
 
     # A relaxed flag makes the read come after the write, and orders nothing.
@@ -316,7 +318,7 @@ def test_a_race_after_lanes_met_again_is_seen_when_everything_is_forgotten(monke
         assert "race" in found.kinds
 
 
-def test_asynchronous_generic_writes_are_still_told_apart_after_forgetting(world):
+def test_asynchronous_generic_writes_stay_distinct_after_compaction(world):
     a, b, _ = world.actors
     for _ in range(20):
         world.ledger.renew(a)

@@ -1,7 +1,8 @@
-"""Asynchronous stores and the lanes of their warp: who has to know of what before a store, and after it.
+"""Asynchronous stores and the lanes of their warp: the order required before and after a store.
 
-A store reads shared memory for the lane that issues it. What the other lanes wrote there each of them fences, and a
-barrier tells the one that stores; what it still reads nobody writes before that lane has waited and told the others.
+A store reads shared memory for the lane that issues it. Each other lane fences its own writes, and a barrier orders
+them before the store. The bytes that the store still reads stay unchanged until that lane has waited and a barrier has
+followed.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def test_a_store_by_one_lane(name: str) -> None:
             assert found.findings and re.search(says, found.findings[0].message), (wrong, found.findings)
         assert not go(wrong, OFF).findings, wrong
     for wrong in (round_(store, waited=""), round_(store, waited=one(READ, "@%p2"))):
-        assert go(wrong).findings and go(wrong, OFF).findings  # nobody has waited whose store it is
+        assert go(wrong).findings and go(wrong, OFF).findings  # the lane that issued the store has not waited
     assert not go(round_(store, ready=SYNC + FENCE), Policy(strict=False)).findings  # PTX: the reader's fence will do
 
 

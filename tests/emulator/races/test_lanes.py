@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from layoutgemm.emulator.machine.interpreter import Launch, Policy
 from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.emulator.mutation.mutants import deletions
-from layoutgemm.emulator.mutation.run import Case
+from layoutgemm.emulator.mutation.run import LaunchCase
 from layoutgemm.emulator.mutation.survivors import Explainer
 from layoutgemm.emulator.ptx.parser import parse
 from layoutgemm.emulator.races.happens_before import Ledger
@@ -78,7 +78,7 @@ def test_only_a_barrier_orders_lanes(name: str) -> None:
 
 
 def test_lanes_by_themselves() -> None:
-    """What each lane does to its own bytes needs nothing, whatever the others do to those beside them."""
+    """A lane's accesses to its own bytes need no order with adjacent bytes' accesses."""
     own = "st.shared.b32 [%r1], %r0; ld.shared.b32 %r4, [%r1]; st.shared.b32 [%r1], %r4; red.shared.add.u32 [%r1], 1;"
     assert not go(own, STRICT).findings
     bytes_ = "sub.u32 %r6, %r1, %r9; shr.u32 %r6, %r6, 2; add.u32 %r6, %r6, %r9; mov.b16 %h0, 1;"
@@ -114,7 +114,7 @@ def test_global_memory_between_lanes() -> None:
     own = "st.global.b32 [%d1], %r5; ld.global.b32 %r4, [%d1]; @%p1 ld.global.b32 %r4, [%d1];"
     assert not go(f"{write} {own}", STRICT).findings
     assert not go(f"{write} @!%p1 bra A; st.global.b32 [%d1], %r5; A: ld.global.b32 %r4, [%d1];").findings
-    # Changes by atomics do not race with one another; alike writes of all lanes are each lane's own.
+    # Atomics do not race with each other; equal writes of all lanes are each lane's own.
     assert not go("red.global.add.u32 [%out], 1; red.global.add.u32 [%out], 1;", STRICT).findings
     assert not go("st.global.b32 [%out], %r5; ld.global.b32 %r4, [%out];", STRICT).findings
     # A word stays watched over many releases that order no lanes, each followed by stores elsewhere.
@@ -231,7 +231,7 @@ def test_an_initialised_barrier_is_its_lanes_own() -> None:
     assert not go(body.replace("32; mbar", f"32; {SYNC} mbar")).findings
 
 
-def test_a_part_of_those_who_know() -> None:
+def test_a_subset_of_the_lanes_that_know() -> None:
     """Lanes 0 to 15 have met; of them and others, lanes 8 to 23 go on: the first half of these knows."""
     body = """
         @!%p2 bra A; st.shared.b32 [%r1], %r0; bar.warp.sync 0xffff; A: add.u32 %r6, %r0, 8; and.b32 %r6, %r6, 31;
@@ -242,7 +242,7 @@ def test_a_part_of_those_who_know() -> None:
     assert go(body.replace("LAST", "17")).kinds == ["race"]
 
 
-def test_who_knows_of_an_event_knows_of_both_its_parts() -> None:
+def test_a_known_event_stays_known_after_division() -> None:
     ledger = Ledger(lanes="converged")
     event = ledger.event(False, lambda: "stores")
     event.lanes, bit = 0b11, ledger.bit(event)
@@ -258,7 +258,7 @@ def test_who_knows_of_an_event_knows_of_both_its_parts() -> None:
 
 
 def deleted(body: str, what: str, block: int = 32) -> str:
-    """What becomes of a kernel without an instruction: how it is caught, or why it survives."""
+    """The outcome of deleting an instruction: how it is caught, or why it survives."""
     kernel = parse(module(f"{HEAD} {body}", {"out": "u64"}))[0]
 
     def launch() -> Launch:
@@ -267,7 +267,7 @@ def deleted(body: str, what: str, block: int = 32) -> str:
         return Launch((1, 1, 1), (block, 1, 1), at.to_bytes(8, "little"), memory, dynamic_shared=8192)
 
     (mutant,) = deletions(kernel, (what,))
-    row = Explainer(kernel, [Case("one", launch, lambda done: None)]).row(mutant)
+    row = Explainer(kernel, [LaunchCase("one", launch, lambda done: None)]).row(mutant)
     return (row.how or row.reason).split(":")[0]
 
 
@@ -312,7 +312,7 @@ def test_touches_are_the_bytes_that_lanes_touch(numbers: list[int], size: int, d
     assert touch.places == sum(1 << place for place in {byte * unit // 16 for byte in want})
 
 
-def test_what_lanes_write_alike_is_no_conflict() -> None:
+def test_equal_writes_of_lanes_do_not_conflict() -> None:
     rows = np.array([[1, 2], [3, 4], [1, 2], [3, 5]], np.uint8)
     assert conflicting(np.array([0, 2, 0, 4]), rows) is None
     assert conflicting(np.array([0, 2, 0, 2]), rows) == 2

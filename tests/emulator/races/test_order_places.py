@@ -1,4 +1,4 @@
-"""Where two accesses meet, to the byte, and how the race checker finds it; what orders a policy may choose."""
+"""Overlaps of two accesses, to the byte, in the race checker; and the orders of a policy."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ AGAIN:
 
 
 @pytest.mark.parametrize(("waits", "asked"), [("prompt", 1), ("reluctant", 2)])
-def test_a_reluctant_wait_is_asked_twice(waits: str, asked: int) -> None:
+def test_a_reluctant_wait_needs_two_tests(waits: str, asked: int) -> None:
     done = run(WAIT, {"a": np.zeros(32, np.uint32)}, shared=64, policy=Policy(waits=waits))
     assert done["a"].tolist() == [asked] * 32 and not done.findings
 

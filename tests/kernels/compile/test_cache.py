@@ -32,7 +32,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "cache" / "layoutgemm-cache"
 
 
-def test_what_is_written_is_read() -> None:
+def test_written_files_are_read() -> None:
     assert object_cache.read(FACTS, tuple(PARTS)) is None
     path = object_cache.write(FACTS, PARTS)
     assert path is not None and path.name == f"{object_cache.key_of(FACTS)}.zip"
@@ -116,7 +116,7 @@ def test_a_kernel_is_named_by_all_that_decides_its_code() -> None:
     assert len(keys) == len(different) + 1
 
 
-def test_what_cannot_be_named_is_refused() -> None:
+def test_invalid_names_are_refused() -> None:
     with pytest.raises(TypeError, match="cannot be part of a kernel's name"):
         object_cache.facts_of({"epilogue": lambda x: x})
 
@@ -139,7 +139,7 @@ def test_without_the_tools_the_error_names_the_package(monkeypatch: pytest.Monke
     sass.find_tool.cache_clear()
 
 
-def test_what_a_tool_says_is_kept_by_cubin_options_and_tool(
+def test_tool_output_is_cached_by_cubin_options_and_tool(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own_cache: Path
 ) -> None:
     tool, asked = tmp_path / "cuobjdump", []
@@ -240,7 +240,7 @@ def test_the_group_loses_its_right_to_write_where_the_user_owns_the_folder(
 
 
 @posix
-def test_what_the_group_has_put_into_a_mended_folder_is_not_read(
+def test_files_of_the_group_in_a_repaired_folder_are_not_read(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = object_cache.write(FACTS, PARTS)
@@ -310,7 +310,7 @@ def state_of(folder: Path) -> dict[str, tuple[int, bytes | str | None]]:
 
 
 def use_everything() -> list[Path | None]:
-    """What all writers of the cache gave."""
+    """The results of all writers of the cache."""
     choice = Sm90Choice(Sm90Config((64, 64), consumers=1))
     return [
         object_cache.write(FACTS, PARTS), object_cache.write(FACTS, PARTS, "code"), tuned.store("GPU", "a", choice, {}),
@@ -319,7 +319,7 @@ def use_everything() -> list[Path | None]:
 
 @posix
 def test_folders_of_others_are_left_as_they_are(own_cache: Path) -> None:
-    """Under the folder that the variable names lie folders of the names that the cache uses, with old files."""
+    """The variable's folder has folders with the cache's names and old files."""
     root = own_cache.parent
     for name in ("", "kernels", "tuned", "code", "layoutgemm"):
         (root / name).mkdir(exist_ok=True)
@@ -386,7 +386,7 @@ def test_the_folder_that_the_user_names_may_be_a_link(
 
 
 @posix
-def test_what_others_could_have_written_is_not_read(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_writable_by_others_are_not_read(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = object_cache.write(FACTS, PARTS)
     assert path is not None
     path.chmod(0o666)
@@ -436,7 +436,7 @@ def test_a_sound_archive_with_strange_json(name: str, content: bytes) -> None:
 
 
 def test_every_bit_of_the_archives_records_is_damage_or_harmless() -> None:
-    """Local headers and the directory hold flags, methods, sizes and offsets, at each of which zipfile raises."""
+    """Local headers and the directory hold flags, methods, sizes and offsets that zipfile checks."""
     small = {"a": b"x"}
     path = object_cache.write({}, small)
     assert path is not None
@@ -449,7 +449,7 @@ def test_every_bit_of_the_archives_records_is_damage_or_harmless() -> None:
 
 
 @posix
-def test_what_is_no_file_is_absent(own_cache: Path) -> None:
+def test_other_objects_than_files_count_as_absent(own_cache: Path) -> None:
     path = object_cache.write(FACTS, PARTS)
     assert path is not None
     path.unlink()

@@ -76,7 +76,7 @@ class Sound:
     compilations: int = 0
 
     def compile(self, plan: TeachingPlan, symbol: str) -> dict[str, bytes]:
-        """In place of the compiler, which says the same each time (see the test of many processes), and counted."""
+        """A counted stand-in for the deterministic compiler (see the test of many processes)."""
         assert plan == derive(stages=3) and symbol == f"layoutgemm_{self.name.removesuffix('.zip')}"
         self.compilations += 1
         return self.parts
@@ -107,7 +107,7 @@ def sound(compiled: tuple[str, bytes, dict[str, bytes]], monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("damage", ["none", "empty", "truncated", "flipped", "encrypted", "text", "another kernel's"])
-def test_a_damaged_file_is_compiled_anew(
+def test_a_damaged_file_is_recompiled(
     damage: str, sound: Sound, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     whole = sound.whole
@@ -137,7 +137,7 @@ def test_a_damaged_file_is_compiled_anew(
     assert derive(stages=3).compile().cached and sound.compilations == anew
 
 
-def test_an_object_that_does_not_load_is_compiled_anew(
+def test_an_unloadable_object_is_recompiled(
     sound: Sound, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     forget(monkeypatch, tmp_path)

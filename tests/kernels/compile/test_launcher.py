@@ -183,7 +183,7 @@ def test_a_process_of_its_own_compiles(pool: compile_apart.Pool) -> None:
 def test_the_cache_is_the_callers_of_now(
     pool: compile_apart.Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A worker that has compiled a kernel keeps it again where the caller's cache has become another, or relative."""
+    """A worker stores a compiled kernel again when the caller's cache changes, or is relative."""
     for folder, work in (("one", "."), ("two", "."), ("three", "work")):
         (tmp_path / work).mkdir(exist_ok=True)
         monkeypatch.chdir(tmp_path / work)
@@ -269,7 +269,7 @@ def test_a_compiler_that_hangs_is_ended(
 def test_a_compiler_that_hangs_stops_one_thread_alone(
     pool: compile_apart.Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others have workers of their own, and a kernel that several ask for is compiled once."""
+    """Other threads have workers of their own; a kernel requested by several is compiled once."""
     asked, hung, go = [], threading.Event(), threading.Event()
     def answer(worker: Any, kernel: Kernel) -> str:
         asked.append(kernel)
@@ -329,7 +329,7 @@ os._exit(0)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="fork is POSIX's")
 def test_a_forked_process_has_workers_of_its_own(pool: compile_apart.Pool) -> None:
-    """Locks that another thread held are free in it, and its end leaves the parent's worker at work."""
+    """Locks that another thread held are free in it; its end leaves the parent's worker running."""
     root = Path(__file__).resolve().parents[3]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     done = subprocess.run(

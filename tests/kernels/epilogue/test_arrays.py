@@ -39,7 +39,7 @@ def test_a_plan_runs_with_its_epilogue() -> None:
         assert np.array_equal(result.written[name], value), name
 
 
-def test_what_is_given_is_checked() -> None:
+def test_operands_are_checked() -> None:
     epilogue = Epilogue(Scale(), Bias())
     for given, text in (
         ({"alpha": 1.0}, "bias is missing"),

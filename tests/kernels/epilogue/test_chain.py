@@ -115,7 +115,7 @@ def test_the_transposed_epilogue_does_the_same() -> None:
     assert epilogue.transposed().transposed() == epilogue
 
 
-def test_what_a_function_may_do() -> None:
+def test_supported_operations_of_a_function() -> None:
     own = Custom.of(lambda x, i, j, ops: (i // 2 + j % 3) * ops.exp(-abs(x)) / 2 - ops.minimum(i & 1, j ^ 1))
     acc = numbers((4, 6), 0)
     i, j = np.mgrid[:4, :6]
@@ -183,7 +183,7 @@ def test_powers_are_products() -> None:
     ],
     ids=range(28),
 )
-def test_what_means_nothing_is_refused_in_words(make: Any, text: str) -> None:
+def test_meaningless_functions_are_refused_with_a_reason(make: Any, text: str) -> None:
     with pytest.raises((PlanError, OperandError), match=text):
         make()
 
@@ -209,7 +209,7 @@ def test_names_of_cublaslt() -> None:
             Epilogue.named(wrong)
 
 
-def test_refusals_name_what_is_wrong() -> None:
+def test_refusals_name_the_error() -> None:
     with pytest.raises(PlanError, match="two operands of the epilogue are named bias"):
         Epilogue(Bias(), Bias("m"))
     with pytest.raises(PlanError, match="take 18 parameters; a kernel has 16"):
@@ -335,7 +335,7 @@ FORMS = {
 @needs_dsl
 @pytest.mark.dsl
 @pytest.mark.parametrize("form", list(FORMS))
-def test_a_kernel_does_what_numpy_does(form: str) -> None:
+def test_a_kernel_equals_numpy(form: str) -> None:
     config, c, swapped, batch, epilogue = FORMS[form]
     m, n, k = 72, 134, 136
     plan = Sm90Choice(config, swapped).plan(m, n, k, batch=batch, a="bf16", b="bf16:col", c=c, epilogue=epilogue)

@@ -1,4 +1,4 @@
-"""Where Ampere's ladder starts: its machine code, its proofs, its results, and what happens without a barrier."""
+"""The first level of Ampere's ladder: machine code, proofs, results, and the missing barrier."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_machine_code() -> None:
     assert not code.local_memory and (taken.stack_bytes, taken.local_bytes) == (0, 0)
 
 
-def test_what_the_program_claims_is_proven() -> None:
+def test_the_programs_claims_are_proven() -> None:
     report = level().check()
     assert report, "\n".join(map(str, report.failures))
     names = {check.name for check in report}

@@ -64,7 +64,7 @@ def test_machine_code(which: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize("which", CODE, ids=IDS)
-def test_what_the_program_claims_is_proven(which: tuple[str, int]) -> None:
+def test_the_programs_claims_are_proven(which: tuple[str, int]) -> None:
     report = level_of(*which).check()
     assert report, "\n".join(map(str, report.failures))
     assert {"pipeline", "order of K"} & {check.name for check in report}
@@ -102,7 +102,7 @@ def test_without_the_proxy_fence_it_is_a_race(monkeypatch: pytest.MonkeyPatch) -
         changed(level_of("hopper_02_wgmma"), "no fence").emulate(64, 128, 128)
 
 
-def test_a_stage_given_back_too_early_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_released_too_early_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     from layoutgemm.kernels.dsl import bridge
 
     wait = bridge.Wgmma.wait

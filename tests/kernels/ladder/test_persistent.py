@@ -27,7 +27,7 @@ LEVELS = (6, 7, 8, 9, 10, 11, 12)
 # Ragged along M, N and K; clusters of tiles of C. Fewer k tiles than stages, then more.
 SIZES = {(260, 300, 72): 4, (140, 264, 328): 2}
 EARLY = Policy(loads="early", products="early", stores="early", elect="highest")
-# Instructions of a level besides the wgmmas and the two loads of a k tile; f32 leaves in pairs, or one by one.
+# Instructions of a level without the wgmmas and the two loads of a k tile; f32 is stored in pairs, or one by one.
 WAYS_OUT = {
     **{number: {"STG": 192, "STS": 0, "STSM": 0, "UTMASTG": 0} for number in (6, 7, 8)},
     **{number: {"STG": 0, "STS": 64, "STSM": 0, "UTMASTG": 4} for number in (9, 10)},
@@ -61,7 +61,7 @@ def compiled_level(number: int) -> Any:
 @dsl
 @pytest.mark.parametrize("number", LEVELS)
 def test_proven_and_told(number: int) -> None:
-    """All checks hold, and the table of roles and barriers in the docstring is the one that the model gives."""
+    """All checks hold, and the docstring's table of roles and barriers equals the model's."""
     found = level(number)
     report = found.check().require()
     assert any(check.name == "pipeline" for check in report)
@@ -70,7 +70,7 @@ def test_proven_and_told(number: int) -> None:
     assert len(found.program.read_text(encoding="utf-8").splitlines()) <= 260
 
 
-def test_the_order_saves_what_level_8_says() -> None:
+def test_the_tile_order_saves_the_traffic_that_level_8_states() -> None:
     tile, grid, panel = (128, 256), (8192 // 128, 8192 // 256), 8192 * 2
     told = {}
     for order in (Linear("N"), Grouped("M", group=8)):
@@ -98,7 +98,7 @@ def pipelines() -> dict[int, Pipeline]:
 
 
 def self_loading() -> Hopper:
-    """The model of level 12, whose cases together are every number of k tiles, and a warp's stores."""
+    """The model of level 12, with cases for every number of k tiles."""
     rounds = tuple((i % 2, 1) for i in range(4))
     return Hopper(
         3, (32768, 14336), 61440, empty_arrivals=16, cluster=(2, 1), consumers=2, blocks=2, early=1,
@@ -115,7 +115,7 @@ def test_the_models_are_the_programs() -> None:
 
 
 # What may go: one role's wait at the very end, since the others' keep the block there; the release of a block's last
-# stages, for which nobody waits where there is no next tile; a producer's last wait, for a stage that an earlier one
+# stages, for which no thread waits where there is no next tile; a producer's last wait, for a stage that an earlier one
 # covers; and the place in a ring of one buffer.
 LAST_WAIT = {"producer: ClusterWait()", "math: ClusterWait()"}
 MODELS: list[tuple[dict[str, Any], set[str]]] = [
@@ -133,14 +133,14 @@ MODELS: list[tuple[dict[str, Any], set[str]]] = [
 
 
 @pytest.mark.parametrize("given, spare", MODELS)
-def test_nothing_else_can_be_left_out_of_the_models(given: dict[str, Any], spare: set[str]) -> None:
+def test_every_action_of_the_models_is_needed(given: dict[str, Any], spare: set[str]) -> None:
     model = cluster_ring(2, 64, 64, (2, 1), warps=2, **given)
     assert model.prove()
     assert {name for name, mutant in deletions(model) if mutant.prove()} == spare
 
 
 def variant(pipeline: Pipeline, role: str, change: Any) -> Pipeline:
-    """The pipeline with every action of a role's k loop replaced by what `change` makes of it."""
+    """The pipeline with every action of a role's k loop replaced by `change`'s result."""
 
     def changed(program: Any) -> Any:
         out = []
@@ -216,7 +216,7 @@ def test_code(number: int) -> None:
 @emulated
 @pytest.mark.parametrize("number", LEVELS)
 def test_right_and_silent(number: int) -> None:
-    """Exact products at ragged sizes, every store in its place, and no race in two orders of execution.
+    """Exact products at ragged sizes, all stores in bounds, and no race in two orders.
 
     One cluster does all tiles, in turn; level 6, which is not persistent, has one for each.
     """
@@ -227,7 +227,7 @@ def test_right_and_silent(number: int) -> None:
 
 
 @dsl
-def test_whose_the_pitch_is() -> None:
+def test_edge_findings_depend_on_the_owner_of_the_pitch() -> None:
     """Levels that store by tensor copies own it up to the next 16 bytes; the harness gives them 16 bytes more."""
     for number in LEVELS:
         found = level(number)
@@ -238,8 +238,8 @@ def test_whose_the_pitch_is() -> None:
 
 @dsl
 @emulated
-def test_what_a_level_writes_beyond_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is in the pitch, it is reported to those who do not say whose that is, and further on nothing may be."""
+def test_a_levels_writes_beyond_its_rows_stay_in_the_pitch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in the pitch; it is reported unless the policy owns the pitch; nothing lies further on."""
     from layoutgemm.errors import EmulatorError
     from layoutgemm.kernels.dsl import bridge
     from layoutgemm.kernels.ladder import levels
@@ -295,7 +295,7 @@ PLANTED = [
 @dsl
 @emulated
 @pytest.mark.parametrize("number, pattern, which", PLANTED)
-def test_what_is_left_out_is_found(number: int, pattern: str, which: int) -> None:
+def test_missing_synchronisation_is_found(number: int, pattern: str, which: int) -> None:
     """The emulator's silence means something: each of these lines is missed when it is gone."""
     from layoutgemm.dtypes import bf16
     from layoutgemm.emulator.api import emulate_host

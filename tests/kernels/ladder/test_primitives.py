@@ -75,7 +75,7 @@ LEFT_OUT = (
 
 
 @pytest.mark.parametrize("run, function, found", LEFT_OUT, ids=lambda v: v if isinstance(v, str) else "")
-def test_what_is_left_out_is_found(run: Any, function: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_synchronisation_is_found(run: Any, function: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from layoutgemm.kernels.dsl import tcgen05 as bridge_tcgen05
 
     monkeypatch.setattr(bridge_tcgen05, function, nothing)

@@ -1,4 +1,4 @@
-"""What a call takes of the device's memory: every plan says it in bytes, and no kernel has a place for more."""
+"""Device memory of a call: every plan states its bytes, and kernels use no more."""
 
 from __future__ import annotations
 

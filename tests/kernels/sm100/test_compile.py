@@ -82,7 +82,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "tf32")) for n in CONFIGS])
-def test_the_code_holds_what_the_plan_says(name: str) -> None:
+def test_the_code_matches_the_plan(name: str) -> None:
     plan = CONFIGS[name]
     compiled = plan.compile()
     check_ptx(plan, compiled.ptx)
@@ -168,9 +168,9 @@ def request(m: int, n: int, a: str, b: str, majors: tuple[str, str], first: str)
 
 
 def requests() -> list[dict[str, Any]]:
-    """Every type and major, by one block and by a pair, and widths that need narrower swizzles; the first few say most.
+    """Every type and major, for one block and for a pair, and narrower swizzles.
 
-    `first` is the operand whose tensor map is compared.
+    The first few cover most. `first` is the operand whose tensor map is compared.
     """
     majors = list(itertools.product(("K", "MN"), repeat=2))
     quick = [request(128, 128, "bf16", "bf16", both, "abba"[i]) for i, both in enumerate(majors)]
@@ -206,7 +206,8 @@ def nvidia(
 
 
 def misfits(plan: Sm100Plan, answer: dict[str, Any]) -> list[str]:
-    """Where the plan differs from NVIDIA's derivation: descriptor words of every K block, instruction descriptor."""
+    """Differences between the plan and NVIDIA's derivation: descriptor words of every K block, instruction descriptor.
+    """
     found = []
     if (answer["group"], answer["kind"]) != (plan.blocks, plan.mma.kind):
         found.append(f"{plan.mma}, NVIDIA has cta_group::{answer['group']}.kind::{answer['kind']}")

@@ -71,7 +71,7 @@ def test_every_form_in_every_order(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["one block", "a pair"])
 def test_one_compile_serves_every_size(name: str) -> None:
-    """Edges along M, N and K, fewer k tiles than stages, more tiles than workers, fewer rows than a pair has."""
+    """Edges along M, N and K, few k tiles, many tiles, short pairs."""
     first = TABLE[name]
     for m, n, k in ((1, 8, 8), (257, 65, 200)):
         product = replace(first, m=m, n=n, k=k, workers=2)
@@ -80,7 +80,7 @@ def test_one_compile_serves_every_size(name: str) -> None:
 
 
 def overlap(accumulators: int) -> bool:
-    """Whether the second tile's products begin before the last of the first tile has been loaded, in logical time."""
+    """True if the second tile's products begin before the first tile's loads end."""
     from layoutgemm.kernels.run.emulated import linked
 
     product = Product(256, 64, 64, one(64, width=16, accumulators=accumulators), workers=1)

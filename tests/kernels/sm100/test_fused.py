@@ -34,7 +34,7 @@ def derive(form: str) -> Sm100Plan:
 
 
 @pytest.mark.parametrize("form", [pytest.param(f, marks=[pytest.mark.slow] * (f != next(iter(FORMS)))) for f in FORMS])
-def test_a_kernel_does_what_numpy_does(form: str) -> None:
+def test_a_kernel_equals_numpy(form: str) -> None:
     plan = derive(form)
     front = (plan.batch,) if plan.batch > 1 else ()
     m, n, k = plan.m, plan.n, plan.k

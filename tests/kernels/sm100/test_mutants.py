@@ -13,9 +13,9 @@ import pytest
 
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.emulator.mutation.mutants import alterations, deletions, fields
-from layoutgemm.emulator.mutation.run import Case, sample
+from layoutgemm.emulator.mutation.run import LaunchCase, sample
 from layoutgemm.emulator.mutation.survivors import Explainer
-from layoutgemm.emulator.ptx.parser import Kernel
+from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels.sm100.plan import Sm100Config, Sm100Plan
 from tests.kernels.sm90.test_mutants import case, unproven
 
@@ -31,7 +31,7 @@ ORDERS = (Policy(tensor_strict=True), Policy(tensor_strict=True, waits="reluctan
 
 
 @lru_cache
-def everything(form: str) -> tuple[Kernel, tuple[Case, ...]]:
+def everything(form: str) -> tuple[PtxKernel, tuple[LaunchCase, ...]]:
     plan = Sm100Plan.derive(*SIZES[0][:3], b="bf16:col", config=FORMS[form])
     found = [case(plan, *size, policy) for policy in ORDERS for size in SIZES]
     return found[0][0], tuple(one for _, one in found)

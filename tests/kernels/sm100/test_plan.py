@@ -63,7 +63,7 @@ def test_a_pair_has_half_of_each_operand_and_twice_the_bytes() -> None:
     assert both.mma.accumulator.columns == 128 and both.columns == 256
 
 
-def test_the_text_of_the_plan_says_what_the_claims_rest_on() -> None:
+def test_the_plans_text_states_the_basis_of_its_claims() -> None:
     plan = derive(config=pair(96), c="f16:col")
     text = plan.explain()
     for part in (

@@ -34,7 +34,7 @@ def plan_of(name: str) -> Sm80Plan:
 
 
 @pytest.mark.parametrize("name", LOOKED_AT)
-def test_what_the_code_holds(name: str) -> None:
+def test_the_code_matches_the_plan(name: str) -> None:
     plan = plan_of(name)
     compiled = plan.compile()
     sass, used = compiled.sass(), compiled.resources

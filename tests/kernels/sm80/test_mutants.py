@@ -14,9 +14,9 @@ import pytest
 
 from layoutgemm.emulator.machine.interpreter import Launch, Policy
 from layoutgemm.emulator.mutation.mutants import deletions
-from layoutgemm.emulator.mutation.run import Case
+from layoutgemm.emulator.mutation.run import LaunchCase
 from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
-from layoutgemm.emulator.ptx.parser import Kernel
+from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels.sm80.plan import Sm80Config, Sm80Plan
 
 pytestmark = [
@@ -34,7 +34,7 @@ FORMS = {
 SIZES = ((72, 136, 184), (64, 64, 32), (136, 79, 160), (136, 200, 32))
 
 
-def case(plan: Sm80Plan, m: int, n: int, k: int) -> tuple[Kernel, Case]:
+def case(plan: Sm80Plan, m: int, n: int, k: int) -> tuple[PtxKernel, LaunchCase]:
     from layoutgemm.kernels.run.emulated import linked
 
     host = linked(plan)
@@ -56,11 +56,11 @@ def case(plan: Sm80Plan, m: int, n: int, k: int) -> tuple[Kernel, Case]:
         return f"{int(wrong.sum())} elements of C are wrong" if wrong.any() else None
 
     launch()
-    return host.launches[0].kernel, Case(f"{m}x{n}x{k}", launch, check, Policy())
+    return host.launches[0].kernel, LaunchCase(f"{m}x{n}x{k}", launch, check, Policy())
 
 
 @lru_cache
-def everything(form: str) -> tuple[Kernel, tuple[Case, ...]]:
+def everything(form: str) -> tuple[PtxKernel, tuple[LaunchCase, ...]]:
     arch, config = FORMS[form]
     plan = Sm80Plan.derive(*SIZES[0], arch=arch, b="bf16:col", config=config)
     found = [case(plan, *size) for size in SIZES]
@@ -81,7 +81,7 @@ def test_every_instruction_is_reached(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_synchronises_is_needed(form: str) -> None:
+def test_every_synchronisation_is_needed(form: str) -> None:
     judge = explainer(form)
     rows = [judge.row(mutant) for mutant in deletions(judge.kernel)]
     # lanes of a warp are executed together, so that bar.warp.sync is not judged

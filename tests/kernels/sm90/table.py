@@ -40,9 +40,9 @@ class Product:
         )
 
     def values(self, seed: int = 0) -> tuple[Values, Values, Values]:
-        """A, B of small integers, whose every sum is exact, and C rounded to its type: each (batch, rows, columns).
+        """A and B of small integers with exact sums, and C: each (batch, rows, columns).
 
-        Integer types have all their values: no sum of theirs reaches the end of i32 here.
+        C is rounded to its type. Integer types take all their values: no sum of theirs reaches the end of i32 here.
         """
         rng = np.random.default_rng(seed)
         plan = self.plan()
@@ -57,7 +57,7 @@ class Product:
         return a, b, np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(np.matmul(a, b, dtype=np.float64))))
 
     def operand(self, op: Any, values: Values) -> tuple[Values, int, int]:
-        """(bits, leading, pitch) with NaN, or all bits, between the lines and between the matrices of a batch."""
+        """(bits, leading, pitch) with NaN, or all bits, between rows and matrices."""
         lines = values if op.order == "row" else values.swapaxes(1, 2)
         leading = padded_leading(op.dtype, lines.shape[2]) + 16
         bits = np.full((self.batch, lines.shape[1] + 1, leading), -1, np.int64).astype(op.dtype.storage)

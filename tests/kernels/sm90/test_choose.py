@@ -75,7 +75,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize("sizes", TABLE, ids=lambda s: "x".join(map(str, s)))
-def test_what_is_picked(sizes: tuple[int, int, int]) -> None:
+def test_chosen_configurations(sizes: tuple[int, int, int]) -> None:
     choice, reason = choose(*sizes)
     config = choice.config
     assert (config.tile, config.cluster, config.loader, choice.swapped, config.overlap) == TABLE[sizes], reason
@@ -198,7 +198,7 @@ def test_estimates_know_the_stages(sizes: tuple[int, int, int]) -> None:
 
 
 def test_blocks_share_the_weights() -> None:
-    """Of few rows of activations: what two blocks with weights of their own share, both wait for; four may gain."""
+    """With few rows, two blocks with weights of their own share, and both wait; four may gain."""
     for e in likeliest(300, 14336, 4096):
         assert e.cluster[0 if e.swapped else 1] == 1 or e.cluster[0] * e.cluster[1] > 2, e
 
@@ -248,7 +248,7 @@ def test_where_the_next_kernel_begins(case: tuple[int, int, int, str]) -> None:
     assert config.overlap and ("when it leaves" in reason) == (config.trigger == "end")
 
 
-# (M, N, K), order of B -> tile, parts of K: shapes that nobody chose, with few columns and long sums.
+# (M, N, K), order of B -> tile, split-K: random shapes, with few columns and long sums.
 PARTS = {
     (8, 1088, 10368, "K"): ((64, 64), 4),
     (8, 2112, 9472, "K"): ((64, 32), 2),
@@ -296,7 +296,7 @@ def test_the_widest_tile_of_few_rows_is_flat() -> None:
 
 
 def test_weights_are_loaded_first() -> None:
-    """Of few rows what this block alone reads, of clusters what their blocks share: the longer wait begins earlier."""
+    """With few rows, the block's own operand is loaded first; in clusters, the multicast one."""
     for sizes, b_major, order in (
         ((16, 14336, 4096), "K", "BA"),
         ((64, 8192, 8192), "K", "BA"),
@@ -314,14 +314,14 @@ def test_weights_are_loaded_first() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(4096, 4096, 4096), (4096, 4096, 4104), (512, 14336, 4096), (16, 4096, 4096)])
-def test_what_a_miss_fetches(sizes: tuple[int, int, int]) -> None:
+def test_l2_promotion_of_a_choice(sizes: tuple[int, int, int]) -> None:
     choice, want = choose(*sizes)[0], "256B" if sizes == (4096, 4096, 4096) else "128B"
     plan = choice.plan(*sizes, b="bf16:col")
     assert (plan.a.tma.l2_promotion, plan.b.tma.l2_promotion) == (want, want)
 
 
 @pytest.mark.parametrize("sizes", [(4000, 4000, 4000), (4000, 4008, 4096)])
-def test_rows_of_b_that_begin_between_lines_fetch_one_line_a_miss(sizes: tuple[int, int, int]) -> None:
+def test_misaligned_rows_of_b_fetch_128_bytes_a_miss(sizes: tuple[int, int, int]) -> None:
     """7776x1104x6248: 149.6 us, 169.4 where a miss fetches 256 bytes."""
     assert choose(*sizes, b_major="MN")[0].config.l2_promotion == "128B"
     assert choose(4096, 4096, 4096, b_major="MN")[0].config.l2_promotion == "256B"

@@ -79,7 +79,7 @@ def check_ptx(plan: TeachingPlan, ptx: str) -> None:
 
 
 def check_sass(plan: TeachingPlan, compiled: compiling.CompiledGemm) -> None:
-    """The machine code holds as many instructions of each kind as the plan implies, and nothing slow by mistake."""
+    """The machine code has the plan's instruction counts and no slow extras."""
     code, taken = compiled.sass(), compiled.resources
     k_blocks = len(plan.a.descriptor.k_steps)
     copies = len(plan.a.tma.instructions) + len(plan.b.tma.instructions)
@@ -129,7 +129,7 @@ def test_every_swizzle_and_tile(tile_n: int, tile_k: int, swizzles: tuple[str, .
 
 
 def oracle_requests() -> list[dict[str, Any]]:
-    """Every major and swizzle, as A and as B, for tiles of 64 x 64, 64 x 128 and 64 x 16, and for other N."""
+    """Every major and swizzle, as A and as B, for three tiles and other N."""
     layouts = list(itertools.product(("K", "MN"), SWIZZLES))
     requests = []
     for n, k in ((64, 64), (64, 128), (64, 16)):
@@ -171,7 +171,7 @@ def nvidia(folder_of_this_run: Path) -> list[tuple[dict[str, Any], dict[str, Any
 
 
 def misfits(plan: TeachingPlan, answer: dict[str, Any]) -> list[str]:
-    """Where the plan differs from NVIDIA's derivation: descriptor words of every K block, transposes, boxes."""
+    """Differences between the plan and NVIDIA's derivation: descriptor words of every K block, transposes, boxes."""
     found = []
     for index, (a, b, transposed_a, transposed_b) in enumerate(answer["wgmma"]):
         for operand, word, transposed in ((plan.a, a, transposed_a), (plan.b, b, transposed_b)):
@@ -269,7 +269,7 @@ SIZES = [
 
 
 def check_calls(plan: TeachingPlan, arguments: list[int], calls: list[dict[str, Any]]) -> None:
-    """The host function encodes the plan's boxes over the run's sizes, and launches one block a tile."""
+    """The host function encodes the plan's boxes and launches one block a tile."""
     a, b, _, m, n, k, lda, ldb, _, stream = arguments
     extents = {"m": m, "n": n, "k": k}
     *maps, launch = calls
@@ -305,7 +305,7 @@ def test_the_host_half_encodes_the_plan(recorder: str, tmp_path: Path) -> None:
 def test_tensor_maps_equal_nvidias(
     recorder: str, nvidia: list[tuple[dict[str, Any], dict[str, Any]]], tmp_path: Path
 ) -> None:
-    """The map that the DSL encodes for its own tile, and the arguments that we give the driver: the same fields."""
+    """The DSL's map of its own tile and our driver arguments have equal fields."""
     mn, k, leading, address = 1000, 2000, 2048, 2**40 + 256
     chosen = [(request, answer) for request, answer in nvidia if request["k"] == 64 and request["n"] == 64]
     assert {tuple(request["a"]) for request, _ in chosen} == set(itertools.product(("K", "MN"), SWIZZLES))

@@ -67,7 +67,7 @@ def test_which_operands_end_so() -> None:
 
 
 @pytest.mark.parametrize("cluster", [(1, 1), (1, 2)], ids=str)
-def test_what_is_wrong_is_found(cluster: tuple[int, int]) -> None:
+def test_wrong_plans_are_found(cluster: tuple[int, int]) -> None:
     made = plan(70, 40, cluster=cluster)
     a, right = made.a, made.a.ends
     assert ends_check(a, 64, made.c.dtype) and outcome(made) == ""

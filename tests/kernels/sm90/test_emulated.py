@@ -95,7 +95,7 @@ def test_another_order_of_events(name: str, policy: Policy) -> None:
 
 
 def test_a_kernel_takes_the_tiles_that_it_is_dealt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all are dealt the first, the others are missing."""
+    """If all clusters get the first tile, the other tiles are missing."""
     monkeypatch.setenv("LAYOUTGEMM_CACHE_DIR", "")
     monkeypatch.setattr(Dealt, "number", lambda self, nth, count, minimum=min: nth * 0)
     other = {"a grid of tiles, dealt out": (((0,), 1), ((1, 2, 3), 3)), "clusters dealt out": (((0, 1), 3),)}
@@ -119,7 +119,7 @@ def test_when_the_next_kernel_may_come(trigger: str, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("first", "shared"), [(None, True), ("B", True), ("A", False)])
-def test_whose_loads_are_issued_first(first: str | None, shared: bool) -> None:
+def test_the_order_of_the_first_loads(first: str | None, shared: bool) -> None:
     """Two blocks along M share B, whose copies are then the multicast ones."""
     product = TABLE["one tile, cluster 2x1, self"]
     product = replace(product, config=replace(product.config, first=first))

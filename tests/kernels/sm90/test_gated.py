@@ -39,7 +39,7 @@ def integers(shape: tuple[int, ...], seed: int, most: int = 3) -> np.ndarray:
 
 
 def product(a: np.ndarray, w: np.ndarray, kind: str = "relu") -> np.ndarray:
-    """What it is, from the definition: w is (2H, K)."""
+    """The gated product from the definition: w is (2H, K)."""
     gate, up = np.split(w.astype(np.float64), 2)
     return Gated(kind).apply((a @ gate.T).astype(np.float32), (a @ up.T).astype(np.float32), Math)
 
@@ -106,12 +106,12 @@ def test_integers_are_gated_as_floats() -> None:
 
 
 def broken(plan: Sm90Plan, **changes: Any) -> str:
-    """The names of the checks that fail for a plan in which something of B's copies is changed."""
+    """Names of the failed checks of a plan with a changed field of B's copies."""
     report = replace(plan, b=replace(plan.b, tma=replace(plan.b.tma, **changes))).check()
     return ", ".join(check.name for check in report if not check)
 
 
-def test_what_is_wrong_is_seen() -> None:
+def test_wrong_plans_are_found() -> None:
     plan, a, w = problem("pair")
     copies = plan.b.tma.instructions
     assert [copy.coord_offset for copy in copies] == [(0, 0, 0), (0, 0, 1)]  # each of the pair sends a half to both
@@ -151,7 +151,7 @@ def test_refusals() -> None:
         error_bound(plan, np.ones((64, 64)), np.ones((64, 128)))
 
 
-def test_it_says_what_it_does() -> None:
+def test_the_explanation_names_the_gate() -> None:
     plan = problem("plain", "silu")[0]
     assert plan.tiles == (2, 3) and plan.tile_c == (64, 32)
     assert str(plan).endswith("gated by silu")
@@ -202,7 +202,7 @@ def test_every_gated_tile_that_may_be_chosen_is_derived() -> None:
     assert (False, 208) in found
 
 
-def test_what_is_chosen_for_no_gated_product_is_refused() -> None:
+def test_configurations_for_other_products_are_refused() -> None:
     for given, text in (
         ({"b_major": "MN"}, "b_major = 'MN': gated by silu"),
         ({"batch": 3}, "batch = 3: gated by silu"),

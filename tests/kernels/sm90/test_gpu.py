@@ -1,8 +1,7 @@
 """The production kernel on a GPU: every form against float64, operands as torch makes them, and launches that overlap.
 
-Programmatic dependent launch lets a kernel begin while the one before it still writes. The chains here read, in every
-launch, what the launch before has written, and write over what that one has read; a chain without overlap says what has
-to come out, bit by bit.
+Programmatic dependent launch lets a kernel begin while the previous one still writes. In the chains here every launch
+reads the previous launch's output and overwrites its input. A chain without overlap gives the expected bits.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "e4
 
 
 def tensor(operand: Any, values: Any) -> Any:
-    """Values as the operand lies, on the GPU, padded so that a tensor map takes them."""
+    """Values in the operand's layout on the GPU, padded for a tensor map."""
     lines = values if operand.order == "row" else np.swapaxes(values, -1, -2)
     pitch = -(-lines.shape[-1] // 16) * 16
     whole = torch.zeros((*lines.shape[:-1], pitch), device="cuda").to(TYPES[operand.dtype.name])
@@ -114,7 +113,7 @@ def test_operands_as_torch_makes_them() -> None:
     a, b = integers(3, 72, 200), integers(3, 136, 200)
     want = (a.double() @ b.double().transpose(1, 2)).bfloat16()
     assert torch.equal(plan.run(a, b.transpose(1, 2), copy=False).c, want)
-    # matrices of a batch between one another's lines
+    # each matrix of the batch lies between the rows of another
     between = integers(72, 3, 200)
     got = plan.run(between.transpose(0, 1), b.transpose(1, 2), copy=False)
     assert torch.equal(got.c, (between.transpose(0, 1).double() @ b.double().transpose(1, 2)).bfloat16())
@@ -127,7 +126,7 @@ def test_operands_as_torch_makes_them() -> None:
         plan.run(same, b.transpose(1, 2), copy=False)
 
 
-def test_where_the_product_goes() -> None:
+def test_outputs_of_the_product() -> None:
     plan = GemmPlan.derive(72, 135, 200, b="bf16:col", config=small())
     a, b = integers(72, 200), integers(135, 200).T
     want = (a.double() @ b.double()).bfloat16()
@@ -251,7 +250,7 @@ def test_a_chain_of_launches_that_overlap(chains: tuple[Chain, Chain], seed: int
 
 @pytest.mark.parametrize("seed", range(5, 8))
 def test_a_chain_in_a_graph(chains: tuple[Chain, Chain], seed: int) -> None:
-    """Captured, launches follow one another as closely as they can."""
+    """In a graph, launches follow as closely as they can."""
     apart, together = chains
     want = apart.run(order(seed)).clone()
     torch.cuda.synchronize()

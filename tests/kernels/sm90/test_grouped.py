@@ -90,7 +90,7 @@ def test_compiled_kernel_is_exact(form: str) -> None:
     ],
 )
 def test_in_other_orders_of_events(policy: Policy) -> None:
-    """Of two tiles that write one row the later one would win: which that is, changes with the order."""
+    """Two tiles that write one row conflict: the order decides which one wins."""
     from layoutgemm.kernels.run.arrays import global_matrix
     from layoutgemm.kernels.run.emulated import emulate_plan
     from layoutgemm.kernels.run.epilogue_operands import given_of, words_of_arrays
@@ -105,7 +105,7 @@ def test_in_other_orders_of_events(policy: Policy) -> None:
 
 @needs_dsl
 @pytest.mark.dsl
-def test_one_kernel_for_any_groups_and_rows_in_none_stay() -> None:
+def test_one_kernel_serves_all_groups_and_leaves_ungrouped_rows() -> None:
     """The same compiled kernel: fewer groups, fewer rows than C has, and a C in the middle of other lines."""
     from layoutgemm.kernels.run.emulated import emulate_launch
 
@@ -130,7 +130,7 @@ def test_one_kernel_for_any_groups_and_rows_in_none_stay() -> None:
 
 @needs_dsl
 @pytest.mark.dsl
-def test_what_the_compiler_made() -> None:
+def test_the_compiled_code() -> None:
     config = Sm90Config((128, 256), chunks=1, buffers=2)
     plan = Sm90Plan.derive(1000, 512, 512, batch=8, b="bf16:col", config=config, ragged=Ragged.of(8))
     plan.check().require()
@@ -158,11 +158,11 @@ def test_the_table_and_the_search() -> None:
 
 
 def failing(plan: Sm90Plan) -> set[str]:
-    # "derivation" names each field that was exchanged, besides.
+    # "derivation" also names each field that was exchanged.
     return {check.name for check in plan.check() if not check} - {"derivation"}
 
 
-def test_what_is_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_plans_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = problem("one")[0]
     assert failing(plan) == set()
     assert plan.store is not None

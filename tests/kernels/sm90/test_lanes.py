@@ -1,8 +1,8 @@
-"""The production kernel's warps and their lanes: every form keeps to PTX's word, and needs each bar.warp.sync it has.
+"""The production kernel's warps and lanes: each bar.warp.sync is needed, and they suffice.
 
-A warp that stores its own rows of C meets twice a round: lane 0 waits until its store has read the buffer, then all
-lanes write it; all lanes have written and fenced it, then lane 0 stores it. Either barrier left out is a race of lanes,
-but for the first of a round whose buffer nothing was stored from yet: in a kernel of one tile that is never so.
+A warp that stores its own rows of C synchronises twice a round. First lane 0 waits until its store has read the buffer,
+then all lanes write it. After all lanes have written and fenced it, lane 0 stores it. Without either barrier lanes
+race, except in the first round, whose buffer no store has used yet. A kernel of one tile has only such rounds.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import pytest
 from layoutgemm.emulator.api import ORDERS
 from layoutgemm.emulator.machine.interpreter import Launch, Policy
 from layoutgemm.emulator.mutation.mutants import deletions
-from layoutgemm.emulator.mutation.run import Case, verdict
+from layoutgemm.emulator.mutation.run import LaunchCase, verdict
 from layoutgemm.emulator.mutation.survivors import Explainer
-from layoutgemm.emulator.ptx.parser import Kernel
+from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels.derive import padded_leading
 from tests.kernels.sm90.table import TABLE, Product
 from tests.kernels.sm90.test_emulated import emulate
@@ -32,7 +32,7 @@ QUICK = ("pingpong", "K in 2 parts of two blocks", "f32 rows")
 STRICT = replace(ORDERS[0], lanes="strict")
 
 
-def case(product: Product, policy: Policy) -> tuple[Kernel, Case]:
+def case(product: Product, policy: Policy) -> tuple[PtxKernel, LaunchCase]:
     """A product, whose results are not looked at: `emulate` does that."""
     from layoutgemm.kernels.run.emulated import linked
 
@@ -51,7 +51,7 @@ def case(product: Product, policy: Policy) -> tuple[Kernel, Case]:
 
     launch()
     kernel = host.launches[0].kernel
-    return kernel, Case(str(plan), launch, lambda done: None, replace(policy, edges=False))
+    return kernel, LaunchCase(str(plan), launch, lambda done: None, replace(policy, edges=False))
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in TABLE])
@@ -66,7 +66,7 @@ def stores_by_warp(name: str) -> bool:
 
 # Two blocks and one; the barriers of the other forms are between the same two steps, in the longer run.
 @pytest.mark.parametrize("name", [n if n in QUICK[1:] else pytest.param(n, marks=pytest.mark.slow) for n in TABLE])
-def test_no_warp_barrier_can_be_left_out(name: str) -> None:
+def test_every_warp_barrier_is_needed(name: str) -> None:
     product = replace(TABLE[name], workers=1)  # so that a warp has more than one tile, where a kernel may
     kernel, one = case(product, Policy())
     plan, barriers = product.plan(), list(deletions(kernel, ("bar.warp.sync",)))

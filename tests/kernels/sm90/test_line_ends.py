@@ -1,4 +1,4 @@
-"""Where lines of C end: what a plan says that its stores write beyond them is what its compiled kernel writes."""
+"""Rows of C that end within 16 bytes: the compiled kernel's stores equal the plan's statement."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL = Sm90Config((64, 64), consumers=1)
         ("bf16", 1, 1, 14),
     ],
 )
-def test_what_a_plan_says(c: str, m: int, n: int, beyond: int) -> None:
+def test_the_plans_statement_of_row_ends(c: str, m: int, n: int, beyond: int) -> None:
     plan = Sm90Plan.derive(m, n, 64, c=c, config=SMALL)
     assert plan.bytes_beyond_line == beyond
     assert plan.beyond_line == "" if beyond == 0 else f"{beyond} bytes beyond it are overwritten" in plan.beyond_line
@@ -38,7 +38,7 @@ def test_what_a_plan_says(c: str, m: int, n: int, beyond: int) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL (extra `dsl`)")
 @pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler: gcc or clang")
 @pytest.mark.parametrize("store", ["tma", "direct"])
-def test_what_its_kernel_writes(store: str) -> None:
+def test_the_kernels_writes_at_row_ends(store: str) -> None:
     """Rows of 61 in a matrix of 80 columns: 61 to 63 are the kernel's, and reported, or stay as they are."""
     from layoutgemm.kernels.run.emulated import emulate_launch
 

@@ -1,7 +1,7 @@
 """The production kernel's mutants: each is caught by a few shapes, or provably changes nothing.
 
-Four of its forms, on small tiles; three with few workers, so that each block computes several tiles: self-loading, with
-a loader of its own in a cluster that shares loads, and pingpong; and K in two parts, each of blocks that share loads.
+There are four forms, on small tiles. Three have few workers, so that each block computes several tiles: self-loading, a
+loader warpgroup in a multicast cluster, and pingpong. The fourth is split-K by two, with multicast clusters.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import pytest
 from layoutgemm.emulator.machine.interpreter import Launch, Policy
 from layoutgemm.emulator.mutation.api import mutate
 from layoutgemm.emulator.mutation.mutants import alterations, deletions, fields
-from layoutgemm.emulator.mutation.run import Case, Row, sample
+from layoutgemm.emulator.mutation.run import LaunchCase, MutantOutcome, sample
 from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
-from layoutgemm.emulator.ptx.parser import Kernel
+from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
 
 pytestmark = [
@@ -37,7 +37,7 @@ SIZES = ((192, 136, 320, 1), (128, 64, 64, 1), (72, 200, 136, 1), (192, 136, 64,
 ORDERS = (Policy(), Policy(waits="reluctant"))
 
 
-def case(plan: Sm90Plan, m: int, n: int, k: int, workers: int, policy: Policy) -> tuple[Kernel, Case]:
+def case(plan: Sm90Plan, m: int, n: int, k: int, workers: int, policy: Policy) -> tuple[PtxKernel, LaunchCase]:
     from layoutgemm.kernels.run.emulated import linked
 
     host = linked(plan)
@@ -57,11 +57,11 @@ def case(plan: Sm90Plan, m: int, n: int, k: int, workers: int, policy: Policy) -
         return f"{int(wrong.sum())} elements of C are wrong" if wrong.any() else None
 
     launch()
-    return host.launches[0].kernel, Case(f"{m}x{n}x{k} by {workers}", launch, check, policy)
+    return host.launches[0].kernel, LaunchCase(f"{m}x{n}x{k} by {workers}", launch, check, policy)
 
 
 @lru_cache
-def everything(form: str) -> tuple[Kernel, tuple[Case, ...]]:
+def everything(form: str) -> tuple[PtxKernel, tuple[LaunchCase, ...]]:
     plan = Sm90Plan.derive(*SIZES[0][:3], b="bf16:col", config=FORMS[form])
     found = [case(plan, *size, policy) for policy in ORDERS for size in SIZES]
     return found[0][0], tuple(one for _, one in found)
@@ -80,7 +80,7 @@ def test_every_instruction_is_reached(form: str) -> None:
     assert [str(ins) for ins in judge.kernel.instructions if not judge.executed[ins.pc]] == []
 
 
-def unproven(rows: list[Row]) -> list[str]:
+def unproven(rows: list[MutantOutcome]) -> list[str]:
     """Survivors without a proof."""
     left = [row for row in rows if not row.caught and row.reason.split(":")[0] not in PROVEN]
     return [f"{row.mutant}: {row.reason}" for row in left]

@@ -13,9 +13,9 @@ import pytest
 
 from layoutgemm.emulator.machine.interpreter import Launch, Policy
 from layoutgemm.emulator.mutation.mutants import deletions, fields
-from layoutgemm.emulator.mutation.run import Case, sample, unreached
+from layoutgemm.emulator.mutation.run import LaunchCase, sample, unreached
 from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
-from layoutgemm.emulator.ptx.parser import Kernel
+from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
 from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
@@ -35,7 +35,7 @@ ORDERS = (Policy(), Policy(waits="reluctant"))
 
 
 def problem(form: str, shape: Any) -> tuple[Sm90Plan, tuple[Any, ...], np.ndarray]:
-    """The plan, the arguments of a launch of one worker but for C, and what C is to be."""
+    """The plan, a one-worker launch's arguments without C, and the expected C."""
     rows, n, k = shape
     rng = np.random.default_rng(n + k)
     if form == "promoted":
@@ -65,7 +65,7 @@ def problem(form: str, shape: Any) -> tuple[Sm90Plan, tuple[Any, ...], np.ndarra
     return plan, (*bits, *sizes, *words, *[0] * (16 - len(words))), plan.c.dtype.encode(want.astype(np.float32))
 
 
-def case(form: str, shape: Any, policy: Policy) -> tuple[Kernel, Case]:
+def case(form: str, shape: Any, policy: Policy) -> tuple[PtxKernel, LaunchCase]:
     from layoutgemm.kernels.run.emulated import linked
 
     plan, (a, b, *rest), want = problem(form, shape)
@@ -83,11 +83,11 @@ def case(form: str, shape: Any, policy: Policy) -> tuple[Kernel, Case]:
         return f"{int(wrong.sum())} elements of C are wrong" if wrong.any() else None
 
     launch()
-    return host.launches[0].kernel, Case(f"{shape}", launch, check, policy)
+    return host.launches[0].kernel, LaunchCase(f"{shape}", launch, check, policy)
 
 
 @lru_cache
-def everything(form: str) -> tuple[Kernel, tuple[Case, ...]]:
+def everything(form: str) -> tuple[PtxKernel, tuple[LaunchCase, ...]]:
     found = [case(form, shape, policy) for policy in ORDERS for shape in SHAPES[form]]
     return found[0][0], tuple(one for _, one in found)
 

@@ -1,4 +1,4 @@
-"""How many clusters find a place: what is known of an H200, and what a GPU says of itself."""
+"""Resident clusters: the known counts of an H200, and a GPU's own answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_fewer_places_than_multiprocessors() -> None:
 
 
 def test_a_persistent_kernel_has_as_many_clusters_as_find_a_place() -> None:
-    """Of four blocks 30 on an H200, not 33: three would begin when others have ended."""
+    """An H200 holds 30 clusters of four blocks, not 33: three would start after others end."""
     launch = pytest.importorskip("layoutgemm.torch_op.launch", reason="torch is not installed: pip install torch")
     for cluster, wanted in (((1, 1), 132), ((2, 1), 66), ((2, 2), 30), ((2, 4), 15)):
         choice = Sm90Choice(Sm90Config((128, 128), cluster=cluster))
@@ -44,7 +44,7 @@ def test_a_persistent_kernel_has_as_many_clusters_as_find_a_place() -> None:
 
 
 def test_one_function_counts_the_clusters_of_a_launch() -> None:
-    """Where else a GPU's multiprocessors are read, they are shown."""
+    """Other places that read a GPU's SM count only display it."""
     shown = {"doctor.py", "machine.py", "on_gpu.py", "occupancy.py"}
     readers = set()
     for path in [path for folder in ("layoutgemm", "benchmarks", "kernels") for path in (ROOT / folder).rglob("*.py")]:
@@ -126,7 +126,7 @@ def test_a_launch_of_a_plan_has_as_many_clusters_as_are_resident(name: str, monk
 
 
 def test_clusters_without_a_place_are_not_chosen() -> None:
-    """A chip with 14 places for clusters of eight gets no grid of 15, nor with none a cluster of eight or four."""
+    """A chip that holds 14 clusters of eight gets no grid of 15, nor an unplaceable cluster."""
     shape = 184, 7624, 13136  # lines begin between the memory's: clusters share as much as they can
     sizes = []
     for clusters in ((66, 39, 30, 15), (66, 39, 30, 8), (66, 39, 0, 0)):
@@ -162,8 +162,8 @@ def test_a_gpu_that_does_not_answer_has_an_h200s_share(monkeypatch: pytest.Monke
     assert device_places.places.__wrapped__(0, 114) == Places(114)
 
 
-def test_the_rounds_are_those_that_were_seen() -> None:
-    """Of each size of cluster, in the record's launch of as many as find a place; moved by one they are not."""
+def test_rounds_equal_the_record() -> None:
+    """The dealt rounds equal the recorded launch for each cluster size; shifted by one they differ."""
     record = json.loads((ROOT / "benchmarks" / "results" / "places_h200.json").read_text())
     assert tuple(record["clusters"]) == Places().clusters and tuple(record["sizes"]) == SIZES
     known = [blocks for blocks in (1, *SIZES) if Places().dealt(blocks)]
@@ -175,7 +175,7 @@ def test_the_rounds_are_those_that_were_seen() -> None:
 
 
 @pytest.mark.gpu
-def test_what_the_gpu_says() -> None:
+def test_the_gpus_answer() -> None:
     """Whole clusters that fit; the context that was current stays so."""
     import torch
     from cuda.bindings import driver

@@ -59,7 +59,7 @@ def test_every_plan_of_the_table_holds(name: str) -> None:
     assert len(report) >= 23
 
 
-def test_a_share_of_the_tile_is_what_a_block_sends() -> None:
+def test_a_multicast_share_is_the_part_that_a_block_sends() -> None:
     plan = derive(tile=(128, 64), cluster=(2, 2), loader="warp", stages=2)
     assert (plan.a.tma.sent_bytes, plan.b.tma.sent_bytes, plan.full_bytes) == (8192, 4096, 24576)
     assert plan.empty_arrivals == 2 * 4 * 3  # warps of a block; blocks of its row or column
@@ -360,7 +360,7 @@ def test_a_loader_warp_takes_registers_for_four() -> None:
         assert bool(GemmPlan.derive(512, 512, 512, b="bf16:col", config=config).check()) is fits
 
 
-def test_registers_say_what_spills() -> None:
+def test_spills_are_predicted_from_registers() -> None:
     """Two blocks of 256 columns are 256 accumulators, more than a thread has."""
     failed = GemmPlan.derive(512, 512, 512, b="bf16:col", config=Sm90Config((256, 256), stages=2)).check().failures
     assert [check.name for check in failed] == ["registers"] and failed[0].witness == "27 too many"
@@ -372,7 +372,7 @@ def test_registers_say_what_spills() -> None:
 
 
 def test_the_docstring_of_the_kernel_has_the_rows_of_the_plans() -> None:
-    """Names and kinds of barriers, computed from plans of every form, against the table that people read."""
+    """Names and kinds of barriers, from plans of every form, against the docstring's table."""
     program = Path(__file__).parents[3] / "layoutgemm/kernels/sm90/device/gemm.py"
     text = program.read_text(encoding="utf-8").split('"""')[1]
     table = text.split("waited for by\n")[1].split("\n\n")[0].splitlines()
@@ -531,7 +531,7 @@ def test_torch_tensors_on_the_cpu() -> None:
 
 
 def test_operands_and_outputs_as_tensor_maps_take_them() -> None:
-    """What a GPU run makes of strides, without a GPU: nothing here is launched."""
+    """The strides of a GPU run, without a GPU: nothing here is launched."""
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
     from layoutgemm.kernels.run.tensor_maps import target, tma_operand
     from layoutgemm.kernels.run.torch_tensors import check_out
@@ -587,7 +587,7 @@ def test_operands_and_outputs_as_tensor_maps_take_them() -> None:
     {"tile": (128, 32), "single": True},
 ])  # fmt: skip
 def test_the_budget_of_shared_memory_names_the_bytes_of_each_part(config: dict[str, Any]) -> None:
-    """What no part is named for is the barriers and what aligns them."""
+    """The unnamed rest is the barriers and their alignment."""
     plan = derive(**config)
     check = next(check for check in plan.check().checks if check.name == "shared memory")
     for operand in (plan.a, plan.b):

@@ -125,11 +125,11 @@ def test_the_code_has_one_run_of_products_and_one_multiplication_an_element(conf
 
 
 def failing(plan: Sm90Plan) -> set[str]:
-    # "derivation" names each field that was exchanged, besides.
+    # "derivation" also names each field that was exchanged.
     return {check.name for check in plan.check() if not check} - {"derivation"}
 
 
-def test_what_is_wrong_is_seen() -> None:
+def test_wrong_plans_are_found() -> None:
     plan = problem("two")[0]
     assert failing(replace(plan, mainloop=scaled(depth=64))) == {"promotion"}
     # a number for every 48 columns in tiles of 64: the second tile begins inside of a group

@@ -1,7 +1,7 @@
-"""Sums are read behind the wait for their products, whatever the end of a tile does with them first.
+"""Accumulators are read only after the wait for their products, in every epilogue.
 
-Where that takes nothing but the sum, compilers moved it above the wait: ptxas then waits for every wgmma by itself, and
-the emulator refuses to read what is being computed.
+Compilers moved an epilogue that needs the accumulator alone above the wait. ptxas then waits for every wgmma by itself,
+and the emulator refuses to read a register in flight.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.dsl
 
 CONFIG = {"tile": (64, 32), "consumers": 1, "loader": "warp", "launch": "tiles", "stages": 2}
 RELU = Epilogue(Activation("relu"))
-# What `derive` takes, what the configuration has besides, and what the kernel is given.
+# The arguments of `derive`, further fields of the configuration, and the kernel's arguments.
 FORMS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "relu": ({"epilogue": RELU}, {}, {}),
     "relu squared": ({"epilogue": Epilogue(Activation("relu_sq"))}, {}, {}),

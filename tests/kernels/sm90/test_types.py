@@ -45,7 +45,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("given, text", REFUSED)
-def test_what_is_refused_is_named(given: Any, text: str) -> None:
+def test_refusals_name_the_type(given: Any, text: str) -> None:
     with pytest.raises(PlanError, match=text):
         operands(*given)
 
@@ -99,7 +99,7 @@ def test_the_tensor_map_is_one_that_rounds() -> None:
 
 
 def test_the_bound_of_tf32() -> None:
-    """It holds for what is rounded to nearest, and would not for what is cut off."""
+    """The bound holds for rounding to nearest, and would fail for truncation."""
     plan = derive("tf32", "tf32:col", m=70, n=40, k=300)
     rng = np.random.default_rng(1)
     a, b = (rng.uniform(0.5, 1, shape).astype(np.float32) for shape in ((70, 300), (300, 40)))
@@ -194,7 +194,7 @@ def test_torch_tensors() -> None:
     assert result.c.dtype == torch.float32 and np.array_equal(np.asarray(result), tf32.decode(tf32.encode(halves())))
 
 
-def test_what_is_not_k_major_is_copied_for_the_gpu() -> None:
+def test_operands_that_are_not_k_major_are_copied() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
     from layoutgemm.kernels.run.tensor_maps import tma_operand
 
@@ -241,7 +241,7 @@ PLANTED = [
 @dsl
 @emulated
 @pytest.mark.parametrize("pattern, which, said", PLANTED)
-def test_what_is_left_out_of_the_tied_form_is_found(pattern: str, which: int, said: str) -> None:
+def test_omissions_in_the_tied_form_are_found(pattern: str, which: int, said: str) -> None:
     """The accumulator's registers are tied by hand for tf32: what orders their use is missed when it is gone."""
     from layoutgemm.emulator.api import emulate_host
     from layoutgemm.emulator.host.launcher import HostFunction

@@ -16,9 +16,9 @@ import pytest
 
 from layoutgemm.emulator.machine.interpreter import Launch
 from layoutgemm.emulator.mutation.mutants import Mutant, deletions, edited, fields
-from layoutgemm.emulator.mutation.run import Case, Survey, sample, verdict
+from layoutgemm.emulator.mutation.run import LaunchCase, Survey, sample, verdict
 from layoutgemm.emulator.mutation.survivors import Explainer
-from layoutgemm.emulator.ptx.parser import Kernel
+from layoutgemm.emulator.ptx.parser import PtxKernel
 from layoutgemm.kernels import TeachingPlan
 
 pytestmark = [
@@ -29,7 +29,7 @@ pytestmark = [
 SIZES = ((64, 64, 64), (70, 66, 100), (64, 130, 192), (33, 64, 328))
 
 
-def case(m: int, n: int, k: int) -> tuple[Kernel, Case]:
+def case(m: int, n: int, k: int) -> tuple[PtxKernel, LaunchCase]:
     from layoutgemm.kernels.run.emulated import linked
 
     plan = TeachingPlan.derive(m, n, k, a="bf16", b="bf16:col", c="f32")
@@ -51,11 +51,11 @@ def case(m: int, n: int, k: int) -> tuple[Kernel, Case]:
         return None if np.array_equal(got, want) else f"{int((got != want).sum())} elements of C are wrong"
 
     launch()
-    return host.launches[0].kernel, Case(f"{m}x{n}x{k}", launch, check)
+    return host.launches[0].kernel, LaunchCase(f"{m}x{n}x{k}", launch, check)
 
 
 @lru_cache
-def everything() -> tuple[Kernel, tuple[Case, ...]]:
+def everything() -> tuple[PtxKernel, tuple[LaunchCase, ...]]:
     found = [case(*size) for size in SIZES]
     return found[0][0], tuple(one for _, one in found)
 
@@ -75,7 +75,7 @@ def test_every_instruction_is_reached() -> None:
     assert [str(ins) for ins in judge.kernel.instructions if not judge.executed[ins.pc]] == []
 
 
-def test_what_synchronises_cannot_be_left_out() -> None:
+def test_every_synchronisation_is_needed() -> None:
     """Every deletion is caught but those of the two fences after the barriers' initialisation: either of them shows the
     barriers to the copy engine, so that one may go. Without both it is a race."""
     kernel, cases = everything()
@@ -93,8 +93,7 @@ def test_what_synchronises_cannot_be_left_out() -> None:
 
 @pytest.mark.parametrize("count", [35, pytest.param(10**6, marks=pytest.mark.slow)], ids=("some", "all"))
 def test_wrong_fields_are_seen(count: int) -> None:
-    """All but the leading offsets, which the hardware does not read of an operand that lies within one span: with other
-    ones every product reads the same bytes."""
+    """All fields but the leading offsets, which hardware ignores for an operand within one span."""
     every = list(fields(everything()[0]))
     unread = [mutant for mutant in every if "leading offset" in mutant.change]
     assert len(every) > 150 and len(unread) == 16

@@ -58,7 +58,7 @@ def test_one_line_has_no_pitch():
         assert torch.equal(plan.run(a, b).c, product(a, b))
 
 
-def test_out_with_a_pitch_of_its_own_keeps_what_lies_between():
+def test_out_with_its_own_pitch_keeps_the_gaps():
     plan = TeachingPlan.derive(M, N, K, c="bf16")
     whole = torch.full((M, N + 7), 5.0, dtype=torch.bfloat16, device="cuda")
     a, b = integers(M, K), integers(K, N)

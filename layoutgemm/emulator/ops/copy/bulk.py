@@ -1,11 +1,11 @@
-"""Bulk copies of contiguous bytes, and asynchronous stores: cp.async.bulk, cp.reduce.async.bulk, st.async, red.async.
+"""Bulk copies and asynchronous stores: cp.async.bulk, cp.reduce.async.bulk, st.async, red.async.
 
 The copy engine reads and writes through the async proxy. A copy into shared memory counts its bytes down on an mbarrier
-of the block that it writes to; one into global memory is in its thread's bulk group. "Late" a load lands when nothing
-else can run, and a store reads when it is waited for.
+of the destination block. A copy into global memory is in its thread's bulk group. With policy "late" a load lands when
+nothing else can run, and a store reads when it is waited for.
 
 PTX ISA, "Data Movement and Conversion Instructions: Bulk copy", "cp.async.bulk", "cp.reduce.async.bulk",
-"cp.async.bulk.prefetch", "st.async"; "red.async". The multimem forms are left out.
+"cp.async.bulk.prefetch", "st.async"; "red.async". The multimem forms are not supported.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ....errors import EmulatorError
 from ...machine.interpreter import Cta, Fiber
 from ...machine.memory import span, span_parts
 from ...ptx.codegen import bits_of
-from ...ptx.parser import Instruction
+from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
-from ...races.happens_before import Event
+from ...races.happens_before import MemoryEvent
 from ...races.lanes import STRONG
-from ..barrier import Mbarrier, barriers_of, mbarrier_at
+from ..barrier import EmulatedMbarrier, barriers_of, mbarrier_at
 from ..memory import UNSIGNED, block_of, said, updater
 from ..registry import operation
 from . import bulk_groups
 
 Bytes = npt.NDArray[np.uint8]
-Combine = Callable[[Bytes, Bytes], Bytes]  # (bytes there, bytes that come) -> bytes
+Combine = Callable[[Bytes, Bytes], Bytes]  # (bytes there, incoming bytes) -> bytes
 
 
 # What the forms have in common ----------------------------------------------------------------------------------------
@@ -46,52 +46,56 @@ def block_size(fiber: Fiber, value: Any) -> int:
 
 
 def shared_block(fiber: Fiber, cta: Cta, offset: int, size: int, what: str) -> None:
-    """Refuse a place in shared memory that is not aligned, or outside."""
+    """Refuse a shared-memory location that is misaligned or outside."""
     if offset % BULK_ALIGNMENT:
-        raise EmulatorError(f"{what}: shared offset {offset:#x} is no multiple of {BULK_ALIGNMENT}")
+        raise EmulatorError(f"{what}: shared offset {offset:#x} is not a multiple of {BULK_ALIGNMENT}")
     if offset + size > cta.shared.size:
         raise EmulatorError(f"{what}: shared offset {offset:#x} and {size} bytes, of {cta.shared.size:#x} bytes")
 
 
 def global_address(address: int, what: str) -> int:
-    """Refuse a global address that is not aligned."""
+    """Refuse a misaligned global address."""
     if address % BULK_ALIGNMENT:
-        raise EmulatorError(f"{what}: global address {address:#x} is no multiple of {BULK_ALIGNMENT}")
+        raise EmulatorError(f"{what}: global address {address:#x} is not a multiple of {BULK_ALIGNMENT}")
     return address
 
 
 def issuers(fiber: Fiber) -> list[int]:
-    """The fiber's lanes, each as a bit mask: every one issues a copy of its own."""
+    """The fiber's lanes, each as a bit mask: every lane issues a copy of its own."""
     return [1 << lane for lane in range(32) if fiber.lanes >> lane & 1]
 
 
-def reads_shared(fiber: Fiber, cta: Cta, offset: int, size: int, event: Event, ins: Instruction, by: int = 0) -> None:
-    """Check and record that an asynchronous operation reads shared memory; `by`: the lanes that issued it."""
+def reads_shared(
+    fiber: Fiber, cta: Cta, offset: int, size: int, event: MemoryEvent, ins: PtxInstruction, by: int = 0
+) -> None:
+    """Check and record an asynchronous read of shared memory; `by`: the lanes that issued it."""
     fresh = ~cta.shared.written[offset : offset + size]
     if fresh.any():
         at = offset + int(np.argmax(fresh))
         message = f"{ins.opcode} reads shared offset {at:#x}, never written"
         fiber.machine.problem("uninitialised", message, fiber)
     fiber.machine.touch(fiber, cta, span(offset, size), False, said(fiber, ins), event, True, by=by)
-    # The block must not end, and its memory go to another, before the engine has read it.
+    # The block must not end and free its memory before the engine has read it.
     cta.remote.append((event, said(fiber, ins)()))
 
 
-def writes_shared(fiber: Fiber, cta: Cta, offset: int, size: int, event: Event, ins: Instruction, by: int = 0) -> None:
-    """Record that an asynchronous operation writes shared memory of a block, which must not end before."""
+def writes_shared(
+    fiber: Fiber, cta: Cta, offset: int, size: int, event: MemoryEvent, ins: PtxInstruction, by: int = 0
+) -> None:
+    """Record an asynchronous write to a block's shared memory; the block must outlive it."""
     places, parts = span(offset, size), span_parts(offset, size)
     fiber.machine.touch(fiber, cta, places, True, said(fiber, ins), event, event.asynchronous, parts, by=by)
     cta.remote.append((event, said(fiber, ins)()))
 
 
-def complete(barrier: Mbarrier, count: int, event: Event) -> None:
-    """Count bytes down on an mbarrier, whose waiters will know of the event."""
+def complete(barrier: EmulatedMbarrier, count: int, event: MemoryEvent) -> None:
+    """Count bytes down on an mbarrier; its waiters will know of the event."""
     barrier.cta.cluster.ledger.learn_open(barrier.knows, event)
     barrier.bytes -= count
     barrier.check()
 
 
-def barrier_in(cta: Cta, offset: int) -> Mbarrier:
+def barrier_in(cta: Cta, offset: int) -> EmulatedMbarrier:
     """The mbarrier of a block at an offset."""
     found = barriers_of(cta).get(offset)
     if found is None:
@@ -100,7 +104,7 @@ def barrier_in(cta: Cta, offset: int) -> Mbarrier:
 
 
 def land(cta: Cta, offset: int, data: Bytes, combine: Combine | None = None) -> None:
-    """Write bytes into a block's shared memory; a block that has ended is reported."""
+    """Write bytes into a block's shared memory; report a block that has ended."""
     if cta.exited:
         cta.cluster.machine.problem("exit", f"an asynchronous copy lands in CTA {cta.coordinate}, which has ended")
     where = slice(offset, offset + len(data))
@@ -111,26 +115,26 @@ def land(cta: Cta, offset: int, data: Bytes, combine: Combine | None = None) -> 
 class BulkStore:
     """A bulk copy out of shared memory, as a member of a bulk group."""
 
-    def __init__(self, event: Event, take: Callable[[], None]) -> None:
+    def __init__(self, event: MemoryEvent, take: Callable[[], None]) -> None:
         self.event, self.take = event, take
         self.done = False
 
     def read(self) -> None:
-        """Read shared memory, and write it on: nothing looks at global memory in between."""
+        """Read shared memory and write the bytes on. No access to global memory can come in between."""
         if not self.done:
             self.done = True
             self.take()
 
     def finish(self) -> None:
-        """Let it be complete."""
+        """Complete the copy."""
         self.read()
 
 
 # cp.async.bulk --------------------------------------------------------------------------------------------------------
 
 
-def _words(ins: Instruction, *known: str) -> set[str]:
-    """The qualifiers, refused where they are not known."""
+def _words(ins: PtxInstruction, *known: str) -> set[str]:
+    """The qualifiers of the opcode; unknown ones are refused."""
     words = set(ins.words[1:])
     for word in words:
         if word not in known:
@@ -142,9 +146,9 @@ _COMMON = ("async", "bulk", "mbarrier::complete_tx::bytes", "bulk_group", "L2::c
 
 
 @operation("cp.async.bulk.shared::cluster", "cp.async.bulk.shared::cta")
-def into_shared(program: Program, ins: Instruction) -> Run:
-    """cp.async.bulk into shared memory: from global memory, to one block or, with a mask, to several; or from this
-    block's shared memory to another's.
+def into_shared(program: Program, ins: PtxInstruction) -> Run:
+    """cp.async.bulk into shared memory. The source is global memory, for one block or by a mask for several, or this
+    block's shared memory, for another block.
     """
     words = _words(ins, *_COMMON, "shared::cluster", "shared::cta", "multicast::cluster")
     if ins.words[3:5] == ("shared::cluster", "shared::cta") and "mbarrier::complete_tx::bytes" in words:
@@ -185,7 +189,7 @@ def into_shared(program: Program, ins: Instruction) -> Run:
             machine.counts.bytes["global to shared"] += size * len(ranks)
 
             def arrive(source: int = source, offset: int = offset, ranks: list[int] = ranks, at: int = barrier.offset,
-                       event: Event = event) -> None:  # fmt: skip
+                       event: MemoryEvent = event) -> None:  # fmt: skip
                 data = machine.launch.memory.read(np.array([source]), size)[0]
                 for rank in ranks:
                     land(cluster.ctas[rank], offset, data)
@@ -196,7 +200,7 @@ def into_shared(program: Program, ins: Instruction) -> Run:
     return go
 
 
-def _between_blocks(program: Program, ins: Instruction, combine: Combine | None) -> Run:
+def _between_blocks(program: Program, ins: PtxInstruction, combine: Combine | None) -> Run:
     """shared::cta to shared::cluster."""
     destination, origin = program.address(ins.operands[0]), program.address(ins.operands[1])
     size_of, barrier_of = program.value(ins.operands[2]), program.address(ins.operands[3])
@@ -217,14 +221,15 @@ def _between_blocks(program: Program, ins: Instruction, combine: Combine | None)
             shared_block(fiber, own, at, size, ins.opcode)
             shared_block(fiber, cta, offset, size, ins.opcode)
             event = wrote = cluster.ledger.event(True, fiber.describe, by=fiber)
-            if combine is not None:  # reductions do not race with each other, though what they read may be written
+            if combine is not None:  # reductions do not race with each other, though other reads and writes may
                 wrote = cluster.ledger.event(True, fiber.describe, STRONG, by=fiber)
             reads_shared(fiber, own, at, size, event, ins, lane)
             writes_shared(fiber, cta, offset, size, wrote, ins, lane)
             machine.counts.bytes["shared to shared"] += size
 
-            def arrive(own: Cta = own, at: int = at, cta: Cta = cta, offset: int = offset, barrier: Mbarrier = barrier,
-                       event: Event = event, wrote: Event = wrote) -> None:  # fmt: skip
+            def arrive(own: Cta = own, at: int = at, cta: Cta = cta, offset: int = offset,
+                       barrier: EmulatedMbarrier = barrier, event: MemoryEvent = event,
+                       wrote: MemoryEvent = wrote) -> None:  # fmt: skip
                 land(cta, offset, own.shared.bytes[at : at + size].copy(), combine)
                 cluster.ledger.learn_open(barrier.knows, wrote)
                 complete(barrier, size, event)
@@ -235,7 +240,7 @@ def _between_blocks(program: Program, ins: Instruction, combine: Combine | None)
 
 
 @operation("cp.async.bulk.global")
-def into_global(program: Program, ins: Instruction) -> Run:
+def into_global(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.bulk from shared to global memory, in the thread's bulk group; .cp_mask: some bytes of every 16."""
     words = _words(ins, *_COMMON, "shared::cta", "cp_mask")
     if ins.words[4] != "shared::cta" or "bulk_group" not in words:
@@ -246,7 +251,7 @@ def into_global(program: Program, ins: Instruction) -> Run:
 
 
 def _outward(
-    program: Program, ins: Instruction, combine: Combine | None, mask_of: Callable[[Any], Any] | None, expected: int
+    program: Program, ins: PtxInstruction, combine: Combine | None, mask_of: Callable[[Any], Any] | None, expected: int
 ) -> Run:
     destination, origin = program.address(ins.operands[0]), program.address(ins.operands[1])
     size_of = program.value(ins.operands[2])
@@ -287,7 +292,7 @@ def _outward(
 
 
 @operation("cp.async.bulk.prefetch.L2")
-def prefetch(program: Program, ins: Instruction) -> Run:
+def prefetch(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.bulk.prefetch.L2: a hint to a cache, which changes no result."""
     return lambda fiber: None
 
@@ -310,7 +315,7 @@ def _combine(name: str, kind: str) -> Combine:
 
 
 @operation("cp.reduce.async.bulk.shared::cluster", "cp.reduce.async.bulk.global")
-def reduce_bulk(program: Program, ins: Instruction) -> Run:
+def reduce_bulk(program: Program, ins: PtxInstruction) -> Run:
     """cp.reduce.async.bulk: an operation, element by element, of shared memory on global or another block's memory."""
     words = _words(ins, *_COMMON, "reduce", "shared::cluster", "shared::cta", "noftz", *_REDUCTIONS, ins.words[-1])
     name = next(word for word in _REDUCTIONS if word in words)
@@ -327,7 +332,7 @@ def reduce_bulk(program: Program, ins: Instruction) -> Run:
 # st.async, red.async --------------------------------------------------------------------------------------------------
 
 
-def _remote_store(program: Program, ins: Instruction, count: int, kind: str, combine: Combine | None) -> Run:
+def _remote_store(program: Program, ins: PtxInstruction, count: int, kind: str, combine: Combine | None) -> Run:
     destination, barrier_of = program.address(ins.operands[0]), program.address(ins.operands[2])
     sources = program.sources(ins.operands[1], kind)
     if len(sources) != count:
@@ -363,7 +368,7 @@ def _remote_store(program: Program, ins: Instruction, count: int, kind: str, com
 
 
 @operation("st.async")
-def store_async(program: Program, ins: Instruction) -> Run:
+def store_async(program: Program, ins: PtxInstruction) -> Run:
     """st.async: a register or a vector to the shared memory of a block, whose mbarrier counts the bytes."""
     words, kind = list(ins.words[2:-1]), ins.words[-1]
     count = next((int(word[1:]) for word in words if word in ("v2", "v4")), 1)
@@ -376,7 +381,7 @@ def store_async(program: Program, ins: Instruction) -> Run:
 
 
 @operation("red.async")
-def reduce_async(program: Program, ins: Instruction) -> Run:
+def reduce_async(program: Program, ins: PtxInstruction) -> Run:
     """red.async: an operation on the shared memory of a block, whose mbarrier counts the bytes."""
     words, kind = list(ins.words[2:-1]), ins.words[-1]
     for word in words:
@@ -389,6 +394,6 @@ def reduce_async(program: Program, ins: Instruction) -> Run:
 
 
 @operation("multimem")
-def multimem(program: Program, ins: Instruction) -> Run:
+def multimem(program: Program, ins: PtxInstruction) -> Run:
     """multimem: several GPUs' memory at one address is not emulated."""
     raise ValueError(f"{ins.opcode} is left out of the emulator")

@@ -1,8 +1,8 @@
-"""Groups of asynchronous copies: which copies a thread's wait is for.
+"""Groups of asynchronous copies, which give a thread's wait its set of copies.
 
-A thread gathers the copies that it issues into groups with a commit, and waits until at most N of its most recent
-groups are pending. cp.async has such groups, and cp.async.bulk others, those of bulk copies, tensor copies and
-reductions alike. `add` puts a bulk operation of any module into the group that its threads are gathering.
+A commit gathers a thread's issued copies into a group, and a wait ends when at most N of its most recent groups are
+pending. cp.async has such groups. cp.async.bulk has others, for bulk copies, tensor copies and reductions. `add` puts a
+bulk operation of any module into its threads' open group.
 
 PTX ISA, "Data Movement and Conversion Instructions: cp.async.commit_group, cp.async.wait_group,
 cp.async.bulk.commit_group, cp.async.bulk.wait_group".
@@ -14,38 +14,38 @@ from typing import Any, Protocol
 
 from ....errors import EmulatorError
 from ...machine.interpreter import Fiber
-from ...ptx.parser import Instruction
+from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
 from ...ptx.values import FULL
-from ...races.happens_before import Event
+from ...races.happens_before import MemoryEvent
 from ...races.lanes import learn
 from ..registry import known, operation
 
 
 class Asynchronous(Protocol):
-    """An asynchronous operation that a wait can force. Both methods may be called again and do nothing then.
+    """An asynchronous operation that a wait can force. Repeated calls of its methods have no effect.
 
-    event   what it is to the race checker
-    read    let it read its source
-    finish  let it be complete
+    event   its event in the race checker
+    read    read the source
+    finish  complete the operation
     """
 
-    event: Event
+    event: MemoryEvent
 
     def read(self) -> None:
-        """Let it read its source."""
+        """Read the source."""
 
     def finish(self) -> None:
-        """Let it be complete."""
+        """Complete the operation."""
 
 
 class Groups:
     """The groups of a warp's threads.
 
-    Threads that committed equally often are kept together: `classes` are (lanes, groups that they committed), and a
-    list of operations has (lanes, number of the group, operation). An operation of several lanes with a method
-    `split(lanes)`, which gives two operations of these lanes and of its others, is split where they are waited for
-    apart.
+    Threads with equally many commits are kept together: `classes` are (lanes, groups that they committed), and a list
+    of operations has (lanes, number of the group, operation). An operation of several lanes may have a method
+    `split(lanes)`, which returns the operations of these lanes and of its others. It is split when lanes wait for it
+    separately.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Groups:
         self.unfinished: list[tuple[int, int, Any]] = []
 
     def add(self, lanes: int, operation: Any, reads: bool = True) -> None:
-        """An operation of these lanes, each in the group that it is gathering. reads: its reads may be waited for."""
+        """Add an operation of these lanes to each one's open group. reads: waits for reads cover it."""
         for members, count in self.classes:
             part = members & lanes
             if part:
@@ -74,13 +74,13 @@ class Groups:
         self.classes = [(members, count) for count, members in counts.items()]
 
     def take(self, lanes: int, left: int, read: bool = False) -> list[Any]:
-        """The operations that `taken` gives."""
+        """The operations of `taken`, without their lanes."""
         return [what for _, what in self.taken(lanes, left, read)]
 
     def taken(self, lanes: int, left: int, read: bool = False) -> list[tuple[int, Any]]:
-        """(lanes, operation) of all but these lanes' `left` most recent groups, which are waited for no more.
+        """(lanes, operation) of all but the `left` most recent groups; these are no longer pending.
 
-        left  -1: those of the group that is being gathered too
+        left  -1: also the operations of the open group
         read  only their reads are waited for: the operations themselves stay pending
         """
         if read:
@@ -91,7 +91,7 @@ class Groups:
         return found
 
     def of(self, lanes: int) -> list[Any]:
-        """The pending operations of these lanes, which stay pending."""
+        """The pending operations of these lanes; they stay pending."""
         found, kept = [], []
         for members, number, what in self.unfinished:
             mine, others = members & lanes, members & ~lanes
@@ -123,7 +123,7 @@ class Groups:
 
 
 def _separate(operation: Any, lanes: int, others: int) -> tuple[Any, Any]:
-    """The operation of these lanes and that of others, if there are any: the same one where it cannot be split."""
+    """The operation of these lanes and of the others; the same one if it cannot be split."""
     if others and hasattr(operation, "split"):
         return operation.split(lanes)
     return operation, operation
@@ -138,12 +138,12 @@ def groups_of(fiber: Fiber, kind: str) -> Groups:
 
 
 def add(fiber: Fiber, operation: Asynchronous, lanes: int = 0) -> None:
-    """Put a bulk operation that some of the fiber's lanes issued (0: all) into the group that they are gathering."""
+    """Put a bulk operation of some lanes (0: all) into their open group."""
     groups_of(fiber, "bulk").add(lanes or fiber.lanes, operation)
 
 
 def group_count(fiber: Fiber, value: Any) -> int:
-    """The N of a wait."""
+    """The N of a wait instruction."""
     count = fiber.one(value)
     if count >> 31:
         raise EmulatorError(f"a wait for all but {count - (1 << 32)} groups")
@@ -151,16 +151,16 @@ def group_count(fiber: Fiber, value: Any) -> int:
 
 
 @operation("cp.async.bulk.commit_group")
-def bulk_commit(program: Program, ins: Instruction) -> Run:
-    """cp.async.bulk.commit_group: what each thread issued since its last one is a group."""
+def bulk_commit(program: Program, ins: PtxInstruction) -> Run:
+    """cp.async.bulk.commit_group: close each thread's open group."""
     known(ins, "async", "bulk", "commit_group")
     return lambda fiber: groups_of(fiber, "bulk").commit(fiber.lanes)
 
 
 @operation("cp.async.bulk.wait_group")
-def bulk_wait(program: Program, ins: Instruction) -> Run:
-    """cp.async.bulk.wait_group: until at most N of the thread's most recent groups are pending; with .read, until the
-    others have read their sources.
+def bulk_wait(program: Program, ins: PtxInstruction) -> Run:
+    """cp.async.bulk.wait_group: wait until at most N of the thread's most recent groups are pending. With .read, wait
+    until the others have read their sources.
     """
     known(ins, "async", "bulk", "wait_group", "read")
     left, read = program.value(ins.operands[0]), "read" in ins.words

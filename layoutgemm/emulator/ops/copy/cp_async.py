@@ -1,8 +1,8 @@
-"""cp.async: copies of 4, 8 or 16 bytes by each thread, from global to shared memory, that complete later.
+"""cp.async: copies of 4, 8 or 16 bytes by each thread, global to shared memory.
 
-They write through the generic proxy, at some time up to the wait for them: "late" they land when a wait or an mbarrier
-forces them, "early" at once. Each instruction is one event to the race checker, which a thread knows of once it has
-waited for the group.
+They complete later and write through the generic proxy, at some time before the end of the wait for them. With policy
+"late" they land when a wait or an mbarrier forces them, with "early" at once. Each instruction is one event in the race
+checker, which a thread knows of after waiting for the group.
 
 PTX ISA, "Data Movement and Conversion Instructions: Non-bulk copy", "cp.async", "cp.async.commit_group",
 "cp.async.wait_group", "cp.async.mbarrier.arrive".
@@ -20,7 +20,7 @@ from ....atoms.copy.cp_async import cp_async
 from ....errors import EmulatorError
 from ...machine.interpreter import Cta, Fiber
 from ...machine.memory import granules, parts_of
-from ...ptx.parser import Instruction, Operand
+from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Run
 from ...ptx.values import bool_of, is_uniform
 from ...races.lanes import Touch, divide, learn
@@ -33,10 +33,10 @@ KIND = "cp.async"
 Array = npt.NDArray[np.int64]
 
 
-class Copy:
-    """What the lanes of one cp.async copy.
+class CpAsyncCopy:
+    """The copies by the lanes of one cp.async.
 
-    offsets, sources  of each lane: where in the block's shared memory, from which global address
+    offsets, sources  of each lane: the offset in the block's shared memory, the global address
     valid             bytes of each lane that are read, the rest of its `size` become zeros; None: all
     """
 
@@ -49,10 +49,10 @@ class Copy:
         self.landed = False
 
     def read(self) -> None:
-        """Its reads are not waited for apart."""
+        """No effect: no wait covers only its reads."""
 
     def finish(self) -> None:
-        """Land what has been read."""
+        """Write the bytes read into shared memory."""
         if self.landed:
             return
         self.landed = True
@@ -65,9 +65,9 @@ class Copy:
                 data[chosen, :count] = self.memory.read(self.sources[chosen], count)
         self.cta.shared.write(self.offsets, data)
 
-    def split(self, lanes: int) -> tuple[Copy, Copy]:
-        """The copy of these lanes, with an event of its own, and that of the others."""
-        one = Copy.__new__(Copy)
+    def split(self, lanes: int) -> tuple[CpAsyncCopy, CpAsyncCopy]:
+        """The copy of these lanes, as a new event, and the copy of the others."""
+        one = CpAsyncCopy.__new__(CpAsyncCopy)
         for name, value in vars(self).items():
             setattr(one, name, value)
         inside = bool_of(lanes)[bool_of(self.lanes)]
@@ -81,7 +81,7 @@ class Copy:
         shadow.divide(self.event, one.event, (mine, parts), (others, left))
         return self._parted(one, lanes, inside)
 
-    def _parted(self, one: Copy, lanes: int, inside: npt.NDArray[np.bool_]) -> tuple[Copy, Copy]:
+    def _parted(self, one: CpAsyncCopy, lanes: int, inside: npt.NDArray[np.bool_]) -> tuple[CpAsyncCopy, CpAsyncCopy]:
         one.lanes, self.lanes = lanes, self.lanes & ~lanes
         one.offsets, self.offsets = self.offsets[inside], self.offsets[~inside]
         one.sources, self.sources = self.sources[inside], self.sources[~inside]
@@ -90,9 +90,9 @@ class Copy:
         return one, self
 
 
-def _number(operand: Operand) -> int:
+def _number(operand: PtxOperand) -> int:
     if operand.kind != "number":
-        raise ValueError(f"{operand.text} is no constant")
+        raise ValueError(f"{operand.text} is not a constant")
     return int(operand.text, 0)
 
 
@@ -103,8 +103,8 @@ def _lanewise(value: Any, active: npt.NDArray[np.bool_]) -> Array:
 
 
 @operation("cp.async.ca", "cp.async.cg", guards=True)
-def copy(program: Program, ins: Instruction) -> Run:
-    """cp.async: with src-size, bytes beyond it become zeros; with ignore-src, all of them where it holds."""
+def copy(program: Program, ins: PtxInstruction) -> Run:
+    """cp.async. With src-size, bytes beyond it become zeros; with a true ignore-src, all bytes."""
     words = [word for word in ins.words[3:] if not word.startswith("L2::")]
     if words not in (["shared", "global"], ["shared::cta", "global"]):
         raise ValueError(f"{ins.opcode} is not known here")
@@ -137,9 +137,9 @@ def copy(program: Program, ins: Instruction) -> Run:
         cta.shared.check(offsets, size, ins.opcode)
         used = sources if valid is None else sources[valid > 0]
         if (used & size - 1).any():
-            raise EmulatorError(f"{ins.opcode}: global address {int(used[(used & size - 1) != 0][0]):#x} is no "
+            raise EmulatorError(f"{ins.opcode}: global address {int(used[(used & size - 1) != 0][0]):#x} is not a "
                                 f"multiple of {size}")  # fmt: skip
-        one = Copy(fiber, cta, lanes, size, offsets, sources, valid)
+        one = CpAsyncCopy(fiber, cta, lanes, size, offsets, sources, valid)
         parts, touch = parts_of(offsets, size), Touch(lanes, offsets, size)
         machine.touch(fiber, cta, touch.places, True, said(fiber, ins), one.event, parts=parts, touch=touch)
         machine.counts.bytes["global to shared"] += size * len(offsets)
@@ -153,15 +153,15 @@ def copy(program: Program, ins: Instruction) -> Run:
 
 
 @operation("cp.async.commit_group")
-def commit(program: Program, ins: Instruction) -> Run:
-    """cp.async.commit_group: what each thread issued since its last one is a group."""
+def commit(program: Program, ins: PtxInstruction) -> Run:
+    """cp.async.commit_group: close each thread's open group."""
     known(ins, "async", "commit_group")
     return lambda fiber: groups_of(fiber, KIND).commit(fiber.lanes)
 
 
 @operation("cp.async.wait_group", "cp.async.wait_all")
-def wait(program: Program, ins: Instruction) -> Run:
-    """cp.async.wait_group: until at most N of the thread's most recent groups are pending; wait_all: until none is."""
+def wait(program: Program, ins: PtxInstruction) -> Run:
+    """cp.async.wait_group: wait until at most N of the most recent groups are pending; wait_all: none."""
     known(ins, "async", "wait_group", "wait_all")
     left: Callable[[Any], Any] = program.value(ins.operands[0]) if ins.operands else lambda fiber: 0
     if ("wait_all" in ins.words) != (not ins.operands):
@@ -182,10 +182,10 @@ def wait(program: Program, ins: Instruction) -> Run:
 
 
 @operation("cp.async.mbarrier.arrive")
-def arrive(program: Program, ins: Instruction) -> Run:
+def arrive(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.mbarrier.arrive: each lane arrives when all its copies so far are complete.
 
-    Without .noinc the barrier's pending count grows first, so that the arrival is one beside those it expects.
+    Without .noinc the barrier's pending count grows first, so the arrival is in addition to the expected ones.
     """
     known(ins, "async", "mbarrier", "arrive", "noinc", "shared", "shared::cta", "b64")
     address, counted = program.address(ins.operands[0]), "noinc" in ins.words

@@ -1,7 +1,7 @@
 """Matrix copies of a warp: ldmatrix, stmatrix, movmatrix.
 
-Which byte of which lane's row goes where comes from the atom's two maps, turned into one index array when the kernel is
-loaded; an execution is one fetch of rows and one `take`.
+The atom's two maps become one index array when the kernel is loaded. It gives the place of each byte of each lane's
+row. An execution is one fetch of rows and one `take`.
 
 PTX ISA, "Warp-level Matrix Instructions: ldmatrix, stmatrix, movmatrix".
 """
@@ -19,7 +19,7 @@ from ....atoms.copy.ldmatrix import ROW_BYTES, ldmatrix, movmatrix, stmatrix
 from ....errors import EmulatorError
 from ...machine.interpreter import Cta, Fiber
 from ...machine.memory import GRANULE
-from ...ptx.parser import Instruction, Operand
+from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Run
 from ...ptx.values import LANES
 from ...races.lanes import Touch
@@ -27,15 +27,15 @@ from ..memory import place, said
 from ..registry import operation
 
 SPACES = ("shared", "shared::cta")
-# Bytes of a row of 16 that a packed source has: 16 elements of so many bits, then padding. PTX ISA, ldmatrix.
+# Bytes used in a 16-byte row of a packed source: 16 elements of this many bits, then padding. PTX ISA, ldmatrix.
 PACKED = {"b6x16_p32": 6, "b4x16_p64": 4}
 
-# Rows that sets of addresses stand for: a kernel comes back to the same ones, and every block has them.
+# Cached rows for sets of addresses: a kernel repeats them, and every block uses the same ones.
 KNOWN = 1 << 14
 _known: dict[tuple[Any, ...], tuple[npt.NDArray[np.int64], Touch]] = {}
 
 
-def atom_of(ins: Instruction) -> tuple[CopyAtom, str]:
+def atom_of(ins: PtxInstruction) -> tuple[CopyAtom, str]:
     """The atom that an opcode names, and its state space ("" for generic addresses)."""
     name, *words = ins.words
     space = next((word for word in words if word in SPACES), "")
@@ -66,12 +66,12 @@ def _register_map(atom: CopyAtom, side: str) -> npt.NDArray[np.int64]:
 class Rows:
     """The rows in shared memory that a matrix copy touches.
 
-    lanes  those that supply an address, in the order of the rows; mask: the same as bits
+    lanes  the lanes that supply an address, in the order of the rows; mask: the same as bits
     place  element of the reference tile -> its place in the fetched rows, in elements
-    bytes  of each row, those that the instruction looks at
+    bytes  the bytes of each row that the instruction reads
     """
 
-    def __init__(self, program: Program, ins: Instruction, operand: Operand) -> None:
+    def __init__(self, program: Program, ins: PtxInstruction, operand: PtxOperand) -> None:
         self.ins = ins
         self.atom, self.space = atom_of(ins)
         side = self.atom.side_in("smem")
@@ -109,26 +109,26 @@ class Rows:
         return cta, found[0]
 
     def _rows(self, fiber: Fiber, given: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], Touch]:
-        """(number of each row's 16 bytes, which lane's they are)."""
+        """(number of each row's 16 bytes, the lanes that access them)."""
         name = self.ins.opcode
         cta, offsets = place(fiber, self.space, given[self.lanes])
         if cta is not fiber.cta:
             raise EmulatorError(f"{name}: the rows are not in the block's own shared memory")
         wrong = offsets % ROW_BYTES != 0
         if wrong.any():
-            raise EmulatorError(f"{name}: row address {int(offsets[wrong][0]):#x} is no multiple of {ROW_BYTES}")
+            raise EmulatorError(f"{name}: row address {int(offsets[wrong][0]):#x} is not a multiple of {ROW_BYTES}")
         fiber.cta.shared.check(offsets, ROW_BYTES, name)
         return offsets // GRANULE, Touch(self.mask, offsets, ROW_BYTES)
 
 
 def _unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
-    """[n, 16] bytes with 16 packed elements at the front -> one element in the low bits of each byte."""
+    """The elements of packed 16-byte rows, one to a byte, in its low bits."""
     spread = np.unpackbits(rows[:, : 2 * bits], axis=1, bitorder="little").reshape(len(rows), 16, bits)
     return np.packbits(spread, axis=2, bitorder="little").reshape(len(rows), 16)
 
 
 @operation("ldmatrix")
-def load_matrix(program: Program, ins: Instruction) -> Run:
+def load_matrix(program: Program, ins: PtxInstruction) -> Run:
     """ldmatrix: rows of shared memory, one address a lane, into fragments; packed elements become bytes."""
     rows = Rows(program, ins, ins.operands[1])
     targets = program.targets(ins.operands[0])
@@ -160,7 +160,7 @@ def load_matrix(program: Program, ins: Instruction) -> Run:
     return go
 
 
-def _count(ins: Instruction, registers: list[Any], take: npt.NDArray[np.int64]) -> None:
+def _count(ins: PtxInstruction, registers: list[Any], take: npt.NDArray[np.int64]) -> None:
     if len(registers) != len(take):
         raise ValueError(f"{ins.words[0]} of {len(take)} registers is given {len(registers)}")
 
@@ -174,7 +174,7 @@ def packed_registers(fiber: Fiber, sources: list[Any]) -> npt.NDArray[np.uint32]
 
 
 @operation("stmatrix")
-def store_matrix(program: Program, ins: Instruction) -> Run:
+def store_matrix(program: Program, ins: PtxInstruction) -> Run:
     """stmatrix: fragments into rows of shared memory, one address a lane."""
     rows = Rows(program, ins, ins.operands[0])
     sources = program.sources(ins.operands[1])
@@ -194,7 +194,7 @@ def store_matrix(program: Program, ins: Instruction) -> Run:
 
 
 @operation("movmatrix")
-def move_matrix(program: Program, ins: Instruction) -> Run:
+def move_matrix(program: Program, ins: PtxInstruction) -> Run:
     """movmatrix: an 8x8 matrix of 16-bit elements transposed across the warp's registers."""
     atom = movmatrix()
     if ins.opcode != atom.ptx:

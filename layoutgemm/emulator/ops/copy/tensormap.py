@@ -1,14 +1,14 @@
-"""Tensor maps that a kernel changes: tensormap.replace, tensormap.cp_fenceproxy, fence.proxy.tensormap.
+"""Tensor maps changed by a kernel: tensormap.replace, tensormap.cp_fenceproxy, fence.proxy.tensormap.
 
 PTX ISA, "tensormap.replace", "tensormap.cp_fenceproxy", "membar, fence". A map is 128 bytes in shared or global memory;
-replacing a field reads and writes all of them. The copy engine reads maps through a proxy of its own: it sees a change
-in global memory only when that was released to the proxy (cp_fenceproxy, or fence.proxy.tensormap::generic.release by
-the thread that made it), and a fence.proxy.tensormap::generic.acquire of that map stands between, by the thread that
-copies or before a barrier that it passed. Both are asked for where a copy uses such a map.
-What replacing does to each field is what an H200 does (tests/emulator/ops/copy/test_tensormap.py); .swizzle_atomicity,
-of later architectures, is by PTX's word alone.
+replacing a field reads and writes all of them. The copy engine reads maps through a proxy of its own. It sees a change
+in global memory after two fences. The changing thread releases it: cp_fenceproxy, or
+fence.proxy.tensormap::generic.release. Then fence.proxy.tensormap::generic.acquire of that map follows, by the copying
+thread or before a barrier that it passed. A copy that uses a changed map checks both. Effects of replacement on each
+field are an H200's (tests/emulator/ops/copy/test_tensormap.py). .swizzle_atomicity, of later architectures, follows
+PTX's text alone.
 
-Not watched: ordinary stores into a map in global memory, and a change while a copy that was issued before still reads.
+Not checked: ordinary stores into a map in global memory, and a change while an earlier copy still reads.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ....errors import EmulatorError
 from ...machine.interpreter import Cluster, Cta, Fiber
 from ...machine.memory import span
 from ...machine.tensor_map import ALIGN, BYTES, FIELDS, ORDERED, replaced
-from ...ptx.parser import Instruction, Operand
+from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Run
-from ...races.happens_before import Event
+from ...races.happens_before import MemoryEvent
 from ..barrier import barriers_of
 from ..memory import place, said
 from ..registry import operation
@@ -37,19 +37,19 @@ SCOPES = ("cta", "cluster", "gpu", "sys")
 class Changed:
     """A map in global memory that the kernel has changed.
 
-    cluster   that did it last; text: which instruction
-    change    when; releases: when it was released to the copy engine; acquires: when that was acquired
+    cluster   that changed it last; text: the instruction
+    change    the event of the change; releases: of its release to the copy engine; acquires: of its acquisition
     """
 
     cluster: Cluster
     text: str
-    change: Event
-    releases: list[Event] = field(default_factory=list)
-    acquires: list[Event] = field(default_factory=list)
+    change: MemoryEvent
+    releases: list[MemoryEvent] = field(default_factory=list)
+    acquires: list[MemoryEvent] = field(default_factory=list)
 
 
 def changed_maps(fiber: Fiber) -> dict[int, Changed]:
-    """Address -> what became of it, of the launch."""
+    """The changed maps of the launch, by address."""
     found: dict[int, Changed] = fiber.machine.scratch.setdefault("tensor maps", {})
     return found
 
@@ -69,8 +69,8 @@ def check_use(fiber: Fiber, address: int) -> None:
     fiber.machine.problem("race", f"a tensor copy uses {what}: {lacks}", fiber)
 
 
-def _mark(fiber: Fiber) -> Event:
-    """The event of what the fiber has done so far; later is another. It is asked for when records of it are gone."""
+def _mark(fiber: Fiber) -> MemoryEvent:
+    """The event of the fiber's accesses so far. It is still used after their records are gone."""
     event = fiber.epoch
     barriers_of(fiber.cta)
     fiber.cta.scratch["events"].append(event)
@@ -84,7 +84,7 @@ def _address(at: int, what: str) -> int:
     return at
 
 
-def _in_shared(fiber: Fiber, ins: Instruction, cta: Cta, offset: int, write: bool) -> None:
+def _in_shared(fiber: Fiber, ins: PtxInstruction, cta: Cta, offset: int, write: bool) -> None:
     """Check and record the access to a map in the block's shared memory."""
     if cta is not fiber.cta:
         raise EmulatorError(f"{ins.opcode}: the tensor map is not in the block's own shared memory")
@@ -95,15 +95,15 @@ def _in_shared(fiber: Fiber, ins: Instruction, cta: Cta, offset: int, write: boo
     fiber.machine.touch(fiber, cta, span(offset, BYTES), write, said(fiber, ins))
 
 
-def _constant(operand: Operand) -> int:
+def _constant(operand: PtxOperand) -> int:
     if operand.kind != "number":
-        raise ValueError(f"{operand.text} is no constant")
+        raise ValueError(f"{operand.text} is not a constant")
     return int(operand.text, 0)
 
 
 @operation("tensormap.replace")
-def replace(program: Program, ins: Instruction) -> Run:
-    """tensormap.replace: one field of a map in shared or global memory; extents and strides by their dimension."""
+def replace(program: Program, ins: PtxInstruction) -> Run:
+    """tensormap.replace: change one field of a map. Extents and strides are given by dimension."""
     words = list(ins.words[2:])
     name = words[1] if len(words) > 1 else ""
     space = next((word for word in words if word in ("global", "shared::cta")), "")
@@ -136,8 +136,8 @@ def replace(program: Program, ins: Instruction) -> Run:
 
 
 @operation("tensormap.cp_fenceproxy")
-def copy_and_release(program: Program, ins: Instruction) -> Run:
-    """tensormap.cp_fenceproxy: a map from shared to global memory, by a whole warp, and its release."""
+def copy_and_release(program: Program, ins: PtxInstruction) -> Run:
+    """tensormap.cp_fenceproxy: a whole warp copies a map from shared to global memory and releases it."""
     expected = ("cp_fenceproxy", "global", "shared::cta", "tensormap::generic", "release", "sync", "aligned")
     words = [word for word in ins.words[1:] if word not in SCOPES]
     if tuple(words) != expected or len(ins.words) != 9 or _constant(ins.operands[2]) != BYTES:
@@ -160,8 +160,8 @@ def copy_and_release(program: Program, ins: Instruction) -> Run:
 
 
 @operation("fence.proxy.tensormap::generic")
-def fence(program: Program, ins: Instruction) -> Run:
-    """fence.proxy.tensormap::generic: release what the thread changed in global memory; acquire one map."""
+def fence(program: Program, ins: PtxInstruction) -> Run:
+    """fence.proxy.tensormap::generic: release the thread's changes in global memory; acquire one map."""
     words = [word for word in ins.words[3:] if word not in SCOPES]
     if words not in (["release"], ["acquire"]) or len(ins.words) != 5:
         raise ValueError(f"{ins.opcode} is not known here")

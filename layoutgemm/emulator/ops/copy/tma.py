@@ -1,13 +1,13 @@
-"""Tensor copies: cp.async.bulk.tensor both ways, cp.reduce.async.bulk.tensor, and the prefetch of a box.
+"""TMA: cp.async.bulk.tensor both ways, cp.reduce.async.bulk.tensor, and the prefetch of a box.
 
 PTX ISA, "Data Movement and Conversion Instructions: cp.async.bulk.tensor, cp.reduce.async.bulk.tensor,
-cp.async.bulk.prefetch.tensor". What a copy moves, and where to, is said by `atoms.tma_engine`; here it is asked once
-for each tensor map and kept as indices. A load is an asynchronous event that the mbarrier knows of when it has landed,
-a store one that reads shared memory until the thread waits for its bulk group.
+cp.async.bulk.prefetch.tensor". `atoms.tma_engine` defines the source and the destination of each element. Its answer
+for each tensor map is kept as indices. A load is an asynchronous event that the mbarrier knows of when it has landed. A
+store reads shared memory until the thread waits for its bulk group.
 
-A store writes whole 16-byte units (`atoms.tma.rules.whole_units`): where a line ends within one, elements beyond it
-too. They are written here, as on an H200, and reported, kind "edge": a tensor map of an output whose pitch is its own
-says what is meant, one of a part of a larger matrix overwrites its neighbours. `Policy(edges=False)` is for the former.
+A store writes whole 16-byte units (`atoms.tma.rules.whole_units`), including elements beyond a row that ends within
+one. They are written here, as on an H200, and reported, kind "edge". That is right for the tensor map of an output that
+owns its pitch; the map of a part of a larger matrix overwrites its neighbours. `Policy(edges=False)` is for the former.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from ....atoms.tma import engine as tma_engine
 from ....atoms.tma.rules import EDGE_UNIT, MAX_DIM, RULES, SMEM_UNIT, check_reduction, whole_units
 from ....errors import EmulatorError, TmaError
 from ...machine.interpreter import Cta, Fiber
-from ...machine.memory import GRANULE, RANK_SHIFT, Buffer
+from ...machine.memory import GRANULE, RANK_SHIFT, GlobalBuffer
 from ...machine.tensor_map import ALIGN, BYTES, decode
 from ...ptx.codegen import PARAMETER_BASE, SHARED_WINDOW
-from ...ptx.parser import Instruction
+from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
 from ...ptx.values import bool_of, s32
-from ...races.happens_before import Event
+from ...races.happens_before import MemoryEvent
 from ...races.lanes import one_lane
-from ..barrier import Mbarrier, barriers_of, mbarrier_at
+from ..barrier import EmulatedMbarrier, barriers_of, mbarrier_at
 from ..memory import block_of, said
 from ..registry import operation
 from . import bulk_groups
 from .tensormap import check_use
 
 PERIOD = 1024  # bytes after which every swizzle repeats
-MASK_BITS = 16  # of a multicast's block mask
+MASK_BITS = 16  # bits of a multicast's block mask
 LOAD = "mbarrier::complete_tx::bytes"
-# The engine takes one operation of a warp. Of a load or a reduction ptxas 13.0 makes a loop over the active lanes, so
-# that 32 lanes add 32 times (seen in its SASS, and recorded on an H200); a store it issues once.
+# The engine takes one operation for a warp. ptxas 13.0 turns a load or a reduction into a loop over the active lanes,
+# so 32 lanes add 32 times (seen in its SASS, and recorded on an H200); it issues a store once.
 EACH = "each its own: elect one"
 LEFT_OUT = ("im2col", "im2col_no_offs", "im2col::w", "im2col::w::128", "tile::gather4", "tile::scatter4")
 REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
@@ -51,15 +51,15 @@ REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 # One box --------------------------------------------------------------------------------------------------------------
 
 
-class Box:
-    """What one instruction moves with one tensor map, as indices: the engine's answers, kept."""
+class TmaTransfer:
+    """The elements that one instruction moves with one tensor map, as cached indices."""
 
     def __init__(self, content: bytes) -> None:
         self.tmap, self.address = decode(content)
-        self.written = whole_units(self.tmap)  # what a store writes: the same, but for the ends of lines
+        self.written = whole_units(self.tmap)  # written by a store: the same but for the ends of rows
         self.bytes = tma_engine.bytes_moved(self.tmap)
         bits = self.tmap.kind.gmem_bits
-        # Elements in 16 bytes, where they lie in shared memory as they do in global memory; else 0.
+        # Elements in 16 bytes if shared memory holds them as global memory does; else 0.
         alike = bits == self.tmap.kind.smem_bits and bits >= 8 and self.tmap.kind.name != "TFLOAT32"
         self.unit = GRANULE * 8 // bits if alike else 0
         self.chunks: Callable[[int], npt.NDArray[np.int64]] = lru_cache(maxsize=None)(self._chunks)
@@ -68,7 +68,7 @@ class Box:
         self.relative = self._relative() if self.unit else np.empty(0, np.int64)
 
     def _chunks(self, phase: int) -> npt.NDArray[np.int64]:
-        """Numbers of the 16-byte chunks of shared memory from `phase` on, in the order of `relative`."""
+        """Numbers of the 16-byte chunks of shared memory from `phase` on, in `relative`'s order."""
         where = tma_engine.shared_bits(self.tmap, phase)
         parts = where.reshape(-1, self.unit, *where.shape[1:])
         steps = np.arange(self.unit) * self.tmap.kind.gmem_bits
@@ -96,7 +96,7 @@ class Box:
         return ""
 
     def check(self, coordinates: Sequence[int], stores: bool) -> None:
-        """Raise EmulatorError for coordinates that the engine does not take."""
+        """Raise EmulatorError for coordinates that the engine refuses."""
         # Whether it takes the innermost one depends on its last bits: no format has more than 128 of 16 bytes.
         wrong = self.refused(coordinates[0] % (8 * GRANULE))
         if not wrong and stores and min(coordinates) < 0:
@@ -109,7 +109,7 @@ class Box:
         return self.granules(offset % PERIOD) << offset // PERIOD * (PERIOD // GRANULE)
 
     def whole(self, coordinates: Sequence[int], stores: bool = False) -> bool:
-        """Whether all of the box lies in the tensor, or is written by a store."""
+        """True if all of the box lies in the tensor, or a store writes it."""
         tmap = self.written if stores else self.tmap
         return all(
             0 <= start and start + (count - 1) * step < extent
@@ -117,24 +117,24 @@ class Box:
         )
 
     def beyond(self, coordinates: Sequence[int]) -> range:
-        """The elements that a store of the box writes beyond its lines' end."""
+        """The elements that a store of the box writes beyond the ends of rows."""
         line, end, start = self.tmap.extents[0], self.written.extents[0], coordinates[0]
         if line == end or not start < line < start + self.tmap.box[0]:
             return range(0)
         rows = zip(coordinates[1:], self.tmap.extents[1:], strict=True)
         return range(line, end) if all(start < extent for start, extent in rows) else range(0)
 
-    def over(self, buffer: Buffer, coordinates: Sequence[int]) -> int:
-        """The bytes that a store of the box writes beyond the buffer's end: what is beyond the tensor's last line."""
+    def over(self, buffer: GlobalBuffer, coordinates: Sequence[int]) -> int:
+        """The bytes that a store of the box writes beyond the buffer's end."""
         if not self.beyond(coordinates):
             return 0
         where, _ = tma_engine.global_bits(self.written, coordinates)
         return max(0, self.address + int(where.max() + self.tmap.kind.gmem_bits) // 8 - buffer.end)
 
     def rows(
-        self, buffer: Buffer, coordinates: Sequence[int], stores: bool = False
+        self, buffer: GlobalBuffer, coordinates: Sequence[int], stores: bool = False
     ) -> npt.NDArray[np.int64] | None:
-        """The 16-byte chunks of the buffer that the box is, or None where it is no whole number of aligned ones."""
+        """The box as aligned 16-byte chunks of the buffer, or None if it is not."""
         if not self.unit or not self.whole(coordinates, stores):
             return None
         strides = (self.tmap.kind.gmem_bits // 8, *self.tmap.strides)
@@ -142,8 +142,8 @@ class Box:
         start += sum(at * stride for at, stride in zip(coordinates, strides, strict=True))
         return None if start % GRANULE else self.relative + start
 
-    def tensor(self, fiber: Fiber, coordinates: Sequence[int]) -> Buffer:
-        """The buffer that holds all of the box that lies in the tensor. Raises EmulatorError where it does not."""
+    def tensor(self, fiber: Fiber, coordinates: Sequence[int]) -> GlobalBuffer:
+        """The buffer that holds the box's part of the tensor. Raises EmulatorError if none does."""
         memory = fiber.machine.launch.memory
         if self.whole(coordinates) and self.unit:
             strides = (self.tmap.kind.gmem_bits // 8, *self.tmap.strides)
@@ -155,7 +155,7 @@ class Box:
                 return memory.near(self.address)
             low = self.address + int(where[inside].min()) // 8
             high = self.address + -(-int(where[inside].max() + self.tmap.kind.gmem_bits) // 8)
-        # The tensor may begin before its buffer (and its first lines be never asked for): what counts is the box.
+        # The tensor may begin before its buffer, if its first rows are never read: only the box counts.
         buffer = memory.near(self.address)
         if low < buffer.address:
             memory.find(low)
@@ -167,10 +167,10 @@ class Box:
         return buffer
 
 
-_box = lru_cache(maxsize=256)(Box)
+_box = lru_cache(maxsize=256)(TmaTransfer)
 
 
-def _box_at(fiber: Fiber, address: int) -> Box:
+def _box_at(fiber: Fiber, address: int) -> TmaTransfer:
     """The tensor map at a generic address."""
     launch = fiber.machine.launch
     if address % ALIGN:
@@ -190,9 +190,9 @@ def _box_at(fiber: Fiber, address: int) -> Box:
 
 
 class Shape:
-    """What the words of an opcode say: rank, what is left of them, and the operands' functions."""
+    """The parsed opcode: rank, remaining words, and functions of the operands."""
 
-    def __init__(self, program: Program, ins: Instruction, known: tuple[str, ...], place: int) -> None:
+    def __init__(self, program: Program, ins: PtxInstruction, known: tuple[str, ...], place: int) -> None:
         self.rank = 0
         self.words: set[str] = set()
         for word in ins.words[1:]:
@@ -210,8 +210,8 @@ class Shape:
         if len(self.coordinates) != self.rank:
             raise ValueError(f"{len(self.coordinates)} coordinates for {self.rank} dimensions")
 
-    def box(self, fiber: Fiber, lane: int | None, where: Sequence[Any]) -> tuple[Box, list[int]]:
-        """The box and its coordinates, of one lane. `where`: the values of the map's address and the coordinates."""
+    def box(self, fiber: Fiber, lane: int | None, where: Sequence[Any]) -> tuple[TmaTransfer, list[int]]:
+        """One lane's box and coordinates. `where`: the values of the map's address and of the coordinates."""
         box = _box_at(fiber, _of(where[0], lane))
         if box.tmap.rank != self.rank:
             raise EmulatorError(f"a copy of {self.rank} dimensions with a tensor map of {box.tmap.rank}")
@@ -225,13 +225,13 @@ class Shape:
 
 
 def _of(value: Any, lane: int | None) -> int:
-    """The value of a lane; None where all have the same."""
+    """The value of a lane; of all lanes with None."""
     return int(value[lane]) if lane is not None and isinstance(value, np.ndarray) else int(value)
 
 
 def _issuers(fiber: Fiber, values: Sequence[Any]) -> list[tuple[int | None, int]]:
-    """(a lane, the lanes that say the same): every active lane issues a copy of its own, as PTX has it. Copies that are
-    the same are one to the race checker, unless reads of lanes that execute together are told apart, too."""
+    """(a lane, the lanes with equal operands): every active lane issues a copy of its own, as PTX defines. Equal copies
+    are one to the race checker, unless it tells apart the reads of lanes that execute together."""
     if not any(isinstance(value, np.ndarray) for value in values) and (
         one_lane(fiber.lanes) or not fiber.cta.cluster.ledger.reads
     ):
@@ -250,7 +250,7 @@ def _aligned(offset: int, what: str) -> None:
         raise EmulatorError(f"{what} {offset:#x}: a tensor copy needs a multiple of {SMEM_UNIT}")
 
 
-def _fits(cta: Cta, box: Box, offset: int) -> None:
+def _fits(cta: Cta, box: TmaTransfer, offset: int) -> None:
     end = box.places(offset).bit_length() * GRANULE
     if end > cta.shared.size:
         raise EmulatorError(
@@ -258,7 +258,7 @@ def _fits(cta: Cta, box: Box, offset: int) -> None:
         )
 
 
-def _clear_of_barriers(fiber: Fiber, cta: Cta, box: Box, offset: int) -> None:
+def _clear_of_barriers(fiber: Fiber, cta: Cta, box: TmaTransfer, offset: int) -> None:
     """Report a box that would overwrite a live mbarrier."""
     places = box.places(offset)
     for at, barrier in barriers_of(cta).items():
@@ -270,12 +270,12 @@ def _clear_of_barriers(fiber: Fiber, cta: Cta, box: Box, offset: int) -> None:
 
 
 @operation("cp.async.bulk.tensor")
-def tensor_copy(program: Program, ins: Instruction) -> Run:
-    """cp.async.bulk.tensor: a load where the destination is shared memory, a store where it is global memory."""
+def tensor_copy(program: Program, ins: PtxInstruction) -> Run:
+    """cp.async.bulk.tensor: a load into shared memory or a store into global memory."""
     return _store(program, ins, "") if "bulk_group" in ins.words else _load(program, ins)
 
 
-def _load(program: Program, ins: Instruction) -> Run:
+def _load(program: Program, ins: PtxInstruction) -> Run:
     form = Shape(
         program, ins,
         ("shared::cta", "shared::cluster", "global", LOAD, "multicast::cluster", "cta_group::1", "cta_group::2"), 1,
@@ -313,7 +313,7 @@ def _load(program: Program, ins: Instruction) -> Run:
                     f"the mbarrier is in block {on >> RANK_SHIFT}, which is not of the destination's pair"
                 )
             for rank in _ranks(fiber, _of(blocks, lane)) if multicast else [cta.rank]:
-                # A pair's signal goes to its even or odd block, as the mbarrier's own block is.
+                # A pair's signal goes to its even or odd block, like the block of the mbarrier itself.
                 home = (rank & ~1 | on >> RANK_SHIFT & 1) if pair else rank if multicast else on >> RANK_SHIFT
                 signalled = mbarrier_at(fiber, home << RANK_SHIFT | on & (1 << RANK_SHIFT) - 1)
                 _land(fiber, ins, box, coordinates, block_of(fiber, rank << RANK_SHIFT | offset), signalled, by)
@@ -330,9 +330,15 @@ def _ranks(fiber: Fiber, mask: int) -> list[int]:
 
 
 def _land(
-    fiber: Fiber, ins: Instruction, box: Box, coordinates: list[int], to: tuple[Cta, int], barrier: Mbarrier, by: int
+    fiber: Fiber,
+    ins: PtxInstruction,
+    box: TmaTransfer,
+    coordinates: list[int],
+    to: tuple[Cta, int],
+    barrier: EmulatedMbarrier,
+    by: int,
 ) -> None:
-    """Start the load of a box into one block; the lanes `by` do it alike."""
+    """Start the load of a box into one block, issued by the lanes `by`."""
     cta, offset = to
     times = by.bit_count()
     machine, ledger = fiber.machine, cta.cluster.ledger
@@ -365,7 +371,7 @@ def _land(
         machine.defer(cta.cluster, "loads", land)
 
 
-def _fill(box: Box, buffer: Buffer, coordinates: list[int], cta: Cta, offset: int) -> None:
+def _fill(box: TmaTransfer, buffer: GlobalBuffer, coordinates: list[int], cta: Cta, offset: int) -> None:
     """Copy the box into shared memory."""
     rows = box.rows(buffer, coordinates)
     chunks = box.chunks(offset % PERIOD) + offset // PERIOD * (PERIOD // GRANULE) if box.unit else None
@@ -383,11 +389,11 @@ def _fill(box: Box, buffer: Buffer, coordinates: list[int], cta: Cta, offset: in
 
 
 class Stored:
-    """A tensor store or reduction on its way: it reads shared memory some time, and then writes global memory."""
+    """A pending tensor store or reduction, which reads shared memory and later writes global memory."""
 
     def __init__(
-        self, event: Event, box: Box, buffer: Buffer, coordinates: list[int], cta: Cta, offset: int, reduces: str,
-        times: int,
+        self, event: MemoryEvent, box: TmaTransfer, buffer: GlobalBuffer, coordinates: list[int], cta: Cta,
+        offset: int, reduces: str, times: int,
     ) -> None:  # fmt: skip
         self.event, self.box, self.buffer, self.coordinates = event, box, buffer, coordinates
         self.cta, self.offset, self.reduces, self.times = cta, offset, reduces, times
@@ -402,14 +408,14 @@ class Stored:
             self.taken = self.cta.shared.bytes[start:end].copy()
 
     def finish(self) -> None:
-        """Write it to global memory."""
+        """Write the box to global memory."""
         if self.finished:
             return
         self.read()
         self.finished = True
         assert self.taken is not None
         box, phase = self.box, self.offset % PERIOD
-        # A line's last 16 bytes may reach over the buffer's end, where nothing is kept.
+        # A row's last 16 bytes may extend over the buffer's end, where nothing is stored.
         over = box.over(self.buffer, self.coordinates)
         rows = None if self.reduces or over else box.rows(self.buffer, self.coordinates, stores=True)
         if rows is None:
@@ -430,13 +436,13 @@ class Stored:
             self.buffer.data[:end].reshape(-1, GRANULE)[rows // GRANULE] = data
 
 
-def _from_start(box: Box, buffer: Buffer) -> npt.NDArray[np.uint8]:
-    """The buffer's bytes from the tensor's first one on; a copy, with zeros in front, where that lies before it."""
+def _from_start(box: TmaTransfer, buffer: GlobalBuffer) -> npt.NDArray[np.uint8]:
+    """The buffer's bytes from the tensor's first one on. A copy with leading zeros if the tensor begins earlier."""
     start = box.address - buffer.address
     return buffer.data[start:] if start >= 0 else np.concatenate([np.zeros(-start, np.uint8), buffer.data])
 
 
-def _store(program: Program, ins: Instruction, reduces: str) -> Run:
+def _store(program: Program, ins: PtxInstruction, reduces: str) -> Run:
     form = Shape(program, ins, ("global", "shared::cta", "bulk_group", *([reduces] if reduces else [])), 0)
     if not {"global", "shared::cta", "bulk_group"} <= form.words:
         raise ValueError("a store is .global.shared::cta and .bulk_group")
@@ -475,15 +481,15 @@ def _store(program: Program, ins: Instruction, reduces: str) -> Run:
     return go
 
 
-def _reducible(reduces: str, box: Box) -> None:
+def _reducible(reduces: str, box: TmaTransfer) -> None:
     try:
         check_reduction(reduces, box.tmap.dtype)
     except TmaError as error:
         raise EmulatorError(str(error)) from None
 
 
-def _edge(fiber: Fiber, box: Box, buffer: Buffer, coordinates: list[int], reduces: str) -> None:
-    """Report a store of elements beyond the end of a line, which may be beyond the buffer's end, too."""
+def _edge(fiber: Fiber, box: TmaTransfer, buffer: GlobalBuffer, coordinates: list[int], reduces: str) -> None:
+    """Report a store of elements beyond the end of a row, possibly beyond the buffer."""
     beyond = box.beyond(coordinates)
     if not beyond or not fiber.machine.policy.edges:
         return
@@ -502,8 +508,8 @@ def _edge(fiber: Fiber, box: Box, buffer: Buffer, coordinates: list[int], reduce
     )
 
 
-def _written(fiber: Fiber, ins: Instruction, box: Box, coordinates: list[int], offset: int) -> None:
-    """Report a store of bytes that nothing has written; what lies outside the tensor is nobody's result."""
+def _written(fiber: Fiber, ins: PtxInstruction, box: TmaTransfer, coordinates: list[int], offset: int) -> None:
+    """Report a store of uninitialised bytes. Bytes outside the tensor do not count: their values are unused."""
     shared = fiber.cta.shared
     if box.unit:
         chunks = box.chunks(offset % PERIOD) + offset // PERIOD * (PERIOD // GRANULE)
@@ -518,8 +524,8 @@ def _written(fiber: Fiber, ins: Instruction, box: Box, coordinates: list[int], o
 
 
 @operation("cp.reduce.async.bulk.tensor")
-def tensor_reduce(program: Program, ins: Instruction) -> Run:
-    """cp.reduce.async.bulk.tensor: each element combined into global memory, atomically."""
+def tensor_reduce(program: Program, ins: PtxInstruction) -> Run:
+    """cp.reduce.async.bulk.tensor: combine each element into global memory, atomically."""
     named = [word for word in ins.words if word in REDUCTIONS]
     if len(named) != 1:
         raise ValueError(f"a reduction is one of {', '.join(REDUCTIONS)}")
@@ -527,8 +533,8 @@ def tensor_reduce(program: Program, ins: Instruction) -> Run:
 
 
 @operation("cp.async.bulk.prefetch.tensor")
-def tensor_prefetch(program: Program, ins: Instruction) -> Run:
-    """cp.async.bulk.prefetch.tensor: a box into L2. It changes nothing here; the map and the coordinates are held."""
+def tensor_prefetch(program: Program, ins: PtxInstruction) -> Run:
+    """cp.async.bulk.prefetch.tensor: a box into L2. Checks the map and the coordinates; no other effect."""
     form = Shape(program, ins, ("prefetch", "L2", "global"), 0)
 
     def go(fiber: Fiber) -> None:

@@ -1,10 +1,10 @@
-"""Products of a warp that stand one after another, multiplied together.
+"""Consecutive products of a warp, multiplied as one matrix product.
 
-Compilers unroll the tiles of a warp: 32 mma.sync and more in a row, each of a few A's with each of a few B's. All A's
-under one another times all B's side by side is one matrix product, of which every instruction takes its block. The
-registers of all of them are gathered and scattered with one `take` each. What the instructions do one by one is not
-changed: a run ends before an instruction that reads what an earlier one wrote, and at every label; and whatever is out
-of the ordinary (a constant, a register that nobody has written) is left to the instructions themselves.
+Compilers unroll the tiles of a warp: 32 and more mma.sync in a row, each of a few A's with each of a few B's. All A's
+stacked, times all B's side by side, is one matrix product, and every instruction takes its block. The registers of all
+of them are gathered and scattered with one `take` each. Results equal those of single instructions. A run ends before
+an instruction that reads an earlier one's result, and at every label. Unusual operands, such as a constant or an
+unwritten register, are left to the single instructions.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import numpy as np
 import numpy.typing as npt
 
 from ...machine.interpreter import Fiber
-from ...ptx.parser import Instruction
+from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program
 from ...ptx.values import LANES
 
 if TYPE_CHECKING:
-    from .sync import Fragment
+    from .sync import WarpOperand
 
 Array = npt.NDArray[Any]
-MOST = 64  # instructions of a run
-WASTE = 2  # blocks that may be computed for each that is used
+MOST = 64  # maximum number of instructions of a run
+WASTE = 2  # computed blocks allowed for each used one
 
 
 class Stack:
-    """One operand of all instructions of a run: its fragment, and the registers of each different one."""
+    """One operand of all instructions of a run: its fragment, and each distinct set of registers."""
 
-    def __init__(self, fragment: Fragment, places: list[tuple[int, ...]], apart: bool = False) -> None:
-        """apart: every instruction has one of its own."""
+    def __init__(self, fragment: WarpOperand, places: list[tuple[int, ...]], apart: bool = False) -> None:
+        """apart: every instruction has its own set of registers."""
         self.fragment = fragment
         different = places if apart else list(dict.fromkeys(places))
         self.count = len(different)
@@ -42,16 +42,16 @@ class Stack:
         self.take = fragment.index.reshape(-1)
 
     def held(self, fiber: Fiber) -> list[Any]:
-        """What the registers hold."""
+        """The registers' contents."""
         registers = fiber.registers
         return [registers[place] for place in self.registers]
 
     def matrices(self, values: list[Any]) -> Array:
-        """[which, row, column]. Raises TypeError where a register holds no value."""
+        """The matrices [which, row, column]. Raises TypeError for a register without a value."""
         fragment = self.fragment
         try:
             joined = np.concatenate(values)
-        except ValueError:  # uniform values among them, which fresh accumulators are
+        except ValueError:  # with uniform values among them, as in fresh accumulators
             joined = np.concatenate([x if isinstance(x, np.ndarray) else np.full(LANES, x) for x in values])
         units = joined.astype(fragment.word).view(fragment.unit).reshape(self.count, -1)
         return fragment.decode(units.take(self.take, axis=1).reshape(self.count, *fragment.index.shape))
@@ -66,10 +66,10 @@ class Run:
     def __init__(
         self,
         program: Program,
-        first: Instruction,
+        first: PtxInstruction,
         count: int,
         places: list[dict[str, tuple[int, ...]]],
-        maps: dict[str, Fragment],
+        maps: dict[str, WarpOperand],
         finish: Callable[[Array, Array], Array],
     ) -> None:
         self.first, self.after, self.count, self.finish = first, first.pc + count, count, finish
@@ -82,11 +82,11 @@ class Run:
 
     @property
     def worth(self) -> bool:
-        """Whether multiplying everything with everything is not too much."""
+        """True if multiplying every A with every B is not too much work."""
         return self.count > 2 and self.a.count * self.b.count <= WASTE * self.count
 
     def go(self, fiber: Fiber) -> int | None:
-        """Execute all of them and return the pc after them; None where that has to be done one by one."""
+        """Execute all instructions and return the pc after them; None if they must run one by one."""
         try:
             a, b, c = self.a.matrices(self.a.held(fiber)), self.b.matrices(self.b.held(fiber)), self._sums(fiber)
         except (ValueError, TypeError):
@@ -112,7 +112,7 @@ class Run:
         return self.after
 
     def _sums(self, fiber: Fiber) -> Array:
-        """C: what the run before left, where its results are in these registers still; registers never change."""
+        """C: the previous run's results if these registers still hold them; registers never change."""
         values = self.c.held(fiber)
         before = fiber.warp.scratch.get("mma.sync sums")
         if before is not None and self.c.fragment is self.d.fragment and len(before[0]) == len(values):
@@ -125,8 +125,8 @@ class Run:
         return self.c.matrices(values)
 
 
-def instructions_in_a_row(program: Program, first: Instruction) -> list[Instruction]:
-    """Those of its opcode from `first` on, up to a label, a predicate, or one that reads what an earlier one wrote."""
+def instructions_in_a_row(program: Program, first: PtxInstruction) -> list[PtxInstruction]:
+    """The instructions of one opcode from `first` on that do not depend on each other."""
     leaders, instructions = program.leaders, program.kernel.instructions
     at = bisect_right(leaders, first.pc)
     end = min(leaders[at] if at < len(leaders) else program.size, first.pc + MOST)

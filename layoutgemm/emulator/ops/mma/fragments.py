@@ -16,7 +16,7 @@ Indices = npt.NDArray[np.int64]
 
 
 def words_of(values: list[Any]) -> npt.NDArray[np.uint64]:
-    """Values of registers as [register, lane]. Raises TypeError for what is no value."""
+    """Values of registers as [register, lane]. Raises TypeError for a missing value."""
     out = np.empty((len(values), LANES), dtype=np.uint64)
     for row, value in zip(out, values, strict=True):
         row[:] = value
@@ -24,13 +24,13 @@ def words_of(values: list[Any]) -> npt.NDArray[np.uint64]:
 
 
 @dataclass(frozen=True, eq=False)
-class Fragment:
-    """One operand of an atom, as the warps that execute it hold it.
+class RegisterFragment:
+    """One operand of an atom in the registers of its warps.
 
     dtype      of an element
     shape      (rows, columns) of the matrix
     registers  32-bit registers of a thread
-    register   value -> the register that it is in; low: value -> its lowest bit there
+    register   value -> its register; low: value -> its lowest bit there
     index      warp -> [value, lane] -> place in the matrix, row by row
     rows       warp -> the rows that it holds
     """
@@ -44,8 +44,8 @@ class Fragment:
     rows: tuple[Indices, ...]
 
     @classmethod
-    def of(cls, atom: MmaAtom, operand: str) -> Fragment:
-        """The fragment of operand "A", "B" or "C" of an atom whose threads are those of its warps, in order."""
+    def of(cls, atom: MmaAtom, operand: str) -> RegisterFragment:
+        """The fragment of operand "A", "B" or "C" of an atom."""
         layout, (rows, columns) = atom.layout(operand), atom.tile_of(operand)
         values, threads = layout[1].size, layout[0].size
         element = np.asarray(layout.offsets()).reshape(values, threads)
@@ -63,13 +63,13 @@ class Fragment:
         )
 
     def put(self, matrix: npt.NDArray[Any], warp: int, values: list[Any]) -> None:
-        """Write what a warp's registers hold into the matrix, decoded."""
+        """Decode a warp's registers into the matrix."""
         bits = words_of(values)[self.register] >> self.low[:, None].astype(np.uint64)
         mask = np.uint64((1 << self.dtype.bits) - 1)
         matrix.reshape(-1)[self.index[warp]] = self.dtype.decode(bits & mask)
 
     def take(self, matrix: npt.NDArray[Any], warp: int) -> list[Any]:
-        """The values of a warp's registers that hold its part of the matrix."""
+        """The values of a warp's registers for its part of the matrix."""
         part = matrix.reshape(-1)[self.index[warp]]
         if self.dtype.kind == "float":
             with np.errstate(all="ignore"):

@@ -1,8 +1,8 @@
-"""Operands of tensor-core instructions in shared memory: which chunks a descriptor word names, and their values.
+"""Shared-memory operands of tensor-core instructions: the chunks of a descriptor word, and their values.
 
-A word is read once for each form of the operand: `reading` evaluates the hardware's reading of it (`element_bits`) with
-the address reduced to the swizzle's period, and keeps the 16-byte chunks in the order of the operand. Fetching is then
-one indexed load. What no descriptor may hold is reported: bits outside its fields, and an address whose upper bits (the
+A word is read once for each form of the operand. `reading` evaluates the hardware's interpretation (`element_bits`)
+with the address reduced to the swizzle's period, and keeps the 16-byte chunks in the order of the operand. Fetching is
+then one indexed load. Illegal descriptors are reported: bits outside its fields, and an address whose upper bits (the
 block's rank) reach the next field.
 """
 
@@ -22,19 +22,19 @@ from ....atoms.smem.tile import CHUNK_BITS, CHUNK_BYTES, slot_bits, slot_to_bit
 from ....dtypes import DType
 from ....errors import DescriptorError, EmulatorError
 from ...machine.interpreter import Cta, Fiber
-from ...machine.memory import RANK_SHIFT, SharedMemory
+from ...machine.memory import RANK_SHIFT, CtaSharedMemory
 from ...ptx.values import any_of
 
-# The widest swizzle pattern repeats after so many bytes: chunks move with the address in steps of it.
+# The widest swizzle pattern repeats after this many bytes: chunks move with the address in steps of it.
 PERIOD = 1024
 CHUNK_SHIFT = CHUNK_BYTES.bit_length() - 1
 Report = Callable[[str, str], None]  # (kind, message)
-UNWRITTEN = "uninitialised"  # the kind of finding where an operand has bytes that nobody has written
+UNWRITTEN = "uninitialised"  # the kind of finding for an operand with uninitialised bytes
 
 
 @dataclass(frozen=True)
-class Read:
-    """What a tensor core reads of one operand from one block's shared memory.
+class SharedOperandRead:
+    """The part of one block's shared memory that an operand's read covers.
 
     rows, depth  elements along M (or N) and along K
     packing      how elements narrower than a byte are stored
@@ -58,7 +58,7 @@ class Reading:
     places   their bit set
     """
 
-    read: Read
+    read: SharedOperandRead
     chunks: npt.NDArray[np.int64]
     last: int
     places: int
@@ -79,7 +79,7 @@ def bits_of(chunks: npt.NDArray[np.int64]) -> int:
 
 
 @cache
-def _reading(word: int, read: Read) -> Reading:
+def _reading(word: int, read: SharedOperandRead) -> Reading:
     bits = element_bits(word, read.major, (read.rows, read.depth), read.dtype, read.arch, read.packing)
     lines = bits if read.major == "K" else bits.T
     per_chunk = CHUNK_BITS // slot_bits(read.dtype, read.packing)
@@ -94,8 +94,8 @@ def _reading(word: int, read: Read) -> Reading:
 
 
 @lru_cache(1 << 14)
-def _resolved(word: int, read: Read, rank: int) -> tuple[Reading, int, tuple[str, ...]]:
-    """(the reading, the chunk that it counts from, what is wrong with the word)."""
+def _resolved(word: int, read: SharedOperandRead, rank: int) -> tuple[Reading, int, tuple[str, ...]]:
+    """(the reading, its first chunk, the errors of the word)."""
     table = smem_table(read.arch)
     stray, problems = table.stray(word), []
     if stray:
@@ -104,8 +104,8 @@ def _resolved(word: int, read: Read, rank: int) -> tuple[Reading, int, tuple[str
     for bit in stray:
         clean &= ~(1 << bit)
     fields = SmemDescriptor.decode(clean, read.arch)
-    # The block's rank, the upper bits of a shared::cluster address, harms nothing where the hardware ignores the
-    # leading offset: no wrong value would tell.
+    # The block's rank, the upper bits of a shared::cluster address, is harmless where the hardware ignores the
+    # leading offset: no wrong value would show it.
     leading = table.by_name["leading_bytes"].mask
     if rank and read.major == "K" and fields.swizzle_name != "none":
         if (clean & leading) >> RANK_SHIFT - CHUNK_SHIFT == rank:
@@ -118,10 +118,10 @@ def _resolved(word: int, read: Read, rank: int) -> tuple[Reading, int, tuple[str
     return found, base // CHUNK_BYTES, tuple(problems)
 
 
-def reading(word: int, read: Read, fiber: Fiber, report: Report) -> tuple[Reading, int]:
-    """The reading of a descriptor word, and the number of the chunk that it counts from.
+def reading(word: int, read: SharedOperandRead, fiber: Fiber, report: Report) -> tuple[Reading, int]:
+    """The reading of a descriptor word, and the number of its first chunk.
 
-    Raises EmulatorError for a word without meaning and for chunks outside of shared memory.
+    Raises EmulatorError for a word without meaning and for chunks outside shared memory.
     """
     try:
         found, first, problems = _resolved(word, read, fiber.cta.rank)
@@ -139,7 +139,7 @@ def reading(word: int, read: Read, fiber: Fiber, report: Report) -> tuple[Readin
 
 
 _FULL = np.uint64(0x0101010101010101)
-# Of a padded chunk the bytes behind the elements need not be written.
+# The padding of a chunk need not be written.
 _NEEDED = {
     "packed": np.array([_FULL, _FULL]),
     "b4x16_p64": np.array([_FULL, 0], dtype=np.uint64),
@@ -148,22 +148,22 @@ _NEEDED = {
 
 
 def lines(cta: Cta, found: Reading, first: int, report: Report, packing: str | None = None) -> npt.NDArray[np.uint8]:
-    """The bytes of the operand's chunks, [line, byte]. Unwritten ones are reported, those that `packing` pads aside."""
+    """The bytes of the operand's chunks, [line, byte]. Reports unwritten ones, except padding of `packing`."""
     chunks = found.chunks + first if first else found.chunks
     check_written(cta.shared, chunks, packing or found.read.packing, report)
     return np.asarray(cta.shared.bytes.reshape(-1, CHUNK_BYTES)[chunks].reshape(len(chunks), -1))
 
 
 def fetch(cta: Cta, found: Reading, first: int, report: Report) -> Any:
-    """The operand's values, [mn, k]: float32, or integers as float32 (exact). Unwritten bytes are reported."""
+    """The operand's values, [mn, k]: float32, or integers as float32 (exact). Reports unwritten bytes."""
     read = found.read
     count = read.depth if read.major == "K" else read.rows
     values = numbers(lines(cta, found, first, report), read.dtype, read.packing)[:, :count]
     return values if read.major == "K" else values.T
 
 
-def check_written(shared: SharedMemory, chunks: npt.NDArray[np.int64], packing: str, report: Report) -> None:
-    """Report the first byte of these chunks that nothing has written, padding aside."""
+def check_written(shared: CtaSharedMemory, chunks: npt.NDArray[np.int64], packing: str, report: Report) -> None:
+    """Report the first unwritten byte of these chunks, without padding."""
     needed = _NEEDED[packing]
     have = shared.written.view(np.uint64).reshape(-1, 2)[chunks]
     short = (have & needed) != needed

@@ -1,14 +1,14 @@
 """Matrix products of a warp: mma.sync in every form of the atoms.
 
-The thread-value maps of the atom become index arrays when the kernel is loaded: operands are gathered from the
+The thread-value maps of the atom become index arrays when the kernel is loaded. Operands are gathered from the
 registers into matrices with one `take` each, multiplied, and scattered back. Products of integers and of single bits
-are exact. Products of floats are exact too (two significands of at most 11 bits), and are summed in float32, in the
-order of NumPy's matrix product, then added to C: hardware sums in an order and with a truncation that PTX leaves open,
-so results agree where every partial sum is exact, and to the last bits elsewhere. Block scales are applied to the
+are exact. Products of floats are exact too (two significands of at most 11 bits). They are summed in float32, in the
+order of NumPy's matrix product, then added to C. Hardware sums in an order and with a truncation that PTX leaves open.
+So results agree where every partial sum is exact, and up to the last bits elsewhere. Block scales are applied to the
 operands in float64, f64 is computed in float64, and an f16 result is rounded once from float32.
 
-PTX ISA, "Warp-level Matrix Instructions: mma", "Block Scaling for mma.sync". Sparse products (mma.sp) and wmma are left
-out.
+PTX ISA, "Warp-level Matrix Instructions: mma", "Block Scaling for mma.sync". Sparse products (mma.sp) and wmma are not
+supported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ....atoms.mma.sync import BIT_OPS, mma_sync
 from ....errors import PtxError
 from ...machine.interpreter import Fiber
 from ...ptx.codegen import number
-from ...ptx.parser import Instruction
+from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program
 from ...ptx.program import Run as Operation
 from ...ptx.values import LANES
@@ -35,11 +35,11 @@ from ..registry import operation
 from .batching import Run, instructions_in_a_row
 
 Array = npt.NDArray[Any]
-Places = tuple[Any, ...]  # of each register its number, or a constant as a tuple of one
+Places = tuple[Any, ...]  # the number of each register, or a constant as a tuple of one
 
 
-def atom_of(ins: Instruction) -> MmaAtom:
-    """The atom that an opcode names, whatever the order of its qualifiers."""
+def atom_of(ins: PtxInstruction) -> MmaAtom:
+    """The atom of an opcode, for any order of its qualifiers."""
     words = list(ins.words[1:])
     for word in ("sync", "aligned"):
         if word not in words:
@@ -83,10 +83,10 @@ def _name(word: str) -> str:
     return f"i{word[1:]}" if re.fullmatch(r"s\d+", word) else word
 
 
-class Fragment:
-    """How one operand lies in the registers of a warp, as index arrays.
+class WarpOperand:
+    """One operand in the registers of a warp, as index arrays.
 
-    unit    the unsigned type that elements are taken from registers as
+    unit    the unsigned type of the elements in registers
     index   [product, row, column] -> number of the unit in (register, lane) order; B's matrix is K x N
     place   number of a unit in (register, lane) order -> of the element in the matrix, for results
     shift   bits by which an element lies above its unit's lowest
@@ -115,7 +115,7 @@ class Fragment:
                 lane = of_thread + 4 * product
                 index[product, elements[value]] = (register * LANES + lane) * (width // bits) + low // bits
             shift[elements[value]] = low % bits
-        # Elements are counted down the columns, so that B as it is counted, K x N, is what multiplies A.
+        # Elements are counted down the columns, so that B, counted as K x N, can multiply A.
         self.index, self.shift = index.reshape(products, columns, rows), shift.reshape(columns, rows)
         if operand != "B":
             self.index, self.shift = self.index.transpose(0, 2, 1), self.shift.T
@@ -149,8 +149,8 @@ class Fragment:
     def gather(self, fiber: Fiber, places: Places) -> Array:
         """The operand's matrix (a stack of them for m8n8k4), from the registers of these numbers.
 
-        Registers are never changed in place, so that a matrix stays right as long as they hold the same arrays: A and B
-        serve several products, and C is the D of the one before.
+        Registers are never changed in place, so a matrix stays valid while they hold the same arrays. A and B serve
+        several products, and C is the D of the previous one.
         """
         registers = fiber.registers
         known = fiber.warp.scratch.get((self, places))
@@ -166,14 +166,14 @@ class Fragment:
         except ValueError:
             joined = np.concatenate([x if isinstance(x, np.ndarray) else np.full(LANES, x, np.int64) for x in values])
         else:
-            # Only arrays say by being the same that nothing has changed.
+            # Only the identity of arrays shows that nothing has changed.
             found = self.decode(joined.astype(self.word).view(self.unit)[self.index])
             fiber.warp.scratch[self, places] = (values, found)
             return found
         return self.decode(joined.astype(self.word).view(self.unit)[self.index])
 
     def scatter(self, fiber: Fiber, places: Places, matrix: Array) -> None:
-        """Put a result into the registers of these numbers."""
+        """Write a result into the registers of these numbers."""
         units = matrix.reshape(-1)[self.place]
         words = units.view(self.word)
         if self.word.itemsize != 8:
@@ -186,10 +186,10 @@ class Fragment:
 
 
 @lru_cache(maxsize=256)
-def fragments(atom: MmaAtom) -> dict[str, Fragment]:
+def fragments(atom: MmaAtom) -> dict[str, WarpOperand]:
     """The fragments of A, B, C and D; those of C and D are one where they are equal."""
-    found = {operand: Fragment(atom, operand) for operand in "ABC"}
-    return found | {"D": found["C"] if atom.layout_D is None else Fragment(atom, "D")}
+    found = {operand: WarpOperand(atom, operand) for operand in "ABC"}
+    return found | {"D": found["C"] if atom.layout_D is None else WarpOperand(atom, "D")}
 
 
 def multiply(atom: MmaAtom) -> Callable[[Array, Array, Array], Array]:
@@ -215,7 +215,7 @@ def multiply(atom: MmaAtom) -> Callable[[Array, Array, Array], Array]:
 
 
 def finisher(atom: MmaAtom) -> Callable[[Array, Array], Array]:
-    """(A B, C) -> D in the accumulator's type, of products that are not of single bits."""
+    """The function (A B, C) -> D in the accumulator's type, except for single bits."""
     target = atom.dtype_of("D")
     if target.name == "i32":
         clamp = ".satfinite" in atom.ptx
@@ -235,8 +235,8 @@ def finisher(atom: MmaAtom) -> Callable[[Array, Array], Array]:
     return floats
 
 
-def _places(program: Program, ins: Instruction, position: int, count: int) -> Places:
-    """For each register of a vector operand its number, or a constant as a tuple of one."""
+def _places(program: Program, ins: PtxInstruction, position: int, count: int) -> Places:
+    """The register numbers of a vector operand; a constant is a tuple of one."""
     operand = ins.operands[position]
     parts = operand.parts if operand.kind == "vector" else (operand,)
     if len(parts) != count:
@@ -248,12 +248,12 @@ def _places(program: Program, ins: Instruction, position: int, count: int) -> Pl
         elif part.kind == "number":
             places.append((number(part.text, 64),))
         else:
-            raise ValueError(f"{part.text} is no register")
+            raise ValueError(f"{part.text} is not a register")
     return tuple(places)
 
 
 @operation("mma")
-def product(program: Program, ins: Instruction) -> Operation:
+def product(program: Program, ins: PtxInstruction) -> Operation:
     """mma.sync: D = A B + C of one warp, block-scaled or not."""
     atom = atom_of(ins)
     maps = fragments(atom)
@@ -289,8 +289,8 @@ def product(program: Program, ins: Instruction) -> Operation:
     return go
 
 
-def _run_from(program: Program, first: Instruction, atom: MmaAtom) -> Run | None:
-    """The products in a row from this one on, or None where that is no gain."""
+def _run_from(program: Program, first: PtxInstruction, atom: MmaAtom) -> Run | None:
+    """The run of products that starts here, or None without a gain."""
     maps = fragments(atom)
     row = instructions_in_a_row(program, first)
     places = []
@@ -303,8 +303,10 @@ def _run_from(program: Program, first: Instruction, atom: MmaAtom) -> Run | None
     return found if found.worth else None
 
 
-def _scales(program: Program, ins: Instruction, atom: MmaAtom) -> Callable[[Fiber, Array, Array], tuple[Array, Array]]:
-    """A function that multiplies A and B with their factors, from the lanes and bytes that the selectors name."""
+def _scales(
+    program: Program, ins: PtxInstruction, atom: MmaAtom
+) -> Callable[[Fiber, Array, Array], tuple[Array, Array]]:
+    """A function that scales A and B, from the lanes and bytes of the selectors."""
     assert atom.scale is not None
     table = atom.scale.dtype.decode(np.arange(256)).astype(np.float64)
     parts = []
@@ -329,8 +331,8 @@ def _scales(program: Program, ins: Instruction, atom: MmaAtom) -> Callable[[Fibe
 
 @lru_cache(maxsize=256)
 def _providers(atom: MmaAtom, operand: str, byte_id: int, thread_id: int) -> Array:
-    """[row, k] -> number, among the 128 bytes of a register of the warp, of the factor. Raises AtomError for selectors
-    that PTX leaves undefined.
+    """[row, k] -> number of the factor among the 128 bytes of the warp's register. Raises AtomError for selectors that
+    PTX leaves undefined.
     """
     assert atom.scale is not None
     rows, blocks = atom.tile_of(operand)
@@ -342,6 +344,6 @@ def _providers(atom: MmaAtom, operand: str, byte_id: int, thread_id: int) -> Arr
 
 
 @operation("mma.sp", "mma.sp::ordered_metadata", "wmma")
-def left_out(program: Program, ins: Instruction) -> Operation:
-    """Sparse products and wmma are refused: no kernel of the DSL's dense examples has them."""
+def left_out(program: Program, ins: PtxInstruction) -> Operation:
+    """Refuse sparse products and wmma, which no dense example of the DSL uses."""
     raise PtxError(f"{ins.words[0]}{'.' + ins.words[1] if ins.words[0] == 'mma' else ''} is left out of the emulator")

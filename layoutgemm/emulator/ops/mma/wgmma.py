@@ -1,24 +1,23 @@
 """Hopper's warpgroup products: wgmma.fence, mma_async, commit_group, wait_group.
 
-What an instruction multiplies, and which register holds what, comes from its atom (`atoms/mma/wgmma.py`); where its
-operands lie, from the descriptor's reading (`operands.py`). PTX ISA, "Asynchronous Warpgroup Level Matrix
-Multiply-Accumulate Instructions".
+The atom (`atoms/mma/wgmma.py`) gives the matrices of an instruction and their registers; the descriptor's reading
+(`operands.py`) gives its shared-memory operands. PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate
+Instructions".
 
-A product of four warps runs when the last of them has issued it, or (policy "late") when a warp waits for it. From its
-issue until then the accumulator's registers hold `Pending` objects and A's registers `Lent` ones: moving them about is
-harmless, 16-bit halves included; computing with them is an error that names the product.
+A product of four warps runs when the last of them has issued it, or (policy "late") when a warp waits for it. Until
+then the accumulator's registers hold `Pending` objects and A's registers `Lent` ones. Moving them is harmless, 16-bit
+halves included. Computing with them is an error that names the product.
 
-wgmma.fence has to stand before a warp's first product, and between what last computed a product's registers and the
-product. Compilers sink the moves that clear an accumulator below the fence, and ptxas takes that, so registers that
-were only moved since are let pass. PTX asks for a fence after results were read, too. An official kernel (CuTe DSL's
-fp8 example with two accumulators) leaves it out there, so this is asked for with the policy's `register_strict` alone,
-by which results that were waited for count as touched.
+wgmma.fence must precede a warp's first product, and must separate any computation of a product's registers from the
+product. Compilers sink the moves that clear an accumulator below the fence, and ptxas accepts that. So registers that
+were only moved since the fence are allowed. PTX also asks for a fence after reading results. An official kernel (CuTe
+DSL's fp8 example with two accumulators) omits it. So the check needs the policy's `register_strict`, which counts
+waited-for results as touched.
 
 Rounding: products are summed in float32 by NumPy's matrix product, then added to the accumulator in float32 (rounded to
-f16 for f16 accumulators). The hardware sums in an order and with a precision of its own, so bits can be compared only
-where every partial sum is exact: then they are equal. For random floats an H200 lay within 2**-21 of the sum of the
-absolute products, and within 2**-12 for 8-bit floats, of whose f32 accumulator wgmma keeps fewer bits
-(benchmarks/verify_emulator.py).
+f16 for f16 accumulators). The hardware sums in its own order and precision, so bits are equal only where every partial
+sum is exact. For random floats an H200 lay within 2**-21 of the sum of the absolute products. It lay within 2**-12 for
+8-bit floats, for which wgmma keeps fewer bits of the f32 accumulator (benchmarks/verify_emulator.py).
 """
 
 from __future__ import annotations
@@ -38,21 +37,21 @@ from ....atoms.smem.operand_read import operand_read
 from ....dtypes import dtype
 from ....errors import EmulatorError
 from ...machine.interpreter import BLOCKED, Cta, Fiber
-from ...ptx.parser import Instruction
+from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
-from ...races.happens_before import Event
-from ..in_flight import Held
+from ...races.happens_before import MemoryEvent
+from ..in_flight import InFlightRegister
 from ..memory import said
 from ..registry import known, operation
-from .fragments import Fragment
-from .operands import UNWRITTEN, Read, Reading, accumulate, fetch, reading
+from .fragments import RegisterFragment
+from .operands import UNWRITTEN, Reading, SharedOperandRead, accumulate, fetch, reading
 
 _NAMES = {name for form in FORMS for name in (*form.types, *form.accumulators)}
 TYPES = {ptx_type(dtype(name)): name for name in _NAMES}
 MAJORS = ("K", "MN")
 
 
-class Pending(Held):
+class Pending(InFlightRegister):
     """Register `number` of an accumulator in flight."""
 
     def __init__(self, accumulator: Accumulator, number: int) -> None:
@@ -68,10 +67,10 @@ class Pending(Held):
         return Half(self, low)
 
 
-class Half(Held):
-    """16 bits of an accumulator's register in flight, from bit `low`: compilers take f16 pairs apart and join them.
+class Half(InFlightRegister):
+    """16 bits of an accumulator's register in flight, from bit `low`. Compilers take f16 pairs apart and join them.
 
-    It follows how `codegen.py` writes such moves: `x >> low & 65535`, and `low | up << 16`.
+    It follows the form of such moves in `codegen.py`: `x >> low & 65535`, and `low | up << 16`.
     """
 
     def __init__(self, whole: Pending, low: int, raised: bool = False) -> None:
@@ -92,10 +91,10 @@ class Half(Held):
         return self.whole if same else self._refuse()
 
 
-class Lent(Held):
+class Lent(InFlightRegister):
     """A register of A that a product in flight still reads, and its value."""
 
-    def __init__(self, product: Product, value: Any) -> None:
+    def __init__(self, product: IssuedWgmma, value: Any) -> None:
         self.product, self.value = product, value
 
     def __str__(self) -> str:
@@ -103,37 +102,37 @@ class Lent(Held):
 
 
 @dataclass(frozen=True, eq=False)
-class Form:
-    """One form of the instruction: its fragments, and what it reads of shared memory (None: A in registers)."""
+class WgmmaOperation:
+    """One form of the instruction: its fragments and shared-memory reads (None: A in registers)."""
 
     atom: MmaAtom
-    c: Fragment
-    a: Fragment | None
-    read_a: Read | None
-    read_b: Read
+    c: RegisterFragment
+    a: RegisterFragment | None
+    read_a: SharedOperandRead | None
+    read_b: SharedOperandRead
     saturates: bool
 
     @property
     def integer(self) -> bool:
-        """Whether it accumulates in i32."""
+        """True if it accumulates in i32."""
         return self.c.dtype.kind != "float"
 
 
 @cache
-def _form(n: int, a: str, b: str, c: str, source: str, saturate: bool, major_a: str, major_b: str) -> Form:
+def _form(n: int, a: str, b: str, c: str, source: str, saturate: bool, major_a: str, major_b: str) -> WgmmaOperation:
     atom = wgmma(n, a, b, c, source, saturate=saturate)
 
-    def read(operand: str, major: str) -> Read:
+    def read(operand: str, major: str) -> SharedOperandRead:
         found = operand_read(atom, operand)
         if major not in found.majors:
             raise ValueError(f"operand {operand} of {atom} is {' or '.join(found.majors)}-major")
-        return Read(major, found.rows, found.depth, found.dtype, found.packing, found.arch)
+        return SharedOperandRead(major, found.rows, found.depth, found.dtype, found.packing, found.arch)
 
     in_smem = source == "smem"
-    return Form(
+    return WgmmaOperation(
         atom,
-        Fragment.of(atom, "C"),
-        None if in_smem else Fragment.of(atom, "A"),
+        RegisterFragment.of(atom, "C"),
+        None if in_smem else RegisterFragment.of(atom, "A"),
         read("A", major_a) if in_smem else None,
         read("B", major_b),
         saturate,
@@ -141,44 +140,44 @@ def _form(n: int, a: str, b: str, c: str, source: str, saturate: bool, major_a: 
 
 
 @cache
-def _parts(found: Reading, form: Form) -> tuple[int, ...]:
-    """The chunks of A that each warp reads: those of its own rows."""
+def _parts(found: Reading, form: WgmmaOperation) -> tuple[int, ...]:
+    """The chunks of A that each warp reads, in its own rows."""
     return tuple([found.part(rows) for rows in form.c.rows])
 
 
 class Accumulator:
-    """A warpgroup's accumulator from the first product that takes its registers until the wait for the last.
+    """A warpgroup's accumulator in flight, from its first product to the last wait.
 
     values   the matrix, of all four warps
     queue    products that have not run, in order
     pending  warp -> products that it has not waited for
     """
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: WgmmaOperation) -> None:
         self.form = form
         self.values = np.zeros(form.c.shape, dtype=np.int64 if form.integer else np.float32)
-        self.queue: list[Product] = []
+        self.queue: list[IssuedWgmma] = []
         self.pending = [0] * WARPS
         self.names: list[list[int]] = [[] for _ in range(WARPS)]  # the registers of the last product of each warp
-        self.parts: list[list[Pending]] = [[] for _ in range(WARPS)]  # warp -> what its registers hold meanwhile
-        self.last: Product
+        self.parts: list[list[Pending]] = [[] for _ in range(WARPS)]  # warp -> its registers' contents meanwhile
+        self.last: IssuedWgmma
 
 
 @dataclass(eq=False)
-class Product:
+class IssuedWgmma:
     """One mma_async of a warpgroup.
 
-    words    (descriptor or None, descriptor, scale-d): what all four warps have to agree on
+    words    (descriptor or None, descriptor, scale-d): equal in all four warps
     events   one for each warp
     arrived  warps that have issued it
     """
 
-    ins: Instruction
-    form: Form
+    ins: PtxInstruction
+    form: WgmmaOperation
     words: tuple[int | None, int, bool]
     signs: tuple[int, int]
     cta: Cta
-    events: list[Event]
+    events: list[MemoryEvent]
     accumulator: Accumulator
     operands: tuple[tuple[Reading, int] | None, tuple[Reading, int]]
     a: npt.NDArray[Any] | None
@@ -190,7 +189,7 @@ class Product:
 
 
 class Group:
-    """What a warpgroup has issued.
+    """The issued products of a warpgroup.
 
     products  number -> product; gone when all four warps have waited for it
     issued    warp -> how many it has issued
@@ -201,16 +200,16 @@ class Group:
     """
 
     def __init__(self) -> None:
-        self.products: dict[int, Product] = {}
+        self.products: dict[int, IssuedWgmma] = {}
         self.issued = [0] * WARPS
-        self.open: list[list[Product]] = [[] for _ in range(WARPS)]
-        self.groups: list[list[list[Product]]] = [[] for _ in range(WARPS)]
+        self.open: list[list[IssuedWgmma]] = [[] for _ in range(WARPS)]
+        self.groups: list[list[list[IssuedWgmma]]] = [[] for _ in range(WARPS)]
         self.fenced = [False] * WARPS
         self.dirty = [0] * WARPS
 
 
 def _group(fiber: Fiber) -> tuple[Group, int]:
-    """(the fiber's warpgroup, its warp there). Raises EmulatorError where four warps are not there."""
+    """(the fiber's warpgroup, its warp there). Raises EmulatorError if four warps are not there."""
     number, cta = fiber.warp.number, fiber.cta
     groups = cta.scratch.setdefault("wgmma", {})
     found = groups.get(number // WARPS)
@@ -229,7 +228,7 @@ def _group(fiber: Fiber) -> tuple[Group, int]:
 
 
 def _ended(group: Group, fiber: Fiber, warp: int) -> None:
-    """Report what a warp leaves behind when it ends."""
+    """Report a warp's unfinished products when it ends."""
     left = [*(p for products in group.groups[warp] for p in products), *group.open[warp]]
     if left:
         fiber.machine.problem("exit", f"{fiber.warp} ends while {left[0].ins.opcode} is in flight", fiber, left[0].ins)
@@ -244,8 +243,8 @@ def _ended(group: Group, fiber: Fiber, warp: int) -> None:
 
 
 @operation("wgmma.fence")
-def fence(program: Program, ins: Instruction) -> Run:
-    """wgmma.fence: orders what the warp did with registers before it and products after it."""
+def fence(program: Program, ins: PtxInstruction) -> Run:
+    """wgmma.fence: order the warp's earlier register accesses before later products."""
     known(ins, "fence", "sync", "aligned")
 
     def go(fiber: Fiber) -> None:
@@ -259,7 +258,7 @@ def fence(program: Program, ins: Instruction) -> Run:
 
 
 @operation("wgmma.commit_group")
-def commit(program: Program, ins: Instruction) -> Run:
+def commit(program: Program, ins: PtxInstruction) -> Run:
     """wgmma.commit_group: the products since the last one become a group, which may be empty."""
     known(ins, "commit_group", "sync", "aligned")
 
@@ -273,7 +272,7 @@ def commit(program: Program, ins: Instruction) -> Run:
 
 
 @operation("wgmma.wait_group")
-def wait(program: Program, ins: Instruction) -> Run:
+def wait(program: Program, ins: PtxInstruction) -> Run:
     """wgmma.wait_group n: until at most the last n groups of the warp are in flight; results are in the registers."""
     known(ins, "wait_group", "sync", "aligned")
     allowed = int(ins.operands[0].text)
@@ -298,7 +297,7 @@ def wait(program: Program, ins: Instruction) -> Run:
     return go
 
 
-def _retire(fiber: Fiber, group: Group, warp: int, product: Product) -> None:
+def _retire(fiber: Fiber, group: Group, warp: int, product: IssuedWgmma) -> None:
     """The warp learns that a product has completed."""
     accumulator = product.accumulator
     _run_up_to(product, fiber)
@@ -315,7 +314,7 @@ def _retire(fiber: Fiber, group: Group, warp: int, product: Product) -> None:
 
 
 def _materialise(fiber: Fiber, group: Group, warp: int, accumulator: Accumulator) -> None:
-    """Put a warp's part of the results in place of every `Pending` register of it, and of halves of them."""
+    """Replace a warp's `Pending` registers, and halves of them, by the results."""
     values = accumulator.form.c.take(accumulator.values, warp)
     missing = set(range(len(values)))
     registers, written, flying = fiber.registers, 0, (Pending, Half)
@@ -336,8 +335,8 @@ def _materialise(fiber: Fiber, group: Group, warp: int, accumulator: Accumulator
         fiber.machine.problem("protocol", f"{lost} of its accumulator is written while it is in flight", fiber, ins)
 
 
-def _give_back(fiber: Fiber, group: Group, warp: int, product: Product) -> None:
-    """The registers of A are free again; report those that were computed while they were lent."""
+def _give_back(fiber: Fiber, group: Group, warp: int, product: IssuedWgmma) -> None:
+    """Release A's registers; report those that were computed while they were lent."""
     computed = group.dirty[warp] | fiber.dirty
     for register in product.lent.pop(warp):
         now = fiber.registers[register]
@@ -355,7 +354,7 @@ def _name(fiber: Fiber, register: int) -> str:
 
 
 @operation("wgmma.mma_async")
-def product(program: Program, ins: Instruction) -> Run:
+def product(program: Program, ins: PtxInstruction) -> Run:
     """wgmma.mma_async: D = A*B + D, or A*B, by the four warps of a warpgroup.
 
     Operands: D, A (a descriptor, or registers), B's descriptor, scale-d, and where the types have them imm-scale-a,
@@ -412,7 +411,7 @@ def product(program: Program, ins: Instruction) -> Run:
     return go
 
 
-def _registers(program: Program, ins: Instruction, operand: Any, count: int) -> list[int]:
+def _registers(program: Program, ins: PtxInstruction, operand: Any, count: int) -> list[int]:
     targets = program.targets(operand)
     if len(targets) != count or None in targets:
         raise ValueError(f"{count} registers are needed where {len(targets)} are given")
@@ -423,13 +422,13 @@ def _issued(
     fiber: Fiber,
     group: Group,
     warp: int,
-    ins: Instruction,
-    form: Form,
+    ins: PtxInstruction,
+    form: WgmmaOperation,
     agreed: tuple[int | None, int, bool],
     signs: tuple[int, int],
     names: list[int],
-) -> Product:
-    """The warpgroup's next product for this warp: the first of the four makes it, the others have to agree."""
+) -> IssuedWgmma:
+    """The warpgroup's next product for this warp. The first of the four creates it; the others must agree."""
     number = group.issued[warp]
     group.issued[warp] += 1
     held = fiber.registers[names[0]]
@@ -438,7 +437,7 @@ def _issued(
     if found is None:
         ledger = fiber.cta.cluster.ledger
 
-        def event(of: int) -> Event:
+        def event(of: int) -> MemoryEvent:
             return ledger.event(True, lambda: f"{ins.opcode} at {ins.where}, warp {of} of its warpgroup")
 
         def report(kind: str, message: str) -> None:
@@ -448,7 +447,7 @@ def _issued(
         operand_a = None
         if form.read_a is not None and word_a is not None:
             operand_a = reading(word_a, form.read_a, fiber, report)
-        found = group.products[number] = Product(
+        found = group.products[number] = IssuedWgmma(
             ins,
             form,
             agreed,
@@ -477,9 +476,9 @@ def _issued(
 
 
 def _check_fence(
-    fiber: Fiber, group: Group, warp: int, ins: Instruction, names: list[int], lent: list[int], used: int
+    fiber: Fiber, group: Group, warp: int, ins: PtxInstruction, names: list[int], lent: list[int], used: int
 ) -> None:
-    """Report registers that were touched since the last wgmma.fence."""
+    """Report registers touched since the last wgmma.fence."""
     registers = fiber.registers
     if type(registers[names[0]]) is Pending:
         used = sum(1 << register for register in lent)
@@ -501,13 +500,13 @@ def _check_fence(
         )
 
 
-def _take_accumulator(fiber: Fiber, warp: int, found: Product, names: list[int]) -> None:
-    """The accumulator's registers go into flight; those that are there already stay."""
+def _take_accumulator(fiber: Fiber, warp: int, found: IssuedWgmma, names: list[int]) -> None:
+    """Put the accumulator's registers in flight; those already in flight stay."""
     registers, accumulator = fiber.registers, found.accumulator
     held = list(map(registers.__getitem__, names))
     parts = accumulator.parts[warp]
     if accumulator.form.c is found.form.c and len(parts) == len(held) and all(map(is_, held, parts)):
-        pass  # in flight, and the registers hold it in their order, as nearly always
+        pass  # in flight, and the registers hold it in their order, as in most cases
     elif any(type(value) is Pending for value in held):
         if accumulator.form.c is not found.form.c and accumulator.form.c.shape != found.form.c.shape:
             raise EmulatorError(f"the accumulator in flight is of {accumulator.form.atom}: wait for it first")
@@ -524,8 +523,8 @@ def _take_accumulator(fiber: Fiber, warp: int, found: Product, names: list[int])
     accumulator.pending[warp] += 1
 
 
-def _lend(fiber: Fiber, group: Group, warp: int, found: Product, lent: list[int]) -> None:
-    """A's registers are the product's until it is waited for. Their values do not change before that."""
+def _lend(fiber: Fiber, group: Group, warp: int, found: IssuedWgmma, lent: list[int]) -> None:
+    """Lend A's registers to the product until the wait for it. Their values do not change before."""
     assert found.form.a is not None and found.a is not None
     values = [fiber.registers[register] for register in lent]
     values = [value.value if type(value) is Lent else value for value in values]
@@ -536,7 +535,7 @@ def _lend(fiber: Fiber, group: Group, warp: int, found: Product, lent: list[int]
     found.lent[warp] = lent
 
 
-def _record(fiber: Fiber, warp: int, found: Product) -> None:
+def _record(fiber: Fiber, warp: int, found: IssuedWgmma) -> None:
     """One access for each warp: its quarter of A, and all of B."""
     machine = fiber.machine
     if not machine.policy.races:
@@ -553,14 +552,14 @@ def _record(fiber: Fiber, warp: int, found: Product) -> None:
 # Arithmetic -----------------------------------------------------------------------------------------------------------
 
 
-def _run_up_to(product: Product, fiber: Fiber) -> None:
+def _run_up_to(product: IssuedWgmma, fiber: Fiber) -> None:
     """Run the products of an accumulator, in order, up to this one."""
     queue = product.accumulator.queue
     while not product.done:
         _run(queue.pop(0), fiber)
 
 
-def _run(product: Product, fiber: Fiber) -> None:
+def _run(product: IssuedWgmma, fiber: Fiber) -> None:
     form, machine = product.form, fiber.machine
 
     def report(kind: str, message: str) -> None:

@@ -1,15 +1,15 @@
-"""Blackwell's tensor memory as a resource, and how what works on it completes: tcgen05.alloc, dealloc,
-relinquish_alloc_permit, commit, wait, fence.
+"""Allocation of Blackwell's tensor memory, and completion of operations on it.
 
-PTX ISA, "TensorCore 5th Generation Family Instructions". No device with tensor memory has confirmed what is said here.
+Instructions: tcgen05.alloc, dealloc, relinquish_alloc_permit, commit, wait, fence. PTX ISA, "TensorCore 5th Generation
+Family Instructions". No device with tensor memory has confirmed this module.
 
-Policy `tensor_strict`, off by default: official kernels leave out tcgen05.wait and tcgen05.fence in places where PTX
-asks for them and the hardware does without. With it, what tcgen05.ld loads may be used, and what ld and st did is
-ordered, after tcgen05.wait::ld and ::st only; a thread hands what it loaded or stored to others with
-fence::before_thread_sync only, and sees what others did after fence::after_thread_sync only (PTX ISA, "Memory
-Consistency Model for 5th generation of TensorCore operations", "Canonical synchronization patterns"; tcgen05.commit has
-the first of the two fences in it). Left out: that by the two fences alone, without a commit, products of one thread are
-before those of another in the tensor cores' pipeline.
+Policy `tensor_strict` is off by default, since official kernels omit tcgen05.wait and tcgen05.fence in places where PTX
+asks for them and the hardware does without. With it, values of tcgen05.ld may be used only after tcgen05.wait::ld.
+Accesses of ld and st are ordered only after tcgen05.wait::ld and ::st. A thread hands its loads and stores to others
+only with fence::before_thread_sync, and sees those of others only after fence::after_thread_sync. Sources: PTX ISA,
+"Memory Consistency Model for 5th generation of TensorCore operations", "Canonical synchronization patterns".
+tcgen05.commit includes the first of the two fences. One rule is not modelled: the two fences alone, without a commit,
+order products of one thread before those of another in the tensor cores' pipeline.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ....atoms.tmem.layout import COLUMNS, LANES, MIN_ALLOCATION
 from ....errors import EmulatorError
 from ...machine.interpreter import BLOCKED, Fiber
 from ...machine.memory import OFFSET, RANK_SHIFT, granules, parts_of
-from ...ptx.parser import Instruction
+from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
 from ..barrier import mbarrier_at
 from ..memory import place, said
@@ -34,8 +34,8 @@ GROUPS = ("cta_group::1", "cta_group::2")
 DEALLOCATION = object()  # the engine of deallocations: those of a pair are one
 
 
-def group_size(ins: Instruction) -> int:
-    """The number of blocks in the opcode. Raises ValueError where it says none."""
+def group_size(ins: PtxInstruction) -> int:
+    """The number of blocks in the opcode. Raises ValueError without one."""
     found = [word for word in ins.words if word in GROUPS]
     if len(found) != 1:
         raise ValueError("it says no .cta_group::1 or .cta_group::2")
@@ -50,8 +50,8 @@ def _columns(fiber: Fiber, value: Any) -> int:
 
 
 @operation("tcgen05.alloc")
-def allocate(program: Program, ins: Instruction) -> Run:
-    """tcgen05.alloc: columns of tensor memory, whose address goes to shared memory; waits until there are enough.
+def allocate(program: Program, ins: PtxInstruction) -> Run:
+    """tcgen05.alloc: columns of tensor memory, whose address is written to shared memory. Waits until there are enough.
 
     The blocks of a pair get the same columns for the same request in order. The highest free columns are taken.
     """
@@ -99,9 +99,9 @@ def allocate(program: Program, ins: Instruction) -> Run:
 
 
 @operation("tcgen05.dealloc")
-def deallocate(program: Program, ins: Instruction) -> Run:
-    """tcgen05.dealloc: give back what one alloc got. Whatever works on those columns has to be done: of a pair, also
-    what the other block does to its own ("issuing warp and peer CTA warp must synchronize Tensor Memory accesses").
+def deallocate(program: Program, ins: PtxInstruction) -> Run:
+    """tcgen05.dealloc: free the columns of one alloc. All work on those columns must be done. For a pair that includes
+    the other block's work ("issuing warp and peer CTA warp must synchronize Tensor Memory accesses").
     """
     known(ins, "dealloc", "sync", "aligned", "b32", *GROUPS)
     size = group_size(ins)
@@ -137,7 +137,7 @@ def deallocate(program: Program, ins: Instruction) -> Run:
 
 
 @operation("tcgen05.relinquish_alloc_permit")
-def relinquish(program: Program, ins: Instruction) -> Run:
+def relinquish(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.relinquish_alloc_permit: the block allocates no more."""
     known(ins, "relinquish_alloc_permit", "sync", "aligned", *GROUPS)
     size = group_size(ins)
@@ -151,11 +151,11 @@ def relinquish(program: Program, ins: Instruction) -> Run:
 
 
 @operation("tcgen05.commit")
-def commit(program: Program, ins: Instruction) -> Run:
-    """tcgen05.commit: one arrival at an mbarrier when all that this thread issued to the tensor cores has completed.
+def commit(program: Program, ins: PtxInstruction) -> Run:
+    """tcgen05.commit: one arrival at an mbarrier when this thread's tensor-core operations have completed.
 
-    With .multicast::cluster at the mbarrier of that offset in each block of a mask. The arrival hands on what the
-    thread knew, and that its operations have happened.
+    With .multicast::cluster the arrival is at the mbarrier of that offset in each block of a mask. The arrival hands on
+    the thread's knowledge and the completion of its operations.
     """
     arrives, multicast = "mbarrier::arrive::one", "multicast::cluster"
     known(ins, "commit", "shared::cluster", "b64", arrives, multicast, *GROUPS)
@@ -209,10 +209,10 @@ def commit(program: Program, ins: Instruction) -> Run:
 
 
 @operation("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync")
-def fence(program: Program, ins: Instruction) -> Run:
-    """tcgen05.fence: orders the thread's tcgen05 operations with those of others, before or after synchronising.
+def fence(program: Program, ins: PtxInstruction) -> Run:
+    """tcgen05.fence: order the thread's tcgen05 operations with other threads', before or after synchronising.
 
-    Without `tensor_strict` nothing depends on it: what orders ordinary accesses orders these too.
+    Without `tensor_strict` it has no effect: ordinary synchronisation orders these accesses too.
     """
     if len(ins.words) != 2:
         raise ValueError("the fence has no further words")
@@ -226,7 +226,7 @@ def fence(program: Program, ins: Instruction) -> Run:
 
 
 @operation("tcgen05.wait::ld", "tcgen05.wait::st")
-def wait(program: Program, ins: Instruction) -> Run:
+def wait(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.wait::ld, ::st: until the warp's loads, or stores, have completed."""
     known(ins, "wait::ld", "wait::st", "sync", "aligned")
     way = ins.words[1][-2:]

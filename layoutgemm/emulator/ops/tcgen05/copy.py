@@ -1,13 +1,13 @@
 """Copies to and from tensor memory: tcgen05.ld, st (registers of a warp), cp (shared memory).
 
-Which lane and column each register or bit has comes from the atoms (`atoms/copy/tmem.py`). A warp reaches its quarter
-of the lanes only. PTX ISA, "tcgen05.ld", "tcgen05.st", "tcgen05.cp". An address of the first quarter means a warp's own
-quarter in code that runs on devices: NVIDIA's `1cta_mma_a_from_tmem.py` (CuTe DSL 4.8) stores so, DeepGEMM's epilogue
-(`sm100_store_cd.cuh`) loads so; here that is a "lint".
+The atoms (`atoms/copy/tmem.py`) give the lane and column of each register or bit. A warp reaches its quarter of the
+lanes only. PTX ISA, "tcgen05.ld", "tcgen05.st", "tcgen05.cp". Code that runs on devices uses an address of the first
+quarter for a warp's own quarter. NVIDIA's `1cta_mma_a_from_tmem.py` (CuTe DSL 4.8) does so in stores, DeepGEMM's
+epilogue (`sm100_store_cd.cuh`) in loads. Here that is a "lint".
 
-A register of tcgen05.st.unpack::16b writes the low halves of two words; their upper halves stay what they were.
-Elements of 4 bits that tcgen05.cp widens to 8 get two zero bits on either side, as mma.sync has them in registers; of 6
-bits, two above. Neither has been confirmed on a device.
+A register of tcgen05.st.unpack::16b writes the low halves of two words; their upper halves do not change. tcgen05.cp
+widens elements of 4 bits to 8 with two zero bits on either side, as mma.sync has them in registers. It widens elements
+of 6 bits with two zero bits above. Neither has been confirmed on a device.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ....dtypes import DType, dtype
 from ....errors import EmulatorError
 from ...machine.interpreter import Fiber
 from ...ptx.floats import f32
-from ...ptx.parser import Instruction
+from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
 from ..memory import said
 from ..mma.fragments import words_of
-from ..mma.operands import Read, codes, lines, reading
+from ..mma.operands import SharedOperandRead, codes, lines, reading
 from ..registry import operation
 from .allocation import group_size
 from .shift import has_shifts, in_pipeline
-from .tmem import Places, TensorMemory, coordinate, engine_of, group_of, one_thread, tensor_of, touch
+from .tmem import TensorMemory, TmemCoordinates, coordinate, engine_of, group_of, one_thread, tensor_of, touch
 from .waits import Loading, begin
 
 BYTE = dtype("u8")
@@ -40,7 +40,7 @@ _TYPES = {"f32": "f32", "s32": "i32", "u32": "u32"}
 
 
 def low_bit(element: DType) -> int:
-    """Where an element narrower than a byte lies in the byte that holds it."""
+    """The lowest bit of a narrow element in its byte."""
     if element.bits == 8:
         return 0
     container = mma_sync((16, 8, 32), element, kind="f8f6f4").a_container
@@ -49,13 +49,13 @@ def low_bit(element: DType) -> int:
 
 
 @cache
-def _places(atom: TmemCopyAtom) -> Places:
+def _places(atom: TmemCopyAtom) -> TmemCoordinates:
     """[thread, value] for registers, [row, bit, copy] for shared memory."""
-    return Places.of(atom.tmem)
+    return TmemCoordinates.of(atom.tmem)
 
 
-def _atom(ins: Instruction, stores: bool, split: int | None) -> TmemCopyAtom:
-    """The atom of a load or store. Raises ValueError where the opcode is not exactly one of them."""
+def _atom(ins: PtxInstruction, stores: bool, split: int | None) -> TmemCopyAtom:
+    """The atom of a load or store. Raises ValueError if the opcode does not match exactly one."""
     shape = next((word for word in ins.words if "x" in word and word.endswith(("b", "bx2"))), "")
     repeat = int(next(word for word in ins.words if word[0] == "x" and word[1:].isdigit())[1:])
     packs = "unpack::16b" in ins.words if stores else "pack::16b" in ins.words
@@ -73,7 +73,7 @@ def _atom(ins: Instruction, stores: bool, split: int | None) -> TmemCopyAtom:
     return found
 
 
-def _split(ins: Instruction, at: int) -> int | None:
+def _split(ins: PtxInstruction, at: int) -> int | None:
     """The half split, an operand of the one shape that has it."""
     halved = HALVED in ins.words
     if len(ins.operands) != at + halved + (at == 1):
@@ -81,10 +81,10 @@ def _split(ins: Instruction, at: int) -> int | None:
     return int(ins.operands[at].text, 0) if halved else None
 
 
-def _window(fiber: Fiber, tensor: TensorMemory, places: Places, address: int) -> tuple[int, int]:
-    """(lane, column) of an address from which a warp may touch these places.
+def _window(fiber: Fiber, tensor: TensorMemory, places: TmemCoordinates, address: int) -> tuple[int, int]:
+    """The (lane, column) at an address from which a warp may touch these places.
 
-    Lanes 0..31 in the address of another warp than the first of four: reported, and taken as the warp's own 32.
+    Lanes 0..31 in another warp's address than the first of four are reported, and taken as the warp's own 32.
     """
     lane, column = coordinate(address)
     own = warp_lanes(fiber.warp.number)
@@ -106,10 +106,10 @@ def _window(fiber: Fiber, tensor: TensorMemory, places: Places, address: int) ->
 
 
 @operation("tcgen05.ld")
-def load(program: Program, ins: Instruction) -> Run:
+def load(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.ld: lanes and columns of the warp's window into its registers; .red also reduces each thread's values.
 
-    Words that nothing has written are NaN and are not reported: shapes of 32 lanes may read lanes without a meaning.
+    Unwritten words are NaN and are not reported: shapes of 32 lanes may read lanes without a meaning.
     """
     reduces = "red" in ins.words
     atom = _atom(ins, False, _split(ins, 2 + reduces))
@@ -138,14 +138,14 @@ def load(program: Program, ins: Instruction) -> Run:
     return go
 
 
-def _put(fiber: Fiber, targets: list[int | None], values: list[Any], ins: Instruction, later: bool) -> None:
+def _put(fiber: Fiber, targets: list[int | None], values: list[Any], ins: PtxInstruction, later: bool) -> None:
     for target, value in zip(targets, values, strict=True):
         if target is not None:
             fiber.registers[target] = Loading(ins, value) if later else value
 
 
 def _reduced(words: Any, atom: TmemCopyAtom) -> Any:
-    """The least or greatest of each thread's values, as bits; of f32 by magnitude with .abs."""
+    """The minimum or maximum of each thread's values, as bits; for f32 with .abs, by magnitude."""
     least = "min" in atom.reduction
     if atom.element.kind == "float":
         values = f32(words)
@@ -157,7 +157,7 @@ def _reduced(words: Any, atom: TmemCopyAtom) -> Any:
 
 
 @operation("tcgen05.st")
-def store(program: Program, ins: Instruction) -> Run:
+def store(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.st: registers into lanes and columns of the warp's window."""
     atom = _atom(ins, True, _split(ins, 1))
     places = _places(atom)
@@ -181,12 +181,12 @@ def store(program: Program, ins: Instruction) -> Run:
 
 
 @cache
-def _copied(atom: TmemCopyAtom) -> Places:
+def _copied(atom: TmemCopyAtom) -> TmemCoordinates:
     """[row, word, copy] of tcgen05.cp."""
     return _places(atom).select(slice(None), slice(None, None, WORD_BITS))
 
 
-def _copy_atom(ins: Instruction) -> TmemCopyAtom:
+def _copy_atom(ins: PtxInstruction) -> TmemCopyAtom:
     shape = ins.words[3]
     multicast = next((word for word in ins.words if word.startswith("warpx")), "")
     source = next((word for word in ins.words if word in FORMATS), "")
@@ -197,15 +197,15 @@ def _copy_atom(ins: Instruction) -> TmemCopyAtom:
 
 
 @operation("tcgen05.cp")
-def copy(program: Program, ins: Instruction) -> Run:
-    """tcgen05.cp: rows that a descriptor names, K-major, from shared to tensor memory, of each block of the group.
+def copy(program: Program, ins: PtxInstruction) -> Run:
+    """tcgen05.cp: K-major rows of a descriptor from shared to tensor memory, in each block.
 
-    It is in the queue of the thread that issues it: a tcgen05.mma after it sees what it wrote.
+    It is in the queue of the issuing thread: a later tcgen05.mma sees its writes.
     """
     atom = _copy_atom(ins)
     places = _copied(atom)
     rows, words, _ = places.lane.shape
-    read = Read("K", rows, words * WORD_BITS // 8, BYTE, "packed", "sm_100a")
+    read = SharedOperandRead("K", rows, words * WORD_BITS // 8, BYTE, "packed", "sm_100a")
     bits = next((FORMATS[word] for word in ins.words if word in FORMATS), 8)
     packing = {8: "packed", 6: "b6x16_p32", 4: "b4x16_p64"}[bits]
     low = low_bit(dtype({8: "e4m3", 6: "e3m2", 4: "e2m1"}[bits]))

@@ -1,13 +1,12 @@
 """Blackwell's matrix product: tcgen05.mma, dense and weight-stationary (.ws), of every kind.
 
-The instruction descriptor is decoded by the library's own table (`atoms/smem/instruction_descriptor.py`); what it says
-makes an atom (`atoms/mma/tcgen05.py`), which says where accumulators, A and scale factors lie in tensor memory.
-Operands in shared memory are read by their descriptors, of a pair of blocks by the same word in each. PTX ISA,
-"tcgen05.mma".
+The library's own table (`atoms/smem/instruction_descriptor.py`) decodes the instruction descriptor. Its fields make an
+atom (`atoms/mma/tcgen05.py`), which gives the place of accumulators, A and scale factors in tensor memory. Operands in
+shared memory are read by their descriptors; a pair of blocks uses the same word in each. PTX ISA, "tcgen05.mma".
 
-Rounding is that of `operands.accumulate`; block-scaled products are summed in float64 and rounded to float32 once. What
-PTX leaves open and is chosen here: the upper half of a word that holds an f16 accumulator stays as it was; bits 30 and
-31 of a scale factor's address, if set, have to repeat the identifier of the instruction descriptor, as CUTLASS does it.
+Rounding is that of `operands.accumulate`; block-scaled products are summed in float64 and rounded to float32 once. Two
+choices here are open in PTX. The upper half of a word that holds an f16 accumulator does not change. Bits 30 and 31 of
+a scale factor's address, if set, must repeat the identifier of the instruction descriptor, as in CUTLASS.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ from ....atoms.smem.operand_read import operand_read
 from ....atoms.tmem.layout import LANES, WARP_LANES, container_bits, scale_factors
 from ....errors import AtomError, DescriptorError, EmulatorError
 from ...machine.interpreter import Cta, Fiber
-from ...ptx.parser import Instruction, Operand
+from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Run
 from ...ptx.values import M32
 from ..memory import said
-from ..mma.operands import Read, Reading, Report, accumulate, fetch, reading
+from ..mma.operands import Reading, Report, SharedOperandRead, accumulate, fetch, reading
 from ..registry import operation
 from .allocation import GROUPS, group_size
 from .copy import low_bit
 from .shift import ALL, shift_rows
-from .tmem import Places, coordinate, engine_of, group_of, one_thread, tensor_of, touch
+from .tmem import TmemCoordinates, coordinate, engine_of, group_of, one_thread, tensor_of, touch
 
-# Hints to keep an operand in the collector buffer, which change no result.
+# Hints to keep an operand in the collector buffer, without an effect on results.
 COLLECTORS = tuple(
     f"collector::{buffer}::{use}"
     for buffer in ("a", "b0", "b1", "b2", "b3")
@@ -47,37 +46,37 @@ VECTORS = ("scale_vec::1X", "scale_vec::2X", "scale_vec::4X", "block16", "block3
 
 
 @dataclass(frozen=True, eq=False)
-class Form:
-    """What an instruction and its descriptor come to.
+class Tcgen05Operation:
+    """A tcgen05.mma as decoded from its opcode and its descriptor.
 
     d        [row, column] of one block's accumulator
-    read_a   what each block reads of A in shared memory, or None
+    read_a   each block's read of A in shared memory, or None
     a        [row, k, copy] of one block's A in tensor memory, or None
     scales   [row, factor, copy] of A's and B's scale factors, or None
     """
 
     atom: Tcgen05Atom
     says: InstructionDescriptor
-    d: Places
-    read_a: Read | None
-    read_b: Read
-    a: Places | None
-    scales: tuple[Places, Places] | None
+    d: TmemCoordinates
+    read_a: SharedOperandRead | None
+    read_b: SharedOperandRead
+    a: TmemCoordinates | None
+    scales: tuple[TmemCoordinates, TmemCoordinates] | None
 
     @property
     def parts(self) -> int:
-        """Parts of N that the multipliers of different lanes do, each with a copy of A of its own."""
+        """Parts of N that different lanes multiply, each with its own copy of A."""
         return self.atom.datapath.parts
 
     @cached_property
     def sign(self) -> int:
-        """-1 where one of A and B is negated."""
+        """-1 if exactly one of A and B is negated, else 1."""
         return -1 if self.says.negate_a != self.says.negate_b else 1
 
 
 @cache
-def _form(kind: str, word: int, group: int, a_source: str, ws: bool, vector: str) -> Form:
-    """Raises DescriptorError and AtomError for words that no such instruction has."""
+def _form(kind: str, word: int, group: int, a_source: str, ws: bool, vector: str) -> Tcgen05Operation:
+    """The decoded operation. Raises DescriptorError and AtomError for words without an instruction."""
     says = InstructionDescriptor.decode(word, kind)
     if says.sparse:
         raise DescriptorError(f"{word:#x} says that A is sparse; the instruction is not tcgen05.mma.sp")
@@ -92,29 +91,29 @@ def _form(kind: str, word: int, group: int, a_source: str, ws: bool, vector: str
         depth if says.k_96 else None, ws,
     )  # fmt: skip
 
-    def read(operand: str, major: str) -> Read:
+    def read(operand: str, major: str) -> SharedOperandRead:
         found = operand_read(atom, operand)
         if major not in found.majors:
             raise DescriptorError(f"operand {operand} of {atom} is {' or '.join(found.majors)}-major")
-        return Read(major, found.rows, found.depth, found.dtype, found.packing, found.arch)
+        return SharedOperandRead(major, found.rows, found.depth, found.dtype, found.packing, found.arch)
 
     in_smem = a_source == "smem"
     scales = None
     if atom.scale is not None:
         count = depth // atom.scale.vector
         scales = (_scales(atom, "A", says.scale_a_id, count), _scales(atom, "B", says.scale_b_id, count))
-    return Form(
+    return Tcgen05Operation(
         atom,
         says,
-        Places.of(atom.accumulator.layout).select(slice(None), slice(None), 0),
+        TmemCoordinates.of(atom.accumulator.layout).select(slice(None), slice(None), 0),
         read("A", says.a_major) if in_smem else None,
         read("B", says.b_major),
-        None if in_smem else Places.of(atom.operand_a.layout),
+        None if in_smem else TmemCoordinates.of(atom.operand_a.layout),
         scales,
     )
 
 
-def _scales(atom: Tcgen05Atom, operand: str, first: int, count: int) -> Places:
+def _scales(atom: Tcgen05Atom, operand: str, first: int, count: int) -> TmemCoordinates:
     """[row, factor, copy] of the factors that begin at byte `first` of their words."""
     assert atom.scale is not None
     m, n, _ = atom.shape_mnk
@@ -122,22 +121,22 @@ def _scales(atom: Tcgen05Atom, operand: str, first: int, count: int) -> Places:
     rows = m // atom.cta_group if operand == "A" else n
     padded = rows if operand == "A" else -(-n // (32 * halves)) * 32 * halves
     layout = scale_factors(padded, -(-(first + count) // 4) * 4, atom.scale.dtype, halves).layout
-    return Places.of(layout).select(slice(rows), slice(first, first + count))
+    return TmemCoordinates.of(layout).select(slice(rows), slice(first, first + count))
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One product as it was issued: where its operands are, and what becomes of the accumulator.
+    """One issued product: its operands and the use of its accumulator.
 
     a, b      descriptors' readings, or for A its address in tensor memory
     d         address of the accumulator
     scales    addresses of the scale factors
-    adds      whether the accumulator is added, times `factor`
-    disabled  for each block, lanes whose accumulators stay as they are
-    shifts    whether A's rows move by one afterwards (.ashift)
+    adds      True: the accumulator is added, times `factor`
+    disabled  for each block, lanes whose accumulators do not change
+    shifts    True: A's rows move by one afterwards (.ashift)
     """
 
-    form: Form
+    form: Tcgen05Operation
     blocks: list[Cta]
     a: tuple[Reading, int] | tuple[int, int]
     b: tuple[Reading, int]
@@ -151,13 +150,12 @@ class Job:
 
 
 @operation("tcgen05.mma")
-def product(program: Program, ins: Instruction) -> Run:
+def product(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.mma: D = A*B + D, or A*B, into tensor memory, issued by one thread for its block or a pair.
 
     Operands: [D], A's descriptor or [A], B's descriptor, the instruction descriptor; with block scales [A's], [B's];
-    else optionally the lanes that stay disabled; enable-input-d; optionally scale-input-d. `.collector` words change
-    nothing; .ashift moves A's rows afterwards (`emulator/ops/tcgen05/shift.py`); .sp and a zero-column mask are
-    refused.
+    otherwise optionally the disabled lanes; enable-input-d; optionally scale-input-d. `.collector` words have no
+    effect; .ashift moves A's rows afterwards (`emulator/ops/tcgen05/shift.py`); .sp and a zero-column mask are refused.
     """
     kind, ws, vector, shifts = _words(ins)
     size = group_size(ins)
@@ -213,8 +211,8 @@ def product(program: Program, ins: Instruction) -> Run:
     return go
 
 
-def _words(ins: Instruction) -> tuple[str, bool, str, bool]:
-    """(kind, .ws, scale vector, .ashift) of the opcode. Raises ValueError for what is not known."""
+def _words(ins: PtxInstruction) -> tuple[str, bool, str, bool]:
+    """(kind, .ws, scale vector, .ashift) of the opcode. Raises ValueError for unknown words."""
     words = list(ins.words[2:])
     ws = words[:1] == ["ws"]
     words = words[ws:]
@@ -238,7 +236,7 @@ def _words(ins: Instruction) -> tuple[str, bool, str, bool]:
     return kind, ws, vectors[0] if vectors else "", shifts
 
 
-def _factor(operand: Operand, kind: str, ws: bool) -> float:
+def _factor(operand: PtxOperand, kind: str, ws: bool) -> float:
     """scale-input-d s: the accumulator is multiplied by 2**-s."""
     if operand.kind != "number" or ws or kind not in ("f16", "tf32"):
         raise ValueError("after enable-input-d comes scale-input-d, a number, of kind::f16 and kind::tf32 alone")
@@ -248,7 +246,7 @@ def _factor(operand: Operand, kind: str, ws: bool) -> float:
     return 2.0**-shift
 
 
-def _scale_addresses(form: Form, addresses: list[int], report: Report) -> tuple[tuple[int, int], ...]:
+def _scale_addresses(form: Tcgen05Operation, addresses: list[int], report: Report) -> tuple[tuple[int, int], ...]:
     found = []
     for address, which in zip(addresses, (form.says.scale_a_id, form.says.scale_b_id)):
         if address >> 30 not in (0, which):
@@ -261,8 +259,8 @@ def _scale_addresses(form: Form, addresses: list[int], report: Report) -> tuple[
     return tuple(found)
 
 
-def _record(fiber: Fiber, ins: Instruction, job: Job) -> None:
-    """Check what the product touches in every block, and record it as one event."""
+def _record(fiber: Fiber, ins: PtxInstruction, job: Job) -> None:
+    """Check the product's accesses in every block, and record them as one event."""
     form, machine = job.form, fiber.machine
     event, what = engine_of(fiber).event(fiber, ins), said(fiber, ins)
     tensors = [(form.d, job.d, True)]
@@ -295,7 +293,7 @@ def _touch_shared(fiber: Fiber, cta: Cta, operand: Any, what: Callable[[], str],
 
 
 def _run(job: Job) -> None:
-    """Multiply, in every block its own rows of A with all of B."""
+    """Multiply each block's own rows of A with all of B."""
     form = job.form
     right = np.vstack([_shared(cta, job.b, job.report) for cta in job.blocks]) * form.sign
     n = right.shape[0]
@@ -324,8 +322,8 @@ def _shared(cta: Cta, operand: Any, report: Report) -> Any:
     return fetch(cta, found, first, report)
 
 
-def _words_at(cta: Cta, job: Job, places: Places, at: tuple[int, int], what: str) -> Any:
-    """Words of tensor memory; those that nothing has written are reported."""
+def _words_at(cta: Cta, job: Job, places: TmemCoordinates, at: tuple[int, int], what: str) -> Any:
+    """Words of tensor memory; reports unwritten ones."""
     tensor = tensor_of(cta)
     fresh = places.unwritten(tensor, *at)
     if fresh is not None:
@@ -334,7 +332,7 @@ def _words_at(cta: Cta, job: Job, places: Places, at: tuple[int, int], what: str
 
 
 def _accumulator(cta: Cta, job: Job) -> Any:
-    """The accumulator's values; where it is not added, anything of its type."""
+    """The accumulator's values; arbitrary ones of its type if it is not added."""
     form = job.form
     integer = form.atom.c_dtype.kind != "float"
     if not job.adds:
@@ -362,12 +360,12 @@ def _a(cta: Cta, job: Job, part: int) -> Any:
 
 
 @cache
-def _copy(places: Places, number: int) -> Places:
+def _copy(places: TmemCoordinates, number: int) -> TmemCoordinates:
     return places.select(slice(None), slice(None), number)
 
 
 def _factors(cta: Cta, job: Job, which: int) -> Any:
-    """Scale factors [row, block]. Every quarter of the lanes needs its copy: copies that differ are reported."""
+    """Scale factors [row, block]. Every quarter of the lanes needs its copy; reports copies that differ."""
     assert job.form.scales is not None and job.form.atom.scale is not None
     places, at = job.form.scales[which], job.scales[which]
     words = _words_at(cta, job, places, at, f"a scale factor of {'AB'[which]}")

@@ -1,15 +1,15 @@
-"""Rows of tensor memory that move by one: tcgen05.shift, and the .ashift of tcgen05.mma.
+"""Shifts of tensor-memory rows by one: tcgen05.shift, and the .ashift of tcgen05.mma.
 
 PTX ISA, "tcgen05.shift" (9.0): "initiates the shifting of 32-byte elements downwards across all the rows, except the
-last, by one row", of the implicit shape .31x256b, from a lane that is a multiple of 32. It does not say which of two
-rows gets the other's words, nor what becomes of the row at the edge. NVIDIA's example of .ashift, which PTX describes
-in the same words, does (`examples/python/CuTeDSL/experimental/primitives/tcgen05/1cta_mma_a_from_tmem.py` in
+last, by one row", of the implicit shape .31x256b, from a lane that is a multiple of 32. PTX defines neither the
+direction between two rows nor the content of the row at the edge. NVIDIA's example of .ashift, which PTX describes in
+the same words, does (`examples/python/CuTeDSL/experimental/primitives/tcgen05/1cta_mma_a_from_tmem.py` in
 NVIDIA/cutlass 4.8): "observed on B200", row r of each 32 lanes gets the words of row r + 1, and the last one stays. The
-DSL's `tcgen05_shift` says of the shift, too, that it goes by sub-partitions of 32 lanes. So both do here what the
-example checks: 8 columns, 31 rows written, 32 read. tcgen05.shift moves the one sub-partition that its address names.
+DSL's `tcgen05_shift` also states that the shift works on sub-partitions of 32 lanes. So both do here what the example
+checks: 8 columns, 31 rows written, 32 read. tcgen05.shift moves the one sub-partition that its address names.
 
 Order. PTX ISA, "Pipelined tcgen05 Instructions": of the pairs with a shift, shift -> mma, mma -> shift and shift ->
-cp.4x256b run in the order of their issue. What is no such pair races where it meets in a place, until a commit of the
+cp.4x256b run in the order of their issue. All other pairs race where they touch the same place, until a commit of the
 earlier one has been waited for: cp -> shift, shift -> shift, shift -> cp of another shape.
 """
 
@@ -22,38 +22,38 @@ import numpy as np
 from ....atoms.tmem.layout import LANES, WARP_LANES
 from ....errors import EmulatorError
 from ...machine.interpreter import Cta, Fiber
-from ...ptx.parser import Instruction
+from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
 from ..memory import said
 from ..registry import known, operation
 from .allocation import GROUPS, group_size
-from .tmem import Places, TensorMemory, coordinate, engine_of, group_of, one_thread, tensor_of, touch
+from .tmem import TensorMemory, TmemCoordinates, coordinate, engine_of, group_of, one_thread, tensor_of, touch
 
 COLUMNS_MOVED = 8  # of 32 bits: an element of 32 bytes
 SHIFT = "tcgen05.shift"
 IN_ORDER = "tcgen05.cp 4x256b"  # the one copy that comes after a shift by itself
 
 
-def _rows(lanes: int) -> Places:
+def _rows(lanes: int) -> TmemCoordinates:
     lane, column = np.indices((lanes, COLUMNS_MOVED))
-    return Places(lane, column, np.zeros_like(lane))
+    return TmemCoordinates(lane, column, np.zeros_like(lane))
 
 
 PARTITION, ALL = _rows(WARP_LANES), _rows(LANES)
 
 
 def shift_rows(tensor: TensorMemory, lane: int, column: int) -> None:
-    """Words of a sub-partition's rows, and whether they were ever written, go to the row before; the last row stays.
+    """Move the words of a sub-partition's rows to the previous row. The last row stays.
 
-    Row r of lanes `lane` .. `lane` + 31 gets row r + 1, in 8 columns.
+    Row r of lanes `lane` .. `lane` + 31 gets row r + 1, in 8 columns, with its written flags.
     """
     columns = slice(column, column + COLUMNS_MOVED)
     for of in (tensor.words, tensor.written):
         of[lane : lane + WARP_LANES - 1, columns] = of[lane + 1 : lane + WARP_LANES, columns].copy()
 
 
-def in_pipeline(fiber: Fiber, ins: Instruction, cta: Cta, places: int, kind: str, event: Any) -> None:
-    """Report a shift, or a copy in a kernel with shifts, that no pipeline orders behind an earlier one; remember it.
+def in_pipeline(fiber: Fiber, ins: PtxInstruction, cta: Cta, places: int, kind: str, event: Any) -> None:
+    """Report a shift or copy that no pipeline orders after an earlier one; remember it.
 
     kind  `SHIFT`, or "tcgen05.cp" and its shape
     """
@@ -79,12 +79,12 @@ def in_pipeline(fiber: Fiber, ins: Instruction, cta: Cta, places: int, kind: str
 
 
 def has_shifts(program: Program) -> bool:
-    """Whether the kernel has a shift of its own."""
+    """True if the kernel has a shift of its own."""
     return any(tuple(ins.words[:2]) == ("tcgen05", "shift") for ins in program.kernel.instructions)
 
 
 @operation(SHIFT)
-def shift(program: Program, ins: Instruction) -> Run:
+def shift(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.shift: rows of 32 lanes and 8 columns move by one, in each block of the group; see above."""
     known(ins, "shift", "down", *GROUPS)
     if "down" not in ins.words or len(ins.operands) != 1:

@@ -1,12 +1,12 @@
-"""Tensor memory of a block, and the engine that works on it for one warp.
+"""Tensor memory of a block, and the tensor-core engine of one warp.
 
-Where a matrix lies comes from the layouts of `atoms/tmem/layout.py`, evaluated once into arrays of lanes, columns and
-bits. Fresh tensor memory is NaN, an allocation never begins at column 0 unless it takes all, and every access has to
-lie in columns that are allocated. The race checker sees strips of 16 lanes and single columns.
+The layouts of `atoms/tmem/layout.py` give the place of a matrix, evaluated once into arrays of lanes, columns and bits.
+Fresh tensor memory is NaN. An allocation never begins at column 0 unless it takes all columns. Every access must lie in
+allocated columns. The race checker sees strips of 16 lanes and single columns.
 
-PTX ISA, "Tensor Memory" and "Memory Consistency Model for 5th generation of TensorCore operations": what one thread
-issues to the tensor cores (tcgen05.mma, cp, shift) runs in order, `Engine`, but for what
-`emulator/ops/tcgen05/shift.py` says; everything else is ordered by tcgen05.commit and an mbarrier.
+PTX ISA, "Tensor Memory" and "Memory Consistency Model for 5th generation of TensorCore operations". One thread's
+tensor-core operations (tcgen05.mma, cp, shift) run in order in an `Engine`, with the exceptions in
+`emulator/ops/tcgen05/shift.py`. tcgen05.commit and an mbarrier order everything else.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ....layouts import Layout
 from ....layouts.basis import component
 from ...machine.interpreter import Cta, Fiber
 from ...machine.memory import POISON
-from ...ptx.parser import Instruction
-from ...races.happens_before import Event, Knowledge, Shadow
+from ...ptx.parser import PtxInstruction
+from ...races.happens_before import Knowledge, MemoryEvent, Shadow
 from ..mma.operands import bits_of
 from .waits import fenced_knowledge
 
-STRIP = 16  # lanes that the race checker keeps apart
+STRIP = 16  # lanes that the race checker tracks together
 Indices = npt.NDArray[np.int64]
 
 
@@ -46,7 +46,7 @@ class TensorMemory:
     def __init__(self, cta: Cta) -> None:
         self.words = np.full((LANES, 4 * COLUMNS), POISON, dtype=np.uint8).view(np.uint32)
         self.written = np.zeros((LANES, COLUMNS), dtype=bool)
-        self.allocations: dict[int, tuple[int, Instruction]] = {}
+        self.allocations: dict[int, tuple[int, PtxInstruction]] = {}
         self.owned = np.zeros(COLUMNS, dtype=bool)
         self.history: list[tuple[int, int]] = []
         self.relinquished = False
@@ -68,7 +68,7 @@ class TensorMemory:
             )
 
     def check(self, lane: int, column: int, lanes: int, columns: int) -> None:
-        """Raise EmulatorError for an access outside of tensor memory, or of columns that are not allocated."""
+        """Raise EmulatorError for an access outside tensor memory or allocated columns."""
         if lane + lanes > LANES or column + columns > COLUMNS:
             raise EmulatorError(
                 f"tensor memory has lanes 0..{LANES - 1} and columns 0..{COLUMNS - 1}; this reaches "
@@ -79,7 +79,7 @@ class TensorMemory:
             raise EmulatorError(f"column {at} of tensor memory is not allocated")
 
     def forget(self, places: int) -> None:
-        """Nobody's accesses to these places matter any more: who allocates them next, gets them after their release."""
+        """Drop the accesses to these places: their next owner allocates them after the release."""
         self.shadow.clear(places)
 
 
@@ -92,9 +92,9 @@ def tensor_of(cta: Cta) -> TensorMemory:
 
 
 def group_of(fiber: Fiber, size: int, alive: bool = True) -> list[Cta]:
-    """The blocks that work together: the fiber's own, or the pair that it is in. One size for the whole kernel.
+    """The blocks that work together: the fiber's own, or its pair. One size for the whole kernel.
 
-    alive  both have to be there still
+    alive  both must still be running
     """
     tensor = tensor_of(fiber.cta)
     if tensor.group not in (None, size):
@@ -114,24 +114,24 @@ def group_of(fiber: Fiber, size: int, alive: bool = True) -> list[Cta]:
 
 
 def coordinate(address: int) -> tuple[int, int]:
-    """(lane, column) of an address. Raises EmulatorError for one outside of tensor memory."""
+    """(lane, column) of an address. Raises EmulatorError for one outside tensor memory."""
     try:
         return tmem_coordinate(address)
     except AtomError as error:
-        raise EmulatorError(f"{address:#x} is no tensor-memory address: {error}") from error
+        raise EmulatorError(f"{address:#x} is not a tensor-memory address: {error}") from error
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
-    """Where the elements of a matrix lie, from the address of its first one: arrays of any one shape."""
+class TmemCoordinates:
+    """Lane, column and bit of a matrix's elements, relative to its first one."""
 
     lane: Indices
     column: Indices
     bit: Indices
 
     @classmethod
-    def of(cls, layout: Layout) -> Places:
-        """Of a layout onto (lane, column, bit): arrays with one axis for each of its modes."""
+    def of(cls, layout: Layout) -> TmemCoordinates:
+        """The coordinates of a layout onto (lane, column, bit), one array axis for each mode."""
         shape = tuple(reversed([layout[mode].size for mode in range(layout.rank)]))
 
         def along(path: int) -> Indices:
@@ -140,9 +140,9 @@ class Places:
 
         return cls(along(0), along(1), along(2))
 
-    def select(self, *index: Any) -> Places:
-        """The places at an index of the arrays."""
-        return Places(self.lane[index], self.column[index], self.bit[index])
+    def select(self, *index: Any) -> TmemCoordinates:
+        """The coordinates at an index of the arrays."""
+        return TmemCoordinates(self.lane[index], self.column[index], self.bit[index])
 
     @cached_property
     def lanes(self) -> int:
@@ -161,7 +161,7 @@ class Places:
 
     @cached_property
     def plain(self) -> bool:
-        """Whether element (i, j) is in lane i, column j."""
+        """True if element (i, j) is in lane i, column j."""
         return self.lane.ndim == 2 and bool(
             (self.lane == np.arange(self.lane.shape[0])[:, None]).all()
             and (self.column == np.arange(self.lane.shape[1])[None, :]).all()
@@ -172,7 +172,7 @@ class Places:
         return {}
 
     def places(self, lane: int, column: int) -> int:
-        """The bit set of strips and columns that are touched from this address."""
+        """The bit set of strips and columns touched from this address."""
         within = lane % STRIP
         found = self._strips.get(within)
         if found is None:
@@ -190,7 +190,7 @@ class Places:
         return tensor.words.reshape(-1)[self.flat + (lane * COLUMNS + column)]
 
     def unwritten(self, tensor: TensorMemory, lane: int, column: int) -> tuple[int, int] | None:
-        """(lane, column) of the first word that nothing has written, or None."""
+        """(lane, column) of the first unwritten word, or None."""
         if self.plain and self._box(tensor.written, lane, column).all():
             return None
         flat = self.flat + (lane * COLUMNS + column)
@@ -201,7 +201,7 @@ class Places:
         return at, to
 
     def write(self, tensor: TensorMemory, lane: int, column: int, words: Any, kept: Any = None) -> None:
-        """Store words; `kept`, in the same shape, marks those that stay as they are."""
+        """Store words; `kept`, in the same shape, marks words that do not change."""
         if kept is None and self.plain:
             self._box(tensor.words, lane, column)[:] = words
             self._box(tensor.written, lane, column)[:] = True
@@ -214,7 +214,7 @@ class Places:
 
 
 class Engine:
-    """The tensor cores as one warp uses them: what it issues runs in order.
+    """The tensor cores of one warp, which run its operations in order.
 
     queue   what has not run yet (policy "late"), in order
     issued  the events of all of it
@@ -222,11 +222,11 @@ class Engine:
     """
 
     def __init__(self, fiber: Fiber) -> None:
-        self.moves: list[tuple[str, Event, Cta, int, str]] = []
+        self.moves: list[tuple[str, MemoryEvent, Cta, int, str]] = []
         self.queue: list[Callable[[], None]] = []
         self.issued: Knowledge = fiber.cta.cluster.ledger.knowledge()
 
-    def event(self, fiber: Fiber, ins: Instruction) -> Event:
+    def event(self, fiber: Fiber, ins: PtxInstruction) -> MemoryEvent:
         """A new event of the engine."""
         ledger, who = fiber.cta.cluster.ledger, fiber.describe()
         found = ledger.event(True, lambda: f"{ins.opcode} at {ins.where} by {who}", self)
@@ -234,14 +234,14 @@ class Engine:
         return found
 
     def add(self, fiber: Fiber, action: Callable[[], None]) -> None:
-        """Let something happen in its turn."""
+        """Append an action to the queue."""
         if fiber.machine.policy.products == "early":
             action()
         else:
             self.queue.append(action)
 
     def run(self, count: int) -> None:
-        """Run so many of the queue."""
+        """Run the first `count` actions of the queue."""
         for _ in range(count):
             self.queue.pop(0)()
 
@@ -255,7 +255,7 @@ def engine_of(fiber: Fiber) -> Engine:
 
 
 def one_thread(fiber: Fiber) -> None:
-    """Report an instruction that each active lane issues again, where one is meant."""
+    """Report an instruction that several active lanes issue where one is meant."""
     if fiber.lanes.bit_count() != 1:
         assert fiber.ins is not None
         fiber.machine.problem(
@@ -271,11 +271,11 @@ def touch(
     places: int,
     write: bool,
     what: Callable[[], str],
-    event: Event | None = None,
+    event: MemoryEvent | None = None,
 ) -> None:
-    """Record an access to tensor memory and report what it races with.
+    """Record an access to tensor memory and report its races.
 
-    With the policy's `tensor_strict` a thread knows of others only what it knew at its last
+    With the policy's `tensor_strict` a thread's knowledge of others is that of its last
     tcgen05.fence::after_thread_sync.
     """
     knows = fiber.knows

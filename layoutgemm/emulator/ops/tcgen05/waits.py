@@ -1,8 +1,8 @@
-"""What tcgen05.ld and tcgen05.st have not completed, and what no fence has handed on, under `tensor_strict`.
+"""Pending loads and stores of tensor memory (tcgen05.ld, st) under `tensor_strict`.
 
-A load or store is an event of its own. tcgen05.wait::ld or ::st tells the warp that it has happened, for what the warp
-itself does with tensor memory; tcgen05.fence::before_thread_sync puts it among what the warp hands to others when it
-arrives at a barrier. tcgen05.commit contains that fence.
+A load or store is an event of its own. tcgen05.wait::ld or ::st makes it known to the warp, for the warp's own use of
+tensor memory. tcgen05.fence::before_thread_sync adds it to the knowledge that the warp releases at a barrier.
+tcgen05.commit contains that fence.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from __future__ import annotations
 from typing import Any
 
 from ...machine.interpreter import Fiber
-from ...ptx.parser import Instruction
-from ...races.happens_before import Event, Knowledge
-from ..in_flight import Held
+from ...ptx.parser import PtxInstruction
+from ...races.happens_before import Knowledge, MemoryEvent
+from ..in_flight import InFlightRegister
 
 
-class Loading(Held):
-    """A register that a tcgen05.ld fills until tcgen05.wait::ld, and the value that it gets."""
+class Loading(InFlightRegister):
+    """A register that a tcgen05.ld fills until tcgen05.wait::ld, and its value."""
 
-    def __init__(self, ins: Instruction, value: Any) -> None:
+    def __init__(self, ins: PtxInstruction, value: Any) -> None:
         self.ins, self.value = ins, value
 
     def __str__(self) -> str:
         return f"the register is filled by {self.ins}, and no tcgen05.wait::ld has been executed since"
 
 
-def begin(fiber: Fiber, way: str, ins: Instruction) -> Event | None:
-    """The event of a load ("ld") or store ("st") that is waited for; None where waiting is not asked for."""
+def begin(fiber: Fiber, way: str, ins: PtxInstruction) -> MemoryEvent | None:
+    """The event of a load ("ld") or store ("st") with a wait; None without `tensor_strict`."""
     if not fiber.machine.policy.tensor_strict:
         return None
     ledger, who = fiber.cta.cluster.ledger, fiber.describe()
@@ -36,7 +36,7 @@ def begin(fiber: Fiber, way: str, ins: Instruction) -> Event | None:
 
 
 def settle(fiber: Fiber, way: str) -> None:
-    """The warp knows that its loads or stores have completed, and loaded registers have their values."""
+    """Complete the warp's loads or stores; loaded registers get their values."""
     ledger, scratch = fiber.cta.cluster.ledger, fiber.warp.scratch
     waited = scratch.pop(f"tensor {way}", [])
     if not fiber.machine.policy.tensor_strict:
@@ -53,13 +53,13 @@ def settle(fiber: Fiber, way: str) -> None:
 
 
 def hand_on(fiber: Fiber) -> None:
-    """tcgen05.fence::before_thread_sync: loads and stores that were waited for go with what the warp releases."""
+    """tcgen05.fence::before_thread_sync: add completed loads and stores to the warp's releases."""
     for event in fiber.warp.scratch.pop("tensor waited", ()):
         fiber.cta.cluster.ledger.learn(fiber.knows, event)
 
 
 def take_over(fiber: Fiber) -> None:
-    """tcgen05.fence::after_thread_sync: what the warp has acquired counts for tensor memory."""
+    """tcgen05.fence::after_thread_sync: apply the warp's acquired knowledge to tensor memory."""
     ledger, scratch = fiber.cta.cluster.ledger, fiber.warp.scratch
     fenced = scratch["tensor fenced"] = ledger.knowledge(fiber.knows)
     for event in scratch.get("tensor waited", ()):
@@ -67,7 +67,7 @@ def take_over(fiber: Fiber) -> None:
 
 
 def fenced_knowledge(fiber: Fiber) -> Knowledge:
-    """What the warp knows when it touches tensor memory: its own doing, and what it had at its last fence."""
+    """The warp's knowledge for tensor memory: its own accesses, and its last fence's."""
     scratch = fiber.warp.scratch
     if "tensor fenced" not in scratch:
         scratch["tensor fenced"] = fiber.cta.cluster.ledger.knowledge()

@@ -24,8 +24,8 @@ from .occupancy import Places
 from .small_m import between
 
 # Fitted to 382 shapes on H200s (132 multiprocessors, 1.98 GHz, HBM3e), in which what is cheapest here was 0.5% behind
-# the fastest on average; of 20 others 0.5%, over 1% on 3: NOTES.md, "Partial sums that nobody meets for". They go
-# together: long kernels run at _CLOCK / (1 + _HEAT).
+# the fastest on average; of 20 others 0.5%, over 1% on 3: NOTES.md, "Split-K exchange without a cluster barrier".
+# They go together: long kernels run at _CLOCK / (1 + _HEAT).
 _CLOCK = 2.68e9
 _HEAT, _HEATING = 0.643, 5.93e-6  # the share that the clock falls by in long kernels, and how soon
 _COOL = 0.821  # the power of the share of multiprocessors that work, by which it falls less

@@ -20,7 +20,7 @@ from ..types import output_of
 from .occupancy import Places
 
 # Fitted to 101 shapes on H200s (132 multiprocessors, 1.98 GHz, HBM3e), in which what is cheapest here was 0.15% behind
-# the fastest on average, 3.5% at most: NOTES.md, "Partial sums that nobody meets for".
+# the fastest on average, 3.5% at most: NOTES.md, "Split-K exchange without a cluster barrier".
 _MEMORY, _ONE, _L2 = 4.4e12, 140e9, 19e12  # bytes a second: memory's, into one multiprocessor, all L2 reads together
 _START = 1.50e-6  # from one kernel's end to the next one's first product, with programmatic dependent launch
 _LATE = 0.65e-6  # more where the next kernel's blocks come when this one's have left
@@ -41,7 +41,7 @@ _SPLITS = 1, 2, 4
 _SPLIT_COLUMNS = 80  # at most, of a block whose sums are brought together
 # Lines of 128 bytes a second into one multiprocessor, where lines of a matrix begin between: at 64, 32 or 16. Fitted to
 # 107 products of more rows, up to 16 kernels each; fewer rows take longer, and few blocks get more each: NOTES.md,
-# "Lines that begin between".
+# "Rows not aligned to 128 bytes".
 _BETWEEN = {64: 660e6, 32: 596e6, 16: 409e6}
 _LONGER, _MOST_EACH = 1.12, 2.56
 # Bytes that a block brings into L2 before the kernel before has ended: more keep the copy engine from the first loads.
@@ -242,7 +242,7 @@ def for_few_rows(
     tile_k, tiles = problem.tile_k(columns), -(-n // columns)
     both = problem.both(rows, columns, parts)
     # One warp of the four has rows: its threads store what they hold at once. Up to 0.9%; of 64 rows, or 256 columns,
-    # it would cost 1 to 3% (NOTES.md, "What a load-only kernel leaves").
+    # it would cost 1 to 3% (NOTES.md, "The bound of a load-only kernel").
     direct = rows <= WARP_ROWS and columns <= _HELD
     config = Sm90Config(
         (64, columns), tile_k=tile_k, split=parts, chunks=parts, rows=rows if rows < 64 else None, first="B",

@@ -1,4 +1,4 @@
-"""Small kernels around tensor copies, and what PTX says that a box is, said a second time."""
+"""Small kernels around TMA copies, and an independent model of a box by PTX's text."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ FILLED:"""
 
 
 def tensor(extents: tuple[int, ...], kind: str, seed: int = 0) -> tuple[np.ndarray, tuple[int, ...]]:
-    """A random tensor as bytes, rows padded to 16 bytes, and its strides in bytes, of all dimensions but the first."""
+    """A random tensor as bytes, with rows padded to 16 bytes, and its strides in bytes."""
     size = dtype(kind).bytes
     pitch = -(-extents[0] * size // 16) * 16
     strides = []
@@ -79,7 +79,7 @@ def elements(tmap: TensorMap, memory: np.ndarray) -> np.ndarray:
 
 
 def box_of(tmap: TensorMap, memory: np.ndarray, coordinates: tuple[int, ...], fill: int = 0) -> np.ndarray:
-    """What PTX says the box holds: the tensor's elements, `fill` outside; outermost first."""
+    """The box's content by PTX's text: the tensor's elements, `fill` outside; outermost first."""
     whole = elements(tmap, memory)
     out = np.full(tuple(reversed(tmap.moved)), fill, whole.dtype)
     for index in np.ndindex(*out.shape):

@@ -48,13 +48,13 @@ def test_a_load_that_is_not_waited_for(policy):
 
 
 @BOTH
-def test_a_load_over_what_is_still_read(policy):
+def test_a_load_into_a_buffer_still_being_read_is_a_race(policy):
     next_wait = WAIT.replace("wait:", "more:").replace("bra wait", "bra more").replace(", 0;", ", 1;")
     body = EXPECT + LOAD + WAIT + "xor.b32 %r9, %r30, 32; mad.lo.u32 %r10, %r9, 8, %r29; ld.shared.b32 %r0, [%r10];"
     again = EXPECT + LOAD + next_wait
     assert not go(body + "bar.sync 1;" + again, policy, block=64).findings
     assert "race" in go(body + again, policy, block=64).kinds
-    assert "exit" in go(body + "bar.sync 1;" + EXPECT + LOAD, policy, block=64).kinds  # nobody waits for the second
+    assert "exit" in go(body + "bar.sync 1;" + EXPECT + LOAD, policy, block=64).kinds  # no thread waits for the second
 
 
 STORE = "cp.async.bulk.global.shared::cta.bulk_group [%out], [%r29], 512;"
@@ -74,7 +74,7 @@ def test_a_store_and_its_group(policy):
 
 
 @BOTH
-def test_what_a_store_needs_before_and_after(policy):
+def test_a_store_needs_a_fence_before_and_a_wait_after(policy):
     store = "@%p0 " + STORE
     assert "race" in go(FILL + "bar.sync 1;" + store + GROUP, policy).kinds  # no proxy fence
     wide = {"block": 64}
@@ -227,12 +227,12 @@ def test_red_async():
     ("text", "says"),
     [
         (LOAD.replace("512", "520"), "520 bytes: they are multiples of 16"),
-        (LOAD.replace("[%r29]", "[%r29+8]"), "shared offset 0x808 is no multiple of 16"),
-        (LOAD.replace("[%a]", "[%a+8]"), "global address .* is no multiple of 16"),
+        (LOAD.replace("[%r29]", "[%r29+8]"), "shared offset 0x808 is not a multiple of 16"),
+        (LOAD.replace("[%a]", "[%a+8]"), "global address .* is not a multiple of 16"),
         (LOAD.replace("[%a]", "[%a+1008]"), "512 bytes there are outside"),
         (LOAD.replace("[%r29]", "[%r29+1008]"), "shared offset 0xbf0 and 512 bytes, of 0xc00"),
         (LOAD.replace("[%r20];", "[%r29];"), "no mbarrier is initialised at 0x"),
-        ("@%p0 " + STORE.replace("[%out]", "[%out+4]"), "global address .* is no multiple of 16"),
+        ("@%p0 " + STORE.replace("[%out]", "[%out+4]"), "global address .* is not a multiple of 16"),
     ],
 )
 def test_misuse_is_an_error(text, says):
@@ -283,7 +283,7 @@ def neighbours(stride: int, form: str = "b32", opcode: str = "st.async"):
 
 
 @pytest.mark.parametrize(("form", "strides"), [("b32", (4, 8, 12, 16, 32)), ("b64", (8, 16, 24))])
-def test_st_async_beside_another_within_16_bytes(form, strides):
+def test_two_st_async_within_16_bytes(form, strides):
     for stride in strides:
         result = neighbours(stride, form)
         assert not result.findings and result["out"].tolist() == [1, 2], (stride, result.findings)
@@ -295,7 +295,7 @@ def test_red_async_of_two_warps_on_one_word():
     assert not result.findings and result["out"].tolist() == [3, 3]
 
 
-def test_st_async_beside_an_ordinary_store_within_16_bytes():
+def test_st_async_and_an_ordinary_store_within_16_bytes():
     for place, kinds in (("4", []), ("0", ["race"])):
         at = f"%r29+{place}" if place != "0" else "%r29"
         body = NEIGHBOURS.replace("@%p1 {2}", f"setp.eq.u32 %p3, %r30, 33; @%p3 st.shared.b32 [{at}], 7; @%p0 {{2}}")

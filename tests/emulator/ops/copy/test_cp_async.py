@@ -30,7 +30,7 @@ def go(body: str, policy: Policy = LATE, threads: int = 32, **more):
 
 @pytest.mark.parametrize("policy", [LATE, EARLY], ids=["late", "early"])
 @pytest.mark.parametrize("wait", ["cp.async.wait_group 0;", "cp.async.wait_all;"])
-def test_a_copy_is_there_after_its_wait(policy, wait):
+def test_a_copy_has_landed_after_its_wait(policy, wait):
     result = go(COPY + COMMIT + wait + BACK, policy)
     assert np.array_equal(result["out"], result["a"][:512]) and not result.findings
     assert result.machine.counts.bytes["global to shared"] == 512
@@ -127,7 +127,7 @@ def test_groups_belong_to_threads():
     assert "race" in go(late + other).kinds
 
 
-def test_lanes_that_wait_apart_share_a_piece_of_16_bytes():
+def test_lanes_with_separate_waits_share_16_bytes():
     body = """mad.lo.u32 %r10, %r30, 4, %r29; cp.async.ca.shared.global [%r10], [%d0], 4; cp.async.commit_group;
     and.b32 %r9, %r30, 1; setp.eq.u32 %p1, %r9, 0; @%p1 cp.async.wait_group 0;"""
     assert not go(body + "@%p1 ld.shared.b32 %r0, [%r10];").findings
@@ -195,7 +195,7 @@ def test_an_mbarrier_that_is_not_told_of_the_copies():
         ("cp.async.cg.shared.global [%r10], [%d0], 8;", "copies 16 bytes, not 8"),
         ("cp.async.ca.shared.global [%r10], [%d0], 12;", "not 12"),
         ("cp.async.ca.global.shared [%r10], [%d0], 16;", "not known"),
-        ("cp.async.ca.shared.global [%r10], [%d0], %r5;", "no constant"),
+        ("cp.async.ca.shared.global [%r10], [%d0], %r5;", "not a constant"),
         ("cp.async.wait_group;", "0 operands"),
         ("cp.async.wait_all 1;", "1 operands"),
     ],
@@ -206,9 +206,9 @@ def test_forms_that_ptx_has_not_are_refused(text, says):
 
 
 def test_misuse_is_reported():
-    with pytest.raises(EmulatorError, match=r"shared offset 0x\w+8 is no multiple of 16"):
+    with pytest.raises(EmulatorError, match=r"shared offset 0x\w+8 is not a multiple of 16"):
         go("add.u32 %r10, %r10, 8;" + COPY)
-    with pytest.raises(EmulatorError, match=r"global address .* no multiple of 16"):
+    with pytest.raises(EmulatorError, match=r"global address .* not a multiple of 16"):
         go("add.s64 %d0, %d0, 4;" + COPY)
     with pytest.raises(EmulatorError, match="src-size 17"):
         go("mov.u32 %r5, 17; cp.async.cg.shared.global [%r10], [%d0], 16, %r5;")

@@ -86,7 +86,7 @@ H200 = [
 ]  # fmt: skip
 
 
-def test_what_an_h200_writes():
+def test_replaced_fields_equal_an_h200():
     # The device's map was written with promotion to 128 bytes in L2.
     before = struct.unpack("<32I", encode(replace(BASE, l2_promotion="128B"), 1 << 40))
     for name, dimension, value, change in H200:
@@ -132,7 +132,7 @@ mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 1024;
 
 
 def setting() -> tuple[TensorMap, dict[str, np.ndarray], np.ndarray]:
-    """The map that stands after the change, the buffers, and what the copy has to bring."""
+    """The changed map, the buffers, and the expected result of the copy."""
     first, memory = tiled("u16", (64, 64), (32, 16), "64B")
     second, other = tiled("u16", (40, 30), (32, 16), "64B")
     other = np.random.default_rng(9).integers(0, 256, other.size, dtype=np.uint8)
@@ -257,7 +257,7 @@ def test_unknown_forms_are_refused_at_load(old: str, new: str):
         ("[%r20], %second", "[%r20], %map", "reaches to byte"),
     ),
 )
-def test_what_is_an_error(old: str, new: str, says: str):
+def test_misuse_is_an_error(old: str, new: str, says: str):
     body = HEAD + REPLACE + PUBLISH + ACQUIRE + COPY
     assert old in body
     with pytest.raises(EmulatorError, match=says):

@@ -1,4 +1,4 @@
-"""What tensor copies move, each by a small kernel, against a second statement of it; and copies within clusters."""
+"""TMA copies by small kernels against an independent model, and copies within clusters."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from layoutgemm.atoms.tma import engine as tma_engine
 from layoutgemm.emulator.machine.interpreter import Policy
-from layoutgemm.emulator.machine.memory import Buffer
+from layoutgemm.emulator.machine.memory import GlobalBuffer
 from layoutgemm.emulator.machine.tensor_map import encode
-from layoutgemm.emulator.ops.copy.tma import Box
+from layoutgemm.emulator.ops.copy.tma import TmaTransfer
 from layoutgemm.errors import DeadlockError, EmulatorError
 from tests.emulator.ops.copy.tensor_copies import (
     BARRIER,
@@ -75,11 +75,11 @@ def test_steps_and_fill() -> None:
 
 
 def test_the_indices_are_the_engines() -> None:
-    """The quick way of whole aligned boxes, and the engine's own copies, everywhere in shared memory."""
+    """The fast path of whole aligned boxes against the engine's copies, at every offset."""
     rng = np.random.default_rng(5)
     for kind, extents, box, mode, _ in LOADS:
         tmap, memory = tiled(kind, extents, box, mode)
-        made = Box(encode(tmap, at(0)))
+        made = TmaTransfer(encode(tmap, at(0)))
         for offset in (0, 128, 896, 1024, 4096 + 384):
             shared = np.zeros(1 << 15, np.uint8)
             tma_engine.load(tmap, memory, (0,) * tmap.rank, shared, offset)
@@ -101,9 +101,9 @@ def test_the_indices_are_the_engines() -> None:
 def test_a_tensor_that_its_buffer_does_not_align() -> None:
     """A buffer may begin 8 bytes past a multiple of 16, and the tensor 8 bytes later: no whole chunks of the buffer."""
     tmap, _ = tiled("bf16", (64, 8), (64, 8), "none")
-    made = Box(encode(tmap, at(0) + 16))
-    assert made.rows(Buffer("x", at(0) + 8, np.zeros(4096, np.uint8)), (0, 0)) is None
-    assert made.rows(Buffer("x", at(0), np.zeros(4096, np.uint8)), (0, 0)) is not None
+    made = TmaTransfer(encode(tmap, at(0) + 16))
+    assert made.rows(GlobalBuffer("x", at(0) + 8, np.zeros(4096, np.uint8)), (0, 0)) is None
+    assert made.rows(GlobalBuffer("x", at(0), np.zeros(4096, np.uint8)), (0, 0)) is not None
 
 
 def test_tf32_is_rounded() -> None:
@@ -117,7 +117,7 @@ def test_tf32_is_rounded() -> None:
 
 @pytest.mark.parametrize(("kind", "extents", "box", "mode", "places"), LOADS)
 def test_a_store_moves_whole_units(kind: str, extents: tuple[int, ...], box: Any, mode: str, places: Any) -> None:
-    """What lies inside, and of each line's last 16 bytes what does not: the pitch, here."""
+    """The box inside the tensor, and each row's last 16 bytes, here in the pitch."""
     tmap, memory = tiled(kind, extents, box, mode)
     source = np.random.default_rng(9).integers(0, 256, tma_engine.bytes_moved(tmap), dtype=np.uint8)
     for number, coordinates in enumerate(places):
@@ -228,7 +228,7 @@ def test_the_signal_of_a_pair_may_go_to_the_leader() -> None:
     @!%p3 bra SKIP;"""
     memory = np.arange(64 * 64, dtype=np.uint16).view(np.uint8)
     body = f"{CLUSTER} {issue} {WAIT} SKIP: {LAST} {EACH} {OUT} {LAST}"
-    # The second block's own barrier was armed too, and nobody signals it or waits for it.
+    # The second block's own barrier was armed too, and no thread signals it or waits for it.
     buffers = setting(PAIR, memory, out=np.zeros(2048, np.uint8))
     result = run(body, buffers, shared=SHARED, grid=2, cluster=2, target="sm_100a")
     want = swizzled(np.arange(512, 1024, dtype=np.uint16).view(np.uint8), "128B")

@@ -42,7 +42,7 @@ def test_the_plain_load_is_silent() -> None:
         (GET.replace("[%r1]", "[%r1+64]"), "multiple of 128"),
         (GET.replace("[%r1]", f"[%r1+{SHARED - 512}]"), "ends at"),
         (GET.replace("[%map,", "[%map+16,"), "multiple of 64"),
-        (GET.replace("[%map,", "[%tensor,"), "no tensor map"),
+        (GET.replace("[%map,", "[%tensor,"), "not a tensor map"),
         (GET.replace("[%r2]", "[%r2+8]"), "no mbarrier"),
         (GET.replace("[%r1]", "[%r1+16777216]"), "block 1 of a cluster of 1"),
         (GET.replace("2d", "3d").replace("{0, 0}", "{0, 0, 0}"), "3 dimensions with a tensor map of 2"),
@@ -102,14 +102,14 @@ def test_a_load_over_ordinary_writes_needs_a_proxy_fence() -> None:
 
 
 def test_loads_land_late_or_early() -> None:
-    """What a thread reads before the wait is the old content, or the new."""
+    """A read before the wait returns the old content or the new."""
     early = "ld.shared.b32 %r20, [%r1+128]; st.global.b32 [%out], %r20;"
     results = [one(ARM + GET + early, policy=Policy(loads=when)) for when in ("late", "early")]
     line = swizzled(np.arange(512, dtype=np.uint16).view(np.uint8), "128B").view(np.uint32)
     assert [int(result["out"].view(np.uint32)[0]) for result in results] == [0xFFFFFFFF, int(line[32])]
 
 
-def test_loading_over_what_is_still_read_is_a_race() -> None:
+def test_a_load_into_a_buffer_still_being_read_is_a_race() -> None:
     """The other lanes read the tile; thread 0 loads the next one without a barrier between."""
     again = (
         f"{OUT} @%p0 {ARM} @%p0 {GET} SECOND: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r2], 1; @!%p1 bra SECOND;"
@@ -152,7 +152,7 @@ def test_another_warps_writes_need_its_own_fence() -> None:
         assert result.kinds == kinds
 
 
-def test_overwriting_what_a_store_still_reads() -> None:
+def test_overwriting_the_source_of_a_pending_store_is_a_race() -> None:
     tmap, memory = tiled("i32", (8, 4), (8, 4), "none")
     source = np.ones(32, np.int32).view(np.uint8)
     write = "st.shared.b32 [%r1], %r0;"
@@ -170,7 +170,7 @@ def test_overwriting_what_a_store_still_reads() -> None:
     assert values == [0, 1]
 
 
-def test_a_store_that_has_read_keeps_what_it_read() -> None:
+def test_a_store_keeps_the_bytes_it_has_read() -> None:
     tmap, memory = tiled("i32", (8, 4), (8, 4), "none")
     after = "cp.async.bulk.wait_group.read 0; st.shared.b32 [%r1], %r10; cp.async.bulk.wait_group 0;"
     store(tmap, memory, np.ones(32, np.int32).view(np.uint8), (0, 0), after=after)
@@ -192,7 +192,7 @@ def test_a_store_of_bytes_never_written() -> None:
     assert store(tmap, memory, half, (0, 4)).kinds == []  # the other half lies outside
 
 
-def test_a_map_that_says_more_than_there_is() -> None:
+def test_a_map_larger_than_its_buffer_is_refused() -> None:
     tmap, memory = tiled("bf16", (64, 8), (64, 8), "128B")
     long = replace(tmap, extents=(64, 9))
     load(long, memory, (0, 0))
@@ -251,7 +251,7 @@ def test_a_reduction_beyond_the_end_of_a_line() -> None:
 
 
 def test_a_line_that_ends_with_its_buffer() -> None:
-    """What lies in the buffer is written; what does not is the output's own only where the policy says so."""
+    """Bytes in the buffer are written; bytes beyond it are the output's own only by the policy."""
     tmap, memory = tiled("bf16", (37, 6), (32, 8), "none")
     source = np.full(512, 7, np.uint8)
     for opcode in (STORE, ADD):
@@ -263,8 +263,8 @@ def test_a_line_that_ends_with_its_buffer() -> None:
             assert (short.reshape(-1)[-2:] != 0).all()
 
 
-def test_what_lies_beyond_a_line_need_not_be_written() -> None:
-    """A tile of which only the tensor's part was filled: what goes to the pitch is nobody's result."""
+def test_bytes_beyond_a_row_need_no_initialisation() -> None:
+    """A tile filled only inside the tensor: bytes stored into the pitch are unused."""
     tmap, memory = tiled("f32", (5, 4), (8, 4), "none")
     fill = "mad.lo.u32 %r3, %r0, 32, %r1; @%p2 st.shared.v4.b32 [%r3], {%r0, %r0, %r0, %r0};"
     for count, kinds in ((5, ["edge"]), (4, ["uninitialised", "edge"])):
@@ -304,7 +304,7 @@ def test_a_reduction_that_the_type_has_not() -> None:
         ("tensormap.replace.tile.rank.global.b1024.b64 [%map], 1;", "not known"),
     ],
 )
-def test_what_is_not_known_is_an_error_at_load(text: str, message: str) -> None:
+def test_unknown_forms_are_errors_at_load(text: str, message: str) -> None:
     with pytest.raises(PtxError, match=message) as caught:
         program(module(text, {"map": "u64"}))
     assert "PTX line" in str(caught.value)

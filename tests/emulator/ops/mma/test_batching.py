@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from layoutgemm.atoms.mma.sync import mma_sync
-from layoutgemm.emulator.machine.interpreter import Machine
+from layoutgemm.emulator.machine.interpreter import PtxMachine
 from layoutgemm.emulator.machine.launch import Launch, Policy, Watch
 from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.emulator.ops.mma import sync as module
@@ -82,7 +82,7 @@ def both(atom, a: int, b: int, monkeypatch: pytest.MonkeyPatch, after: str = "")
 
 @pytest.mark.parametrize("atom", ATOMS, ids=lambda atom: atom.ptx)
 @pytest.mark.parametrize("a,b", ((2, 3), (1, 4), (4, 1)))
-def test_together_as_one_by_one(atom, a: int, b: int, monkeypatch: pytest.MonkeyPatch):
+def test_a_batch_equals_single_instructions(atom, a: int, b: int, monkeypatch: pytest.MonkeyPatch):
     if atom.a_dtype.bits == 64 and a * b > 4:
         a, b = 1, 3
     calls: list[int] = []
@@ -104,7 +104,7 @@ def test_accumulators_that_change_between_two_runs(monkeypatch: pytest.MonkeyPat
 
 
 def row(text: str, first: int = 0) -> list[int]:
-    """Places, among the products of a text, of those that are in a row with the one there."""
+    """Positions of the products that form a run with the given one."""
     made = program(text_of(text, {}))
     products = [ins for ins in made.kernel.instructions if ins.words[0] == "mma"]
     return [products.index(ins) for ins in instructions_in_a_row(made, products[first])]
@@ -131,8 +131,8 @@ def test_where_a_row_ends():
     assert row("".join(one(0, 4) for _ in range(80))) == list(range(64))
 
 
-def test_what_is_out_of_the_ordinary_is_left_to_each():
-    """A register that nobody has written is named with its instruction; constants and uniform values multiply."""
+def test_unusual_operands_run_one_by_one():
+    """An unwritten register is named with its instruction; constants and uniform values multiply."""
     zeros = "".join(f"mov.b32 %r{i}, 0;" for i in (*range(12), *range(20, 25)))
     text = zeros + one(0, 0) + one(4, 4) + one(8, 8).replace("%r23", "%r40")
     with pytest.raises(EmulatorError, match=r"register %r25 is read and was never written") as caught:
@@ -161,7 +161,7 @@ def test_a_run_is_as_long_as_its_products_in_a_timeline():
     addresses = [memory.add(name, array).address.to_bytes(8, "little") for name, array in buffers.items()]
     launch = Launch((1, 1, 1), (32, 1, 1), b"".join(addresses), memory)
     made = program(text_of(text, {"x": "u64", "y": "u64"}))
-    machine = Machine(made, launch, Policy(), watch=Watch(timeline=True)).run()
+    machine = PtxMachine(made, launch, Policy(), watch=Watch(timeline=True)).run()
     assert machine.recorder is not None
     (span,) = [s for r in machine.recorder.timeline().rows for s in r.spans if s.kind == "mma"]
     assert (span.times, span.end - span.begin) == (6, 6)

@@ -69,7 +69,7 @@ def random_values(rng: np.random.Generator, kind: DType, shape: tuple[int, ...])
 
 
 def product_text(atom: MmaAtom, more: str = "", opcode: str = "") -> tuple[str, list[int]]:
-    """PTX that loads the operands from [register, lane] buffers and stores D, and the registers of D, A, B, C."""
+    """PTX that loads the operands from [register, lane] buffers and stores D, and its registers."""
     counts = {}
     for operand in "DABC":
         bits = atom.element_bits(operand)
@@ -210,7 +210,7 @@ def refused(opcode: str, vectors: str = "{%f0,%f1,%f2,%f3}, {%r0,%r1,%r2,%r3}, {
     return str(caught.value)
 
 
-def test_what_is_not_there_is_refused_with_its_line():
+def test_unknown_forms_are_refused_with_their_line():
     shape = refused("mma.sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32")
     assert re.search(r"PTX line \d+.*it has no m16n8k32", shape)
     assert "left out" in refused("mma.sp.sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32")

@@ -12,7 +12,7 @@ from layoutgemm.atoms.mma.wgmma import FORMS
 from layoutgemm.atoms.smem.descriptor import derive
 from layoutgemm.atoms.smem.tile import SPANS
 from layoutgemm.emulator.machine.interpreter import Policy
-from layoutgemm.emulator.machine.memory import SharedMemory
+from layoutgemm.emulator.machine.memory import CtaSharedMemory
 from layoutgemm.emulator.ops.mma.operands import check_written
 from layoutgemm.errors import DeadlockError, EmulatorError, LayoutError, PtxError
 from tests.emulator.run_ptx import Result, run
@@ -97,7 +97,7 @@ class Case:
 
 
 def forms():
-    """Every type, accumulator and source, at the smallest N and one that is no power of two."""
+    """Every type, accumulator and source, at the smallest N and one other."""
     for form in FORMS:
         for a in form.types:
             for b in form.types:
@@ -232,7 +232,7 @@ def test_a_later_group_stays_in_flight():
 
 
 def test_registers_in_flight_keep_their_places():
-    """The next product of the accumulator names them in the same order, or it is another accumulator."""
+    """The accumulator's next product must name them in the same order."""
     case = Case(wgmma(8, "bf16"))
     one = mma(case)
     text = case.text.replace(one, one + one.replace("%c1, %c2", "%c2, %c1"))
@@ -295,7 +295,7 @@ def test_a_missing_fence_is_reported():
     assert broken(BASE, "  wgmma.wait_group.sync.aligned 0;\n", computed).kinds == ["protocol"]
 
 
-def test_a_register_computed_after_the_fence_is_reported_and_a_moved_one_is_not():
+def test_registers_computed_after_the_fence_are_reported_but_not_moved_ones():
     after = "  wgmma.fence.sync.aligned;\n"
     found = broken(BASE, after, after + "  add.u32 %c2, %c2, 0;\n")
     assert found.kinds == ["protocol"] and "register %c2 of the product is written after" in found.findings[0].message
@@ -434,7 +434,7 @@ def test_a_write_after_the_proxy_fence_is_not_seen(operand):
 
 
 def test_every_byte_has_to_be_written():
-    shared, said = SharedMemory(64), []
+    shared, said = CtaSharedMemory(64), []
     shared.written[:] = True
     chunks = np.array([[0, 1], [2, 3]])
 
@@ -450,7 +450,7 @@ def test_every_byte_has_to_be_written():
     assert [message.split()[4] for _, message in said] == ["0x1c,", "0x2f,"]
 
 
-def test_a_write_after_the_wait_of_one_warp_races_with_the_others():
+def test_a_write_after_one_warps_wait_races_with_the_others():
     """Each warp knows of its own quarter of A: warp 0 may write that after its wait, and no other."""
     after = "  wgmma.wait_group.sync.aligned 0;\n"
     one_warp = "  setp.gt.u32 %stop, %lane, 31;\n  @%stop bra done;\n"

@@ -9,14 +9,14 @@ import pytest
 
 from layoutgemm.atoms.mma.tcgen05 import KINDS, tcgen05_mma
 from layoutgemm.atoms.smem.tile import SPANS
-from layoutgemm.emulator.ops.tcgen05.tmem import Places
+from layoutgemm.emulator.ops.tcgen05.tmem import TmemCoordinates
 from layoutgemm.errors import LayoutError
 from tests.emulator.ops.tcgen05.case import EARLY, Case
 
 
 def products():
-    """Each kind with each type and scale, accumulators in turn; kind::f16 and mxf4 over one and two blocks, with A in
-    either memory and every M, and of the others one such form."""
+    """Each kind with each type and scale, accumulators in turn. kind::f16 and mxf4 have one and two blocks, A in either
+    memory and every M. The other kinds have one such form."""
     for kind, entry in KINDS.items():
         scales = [(scale, vector) for scale, vectors in entry.scales.items() for vector in vectors] or [(None, None)]
         for number, a in enumerate(entry.types):
@@ -127,7 +127,7 @@ def test_each_half_of_n_reads_its_copy_of_a():
 
 def test_two_tiles_of_64_rows_share_columns():
     """Layout F leaves the upper 16 lanes of each quarter free: a second tile there is another place."""
-    places = Places.of(tcgen05_mma("f16", 64, 16).accumulator.layout)
+    places = TmemCoordinates.of(tcgen05_mma("f16", 64, 16).accumulator.layout)
     assert places.places(0, 8) & places.places(16, 8) == 0
     assert places.places(16, 8) == sum(0xFFFF << 512 * strip + 8 for strip in (1, 3, 5, 7))
     case = Case(tcgen05_mma("f16", 64, 16))

@@ -42,16 +42,16 @@ def test_every_kernel_here_is_clean_under_the_strict_switch():
         ("and.b32 %ta, %lane, 96;", "and.b32 %ta, %lane, 64;", "lanes 64..95 of tensor memory: warp 3 reaches 96..127"),
         (GIVE_UP, GIVE_UP + "  " + ALLOC + "\n", "has given up its permit"),
         (DEALLOC, DEALLOC.replace("%base, 32;", "%base, 64;"), "dealloc of 64 columns"),
-        (DEALLOC, "  add.u32 %base, %base, 32;\n" + DEALLOC, "dealloc of 32 columns|is no tensor-memory address"),
+        (DEALLOC, "  add.u32 %base, %base, 32;\n" + DEALLOC, "dealloc of 32 columns|is not a tensor-memory address"),
         (DEALLOC, DEALLOC + DEALLOC, "allocated are: none"),
-        ("add.u32 %at, %ta, 0;", "add.u32 %at, %ta, 0x200000;", "lanes 32..63 of tensor memory: warp 0|is no tensor"),
+        ("add.u32 %at, %ta, 0;", "add.u32 %at, %ta, 0x200000;", "lanes 32..63 of tensor memory: warp 0|not a tensor"),
         ("add.u32 %at, %ta, 8;", "sub.u32 %at, %ta, 8;", "is not allocated"),
         ("mov.b32 %d, %base;", "sub.u32 %d, %base, 8;", "is not allocated"),
         ("mov.b32 %d, %base;", "add.u32 %d, %base, 24;", "this reaches|is not allocated"),
         ("tcgen05.mma.cta_group::1", "tcgen05.mma.cta_group::2", "M of kind|needs pairs of blocks"),
     ),
 )
-def test_what_is_an_error(old, new, says):
+def test_misuse_is_an_error(old, new, says):
     with pytest.raises(EmulatorError, match=says):
         broken(BASE, old, new, count=1)
 
@@ -69,7 +69,7 @@ def test_a_leak_is_reported():
 
 
 def test_allocation_waits_for_columns():
-    """Warp 1 gets its columns when warp 0 gives its own back; without that nobody goes on."""
+    """Warp 1 gets its columns when warp 0 frees its own; otherwise no thread goes on."""
     text = """
       .reg .b32 %t, %s, %c; .reg .pred %p, %q;
       mov.u32 %t, %tid.x; mov.u32 %s, smem; setp.lt.u32 %p, %t, 32; @%p bra first;
@@ -139,7 +139,7 @@ def test_products_of_two_warps_race():
 
 
 def test_a_pair_deallocates_when_both_have_read():
-    """What one block reads of its own tensor memory has to be done before the other's dealloc, too."""
+    """One block's reads of its tensor memory must end before the other block's dealloc."""
     end = PAIR.text.index("barrier.cluster.arrive.aligned;", PAIR.text.rindex("tcgen05.ld"))
     alone = PAIR.text[:end] + PAIR.text[end:].replace("barrier.cluster.arrive.aligned;", "bar.sync 0;", 1)
     found = PAIR.run(alone.replace("barrier.cluster.wait.aligned;\n  setp.ge.u32 %stop", "setp.ge.u32 %stop"))
@@ -197,12 +197,12 @@ def test_descriptors_are_checked():
     only(found, "descriptor", "says byte 1 of a word")
 
 
-def test_one_group_for_a_kernel():
+def test_a_kernel_uses_one_cta_group_size():
     found = broken(PAIR, "relinquish_alloc_permit.cta_group::2", "relinquish_alloc_permit.cta_group::1")
     only(found, "protocol", "one for all")
 
 
-def test_a_pair_has_to_know_of_what_its_leader_does():
+def test_a_pair_must_wait_for_its_leaders_operations():
     """Without the multicast the second block waits for ever; without its own wait it reads too early."""
     with pytest.raises(DeadlockError):
         broken(PAIR, "mov.u16 %mask, 3;", "mov.u16 %mask, 1;")
@@ -222,7 +222,7 @@ def test_a_block_has_to_know_of_the_commit_before_it_ends():
     assert any("CTA (1, 0, 0) ends without knowing of tcgen05.commit" in finding.message for finding in found.findings)
 
 
-def test_a_commit_hands_on_what_its_thread_did():
+def test_a_commit_releases_its_threads_accesses():
     wait = "  @!%done bra wait;\n"
     text = BASE.text.replace("  tcgen05.commit", "  st.shared.b32 [%s], %w;\n  tcgen05.commit")
     assert BASE.run(text.replace(wait, wait + "  ld.shared.b32 %w, [%s];\n")).findings == []
@@ -246,8 +246,8 @@ def test_columns_are_fresh_when_they_are_allocated_again():
     assert out[0] == 0xFFFFFFFF
 
 
-def test_what_an_earlier_allocation_wrote_is_no_accumulator():
-    """The same columns, given back and allocated anew: their words are nobody's, whatever was written before."""
+def test_words_of_an_earlier_allocation_are_not_an_accumulator():
+    """The same columns, freed and allocated again: earlier writes there do not count."""
     again = """  setp.ge.u32 %stop, %lane, 32;
       @%stop bra anew;
       tcgen05.dealloc.cta_group::1.sync.aligned.b32 %base, 32;
@@ -275,7 +275,7 @@ def test_the_strict_switch_asks_for_waits_and_fences():
 
 @pytest.mark.parametrize("which,what", ((0, "tcgen05.st"), (1, "tcgen05.ld")))
 def test_the_strict_switch_asks_for_the_fence_before_others_are_told(which, what):
-    """The first stands between the stores of four warps and the product, the second between loads and dealloc."""
+    """The first fence orders four warps' stores before the product, the second loads before dealloc."""
     fence = "  tcgen05.fence::before_thread_sync;\n"
     parts = BASE.text.split(fence)
     text = parts[0] + (fence if which else "") + parts[1] + ("" if which else fence) + parts[2]

@@ -102,7 +102,7 @@ SHIFT = "tcgen05.shift.cta_group::1.down [%base];"
         ([SHIFT, "add.u32 %at, %base, 0x200000;", SHIFT.replace("%base", "%at")], False),
     ),
 )
-def test_what_no_pipeline_orders(body: list[str], races: bool) -> None:
+def test_unordered_pipeline_pairs_race(body: list[str], races: bool) -> None:
     found, _ = shifted(body, tile=any(".cp." in line for line in body))
     if races:
         only(found, "race", "PTX pipelines no such pair")
