@@ -284,7 +284,7 @@ def _is_private(target: str) -> bool:
 
 
 INNER = 120
-PRIVATE = 6
+PRIVATE = 3
 BETWEEN_ARCHITECTURES: dict[tuple[str, str], int] = {}
 
 
