@@ -262,9 +262,7 @@ def test_no_more_imports_inside_of_functions() -> None:
     lines = {(i.path, i.line) for i in all_imports() if i.inner and not i.typing and i.target.startswith(f"{PACKAGE}.")}
     for path, _ in lines:
         found[path.relative_to(ROOT / PACKAGE).as_posix()] += 1
-    stays = {path: count for path, count in found.items() if path in INNER or path.partition("/")[0] in SETTLED}
-    assert stays == {path: count for path, (count, _) in INNER.items()}
-    assert sum(found.values()) - sum(stays.values()) <= OPEN
+    assert found == {path: count for path, (count, _) in INNER.items()}
 
 
 def graph_of(root: Path, folders: Iterable[str]) -> dict[str, set[str]]:
@@ -284,7 +282,7 @@ def graph_of(root: Path, folders: Iterable[str]) -> dict[str, set[str]]:
 
 def test_no_circle_of_files() -> None:
     """A circle raises CycleError, which names its files."""
-    assert len(list(TopologicalSorter(graph_of(ROOT, SETTLED)).static_order())) > 100
+    assert len(list(TopologicalSorter(graph_of(ROOT, FOLDERS)).static_order())) > 100
 
 
 def test_a_circle_of_files_is_seen(tmp_path: Path) -> None:
@@ -333,14 +331,16 @@ def _is_private(target: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
-# Folders without a circle of files, in which every import inside of a function is listed.
-SETTLED = ("layouts", "atoms", "schedule", "checks", "view", "interop")
+FOLDERS = sorted(path.name for path in (ROOT / PACKAGE).iterdir() if path.is_dir() and path.name[0] != "_")
 # Imports inside of functions that stay: file -> how many, and why.
 INNER: dict[str, tuple[int, str]] = {
+    "bench/matmul.py": (3, "torch_op needs torch, whose absence is told first"),
+    "cli/bench.py": (2, "bench needs torch, which no other command does"),
+    "cli/main.py": (1, "tuning needs torch, which no other command does"),
     "interop/cute_writer.py": (1, "to_dsl imports the CuTe DSL, which need not be installed"),
+    "pytest_plugin.py": (1, "every run of pytest loads the plugin, and few emulate"),
 }
-OPEN = 70  # those of the other folders
-PRIVATE = 6
+PRIVATE = 3
 BETWEEN_ARCHITECTURES: dict[tuple[str, str], int] = {}
 
 

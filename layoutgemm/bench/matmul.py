@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import OperandError, PlanError
+from . import machine as bench_machine
 from .contenders import KEEP, cublaslt, each, torch_mm
 from .method import ROTATION_BYTES, Contender, CudaDevice, Device, Launch, Operands, Problem
 from .outcome import BASELINE, OURS, DeviceLost, Measured, Method, Outcome, measure
@@ -66,7 +67,6 @@ def cuda_device(problem: Problem) -> tuple[CudaDevice, dict[str, Any]]:
     if not torch.cuda.is_available():
         raise PlanError(f"bench measures on a GPU, and torch finds none; {instead}")
     from ..torch_op.prepared import gpu
-    from . import machine as bench_machine
 
     gpu(torch.cuda.current_device())
     source, sampler = bench_machine.sampler()

@@ -19,6 +19,7 @@ from ..dtypes import DType
 from ..errors import LayoutError, ParseError
 from ..layouts import ComposedLayout, Layout, Swizzle, parse
 from ..layouts.symbols.facts import Facts
+from ..view import png, save
 
 LAYOUT_HELP = "a layout, as in '(8,64):(64,1)', 'S<3,3,3> o 0 o (8,64):(64,1)', or a tile, as in smem:64x64:bf16:K:128B"
 STATED = "a layout is written '(M,N):(N,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)'"
@@ -79,8 +80,6 @@ def drawn(args: argparse.Namespace, draw: Callable[[], str]) -> bool:
         return False
     if args.svg is not None and args.svg.suffix.lower() not in ("", ".svg", ".png"):
         raise LayoutError(f"--svg {args.svg}: a picture is an .svg or a .png")
-    from ..view import png, save
-
     picture = draw()
     for file in files:
         if file is args.png and file.suffix.lower() != ".png":  # --png decides, not the name

@@ -17,9 +17,11 @@ import numpy as np
 from .. import __version__
 from ..errors import LayoutError
 from ..kernels import TeachingPlan, error_bound
+from ..kernels.run.torch_tensors import require_gpu
 from ..layouts import CounterExample, Proof, Undecided
 from ..layouts.proofs.prove import prove
 from ..layouts.symbols.facts import Facts
+from . import doctor
 from . import emulate as emulator_command
 from .arguments import Parser, add, answer, failed, plain, stated
 from .banks import add_banks, add_swizzle
@@ -119,11 +121,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from .doctor import examine, report, status
-
-    findings = examine()
-    print(report(findings, args.json))
-    return status(findings)
+    findings = doctor.examine()
+    print(doctor.report(findings, args.json))
+    return doctor.status(findings)
 
 
 def _tune(args: argparse.Namespace) -> int:
@@ -171,8 +171,6 @@ def _demo(args: argparse.Namespace) -> int:
     say: Callable[[str], object] = (lambda text: None) if args.json else functools.partial(print, flush=True)
     plan = teaching(args)
     if args.device == "cuda":
-        from ..kernels.run.torch_tensors import require_gpu
-
         require_gpu(plan, None)  # before any compilation for it
     say(f"1. The derivation\n\n{plan.explain()}\n\n2. Its checks\n")
     report = plan.check()

@@ -12,6 +12,8 @@ from ..errors import PlanError
 from ..kernels import GemmPlan, TeachingConfig, TeachingPlan
 from ..kernels.pictures import PICTURES, plan_svg, plan_table
 from ..kernels.planner import plan as planned
+from ..kernels.sm90.choose.rules import choose
+from ..kernels.sm90.types import operands
 from ..report import Report
 from .arguments import add, add_picture, answer, drawn
 
@@ -73,9 +75,6 @@ def teaching(args: argparse.Namespace, arch: str = "sm_90a") -> TeachingPlan:
 
 def production(args: argparse.Namespace) -> tuple[Any, str]:
     """The plan of the kernel that `layoutgemm.matmul` launches for these sizes, and why. Raises LayoutError."""
-    from ..kernels.sm90.choose.rules import choose
-    from ..kernels.sm90.types import operands
-
     if arch_of(args.arch).name != "sm_90a":
         raise PlanError(f"--matmul: the choice is among sm_90a's kernels, and {args.arch} has one: omit it")
     if given := [f"--{name.replace('_', '-')}" for name in CHOICES if getattr(args, name) is not None]:

@@ -19,6 +19,7 @@ from typing import Any
 from ...atoms.tma.rules import MODES, TensorMap
 from ...errors import EmulatorError
 from ..machine.interpreter import Launch
+from ..machine.tensor_map import decode, encode
 from ..ptx.codegen import bits_of
 from ..ptx.parser import PtxInstruction, PtxKernel, PtxOperand, read_instruction
 
@@ -334,8 +335,6 @@ def alterations(kernel: PtxKernel, launch: Launch, codec: Codec | None = None) -
     codec  decode and encode of tensor maps; None: `emulator/machine/tensor_map.py`
     """
     if codec is None:
-        from ..machine.tensor_map import decode, encode
-
         codec = (decode, encode)
     for parameter in kernel.parameters:
         if parameter.size != 128:

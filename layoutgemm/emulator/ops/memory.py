@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...dtypes import dtype
 from ...errors import EmulatorError
 from ...moved import old_names
 from ..machine.interpreter import Cta, Fiber
 from ..machine.memory import OFFSET, RANK_SHIFT, parts_of
 from ..ptx.codegen import PARAMETER_BASE, SHARED_WINDOW, bits_of
-from ..ptx.floats import BINARY, decode, encode
+from ..ptx.floats import BINARY, bits32, bits64, decode, encode
 from ..ptx.parser import SIZES, PtxInstruction, PtxOperand
 from ..ptx.program import Program, Run
 from ..ptx.values import LANES, Undefined, any_of, bool_of, defined, is_uniform, lanes_without, s32, s64
@@ -319,9 +320,6 @@ def _integer_update(name: str, kind: str) -> Callable[[int, int, int], int]:
 
 
 def _float_update(name: str, kind: str) -> Callable[[int, int, int], int]:
-    from ...dtypes import dtype
-    from ..ptx.floats import bits32, bits64
-
     base = dtype(kind.removesuffix("x2"))
     function = BINARY[name]
 

@@ -79,7 +79,7 @@ def load_tile(tensor_map: Any, tma: Any, origin: Mapping[str, Any], destination:
         primitives.cp_async_bulk_tensor_shared_cta_global(
             raw(destination + instruction.smem_offset),
             tensor_map.get_ptr(),
-            _coordinates(tma, origin, instruction.coord_offset),
+            coordinates_of(tma, origin, instruction.coord_offset),
             raw(barrier),
         )
 
@@ -100,7 +100,7 @@ def load_share(
         primitives.cp_async_bulk_tensor_shared_cluster_global(
             raw(destination + (byte + rank * byte_step)),
             tensor_map.get_ptr(),
-            _coordinates(tma, origin, offsets),
+            coordinates_of(tma, origin, offsets),
             raw(barrier),
             [],
             multicast_mask=Int16(mask),
@@ -114,7 +114,7 @@ def prefetch_share(tensor_map: Any, tma: Any, origin: Mapping[str, Any], rank: A
     thread. Source: PTX ISA, "cp.async.bulk.prefetch.tensor".
     """
     for _, _, offsets in _share(tma, rank):
-        primitives.cp_async_bulk_tensor_prefetch(tensor_map.get_ptr(), _coordinates(tma, origin, offsets), [])
+        primitives.cp_async_bulk_tensor_prefetch(tensor_map.get_ptr(), coordinates_of(tma, origin, offsets), [])
 
 
 def _share(tma: Any, rank: Any) -> Iterator[tuple[int, int, list[Any]]]:
@@ -144,7 +144,7 @@ def store_tile(tensor_map: Any, tma: Any, origin: Mapping[str, Any], source: Any
         primitives.cp_async_bulk_tensor_global_shared_cta(
             tensor_map.get_ptr(),
             raw(source + instruction.smem_offset),
-            _coordinates(tma, origin, instruction.coord_offset),
+            coordinates_of(tma, origin, instruction.coord_offset),
         )
 
 
@@ -163,7 +163,8 @@ def wait_stores(pending: int) -> None:
     cute.arch.cp_async_bulk_wait_group(pending)
 
 
-def _coordinates(tma: Any, origin: Mapping[str, Any], offsets: Sequence[Any]) -> list[Any]:
+def coordinates_of(tma: Any, origin: Mapping[str, Any], offsets: Sequence[Any]) -> list[Any]:
+    """A box's coordinates, innermost first: the tile's origin plus the box's offsets in it."""
     return [origin[name] + step for name, step in zip(tma.dims, offsets, strict=True)]
 
 
@@ -181,7 +182,7 @@ def send_tile(tensor_map: Any, tma: Any, origin: Mapping[str, Any], destination:
         primitives.cp_async_bulk_tensor_shared_cluster_global(
             raw(destination + instruction.smem_offset),
             tensor_map.get_ptr(),
-            _coordinates(tma, origin, instruction.coord_offset),
+            coordinates_of(tma, origin, instruction.coord_offset),
             raw(barrier),
             [],
             multicast_mask=Int16(mask),

@@ -31,9 +31,9 @@ from cutlass.experimental import primitives
 from layoutgemm.errors import PlanError
 
 from .bridge import SharedMemory
-from .copies import _coordinates
+from .copies import coordinates_of
 from .types import assembly, raw
-from .wgmma import _LOW, Operand, _as_signed
+from .wgmma import LOW_WORD, Operand, as_signed
 
 _KINDS = {"f16": "f16", "tf32": "tf32", "f8f6f4": "f8f6f4", "i8": "int8"}
 
@@ -94,7 +94,7 @@ class TensorOperand(Operand):
     def word_at(self, stage: Any, k_block: int) -> Any:
         """The descriptor of one instruction's operand in a stage, as the 64-bit integer that the instruction takes."""
         low = self.low + stage * self.stage_units + self.k_steps[k_block]
-        return Int64(_as_signed(self.word & ~_LOW)) | Int64(Uint32(low))
+        return Int64(as_signed(self.word & ~LOW_WORD)) | Int64(Uint32(low))
 
 
 def tensor_multiply(mma: Any, word: int, d: Any, a: Any, b: Any, accumulate: Any) -> None:
@@ -112,7 +112,7 @@ def tensor_multiply(mma: Any, word: int, d: Any, a: Any, b: Any, accumulate: Any
     source = a if mma.a_source == "smem" else _tensor_pointer(a)
     enabled = cutlass.Boolean(accumulate)
     primitives.tcgen05_mma(
-        _KINDS[mma.kind], _group(mma.cta_group), _tensor_pointer(d), source, b, _as_signed(word, 32), enabled
+        _KINDS[mma.kind], _group(mma.cta_group), _tensor_pointer(d), source, b, as_signed(word, 32), enabled
     )
 
 
@@ -192,7 +192,7 @@ def load_for_pair(tensor_map: Any, tma: Any, origin: Mapping[str, Any], destinat
         primitives.cp_async_bulk_tensor_shared_cluster_global(
             raw(destination + instruction.smem_offset),
             tensor_map.get_ptr(),
-            _coordinates(tma, origin, instruction.coord_offset),
+            coordinates_of(tma, origin, instruction.coord_offset),
             _PairBarrier(barrier),
             [],
             group="cta_2",

@@ -29,7 +29,7 @@ from .types import MAJOR_MODES, assembly, element_type
 # The descriptor's address field: its unit, and by ADDRESS_MASK its width. A shared-memory address inside a cluster
 # carries the rank of its block from bit 24 on; everything above the field must go, or it lands in the leading offset.
 ADDRESS_UNIT = 1 << SM90_FIELDS[0].shift
-_LOW = (1 << 32) - 1
+LOW_WORD = (1 << 32) - 1
 
 
 def matrix_descriptor(word: int, pointer: Any) -> Int64:
@@ -38,10 +38,10 @@ def matrix_descriptor(word: int, pointer: Any) -> Int64:
     `word` is OperandDescriptor.word, whose address field is zero; `pointer` is the tile's first byte in shared memory.
     """
     address = Int64(pointer.toint()) & ADDRESS_MASK
-    return Int64(_as_signed(word)) | (address >> SM90_FIELDS[0].shift)
+    return Int64(as_signed(word)) | (address >> SM90_FIELDS[0].shift)
 
 
-def _as_signed(word: int, bits: int = 64) -> int:
+def as_signed(word: int, bits: int = 64) -> int:
     """A bit pattern as the signed integer with the same bits, which is what the DSL's Int64 takes."""
     return word - (1 << bits) if word >> (bits - 1) else word
 
@@ -63,7 +63,7 @@ class Operand:
         if self.mn_steps != tuple(i * step for i in range(len(self.mn_steps))):
             raise PlanError(f"blocks at {self.mn_steps} are not evenly apart, and each warpgroup has some of them")
         address = pointer.toint() & ADDRESS_MASK
-        constant = _as_signed(self.word & _LOW, 32)
+        constant = as_signed(self.word & LOW_WORD, 32)
         self.low = uniform((address >> SM90_FIELDS[0].shift) + block * step | constant)
 
     def __extract_mlir_values__(self) -> list[Any]:
@@ -77,7 +77,7 @@ class Operand:
     def at(self, stage: Any, k_block: int, block: int = 0) -> Int64:
         """The descriptor of one instruction's operand."""
         low = self.low + stage * self.stage_units + (self.k_steps[k_block] + self.mn_steps[block])
-        return Int64(_as_signed(self.word & ~_LOW)) | Int64(Uint32(low))
+        return Int64(as_signed(self.word & ~LOW_WORD)) | Int64(Uint32(low))
 
 
 class Wgmma:
