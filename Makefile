@@ -68,10 +68,11 @@ pytest: test-env
 emulated: test-env
 	@$(BIN)/python -m pytest -p tests.seconds -n $(JOBS) --dist worksteal -q $(EMULATED)
 
-# Layouts are written as aligned tables, which `ruff format` would break: only the linter runs.
+# `# fmt: skip` and `# fmt: off` fence the aligned tables that the formatter would break.
 lint: $(VENV)/.dev
 	@echo "==> ruff"
 	@$(BIN)/ruff check --output-format concise .
+	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ."; exit 1; }
 	@echo "==> mypy (the first run takes about half a minute)"
 	@$(BIN)/mypy
 

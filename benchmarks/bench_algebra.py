@@ -278,8 +278,15 @@ def benchmark(contenders: Sequence[Contender], rounds: int, seed: int) -> list[d
             micros = measure(op, case, timed, rounds, rng)
             base = micros[contenders[0].name]
             ratios = {n: micros[n] / base for n in micros if n != contenders[0].name and not verdicts[n]}
-            rows.append({"op": op, "case": name, "microseconds": micros, "ratio": ratios,
-                         "notes": {n: v for n, v in verdicts.items() if v}})
+            rows.append(
+                {
+                    "op": op,
+                    "case": name,
+                    "microseconds": micros,
+                    "ratio": ratios,
+                    "notes": {n: v for n, v in verdicts.items() if v},
+                }
+            )
     return rows
 
 
@@ -303,8 +310,12 @@ def import_time(runs: int) -> dict[str, Any]:
         command = [sys.executable, "-c", PROBE.format(heavy=HEAVY)]
         seen.append(json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout))
     wall, cpu, heavy = zip(*seen[1:], strict=True)
-    return {"wall_s": statistics.median(wall), "least_wall_s": min(wall), "cpu_s": statistics.median(cpu),
-            "heavy_modules": sorted({name for names in heavy for name in names})}
+    return {
+        "wall_s": statistics.median(wall),
+        "least_wall_s": min(wall),
+        "cpu_s": statistics.median(cpu),
+        "heavy_modules": sorted({name for names in heavy for name in names}),
+    }
 
 
 # Output ---------------------------------------------------------------------------------------------------------------
@@ -314,8 +325,10 @@ def summary(rows: Sequence[dict[str, Any]], peers: Sequence[str]) -> list[dict[s
     """One line per operation: the geometric mean of the cases' ratios and the smallest."""
     lines = []
     for op in dict.fromkeys(r["op"] for r in rows):
-        line: dict[str, Any] = {"op": op, "layoutgemm_us": geometric(
-            [r["microseconds"]["layoutgemm"] for r in rows if r["op"] == op])}
+        line: dict[str, Any] = {
+            "op": op,
+            "layoutgemm_us": geometric([r["microseconds"]["layoutgemm"] for r in rows if r["op"] == op]),
+        }
         for peer in peers:
             ratios = [r["ratio"][peer] for r in rows if r["op"] == op and peer in r["ratio"]]
             line[peer] = {"mean": geometric(ratios), "least": min(ratios), "cases": len(ratios)} if ratios else None
@@ -370,14 +383,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = benchmark(contenders, options.rounds, options.seed)
     lines = summary(rows, peers)
     print_tables(rows, lines, peers)
-    result: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine(),
-                              "rounds": options.rounds,
-                              "clock": "thread CPU" if CPU else "wall", "summary": lines, "cases": rows}
+    result: dict[str, Any] = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "rounds": options.rounds,
+        "clock": "thread CPU" if CPU else "wall",
+        "summary": lines,
+        "cases": rows,
+    }
     if not options.no_import:
         result["import"] = timing = import_time(7)
         heavy = ", ".join(timing["heavy_modules"]) or "none"
-        print(f"\nimport layoutgemm, beyond NumPy: {timing['wall_s']:.3f} s wall (least {timing['least_wall_s']:.3f}), "
-              f"{timing['cpu_s']:.3f} s CPU; heavy modules loaded: {heavy}")
+        print(
+            f"\nimport layoutgemm, beyond NumPy: {timing['wall_s']:.3f} s wall (least {timing['least_wall_s']:.3f}), "
+            f"{timing['cpu_s']:.3f} s CPU; heavy modules loaded: {heavy}"
+        )
     if options.json:
         Path(options.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         print(f"written: {options.json}")

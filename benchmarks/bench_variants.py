@@ -309,7 +309,7 @@ def run(folder: Path, rounds: int, file: Path | None) -> int:
         rows = sizes[-3]
         for name, seconds in sorted(times.items(), key=lambda item: item[1]):
             speed = 2 * rows * sizes[-2] * sizes[-1] / seconds / 1e12
-            share = f", {errors[name[len(OURS):]]:.2f} of the bound" if name.startswith(OURS) else ""
+            share = f", {errors[name[len(OURS) :]]:.2f} of the bound" if name.startswith(OURS) else ""
             figures = f"{times[first] / seconds:6.3f} {seconds * 1e6:9.1f} us {speed:7.1f} TFLOP/s"
             print(f"    {figures}  {name}{share}", flush=True)
         record["shapes"][title] = {name: round(seconds * 1e6, 2) for name, seconds in times.items()}

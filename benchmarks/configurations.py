@@ -1,5 +1,4 @@
-"""Candidate configurations of the Hopper kernel for a shape, and random shapes.
-"""
+"""Candidate configurations of the Hopper kernel for a shape, and random shapes."""
 
 from __future__ import annotations
 

@@ -199,7 +199,6 @@ def kernel_of(case: Case, gpu: tuple[Places, str]) -> tuple[Kernel | None, int]:
     """The case's kernel, found on the CPU, and its number of copies; None if empty."""
     a, b, out, _ = tensors(case, "cpu", fill=False)
     if case.form != "plain":
-
         return soak_forms.kernel_of_form(case, a, b, out, choice_of(case.config), gpu)
     shapes = shapes_of(tuple(a.shape), tuple(b.shape))
     if 0 in (*shapes.result, shapes.k):

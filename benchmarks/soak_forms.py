@@ -1,11 +1,11 @@
 """The soak's further products: gated, with user epilogues, scaled, grouped.
 
-    form      call                                                                   compared with
-    --------  ---------------------------------------------------------------------  ---------------------------------
-    gated     matmul(a, b, activation="swiglu" or "geglu")                           float64, and what the gate may err
-    own       matmul(a, b, epilogue=, given=): a traced function of x, i and j        float64; integers to the bit
-    scaled    scaled_matmul(a, scale_a, b, scale_b), scales powers of two             float64; integers to the bit
-    grouped   grouped_matmul(a, b, offsets), groups of any size, some empty           float64; integers to the bit
+form      call                                                                   compared with
+--------  ---------------------------------------------------------------------  ---------------------------------
+gated     matmul(a, b, activation="swiglu" or "geglu")                           float64, and what the gate may err
+own       matmul(a, b, epilogue=, given=): a traced function of x, i and j        float64; integers to the bit
+scaled    scaled_matmul(a, scale_a, b, scale_b), scales powers of two             float64; integers to the bit
+grouped   grouped_matmul(a, b, offsets), groups of any size, some empty           float64; integers to the bit
 """
 
 from __future__ import annotations

@@ -222,7 +222,10 @@ def variants_table() -> str:
 
     peers = {
         "scaled": (
-            "torch._scaled_mm, blocks", "torch._scaled_mm, rows", "torch._scaled_mm, rows, fast", "torch.mm of bf16",
+            "torch._scaled_mm, blocks",
+            "torch._scaled_mm, rows",
+            "torch._scaled_mm, rows, fast",
+            "torch.mm of bf16",
         ),
         "grouped": ("torch._grouped_mm", "a loop of torch.mm", "one torch.mm of all rows, bf16"),
         "grouped, scaled": ("torch._scaled_grouped_mm, rows", "one torch.mm of all rows, bf16"),

@@ -52,9 +52,7 @@ class Copy:
         """Host side: the tensor map of the bytes, and one CTA."""
         extents = {"m": Int32(self.rows), "k": Int32(self.bits // 8)}
         tensor_map = bridge.encode_tensor_map(self.tma, source, extents, Int64(self.bits // 8))
-        self.kernel(tensor_map, out).launch(
-            grid=(1, 1, 1), block=(LANES, 1, 1), smem=self.smem.total, stream=stream
-        )
+        self.kernel(tensor_map, out).launch(grid=(1, 1, 1), block=(LANES, 1, 1), smem=self.smem.total, stream=stream)
 
     @cute.kernel
     def kernel(self, tensor_map: cutlass.GridConstant[bridge.TensorMap], out: Int64) -> None:

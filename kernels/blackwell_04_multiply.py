@@ -54,9 +54,7 @@ class Multiply:
         extents = {name: Int32(size) for name, size in self.sizes.items()}
         map_a = bridge.encode_tensor_map(self.a.tma, a, extents, Int64(self.sizes[self.a.tma.dims[0]]))
         map_b = bridge.encode_tensor_map(self.b.tma, b, extents, Int64(self.sizes[self.b.tma.dims[0]]))
-        self.kernel(map_a, map_b, d).launch(
-            grid=(1, 1, 1), block=(THREADS, 1, 1), smem=self.smem.total, stream=stream
-        )
+        self.kernel(map_a, map_b, d).launch(grid=(1, 1, 1), block=(THREADS, 1, 1), smem=self.smem.total, stream=stream)
 
     @cute.kernel
     def kernel(

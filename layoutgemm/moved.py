@@ -100,6 +100,13 @@ def old_names(module: str, frames: int = 0) -> Callable[[str], Any]:
 
 # (old module, name) -> its module now, with a new name after a colon
 NAMES = {
+    ("atoms.mma_sync", "Form"): "atoms.mma.sync:SyncForm",
+    ("atoms.mma_wgmma", "Form"): "atoms.mma.wgmma:WgmmaForm",
+    ("checks.pipeline_records", "Access"): "checks.pipeline.happens_before:ModelAccess",
+    ("kernels.sass", "Instruction"): "kernels.compile.sass:SassInstruction",
+    ("kernels.sm90_promoted", "Element"): "kernels.sm90.device.promoted:PromotedElement",
+    ("view.box", "Placed"): "view.box:PlacedBox",
+    ("view.grid", "Offsets"): "view.grid:GridOffsets",
     ("", "AtomError"): "errors",
     ("", "BudgetError"): "errors",
     ("", "CompositionError"): "errors",

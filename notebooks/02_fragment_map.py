@@ -26,6 +26,7 @@ from layoutgemm.view import fragment_svg
 # - row: groupID for a0, a1, a4, a5; groupID + 8 for the others
 # - column: threadID_in_group * 2 + (i & 1) for i < 4; the same + 8 for the others
 
+
 # %%
 def manual(lane, i):
     group, in_group = lane >> 2, lane % 4
@@ -59,6 +60,7 @@ assert str(atom.formula("A")) == "(t//4 + 8*((v//2)%2), 8*(v//4) + 2*(t%4) + v%2
 # Exchange two of the bits: a0, a1, a6 and a7 stay right. The answer is a value with the thread, the register, and the
 # expected and actual element.
 
+
 # %%
 def swapped(lane, i):
     group, in_group = lane >> 2, lane % 4
@@ -74,6 +76,7 @@ assert (found.coord, found.left, found.right) == ((0, 2), 8, 128)  # lane 0, a2:
 #
 # The accumulator of `wgmma.m64nNk16` has a similar map with 128 threads. N is 8 to 256 in steps of 8. One proof with a
 # symbol covers all 32 widths.
+
 
 # %%
 def published(tid, reg):

@@ -64,6 +64,7 @@ assert bank_conflicts(tile, [tma_access(tile), rows]).ways == 1
 # A matrix over GF(2) maps the access to its bank: row and word bits in, bank bits out. 8 rows of 4 words are 32 = 2^5
 # accesses for 32 = 2^5 banks. They are conflict-free exactly if the matrix has rank 5.
 
+
 # %%
 def bank(byte_address):
     return byte_address // 4 % 32

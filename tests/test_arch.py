@@ -34,8 +34,21 @@ def test_require_names_the_architectures_that_have_it():
 
 @pytest.mark.parametrize(
     "name",
-    ["sm_90a", "sm90a", "sm90", "sm_90", "SM90", "Hopper", "hopper", "compute_90", "9.0", 90, np.int64(90), (9, 0),
-     [9, 0]],
+    [
+        "sm_90a",
+        "sm90a",
+        "sm90",
+        "sm_90",
+        "SM90",
+        "Hopper",
+        "hopper",
+        "compute_90",
+        "9.0",
+        90,
+        np.int64(90),
+        (9, 0),
+        [9, 0],
+    ],
     ids=repr,
 )
 def test_an_architecture_by_its_names(name):

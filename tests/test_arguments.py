@@ -230,7 +230,9 @@ def test_values_of_a_dict_are_converted() -> None:
 
 def test_annotations_are_read_where_their_names_are() -> None:
     @checked(AtomError)
-    def f(a: int | None, *rest: int, b: tuple[int, ...] = (), c: dict[str, int] | None = None, d: NotImported = 0) -> Any:  # type: ignore[name-defined] # noqa: E501
+    def f(
+        a: int | None, *rest: int, b: tuple[int, ...] = (), c: dict[str, int] | None = None, d: NotImported = 0
+    ) -> Any:  # type: ignore[name-defined]
         return a, rest, b, c
 
     class NotImported:

@@ -41,8 +41,14 @@ ROW = {name: number for number, row in enumerate(ROWS) for name in row}
 ARROWS_UP: dict[str, tuple[tuple[str, ...], str]] = {
     "layouts/above.py": (
         (
-            "layouts.layout", "layouts.notation", "layouts.formulas", "layouts.linear", "layouts.proofs.prove",
-            "layouts.symbols.symbolic_layout", "layouts.symbols.sympy_formulas", "layouts.symbols.sympy_io",
+            "layouts.layout",
+            "layouts.notation",
+            "layouts.formulas",
+            "layouts.linear",
+            "layouts.proofs.prove",
+            "layouts.symbols.symbolic_layout",
+            "layouts.symbols.sympy_formulas",
+            "layouts.symbols.sympy_io",
         ),
         "a layout has what is written on top of it as methods, and SymPy is loaded where it is wanted",
     ),
@@ -50,7 +56,8 @@ ARROWS_UP: dict[str, tuple[tuple[str, ...], str]] = {
     "layouts/display.py": (("view.layouts", "view.objects", "view.raster"), "an object is drawn by its method"),
     "layouts/paged.py": (("view.pages.html",), "an object has its page as a method"),
     "checks/pipeline/model.py": (
-        ("checks.pipeline.prove", "checks.pipeline.table"), "a pipeline has its proof and its table as methods"
+        ("checks.pipeline.prove", "checks.pipeline.table"),
+        "a pipeline has its proof and its table as methods",
     ),
     "emulator/machine/timeline.py": (("emulator.pictures",), "emulating loads no view"),
     "kernels/plan.py": (("kernels.page", "kernels.pictures"), "the page of a plan knows all plans"),
@@ -350,8 +357,7 @@ GOOD = {
     "layoutgemm/__init__.py": "from layoutgemm.layouts import Layout\nfrom .errors import LayoutError\n",
     "layoutgemm/errors.py": "",
     "layoutgemm/layouts/__init__.py": "from .layout import Layout\n",
-    "layoutgemm/layouts/layout.py": "import numpy as np\nfrom ..errors import LayoutError\n"
-    "class Layout:\n    pass\n",
+    "layoutgemm/layouts/layout.py": "import numpy as np\nfrom ..errors import LayoutError\nclass Layout:\n    pass\n",
     "layoutgemm/layouts/symbols/io.py": "import sympy\n",
     "layoutgemm/atoms/__init__.py": "",
     "layoutgemm/view/__init__.py": "from layoutgemm.layouts import Layout\n",

@@ -334,9 +334,7 @@ class TensorMapOf:
         if array.shape[-1] > 1 and array.strides[-1] != 1:
             raise EmulatorError(f"the last axis of an array of strides {array.strides} is not contiguous")
         bits = self._kind(array).bits
-        extents = [
-            extent * array.bits // bits if n == 0 else extent for n, extent in enumerate(array.shape[::-1])
-        ]
+        extents = [extent * array.bits // bits if n == 0 else extent for n, extent in enumerate(array.shape[::-1])]
         strides = tuple([stride * array.bits // 8 for stride in array.strides[-2::-1]])
         steps = self.steps or (1,) * len(self.box)
         return TensorMap(

@@ -248,8 +248,7 @@ def copy_of(op: Any, element: DType | None = None, said: _Copy | None = None) ->
         if op.nan or (element is not None and element.name != "f32"):
             asked = "one with .NaN" if op.nan else f"that of {element}"
             raise AtomError(
-                f"the DSL's {part}.{name} of f32 without .NaN has an atom here, and not {asked}; "
-                f"{MAPS.format('dst')}"
+                f"the DSL's {part}.{name} of f32 without .NaN has an atom here, and not {asked}; {MAPS.format('dst')}"
             )
         way = _name(op.redOp)[:3] + (".abs" if _name(op.redOp).endswith("abs") else "")
         # Columns between the halves: the last operand of the instruction, as the DSL writes it into the PTX.

@@ -90,6 +90,7 @@ def either(condition: Any, yes: Any, no: Any) -> Any:
     """One of two numbers, as the kernel chooses without a branch."""
     return yes if condition else no
 
+
 ORDERS = ("row", "col")
 
 
@@ -127,6 +128,8 @@ class Operand:
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.order}-major"
+
+
 Given = Operand | DType | str  # how a caller names an operand
 
 

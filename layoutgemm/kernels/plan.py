@@ -1,7 +1,7 @@
 """What the plans of all kernels have in common: limits, the parameters of a launch, and the verbs.
 
-    GemmPlan          compile, run, svg, html, for_any_size
-    PersistentPlan    the same, and what follows from tensor stores and an epilogue: Hopper's and Blackwell's
+GemmPlan          compile, run, svg, html, for_any_size
+PersistentPlan    the same, and what follows from tensor stores and an epilogue: Hopper's and Blackwell's
 """
 
 from __future__ import annotations
@@ -266,8 +266,8 @@ class PersistentPlan(GemmPlan):
     def _line(self) -> int:
         return self.n if self.c.order == "row" else self.m
 
-MOST_BYTES = (1 << 20) - 1  # PTX ISA, "mbarrier", tx-count: what one phase may wait for
 
+MOST_BYTES = (1 << 20) - 1  # PTX ISA, "mbarrier", tx-count: what one phase may wait for
 
 
 __getattr__ = old_names(__name__)

@@ -50,9 +50,7 @@ def fragment_checks(mma: MmaAtom) -> list[Check]:
     wrong = np.nonzero(np.asarray(row) + rows * np.asarray(column) != layout.offsets())[0]
     witness = "" if not len(wrong) else f"(thread, value) number {int(wrong[0])}"
     checks.append(
-        Check(
-            "coordinates", f"{mma.coords_C} is the same map", not witness, f"exhaustion ({size} elements)", witness
-        )
+        Check("coordinates", f"{mma.coords_C} is the same map", not witness, f"exhaustion ({size} elements)", witness)
     )
     return checks
 

@@ -150,8 +150,7 @@ def _named(shape: Any, names: list[str], formula: Any) -> dict[str, Any]:
     modes = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     if len(names) != len(modes):
         raise LayoutError(
-            f"{shown(formula)} has the variables {', '.join(names)}, and shape {show_coord(shape)} "
-            f"{len(modes)} modes"
+            f"{shown(formula)} has the variables {', '.join(names)}, and shape {show_coord(shape)} {len(modes)} modes"
         )
     if len(names) > 1 and not callable(formula):
         raise LayoutError(f"say which extent belongs to which of {', '.join(names)}: give them by keyword")

@@ -1,15 +1,15 @@
 """Layouts from text: what str() prints, and what CuTe, the CuTe DSL and pycute print.
 
-    (8,(2,2)):(2,(1,16))                              this library, pycute, CuTe; static integers as _8, too
-    (?,8):(8,1)   (?{div=8},8):(?{i64},1)             CuTe and the DSL: each ? is a symbol of its own
-    (4,8):(1@0,1@1)   (4,8):(E<0>,E<1>)               strides that are coordinates
-    S<3,4,3>[bytes] o 0 o (8,64):(64,1)               a swizzle, with its unit
-    Sw<3,4,3> o smem_ptr[16b](unset) o (8,64):(64,1)  CuTe: the swizzle counts bytes, the layout elements of 16 bits
-    gmem_ptr[16b](0x7f00) o (4,8):(8,1)               CuTe's tensors: the pointer is left out
-    ArithTuple(_0,_0) o (4,8):(1@0,1@1)               tensors of coordinates, which begin at 0
-    tensor<ptr<f16, smem, align<16>> o (4,8):(8,1)>   the DSL's
-    !cute.layout<"(4,8):(8,1)">                       its IR
-    Layout((4, 8), (8, 1))                            what repr() prints
+(8,(2,2)):(2,(1,16))                              this library, pycute, CuTe; static integers as _8, too
+(?,8):(8,1)   (?{div=8},8):(?{i64},1)             CuTe and the DSL: each ? is a symbol of its own
+(4,8):(1@0,1@1)   (4,8):(E<0>,E<1>)               strides that are coordinates
+S<3,4,3>[bytes] o 0 o (8,64):(64,1)               a swizzle, with its unit
+Sw<3,4,3> o smem_ptr[16b](unset) o (8,64):(64,1)  CuTe: the swizzle counts bytes, the layout elements of 16 bits
+gmem_ptr[16b](0x7f00) o (4,8):(8,1)               CuTe's tensors: the pointer is left out
+ArithTuple(_0,_0) o (4,8):(1@0,1@1)               tensors of coordinates, which begin at 0
+tensor<ptr<f16, smem, align<16>> o (4,8):(8,1)>   the DSL's
+!cute.layout<"(4,8):(8,1)">                       its IR
+Layout((4, 8), (8, 1))                            what repr() prints
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def read(text: str, symbol: Symbols) -> Layout | ComposedLayout | Swizzle:
     """`parse` with the meaning of each name in the text said by `symbol`."""
     if len(text) > MAX_TEXT:
         raise ParseError(f"{len(text)} characters: a layout's notation has at most {MAX_TEXT}", text, MAX_TEXT)
-    return _Reader(text, symbol).all()
+    return _TextReader(text, symbol).all()
 
 
 def _symbols(given: Any) -> Symbols:
@@ -114,7 +114,7 @@ class _Pointer(NamedTuple):
 _CALLED = {"Layout": (Layout, 1, 2), "Swizzle": (Swizzle, 3, 4), "ComposedLayout": (ComposedLayout, 3, 3)}
 
 
-class _Reader:
+class _TextReader:
     """Reads a text from left to right; `at` is the position."""
 
     def __init__(self, text: str, symbol: Symbols) -> None:

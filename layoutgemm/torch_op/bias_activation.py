@@ -40,9 +40,7 @@ GATES = {"swiglu": "silu", "geglu": "gelu"}  # activations of the gates of gated
 __getattr__ = old_names(__name__)
 
 
-def by_torch(
-    c: torch.Tensor, bias: torch.Tensor | None, activation: str | None, kind: torch.dtype
-) -> torch.Tensor:
+def by_torch(c: torch.Tensor, bias: torch.Tensor | None, activation: str | None, kind: torch.dtype) -> torch.Tensor:
     """Bias and activation by torch, of a product in float32, float64 or int32, rounded once.
 
     Raises OperandError for a sum of integers that int32 does not hold, with the first.
@@ -92,9 +90,7 @@ def scaled_by_torch(
     return rounded(value, kind)
 
 
-def fused(
-    bias: torch.Tensor | None, activation: str | None, kind: torch.dtype, columns: int
-) -> Finish | None:
+def fused(bias: torch.Tensor | None, activation: str | None, kind: torch.dtype, columns: int) -> Finish | None:
     """Bias and activation in the kernel, for a product of so many columns; None where it does not take them."""
     if not kind.is_floating_point or (bias is not None and (bias.dtype not in READ or bias.stride(0) != 1)):
         return None
@@ -151,9 +147,7 @@ def gated_finish(activation: str) -> Finish:
     return Finish(None, (), (None, activation), gated=GATES[activation])
 
 
-def gate_by_torch(
-    wide: torch.Tensor, bias: torch.Tensor | None, activation: str, kind: torch.dtype
-) -> torch.Tensor:
+def gate_by_torch(wide: torch.Tensor, bias: torch.Tensor | None, activation: str, kind: torch.dtype) -> torch.Tensor:
     """The gated product by torch, from the product of all columns; rounded once.
 
     >>> gate_by_torch(torch.tensor([[0.0, 2.0, 3.0, 5.0]]), torch.ones(4), "swiglu", torch.float32)

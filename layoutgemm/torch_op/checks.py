@@ -28,9 +28,7 @@ NOT_RECORDED = (
     "requires grad, or has a tangent"
 )
 # Cheap checks whether autograd, a mode or a transform must see this call: each a call into C of some ten nanoseconds.
-modes_of_functions = getattr(
-    torch._C, "_is_torch_function_mode_enabled", torch._C._len_torch_function_stack
-)
+modes_of_functions = getattr(torch._C, "_is_torch_function_mode_enabled", torch._C._len_torch_function_stack)
 modes_of_dispatch = torch._C._len_torch_dispatch_stack
 transforms = torch._C._are_functorch_transforms_active
 tracing_state = torch._C._get_tracing_state
@@ -152,8 +150,9 @@ def fake_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[Any, ...]:
     torch._check_with(
         TensorError,
         a.shape[-1] == b.shape[-2],
-        lambda: "mat1 and mat2 shapes cannot be multiplied "
-        f"({a.shape[-2]}x{a.shape[-1]} and {b.shape[-2]}x{b.shape[-1]})",
+        lambda: (
+            f"mat1 and mat2 shapes cannot be multiplied ({a.shape[-2]}x{a.shape[-1]} and {b.shape[-2]}x{b.shape[-1]})"
+        ),
     )
     try:
         batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
@@ -293,9 +292,7 @@ def check_gated_type(kind: torch.dtype) -> None:
         raise OperandError(f"the product is {kind}, and gating computes in float32: say out_dtype=torch.float32")
 
 
-def check_finish(
-    bias: torch.Tensor | None, activation: str | None, shape: Sequence[int], kind: torch.dtype
-) -> None:
+def check_finish(bias: torch.Tensor | None, activation: str | None, shape: Sequence[int], kind: torch.dtype) -> None:
     """Raise unless bias and activation fit a product of that shape, stored as `kind`.
 
     The bias is a vector along the last dimension, of a type that is added as it is; a result that is stored in integers

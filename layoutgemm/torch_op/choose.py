@@ -91,9 +91,7 @@ def _candidates(
         return
     m, n, k, batch = sizes
     if problem.gated is not None:  # what was measured is of products that are not
-        choice, why = choose(
-            m, n, k, a=problem.a.dtype, multiprocessors=problem.places, gated=problem.gated
-        )
+        choice, why = choose(m, n, k, a=problem.a.dtype, multiprocessors=problem.places, gated=problem.gated)
         yield from _nearest(choice, why, orders[0] == "row")
         yield Sm90Choice(Sm90Config((64, 64), consumers=1, loader="warp")), "the store leaves little choice"
         return
@@ -138,9 +136,7 @@ def _next_best(
 ) -> Iterator[tuple[Sm90Choice, str]]:
     """The next best choices, for a column-major A, or a wide or narrow C."""
     m, n, k, batch = sizes
-    found = likeliest(
-        m, n, k, b_major, batch=batch, multiprocessors=problem.places, matrices=_has_matrices(problem)
-    )
+    found = likeliest(m, n, k, b_major, batch=batch, multiprocessors=problem.places, matrices=_has_matrices(problem))
     for estimate in found[1:_NEXT]:
         choice, why = of_estimate(estimate, m, n, k, b_major, batch=batch)
         why = f"of the transposed product: {why}" if flip else why

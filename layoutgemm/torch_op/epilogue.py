@@ -251,8 +251,6 @@ def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int]) -> Finis
 def _ordered(step: Step, orders: Mapping[str, str]) -> Step:
     """The step with its matrices in these orders."""
     if isinstance(step, Custom):
-        return replace(
-            step, operands=tuple([replace(x, order=orders.get(x.name, x.order)) for x in step.operands])
-        )
+        return replace(step, operands=tuple([replace(x, order=orders.get(x.name, x.order)) for x in step.operands]))
     order = next((orders[x.name] for x in step.given if x.name in orders), None)
     return step if order is None else replace(step, order=order)  # type: ignore[type-var]

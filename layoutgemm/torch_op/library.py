@@ -299,9 +299,7 @@ def _(
     return torch.ops.layoutgemm.gated(*aligned(in_dims, a, b), activation, out_dtype, config, allow_tf32), 0
 
 
-def gated_operator(
-    a: torch.Tensor, b: torch.Tensor, activation: str, kind: torch.dtype, config: str
-) -> torch.Tensor:
+def gated_operator(a: torch.Tensor, b: torch.Tensor, activation: str, kind: torch.dtype, config: str) -> torch.Tensor:
     """The operator on an a of any rank, of operands that have been checked."""
     value = torch.ops.layoutgemm.gated(a.unsqueeze(0) if a.ndim == 1 else a, b, activation, kind, config, True)
     return value.squeeze(-2) if a.ndim == 1 else value

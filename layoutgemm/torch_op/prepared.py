@@ -1,6 +1,6 @@
 """Prepared launches of checked tensors, kept for calls of the same shapes, strides and types.
 
-    tensors  --problem_of-->  Problem  --Prepared-->  kept in PREPARED by `key`, where `matmul`'s fast path finds it
+tensors  --problem_of-->  Problem  --Prepared-->  kept in PREPARED by `key`, where `matmul`'s fast path finds it
 """
 
 from __future__ import annotations
@@ -208,5 +208,3 @@ def target(index: int) -> tuple[str, int]:
     # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": 99 KB on 8.6 and 8.9
     usual = 99 << 10 if version in ((8, 6), (8, 9)) else arch(code).smem_per_block
     return code, int(getattr(found, "shared_memory_per_block_optin", usual))
-
-

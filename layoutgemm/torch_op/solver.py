@@ -87,9 +87,7 @@ def why_unfused(problem: Problem) -> str:
     return ""
 
 
-def _solve(
-    problem: Problem, copies: tuple[Copy | None, Copy | None, Copy | None], by_lines: bool = False
-) -> Solution:
+def _solve(problem: Problem, copies: tuple[Copy | None, Copy | None, Copy | None], by_lines: bool = False) -> Solution:
     """With copies that have been made; `by_lines`: for the kernel whose threads read lines of any pitch."""
     shapes = gated_shapes(problem.a.shape, problem.b.shape, problem.gated)
     vectors = len(problem.a.shape) == 1, len(problem.b.shape) == 1

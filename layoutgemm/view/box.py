@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from layoutgemm.atoms.tma.plan import TmaPlan
 from layoutgemm.errors import LayoutError
+from layoutgemm.moved import old_names
 from layoutgemm.view.canvas import Canvas, width_of
 from layoutgemm.view.palette import INK, hue, lighter
 from layoutgemm.view.sheet import MARGIN, Note, header, legend
@@ -20,7 +21,7 @@ MAX_LINES = 128  # tiles along a dimension between which lines are drawn
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedBox:
     """One instruction: its box in the tensor, and the part of it that is inside, along the first two dimensions.
 
     start, extent   (innermost, next): coordinates and elements
@@ -107,7 +108,7 @@ def sizes_of(plan: TmaPlan) -> tuple[int, int] | None:
     return plan.extents[0], plan.extents[1] if len(plan.extents) > 1 else 1
 
 
-def placed_of(plan: TmaPlan, index: Sequence[int] | None) -> tuple[list[Placed], str]:
+def placed_of(plan: TmaPlan, index: Sequence[int] | None) -> tuple[list[PlacedBox], str]:
     """The boxes of a tile whose coordinates along further dimensions are those of the first; what is said of others."""
     sizes = sizes_of(plan)
     if plan.starts:
@@ -130,7 +131,7 @@ def placed_of(plan: TmaPlan, index: Sequence[int] | None) -> tuple[list[Placed],
         (x, width, px), (y, height, py) = two
         if any(b <= a for a, b in parts[2:]):
             px = py = (0, 0)
-        out.append(Placed((x, y), (width, height), (px[0], py[0]), (px[1], py[1]), number))
+        out.append(PlacedBox((x, y), (width, height), (px[0], py[0]), (px[1], py[1]), number))
     if sizes is not None and not any(box.clipped[0] for box in out):
         raise LayoutError(f"tile {index} begins at {first}, outside of the tensor {plan.extents}")
     said = []
@@ -143,7 +144,7 @@ def placed_of(plan: TmaPlan, index: Sequence[int] | None) -> tuple[list[Placed],
     return out, "; ".join(said) + ("." if said else "")
 
 
-def bounds(placed: Sequence[Placed]) -> tuple[int, int, int, int]:
+def bounds(placed: Sequence[PlacedBox]) -> tuple[int, int, int, int]:
     """(left, top, right, bottom) of all boxes, in elements."""
     return (
         min(box.start[0] for box in placed), min(box.start[1] for box in placed),
@@ -158,7 +159,7 @@ def scales(width: int, height: int, side: float) -> tuple[float, float]:
 
 
 def draw_tensor(
-    canvas: Canvas, plan: TmaPlan, placed: Sequence[Placed], x: float, y: float, names: tuple[str, str]
+    canvas: Canvas, plan: TmaPlan, placed: Sequence[PlacedBox], x: float, y: float, names: tuple[str, str]
 ) -> tuple[float, float]:
     """The whole tensor in tiles, the chosen one marked; returns where it ends to the right and below."""
     sizes = sizes_of(plan)
@@ -198,7 +199,7 @@ def draw_tensor(
 
 
 def draw_tile(
-    canvas: Canvas, plan: TmaPlan, placed: Sequence[Placed], x: float, y: float, names: tuple[str, str]
+    canvas: Canvas, plan: TmaPlan, placed: Sequence[PlacedBox], x: float, y: float, names: tuple[str, str]
 ) -> float:
     """The tile's boxes with their coordinates; returns where they end below."""
     left, top, right, bottom = bounds(placed)
@@ -258,9 +259,12 @@ def spaced(canvas: Canvas, texts: Sequence[tuple[float, float, str]], anchor: st
             end = x + width_of(text, TICK) / 2
 
 
-def told(box: Placed) -> list[str]:
+def told(box: PlacedBox) -> list[str]:
     """What stands in a box."""
     size = f"{box.extent[0]}x{box.extent[1]}"
     width, height = box.clipped
     inside = f"{width}x{height} of {size} inside" if (width, height) != box.extent else f"{size}, all inside"
     return [f"box {box.number}", f"at ({box.start[0]}, {box.start[1]})", inside]
+
+
+__getattr__ = old_names(__name__)

@@ -10,6 +10,7 @@ import numpy as np
 
 from layoutgemm.arguments import as_int
 from layoutgemm.errors import LayoutError
+from layoutgemm.moved import old_names
 
 # Tiles have up to 256 x 256 elements; cells of more are too small to be told apart.
 MAX_CELLS = 1 << 16
@@ -77,7 +78,7 @@ def length(numbers: range) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Offsets:
+class GridOffsets:
     """Where a layout puts each coordinate: `values[i][j]` is an int, or a tuple for coordinate strides."""
 
     rows: range
@@ -121,7 +122,7 @@ def evaluate(layout: Drawable, *coord: np.ndarray) -> list[Any]:
     return numbers(spread(layout(*coord)))
 
 
-def offsets_of(layout: Drawable, rows: range | None = None, columns: range | None = None) -> Offsets:
+def offsets_of(layout: Drawable, rows: range | None = None, columns: range | None = None) -> GridOffsets:
     """Layout of rank 1 (one row) or 2 -> the offset of every coordinate shown.
 
     Raises LayoutError for another rank, for symbolic extents, and for more than MAX_CELLS cells.
@@ -137,7 +138,7 @@ def offsets_of(layout: Drawable, rows: range | None = None, columns: range | Non
     bounded(layout, rows, columns)
     i, j = (grid.ravel() for grid in np.meshgrid(np.array(rows), np.array(columns), indexing="ij"))
     flat = evaluate(layout, j) if len(shape) == 1 else evaluate(layout, i, j)
-    return Offsets(rows, columns, tuple(tuple(flat[r * len(columns) :][: len(columns)]) for r in range(len(rows))))
+    return GridOffsets(rows, columns, tuple(tuple(flat[r * len(columns) :][: len(columns)]) for r in range(len(rows))))
 
 
 def owners_of(
@@ -212,3 +213,6 @@ def gathered(
     else:
         cells = tuple(tuple([flat[r * width + c] for c in columns]) for r in rows)
     return Owners(rows, columns, threads, cells, registers, values, int(counts.min()), int(counts.max()))
+
+
+__getattr__ = old_names(__name__)

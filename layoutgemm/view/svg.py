@@ -141,5 +141,3 @@ def span_text(start: int, length: int) -> str:
     ('8-11', '3')
     """
     return f"{start}-{start + length - 1}" if length > 1 else str(start)
-
-

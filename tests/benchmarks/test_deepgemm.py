@@ -33,9 +33,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     found: list[Any] = []
     package = types.ModuleType("deep_gemm")
     package.__spec__ = importlib.machinery.ModuleSpec("deep_gemm", None)
-    package.__dict__.update(
-        __version__="2.6.1", set_pdl=found.append, bf16_gemm_nt=lambda *given: found.append(given)
-    )
+    package.__dict__.update(__version__="2.6.1", set_pdl=found.append, bf16_gemm_nt=lambda *given: found.append(given))
     monkeypatch.setitem(sys.modules, "deep_gemm", package)
     yield found
 

@@ -272,9 +272,7 @@ def test_what_differs_from_the_dsl_is_not_returned(sm90: None, monkeypatch: pyte
     with pytest.raises(AtomError, match=r"operand B .*: modes of \[128, 2048\] and \[128, 1024\]"):
         from_cute(product)
     load = ldmatrix(4, element="bf16").to_cute()
-    monkeypatch.setitem(
-        dsl_atoms.MATRIX_COPIES, ("warp", "LdMatrix8x8x16bOp"), lambda op: ldmatrix(4, transpose=True)
-    )
+    monkeypatch.setitem(dsl_atoms.MATRIX_COPIES, ("warp", "LdMatrix8x8x16bOp"), lambda op: ldmatrix(4, transpose=True))
     with pytest.raises(AtomError, match=r"side dst of ldmatrix.* here and .* in the DSL"):
         from_cute(load)
     tiled = TiledMma(mma_sync((16, 8, 16)), (2, 2, 1), (None, Layout((8, 2, 2), (1, 16, 8)), None)).to_cute()
@@ -310,7 +308,7 @@ def test_a_tensor_copy_is_its_box(sm90: None) -> None:
     theirs = load
     plan = tma_load(from_cute(tensor), from_cute(tile, element="bf16", unit="bytes"), dtype="bf16")
     assert (plan.box, plan.swizzle, len(plan.instructions)) == ((64, 128), "128B", 1)
-    assert "tma_gbasis = <\"(64,128):(1@1,1@0)\">" in str(theirs.type)  # the box that the DSL found
+    assert 'tma_gbasis = <"(64,128):(1@1,1@0)">' in str(theirs.type)  # the box that the DSL found
 
 
 def test_every_operation_of_the_dsl_is_accounted_for() -> None:

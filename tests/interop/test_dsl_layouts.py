@@ -221,9 +221,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         except LayoutError as error:
             seen["nested"] = str(error)
         k = OperandMajorMode.K
-        op = warpgroup.MmaF16BF16Op(
-            cutlass.BFloat16, cutlass.Float32, (64, 64, 16), warpgroup.OperandSource.SMEM, k, k
-        )
+        op = warpgroup.MmaF16BF16Op(cutlass.BFloat16, cutlass.Float32, (64, 64, 16), warpgroup.OperandSource.SMEM, k, k)
         kernel(cute.make_tiled_mma(op, (2, 1, 1))).launch(grid=[1, 1, 1], block=[256, 1, 1])
 
     sizes = (cute.sym_int(), cute.sym_int(divisibility=8))

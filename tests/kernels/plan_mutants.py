@@ -38,7 +38,7 @@ def values(plan: Any, seed: int = 0) -> tuple[Any, Any, Any]:
 
 
 def outcome(plan: Any) -> str:
-    """"" when the mutant computes the right product."""
+    """ "" when the mutant computes the right product."""
     a, b, want = values(plan, 3)
     try:
         return "" if np.array_equal(plan.run(a, b, device="reference").c, want) else "wrong values"

@@ -32,7 +32,6 @@ UNDER = Swizzle(3, 3, 3) @ Layout((8, 64), (64, 1))
 BITS = LinearLayout((1, 2, 4), (1, 2), ("i", "j"))
 
 
-
 class Kin:
     """Stands for a module of another package that has layouts and swizzles, and no composed layouts."""
 

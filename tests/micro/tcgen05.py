@@ -95,9 +95,7 @@ def kernel(
     registers   of each thread that it leaves in %v0 and on; a parameter kernel_R after the others takes them
     """
     size = allocation or max(32, 1 << (columns - 1).bit_length())
-    everyone = (
-        ["barrier.cluster.arrive.aligned;", "barrier.cluster.wait.aligned;"] if group == 2 else ["bar.sync 0;"]
-    )
+    everyone = ["barrier.cluster.arrive.aligned;", "barrier.cluster.wait.aligned;"] if group == 2 else ["bar.sync 0;"]
     given = range(0, columns, CHUNK) if given is None else given
     text = [
         ".reg .b32 %lane, %case, %index, %w, %i, %to, %s, %base, %ta, %at, %bar, %idesc, %rank, %d, %a, %sfa, %sfb;",

@@ -65,9 +65,7 @@ class Probe:
 
     def tiled_mma(self) -> Any:
         modes = [getattr(OperandMajorMode, self.majors[name]) for name in "ab"]
-        return sm100_utils.make_trivial_tiled_mma(
-            self.a_type, self.b_type, *modes, Float32, self.group, self.tiler[:2]
-        )
+        return sm100_utils.make_trivial_tiled_mma(self.a_type, self.b_type, *modes, Float32, self.group, self.tiler[:2])
 
     @cute.jit
     def __call__(self, address: Int64, m: Int32, n: Int32, k: Int32, leading: Int64):
@@ -77,9 +75,7 @@ class Probe:
         atom_a = self.tma("a", mma, layout_a, address, (m, k), leading)
         atom_b = self.tma("b", mma, layout_b, address, (n, k), leading)
         atoms = (atom_a, atom_b) if self.first == "a" else (atom_b, atom_a)
-        self.kernel(*atoms).launch(
-            grid=(self.blocks, 1, 1), block=(32, 1, 1), cluster=(self.blocks, 1, 1)
-        )
+        self.kernel(*atoms).launch(grid=(self.blocks, 1, 1), block=(32, 1, 1), cluster=(self.blocks, 1, 1))
 
     @cute.kernel
     def kernel(self, first: cute.CopyAtom, second: cute.CopyAtom):

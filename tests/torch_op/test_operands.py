@@ -394,6 +394,7 @@ def test_tangents_are_those_of_torch() -> None:
 def test_transforms_of_transforms() -> None:
     x, w, xs = normal(3, 4), normal(4, 4), normal(2, 3, 4)
     f, g = (lambda a, b: mm(a, b).sin()), (lambda a, b: torch.matmul(a, b).sin())
+
     def total(of: Any) -> Any:
         return lambda a: of(a, w).square().sum()
 

@@ -335,7 +335,7 @@ def test_a_part_of_a_tile_is_where_lanes_start() -> None:
 def test_no_line_of_a_schedule_runs_through_digits(order: Any, grid: tuple[int, int]) -> None:
     svg = schedule_svg(order, grid)
     line, rest = svg.index("data-order"), svg[svg.index("data-order") :]
-    ring, (text,) = rest.index("<circle"), re.findall(r'<g font-family.*?</g>', rest, flags=re.DOTALL)
+    ring, (text,) = rest.index("<circle"), re.findall(r"<g font-family.*?</g>", rest, flags=re.DOTALL)
     plates = rest[ring : rest.index(text)]
     assert svg.count("<circle") == 1 and "(the ring)" in svg[:line] and len(svg) < 1_000_000
     size = float(re.findall(r'font-size="([\d.]+)"', text)[0])

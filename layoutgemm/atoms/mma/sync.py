@@ -27,7 +27,7 @@ _NARROW = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class SyncForm:
     """One row of the table: A and B each of one of `types`, accumulators, shapes, where, and the qualifiers."""
 
     types: tuple[str, ...]
@@ -39,24 +39,26 @@ class Form:
 
 
 FORMS = (
-    Form(("f16",), ((8, 8, 4),), ("f16", "f32"), since("sm_70")),
-    Form(("f16",), ((16, 8, 8),), ("f16", "f32"), since("sm_75")),
-    Form(("f16",), ((16, 8, 16),), ("f16", "f32"), since("sm_80")),
-    Form(("bf16",), ((16, 8, 8), (16, 8, 16)), ("f32",), since("sm_80")),
-    Form(("tf32",), ((16, 8, 4), (16, 8, 8)), ("f32",), since("sm_80")),
-    Form(("f64",), ((8, 8, 4),), ("f64",), since("sm_80")),
-    Form(("f64",), ((16, 8, 4), (16, 8, 8), (16, 8, 16)), ("f64",), since("sm_90")),
-    Form(("i8", "u8"), ((8, 8, 16),), ("i32",), since("sm_75")),
-    Form(("i8", "u8"), ((16, 8, 16), (16, 8, 32)), ("i32",), since("sm_80")),
-    Form(("i4", "u4"), ((8, 8, 32),), ("i32",), since("sm_75")),
-    Form(("i4", "u4"), ((16, 8, 32), (16, 8, 64)), ("i32",), since("sm_80")),
-    Form(("b1",), ((8, 8, 128),), ("i32",), since("sm_75")),
-    Form(("b1",), ((16, 8, 128), (16, 8, 256)), ("i32",), since("sm_80")),
-    Form(("e4m3", "e5m2"), ((16, 8, 16), (16, 8, 32)), ("f16", "f32"), since("sm_89")),
-    Form(_NARROW, ((16, 8, 32),), ("f16", "f32"), _FAMILY_120, "f8f6f4"),
-    Form(_NARROW, ((16, 8, 32),), ("f32",), _FAMILY_120, "mxf8f6f4", (("ue8m0", 32),)),
-    Form(("e2m1",), ((16, 8, 64),), ("f32",), _FAMILY_120, "mxf4", (("ue8m0", 32),)),
-    Form(("e2m1",), ((16, 8, 64),), ("f32",), _FAMILY_120, "mxf4nvf4", (("ue4m3", 16), ("ue8m0", 32), ("ue8m0", 16))),
+    SyncForm(("f16",), ((8, 8, 4),), ("f16", "f32"), since("sm_70")),
+    SyncForm(("f16",), ((16, 8, 8),), ("f16", "f32"), since("sm_75")),
+    SyncForm(("f16",), ((16, 8, 16),), ("f16", "f32"), since("sm_80")),
+    SyncForm(("bf16",), ((16, 8, 8), (16, 8, 16)), ("f32",), since("sm_80")),
+    SyncForm(("tf32",), ((16, 8, 4), (16, 8, 8)), ("f32",), since("sm_80")),
+    SyncForm(("f64",), ((8, 8, 4),), ("f64",), since("sm_80")),
+    SyncForm(("f64",), ((16, 8, 4), (16, 8, 8), (16, 8, 16)), ("f64",), since("sm_90")),
+    SyncForm(("i8", "u8"), ((8, 8, 16),), ("i32",), since("sm_75")),
+    SyncForm(("i8", "u8"), ((16, 8, 16), (16, 8, 32)), ("i32",), since("sm_80")),
+    SyncForm(("i4", "u4"), ((8, 8, 32),), ("i32",), since("sm_75")),
+    SyncForm(("i4", "u4"), ((16, 8, 32), (16, 8, 64)), ("i32",), since("sm_80")),
+    SyncForm(("b1",), ((8, 8, 128),), ("i32",), since("sm_75")),
+    SyncForm(("b1",), ((16, 8, 128), (16, 8, 256)), ("i32",), since("sm_80")),
+    SyncForm(("e4m3", "e5m2"), ((16, 8, 16), (16, 8, 32)), ("f16", "f32"), since("sm_89")),
+    SyncForm(_NARROW, ((16, 8, 32),), ("f16", "f32"), _FAMILY_120, "f8f6f4"),
+    SyncForm(_NARROW, ((16, 8, 32),), ("f32",), _FAMILY_120, "mxf8f6f4", (("ue8m0", 32),)),
+    SyncForm(("e2m1",), ((16, 8, 64),), ("f32",), _FAMILY_120, "mxf4", (("ue8m0", 32),)),
+    SyncForm(
+        ("e2m1",), ((16, 8, 64),), ("f32",), _FAMILY_120, "mxf4nvf4", (("ue4m3", 16), ("ue8m0", 32), ("ue8m0", 16))
+    ),
 )
 # The logical operation of a one-bit product, and the target from which it exists where that is not the shape's.
 BIT_OPS = {"xor": "sm_75", "and": "sm_80"}
@@ -205,7 +207,7 @@ def _text(mnk: Shape) -> str:
     return "m{}n{}k{}".format(*mnk)
 
 
-def _form(mnk: Shape, a: DType, b: DType, kind: str | None) -> Form:
+def _form(mnk: Shape, a: DType, b: DType, kind: str | None) -> SyncForm:
     """The row of the table, or AtomError that names what PTX has instead: kinds, then types, then shapes."""
     kinds = sorted({form.kind for form in FORMS if form.kind is not None})
     if kind is not None and kind not in kinds:
@@ -225,7 +227,7 @@ def _form(mnk: Shape, a: DType, b: DType, kind: str | None) -> Form:
     raise AtomError(f"mma.sync{named} of {a} and {b} has {shapes}; it has no {_text(mnk)}")
 
 
-def _scale(form: Form, what: str, mnk: Shape, scale: DType | str | None, vector: int | None) -> ScaleFactors | None:
+def _scale(form: SyncForm, what: str, mnk: Shape, scale: DType | str | None, vector: int | None) -> ScaleFactors | None:
     if not form.scales:
         if scale is not None or vector is not None:
             raise AtomError(f"{what} has no block scales: kinds mxf8f6f4, mxf4 and mxf4nvf4 have them")
@@ -256,7 +258,7 @@ def ptx_type(of: DType) -> str:
 def _ptx(
     mnk: Shape,
     types: tuple[DType, DType, DType, DType],
-    form: Form,
+    form: SyncForm,
     layouts: tuple[str, str],
     saturate: bool,
     bit_op: str,

@@ -21,7 +21,7 @@ _INTEGER_N = tuple([n for n in _EVERY_N if n in (8, 24) or n % 16 == 0])
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class WgmmaForm:
     """One row of the table: A and B each of one of `types`, accumulators, values of N, majors from shared memory."""
 
     types: tuple[str, ...]
@@ -34,12 +34,12 @@ class Form:
 # Its list of integer shapes stops at n224 while that of bits goes on to n256; ptxas and the CuTe DSL take n240 and n256
 # for integers too.
 FORMS = (
-    Form(("bf16",), ("f32",), _EVERY_N, ("K", "MN")),
-    Form(("f16",), ("f16", "f32"), _EVERY_N, ("K", "MN")),
-    Form(("tf32",), ("f32",), _EVERY_N),
-    Form(("e4m3", "e5m2"), ("f16", "f32"), _EVERY_N),
-    Form(("i8", "u8"), ("i32",), _INTEGER_N),
-    Form(("b1",), ("i32",), _INTEGER_N),
+    WgmmaForm(("bf16",), ("f32",), _EVERY_N, ("K", "MN")),
+    WgmmaForm(("f16",), ("f16", "f32"), _EVERY_N, ("K", "MN")),
+    WgmmaForm(("tf32",), ("f32",), _EVERY_N),
+    WgmmaForm(("e4m3", "e5m2"), ("f16", "f32"), _EVERY_N),
+    WgmmaForm(("i8", "u8"), ("i32",), _INTEGER_N),
+    WgmmaForm(("b1",), ("i32",), _INTEGER_N),
 )
 SOURCES = ("smem", "rmem")
 

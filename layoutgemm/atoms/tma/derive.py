@@ -275,7 +275,6 @@ def _flat(x: Any) -> list[Any]:
     return [leaf for item in x for leaf in _flat(item)] if isinstance(x, tuple) else [x]
 
 
-
 def _tuple(x: Any) -> tuple[Any, ...]:
     return tuple(x) if isinstance(x, (tuple, list)) else (x,)
 

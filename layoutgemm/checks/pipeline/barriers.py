@@ -251,10 +251,9 @@ class Barriers:
             return
         events = tuple(self.trace.arrived.get(number, ())) if self.trace is not None else ()
         if m[TX] < 0:
-            text = (
-                f"{label}, phase {m[PHASE]}: {-m[TX]} bytes more land than are expected"
-                + self._ledger(number, m[PHASE]).replace(", which has had all its bytes", "")
-            )
+            text = f"{label}, phase {m[PHASE]}: {-m[TX]} bytes more land than are expected" + self._ledger(
+                number, m[PHASE]
+            ).replace(", which has had all its bytes", "")
             hazard = Hazard("bytes", text, agent.index)
             hazard.events = events
             raise hazard

@@ -41,7 +41,7 @@ class Place(NamedTuple):
     owner: int = -1
 
 
-class Access(NamedTuple):
+class ModelAccess(NamedTuple):
     """A read or write of a place, by a warp or by an asynchronous operation that it issued.
 
     part  which share of the place; None is all of it
@@ -72,7 +72,7 @@ class Records:
         self.agents = agents
         self.fences = fences
         self.slots: dict[object, int] = {}
-        self.accesses: dict[int, Access] = {}
+        self.accesses: dict[int, ModelAccess] = {}
         self.at: dict[Place, list[int]] = {}
         self.fenced: dict[int, int] = {}  # slot of a generic write -> slot that says a proxy fence covers it
         self.own_writes: dict[int, list[int]] = {}
@@ -91,7 +91,7 @@ class Records:
         """The slots that are not records: what is not known of them is not known."""
         return (1 << len(self.slots)) - 1 & ~self.records
 
-    def _slot_of(self, access: Access) -> int:
+    def _slot_of(self, access: ModelAccess) -> int:
         key = access.key
         bit = self.slots.get(key)
         if bit is None:
@@ -108,7 +108,7 @@ class Records:
                 self.own_writes.setdefault(access.agent, []).append(bit)
         return bit
 
-    def touch(self, state: State, access: Access, know: int) -> int:
+    def touch(self, state: State, access: ModelAccess, know: int) -> int:
         """Check an access against every record of its place, record it, and return its slot.
 
         Raises Hazard for a race or a missing fence.
@@ -136,12 +136,10 @@ class Records:
         state.live = state.live & ~gone | both
         return bit
 
-    def _race(self, old: Access, new: Access) -> str:
-        return (
-            f"{new.what} while {self.agents[old.agent].name} may still be at its {old.what}: nothing orders the two"
-        )
+    def _race(self, old: ModelAccess, new: ModelAccess) -> str:
+        return f"{new.what} while {self.agents[old.agent].name} may still be at its {old.what}: nothing orders the two"
 
-    def _unfenced(self, old: Access, new: Access) -> str:
+    def _unfenced(self, old: ModelAccess, new: ModelAccess) -> str:
         who = self.agents[old.agent].name
         return (
             f"{new.what} may not see the {old.what} of {who}: it goes through the generic proxy, this through the "

@@ -46,7 +46,7 @@ from .actions import (
     Write,
 )
 from .barriers import Barriers
-from .happens_before import ASYNC, GENERIC, Access, Hazard, Place, Records
+from .happens_before import ASYNC, GENERIC, Hazard, ModelAccess, Place, Records
 from .model import PIPES, PRIVATE, WARP, Pipeline, ranks_of
 from .program import (
     ACT,
@@ -341,7 +341,7 @@ class Machine:
         if last:
             state.unread[number] &= ~mask
 
-    def _touch(self, state: State, agent: Agent, access: Access, know: int, event: int) -> int:
+    def _touch(self, state: State, agent: Agent, access: ModelAccess, know: int, event: int) -> int:
         bit = self.records.touch(state, access, know)
         if self.trace is not None:
             self.trace.records[bit] = event
@@ -374,7 +374,7 @@ class Machine:
         bits = 0
         for place in places:
             what = f"TMA load of {self._name(place)}"
-            access = Access(place, part, True, agent.index, ASYNC, "", what)
+            access = ModelAccess(place, part, True, agent.index, ASYNC, "", what)
             bits |= self._touch(state, agent, access, state.sets[agent.index], event)
             self._filled(state, agent, place, part, True, f"{what} lands")
         for cta in targets:
@@ -389,7 +389,7 @@ class Machine:
         place = self._place(state, agent, act.buffer, act.at, agent.cta)
         event = self._log(state, agent, lambda: f"issues the TMA store of {self._name(place)}")
         what = f"TMA store of {self._name(place)}"
-        access = Access(place, None, False, agent.index, ASYNC, "bulk", what)
+        access = ModelAccess(place, None, False, agent.index, ASYNC, "bulk", what)
         self._issue(state, agent, BULK, self._touch(state, agent, access, state.sets[agent.index], event))
         self._taken(state, agent, place, True, what)
         return GO
@@ -398,7 +398,7 @@ class Machine:
         place, part = self._place(state, agent, act.buffer, act.at, agent.cta), self._part(agent, "warp")
         event = self._log(state, agent, lambda: f"issues cp.async of its share of {self._name(place)}")
         what = f"cp.async into {self._name(place)}"
-        access = Access(place, part, True, agent.index, GENERIC, "cp.async", what)
+        access = ModelAccess(place, part, True, agent.index, GENERIC, "cp.async", what)
         self._issue(state, agent, CP_ASYNC, self._touch(state, agent, access, state.sets[agent.index], event))
         if act.new:
             self._filled(state, agent, place, part, True, what)
@@ -410,7 +410,7 @@ class Machine:
             place = self._place(state, agent, act.buffer, act.at, cta)
             what = f"write of {self._name(place)}"
             event = self._log(state, agent, lambda p=place: f"writes {self._name(p)}")  # type: ignore[misc]
-            access = Access(place, part, True, agent.index, GENERIC, "", what)
+            access = ModelAccess(place, part, True, agent.index, GENERIC, "", what)
             bit = self._touch(state, agent, access, state.sets[agent.index], event)
             state.sets[agent.index] |= bit
             if act.new:
@@ -426,7 +426,7 @@ class Machine:
         for cta, place in zip(ctas, places, strict=True):
             what = f"st.async into {self._name(place)}"
             self.barriers.may_land(state, agent, act.barrier, act.at, cta, act.bytes)
-            access = Access(place, part, True, agent.index, GENERIC, "", what)
+            access = ModelAccess(place, part, True, agent.index, GENERIC, "", what)
             bit = self._touch(state, agent, access, state.sets[agent.index], event)
             self._filled(state, agent, place, part, True, f"{what} lands")
             know = state.sets[agent.index] | bit
@@ -437,7 +437,7 @@ class Machine:
         place = self._place(state, agent, act.buffer, act.at, agent.cta)
         event = self._log(state, agent, lambda: f"reads {self._name(place)}")
         what = f"read of {self._name(place)}"
-        access = Access(place, None, False, agent.index, GENERIC, "", what)
+        access = ModelAccess(place, None, False, agent.index, GENERIC, "", what)
         bit = self._touch(state, agent, access, state.sets[agent.index], event)
         state.sets[agent.index] |= bit
         self._taken(state, agent, place, act.last, what)
@@ -458,12 +458,12 @@ class Machine:
         bits = 0
         for place in reads:
             what = f"{act.pipe} on {self._name(place)}"
-            access = Access(place, None, False, agent.index, ASYNC, act.pipe, what)
+            access = ModelAccess(place, None, False, agent.index, ASYNC, act.pipe, what)
             bits |= self._touch(state, agent, access, state.sets[agent.index], event)
             self._taken(state, agent, place, act.last, what)
         for place in writes:
             what = f"{act.pipe} into {self._name(place)}"
-            access = Access(place, None, True, agent.index, ASYNC, act.pipe, what)
+            access = ModelAccess(place, None, True, agent.index, ASYNC, act.pipe, what)
             bits |= self._touch(state, agent, access, state.sets[agent.index], event)
             self._filled(state, agent, place, None, False, what)
         self._issue(state, agent, PIPES.index(act.pipe), bits)
@@ -525,5 +525,3 @@ class Machine:
         cursors[which] = (declared.index, declared.phase)
         state.cursors[agent.index] = tuple(cursors)
         return GO
-
-

@@ -262,9 +262,7 @@ def cluster_ring(
 
 
 @checked(PlanError)
-def self_loading(
-    stages: int, bytes: int, *, warps: int = 4, arrivals: int = 1, lands: int | None = None
-) -> Pipeline:
+def self_loading(stages: int, bytes: int, *, warps: int = 4, arrivals: int = 1, lands: int | None = None) -> Pipeline:
     """One warpgroup that loads for itself: its first warp refills a stage when the block has met behind the products.
 
     There is no empty barrier: the block's barrier does its work. This is the model of the first kernel, whose plan

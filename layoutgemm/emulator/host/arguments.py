@@ -211,9 +211,9 @@ def _arrays_in(name: str, value: Any, depth: int, seen: dict[int, int]) -> Itera
 
 
 def _may_be_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) or (type(value).__module__.partition(".")[0] == "torch" and hasattr(
-        value, "untyped_storage"
-    ))
+    return isinstance(value, np.ndarray) or (
+        type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "untyped_storage")
+    )
 
 
 class ArgumentMemory:

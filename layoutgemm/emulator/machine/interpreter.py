@@ -147,9 +147,7 @@ class Cta:
         self.alive = threads
         self.exited = False
         self.exit_knows = cluster.ledger.knowledge()
-        self.remote: list[
-            tuple[MemoryEvent, str]
-        ] = []  # changes by other blocks that this one must see before it ends
+        self.remote: list[tuple[MemoryEvent, str]] = []  # changes by other blocks that this one must see before it ends
         self.warps: list[Warp] = []
         self.scratch: dict[str, Any] = {}
 

@@ -47,8 +47,7 @@ def specials_in(operand: PtxOperand) -> Iterable[str]:
 
 
 def depends(program: Program, pc: int) -> str | None:
-    """The inputs of an instruction's shared address: "nothing", "thread", or None for others.
-    """
+    """The inputs of an instruction's shared address: "nothing", "thread", or None for others."""
     instructions = program.kernel.instructions
     address = address_of(instructions[pc])
     if address is None or instructions[pc].predicate is not None:

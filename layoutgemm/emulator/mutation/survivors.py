@@ -44,7 +44,7 @@ PROVEN = (SAME, STRICTER, APART, ENDS, UNREAD)  # unnoticeable in every schedule
 # Instructions whose deletion the emulator cannot notice, and why; unless the named field of the policy is set
 # set.
 BLIND = (
-    ("bar.warp.sync", "lanes", "lanes of a warp are one thread with `Policy(lanes=\"off\")`"),
+    ("bar.warp.sync", "lanes", 'lanes of a warp are one thread with `Policy(lanes="off")`'),
     ("griddepcontrol", "", "one grid runs at a time"),
     ("wgmma.fence", "register_strict", "registers are checked with `Policy(register_strict=True)`"),
     ("tcgen05.wait", "tensor_strict", "waits for tensor memory are checked with `Policy(tensor_strict=True)`"),

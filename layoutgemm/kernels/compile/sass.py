@@ -42,7 +42,7 @@ WGMMA = ("HGMMA", "QGMMA", "IGMMA", "BGMMA")
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
+class SassInstruction:
     """One machine instruction: address in bytes, guarding predicate or "", opcode with modifiers, operands as text."""
 
     address: int
@@ -76,11 +76,11 @@ class Sass:
     text: str
 
     @cached_property
-    def instructions(self) -> tuple[Instruction, ...]:
+    def instructions(self) -> tuple[SassInstruction, ...]:
         """Every instruction, in address order within each kernel."""
         found = (_INSTRUCTION.match(line) for line in self.text.splitlines())
         return tuple(
-            Instruction(int(m["address"], 16), m["predicate"] or "", m["opcode"], m["operands"].strip())
+            SassInstruction(int(m["address"], 16), m["predicate"] or "", m["opcode"], m["operands"].strip())
             for m in found
             if m
         )
@@ -95,7 +95,7 @@ class Sass:
         return self.counts[base]
 
     @property
-    def local_memory(self) -> tuple[Instruction, ...]:
+    def local_memory(self) -> tuple[SassInstruction, ...]:
         """Loads and stores of local memory: spilled registers, or arrays that did not fit into registers."""
         return tuple(i for i in self.instructions if i.base in _LOCAL_MEMORY)
 

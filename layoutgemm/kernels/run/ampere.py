@@ -78,9 +78,7 @@ def target(plan: Sm80Plan, out: Any, device: Any, copies: list[str], copy: bool)
     return torch.empty(shape, dtype=torch_type(plan.c.dtype), device=device)[..., : plan.n], out is not None
 
 
-def arguments(
-    plan: Sm80Plan, a: tuple[Any, int, int], b: tuple[Any, int, int], c: Any, index: int
-) -> tuple[int, ...]:
+def arguments(plan: Sm80Plan, a: tuple[Any, int, int], b: tuple[Any, int, int], c: Any, index: int) -> tuple[int, ...]:
     """The launch's sizes, leading dimensions, pitches and, of a persistent kernel, workers."""
     ldc, pitch_c = _distances(c)
     sizes = (plan.m, plan.n, plan.k, plan.batch, a[1], b[1], ldc, a[2], b[2], pitch_c)

@@ -102,9 +102,7 @@ def host_parameters(parameters: Mapping[str, str]) -> list[HostParameter]:
     return [*scalars, HostParameter("stream", "stream")]
 
 
-def execute_compiled(
-    plan: Plan, a: GlobalMatrix, b: GlobalMatrix, given: tuple[Any, ...] = ()
-) -> npt.NDArray[Any]:
+def execute_compiled(plan: Plan, a: GlobalMatrix, b: GlobalMatrix, given: tuple[Any, ...] = ()) -> npt.NDArray[Any]:
     """C as float32 values, of integers as int32. Raises EmulatorError with the report when anything was found."""
     words, emulation = emulate_plan(plan, a, b, given=given)
     emulation.raise_for_findings()

@@ -233,4 +233,5 @@ def accumulator_registers(d: npt.NDArray[Any]) -> npt.NDArray[Any]:
     column = 8 * (pair // 2) + 2 * (lane % 4) + value % 2
     return np.asarray(d[row, column])
 
+
 CLUSTERS = 4  # that run at a time: more of them have fewer tiles each, and share less of the kernel's way

@@ -82,9 +82,7 @@ def _check_map(tma: TmaPlan, name: str, lines: Any, leading: int, pitch: int) ->
     tma.check_global(name, lines.data_ptr(), shape, (leading, pitch)[: len(shape) - 1])
 
 
-def arguments(
-    plan: GemmPlan, a: tuple[Any, int, int], b: tuple[Any, int, int], c: Any, index: int
-) -> tuple[int, ...]:
+def arguments(plan: GemmPlan, a: tuple[Any, int, int], b: tuple[Any, int, int], c: Any, index: int) -> tuple[int, ...]:
     """The launch's sizes, leading dimensions, pitches and workers."""
     (_, lda, pitch_a), (_, ldb, pitch_b) = a, b
     if not isinstance(plan, PERSISTENT):

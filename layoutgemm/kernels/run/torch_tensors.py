@@ -192,9 +192,7 @@ def launch_of(plan: GemmPlan, a: Any, b: Any, out: Any, copy: bool, words: tuple
     return LaunchOf((*pointers, *numbers, *words), c, late, (of_a[0], of_b[0]), tuple(copies))
 
 
-def launch(
-    plan: GemmPlan, a: Any, b: Any, out: Any, why: str, copy: bool, words: tuple[int, ...] = ()
-) -> GemmResult:
+def launch(plan: GemmPlan, a: Any, b: Any, out: Any, why: str, copy: bool, words: tuple[int, ...] = ()) -> GemmResult:
     """Run the plan's kernel on CUDA tensors that have been checked; `words` are the launch's last arguments."""
     import torch
 

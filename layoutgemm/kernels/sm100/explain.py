@@ -78,8 +78,7 @@ def explain_sm100(plan: Sm100Plan) -> str:
         explain_operand(plan.b).replace("wgmma", "tcgen05.mma"),
         f"instruction: {plan.mma}",
         *("  " + line for line in plan.word.explain().splitlines()),
-        f"tensor memory: {plan.columns} columns allocated, accumulator i at column i*{width}; "
-        f"{plan.mma.accumulator}",
+        f"tensor memory: {plan.columns} columns allocated, accumulator i at column i*{width}; {plan.mma.accumulator}",
         "roles:",
         *aligned(roles(plan)),
         "barriers:",

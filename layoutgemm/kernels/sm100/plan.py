@@ -81,9 +81,7 @@ class Sm100Config:
             raise PlanError(f"a tile of {self.tile[0]} rows: {BLOCK_ROWS} by one block, {2 * BLOCK_ROWS} by a pair")
         step = N_STEP[self.blocks]
         if self.tile[1] % step or self.tile[1] > 256:
-            raise PlanError(
-                f"a tile of {self.tile[1]} columns: a multiple of {step} up to 256 for {self.tile[0]} rows"
-            )
+            raise PlanError(f"a tile of {self.tile[1]} columns: a multiple of {step} up to 256 for {self.tile[0]} rows")
         if self.accumulators * self.tile[1] > COLUMNS:
             raise PlanError(
                 f"{self.accumulators} accumulators of {self.tile[1]} columns are {self.accumulators * self.tile[1]}; "
@@ -322,9 +320,7 @@ def _operand(
     return replace(plan, tma=plan.tma.batched("l")) if batch > 1 else plan
 
 
-def _smem(
-    a: OperandPlan, b: OperandPlan, stages: int, accumulators: int, c_bytes: int, store: StorePlan
-) -> Sm100Smem:
+def _smem(a: OperandPlan, b: OperandPlan, stages: int, accumulators: int, c_bytes: int, store: StorePlan) -> Sm100Smem:
     a_stage, b_stage = rounded_up(a.smem.bytes, a.smem.alignment), rounded_up(b.smem.bytes, b.smem.alignment)
     b_offset = rounded_up(stages * a_stage, 1024)
     c_offset = rounded_up(b_offset + stages * b_stage, 1024)

@@ -72,7 +72,7 @@ def execute_sm100(
     return np.ascontiguousarray(values if plan.batch > 1 else values[0])
 
 
-class _Block:
+class _PairBlock:
     """One thread block: shared memory, tensor memory, barriers."""
 
     def __init__(self, plan: Sm100Plan, rank: int) -> None:
@@ -93,7 +93,7 @@ class _Group:
         self, plan: Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, c: GlobalMatrix, times: npt.NDArray[np.uint8]
     ) -> None:
         self.plan, self.a, self.b, self.c, self.times = plan, a, b, c, times
-        self.blocks = [_Block(plan, rank) for rank in range(plan.blocks)]
+        self.blocks = [_PairBlock(plan, rank) for rank in range(plan.blocks)]
         self.loaded = 0  # k tiles so far, over all output tiles
 
     def compute(self, tile: int, step: int) -> None:
@@ -128,13 +128,15 @@ class _Group:
                 self._store(block, warp, first, origin)
                 leader.acc_empty[which].arrive()
 
-    def _load(self, operand: OperandPlan, source: GlobalMatrix, at: dict[str, int], stage: int, block: _Block) -> None:
+    def _load(
+        self, operand: OperandPlan, source: GlobalMatrix, at: dict[str, int], stage: int, block: _PairBlock
+    ) -> None:
         for copy in operand.tma.instructions:
             where = [at[dim] + offset for dim, offset in zip(operand.tma.dims, copy.coord_offset, strict=True)]
             address = self._stage(block, operand, stage) + copy.smem_offset
             tensor_copy(operand.tma, source, where, block.smem, address, self.blocks[0].full[stage])
 
-    def _stage(self, block: _Block, operand: OperandPlan, stage: int) -> int:
+    def _stage(self, block: _PairBlock, operand: OperandPlan, stage: int) -> int:
         smem = self.plan.smem
         if operand.name == "A":
             return block.smem.base + smem.a_offset + stage * smem.a_stage_bytes
@@ -153,14 +155,14 @@ class _Group:
                 old = block.tensor[lane, first + column] if accumulate or k_block else 0
                 block.tensor[lane, first + column] = old + product
 
-    def _operand(self, operand: OperandPlan, block: _Block, stage: int, k_block: int) -> Any:
+    def _operand(self, operand: OperandPlan, block: _PairBlock, stage: int, k_block: int) -> Any:
         depth, word = self.plan.mma.shape_mnk[2], operand.descriptor
         base = word.base.at(self._stage(block, operand, stage) + word.k_steps[k_block]).word
         at = element_addresses(base, operand.major, (operand.smem.extent[0], depth), operand.dtype, "sm_100a")
         return operand.dtype.decode(block.smem.read(at, operand.dtype)).astype(np.float32)
 
     # --------------------------------------------------------------------------------------------------------- the end
-    def _store(self, block: _Block, warp: int, first: int, origin: dict[str, int]) -> None:
+    def _store(self, block: _PairBlock, warp: int, first: int, origin: dict[str, int]) -> None:
         """One warp's 32 rows of the accumulator."""
         plan, store = self.plan, self.plan.store
         for i, round_ in store.rounds_of(0, 0):
@@ -177,7 +179,7 @@ class _Group:
                     at = address + chunk.offset + copy.smem_offset
                     tensor_store(tma, self.c, where, block.smem, at, self.times)
 
-    def _fill(self, block: _Block, warp: int, first: int, address: int, chunk: StoreChunk) -> None:
+    def _fill(self, block: _PairBlock, warp: int, first: int, address: int, chunk: StoreChunk) -> None:
         """A chunk's loads, converted, into its tile: register v of a thread holds where the load's map says."""
         ld, dtype = load_of(chunk), self.plan.c.dtype
         thread, value = np.arange(WARP_LANES)[:, None], np.arange(ld.repeat)[None, :]

@@ -303,7 +303,11 @@ def _warps(plan: Sm80Plan) -> Check:
 
 def _pipeline(plan: Sm80Plan) -> Check:
     found = proven(
-        plan.stages, plan.threads // WARP, plan.config.ahead, plan.config.persistent, plan.full_bytes,
+        plan.stages,
+        plan.threads // WARP,
+        plan.config.ahead,
+        plan.config.persistent,
+        plan.full_bytes,
         plan.a.smem.bytes + plan.b.smem.bytes,
     )
     holds = isinstance(found, PipelineProof)

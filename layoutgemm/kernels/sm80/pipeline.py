@@ -37,6 +37,7 @@ def prefetching(stages: int, warps: int, ahead: bool = True, persistent: bool = 
     >>> bool(prefetching(3, 4).prove())
     True
     """
+
     def copy(distance: int, at: str | int) -> Program:
         """A k tile that is not there is copied as zeros."""
         return (If(Ahead(distance), (CpAsync("ab", at),), (CpAsync("ab", at, new=False),)), Commit("cp.async"))
@@ -104,5 +105,3 @@ def proven(stages: int, warps: int, ahead: bool, persistent: bool, bytes_: int, 
     """A pipeline's proof: many plans have the same pipeline."""
     by_copies = tensor_ring(stages, warps, bytes_, lands, ahead) if bytes_ else None
     return (by_copies or prefetching(stages, warps, ahead, persistent)).prove()
-
-

@@ -1,7 +1,7 @@
 """Sm80Plan: the objects of the mma.sync kernel, for Ampere and what came after, derived from a problem.
 
-    problem, Sm80Config --> mma.sync atom, tiles of A and B, cp.async maps, fragment loads, store, order of tiles,
-                            shared-memory map, pipeline
+problem, Sm80Config --> mma.sync atom, tiles of A and B, cp.async maps, fragment loads, store, order of tiles,
+                        shared-memory map, pipeline
 """
 
 from __future__ import annotations

@@ -21,9 +21,7 @@ from .plan import Sm80Plan
 Bytes = npt.NDArray[np.uint8]
 
 
-def execute_sm80(
-    plan: Sm80Plan, a: npt.NDArray[Any], b: npt.NDArray[Any], progress: Any = None
-) -> npt.NDArray[Any]:
+def execute_sm80(plan: Sm80Plan, a: npt.NDArray[Any], b: npt.NDArray[Any], progress: Any = None) -> npt.NDArray[Any]:
     """C as values, (M, N) or (batch, M, N), of the plan's output type.
 
     a, b      raw bits of the operands, (batch, lines, elements of a line): lines are contiguous

@@ -98,7 +98,8 @@ def _registers(plan: Sm90Plan) -> list[Check]:
     checks = [
         Check(
             "registers",
-            f"{(1 + promoted) * plan.blocks} accumulator(s) {held}" + f" + tables {read}" * promoted
+            f"{(1 + promoted) * plan.blocks} accumulator(s) {held}"
+            + f" + tables {read}" * promoted
             + f" + descriptors, addresses and counters {HELD} = {held + read + HELD} registers "
             f"of a consumer <= {have} {source}",
             over <= 0,
@@ -114,4 +115,3 @@ def _registers(plan: Sm90Plan) -> list[Check]:
         }
         checks.append(replace(role_registers(plan.arch, roles), name="setmaxnreg"))
     return checks
-

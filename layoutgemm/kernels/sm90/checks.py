@@ -70,9 +70,7 @@ def pipeline_of(plan: Sm90Plan) -> Hopper:
     ring = None
     if plan.store is not None:
         part = [plan.store.rounds_of(*piece) for piece in plan.pieces(0)]
-        rounds = tuple(
-            tuple((i % plan.store.buffers, plan.store.pending(i)) for i, _ in of_block) for of_block in part
-        )
+        rounds = tuple(tuple((i % plan.store.buffers, plan.store.pending(i)) for i, _ in of_block) for of_block in part)
         ring = StoreRing(plan.store.warps, plan.store.buffers, rounds)
     return Hopper(
         stages=plan.stages,

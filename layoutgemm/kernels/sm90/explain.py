@@ -115,7 +115,8 @@ def explain_sm90(plan: Sm90Plan) -> str:
         str(plan),
         f"tiles: {rows} x {columns} of C" + f", {plan.batch} times" * (plan.batch > 1) + f", {k_tiles} along K; "
         f"{across[0]} x {across[1]} for clusters of {config.cluster[0]}x{config.cluster[1]}, in the order of "
-        f"{plan.order.schedule}" + f", K in {config.split} parts" * (config.split > 1)
+        f"{plan.order.schedule}"
+        + f", K in {config.split} parts" * (config.split > 1)
         + f", taken in rounds of {plan.dealt}" * bool(config.dealt),
         explain_operand(plan.a),
         explain_operand(plan.b),
@@ -195,5 +196,3 @@ def _explain_store(plan: Sm90Plan) -> list[str]:
             f"{plan.smem.sums_offset}"
         )
     return lines
-
-

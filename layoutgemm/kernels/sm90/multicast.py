@@ -149,5 +149,3 @@ def uneven_shares(tma: TmaPlan) -> str:
                     f"times the distance of block 1 is {place}, byte {byte}"
                 )
     return ""
-
-

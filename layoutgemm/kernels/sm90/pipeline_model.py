@@ -138,8 +138,10 @@ class Hopper:
                  for i in range(self.consumers)]  # fmt: skip
         if self.loader:
             roles.insert(0, Role("loader", self.loader, self._loader(), (Cursor("load", self.stages),), self._count(0)))
-        full = self.full_bytes if self.full_bytes is not None else self.lands[0] * self.cluster[1] + (
-            self.lands[1] * self.cluster[0]
+        full = (
+            self.full_bytes
+            if self.full_bytes is not None
+            else self.lands[0] * self.cluster[1] + (self.lands[1] * self.cluster[0])
         )
         readers = 1 if self.pingpong else self.consumers
         empty = self.empty_arrivals if self.empty_arrivals is not None else readers * WARPS * (sum(self.cluster) - 1)

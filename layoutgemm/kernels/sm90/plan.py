@@ -1,7 +1,7 @@
 """Sm90Plan: the objects of the production kernel for Hopper, derived from a problem and a configuration.
 
-    problem, Sm90Config --> wgmma atom, tiles of A and B, multicast copies, descriptors, store, order of tiles,
-                            roles and registers, shared-memory map, pipeline
+problem, Sm90Config --> wgmma atom, tiles of A and B, multicast copies, descriptors, store, order of tiles,
+                        roles and registers, shared-memory map, pipeline
 """
 
 from __future__ import annotations

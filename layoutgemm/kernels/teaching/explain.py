@@ -29,5 +29,3 @@ def explain_plan(plan: TeachingPlan) -> str:
         explain_workspace(plan),
     ]
     return "\n".join(sections)
-
-

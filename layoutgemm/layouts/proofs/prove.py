@@ -172,9 +172,7 @@ def bijective(a: Any, given: Any = ()) -> Answer:
         return at(a, env).is_bijective() if looks.at(val(a.size, env)) else None
 
     with recording() as used:
-        answer = _decide(
-            (a,), compact, not_compact, "injective onto its span", lambda: f"{a} is not bijective", facts
-        )
+        answer = _decide((a,), compact, not_compact, "injective onto its span", lambda: f"{a} is not bijective", facts)
     return _with_conditions(answer, (a,), used, why)
 
 

@@ -174,9 +174,7 @@ def _extent(layout: Layout | ComposedLayout) -> tuple[int, int]:
     return int(Layout(shape[0]).size), int(Layout(shape[1]).size)
 
 
-def packed_memory(
-    copy: CopyAtom | TiledCopy, held: Held, size: tuple[int, int], bits: int, name: str
-) -> Memory | None:
+def packed_memory(copy: CopyAtom | TiledCopy, held: Held, size: tuple[int, int], bits: int, name: str) -> Memory | None:
     """Shared memory with the elements side by side: in the order of an atom's tile, or along a thread's vector.
 
     None where the side does not name every element of the matrix.

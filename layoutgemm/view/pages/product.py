@@ -41,9 +41,7 @@ def operand_matrix(
         paints.append(holder_paint(holder, holders))
     if memory is not None:
         paints.append(bank_paint(bank_of(memory)))
-    return Matrix(
-        name, title, DIMS[name], extent, ACROSS[name], PLACES[name], holders, facts, tuple(paints), memory
-    )
+    return Matrix(name, title, DIMS[name], extent, ACROSS[name], PLACES[name], holders, facts, tuple(paints), memory)
 
 
 def product_figure(
@@ -87,9 +85,7 @@ def product_figure(
             elif source == "rmem":
                 told = _loaded(copy, tile, atom, name, size, isinstance(mma, TiledMma))
             memory = shared_memory(name, tile, told, atom.threads if isinstance(atom, Tcgen05Atom) else 1)
-        matrices.append(
-            operand_matrix(name, _words(atom, name, size, source), size, holder, holders, memory, facts)
-        )
+        matrices.append(operand_matrix(name, _words(atom, name, size, source), size, holder, holders, memory, facts))
     matrices += scale_matrices(mma, holder, sizes)
     blocks = {} if atom.scale is None else {BLOCK: ("k", atom.scale.vector)}
     what = f"{mma}" if isinstance(mma, TiledMma) else atom.ptx

@@ -149,6 +149,7 @@ def test_a_store_returns_what_a_load_brought(swizzle, element):
 
 def test_reductions_combine_whole_units_of_the_tensor():
     """An assumption, where a line ends within 16 bytes: the model must not say less than a GPU may do."""
+
     def reduced(operation, element, old, new, at=(0,), line=None):
         words = dtype(element).storage
         memory = np.array(old, dtype=words).view(np.uint8).copy()

@@ -146,6 +146,7 @@ def test_paired_lanes_take_two_phases_at_once_in_loads_only() -> None:
 
 # Tiles and their accesses ---------------------------------------------------------------------------------------------
 
+
 def tiles() -> list[SmemTile]:
     return [
         smem_tile((64, 64) if dtype(t).bits <= 32 else (32, 32), t, major, swizzle)

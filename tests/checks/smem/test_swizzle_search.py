@@ -81,9 +81,7 @@ def test_what_is_not_looked_at_has_the_effect_of_something_that_is(data: st.Data
     st.data(),
 )  # fmt: skip
 @settings(max_examples=80, deadline=None)
-def test_ranks_give_the_ways_of_affine_phases(
-    width: int, columns: list[int], base: int, data: st.DataObject
-) -> None:
+def test_ranks_give_the_ways_of_affine_phases(width: int, columns: list[int], base: int, data: st.DataObject) -> None:
     """Fact 3, at any base: 2^(rank of words - rank of banks) ways."""
     lanes = min(5, 7 - (width.bit_length() - 1))
     scaled = [column * width for column in columns[:lanes]]

@@ -73,9 +73,7 @@ def shaped(x: cute.Tensor, fixed: cute.Shape, n: Int32):
 
 @cute.jit
 def classes(config: Config, frozen: Frozen):
-    fill(config.x, config.scale * config.more + frozen.more + frozen.fixed).launch(
-        grid=[1, 1, 1], block=[32, 1, 1]
-    )
+    fill(config.x, config.scale * config.more + frozen.more + frozen.fixed).launch(grid=[1, 1, 1], block=[32, 1, 1])
 
 
 @cute.jit

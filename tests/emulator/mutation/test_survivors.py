@@ -146,10 +146,14 @@ def _longer(one: LaunchCase) -> Callable[[], Launch]:
 
 def test_an_answer_that_nothing_reads() -> None:
     """A look at an mbarrier whose answer is not used may go; one whose answer is may not."""
-    text = TEXT.replace("ret;", """
+    text = TEXT.replace(
+        "ret;",
+        """
       setp.ne.u32 %p1, %r1, 0; add.u32 %r8, %r3, 256;
       @%p1 bra OVER; mbarrier.init.shared.b64 [%r8], 1; mbarrier.arrive.shared.b64 _, [%r8];
-      mbarrier.try_wait.parity.shared.b64 %p2, [%r8], 0; OVER: ret;""", 1)
+      mbarrier.try_wait.parity.shared.b64 %p2, [%r8], 0; OVER: ret;""",
+        1,
+    )
     kernel = parse(text)[0]
 
     def launch() -> Launch:

@@ -22,7 +22,6 @@ FILE = Path(__file__).with_suffix(".json")
 NAME = re.compile(r"(?P<instruction>.*?)(?: #(?P<number>\d+))?: (?P<change>.*)")  # of the launch: no number
 
 
-
 def read() -> dict[str, Any]:
     """The content of the file."""
     found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}

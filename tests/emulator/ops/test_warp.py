@@ -139,7 +139,6 @@ def test_register_budgets_are_of_whole_warpgroups():
     assert not registers("setp.lt.u32 %p1, %r30, 128;" + two).kinds
 
 
-
 @pytest.mark.parametrize(
     "text",
     ["shfl.idx.b32 %r0, %r1, 0, 31;", "shfl.sync.rot.b32 %r0, %r1, 0, 31, -1;", "vote.all.pred %p0, %p1;",

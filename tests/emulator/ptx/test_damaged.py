@@ -107,7 +107,8 @@ BOUNDS = {
     "shared memory": (kernel("ret;", head=".shared .b8 x[999999999];\n"), "line 3: .*999999999 bytes of shared"),
     "two extents": (kernel("ret;", head=".shared .b8 x[9999][9999];\n"), "line 3: .*99980001 bytes of shared"),
     "all shared memory": (
-        kernel("".join(f".shared .b8 x{n}[16000000];" for n in range(9)) + "ret;"), "x1 ends at byte",
+        kernel("".join(f".shared .b8 x{n}[16000000];" for n in range(9)) + "ret;"),
+        "x1 ends at byte",
     ),
     "an alignment of 0": (kernel("ret;", head=".shared .align 0 .b8 x[9];\n"), "line 3: .*alignment of 0"),
     "an alignment of 3": (kernel("ret;", ".param .align 3 .b8 x[9]"), "line 3: .*alignment of 3"),

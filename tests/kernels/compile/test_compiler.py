@@ -137,9 +137,7 @@ def test_a_damaged_file_is_recompiled(
     assert derive(stages=3).compile().cached and sound.compilations == anew
 
 
-def test_an_unloadable_object_is_recompiled(
-    sound: Sound, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_unloadable_object_is_recompiled(sound: Sound, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     forget(monkeypatch, tmp_path)
     plan = derive(stages=3)
     facts = compiling.kernel_facts(plan)

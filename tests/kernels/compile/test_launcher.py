@@ -271,6 +271,7 @@ def test_a_compiler_that_hangs_stops_one_thread_alone(
 ) -> None:
     """Other threads have workers of their own; a kernel requested by several is compiled once."""
     asked, hung, go = [], threading.Event(), threading.Event()
+
     def answer(worker: Any, kernel: Kernel) -> str:
         asked.append(kernel)
         if kernel == KERNEL:

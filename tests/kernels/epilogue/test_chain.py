@@ -58,9 +58,7 @@ def test_activations_are_the_formulas() -> None:
         "relu": [max(v, 0.0) for v in x[0].tolist()],
         "relu_sq": [max(v, 0.0) ** 2 for v in x[0].tolist()],
         "gelu": [v * 0.5 * math.erfc(-v / math.sqrt(2)) for v in x[0].tolist()],
-        "gelu_tanh": [
-            0.5 * v * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3))) for v in x[0].tolist()
-        ],
+        "gelu_tanh": [0.5 * v * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3))) for v in x[0].tolist()],
         "silu": [v / (1 + math.exp(-v)) for v in x[0].tolist()],
         "tanh": [math.tanh(v) for v in x[0].tolist()],
         "sigmoid": [1 / (1 + math.exp(-v)) for v in x[0].tolist()],

@@ -56,9 +56,11 @@ def test_the_table_has_every_type_order_and_form() -> None:
     assert {(p.a.dtype.name, p.a.order, p.b.order) for p in plans} >= {
         (kind, a, b) for kind in ("bf16", "f16", "tf32", "i8", "e4m3") for a in ("row", "col") for b in ("row", "col")
     }
-    assert {p.a.load.kind for p in plans} == {"ldmatrix", "ldmatrix.trans", "words", "bytes"} == {
-        p.b.load.kind for p in plans
-    }
+    assert (
+        {p.a.load.kind for p in plans}
+        == {"ldmatrix", "ldmatrix.trans", "words", "bytes"}
+        == {p.b.load.kind for p in plans}
+    )
     assert {p.a.copy.vector for p in plans} == {1, 2, 4, 8, 16} and {p.c.dtype.name for p in plans} == {
         "bf16", "f16", "f32", "i32",
     }  # fmt: skip

@@ -119,8 +119,10 @@ REFUSED = [
     ({"batch": 2, "config": Sm80Config(persistent=True)}, "a persistent kernel multiplies one pair"),
     ({"config": Sm80Config(stmatrix=True)}, "stmatrix=True needs stmatrix, which sm_80 has not"),
     ({"arch": "sm_120a", "c": "f32", "config": Sm80Config((128, 128), stmatrix=True)}, "stmatrix stores 16-bit"),
-    ({"arch": "sm_120a", "a": "tf32:col", "b": "tf32", "config": Sm80Config((64, 64), warps=(2, 2), loads="tma")},
-     "which this kernel fills by cp.async"),
+    (
+        {"arch": "sm_120a", "a": "tf32:col", "b": "tf32", "config": Sm80Config((64, 64), warps=(2, 2), loads="tma")},
+        "which this kernel fills by cp.async",
+    ),
 ]
 
 

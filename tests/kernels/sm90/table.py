@@ -83,7 +83,9 @@ TABLE = {
     "warpgroup, three consumers": Product(400, 72, 200, small(192, 32, loader="warpgroup", snake=True, along="N")),
     "pingpong": Product(200, 100, 328, small(64, 24, loader="warp", schedule="pingpong", consumers=2), workers=1),
     "pingpong, two blocks, early": Product(
-        520, 100, 200,
+        520,
+        100,
+        200,
         small(128, 32, schedule="pingpong", loader="warpgroup", early=1, chunks=1, buffers=2, consumers=2),
     ),
     # clusters
@@ -94,16 +96,22 @@ TABLE = {
     "cluster 2x2": Product(300, 72, 136, small(64, 16, cluster=(2, 2), loader="warpgroup"), workers=1),
     "cluster 4x2, self": Product(300, 72, 136, small(64, 32, cluster=(4, 2), stages=2), workers=1),
     "cluster 4x1, quarters of 26 lines, blocks without a tile": Product(
-        300, 104, 136,
+        300,
+        104,
+        136,
         small(64, 104, cluster=(4, 1), loader="warp", overlap=True, prefetch=1, launch="tiles", along="N"),
     ),
     "cluster 1x4": Product(70, 150, 136, small(64, 40, cluster=(1, 4), loader="warp", overlap=True, launch="tiles")),
     "cluster 2x4, halves of 52 lines, blocks without a tile": Product(
-        70, 250, 136,
+        70,
+        250,
+        136,
         small(64, 104, cluster=(2, 4), loader="warp", overlap=True, prefetch=2, launch="tiles", along="N"),
     ),
     "cluster 4x2, self, half of a warpgroup's rows early": Product(
-        520, 50, 200,
+        520,
+        50,
+        200,
         small(
             256, 32, consumers=2, cluster=(4, 2), overlap=True, prefetch=2, launch="tiles", along="N", chunks=1, early=2
         ),
@@ -117,17 +125,34 @@ TABLE = {
         68, 37, 200, small(64, 32, cluster=(2, 2), loader="warp"), c="f32", batch=2
     ),
     "shares that are parts of K, fetched ahead": Product(
-        130, 75, 328,
+        130,
+        75,
+        328,
         small(64, 48, cluster=(2, 1), loader="warp", tile_k=128, overlap=True, prefetch=2, launch="tiles", along="N"),
     ),
     "all rows within one box, pingpong, columns of e4m3": Product(
-        19, 21, 328, small(64, 32, loader="warpgroup", schedule="pingpong", consumers=2), a="e4m3", b="e4m3:col",
+        19,
+        21,
+        328,
+        small(64, 32, loader="warpgroup", schedule="pingpong", consumers=2),
+        a="e4m3",
+        b="e4m3:col",
         c="e4m3:col",
     ),
     "three consumers and a warp, a block without a tile, one buffer": Product(
-        400, 45, 200,
+        400,
+        45,
+        200,
         small(
-            192, 40, loader="warp", cluster=(2, 1), chunks=1, buffers=1, overlap=True, prefetch=2, launch="tiles",
+            192,
+            40,
+            loader="warp",
+            cluster=(2, 1),
+            chunks=1,
+            buffers=1,
+            overlap=True,
+            prefetch=2,
+            launch="tiles",
             along="N",
         ),
     ),
@@ -143,9 +168,12 @@ TABLE = {
     ),
     "early, halves, one k tile, self": Product(70, 90, 60, small(64, 48, early=1), c="f32"),
     "early, halves, pingpong, columns": Product(
-        200, 150, 328,
+        200,
+        150,
+        328,
         small(64, 64, early=1, loader="warpgroup", schedule="pingpong", consumers=2, overlap=True, prefetch=1),
-        b="bf16:row", c="bf16:col",
+        b="bf16:row",
+        c="bf16:col",
     ),
     "early, halves, tf32": Product(130, 72, 200, small(64, 80, early=2), a="tf32", b="tf32:col", c="f32"),
     # one tile a block, in a grid of tiles; fetched ahead
@@ -157,9 +185,19 @@ TABLE = {
         300, 172, 200, small(64, 32, cluster=(2, 1), dealt=(((0, 1), 2),), group=2), workers=4
     ),
     "a grid of tiles along N, cluster 2x1": Product(
-        200, 200, 328,
+        200,
+        200,
+        328,
         small(
-            64, 32, overlap=True, prefetch=1, first="A", launch="tiles", along="N", cluster=(2, 1), loader="warp",
+            64,
+            32,
+            overlap=True,
+            prefetch=1,
+            first="A",
+            launch="tiles",
+            along="N",
+            cluster=(2, 1),
+            loader="warp",
             early=2,
         ),
     ),
@@ -184,7 +222,9 @@ TABLE = {
     "one tile": Product(130, 100, 200, small(128, 48, single=True, chunks=1, buffers=2)),
     "one tile, warp, launched early": Product(70, 16, 700, small(64, 16, single=True, loader="warp", overlap=True)),
     "one tile, cluster 1x2, the next kernel at its end": Product(
-        130, 100, 328,
+        130,
+        100,
+        328,
         small(
             64, 32, single=True, loader="warp", cluster=(1, 2), overlap=True, trigger="end", launch="tiles", first="B"
         ),
@@ -194,7 +234,9 @@ TABLE = {
     ),
     "K in 2 parts": Product(130, 100, 328, small(64, 32, single=True, split=2, loader="warp")),
     "K in 3 parts, columns": Product(
-        130, 90, 328,
+        130,
+        90,
+        328,
         small(64, 48, single=True, split=3, chunks=3, loader="warp", overlap=True, trigger="end", launch="tiles"),
         c="bf16:col",
     ),
@@ -207,9 +249,19 @@ TABLE = {
         130, 60, 100, small(64, 32, single=True, split=4, cluster=(2, 1), loader="warp")
     ),
     "K in 2 parts, cluster 2x2, launched early": Product(
-        200, 100, 328,
+        200,
+        100,
+        328,
         small(
-            128, 32, consumers=2, single=True, split=2, cluster=(2, 2), loader="warp", overlap=True, trigger="end",
+            128,
+            32,
+            consumers=2,
+            single=True,
+            split=2,
+            cluster=(2, 2),
+            loader="warp",
+            overlap=True,
+            trigger="end",
             launch="tiles",
         ),
     ),
@@ -233,8 +285,11 @@ TABLE = {
         200, 150, 136, small(64, 72, cluster=(2, 1), loader="warp", chunks=1, buffers=2), a="f16", b="f16:row", batch=2
     ),
     "rows of B, a span in part, a grid of tiles": Product(
-        13, 100, 328,
-        small(64, 40, rows=16, single=True, loader="warp", overlap=True, prefetch=2, launch="tiles"), b="bf16:row",
+        13,
+        100,
+        328,
+        small(64, 40, rows=16, single=True, loader="warp", overlap=True, prefetch=2, launch="tiles"),
+        b="bf16:row",
     ),
     "rows of B, four chunks of C and a span in part": Product(130, 250, 72, small(128, 120), b="bf16:row"),
     "columns of A, rows of B": Product(200, 72, 104, small(64, 64, loader="warp"), a="bf16:col", b="bf16:row"),
@@ -247,8 +302,13 @@ TABLE = {
     "e4m3 to columns of e5m2": Product(130, 40, 200, small(64, 32), a="e4m3", b="e4m3:col", c="e5m2:col"),
     "tf32": Product(200, 90, 104, small(64, 72), a="tf32", b="tf32:col", c="f32"),
     "tf32 to columns of f16, two blocks each, early": Product(
-        300, 90, 136, small(256, 40, consumers=2, early=1, cluster=(2, 1), chunks=1, buffers=2), a="tf32",
-        b="tf32:col", c="f16:col",
+        300,
+        90,
+        136,
+        small(256, 40, consumers=2, early=1, cluster=(2, 1), chunks=1, buffers=2),
+        a="tf32",
+        b="tf32:col",
+        c="f16:col",
     ),
     "tf32, pingpong": Product(
         200, 100, 140, small(64, 24, loader="warp", schedule="pingpong", consumers=2), a="tf32", b="tf32:col", workers=1
@@ -276,11 +336,21 @@ TABLE = {
     "one row, one column": Product(1, 1, 8, small(64, 8)),
     "widest": Product(300, 264, 136, Sm90Config((256, 224), cluster=(2, 1), early=1, chunks=1, buffers=2)),
     "widest, tf32": Product(
-        300, 264, 68, Sm90Config((256, 224), cluster=(2, 1), early=1, chunks=1, buffers=2), a="tf32", b="tf32:col",
+        300,
+        264,
+        68,
+        Sm90Config((256, 224), cluster=(2, 1), early=1, chunks=1, buffers=2),
+        a="tf32",
+        b="tf32:col",
         c="f32",
     ),
     "widest, i8": Product(
-        300, 264, 272, Sm90Config((256, 224), cluster=(2, 1), early=1, chunks=1, buffers=2), a="i8", b="i8:col",
+        300,
+        264,
+        272,
+        Sm90Config((256, 224), cluster=(2, 1), early=1, chunks=1, buffers=2),
+        a="i8",
+        b="i8:col",
         c="i32",
     ),
 }

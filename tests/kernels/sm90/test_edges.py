@@ -21,7 +21,7 @@ def plan(m: int, n: int, k: int = 72, **given: Any) -> Any:
 
 
 def outcome(made: Any) -> str:
-    """"" where the executor gives the product, else what is wrong."""
+    """ "" where the executor gives the product, else what is wrong."""
     rng = np.random.default_rng(1)
     a = rng.integers(-3, 4, (made.m, made.k)).astype(np.float32)
     b = rng.integers(-3, 4, (made.k, made.n)).astype(np.float32)
@@ -90,4 +90,3 @@ def test_wrong_plans_are_found(cluster: tuple[int, int]) -> None:
 def test_it_is_explained() -> None:
     text = plan(408, 40).explain()
     assert "A's boxes end with its rows: of 408 the last box has 24 of 64, by a tensor map of its own" in text
-

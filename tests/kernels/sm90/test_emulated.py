@@ -107,6 +107,7 @@ def test_a_kernel_takes_the_tiles_that_it_is_dealt(monkeypatch: pytest.MonkeyPat
 
 # ----------------------------------------------------------------------------------------------- what the compiler made
 
+
 @pytest.mark.parametrize(("trigger", "words"), [("start", ["launch_dependents", "wait"]), ("end", ["wait"])])
 def test_when_the_next_kernel_may_come(trigger: str, words: list[str]) -> None:
     """A block that says nothing lets it come when it ends; either way nothing is read before the wait."""

@@ -216,9 +216,7 @@ def test_a_bias_of_each_group() -> None:
     )  # fmt: skip
     bias = np.arange(groups * N, dtype=np.float32).reshape(groups, N)
     three = np.concatenate([b, 2 * b, -b])
-    want = np.concatenate(
-        [a[first:end] @ three[e] + bias[e] for e, (first, end) in enumerate(pairwise(offsets))]
-    )
+    want = np.concatenate([a[first:end] @ three[e] + bias[e] for e, (first, end) in enumerate(pairwise(offsets))])
     lying = [global_matrix(op, x, [], True) for op, x in ((plan.a, a), (plan.b, three))]
     words = (bias, N, offsets, *[0] * 13)
     found, done = emulate_plan(plan, lying[0], lying[1], progress=False, given=words)

@@ -163,9 +163,7 @@ def test_a_promotion_that_does_not_wait_is_refuted() -> None:
 
 
 def test_an_epilogue_comes_after_it() -> None:
-    plan = Sm90Plan.derive(
-        M, N, K, a="e4m3", b="e4m3:col", config=SMALL, mainloop=scaled(), epilogue=Epilogue(Bias())
-    )
+    plan = Sm90Plan.derive(M, N, K, a="e4m3", b="e4m3:col", config=SMALL, mainloop=scaled(), epilogue=Epilogue(Bias()))
     assert plan.words == ("bias", "bias_batch", *scaled().words)
     plan.check().require()
 

@@ -236,7 +236,7 @@ def test_keyboard_alone(show):
     page.page.keyboard.press("ArrowRight")  # in shared memory: the next byte pair of the line
     assert page.told().startswith("A (0, 1)") and "byte offset\n2\n" in page.told()
     page.page.keyboard.press("ArrowDown")
-    (row, k), = np.argwhere(np.asarray(A.byte(*np.indices(A.extent))) == 130).tolist()
+    ((row, k),) = np.argwhere(np.asarray(A.byte(*np.indices(A.extent))) == 130).tolist()
     assert page.told().startswith(f"A ({row}, {k})")
 
 

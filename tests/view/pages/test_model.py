@@ -198,7 +198,7 @@ def test_tensor_memory():
     html = atom.html(a=half, b=smem_tile((32, 64), "bf16", "K"))
     shown, a = Shown(html, "C"), Shown(html, "A")
     assert shown.extent == (256, 64) and data_of(html)["holder"]["name"] == "lane"
-    (lane, column), = shown.layers()
+    ((lane, column),) = shown.layers()
     place = atom.accumulator.layout
     for row, n in ((0, 0), (5, 9), (127, 63), (128, 0), (200, 33)):
         at = place(row % 128, n, 0)
@@ -233,7 +233,7 @@ def test_coordinates_and_thread_values():
 def test_hopper_deals_out_its_rows():
     plan = Sm90Plan.derive(512, 512, 512, b="bf16:col", config=Sm90Config((256, 96), cluster=(2, 1)))
     shown = Shown(plan.html(), "C")
-    (thread, value), = shown.layers()
+    ((thread, value),) = shown.layers()
     owner = plan.mma.owner("C")
     for row, column in ((0, 0), (70, 17), (130, 50), (255, 95)):
         t, v = (int(x) for x in owner(row % 64, column))
@@ -249,7 +249,7 @@ def test_ampere_deals_out_its_products(types):
     """C against the plan's own store, A and B against the bytes that its loads take."""
     plan = Sm80Plan.derive(256, 256, 256, a=types[0], b=types[1], config=Sm80Config((64, 64), warps=(2, 2)))
     html = plan.html()
-    (thread, value), = Shown(html, "C").layers()
+    ((thread, value),) = Shown(html, "C").layers()
     per = plan.mma.accumulator_registers
     for row, column in ((0, 0), (9, 3), (37, 41), (63, 63), (40, 18)):
         t, v = int(thread[row, column]), int(value[row, column])

@@ -54,7 +54,7 @@ def test_a_copy_is_held_as_its_maps_say(atom):
 
 def test_a_register_and_the_byte_that_comes_there():
     shown = Shown(ldmatrix(4).html(), "destination")
-    (thread, value), = shown.layers()
+    ((thread, value),) = shown.layers()
     assert shown.spec["holders"]["labels"][value[17, 5]] == "5: register 2, bits 16-31" and thread[17, 5] == 6
 
 
@@ -123,7 +123,7 @@ def test_lanes_that_meet_are_those_of_the_report():
         for name, expected in zip(("before", "after"), ways, strict=True):
             shown = Shown(html, name)
             rivals, bank, byte = shown.table(shown.spec["rivals"]), shown.fact("bank"), shown.fact("byte offset")
-            (access, _), = shown.layers()
+            ((access, _),) = shown.layers()
             found = {1}
             for group in set(rivals[rivals >= 0].tolist()):
                 mine = rivals == group

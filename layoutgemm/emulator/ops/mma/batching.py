@@ -137,4 +137,3 @@ def instructions_in_a_row(program: Program, first: PtxInstruction) -> list[PtxIn
         found.append(ins)
         written |= program.writes[ins.pc]
     return found
-

@@ -117,6 +117,4 @@ class Sm100Epilogue:
         pairs = [bridge.convert_pair(values[v], values[v + 1], dtype) for v in range(0, len(values), 2)]
         if dtype.bits == 16:
             return pairs
-        return [
-            Int32(low) & 0xFFFF | Int32(high) << 16 for low, high in zip(pairs[::2], pairs[1::2], strict=True)
-        ]
+        return [Int32(low) & 0xFFFF | Int32(high) << 16 for low, high in zip(pairs[::2], pairs[1::2], strict=True)]

@@ -206,9 +206,7 @@ class Copies(ampere.Held):
 
     held = ("anchors", "bases", "rooms", "others")
 
-    def __init__(
-        self, operand: Any, first: int, thread: Any, matrix: Any, pitch: Any, start: Any, extent: Any, k: Any
-    ):
+    def __init__(self, operand: Any, first: int, thread: Any, matrix: Any, pitch: Any, start: Any, extent: Any, k: Any):
         """Addresses of the thread's vectors at K = 0.
 
         first   byte of the tile in a stage;   matrix, pitch   global address, and elements from line to line
@@ -226,9 +224,7 @@ class Copies(ampere.Held):
         step = Int64(operand.smem.extent[1] * size) if self.by_k else operand.smem.extent[1] * size * pitch
         self.others = [depth, step, mn, matrix, pitch, extent]
         self.anchors, self.rooms = self.lines(start)
-        self.bases = [
-            first + operand.smem.byte(*copy.coordinates(thread, *index)) for index in copy.places.bases
-        ]
+        self.bases = [first + operand.smem.byte(*copy.coordinates(thread, *index)) for index in copy.places.bases]
 
     def lines(self, start: Any) -> tuple[list[Any], list[Any]]:
         """For a tile that begins at index `start` along M or N: addresses of the thread's lines at K = 0, and, where K

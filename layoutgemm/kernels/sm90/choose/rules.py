@@ -170,7 +170,13 @@ def choose(
 
 
 def likeliest(
-    m: int, n: int, k: int, b_major: str = "K", *, batch: int = 1, multiprocessors: int | Places = 132,
+    m: int,
+    n: int,
+    k: int,
+    b_major: str = "K",
+    *,
+    batch: int = 1,
+    multiprocessors: int | Places = 132,
     matrices: bool = False,
 ) -> list[Estimate]:
     """What more than 64 rows of 16-bit elements would take, operands in their places or swapped, or in parts of K; the

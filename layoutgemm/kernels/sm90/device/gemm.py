@@ -372,9 +372,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         if const_expr(plan.store is not None):
             bridge.wait_stores_read(0)
 
-    def store_piece(
-        self, job: Any, maps: Any, accumulators: Any, at: Any, origin: Any, number: int, part: int
-    ) -> None:
+    def store_piece(self, job: Any, maps: Any, accumulators: Any, at: Any, origin: Any, number: int, part: int) -> None:
         """Store the piece of that number, of the block of the cluster that has this part of K."""
         block, columns = self.plan.pieces(part)[number]
         self.epilogue.store(job, maps[2], accumulators[block], at, origin, block, columns)

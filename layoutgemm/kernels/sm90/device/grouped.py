@@ -1,11 +1,11 @@
 """Kernels over a ragged batch: the table of groups, made at the start, and what a tile's number means. See sm90_ragged.
 
-    step                          threads     does
-    --------------------------    --------    --------------------------------------------------------------------------
-    starts                        all         entry e: offsets[e] from global memory, the last one beyond the last group
-    barrier 0                     all
-    first                         all         entry e: the sum of the tiles of the groups before e
-    barrier 0                     all         from here on both tables are only read
+step                          threads     does
+--------------------------    --------    --------------------------------------------------------------------------
+starts                        all         entry e: offsets[e] from global memory, the last one beyond the last group
+barrier 0                     all
+first                         all         entry e: the sum of the tiles of the groups before e
+barrier 0                     all         from here on both tables are only read
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ class RaggedTiles:
 
     def most_tiles(self, m: Any, n: Any, batch: Any) -> Any:
         """Tiles of clusters, at most: each group may end with a part of one."""
-        rows, columns = self.plan.order.clusters((tile_count(m, self.plan.tile_c[0]), 1))[0], tile_count(
-            n, self.plan.tile_c[1]
+        rows, columns = (
+            self.plan.order.clusters((tile_count(m, self.plan.tile_c[0]), 1))[0],
+            tile_count(n, self.plan.tile_c[1]),
         )
         return (rows + batch) * self.plan.order.clusters((1, columns))[1]
 

@@ -1,14 +1,14 @@
 """The loader of a Hopper kernel: one warp that waits for free stages, and issues this block's share of the copies.
 
-    step           when                       does
-    -----------    -----------------------    -------------------------------------------------------------------------
-    init_barriers  at the start, by one       sets up full[s] and empty[s]; and the barrier of partial sums, which
-                   thread                     expects all that other blocks will send
-    fetch_ahead    before the kernel          first k tiles into L2: nobody sees them there, so that kernel may still
-                   before this has ended      write them; later copies find what it wrote
-    load_next      for each k tile            waits for empty[s], arms full[s], issues the copies
-    drain          at the end, where blocks   waits for every empty[s] once more: no block sends to this one, or arrives
-                   share loads                at its barriers, after that
+step           when                       does
+-----------    -----------------------    -------------------------------------------------------------------------
+init_barriers  at the start, by one       sets up full[s] and empty[s]; and the barrier of partial sums, which
+               thread                     expects all that other blocks will send
+fetch_ahead    before the kernel          first k tiles into L2: nobody sees them there, so that kernel may still
+               before this has ended      write them; later copies find what it wrote
+load_next      for each k tile            waits for empty[s], arms full[s], issues the copies
+drain          at the end, where blocks   waits for every empty[s] once more: no block sends to this one, or arrives
+               share loads                at its barriers, after that
 """
 
 from __future__ import annotations

@@ -96,10 +96,10 @@ class TileTables(bridge.Carried):
         places = [start + Int64(k_block) * step for start, step in zip(self.starts, self.steps, strict=True)]
         return {key: load_value(place, f32) for key, place in zip(self.keys, places, strict=True)}
 
-    def element(self, numbers: dict[Any, Any], block: int, v: int, total: Any) -> Element:
+    def element(self, numbers: dict[Any, Any], block: int, v: int, total: Any) -> PromotedElement:
         """What the promotion of one element reads."""
         values = {table.name: numbers[key_of(self.plan, table, block, v)] for table in self.plan.mainloop.tables}
-        return Element({TOTAL: total, **values})
+        return PromotedElement({TOTAL: total, **values})
 
 
 def _start(plan: Any, job: Any, place: tuple[Any, Any, Any], thread: Any, of: tuple[Any, int, int]) -> Any:
@@ -115,7 +115,7 @@ def _start(plan: Any, job: Any, place: tuple[Any, Any, Any], thread: Any, of: tu
     return getattr(job.given, table.name) + offset * f32.bytes
 
 
-class Element:
+class PromotedElement:
     """One element, as an expression reads it."""
 
     math = ElementMath(exact=True)

@@ -258,6 +258,7 @@ def test_unknown_forms_are_refused_with_their_line(text, says):
     with pytest.raises(PtxError, match=rf"PTX line \d+: .*{says}"):
         go(text)
 
+
 NEIGHBOURS = """
 mov.u32 %r30, %tid.x; shr.u32 %r31, %r30, 5; mov.u32 %r29, smem; mov.u32 %r20, fixed; setp.eq.u32 %p0, %r30, 0;
 and.b32 %r28, %r30, 31; setp.eq.u32 %p1, %r28, 0; mov.u32 %r24, 0;

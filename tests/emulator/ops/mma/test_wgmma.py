@@ -190,9 +190,9 @@ def test_products_of_one_accumulator_run_in_order(policy):
     case = Case(wgmma(16, "f16"))
     one = mma(case)
     drops = "  setp.ne.u32 %add, 0, 0;\n" + one + "  setp.eq.u32 %add, 0, 0;\n"
-    text = case.text.replace(
-        one, one + drops + "  wgmma.commit_group.sync.aligned;\n" + one
-    ).replace("wait_group.sync.aligned 0", "wait_group.sync.aligned 1;\n  wgmma.wait_group.sync.aligned 0")
+    text = case.text.replace(one, one + drops + "  wgmma.commit_group.sync.aligned;\n" + one).replace(
+        "wait_group.sync.aligned 0", "wait_group.sync.aligned 1;\n  wgmma.wait_group.sync.aligned 0"
+    )
     found = case.run(text, policy)
     m = case.matrices
     product = values.multiply(case.atom, m["A"], m["B"], 0 * m["C"])[0, 0]
