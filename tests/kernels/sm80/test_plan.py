@@ -115,9 +115,9 @@ REFUSED = [
     ({"config": Sm80Config(warps=(8, 8), tile=(128, 256))}, "threads"),
     ({"config": Sm80Config(tile=(160, 256))}, "lines do not divide the tile"),
     ({"config": Sm80Config(align=(1, 16, 16))}, "a is bf16, aligned to 2"),
-    ({"config": Sm80Config(loads="tma")}, "loads='tma' needs cp.async.bulk.tensor, which sm_80 has not"),
+    ({"config": Sm80Config(loads="tma")}, "loads='tma' needs cp.async.bulk.tensor, which sm_80 lacks"),
     ({"batch": 2, "config": Sm80Config(persistent=True)}, "a persistent kernel multiplies one pair"),
-    ({"config": Sm80Config(stmatrix=True)}, "stmatrix=True needs stmatrix, which sm_80 has not"),
+    ({"config": Sm80Config(stmatrix=True)}, "stmatrix=True needs stmatrix, which sm_80 lacks"),
     ({"arch": "sm_120a", "c": "f32", "config": Sm80Config((128, 128), stmatrix=True)}, "stmatrix stores 16-bit"),
     (
         {"arch": "sm_120a", "a": "tf32:col", "b": "tf32", "config": Sm80Config((64, 64), warps=(2, 2), loads="tma")},

@@ -68,7 +68,7 @@ BAD = [
     ({"m": 64.0}, "m of TeachingPlan.derive must be an integer, not 64.0"),
     ({"m": True}, "m of TeachingPlan.derive must be an integer, not True"),
     ({"m": 2**31 - 1, "n": 2**31 - 1}, "a grid holds 2**31 - 1 blocks"),
-    ({"arch": "sm_80", "config": TeachingConfig()}, "this kernel needs wgmma, which sm_80 has not"),
+    ({"arch": "sm_80", "config": TeachingConfig()}, "this kernel needs wgmma, which sm_80 lacks"),
     ({"arch": "sm_91"}, "do you mean sm_90a"),
     ({"a": "bf16", "b": "f16"}, "both bf16 or both f16"),
     ({"a": "f32"}, "both bf16 or both f16; got A f32"),
