@@ -11,7 +11,7 @@ from typing import Any
 
 from ..arguments import DEPTH, as_int
 from ..errors import LayoutError
-from .int_tuple import BEYOND, SYMBOLS_SEEN, leaves, show, too_deep, transform
+from .int_tuple import BEYOND, SHARED, SYMBOLS_SEEN, check_entries, leaves, show, too_deep, transform
 from .symbols.dims import entry, is_sympy
 from .symbols.polynomial import P
 
@@ -133,6 +133,8 @@ def _as_stride(x: Any, depth: int = 0) -> Any:
     if isinstance(x, (tuple, list)):
         if depth >= DEPTH:
             raise too_deep("a stride")
+        if depth == SHARED:
+            check_entries(x, "a stride")
         return tuple([y if y.__class__ is int and -BEYOND < y < BEYOND else _as_stride(y, depth + 1) for y in x])
     if x.__class__ is P or is_sympy(x):
         SYMBOLS_SEEN[0] += 1

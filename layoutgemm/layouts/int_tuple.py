@@ -191,6 +191,8 @@ def as_nested(x: Any, what: str, entry: Callable[[Any, str], Any], level: int = 
     if isinstance(x, (tuple, list)):
         if level >= DEPTH:
             raise too_deep(what)
+        if level == SHARED:
+            check_entries(x, what)
         return tuple([as_nested(y, what, entry, level + 1) for y in x])
     return entry(x, what)
 
@@ -233,11 +235,31 @@ def as_shape(x: Any, depth: int = 0) -> Any:
     if x.__class__ is tuple or isinstance(x, (tuple, list)):
         if depth >= DEPTH:
             raise too_deep("a shape")
+        if depth == SHARED:
+            check_entries(x, "a shape")
         return tuple([y if y.__class__ is int and 0 < y < BEYOND else as_shape(y, depth + 1) for y in x])
     if x.__class__ is P or is_sympy(x):
         SYMBOLS_SEEN[0] += 1
         return extent(entry(x))
     return as_shape(as_int(x, "a layout's extent"))
+
+
+SHARED = 2  # tuples around one that is counted: fewer hold no more entries than were written
+MOST_ENTRIES = 1 << 20
+
+
+def check_entries(x: Any, what: str) -> None:
+    """Raise LayoutError for a nest of more than MOST_ENTRIES: its tuples may stand in it many times over."""
+    if (count := _count(x, {}, DEPTH)) > MOST_ENTRIES:
+        raise LayoutError(f"{what} must have at most {MOST_ENTRIES} entries, not {shown(count)}")
+
+
+def _count(x: Any, known: dict[int, int], left: int) -> int:
+    if not isinstance(x, (tuple, list)) or not left:
+        return 1
+    if id(x) not in known:
+        known[id(x)] = sum([_count(y, known, left - 1) for y in x])
+    return known[id(x)]
 
 
 def too_deep(what: str) -> LayoutError:

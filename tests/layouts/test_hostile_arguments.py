@@ -378,3 +378,15 @@ def test_a_counterexample_that_refutes_nothing_is_refused_by_the_library() -> No
     for wrong in (((0, 1), 4, 4), (0, None, None), (nested(3000), 4, 4), (0, 10**5000, 10**5000)):
         with pytest.raises(LayoutError):
             CounterExample(*wrong)
+
+
+def test_nests_that_share_their_parts_are_counted_before_they_are_walked() -> None:
+    nest: Any = (4,)
+    for _ in range(40):
+        nest = (nest, nest)
+    product, size = functions.product, functions.size
+    for call in (lambda: Layout(nest), lambda: Layout((4, 8)).compose(nest), lambda: product(nest), lambda: size(nest)):
+        with pytest.raises(LayoutError, match="must have at most 1048576 entries"):
+            call()
+    with pytest.raises(LayoutError, match=r"entries|congruent"):
+        Layout((4, 8), nest)
