@@ -77,15 +77,15 @@ class Server:
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("program_server.py")), *IMPORTED],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip
 
     def run(self, path: Path, cwd: Path, limit_s: float = LIMIT_S) -> str | None:
         """Runs a program; None if it passed, else what went wrong."""
         assert self.process.stdin is not None and self.process.stdout is not None
         output, errors = cwd / "program's output", cwd / "program's output.err"
-        self.process.stdin.write(json.dumps([str(path), str(cwd), str(output)]) + "\n")
-        self.process.stdin.flush()
+        self.process.stdin.write(json.dumps([str(path), str(cwd), str(output)]).encode() + b"\n")
+        # Unbuffered: a buffer would take both lines of a fast program at once, and `select` would see none.
         child = int(self.process.stdout.readline())
         late = not select.select([self.process.stdout], [], [], limit_s)[0]
         if late:

@@ -54,7 +54,7 @@ class SassInstruction:
     def base(self) -> str:
         """The opcode without modifiers.
 
-        >>> Instruction(0xA60, "", "HGMMA.64x64x16.F32.BF16", "R24, gdesc[UR12].tnspB, R24, UP0").base
+        >>> SassInstruction(0xA60, "", "HGMMA.64x64x16.F32.BF16", "R24, gdesc[UR12].tnspB, R24, UP0").base
         'HGMMA'
         """
         return self.opcode.partition(".")[0]
