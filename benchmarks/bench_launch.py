@@ -1,4 +1,4 @@
-"""Host cost of a call: layoutgemm.matmul beside torch.matmul, for a product of negligible GPU time.
+"""Host cost of a call, beside torch's, for products of negligible GPU time.
 
     python benchmarks/bench_launch.py --json launch.json
 
@@ -48,6 +48,39 @@ def measure(
     return samples
 
 
+def recorded(n: int) -> dict[str, Callable[[], object]]:
+    """Products with gradients: the forward pass, and both passes with a dense gradient."""
+    import torch
+
+    from layoutgemm import matmul
+
+    a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    grad = torch.randn(n, n, device="cuda", dtype=torch.bfloat16)
+    return {
+        "torch.matmul, recorded": lambda: torch.matmul(a, b),
+        "layoutgemm.matmul, recorded": lambda: matmul(a, b),
+        "torch.matmul, both passes": lambda: torch.autograd.grad(torch.matmul(a, b), (a, b), grad),
+        "layoutgemm.matmul, both passes": lambda: torch.autograd.grad(matmul(a, b), (a, b), grad),
+    }
+
+
+def variants(n: int) -> dict[str, Callable[[], object]]:
+    """A block-scaled product and a grouped one, of sizes in whole blocks of 128."""
+    import torch
+
+    from layoutgemm import grouped_matmul, scaled_matmul
+
+    n = -(-n // 128) * 128
+    a, b = (torch.randn(n, n, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
+    scale_a, scale_b = (torch.rand(rows, n // 128, device="cuda") for rows in (n, n // 128))
+    x, experts = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((n, n), (4, n, n)))
+    offsets = torch.arange(5, device="cuda", dtype=torch.int32) * (n // 4)
+    return {
+        "layoutgemm.scaled_matmul": lambda: scaled_matmul(a, scale_a, b.T, scale_b),
+        "layoutgemm.grouped_matmul": lambda: grouped_matmul(x, experts, offsets),
+    }
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; exits 1 for a wrong product, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -95,6 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "part: the output's memory": lambda: empty_on_gpu(ready.shape, ready.strides, ready.kind),
         "part: the launch": lambda: ready.launch(*pointers, stream),
     }
+    contenders |= recorded(n) | variants(n)
     samples = measure(contenders, torch.cuda.synchronize, options.rounds, options.calls)
     medians = {name: statistics.median(values) for name, values in samples.items()}
     facts = machine.facts()

@@ -79,11 +79,15 @@ def refusal(x: Any, what: str, wanted: str) -> str:
     'n of wgmma must be an integer, not 4.0 (float)'
     """
     said = shown(x)
-    if is_int(x) and said.startswith("an integer"):
-        return f"{what} must be an integer of at most {MAX_BITS} bits, not {said.removeprefix('an integer of ')}"
-    kind = "" if said == f"a {type(x).__name__}" else f" ({type(x).__name__})"
+    if _bits(x) > MAX_BITS and wanted.startswith("an integer"):
+        return f"{what} must be an integer of at most {MAX_BITS} bits, not {_bits(x)} bits"
+    kind = "" if said in (f"a {type(x).__name__}", f"an integer of {_bits(x)} bits") else f" ({type(x).__name__})"
     notation = f"; CuTe's notation is read by parse({said})" if isinstance(x, str) and ":" in x else ""
     return f"{what} must be {wanted}, not {said}{kind}{notation}"
+
+
+def _bits(x: Any) -> int:
+    return int(x).bit_length() if is_int(x) else 0
 
 
 def as_int(
@@ -206,18 +210,14 @@ def _int_tuple(x: Any, level: int = 0) -> Any:
     return _int(x) if is_int(x) or x is None or isinstance(x, (bool, float, complex, str, bytes, dict, set)) else x
 
 
-def _entries(entry: _AnnotationReader | None, count: int | None) -> Callable[[Any], Any]:
-    """A reader of a tuple, list or range of `count` entries; None: any number."""
+def _entries(entry: _AnnotationReader | None) -> Callable[[Any], Any]:
+    """A reader of a tuple, list or range of any length."""
 
     def read(x: Any) -> Any:
-        if not isinstance(x, (tuple, list, range)) or (count is not None and len(x) != count):
+        if not isinstance(x, (tuple, list, range)):
             return _REFUSED
-        if entry is None:
-            return tuple(x)
-        parts = [entry.read(y) for y in x]
-        if any(y is _REFUSED for y in parts):
-            return _REFUSED
-        return tuple(parts)
+        parts = x if entry is None else [entry.read(y) for y in x]
+        return _REFUSED if any(y is _REFUSED for y in parts) else tuple(parts)
 
     return read
 
@@ -303,7 +303,7 @@ def _reader(hint: Any) -> _AnnotationReader | None:
         entry = _reader(parameters[0])
         if origin is not tuple and entry is None:
             return None  # any sequence of anything, an array too
-        return _AnnotationReader(_entries(entry, None), f"a tuple of {_plural(entry.wanted) if entry else 'entries'}")
+        return _AnnotationReader(_entries(entry), f"a tuple of {_plural(entry.wanted) if entry else 'entries'}")
     if origin in (dict, Mapping):
         value = _reader(parameters[1])
         return _AnnotationReader(_mapping(value), f"a dict of {_plural(value.wanted)}" if value else "a dict")
@@ -349,7 +349,7 @@ class _Names(dict[str, Any]):
         self.update(module)
 
     def __missing__(self, name: str) -> Any:
-        return Any if name in _READ_ELSEWHERE or name == "npt" or name == "np" else _NamedClass(name, (), {})
+        return _NamedClass(name, (), {})
 
 
 def _resolved(annotation: Any, names: Mapping[str, Any]) -> Any:

@@ -212,6 +212,8 @@ def test_the_common_message() -> None:
         (lambda: Sm90Config(tile=(128, None)), "tile of Sm90Config must be 2 integers, not (128, None) (tuple)"),
         (lambda: MMA.get_slice(None), "thread of TiledMma.get_slice must be an integer, not None (NoneType)"),
         (lambda: ldmatrix(4, transpose=1), "transpose of ldmatrix must be True or False, not 1 (int)"),
+        (lambda: mma_sync(10**99), "shape of mma_sync must be 3 integers or a string, not an integer of 329 bits"),
+        (lambda: ldmatrix(4, 10**5000), "form of ldmatrix must be a string, not an integer of 16610 bits"),
         (lambda: ldmatrix(10**5000), "count of ldmatrix must be an integer of at most 4096 bits, not 16610 bits"),
     ):  # fmt: skip
         with pytest.raises(LayoutError) as error:

@@ -111,7 +111,7 @@ def _distance(have: Any, want: Any) -> Distance:
 
 
 def _is_moderate(plan: Any) -> bool:
-    """Whether the other checks of a plan that has no derived one beside it count to moderate numbers only."""
+    """True if the checks of a plan without a derived one count to moderate numbers."""
     try:
         chosen = {field.name: getattr(plan, field.name) for field in fields(plan) if field.name not in _SIZES}
         numbers = _NUMBER.findall(json.dumps(facts_of(chosen, _function)))

@@ -6,20 +6,19 @@ elsewhere. The teaching kernel is asked for by its name, `TeachingPlan.derive`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
-from ..arch import Arch, ArchName
+from ..arch import ArchName
 from ..arch import arch as arch_named
 from ..arguments import checked
-from ..errors import PlanError
+from ..errors import LayoutError, PlanError
 from .derive import Given, Operand
 from .epilogue.chain import Epilogue
 from .plan import GemmPlan
 from .sm80.choose import choose_sm80
 from .sm80.plan import Sm80Config, Sm80Plan
-from .sm90.choose.rules import choose
+from .sm90.choose.rules import NEXT, SPARE, choose, likeliest, nearest, of_estimate
 from .sm90.gated import Gated
 from .sm90.plan import Sm90Config, Sm90Plan
 from .sm90.types import operands
@@ -43,7 +42,7 @@ def plan(
     epilogue: Epilogue | None = None,
     gated: Gated | str | None = None,
 ) -> GemmPlan:
-    """The plan of the production kernel for C[m, n] = A[m, k] @ B[k, n] on an architecture.
+    """The production kernel's plan for C[m, n] = A[m, k] @ B[k, n].
 
     m, n, k   any positive sizes, in elements; `batch` of them
     arch      "sm_90a", "sm90", "hopper", (9, 0), ...; None: that of `config`, or sm_90a
@@ -64,61 +63,53 @@ def plan(
     ['Sm80Plan', 'Sm90Plan', 'Sm100Plan', 'Sm80Plan']
     """
     target = arch_named(_OF_CONFIG[type(config)] if arch is None else arch)
-    derive, kind = _KERNELS["sm_80" if isinstance(config, Sm80Config) else target.name]
+    kind = Sm80Config if isinstance(config, Sm80Config) else _CONFIGS[target.name]
     if config is not None and not isinstance(config, kind):
         given = type(config).__name__
         raise PlanError(f"config is a {given}, and the kernel of {target.name} takes a {kind.__name__}")
-    return derive(target, config, (m, n, k, batch), (a, b, c), epilogue, Gated.of(gated))
+    chosen: Any = config  # of the kernel's own kind
+    gates = Gated.of(gated)
+    if kind is Sm90Config:
+        refused: LayoutError | None = None
+        for each in (chosen,) if chosen else _for_hopper(m, n, k, batch, a, b, c, gates):
+            try:
+                return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=each, epilogue=epilogue, gated=gates)
+            except LayoutError as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused
+    if gates is not None:
+        raise PlanError(f"gated = {gated}: the kernel of {target.name} has no gated products")
+    if kind is Sm100Config:
+        return Sm100Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=chosen, epilogue=epilogue)
+    if epilogue is not None:
+        raise PlanError(f"epilogue = {epilogue}: the kernel of {target.name} has no epilogues")
+    if chosen is None and Operand.parse(a).dtype.bits == 16:
+        chosen, _ = choose_sm80(m, n, k, target)
+    return Sm80Plan.derive(m, n, k, batch=batch, arch=target, a=a, b=b, c=c, config=chosen)
 
 
-_Operands = tuple[Given, Given | None, Given | None]
-_Sizes = tuple[int, int, int, int]
+def _for_hopper(
+    m: int, n: int, k: int, batch: int, a: Given, b: Given | None, c: Given | None, gated: Gated | None
+) -> Iterator[Sm90Config]:
+    """Configurations for sm_90a with the operands in their places, the rule's choice first.
+
+    The others are for operands of which no plan of the first can be derived: a column-major A, a wide C.
+    """
+    first, second, _ = operands(a, b, c)
+    major = "K" if second.order == "col" else "MN"
+    choice, why = choose(m, n, k, batch=batch, a=first.dtype, b_major=major, gated=gated, in_place=True)
+    # Rows are left out of the copies only where K is contiguous in A.
+    yield from [found.config for found, _ in nearest(choice, why, first.order == "row")]
+    if gated is None and m > 64 and first.dtype.bits == 16:
+        for estimate in likeliest(m, n, k, major, batch=batch)[:NEXT]:
+            if not estimate.swapped:
+                choice, why = of_estimate(estimate, m, n, k, major, batch=batch)
+                yield from [found.config for found, _ in nearest(choice, why, True)]
+    yield from SPARE
 
 
-def _sm80(
-    target: Arch, config: Any, sizes: _Sizes, types: _Operands, epilogue: Epilogue | None, gated: Gated | None
-) -> GemmPlan:
-    _refuse(target, epilogue=epilogue, gated=gated)
-    m, n, k, batch = sizes
-    a, b, c = types
-    if config is None and Operand.parse(a).dtype.bits == 16:
-        config, _ = choose_sm80(m, n, k, target)
-    return Sm80Plan.derive(m, n, k, batch=batch, arch=target, a=a, b=b, c=c, config=config)
-
-
-def _sm90(
-    target: Arch, config: Any, sizes: _Sizes, types: _Operands, epilogue: Epilogue | None, gated: Gated | None
-) -> GemmPlan:
-    m, n, k, batch = sizes
-    a, b, c = types
-    if config is None:
-        first, second, _ = operands(a, b, c)
-        major = "K" if second.order == "col" else "MN"
-        choice, _ = choose(m, n, k, batch=batch, a=first.dtype, b_major=major, gated=gated, in_place=True)
-        # Rows are left out of the copies only where K is contiguous in A.
-        config = choice.config if first.order == "row" else replace(choice.config, rows=None)
-    return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config, epilogue=epilogue, gated=gated)
-
-
-def _sm100(
-    target: Arch, config: Any, sizes: _Sizes, types: _Operands, epilogue: Epilogue | None, gated: Gated | None
-) -> GemmPlan:
-    _refuse(target, gated=gated)
-    m, n, k, batch = sizes
-    a, b, c = types
-    return Sm100Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config, epilogue=epilogue)
-
-
-def _refuse(target: Arch, **given: Any) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise PlanError(f"{name} = {value}: the kernel of {target.name} has none")
-
-
-_KERNELS: dict[str, tuple[Callable[..., GemmPlan], type]] = {
-    "sm_80": (_sm80, Sm80Config),
-    "sm_90a": (_sm90, Sm90Config),
-    "sm_100a": (_sm100, Sm100Config),
-    "sm_120a": (_sm80, Sm80Config),
-}
+_CONFIGS: dict[str, type[Config]] = {
+    "sm_80": Sm80Config, "sm_90a": Sm90Config, "sm_100a": Sm100Config, "sm_120a": Sm80Config,
+}  # fmt: skip
 _OF_CONFIG = {type(None): "sm_90a", Sm80Config: "sm_80", Sm90Config: "sm_90a", Sm100Config: "sm_100a"}

@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Registry:
-    """A function by the type of its first argument, whose files load when it is called.
+    """A function by the type of its argument; its files load at the first call.
 
     what   what the function gives, for the refusal of a type that has none
     home   the module that registers the functions; a class whose own come from another names it in `attribute`

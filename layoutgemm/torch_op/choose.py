@@ -17,12 +17,10 @@ from ..errors import LayoutError, OperandError
 from ..kernels.compile.worker import Kernel, plan_of
 from ..kernels.plan import MAX_TILES
 from ..kernels.sm80.choose import Sm80Choice, by_lines
-from ..kernels.sm90.choose.rules import Sm90Choice, choose, likeliest, of_estimate
-from ..kernels.sm90.config import MAX_GRID_Y, Sm90Config, check_rows
+from ..kernels.sm90.choose.rules import NEXT, SPARE, Sm90Choice, choose, likeliest, nearest, of_estimate
+from ..kernels.sm90.config import MAX_GRID_Y, check_rows
 from . import tuned_store as tuned
 from .problem import Problem, Solution
-
-_NEXT = 24  # of the likeliest, so many are tried before what always exists
 
 
 def choose_kernel(
@@ -92,8 +90,8 @@ def _candidates(
     m, n, k, batch = sizes
     if problem.gated is not None:  # what was measured is of products that are not
         choice, why = choose(m, n, k, a=problem.a.dtype, multiprocessors=problem.places, gated=problem.gated)
-        yield from _nearest(choice, why, orders[0] == "row")
-        yield Sm90Choice(Sm90Config((64, 64), consumers=1, loader="warp")), "the store leaves little choice"
+        yield from nearest(choice, why, orders[0] == "row")
+        yield Sm90Choice(SPARE[1]), "the store leaves little choice"
         return
     types = problem.a.dtype, problem.b.dtype, problem.c.dtype
     if (found := tuned.lookup(problem.gpu, sizes, types, tuple(orders))) is not None:
@@ -108,27 +106,11 @@ def _candidates(
     )  # fmt: skip
     swapped = choice.swapped != flip
     why = f"of the transposed product: {why}" if flip else why
-    yield from _nearest(Sm90Choice(choice.config, swapped), why, k_major[1 if swapped else 0])
+    yield from nearest(Sm90Choice(choice.config, swapped), why, k_major[1 if swapped else 0])
     if rows > 64 and dtype(problem.a.dtype).bits == 16:
         yield from _next_best((rows, columns, k, batch), "K" if b_major else "MN", problem, flip)
-    # The kernel's B with N contiguous comes in whole spans of its tile.
-    for tile, consumers in (((128, 128), 2), ((64, 64), 1), ((64, 128), 1)):
-        config = Sm90Config(tile, consumers=consumers, loader="warp")
+    for config in SPARE:
         yield Sm90Choice(config), "the operands' orders leave little choice"
-
-
-def _nearest(choice: Sm90Choice, why: str, k_major: bool) -> Iterator[tuple[Sm90Choice, str]]:
-    """A choice, and its nearest neighbours for other kinds of A and C.
-
-    k_major   whether the kernel's A is: else none of its rows can be left out of the copies
-    """
-    config = choice.config if k_major else replace(choice.config, rows=None)
-    yield replace(choice, config=config), why
-    if config.early:  # a C of wide elements leaves fewer stages
-        yield replace(choice, config=replace(config, early=0)), why
-    rows, columns = config.tile
-    if columns % 16:  # lines of a C of 8 bits are whole 16 bytes
-        yield replace(choice, config=replace(config, tile=(rows, -(-columns // 16) * 16))), why
 
 
 def _next_best(
@@ -137,10 +119,10 @@ def _next_best(
     """The next best choices, for a column-major A, or a wide or narrow C."""
     m, n, k, batch = sizes
     found = likeliest(m, n, k, b_major, batch=batch, multiprocessors=problem.places, matrices=_has_matrices(problem))
-    for estimate in found[1:_NEXT]:
+    for estimate in found[1:NEXT]:
         choice, why = of_estimate(estimate, m, n, k, b_major, batch=batch)
         why = f"of the transposed product: {why}" if flip else why
-        yield from _nearest(replace(choice, swapped=choice.swapped != flip), why, k_major=True)  # all rows are loaded
+        yield from nearest(replace(choice, swapped=choice.swapped != flip), why, k_major=True)  # all rows are loaded
 
 
 def _has_matrices(problem: Problem) -> bool:

@@ -189,7 +189,7 @@ _refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as `pre
 
 
 def _refusal_of_config(config: object) -> str:
-    """The same of a configuration, which torch 2.11 takes as an argument, and not as one of several."""
+    """The refusal of a configuration, or ""."""
     return _refusal("config", config)
 
 

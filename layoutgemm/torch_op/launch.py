@@ -37,7 +37,41 @@ MAX_KERNELS = 1024
 _WORDS = 14  # where an epilogue's words begin, after the product's own arguments
 
 
-class Prepared:
+class _Loaded:
+    """A kernel on one GPU, with blocks of its arguments: one block for each call at a time."""
+
+    __slots__ = ("_entry", "_free", "_launcher", "_stream", "_template", "_what", "device")
+
+    def __init__(self, compiled: CompiledGemm, arguments: Sequence[int], device: int, what: object):
+        compiled.launcher.load(device)
+        self._launcher, self._entry = compiled.launcher, compiled.launcher.entry
+        self._template, self._stream = tuple(arguments), len(arguments)
+        self._what, self.device = what, device  # `what` is named in errors
+        self._free: list[Block] = []
+
+    def _take(self) -> Block:
+        """A block that no other call has."""
+        try:
+            THREAD.bound  # noqa: B018  # absent in a thread that has no context yet
+        except AttributeError:
+            bind(self.device)
+        try:
+            return self._free.pop()
+        except IndexError:  # as many blocks as there were calls at once
+            return self._launcher.block(self._template)
+
+    def _start(self, block: Block, stream: int) -> None:
+        """Launch with the block's arguments. Raises PlanError when CUDA refuses."""
+        values = block.values
+        values[self._stream] = stream
+        self._entry(block.pointer)
+        error = values[self._stream + 1]
+        self._free.append(block)
+        if error:
+            raise PlanError(f"CUDA refused the launch: {error_name(error & 0xFFFFFFFF)}; {self._what}")
+
+
+class Prepared(_Loaded):
     """A problem on one GPU, ready to be launched any number of times.
 
     solution  what is launched
@@ -48,25 +82,18 @@ class Prepared:
     spans     bytes that A, B and C reach over, from their first
     """
 
-    __slots__ = (
-        "_a", "_b", "_entry", "_free", "_launcher", "_stream", "_template",
-        "device", "kind", "shape", "simple", "solution", "spans", "strides", "tf32",
-    )  # fmt: skip
+    __slots__ = ("_a", "_b", "kind", "shape", "simple", "solution", "spans", "strides", "tf32")
 
     def __init__(self, problem: Problem, shape: Sequence[int], kind: torch.dtype, device: int):
         self.solution = solve(problem)
-        self.shape, self.kind, self.device = tuple(shape), kind, device
+        self.shape, self.kind = tuple(shape), kind
         self.strides = contiguous_strides(self.shape)
         self.simple = self.solution.copies == _NO_COPIES and len(self.solution.launches) == 1
         self.tf32 = problem.a.dtype == "tf32"
         self.spans = tuple([span(x) for x in (problem.a, problem.b, problem.c)])
-        compiled = kernel(self.solution)
-        compiled.launcher.load(device)
-        self._launcher, self._entry = compiled.launcher, compiled.launcher.entry
-        self._template = arguments(self.solution, (0, 0, 0), workers(self.solution, problem.places))
         self._a, self._b = (1, 0) if self.solution.kernel.choice.swapped else (0, 1)
-        self._stream = len(self._template)
-        self._free: list[Block] = []
+        template = arguments(self.solution, (0, 0, 0), workers(self.solution, problem.places))
+        super().__init__(kernel(self.solution), template, device, self.solution.kernel)
 
     def launch(self, a: int, b: int, c: int, stream: int, words: Sequence[int] = ()) -> None:
         """Launch at these addresses, on a stream of this kernel's device, which is current.
@@ -75,14 +102,7 @@ class Prepared:
 
         Raises PlanError when CUDA refuses.
         """
-        try:
-            THREAD.bound  # noqa: B018  # absent in a thread that has no context yet
-        except AttributeError:
-            bind(self.device)
-        try:
-            block = self._free.pop()
-        except IndexError:  # as many blocks as there were calls at once
-            block = self._launcher.block(self._template)
+        block = self._take()
         values = block.values
         values[self._a] = a
         values[self._b] = b
@@ -90,12 +110,7 @@ class Prepared:
         if words:
             for place, word in enumerate(words, _WORDS):
                 values[place] = word
-        values[self._stream] = stream
-        self._entry(block.pointer)
-        error = values[self._stream + 1]
-        self._free.append(block)
-        if error:
-            raise PlanError(f"CUDA refused the launch: {error_name(error & 0xFFFFFFFF)}; {self.solution.kernel}")
+        self._start(block, stream)
 
     def run(
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, words: Sequence[int] = ()
@@ -108,45 +123,28 @@ class Prepared:
         return c
 
 
-class Direct:
-    """A kernel and its arguments for tensors of known shapes and strides: a call writes the addresses, and launches.
+class Direct(_Loaded):
+    """A plan's kernel and its arguments for tensors of known shapes and strides.
 
-    arguments  of one launch
+    arguments  of one launch; a call writes the addresses among them
     places     of the arguments that are addresses
     """
 
-    __slots__ = ("_entry", "_free", "_launcher", "_places", "_stream", "_template", "device", "plan")
+    __slots__ = ("_places",)
 
     def __init__(self, plan: Any, arguments: Sequence[int], places: Sequence[int], device: int):
-        self.plan, self.device = plan, device
-        compiled: CompiledGemm = plan.compile()
-        compiled.launcher.load(device)
-        self._launcher, self._entry = compiled.launcher, compiled.launcher.entry
-        self._template, self._places, self._stream = tuple(arguments), tuple(places), len(arguments)
-        self._free: list[Block] = []
+        self._places = tuple(places)
+        super().__init__(plan.compile(), arguments, device, plan)
 
     def launch(self, addresses: Sequence[int], stream: int) -> None:
         """Launch at these addresses, one for each place, on a stream of the current device.
 
         Raises PlanError when CUDA refuses.
         """
-        try:
-            THREAD.bound  # noqa: B018  # absent in a thread that has no context yet
-        except AttributeError:
-            bind(self.device)
-        try:
-            block = self._free.pop()
-        except IndexError:  # as many blocks as there were calls at once
-            block = self._launcher.block(self._template)
-        values = block.values
+        block = self._take()
         for place, address in zip(self._places, addresses):
-            values[place] = address
-        values[self._stream] = stream
-        self._entry(block.pointer)
-        error = values[self._stream + 1]
-        self._free.append(block)
-        if error:
-            raise PlanError(f"CUDA refused the launch: {error_name(error & 0xFFFFFFFF)}; {self.plan}")
+            block.values[place] = address
+        self._start(block, stream)
 
 
 def run(

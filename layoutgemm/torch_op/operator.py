@@ -132,16 +132,15 @@ def matmul(
     if _is_traced():
         return _compiled(a, b, out, bias, activation, config, out_dtype, allow_tf32)
     # The fast path: plain tensors of known shapes and strides, that torch's dispatcher need not see.
-    if ((kind := type(a)) is not _Tensor and kind is not _Parameter) or (
-        (kind := type(b)) is not _Tensor and kind is not _Parameter
-    ):
-        pass
-    elif (a.requires_grad or b.requires_grad) and _grad_enabled():
+    plain = ((kind := type(a)) is _Tensor or kind is _Parameter) and (
+        (kind := type(b)) is _Tensor or kind is _Parameter
+    )
+    if plain and (a.requires_grad or b.requires_grad) and _grad_enabled():
         products = a.ndim > 1 < b.ndim and out is None and bias is None and activation is None
         if products and _is_seen_by_autograd_alone():
             recorded: torch.Tensor = _Recorded.apply(a, b, out_dtype, config, allow_tf32)
             return recorded
-    else:
+    elif plain:
         index = a.get_device()
         try:
             key: tuple[object, ...]
@@ -200,7 +199,7 @@ def _is_seen_by_autograd_alone() -> bool:
 
 
 class _Recorded(torch.autograd.Function):
-    """The product in eager mode, where autograd alone looks on: the fast path forward and backward.
+    """The product with gradients in eager mode: the fast path forward and backward.
 
     `library.differentiable` serves torch.func, forward mode and compilers. Where the backward pass is recorded too,
     `matmul` records its products.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..errors import OperandError, TensorError
-from ..kernels.run.epilogue_operands import address_word, words_of_tensors
+from ..kernels.run.epilogue_operands import words_of_tensors
 from ..kernels.run.operand_checks import addressed, check_operands
 from ..kernels.run.tensor_maps import run_given
 from ..kernels.run.torch_tensors import launch_of
@@ -229,12 +229,14 @@ def _first_launch(
     done = run_given(plan, a, b, given, out)
     c = done.c
     assert isinstance(c, torch.Tensor)
+    if out is not None:
+        mark_written((out,))
     if key and not done.copies:
         words = words_of_tensors(plan, given, a.device)
         with torch.cuda.device(a.device):
             made = launch_of(plan, a, b, out, False, words)
         first = len(made.arguments) - len(words)
-        places = (0, 1, 2, *[first + address_word(plan, name) for name in given])
+        places = (0, 1, 2, *[first + plan.words.index(name) for name in given])
         spans = tuple([_span(x) for x in (a, b, *given.values(), c)])
         if len(_READY) >= _MAX_READY:
             _READY.clear()

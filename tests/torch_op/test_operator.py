@@ -504,7 +504,7 @@ def test_blocks_belong_to_one_call_at_a_time() -> None:
 
     found = torch_launch.Prepared.__new__(torch_launch.Prepared)
     found.solution = solve(Problem(given(64, 64), given(64, 64), given(64, 64)))
-    found._entry = host
+    found._entry, found._what = host, found.solution.kernel
     found._launcher = SimpleNamespace(block=lambda arguments: Block(host, arguments))
     found._template, found._free, found._a, found._b, found._stream, found.device = (0,) * 14, [], 0, 1, 14, 0
 

@@ -6,6 +6,7 @@ Every constructor returns a `Pipeline`; a kernel's plan calls one with its own n
 
 from __future__ import annotations
 
+from ...arch import arch
 from ...arguments import as_int, checked
 from ...errors import PlanError
 from .actions import (
@@ -41,7 +42,8 @@ from .actions import (
 )
 from .model import CTA, Buffer, Cursor, Mbarrier, NamedBarrier, Pipeline, Role
 
-MOST = 1024  # stages, warps or groups of a pattern: a block has 1024 threads, and room for fewer stages
+# Stages, warps or groups of a pattern: a block has so many threads, and room for fewer stages.
+MOST = arch("sm_90a").threads_per_block
 
 
 def _check_counts(**counts: int | tuple[int, ...] | None) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...arch import arch
 from ...arguments import checked, is_int, shown
 from ...atoms.copy.base import SIDES, WARP, CopyAtom
 from ...atoms.smem.tile import ATOM_ROWS, CHUNK_BYTES, MAJORS, SmemTile
@@ -26,7 +27,8 @@ from ...layouts.linear import LinearLayout
 
 IntArray = npt.NDArray[np.int64]
 
-MOST_BITS = 1024  # of an element: a row of all 32 banks
+_HOPPER = arch("sm_90a")
+MOST_BITS = 8 * _HOPPER.smem_banks * _HOPPER.smem_bank_bytes  # of an element: a row of all banks
 
 # Bytes that one lane may name. PTX ISA: ld and st (vectors up to 128 bits in shared memory; 256 bits in global memory
 # from sm_100), cp.async (cp-size 4, 8, 16), ldmatrix and stmatrix (16-byte rows). The copy engine and the tensor cores

@@ -57,12 +57,6 @@ def words_of_arrays(plan: Sm90Plan, values: Mapping[str, npt.NDArray[Any]]) -> t
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
-def address_word(plan: Sm90Plan, name: str) -> int:
-    """Which word of a launch is the address of a table, or of the offsets."""
-    tables = [table.name for table in plan.mainloop.tables] if plan.mainloop is not None else []
-    return 4 * (len(tables) if name == OFFSETS else tables.index(name))
-
-
 def words_of_tensors(plan: Sm90Plan, given: Mapping[str, Any], device: Any) -> tuple[int, ...]:
     """The sixteen words of a launch on CUDA tensors, tables of any strides; raises OperandError for what does not fit.
 

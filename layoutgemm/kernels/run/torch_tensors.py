@@ -165,7 +165,7 @@ def require_gpu(plan: GemmPlan, index: int | None) -> None:
 
 @dataclass(frozen=True)
 class LaunchOf:
-    """What one launch of a plan on tensors takes.
+    """One launch of a plan on tensors.
 
     arguments  the kernel's, as `plan.parameters` names them: A, B and C first
     c          the tensor that the kernel writes
@@ -182,7 +182,7 @@ class LaunchOf:
 
 
 def launch_of(plan: GemmPlan, a: Any, b: Any, out: Any, copy: bool, words: tuple[int, ...] = ()) -> LaunchOf:
-    """The arguments of a launch on checked tensors of the current device, with copies where the plan needs them."""
+    """The launch of a plan on checked tensors of the current device, its copies made."""
     copies: list[str] = []
     path = _path_of(plan)
     of_a, of_b = path.lines(plan, "A", a, copies, copy), path.lines(plan, "B", b, copies, copy)

@@ -7,6 +7,7 @@ is then written column by column, which a tensor store does as well.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -102,6 +103,16 @@ _FETCHED = 56 << 10  # bytes that a block brings into L2 before the kernel befor
 # operands; beside an epilogue, wide outputs or loads between the products it serialises them all (C7511).
 _IN_HALVES: dict[str, Any] = {"loader": "warp", "early": 2}
 _WHOLE: dict[str, Any] = {"loader": "self", "early": 0}
+
+
+NEXT = 24  # of the likeliest, so many are tried before SPARE
+# What exists for every order of the operands: a B with N contiguous comes in whole spans of its tile.
+SPARE = tuple(
+    [
+        Sm90Config(tile, consumers=consumers, loader="warp")
+        for tile, consumers in (((128, 128), 2), ((64, 64), 1), ((64, 128), 1))
+    ]
+)
 
 
 @checked(PlanError)
@@ -212,6 +223,20 @@ def of_estimate(
     overlap = _overlaps(m, n, k, batch) and not best.dealt  # only an idle GPU deals clusters out as it is known to
     config = _configured(best, k, batch, bf16, overlap, halves, lines)
     return Sm90Choice(config, best.swapped), _reason(best, config)
+
+
+def nearest(choice: Sm90Choice, why: str, k_major: bool) -> Iterator[tuple[Sm90Choice, str]]:
+    """A choice, and its nearest neighbours for other kinds of A and C.
+
+    k_major   whether the kernel's A is: else none of its rows can be left out of the copies
+    """
+    config = choice.config if k_major else replace(choice.config, rows=None)
+    yield replace(choice, config=config), why
+    if config.early:  # a C of wide elements leaves fewer stages
+        yield replace(choice, config=replace(config, early=0)), why
+    rows, columns = config.tile
+    if columns % 16:  # lines of a C of 8 bits are whole 16 bytes
+        yield replace(choice, config=replace(config, tile=(rows, -(-columns // 16) * 16))), why
 
 
 def _overlaps(m: int, n: int, k: int, batch: int) -> bool:

@@ -1,0 +1,85 @@
+"""The front door: for every architecture the production kernel's plan, of the sizes asked for, or a refusal by name."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from layoutgemm import GemmPlan, plan
+from layoutgemm.errors import LayoutError, PlanError
+from layoutgemm.kernels import Sm80Config, Sm80Plan, Sm90Config, Sm90Plan, Sm100Config, Sm100Plan, TeachingPlan
+from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
+from layoutgemm.kernels.sm90.choose.rules import choose
+
+KINDS = {"sm_80": Sm80Plan, "sm_90a": Sm90Plan, "sm_100a": Sm100Plan, "sm_120a": Sm80Plan}
+
+
+@pytest.mark.parametrize("arch", KINDS)
+def test_the_plan_is_of_the_sizes_asked_for(arch: str) -> None:
+    """Few rows and few columns too, where matmul's kernel computes the transposed product."""
+    rng, sizes = random.Random(1), (1, 7, 16, 64, 65, 200, 777, 1024, 4096, 10000)
+    for _ in range(60):
+        m, n, k = (rng.choice(sizes) for _ in range(3))
+        a, b = (f"{kind}:{rng.choice(['row', 'col'])}" for kind in [rng.choice(["bf16", "f16"])] * 2)
+        made = plan(m, n, k, arch=arch, a=a, b=b)
+        assert (made.m, made.n, made.k, made.arch.name) == (m, n, k, arch)
+        assert isinstance(made, GemmPlan) and type(made) is KINDS[arch]
+        assert (str(made.a.dtype), made.a.order, made.b.order) == (a[: a.index(":")], a[-3:], b[-3:])
+
+
+def test_every_type_is_planned_or_refused_by_name() -> None:
+    for arch in KINDS:
+        for kind in ("bf16", "f16", "tf32", "e4m3", "e5m2", "i8", "u8", "e2m1"):
+            try:
+                made = plan(200, 136, 256, arch=arch, a=kind, b=f"{kind}:col", batch=2)
+            except LayoutError as error:
+                assert kind in str(error), (arch, kind)
+            else:
+                assert made.batch == 2 and made.check(), (arch, kind)
+
+
+def test_a_choice_keeps_the_operands_in_their_places() -> None:
+    for m, n, k in ((16, 14336, 4096), (4096, 64, 4096), (304, 1856, 15616)):
+        assert not choose(m, n, k, in_place=True)[0].swapped
+    assert any(choose(m, n, k)[0].swapped for m, n, k in ((16, 14336, 4096), (4096, 64, 4096), (304, 1856, 15616)))
+
+
+def test_the_type_of_c_is_one_rule() -> None:
+    for arch in KINDS:
+        assert [str(plan(64, 64, 64, arch=arch, a=a, b=f"{a}:col").c.dtype) for a in ("bf16", "f16")] == ["bf16", "f16"]
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (
+            {"arch": "sm_80", "config": Sm90Config()},
+            "config is a Sm90Config, and the kernel of sm_80",
+        ),
+        ({"arch": "hopper", "config": Sm100Config()}, "the kernel of sm_90a takes a Sm90Config"),
+        ({"arch": "sm_80", "epilogue": Epilogue(Bias())}, "the kernel of sm_80 has no epilogues"),
+        ({"arch": "sm_120a", "gated": "silu"}, "the kernel of sm_120a has no gated products"),
+        ({"arch": "blackwell", "gated": "silu"}, "the kernel of sm_100a has no gated products"),
+        ({"arch": "sm_75"}, "no architecture 'sm_75'"),
+        ({"batch": 0}, "batch"),
+        ({"c": "i8"}, "c is i8"),
+    ],
+)
+def test_refusals(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        plan(64, 64, 64, **given)
+
+
+def test_configurations_epilogues_and_gates_reach_the_kernel() -> None:
+    assert plan(64, 64, 64, config=Sm80Config((64, 64), 64, 3, (2, 2))).arch.name == "sm_80"
+    assert plan(64, 64, 64, arch="hopper", config=Sm80Config((64, 64), 64, 3, (2, 2))).arch.name == "sm_90a"
+    for arch in ("hopper", "blackwell"):
+        assert plan(64, 64, 64, arch=arch, epilogue=Epilogue(Bias())).epilogue  # type: ignore[attr-defined]
+    assert plan(64, 64, 64, b="bf16:col", gated="silu").check()
+
+
+def test_the_common_type_derives_what_the_front_door_gives() -> None:
+    assert GemmPlan.derive(512, 512, 512, b="bf16:col") == plan(512, 512, 512, b="bf16:col")
+    assert isinstance(TeachingPlan.derive(64, 64, 64), GemmPlan)
