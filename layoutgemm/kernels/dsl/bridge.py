@@ -57,6 +57,7 @@ from .sync import (
     allow_next_kernel,
     barrier_arrive,
     barrier_arrive_at,
+    barrier_done,
     barrier_expect,
     barrier_init,
     barrier_wait,
@@ -84,6 +85,7 @@ from .warp import (
     load_matrices,
     load_vector,
     multiply_warp,
+    shuffle,
     wait_copies,
 )
 from .wgmma import Operand, Wgmma, matrix_descriptor
@@ -146,6 +148,7 @@ __all__ = [
     "as_floats",
     "barrier_arrive",
     "barrier_arrive_at",
+    "barrier_done",
     "barrier_expect",
     "barrier_init",
     "barrier_wait",
@@ -182,6 +185,7 @@ __all__ = [
     "send",
     "send_tile",
     "shared_writes_visible",
+    "shuffle",
     "split_pair",
     "store_element",
     "store_matrices",

@@ -39,6 +39,11 @@ def barrier_wait(barrier: Any, phase: Any) -> None:
     cute.arch.mbarrier_wait(barrier, phase)
 
 
+def barrier_done(barrier: Any, phase: Any) -> Any:
+    """True if that phase has completed, and then acquires what arrived; does not wait."""
+    return cute.arch.mbarrier_test_wait(barrier, phase)
+
+
 def barrier_arrive(barrier: Any) -> None:
     """mbarrier.arrive: one arrival at a barrier of this block."""
     cute.arch.mbarrier_arrive(barrier)

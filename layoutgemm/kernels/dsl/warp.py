@@ -7,8 +7,9 @@
     CopyAtom ldmatrix(count)          load_matrices               ldmatrix.sync.aligned.m8n8
     CopyAtom load_global(128)         load_vector                 ld.global.v4.b32
     MmaAtom mma_sync(...)             multiply_warp               mma.sync.aligned
+    Dealing                           shuffle                     shfl.sync.idx
 
-Sources: PTX ISA, "cp.async", "ldmatrix", "ld", "mma".
+Sources: PTX ISA, "cp.async", "ldmatrix", "ld", "mma", "shfl.sync".
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from layoutgemm.layouts import Layout
 from .types import assembly, raw, unpacked
 
 VECTOR_BYTES = 16
+WARP_LANES = 32
 _MMA_TYPES = {
     "bf16": primitives.MMAType.BF16, "f16": primitives.MMAType.F16, "tf32": primitives.MMAType.TF32,
     "i8": primitives.MMAType.S8, "u8": primitives.MMAType.U8,
@@ -47,6 +49,11 @@ def copy_async(destination: Any, address: Int64, valid: Any) -> None:
     primitives.cp_async_shared_global(
         raw(destination), raw(source), VECTOR_BYTES, primitives.LoadCacheModifier.CG, cp_size=size
     )
+
+
+def shuffle(value: Any, offset: Any, segment: int) -> Any:
+    """shfl.sync.idx: the value of lane (own & segment) | (offset & ~segment). All lanes of the warp call it."""
+    return cute.arch.shuffle_sync(value, offset, mask_and_clamp=segment << 8 | WARP_LANES - 1)
 
 
 def copy_tile(copy: Any, tile: Any, thread: Any, matrix: tuple[Any, Any, Any, Any], k0: Any, destination: Any) -> None:

@@ -89,8 +89,9 @@ def _threads(plan: Sm90Plan) -> Check:
 
 def _registers(plan: Sm90Plan) -> list[Check]:
     """What a consumer holds at once, against what it has at the launch or after setmaxnreg."""
-    promoted = plan.mainloop is not None  # the products of a K block, and the totals
-    held, read = (1 + promoted) * plan.blocks * plan.mma.accumulator_registers, table_registers(plan)
+    promoted = plan.mainloop is not None  # beside the totals, the products of one block of rows
+    accumulators = plan.blocks + promoted
+    held, read = accumulators * plan.mma.accumulator_registers, table_registers(plan)
     at_launch = min(launch_registers(plan.arch, plan.threads), plan.arch.registers_per_thread)
     have = plan.registers[1] if plan.registers is not None else at_launch
     over = held + read + HELD - have
@@ -98,7 +99,7 @@ def _registers(plan: Sm90Plan) -> list[Check]:
     checks = [
         Check(
             "registers",
-            f"{(1 + promoted) * plan.blocks} accumulator(s) {held}"
+            f"{accumulators} accumulator(s) {held}"
             + f" + tables {read}" * promoted
             + f" + descriptors, addresses and counters {HELD} = {held + read + HELD} registers "
             f"of a consumer <= {have} {source}",

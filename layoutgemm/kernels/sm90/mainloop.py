@@ -27,6 +27,8 @@ from ..epilogue import tracing
 from ..epilogue.numpy_math import Math
 
 TOTAL = "total"
+WARP = 32  # lanes
+BATCH = 4  # K blocks whose numbers lanes load at a time, one each
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,17 @@ class Promoted:
         """Names of the kernel's parameters that say where the tables lie."""
         return tuple(word for table in self.tables for word in table.words)
 
+    @property
+    def adds(self) -> bool:
+        """True if the next total is the total and something in which the total does not occur.
+
+        >>> Promoted.of(lambda total, product: total + 2 * product).adds, Promoted.of(lambda t, x: 0.5 * t + x).adds
+        (True, False)
+        """
+        head, *terms = self.expression
+        total = ("given", TOTAL)
+        return head == "add" and sorted(_occurs(total, term) for term in terms) == [False, True] and total in terms
+
     def evaluate(self, product: Any, at: Any) -> Any:
         """The next total of one element; `at.read` gives the total and the tables' values, `at.math` operations."""
         return tracing.evaluate(self.expression, product, at)
@@ -173,6 +186,11 @@ class Promoted:
         return found
 
 
+def _occurs(part: tracing.Expression, expression: Any) -> bool:
+    """True if an expression is, or has among its operands, that part."""
+    return expression == part or (isinstance(expression, tuple) and any(_occurs(part, x) for x in expression))
+
+
 class _Values:
     """What an expression is evaluated with in NumPy."""
 
@@ -205,9 +223,57 @@ def key_of(plan: Any, table: Table, block: int, v: int) -> tuple[Any, ...]:
     return (table.name, block, i) if table.axis == "m" else (table.name, j // table.group)
 
 
+@dataclass(frozen=True, slots=True)
+class Dealing:
+    """Which lane of a warp loads which K block of a batch, of lanes that read the same number.
+
+    shift  of a lane's number, whose bits `shift` and the next one say its K block in the batch
+
+    The others have it by shfl.sync.idx (PTX ISA): lane (own & segment) | (offset & ~segment), `segment` in its mask.
+
+    >>> quads = Dealing(0)
+    >>> quads.turn(13), [quads.source(13, at) for at in range(4)]
+    (1, [12, 13, 14, 15])
+    """
+
+    shift: int
+
+    def turn(self, lane: Any) -> Any:
+        """The K block in the batch whose number a lane loads; of an int, or of a traced integer."""
+        return (lane >> self.shift) % BATCH
+
+    def offset(self, at: Any) -> Any:
+        """The shuffle's operand for the number of K block `at` of the batch."""
+        return at << self.shift
+
+    @property
+    def segment(self) -> int:
+        """Bits of a lane's number that it has in common with the lane that it reads."""
+        return (WARP - 1) & ~((BATCH - 1) << self.shift)
+
+    def source(self, lane: int, at: int) -> int:
+        """The lane from which a lane reads the number of K block `at`."""
+        return (lane & self.segment) | (self.offset(at) & ~self.segment & (WARP - 1))
+
+
+def dealt(plan: Any, table: Table) -> Dealing:
+    """The first two bits of a lane's number which make no difference to its rows, or to its columns.
+
+    Raises PlanError for an atom that has none.
+    """
+    lanes, values = np.arange(WARP)[:, None], np.arange(plan.mma.accumulator_registers)[None, :]
+    for shift in range(WARP.bit_length() - BATCH.bit_length() + 1):
+        held = np.broadcast_to(plan.mma.coords_C(lanes, values)[table.axis == "n"], (WARP, values.size))
+        if (held == held[(np.arange(WARP) & Dealing(shift).segment)]).all():
+            return Dealing(shift)
+    raise PlanError(
+        f"{table.name}: no {BATCH} lanes of {plan.mma} have the same {'rows' if table.axis == 'm' else 'columns'}"
+    )
+
+
 def table_registers(plan: Any) -> int:
-    """Registers of a thread: each number, its address (64 bits), and each table's step from K block to K block."""
-    return 3 * len(numbers_read(plan)) + 2 * len(plan.mainloop.tables) if plan.mainloop is not None else 0
+    """Registers of a thread: each number of this batch and of the next one, and its address (64 bits)."""
+    return 4 * len(numbers_read(plan)) if plan.mainloop is not None else 0
 
 
 def promotion_check(plan: Any) -> Check:
@@ -227,6 +293,13 @@ def promotion_check(plan: Any) -> Check:
         if len(wrong):
             *_, thread, v = (int(x) for x in wrong[0])
             witness = witness or f"{table.name}: thread {thread}, value {v} reads the number of value {first[v]}"
+        among, lanes = dealt(plan, table), np.arange(WARP)
+        by_turn = np.stack([lanes[among.turn(lanes) == at] for at in range(BATCH)])
+        for at in range(BATCH):
+            source = np.asarray([among.source(lane, at) for lane in range(WARP)])
+            held_by = (i if table.axis == "m" else j)[:WARP]
+            if not (np.isin(source, by_turn[at]).all() and (held_by[source] == held_by).all()):
+                witness = witness or f"{table.name}: K block {at} of a batch comes from the wrong lane"
     read_by_one = len(numbers_read(plan))
     statement = (
         f"K blocks of {loop.depth} are k tiles; a thread reads {read_by_one} number(s) of "
@@ -277,9 +350,14 @@ def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums
         raise PlanError(f"tile_k = {config.tile_k}: a k tile is what is promoted at a time, {loop.depth} elements")
     if gated is not None:
         raise PlanError("gated: a gate and what it multiplies have columns, and so scales, of two places")
-    for name, usual in (("schedule", "cooperative"), ("single", False), ("split", 1), ("early", 0), ("snake", False)):
+    for name, usual in (("schedule", "cooperative"), ("early", 0), ("snake", False)):
         if getattr(config, name) != usual:
             raise PlanError(f"{name} = {getattr(config, name)!r}: a main loop that promotes takes {usual!r}")
+    if config.split > 1 and not loop.adds:
+        raise PlanError(
+            f"split = {config.split}: parts of K are totalled apart and then added, and total = {said(loop.expression)} "
+            "does more than add to the total"
+        )
     tile_n = config.tile[1]
     for table in loop.tables:
         group = table.group

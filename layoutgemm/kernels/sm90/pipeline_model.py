@@ -69,7 +69,8 @@ class Hopper:
     padding           parts of the stages ("zeros") are never loaded: the consumers write them once, while the first
                       loads are under way
     registers         (loader's, consumers') after setmaxnreg
-    promoted          each k tile's products are waited for and read before the next ones are issued
+    promoted          products of one accumulator are waited for and read before the next ones are issued, into the same
+                      registers
     """
 
     stages: int
@@ -151,7 +152,7 @@ class Hopper:
             Mbarrier("empty", empty, self.stages),
         ]
         buffers = [Buffer("a", self.stages, either=either), Buffer("b", self.stages, either=either)]
-        buffers += [Buffer(f"acc{i}", space="reg") for i in range(self.blocks)]
+        buffers += [Buffer(f"acc{i}", space="reg") for i in range(1 if self.promoted else self.blocks)]
         if self.size == 1:
             barriers.append(NamedBarrier(CTA, self.threads))
         if self.pingpong:
@@ -263,15 +264,17 @@ class Hopper:
         return (If(self._ahead(self.stages - 1 if distance is None else distance), self._load),)
 
     def _consumer(self, i: int) -> Program:
-        names = [f"acc{block}" for block in range(self.blocks)]
+        names = ["acc0" if self.promoted else f"acc{block}" for block in range(self.blocks)]
         reads = ("a", "b", "zeros") if self.padding else ("a", "b")
-        products: Program = tuple(Mma(reads, "read", name, last=name == names[-1]) for name in names)
+        products = [Mma(reads, "read", name, last=block == self.blocks - 1) for block, name in enumerate(names)]
         earlier = If(Later(1), self._release(i))
         step: Program = (*products, Commit("wgmma"), WaitGroup("wgmma", 1), earlier)
         if self.promoted:
-            read = tuple(Read(name) for name in names)
             refill = (If(Later(1), self._refill(i)),) if self._loads_for_itself(i) else ()
-            step = (*products, Commit("wgmma"), WaitGroup("wgmma", 0), *self._release(i), *refill, *read)
+            step = ()
+            for product in products:
+                free = (*self._release(i), *refill) if product.last else ()
+                step += (product, Commit("wgmma"), WaitGroup("wgmma", 0), *free, Read(product.into))
         behind: list[Action] = []
         if self.early:
             # The first accumulator takes the last k tiles one by one; the others follow, on cursors that stay behind.
@@ -319,8 +322,7 @@ class Hopper:
                 for step in range(self.early):
                     actions.append(WaitGroup("wgmma", self.early - 1 - step))
                     actions += self._release(i, self.stages - self.early + step)
-            stored = self._stored(i, block)
-            actions += stored[1:] if self.promoted else stored  # a promotion has read the products
+            actions += self._stored(i, block)
         return actions
 
     def _single_end(self, i: int) -> list[Action]:
@@ -338,7 +340,7 @@ class Hopper:
             actions.append(Sync("stages"))
         if self.split > 1:
             actions += [Wait("sums", 0), Read("sums")]
-        if self._drain:
+        if self._drain and not self.promoted:
             actions.append(If(Later(1), self._release(i)))
         if self.store:
             actions += [Write(name, s, new=False) for name, s in stages]
@@ -348,4 +350,5 @@ class Hopper:
 
     def _stored(self, i: int, block: int) -> list[Action]:
         together = self.store is not None and self.store.warps == WARPS
-        return [Read(f"acc{block}"), *([Sync(f"store{i}")] if together else [])]
+        read = [] if self.promoted else [Read(f"acc{block}")]  # a promotion has read the products
+        return [*read, *([Sync(f"store{i}")] if together else [])]

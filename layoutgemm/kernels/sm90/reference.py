@@ -187,7 +187,10 @@ class _Cluster:
         for block in blocks:
             for consumer in consumers:
                 for number in range(plan.blocks):
-                    block.sums.setdefault((consumer, number), self._nothing())
+                    key = (consumer, number)
+                    if plan.mainloop is not None:
+                        block.sums[key] = block.totals.pop(key, self._nothing())
+                    block.sums.setdefault(key, self._nothing())
 
     def _nothing(self) -> Values:
         """The sum of no products."""
@@ -225,7 +228,7 @@ class _Cluster:
             block.sums[key] = accumulated(plan.mma, block.sums[key], product) if key in block.sums else product
 
     def _promote(self, block: _Block, consumer: int, number: int, k_tile: int) -> None:
-        """The sum of one K block into the total, which becomes the block's sum when all K blocks have passed."""
+        """The sum of one K block into the total, which is the block's sum when all K blocks have passed."""
         plan, loop, key = self.plan, self.plan.mainloop, (consumer, number)
         assert loop is not None
         first = {"m": block.origin["m"] + (consumer * plan.blocks + number) * ROWS, "n": block.origin["n"]}
@@ -238,8 +241,6 @@ class _Cluster:
             values[table.name] = found[:, None] if table.axis == "m" else found[None, :]
         total = block.totals.get(key, self._nothing())
         block.totals[key] = loop.apply(total, block.sums.pop(key), values)
-        if k_tile == -(-plan.k // plan.tile[2]) - 1:
-            block.sums[key] = block.totals.pop(key)
 
     def _stage(self, block: _Block, operand: OperandPlan, stage: int) -> int:
         smem = self.plan.smem

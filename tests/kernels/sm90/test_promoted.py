@@ -15,7 +15,7 @@ from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan, error_bound
 from layoutgemm.kernels.compile.cache import facts_of
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
-from layoutgemm.kernels.sm90.mainloop import Promoted, Table, numbers_read
+from layoutgemm.kernels.sm90.mainloop import BATCH, Promoted, Table, numbers_read
 
 needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
 SMALL = Sm90Config((64, 64), consumers=1, stages=2)
@@ -40,10 +40,24 @@ FORMS = {  # config, main loop, batch, A, B, C
     "bf16": (replace(SMALL, loader="warp"), DECAY, 1, "bf16:col", "bf16", "bf16"),
     "no table": (replace(SMALL, tile=(64, 32)), Promoted.of(lambda t, x: t + x), 1, "e4m3", "e4m3:col", "f32"),
     "rows": (replace(SMALL, rows=8), scaled(), 1, "e4m3", "e4m3:col", "bf16"),
+    "parts of K": (replace(SMALL, loader="warp", single=True, split=4), scaled(), 1, "e4m3", "e4m3:col", "bf16"),
+    "parts of two": (
+        replace(SMALL, loader="warp", single=True, split=2, cluster=(1, 2)),
+        scaled(),
+        1,
+        "e4m3",
+        "e4m3:col",
+        "f32",
+    ),
+    "one tile": (Sm90Config((128, 64), single=True, store="direct"), scaled(), 2, "e4m3", "e5m2:col", "f16"),
+    "wide": (Sm90Config((256, 128), loader="warpgroup", chunks=1), scaled(), 1, "e4m3", "e4m3:col", "bf16"),
+    "five blocks": (replace(SMALL, loader="warp", stages=3), scaled(depth=32), 1, "e4m3", "e4m3:col", "bf16"),
     "three": (Sm90Config((192, 128), consumers=3, chunks=1), scaled(), 1, "e4m3", "e4m3:col", "bf16"),
 }
 SLOW = [pytest.mark.slow]
-EMULATED = ("no table", "loader", "two", "pair", "each column", "bf16")
+EMULATED = (
+    "no table", "loader", "two", "pair", "each column", "bf16", "parts of K", "parts of two", "one tile", "five blocks",
+)  # fmt: skip
 
 
 def problem(form: str) -> tuple[Sm90Plan, np.ndarray, np.ndarray, dict[str, np.ndarray], np.ndarray]:
@@ -70,7 +84,9 @@ def test_the_definition() -> None:
     assert np.allclose(scaled().reference(a, b, sa=sa, sb=sb), want)
 
 
-@pytest.mark.parametrize("form", [pytest.param(x, marks=SLOW * (x in ("three", "across", "pair"))) for x in FORMS])
+@pytest.mark.parametrize(
+    "form", [pytest.param(x, marks=SLOW * (x in ("three", "across", "pair", "parts of two"))) for x in FORMS]
+)
 def test_executor_is_exact_and_the_checks_hold(form: str) -> None:
     plan, a, b, tables, want = problem(form)
     plan.check().require()
@@ -118,10 +134,13 @@ def test_the_code_has_one_run_of_products_and_one_multiplication_an_element(conf
     compiled = plan.compile()
     sass, used = compiled.sass(), compiled.resources
     assert sass.local_memory == () and used.local_bytes == used.stack_bytes == 0
-    steps = len(plan.a.descriptor.k_steps) * plan.blocks
-    assert sass.wgmma_runs == (steps,) and sass.serialised_wgmma(steps) is None
-    assert sass.count("FFMA") == plan.blocks * plan.mma.accumulator_registers
-    assert sass.count("LDG") == len(numbers_read(plan))
+    # K blocks of a full batch, and those of a rest, of which there is one copy.
+    steps, copies = len(plan.a.descriptor.k_steps), plan.blocks * (BATCH + 1)
+    assert sass.wgmma_runs == (steps,) * copies and sass.serialised_wgmma(steps) is None
+    assert sass.count("FFMA") == copies * plan.mma.accumulator_registers
+    numbers = len(numbers_read(plan))
+    assert sass.count("LDG") == 2 * numbers  # of the first batch and of the next one: behind the rest there is none
+    assert sass.count("SHFL") == (BATCH + 1) * numbers
 
 
 def failing(plan: Sm90Plan) -> set[str]:
@@ -135,7 +154,7 @@ def test_wrong_plans_are_found() -> None:
     # a number for every 48 columns in tiles of 64: the second tile begins inside of a group
     assert failing(replace(plan, mainloop=scaled(columns=48))) == {"promotion"}
     assert failing(replace(plan, mainloop=scaled(columns=12))) == {"promotion"}
-    wide = Sm90Plan.derive(M, N, K, a="e4m3", b="e4m3:col", config=Sm90Config((256, 128)), mainloop=scaled())
+    wide = Sm90Plan.derive(M, N, K, a="e4m3", b="e4m3:col", config=Sm90Config((256, 256)), mainloop=scaled())
     assert failing(wide) == {"registers"}
     assert "each k tile promoted" in next(c.statement for c in plan.check() if c.name == "pipeline")
 
@@ -176,9 +195,12 @@ def test_refusals() -> None:
     for given, text in (
         ({"config": replace(SMALL, tile_k=64)}, "tile_k = 64: .* 128 elements"),
         ({"config": replace(SMALL, snake=True)}, "snake = True"),
-        ({"config": replace(SMALL, single=True)}, "single = True"),
         ({"config": Sm90Config((256, 64), early=1)}, "early = 1"),
         ({"config": Sm90Config((64, 64), schedule="pingpong", loader="warp")}, "schedule = 'pingpong'"),
+        (
+            {"config": replace(SMALL, single=True, split=2), "loop": DECAY, "a": "bf16", "b": "bf16"},
+            "does more than add",
+        ),
         ({"loop": scaled(columns=48)}, "every 48 columns, in tiles of 64"),
         ({"loop": scaled(depth=24)}, "multiple of the instruction's K = 32"),
         ({"a": "i8", "b": "i8:col", "c": "f32"}, "computes in f32"),

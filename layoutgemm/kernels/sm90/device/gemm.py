@@ -346,12 +346,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                     for block in cutlass.range_constexpr(plan.blocks):
                         accumulators[block].fill(0)
                 mma.settle(*accumulators)
-                self.epilogue.send(job, accumulators, (consumer, thread))
-            if const_expr(plan.config.single and plan.store is not None):
-                # The buffers lie over the stages: all have to have read these.
-                bridge.named_sync(plan.stages_barrier, plan.stages_threads)
-            if const_expr(plan.config.split > 1):
-                self.epilogue.reduce(job, accumulators, (consumer, thread))
+            self.bring_together(job, accumulators, (consumer, thread))
             for number in cutlass.range_constexpr(len(pieces)):
                 if const_expr(early and number < last):
                     mma.wait((last - number) * early)
@@ -371,6 +366,18 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             self.drain(job, ahead)
         if const_expr(plan.store is not None):
             bridge.wait_stores_read(0)
+
+    @cute.jit
+    def bring_together(self, job: Any, sums: Any, at: Any) -> None:
+        """What lies between a block's only tile and its store: partial sums of a split K, and the end of the stages."""
+        plan = self.plan
+        if const_expr(plan.config.split > 1):
+            self.epilogue.send(job, sums, at)
+        if const_expr(plan.config.single and plan.store is not None):
+            # The buffers lie over the stages: all have to have read these.
+            bridge.named_sync(plan.stages_barrier, plan.stages_threads)
+        if const_expr(plan.config.split > 1):
+            self.epilogue.reduce(job, sums, at)
 
     def store_piece(self, job: Any, maps: Any, accumulators: Any, at: Any, origin: Any, number: int, part: int) -> None:
         """Store the piece of that number, of the block of the cluster that has this part of K."""

@@ -1,13 +1,17 @@
-"""A Hopper GEMM whose sums are promoted: each K block in registers of its own, then into the total. See sm90_mainloop.
+"""A Hopper GEMM whose sums are promoted: each K block in registers of its own, then into the total.
 
     role        does
     --------    -------------------------------------------------------------------------------------------------------
-    loader      as in sm90_gemm
-    consumer    reads the tables' numbers of the K block, waits for full[s], multiplies into fresh registers, waits for
-                the products and releases the stage; then, for each element, total = expression(total, product, tables)
+    loader      as in `device.gemm`
+    consumer    for each K block, and in it for each of its blocks of 64 rows: multiplies into one set of fresh
+                registers, waits, and computes for each element total = expression(total, product, tables);
+                releases the stage when the last of them has been multiplied
 
-Nothing is in flight while a warpgroup promotes: another warpgroup's products run meanwhile, so two are the least. A
-thread has both registers of each element, so a tile is half as large as that of a kernel which only adds.
+A warpgroup has no products in flight while it promotes: another warpgroup's run meanwhile, so two are the least. It has
+the registers of all totals, and of the products of 64 rows.
+
+The tables' numbers come from global memory four K blocks at a time, one K block ahead of each of the lanes that read
+the same number: `mainloop.Dealing`. What a K block needs, its lanes pass on by a shuffle, while products run.
 """
 
 from __future__ import annotations
@@ -16,13 +20,14 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, const_expr
+from cutlass import Float32, Int32, Int64, const_expr
 
 from ....dtypes import f32
 from ...dsl import bridge
 from ...dsl.math import ElementMath, load_value
 from ...store import ROWS
-from ..mainloop import TOTAL, key_of, numbers_read
+from ..config import WARPGROUP
+from ..mainloop import BATCH, TOTAL, dealt, key_of, numbers_read
 from .fused import Sm90FusedKernel
 
 
@@ -34,11 +39,13 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         """A consumer warpgroup: all its tiles, products, promotions and stores."""
         plan = self.plan
         mma = bridge.Wgmma(plan)
-        products = [mma.accumulator() for _ in range(plan.blocks)]
+        products = mma.accumulator()
         totals = [mma.accumulator() for _ in range(plan.blocks)]
         first_block = consumer * plan.blocks
         a = bridge.Operand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes, first_block)
         b = bridge.Operand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
+        if const_expr(plan.config.rows is not None):
+            self.clear_dead_rows(job.shared, consumer * WARPGROUP + thread)
         stage, parity = Int32(0), Int32(0)
 
         while tile < job.tiles:
@@ -47,54 +54,120 @@ class Sm90PromotedKernel(Sm90FusedKernel):
             tables = TileTables(plan, job, (row, n0, matrix), thread)
             for block in cutlass.range_constexpr(plan.blocks):
                 totals[block].fill(0)
-            for k_tile in cutlass.range(job.k_tiles, unroll=1):
-                stage = bridge.uniform(stage)
-                numbers = tables.load(k_tile)  # their loads are under way while the products are computed
-                bridge.barrier_wait(job.shared.full(stage), parity)
-                mma.multiply_blocks(products, a, b, stage, False)
-                mma.wait(0, *products)
-                self.release(job, stage)
-                if const_expr(plan.config.loader == "self"):
-                    if k_tile > 0:  # the stage before: another consumer may still read this one
-                        ahead = self.load_next(job, maps, ahead)
-                for block in cutlass.range_constexpr(plan.blocks):
-                    for v in bridge.unrolled(plan.mma.accumulator_registers):
-                        at = tables.element(numbers, block, v, totals[block][v])
-                        totals[block][v] = plan.mainloop.evaluate(products[block][v], at)
-                stage += 1
-                if stage == plan.stages:
-                    stage = Int32(0)
-                    parity ^= 1
-            if const_expr(plan.config.loader == "self"):
+            if const_expr(plan.config.split == 1):
+                tables.fetch(Int32(0))
+            elif job.k_tiles > 0:  # a part of K may have none
+                tables.fetch(Int32(0))
+            # Full batches unrolled: their shuffles name lanes by constants. What is left of K is a loop of its own.
+            ready = bridge.barrier_done(job.shared.full(stage), parity)
+            for batch in cutlass.range(job.k_tiles // BATCH, unroll=1):
+                tables.advance((batch + 1) * BATCH)
+                for at in cutlass.range_constexpr(BATCH):
+                    later = batch > 0 if const_expr(at == 0) else True
+                    mma, stage, parity, ready, ahead = self.promote(
+                        job, maps, mma, (products, totals), (a, b), tables, at, later, (stage, parity, ready, ahead)
+                    )
+            rest = job.k_tiles % BATCH
+            if rest > 0:
+                tables.advance(job.k_tiles)
+                for at in cutlass.range(rest, unroll=1):
+                    later = job.k_tiles - rest + at > 0
+                    mma, stage, parity, ready, ahead = self.promote(
+                        job, maps, mma, (products, totals), (a, b), tables, at, later, (stage, parity, ready, ahead)
+                    )
+            self.bring_together(job, totals, (consumer, thread))
+            for number in cutlass.range_constexpr(len(plan.pieces(0))):
+                for part in cutlass.range_constexpr(plan.config.split):
+                    if job.part == part:
+                        self.store_piece(job, maps, totals, (consumer, thread), (row, n0, matrix), number, part)
+            if const_expr(plan.config.loader == "self" and not plan.config.single):
                 ahead = self.load_next(job, maps, ahead)
-            for block in cutlass.range_constexpr(plan.blocks):
-                self.epilogue.store(job, maps[2], totals[block], (consumer, thread), (row, n0, matrix), block, 0)
             tile += job.workers
         if const_expr(plan.drains and plan.config.loader == "self"):
             self.drain(job, ahead)
         if const_expr(plan.store is not None):
             bridge.wait_stores_read(0)
 
+    @cute.jit
+    def promote(
+        self, job: Any, maps: Any, mma: Any, sums: Any, operands: Any, tables: Any, at: Any, later: Any, ring: Any
+    ) -> Any:
+        """Multiply and promote one K block, `at` of its batch; `later`: not the tile's first one.
+
+        Returns what the next one needs: the instruction, the stage with its parity and whether it has landed, and where
+        the loader stands.
+        """
+        plan = self.plan
+        products, totals = sums
+        a, b = operands
+        stage, parity, ready, ahead = ring
+        numbers = tables.numbers(at)
+        stage = bridge.uniform(stage)
+        if not ready:
+            bridge.barrier_wait(job.shared.full(stage), parity)
+        following, flipped = stage + 1, parity
+        if following == plan.stages:
+            following = Int32(0)
+            flipped = parity ^ 1
+        for block in cutlass.range_constexpr(plan.blocks):
+            mma.multiply_block(products, a, b, stage, block, 0, False)
+            mma.wait(0, products)
+            if const_expr(block == plan.blocks - 1):
+                self.release(job, stage)
+                ready = bridge.barrier_done(job.shared.full(following), flipped)  # known when the promotion is done
+                if const_expr(plan.config.loader == "self"):
+                    if later:  # into the stage before: another consumer may still read this one
+                        ahead = self.load_next(job, maps, ahead)
+            for v in bridge.unrolled(plan.mma.accumulator_registers):
+                element = tables.element(numbers, block, v, totals[block][v])
+                totals[block][v] = plan.mainloop.evaluate(products[v], element)
+        return mma, following, flipped, ready, ahead
+
 
 class TileTables(bridge.Carried):
     """The tables as one thread reads them for one tile: where the numbers of its rows and columns lie.
 
-    place   first row and column of the warpgroup's accumulators, and their matrix
-    keys    of what a thread reads, each once: see `kernels.sm90.mainloop.key_of`
-    starts  for each of them, the address of the number of K block 0
-    steps   and the bytes from there to that of K block 1
+    place    first row and column of the warpgroup's accumulators, and their matrix
+    keys     of what a thread reads, each once: see `kernels.sm90.mainloop.key_of`
+    starts   for each of them, the address of the number of the first K block of this part of K
+    steps    and the bytes from there to that of the next K block
+    last     the last K block of this part
+    current  the number of each key that this lane has of the batch of K blocks that are promoted; `coming`: of the next
     """
 
     def __init__(self, plan: Any, job: Any, place: tuple[Any, Any, Any], thread: Any):
         starts = {key: _start(plan, job, place, thread, of) for key, of in numbers_read(plan).items()}
         self.plan, self.keys = plan, tuple(starts)
+        self.dealt = {table.name: dealt(plan, table) for table in plan.mainloop.tables}
         steps = [getattr(job.given, f"{key[0]}_k") * f32.bytes for key in starts]
-        super().__init__(starts=list(starts.values()), steps=steps)
+        layout = cute.make_layout(max(1, len(starts)))
+        self.current, self.coming = (cute.make_rmem_tensor(layout, Float32) for _ in range(2))
+        super().__init__(
+            starts=[start + Int64(job.k_first) * step for start, step in zip(starts.values(), steps, strict=True)],
+            steps=steps,
+            last=job.k_tiles - 1,
+            lane=cute.arch.lane_idx(),
+        )
 
-    def load(self, k_block: Any) -> dict[Any, Any]:
-        """The numbers of one K block."""
-        places = [start + Int64(k_block) * step for start, step in zip(self.starts, self.steps, strict=True)]
-        return {key: load_value(place, f32) for key, place in zip(self.keys, places, strict=True)}
+    def fetch(self, first: Any) -> None:
+        """Begin to load this lane's numbers of the batch of K blocks from `first` on, none beyond the last."""
+        for i, (key, start, step) in enumerate(zip(self.keys, self.starts, self.steps, strict=True)):
+            k_block = cutlass.min(first + self.dealt[key[0]].turn(self.lane), self.last)
+            self.coming[i] = load_value(start + Int64(k_block) * step, f32)
+
+    def advance(self, first: Any) -> None:
+        """Go on to the batch that was fetched; fetch the one from `first` on."""
+        for i in range(len(self.keys)):
+            self.current[i] = self.coming[i]
+        self.fetch(first)
+
+    def numbers(self, at: Any) -> dict[Any, Any]:
+        """The numbers of one K block of the batch, from the lanes that have them."""
+        found = {}
+        for i, key in enumerate(self.keys):
+            among = self.dealt[key[0]]
+            found[key] = bridge.shuffle(self.current[i], among.offset(at), among.segment)
+        return found
 
     def element(self, numbers: dict[Any, Any], block: int, v: int, total: Any) -> PromotedElement:
         """What the promotion of one element reads."""
