@@ -76,7 +76,9 @@ def estimate(problem: Problem, choice: Sm90Choice, multiprocessors: int = 132) -
     m, n = (problem.n, problem.m) if choice.swapped else (problem.m, problem.n)
     rows_of = None if problem.b_major == "k" else problem.n
     sizes = model.ManyRows(m, n, problem.k, 1, Places.of(multiprocessors), swapped=choice.swapped, rows_of=rows_of)
-    dealt = bool(config.dealt) and config.launch == "tiles"  # several waves take tiles so, or not, by what they are
+    dealt = (
+        bool(config.tuning.dealt) and config.launch == "tiles"
+    )  # several waves take tiles so, or not, by what they are
     return sizes.estimate(config.tile, config.cluster, config.schedule == "pingpong", config.split, dealt).seconds
 
 

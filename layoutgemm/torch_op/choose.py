@@ -61,7 +61,7 @@ def choose_kernel(
             continue
         along_m, along_n = choice.config.cluster
         across = -(-rows // (tile[0] * along_m)), -(-columns // (tile[1] * along_n))
-        if choice.config.launch == "tiles" and across[choice.config.along == "M"] > MAX_GRID_Y:
+        if choice.config.launch == "tiles" and across[choice.config.tuning.along == "M"] > MAX_GRID_Y:
             last = OperandError(f"a grid of {across[0]} x {across[1]} tiles, which has {MAX_GRID_Y} at most across")
             continue
         if across[0] * across[1] * batch <= MAX_TILES:

@@ -252,7 +252,7 @@ def _reason(best: Estimate, config: Sm90Config) -> str:
         shared = f"blocks in clusters of {rows}x{columns} share loads"
     elif best.dealt:
         shared = "blocks that lie together on the GPU read the same lines"
-    return f"{best}; {shared}" + "; starts while the kernel before it drains" * config.overlap
+    return f"{best}; {shared}" + "; starts while the kernel before it drains" * config.tuning.overlap
 
 
 def _on_lines(k: int, row_of_b: int | None, kind: DType) -> bool:
@@ -304,7 +304,7 @@ def _configured(
         # Of kernels that load for themselves in clusters two k tiles, whatever they weigh: 512x28672x4096 +0.3 to 0.7%.
         stage = (rows // cluster[1] + columns // cluster[0]) * _STAGE_BYTES
         two = (config.loader == "self" and cluster != (1, 1)) or rows == TALL
-        config = replace(config, prefetch=2 if two else fetched(stage, _FETCHED))
+        config = config.tuned(prefetch=2 if two else fetched(stage, _FETCHED))
     return config
 
 

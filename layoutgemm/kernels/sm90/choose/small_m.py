@@ -203,10 +203,10 @@ def for_few_rows(
 
     >>> from layoutgemm.dtypes import dtype
     >>> found = for_few_rows(16, 6144, 4096, 1, dtype("bf16"), "K", Places(), 1, True)
-    >>> found.config.tile, found.config.trigger
+    >>> found.config.tile, found.config.tuning.trigger
     ((64, 48), 'start')
     >>> found = for_few_rows(16, 6144, 4096, 1, dtype("bf16"), "MN", Places(), 1, True)
-    >>> found.config.tile, found.config.trigger  # 96 blocks: 36 multiprocessors have none
+    >>> found.config.tile, found.config.tuning.trigger  # 96 blocks: 36 multiprocessors have none
     ((64, 64), 'end')
     """
     problem = _Problem(m, n, k, batch, kind, places, b_major)
@@ -288,4 +288,4 @@ def _overlap(cost: _Cost, stage: int) -> dict[str, Any]:
 
 def _when(config: Sm90Config) -> str:
     why = "clusters of four then find their places" if config.split > 2 else "as too many multiprocessors are idle"
-    return f"; the next kernel starts when it leaves, {why}" * (config.trigger == "end")
+    return f"; the next kernel starts when it leaves, {why}" * (config.tuning.trigger == "end")
