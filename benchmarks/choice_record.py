@@ -96,7 +96,7 @@ def report(standings: Sequence[Standing]) -> list[str]:
 
 def save(path: Path, facts: Mapping[str, Any], tried: Sequence[Tried]) -> None:
     """Writes the record, one line per configuration and shape."""
-    defaults = asdict(Sm90Config())
+    defaults = Sm90Config().settings
     numbers: dict[Sm90Choice, int] = {}
     shapes = []
     for one in tried:
@@ -106,7 +106,7 @@ def save(path: Path, facts: Mapping[str, Any], tried: Sequence[Tried]) -> None:
         shapes.append({**asdict(one.problem), "torch_us": round(one.torch * 1e6, 3), "kernels": kernels})
     configurations = []
     for choice in numbers:
-        config = {name: value for name, value in asdict(choice.config).items() if value != defaults[name]}
+        config = {name: value for name, value in choice.config.settings.items() if value != defaults[name]}
         configurations.append({"swapped": choice.swapped, "config": config})
     rows = {"configurations": configurations, "shapes": shapes}
     text = json.dumps({**facts, "defaults": defaults}, indent=1).removesuffix("\n}")

@@ -26,7 +26,7 @@ def candidates(m: int, n: int, k: int, b_major: str = "k", likely: int | None = 
     """
     found = list(tunable(m, n, k, "k", b_major))
     if likely is None:
-        more = _other_launches(found) if m <= 64 else _many_rows(m, n, found[0].config.overlap)
+        more = _other_launches(found) if m <= 64 else _many_rows(m, n, found[0].config.tuning.overlap)
         found = list(dict.fromkeys([*found, *more]))
     yield from found if likely is None else found[: 1 + likely]
 
@@ -92,12 +92,12 @@ def name_of(choice: Sm90Choice) -> str:
     >>> name_of(Sm90Choice(Sm90Config((256, 224), cluster=(2, 1), group=4)))
     '256x224 self c21 g4M'
     """
-    config = choice.config
+    config, tuning = choice.config, choice.config.tuning
     parts = ["swap"] * choice.swapped + ["x".join(map(str, config.tile))]
     parts += ["pp"] * (config.schedule == "pingpong")
     parts.append({"self": "self", "warp": "w", "warpgroup": "wg"}[config.loader])
     parts.append("c" + "".join(map(str, config.cluster)))
-    parts.append(f"g{config.group}{config.along}")
+    parts.append(f"g{tuning.group}{tuning.along}")
     defaults = Sm90Config()
     shorts = {"stages": "s", "tile_k": "k", "chunks": "ch", "buffers": "b", "split": "split", "consumers": "wg",
               "prefetch": "pf"}  # fmt: skip
@@ -107,8 +107,8 @@ def name_of(choice: Sm90Choice) -> str:
     parts += [f"r{config.rows}"] * (config.rows is not None) + ["single"] * config.single
     parts += ["tiles"] * (config.launch == "tiles")
     parts += [config.store] * (config.store != "tma")
-    parts += [f"{config.first}first"] * (config.first is not None)
-    parts += ["dealt " + str(Dealt(config.dealt)).replace(", ", " ")] * bool(config.dealt)
-    parts += ["late"] * (config.trigger == "end") + [config.l2_promotion] * (config.l2_promotion != "128B")
-    parts += ["snake"] * config.snake + [f"early{config.early}"] * (config.early > 0) + ["pdl"] * config.overlap
+    parts += [f"{tuning.first}first"] * (tuning.first is not None)
+    parts += ["dealt " + str(Dealt(tuning.dealt)).replace(", ", " ")] * bool(tuning.dealt)
+    parts += ["late"] * (tuning.trigger == "end") + [tuning.l2_promotion] * (tuning.l2_promotion != "128B")
+    parts += ["snake"] * tuning.snake + [f"early{config.early}"] * (config.early > 0) + ["pdl"] * tuning.overlap
     return " ".join(parts)

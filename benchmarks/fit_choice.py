@@ -13,8 +13,8 @@ e for each `SOFT` share of its estimate, since the choice by the least estimate 
 near the fastest, and changes of the constants, are penalised too. `slopes.py` supplies the model's own gradients.
 
 `--search` then changes a few constants at random, and keeps changes that reduce the loss of the real choice. It ignores
-the times themselves: `_START`, common to all kernels, is set afterwards, which changes no choice. Copy new constants by
-hand, with the printed figures.
+the times themselves: `start`, common to all kernels, is set afterwards, which changes no choice. Copy new constants by
+hand into `h200.json`, with the printed figures.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +40,19 @@ from benchmarks.choice_record import Standing, Timed, Tried, load, report, stand
 from benchmarks.configurations import random_shapes
 from benchmarks.slopes import Slope
 from layoutgemm.bench.method import Problem
-from layoutgemm.kernels.sm90.choose import large_m as model
+from layoutgemm.kernels.sm90.choose import large_m
+from layoutgemm.kernels.sm90.choose.costs import ManyRowsModel
 from layoutgemm.kernels.sm90.choose.occupancy import Places
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, likeliest, of_estimate
 
 FITTED = (
-    "_CLOCK", "_HEAT", "_HEATING", "_READ_HIDDEN", "_LINES", "_HALVED", "_L2", "_L2_LATER", "_WEIGHTS", "_SHARED",
-    "_SHARED_LATER", "_MEMORY", "_AGAIN", "_APART", "_SHALLOW", "_STEP", "_END", "_END_256", "_POWER_256",
-    "_END_192", "_POWER_192", "_END_64", "_WAVE", "_START", "_CROWDED", "_CROWDED_PARTS", "_BETWEEN", "_WIDE_ALONE",
-    "_LOW_SHARING", "_EXCHANGE", "_OF_128", "_SENT", "_MORE_PARTS", "_LATE_PARTS", "_OF_FOUR", "_LATER", "_FILL",
-    "_IN_PART", "_BETWEEN_LATER", "_FILL_WHOLE", "_LARGE_LOSS", "_TOGETHER", "_LINES_TOGETHER", "_AFTER", "_FILL_DEALT",
-    "_ROUNDS_OF_A", "_COOL", "_TURN_LOSS", "_TURNED", "_TURNED_END",
-    *(f"_PAIRED {rows} {order}" for rows in (64, 128, 192, 256) for order in (0, 1)),
+    "clock", "heat", "heating", "read_hidden", "lines", "halved", "l2", "l2_later", "weights", "shared",
+    "shared_later", "memory", "again", "apart", "shallow", "step", "end", "end_256", "power_256",
+    "end_192", "power_192", "end_64", "wave", "start", "crowded", "crowded_split", "between", "wide_alone",
+    "low_sharing", "exchange", "exchange_128", "sent", "more_parts", "late_split", "large", "later", "fill",
+    "part_span", "between_later", "fill_whole", "large_loss", "together", "lines_together", "after", "fill_dealt",
+    "rounds_of_a", "cool", "turn_loss", "swapped", "swapped_end",
+    *(f"paired {rows} {order}" for rows in (64, 128, 192, 256) for order in (0, 1)),
 )  # fmt: skip
 # A kernel whose estimate is that share longer is taken e times less likely; one share after the other.
 SOFT = 0.012, 0.006, 0.003
@@ -75,8 +77,10 @@ def estimate(problem: Problem, choice: Sm90Choice, multiprocessors: int = 132) -
     config = choice.config
     m, n = (problem.n, problem.m) if choice.swapped else (problem.m, problem.n)
     rows_of = None if problem.b_major == "k" else problem.n
-    sizes = model.ManyRows(m, n, problem.k, 1, Places.of(multiprocessors), swapped=choice.swapped, rows_of=rows_of)
-    dealt = bool(config.dealt) and config.launch == "tiles"  # several waves take tiles so, or not, by what they are
+    sizes = large_m.ManyRows(m, n, problem.k, 1, Places.of(multiprocessors), swapped=choice.swapped, rows_of=rows_of)
+    dealt = (
+        bool(config.tuning.dealt) and config.launch == "tiles"
+    )  # several waves take tiles so, or not, by what they are
     return sizes.estimate(config.tile, config.cluster, config.schedule == "pingpong", config.split, dealt).seconds
 
 
@@ -84,39 +88,37 @@ def estimate(problem: Problem, choice: Sm90Choice, multiprocessors: int = 132) -
 def constants(values: Mapping[str, Any]) -> Iterator[None]:
     """Context manager: the model with other constants.
 
-    >>> before = model._START
-    >>> with constants({"_START": 2e-6}):
-    ...     model._START
+    >>> before = large_m.MODEL.start
+    >>> with constants({"start": 2e-6}):
+    ...     large_m.MODEL.start
     2e-06
-    >>> model._START == before
+    >>> large_m.MODEL.start == before
     True
     """
-    before = {name: constant(name) for name in values}
+    before = large_m.MODEL
     try:
         for name, value in values.items():
-            put(name, value)
+            large_m.MODEL = changed(large_m.MODEL, name, value)
         yield
     finally:
-        for name, value in before.items():
-            put(name, value)
+        large_m.MODEL = before
 
 
 def constant(name: str) -> float:
     """The model's constant of that name; of one by rows and order, "name rows order"."""
     first, *places = name.split()
-    found = getattr(model, first)
+    found = getattr(large_m.MODEL, first)
     return float(found[int(places[0])][int(places[1])] if places else found)
 
 
-def put(name: str, value: Any) -> None:
-    """Sets a constant of the model."""
+def changed(model: ManyRowsModel, name: str, value: Any) -> ManyRowsModel:
+    """The model with another constant."""
     first, *places = name.split()
     if places:
-        table = getattr(model, first)
         rows, order = map(int, places)
-        table[rows] = tuple(value if i == order else kept for i, kept in enumerate(table[rows]))
-    else:
-        setattr(model, first, value)
+        table = getattr(model, first)
+        value = {**table, rows: tuple(value if i == order else kept for i, kept in enumerate(table[rows]))}
+    return replace(model, **{first: value})
 
 
 def configured(one: Tried) -> list[Timed]:
@@ -215,7 +217,7 @@ def searched(
 
 def _reach(name: str) -> float:
     """The range for the logarithm of a constant; smaller for factors near 1."""
-    return 0.03 if name.startswith("_PAIRED") or name == "_ROUNDS_OF_A" else 0.3
+    return 0.03 if name.startswith("paired") or name == "rounds_of_a" else 0.3
 
 
 def judged(tried: Sequence[Tried], values: Mapping[str, float]) -> list[Standing]:

@@ -7,6 +7,7 @@ from .planner import plan
 from .run.error_bound import error_bound
 from .run.result import GemmResult
 from .sm80.plan import Sm80Config, Sm80Plan
+from .sm90.config import Sm90Tuning
 from .sm90.grouped import Ragged
 from .sm90.mainloop import Promoted, Table
 from .sm90.plan import Sm90Config, Sm90Plan
@@ -23,6 +24,7 @@ __all__ = [
     "Sm80Plan",
     "Sm90Config",
     "Sm90Plan",
+    "Sm90Tuning",
     "Sm100Config",
     "Sm100Plan",
     "Table",

@@ -17,6 +17,7 @@ from ..errors import LayoutError, OperandError
 from ..kernels.compile.worker import Kernel, plan_of
 from ..kernels.plan import MAX_TILES
 from ..kernels.sm80.choose import Sm80Choice, by_lines
+from ..kernels.sm90.choose.costs import cost_model
 from ..kernels.sm90.choose.rules import NEXT, SPARE, Sm90Choice, choose, likeliest, nearest, of_estimate
 from ..kernels.sm90.config import MAX_GRID_Y, check_rows
 from . import tuned_store as tuned
@@ -61,7 +62,7 @@ def choose_kernel(
             continue
         along_m, along_n = choice.config.cluster
         across = -(-rows // (tile[0] * along_m)), -(-columns // (tile[1] * along_n))
-        if choice.config.launch == "tiles" and across[choice.config.along == "M"] > MAX_GRID_Y:
+        if choice.config.launch == "tiles" and across[choice.config.tuning.along == "M"] > MAX_GRID_Y:
             last = OperandError(f"a grid of {across[0]} x {across[1]} tiles, which has {MAX_GRID_Y} at most across")
             continue
         if across[0] * across[1] * batch <= MAX_TILES:
@@ -132,12 +133,7 @@ def _has_matrices(problem: Problem) -> bool:
 
 # ------------------------------------------------------------------------------------------------ lines of any pitch
 
-# On an H200, of 16-bit elements; other widths in proportion. Fitted to benchmarks/results/lines_h200.json, but for the
-# accesses of single bytes, which were not measured.
-_BY_TENSOR_COPIES, _BY_LINES, _MEMORY = 800e12, 460e12, 4e12
-_COPIED = 1.6e12  # bytes a second that torch's copy of lines of other pitches reads and writes
-_COPY, _LAUNCH = 2e-6, 2e-6  # fixed seconds of a copy and of a kernel
-_NARROW = {16: 1.0, 8: 0.57, 4: 0.47, 2: 0.15, 1: 0.08}  # of the rate, by bytes of an access; below 4 by registers
+MODEL = cost_model().unaligned_rows
 
 
 def choose_by_lines(
@@ -210,21 +206,21 @@ def _copying(solution: Solution, problem: Problem) -> float:
     """Seconds of a solution's copies: each element is read and written."""
     names = problem.a.dtype, problem.b.dtype, problem.c.dtype
     bytes_ = [copy.bytes(name) for copy, name in zip(solution.copies, names, strict=True) if copy is not None]
-    return sum(2 * count / _COPIED + _COPY for count in bytes_)
+    return sum(2 * count / MODEL.copied + MODEL.copy for count in bytes_)
 
 
 def _multiplying(solution: Solution, problem: Problem) -> float:
     """Seconds of a solution's launches."""
     m, n, k, batch = solution.sizes
     size, choice = dtype(problem.a.dtype).bytes, solution.kernel.choice
-    moved = (m * k + n * k) * size * batch / _MEMORY
+    moved = (m * k + n * k) * size * batch / MODEL.memory
     if isinstance(choice, Sm90Choice):
-        products = 2 * m * n * k * batch * size / 2 / _BY_TENSOR_COPIES
-        return len(solution.launches) * (max(products, moved) + _LAUNCH)
+        products = 2 * m * n * k * batch * size / 2 / MODEL.by_tma
+        return len(solution.launches) * (max(products, moved) + MODEL.launch)
     config, rows, columns = choice.config, *((n, m) if choice.swapped else (m, n))
     tiles = -(-rows // config.tile[0]) * -(-columns // config.tile[1]) * batch
     waves = -(-tiles // problem.multiprocessors)
     wide = 2 if problem.a.dtype in ("e4m3", "e5m2") else size  # sm_90 has no mma.sync of its own for 8-bit floats
-    rate = _BY_LINES * 2 / wide * _NARROW.get(min(config.align[:2]), 1.0) / problem.multiprocessors
+    rate = MODEL.by_lines * 2 / wide * MODEL.narrow.get(min(config.align[:2]), 1.0) / problem.multiprocessors
     seconds = waves * 2 * config.tile[0] * config.tile[1] * k / rate
-    return len(solution.launches) * (max(seconds, moved) + _LAUNCH)
+    return len(solution.launches) * (max(seconds, moved) + MODEL.launch)

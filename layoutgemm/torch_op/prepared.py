@@ -5,7 +5,6 @@ tensors  --problem_of-->  Problem  --Prepared-->  kept in PREPARED by `key`, whe
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import torch
 
 from ..arch import arch
 from ..errors import OperandError
+from ..kernels.compile.worker import entry_of_choice
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.run.occupancy import of_device
 from ..kernels.sm90.choose.occupancy import Places
@@ -131,7 +131,7 @@ def config_text(config: Config | None) -> str:
         return ""
     choice = choice_of(config)
     assert choice is not None
-    return json.dumps({"swapped": choice.swapped, "config": dataclasses.asdict(choice.config)})
+    return json.dumps(entry_of_choice(choice))
 
 
 # What torch.compiler.assume_constant_result sets; that function imports the whole compiler. A configuration does not

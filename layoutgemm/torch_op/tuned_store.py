@@ -7,7 +7,6 @@ configuration, are treated as absent. A configuration must hold to the same rule
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping
@@ -81,14 +80,15 @@ def choice_of(entry: object) -> Sm90Choice | None:
     True
     """
     try:
-        return compile_apart.choice_of(entry)
+        choice = compile_apart.choice_of(entry)
     except (LayoutError, TypeError, KeyError, AttributeError, RecursionError):
         return None
+    return choice if isinstance(choice, Sm90Choice) else None
 
 
 def _entry(choice: Sm90Choice, facts: Mapping[str, object]) -> dict[str, Any]:
     plain = {name: value for name, value in facts.items() if isinstance(value, (str, int, float))}
-    return {**plain, "swapped": choice.swapped, "config": dataclasses.asdict(choice.config)}
+    return {**plain, **compile_apart.entry_of_choice(choice)}
 
 
 def _content(path: Path) -> dict[str, Any]:

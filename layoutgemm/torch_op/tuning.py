@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -189,13 +189,14 @@ def _few_rows(m: int, n: int, places: Places) -> Iterator[Sm90Choice]:
         yield Sm90Choice(replace(base, tile=(64, width), split=split), swapped=True)
     if width == WARP_ROWS:
         yield Sm90Choice(replace(base, tile=(64, width), split=2, store="direct"), swapped=True)
-    weights = replace(base, first="B", along="N", rows=rows if rows < 64 else None)
+    weights = replace(base, rows=rows if rows < 64 else None).tuned(first="B", along="N")
     for split, columns in ((2, 16), (2, 32), (2, 64), (4, 64)):  # few columns: the blocks of a cluster share out K
         if -(-n // columns) <= places.most(split):
             later = late if split > 2 else {}
-            yield Sm90Choice(replace(weights, tile=(64, columns), chunks=split, split=split, store=few, **later))
+            parts = replace(weights, tile=(64, columns), split=split, store=few)
+            yield Sm90Choice(parts.tuned(chunks=split, **later))
     for columns in sorted({w for w in (each, each + 8, each * 2, 64, 128) if w <= 256}):
-        straight = replace(weights, tile=(64, columns), chunks=1)
+        straight = replace(weights, tile=(64, columns)).tuned(chunks=1)
         yield Sm90Choice(straight)
         if rows <= WARP_ROWS:
             yield Sm90Choice(replace(straight, store=few))
@@ -203,7 +204,7 @@ def _few_rows(m: int, n: int, places: Places) -> Iterator[Sm90Choice]:
             yield Sm90Choice(replace(straight, cluster=(1, 2)))
         # The next kernel's blocks would crowd where this one has none.
         if -(-n // columns) < places.multiprocessors - 4:
-            yield Sm90Choice(replace(straight, **late))
+            yield Sm90Choice(straight.tuned(**late))
     for split in (1, 2):
         yield Sm90Choice(replace(base, tile=(128, width), consumers=2, split=split), swapped=True)
 
@@ -214,9 +215,9 @@ def name_of(choice: Sm90Choice) -> str:
     >>> name_of(Sm90Choice(Sm90Config((256, 128), cluster=(2, 1)), swapped=True))
     '256x128 swapped cluster=2x1'
     """
-    defaults = asdict(Sm90Config())
+    defaults = Sm90Config().settings
     parts = ["x".join(map(str, choice.config.tile))] + ["swapped"] * choice.swapped
-    for name, value in asdict(choice.config).items():
+    for name, value in choice.config.settings.items():
         if name != "tile" and value != defaults[name]:
             parts.append(f"{name}={'x'.join(map(str, value)) if isinstance(value, (tuple, list)) else value}")
     return " ".join(parts)

@@ -14,11 +14,11 @@ from benchmarks.configurations import candidates, random_shapes
 from benchmarks.fit_choice import constants, estimate, fit, folds, judged, main, searched
 from benchmarks.slopes import Slope
 from layoutgemm.bench.method import Problem
-from layoutgemm.kernels.sm90.choose import large_m as model
+from layoutgemm.kernels.sm90.choose import large_m
 
 RECORD = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "choices_h200.json"
 SHAPES = [(300, 4096, 4096), (2400, 1024, 4928), (1000, 6144, 2048), (200, 14336, 1024), (640, 1280, 1856)]
-MADE = {"_START": model._START * 1.5, "_MEMORY": model._MEMORY * 0.8, "_END": model._END * 1.3}
+MADE = {"start": large_m.MODEL.start * 1.5, "memory": large_m.MODEL.memory * 0.8, "end": large_m.MODEL.end * 1.3}
 
 
 def made(sizes: tuple[int, int, int]) -> Tried:
@@ -33,9 +33,9 @@ def test_the_constants_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit_choice, "ERRORS", 50.0)
     monkeypatch.setattr(fit_choice, "KEPT", 0.0)
     tried = [made(sizes) for sizes in SHAPES]
-    found = fit(tried, (*MADE, "_IN_PART"))
+    found = fit(tried, (*MADE, "part_span"))
     assert {name: found[name] / MADE[name] for name in MADE} == pytest.approx(dict.fromkeys(MADE, 1.0), abs=0.1)
-    assert found["_IN_PART"] == pytest.approx(model._IN_PART)  # no B has contiguous rows here
+    assert found["part_span"] == pytest.approx(large_m.MODEL.part_span)  # no B has contiguous rows here
     before, after = judged(tried, {}), judged(tried, found)
     assert sum(s.behind for s in after) <= sum(s.behind for s in before) and max(s.behind for s in after) < 0.01
     assert {s.problem for s in folds(tried[:2], 2)} == {one.problem for one in tried[:2]}
@@ -67,10 +67,10 @@ def test_few_rows_are_not_fitted(tmp_path: Path, capsys: pytest.CaptureFixture[s
     with pytest.raises(ValueError, match="more than 64 rows"):
         fit([few])
     save(tmp_path / "record.json", {}, [few, made(SHAPES[0])])
-    before = model._START
-    assert main([str(tmp_path / "record.json")]) == 0 and model._START == before
+    before = large_m.MODEL.start
+    assert main([str(tmp_path / "record.json")]) == 0 and large_m.MODEL.start == before
     said = capsys.readouterr().out
-    assert "1 of 1 shapes" in said and f"_START {model._START:.4g} -> " in said
+    assert "1 of 1 shapes" in said and f"start {large_m.MODEL.start:.4g} -> " in said
 
 
 def test_shapes_are_left_out_of_the_fit(tmp_path: Path) -> None:
@@ -87,11 +87,11 @@ def test_a_search_keeps_the_smaller_loss() -> None:
     with constants(MADE):
         one = made((300, 4096, 4096))
     steps = iter(range(200))
-    with constants({"_SHARED": 1.6 * model._SHARED}):
+    with constants({"shared": 1.6 * large_m.MODEL.shared}):
         before = judged([one], {})[0].behind
-        found = searched([one], 100, seed=1, names=("_SHARED", "_LINES"), clock=lambda: next(steps))
+        found = searched([one], 100, seed=1, names=("shared", "lines"), clock=lambda: next(steps))
         after = judged([one], found)[0].behind
-    assert after < before > 0.05 and set(found) == {"_SHARED", "_LINES"}
+    assert after < before > 0.05 and set(found) == {"shared", "lines"}
     with pytest.raises(ValueError, match="more than 64 rows"):
         searched([], 1)
 

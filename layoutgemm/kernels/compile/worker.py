@@ -305,12 +305,7 @@ def entry_of(kernel: Kernel) -> dict[str, Any]:
     >>> kernel_of(json.loads(json.dumps(entry_of(kernel)))) == kernel
     True
     """
-    entry: dict[str, Any] = {
-        "swapped": kernel.choice.swapped, "config": asdict(kernel.choice.config), "operands": kernel.operands,
-        "batched": kernel.batched,
-    }  # fmt: skip
-    if isinstance(kernel.choice, Sm80Choice):
-        entry["mma.sync"] = kernel.choice.arch
+    entry = {**entry_of_choice(kernel.choice), "operands": kernel.operands, "batched": kernel.batched}
     if kernel.gated is not None:
         entry["gated"] = kernel.gated
     if kernel.epilogue is not None:
@@ -327,12 +322,7 @@ def kernel_of(entry: Any) -> Kernel:
     epilogue = None
     if "steps" in entry:
         epilogue = Epilogue(*[_step_of(name, values) for name, values in entry["steps"]], pairs=entry["pairs"])
-    choice: Sm90Choice | Sm80Choice
-    if "mma.sync" in entry:
-        choice = Sm80Choice(Sm80Config(**_values(entry["config"])), entry["mma.sync"], bool(entry["swapped"]))
-    else:
-        choice = choice_of(entry)
-    return Kernel(choice, tuple(entry["operands"]), bool(entry["batched"]), epilogue, entry.get("gated"))
+    return Kernel(choice_of(entry), tuple(entry["operands"]), bool(entry["batched"]), epilogue, entry.get("gated"))
 
 
 def _values_of(step: Step) -> dict[str, Any]:
@@ -353,19 +343,29 @@ def _tuples(x: Any) -> Any:
     return tuple([_tuples(y) for y in x]) if isinstance(x, list) else x
 
 
-def choice_of(entry: Any) -> Sm90Choice:
-    """A configuration from JSON. Raises LayoutError, TypeError or KeyError for what is none.
+def entry_of_choice(choice: Sm90Choice | Sm80Choice) -> dict[str, Any]:
+    """A configuration as JSON has it: every setting by name, knobs beside fields.
+
+    >>> choice = Sm90Choice(Sm90Config(overlap=True), swapped=True)
+    >>> entry_of_choice(choice)["config"]["overlap"], choice_of(entry_of_choice(choice)) == choice
+    (True, True)
+    """
+    if isinstance(choice, Sm80Choice):
+        return {"swapped": choice.swapped, "config": asdict(choice.config), "mma.sync": choice.arch}
+    return {"swapped": choice.swapped, "config": choice.config.settings}
+
+
+def choice_of(entry: Any) -> Sm90Choice | Sm80Choice:
+    """A configuration from JSON. Raises LayoutError, TypeError or KeyError for any other entry.
 
     >>> choice_of({"swapped": False, "config": {"tile": [128, 64]}}).config.tile
     (128, 64)
     """
     if not isinstance(entry["swapped"], bool):
         raise TypeError(f"swapped = {entry['swapped']!r}: true or false")
-    return Sm90Choice(Sm90Config(**_values(entry["config"])), entry["swapped"])
-
-
-def _values(config: dict[str, Any]) -> dict[str, Any]:
-    return {name: _tuples(value) for name, value in config.items()}
+    if "mma.sync" in entry:
+        return Sm80Choice(Sm80Config(**entry["config"]), entry["mma.sync"], entry["swapped"])
+    return Sm90Choice(Sm90Config(**entry["config"]), entry["swapped"])
 
 
 def main() -> None:

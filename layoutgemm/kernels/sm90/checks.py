@@ -42,7 +42,9 @@ def check_sm90(plan: Sm90Plan) -> Report:
 
 
 def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
-    checks: list[Check] = [_tiles_of_c(plan), _tiles_of_k(plan), *([plan.dealt.check()] if plan.config.dealt else [])]
+    checks: list[Check] = [_tiles_of_c(plan), _tiles_of_k(plan)]
+    if plan.config.tuning.dealt:
+        checks.append(plan.dealt.check())
     for operand, groups in ((plan.a, _groups(plan)), (plan.b, 1)):
         checks += _operand(plan, operand, groups)
         if operand.ends is not None:

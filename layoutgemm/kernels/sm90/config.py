@@ -1,9 +1,9 @@
-"""Sm90Config: what may be chosen for a Hopper kernel, and what goes together."""
+"""Sm90Config describes a Hopper kernel, Sm90Tuning tunes it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from ...arch import arch as arch_named
 from ...atoms.tma.rules import L2_PROMOTION
@@ -25,66 +25,41 @@ MAX_GRID_Y = 65535  # CUDA C++ Programming Guide, "Compute Capabilities": blocks
 MAX_CLUSTER = arch_named("sm_90a").cluster_portable  # blocks
 
 
+def _check_known(value: Sm90Config | Sm90Tuning, known: dict[str, tuple[str | None, ...]]) -> None:
+    """Raise PlanError for a field that holds none of its known names."""
+    for name, names in known.items():
+        if (given := getattr(value, name)) not in names:
+            raise PlanError(f"{name} = {given!r}: known are {', '.join(map(repr, names))}")
+
+
 @dataclass(frozen=True, slots=True)
-class Sm90Config:
-    """What may be chosen; None lets the plan choose.
+class Sm90Tuning:
+    """The knobs that tune a Hopper kernel: orders, overlap, L2 and the store's buffers.
 
-    tile       (M, N) elements of C that a block computes at a time: M a multiple of 64, N of 8 up to 256
-    tile_k     depth of a stage in elements; default 128 bytes
-    stages     k tiles in flight, 2 or more; default as many as fit
-    consumers  warpgroups that multiply, 1 to 3. Cooperative: they share a tile's rows; pingpong: each has a tile
-    schedule   "cooperative", or "pingpong": two warpgroups in turn, one multiplies while the other stores
-    loader     "self": a consumer warp issues the tensor loads, between its products; all registers are the consumers'.
-               "warp": a warp of its own; "warpgroup": a warpgroup, which gives its registers away
-    rows       rows of A's tile that are loaded, a multiple of 8 and M or more; the rest of the tile is zeros, written
-               once. For M below the instruction's 64: copies of rows outside a matrix cost time, these cost none
-    single     one tile a cluster: the grid is as large as the problem, and the buffers of the store lie over the stages
-    cluster    blocks along M and N that share loads: those along M the tile of B, those along N the tile of A
     group      clusters of a band of the tile order, and `along` which the bands lie: "M" or "N"
-    snake      every second tile of a block runs through K backwards: fewer reads of memory, but the order of summation
-               then depends on where a tile lies
-    overlap    programmatic dependent launch: the kernel starts while the one before it drains, and waits for it before
-               it touches memory
-    trigger    when the next kernel's blocks may come, with its `overlap`: "start", wherever a multiprocessor is idle;
-               "end", when this kernel's leave. Where a grid leaves multiprocessors idle, they crowd there, and each
-               graphics cluster (GPC) has its share of the memory's rate and no more
-    prefetch   so many first k tiles are brought into L2 before the kernel before this one has ended, with `overlap`
-    first      whose loads of a k tile are issued first, "A" or "B"; by default what blocks of the cluster share, which
-               takes longest, else A
-    l2_promotion   what an L2 miss of a load fetches: "none", "64B", "128B" or "256B"; see `TensorMap`
-    launch     "workers": as many clusters as run at a time, which take tile after tile. "tiles": one for each tile, in
-               a grid of as many rows and columns, `along` first: a block finds its tile without a division. No batch
-    store      "tma", or "direct": each thread its own elements, for a C that a tensor map does not take, and for few
-               rows, which few threads have: no meeting, and no way through shared memory
+    snake      odd tiles of a CTA run through K backwards: fewer DRAM reads, but results depend on a tile's position
+    overlap    programmatic dependent launch (PDL): the kernel starts while the previous one drains, and waits for it
+               before it touches memory
+    trigger    when the next kernel's CTAs may start, with its `overlap`: "start", wherever an SM is idle; "end", when
+               this kernel's exit. On a grid that leaves SMs idle early CTAs crowd in some GPCs, and each GPC has its
+               share of the memory rate and no more
+    prefetch   K tiles to prefetch into L2 while the previous kernel runs; needs `overlap`
+    first      the operand whose loads of a K tile are issued first, "A" or "B". By default the one that CTAs of the
+               cluster share, which takes longest, else A
+    l2_promotion   bytes that an L2 miss of a load fetches: "none", "64B", "128B" or "256B"; see `TensorMap`
     chunks, buffers   of the store; see StorePlan
-    dealt      rounds of (places, times) in which the hardware deals clusters out to graphics clusters (GPCs), if those
-               that lie together are to take tiles that lie together; see `schedule.Dealt`. Of a kernel that an idle GPU
-               begins: launched early, blocks lie where others leave
-    split      blocks of a cluster that share a tile's sum over K, each a part of it; they exchange their partial sums
-               through shared memory, and each stores its share of the columns
-    early      so many last k tiles are multiplied block of 64 rows by block, or of a single block half by half of the
-               columns, so that the first is stored while the others' products still run; fewer than the stages, which
-               hold them all, and no more than K has
+    dealt      rounds of (places, times) in which the hardware assigns clusters to GPCs, for neighbours that take
+               adjacent tiles; see `schedule.Dealt`. For a kernel that starts on an idle GPU: with PDL, CTAs start
+               wherever earlier ones exit
 
-    Raises PlanError, naming the field and what it may be; what depends on types and sizes, `Sm90Plan.derive` refuses.
+    Raises PlanError, naming the field and its known values.
 
-    >>> Sm90Config((256, 224), cluster=(2, 1), group=4).tile
-    (256, 224)
-    >>> Sm90Config((100, 64))
+    >>> Sm90Tuning(trigger="late")
     Traceback (most recent call last):
         ...
-    layoutgemm.errors.PlanError: 100 rows for 2 cooperative warpgroup(s): each takes a multiple of 64
+    layoutgemm.errors.PlanError: trigger = 'late': known are 'start', 'end'
     """
 
-    tile: tuple[int, int] = (128, 256)
-    tile_k: int | None = None
-    stages: int | None = None
-    consumers: int = 2
-    schedule: str = "cooperative"
-    loader: str = "self"
-    rows: int | None = None
-    single: bool = False
-    cluster: tuple[int, int] = (1, 1)
     group: int = 8
     along: str = "M"
     snake: bool = False
@@ -93,24 +68,123 @@ class Sm90Config:
     prefetch: int = 0
     first: str | None = None
     l2_promotion: str = "128B"
-    launch: str = "workers"
-    store: str = "tma"
     chunks: int = 2
     buffers: int = 1
-    early: int = 0
-    split: int = 1
     dealt: Rounds = ()
 
     def __post_init__(self) -> None:
-        check_fields(self, early=0, prefetch=0)
-        for name, known in (
-            ("schedule", SCHEDULES), ("loader", LOADERS), ("store", STORES), ("along", ("M", "N")),
-            ("launch", LAUNCHES), ("trigger", TRIGGERS), ("l2_promotion", tuple(L2_PROMOTION)),
-            ("first", (None, "A", "B")),
-        ):  # fmt: skip
-            if getattr(self, name) not in known:
-                raise PlanError(f"{name} = {getattr(self, name)!r}: known are {', '.join(map(repr, known))}")
+        check_fields(self, prefetch=0)
+        _check_known(self, {
+            "along": ("M", "N"), "trigger": TRIGGERS, "l2_promotion": tuple(L2_PROMOTION), "first": (None, "A", "B"),
+        })  # fmt: skip
         Dealt(self.dealt)
+        if self.prefetch and not self.overlap:
+            raise PlanError(f"prefetch = {self.prefetch} before the kernel before has ended: with overlap=True alone")
+
+
+_KNOBS = frozenset(field.name for field in fields(Sm90Tuning))
+_USUAL = Sm90Tuning()
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Sm90Config:
+    """The description of a Hopper kernel; None lets the plan choose.
+
+    tile       (M, N) elements of C that a CTA computes at a time: M a multiple of 64, N of 8 up to 256
+    tile_k     depth of a stage in elements; default 128 bytes
+    stages     K tiles in flight, 2 or more; default as many as fit
+    consumers  warpgroups that multiply, 1 to 3. Cooperative: they share a tile's rows; pingpong: each has a tile
+    schedule   "cooperative", or "pingpong": two warpgroups in turn, one multiplies while the other stores
+    loader     "self": a consumer warp issues the TMA loads, between its products; all registers are the consumers'.
+               "warp": a warp of its own; "warpgroup": a warpgroup, which gives its registers away
+    rows       loaded rows of A's tile, a multiple of 8 and M or more; the rest of the tile is zeros, written once. For
+               M below the instruction's 64: out-of-bounds rows cost load time, these cost none
+    single     one tile a cluster: the grid is as large as the problem, and the store's buffers lie over the stages
+    cluster    CTAs along M and N that share loads: those along M the tile of B, those along N the tile of A
+    launch     "workers": as many clusters as are resident, which take tile after tile. "tiles": one for each tile, in
+               a grid of as many rows and columns, `along` first: a CTA finds its tile without a division. No batch
+    store      "tma", or "direct": each thread stores its own elements, for a C that TMA cannot store, and for few
+               rows, which few threads have: no named barrier, and no way through shared memory
+    split      split-K CTAs of a cluster, each with a part of a tile's K; they exchange their partial sums through
+               shared memory, and each stores its share of the columns
+    early      last K tiles that are multiplied 64 rows by 64 rows, or of 64 rows half by half of the columns: the
+               first part is stored while the others' products still run. Fewer than the stages, which hold them all,
+               and no more than K has
+    tuning     the knobs, an Sm90Tuning. The constructor and `dataclasses.replace` take knobs by their names too, and
+               a knob can be read from the configuration: `config.overlap` is `config.tuning.overlap`
+
+    Raises PlanError, naming the field and its known values; `Sm90Plan.derive` checks types and sizes.
+
+    >>> config = Sm90Config((256, 224), cluster=(2, 1), group=4)
+    >>> config.tile, config.tuning.group
+    ((256, 224), 4)
+    >>> Sm90Config((100, 64))
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.PlanError: 100 rows for 2 cooperative warpgroup(s): each takes a multiple of 64
+    """
+
+    tile: tuple[int, int]
+    tile_k: int | None
+    stages: int | None
+    consumers: int
+    schedule: str
+    loader: str
+    rows: int | None
+    single: bool
+    cluster: tuple[int, int]
+    launch: str
+    store: str
+    split: int
+    early: int
+    tuning: Sm90Tuning
+
+    def __init__(
+        self, tile: tuple[int, int] = (128, 256), tile_k: int | None = None, stages: int | None = None,
+        consumers: int = 2, schedule: str = "cooperative", loader: str = "self", rows: int | None = None,
+        single: bool = False, cluster: tuple[int, int] = (1, 1), launch: str = "workers", store: str = "tma",
+        split: int = 1, early: int = 0, tuning: Sm90Tuning = _USUAL, **knobs: Any,
+    ) -> None:  # fmt: skip
+        given = (
+            tile, tile_k, stages, consumers, schedule, loader, rows, single, cluster, launch, store, split, early,
+            tuning,
+        )  # fmt: skip
+        for field, value in zip(fields(self), given, strict=True):
+            object.__setattr__(self, field.name, value)
+        check_fields(self, early=0)
+        if unknown := knobs.keys() - _KNOBS:
+            raise TypeError(f"Sm90Config has no field {min(unknown)!r}, and Sm90Tuning none either")
+        if knobs:
+            object.__setattr__(self, "tuning", replace(tuning, **knobs))
+        self._check()
+
+    if not TYPE_CHECKING:  # the package itself reads knobs from `tuning`
+
+        def __getattr__(self, name: str) -> object:
+            if name in _KNOBS:
+                return getattr(self.tuning, name)
+            raise AttributeError(f"Sm90Config has no field {name!r}")
+
+    def tuned(self, **knobs: Any) -> Sm90Config:
+        """The same kernel with some knobs changed.
+
+        >>> Sm90Config().tuned(overlap=True).tuning.overlap
+        True
+        """
+        return replace(self, tuning=replace(self.tuning, **knobs))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every field and every knob by name, as JSON has them: `Sm90Config(**settings)` is the configuration again.
+
+        >>> Sm90Config(**Sm90Config(overlap=True).settings) == Sm90Config(overlap=True)
+        True
+        """
+        return {**{name: getattr(self, name) for name in self.__slots__ if name != "tuning"}, **asdict(self.tuning)}
+
+    def _check(self) -> None:
+        """Raise PlanError for fields that do not go together."""
+        _check_known(self, {"schedule": SCHEDULES, "loader": LOADERS, "store": STORES, "launch": LAUNCHES})
         blocks = self.cluster[0] * self.cluster[1] * self.split
         if blocks > MAX_CLUSTER:
             of = f" * {self.split} parts of K" if self.split > 1 else ""
@@ -123,8 +197,6 @@ class Sm90Config:
                 "pingpong needs a loader of its own, 'warp' or 'warpgroup': a consumer that loads for both does not "
                 "while it waits for its turn, and the other one's tile has more k tiles than there are stages"
             )
-        if self.prefetch and not self.overlap:
-            raise PlanError(f"prefetch = {self.prefetch} before the kernel before has ended: with overlap=True alone")
         if self.launch == "tiles" and self.schedule == "pingpong":
             raise PlanError("a grid of tiles leaves a block one tile, and pingpong takes two in turn: launch='workers'")
         if self.single and (self.early or self.schedule == "pingpong"):
@@ -154,13 +226,14 @@ class Sm90Config:
         >>> Sm90Config().order_of_loads, Sm90Config(cluster=(2, 1)).order_of_loads, Sm90Config(first="B").order_of_loads
         ('AB', 'BA', 'BA')
         """
-        first = self.first or ("B" if self.cluster[0] > 1 else "A")
+        first = self.tuning.first or ("B" if self.cluster[0] > 1 else "A")
         return "AB" if first == "A" else "BA"
 
 
 def order_of(config: Sm90Config) -> Linear | Grouped:
     """The order of clusters: bands; or that of a grid's blocks, whose number grows along its first dimension first."""
-    return Linear(config.along) if config.launch == "tiles" else Grouped(config.along, config.group)
+    tuning = config.tuning
+    return Linear(tuning.along) if config.launch == "tiles" else Grouped(tuning.along, tuning.group)
 
 
 def check_rows(config: Sm90Config, m: int) -> None:
@@ -180,8 +253,8 @@ def check_tiles(config: Sm90Config, across: tuple[int, int], batch: int, ragged:
     tiles = (across[0] + batch) * across[1] if ragged else across[0] * across[1] * batch
     if config.launch == "tiles" and batch > 1:
         raise PlanError(f"batch = {batch}: a grid of tiles is that of one matrix; launch='workers' takes more")
-    if config.launch == "tiles" and not config.dealt:
-        other = "N" if config.along == "M" else "M"
+    if config.launch == "tiles" and not config.tuning.dealt:
+        other = "N" if config.tuning.along == "M" else "M"
         if across["MN".index(other)] > MAX_GRID_Y:
             raise PlanError(
                 f"{across[0]} x {across[1]} tiles of clusters along M and N: a grid holds {MAX_GRID_Y} along its "

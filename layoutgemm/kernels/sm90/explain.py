@@ -117,7 +117,7 @@ def explain_sm90(plan: Sm90Plan) -> str:
         f"{across[0]} x {across[1]} for clusters of {config.cluster[0]}x{config.cluster[1]}, in the order of "
         f"{plan.order.schedule}"
         + f", K in {config.split} parts" * (config.split > 1)
-        + f", taken in rounds of {plan.dealt}" * bool(config.dealt),
+        + f", taken in rounds of {plan.dealt}" * bool(config.tuning.dealt),
         explain_operand(plan.a),
         explain_operand(plan.b),
     ]
@@ -158,13 +158,15 @@ def _explain_launch(plan: Sm90Plan, across: tuple[int, int]) -> list[str]:
     """The grid where it is that of the tiles, what comes into L2 early, and what is finished early."""
     config, lines = plan.config, []
     if plan.by_place:
-        x, y = across if config.along == "M" else across[::-1]
-        lines.append(f"launch: a grid of {x * plan.cluster_size} x {y} blocks, along {config.along} first, a tile each")
+        x, y = across if config.tuning.along == "M" else across[::-1]
+        along = f"along {config.tuning.along} first"
+        lines.append(f"launch: a grid of {x * plan.cluster_size} x {y} blocks, {along}, a tile each")
     elif config.launch == "tiles":
         lines.append(f"launch: {across[0] * across[1] * plan.cluster_size} blocks, a tile each, by rounds")
-    if config.prefetch:
-        bytes_ = (plan.a.sent_bytes + plan.b.sent_bytes) * config.prefetch
-        lines.append(f"into L2 before the kernel before has ended: {config.prefetch} k tile(s), {bytes_} bytes a block")
+    if config.tuning.prefetch:
+        bytes_ = (plan.a.sent_bytes + plan.b.sent_bytes) * config.tuning.prefetch
+        tiles = config.tuning.prefetch
+        lines.append(f"into L2 before the kernel before has ended: {tiles} k tile(s), {bytes_} bytes a block")
     if config.early:
         pieces = "half of the columns" if plan.half is not None else "block of 64 rows"
         lines.append(f"the last {config.early} k tile(s): one {pieces} after the other, each stored when complete")

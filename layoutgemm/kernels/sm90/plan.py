@@ -99,12 +99,12 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     @property
     def dealt(self) -> Dealt:
         """Which number of the order the nth cluster of a launch begins with."""
-        return Dealt(self.config.dealt)
+        return Dealt(self.config.tuning.dealt)
 
     @property
     def by_place(self) -> bool:
         """Whether a block's place in a grid of two dimensions says which tile it has."""
-        return self.config.launch == "tiles" and not self.config.dealt
+        return self.config.launch == "tiles" and not self.config.tuning.dealt
 
     @property
     def one_each(self) -> bool:
@@ -162,7 +162,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             raise PlanError(f"an operand of the epilogue is named {min(same)}, as a parameter of the product is")
         if epilogue and c_spec.dtype.kind != "float":
             raise PlanError(f"c is {c_spec.dtype}, and an epilogue computes in f32: store f32, or a narrower float")
-        tile_m, tile_n = config.tile
+        (tile_m, tile_n), tuning = config.tile, config.tuning
         gated = Gated.of(gated)
         if gated is not None:
             check_gated(tile_n, batch, config.split, b_spec, c_spec)
@@ -193,7 +193,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             b_whole = replace(b_whole, tma=in_halves(b_whole.tma))
         b_plan = shared(b_whole, along_m, matrices["B"])
         a_plan, b_plan = [
-            with_copies(x, [replace(tma, l2_promotion=config.l2_promotion) for tma in x.copies])
+            with_copies(x, [replace(tma, l2_promotion=tuning.l2_promotion) for tma in x.copies])
             for x in (a_plan, b_plan)
         ]
         # Beside loads between the products it costs 1%; halves of a tile ptxas serialises then (as with `stays`): 5%.
@@ -210,7 +210,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         store = None
         if config.store == "tma":
             store = StorePlan.derive(
-                stored, blocks, c_spec, config.chunks, config.buffers, parts, dealt=config.split > 1
+                stored, blocks, c_spec, tuning.chunks, tuning.buffers, parts, dealt=config.split > 1
             )
             if ragged is not None:
                 store = ragged_store(store)

@@ -128,7 +128,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: derive(tile=(64, 8), c="e4m3"), "no whole 16 bytes"),
     (lambda: small(launch="grid"), "launch = 'grid': known are 'workers', 'tiles'"),
     (lambda: small(prefetch=2), "prefetch = 2 before the kernel before has ended: with overlap=True alone"),
-    (lambda: small(prefetch=-1, overlap=True), "prefetch of Sm90Config must be at least 0, not -1"),
+    (lambda: small(prefetch=-1, overlap=True), "prefetch of Sm90Tuning must be at least 0, not -1"),
     (lambda: small(launch="tiles", schedule="pingpong", loader="warp", consumers=2), "pingpong takes two in turn"),
     (lambda: derive(launch="tiles", batch=2), "batch = 2: a grid of tiles is that of one matrix"),
     (lambda: derive(tile=(64, 32), launch="tiles", n=32 * 65536), "x 65536 tiles of clusters along M and N: a grid"),

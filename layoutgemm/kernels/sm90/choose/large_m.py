@@ -20,83 +20,26 @@ from ...store import ROWS
 from ..config import MAX_CLUSTER
 from ..multicast import LINE
 from ..stages import FEW, TALL, buffers, sent, stages, warpgroups
+from .costs import cost_model
 from .occupancy import Places
 from .small_m import between
 
-# Fitted to 382 shapes on H200s (132 multiprocessors, 1.98 GHz, HBM3e), in which what is cheapest here was 0.5% behind
-# the fastest on average; of 20 others 0.5%, over 1% on 3: NOTES.md, "Split-K exchange without a cluster barrier".
-# They go together: long kernels run at _CLOCK / (1 + _HEAT).
-_CLOCK = 2.68e9
-_HEAT, _HEATING = 0.643, 5.93e-6  # the share that the clock falls by in long kernels, and how soon
-_COOL = 0.821  # the power of the share of multiprocessors that work, by which it falls less
-_TURN_LOSS = 0.0234  # what tiles in turn lose beside that
-FMA_PER_CYCLE = 2048  # of one multiprocessor: m64n256k16 takes 128 cycles
-_READ_A, _READ_COLUMN = 16, 0.25  # cycles in which an instruction of 64 rows reads A, and each column of B
-_READ_HIDDEN = 0.049  # the share of them that other instructions hide
-_LINES = 10  # what products lose by a tile's loads, a row or column of it, against 256x224
-_HALVED = 0.0677  # what a tile of 128x256 loses that cannot be finished by halves, or shares loads of short sums
-# Bytes a second of L2 reads, in one wave and in several; of weights, which come from memory, so many times as long.
-_L2, _L2_LATER, _WEIGHTS = 2.56e13, 3.1e13, 2.88
-_SHARED, _SHARED_LATER = 0.594, 0.926  # of what two blocks share, the part read
-# What sharing loads takes beside that in several waves, by rows of the tile, of clusters (2,1) and (1,2).
-_PAIRED = {64: (1.006, 0.987), 128: (0.997, 0.983), 192: (1.004, 0.999), 256: (1.007, 0.981)}
-_MEMORY, _AGAIN, _APART = 4.16e12, 0.0649, 1.3  # memory's; more of weights that clusters read again, or apart
-_SHALLOW = 0.658  # how much longer memory takes where there are no more than FEW stages
-_K_TILE, _STEP = STAGE_BYTES_OF_K // bf16.bytes, 1.01e-7  # of a k tile, which follow one another
-_END, _LARGEST = 2.39e-6, 256 * 224  # a tile's end that no product hides, of so many elements; of others by the root
-# More of 256 rows and of 192, of 224 columns, and of fewer by these powers; of 64, which are stored in one go.
-_END_256, _POWER_256, _END_192, _POWER_192, _END_64 = 8.52e-7, -0.543, 8.15e-7, -0.08, 2.59e-7
-_WAVE, _START = 4.16e-7, 2.15e-6  # of each further wave; from one kernel's end to the next one's first product
-_CROWDED, _CROWDED_PARTS, _FEW_IDLE = 0.0921, 0.251, 2  # as in `small_m`, of memory and L2, and of parts of K
-# Where lines begin between the memory's: their time in several waves, by that in one; what a multiprocessor takes in
-# faster while others are idle, at most.
-_LATER, _MOST_EACH = 0.685, 1.3
-# Of clusters of four and eight: bytes a second that they bring into one multiprocessor, of lines that begin between the
-# memory's and with them; the share of a tile's loads that its products wait for.
-_FILL, _FILL_WHOLE, _LARGE_LOSS = 1.36e11, 2.03e11, 0.483
-_IN_PART = 0.0262  # what tiles of B's rows cost that end within a span
-# What boxes cost that two blocks share, and that end between the swizzle's groups of 8 lines, in one wave and several.
-_BETWEEN, _BETWEEN_LATER = 0.00854, 0.00519
-_WIDE_ALONE = 0.00293  # what a wave of blocks without a cluster gains, for each 256 columns beyond 128
-_LOW_SHARING = 0.00993  # what tiles of 64 rows gain whose blocks share columns
-# What swapped operands lose, and lose at the end; what an epilogue's matrices, read across their rows, take for a
-# warpgroup's elements.
-_TURNED, _TURNED_END, _ACROSS = 0.000764, 3.67e-8, 0.15e-9
-# The exchange of partial sums, by so many times for 128 rows, for each byte sent, and of clusters of more than two.
-_EXCHANGE, _OF_128, _SENT, _MORE_PARTS = 3.57e-7, 1.33, 3.22e-11, 5.56e-8
-# What a kernel in parts takes longer that lets the next one come when it leaves, and from how many blocks on one of
-# more than two parts lets it come at once: that gains 2%, and up to 10; with fewer blocks, which share no loads or
-# some, the next one's crowd, and take up to 26% longer.
-_LATE_PARTS, _EARLY_PARTS, _EARLY_SHARING = 3.18e-7, 100, 76
-_TOGETHER, _LINES_TOGETHER = 7.35, 4.23  # limits that are near each other add up: norms of these orders
-_OF_FOUR = 1.58e-8  # more of clusters of four and eight
+MODEL = cost_model().many_rows
+FMA_PER_CYCLE = 2048  # of one SM: m64n256k16 takes 128 cycles
+_LARGEST = 256 * 224  # elements of the tile that others are compared with
+_K_TILE = STAGE_BYTES_OF_K // bf16.bytes
 
-# Blocks of one wave that take tiles by the rounds in which they are dealt out: bytes a second that one takes in, and
-# what it costs to wait for the kernel before to leave.
-_FILL_DEALT, _AFTER = 2.01e11, 5.61e-7
-# From so many operations on kernels of several waves take tiles so, and begin on an idle GPU; what clusters of (2,1)
-# then take of what is reckoned: those that lie together share rows of A.
-_LONG_WORK, _ROUNDS_OF_A = 45e9, 0.982
-
-# Bytes of the operand that a band of tiles goes over again and again: of more than these L2 keeps too little, and bands
-# are narrower. 16384^3 takes 0.8% less time.
-_BAND, _FEWER = 60e6, 6
-
-_ROWS, _LONG = (64, 128, 192, 256), 4096  # of tiles; elements along K of a sum that is not short
+# Candidates.
+_ROWS = (64, 128, 192, 256)  # of tiles
 _WIDTHS = (64, 96, 128, 160, 176, 192, 208, 224, 256)
-_IN_TURN = (96, 192)  # columns of 128-row tiles that two warpgroups take in turn
-_EVEN = 2048  # columns, at most, that are dealt out to tiles evenly
-_NARROWEST, _SHARES = 40, 12  # columns of a tile, at least, and such tiles, at most
-_EDGE = 5  # tiles, at least, along a dimension where a cluster's last block may have none
-# Below so many rows of activations, and from so many times as many of weights, blocks share the weights or nothing:
-# what shared the activations took up to 17% longer than what shared nothing.
-_MANY, _UNEQUAL = 1024, 4
-_PAIRS = ((2, 1), (1, 2))  # clusters of two blocks
+_IN_TURN = (96, 192)  # columns of 128-row tiles of pingpong
+_EVEN = 2048  # columns at most that are shared out to tiles evenly
+_NARROWEST, _SHARES = 40, 12  # columns of a tile at least, and such tiles at most
+_PAIRS = ((2, 1), (1, 2))  # clusters of two CTAs
 _LARGE = ((4, 1), (1, 4), (2, 2), (2, 4), (4, 2))  # clusters of four and eight
-_FILLED = 5  # waves, at most, that tiles of a width of their own fill
-_SPLITS = (2, 3, 4)
+_FILLED = 5  # waves at most that tiles of a width of their own fill
+_SPLITS, _ROWS_SPLIT = (2, 3, 4), (64, 128)  # parts of K, and rows of their tiles
 SPAN = LINE // bf16.bytes  # columns of B's rows in a whole span
-_ROWS_SPLIT, _LEAST_SPLIT = (64, 128), 4  # of tiles of a part of K; stages, at least: with fewer up to 40% behind
 WIDE = (128, 256)  # the tile that is finished by halves of its columns, in one wave
 
 
@@ -128,6 +71,19 @@ class Estimate:
         name = f"{rows}x{columns}" + " of the transposed product" * self.swapped + " in turn" * self.pingpong
         name += f" in {self.split} parts of K" * (self.split > 1) + " dealt out" * bool(self.dealt)
         return f"{name}: {self.tiles} tiles, {self.waves} wave(s) of {self.workers}, {self.seconds * 1e6:.1f} us"
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """A tile, its cluster, tiles along M and N, waves, parts of K, and who takes tiles how."""
+
+    tile: tuple[int, int]
+    cluster: tuple[int, int]
+    grid: tuple[int, int]
+    waves: int
+    split: int
+    pingpong: bool
+    dealt: bool
 
 
 @dataclass(frozen=True)
@@ -166,57 +122,53 @@ class ManyRows:
     ) -> Estimate:
         """The cost of a tile.
 
-        dealt  whether blocks of one wave take tiles by the rounds in which they are dealt out
+        dealt  True if CTAs of one wave take tiles by the rounds in which the GPU deals them out
         """
         rows, columns = tile
-        k, grid = -(-self.k // _K_TILE) * _K_TILE / split, self.grid(tile, cluster)
+        grid = self.grid(tile, cluster)
         tiles = grid[0] * grid[1] * self.batch
-        waves = -(-tiles // self.multiprocessors)
-        products = self._products(tile, cluster, waves, k, tiles * split / waves / self.multiprocessors)
-        l2, memory = self._reads(tile, cluster, waves, grid, split, pingpong, dealt)
-        ends = (1 if pingpong else waves) * _END * (rows * columns / _LARGEST) ** 0.5 + (waves - 1) * _WAVE
-        if rows > 128:
-            more, power = (_END_256, _POWER_256) if rows == 256 else (_END_192, _POWER_192)
-            ends += waves * more * (columns / 224) ** power
-        ends += waves * _END_64 * (rows == 64)
-        tiles_of_k = waves * k / _K_TILE
-        seconds = _norm(_TOGETHER, products + ends, l2, memory, tiles_of_k * _STEP)
-        lines, filled = self._lines(tile, cluster, waves, tiles * split)
-        filled += sum(tile) * LINE / _FILL_DEALT * dealt
-        seconds = _norm(_LINES_TOGETHER, seconds, tiles_of_k * lines, tiles_of_k * filled)
+        launch = _Launch(tile, cluster, grid, -(-tiles // self.multiprocessors), split, pingpong, dealt)
+        waves = launch.waves
+        tiles_of_k = waves * self._depth(split) / _K_TILE
+        seconds = _norm(
+            MODEL.together, self._products(launch) + self._ends(launch), self._l2(launch), self._memory(launch),
+            tiles_of_k * MODEL.step,
+        )  # fmt: skip
+        lines, filled = self._lines(launch), self._fill(launch)
+        seconds = _norm(MODEL.lines_together, seconds, tiles_of_k * lines, tiles_of_k * filled)
         if self.rows_of is not None and not self.swapped and columns % SPAN:
-            seconds *= 1 + _IN_PART
+            seconds *= 1 + MODEL.part_span
         if columns % (8 * cluster[0]):
-            seconds *= 1 + (_BETWEEN if waves == 1 else _BETWEEN_LATER)
-        long = waves > 1 and 2 * self.m * self.n * self.k * self.batch >= _LONG_WORK
+            seconds *= 1 + (MODEL.between if waves == 1 else MODEL.between_later)
+        long = waves > 1 and 2 * self.m * self.n * self.k * self.batch >= MODEL.long_work
         rounds = self.places.dealt(cluster[0] * cluster[1]) if (dealt or long) and split == 1 else ()
         if waves > 1 and cluster in _PAIRS:
-            seconds *= _PAIRED[rows][_PAIRS.index(cluster)]
+            seconds *= MODEL.paired[rows][_PAIRS.index(cluster)]
             if rounds and cluster == (2, 1):
-                seconds *= _ROUNDS_OF_A
-        seconds *= 1 + _TURN_LOSS * pingpong
+                seconds *= MODEL.rounds_of_a
+        seconds *= 1 + MODEL.turn_loss * pingpong
         if cluster == (1, 1) and waves == 1:
-            seconds *= 1 - _WIDE_ALONE * (columns - 128) / 256
+            seconds *= 1 - MODEL.wide_alone * (columns - 128) / 256
         if cluster[0] > 1 and rows == 64:
-            seconds *= 1 - _LOW_SHARING
-        seconds = seconds * (1 + _TURNED * self.swapped) + _START + _OF_FOUR * (cluster in _LARGE) + _AFTER * dealt
+            seconds *= 1 - MODEL.low_sharing
+        seconds *= 1 + MODEL.swapped * self.swapped
+        seconds = seconds + MODEL.start + MODEL.large * (cluster in _LARGE) + MODEL.after * dealt
         if split > 1:
-            seconds += _EXCHANGE * (_OF_128 if rows > 64 else 1) + _SENT * sent(tile, split)
-            seconds += _MORE_PARTS * (cluster[0] * cluster[1] * split > 2)
-            seconds += _LATE_PARTS * (not early_parts(cluster, split, tiles))
-        seconds += _TURNED_END * self.swapped
+            seconds += MODEL.exchange * (MODEL.exchange_128 if rows > 64 else 1) + MODEL.sent * sent(tile, split)
+            seconds += MODEL.more_parts * (cluster[0] * cluster[1] * split > 2)
+            seconds += MODEL.late_split * (not early_parts(cluster, split, tiles))
+        seconds += MODEL.swapped_end * self.swapped
         if self.swapped and self.matrices:
-            seconds += _ACROSS * waves * rows * columns / warpgroups(tile, waves == 1, pingpong)
-        group, along = self._order(tile, cluster, waves, grid, bool(rounds))
+            seconds += MODEL.across * waves * rows * columns / warpgroups(tile, waves == 1, pingpong)
+        group, along = self._order(launch, bool(rounds))
         return Estimate(
             tile, seconds, waves, tiles, self.multiprocessors, cluster, group, along, pingpong, split, self.swapped,
             rounds,
         )  # fmt: skip
 
-    def _order(
-        self, tile: tuple[int, int], cluster: tuple[int, int], waves: int, grid: tuple[int, int], dealt: bool
-    ) -> tuple[int, str]:
-        """Clusters of a band, and along which dimension the bands lie."""
+    def _order(self, launch: _Launch, dealt: bool) -> tuple[int, str]:
+        """Clusters of a band, and the dimension along which the bands lie."""
+        tile, cluster, grid, waves = launch.tile, launch.cluster, launch.grid, launch.waves
         tall = tile[0] == 256 and cluster == (1, 2)
         if waves == 1:
             along_n = self._weights_first(cluster) == (self.weights == 1)
@@ -226,65 +178,92 @@ class ManyRows:
             along_n = grid[0] > 16 if tall else cluster[0] > 1 and tile[0] in (128, TALL) and grid[0] > 8
         group = 16 if tall and grid[0] <= 16 and not dealt else 8
         side = tile[1] * cluster[1] if along_n else tile[0] * cluster[0]
-        if dealt and waves > 1 and group * side * self.k * bf16.bytes > _BAND:
-            group = _FEWER
+        if dealt and waves > 1 and group * side * self.k * bf16.bytes > MODEL.band:
+            group = MODEL.narrow_band
         return group, "N" if along_n else "M"
 
-    def _products(self, tile: tuple[int, int], cluster: tuple[int, int], waves: int, k: float, busy: float) -> float:
-        """Seconds of the tensor cores, for the products of `k` of K; `busy`: the share of them that have a tile."""
-        rows, columns = tile
-        feed = max(1.0, (_READ_A + _READ_COLUMN * columns) / (columns / 2) * (1 - _READ_HIDDEN))
-        lost = _LINES * max(0.0, 1 / rows + 1 / columns - 1 / 256 - 1 / 224)
-        rate = max(0.3, 1 - lost * (_LARGE_LOSS if cluster in _LARGE else 1.0))
-        found = waves * rows * columns * k / FMA_PER_CYCLE / _CLOCK / rate * feed
-        if waves == 1 and tile == WIDE:
-            short = cluster[0] > 1 and self.k < _LONG
-            found *= 1 + _HALVED * (self.swapped or cluster[1] > 1 or short)
-        return found * (1 + _HEAT * busy**_COOL * found / (found + _HEATING))
+    def _depth(self, split: int) -> float:
+        """Elements along K of a CTA, in whole K tiles."""
+        return -(-self.k // _K_TILE) * _K_TILE / split
 
-    def _reads(
-        self, tile: tuple[int, int], cluster: tuple[int, int], waves: int, grid: tuple[int, int], split: int,
-        pingpong: bool, dealt: bool,
-    ) -> tuple[float, float]:  # fmt: skip
-        """Seconds of L2's reads, and of memory's."""
-        line, weights, single = bf16.bytes * self.k, self.weights, waves == 1
-        shared = _SHARED if single else _SHARED_LATER
+    def _products(self, launch: _Launch) -> float:
+        """Seconds of the tensor cores."""
+        (rows, columns), cluster, waves = launch.tile, launch.cluster, launch.waves
+        tiles = launch.grid[0] * launch.grid[1] * self.batch
+        busy = tiles * launch.split / waves / self.multiprocessors  # the share of SMs that have a tile
+        feed = max(1.0, (MODEL.read_a + MODEL.read_column * columns) / (columns / 2) * (1 - MODEL.read_hidden))
+        lost = MODEL.lines * max(0.0, 1 / rows + 1 / columns - 1 / 256 - 1 / 224)
+        rate = max(0.3, 1 - lost * (MODEL.large_loss if cluster in _LARGE else 1.0))
+        found = waves * rows * columns * self._depth(launch.split) / FMA_PER_CYCLE / MODEL.clock / rate * feed
+        if waves == 1 and launch.tile == WIDE:
+            short = cluster[0] > 1 and self.k < MODEL.long_k
+            found *= 1 + MODEL.halved * (self.swapped or cluster[1] > 1 or short)
+        return found * (1 + MODEL.heat * busy**MODEL.cool * found / (found + MODEL.heating))
+
+    def _ends(self, launch: _Launch) -> float:
+        """Seconds of the tiles' ends that no product hides, and of further waves."""
+        (rows, columns), waves = launch.tile, launch.waves
+        turns = 1 if launch.pingpong else waves
+        ends = turns * MODEL.end * (rows * columns / _LARGEST) ** 0.5 + (waves - 1) * MODEL.wave
+        if rows > 128:
+            more, power = (MODEL.end_256, MODEL.power_256) if rows == 256 else (MODEL.end_192, MODEL.power_192)
+            ends += waves * more * (columns / 224) ** power
+        return ends + waves * MODEL.end_64 * (rows == 64)
+
+    def _l2(self, launch: _Launch) -> float:
+        """Seconds of all L2 reads."""
+        grid, cluster, weights, single = launch.grid, launch.cluster, self.weights, launch.waves == 1
+        shared = MODEL.shared if single else MODEL.shared_later
         reads = [grid[1] * shared ** (cluster[1] // 2), grid[0] * shared ** (cluster[0] // 2)]  # of 1, 2 or 4 blocks
-        if dealt:  # of the blocks of a place, those of the same rows or columns ask once
+        if launch.dealt:  # of the blocks of a place, those of the same rows or columns ask once
             together = Dealt(self.places.dealt(1)).most
             across = min(grid[1 - weights], together)
             reads[weights] /= across
             reads[1 - weights] /= together / across
-        reads[weights] *= _WEIGHTS
-        l2 = (self.m * reads[0] + self.n * reads[1]) * self.batch * line / (_L2 if single else _L2_LATER)
-        memory = ((self.m + self.n) * line + bf16.bytes * self.m * self.n) * self.batch / _MEMORY
-        memory *= 1 + _AGAIN * (grid[1 - weights] > cluster[1 - weights])
-        memory *= 1 + _APART * (single and cluster[weights] == 2 and cluster not in _LARGE)
-        consumers = warpgroups(tile, single, pingpong)
-        has = stages(tile, consumers, 0 if split > 1 else buffers(tile, consumers), sent(tile, split))
-        memory *= 1 + _SHALLOW * (has <= FEW)
-        blocks = grid[0] * grid[1] * self.batch * split
-        # What is in clusters that share loads does not crowd, nor what begins when the kernel before has ended.
-        soon = not dealt and (split == 1 or early_parts(cluster, split, grid[0] * grid[1]))
-        if single and cluster == (1, 1) and soon and blocks > self.multiprocessors // 2:
-            share = _CROWDED_PARTS if split > 1 else _CROWDED
-            crowded = 1 + share * max(0, self.multiprocessors - blocks - _FEW_IDLE) / blocks
-            memory, l2 = memory * crowded, l2 * crowded
-        return l2, memory
+        reads[weights] *= MODEL.weights
+        moved = (self.m * reads[0] + self.n * reads[1]) * self.batch * (bf16.bytes * self.k)
+        return moved / (MODEL.l2 if single else MODEL.l2_later) * self._crowding(launch)
 
-    def _lines(self, tile: tuple[int, int], cluster: tuple[int, int], waves: int, blocks: int) -> tuple[float, float]:
-        """Seconds of a k tile's lines in one multiprocessor: of those that begin between the memory's, as far as it
-        asks for them itself (half of what two blocks share); and of all that clusters of four and more bring in."""
-        (rows, columns), (along_m, along_n) = tile, cluster
+    def _memory(self, launch: _Launch) -> float:
+        """Seconds of DRAM reads and writes."""
+        tile, cluster, weights, split = launch.tile, launch.cluster, self.weights, launch.split
+        single, line = launch.waves == 1, bf16.bytes * self.k
+        memory = ((self.m + self.n) * line + bf16.bytes * self.m * self.n) * self.batch / MODEL.memory
+        memory *= 1 + MODEL.again * (launch.grid[1 - weights] > cluster[1 - weights])
+        memory *= 1 + MODEL.apart * (single and cluster[weights] == 2 and cluster not in _LARGE)
+        consumers = warpgroups(tile, single, launch.pingpong)
+        has = stages(tile, consumers, 0 if split > 1 else buffers(tile, consumers), sent(tile, split))
+        return memory * (1 + MODEL.shallow * (has <= FEW)) * self._crowding(launch)
+
+    def _crowding(self, launch: _Launch) -> float:
+        """The factor of memory's and L2's time for SMs that a single wave leaves idle.
+
+        Clusters that share loads do not crowd, nor does a kernel that starts when the previous one has ended.
+        """
+        grid, split = launch.grid, launch.split
+        blocks = grid[0] * grid[1] * self.batch * split
+        soon = not launch.dealt and (split == 1 or early_parts(launch.cluster, split, grid[0] * grid[1]))
+        if launch.waves > 1 or launch.cluster != (1, 1) or not soon or blocks <= self.multiprocessors // 2:
+            return 1.0
+        share = MODEL.crowded_split if split > 1 else MODEL.crowded
+        return 1 + share * max(0, self.multiprocessors - blocks - MODEL.few_idle) / blocks
+
+    def _lines(self, launch: _Launch) -> float:
+        """Seconds of a K tile's unaligned lines into one SM, as far as its CTA asks for them itself."""
+        (rows, columns), (along_m, along_n) = launch.tile, launch.cluster
         lines = between((rows / along_n, columns / along_m), self._apart)
-        if waves == 1:
-            lines /= min(_MOST_EACH, max(1.0, self.multiprocessors / blocks))
-        else:
-            lines *= _LATER
-        if cluster not in _LARGE:
-            return lines, 0.0
-        steps = zip((rows, columns), self._apart, strict=True)
-        return lines, sum(side * LINE / (_FILL if step % LINE else _FILL_WHOLE) for side, step in steps)
+        if launch.waves > 1:
+            return lines * MODEL.later
+        blocks = launch.grid[0] * launch.grid[1] * self.batch * launch.split
+        return lines / min(MODEL.most_each, max(1.0, self.multiprocessors / blocks))
+
+    def _fill(self, launch: _Launch) -> float:
+        """Seconds of all lines of a K tile into one SM: of clusters of four and eight, and of tiles by GPC."""
+        filled = 0.0
+        if launch.cluster in _LARGE:
+            steps = zip(launch.tile, self._apart, strict=True)
+            filled = sum(side * LINE / (MODEL.fill if step % LINE else MODEL.fill_whole) for side, step in steps)
+        return filled + sum(launch.tile) * LINE / MODEL.fill_dealt * launch.dealt
 
     def _weights_first(self, cluster: tuple[int, int]) -> bool:
         """Whether consecutive clusters of one wave have other weights: where most blocks of a cluster share theirs.
@@ -311,7 +290,7 @@ class ManyRows:
         memory's, up to a tenth elsewhere.
         """
         grid = self.grid(tile)
-        if any(tiles % blocks and tiles < _EDGE for tiles, blocks in zip(grid, cluster, strict=True)):
+        if any(tiles % blocks and tiles < MODEL.edge for tiles, blocks in zip(grid, cluster, strict=True)):
             return False
         if cluster in _LARGE:
             (across, down), blocks = self.grid(tile, cluster), cluster[0] * cluster[1]
@@ -319,7 +298,7 @@ class ManyRows:
             # Rows of MN-major operands are whole spans, which four cannot share out.
             return fit and self.rows_of is None
         few = min(self.m, self.n)
-        return cluster[self.weights] == 1 or few >= _MANY or max(self.m, self.n) < _UNEQUAL * few
+        return cluster[self.weights] == 1 or few >= MODEL.many or max(self.m, self.n) < MODEL.unequal * few
 
     def widths(self, rows: int) -> set[int]:
         """Columns of tiles that may be the fastest: even shares of few columns; of many also what fills waves."""
@@ -386,7 +365,7 @@ class ManyRows:
             columns
             for columns in found
             if columns % unit == 0 and _NARROWEST <= columns <= 256
-            and stages((rows, columns), rows // ROWS, 0, sent((rows, columns), split)) >= _LEAST_SPLIT
+            and stages((rows, columns), rows // ROWS, 0, sent((rows, columns), split)) >= MODEL.least_split
         }  # fmt: skip
 
 
@@ -397,8 +376,8 @@ def early_parts(cluster: tuple[int, int], split: int, tiles: int) -> bool:
     ([True, False], True)
     """
     if cluster == (1, 1):
-        return split == 2 or tiles * split >= _EARLY_PARTS
-    return tiles * split >= _EARLY_SHARING
+        return split == 2 or tiles * split >= MODEL.early_split
+    return tiles * split >= MODEL.early_sharing
 
 
 def _norm(order: float, *limits: float) -> float:

@@ -9,18 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ....schedule.gpc_order import Rounds
+from .costs import cost_model
 
 SIZES = (2, 3, 4, 8)  # blocks of the clusters that kernels have
-# How an H200 that has _H200's places deals clusters out, on all that were seen: four pairs of multiprocessors that are
-# left over come first; of eight graphics clusters the second has 8 multiprocessors besides, the others twice as many.
-_LEFT, _EIGHT, _SEVEN = tuple(range(4)), tuple(range(4, 12)), (4, *range(6, 12))
-# Blocks of a cluster -> rounds of (places, times): `benchmarks/verify_places.py`.
-_DEALT: dict[int, Rounds] = {
-    1: ((_LEFT + _EIGHT, 2), (_EIGHT, 6), (_SEVEN, 8)),
-    2: ((_LEFT, 1), (_EIGHT, 4), (_SEVEN, 4)),
-    4: ((_EIGHT, 2), (_SEVEN, 2)),
-}
-_H200 = 132, (66, 39, 30, 15)  # cudaOccupancyMaxActiveClusters, of 200 KiB of shared memory a block
+MODEL = cost_model().places  # of the GPU that others are scaled from
 
 
 @dataclass(frozen=True)
@@ -35,12 +27,12 @@ class Places:
     ((66, 39, 30, 15), (57, 33, 25, 12), 14)
     """
 
-    multiprocessors: int = _H200[0]
+    multiprocessors: int = MODEL.multiprocessors
     clusters: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        whole, known = _H200
-        found = self.clusters or tuple(count * self.multiprocessors // whole for count in known)
+        whole = MODEL.multiprocessors
+        found = self.clusters or tuple(count * self.multiprocessors // whole for count in MODEL.clusters)
         if len(found) != len(SIZES):
             raise ValueError(f"clusters = {self.clusters}: one number for each of {SIZES} blocks")
         object.__setattr__(self, "clusters", found)
@@ -76,7 +68,7 @@ class Places:
         >>> Places(132, (66, 36, 26, 14)).dealt(2)
         ()
         """
-        return _DEALT.get(blocks, ()) if self == Places() else ()
+        return MODEL.rounds.get(blocks, ()) if self == Places() else ()
 
     def most(self, blocks: int) -> int:
         """Clusters of so many blocks that run at a time. Raises ValueError for a number that is not in SIZES, nor 1.

@@ -23,6 +23,7 @@ from ..multicast import LINE
 from ..plan import Sm90Config, Sm90Plan
 from ..stages import TALL, buffers, warpgroups
 from ..types import operands, output_of
+from .costs import cost_model
 from .large_m import FMA_PER_CYCLE, SPAN, WIDE, Estimate, ManyRows, early_parts
 from .occupancy import Places
 from .small_m import crowded, fetched, for_few_rows
@@ -73,30 +74,10 @@ class Sm90Choice(Choice):
 
 # ------------------------------------------------------------------------------------------------------ what is fastest
 
-# Measured on an H200 (132 multiprocessors, 1.98 GHz, HBM3e): `benchmarks/tune_gemm.py`.
-_CLOCK = 1.7e9  # under load
-_TILE_CYCLES, _LOW_TILE_CYCLES = 3500, 600  # of a tile's end that no product hides; more of 64 rows, stored in one go
-_SHORT = 500e9  # operations below which launching early pays
+MODEL = cost_model().other_types
 _WIDTHS = (256, 224, 208, 192, 176, 160, 128, 96, 64)
-# Rate of products against that of 256x224, of whole waves at K = 4096 and 8192; others by their traffic.
-_RATES = {
-    (256, 224): 1.0, (256, 208): 1.0, (256, 192): 0.995, (256, 176): 0.97, (256, 160): 0.97, (256, 128): 0.965,
-    (128, 256): 0.967, (128, 224): 0.94, (128, 192): 0.955, (128, 128): 0.93, (128, 96): 0.87,
-}  # fmt: skip
-# Bytes along K from which sharing loads pays: of bf16 it gains 1.5 to 2% at K = 4096 and costs 2% at 2048 (NOTES.md).
-# Of 8-bit types half of it does where there are more than two rows of tiles: at K = 4096 the fastest fp8 kernels of
-# 4096x4096 share them, and of 512x14336 those that do not, by 1% (types_h200.json; of integers the fastest tiles were
-# not measured sharing). tf32 is taken to be as bf16 of as many bytes.
-_CLUSTER_BYTES, _NARROW_BYTES = 8192, 4096
-_DRAM, _LAUNCH = 4.2e12, 2.0e-6  # bytes a second of memory; from one kernel's end to the next one's first product
-_ONE = 120e9  # bytes a second into one multiprocessor
-# Bytes a second of all L2 reads, and of several waves without clusters; of what two blocks share, the part read.
-_L2, _L2_ALONE, _SHARED = 12.6e12, 10.8e12, 0.5
-_UNSHARED = 0.97  # the rate of several waves of blocks that share nothing, where K is long
 _PINGPONG = (128, 160, 176, 192)  # columns of 128-row tiles that two warpgroups take in turn
-_TURNS = 1.015  # their rate where K is long: the clock takes the rest of what hidden ends give
 _TALL_COLUMNS = 200  # of 192 rows beside a loader of their own
-_FETCHED = 56 << 10  # bytes that a block brings into L2 before the kernel before has ended, at most: `fetched`
 
 # A single tile of 128x256 is finished by halves of its columns, with loads by a warp of their own: 2048^3 +1%,
 # 512x8192x8192 +0.4% (NOTES.md). ptxas finds registers for the halves of plain products of 16 bits and K-major
@@ -176,7 +157,8 @@ def choose(
         if (rows, columns) != (256, 256) and columns % _unit(kind, halves) == 0
     ]
     best = min(estimates, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0]))
-    config = _configured(best, k, batch, kind, work < _SHORT, False, _on_lines(k, None if b_major == "K" else n, kind))
+    lines = _on_lines(k, None if b_major == "K" else n, kind)
+    config = _configured(best, k, batch, kind, work < MODEL.short_work, False, lines)
     return Sm90Choice(config), _reason(best, config) + _gated_reason(best.tile[1], halves)
 
 
@@ -241,7 +223,7 @@ def nearest(choice: Sm90Choice, why: str, k_major: bool) -> Iterator[tuple[Sm90C
 
 def _overlaps(m: int, n: int, k: int, batch: int) -> bool:
     """Whether a product of 16-bit elements is so short that it starts while the kernel before it drains."""
-    return 2 * m * n * k * batch < _SHORT
+    return 2 * m * n * k * batch < MODEL.short_work
 
 
 def _reason(best: Estimate, config: Sm90Config) -> str:
@@ -252,7 +234,7 @@ def _reason(best: Estimate, config: Sm90Config) -> str:
         shared = f"blocks in clusters of {rows}x{columns} share loads"
     elif best.dealt:
         shared = "blocks that lie together on the GPU read the same lines"
-    return f"{best}; {shared}" + "; starts while the kernel before it drains" * config.overlap
+    return f"{best}; {shared}" + "; starts while the kernel before it drains" * config.tuning.overlap
 
 
 def _on_lines(k: int, row_of_b: int | None, kind: DType) -> bool:
@@ -304,7 +286,7 @@ def _configured(
         # Of kernels that load for themselves in clusters two k tiles, whatever they weigh: 512x28672x4096 +0.3 to 0.7%.
         stage = (rows // cluster[1] + columns // cluster[0]) * _STAGE_BYTES
         two = (config.loader == "self" and cluster != (1, 1)) or rows == TALL
-        config = replace(config, prefetch=2 if two else fetched(stage, _FETCHED))
+        config = config.tuned(prefetch=2 if two else fetched(stage, MODEL.fetched))
     return config
 
 
@@ -313,7 +295,7 @@ def _spans_in_part_pay(e: Estimate, k: int) -> bool:
 
     256 rows hide it (1 to 2% faster than whole spans); in one wave, wide tiles of blocks that share A do, or little K.
     """
-    short = k * bf16.bytes < _CLUSTER_BYTES
+    short = k * bf16.bytes < MODEL.cluster_bytes
     return e.tile[0] == 256 or (e.waves == 1 and ((e.cluster == (1, 2) and e.tile[1] >= 160) or short))
 
 
@@ -356,23 +338,24 @@ def _estimate(
     cluster, group, along = _cluster(tile, grid, waves, k, kind, multiprocessors)
     if waves == 1:
         along = "N" if cluster[0] > 1 else "M"
-    rate = _RATES.get(tile, 1 - 10 * max(0.0, 1 / rows + 1 / columns - 1 / 256 - 1 / 224))
+    rate = MODEL.rates.get(tile, 1 - 10 * max(0.0, 1 / rows + 1 / columns - 1 / 256 - 1 / 224))
     turns = pingpong and waves > 1
-    long = k * kind.bytes >= _CLUSTER_BYTES
+    long = k * kind.bytes >= MODEL.cluster_bytes
     if turns and long:
-        rate *= _TURNS
+        rate *= MODEL.turns
     alone = waves > 1 and cluster == (1, 1)
     if alone and long:
-        rate *= _UNSHARED
-    products = rows * columns * k * kind.bits / 16 / FMA_PER_CYCLE / rate / _CLOCK
-    line, shares = k * kind.bytes, [1.0 if blocks == 1 else _SHARED for blocks in cluster]
-    reads = tiles * (rows * shares[1] + columns * shares[0]) * line / (_L2_ALONE if alone else _L2)
-    reads = max(reads, waves * (rows + columns) * line / _ONE)
-    ends = (1 if turns and not long else waves) * (_TILE_CYCLES + _LOW_TILE_CYCLES * (rows == 64)) / _CLOCK
-    moved = ((m + n) * k * kind.bytes + m * n * output_of(kind).bytes) * batch / _DRAM
+        rate *= MODEL.unshared
+    products = rows * columns * k * kind.bits / 16 / FMA_PER_CYCLE / rate / MODEL.clock
+    line, shares = k * kind.bytes, [1.0 if blocks == 1 else MODEL.shared for blocks in cluster]
+    reads = tiles * (rows * shares[1] + columns * shares[0]) * line / (MODEL.l2_alone if alone else MODEL.l2)
+    reads = max(reads, waves * (rows + columns) * line / MODEL.one_sm)
+    cycles = MODEL.tile_cycles + MODEL.low_tile_cycles * (rows == 64)
+    ends = (1 if turns and not long else waves) * cycles / MODEL.clock
+    moved = ((m + n) * k * kind.bytes + m * n * output_of(kind).bytes) * batch / MODEL.memory
     if waves == 1:
         moved *= 1 + crowded(tiles, multiprocessors)
-    seconds = max(max(waves * products, reads) + ends, moved) + _LAUNCH
+    seconds = max(max(waves * products, reads) + ends, moved) + MODEL.launch
     return Estimate(tile, seconds, waves, tiles, multiprocessors, cluster, group, along, turns)
 
 
@@ -381,13 +364,13 @@ def _cluster(
 ) -> tuple[tuple[int, int], int, str]:
     """Two blocks that share the tile they both need, along the way that leaves none without work; and the order."""
     if waves == 1 and kind.bits == 16 and tile != WIDE:
-        flat = tile[0] == 256 and grid[0] == 2 and k * kind.bytes < _NARROW_BYTES  # 496x11456x1728 2.1%
+        flat = tile[0] == 256 and grid[0] == 2 and k * kind.bytes < MODEL.narrow_cluster_bytes  # 496x11456x1728 2.1%
         if grid[0] % 2 == 0 and not (flat and grid[1] % 2 == 0):  # 3 to 15%; shared along N they lose as much
             return (2, 1), 8, "N"
         # But where that cannot be: 1048x2240x8320 1.1%, 648x7232x2176 1.0%, 864x2304x1088 0.4 to 2.0%.
         along_n = tile[0] >= 128 and (grid[0] > 2 or flat) and grid[1] % 2 == 0
         return ((1, 2) if along_n else (1, 1)), 8, "M"
-    least = _NARROW_BYTES if kind.bits == 8 and grid[0] > 2 else _CLUSTER_BYTES
+    least = MODEL.narrow_cluster_bytes if kind.bits == 8 and grid[0] > 2 else MODEL.cluster_bytes
     if k * kind.bytes < least or grid[0] * grid[1] < 64:
         return (1, 1), 8, "M"
     if tile[0] == 256 and grid[1] % 2 == 0 and grid[0] > 2:

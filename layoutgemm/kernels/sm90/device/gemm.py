@@ -85,7 +85,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             cluster=(plan.cluster_size, 1, 1),
             smem=plan.smem.total,
             min_blocks_per_mp=1,  # without it the compiler ignores setmaxnreg
-            use_pdl=plan.config.overlap,
+            use_pdl=plan.config.tuning.overlap,
             stream=stream,
         )
 
@@ -94,7 +94,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         plan = self.plan
         if plan.by_place:
             rows, columns = plan.order.clusters(self.grid_of(m, n))
-            across = (rows, columns) if plan.config.along == "M" else (columns, rows)
+            across = (rows, columns) if plan.config.tuning.along == "M" else (columns, rows)
             return across[0] * plan.cluster_size, across[1], 1
         tiles = self.most_tiles(m, n, batch)
         clusters = tiles if plan.one_each else cutlass.min(tiles, workers)
@@ -151,7 +151,8 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         rank = bridge.rank_in_cluster() if const_expr(plan.cluster_size > 1) else Int32(0)
         part = rank // plan.sharing  # which part of K: blocks of the same part share loads, those of a tile the sum
 
-        if const_expr(plan.config.overlap and plan.config.trigger == "start"):  # a block's end counts as one, too
+        tuning = plan.config.tuning
+        if const_expr(tuning.overlap and tuning.trigger == "start"):  # a CTA's exit is a trigger, too
             bridge.allow_next_kernel()
 
         # 1. Barriers, once; then the whole cluster, since its blocks arrive at each other's.
@@ -199,7 +200,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         origin = [bridge.uniform(x) for x in self.origin(job, first)]
         ahead = (first, *origin, Int32(0), Int32(0), Int32(1), Int32(0))
 
-        if const_expr(plan.config.prefetch > 0):
+        if const_expr(tuning.prefetch > 0):
             self.fetch_ahead(job, maps, (first, *origin))
 
         if const_expr(plan.cluster_size > 1):
@@ -208,7 +209,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             bridge.block_sync()
 
         # 3. Everything above saw no global memory, and ran while the kernel before this one drained.
-        if const_expr(plan.config.overlap):
+        if const_expr(tuning.overlap):
             bridge.wait_for_previous_kernel()
 
         # 4. The roles.
@@ -245,7 +246,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         if plan.by_place:  # as plan.order has it, by the hardware's own division of a block's number
             x, y, _ = cute.arch.block_idx()
             x //= plan.cluster_size
-            row, column = plan.order.within((x, y) if plan.config.along == "M" else (y, x), job.rank)
+            row, column = plan.order.within((x, y) if plan.config.tuning.along == "M" else (y, x), job.rank)
             return row * plan.tile_c[0], column * plan.tile_c[1], matrix
         if plan.batch > 1:
             matrix = tile // (job.rows * job.columns)

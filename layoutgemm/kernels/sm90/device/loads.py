@@ -55,7 +55,7 @@ class Sm90Loads:
                 bridge.barrier_wait(job.shared.empty(stage), parity)
                 if bridge.elect():
                     at = k_tile
-                    if const_expr(plan.config.snake):
+                    if const_expr(plan.config.tuning.snake):
                         at = k_tile + backwards * (job.k_tiles - 1 - 2 * k_tile)
                     self.issue_loads(job, maps, m0, n0, matrix, job.k_first + at, stage)
                 stage += 1
@@ -94,7 +94,7 @@ class Sm90Loads:
         tile, m0, n0, matrix = first
         if job.warp == plan.loader_warp and tile < job.tiles:
             if bridge.elect():
-                for i in cutlass.range(cutlass.min(job.k_tiles, plan.config.prefetch), unroll=1):
+                for i in cutlass.range(cutlass.min(job.k_tiles, plan.config.tuning.prefetch), unroll=1):
                     origin = {"m": m0, "n": n0, "k": (job.k_first + i) * plan.tile[2], "l": matrix, HALF: Int32(0)}
                     self.issue_prefetches(job, maps, origin)
 
