@@ -1,29 +1,28 @@
-"""Block-scaled fp8 and grouped products against torch: checked against float64, then timed.
+"""Block-scaled fp8 and grouped products, called as users call them, against torch and DeepGEMM on a GPU.
 
-    python benchmarks/bench_variants.py build DIR        # with the DSL, without a GPU: objects and a manifest
-    python benchmarks/bench_variants.py run DIR --json benchmarks/results/variants_h200.json    # on the GPU, minutes
+    python benchmarks/bench_variants.py --json benchmarks/results/scaled_grouped_h100.json    # some minutes
 
 `scaled`: A (M, K) and B (N, K) of e4m3 with a float32 scale for each 1 x 128 of A and 128 x 128 of B. Peers are
-torch._scaled_mm with row and column scales (without promotion), the same with equal blocks if this torch has
-it, and torch.mm of bf16.
+torch._scaled_mm with equal blocks, with row and column scales (without promotion), torch.mm and `layoutgemm.matmul` of
+bf16, and DeepGEMM if it is installed.
 
-`grouped`: random rows per expert, some experts without rows. Peers are torch._grouped_mm and a loop of torch.mm, which
-needs the group offsets on the host. `grouped, scaled`: both.
+`grouped`: as many rows for each expert. Peers are torch._grouped_mm and a loop of torch.mm, which needs the group
+offsets on the host. `grouped, scaled`: both; the peer is torch._scaled_grouped_mm with row scales.
 
-Times are bursts by `layoutgemm/bench/method.py`. Operands rotate if they would stay in L2. Ratios are to the first
-peer.
+Every result of ours is checked against float64 first. Times are bursts by `layoutgemm/bench/method.py`. Operands rotate
+if they would stay in L2. Ratios are to the fastest peer that computes the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import random
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
-from itertools import pairwise
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,129 +30,32 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import needs
-from layoutgemm.kernels.compile.launcher import link, load
-from layoutgemm.kernels.run.occupancy import resident
-from layoutgemm.kernels.sm90.grouped import Ragged
-from layoutgemm.kernels.sm90.mainloop import Promoted, Table
-from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
+from benchmarks import deepgemm, needs
 
 Call = Callable[[], Any]
-DEPTH = 128
-SCALED = ((4096, 4096, 7168), (4096, 7168, 2048), (8192, 8192, 8192), (128, 4096, 7168), (16, 7168, 2048))  # M, N, K
-# experts, rows, N, K
-GROUPED = ((8, 8192, 14336, 4096), (32, 8192, 4096, 7168), (64, 4096, 2816, 2048), (64, 512, 2816, 2048))
-BOTH = ((32, 8192, 4096, 7168), (64, 4096, 2816, 2048))
-LOOP = Promoted.of(
-    lambda total, product, a, b: total + a * b * product, Table("scale_a", "m"), Table("scale_b", "n", DEPTH)
-)
-PROMOTING = {
-    "128x128": Sm90Config((128, 128), chunks=1, buffers=2),
-    "128x128 c21": Sm90Config((128, 128), cluster=(2, 1), chunks=1, buffers=2),
-    "128x128 c12": Sm90Config((128, 128), cluster=(1, 2), chunks=1, buffers=2),
-    "128x128 warpgroup": Sm90Config((128, 128), loader="warpgroup", chunks=1, buffers=2),
-    "192x128": Sm90Config((192, 128), consumers=3, chunks=1, buffers=1),
-    "64x128": Sm90Config((64, 128), consumers=1, loader="warp", chunks=1, buffers=2),
-}
-GROUPS = {
-    "128x256": Sm90Config((128, 256), chunks=1, buffers=2),
-    "128x256 c21": Sm90Config((128, 256), cluster=(2, 1), chunks=1, buffers=2),
-    "256x192 c12": Sm90Config((256, 192), cluster=(1, 2), chunks=1, buffers=2, early=2),
-    "128x192": Sm90Config((128, 192), chunks=1, buffers=2),
-    "64x256": Sm90Config((64, 256), consumers=1, loader="warp", chunks=1, buffers=2),
-}
-OURS = "ours "
+DEPTH = 128  # of K, that share a scale
+SHARED = ((2112, 7168), (576, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))  # N, K
+SCALED = (*[(m, *nk) for m, nk in product((1, 64, 128, 4096), SHARED)], (8192, 8192, 8192))
+GROUPS = ((4, 8192), (8, 4096), (32, 192), (6, 20), (64, 64), (128, 512))  # experts, rows of each
+WEIGHTS = ((6144, 7168), (7168, 3072), (4096, 4096), (4096, 2048))  # N, K
+GROUPED = tuple((experts, experts * rows, *nk) for (experts, rows), nk in product(GROUPS, WEIGHTS))
+KINDS = {"scaled": SCALED, "grouped": GROUPED, "grouped, scaled": GROUPED}
+OURS = "ours"
+OTHERS = ("torch._scaled_mm, rows", "torch._scaled_mm, rows, fast", "torch.mm of bf16", "ours of bf16")
+_CHECKED_ROWS = 64
 
 
-def plans() -> dict[str, Sm90Plan]:
-    """Every kernel by name; sizes are launch arguments."""
-    found = {}
-    for name, config in PROMOTING.items():
-        found[f"scaled {name}"] = Sm90Plan.derive(
-            4096, 4096, 4096, a="e4m3", b="e4m3:col", c="bf16", config=config, mainloop=LOOP
-        )
-        found[f"both {name}"] = Sm90Plan.derive(
-            4096, 4096, 4096, batch=64, a="e4m3", b="e4m3:col", c="bf16", config=config, mainloop=LOOP,
-            ragged=Ragged.of(64),
-        )  # fmt: skip
-    for name, config in GROUPS.items():
-        found[f"grouped {name}"] = Sm90Plan.derive(
-            4096, 4096, 4096, batch=64, b="bf16:col", config=config, ragged=Ragged.of(64)
-        )
-    return found
-
-
-def build(folder: Path) -> None:
-    """Compiles the missing objects."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "manifest.json"
-    manifest = json.loads(file.read_text()) if file.exists() else {}
-    for name, plan in plans().items():
-        plan.check().require()
-        compiled = plan.compile()
-        if manifest.get(name, {}).get("symbol") == compiled.symbol:
-            continue
-        (folder / f"{compiled.symbol}.o").write_bytes(compiled.object)
-        used = compiled.resources
-        manifest[name] = {"symbol": compiled.symbol, "registers": used.registers, "local": used.local_bytes}
-        file.write_text(json.dumps(manifest, indent=1) + "\n")
-        print(f"{name}: {used}", flush=True)
-
-
-@cache
-def launcher(path: Path, symbol: str) -> Callable[[Sequence[int]], None]:
-    """launch(arguments) of a built object on torch's current stream."""
+def quantised(x: Any, rows: int) -> tuple[Any, Any]:
+    """(e4m3, float32 scales): one scale for so many rows and 128 of K, by their largest magnitude."""
     import torch
 
-    content = path.read_bytes()
-    found = load(content, link(content), symbol)
-    found.load(torch.cuda.current_device())
-
-    def launch(arguments: Sequence[int]) -> None:
-        block = found.block(arguments)
-        block.values[block.count] = torch.cuda.current_stream().cuda_stream
-        if error := block.call():
-            raise RuntimeError(f"CUDA refused the launch: {error}")
-
-    return launch
-
-
-class Ours:
-    """The built kernels."""
-
-    def __init__(self, folder: Path):
-        import torch
-
-        self.folder, self.manifest = folder, json.loads((folder / "manifest.json").read_text())
-        self.device = torch.cuda.current_device()
-
-    def call(self, name: str, config: Sm90Config, a: Any, b: Any, c: Any, words: Sequence[int]) -> Call:
-        """A launch; b is (N, K), or (experts, N, K)."""
-        symbol = self.manifest[name]["symbol"]
-        launch = launcher(self.folder / f"{symbol}.o", symbol)
-        batch = b.shape[0] if b.ndim > 2 else 1
-        sizes = (a.shape[0], b.shape[-2], a.shape[1], batch, a.stride(0), b.stride(-2), c.stride(0), 0, b.stride(0), 0)
-        arguments = (
-            a.data_ptr(), b.data_ptr(), c.data_ptr(), *sizes,
-            resident(self.device, config.cluster[0] * config.cluster[1] * config.split),
-            *words, *[0] * (16 - len(words)),
-        )  # fmt: skip
-        return lambda: launch(arguments)
-
-
-def table_words(scale_a: Any, scale_b: Any) -> list[int]:
-    """Launch parameters of two scale tables: address, and strides of rows, blocks and batch."""
-    words = []
-    for x in (scale_a, scale_b):
-        words += [x.data_ptr(), x.stride(-2), x.stride(-1), x.stride(0) if x.ndim > 2 else 0]
-    return words
-
-
-def fp8(*shape: int) -> Any:
-    """A random matrix, or several, of e4m3 on the GPU."""
-    import torch
-
-    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16).to(torch.float8_e4m3fn)
+    *front, n, k = x.shape
+    padded = torch.zeros(*front, -(-n // rows) * rows, k, device=x.device)
+    padded[..., :n, :] = x
+    blocks = padded.view(*front, -(-n // rows), rows, k // DEPTH, DEPTH)
+    scales = blocks.abs().amax((-3, -1)).clamp(1e-4) / 448
+    values = (blocks / scales[..., :, None, :, None]).view(padded.shape)[..., :n, :]
+    return values.to(torch.float8_e4m3fn).contiguous(), scales
 
 
 def spread(scale: Any, group: int, size: int, k: int) -> Any:
@@ -161,14 +63,13 @@ def spread(scale: Any, group: int, size: int, k: int) -> Any:
     return scale.double().repeat_interleave(group, -2)[..., :size, :].repeat_interleave(DEPTH, -1)[..., :k]
 
 
-def off(got: Any, want: Any, k: int) -> float:
-    """The largest error, relative to bf16's rounding and to 2**-8 of the sum's spread."""
-    bound = 2.0**-8 * want.abs() + 2.0**-6 * k**0.5
-    return float(((got.double() - want).abs() / bound).max())
+def off(got: Any, want: Any) -> float:
+    """The error of a result, as a share of 2**-8 of the wanted values' norm: bf16 rounds to 2**-9 of each."""
+    return float((got.double() - want).norm() / want.norm() * 2**8)
 
 
 def attempt(calls: dict[str, list[Call]], name: str, each: list[Call]) -> None:
-    """One of torch's contenders, if this torch runs it."""
+    """One of the peers, if it runs."""
     try:
         for call in each:
             call()
@@ -178,162 +79,139 @@ def attempt(calls: dict[str, list[Call]], name: str, each: list[Call]) -> None:
     calls[name] = each
 
 
-def scaled(ours: Ours, sizes: tuple[int, int, int]) -> tuple[dict[str, list[Call]], dict[str, float]]:
-    """A product with scales of K blocks: every contender's calls, and the error of each of ours, 1 at the bound.
-
-    Raises KeyError where a kernel was not built, RuntimeError where CUDA refuses a launch.
-    """
+def scaled(sizes: tuple[int, int, int]) -> tuple[dict[str, list[Call]], float]:
+    """A product with scales of K blocks: every contender's calls, and the error of ours as a share of the bound."""
     import torch
+
+    import layoutgemm
 
     m, n, k = sizes
-    blocks, count = k // DEPTH, max(1, min(16, (1 << 28) // ((m + n) * k)))
-    sets = []
-    for _ in range(count):
-        a, b = fp8(m, k), fp8(n, k)
-        sa = torch.rand(blocks, m, device="cuda").T + 0.5  # rows contiguous: a warp reads eight of them
-        sb = torch.rand(-(-n // DEPTH), blocks, device="cuda") + 0.5
-        sets.append((a, b, sa, sb, torch.empty(m, n, device="cuda", dtype=torch.bfloat16)))
-    a, b, sa, sb, c = sets[0]
-    want = (spread(sa, 1, m, k) * a.double()) @ (spread(sb, DEPTH, n, k) * b.double()).T
+    count = max(1, min(16, (240 << 20) // (m * k + n * k + 2 * m * n)))
+    wide = torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda")
+    (a, sa), (b, sb) = quantised(wide[0], 1), quantised(wide[1], DEPTH)
+    sets = [(a.clone(), b.clone(), torch.empty(m, n, device="cuda", dtype=torch.bfloat16)) for _ in range(count)]
     calls: dict[str, list[Call]] = {}
-    errors = {}
-    one_a, one_b = torch.ones(m, 1, device="cuda"), torch.ones(1, n, device="cuda")
-    attempt(calls, "torch._scaled_mm, rows", [
-        lambda s=s: torch._scaled_mm(s[0], s[1].T, one_a, one_b, out_dtype=torch.bfloat16, use_fast_accum=False)
-        for s in sets
-    ])  # fmt: skip
-    attempt(calls, "torch._scaled_mm, rows, fast", [
-        lambda s=s: torch._scaled_mm(s[0], s[1].T, one_a, one_b, out_dtype=torch.bfloat16, use_fast_accum=True)
-        for s in sets
-    ])  # fmt: skip
-    attempt(calls, "torch._scaled_mm, blocks", [
-        lambda s=s: torch._scaled_mm(s[0], s[1].T, s[2], s[3].T, out_dtype=torch.bfloat16) for s in sets
-    ])  # fmt: skip
-    wide = [(s[0].bfloat16(), s[1].bfloat16()) for s in sets]
-    attempt(calls, "torch.mm of bf16", [lambda w=w: torch.mm(w[0], w[1].T) for w in wide])
-    for name, config in PROMOTING.items():
-        each = [ours.call(f"scaled {name}", config, s[0], s[1], s[4], table_words(s[2], s[3])) for s in sets]
-        each[0]()
-        errors[name] = off(c, want, k)
-        calls[OURS + name] = each
-    return calls, errors
+    by_columns = sa.T.contiguous().T  # as torch and DeepGEMM take it
+    rows, columns = torch.ones(m, 1, device="cuda"), torch.ones(1, n, device="cuda")
+    ways: dict[str, dict[str, Any]] = {
+        "torch._scaled_mm, blocks": {"scale_a": by_columns, "scale_b": sb.T},
+        "torch._scaled_mm, rows": {"scale_a": rows, "scale_b": columns, "use_fast_accum": False},
+        "torch._scaled_mm, rows, fast": {"scale_a": rows, "scale_b": columns, "use_fast_accum": True},
+    }
+    for name, more in ways.items():
+        more |= {"out_dtype": torch.bfloat16}
+        attempt(calls, name, [lambda s=s, more=more: torch._scaled_mm(s[0], s[1].T, out=s[2], **more) for s in sets])
+    short = [(*[x.bfloat16() for x in wide], s[2]) for s in sets[: -(-count // 2)]]
+    attempt(calls, "torch.mm of bf16", [lambda s=s: torch.mm(s[0], s[1].T, out=s[2]) for s in short])
+    attempt(calls, "ours of bf16", [lambda s=s: layoutgemm.matmul(s[0], s[1].T, out=s[2]) for s in short])
+    if deepgemm.installed():
+        package = importlib.import_module(deepgemm.PACKAGE)
+        aligned = package.get_mn_major_tma_aligned_tensor(sa)
+        for name, dependent in deepgemm.WAYS.items():
+
+            def launch(s: Any, dependent: bool = dependent) -> None:
+                package.set_pdl(dependent)
+                package.fp8_gemm_nt((s[0], aligned), (s[1], sb), s[2], disable_ue8m0_cast=True)
+
+            attempt(calls, name, [lambda s=s, launch=launch: launch(s) for s in sets])
+    calls[OURS] = [lambda s=s: layoutgemm.scaled_matmul(s[0], sa, s[1].T, sb, out=s[2]) for s in sets]
+    calls[OURS][0]()
+    some = torch.randperm(m, device="cuda")[:_CHECKED_ROWS]
+    want = (spread(sa[some], 1, len(some), k) * a[some].double()) @ (spread(sb, DEPTH, n, k) * b.double()).T
+    return calls, off(sets[0][2][some], want)
 
 
-def drawn(experts: int, rows: int) -> list[int]:
-    """Random rows per expert, with popular and empty experts."""
-    rng = random.Random(experts * rows)
-    weights = [rng.expovariate(1) if rng.random() > 0.1 else 0.0 for _ in range(experts)]
-    sizes = [0] * experts
-    for e in rng.choices(range(experts), weights, k=rows):
-        sizes[e] += 1
-    return sizes
-
-
-def grouped(
-    ours: Ours, sizes: tuple[int, int, int, int], with_scales: bool
-) -> tuple[dict[str, list[Call]], dict[str, float]]:
-    """A grouped product, with scales or without, in the same form. Raises as `scaled` does."""
+def grouped(sizes: tuple[int, int, int, int], with_scales: bool) -> tuple[dict[str, list[Call]], float]:
+    """A grouped product, with scales or without, in the same form."""
     import torch
 
+    import layoutgemm
+
     experts, m, n, k = sizes
-    rows = drawn(experts, m)
-    ends = torch.tensor([0, *rows]).cumsum(0)
-    offsets, bounds = ends.int().cuda(), list(pairwise(ends.tolist()))
-    make = fp8 if with_scales else (lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16))
-    a, b, c = make(m, k), make(experts, n, k), torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+    each = m // experts
+    a, b = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((m, k), (experts, n, k)))
+    c = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+    offsets = torch.arange(0, m + 1, each, device="cuda", dtype=torch.int32)
+    ends, last = offsets[1:].contiguous(), slice(m - min(each, _CHECKED_ROWS), m)
     calls: dict[str, list[Call]] = {}
-    errors = {}
-    words = [offsets.data_ptr()]
-    want = torch.empty(m, n, device="cuda", dtype=torch.float64)
+    scales: dict[str, Any] = {}
+    left, right = a[last].double(), b[-1].double()
     if with_scales:
-        sa = torch.rand(k // DEPTH, m, device="cuda").T + 0.5
-        sb = torch.rand(experts, -(-n // DEPTH), k // DEPTH, device="cuda") + 0.5
-        words = [*table_words(sa, sb), *words]
-    for e, (first, end) in enumerate(bounds):
-        x, y = a[first:end].double(), b[e].double()
-        if with_scales:
-            x, y = x * spread(sa[first:end], 1, end - first, k), y * spread(sb[e], DEPTH, n, k)
-        want[first:end] = x @ y.T
-    if with_scales:
+        a, sa = quantised(a, 1)
+        quantised_b = [quantised(x, DEPTH) for x in b]
+        b, sb = (torch.stack(parts) for parts in zip(*quantised_b, strict=True))
+        scales = {"scale_a": sa, "scale_b": sb}
+        left = a[last].double() * spread(sa[last], 1, left.shape[0], k)
+        right = b[-1].double() * spread(sb[-1], DEPTH, n, k)
         one_a, one_b = torch.ones(m, device="cuda"), torch.ones(experts, n, device="cuda")
         attempt(calls, "torch._scaled_grouped_mm, rows", [
-            lambda: torch._scaled_grouped_mm(
-                a, b.transpose(1, 2), one_a, one_b, offs=offsets[1:], out_dtype=torch.bfloat16
-            )
+            lambda: torch._scaled_grouped_mm(a, b.transpose(1, 2), one_a, one_b, offs=ends, out_dtype=torch.bfloat16)
         ])  # fmt: skip
     else:
-        attempt(calls, "torch._grouped_mm", [lambda: torch._grouped_mm(a, b.transpose(1, 2), offs=offsets[1:])])
+        attempt(calls, "torch._grouped_mm", [lambda: torch._grouped_mm(a, b.transpose(1, 2), offs=ends)])
 
         def loop() -> None:
-            for e, (first, end) in enumerate(bounds):
-                if end > first:
-                    torch.mm(a[first:end], b[e].T, out=c[first:end])
+            for e in range(experts):
+                torch.mm(a[e * each : (e + 1) * each], b[e].T, out=c[e * each : (e + 1) * each])
 
         attempt(calls, "a loop of torch.mm", [loop])
-    whole = a.bfloat16(), b[0].bfloat16()
-    attempt(calls, "one torch.mm of all rows, bf16", [lambda: torch.mm(whole[0], whole[1].T)])
-    for name, config in (PROMOTING if with_scales else GROUPS).items():
-        c.fill_(float("nan"))
-        call = ours.call(f"{'both' if with_scales else 'grouped'} {name}", config, a, b, c, words)
-        call()
-        errors[name] = off(c, want, k)
-        calls[OURS + name] = [call]
-    return calls, errors
+    calls[OURS] = [lambda: layoutgemm.grouped_matmul(a, b.transpose(1, 2), offsets, out=c, **scales)]
+    calls[OURS][0]()
+    return calls, off(c[last], left @ right.T)
 
 
-def run(folder: Path, rounds: int, file: Path | None) -> int:
+def run(kinds: Sequence[str], rounds: int, file: Path | None) -> int:
     """Checks, then times, every contender of every shape."""
     import torch
 
     from layoutgemm.bench import machine
     from layoutgemm.bench.method import CudaDevice, burst
 
-    device, ours, failed = CudaDevice(), Ours(folder), 0
+    device, failed = CudaDevice(), 0
     record: dict[str, Any] = {"machine": machine.facts(), "shapes": {}}
     print(record["machine"], flush=True)
-    cases = [("scaled", sizes) for sizes in SCALED] + [("grouped", sizes) for sizes in GROUPED]
-    for kind, sizes in [*cases, *[("grouped, scaled", sizes) for sizes in BOTH]]:
+    ratios: dict[str, list[float]] = {}
+    for kind, sizes in [(name, sizes) for name in kinds for sizes in KINDS[name]]:
         torch.manual_seed(0)
         title = f"{kind} {'x'.join(map(str, sizes))}"
-        print(title, flush=True)
-        calls, errors = scaled(ours, sizes) if kind == "scaled" else grouped(ours, sizes, kind != "grouped")
+        calls, error = scaled(sizes) if kind == "scaled" else grouped(sizes, kind != "grouped")
         torch.cuda.synchronize()
-        for name, share in errors.items():
-            if not share <= 1:
-                print(f"    WRONG {name}: {share:.2f} of the bound", flush=True)
-                calls.pop(OURS + name)
-                failed += 1
+        if not error <= 1:
+            print(f"WRONG {title}: {error:.2f} of the bound", flush=True)
+            failed += 1
+            continue
         samples = burst(device, {name: device.record(each) for name, each in calls.items()}, rounds, random.Random(0))
         times = {name: statistics.median(values) / len(calls[name]) for name, values in samples.items()}
-        first = next(iter(times))
-        rows = sizes[-3]
-        for name, seconds in sorted(times.items(), key=lambda item: item[1]):
-            speed = 2 * rows * sizes[-2] * sizes[-1] / seconds / 1e12
-            share = f", {errors[name[len(OURS) :]]:.2f} of the bound" if name.startswith(OURS) else ""
-            figures = f"{times[first] / seconds:6.3f} {seconds * 1e6:9.1f} us {speed:7.1f} TFLOP/s"
-            print(f"    {figures}  {name}{share}", flush=True)
+        alike = [seconds for name, seconds in times.items() if name not in (OURS, *OTHERS)]
+        beside = f"{min(alike) / times[OURS]:.3f} of the best peer's speed" if alike else "no peer"
+        if alike:
+            ratios.setdefault(kind, []).append(min(alike) / times[OURS])
+        tflops = 2 * sizes[-3] * sizes[-2] * sizes[-1] / times[OURS] / 1e12
+        said = ", ".join(f"{name} {us * 1e6:.1f}" for name, us in sorted(times.items(), key=lambda x: x[1]))
+        print(
+            f"{title}: {best / times[OURS]:.3f} ({tflops:.0f} TFLOP/s, {error:.2f} of the bound); us: {said}",
+            flush=True,
+        )
         record["shapes"][title] = {name: round(seconds * 1e6, 2) for name, seconds in times.items()}
         if file is not None:
             file.write_text(json.dumps(record, indent=1) + "\n")
         del calls
         torch.cuda.empty_cache()
+    for kind, found in ratios.items():
+        print(f"{kind}: geometric mean {statistics.geometric_mean(found):.3f}, least {min(found):.3f}")
     return 1 if failed else 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; exits 1 for a wrong result of ours, 2 if `run` finds no GPU."""
+    """The command; exits 1 for a wrong result of ours, 2 if it finds no GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("step", choices=("build", "run"))
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("--kinds", nargs="+", choices=tuple(KINDS), default=tuple(KINDS))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
-    if options.step == "build":
-        build(options.folder)
-        return 0
     if status := needs.refused(needs.no_gpu()):
         return status
-    return run(options.folder, options.rounds, options.json)
+    return run(options.kinds, options.rounds, options.json)
 
 
 if __name__ == "__main__":

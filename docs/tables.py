@@ -21,9 +21,9 @@ __all__ = [
 
 
 @functools.cache
-def record(name: str) -> Any:
-    """A record of benchmarks/results, by its name without `_h200.json`."""
-    return json.loads((RESULTS / f"{name}_h200.json").read_text(encoding="utf-8"))
+def record(name: str, gpu: str = "h200") -> Any:
+    """A record of benchmarks/results, by its name without the GPU's."""
+    return json.loads((RESULTS / f"{name}_{gpu}.json").read_text(encoding="utf-8"))
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -40,15 +40,15 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join([text[0], rule, *text[1:]])
 
 
-def machine(name: str) -> str:
+def machine(name: str, gpu: str = "h200") -> str:
     """One line: the GPU, the versions and the date of a record."""
-    found = record(name)
+    found = record(name, gpu)
     facts = found.get("machine") or found.get("facts") or found
     said = [facts["gpu"], f"driver {facts['driver']}", f"CUDA {facts['cuda']}", f"torch {facts['torch']}"]
     for key in ("nvidia-cutlass-dsl", "dsl"):
         said += [f"nvidia-cutlass-dsl {facts[key]}"] if facts.get(key) else []
     said += [f"quack-kernels {facts['quack-kernels']}"] if facts.get("quack-kernels") else []
-    return f"*{', '.join(said)}; {facts['date']}. The record: `benchmarks/results/{name}_h200.json`.*"
+    return f"*{', '.join(said)}; {facts['date']}. The record: `benchmarks/results/{name}_{gpu}.json`.*"
 
 
 def gemm_table(name: str = "gemm") -> str:
@@ -217,28 +217,24 @@ def gated_table() -> str:
 
 
 def variants_table() -> str:
-    """Scaled and grouped products with their default tiles, beside torch's nearest functions."""
-    from layoutgemm.kernels.sm90.choose.scaled_grouped import default_config, grouped_config
-
+    """Scaled and grouped products as users call them, beside torch's nearest functions."""
     peers = {
-        "scaled": (
-            "torch._scaled_mm, blocks",
-            "torch._scaled_mm, rows",
-            "torch._scaled_mm, rows, fast",
-            "torch.mm of bf16",
-        ),
-        "grouped": ("torch._grouped_mm", "a loop of torch.mm", "one torch.mm of all rows, bf16"),
-        "grouped, scaled": ("torch._scaled_grouped_mm, rows", "one torch.mm of all rows, bf16"),
+        "scaled": ("torch._scaled_mm, blocks", "torch._scaled_mm, rows", "ours of bf16"),
+        "grouped": ("torch._grouped_mm", "a loop of torch.mm"),
+        "grouped, scaled": ("torch._scaled_grouped_mm, rows",),
     }
     rows = []
-    for name, found in record("variants")["shapes"].items():
+    for name, found in record("scaled_grouped", "h100")["shapes"].items():
         kind, _, sizes = name.rpartition(" ")
-        groups, m = ([1] + [int(size) for size in sizes.split("x")])[-4:-2]
-        of = default_config if "scaled" in kind else grouped_config
-        ours = found["ours " + "x".join(map(str, of(m // groups).tile))]
-        beside = [f"{peer} {found[peer]:.0f} ({found[peer] / ours:.2f})" for peer in peers[kind] if found.get(peer)]
-        rows.append([kind, sizes.replace("x", " x "), f"{ours:.0f}", "; ".join(beside)])
-    heads = ["product", "groups x M x N x K, or M x N x K", "us", "torch, us (ratio: above 1 layoutgemm is faster)"]
+        ours = found["ours"]
+        beside = [f"{peer} {found[peer]:.1f} ({found[peer] / ours:.2f})" for peer in peers[kind] if found.get(peer)]
+        rows.append([kind, sizes.replace("x", " x "), f"{ours:.1f}", "; ".join(beside)])
+    heads = [
+        "product",
+        "experts x rows x N x K, or M x N x K",
+        "us",
+        "others, us (ratio: above 1 layoutgemm is faster)",
+    ]
     return table(heads, rows)
 
 

@@ -119,7 +119,7 @@ def _planned(case: Case, a: Any, b: Any, extra: dict[str, Any]) -> Any:
     else:
         batch = b.shape[0]
         ragged = Ragged.of(batch, "i32" if extra["offsets"].dtype == torch.int32 else "i64")
-    plan = torch_variants._plan((m, n, k, batch), types, groups, torch_variants.default_config(64), ragged)
+    plan = torch_variants._plan((m, n, k, batch), types, groups, torch_variants.grouped_scaled_config(64), ragged)
     given = {name: x.numpy() for name, x in extra.items()}
     found = plan.run(a.float().numpy(), b.float().numpy(), device="emulator", given=given).c
     return torch.from_numpy(found).to(case.types[2])

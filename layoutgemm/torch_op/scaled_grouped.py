@@ -18,7 +18,7 @@ from ..kernels.run.epilogue_operands import words_of_tensors
 from ..kernels.run.operand_checks import addressed, check_operands
 from ..kernels.run.tensor_maps import run_given
 from ..kernels.run.torch_tensors import launch_of
-from ..kernels.sm90.choose.scaled_grouped import default_config, grouped_config
+from ..kernels.sm90.choose.scaled_grouped import grouped_config, grouped_scaled_config, scaled_config
 from ..kernels.sm90.grouped import Ragged
 from ..kernels.sm90.mainloop import Promoted, Table
 from ..kernels.sm90.plan import Sm90Config, Sm90Plan
@@ -92,7 +92,7 @@ def scaled_matmul(
         scales = [None if x is None else x[0] for x in (scale_a, scale_b)]
         c = scaled_matmul(a[0], scales[0], b[0], scales[1], out=one, out_dtype=out_dtype, config=config)
         return c.unsqueeze(0) if out is None else out
-    config = config or default_config(m, groups[1:] == [1])
+    config = config or scaled_config(m, n, k, batch=batch, each_column=groups[1:] == [1])
     types = NAMES[a.dtype], f"{NAMES[b.dtype]}:col", C_NAMES[out_dtype]
     plan = _plan((m, n, k, batch), types, tuple(groups), config)
     return _first_launch(key, plan, a, b, given, out)
@@ -154,7 +154,10 @@ def grouped_matmul(
     order = "col" if groups or a.dtype in _FP8 or (b.stride(-2) == 1 and b.stride(-1) != 1) else "row"
     types = NAMES[a.dtype], f"{NAMES[b.dtype]}:{order}", C_NAMES[kind]
     ragged = Ragged.of(experts, "i32" if offsets.dtype == torch.int32 else "i64")
-    config = config or (default_config(-(-m // experts)) if groups else grouped_config(-(-m // experts)))
+    if config is None:
+        rows = -(-m // experts)
+        wide = kind == torch.float32
+        config = grouped_scaled_config(rows, groups[1:] == [1]) if groups else grouped_config(rows, wide)
     plan = _plan((m, n, k, experts), types, tuple(groups), config, ragged)
     key = key if offsets.is_contiguous() else ()
     return _first_launch(key, plan, a, b, {**given, "offsets": offsets.contiguous()}, out)

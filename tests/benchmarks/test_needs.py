@@ -24,7 +24,7 @@ BY_TORCH = {
     "bench_launch": [""],
     "bench_lines": [""],
     "bench_types": ["run"],
-    "bench_variants": ["run FOLDER"],
+    "bench_variants": [""],
     "profile_gemm": ["", "--launch"],
     "profile_ladder": ["table", "launch hopper_03_tma.py 0"],
     "soak": [""],

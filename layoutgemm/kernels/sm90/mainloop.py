@@ -272,8 +272,8 @@ def dealt(plan: Any, table: Table) -> Dealing:
 
 
 def table_registers(plan: Any) -> int:
-    """Registers of a thread: each number of this batch and of the next one, and its address (64 bits)."""
-    return 4 * len(numbers_read(plan)) if plan.mainloop is not None else 0
+    """Registers of a thread: each number, its own of this batch and of the next one, and its address (64 bits)."""
+    return 5 * len(numbers_read(plan)) if plan.mainloop is not None else 0
 
 
 def promotion_check(plan: Any) -> Check:
@@ -355,7 +355,7 @@ def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums
             raise PlanError(f"{name} = {getattr(config, name)!r}: a main loop that promotes takes {usual!r}")
     if config.split > 1 and not loop.adds:
         raise PlanError(
-            f"split = {config.split}: parts of K are totalled apart and then added, and total = {said(loop.expression)} "
+            f"split = {config.split}: parts of K are totalled apart, then added, and total = {said(loop.expression)} "
             "does more than add to the total"
         )
     tile_n = config.tile[1]

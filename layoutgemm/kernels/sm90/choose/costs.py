@@ -170,6 +170,22 @@ class UnalignedRowsModel:
 
 
 @dataclass(frozen=True)
+class PromotedModel:
+    """Numbers of the model for products whose K blocks are scaled: `scaled_grouped`."""
+
+    fitted_to: str
+    multiprocessors: int
+    start: float
+    memory: float
+    added: float
+    wave: float
+    exchange: dict[int, float]
+    step: dict[tuple[int, int], float]
+    full_step: dict[tuple[int, int], float]
+    full_end: dict[tuple[int, int], float]
+
+
+@dataclass(frozen=True)
 class CostModel:
     """All that was measured of one GPU for the choice of kernels."""
 
@@ -189,13 +205,30 @@ def cost_model(name: str = "h200") -> CostModel:
     >>> model.gpu.partition(":")[0], model.places.multiprocessors, model.many_rows.paired[64]
     ('NVIDIA H200', 132, (1.006, 0.987))
     """
-    entries = json.loads((files(__package__) / f"{name}.json").read_text(encoding="utf-8"))
-    gpu = entries.pop("gpu")
-    parts = {name: _PARTS[name](**{key: _value(x) for key, x in part.items()}) for name, part in entries.items()}
+    gpu, parts = _read(name)
     return CostModel(gpu, **parts)
 
 
+@cache
+def promoted_model(name: str = "h100") -> PromotedModel:
+    """The numbers for scaled products of the package's file `name`.json, read once.
+
+    >>> promoted_model().step[64, 32]
+    1.4e-07
+    """
+    model: PromotedModel = _read(name)[1]["promoted"]
+    return model
+
+
+def _read(name: str) -> tuple[str, dict[str, Any]]:
+    """The GPU that a file is of, and its parts."""
+    entries = json.loads((files(__package__) / f"{name}.json").read_text(encoding="utf-8"))
+    gpu = entries.pop("gpu")
+    return gpu, {name: _PARTS[name](**{key: _value(x) for key, x in part.items()}) for name, part in entries.items()}
+
+
 _PARTS: dict[str, Any] = {
+    "promoted": PromotedModel,
     "places": PlaceFacts, "few_rows": FewRowsModel, "many_rows": ManyRowsModel, "other_types": OtherTypesModel,
     "unaligned_rows": UnalignedRowsModel,
 }  # fmt: skip

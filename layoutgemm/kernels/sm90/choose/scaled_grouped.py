@@ -1,26 +1,131 @@
-"""Configurations of scaled and grouped products on Hopper: the fastest that were measured (variants_h200.json)."""
+"""Configurations of scaled and of grouped products on Hopper, by what was measured on an H100.
+
+A scaled product is estimated for each tile and split of K: memory against products, waves of CTAs, the exchange of
+partial sums. Groups have one rule each for their average rows: the record has too few of them for a model.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import lru_cache
+
 from ..config import Sm90Config
+from .costs import promoted_model
+
+K_BLOCK = 128  # elements of K, of a byte each
+_MOST_WAVES = 4  # of CTAs that compute one tile; more are persistent ones' business
+_EACH_COLUMN = 64  # columns of a tile at most if each has a scale, of which a thread reads a quarter of the tile's
+_MAX_LOADED_ROWS = 56  # rows of A's tile that are loaded apart from zeros: less than all 64
 
 
-def grouped_config(rows: int) -> Sm90Config:
-    """For groups of so many rows on average: a tile is one group's. What was fastest (variants_h200.json)."""
-    if rows <= 32:
-        return Sm90Config((64, 256), consumers=1, loader="warp", chunks=1, buffers=2)
-    return Sm90Config((128, 256), chunks=1, buffers=2)
+@lru_cache(4096)
+def scaled_config(
+    m: int, n: int, k: int, *, batch: int = 1, each_column: bool = False, multiprocessors: int | None = None
+) -> Sm90Config:
+    """The configuration of a scaled product that is estimated fastest.
 
+    each_column  every column of B has a scale
 
-def default_config(m: int, each_column: bool = False) -> Sm90Config:
-    """For m rows. A thread has both the products and the totals: half of the tile of a kernel which only adds.
-    What was fastest of benchmarks/results/variants_h200.json: 192 rows from 256 a group on, 128 at 64 and 128.
-
-    each_column  every column of B has a scale, of which a thread reads a quarter of the tile's
+    >>> scaled_config(64, 2112, 7168).tile, scaled_config(64, 2112, 7168).split
+    ((64, 32), 2)
+    >>> scaled_config(4096, 7168, 16384).tile, scaled_config(4096, 2112, 7168).tile
+    ((256, 128), (192, 128))
     """
-    columns = 64 if each_column else 128
-    if m <= 32:
-        return Sm90Config((64, columns), consumers=1, loader="warp", chunks=1, buffers=2)
-    if m < 192:
-        return Sm90Config((128, columns), chunks=1, buffers=2)
-    return Sm90Config((192, columns), consumers=3, chunks=1, buffers=1)
+    places = multiprocessors or promoted_model().multiprocessors
+    sizes = m, n, k, batch
+    found = [*_one_tile_each(sizes, each_column, places), *_persistent(sizes, each_column, places)]
+    return min(found, key=lambda candidate: candidate[0])[1]
+
+
+def _one_tile_each(
+    sizes: tuple[int, int, int, int], each_column: bool, places: int
+) -> Iterator[tuple[float, Sm90Config]]:
+    """(seconds, configuration) of CTAs that compute one tile each, or a part of its K."""
+    m, n, k, batch = sizes
+    model, k_blocks = promoted_model(), -(-k // K_BLOCK)
+    memory = batch * (m * k + n * k + 2 * m * n) / model.memory
+    for tile, step in model.step.items():
+        for parts, exchange in model.exchange.items():
+            waves = -(-_tiles(sizes, tile) * parts // places)
+            if parts > k_blocks or waves > _MOST_WAVES or tile[1] % (8 * parts):  # each part stores 8 columns or more
+                continue
+            if each_column and tile[1] > _EACH_COLUMN * 64 // tile[0]:  # what the launch's threads have registers for
+                continue
+            products = waves * -(-k_blocks // parts) * step
+            limits = max(memory, products) + model.added * min(memory, products)
+            rows = -(-m // 8) * 8 if m <= _MAX_LOADED_ROWS and tile[0] == 64 else None
+            yield (
+                model.start + limits + (waves - 1) * model.wave + exchange,
+                Sm90Config(
+                    tile, consumers=tile[0] // 64, loader="warp", rows=rows, single=True, split=parts, chunks=1,
+                    buffers=1, overlap=True,
+                ),
+            )  # fmt: skip
+
+
+def _persistent(sizes: tuple[int, int, int, int], each_column: bool, places: int) -> Iterator[tuple[float, Sm90Config]]:
+    """(seconds, configuration) of persistent clusters that take tile after tile."""
+    model, k_blocks = promoted_model(), -(-sizes[2] // K_BLOCK)
+    for tile, step in model.full_step.items():
+        if (tile[1] <= _EACH_COLUMN) != each_column:
+            continue
+        cluster = _sharing(sizes, tile)
+        blocks = cluster[0] * cluster[1]
+        waves = -(-_tiles(sizes, tile, cluster) * blocks // (places // blocks * blocks))
+        yield (
+            model.start + waves * (k_blocks * step + model.full_end[tile]),
+            Sm90Config(
+                tile, consumers=3 if tile[0] == 192 else 2, loader="warpgroup", cluster=cluster, chunks=1,
+                buffers=1 if tile[0] > 128 else 2, overlap=True,
+            ),
+        )  # fmt: skip
+
+
+def _sharing(sizes: tuple[int, int, int, int], tile: tuple[int, int]) -> tuple[int, int]:
+    """The CTAs of a cluster that share loads: two, unless more than 3% of the CTAs would be outside of C.
+
+    Two along N share A, the larger load of a tile of 256 rows.
+    """
+    pairs = ((1, 2), (2, 1)) if tile[0] > 192 else ((2, 1), (1, 2))
+    return next((x for x in pairs if 2 * _tiles(sizes, tile, x) <= 1.03 * _tiles(sizes, tile)), (1, 1))
+
+
+def _tiles(sizes: tuple[int, int, int, int], tile: tuple[int, int], cluster: tuple[int, int] = (1, 1)) -> int:
+    """Tiles of clusters of a product."""
+    m, n, _, batch = sizes
+    return -(-m // (tile[0] * cluster[0])) * -(-n // (tile[1] * cluster[1])) * batch
+
+
+def grouped_config(rows: int, wide: bool = False) -> Sm90Config:
+    """The configuration for groups of so many rows on average. A tile is one group's.
+
+    wide  C has 32 bits an element: its store takes the shared memory of stages
+
+    >>> grouped_config(8192).tile, grouped_config(192).tile, grouped_config(20).tile
+    ((256, 192), (192, 160), (64, 176))
+    """
+    if rows <= 64:
+        tile = (64, 176) if rows <= 32 else (64, 256)
+        return Sm90Config(tile, consumers=1, loader="warp", chunks=1, buffers=2, l2_promotion="256B")
+    if wide or rows <= 128:
+        return Sm90Config((128, 256), cluster=(1, 2), chunks=1, buffers=1 if wide else 2, l2_promotion="256B")
+    if rows <= 192:
+        return Sm90Config((192, 160), consumers=3, cluster=(1, 2), chunks=1, buffers=2, l2_promotion="256B")
+    if rows <= 1024:
+        return Sm90Config((128, 256), cluster=(2, 1), along="N", chunks=1, buffers=2, l2_promotion="256B")
+    return Sm90Config((256, 192), cluster=(1, 2), early=2, group=16, chunks=1, buffers=2, l2_promotion="256B")
+
+
+def grouped_scaled_config(rows: int, each_column: bool = False) -> Sm90Config:
+    """The same for groups whose products are scaled.
+
+    >>> grouped_scaled_config(8192).tile, grouped_scaled_config(192).tile, grouped_scaled_config(64, True).tile
+    ((256, 128), (192, 128), (64, 64))
+    """
+    if rows <= 64:
+        return Sm90Config((64, 64), consumers=1, loader="warp", chunks=1, buffers=1)
+    if rows <= 128 or each_column:
+        return Sm90Config((128, _EACH_COLUMN if each_column else 128), loader="warpgroup", chunks=1, buffers=1)
+    if rows <= 192:
+        return Sm90Config((192, 128), consumers=3, chunks=1, buffers=1)
+    return Sm90Config((256, 128), loader="warpgroup", cluster=(2, 1), chunks=1, buffers=1)
