@@ -188,10 +188,8 @@ def run(kinds: Sequence[str], rounds: int, file: Path | None) -> int:
             ratios.setdefault(kind, []).append(min(alike) / times[OURS])
         tflops = 2 * sizes[-3] * sizes[-2] * sizes[-1] / times[OURS] / 1e12
         said = ", ".join(f"{name} {us * 1e6:.1f}" for name, us in sorted(times.items(), key=lambda x: x[1]))
-        print(
-            f"{title}: {best / times[OURS]:.3f} ({tflops:.0f} TFLOP/s, {error:.2f} of the bound); us: {said}",
-            flush=True,
-        )
+        print(f"{title}: {beside}, {tflops:.0f} TFLOP/s, {error:.2f} of the bound", flush=True)
+        print(f"    {said} us", flush=True)
         record["shapes"][title] = {name: round(seconds * 1e6, 2) for name, seconds in times.items()}
         if file is not None:
             file.write_text(json.dumps(record, indent=1) + "\n")
