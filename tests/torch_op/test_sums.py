@@ -75,3 +75,11 @@ def test_where_the_likeliest_kernel_is_none_the_next_one_is_taken() -> None:
         ))  # fmt: skip
         assert "little choice" not in found.why and " us" in found.why, (m, n, k, found.why)
         found.kernel.plan(*found.sizes)
+
+
+@pytest.mark.parametrize("rows,pitch,batch", [(1, 3, 1), (2, 2, 1), (2, 3, 5), (3, 3, 1)])
+def test_matrices_become_rows_of_one_where_their_rows_are_evenly_apart(rows: int, pitch: int, batch: int) -> None:
+    """One row of each matrix lies anywhere; of more, the next matrix's first is where one more row would be."""
+    a = Given((5, rows, 64), (pitch * 64, 64, 1), "bf16")
+    b, c = Given((64, 128), (1, 64), "bf16"), Given((5, rows, 128), (rows * 128, 128, 1), "bf16")
+    assert solve(Problem(a, b, c)).sizes == ((rows * 5, 128, 64, 1) if batch == 1 else (rows, 128, 64, batch))

@@ -220,3 +220,18 @@ def test_the_line_of_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     first, second = capsys.readouterr().err.splitlines()
     assert first.endswith("cluster 1 of 3 (CTA (0, 0, 0)), 1000 operations, 7 tensor-core products")
     assert re.search(r"cluster 2 of 3, about \d+ s left$", second)
+
+
+@pytest.mark.parametrize("cache", ["ca", "cg"])
+def test_copies_of_threads_are_a_row_of_their_warp(cache: str):
+    text = f"""
+.version 8.0
+.target sm_80
+.visible .entry k(.param .u64 x) .reqntid 32, 1, 1 {{
+.shared .align 16 .b8 tile[512]; .reg .b32 %r<3>; .reg .b64 %d<3>;
+ld.param.u64 %d0, [x]; mov.u32 %r0, %tid.x; mad.wide.u32 %d1, %r0, 16, %d0; mov.u32 %r1, tile;
+mad.lo.u32 %r1, %r0, 16, %r1; cp.async.{cache}.shared.global [%r1], [%d1], 16; cp.async.wait_all; ret; }}
+"""
+    found = emulate_ptx(text, args=[np.zeros(512, np.uint8)], timeline=True).launches[0].timeline
+    assert found is not None
+    assert row(found, "cp.async of warp 0").spans

@@ -147,3 +147,9 @@ def test_register_budgets_are_of_whole_warpgroups():
 def test_unknown_forms_are_refused(text):
     with pytest.raises(PtxError, match=r"PTX line \d+"):
         run(text)
+
+
+def test_the_number_of_warps_counts_all_three_dimensions() -> None:
+    out = np.zeros(1, np.int32)
+    run("mov.u32 %r0, %nwarpid; st.global.b32 [%out], %r0;", {"out": out}, block=(40, 3, 2))
+    assert out[0] == 8  # 240 threads

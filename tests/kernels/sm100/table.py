@@ -59,6 +59,6 @@ TABLE = {
 # The forms that are always looked at; the others are for the longer run.
 QUICK = (
     "one block", "a pair", "columns of both", "columns of e5m2, rows of e4m3", "tf32, a pair, columns",
-    "a batch, a pair, columns",
+    "a batch, a pair, columns", "rounds of two chunks through three buffers",
 )  # fmt: skip
 LATER = tuple(name for name in TABLE if name not in QUICK)

@@ -452,3 +452,8 @@ def test_large_boxes_do_not_enumerate() -> None:
     assert isinstance(prove_formulas(a, b, m=1 << 20, k=3 << 20), Proof)
     answer = prove_formulas(a, c, m=1 << 20, k=3 << 20)
     assert isinstance(answer, CounterExample) and answer.coord == (0, 512) and (answer.left, answer.right) == (576, 512)
+
+
+def test_forms_without_coordinates_are_compared_by_their_constants() -> None:
+    _, forms = rewrite({"x": 10}, lambda x: 1 if x + 1 == x + 1 else 2, lambda x: 1 if x + 1 == x else 2)
+    assert [str(form) for form in forms] == ["1", "2"]

@@ -27,6 +27,7 @@ from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
 from layoutgemm.kernels.sm100.plan import Sm100Config, Sm100Plan
 from layoutgemm.kernels.teaching.plan import TeachingPlan
 from layoutgemm.layouts import Layout, Swizzle
+from layoutgemm.view.pages.banks import Meetings
 from layoutgemm.view.pages.html import page
 from layoutgemm.view.pages.model import MAX_ELEMENTS, Figure, Matrix, packed, unpacked
 
@@ -337,3 +338,14 @@ def test_a_note_says_which_tiles_were_assumed():
     assumed = notes_of(copy, copy, None, None)
     assert len(assumed) == 2 and "src= takes a tile of your own" in assumed[1]
     assert len(notes_of(copy, copy, tile, None)) == 1
+
+
+def test_lanes_that_meet_have_another_hue_than_those_that_do_not() -> None:
+    paint = Meetings(np.array([[0, 0, -1]]), np.array([[0, 1, -1]]), np.array([[-1, 0, -1]]), ()).paint
+    alone, met, unread = (paint.table // paint.per)[0]
+    assert dict(paint.legend)[int(alone)] != dict(paint.legend)[int(met)] and unread < 0
+
+
+def test_a_product_is_by_threads_or_by_blocks() -> None:
+    assert "64x16x16 by 128 threads." in wgmma(16, "bf16").html()
+    assert "128x64x16 by 1 block(s)." in tcgen05_mma("bf16", 128, 64).html()
