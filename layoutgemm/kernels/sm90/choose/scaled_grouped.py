@@ -76,7 +76,7 @@ def _persistent(sizes: tuple[int, int, int, int], each_column: bool, places: int
             model.start + waves * (k_blocks * step + model.full_end[tile]),
             Sm90Config(
                 tile, consumers=3 if tile[0] == 192 else 2, loader="warpgroup", cluster=cluster, chunks=1,
-                buffers=1 if tile[0] > 128 else 2, overlap=True,
+                buffers=1 if tile[0] > 128 else 2,
             ),
         )  # fmt: skip
 
