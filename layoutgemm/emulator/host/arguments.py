@@ -115,7 +115,8 @@ def array_of(value: Any) -> Array | None:
     if kind is None or not isinstance(value.data_ptr, int):
         return None
     address = value.data_ptr
-    return _spanned(address, _flat(value.shape), _flat(value.stride), kind.width, address // PAGE * PAGE)
+    bits = 8 if kind.__name__ == "Boolean" else kind.width  # a Boolean has one bit, and lies in a byte
+    return _spanned(address, _flat(value.shape), _flat(value.stride), bits, address // PAGE * PAGE)
 
 
 def element_of(value: Any) -> str:

@@ -1,0 +1,180 @@
+"""What cuda.bindings answers on a machine without a GPU: streams, events, device queries, and memory of the host.
+
+Each stand-in returns what the binding does, a tuple that begins with success.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import EmulatorError
+from .devices import Device
+
+# Functions that return success and nothing else: all work is done when they are called.
+_DONE = {
+    "driver": (
+        "cuInit", "cuCtxSynchronize", "cuStreamSynchronize", "cuStreamDestroy", "cuEventRecord", "cuEventSynchronize",
+        "cuEventDestroy", "cuCtxSetCurrent", "cuStreamWaitEvent", "cuDevicePrimaryCtxRelease",
+    ),
+    "runtime": (
+        "cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaStreamDestroy", "cudaEventRecord",
+        "cudaEventSynchronize", "cudaEventDestroy", "cudaSetDevice", "cudaStreamWaitEvent", "cudaGetLastError",
+    ),
+}  # fmt: skip
+
+
+class DeviceMemory:
+    """Allocations, which lie in host memory.
+
+    arrays  those that have not been freed
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, npt.NDArray[np.uint8]] = {}
+
+    @property
+    def arrays(self) -> list[npt.NDArray[np.uint8]]:
+        """The allocations, each its bytes."""
+        return list(self._held.values())
+
+    def allocate(self, size: int) -> int:
+        """The address of so many bytes."""
+        made = np.zeros(int(size), np.uint8)
+        self._held[made.ctypes.data] = made
+        return made.ctypes.data
+
+    def free(self, address: int) -> None:
+        """Give an allocation back. Raises EmulatorError for an address that is none's first."""
+        if int(address) and self._held.pop(int(address), None) is None:
+            raise EmulatorError(f"{int(address):#x} is freed, and no allocation begins there")
+
+
+@contextmanager
+def cuda_calls(device: Device, memory: DeviceMemory) -> Iterator[None]:
+    """Within it the bindings that are imported answer for that device."""
+    with ExitStack() as stack:
+        for kind in _DONE:
+            module = _bindings(kind)
+            if module is None:
+                continue
+            for name, function in _functions(kind, module, device, memory).items():
+                if hasattr(module, name):
+                    stack.enter_context(mock.patch.object(module, name, function))
+        yield
+
+
+def _bindings(kind: str) -> Any:
+    if "cutlass" not in sys.modules and f"cuda.bindings.{kind}" not in sys.modules:
+        return None
+    try:
+        return __import__(f"cuda.bindings.{kind}", fromlist=[kind])
+    except ImportError:
+        return None
+
+
+def _functions(kind: str, module: Any, device: Device, memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
+    """Stand-ins by name."""
+    success = module.CUresult.CUDA_SUCCESS if kind == "driver" else module.cudaError_t.cudaSuccess
+
+    def answers(*values: object) -> Callable[..., Any]:
+        return lambda *args, **named: (success, *values)
+
+    def allocate(size: int, *args: object) -> tuple[object, object]:
+        address = memory.allocate(size)
+        return success, module.CUdeviceptr(address) if kind == "driver" else address
+
+    def free(address: Any, *args: object) -> tuple[object]:
+        memory.free(int(address))
+        return (success,)
+
+    def copy(to: Any, source: Any, size: int, *args: object) -> tuple[object]:
+        ctypes.memmove(_address(to), _address(source), int(size))
+        return (success,)
+
+    def fill(to: Any, value: int, size: int, *args: object) -> tuple[object]:
+        ctypes.memset(_address(to), int(value), int(size))
+        return (success,)
+
+    def fill_words(to: Any, value: int, count: int, *args: object) -> tuple[object]:
+        (ctypes.c_uint32 * int(count)).from_address(_address(to))[:] = (int(value),) * int(count)
+        return (success,)
+
+    found = {name: answers() for name in _DONE[kind]}
+    if kind == "driver":
+        found |= dict.fromkeys(("cuMemAlloc", "cuMemAllocAsync"), allocate)
+        found |= dict.fromkeys(("cuMemFree", "cuMemFreeAsync"), free)
+        found |= dict.fromkeys(
+            ("cuMemcpyHtoD", "cuMemcpyDtoH", "cuMemcpyDtoD", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpy"), copy
+        )
+        found |= {
+            "cuMemsetD8": fill,
+            "cuMemsetD8Async": fill,
+            "cuMemsetD32": fill_words,
+            "cuMemsetD32Async": fill_words,
+        }
+        found |= {
+            "cuDeviceGetCount": answers(1),
+            "cuDeviceGet": answers(module.CUdevice(0)),
+            "cuCtxGetCurrent": answers(module.CUcontext(1)),
+            "cuCtxGetDevice": answers(module.CUdevice(0)),
+            "cuDevicePrimaryCtxRetain": answers(module.CUcontext(1)),
+            "cuDeviceGetName": answers(device.name.encode()),
+            "cuDriverGetVersion": answers(13000),
+            "cuStreamCreate": answers(module.CUstream(0)),
+            "cuEventCreate": answers(module.CUevent(0)),
+            "cuEventElapsedTime": answers(0.0),
+            "cuDeviceGetAttribute": lambda attribute, *_: (success, _attribute(attribute.name, device)),
+        }
+    else:
+        found |= dict.fromkeys(("cudaMalloc", "cudaMallocAsync", "cudaMallocManaged", "cudaMallocHost"), allocate)
+        found |= dict.fromkeys(("cudaFree", "cudaFreeAsync", "cudaFreeHost"), free)
+        found |= dict.fromkeys(("cudaMemcpy", "cudaMemcpyAsync"), copy)
+        found |= dict.fromkeys(("cudaMemset", "cudaMemsetAsync"), fill)
+        found |= {
+            "cudaGetDeviceCount": answers(1),
+            "cudaGetDevice": answers(0),
+            "cudaStreamCreate": answers(module.cudaStream_t(0)),
+            "cudaStreamCreateWithFlags": answers(module.cudaStream_t(0)),
+            "cudaEventCreate": answers(module.cudaEvent_t(0)),
+            "cudaEventElapsedTime": answers(0.0),
+            "cudaDeviceGetAttribute": lambda attribute, *_: (success, _attribute(attribute.name, device)),
+        }
+    return found
+
+
+def _address(place: Any) -> int:
+    """The address of memory: a number, a binding's pointer, or an array on the host."""
+    if hasattr(place, "ctypes"):
+        return int(place.ctypes.data)
+    return ctypes.addressof(place) if isinstance(place, ctypes.Array) else int(place)
+
+
+def _attribute(name: str, device: Device) -> int:
+    """A device attribute by the end of its name. Raises EmulatorError for one that has no number here."""
+    name = name.lower().replace("_", "")
+    arch = device.arch
+    for ending, value in (
+        ("multiprocessorcount", device.multiprocessors),
+        ("computecapabilitymajor", device.capability[0]),
+        ("computecapabilityminor", device.capability[1]),
+        ("maxsharedmemoryperblockoptin", arch.smem_per_block),
+        ("maxsharedmemorypermultiprocessor", arch.smem_per_sm),
+        ("maxthreadspermultiprocessor", arch.threads_per_sm),
+        ("maxthreadsperblock", arch.threads_per_block),
+        ("maxblockspermultiprocessor", arch.blocks_per_sm),
+        ("warpsize", arch.warp_size),
+        ("l2cachesize", device.l2),
+        ("cooperativelaunch", 1),
+        ("clusterlaunch", int("cluster" in arch.features)),
+    ):
+        if name.endswith(ending):
+            return value
+    raise EmulatorError(f"device attribute {name}: the emulated {device.name} has no number for it")

@@ -1,0 +1,251 @@
+"""An emulated GPU for code that was written for a real one: a context manager, and the runs that it has seen.
+
+Within it torch's "cuda" tensors lie in CPU memory, `cute.compile` keeps what the emulator needs, and a call of a
+compiled function, or of a `@cute.jit` function itself, is run by the emulator. Code inside is not changed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from ...errors import EmulatorError
+from .cuda_calls import DeviceMemory, cuda_calls
+from .devices import Device
+from .torch_device import cuda_device
+
+if TYPE_CHECKING:
+    from ...arch import Arch
+    from ..api import Emulation
+    from ..findings import Finding
+
+    Emulate = Callable[..., Emulation]
+
+KEPT = 64  # findings that a report prints
+
+
+class EmulatedGpu:
+    """What ran on an emulated GPU.
+
+    device  which GPU the code was told about
+    runs    one for each call that launched kernels, in order
+    """
+
+    def __init__(self, device: Device):
+        self.device = device
+        self.runs: list[Emulation] = []
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All findings, in order."""
+        return [finding for run in self.runs for finding in run.findings]
+
+    @property
+    def ok(self) -> bool:
+        """True if nothing but lint was found."""
+        return all(run.ok for run in self.runs)
+
+    def report(self) -> str:
+        """The number of launches, and each finding once, with how often it came."""
+        launches = sum(len(run.launches) for run in self.runs)
+        times: dict[str, int] = {}
+        for finding in self.findings:
+            times[str(finding)] = times.get(str(finding), 0) + 1
+        lines = [f"{text}\n  {count} times" if count > 1 else text for text, count in times.items()]
+        more = [f"and {len(lines) - KEPT} more findings"] if len(lines) > KEPT else []
+        found = f"{len(lines)} finding(s)" if lines else "nothing found"
+        head = f"emulated {self.device.name} ({self.device.arch.name}): {launches} launch(es), {found}"
+        return "\n".join([head, *lines[:KEPT], *more])
+
+    def __repr__(self) -> str:
+        return f"<EmulatedGpu {self.device.arch.name}: {len(self.runs)} run(s), {len(self.findings)} finding(s)>"
+
+
+@contextmanager
+def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **options: Any) -> Iterator[EmulatedGpu]:
+    """An emulated GPU of that architecture; `emulate` runs a compiled function with its arguments and the options."""
+    gpu, memory = EmulatedGpu(Device.of(arch)), DeviceMemory()
+
+    def launch(compiled: Any, args: Sequence[Any], named: dict[str, Any]) -> None:
+        with _real_torch():
+            gpu.runs.append(emulate(compiled, *args, extra=memory.arrays, **named, **options))
+
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-emulated-"))
+        stack.enter_context(mock.patch.dict(os.environ, _environment(gpu.device, folder)))
+        if _importable("torch"):
+            stack.enter_context(cuda_device(gpu.device))
+        if _importable("cutlass"):
+            stack.enter_context(_launches(gpu.device, folder, launch))
+        stack.enter_context(cuda_calls(gpu.device, memory))
+        yield gpu
+
+
+def _importable(name: str) -> bool:
+    from importlib.util import find_spec
+
+    return name in sys.modules or find_spec(name) is not None
+
+
+def _environment(device: Device, folder: str) -> dict[str, str]:
+    """What the DSL reads where it is first imported inside, or by a process that the code starts."""
+    return {
+        "CUTE_DSL_ARCH": device.arch.name, "CUTE_DSL_KEEP_PTX": "1", "CUTE_DSL_LINEINFO": "1",
+        "CUTE_DSL_DUMP_DIR": folder,
+    }  # fmt: skip
+
+
+@contextmanager
+def _real_torch() -> Iterator[None]:
+    """The emulator itself sees tensors as they are, in CPU memory."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    with torch._C.DisableTorchFunction():
+        yield
+
+
+# ------------------------------------------------------------------------------------------------------------ the DSL
+
+
+class _Call(list[Any]):
+    """In place of a direct call's packed arguments: the arguments themselves, by name."""
+
+    def __init__(self, named: dict[str, Any]):
+        super().__init__()
+        self.named = named
+
+
+@contextmanager
+def _launches(device: Device, folder: str, launch: Callable[..., None]) -> Iterator[None]:
+    """Compiled functions of the CuTe DSL call `launch` in place of the driver."""
+    import cutlass
+    from cutlass.base_dsl.dsl import BaseDSL
+    from cutlass.base_dsl.jit_executor import JitCompiledFunction
+
+    if _importable("tvm_ffi"):
+        import cutlass.cutlass_dsl.tvm_ffi_provider  # its compiled functions are kinds of their own
+    import cutlass.testing
+
+    types_of = BaseDSL.generate_mlir_function_types
+
+    def packed(self: Any, func: Any, name: str, args: Any, kwonly: Any, sig: Any, compile_only: bool = False) -> Any:
+        packs, *rest = types_of(self, func, name, args, kwonly, sig, compile_only)
+        return (packs if compile_only else _Call({**dict(zip(sig.parameters, args)), **kwonly}), *rest)
+
+    plain, plain_run = JitCompiledFunction.__call__, JitCompiledFunction.run_compiled_program
+
+    def call(self: Any, *args: Any, **named: Any) -> Any:
+        return launch(self, args, named) if _has_kernels(self) else plain(self, *args, **named)
+
+    def run(self: Any, packs: Any) -> Any:
+        if not isinstance(packs, _Call):
+            return plain_run(self, packs)
+        known = self.execution_args.signature.parameters  # no constants, and not the object whose method is called
+        return call(self, **{name: value for name, value in packs.named.items() if name in known})
+
+    with ExitStack() as stack:
+        patch = lambda *what: stack.enter_context(mock.patch.object(*what))  # noqa: E731
+        patch(BaseDSL, "generate_mlir_function_types", packed)
+        for kind in (JitCompiledFunction, *_below(JitCompiledFunction)):
+            patch(kind, "__call__", call)
+            patch(kind, "run_compiled_program", run)
+            patch(kind, "to", _bound_to(kind.to))
+        for dsl in _dsls(cutlass):
+            for name, value in (
+                ("arch", device.arch.name), ("keep_ptx", True), ("lineinfo", True), ("dump_dir", folder),
+            ):  # fmt: skip
+                if hasattr(dsl.envar, name):
+                    patch(dsl.envar, name, value)
+        for name, value in _hardware(device).items():
+            patch(cutlass.utils.HardwareInfo, name, value)
+        patch(cutlass.testing, "benchmark", _benchmark)
+        yield
+
+
+def _has_kernels(compiled: Any) -> bool:
+    """True unless a compiled function is of the host alone: there is nothing to emulate."""
+    text = getattr(compiled, "__ptx__", None)
+    return isinstance(text, str) and ".entry" in text
+
+
+def _bound_to(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """`to` of a compiled function: itself, as there is one device."""
+    return lambda self, device=None: self if _has_kernels(self) else plain(self, device)
+
+
+def _below(kind: type) -> list[type]:
+    """All classes that are derived from one."""
+    return [found for child in kind.__subclasses__() for found in (child, *_below(child))]
+
+
+def _dsls(cutlass: Any) -> list[Any]:
+    """The DSLs that are there, each with its settings."""
+    found = [cutlass.cutlass_dsl.CuTeDSL, *_below(cutlass.cutlass_dsl.CuTeDSL)]
+    made = [kind._get_dsl() for kind in found]
+    return [dsl for i, dsl in enumerate(made) if all(dsl is not other for other in made[:i])]
+
+
+def _benchmark(
+    function: Callable[..., Any], *, workspace_generator: Callable[[], Any] | None = None,
+    kernel_arguments: Any = None, **others: Any,
+) -> float:  # fmt: skip
+    """cutlass.testing.benchmark: one call; microseconds of the emulator, which say nothing of a GPU's."""
+    given = workspace_generator() if workspace_generator is not None else kernel_arguments
+    start = time.perf_counter()
+    function(*getattr(given, "args", ()), **getattr(given, "kwargs", {}))
+    return (time.perf_counter() - start) * 1e6
+
+
+def _hardware(device: Device) -> dict[str, Any]:
+    """Answers of cutlass.utils.HardwareInfo."""
+
+    def clusters(self: Any, cluster_size: int, *args: Any, **named: Any) -> int:
+        return max(1, device.multiprocessors // cluster_size)
+
+    return {
+        "__init__": lambda self, *args, **named: None,
+        "get_max_active_clusters": clusters,
+        "get_l2_cache_size_in_bytes": lambda self: device.l2,
+        "get_device_multiprocessor_count": lambda self: device.multiprocessors,
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------- scripts
+
+
+def run_script(
+    emulate: Emulate, path: Path, arguments: Sequence[str], arch: str, **options: Any
+) -> tuple[int, EmulatedGpu]:
+    """Run a Python script on an emulated GPU: (its exit status, what ran).
+
+    The status is 0 where it ends or exits so; that of sys.exit; 1 with its traceback on stderr where it raises.
+    Raises EmulatorError where the file is not there.
+    """
+    import runpy
+    import traceback
+
+    if not path.is_file():
+        raise EmulatorError(f"{path}: no such script")
+    with session(emulate, arch, **options) as gpu, ExitStack() as stack:
+        stack.enter_context(mock.patch.object(sys, "argv", [str(path), *arguments]))
+        stack.enter_context(mock.patch.object(sys, "path", [str(path.resolve().parent), *sys.path]))
+        status = 0
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except SystemExit as stop:
+            status = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+            if isinstance(stop.code, str):
+                print(stop.code, file=sys.stderr)
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+    return status, gpu

@@ -1,0 +1,294 @@
+"""Torch's "cuda" device on a machine without a GPU: tensors lie in CPU memory and say that they are on a GPU.
+
+`cuda_device` puts a function mode before torch: a factory or a move that asks for "cuda" makes a CPU tensor, which is
+marked; what is computed from a marked tensor is marked as well. A marked tensor answers `device`, `is_cuda` and
+`numpy()` as one on a GPU does. Devices, streams and events answer; graphs are refused by name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from ...errors import EmulatorError
+
+if TYPE_CHECKING:
+    from .devices import Device
+
+MARK = "_layoutgemm_on_gpu"
+
+
+def on_gpu(x: object) -> bool:
+    """True for a tensor that stands for one on a GPU."""
+    return bool(getattr(x, MARK, False))
+
+
+@contextmanager
+def cuda_device(device: Device) -> Iterator[None]:
+    """Within it torch has one CUDA device, of that kind."""
+    import torch
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return _called(torch, func, args, dict(kwargs or {}))
+
+    with ExitStack() as stack:
+        for name, value in _answers(torch, device).items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        stack.enter_context(mock.patch.object(torch, "Generator", _generator(torch)))
+        stack.enter_context(Mode())
+        yield
+
+
+# ------------------------------------------------------------------------------------------------------------- tensors
+
+_MOVES = ("to", "cuda", "cpu", "type")
+
+
+def _called(torch: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function of torch, with "cuda" in its arguments read as CPU memory."""
+    name = getattr(func, "__name__", "")
+    owner = getattr(func, "__self__", None)
+    first = args[0] if args else None
+    if name == "__get__" and owner is not None and on_gpu(first):
+        which = getattr(owner, "__name__", "")
+        if which == "device":
+            return torch.device("cuda", 0)
+        if which == "is_cuda":
+            return True
+    if name == "get_device" and on_gpu(first):
+        return 0
+    if name == "__dlpack_device__" and on_gpu(first):
+        return DL_CUDA, 0
+    if name == "__dlpack__" and on_gpu(first):
+        return _on_cuda(func(first))
+    if name in ("numpy", "__array__") and on_gpu(first):
+        raise TypeError(
+            "can't convert cuda:0 device type tensor to numpy. "
+            "Use Tensor.cpu() to copy the tensor to host memory first."
+        )
+    if name == "pin_memory":
+        return first
+    if name in _MOVES and isinstance(first, torch.Tensor):
+        return _moved(torch, name, func, args, kwargs)
+    asked: list[bool] = []
+    args = tuple([_read(torch, x, asked) for x in args])
+    kwargs = {key: _read(torch, x, asked) for key, x in kwargs.items()}
+    kwargs.pop("non_blocking", None) if name == "cuda" else None
+    gpu = any(_has_gpu(x) for x in (*args, *kwargs.values()))
+    done = _summed_in_f32(torch, func, args, kwargs) if gpu and name in _PRODUCTS else func(*args, **kwargs)
+    return _marked(torch, done, asked[-1] if asked else gpu) if asked or gpu else done
+
+
+_PRODUCTS = (
+    "matmul",
+    "__matmul__",
+    "__rmatmul__",
+    "mm",
+    "bmm",
+    "einsum",
+    "linear",
+    "baddbmm",
+    "addmm",
+    "addbmm",
+    "mv",
+    "dot",
+)
+
+
+def _summed_in_f32(torch: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A product of 16-bit floats as a GPU has it: summed in float32, and rounded once."""
+    short = (torch.float16, torch.bfloat16)
+    kinds = {x.dtype for x in _tensors(torch, args) if x.dtype in short}
+    if len(kinds) != 1 or kwargs.get("out") is not None:
+        return func(*args, **kwargs)
+
+    def wide(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return x.float() if x.dtype in short else x
+        return type(x)(map(wide, x)) if type(x) in (list, tuple) else x
+
+    done = func(*map(wide, args), **{key: wide(x) for key, x in kwargs.items()})
+    return done.to(kinds.pop()) if isinstance(done, torch.Tensor) else done
+
+
+def _tensors(torch: Any, values: Any) -> Iterator[Any]:
+    for x in values:
+        if isinstance(x, torch.Tensor):
+            yield x
+        elif isinstance(x, (list, tuple)):
+            yield from _tensors(torch, x)
+
+
+# DLPack: a capsule's tensor begins with its address; its device, two 32-bit words, follows. Source: dlpack.h.
+DL_CUDA = 2
+_NAMES = {b"dltensor": 0, b"dltensor_versioned": 32}  # the tensor's offset: behind version, context, deleter and flags
+
+
+def _on_cuda(capsule: Any) -> Any:
+    """A DLPack capsule that says that its memory is a GPU's: consumers then take the address as a global one."""
+    api = ctypes.pythonapi
+    api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    name = api.PyCapsule_GetName(capsule)
+    address = api.PyCapsule_GetPointer(capsule, name) + _NAMES[name]
+    (ctypes.c_int32 * 2).from_address(address + ctypes.sizeof(ctypes.c_void_p))[:] = (DL_CUDA, 0)
+    return capsule
+
+
+def _read(torch: Any, value: Any, asked: list[bool]) -> Any:
+    """An argument; a device becomes the CPU, and `asked` has whether it was a GPU."""
+    if isinstance(value, torch.device) or (isinstance(value, str) and value.split(":")[0] in ("cuda", "cpu")):
+        asked.append(str(value).startswith("cuda"))
+        return torch.device("cpu")
+    return value
+
+
+def _has_gpu(value: Any) -> bool:
+    return on_gpu(value) or (isinstance(value, (list, tuple)) and any(map(_has_gpu, value)))
+
+
+def _marked(torch: Any, done: Any, gpu: bool) -> Any:
+    """A result, whose tensors are marked, or not."""
+    if isinstance(done, torch.Tensor):
+        if gpu or on_gpu(done):
+            setattr(done, MARK, gpu)
+    elif isinstance(done, (list, tuple)):
+        for x in done:
+            _marked(torch, x, gpu)
+    return done
+
+
+def _moved(torch: Any, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """x.cuda(), x.cpu(), x.to(...): a copy where the tensor changes sides, as between memories."""
+    x = args[0]
+    if name == "cuda":
+        target = True
+        args, kwargs = (x,), {}
+    elif name == "cpu":
+        target = False
+        args, kwargs = (x,), {}
+    else:
+        asked: list[bool] = []
+        rest = [_read(torch, value, asked) for value in args[1:]]
+        if rest and isinstance(rest[0], torch.Tensor):  # x.to(other)
+            asked.append(on_gpu(rest[0]))
+        kwargs = {key: _read(torch, value, asked) for key, value in kwargs.items()}
+        if rest and isinstance(rest[0], int) and not isinstance(rest[0], bool):  # x.to(0): a device's number
+            asked.append(True)
+            rest[0] = torch.device("cpu")
+        target = asked[-1] if asked else on_gpu(x)
+        args = (x, *rest)
+    done = func(*args, **kwargs) if name in ("to", "type") else x
+    if done is x and target != on_gpu(x):
+        done = x.detach().clone() if not x.requires_grad else x.clone()
+    return _marked(torch, done, target)
+
+
+def _generator(torch: Any) -> type:
+    """torch.Generator, whose device may be "cuda"."""
+
+    class Generator(torch.Generator):  # type: ignore[misc]
+        def __new__(cls, device: object = "cpu") -> Any:
+            return super().__new__(cls, device="cpu")
+
+    return Generator
+
+
+# ----------------------------------------------------------------------------------------------- devices and streams
+
+
+class Stream:
+    """A stream: all work is done when it is asked for."""
+
+    cuda_stream = 0
+    device_index = 0
+
+    def __init__(self, *args: object, **kwargs: object):
+        pass
+
+    def synchronize(self) -> None:
+        """Nothing is left to wait for."""
+
+    wait_event = wait_stream = record_event = lambda self, *args: None
+
+    def query(self) -> bool:
+        """True: all work is done."""
+        return True
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        pass
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, 0
+
+
+class Event:
+    """An event: the time at which it was recorded, on the host."""
+
+    cuda_event = 0
+
+    def __init__(self, *args: object, **kwargs: object):
+        self.at: float | None = None
+
+    def record(self, stream: object = None) -> None:
+        """Note the time."""
+        self.at = time.perf_counter()
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds between two events: of the emulator, which say nothing of a GPU's."""
+        if self.at is None or end.at is None:
+            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+        return (end.at - self.at) * 1e3
+
+    def synchronize(self) -> None:
+        """Nothing is left to wait for."""
+
+    wait = lambda self, *args: None  # noqa: E731
+
+    def query(self) -> bool:
+        """True: all work is done."""
+        return True
+
+
+class _NoGraph:
+    def __init__(self, *args: object, **kwargs: object):
+        raise EmulatorError("torch.cuda.CUDAGraph: launches run when they are made; graphs are not emulated")
+
+
+@contextmanager
+def _nothing(*args: object, **kwargs: object) -> Iterator[None]:
+    yield
+
+
+def _answers(torch: Any, device: Device) -> dict[str, Any]:
+    """What torch.cuda answers."""
+    facts = SimpleNamespace(
+        name=device.name, major=device.capability[0], minor=device.capability[1],
+        multi_processor_count=device.multiprocessors, total_memory=device.memory,
+        shared_memory_per_block_optin=device.arch.smem_per_block,
+        shared_memory_per_multiprocessor=device.arch.smem_per_sm, warp_size=device.arch.warp_size,
+        max_threads_per_multi_processor=device.arch.threads_per_sm, L2_cache_size=device.l2,
+        regs_per_multiprocessor=device.arch.registers_per_sm, is_integrated=False, is_multi_gpu_board=False,
+    )  # fmt: skip
+    stream = Stream()
+    return {
+        "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0, "init": lambda: None,
+        "is_initialized": lambda: True, "set_device": lambda *x: None, "synchronize": lambda *x: None,
+        "get_device_capability": lambda *x: device.capability, "get_device_name": lambda *x: device.name,
+        "get_device_properties": lambda *x: facts, "current_stream": lambda *x: stream,
+        "default_stream": lambda *x: stream, "Stream": Stream, "Event": Event, "stream": _nothing, "device": _nothing,
+        "empty_cache": lambda: None, "memory_allocated": lambda *x: 0, "max_memory_allocated": lambda *x: 0,
+        "reset_peak_memory_stats": lambda *x: None, "mem_get_info": lambda *x: (device.memory, device.memory),
+        "manual_seed": lambda seed: None, "manual_seed_all": lambda seed: None,  # torch.manual_seed calls them
+        "CUDAGraph": _NoGraph, "graph": _NoGraph, "is_current_stream_capturing": lambda: False,
+    }  # fmt: skip
