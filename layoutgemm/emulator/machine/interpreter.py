@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import product
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -43,6 +43,9 @@ from .launch import Progress, Triple, Watch, special_registers
 from .memory import RANK_SHIFT, CtaSharedMemory
 from .timeline import Recorder
 from .uninitialized import compute_doubtful, failed_at, merged, merged_doubtful, run_doubtful
+
+if TYPE_CHECKING:
+    from ..mutation.trace import AccessTrace
 
 BLOCKED, GONE = -1, -2
 # CUDA's limits of a launch: along each axis, threads of a block, blocks of a cluster; and blocks that are emulated.
@@ -203,11 +206,11 @@ class PtxMachine:
     findings only if a result depends on them: reads of uninitialised memory by products (`unwritten_memory.py`).
 
     progress  called after each cluster, and within one about every `EVERY` seconds
+    trace     keeps every access (`mutation/trace.py`); then no event is forgotten
     """
 
     COMPACT = 1 << 12  # events after which the order checker drops old ones
     EVERY, LOOK = 1.0, 64  # seconds between reports of progress, and operations between looks at the clock
-    trace: Any = None  # keeps every access (`trace.py`)
 
     def __init__(
         self,
@@ -216,8 +219,9 @@ class PtxMachine:
         policy: Policy | None = None,
         progress: Callable[[Progress], None] | None = None,
         watch: Watch | None = None,
+        trace: AccessTrace | None = None,
     ) -> None:
-        self.program, self.launch = program, launch
+        self.program, self.launch, self.trace = program, launch, trace
         self.policy = Policy() if policy is None else policy
         self.progress = progress
         watch = watch or Watch()
@@ -351,6 +355,8 @@ class PtxMachine:
         else:
             touch = None
         event = event or fiber.epoch
+        if self.trace is not None:
+            self.trace.access(fiber, "shared", cta, places, write, event, fiber.knows, asynchronous, parts)
         race = shadow.access(places, write, event, fiber.knows, asynchronous, what, fiber.epoch, parts, lanes, touch)
         if race is not None:
             self.problem("race", race, fiber)
@@ -360,7 +366,7 @@ class PtxMachine:
     # ------------------------------------------------------------ running
 
     def _run_cluster(self, cluster: Cluster) -> None:
-        compact_at = cluster.ledger.next + self.COMPACT
+        compact_at = cluster.ledger.next + self.COMPACT if self.trace is None else 1 << 62
         if self.recorder is not None:
             self.recorder.begin(cluster)
         while True:
@@ -512,6 +518,8 @@ class PtxMachine:
     def exit(self, fiber: Fiber) -> int:
         """End the fiber's lanes. Returns GONE."""
         cta, cluster = fiber.cta, fiber.cta.cluster
+        if self.trace is not None:
+            self.trace.ended(fiber)
         cluster.ledger.release(fiber, cta.exit_knows)
         fiber.warp.alive &= ~fiber.lanes
         count = fiber.lanes.bit_count()

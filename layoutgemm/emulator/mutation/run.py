@@ -23,7 +23,7 @@ from ..machine.interpreter import Launch, Policy, PtxMachine
 from ..ops import program_of
 from ..ptx.parser import PtxInstruction, PtxKernel
 from .mutants import Mutant
-from .trace import AccessTrace, TracingMachine
+from .trace import AccessTrace
 
 # A mutant may take more steps than the kernel, up to this factor and number; then it counts as endless.
 FACTOR, SLACK = 4, 20_000
@@ -101,9 +101,7 @@ def verdict(
         if mutant is not None:
             kernel, launch = _changed(kernel, mutant), mutant.launch(launch)
         program = program_of(kernel)
-        machine = (
-            PtxMachine(program, launch, policy) if trace is None else TracingMachine(program, launch, policy, trace)
-        )
+        machine = PtxMachine(program, launch, policy, trace=trace)
         counts = machine.counts
         machine.run()
     except DeadlockError as error:

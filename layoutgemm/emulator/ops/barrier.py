@@ -277,6 +277,12 @@ class EmulatedMbarrier:
     def _after(self, knows: Knowledge, phase: Knowledge | None) -> bool:
         return phase is None or not self.ledger.enabled or not phase.past & ~(knows.seen | knows.past)
 
+    def complete(self, count: int, event: MemoryEvent) -> None:
+        """Count the bytes of an asynchronous operation down; the waiters will know of it."""
+        self.ledger.learn_open(self.knows, event)
+        self.bytes -= count
+        self.check()
+
     def stale(self, knows: Knowledge) -> str | None:
         """The error of a wait by parity that has just ended, or None.
 
@@ -323,12 +329,18 @@ def _mbarriers_left(cta: Cta) -> None:
             cta.cluster.machine.problem("exit", f"the {barrier} is left in a phase with {left}")
 
 
-def mbarrier_at(fiber: Fiber, address: int) -> EmulatedMbarrier:
-    """The mbarrier at a shared address. Raises EmulatorError without a live one; reports a race with its init."""
-    cta, offset = block_of(fiber, address)
+def barrier_in(cta: Cta, offset: int) -> EmulatedMbarrier:
+    """The mbarrier of a block at an offset. Raises EmulatorError without a live one."""
     found = barriers_of(cta).get(offset)
     if found is None:
         raise EmulatorError(f"no mbarrier is initialised at {offset:#x} of CTA {cta.coordinate}")
+    return found
+
+
+def mbarrier_at(fiber: Fiber, address: int) -> EmulatedMbarrier:
+    """The mbarrier at a shared address. Raises EmulatorError without a live one; reports a race with its init."""
+    cta, offset = block_of(fiber, address)
+    found = barrier_in(cta, offset)
     ledger = cta.cluster.ledger
     if fiber.machine.trace is not None:
         fiber.machine.trace.uses(fiber, cta, offset)

@@ -22,6 +22,7 @@ from ..ptx.parser import SIZES, PtxInstruction, PtxOperand
 from ..ptx.program import Program, Run
 from ..ptx.values import LANES, Undefined, any_of, bool_of, defined, is_uniform, lanes_without, s32, s64
 from ..races import global_words as lane_words
+from ..races.happens_before import MemoryEvent
 from ..races.lanes import Touch, conflicting, did, strong
 from .registry import guarded, operation, taken
 
@@ -67,6 +68,30 @@ def block_of(fiber: Fiber, address: int) -> tuple[Cta, int]:
     if ctas[rank].exited:
         raise EmulatorError(f"shared address {address:#x} is in block {rank} of the cluster, which has ended")
     return ctas[rank], offset
+
+
+def blocks_of(fiber: Fiber, mask: int) -> list[int]:
+    """The ranks in a multicast's mask. Raises EmulatorError for an empty mask, and for blocks that are not there."""
+    count = len(fiber.cta.cluster.ctas)
+    if not mask or mask >> count:
+        raise EmulatorError(f"multicast to mask {mask:#x} in a cluster of {count}")
+    return [rank for rank in range(count) if mask >> rank & 1]
+
+
+def lanewise(value: Any, lanes: int) -> npt.NDArray[Any]:
+    """A value in each of these lanes, in their order."""
+    return np.full(lanes.bit_count(), value) if is_uniform(value) else value[bool_of(lanes)]
+
+
+def unwritten(
+    fiber: Fiber, ins: PtxInstruction, cta: Cta, offsets: npt.NDArray[np.int64], size: int, suspect: bool = False,
+    does: str = "reads",
+) -> None:  # fmt: skip
+    """Report the first byte of a read of shared memory that was never written."""
+    fresh = cta.shared.unwritten(offsets, size)
+    if fresh is not None:
+        message = f"{ins.opcode} {does} shared offset {fresh:#x}, never written"
+        fiber.machine.problem("uninitialised", message, fiber, suspect=suspect)
 
 
 def place(fiber: Fiber, space: str, addresses: npt.NDArray[Any]) -> tuple[Cta | None, npt.NDArray[np.int64]]:
@@ -163,23 +188,15 @@ def fetch(
     machine, size = fiber.machine, form.bytes * form.count
     cta, offsets = place(fiber, form.space, addresses)
     if cta is None:
-        _aligned(offsets, size, "global address")
         machine.counts.bytes["global read"] += size * lanes.bit_count()
         if form.acquire:
             _acquire(fiber, offsets)
-        if (race := lane_words.touch(fiber, offsets, size, lanes, False)) is not None:
-            machine.problem("race", f"{said(fiber, ins)()} reads {race}", fiber)
+        _touch_global(fiber, ins, offsets, size, lanes, "reads")
         return machine.launch.memory.read(offsets, size)
     cta.shared.check(offsets, size, ins.opcode)
-    fresh = cta.shared.unwritten(offsets, size)
-    if fresh is not None:
-        message = f"{ins.opcode} reads shared offset {fresh:#x}, never written"
-        machine.problem("uninitialised", message, fiber, suspect=True)
-    touch = Touch(lanes, offsets, size)
-    machine.touch(fiber, cta, touch.places, False, said(fiber, ins), parts=parts_of(offsets, size), touch=touch)
+    unwritten(fiber, ins, cta, offsets, size, suspect=True)
+    _touch_shared(fiber, ins, cta, offsets, size, lanes, "ld.shared")
     machine.counts.bytes["shared read"] += size * lanes.bit_count()
-    if machine.banks is not None and cta is fiber.cta:
-        machine.banks.add(ins, "ld.shared", size, offsets, lanes)
     if form.acquire:
         _acquire(fiber, offsets + (cta.rank << RANK_SHIFT))
     return cta.shared.read(offsets, size)
@@ -190,11 +207,29 @@ def said(fiber: Fiber, ins: PtxInstruction) -> Callable[[], str]:
     return lambda: f"{ins.opcode} at {ins.where} by {fiber.describe()}"
 
 
-def _aligned(addresses: npt.NDArray[np.int64], size: int, what: str) -> None:
+def _touch_global(
+    fiber: Fiber, ins: PtxInstruction, addresses: npt.NDArray[np.int64], size: int, lanes: int, does: str
+) -> None:
+    """Check and record an access to global memory; does: "reads", "writes", or of an atomic "changes"."""
     wrong = addresses & size - 1
     if any_of(wrong):
         bad = int(addresses[wrong != 0][0])
-        raise EmulatorError(f"{what} {bad:#x} is not a multiple of the access's {size} bytes")
+        raise EmulatorError(f"global address {bad:#x} is not a multiple of the access's {size} bytes")
+    race = lane_words.touch(fiber, addresses, size, lanes, does != "reads", strong=does == "changes")
+    if race is not None:
+        fiber.machine.problem("race", f"{said(fiber, ins)()} {does} {race}", fiber)
+
+
+def _touch_shared(
+    fiber: Fiber, ins: PtxInstruction, cta: Cta, offsets: npt.NDArray[np.int64], size: int, lanes: int, kind: str,
+    event: MemoryEvent | None = None,
+) -> None:  # fmt: skip
+    """Record an access to shared memory; kind: "ld.shared" or "st.shared"."""
+    machine, touch = fiber.machine, Touch(lanes, offsets, size)
+    what, parts = said(fiber, ins), parts_of(offsets, size)
+    machine.touch(fiber, cta, touch.places, kind == "st.shared", what, event, parts=parts, touch=touch)
+    if machine.banks is not None and cta is fiber.cta:
+        machine.banks.add(ins, kind, size, offsets, lanes)
 
 
 def _load_parameter(targets: list[int | None], width: int, address: Callable[[Any], Any], form: AccessForm) -> Run:
@@ -229,8 +264,7 @@ def store(program: Program, ins: PtxInstruction) -> Run:
         if not lanes:
             return
         machine, active = fiber.machine, bool_of(lanes)
-        where = address(fiber)
-        addresses = np.full(lanes.bit_count(), where) if is_uniform(where) else where[active]
+        addresses = lanewise(address(fiber), lanes)
         data = np.empty((len(addresses), form.count), dtype=dtype)
         gone, why = 0, ""
         for at, source in enumerate(sources):
@@ -247,22 +281,17 @@ def store(program: Program, ins: PtxInstruction) -> Run:
         if cta is None:
             if gone:
                 raise EmulatorError(f"{why}, and it is stored")
-            _aligned(offsets, size, "global address")
             machine.counts.bytes["global write"] += raw.size
-            if (race := lane_words.touch(fiber, offsets, size, lanes, True)) is not None:
-                machine.problem("race", f"{said(fiber, ins)()} writes {race}", fiber)
+            _touch_global(fiber, ins, offsets, size, lanes, "writes")
             if form.release:
                 _release(fiber, offsets)
             machine.launch.memory.write(offsets, raw)
             return
         cta.shared.check(offsets, size, ins.opcode)
-        touch = Touch(lanes, offsets, size)
-        machine.touch(fiber, cta, touch.places, True, said(fiber, ins), parts=parts_of(offsets, size), touch=touch)
+        _touch_shared(fiber, ins, cta, offsets, size, lanes, "st.shared")
         machine.counts.bytes["shared write"] += raw.size
         if cta is not fiber.cta:
-            cta.remote.append((fiber.epoch, f"{ins.opcode} at {ins.where} by {fiber.describe()}"))
-        elif machine.banks is not None:
-            machine.banks.add(ins, "st.shared", size, offsets, lanes)
+            cta.remote.append((fiber.epoch, said(fiber, ins)()))
         if form.release:
             _release(fiber, offsets + (cta.rank << RANK_SHIFT))
         cta.shared.write(offsets, raw)
@@ -365,31 +394,21 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
         lanes = lanes_of(fiber)
         if not lanes:
             return
-        machine, active = fiber.machine, bool_of(lanes)
-        where = address(fiber)
-        addresses = np.full(lanes.bit_count(), where) if is_uniform(where) else where[active]
-        cta, offsets = place(fiber, form.space, addresses)
+        machine = fiber.machine
+        cta, offsets = place(fiber, form.space, lanewise(address(fiber), lanes))
         total = size * form.count
         if cta is None:
-            _aligned(offsets, total, "global address")
-            if (race := lane_words.touch(fiber, offsets, total, lanes, True, strong=True)) is not None:
-                machine.problem("race", f"{said(fiber, ins)()} changes {race}", fiber)
+            _touch_global(fiber, ins, offsets, total, lanes, "changes")
         else:
             cta.shared.check(offsets, total, ins.opcode)
-            ledger, touch = cta.cluster.ledger, Touch(lanes, offsets, total)
-            one, parts = strong(ledger, fiber), parts_of(offsets, total)
-            machine.touch(fiber, cta, touch.places, True, said(fiber, ins), one, parts=parts, touch=touch)
-            did(ledger, fiber, one)
-            if machine.banks is not None and cta is fiber.cta:
-                machine.banks.add(ins, "st.shared", total, offsets, lanes)
+            one = strong(cta.cluster.ledger, fiber)
+            _touch_shared(fiber, ins, cta, offsets, total, lanes, "st.shared", one)
+            did(cta.cluster.ledger, fiber, one)
         if form.release:
             _release(fiber, offsets)
         if form.acquire:
             _acquire(fiber, offsets)
-        columns = [
-            [np.broadcast_to(np.asarray(source(fiber)), (LANES,))[active].tolist() for source in group]
-            for group in values
-        ]
+        columns = [[lanewise(source(fiber), lanes).tolist() for source in group] for group in values]
         before = np.zeros((len(offsets), form.count), dtype=dtype)
         for n in range(len(offsets)):
             at = offsets[n : n + 1]

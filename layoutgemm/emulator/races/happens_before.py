@@ -223,25 +223,22 @@ class Ledger:
 
     def learn(self, knowledge: Knowledge, event: MemoryEvent) -> None:
         """Add a completed asynchronous operation: of the async proxy, which sees it, or one of the knower's own."""
-        bit = self.bit(event)
-        knowledge.seen |= bit
-        knowledge.time = max(knowledge.time, event.time)
-        if event.asynchronous:
-            knowledge.proxied |= bit
-        else:
-            knowledge.own |= bit
-        if event.issued is not None:
-            knowledge.past |= event.issued.past
+        self._completed(knowledge, event)
+        if not event.asynchronous:
+            knowledge.own |= self.bit(event)
 
     def learn_open(self, knowledge: Knowledge, event: MemoryEvent) -> None:
         """Add a completed asynchronous operation to what a barrier knows."""
+        self._completed(knowledge, event)
+        if not event.asynchronous:
+            knowledge.open |= self.bit(event)
+
+    def _completed(self, knowledge: Knowledge, event: MemoryEvent) -> None:
         bit = self.bit(event)
         knowledge.seen |= bit
         knowledge.time = max(knowledge.time, event.time)
         if event.asynchronous:
             knowledge.proxied |= bit
-        else:
-            knowledge.open |= bit
         if event.issued is not None:
             knowledge.past |= event.issued.past
 
