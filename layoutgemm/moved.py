@@ -1,7 +1,7 @@
 """Old import paths, which still work and warn with the new path.
 
-The paths are data, in `moved.json`: `MODULES` maps a module's path below `layoutgemm` to where its code is now, `NAMES`
-maps (module, name) to the module of a single name, with a new name after a colon. They go in version 0.2.
+The paths are data, in `moved.json`. `MODULES` maps a module's path below `layoutgemm` to where its code is now.
+`NAMES` maps (module, name) to the module of a single name, with a new name after a colon. They go in version 0.2.
 
 >>> with warnings.catch_warnings(record=True) as caught:
 ...     warnings.simplefilter("always")

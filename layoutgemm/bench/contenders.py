@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .cublaslt import CublasLt, CublasLtProduct
-from .method import Contender, Launch, Operands, Problem
+from .method import BenchProblem, Contender, Launch, Operands
 
 HEURISTICS = 12
 KEEP = {"cublasLt": 2, "quack": 2}  # algorithms of such a family that stay after the short round
@@ -21,7 +21,7 @@ def each(function: Callable[[Any, Any, Any], object]) -> Callable[[Sequence[Oper
     return lambda sets: [functools.partial(function, *s) for s in sets]
 
 
-def torch_mm(problem: Problem) -> list[Contender]:
+def torch_mm(problem: BenchProblem) -> list[Contender]:
     """torch.mm: the product that a torch user gets."""
 
     def prepare(sets: Sequence[Operands]) -> list[Launch]:
@@ -45,7 +45,7 @@ def cublaslt_version() -> str:
         return f"unknown ({type(error).__name__})"
 
 
-def cublaslt(problem: Problem) -> list[Contender]:
+def cublaslt(problem: BenchProblem) -> list[Contender]:
     """Up to twelve algorithms that cuBLASLt's heuristic proposes with 32 MB of workspace."""
     try:
         product = _cublaslt().product(problem.m, problem.n, problem.k, problem.b_major)

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import OperandError, PlanError
 from . import machine as bench_machine
 from .contenders import KEEP, cublaslt, each, torch_mm
-from .method import ROTATION_BYTES, Contender, CudaDevice, Device, Launch, Operands, Problem
+from .method import ROTATION_BYTES, BenchProblem, Contender, CudaDevice, Device, Launch, Operands
 from .outcome import BASELINE, OURS, DeviceLost, Measured, Method, Outcome, measure
 
 NAME = "layoutgemm"
@@ -51,7 +51,7 @@ class Comparison:
         return next((m for m in self.outcome.measured if m.name == name), None)
 
 
-def cuda_device(problem: Problem) -> tuple[CudaDevice, dict[str, Any]]:
+def cuda_device(problem: BenchProblem) -> tuple[CudaDevice, dict[str, Any]]:
     """torch's current GPU and its facts.
 
     Raises PlanError without a GPU, with the commands that need none, and OperandError if no kernel runs on the GPU.
@@ -75,7 +75,7 @@ def cuda_device(problem: Problem) -> tuple[CudaDevice, dict[str, Any]]:
 
 def compare(
     device: Device,
-    problem: Problem,
+    problem: BenchProblem,
     *,
     peers: bool = False,
     rounds: int = 11,
@@ -119,10 +119,10 @@ def compare(
     return Comparison(outcome, told[0].kernel, told[0].why, told[0].copies)
 
 
-def check_size(problem: Problem) -> None:
+def check_size(problem: BenchProblem) -> None:
     """Raise OperandError for a product whose operands are too small for the method.
 
-    >>> check_size(Problem(16, 16, 16))
+    >>> check_size(BenchProblem(16, 16, 16))
     Traceback (most recent call last):
         ...
     layoutgemm.errors.OperandError: 16x16x16: too small, A, B and C have 1536 bytes; 4096 such sets have to make 240 MB

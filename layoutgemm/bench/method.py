@@ -3,15 +3,15 @@
 A GPU of this class is limited by power: earlier work changes the clock of later work. Data of zeros draws less power,
 and operands that fit in L2 skip DRAM. So:
 
-- every contender runs over the same sets of random normal operands, more than 240 MB in all, one set after the other;
-- each is checked before it is timed, against a float64 product within `error_bound`;
-- each is also checked bit for bit against a second run and the timed run;
-- one CUDA graph of about 5 ms is timed for each contender, between two events;
-- **burst**: each round runs every contender once, in random order, then idles three times the contender's time;
-  the figure is the median of the rounds, the spread their median absolute deviation;
+- Every contender runs over the same sets of random normal operands, more than 240 MB in all, one set after the other.
+- Each is checked before it is timed, against a float64 product within `error_bound`.
+- Each is also checked bit for bit against a second run and the timed run.
+- One CUDA graph of about 5 ms is timed for each contender, between two events.
+- **burst**: each round runs every contender once, in random order, then idles three times the contender's time.
+  The figure is the median of the rounds, the spread their median absolute deviation.
 - **sustained**: one contender runs alone for 0.8 s, of which the second half counts, in random order as well.
 
-    >>> p = Problem(4096, 14336, 4096)
+    >>> p = BenchProblem(4096, 14336, 4096)
     >>> p.sets, p.launches, round(p.tflops(600e-6), 1), round(p.gbs(600e-6))
     (1, 8, 801.7, 447)
 
@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import OperandError
+from ..moved import old_names
 
 ROTATION_BYTES = 240e6  # operands in rotation: four times the L2 of an H200, which holds 60 MB
 GRAPH_SECONDS = 5e-3
@@ -48,7 +49,7 @@ class Operands(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Problem:
+class BenchProblem:
     """C = A @ B^T in bf16: A is M x K and C M x N, rows contiguous; B is N x K with K or N contiguous (b_major)."""
 
     m: int
@@ -118,7 +119,7 @@ class Load(NamedTuple):
 class Device(Protocol):
     """A device that runs contenders: a GPU, or in tests a model of one."""
 
-    def operands(self, problem: Problem, seed: int) -> list[Operands]:
+    def operands(self, problem: BenchProblem, seed: int) -> list[Operands]:
         """problem.sets sets of random normal operands."""
 
     def record(self, launches: Sequence[Launch]) -> Replay:
@@ -270,7 +271,7 @@ class CudaDevice:
         self.sampler = sampler
         torch.cuda.set_stream(torch.cuda.Stream())
 
-    def operands(self, problem: Problem, seed: int) -> list[Operands]:
+    def operands(self, problem: BenchProblem, seed: int) -> list[Operands]:
         """Tensors of random normal values from a generator with that seed."""
         torch = self.torch
         generator = torch.Generator(device="cuda").manual_seed(seed)
@@ -346,3 +347,6 @@ class CudaDevice:
         if not samples:
             return elapsed, Load(None, None)
         return elapsed, Load(statistics.mean(s[0] for s in samples), statistics.mean(s[1] for s in samples))
+
+
+__getattr__ = old_names(__name__)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ..bench.method import Problem
+from ..bench.method import BenchProblem
 from ..bench.outcome import DETAILS, HEAD, details, line, record
 from ..errors import LayoutError, OperandError
 from .arguments import add, failed, one_line
@@ -88,7 +88,7 @@ def bench(args: argparse.Namespace) -> int:
     from ..bench.contenders import cublaslt_version
     from ..bench.matmul import Comparison, check_size, compare, cuda_device
 
-    problems = [Problem(*sizes, args.b_major) for sizes in shapes_of(args.shapes)]
+    problems = [BenchProblem(*sizes, args.b_major) for sizes in shapes_of(args.shapes)]
     for problem in problems:
         check_size(problem)
     device, facts = cuda_device(problems[0])

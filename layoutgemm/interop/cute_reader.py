@@ -30,7 +30,7 @@ def from_cute(
     unit: int | str | None = None,
     spaces: tuple[str, str] = ("gmem", "rmem"),
 ) -> Any:
-    """What another package has, as ours, equal as a function.
+    """Another package's object as ours, equal as a function.
 
         the CuTe DSL, inside @cute.jit and @cute.kernel or outside          here
         ----------------------------------------------------------------    -----------------------------------------

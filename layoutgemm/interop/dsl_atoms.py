@@ -155,7 +155,7 @@ _ATTRIBUTES: dict[str, Callable[[str], tuple[str, Any]]] = {
 
 @dataclass(frozen=True)
 class _Copy:
-    """What a copy atom of threads says: its operation, bits, element, spaces (the caller's word) and attributes."""
+    """A copy atom of threads: operation, bits, element, spaces (the caller's word), attributes."""
 
     op: Any
     bits: int
@@ -217,7 +217,7 @@ def _key(op: Any) -> tuple[str, str]:
 
 
 def product_of(op: Any) -> MmaAtom:
-    """The atom of one of the DSL's matrix operations. Raises AtomError where there is none here."""
+    """The atom of one of the DSL's matrix operations. Raises AtomError without one."""
     part, name = _key(op)
     make = PRODUCTS.get((part, name))
     if (part, name) in REFUSED:
@@ -262,7 +262,7 @@ def copy_of(op: Any, element: DType | None = None, said: _Copy | None = None) ->
         return THREAD_COPIES[part, name](said)
     if (part, name) in REFUSED:
         raise AtomError(f"the DSL's {part}.{name} is {REFUSED[part, name]}")
-    if "BulkTensor" in name:  # an operation without its atom: nobody knows the box
+    if "BulkTensor" in name:  # an operation without its atom does not say the box
         raise AtomError(
             f"the DSL's {part}.{name} is a tensor copy, whose box follows from the tensor and the tile: take "
             f"layoutgemm.atoms.tma_load (or tma_store) of from_cute(tensor) and from_cute(tile)"

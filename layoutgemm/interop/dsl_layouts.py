@@ -42,12 +42,12 @@ _ALIGNMENT = re.compile(r"align<(\d+)>")
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """What a tensor says of itself.
+    """The layout and the other facts of a tensor.
 
     layout      coordinate -> element: Layout or ComposedLayout
-    element     its number format; None where there is none here: coordinates, matrix descriptors, truth values
-    space       "gmem", "smem", "rmem", "tmem" or "generic"; None where it is not said
-    alignment   bytes that its address is a multiple of; None where it is not said
+    element     its number format; None without one here: coordinates, matrix descriptors, truth values
+    space       "gmem", "smem", "rmem", "tmem" or "generic"; None if unknown
+    alignment   bytes that its address is a multiple of; None if unknown
     """
 
     layout: Layout | ComposedLayout
@@ -205,7 +205,7 @@ def _plain(text: str, symbols: Symbols) -> Layout:
 
 
 def _named(text: str, symbols: Symbols, letter: str, least: int) -> str:
-    """The notation with a placeholder for each run-time entry, which is called after the place it has."""
+    """The notation with a placeholder for each run-time entry, named after its place."""
 
     def name(found: re.Match[str]) -> str:
         divisor = _DIVISOR.search(found[1] or "")

@@ -271,7 +271,7 @@ def _reducing(atom: TmemCopyAtom) -> Any:
 
 
 def tensor_copy(plan: TmaPlan, tensor: Any = None, **unknown: Any) -> Any:
-    """What make_tiled_tma_atom makes of a tensor of the DSL and the plan's tile: atom, coordinates, `smem_layout`.
+    """make_tiled_tma_atom of a DSL tensor and the plan's tile: atom, coordinates, `smem_layout`.
 
     Raises AtomError for another tensor than the plan's, and where the DSL finds other boxes.
     """

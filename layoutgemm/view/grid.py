@@ -1,4 +1,4 @@
-"""What a picture or a table shows, as plain values: the offsets of a layout, the owners of a tile's elements."""
+"""The data of a picture or a table: the offsets of a layout, the owners of a tile's elements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_ELEMENTS = 1 << 24  # of a tile, and held by all threads: who holds which is
 
 
 class Drawable(Protocol):
-    """What view draws: an object with a shape that maps coordinates to offsets, or to coordinate tuples."""
+    """An object with a shape that maps coordinates to offsets, or to coordinate tuples."""
 
     @property
     def shape(self) -> Any:
@@ -69,7 +69,7 @@ def bounded(what: object, rows: range, columns: range) -> None:
 
 
 def length(numbers: range) -> int:
-    """How many numbers a range has; len() ends at 2**63.
+    """The count of a range's numbers; len() ends at 2**63.
 
     >>> length(range(2**100)), length(range(9, 0, -2))
     (1267650600228229401496703205376, 5)
@@ -79,7 +79,7 @@ def length(numbers: range) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GridOffsets:
-    """Where a layout puts each coordinate: `values[i][j]` is an int, or a tuple for coordinate strides."""
+    """A layout's value at each coordinate: `values[i][j]` is an int, or a tuple for coordinate strides."""
 
     rows: range
     columns: range
@@ -88,7 +88,7 @@ class GridOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Who holds each element of a tile: `held[i][j]` lists (thread, value) in order of thread, then value."""
+    """The holders of each element of a tile: `held[i][j]` lists (thread, value) in order of thread, then value."""
 
     rows: range
     columns: range
@@ -101,7 +101,7 @@ class Owners:
 
 
 def numbers(value: Any) -> list[Any]:
-    """An array of offsets as ints, or a (nested) tuple of arrays, one a coordinate, as flat tuples of ints."""
+    """Offsets as ints, or a nested tuple of arrays as flat tuples of ints."""
     if isinstance(value, tuple):
         columns = [numbers(inner) for inner in value]
         return [
@@ -144,7 +144,7 @@ def offsets_of(layout: Drawable, rows: range | None = None, columns: range | Non
 def owners_of(
     tv: Drawable, tile: Sequence[int], rows: range | None = None, columns: range | None = None, thread: int = 0
 ) -> Owners:
-    """Thread-value layout over a tile (M, N) -> who holds each element shown.
+    """Thread-value layout over a tile (M, N) -> the holders of each element shown.
 
     The layout maps (thread, value) to m + M*n (the tile counted column by column) or to the pair (m, n).
     Raises LayoutError if it has not two modes, leaves the tile, or would need more than MAX_CELLS cells.
@@ -195,7 +195,7 @@ def gathered(
     columns: range,
     registers: tuple[tuple[int, int], ...] = (),
 ) -> Owners:
-    """Owners from the places of all (thread, value), threads one after another, in a tile of that extent."""
+    """Owners from the (row, column) of all (thread, value), threads in order."""
     threads, values = shape
     place = np.asarray(m) * tile[1] + np.asarray(n)
     order = np.argsort(place, kind="stable")

@@ -22,14 +22,13 @@ ELSEWHERE = "track"  # of operands that no thread holds
 
 @checked()
 def product_svg(atom: MmaAtom, *, color: str = "auto", thread: int | None = None, title: str | None = None) -> str:
-    """Draws an MMA atom as the product that it is: A (M, K), B (K, N) above, and C (M, N), rows and columns in line.
+    """Draws an MMA atom as its product: A (M, K), B (K, N) above, and C (M, N), rows and columns in line.
 
-    Each element says which thread holds it as which of its values; an operand that no thread holds (in shared memory by
-    a descriptor, in tensor memory) is grey. `color`: "warp", "quad", "thread", "register" or "auto"; `thread` surrounds
-    all that one thread holds. Above 4096 elements cells carry no text, and the pointer on them tells.
+    Each element names its thread and value. Operands in shared or tensor memory are grey. `color`: "warp", "quad",
+    "thread", "register" or "auto"; `thread` frames one thread's elements. Above 4096 elements the texts are under the
+    pointer alone.
 
-    Returns an SVG document as text. Raises LayoutError for an unknown colour, a thread that takes no part, and an
-    operand of more than 65536 elements.
+    Raises LayoutError for an unknown colour, a thread that takes no part, and an operand of more than 65536 elements.
 
     >>> from layoutgemm.atoms import mma_sync
     >>> svg = product_svg(mma_sync("m16n8k16", "bf16"))
@@ -97,7 +96,7 @@ def product(atom: MmaAtom, tiled: Any, color: str, thread: int | None, outlined:
 
 
 def threads_text(atom: MmaAtom, tiled: Any) -> str:
-    """Who executes it."""
+    """The threads that execute it, in words."""
     if place_of(atom, "C") == "tmem":
         return f"issued by one thread for {atom.threads} block{'s' if atom.threads > 1 else ''}"
     count = tiled.threads
@@ -105,7 +104,7 @@ def threads_text(atom: MmaAtom, tiled: Any) -> str:
 
 
 def place_of(atom: MmaAtom, operand: str) -> str:
-    """Where the operand is: "rmem", "smem" or "tmem"."""
+    """The operand's memory: "rmem", "smem" or "tmem"."""
     return {"A": atom.a_source, "B": atom.b_source}.get(operand, atom.c_source)
 
 

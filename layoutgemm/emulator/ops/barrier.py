@@ -277,12 +277,6 @@ class EmulatedMbarrier:
     def _after(self, knows: Knowledge, phase: Knowledge | None) -> bool:
         return phase is None or not self.ledger.enabled or not phase.past & ~(knows.seen | knows.past)
 
-    def complete(self, count: int, event: MemoryEvent) -> None:
-        """Count the bytes of an asynchronous operation down; the waiters will know of it."""
-        self.ledger.learn_open(self.knows, event)
-        self.bytes -= count
-        self.check()
-
     def stale(self, knows: Knowledge) -> str | None:
         """The error of a wait by parity that has just ended, or None.
 
@@ -327,6 +321,13 @@ def _mbarriers_left(cta: Cta) -> None:
         if arrived or barrier.bytes:
             left = f"{arrived} of {barrier.count} arrivals" + f" and {barrier.bytes} bytes out" * bool(barrier.bytes)
             cta.cluster.machine.problem("exit", f"the {barrier} is left in a phase with {left}")
+
+
+def complete(barrier: EmulatedMbarrier, count: int, event: MemoryEvent) -> None:
+    """Count the bytes of an asynchronous operation down; the barrier's waiters will know of it."""
+    barrier.ledger.learn_open(barrier.knows, event)
+    barrier.bytes -= count
+    barrier.check()
 
 
 def barrier_in(cta: Cta, offset: int) -> EmulatedMbarrier:

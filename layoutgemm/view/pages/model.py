@@ -1,15 +1,14 @@
-"""What a linked page shows, as plain values: matrices, who holds their elements, and where these lie in memory.
+"""The data of a linked page: matrices, the holders of their elements, and the elements' places in memory.
 
-    Figure --> Matrix A (m, k), B (n, k), C (m, n) --> Holders: (thread, value) of every element
-                                                   --> Fact: a number, or a named one, of every element
-                                                   --> Memory: where every element begins
+    Figure --> PageMatrix A (m, k), B (n, k), C (m, n) --> Holders: (thread, value) of every element
+                                                       --> Fact: a number, or a named one, of every element
+                                                       --> Memory: the first bit of every element
 
-Two matrices are linked by the dimensions that they share: (m, n) of C goes with all (m, k) of A and all (n, k) of B.
-Matrices of the same two dimensions show the same elements twice: the two sides of a copy, a tile before and after a
-swizzle. A dimension may count blocks of another, as the factors of block scales do along k.
-Everything is an array over the elements, computed by the layouts; a browser only looks numbers up. `Figure.data` packs
-the arrays: as two lists wherever every entry is the sum, or the XOR, of one of its row and one of its column, else as
-raw integers.
+Matrices are linked by shared dimensions: (m, n) of C goes with all (m, k) of A and all (n, k) of B. Matrices of the
+same two dimensions show the same elements twice: the two sides of a copy, a tile before and after a swizzle. A
+dimension may count blocks of another, as the factors of block scales do along k. Everything is an array over the
+elements. `Figure.data` packs the arrays: as two lists wherever every entry is the sum, or the XOR, of one of its row
+and one of its column, else as raw integers.
 """
 
 from __future__ import annotations
@@ -24,8 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from layoutgemm.errors import LayoutError
+from layoutgemm.moved import old_names
 
-Table = npt.NDArray[np.int64]  # (rows, columns) of a matrix -> a number; -1 where there is none
+Table = npt.NDArray[np.int64]  # (rows, columns) of a matrix -> a number; -1 for none
 
 # Of one page. A tile of 256 x 256 with both of its operands 128 deep is as large as a block's tile gets.
 MAX_ELEMENTS = 1 << 17
@@ -116,9 +116,9 @@ class Paint:
 
 @dataclass(frozen=True)
 class Holder:
-    """What holds elements: "thread", or a "lane" of tensor memory, numbered 0 to count - 1.
+    """A holder of elements: "thread", or a "lane" of tensor memory, numbered 0 to count - 1.
 
-    Number h is number h % size of group h // size: lane 5 of warp 1 is thread 37. `value` names what of it holds one
+    Number h is number h % size of group h // size: lane 5 of warp 1 is thread 37. `value` names its part that holds one
     element, and two letters stand for both in a cell.
     """
 
@@ -148,9 +148,9 @@ def THREADS(count: int) -> Holder:
 
 @dataclass(frozen=True)
 class Holders:
-    """Who holds each element of a matrix: as many layers as an element has holders, the lowest thread first.
+    """The holders of each element of a matrix: a layer for each holder of an element, the lowest thread first.
 
-    labels   value -> how it is told: its instruction, its register; without one by its number
+    labels   value -> its text: its instruction, its register; without one its number
     """
 
     threads: tuple[Table, ...]
@@ -191,9 +191,9 @@ class Holders:
 
 @dataclass(frozen=True)
 class Memory:
-    """Where the elements of a matrix lie: a picture of lines, each of so many bytes (or offsets).
+    """The memory of a matrix's elements: a picture of lines, each of equally many bytes (or offsets).
 
-    start, bits   first bit of each element, and how many it has; without `bank_bits` they count offsets
+    start, bits   first bit of each element, and its bits; without `bank_bits` they count offsets
     line, unit    bits of a line, and of a unit within it, which is framed when one of its elements is shown
     bank_bits     of one bank, or None for an address space without banks
     size          bits of the whole
@@ -212,12 +212,12 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """One matrix: its two dimensions by name, and all that is told of its elements.
+class PageMatrix:
+    """One matrix: its two dimensions by name, and the data of its elements.
 
-    across   which dimension is drawn from left to right: 0 or 1
+    across   the dimension that is drawn from left to right: 0 or 1
     place    "left", "top" or "middle" of the product, "farleft" or "fartop" beyond these, or "alone"
-    rivals   element -> a number that those share that meet in a bank; -1 where an element meets none
+    rivals   element -> a number shared by those that conflict in a bank; -1 without conflict
     """
 
     name: str
@@ -239,7 +239,7 @@ class Figure:
 
     title: str
     notes: tuple[str, ...]
-    matrices: tuple[Matrix, ...]
+    matrices: tuple[PageMatrix, ...]
     holder: Holder | None = None
     blocks: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
@@ -258,7 +258,7 @@ class Figure:
                 "blocks": dict(self.blocks), "tables": tables.forms}  # fmt: skip
 
 
-def _matrix(matrix: Matrix, tables: Tables) -> dict[str, Any]:
+def _matrix(matrix: PageMatrix, tables: Tables) -> dict[str, Any]:
     held = matrix.holders
     return {
         "name": matrix.name, "title": matrix.title, "dims": matrix.dims, "extent": matrix.extent,
@@ -284,7 +284,7 @@ def _paint(paint: Paint, tables: Tables) -> dict[str, Any]:
 
 
 def _memory(memory: Memory, tables: Tables) -> dict[str, Any]:
-    """In grains: the largest number of bits that all elements begin at a multiple of."""
+    """In grains: the largest number of bits that divides the start of every element."""
     grain = gcd(int(np.gcd.reduce(memory.start, axis=None)), memory.bits, memory.unit)
     bank = memory.bank_bits
     return {
@@ -299,3 +299,6 @@ def _memory(memory: Memory, tables: Tables) -> dict[str, Any]:
         "facts": _facts(memory.facts, tables),
         "paint": None if memory.paint is None else _paint(memory.paint, tables),
     }  # fmt: skip
+
+
+__getattr__ = old_names(__name__)

@@ -9,7 +9,7 @@ import numpy as np
 from layoutgemm.atoms import SmemTile
 from layoutgemm.errors import LayoutError
 from layoutgemm.view.grid import Drawable, evaluate, extent
-from layoutgemm.view.pages.model import Fact, Figure, Holder, Holders, Matrix, Memory, Paint, Table
+from layoutgemm.view.pages.model import Fact, Figure, Holder, Holders, Memory, PageMatrix, Paint, Table
 from layoutgemm.view.palette import HUES
 
 BANKS, BANK_BITS, UNIT_BITS = 32, 32, 128  # of shared memory; conflicts are counted per 16 bytes
@@ -81,12 +81,18 @@ def bank_of(memory: Memory) -> Table:
     return memory.start % LINE_BITS // BANK_BITS
 
 
-def tile_figure(tile: SmemTile, title: str | None = None) -> Figure:
-    """A tile beside the shared memory that holds it."""
+def tile_figure(tile: SmemTile, *, title: str | None = None) -> Figure:
+    """The page of a tile: its elements by coordinate, and their places in shared memory.
+
+    >>> from layoutgemm.atoms import smem_tile
+    >>> from layoutgemm.view.pages.html import tile_html
+    >>> "tile in shared memory" in tile_html(smem_tile((8, 64), "bf16", "K"))
+    True
+    """
     # A figure too large is refused before its offsets are computed.
-    Figure("", (), (Matrix("tile", "", ("mn", "k"), tile.extent),))
+    Figure("", (), (PageMatrix("tile", "", ("mn", "k"), tile.extent),))
     memory = shared_memory("tile", tile)
-    matrix = Matrix(
+    matrix = PageMatrix(
         name="tile",
         title="in the order of its coordinates",
         dims=("mn", "k"),
@@ -99,10 +105,10 @@ def tile_figure(tile: SmemTile, title: str | None = None) -> Figure:
     return Figure(title or f"Shared-memory tile {tile}", (note,), (matrix,))
 
 
-def layout_figure(layout: Drawable, title: str | None = None) -> Figure:
-    """A layout of rank 1 or 2: its coordinates, and beside them its offsets in order.
+def layout_figure(layout: Drawable, *, title: str | None = None) -> Figure:
+    """The page of a layout of rank 1 or 2: coordinates, and beside them the offsets in order.
 
-    Raises LayoutError for another rank and for symbolic extents.
+    Raises LayoutError for another rank, for symbolic extents and for too many elements.
     """
     shape = layout.shape if isinstance(layout.shape, tuple) else (layout.shape,)
     if len(shape) not in (1, 2):
@@ -112,16 +118,16 @@ def layout_figure(layout: Drawable, title: str | None = None) -> Figure:
         )
     size = (1, extent(shape[0])) if len(shape) == 1 else (extent(shape[0]), extent(shape[1]))
     # A figure too large is refused before its offsets are computed.
-    Figure("", (), (Matrix("layout", "", ("i", "j"), size),))
+    Figure("", (), (PageMatrix("layout", "", ("i", "j"), size),))
     row, column = axes(size)
     found = evaluate(layout, column.ravel()) if len(shape) == 1 else evaluate(layout, row.ravel(), column.ravel())
     facts, memory, paints = offsets_parts(found, size)
-    matrix = Matrix("layout", "coordinates", ("i", "j"), size, facts=facts, paints=paints, memory=memory)
+    matrix = PageMatrix("layout", "coordinates", ("i", "j"), size, facts=facts, paints=paints, memory=memory)
     return Figure(title or str(layout), (str(layout),) if title else (), (matrix,))
 
 
 def offsets_parts(found: list[Any], size: tuple[int, int]) -> tuple[tuple[Fact, ...], Memory | None, tuple[Paint, ...]]:
-    """What is told of offsets, or of coordinates; the picture of the codomain, for offsets from 0 that are few."""
+    """Facts, memory and paints of offsets, or of coordinates; the memory for few offsets from 0 on."""
     if isinstance(found[0], tuple):
         columns = [np.array(each, np.int64).reshape(size) for each in zip(*found, strict=True)]
         facts = tuple(Fact(f"coordinate {i}", table) for i, table in enumerate(columns))

@@ -1,4 +1,4 @@
-"""MMA and copy atoms as tables of text: who holds what of every operand, of either side."""
+"""MMA and copy atoms as tables of text: the holders of every operand's elements, or of either side's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...arguments import checked
 
 
 def product_table(atom: Any) -> str:
-    """An MMA atom, or a tiled one, as a table for each of A (M, K), B (K, N) and C (M, N).
+    """An MMA atom, or a tiled one, as tables of A, B and C.
 
     `5:2` is value 2 of thread 5, as in `tv_table`. Operands that no thread holds are named. Raises LayoutError for more
     than 65536 elements.

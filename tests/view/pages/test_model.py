@@ -28,7 +28,7 @@ from layoutgemm.kernels.sm100.plan import Sm100Config, Sm100Plan
 from layoutgemm.kernels.teaching.plan import TeachingPlan
 from layoutgemm.layouts import Layout, Swizzle
 from layoutgemm.view.pages.html import page
-from layoutgemm.view.pages.model import MAX_ELEMENTS, Figure, Matrix, packed, unpacked
+from layoutgemm.view.pages.model import MAX_ELEMENTS, Figure, PageMatrix, packed, unpacked
 
 
 def data_of(html: str) -> dict:
@@ -324,7 +324,7 @@ def test_packing_has_an_inverse(table, form):
 
 
 def test_a_page_is_plain_json():
-    figure = Figure("title", (), (Matrix("x", "", ("i", "j"), (2, 2)),))
+    figure = Figure("title", (), (PageMatrix("x", "", ("i", "j"), (2, 2)),))
     assert data_of(page(figure))["matrices"][0]["extent"] == [2, 2]
 
 

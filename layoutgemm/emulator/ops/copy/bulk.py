@@ -26,7 +26,7 @@ from ...ptx.program import Program, Run
 from ...ptx.values import lane_bits
 from ...races.happens_before import MemoryEvent
 from ...races.lanes import STRONG
-from ..barrier import EmulatedMbarrier, barrier_in, mbarrier_at
+from ..barrier import EmulatedMbarrier, barrier_in, complete, mbarrier_at
 from ..memory import UNSIGNED, block_of, blocks_of, said, unwritten, updater
 from ..registry import counted, known, operation
 from . import bulk_groups
@@ -78,9 +78,14 @@ def own_block(fiber: Fiber, address: int, size: int, ins: PtxInstruction) -> tup
     return cta, offset
 
 
+def issuers(fiber: Fiber) -> tuple[int, ...]:
+    """The fiber's lanes, each as a bit mask: every lane issues a copy of its own."""
+    return lane_bits(fiber.lanes)
+
+
 def each_lane(fiber: Fiber, *operands: Callable[[Any], Any]) -> Iterator[tuple[int, ...]]:
-    """(the operands, the lane as a bit mask) of each lane, which issues an operation of its own."""
-    return zip(*[fiber.each(operand(fiber)).tolist() for operand in operands], lane_bits(fiber.lanes))
+    """(operands..., the lane as a bit mask) of each lane: every lane issues its own."""
+    return zip(*[fiber.each(operand(fiber)).tolist() for operand in operands], issuers(fiber))
 
 
 def reads_shared(
@@ -174,7 +179,7 @@ def into_shared(program: Program, ins: PtxInstruction) -> Run:
                 data = machine.launch.memory.read(np.array([source]), size)[0]
                 for rank in ranks:
                     land(cluster.ctas[rank], offset, data)
-                    barrier_in(cluster.ctas[rank], at).complete(size, event)
+                    complete(barrier_in(cluster.ctas[rank], at), size, event)
 
             machine.defer(cluster, "loads", arrive)
 
@@ -206,7 +211,7 @@ def _between_blocks(program: Program, ins: PtxInstruction, combine: Combine | No
                        wrote: MemoryEvent = wrote) -> None:  # fmt: skip
                 land(cta, offset, own.shared.bytes[at : at + size].copy(), combine)
                 cluster.ledger.learn_open(barrier.knows, wrote)
-                barrier.complete(size, event)
+                complete(barrier, size, event)
 
             machine.defer(cluster, "loads", arrive)
 
@@ -325,7 +330,7 @@ def _remote_store(program: Program, ins: PtxInstruction, count: int, kind: str, 
         def arrive() -> None:
             for cta, offset, data, barrier in parts:
                 land(cta, offset, data, combine)
-                barrier.complete(size, event)
+                complete(barrier, size, event)
 
         machine.defer(cluster, "loads", arrive)
 

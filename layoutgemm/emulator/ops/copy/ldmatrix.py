@@ -66,7 +66,8 @@ def _register_map(atom: CopyAtom, side: str) -> npt.NDArray[np.int64]:
 class Rows:
     """The rows in shared memory that a matrix copy touches.
 
-    lanes  the lanes that supply an address, in the order of the rows; mask: the same as bits
+    lanes  the lanes that supply an address, in the order of the rows
+    mask   the same as bits
     place  element of the reference tile -> its place in the fetched rows, in elements
     bytes  the bytes of each row that the instruction reads
     """
