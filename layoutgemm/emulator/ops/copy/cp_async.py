@@ -20,13 +20,13 @@ from ....atoms.copy.cp_async import cp_async
 from ....errors import EmulatorError
 from ...machine.interpreter import Cta, Fiber
 from ...machine.memory import granules, parts_of
-from ...ptx.parser import PtxInstruction, PtxOperand
+from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
 from ...ptx.values import bool_of, is_uniform
 from ...races.lanes import Touch, divide, learn
 from ..barrier import mbarrier_at
-from ..memory import place, said
-from ..registry import known, operation, taken
+from ..memory import lanewise, place, said
+from ..registry import constant, known, operation, taken
 from .bulk_groups import group_count, groups_of
 
 KIND = "cp.async"
@@ -90,18 +90,6 @@ class CpAsyncCopy:
         return one, self
 
 
-def _number(operand: PtxOperand) -> int:
-    if operand.kind != "number":
-        raise ValueError(f"{operand.text} is not a constant")
-    return int(operand.text, 0)
-
-
-def _lanewise(value: Any, active: npt.NDArray[np.bool_]) -> Array:
-    if is_uniform(value):
-        return np.full(int(active.sum()), value, dtype=np.int64)
-    return value[active].astype(np.int64)
-
-
 @operation("cp.async.ca", "cp.async.cg", guards=True)
 def copy(program: Program, ins: PtxInstruction) -> Run:
     """cp.async. With src-size, bytes beyond it become zeros; with a true ignore-src, all bytes."""
@@ -109,7 +97,7 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
     if words not in (["shared", "global"], ["shared::cta", "global"]):
         raise ValueError(f"{ins.opcode} is not known here")
     target, source, bytes_, *rest = ins.operands
-    size = cp_async(_number(bytes_), ins.words[2]).bytes
+    size = cp_async(constant(bytes_), ins.words[2]).bytes
     if "L2::cache_hint" in ins.words:
         rest = rest[:-1]
     if len(rest) > 1:
@@ -122,14 +110,14 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
         lanes = lanes_of(fiber)
         if not lanes:
             return
-        machine, active = fiber.machine, bool_of(lanes)
-        cta, offsets = place(fiber, "shared", _lanewise(destination(fiber), active))
+        machine = fiber.machine
+        cta, offsets = place(fiber, "shared", lanewise(destination(fiber), lanes))
         if cta is not fiber.cta:
             raise EmulatorError("cp.async into shared memory of another block of the cluster")
-        sources = _lanewise(origin(fiber), active)
+        sources = lanewise(origin(fiber), lanes).astype(np.int64)
         valid = None
         if extra is not None:
-            valid = _lanewise(extra(fiber), active)
+            valid = lanewise(extra(fiber), lanes).astype(np.int64)
             if predicate:
                 valid = np.where(valid != 0, 0, size)
             elif (valid > size).any():

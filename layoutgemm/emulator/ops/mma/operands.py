@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ....atoms.mma.base import MmaAtom
 from ....atoms.smem.descriptor import SmemDescriptor, element_bits
 from ....atoms.smem.descriptor_words import smem_table
+from ....atoms.smem.operand_read import operand_read
 from ....atoms.smem.tile import CHUNK_BITS, CHUNK_BYTES, slot_bits, slot_to_bit
 from ....dtypes import DType
 from ....errors import DescriptorError, EmulatorError
@@ -47,6 +49,14 @@ class SharedOperandRead:
     dtype: DType
     packing: str
     arch: str
+
+
+def shared_read(atom: MmaAtom, operand: str, major: str) -> SharedOperandRead:
+    """The read of an atom's operand. Raises DescriptorError for a major that the atom does not take."""
+    found = operand_read(atom, operand)
+    if major not in found.majors:
+        raise DescriptorError(f"operand {operand} of {atom} is {' or '.join(found.majors)}-major")
+    return SharedOperandRead(major, found.rows, found.depth, found.dtype, found.packing, found.arch)
 
 
 @dataclass(frozen=True, eq=False)

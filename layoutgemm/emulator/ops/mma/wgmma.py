@@ -33,7 +33,6 @@ import numpy.typing as npt
 from ....atoms.mma.base import MmaAtom
 from ....atoms.mma.sync import ptx_type
 from ....atoms.mma.wgmma import FORMS, WARPS, wgmma
-from ....atoms.smem.operand_read import operand_read
 from ....dtypes import dtype
 from ....errors import EmulatorError
 from ...machine.interpreter import BLOCKED, Cta, Fiber
@@ -44,7 +43,7 @@ from ..in_flight import InFlightRegister
 from ..memory import said
 from ..registry import known, operation
 from .fragments import RegisterFragment
-from .operands import UNWRITTEN, Reading, SharedOperandRead, accumulate, fetch, reading
+from .operands import UNWRITTEN, Reading, SharedOperandRead, accumulate, fetch, reading, shared_read
 
 _NAMES = {name for form in FORMS for name in (*form.types, *form.accumulators)}
 TYPES = {ptx_type(dtype(name)): name for name in _NAMES}
@@ -122,19 +121,13 @@ class WgmmaOperation:
 def _form(n: int, a: str, b: str, c: str, source: str, saturate: bool, major_a: str, major_b: str) -> WgmmaOperation:
     atom = wgmma(n, a, b, c, source, saturate=saturate)
 
-    def read(operand: str, major: str) -> SharedOperandRead:
-        found = operand_read(atom, operand)
-        if major not in found.majors:
-            raise ValueError(f"operand {operand} of {atom} is {' or '.join(found.majors)}-major")
-        return SharedOperandRead(major, found.rows, found.depth, found.dtype, found.packing, found.arch)
-
     in_smem = source == "smem"
     return WgmmaOperation(
         atom,
         RegisterFragment.of(atom, "C"),
         None if in_smem else RegisterFragment.of(atom, "A"),
-        read("A", major_a) if in_smem else None,
-        read("B", major_b),
+        shared_read(atom, "A", major_a) if in_smem else None,
+        shared_read(atom, "B", major_b),
         saturate,
     )
 

@@ -25,7 +25,7 @@ from ...machine.memory import OFFSET, RANK_SHIFT, granules, parts_of
 from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
 from ..barrier import mbarrier_at
-from ..memory import place, said
+from ..memory import blocks_of, place, said
 from ..registry import known, operation
 from .tmem import STRIP, coordinate, engine_of, group_of, tensor_of, touch
 from .waits import hand_on, settle, take_over
@@ -178,10 +178,7 @@ def commit(program: Program, ins: PtxInstruction) -> Run:
             if mask is None:
                 targets.append(int(at))
             else:
-                wanted = fiber.one(mask(fiber))
-                if not wanted or wanted >> len(cluster.ctas):
-                    raise EmulatorError(f"multicast to mask {wanted:#x} in a cluster of {len(cluster.ctas)}")
-                ranks = [rank for rank in range(len(cluster.ctas)) if wanted >> rank & 1]
+                ranks = blocks_of(fiber, fiber.one(mask(fiber)))
                 targets += [int(at) & OFFSET | rank << RANK_SHIFT for rank in ranks]
         barriers = [mbarrier_at(fiber, target) for target in targets]
         for barrier in barriers:

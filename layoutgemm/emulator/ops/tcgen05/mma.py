@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from ....atoms.mma.tcgen05 import KINDS, Tcgen05Atom, tcgen05_mma
 from ....atoms.smem.instruction_descriptor import InstructionDescriptor
-from ....atoms.smem.operand_read import operand_read
 from ....atoms.tmem.layout import LANES, WARP_LANES, container_bits, scale_factors
 from ....errors import AtomError, DescriptorError, EmulatorError
 from ...machine.interpreter import Cta, Fiber
@@ -29,7 +28,7 @@ from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Run
 from ...ptx.values import M32
 from ..memory import said
-from ..mma.operands import Reading, Report, SharedOperandRead, accumulate, fetch, reading
+from ..mma.operands import Reading, Report, SharedOperandRead, accumulate, fetch, reading, shared_read
 from ..registry import operation
 from .allocation import GROUPS, group_size
 from .copy import low_bit
@@ -91,12 +90,6 @@ def _form(kind: str, word: int, group: int, a_source: str, ws: bool, vector: str
         depth if says.k_96 else None, ws,
     )  # fmt: skip
 
-    def read(operand: str, major: str) -> SharedOperandRead:
-        found = operand_read(atom, operand)
-        if major not in found.majors:
-            raise DescriptorError(f"operand {operand} of {atom} is {' or '.join(found.majors)}-major")
-        return SharedOperandRead(major, found.rows, found.depth, found.dtype, found.packing, found.arch)
-
     in_smem = a_source == "smem"
     scales = None
     if atom.scale is not None:
@@ -106,8 +99,8 @@ def _form(kind: str, word: int, group: int, a_source: str, ws: bool, vector: str
         atom,
         says,
         TmemCoordinates.of(atom.accumulator.layout).select(slice(None), slice(None), 0),
-        read("A", says.a_major) if in_smem else None,
-        read("B", says.b_major),
+        shared_read(atom, "A", says.a_major) if in_smem else None,
+        shared_read(atom, "B", says.b_major),
         None if in_smem else TmemCoordinates.of(atom.operand_a.layout),
         scales,
     )
