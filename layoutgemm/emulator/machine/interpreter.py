@@ -20,19 +20,20 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...arguments import shown
 from ...errors import DeadlockError, EmulatorError
 from ..findings import Counts, Finding, Findings
 from ..ptx.parser import MAX_SHARED_BYTES, PtxInstruction
 from ..ptx.program import CodeSegment, Operation, Program
-from ..ptx.values import FULL, LANES, Undefined, any_of, bool_of, mask_of
+from ..ptx.values import FULL, LANES, Lanes, Undefined, Value, any_of, bool_of, mask_of
 from ..races.happens_before import NO_PARTS, Knowledge, Ledger, MemoryEvent, Parts, Shadow
 from ..races.lanes import Touch, fork, join
 from .bank_counts import BankCounter
@@ -57,12 +58,12 @@ PRODUCTS = ("wgmma.mma_async", "mma.", "tcgen05.mma")
 class Warp:
     """A warp: 32 lanes of a block."""
 
-    def __init__(self, cta: Cta, number: int, special: dict[str, Any]) -> None:
+    def __init__(self, cta: Cta, number: int, special: dict[str, Value]) -> None:
         self.cta, self.number, self.special = cta, number, special
         self.alive = FULL
         self.window = cta.rank << RANK_SHIFT
         self.waits = ""
-        self.scratch: dict[Any, Any] = {}  # what operations keep for a warp
+        self.scratch: dict[Hashable, Any] = {}  # what operations keep for a warp
 
     def __str__(self) -> str:
         return f"CTA {self.cta.coordinate} warp {self.number}"
@@ -79,12 +80,12 @@ class Fiber:
     def __init__(self, warp: Warp, registers: list[Any], pc: int, lanes: int, parent: Fiber | None, meet: int) -> None:
         self.warp, self.registers, self.pc, self.parent, self.meet = warp, registers, pc, parent, meet
         self.lanes = lanes
-        self.active: Any = None if lanes == FULL else bool_of(lanes)
+        self.active: npt.NDArray[np.bool_] | None = None if lanes == FULL else bool_of(lanes)
         self.children = 0
         self.done: list[tuple[Fiber, bool]] = []
         self.dirty = self.written = 0
-        self.scratch: Any = None
-        self.spin: Any = None
+        self.scratch: object = None
+        self.spin: object = None
         self.ins: PtxInstruction | None = None
         self.knows: Knowledge
         self.epoch: MemoryEvent
@@ -105,7 +106,7 @@ class Fiber:
         part = "" if self.lanes == FULL else f" lanes {self.lanes:#x}"
         return f"{self.warp}{part}"
 
-    def one(self, value: Any) -> int:
+    def one(self, value: Value) -> int:
         """The value of the one active lane, or of all when they agree. Raises EmulatorError when they differ."""
         if not isinstance(value, np.ndarray):
             return int(value)
@@ -114,13 +115,13 @@ class Fiber:
             raise EmulatorError(f"lanes have different values, {chosen.tolist()[:4]}..., where one is needed")
         return int(chosen[0])
 
-    def each(self, value: Any) -> Any:
+    def each(self, value: Value) -> Lanes:
         """The values of the active lanes, as an array."""
         if not isinstance(value, np.ndarray):
             return np.full(self.lanes.bit_count(), value, dtype=np.uint64 if value > 0xFFFFFFFF else np.int64)
         return value if self.active is None else value[self.active]
 
-    def spread(self, values: Any) -> Any:
+    def spread(self, values: Lanes) -> Lanes:
         """Values of the active lanes as a register of 32."""
         if self.active is None:
             return values
@@ -502,7 +503,7 @@ class PtxMachine:
 
     # ------------------------------------------------------------ divergence
 
-    def split(self, fiber: Fiber, meet: int, parts: list[tuple[int, int, Any]]) -> int:
+    def split(self, fiber: Fiber, meet: int, parts: list[tuple[int, int, object]]) -> int:
         """Stop a fiber; parts (pc, lanes, scratch) go on in children until they reach pc `meet`. Returns GONE."""
         cluster = fiber.cta.cluster
         fiber.pc, fiber.children, fiber.done = meet, len(parts), []
@@ -612,7 +613,7 @@ def _geometry(launch: Launch) -> str:
     return ""
 
 
-def lanes_where(fiber: Fiber, predicate: Any, negated: bool) -> int:
+def lanes_where(fiber: Fiber, predicate: Value, negated: bool) -> int:
     """The fiber's lanes for which a predicate register holds, as a bit mask."""
     if isinstance(predicate, np.ndarray):
         return mask_of(predicate ^ negated, fiber.lanes)

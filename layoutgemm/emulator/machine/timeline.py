@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ...layouts.display import Pictured
 from ..ptx.parser import PtxInstruction
@@ -92,7 +92,7 @@ class Span:
     line: int
     times: int = 1
 
-    def as_json(self) -> list[Any]:
+    def as_json(self) -> list[str | int]:
         """[kind, begin, end, detail, line, times]."""
         return [self.kind, self.begin, self.end, self.detail, self.line, self.times]
 
@@ -133,7 +133,7 @@ class Timeline(Pictured):
     cut: int = 0
     _drawn_by: ClassVar[str] = "layoutgemm.emulator.pictures"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """As JSON-able data: spans as [kind, begin, end, detail, line, times]."""
         rows = [
             {
@@ -189,7 +189,7 @@ class Recorder:
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit, self.kept, self.cut = limit, 0, 0
         self.kinds: dict[int, str] = {}
-        self.rows: dict[tuple[Any, ...], TimelineRow] = {}
+        self.rows: dict[tuple[tuple[int, int, int], int, str], TimelineRow] = {}
         self.flying: list[tuple[list[MemoryEvent], Span]] = []
         self.created: list[MemoryEvent] = []
         self.start = 0  # of the instruction that runs

@@ -15,19 +15,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Protocol, TypeVar
 
 from ...errors import EmulatorError
+from ..findings import Finding
 from .interpreter import PRODUCTS
 from .launch import Policy, Watch
 from .memory import POISON, Contents, GlobalMemory
 
+
+class Launched(Protocol):
+    """The findings of one launch, and its suspects."""
+
+    findings: list[Finding]
+    suspects: list[Finding]
+
+
+L = TypeVar("L", bound=Launched)
 FILLS = POISON, 0x40
 # The value may be tested for its sign and for 0.
 MORE_FILLS = 0, 0xC0
 
 
-def settled(run: Callable[[Policy, Watch], list[Any]], memory: GlobalMemory, policy: Policy, watch: Watch) -> list[Any]:
+def settled(run: Callable[[Policy, Watch], list[L]], memory: GlobalMemory, policy: Policy, watch: Watch) -> list[L]:
     """The launches of a run, each with its `suspects` that affect a result in `findings`.
 
     run  (policy, what is recorded) -> launches, executed in `memory`
@@ -52,8 +62,8 @@ def settled(run: Callable[[Policy, Watch], list[Any]], memory: GlobalMemory, pol
 
 
 def _same(
-    run: Callable[[Policy, Watch], list[Any]], memory: GlobalMemory, policy: Policy, before: Contents, after: Contents,
-) -> bool:  # fmt: skip
+    run: Callable[[Policy, Watch], object], memory: GlobalMemory, policy: Policy, before: Contents, after: Contents
+) -> bool:
     """True if another run leaves the same bytes in memory."""
     memory.restore(before)
     run(policy, Watch())

@@ -6,8 +6,6 @@ PTX ISA, "Parallel Synchronization and Communication Instructions". Each barrier
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...errors import EmulatorError
 from ...moved import old_names
 from ..machine.interpreter import BLOCKED, Cluster, Cta, Fiber
@@ -97,7 +95,7 @@ def named_barrier(program: Program, ins: PtxInstruction) -> Run:
     waits = "sync" in ins.words
     aligned = ins.words[0] == "bar" or "aligned" in ins.words
 
-    def go(fiber: Fiber) -> Any:
+    def go(fiber: Fiber) -> int | None:
         if fiber.scratch is PASSED:
             fiber.scratch = None
             return None
@@ -213,7 +211,7 @@ def cluster_wait(program: Program, ins: PtxInstruction) -> Run:
     """barrier.cluster.wait: until all threads of the cluster have arrived."""
     known(ins, "cluster", "wait", "aligned", "acquire")
 
-    def go(fiber: Fiber) -> Any:
+    def go(fiber: Fiber) -> int | None:
         barrier = _cluster_barrier(fiber.cta.cluster)
         if "arrived" not in fiber.warp.scratch:
             raise EmulatorError("barrier.cluster.wait without an arrive")
@@ -465,7 +463,7 @@ def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
     phase = program.value(ins.operands[2])
     by_parity, relaxed, tries = "parity" in ins.words, "relaxed" in ins.words, "try_wait" in ins.words
 
-    def go(fiber: Fiber) -> Any:
+    def go(fiber: Fiber) -> int | None:
         barrier = mbarrier_at(fiber, fiber.one(address(fiber)))
         asked = fiber.one(phase(fiber))
         if by_parity and asked > 1:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...errors import EmulatorError
 from ..machine.interpreter import Fiber
 from ..ptx.parser import PtxInstruction
@@ -20,7 +18,7 @@ def branch(program: Program, ins: PtxInstruction) -> Run:
         return lambda fiber: target
     lanes_of, meet = taken(program, ins), program.meets[ins.pc]
 
-    def go(fiber: Fiber) -> Any:
+    def go(fiber: Fiber) -> int | None:
         lanes = lanes_of(fiber)
         if lanes == fiber.lanes:
             return target

@@ -6,7 +6,6 @@ PTX ISA, "Data Movement and Conversion Instructions": ld, st, atom, red, mapa, i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +18,27 @@ from ..machine.memory import OFFSET, RANK_SHIFT, parts_of
 from ..ptx.codegen import PARAMETER_BASE, SHARED_WINDOW, bits_of
 from ..ptx.floats import BINARY, bits32, bits64, decode, encode
 from ..ptx.parser import SIZES, PtxInstruction, PtxOperand
-from ..ptx.program import Program, Run
-from ..ptx.values import LANES, Undefined, any_of, bool_of, defined, is_uniform, lanes_without, s32, s64
+from ..ptx.program import Program, Reader, Run
+from ..ptx.values import (
+    LANES,
+    Lanes,
+    Register,
+    Undefined,
+    Value,
+    any_of,
+    bool_of,
+    defined,
+    is_uniform,
+    lanes_without,
+    s32,
+    s64,
+)
 from ..races import global_words as lane_words
 from ..races.happens_before import MemoryEvent
 from ..races.lanes import Touch, conflicting, did, strong
 from .registry import guarded, operation, taken
 
-UNSIGNED: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+UNSIGNED: dict[int, np.dtype[np.generic]] = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 # Words of ld and st for caches, ordering strength or scope, without an effect on values here.
 IGNORED = {
     "weak", "relaxed", "volatile", "cta", "cluster", "gpu", "sys", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc",
@@ -78,9 +90,9 @@ def blocks_of(fiber: Fiber, mask: int) -> list[int]:
     return [rank for rank in range(count) if mask >> rank & 1]
 
 
-def lanewise(value: Any, lanes: int) -> npt.NDArray[Any]:
+def lanewise(value: Value, lanes: int) -> Lanes:
     """A value in each of these lanes, in their order."""
-    return np.full(lanes.bit_count(), value) if is_uniform(value) else value[bool_of(lanes)]
+    return value[bool_of(lanes)] if isinstance(value, np.ndarray) else np.full(lanes.bit_count(), value)
 
 
 def unwritten(
@@ -94,27 +106,27 @@ def unwritten(
         fiber.machine.problem("uninitialised", message, fiber, suspect=suspect)
 
 
-def place(fiber: Fiber, space: str, addresses: npt.NDArray[Any]) -> tuple[Cta | None, npt.NDArray[np.int64]]:
+def place(fiber: Fiber, space: str, addresses: Lanes) -> tuple[Cta | None, npt.NDArray[np.int64]]:
     """(block, offsets) for shared addresses, (None, addresses) for global ones; all lanes must agree."""
-    addresses = addresses.astype(np.int64)
+    places = addresses.astype(np.int64)
     if not space:
-        inside = addresses >= SHARED_WINDOW
+        inside = places >= SHARED_WINDOW
         count = np.count_nonzero(inside)
         if not count:
-            return None, addresses
+            return None, places
         if count < len(inside):
             raise EmulatorError("generic addresses of one access lie in shared memory for some lanes, not for others")
-        addresses = addresses - SHARED_WINDOW
+        places = places - SHARED_WINDOW
     elif space == "global":
-        return None, addresses
-    ranks = addresses >> RANK_SHIFT
+        return None, places
+    ranks = places >> RANK_SHIFT
     if any_of(ranks != ranks[0]):
         raise EmulatorError("lanes of one access name shared memory of different blocks")
-    cta, _ = block_of(fiber, int(addresses[0]))
-    return cta, addresses & OFFSET
+    cta, _ = block_of(fiber, int(places[0]))
+    return cta, places & OFFSET
 
 
-def signed_to(values: npt.NDArray[Any], kind: str, width: int) -> npt.NDArray[Any]:
+def signed_to(values: npt.NDArray[np.generic], kind: str, width: int) -> Lanes:
     """Loaded elements as register values, sign-extended to the register's width."""
     wide = np.uint64 if width == 64 else np.int64
     if kind[0] == "s":
@@ -155,8 +167,8 @@ def load(program: Program, ins: PtxInstruction) -> Run:
         if not lanes:
             return
         where = address(fiber)
-        uniform = is_uniform(where)
-        addresses = np.array([where]) if uniform else where[bool_of(lanes)]
+        uniform = not isinstance(where, np.ndarray)
+        addresses = where[bool_of(lanes)] if isinstance(where, np.ndarray) else np.array([where])
         raw = fetch(fiber, form, addresses, lanes, ins)
         columns = signed_to(raw.reshape(-1).view(UNSIGNED[size]), kind, width).reshape(-1, count)
         for at, register in enumerate(targets):
@@ -170,7 +182,7 @@ def load(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-def assign(fiber: Fiber, register: int, lanes: int, values: npt.NDArray[Any]) -> None:
+def assign(fiber: Fiber, register: int, lanes: int, values: Lanes) -> None:
     """Write the values of some of the fiber's lanes; the others keep theirs."""
     out, gone = np.zeros(LANES, dtype=values.dtype), 0
     if lanes != fiber.lanes:
@@ -181,9 +193,7 @@ def assign(fiber: Fiber, register: int, lanes: int, values: npt.NDArray[Any]) ->
     fiber.registers[register] = Undefined(out, gone, before.of) if gone else out
 
 
-def fetch(
-    fiber: Fiber, form: AccessForm, addresses: npt.NDArray[Any], lanes: int, ins: PtxInstruction
-) -> npt.NDArray[np.uint8]:
+def fetch(fiber: Fiber, form: AccessForm, addresses: Lanes, lanes: int, ins: PtxInstruction) -> npt.NDArray[np.uint8]:
     """The bytes [lane, bytes of all elements] of a load, checked and recorded."""
     machine, size = fiber.machine, form.bytes * form.count
     cta, offsets = place(fiber, form.space, addresses)
@@ -232,7 +242,7 @@ def _touch_shared(
         machine.banks.add(ins, kind, size, offsets, lanes)
 
 
-def _load_parameter(targets: list[int | None], width: int, address: Callable[[Any], Any], form: AccessForm) -> Run:
+def _load_parameter(targets: list[int | None], width: int, address: Reader, form: AccessForm) -> Run:
     size, kind = form.bytes, form.kind
 
     def go(fiber: Fiber) -> None:
@@ -268,10 +278,11 @@ def store(program: Program, ins: PtxInstruction) -> Run:
         data = np.empty((len(addresses), form.count), dtype=dtype)
         gone, why = 0, ""
         for at, source in enumerate(sources):
-            value = source(fiber)
-            if type(value) is Undefined:
-                gone, why, value = gone | value.lanes & lanes, str(value), value.value
-            column = value if is_uniform(value) else value[active]
+            held: Register = source(fiber)
+            if isinstance(held, Undefined):
+                gone, why = gone | held.lanes & lanes, str(held)
+            value = defined(held)
+            column = value[active] if isinstance(value, np.ndarray) else value
             data[:, at] = column & keeps if keeps else column
         raw = data.view(np.uint8).reshape(len(addresses), size)
         if fiber.cta.cluster.ledger.lanes and (both := conflicting(addresses, raw)) is not None:
@@ -445,7 +456,7 @@ def map_address(program: Program, ins: PtxInstruction) -> Run:
         if not shared:
             where = where - SHARED_WINDOW
         if is_uniform(where) and is_uniform(to):
-            found: Any = where & OFFSET | to << RANK_SHIFT
+            found: Value = where & OFFSET | to << RANK_SHIFT
         else:
             found = np.asarray(where).astype(np.int64) & OFFSET | np.asarray(to).astype(np.int64) << RANK_SHIFT
         if not shared:
@@ -465,8 +476,8 @@ def rank_of(program: Program, ins: PtxInstruction) -> Run:
         where = address(fiber)
         if not any(word.startswith("shared") for word in ins.words):
             where = where - SHARED_WINDOW
-        found = where >> RANK_SHIFT if is_uniform(where) else where.astype(np.int64) >> RANK_SHIFT
-        fiber.registers[target] = found
+        where = where.astype(np.int64) if isinstance(where, np.ndarray) else where
+        fiber.registers[target] = where >> RANK_SHIFT
 
     return go
 

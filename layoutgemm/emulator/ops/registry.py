@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from ..machine.interpreter import Fiber, lanes_where
 from ..ptx.parser import PtxInstruction, PtxOperand
@@ -64,7 +63,7 @@ def guarded(program: Program, ins: PtxInstruction, run: Run) -> Run:
     """The operation under its predicate. Lanes that disagree split for this one instruction."""
     lanes_of, after = taken(program, ins), ins.pc + 1
 
-    def go(fiber: Fiber) -> Any:
+    def go(fiber: Fiber) -> int | None:
         if fiber.scratch is TAKEN:
             fiber.scratch = None
             return run(fiber)

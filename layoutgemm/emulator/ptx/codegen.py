@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -36,7 +35,7 @@ UNORDERED = {"equ": "eq", "neu": "ne", "ltu": "lt", "leu": "le", "gtu": "gt", "g
 HALVES = {"f16": "f16", "bf16": "bf16", "f16x2": "f16", "bf16x2": "bf16"}
 # Suffixes of float instructions without effect here: results are rounded to nearest, or better than required.
 ROUNDING = {"rn", "approx", "full", "sync"}
-NAMES: dict[str, Any] = {
+NAMES: dict[str, object] = {
     **{name: value for name, value in vars(values).items() if not name.startswith("_")},
     **{name: value for name, value in vars(floats).items() if not name.startswith("_")},
 }

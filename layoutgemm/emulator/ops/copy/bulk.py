@@ -11,7 +11,6 @@ PTX ISA, "Data Movement and Conversion Instructions: Bulk copy", "cp.async.bulk"
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +21,8 @@ from ...machine.interpreter import Cta, Fiber
 from ...machine.memory import span, span_parts
 from ...ptx.codegen import bits_of
 from ...ptx.parser import PtxInstruction
-from ...ptx.program import Program, Run
-from ...ptx.values import lane_bits
+from ...ptx.program import Program, Reader, Run
+from ...ptx.values import Value, lane_bits
 from ...races.happens_before import MemoryEvent
 from ...races.lanes import STRONG
 from ..barrier import EmulatedMbarrier, barrier_in, complete, mbarrier_at
@@ -38,7 +37,7 @@ Combine = Callable[[Bytes, Bytes], Bytes]  # (bytes there, incoming bytes) -> by
 # What the forms have in common ----------------------------------------------------------------------------------------
 
 
-def block_size(fiber: Fiber, value: Any) -> int:
+def block_size(fiber: Fiber, value: Value) -> int:
     """The size operand of a bulk copy."""
     size = fiber.one(value)
     if size % BULK_ALIGNMENT or not 0 < size <= BULK_MAX:
@@ -83,7 +82,7 @@ def issuers(fiber: Fiber) -> tuple[int, ...]:
     return lane_bits(fiber.lanes)
 
 
-def each_lane(fiber: Fiber, *operands: Callable[[Any], Any]) -> Iterator[tuple[int, ...]]:
+def each_lane(fiber: Fiber, *operands: Reader) -> Iterator[tuple[int, ...]]:
     """(operands..., the lane as a bit mask) of each lane: every lane issues its own."""
     return zip(*[fiber.each(operand(fiber)).tolist() for operand in operands], issuers(fiber))
 
@@ -230,7 +229,7 @@ def into_global(program: Program, ins: PtxInstruction) -> Run:
 
 
 def _outward(
-    program: Program, ins: PtxInstruction, combine: Combine | None, mask_of: Callable[[Any], Any] | None, expected: int
+    program: Program, ins: PtxInstruction, combine: Combine | None, mask_of: Reader | None, expected: int
 ) -> Run:
     destination, origin = program.address(ins.operands[0]), program.address(ins.operands[1])
     size_of = program.value(ins.operands[2])
@@ -311,7 +310,7 @@ def _remote_store(program: Program, ins: PtxInstruction, count: int, kind: str, 
     if len(sources) != count:
         raise ValueError(f"{len(sources)} registers for {count} elements")
     dtype = UNSIGNED[bits_of(kind) // 8]
-    size = dtype(0).itemsize * count
+    size = dtype.itemsize * count
 
     def go(fiber: Fiber) -> None:
         machine, cluster = fiber.machine, fiber.cta.cluster

@@ -10,9 +10,6 @@ PTX ISA, "Data Movement and Conversion Instructions: Non-bulk copy", "cp.async",
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -21,13 +18,14 @@ from ....errors import EmulatorError
 from ...machine.interpreter import Cta, Fiber
 from ...machine.memory import granules, parts_of
 from ...ptx.parser import PtxInstruction
-from ...ptx.program import Program, Run
-from ...ptx.values import bool_of, is_uniform
+from ...ptx.program import Program, Reader, Run
+from ...ptx.values import bool_of, mask_of
+from ...races.happens_before import Knowledge, MemoryEvent
 from ...races.lanes import Touch, divide, learn
-from ..barrier import mbarrier_at
+from ..barrier import EmulatedMbarrier, mbarrier_at
 from ..memory import lanewise, place, said
 from ..registry import constant, known, operation, taken
-from .bulk_groups import group_count, groups_of
+from .bulk_groups import Asynchronous, group_count, groups_of
 
 KIND = "cp.async"
 Array = npt.NDArray[np.int64]
@@ -151,7 +149,7 @@ def commit(program: Program, ins: PtxInstruction) -> Run:
 def wait(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.wait_group: wait until at most N of the most recent groups are pending; wait_all: none."""
     known(ins, "async", "wait_group", "wait_all")
-    left: Callable[[Any], Any] = program.value(ins.operands[0]) if ins.operands else lambda fiber: 0
+    left: Reader = program.value(ins.operands[0]) if ins.operands else lambda fiber: 0
     if ("wait_all" in ins.words) != (not ins.operands):
         raise ValueError(f"{ins.opcode} with {len(ins.operands)} operands")
     every = "wait_all" in ins.words
@@ -159,9 +157,9 @@ def wait(program: Program, ins: PtxInstruction) -> Run:
     def go(fiber: Fiber) -> None:
         ledger, groups = fiber.cta.cluster.ledger, groups_of(fiber, KIND)
         waited = fiber.warp.scratch.get("cp.async waited")
-        for one in groups.take(fiber.lanes, -1 if every else group_count(fiber, left(fiber))):
+        for lanes, one in groups.taken(fiber.lanes, -1 if every else group_count(fiber, left(fiber))):
             one.finish()
-            learn(ledger, fiber, one.lanes, one.event)
+            learn(ledger, fiber, lanes, one.event)
             if waited is None:
                 waited = fiber.warp.scratch["cp.async waited"] = ledger.knowledge()
             ledger.learn_open(waited, one.event)
@@ -183,8 +181,8 @@ def arrive(program: Program, ins: PtxInstruction) -> Run:
         for at in set(fiber.each(address(fiber)).tolist()):
             lanes = fiber.lanes
             given = address(fiber)
-            if not is_uniform(given):
-                lanes &= sum(1 << lane for lane in range(32) if given[lane] == at)
+            if isinstance(given, np.ndarray):
+                lanes &= mask_of(given == at, lanes)
             barrier = mbarrier_at(fiber, int(at))
             count = lanes.bit_count()
             if not counted:
@@ -196,8 +194,8 @@ def arrive(program: Program, ins: PtxInstruction) -> Run:
             for one in copies:
                 ledger.learn_open(handed, one.event)
 
-            def land(barrier: Any = barrier, copies: Any = copies, handed: Any = handed, count: int = count,
-                     arrival: Any = arrival) -> None:  # fmt: skip
+            def land(barrier: EmulatedMbarrier = barrier, copies: list[Asynchronous] = copies, count: int = count,
+                     handed: Knowledge = handed, arrival: MemoryEvent = arrival) -> None:  # fmt: skip
                 for one in copies:
                     one.finish()
                 barrier.knows.merge(handed)

@@ -13,9 +13,7 @@ Not checked: ordinary stores into a map in global memory, and a change while an 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +22,7 @@ from ...machine.interpreter import Cluster, Cta, Fiber
 from ...machine.memory import span
 from ...machine.tensor_map import ALIGN, BYTES, FIELDS, ORDERED, replaced
 from ...ptx.parser import PtxInstruction
-from ...ptx.program import Program, Run
+from ...ptx.program import Program, Reader, Run
 from ...races.happens_before import MemoryEvent
 from ..barrier import barriers_of
 from ..memory import place, said, unwritten
@@ -180,7 +178,7 @@ def _release(fiber: Fiber) -> None:
         found.releases.append(made)
 
 
-def _acquire(address: Callable[[Any], Any]) -> Run:
+def _acquire(address: Reader) -> Run:
     def go(fiber: Fiber) -> None:
         ledger = fiber.cta.cluster.ledger
         for at in set(fiber.each(address(fiber)).tolist()):

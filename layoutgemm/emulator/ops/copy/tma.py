@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,7 @@ from ...machine.tensor_map import ALIGN, BYTES, decode
 from ...ptx.codegen import PARAMETER_BASE, SHARED_WINDOW
 from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
-from ...ptx.values import bool_of, s32
+from ...ptx.values import Value, bool_of, s32
 from ...races.happens_before import MemoryEvent
 from ...races.lanes import one_lane
 from ..barrier import EmulatedMbarrier, barriers_of, complete, mbarrier_at
@@ -211,26 +210,26 @@ class Shape:
         if len(self.coordinates) != self.rank:
             raise ValueError(f"{len(self.coordinates)} coordinates for {self.rank} dimensions")
 
-    def box(self, fiber: Fiber, lane: int | None, where: Sequence[Any]) -> tuple[TmaTransfer, list[int]]:
+    def box(self, fiber: Fiber, lane: int | None, where: Sequence[Value]) -> tuple[TmaTransfer, list[int]]:
         """One lane's box and coordinates. `where`: the values of the map's address and of the coordinates."""
         box = _box_at(fiber, _of(where[0], lane))
         if box.tmap.rank != self.rank:
             raise EmulatorError(f"a copy of {self.rank} dimensions with a tensor map of {box.tmap.rank}")
-        coordinates = [s32(_of(value, lane)) for value in where[1:]]
+        coordinates = [int(s32(_of(value, lane))) for value in where[1:]]
         box.check(coordinates, "bulk_group" in self.words)
         return box, coordinates
 
-    def where(self, fiber: Fiber) -> list[Any]:
+    def where(self, fiber: Fiber) -> list[Value]:
         """The values of the map's address and of the coordinates."""
         return [self.map(fiber), *[coordinate(fiber) for coordinate in self.coordinates]]
 
 
-def _of(value: Any, lane: int | None) -> int:
+def _of(value: Value, lane: int | None) -> int:
     """The value of a lane; of all lanes with None."""
     return int(value[lane]) if lane is not None and isinstance(value, np.ndarray) else int(value)
 
 
-def _issuers(fiber: Fiber, values: Sequence[Any]) -> list[tuple[int | None, int]]:
+def _issuers(fiber: Fiber, values: Sequence[Value]) -> list[tuple[int | None, int]]:
     """(a lane, the lanes with equal operands): every active lane issues a copy of its own, as PTX defines. Equal copies
     are one to the race checker, unless it tells apart the reads of lanes that execute together."""
     if not any(isinstance(value, np.ndarray) for value in values) and (

@@ -15,8 +15,6 @@ earlier one has been waited for: cp -> shift, shift -> shift, shift -> cp of ano
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ....atoms.tmem.layout import LANES, WARP_LANES
@@ -24,6 +22,7 @@ from ....errors import EmulatorError
 from ...machine.interpreter import Cta, Fiber
 from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
+from ...races.happens_before import MemoryEvent
 from ..memory import said
 from ..registry import known, operation
 from .allocation import GROUPS, group_size
@@ -52,7 +51,7 @@ def shift_rows(tensor: TensorMemory, lane: int, column: int) -> None:
         of[lane : lane + WARP_LANES - 1, columns] = of[lane + 1 : lane + WARP_LANES, columns].copy()
 
 
-def in_pipeline(fiber: Fiber, ins: PtxInstruction, cta: Cta, places: int, kind: str, event: Any) -> None:
+def in_pipeline(fiber: Fiber, ins: PtxInstruction, cta: Cta, places: int, kind: str, event: MemoryEvent) -> None:
     """Report a shift or copy that no pipeline orders after an earlier one; remember it.
 
     kind  `SHIFT`, or "tcgen05.cp" and its shape
