@@ -123,18 +123,7 @@ def bank_panel(
             caption += f", {axes[0]} = {down[first]} to {down[min(last, len(down)) - 1]} of {len(down)}"
             grid, down = grid[first:last], down[first:last]
             starts = {(r - first, c): lane for (r, c), lane in starts.items()}
-    labels = []
-    for r, row in enumerate(grid if len(down) * len(across) <= MAX_FIELD_CELLS else ()):
-        # Without whole 16-byte fields (an odd pitch, a part of a tile) each element stands for itself.
-        for start in range(0, len(row), step):
-            first = row[start] % LINE_BYTES // BANK_BYTES
-            lane = starts.get((r, start))
-            under = (
-                f"lane {lane}" if lane is not None else span_text(row[start] // CHUNK_BYTES * CHUNK_BYTES, CHUNK_BYTES)
-            )
-            field = (f"banks {first}-{first + 3}", under)
-            single = (str(first),) if lane is None else (str(first), f"L{lane}")
-            labels.append(Label(r, start, step, field if step > 1 else single))
+    labels = bank_labels(grid, starts, step) if len(down) * len(across) <= MAX_FIELD_CELLS else []
     font = 10.0 if step > 1 else sizes(down, across)[0]
     if labels:
         longest = max(len(line) / label.span for label in labels for line in label.lines)
@@ -167,6 +156,22 @@ def bank_panel(
         caption=caption,
     )
     return panel, grid
+
+
+def bank_labels(grid: list[list[int]], starts: Mapping[tuple[int, int], int], step: int) -> list[Label]:
+    """The texts of the fields: banks, and under them the lane or the bytes.
+
+    Without whole 16-byte fields (an odd pitch, a part of a tile) each element has its own.
+    """
+    labels = []
+    for r, row in enumerate(grid):
+        for start in range(0, len(row), step):
+            first, lane = row[start] % LINE_BYTES // BANK_BYTES, starts.get((r, start))
+            chunk = row[start] // CHUNK_BYTES * CHUNK_BYTES
+            field = f"banks {first}-{first + 3}", span_text(chunk, CHUNK_BYTES) if lane is None else f"lane {lane}"
+            single = (str(first),) if lane is None else (str(first), f"L{lane}")
+            labels.append(Label(r, start, step, field if step > 1 else single))
+    return labels
 
 
 def compact(

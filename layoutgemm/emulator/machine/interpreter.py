@@ -444,10 +444,7 @@ class PtxMachine:
                     executed[pc] = 1
                     if recorder is not None:
                         recorder.before(fiber)
-                    if step.doubtful:
-                        result = run_doubtful(fiber, step)
-                    else:
-                        result = step.run(fiber)
+                    result = run_doubtful(fiber, step) if step.doubtful else step.run(fiber)
                     if recorder is not None and result != GONE:
                         recorder.step(fiber, ins, result == BLOCKED)
                     if result is None:
@@ -456,12 +453,11 @@ class PtxMachine:
                         fiber.pc = pc + 1
                     elif result >= 0:
                         fiber.pc = result
-                    elif result == BLOCKED:
-                        warp.waits = str(ins)
-                        counts[ins.opcode] -= 1  # it is executed again when it goes on
-                        self.counts.waits[ins.opcode, ins.line] += 1
-                        return
                     else:
+                        if result == BLOCKED:
+                            warp.waits = str(ins)
+                            counts[ins.opcode] -= 1  # it is executed again when it goes on
+                            self.counts.waits[ins.opcode, ins.line] += 1
                         return
                     turns -= 1
                     if turns <= 0:
@@ -481,15 +477,18 @@ class PtxMachine:
                     fiber.pc = step.end
                     if recorder is not None:
                         fiber.knows.time += step.end - step.start
-        except EmulatorError as error:  # first: it is a ValueError too
-            if fiber.ins is None or "PTX line" in str(error):
-                raise
-            raise type(error)(f"{error}\n  {fiber.describe()} at {fiber.ins}") from error
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            raise self._broken(fiber, error) from error
+            located = self._located(fiber, error)
+            if located is error:
+                raise
+            raise located from error
 
-    def _broken(self, fiber: Fiber, error: Exception) -> EmulatorError:
-        """The exception of a run of arithmetic, restated in the kernel's terms."""
+    def _located(self, fiber: Fiber, error: Exception) -> Exception:
+        """The exception with its place; that of a run of arithmetic, restated in the kernel's terms."""
+        if isinstance(error, EmulatorError):
+            if fiber.ins is None or "PTX line" in str(error):
+                return error
+            return type(error)(f"{error}\n  {fiber.describe()} at {fiber.ins}")
         instructions = self.program.kernel.instructions
         ins = instructions[min(fiber.pc, len(instructions) - 1)]
         step = self.program.steps[ins.pc]

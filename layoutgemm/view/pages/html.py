@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Any, ParamSpec
 
 import numpy as np
@@ -46,45 +47,14 @@ def page(figure: Figure) -> str:
     (True, False)
     """
     folder = files("layoutgemm.view.pages") / "assets"
-    style, *scripts = ((folder / name).read_text(encoding="utf-8") for name in ("style.css", *SCRIPTS))
-    script = "\n".join(scripts)
+    assets = ("page.html", "style.css", *SCRIPTS)
+    template, style, *scripts = ((folder / name).read_text(encoding="utf-8") for name in assets)
     palette = {"hues": HUES, "odd": [lighter(color, ODD) for color in HUES]}
     notes = "".join(f"<p>{escape(note)}</p>" for note in figure.notes)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<link rel="icon" href="data:,">
-<title>{escape(figure.title)}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<header><h1>{escape(figure.title)}</h1>{notes}</header>
-<form id="controls" autocomplete="off">
-<label>go to <input id="jump" type="text" spellcheck="false" aria-describedby="complaint"></label>
-<label>colours <select id="paint"></select></label>
-<label>size <button type="button" id="smaller" aria-label="smaller">&minus;</button>
-<button type="button" id="larger" aria-label="larger">+</button></label>
-<button type="button" id="clear">clear</button>
-<span id="complaint" role="alert"></span>
-</form>
-<div id="legend"></div>
-<main>
-<div id="stage"><div id="product"></div><div id="memories"></div></div>
-<aside aria-label="what is pointed at"><div id="told"></div></aside>
-</main>
-<div id="summary" role="status"></div>
-<script type="application/json" id="data">{embedded(figure.data())}</script>
-<script type="application/json" id="palette">{embedded(palette)}</script>
-<script>
-{script}</script>
-</body>
-</html>
-"""
+    return Template(template).substitute(
+        policy=POLICY, title=escape(figure.title), notes=notes, style=style, script="\n".join(scripts),
+        data=embedded(figure.data()), palette=embedded(palette),
+    )  # fmt: skip
 
 
 def embedded(value: object) -> str:
