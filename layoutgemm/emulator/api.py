@@ -82,10 +82,7 @@ class LaunchResult:
 
 @dataclass
 class Emulation:
-    """The result of a run, true when nothing but lint was found.
-
-    launches   in order
-    """
+    """The launches of a run, in order. True if nothing but lint was found."""
 
     launches: list[LaunchResult] = field(default_factory=list)
 

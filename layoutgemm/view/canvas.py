@@ -158,10 +158,7 @@ class Canvas:
         stroke: str = "",
         data: str = "",
     ) -> None:
-        """A filled rectangle with `title` under the pointer.
-
-        stroke, data   its border's colour; attributes for programs
-        """
+        """A filled rectangle with a title under the pointer, a border, and attributes for programs."""
         border = f' stroke="{stroke}"' if stroke else ""
         self.parts.append(
             f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" {paint(fill)}'

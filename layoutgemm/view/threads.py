@@ -213,10 +213,7 @@ def tv_panel(
     turned: bool = False,
     caption: str = "",
 ) -> Panel:
-    """The grid of a thread-value map; `outlined`: with warps as zones; `turned`: columns down.
-
-    largest  the longest side of any grid of the picture; texts: whether small grids have texts
-    """
+    """The grid of a thread-value map; `largest`: the longest side of all grids of the picture."""
     held, rows, columns = found.held, found.rows, found.columns
     if turned:
         held, rows, columns, axes = tuple(zip(*held, strict=True)), columns, rows, (axes[1], axes[0])

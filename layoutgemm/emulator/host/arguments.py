@@ -189,10 +189,7 @@ def callers_array(address: int) -> tuple[str, int, npt.NDArray[np.uint8]] | None
 
 
 def _arrays_in(name: str, value: Any, depth: int, seen: dict[int, int]) -> Iterator[tuple[str, Any]]:
-    """(name, array) of the arrays in a variable: itself, its elements, and attributes of objects, down to a depth.
-
-    seen  object -> the depth to which it was looked into
-    """
+    """(name, array) of the arrays in a variable, down to a depth; seen: object -> the depth examined."""
     if seen.get(id(value), -1) >= depth or isinstance(value, (type, ModuleType, FunctionType)):
         return
     seen[id(value)] = depth
@@ -255,10 +252,7 @@ class ArgumentMemory:
         )
 
     def hold(self, pointers: Iterable[tuple[int, int]], what: str) -> None:
-        """Raise EmulatorError for a pointer outside of all arrays: into a gap between them, or of this process.
-
-        pointers  (parameter byte, value) of what a kernel reads as 64 bits
-        """
+        """Raise EmulatorError for a (parameter byte, 64-bit value) that points outside of all arrays."""
         first, size = self.memory.START, self.memory.GAP * len(self.memory.buffers)
         for at, word in pointers:
             if first <= word < first + size:

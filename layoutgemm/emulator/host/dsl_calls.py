@@ -141,10 +141,7 @@ def _fields(value: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _opened(name: str, value: Any, annotation: Any, scalars: bool) -> Iterator[CallValue]:
-    """The run-time values of one parameter, in the DSL's order; its constants are left out.
-
-    scalars  whether NumPy's scalars without an annotation are values
-    """
+    """The run-time values of a parameter in the DSL's order; scalars: NumPy's own count without annotation."""
     numeric = annotation if _is_scalar_type(annotation) else None
     if value is None or isinstance(value, (str, bytes, dict, type)):
         if numeric is not None:
@@ -269,10 +266,7 @@ def _plain(error: BaseException) -> str:
 
 @dataclass
 class CompiledFunction:
-    """The result of `cute.compile` and its host function, linked with the stub.
-
-    host  runs it; what it launches is there
-    """
+    """The result of `cute.compile` and its host function, linked with the stub."""
 
     compiled: Any
     host: HostFunction
@@ -500,10 +494,7 @@ class _Moved:
 
 
 def _for_ffi(name: str, value: Any, pointers: Collection[str], arrays: ArgumentMemory, device: int) -> Any:
-    """An argument for TVM-FFI: arrays at their emulated addresses, dataclasses as tuples.
-
-    pointers  names of the values that are taken for addresses
-    """
+    """An argument for TVM-FFI: arrays and `pointers` at emulated addresses, dataclasses as tuples."""
     import tvm_ffi
 
     if name in pointers:

@@ -137,10 +137,7 @@ class HostFunction:
     def link(
         content: bytes, ptx: str, parameters: Sequence[HostParameter], libraries: Sequence[str] = ()
     ) -> HostFunction:
-        """A host function from its object file, its PTX, and its parameters.
-
-        libraries  that it needs in addition to the stub
-        """
+        """A host function from object file, PTX and parameters, linked with the stub and `libraries`."""
         names = sorted({name.decode() for name in _ENTRY.findall(content)}, key=len)
         if not names:
             raise EmulatorError("the object file has no host function of the CuTe DSL")

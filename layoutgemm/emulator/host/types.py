@@ -146,10 +146,7 @@ def _modes(text: str) -> tuple[TensorMode, ...]:
 
 @dataclass(frozen=True)
 class Raw:
-    """The bytes of an argument that the DSL's own packing has written.
-
-    address  0 is a null handle
-    """
+    """The address of an argument's bytes that the DSL's own packing has written; 0 is a null handle."""
 
     address: int
 

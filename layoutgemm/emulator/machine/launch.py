@@ -124,10 +124,7 @@ class Progress:
 
 
 def special_registers(launch: Launch, coordinate: Triple, rank: int, shared: int, warp: int) -> dict[str, Value]:
-    """%tid, %ctaid and the like of a warp. PTX ISA, "Special Registers".
-
-    coordinate, rank  of its block; shared: bytes of shared memory that the block has
-    """
+    """%tid, %ctaid and the like of a warp, from its block. PTX ISA, "Special Registers"."""
     block, grid, size = launch.block, launch.grid, launch.cluster
     thread = warp * LANES + LANE
     special: dict[str, Value] = {

@@ -145,10 +145,7 @@ class Timeline(Pictured):
         return {"unit": "instructions of a warp", "kinds": list(KINDS), "cut": self.cut, "rows": rows}
 
     def text(self, width: int = 96, most: int = 40) -> str:
-        """One line a row, one character for several ticks: the kind that took most of them.
-
-        width  characters for the time; most: rows
-        """
+        """`most` rows of `width` characters: for each few ticks the kind that took most of them."""
         rows = [row for row in self.rows if row.spans][:most]
         end = max((span.end for row in rows for span in row.spans), default=0)
         step = -(-max(end, 1) // width)
@@ -222,10 +219,7 @@ class Recorder:
         fiber.cta.cluster.ledger.clock = self.start + 1
 
     def step(self, fiber: Fiber, ins: PtxInstruction, blocked: bool) -> None:
-        """Note that a fiber executed an instruction, or waits in it.
-
-        blocked  it waits; it is executed again when it goes on
-        """
+        """Note that a fiber executed an instruction, or is blocked in it."""
         kind = self.kinds.get(ins.pc)
         if kind is None:
             kind = self.kinds[ins.pc] = kind_of(ins)

@@ -42,10 +42,7 @@ def failed_at(segment: CodeSegment, error: BaseException) -> int:
 
 
 def compute_doubtful(fiber: Fiber, segment: CodeSegment, error: TypeError) -> None:
-    """Compute the rest of a run of arithmetic after reading an undefined register.
-
-    Raises any other error again.
-    """
+    """Compute the rest of a run of arithmetic after an undefined register; raise other errors again."""
     program, registers = fiber.machine.program, fiber.registers
     first = failed_at(segment, error)
     for pc in range(first, segment.end):

@@ -38,10 +38,7 @@ MORE_FILLS = 0, 0xC0
 
 
 def settled(run: Callable[[Policy, Watch], list[L]], memory: GlobalMemory, policy: Policy, watch: Watch) -> list[L]:
-    """The launches of a run, each with its `suspects` that affect a result in `findings`.
-
-    run  (policy, what is recorded) -> launches, executed in `memory`
-    """
+    """The launches of `run` in `memory`, with the `suspects` that affect a result as findings."""
     before = memory.contents()
     launches = run(policy, watch)
     if not any(launch.suspects for launch in launches):

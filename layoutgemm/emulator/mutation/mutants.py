@@ -54,9 +54,7 @@ class Mutant:
         return f"{self.kind}: {self.change}, {self.place}"
 
     def name(self, kernel: PtxKernel) -> str:
-        """A name that is stable while the compiler emits the same instructions. It holds the opcode, its number among
-        equal opcodes, and the change.
-        """
+        """The opcode, its number among equal opcodes, and the change: stable while the compiler emits the same."""
         if not self.edits:
             return f"{self.place}: {self.change}"
         ins = kernel.instructions[self.edits[0][0]]
@@ -330,10 +328,7 @@ Codec = tuple[Callable[[bytes], tuple[TensorMap, int]], Callable[[TensorMap, int
 
 
 def alterations(kernel: PtxKernel, launch: Launch, codec: Codec | None = None) -> Iterator[Mutant]:
-    """One mutant for each tensor map change, and one with less shared memory.
-
-    codec  decode and encode of tensor maps; None: `emulator/machine/tensor_map.py`
-    """
+    """One mutant for each tensor map change and one with less shared memory; codec: decode, encode."""
     if codec is None:
         codec = (decode, encode)
     for parameter in kernel.parameters:

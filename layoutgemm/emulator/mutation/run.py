@@ -186,10 +186,7 @@ def sample(mutants: Iterable[Mutant], count: int) -> list[Mutant]:
 
 
 def unreached(kernel: PtxKernel, cases: Iterable[LaunchCase]) -> list[PtxInstruction]:
-    """The instructions that none of the cases executes.
-
-    Raises EmulatorError when the kernel fails one.
-    """
+    """The instructions that no case executes. Raises EmulatorError when the kernel fails one."""
     whole = Counts(executed=bytearray(len(kernel.instructions)))
     for case in cases:
         wrong, counts = verdict(kernel, case)

@@ -24,10 +24,7 @@ KINDS = ("seen", "proxied", "inits")  # fields of `Knowledge` that make up the o
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """The name of an access: a warp, an instruction of the unchanged kernel, and a count.
-
-    pc  `END` for the end of the warp
-    """
+    """An access: its warp, its instruction in the unchanged kernel (or `END`), and a count."""
 
     cta: Triple
     warp: int

@@ -53,10 +53,7 @@ def bits_of(kind: str) -> int:
 
 
 class CodeGenerator:
-    """Python expressions for the operands and instructions of one kernel.
-
-    symbols  name -> address of parameters and shared symbols
-    """
+    """Python expressions for a kernel's operands and instructions; symbols: name -> address."""
 
     def __init__(self, kernel: PtxKernel, symbols: Mapping[str, int]) -> None:
         self.index = {name: i for i, name in enumerate(kernel.registers)}
@@ -118,10 +115,7 @@ class CodeGenerator:
     # ------------------------------------------------------------ instructions
 
     def statement(self, ins: PtxInstruction) -> str | None:
-        """The instruction as a Python statement, or None if it does more than compute.
-
-        Raises PtxError for an unknown form of a computing instruction.
-        """
+        """The instruction as Python, or None if it does more than compute. Raises PtxError for unknown forms."""
         rule = RULES.get(ins.words[0])
         if rule is None or (ins.words[0] == "add" and "noftz" in ins.words):
             return None

@@ -217,9 +217,7 @@ ROUND: dict[str, Callable[[Floats], Floats]] = {"rni": np.rint, "rzi": np.trunc,
 
 
 def to_integer(x: Value, kind: DType, mode: str, bits: int, signed: bool, register: int) -> Value:
-    """float -> integer bits: rounded by mode (rni, rzi, rmi, rpi), clamped to the range of `bits`, extended to the
-    register; NaN gives 0.
-    """
+    """float -> integer bits by mode (rni, rzi, rmi, rpi): clamped to `bits`, extended; NaN gives 0."""
     y = ROUND[mode](np.float64(decode(x, kind)))
     low, top = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
 

@@ -38,10 +38,7 @@ Segment: TypeAlias = "Callable[[list[Any], Warp], None]"
 
 
 class CodeSegment(NamedTuple):
-    """A run of arithmetic from `start` up to `end`: its function and its written registers.
-
-    moved  the registers among `writes` that are only moved, not computed
-    """
+    """A run of arithmetic [start, end): its function, its written registers, and those only moved."""
 
     start: int
     end: int
@@ -363,10 +360,7 @@ def _function(body: str) -> Segment:
 
 
 def _post_dominators(follows: list[list[int]]) -> list[int]:
-    """The post-dominators of each block, itself included, as a bit set.
-
-    A block without a successor is taken to lead to the exit.
-    """
+    """Each block's post-dominators as a bit set; a block without a successor leads to the exit."""
     count = len(follows)
     leaves, grows = {count}, True
     while grows:

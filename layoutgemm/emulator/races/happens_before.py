@@ -104,10 +104,7 @@ class Knowledge:
 
 
 class Record:
-    """Places that an event accessed and that no later access has overwritten.
-
-    parts  place -> its bytes that were accessed, as a bit set, where that is not all of them
-    """
+    """Places that an event accessed and no later access overwrote; parts: place -> its bytes, if not all."""
 
     __slots__ = ("event", "pages", "parts", "places", "seen", "what", "write")
 
@@ -406,10 +403,7 @@ class Shadow:
         ours: tuple[int, Parts],
         write: bool | None = None,
     ) -> None:
-        """Split an event: `other` takes some of its places and parts, and it keeps the rest.
-
-        write  only what it wrote, or only what it read
-        """
+        """Split an event: `other` takes `theirs`, and it keeps `ours`; write: only its writes, or only its reads."""
         for way in (False, True):
             record = self.records.get((event.id, way))
             if record is None or (write is not None and way is not write):

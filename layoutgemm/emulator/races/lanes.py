@@ -345,10 +345,7 @@ def did(ledger: Ledger, fiber: Fiber, event: MemoryEvent) -> None:
 
 
 def conflicting(offsets: Lanes, data: npt.NDArray[np.uint8]) -> int | None:
-    """The first offset where lanes of one store write different bytes. PTX leaves the result open ("st").
-
-    offsets, data  [lane] and [lane, bytes]
-    """
+    """The first offset where lanes store different bytes, [lane, bytes]. PTX leaves the result open ("st")."""
     if np.count_nonzero(offsets[1:] > offsets[:-1]) == len(offsets) - 1:
         return None  # the most frequent order, without duplicates
     order = np.argsort(offsets, kind="stable")

@@ -155,9 +155,7 @@ def bulk_commit(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("cp.async.bulk.wait_group")
 def bulk_wait(program: Program, ins: PtxInstruction) -> Run:
-    """cp.async.bulk.wait_group: wait until at most N of the thread's most recent groups are pending. With .read, wait
-    until the others have read their sources.
-    """
+    """cp.async.bulk.wait_group: until at most N of the thread's groups are pending, or (.read) unread."""
     known(ins, "async", "bulk", "wait_group", "read")
     left, read = program.value(ins.operands[0]), "read" in ins.words
 

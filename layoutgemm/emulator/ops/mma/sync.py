@@ -331,9 +331,7 @@ def _scales(
 
 @lru_cache(maxsize=256)
 def _providers(atom: MmaAtom, operand: str, byte_id: int, thread_id: int) -> Array:
-    """[row, k] -> number of the factor among the 128 bytes of the warp's register. Raises AtomError for selectors that
-    PTX leaves undefined.
-    """
+    """[row, k] -> the factor's byte in the warp's register. Raises AtomError for undefined selectors."""
     assert atom.scale is not None
     rows, blocks = atom.tile_of(operand)
     at = np.empty((rows, blocks), dtype=np.int64)

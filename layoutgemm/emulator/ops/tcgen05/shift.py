@@ -52,10 +52,7 @@ def shift_rows(tensor: TensorMemory, lane: int, column: int) -> None:
 
 
 def in_pipeline(fiber: Fiber, ins: PtxInstruction, cta: Cta, places: int, kind: str, event: MemoryEvent) -> None:
-    """Report a shift or copy that no pipeline orders after an earlier one; remember it.
-
-    kind  `SHIFT`, or "tcgen05.cp" and its shape
-    """
+    """Report a shift or copy that no pipeline orders after an earlier one."""
     engine, ledger = engine_of(fiber), fiber.cta.cluster.ledger
     if not fiber.machine.policy.races:
         return

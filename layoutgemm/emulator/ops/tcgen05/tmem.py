@@ -93,10 +93,7 @@ def tensor_of(cta: Cta) -> TensorMemory:
 
 
 def group_of(fiber: Fiber, size: int, alive: bool = True) -> list[Cta]:
-    """The blocks that work together: the fiber's own, or its pair. One size for the whole kernel.
-
-    alive  both must still be running
-    """
+    """The blocks that work together: the fiber's own or its pair, of one size in a kernel; alive: both run."""
     tensor = tensor_of(fiber.cta)
     if tensor.group not in (None, size):
         fiber.machine.problem(
