@@ -170,10 +170,14 @@ def stated(text: str, facts: Facts) -> Layout | ComposedLayout:
     >>> print(stated("(64,M//64):(1,64)", Facts("64 | M")))
     (64,M//64):(1,64)
     """
+    return _parsed(text, STATED, facts)
+
+
+def _parsed(text: str, forms: str, facts: Facts | tuple[()] = ()) -> Layout | ComposedLayout:
     try:
         found = parse(text, facts)
     except ParseError as error:
-        raise LayoutError(f"{one_line(error)}: {STATED}") from None
+        raise LayoutError(f"{one_line(error)}: {forms}") from None
     if isinstance(found, Swizzle):
         raise LayoutError(f"{text} is a swizzle alone, without extent: write '{text} o 0 o (8,64):(64,1)'")
     return found
@@ -186,10 +190,4 @@ def layout_of(text: str) -> Layout | ComposedLayout | SmemTile:
     family = text.partition(":")[0]
     if family in NO_TILES:
         raise LayoutError(f"{text} is {NO_TILES[family]}, and shared memory holds tiles: {FORMS}; `show` takes both")
-    try:
-        found = parse(text)
-    except ParseError as error:
-        raise LayoutError(f"{one_line(error)}: {FORMS}") from None
-    if isinstance(found, Swizzle):
-        raise LayoutError(f"{text} is a swizzle alone, without extent: write '{text} o 0 o (8,64):(64,1)'")
-    return found
+    return _parsed(text, FORMS)

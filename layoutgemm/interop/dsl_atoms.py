@@ -216,12 +216,16 @@ def _key(op: Any) -> tuple[str, str]:
     return parts[3] if len(parts) > 3 else "", type(op).__name__
 
 
+def _refuse(part: str, name: str) -> None:
+    if (part, name) in REFUSED:
+        raise AtomError(f"the DSL's {part}.{name} is {REFUSED[part, name]}")
+
+
 def product_of(op: Any) -> MmaAtom:
     """The atom of one of the DSL's matrix operations. Raises AtomError without one."""
     part, name = _key(op)
     make = PRODUCTS.get((part, name))
-    if (part, name) in REFUSED:
-        raise AtomError(f"the DSL's {part}.{name} is {REFUSED[part, name]}")
+    _refuse(part, name)
     if make is None:
         raise AtomError(
             f"the DSL's {part}.{name} has no atom here; the maps of an atom of it are layouts, as in "
@@ -260,8 +264,7 @@ def copy_of(op: Any, element: DType | None = None, said: _Copy | None = None) ->
         if said.attributes and name not in ("CopyG2ROp", "CopyR2GOp"):
             raise AtomError(f"the DSL's {part}.{name} with {said.attributes} has no atom here")
         return THREAD_COPIES[part, name](said)
-    if (part, name) in REFUSED:
-        raise AtomError(f"the DSL's {part}.{name} is {REFUSED[part, name]}")
+    _refuse(part, name)
     if "BulkTensor" in name:  # an operation without its atom does not say the box
         raise AtomError(
             f"the DSL's {part}.{name} is a tensor copy, whose box follows from the tensor and the tile: take "
