@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-from .cublaslt import CublasLt, CublasLtProduct
+from .cublaslt import CublasLt, CublasLtProduct, HeuristicResult
 from .method import BenchProblem, Contender, Launch, Operands
+
+if TYPE_CHECKING:
+    import torch
 
 HEURISTICS = 12
 KEEP = {"cublasLt": 2, "quack": 2}  # algorithms of such a family that stay after the short round
 
 
-def each(function: Callable[[Any, Any, Any], object]) -> Callable[[Sequence[Operands]], list[Launch]]:
+def each(
+    function: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object],
+) -> Callable[[Sequence[Operands]], list[Launch]]:
     """The `prepare` function of a kernel that takes a, b, c and writes c."""
     return lambda sets: [functools.partial(function, *s) for s in sets]
 
@@ -55,7 +60,7 @@ def cublaslt(problem: BenchProblem) -> list[Contender]:
     return [_algorithm(product, i, result) for i, result in enumerate(found)]
 
 
-def _algorithm(product: CublasLtProduct, index: int, result: Any) -> Contender:
+def _algorithm(product: CublasLtProduct, index: int, result: HeuristicResult) -> Contender:
     def prepare(sets: Sequence[Operands]) -> list[Launch]:
         return [product.launch(result, *s) for s in sets]
 

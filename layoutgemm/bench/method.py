@@ -21,6 +21,7 @@ Nothing here imports torch before a `CudaDevice` is made or operands are checked
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import statistics
@@ -28,10 +29,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..errors import OperandError
 from ..moved import old_names
+
+if TYPE_CHECKING:
+    import torch
 
 ROTATION_BYTES = 240e6  # operands in rotation: four times the L2 of an H200, which holds 60 MB
 GRAPH_SECONDS = 5e-3
@@ -43,9 +47,9 @@ Replay = Callable[[], object]
 class Operands(NamedTuple):
     """One set of torch tensors: a is (M, K), b is (N, K), c is (M, N), and C = A @ B^T."""
 
-    a: Any
-    b: Any
-    c: Any
+    a: torch.Tensor
+    b: torch.Tensor
+    c: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,7 @@ class Accuracy(NamedTuple):
 RMS_BOUND = 4e-3
 
 
-def error_bound(exact: Any, k: int) -> Any:
+def error_bound(exact: torch.Tensor, k: int) -> torch.Tensor:
     """Allowed error of each bf16 element of C against the float64 product.
 
     The operands are standard normal. The bound is 2**-8 |exact| for the rounding to bf16, plus 2**-7 sqrt(K), about a
@@ -172,12 +176,14 @@ def error_bound(exact: Any, k: int) -> Any:
     return exact.abs() * 2.0**-8 + 2.0**-7 * math.sqrt(k)
 
 
-def references(sets: Sequence[Operands]) -> list[Any]:
+def references(sets: Sequence[Operands]) -> list[torch.Tensor]:
     """The float64 product of every set."""
     return [s.a.double() @ s.b.double().T for s in sets]
 
 
-def run_and_check(sets: Sequence[Operands], launches: Sequence[Launch], exact: Sequence[Any]) -> tuple[Accuracy, Any]:
+def run_and_check(
+    sets: Sequence[Operands], launches: Sequence[Launch], exact: Sequence[torch.Tensor]
+) -> tuple[Accuracy, list[torch.Tensor]]:
     """Run every launch twice over a C of NaN; return the accuracy over all sets, and C's bits."""
     import torch
 
@@ -194,7 +200,7 @@ def run_and_check(sets: Sequence[Operands], launches: Sequence[Launch], exact: S
     return Accuracy(worst, math.sqrt(error / scale), repeats), first
 
 
-def bits_of(sets: Sequence[Operands], launches: Sequence[Launch]) -> list[Any]:
+def bits_of(sets: Sequence[Operands], launches: Sequence[Launch]) -> list[torch.Tensor]:
     """The bits of every C, each filled with NaN before the launches."""
     import torch
 
@@ -276,8 +282,7 @@ class CudaDevice:
         torch = self.torch
         generator = torch.Generator(device="cuda").manual_seed(seed)
 
-        def normal(rows: int, columns: int) -> Any:
-            return torch.randn(rows, columns, dtype=torch.bfloat16, device="cuda", generator=generator)
+        normal = functools.partial(torch.randn, dtype=torch.bfloat16, device="cuda", generator=generator)
 
         m, n, k = problem.m, problem.n, problem.k
         return [

@@ -232,7 +232,7 @@ def _mean(values: Iterator[float | None]) -> float | None:
 # JSON ---------------------------------------------------------------------------------------------------------------
 
 
-def record(facts: Mapping[str, Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def record(facts: Mapping[str, object], outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Facts and outcomes as JSON holds them: seconds, every round of them."""
     return {"facts": dict(facts), "outcomes": [dataclasses.asdict(outcome) for outcome in outcomes]}
 

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from ..atoms import SmemTile, smem_tile
 from ..dtypes import DType
@@ -21,6 +21,7 @@ from ..layouts import ComposedLayout, Layout, Swizzle, parse
 from ..layouts.symbols.facts import Facts
 from ..view import png, save
 
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 LAYOUT_HELP = "a layout, as in '(8,64):(64,1)', 'S<3,3,3> o 0 o (8,64):(64,1)', or a tile, as in smem:64x64:bf16:K:128B"
 STATED = "a layout is written '(M,N):(N,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)'"
 FORMS = "a layout is written '(8,64):(64,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)', a tile smem:64x64:bf16:K:128B"
@@ -44,7 +45,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add(
-    commands: Any, name: str, help_: str, examples: Sequence[str], run: Callable[[argparse.Namespace], int], *,
+    commands: Commands, name: str, help_: str, examples: Sequence[str], run: Callable[[argparse.Namespace], int], *,
     says: str = "", aliases: Sequence[str] = (),
 ) -> argparse.ArgumentParser:  # fmt: skip
     """Add a subcommand whose help ends with examples. The tests run each one; `# status 1` gives its exit status."""
@@ -92,7 +93,7 @@ def drawn(args: argparse.Namespace, draw: Callable[[], str]) -> bool:
     return True
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Numbers and tuples as JSON has them; anything else, a symbol or an array, as its text.
 
     >>> plain((0, (1, 2))), plain(None), plain(Layout(4))

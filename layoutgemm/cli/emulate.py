@@ -8,7 +8,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     for text in args.save:
         number, _, path = text.partition("=")
         value = values[int(number)]
-        value = value.array if isinstance(value, TensorMapOf) else value
+        value = cast(Any, value.array) if isinstance(value, TensorMapOf) else value
         np.save(path, value.values if isinstance(value, Packed) else value)
     if args.svg is not None:
         made = done.launches[0].timeline

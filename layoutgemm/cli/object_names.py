@@ -111,7 +111,7 @@ def whole_atom(text: str) -> MmaAtom:
 # ------------------------------------------------------------------- tiled atoms, copies, orders, swizzles
 
 
-def object_of(text: str) -> tuple[Pictured, dict[str, Any], dict[str, Any]]:
+def object_of(text: str) -> tuple[Pictured, dict[str, object], dict[str, Any]]:
     """The named object, its data for programs, and its drawing options. Raises LayoutError.
 
     >>> made, data, options = object_of("schedule:grouped:4:12x8")

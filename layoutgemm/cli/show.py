@@ -15,7 +15,7 @@ from ..errors import LayoutError
 from ..layouts.display import table
 from ..view import fragment_svg, layout_svg, layout_table, swizzle_svg, tv_table
 from ..view.grid import offsets_of, owners_of
-from .arguments import LAYOUT_HELP, add, add_picture, answer, drawn, layout_of
+from .arguments import LAYOUT_HELP, Commands, add, add_picture, answer, drawn, layout_of
 from .object_names import ATOMS, FAMILIES, atom_of, has_operand, object_of
 from .pages import add_page, paged
 
@@ -41,7 +41,7 @@ FORMS = (
 )
 
 
-def add_show(commands: Any) -> None:
+def add_show(commands: Commands) -> None:
     """The subcommand show."""
     parser = add(
         commands, "show", "a layout, a tile, an atom, a copy or an order of tiles as text, or as a picture", EXAMPLES,

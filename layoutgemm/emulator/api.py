@@ -143,7 +143,7 @@ class Emulation:
             raise EmulatorError(self.report())
         return self
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """All of it as JSON-able data."""
         return {
             "ok": self.ok,
@@ -172,19 +172,19 @@ class Emulation:
 # Compiled functions ---------------------------------------------------------------------------------------------------
 
 watch()
-_HOSTS: weakref.WeakKeyDictionary[Any, CompiledFunction] = weakref.WeakKeyDictionary()
+_HOSTS: weakref.WeakKeyDictionary[object, CompiledFunction] = weakref.WeakKeyDictionary()
 
 
 @checked(EmulatorError)
 def emulate(
-    compiled: Any,
-    *args: Any,
+    compiled: object,
+    *args: object,
     policy: Orders = None,
     progress: bool = True,
-    extra: Sequence[Any] = (),
+    extra: Sequence[object] = (),
     banks: bool = False,
     timeline: bool = False,
-    **named: Any,
+    **named: object,
 ) -> Emulation:
     """Run a compiled CuTe DSL function on the CPU through its host half; check it.
 
@@ -215,11 +215,11 @@ def emulate(
 
 def emulate_host(
     host: HostFunction,
-    args: Sequence[Any],
+    args: Sequence[object],
     *,
     policy: Orders = None,
     progress: bool = True,
-    extra: Sequence[Any] = (),
+    extra: Sequence[object] = (),
     banks: bool = False,
     timeline: bool = False,
 ) -> Emulation:
@@ -318,7 +318,7 @@ class TensorMapOf:
     steps    traversal steps, in the order of the axes
     """
 
-    array: Any
+    array: object
     box: tuple[int, ...]
     swizzle: str = "none"
     kind: str | None = None
@@ -360,7 +360,7 @@ def emulate_ptx(
     block: int | Sequence[int] | None = None,
     cluster: int | Sequence[int] | None = None,
     smem: int = 0,
-    args: Sequence[Any] = (),
+    args: Sequence[object] = (),
     kernel: str | None = None,
     policy: Orders = None,
     progress: bool = True,
@@ -403,7 +403,7 @@ def described(
     block: int | Sequence[int] | None,
     cluster: int | Sequence[int] | None,
     smem: int,
-    args: Sequence[Any],
+    args: Sequence[object],
     kernel: str | None,
 ) -> tuple[HostLaunch, GlobalMemory]:
     """The launch that the arguments of `emulate_ptx` describe, and the memory of its arrays."""

@@ -23,9 +23,9 @@ _TAKEN = (
 
 
 def from_cute(
-    x: Any,
+    x: object,
     *,
-    names: Sequence[Any] | None = None,
+    names: Sequence[object] | None = None,
     element: DType | str | None = None,
     unit: int | str | None = None,
     spaces: tuple[str, str] = ("gmem", "rmem"),
@@ -197,11 +197,11 @@ def _array(x: Any, bases: set[str]) -> TensorLayout:
     return TensorLayout(Layout(shape, stride), element)
 
 
-def _bases(x: Any) -> set[str]:
+def _bases(x: object) -> set[str]:
     """The dotted names of the classes of an object."""
     return {f"{kind.__module__}.{kind.__qualname__}" for kind in type(x).__mro__}
 
 
-def _what(x: Any) -> str:
+def _what(x: object) -> str:
     kind = type(x)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

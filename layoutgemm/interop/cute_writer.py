@@ -13,7 +13,7 @@ from .unsupported import NotTaken
 
 
 @converted.register(object)
-def to_cute(x: Any, **values: Any) -> Any:
+def to_cute(x: object, **values: object) -> Any:
     """Ours as an object of the CuTe DSL, equal as a function: the inverse of from_cute. A method of each, too.
 
         Layout, Swizzle, ComposedLayout    make_layout, make_swizzle, make_composed_layout

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
@@ -62,7 +61,7 @@ def access_svg(
     if kind is None:
         raise LayoutError(f"{tile}: how wide is an element? give its type, as in element='bf16'")
     report = bank_conflicts(tile, accesses, element=kind)
-    layout: Any = tile.composed if isinstance(tile, SmemTile) else tile
+    layout = tile.composed if isinstance(tile, SmemTile) else tile
     bits = tile.slot_bits if isinstance(tile, SmemTile) else kind.bits
     found, grid = offsets_of(layout), found_bytes(layout, bits, None, None, None)
     pairs: list[tuple[Panel, Panel]] = []

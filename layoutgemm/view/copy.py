@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from layoutgemm.atoms.copy.base import SIDES, CopyAtom
 from layoutgemm.atoms.copy.tmem import TmemCopyAtom
 from layoutgemm.atoms.tiled.copy import TiledCopy
 from layoutgemm.errors import LayoutError
-from layoutgemm.view.grid import Owners, bounded, evaluate, extent, gathered, owners_of
+from layoutgemm.view.grid import Indices, Offset, Owners, bounded, evaluate, extent, gathered, owners_of
 from layoutgemm.view.panel import MAX_TEXTS, Panel
 from layoutgemm.view.sheet import Note, Sheet
 from layoutgemm.view.threads import coloring, told, tv_panel
@@ -114,8 +112,9 @@ def moves_tmem(atom: CopyAtom) -> bool:
     return isinstance(atom, TmemCopyAtom) and "rmem" in (atom.source, atom.target)
 
 
-def tmem_places(atom: Any, t: Any, v: Any) -> tuple[Any, Any]:
+def tmem_places(atom: CopyAtom, t: Indices, v: Indices) -> tuple[Indices, Indices]:
     """The tensor-memory lane and element of each (thread, value)."""
+    assert isinstance(atom, TmemCopyAtom)
     found = [(*at, 0, 0)[:3] if isinstance(at, tuple) else (at, 0, 0) for at in evaluate(atom.tmem, t, v)]
     lane, column, bit = np.array(found).T
     return lane, (column * 32 + bit) // atom.element.bits
@@ -130,21 +129,21 @@ def axes_of(atom: CopyAtom, side: str, rows: int) -> tuple[str, str]:
     return ("8*matrix + row" if atom.tile.rank == 3 else "row"), "column"
 
 
-def grid_of(atom: CopyAtom, side: str) -> tuple[Any, Any]:
+def grid_of(atom: CopyAtom, side: str) -> tuple[Indices, Indices]:
     """All (thread, value) of a side, as two arrays."""
     shape = atom.layout(side).shape
     t, v = (g.ravel() for g in np.meshgrid(np.arange(extent(shape[0])), np.arange(extent(shape[1])), indexing="ij"))
     return t, v
 
 
-def places_of(atom: CopyAtom, side: str, t: Any, v: Any) -> list[Any]:
+def places_of(atom: CopyAtom, side: str, t: Indices, v: Indices) -> list[Offset]:
     """The coordinate in the reference tile of each (thread, value)."""
     if atom.tile is None:
         return evaluate(atom.layout(side), t, v)
     return evaluate(atom.tile, np.asarray(evaluate(atom.layout(side), t, v)))
 
 
-def place_of(at: Any, size: int) -> tuple[int, int]:
+def place_of(at: Offset, size: int) -> tuple[int, int]:
     """A coordinate of the reference tile as (row, column): matrices of 8 rows are stacked."""
     if not isinstance(at, tuple):
         return (at // LINE, at % LINE) if size > LINE else (0, at)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from layoutgemm.arguments import as_int
 from layoutgemm.errors import LayoutError
 from layoutgemm.moved import old_names
 
+Offset: TypeAlias = int | tuple[int, ...]  # or a coordinate
+Indices: TypeAlias = npt.NDArray[np.int64]
 # Tiles have up to 256 x 256 elements; cells of more are too small to be told apart.
 MAX_CELLS = 1 << 16
 MAX_ELEMENTS = 1 << 24  # of a tile, and held by all threads: who holds which is a table
@@ -21,14 +24,14 @@ class Drawable(Protocol):
     """An object with a shape that maps coordinates to offsets, or to coordinate tuples."""
 
     @property
-    def shape(self) -> Any:
+    def shape(self) -> object:
         """A nested tuple of positive ints, or an int."""
 
     def __call__(self, *coord: Any) -> Any:
         """Coordinate, one argument a mode -> offset."""
 
 
-def extent(mode: Any) -> int:
+def extent(mode: object) -> int:
     """Nested mode -> its number of coordinates.
 
     >>> extent((4, (2, 2)))
@@ -83,7 +86,7 @@ class GridOffsets:
 
     rows: range
     columns: range
-    values: tuple[tuple[int | tuple[int, ...], ...], ...]
+    values: tuple[tuple[Offset, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ class Owners:
     most: int
 
 
-def numbers(value: Any) -> list[Any]:
+def numbers(value: object) -> list[Offset]:
     """Offsets as ints, or a nested tuple of arrays as flat tuples of ints."""
     if isinstance(value, tuple):
         columns = [numbers(inner) for inner in value]
@@ -111,10 +114,10 @@ def numbers(value: Any) -> list[Any]:
     return [int(x) for x in np.asarray(value).ravel()]
 
 
-def evaluate(layout: Drawable, *coord: np.ndarray) -> list[Any]:
+def evaluate(layout: Drawable, *coord: np.ndarray) -> list[Offset]:
     """The layout at arrays of coordinates. A part of the result that does not depend on them is spread over all."""
 
-    def spread(value: Any) -> Any:
+    def spread(value: object) -> object:
         if isinstance(value, tuple):
             return tuple(spread(inner) for inner in value)
         return np.broadcast_to(np.asarray(value), coord[0].shape)
@@ -176,7 +179,7 @@ def owners_of(
     return gathered(m, n, (threads, values), (m_extent, n_extent), rows, columns, registers)
 
 
-def rows_and_columns(value: Any, shape: tuple[int, ...], m_extent: int) -> tuple[Any, Any]:
+def rows_and_columns(value: object, shape: tuple[int, ...], m_extent: int) -> tuple[Indices, Indices]:
     """Values of a thread-value layout as arrays of rows and columns: of m + M*n, or of the pair (m, n)."""
     if isinstance(value, tuple):
         flat = [x for part in value for x in (part if isinstance(part, tuple) else (part,))]
@@ -187,8 +190,8 @@ def rows_and_columns(value: Any, shape: tuple[int, ...], m_extent: int) -> tuple
 
 
 def gathered(
-    m: Any,
-    n: Any,
+    m: npt.ArrayLike,
+    n: npt.ArrayLike,
     shape: tuple[int, int],
     tile: tuple[int, int],
     rows: range,

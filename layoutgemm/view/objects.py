@@ -117,6 +117,6 @@ def persistent_picture(order: Persistent, grid: tuple[int, int] = GRID, **option
 
 
 @table.register(Schedule, Persistent)
-def order_text(order: Schedule | Persistent, grid: tuple[int, int] = GRID, **options: Any) -> str:
+def order_text(order: Schedule | Persistent, grid: tuple[int, int] = GRID, **options: object) -> str:
     """The same as text."""
     return schedule_table(order, grid, **options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -57,13 +56,13 @@ class Panel:
     font: float = 10.0
     step: int = 1  # columns between two fine vertical lines
     framed: frozenset[tuple[int, int]] = frozenset()
-    zones: npt.NDArray[Any] | None = None
+    zones: npt.NDArray[np.int64] | None = None
     zone_name: str = "warp"
     tells: Callable[[int, int], str] | None = None
     unit: str = ""
     says: Callable[[int, int], str] | None = None
     marked: frozenset[tuple[int, int]] = frozenset()
-    path: npt.NDArray[Any] | None = None
+    path: npt.NDArray[np.int64] | None = None
     caption: str = ""
 
     @property
@@ -316,7 +315,7 @@ def moved(left: float, top: float, width: float, height: float) -> str:
     )
 
 
-def boundary(mask: npt.NDArray[Any]) -> list[tuple[int, int, int, bool]]:
+def boundary(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int, int, bool]]:
     """The borders of the marked places, as (column, row, length, whether it runs across).
 
     >>> boundary(np.array([[True, True], [True, True]]))

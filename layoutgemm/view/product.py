@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from layoutgemm.atoms.mma.base import MmaAtom
 from layoutgemm.atoms.tiled.mma import TiledMma
+from layoutgemm.layouts import Layout
 from layoutgemm.view.grid import Owners, bounded, extent, owners_of
 from layoutgemm.view.panel import MAX_TEXTS, Panel
 from layoutgemm.view.sheet import Note, Sheet
@@ -54,7 +54,9 @@ def tiled_mma_svg(tiled: TiledMma, *, color: str = "auto", thread: int | None = 
     return product(tiled.atom, tiled, color, thread, True, title or f"{atoms} x {tiled.atom}")
 
 
-def product(atom: MmaAtom, tiled: Any, color: str, thread: int | None, outlined: bool, title: str) -> str:
+def product(
+    atom: MmaAtom, tiled: MmaAtom | TiledMma, color: str, thread: int | None, outlined: bool, title: str
+) -> str:
     """The picture of either."""
     panels: dict[str, Panel] = {}
     owners: list[Owners] = []
@@ -95,7 +97,7 @@ def product(atom: MmaAtom, tiled: Any, color: str, thread: int | None, outlined:
     return Sheet(title=title, notes=tuple(notes), legend=legend, panels=((None, b), (a, c))).render()
 
 
-def threads_text(atom: MmaAtom, tiled: Any) -> str:
+def threads_text(atom: MmaAtom, tiled: MmaAtom | TiledMma) -> str:
     """The threads that execute it, in words."""
     if place_of(atom, "C") == "tmem":
         return f"issued by one thread for {atom.threads} block{'s' if atom.threads > 1 else ''}"
@@ -108,7 +110,7 @@ def place_of(atom: MmaAtom, operand: str) -> str:
     return {"A": atom.a_source, "B": atom.b_source}.get(operand, atom.c_source)
 
 
-def layout_of(tiled: Any, operand: str) -> Any:
+def layout_of(tiled: MmaAtom | TiledMma, operand: str) -> Layout:
     """The thread-value layout of an operand of an atom or of a tiled one."""
     return tiled.tv_layout(operand) if isinstance(tiled, TiledMma) else tiled.layout(operand)
 

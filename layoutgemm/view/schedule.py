@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -100,7 +98,7 @@ def numbered(
     return order, numbers
 
 
-def named(schedule: Any) -> str:
+def named(schedule: object) -> str:
     """The order's name for a title."""
     return str(schedule) if not isinstance(schedule, (np.ndarray, list, tuple)) else "an order of tiles"
 

@@ -118,7 +118,7 @@ def rows_of(
     return found[:most], where, max(len(found) - most, 0)
 
 
-def name_of(row: Mapping[str, Any]) -> str:
+def name_of(row: Mapping[str, object]) -> str:
     """The label of a row."""
     return f"warp {row['warp']}: {row['role']}" if row["warp"] is not None else str(row["engine"])
 

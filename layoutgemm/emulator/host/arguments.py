@@ -118,7 +118,7 @@ def array_of(value: Any) -> Array | None:
     return _spanned(address, _flat(value.shape), _flat(value.stride), kind.width, address // PAGE * PAGE)
 
 
-def element_of(value: Any) -> str:
+def element_of(value: object) -> str:
     """The element type of an array by its own name, as "float32", or "".
 
     >>> element_of(np.zeros(3, np.uint16)), element_of(Packed(np.zeros(4, np.uint8), "u4"))
@@ -129,7 +129,7 @@ def element_of(value: Any) -> str:
     return str(name or kind or "").removeprefix("torch.")
 
 
-def _torch_bytes(value: Any) -> Any:
+def _torch_bytes(value: object) -> Any:
     """torch.uint8, without importing torch."""
     return sys.modules["torch"].uint8
 
@@ -188,7 +188,7 @@ def callers_array(address: int) -> tuple[str, int, npt.NDArray[np.uint8]] | None
     return None
 
 
-def _arrays_in(name: str, value: Any, depth: int, seen: dict[int, int]) -> Iterator[tuple[str, Any]]:
+def _arrays_in(name: str, value: object, depth: int, seen: dict[int, int]) -> Iterator[tuple[str, object]]:
     """(name, array) of the arrays in a variable, down to a depth; seen: object -> the depth examined."""
     if seen.get(id(value), -1) >= depth or isinstance(value, (type, ModuleType, FunctionType)):
         return
@@ -196,7 +196,7 @@ def _arrays_in(name: str, value: Any, depth: int, seen: dict[int, int]) -> Itera
     if _may_be_array(value):
         yield name, value
     elif depth:
-        parts: Iterable[tuple[str, Any]] = ()
+        parts: Iterable[tuple[str, object]] = ()
         if isinstance(value, dict):
             parts = [(f"{name}[{key!r}]", part) for key, part in list(value.items())]
         elif isinstance(value, (list, tuple)):
@@ -207,7 +207,7 @@ def _arrays_in(name: str, value: Any, depth: int, seen: dict[int, int]) -> Itera
             yield from _arrays_in(place, part, depth - 1, seen)
 
 
-def _may_be_array(value: Any) -> bool:
+def _may_be_array(value: object) -> bool:
     return isinstance(value, np.ndarray) or (
         type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "untyped_storage")
     )

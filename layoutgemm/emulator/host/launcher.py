@@ -247,7 +247,7 @@ class HostFunction:
 # Arguments ------------------------------------------------------------------------------------------------------------
 
 
-def gathered(named: Sequence[tuple[str, Any]], extra: Sequence[Any] = ()) -> ArgumentMemory:
+def gathered(named: Sequence[tuple[str, object]], extra: Sequence[object] = ()) -> ArgumentMemory:
     """The arrays among named and further values, as the memory of one call."""
     named = [*named, *[(f"extra {n}", value) for n, value in enumerate(extra)]]
     found: list[tuple[str, Array]] = []
@@ -264,7 +264,7 @@ def gathered(named: Sequence[tuple[str, Any]], extra: Sequence[Any] = ()) -> Arg
     return arrays
 
 
-def _leaves(value: Any) -> list[Any]:
+def _leaves(value: object) -> list[object]:
     if isinstance(value, (list, tuple)):
         return [leaf for part in value for leaf in _leaves(part)]
     return [value]

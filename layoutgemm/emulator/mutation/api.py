@@ -13,7 +13,6 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ...arguments import checked
 from ...errors import EmulatorError
@@ -33,10 +32,10 @@ Progress = Callable[[int, int, MutantOutcome], None]
 
 @checked(EmulatorError)
 def mutate(
-    compiled: Any,
-    *args: Any,
+    compiled: object,
+    *args: object,
     count: int | None = None,
-    extra: Sequence[Any] = (),
+    extra: Sequence[object] = (),
     progress: Progress | None = None,
     edges: bool = True,
 ) -> Survey:
@@ -64,7 +63,7 @@ def mutate_ptx(
     block: int | Sequence[int] | None = None,
     cluster: int | Sequence[int] | None = None,
     smem: int = 0,
-    args: Sequence[Any] = (),
+    args: Sequence[object] = (),
     kernel: str | None = None,
     count: int | None = None,
     progress: Progress | None = None,

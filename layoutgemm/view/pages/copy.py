@@ -8,8 +8,9 @@ Both are matrices of the same two dimensions: an element under the pointer light
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
@@ -22,16 +23,18 @@ from layoutgemm.checks.smem.bank_conflicts import bank_conflicts
 from layoutgemm.errors import AtomError, LayoutError
 from layoutgemm.layouts import ComposedLayout, Layout
 from layoutgemm.view.copy import NAMES, SPACES, grid_of, moves_tmem, place_of, places_of, tmem_places
+from layoutgemm.view.grid import Indices
 from layoutgemm.view.pages.banks import byte_memory, meetings, with_meetings
 from layoutgemm.view.pages.model import THREADS, Fact, Figure, Holder, Holders, Memory, PageMatrix
 from layoutgemm.view.pages.parts import bank_of, bank_paint, holder_paint, offsets_parts, shared_memory
 
 MAX_LABELS = 1024  # of the values of a thread
 
-Held = tuple[Any, Any, Any, Any]  # arrays (row, column, thread, value)
+Tile: TypeAlias = SmemTile | Layout | ComposedLayout | None
+Held = tuple[Indices, Indices, Indices, Indices]  # arrays (row, column, thread, value)
 
 
-def copy_figure(copy: CopyAtom | TiledCopy, *, src: Any = None, dst: Any = None, title: str | None = None) -> Figure:
+def copy_figure(copy: CopyAtom | TiledCopy, *, src: Tile = None, dst: Tile = None, title: str | None = None) -> Figure:
     """The page of a copy atom or a tiled copy: source and destination, an element lit up on both.
 
     src, dst   the layout of that side, (row, column) of the picture: of shared memory an SmemTile or a layout, swizzled
@@ -65,7 +68,7 @@ def copy_figure(copy: CopyAtom | TiledCopy, *, src: Any = None, dst: Any = None,
     return Figure(title or heading, tuple(notes_of(copy, atom, src, dst)), tuple(matrices), holder)
 
 
-def notes_of(copy: CopyAtom | TiledCopy, atom: CopyAtom, src: Any, dst: Any) -> list[str]:
+def notes_of(copy: CopyAtom | TiledCopy, atom: CopyAtom, src: Tile, dst: Tile) -> list[str]:
     """The notes above the pictures."""
     notes = [f"{copy.threads} thread{'s' if copy.threads > 1 else ''}, elements of {atom.element.bits} bits. An "
              "element that is pointed at lights up on both sides."]  # fmt: skip
@@ -130,7 +133,7 @@ def value_words(atom: CopyAtom, side: str, values: int) -> list[str]:
 
 def one_side(
     copy: CopyAtom | TiledCopy, atom: CopyAtom, side: str, held: Held, size: tuple[int, int], dims: tuple[str, str],
-    holder: Holder, given: Any,
+    holder: Holder, given: Tile,
 ) -> PageMatrix:  # fmt: skip
     """One side as a matrix, with the memory that it is in."""
     name, space = NAMES[side], atom.space(side)
@@ -149,7 +152,7 @@ def one_side(
 
 
 def memory_of(
-    copy: CopyAtom | TiledCopy, atom: CopyAtom, side: str, held: Held, size: tuple[int, int], given: Any
+    copy: CopyAtom | TiledCopy, atom: CopyAtom, side: str, held: Held, size: tuple[int, int], given: Tile
 ) -> tuple[Memory | None, tuple[Fact, ...]]:
     """The places of a side's elements: in the tile or layout given, or packed; None for registers.
 
@@ -165,14 +168,15 @@ def memory_of(
     found = given.extent if isinstance(given, SmemTile) else _extent(given)
     if found != size:
         raise LayoutError(f"{side} has {found[0]}x{found[1]} elements, and the copy moves {size[0]}x{size[1]}")
-    row, column = np.indices(size)
     if space == "smem":
-        try:
+        with contextlib.suppress(AtomError):
             return shared_memory(name, as_tile(given, element)), ()
-        except AtomError:
-            bit = (np.asarray(given(row, column), np.int64) + 0 * row) * element.bits
-            return byte_memory(name, str(given), bit, element.bits), ()
+    if isinstance(given, SmemTile):
+        raise LayoutError(f"{side}={given}: the {name} of {atom} is in {SPACES[space]}, and a tile in shared memory")
+    row, column = np.indices(size)
     offset = np.asarray(given(row, column), np.int64) + 0 * row
+    if space == "smem":
+        return byte_memory(name, str(given), offset * element.bits, element.bits), ()
     facts, memory, _ = offsets_parts(offset.ravel().tolist(), size)
     if memory is not None:
         told = (Fact("byte offset", offset * element.bits // 8),)

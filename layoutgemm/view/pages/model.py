@@ -33,7 +33,7 @@ MAX_COPIES = 256  # of one element among the threads
 NOTHING = -1
 
 
-def packed(table: Table) -> dict[str, Any]:
+def packed(table: Table) -> dict[str, object]:
     """A table as JSON has it, in the smallest of its forms.
 
     >>> import numpy as np
@@ -77,7 +77,7 @@ def unpacked(form: dict[str, Any], extent: tuple[int, int]) -> Table:
 class Tables:
     """The tables of a page, each kept once."""
 
-    forms: list[dict[str, Any]] = field(default_factory=list)
+    forms: list[dict[str, object]] = field(default_factory=list)
     known: dict[tuple[tuple[int, ...], bytes], int] = field(default_factory=dict)
 
     def add(self, table: Table) -> int:
@@ -258,7 +258,7 @@ class Figure:
                 "blocks": dict(self.blocks), "tables": tables.forms}  # fmt: skip
 
 
-def _matrix(matrix: PageMatrix, tables: Tables) -> dict[str, Any]:
+def _matrix(matrix: PageMatrix, tables: Tables) -> dict[str, object]:
     held = matrix.holders
     return {
         "name": matrix.name, "title": matrix.title, "dims": matrix.dims, "extent": matrix.extent,
@@ -273,17 +273,17 @@ def _matrix(matrix: PageMatrix, tables: Tables) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _facts(facts: Sequence[Fact], tables: Tables) -> list[dict[str, Any]]:
+def _facts(facts: Sequence[Fact], tables: Tables) -> list[dict[str, object]]:
     return [{"name": fact.name, "table": tables.add(fact.table), "labels": fact.labels} for fact in facts]
 
 
-def _paint(paint: Paint, tables: Tables) -> dict[str, Any]:
+def _paint(paint: Paint, tables: Tables) -> dict[str, object]:
     texts = [{"prefix": prefix, "table": tables.add(table)} for prefix, table in paint.texts]
     return {"name": paint.name, "table": tables.add(paint.table), "per": paint.per, "odd": paint.odd, "texts": texts,
             "legend": paint.legend}  # fmt: skip
 
 
-def _memory(memory: Memory, tables: Tables) -> dict[str, Any]:
+def _memory(memory: Memory, tables: Tables) -> dict[str, object]:
     """In grains: the largest number of bits that divides the start of every element."""
     grain = gcd(int(np.gcd.reduce(memory.start, axis=None)), memory.bits, memory.unit)
     bank = memory.bank_bits

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from layoutgemm.atoms import SmemTile
 from layoutgemm.errors import LayoutError
-from layoutgemm.view.grid import Drawable, evaluate, extent
+from layoutgemm.view.grid import Drawable, Offset, evaluate, extent
 from layoutgemm.view.pages.model import Fact, Figure, Holder, Holders, Memory, PageMatrix, Paint, Table
 from layoutgemm.view.palette import HUES
 
@@ -126,7 +126,9 @@ def layout_figure(layout: Drawable, *, title: str | None = None) -> Figure:
     return Figure(title or str(layout), (str(layout),) if title else (), (matrix,))
 
 
-def offsets_parts(found: list[Any], size: tuple[int, int]) -> tuple[tuple[Fact, ...], Memory | None, tuple[Paint, ...]]:
+def offsets_parts(
+    found: Sequence[Offset], size: tuple[int, int]
+) -> tuple[tuple[Fact, ...], Memory | None, tuple[Paint, ...]]:
     """Facts, memory and paints of offsets, or of coordinates; the memory for few offsets from 0 on."""
     if isinstance(found[0], tuple):
         columns = [np.array(each, np.int64).reshape(size) for each in zip(*found, strict=True)]

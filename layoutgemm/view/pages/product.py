@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from layoutgemm.atoms.mma.tcgen05 import Tcgen05Atom
 from layoutgemm.atoms.smem.descriptor import derive as derive_descriptor
 from layoutgemm.atoms.smem.tile import as_tile
 from layoutgemm.errors import AtomError, DescriptorError, LayoutError
+from layoutgemm.layouts import ComposedLayout, Layout
+from layoutgemm.view.grid import Indices
 from layoutgemm.view.pages.model import THREADS, Fact, Figure, Holder, Holders, Memory, PageMatrix
 from layoutgemm.view.pages.parts import axes, bank_of, bank_paint, holder_paint, shared_memory
 from layoutgemm.view.pages.scales import BLOCK, scale_matrices
@@ -23,7 +25,8 @@ ACROSS = {"A": 1, "B": 0, "C": 1}  # k of A and n of B and of C run from left to
 TMEM_LANES = 128
 _BLOCKS = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1))  # of the operand that one matrix copy may fill
 
-Held = tuple[Any, Any, Any, Any]  # arrays (row, column, thread, value)
+Tile: TypeAlias = SmemTile | Layout | ComposedLayout | None
+Held = tuple[Indices, Indices, Indices, Indices]  # arrays (row, column, thread, value)
 
 
 def operand_matrix(
@@ -48,8 +51,8 @@ def operand_matrix(
 
 def product_figure(
     mma: MmaAtom | TiledMma,
-    a: Any = None,
-    b: Any = None,
+    a: Tile = None,
+    b: Tile = None,
     *,
     extent: tuple[int, int, int] | None = None,
     copy_a: CopyAtom | None = None,
@@ -110,7 +113,7 @@ def product_figure(
     return Figure(title or what, _how(atom), tuple(matrices), holder, blocks)
 
 
-def _tile(atom: MmaAtom, name: str, given: Any) -> SmemTile | None:
+def _tile(atom: MmaAtom, name: str, given: Tile) -> SmemTile | None:
     element = atom.dtype_of(name)
     if given is None:
         return None

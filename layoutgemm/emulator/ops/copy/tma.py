@@ -38,6 +38,7 @@ from . import bulk_groups
 from .tensormap import check_use
 
 PERIOD = 1024  # bytes after which every swizzle repeats
+MASK_BITS = 16  # bits of a multicast's block mask
 LOAD = "mbarrier::complete_tx::bytes"
 # The engine takes one operation for a warp. ptxas 13.0 turns a load or a reduction into a loop over the active lanes,
 # so 32 lanes add 32 times (seen in its SASS, and recorded on an H200); it issues a store once.
