@@ -23,7 +23,8 @@ from typing import Any
 
 from ...arch import facts_of
 from ...errors import EmulatorError
-from ..machine.interpreter import MULTIPROCESSORS
+from ..machine.launch import MULTIPROCESSORS, Launch
+from ..machine.memory import GlobalMemory
 from ..machine.tensor_map import BYTES, from_driver
 from ..ptx.parser import PtxKernel, parse
 from .arguments import ArgumentMemory, Array, array_of
@@ -42,6 +43,10 @@ class HostLaunch:
     cluster: tuple[int, int, int]
     dynamic_shared: int
     parameters: bytes
+
+    def within(self, memory: GlobalMemory) -> Launch:
+        """The launch in a memory."""
+        return Launch(self.grid, self.block, self.parameters, memory, self.cluster, self.dynamic_shared)
 
     def pointers(self) -> Iterator[tuple[int, int]]:
         """(parameter byte, value) of each 64-bit load of a parameter; pointers are among them."""

@@ -15,7 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...errors import DeadlockError, EmulatorError, PtxError
 from ..findings import Counts
@@ -61,6 +61,9 @@ class MutantOutcome:
     def caught(self) -> bool:
         """True if a case caught it."""
         return bool(self.how)
+
+
+ShowsProgress: TypeAlias = Callable[[int, int, MutantOutcome], None]  # (done, number of mutants, the last outcome)
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ def survey(
     kernel: PtxKernel,
     cases: Sequence[LaunchCase],
     mutants: Iterable[Mutant],
-    progress: Callable[[int, int, MutantOutcome], None] | None = None,
+    progress: ShowsProgress | None = None,
 ) -> Survey:
     """Run each mutant over the cases until one catches it.
 
@@ -150,18 +153,27 @@ def survey(
         if wrong:
             raise EmulatorError(f"the kernel without any change fails {case.name}: {wrong}")
         limits.append(FACTOR * sum(counts.instructions.values()) + SLACK)
-    chosen = list(mutants)
-    rows = []
-    for mutant in chosen:
-        row = MutantOutcome(mutant)
+
+    def judge(mutant: Mutant) -> MutantOutcome:
         for case, limit in zip(cases, limits, strict=True):
             how, _ = verdict(kernel, case, mutant, limit)
             if how:
-                row = MutantOutcome(mutant, case.name, how)
-                break
-        rows.append(row)
+                return MutantOutcome(mutant, case.name, how)
+        return MutantOutcome(mutant)
+
+    return judged(judge, mutants, progress)
+
+
+def judged(
+    judge: Callable[[Mutant], MutantOutcome], mutants: Iterable[Mutant], progress: ShowsProgress | None
+) -> Survey:
+    """The outcome of each mutant, with a report of progress after each."""
+    chosen = list(mutants)
+    rows: list[MutantOutcome] = []
+    for mutant in chosen:
+        rows.append(judge(mutant))
         if progress is not None:
-            progress(len(rows), len(chosen), row)
+            progress(len(rows), len(chosen), rows[-1])
     return Survey(tuple(rows))
 
 

@@ -1,4 +1,4 @@
-"""Barriers and fences: bar, barrier, barrier.cluster, mbarrier, fence, membar, griddepcontrol.
+"""Barriers and fences: bar, barrier, barrier.cluster, mbarrier, fence, membar.
 
 PTX ISA, "Parallel Synchronization and Communication Instructions". Each barrier carries the knowledge handed to it
 (`happens_before.Knowledge`): arriving releases, waiting acquires.
@@ -511,12 +511,6 @@ def fence(program: Program, ins: PtxInstruction) -> Run:
         ledger.release(fiber, fenced)
 
     return go
-
-
-@operation("griddepcontrol.launch_dependents", "griddepcontrol.wait")
-def grid_dependence(program: Program, ins: PtxInstruction) -> Run:
-    """griddepcontrol: no effect, since no other grid runs beside an emulated one."""
-    return lambda fiber: None
 
 
 __getattr__ = old_names(__name__)

@@ -46,7 +46,14 @@ def trap(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-@operation("nanosleep", "prefetch", "prefetchu", "applypriority", "discard")
+@operation("nanosleep", "prefetch", "prefetchu", "applypriority", "discard", "cp.async.bulk.prefetch.L2",
+           "griddepcontrol.launch_dependents", "griddepcontrol.wait")  # fmt: skip
 def hint(program: Program, ins: PtxInstruction) -> Run:
-    """Instructions without an effect on results: delays and cache hints."""
+    """Instructions without an effect on results: delays, cache hints, and other grids, none of which runs."""
     return lambda fiber: None
+
+
+@operation("mma.sp", "mma.sp::ordered_metadata", "wmma", "multimem")
+def left_out(program: Program, ins: PtxInstruction) -> Run:
+    """Refuse sparse products and wmma, which no dense example of the DSL uses, and several GPUs' memory."""
+    raise ValueError(f"{ins.words[0]}{'.' + ins.words[1] if ins.words[0] == 'mma' else ''} is left out of the emulator")

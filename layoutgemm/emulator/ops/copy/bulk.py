@@ -263,12 +263,6 @@ def _outward(
     return go
 
 
-@operation("cp.async.bulk.prefetch.L2")
-def prefetch(program: Program, ins: PtxInstruction) -> Run:
-    """cp.async.bulk.prefetch.L2: a hint to a cache, which changes no result."""
-    return lambda fiber: None
-
-
 # Reductions -----------------------------------------------------------------------------------------------------------
 
 # PTX ISA, "cp.reduce.async.bulk": operations and types by destination.
@@ -356,9 +350,3 @@ def reduce_async(program: Program, ins: PtxInstruction) -> Run:
         raise ValueError(f"{ins.opcode} is not known here")
     name = next(word for word in _REDUCTIONS if word in words)
     return _remote_store(program, ins, 1, kind, _combine(name, kind))
-
-
-@operation("multimem")
-def multimem(program: Program, ins: PtxInstruction) -> Run:
-    """multimem: several GPUs' memory at one address is not emulated."""
-    raise ValueError(f"{ins.opcode} is left out of the emulator")
