@@ -125,22 +125,32 @@ def evaluate(layout: Drawable, *coord: np.ndarray) -> list[Offset]:
     return numbers(spread(layout(*coord)))
 
 
-def offsets_of(layout: Drawable, rows: range | None = None, columns: range | None = None) -> GridOffsets:
-    """Layout of rank 1 (one row) or 2 -> the offset of every coordinate shown.
+def rank_of(layout: Drawable) -> int:
+    """The number of a layout's modes."""
+    return len(layout.shape) if isinstance(layout.shape, tuple) else 1
 
-    Raises LayoutError for another rank, for symbolic extents, and for more than MAX_CELLS cells.
-    """
+
+def rows_by_columns(layout: Drawable) -> tuple[int, int]:
+    """The extents of a layout of rank 1 (one row) or 2. Raises LayoutError for another rank and for symbols."""
     shape = layout.shape if isinstance(layout.shape, tuple) else (layout.shape,)
     if len(shape) not in (1, 2):
         raise LayoutError(
             f"cannot draw {layout}: it has {len(shape)} modes and a picture has rows and columns; "
             "group or slice its modes until there are two"
         )
-    height, width = (1, extent(shape[0])) if len(shape) == 1 else (extent(shape[0]), extent(shape[1]))
+    return (1, extent(shape[0])) if len(shape) == 1 else (extent(shape[0]), extent(shape[1]))
+
+
+def offsets_of(layout: Drawable, rows: range | None = None, columns: range | None = None) -> GridOffsets:
+    """Layout of rank 1 (one row) or 2 -> the offset of every coordinate shown.
+
+    Raises LayoutError for another rank, for symbolic extents, and for more than MAX_CELLS cells.
+    """
+    height, width = rows_by_columns(layout)
     rows, columns = pick(rows, height, "rows"), pick(columns, width, "columns")
     bounded(layout, rows, columns)
     i, j = (grid.ravel() for grid in np.meshgrid(np.array(rows), np.array(columns), indexing="ij"))
-    flat = evaluate(layout, j) if len(shape) == 1 else evaluate(layout, i, j)
+    flat = evaluate(layout, *(i, j)[-rank_of(layout) :])
     return GridOffsets(rows, columns, tuple(tuple(flat[r * len(columns) :][: len(columns)]) for r in range(len(rows))))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -62,12 +62,19 @@ class Coloring:
     def legend(self) -> Legend:
         """The meaning of each hue."""
         name = {"warp": "warp", "quad": "threads", "thread": "thread", "register": "value"}[self.name]
-        spans = self.name == "quad" or (self.name == "register" and self.per > 1)
-        out = []
-        for g in range(min(self.groups, len(HUES))):
-            which = [span_text(i * self.per, self.per) if spans else str(i) for i in range(g, self.groups, len(HUES))]
-            out.append((hue(g), f"{name} {', '.join(which[:3])}{', ...' if len(which) > 3 else ''}"))
-        return tuple(out)
+        spans = self.name == "quad" or self.name == "register"
+        return tuple((hue(g), text) for g, text in hue_texts(name, self.per if spans else 1, self.groups))
+
+
+def hue_texts(name: str, per: int, groups: int) -> Iterator[tuple[int, str]]:
+    """(number of the hue, its text in a legend) for groups of `per` neighbours.
+
+    >>> list(hue_texts("threads", 4, 2)), next(hue_texts("warp", 1, 40))
+    ([(0, 'threads 0-3'), (1, 'threads 4-7')], (0, 'warp 0, 8, 16, ...'))
+    """
+    for g in range(min(groups, len(HUES))):
+        which = [span_text(i * per, per) for i in range(g, groups, len(HUES))]
+        yield g, f"{name} {', '.join(which[:3])}{', ...' if len(which) > 3 else ''}"
 
 
 def coloring(color: str, threads: int, values: int) -> Coloring:

@@ -390,11 +390,16 @@ def _copysign(g: CodeGenerator, ins: PtxInstruction) -> str:
     return f"({a} & {sign} | {b} & {sign - 1})"
 
 
-@rule("and", "or", "xor")
-def _logic(g: CodeGenerator, ins: PtxInstruction) -> str:
+TEMPLATES = {
+    "and": "{} & {}", "or": "{} | {}", "xor": "{} ^ {}",
+    "lop3": "lookup3({}, {}, {}, {})", "prmt": "permute({}, {}, {})",
+}  # fmt: skip
+
+
+@rule(*TEMPLATES)
+def _template(g: CodeGenerator, ins: PtxInstruction) -> str:
     _only(ins)
-    sign = {"and": "&", "or": "|", "xor": "^"}[ins.words[0]]
-    return f"{g.read(ins.operands[1], ins.words[-1])} {sign} {g.read(ins.operands[2], ins.words[-1])}"
+    return TEMPLATES[ins.words[0]].format(*[g.read(operand, ins.words[-1]) for operand in ins.operands[1:]])
 
 
 @rule("not", "cnot")
@@ -428,20 +433,6 @@ def _funnel(g: CodeGenerator, ins: PtxInstruction) -> str:
     if ins.words[1] not in ("l", "r") or ins.words[2:] not in (("clamp", "b32"), ("wrap", "b32")):
         raise ValueError(ins.opcode)
     return f"funnel({low}, {up}, {amount}, {ins.words[1] == 'l'}, {ins.words[2] == 'clamp'})"
-
-
-@rule("lop3")
-def _lop3(g: CodeGenerator, ins: PtxInstruction) -> str:
-    _only(ins)
-    a, b, c = (g.read(o) for o in ins.operands[1:4])
-    return f"lookup3({a}, {b}, {c}, {number(ins.operands[4].text, 32)})"
-
-
-@rule("prmt")
-def _prmt(g: CodeGenerator, ins: PtxInstruction) -> str:
-    _only(ins)
-    a, b, c = (g.read(o) for o in ins.operands[1:4])
-    return f"permute({a}, {b}, {c})"
 
 
 @rule("bfe", "bfi", "brev", "popc", "clz", "bfind")

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from layoutgemm.atoms import SmemTile
-from layoutgemm.errors import LayoutError
-from layoutgemm.view.grid import Drawable, Offset, evaluate, extent
+from layoutgemm.view.grid import Drawable, Offset, evaluate, rank_of, rows_by_columns
 from layoutgemm.view.pages.model import Fact, Figure, Holder, Holders, Memory, PageMatrix, Paint, Table
 from layoutgemm.view.palette import HUES
+from layoutgemm.view.svg import span_text
+from layoutgemm.view.threads import hue_texts
 
 BANKS, BANK_BITS, UNIT_BITS = 32, 32, 128  # of shared memory; conflicts are counted per 16 bytes
 LINE_BITS = BANKS * BANK_BITS
@@ -29,12 +30,8 @@ def holder_paint(holder: Holder, holders: Holders) -> Paint:
     per = 32 if holder.count > 32 else 4 if holder.count > 8 else 1
     groups = -(-holder.count // per)
     warps = holder.name == "thread" and per == 32
-    legend = []
-    for hue in range(min(groups, len(HUES))):
-        which = range(hue, groups, len(HUES))
-        names = [str(g) if warps or per == 1 else f"{g * per}-{g * per + per - 1}" for g in which]
-        word = "warp" if warps else holder.name + "s" * (per > 1)
-        legend.append((hue, f"{word} {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"))
+    name = "warp" if warps else holder.name + "s" * (per > 1)
+    legend = hue_texts(name, 1 if warps else per, groups)
     texts = tuple(zip(holder.letters, (holders.threads[0], holders.values[0]), strict=True))
     return Paint(f"{holder.name}s", holders.threads[0], per, per > 1, texts, tuple(legend))
 
@@ -110,17 +107,11 @@ def layout_figure(layout: Drawable, *, title: str | None = None) -> Figure:
 
     Raises LayoutError for another rank, for symbolic extents and for too many elements.
     """
-    shape = layout.shape if isinstance(layout.shape, tuple) else (layout.shape,)
-    if len(shape) not in (1, 2):
-        raise LayoutError(
-            f"cannot draw {layout}: it has {len(shape)} modes and a page has rows and columns; group or slice its "
-            "modes until there are two"
-        )
-    size = (1, extent(shape[0])) if len(shape) == 1 else (extent(shape[0]), extent(shape[1]))
+    size = rows_by_columns(layout)
     # A figure too large is refused before its offsets are computed.
     Figure("", (), (PageMatrix("layout", "", ("i", "j"), size),))
     row, column = axes(size)
-    found = evaluate(layout, column.ravel()) if len(shape) == 1 else evaluate(layout, row.ravel(), column.ravel())
+    found = evaluate(layout, *(axis.ravel() for axis in (row, column)[-rank_of(layout) :]))
     facts, memory, paints = offsets_parts(found, size)
     matrix = PageMatrix("layout", "coordinates", ("i", "j"), size, facts=facts, paints=paints, memory=memory)
     return Figure(title or str(layout), (str(layout),) if title else (), (matrix,))
@@ -140,10 +131,7 @@ def offsets_parts(
     per = 1 << max(0, -(-(high - low + 1) // len(HUES)) - 1).bit_length()
     first = low // per
     shown = range(min(high // per - first + 1, len(HUES)))
-    legend = tuple(
-        (hue, f"{(first + hue) * per}-{(first + hue) * per + per - 1}" if per > 1 else f"{first + hue}")
-        for hue in shown
-    )
+    legend = tuple((hue, span_text((first + hue) * per, per)) for hue in shown)
     paint = Paint("offsets", offset - first * per, per, False, (("", offset),), legend)
     memory = None
     if low >= 0 and high < MAX_OFFSETS:
