@@ -135,6 +135,15 @@ class Canvas:
         """Ends a group."""
         self.parts.append("</g>")
 
+    def axis(self, ticks: Iterable[tuple[float, str]], y: float, length: float, width: float = 1) -> None:
+        """Ticks (x, text) of an axis at y, each a line of that length, from 4 above it."""
+        at = list(ticks)
+        self.lines([(x, y - 4, x, y - 4 + length) for x, _ in at], "line", width)
+        self.open_texts(11, fill="faint")
+        for x, text in at:
+            self.put(x, y - 7, text)
+        self.close()
+
     def open(self, attributes: str) -> None:
         """Starts a group with these attributes; ends with `close`."""
         self.parts.append(f"<g {attributes}>")

@@ -82,15 +82,8 @@ def smem_map_svg(
         y += PITCH
     bottom = y - PITCH + HEIGHT
     unit = tick_of(end)
-    canvas.lines(
-        [(left + at / end * WIDTH, first - 4, left + at / end * WIDTH, first) for at in range(0, end + 1, unit)],
-        "line",
-        1,
-    )
-    canvas.open_texts(TICK, fill="faint")
-    for at in range(0, end + 1, unit):
-        canvas.put(left + at / end * WIDTH, first - 7, f"{at // 1024}K" if unit >= 1024 else str(at))
-    canvas.close()
+    ticks = [(at, f"{at // 1024}K" if unit >= 1024 else str(at)) for at in range(0, end + 1, unit)]
+    canvas.axis([(left + at / end * WIDTH, text) for at, text in ticks], first, 4)
     if limit is not None:
         for at, told in ((total, f"{total} taken"), (limit, f"{limit} at most")):
             x = left + at / end * WIDTH

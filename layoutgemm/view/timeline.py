@@ -83,12 +83,8 @@ def timeline_svg(
     tracks = [tracks_of(strips(row["spans"], end, budget)) for row in chosen]
     bottom = top + sum(PITCH + (len(found) - 1) * LANE for found in tracks)
     step = tick_of(end)
-    xs = [(left + at / end * WIDTH, at) for at in range(0, end + 1, step)]
-    canvas.lines([(x, top - 4, x, bottom) for x, _ in xs], "line", 0.5)
-    canvas.open_texts(TICK, fill="faint")
-    for x, at in xs:
-        canvas.put(x, top - 7, str(at))
-    canvas.close()
+    ticks = [(left + at / end * WIDTH, str(at)) for at in range(0, end + 1, step)]
+    canvas.axis(ticks, top, bottom - top + 4, 0.5)
     for name, found in zip(names, tracks, strict=True):
         height = HEIGHT + (len(found) - 1) * LANE
         canvas.text(left - 10, y + height / 2 + 4, name, NOTE_SIZE, anchor="end")

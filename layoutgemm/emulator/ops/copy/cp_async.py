@@ -72,14 +72,11 @@ class CpAsyncCopy:
         ledger, shadow = self.cta.cluster.ledger, self.cta.shadow
         if ledger.lanes:
             one.event = divide(ledger, self.event, lanes)
-            return self._parted(one, lanes, inside)
-        one.event = ledger.event(False, self.event.describe)
-        mine, others = (granules(self.offsets[which], self.size) for which in (inside, ~inside))
-        parts, left = (parts_of(self.offsets[which], self.size) for which in (inside, ~inside))
-        shadow.divide(self.event, one.event, (mine, parts), (others, left))
-        return self._parted(one, lanes, inside)
-
-    def _parted(self, one: CpAsyncCopy, lanes: int, inside: npt.NDArray[np.bool_]) -> tuple[CpAsyncCopy, CpAsyncCopy]:
+        else:
+            one.event = ledger.event(False, self.event.describe)
+            halves = (self.offsets[inside], self.offsets[~inside])
+            theirs, ours = ((granules(half, self.size), parts_of(half, self.size)) for half in halves)
+            shadow.divide(self.event, one.event, theirs, ours)
         one.lanes, self.lanes = lanes, self.lanes & ~lanes
         one.offsets, self.offsets = self.offsets[inside], self.offsets[~inside]
         one.sources, self.sources = self.sources[inside], self.sources[~inside]
