@@ -9,10 +9,10 @@ import numbers
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
 from ..atoms import SmemTile, smem_tile
 from ..dtypes import DType
@@ -60,7 +60,7 @@ def add(
     return parser
 
 
-def answer(args: argparse.Namespace, text: Callable[[], str], data: Callable[[], dict[str, Any]]) -> None:
+def answer(args: argparse.Namespace, text: Callable[[], str], data: Callable[[], Mapping[str, object]]) -> None:
     """Print for people, or with --json for programs."""
     print(json.dumps(data()) if args.json else text())
 
@@ -93,7 +93,7 @@ def drawn(args: argparse.Namespace, draw: Callable[[], str]) -> bool:
     return True
 
 
-def plain(value: object) -> Any:
+def plain(value: object) -> object:
     """Numbers and tuples as JSON has them; anything else, a symbol or an array, as its text.
 
     >>> plain((0, (1, 2))), plain(None), plain(Layout(4))

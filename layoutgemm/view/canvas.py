@@ -136,7 +136,7 @@ class Canvas:
         self.parts.append("</g>")
 
     def axis(self, ticks: Iterable[tuple[float, str]], y: float, length: float, width: float = 1) -> None:
-        """Ticks (x, text) of an axis at y, each a line of that length, from 4 above it."""
+        """Ticks (x, text) of an axis at y: lines of that length from 4 above it."""
         at = list(ticks)
         self.lines([(x, y - 4, x, y - 4 + length) for x, _ in at], "line", width)
         self.open_texts(11, fill="faint")

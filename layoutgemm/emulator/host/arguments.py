@@ -66,7 +66,7 @@ class Packed:
     kind: str
 
     @staticmethod
-    def of(codes: npt.NDArray[Any], kind: str) -> Packed:
+    def of(codes: npt.NDArray[np.integer], kind: str) -> Packed:
         """From the bits of each element, one to a byte: packed along the last axis.
 
         >>> Packed.of(np.array([[1, 2, 3, 15]], np.uint8), "e2m1").values.tolist()
@@ -109,7 +109,7 @@ def array_of(value: Any) -> Array | None:
         bits = 8 * value.element_size()
         found = _spanned(value.data_ptr(), tuple(value.shape), tuple(value.stride()), bits, base)
         if str(value.dtype) == "torch.float4_e2m1fn_x2":
-            return Packed(value.view(_torch_bytes(value)), "e2m1").array()
+            return Packed(value.view(sys.modules["torch"].uint8), "e2m1").array()
         return found
     kind = getattr(value, "element_type", None)  # a tensor of the CuTe DSL
     if kind is None or not isinstance(value.data_ptr, int):
@@ -129,12 +129,7 @@ def element_of(value: object) -> str:
     return str(name or kind or "").removeprefix("torch.")
 
 
-def _torch_bytes(value: object) -> Any:
-    """torch.uint8, without importing torch."""
-    return sys.modules["torch"].uint8
-
-
-def _numpy(value: npt.NDArray[Any]) -> Array:
+def _numpy(value: npt.NDArray[np.generic]) -> Array:
     root: Any = value
     while isinstance(root.base, np.ndarray):
         root = root.base

@@ -55,5 +55,5 @@ def hint(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("mma.sp", "mma.sp::ordered_metadata", "wmma", "multimem")
 def left_out(program: Program, ins: PtxInstruction) -> Run:
-    """Refuse sparse products and wmma, which no dense example of the DSL uses, and several GPUs' memory."""
+    """Refuse sparse products, wmma and multimem, which no dense example of the DSL uses."""
     raise ValueError(f"{ins.words[0]}{'.' + ins.words[1] if ins.words[0] == 'mma' else ''} is left out of the emulator")

@@ -158,7 +158,7 @@ class Holders:
     labels: tuple[str, ...]
 
     @classmethod
-    def of(cls, extent: tuple[int, int], held: Sequence[Any], labels: Sequence[str]) -> Holders:
+    def of(cls, extent: tuple[int, int], held: Sequence[npt.ArrayLike], labels: Sequence[str]) -> Holders:
         """From arrays (row, column, thread, value) of equal length, in any order.
 
         >>> import numpy as np
@@ -249,7 +249,7 @@ class Figure:
             each = ", ".join(f"{matrix.name} {matrix.extent[0]}x{matrix.extent[1]}" for matrix in self.matrices)
             raise LayoutError(f"a page shows up to {MAX_ELEMENTS} elements; {each} are {count}")
 
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, object]:
         """The figure as JSON has it: tables by their number, the rest by name."""
         tables = Tables()
         matrices = [_matrix(matrix, tables) for matrix in self.matrices]
