@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from math import gcd
 from typing import Any
 
@@ -252,35 +252,23 @@ class Figure:
     def data(self) -> dict[str, object]:
         """The figure as JSON has it: tables by their number, the rest by name."""
         tables = Tables()
-        matrices = [_matrix(matrix, tables) for matrix in self.matrices]
-        holder = None if self.holder is None else dict(vars(self.holder))
-        return {"title": self.title, "notes": self.notes, "holder": holder, "matrices": matrices,
-                "blocks": dict(self.blocks), "tables": tables.forms}  # fmt: skip
+        return {**{name: _listed(value, tables) for name, value in vars(self).items()}, "tables": tables.forms}
 
 
-def _matrix(matrix: PageMatrix, tables: Tables) -> dict[str, object]:
-    held = matrix.holders
-    return {
-        "name": matrix.name, "title": matrix.title, "dims": matrix.dims, "extent": matrix.extent,
-        "across": matrix.across, "place": matrix.place, "facts": _facts(matrix.facts, tables),
-        "paints": [_paint(paint, tables) for paint in matrix.paints],
-        "holders": None if held is None else {
-            "threads": [tables.add(layer) for layer in held.threads],
-            "values": [tables.add(layer) for layer in held.values], "labels": held.labels,
-        },
-        "memory": None if matrix.memory is None else _memory(matrix.memory, tables),
-        "rivals": None if matrix.rivals is None else tables.add(matrix.rivals),
-    }  # fmt: skip
-
-
-def _facts(facts: Sequence[Fact], tables: Tables) -> list[dict[str, object]]:
-    return [{"name": fact.name, "table": tables.add(fact.table), "labels": fact.labels} for fact in facts]
-
-
-def _paint(paint: Paint, tables: Tables) -> dict[str, object]:
-    texts = [{"prefix": prefix, "table": tables.add(table)} for prefix, table in paint.texts]
-    return {"name": paint.name, "table": tables.add(paint.table), "per": paint.per, "odd": paint.odd, "texts": texts,
-            "legend": paint.legend}  # fmt: skip
+def _listed(value: object, tables: Tables) -> object:
+    """A value as JSON has it: tables by their number, dataclasses by their fields."""
+    if isinstance(value, np.ndarray):
+        return tables.add(value)
+    if isinstance(value, tuple):
+        return [_listed(each, tables) for each in value]
+    if isinstance(value, Memory):
+        return _memory(value, tables)
+    if not is_dataclass(value):
+        return value
+    out = {name: _listed(each, tables) for name, each in vars(value).items()}
+    if isinstance(value, Paint):
+        out["texts"] = [{"prefix": prefix, "table": tables.add(table)} for prefix, table in value.texts]
+    return out
 
 
 def _memory(memory: Memory, tables: Tables) -> dict[str, object]:
@@ -296,8 +284,8 @@ def _memory(memory: Memory, tables: Tables) -> dict[str, object]:
             for unit in range(memory.line // memory.unit)
         ],
         "per_line": memory.line // 8 if bank else memory.line,
-        "facts": _facts(memory.facts, tables),
-        "paint": None if memory.paint is None else _paint(memory.paint, tables),
+        "facts": _listed(memory.facts, tables),
+        "paint": _listed(memory.paint, tables),
     }  # fmt: skip
 
 
