@@ -31,7 +31,7 @@ if str(ROOT) not in sys.path:
 
 from benchmarks import needs
 from benchmarks.objects import export, loaded
-from layoutgemm.bench.method import Contender, Launch, Operands, Problem
+from layoutgemm.bench.method import BenchProblem, Contender, Launch, Operands
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels.run.occupancy import resident
 from layoutgemm.kernels.sm80.plan import Sm80Config, Sm80Plan
@@ -166,7 +166,7 @@ def _export(folder: Path, kernel: Any, kinds: list[str], symbol: str, arch: str,
 # ---------------------------------------------------------------------------------------------------------------- run
 
 
-def compiled(folder: Path, name: str, entry: dict[str, Any], problem: Problem) -> Contender:
+def compiled(folder: Path, name: str, entry: dict[str, Any], problem: BenchProblem) -> Contender:
     """A compiled kernel as a contender."""
 
     def prepare(sets: Sequence[Operands]) -> list[Launch]:
@@ -240,7 +240,7 @@ def _triton_kernel() -> Any:
     return gemm
 
 
-def triton_contenders(problem: Problem) -> list[Contender]:
+def triton_contenders(problem: BenchProblem) -> list[Contender]:
     """The tutorial's kernel in several configurations, with PTX checked to have no wgmma."""
     if importlib.util.find_spec("triton") is None:
         print("no Triton here: left out", flush=True)
@@ -294,7 +294,7 @@ def run(folder: Path, shapes: str, json_file: Path | None, options: argparse.Nam
     wanted = options.only.split(",")
     with Watchdog(options.patience, print) as watchdog:
         for text in shapes.split(","):
-            problem, begun = Problem(*shape(text)), time.monotonic()
+            problem, begun = BenchProblem(*shape(text)), time.monotonic()
             field = torch_mm(problem)
             for name, entry in manifest.items():
                 chosen = entry["family"] != "ours" or any(part in name for part in wanted)

@@ -26,7 +26,7 @@ if str(ROOT) not in sys.path:
 
 from benchmarks import needs
 from benchmarks.ours import launcher
-from layoutgemm.bench.method import CudaDevice, Problem, burst
+from layoutgemm.bench.method import BenchProblem, CudaDevice, burst
 from layoutgemm.dtypes import dtype
 from layoutgemm.kernels.epilogue.chain import (
     Activation,
@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{name}: {wrong or 'right'} [{time.monotonic() - start:.1f} s]", flush=True)
         record["cases"][name] = {"fault": wrong}
     for size in options.size:
-        problem = Problem(size, size, size, "k")
+        problem = BenchProblem(size, size, size, "k")
         sets = device.operands(problem, 0)
         replays = {}
         for name in names:

@@ -29,7 +29,7 @@ if str(ROOT) not in sys.path:
 from benchmarks import needs
 from benchmarks.configurations import name_of
 from benchmarks.ours import launcher
-from layoutgemm.bench.method import CudaDevice, Problem, burst
+from layoutgemm.bench.method import BenchProblem, CudaDevice, burst
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
 from layoutgemm.kernels.sm90.plan import Sm90Config
 
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     device, failed = CudaDevice(), 0
     record: dict[str, Any] = {"machine": machine.facts(), "shapes": {}}
     for m, h, k in SHAPES:
-        problem = Problem(m, 2 * h, k, "k")
+        problem = BenchProblem(m, 2 * h, k, "k")
         sets = device.operands(problem, 0)
         narrow = [torch.empty((m, h), dtype=torch.bfloat16, device="cuda") for _ in sets]
         calls: dict[str, list[Callable[[], Any]]] = {}

@@ -37,7 +37,7 @@ if str(ROOT) not in sys.path:
 from benchmarks import deepgemm, needs, peers
 from benchmarks.ours import NAME, ours
 from layoutgemm.bench.contenders import KEEP, cublaslt, cublaslt_version, torch_mm
-from layoutgemm.bench.method import Contender, Device, Problem
+from layoutgemm.bench.method import BenchProblem, Contender, Device
 from layoutgemm.bench.outcome import HEAD, OURS, DeviceLost, Method, Outcome, details, line, measure, save
 from layoutgemm.cli.bench import shape, shapes
 
@@ -48,7 +48,7 @@ SHAPES = [
     *((m, n, k) for m in (512, 64, 16) for n, k in [*WEIGHTS, (4096, 4096)]),
 ]
 SHAPES.sort(key=math.prod)  # small ones first: a budget that is spent leaves out as few as it can
-FAMILIES: dict[str, Callable[[Problem], list[Contender]]] = {
+FAMILIES: dict[str, Callable[[BenchProblem], list[Contender]]] = {
     "torch.mm": torch_mm,
     "cublasLt": cublaslt,
     "quack": peers.quack,
@@ -96,7 +96,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def contenders(problem: Problem, options: argparse.Namespace) -> list[Contender]:
+def contenders(problem: BenchProblem, options: argparse.Namespace) -> list[Contender]:
     """The requested contenders, always with the baseline."""
     wanted = {*options.contender.split(","), "torch.mm"} if options.contender else None
     found = [
@@ -177,8 +177,8 @@ class Ended(NamedTuple):
 
 def run(
     device: Device,
-    problems: Sequence[Problem],
-    field: Callable[[Problem], list[Contender]],
+    problems: Sequence[BenchProblem],
+    field: Callable[[BenchProblem], list[Contender]],
     options: argparse.Namespace,
     say: Callable[[str], None],
     done: Callable[[list[Outcome]], None],
@@ -242,7 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     facts = {**machine.facts(), "cublasLt": cublaslt_version(), "DeepGEMM": deepgemm.version()}
     facts["clock and power"] = source
     say(", ".join(f"{key} {value}" for key, value in facts.items()))
-    problems = [Problem(*sizes, options.b_major) for sizes in options.shapes]
+    problems = [BenchProblem(*sizes, options.b_major) for sizes in options.shapes]
     outcomes: list[Outcome] = []
     rounds = 0 if options.no_sustained else options.sustained_rounds
     method = {"rounds": options.rounds, "sustained_rounds": rounds, "sustained_from_gflop": options.sustained_from}

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from layoutgemm.bench.method import Problem
+from layoutgemm.bench.method import BenchProblem
 from layoutgemm.kernels.compile.worker import choice_of
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
 from layoutgemm.kernels.sm90.plan import Sm90Config
@@ -33,7 +33,7 @@ class Timed:
 class Tried:
     """A shape: seconds of torch.mm, and of the measured configurations."""
 
-    problem: Problem
+    problem: BenchProblem
     torch: float
     kernels: tuple[Timed, ...]
 
@@ -42,11 +42,11 @@ class Tried:
 class Standing:
     """The current choice among the measured kernels; without a measurement `chosen` is absent: None.
 
-    >>> Standing(Problem(64, 64, 64), chosen=1.02e-6, best=1e-6, torch=1.1e-6).behind
+    >>> Standing(BenchProblem(64, 64, 64), chosen=1.02e-6, best=1e-6, torch=1.1e-6).behind
     0.02
     """
 
-    problem: Problem
+    problem: BenchProblem
     chosen: float | None
     best: float
     torch: float
@@ -63,7 +63,7 @@ def standing(tried: Tried, choose: Callable[..., tuple[Sm90Choice, str]] = choos
     """Compares the current choice with the measured kernels of a shape.
 
     >>> chosen, other = choose(64, 4096, 4096)[0], Sm90Choice(Sm90Config())
-    >>> found = standing(Tried(Problem(64, 4096, 4096), 2e-5, (Timed(chosen, 1.1e-5), Timed(other, 1e-5))))
+    >>> found = standing(Tried(BenchProblem(64, 4096, 4096), 2e-5, (Timed(chosen, 1.1e-5), Timed(other, 1e-5))))
     >>> round(found.behind, 3)
     0.1
     """
@@ -127,7 +127,7 @@ def load(path: Path) -> tuple[dict[str, Any], list[Tried]]:
         ]
         tried = [
             Tried(
-                Problem(row["m"], row["n"], row["k"], row["b_major"]),
+                BenchProblem(row["m"], row["n"], row["k"], row["b_major"]),
                 row["torch_us"] * 1e-6,
                 tuple(Timed(choices[number], us * 1e-6, bool(last)) for number, us, last in row["kernels"]),
             )

@@ -12,7 +12,7 @@ import importlib.util
 from collections.abc import Sequence
 
 from benchmarks.peers import LEFT_OUT
-from layoutgemm.bench.method import Contender, Launch, Operands, Problem
+from layoutgemm.bench.method import BenchProblem, Contender, Launch, Operands
 
 NAME, PACKAGE = "deepgemm", "deep_gemm"
 WAYS = {NAME: False, f"{NAME} pdl": True}  # contender: with programmatic dependent launch?
@@ -31,7 +31,7 @@ def version() -> str:
         return f"unknown ({type(error).__name__})"
 
 
-def deepgemm(problem: Problem) -> list[Contender]:
+def deepgemm(problem: BenchProblem) -> list[Contender]:
     """The package's kernel with both launches; without the package none, and a line in `LEFT_OUT`."""
     if not installed():
         LEFT_OUT["DeepGEMM"] = f"no package {PACKAGE}"

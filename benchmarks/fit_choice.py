@@ -39,7 +39,7 @@ from benchmarks.bench_gemm import SHAPES
 from benchmarks.choice_record import Standing, Timed, Tried, load, report, standing
 from benchmarks.configurations import random_shapes
 from benchmarks.slopes import Slope
-from layoutgemm.bench.method import Problem
+from layoutgemm.bench.method import BenchProblem
 from layoutgemm.kernels.sm90.choose import large_m
 from layoutgemm.kernels.sm90.choose.costs import ManyRowsModel
 from layoutgemm.kernels.sm90.choose.occupancy import Places
@@ -66,12 +66,12 @@ LOOSE = 0.02  # errors beyond this count less than by their squares
 ERRORS, KEPT = 0.5, 0.3
 
 
-def estimate(problem: Problem, choice: Sm90Choice, multiprocessors: int = 132) -> Any:
+def estimate(problem: BenchProblem, choice: Sm90Choice, multiprocessors: int = 132) -> Any:
     """A kernel's time in seconds by the model of `choose`; a `Slope` if the constants are.
 
     >>> from layoutgemm.kernels.sm90.choose.rules import likeliest, of_estimate
     >>> best = likeliest(300, 4096, 14336)[0]
-    >>> estimate(Problem(300, 4096, 14336), of_estimate(best, 300, 4096, 14336)[0]) == best.seconds
+    >>> estimate(BenchProblem(300, 4096, 14336), of_estimate(best, 300, 4096, 14336)[0]) == best.seconds
     True
     """
     config = choice.config

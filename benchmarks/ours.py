@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from layoutgemm.bench.contenders import each
-from layoutgemm.bench.method import Contender, Launch, Operands, Problem
+from layoutgemm.bench.method import BenchProblem, Contender, Launch, Operands
 from layoutgemm.bench.outcome import OURS
 from layoutgemm.kernels.run.occupancy import resident
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
@@ -16,7 +16,7 @@ from layoutgemm.kernels.sm90.plan import Sm90Plan
 NAME = "layoutgemm"
 
 
-def ours(problem: Problem, callables: dict[str, str] | None = None) -> list[Contender]:
+def ours(problem: BenchProblem, callables: dict[str, str] | None = None) -> list[Contender]:
     """The production kernel in its heuristic's configuration, or callables that are imported late."""
     if callables is not None:
         return [Contender(name, _prepare(where), OURS) for name, where in callables.items()]
@@ -24,7 +24,7 @@ def ours(problem: Problem, callables: dict[str, str] | None = None) -> list[Cont
     return [production(problem, choice, NAME, reason)]
 
 
-def production(problem: Problem, choice: Sm90Choice, name: str, note: str = "") -> Contender:
+def production(problem: BenchProblem, choice: Sm90Choice, name: str, note: str = "") -> Contender:
     """The production kernel with a configuration, compiled late."""
 
     def prepare(sets: Sequence[Operands]) -> list[Launch]:
@@ -52,7 +52,7 @@ def launcher(plan: Sm90Plan, choice: Sm90Choice | None = None) -> Callable[..., 
 
 
 def launches(
-    launch: Callable[..., object], choice: Sm90Choice, cluster: int, problem: Problem, sets: Sequence[Operands]
+    launch: Callable[..., object], choice: Sm90Choice, cluster: int, problem: BenchProblem, sets: Sequence[Operands]
 ) -> list[Launch]:
     """One launch per operand set on torch's current stream; `launch(*arguments, stream=...)`."""
     import torch

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from layoutgemm.bench.contenders import each
-from layoutgemm.bench.method import Contender, Launch, Operands, Problem
+from layoutgemm.bench.method import BenchProblem, Contender, Launch, Operands
 
 # Peers that the table did not run, and why: a family that gives no contender says so here.
 LEFT_OUT: dict[str, str] = {}
@@ -61,7 +61,7 @@ def quack_configs(m: int) -> list[QuackConfig]:
     return [QUACK_DEFAULT, *(QuackConfig(*row) for row in rows)]
 
 
-def quack(problem: Problem) -> list[Contender]:
+def quack(problem: BenchProblem) -> list[Contender]:
     """quack-kernels' GEMM in each configuration; without the package none, and a line in `LEFT_OUT`."""
     if importlib.util.find_spec("quack") is None:
         LEFT_OUT["quack"] = "no package quack: pip install quack-kernels"

@@ -32,7 +32,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import bench_gemm, needs
-from layoutgemm.bench.method import Contender, Problem
+from layoutgemm.bench.method import BenchProblem, Contender
 
 ELAPSED = "avg.pct_of_peak_sustained_elapsed"
 METRICS = {
@@ -55,7 +55,7 @@ HEAD = (
 )
 
 
-def chosen(problem: Problem, options: argparse.Namespace) -> list[Contender]:
+def chosen(problem: BenchProblem, options: argparse.Namespace) -> list[Contender]:
     """The requested contenders, torch.mm only on request."""
     names = options.contender.split(",")
     parsed = bench_gemm.arguments([*[f"--object={x}" for x in options.object], "--contender", options.contender])
@@ -70,7 +70,7 @@ def launch(options: argparse.Namespace) -> None:
 
     device = CudaDevice()
     for sizes in options.shapes:
-        problem = Problem(*sizes)
+        problem = BenchProblem(*sizes)
         sets = device.operands(problem, seed=1)[:1]
         for contender in chosen(problem, options):
             try:

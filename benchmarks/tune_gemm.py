@@ -33,7 +33,7 @@ from benchmarks.configurations import candidates, name_of, random_shapes
 from benchmarks.objects import export, loaded
 from benchmarks.ours import launches
 from layoutgemm.bench.contenders import KEEP, torch_mm
-from layoutgemm.bench.method import Contender, Device, Launch, Operands, Problem
+from layoutgemm.bench.method import BenchProblem, Contender, Device, Launch, Operands
 from layoutgemm.bench.outcome import BASELINE, OURS, Method, measure
 from layoutgemm.cli.bench import shape
 from layoutgemm.errors import LayoutError
@@ -84,7 +84,7 @@ def compiled(folder: Path, key: str, choice: Sm90Choice, b_major: str) -> dict[s
     }  # fmt: skip
 
 
-def contender(folder: Path, key: str, choice: Sm90Choice, entry: dict[str, Any], problem: Problem) -> Contender:
+def contender(folder: Path, key: str, choice: Sm90Choice, entry: dict[str, Any], problem: BenchProblem) -> Contender:
     """A compiled configuration as a contender."""
 
     def prepare(sets: Sequence[Operands]) -> list[Launch]:
@@ -101,7 +101,7 @@ def contender(folder: Path, key: str, choice: Sm90Choice, entry: dict[str, Any],
 
 
 def race(
-    device: Device, problem: Problem, field: dict[Sm90Choice, Contender], others: Sequence[Contender], rounds: int,
+    device: Device, problem: BenchProblem, field: dict[Sm90Choice, Contender], others: Sequence[Contender], rounds: int,
     last: int, progress: Any = lambda step: None,
 ) -> Tried:  # fmt: skip
     """Measures configurations, the chosen one first, and peers with torch.mm.
@@ -150,7 +150,7 @@ def run(options: argparse.Namespace, shapes: Sequence[tuple[int, int, int]]) -> 
             if time.monotonic() - begun > options.budget:
                 print(f"{sizes}: left out, the budget of {options.budget:.0f} s is spent", flush=True)
                 continue
-            problem = Problem(*sizes, options.b_major)
+            problem = BenchProblem(*sizes, options.b_major)
             others = torch_mm(problem)
             if options.peers:
                 others = [c for of in FAMILIES.values() for c in of(problem)]

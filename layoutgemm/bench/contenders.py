@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-from .cublaslt import CublasLt, CublasLtProduct
-from .method import Contender, Launch, Operands, Problem
+from .cublaslt import CublasLt, CublasLtProduct, HeuristicResult
+from .method import BenchProblem, Contender, Launch, Operands
+
+if TYPE_CHECKING:
+    import torch
 
 HEURISTICS = 12
 KEEP = {"cublasLt": 2, "quack": 2}  # algorithms of such a family that stay after the short round
 
 
-def each(function: Callable[[Any, Any, Any], object]) -> Callable[[Sequence[Operands]], list[Launch]]:
+def each(
+    function: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object],
+) -> Callable[[Sequence[Operands]], list[Launch]]:
     """The `prepare` function of a kernel that takes a, b, c and writes c."""
     return lambda sets: [functools.partial(function, *s) for s in sets]
 
 
-def torch_mm(problem: Problem) -> list[Contender]:
+def torch_mm(problem: BenchProblem) -> list[Contender]:
     """torch.mm: the product that a torch user gets."""
 
     def prepare(sets: Sequence[Operands]) -> list[Launch]:
@@ -45,7 +50,7 @@ def cublaslt_version() -> str:
         return f"unknown ({type(error).__name__})"
 
 
-def cublaslt(problem: Problem) -> list[Contender]:
+def cublaslt(problem: BenchProblem) -> list[Contender]:
     """Up to twelve algorithms that cuBLASLt's heuristic proposes with 32 MB of workspace."""
     try:
         product = _cublaslt().product(problem.m, problem.n, problem.k, problem.b_major)
@@ -55,7 +60,7 @@ def cublaslt(problem: Problem) -> list[Contender]:
     return [_algorithm(product, i, result) for i, result in enumerate(found)]
 
 
-def _algorithm(product: CublasLtProduct, index: int, result: Any) -> Contender:
+def _algorithm(product: CublasLtProduct, index: int, result: HeuristicResult) -> Contender:
     def prepare(sets: Sequence[Operands]) -> list[Launch]:
         return [product.launch(result, *s) for s in sets]
 

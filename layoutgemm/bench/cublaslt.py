@@ -12,7 +12,10 @@ from collections.abc import Callable
 from ctypes import POINTER, byref, c_float, c_int, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 WORKSPACE_BYTES = 32 << 20  # what torch gives cuBLAS on Hopper
 
@@ -51,7 +54,7 @@ class HeuristicResult(ctypes.Structure):
     )
 
 
-SIGNATURES: dict[str, tuple[Any, ...]] = {
+SIGNATURES: dict[str, tuple[object, ...]] = {
     "cublasLtCreate": (POINTER(c_void_p),),
     "cublasLtMatmulDescCreate": (POINTER(c_void_p), c_int, c_int),
     "cublasLtMatmulDescSetAttribute": (c_void_p, c_int, c_void_p, c_size_t),
@@ -126,13 +129,13 @@ class CublasLt:
         self.handle = self._made("cublasLtCreate")
         self.one, self.zero = c_float(1.0), c_float(0.0)
 
-    def call(self, name: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: object) -> None:
         """Call; raise on any status but success."""
         status = getattr(self.library, name)(*arguments)
         if status:
             raise CublasLtError(f"{name} returned status {status}")
 
-    def _made(self, name: str, *arguments: Any) -> c_void_p:
+    def _made(self, name: str, *arguments: object) -> c_void_p:
         made = c_void_p()
         self.call(name, byref(made), *arguments)
         return made
@@ -186,7 +189,7 @@ class CublasLtProduct:
             values.append(f"{'algo' if short == 'id' else short} {'?' if status else value.value}")
         return " ".join(values)
 
-    def launch(self, result: HeuristicResult, a: Any, b: Any, c: Any) -> Callable[[], None]:
+    def launch(self, result: HeuristicResult, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Callable[[], None]:
         """C = A @ B^T by that algorithm on torch's current stream."""
         import torch
 

@@ -7,7 +7,6 @@ import importlib.metadata
 import platform
 import subprocess
 from collections.abc import Callable
-from typing import Any
 
 Sampler = Callable[[], tuple[float, float]]
 
@@ -20,7 +19,7 @@ def version(distribution: str) -> str | None:
         return None
 
 
-def facts() -> dict[str, Any]:
+def facts() -> dict[str, object]:
     """The facts of torch's current GPU and of the installed packages."""
     import torch
 

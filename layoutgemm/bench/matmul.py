@@ -10,13 +10,16 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..errors import OperandError, PlanError
 from . import machine as bench_machine
 from .contenders import KEEP, cublaslt, each, torch_mm
-from .method import ROTATION_BYTES, Contender, CudaDevice, Device, Launch, Operands, Problem
+from .method import ROTATION_BYTES, BenchProblem, Contender, CudaDevice, Device, Launch, Operands
 from .outcome import BASELINE, OURS, DeviceLost, Measured, Method, Outcome, measure
+
+if TYPE_CHECKING:
+    from ..torch_op.explain import Explanation
 
 NAME = "layoutgemm"
 MAX_SETS = 4096  # operand sets in rotation; products that need more are too small to time apart from their launches
@@ -51,7 +54,7 @@ class Comparison:
         return next((m for m in self.outcome.measured if m.name == name), None)
 
 
-def cuda_device(problem: Problem) -> tuple[CudaDevice, dict[str, Any]]:
+def cuda_device(problem: BenchProblem) -> tuple[CudaDevice, dict[str, object]]:
     """torch's current GPU and its facts.
 
     Raises PlanError without a GPU, with the commands that need none, and OperandError if no kernel runs on the GPU.
@@ -75,7 +78,7 @@ def cuda_device(problem: Problem) -> tuple[CudaDevice, dict[str, Any]]:
 
 def compare(
     device: Device,
-    problem: Problem,
+    problem: BenchProblem,
     *,
     peers: bool = False,
     rounds: int = 11,
@@ -93,7 +96,7 @@ def compare(
     has left the GPU unusable.
     """
     check_size(problem)
-    told: list[Any] = []
+    told: list[Explanation] = []
 
     def prepare(sets: Sequence[Operands]) -> list[Launch]:
         from ..torch_op.explain import explain_matmul
@@ -119,10 +122,10 @@ def compare(
     return Comparison(outcome, told[0].kernel, told[0].why, told[0].copies)
 
 
-def check_size(problem: Problem) -> None:
+def check_size(problem: BenchProblem) -> None:
     """Raise OperandError for a product whose operands are too small for the method.
 
-    >>> check_size(Problem(16, 16, 16))
+    >>> check_size(BenchProblem(16, 16, 16))
     Traceback (most recent call last):
         ...
     layoutgemm.errors.OperandError: 16x16x16: too small, A, B and C have 1536 bytes; 4096 such sets have to make 240 MB

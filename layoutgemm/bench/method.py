@@ -3,15 +3,15 @@
 A GPU of this class is limited by power: earlier work changes the clock of later work. Data of zeros draws less power,
 and operands that fit in L2 skip DRAM. So:
 
-- every contender runs over the same sets of random normal operands, more than 240 MB in all, one set after the other;
-- each is checked before it is timed, against a float64 product within `error_bound`;
-- each is also checked bit for bit against a second run and the timed run;
-- one CUDA graph of about 5 ms is timed for each contender, between two events;
-- **burst**: each round runs every contender once, in random order, then idles three times the contender's time;
-  the figure is the median of the rounds, the spread their median absolute deviation;
+- Every contender runs over the same sets of random normal operands, more than 240 MB in all, one set after the other.
+- Each is checked before it is timed, against a float64 product within `error_bound`.
+- Each is also checked bit for bit against a second run and the timed run.
+- One CUDA graph of about 5 ms is timed for each contender, between two events.
+- **burst**: each round runs every contender once, in random order, then idles three times the contender's time.
+  The figure is the median of the rounds, the spread their median absolute deviation.
 - **sustained**: one contender runs alone for 0.8 s, of which the second half counts, in random order as well.
 
-    >>> p = Problem(4096, 14336, 4096)
+    >>> p = BenchProblem(4096, 14336, 4096)
     >>> p.sets, p.launches, round(p.tflops(600e-6), 1), round(p.gbs(600e-6))
     (1, 8, 801.7, 447)
 
@@ -21,6 +21,7 @@ Nothing here imports torch before a `CudaDevice` is made or operands are checked
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import statistics
@@ -28,9 +29,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..errors import OperandError
+from ..moved import old_names
+
+if TYPE_CHECKING:
+    import torch
 
 ROTATION_BYTES = 240e6  # operands in rotation: four times the L2 of an H200, which holds 60 MB
 GRAPH_SECONDS = 5e-3
@@ -42,13 +47,13 @@ Replay = Callable[[], object]
 class Operands(NamedTuple):
     """One set of torch tensors: a is (M, K), b is (N, K), c is (M, N), and C = A @ B^T."""
 
-    a: Any
-    b: Any
-    c: Any
+    a: torch.Tensor
+    b: torch.Tensor
+    c: torch.Tensor
 
 
 @dataclass(frozen=True)
-class Problem:
+class BenchProblem:
     """C = A @ B^T in bf16: A is M x K and C M x N, rows contiguous; B is N x K with K or N contiguous (b_major)."""
 
     m: int
@@ -118,7 +123,7 @@ class Load(NamedTuple):
 class Device(Protocol):
     """A device that runs contenders: a GPU, or in tests a model of one."""
 
-    def operands(self, problem: Problem, seed: int) -> list[Operands]:
+    def operands(self, problem: BenchProblem, seed: int) -> list[Operands]:
         """problem.sets sets of random normal operands."""
 
     def record(self, launches: Sequence[Launch]) -> Replay:
@@ -160,7 +165,7 @@ class Accuracy(NamedTuple):
 RMS_BOUND = 4e-3
 
 
-def error_bound(exact: Any, k: int) -> Any:
+def error_bound(exact: torch.Tensor, k: int) -> torch.Tensor:
     """Allowed error of each bf16 element of C against the float64 product.
 
     The operands are standard normal. The bound is 2**-8 |exact| for the rounding to bf16, plus 2**-7 sqrt(K), about a
@@ -171,12 +176,14 @@ def error_bound(exact: Any, k: int) -> Any:
     return exact.abs() * 2.0**-8 + 2.0**-7 * math.sqrt(k)
 
 
-def references(sets: Sequence[Operands]) -> list[Any]:
+def references(sets: Sequence[Operands]) -> list[torch.Tensor]:
     """The float64 product of every set."""
     return [s.a.double() @ s.b.double().T for s in sets]
 
 
-def run_and_check(sets: Sequence[Operands], launches: Sequence[Launch], exact: Sequence[Any]) -> tuple[Accuracy, Any]:
+def run_and_check(
+    sets: Sequence[Operands], launches: Sequence[Launch], exact: Sequence[torch.Tensor]
+) -> tuple[Accuracy, list[torch.Tensor]]:
     """Run every launch twice over a C of NaN; return the accuracy over all sets, and C's bits."""
     import torch
 
@@ -193,7 +200,7 @@ def run_and_check(sets: Sequence[Operands], launches: Sequence[Launch], exact: S
     return Accuracy(worst, math.sqrt(error / scale), repeats), first
 
 
-def bits_of(sets: Sequence[Operands], launches: Sequence[Launch]) -> list[Any]:
+def bits_of(sets: Sequence[Operands], launches: Sequence[Launch]) -> list[torch.Tensor]:
     """The bits of every C, each filled with NaN before the launches."""
     import torch
 
@@ -270,13 +277,12 @@ class CudaDevice:
         self.sampler = sampler
         torch.cuda.set_stream(torch.cuda.Stream())
 
-    def operands(self, problem: Problem, seed: int) -> list[Operands]:
+    def operands(self, problem: BenchProblem, seed: int) -> list[Operands]:
         """Tensors of random normal values from a generator with that seed."""
         torch = self.torch
         generator = torch.Generator(device="cuda").manual_seed(seed)
 
-        def normal(rows: int, columns: int) -> Any:
-            return torch.randn(rows, columns, dtype=torch.bfloat16, device="cuda", generator=generator)
+        normal = functools.partial(torch.randn, dtype=torch.bfloat16, device="cuda", generator=generator)
 
         m, n, k = problem.m, problem.n, problem.k
         return [
@@ -346,3 +352,6 @@ class CudaDevice:
         if not samples:
             return elapsed, Load(None, None)
         return elapsed, Load(statistics.mean(s[0] for s in samples), statistics.mean(s[1] for s in samples))
+
+
+__getattr__ = old_names(__name__)

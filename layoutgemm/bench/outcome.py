@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from .method import (
     Accuracy,
+    BenchProblem,
     Contender,
     Device,
     Load,
-    Problem,
     Replay,
     bits_of,
     burst,
@@ -66,7 +66,7 @@ class Outcome:
     """The results of one problem. Contenders were measured, dropped in the short round (with their time), or failed
     (with the reason)."""
 
-    problem: Problem
+    problem: BenchProblem
     measured: tuple[Measured, ...] = ()
     fell_out: tuple[tuple[str, float], ...] = ()
     failed: tuple[tuple[str, str], ...] = ()
@@ -104,7 +104,7 @@ def best_of(names: Mapping[str, str], seconds: Mapping[str, float], keep: Mappin
 
 def measure(
     device: Device,
-    problem: Problem,
+    problem: BenchProblem,
     contenders: Sequence[Contender],
     method: Method | None = None,
     progress: Callable[[str], None] = lambda text: None,
@@ -143,7 +143,7 @@ class _Admitted(NamedTuple):
 
 def _admit(
     device: Device,
-    problem: Problem,
+    problem: BenchProblem,
     contenders: Sequence[Contender],
     seed: int,
     progress: Callable[[str], None],
@@ -232,7 +232,7 @@ def _mean(values: Iterator[float | None]) -> float | None:
 # JSON ---------------------------------------------------------------------------------------------------------------
 
 
-def record(facts: Mapping[str, Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def record(facts: Mapping[str, object], outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Facts and outcomes as JSON holds them: seconds, every round of them."""
     return {"facts": dict(facts), "outcomes": [dataclasses.asdict(outcome) for outcome in outcomes]}
 
@@ -250,7 +250,7 @@ def load(path: Path) -> tuple[dict[str, Any], list[Outcome]]:
     def outcome(row: dict[str, Any]) -> Outcome:
         tuples: dict[str, Callable[[Any], Any]] = {"burst": tuple, "sustained": tuple}
         return Outcome(
-            Problem(**row["problem"]),
+            BenchProblem(**row["problem"]),
             tuple(Measured(**{k: tuples.get(k, lambda v: v)(v) for k, v in m.items()}) for m in row["measured"]),
             *(tuple(tuple(pair) for pair in row[key]) for key in ("fell_out", "failed")),
         )

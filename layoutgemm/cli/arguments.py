@@ -9,10 +9,10 @@ import numbers
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, TypeAlias
 
 from ..atoms import SmemTile, smem_tile
 from ..dtypes import DType
@@ -21,6 +21,7 @@ from ..layouts import ComposedLayout, Layout, Swizzle, parse
 from ..layouts.symbols.facts import Facts
 from ..view import png, save
 
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 LAYOUT_HELP = "a layout, as in '(8,64):(64,1)', 'S<3,3,3> o 0 o (8,64):(64,1)', or a tile, as in smem:64x64:bf16:K:128B"
 STATED = "a layout is written '(M,N):(N,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)'"
 FORMS = "a layout is written '(8,64):(64,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)', a tile smem:64x64:bf16:K:128B"
@@ -44,7 +45,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add(
-    commands: Any, name: str, help_: str, examples: Sequence[str], run: Callable[[argparse.Namespace], int], *,
+    commands: Commands, name: str, help_: str, examples: Sequence[str], run: Callable[[argparse.Namespace], int], *,
     says: str = "", aliases: Sequence[str] = (),
 ) -> argparse.ArgumentParser:  # fmt: skip
     """Add a subcommand whose help ends with examples. The tests run each one; `# status 1` gives its exit status."""
@@ -59,7 +60,7 @@ def add(
     return parser
 
 
-def answer(args: argparse.Namespace, text: Callable[[], str], data: Callable[[], dict[str, Any]]) -> None:
+def answer(args: argparse.Namespace, text: Callable[[], str], data: Callable[[], Mapping[str, object]]) -> None:
     """Print for people, or with --json for programs."""
     print(json.dumps(data()) if args.json else text())
 
@@ -92,7 +93,7 @@ def drawn(args: argparse.Namespace, draw: Callable[[], str]) -> bool:
     return True
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """Numbers and tuples as JSON has them; anything else, a symbol or an array, as its text.
 
     >>> plain((0, (1, 2))), plain(None), plain(Layout(4))
@@ -170,10 +171,14 @@ def stated(text: str, facts: Facts) -> Layout | ComposedLayout:
     >>> print(stated("(64,M//64):(1,64)", Facts("64 | M")))
     (64,M//64):(1,64)
     """
+    return _parsed(text, STATED, facts)
+
+
+def _parsed(text: str, forms: str, facts: Facts | tuple[()] = ()) -> Layout | ComposedLayout:
     try:
         found = parse(text, facts)
     except ParseError as error:
-        raise LayoutError(f"{one_line(error)}: {STATED}") from None
+        raise LayoutError(f"{one_line(error)}: {forms}") from None
     if isinstance(found, Swizzle):
         raise LayoutError(f"{text} is a swizzle alone, without extent: write '{text} o 0 o (8,64):(64,1)'")
     return found
@@ -186,10 +191,4 @@ def layout_of(text: str) -> Layout | ComposedLayout | SmemTile:
     family = text.partition(":")[0]
     if family in NO_TILES:
         raise LayoutError(f"{text} is {NO_TILES[family]}, and shared memory holds tiles: {FORMS}; `show` takes both")
-    try:
-        found = parse(text)
-    except ParseError as error:
-        raise LayoutError(f"{one_line(error)}: {FORMS}") from None
-    if isinstance(found, Swizzle):
-        raise LayoutError(f"{text} is a swizzle alone, without extent: write '{text} o 0 o (8,64):(64,1)'")
-    return found
+    return _parsed(text, FORMS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from ..atoms import SmemTile
 from ..checks import AccessPattern, BankReport, bank_conflicts, find_swizzle, matrix_access, thread_access
@@ -15,7 +14,7 @@ from ..dtypes import DType, dtype
 from ..errors import AtomError, LayoutError
 from ..layouts import ComposedLayout, Layout
 from ..view import access_svg, swizzle_pair_svg
-from .arguments import LAYOUT_HELP, add, add_picture, answer, drawn, layout_of
+from .arguments import LAYOUT_HELP, Commands, add, add_picture, answer, drawn, layout_of
 
 SWIZZLE_EXAMPLES = (
     'layoutgemm swizzle "(64,64):(64,1)" --element bf16',
@@ -32,7 +31,7 @@ LANES = 32
 Tile = Layout | ComposedLayout | SmemTile
 
 
-def add_swizzle(commands: Any) -> None:
+def add_swizzle(commands: Commands) -> None:
     """The subcommand swizzle."""
     parser = add(
         commands, "swizzle", "which swizzle makes accesses to a tile free of bank conflicts", SWIZZLE_EXAMPLES, swizzle,
@@ -44,7 +43,7 @@ def add_swizzle(commands: Any) -> None:
     add_picture(parser, "the tile before and after the swizzle found, or the best one,")
 
 
-def add_banks(commands: Any) -> None:
+def add_banks(commands: Commands) -> None:
     """The subcommand banks."""
     parser = add(
         commands, "banks", "the bank conflicts of accesses to a tile, with their lanes", BANKS_EXAMPLES,
@@ -80,7 +79,7 @@ def swizzle(args: argparse.Namespace) -> int:
         if drawn(args, draw):
             return 0 if found else 1
 
-    def data() -> dict[str, Any]:
+    def data() -> dict[str, object]:
         in_elements = None if found.swizzle is None else str(found.on_elements(element))
         return {
             "layout": args.layout, "element": element.name, "found": bool(found),
@@ -185,7 +184,7 @@ def columns(extent: tuple[int, int], element: DType, along: str) -> AccessPatter
 ACCESSES = {"rows": rows, "columns": columns}
 
 
-def report_data(report: BankReport) -> dict[str, Any]:
+def report_data(report: BankReport) -> dict[str, object]:
     """A bank report for programs: counts, and the lanes of the first phase that conflicts at its worst bank."""
     first = report.witness
     conflict = None

@@ -9,12 +9,15 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, TextIO
 
-from ..bench.method import Problem
+from ..bench.method import BenchProblem
 from ..bench.outcome import DETAILS, HEAD, details, line, record
 from ..errors import LayoutError, OperandError
-from .arguments import add, failed, one_line
+from .arguments import Commands, add, failed, one_line
+
+if TYPE_CHECKING:
+    from ..bench.matmul import Comparison
 
 EXAMPLES = (
     "layoutgemm bench 4096 4096 4096",
@@ -67,7 +70,7 @@ def rounds(text: str) -> int:
     return int(text)
 
 
-def add_bench(commands: Any) -> None:
+def add_bench(commands: Commands) -> None:
     """The subcommand bench."""
     parser = add(
         commands, "bench", "measure matmul on the GPU against torch.mm", EXAMPLES, bench,
@@ -86,9 +89,9 @@ def add_bench(commands: Any) -> None:
 def bench(args: argparse.Namespace) -> int:
     """Measure each shape and print it when it is done; returns the exit status."""
     from ..bench.contenders import cublaslt_version
-    from ..bench.matmul import Comparison, check_size, compare, cuda_device
+    from ..bench.matmul import check_size, compare, cuda_device
 
-    problems = [Problem(*sizes, args.b_major) for sizes in shapes_of(args.shapes)]
+    problems = [BenchProblem(*sizes, args.b_major) for sizes in shapes_of(args.shapes)]
     for problem in problems:
         check_size(problem)
     device, facts = cuda_device(problems[0])
@@ -131,7 +134,7 @@ def bench(args: argparse.Namespace) -> int:
     return 0 if ok else 1
 
 
-def text_of(found: Any) -> str:
+def text_of(found: Comparison) -> str:
     """One product as text: the kernel and its reason, then every contender, fastest first."""
     lines = ["", f"{found.outcome.problem}: {found.kernel or 'no kernel'}"]
     lines += [f"    because {found.why}"] * bool(found.why) + [f"    copied: {copy}" for copy in found.copies]
@@ -141,7 +144,7 @@ def text_of(found: Any) -> str:
 class ProgressLine:
     """The current step on one line of a terminal, replaced by the next. Prints nothing elsewhere."""
 
-    def __init__(self, stream: Any = None) -> None:
+    def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = sys.stderr if stream is None else stream
         self.shown = False
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 from dataclasses import replace
-from typing import Any
 
 from ..arch import ARCHES
 from ..arch import arch as arch_of
@@ -36,7 +35,7 @@ from ..dtypes import DType, dtype
 from ..errors import AtomError, DescriptorError, LayoutError
 from ..layouts import Layout
 from ..view import box_svg, fields_svg
-from .arguments import add, add_picture, answer, drawn, plain_tile, size_pair
+from .arguments import Commands, add, add_picture, answer, drawn, plain_tile, size_pair
 
 DESC_EXAMPLES = (
     "layoutgemm desc 128x64 --element bf16 --major K --swizzle 128B",
@@ -65,7 +64,7 @@ def _tile_arguments(parser: argparse.ArgumentParser) -> None:
 # ------------------------------------------------------------------------------------------------------ descriptors
 
 
-def add_desc(commands: Any) -> None:
+def add_desc(commands: Commands) -> None:
     """The subcommand desc."""
     parser = add(
         commands, "desc", "the matrix descriptor of a shared-memory tile, or the fields of a word", DESC_EXAMPLES, desc,
@@ -173,7 +172,7 @@ def _listed(sizes: tuple[int, ...]) -> str:
     return ", ".join(map(str, sizes)) if len(sizes) < 6 else f"{sizes[0]}, {sizes[1]}, ..., {sizes[-1]}"
 
 
-def word_data(table: FieldTable, word: int) -> dict[str, Any]:
+def word_data(table: FieldTable, word: int) -> dict[str, object]:
     """A word and its fields for programs: bits [low, high), the raw number there, the value and its name."""
     values = table.decode(word)
     fields = {
@@ -186,7 +185,7 @@ def word_data(table: FieldTable, word: int) -> dict[str, Any]:
     return {"word": f"{word:#0{table.bits // 4 + 2}x}", "table": table.name, "fields": fields}
 
 
-def meaning(found: SmemDescriptor | InstructionDescriptor, element: DType) -> dict[str, Any]:
+def meaning(found: SmemDescriptor | InstructionDescriptor, element: DType) -> dict[str, object]:
     """The meaning of a decoded word: a matrix descriptor's layouts, or an instruction descriptor's product."""
     if isinstance(found, SmemDescriptor):
         return {"arch": found.arch, "swizzle": found.swizzle_name, "layouts": found.layouts(element)}
@@ -196,7 +195,7 @@ def meaning(found: SmemDescriptor | InstructionDescriptor, element: DType) -> di
 
 def derived_data(
     derived: OperandDescriptor, placed: SmemDescriptor, tile: SmemTile, read: OperandRead
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """A derived descriptor for programs; steps and stages in bytes."""
     return {
         **word_data(placed.table, placed.word), "arch": read.arch, "operand": read.name, "layout": str(tile),
@@ -209,7 +208,7 @@ def derived_data(
 # ------------------------------------------------------------------------------------------------------------ boxes
 
 
-def add_box(commands: Any) -> None:
+def add_box(commands: Commands) -> None:
     """The subcommand box."""
     parser = add(
         commands, "box", "the TMA loads that fill a shared-memory tile", BOX_EXAMPLES, box,
@@ -279,7 +278,7 @@ def place(text: str, matrix: tuple[int, int], tile: tuple[int, int]) -> tuple[in
     return at
 
 
-def box_data(plan: TmaPlan, tile: SmemTile, starts: tuple[tuple[int, ...], ...] | None) -> dict[str, Any]:
+def box_data(plan: TmaPlan, tile: SmemTile, starts: tuple[tuple[int, ...], ...] | None) -> dict[str, object]:
     """The copies for programs: elements along the dimensions, innermost first; offsets in bytes."""
     data = {
         "operation": plan.operation, "element": plan.dtype.name, "layout": str(tile), "dims": plan.dims,

@@ -8,7 +8,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,7 @@ examples:
   layoutgemm emulate kernel.ptx --arg f32:32=range --svg timeline.svg
 
 exit status: 0 nothing was found, 1 something was, 2 the run could not be made"""
+Argument: TypeAlias = npt.NDArray[np.generic] | Packed | TensorMapOf | bytes | int | float
 POLICIES = {
     "late": Policy(),
     "early": Policy(loads="early", products="early", stores="early"),
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     for text in args.save:
         number, _, path = text.partition("=")
         value = values[int(number)]
-        value = value.array if isinstance(value, TensorMapOf) else value
+        value = cast(Any, value.array) if isinstance(value, TensorMapOf) else value
         np.save(path, value.values if isinstance(value, Packed) else value)
     if args.svg is not None:
         made = done.launches[0].timeline
@@ -112,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if done.ok else 1
 
 
-def _mutants(args: argparse.Namespace, values: list[Any]) -> int:
+def _mutants(args: argparse.Namespace, values: list[Argument]) -> int:
     """Run mutants of the kernel and print the table."""
     done = mutate_ptx(
         args.file, grid=args.grid, block=args.block, cluster=args.cluster, smem=args.smem, args=values,
@@ -127,7 +128,7 @@ def _mutants(args: argparse.Namespace, values: list[Any]) -> int:
     return int(any(row.reason.partition(":")[0] not in PROVEN for row in left))
 
 
-def argument(text: str, rng: np.random.Generator) -> Any:
+def argument(text: str, rng: np.random.Generator) -> Argument:
     """The value that an --arg option describes. Raises EmulatorError.
 
     >>> rng = np.random.default_rng(0)
@@ -155,7 +156,9 @@ def argument(text: str, rng: np.random.Generator) -> Any:
     return int(content, 0)
 
 
-def _array(kind: str, shape: tuple[int, ...], content: str, rng: np.random.Generator) -> npt.NDArray[Any] | Packed:
+def _array(
+    kind: str, shape: tuple[int, ...], content: str, rng: np.random.Generator
+) -> npt.NDArray[np.generic] | Packed:
     form = dtype(kind)
     if form.bits < 8:
         whole = rng.integers(0, 1 << form.bits, shape) if content == "random" else np.zeros(shape, np.int64)

@@ -134,7 +134,7 @@ def _tune(args: argparse.Namespace) -> int:
         budget=args.budget,
     )  # fmt: skip
 
-    def data() -> dict[str, Any]:
+    def data() -> dict[str, object]:
         return {
             "fastest": name_of(found.choice), "seconds": found.seconds, "heuristic_seconds": found.chosen,
             "torch_seconds": found.torch, "kept": None if found.kept is None else str(found.kept),
@@ -152,8 +152,8 @@ def _prove(args: argparse.Namespace) -> int:
     found = prove(*(stated(text, facts) for text in (args.a, args.b)))
     verdict = "undecided" if isinstance(found, Undecided) else "proven" if found else "refuted"
 
-    def data() -> dict[str, Any]:
-        said: dict[str, Any] = {"verdict": verdict, "given": args.given, "explanation": found.explain()}
+    def data() -> dict[str, object]:
+        said: dict[str, object] = {"verdict": verdict, "given": args.given, "explanation": found.explain()}
         if isinstance(found, CounterExample):
             witness = {"coord": found.coord, "left": found.left, "right": found.right}
             said |= {"method": found.method, "sizes": dict(found.sizes)}
@@ -208,7 +208,7 @@ def _compiled(plan: TeachingPlan, say: Callable[[str], object]) -> str:
     return "\n".join(lines)
 
 
-def _run(plan: TeachingPlan, args: argparse.Namespace, say: Callable[[str], object]) -> dict[str, Any]:
+def _run(plan: TeachingPlan, args: argparse.Namespace, say: Callable[[str], object]) -> dict[str, object]:
     rng = np.random.default_rng(args.seed)
     # A's and B's types represent these values exactly, so the float64 product is the exact one.
     a = plan.a.dtype.decode(plan.a.dtype.encode(rng.standard_normal((plan.m, plan.k), dtype=np.float32)))

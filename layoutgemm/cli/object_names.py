@@ -111,7 +111,7 @@ def whole_atom(text: str) -> MmaAtom:
 # ------------------------------------------------------------------- tiled atoms, copies, orders, swizzles
 
 
-def object_of(text: str) -> tuple[Pictured, dict[str, Any], dict[str, Any]]:
+def object_of(text: str) -> tuple[Pictured, dict[str, object], dict[str, Any]]:
     """The named object, its data for programs, and its drawing options. Raises LayoutError.
 
     >>> made, data, options = object_of("schedule:grouped:4:12x8")
@@ -146,10 +146,7 @@ def object_of(text: str) -> tuple[Pictured, dict[str, Any], dict[str, Any]]:
 
 
 def schedule_of(text: str) -> tuple[Schedule, tuple[int, int]]:
-    """`linear`, `grouped:8`, `serpentine:4:16x12`, `hilbert:32x32` as an order of tiles and a grid.
-
-    Raises LayoutError.
-    """
+    """`linear`, `grouped:8`, `serpentine:4:16x12` as an order of tiles and a grid. Raises LayoutError."""
     name, *rest = text.split(":")
     grid = size_pair(rest.pop(), "a grid is written ROWSxCOLUMNS") if rest and "x" in rest[-1] else (16, 12)
     orders: dict[str, Callable[[int], Schedule]] = {

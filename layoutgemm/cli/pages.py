@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ..errors import LayoutError
 from .arguments import answer, tile_of
@@ -24,7 +23,7 @@ def add_page(parser: argparse.ArgumentParser) -> None:
         )  # fmt: skip
 
 
-def paged(args: argparse.Namespace, is_atom: bool, find: Callable[[], Any]) -> bool:
+def paged(args: argparse.Namespace, is_atom: bool, find: Callable[[], object]) -> bool:
     """Write the page of what `find` finds, if --html asks for it; returns True if written."""
     given = {name: text for name, text in (("a", args.smem_a), ("b", args.smem_b)) if text is not None}
     if args.html is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict, replace
-from typing import Any
 
 from ..arch import ARCHES
 from ..arch import arch as arch_of
@@ -15,7 +14,7 @@ from ..kernels.planner import plan as planned
 from ..kernels.sm90.choose.rules import choose
 from ..kernels.sm90.types import operands
 from ..report import Report
-from .arguments import add, add_picture, answer, drawn
+from .arguments import Commands, add, add_picture, answer, drawn
 
 EXAMPLES = (
     "layoutgemm plan 200 136 72 -b bf16:col",
@@ -29,7 +28,7 @@ EXAMPLES = (
 CHOICES = ("tile_n", "tile_k", "stages")
 
 
-def add_plan(commands: Any) -> None:
+def add_plan(commands: Commands) -> None:
     """The subcommand plan, and its alias explain."""
     parser = add(
         commands, "plan", "the derivation of a GEMM and its checks", EXAMPLES, run, aliases=("explain",),
@@ -73,7 +72,7 @@ def teaching(args: argparse.Namespace, arch: str = "sm_90a") -> TeachingPlan:
     return TeachingPlan.derive(args.m, args.n, args.k, arch=arch, a=args.a, b=args.b, c=args.c, config=config)
 
 
-def production(args: argparse.Namespace) -> tuple[Any, str]:
+def production(args: argparse.Namespace) -> tuple[GemmPlan, str]:
     """The plan of the kernel that `layoutgemm.matmul` launches for these sizes, and why. Raises LayoutError."""
     if arch_of(args.arch).name != "sm_90a":
         raise PlanError(f"--matmul: the choice is among sm_90a's kernels, and {args.arch} has one: omit it")
@@ -104,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if report else 1
 
 
-def plan_data(plan: GemmPlan, report: Report, why: str = "") -> dict[str, Any]:
+def plan_data(plan: GemmPlan, report: Report, why: str = "") -> dict[str, object]:
     """A plan for programs: its main numbers, the derivation as text, and every check with verdict and method."""
     return {
         **({"chosen": why} if why else {}),

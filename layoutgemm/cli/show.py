@@ -6,7 +6,7 @@ import argparse
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..errors import LayoutError
 from ..layouts.display import table
 from ..view import fragment_svg, layout_svg, layout_table, swizzle_svg, tv_table
 from ..view.grid import offsets_of, owners_of
-from .arguments import LAYOUT_HELP, add, add_picture, answer, drawn, layout_of
+from .arguments import LAYOUT_HELP, Commands, add, add_picture, answer, drawn, layout_of
 from .object_names import ATOMS, FAMILIES, atom_of, has_operand, object_of
 from .pages import add_page, paged
 
@@ -41,7 +41,7 @@ FORMS = (
 )
 
 
-def add_show(commands: Any) -> None:
+def add_show(commands: Commands) -> None:
     """The subcommand show."""
     parser = add(
         commands, "show", "a layout, a tile, an atom, a copy or an order of tiles as text, or as a picture", EXAMPLES,
@@ -105,7 +105,7 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
-def paged_object(what: str) -> Any:
+def paged_object(what: str) -> object:
     """The object of a page: a whole atom whichever operand is named, others as they are."""
     if what.partition(":")[0] in FAMILIES and has_operand(what):
         return atom_of(what)[0]
@@ -120,7 +120,7 @@ class Shown:
 
     text: Callable[[], str]
     draw: Callable[[], str]
-    data: Callable[[], dict[str, Any]]
+    data: Callable[[], Mapping[str, object]]
 
 
 def shown(args: argparse.Namespace) -> Shown:
@@ -148,7 +148,7 @@ def shown(args: argparse.Namespace) -> Shown:
             return swizzle_svg(layout, given.slot_bits, **part_)
         return layout_svg(layout, **part_)
 
-    def data() -> dict[str, Any]:
+    def data() -> dict[str, object]:
         found = offsets_of(layout, **part_)
         named = {"rows": list(found.rows), "columns": list(found.columns), "offsets": found.values}
         return {"layout": str(given), "shape": layout.shape, **named}
@@ -161,7 +161,7 @@ def operand_shown(what: str, part_: dict[str, Any], colors: dict[str, Any]) -> S
     atom, operand = atom_of(what)
     tv, tile = atom.layout(operand), atom.tile_of(operand)
 
-    def data() -> dict[str, Any]:
+    def data() -> dict[str, object]:
         found = owners_of(tv, tile, **part_)
         return {
             "atom": atom.ptx, "operand": operand, "layout": str(tv), "tile": tile, "threads": atom.threads,

@@ -20,14 +20,14 @@ from typing import Any
 from ..arguments import as_int, checked, refusal, shown
 from ..atoms.tma.rules import TensorMap
 from ..dtypes import DType, dtype
-from ..errors import EmulatorError
+from ..errors import EmulatorError, OperandError
 from .findings import Counts, Finding
-from .host.arguments import ArgumentMemory, Array, Packed, array_of, callers_array
+from .host.arguments import ArgumentMemory, Array, Packed, array_of, callers_array, element_of
 from .host.dsl_calls import CompiledFunction, watch
 from .host.launcher import HostFunction, HostLaunch
 from .machine.bank_counts import BankRow, bank_rows, bank_table
 from .machine.interpreter import PtxMachine
-from .machine.launch import Launch, Policy, Progress, Watch
+from .machine.launch import Policy, Progress, Watch
 from .machine.memory import GlobalMemory
 from .machine.tensor_map import BYTES, encode
 from .machine.timeline import Timeline
@@ -82,10 +82,7 @@ class LaunchResult:
 
 @dataclass
 class Emulation:
-    """The result of a run, true when nothing but lint was found.
-
-    launches   in order
-    """
+    """The launches of a run, in order. True if nothing but lint was found."""
 
     launches: list[LaunchResult] = field(default_factory=list)
 
@@ -146,7 +143,7 @@ class Emulation:
             raise EmulatorError(self.report())
         return self
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """All of it as JSON-able data."""
         return {
             "ok": self.ok,
@@ -175,19 +172,19 @@ class Emulation:
 # Compiled functions ---------------------------------------------------------------------------------------------------
 
 watch()
-_HOSTS: weakref.WeakKeyDictionary[Any, CompiledFunction] = weakref.WeakKeyDictionary()
+_HOSTS: weakref.WeakKeyDictionary[object, CompiledFunction] = weakref.WeakKeyDictionary()
 
 
 @checked(EmulatorError)
 def emulate(
-    compiled: Any,
-    *args: Any,
+    compiled: object,
+    *args: object,
     policy: Orders = None,
     progress: bool = True,
-    extra: Sequence[Any] = (),
+    extra: Sequence[object] = (),
     banks: bool = False,
     timeline: bool = False,
-    **named: Any,
+    **named: object,
 ) -> Emulation:
     """Run a compiled CuTe DSL function on the CPU through its host half; check it.
 
@@ -218,11 +215,11 @@ def emulate(
 
 def emulate_host(
     host: HostFunction,
-    args: Sequence[Any],
+    args: Sequence[object],
     *,
     policy: Orders = None,
     progress: bool = True,
-    extra: Sequence[Any] = (),
+    extra: Sequence[object] = (),
     banks: bool = False,
     timeline: bool = False,
 ) -> Emulation:
@@ -265,9 +262,8 @@ def _run_once(
 ) -> list[LaunchResult]:
     out = []
     for number, launch in enumerate(launches):
-        described = Launch(launch.grid, launch.block, launch.parameters, memory, launch.cluster, launch.dynamic_shared)
         line = _progress(f"{launch.kernel.name[:40]} ({number + 1} of {len(launches)})") if progress else None
-        machine = PtxMachine(program_of(launch.kernel), described, policy, line, watch)
+        machine = PtxMachine(program_of(launch.kernel), launch.within(memory), policy, line, watch)
         start = time.perf_counter()
         try:
             machine.run()
@@ -321,7 +317,7 @@ class TensorMapOf:
     steps    traversal steps, in the order of the axes
     """
 
-    array: Any
+    array: object
     box: tuple[int, ...]
     swizzle: str = "none"
     kind: str | None = None
@@ -333,26 +329,25 @@ class TensorMapOf:
         """The map. Raises EmulatorError for an array whose last axis is not contiguous."""
         if array.shape[-1] > 1 and array.strides[-1] != 1:
             raise EmulatorError(f"the last axis of an array of strides {array.strides} is not contiguous")
-        bits = self._kind(array).bits
+        bits = self._kind().bits
         extents = [extent * array.bits // bits if n == 0 else extent for n, extent in enumerate(array.shape[::-1])]
         strides = tuple([stride * array.bits // 8 for stride in array.strides[-2::-1]])
         steps = self.steps or (1,) * len(self.box)
         return TensorMap(
-            self._kind(array), tuple(extents), strides, tuple(self.box[::-1]), tuple(steps[::-1]), self.swizzle, "",
+            self._kind(), tuple(extents), strides, tuple(self.box[::-1]), tuple(steps[::-1]), self.swizzle, "",
             self.l2_promotion, self.oob_fill,
         )  # fmt: skip
 
-    def _kind(self, array: Array) -> DType:
+    def _kind(self) -> DType:
         if self.kind is not None:
             return dtype(self.kind)
         if isinstance(self.array, Packed):
             return dtype(self.array.kind)
-        name = str(getattr(self.array, "dtype", "")).removeprefix("torch.")
-        short = {"float": "f", "bfloat": "bf", "uint": "u", "int": "i"}
-        letters = name.rstrip("0123456789")
-        if letters not in short:
-            raise EmulatorError(f"a tensor map of {name or type(self.array).__name__}: name its element type")
-        return dtype(short[letters] + name[len(letters) :])
+        name = element_of(self.array)
+        try:
+            return dtype(name)
+        except OperandError:
+            raise EmulatorError(f"a tensor map of {name or type(self.array).__name__}: name its element type") from None
 
 
 @checked(EmulatorError)
@@ -363,7 +358,7 @@ def emulate_ptx(
     block: int | Sequence[int] | None = None,
     cluster: int | Sequence[int] | None = None,
     smem: int = 0,
-    args: Sequence[Any] = (),
+    args: Sequence[object] = (),
     kernel: str | None = None,
     policy: Orders = None,
     progress: bool = True,
@@ -406,7 +401,7 @@ def described(
     block: int | Sequence[int] | None,
     cluster: int | Sequence[int] | None,
     smem: int,
-    args: Sequence[Any],
+    args: Sequence[object],
     kernel: str | None,
 ) -> tuple[HostLaunch, GlobalMemory]:
     """The launch that the arguments of `emulate_ptx` describe, and the memory of its arrays."""

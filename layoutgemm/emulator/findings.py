@@ -47,10 +47,7 @@ class Finding:
 
 @dataclass
 class Findings:
-    """All findings of a run; equal ones of one instruction count once.
-
-    limit  distinct findings after which the run is given up
-    """
+    """All findings of a run, up to a limit; equal ones of one instruction count once."""
 
     limit: int = 50
     found: list[Finding] = field(default_factory=list)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..arguments import refusal
@@ -22,15 +22,26 @@ _TAKEN = (
 )
 
 
+# Classes of the DSL, the derived ones first -> how they are read, with the spaces of a copy.
+_ATOMS: dict[str, Callable[[Any, tuple[str, str]], object]] = {
+    "TiledMma": lambda x, spaces: dsl_atoms.tiled_mma(x),
+    "MmaAtom": lambda x, spaces: dsl_atoms.mma_atom(x),
+    "TiledCopy": dsl_atoms.tiled_copy,
+    "CopyAtom": dsl_atoms.copy_atom,
+    "MmaOp": lambda x, spaces: dsl_atoms.product_of(x),
+    "CopyOp": lambda x, spaces: dsl_atoms.copy_of(x),
+}
+
+
 def from_cute(
-    x: Any,
+    x: object,
     *,
-    names: Sequence[Any] | None = None,
+    names: Sequence[object] | None = None,
     element: DType | str | None = None,
     unit: int | str | None = None,
     spaces: tuple[str, str] = ("gmem", "rmem"),
 ) -> Any:
-    """What another package has, as ours, equal as a function.
+    """Another package's object as ours, equal as a function.
 
         the CuTe DSL, inside @cute.jit and @cute.kernel or outside          here
         ----------------------------------------------------------------    -----------------------------------------
@@ -137,18 +148,9 @@ def _of_dsl(x: Any, bases: set[str], names: Any, element: Any, unit: Any, spaces
         return out
     if "cutlass.cute.typing.ComposedLayout" in bases:
         raise LayoutError(f"{x} begins with {x.inner!r}, a Python function: no layout says what that does")
-    if "cutlass.cute.atom.TiledMma" in bases:
-        return dsl_atoms.tiled_mma(x)
-    if "cutlass.cute.atom.MmaAtom" in bases:
-        return dsl_atoms.mma_atom(x)
-    if "cutlass.cute.atom.TiledCopy" in bases:
-        return dsl_atoms.tiled_copy(x, spaces)
-    if "cutlass.cute.atom.CopyAtom" in bases:
-        return dsl_atoms.copy_atom(x, spaces)
-    if "cutlass.cute.atom.MmaOp" in bases:
-        return dsl_atoms.product_of(x)
-    if "cutlass.cute.atom.CopyOp" in bases:
-        return dsl_atoms.copy_of(x)
+    for name, read in _ATOMS.items():
+        if f"cutlass.cute.atom.{name}" in bases:
+            return read(x, spaces)
     raise NotTaken(f"from_cute takes {_TAKEN}, not {_what(x)}")
 
 
@@ -197,11 +199,11 @@ def _array(x: Any, bases: set[str]) -> TensorLayout:
     return TensorLayout(Layout(shape, stride), element)
 
 
-def _bases(x: Any) -> set[str]:
+def _bases(x: object) -> set[str]:
     """The dotted names of the classes of an object."""
     return {f"{kind.__module__}.{kind.__qualname__}" for kind in type(x).__mro__}
 
 
-def _what(x: Any) -> str:
+def _what(x: object) -> str:
     kind = type(x)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -13,7 +13,7 @@ from .unsupported import NotTaken
 
 
 @converted.register(object)
-def to_cute(x: Any, **values: Any) -> Any:
+def to_cute(x: object, **values: object) -> Any:
     """Ours as an object of the CuTe DSL, equal as a function: the inverse of from_cute. A method of each, too.
 
         Layout, Swizzle, ComposedLayout    make_layout, make_swizzle, make_composed_layout
@@ -35,12 +35,14 @@ def to_cute(x: Any, **values: Any) -> Any:
 
 
 def cute_context(arch: str | None = None) -> AbstractContextManager[None]:
-    """Makes objects of the CuTe DSL outside a kernel, at a prompt or in a test: `with cute_context("sm_90a"): ...`
+    """Makes objects of the CuTe DSL outside a kernel, as at a prompt.
+
+        with cute_context("sm_90a"): ...
 
     arch   the architecture that the DSL checks its operations against ("sm_90a" for wgmma); None leaves it
 
-    What is made inside is of no use to a kernel; it can be looked at as long as the process lives. Raises
-    LayoutError within a trace, which has a context of its own.
+    Its objects are of no use to a kernel and can be read as long as the process lives. Raises LayoutError within a
+    trace, which has a context of its own.
     """
     context: AbstractContextManager[None] = _bridge().context(arch)
     return context

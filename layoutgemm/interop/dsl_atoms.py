@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..atoms import (
     CopyAtom,
@@ -44,6 +44,10 @@ from ..layouts import Layout
 from .dsl_layouts import element_of, static_layout
 from .unsupported import MAPS, REFUSED
 
+if TYPE_CHECKING:
+    from cutlass import cute
+    from cutlass.cute.atom import CopyOp, MmaOp
+
 # ---------------------------------------------------------------- operations
 
 
@@ -52,19 +56,19 @@ def _name(value: Any) -> str:
     return str(value.name).lower()
 
 
-def _scale(op: Any, field: str) -> str:
+def _scale(op: MmaOp, field: str) -> str:
     # The DSL has one type for e4m3 with and without its sign; the factors have none.
     name = element_of(getattr(op, field)).name
     return "ue4m3" if name == "e4m3" else name
 
 
-def _warp(op: Any) -> MmaAtom:
+def _warp(op: MmaOp) -> MmaAtom:
     ab = element_of(op.ab_dtype)
     return mma_sync(tuple(op.shape_mnk), ab, c=element_of(op.acc_dtype))
 
 
-def _warp_scaled(kind: str) -> Callable[[Any], MmaAtom]:
-    def make(op: Any) -> MmaAtom:
+def _warp_scaled(kind: str) -> Callable[[MmaOp], MmaAtom]:
+    def make(op: MmaOp) -> MmaAtom:
         a = element_of(op.ab_dtype if hasattr(op, "ab_dtype") else op.a_dtype)
         b = element_of(op.ab_dtype if hasattr(op, "ab_dtype") else op.b_dtype)
         scale, vector = _scale(op, "sf_type"), int(op.sf_vec_size)
@@ -73,13 +77,13 @@ def _warp_scaled(kind: str) -> Callable[[Any], MmaAtom]:
     return make
 
 
-def _wgmma(op: Any) -> MmaAtom:
+def _wgmma(op: MmaOp) -> MmaAtom:
     a, b, c = (element_of(kind) for kind in (op.a_dtype, op.b_dtype, op.acc_dtype))
     return wgmma(int(op.shape_mnk[1]), a, b, c, _name(op.a_src))
 
 
-def _tcgen05(kind: str, sparse: bool = False) -> Callable[[Any], MmaAtom]:
-    def make(op: Any) -> MmaAtom:
+def _tcgen05(kind: str, sparse: bool = False) -> Callable[[MmaOp], MmaAtom]:
+    def make(op: MmaOp) -> MmaAtom:
         a, b, c = (element_of(x) for x in (op.a_dtype, op.b_dtype, op.acc_dtype))
         m, n, k = map(int, op.shape_mnk)
         scale, vector = (_scale(op, "sf_dtype"), int(op.sf_vec_size)) if kind.startswith("mx") else (None, None)
@@ -90,7 +94,7 @@ def _tcgen05(kind: str, sparse: bool = False) -> Callable[[Any], MmaAtom]:
 
 
 # (part of cutlass.cute.nvgpu, class) -> the atom of an operation of that class.
-PRODUCTS: dict[tuple[str, str], Callable[[Any], MmaAtom]] = {
+PRODUCTS: dict[tuple[str, str], Callable[[MmaOp], MmaAtom]] = {
     ("common", "MmaUniversalOp"): lambda op: fma(element_of(op.abacc_dtype)),
     ("warp", "MmaF16BF16Op"): _warp,
     ("warp", "MmaFP8Op"): _warp,
@@ -124,13 +128,13 @@ PRODUCTS: dict[tuple[str, str], Callable[[Any], MmaAtom]] = {
 _PACKED = {None: "b8", 6: "b8x16.b6x16_p32", 4: "b8x16.b4x16_p64"}
 
 
-def _load_8x16(op: Any) -> CopyAtom:
+def _load_8x16(op: CopyOp) -> CopyAtom:
     # Without unpacking there is no m8n16: the DSL issues m8n8.b16, which moves the same bytes.
     return ldmatrix(op.num_matrices, f"m8n16.{_PACKED[op.unpack_bits]}" if op.unpack_bits else "m8n8.b16")
 
 
 # (part of cutlass.cute.nvgpu, class) -> the atom of an operation that says all by itself, in its own element.
-MATRIX_COPIES: dict[tuple[str, str], Callable[[Any], CopyAtom]] = {
+MATRIX_COPIES: dict[tuple[str, str], Callable[[CopyOp], CopyAtom]] = {
     ("warp", "LdMatrix8x8x16bOp"): lambda op: ldmatrix(op.num_matrices, transpose=op.transpose),
     ("warp", "LdMatrix8x16x8bOp"): _load_8x16,
     ("warp", "LdMatrix16x8x8bOp"): lambda op: ldmatrix_m16n8(op.num_matrices, _PACKED[op.unpack_bits]),
@@ -155,9 +159,9 @@ _ATTRIBUTES: dict[str, Callable[[str], tuple[str, Any]]] = {
 
 @dataclass(frozen=True)
 class _Copy:
-    """What a copy atom of threads says: its operation, bits, element, spaces (the caller's word) and attributes."""
+    """A copy atom of threads: operation, bits, element, spaces (the caller's word), attributes."""
 
-    op: Any
+    op: CopyOp
     bits: int
     element: DType
     spaces: tuple[str, str]
@@ -211,17 +215,21 @@ _TMEM = re.compile(r"(Ld|St)(\d+x\d+bx?2?)Op")
 _TMEM_REDUCING = re.compile(r"LdRed(\d+x\d+bx?2?)Op")
 
 
-def _key(op: Any) -> tuple[str, str]:
+def _key(op: object) -> tuple[str, str]:
     parts = type(op).__module__.split(".")
     return parts[3] if len(parts) > 3 else "", type(op).__name__
 
 
-def product_of(op: Any) -> MmaAtom:
-    """The atom of one of the DSL's matrix operations. Raises AtomError where there is none here."""
-    part, name = _key(op)
-    make = PRODUCTS.get((part, name))
+def _refuse(part: str, name: str) -> None:
     if (part, name) in REFUSED:
         raise AtomError(f"the DSL's {part}.{name} is {REFUSED[part, name]}")
+
+
+def product_of(op: MmaOp) -> MmaAtom:
+    """The atom of one of the DSL's matrix operations. Raises AtomError without one."""
+    part, name = _key(op)
+    make = PRODUCTS.get((part, name))
+    _refuse(part, name)
     if make is None:
         raise AtomError(
             f"the DSL's {part}.{name} has no atom here; the maps of an atom of it are layouts, as in "
@@ -230,7 +238,7 @@ def product_of(op: Any) -> MmaAtom:
     return make(op)
 
 
-def copy_of(op: Any, element: DType | None = None, said: _Copy | None = None) -> CopyAtom:
+def copy_of(op: CopyOp, element: DType | None = None, said: _Copy | None = None) -> CopyAtom:
     """The atom of one of the DSL's copy operations: `element` and what a copy of threads says, a copy atom adds."""
     part, name = _key(op)
     if (part, name) in MATRIX_COPIES:
@@ -260,9 +268,8 @@ def copy_of(op: Any, element: DType | None = None, said: _Copy | None = None) ->
         if said.attributes and name not in ("CopyG2ROp", "CopyR2GOp"):
             raise AtomError(f"the DSL's {part}.{name} with {said.attributes} has no atom here")
         return THREAD_COPIES[part, name](said)
-    if (part, name) in REFUSED:
-        raise AtomError(f"the DSL's {part}.{name} is {REFUSED[part, name]}")
-    if "BulkTensor" in name:  # an operation without its atom: nobody knows the box
+    _refuse(part, name)
+    if "BulkTensor" in name:  # an operation without its atom does not say the box
         raise AtomError(
             f"the DSL's {part}.{name} is a tensor copy, whose box follows from the tensor and the tile: take "
             f"layoutgemm.atoms.tma_load (or tma_store) of from_cute(tensor) and from_cute(tile)"
@@ -282,7 +289,7 @@ def same(what: str, ours: Layout, theirs: Layout) -> None:
         raise AtomError(f"{what} is {ours} here and {theirs} in the DSL: {why}")
 
 
-def mma_atom(x: Any) -> MmaAtom:
+def mma_atom(x: cute.MmaAtom) -> MmaAtom:
     """The atom of the DSL's MmaAtom, or of the atom in its TiledMma."""
     atom, kind = product_of(x.op), x.type
     for operand in "ABC":
@@ -291,7 +298,7 @@ def mma_atom(x: Any) -> MmaAtom:
     return atom
 
 
-def copy_atom(x: Any, spaces: tuple[str, str]) -> CopyAtom:
+def copy_atom(x: cute.CopyAtom, spaces: tuple[str, str]) -> CopyAtom:
     """The atom of the DSL's CopyAtom, or of the atom in its TiledCopy."""
     if type(x.op).__name__ in TENSOR_COPIES:
         return tensor_copy(x)
@@ -308,7 +315,7 @@ def copy_atom(x: Any, spaces: tuple[str, str]) -> CopyAtom:
     return atom
 
 
-def tensor_box(x: Any) -> Layout:
+def tensor_box(x: cute.CopyAtom) -> Layout:
     """The box of the DSL's atom of a tensor copy, as the DSL found it: value -> coordinate in the tensor."""
     basis = re.search(r'tma_gbasis = <"([^"]*)">', str(x.type))
     if basis is None:
@@ -316,7 +323,7 @@ def tensor_box(x: Any) -> Layout:
     return Layout.parse(basis[1])
 
 
-def tensor_copy(x: Any) -> CopyAtom:
+def tensor_copy(x: cute.CopyAtom) -> CopyAtom:
     """The DSL's atom of a tensor copy: one instruction of one thread, whose values are the box in its order.
 
     The box and its dimensions stand in the atom's type. Which tensor and which tile of shared memory they belong to
@@ -343,7 +350,7 @@ def tensor_copy(x: Any) -> CopyAtom:
                     box if box.rank == 2 else None)  # fmt: skip
 
 
-def tiled_mma(x: Any) -> TiledMma:
+def tiled_mma(x: cute.TiledMma) -> TiledMma:
     """The DSL's TiledMma, compared with it over every operand."""
     atom, kind = mma_atom(x), x.type
     threads = static_layout(kind.thr_layout_vmnk)
@@ -359,7 +366,7 @@ def tiled_mma(x: Any) -> TiledMma:
     return tiled
 
 
-def tiled_copy(x: Any, spaces: tuple[str, str]) -> TiledCopy:
+def tiled_copy(x: cute.TiledCopy, spaces: tuple[str, str]) -> TiledCopy:
     """The DSL's TiledCopy, compared with it on both sides."""
     atom, kind = copy_atom(x, spaces), x.type
     tiled = TiledCopy(atom, static_layout(kind.layout_tv_tiled), _tile(kind.tiler_mn))
@@ -369,12 +376,12 @@ def tiled_copy(x: Any, spaces: tuple[str, str]) -> TiledCopy:
     return tiled
 
 
-def _tile(kind: Any) -> tuple[Any, ...]:
+def _tile(kind: object) -> tuple[Layout | int | None, ...]:
     """A tile of the DSL's notation, [32:1;_;(8,2):(1,16)]: an int where a mode is the first so many elements."""
     found = re.search(r'"\[(.*)\]"', str(kind))
     if found is None:
         raise LayoutError(f"the tile {kind} has no modes")
-    out: list[Any] = []
+    out: list[Layout | int | None] = []
     for part in found[1].split(";"):
         if "[" in part:
             raise LayoutError(f"the tile {kind} has a tile within a mode, which no tiler here has")

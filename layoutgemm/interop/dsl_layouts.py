@@ -42,12 +42,12 @@ _ALIGNMENT = re.compile(r"align<(\d+)>")
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """What a tensor says of itself.
+    """The layout and the other facts of a tensor.
 
     layout      coordinate -> element: Layout or ComposedLayout
-    element     its number format; None where there is none here: coordinates, matrix descriptors, truth values
-    space       "gmem", "smem", "rmem", "tmem" or "generic"; None where it is not said
-    alignment   bytes that its address is a multiple of; None where it is not said
+    element     its number format; None without one here: coordinates, matrix descriptors, truth values
+    space       "gmem", "smem", "rmem", "tmem" or "generic"; None if unknown
+    alignment   bytes that its address is a multiple of; None if unknown
     """
 
     layout: Layout | ComposedLayout
@@ -56,7 +56,7 @@ class TensorLayout:
     alignment: int | None = None
 
 
-def element_of(kind: Any) -> DType:
+def element_of(kind: object) -> DType:
     """The number format of one of the DSL's types. Raises LayoutError where there is no such format here."""
     name = getattr(kind, "__name__", str(kind))
     if name not in ELEMENTS:
@@ -70,14 +70,14 @@ class Symbols:
     An entry given a name twice is the same integer twice, with the facts of both.
     """
 
-    def __init__(self, names: Sequence[Any] | None) -> None:
+    def __init__(self, names: Sequence[object] | None) -> None:
         if not (names is None or isinstance(names, (str, tuple, list))):
             raise LayoutError(refusal(names, "names of run-time entries", "a string or a tuple of names and symbols"))
         self.names = None if names is None else tuple([names] if isinstance(names, str) else names)
         for name in self.names or ():
             if not isinstance(name, str):
                 entry(name, "the name of a run-time entry")
-        self.entries: list[tuple[Any, int, int]] = []  # (name or symbol, what divides it, its least value)
+        self.entries: list[tuple[object, int, int]] = []  # (name or symbol, what divides it, its least value)
 
     def entry(self, default: str, divisor: int, least: int, own: bool = False) -> str:
         """A placeholder for one run-time entry, as a name that `value` knows.
@@ -104,13 +104,13 @@ class Symbols:
         same = [each for each in self.entries if isinstance(each[0], str) and each[0] == name]
         return dim(name, multiple_of=lcm(*[d for _, d, _ in same]), min=max(least for *_, least in same))
 
-    def check_used(self, what: Any) -> None:
+    def check_used(self, what: object) -> None:
         """Raises LayoutError when there are more names than run-time entries."""
         if self.names is not None and len(self.names) != len(self.entries):
             raise LayoutError(f"{what} has {len(self.entries)} run-time entries, and names gives {len(self.names)}")
 
 
-def quoted(kind: Any) -> str:
+def quoted(kind: object) -> str:
     """The notation in a type of the compiler: what stands in its (last) quotation marks."""
     found = re.findall(r'"([^"]*)"', str(kind))
     if not found:
@@ -118,7 +118,7 @@ def quoted(kind: Any) -> str:
     return str(found[-1])
 
 
-def static_layout(kind: Any) -> Layout:
+def static_layout(kind: object) -> Layout:
     """The layout in a type, one without run-time entries."""
     out = layout_of(quoted(kind), Symbols(()))
     if not isinstance(out, Layout):
@@ -205,7 +205,7 @@ def _plain(text: str, symbols: Symbols) -> Layout:
 
 
 def _named(text: str, symbols: Symbols, letter: str, least: int) -> str:
-    """The notation with a placeholder for each run-time entry, which is called after the place it has."""
+    """The notation with a placeholder for each run-time entry, named after its place."""
 
     def name(found: re.Match[str]) -> str:
         divisor = _DIVISOR.search(found[1] or "")

@@ -14,7 +14,7 @@ Every atom is turned back and compared before it is returned: what the DSL makes
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -23,6 +23,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass._mlir import ir
 from cutlass.cute import nvgpu
+from cutlass.cute.atom import CopyOp, MmaOp
 from cutlass.cute.nvgpu import cpasync, tcgen05, warp, warpgroup
 from cutlass.cutlass_dsl import CuTeDSL
 
@@ -84,7 +85,7 @@ def context(arch: str | None = None) -> Iterator[None]:
         environment.arch = before
 
 
-def to_cute(x: Any, **values: Any) -> Any:
+def to_cute(x: object, **values: Any) -> Any:
     """See interop.to_cute."""
     if not _in_trace():
         raise LayoutError(
@@ -117,7 +118,7 @@ def to_cute(x: Any, **values: Any) -> Any:
 # ---------------------------------------------------------------- layouts
 
 
-def layout(x: Any, values: dict[str, Any]) -> Any:
+def layout(x: Layout | ComposedLayout, values: Mapping[str, object]) -> cute.Layout | cute.ComposedLayout:
     """A Layout or ComposedLayout as the DSL's; `values` says what its symbols are."""
     if isinstance(x, ComposedLayout):
         if isinstance(x.layout, ComposedLayout):
@@ -127,7 +128,7 @@ def layout(x: Any, values: dict[str, Any]) -> Any:
     return cute.make_layout(_entry(x.shape, values), stride=_entry(x.stride, values))
 
 
-def _entry(x: Any, values: dict[str, Any]) -> Any:
+def _entry(x: object, values: Mapping[str, object]) -> object:
     if isinstance(x, tuple):
         return tuple([_entry(y, values) for y in x])
     if isinstance(x, ScaledBasis):
@@ -135,7 +136,7 @@ def _entry(x: Any, values: dict[str, Any]) -> Any:
     if not isinstance(x, P):
         return x
 
-    def value(name: str) -> Any:
+    def value(name: str) -> object:
         if name not in values:
             given = f"only {', '.join(values)} is given" if values else "give it as to_cute(name=value)"
             raise LayoutError(f"the entry {show(x)} needs a value of {name}, and {given}")
@@ -147,13 +148,13 @@ def _entry(x: Any, values: dict[str, Any]) -> Any:
 # ---------------------------------------------------------------- products
 
 
-def _type(of: DType) -> Any:
+def _type(of: DType) -> type[cutlass.Numeric]:
     if of.name not in _TYPES:
         raise LayoutError(f"the CuTe DSL has no type for {of}")
     return getattr(cutlass, _TYPES[of.name])
 
 
-def operation(atom: MmaAtom, a_major: str = "K", b_major: str = "K") -> Any:
+def operation(atom: MmaAtom, a_major: str = "K", b_major: str = "K") -> MmaOp:
     """The DSL's operation of a matrix atom. Raises AtomError where it has none."""
     for operand, major, legal in (("A", a_major, atom.a_majors), ("B", b_major, atom.b_majors)):
         if major not in legal:
@@ -189,7 +190,9 @@ def operation(atom: MmaAtom, a_major: str = "K", b_major: str = "K") -> Any:
     raise AtomError(f"the CuTe DSL has no operation for {atom}")
 
 
-def _tcgen05_operation(atom: Tcgen05Atom, types: tuple[Any, Any, Any], majors: list[Any]) -> Any:
+def _tcgen05_operation(
+    atom: Tcgen05Atom, types: tuple[type[cutlass.Numeric], ...], majors: list[nvgpu.OperandMajorMode]
+) -> MmaOp:
     a, b, c = types
     group = tcgen05.CtaGroup.ONE if atom.cta_group == 1 else tcgen05.CtaGroup.TWO
     where = (atom.shape_mnk, group, getattr(tcgen05.OperandSource, atom.a_source.upper()))
@@ -211,7 +214,7 @@ def _tcgen05_operation(atom: Tcgen05Atom, types: tuple[Any, Any, Any], majors: l
     return tcgen05.MmaMXF4NVF4Op(_type(atom.scale.dtype), *where)
 
 
-def _checked(atom: MmaAtom, made: Any) -> Any:
+def _checked(atom: MmaAtom, made: cute.MmaAtom) -> cute.MmaAtom:
     back = mma_atom(made)
     if back != atom:
         raise AtomError(f"the CuTe DSL makes {back} of {atom.shape_mnk} for {atom} of {atom.shape_mnk}")
@@ -225,7 +228,7 @@ _MATRIX = re.compile(
 )
 
 
-def make_copy(atom: CopyAtom) -> Any:
+def make_copy(atom: CopyAtom) -> cute.CopyAtom:
     """The DSL's copy atom of one here. Raises AtomError where it has none."""
     made = _make_copy(atom)
     back = copy_atom(made, (atom.source, atom.target))
@@ -235,7 +238,7 @@ def make_copy(atom: CopyAtom) -> Any:
     return made
 
 
-def _make_copy(atom: CopyAtom) -> Any:
+def _make_copy(atom: CopyAtom) -> cute.CopyAtom:
     element = _type(atom.element)
     if (op := _matrix_operation(atom)) is not None:
         return cute.make_copy_atom(op, element)
@@ -261,7 +264,7 @@ def _make_copy(atom: CopyAtom) -> Any:
     raise AtomError(f"{atom} is not made for the CuTe DSL here: vectors, cp.async, matrix and tensor-memory copies are")
 
 
-def _reducing(atom: TmemCopyAtom) -> Any:
+def _reducing(atom: TmemCopyAtom) -> CopyOp:
     """The DSL's operation of a tcgen05.ld.red."""
     way = getattr(tcgen05.TmemLoadRedOp, atom.reduction.replace(".", "").upper())
     parts = getattr(tcgen05.Repetition, f"x{atom.repeat}"), tcgen05.Pack.NONE, way, False
@@ -270,8 +273,10 @@ def _reducing(atom: TmemCopyAtom) -> Any:
     return tcgen05.copy.LdRed16x32bx2Op(*parts, atom.split)
 
 
-def tensor_copy(plan: TmaPlan, tensor: Any = None, **unknown: Any) -> Any:
-    """What make_tiled_tma_atom makes of a tensor of the DSL and the plan's tile: atom, coordinates, `smem_layout`.
+def tensor_copy(
+    plan: TmaPlan, tensor: cute.Tensor | None = None, **unknown: object
+) -> tuple[cute.CopyAtom, cute.Tensor]:
+    """make_tiled_tma_atom of a DSL tensor and the plan's tile: atom, coordinates, `smem_layout`.
 
     Raises AtomError for another tensor than the plan's, and where the DSL finds other boxes.
     """
@@ -310,7 +315,7 @@ def _unsigned(kind: DType) -> str:
     return f"integer of {kind.bits}" if kind.kind in ("int", "uint") else kind.name
 
 
-def _tensor_operation(plan: TmaPlan) -> Any:
+def _tensor_operation(plan: TmaPlan) -> CopyOp:
     if plan.operation == "load":
         many = plan.multicast > 1
         return cpasync.CopyBulkTensorTileG2SMulticastOp() if many else cpasync.CopyBulkTensorTileG2SOp()
@@ -319,7 +324,7 @@ def _tensor_operation(plan: TmaPlan) -> Any:
     return cpasync.CopyReduceBulkTensorTileS2GOp(getattr(cute.ReductionKind, plan.reduction.upper()))
 
 
-def _matrix_operation(atom: CopyAtom) -> Any:
+def _matrix_operation(atom: CopyAtom) -> CopyOp | None:
     found = _MATRIX.fullmatch(atom.ptx)
     if found is None:
         return None

@@ -20,7 +20,7 @@ from ..atoms import MmaAtom
 from ..errors import PlanError
 from ..layouts import paged
 from ..view.pages.html import page, write
-from ..view.pages.model import THREADS, Fact, Figure, Holder, Holders, Matrix, Table
+from ..view.pages.model import THREADS, Fact, Figure, Holder, Holders, PageMatrix, Table
 from ..view.pages.parts import axes, shared_memory
 from ..view.pages.product import descriptor_facts, operand_matrix, product_figure, value_labels
 from .derive import OperandPlan
@@ -81,7 +81,7 @@ def _hopper(plan: Sm90Plan) -> Figure:
     return Figure(str(plan), (f"One stage of one block.{turns}{halves}",), matrices, holder)
 
 
-def _by_descriptor(operand: OperandPlan, atom: MmaAtom, parts: int) -> Matrix:
+def _by_descriptor(operand: OperandPlan, atom: MmaAtom, parts: int) -> PageMatrix:
     """An operand that the instruction reads from shared memory."""
     size = (operand.smem.extent[0] * parts, operand.smem.extent[1])
     facts = descriptor_facts(operand.descriptor, operand.smem, atom, operand.name, size)
@@ -135,7 +135,7 @@ def _indices(operand: Sm80Operand) -> Table:
     return np.arange(operand.warps)[:, None] * operand.warp_extent + inside // 16 * 16 + order[inside % 16]
 
 
-def _by_load(plan: Sm80Plan, number: int, holder: Holder) -> Matrix:
+def _by_load(plan: Sm80Plan, number: int, holder: Holder) -> PageMatrix:
     """An operand that warps load into registers; `number` 0 is A, 1 is B."""
     operand = (plan.a, plan.b)[number]
     size, atom = operand.smem.extent, plan.mma

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ..bench.method import CudaDevice, Problem, burst
+from ..bench.method import BenchProblem, CudaDevice, burst
 from ..errors import LayoutError, OperandError, PlanError
 from ..kernels.compile import cache as object_cache
 from ..kernels.compile.worker import Kernel, build
@@ -232,7 +232,7 @@ def _measure(
 ) -> tuple[dict[Sm90Choice, float], list[tuple[Sm90Choice, str]], float]:  # fmt: skip
     """Seconds of each configuration, those that failed, and seconds of torch.matmul."""
     m, n, k = sizes
-    problem, start = Problem(m, n, k), time.monotonic()
+    problem, start = BenchProblem(m, n, k), time.monotonic()
     before = torch.cuda.current_stream()
     device = CudaDevice()
     try:

@@ -1,40 +1,40 @@
-"""Pictures of layouts and of what is made of them: SVG for a notebook or a file, tables for a terminal.
+"""Pictures of layouts, atoms and plans: SVG for a notebook or a file, tables for a terminal.
 
-Nothing but strings is made here. Every picture is legible in a light and in a dark page (a style sheet inside follows
-the reader's), keeps its colours apart for colour-blind eyes, and tells what is under the pointer. Objects have the same
-as methods: `svg(path)` returns the picture and writes a file (.svg, or .png with the extra `png`), `show()` prints the
-text, and a notebook shows the picture by itself.
+Only strings are made here. Every picture is legible in light and in dark pages, keeps its colours apart for
+colour-blind eyes, and shows the value under the pointer. The same are methods of the objects. `svg(path)` returns the
+picture and writes a file: .svg, or .png with the extra `png`. `show()` prints the text. A notebook shows the picture by
+itself.
 
 layout_svg, layout_table        a rank-2 layout: the offset in every cell
-repr_svg                        what a notebook shows for a layout: its picture, or None if it has none
+repr_svg                        a layout's picture for a notebook, or None
 tv_svg, tv_table                a thread-value layout over its tile, by thread or by register
 fragment_svg                    an MMA atom's operand: the same, with the registers of one thread written out
 product_svg, product_table      an MMA atom: A, B and C arranged as in the product
 tiled_mma_svg                   a tiled MMA likewise, warps outlined
 copy_svg, copy_table            a copy atom: source and destination side by side
 tiled_copy_svg                  a tiled copy likewise, warps outlined
-swizzle_svg, swizzle_table      a shared-memory tile: the banks that every element sits in
+swizzle_svg, swizzle_table      a shared-memory tile: the banks of every element
 swizzle_pair_svg, -_table       the same before and after a swizzle, the lanes that conflict marked; own_tile: the tile
                                 on which a swizzle alone is shown
-access_svg                      an access to a tile: its banks, and which lane asks which bank in the worst phase
-fields_svg                      a descriptor: its bits, and what its fields say
-box_svg, box_table              the tensor copies of a tile on their tensor, ragged edges shown
-smem_map_svg, smem_map_table    what lies where in a block's shared memory, by stage; of `Region`s
+access_svg                      an access to a tile: its banks, and the lanes and banks of the worst phase
+fields_svg                      a descriptor: its bits and fields
+box_svg, box_table              the TMA boxes of a tile on their tensor, edge boxes shown
+smem_map_svg, smem_map_table    a block's shared memory by stage; of `Region`s
 schedule_svg, schedule_table    an order of tiles as a path over the grid
-timeline_svg                    what warps and engines did, by role, from the emulator's timeline
+timeline_svg                    the activity of warps and engines, by role, from the emulator's timeline
 png, save                       a picture as PNG; a picture into a file of either kind
 
-Each `*_svg` returns an SVG document, each `*_table` text; both raise LayoutError for what they cannot show, and say
-why. `fields_svg` and `timeline_svg` have their text where their data is: `FieldTable.explain`, `Timeline.text`.
+Each `*_svg` returns an SVG document, each `*_table` text; both raise LayoutError for objects without a picture.
+`fields_svg` and `timeline_svg` have their text with their data: `FieldTable.explain`, `Timeline.text`.
 
-The functions of `view.html` make pages in which an element lights up in every matrix, and in shared memory, at once:
-html_of, product_html, copy_html, tile_html, swizzle_html, layout_html, tv_html; the method is `html(path)`.
+`view.pages.html` makes interactive pages, with an element lit up in every matrix and in shared memory: html_of,
+product_html, copy_html, tile_html, swizzle_html, layout_html, tv_html. The method is `html(path)`.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from layoutgemm.view.access import access_svg
@@ -87,7 +87,7 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """The functions, from the files that hold them."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

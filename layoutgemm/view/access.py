@@ -1,11 +1,10 @@
-"""An access to a shared-memory tile: its banks, and in the worst phase, which lane asks which bank for what."""
+"""An access to a shared-memory tile: its banks, and the lanes and banks of the worst phase."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
@@ -37,17 +36,17 @@ def access_svg(
     *,
     title: str | None = None,
 ) -> str:
-    """Draws what an access does: the tile by banks, and the phase that costs most, lane by lane over the 32 banks.
+    """Draws an access: the tile by banks, and the phase that costs most, lane by lane over the 32 banks.
 
     tile     (i, j) -> offset in elements, or an SmemTile
     access   one or several: rows of `matrix_access`, a `tiled_access`, ...; each has two grids
     element  the type of an element; None: the SmemTile's
 
-    In the grid of the tile the lanes of that phase are named where they start: framed where they meet another one in a
-    bank, dotted where they do not. In the other a field is what a lane asks for, with its byte address, framed where
-    the bank has to give another word too. A high tile is drawn in small cells, and of several accesses only the rows in
-    which lanes start; the grids are placed such that all fit a screen, as far as they can. Returns an SVG document as
-    text.
+    The tile's grid names the lanes of that phase where they start: framed where they conflict in a bank, else dotted.
+    In
+    the other grid a field is a lane's request, with its byte address, framed where the bank has to give another word
+    too.
+    A high tile is drawn in small cells; of several accesses only the rows in which lanes start are drawn.
 
     Raises LayoutError for a tile without two modes and for more than 65536 elements, AtomError for an access that does
     not fit the tile.
@@ -62,7 +61,7 @@ def access_svg(
     if kind is None:
         raise LayoutError(f"{tile}: how wide is an element? give its type, as in element='bf16'")
     report = bank_conflicts(tile, accesses, element=kind)
-    layout: Any = tile.composed if isinstance(tile, SmemTile) else tile
+    layout = tile.composed if isinstance(tile, SmemTile) else tile
     bits = tile.slot_bits if isinstance(tile, SmemTile) else kind.bits
     found, grid = offsets_of(layout), found_bytes(layout, bits, None, None, None)
     pairs: list[tuple[Panel, Panel]] = []
@@ -87,8 +86,7 @@ def access_svg(
 
 
 def placed(sheet: Sheet, pairs: Sequence[tuple[Panel, Panel]]) -> Sheet:
-    """The sheet with these pairs of grids, as they fit a screen best: how many beside one another, and each upright
-    (the first above the second) or lying."""
+    """The sheet with these pairs of grids, upright or lying, as fits a screen best."""
 
     def strain(tried: Sheet) -> float:
         width, height = tried.extent

@@ -39,14 +39,16 @@ def swizzle_svg(
     rows: range | None = None,
     columns: range | None = None,
 ) -> str:
-    """Draws a shared-memory tile by banks: which of the 32 banks of 4 bytes every element sits in.
+    """Draws a shared-memory tile by banks: the 4-byte banks of every element.
 
     layout: (i, j) -> offset in elements of `bits` bits, for example a ComposedLayout whose swizzle counts elements.
-    `swizzle` is applied to the byte offset after it, for a tile that keeps its byte swizzle apart. The mode that is
-    contiguous in memory runs across; each run of 16 contiguous bytes is one field that prints its banks and its bytes,
-    and the colour is its place in the 128-byte line. The tile is taken to start at a multiple of 1024 bytes.
+    `swizzle` is applied to the byte offset after it, for a tile that keeps its byte swizzle separate. The contiguous
+    mode
+    runs across. Each run of 16 contiguous bytes is one field that prints its banks and its bytes; the colour is its
+    place
+    in the 128-byte line. The tile starts at a multiple of 1024 bytes.
 
-    Returns an SVG document as text. Raises LayoutError as `layout_svg` does, and for bits < 1.
+    Raises LayoutError as `layout_svg` does, and for bits < 1.
 
     >>> from layoutgemm.layouts import ComposedLayout, Layout, Swizzle
     >>> tile = ComposedLayout(Swizzle(3, 3, 3), 0, Layout((8, 64), (64, 1)))
@@ -95,7 +97,7 @@ def bank_panel(
     tall: float = math.inf,
     part: bool = False,
 ) -> tuple[Panel, list[list[int]]]:
-    """The grid of byte offsets by banks, the contiguous mode across, and those offsets in its order.
+    """The grid of byte offsets by banks, contiguous mode across, and its offsets.
 
     lanes      (i, j) -> the lane that starts there: named in its field and dotted
     conflicts  the lanes among them that are framed instead
@@ -121,18 +123,7 @@ def bank_panel(
             caption += f", {axes[0]} = {down[first]} to {down[min(last, len(down)) - 1]} of {len(down)}"
             grid, down = grid[first:last], down[first:last]
             starts = {(r - first, c): lane for (r, c), lane in starts.items()}
-    labels = []
-    for r, row in enumerate(grid if len(down) * len(across) <= MAX_FIELD_CELLS else ()):
-        # Without whole 16-byte fields (an odd pitch, a part of a tile) each element stands for itself.
-        for start in range(0, len(row), step):
-            first = row[start] % LINE_BYTES // BANK_BYTES
-            lane = starts.get((r, start))
-            under = (
-                f"lane {lane}" if lane is not None else span_text(row[start] // CHUNK_BYTES * CHUNK_BYTES, CHUNK_BYTES)
-            )
-            field = (f"banks {first}-{first + 3}", under)
-            single = (str(first),) if lane is None else (str(first), f"L{lane}")
-            labels.append(Label(r, start, step, field if step > 1 else single))
+    labels = bank_labels(grid, starts, step) if len(down) * len(across) <= MAX_FIELD_CELLS else []
     font = 10.0 if step > 1 else sizes(down, across)[0]
     if labels:
         longest = max(len(line) / label.span for label in labels for line in label.lines)
@@ -167,10 +158,26 @@ def bank_panel(
     return panel, grid
 
 
+def bank_labels(grid: list[list[int]], starts: Mapping[tuple[int, int], int], step: int) -> list[Label]:
+    """The texts of the fields: banks, and under them the lane or the bytes.
+
+    Without whole 16-byte fields (an odd pitch, a part of a tile) each element has its own.
+    """
+    labels = []
+    for r, row in enumerate(grid):
+        for start in range(0, len(row), step):
+            first, lane = row[start] % LINE_BYTES // BANK_BYTES, starts.get((r, start))
+            chunk = row[start] // CHUNK_BYTES * CHUNK_BYTES
+            field = f"banks {first}-{first + 3}", span_text(chunk, CHUNK_BYTES) if lane is None else f"lane {lane}"
+            single = (str(first),) if lane is None else (str(first), f"L{lane}")
+            labels.append(Label(r, start, step, field if step > 1 else single))
+    return labels
+
+
 def compact(
     starts: Mapping[tuple[int, int], int], step: int, rows: int, tall: float
 ) -> tuple[float, tuple[float, float], list[Label]]:
-    """Font, cell and texts of a grid drawn small: the lanes alone, and those where they can be read.
+    """Font, cell and texts of a grid drawn small: the lanes alone, where they can be read.
 
     >>> compact({(0, 8): 3}, 8, 64, 640)
     (8.0, (5.0, 10.0), [Label(row=0, column=8, span=8, lines=('lane 3',))])
@@ -186,7 +193,7 @@ def compact(
 
 
 def field_note(panel: Panel) -> str:
-    """What a cell of it says."""
+    """The note that explains a cell of the panel."""
     if not any("bank" in line or line.isdecimal() for label in panel.labels for line in label.lines):
         cell = "A small field is 16 contiguous bytes" if panel.step > 1 else "A cell is an element"
         return f"{cell}, coloured by bank; the pointer on it tells byte offsets in the tile and banks."
@@ -196,7 +203,7 @@ def field_note(panel: Panel) -> str:
 
 
 def phase_note(grid: list[list[int]], step: int, axes: tuple[str, str]) -> str:
-    """How eight 16-byte fields, one under the other, meet in the banks: what a phase of ldmatrix reads at once."""
+    """The bank conflicts of eight 16-byte fields in a column, as ldmatrix reads them."""
     worst = 1
     for top in range(0, len(grid) - 7, 8):
         for column in range(0, len(grid[0]), step):
@@ -220,15 +227,18 @@ def swizzle_pair_svg(
     access: AccessPattern | None = None,
     title: str | None = None,
 ) -> str:
-    """Draws a tile in shared memory before and after a swizzle, by banks, with the lanes of one request marked.
+    """Draws a shared-memory tile by banks before and after a swizzle, with one request's lanes.
 
     layout: (i, j) -> offset in elements of `bits` bits, without swizzle. `swizzle` counts bytes or elements; a swizzle
-    without unit counts elements. `access`: whose lanes are marked, on the request and the phase in which they conflict
-    most before the swizzle; None: 16-byte rows as ldmatrix reads them where the tile has such, else a column an element
-    for each lane. Lanes that meet another one in a bank are framed, the others dotted.
+    without unit counts elements. `access`: the lanes to mark, in the phase in which they conflict most before the
+    swizzle.
+    None: 16-byte rows as ldmatrix reads them where the tile has such, else a column with an element for each lane.
+    Lanes
+    that conflict in a bank are framed, the others dotted.
 
-    Returns an SVG document as text. Raises LayoutError as `swizzle_svg` does, for a swizzle that counts something else,
-    and AtomError for an access that does not fit the tile.
+    Raises LayoutError as `swizzle_svg` does and for a swizzle of another unit, AtomError for an access that does not
+    fit
+    the tile.
 
     >>> from layoutgemm.layouts import Layout, Swizzle
     >>> svg = swizzle_pair_svg(Layout((8, 64), (64, 1)), Swizzle(3, 4, 3, "bytes"))
@@ -269,10 +279,11 @@ def swizzle_pair_svg(
 
 @checked()
 def own_tile(swizzle: Swizzle, layout: Layout | None = None, bits: int | None = None) -> tuple[Layout, int]:
-    """The tile on which a swizzle is shown, and the bits of its elements: what is not given is chosen.
+    """The tile on which a swizzle is shown, and the bits of its elements: arguments left out are chosen.
 
-    Rows as long as what the swizzle brings together, as many as it tells apart, eight at least; elements as it counts
-    them, or such that 16 bytes stay together, as far as there are elements of that size.
+    The rows are as long as the span of the swizzle's bits, and at least eight. Elements are as the swizzle counts them,
+    or
+    such that 16 bytes stay together.
 
     >>> own_tile(Swizzle(3, 4, 3, "bytes")), own_tile(Swizzle(3, 3, 3))
     ((Layout((8, 128), (128, 1)), 8), (Layout((8, 64), (64, 1)), 16))

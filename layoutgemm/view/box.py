@@ -1,4 +1,4 @@
-"""The tensor copies of a tile on their tensor: where the tile lies, its boxes, and what of them hangs over the edge."""
+"""The TMA boxes of a tile on their tensor, with the elements out of bounds."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ MAX_LINES = 128  # tiles along a dimension between which lines are drawn
 
 @dataclass(frozen=True, slots=True)
 class PlacedBox:
-    """One instruction: its box in the tensor, and the part of it that is inside, along the first two dimensions.
+    """One instruction: its box in the tensor and the part inside, along the first two dimensions.
 
     start, extent   (innermost, next): coordinates and elements
-    first, end      the part inside, counted from the box's corner; all of it where no tensor is known
-    number          of the instruction
+    first, end      the part inside, counted from the box's corner; all of it without a known tensor
     """
 
     start: tuple[int, int]
@@ -44,13 +43,13 @@ class PlacedBox:
 
 @checked()
 def box_svg(plan: TmaPlan, index: Sequence[int] | None = None, *, title: str | None = None) -> str:
-    """Draws the tensor copies of one tile: the tensor with the tile marked, and the boxes with their coordinates.
+    """Draws the TMA copies of one tile: the tensor with the tile marked, and the boxes with their coordinates.
 
     index: the tile's number along each mode of the global layout; None: the first. The innermost dimension runs across,
-    the next downwards; coordinates along others are named. What of a box lies outside the tensor is grey, and the box
-    says how many of its elements are inside. A plan without a tensor (sizes given at run time) shows its boxes alone.
+    the next downwards; coordinates along others are named. Elements out of bounds are grey, and the box counts those
+    inside. A plan without a tensor (sizes given at run time) shows its boxes alone.
 
-    Returns an SVG document as text. Raises LayoutError for a tensor with symbols, and for a tile outside of it.
+    Raises LayoutError for a tensor with symbols, and for a tile outside of it.
 
     >>> from layoutgemm import Layout
     >>> from layoutgemm.atoms import smem_tile, tma_load
@@ -109,7 +108,7 @@ def sizes_of(plan: TmaPlan) -> tuple[int, int] | None:
 
 
 def placed_of(plan: TmaPlan, index: Sequence[int] | None) -> tuple[list[PlacedBox], str]:
-    """The boxes of a tile whose coordinates along further dimensions are those of the first; what is said of others."""
+    """The boxes of a tile that share the first box's further coordinates, with a note."""
     sizes = sizes_of(plan)
     if plan.starts:
         index = tuple(index) if index is not None else (0,) * len(plan.starts)
@@ -260,7 +259,7 @@ def spaced(canvas: Canvas, texts: Sequence[tuple[float, float, str]], anchor: st
 
 
 def told(box: PlacedBox) -> list[str]:
-    """What stands in a box."""
+    """The lines of text in a box."""
     size = f"{box.extent[0]}x{box.extent[1]}"
     width, height = box.clipped
     inside = f"{width}x{height} of {size} inside" if (width, height) != box.extent else f"{size}, all inside"

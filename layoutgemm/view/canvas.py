@@ -87,7 +87,7 @@ class Canvas:
         self.parts.append(f'<path d="{path}" {paint(fill)}/>')
 
     def frame(self, x: float, y: float, width: float, height: float, stroke_width: float, dots: str = "") -> None:
-        """An empty rectangle in the ink of cells: what it surrounds is meant. `dots`: lengths of dashes and gaps."""
+        """An empty rectangle in the ink of cells. `dots`: lengths of dashes and gaps."""
         dashes = f' stroke-dasharray="{dots}"' if dots else ""
         self.parts.append(
             f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" '
@@ -120,7 +120,7 @@ class Canvas:
     def open_texts(
         self, size: float, *, fill: str = INK, anchor: str = "middle", mono: bool = False, bold: bool = False
     ) -> None:
-        """Starts a group of texts of one style, on cells unless `fill` says: what is `put` until `close`."""
+        """Starts a group of texts of one style, on cells unless `fill` says otherwise; `close` ends it."""
         weight = ' font-weight="600"' if bold else ""
         self.parts.append(
             f'<g font-family="{MONO if mono else SANS}" font-size="{number(size)}"{weight} '
@@ -135,12 +135,21 @@ class Canvas:
         """Ends a group."""
         self.parts.append("</g>")
 
+    def axis(self, ticks: Iterable[tuple[float, str]], y: float, length: float, width: float = 1) -> None:
+        """Ticks (x, text) of an axis at y: lines of that length from 4 above it."""
+        at = list(ticks)
+        self.lines([(x, y - 4, x, y - 4 + length) for x, _ in at], "line", width)
+        self.open_texts(11, fill="faint")
+        for x, text in at:
+            self.put(x, y - 7, text)
+        self.close()
+
     def open(self, attributes: str) -> None:
         """Starts a group with these attributes; ends with `close`."""
         self.parts.append(f"<g {attributes}>")
 
     def shape(self, path: str, attributes: str, title: str = "") -> None:
-        """A path, which tells `title` where the pointer rests on it."""
+        """A path, with `title` under the pointer."""
         told = f"<title>{escape(title)}</title>" if title else ""
         self.parts.append(
             f'<path d="{path}" {attributes}>{told}</path>' if told else f'<path d="{path}" {attributes}/>'
@@ -158,7 +167,7 @@ class Canvas:
         stroke: str = "",
         data: str = "",
     ) -> None:
-        """A filled rectangle that tells `title`; `stroke` borders it, `data` are attributes for programs."""
+        """A filled rectangle with a title under the pointer, a border, and attributes for programs."""
         border = f' stroke="{stroke}"' if stroke else ""
         self.parts.append(
             f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" {paint(fill)}'
@@ -166,12 +175,12 @@ class Canvas:
         )
 
     def render(self, width: float, height: float, title: str, description: Sequence[str]) -> str:
-        """The document. It shrinks to the width of a notebook cell, never grows, and is dark in a dark page.
+        """The document: it shrinks to the width of a notebook cell, never grows, and is dark in a dark page.
 
-        Colours stand in attributes, which every renderer knows; a style sheet changes those of the roles.
-        (`block-size` is `height` to a browser; converters such as CairoSVG take `height:auto` for zero.)
-
-        Title and description are what a screen reader says. Their ids come from the content: several pictures can stand
+        Colours are attributes, which every renderer knows; a style sheet changes those of the roles. (`block-size` is
+        `height`
+        to a browser; converters such as CairoSVG take `height:auto` for zero.) Ids come from the content: several
+        pictures fit
         in one page, and equal pictures are equal text.
         """
         body = "\n".join(self.parts)

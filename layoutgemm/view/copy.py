@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from layoutgemm.atoms.copy.base import SIDES, CopyAtom
 from layoutgemm.atoms.copy.tmem import TmemCopyAtom
 from layoutgemm.atoms.tiled.copy import TiledCopy
 from layoutgemm.errors import LayoutError
-from layoutgemm.view.grid import Owners, bounded, evaluate, extent, gathered, owners_of
+from layoutgemm.view.grid import Indices, Offset, Owners, bounded, evaluate, extent, gathered, owners_of
 from layoutgemm.view.panel import MAX_TEXTS, Panel
 from layoutgemm.view.sheet import Note, Sheet
 from layoutgemm.view.threads import coloring, told, tv_panel
@@ -24,13 +22,12 @@ LINE = 64  # elements of one dimension that stand side by side
 
 @checked()
 def copy_svg(atom: CopyAtom, *, color: str = "auto", thread: int | None = None, title: str | None = None) -> str:
-    """Draws a copy atom: its reference tile twice, as the threads name or hold it at the source and at the destination.
+    """Draws a copy atom: its reference tile at the source and at the destination, by thread and value.
 
-    Matrices stand one under another (row 8*matrix + row); a tile of one dimension goes on in lines of 64. `color`:
-    "warp", "quad", "thread", "register" or "auto"; `thread` surrounds all of one thread.
+    Matrices are stacked (row 8*matrix + row); a tile of one dimension goes on in lines of 64. `color`: "warp", "quad",
+    "thread", "register" or "auto"; `thread` frames one thread's elements.
 
-    Returns an SVG document as text. Raises LayoutError for an unknown colour, a thread that takes no part, and more
-    than 65536 elements.
+    Raises LayoutError for an unknown colour, a thread that takes no part, and more than 65536 elements.
 
     >>> from layoutgemm.atoms import ldmatrix
     >>> svg = copy_svg(ldmatrix(1))
@@ -46,9 +43,9 @@ def copy_svg(atom: CopyAtom, *, color: str = "auto", thread: int | None = None, 
 
 @checked()
 def tiled_copy_svg(copy: TiledCopy, *, color: str = "auto", thread: int | None = None, title: str | None = None) -> str:
-    """Draws a tiled copy: its tile as the threads name or hold it at the source and at the destination, warps outlined.
+    """Draws a tiled copy: its tile at the source and at the destination, by thread and value, warps outlined.
 
-    As `copy_svg`. Raises LayoutError as well for a tile of more than two modes.
+    Raises as `copy_svg`, and LayoutError for a tile of more than two modes.
 
     >>> from layoutgemm import Layout
     >>> from layoutgemm.atoms import make_tiled_copy, universal_copy
@@ -90,7 +87,7 @@ def side_by_side(
 
 
 def atom_owners(atom: CopyAtom, side: str, thread: int | None) -> Owners:
-    """Who names or holds each element of the reference tile, as rows and columns."""
+    """The threads that address or hold each element of the reference tile."""
     tv = atom.layout(side)
     threads, values = extent(tv.shape[0]), extent(tv.shape[1])
     if thread is not None and not 0 <= thread < threads:
@@ -111,19 +108,20 @@ def atom_owners(atom: CopyAtom, side: str, thread: int | None) -> Owners:
 
 
 def moves_tmem(atom: CopyAtom) -> bool:
-    """Whether it goes between registers and tensor memory: then its sides are lanes and columns, threads and values."""
+    """True for a copy between registers and tensor memory: its sides are lanes and columns, threads and values."""
     return isinstance(atom, TmemCopyAtom) and "rmem" in (atom.source, atom.target)
 
 
-def tmem_places(atom: Any, t: Any, v: Any) -> tuple[Any, Any]:
-    """The lane of tensor memory and the element of it that each (thread, value) is in."""
+def tmem_places(atom: CopyAtom, t: Indices, v: Indices) -> tuple[Indices, Indices]:
+    """The tensor-memory lane and element of each (thread, value)."""
+    assert isinstance(atom, TmemCopyAtom)
     found = [(*at, 0, 0)[:3] if isinstance(at, tuple) else (at, 0, 0) for at in evaluate(atom.tmem, t, v)]
     lane, column, bit = np.array(found).T
     return lane, (column * 32 + bit) // atom.element.bits
 
 
 def axes_of(atom: CopyAtom, side: str, rows: int) -> tuple[str, str]:
-    """What counts downwards and across on a side."""
+    """The names of a side's axes: downwards, across."""
     if moves_tmem(atom):
         return ("thread", "value") if atom.space(side) == "rmem" else ("lane", "column")
     if atom.tile is None:
@@ -131,22 +129,22 @@ def axes_of(atom: CopyAtom, side: str, rows: int) -> tuple[str, str]:
     return ("8*matrix + row" if atom.tile.rank == 3 else "row"), "column"
 
 
-def grid_of(atom: CopyAtom, side: str) -> tuple[Any, Any]:
+def grid_of(atom: CopyAtom, side: str) -> tuple[Indices, Indices]:
     """All (thread, value) of a side, as two arrays."""
     shape = atom.layout(side).shape
     t, v = (g.ravel() for g in np.meshgrid(np.arange(extent(shape[0])), np.arange(extent(shape[1])), indexing="ij"))
     return t, v
 
 
-def places_of(atom: CopyAtom, side: str, t: Any, v: Any) -> list[Any]:
+def places_of(atom: CopyAtom, side: str, t: Indices, v: Indices) -> list[Offset]:
     """The coordinate in the reference tile of each (thread, value)."""
     if atom.tile is None:
         return evaluate(atom.layout(side), t, v)
     return evaluate(atom.tile, np.asarray(evaluate(atom.layout(side), t, v)))
 
 
-def place_of(at: Any, size: int) -> tuple[int, int]:
-    """A coordinate of the reference tile as (row, column): matrices of 8 rows under one another, in lines."""
+def place_of(at: Offset, size: int) -> tuple[int, int]:
+    """A coordinate of the reference tile as (row, column): matrices of 8 rows are stacked."""
     if not isinstance(at, tuple):
         return (at // LINE, at % LINE) if size > LINE else (0, at)
     row, column, *matrix = (*at, 0) if len(at) == 1 else at

@@ -23,11 +23,11 @@ LEVELS = 4  # of names under a line of bits
 def fields_svg(
     table: FieldTable, word: int, *, reasons: Mapping[str, str] | None = None, title: str | None = None
 ) -> str:
-    """Draws a word by its fields: 32 bits in a line, the highest first, and under them what every field says.
+    """Draws a word by its fields: 32 bits in a line, the highest first, and a table of the fields.
 
-    A bit outside every field is grey. `reasons`: name of a field -> why it has its value. Returns an SVG document as
-    text. Raises DescriptorError for a word that does not fit the table's width; a word with bits outside the fields, or
-    with values that mean nothing, is drawn and says so.
+    A bit outside every field is grey. `reasons`: name of a field -> why it has its value. Raises DescriptorError for a
+    word
+    that does not fit the table's width. A word with stray bits, or with meaningless values, is drawn and says so.
 
     >>> from layoutgemm.atoms.smem.descriptor_words import smem_table
     >>> svg = fields_svg(smem_table("sm_90a"), 0x4000004000010040)

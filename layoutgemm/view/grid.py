@@ -1,34 +1,37 @@
-"""What a picture or a table shows, as plain values: the offsets of a layout, the owners of a tile's elements."""
+"""The data of a picture or a table: the offsets of a layout, the owners of a tile's elements."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from layoutgemm.arguments import as_int
 from layoutgemm.errors import LayoutError
 from layoutgemm.moved import old_names
 
+Offset: TypeAlias = int | tuple[int, ...]  # or a coordinate
+Indices: TypeAlias = npt.NDArray[np.int64]
 # Tiles have up to 256 x 256 elements; cells of more are too small to be told apart.
 MAX_CELLS = 1 << 16
 MAX_ELEMENTS = 1 << 24  # of a tile, and held by all threads: who holds which is a table
 
 
 class Drawable(Protocol):
-    """What view draws: an object with a shape that maps coordinates to offsets, or to coordinate tuples."""
+    """An object with a shape that maps coordinates to offsets, or to coordinate tuples."""
 
     @property
-    def shape(self) -> Any:
+    def shape(self) -> object:
         """A nested tuple of positive ints, or an int."""
 
     def __call__(self, *coord: Any) -> Any:
         """Coordinate, one argument a mode -> offset."""
 
 
-def extent(mode: Any) -> int:
+def extent(mode: object) -> int:
     """Nested mode -> its number of coordinates.
 
     >>> extent((4, (2, 2)))
@@ -69,7 +72,7 @@ def bounded(what: object, rows: range, columns: range) -> None:
 
 
 def length(numbers: range) -> int:
-    """How many numbers a range has; len() ends at 2**63.
+    """The count of a range's numbers; len() ends at 2**63.
 
     >>> length(range(2**100)), length(range(9, 0, -2))
     (1267650600228229401496703205376, 5)
@@ -79,16 +82,16 @@ def length(numbers: range) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GridOffsets:
-    """Where a layout puts each coordinate: `values[i][j]` is an int, or a tuple for coordinate strides."""
+    """A layout's value at each coordinate: `values[i][j]` is an int, or a tuple for coordinate strides."""
 
     rows: range
     columns: range
-    values: tuple[tuple[int | tuple[int, ...], ...], ...]
+    values: tuple[tuple[Offset, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Who holds each element of a tile: `held[i][j]` lists (thread, value) in order of thread, then value."""
+    """The holders of each element of a tile: `held[i][j]` lists (thread, value) in order of thread, then value."""
 
     rows: range
     columns: range
@@ -100,8 +103,8 @@ class Owners:
     most: int
 
 
-def numbers(value: Any) -> list[Any]:
-    """An array of offsets as ints, or a (nested) tuple of arrays, one a coordinate, as flat tuples of ints."""
+def numbers(value: object) -> list[Offset]:
+    """Offsets as ints, or a nested tuple of arrays as flat tuples of ints."""
     if isinstance(value, tuple):
         columns = [numbers(inner) for inner in value]
         return [
@@ -111,10 +114,10 @@ def numbers(value: Any) -> list[Any]:
     return [int(x) for x in np.asarray(value).ravel()]
 
 
-def evaluate(layout: Drawable, *coord: np.ndarray) -> list[Any]:
+def evaluate(layout: Drawable, *coord: np.ndarray) -> list[Offset]:
     """The layout at arrays of coordinates. A part of the result that does not depend on them is spread over all."""
 
-    def spread(value: Any) -> Any:
+    def spread(value: object) -> object:
         if isinstance(value, tuple):
             return tuple(spread(inner) for inner in value)
         return np.broadcast_to(np.asarray(value), coord[0].shape)
@@ -122,29 +125,39 @@ def evaluate(layout: Drawable, *coord: np.ndarray) -> list[Any]:
     return numbers(spread(layout(*coord)))
 
 
-def offsets_of(layout: Drawable, rows: range | None = None, columns: range | None = None) -> GridOffsets:
-    """Layout of rank 1 (one row) or 2 -> the offset of every coordinate shown.
+def rank_of(layout: Drawable) -> int:
+    """The number of a layout's modes."""
+    return len(layout.shape) if isinstance(layout.shape, tuple) else 1
 
-    Raises LayoutError for another rank, for symbolic extents, and for more than MAX_CELLS cells.
-    """
+
+def rows_by_columns(layout: Drawable) -> tuple[int, int]:
+    """The extents of a layout of rank 1 (one row) or 2. Raises LayoutError for another rank and for symbols."""
     shape = layout.shape if isinstance(layout.shape, tuple) else (layout.shape,)
     if len(shape) not in (1, 2):
         raise LayoutError(
             f"cannot draw {layout}: it has {len(shape)} modes and a picture has rows and columns; "
             "group or slice its modes until there are two"
         )
-    height, width = (1, extent(shape[0])) if len(shape) == 1 else (extent(shape[0]), extent(shape[1]))
+    return (1, extent(shape[0])) if len(shape) == 1 else (extent(shape[0]), extent(shape[1]))
+
+
+def offsets_of(layout: Drawable, rows: range | None = None, columns: range | None = None) -> GridOffsets:
+    """Layout of rank 1 (one row) or 2 -> the offset of every coordinate shown.
+
+    Raises LayoutError for another rank, for symbolic extents, and for more than MAX_CELLS cells.
+    """
+    height, width = rows_by_columns(layout)
     rows, columns = pick(rows, height, "rows"), pick(columns, width, "columns")
     bounded(layout, rows, columns)
     i, j = (grid.ravel() for grid in np.meshgrid(np.array(rows), np.array(columns), indexing="ij"))
-    flat = evaluate(layout, j) if len(shape) == 1 else evaluate(layout, i, j)
+    flat = evaluate(layout, *(i, j)[-rank_of(layout) :])
     return GridOffsets(rows, columns, tuple(tuple(flat[r * len(columns) :][: len(columns)]) for r in range(len(rows))))
 
 
 def owners_of(
     tv: Drawable, tile: Sequence[int], rows: range | None = None, columns: range | None = None, thread: int = 0
 ) -> Owners:
-    """Thread-value layout over a tile (M, N) -> who holds each element shown.
+    """Thread-value layout over a tile (M, N) -> the holders of each element shown.
 
     The layout maps (thread, value) to m + M*n (the tile counted column by column) or to the pair (m, n).
     Raises LayoutError if it has not two modes, leaves the tile, or would need more than MAX_CELLS cells.
@@ -176,7 +189,7 @@ def owners_of(
     return gathered(m, n, (threads, values), (m_extent, n_extent), rows, columns, registers)
 
 
-def rows_and_columns(value: Any, shape: tuple[int, ...], m_extent: int) -> tuple[Any, Any]:
+def rows_and_columns(value: object, shape: tuple[int, ...], m_extent: int) -> tuple[Indices, Indices]:
     """Values of a thread-value layout as arrays of rows and columns: of m + M*n, or of the pair (m, n)."""
     if isinstance(value, tuple):
         flat = [x for part in value for x in (part if isinstance(part, tuple) else (part,))]
@@ -187,15 +200,15 @@ def rows_and_columns(value: Any, shape: tuple[int, ...], m_extent: int) -> tuple
 
 
 def gathered(
-    m: Any,
-    n: Any,
+    m: npt.ArrayLike,
+    n: npt.ArrayLike,
     shape: tuple[int, int],
     tile: tuple[int, int],
     rows: range,
     columns: range,
     registers: tuple[tuple[int, int], ...] = (),
 ) -> Owners:
-    """Owners from the places of all (thread, value), threads one after another, in a tile of that extent."""
+    """Owners from the (row, column) of all (thread, value), threads in order."""
     threads, values = shape
     place = np.asarray(m) * tile[1] + np.asarray(n)
     order = np.argsort(place, kind="stable")

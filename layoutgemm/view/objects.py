@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from layoutgemm.atoms import (
     CopyAtom,
@@ -29,6 +31,7 @@ from layoutgemm.view.text.layouts import tv_table
 from layoutgemm.view.text.memory import box_table, schedule_table, swizzle_pair_table, swizzle_table
 from layoutgemm.view.threads import fragment_svg
 
+View = TypeVar("View", bound=Callable[..., str])
 GRID = (16, 12)  # tiles on which an order is shown
 
 picture.register(CopyAtom)(copy_svg)
@@ -40,83 +43,59 @@ table.register(TiledMma)(product_table)
 table.register(TmaPlan)(box_table)
 
 
-@picture.register(Swizzle)
-def swizzle_picture(swizzle: Swizzle, layout: Layout | None = None, bits: int | None = None, **options: Any) -> str:
+def both(*kinds: type) -> Callable[[View], View]:
+    """Register a function as the picture of these types, and as their text: it takes `draws`."""
+
+    def registered(view: View) -> View:
+        picture.register(*kinds)(functools.partial(view, draws=True))
+        table.register(*kinds)(functools.partial(view, draws=False))
+        return view
+
+    return registered
+
+
+@both(Swizzle)
+def swizzle_view(
+    swizzle: Swizzle, layout: Layout | None = None, bits: int | None = None, *, draws: bool, **options: Any
+) -> str:
     """The tile that a swizzle is shown on, before and after it."""
     layout, bits = own_tile(swizzle, layout, bits)
-    return swizzle_pair_svg(layout, swizzle, bits, **options)
+    return (swizzle_pair_svg if draws else swizzle_pair_table)(layout, swizzle, bits, **options)
 
 
-@table.register(Swizzle)
-def swizzle_text(swizzle: Swizzle, layout: Layout | None = None, bits: int | None = None, **options: Any) -> str:
-    """The same as text."""
-    layout, bits = own_tile(swizzle, layout, bits)
-    return swizzle_pair_table(layout, swizzle, bits, **options)
-
-
-@picture.register(MmaAtom)
-def mma_picture(atom: MmaAtom, operand: str | None = None, **options: Any) -> str:
+@both(MmaAtom)
+def mma_view(atom: MmaAtom, operand: str | None = None, *, draws: bool, **options: Any) -> str:
     """An instruction's product, or the fragment of one operand."""
-    return product_svg(atom, **options) if operand is None else fragment_svg(atom, operand, **options)
-
-
-@table.register(MmaAtom)
-def mma_text(atom: MmaAtom, operand: str | None = None, **options: Any) -> str:
-    """The same as text."""
     if operand is None:
-        return product_table(atom, **options)
+        return (product_svg if draws else product_table)(atom, **options)
+    if draws:
+        return fragment_svg(atom, operand, **options)
     return f"{atom}, {operand}: {tv_table(atom.layout(operand), atom.tile_of(operand), **options)}"
 
 
-@picture.register(SmemTile)
-def tile_picture(tile: SmemTile, pair: bool = False, **options: Any) -> str:
+@both(SmemTile)
+def tile_view(tile: SmemTile, pair: bool = False, *, draws: bool, **options: Any) -> str:
     """A tile by banks; as a pair before and after its swizzle."""
     if pair:
-        return swizzle_pair_svg(tile.layout, tile.swizzle, tile.slot_bits, **options)
-    return swizzle_svg(tile.composed, tile.slot_bits, **options)
+        return (swizzle_pair_svg if draws else swizzle_pair_table)(tile.layout, tile.swizzle, tile.slot_bits, **options)
+    return (swizzle_svg if draws else swizzle_table)(tile.composed, tile.slot_bits, **options)
 
 
-@table.register(SmemTile)
-def tile_text(tile: SmemTile, pair: bool = False, **options: Any) -> str:
-    """The same as text."""
-    if pair:
-        return swizzle_pair_table(tile.layout, tile.swizzle, tile.slot_bits, **options)
-    return swizzle_table(tile.composed, tile.slot_bits, **options)
-
-
-@picture.register(OperandDescriptor)
-def operand_picture(operand: OperandDescriptor, **options: Any) -> str:
-    """The fields of an operand's descriptor, with the reasons for their values."""
-    return fields_svg(operand.base.table, operand.word, **{"reasons": dict(operand.reasons), **options})
-
-
-@picture.register(SmemDescriptor, InstructionDescriptor)
-def descriptor_picture(descriptor: SmemDescriptor | InstructionDescriptor, **options: Any) -> str:
-    """The fields of a descriptor."""
+@both(OperandDescriptor, SmemDescriptor, InstructionDescriptor)
+def descriptor_view(
+    descriptor: OperandDescriptor | SmemDescriptor | InstructionDescriptor, *, draws: bool, **options: Any
+) -> str:
+    """The fields of a descriptor; of an operand's, with the reasons for their values."""
+    if not draws:
+        return descriptor.explain(**options)
+    if isinstance(descriptor, OperandDescriptor):
+        return fields_svg(descriptor.base.table, descriptor.word, **{"reasons": dict(descriptor.reasons), **options})
     return fields_svg(descriptor.table, descriptor.word, **options)
 
 
-@table.register(OperandDescriptor, SmemDescriptor, InstructionDescriptor)
-def descriptor_text(descriptor: OperandDescriptor | SmemDescriptor | InstructionDescriptor, **options: Any) -> str:
-    """The same as text."""
-    return descriptor.explain(**options)
-
-
-@picture.register(Schedule)
-def order_picture(order: Schedule, grid: tuple[int, int] = GRID, **options: Any) -> str:
-    """An order's path over a grid of tiles."""
-    return schedule_svg(order, grid, **options)
-
-
-@picture.register(Persistent)
-def persistent_picture(order: Persistent, grid: tuple[int, int] = GRID, **options: Any) -> str:
-    """The path with its waves: what all workers do in one step."""
-    if order.workers > 1:
+@both(Schedule, Persistent)
+def order_view(order: Schedule | Persistent, grid: tuple[int, int] = GRID, *, draws: bool, **options: Any) -> str:
+    """An order's path over a grid of tiles; a persistent one with its waves: one step of all workers."""
+    if draws and isinstance(order, Persistent) and order.workers > 1:
         options = {"wave": order.workers * order.cluster[0] * order.cluster[1], **options}
-    return schedule_svg(order, grid, **options)
-
-
-@table.register(Schedule, Persistent)
-def order_text(order: Schedule | Persistent, grid: tuple[int, int] = GRID, **options: Any) -> str:
-    """The same as text."""
-    return schedule_table(order, grid, **options)
+    return (schedule_svg if draws else schedule_table)(order, grid, **options)

@@ -1,9 +1,8 @@
 """Fills that stay apart for colour-blind readers and carry black text.
 
-The eight hues are Paul Tol's "light" qualitative scheme, made for labelled cells (SRON/EPS/TN/09-002, issue 3.2,
-figure 6), without its olive, which on a screen is close to the pear. They differ in protanopia and deuteranopia (a test
-simulates both); in the rare tritanopia blue and mint come close, but colour never stands alone: every cell prints what
-its colour means.
+The eight hues are Paul Tol's "light" qualitative scheme for labelled cells (SRON/EPS/TN/09-002, issue 3.2, figure 6),
+without its olive, which on a screen is close to the pear. They differ in protanopia and deuteranopia (a test simulates
+both). In the rare tritanopia blue and mint come close, but every cell also prints its meaning.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ AXIS_SIZE, CAPTION_SIZE = 11.0, 13.0
 # Every eighth line of the grid is dark: tensor-core fragments and shared-memory atoms are made of groups of eight.
 RULE = 8
 # Texts are written for so many cells of a picture at most; above that colours, axes and hovering carry it, and one
-# title stands for several cells beside one another: so a picture stays under 1 MB.
+# title stands for several neighbouring cells: so a picture stays under 1 MB.
 MAX_TEXTS = 4096
 TITLES = ((4096, 1), (16384, 4), (1 << 15, 8), (1 << 62, 16))
 MAX_BORDERS = 6000  # pieces of the outlines of all zones; where zones interleave more finely their colours tell them
@@ -24,7 +23,7 @@ MAX_BORDERS = 6000  # pieces of the outlines of all zones; where zones interleav
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Text lines in the middle of `span` cells of one row, the first at (row, column), counted from 0."""
+    """Text lines in the middle of `span` cells of one row, from (row, column)."""
 
     row: int
     column: int
@@ -57,18 +56,18 @@ class Panel:
     font: float = 10.0
     step: int = 1  # columns between two fine vertical lines
     framed: frozenset[tuple[int, int]] = frozenset()
-    zones: npt.NDArray[Any] | None = None
+    zones: npt.NDArray[np.int64] | None = None
     zone_name: str = "warp"
     tells: Callable[[int, int], str] | None = None
     unit: str = ""
     says: Callable[[int, int], str] | None = None
     marked: frozenset[tuple[int, int]] = frozenset()
-    path: npt.NDArray[Any] | None = None
+    path: npt.NDArray[np.int64] | None = None
     caption: str = ""
 
     @property
     def cells(self) -> int:
-        """How many cells there are."""
+        """The number of cells."""
         return len(self.rows) * len(self.columns)
 
     @property
@@ -83,7 +82,7 @@ class Panel:
 
     @property
     def width(self) -> float:
-        """Of the grid, without the gutter."""
+        """The grid's width, without the gutter."""
         return self.cell[0] * len(self.columns)
 
     @property
@@ -93,17 +92,17 @@ class Panel:
 
     @property
     def height(self) -> float:
-        """Of the grid, without the head."""
+        """The grid's height, without the head."""
         return self.cell[1] * len(self.rows)
 
     @property
     def dense(self) -> bool:
-        """Whether cells are too small for lines between them."""
+        """True if cells are too small for lines between them."""
         return min(self.cell[0] * self.step, self.cell[1]) < 7
 
     @property
     def sparse(self) -> bool:
-        """Whether cells are left as the page is, dark in a dark one."""
+        """True if some cells are left as the page is, dark in a dark one."""
         return any("track" in row for row in self.fills)
 
     def draw(self, canvas: Canvas, left: float, top: float, run: int = 1) -> None:
@@ -234,7 +233,7 @@ class Panel:
                 canvas.text(x, y, name, size, fill=INK, anchor="middle", bold=True)
 
     def _path(self, canvas: Canvas, left: float, top: float) -> None:
-        """The line, which texts interrupt: a place's number is a station on it. The first has a ring, or a dot.
+        """The line, which texts interrupt. The first place has a ring, or a dot.
 
         In units of half cells, so that numbers are whole; steps along a row or a column are written shorter.
         """
@@ -316,7 +315,7 @@ def moved(left: float, top: float, width: float, height: float) -> str:
     )
 
 
-def boundary(mask: npt.NDArray[Any]) -> list[tuple[int, int, int, bool]]:
+def boundary(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int, int, bool]]:
     """The borders of the marked places, as (column, row, length, whether it runs across).
 
     >>> boundary(np.array([[True, True], [True, True]]))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from layoutgemm.atoms.mma.base import MmaAtom
 from layoutgemm.atoms.tiled.mma import TiledMma
+from layoutgemm.layouts import Layout
 from layoutgemm.view.grid import Owners, bounded, extent, owners_of
 from layoutgemm.view.panel import MAX_TEXTS, Panel
 from layoutgemm.view.sheet import Note, Sheet
@@ -22,14 +22,13 @@ ELSEWHERE = "track"  # of operands that no thread holds
 
 @checked()
 def product_svg(atom: MmaAtom, *, color: str = "auto", thread: int | None = None, title: str | None = None) -> str:
-    """Draws an MMA atom as the product that it is: A (M, K), B (K, N) above, and C (M, N), rows and columns in line.
+    """Draws an MMA atom as its product: A (M, K), B (K, N) above, and C (M, N), rows and columns in line.
 
-    Each element says which thread holds it as which of its values; an operand that no thread holds (in shared memory by
-    a descriptor, in tensor memory) is grey. `color`: "warp", "quad", "thread", "register" or "auto"; `thread` surrounds
-    all that one thread holds. Above 4096 elements cells carry no text, and the pointer on them tells.
+    Each element names its thread and value. Operands in shared or tensor memory are grey. `color`: "warp", "quad",
+    "thread", "register" or "auto"; `thread` frames one thread's elements. Above 4096 elements the texts are under the
+    pointer alone.
 
-    Returns an SVG document as text. Raises LayoutError for an unknown colour, a thread that takes no part, and an
-    operand of more than 65536 elements.
+    Raises LayoutError for an unknown colour, a thread that takes no part, and an operand of more than 65536 elements.
 
     >>> from layoutgemm.atoms import mma_sync
     >>> svg = product_svg(mma_sync("m16n8k16", "bf16"))
@@ -55,7 +54,9 @@ def tiled_mma_svg(tiled: TiledMma, *, color: str = "auto", thread: int | None = 
     return product(tiled.atom, tiled, color, thread, True, title or f"{atoms} x {tiled.atom}")
 
 
-def product(atom: MmaAtom, tiled: Any, color: str, thread: int | None, outlined: bool, title: str) -> str:
+def product(
+    atom: MmaAtom, tiled: MmaAtom | TiledMma, color: str, thread: int | None, outlined: bool, title: str
+) -> str:
     """The picture of either."""
     panels: dict[str, Panel] = {}
     owners: list[Owners] = []
@@ -96,8 +97,8 @@ def product(atom: MmaAtom, tiled: Any, color: str, thread: int | None, outlined:
     return Sheet(title=title, notes=tuple(notes), legend=legend, panels=((None, b), (a, c))).render()
 
 
-def threads_text(atom: MmaAtom, tiled: Any) -> str:
-    """Who executes it."""
+def threads_text(atom: MmaAtom, tiled: MmaAtom | TiledMma) -> str:
+    """The threads that execute it, in words."""
     if place_of(atom, "C") == "tmem":
         return f"issued by one thread for {atom.threads} block{'s' if atom.threads > 1 else ''}"
     count = tiled.threads
@@ -105,11 +106,11 @@ def threads_text(atom: MmaAtom, tiled: Any) -> str:
 
 
 def place_of(atom: MmaAtom, operand: str) -> str:
-    """Where the operand is: "rmem", "smem" or "tmem"."""
+    """The operand's memory: "rmem", "smem" or "tmem"."""
     return {"A": atom.a_source, "B": atom.b_source}.get(operand, atom.c_source)
 
 
-def layout_of(tiled: Any, operand: str) -> Any:
+def layout_of(tiled: MmaAtom | TiledMma, operand: str) -> Layout:
     """The thread-value layout of an operand of an atom or of a tiled one."""
     return tiled.tv_layout(operand) if isinstance(tiled, TiledMma) else tiled.layout(operand)
 

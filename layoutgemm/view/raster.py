@@ -13,7 +13,7 @@ from layoutgemm.view.canvas import DARK
 
 from ..arguments import checked
 
-# What a document's generic families are, where none of those that it names before them is there.
+# The generic families of a document whose named fonts are not installed.
 FAMILIES = {"darwin": ("Helvetica", "Menlo"), "win32": ("Segoe UI", "Consolas")}
 LINUX = ("DejaVu Sans", "DejaVu Sans Mono")
 PROBE = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="20"><text y="16" font-family="{}">{}</text></svg>'

@@ -1,8 +1,6 @@
-"""The order in which a kernel visits the tiles of a grid, as a path over it."""
+"""A kernel's tile order as a path over the grid."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +27,10 @@ def schedule_svg(
 ) -> str:
     """Draws an order of the tiles of a grid: every tile with its number, and a line through them from the first on.
 
-    schedule: an object with `table(grid)`, as those of `checks.schedules`, or an array [number] of (row, column).
-    `wave`: tiles that run at once share a colour; None: an eighth of them. Hovering over a tile tells its number.
+    schedule: an object with `table(grid)`, as those of `schedule`, or an array [number] of (row, column). `wave`: tiles
+    that run at once share a colour; None: an eighth of them.
 
-    Returns an SVG document as text. Raises LayoutError where the order does not visit every tile once, and for more
-    than 65536 tiles.
+    Raises LayoutError unless the order visits every tile once, and for more than 65536 tiles.
 
     >>> from layoutgemm.schedule import Grouped
     >>> svg = schedule_svg(Grouped(group=2), (4, 4), wave=4)
@@ -101,7 +98,7 @@ def numbered(
     return order, numbers
 
 
-def named(schedule: Any) -> str:
+def named(schedule: object) -> str:
     """The order's name for a title."""
     return str(schedule) if not isinstance(schedule, (np.ndarray, list, tuple)) else "an order of tiles"
 

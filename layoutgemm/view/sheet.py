@@ -87,7 +87,7 @@ class Sheet:
 
     @staticmethod
     def _spread(parts: Sequence[tuple[float, float]]) -> tuple[list[float], float]:
-        """(room before, extent) of each -> where each begins behind its room, and the end of all."""
+        """(room before, extent) of each -> the starts behind the rooms, and the end of all."""
         starts, at = [], 0.0
         for before, extent in parts:
             starts.append(at + before)

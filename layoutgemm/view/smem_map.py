@@ -1,4 +1,4 @@
-"""What lies where in a block's shared memory: a line for each kind of thing, to scale along the bytes."""
+"""A map of a block's shared memory: a line for each kind of region, to scale along the bytes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ TICK = 11.0
 class Region(NamedTuple):
     """Bytes [offset, offset + bytes) of a block's shared memory.
 
-    name   what lies there, as in "A"; regions of one name share a line
-    stage  which of several such it is, or None
-    note   what more there is to say, as in the shape of a tile
-    of     what the number counts, where it is not a stage
+    name   of the contents, as in "A"; regions of one name share a line
+    stage  its number among such, or None
+    note   more about it, such as the shape of a tile
+    of     the unit of the number, if not a stage
     """
 
     name: str
@@ -44,11 +44,11 @@ def smem_map_svg(
 ) -> str:
     """Draws a map of shared memory: bytes to the right, a line for each kind of region, coloured by stage.
 
-    total: bytes that the block takes; limit: bytes that it may have, marked where given. Regions of different lines
-    that stand over one another use the same memory at different times. A line too small to be seen is
-    magnified over the whole width, and says so.
+    total: bytes that the block takes; limit: bytes that it may have, marked where given. Regions in one column use the
+    same
+    memory at different times. A line too small to be seen is magnified over the whole width, and says so.
 
-    Returns an SVG document as text. Raises LayoutError for no region, and for one outside of `total`.
+    Raises LayoutError for no region, and for one outside of `total`.
 
     >>> svg = smem_map_svg([Region("A", 0, 1024, 0), Region("A", 1024, 1024, 1), Region("full", 2048, 8)], total=2056)
     >>> svg.count("data-stage="), "A stage 1: bytes 1024 to 2047 (0x400), 1024 bytes" in svg
@@ -82,15 +82,8 @@ def smem_map_svg(
         y += PITCH
     bottom = y - PITCH + HEIGHT
     unit = tick_of(end)
-    canvas.lines(
-        [(left + at / end * WIDTH, first - 4, left + at / end * WIDTH, first) for at in range(0, end + 1, unit)],
-        "line",
-        1,
-    )
-    canvas.open_texts(TICK, fill="faint")
-    for at in range(0, end + 1, unit):
-        canvas.put(left + at / end * WIDTH, first - 7, f"{at // 1024}K" if unit >= 1024 else str(at))
-    canvas.close()
+    ticks = [(at, f"{at // 1024}K" if unit >= 1024 else str(at)) for at in range(0, end + 1, unit)]
+    canvas.axis([(left + at / end * WIDTH, text) for at, text in ticks], first, 4)
     if limit is not None:
         for at, told in ((total, f"{total} taken"), (limit, f"{limit} at most")):
             x = left + at / end * WIDTH
@@ -103,7 +96,7 @@ def smem_map_svg(
 
 
 def check_regions(regions: Sequence[Region], total: int) -> None:
-    """Raises LayoutError for no region, and for one that is empty or not within `total` bytes."""
+    """Raises LayoutError for no region, and for one empty or not within `total` bytes."""
     if not regions:
         raise LayoutError("a map of shared memory has one region at least")
     for region in regions:
@@ -124,7 +117,7 @@ def extent_of(regions: Sequence[Region]) -> tuple[int, int]:
 
 
 def side_text(regions: Sequence[Region]) -> str:
-    """What stands at the right of a line."""
+    """The text at the right of a line."""
     sizes = {region.bytes for region in regions}
     size = f"{regions[0].bytes}" if len(sizes) == 1 else f"{min(sizes)} to {max(sizes)}"
     count = f"{len(regions)} x {size}" if len(regions) > 1 else size

@@ -1,4 +1,4 @@
-"""A layout as a grid of offsets, and how large the cells of any grid are."""
+"""A layout as a grid of offsets, and the size of any grid's cells."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def layout_svg(
 ) -> str:
     """Draws a layout of rank 1 or 2: mode 0 downwards, mode 1 across, in every cell its offset.
 
-    Neighbouring offsets share a colour: `group` of them, by default an eighth of the range, so that a picture shows at
-    a glance which cells lie together in memory. `rows` and `columns` (ranges of coordinates) draw a part.
+    Neighbouring offsets share a colour: `group` of them, by default an eighth of the range. So cells that lie together
+    in
+    memory look alike. `rows` and `columns` (ranges of coordinates) draw a part.
 
-    layout: (i, j) -> offset, or a coordinate tuple (scaled-basis strides), which is then printed and coloured by its
-    first entry. Up to 4096 cells print their offset; more are coloured alone, and tell it under the pointer.
-    Returns an SVG document as text. Raises LayoutError for any other rank, for symbolic extents, and for more than
-    65536 cells.
+    layout: (i, j) -> offset, or a coordinate tuple (scaled-basis strides), which is printed and coloured by its first
+    entry. Up to 4096 cells print their offset; more are coloured alone, with the offset under the pointer. Raises
+    LayoutError for any other rank, for symbolic extents, and for more than 65536 cells.
 
     >>> from layoutgemm.layouts import Layout
     >>> svg = layout_svg(Layout((4, 8), (8, 1)))
@@ -113,7 +113,7 @@ def layout_svg(
 
 @checked()
 def repr_svg(layout: Drawable) -> str | None:
-    """What a notebook shows for a layout: its picture, or None (the notebook then prints it) where there is none.
+    """A layout's picture for a notebook, or None without a picture.
 
     >>> from layoutgemm.layouts import Layout
     >>> repr_svg(Layout((2, 2, 2))) is None

@@ -1,8 +1,8 @@
-"""Who holds what: thread-value maps over a tile, coloured by thread or by register."""
+"""Thread-value maps over a tile, coloured by thread or by register."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,7 +26,7 @@ Held = tuple[tuple[int, int], ...]
 
 
 class Atom(Protocol):
-    """What `fragment_svg` draws: an MMA atom."""
+    """An MMA atom, as `fragment_svg` draws it."""
 
     @property
     def shape_mnk(self) -> tuple[int, int, int]:
@@ -35,11 +35,11 @@ class Atom(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Coloring:
-    """Which colour a cell has: by (thread, value) of its first holder.
+    """The colour of a cell, by (thread, value) of its first holder.
 
     name    "warp", "quad", "thread" or "register"
     per     neighbours of one hue
-    groups  how many hues there would be if none came again
+    groups  hues that there would be if none repeated
     """
 
     name: str
@@ -48,7 +48,7 @@ class Coloring:
 
     @property
     def shades(self) -> bool:
-        """Whether odd ones are lighter."""
+        """True if odd ones are lighter."""
         return self.per > 1
 
     def fill(self, held: Held) -> str:
@@ -60,14 +60,21 @@ class Coloring:
 
     @property
     def legend(self) -> Legend:
-        """What each hue means."""
+        """The meaning of each hue."""
         name = {"warp": "warp", "quad": "threads", "thread": "thread", "register": "value"}[self.name]
-        spans = self.name == "quad" or (self.name == "register" and self.per > 1)
-        out = []
-        for g in range(min(self.groups, len(HUES))):
-            which = [span_text(i * self.per, self.per) if spans else str(i) for i in range(g, self.groups, len(HUES))]
-            out.append((hue(g), f"{name} {', '.join(which[:3])}{', ...' if len(which) > 3 else ''}"))
-        return tuple(out)
+        spans = self.name == "quad" or self.name == "register"
+        return tuple((hue(g), text) for g, text in hue_texts(name, self.per if spans else 1, self.groups))
+
+
+def hue_texts(name: str, per: int, groups: int) -> Iterator[tuple[int, str]]:
+    """(number of the hue, its text in a legend) for groups of `per` neighbours.
+
+    >>> list(hue_texts("threads", 4, 2)), next(hue_texts("warp", 1, 40))
+    ([(0, 'threads 0-3'), (1, 'threads 4-7')], (0, 'warp 0, 8, 16, ...'))
+    """
+    for g in range(min(groups, len(HUES))):
+        which = [span_text(i * per, per) for i in range(g, groups, len(HUES))]
+        yield g, f"{name} {', '.join(which[:3])}{', ...' if len(which) > 3 else ''}"
 
 
 def coloring(color: str, threads: int, values: int) -> Coloring:
@@ -97,16 +104,16 @@ def tv_svg(
     rows: range | None = None,
     columns: range | None = None,
 ) -> str:
-    """Draws who holds what: the tile (M, N), in every cell the thread T and the value (register) V that hold it.
+    """Draws a thread-value layout: the tile (M, N), in every cell its thread T and value (register) V.
 
     tv: (thread, value) -> m + M*n, the element's place in the tile counted column by column, or the pair (m, n).
     `color` groups threads by "warp" (32), "quad" (4), "thread" (1) or "auto" (warps if there are several), odd threads
-    lighter; or "register": the values of a thread. `thread` surrounds all cells of one thread. A cell that several hold
-    shows the first and how many more; one that nobody holds stays empty. More than 4096 cells are coloured alone, and
-    tell who holds them when the pointer rests on them.
+    lighter; or "register": the values of a thread. `thread` frames one thread's cells. A cell with several holders
+    shows
+    the first and the count of others; one without stays empty. Above 4096 cells the texts are under the pointer alone.
 
-    Returns an SVG document as text. Raises LayoutError if tv has not two modes or leaves the tile (with the thread and
-    the value that do), and for more than 65536 cells: draw a part with `rows` and `columns`.
+    Raises LayoutError if tv has not two modes or leaves the tile (with the thread and the value that do), and for more
+    than 65536 cells: draw a part with `rows` and `columns`.
 
     >>> from layoutgemm.layouts import Layout
     >>> tv = Layout(((4, 8), (2, 2)), ((32, 1), (16, 8)))     # C of mma.m16n8k16 (PTX ISA, 9.7.14.5.8)
@@ -134,11 +141,12 @@ def fragment_svg(
     rows: range | None = None,
     columns: range | None = None,
 ) -> str:
-    """Draws an operand of an MMA atom as its threads hold it, and lists the registers of one thread.
+    """Draws an operand of an MMA atom by threads, and lists one thread's registers.
 
     atom: an object with `shape_mnk` and the thread-value layouts `layout_A` over (M, K), `layout_B` over (N, K) and
-    `layout_C` over (M, N); `operand` is "A", "B", "C" or "D", with block scales "SFA" or "SFB" too; `color` as in
-    `tv_svg`. Returns an SVG document as text; raises LayoutError for an unknown operand and whatever `tv_svg` raises.
+    `layout_C` over (M, N). `operand` is "A", "B", "C" or "D", with block scales "SFA" or "SFB" too; `color` as in
+    `tv_svg`.
+    Raises LayoutError for an unknown operand, and as `tv_svg` does.
 
     >>> from types import SimpleNamespace
     >>> from layoutgemm.layouts import Layout
@@ -212,10 +220,7 @@ def tv_panel(
     turned: bool = False,
     caption: str = "",
 ) -> Panel:
-    """The grid of a thread-value map; `outlined`: with warps as zones; `turned`: columns down.
-
-    `largest`: the longest side of any grid of the picture. `texts`: cells have texts, where there are not too many.
-    """
+    """The grid of a thread-value map; `largest`: the longest side of all grids of the picture."""
     held, rows, columns = found.held, found.rows, found.columns
     if turned:
         held, rows, columns, axes = tuple(zip(*held, strict=True)), columns, rows, (axes[1], axes[0])
@@ -265,7 +270,7 @@ def tv_panel(
 
 
 def more(cell: Held, shown: int) -> str:
-    """How many hold the element besides those shown."""
+    """The count of holders beyond those shown."""
     return f" +{len(cell) - shown} more" if len(cell) > shown else ""
 
 
@@ -278,7 +283,7 @@ def cell_text(cell: Held) -> tuple[str, ...]:
 
 
 def told(found: Sequence[Owners], shown: Coloring, thread: int | None, texts: bool) -> str:
-    """What the header says about the cells of these tiles."""
+    """The header's note about the cells of these tiles."""
     out = ["T is the thread, V the value (register) that holds the element." if texts else
            "A cell is an element; the pointer on it tells the thread T and the value (register) V."]  # fmt: skip
     if shown.shades:

@@ -1,4 +1,4 @@
-"""What the warps and engines of a block did, in order: a line for each, waiting pale, work in colour."""
+"""The activity of a block's warps and engines: a line for each, waiting pale, work in colour."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Strip(NamedTuple):
 def timeline_svg(
     timeline: Mapping[str, Any], *, block: Sequence[int] | None = None, rows: int = 48, title: str = "timeline"
 ) -> str:
-    """Draws a timeline: a row for each warp and each engine of a block, under the role that it played.
+    """Draws a timeline: a row for each warp and each engine of a block, under its role.
 
     timeline: as the emulator gives it (`Timeline.as_json()`): "rows" of {"cta", "warp", "engine", "role", "spans"}, a
     span being [kind, begin, end, detail, line, times] in ticks; "unit" names a tick. `block`: its coordinate; None: the
-    first that did anything. `rows`: so many at most are drawn, and the rest is counted. Where there are very many,
-    short ones of one place are put together.
+    first that did anything. `rows`: the most that are drawn. Where spans are very many, short ones of one place are
+    merged.
 
-    Returns an SVG document as text. Raises LayoutError for a timeline without spans, and for a block that is not there.
+    Raises LayoutError for a timeline without spans, and for a block that is not there.
 
     >>> row = {"cta": [0, 0, 0], "warp": 0, "role": "loads", "spans": [["load", 0, 4, "cp.async.bulk", 7, 1]]}
     >>> svg = timeline_svg({"unit": "instructions of a warp", "rows": [row]})
@@ -83,17 +83,13 @@ def timeline_svg(
     tracks = [tracks_of(strips(row["spans"], end, budget)) for row in chosen]
     bottom = top + sum(PITCH + (len(found) - 1) * LANE for found in tracks)
     step = tick_of(end)
-    xs = [(left + at / end * WIDTH, at) for at in range(0, end + 1, step)]
-    canvas.lines([(x, top - 4, x, bottom) for x, _ in xs], "line", 0.5)
-    canvas.open_texts(TICK, fill="faint")
-    for x, at in xs:
-        canvas.put(x, top - 7, str(at))
-    canvas.close()
+    ticks = [(left + at / end * WIDTH, str(at)) for at in range(0, end + 1, step)]
+    canvas.axis(ticks, top, bottom - top + 4, 0.5)
     for name, found in zip(names, tracks, strict=True):
         height = HEIGHT + (len(found) - 1) * LANE
         canvas.text(left - 10, y + height / 2 + 4, name, NOTE_SIZE, anchor="end")
         canvas.lines([(left, y + height / 2, left + WIDTH, y + height / 2)], "line", 0.5)
-        # Several at once lie under one another.
+        # Several at once are stacked.
         part = height / len(found)
         for place, track in enumerate(found):
             for strip in track:
@@ -105,7 +101,7 @@ def timeline_svg(
 def rows_of(
     timeline: Mapping[str, Any], block: Sequence[int] | None, most: int
 ) -> tuple[list[Mapping[str, Any]], list[int], int]:
-    """The rows to draw, by role, the block that they are of, and how many of it are left out."""
+    """The rows to draw by role, their block, and the count of rows left out."""
     busy = [row for row in timeline["rows"] if row["spans"]]
     if not busy:
         raise LayoutError("a timeline without spans: nothing was recorded (emulate with timeline=True)")
@@ -118,15 +114,15 @@ def rows_of(
     return found[:most], where, max(len(found) - most, 0)
 
 
-def name_of(row: Mapping[str, Any]) -> str:
-    """What stands before a row."""
+def name_of(row: Mapping[str, object]) -> str:
+    """The label of a row."""
     return f"warp {row['warp']}: {row['role']}" if row["warp"] is not None else str(row["engine"])
 
 
 def strips(spans: Sequence[Sequence[Any]], end: int, budget: int) -> list[Strip]:
     """The spans of a row, about `budget` at most: where there are more, short ones of one place become one.
 
-    That one has the kind that most of them are; waiting only where there is nothing else.
+    It has their most frequent kind; waiting only if there is nothing else.
     """
     cell = end / budget if len(spans) > budget else 0.0
     out: list[Strip] = []
@@ -148,7 +144,9 @@ def strips(spans: Sequence[Sequence[Any]], end: int, budget: int) -> list[Strip]
 
 
 def tracks_of(found: Sequence[Strip]) -> list[list[Strip]]:
-    """The strips of a row on as many tracks as it takes for none to lie over another, `MAX_TRACKS` at most.
+    """The strips of a row on as many tracks as keep them apart.
+
+    There are at most `MAX_TRACKS`.
 
     >>> spans = [Strip("load", 0, 9, ""), Strip("load", 3, 12, ""), Strip("load", 9, 15, "")]
     >>> [[strip.begin for strip in track] for track in tracks_of(spans)]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from layoutgemm.bench import method as bench
-from layoutgemm.bench.method import Load, Operands, Problem, burst, sustained
+from layoutgemm.bench.method import BenchProblem, Load, Operands, burst, sustained
 from layoutgemm.errors import OperandError
 
 torch = pytest.importorskip("torch")
@@ -21,12 +21,12 @@ torch = pytest.importorskip("torch")
 
 
 def test_flops_and_bytes_are_those_of_the_definition() -> None:
-    p = Problem(512, 14336, 4096)
+    p = BenchProblem(512, 14336, 4096)
     assert p.flops == 2 * 512 * 14336 * 4096
     assert p.bytes == 2 * (512 * 4096 + 14336 * 4096 + 512 * 14336)
     assert p.tflops(1e-3) == pytest.approx(60.1295, abs=1e-4)
     assert p.gbs(1e-3) == pytest.approx(136.3, abs=0.1)
-    assert Problem(8192, 8192, 8192).tflops(1.0) == pytest.approx(1.099511627776)
+    assert BenchProblem(8192, 8192, 8192).tflops(1.0) == pytest.approx(1.099511627776)
 
 
 SIZES = [(1024, 1024, 1024), (4096, 4096, 4096), (16384, 16384, 16384), (16, 4096, 4096), (64, 28672, 4096), (3, 5, 7)]
@@ -34,7 +34,7 @@ SIZES = [(1024, 1024, 1024), (4096, 4096, 4096), (16384, 16384, 16384), (16, 409
 
 @pytest.mark.parametrize("sizes", SIZES)
 def test_sets_rotate_through_more_than_240_mb_and_evenly(sizes: tuple[int, int, int]) -> None:
-    p = Problem(*sizes)
+    p = BenchProblem(*sizes)
     assert p.sets * p.bytes > 240e6
     assert p.sets == 1 or (p.sets - 1) * p.bytes <= 240e6
     assert p.launches % p.sets == 0 and p.launches >= p.sets
@@ -44,15 +44,15 @@ def test_sets_rotate_through_more_than_240_mb_and_evenly(sizes: tuple[int, int, 
     ("sizes", "us"), [((1024,) * 3, 6.7), ((2048,) * 3, 24.7), ((4096,) * 3, 174), ((8192,) * 3, 1388)]
 )
 def test_a_graph_takes_about_5_ms(sizes: tuple[int, int, int], us: float) -> None:
-    assert 3.5e-3 < Problem(*sizes).launches * us * 1e-6 < 8e-3
+    assert 3.5e-3 < BenchProblem(*sizes).launches * us * 1e-6 < 8e-3
 
 
 @pytest.mark.parametrize("bad", [(0, 1, 1), (1, -1, 1)])
 def test_sizes_must_be_positive(bad: tuple[int, int, int]) -> None:
     with pytest.raises(OperandError, match="must be positive"):
-        Problem(*bad)
+        BenchProblem(*bad)
     with pytest.raises(OperandError, match="b_major"):
-        Problem(1, 1, 1, "m")
+        BenchProblem(1, 1, 1, "m")
 
 
 # Timing ---------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from layoutgemm.bench.method import Contender, Launch, Load, Operands, Problem, Replay
+from layoutgemm.bench.method import BenchProblem, Contender, Launch, Load, Operands, Replay
 
 
 class ModelDevice:
@@ -17,7 +17,7 @@ class ModelDevice:
         self.now, self.throttle, self.dead = 0.0, throttle, False
         self.log: list[tuple[str, Any]] = []
 
-    def operands(self, problem: Problem, seed: int) -> list[Operands]:
+    def operands(self, problem: BenchProblem, seed: int) -> list[Operands]:
         generator = torch.Generator().manual_seed(seed)
 
         def normal(rows: int, columns: int) -> torch.Tensor:

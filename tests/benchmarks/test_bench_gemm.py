@@ -14,18 +14,18 @@ torch = pytest.importorskip("torch")
 
 from benchmarks import bench_gemm, peers
 from layoutgemm.bench import outcome as bench_outcome
-from layoutgemm.bench.method import Contender, Problem
+from layoutgemm.bench.method import BenchProblem, Contender
 from layoutgemm.bench.outcome import DeviceLost, Measured, Method, Outcome, line, measure
 from tests.benchmarks.model_device import ModelDevice, timed
 
-SMALL = Problem(48, 32, 64)
+SMALL = BenchProblem(48, 32, 64)
 
 
 @pytest.fixture(autouse=True)
 def two_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph of four launches over two sets instead of thousands over ten thousand."""
-    monkeypatch.setattr(Problem, "sets", property(lambda self: 2))
-    monkeypatch.setattr(Problem, "launches", property(lambda self: 4))
+    monkeypatch.setattr(BenchProblem, "sets", property(lambda self: 2))
+    monkeypatch.setattr(BenchProblem, "launches", property(lambda self: 4))
 
 
 def field(device: ModelDevice) -> list[Contender]:
@@ -129,13 +129,13 @@ def options(**changes: Any) -> argparse.Namespace:
 
 
 def drive(
-    device: ModelDevice, problems: list[Problem], setup: float = 1.0, **changes: Any
+    device: ModelDevice, problems: list[BenchProblem], setup: float = 1.0, **changes: Any
 ) -> tuple[list[str], list[Outcome], list[str]]:
     """Run the driver; every problem takes `setup` seconds beside what is timed."""
     said: list[str] = []
     last: list[Outcome] = []
 
-    def contenders(problem: Problem) -> list[Contender]:
+    def contenders(problem: BenchProblem) -> list[Contender]:
         device.now += setup
         return field(device)
 
@@ -154,7 +154,7 @@ def drive(
 
 def test_the_driver_measures_every_shape_and_reports_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(bench_gemm.peers.LEFT_OUT, "a peer", "not here")
-    problems = [SMALL, Problem(16, 48, 32)]
+    problems = [SMALL, BenchProblem(16, 48, 32)]
     notes, outcomes, said = drive(ModelDevice(), problems, rounds=3, sustained_rounds=1)
     assert [o.problem for o in outcomes] == problems and not notes
     assert sum("us" in text for text in said) >= 2
@@ -165,7 +165,7 @@ def test_the_driver_measures_every_shape_and_reports_them(monkeypatch: pytest.Mo
 
 
 def test_a_short_budget_leaves_out_sustained_load_first_and_says_so() -> None:
-    problems = [Problem(16, 16, 16 * i) for i in range(1, 6)]
+    problems = [BenchProblem(16, 16, 16 * i) for i in range(1, 6)]
     notes, outcomes, _ = drive(ModelDevice(), problems, setup=5.0, rounds=3, sustained_rounds=3, budget=60.0)
     with_load = [o.problem.k // 16 for o in outcomes if any(m.sustained for m in o.measured)]
     assert len(outcomes) == 5, notes
@@ -174,7 +174,7 @@ def test_a_short_budget_leaves_out_sustained_load_first_and_says_so() -> None:
 
 
 def test_a_spent_budget_leaves_out_shapes_and_says_so() -> None:
-    problems = [Problem(16, 16, 16 * i) for i in range(1, 6)]
+    problems = [BenchProblem(16, 16, 16 * i) for i in range(1, 6)]
     notes, outcomes, _ = drive(ModelDevice(), problems, setup=20.0, rounds=3, no_sustained=True, budget=50.0)
     assert len(outcomes) == 2
     assert sum("left out, the time budget" in note for note in notes) == 3
@@ -199,7 +199,7 @@ def test_an_unknown_contender_is_refused_and_a_known_one_is_found(
         bench_gemm.arguments(["--contender", "torch.mm,cutlass"])
     assert "nothing is called 'cutlass'" in capsys.readouterr().err
     parsed = bench_gemm.arguments(["--contender", "quack,mine", "--object", "mine=a.o", "--object", "other=b.o"])
-    names = [c.name for c in bench_gemm.contenders(Problem(16, 4096, 4096), parsed)]
+    names = [c.name for c in bench_gemm.contenders(BenchProblem(16, 4096, 4096), parsed)]
     assert names[0] == "torch.mm" and names[-1] == "mine"
     assert [name for name in names if name.startswith("quack")] == names[1:-1]
     assert len(names) == 6
@@ -210,7 +210,7 @@ def test_a_missing_peer_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "quack" else found(name))
     monkeypatch.setattr(peers, "LEFT_OUT", {})
     parsed = bench_gemm.arguments(["--contender", "torch.mm,quack"])
-    assert [c.name for c in bench_gemm.contenders(Problem(16, 4096, 4096), parsed)] == ["torch.mm"]
+    assert [c.name for c in bench_gemm.contenders(BenchProblem(16, 4096, 4096), parsed)] == ["torch.mm"]
     assert bench_gemm.report([], {}, []).splitlines()[-1] == (
         "left out: quack: no package quack: pip install quack-kernels"
     )
@@ -219,7 +219,7 @@ def test_a_missing_peer_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch)
 def test_an_object_may_be_for_some_shapes_only() -> None:
     parsed = bench_gemm.arguments(["--contender", "torch.mm,ours", "--object", "big@8192+64x32x16=big.o"])
     for sizes, there in (((64, 32, 16), True), ((64, 32, 8), False), ((8192, 8192, 8192), True)):
-        names = [c.name for c in bench_gemm.contenders(Problem(*sizes), parsed)]
+        names = [c.name for c in bench_gemm.contenders(BenchProblem(*sizes), parsed)]
         assert names == ["torch.mm", "layoutgemm", *(["big"] if there else [])]
 
 
@@ -261,7 +261,7 @@ def test_the_exit_status_is_that_of_the_device_not_of_a_word(
     monkeypatch.setattr(bench, "CudaDevice", lambda sampler: device)
     monkeypatch.setattr(bench_gemm, "FAMILIES", {"torch.mm": lambda p: [timed(device, "torch.mm", 2e-6)]})
 
-    def second_is_lost(device: Any, problem: Problem, *rest: Any) -> Outcome:
+    def second_is_lost(device: Any, problem: BenchProblem, *rest: Any) -> Outcome:
         if lost and problem.m == 16:
             raise DeviceLost(says)
         return measure(device, problem, *rest)
@@ -314,7 +314,7 @@ def result(name: str, family: str, us: float, sustained_us: float | None = None)
 
 
 LARGE = Outcome(
-    Problem(8192, 8192, 8192),
+    BenchProblem(8192, 8192, 8192),
     (
         result("torch.mm", "torch.mm", 1388.0, 1596.0),
         result("cublasLt#3", "cublasLt", 1346.0, 1536.0),

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from benchmarks import peers
 from layoutgemm.bench import cublaslt
 from layoutgemm.bench.contenders import cublaslt as proposals
-from layoutgemm.bench.method import Problem
+from layoutgemm.bench.method import BenchProblem
 
 
 def test_structures_have_the_sizes_of_the_header() -> None:
@@ -149,7 +149,7 @@ def test_a_status_that_is_no_success_raises(lt: cublaslt.CublasLt) -> None:
 def test_without_a_gpu_the_peer_fails_by_name() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    (contender,) = proposals(Problem(64, 64, 64))
+    (contender,) = proposals(BenchProblem(64, 64, 64))
     assert contender.name == "cublasLt"
     with pytest.raises(Exception, match=r"CUDA|cuda|NVIDIA"):
         contender.prepare([])

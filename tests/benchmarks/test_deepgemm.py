@@ -13,9 +13,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks import bench_gemm, deepgemm, peers
-from layoutgemm.bench.method import Operands, Problem
+from layoutgemm.bench.method import BenchProblem, Operands
 
-PROBLEM = Problem(512, 14336, 4096)
+PROBLEM = BenchProblem(512, 14336, 4096)
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from benchmarks.choice_record import Timed, Tried, save
 from benchmarks.configurations import candidates, random_shapes
 from benchmarks.fit_choice import constants, estimate, fit, folds, judged, main, searched
 from benchmarks.slopes import Slope
-from layoutgemm.bench.method import Problem
+from layoutgemm.bench.method import BenchProblem
 from layoutgemm.kernels.sm90.choose import large_m
 
 RECORD = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "choices_h200.json"
@@ -23,7 +23,7 @@ MADE = {"start": large_m.MODEL.start * 1.5, "memory": large_m.MODEL.memory * 0.8
 
 def made(sizes: tuple[int, int, int]) -> Tried:
     """Times as a machine of other constants would take, exactly."""
-    problem, choices = Problem(*sizes), list(candidates(*sizes, likely=30))
+    problem, choices = BenchProblem(*sizes), list(candidates(*sizes, likely=30))
     with constants(MADE):
         return Tried(problem, 1e-4, tuple(Timed(c, estimate(problem, c)) for c in choices))
 
@@ -47,7 +47,7 @@ def test_slopes_are_those_of_the_model() -> None:
     unit = np.eye(len(now))
     slopes = {name: Slope(value, value * unit[i]) for i, (name, value) in enumerate(now.items())}
     moved = set()
-    for problem in map(Problem, (4096, 216, 128, 200), (6144, 5376, 2048, 1472), (4096, 6656, 8192, 1536), "kkkn"):
+    for problem in map(BenchProblem, (4096, 216, 128, 200), (6144, 5376, 2048, 1472), (4096, 6656, 8192, 1536), "kkkn"):
         for choice in list(candidates(problem.m, problem.n, problem.k, problem.b_major, likely=12)):
             with constants(slopes):
                 found = estimate(problem, choice)
@@ -63,7 +63,7 @@ def test_slopes_are_those_of_the_model() -> None:
 
 
 def test_few_rows_are_not_fitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    few = Tried(Problem(16, 4096, 4096), 1e-5, (Timed(next(candidates(16, 4096, 4096)), 9e-6),))
+    few = Tried(BenchProblem(16, 4096, 4096), 1e-5, (Timed(next(candidates(16, 4096, 4096)), 9e-6),))
     with pytest.raises(ValueError, match="more than 64 rows"):
         fit([few])
     save(tmp_path / "record.json", {}, [few, made(SHAPES[0])])

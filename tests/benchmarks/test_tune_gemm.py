@@ -11,12 +11,12 @@ import pytest
 from benchmarks.choice_record import Standing, Timed, Tried, load, report, save, standing
 from benchmarks.configurations import candidates, name_of, random_shapes
 from benchmarks.tune_gemm import key_of, main, race
-from layoutgemm.bench.method import Contender, Launch, Operands, Problem
+from layoutgemm.bench.method import BenchProblem, Contender, Launch, Operands
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
 from tests.benchmarks.model_device import ModelDevice
 
-SHAPE = Problem(256, 128, 64)
+SHAPE = BenchProblem(256, 128, 64)
 CHOICES = list(candidates(256, 128, 64, likely=5))
 
 
@@ -61,7 +61,7 @@ def test_the_fastest_and_the_chosen_one_are_in_the_last_round(capsys: pytest.Cap
 
 
 def test_a_record_is_read_back_as_written(tmp_path: Path) -> None:
-    other = Tried(Problem(16, 4096, 4096, "n"), 1e-5, (Timed(choose(16, 4096, 4096, b_major="MN")[0], 9e-6),))
+    other = Tried(BenchProblem(16, 4096, 4096, "n"), 1e-5, (Timed(choose(16, 4096, 4096, b_major="MN")[0], 9e-6),))
     tried = [raced([9e-6, 5e-6, 6e-6, 4e-6, 8e-6, 3e-6], last=2), other]
     save(tmp_path / "new" / "record.json", {"machine": {"gpu": "a model"}}, tried)
     facts, found = load(tmp_path / "new" / "record.json")
@@ -83,7 +83,7 @@ def test_an_invalid_record_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    unknown = Tried(Problem(512, 512, 64), 1e-5, (Timed(CHOICES[0], 9e-6),))
+    unknown = Tried(BenchProblem(512, 512, 64), 1e-5, (Timed(CHOICES[0], 9e-6),))
     lost = replace(unknown, kernels=(Timed(Sm90Choice(replace(CHOICES[0].config, stages=2)), 9e-6),))
     save(tmp_path / "a.json", {}, [raced([9e-6, 5e-6, 6e-6, 4e-6, 8e-6, 8.9e-6], last=2)])
     save(tmp_path / "b.json", {}, [raced([4e-6, 5e-6, 6e-6, 4.01e-6, 8e-6, 8.9e-6], last=2), lost])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from layoutgemm.bench import matmul as bench_matmul
-from layoutgemm.bench.method import Problem
+from layoutgemm.bench.method import BenchProblem
 from layoutgemm.cli.bench import ProgressLine, shapes_of
 from layoutgemm.cli.main import main
 from layoutgemm.errors import OperandError, PlanError
@@ -37,8 +37,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> ModelDevice:
     monkeypatch.setattr(bench_matmul, "cublaslt", lambda problem: proposals)
     monkeypatch.setattr(bench_matmul, "cuda_device", lambda problem: (found, {"gpu": "a model", "driver": None}))
     monkeypatch.setattr(bench_matmul, "MAX_SETS", 1 << 20)
-    monkeypatch.setattr(Problem, "sets", property(lambda self: 2))
-    monkeypatch.setattr(Problem, "launches", property(lambda self: 4))
+    monkeypatch.setattr(BenchProblem, "sets", property(lambda self: 2))
+    monkeypatch.setattr(BenchProblem, "launches", property(lambda self: 4))
     return found
 
 
@@ -110,7 +110,7 @@ def test_copies_are_reported(device: ModelDevice, capsys: pytest.CaptureFixture[
 def test_a_gpu_that_is_lost_or_full_is_one_line(
     device: ModelDevice, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(problem: Problem, seed: int) -> Any:
+    def full(problem: BenchProblem, seed: int) -> Any:
         raise torch.OutOfMemoryError("Tried to allocate 3 GB")
 
     operands = device.operands
@@ -127,7 +127,7 @@ def test_a_gpu_that_is_lost_or_full_is_one_line(
     assert not data["ok"] and "do not fit" in data["error"] and len(data["outcomes"]) == 1
     device.dead = True
     with pytest.raises(PlanError, match=r"16x32x64: torch\.mm has broken the device"):
-        bench_matmul.compare(device, Problem(16, 32, 64))
+        bench_matmul.compare(device, BenchProblem(16, 32, 64))
 
 
 @pytest.mark.parametrize(

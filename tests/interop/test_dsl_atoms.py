@@ -263,7 +263,7 @@ def test_tiled_copies(sm90: None) -> None:
 
 
 def test_what_differs_from_the_dsl_is_not_returned(sm90: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every conversion is held against the DSL's own maps: one wrong line in a table cannot pass."""
+    """Every conversion is compared with the DSL's own maps: one wrong line in a table cannot pass."""
     product = wgmma(64).to_cute()
     monkeypatch.setitem(dsl_atoms.PRODUCTS, ("warpgroup", "MmaF16BF16Op"), lambda op: wgmma(64, a_source="rmem"))
     with pytest.raises(AtomError, match=r"operand A of wgmma.* is .* here and .* in the DSL: modes of .128, 8. and"):

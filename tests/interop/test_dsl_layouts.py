@@ -151,7 +151,7 @@ def test_coordinate_tensors(sm90: None) -> None:
 
 
 def test_tensors_without_a_number_format(sm90: None) -> None:
-    """Truth values and matrix descriptors have a layout, of bits or of 16-byte units, and no format here."""
+    """Truth values and matrix descriptors have a layout and no number format."""
     predicates = tensor_layout(cute.make_rmem_tensor((4, 2), cutlass.Boolean))
     assert (predicates.layout, predicates.element, predicates.space) == (Layout((4, 2)), None, "rmem")
     atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, cutlass.BFloat16)
@@ -176,7 +176,7 @@ def test_tensors_outside_a_trace() -> None:
     layout = from_cute(square)
     n = layout.shape[0]
     assert layout == Layout((n, n), (n, 1)) and n % 4 == 0  # one SymInt is one integer
-    assert from_cute(square).shape[0] != n  # which nobody named: in another layout it is another
+    assert from_cute(square).shape[0] != n  # without a name it is another in another layout
     array = np.zeros((4, 6), np.float32)
     assert from_cute(cute.runtime.from_dlpack(array.T)) == Layout((6, 4))
     assert tensor_layout(cute.runtime.from_dlpack(array)).element.name == "f32"
@@ -184,7 +184,7 @@ def test_tensors_outside_a_trace() -> None:
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What from_cute gives inside @cute.jit, of run-time tensors and integers."""
+    """Results of from_cute inside @cute.jit, for run-time tensors and integers."""
     pytest.importorskip("cutlass")
     seen: dict[str, Any] = {}
 

@@ -95,7 +95,7 @@ def test_a_refusal_says_what_why_and_the_way_out(sm100: None, name: str, why: st
 
 
 def test_the_reasons_hold(sm100: None) -> None:
-    """What the refusals say of this version of the DSL; a version that can more is seen here."""
+    """The refusals hold for this version of the DSL; this test fails for a more capable one."""
     with pytest.raises(AttributeError, match="MmaAtomSM80SparseType"):
         cute.make_mma_atom(refused("warp.MmaF16BF16SparseOp"))
     with pytest.raises(ValueError, match="expects a bulk tensor"):

@@ -12,7 +12,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def cell_texts(svg: str, pattern: str) -> list[list[str]]:
-    """The texts inside the grid that match, as rows from top to bottom, each from left to right."""
+    """The matching texts inside the grid, as rows in reading order."""
     rows: dict[float, list[tuple[float, str]]] = {}
     for group in ET.fromstring(svg).iter(f"{SVG}g"):
         # Cells are set in monospaced type and centred; titles and axes are not; the side list starts left.

@@ -1,4 +1,4 @@
-"""Every object with a picture returns it, writes it, prints its text and shows itself in a notebook."""
+"""Every object with a picture returns it, writes it, prints it and shows itself."""
 
 from __future__ import annotations
 
@@ -103,10 +103,10 @@ def test_a_type_without_a_picture_is_named() -> None:
 
 def test_a_type_takes_the_picture_of_the_nearest_type_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
     class Tile(Unseen):
-        """What has a picture."""
+        """An object with a picture."""
 
     class Ragged(Tile):
-        """What has that one, too."""
+        """An object with the same picture."""
 
     picture.register(Tile)(lambda thing, text="tile": f"{text} of {thing}")
     assert (Ragged().svg(), Ragged().svg(text="edge")) == ("tile of an unseen thing", "edge of an unseen thing")
@@ -209,6 +209,6 @@ def test_a_layout_draws_without_atoms_and_checks() -> None:
 
 
 def test_a_picture_is_whole_pixels_wide() -> None:
-    """Of a part of a pixel a PNG would have a seam along its edge, half transparent."""
+    """A fraction of a pixel would be a half transparent seam in a PNG."""
     for svg in (Grouped(group=4).svg(grid=(12, 8)), Layout((4, 8)).svg(), ldmatrix(4).svg()):
         assert re.match(r'<svg [^>]*width="\d+" height="\d+" viewBox="0 0 \d+ \d+"', svg)

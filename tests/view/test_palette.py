@@ -1,4 +1,4 @@
-"""Text is readable on every fill, and fills stay apart in the two common forms of colour blindness."""
+"""Text is readable on every fill, and fills stay apart in colour blindness."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIGHT = {
 
 
 def lab(color: str, sight: np.ndarray) -> np.ndarray:
-    """CIE 1976 L*a*b* of a colour as somebody sees it."""
+    """CIE 1976 L*a*b* of a colour as that eye sees it."""
     channel = np.array(rgb(color)) / 255
     linear = np.where(channel <= 0.04045, channel / 12.92, ((channel + 0.055) / 1.055) ** 2.4)
     linear = np.clip(np.linalg.inv(LMS) @ sight @ LMS @ linear, 0, 1)

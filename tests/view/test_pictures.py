@@ -121,7 +121,7 @@ def test_pictures_are_well_formed_and_nothing_is_cut_off(name: str) -> None:
 
 
 def titles(svg: str) -> list[str]:
-    """What hovering says, without the document's own title."""
+    """The texts under the pointer, without the document's own title."""
     return [node.text or "" for node in ET.fromstring(svg).iter(f"{SVG}title")][1:]
 
 

@@ -1,4 +1,4 @@
-"""What the pictures say is what the layouts do; and each picture, once looked at, stays as it is (golden/)."""
+"""The pictures show what the layouts do; and each picture, once looked at, stays as it is (golden/)."""
 
 from __future__ import annotations
 

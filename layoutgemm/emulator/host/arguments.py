@@ -66,7 +66,7 @@ class Packed:
     kind: str
 
     @staticmethod
-    def of(codes: npt.NDArray[Any], kind: str) -> Packed:
+    def of(codes: npt.NDArray[np.integer], kind: str) -> Packed:
         """From the bits of each element, one to a byte: packed along the last axis.
 
         >>> Packed.of(np.array([[1, 2, 3, 15]], np.uint8), "e2m1").values.tolist()
@@ -109,7 +109,7 @@ def array_of(value: Any) -> Array | None:
         bits = 8 * value.element_size()
         found = _spanned(value.data_ptr(), tuple(value.shape), tuple(value.stride()), bits, base)
         if str(value.dtype) == "torch.float4_e2m1fn_x2":
-            return Packed(value.view(_torch_bytes(value)), "e2m1").array()
+            return Packed(value.view(sys.modules["torch"].uint8), "e2m1").array()
         return found
     kind = getattr(value, "element_type", None)  # a tensor of the CuTe DSL
     if kind is None or not isinstance(value.data_ptr, int):
@@ -119,7 +119,7 @@ def array_of(value: Any) -> Array | None:
     return _spanned(address, _flat(value.shape), _flat(value.stride), bits, address // PAGE * PAGE)
 
 
-def element_of(value: Any) -> str:
+def element_of(value: object) -> str:
     """The element type of an array by its own name, as "float32", or "".
 
     >>> element_of(np.zeros(3, np.uint16)), element_of(Packed(np.zeros(4, np.uint8), "u4"))
@@ -130,12 +130,7 @@ def element_of(value: Any) -> str:
     return str(name or kind or "").removeprefix("torch.")
 
 
-def _torch_bytes(value: Any) -> Any:
-    """torch.uint8, without importing torch."""
-    return sys.modules["torch"].uint8
-
-
-def _numpy(value: npt.NDArray[Any]) -> Array:
+def _numpy(value: npt.NDArray[np.generic]) -> Array:
     root: Any = value
     while isinstance(root.base, np.ndarray):
         root = root.base
@@ -189,18 +184,15 @@ def callers_array(address: int) -> tuple[str, int, npt.NDArray[np.uint8]] | None
     return None
 
 
-def _arrays_in(name: str, value: Any, depth: int, seen: dict[int, int]) -> Iterator[tuple[str, Any]]:
-    """(name, array) of the arrays in a variable: itself, its elements, and attributes of objects, down to a depth.
-
-    seen  object -> the depth to which it was looked into
-    """
+def _arrays_in(name: str, value: object, depth: int, seen: dict[int, int]) -> Iterator[tuple[str, object]]:
+    """(name, array) of the arrays in a variable, down to a depth; seen: object -> the depth examined."""
     if seen.get(id(value), -1) >= depth or isinstance(value, (type, ModuleType, FunctionType)):
         return
     seen[id(value)] = depth
     if _may_be_array(value):
         yield name, value
     elif depth:
-        parts: Iterable[tuple[str, Any]] = ()
+        parts: Iterable[tuple[str, object]] = ()
         if isinstance(value, dict):
             parts = [(f"{name}[{key!r}]", part) for key, part in list(value.items())]
         elif isinstance(value, (list, tuple)):
@@ -211,7 +203,7 @@ def _arrays_in(name: str, value: Any, depth: int, seen: dict[int, int]) -> Itera
             yield from _arrays_in(place, part, depth - 1, seen)
 
 
-def _may_be_array(value: Any) -> bool:
+def _may_be_array(value: object) -> bool:
     return isinstance(value, np.ndarray) or (
         type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "untyped_storage")
     )
@@ -256,10 +248,7 @@ class ArgumentMemory:
         )
 
     def hold(self, pointers: Iterable[tuple[int, int]], what: str) -> None:
-        """Raise EmulatorError for a pointer outside of all arrays: into a gap between them, or of this process.
-
-        pointers  (parameter byte, value) of what a kernel reads as 64 bits
-        """
+        """Raise EmulatorError for a (parameter byte, 64-bit value) that points outside of all arrays."""
         first, size = self.memory.START, self.memory.GAP * len(self.memory.buffers)
         for at, word in pointers:
             if first <= word < first + size:

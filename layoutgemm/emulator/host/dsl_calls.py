@@ -53,7 +53,7 @@ def _keep_types(owner: Any, module: Any, function: str) -> None:
                 module.operation.attributes[TYPES] = ir.StringAttr.get(json.dumps(kinds))
 
 
-def parameters_of(compiled: Any) -> list[HostParameter]:
+def parameters_of(compiled: object) -> list[HostParameter]:
     """The arguments of a compiled function, read from its module."""
     machine, traced = types_of(compiled)
     if len(machine) != len(traced):
@@ -73,7 +73,7 @@ def types_of(compiled: Any) -> tuple[list[str], list[str]]:
 
 
 @functools.cache
-def _runtime(ffi: bool) -> tuple[Any, ...]:
+def _runtime(ffi: bool) -> tuple[object, ...]:
     """The DSL's runtime, loaded for the whole process: writing an object looks up there what it calls."""
     import cutlass.runtime
 
@@ -109,24 +109,24 @@ class CallValue:
     """
 
     name: str
-    value: Any
-    annotation: Any = None
+    value: object
+    annotation: object = None
 
 
-def _is_stream(value: Any) -> bool:
+def _is_stream(value: object) -> bool:
     return value is not None and (
         type(value).__name__ in _STREAMS or hasattr(value, "__cuda_stream__") or hasattr(value, "cuda_stream")
     )
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
     """True for an array, or for a tensor on any device. Asking may raise."""
     return isinstance(value, Packed) or (
         (hasattr(value, "__array_interface__") and not np.isscalar(value)) or hasattr(value, "data_ptr")
     )
 
 
-def _is_scalar_type(kind: Any) -> bool:
+def _is_scalar_type(kind: object) -> bool:
     """True for Int32, Float32, or another scalar type of the DSL."""
     return type(kind).__name__ in ("IntegerMeta", "FloatMeta", "NumericMeta")
 
@@ -140,11 +140,8 @@ def _fields(value: Any) -> Iterator[tuple[str, Any, Any]]:
             yield part.name, getattr(value, part.name), part.type
 
 
-def _opened(name: str, value: Any, annotation: Any, scalars: bool) -> Iterator[CallValue]:
-    """The run-time values of one parameter, in the DSL's order; its constants are left out.
-
-    scalars  whether NumPy's scalars without an annotation are values
-    """
+def _opened(name: str, value: object, annotation: object, scalars: bool) -> Iterator[CallValue]:
+    """The run-time values of a parameter in the DSL's order; scalars: NumPy's own count without annotation."""
     numeric = annotation if _is_scalar_type(annotation) else None
     if value is None or isinstance(value, (str, bytes, dict, type)):
         if numeric is not None:
@@ -161,7 +158,7 @@ def _opened(name: str, value: Any, annotation: Any, scalars: bool) -> Iterator[C
         yield CallValue(name, value)
     elif isinstance(value, (list, tuple)):
         names = getattr(value, "_fields", None)
-        kinds: tuple[Any, ...] = getattr(annotation, "__args__", None) or ()
+        kinds: tuple[object, ...] = getattr(annotation, "__args__", None) or ()
         hints = getattr(type(value), "__annotations__", {}) if names else {}
         if (len(kinds) == 2 and kinds[1] is Ellipsis) or (len(kinds) == 1 and isinstance(value, list)):
             kinds = (kinds[0],) * len(value)
@@ -183,14 +180,14 @@ def _opened(name: str, value: Any, annotation: Any, scalars: bool) -> Iterator[C
             yield from _by_the_dsl(name, adapted)
 
 
-def _is_algebra(annotation: Any) -> bool:
+def _is_algebra(annotation: object) -> bool:
     """True if an annotation is the DSL's Shape, Stride, Coord, Tile or IntTuple."""
     from cutlass.cutlass_dsl.cutlass import is_cute_algebra_type
 
     return bool(is_cute_algebra_type(annotation))
 
 
-def _algebra(value: Any) -> Iterator[Any]:
+def _algebra(value: object) -> Iterator[object]:
     """The run-time scalars in a shape, stride or coordinate; the DSL takes its Python integers as constants."""
     if isinstance(value, (list, tuple)):
         for part in value:
@@ -199,17 +196,17 @@ def _algebra(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _custom(value: Any) -> bool:
+def _custom(value: object) -> bool:
     return any(hasattr(value, name) for name in ("__get_mlir_types__", "__extract_mlir_values__"))
 
 
-def _adapter(value: Any) -> Any:
+def _adapter(value: object) -> Any:
     from cutlass.base_dsl.runtime.jit_arg_adapters import JitArgAdapterRegistry as Registry
 
     return Registry.call_with_scope(Registry.CUDA_DIALECT_SCOPE, Registry.get_registered_adapter, value)
 
 
-def _by_the_dsl(name: str, value: Any) -> Iterator[CallValue]:
+def _by_the_dsl(name: str, value: object) -> Iterator[CallValue]:
     """The values that the DSL packs for an object, by their addresses."""
     from cutlass.base_dsl.typing import get_c_pointers
 
@@ -225,12 +222,12 @@ def _by_the_dsl(name: str, value: Any) -> Iterator[CallValue]:
 class Kept(Raw):
     """Bytes that the DSL packed, with what owns them."""
 
-    def __init__(self, address: int, owners: Any) -> None:
+    def __init__(self, address: int, owners: object) -> None:
         super().__init__(address)
         object.__setattr__(self, "owners", owners)
 
 
-def _arrays_in(name: str, value: Any, depth: int = 6) -> Iterator[tuple[str, Any]]:
+def _arrays_in(name: str, value: object, depth: int = 6) -> Iterator[tuple[str, object]]:
     """The arrays within a value, with names."""
     if _is_array(value):
         yield name, value
@@ -269,10 +266,7 @@ def _plain(error: BaseException) -> str:
 
 @dataclass
 class CompiledFunction:
-    """The result of `cute.compile` and its host function, linked with the stub.
-
-    host  runs it; what it launches is there
-    """
+    """The result of `cute.compile` and its host function, linked with the stub."""
 
     compiled: Any
     host: HostFunction
@@ -492,7 +486,7 @@ class _Moved:
         """Treat the elements as this type, of the same width."""
         self.content.code, self.content.bits, self.content.lanes = kind.type_code, kind.bits, kind.lanes
 
-    def __dlpack__(self, **_: Any) -> Any:
+    def __dlpack__(self, **_: object) -> Any:
         return self.capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -500,10 +494,7 @@ class _Moved:
 
 
 def _for_ffi(name: str, value: Any, pointers: Collection[str], arrays: ArgumentMemory, device: int) -> Any:
-    """An argument for TVM-FFI: arrays at their emulated addresses, dataclasses as tuples.
-
-    pointers  names of the values that are taken for addresses
-    """
+    """An argument for TVM-FFI: arrays and `pointers` at emulated addresses, dataclasses as tuples."""
     import tvm_ffi
 
     if name in pointers:

@@ -23,7 +23,8 @@ from typing import Any
 
 from ...arch import facts_of
 from ...errors import EmulatorError
-from ..machine.interpreter import MULTIPROCESSORS
+from ..machine.launch import MULTIPROCESSORS, Launch
+from ..machine.memory import GlobalMemory
 from ..machine.tensor_map import BYTES, from_driver
 from ..ptx.parser import PtxKernel, parse
 from .arguments import ArgumentMemory, Array, array_of
@@ -42,6 +43,10 @@ class HostLaunch:
     cluster: tuple[int, int, int]
     dynamic_shared: int
     parameters: bytes
+
+    def within(self, memory: GlobalMemory) -> Launch:
+        """The launch in a memory."""
+        return Launch(self.grid, self.block, self.parameters, memory, self.cluster, self.dynamic_shared)
 
     def pointers(self) -> Iterator[tuple[int, int]]:
         """(parameter byte, value) of each 64-bit load of a parameter; pointers are among them."""
@@ -137,10 +142,7 @@ class HostFunction:
     def link(
         content: bytes, ptx: str, parameters: Sequence[HostParameter], libraries: Sequence[str] = ()
     ) -> HostFunction:
-        """A host function from its object file, its PTX, and its parameters.
-
-        libraries  that it needs in addition to the stub
-        """
+        """A host function from object file, PTX and parameters, linked with the stub and `libraries`."""
         names = sorted({name.decode() for name in _ENTRY.findall(content)}, key=len)
         if not names:
             raise EmulatorError("the object file has no host function of the CuTe DSL")
@@ -250,7 +252,7 @@ class HostFunction:
 # Arguments ------------------------------------------------------------------------------------------------------------
 
 
-def gathered(named: Sequence[tuple[str, Any]], extra: Sequence[Any] = ()) -> ArgumentMemory:
+def gathered(named: Sequence[tuple[str, object]], extra: Sequence[object] = ()) -> ArgumentMemory:
     """The arrays among named and further values, as the memory of one call."""
     named = [*named, *[(f"extra {n}", value) for n, value in enumerate(extra)]]
     found: list[tuple[str, Array]] = []
@@ -267,7 +269,7 @@ def gathered(named: Sequence[tuple[str, Any]], extra: Sequence[Any] = ()) -> Arg
     return arrays
 
 
-def _leaves(value: Any) -> list[Any]:
+def _leaves(value: object) -> list[object]:
     if isinstance(value, (list, tuple)):
         return [leaf for part in value for leaf in _leaves(part)]
     return [value]

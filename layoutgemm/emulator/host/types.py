@@ -101,7 +101,7 @@ def parameter_of(machine: str, traced: str = "", name: str = "") -> HostParamete
     return replace(out, element=found[1], align=int(found[2] or 1), modes=modes if known else None)
 
 
-def _tree(text: str) -> tuple[Any, str]:
+def _tree(text: str) -> tuple[object, str]:
     """A machine type as a name, or a struct's types as a list; and the rest of the text."""
     if text.startswith("struct<("):
         rest, parts = text.removeprefix("struct<("), []
@@ -146,15 +146,12 @@ def _modes(text: str) -> tuple[TensorMode, ...]:
 
 @dataclass(frozen=True)
 class Raw:
-    """The bytes of an argument that the DSL's own packing has written.
-
-    address  0 is a null handle
-    """
+    """The address of an argument's bytes that the DSL's own packing has written; 0 is a null handle."""
 
     address: int
 
 
-def packed(parameter: HostParameter, name: str, value: Any, arrays: ArgumentMemory) -> bytes:
+def packed(parameter: HostParameter, name: str, value: object, arrays: ArgumentMemory) -> bytes:
     """A value as its argument's bytes. Raises EmulatorError that names the mismatch."""
     if isinstance(value, Raw):
         return _raw(parameter, name, value, arrays)
@@ -178,11 +175,11 @@ def packed(parameter: HostParameter, name: str, value: Any, arrays: ArgumentMemo
     return _pointer(parameter, name, value, arrays)
 
 
-def _said(value: Any) -> str:
+def _said(value: object) -> str:
     return f"{value!r}" if isinstance(value, (bool, int, float, str, type(None))) else f"a {type(value).__name__}"
 
 
-def _pointer(parameter: HostParameter, name: str, value: Any, arrays: ArgumentMemory) -> bytes:
+def _pointer(parameter: HostParameter, name: str, value: object, arrays: ArgumentMemory) -> bytes:
     raw = getattr(value, "_pointer", value)
     raw = getattr(raw, "value", raw) if type(raw).__module__ == "ctypes" else raw
     if raw is None or hasattr(raw, "getPtr") or hasattr(raw, "__cuda_stream__"):
@@ -251,7 +248,7 @@ def _float(kind: str, number: float, said: str) -> bytes:
 # Tensors --------------------------------------------------------------------------------------------------------------
 
 
-def _descriptor(parameter: HostParameter, name: str, value: Any, arrays: ArgumentMemory) -> bytes:
+def _descriptor(parameter: HostParameter, name: str, value: object, arrays: ArgumentMemory) -> bytes:
     """A tensor's descriptor: its address, and the extents and strides that the compiled function takes at run time."""
     array = array_of(value)
     if array is None:
@@ -322,7 +319,7 @@ def _dynamic(name: str, values: Sequence[int], count: int, mask: Any, what: str)
     )
 
 
-def _strides(name: str, array: Array, count: int, mask: Any) -> list[int]:
+def _strides(name: str, array: Array, count: int, mask: object) -> list[int]:
     if mask is None and count == len(array.strides) - 1:
         # The stride that was compiled in is the 1 of the contiguous mode; of several it may be any.
         if 1 in array.strides:
@@ -362,7 +359,7 @@ def _alike(want: str, got: str) -> bool:
     return got.startswith("uint") and _bits(want) == _bits(got)
 
 
-def _hold_element(element: str, name: str, value: Any, array: Array) -> None:
+def _hold_element(element: str, name: str, value: object, array: Array) -> None:
     want, got = canonical(element), canonical(element_of(value))
     if got and not _alike(want, got):
         hint = ""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -112,7 +111,7 @@ class BankRow:
         """True if its wavefronts are a lower bound, as for an atomic."""
         return self.ins.words[0] in ("atom", "red")
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """As JSON-able data."""
         return {
             "line": self.ins.line, "opcode": self.ins.opcode,

@@ -20,19 +20,20 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from itertools import product
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...arguments import shown
 from ...errors import DeadlockError, EmulatorError
 from ..findings import Counts, Finding, Findings
 from ..ptx.parser import MAX_SHARED_BYTES, PtxInstruction
 from ..ptx.program import CodeSegment, Operation, Program
-from ..ptx.values import FULL, LANES, Undefined, any_of, bool_of, mask_of
+from ..ptx.values import FULL, LANES, Lanes, Undefined, Value, any_of, bool_of, mask_of
 from ..races.happens_before import NO_PARTS, Knowledge, Ledger, MemoryEvent, Parts, Shadow
 from ..races.lanes import Touch, fork, join
 from .bank_counts import BankCounter
@@ -44,6 +45,9 @@ from .memory import RANK_SHIFT, CtaSharedMemory
 from .timeline import Recorder
 from .uninitialized import compute_doubtful, failed_at, merged, merged_doubtful, run_doubtful
 
+if TYPE_CHECKING:
+    from ..mutation.trace import AccessTrace
+
 BLOCKED, GONE = -1, -2
 # CUDA's limits of a launch: along each axis, threads of a block, blocks of a cluster; and blocks that are emulated.
 MOST = {"grid": (2**31 - 1, 65535, 65535), "block": (1024, 1024, 64), "cluster": (16, 16, 16)}
@@ -54,12 +58,12 @@ PRODUCTS = ("wgmma.mma_async", "mma.", "tcgen05.mma")
 class Warp:
     """A warp: 32 lanes of a block."""
 
-    def __init__(self, cta: Cta, number: int, special: dict[str, Any]) -> None:
+    def __init__(self, cta: Cta, number: int, special: dict[str, Value]) -> None:
         self.cta, self.number, self.special = cta, number, special
         self.alive = FULL
         self.window = cta.rank << RANK_SHIFT
         self.waits = ""
-        self.scratch: dict[Any, Any] = {}  # what operations keep for a warp
+        self.scratch: dict[Hashable, Any] = {}  # what operations keep for a warp
 
     def __str__(self) -> str:
         return f"CTA {self.cta.coordinate} warp {self.number}"
@@ -76,12 +80,12 @@ class Fiber:
     def __init__(self, warp: Warp, registers: list[Any], pc: int, lanes: int, parent: Fiber | None, meet: int) -> None:
         self.warp, self.registers, self.pc, self.parent, self.meet = warp, registers, pc, parent, meet
         self.lanes = lanes
-        self.active: Any = None if lanes == FULL else bool_of(lanes)
+        self.active: npt.NDArray[np.bool_] | None = None if lanes == FULL else bool_of(lanes)
         self.children = 0
         self.done: list[tuple[Fiber, bool]] = []
         self.dirty = self.written = 0
-        self.scratch: Any = None
-        self.spin: Any = None
+        self.scratch: object = None
+        self.spin: object = None
         self.ins: PtxInstruction | None = None
         self.knows: Knowledge
         self.epoch: MemoryEvent
@@ -102,7 +106,7 @@ class Fiber:
         part = "" if self.lanes == FULL else f" lanes {self.lanes:#x}"
         return f"{self.warp}{part}"
 
-    def one(self, value: Any) -> int:
+    def one(self, value: Value) -> int:
         """The value of the one active lane, or of all when they agree. Raises EmulatorError when they differ."""
         if not isinstance(value, np.ndarray):
             return int(value)
@@ -111,13 +115,13 @@ class Fiber:
             raise EmulatorError(f"lanes have different values, {chosen.tolist()[:4]}..., where one is needed")
         return int(chosen[0])
 
-    def each(self, value: Any) -> Any:
+    def each(self, value: Value) -> Lanes:
         """The values of the active lanes, as an array."""
         if not isinstance(value, np.ndarray):
             return np.full(self.lanes.bit_count(), value, dtype=np.uint64 if value > 0xFFFFFFFF else np.int64)
         return value if self.active is None else value[self.active]
 
-    def spread(self, values: Any) -> Any:
+    def spread(self, values: Lanes) -> Lanes:
         """Values of the active lanes as a register of 32."""
         if self.active is None:
             return values
@@ -203,11 +207,11 @@ class PtxMachine:
     findings only if a result depends on them: reads of uninitialised memory by products (`unwritten_memory.py`).
 
     progress  called after each cluster, and within one about every `EVERY` seconds
+    trace     keeps every access (`mutation/trace.py`); then no event is forgotten
     """
 
     COMPACT = 1 << 12  # events after which the order checker drops old ones
     EVERY, LOOK = 1.0, 64  # seconds between reports of progress, and operations between looks at the clock
-    trace: Any = None  # keeps every access (`trace.py`)
 
     def __init__(
         self,
@@ -216,8 +220,9 @@ class PtxMachine:
         policy: Policy | None = None,
         progress: Callable[[Progress], None] | None = None,
         watch: Watch | None = None,
+        trace: AccessTrace | None = None,
     ) -> None:
-        self.program, self.launch = program, launch
+        self.program, self.launch, self.trace = program, launch, trace
         self.policy = Policy() if policy is None else policy
         self.progress = progress
         watch = watch or Watch()
@@ -351,6 +356,8 @@ class PtxMachine:
         else:
             touch = None
         event = event or fiber.epoch
+        if self.trace is not None:
+            self.trace.access(fiber, "shared", cta, places, write, event, fiber.knows, asynchronous, parts)
         race = shadow.access(places, write, event, fiber.knows, asynchronous, what, fiber.epoch, parts, lanes, touch)
         if race is not None:
             self.problem("race", race, fiber)
@@ -360,7 +367,7 @@ class PtxMachine:
     # ------------------------------------------------------------ running
 
     def _run_cluster(self, cluster: Cluster) -> None:
-        compact_at = cluster.ledger.next + self.COMPACT
+        compact_at = cluster.ledger.next + self.COMPACT if self.trace is None else 1 << 62
         if self.recorder is not None:
             self.recorder.begin(cluster)
         while True:
@@ -437,10 +444,7 @@ class PtxMachine:
                     executed[pc] = 1
                     if recorder is not None:
                         recorder.before(fiber)
-                    if step.doubtful:
-                        result = run_doubtful(fiber, step)
-                    else:
-                        result = step.run(fiber)
+                    result = run_doubtful(fiber, step) if step.doubtful else step.run(fiber)
                     if recorder is not None and result != GONE:
                         recorder.step(fiber, ins, result == BLOCKED)
                     if result is None:
@@ -449,12 +453,11 @@ class PtxMachine:
                         fiber.pc = pc + 1
                     elif result >= 0:
                         fiber.pc = result
-                    elif result == BLOCKED:
-                        warp.waits = str(ins)
-                        counts[ins.opcode] -= 1  # it is executed again when it goes on
-                        self.counts.waits[ins.opcode, ins.line] += 1
-                        return
                     else:
+                        if result == BLOCKED:
+                            warp.waits = str(ins)
+                            counts[ins.opcode] -= 1  # it is executed again when it goes on
+                            self.counts.waits[ins.opcode, ins.line] += 1
                         return
                     turns -= 1
                     if turns <= 0:
@@ -474,15 +477,18 @@ class PtxMachine:
                     fiber.pc = step.end
                     if recorder is not None:
                         fiber.knows.time += step.end - step.start
-        except EmulatorError as error:  # first: it is a ValueError too
-            if fiber.ins is None or "PTX line" in str(error):
-                raise
-            raise type(error)(f"{error}\n  {fiber.describe()} at {fiber.ins}") from error
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            raise self._broken(fiber, error) from error
+            located = self._located(fiber, error)
+            if located is error:
+                raise
+            raise located from error
 
-    def _broken(self, fiber: Fiber, error: Exception) -> EmulatorError:
-        """The exception of a run of arithmetic, restated in the kernel's terms."""
+    def _located(self, fiber: Fiber, error: Exception) -> Exception:
+        """The exception with its place; that of a run of arithmetic, restated in the kernel's terms."""
+        if isinstance(error, EmulatorError):
+            if fiber.ins is None or "PTX line" in str(error):
+                return error
+            return type(error)(f"{error}\n  {fiber.describe()} at {fiber.ins}")
         instructions = self.program.kernel.instructions
         ins = instructions[min(fiber.pc, len(instructions) - 1)]
         step = self.program.steps[ins.pc]
@@ -496,7 +502,7 @@ class PtxMachine:
 
     # ------------------------------------------------------------ divergence
 
-    def split(self, fiber: Fiber, meet: int, parts: list[tuple[int, int, Any]]) -> int:
+    def split(self, fiber: Fiber, meet: int, parts: list[tuple[int, int, object]]) -> int:
         """Stop a fiber; parts (pc, lanes, scratch) go on in children until they reach pc `meet`. Returns GONE."""
         cluster = fiber.cta.cluster
         fiber.pc, fiber.children, fiber.done = meet, len(parts), []
@@ -512,6 +518,8 @@ class PtxMachine:
     def exit(self, fiber: Fiber) -> int:
         """End the fiber's lanes. Returns GONE."""
         cta, cluster = fiber.cta, fiber.cta.cluster
+        if self.trace is not None:
+            self.trace.ended(fiber)
         cluster.ledger.release(fiber, cta.exit_knows)
         fiber.warp.alive &= ~fiber.lanes
         count = fiber.lanes.bit_count()
@@ -604,7 +612,7 @@ def _geometry(launch: Launch) -> str:
     return ""
 
 
-def lanes_where(fiber: Fiber, predicate: Any, negated: bool) -> int:
+def lanes_where(fiber: Fiber, predicate: Value, negated: bool) -> int:
     """The fiber's lanes for which a predicate register holds, as a bit mask."""
     if isinstance(predicate, np.ndarray):
         return mask_of(predicate ^ negated, fiber.lanes)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ...arguments import as_int, settle
+from ...atoms.tma.rules import TensorMap
 from ...errors import EmulatorError
-from ..ptx.values import FULL, LANE, LANES
+from ..ptx.values import FULL, LANE, LANES, Value
 from .memory import POISON, GlobalMemory
 
 MULTIPROCESSORS = 132  # machine facts that kernels read: an H200's SM count, which sizes persistent grids
@@ -91,7 +91,7 @@ class Launch:
     memory: GlobalMemory
     cluster: Triple = (1, 1, 1)
     dynamic_shared: int = 0
-    tensor_maps: dict[int, Any] | None = None
+    tensor_maps: dict[int, TensorMap] | None = None
 
 
 @dataclass(frozen=True)
@@ -123,14 +123,11 @@ class Progress:
     products: int
 
 
-def special_registers(launch: Launch, coordinate: Triple, rank: int, shared: int, warp: int) -> dict[str, Any]:
-    """%tid, %ctaid and the like of a warp. PTX ISA, "Special Registers".
-
-    coordinate, rank  of its block; shared: bytes of shared memory that the block has
-    """
+def special_registers(launch: Launch, coordinate: Triple, rank: int, shared: int, warp: int) -> dict[str, Value]:
+    """%tid, %ctaid and the like of a warp, from its block. PTX ISA, "Special Registers"."""
     block, grid, size = launch.block, launch.grid, launch.cluster
     thread = warp * LANES + LANE
-    special: dict[str, Any] = {
+    special: dict[str, Value] = {
         "%laneid": LANE,
         "%warpid": warp,
         "%nwarpid": -(-block[0] * block[1] * block[2] // LANES),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ...errors import EmulatorError
 from ..ptx.values import any_of
 
+Item = TypeVar("Item", np.uint8, np.bool_)
 POISON = 0xFF
 GRANULE = 16  # bytes that the race checker tracks apart
 RANK_SHIFT = 24  # shared::cluster addresses: the block's rank above, its own offset below
@@ -62,9 +63,9 @@ class GlobalMemory:
         self.followed: list[GlobalBuffer] = []
         self.before: list[npt.NDArray[np.uint8] | None] = []  # what each held when it was found; None: an argument
         self.follow: Callable[[int], tuple[str, int, npt.NDArray[np.uint8]] | None] | None = None
-        self.kept: tuple[Any, ...] = ()  # objects whose memory the buffers are, where they hold it by address alone
+        self.kept: tuple[object, ...] = ()  # objects whose memory the buffers are, where they hold it by address alone
 
-    def add(self, name: str, values: npt.NDArray[Any], offset: int = 0) -> GlobalBuffer:
+    def add(self, name: str, values: npt.NDArray[np.generic], offset: int = 0) -> GlobalBuffer:
         """Add a buffer over a contiguous array's bytes, `offset` bytes past a 4 GiB boundary."""
         if not values.flags.c_contiguous:
             raise EmulatorError(f"buffer {name} is not contiguous")
@@ -226,7 +227,7 @@ class CtaSharedMemory:
         return int(offsets[lane] + byte)
 
 
-def pieces(data: npt.NDArray[Any], offsets: npt.NDArray[np.int64], size: int) -> npt.NDArray[Any]:
+def pieces(data: npt.NDArray[Item], offsets: npt.NDArray[np.int64], size: int) -> npt.NDArray[Item]:
     """[n] offsets -> [n, size] bytes of an array of them.
 
     >>> pieces(np.arange(9, dtype=np.uint8), np.array([4, 0]), 2).tolist()

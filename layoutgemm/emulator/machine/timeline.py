@@ -12,10 +12,11 @@ A warp's role (`TimelineRow.role`) follows from its executed instructions, not f
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ...layouts.display import Pictured
 from ..ptx.parser import PtxInstruction
@@ -43,37 +44,34 @@ BLANK = " "
 ENGINES = {"load": "copy engine, loads", "store": "copy engine, stores"}
 
 
+# The beginning of an opcode, as a pattern -> its kind of span; the first that matches. "schedule" is shown as a load.
+KIND_OF = (
+    (r"cp\.(.*\.)?wait_(group|all)", "wait"),
+    (r"cp\.(.*\.)?(commit_group|prefetch)(\.|$)", ""),
+    (r"cp\.(.*\.)?mbarrier(\.|$)", "arrive"),
+    (r"cp\.(.*\.)?bulk_group(\.|$)", "store"),
+    (r"cp\.", "load"),
+    (r"(wgmma\.mma_async|tcgen05\.mma|mma)(\.|$)", "mma"),
+    (r"(wgmma\.wait_group|tcgen05\.wait|mbarrier\.(try|test)_wait|setmaxnreg|griddepcontrol)", "wait"),
+    (r"(tcgen05\.(de)?alloc|mbarrier\.init)(\.|$)", "setup"),
+    (r"tcgen05\.(ld|st)(\.|$)", "accumulators"),
+    (r"tcgen05\.(cp|shift)(\.|$)", "copy"),
+    (r"(tcgen05\.commit|mbarrier\.arrive)", "arrive"),
+    (r"bar(rier)?\.(.*\.)?warp(\.|$)", ""),
+    (r"bar(rier)?\.(.*\.)?(sync|wait)(\.|$)", "wait"),
+    (r"bar(rier)?\.", "arrive"),
+    (r"clusterlaunchcontrol\.try_cancel", "schedule"),
+    (r"ldu?\.(.*\.)?param(\.|$)", ""),
+    (r"(ldu?|ldmatrix)(\.|$)", "read"),
+    (r"st\.(.*\.)?global(\.|$)", "store"),
+    (r"(st|stmatrix)(\.|$)", "write"),
+    (r"(atom|red)(\.|$)", "atomic"),
+)
+
+
 def kind_of(ins: PtxInstruction) -> str:
-    """The kind of span of an instruction, or "" if not shown. "schedule" is shown as a load."""
-    first, *words = ins.words
-    if first == "cp":
-        if "wait_group" in words or "wait_all" in words:
-            return "wait"
-        if "commit_group" in words or "prefetch" in words:
-            return ""
-        if "mbarrier" in words:
-            return "arrive"
-        return "store" if "bulk_group" in words else "load"
-    if first == "wgmma":
-        return {"mma_async": "mma", "wait_group": "wait"}.get(words[0], "")
-    if first == "tcgen05":
-        name = words[0].partition("::")[0]
-        named = {"ld": "accumulators", "st": "accumulators", "cp": "copy", "shift": "copy", "commit": "arrive"}
-        return {"mma": "mma", "wait": "wait", "alloc": "setup", "dealloc": "setup", **named}.get(name, "")
-    if first == "mbarrier":
-        if words[0] in ("try_wait", "test_wait"):
-            return "wait"
-        return "setup" if words[0] == "init" else "arrive" if words[0].startswith("arrive") else ""
-    if first in ("bar", "barrier") and "warp" not in words:
-        return "wait" if "sync" in words or "wait" in words else "arrive"
-    if first == "clusterlaunchcontrol":
-        return "schedule" if words[0] == "try_cancel" else ""
-    if first in ("ld", "ldu"):
-        return "read" if "param" not in words else ""
-    if first == "st":
-        return "store" if "global" in words else "write"
-    known = {"mma": "mma", "ldmatrix": "read", "stmatrix": "write", "atom": "atomic", "red": "atomic"}
-    return {"setmaxnreg": "wait", "griddepcontrol": "wait", **known}.get(first, "")
+    """The kind of span of an instruction, or "" if not shown."""
+    return next((kind for opcode, kind in KIND_OF if re.match(opcode, ins.opcode)), "")
 
 
 @dataclass(slots=True)
@@ -92,7 +90,7 @@ class Span:
     line: int
     times: int = 1
 
-    def as_json(self) -> list[Any]:
+    def as_json(self) -> list[str | int]:
         """[kind, begin, end, detail, line, times]."""
         return [self.kind, self.begin, self.end, self.detail, self.line, self.times]
 
@@ -133,7 +131,7 @@ class Timeline(Pictured):
     cut: int = 0
     _drawn_by: ClassVar[str] = "layoutgemm.emulator.pictures"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """As JSON-able data: spans as [kind, begin, end, detail, line, times]."""
         rows = [
             {
@@ -145,10 +143,7 @@ class Timeline(Pictured):
         return {"unit": "instructions of a warp", "kinds": list(KINDS), "cut": self.cut, "rows": rows}
 
     def text(self, width: int = 96, most: int = 40) -> str:
-        """One line a row, one character for several ticks: the kind that took most of them.
-
-        width  characters for the time; most: rows
-        """
+        """`most` rows of `width` characters: for each few ticks the kind that took most of them."""
         rows = [row for row in self.rows if row.spans][:most]
         end = max((span.end for row in rows for span in row.spans), default=0)
         step = -(-max(end, 1) // width)
@@ -189,7 +184,7 @@ class Recorder:
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit, self.kept, self.cut = limit, 0, 0
         self.kinds: dict[int, str] = {}
-        self.rows: dict[tuple[Any, ...], TimelineRow] = {}
+        self.rows: dict[tuple[tuple[int, int, int], int, str], TimelineRow] = {}
         self.flying: list[tuple[list[MemoryEvent], Span]] = []
         self.created: list[MemoryEvent] = []
         self.start = 0  # of the instruction that runs
@@ -222,10 +217,7 @@ class Recorder:
         fiber.cta.cluster.ledger.clock = self.start + 1
 
     def step(self, fiber: Fiber, ins: PtxInstruction, blocked: bool) -> None:
-        """Note that a fiber executed an instruction, or waits in it.
-
-        blocked  it waits; it is executed again when it goes on
-        """
+        """Note that a fiber executed an instruction, or is blocked in it."""
         kind = self.kinds.get(ins.pc)
         if kind is None:
             kind = self.kinds[ins.pc] = kind_of(ins)

@@ -21,7 +21,7 @@ from ...errors import EmulatorError
 from ..ptx.codegen import bits_of
 from ..ptx.parser import PtxInstruction, PtxOperand
 from ..ptx.program import CodeSegment, Operation, Program
-from ..ptx.values import FULL, NoValue, Undefined, bool_of, defined, lanes_without, mask_of, select64
+from ..ptx.values import FULL, NoValue, Register, Undefined, Value, bool_of, defined, lanes_without, mask_of, select64
 
 if TYPE_CHECKING:
     from .interpreter import Fiber
@@ -42,10 +42,7 @@ def failed_at(segment: CodeSegment, error: BaseException) -> int:
 
 
 def compute_doubtful(fiber: Fiber, segment: CodeSegment, error: TypeError) -> None:
-    """Compute the rest of a run of arithmetic after reading an undefined register.
-
-    Raises any other error again.
-    """
+    """Compute the rest of a run of arithmetic after an undefined register; raise other errors again."""
     program, registers = fiber.machine.program, fiber.registers
     first = failed_at(segment, error)
     for pc in range(first, segment.end):
@@ -111,12 +108,12 @@ def _compute(fiber: Fiber, ins: PtxInstruction, doubtful: list[int]) -> None:
             registers[at] = Undefined(registers[at], lost & fiber.lanes, of)
 
 
-def _holding(predicate: Any, negated: bool) -> int:
+def _holding(predicate: Register, negated: bool) -> int:
     """The lanes for which a predicate holds; an undefined lane may count as either."""
     return mask_of(defined(predicate) ^ negated, FULL)
 
 
-def run_doubtful(fiber: Fiber, step: Operation) -> Any:
+def run_doubtful(fiber: Fiber, step: Operation) -> int | None:
     """Execute an operation whose registers may be undefined; returns its result.
 
     Raises EmulatorError where a lane that executes it needs a value and has none.
@@ -173,17 +170,17 @@ def _said(fiber: Fiber, at: int) -> str:
     return str(value) if name == value.of else f"{value}, and {name} depends on it"
 
 
-def _filled(value: Undefined, fill: int, kind: str) -> Any:
+def _filled(value: Undefined, fill: int, kind: str) -> Value:
     """The value with fill bits in its undefined lanes."""
     bits = bits_of(kind)
-    some: Any = bool(fill & 1) if bits == 1 else int.from_bytes(bytes([fill]) * (bits // 8), "little")
+    some: Value = bool(fill & 1) if bits == 1 else int.from_bytes(bytes([fill]) * (bits // 8), "little")
     return merged(value.value, some, value.lanes, bits == 64) if value.lanes != FULL else some
 
 
 # Where lanes meet -----------------------------------------------------------------------------------------------------
 
 
-def merged(value: Any, other: Any, lanes: int, wide: bool) -> Any:
+def merged(value: Value, other: Value, lanes: int, wide: bool) -> Value:
     """These lanes of `other`, the rest of `value`; an array of a 64-bit register is uint64."""
     active = bool_of(lanes)
     return select64(active, other, value) if wide else np.where(active, other, value)

@@ -15,23 +15,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Protocol, TypeVar
 
 from ...errors import EmulatorError
+from ..findings import Finding
 from .interpreter import PRODUCTS
 from .launch import Policy, Watch
 from .memory import POISON, Contents, GlobalMemory
 
+
+class Launched(Protocol):
+    """The findings of one launch, and its suspects."""
+
+    findings: list[Finding]
+    suspects: list[Finding]
+
+
+L = TypeVar("L", bound=Launched)
 FILLS = POISON, 0x40
 # The value may be tested for its sign and for 0.
 MORE_FILLS = 0, 0xC0
 
 
-def settled(run: Callable[[Policy, Watch], list[Any]], memory: GlobalMemory, policy: Policy, watch: Watch) -> list[Any]:
-    """The launches of a run, each with its `suspects` that affect a result in `findings`.
-
-    run  (policy, what is recorded) -> launches, executed in `memory`
-    """
+def settled(run: Callable[[Policy, Watch], list[L]], memory: GlobalMemory, policy: Policy, watch: Watch) -> list[L]:
+    """The launches of `run` in `memory`, with the `suspects` that affect a result as findings."""
     before = memory.contents()
     launches = run(policy, watch)
     if not any(launch.suspects for launch in launches):
@@ -52,8 +59,8 @@ def settled(run: Callable[[Policy, Watch], list[Any]], memory: GlobalMemory, pol
 
 
 def _same(
-    run: Callable[[Policy, Watch], list[Any]], memory: GlobalMemory, policy: Policy, before: Contents, after: Contents,
-) -> bool:  # fmt: skip
+    run: Callable[[Policy, Watch], object], memory: GlobalMemory, policy: Policy, before: Contents, after: Contents
+) -> bool:
     """True if another run leaves the same bytes in memory."""
     memory.restore(before)
     run(policy, Watch())

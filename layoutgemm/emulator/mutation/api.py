@@ -10,10 +10,9 @@ a survivor the table states what is unchanged (`survivors.py`). One set of argum
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ...arguments import checked
 from ...errors import EmulatorError
@@ -24,19 +23,19 @@ from ..host.launcher import HostFunction, HostLaunch
 from ..machine.interpreter import Launch, Policy
 from ..machine.memory import Contents, GlobalMemory
 from .mutants import Mutant, alterations, deletions, fields
-from .run import LaunchCase, MutantOutcome, Survey, sample
+from .run import LaunchCase, ShowsProgress, Survey, sample
 from .survivors import explained
 
 ORDERS = (Policy(), Policy(waits="reluctant", elect="highest"))
-Progress = Callable[[int, int, MutantOutcome], None]
+Progress = ShowsProgress
 
 
 @checked(EmulatorError)
 def mutate(
-    compiled: Any,
-    *args: Any,
+    compiled: object,
+    *args: object,
     count: int | None = None,
-    extra: Sequence[Any] = (),
+    extra: Sequence[object] = (),
     progress: Progress | None = None,
     edges: bool = True,
 ) -> Survey:
@@ -64,7 +63,7 @@ def mutate_ptx(
     block: int | Sequence[int] | None = None,
     cluster: int | Sequence[int] | None = None,
     smem: int = 0,
-    args: Sequence[Any] = (),
+    args: Sequence[object] = (),
     kernel: str | None = None,
     count: int | None = None,
     progress: Progress | None = None,
@@ -83,7 +82,7 @@ def _survey(
 
     def restored() -> Launch:
         memory.restore(before)
-        return Launch(launch.grid, launch.block, launch.parameters, memory, launch.cluster, launch.dynamic_shared)
+        return launch.within(memory)
 
     def check(done: Launch) -> str | None:
         if not after:

@@ -7,6 +7,7 @@ iteration. Such an address is computed from constants, or from constants and the
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from ..ptx.parser import PtxInstruction, PtxOperand
 from ..ptx.program import Program
@@ -30,20 +31,15 @@ def address_of(ins: PtxInstruction) -> PtxOperand | None:
     return ins.operands[place] if any(word.startswith("shared") for word in words) else None
 
 
-def registers_in(operand: PtxOperand) -> Iterable[str]:
-    """The names of the registers in an operand."""
-    if operand.kind == "reg":
+def registers_in(operand: PtxOperand, kind: str = "reg") -> Iterable[str]:
+    """The names of the registers in an operand, or of its "special" ones."""
+    if operand.kind == kind:
         yield operand.text
     for part in operand.parts:
-        yield from registers_in(part)
+        yield from registers_in(part, kind)
 
 
-def specials_in(operand: PtxOperand) -> Iterable[str]:
-    """The names of the special registers in an operand."""
-    if operand.kind == "special":
-        yield operand.text
-    for part in operand.parts:
-        yield from specials_in(part)
+specials_in = partial(registers_in, kind="special")
 
 
 def depends(program: Program, pc: int) -> str | None:

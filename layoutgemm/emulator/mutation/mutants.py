@@ -12,6 +12,7 @@ shared memory.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -54,9 +55,7 @@ class Mutant:
         return f"{self.kind}: {self.change}, {self.place}"
 
     def name(self, kernel: PtxKernel) -> str:
-        """A name that is stable while the compiler emits the same instructions. It holds the opcode, its number among
-        equal opcodes, and the change.
-        """
+        """The opcode, its number among equal opcodes, and the change: stable while the compiler emits the same."""
         if not self.edits:
             return f"{self.place}: {self.change}"
         ins = kernel.instructions[self.edits[0][0]]
@@ -180,54 +179,45 @@ class Site:
     bits: int = 32
 
 
+def _descriptor(name: str, at: int, fields: tuple[Change, ...] = TCGEN05_DESCRIPTOR) -> Site:
+    return Site("descriptor", name, (at,), fields, 64)
+
+
+NEXT = (Change("the next one", "add", 8),)
+# The beginning of an opcode, as a pattern -> operands that decide which bytes it touches, where it has them.
+SITES: tuple[tuple[str, tuple[Site, ...]], ...] = (
+    (r"wgmma\.mma_async", (_descriptor("of A", 1, WGMMA_DESCRIPTOR), _descriptor("of B", 2, WGMMA_DESCRIPTOR))),
+    (r"tcgen05\.mma", (_descriptor("of A", 1), _descriptor("of B", 2))),
+    (r"tcgen05\.mma(?!.*block_scale)", (Site("instruction", "descriptor", (3,), INSTRUCTION),)),
+    (r"tcgen05\.mma.*block_scale", (Site("instruction", "descriptor", (3,), BLOCK_SCALED_INSTRUCTION),)),
+    (r"tcgen05\.mma", (Site("column", "of D", (0, 0), COLUMN[:2]),)),
+    (r"tcgen05\.mma.*block_scale", (Site("column", "of the scales of A", (4, 0), COLUMN[:1]),)),
+    (r"tcgen05\.mma.*block_scale", (Site("column", "of the scales of B", (5, 0), COLUMN[:1]),)),
+    (r"tcgen05\.cp", (Site("column", "of the target", (0, 0), COLUMN[:2]), _descriptor("of the source", 1))),
+    (r"tcgen05\.(shift|st)", (Site("column", "", (0, 0), COLUMN),)),
+    (r"tcgen05\.ld", (Site("column", "", (1, 0), COLUMN),)),
+    (r"tcgen05\.commit", (Site("barrier", "", (0, 0), NEXT),)),
+    (r"tcgen05\.commit.*multicast::cluster", (Site("mask", "of blocks", (1,), MASK),)),
+    (r"stmatrix", (Site("matrix address", "", (0, 0), ADDRESS),)),
+    (r"ldmatrix", (Site("matrix address", "", (1, 0), ADDRESS),)),
+    (r"mbarrier\.init", (Site("count", "of arrivals", (1,), COUNT),)),
+    (r"mbarrier\.arrive", (Site("barrier", "", (0, 0), NEXT), Site("barrier", "", (1, 0), NEXT))),
+    (r"mbarrier\.arrive.*expect_tx", (Site("bytes", "expected", (1,), BYTES), Site("bytes", "expected", (2,), BYTES))),
+    (r"mbarrier\.(try|test)_wait", (Site("parity", "", (2,), PARITY), Site("barrier", "", (1, 0), NEXT))),
+    (r"cp\.async\.c", (Site("shared address", "", (0, 0), ADDRESS[:2]),)),
+    (r"cp\.async\.c", (Site("bytes", "copied", (3,), (Change("all", "mov", 16),)),)),
+    (r"ld\.(.*\.)?shared", (Site("shared address", "", (1, 0), (Change("16 bytes on", "add", 16),)),)),
+    (r"st\.(.*\.)?shared", (Site("shared address", "", (0, 0), (Change("16 bytes on", "add", 16),)),)),
+    (r"mapa", (Site("rank", "", (2,), (Change("of the neighbour", "xor", 1),)),)),
+)
+
+
 def sites(ins: PtxInstruction) -> list[Site]:
     """The operands of an instruction that decide which bytes it touches, with their changes."""
-    words, operands, op = ins.words, ins.operands, ins.opcode
-    if op.startswith("wgmma.mma_async"):
-        found = [Site("descriptor", "of B", (2,), WGMMA_DESCRIPTOR, 64)]
-        if operands[1].kind != "vector":
-            found.insert(0, Site("descriptor", "of A", (1,), WGMMA_DESCRIPTOR, 64))
-        return found
-    if op.startswith("tcgen05.mma"):
-        scaled = "block_scale" in words
-        found = [Site("descriptor", "of B", (2,), TCGEN05_DESCRIPTOR, 64)]
-        if operands[1].kind != "address":
-            found.insert(0, Site("descriptor", "of A", (1,), TCGEN05_DESCRIPTOR, 64))
-        found.append(Site("instruction", "descriptor", (3,), BLOCK_SCALED_INSTRUCTION if scaled else INSTRUCTION))
-        found.append(Site("column", "of D", (0, 0), COLUMN[:2]))
-        if scaled:
-            found += [Site("column", f"of the scales of {x}", (at, 0), COLUMN[:1]) for at, x in ((4, "A"), (5, "B"))]
-        return found
-    if op.startswith("tcgen05.cp"):
-        descriptor = Site("descriptor", "of the source", (1,), TCGEN05_DESCRIPTOR, 64)
-        return [Site("column", "of the target", (0, 0), COLUMN[:2]), descriptor]
-    if op.startswith("tcgen05.shift"):
-        return [Site("column", "", (0, 0), COLUMN)]
-    if op.startswith(("tcgen05.ld", "tcgen05.st")):
-        return [Site("column", "", (0 if words[1] == "st" else 1, 0), COLUMN)]
-    if op.startswith("tcgen05.commit"):
-        masks = [Site("mask", "of blocks", (1,), MASK)] if "multicast::cluster" in words else []
-        return [Site("barrier", "", (0, 0), (Change("the next one", "add", 8),)), *masks]
-    if op.startswith("cp.async.bulk.tensor"):
+    if ins.opcode.startswith("cp.async.bulk.tensor"):
         return _bulk_sites(ins)
-    if op.startswith(("stmatrix", "ldmatrix")):
-        return [Site("matrix address", "", (0 if words[0] == "stmatrix" else 1, 0), ADDRESS)]
-    if op.startswith("mbarrier.init"):
-        return [Site("count", "of arrivals", (1,), COUNT)]
-    if op.startswith("mbarrier.arrive"):
-        at = 0 if operands[0].kind == "address" else 1
-        found = [Site("barrier", "", (at, 0), (Change("the next one", "add", 8),))]
-        return [*found, Site("bytes", "expected", (at + 1,), BYTES)] if "expect_tx" in words else found
-    if op.startswith(("mbarrier.try_wait", "mbarrier.test_wait")):
-        return [Site("parity", "", (2,), PARITY), Site("barrier", "", (1, 0), (Change("the next one", "add", 8),))]
-    if op.startswith("cp.async.c"):
-        size = [Site("bytes", "copied", (3,), (Change("all", "mov", 16),))] if len(operands) > 3 else []
-        return [Site("shared address", "", (0, 0), ADDRESS[:2]), *size]
-    if words[0] in ("ld", "st") and any(word.startswith("shared") for word in words):
-        return [Site("shared address", "", (1 if words[0] == "ld" else 0, 0), (Change("16 bytes on", "add", 16),))]
-    if words[0] == "mapa":
-        return [Site("rank", "", (2,), (Change("of the neighbour", "xor", 1),))]
-    return []
+    found = [site for opcode, own in SITES if re.match(opcode, ins.opcode) for site in own]
+    return [site for site in found if _operand(ins, site) is not None]
 
 
 def _bulk_sites(ins: PtxInstruction) -> list[Site]:
@@ -256,17 +246,20 @@ def _replaced(operands: tuple[PtxOperand, ...], path: tuple[int, ...], new: PtxO
     return (*operands[:at], new, *operands[at + 1 :])
 
 
-def _at(operands: tuple[PtxOperand, ...], path: tuple[int, ...]) -> PtxOperand | None:
-    at, *rest = path
-    if at >= len(operands):
-        return None
-    return _at(operands[at].parts, tuple(rest)) if rest else operands[at]
+def _operand(ins: PtxInstruction, site: Site) -> PtxOperand | None:
+    """The operand of a site, if the instruction has such a value there."""
+    operands, found = ins.operands, None
+    for at in site.path:
+        if at >= len(operands):
+            return None
+        found, operands = operands[at], operands[at].parts
+    return found if found is not None and found.kind in ("reg", "number", "symbol") else None
 
 
 def changed(kernel: PtxKernel, ins: PtxInstruction, site: Site, change: Change) -> Mutant | None:
     """The mutant with one operand changed; None where the instruction has no such operand."""
-    operand = _at(ins.operands, site.path)
-    if operand is None or operand.kind not in ("reg", "number", "symbol"):
+    operand = _operand(ins, site)
+    if operand is None:
         return None
     bits = bits_of(kernel.registers[operand.text]) if operand.kind == "reg" else site.bits
     register = PtxOperand("reg", f"{SPARE}{bits}")
@@ -330,10 +323,7 @@ Codec = tuple[Callable[[bytes], tuple[TensorMap, int]], Callable[[TensorMap, int
 
 
 def alterations(kernel: PtxKernel, launch: Launch, codec: Codec | None = None) -> Iterator[Mutant]:
-    """One mutant for each tensor map change, and one with less shared memory.
-
-    codec  decode and encode of tensor maps; None: `emulator/machine/tensor_map.py`
-    """
+    """One mutant for each tensor map change and one with less shared memory; codec: decode, encode."""
     if codec is None:
         codec = (decode, encode)
     for parameter in kernel.parameters:

@@ -15,7 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...errors import DeadlockError, EmulatorError, PtxError
 from ..findings import Counts
@@ -23,7 +23,7 @@ from ..machine.interpreter import Launch, Policy, PtxMachine
 from ..ops import program_of
 from ..ptx.parser import PtxInstruction, PtxKernel
 from .mutants import Mutant
-from .trace import AccessTrace, TracingMachine
+from .trace import AccessTrace
 
 # A mutant may take more steps than the kernel, up to this factor and number; then it counts as endless.
 FACTOR, SLACK = 4, 20_000
@@ -61,6 +61,9 @@ class MutantOutcome:
     def caught(self) -> bool:
         """True if a case caught it."""
         return bool(self.how)
+
+
+ShowsProgress: TypeAlias = Callable[[int, int, MutantOutcome], None]  # (done, number of mutants, the last outcome)
 
 
 @dataclass(frozen=True)
@@ -101,9 +104,7 @@ def verdict(
         if mutant is not None:
             kernel, launch = _changed(kernel, mutant), mutant.launch(launch)
         program = program_of(kernel)
-        machine = (
-            PtxMachine(program, launch, policy) if trace is None else TracingMachine(program, launch, policy, trace)
-        )
+        machine = PtxMachine(program, launch, policy, trace=trace)
         counts = machine.counts
         machine.run()
     except DeadlockError as error:
@@ -138,7 +139,7 @@ def survey(
     kernel: PtxKernel,
     cases: Sequence[LaunchCase],
     mutants: Iterable[Mutant],
-    progress: Callable[[int, int, MutantOutcome], None] | None = None,
+    progress: ShowsProgress | None = None,
 ) -> Survey:
     """Run each mutant over the cases until one catches it.
 
@@ -152,18 +153,27 @@ def survey(
         if wrong:
             raise EmulatorError(f"the kernel without any change fails {case.name}: {wrong}")
         limits.append(FACTOR * sum(counts.instructions.values()) + SLACK)
-    chosen = list(mutants)
-    rows = []
-    for mutant in chosen:
-        row = MutantOutcome(mutant)
+
+    def judge(mutant: Mutant) -> MutantOutcome:
         for case, limit in zip(cases, limits, strict=True):
             how, _ = verdict(kernel, case, mutant, limit)
             if how:
-                row = MutantOutcome(mutant, case.name, how)
-                break
-        rows.append(row)
+                return MutantOutcome(mutant, case.name, how)
+        return MutantOutcome(mutant)
+
+    return judged(judge, mutants, progress)
+
+
+def judged(
+    judge: Callable[[Mutant], MutantOutcome], mutants: Iterable[Mutant], progress: ShowsProgress | None
+) -> Survey:
+    """The outcome of each mutant, with a report of progress after each."""
+    chosen = list(mutants)
+    rows: list[MutantOutcome] = []
+    for mutant in chosen:
+        rows.append(judge(mutant))
         if progress is not None:
-            progress(len(rows), len(chosen), row)
+            progress(len(rows), len(chosen), rows[-1])
     return Survey(tuple(rows))
 
 
@@ -188,10 +198,7 @@ def sample(mutants: Iterable[Mutant], count: int) -> list[Mutant]:
 
 
 def unreached(kernel: PtxKernel, cases: Iterable[LaunchCase]) -> list[PtxInstruction]:
-    """The instructions that none of the cases executes.
-
-    Raises EmulatorError when the kernel fails one.
-    """
+    """The instructions that no case executes. Raises EmulatorError when the kernel fails one."""
     whole = Counts(executed=bytearray(len(kernel.instructions)))
     for case in cases:
         wrong, counts = verdict(kernel, case)

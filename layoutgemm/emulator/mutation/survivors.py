@@ -25,7 +25,7 @@ the other instruction that makes a deletion redundant: with both deleted the ker
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ...errors import EmulatorError
@@ -35,7 +35,7 @@ from ..ops import program_of
 from ..ptx.parser import PtxKernel
 from .dataflow import depends
 from .mutants import SPARE, Mutant
-from .run import FACTOR, SLACK, LaunchCase, MutantOutcome, Survey, verdict
+from .run import FACTOR, SLACK, LaunchCase, MutantOutcome, ShowsProgress, Survey, judged, verdict
 from .trace import END, AccessTrace, Difference, difference
 
 KINDS = ("same", "stricter", "looser", "apart", "end", "other", "unread", "idle", "unreached", "unseen")
@@ -230,7 +230,7 @@ def explained(
     kernel: PtxKernel,
     cases: Sequence[LaunchCase],
     mutants: Iterable[Mutant],
-    progress: Callable[[int, int, MutantOutcome], None] | None = None,
+    progress: ShowsProgress | None = None,
 ) -> Survey:
     """`run.survey`, with a reason for each survivor.
 
@@ -239,10 +239,4 @@ def explained(
     """
     first = [case for case in cases if case.policy == cases[0].policy]
     explainer = Explainer(kernel, first, [case for case in cases if case.policy != cases[0].policy])
-    chosen = list(mutants)
-    rows: list[MutantOutcome] = []
-    for mutant in chosen:
-        rows.append(explainer.row(mutant))
-        if progress is not None:
-            progress(len(rows), len(chosen), rows[-1])
-    return Survey(tuple(rows))
+    return judged(explainer.row, mutants, progress)

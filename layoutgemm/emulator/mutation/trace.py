@@ -1,6 +1,6 @@
 """Traces of a run's accesses and their order, to tell whether a mutant changes anything.
 
-`TracingMachine` keeps an `AccessTrace`: each access to shared or tensor memory, each mbarrier initialisation, and the
+A machine with an `AccessTrace` keeps each access to shared or tensor memory, each mbarrier initialisation, and the
 end of each warp. An access is named by its warp, its instruction, and the count of earlier executions. So the accesses
 of two runs match in any order of execution. Each entry lists the earlier ones known to have happened
 (`races/happens_before.py`). That relation is the same in every schedule of a kernel without races, and synchronising
@@ -13,11 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..machine.interpreter import Cta, Fiber, PtxMachine
-from ..machine.launch import Launch, Policy, Triple
-from ..ptx.program import Program
+from ..machine.interpreter import Cta, Fiber
+from ..machine.launch import Triple
 from ..races.happens_before import NO_PARTS, Knowledge, MemoryEvent, Parts
-from ..races.lanes import Touch, one_lane
+from ..races.lanes import one_lane
 
 END = -1  # the end of a warp, among pcs
 KINDS = ("seen", "proxied", "inits")  # fields of `Knowledge` that make up the order
@@ -25,10 +24,7 @@ KINDS = ("seen", "proxied", "inits")  # fields of `Knowledge` that make up the o
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """The name of an access: a warp, an instruction of the unchanged kernel, and a count.
-
-    pc  `END` for the end of the warp
-    """
+    """An access: its warp, its instruction in the unchanged kernel (or `END`), and a count."""
 
     cta: Triple
     warp: int
@@ -172,41 +168,6 @@ class AccessTrace:
         if event is not None:
             part.of_event[event.id] = part.of_event.get(event.id, 0) | 1 << number
             part.events |= 1 << event.id
-
-
-class TracingMachine(PtxMachine):
-    """A machine that keeps a trace and forgets no event."""
-
-    COMPACT = 1 << 62
-
-    def __init__(self, program: Program, launch: Launch, policy: Policy | None, trace: AccessTrace) -> None:
-        super().__init__(program, launch, policy)
-        self.trace: AccessTrace = trace
-
-    def touch(
-        self,
-        fiber: Fiber,
-        cta: Cta,
-        places: int,
-        write: bool,
-        what: Callable[[], str],
-        event: MemoryEvent | None = None,
-        asynchronous: bool = False,
-        parts: Parts = NO_PARTS,
-        touch: Touch | None = None,
-        by: int = 0,
-    ) -> None:
-        """Record an access to shared memory, and report what it races with."""
-        ledger = cta.cluster.ledger
-        if event is None and (touch is None or not (write or ledger.reads)):
-            event = ledger.joint(fiber)
-        self.trace.access(fiber, "shared", cta, places, write, event or fiber.epoch, fiber.knows, asynchronous, parts)
-        super().touch(fiber, cta, places, write, what, event, asynchronous, parts, touch, by)
-
-    def exit(self, fiber: Fiber) -> int:
-        """End the fiber's lanes."""
-        self.trace.ended(fiber)
-        return super().exit(fiber)
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,7 @@ _KEPT = 32
 
 
 def program_of(kernel: PtxKernel) -> Program:
-    """The kernel made ready to run, cached for all of its launches.
-
-    Raises PtxError for an unknown instruction.
-    """
+    """The kernel made ready to run, cached. Raises PtxError for an unknown instruction."""
     found = _PROGRAMS.get(id(kernel))
     if found is None or found.kernel is not kernel:
         if len(_PROGRAMS) >= _KEPT:

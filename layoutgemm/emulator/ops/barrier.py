@@ -1,12 +1,10 @@
-"""Barriers and fences: bar, barrier, barrier.cluster, mbarrier, fence, membar, griddepcontrol.
+"""Barriers and fences: bar, barrier, barrier.cluster, mbarrier, fence, membar.
 
 PTX ISA, "Parallel Synchronization and Communication Instructions". Each barrier carries the knowledge handed to it
 (`happens_before.Knowledge`): arriving releases, waiting acquires.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from ...errors import EmulatorError
 from ...moved import old_names
@@ -97,7 +95,7 @@ def named_barrier(program: Program, ins: PtxInstruction) -> Run:
     waits = "sync" in ins.words
     aligned = ins.words[0] == "bar" or "aligned" in ins.words
 
-    def go(fiber: Fiber) -> Any:
+    def go(fiber: Fiber) -> int | None:
         if fiber.scratch is PASSED:
             fiber.scratch = None
             return None
@@ -213,7 +211,7 @@ def cluster_wait(program: Program, ins: PtxInstruction) -> Run:
     """barrier.cluster.wait: until all threads of the cluster have arrived."""
     known(ins, "cluster", "wait", "aligned", "acquire")
 
-    def go(fiber: Fiber) -> Any:
+    def go(fiber: Fiber) -> int | None:
         barrier = _cluster_barrier(fiber.cta.cluster)
         if "arrived" not in fiber.warp.scratch:
             raise EmulatorError("barrier.cluster.wait without an arrive")
@@ -323,12 +321,25 @@ def _mbarriers_left(cta: Cta) -> None:
             cta.cluster.machine.problem("exit", f"the {barrier} is left in a phase with {left}")
 
 
-def mbarrier_at(fiber: Fiber, address: int) -> EmulatedMbarrier:
-    """The mbarrier at a shared address. Raises EmulatorError without a live one; reports a race with its init."""
-    cta, offset = block_of(fiber, address)
+def complete(barrier: EmulatedMbarrier, count: int, event: MemoryEvent) -> None:
+    """Count the bytes of an asynchronous operation down; the barrier's waiters will know of it."""
+    barrier.ledger.learn_open(barrier.knows, event)
+    barrier.bytes -= count
+    barrier.check()
+
+
+def barrier_in(cta: Cta, offset: int) -> EmulatedMbarrier:
+    """The mbarrier of a block at an offset. Raises EmulatorError without a live one."""
     found = barriers_of(cta).get(offset)
     if found is None:
         raise EmulatorError(f"no mbarrier is initialised at {offset:#x} of CTA {cta.coordinate}")
+    return found
+
+
+def mbarrier_at(fiber: Fiber, address: int) -> EmulatedMbarrier:
+    """The mbarrier at a shared address. Raises EmulatorError without a live one; reports a race with its init."""
+    cta, offset = block_of(fiber, address)
+    found = barrier_in(cta, offset)
     ledger = cta.cluster.ledger
     if fiber.machine.trace is not None:
         fiber.machine.trace.uses(fiber, cta, offset)
@@ -452,7 +463,7 @@ def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
     phase = program.value(ins.operands[2])
     by_parity, relaxed, tries = "parity" in ins.words, "relaxed" in ins.words, "try_wait" in ins.words
 
-    def go(fiber: Fiber) -> Any:
+    def go(fiber: Fiber) -> int | None:
         barrier = mbarrier_at(fiber, fiber.one(address(fiber)))
         asked = fiber.one(phase(fiber))
         if by_parity and asked > 1:
@@ -500,12 +511,6 @@ def fence(program: Program, ins: PtxInstruction) -> Run:
         ledger.release(fiber, fenced)
 
     return go
-
-
-@operation("griddepcontrol.launch_dependents", "griddepcontrol.wait")
-def grid_dependence(program: Program, ins: PtxInstruction) -> Run:
-    """griddepcontrol: no effect, since no other grid runs beside an emulated one."""
-    return lambda fiber: None
 
 
 __getattr__ = old_names(__name__)

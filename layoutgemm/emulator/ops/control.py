@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...errors import EmulatorError
 from ..machine.interpreter import Fiber
 from ..ptx.parser import PtxInstruction
@@ -20,7 +18,7 @@ def branch(program: Program, ins: PtxInstruction) -> Run:
         return lambda fiber: target
     lanes_of, meet = taken(program, ins), program.meets[ins.pc]
 
-    def go(fiber: Fiber) -> Any:
+    def go(fiber: Fiber) -> int | None:
         lanes = lanes_of(fiber)
         if lanes == fiber.lanes:
             return target
@@ -48,7 +46,14 @@ def trap(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-@operation("nanosleep", "prefetch", "prefetchu", "applypriority", "discard")
+@operation("nanosleep", "prefetch", "prefetchu", "applypriority", "discard", "cp.async.bulk.prefetch.L2",
+           "griddepcontrol.launch_dependents", "griddepcontrol.wait")  # fmt: skip
 def hint(program: Program, ins: PtxInstruction) -> Run:
-    """Instructions without an effect on results: delays and cache hints."""
+    """Instructions without an effect on results: delays, cache hints, and other grids, none of which runs."""
     return lambda fiber: None
+
+
+@operation("mma.sp", "mma.sp::ordered_metadata", "wmma", "multimem")
+def left_out(program: Program, ins: PtxInstruction) -> Run:
+    """Refuse sparse products, wmma and multimem, which no dense example of the DSL uses."""
+    raise ValueError(f"{ins.words[0]}{'.' + ins.words[1] if ins.words[0] == 'mma' else ''} is left out of the emulator")

@@ -14,7 +14,7 @@ from ..machine.interpreter import Fiber
 from ..machine.memory import span
 from ..ptx.parser import PtxInstruction
 from ..ptx.program import Program, Run
-from .barrier import barriers_of, mbarrier_at
+from .barrier import barrier_in, complete, mbarrier_at
 from .memory import block_of, said
 from .registry import known, operation
 
@@ -54,12 +54,7 @@ def try_cancel(program: Program, ins: PtxInstruction) -> Run:
             data = np.frombuffer(handle.to_bytes(HANDLE_BYTES, "little"), dtype=np.uint8)
             for cta in targets:
                 cta.shared.write(np.array([offset]), data[None])
-                there = barriers_of(cta).get(at.offset)
-                if there is None:
-                    raise EmulatorError(f"{ins.opcode} completes on no live mbarrier of CTA {cta.coordinate}\n  {ins}")
-                cluster.ledger.learn(there.knows, event)
-                there.bytes -= HANDLE_BYTES
-                there.check()
+                complete(barrier_in(cta, at.offset), HANDLE_BYTES, event)
 
         machine.defer(cluster, "loads", land)
 

@@ -6,7 +6,6 @@ PTX ISA, "Data Movement and Conversion Instructions": ld, st, atom, red, mapa, i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +18,27 @@ from ..machine.memory import OFFSET, RANK_SHIFT, parts_of
 from ..ptx.codegen import PARAMETER_BASE, SHARED_WINDOW, bits_of
 from ..ptx.floats import BINARY, bits32, bits64, decode, encode
 from ..ptx.parser import SIZES, PtxInstruction, PtxOperand
-from ..ptx.program import Program, Run
-from ..ptx.values import LANES, Undefined, any_of, bool_of, defined, is_uniform, lanes_without, s32, s64
+from ..ptx.program import Program, Reader, Run
+from ..ptx.values import (
+    LANES,
+    Lanes,
+    Register,
+    Undefined,
+    Value,
+    any_of,
+    bool_of,
+    defined,
+    is_uniform,
+    lanes_without,
+    s32,
+    s64,
+)
 from ..races import global_words as lane_words
+from ..races.happens_before import MemoryEvent
 from ..races.lanes import Touch, conflicting, did, strong
 from .registry import guarded, operation, taken
 
-UNSIGNED: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+UNSIGNED: dict[int, np.dtype[np.generic]] = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 # Words of ld and st for caches, ordering strength or scope, without an effect on values here.
 IGNORED = {
     "weak", "relaxed", "volatile", "cta", "cluster", "gpu", "sys", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc",
@@ -69,27 +82,51 @@ def block_of(fiber: Fiber, address: int) -> tuple[Cta, int]:
     return ctas[rank], offset
 
 
-def place(fiber: Fiber, space: str, addresses: npt.NDArray[Any]) -> tuple[Cta | None, npt.NDArray[np.int64]]:
+def blocks_of(fiber: Fiber, mask: int) -> list[int]:
+    """The ranks in a multicast's mask. Raises EmulatorError for an empty mask, and for blocks that are not there."""
+    count = len(fiber.cta.cluster.ctas)
+    if not mask or mask >> count:
+        raise EmulatorError(f"multicast to mask {mask:#x} in a cluster of {count}")
+    return [rank for rank in range(count) if mask >> rank & 1]
+
+
+def lanewise(value: Value, lanes: int) -> Lanes:
+    """A value in each of these lanes, in their order."""
+    return value[bool_of(lanes)] if isinstance(value, np.ndarray) else np.full(lanes.bit_count(), value)
+
+
+def unwritten(
+    fiber: Fiber, ins: PtxInstruction, cta: Cta, offsets: npt.NDArray[np.int64], size: int, suspect: bool = False,
+    does: str = "reads",
+) -> None:  # fmt: skip
+    """Report the first byte of a read of shared memory that was never written."""
+    fresh = cta.shared.unwritten(offsets, size)
+    if fresh is not None:
+        message = f"{ins.opcode} {does} shared offset {fresh:#x}, never written"
+        fiber.machine.problem("uninitialised", message, fiber, suspect=suspect)
+
+
+def place(fiber: Fiber, space: str, addresses: Lanes) -> tuple[Cta | None, npt.NDArray[np.int64]]:
     """(block, offsets) for shared addresses, (None, addresses) for global ones; all lanes must agree."""
-    addresses = addresses.astype(np.int64)
+    places = addresses.astype(np.int64)
     if not space:
-        inside = addresses >= SHARED_WINDOW
+        inside = places >= SHARED_WINDOW
         count = np.count_nonzero(inside)
         if not count:
-            return None, addresses
+            return None, places
         if count < len(inside):
             raise EmulatorError("generic addresses of one access lie in shared memory for some lanes, not for others")
-        addresses = addresses - SHARED_WINDOW
+        places = places - SHARED_WINDOW
     elif space == "global":
-        return None, addresses
-    ranks = addresses >> RANK_SHIFT
+        return None, places
+    ranks = places >> RANK_SHIFT
     if any_of(ranks != ranks[0]):
         raise EmulatorError("lanes of one access name shared memory of different blocks")
-    cta, _ = block_of(fiber, int(addresses[0]))
-    return cta, addresses & OFFSET
+    cta, _ = block_of(fiber, int(places[0]))
+    return cta, places & OFFSET
 
 
-def signed_to(values: npt.NDArray[Any], kind: str, width: int) -> npt.NDArray[Any]:
+def signed_to(values: npt.NDArray[np.generic], kind: str, width: int) -> Lanes:
     """Loaded elements as register values, sign-extended to the register's width."""
     wide = np.uint64 if width == 64 else np.int64
     if kind[0] == "s":
@@ -130,8 +167,8 @@ def load(program: Program, ins: PtxInstruction) -> Run:
         if not lanes:
             return
         where = address(fiber)
-        uniform = is_uniform(where)
-        addresses = np.array([where]) if uniform else where[bool_of(lanes)]
+        uniform = not isinstance(where, np.ndarray)
+        addresses = where[bool_of(lanes)] if isinstance(where, np.ndarray) else np.array([where])
         raw = fetch(fiber, form, addresses, lanes, ins)
         columns = signed_to(raw.reshape(-1).view(UNSIGNED[size]), kind, width).reshape(-1, count)
         for at, register in enumerate(targets):
@@ -145,7 +182,7 @@ def load(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-def assign(fiber: Fiber, register: int, lanes: int, values: npt.NDArray[Any]) -> None:
+def assign(fiber: Fiber, register: int, lanes: int, values: Lanes) -> None:
     """Write the values of some of the fiber's lanes; the others keep theirs."""
     out, gone = np.zeros(LANES, dtype=values.dtype), 0
     if lanes != fiber.lanes:
@@ -156,30 +193,20 @@ def assign(fiber: Fiber, register: int, lanes: int, values: npt.NDArray[Any]) ->
     fiber.registers[register] = Undefined(out, gone, before.of) if gone else out
 
 
-def fetch(
-    fiber: Fiber, form: AccessForm, addresses: npt.NDArray[Any], lanes: int, ins: PtxInstruction
-) -> npt.NDArray[np.uint8]:
+def fetch(fiber: Fiber, form: AccessForm, addresses: Lanes, lanes: int, ins: PtxInstruction) -> npt.NDArray[np.uint8]:
     """The bytes [lane, bytes of all elements] of a load, checked and recorded."""
     machine, size = fiber.machine, form.bytes * form.count
     cta, offsets = place(fiber, form.space, addresses)
     if cta is None:
-        _aligned(offsets, size, "global address")
         machine.counts.bytes["global read"] += size * lanes.bit_count()
         if form.acquire:
             _acquire(fiber, offsets)
-        if (race := lane_words.touch(fiber, offsets, size, lanes, False)) is not None:
-            machine.problem("race", f"{said(fiber, ins)()} reads {race}", fiber)
+        _touch_global(fiber, ins, offsets, size, lanes, "reads")
         return machine.launch.memory.read(offsets, size)
     cta.shared.check(offsets, size, ins.opcode)
-    fresh = cta.shared.unwritten(offsets, size)
-    if fresh is not None:
-        message = f"{ins.opcode} reads shared offset {fresh:#x}, never written"
-        machine.problem("uninitialised", message, fiber, suspect=True)
-    touch = Touch(lanes, offsets, size)
-    machine.touch(fiber, cta, touch.places, False, said(fiber, ins), parts=parts_of(offsets, size), touch=touch)
+    unwritten(fiber, ins, cta, offsets, size, suspect=True)
+    _touch_shared(fiber, ins, cta, offsets, size, lanes, "ld.shared")
     machine.counts.bytes["shared read"] += size * lanes.bit_count()
-    if machine.banks is not None and cta is fiber.cta:
-        machine.banks.add(ins, "ld.shared", size, offsets, lanes)
     if form.acquire:
         _acquire(fiber, offsets + (cta.rank << RANK_SHIFT))
     return cta.shared.read(offsets, size)
@@ -190,14 +217,32 @@ def said(fiber: Fiber, ins: PtxInstruction) -> Callable[[], str]:
     return lambda: f"{ins.opcode} at {ins.where} by {fiber.describe()}"
 
 
-def _aligned(addresses: npt.NDArray[np.int64], size: int, what: str) -> None:
+def _touch_global(
+    fiber: Fiber, ins: PtxInstruction, addresses: npt.NDArray[np.int64], size: int, lanes: int, does: str
+) -> None:
+    """Check and record an access to global memory; does: "reads", "writes", or of an atomic "changes"."""
     wrong = addresses & size - 1
     if any_of(wrong):
         bad = int(addresses[wrong != 0][0])
-        raise EmulatorError(f"{what} {bad:#x} is not a multiple of the access's {size} bytes")
+        raise EmulatorError(f"global address {bad:#x} is not a multiple of the access's {size} bytes")
+    race = lane_words.touch(fiber, addresses, size, lanes, does != "reads", strong=does == "changes")
+    if race is not None:
+        fiber.machine.problem("race", f"{said(fiber, ins)()} {does} {race}", fiber)
 
 
-def _load_parameter(targets: list[int | None], width: int, address: Callable[[Any], Any], form: AccessForm) -> Run:
+def _touch_shared(
+    fiber: Fiber, ins: PtxInstruction, cta: Cta, offsets: npt.NDArray[np.int64], size: int, lanes: int, kind: str,
+    event: MemoryEvent | None = None,
+) -> None:  # fmt: skip
+    """Record an access to shared memory; kind: "ld.shared" or "st.shared"."""
+    machine, touch = fiber.machine, Touch(lanes, offsets, size)
+    what, parts = said(fiber, ins), parts_of(offsets, size)
+    machine.touch(fiber, cta, touch.places, kind == "st.shared", what, event, parts=parts, touch=touch)
+    if machine.banks is not None and cta is fiber.cta:
+        machine.banks.add(ins, kind, size, offsets, lanes)
+
+
+def _load_parameter(targets: list[int | None], width: int, address: Reader, form: AccessForm) -> Run:
     size, kind = form.bytes, form.kind
 
     def go(fiber: Fiber) -> None:
@@ -229,15 +274,15 @@ def store(program: Program, ins: PtxInstruction) -> Run:
         if not lanes:
             return
         machine, active = fiber.machine, bool_of(lanes)
-        where = address(fiber)
-        addresses = np.full(lanes.bit_count(), where) if is_uniform(where) else where[active]
+        addresses = lanewise(address(fiber), lanes)
         data = np.empty((len(addresses), form.count), dtype=dtype)
         gone, why = 0, ""
         for at, source in enumerate(sources):
-            value = source(fiber)
-            if type(value) is Undefined:
-                gone, why, value = gone | value.lanes & lanes, str(value), value.value
-            column = value if is_uniform(value) else value[active]
+            held: Register = source(fiber)
+            if isinstance(held, Undefined):
+                gone, why = gone | held.lanes & lanes, str(held)
+            value = defined(held)
+            column = value[active] if isinstance(value, np.ndarray) else value
             data[:, at] = column & keeps if keeps else column
         raw = data.view(np.uint8).reshape(len(addresses), size)
         if fiber.cta.cluster.ledger.lanes and (both := conflicting(addresses, raw)) is not None:
@@ -247,22 +292,17 @@ def store(program: Program, ins: PtxInstruction) -> Run:
         if cta is None:
             if gone:
                 raise EmulatorError(f"{why}, and it is stored")
-            _aligned(offsets, size, "global address")
             machine.counts.bytes["global write"] += raw.size
-            if (race := lane_words.touch(fiber, offsets, size, lanes, True)) is not None:
-                machine.problem("race", f"{said(fiber, ins)()} writes {race}", fiber)
+            _touch_global(fiber, ins, offsets, size, lanes, "writes")
             if form.release:
                 _release(fiber, offsets)
             machine.launch.memory.write(offsets, raw)
             return
         cta.shared.check(offsets, size, ins.opcode)
-        touch = Touch(lanes, offsets, size)
-        machine.touch(fiber, cta, touch.places, True, said(fiber, ins), parts=parts_of(offsets, size), touch=touch)
+        _touch_shared(fiber, ins, cta, offsets, size, lanes, "st.shared")
         machine.counts.bytes["shared write"] += raw.size
         if cta is not fiber.cta:
-            cta.remote.append((fiber.epoch, f"{ins.opcode} at {ins.where} by {fiber.describe()}"))
-        elif machine.banks is not None:
-            machine.banks.add(ins, "st.shared", size, offsets, lanes)
+            cta.remote.append((fiber.epoch, said(fiber, ins)()))
         if form.release:
             _release(fiber, offsets + (cta.rank << RANK_SHIFT))
         cta.shared.write(offsets, raw)
@@ -365,31 +405,21 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
         lanes = lanes_of(fiber)
         if not lanes:
             return
-        machine, active = fiber.machine, bool_of(lanes)
-        where = address(fiber)
-        addresses = np.full(lanes.bit_count(), where) if is_uniform(where) else where[active]
-        cta, offsets = place(fiber, form.space, addresses)
+        machine = fiber.machine
+        cta, offsets = place(fiber, form.space, lanewise(address(fiber), lanes))
         total = size * form.count
         if cta is None:
-            _aligned(offsets, total, "global address")
-            if (race := lane_words.touch(fiber, offsets, total, lanes, True, strong=True)) is not None:
-                machine.problem("race", f"{said(fiber, ins)()} changes {race}", fiber)
+            _touch_global(fiber, ins, offsets, total, lanes, "changes")
         else:
             cta.shared.check(offsets, total, ins.opcode)
-            ledger, touch = cta.cluster.ledger, Touch(lanes, offsets, total)
-            one, parts = strong(ledger, fiber), parts_of(offsets, total)
-            machine.touch(fiber, cta, touch.places, True, said(fiber, ins), one, parts=parts, touch=touch)
-            did(ledger, fiber, one)
-            if machine.banks is not None and cta is fiber.cta:
-                machine.banks.add(ins, "st.shared", total, offsets, lanes)
+            one = strong(cta.cluster.ledger, fiber)
+            _touch_shared(fiber, ins, cta, offsets, total, lanes, "st.shared", one)
+            did(cta.cluster.ledger, fiber, one)
         if form.release:
             _release(fiber, offsets)
         if form.acquire:
             _acquire(fiber, offsets)
-        columns = [
-            [np.broadcast_to(np.asarray(source(fiber)), (LANES,))[active].tolist() for source in group]
-            for group in values
-        ]
+        columns = [[lanewise(source(fiber), lanes).tolist() for source in group] for group in values]
         before = np.zeros((len(offsets), form.count), dtype=dtype)
         for n in range(len(offsets)):
             at = offsets[n : n + 1]
@@ -426,7 +456,7 @@ def map_address(program: Program, ins: PtxInstruction) -> Run:
         if not shared:
             where = where - SHARED_WINDOW
         if is_uniform(where) and is_uniform(to):
-            found: Any = where & OFFSET | to << RANK_SHIFT
+            found: Value = where & OFFSET | to << RANK_SHIFT
         else:
             found = np.asarray(where).astype(np.int64) & OFFSET | np.asarray(to).astype(np.int64) << RANK_SHIFT
         if not shared:
@@ -446,8 +476,8 @@ def rank_of(program: Program, ins: PtxInstruction) -> Run:
         where = address(fiber)
         if not any(word.startswith("shared") for word in ins.words):
             where = where - SHARED_WINDOW
-        found = where >> RANK_SHIFT if is_uniform(where) else where.astype(np.int64) >> RANK_SHIFT
-        fiber.registers[target] = found
+        where = where.astype(np.int64) if isinstance(where, np.ndarray) else where
+        fiber.registers[target] = where >> RANK_SHIFT
 
     return go
 

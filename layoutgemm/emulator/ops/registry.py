@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from ..machine.interpreter import Fiber, lanes_where
-from ..ptx.parser import PtxInstruction
+from ..ptx.parser import PtxInstruction, PtxOperand
 from ..ptx.program import Program, Run
 
 Builder = Callable[[Program, PtxInstruction], Run]
@@ -31,11 +30,25 @@ def operation(*names: str, guards: bool = False) -> Callable[[Builder], Builder]
     return register
 
 
-def known(ins: PtxInstruction, *words: str) -> None:
-    """Refuse an opcode with words, after the first, other than these."""
+def known(ins: PtxInstruction, *words: str) -> set[str]:
+    """The words of an opcode after the first. Raises ValueError for others than these."""
     for word in ins.words[1:]:
         if word not in words:
             raise ValueError(f".{word} is not known here")
+    return set(ins.words[1:])
+
+
+def counted(ins: PtxInstruction, expected: int) -> None:
+    """Refuse another number of operands."""
+    if len(ins.operands) != expected:
+        raise ValueError(f"{ins.opcode} has {expected} operands, not {len(ins.operands)}")
+
+
+def constant(operand: PtxOperand) -> int:
+    """The value of a literal operand. Raises ValueError for any other."""
+    if operand.kind != "number":
+        raise ValueError(f"{operand.text} is not a constant")
+    return int(operand.text, 0)
 
 
 def taken(program: Program, ins: PtxInstruction) -> Callable[[Fiber], int]:
@@ -50,7 +63,7 @@ def guarded(program: Program, ins: PtxInstruction, run: Run) -> Run:
     """The operation under its predicate. Lanes that disagree split for this one instruction."""
     lanes_of, after = taken(program, ins), ins.pc + 1
 
-    def go(fiber: Fiber) -> Any:
+    def go(fiber: Fiber) -> int | None:
         if fiber.scratch is TAKEN:
             fiber.scratch = None
             return run(fiber)

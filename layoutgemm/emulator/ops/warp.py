@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import reduce
 from operator import index
-from typing import Any
 
 import numpy as np
 
@@ -19,13 +18,13 @@ from ..machine.interpreter import BLOCKED, Cta, Fiber
 from ..ptx.floats import binary32
 from ..ptx.parser import PtxInstruction, PtxOperand
 from ..ptx.program import Program, Run
-from ..ptx.values import LANE, M32, bool_of, compact, is_uniform, lanes_of, mask_of, s32
+from ..ptx.values import LANE, M32, Value, bool_of, compact, is_uniform, lanes_of, mask_of, s32
 from .registry import known, operation
 
 WARP, GROUP = 32, 4  # threads of a warp, warps of a warpgroup
 
 
-def _members(fiber: Fiber, mask: Any) -> int:
+def _members(fiber: Fiber, mask: Value) -> int:
     """The live lanes of a member mask; other lanes are reported."""
     wanted = fiber.one(mask) & fiber.warp.alive
     missing = wanted & ~fiber.lanes
@@ -144,7 +143,7 @@ def match(program: Program, ins: PtxInstruction) -> Run:
         inside = bool_of(members)
         if every:
             equal = bool((values[inside] == values[inside][0]).all())
-            found: Any = members if equal else 0
+            found: Value = members if equal else 0
             if same is not None:
                 fiber.registers[same] = equal
         else:
@@ -202,7 +201,7 @@ def set_registers(program: Program, ins: PtxInstruction) -> Run:
     facts = facts_of(program.kernel.target)
     kind = "protocol" if program.kernel.target.startswith("sm_90") else "lint"
 
-    def go(fiber: Fiber) -> Any:
+    def go(fiber: Fiber) -> int | None:
         fiber.whole()
         cta, count = fiber.cta, fiber.one(wanted(fiber))
         if problem := setmaxnreg_problem(count):

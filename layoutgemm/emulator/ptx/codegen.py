@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -36,7 +35,7 @@ UNORDERED = {"equ": "eq", "neu": "ne", "ltu": "lt", "leu": "le", "gtu": "gt", "g
 HALVES = {"f16": "f16", "bf16": "bf16", "f16x2": "f16", "bf16x2": "bf16"}
 # Suffixes of float instructions without effect here: results are rounded to nearest, or better than required.
 ROUNDING = {"rn", "approx", "full", "sync"}
-NAMES: dict[str, Any] = {
+NAMES: dict[str, object] = {
     **{name: value for name, value in vars(values).items() if not name.startswith("_")},
     **{name: value for name, value in vars(floats).items() if not name.startswith("_")},
 }
@@ -54,10 +53,7 @@ def bits_of(kind: str) -> int:
 
 
 class CodeGenerator:
-    """Python expressions for the operands and instructions of one kernel.
-
-    symbols  name -> address of parameters and shared symbols
-    """
+    """Python expressions for a kernel's operands and instructions; symbols: name -> address."""
 
     def __init__(self, kernel: PtxKernel, symbols: Mapping[str, int]) -> None:
         self.index = {name: i for i, name in enumerate(kernel.registers)}
@@ -119,10 +115,7 @@ class CodeGenerator:
     # ------------------------------------------------------------ instructions
 
     def statement(self, ins: PtxInstruction) -> str | None:
-        """The instruction as a Python statement, or None if it does more than compute.
-
-        Raises PtxError for an unknown form of a computing instruction.
-        """
+        """The instruction as Python, or None if it does more than compute. Raises PtxError for unknown forms."""
         rule = RULES.get(ins.words[0])
         if rule is None or (ins.words[0] == "add" and "noftz" in ins.words):
             return None
@@ -397,11 +390,16 @@ def _copysign(g: CodeGenerator, ins: PtxInstruction) -> str:
     return f"({a} & {sign} | {b} & {sign - 1})"
 
 
-@rule("and", "or", "xor")
-def _logic(g: CodeGenerator, ins: PtxInstruction) -> str:
+TEMPLATES = {
+    "and": "{} & {}", "or": "{} | {}", "xor": "{} ^ {}",
+    "lop3": "lookup3({}, {}, {}, {})", "prmt": "permute({}, {}, {})",
+}  # fmt: skip
+
+
+@rule(*TEMPLATES)
+def _template(g: CodeGenerator, ins: PtxInstruction) -> str:
     _only(ins)
-    sign = {"and": "&", "or": "|", "xor": "^"}[ins.words[0]]
-    return f"{g.read(ins.operands[1], ins.words[-1])} {sign} {g.read(ins.operands[2], ins.words[-1])}"
+    return TEMPLATES[ins.words[0]].format(*[g.read(operand, ins.words[-1]) for operand in ins.operands[1:]])
 
 
 @rule("not", "cnot")
@@ -435,20 +433,6 @@ def _funnel(g: CodeGenerator, ins: PtxInstruction) -> str:
     if ins.words[1] not in ("l", "r") or ins.words[2:] not in (("clamp", "b32"), ("wrap", "b32")):
         raise ValueError(ins.opcode)
     return f"funnel({low}, {up}, {amount}, {ins.words[1] == 'l'}, {ins.words[2] == 'clamp'})"
-
-
-@rule("lop3")
-def _lop3(g: CodeGenerator, ins: PtxInstruction) -> str:
-    _only(ins)
-    a, b, c = (g.read(o) for o in ins.operands[1:4])
-    return f"lookup3({a}, {b}, {c}, {number(ins.operands[4].text, 32)})"
-
-
-@rule("prmt")
-def _prmt(g: CodeGenerator, ins: PtxInstruction) -> str:
-    _only(ins)
-    a, b, c = (g.read(o) for o in ins.operands[1:4])
-    return f"permute({a}, {b}, {c})"
 
 
 @rule("bfe", "bfi", "brev", "popc", "clz", "bfind")

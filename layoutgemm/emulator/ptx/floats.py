@@ -10,25 +10,28 @@ Semantics: PTX ISA, "Floating Point Instructions", "Half Precision Floating Poin
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from ...dtypes import DType
-from .values import M16, M32, NAN32, any_of, narrow, wide
+from .values import M16, M32, NAN32, Value, any_of, high, narrow
+
+Floats: TypeAlias = float | np.floating | npt.NDArray[np.floating]
 
 
-def f32(x: Any) -> Any:
+def f32(x: Value) -> Floats:
     """Bits -> float32."""
     return x.astype(np.uint32).view(np.float32) if isinstance(x, np.ndarray) else np.uint32(x).view(np.float32)
 
 
-def f64(x: Any) -> Any:
+def f64(x: Value) -> Floats:
     """Bits -> float64."""
-    return wide(x).view(np.float64) if isinstance(x, np.ndarray) else np.uint64(x).view(np.float64)
+    return x.astype(np.uint64).view(np.float64) if isinstance(x, np.ndarray) else np.uint64(x).view(np.float64)
 
 
-def bits32(y: Any) -> Any:
+def bits32(y: Floats) -> Value:
     """float -> bits of the nearest float32, NaN as PTX writes it."""
     y = np.asarray(y, dtype=np.float32)
     if not y.ndim:
@@ -39,13 +42,13 @@ def bits32(y: Any) -> Any:
     return found
 
 
-def bits64(y: Any) -> Any:
+def bits64(y: Floats) -> Value:
     """float -> bits of float64."""
     found = np.asarray(y, dtype=np.float64).view(np.uint64)
     return found if found.ndim else int(found)
 
 
-def encode(y: Any, kind: DType) -> Any:
+def encode(y: Floats, kind: DType) -> Value:
     """The bits of a float in a format of 16 bits or less, to nearest."""
     if kind.name in ("bf16", "f16") and isinstance(y, np.ndarray) and y.ndim and y.dtype == np.float32:
         # What most epilogues convert to: `DType.encode`, of one format. NumPy's conversion knows nothing of bf16.
@@ -65,7 +68,7 @@ def encode(y: Any, kind: DType) -> Any:
     return found if found.ndim else int(found)
 
 
-def decode(x: Any, kind: DType) -> Any:
+def decode(x: Value, kind: DType) -> Floats:
     """Bits of a format -> float32 (float64 for f64)."""
     if kind.name == "f32":
         return f32(x)
@@ -75,7 +78,7 @@ def decode(x: Any, kind: DType) -> Any:
     return found if found.ndim else found[()]
 
 
-def fma_odd(a: Any, b: Any, c: Any) -> Any:
+def fma_odd(a: Floats, b: Floats, c: Floats) -> Floats:
     """a * b + c in float64, rounded to odd.
 
     Rounding the result again to a format of 32 bits or less is then right. The product of two values of such a format
@@ -93,21 +96,21 @@ def fma_odd(a: Any, b: Any, c: Any) -> Any:
         return np.where(inexact, other, total)
 
 
-def fma(a: Any, b: Any, c: Any) -> Any:
+def fma(a: Floats, b: Floats, c: Floats) -> Floats:
     """a * b + c of float32, rounded once."""
     with np.errstate(all="ignore"):
-        return fma_odd(a, b, c).astype(np.float32)
+        return np.float32(fma_odd(a, b, c))
 
 
-def _minimum(a: Any, b: Any) -> Any:
+def _minimum(a: Floats, b: Floats) -> Floats:
     return np.where((a == 0) & (b == 0), np.where(np.signbit(a), a, b), np.fmin(a, b))
 
 
-def _maximum(a: Any, b: Any) -> Any:
+def _maximum(a: Floats, b: Floats) -> Floats:
     return np.where((a == 0) & (b == 0), np.where(np.signbit(a), b, a), np.fmax(a, b))
 
 
-BINARY: dict[str, Callable[[Any, Any], Any]] = {
+BINARY: dict[str, Callable[[Floats, Floats], Floats]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
@@ -118,7 +121,7 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "max.NaN": lambda a, b: np.where(np.isnan(a) | np.isnan(b), np.nan, _maximum(a, b)),
 }
 # f32 functions that PTX approximates: computed in float64, then rounded.
-UNARY: dict[str, Callable[[Any], Any]] = {
+UNARY: dict[str, Callable[[Floats], Floats]] = {
     "rcp": lambda a: 1 / a,
     "sqrt": np.sqrt,
     "rsqrt": lambda a: 1 / np.sqrt(a),
@@ -130,45 +133,45 @@ UNARY: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def binary32(name: str, a: Any, b: Any, flush: bool = False, saturate: bool = False) -> Any:
+def binary32(name: str, a: Value, b: Value, flush: bool = False, saturate: bool = False) -> Value:
     """add, sub, mul, div, min, max of f32."""
     with np.errstate(all="ignore"):
         return _finish32(BINARY[name](_flushed(f32(a), flush), _flushed(f32(b), flush)), flush, saturate)
 
 
-def fma32(a: Any, b: Any, c: Any, flush: bool = False, saturate: bool = False) -> Any:
+def fma32(a: Value, b: Value, c: Value, flush: bool = False, saturate: bool = False) -> Value:
     """fma of f32."""
     return _finish32(fma(*[_flushed(f32(x), flush) for x in (a, b, c)]), flush, saturate)
 
 
-def unary32(name: str, a: Any, flush: bool = False) -> Any:
+def unary32(name: str, a: Value, flush: bool = False) -> Value:
     """A function of f32, from float64."""
     with np.errstate(all="ignore"):
         return _finish32(np.float32(UNARY[name](np.float64(_flushed(f32(a), flush)))), flush, False)
 
 
-def flushed(x: Any) -> Any:
+def flushed(x: Floats) -> Floats:
     """Subnormal float32 values as zeros of their sign (.ftz)."""
     return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), x), x)
 
 
-def _flushed(x: Any, flush: bool) -> Any:
+def _flushed(x: Floats, flush: bool) -> Floats:
     return flushed(x) if flush else x
 
 
-def _finish32(y: Any, flush: bool, saturate: bool) -> Any:
+def _finish32(y: Floats, flush: bool, saturate: bool) -> Value:
     if saturate:
         y = saturated(y, np.float32(0), np.float32(1))
     return bits32(_flushed(y, flush))
 
 
-def binary64(name: str, a: Any, b: Any) -> Any:
+def binary64(name: str, a: Value, b: Value) -> Value:
     """add, sub, mul, div, min, max of f64."""
     with np.errstate(all="ignore"):
         return bits64(BINARY[name](f64(a), f64(b)))
 
 
-def fma64(a: Any, b: Any, c: Any) -> Any:
+def fma64(a: Value, b: Value, c: Value) -> Value:
     """fma of f64, in exact rational arithmetic where all are finite."""
     from fractions import Fraction
 
@@ -185,9 +188,9 @@ def fma64(a: Any, b: Any, c: Any) -> Any:
     return bits64(np.array(found) if len(found) > 1 else found[0])
 
 
-def packed(function: Callable[..., Any], kind: DType, *values: Any) -> Any:
+def packed(function: Callable[..., Floats], kind: DType, *values: Value) -> Value:
     """A function on the two 16-bit floats of each value (f16x2, bf16x2): computed in float64 and rounded once."""
-    out: Any = 0
+    out: Value = 0
     for half in (0, 16):
         with np.errstate(all="ignore"):
             parts = [np.float64(decode(x >> half & M16, kind)) for x in values]
@@ -195,40 +198,38 @@ def packed(function: Callable[..., Any], kind: DType, *values: Any) -> Any:
     return out
 
 
-def single(function: Callable[..., Any], kind: DType, *values: Any) -> Any:
+def single(function: Callable[..., Floats], kind: DType, *values: Value) -> Value:
     """A function on one 16-bit float."""
     with np.errstate(all="ignore"):
         return encode(function(*[np.float64(decode(x & M16, kind)) for x in values]), kind)
 
 
-def pair32(function: Callable[..., Any], *values: Any) -> Any:
+def pair32(function: Callable[..., Value], *values: Value) -> Value:
     """A function of f32 bits on both halves of 64-bit values (f32x2)."""
     low = function(*[narrow(x) for x in values])
-    up = function(*[narrow(x >> (np.uint64(32) if isinstance(x, np.ndarray) else 32)) for x in values])
+    up = function(*[high(x) for x in values])
     if isinstance(low, np.ndarray) or isinstance(up, np.ndarray):
         return np.asarray(low).astype(np.uint64) | np.asarray(up).astype(np.uint64) << np.uint64(32)
     return low | up << 32
 
 
-ROUND: dict[str, Callable[[Any], Any]] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+ROUND: dict[str, Callable[[Floats], Floats]] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 
 
-def to_integer(x: Any, kind: DType, mode: str, bits: int, signed: bool, register: int) -> Any:
-    """float -> integer bits: rounded by mode (rni, rzi, rmi, rpi), clamped to the range of `bits`, extended to the
-    register; NaN gives 0.
-    """
+def to_integer(x: Value, kind: DType, mode: str, bits: int, signed: bool, register: int) -> Value:
+    """float -> integer bits by mode (rni, rzi, rmi, rpi): clamped to `bits`, extended; NaN gives 0."""
     y = ROUND[mode](np.float64(decode(x, kind)))
     low, top = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
 
     def one(v: float) -> int:
         return 0 if np.isnan(v) else (low if v < low else top if v > top else int(v)) & ((1 << register) - 1)
 
-    if not np.ndim(y):
+    if not isinstance(y, np.ndarray):
         return one(float(y))
     return np.array([one(v) for v in y.tolist()], dtype=np.uint64 if register == 64 else np.int64)
 
 
-def from_integer(value: Any, kind: DType) -> Any:
+def from_integer(value: Value, kind: DType) -> Value:
     """A signed or unsigned value -> bits of a float format, to nearest even."""
     if kind.name == "f64":
         return bits64(np.asarray(value).astype(np.float64))
@@ -241,12 +242,12 @@ def from_integer(value: Any, kind: DType) -> Any:
 LARGEST = {"f16": 65504.0, "bf16": float(f32(0x7F7F0000)), "f32": float(f32(0x7F7FFFFF))}
 
 
-def saturated(y: Any, low: Any, top: Any) -> Any:
+def saturated(y: Floats, low: Floats, top: Floats) -> Floats:
     """.sat: within bounds, NaN and -0 as the lower one."""
     return np.where(y > low, np.minimum(y, top), low)
 
 
-def scale_bits(y: Any, up: bool) -> Any:
+def scale_bits(y: Floats, up: bool) -> Value:
     """cvt.satfinite.ue8m0x2: the exponent of the power of two below the value's size, or above it (.rp); NaN is 255."""
     with np.errstate(all="ignore"):
         fraction, exponent = np.frexp(np.abs(np.float64(y)))
@@ -256,9 +257,9 @@ def scale_bits(y: Any, up: bool) -> Any:
     return found if found.ndim else int(found)
 
 
-def fixed_pair(pair: Any, scales: Any, kind: DType, relu: bool) -> Any:
+def fixed_pair(pair: Value, scales: Value, kind: DType, relu: bool) -> Value:
     """s2f6 pair (8-bit integers over 64) times powers of two, as a packed pair. Finite results saturate."""
-    out: Any = 0
+    out: Value = 0
     largest = kind.decode(np.asarray([kind.encode(np.inf) - 1], dtype=kind.storage))[0]
     for at in (8, 0):
         value = (((np.asarray(pair) >> at & 255) ^ 128) - 128) / 64.0
@@ -268,19 +269,19 @@ def fixed_pair(pair: Any, scales: Any, kind: DType, relu: bool) -> Any:
     return out & M32
 
 
-def as_predicate(x: Any) -> Any:
+def as_predicate(x: bool | np.bool_ | npt.NDArray[np.bool_]) -> bool | np.bool_ | npt.NDArray[np.bool_]:
     """A NumPy truth value as a bool, an array as it is."""
     return x if np.ndim(x) else bool(x)
 
 
-def tf32(x: Any, away: bool) -> Any:
+def tf32(x: Value, away: bool) -> Value:
     """f32 bits rounded to the 10 mantissa bits of tf32, to nearest: ties away from 0 (.rna) or to even."""
     special = np.asarray((x >> 23 & 255) == 255)
     rounded = np.where(special, x, x + (0x1000 if away else 0xFFF + (x >> 13 & 1))) & 0xFFFFE000
     return rounded if rounded.ndim else int(rounded)
 
 
-def limit_tf32(x: Any) -> Any:
+def limit_tf32(x: Value) -> Value:
     """tf32 with infinities as the largest finite value (.satfinite)."""
     found = np.where(np.asarray(x & 0x7FFFFFFF) == 0x7F800000, x & 0x80000000 | 0x7F7FE000, x)
     return found if found.ndim else int(found)

@@ -11,12 +11,15 @@ import itertools
 import linecache
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ...errors import PtxError
 from .codegen import NAMES, PARAMETER_BASE, CodeGenerator, bits_of, number, special
 from .parser import MAX_SHARED_BYTES, PtxInstruction, PtxKernel, PtxOperand
-from .values import FULL, Undefined
+from .values import FULL, Undefined, Value
+
+if TYPE_CHECKING:
+    from ..machine.interpreter import Fiber, Warp
 
 BRANCHES = ("bra", "ret", "exit")
 _NUMBERS = itertools.count()
@@ -28,18 +31,18 @@ READS_FIRST = {"bar", "barrier", "nanosleep", "setmaxnreg", "discard", "griddepc
 # which check their registers themselves.
 LEFT = ("nanosleep", "prefetch", "prefetchu", "applypriority", "discard", "wgmma")
 
-Run = Callable[[Any], Any]  # fiber -> None, or the results of operations in `interpreter.py`
+# fiber -> None, or the results of operations in `interpreter.py`; the value of an operand; a run of arithmetic
+Run: TypeAlias = "Callable[[Fiber], int | None]"
+Reader: TypeAlias = "Callable[[Fiber], Value]"
+Segment: TypeAlias = "Callable[[list[Any], Warp], None]"
 
 
 class CodeSegment(NamedTuple):
-    """A run of arithmetic from `start` up to `end`: its function and its written registers.
-
-    moved  the registers among `writes` that are only moved, not computed
-    """
+    """A run of arithmetic [start, end): its function, its written registers, and those only moved."""
 
     start: int
     end: int
-    run: Callable[[list[Any], Any], None]
+    run: Segment
     writes: int
     moved: int
 
@@ -85,7 +88,7 @@ class Program:
     meets: dict[int, int] = field(init=False)
     live: dict[int, int] = field(init=False)
     doubts: list[int] = field(init=False)
-    blank: list[Any] = field(init=False)
+    blank: list[Undefined] = field(init=False)
 
     def __post_init__(self) -> None:
         self._place_symbols()
@@ -242,7 +245,7 @@ class Program:
 
     # ------------------------------------------------------------ code
 
-    def one(self, pc: int) -> Callable[[list[Any], Any], None]:
+    def one(self, pc: int) -> Segment:
         """The arithmetic instruction at a pc, as a function of its own."""
         return _function(f"    {self.generator.statement(self.kernel.instructions[pc])}")
 
@@ -277,7 +280,7 @@ class Program:
 
     # ------------------------------------------------------------ operands of operations
 
-    def value(self, operand: PtxOperand, kind: str = "b32") -> Callable[[Any], Any]:
+    def value(self, operand: PtxOperand, kind: str = "b32") -> Reader:
         """A function of the fiber that gives the operand's bits."""
         if operand.kind == "reg":
             at = self.index[operand.text]
@@ -301,7 +304,7 @@ class Program:
             return lambda fiber: address
         raise PtxError(f"{operand.text} is not a value")
 
-    def address(self, operand: PtxOperand) -> Callable[[Any], Any]:
+    def address(self, operand: PtxOperand) -> Reader:
         """A function of the fiber that returns the address of `[base+offset]`."""
         if operand.kind != "address":
             raise PtxError(f"{operand.text} is not an address")
@@ -310,7 +313,7 @@ class Program:
             return lambda fiber: base(fiber) - -offset
         return (lambda fiber: base(fiber) + offset) if offset else base
 
-    def coordinates(self, operand: PtxOperand) -> tuple[Callable[[Any], Any], list[Callable[[Any], Any]]]:
+    def coordinates(self, operand: PtxOperand) -> tuple[Reader, list[Reader]]:
         """The map's address and each coordinate of `[map, {x, y, ...}]`, as functions."""
         return self.address(operand), [self.value(part) for part in operand.parts[1:]]
 
@@ -322,7 +325,7 @@ class Program:
                 raise PtxError(f"cannot write to {part.text}")
         return [self.index[part.text] if part.kind == "reg" else None for part in parts]
 
-    def sources(self, operand: PtxOperand, kind: str = "b32") -> list[Callable[[Any], Any]]:
+    def sources(self, operand: PtxOperand, kind: str = "b32") -> list[Reader]:
         """Functions that return the elements of a register or vector that is read."""
         parts = operand.parts if operand.kind == "vector" else (operand,)
         return [self.value(part, kind) for part in parts]
@@ -335,16 +338,15 @@ def _numbers(bits: int) -> Iterator[int]:
         bits &= bits - 1
 
 
-_FUNCTIONS: dict[str, Callable[[list[Any], Any], None]] = {}
+_FUNCTIONS: dict[str, Segment] = {}
 _KEPT = 1 << 14  # functions kept for the next program
-_SCOPE = dict(NAMES)
+_SCOPE: dict[str, Any] = dict(NAMES)
 
 
-def _function(body: str) -> Callable[[list[Any], Any], None]:
+def _function(body: str) -> Segment:
     """The function of (R, W) with this body, cached. Compiling takes longer than all else here. Most runs recur: in
     mutants of one kernel, and in kernels with the same beginning."""
-    found = _FUNCTIONS.get(body)
-    if found is None:
+    if body not in _FUNCTIONS:
         if len(_FUNCTIONS) >= _KEPT:
             for old in _FUNCTIONS.values():
                 linecache.cache.pop(old.__code__.co_filename, None)
@@ -353,15 +355,12 @@ def _function(body: str) -> Callable[[list[Any], Any], None]:
         code, name = f"def run(R, W):\n{body}\n", f"<run {next(_NUMBERS)}>"
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
         exec(compile(code, name, "exec"), _SCOPE)
-        found = _FUNCTIONS[body] = _SCOPE.pop("run")
-    return found
+        _FUNCTIONS[body] = _SCOPE.pop("run")
+    return _FUNCTIONS[body]
 
 
 def _post_dominators(follows: list[list[int]]) -> list[int]:
-    """The post-dominators of each block, itself included, as a bit set.
-
-    A block without a successor is taken to lead to the exit.
-    """
+    """Each block's post-dominators as a bit set; a block without a successor leads to the exit."""
     count = len(follows)
     leaves, grows = {count}, True
     while grows:

@@ -18,21 +18,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import NoReturn, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 LANES = 32
 FULL = (1 << LANES) - 1
 M16, M32, M64 = (1 << 16) - 1, (1 << 32) - 1, (1 << 64) - 1
 LANE = np.arange(LANES)
 NAN32 = 0x7FFFFFFF  # the NaN of PTX arithmetic
+Lanes: TypeAlias = npt.NDArray[np.bool_ | np.int64 | np.uint64]
+Value: TypeAlias = int | Lanes  # of a register: the same in all lanes, or one for each
 
 
 class NoValue:
     """A placeholder for a missing value. Moving it is harmless; computing with it raises TypeError."""
 
-    def _refuse(self, *_: Any) -> NoReturn:
+    def _refuse(self, *_: object) -> NoReturn:
         raise TypeError(str(self))
 
     __array_ufunc__ = None
@@ -50,48 +53,51 @@ class Undefined(NoValue):
 
     __slots__ = ("lanes", "of", "value")
 
-    def __init__(self, value: Any, lanes: int, of: str) -> None:
+    def __init__(self, value: Value, lanes: int, of: str) -> None:
         self.value, self.lanes, self.of = value, lanes, of
 
     def __str__(self) -> str:
         return f"register {self.of} is read and was never written"
 
 
-def lanes_without(x: Any) -> int:
+Register: TypeAlias = Value | Undefined
+
+
+def lanes_without(x: object) -> int:
     """The lanes for which a register has no value, as a bit mask."""
     return x.lanes if type(x) is Undefined else 0
 
 
-def defined(x: Any) -> Any:
+def defined(x: Register) -> Value:
     """The value of a register; arbitrary in lanes without a value."""
-    return x.value if type(x) is Undefined else x
+    return x.value if isinstance(x, Undefined) else x
 
 
-def is_uniform(x: Any) -> bool:
+def is_uniform(x: Value) -> bool:
     """True if a value is the same in all lanes."""
     return not isinstance(x, np.ndarray)
 
 
-def lanes_of(x: Any) -> Any:
+def lanes_of(x: Value) -> Lanes:
     """The value as an array of 32."""
     if isinstance(x, np.ndarray):
         return x
     return np.full(LANES, x, dtype=bool if isinstance(x, bool) else np.uint64 if x > M32 else np.int64)
 
 
-def compact(x: Any) -> Any:
+def compact(x: Value) -> Value:
     """The value, uniform if all lanes agree."""
     if isinstance(x, np.ndarray) and (x == x[0]).all():
         return bool(x[0]) if x.dtype == bool else int(x[0])
     return x
 
 
-def any_of(flags: Any) -> bool:
+def any_of(flags: npt.ArrayLike) -> bool:
     """True if an array holds a nonzero. Takes a third of the time of `numpy.any` for a few lanes."""
     return bool(np.count_nonzero(flags))
 
 
-def mask_of(predicate: Any, lanes: int) -> int:
+def mask_of(predicate: Value, lanes: int) -> int:
     """The lanes in `lanes` for which the predicate holds, as a bit mask."""
     if not isinstance(predicate, np.ndarray):
         return lanes if predicate else 0
@@ -99,7 +105,7 @@ def mask_of(predicate: Any, lanes: int) -> int:
 
 
 @lru_cache(maxsize=1 << 12)
-def bool_of(mask: int) -> Any:
+def bool_of(mask: int) -> npt.NDArray[np.bool_]:
     """A bit mask of lanes as a read-only array of bools, which is cached."""
     found = (mask >> LANE & 1).astype(bool)
     found.flags.writeable = False
@@ -119,37 +125,37 @@ def lane_bits(mask: int) -> tuple[int, ...]:
 # Integers -------------------------------------------------------------------------------------------------------------
 
 
-def s8(x: Any) -> Any:
+def s8(x: Value) -> Value:
     """Bits -> signed value."""
     return ((x & 255) ^ 0x80) - 0x80
 
 
-def s16(x: Any) -> Any:
+def s16(x: Value) -> Value:
     """Bits -> signed value."""
     return ((x & M16) ^ 0x8000) - 0x8000
 
 
-def s32(x: Any) -> Any:
+def s32(x: Value) -> Value:
     """Bits -> signed value."""
     return (x ^ 0x80000000) - 0x80000000
 
 
-def s64(x: Any) -> Any:
+def s64(x: Value) -> Value:
     """Bits -> signed value."""
     return x.view(np.int64) if isinstance(x, np.ndarray) else x - (1 << 64) if x >> 63 else x
 
 
-def wide(x: Any) -> Any:
+def wide(x: Value) -> Value:
     """A value of 32 bits or less as one of 64, zero-extended."""
     return x.astype(np.uint64) if isinstance(x, np.ndarray) else x | 0
 
 
-def signed_wide(x: Any) -> Any:
+def signed_wide(x: Value) -> Value:
     """A signed value as 64 bits."""
     return x.astype(np.int64).view(np.uint64) if isinstance(x, np.ndarray) else x & M64
 
 
-def converted(x: Any, bits: int, signed: bool, register: int) -> Any:
+def converted(x: Value, bits: int, signed: bool, register: int) -> Value:
     """An integer wrapped to `bits` bits, sign- or zero-extended in a wider register.
 
     >>> hex(converted(-1, 8, False, 64)), hex(converted(0x180, 8, True, 32))
@@ -166,20 +172,20 @@ def converted(x: Any, bits: int, signed: bool, register: int) -> Any:
     return x.view(np.uint64) if isinstance(x, np.ndarray) else x & M64
 
 
-def narrow(x: Any) -> Any:
+def narrow(x: Value) -> Value:
     """The low 32 bits of a 64-bit value."""
     return (x & np.uint64(M32)).astype(np.int64) if isinstance(x, np.ndarray) else x & M32
 
 
-def high(x: Any) -> Any:
+def high(x: Value) -> Value:
     """The high 32 bits of a 64-bit value."""
     return (x >> np.uint64(32)).astype(np.int64) if isinstance(x, np.ndarray) else x >> 32
 
 
-def join64(low: Any, up: Any) -> Any:
+def join64(low: Value, up: Value) -> Value:
     """Two 32-bit values as one of 64."""
     if isinstance(low, np.ndarray) or isinstance(up, np.ndarray):
-        return wide(lanes_of(low)) | wide(lanes_of(up)) << np.uint64(32)
+        return lanes_of(low).astype(np.uint64) | lanes_of(up).astype(np.uint64) << np.uint64(32)
     return low | up << 32
 
 
@@ -190,22 +196,22 @@ def join128(low: int, up: int) -> int:
     return low | up << 64
 
 
-def shift_left(x: Any, n: Any, bits: int) -> Any:
+def shift_left(x: Value, n: Value, bits: int) -> Value:
     """Shift left; amounts beyond the width give 0."""
     if not isinstance(n, np.ndarray):
         if n >= bits:
             return 0
         if bits == 64 and isinstance(x, np.ndarray):
-            return wide(x) << np.uint64(n)
+            return x.astype(np.uint64) << np.uint64(n)
         return (x << n) & ((1 << bits) - 1)
     inside = n < bits
     n = np.where(inside, n, 0)
     x = lanes_of(x)
-    out = wide(x) << n.astype(np.uint64) if bits == 64 else (x << n) & ((1 << bits) - 1)
+    out: Lanes = x.astype(np.uint64) << n.astype(np.uint64) if bits == 64 else (x << n) & ((1 << bits) - 1)
     return np.where(inside, out, out.dtype.type(0))
 
 
-def shift_right(x: Any, n: Any, bits: int, signed: bool) -> Any:
+def shift_right(x: Value, n: Value, bits: int, signed: bool) -> Value:
     """Shift right, arithmetic where signed; amounts beyond the width shift everything out."""
     if isinstance(n, np.ndarray):
         n = np.minimum(n, bits)
@@ -219,11 +225,11 @@ def shift_right(x: Any, n: Any, bits: int, signed: bool) -> Any:
         return signed_wide(out) if bits == 64 else out & ((1 << bits) - 1)
     if bits == 64 and isinstance(x, np.ndarray):
         amount = np.asarray(n, dtype=np.uint64)
-        return np.where(amount < 64, wide(x) >> np.minimum(amount, np.uint64(63)), np.uint64(0))
+        return np.where(amount < 64, x.astype(np.uint64) >> np.minimum(amount, np.uint64(63)), np.uint64(0))
     return x >> n
 
 
-def quotient(a: Any, b: Any) -> Any:
+def quotient(a: Value, b: Value) -> Value:
     """Division that rounds toward 0. Division by 0 gives all ones, as on hardware (PTX leaves it open)."""
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         a, b = np.broadcast_arrays(a, b)
@@ -239,39 +245,38 @@ def quotient(a: Any, b: Any) -> Any:
     return magnitude if (a < 0) == (b < 0) else -magnitude
 
 
-def remainder(a: Any, b: Any) -> Any:
+def remainder(a: Value, b: Value) -> Value:
     """The remainder of division toward 0."""
     return a - quotient(a, b) * b
 
 
-def least(a: Any, b: Any) -> Any:
+def least(a: Value, b: Value) -> Value:
     """The smaller value, lane by lane."""
     return np.minimum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else min(a, b)
 
 
-def largest(a: Any, b: Any) -> Any:
+def largest(a: Value, b: Value) -> Value:
     """The larger value, lane by lane."""
     return np.maximum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else max(a, b)
 
 
-def select(p: Any, a: Any, b: Any) -> Any:
+def select(p: Value, a: Value, b: Value) -> Value:
     """a where p holds, else b."""
     if not isinstance(p, np.ndarray):
         return a if p else b
     return np.where(p, a, b)
 
 
-def select64(p: Any, a: Any, b: Any) -> Any:
+def select64(p: Value, a: Value, b: Value) -> Value:
     """`select` of 64-bit values, whose arrays are uint64."""
     if not isinstance(p, np.ndarray):
         return select(p, a, b)
-    a, b = (x if isinstance(x, np.ndarray) else np.uint64(x) for x in (a, b))
-    return np.where(p, a, b)
+    return np.where(p, *[x if isinstance(x, np.ndarray) else np.uint64(x) for x in (a, b)])
 
 
-def lookup3(a: Any, b: Any, c: Any, table: int) -> Any:
+def lookup3(a: Value, b: Value, c: Value, table: int) -> Value:
     """lop3: bit i of the result is table[a_i b_i c_i]."""
-    out: Any = 0
+    out: Value = 0
     for row in range(8):
         if table >> row & 1:
             term = (a if row & 4 else a ^ M32) & (b if row & 2 else b ^ M32) & (c if row & 1 else c ^ M32)
@@ -279,14 +284,15 @@ def lookup3(a: Any, b: Any, c: Any, table: int) -> Any:
     return out
 
 
-def permute(a: Any, b: Any, selector: Any) -> Any:
+def permute(a: Value, b: Value, selector: Value) -> Value:
     """prmt in its default mode: four bytes chosen of the eight of (b, a); bit 3 of a choice replicates the sign."""
     both = join64(a, b)
-    out: Any = 0
+    out: Value = 0
     for i in range(4):
         pick = selector >> 4 * i & 15
         if isinstance(both, np.ndarray) or isinstance(pick, np.ndarray):
-            byte = (wide(lanes_of(both)) >> wide(lanes_of((pick & 7) * 8)) & np.uint64(255)).astype(np.int64)
+            shift = lanes_of((pick & 7) * 8).astype(np.uint64)
+            byte: Value = (lanes_of(both).astype(np.uint64) >> shift & np.uint64(255)).astype(np.int64)
         else:
             byte = both >> 8 * (pick & 7) & 255
         byte = select(compact(pick > 7), (byte >> 7) * 255, byte)
@@ -294,18 +300,18 @@ def permute(a: Any, b: Any, selector: Any) -> Any:
     return out
 
 
-def funnel(low: Any, up: Any, n: Any, left: bool, clamp: bool) -> Any:
+def funnel(low: Value, up: Value, n: Value, left: bool, clamp: bool) -> Value:
     """shf: 32 bits of (up, low) shifted left (the upper half is taken) or right (the lower half)."""
     n = least(n, 32) if clamp else n & 31
     both = join64(low, up)
     if isinstance(both, np.ndarray) or isinstance(n, np.ndarray):
-        both, n = wide(lanes_of(both)), wide(lanes_of(n))
-        n = np.uint64(32) - n if left else n
-        return (both >> n & np.uint64(M32)).astype(np.int64)
+        amount = lanes_of(n).astype(np.uint64)
+        amount = np.uint64(32) - amount if left else amount
+        return (lanes_of(both).astype(np.uint64) >> amount & np.uint64(M32)).astype(np.int64)
     return both >> (32 - n if left else n) & M32
 
 
-def by_lane(function: Callable[..., int], *values: Any) -> Any:
+def by_lane(function: Callable[..., int], *values: Value) -> Value:
     """A function of ints, lane by lane: for what NumPy has no operation for."""
     if not any(isinstance(x, np.ndarray) for x in values):
         return function(*[int(x) for x in values])

@@ -11,21 +11,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 import numpy.typing as npt
 
 from ..ptx.values import lane_bits
 from .lanes import one_lane, uninformed
 
 if TYPE_CHECKING:
+    from ..machine.interpreter import Fiber
     from .happens_before import MemoryEvent
 
 KEPT = 256
 
 
 def touch(
-    fiber: Any, addresses: npt.NDArray[Any], size: int, lanes: int, write: bool, strong: bool = False
+    fiber: Fiber, addresses: npt.NDArray[np.int64], size: int, lanes: int, write: bool, strong: bool = False
 ) -> str | None:
     """Record an access to global memory and return its race, or None.
 

@@ -24,10 +24,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING
 from weakref import ref
 
 from .lanes import FILTER, NOTHING, Touch, crossing, each_alone, one_lane, unknown, unordered
+
+if TYPE_CHECKING:
+    from ..machine.interpreter import Fiber
 
 WHOLE = 0xFFFF  # every byte of a place
 Parts = Mapping[int, int]
@@ -54,7 +57,7 @@ class MemoryEvent:
         "wrote",
     )  # fmt: skip
 
-    def __init__(self, number: int, asynchronous: bool, describe: Callable[[], str], engine: Any = None) -> None:
+    def __init__(self, number: int, asynchronous: bool, describe: Callable[[], str], engine: object = None) -> None:
         self.id, self.asynchronous, self.describe, self.engine = number, asynchronous, describe, engine
         self.time = 0
         self.issued: Knowledge | None = None
@@ -101,10 +104,7 @@ class Knowledge:
 
 
 class Record:
-    """Places that an event accessed and that no later access has overwritten.
-
-    parts  place -> its bytes that were accessed, as a bit set, where that is not all of them
-    """
+    """Places that an event accessed and no later access overwrote; parts: place -> its bytes, if not all."""
 
     __slots__ = ("event", "pages", "parts", "places", "seen", "what", "write")
 
@@ -180,7 +180,9 @@ class Ledger:
         self._sweep = self.SWEEP  # the number of references at which dead ones are dropped
         self.shadows: list[Shadow] = []
 
-    def event(self, asynchronous: bool, describe: Callable[[], str], engine: Any = None, by: Any = None) -> MemoryEvent:
+    def event(
+        self, asynchronous: bool, describe: Callable[[], str], engine: object = None, by: Fiber | None = None
+    ) -> MemoryEvent:
         """A new event that no fiber knows yet; `by`: the fiber whose operation ends on an mbarrier."""
         self.next += 1
         made = MemoryEvent(self.next, asynchronous, describe, engine)
@@ -223,31 +225,28 @@ class Ledger:
 
     def learn(self, knowledge: Knowledge, event: MemoryEvent) -> None:
         """Add a completed asynchronous operation: of the async proxy, which sees it, or one of the knower's own."""
-        bit = self.bit(event)
-        knowledge.seen |= bit
-        knowledge.time = max(knowledge.time, event.time)
-        if event.asynchronous:
-            knowledge.proxied |= bit
-        else:
-            knowledge.own |= bit
-        if event.issued is not None:
-            knowledge.past |= event.issued.past
+        self._completed(knowledge, event)
+        if not event.asynchronous:
+            knowledge.own |= self.bit(event)
 
     def learn_open(self, knowledge: Knowledge, event: MemoryEvent) -> None:
         """Add a completed asynchronous operation to what a barrier knows."""
+        self._completed(knowledge, event)
+        if not event.asynchronous:
+            knowledge.open |= self.bit(event)
+
+    def _completed(self, knowledge: Knowledge, event: MemoryEvent) -> None:
         bit = self.bit(event)
         knowledge.seen |= bit
         knowledge.time = max(knowledge.time, event.time)
         if event.asynchronous:
             knowledge.proxied |= bit
-        else:
-            knowledge.open |= bit
         if event.issued is not None:
             knowledge.past |= event.issued.past
 
     # ------------------------------------------------------------ what fibers do
 
-    def renew(self, fiber: Any) -> None:
+    def renew(self, fiber: Fiber) -> None:
         """The fiber knows its epoch, and enters a new one."""
         epoch, knows = fiber.epoch, fiber.knows
         bit = self.bit(epoch)
@@ -261,7 +260,7 @@ class Ledger:
         fiber.epoch = self.event(False, fiber.describe)
         fiber.joint = None
 
-    def joint(self, fiber: Any) -> MemoryEvent:
+    def joint(self, fiber: Fiber) -> MemoryEvent:
         """The event of the fiber's accesses as a whole, which all its lanes know."""
         if not self.lanes:
             return fiber.epoch
@@ -273,7 +272,7 @@ class Ledger:
             fiber.knows.own |= bit
         return fiber.joint
 
-    def release(self, fiber: Any, into: Knowledge) -> None:
+    def release(self, fiber: Fiber, into: Knowledge) -> None:
         """Hand the fiber's knowledge and accesses to a barrier or a fiber: each lane its part."""
         self.renew(fiber)
         knows = fiber.knows
@@ -284,7 +283,7 @@ class Ledger:
         for _, more in knows.apart:
             into.merge(more)
 
-    def release_inits(self, fiber: Any, into: Knowledge) -> None:
+    def release_inits(self, fiber: Fiber, into: Knowledge) -> None:
         """Hand on the initialised mbarriers alone: a relaxed arrive."""
         into.inits |= fiber.knows.inits
         into.time = max(into.time, fiber.knows.time)
@@ -292,11 +291,11 @@ class Ledger:
         for _, more in fiber.knows.apart:
             into.inits |= more.inits
 
-    def acquire(self, fiber: Any, source: Knowledge) -> None:
+    def acquire(self, fiber: Fiber, source: Knowledge) -> None:
         """Learn all that was handed to a barrier or completed with an operation."""
         fiber.knows.merge(source)
 
-    def proxy_fence(self, fiber: Any) -> None:
+    def proxy_fence(self, fiber: Fiber) -> None:
         """fence.proxy.async: earlier accesses become visible to the async proxy, each lane's own."""
         self.renew(fiber)
         knows = fiber.knows
@@ -309,7 +308,7 @@ class Ledger:
         for _, more in knows.apart:
             more.proxied |= more.open if self.strict else more.seen
 
-    def init_fence(self, fiber: Any) -> None:
+    def init_fence(self, fiber: Fiber) -> None:
         """fence.mbarrier_init: the initialisations before it become visible to the cluster."""
         self.renew(fiber)
         fiber.knows.inits |= fiber.knows.seen
@@ -318,7 +317,7 @@ class Ledger:
 
     # ------------------------------------------------------------ forgetting
 
-    def compact(self, fibers: Iterable[Any], also: Iterable[MemoryEvent] = ()) -> None:
+    def compact(self, fibers: Iterable[Fiber], also: Iterable[MemoryEvent] = ()) -> None:
         """Forget events that no record needs.
 
         fibers  all that can still access anything
@@ -346,7 +345,7 @@ class Ledger:
                 knowledge.fenced >>= shift
             self.base = base
 
-    def prune(self, shadow: Shadow, fibers: Iterable[Any]) -> None:
+    def prune(self, shadow: Shadow, fibers: Iterable[Fiber]) -> None:
         """Drop a memory's records that cannot race with any fiber still running."""
         seen = proxied = -1
         alone = not self.lanes
@@ -404,10 +403,7 @@ class Shadow:
         ours: tuple[int, Parts],
         write: bool | None = None,
     ) -> None:
-        """Split an event: `other` takes some of its places and parts, and it keeps the rest.
-
-        write  only what it wrote, or only what it read
-        """
+        """Split an event: `other` takes `theirs`, and it keeps `ours`; write: only its writes, or only its reads."""
         for way in (False, True):
             record = self.records.get((event.id, way))
             if record is None or (write is not None and way is not write):

@@ -33,15 +33,16 @@ since it hands each lane's part to all. Where lanes diverge, `fork` divides the 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ..machine.memory import granules, parts_of
-from ..ptx.values import FULL, any_of, bool_of
+from ..ptx.values import FULL, Lanes, any_of, bool_of
 
 if TYPE_CHECKING:
+    from ..machine.interpreter import Fiber
     from .happens_before import Knowledge, Ledger, MemoryEvent, Shadow
 
 STRONG = object()  # the engine of accesses that never race with each other
@@ -314,7 +315,7 @@ def _by_lane(ledger: Ledger, knows: Knowledge) -> None:
         knows.apart.append((lanes, made))
 
 
-def synchronise(ledger: Ledger, fiber: Any) -> None:
+def synchronise(ledger: Ledger, fiber: Fiber) -> None:
     """bar.warp.sync: each of the fiber's lanes knows what any of them knew and did."""
     ledger.renew(fiber)
     knows = fiber.knows
@@ -328,12 +329,12 @@ def synchronise(ledger: Ledger, fiber: Any) -> None:
     knows.mine = unordered(ledger, knows)
 
 
-def strong(ledger: Ledger, fiber: Any) -> MemoryEvent:
+def strong(ledger: Ledger, fiber: Fiber) -> MemoryEvent:
     """The event of a strong access, such as an atomic: two of them do not race."""
     return ledger.event(False, fiber.describe, STRONG)
 
 
-def did(ledger: Ledger, fiber: Any, event: MemoryEvent) -> None:
+def did(ledger: Ledger, fiber: Fiber, event: MemoryEvent) -> None:
     """End an event that the fiber made in addition to its epoch: each lane knows its own part."""
     knows, bit = fiber.knows, ledger.bit(event)
     knows.own |= bit
@@ -343,11 +344,8 @@ def did(ledger: Ledger, fiber: Any, event: MemoryEvent) -> None:
         knows.mine.append(event)
 
 
-def conflicting(offsets: Offsets, data: npt.NDArray[Any]) -> int | None:
-    """The first offset where lanes of one store write different bytes. PTX leaves the result open ("st").
-
-    offsets, data  [lane] and [lane, bytes]
-    """
+def conflicting(offsets: Lanes, data: npt.NDArray[np.uint8]) -> int | None:
+    """The first offset where lanes store different bytes, [lane, bytes]. PTX leaves the result open ("st")."""
     if np.count_nonzero(offsets[1:] > offsets[:-1]) == len(offsets) - 1:
         return None  # the most frequent order, without duplicates
     order = np.argsort(offsets, kind="stable")
@@ -358,7 +356,7 @@ def conflicting(offsets: Offsets, data: npt.NDArray[Any]) -> int | None:
     return int(offsets[order][1:][wrong][0]) if wrong.any() else None
 
 
-def learn(ledger: Ledger, fiber: Any, lanes: int, event: MemoryEvent) -> None:
+def learn(ledger: Ledger, fiber: Fiber, lanes: int, event: MemoryEvent) -> None:
     """Teach some of the fiber's lanes that an asynchronous operation has happened. Each learns its own part, where it
     has some."""
     knows = fiber.knows

@@ -1,4 +1,4 @@
-"""Bank conflicts on a linked page: who reads an element, and which lanes it meets in a bank; a swizzle's page."""
+"""Bank conflicts on a linked page: the lanes that read an element and conflict there; a swizzle's page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from layoutgemm.errors import LayoutError
 from layoutgemm.layouts import ComposedLayout, Layout, Swizzle
 from layoutgemm.view.banks import BANK_BYTES, BANKS, LINE_BYTES, on_elements, own_tile, pair_reports
 from layoutgemm.view.grid import extent
-from layoutgemm.view.pages.model import NOTHING, Fact, Figure, Holder, Holders, Matrix, Memory, Paint, Table
+from layoutgemm.view.pages.model import NOTHING, Fact, Figure, Holder, Holders, Memory, PageMatrix, Paint, Table
 from layoutgemm.view.pages.parts import LINE_BITS, UNIT_BITS, bank_of, bank_paint, holder_paint
 
 WARP = 32
@@ -23,11 +23,11 @@ CONFLICTS = ((0, "meets nobody"), (1, "meets another lane in a bank"))
 
 @dataclass(frozen=True)
 class Meetings:
-    """What one access does to a tile, element by element.
+    """The bank conflicts of one access to a tile, element by element.
 
     served   (request, phase) by its number, or -1 where no lane reads the element
     lane     the lane that reads it
-    group    a number that lanes share which meet in a bank, directly or by way of others; -1 where a lane meets none
+    group    a number shared by lanes that conflict in a bank, directly or by way of others; -1 without conflict
     facts    the same in words
     """
 
@@ -44,9 +44,9 @@ class Meetings:
 
 
 def meetings(part: Requests, access: AccessPattern, size: tuple[int, int]) -> Meetings:
-    """Of every element of a tile of that size, which is counted down its columns: who reads it, and who is met there.
+    """The reading lane and its bank conflicts, for every element of a tile.
 
-    Where several requests read an element, the first of them counts.
+    Elements are counted down the columns. Where several requests read an element, the first of them counts.
 
     >>> from layoutgemm.checks import bank_conflicts, matrix_access
     >>> rows = matrix_access((8, 64), "bf16")
@@ -86,7 +86,7 @@ def meetings(part: Requests, access: AccessPattern, size: tuple[int, int]) -> Me
 
 
 def _met(first: int, addresses: Sequence[int], width: int) -> Iterator[tuple[list[int], str]]:
-    """The lanes of a phase that meet in banks, group by group, lanes from `first` on; with what is told of them."""
+    """The groups of a phase's lanes that conflict in banks, from lane `first` on; and their description."""
     wanted: dict[int, dict[int, list[int]]] = {}  # bank -> word -> lanes
     for lane, address in enumerate(addresses, first):
         if address != NO_LANE:
@@ -114,7 +114,7 @@ def _met(first: int, addresses: Sequence[int], width: int) -> Iterator[tuple[lis
 
 
 def _run(lanes: list[int]) -> str:
-    """Lanes shortened where they follow one another.
+    """Lane numbers, shortened where they are consecutive.
 
     >>> _run([0, 1, 2, 3]), _run([0, 4, 8])
     ('0-3', '0, 4, 8')
@@ -144,13 +144,25 @@ def swizzle_figure(
     access: AccessPattern | None = None,
     title: str | None = None,
 ) -> Figure:
-    """A tile before and after a swizzle: see `html.swizzle_html`."""
+    """The page of a swizzle: a tile before and after it, an element lit up in both, and its bank conflicts.
+
+    layout   (i, j) -> offset in elements, without swizzle; None: a tile on which all of the swizzle shows
+    bits     of an element
+    access   the lanes to show, as in `swizzle_pair_svg`: by default 16-byte rows as ldmatrix reads them
+
+    Raises LayoutError as `swizzle_pair_svg` does.
+
+    >>> from layoutgemm.view.pages.html import swizzle_html
+    >>> html = swizzle_html(Swizzle(3, 4, 3, "bytes"), Layout((8, 64), (64, 1)), 16)
+    >>> "lanes 0-7: 8 words of bank 0" in html, "conflict-free" in html
+    (True, True)
+    """
     layout, bits = own_tile(swizzle, layout, bits)
     if layout.rank != 2:
         raise LayoutError(f"a swizzle's page shows rows and columns; {layout} has {layout.rank} modes")
     size = (extent(layout[0].shape), extent(layout[1].shape))
     # A figure too large is refused before anything is computed.
-    Figure("", (), tuple(Matrix(name, "", ("i", "j"), size) for name in ("before", "after")))
+    Figure("", (), tuple(PageMatrix(name, "", ("i", "j"), size) for name in ("before", "after")))
     reports, access = pair_reports(layout, swizzle, bits, access)
     after = ComposedLayout(on_elements(swizzle, bits), 0, layout)
     holder = Holder("access", access.requests * WARP, WARP, "request", "lane", "element", "AE")
@@ -169,7 +181,7 @@ def swizzle_figure(
         memory = byte_memory(name, f"{made}, {_verdict(report)}", offset * bits, bits)
         paints = (bank_paint(bank_of(memory)), met.paint, holder_paint(holder, holders))
         facts = (Fact("offset", offset), *met.facts)
-        matrices.append(Matrix(name, _verdict(report), ("i", "j"), size, along, "alone", holders, facts, paints,
+        matrices.append(PageMatrix(name, _verdict(report), ("i", "j"), size, along, "alone", holders, facts, paints,
                                memory, met.group))  # fmt: skip
     notes = (f"Accesses: {access.name}, {access.requests} requests. Framed: what the lanes read that meet the lane "
              "of this element in a bank.",)  # fmt: skip
@@ -180,6 +192,6 @@ def _verdict(report: BankReport) -> str:
     return "conflict-free" if report.conflict_free else f"{report.ways}-way conflict"
 
 
-def with_meetings(matrix: Matrix, met: Meetings) -> Matrix:
+def with_meetings(matrix: PageMatrix, met: Meetings) -> PageMatrix:
     """A matrix in shared memory, with what an access to it meets."""
     return replace(matrix, facts=(*matrix.facts, *met.facts), paints=(*matrix.paints, met.paint), rivals=met.group)

@@ -1,15 +1,16 @@
-"""The linked page of a copy: its source and its destination, each with who names or holds an element and where it lies.
+"""The linked page of a copy: its source and destination, with the holders and the memory of each element.
 
     source (i, j) ----- the same element ----- destination (i, j)
       thread, value; byte, bank                  thread, register; byte, bank
 
-Both are matrices of the same two dimensions, so whatever is pointed at on one side lights up on the other.
+Both are matrices of the same two dimensions: an element under the pointer lights up on both sides.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
@@ -22,17 +23,32 @@ from layoutgemm.checks.smem.bank_conflicts import bank_conflicts
 from layoutgemm.errors import AtomError, LayoutError
 from layoutgemm.layouts import ComposedLayout, Layout
 from layoutgemm.view.copy import NAMES, SPACES, grid_of, moves_tmem, place_of, places_of, tmem_places
+from layoutgemm.view.grid import Indices
 from layoutgemm.view.pages.banks import byte_memory, meetings, with_meetings
-from layoutgemm.view.pages.model import THREADS, Fact, Figure, Holder, Holders, Matrix, Memory
+from layoutgemm.view.pages.model import THREADS, Fact, Figure, Holder, Holders, Memory, PageMatrix
 from layoutgemm.view.pages.parts import bank_of, bank_paint, holder_paint, offsets_parts, shared_memory
 
 MAX_LABELS = 1024  # of the values of a thread
 
-Held = tuple[Any, Any, Any, Any]  # arrays (row, column, thread, value)
+Tile: TypeAlias = SmemTile | Layout | ComposedLayout | None
+Held = tuple[Indices, Indices, Indices, Indices]  # arrays (row, column, thread, value)
 
 
-def copy_figure(copy: CopyAtom | TiledCopy, *, src: Any = None, dst: Any = None, title: str | None = None) -> Figure:
-    """What `html.copy_html` shows."""
+def copy_figure(copy: CopyAtom | TiledCopy, *, src: Tile = None, dst: Tile = None, title: str | None = None) -> Figure:
+    """The page of a copy atom or a tiled copy: source and destination, an element lit up on both.
+
+    src, dst   the layout of that side, (row, column) of the picture: of shared memory an SmemTile or a layout, swizzled
+               or not; of global memory a layout. Without one a side in shared memory is packed. With one a tiled
+               copy's page shows the lanes that conflict in a bank
+
+    Raises LayoutError for a tile of another extent or type, for one of a side in registers, and for too many elements.
+
+    >>> from layoutgemm.atoms import ldmatrix
+    >>> from layoutgemm.view.pages.html import copy_html
+    >>> html = copy_html(ldmatrix(4))
+    >>> '"name":"source"' in html, '"name":"destination"' in html, "register 3, bits 16-31" in html
+    (True, True, True)
+    """
     atom = copy.atom if isinstance(copy, TiledCopy) else copy
     held = {side: held_at(copy, side) for side in SIDES}
     if isinstance(copy, TiledCopy):
@@ -52,8 +68,8 @@ def copy_figure(copy: CopyAtom | TiledCopy, *, src: Any = None, dst: Any = None,
     return Figure(title or heading, tuple(notes_of(copy, atom, src, dst)), tuple(matrices), holder)
 
 
-def notes_of(copy: CopyAtom | TiledCopy, atom: CopyAtom, src: Any, dst: Any) -> list[str]:
-    """What is said above the pictures."""
+def notes_of(copy: CopyAtom | TiledCopy, atom: CopyAtom, src: Tile, dst: Tile) -> list[str]:
+    """The notes above the pictures."""
     notes = [f"{copy.threads} thread{'s' if copy.threads > 1 else ''}, elements of {atom.element.bits} bits. An "
              "element that is pointed at lights up on both sides."]  # fmt: skip
     assumed = [side for side, given in zip(SIDES, (src, dst)) if given is None and atom.space(side) == "smem"]
@@ -65,7 +81,7 @@ def notes_of(copy: CopyAtom | TiledCopy, atom: CopyAtom, src: Any, dst: Any) -> 
 
 
 def held_at(copy: CopyAtom | TiledCopy, side: str) -> Held:
-    """Who names or holds which element: of a side in memory only the threads whose address counts."""
+    """The holders of each element; of a side in memory only the threads whose address counts."""
     if isinstance(copy, TiledCopy):
         tv, tile = copy.tv_layout(side), copy.tile if len(copy.tile) > 1 else (1, *copy.tile)
         t, v = np.indices((int(tv[0].size), int(tv[1].size)))
@@ -117,8 +133,8 @@ def value_words(atom: CopyAtom, side: str, values: int) -> list[str]:
 
 def one_side(
     copy: CopyAtom | TiledCopy, atom: CopyAtom, side: str, held: Held, size: tuple[int, int], dims: tuple[str, str],
-    holder: Holder, given: Any,
-) -> Matrix:  # fmt: skip
+    holder: Holder, given: Tile,
+) -> PageMatrix:  # fmt: skip
     """One side as a matrix, with the memory that it is in."""
     name, space = NAMES[side], atom.space(side)
     holders = Holders.of(size, held, value_words(atom, side, int(np.max(held[3])) + 1))
@@ -127,7 +143,7 @@ def one_side(
     if memory is not None and memory.bank_bits is not None:
         paints.append(bank_paint(bank_of(memory)))
     title = f"{SPACES[space]}, {size[0]}x{size[1]} {atom.element}"
-    made = Matrix(name, title, dims, size, 1, "alone", holders, facts, tuple(paints), memory)
+    made = PageMatrix(name, title, dims, size, 1, "alone", holders, facts, tuple(paints), memory)
     if space == "smem" and given is not None and isinstance(copy, TiledCopy):
         access = tiled_access(copy, copy.tile, side)
         report = bank_conflicts(given, access, element=atom.element)
@@ -136,9 +152,9 @@ def one_side(
 
 
 def memory_of(
-    copy: CopyAtom | TiledCopy, atom: CopyAtom, side: str, held: Held, size: tuple[int, int], given: Any
+    copy: CopyAtom | TiledCopy, atom: CopyAtom, side: str, held: Held, size: tuple[int, int], given: Tile
 ) -> tuple[Memory | None, tuple[Fact, ...]]:
-    """Where the elements of a side lie: in the tile or layout given, or packed; nothing of registers.
+    """The places of a side's elements: in the tile or layout given, or packed; None for registers.
 
     Raises LayoutError for a tile of another extent or type, and for one of a side that is in registers.
     """
@@ -152,14 +168,15 @@ def memory_of(
     found = given.extent if isinstance(given, SmemTile) else _extent(given)
     if found != size:
         raise LayoutError(f"{side} has {found[0]}x{found[1]} elements, and the copy moves {size[0]}x{size[1]}")
-    row, column = np.indices(size)
     if space == "smem":
-        try:
+        with contextlib.suppress(AtomError):
             return shared_memory(name, as_tile(given, element)), ()
-        except AtomError:
-            bit = (np.asarray(given(row, column), np.int64) + 0 * row) * element.bits
-            return byte_memory(name, str(given), bit, element.bits), ()
+    if isinstance(given, SmemTile):
+        raise LayoutError(f"{side}={given}: the {name} of {atom} is in {SPACES[space]}, and a tile in shared memory")
+    row, column = np.indices(size)
     offset = np.asarray(given(row, column), np.int64) + 0 * row
+    if space == "smem":
+        return byte_memory(name, str(given), offset * element.bits, element.bits), ()
     facts, memory, _ = offsets_parts(offset.ravel().tolist(), size)
     if memory is not None:
         told = (Fact("byte offset", offset * element.bits // 8),)

@@ -1,22 +1,21 @@
-"""What a linked page shows, as plain values: matrices, who holds their elements, and where these lie in memory.
+"""The data of a linked page: matrices, the holders of their elements, and the elements' places in memory.
 
-    Figure --> Matrix A (m, k), B (n, k), C (m, n) --> Holders: (thread, value) of every element
-                                                   --> Fact: a number, or a named one, of every element
-                                                   --> Memory: where every element begins
+    Figure --> PageMatrix A (m, k), B (n, k), C (m, n) --> Holders: (thread, value) of every element
+                                                       --> Fact: a number, or a named one, of every element
+                                                       --> Memory: the first bit of every element
 
-Two matrices are linked by the dimensions that they share: (m, n) of C goes with all (m, k) of A and all (n, k) of B.
-Matrices of the same two dimensions show the same elements twice: the two sides of a copy, a tile before and after a
-swizzle. A dimension may count blocks of another, as the factors of block scales do along k.
-Everything is an array over the elements, computed by the layouts; a browser only looks numbers up. `Figure.data` packs
-the arrays: as two lists wherever every entry is the sum, or the XOR, of one of its row and one of its column, else as
-raw integers.
+Matrices are linked by shared dimensions: (m, n) of C goes with all (m, k) of A and all (n, k) of B. Matrices of the
+same two dimensions show the same elements twice: the two sides of a copy, a tile before and after a swizzle. A
+dimension may count blocks of another, as the factors of block scales do along k. Everything is an array over the
+elements. `Figure.data` packs the arrays: as two lists wherever every entry is the sum, or the XOR, of one of its row
+and one of its column, else as raw integers.
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from math import gcd
 from typing import Any
 
@@ -24,8 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from layoutgemm.errors import LayoutError
+from layoutgemm.moved import old_names
 
-Table = npt.NDArray[np.int64]  # (rows, columns) of a matrix -> a number; -1 where there is none
+Table = npt.NDArray[np.int64]  # (rows, columns) of a matrix -> a number; -1 for none
 
 # Of one page. A tile of 256 x 256 with both of its operands 128 deep is as large as a block's tile gets.
 MAX_ELEMENTS = 1 << 17
@@ -33,7 +33,7 @@ MAX_COPIES = 256  # of one element among the threads
 NOTHING = -1
 
 
-def packed(table: Table) -> dict[str, Any]:
+def packed(table: Table) -> dict[str, object]:
     """A table as JSON has it, in the smallest of its forms.
 
     >>> import numpy as np
@@ -77,7 +77,7 @@ def unpacked(form: dict[str, Any], extent: tuple[int, int]) -> Table:
 class Tables:
     """The tables of a page, each kept once."""
 
-    forms: list[dict[str, Any]] = field(default_factory=list)
+    forms: list[dict[str, object]] = field(default_factory=list)
     known: dict[tuple[tuple[int, ...], bytes], int] = field(default_factory=dict)
 
     def add(self, table: Table) -> int:
@@ -116,9 +116,9 @@ class Paint:
 
 @dataclass(frozen=True)
 class Holder:
-    """What holds elements: "thread", or a "lane" of tensor memory, numbered 0 to count - 1.
+    """A holder of elements: "thread", or a "lane" of tensor memory, numbered 0 to count - 1.
 
-    Number h is number h % size of group h // size: lane 5 of warp 1 is thread 37. `value` names what of it holds one
+    Number h is number h % size of group h // size: lane 5 of warp 1 is thread 37. `value` names its part that holds one
     element, and two letters stand for both in a cell.
     """
 
@@ -148,9 +148,9 @@ def THREADS(count: int) -> Holder:
 
 @dataclass(frozen=True)
 class Holders:
-    """Who holds each element of a matrix: as many layers as an element has holders, the lowest thread first.
+    """The holders of each element of a matrix: a layer for each holder of an element, the lowest thread first.
 
-    labels   value -> how it is told: its instruction, its register; without one by its number
+    labels   value -> its text: its instruction, its register; without one its number
     """
 
     threads: tuple[Table, ...]
@@ -158,7 +158,7 @@ class Holders:
     labels: tuple[str, ...]
 
     @classmethod
-    def of(cls, extent: tuple[int, int], held: Sequence[Any], labels: Sequence[str]) -> Holders:
+    def of(cls, extent: tuple[int, int], held: Sequence[npt.ArrayLike], labels: Sequence[str]) -> Holders:
         """From arrays (row, column, thread, value) of equal length, in any order.
 
         >>> import numpy as np
@@ -191,9 +191,9 @@ class Holders:
 
 @dataclass(frozen=True)
 class Memory:
-    """Where the elements of a matrix lie: a picture of lines, each of so many bytes (or offsets).
+    """The memory of a matrix's elements: a picture of lines, each of equally many bytes (or offsets).
 
-    start, bits   first bit of each element, and how many it has; without `bank_bits` they count offsets
+    start, bits   first bit of each element, and its bits; without `bank_bits` they count offsets
     line, unit    bits of a line, and of a unit within it, which is framed when one of its elements is shown
     bank_bits     of one bank, or None for an address space without banks
     size          bits of the whole
@@ -212,12 +212,12 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """One matrix: its two dimensions by name, and all that is told of its elements.
+class PageMatrix:
+    """One matrix: its two dimensions by name, and the data of its elements.
 
-    across   which dimension is drawn from left to right: 0 or 1
+    across   the dimension that is drawn from left to right: 0 or 1
     place    "left", "top" or "middle" of the product, "farleft" or "fartop" beyond these, or "alone"
-    rivals   element -> a number that those share that meet in a bank; -1 where an element meets none
+    rivals   element -> a number shared by those that conflict in a bank; -1 without conflict
     """
 
     name: str
@@ -239,7 +239,7 @@ class Figure:
 
     title: str
     notes: tuple[str, ...]
-    matrices: tuple[Matrix, ...]
+    matrices: tuple[PageMatrix, ...]
     holder: Holder | None = None
     blocks: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
@@ -249,42 +249,30 @@ class Figure:
             each = ", ".join(f"{matrix.name} {matrix.extent[0]}x{matrix.extent[1]}" for matrix in self.matrices)
             raise LayoutError(f"a page shows up to {MAX_ELEMENTS} elements; {each} are {count}")
 
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, object]:
         """The figure as JSON has it: tables by their number, the rest by name."""
         tables = Tables()
-        matrices = [_matrix(matrix, tables) for matrix in self.matrices]
-        holder = None if self.holder is None else dict(vars(self.holder))
-        return {"title": self.title, "notes": self.notes, "holder": holder, "matrices": matrices,
-                "blocks": dict(self.blocks), "tables": tables.forms}  # fmt: skip
+        return {**{name: _listed(value, tables) for name, value in vars(self).items()}, "tables": tables.forms}
 
 
-def _matrix(matrix: Matrix, tables: Tables) -> dict[str, Any]:
-    held = matrix.holders
-    return {
-        "name": matrix.name, "title": matrix.title, "dims": matrix.dims, "extent": matrix.extent,
-        "across": matrix.across, "place": matrix.place, "facts": _facts(matrix.facts, tables),
-        "paints": [_paint(paint, tables) for paint in matrix.paints],
-        "holders": None if held is None else {
-            "threads": [tables.add(layer) for layer in held.threads],
-            "values": [tables.add(layer) for layer in held.values], "labels": held.labels,
-        },
-        "memory": None if matrix.memory is None else _memory(matrix.memory, tables),
-        "rivals": None if matrix.rivals is None else tables.add(matrix.rivals),
-    }  # fmt: skip
+def _listed(value: object, tables: Tables) -> object:
+    """A value as JSON has it: tables by their number, dataclasses by their fields."""
+    if isinstance(value, np.ndarray):
+        return tables.add(value)
+    if isinstance(value, tuple):
+        return [_listed(each, tables) for each in value]
+    if isinstance(value, Memory):
+        return _memory(value, tables)
+    if not is_dataclass(value):
+        return value
+    out = {name: _listed(each, tables) for name, each in vars(value).items()}
+    if isinstance(value, Paint):
+        out["texts"] = [{"prefix": prefix, "table": tables.add(table)} for prefix, table in value.texts]
+    return out
 
 
-def _facts(facts: Sequence[Fact], tables: Tables) -> list[dict[str, Any]]:
-    return [{"name": fact.name, "table": tables.add(fact.table), "labels": fact.labels} for fact in facts]
-
-
-def _paint(paint: Paint, tables: Tables) -> dict[str, Any]:
-    texts = [{"prefix": prefix, "table": tables.add(table)} for prefix, table in paint.texts]
-    return {"name": paint.name, "table": tables.add(paint.table), "per": paint.per, "odd": paint.odd, "texts": texts,
-            "legend": paint.legend}  # fmt: skip
-
-
-def _memory(memory: Memory, tables: Tables) -> dict[str, Any]:
-    """In grains: the largest number of bits that all elements begin at a multiple of."""
+def _memory(memory: Memory, tables: Tables) -> dict[str, object]:
+    """In grains: the largest number of bits that divides the start of every element."""
     grain = gcd(int(np.gcd.reduce(memory.start, axis=None)), memory.bits, memory.unit)
     bank = memory.bank_bits
     return {
@@ -296,6 +284,9 @@ def _memory(memory: Memory, tables: Tables) -> dict[str, Any]:
             for unit in range(memory.line // memory.unit)
         ],
         "per_line": memory.line // 8 if bank else memory.line,
-        "facts": _facts(memory.facts, tables),
-        "paint": None if memory.paint is None else _paint(memory.paint, tables),
+        "facts": _listed(memory.facts, tables),
+        "paint": _listed(memory.paint, tables),
     }  # fmt: skip
+
+
+__getattr__ = old_names(__name__)

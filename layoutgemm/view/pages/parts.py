@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from layoutgemm.atoms import SmemTile
-from layoutgemm.errors import LayoutError
-from layoutgemm.view.grid import Drawable, evaluate, extent
-from layoutgemm.view.pages.model import Fact, Figure, Holder, Holders, Matrix, Memory, Paint, Table
+from layoutgemm.view.grid import Drawable, Offset, evaluate, rank_of, rows_by_columns
+from layoutgemm.view.pages.model import Fact, Figure, Holder, Holders, Memory, PageMatrix, Paint, Table
 from layoutgemm.view.palette import HUES
+from layoutgemm.view.svg import span_text
+from layoutgemm.view.threads import hue_texts
 
 BANKS, BANK_BITS, UNIT_BITS = 32, 32, 128  # of shared memory; conflicts are counted per 16 bytes
 LINE_BITS = BANKS * BANK_BITS
@@ -29,12 +30,8 @@ def holder_paint(holder: Holder, holders: Holders) -> Paint:
     per = 32 if holder.count > 32 else 4 if holder.count > 8 else 1
     groups = -(-holder.count // per)
     warps = holder.name == "thread" and per == 32
-    legend = []
-    for hue in range(min(groups, len(HUES))):
-        which = range(hue, groups, len(HUES))
-        names = [str(g) if warps or per == 1 else f"{g * per}-{g * per + per - 1}" for g in which]
-        word = "warp" if warps else holder.name + "s" * (per > 1)
-        legend.append((hue, f"{word} {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"))
+    name = "warp" if warps else holder.name + "s" * (per > 1)
+    legend = hue_texts(name, 1 if warps else per, groups)
     texts = tuple(zip(holder.letters, (holders.threads[0], holders.values[0]), strict=True))
     return Paint(f"{holder.name}s", holders.threads[0], per, per > 1, texts, tuple(legend))
 
@@ -81,12 +78,18 @@ def bank_of(memory: Memory) -> Table:
     return memory.start % LINE_BITS // BANK_BITS
 
 
-def tile_figure(tile: SmemTile, title: str | None = None) -> Figure:
-    """A tile beside the shared memory that holds it."""
+def tile_figure(tile: SmemTile, *, title: str | None = None) -> Figure:
+    """The page of a tile: its elements by coordinate, and their places in shared memory.
+
+    >>> from layoutgemm.atoms import smem_tile
+    >>> from layoutgemm.view.pages.html import tile_html
+    >>> "tile in shared memory" in tile_html(smem_tile((8, 64), "bf16", "K"))
+    True
+    """
     # A figure too large is refused before its offsets are computed.
-    Figure("", (), (Matrix("tile", "", ("mn", "k"), tile.extent),))
+    Figure("", (), (PageMatrix("tile", "", ("mn", "k"), tile.extent),))
     memory = shared_memory("tile", tile)
-    matrix = Matrix(
+    matrix = PageMatrix(
         name="tile",
         title="in the order of its coordinates",
         dims=("mn", "k"),
@@ -99,29 +102,25 @@ def tile_figure(tile: SmemTile, title: str | None = None) -> Figure:
     return Figure(title or f"Shared-memory tile {tile}", (note,), (matrix,))
 
 
-def layout_figure(layout: Drawable, title: str | None = None) -> Figure:
-    """A layout of rank 1 or 2: its coordinates, and beside them its offsets in order.
+def layout_figure(layout: Drawable, *, title: str | None = None) -> Figure:
+    """The page of a layout of rank 1 or 2: coordinates, and beside them the offsets in order.
 
-    Raises LayoutError for another rank and for symbolic extents.
+    Raises LayoutError for another rank, for symbolic extents and for too many elements.
     """
-    shape = layout.shape if isinstance(layout.shape, tuple) else (layout.shape,)
-    if len(shape) not in (1, 2):
-        raise LayoutError(
-            f"cannot draw {layout}: it has {len(shape)} modes and a page has rows and columns; group or slice its "
-            "modes until there are two"
-        )
-    size = (1, extent(shape[0])) if len(shape) == 1 else (extent(shape[0]), extent(shape[1]))
+    size = rows_by_columns(layout)
     # A figure too large is refused before its offsets are computed.
-    Figure("", (), (Matrix("layout", "", ("i", "j"), size),))
+    Figure("", (), (PageMatrix("layout", "", ("i", "j"), size),))
     row, column = axes(size)
-    found = evaluate(layout, column.ravel()) if len(shape) == 1 else evaluate(layout, row.ravel(), column.ravel())
+    found = evaluate(layout, *(axis.ravel() for axis in (row, column)[-rank_of(layout) :]))
     facts, memory, paints = offsets_parts(found, size)
-    matrix = Matrix("layout", "coordinates", ("i", "j"), size, facts=facts, paints=paints, memory=memory)
+    matrix = PageMatrix("layout", "coordinates", ("i", "j"), size, facts=facts, paints=paints, memory=memory)
     return Figure(title or str(layout), (str(layout),) if title else (), (matrix,))
 
 
-def offsets_parts(found: list[Any], size: tuple[int, int]) -> tuple[tuple[Fact, ...], Memory | None, tuple[Paint, ...]]:
-    """What is told of offsets, or of coordinates; the picture of the codomain, for offsets from 0 that are few."""
+def offsets_parts(
+    found: Sequence[Offset], size: tuple[int, int]
+) -> tuple[tuple[Fact, ...], Memory | None, tuple[Paint, ...]]:
+    """Facts, memory and paints of offsets, or of coordinates; the memory for few offsets from 0 on."""
     if isinstance(found[0], tuple):
         columns = [np.array(each, np.int64).reshape(size) for each in zip(*found, strict=True)]
         facts = tuple(Fact(f"coordinate {i}", table) for i, table in enumerate(columns))
@@ -132,10 +131,7 @@ def offsets_parts(found: list[Any], size: tuple[int, int]) -> tuple[tuple[Fact, 
     per = 1 << max(0, -(-(high - low + 1) // len(HUES)) - 1).bit_length()
     first = low // per
     shown = range(min(high // per - first + 1, len(HUES)))
-    legend = tuple(
-        (hue, f"{(first + hue) * per}-{(first + hue) * per + per - 1}" if per > 1 else f"{first + hue}")
-        for hue in shown
-    )
+    legend = tuple((hue, span_text((first + hue) * per, per)) for hue in shown)
     paint = Paint("offsets", offset - first * per, per, False, (("", offset),), legend)
     memory = None
     if low >= 0 and high < MAX_OFFSETS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
@@ -13,7 +13,9 @@ from layoutgemm.atoms.mma.tcgen05 import Tcgen05Atom
 from layoutgemm.atoms.smem.descriptor import derive as derive_descriptor
 from layoutgemm.atoms.smem.tile import as_tile
 from layoutgemm.errors import AtomError, DescriptorError, LayoutError
-from layoutgemm.view.pages.model import THREADS, Fact, Figure, Holder, Holders, Matrix, Memory
+from layoutgemm.layouts import ComposedLayout, Layout
+from layoutgemm.view.grid import Indices
+from layoutgemm.view.pages.model import THREADS, Fact, Figure, Holder, Holders, Memory, PageMatrix
 from layoutgemm.view.pages.parts import axes, bank_of, bank_paint, holder_paint, shared_memory
 from layoutgemm.view.pages.scales import BLOCK, scale_matrices
 
@@ -23,7 +25,8 @@ ACROSS = {"A": 1, "B": 0, "C": 1}  # k of A and n of B and of C run from left to
 TMEM_LANES = 128
 _BLOCKS = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1))  # of the operand that one matrix copy may fill
 
-Held = tuple[Any, Any, Any, Any]  # arrays (row, column, thread, value)
+Tile: TypeAlias = SmemTile | Layout | ComposedLayout | None
+Held = tuple[Indices, Indices, Indices, Indices]  # arrays (row, column, thread, value)
 
 
 def operand_matrix(
@@ -34,27 +37,45 @@ def operand_matrix(
     holders: Holders | None,
     memory: Memory | None = None,
     facts: tuple[Fact, ...] = (),
-) -> Matrix:
-    """Operand "A", "B" or "C" in its place in the product, coloured by its holders and by the banks it lies in."""
+) -> PageMatrix:
+    """Operand "A", "B" or "C" in its place in the product, with its paints."""
     paints = []
     if holders is not None and holder is not None:
         paints.append(holder_paint(holder, holders))
     if memory is not None:
         paints.append(bank_paint(bank_of(memory)))
-    return Matrix(name, title, DIMS[name], extent, ACROSS[name], PLACES[name], holders, facts, tuple(paints), memory)
+    return PageMatrix(
+        name, title, DIMS[name], extent, ACROSS[name], PLACES[name], holders, facts, tuple(paints), memory
+    )
 
 
 def product_figure(
     mma: MmaAtom | TiledMma,
-    a: Any = None,
-    b: Any = None,
+    a: Tile = None,
+    b: Tile = None,
     *,
     extent: tuple[int, int, int] | None = None,
     copy_a: CopyAtom | None = None,
     copy_b: CopyAtom | None = None,
     title: str | None = None,
 ) -> Figure:
-    """The page of a product: see `html.product_html`."""
+    """The page of a matrix product: A left, B above, C between them, and the tiles of A and B in shared memory.
+
+    mma      an atom, or one tiled over threads
+    a, b     the operands' tiles in shared memory, (m, k) and (n, k): an SmemTile, or a layout under a swizzle. For an
+             operand in shared memory the page names the descriptor that reads an element
+    extent   (M, N, K) of the page; by default that of the tiles, else the instruction's own
+    copy_a, copy_b   the ldmatrix that loads the operand from its tile into registers, proven to feed it; by default the
+             widest that does, if any. The page names the lane that gives the address of an element's row
+
+    Raises LayoutError where tiles, extents and instruction do not fit together, and for too many elements.
+
+    >>> from layoutgemm.atoms import mma_sync, smem_tile
+    >>> from layoutgemm.view.pages.html import product_html
+    >>> html = product_html(mma_sync((16, 8, 16)), a=smem_tile((16, 64), "bf16", "K"))
+    >>> "row address from" in html, len(html) < 100_000
+    (True, True)
+    """
     atom = mma.atom if isinstance(mma, TiledMma) else mma
     tiles = {name: _tile(atom, name, given) for name, given in (("A", a), ("B", b))}
     sizes = _extents(mma, tiles, extent)
@@ -92,7 +113,7 @@ def product_figure(
     return Figure(title or what, _how(atom), tuple(matrices), holder, blocks)
 
 
-def _tile(atom: MmaAtom, name: str, given: Any) -> SmemTile | None:
+def _tile(atom: MmaAtom, name: str, given: Tile) -> SmemTile | None:
     element = atom.dtype_of(name)
     if given is None:
         return None
@@ -143,7 +164,7 @@ def _holder(mma: MmaAtom | TiledMma) -> Holder | None:
 
 
 def register_holders(mma: MmaAtom | TiledMma, name: str, size: tuple[int, int]) -> Holders:
-    """Who holds each element of an operand in registers, and in which value: from the thread-value map."""
+    """The holders of each element of an operand in registers, from the thread-value map."""
     atom = mma.atom if isinstance(mma, TiledMma) else mma
     if isinstance(mma, MmaAtom) and size == atom.tile_of(name):
         layout = atom.layout(name)
@@ -163,7 +184,7 @@ def register_holders(mma: MmaAtom | TiledMma, name: str, size: tuple[int, int]) 
 def value_labels(
     atom: MmaAtom, name: str, rest: tuple[int, int], say: Callable[[int, int], str] | None = None
 ) -> list[str]:
-    """Value -> its register, and the instruction among `rest` (along the rows, along the columns) that it belongs to.
+    """Value -> its register, and its instruction among `rest` (along the rows, along the columns).
 
     `say` names that instruction in other words.
 
@@ -190,7 +211,7 @@ def value_labels(
 
 
 def tmem_holders(atom: Tcgen05Atom, name: str, size: tuple[int, int]) -> Holders:
-    """The lane and the column of tensor memory of every element of the accumulator, or of an A that lies there.
+    """The tensor-memory lane and column of every element of the accumulator, or of A.
 
     Value c is column c of the accumulator; of several instructions each has columns of its own.
     """
@@ -236,7 +257,7 @@ def descriptor_facts(
 def _loaded(
     copy: CopyAtom | None, tile: SmemTile, atom: MmaAtom, name: str, size: tuple[int, int], tiled: bool
 ) -> tuple[Fact, ...]:
-    """What is told of the ldmatrix that loads an operand: the one given, or the widest that does; of none, nothing."""
+    """The facts of the ldmatrix that loads an operand: the one given, or the widest that does; else none."""
     if copy is not None:
         return copy_facts(copy, tile, atom, name, size, tiled)
     for count in (4, 2, 1):
@@ -252,7 +273,7 @@ def _loaded(
 def copy_facts(
     copy: CopyAtom, tile: SmemTile, atom: MmaAtom, name: str, size: tuple[int, int], tiled: bool = False
 ) -> tuple[Fact, ...]:
-    """Which lane gives ldmatrix the address of an element's row, in which of a warp's instructions.
+    """The lane that gives ldmatrix the address of an element's row, and its instruction.
 
     The copy fills as many blocks of the operand as its registers hold; over a larger tile that repeats. Raises
     LayoutError where it does not feed the operand, with the counterexample.

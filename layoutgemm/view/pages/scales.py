@@ -1,7 +1,7 @@
-"""Block scales on a linked page: the factors of A beyond A, those of B beyond B, and who holds each.
+"""Block scales on a linked page: the factors of A beyond A, those of B beyond B, and their holders.
 
-A factor stands for `vector` elements along k, so (m, block) of SFA goes with (m, k) for all k of the block, with all
-factors (n, block) of SFB that it is multiplied with, and with row m of C.
+A factor stands for `vector` elements along k. So (m, block) of SFA goes with (m, k) for all k of the block, with row m
+of C, and with the factors (n, block) of SFB.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from layoutgemm.atoms import MmaAtom, TiledMma
 from layoutgemm.atoms.copy.base import WARP
 from layoutgemm.atoms.mma.tcgen05 import Tcgen05Atom
 from layoutgemm.errors import LayoutError
-from layoutgemm.view.pages.model import Holder, Holders, Matrix
+from layoutgemm.view.pages.model import Holder, Holders, PageMatrix
 from layoutgemm.view.pages.parts import axes, holder_paint
 
 BLOCK = "block"  # the dimension of the factors along k
@@ -20,7 +20,7 @@ SIDES = {"SFA": ("A", "m", "farleft", 1), "SFB": ("B", "n", "fartop", 0)}  # ope
 TMEM_LANES = 128
 
 
-def scale_matrices(mma: MmaAtom | TiledMma, holder: Holder | None, extent: tuple[int, int, int]) -> list[Matrix]:
+def scale_matrices(mma: MmaAtom | TiledMma, holder: Holder | None, extent: tuple[int, int, int]) -> list[PageMatrix]:
     """SFA and SFB of a product of that (M, N, K); nothing for an instruction without block scales.
 
     Raises LayoutError where K is dealt out so that the elements of a factor belong to several instructions.
@@ -43,14 +43,14 @@ def scale_matrices(mma: MmaAtom | TiledMma, holder: Holder | None, extent: tuple
             holders, where = register_scales(mma, name, size), "registers"
         title = f"{size[0]}x{size[1]} {atom.scale.dtype}, {where}"
         paints = (holder_paint(holder, holders),)
-        found.append(Matrix(name, title, (dim, BLOCK), size, across, place, holders, (), paints))
+        found.append(PageMatrix(name, title, (dim, BLOCK), size, across, place, holders, (), paints))
     return found
 
 
 def register_scales(mma: MmaAtom | TiledMma, name: str, size: tuple[int, int]) -> Holders:
-    """Which lanes may pass each factor of an mma.sync: those whose register the instruction's selectors can pick.
+    """The lanes that may pass each factor of an mma.sync: the instruction's selectors can pick their registers.
 
-    Where an instruction's rows and blocks lie in the whole product is read off the map of A or of B, which it scales.
+    An instruction's rows and blocks in the whole product follow from the map of A or of B, which it scales.
     """
     tiled = mma if isinstance(mma, TiledMma) else TiledMma(mma)
     atom, operand = tiled.atom, SIDES[name][0]

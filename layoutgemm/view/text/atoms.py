@@ -1,10 +1,9 @@
-"""MMA and copy atoms as tables of text: who holds what of every operand, of either side."""
+"""MMA and copy atoms as tables of text: the holders of every operand's elements, or of either side's."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from layoutgemm.atoms.copy.base import SIDES, CopyAtom
+from layoutgemm.atoms.mma.base import MmaAtom
 from layoutgemm.atoms.tiled.copy import TiledCopy
 from layoutgemm.atoms.tiled.mma import TiledMma
 from layoutgemm.view.copy import NAMES, SPACES, atom_owners
@@ -15,8 +14,8 @@ from layoutgemm.view.text.layouts import owner_text, table
 from ...arguments import checked
 
 
-def product_table(atom: Any) -> str:
-    """An MMA atom, or a tiled one, as a table for each of A (M, K), B (K, N) and C (M, N).
+def product_table(atom: MmaAtom | TiledMma) -> str:
+    """An MMA atom, or a tiled one, as tables of A, B and C.
 
     `5:2` is value 2 of thread 5, as in `tv_table`. Operands that no thread holds are named. Raises LayoutError for more
     than 65536 elements.
@@ -31,7 +30,8 @@ def product_table(atom: Any) -> str:
     1 |  4:0  5:0  6:0  7:0
     """
     single = atom.atom if isinstance(atom, TiledMma) else atom
-    parts = [f"{single}" if single is atom else f"{'x'.join(str(m.size) for m in atom.atom_layout)} x {single}"]
+    counts = f"{'x'.join(str(m.size) for m in atom.atom_layout)} x " if isinstance(atom, TiledMma) else ""
+    parts = [f"{counts}{single}"]
     for operand in "ABC":
         place = place_of(single, operand)
         rows, columns = AXES[operand]

@@ -1,4 +1,4 @@
-"""The same as tables of text, for a terminal, a log or a docstring."""
+"""Layouts as tables of text, for a terminal, a log or a docstring."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def layout_table(layout: Drawable, *, rows: range | None = None, columns: range 
 
 @checked()
 def tv_table(tv: Drawable, tile: tuple[int, int], *, rows: range | None = None, columns: range | None = None) -> str:
-    """Who holds what, as a table: `5:2` is value 2 of thread 5, `5:2+3` says that three more hold it, `-` nobody.
+    """The holders of each element as a table: `5:2` is value 2 of thread 5, `5:2+3` has three more, `-` none.
 
     tv: (thread, value) -> m + M*n, or the pair (m, n), over the tile (M, N). `rows` and `columns` show a part. Raises
     LayoutError as `tv_svg` does.
@@ -55,7 +55,7 @@ def tv_table(tv: Drawable, tile: tuple[int, int], *, rows: range | None = None, 
 
 
 def owner_text(owners: tuple[tuple[int, int], ...]) -> str:
-    """Who holds an element, as a cell of a table.
+    """The holders of an element, as a cell of a table.
 
     >>> owner_text(((5, 2), (6, 2))), owner_text(())
     ('5:2+1', '-')

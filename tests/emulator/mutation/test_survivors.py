@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from layoutgemm.cli.main import main
-from layoutgemm.emulator.machine.interpreter import Launch, Policy
+from layoutgemm.emulator.machine.interpreter import Launch, Policy, PtxMachine
 from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.emulator.mutation.api import mutate_ptx
 from layoutgemm.emulator.mutation.mutants import Change, Mutant, changed, deletions, fields, sites
 from layoutgemm.emulator.mutation.run import LaunchCase
 from layoutgemm.emulator.mutation.survivors import KINDS, Explainer, explained
-from layoutgemm.emulator.mutation.trace import AccessTrace, Difference, TracingMachine, difference
+from layoutgemm.emulator.mutation.trace import AccessTrace, Difference, difference
 from layoutgemm.emulator.ops import build
 from layoutgemm.emulator.ptx.parser import PtxKernel, parse, read_instruction
 from layoutgemm.emulator.ptx.program import Program
@@ -310,7 +310,7 @@ def test_the_order_is_the_same_in_every_schedule(n: int) -> None:
 
     def traced(policy: Policy, like: AccessTrace | None = None) -> AccessTrace:
         trace = AccessTrace(like)
-        TracingMachine(Program(kernel, build), test_mutate.case(n).launch(), policy, trace).run()
+        PtxMachine(Program(kernel, build), test_mutate.case(n).launch(), policy, trace=trace).run()
         return trace
 
     first = traced(Policy())

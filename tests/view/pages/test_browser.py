@@ -66,7 +66,7 @@ class Page:
         self.page = page
 
     def corner(self, name: str) -> tuple[float, float]:
-        """Where the cells of a picture begin in the window."""
+        """The corner of a picture's cells in the window."""
         box = self.page.locator(f'figure[data-picture="{name}"] canvas + canvas').bounding_box()
         return box["x"] + LEFT, box["y"] + TOP
 

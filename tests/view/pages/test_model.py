@@ -1,4 +1,4 @@
-"""What a linked page holds, read back from its text and compared with the layouts that it was made from."""
+"""A linked page's data, read back from its text and compared with its layouts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from layoutgemm.kernels.teaching.plan import TeachingPlan
 from layoutgemm.layouts import Layout, Swizzle
 from layoutgemm.view.pages.banks import Meetings
 from layoutgemm.view.pages.html import page
-from layoutgemm.view.pages.model import MAX_ELEMENTS, Figure, Matrix, packed, unpacked
+from layoutgemm.view.pages.model import MAX_ELEMENTS, Figure, PageMatrix, packed, unpacked
 
 
 def data_of(html: str) -> dict:
@@ -247,7 +247,7 @@ def test_hopper_deals_out_its_rows():
 
 @pytest.mark.parametrize("types", [("bf16", "bf16:col"), ("i8:col", "i8"), ("tf32:col", "tf32"), ("bf16:col", "bf16")])
 def test_ampere_deals_out_its_products(types):
-    """C against the plan's own store, A and B against the bytes that its loads take."""
+    """C against the plan's own store, A and B against the bytes it loads."""
     plan = Sm80Plan.derive(256, 256, 256, a=types[0], b=types[1], config=Sm80Config((64, 64), warps=(2, 2)))
     html = plan.html()
     ((thread, value),) = Shown(html, "C").layers()
@@ -325,7 +325,7 @@ def test_packing_has_an_inverse(table, form):
 
 
 def test_a_page_is_plain_json():
-    figure = Figure("title", (), (Matrix("x", "", ("i", "j"), (2, 2)),))
+    figure = Figure("title", (), (PageMatrix("x", "", ("i", "j"), (2, 2)),))
     assert data_of(page(figure))["matrices"][0]["extent"] == [2, 2]
 
 

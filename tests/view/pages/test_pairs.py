@@ -198,5 +198,8 @@ def test_refusals():
         copy.html(src=smem_tile((32, 64), "f32", "K"))
     with pytest.raises(LayoutError, match="is in registers, which no layout lays out"):
         copy.html(dst=Layout((32, 64)))
+    with pytest.raises(LayoutError, match="is in global memory, and a tile in shared memory"):
+        loads = universal_copy(128, "bf16", "gmem", "rmem")
+        make_tiled_copy(loads, Layout((32, 8)), Layout((1, 8))).html(src=smem_tile((32, 64), "bf16", "K"))
     with pytest.raises(LayoutError, match="up to 131072 elements; before 512x256, after 512x256 are 262144"):
         Swizzle(3, 4, 3, "bytes").html(layout=Layout((512, 256), (256, 1)), bits=16)

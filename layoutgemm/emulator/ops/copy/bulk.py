@@ -10,8 +10,7 @@ PTX ISA, "Data Movement and Conversion Instructions: Bulk copy", "cp.async.bulk"
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +21,13 @@ from ...machine.interpreter import Cta, Fiber
 from ...machine.memory import span, span_parts
 from ...ptx.codegen import bits_of
 from ...ptx.parser import PtxInstruction
-from ...ptx.program import Program, Run
+from ...ptx.program import Program, Reader, Run
+from ...ptx.values import Value, lane_bits
 from ...races.happens_before import MemoryEvent
 from ...races.lanes import STRONG
-from ..barrier import EmulatedMbarrier, barriers_of, mbarrier_at
-from ..memory import UNSIGNED, block_of, said, updater
-from ..registry import operation
+from ..barrier import EmulatedMbarrier, barrier_in, complete, mbarrier_at
+from ..memory import UNSIGNED, block_of, blocks_of, said, unwritten, updater
+from ..registry import counted, known, operation
 from . import bulk_groups
 
 Bytes = npt.NDArray[np.uint8]
@@ -37,7 +37,7 @@ Combine = Callable[[Bytes, Bytes], Bytes]  # (bytes there, incoming bytes) -> by
 # What the forms have in common ----------------------------------------------------------------------------------------
 
 
-def block_size(fiber: Fiber, value: Any) -> int:
+def block_size(fiber: Fiber, value: Value) -> int:
     """The size operand of a bulk copy."""
     size = fiber.one(value)
     if size % BULK_ALIGNMENT or not 0 < size <= BULK_MAX:
@@ -60,20 +60,38 @@ def global_address(address: int, what: str) -> int:
     return address
 
 
-def issuers(fiber: Fiber) -> list[int]:
+def signalled(fiber: Fiber, address: int, cta: Cta, ins: PtxInstruction) -> EmulatedMbarrier:
+    """The mbarrier at an address, which has to be in the block that is written."""
+    barrier = mbarrier_at(fiber, address)
+    if barrier.cta is not cta:
+        raise EmulatorError(f"{ins.opcode}: the {barrier} is not in the block that is written")
+    return barrier
+
+
+def own_block(fiber: Fiber, address: int, size: int, ins: PtxInstruction) -> tuple[Cta, int]:
+    """The fiber's block and the offset of a source in its shared memory."""
+    cta, offset = block_of(fiber, address)
+    if cta is not fiber.cta:
+        raise EmulatorError(f"{ins.opcode} reads shared memory of another block")
+    shared_block(fiber, cta, offset, size, ins.opcode)
+    return cta, offset
+
+
+def issuers(fiber: Fiber) -> tuple[int, ...]:
     """The fiber's lanes, each as a bit mask: every lane issues a copy of its own."""
-    return [1 << lane for lane in range(32) if fiber.lanes >> lane & 1]
+    return lane_bits(fiber.lanes)
+
+
+def each_lane(fiber: Fiber, *operands: Reader) -> Iterator[tuple[int, ...]]:
+    """(operands..., the lane as a bit mask) of each lane: every lane issues its own."""
+    return zip(*[fiber.each(operand(fiber)).tolist() for operand in operands], issuers(fiber))
 
 
 def reads_shared(
     fiber: Fiber, cta: Cta, offset: int, size: int, event: MemoryEvent, ins: PtxInstruction, by: int = 0
 ) -> None:
     """Check and record an asynchronous read of shared memory; `by`: the lanes that issued it."""
-    fresh = ~cta.shared.written[offset : offset + size]
-    if fresh.any():
-        at = offset + int(np.argmax(fresh))
-        message = f"{ins.opcode} reads shared offset {at:#x}, never written"
-        fiber.machine.problem("uninitialised", message, fiber)
+    unwritten(fiber, ins, cta, np.array([offset]), size)
     fiber.machine.touch(fiber, cta, span(offset, size), False, said(fiber, ins), event, True, by=by)
     # The block must not end and free its memory before the engine has read it.
     cta.remote.append((event, said(fiber, ins)()))
@@ -86,21 +104,6 @@ def writes_shared(
     places, parts = span(offset, size), span_parts(offset, size)
     fiber.machine.touch(fiber, cta, places, True, said(fiber, ins), event, event.asynchronous, parts, by=by)
     cta.remote.append((event, said(fiber, ins)()))
-
-
-def complete(barrier: EmulatedMbarrier, count: int, event: MemoryEvent) -> None:
-    """Count bytes down on an mbarrier; its waiters will know of the event."""
-    barrier.cta.cluster.ledger.learn_open(barrier.knows, event)
-    barrier.bytes -= count
-    barrier.check()
-
-
-def barrier_in(cta: Cta, offset: int) -> EmulatedMbarrier:
-    """The mbarrier of a block at an offset."""
-    found = barriers_of(cta).get(offset)
-    if found is None:
-        raise EmulatorError(f"no mbarrier is initialised at {offset:#x} of CTA {cta.coordinate}")
-    return found
 
 
 def land(cta: Cta, offset: int, data: Bytes, combine: Combine | None = None) -> None:
@@ -133,15 +136,6 @@ class BulkStore:
 # cp.async.bulk --------------------------------------------------------------------------------------------------------
 
 
-def _words(ins: PtxInstruction, *known: str) -> set[str]:
-    """The qualifiers of the opcode; unknown ones are refused."""
-    words = set(ins.words[1:])
-    for word in words:
-        if word not in known:
-            raise ValueError(f".{word} is not known here")
-    return words
-
-
 _COMMON = ("async", "bulk", "mbarrier::complete_tx::bytes", "bulk_group", "L2::cache_hint", "global")
 
 
@@ -150,7 +144,7 @@ def into_shared(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.bulk into shared memory. The source is global memory, for one block or by a mask for several, or this
     block's shared memory, for another block.
     """
-    words = _words(ins, *_COMMON, "shared::cluster", "shared::cta", "multicast::cluster")
+    words = known(ins, *_COMMON, "shared::cluster", "shared::cta", "multicast::cluster")
     if ins.words[3:5] == ("shared::cluster", "shared::cta") and "mbarrier::complete_tx::bytes" in words:
         return _between_blocks(program, ins, None)
     if ins.words[4] != "global" or "mbarrier::complete_tx::bytes" not in words:
@@ -158,28 +152,19 @@ def into_shared(program: Program, ins: PtxInstruction) -> Run:
     destination, origin = program.address(ins.operands[0]), program.address(ins.operands[1])
     size_of, barrier_of = program.value(ins.operands[2]), program.address(ins.operands[3])
     spread = "multicast::cluster" in words
-    expected = 4 + spread + ("L2::cache_hint" in words)
-    if len(ins.operands) != expected:
-        raise ValueError(f"{ins.opcode} has {expected} operands, not {len(ins.operands)}")
+    counted(ins, 4 + spread + ("L2::cache_hint" in words))
     mask_of = program.value(ins.operands[4], "b16") if spread else None
 
     def go(fiber: Fiber) -> None:
         machine, cluster = fiber.machine, fiber.cta.cluster
-        size, targets = block_size(fiber, size_of(fiber)), fiber.each(destination(fiber)).tolist()
-        sources, marks = fiber.each(origin(fiber)).tolist(), fiber.each(barrier_of(fiber)).tolist()
-        for target, source, mark, lane in zip(targets, sources, marks, issuers(fiber)):
-            own, offset = block_of(fiber, int(target))
-            barrier = mbarrier_at(fiber, int(mark))
+        size = block_size(fiber, size_of(fiber))
+        for target, source, mark, lane in each_lane(fiber, destination, origin, barrier_of):
+            own, offset = block_of(fiber, target)
             if mask_of is None:
-                ranks = [own.rank]
-                if barrier.cta is not own:
-                    raise EmulatorError(f"{ins.opcode}: the {barrier} is not in the block that is written")
+                barrier, ranks = signalled(fiber, mark, own, ins), [own.rank]
             else:
-                mask = fiber.one(mask_of(fiber))
-                if mask == 0 or mask >> len(cluster.ctas):
-                    raise EmulatorError(f"multicast to mask {mask:#x} in a cluster of {len(cluster.ctas)}")
-                ranks = [rank for rank in range(len(cluster.ctas)) if mask >> rank & 1]
-            machine.launch.memory.find(global_address(int(source), ins.opcode), size)
+                barrier, ranks = mbarrier_at(fiber, mark), blocks_of(fiber, fiber.one(mask_of(fiber)))
+            machine.launch.memory.find(global_address(source, ins.opcode), size)
             event = cluster.ledger.event(True, fiber.describe, by=fiber)
             for rank in ranks:
                 cta = cluster.ctas[rank]
@@ -204,21 +189,14 @@ def _between_blocks(program: Program, ins: PtxInstruction, combine: Combine | No
     """shared::cta to shared::cluster."""
     destination, origin = program.address(ins.operands[0]), program.address(ins.operands[1])
     size_of, barrier_of = program.value(ins.operands[2]), program.address(ins.operands[3])
-    if len(ins.operands) != 4:
-        raise ValueError(f"{ins.opcode} has 4 operands, not {len(ins.operands)}")
+    counted(ins, 4)
 
     def go(fiber: Fiber) -> None:
         machine, cluster = fiber.machine, fiber.cta.cluster
-        size, targets = block_size(fiber, size_of(fiber)), fiber.each(destination(fiber)).tolist()
-        sources, marks = fiber.each(origin(fiber)).tolist(), fiber.each(barrier_of(fiber)).tolist()
-        for target, source, mark, lane in zip(targets, sources, marks, issuers(fiber)):
-            (own, at), (cta, offset) = block_of(fiber, int(source)), block_of(fiber, int(target))
-            barrier = mbarrier_at(fiber, int(mark))
-            if own is not fiber.cta:
-                raise EmulatorError(f"{ins.opcode} reads shared memory of another block")
-            if barrier.cta is not cta:
-                raise EmulatorError(f"{ins.opcode}: the {barrier} is not in the block that is written")
-            shared_block(fiber, own, at, size, ins.opcode)
+        size = block_size(fiber, size_of(fiber))
+        for target, source, mark, lane in each_lane(fiber, destination, origin, barrier_of):
+            (own, at), (cta, offset) = own_block(fiber, source, size, ins), block_of(fiber, target)
+            barrier = signalled(fiber, mark, cta, ins)
             shared_block(fiber, cta, offset, size, ins.opcode)
             event = wrote = cluster.ledger.event(True, fiber.describe, by=fiber)
             if combine is not None:  # reductions do not race with each other, though other reads and writes may
@@ -242,7 +220,7 @@ def _between_blocks(program: Program, ins: PtxInstruction, combine: Combine | No
 @operation("cp.async.bulk.global")
 def into_global(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.bulk from shared to global memory, in the thread's bulk group; .cp_mask: some bytes of every 16."""
-    words = _words(ins, *_COMMON, "shared::cta", "cp_mask")
+    words = known(ins, *_COMMON, "shared::cta", "cp_mask")
     if ins.words[4] != "shared::cta" or "bulk_group" not in words:
         raise ValueError(f"{ins.opcode} is not known here")
     mask_of = program.value(ins.operands[-1], "b16") if "cp_mask" in words else None
@@ -251,27 +229,21 @@ def into_global(program: Program, ins: PtxInstruction) -> Run:
 
 
 def _outward(
-    program: Program, ins: PtxInstruction, combine: Combine | None, mask_of: Callable[[Any], Any] | None, expected: int
+    program: Program, ins: PtxInstruction, combine: Combine | None, mask_of: Reader | None, expected: int
 ) -> Run:
     destination, origin = program.address(ins.operands[0]), program.address(ins.operands[1])
     size_of = program.value(ins.operands[2])
-    if len(ins.operands) != expected:
-        raise ValueError(f"{ins.opcode} has {expected} operands, not {len(ins.operands)}")
+    counted(ins, expected)
 
     def go(fiber: Fiber) -> None:
         machine, cluster = fiber.machine, fiber.cta.cluster
-        size, targets = block_size(fiber, size_of(fiber)), fiber.each(destination(fiber)).tolist()
-        sources = fiber.each(origin(fiber)).tolist()
-        chosen = None
+        size, chosen = block_size(fiber, size_of(fiber)), None
         if mask_of is not None:
             mask = fiber.one(mask_of(fiber))
             chosen = np.tile(mask >> np.arange(16) & 1, size // 16).astype(bool)
-        for target, source, lane in zip(targets, sources, issuers(fiber)):
-            own, at = block_of(fiber, int(source))
-            if own is not fiber.cta:
-                raise EmulatorError(f"{ins.opcode} reads shared memory of another block")
-            shared_block(fiber, own, at, size, ins.opcode)
-            machine.launch.memory.find(global_address(int(target), ins.opcode), size)
+        for target, source, lane in each_lane(fiber, destination, origin):
+            own, at = own_block(fiber, source, size, ins)
+            machine.launch.memory.find(global_address(target, ins.opcode), size)
             event = cluster.ledger.event(True, fiber.describe)
             reads_shared(fiber, own, at, size, event, ins, lane)
             machine.counts.bytes["shared to global"] += size
@@ -289,12 +261,6 @@ def _outward(
             machine.defer(cluster, "stores", store.read)
 
     return go
-
-
-@operation("cp.async.bulk.prefetch.L2")
-def prefetch(program: Program, ins: PtxInstruction) -> Run:
-    """cp.async.bulk.prefetch.L2: a hint to a cache, which changes no result."""
-    return lambda fiber: None
 
 
 # Reductions -----------------------------------------------------------------------------------------------------------
@@ -317,7 +283,7 @@ def _combine(name: str, kind: str) -> Combine:
 @operation("cp.reduce.async.bulk.shared::cluster", "cp.reduce.async.bulk.global")
 def reduce_bulk(program: Program, ins: PtxInstruction) -> Run:
     """cp.reduce.async.bulk: an operation, element by element, of shared memory on global or another block's memory."""
-    words = _words(ins, *_COMMON, "reduce", "shared::cluster", "shared::cta", "noftz", *_REDUCTIONS, ins.words[-1])
+    words = known(ins, *_COMMON, "reduce", "shared::cluster", "shared::cta", "noftz", *_REDUCTIONS, ins.words[-1])
     name = next(word for word in _REDUCTIONS if word in words)
     combine = _combine(name, ins.words[-1])
     if ins.words[4:6] == ("shared::cluster", "shared::cta") and "mbarrier::complete_tx::bytes" in words:
@@ -338,19 +304,16 @@ def _remote_store(program: Program, ins: PtxInstruction, count: int, kind: str, 
     if len(sources) != count:
         raise ValueError(f"{len(sources)} registers for {count} elements")
     dtype = UNSIGNED[bits_of(kind) // 8]
-    size = dtype(0).itemsize * count
+    size = dtype.itemsize * count
 
     def go(fiber: Fiber) -> None:
         machine, cluster = fiber.machine, fiber.cta.cluster
-        targets, marks = fiber.each(destination(fiber)).tolist(), fiber.each(barrier_of(fiber)).tolist()
         values = [fiber.each(source(fiber)) for source in sources]
         event = cluster.ledger.event(False, fiber.describe, None if combine is None else STRONG, by=fiber)
         parts = []
-        for n, (target, mark, lane) in enumerate(zip(targets, marks, issuers(fiber))):
-            cta, offset = block_of(fiber, int(target))
-            barrier = mbarrier_at(fiber, int(mark))
-            if barrier.cta is not cta:
-                raise EmulatorError(f"{ins.opcode}: the {barrier} is not in the block that is written")
+        for n, (target, mark, lane) in enumerate(each_lane(fiber, destination, barrier_of)):
+            cta, offset = block_of(fiber, target)
+            barrier = signalled(fiber, mark, cta, ins)
             cta.shared.check(np.array([offset]), size, ins.opcode)
             writes_shared(fiber, cta, offset, size, event, ins, lane)
             data = np.array([int(value[n]) for value in values], dtype=dtype).view(np.uint8)
@@ -370,11 +333,9 @@ def _remote_store(program: Program, ins: PtxInstruction, count: int, kind: str, 
 @operation("st.async")
 def store_async(program: Program, ins: PtxInstruction) -> Run:
     """st.async: a register or a vector to the shared memory of a block, whose mbarrier counts the bytes."""
-    words, kind = list(ins.words[2:-1]), ins.words[-1]
+    kind = ins.words[-1]
+    words = known(ins, "async", "weak", "shared::cluster", "mbarrier::complete_tx::bytes", "v2", "v4", kind)
     count = next((int(word[1:]) for word in words if word in ("v2", "v4")), 1)
-    for word in words:
-        if word not in ("weak", "shared::cluster", "mbarrier::complete_tx::bytes", "v2", "v4"):
-            raise ValueError(f".{word} is not known here")
     if "mbarrier::complete_tx::bytes" not in words or kind[0] not in "busf" or bits_of(kind) not in (32, 64):
         raise ValueError(f"{ins.opcode} is not known here")
     return _remote_store(program, ins, count, kind, None)
@@ -383,17 +344,9 @@ def store_async(program: Program, ins: PtxInstruction) -> Run:
 @operation("red.async")
 def reduce_async(program: Program, ins: PtxInstruction) -> Run:
     """red.async: an operation on the shared memory of a block, whose mbarrier counts the bytes."""
-    words, kind = list(ins.words[2:-1]), ins.words[-1]
-    for word in words:
-        if word not in ("relaxed", "cluster", "shared::cluster", "mbarrier::complete_tx::bytes", *_REDUCTIONS):
-            raise ValueError(f".{word} is not known here")
+    kind, scope = ins.words[-1], ("relaxed", "cluster", "shared::cluster")
+    words = known(ins, "async", *scope, "mbarrier::complete_tx::bytes", *_REDUCTIONS, kind)
     if "mbarrier::complete_tx::bytes" not in words or kind not in ("u32", "s32", "u64", "b32"):
         raise ValueError(f"{ins.opcode} is not known here")
     name = next(word for word in _REDUCTIONS if word in words)
     return _remote_store(program, ins, 1, kind, _combine(name, kind))
-
-
-@operation("multimem")
-def multimem(program: Program, ins: PtxInstruction) -> Run:
-    """multimem: several GPUs' memory at one address is not emulated."""
-    raise ValueError(f"{ins.opcode} is left out of the emulator")

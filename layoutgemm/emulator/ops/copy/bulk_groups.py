@@ -10,13 +10,13 @@ cp.async.bulk.commit_group, cp.async.bulk.wait_group".
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from ....errors import EmulatorError
 from ...machine.interpreter import Fiber
 from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
-from ...ptx.values import FULL
+from ...ptx.values import FULL, Value
 from ...races.happens_before import MemoryEvent
 from ...races.lanes import learn
 from ..registry import known, operation
@@ -50,10 +50,10 @@ class Groups:
 
     def __init__(self) -> None:
         self.classes: list[tuple[int, int]] = [(FULL, 0)]
-        self.unread: list[tuple[int, int, Any]] = []
-        self.unfinished: list[tuple[int, int, Any]] = []
+        self.unread: list[tuple[int, int, Asynchronous]] = []
+        self.unfinished: list[tuple[int, int, Asynchronous]] = []
 
-    def add(self, lanes: int, operation: Any, reads: bool = True) -> None:
+    def add(self, lanes: int, operation: Asynchronous, reads: bool = True) -> None:
         """Add an operation of these lanes to each one's open group. reads: waits for reads cover it."""
         for members, count in self.classes:
             part = members & lanes
@@ -73,11 +73,7 @@ class Groups:
                     counts[now] = counts.get(now, 0) | part
         self.classes = [(members, count) for count, members in counts.items()]
 
-    def take(self, lanes: int, left: int, read: bool = False) -> list[Any]:
-        """The operations of `taken`, without their lanes."""
-        return [what for _, what in self.taken(lanes, left, read)]
-
-    def taken(self, lanes: int, left: int, read: bool = False) -> list[tuple[int, Any]]:
+    def taken(self, lanes: int, left: int, read: bool = False) -> list[tuple[int, Asynchronous]]:
         """(lanes, operation) of all but the `left` most recent groups; these are no longer pending.
 
         left  -1: also the operations of the open group
@@ -90,7 +86,7 @@ class Groups:
         self.unread = self._split(self.unread, lanes, left)[1]
         return found
 
-    def of(self, lanes: int) -> list[Any]:
+    def of(self, lanes: int) -> list[Asynchronous]:
         """The pending operations of these lanes; they stay pending."""
         found, kept = [], []
         for members, number, what in self.unfinished:
@@ -105,8 +101,8 @@ class Groups:
         return found
 
     def _split(
-        self, waiting: list[tuple[int, int, Any]], lanes: int, left: int
-    ) -> tuple[list[tuple[int, Any]], list[tuple[int, int, Any]]]:
+        self, waiting: list[tuple[int, int, Asynchronous]], lanes: int, left: int
+    ) -> tuple[list[tuple[int, Asynchronous]], list[tuple[int, int, Asynchronous]]]:
         found, rest = [], []
         for members, number, what in waiting:
             done = 0
@@ -122,7 +118,7 @@ class Groups:
         return found, rest
 
 
-def _separate(operation: Any, lanes: int, others: int) -> tuple[Any, Any]:
+def _separate(operation: Asynchronous, lanes: int, others: int) -> tuple[Asynchronous, Asynchronous]:
     """The operation of these lanes and of the others; the same one if it cannot be split."""
     if others and hasattr(operation, "split"):
         return operation.split(lanes)
@@ -142,7 +138,7 @@ def add(fiber: Fiber, operation: Asynchronous, lanes: int = 0) -> None:
     groups_of(fiber, "bulk").add(lanes or fiber.lanes, operation)
 
 
-def group_count(fiber: Fiber, value: Any) -> int:
+def group_count(fiber: Fiber, value: Value) -> int:
     """The N of a wait instruction."""
     count = fiber.one(value)
     if count >> 31:
@@ -159,9 +155,7 @@ def bulk_commit(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("cp.async.bulk.wait_group")
 def bulk_wait(program: Program, ins: PtxInstruction) -> Run:
-    """cp.async.bulk.wait_group: wait until at most N of the thread's most recent groups are pending. With .read, wait
-    until the others have read their sources.
-    """
+    """cp.async.bulk.wait_group: until at most N of the thread's groups are pending, or (.read) unread."""
     known(ins, "async", "bulk", "wait_group", "read")
     left, read = program.value(ins.operands[0]), "read" in ins.words
 

@@ -10,9 +10,6 @@ PTX ISA, "Data Movement and Conversion Instructions: Non-bulk copy", "cp.async",
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -20,14 +17,15 @@ from ....atoms.copy.cp_async import cp_async
 from ....errors import EmulatorError
 from ...machine.interpreter import Cta, Fiber
 from ...machine.memory import granules, parts_of
-from ...ptx.parser import PtxInstruction, PtxOperand
-from ...ptx.program import Program, Run
-from ...ptx.values import bool_of, is_uniform
+from ...ptx.parser import PtxInstruction
+from ...ptx.program import Program, Reader, Run
+from ...ptx.values import bool_of, mask_of
+from ...races.happens_before import Knowledge, MemoryEvent
 from ...races.lanes import Touch, divide, learn
-from ..barrier import mbarrier_at
-from ..memory import place, said
-from ..registry import known, operation, taken
-from .bulk_groups import group_count, groups_of
+from ..barrier import EmulatedMbarrier, mbarrier_at
+from ..memory import lanewise, place, said
+from ..registry import constant, known, operation, taken
+from .bulk_groups import Asynchronous, group_count, groups_of
 
 KIND = "cp.async"
 Array = npt.NDArray[np.int64]
@@ -74,32 +72,17 @@ class CpAsyncCopy:
         ledger, shadow = self.cta.cluster.ledger, self.cta.shadow
         if ledger.lanes:
             one.event = divide(ledger, self.event, lanes)
-            return self._parted(one, lanes, inside)
-        one.event = ledger.event(False, self.event.describe)
-        mine, others = (granules(self.offsets[which], self.size) for which in (inside, ~inside))
-        parts, left = (parts_of(self.offsets[which], self.size) for which in (inside, ~inside))
-        shadow.divide(self.event, one.event, (mine, parts), (others, left))
-        return self._parted(one, lanes, inside)
-
-    def _parted(self, one: CpAsyncCopy, lanes: int, inside: npt.NDArray[np.bool_]) -> tuple[CpAsyncCopy, CpAsyncCopy]:
+        else:
+            one.event = ledger.event(False, self.event.describe)
+            halves = (self.offsets[inside], self.offsets[~inside])
+            theirs, ours = ((granules(half, self.size), parts_of(half, self.size)) for half in halves)
+            shadow.divide(self.event, one.event, theirs, ours)
         one.lanes, self.lanes = lanes, self.lanes & ~lanes
         one.offsets, self.offsets = self.offsets[inside], self.offsets[~inside]
         one.sources, self.sources = self.sources[inside], self.sources[~inside]
         if self.valid is not None:
             one.valid, self.valid = self.valid[inside], self.valid[~inside]
         return one, self
-
-
-def _number(operand: PtxOperand) -> int:
-    if operand.kind != "number":
-        raise ValueError(f"{operand.text} is not a constant")
-    return int(operand.text, 0)
-
-
-def _lanewise(value: Any, active: npt.NDArray[np.bool_]) -> Array:
-    if is_uniform(value):
-        return np.full(int(active.sum()), value, dtype=np.int64)
-    return value[active].astype(np.int64)
 
 
 @operation("cp.async.ca", "cp.async.cg", guards=True)
@@ -109,7 +92,7 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
     if words not in (["shared", "global"], ["shared::cta", "global"]):
         raise ValueError(f"{ins.opcode} is not known here")
     target, source, bytes_, *rest = ins.operands
-    size = cp_async(_number(bytes_), ins.words[2]).bytes
+    size = cp_async(constant(bytes_), ins.words[2]).bytes
     if "L2::cache_hint" in ins.words:
         rest = rest[:-1]
     if len(rest) > 1:
@@ -122,14 +105,14 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
         lanes = lanes_of(fiber)
         if not lanes:
             return
-        machine, active = fiber.machine, bool_of(lanes)
-        cta, offsets = place(fiber, "shared", _lanewise(destination(fiber), active))
+        machine = fiber.machine
+        cta, offsets = place(fiber, "shared", lanewise(destination(fiber), lanes))
         if cta is not fiber.cta:
             raise EmulatorError("cp.async into shared memory of another block of the cluster")
-        sources = _lanewise(origin(fiber), active)
+        sources = lanewise(origin(fiber), lanes).astype(np.int64)
         valid = None
         if extra is not None:
-            valid = _lanewise(extra(fiber), active)
+            valid = lanewise(extra(fiber), lanes).astype(np.int64)
             if predicate:
                 valid = np.where(valid != 0, 0, size)
             elif (valid > size).any():
@@ -163,7 +146,7 @@ def commit(program: Program, ins: PtxInstruction) -> Run:
 def wait(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.wait_group: wait until at most N of the most recent groups are pending; wait_all: none."""
     known(ins, "async", "wait_group", "wait_all")
-    left: Callable[[Any], Any] = program.value(ins.operands[0]) if ins.operands else lambda fiber: 0
+    left: Reader = program.value(ins.operands[0]) if ins.operands else lambda fiber: 0
     if ("wait_all" in ins.words) != (not ins.operands):
         raise ValueError(f"{ins.opcode} with {len(ins.operands)} operands")
     every = "wait_all" in ins.words
@@ -171,9 +154,9 @@ def wait(program: Program, ins: PtxInstruction) -> Run:
     def go(fiber: Fiber) -> None:
         ledger, groups = fiber.cta.cluster.ledger, groups_of(fiber, KIND)
         waited = fiber.warp.scratch.get("cp.async waited")
-        for one in groups.take(fiber.lanes, -1 if every else group_count(fiber, left(fiber))):
+        for lanes, one in groups.taken(fiber.lanes, -1 if every else group_count(fiber, left(fiber))):
             one.finish()
-            learn(ledger, fiber, one.lanes, one.event)
+            learn(ledger, fiber, lanes, one.event)
             if waited is None:
                 waited = fiber.warp.scratch["cp.async waited"] = ledger.knowledge()
             ledger.learn_open(waited, one.event)
@@ -195,8 +178,8 @@ def arrive(program: Program, ins: PtxInstruction) -> Run:
         for at in set(fiber.each(address(fiber)).tolist()):
             lanes = fiber.lanes
             given = address(fiber)
-            if not is_uniform(given):
-                lanes &= sum(1 << lane for lane in range(32) if given[lane] == at)
+            if isinstance(given, np.ndarray):
+                lanes &= mask_of(given == at, lanes)
             barrier = mbarrier_at(fiber, int(at))
             count = lanes.bit_count()
             if not counted:
@@ -208,8 +191,8 @@ def arrive(program: Program, ins: PtxInstruction) -> Run:
             for one in copies:
                 ledger.learn_open(handed, one.event)
 
-            def land(barrier: Any = barrier, copies: Any = copies, handed: Any = handed, count: int = count,
-                     arrival: Any = arrival) -> None:  # fmt: skip
+            def land(barrier: EmulatedMbarrier = barrier, copies: list[Asynchronous] = copies, count: int = count,
+                     handed: Knowledge = handed, arrival: MemoryEvent = arrival) -> None:  # fmt: skip
                 for one in copies:
                     one.finish()
                 barrier.knows.merge(handed)

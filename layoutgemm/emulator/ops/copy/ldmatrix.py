@@ -9,7 +9,7 @@ PTX ISA, "Warp-level Matrix Instructions: ldmatrix, stmatrix, movmatrix".
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Sized
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,8 @@ from ....errors import EmulatorError
 from ...machine.interpreter import Cta, Fiber
 from ...machine.memory import GRANULE
 from ...ptx.parser import PtxInstruction, PtxOperand
-from ...ptx.program import Program, Run
-from ...ptx.values import LANES
+from ...ptx.program import Program, Reader, Run
+from ...ptx.values import LANES, Lanes
 from ...races.lanes import Touch
 from ..memory import place, said
 from ..registry import operation
@@ -32,7 +32,7 @@ PACKED = {"b6x16_p32": 6, "b4x16_p64": 4}
 
 # Cached rows for sets of addresses: a kernel repeats them, and every block uses the same ones.
 KNOWN = 1 << 14
-_known: dict[tuple[Any, ...], tuple[npt.NDArray[np.int64], Touch]] = {}
+_known: dict[tuple[tuple[str, str], int, int, bytes], tuple[npt.NDArray[np.int64], Touch]] = {}
 
 
 def atom_of(ins: PtxInstruction) -> tuple[CopyAtom, str]:
@@ -66,7 +66,8 @@ def _register_map(atom: CopyAtom, side: str) -> npt.NDArray[np.int64]:
 class Rows:
     """The rows in shared memory that a matrix copy touches.
 
-    lanes  the lanes that supply an address, in the order of the rows; mask: the same as bits
+    lanes  the lanes that supply an address, in the order of the rows
+    mask   the same as bits
     place  element of the reference tile -> its place in the fetched rows, in elements
     bytes  the bytes of each row that the instruction reads
     """
@@ -108,7 +109,7 @@ class Rows:
             machine.banks.add(self.ins, self.ins.words[0], ROW_BYTES, found[0] * GRANULE, self.mask)
         return cta, found[0]
 
-    def _rows(self, fiber: Fiber, given: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], Touch]:
+    def _rows(self, fiber: Fiber, given: Lanes) -> tuple[npt.NDArray[np.int64], Touch]:
         """(number of each row's 16 bytes, the lanes that access them)."""
         name = self.ins.opcode
         cta, offsets = place(fiber, self.space, given[self.lanes])
@@ -148,7 +149,7 @@ def load_matrix(program: Program, ins: PtxInstruction) -> Run:
                 message = f"{ins.opcode} reads shared offset {offset:#x}, never written"
                 fiber.machine.problem("uninitialised", message, fiber, suspect=True)
         if packed is None:
-            fetched: Any = shared.chunks[numbers].view(unit)
+            fetched = shared.chunks[numbers].view(unit)
         else:
             fetched = _unpacked(shared.chunks[numbers].view(np.uint8), packed)
         found = fetched.reshape(-1)[take].reshape(count, -1).view(np.uint32).astype(np.int64)
@@ -160,12 +161,12 @@ def load_matrix(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-def _count(ins: PtxInstruction, registers: list[Any], take: npt.NDArray[np.int64]) -> None:
+def _count(ins: PtxInstruction, registers: Sized, take: npt.NDArray[np.int64]) -> None:
     if len(registers) != len(take):
         raise ValueError(f"{ins.words[0]} of {len(take)} registers is given {len(registers)}")
 
 
-def packed_registers(fiber: Fiber, sources: list[Any]) -> npt.NDArray[np.uint32]:
+def packed_registers(fiber: Fiber, sources: list[Reader]) -> npt.NDArray[np.uint32]:
     """[register, lane] of a vector operand."""
     out = np.empty((len(sources), LANES), dtype=np.uint32)
     for n, source in enumerate(sources):

@@ -13,9 +13,7 @@ Not checked: ordinary stores into a map in global memory, and a change while an 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -23,12 +21,12 @@ from ....errors import EmulatorError
 from ...machine.interpreter import Cluster, Cta, Fiber
 from ...machine.memory import span
 from ...machine.tensor_map import ALIGN, BYTES, FIELDS, ORDERED, replaced
-from ...ptx.parser import PtxInstruction, PtxOperand
-from ...ptx.program import Program, Run
+from ...ptx.parser import PtxInstruction
+from ...ptx.program import Program, Reader, Run
 from ...races.happens_before import MemoryEvent
 from ..barrier import barriers_of
-from ..memory import place, said
-from ..registry import operation
+from ..memory import place, said, unwritten
+from ..registry import constant, operation
 
 SCOPES = ("cta", "cluster", "gpu", "sys")
 
@@ -89,16 +87,8 @@ def _in_shared(fiber: Fiber, ins: PtxInstruction, cta: Cta, offset: int, write: 
     if cta is not fiber.cta:
         raise EmulatorError(f"{ins.opcode}: the tensor map is not in the block's own shared memory")
     cta.shared.check(np.array([_address(offset, ins.opcode)]), BYTES, ins.opcode)
-    fresh = cta.shared.unwritten(np.array([offset]), BYTES)
-    if fresh is not None:
-        fiber.machine.problem("uninitialised", f"{ins.opcode} reads shared offset {fresh:#x}, never written", fiber)
+    unwritten(fiber, ins, cta, np.array([offset]), BYTES)
     fiber.machine.touch(fiber, cta, span(offset, BYTES), write, said(fiber, ins))
-
-
-def _constant(operand: PtxOperand) -> int:
-    if operand.kind != "number":
-        raise ValueError(f"{operand.text} is not a constant")
-    return int(operand.text, 0)
 
 
 @operation("tensormap.replace")
@@ -113,7 +103,7 @@ def replace(program: Program, ins: PtxInstruction) -> Run:
     ordered = name in ORDERED
     if len(ins.operands) != 2 + ordered:
         raise ValueError(f".{name} has {2 + ordered} operands")
-    dimension = _constant(ins.operands[1]) if ordered else 0
+    dimension = constant(ins.operands[1]) if ordered else 0
     if not 0 <= dimension < ORDERED.get(name, 1):
         raise ValueError(f".{name} of dimension {dimension}")
     address, value = program.address(ins.operands[0]), program.value(ins.operands[-1], kind)
@@ -140,7 +130,7 @@ def copy_and_release(program: Program, ins: PtxInstruction) -> Run:
     """tensormap.cp_fenceproxy: a whole warp copies a map from shared to global memory and releases it."""
     expected = ("cp_fenceproxy", "global", "shared::cta", "tensormap::generic", "release", "sync", "aligned")
     words = [word for word in ins.words[1:] if word not in SCOPES]
-    if tuple(words) != expected or len(ins.words) != 9 or _constant(ins.operands[2]) != BYTES:
+    if tuple(words) != expected or len(ins.words) != 9 or constant(ins.operands[2]) != BYTES:
         raise ValueError(f"{ins.opcode} of {ins.operands[2].text} bytes is not known here")
     target, source = program.address(ins.operands[0]), program.address(ins.operands[1])
 
@@ -169,7 +159,7 @@ def fence(program: Program, ins: PtxInstruction) -> Run:
         if ins.operands:
             raise ValueError("a release names no address")
         return _release
-    if len(ins.operands) != 2 or _constant(ins.operands[1]) != BYTES:
+    if len(ins.operands) != 2 or constant(ins.operands[1]) != BYTES:
         raise ValueError(f"an acquire is of an address and {BYTES} bytes")
     return _acquire(program.address(ins.operands[0]))
 
@@ -188,7 +178,7 @@ def _release(fiber: Fiber) -> None:
         found.releases.append(made)
 
 
-def _acquire(address: Callable[[Any], Any]) -> Run:
+def _acquire(address: Reader) -> Run:
     def go(fiber: Fiber) -> None:
         ledger = fiber.cta.cluster.ledger
         for at in set(fiber.each(address(fiber)).tolist()):

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +28,12 @@ from ...machine.tensor_map import ALIGN, BYTES, decode
 from ...ptx.codegen import PARAMETER_BASE, SHARED_WINDOW
 from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
-from ...ptx.values import bool_of, s32
+from ...ptx.values import Value, bool_of, s32
 from ...races.happens_before import MemoryEvent
 from ...races.lanes import one_lane
-from ..barrier import EmulatedMbarrier, barriers_of, mbarrier_at
-from ..memory import block_of, said
-from ..registry import operation
+from ..barrier import EmulatedMbarrier, barriers_of, complete, mbarrier_at
+from ..memory import block_of, blocks_of, said, unwritten
+from ..registry import counted, operation
 from . import bulk_groups
 from .tensormap import check_use
 
@@ -131,23 +130,25 @@ class TmaTransfer:
         where, _ = tma_engine.global_bits(self.written, coordinates)
         return max(0, self.address + int(where.max() + self.tmap.kind.gmem_bits) // 8 - buffer.end)
 
+    def start(self, coordinates: Sequence[int]) -> int:
+        """The address of the box's first element, of a whole number of bytes."""
+        strides = (self.tmap.kind.gmem_bits // 8, *self.tmap.strides)
+        return self.address + sum(at * stride for at, stride in zip(coordinates, strides, strict=True))
+
     def rows(
         self, buffer: GlobalBuffer, coordinates: Sequence[int], stores: bool = False
     ) -> npt.NDArray[np.int64] | None:
         """The box as aligned 16-byte chunks of the buffer, or None if it is not."""
         if not self.unit or not self.whole(coordinates, stores):
             return None
-        strides = (self.tmap.kind.gmem_bits // 8, *self.tmap.strides)
-        start = self.address - buffer.address
-        start += sum(at * stride for at, stride in zip(coordinates, strides, strict=True))
+        start = self.start(coordinates) - buffer.address
         return None if start % GRANULE else self.relative + start
 
     def tensor(self, fiber: Fiber, coordinates: Sequence[int]) -> GlobalBuffer:
         """The buffer that holds the box's part of the tensor. Raises EmulatorError if none does."""
         memory = fiber.machine.launch.memory
         if self.whole(coordinates) and self.unit:
-            strides = (self.tmap.kind.gmem_bits // 8, *self.tmap.strides)
-            low = self.address + sum(at * stride for at, stride in zip(coordinates, strides, strict=True))
+            low = self.start(coordinates)
             high = low + int(self.relative.max()) + GRANULE
         else:
             where, inside = tma_engine.global_bits(self.tmap, coordinates)
@@ -210,26 +211,26 @@ class Shape:
         if len(self.coordinates) != self.rank:
             raise ValueError(f"{len(self.coordinates)} coordinates for {self.rank} dimensions")
 
-    def box(self, fiber: Fiber, lane: int | None, where: Sequence[Any]) -> tuple[TmaTransfer, list[int]]:
+    def box(self, fiber: Fiber, lane: int | None, where: Sequence[Value]) -> tuple[TmaTransfer, list[int]]:
         """One lane's box and coordinates. `where`: the values of the map's address and of the coordinates."""
         box = _box_at(fiber, _of(where[0], lane))
         if box.tmap.rank != self.rank:
             raise EmulatorError(f"a copy of {self.rank} dimensions with a tensor map of {box.tmap.rank}")
-        coordinates = [s32(_of(value, lane)) for value in where[1:]]
+        coordinates = [int(s32(_of(value, lane))) for value in where[1:]]
         box.check(coordinates, "bulk_group" in self.words)
         return box, coordinates
 
-    def where(self, fiber: Fiber) -> list[Any]:
+    def where(self, fiber: Fiber) -> list[Value]:
         """The values of the map's address and of the coordinates."""
         return [self.map(fiber), *[coordinate(fiber) for coordinate in self.coordinates]]
 
 
-def _of(value: Any, lane: int | None) -> int:
+def _of(value: Value, lane: int | None) -> int:
     """The value of a lane; of all lanes with None."""
     return int(value[lane]) if lane is not None and isinstance(value, np.ndarray) else int(value)
 
 
-def _issuers(fiber: Fiber, values: Sequence[Any]) -> list[tuple[int | None, int]]:
+def _issuers(fiber: Fiber, values: Sequence[Value]) -> list[tuple[int | None, int]]:
     """(a lane, the lanes with equal operands): every active lane issues a copy of its own, as PTX defines. Equal copies
     are one to the race checker, unless it tells apart the reads of lanes that execute together."""
     if not any(isinstance(value, np.ndarray) for value in values) and (
@@ -286,9 +287,7 @@ def _load(program: Program, ins: PtxInstruction) -> Run:
     if own and multicast:
         raise ValueError("a multicast has a .shared::cluster destination")
     address, barrier = program.address(ins.operands[0]), program.address(ins.operands[2])
-    expected = 3 + multicast + ("L2::cache_hint" in ins.words)
-    if len(ins.operands) != expected:
-        raise ValueError(f"{len(ins.operands)} operands, where these words mean {expected}")
+    counted(ins, 3 + multicast + ("L2::cache_hint" in ins.words))
     mask = program.value(ins.operands[3], "b16") if multicast else None
 
     def go(fiber: Fiber) -> None:
@@ -312,21 +311,13 @@ def _load(program: Program, ins: PtxInstruction) -> Run:
                 raise EmulatorError(
                     f"the mbarrier is in block {on >> RANK_SHIFT}, which is not of the destination's pair"
                 )
-            for rank in _ranks(fiber, _of(blocks, lane)) if multicast else [cta.rank]:
+            for rank in blocks_of(fiber, _of(blocks, lane)) if multicast else [cta.rank]:
                 # A pair's signal goes to its even or odd block, like the block of the mbarrier itself.
                 home = (rank & ~1 | on >> RANK_SHIFT & 1) if pair else rank if multicast else on >> RANK_SHIFT
                 signalled = mbarrier_at(fiber, home << RANK_SHIFT | on & (1 << RANK_SHIFT) - 1)
                 _land(fiber, ins, box, coordinates, block_of(fiber, rank << RANK_SHIFT | offset), signalled, by)
 
     return go
-
-
-def _ranks(fiber: Fiber, mask: int) -> list[int]:
-    """The blocks of a multicast mask."""
-    blocks = len(fiber.cta.cluster.ctas)
-    if mask >> MASK_BITS or mask == 0 or mask >> blocks:
-        raise EmulatorError(f"a multicast to blocks {mask:#x} of a cluster of {blocks}")
-    return [rank for rank in range(blocks) if mask >> rank & 1]
 
 
 def _land(
@@ -363,9 +354,7 @@ def _land(
 
     def land() -> None:
         _fill(box, buffer, coordinates, cta, offset)
-        ledger.learn(barrier.knows, event)
-        barrier.bytes -= box.bytes
-        barrier.check()
+        complete(barrier, box.bytes, event)
 
     for _ in range(times):
         machine.defer(cta.cluster, "loads", land)
@@ -447,8 +436,7 @@ def _store(program: Program, ins: PtxInstruction, reduces: str) -> Run:
     if not {"global", "shared::cta", "bulk_group"} <= form.words:
         raise ValueError("a store is .global.shared::cta and .bulk_group")
     address = program.address(ins.operands[1])
-    if len(ins.operands) != 2 + ("L2::cache_hint" in ins.words):
-        raise ValueError(f"{len(ins.operands)} operands")
+    counted(ins, 2 + ("L2::cache_hint" in ins.words))
 
     def go(fiber: Fiber) -> None:
         where, source = form.where(fiber), address(fiber)
@@ -518,9 +506,8 @@ def _written(fiber: Fiber, ins: PtxInstruction, box: TmaTransfer, coordinates: l
     _, inside = tma_engine.global_bits(box.tmap, coordinates)
     bits = tma_engine.shared_bits(box.tmap, offset)[inside]
     size = max(1, box.tmap.kind.gmem_bits // 8)
-    fresh = shared.unwritten(bits // 8, size) if bits.size else None
-    if fresh is not None:
-        fiber.machine.problem("uninitialised", f"{ins.opcode} stores shared offset {fresh:#x}, never written", fiber)
+    if bits.size:
+        unwritten(fiber, ins, fiber.cta, bits // 8, size, does="stores")
 
 
 @operation("cp.reduce.async.bulk.tensor")

@@ -58,10 +58,7 @@ class Stack:
 
 
 class Run:
-    """Instructions of one opcode in a row, the first at `first`.
-
-    finish  (sums of products, C) -> D
-    """
+    """Instructions of one opcode in a row from `first` on; finish: (sums of products, C) -> D."""
 
     def __init__(
         self,

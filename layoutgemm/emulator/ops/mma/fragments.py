@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ....atoms.mma.base import MmaAtom
 from ....dtypes import DType
-from ...ptx.values import LANES
+from ...ptx.values import LANES, Lanes, Value
 
 Indices = npt.NDArray[np.int64]
 
 
-def words_of(values: list[Any]) -> npt.NDArray[np.uint64]:
+def words_of(values: Sequence[Value]) -> npt.NDArray[np.uint64]:
     """Values of registers as [register, lane]. Raises TypeError for a missing value."""
     out = np.empty((len(values), LANES), dtype=np.uint64)
     for row, value in zip(out, values, strict=True):
@@ -62,13 +62,13 @@ class RegisterFragment:
             tuple([np.unique(part // columns) for part in index]),
         )
 
-    def put(self, matrix: npt.NDArray[Any], warp: int, values: list[Any]) -> None:
+    def put(self, matrix: npt.NDArray[np.float32 | np.int64], warp: int, values: Sequence[Value]) -> None:
         """Decode a warp's registers into the matrix."""
         bits = words_of(values)[self.register] >> self.low[:, None].astype(np.uint64)
         mask = np.uint64((1 << self.dtype.bits) - 1)
         matrix.reshape(-1)[self.index[warp]] = self.dtype.decode(bits & mask)
 
-    def take(self, matrix: npt.NDArray[Any], warp: int) -> list[Any]:
+    def take(self, matrix: npt.NDArray[np.float32 | np.int64], warp: int) -> list[Lanes]:
         """The values of a warp's registers for its part of the matrix."""
         part = matrix.reshape(-1)[self.index[warp]]
         if self.dtype.kind == "float":

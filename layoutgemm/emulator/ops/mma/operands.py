@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from ....atoms.mma.base import MmaAtom
 from ....atoms.smem.descriptor import SmemDescriptor, element_bits
 from ....atoms.smem.descriptor_words import smem_table
+from ....atoms.smem.operand_read import operand_read
 from ....atoms.smem.tile import CHUNK_BITS, CHUNK_BYTES, slot_bits, slot_to_bit
 from ....dtypes import DType
 from ....errors import DescriptorError, EmulatorError
@@ -29,6 +31,7 @@ from ...ptx.values import any_of
 PERIOD = 1024
 CHUNK_SHIFT = CHUNK_BYTES.bit_length() - 1
 Report = Callable[[str, str], None]  # (kind, message)
+Matrix: TypeAlias = npt.NDArray[np.float32 | np.int64]
 UNWRITTEN = "uninitialised"  # the kind of finding for an operand with uninitialised bytes
 
 
@@ -47,6 +50,14 @@ class SharedOperandRead:
     dtype: DType
     packing: str
     arch: str
+
+
+def shared_read(atom: MmaAtom, operand: str, major: str) -> SharedOperandRead:
+    """The read of an atom's operand. Raises DescriptorError for a major that the atom does not take."""
+    found = operand_read(atom, operand)
+    if major not in found.majors:
+        raise DescriptorError(f"operand {operand} of {atom} is {' or '.join(found.majors)}-major")
+    return SharedOperandRead(major, found.rows, found.depth, found.dtype, found.packing, found.arch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +165,7 @@ def lines(cta: Cta, found: Reading, first: int, report: Report, packing: str | N
     return np.asarray(cta.shared.bytes.reshape(-1, CHUNK_BYTES)[chunks].reshape(len(chunks), -1))
 
 
-def fetch(cta: Cta, found: Reading, first: int, report: Report) -> Any:
+def fetch(cta: Cta, found: Reading, first: int, report: Report) -> Matrix:
     """The operand's values, [mn, k]: float32, or integers as float32 (exact). Reports unwritten bytes."""
     read = found.read
     count = read.depth if read.major == "K" else read.rows
@@ -174,7 +185,7 @@ def check_written(shared: CtaSharedMemory, chunks: npt.NDArray[np.int64], packin
         report(UNWRITTEN, f"it reads shared offset {at + byte:#x}, never written")
 
 
-def numbers(raw: npt.NDArray[np.uint8], dtype: DType, packing: str = "packed") -> Any:
+def numbers(raw: npt.NDArray[np.uint8], dtype: DType, packing: str = "packed") -> npt.NDArray[np.float32]:
     """Bytes [line, byte] -> values [line, element], float32."""
     if dtype.bits >= 8:
         return dtype.decode(np.ascontiguousarray(raw).view(dtype.storage)).astype(np.float32, copy=False)
@@ -197,13 +208,13 @@ def codes(raw: npt.NDArray[np.uint8], bits: int, packing: str) -> npt.NDArray[np
 
 
 def accumulate(
-    total: npt.NDArray[Any], left: Any, right: Any, adds: bool, half: bool = False, saturates: bool = False
-) -> npt.NDArray[Any]:
+    total: Matrix, left: Matrix, right: Matrix, adds: bool, half: bool = False, saturates: bool = False
+) -> Matrix:
     """left * right^T (+ total): float32, float32 rounded to f16, or i32 (in int64) that wraps or clamps."""
     with np.errstate(all="ignore"):
         found = left @ right.T
         if total.dtype == np.int64:
-            whole = found.astype(np.int64) + (total if adds else 0)
+            whole = found.astype(np.int64) + (total.astype(np.int64) if adds else 0)
             if saturates:
                 return np.asarray(np.clip(whole, -(1 << 31), (1 << 31) - 1))
             return np.asarray((whole + (1 << 31) & 0xFFFFFFFF) - (1 << 31))

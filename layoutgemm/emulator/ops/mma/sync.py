@@ -24,7 +24,6 @@ import numpy.typing as npt
 from ....atoms.mma.base import MmaAtom
 from ....atoms.mma.block_scales import provider
 from ....atoms.mma.sync import BIT_OPS, mma_sync
-from ....errors import PtxError
 from ...machine.interpreter import Fiber
 from ...ptx.codegen import number
 from ...ptx.parser import PtxInstruction
@@ -331,9 +330,7 @@ def _scales(
 
 @lru_cache(maxsize=256)
 def _providers(atom: MmaAtom, operand: str, byte_id: int, thread_id: int) -> Array:
-    """[row, k] -> number of the factor among the 128 bytes of the warp's register. Raises AtomError for selectors that
-    PTX leaves undefined.
-    """
+    """[row, k] -> the factor's byte in the warp's register. Raises AtomError for undefined selectors."""
     assert atom.scale is not None
     rows, blocks = atom.tile_of(operand)
     at = np.empty((rows, blocks), dtype=np.int64)
@@ -341,9 +338,3 @@ def _providers(atom: MmaAtom, operand: str, byte_id: int, thread_id: int) -> Arr
         lane, byte = provider(atom, operand, row, block, byte_id, thread_id)
         at[row, block] = 4 * lane + byte
     return np.repeat(at, atom.scale.vector, axis=1)
-
-
-@operation("mma.sp", "mma.sp::ordered_metadata", "wmma")
-def left_out(program: Program, ins: PtxInstruction) -> Operation:
-    """Refuse sparse products and wmma, which no dense example of the DSL uses."""
-    raise PtxError(f"{ins.words[0]}{'.' + ins.words[1] if ins.words[0] == 'mma' else ''} is left out of the emulator")

@@ -25,26 +25,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cache
 from operator import is_
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ....atoms.mma.base import MmaAtom
 from ....atoms.mma.sync import ptx_type
 from ....atoms.mma.wgmma import FORMS, WARPS, wgmma
-from ....atoms.smem.operand_read import operand_read
 from ....dtypes import dtype
 from ....errors import EmulatorError
 from ...machine.interpreter import BLOCKED, Cta, Fiber
-from ...ptx.parser import PtxInstruction
+from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Run
+from ...ptx.values import Value
 from ...races.happens_before import MemoryEvent
 from ..in_flight import InFlightRegister
 from ..memory import said
 from ..registry import known, operation
 from .fragments import RegisterFragment
-from .operands import UNWRITTEN, Reading, SharedOperandRead, accumulate, fetch, reading
+from .operands import UNWRITTEN, Matrix, Reading, SharedOperandRead, accumulate, fetch, reading, shared_read
 
 _NAMES = {name for form in FORMS for name in (*form.types, *form.accumulators)}
 TYPES = {ptx_type(dtype(name)): name for name in _NAMES}
@@ -79,22 +77,23 @@ class Half(InFlightRegister):
     def __str__(self) -> str:
         return str(self.whole)
 
-    def __and__(self, mask: Any) -> Half:
+    def __and__(self, mask: object) -> Half:
         return self if type(mask) is int and mask == 0xFFFF and self.low in (0, 16) else self._refuse()
 
-    def __lshift__(self, by: Any) -> Half:
+    def __lshift__(self, by: object) -> Half:
         return Half(self.whole, self.low, True) if type(by) is int and by == 16 else self._refuse()
 
-    def __or__(self, up: Any) -> Pending:
-        joins = type(up) is Half and up.raised and (self.low, up.low) == (0, 16)
-        same = joins and (up.whole.accumulator, up.whole.number) == (self.whole.accumulator, self.whole.number)
-        return self.whole if same else self._refuse()
+    def __or__(self, up: object) -> Pending:
+        if isinstance(up, Half) and up.raised and (self.low, up.low) == (0, 16):
+            if (up.whole.accumulator, up.whole.number) == (self.whole.accumulator, self.whole.number):
+                return self.whole
+        return self._refuse()
 
 
 class Lent(InFlightRegister):
     """A register of A that a product in flight still reads, and its value."""
 
-    def __init__(self, product: IssuedWgmma, value: Any) -> None:
+    def __init__(self, product: IssuedWgmma, value: Value) -> None:
         self.product, self.value = product, value
 
     def __str__(self) -> str:
@@ -122,19 +121,13 @@ class WgmmaOperation:
 def _form(n: int, a: str, b: str, c: str, source: str, saturate: bool, major_a: str, major_b: str) -> WgmmaOperation:
     atom = wgmma(n, a, b, c, source, saturate=saturate)
 
-    def read(operand: str, major: str) -> SharedOperandRead:
-        found = operand_read(atom, operand)
-        if major not in found.majors:
-            raise ValueError(f"operand {operand} of {atom} is {' or '.join(found.majors)}-major")
-        return SharedOperandRead(major, found.rows, found.depth, found.dtype, found.packing, found.arch)
-
     in_smem = source == "smem"
     return WgmmaOperation(
         atom,
         RegisterFragment.of(atom, "C"),
         None if in_smem else RegisterFragment.of(atom, "A"),
-        read("A", major_a) if in_smem else None,
-        read("B", major_b),
+        shared_read(atom, "A", major_a) if in_smem else None,
+        shared_read(atom, "B", major_b),
         saturate,
     )
 
@@ -180,7 +173,7 @@ class IssuedWgmma:
     events: list[MemoryEvent]
     accumulator: Accumulator
     operands: tuple[tuple[Reading, int] | None, tuple[Reading, int]]
-    a: npt.NDArray[Any] | None
+    a: Matrix | None
     arrived: int = 0
     retired: int = 0
     done: bool = False
@@ -277,7 +270,7 @@ def wait(program: Program, ins: PtxInstruction) -> Run:
     known(ins, "wait_group", "sync", "aligned")
     allowed = int(ins.operands[0].text)
 
-    def go(fiber: Fiber) -> Any:
+    def go(fiber: Fiber) -> int | None:
         fiber.whole()
         group, warp = _group(fiber)
         groups = group.groups[warp]
@@ -411,7 +404,7 @@ def product(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-def _registers(program: Program, ins: PtxInstruction, operand: Any, count: int) -> list[int]:
+def _registers(program: Program, ins: PtxInstruction, operand: PtxOperand, count: int) -> list[int]:
     targets = program.targets(operand)
     if len(targets) != count or None in targets:
         raise ValueError(f"{count} registers are needed where {len(targets)} are given")
@@ -565,13 +558,13 @@ def _run(product: IssuedWgmma, fiber: Fiber) -> None:
     def report(kind: str, message: str) -> None:
         machine.problem(kind, message, fiber, product.ins, kind == UNWRITTEN)
 
-    def get(operand: tuple[Reading, int]) -> Any:
+    def get(operand: tuple[Reading, int]) -> Matrix:
         machine.counts.bytes["shared read by wgmma"] += operand[0].chunks.size * 16
         return fetch(product.cta, *operand, report)
 
     source, second = product.operands
-    left: Any = product.a if source is None else get(source)
-    right = get(second)
+    left, right = product.a if source is None else get(source), get(second)
+    assert left is not None
     if product.signs[0] * product.signs[1] < 0:
         left = -left
     product.accumulator.values = accumulate(

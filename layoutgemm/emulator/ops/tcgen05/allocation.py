@@ -14,8 +14,6 @@ order products of one thread before those of another in the tensor cores' pipeli
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ....atoms.tmem.layout import COLUMNS, LANES, MIN_ALLOCATION
@@ -24,8 +22,9 @@ from ...machine.interpreter import BLOCKED, Fiber
 from ...machine.memory import OFFSET, RANK_SHIFT, granules, parts_of
 from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
+from ...ptx.values import Value
 from ..barrier import mbarrier_at
-from ..memory import place, said
+from ..memory import blocks_of, place, said
 from ..registry import known, operation
 from .tmem import STRIP, coordinate, engine_of, group_of, tensor_of, touch
 from .waits import hand_on, settle, take_over
@@ -42,7 +41,7 @@ def group_size(ins: PtxInstruction) -> int:
     return int(found[0][-1])
 
 
-def _columns(fiber: Fiber, value: Any) -> int:
+def _columns(fiber: Fiber, value: Value) -> int:
     count = fiber.one(value)
     if not MIN_ALLOCATION <= count <= COLUMNS or count & count - 1:
         raise EmulatorError(f"{count} columns: an allocation has a power of two of them, {MIN_ALLOCATION} to {COLUMNS}")
@@ -59,7 +58,7 @@ def allocate(program: Program, ins: PtxInstruction) -> Run:
     size = group_size(ins)
     address, wanted = program.address(ins.operands[0]), program.value(ins.operands[1])
 
-    def go(fiber: Fiber) -> Any:
+    def go(fiber: Fiber) -> int | None:
         fiber.whole()
         blocks, count = group_of(fiber, size), _columns(fiber, wanted(fiber))
         tensors = [tensor_of(cta) for cta in blocks]
@@ -178,10 +177,7 @@ def commit(program: Program, ins: PtxInstruction) -> Run:
             if mask is None:
                 targets.append(int(at))
             else:
-                wanted = fiber.one(mask(fiber))
-                if not wanted or wanted >> len(cluster.ctas):
-                    raise EmulatorError(f"multicast to mask {wanted:#x} in a cluster of {len(cluster.ctas)}")
-                ranks = [rank for rank in range(len(cluster.ctas)) if wanted >> rank & 1]
+                ranks = blocks_of(fiber, fiber.one(mask(fiber)))
                 targets += [int(at) & OFFSET | rank << RANK_SHIFT for rank in ranks]
         barriers = [mbarrier_at(fiber, target) for target in targets]
         for barrier in barriers:

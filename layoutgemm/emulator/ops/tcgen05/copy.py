@@ -12,20 +12,22 @@ of 6 bits with two zero bits above. Neither has been confirmed on a device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ....atoms.copy.tmem import FORMATS, HALVED, TmemCopyAtom, tcgen05_cp, tcgen05_ld, tcgen05_st
 from ....atoms.mma.sync import mma_sync
 from ....atoms.tmem.layout import WARP_LANES, WORD_BITS, warp_lanes
 from ....dtypes import DType, dtype
 from ....errors import EmulatorError
-from ...machine.interpreter import Fiber
+from ...machine.interpreter import Cta, Fiber
 from ...ptx.floats import f32
 from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
+from ...ptx.values import Lanes
 from ..memory import said
 from ..mma.fragments import words_of
 from ..mma.operands import SharedOperandRead, codes, lines, reading
@@ -138,13 +140,13 @@ def load(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-def _put(fiber: Fiber, targets: list[int | None], values: list[Any], ins: PtxInstruction, later: bool) -> None:
+def _put(fiber: Fiber, targets: list[int | None], values: Sequence[Lanes], ins: PtxInstruction, later: bool) -> None:
     for target, value in zip(targets, values, strict=True):
         if target is not None:
             fiber.registers[target] = Loading(ins, value) if later else value
 
 
-def _reduced(words: Any, atom: TmemCopyAtom) -> Any:
+def _reduced(words: npt.NDArray[np.int64], atom: TmemCopyAtom) -> Lanes:
     """The minimum or maximum of each thread's values, as bits; for f32 with .abs, by magnitude."""
     least = "min" in atom.reduction
     if atom.element.kind == "float":
@@ -230,7 +232,7 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
             if shifts:
                 in_pipeline(fiber, ins, cta, places.places(lane, column), kind, event)
 
-            def move(tensor: TensorMemory = tensor, source: Any = cta) -> None:
+            def move(tensor: TensorMemory = tensor, source: Cta = cta) -> None:
                 raw = lines(source, found, first, report, packing)
                 if bits < 8:
                     raw = np.left_shift(codes(raw, bits, packing), low, dtype=np.uint8)

@@ -14,22 +14,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ....atoms.mma.tcgen05 import KINDS, Tcgen05Atom, tcgen05_mma
 from ....atoms.smem.instruction_descriptor import InstructionDescriptor
-from ....atoms.smem.operand_read import operand_read
 from ....atoms.tmem.layout import LANES, WARP_LANES, container_bits, scale_factors
 from ....errors import AtomError, DescriptorError, EmulatorError
 from ...machine.interpreter import Cta, Fiber
 from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Run
 from ...ptx.values import M32
+from ...races.happens_before import MemoryEvent
 from ..memory import said
-from ..mma.operands import Reading, Report, SharedOperandRead, accumulate, fetch, reading
+from ..mma.operands import Matrix, Reading, Report, SharedOperandRead, accumulate, fetch, reading, shared_read
 from ..registry import operation
 from .allocation import GROUPS, group_size
 from .copy import low_bit
@@ -91,12 +90,6 @@ def _form(kind: str, word: int, group: int, a_source: str, ws: bool, vector: str
         depth if says.k_96 else None, ws,
     )  # fmt: skip
 
-    def read(operand: str, major: str) -> SharedOperandRead:
-        found = operand_read(atom, operand)
-        if major not in found.majors:
-            raise DescriptorError(f"operand {operand} of {atom} is {' or '.join(found.majors)}-major")
-        return SharedOperandRead(major, found.rows, found.depth, found.dtype, found.packing, found.arch)
-
     in_smem = a_source == "smem"
     scales = None
     if atom.scale is not None:
@@ -106,8 +99,8 @@ def _form(kind: str, word: int, group: int, a_source: str, ws: bool, vector: str
         atom,
         says,
         TmemCoordinates.of(atom.accumulator.layout).select(slice(None), slice(None), 0),
-        read("A", says.a_major) if in_smem else None,
-        read("B", says.b_major),
+        shared_read(atom, "A", says.a_major) if in_smem else None,
+        shared_read(atom, "B", says.b_major),
         None if in_smem else TmemCoordinates.of(atom.operand_a.layout),
         scales,
     )
@@ -128,7 +121,7 @@ def _scales(atom: Tcgen05Atom, operand: str, first: int, count: int) -> TmemCoor
 class Job:
     """One issued product: its operands and the use of its accumulator.
 
-    a, b      descriptors' readings, or for A its address in tensor memory
+    a, b      descriptors' readings; for A or its address in tensor memory, `a_at`
     d         address of the accumulator
     scales    addresses of the scale factors
     adds      True: the accumulator is added, times `factor`
@@ -138,7 +131,8 @@ class Job:
 
     form: Tcgen05Operation
     blocks: list[Cta]
-    a: tuple[Reading, int] | tuple[int, int]
+    a: tuple[Reading, int] | None
+    a_at: tuple[int, int]
     b: tuple[Reading, int]
     d: tuple[int, int]
     scales: tuple[tuple[int, int], ...]
@@ -190,12 +184,13 @@ def product(program: Program, ins: PtxInstruction) -> Run:
             raise EmulatorError(str(error)) from error
         if shifts and form.atom.shape_mnk[0] not in (128, 256):
             raise EmulatorError(f".ashift is for M = 128 or 256, not {form.atom.shape_mnk[0]}")
-        a: Any = fiber.one(a_at(fiber))
+        a = fiber.one(a_at(fiber))
         disabled = None if disable is None else np.array([fiber.one(part(fiber)) for part in disable])
         job = Job(
             form,
             blocks,
-            coordinate(a) if form.read_a is None else reading(a, form.read_a, fiber, report),
+            None if form.read_a is None else reading(a, form.read_a, fiber, report),
+            coordinate(a) if form.read_a is None else (0, 0),
             reading(fiber.one(b_word(fiber)), form.read_b, fiber, report),
             coordinate(fiber.one(d_at(fiber))),
             _scale_addresses(form, [fiber.one(at(fiber)) for at in scale_at], report),
@@ -265,24 +260,24 @@ def _record(fiber: Fiber, ins: PtxInstruction, job: Job) -> None:
     event, what = engine_of(fiber).event(fiber, ins), said(fiber, ins)
     tensors = [(form.d, job.d, True)]
     if form.a is not None:
-        lane, column = job.a
-        assert isinstance(lane, int)
-        tensors.append((form.a, (lane, column), False))
+        tensors.append((form.a, job.a_at, False))
         if job.shifts:
-            tensors.append((ALL, (lane, column), True))
+            tensors.append((ALL, job.a_at, True))
     if form.scales is not None:
         tensors += [(places, at, False) for places, at in zip(form.scales, job.scales, strict=True)]
     for cta in job.blocks:
-        if form.read_a is not None:
-            _touch_shared(fiber, cta, job.a, what, event)
-        _touch_shared(fiber, cta, job.b, what, event)
+        for operand in (job.a, job.b):
+            if operand is not None:
+                _touch_shared(fiber, cta, operand, what, event)
         for places, (lane, column), writes in tensors:
             tensor_of(cta).check(lane, column, places.lanes, places.columns)
             if machine.policy.races:
                 touch(fiber, cta, places.places(lane, column), writes, what, event)
 
 
-def _touch_shared(fiber: Fiber, cta: Cta, operand: Any, what: Callable[[], str], event: Any) -> None:
+def _touch_shared(
+    fiber: Fiber, cta: Cta, operand: tuple[Reading, int], what: Callable[[], str], event: MemoryEvent
+) -> None:
     found, first = operand
     fiber.machine.counts.bytes["shared read by tcgen05.mma"] += found.chunks.size * 16
     if fiber.machine.policy.races:
@@ -302,7 +297,7 @@ def _run(job: Job) -> None:
         found = np.empty_like(total)
         for part in range(form.parts):
             columns = slice(part * n // form.parts, (part + 1) * n // form.parts)
-            left = _shared(cta, job.a, job.report) if form.a is None else _a(cta, job, part)
+            left = _a(cta, job, part) if job.a is None else _shared(cta, job.a, job.report)
             if form.scales is None:
                 half = form.atom.c_dtype.bits == 16
                 found[:, columns] = accumulate(
@@ -312,17 +307,17 @@ def _run(job: Job) -> None:
                 found[:, columns] = _scaled(cta, job, left, right, columns) + (total[:, columns] if job.adds else 0)
         _put(cta, job, number, found)
         if job.shifts:
-            _, column = job.a
+            _, column = job.a_at
             for first in range(0, LANES, WARP_LANES):
                 shift_rows(tensor_of(cta), first, column)
 
 
-def _shared(cta: Cta, operand: Any, report: Report) -> Any:
+def _shared(cta: Cta, operand: tuple[Reading, int], report: Report) -> Matrix:
     found, first = operand
     return fetch(cta, found, first, report)
 
 
-def _words_at(cta: Cta, job: Job, places: TmemCoordinates, at: tuple[int, int], what: str) -> Any:
+def _words_at(cta: Cta, job: Job, places: TmemCoordinates, at: tuple[int, int], what: str) -> npt.NDArray[np.uint32]:
     """Words of tensor memory; reports unwritten ones."""
     tensor = tensor_of(cta)
     fresh = places.unwritten(tensor, *at)
@@ -331,7 +326,7 @@ def _words_at(cta: Cta, job: Job, places: TmemCoordinates, at: tuple[int, int], 
     return places.read(tensor, *at)
 
 
-def _accumulator(cta: Cta, job: Job) -> Any:
+def _accumulator(cta: Cta, job: Job) -> Matrix:
     """The accumulator's values; arbitrary ones of its type if it is not added."""
     form = job.form
     integer = form.atom.c_dtype.kind != "float"
@@ -344,14 +339,12 @@ def _accumulator(cta: Cta, job: Job) -> Any:
     return values * np.float32(job.factor) if job.factor != 1 else values
 
 
-def _a(cta: Cta, job: Job, part: int) -> Any:
+def _a(cta: Cta, job: Job, part: int) -> Matrix:
     """A's values from tensor memory, the copy that these multipliers read."""
     form, places = job.form, job.form.a
     assert places is not None
-    lane, column = job.a
-    assert isinstance(lane, int)
     own = _copy(places, part)
-    words = _words_at(cta, job, own, (lane, column), "operand A")
+    words = _words_at(cta, job, own, job.a_at, "operand A")
     element = form.atom.a_dtype
     bits = container_bits(element, form.atom.kind)
     low = low_bit(element) if bits != element.bits else 0
@@ -364,7 +357,7 @@ def _copy(places: TmemCoordinates, number: int) -> TmemCoordinates:
     return places.select(slice(None), slice(None), number)
 
 
-def _factors(cta: Cta, job: Job, which: int) -> Any:
+def _factors(cta: Cta, job: Job, which: int) -> npt.NDArray[np.float64]:
     """Scale factors [row, block]. Every quarter of the lanes needs its copy; reports copies that differ."""
     assert job.form.scales is not None and job.form.atom.scale is not None
     places, at = job.form.scales[which], job.scales[which]
@@ -380,7 +373,7 @@ def _factors(cta: Cta, job: Job, which: int) -> Any:
     return job.form.atom.scale.dtype.decode(fields[:, :, 0]).astype(np.float64)
 
 
-def _scaled(cta: Cta, job: Job, left: Any, right: Any, columns: slice) -> Any:
+def _scaled(cta: Cta, job: Job, left: Matrix, right: Matrix, columns: slice) -> npt.NDArray[np.float32]:
     """The product with its block scales."""
     assert job.form.atom.scale is not None
     vector = job.form.atom.scale.vector
@@ -394,12 +387,12 @@ def _scaled(cta: Cta, job: Job, left: Any, right: Any, columns: slice) -> Any:
         return out.astype(np.float32)
 
 
-def _put(cta: Cta, job: Job, number: int, found: Any) -> None:
+def _put(cta: Cta, job: Job, number: int, found: Matrix) -> None:
     """Write the accumulator, without the disabled lanes."""
     form, tensor = job.form, tensor_of(cta)
     kind = form.atom.c_dtype
     if kind.kind != "float":
-        words = (found & M32).astype(np.uint32)
+        words = (found.astype(np.int64) & M32).astype(np.uint32)
     elif kind.bits == 16:
         before = form.d.read(tensor, *job.d)
         with np.errstate(all="ignore"):

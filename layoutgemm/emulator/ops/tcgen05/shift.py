@@ -1,12 +1,12 @@
 """Shifts of tensor-memory rows by one: tcgen05.shift, and the .ashift of tcgen05.mma.
 
-PTX ISA, "tcgen05.shift" (9.0): "initiates the shifting of 32-byte elements downwards across all the rows, except the
-last, by one row", of the implicit shape .31x256b, from a lane that is a multiple of 32. PTX defines neither the
-direction between two rows nor the content of the row at the edge. NVIDIA's example of .ashift, which PTX describes in
-the same words, does (`examples/python/CuTeDSL/experimental/primitives/tcgen05/1cta_mma_a_from_tmem.py` in
-NVIDIA/cutlass 4.8): "observed on B200", row r of each 32 lanes gets the words of row r + 1, and the last one stays. The
-DSL's `tcgen05_shift` also states that the shift works on sub-partitions of 32 lanes. So both do here what the example
-checks: 8 columns, 31 rows written, 32 read. tcgen05.shift moves the one sub-partition that its address names.
+PTX ISA, "tcgen05.shift" (9.0), shifts "32-byte elements downwards across all the rows, except the last, by one row".
+Its implicit shape is .31x256b, from a lane that is a multiple of 32. PTX leaves open the direction between two rows,
+and the content of the row at the edge. NVIDIA's example of .ashift shows both, "observed on B200":
+`examples/python/CuTeDSL/experimental/primitives/tcgen05/1cta_mma_a_from_tmem.py` in NVIDIA/cutlass 4.8. Row r of each
+32 lanes gets the words of row r + 1, and the last one stays. The DSL's `tcgen05_shift` also states that the shift works
+on sub-partitions of 32 lanes. So both do here what the example checks: 8 columns, 31 rows written, 32 read.
+tcgen05.shift moves the one sub-partition that its address names.
 
 Order. PTX ISA, "Pipelined tcgen05 Instructions": of the pairs with a shift, shift -> mma, mma -> shift and shift ->
 cp.4x256b run in the order of their issue. All other pairs race where they touch the same place, until a commit of the
@@ -15,8 +15,6 @@ earlier one has been waited for: cp -> shift, shift -> shift, shift -> cp of ano
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ....atoms.tmem.layout import LANES, WARP_LANES
@@ -24,6 +22,7 @@ from ....errors import EmulatorError
 from ...machine.interpreter import Cta, Fiber
 from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
+from ...races.happens_before import MemoryEvent
 from ..memory import said
 from ..registry import known, operation
 from .allocation import GROUPS, group_size
@@ -52,11 +51,8 @@ def shift_rows(tensor: TensorMemory, lane: int, column: int) -> None:
         of[lane : lane + WARP_LANES - 1, columns] = of[lane + 1 : lane + WARP_LANES, columns].copy()
 
 
-def in_pipeline(fiber: Fiber, ins: PtxInstruction, cta: Cta, places: int, kind: str, event: Any) -> None:
-    """Report a shift or copy that no pipeline orders after an earlier one; remember it.
-
-    kind  `SHIFT`, or "tcgen05.cp" and its shape
-    """
+def in_pipeline(fiber: Fiber, ins: PtxInstruction, cta: Cta, places: int, kind: str, event: MemoryEvent) -> None:
+    """Report a shift or copy that no pipeline orders after an earlier one."""
     engine, ledger = engine_of(fiber), fiber.cta.cluster.ledger
     if not fiber.machine.policy.races:
         return

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from ...races.happens_before import Knowledge, MemoryEvent, Shadow
 from ..mma.operands import bits_of
 from .waits import fenced_knowledge
 
+Item = TypeVar("Item", np.uint32, np.bool_)
 STRIP = 16  # lanes that the race checker tracks together
 Indices = npt.NDArray[np.int64]
 
@@ -92,10 +93,7 @@ def tensor_of(cta: Cta) -> TensorMemory:
 
 
 def group_of(fiber: Fiber, size: int, alive: bool = True) -> list[Cta]:
-    """The blocks that work together: the fiber's own, or its pair. One size for the whole kernel.
-
-    alive  both must still be running
-    """
+    """The blocks that work together: the fiber's own or its pair, of one size in a kernel; alive: both run."""
     tensor = tensor_of(fiber.cta)
     if tensor.group not in (None, size):
         fiber.machine.problem(
@@ -140,7 +138,7 @@ class TmemCoordinates:
 
         return cls(along(0), along(1), along(2))
 
-    def select(self, *index: Any) -> TmemCoordinates:
+    def select(self, *index: int | slice) -> TmemCoordinates:
         """The coordinates at an index of the arrays."""
         return TmemCoordinates(self.lane[index], self.column[index], self.bit[index])
 
@@ -179,11 +177,11 @@ class TmemCoordinates:
             found = self._strips[within] = bits_of((self.lane + within) // STRIP * COLUMNS + self.column)
         return found << (lane // STRIP * COLUMNS + column)
 
-    def _box(self, of: npt.NDArray[Any], lane: int, column: int) -> npt.NDArray[Any]:
+    def _box(self, of: npt.NDArray[Item], lane: int, column: int) -> npt.NDArray[Item]:
         rows, count = self.lane.shape
         return of[lane : lane + rows, column : column + count]
 
-    def read(self, tensor: TensorMemory, lane: int, column: int) -> Any:
+    def read(self, tensor: TensorMemory, lane: int, column: int) -> npt.NDArray[np.uint32]:
         """The words."""
         if self.plain:
             return self._box(tensor.words, lane, column)
@@ -200,7 +198,14 @@ class TmemCoordinates:
         at, to = divmod(int(flat[fresh][0]), COLUMNS)
         return at, to
 
-    def write(self, tensor: TensorMemory, lane: int, column: int, words: Any, kept: Any = None) -> None:
+    def write(
+        self,
+        tensor: TensorMemory,
+        lane: int,
+        column: int,
+        words: npt.NDArray[np.uint32],
+        kept: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
         """Store words; `kept`, in the same shape, marks words that do not change."""
         if kept is None and self.plain:
             self._box(tensor.words, lane, column)[:] = words

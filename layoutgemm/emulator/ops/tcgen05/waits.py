@@ -7,10 +7,9 @@ tcgen05.commit contains that fence.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...machine.interpreter import Fiber
 from ...ptx.parser import PtxInstruction
+from ...ptx.values import Lanes
 from ...races.happens_before import Knowledge, MemoryEvent
 from ..in_flight import InFlightRegister
 
@@ -18,7 +17,7 @@ from ..in_flight import InFlightRegister
 class Loading(InFlightRegister):
     """A register that a tcgen05.ld fills until tcgen05.wait::ld, and its value."""
 
-    def __init__(self, ins: PtxInstruction, value: Any) -> None:
+    def __init__(self, ins: PtxInstruction, value: Lanes) -> None:
         self.ins, self.value = ins, value
 
     def __str__(self) -> str:

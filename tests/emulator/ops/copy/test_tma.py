@@ -200,7 +200,7 @@ def test_multicast_with_a_cache_hint() -> None:
 @pytest.mark.parametrize("mask", [0, 4, 8])
 def test_a_mask_beyond_the_cluster(mask: int) -> None:
     issue = f"mov.b16 %h0, {mask}; @%p4 {MULTICAST} [%r1], [%map, {{0, 8}}], [%r2], %h0;"
-    with pytest.raises(EmulatorError, match="multicast to blocks"):
+    with pytest.raises(EmulatorError, match="multicast to mask"):
         cluster(issue)
 
 
