@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -20,7 +20,16 @@ from ..arguments import DEPTH, MAX_BITS, as_int, is_int, refusal, shown
 from ..errors import CoordinateError, LayoutError
 from .symbols.dims import entry, extent, is_sympy
 from .symbols.generators import number
-from .symbols.polynomial import P
+from .symbols.polynomial import P, Scalar
+
+if TYPE_CHECKING:
+    from .basis import ScaledBasis
+
+Step: TypeAlias = "Scalar | ScaledBasis"  # an entry of a stride
+Shape: TypeAlias = "Scalar | tuple[Shape, ...]"
+Stride: TypeAlias = "Step | tuple[Stride, ...]"
+Pair: TypeAlias = "tuple[Any, Any]"  # shape and stride of a layout: congruent, which no type says
+Modes: TypeAlias = "tuple[list[Scalar], list[Step]]"  # extents and strides without nesting
 
 ENUMERABLE = 1 << 28
 _INT64 = np.dtype(np.int64)

@@ -12,14 +12,28 @@ from typing import Any
 from ...arguments import as_int
 from ...errors import LayoutError
 from ..basis import has_basis
-from ..int_tuple import BEYOND, as_nested, as_order, coal, compact, leaves, pack, product, show, show_coord, transform
+from ..int_tuple import (
+    BEYOND,
+    Pair,
+    Shape,
+    Stride,
+    as_nested,
+    as_order,
+    coal,
+    compact,
+    leaves,
+    pack,
+    product,
+    show,
+    show_coord,
+    transform,
+)
 from ..symbols.dims import is_sympy
 from ..symbols.polynomial import P
 from .compose import compose
 from .inverse import complement, complement_exact
 
-Pair = tuple[Any, Any]
-Split = Callable[[Any, Any, Pair], Pair]
+Split = Callable[[Shape, Stride, Pair], Pair]
 
 
 def as_tiler(tiler: Any) -> Any:

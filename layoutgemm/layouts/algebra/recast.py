@@ -9,9 +9,7 @@ from typing import Any
 from ...arguments import as_int
 from ...errors import LayoutError
 from ..basis import has_basis
-from ..int_tuple import crd2idx, leaves, other_nesting, scalar, show
-
-Pair = tuple[Any, Any]
+from ..int_tuple import Pair, crd2idx, leaves, other_nesting, scalar, show
 
 
 def factor(n: Any, what: str) -> int:

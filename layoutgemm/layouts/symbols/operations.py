@@ -21,12 +21,11 @@ from ..algebra.divide import divide as int_divide
 from ..algebra.divide import join, ordered, padded_to, refuse_coordinates
 from ..algebra.divide import multiply as int_multiply
 from ..basis import ScaledBasis, component, has_basis, paths_of
-from ..int_tuple import coal, coal_open, compact, leaves, pack, product
+from ..int_tuple import Pair, coal, coal_open, compact, leaves, pack, product
 from ..int_tuple import show as show_tuple
 from .conditions import back_to, holds, mark, quotient, rounded_down, rounded_up
 from .polynomial import MissingFact, P, needs_div, needs_ge, show
 
-Pair = tuple[Any, Any]
 Mode = tuple[Any, Any]
 
 

@@ -21,7 +21,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from math import gcd, prod
-from typing import Any
+from typing import Any, TypeAlias, final
 
 from ...arguments import MAX_BITS, as_int, is_int, refusal
 from ...errors import LayoutError
@@ -41,6 +41,7 @@ MAX_POWER = 32  # an exponent: the power of a sum has as many terms as there are
 MAX_DEGREE = 256  # symbols in one product
 MAX_TERMS = 1 << 16  # products of terms that one product of two sums takes
 
+Scalar: TypeAlias = "int | P"  # an entry of a shape
 Monomial = tuple[int, ...]
 Terms = dict[Monomial, int]
 
@@ -56,6 +57,7 @@ class MissingFact(LayoutError):
         self.needs = needs
 
 
+@final
 class P:
     """A polynomial that is not constant: sum of coefficient * product of generators. Immutable and hashable.
 

@@ -34,8 +34,6 @@ from .facts import Facts
 from .generators import GENERATORS, check_symbols
 from .polynomial import MissingFact, P, ge0, gens, needs_ge
 
-Pair = tuple[Any, Any]
-
 
 def make(shape: Any, stride: Any, conditions: tuple[str, ...] = ()) -> Layout:
     """A layout of well-formed parts: a plain one when no entry is a symbol and it rests on no facts."""

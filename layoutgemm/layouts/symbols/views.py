@@ -9,14 +9,11 @@ from .. import int_tuple as _t
 from ..algebra import recast as int_recast
 from ..algebra.divide import join
 from ..algebra.recast import widened
-from ..int_tuple import leaves, other_nesting, product
+from ..int_tuple import Pair, leaves, other_nesting, product
 from ..int_tuple import show as show_tuple
 from .conditions import holds, quotient, rounded_up
 from .operations import has_symbols
 from .polynomial import MissingFact, P, needs_div, needs_ge, show
-
-Pair = tuple[Any, Any]
-
 
 # ---------------------------------------------------------------- other widths of elements
 
