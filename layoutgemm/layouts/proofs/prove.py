@@ -38,9 +38,8 @@ from ..symbols.symbolic_layout import conditions_of, generators
 from . import verdicts as _proof
 from .index_formulas import prove_layouts
 from .sizes import at, candidates, cases_of, entries_of, plain, replaced, sizes
-from .verdicts import CounterExample, Proof, Undecided
+from .verdicts import Answer, CounterExample, Proof, Undecided
 
-Answer = Any  # Proof, CounterExample or Undecided
 Argument = Callable[[], list[str]]  # the lines of an argument that holds, written when they are read
 EXHAUST = 1 << 16  # elements of a layout that is looked at whole, at one size
 ALL_LOOKS = 1 << 21  # elements that are looked at for one question
@@ -83,7 +82,7 @@ def prove(a: Any, b: Any, given: Any = ()) -> Answer:
             return None
         return lambda: ["both coalesce to " + (" x ".join(f"{show(s)}:{show(d)}" for s, d in zip(*x)) or "1:0")]
 
-    def differ(env: dict[int, int]) -> Answer:
+    def differ(env: dict[int, int]) -> Answer | None:
         def number(x: Any) -> int:
             return val(x, env)
 
@@ -127,7 +126,7 @@ def injective(a: Any, given: Any = ()) -> Answer:
 
     looks = _Looks()
 
-    def shared(env: dict[int, int]) -> Answer:
+    def shared(env: dict[int, int]) -> Answer | None:
         return at(a, env).is_injective() if looks.at(val(a.size, env)) else None
 
     with recording() as used:
@@ -168,7 +167,7 @@ def bijective(a: Any, given: Any = ()) -> Answer:
 
     looks = _Looks()
 
-    def not_compact(env: dict[int, int]) -> Answer:
+    def not_compact(env: dict[int, int]) -> Answer | None:
         return at(a, env).is_bijective() if looks.at(val(a.size, env)) else None
 
     with recording() as used:
@@ -215,7 +214,7 @@ def covers(a: Any, tile: Any, given: Any = ()) -> Answer:
 
     looks = _Looks()
 
-    def missing(env: dict[int, int]) -> Answer:
+    def missing(env: dict[int, int]) -> Answer | None:
         top = val(n, env)
         if not looks.at(val(a.size, env), top):
             return None
@@ -263,7 +262,7 @@ def disjoint(a: Any, b: Any, offset: Any = 0, given: Any = ()) -> Answer:
 
     looks = _Looks()
 
-    def meet(env: dict[int, int]) -> Answer:
+    def meet(env: dict[int, int]) -> Answer | None:
         if not looks.at(val(a.size, env), val(b.size, env)):
             return None
         x, y = at(a, env).offsets(), at(b, env).offsets() + val(offset, env)
@@ -285,7 +284,7 @@ def disjoint(a: Any, b: Any, offset: Any = 0, given: Any = ()) -> Answer:
 def _decide(
     objects: tuple[Any, ...],
     shown: Callable[[Callable[[Any], Any]], Argument | None],
-    looked: Callable[[dict[int, int]], Answer],
+    looked: Callable[[dict[int, int]], Answer | None],
     method: str,
     statement: Callable[[], str],
     facts: Facts | None,

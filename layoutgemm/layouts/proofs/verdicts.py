@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import gcd
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -219,6 +219,8 @@ class Undecided:
         return f"undecided: {self.why}"
 
 
+Answer: TypeAlias = Proof | CounterExample | Undecided
+
 # ---------------------------------------------------------------- two layouts
 
 
@@ -257,7 +259,7 @@ def check_layouts(*xs: Any) -> None:
             raise LayoutError(f"layouts are compared, and {shown(x)} is none{notation}")
 
 
-def equivalent(a: Any, b: Any) -> Proof | CounterExample | Undecided:
+def equivalent(a: Any, b: Any) -> Answer:
     """Whether two layouts are one function of the flat index, of one size."""
     if getattr(a.__class__, "_plain", None) is None or getattr(b.__class__, "_plain", None) is None:
         check_layouts(a, b)
@@ -305,7 +307,7 @@ def _difference(a: Any, b: Any, index: int | None, method: str) -> Proof | Count
     return CounterExample(idx2crd(index, a.shape), a(index), b(index), index, method=method)
 
 
-def _swizzled(a: Any, b: Any) -> Proof | CounterExample | Undecided:
+def _swizzled(a: Any, b: Any) -> Answer:
     """Static layouts, at least one composed: without the swizzle they share, over GF(2), else by exhaustion."""
     if has_basis(getattr(a, "stride", 0)) or has_basis(getattr(b, "stride", 0)):
         return _difference(a, b, 0, "coalesced normal form")  # coordinates, and offsets
@@ -332,7 +334,7 @@ def _swizzled(a: Any, b: Any) -> Proof | CounterExample | Undecided:
     return _difference(a, b, index, "GF(2) matrix") if a.size == b.size else _by_exhaustion(a, b)
 
 
-def _by_exhaustion(a: Any, b: Any) -> Proof | CounterExample | Undecided:
+def _by_exhaustion(a: Any, b: Any) -> Answer:
     n = min(a.size, b.size)
     if n > LIMIT:
         return Undecided(f"{n} values, more than {LIMIT}, would have to be compared")
@@ -349,7 +351,7 @@ def _by_exhaustion(a: Any, b: Any) -> Proof | CounterExample | Undecided:
 # ---------------------------------------------------------------- one layout
 
 
-def injective(shape: Any, stride: Any) -> Proof | CounterExample | Undecided:
+def injective(shape: Any, stride: Any) -> Answer:
     """Whether no two coordinates share a value."""
     entries = []
     found: CounterExample | Undecided | None = None
@@ -440,7 +442,7 @@ def _shared(shape: Any, stride: Any, i: int, j: int) -> CounterExample:
     return CounterExample((i, j), value, value, j, f"{show(shape)}:{show(stride)} is not injective", TWO_INDICES)
 
 
-def bijective(shape: Any, stride: Any) -> Proof | CounterExample | Undecided:
+def bijective(shape: Any, stride: Any) -> Answer:
     """Whether the values are 0 .. size-1, each once."""
     if has_basis(stride):
         raise LayoutError(
