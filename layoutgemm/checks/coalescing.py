@@ -157,7 +157,7 @@ class SectorReport:
 
 @checked(AtomError)
 def sectors(
-    what: Any,
+    what: object,
     how: Any,
     kind: str | None = None,
     *,

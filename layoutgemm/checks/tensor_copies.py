@@ -20,6 +20,7 @@ from ..atoms.tma.engine import global_bits, shared_bits
 from ..atoms.tma.rules import multiple
 from ..layouts import ComposedLayout, Layout
 from ..layouts.proofs.prove import covers, injective
+from ..layouts.proofs.verdicts import Proof
 from ..layouts.symbols.dims import dim
 from ..layouts.symbols.facts import Facts
 from ..layouts.symbols.polynomial import make, show
@@ -182,7 +183,7 @@ def tiles_cover(name: str, plan: TmaPlan) -> Check:
         for leaf in (leaf for leaf in leaves if leaf.mode == mode):
             for step in ([1] if leaf.step > 1 else []) + [leaf.tile * leaf.step]:
                 count, adds = next(places, (None, ()))
-                have: Any = 0
+                have: int = 0
                 for at, add in adds:
                     stride = strides[at]
                     have = have + 8 * add * stride if stride is not None else have + add * plan.kind.gmem_bits
@@ -211,8 +212,8 @@ def _leaf_covered(leaf: Leaf, methods: list[str]) -> str:
         extent, count = given(dim("E_")), given["T_"]
     tiles = Layout((leaf.tile, leaf.step, count), (leaf.step, 1, run))
     for answer in (injective(tiles), covers(tiles, extent), covers(Layout(extent), (count - 1) * run + 1)):
-        if not answer.ok:
-            return f"{leaf.name}: {getattr(answer, 'explain', lambda answer=answer: str(answer))()}"
+        if not isinstance(answer, Proof):
+            return f"{leaf.name}: {answer.explain()}"
         methods.append(answer.method)
     return ""
 

@@ -35,7 +35,7 @@ class Pictured:
     __slots__ = ()
     _drawn_by: ClassVar[str] = "layoutgemm.view.objects"
 
-    def svg(self, path: str | os.PathLike[str] | None = None, *, dark: bool = False, **options: Any) -> str:
+    def svg(self, path: str | os.PathLike[str] | None = None, *, dark: bool = False, **options: object) -> str:
         """The picture as an SVG document; with a path it is also written there, as PNG if the name ends in .png.
 
         The picture follows the reader's page, light or dark; `dark` makes a file dark for good. Raises LayoutError for

@@ -23,7 +23,7 @@ from ..arguments import refusal, shown
 from ..errors import LayoutError, ParseError
 from . import above
 from .basis import ScaledBasis
-from .int_tuple import as_nested, as_shape, coal, leaves, pack, product, show, show_coord
+from .int_tuple import Pair, Shape, as_nested, as_shape, coal, leaves, pack, product, show, show_coord
 from .layout import Layout
 from .linear import LinearLayout
 from .proofs.digits import Box, Form, Stuck, maximum, minimum, rewrite
@@ -32,7 +32,7 @@ from .proofs.index_formulas import LIMIT, tabulate
 from .swizzle import ComposedLayout, Swizzle
 from .symbols.dims import ARITHMETIC, declared, entry, expression, is_sympy, operate
 from .symbols.generators import GENERATORS
-from .symbols.polynomial import MissingFact, P, div, needs_div
+from .symbols.polynomial import MissingFact, P, Scalar, div, needs_div
 from .symbols.polynomial import show as show_entry
 
 __all__ = ["expr", "from_expr"]
@@ -41,7 +41,7 @@ NAMES = ("i", "j", "k", "l")
 
 
 @above.expression_of.register(object)
-def expr(layout: Any, *names: str) -> Any:
+def expr(layout: object, *names: str) -> Any:
     """The value of a Layout, ComposedLayout or Swizzle as a SymPy expression of its coordinates.
 
     One name for each top-level mode (i, j, k, l, x4, ... unless given), or one name in all for the flat index. The
@@ -119,7 +119,7 @@ def _shaped(result: Any, profiles: list[Any]) -> Any:
 # ---------------------------------------------------------------- what a formula may be
 
 
-def _function(formula: Any, shape: Any, extents: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+def _function(formula: object, shape: Shape, extents: dict[str, object]) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The formula as a function of named variables, and the shape of each variable."""
     if shape is not None and extents:
         raise LayoutError("extents are given by a shape or by keyword, not both")
@@ -146,7 +146,7 @@ def _function(formula: Any, shape: Any, extents: dict[str, Any]) -> tuple[Callab
     return formula, _checked(extents, formula)
 
 
-def _named(shape: Any, names: list[str], formula: Any) -> dict[str, Any]:
+def _named(shape: Shape, names: list[str], formula: object) -> dict[str, Any]:
     modes = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     if len(names) != len(modes):
         raise LayoutError(
@@ -157,7 +157,7 @@ def _named(shape: Any, names: list[str], formula: Any) -> dict[str, Any]:
     return dict(zip(names, modes, strict=True))
 
 
-def _checked(extents: dict[str, Any], formula: Any) -> dict[str, Any]:
+def _checked(extents: dict[str, object], formula: object) -> dict[str, Any]:
     if not extents:
         raise LayoutError(f"no extents for {shown(formula)}: from_expr(formula, x=128, y=64)")
     return {name: as_shape(each) for name, each in extents.items()}
@@ -173,7 +173,7 @@ def _free_names(tree: ast.expr) -> list[str]:
     return sorted(n for n in names if not _is_size(n))
 
 
-def _variables(tree: ast.expr, shape: Any) -> list[str]:
+def _variables(tree: ast.expr, shape: Shape) -> list[str]:
     """The variables that a shape gives the extents of: the names that are no sizes, or all where those are too few.
 
     A name that another part of a program declared as a size is a variable here, if the shape has a mode for it.
@@ -250,7 +250,7 @@ def _unswizzled(function: Callable[..., Any], sizes: dict[str, Any], swizzle: Sw
         return None
 
 
-def _offset(constant: Any, layout: Layout) -> ComposedLayout:
+def _offset(constant: object, layout: Layout) -> ComposedLayout:
     return ComposedLayout(Swizzle(0, 4, 3), _static(constant), layout)
 
 
@@ -265,7 +265,7 @@ def _swizzles(form: Form) -> Iterator[Swizzle]:
     columns: dict[Any, int] = {}
     rows: dict[int, int] = {}
     for s, c in form.terms.items():
-        if c.__class__ is P or abs(c) & (abs(c) - 1):
+        if isinstance(c, P) or abs(c) & (abs(c) - 1):
             continue
         mask = sum(columns.setdefault(digit, 1 << len(columns)) for digit in sorted(s))
         position = abs(c).bit_length() - 1
@@ -288,9 +288,9 @@ def _modes(box: Box, stride_of: Callable[[tuple[str, int]], Any]) -> Layout:
     return Layout(tuple(shapes), tuple(strides))
 
 
-def _modes_of(name: str, n: Any, box: Box, stride_of: Callable[[tuple[str, int]], Any]) -> tuple[Any, Any]:
+def _modes_of(name: str, n: object, box: Box, stride_of: Callable[[tuple[str, int]], Any]) -> Pair:
     """Extents and strides of one variable: a mode ends where the value stops to grow with the variable as before."""
-    starts: list[tuple[Any, Any]] = []  # weight, stride
+    starts: list[tuple[Scalar, Scalar]] = []  # weight, stride
     for i, (e, w) in enumerate(zip(box.digits[name], box.weights[name], strict=True)):
         if e == 1:
             continue
@@ -307,7 +307,7 @@ def _modes_of(name: str, n: Any, box: Box, stride_of: Callable[[tuple[str, int]]
     return tuple(shape), tuple([d for _, d in starts])
 
 
-def _onto_coordinates(box: Box, forms: Any) -> Layout:
+def _onto_coordinates(box: Box, forms: object) -> Layout:
     paths = dict(_paths(forms, ()))
     for p, f in paths.items():
         if f.constant != 0 or any(len(s) > 1 for s in f.terms):
@@ -335,7 +335,7 @@ def _paths(forms: Any, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...],
 # ---------------------------------------------------------------- reading values
 
 
-def _by_values(function: Callable[..., Any], sizes: dict[str, int], stuck: MissingFact) -> Any:
+def _by_values(function: Callable[..., Any], sizes: Mapping[str, Any], stuck: MissingFact) -> Any:
     """The layout of a static formula, read off all its values. Raises LayoutError with the first misfit."""
     tables = tabulate(function, sizes)
     if len(tables) != 1:
@@ -392,7 +392,7 @@ def read_layout(values: Any, extents: list[int]) -> Layout | tuple[int, str]:
     return Layout(tuple(shapes), tuple(strides))
 
 
-def _read_line(v: Any, base: Any) -> tuple[list[int], list[int], tuple[int, str] | None]:
+def _read_line(v: Any, base: object) -> tuple[list[int], list[int], tuple[int, str] | None]:
     """Modes of one variable's values, v[0] = 0, as far as they can be read; and the first misfit with its reason."""
     S: list[int] = []
     D: list[int] = []

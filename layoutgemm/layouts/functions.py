@@ -8,7 +8,7 @@ from ..arguments import as_int, refusal
 from ..errors import LayoutError
 from . import int_tuple as _t
 from .display import Pictured
-from .int_tuple import as_entries
+from .int_tuple import Pair, as_entries
 from .layout import Layout
 from .linear import LinearLayout
 from .swizzle import ComposedLayout, Swizzle
@@ -68,7 +68,7 @@ __all__ = [
 ]
 
 
-def _method(x: Any, name: str) -> Any:
+def _method(x: object, name: str) -> Any:
     """The method or property of a layout. Raises LayoutError for what is no layout, or has no such operation."""
     found = getattr(x, name, None) if _is_ours(x) else None
     if found is None:
@@ -76,38 +76,38 @@ def _method(x: Any, name: str) -> Any:
     return found
 
 
-def _is_ours(x: Any) -> bool:
+def _is_ours(x: object) -> bool:
     """Whether `x` is a layout, or a tile, atom or plan that has operations of one."""
     return isinstance(x, (Pictured, LinearLayout))
 
 
-def _layout(x: Any, what: str) -> Layout:
+def _layout(x: object, what: str) -> Layout:
     if not isinstance(x, Layout):
         raise LayoutError(refusal(x, what, "a Layout"))
     return x
 
 
-def _entries(x: Any, what: str) -> Any:
+def _entries(x: object, what: str) -> Any:
     """The shape of a layout, or a caller's tuple."""
     return _method(x, "shape") if _is_ours(x) else as_entries(x, what)
 
 
-def size(x: Any) -> Any:
+def size(x: object) -> Any:
     """How many coordinates a layout or a shape has."""
     return _method(x, "size") if _is_ours(x) else product(x)
 
 
-def cosize(layout: Any) -> Any:
+def cosize(layout: object) -> Any:
     """See Layout.cosize."""
     return _method(layout, "cosize")
 
 
-def rank(x: Any) -> int:
+def rank(x: object) -> int:
     """How many top-level modes a layout or a tuple has."""
     return _t.rank(_entries(x, "the operand of rank"))
 
 
-def depth(x: Any) -> int:
+def depth(x: object) -> int:
     """How deep a layout or a tuple is nested.
 
     >>> depth(4), depth((4, 2)), depth((4, (2, 3)))
@@ -116,17 +116,17 @@ def depth(x: Any) -> int:
     return _t.depth(_entries(x, "the operand of depth"))
 
 
-def shape(layout: Any) -> Any:
+def shape(layout: object) -> Any:
     """The shape of a layout."""
     return _method(layout, "shape")
 
 
-def stride(layout: Any) -> Any:
+def stride(layout: object) -> Any:
     """The stride of a layout."""
     return _method(layout, "stride")
 
 
-def flatten(x: Any) -> Any:
+def flatten(x: object) -> Any:
     """A layout or a tuple without nesting.
 
     >>> flatten((4, (2, (3,))))
@@ -135,7 +135,7 @@ def flatten(x: Any) -> Any:
     return _method(x, "flatten")() if _is_ours(x) else _t.flatten(as_entries(x, "the operand of flatten"))
 
 
-def product(x: Any) -> Any:
+def product(x: object) -> Any:
     """The product of all entries of a tuple.
 
     >>> product((4, (2, 3)))
@@ -144,7 +144,7 @@ def product(x: Any) -> Any:
     return _t.product(as_entries(x, "the operand of product"))
 
 
-def product_each(x: Any) -> Any:
+def product_each(x: object) -> Any:
     """The product of each top-level mode: the shape without the nesting inside its modes.
 
     >>> product_each((4, (2, 3)))
@@ -153,7 +153,7 @@ def product_each(x: Any) -> Any:
     return _t.product_each(as_entries(x, "the operand of product_each"))
 
 
-def congruent(a: Any, b: Any) -> bool:
+def congruent(a: object, b: object) -> bool:
     """Whether both tuples have the same nesting.
 
     >>> congruent((4, (2, 3)), (1, (8, 9))), congruent((4, 2), 8)
@@ -162,7 +162,7 @@ def congruent(a: Any, b: Any) -> bool:
     return _t.congruent(_entries(a, "the left operand of congruent"), _entries(b, "the right operand of congruent"))
 
 
-def compatible(a: Any, b: Any) -> bool:
+def compatible(a: object, b: object) -> bool:
     """Whether every coordinate of shape `a` is one of shape `b`: equal sizes, and `b` refines `a`.
 
     >>> compatible(24, (4, 6)), compatible((4, 6), (4, (2, 3))), compatible((4, 6), 24)
@@ -171,7 +171,7 @@ def compatible(a: Any, b: Any) -> bool:
     return _t.compatible(_entries(a, "the left operand of compatible"), _entries(b, "the right operand of compatible"))
 
 
-def weakly_congruent(a: Any, b: Any) -> bool:
+def weakly_congruent(a: object, b: object) -> bool:
     """Whether the nesting of `b` refines that of `a`.
 
     >>> weakly_congruent(1, (4, 6)), weakly_congruent((4, 6), 1)
@@ -181,7 +181,7 @@ def weakly_congruent(a: Any, b: Any) -> bool:
     return _t.weakly_congruent(_entries(a, f"the left {what}"), _entries(b, f"the right {what}"))
 
 
-def idx2crd(index: Any, shape: Any) -> Any:
+def idx2crd(index: object, shape: object) -> Any:
     """The coordinate of a flat (colexicographic) index: int -> tuple congruent with `shape`.
 
     A Python int outside the shape raises CoordinateError; the last mode of an array or a traced index is unbounded.
@@ -192,7 +192,7 @@ def idx2crd(index: Any, shape: Any) -> Any:
     return _t.idx2crd(index, _method(shape, "shape") if _is_ours(shape) else _t.as_shape(shape))
 
 
-def crd2idx(coord: Any, shape: Any, stride: Any = None) -> Any:
+def crd2idx(coord: Any, shape: Any, stride: object = None) -> Any:
     """The offset of a coordinate under a shape and a stride (None: compact column-major).
 
     >>> crd2idx((1, 2), (4, 8)), crd2idx((1, 2), (4, 8), (8, 1))
@@ -201,7 +201,7 @@ def crd2idx(coord: Any, shape: Any, stride: Any = None) -> Any:
     return Layout(shape, stride)(coord)
 
 
-def make_layout(*args: Any, stride: Any = None) -> Layout:
+def make_layout(*args: Any, stride: object = None) -> Layout:
     """make_layout(shape), make_layout(shape, stride), or one layout with the given layouts as its modes.
 
     >>> str(make_layout((4, 8), stride=(8, 1))), str(make_layout(Layout(4), Layout(2, 4)))
@@ -214,7 +214,7 @@ def make_layout(*args: Any, stride: Any = None) -> Layout:
     return Layout(*args) if stride is None else Layout(args[0], stride)
 
 
-def make_ordered_layout(shape: Any, order: Any) -> Layout:
+def make_ordered_layout(shape: Any, order: object) -> Layout:
     """See Layout.ordered."""
     return Layout.ordered(shape, order)
 
@@ -229,7 +229,7 @@ def make_swizzle(bits: int, base: int, shift: int, unit: Any = None) -> Swizzle:
     return Swizzle(bits, base, shift, unit)
 
 
-def make_composed_layout(swizzle: Swizzle, offset: int, layout: Any) -> ComposedLayout:
+def make_composed_layout(swizzle: Swizzle, offset: int, layout: object) -> ComposedLayout:
     """See ComposedLayout."""
     return ComposedLayout(swizzle, offset, layout)
 
@@ -252,22 +252,22 @@ def make_layout_tv(thread: Layout, value: Layout) -> tuple[Any, Layout]:
     return product_each(tile.shape), tv
 
 
-def coalesce(layout: Any, profile: Any = None) -> Any:
+def coalesce(layout: object, profile: object = None) -> Any:
     """See Layout.coalesce."""
     return _method(layout, "coalesce")(profile)
 
 
-def filter(layout: Layout, profile: Any = None) -> Layout:
+def filter(layout: Layout, profile: object = None) -> Layout:
     """See Layout.filter."""
     return _method(layout, "filter")(profile)
 
 
-def composition(a: Any, b: Any) -> Any:
+def composition(a: object, b: object) -> Any:
     """See Layout.compose."""
     return _method(a, "compose")(b)
 
 
-def complement(layout: Layout, bound: Any = None) -> Layout:
+def complement(layout: Layout, bound: object = None) -> Layout:
     """See Layout.complement."""
     return _method(layout, "complement")(bound)
 
@@ -297,47 +297,47 @@ def max_common_vector(a: Layout, b: Layout) -> Any:
     return _method(a, "max_common_vector")(b)
 
 
-def tile_to_shape(block: Any, shape: Any, order: Any = None) -> Any:
+def tile_to_shape(block: object, shape: object, order: object = None) -> Any:
     """See Layout.tile_to_shape."""
     return _method(block, "tile_to_shape")(shape, order)
 
 
-def with_shape(layout: Any, shape: Any) -> Any:
+def with_shape(layout: object, shape: object) -> Any:
     """See Layout.with_shape."""
     return _method(layout, "with_shape")(shape)
 
 
-def upcast(layout: Any, n: int) -> Any:
+def upcast(layout: object, n: int) -> Any:
     """See Layout.upcast."""
     return _method(layout, "upcast")(n)
 
 
-def downcast(layout: Any, n: int) -> Any:
+def downcast(layout: object, n: int) -> Any:
     """See Layout.downcast."""
     return _method(layout, "downcast")(n)
 
 
-def recast_layout(new_bits: int, old_bits: int, layout: Any) -> Any:
+def recast_layout(new_bits: int, old_bits: int, layout: object) -> Any:
     """See Layout.recast; the arguments come in CuTe's order."""
     return _method(layout, "recast")(new_bits, old_bits)
 
 
-def slice_(coord: Any, layout: Any) -> Any:
+def slice_(coord: object, layout: object) -> Any:
     """The layout of the modes that None keeps, without its offset."""
     return _method(layout, "slice")(coord)[0]
 
 
-def slice_and_offset(coord: Any, layout: Any) -> tuple[Any, Any]:
+def slice_and_offset(coord: object, layout: object) -> Pair:
     """See Layout.slice."""
     return _method(layout, "slice")(coord)
 
 
-def dice(coord: Any, layout: Any) -> Any:
+def dice(coord: object, layout: object) -> Any:
     """See Layout.dice."""
     return _method(layout, "dice")(coord)
 
 
-def select(layout: Layout, modes: Any) -> Layout:
+def select(layout: Layout, modes: object) -> Layout:
     """The layout of the named modes, in the order named.
 
     >>> str(select(Layout((2, 3, 5)), (2, 0)))
@@ -372,51 +372,51 @@ def prepend(layout: Layout, mode: Layout) -> Layout:
     return Layout.join(mode, *_layout(layout, "what a mode is prepended to"))
 
 
-def logical_divide(layout: Any, tiler: Any) -> Any:
+def logical_divide(layout: object, tiler: object) -> Any:
     """See Layout.logical_divide."""
     return _method(layout, "logical_divide")(tiler)
 
 
-def zipped_divide(layout: Any, tiler: Any) -> Any:
+def zipped_divide(layout: object, tiler: object) -> Any:
     """See Layout.zipped_divide."""
     return _method(layout, "zipped_divide")(tiler)
 
 
-def tiled_divide(layout: Any, tiler: Any) -> Any:
+def tiled_divide(layout: object, tiler: object) -> Any:
     """See Layout.tiled_divide."""
     return _method(layout, "tiled_divide")(tiler)
 
 
-def flat_divide(layout: Any, tiler: Any) -> Any:
+def flat_divide(layout: object, tiler: object) -> Any:
     """See Layout.flat_divide."""
     return _method(layout, "flat_divide")(tiler)
 
 
-def logical_product(layout: Any, tiler: Any) -> Any:
+def logical_product(layout: object, tiler: object) -> Any:
     """See Layout.logical_product."""
     return _method(layout, "logical_product")(tiler)
 
 
-def zipped_product(layout: Any, tiler: Any) -> Any:
+def zipped_product(layout: object, tiler: object) -> Any:
     """See Layout.zipped_product."""
     return _method(layout, "zipped_product")(tiler)
 
 
-def tiled_product(layout: Any, tiler: Any) -> Any:
+def tiled_product(layout: object, tiler: object) -> Any:
     """See Layout.tiled_product."""
     return _method(layout, "tiled_product")(tiler)
 
 
-def flat_product(layout: Any, tiler: Any) -> Any:
+def flat_product(layout: object, tiler: object) -> Any:
     """See Layout.flat_product."""
     return _method(layout, "flat_product")(tiler)
 
 
-def blocked_product(layout: Any, tiler: Any) -> Any:
+def blocked_product(layout: object, tiler: object) -> Any:
     """See Layout.blocked_product."""
     return _method(layout, "blocked_product")(tiler)
 
 
-def raked_product(layout: Any, tiler: Any) -> Any:
+def raked_product(layout: object, tiler: object) -> Any:
     """See Layout.raked_product."""
     return _method(layout, "raked_product")(tiler)

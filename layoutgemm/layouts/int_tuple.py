@@ -29,7 +29,7 @@ Step: TypeAlias = "Scalar | ScaledBasis"  # an entry of a stride
 Shape: TypeAlias = "Scalar | tuple[Shape, ...]"
 Stride: TypeAlias = "Step | tuple[Stride, ...]"
 Pair: TypeAlias = "tuple[Any, Any]"  # shape and stride of a layout: congruent, which no type says
-Modes: TypeAlias = "tuple[list[Scalar], list[Step]]"  # extents and strides without nesting
+Modes: TypeAlias = "tuple[list[Any], list[Any]]"  # extents and strides without nesting: integers alone in most layouts
 
 ENUMERABLE = 1 << 28
 _INT64 = np.dtype(np.int64)
@@ -39,7 +39,7 @@ BEYOND = 1 << MAX_BITS  # above every entry that a caller may give
 SYMBOLS_SEEN = [0]
 
 
-def flatten(x: Any) -> Any:
+def flatten(x: object) -> Any:
     """Without nesting: an int stays an int, a tuple becomes a flat tuple.
 
     >>> flatten((4, (2, (3,))))
@@ -48,7 +48,7 @@ def flatten(x: Any) -> Any:
     return tuple(leaves(x)) if x.__class__ is tuple else x
 
 
-def leaves(x: Any) -> list[Any]:
+def leaves(x: object) -> list[Any]:
     """The entries from left to right, as a list."""
     if x.__class__ is not tuple:
         return [x]
@@ -57,7 +57,7 @@ def leaves(x: Any) -> list[Any]:
             break
     else:
         return list(x)
-    out: list[Any] = []
+    out: list[Scalar] = []
     for y in x:
         if y.__class__ is tuple:
             out += leaves(y)
@@ -66,7 +66,7 @@ def leaves(x: Any) -> list[Any]:
     return out
 
 
-def product(x: Any) -> Any:
+def product(x: object) -> Any:
     """The product of all entries.
 
     >>> product((4, (2, 3)))
@@ -75,7 +75,7 @@ def product(x: Any) -> Any:
     return prod(leaves(x)) if x.__class__ is tuple else x
 
 
-def product_each(x: Any) -> Any:
+def product_each(x: object) -> Any:
     """The product of each top-level mode: the shape without the nesting inside its modes.
 
     >>> product_each((4, (2, 3)))
@@ -84,12 +84,12 @@ def product_each(x: Any) -> Any:
     return tuple([product(y) for y in x]) if x.__class__ is tuple else x
 
 
-def rank(x: Any) -> int:
+def rank(x: object) -> int:
     """How many top-level modes: 1 for an int."""
     return len(x) if x.__class__ is tuple else 1
 
 
-def depth(x: Any) -> int:
+def depth(x: object) -> int:
     """How deep the nesting goes: 0 for an int.
 
     >>> depth(4), depth((4, 2)), depth((4, (2, 3)))
@@ -100,7 +100,7 @@ def depth(x: Any) -> int:
     return 1 + max((depth(y) for y in x), default=0)
 
 
-def congruent(a: Any, b: Any) -> bool:
+def congruent(a: object, b: object) -> bool:
     """Whether both have the same nesting.
 
     >>> congruent((4, (2, 3)), (1, (8, 9))), congruent((4, 2), 8)
@@ -116,7 +116,7 @@ def congruent(a: Any, b: Any) -> bool:
     return True
 
 
-def compatible(a: Any, b: Any) -> bool:
+def compatible(a: object, b: object) -> bool:
     """Whether every coordinate of shape `a` is one of shape `b`: equal sizes, and `b` refines `a`.
 
     >>> compatible(24, (4, 6)), compatible((4, 6), (4, (2, 3))), compatible((4, 6), 24)
@@ -127,7 +127,7 @@ def compatible(a: Any, b: Any) -> bool:
     return b.__class__ is tuple and len(a) == len(b) and all(map(compatible, a, b))
 
 
-def weakly_congruent(a: Any, b: Any) -> bool:
+def weakly_congruent(a: object, b: object) -> bool:
     """Whether the nesting of `b` refines that of `a`.
 
     >>> weakly_congruent(1, (4, 6)), weakly_congruent((4, 6), 1)
@@ -138,12 +138,12 @@ def weakly_congruent(a: Any, b: Any) -> bool:
     return b.__class__ is tuple and len(a) == len(b) and all(map(weakly_congruent, a, b))
 
 
-def transform(f: Callable[[Any], Any], x: Any) -> Any:
+def transform(f: Callable[[Any], Any], x: object) -> Any:
     """The tuple of the same nesting with `f` applied to every entry."""
     return tuple([transform(f, y) for y in x]) if x.__class__ is tuple else f(x)
 
 
-def compact(shape: Any) -> Any:
+def compact(shape: Shape) -> Any:
     """The strides of the column-major compact layout: each the product of the extents to its left.
 
     >>> compact((4, (2, 3)))
@@ -152,7 +152,7 @@ def compact(shape: Any) -> Any:
     return _compact(shape, 1)[0]
 
 
-def _compact(shape: Any, width: Any) -> tuple[Any, Any]:
+def _compact(shape: Any, width: object) -> tuple[Any, Any]:
     if shape.__class__ is not tuple:
         return width, shape * width
     out = []
@@ -189,7 +189,7 @@ def code(x: Any) -> str:
 # ---------------------------------------------------------------- tuples as callers give them
 
 
-def as_nested(x: Any, what: str, entry: Callable[[Any, str], Any], level: int = 0) -> Any:
+def as_nested(x: object, what: str, entry: Callable[[Any, str], Any], level: int = 0) -> Any:
     """A caller's nested tuple, at most DEPTH deep: lists become tuples, and `entry(y, what)` converts what is no int.
 
     Every tuple that a caller hands over comes through here, or through `as_shape` and `as_stride`, before any function
@@ -206,7 +206,7 @@ def as_nested(x: Any, what: str, entry: Callable[[Any, str], Any], level: int = 
     return entry(x, what)
 
 
-def as_entries(x: Any, what: str) -> Any:
+def as_entries(x: object, what: str) -> Any:
     """A caller's tuple of integers, symbols and basis elements. Raises LayoutError.
 
     >>> as_entries([4, (np.int64(2), 3)], "x")
@@ -215,18 +215,18 @@ def as_entries(x: Any, what: str) -> Any:
     return as_nested(x, what, _entry)
 
 
-def _entry(x: Any, what: str) -> Any:
+def _entry(x: object, what: str) -> Any:
     if x.__class__ is P or getattr(x, "_is_basis", False):
         return x
     return entry(x) if is_sympy(x) else as_int(x, what)
 
 
-def as_profile(x: Any, what: str) -> Any:
+def as_profile(x: object, what: str) -> Any:
     """A caller's profile: a tuple of ints and None."""
     return as_nested(x, what, lambda y, said: None if y is None else as_int(y, said))
 
 
-def as_order(x: Any) -> Any:
+def as_order(x: object) -> Any:
     """A caller's order: a tuple of ints."""
     return as_nested(x, "an order", as_int)
 
@@ -234,7 +234,7 @@ def as_order(x: Any) -> Any:
 # ---------------------------------------------------------------- checks where shapes and strides are made
 
 
-def as_shape(x: Any, depth: int = 0) -> Any:
+def as_shape(x: object, depth: int = 0) -> Any:
     """A checked shape: extents are integers >= 1; lists become tuples, NumPy integers become ints.
 
     Raises LayoutError naming the extent.
@@ -257,13 +257,13 @@ SHARED = 2  # tuples around one that is counted: fewer hold no more entries than
 MOST_ENTRIES = 1 << 20
 
 
-def check_entries(x: Any, what: str) -> None:
+def check_entries(x: object, what: str) -> None:
     """Raise LayoutError for a nest of more than MOST_ENTRIES: its tuples may stand in it many times over."""
     if (count := _count(x, {}, DEPTH)) > MOST_ENTRIES:
         raise LayoutError(f"{what} must have at most {MOST_ENTRIES} entries, not {shown(count)}")
 
 
-def _count(x: Any, known: dict[int, int], left: int) -> int:
+def _count(x: object, known: dict[int, int], left: int) -> int:
     if not isinstance(x, (tuple, list)) or not left:
         return 1
     if id(x) not in known:
@@ -276,7 +276,7 @@ def too_deep(what: str) -> LayoutError:
     return LayoutError(f"{what} must nest at most {DEPTH} deep")
 
 
-def check_depth(shape: tuple[Any, ...], left: int = DEPTH - 1) -> None:
+def check_depth(shape: tuple[Shape, ...], left: int = DEPTH - 1) -> None:
     """Raise LayoutError for the shape of a result that nests deeper than DEPTH, so that no layout ever does."""
     for s in shape:
         if s.__class__ is tuple:
@@ -288,7 +288,7 @@ def check_depth(shape: tuple[Any, ...], left: int = DEPTH - 1) -> None:
                     break
 
 
-def check_congruent(shape: Any, stride: Any) -> None:
+def check_congruent(shape: Shape, stride: Stride) -> None:
     """Raise LayoutError unless the stride has the nesting of the shape."""
     if not congruent(shape, stride):
         raise LayoutError(
@@ -307,17 +307,17 @@ def check_enumerable(what: str, layout: Any) -> None:
 # ---------------------------------------------------------------- coordinates
 
 
-def out_of_range(coord: Any, shape: Any) -> CoordinateError:
+def out_of_range(coord: object, shape: Shape) -> CoordinateError:
     """The error for a Python int outside `shape`."""
     return CoordinateError(f"coordinate {show(coord)} is outside 0..{product(shape) - 1} of shape {show(shape)}", coord)
 
 
-def other_nesting(coord: Any, shape: Any) -> CoordinateError:
+def other_nesting(coord: object, shape: Shape) -> CoordinateError:
     """The error for a coordinate that is nested otherwise than `shape`."""
     return CoordinateError(f"coordinate {show_coord(coord)} does not have the nesting of shape {show(shape)}")
 
 
-def scalar(x: Any, what: str = "a coordinate") -> Any:
+def scalar(x: object, what: str = "a coordinate") -> Any:
     """A coordinate that is no tuple, made usable: NumPy integers become ints, integer arrays int64.
 
     Other objects that divide or shift as integers do (traced integers, symbols) pass unchanged. Raises CoordinateError
@@ -342,7 +342,7 @@ def scalar(x: Any, what: str = "a coordinate") -> Any:
     return x
 
 
-def _counts(x: Any) -> bool:
+def _counts(x: object) -> bool:
     """Whether an object has the arithmetic of integers, and is no tensor of floats, complex numbers or bools."""
     kind = str(getattr(x, "dtype", ""))
     if kind.startswith("torch.") and kind.rpartition(".")[2].startswith(("float", "bfloat", "complex", "bool")):
@@ -350,7 +350,7 @@ def _counts(x: Any) -> bool:
     return hasattr(x, "__floordiv__") or hasattr(x, "__rshift__")
 
 
-def bit_field(x: Any, what: str) -> Any:
+def bit_field(x: object, what: str) -> Any:
     """`scalar`, of what is shifted and XORed. Raises CoordinateError for what has no bits, such as a symbol."""
     x = scalar(x, what)
     if not (x.__class__ is int or hasattr(x, "__rshift__")):
@@ -358,7 +358,7 @@ def bit_field(x: Any, what: str) -> Any:
     return x
 
 
-def idx2crd(index: Any, shape: Any) -> Any:
+def idx2crd(index: object, shape: Shape) -> Any:
     """The coordinate of a flat (colexicographic) index: int -> tuple congruent with `shape`.
 
     A Python int outside the shape raises CoordinateError; the last mode of an array or a traced index is unbounded.
@@ -379,10 +379,10 @@ def idx2crd(index: Any, shape: Any) -> Any:
     return _split(index, shape)
 
 
-def _split(index: Any, shape: Any) -> Any:
+def _split(index: Any, shape: Shape) -> Any:
     flat = leaves(shape)
     last = max([i for i, s in enumerate(flat) if s != 1], default=0)
-    w: Any = 1
+    w: Scalar = 1
     parts: list[Any] = []
     for i, s in enumerate(flat):
         if s == 1 and i != last:
@@ -451,10 +451,10 @@ def _far(coord: Any, S: list[Any], D: list[Any]) -> Any:
     return np.broadcast_to(out.astype(np.int64), coord.shape)
 
 
-def _offset(x: Any, S: list[Any], D: list[Any]) -> Any:
+def _offset(x: Any, S: list[Scalar], D: list[Step]) -> Any:
     """Offset of a flat index over flat modes, last mode unbounded, without arithmetic on 1 and 0."""
     total: Any = 0
-    w: Any = 1
+    w: Scalar = 1
     last = len(S) - 1
     for i, s in enumerate(S):
         d = D[i]
@@ -468,14 +468,14 @@ def _offset(x: Any, S: list[Any], D: list[Any]) -> Any:
     return total
 
 
-def show_coord(coord: Any, depth: int = 0) -> str:
+def show_coord(coord: object, depth: int = 0) -> str:
     """A coordinate as given, in CuTe's notation; what nests deeper than any layout as dots."""
     if not isinstance(coord, (tuple, list)):
         return show(coord) if coord.__class__ is int else shown(coord)
     return f"({','.join([show_coord(c, depth + 1) for c in coord])})" if depth < DEPTH else "(...)"
 
 
-def coal(shape: Any, stride: Any) -> tuple[list[Any], list[Any]]:
+def coal(shape: Any, stride: Any) -> Modes:
     """The coalesced modes as two lists: extents of 1 dropped, neighbours merged when they continue each other.
 
     The lists are empty for a layout of one element. This form is unique for a function: the first extent is the first
@@ -483,13 +483,13 @@ def coal(shape: Any, stride: Any) -> tuple[list[Any], list[Any]]:
     """
     if shape.__class__ is not tuple:
         return ([], []) if shape == 1 else ([shape], [stride])
-    S: list[Any] = []
-    D: list[Any] = []
+    S: list[Scalar] = []
+    D: list[Step] = []
     _coal(shape, stride, S, D)
     return S, D
 
 
-def coal_open(shape: Any, stride: Any) -> tuple[list[Any], list[Any]]:
+def coal_open(shape: object, stride: Any) -> Modes:
     """The modes of the function on all indices >= 0, the last mode without end: coalesced up to the last entry.
 
     Past the end an index runs on in the last entry of the shape, even when its extent is 1 (CuTe's definition).
@@ -525,18 +525,18 @@ def pack(S: list[Any], D: list[Any]) -> tuple[Any, Any]:
     return tuple(S), tuple(D)
 
 
-def coalesce(shape: Any, stride: Any) -> tuple[Any, Any]:
+def coalesce(shape: object, stride: object) -> Pair:
     """The coalesced shape and stride."""
     return pack(*coal(shape, stride))
 
 
-def filter_zeros(shape: Any, stride: Any) -> tuple[Any, Any]:
+def filter_zeros(shape: Shape, stride: Stride) -> Pair:
     """Coalesced, without the modes of stride 0."""
     modes = [(s, d) for s, d in zip(leaves(shape), leaves(stride)) if s != 1 and d != 0]
     return coalesce(tuple([s for s, _ in modes]), tuple([d for _, d in modes]))
 
 
-def by_profile(f: Callable[[Any, Any], tuple[Any, Any]], shape: Any, stride: Any, profile: Any) -> tuple[Any, Any]:
+def by_profile(f: Callable[[Any, Any], tuple[Any, Any]], shape: Any, stride: Any, profile: object) -> Pair:
     """`f` on every mode that an int of the profile marks; None, and modes past the profile's end, stay."""
     if profile is None:
         return shape, stride

@@ -20,10 +20,23 @@ from .algebra.divide import as_tiler
 from .basis import as_stride, assemble, component, has_basis, identity_stride, paths_of
 from .conversion import Convertible
 from .display import PicturedLayout
-from .int_tuple import BEYOND, SYMBOLS_SEEN, as_shape, check_congruent, check_enumerable, coal, crd2idx, show_coord
+from .int_tuple import (
+    BEYOND,
+    SYMBOLS_SEEN,
+    Pair,
+    Shape,
+    Stride,
+    as_shape,
+    check_congruent,
+    check_enumerable,
+    coal,
+    crd2idx,
+    show_coord,
+)
 from .paged import Paged
 from .predicates import Predicates
 from .proofs import verdicts as _proof
+from .proofs.verdicts import Answer
 from .symbols.dispatch import has_symbols, symbols_in
 
 
@@ -52,7 +65,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
     _plain = True  # no swizzle: what the normal form applies to
     _symbolic = False  # SymbolicLayout has symbols among its entries
 
-    def __new__(cls, shape: Any, stride: Any = None) -> Layout:
+    def __new__(cls, shape: Shape, stride: object = None) -> Layout:
         """A layout of integers, or with symbols where an entry is one."""
         if shape.__class__ is stride.__class__ is int and 0 < shape < BEYOND and -BEYOND < stride < BEYOND:
             self = _object_new(cls)
@@ -76,14 +89,14 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         return self
 
     @staticmethod
-    def _new(shape: Any, stride: Any) -> Layout:
+    def _new(shape: Shape, stride: Stride) -> Layout:
         """A layout of parts that are known to be well formed: no checks."""
         self = _object_new(Layout)
         _set_shape(self, shape)
         _set_stride(self, stride)
         return self
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"Layout is frozen: cannot set {name}")
 
     def __delattr__(self, name: str) -> None:
@@ -92,7 +105,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
     # ------------------------------------------------------------ construction
 
     @staticmethod
-    def identity(shape: Any) -> Layout:
+    def identity(shape: Shape) -> Layout:
         """The layout that maps each coordinate to itself: strides E(i), nested as the shape is; i to (i,) for an int.
 
         >>> str(Layout.identity((4, (2, 3)))), Layout.identity((4, (2, 3)))(5)
@@ -102,7 +115,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         return Layout(shape, identity_stride(shape))
 
     @staticmethod
-    def ordered(shape: Any, order: Any) -> Layout:
+    def ordered(shape: Shape, order: object) -> Layout:
         """The compact layout whose modes take the strides in the given order, smallest first.
 
         >>> str(Layout.ordered((2, 8, 4), (1, 0, 2)))
@@ -136,7 +149,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         return out
 
     @staticmethod
-    def from_expr(formula: Any, shape: Any = None, /, **extents: Any) -> Any:
+    def from_expr(formula: object, shape: object = None, /, **extents: object) -> Any:
         """The layout of a formula of the coordinates; a ComposedLayout for an offset or a XOR. See formula.from_expr.
 
         `formula` is a function, a SymPy expression or a text; the extents of its variables come by keyword, or as a
@@ -188,7 +201,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
 
     # ------------------------------------------------------------ as a function
 
-    def __call__(self, *coord: Any) -> Any:
+    def __call__(self, *coord: object) -> Any:
         """The offset of a coordinate: ints (checked against the shape), int arrays or traced integers (not checked)."""
         c = coord[0] if len(coord) == 1 else coord
         try:
@@ -198,7 +211,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         except CoordinateError as error:
             raise CoordinateError(f"{self} at {show_coord(c)}: {error.reason}", error.witness) from None
 
-    def coord(self, index: Any) -> Any:
+    def coord(self, index: object) -> Any:
         """The coordinate of a flat index, nested as the shape is; an int out of range raises CoordinateError.
 
         >>> Layout((4, (2, 3))).coord(13)
@@ -238,7 +251,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
     def __iter__(self) -> Iterator[Layout]:
         return (self[i] for i in range(self.rank))
 
-    def __getitem__(self, i: Any) -> Layout:
+    def __getitem__(self, i: object) -> Layout:
         """Mode i as a layout; a Python slice gives the layout of those modes."""
         shape, stride = self.shape, self.stride
         if shape.__class__ is not tuple:
@@ -250,7 +263,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
             pass
         raise NoMode(f"{self} has no mode {shown(i)}")
 
-    def slice(self, coord: Any) -> tuple[Layout, Any]:
+    def slice(self, coord: object) -> tuple[Layout, Any]:
         """The layout of the modes that None keeps, and the offset of the others.
 
         >>> rest, offset = Layout((4, (2, 3)), (6, (1, 2))).slice((1, (None, 2)))
@@ -265,7 +278,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
             return _new(tuple(S), tuple(D)), assemble(parts)
         return _new(tuple(S), tuple(D)), _recast.offset(coord, self.shape, self.stride)
 
-    def dice(self, coord: Any) -> Layout:
+    def dice(self, coord: object) -> Layout:
         """The layout of the modes that have an integer in coord: what slice drops.
 
         >>> str(Layout((4, 2, 3)).dice((None, 0, 0)))
@@ -427,7 +440,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         """
         return self.max_common_layout(other).size
 
-    def logical_divide(self, tiler: Any) -> Layout:
+    def logical_divide(self, tiler: object) -> Layout:
         """self o (T, complement of T up to self.size): mode 0 a tile, mode 1 the tiles; mode by mode for a tuple.
 
         It answers exactly when a layout with these modes is that function. An int or a Layout divides the whole, a
@@ -444,7 +457,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
             return above.lifted(self).logical_divide(tiler)
         return _made(_divide.by_mode(_divide.divide, self.shape, self.stride, tiler))
 
-    def zipped_divide(self, tiler: Any) -> Layout:
+    def zipped_divide(self, tiler: object) -> Layout:
         """logical_divide with all tile modes in mode 0 and all others in mode 1.
 
         >>> str(Layout((4, 6)).zipped_divide((2, 3)))
@@ -455,21 +468,21 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
             return above.lifted(self).zipped_divide(tiler)
         return _made(_divide.zipped(_divide.divide, self.shape, self.stride, tiler))
 
-    def tiled_divide(self, tiler: Any) -> Layout:
+    def tiled_divide(self, tiler: object) -> Layout:
         """zipped_divide with the modes of mode 1 at the top: '((2,3),2,2)'."""
         tiler = as_tiler(tiler)
         if symbols_in(tiler):
             return above.lifted(self).tiled_divide(tiler)
         return _made(_divide.unpack(_divide.zipped(_divide.divide, self.shape, self.stride, tiler), False))
 
-    def flat_divide(self, tiler: Any) -> Layout:
+    def flat_divide(self, tiler: object) -> Layout:
         """zipped_divide with the modes of both modes at the top: '(2,3,2,2)'."""
         tiler = as_tiler(tiler)
         if symbols_in(tiler):
             return above.lifted(self).flat_divide(tiler)
         return _made(_divide.unpack(_divide.zipped(_divide.divide, self.shape, self.stride, tiler), True))
 
-    def logical_product(self, tiler: Any) -> Layout:
+    def logical_product(self, tiler: object) -> Layout:
         """(self, complement of self o tiler): mode 0 is self, mode 1 places disjoint copies in the tiler's order.
 
         >>> str(Layout((2, 2), (1, 8)).logical_product(4))
@@ -480,28 +493,28 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
             return above.lifted(self).logical_product(tiler)
         return _made(_divide.by_mode(_divide.multiply, self.shape, self.stride, tiler))
 
-    def zipped_product(self, tiler: Any) -> Layout:
+    def zipped_product(self, tiler: object) -> Layout:
         """logical_product with all block modes in mode 0 and all copies in mode 1."""
         tiler = as_tiler(tiler)
         if symbols_in(tiler):
             return above.lifted(self).zipped_product(tiler)
         return _made(_divide.zipped(_divide.multiply, self.shape, self.stride, tiler))
 
-    def tiled_product(self, tiler: Any) -> Layout:
+    def tiled_product(self, tiler: object) -> Layout:
         """zipped_product with the modes of mode 1 at the top."""
         tiler = as_tiler(tiler)
         if symbols_in(tiler):
             return above.lifted(self).tiled_product(tiler)
         return _made(_divide.unpack(_divide.zipped(_divide.multiply, self.shape, self.stride, tiler), False))
 
-    def flat_product(self, tiler: Any) -> Layout:
+    def flat_product(self, tiler: object) -> Layout:
         """zipped_product with the modes of both modes at the top."""
         tiler = as_tiler(tiler)
         if symbols_in(tiler):
             return above.lifted(self).flat_product(tiler)
         return _made(_divide.unpack(_divide.zipped(_divide.multiply, self.shape, self.stride, tiler), True))
 
-    def blocked_product(self, tiler: Any) -> Layout:
+    def blocked_product(self, tiler: object) -> Layout:
         """Copies of self side by side: mode i is (block mode i, tiler mode i).
 
         >>> str(Layout((2, 2)).blocked_product(Layout((3, 1))))
@@ -512,7 +525,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
             return above.lifted(self).blocked_product(tiler)
         return _made(_divide.interleave((self.shape, self.stride), tiler, False))
 
-    def raked_product(self, tiler: Any) -> Layout:
+    def raked_product(self, tiler: object) -> Layout:
         """Copies of self interleaved: mode i is (tiler mode i, block mode i), coalesced.
 
         >>> str(Layout((2, 2)).raked_product(Layout((3, 1))))
@@ -523,7 +536,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
             return above.lifted(self).raked_product(tiler)
         return _made(_divide.interleave((self.shape, self.stride), tiler, True))
 
-    def tile_to_shape(self, shape: Any, order: Any = None) -> Layout:
+    def tile_to_shape(self, shape: Shape, order: object = None) -> Layout:
         """self repeated until it fills `shape`, a multiple of it in each mode, tiles in `order` (None: column-major).
 
         >>> str(Layout((8, 8), (8, 1)).tile_to_shape((16, 16), (1, 0)))
@@ -574,7 +587,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         """
         return above.expression_of(self, *names)
 
-    def equivalent(self, other: Any) -> Any:
+    def equivalent(self, other: object) -> Answer:
         """Whether both are one function of the flat index, of one size: a Proof, or the first CounterExample.
 
         >>> Layout((4, 2)).equivalent(Layout(8)).ok, Layout((3, 2)).equivalent(Layout((3, 2), (1, 2))).explain()
@@ -584,7 +597,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
             return above.lifted(self).equivalent(other)
         return _proof.between(_proof.equivalent(self, other), self, other)
 
-    def is_injective(self) -> Any:
+    def is_injective(self) -> Answer:
         """Whether no two coordinates share a value: Proof, or CounterExample with the first two flat indices that do.
 
         >>> Layout((2, 2), (1, 1)).is_injective().witness
@@ -592,7 +605,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         """
         return _proof.injective(self.shape, self.stride)
 
-    def is_bijective(self) -> Any:
+    def is_bijective(self) -> Answer:
         """Whether the values are 0..size-1, each once."""
         return _proof.bijective(self.shape, self.stride)
 
@@ -608,7 +621,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
     def __hash__(self) -> int:
         return hash((self.shape, self.stride))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Layout, (self.shape, self.stride)
 
     def __repr__(self) -> str:
@@ -625,7 +638,7 @@ _new = Layout._new
 above.layout_of.register(object)(_new)
 
 
-def _made(pair: tuple[Any, Any]) -> Layout:
+def _made(pair: Pair) -> Layout:
     """The result of an operation that puts modes into modes. Raises LayoutError where it nests too deep."""
     shape, stride = pair
     if shape.__class__ is tuple:

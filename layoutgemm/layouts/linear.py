@@ -97,7 +97,7 @@ class LinearLayout(Function):
 
     @classmethod
     @checked()
-    def of(cls, source: Any, names: Sequence[str] = (), bits: int | None = None) -> LinearLayout:
+    def of(cls, source: object, names: Sequence[str] = (), bits: int | None = None) -> LinearLayout:
         """The matrix of a Layout, Swizzle or ComposedLayout; its top-level modes become the modes.
 
         A swizzle is taken on offsets of `bits` bits (the fewest that hold it, unless given). Raises LayoutError where
@@ -172,7 +172,7 @@ class LinearLayout(Function):
         """Number of coordinates."""
         return 1 << len(self.columns)
 
-    def __call__(self, *coord: Any, **named: Any) -> Any:
+    def __call__(self, *coord: object, **named: object) -> Any:
         """The value at a flat index, at one coordinate per mode, or at named coordinates (those left out are 0).
 
         Takes ints, NumPy arrays and traced integers alike. Raises CoordinateError when an int
@@ -189,7 +189,7 @@ class LinearLayout(Function):
             coord = tuple(x)
         if len(coord) != len(self.bits):
             raise CoordinateError(f"{len(coord)} coordinates for {len(self.bits)} modes of {self.bits} bits")
-        value: Any = self.offset
+        value: int = self.offset
         start = 0
         for x, b in zip(coord, self.bits, strict=True):
             value = value ^ (self._xor(x, start, start + b) ^ self.offset)
@@ -267,7 +267,7 @@ class LinearLayout(Function):
 
     # ------------------------------------------------------------ algebra
 
-    def compose(self, other: Any) -> LinearLayout:
+    def compose(self, other: object) -> LinearLayout:
         """`self(other(x))`, with the modes and names of `other` (anything that `of` takes).
 
         Raises LayoutError where `other` has values outside this layout's domain; `witness` is the first coordinate.
@@ -374,7 +374,7 @@ class LinearLayout(Function):
 
     # ------------------------------------------------------------ equality of functions
 
-    def equivalent(self, other: Any) -> Proof | CounterExample:
+    def equivalent(self, other: object) -> Proof | CounterExample:
         """Whether both are the same function of the flat index: Proof, or the first coordinate that tells them apart.
 
         `other` is anything that `of` takes. Exact, and independent of the size.
@@ -394,7 +394,7 @@ class LinearLayout(Function):
         statement = "not equivalent" if n == m else f"not equivalent, 2^{n} and 2^{m} elements"
         return CounterExample(longer.coord(at), left_value, right_value, at, statement, "GF(2) matrix")
 
-    def first_difference(self, other: Any) -> int | None:
+    def first_difference(self, other: object) -> int | None:
         """The first flat index at which two functions differ, or that only one of them has; None when they are one.
 
         >>> LinearLayout((1, 2, 4)).first_difference(LinearLayout((1, 2, 8)))
@@ -488,7 +488,7 @@ class LinearLayout(Function):
 # ---------------------------------------------------------------- columns of layouts and swizzles
 
 
-def _affine(layout: Any, offset: int, source: Any) -> tuple[list[int], tuple[int, ...]]:
+def _affine(layout: Any, offset: int, source: object) -> tuple[list[int], tuple[int, ...]]:
     """Differences of offset + layout at each coordinate bit, and the bits of each top-level mode; exact, see above."""
     shape = layout.shape
     columns: list[int] = []
@@ -512,7 +512,7 @@ def _affine(layout: Any, offset: int, source: Any) -> tuple[list[int], tuple[int
     return columns, tuple(product(g).bit_length() - 1 for g in groups)
 
 
-def _refuse(source: Any, columns: list[int], column: int, offset: int) -> None:
+def _refuse(source: object, columns: list[int], column: int, offset: int) -> None:
     j = len(columns)
     i = next(i for i, c in enumerate(columns) if c & column)
     bit = (columns[i] & column & -(columns[i] & column)).bit_length() - 1
@@ -526,7 +526,7 @@ def _refuse(source: Any, columns: list[int], column: int, offset: int) -> None:
     )
 
 
-def _plus(constant: int, columns: list[int], offset: int, source: Any) -> tuple[list[int], int]:
+def _plus(constant: int, columns: list[int], offset: int, source: object) -> tuple[list[int], int]:
     """Columns and offset of `constant +` an affine function."""
     width = max(map(int.bit_length, (*columns, offset, constant))) + len(columns) + 1
     rows = add_constant(constant, rows_of((*columns, offset), width), len(columns))

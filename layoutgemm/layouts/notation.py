@@ -27,6 +27,7 @@ from .layout import Layout
 from .swizzle import SWIZZLES, ComposedLayout, Swizzle
 from .symbols.dims import declared, fresh_name, parse_entry, symbol
 from .symbols.facts import as_facts
+from .symbols.polynomial import Scalar
 
 Symbols = Callable[[str], Any]
 MAX_TEXT = 1 << 16  # characters: no layout that can be read by a person, or is printed by a program, is longer
@@ -53,7 +54,7 @@ _AFTER = re.compile(r"[\s>\"'`]*(?:=\s*\(.*)?\s*", re.DOTALL)
 
 
 @above.parsed.register(object)
-def parse(text: str, given: Any = ()) -> Layout | ComposedLayout | Swizzle:
+def parse(text: str, given: object = ()) -> Layout | ComposedLayout | Swizzle:
     """A layout, a swizzle, or a swizzled layout from its notation. Raises ParseError, which points at the character.
 
     Entries may hold symbols; `given` are facts about them, as `Facts` takes them, under which the text is read. Each
@@ -84,7 +85,7 @@ def read(text: str, symbol: Symbols) -> Layout | ComposedLayout | Swizzle:
     return _TextReader(text, symbol).all()
 
 
-def _symbols(given: Any) -> Symbols:
+def _symbols(given: object) -> Symbols:
     """What a name in the text stands for."""
     if given.__class__ is tuple and not given:
         return declared
@@ -325,7 +326,7 @@ class _TextReader:
         if depth >= DEPTH:
             raise ParseError(f"tuples nest at most {DEPTH} deep", self.text, self.at)
         self.at += 1
-        out: list[Any] = []
+        out: list[Scalar] = []
         while self.peek() != ")":
             out.append(self.entries(depth + 1))
             if self.peek() == ",":

@@ -7,10 +7,11 @@ from typing import Any
 
 from ..errors import LayoutError
 from . import above
-from .proofs.verdicts import Function, Verdict
+from .int_tuple import Shape
+from .proofs.verdicts import Answer, Function, Verdict
 
 
-def verdict(operation: Callable[..., Any], *args: Any) -> Verdict:
+def verdict(operation: Callable[..., Any], *args: object) -> Verdict:
     """Run an operation and say whether it had an answer: ok, or the reason and witness that it would raise."""
     try:
         operation(*args)
@@ -28,7 +29,7 @@ class Predicates(Function):
 
     __slots__ = ()
 
-    def covers(self, tile: Any, given: Any = ()) -> Any:
+    def covers(self, tile: object, given: object = ()) -> Answer:
         """Whether every offset 0..size(tile)-1 is a value, at every size; `tile` is a shape or layout; see prove.covers
 
         >>> from layoutgemm import Layout
@@ -37,7 +38,7 @@ class Predicates(Function):
         """
         return above.covering(self, tile, given)
 
-    def disjoint(self, other: Any, offset: Any = 0, given: Any = ()) -> Any:
+    def disjoint(self, other: object, offset: object = 0, given: object = ()) -> Answer:
         """Whether no value is offset + a value of `other`, at every size. See prove.disjoint.
 
         >>> from layoutgemm import Layout
@@ -46,11 +47,11 @@ class Predicates(Function):
         """
         return above.apart(self, other, offset, given)
 
-    def can_compose(self, other: Any) -> Verdict:
+    def can_compose(self, other: object) -> Verdict:
         """Whether compose(other) has an answer."""
         return self._can("compose", other)
 
-    def can_complement(self, bound: Any = None) -> Verdict:
+    def can_complement(self, bound: object = None) -> Verdict:
         """Whether complement(bound) has an answer."""
         return self._can("complement", bound)
 
@@ -58,19 +59,19 @@ class Predicates(Function):
         """Whether left_inverse() has an answer."""
         return self._can("left_inverse")
 
-    def can_divide(self, tiler: Any) -> Verdict:
+    def can_divide(self, tiler: object) -> Verdict:
         """Whether logical_divide(tiler), and with it every other divide, has an answer."""
         return self._can("logical_divide", tiler)
 
-    def can_product(self, tiler: Any) -> Verdict:
+    def can_product(self, tiler: object) -> Verdict:
         """Whether logical_product(tiler) has an answer."""
         return self._can("logical_product", tiler)
 
-    def can_tile_to_shape(self, shape: Any, order: Any = None) -> Verdict:
+    def can_tile_to_shape(self, shape: Shape, order: object = None) -> Verdict:
         """Whether tile_to_shape(shape, order) has an answer."""
         return self._can("tile_to_shape", shape, order)
 
-    def can_with_shape(self, *shape: Any) -> Verdict:
+    def can_with_shape(self, *shape: object) -> Verdict:
         """Whether with_shape(shape) has an answer."""
         return self._can("with_shape", *shape)
 
@@ -86,7 +87,7 @@ class Predicates(Function):
         """Whether recast(new_bits, old_bits) has an answer."""
         return self._can("recast", new_bits, old_bits)
 
-    def _can(self, name: str, *args: Any) -> Verdict:
+    def _can(self, name: str, *args: object) -> Verdict:
         operation = getattr(self, name, None)
         if operation is None:
             return Verdict(False, f"{type(self).__name__} has no {name}")

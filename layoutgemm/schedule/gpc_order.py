@@ -84,7 +84,7 @@ class Dealt:
         return self.starts[-1]
 
     @checked(PlanError)
-    def number(self, nth: Any, count: Any, minimum: Callable[..., Any] = least) -> Any:
+    def number(self, nth: Any, count: object, minimum: Callable[..., Any] = least) -> Any:
         """Which number the nth of `count` clusters takes. `minimum` stands in for traced integers, which Python's own
         does not take."""
         if not self.rounds:
@@ -146,7 +146,7 @@ def _member(index: Any, places: tuple[int, ...]) -> Any:
     return found
 
 
-def _below(place: Any, places: tuple[int, ...], minimum: Callable[..., Any]) -> Any:
+def _below(place: object, places: tuple[int, ...], minimum: Callable[..., Any]) -> Any:
     """How many of the places are before one."""
     return sum(minimum(place - minimum(place, first), many) for first, many in _runs(places))
 

@@ -25,7 +25,7 @@ from ..layouts.proofs.index_formulas import prove_formulas
 from ..layouts.proofs.prove import disjoint, injective
 from ..layouts.proofs.verdicts import Proof, Undecided
 from ..layouts.symbols.facts import Facts
-from ..layouts.symbols.polynomial import show
+from ..layouts.symbols.polynomial import Scalar, show
 from .tile_order import Answer, Schedule, Tile, all_proven, checked_grid
 
 
@@ -62,7 +62,7 @@ class Persistent(Pictured):
         return -(-grid[0] // rows), -(-grid[1] // columns)
 
     @checked(PlanError)
-    def tile(self, worker: Any, step: Any, rank: Any, grid: Tile, minimum: Callable[..., Any] = least) -> Tile:
+    def tile(self, worker: Any, step: Any, rank: object, grid: Tile, minimum: Callable[..., Any] = least) -> Tile:
         """The tile that block `rank` of a worker does as its number `step`; it can lie outside of the grid.
 
         The worker has a step `step` while worker + workers * step is below the number of clusters in the grid.
@@ -249,7 +249,7 @@ def _stream_statements() -> Iterator[tuple[str, Answer]]:
         each = 0 if name.startswith("fewer") else given["each"]
         extra = given[more] if isinstance(more, str) else more
         units = workers * each + extra
-        ranges = []
+        ranges: list[tuple[Scalar, Scalar, Layout]] = []
         if extra != 0:
             ranges.append((0, 0, Layout((each + 1, extra), (1, each + 1))))
         if each != 0:

@@ -79,7 +79,7 @@ class Schedule(Pictured):
 
     # A subclass gives the rule for along = "M", and the cases of its proof; N is M with the two exchanged.
 
-    def _tile(self, number: Any, rows: Any, columns: Any, group: Any, minimum: Callable[..., Any]) -> Tile:
+    def _tile(self, number: object, rows: object, columns: object, group: object, minimum: Callable[..., Any]) -> Tile:
         raise NotImplementedError
 
     def _cases(self) -> Iterator[Case]:
@@ -90,7 +90,7 @@ class Schedule(Pictured):
         return 1
 
     @checked(PlanError)
-    def tile(self, number: Any, grid: Tile, minimum: Callable[..., Any] = least) -> Tile:
+    def tile(self, number: object, grid: Tile, minimum: Callable[..., Any] = least) -> Tile:
         """The (row, column) visited as number `number` of a grid of (rows, columns) of tiles.
 
         `minimum` stands in for traced integers, which Python's own does not take.
@@ -127,7 +127,7 @@ class Linear(Schedule):
     True
     """
 
-    def _tile(self, number: Any, rows: Any, columns: Any, group: Any, minimum: Callable[..., Any]) -> Tile:
+    def _tile(self, number: Any, rows: object, columns: object, group: object, minimum: Callable[..., Any]) -> Tile:
         return number % rows, number // rows
 
     def _cases(self) -> Iterator[Case]:
@@ -168,7 +168,7 @@ class Grouped(Schedule):
     def _group(self) -> int:
         return self.group
 
-    def _tile(self, number: Any, rows: Any, columns: Any, group: Any, minimum: Callable[..., Any]) -> Tile:
+    def _tile(self, number: Any, rows: object, columns: Any, group: object, minimum: Callable[..., Any]) -> Tile:
         nth = number // (group * columns)
         inside = number % (group * columns)
         first = nth * group
@@ -298,15 +298,15 @@ def all_proven(statements: Iterable[tuple[str, Answer]], method: str) -> Answer:
 def _statements(schedule: Schedule, case: Case) -> Iterator[tuple[str, Answer]]:
     """What has to hold for a case's grids to be visited once, each with its answer."""
     rows, columns = case.rows, case.columns
-    total: Any = 0
+    total: int = 0
     for piece in case.pieces:
         names = [f"x{i}" for i in range(len(piece.index.shape))]
 
-        def formula(piece: Piece = piece, names: list[str] = names, **at: Any) -> Tile:
+        def formula(piece: Piece = piece, names: list[str] = names, **at: object) -> Tile:
             number = piece.start + piece.index(*[at[name] for name in names])
             return schedule._tile(number, rows, columns, case.group, least)
 
-        def tiles(piece: Piece = piece, names: list[str] = names, **at: Any) -> Tile:
+        def tiles(piece: Piece = piece, names: list[str] = names, **at: object) -> Tile:
             row, column = piece.tile(*[at[name] for name in names])
             return piece.corner[0] + row, piece.corner[1] + column
 

@@ -368,5 +368,5 @@ def _power(value: int) -> int:
     return gcd(value, 1 << 62)
 
 
-def _leaves(tree: Any) -> tuple[int, ...]:
+def _leaves(tree: object) -> tuple[int, ...]:
     return tree if isinstance(tree, tuple) else (tree,)

@@ -25,7 +25,7 @@ from ...layouts import Layout
 from .tile import CHUNK_BITS, MAJORS, slot_bits, swizzle_mode, swizzle_of
 
 
-def canonical_modes(major: str, mode_name: str, bits: int, leading: Any, stride: Any) -> tuple[Any, Any]:
+def canonical_modes(major: str, mode_name: str, bits: int, leading: object, stride: object) -> tuple[Any, Any]:
     """The two dimensions of a canonical layout, mn and k, each as ((inner extent, stride), (stride of the repetition)).
 
     The one place where the five layouts are written down. leading and stride are in elements (slots) of `bits`, and may

@@ -346,7 +346,7 @@ def as_tile(
     element = dtype(dtype_)
     stored = packing_of(element, packing)
     bits = slot_bits(element, stored)
-    offset: Any = 0
+    offset: int = 0
     if isinstance(layout, ComposedLayout):
         if swizzle is not None:
             raise AtomError(f"{layout} has a swizzle of its own; another, {swizzle}, is named")
@@ -374,7 +374,7 @@ def _mode_name(swizzle: Swizzle, unit: int) -> str:
     raise AtomError(f"{on_bytes} is no swizzle of shared memory; the modes are {known}")
 
 
-def _rescaled(value: Any, old: int, new: int, layout: Any) -> Any:
+def _rescaled(value: Any, old: int, new: int, layout: object) -> Any:
     if isinstance(value, tuple):
         return tuple(_rescaled(entry, old, new, layout) for entry in value)
     if value * old % new:

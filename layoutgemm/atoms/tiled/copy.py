@@ -162,7 +162,7 @@ class TiledCopy(Pictured, Paged, Convertible):
         threads, values = tiles[0].compose(self.tv_layout(side))
         return Layout.join(threads, values, *tiles[1])
 
-    def _check_extents(self, layout: Any) -> None:
+    def _check_extents(self, layout: object) -> None:
         if not isinstance(layout, Layout):
             raise AtomError(f"a tiled copy partitions a Layout or a ComposedLayout, not {layout!r}")
         if layout.rank < len(self.tiler):
@@ -185,11 +185,11 @@ class TiledCopy(Pictured, Paged, Convertible):
                         f"are {cut.size} and reach element {cut.cosize - 1}"
                     )
 
-    def partition_S(self, thread: Any, layout: Any) -> tuple[Any, Any]:
+    def partition_S(self, thread: object, layout: object) -> tuple[Any, Any]:
         """((value of one instruction, instruction), rest, ...) of one thread at the source, and its offset."""
         return one_thread(self.partition("src", layout), thread, self.threads)
 
-    def partition_D(self, thread: Any, layout: Any) -> tuple[Any, Any]:
+    def partition_D(self, thread: object, layout: object) -> tuple[Any, Any]:
         """((value of one instruction, instruction), rest, ...) of one thread at the destination, and its offset."""
         return one_thread(self.partition("dst", layout), thread, self.threads)
 
@@ -236,7 +236,7 @@ class TiledCopy(Pictured, Paged, Convertible):
         return self.layout_tv.is_bijective() if side is None else covered
 
     @checked(AtomError)
-    def vectors(self, side: str, layout: Any, width: int | None = None) -> Any:
+    def vectors(self, side: str, layout: object, width: int | None = None) -> Any:
         """Whether each instruction's values are side by side and aligned in `layout`, the tensor of that side.
 
         `width` is how many elements one access takes (None: the values of one instruction on that side). A Proof says
@@ -375,14 +375,14 @@ class ThreadCopy:
     tiled: TiledCopy
     thread: int
 
-    def partition_S(self, layout: Any) -> tuple[Any, Any]:
+    def partition_S(self, layout: object) -> tuple[Any, Any]:
         """See TiledCopy.partition_S."""
         return self.tiled.partition_S(self.thread, layout)
 
-    def partition_D(self, layout: Any) -> tuple[Any, Any]:
+    def partition_D(self, layout: object) -> tuple[Any, Any]:
         """See TiledCopy.partition_D."""
         return self.tiled.partition_D(self.thread, layout)
 
-    def retile(self, fragment: Any) -> Any:
+    def retile(self, fragment: object) -> Any:
         """See TiledCopy.retile."""
         return self.tiled.retile(fragment)

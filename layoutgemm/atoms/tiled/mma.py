@@ -199,7 +199,7 @@ class TiledMma(Pictured, Paged, Convertible):
         return Layout.join(Layout.join(threads, rest[0]), Layout.join(values, rest[1]))
 
     @checked(AtomError)
-    def check_extents(self, operand: str, layout: Any) -> None:
+    def check_extents(self, operand: str, layout: object) -> None:
         """Raises AtomError where the tile does not divide an extent of it; names the fact that a symbol lacks."""
         tile = self.tile_of(operand)
         if not isinstance(layout, Layout):
@@ -218,7 +218,7 @@ class TiledMma(Pictured, Paged, Convertible):
                 )
 
     @checked(AtomError)
-    def partition(self, operand: str, layout: Any) -> Any:
+    def partition(self, operand: str, layout: object) -> Any:
         """(thread, values, rest of the rows, rest of the columns, ...) -> what `layout` gives for those elements.
 
         One layout for all threads; `partition_A`, `_B`, `_C` slice it. It evaluates on traced integers too. Raises as
@@ -234,15 +234,15 @@ class TiledMma(Pictured, Paged, Convertible):
         threads = cut[0].compose(self._thread_mode(operand))
         return Layout.join(threads, cut[1][0], *cut[1][1])
 
-    def partition_A(self, thread: Any, layout: Any) -> tuple[Any, Any]:
+    def partition_A(self, thread: object, layout: object) -> tuple[Any, Any]:
         """(values, rest_m, rest_k, ...) of one thread in a layout (M, K, ...) of A, and the thread's offset."""
         return self._partition_of("A", thread, layout)
 
-    def partition_B(self, thread: Any, layout: Any) -> tuple[Any, Any]:
+    def partition_B(self, thread: object, layout: object) -> tuple[Any, Any]:
         """(values, rest_n, rest_k, ...) of one thread in a layout (N, K, ...) of B, and the thread's offset."""
         return self._partition_of("B", thread, layout)
 
-    def partition_C(self, thread: Any, layout: Any) -> tuple[Any, Any]:
+    def partition_C(self, thread: object, layout: object) -> tuple[Any, Any]:
         """(values, rest_m, rest_n, ...) of one thread in a layout (M, N, ...) of C, and the thread's offset.
 
         >>> from layoutgemm.atoms import wgmma
@@ -252,7 +252,7 @@ class TiledMma(Pictured, Paged, Convertible):
         """
         return self._partition_of("C", thread, layout)
 
-    def _partition_of(self, operand: str, thread: Any, layout: Any) -> tuple[Any, Any]:
+    def _partition_of(self, operand: str, thread: object, layout: object) -> tuple[Any, Any]:
         return one_thread(self.partition(operand, layout), thread, self.threads)
 
     @checked(AtomError)
@@ -268,7 +268,7 @@ class TiledMma(Pictured, Paged, Convertible):
         threads, values, *rest = cut
         return Layout.join(threads, Layout.join(values, Layout.join(*rest)))
 
-    def layout_A(self, extent: Any = None) -> Layout:
+    def layout_A(self, extent: object = None) -> Layout:
         """(thread, (value, (rest_m, rest_k))) -> m + M*k over (M, K) = `extent`, None for one tile.
 
         >>> from layoutgemm.atoms import wgmma
@@ -277,11 +277,11 @@ class TiledMma(Pictured, Paged, Convertible):
         """
         return self.tv_layout("A", extent)
 
-    def layout_B(self, extent: Any = None) -> Layout:
+    def layout_B(self, extent: object = None) -> Layout:
         """(thread, (value, (rest_n, rest_k))) -> n + N*k over (N, K) = `extent`, None for one tile."""
         return self.tv_layout("B", extent)
 
-    def layout_C(self, extent: Any = None) -> Layout:
+    def layout_C(self, extent: object = None) -> Layout:
         """(thread, (value, (rest_m, rest_n))) -> m + M*n over (M, N) = `extent`, None for one tile."""
         return self.tv_layout("C", extent)
 
@@ -314,7 +314,7 @@ class TiledMma(Pictured, Paged, Convertible):
         return (self.atom.layout(operand)[1].shape, *rest, *layout.shape[2:])
 
     @checked(AtomError)
-    def fragment(self, operand: str, tile: Any) -> Fragment:
+    def fragment(self, operand: str, tile: object) -> Fragment:
         """The registers that a thread needs for `tile` (rows, columns) of an operand, in order of the values.
 
         Raises AtomError for an operand that the instruction does not take from registers.
@@ -336,7 +336,7 @@ class TiledMma(Pictured, Paged, Convertible):
         return Fragment(Layout(shape, (layout.stride[0], *strides)), bits // 32)
 
     @checked(AtomError)
-    def retile(self, source: str, target: str, extent: Any) -> Layout:
+    def retile(self, source: str, target: str, extent: object) -> Layout:
         """(values, rest, rest) of operand `target` -> value of the fragment of `source`, of one matrix `extent`.
 
         What a thread holds as one operand, read as another without moving anything: attention's second product takes
@@ -372,20 +372,20 @@ class ThreadMma:
     tiled: TiledMma
     thread: int
 
-    def partition_A(self, layout: Any) -> tuple[Any, Any]:
+    def partition_A(self, layout: object) -> tuple[Any, Any]:
         """See TiledMma.partition_A."""
         return self.tiled.partition_A(self.thread, layout)
 
-    def partition_B(self, layout: Any) -> tuple[Any, Any]:
+    def partition_B(self, layout: object) -> tuple[Any, Any]:
         """See TiledMma.partition_B."""
         return self.tiled.partition_B(self.thread, layout)
 
-    def partition_C(self, layout: Any) -> tuple[Any, Any]:
+    def partition_C(self, layout: object) -> tuple[Any, Any]:
         """See TiledMma.partition_C."""
         return self.tiled.partition_C(self.thread, layout)
 
 
-def check_thread(thread: Any, threads: int) -> int:
+def check_thread(thread: object, threads: int) -> int:
     """The thread as an int of 0..threads-1. Raises AtomError."""
     number = as_int(thread, "a thread", AtomError)
     if not 0 <= number < threads:
@@ -393,7 +393,7 @@ def check_thread(thread: Any, threads: int) -> int:
     return number
 
 
-def one_thread(part: Any, thread: Any, threads: int) -> tuple[Any, Any]:
+def one_thread(part: Any, thread: object, threads: int) -> tuple[Any, Any]:
     """The modes past the first of (thread, ...), and where that thread begins."""
     return part.slice((check_thread(thread, threads),) + (None,) * (part.rank - 1))
 

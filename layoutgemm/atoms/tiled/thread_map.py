@@ -24,7 +24,7 @@ class View:
     layout: Layout
     extent: tuple[Any, Any]
 
-    def __call__(self, thread: Any, value: Any, rest: Any = 0) -> Any:
+    def __call__(self, thread: object, value: object, rest: object = 0) -> Any:
         """(row, column) of one value of a thread: ints, arrays, or traced integers."""
         found = self.layout(thread, value, rest)
         # Where nothing steps along the columns the layout's values are rows alone; where nothing moves they are zeros.
@@ -80,11 +80,11 @@ class View:
         """
         return Layout.identity(self.shape).compose(self._position)
 
-    def owner(self, element: Any) -> Any:
+    def owner(self, element: object) -> Any:
         """(thread, value, rest) that holds an element, given as (row, column) or counted row + rows*column."""
         return Layout(self.shape).coord(self._position(element))
 
-    def owners(self, element: Any) -> tuple[Any, ...]:
+    def owners(self, element: object) -> tuple[Any, ...]:
         """Every (thread, value, rest) that holds the element: its owner, and what the modes of stride 0 repeat."""
         first, domain = self._position(element), Layout(self.shape)
         return tuple(domain.coord(first + int(x)) for x in sorted(self.index.nullspace().offsets()))

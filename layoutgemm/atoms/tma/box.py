@@ -58,7 +58,7 @@ class Dim:
 Choice = tuple[list[Dim], list[int], list[Entry]]
 
 
-def leaves_of(gmem: Layout, tile: tuple[Any, ...], names: Sequence[str]) -> list[Leaf]:
+def leaves_of(gmem: Layout, tile: tuple[object, ...], names: Sequence[str]) -> list[Leaf]:
     """The leaves of the global layout with what the tile takes of each, in order of the tile's flat index."""
     modes = [gmem[i] for i in range(gmem.rank)] if isinstance(gmem.shape, tuple) else [gmem]
     if len(tile) != len(modes):
@@ -75,7 +75,7 @@ def leaves_of(gmem: Layout, tile: tuple[Any, ...], names: Sequence[str]) -> list
     return leaves
 
 
-def _leaves(shape: Any, stride: Any, tile: Any, mode: int, name: str) -> list[Leaf]:
+def _leaves(shape: Any, stride: Any, tile: object, mode: int, name: str) -> list[Leaf]:
     if not isinstance(shape, tuple):
         return [_leaf(shape, stride, tile, mode, name)]
     if isinstance(tile, tuple):
@@ -105,8 +105,8 @@ def _leaves(shape: Any, stride: Any, tile: Any, mode: int, name: str) -> list[Le
     return [_leaf(*part, mode, f"{name}.{i}") for i, part in enumerate(parts)]
 
 
-def _leaf(extent: Any, stride: Any, tile: Any, mode: int, name: str) -> Leaf:
-    step: Any = 1
+def _leaf(extent: object, stride: Any, tile: Any, mode: int, name: str) -> Leaf:
+    step: int = 1
     if isinstance(tile, Layout):
         tile, step = tile.shape, tile.stride
         if isinstance(tile, tuple) or not isinstance(step, int) or (step < 1 and tile != 1):
@@ -119,7 +119,7 @@ def _leaf(extent: Any, stride: Any, tile: Any, mode: int, name: str) -> Leaf:
     return Leaf(name, mode, extent, stride, tile, step)
 
 
-def _flat(x: Any) -> list[Any]:
+def _flat(x: object) -> list[Any]:
     return [leaf for item in x for leaf in _flat(item)] if isinstance(x, tuple) else [x]
 
 
@@ -272,7 +272,7 @@ class _Boxes:
                 total = max(total, self.span)
         return total
 
-    def _takes(self, axis: int, step: Any, stride: int, last: bool) -> int | None:
+    def _takes(self, axis: int, step: object, stride: int, last: bool) -> int | None:
         """The dimension of the box that a digit continues or begins; None where the box ends."""
         at = self.now[axis]
         dim = self.dims[at]
@@ -292,7 +292,7 @@ class _Boxes:
         self.count[at] = 1
         return at
 
-    def _second(self, axis: int, step: Any, stride: int) -> int | None:
+    def _second(self, axis: int, step: object, stride: int) -> int | None:
         """Split a dimension whose run is over, so that the box goes on along its outer part."""
         at = self.now[axis]
         dim = self.dims[at]
@@ -333,7 +333,7 @@ class _Boxes:
                     return n
         return divisors[0]
 
-    def _transposed(self, axis: int, step: Any) -> TmaError:
+    def _transposed(self, axis: int, step: object) -> TmaError:
         dim = self.dims[axis] if axis >= 0 else None
         if dim is None:
             return TmaError(

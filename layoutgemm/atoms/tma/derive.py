@@ -81,7 +81,7 @@ class Request:
 
 @checked(TmaError)
 def tma_load(
-    gmem: Layout, smem: Layout | ComposedLayout | SmemTile, dtype: DType | str | None = None, *, tile: Any = None,
+    gmem: Layout, smem: Layout | ComposedLayout | SmemTile, dtype: DType | str | None = None, *, tile: object = None,
     names: Sequence[str] | None = None, multicast: int = 1, split: bool = False, format: str | None = None,
     l2_promotion: str = "128B", oob_fill: str = "zeros", address: int = 0,
 ) -> TmaPlan:  # fmt: skip
@@ -126,7 +126,7 @@ memory; a tensor copy does not transpose; nearest that works: shared layout S<3,
 
 @checked(TmaError)
 def tma_store(
-    gmem: Layout, smem: Layout | ComposedLayout | SmemTile, dtype: DType | str | None = None, *, tile: Any = None,
+    gmem: Layout, smem: Layout | ComposedLayout | SmemTile, dtype: DType | str | None = None, *, tile: object = None,
     names: Sequence[str] | None = None, split: bool = False, format: str | None = None, address: int = 0,
 ) -> TmaPlan:  # fmt: skip
     """The tensor copies that write one tile of shared memory to a global tensor; see `tma_load` for the arguments.
@@ -147,7 +147,7 @@ def tma_store(
 @checked(TmaError)
 def tma_reduce(
     gmem: Layout, smem: Layout | ComposedLayout | SmemTile, dtype: DType | str | None = None, operation: str = "add",
-    *, tile: Any = None, names: Sequence[str] | None = None, split: bool = False, address: int = 0,
+    *, tile: object = None, names: Sequence[str] | None = None, split: bool = False, address: int = 0,
 ) -> TmaPlan:  # fmt: skip
     """The tensor copies that combine one tile of shared memory into a global tensor, element by element, atomically.
 
@@ -271,11 +271,11 @@ def _shared(request: Request) -> _Shared:
     return _Shared(element, layout, swizzle, offset, stages, stride, tuple(mode.size for mode in modes))
 
 
-def _flat(x: Any) -> list[Any]:
+def _flat(x: object) -> list[Any]:
     return [leaf for item in x for leaf in _flat(item)] if isinstance(x, tuple) else [x]
 
 
-def _tuple(x: Any) -> tuple[Any, ...]:
+def _tuple(x: object) -> tuple[Any, ...]:
     return tuple(x) if isinstance(x, (tuple, list)) else (x,)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import gcd
-from typing import Any
 
 from ...arguments import checked
 from ...errors import TmaError
@@ -100,7 +99,7 @@ def multicast_mask(cluster: Layout, coordinate: tuple[int, ...], mode: int) -> i
     if len(coordinate) != rank or not 0 <= mode < rank:
         raise TmaError(f"{coordinate} and mode {mode} in a cluster {cluster}", rule="multicast")
     mask = 0
-    extents: Any = cluster[mode].size
+    extents: int = cluster[mode].size
     for i in range(extents):
         block = cluster(*(i if place == mode else c for place, c in enumerate(coordinate)))
         if block >= MAX_BLOCKS:

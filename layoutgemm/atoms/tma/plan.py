@@ -274,7 +274,7 @@ class TmaPlan(Pictured):
             raise OperandError(f"{name}: {fault.arithmetic}".replace(f"{name}: the tensor", name))
 
     # -------------------------------------------------------------------------------------------------------- the DSL
-    def to_cute(self, tensor: Any) -> Any:
+    def to_cute(self, tensor: object) -> Any:
         """What the CuTe DSL's make_tiled_tma_atom makes of its tensor and this tile: see interop.to_cute."""
         return converted(self, tensor=tensor)
 

@@ -344,7 +344,9 @@ def multiple(value: Any, unit: int) -> bool:
         return False
 
 
-def broken(tmap: TensorMap, address: int = 0, operation: str = "load", names: Sequence[Any] = ()) -> Iterator[Broken]:
+def broken(
+    tmap: TensorMap, address: int = 0, operation: str = "load", names: Sequence[object] = ()
+) -> Iterator[Broken]:
     """Every rule that the map breaks. A symbol is held to divisibility; its upper limit is the caller's to state."""
     kind, mode = tmap.kind, MODES[tmap.swizzle]
 

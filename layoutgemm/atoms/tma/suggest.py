@@ -143,7 +143,7 @@ def _contiguous(request: Request) -> Remedies:
     for first in range(gmem.rank):
         order = [first, *(i for i in range(gmem.rank) if i != first)]
         steps: list[Any] = [None] * gmem.rank
-        total: Any = 1
+        total: int = 1
         for i in order:
             steps[i] = _compact(gmem[i].shape, total)
             total = total * gmem[i].size
@@ -226,7 +226,7 @@ def _least(gmem: Layout, mode: int) -> Any:
     return (0, min(known)) if known else (1, len([step for step in steps if not isinstance(step, int)]))
 
 
-def _compact(shape: Any, start: Any) -> Any:
+def _compact(shape: object, start: object) -> Any:
     if not isinstance(shape, tuple):
         return start
     out = []
@@ -236,7 +236,7 @@ def _compact(shape: Any, start: Any) -> Any:
     return tuple(out)
 
 
-def _flat(x: Any) -> list[Any]:
+def _flat(x: object) -> list[Any]:
     return [leaf for item in x for leaf in _flat(item)] if isinstance(x, tuple) else [x]
 
 

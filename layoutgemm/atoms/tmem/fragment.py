@@ -44,7 +44,7 @@ def _words(layout: Layout) -> Layout:
     """Places as numbers, lane + 128*column: CUTLASS's virtual addresses, on which the integer algebra works."""
     steps: dict[tuple[int, ...], int] = {(0,): 1, (1,): LANES}
 
-    def number(stride: Any) -> Any:
+    def number(stride: object) -> Any:
         return stride.value * steps[stride.path] if isinstance(stride, ScaledBasis) else stride
 
     return Layout(layout.shape, transform(number, layout.stride))

@@ -221,7 +221,7 @@ class Machine:
                 return None
             tile, ahead = tile + 1, ahead - least
 
-    def _holds(self, state: State, agent: Agent, condition: Any) -> bool | None:
+    def _holds(self, state: State, agent: Agent, condition: object) -> bool | None:
         if isinstance(condition, Ahead):
             return self._exists(state, agent, condition.distance)
         if isinstance(condition, Onward):

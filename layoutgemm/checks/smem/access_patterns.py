@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -264,7 +263,7 @@ def _kind_of(atom: CopyAtom, side: str) -> str:
 # ---------------------------------------------------------------- from coordinates to byte addresses
 
 
-def element_bits(tile: Any, element: DType | str | int | None) -> int:
+def element_bits(tile: object, element: DType | str | int | None) -> int:
     """Bits of an element of the tile: what the tile says, or what is given; raises AtomError when neither or both."""
     given = None if element is None else int(element) if is_int(element) else dtype(element).bits
     own = tile.dtype.bits if isinstance(tile, SmemTile) else None
@@ -281,7 +280,9 @@ def element_bits(tile: Any, element: DType | str | int | None) -> int:
     return bits
 
 
-def byte_addresses(tile: Any, access: AccessPattern, element: DType | str | int | None = None) -> tuple[IntArray, int]:
+def byte_addresses(
+    tile: object, access: AccessPattern, element: DType | str | int | None = None
+) -> tuple[IntArray, int]:
     """(addresses, width): the byte address relative to the tile that each (request, lane) names, -1 for none.
 
     tile     SmemTile, Layout, ComposedLayout or LinearLayout: flat coordinate -> offset in elements

@@ -233,7 +233,7 @@ class BankReport:
 
 @checked(AtomError)
 def bank_conflicts(
-    what: Any,
+    what: object,
     how: Any,
     kind: str | None = None,
     *,
@@ -308,7 +308,7 @@ def address_array(addresses: Any) -> IntArray:
     return table
 
 
-def check_addresses(addresses: IntArray, width: Any, kind: str) -> None:
+def check_addresses(addresses: IntArray, width: object, kind: str) -> None:
     """Raise AtomError unless the width is one of the kind's and every address a multiple of it."""
     width = as_int(width, "the width in bytes", AtomError)
     check_width(kind, width)

@@ -213,7 +213,7 @@ def has_effect(swizzle: Swizzle) -> bool:
 
 @checked(AtomError)
 def find_swizzle(
-    layout: Any,
+    layout: object,
     accesses: AccessPattern | Sequence[AccessPattern],
     *,
     element: DType | str | int | None = None,
@@ -249,7 +249,7 @@ def find_swizzle(
 
 @checked(AtomError)
 def best_swizzle(
-    layout: Any,
+    layout: object,
     accesses: AccessPattern | Sequence[AccessPattern],
     *,
     element: DType | str | int | None = None,
@@ -296,7 +296,7 @@ def _search(layout: Any, accesses: AccessPattern | Sequence[AccessPattern], elem
 
 
 def _report(
-    layout: Any, patterns: Sequence[Pattern], accesses: Sequence[AccessPattern], swizzle: Swizzle
+    layout: object, patterns: Sequence[Pattern], accesses: Sequence[AccessPattern], swizzle: Swizzle
 ) -> BankReport:
     parts = []
     for pattern, access in zip(patterns, accesses):

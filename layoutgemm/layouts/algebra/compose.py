@@ -33,12 +33,13 @@ from ...arguments import DEPTH
 from ...errors import CompositionError
 from .. import above
 from ..basis import Encoding, ScaledBasis, component, has_basis, paths_of
-from ..int_tuple import check_depth, coal_open, flatten, leaves, pack, show, too_deep
+from ..int_tuple import Pair, Shape, Step, check_depth, coal_open, flatten, leaves, pack, show, too_deep
+from ..symbols.polynomial import Scalar
 
 LIMIT = 1 << 24
 
 
-def compose(ashape: Any, astride: Any, bshape: Any, bstride: Any) -> tuple[Any, Any]:
+def compose(ashape: Shape, astride: object, bshape: Any, bstride: Any) -> Pair:
     """Shape and stride of A o B. Raises CompositionError, with the first misfit, when there is none."""
     if bstride.__class__ is not int and has_basis(bstride):
         return _compose_coordinates(ashape, astride, bshape, bstride)
@@ -86,7 +87,7 @@ def _mode(S: list[Any], D: list[Any], last: int, s: Any, d: Any, room: list[Any]
     if d == 0:
         return s, 0
     rs: list[Any] = []
-    rd: list[Any] = []
+    rd: list[Step] = []
     for i in range(last):
         a = S[i]
         if not d % a:
@@ -125,7 +126,7 @@ def _mode(S: list[Any], D: list[Any], last: int, s: Any, d: Any, room: list[Any]
     return tuple(rs), tuple(rd)
 
 
-def _unit_stride(S: list[Any], D: list[Any], last: int, d: Any) -> Any:
+def _unit_stride(S: list[Any], D: list[Any], last: int, d: Any) -> Step:
     """The stride that CuTe prints for a mode of extent 1; no coordinate ever reaches it."""
     if d == 0:
         return 0
@@ -161,7 +162,7 @@ def _read(S: list[Any], D: list[Any], a: tuple[Any, Any], b: tuple[Any, Any]) ->
     return shape, stride
 
 
-def _nest(profile: Any, results: Any) -> tuple[Any, Any]:
+def _nest(profile: Shape, results: Any) -> Pair:
     if profile.__class__ is tuple:
         pairs = [_nest(p, results) for p in profile]
         return tuple([s for s, _ in pairs]), tuple([d for _, d in pairs])
@@ -172,7 +173,7 @@ def _nest(profile: Any, results: Any) -> tuple[Any, Any]:
 class _Reader:
     """Reads the modes of A o B off the carries of A, which is coalesced: extents S, integer strides D."""
 
-    def __init__(self, S: list[int], D: list[int], a: tuple[Any, Any], b: tuple[Any, Any], code: Any) -> None:
+    def __init__(self, S: list[int], D: list[int], a: Pair, b: Pair, code: Encoding | None) -> None:
         self.S, self.D, self.a, self.b, self.code = S, D, a, b, code
         self.W = list(accumulate(S[:-1], mul))  # boundaries
 
@@ -190,7 +191,7 @@ class _Reader:
             x = x // s
         return total + x * self.D[-1]
 
-    def read(self, bs: list[int], bd: list[int]) -> list[tuple[Any, Any]]:
+    def read(self, bs: list[int], bd: list[int]) -> list[tuple[Scalar, Step]]:
         results: list[tuple[Any, Any]] = []
         parts: list[tuple[int, int, int]] = []  # extent, stride, weight in B's flat domain
         w = 1
@@ -398,7 +399,7 @@ def _compose_coordinates(ashape: Any, astride: Any, bshape: Any, bstride: Any) -
     return out
 
 
-def merged(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
+def merged(a: Pair, b: Pair) -> Pair:
     """The sum of two results that never both move in one mode of B; the one that moves gives the mode's shape."""
     (sa, da), (sb, db) = a, b
     if not any(x != 0 for x in leaves(db)):

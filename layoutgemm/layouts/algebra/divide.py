@@ -16,6 +16,7 @@ from ..int_tuple import (
     BEYOND,
     Pair,
     Shape,
+    Step,
     Stride,
     as_nested,
     as_order,
@@ -29,14 +30,14 @@ from ..int_tuple import (
     transform,
 )
 from ..symbols.dims import is_sympy
-from ..symbols.polynomial import P
+from ..symbols.polynomial import P, Scalar
 from .compose import compose
 from .inverse import complement, complement_exact
 
 Split = Callable[[Shape, Stride, Pair], Pair]
 
 
-def as_tiler(tiler: Any) -> Any:
+def as_tiler(tiler: object) -> Any:
     """A caller's tiler: ints, layouts, None, symbols, and tuples of them. Raises LayoutError."""
     if tiler.__class__ is int or getattr(tiler.__class__, "_plain", False):
         return tiler
@@ -49,7 +50,7 @@ def as_tiler(tiler: Any) -> Any:
     return as_nested(tiler, "a tiler that is no Layout and no tuple", _entry)
 
 
-def _entry(x: Any, what: str) -> Any:
+def _entry(x: object, what: str) -> Any:
     # _plain is the mark of a Layout; tensors and arrays have strides too
     if x is None or getattr(x.__class__, "_plain", False) or x.__class__ is P or is_sympy(x):
         return x
@@ -67,7 +68,7 @@ def tiler_pair(tiler: Any) -> Pair:
     return tiler.shape, tiler.stride
 
 
-def _modes(shape: Any, stride: Any, tiler: tuple[Any, ...]) -> Pair:
+def _modes(shape: object, stride: object, tiler: tuple[object, ...]) -> Pair:
     """Shapes and strides of the modes that a tiler divides; an integer shape is its own only mode."""
     n = len(shape) if shape.__class__ is tuple else 1
     if len(tiler) > n:
@@ -85,7 +86,7 @@ def join(pairs: list[Pair]) -> Pair:
     return tuple([s for s, _ in pairs]), tuple([d for _, d in pairs])
 
 
-def composed(shape: Any, stride: Any, pair: Pair) -> Pair:
+def composed(shape: Shape, stride: Stride, pair: Pair) -> Pair:
     """A o T."""
     return compose(shape, stride, *pair)
 
@@ -129,7 +130,7 @@ def unpack(pair: Pair, first: bool) -> Pair:
     return s0 + s1, d0 + d1
 
 
-def divide(shape: Any, stride: Any, pair: Pair) -> Pair:
+def divide(shape: Shape, stride: Stride, pair: Pair) -> Pair:
     """A o (T, T*), where T* is the complement of T up to size(A): mode 0 is a tile, mode 1 runs over the tiles.
 
     T* counts ceil(size(A) / end of T) tiles, so the last ones may hang over the end of A. There A's last entry runs on,
@@ -147,10 +148,10 @@ def divide(shape: Any, stride: Any, pair: Pair) -> Pair:
     return compose(shape, stride, (s, cs), (d, cd))
 
 
-def multiply(shape: Any, stride: Any, pair: Pair) -> Pair:
+def multiply(shape: Shape, stride: Stride, pair: Pair) -> Pair:
     """(A, complement of A o B): mode 0 is A, mode 1 places copies of it, disjoint, in the order of B."""
     s, d = pair
-    reach: Any = 1
+    reach: Scalar = 1
     for n, e in zip(leaves(s), leaves(d)):
         if e.__class__ is not int:
             refuse_coordinates(s, d)
@@ -166,13 +167,13 @@ def multiply(shape: Any, stride: Any, pair: Pair) -> Pair:
     return (shape, s), (stride, d)
 
 
-def refuse_coordinates(shape: Any, stride: Any) -> None:
+def refuse_coordinates(shape: Shape, stride: Stride) -> None:
     """Raise LayoutError for a product over a layout that leads to coordinates."""
     if has_basis(stride):
         raise LayoutError(f"a product over {show(shape)}:{show(stride)}, which leads to coordinates: copies count")
 
 
-def interleave(block: Pair, tiler: Any, raked: bool) -> Pair:
+def interleave(block: Pair, tiler: object, raked: bool) -> Pair:
     """Blocked or raked product: the two halves of the product zipped mode by mode, both padded to one rank."""
     pair = whole(tiler)
     r = max(len(x[0]) if x[0].__class__ is tuple else 1 for x in (block, pair))
@@ -186,7 +187,7 @@ def interleave(block: Pair, tiler: Any, raked: bool) -> Pair:
     return join(out)
 
 
-def whole(tiler: Any) -> Pair:
+def whole(tiler: object) -> Pair:
     """Shape and stride of the tiler of a blocked or raked product. Raises LayoutError for a tuple and None."""
     if tiler is None or tiler.__class__ is tuple:
         what = "None" if tiler is None else f"the tuple {show_coord(tiler)}"
@@ -209,8 +210,8 @@ def ordered(shape: Any, order: Any) -> Any:
     """
     flat = leaves(shape)
     ranks = _orders(shape, as_order(order))
-    strides: list[Any] = [0] * len(flat)
-    width: Any = 1
+    strides: list[Step] = [0] * len(flat)
+    width: Scalar = 1
     for i in sorted(range(len(flat)), key=ranks.__getitem__):
         strides[i] = width
         width *= flat[i]
@@ -218,7 +219,7 @@ def ordered(shape: Any, order: Any) -> Any:
     return transform(lambda _: next(entries), shape)
 
 
-def _orders(shape: Any, order: Any) -> list[int]:
+def _orders(shape: Shape, order: object) -> list[int]:
     """The rank of every entry of the shape, from left to right. Raises LayoutError where two modes share one."""
     groups = _ranks(shape, order)
     if len({rank for rank, _ in groups}) < len(groups):
@@ -226,7 +227,7 @@ def _orders(shape: Any, order: Any) -> list[int]:
     return [rank for rank, n in groups for _ in range(n)]
 
 
-def _ranks(shape: Any, order: Any) -> list[tuple[int, int]]:
+def _ranks(shape: object, order: Any) -> list[tuple[int, int]]:
     """(rank, number of entries) of every mode that the order ranks, from left to right."""
     if order.__class__ is tuple:
         if shape.__class__ is not tuple or len(order) != len(shape):

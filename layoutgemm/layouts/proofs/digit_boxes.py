@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from ..symbols.polynomial import MissingFact, P, div, fresh_symbol, ge0, gens, needs_div, needs_ge, show, val
+from ..symbols.polynomial import MissingFact, P, Scalar, div, fresh_symbol, ge0, gens, needs_div, needs_ge, show, val
 
 __all__ = ["Box", "Digit", "Split", "Stuck", "distinct"]
 
@@ -33,24 +33,24 @@ class Box:
     (dividend and divisor), and the variable. Raises Stuck for an extent that may be 0.
     """
 
-    def __init__(self, extents: Mapping[str, Any]) -> None:
+    def __init__(self, extents: Mapping[str, Scalar]) -> None:
         self.extents = dict(extents)
         for v, n in self.extents.items():
             if not ge0(n - 1):
                 raise Stuck(f"{v} in 0..{show(n - 1)}", needs_ge(n - 1))
-        self.digits: dict[str, list[Any]] = {v: [n] for v, n in extents.items()}
-        self.weights: dict[str, list[Any]] = {v: [1] for v in extents}
+        self.digits: dict[str, list[Scalar]] = {v: [n] for v, n in extents.items()}
+        self.weights: dict[str, list[Scalar]] = {v: [1] for v in extents}
         self.covers: list[tuple[Any, Any, Any, str]] = []
 
-    def extent(self, digit: Digit) -> Any:
+    def extent(self, digit: Digit) -> Scalar:
         """How many values the digit has."""
         return self.digits[digit[0]][digit[1]]
 
-    def weight(self, digit: Digit) -> Any:
+    def weight(self, digit: Digit) -> Scalar:
         """What one step of the digit is in its variable."""
         return self.weights[digit[0]][digit[1]]
 
-    def split(self, name: str, at: Any) -> None:
+    def split(self, name: str, at: Scalar) -> None:
         """Make `at` the weight of a digit. Raises Stuck where it is no multiple of the weight of a digit below it."""
         digits, weights = self.digits[name], self.weights[name]
         inside: tuple[int, Any] | None = None  # the last digit in which `at` may lie, and how far up
@@ -99,7 +99,7 @@ def distinct(needs: Iterable[str]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1 << 12)
-def ceiling(e: Any, q: Any) -> Any:
+def ceiling(e: Scalar, q: Scalar) -> Scalar:
     """ceil(e / q) as a symbol of our own."""
     # One symbol for one quotient, or two splits of equal extents would look different.
     return fresh_symbol(f"ceil({show(e)}/{show(q)})", 1)

@@ -20,7 +20,7 @@ from ...arguments import shown
 from ...errors import LayoutError
 from ..int_tuple import idx2crd, leaves, product, product_each, transform
 from ..symbols.generators import GENERATORS, describe
-from ..symbols.polynomial import MissingFact, P, gens, show, val, valuations
+from ..symbols.polynomial import MissingFact, P, Scalar, gens, show, val, valuations
 from .digits import Box, Digit, Form, call, rewrite
 from .sizes import sizes as values_of
 from .verdicts import CounterExample, Proof, Undecided
@@ -32,7 +32,7 @@ SIZES = 400  # sizes at which a counterexample is looked for
 
 
 def prove_formulas(
-    left: Callable[..., Any], right: Callable[..., Any], extents: Mapping[str, Any] | None = None, /, **more: Any
+    left: Callable[..., Any], right: Callable[..., Any], extents: Mapping[str, Any] | None = None, /, **more: object
 ) -> Proof | CounterExample | Undecided:
     """Whether two index formulas agree on a box, for all sizes that the facts allow.
 
@@ -161,7 +161,7 @@ def tabulate(formula: Callable[..., Any], extents: Mapping[str, int]) -> list[An
     that are no integers and for a formula that needs symbols.
     """
     shape = tuple(reversed(list(extents.values())))
-    grids: dict[str, Any] = {}
+    grids: dict[str, object] = {}
     for axis, (name, n) in enumerate(reversed(list(extents.items()))):
         grid = np.arange(n).astype(object)
         grids[name] = grid.reshape([-1 if i == axis else 1 for i in range(len(shape))])
@@ -206,7 +206,7 @@ def _single(coord: list[int]) -> Any:
 # ---------------------------------------------------------------- the first difference, at sizes that have one
 
 
-def _witness(box: Box, f: Any, g: Any, used: list[int]) -> CounterExample | None:
+def _witness(box: Box, f: object, g: object, used: list[int]) -> CounterExample | None:
     """Sizes and the first coordinate at which forms differ, or None where none is found."""
     fs, gs = leaves(f), leaves(g)
     if len(fs) != len(gs):
@@ -227,7 +227,7 @@ def _witness(box: Box, f: Any, g: Any, used: list[int]) -> CounterExample | None
     return None
 
 
-def _counterexample(coord: Any, left: Any, right: Any, index: int, env: dict[int, int]) -> CounterExample:
+def _counterexample(coord: object, left: Scalar, right: Scalar, index: int, env: dict[int, int]) -> CounterExample:
     if not env:
         return CounterExample(coord, left, right, index, method="digits")
     values = values_of(env)

@@ -22,7 +22,7 @@ import numpy as np
 from ...errors import LayoutError
 from .. import above
 from ..basis import component, has_basis, paths_of
-from ..int_tuple import as_shape, coal, leaves, product
+from ..int_tuple import Shape, Stride, as_shape, coal, leaves, product
 from ..int_tuple import show as show_tuple
 from ..layout import Layout
 from ..linear import LinearLayout
@@ -33,7 +33,7 @@ from ..symbols.dims import entry
 from ..symbols.facts import Facts, as_facts
 from ..symbols.generators import GENERATORS, check_symbols
 from ..symbols.generators import show as show_names
-from ..symbols.polynomial import div, ge0, needs_ge, show, substitute, val
+from ..symbols.polynomial import Scalar, div, ge0, needs_ge, show, substitute, val
 from ..symbols.symbolic_layout import conditions_of, generators
 from . import verdicts as _proof
 from .index_formulas import prove_layouts
@@ -46,7 +46,7 @@ ALL_LOOKS = 1 << 21  # elements that are looked at for one question
 
 
 @above.proven.register(object)
-def prove(a: Any, b: Any, given: Any = ()) -> Answer:
+def prove(a: object, b: object, given: object = ()) -> Answer:
     """Whether two layouts are one function of the flat index, of one size, at every size that the facts allow.
 
     `given` are facts, as `Facts` takes them. Returns Proof, CounterExample with the sizes and the first coordinate at
@@ -97,7 +97,7 @@ def prove(a: Any, b: Any, given: Any = ()) -> Answer:
 
 
 @above.injective.register(object)
-def injective(a: Any, given: Any = ()) -> Answer:
+def injective(a: Any, given: object = ()) -> Answer:
     """Whether no two coordinates share a value, at every size: Proof, CounterExample with the two first flat indices
     that do, or Undecided naming the comparisons that are missing.
 
@@ -121,7 +121,7 @@ def injective(a: Any, given: Any = ()) -> Answer:
         return injective(a.layout)  # a swizzle is a bijection
     why: list[str] = []
 
-    def steps(f: Callable[[Any], Any]) -> Argument | None:
+    def steps(f: Callable[[Scalar], Scalar]) -> Argument | None:
         return _growing(replaced(f, a.shape), replaced(f, a.stride), why)
 
     looks = _Looks()
@@ -135,7 +135,7 @@ def injective(a: Any, given: Any = ()) -> Answer:
 
 
 @above.bijective.register(object)
-def bijective(a: Any, given: Any = ()) -> Answer:
+def bijective(a: object, given: object = ()) -> Answer:
     """Whether the values are 0..size-1, each once, at every size."""
     _proof.check_layouts(a)
     facts = _facts(given)
@@ -150,12 +150,12 @@ def bijective(a: Any, given: Any = ()) -> Answer:
         return plain(a).is_bijective()
     why: list[str] = []
 
-    def compact(f: Callable[[Any], Any]) -> Argument | None:
+    def compact(f: Callable[[Scalar], Scalar]) -> Argument | None:
         shape, stride = replaced(f, a.shape), replaced(f, a.stride)
         steps = _growing(shape, stride, why)
         if steps is None:
             return None
-        top: Any = 1
+        top: Scalar = 1
         for s, d in zip(leaves(shape), leaves(stride)):
             if not ge0(d):
                 why.append(f"the sign of {show(d)}")
@@ -176,7 +176,7 @@ def bijective(a: Any, given: Any = ()) -> Answer:
 
 
 @above.covering.register(object)
-def covers(a: Any, tile: Any, given: Any = ()) -> Answer:
+def covers(a: object, tile: object, given: object = ()) -> Answer:
     """Whether every offset 0..size(tile)-1 is a value of the layout, at every size. `tile` is a shape or a layout.
 
     A CounterExample gives the first offset that is missing.
@@ -200,7 +200,7 @@ def covers(a: Any, tile: Any, given: Any = ()) -> Answer:
     def statement() -> str:
         return f"{a} does not cover 0..{show(n - 1)}"
 
-    def reaches(f: Callable[[Any], Any]) -> Argument | None:
+    def reaches(f: Callable[[Scalar], Scalar]) -> Argument | None:
         inverse_shape, inverse_stride = _ops.right_inverse(replaced(f, a.shape), replaced(f, a.stride))
         m = product(inverse_shape)
         if not holds(f(n), m):
@@ -232,7 +232,7 @@ def covers(a: Any, tile: Any, given: Any = ()) -> Answer:
 
 
 @above.apart.register(object)
-def disjoint(a: Any, b: Any, offset: Any = 0, given: Any = ()) -> Answer:
+def disjoint(a: object, b: object, offset: Scalar = 0, given: object = ()) -> Answer:
     """Whether no value of `a` is offset + a value of `b`, at every size. A CounterExample gives the two flat indices.
 
     >>> from layoutgemm import Layout
@@ -253,7 +253,7 @@ def disjoint(a: Any, b: Any, offset: Any = 0, given: Any = ()) -> Answer:
     def statement() -> str:
         return f"{a} and {show(offset)} + {b} share values"
 
-    def apart(f: Callable[[Any], Any]) -> Argument | None:
+    def apart(f: Callable[[Scalar], Scalar]) -> Argument | None:
         return _apart(
             [*zip(leaves(replaced(f, a.shape)), leaves(replaced(f, a.stride)))],
             [*zip(leaves(replaced(f, b.shape)), leaves(replaced(f, b.stride)))],
@@ -282,7 +282,7 @@ def disjoint(a: Any, b: Any, offset: Any = 0, given: Any = ()) -> Answer:
 
 
 def _decide(
-    objects: tuple[Any, ...],
+    objects: tuple[object, ...],
     shown: Callable[[Callable[[Any], Any]], Argument | None],
     looked: Callable[[dict[int, int]], Answer | None],
     method: str,
@@ -329,7 +329,7 @@ def _decide(
     return Proof(f"{method}, each value of the bounded symbols", (), tuple(shortened))
 
 
-def _as_is(x: Any) -> Any:
+def _as_is(x: object) -> Any:
     return x
 
 
@@ -347,7 +347,7 @@ class _Looks:
         return True
 
 
-def _growing(shape: Any, stride: Any, why: list[str]) -> Argument | None:
+def _growing(shape: Shape, stride: Stride, why: list[str]) -> Argument | None:
     """The argument that a layout is injective: one mode after the other told apart from the rest; or None."""
     if has_basis(stride):
         parts: list[Argument] = []
@@ -364,12 +364,12 @@ def _growing(shape: Any, stride: Any, why: list[str]) -> Argument | None:
     return None if found is None else lambda: found() or ["one element"]
 
 
-def _is_one(s: Any) -> bool:
+def _is_one(s: Scalar) -> bool:
     return s.__class__ is int and s == 1
 
 
-def _growing_part(modes: list[tuple[Any, Any]], why: list[str]) -> Argument | None:
-    rest: list[tuple[Any, Any]] = []
+def _growing_part(modes: list[tuple[Scalar, Scalar]], why: list[str]) -> Argument | None:
+    rest: list[tuple[Scalar, Scalar]] = []
     for s, d in modes:
         if _is_one(s):
             continue
@@ -415,7 +415,7 @@ def _growing_part(modes: list[tuple[Any, Any]], why: list[str]) -> Argument | No
     return text
 
 
-def _apart(a: list[tuple[Any, Any]], b: list[tuple[Any, Any]], offset: Any) -> Argument | None:
+def _apart(a: list[tuple[Scalar, Scalar]], b: list[tuple[Scalar, Scalar]], offset: Scalar) -> Argument | None:
     """Why a(i) - b(j) is never `offset`: by range, or by range modulo a number that divides the larger strides."""
     modes = [(s, d) for s, d in a if not _is_one(s)] + [(s, -d) for s, d in b if not _is_one(s)]
     candidates: list[Any] = [0]
@@ -425,8 +425,8 @@ def _apart(a: list[tuple[Any, Any]], b: list[tuple[Any, Any]], offset: Any) -> A
                 candidates.append(x)
     for q in candidates:
         small = [(s, d) for s, d in modes if (q.__class__ is int and q == 0) or div(d, q) is None]
-        low: Any = -offset
-        high: Any = -offset
+        low: Scalar = -offset
+        high: Scalar = -offset
         for s, d in small:
             if ge0(d):
                 high = high + (s - 1) * d
@@ -445,16 +445,16 @@ def _apart(a: list[tuple[Any, Any]], b: list[tuple[Any, Any]], offset: Any) -> A
     return None
 
 
-def _between(text: str, low: Any, high: Any, modulus: Any = 0) -> list[str]:
+def _between(text: str, low: object, high: object, modulus: Any = 0) -> list[str]:
     return [f"{text.format(show(modulus))} {show(low)}..{show(high)}"]
 
 
-def _facts(given: Any) -> Facts | None:
+def _facts(given: object) -> Facts | None:
     return None if isinstance(given, (tuple, list)) and not given else as_facts(given)
 
 
 def _sized(
-    found: CounterExample, env: dict[int, int], statement: str, facts: Facts | None, objects: Any
+    found: CounterExample, env: dict[int, int], statement: str, facts: Facts | None, objects: object
 ) -> CounterExample:
     values = sizes(env, facts)
     where = " at " + ", ".join(f"{n}={v}" for n, v in values.items()) if values else ""
@@ -462,7 +462,9 @@ def _sized(
     return replace(found, statement=f"{statement}{where}{tail}", sizes=tuple(values.items()))
 
 
-def _with_conditions(answer: Answer, layouts: tuple[Any, ...], used: list[str], why: list[str] | None = None) -> Answer:
+def _with_conditions(
+    answer: Answer, layouts: tuple[object, ...], used: list[str], why: list[str] | None = None
+) -> Answer:
     if isinstance(answer, Proof):
         before = [c for x in layouts for c in conditions_of(x)]
         return Proof(answer.method, tuple(strongest([*before, *used, *answer.conditions])), answer.unread)

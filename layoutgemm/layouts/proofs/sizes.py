@@ -59,12 +59,12 @@ def at(x: Any, env: dict[int, int]) -> Any:
     return val(x, env)
 
 
-def plain(x: Any) -> Any:
+def plain(x: object) -> Any:
     """A layout without symbols as one of the plain class."""
     return Layout._new(x.shape, x.stride) if isinstance(x, Layout) else x
 
 
-def replaced(f: Callable[[Any], Any], x: Any) -> Any:
+def replaced(f: Callable[[Any], Any], x: object) -> Any:
     """The tuple with `f` applied to every entry, basis elements' values included."""
     if x.__class__ is tuple:
         return tuple([replaced(f, y) for y in x])

@@ -15,7 +15,7 @@ from ...arguments import shown
 from ...errors import LayoutError
 from .. import above
 from ..basis import component, has_basis, paths_of
-from ..int_tuple import coal, idx2crd, leaves, show, show_coord
+from ..int_tuple import Modes, Shape, Stride, coal, idx2crd, leaves, show, show_coord
 from ..symbols import dispatch as symbolic_arguments
 
 LIMIT = 1 << 24
@@ -53,7 +53,7 @@ class _Lines:
     def __set_name__(self, owner: type, name: str) -> None:
         self.slot = f"_{name}"
 
-    def __get__(self, proof: Any, owner: type) -> tuple[str, ...]:
+    def __get__(self, proof: object, owner: type) -> tuple[str, ...]:
         if proof is None:
             return ()  # the field's default
         lines = proof.__dict__[self.slot]
@@ -61,7 +61,7 @@ class _Lines:
             lines = proof.__dict__[self.slot] = tuple(lines())
         return lines
 
-    def __set__(self, proof: Any, lines: Any) -> None:
+    def __set__(self, proof: object, lines: object) -> None:
         proof.__dict__[self.slot] = lines
 
 
@@ -76,7 +76,7 @@ class Proof:
     conditions: _Lines = _Lines()
     steps: _Lines = _Lines()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Proof, (self.method, self.conditions, self.steps)
 
     @property
@@ -181,7 +181,7 @@ class CounterExample:
         return f"{self.statement}: {coord} gives {show(self.left)} and {show(self.right)}"
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     """Whether two values are one; values that cannot be compared, as of symbols, are not."""
     try:
         return bool(a == b)
@@ -224,7 +224,7 @@ Answer: TypeAlias = Proof | CounterExample | Undecided
 # ---------------------------------------------------------------- two layouts
 
 
-def first_difference(a: tuple[list[Any], list[Any]], b: tuple[list[Any], list[Any]]) -> int | None:
+def first_difference(a: tuple[list[Any], list[Any]], b: Modes) -> int | None:
     """The first index at which two coalesced layouts differ, on the indices that both have; None if they never do."""
     w = 1
     (sa, da), (sb, db) = a, b
@@ -246,12 +246,12 @@ def _size(S: list[Any]) -> int:
     return n
 
 
-def between(answer: Any, a: Any, b: Any) -> Any:
+def between(answer: Any, a: object, b: object) -> Any:
     """The answer, told which two layouts it is about, if it is no proof."""
     return answer if isinstance(answer, Proof) else replace(answer, between=(a, b))
 
 
-def check_layouts(*xs: Any) -> None:
+def check_layouts(*xs: object) -> None:
     """Raise LayoutError for an operand of a statement about layouts that is none."""
     for x in xs:
         if not isinstance(x, Function):
@@ -351,7 +351,7 @@ def _by_exhaustion(a: Any, b: Any) -> Answer:
 # ---------------------------------------------------------------- one layout
 
 
-def injective(shape: Any, stride: Any) -> Answer:
+def injective(shape: Shape, stride: Stride) -> Answer:
     """Whether no two coordinates share a value."""
     entries = []
     found: CounterExample | Undecided | None = None
@@ -382,7 +382,9 @@ def injective(shape: Any, stride: Any) -> Answer:
     return Proof("growing strides", (), tuple(steps))
 
 
-def _injective(modes: list[tuple[int, int, int]], shape: Any, stride: Any) -> list[str] | CounterExample | Undecided:
+def _injective(
+    modes: list[tuple[int, int, int]], shape: Shape, stride: Stride
+) -> list[str] | CounterExample | Undecided:
     steps: list[str] = []
     rest = sorted(modes, key=lambda m: (abs(m[1]), m[0]))
     # A mode whose stride exceeds all that the smaller ones span cannot take part in a clash, and neither can one that
@@ -437,12 +439,12 @@ def _injective(modes: list[tuple[int, int, int]], shape: Any, stride: Any) -> li
     return steps + [f"the {n} values of the other modes are distinct"]
 
 
-def _shared(shape: Any, stride: Any, i: int, j: int) -> CounterExample:
+def _shared(shape: Shape, stride: Stride, i: int, j: int) -> CounterExample:
     value = above.layout_of(shape, stride)(i)
     return CounterExample((i, j), value, value, j, f"{show(shape)}:{show(stride)} is not injective", TWO_INDICES)
 
 
-def bijective(shape: Any, stride: Any) -> Answer:
+def bijective(shape: Shape, stride: Stride) -> Answer:
     """Whether the values are 0 .. size-1, each once."""
     if has_basis(stride):
         raise LayoutError(

@@ -14,7 +14,7 @@ from typing import Any
 
 from .generators import GENERATORS, Coefficient, Shown, is_integral, of_terms
 from .generators import show as show_names
-from .polynomial import P, div, floordiv, ge0, needs_ge, show
+from .polynomial import P, Scalar, div, floordiv, ge0, needs_ge, show
 
 _used: ContextVar[list[str] | None] = ContextVar("used", default=None)
 
@@ -75,7 +75,7 @@ def quotient(p: Any, q: Any) -> Any:
     return out
 
 
-def rounded_up(p: Any, q: Any) -> Any:
+def rounded_up(p: Scalar, q: Scalar) -> Scalar | None:
     """ceil(p / q) where the facts make it an entry, or None."""
     if p.__class__ is int and q.__class__ is int:
         return -(-p // q)
@@ -89,7 +89,7 @@ def rounded_up(p: Any, q: Any) -> Any:
     return -out
 
 
-def rounded_down(p: Any, q: Any) -> Any:
+def rounded_down(p: Scalar, q: Scalar) -> Scalar | None:
     """floor(p / q) where the facts make it an entry, or None."""
     if p.__class__ is int and q.__class__ is int:
         return p // q
@@ -103,7 +103,7 @@ def rounded_down(p: Any, q: Any) -> Any:
     return out
 
 
-def holds(p: Any, q: Any) -> bool:
+def holds(p: Any, q: object) -> bool:
     """Whether p <= q at every value."""
     if p.__class__ is int and q.__class__ is int:
         return bool(p <= q)
@@ -116,7 +116,7 @@ def holds(p: Any, q: Any) -> bool:
     return True
 
 
-def _use_division(q: Any, p: Any, out: P) -> None:
+def _use_division(q: Scalar, p: Scalar, out: P) -> None:
     """The divisibility behind a quotient: of the symbols whose part in it is a fraction."""
     for m in out.terms:
         names = []

@@ -12,7 +12,7 @@ from .generators import GENERATORS
 from .polynomial import P
 
 
-def symbols_in(x: Any) -> bool:
+def symbols_in(x: object) -> bool:
     """Whether an argument has symbols: an entry, a SymPy expression, a tuple of them, or a layout."""
     if not GENERATORS and "sympy" not in modules:
         return False
@@ -31,7 +31,7 @@ def has_symbols(shape: Any, stride: Any) -> bool:
     return shape.__class__ is P or value.__class__ is P
 
 
-def prove(a: Any, b: Any) -> Any:
+def prove(a: object, b: object) -> Any:
     """The verdict on two layouts one of which has symbols; None when neither has."""
     return above.proven(a, b) if GENERATORS and (_with_symbols(a) or _with_symbols(b)) else None
 

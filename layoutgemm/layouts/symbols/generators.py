@@ -34,7 +34,7 @@ class Generator:
 
     __slots__ = ("high", "key", "low", "shown", "symbol")
 
-    def __init__(self, symbol: str, low: int | None, high: int | None, shown: Shown, key: Any) -> None:
+    def __init__(self, symbol: str, low: int | None, high: int | None, shown: Shown, key: object) -> None:
         self.symbol, self.low, self.high, self.shown, self.key = symbol, low, high, shown, key
 
     def __repr__(self) -> str:

@@ -21,15 +21,15 @@ from ..algebra.divide import divide as int_divide
 from ..algebra.divide import join, ordered, padded_to, refuse_coordinates
 from ..algebra.divide import multiply as int_multiply
 from ..basis import ScaledBasis, component, has_basis, paths_of
-from ..int_tuple import Pair, coal, coal_open, compact, leaves, pack, product
+from ..int_tuple import Modes, Pair, Shape, Step, Stride, coal, coal_open, compact, leaves, pack, product
 from ..int_tuple import show as show_tuple
 from .conditions import back_to, holds, mark, quotient, rounded_down, rounded_up
-from .polynomial import MissingFact, P, needs_div, needs_ge, show
+from .polynomial import MissingFact, P, Scalar, needs_div, needs_ge, show
 
 Mode = tuple[Any, Any]
 
 
-def has_symbols(*entries: Any) -> bool:
+def has_symbols(*entries: object) -> bool:
     """Whether any entry of the shapes and strides is a symbol, a symbolic basis element included."""
     for x in entries:
         if x.__class__ is tuple:
@@ -51,7 +51,7 @@ def _or(needs: Any) -> str:
 # ---------------------------------------------------------------- composition
 
 
-def compose(ashape: Any, astride: Any, bshape: Any, bstride: Any) -> Pair:
+def compose(ashape: Shape, astride: object, bshape: Shape, bstride: Stride) -> Pair:
     """Shape and stride of A o B: modes of B by divisibility, then the carries of their sum.
 
     Raises CompositionError naming the missing facts. For each mode s:d of B against a mode a of A: a | d passes a by;
@@ -82,12 +82,12 @@ def _refused(refusal: MissingFact, a: Pair, b: Pair) -> CompositionError:
 class _Composition:
     """A o B for a coalesced A, whose last mode has no end."""
 
-    def __init__(self, S: list[Any], D: list[Any]) -> None:
+    def __init__(self, S: list[Scalar], D: list[Step]) -> None:
         self.S, self.D = S, D
         self.last = len(S) - 1
         self.parts: list[tuple[int, Any]] = []  # mode of A, reach within it
 
-    def of(self, bshape: Any, bstride: Any) -> Pair:
+    def of(self, bshape: object, bstride: object) -> Pair:
         out = self._modes(bshape, bstride)
         for i in range(self.last):
             reach = [r for j, r in self.parts if j == i]
@@ -146,7 +146,7 @@ class _Composition:
         return pack(S, D)
 
 
-def _within_integers(S: list[Any], D: list[Any], bshape: Any, bstride: Any) -> Pair | None:
+def _within_integers(S: list[Scalar], D: list[Step], bshape: Shape, bstride: Stride) -> Pair | None:
     """A o B by the integer rule, complete, where B is an integer layout that stays below the first symbol of A."""
     if has_symbols(bshape, bstride) or any(d < 0 for d in leaves(bstride)):
         return None
@@ -190,7 +190,7 @@ def _compose_coordinates(ashape: Any, astride: Any, bshape: Any, bstride: Any) -
 # ---------------------------------------------------------------- chains: complement and inverses
 
 
-def chain(shape: Any, stride: Any, what: str) -> list[tuple[Any, Any, Any, Any]]:
+def chain(shape: Shape, stride: Stride, what: str) -> list[tuple[Any, Any, Any, Any]]:
     """The modes in order of their strides, as (extent, stride, gap, end below); gap is floor(stride / end).
 
     A mode is next when its stride is provably at or above the end of the modes below, and no other mode can begin
@@ -206,7 +206,7 @@ def chain(shape: Any, stride: Any, what: str) -> list[tuple[Any, Any, Any, Any]]
             )
         rest.append((s, d))
     out = []
-    end: Any = 1
+    end: Scalar = 1
     while rest:
         for i, (s, d) in enumerate(rest):
             point = mark()
@@ -226,7 +226,7 @@ def chain(shape: Any, stride: Any, what: str) -> list[tuple[Any, Any, Any, Any]]
     return out
 
 
-def _gap(d: Any, end: Any) -> Any:
+def _gap(d: Scalar, end: Scalar) -> Scalar | None:
     """How many translates fit between `end` and the stride `d`: None where that is not known, or d is below end."""
     gap = rounded_down(d, end)
     if gap is None or not holds(1, gap):
@@ -234,13 +234,13 @@ def _gap(d: Any, end: Any) -> Any:
     return gap
 
 
-def _after(d: Any, end: Any) -> bool:
+def _after(d: Scalar, end: Scalar) -> bool:
     """Whether a stride begins at or above `end`."""
     q = quotient(d, end)
     return (q is not None and holds(1, q)) or holds(end, d)
 
 
-def _order_needs(rest: list[Mode], end: Any) -> tuple[str, ...]:
+def _order_needs(rest: list[Mode], end: Scalar) -> tuple[str, ...]:
     ways: list[str] = []
     for i, (s, d) in enumerate(rest):
         if _gap(d, end) is None:
@@ -252,10 +252,10 @@ def _order_needs(rest: list[Mode], end: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ways))
 
 
-def gaps(shape: Any, stride: Any, what: str, exact: bool) -> tuple[list[Any], list[Any], list[tuple[Any, ...]]]:
+def gaps(shape: Shape, stride: Stride, what: str, exact: bool) -> tuple[list[Any], list[Any], list[tuple[Any, ...]]]:
     """The complement's modes below the end of the layout, and the layout's own chain."""
-    S: list[Any] = []
-    D: list[Any] = []
+    S: list[Scalar] = []
+    D: list[Step] = []
     modes = chain(shape, stride, what)
     for _, d, gap, end in modes:
         if exact and quotient(d, end) is None:
@@ -270,7 +270,7 @@ def gaps(shape: Any, stride: Any, what: str, exact: bool) -> tuple[list[Any], li
     return S, D, modes
 
 
-def end_of(modes: list[tuple[Any, ...]]) -> Any:
+def end_of(modes: list[tuple[Any, ...]]) -> Scalar:
     """The end of the last mode of a chain."""
     return modes[-1][0] * modes[-1][1] if modes else 1
 
@@ -307,7 +307,7 @@ def check_units(modes: list[tuple[Any, ...]], bound: Any, what: str, pair: Pair)
             )
 
 
-def complement(shape: Any, stride: Any, bound: Any = 1, what: str = "complement", exact: bool = False) -> Pair:
+def complement(shape: Shape, stride: Stride, bound: Scalar = 1, what: str = "complement", exact: bool = False) -> Pair:
     """The translates of the layout's image below `bound`, as a layout; `exact` refuses gaps that are rounded down."""
     if not has_symbols(shape, stride, bound):
         if exact:
@@ -328,7 +328,7 @@ def complement(shape: Any, stride: Any, bound: Any = 1, what: str = "complement"
     return pack(*coal(tuple(S), tuple(D)))
 
 
-def right_inverse(shape: Any, stride: Any) -> Pair:
+def right_inverse(shape: Shape, stride: Stride) -> Pair:
     """R with L(R(i)) = i: the modes of stride 1, then of the product of the extents taken so far, and so on.
 
     It ends where no stride equals that product at all sizes; at some sizes a longer inverse may exist.
@@ -336,7 +336,7 @@ def right_inverse(shape: Any, stride: Any) -> Pair:
     if not has_symbols(shape, stride):
         return _int_inverse.right_inverse(shape, stride)
     modes = []
-    w: Any = 1
+    w: Scalar = 1
     for s, d in zip(leaves(shape), leaves(stride)):
         if d.__class__ is ScaledBasis:
             raise LayoutError(f"right_inverse of {_text((shape, stride))}: its values are coordinates")
@@ -344,8 +344,8 @@ def right_inverse(shape: Any, stride: Any) -> Pair:
             modes.append((s, d, w))
         w = w * s
     S: list[Any] = []
-    D: list[Any] = []
-    end: Any = 1
+    D: list[Scalar] = []
+    end: Scalar = 1
     found = True
     while found:
         found = False
@@ -360,7 +360,7 @@ def right_inverse(shape: Any, stride: Any) -> Pair:
     return pack(*coal(tuple(S), tuple(D)))
 
 
-def left_inverse(shape: Any, stride: Any) -> Pair:
+def left_inverse(shape: Shape, stride: Stride) -> Pair:
     """R with R(L(i)) = i: the right inverse of (L, complement of L)."""
     if not has_symbols(shape, stride):
         return _int_inverse.left_inverse(shape, stride)
@@ -415,7 +415,7 @@ def max_common(a: Pair, b: Pair) -> Pair:
     return pack(rs, rd)
 
 
-def _common_mode(a: Pair, S: tuple[Any, ...], D: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+def _common_mode(a: Pair, S: tuple[Shape, ...], D: tuple[Stride, ...]) -> Modes:
     """A o (S:D), coalesced; empty where no layout is that."""
     try:
         return coal(*compose(*a, S, D))
@@ -426,7 +426,7 @@ def _common_mode(a: Pair, S: tuple[Any, ...], D: tuple[Any, ...]) -> tuple[list[
         return [], []
 
 
-def nonzero(what: str, answer: Any, shape: Any, stride: Any) -> Pair:
+def nonzero(what: str, answer: Any, shape: object, stride: object) -> Pair:
     """The shape and stride of `answer`, which took symbolic strides for other than 0. Refuses where one may be 0."""
     for s, d in zip(leaves(shape), leaves(stride)):
         value = d.value if d.__class__ is ScaledBasis else d
@@ -441,12 +441,12 @@ def nonzero(what: str, answer: Any, shape: Any, stride: Any) -> Pair:
 # ---------------------------------------------------------------- divides and products
 
 
-def composed(shape: Any, stride: Any, pair: Pair) -> Pair:
+def composed(shape: Shape, stride: Stride, pair: Pair) -> Pair:
     """A o T."""
     return compose(shape, stride, *pair)
 
 
-def divide(shape: Any, stride: Any, pair: Pair) -> Pair:
+def divide(shape: Shape, stride: Stride, pair: Pair) -> Pair:
     """A o (T, complement of T up to size(A))."""
     if not has_symbols(shape, stride, pair):
         return int_divide(shape, stride, pair)
@@ -461,7 +461,7 @@ def multiply(shape: Any, stride: Any, pair: Pair) -> Pair:
         return int_multiply(shape, stride, pair)
     s, d = pair
     refuse_coordinates(s, d)
-    reach: Any = 1
+    reach: Scalar = 1
     for n, e in zip(leaves(s), leaves(d)):
         if not holds(0, e):
             raise MissingFact(f"a product over {_text(pair)}: mode {show(n)}:{show(e)} counts copies up", needs_ge(e))

@@ -88,7 +88,7 @@ class P:
         result = self.__eq__(other)
         return result if result is NotImplemented else not result
 
-    def __add__(self, other: Any) -> Any:
+    def __add__(self, other: Scalar) -> Scalar:
         if other.__class__ is int:
             return make({**self.terms, (): self.terms.get((), 0) + other}) if other else self
         if other.__class__ is not P:
@@ -104,13 +104,13 @@ class P:
 
     __radd__ = __add__
 
-    def __neg__(self) -> Any:
+    def __neg__(self) -> Scalar:
         return make({m: -c for m, c in self.terms.items()})
 
     def __pos__(self) -> P:
         return self
 
-    def __sub__(self, other: Any) -> Any:
+    def __sub__(self, other: Scalar) -> Scalar:
         if other.__class__ is int:
             return self + -other
         if other.__class__ is not P:
@@ -124,10 +124,10 @@ class P:
                 del t[m]
         return make(t)
 
-    def __rsub__(self, other: Any) -> Any:
+    def __rsub__(self, other: Scalar) -> Scalar:
         return -self + other
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: Scalar) -> Scalar:
         if other.__class__ is int:
             if other.bit_length() > MAX_BITS:
                 raise LayoutError(f"{self} times an integer of {other.bit_length()} bits: at most {MAX_BITS}")
@@ -154,38 +154,38 @@ class P:
 
     __rmul__ = __mul__
 
-    def __pow__(self, exponent: int) -> Any:
+    def __pow__(self, exponent: int) -> Scalar:
         exponent = as_int(exponent, f"an exponent of {self}", least=0, most=MAX_POWER)
         return prod([self] * exponent, start=1)
 
-    def __floordiv__(self, other: Any) -> Any:
+    def __floordiv__(self, other: Scalar) -> Scalar:
         return _floor(self, other, 0)
 
-    def __rfloordiv__(self, other: Any) -> Any:
+    def __rfloordiv__(self, other: Scalar) -> Scalar:
         return _floor(other, self, 0)
 
-    def __mod__(self, other: Any) -> Any:
+    def __mod__(self, other: Scalar) -> Scalar:
         return _floor(self, other, 1)
 
-    def __rmod__(self, other: Any) -> Any:
+    def __rmod__(self, other: Scalar) -> Scalar:
         return _floor(other, self, 1)
 
-    def __divmod__(self, other: Any) -> Any:
+    def __divmod__(self, other: Scalar) -> tuple[Scalar, Scalar]:
         return _floor(self, other, 0), _floor(self, other, 1)
 
-    def __rdivmod__(self, other: Any) -> Any:
+    def __rdivmod__(self, other: Scalar) -> tuple[Scalar, Scalar]:
         return _floor(other, self, 0), _floor(other, self, 1)
 
-    def __ge__(self, other: Any) -> Relation:
+    def __ge__(self, other: Scalar) -> Relation:
         return Relation(self, ">=", other)
 
-    def __gt__(self, other: Any) -> Relation:
+    def __gt__(self, other: Scalar) -> Relation:
         return Relation(self, ">", other)
 
-    def __le__(self, other: Any) -> Relation:
+    def __le__(self, other: Scalar) -> Relation:
         return Relation(self, "<=", other)
 
-    def __lt__(self, other: Any) -> Relation:
+    def __lt__(self, other: Scalar) -> Relation:
         return Relation(self, "<", other)
 
     def __bool__(self) -> bool:
@@ -196,7 +196,7 @@ class P:
     def __repr__(self) -> str:
         return show(self)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # Generator numbers mean nothing in another process.
         return _rebuild, (tuple([(c, [GENERATORS[g].key for g in m]) for m, c in self.terms.items()]),)
 
@@ -218,22 +218,22 @@ def make(terms: Terms) -> Any:
     return p
 
 
-def _rebuild(items: Any) -> Any:
+def _rebuild(items: Any) -> Scalar:
     return make({tuple(sorted([restore(k) for k in keys])): c for c, keys in items})
 
 
-def gen(g: int) -> Any:
+def gen(g: int) -> Scalar:
     """The generator of number `g` as a polynomial; an int when its bounds leave one value."""
     G = GENERATORS[g]
     return G.low if G.low is not None and G.low == G.high else make({(g,): 1})
 
 
-def fresh_symbol(text: str, low: int | None = 0, high: int | None = None) -> Any:
+def fresh_symbol(text: str, low: int | None = 0, high: int | None = None) -> Scalar:
     """A new symbol, equal to no other, for a value met on the way."""
     return gen(fresh(text, low, high))
 
 
-def _coerced(p: P, other: Any, operation: str) -> Any:
+def _coerced(p: P, other: Scalar, operation: str) -> Scalar:
     """Arithmetic with an integer of another class. Raises LayoutError for what is none and has no arithmetic either."""
     if is_int(other):
         return getattr(p, operation)(int(other))
@@ -245,7 +245,7 @@ def _coerced(p: P, other: Any, operation: str) -> Any:
 _VERBS = {"__add__": "added to", "__sub__": "subtracted from", "__mul__": "multiplied by"}
 
 
-def has_own_arithmetic(x: Any, operation: str = "__rmul__") -> bool:
+def has_own_arithmetic(x: object, operation: str = "__rmul__") -> bool:
     """Whether an operand says itself what it gives with a symbol: arrays, SymPy's objects, basis elements."""
     owner = x.__class__.__module__.partition(".")[0]
     if owner in ("builtins", "torch") or (owner == "numpy" and x.__class__.__name__ != "ndarray"):
@@ -253,7 +253,7 @@ def has_own_arithmetic(x: Any, operation: str = "__rmul__") -> bool:
     return hasattr(x, operation)
 
 
-def _border_equal(p: P, other: Any) -> Any:
+def _border_equal(p: P, other: object) -> bool:
     if other.__class__.__module__ == "numpy" and not getattr(other, "shape", ()):
         return False
     return NotImplemented
@@ -322,7 +322,7 @@ def _without(m: Monomial, d: Monomial) -> Monomial | None:
     return tuple(rest)
 
 
-def floordiv(p: Any, q: Any) -> Any:
+def floordiv(p: Any, q: Any) -> Scalar | None:
     """floor(p / q) where it is a polynomial, or None: what q divides, if the remainder provably lies in 0..q-1."""
     exact = div(p, q)
     if exact is not None or (p.__class__ is int and q.__class__ is int):
@@ -341,7 +341,7 @@ def floordiv(p: Any, q: Any) -> Any:
     return whole if ge0(rest) and ge0(q - 1 - rest) else None
 
 
-def _floor(p: Any, q: Any, remainder: int) -> Any:
+def _floor(p: Scalar, q: Scalar, remainder: int) -> Scalar:
     for x in (p, q):
         if x.__class__ is not P:
             if not is_int(x) and has_own_arithmetic(x, "__rmod__"):
@@ -358,7 +358,7 @@ def _floor(p: Any, q: Any, remainder: int) -> Any:
     return p - k * q if remainder else k
 
 
-def ge0(p: Any) -> bool:
+def ge0(p: Scalar) -> bool:
     """True only when p >= 0 for all values of the generators within their bounds."""
     if p.__class__ is int:
         return bool(p >= 0)
@@ -426,12 +426,12 @@ def _shifted(p: P, flips: tuple[int, ...]) -> Terms:
     return out
 
 
-def le(p: Any, q: Any) -> bool:
+def le(p: Scalar, q: Scalar) -> bool:
     """True only when p <= q at every value."""
     return ge0(q - p)
 
 
-def lt(p: Any, q: Any) -> bool:
+def lt(p: Scalar, q: Scalar) -> bool:
     """True only when p < q at every value."""
     return ge0(q - p - 1)
 
@@ -449,10 +449,10 @@ class Relation:
 
     __slots__ = ("left", "op", "right")
 
-    def __init__(self, left: Any, op: str, right: Any) -> None:
+    def __init__(self, left: Scalar, op: str, right: Scalar) -> None:
         self.left, self.op, self.right = left, op, right
 
-    def nonnegative(self) -> Any:
+    def nonnegative(self) -> Scalar:
         """The polynomial that is >= 0 when the relation holds."""
         up = self.op[0] == ">"
         d = self.left - self.right if up else self.right - self.left
@@ -473,7 +473,7 @@ class Relation:
 # ---------------------------------------------------------------- generators and values
 
 
-def gens(*ps: Any) -> list[int]:
+def gens(*ps: object) -> list[int]:
     """The generators of the given entries, sorted; ints have none."""
     return sorted({g for p in ps if p.__class__ is P for m in p.terms for g in m})
 
@@ -490,13 +490,13 @@ def val(p: Any, env: Mapping[int, int]) -> int:
     return total
 
 
-def substitute(p: Any, mapping: Mapping[int, Any]) -> Any:
+def substitute(p: Any, mapping: Mapping[int, Scalar]) -> Scalar:
     """p with generators replaced by entries; the others stay."""
     if p.__class__ is int:
         return p
-    out: Any = 0
+    out: Scalar = 0
     for m, c in p.terms.items():
-        term: Any = c
+        term: Scalar = c
         for g in m:
             term = term * (mapping[g] if g in mapping else make({(g,): 1}))
         out = out + term
@@ -539,7 +539,7 @@ def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
 # ---------------------------------------------------------------- texts
 
 
-def show(p: Any) -> str:
+def show(p: object) -> str:
     """The entry in the user's symbols, without blanks: `M*N//64+8`. Every `//` in it is exact."""
     return _show(p) if p.__class__ is P else number(p) if p.__class__ is int else str(p)
 
@@ -553,13 +553,13 @@ def _show(p: P) -> str:
 # ---------------------------------------------------------------- the facts that would decide a question
 
 
-def parenthesised(p: Any) -> str:
+def parenthesised(p: Scalar) -> str:
     """The text of an entry as a factor."""
     text = show(p)
     return f"({text})" if any(c in text for c in "+-*/") else text
 
 
-def needs_div(d: Any, p: Any) -> tuple[str, ...]:
+def needs_div(d: Any, p: object) -> tuple[str, ...]:
     """The facts, each of which would make `d` divide `p`, in the user's symbols; () when none would."""
     if div(p, d) is not None:
         return ()
@@ -607,7 +607,7 @@ def _cancel(d: Any, p: Any) -> tuple[Any, Any]:
     return div(d, factor), div(p, factor)
 
 
-def needs_ge(p: Any) -> tuple[str, ...]:
+def needs_ge(p: Scalar) -> tuple[str, ...]:
     """The fact that would make p >= 0, solved for the symbol where p is linear in one: `M >= 21`."""
     if p.__class__ is not P or ge0(-p - 1):
         return ()

@@ -9,20 +9,20 @@ from typing import Any
 
 from .generators import GENERATORS, FactError, Shown, generator, inverse, name, of_terms, plus, times
 from .generators import show as show_names
-from .polynomial import P, div, floordiv, ge0, gen, gens, make, parenthesised, show, substitute
+from .polynomial import P, Scalar, div, floordiv, ge0, gen, gens, make, parenthesised, show, substitute
 
 
 class Solver:
     """Solves facts one after the other, writing substitutions into `mapping`: a generator -> what replaces it."""
 
-    def __init__(self, mapping: dict[int, Any]) -> None:
+    def __init__(self, mapping: dict[int, Scalar]) -> None:
         self.mapping = mapping
 
     def now(self, x: Any) -> Any:
         """The entry under the facts so far."""
         return substitute(x, self.mapping)
 
-    def set(self, g: int, value: Any) -> None:
+    def set(self, g: int, value: Scalar) -> None:
         """Replace generator g everywhere."""
         # A generator made just now may be one that was replaced before: the same symbol, text and bounds.
         value = self.now(value)
@@ -219,7 +219,7 @@ class Solver:
         self.set(g, (d * t - r if up else d * t + r) - k)
         return self.now(whole) + t
 
-    def define(self, mine: Any, x: Any, d: Any, up: bool) -> None:
+    def define(self, mine: Any, x: object, d: Scalar, up: bool) -> None:
         """The symbol `mine` = ceil or floor of x / d."""
         mine = self.now(mine)
         # A symbol on which nothing else rests can be the new generator itself.
@@ -260,7 +260,7 @@ def _linear(p: P, coefficient: Callable[[int], Any]) -> list[int]:
     return sorted([g for g, n in counts.items() if n == 1 and coefficient(p.terms.get((g,), 0))], reverse=True)
 
 
-def _primitive(p: P) -> Any:
+def _primitive(p: P) -> Scalar:
     """p >= 0 with the common factor of all terms but the constant divided out."""
     content = gcd(*[c for m, c in p.terms.items() if m])
     k = p.terms.get((), 0)

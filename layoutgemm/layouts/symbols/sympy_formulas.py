@@ -16,7 +16,7 @@ from sympy.printing.precedence import PRECEDENCE
 from ...errors import LayoutError
 from .. import above
 from ..basis import assemble, component, paths_of
-from ..int_tuple import coal, product
+from ..int_tuple import Stride, coal, product
 from ..proofs.digits import Box, Form, Stuck, maximum, minimum, rewrite
 from ..swizzle import ComposedLayout, Swizzle
 from .dims import from_sympy, to_sympy
@@ -36,11 +36,11 @@ class _Operator(sympy.Function):
     # As low as a sum's: SymPy prints the factors of -8*(x%2) with a sum's precedence, and would leave them bare.
     precedence = PLUS
 
-    def _text(self, printer: Any) -> str:
+    def _text(self, printer: object) -> str:
         left, right = (self._operand(printer, x) for x in self.args)
         return f"{left}{self.sign}{right}"
 
-    def _operand(self, printer: Any, x: Any) -> str:
+    def _operand(self, printer: Any, x: object) -> str:
         # In parentheses unless it binds tighter: x//(64*N), and (t//4)%8 though Python needs none.
         return str(printer.parenthesize(x, TIMES, strict=False))
 
@@ -71,7 +71,7 @@ class FloorDiv(_Operator):
     def _eval_is_nonnegative(self) -> Any:
         return True if self.args[0].is_nonnegative and self.args[1].is_positive else None
 
-    def _eval_rewrite_as_floor(self, a: Any, b: Any, **_: Any) -> Any:
+    def _eval_rewrite_as_floor(self, a: Any, b: object, **_: object) -> Any:
         return sympy.floor(a / b)
 
     def _latex(self, printer: Any) -> str:
@@ -100,10 +100,10 @@ class FloorMod(_Operator):
     def _eval_is_nonnegative(self) -> Any:
         return True if self.args[1].is_positive else None
 
-    def _eval_rewrite_as_Mod(self, a: Any, b: Any, **_: Any) -> Any:
+    def _eval_rewrite_as_Mod(self, a: object, b: object, **_: object) -> Any:
         return sympy.Mod(a, b)
 
-    def _latex(self, printer: Any) -> str:
+    def _latex(self, printer: object) -> str:
         left, right = (self._operand(printer, x) for x in self.args)
         return rf"{left} \bmod {right}"  # the printer puts it in parentheses as a factor
 
@@ -135,7 +135,7 @@ class BitXor(_Operator):
         text = str(printer._print(x))
         return f"({text})" if x.is_Add or isinstance(x, BitXor) else text
 
-    def _latex(self, printer: Any) -> str:
+    def _latex(self, printer: object) -> str:
         left, right = (self._operand(printer, x) for x in self.args)
         return rf"\left( {left} \oplus {right} \right)"
 
@@ -145,7 +145,7 @@ def variable(name: str) -> Any:
     return sympy.Symbol(name, integer=True, nonnegative=True)
 
 
-def _entry(p: Any) -> Any:
+def _entry(p: object) -> Any:
     """An entry in SymPy, with quotients as //: they are exact, and so stay integers when numbers come in."""
     if p.__class__ is not P:
         return sympy.Integer(p)
@@ -171,7 +171,7 @@ def closed_form(source: Any, names: tuple[str, ...]) -> Any:
     if isinstance(source, ComposedLayout):
         return _composed(source, dict(zip(names, map(product, shapes), strict=True)))
 
-    def plain(stride: Any) -> Any:
+    def plain(stride: Stride) -> Any:
         return _plain(names, shapes, (stride,) if flat else stride)
 
     if source.has_basis:
@@ -190,7 +190,7 @@ def _plain(names: tuple[str, ...], shapes: Any, strides: Any) -> Any:
     return total
 
 
-def _field(x: Any, width: Any, extent: Any, last: bool) -> Any:
+def _field(x: object, width: object, extent: object, last: bool) -> Any:
     part = FloorDiv(x, _entry(width))
     return part if last else FloorMod(part, _entry(extent))
 
@@ -199,7 +199,7 @@ def _composed(source: ComposedLayout, extents: dict[str, Any]) -> Any:
     """The swizzled value; multiples of 2^n, of which a XOR below 2^n changes nothing, are written outside the XOR."""
     swizzle = source.swizzle
 
-    def inner(**v: Any) -> Any:
+    def inner(**v: object) -> Any:
         return source.layout(*v.values()) + source.offset
 
     if not swizzle.bits:
@@ -226,7 +226,7 @@ def _lowest(mask: int) -> int:
     return mask & -mask
 
 
-def _literal(source: ComposedLayout, extents: dict[str, Any]) -> Any:
+def _literal(source: ComposedLayout, extents: dict[str, object]) -> Any:
     inner = source.layout
     if isinstance(inner, ComposedLayout):
         value = _literal(inner, extents)
@@ -235,7 +235,7 @@ def _literal(source: ComposedLayout, extents: dict[str, Any]) -> Any:
     return _swizzled(source.swizzle, value + _entry(source.offset))
 
 
-def _swizzled(swizzle: Swizzle, x: Any) -> Any:
+def _swizzled(swizzle: Swizzle, x: object) -> Any:
     if not swizzle.bits:
         return x
     field = FloorMod(FloorDiv(x, _lowest(swizzle.source_mask)), 1 << swizzle.bits)
@@ -285,17 +285,17 @@ def _digits(box: Box, name: str, start: int, end: int) -> Any:
 
 
 @above.evaluator.register(object)
-def evaluator(expression: Any) -> Callable[..., Any]:
+def evaluator(expression: object) -> Callable[..., Any]:
     """A SymPy expression as a function of named variables; its other symbols are sizes."""
     expression = sympy.sympify(expression)
 
-    def formula(**variables: Any) -> Any:
+    def formula(**variables: object) -> Any:
         return _read(expression, variables)
 
     return formula
 
 
-def _read(x: Any, variables: dict[str, Any]) -> Any:
+def _read(x: Any, variables: dict[str, object]) -> Any:
     if x.is_Integer:
         return int(x)
     if x.is_Symbol:
@@ -320,14 +320,14 @@ def _read(x: Any, variables: dict[str, Any]) -> Any:
             total = total + v if x.is_Add else total * v
         return total
     if x.is_Pow and x.exp.is_Integer and x.exp >= 0:
-        value: Any = 1
+        value: int = 1
         for _ in range(int(x.exp)):
             value = value * _read(x.base, variables)
         return value
     raise LayoutError(f"{x} ({type(x).__name__}) is no formula in + - * // % ^, floor, ceiling, Mod, Min and Max")
 
 
-def _exact(top: Any, bottom: Any, x: Any) -> Any:
+def _exact(top: Any, bottom: object, x: object) -> Any:
     """A quotient that must leave no remainder."""
     quotient, rest = top // bottom, top % bottom
     zero = rest == 0

@@ -23,7 +23,7 @@ class Dim(sympy.Symbol):
     __slots__ = ("facts",)
     facts: tuple[int, int | None, int | None]
 
-    def __new__(cls, name: str, facts: tuple[int, int | None, int | None], **assumptions: Any) -> Dim:
+    def __new__(cls, name: str, facts: tuple[int, int | None, int | None], **assumptions: object) -> Dim:
         """A new symbol; SymPy's cache would answer with another one of this name."""
         self: Dim = super().__xnew__(cls, name, **assumptions)
         self.facts = facts
@@ -74,7 +74,7 @@ def _symbol_of(g: int, root: tuple[str, int]) -> Any:
 
 
 @above.to_sympy.register(object)
-def to_sympy(x: Any) -> Any:
+def to_sympy(x: object) -> Any:
     """The entry in the user's symbols."""
     if x.__class__ is not P:
         return sympy.Integer(x)
@@ -109,7 +109,7 @@ def _other(name: str) -> Any:
 
 
 @above.from_sympy.register(object)
-def from_sympy(x: Any) -> Any:
+def from_sympy(x: object) -> Any:
     """The entry that a SymPy expression means."""
     top, bottom = _read(x)
     q = div(top, bottom)

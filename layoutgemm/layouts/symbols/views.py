@@ -9,11 +9,11 @@ from .. import int_tuple as _t
 from ..algebra import recast as int_recast
 from ..algebra.divide import join
 from ..algebra.recast import widened
-from ..int_tuple import Pair, leaves, other_nesting, product
+from ..int_tuple import Pair, Shape, Stride, leaves, other_nesting, product
 from ..int_tuple import show as show_tuple
 from .conditions import holds, quotient, rounded_up
 from .operations import has_symbols
-from .polynomial import MissingFact, P, needs_div, needs_ge, show
+from .polynomial import MissingFact, P, Scalar, needs_div, needs_ge, show
 
 # ---------------------------------------------------------------- other widths of elements
 
@@ -51,7 +51,7 @@ def _upcast(s: Any, d: Any, n: int, over: list[Any]) -> Pair:
     return e, 1
 
 
-def downcast(shape: Any, stride: Any, n: int) -> Pair:
+def downcast(shape: Shape, stride: Stride, n: int) -> Pair:
     """Each element as n neighbouring ones: the modes of stride 1 take in the parts, other strides grow."""
     if has_symbols(shape, stride):
         _check_ones(stride, n, f"downcast of {show_tuple(shape)}:{show_tuple(stride)} by {n}")
@@ -59,7 +59,7 @@ def downcast(shape: Any, stride: Any, n: int) -> Pair:
     return int_recast.downcast(shape, stride, n)
 
 
-def _check_ones(stride: Any, n: int, what: str) -> None:
+def _check_ones(stride: Stride, n: int, what: str) -> None:
     """Refuse a symbolic stride that may be 1, since its mode would take in the parts, and a stride of -1."""
     for d in leaves(stride):
         if n > 1 and (d == -1 if d.__class__ is int else not holds(2, d)):
@@ -68,7 +68,7 @@ def _check_ones(stride: Any, n: int, what: str) -> None:
             )
 
 
-def recast(shape: Any, stride: Any, new_bits: int, old_bits: int) -> Pair:
+def recast(shape: Shape, stride: Stride, new_bits: int, old_bits: int) -> Pair:
     """From elements of old_bits to elements of new_bits: whole elements of both, at every size."""
     if not has_symbols(shape, stride):
         return int_recast.recast(shape, stride, new_bits, old_bits)
@@ -102,7 +102,7 @@ def recast(shape: Any, stride: Any, new_bits: int, old_bits: int) -> Pair:
 # ---------------------------------------------------------------- coordinates
 
 
-def _plus(a: Any, b: Any) -> Any:
+def _plus(a: Any, b: object) -> Any:
     # A traced sum needs no `+ 0`.
     if a.__class__ is int and a == 0:
         return b
@@ -117,7 +117,7 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
     if isinstance(coord, (tuple, list)):
         if shape.__class__ is not tuple or len(coord) != len(shape):
             raise other_nesting(coord, shape)
-        total: Any = 0
+        total: Scalar = 0
         for c, s, d in zip(coord, shape, stride):
             total = _plus(total, crd2idx(c, s, d))
         return total
@@ -130,7 +130,7 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
     return total
 
 
-def split(index: Any, shape: Any) -> Any:
+def split(index: object, shape: Shape) -> Any:
     """The coordinate of a flat index: remainders and quotients that the facts decide."""
     n = product(shape)
     if index.__class__ is int or index.__class__ is P:
@@ -141,7 +141,7 @@ def split(index: Any, shape: Any) -> Any:
     return _split(index, shape)
 
 
-def _split(index: Any, shape: Any) -> Any:
+def _split(index: object, shape: Shape) -> Any:
     if shape.__class__ is not tuple:
         return index
     out = []
