@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ..errors import LayoutError
 from .registry import Registry
@@ -50,7 +50,7 @@ class Pictured:
             save(drawn, path, dark=dark)
         return drawn
 
-    def show(self, **options: Any) -> None:
+    def show(self, **options: object) -> None:
         """Prints it as text.
 
         >>> from layoutgemm import Layout

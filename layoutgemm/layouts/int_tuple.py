@@ -166,7 +166,7 @@ def _compact(shape: Any, width: object) -> tuple[Any, Any]:
     return tuple(out), width
 
 
-def show(x: Any) -> str:
+def show(x: object) -> str:
     """CuTe's notation of a tuple: no blanks, and a tuple of one entry without a comma.
 
     An integer that Python does not print, of more than 4300 digits, is written in base 16.
@@ -179,7 +179,7 @@ def show(x: Any) -> str:
     return number(x) if x.__class__ is int else str(x)
 
 
-def code(x: Any) -> str:
+def code(x: object) -> str:
     """The repr of a tuple of entries, with integers as `show` writes them."""
     if x.__class__ is tuple:
         return f"({', '.join([code(y) for y in x])}{',' if len(x) == 1 else ''})"
@@ -516,7 +516,7 @@ def _coal(shape: tuple[Any, ...], stride: tuple[Any, ...], S: list[Any], D: list
             D.append(d)
 
 
-def pack(S: list[Any], D: list[Any]) -> tuple[Any, Any]:
+def pack(S: list[Any], D: list[Any]) -> Pair:
     """Shape and stride of flat modes as CuTe prints them: 1:0 for none, an int for one, tuples for more."""
     if len(S) == 1:
         return S[0], D[0]

@@ -293,7 +293,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         """Without nesting. '(4,(2,3)):(1,(4,8))' -> '(4,2,3):(1,4,8)'."""
         return _new(_t.flatten(self.shape), _t.flatten(self.stride))
 
-    def coalesce(self, profile: Any = None) -> Layout:
+    def coalesce(self, profile: object = None) -> Layout:
         """As few modes as the function of the flat index allows; a profile keeps its modes and coalesces inside them.
 
         In a profile an int marks a mode to coalesce, None one to leave, a tuple goes deeper; modes past its end stay.
@@ -310,7 +310,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
             return _new(tuple(S), tuple(D))
         return _new(S[0], D[0]) if S else _new(1, 0)
 
-    def filter(self, profile: Any = None) -> Layout:
+    def filter(self, profile: object = None) -> Layout:
         """Coalesced without the modes of stride 0: the same values, each as often as the other modes give it.
 
         >>> str(Layout((4, 2, 3), (0, 1, 2)).filter())

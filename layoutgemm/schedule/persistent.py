@@ -254,7 +254,7 @@ def _stream_statements() -> Iterator[tuple[str, Answer]]:
             ranges.append((0, 0, Layout((each + 1, extra), (1, each + 1))))
         if each != 0:
             ranges.append((extra, extra * (each + 1), Layout((each, workers - extra), (1, each))))
-        total: Any = 0
+        total: int = 0
         for first, start, layout in ranges:
             starts = prove_formulas(
                 lambda w, first=first, each=each, extra=extra: (w + first) * each + least(w + first, extra),

@@ -141,7 +141,7 @@ def _reads(ld: TmemCopyAtom, columns: int, spread: bool) -> Layout:
     return Layout.join(thread, value)
 
 
-def _append(mode: Layout, extent: int, stride: Any) -> Layout:
+def _append(mode: Layout, extent: int, stride: object) -> Layout:
     """The mode with one more at its end."""
     if isinstance(mode.shape, tuple):
         return Layout((*mode.shape, extent), (*mode.stride, stride))

@@ -80,13 +80,15 @@ def _modes(
     return tuple(rs), tuple(rd)
 
 
-def _mode(S: list[Any], D: list[Any], last: int, s: Any, d: Any, room: list[Any] | None) -> tuple[Any, Any] | None:
+def _mode(
+    S: list[Any], D: list[Scalar], last: int, s: Scalar, d: Scalar, room: list[Any] | None
+) -> tuple[Any, Any] | None:
     """A o (s:d) by divisibility: what it takes of each mode of A from the lowest. None when it does not divide."""
     if s == 1:
         return 1, _unit_stride(S, D, last, d)
     if d == 0:
         return s, 0
-    rs: list[Any] = []
+    rs: list[Scalar] = []
     rd: list[Step] = []
     for i in range(last):
         a = S[i]

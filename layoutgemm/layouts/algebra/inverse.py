@@ -188,13 +188,13 @@ def nullspace(shape: Shape, stride: Stride) -> Pair:
     return pack(S, D)
 
 
-def max_common(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
+def max_common(a: tuple[Any, Any], b: Pair) -> Pair:
     """The largest R with A(R(i)) = B(R(i)) = i along B's right inverse: what both layouts store side by side."""
     inverse = right_inverse(*b)
     S, D = coal(*inverse)
     # How far A follows B's inverse: mode by mode, each composed on its own with what is below it.
     rs: list[Any] = []
-    rd: list[Any] = []
+    rd: list[Scalar] = []
     end: Any = 1
     for s, d in zip(S, D):
         n = _follows(a, pack(rs, rd), s, d, end)
@@ -207,7 +207,7 @@ def max_common(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
     return pack(rs, rd)
 
 
-def _follows(a: tuple[Any, Any], below: tuple[Any, Any], s: int, d: int, end: int) -> int:
+def _follows(a: Pair, below: Pair, s: int, d: int, end: int) -> int:
     """The largest n <= s with A(below(i) + j*d) = i + end*j for all i < end, j < n; it already holds for n = 1."""
 
     size = prod(leaves(a[0]))

@@ -70,7 +70,7 @@ class Form:
 
     # ------------------------------------------------------------ sums and multiples
 
-    def __add__(self, other: Any) -> Any:
+    def __add__(self, other: object) -> Form:
         right = self._lift(other)
         if right is None:
             return NotImplemented
@@ -91,7 +91,7 @@ class Form:
     def __pos__(self) -> Form:
         return self
 
-    def __sub__(self, other: Any) -> Any:
+    def __sub__(self, other: object) -> Form:
         right = self._lift(other)
         if right is None:
             return NotImplemented
@@ -107,7 +107,7 @@ class Form:
     def __rsub__(self, other: Scalar) -> Form:
         return -self + other
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: object) -> Form:
         right = self._lift(other)
         if right is None:
             return NotImplemented
@@ -131,7 +131,7 @@ class Form:
         """An upper bound on the box."""
         return self.constant - self._bound(lambda c: -c)
 
-    def _bound(self, sign: Callable[[Any], Any]) -> Any:
+    def _bound(self, sign: Callable[[Scalar], Scalar]) -> Scalar:
         """The sum of the terms' least values, of sign(coefficient) * digit."""
         total: Scalar = 0
         covered = {cover[3] for cover in self.box.covers}
@@ -182,7 +182,7 @@ class Form:
             known = self.quotients[d] = self._quotient(d)
         return known
 
-    def _quotient(self, d: Any) -> Form:
+    def _quotient(self, d: Scalar) -> Form:
         if not ge0(d - 1):
             raise Stuck(f"division by {show(d)}", needs_ge(d - 1))
         quotient: dict[frozenset[Digit], Scalar] = {}
@@ -316,7 +316,7 @@ class Form:
     def _bits(self, n: int) -> tuple[dict[int, Bit], Form]:
         """The bits below 2^n by position, and the rest, a multiple of 2^n."""
         one = 1 << n
-        upper: dict[frozenset[Digit], Any] = {}
+        upper: dict[frozenset[Digit], Scalar] = {}
         pieces: list[tuple[frozenset[Digit], int]] = []
         splits: list[tuple[str, Any]] = []
         for s, c in self.terms.items():

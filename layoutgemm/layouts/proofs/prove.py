@@ -76,7 +76,7 @@ def prove(a: object, b: object, given: object = ()) -> Answer:
     if has_basis(a.stride) != has_basis(b.stride):
         raise LayoutError(f"{a} and {b}: one leads to coordinates, the other to offsets")
 
-    def same(f: Callable[[Any], Any]) -> Argument | None:
+    def same(f: Callable[[Scalar], Scalar]) -> Argument | None:
         x = coal(a.shape, a.stride) if f is _as_is else coal(replaced(f, a.shape), replaced(f, a.stride))
         if x != (coal(b.shape, b.stride) if f is _as_is else coal(replaced(f, b.shape), replaced(f, b.stride))):
             return None
@@ -445,7 +445,7 @@ def _apart(a: list[tuple[Scalar, Scalar]], b: list[tuple[Scalar, Scalar]], offse
     return None
 
 
-def _between(text: str, low: object, high: object, modulus: Any = 0) -> list[str]:
+def _between(text: str, low: object, high: object, modulus: object = 0) -> list[str]:
     return [f"{text.format(show(modulus))} {show(low)}..{show(high)}"]
 
 

@@ -224,7 +224,7 @@ Answer: TypeAlias = Proof | CounterExample | Undecided
 # ---------------------------------------------------------------- two layouts
 
 
-def first_difference(a: tuple[list[Any], list[Any]], b: Modes) -> int | None:
+def first_difference(a: Modes, b: Modes) -> int | None:
     """The first index at which two coalesced layouts differ, on the indices that both have; None if they never do."""
     w = 1
     (sa, da), (sb, db) = a, b

@@ -104,7 +104,7 @@ class _Composition:
             return join([self._modes(x, y) for x, y in zip(s, d)])
         return self._mode(s, d)
 
-    def _mode(self, s: Any, d: Any) -> Pair:
+    def _mode(self, s: Scalar, d: Scalar) -> Pair:
         if s.__class__ is int and s == 1:
             return 1, 0
         if d.__class__ is int and d == 0:
@@ -343,7 +343,7 @@ def right_inverse(shape: Shape, stride: Stride) -> Pair:
         if not (s.__class__ is int and s == 1):
             modes.append((s, d, w))
         w = w * s
-    S: list[Any] = []
+    S: list[Scalar] = []
     D: list[Scalar] = []
     end: Scalar = 1
     found = True
@@ -382,9 +382,9 @@ def max_common(a: Pair, b: Pair) -> Pair:
     """
     if not has_symbols(a, b):
         return _int_inverse.max_common(a, b)
-    rs: list[Any] = []
-    rd: list[Any] = []
-    end: Any = 1
+    rs: list[Scalar] = []
+    rd: list[Scalar] = []
+    end: Scalar = 1
     reach: Any = 0  # the largest index of R so far
     size = product(a[0])
     for s, d in zip(*coal(*right_inverse(*b))):

@@ -168,7 +168,7 @@ class Solver:
 
     # ------------------------------------------------------------ quotients rounded up or down
 
-    def quotient(self, x: Any, d: Any, up: bool, mine: int | None) -> Any:
+    def quotient(self, x: Any, d: Any, up: bool, mine: int | None) -> Scalar:
         """ceil(x / d) (`up`) or floor(x / d) as an entry: generator `mine` if its bounds are right, or a new one."""
         x, d = self.now(x), self.now(d)
         q = floordiv(-x, d) if up else floordiv(x, d)

@@ -338,7 +338,7 @@ def _again(name: str) -> Any:
     """Layout's own method, which works on any entries, with the conditions carried over."""
     plain = getattr(Layout, name)
 
-    def method(self: SymbolicLayout, *args: Any, **kwargs: Any) -> Layout:
+    def method(self: SymbolicLayout, *args: object, **kwargs: object) -> Layout:
         return self._again(plain(self, *args, **kwargs))
 
     method.__name__ = name

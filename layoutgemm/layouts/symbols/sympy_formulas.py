@@ -182,7 +182,7 @@ def closed_form(source: Any, names: tuple[str, ...]) -> Any:
 def _plain(names: tuple[str, ...], shapes: Any, strides: Any) -> Any:
     total = sympy.Integer(0)
     for name, shape, stride in zip(names, shapes, strides, strict=True):
-        width: Any = 1
+        width: int = 1
         S, D = coal(shape, stride)
         for i, (e, d) in enumerate(zip(S, D, strict=True)):
             total += _entry(d) * _field(variable(name), width, e, i == len(S) - 1)
