@@ -28,7 +28,7 @@ class ScaledBasis:
     """
 
     __slots__ = ("path", "value")
-    value: Any  # an int, or a symbol
+    value: Any  # a Scalar: an int in most strides
     path: tuple[int, ...]
     _is_basis = True
 
@@ -52,7 +52,7 @@ class ScaledBasis:
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"ScaledBasis is frozen: cannot delete {name}")
 
-    def __mul__(self, other: object) -> Any:
+    def __mul__(self, other: object) -> ScaledBasis | int:
         factor = other if other.__class__ is P else as_int(other, "the factor of a basis element")
         value = self.value * factor
         return 0 if value.__class__ is int and value == 0 else ScaledBasis(value, self.path)

@@ -288,7 +288,7 @@ def _modes(box: Box, stride_of: Callable[[tuple[str, int]], Any]) -> Layout:
     return Layout(tuple(shapes), tuple(strides))
 
 
-def _modes_of(name: str, n: object, box: Box, stride_of: Callable[[tuple[str, int]], Any]) -> Pair:
+def _modes_of(name: str, n: Scalar, box: Box, stride_of: Callable[[tuple[str, int]], Any]) -> Pair:
     """Extents and strides of one variable: a mode ends where the value stops to grow with the variable as before."""
     starts: list[tuple[Scalar, Scalar]] = []  # weight, stride
     for i, (e, w) in enumerate(zip(box.digits[name], box.weights[name], strict=True)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from ..arguments import as_int, refusal
 from ..errors import LayoutError
@@ -12,6 +12,8 @@ from .int_tuple import Pair, as_entries
 from .layout import Layout
 from .linear import LinearLayout
 from .swizzle import ComposedLayout, Swizzle
+
+L = TypeVar("L")  # a layout, plain or swizzled, or a tile of one
 
 __all__ = [
     "append",
@@ -192,7 +194,7 @@ def idx2crd(index: object, shape: object) -> Any:
     return _t.idx2crd(index, _method(shape, "shape") if _is_ours(shape) else _t.as_shape(shape))
 
 
-def crd2idx(coord: Any, shape: Any, stride: object = None) -> Any:
+def crd2idx(coord: object, shape: object, stride: object = None) -> Any:
     """The offset of a coordinate under a shape and a stride (None: compact column-major).
 
     >>> crd2idx((1, 2), (4, 8)), crd2idx((1, 2), (4, 8), (8, 1))
@@ -214,17 +216,17 @@ def make_layout(*args: Any, stride: object = None) -> Layout:
     return Layout(*args) if stride is None else Layout(args[0], stride)
 
 
-def make_ordered_layout(shape: Any, order: object) -> Layout:
+def make_ordered_layout(shape: object, order: object) -> Layout:
     """See Layout.ordered."""
     return Layout.ordered(shape, order)
 
 
-def make_identity_layout(shape: Any) -> Layout:
+def make_identity_layout(shape: object) -> Layout:
     """See Layout.identity."""
     return Layout.identity(shape)
 
 
-def make_swizzle(bits: int, base: int, shift: int, unit: Any = None) -> Swizzle:
+def make_swizzle(bits: int, base: int, shift: int, unit: int | None = None) -> Swizzle:
     """See Swizzle."""
     return Swizzle(bits, base, shift, unit)
 
@@ -252,7 +254,7 @@ def make_layout_tv(thread: Layout, value: Layout) -> tuple[Any, Layout]:
     return product_each(tile.shape), tv
 
 
-def coalesce(layout: object, profile: object = None) -> Any:
+def coalesce(layout: L, profile: object = None) -> L:
     """See Layout.coalesce."""
     return _method(layout, "coalesce")(profile)
 
@@ -297,32 +299,32 @@ def max_common_vector(a: Layout, b: Layout) -> Any:
     return _method(a, "max_common_vector")(b)
 
 
-def tile_to_shape(block: object, shape: object, order: object = None) -> Any:
+def tile_to_shape(block: L, shape: object, order: object = None) -> L:
     """See Layout.tile_to_shape."""
     return _method(block, "tile_to_shape")(shape, order)
 
 
-def with_shape(layout: object, shape: object) -> Any:
+def with_shape(layout: L, shape: object) -> L:
     """See Layout.with_shape."""
     return _method(layout, "with_shape")(shape)
 
 
-def upcast(layout: object, n: int) -> Any:
+def upcast(layout: L, n: int) -> L:
     """See Layout.upcast."""
     return _method(layout, "upcast")(n)
 
 
-def downcast(layout: object, n: int) -> Any:
+def downcast(layout: L, n: int) -> L:
     """See Layout.downcast."""
     return _method(layout, "downcast")(n)
 
 
-def recast_layout(new_bits: int, old_bits: int, layout: object) -> Any:
+def recast_layout(new_bits: int, old_bits: int, layout: L) -> L:
     """See Layout.recast; the arguments come in CuTe's order."""
     return _method(layout, "recast")(new_bits, old_bits)
 
 
-def slice_(coord: object, layout: object) -> Any:
+def slice_(coord: object, layout: L) -> L:
     """The layout of the modes that None keeps, without its offset."""
     return _method(layout, "slice")(coord)[0]
 
@@ -332,7 +334,7 @@ def slice_and_offset(coord: object, layout: object) -> Pair:
     return _method(layout, "slice")(coord)
 
 
-def dice(coord: object, layout: object) -> Any:
+def dice(coord: object, layout: L) -> L:
     """See Layout.dice."""
     return _method(layout, "dice")(coord)
 
@@ -372,51 +374,51 @@ def prepend(layout: Layout, mode: Layout) -> Layout:
     return Layout.join(mode, *_layout(layout, "what a mode is prepended to"))
 
 
-def logical_divide(layout: object, tiler: object) -> Any:
+def logical_divide(layout: L, tiler: object) -> L:
     """See Layout.logical_divide."""
     return _method(layout, "logical_divide")(tiler)
 
 
-def zipped_divide(layout: object, tiler: object) -> Any:
+def zipped_divide(layout: L, tiler: object) -> L:
     """See Layout.zipped_divide."""
     return _method(layout, "zipped_divide")(tiler)
 
 
-def tiled_divide(layout: object, tiler: object) -> Any:
+def tiled_divide(layout: L, tiler: object) -> L:
     """See Layout.tiled_divide."""
     return _method(layout, "tiled_divide")(tiler)
 
 
-def flat_divide(layout: object, tiler: object) -> Any:
+def flat_divide(layout: L, tiler: object) -> L:
     """See Layout.flat_divide."""
     return _method(layout, "flat_divide")(tiler)
 
 
-def logical_product(layout: object, tiler: object) -> Any:
+def logical_product(layout: L, tiler: object) -> L:
     """See Layout.logical_product."""
     return _method(layout, "logical_product")(tiler)
 
 
-def zipped_product(layout: object, tiler: object) -> Any:
+def zipped_product(layout: L, tiler: object) -> L:
     """See Layout.zipped_product."""
     return _method(layout, "zipped_product")(tiler)
 
 
-def tiled_product(layout: object, tiler: object) -> Any:
+def tiled_product(layout: L, tiler: object) -> L:
     """See Layout.tiled_product."""
     return _method(layout, "tiled_product")(tiler)
 
 
-def flat_product(layout: object, tiler: object) -> Any:
+def flat_product(layout: L, tiler: object) -> L:
     """See Layout.flat_product."""
     return _method(layout, "flat_product")(tiler)
 
 
-def blocked_product(layout: object, tiler: object) -> Any:
+def blocked_product(layout: L, tiler: object) -> L:
     """See Layout.blocked_product."""
     return _method(layout, "blocked_product")(tiler)
 
 
-def raked_product(layout: object, tiler: object) -> Any:
+def raked_product(layout: L, tiler: object) -> L:
     """See Layout.raked_product."""
     return _method(layout, "raked_product")(tiler)

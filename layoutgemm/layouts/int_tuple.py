@@ -10,9 +10,9 @@ integer-like entries could stand in their place.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -24,12 +24,34 @@ from .symbols.polynomial import P, Scalar
 
 if TYPE_CHECKING:
     from .basis import ScaledBasis
+    from .layout import Layout
+    from .swizzle import ComposedLayout
 
 Step: TypeAlias = "Scalar | ScaledBasis"  # an entry of a stride
 Shape: TypeAlias = "Scalar | tuple[Shape, ...]"
 Stride: TypeAlias = "Step | tuple[Stride, ...]"
 Pair: TypeAlias = "tuple[Any, Any]"  # shape and stride of a layout: congruent, which no type says
 Modes: TypeAlias = "tuple[list[Any], list[Any]]"  # extents and strides without nesting: integers alone in most layouts
+
+
+class Integer(Protocol):
+    """What counts as an integer does: an int, a symbol, an array of integers or a traced one."""
+
+    def __add__(self, other: Any, /) -> Any: ...
+    def __radd__(self, other: Any, /) -> Any: ...
+    def __sub__(self, other: Any, /) -> Any: ...
+    def __rsub__(self, other: Any, /) -> Any: ...
+    def __mul__(self, other: Any, /) -> Any: ...
+    def __rmul__(self, other: Any, /) -> Any: ...
+    def __floordiv__(self, other: Any, /) -> Any: ...
+    def __rfloordiv__(self, other: Any, /) -> Any: ...
+    def __mod__(self, other: Any, /) -> Any: ...
+    def __rmod__(self, other: Any, /) -> Any: ...
+    def __lt__(self, other: Any, /) -> Any: ...
+    def __le__(self, other: Any, /) -> Any: ...
+    def __gt__(self, other: Any, /) -> Any: ...
+    def __ge__(self, other: Any, /) -> Any: ...
+
 
 ENUMERABLE = 1 << 28
 _INT64 = np.dtype(np.int64)
@@ -152,7 +174,7 @@ def compact(shape: Shape) -> Any:
     return _compact(shape, 1)[0]
 
 
-def _compact(shape: Any, width: object) -> tuple[Any, Any]:
+def _compact(shape: Any, width: Scalar) -> tuple[Any, Scalar]:
     if shape.__class__ is not tuple:
         return width, shape * width
     out = []
@@ -288,7 +310,7 @@ def check_depth(shape: tuple[Shape, ...], left: int = DEPTH - 1) -> None:
                     break
 
 
-def check_congruent(shape: Shape, stride: Stride) -> None:
+def check_congruent(shape: Any, stride: Any) -> None:
     """Raise LayoutError unless the stride has the nesting of the shape."""
     if not congruent(shape, stride):
         raise LayoutError(
@@ -296,7 +318,7 @@ def check_congruent(shape: Shape, stride: Stride) -> None:
         )
 
 
-def check_enumerable(what: str, layout: Any) -> None:
+def check_enumerable(what: str, layout: Layout | ComposedLayout) -> None:
     """Refuse to make an array of all values of a layout that is far too large for it."""
     if layout.size > ENUMERABLE:
         raise LayoutError(
@@ -383,7 +405,7 @@ def _split(index: Any, shape: Shape) -> Any:
     flat = leaves(shape)
     last = max([i for i, s in enumerate(flat) if s != 1], default=0)
     w: Scalar = 1
-    parts: list[Any] = []
+    parts: list[Integer] = []
     for i, s in enumerate(flat):
         if s == 1 and i != last:
             parts.append(0)  # spares a traced index a division by 1
@@ -443,7 +465,7 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
     return _offset(coord, *coal(shape, stride))
 
 
-def _far(coord: Any, S: list[Any], D: list[Any]) -> Any:
+def _far(coord: np.ndarray, S: list[Scalar], D: list[Step]) -> np.ndarray:
     """Offsets under strides so large that 64 bits may not hold them: by Python's integers, or refused."""
     out = np.asarray(_offset(coord.astype(object), S, D), object)
     if out.size and (int(out.max()) >= 1 << 63 or int(out.min()) < -(1 << 63)):
@@ -451,7 +473,7 @@ def _far(coord: Any, S: list[Any], D: list[Any]) -> Any:
     return np.broadcast_to(out.astype(np.int64), coord.shape)
 
 
-def _offset(x: Any, S: list[Scalar], D: list[Step]) -> Any:
+def _offset(x: Integer, S: list[Scalar], D: list[Step]) -> Any:
     """Offset of a flat index over flat modes, last mode unbounded, without arithmetic on 1 and 0."""
     total: Any = 0
     w: Scalar = 1
@@ -489,7 +511,7 @@ def coal(shape: Any, stride: Any) -> Modes:
     return S, D
 
 
-def coal_open(shape: object, stride: Any) -> Modes:
+def coal_open(shape: Any, stride: Any) -> Modes:
     """The modes of the function on all indices >= 0, the last mode without end: coalesced up to the last entry.
 
     Past the end an index runs on in the last entry of the shape, even when its extent is 1 (CuTe's definition).
@@ -503,7 +525,7 @@ def coal_open(shape: object, stride: Any) -> Modes:
     return S, D
 
 
-def _coal(shape: tuple[Any, ...], stride: tuple[Any, ...], S: list[Any], D: list[Any]) -> None:
+def _coal(shape: Any, stride: Any, S: list[Scalar], D: list[Step]) -> None:
     for s, d in zip(shape, stride):
         if s.__class__ is tuple:
             _coal(s, d, S, D)
@@ -516,7 +538,7 @@ def _coal(shape: tuple[Any, ...], stride: tuple[Any, ...], S: list[Any], D: list
             D.append(d)
 
 
-def pack(S: list[Any], D: list[Any]) -> Pair:
+def pack(S: Sequence[Scalar], D: Sequence[Step]) -> Pair:
     """Shape and stride of flat modes as CuTe prints them: 1:0 for none, an int for one, tuples for more."""
     if len(S) == 1:
         return S[0], D[0]
@@ -525,7 +547,7 @@ def pack(S: list[Any], D: list[Any]) -> Pair:
     return tuple(S), tuple(D)
 
 
-def coalesce(shape: object, stride: object) -> Pair:
+def coalesce(shape: Shape, stride: Stride) -> Pair:
     """The coalesced shape and stride."""
     return pack(*coal(shape, stride))
 
@@ -536,7 +558,7 @@ def filter_zeros(shape: Shape, stride: Stride) -> Pair:
     return coalesce(tuple([s for s, _ in modes]), tuple([d for _, d in modes]))
 
 
-def by_profile(f: Callable[[Any, Any], tuple[Any, Any]], shape: Any, stride: Any, profile: object) -> Pair:
+def by_profile(f: Callable[[Any, Any], Pair], shape: Any, stride: Any, profile: object) -> Pair:
     """`f` on every mode that an int of the profile marks; None, and modes past the profile's end, stay."""
     if profile is None:
         return shape, stride

@@ -65,7 +65,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
     _plain = True  # no swizzle: what the normal form applies to
     _symbolic = False  # SymbolicLayout has symbols among its entries
 
-    def __new__(cls, shape: Shape, stride: object = None) -> Layout:
+    def __new__(cls, shape: Any, stride: Any = None) -> Layout:
         """A layout of integers, or with symbols where an entry is one."""
         if shape.__class__ is stride.__class__ is int and 0 < shape < BEYOND and -BEYOND < stride < BEYOND:
             self = _object_new(cls)
@@ -105,7 +105,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
     # ------------------------------------------------------------ construction
 
     @staticmethod
-    def identity(shape: Shape) -> Layout:
+    def identity(shape: Any) -> Layout:
         """The layout that maps each coordinate to itself: strides E(i), nested as the shape is; i to (i,) for an int.
 
         >>> str(Layout.identity((4, (2, 3)))), Layout.identity((4, (2, 3)))(5)
@@ -115,7 +115,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         return Layout(shape, identity_stride(shape))
 
     @staticmethod
-    def ordered(shape: Shape, order: object) -> Layout:
+    def ordered(shape: object, order: object) -> Layout:
         """The compact layout whose modes take the strides in the given order, smallest first.
 
         >>> str(Layout.ordered((2, 8, 4), (1, 0, 2)))
@@ -321,7 +321,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
             return _new(*_t.by_profile(_t.filter_zeros, self.shape, self.stride, profile))
         return _new(*_t.filter_zeros(self.shape, self.stride))
 
-    def with_shape(self, *shape: Any) -> Layout:
+    def with_shape(self, *shape: object) -> Layout:
         """The same function of the flat index under another shape of the same size.
 
         Raises CompositionError where no layout of that shape has the function.
@@ -536,7 +536,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
             return above.lifted(self).raked_product(tiler)
         return _made(_divide.interleave((self.shape, self.stride), tiler, True))
 
-    def tile_to_shape(self, shape: Shape, order: object = None) -> Layout:
+    def tile_to_shape(self, shape: object, order: object = None) -> Layout:
         """self repeated until it fills `shape`, a multiple of it in each mode, tiles in `order` (None: column-major).
 
         >>> str(Layout((8, 8), (8, 1)).tile_to_shape((16, 16), (1, 0)))

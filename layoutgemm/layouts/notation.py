@@ -23,6 +23,7 @@ from ..dtypes import dtype
 from ..errors import LayoutError, ParseError
 from . import above
 from .basis import ScaledBasis
+from .int_tuple import Step, Stride
 from .layout import Layout
 from .swizzle import SWIZZLES, ComposedLayout, Swizzle
 from .symbols.dims import declared, fresh_name, parse_entry, symbol
@@ -258,7 +259,7 @@ class _TextReader:
         found = self.take(_CALL)
         if found is None:
             raise self.fail("a Layout, a ComposedLayout or a Swizzle")
-        parts: list[Any] = []
+        parts: list[object] = []
         if found[1] == "Layout":
             parts = [self.entries(0)]
             while self.comma():
@@ -336,7 +337,7 @@ class _TextReader:
         self.at += 1
         return tuple(out)
 
-    def entry(self) -> Any:
+    def entry(self) -> Step:
         """An integer, a coordinate, an unknown, or an expression of symbols."""
         start = self.at
         found = self.take(_BASIS)
@@ -365,7 +366,7 @@ class _TextReader:
         self.at = end
         return x * ScaledBasis(1, tuple([int(p) for p in reversed(path)])) if path else x
 
-    def _fresh(self, facts: str) -> Any:
+    def _fresh(self, facts: str) -> Scalar:
         """A symbol that no other text has: unknown, unknown_1, ..."""
         divisor = re.search(r"div\s*=\s*(\d+)", facts)
         return symbol(fresh_name("unknown"), max(1, _int(divisor[1])) if divisor is not None else 1)
@@ -408,5 +409,5 @@ def _unit(bits: str | None) -> int | None:
     return None if bits is None else _int(bits)
 
 
-def _basis(value: int, path: list[str]) -> Any:
+def _basis(value: int, path: list[str]) -> Stride:
     return ScaledBasis(value, tuple([_int(part.strip()) for part in path])) if value else 0

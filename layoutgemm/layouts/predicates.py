@@ -7,7 +7,6 @@ from typing import Any
 
 from ..errors import LayoutError
 from . import above
-from .int_tuple import Shape
 from .proofs.verdicts import Answer, Function, Verdict
 
 
@@ -67,7 +66,7 @@ class Predicates(Function):
         """Whether logical_product(tiler) has an answer."""
         return self._can("logical_product", tiler)
 
-    def can_tile_to_shape(self, shape: Shape, order: object = None) -> Verdict:
+    def can_tile_to_shape(self, shape: object, order: object = None) -> Verdict:
         """Whether tile_to_shape(shape, order) has an answer."""
         return self._can("tile_to_shape", shape, order)
 

@@ -22,7 +22,7 @@ from . import above
 from .algebra.recast import factor
 from .conversion import Convertible
 from .display import Pictured, PicturedLayout
-from .int_tuple import Shape, bit_field, check_enumerable, coal_open, show
+from .int_tuple import bit_field, check_enumerable, coal_open, show
 from .layout import Layout
 from .paged import Paged
 from .predicates import Predicates
@@ -374,7 +374,7 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
         """See Layout.raked_product; the swizzle acts on the whole."""
         return self._with(self.layout.raked_product(tiler))
 
-    def tile_to_shape(self, shape: Shape, order: object = None) -> ComposedLayout:
+    def tile_to_shape(self, shape: object, order: object = None) -> ComposedLayout:
         """The block repeated until it fills `shape`; the swizzle acts on the whole.
 
         >>> from layoutgemm import Layout

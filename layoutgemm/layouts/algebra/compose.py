@@ -23,6 +23,7 @@ The first test below is CuTe's rule of divisibility, which answers the usual cas
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from operator import mul
 from typing import Any
@@ -33,13 +34,13 @@ from ...arguments import DEPTH
 from ...errors import CompositionError
 from .. import above
 from ..basis import Encoding, ScaledBasis, component, has_basis, paths_of
-from ..int_tuple import Pair, Shape, Step, check_depth, coal_open, flatten, leaves, pack, show, too_deep
+from ..int_tuple import Pair, Shape, Step, Stride, check_depth, coal_open, flatten, leaves, pack, show, too_deep
 from ..symbols.polynomial import Scalar
 
 LIMIT = 1 << 24
 
 
-def compose(ashape: Shape, astride: object, bshape: Any, bstride: Any) -> Pair:
+def compose(ashape: Shape, astride: Stride, bshape: Any, bstride: Any) -> Pair:
     """Shape and stride of A o B. Raises CompositionError, with the first misfit, when there is none."""
     if bstride.__class__ is not int and has_basis(bstride):
         return _compose_coordinates(ashape, astride, bshape, bstride)
@@ -61,8 +62,14 @@ def compose(ashape: Shape, astride: object, bshape: Any, bstride: Any) -> Pair:
 
 
 def _modes(
-    S: list[Any], D: list[Any], last: int, shape: tuple[Any, ...], stride: tuple[Any, ...], room: list[Any], level: int
-) -> tuple[Any, Any] | None:
+    S: list[int],
+    D: list[Step],
+    last: int,
+    shape: tuple[Any, ...],
+    stride: Any,
+    room: list[int],
+    level: int,
+) -> Pair | None:
     """The modes of B one by one; None when one of them does not divide. `room` is what each mode of A has left."""
     rs = []
     rd = []
@@ -80,9 +87,7 @@ def _modes(
     return tuple(rs), tuple(rd)
 
 
-def _mode(
-    S: list[Any], D: list[Scalar], last: int, s: Scalar, d: Scalar, room: list[Any] | None
-) -> tuple[Any, Any] | None:
+def _mode(S: list[int], D: list[Step], last: int, s: int, d: int, room: list[int] | None) -> Pair | None:
     """A o (s:d) by divisibility: what it takes of each mode of A from the lowest. None when it does not divide."""
     if s == 1:
         return 1, _unit_stride(S, D, last, d)
@@ -128,7 +133,7 @@ def _mode(
     return tuple(rs), tuple(rd)
 
 
-def _unit_stride(S: list[Any], D: list[Any], last: int, d: Any) -> Step:
+def _unit_stride(S: list[int], D: Sequence[Step], last: int, d: int) -> Step:
     """The stride that CuTe prints for a mode of extent 1; no coordinate ever reaches it."""
     if d == 0:
         return 0
@@ -140,7 +145,7 @@ def _unit_stride(S: list[Any], D: list[Any], last: int, d: Any) -> Step:
 # ---------------------------------------------------------------- what divisibility does not decide
 
 
-def _read(S: list[Any], D: list[Any], a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
+def _read(S: list[int], D: list[Any], a: Pair, b: Pair) -> Pair:
     """The general case: read every mode from its carries, then the sum. a and b are the operands, for the message."""
     bs, bd = leaves(b[0]), leaves(b[1])
     reach = sum([(s - 1) * abs(d) for s, d in zip(bs, bd)]) + 1
@@ -164,7 +169,7 @@ def _read(S: list[Any], D: list[Any], a: tuple[Any, Any], b: tuple[Any, Any]) ->
     return shape, stride
 
 
-def _nest(profile: Shape, results: Any) -> Pair:
+def _nest(profile: Shape, results: Iterator[Pair]) -> Pair:
     if profile.__class__ is tuple:
         pairs = [_nest(p, results) for p in profile]
         return tuple([s for s, _ in pairs]), tuple([d for _, d in pairs])
@@ -186,7 +191,7 @@ class _Reader:
             total += r * self.D[i]
         return total + x * self.D[-1]
 
-    def values(self, x: Any) -> Any:
+    def values(self, x: np.ndarray) -> np.ndarray:
         total = x * 0
         for s, d in zip(self.S[:-1], self.D[:-1]):
             total = total + (x % s) * d
@@ -194,7 +199,7 @@ class _Reader:
         return total + x * self.D[-1]
 
     def read(self, bs: list[int], bd: list[int]) -> list[tuple[Scalar, Step]]:
-        results: list[tuple[Any, Any]] = []
+        results: list[Pair] = []
         parts: list[tuple[int, int, int]] = []  # extent, stride, weight in B's flat domain
         w = 1
         misfit = None
@@ -254,7 +259,7 @@ class _Reader:
         # Carries at several boundaries cancel at n: look at the values.
         step = self.value(d)
         for start in range(n, min(s, LIMIT), 1 << 16):
-            i = np.arange(start, min(s, start + (1 << 16)), dtype=self.dtype(s * d, s * abs(step)))
+            i: np.ndarray = np.arange(start, min(s, start + (1 << 16)), dtype=self.dtype(s * d, s * abs(step)))
             bad = np.nonzero(self.values(i * d) != i * step)[0]
             if len(bad):
                 return start + int(bad[0])
@@ -264,7 +269,7 @@ class _Reader:
             )
         return s
 
-    def dtype(self, *bounds: int) -> Any:
+    def dtype(self, *bounds: int) -> type:
         # NumPy wraps in silence where a product passes 2^63.
         top = max(bounds) + 1
         return np.int64 if top * max(map(abs, self.D + [1])) < 1 << 62 else object
@@ -292,10 +297,10 @@ class _Reader:
             )
         reach = sum((n - 1) * abs(d) for n, d, _ in parts)
         dtype = self.dtype(reach)
-        offset: Any = np.zeros(1, dtype)
-        alone: Any = np.zeros(1, dtype)
+        offset: np.ndarray = np.zeros(1, dtype)
+        alone: np.ndarray = np.zeros(1, dtype)
         for n, d, _ in parts:
-            step: Any = np.arange(n).astype(dtype)[:, None]
+            step: np.ndarray = np.arange(n).astype(dtype)[:, None]
             offset = (offset[None, :] + step * d).ravel()
             alone = (alone[None, :] + step * self.value(d)).ravel()
         bad = np.nonzero(self.values(offset) != alone)[0]
@@ -380,7 +385,7 @@ def _earliest(parts: list[tuple[int, int, int]], need: int) -> tuple[int, list[i
 # ---------------------------------------------------------------- B leads to coordinates
 
 
-def _compose_coordinates(ashape: Any, astride: Any, bshape: Any, bstride: Any) -> tuple[Any, Any]:
+def _compose_coordinates(ashape: Any, astride: Any, bshape: Shape, bstride: Stride) -> Pair:
     """A o B where B's strides are basis elements: each mode of B moves within the mode of A that its path leads to."""
     out = None
     for path in paths_of(bstride):

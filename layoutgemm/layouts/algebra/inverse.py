@@ -47,7 +47,7 @@ def complement_exact(shape: Shape, stride: Stride, bound: Scalar, what: str) -> 
     return pack(S, D)
 
 
-def _gaps(shape: Any, stride: Any, bound: Scalar) -> tuple[list[Any], list[Any], tuple[Any, Any] | None]:
+def _gaps(shape: Any, stride: Any, bound: Scalar) -> tuple[list[Scalar], list[Step], Pair | None]:
     """The complement's modes, and the first (stride, end) whose quotient was rounded."""
     if shape.__class__ is not tuple:
         modes = [(stride, shape)] if shape != 1 and stride != 0 else []
@@ -134,11 +134,11 @@ def right_inverse(shape: Shape, stride: Stride) -> Pair:
     return pack(rs, rd)
 
 
-def _longest_chain(modes: list[tuple[Any, Any, Any]]) -> Modes:
+def _longest_chain(modes: list[tuple[int, int, Scalar]]) -> Modes:
     """Of all chains of modes d = 1, d = s, ... the one that ends highest; among equals the first by stride."""
-    best: dict[Any, tuple[Any, list[tuple[Any, Any]]]] = {}
+    best: dict[Scalar, tuple[Scalar, list[tuple[Scalar, Scalar]]]] = {}
 
-    def longest(end: Scalar) -> tuple[Any, list[tuple[Any, Any]]]:
+    def longest(end: Scalar) -> tuple[Scalar, list[tuple[Scalar, Scalar]]]:
         if end not in best:
             best[end] = end, []
             for d, s, w in modes:
@@ -188,14 +188,14 @@ def nullspace(shape: Shape, stride: Stride) -> Pair:
     return pack(S, D)
 
 
-def max_common(a: tuple[Any, Any], b: Pair) -> Pair:
+def max_common(a: Pair, b: Pair) -> Pair:
     """The largest R with A(R(i)) = B(R(i)) = i along B's right inverse: what both layouts store side by side."""
     inverse = right_inverse(*b)
     S, D = coal(*inverse)
     # How far A follows B's inverse: mode by mode, each composed on its own with what is below it.
-    rs: list[Any] = []
-    rd: list[Scalar] = []
-    end: Any = 1
+    rs: list[int] = []
+    rd: list[int] = []
+    end: int = 1
     for s, d in zip(S, D):
         n = _follows(a, pack(rs, rd), s, d, end)
         if n > 1:

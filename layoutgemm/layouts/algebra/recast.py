@@ -143,7 +143,7 @@ def recast(shape: Shape, stride: Stride, new_bits: int, old_bits: int) -> Pair:
     return upcast(S, D, up)
 
 
-def not_whole(s: int, d: int, n: int, steps: set[Any]) -> bool:
+def not_whole(s: int, d: int, n: int, steps: set[int]) -> bool:
     """True if elements of n neighbours do not divide the mode s:d.
 
     The mode fills elements, or it ends inside one and a mode of a stride in `steps` goes on where it ends.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any
 
 from ..symbols.polynomial import MissingFact, P, Scalar, div, fresh_symbol, ge0, gens, needs_div, needs_ge, show, val
 
@@ -20,7 +19,7 @@ class Stuck(MissingFact):
 class Split(Exception):
     """Some digit has to be split before the formula can be evaluated; the evaluation starts again after that."""
 
-    def __init__(self, splits: list[tuple[str, Any]]) -> None:
+    def __init__(self, splits: list[tuple[str, Scalar]]) -> None:
         super().__init__(splits)
         self.splits = splits
 
@@ -40,7 +39,7 @@ class Box:
                 raise Stuck(f"{v} in 0..{show(n - 1)}", needs_ge(n - 1))
         self.digits: dict[str, list[Scalar]] = {v: [n] for v, n in extents.items()}
         self.weights: dict[str, list[Scalar]] = {v: [1] for v in extents}
-        self.covers: list[tuple[Any, Any, Any, str]] = []
+        self.covers: list[tuple[Scalar, Scalar, Scalar, str]] = []
 
     def extent(self, digit: Digit) -> Scalar:
         """How many values the digit has."""
@@ -53,7 +52,7 @@ class Box:
     def split(self, name: str, at: Scalar) -> None:
         """Make `at` the weight of a digit. Raises Stuck where it is no multiple of the weight of a digit below it."""
         digits, weights = self.digits[name], self.weights[name]
-        inside: tuple[int, Any] | None = None  # the last digit in which `at` may lie, and how far up
+        inside: tuple[int, Scalar] | None = None  # the last digit in which `at` may lie, and how far up
         for i, (e, w) in enumerate(zip(digits, weights)):
             if w == at:
                 return

@@ -34,7 +34,7 @@ from ..int_tuple import transform
 from ..layout import Layout
 from ..linear import LinearLayout
 from ..swizzle import ComposedLayout, Swizzle
-from ..symbols.polynomial import P, Scalar, div, ge0, make, needs_div, needs_ge, show
+from ..symbols.polynomial import P, Scalar, div, ge0, make, needs_div, needs_ge, show, terms_of
 from .digit_boxes import Box, Digit, Split, Stuck, distinct
 
 __all__ = ["Box", "Digit", "Form", "Stuck", "maximum", "minimum", "rewrite"]
@@ -60,7 +60,7 @@ class Form:
 
     def __init__(self, box: Box, terms: dict[frozenset[Digit], Scalar], constant: Scalar) -> None:
         self.box, self.terms, self.constant = box, terms, constant
-        self.quotients: dict[Any, Form] = {}  # formulas ask for x // d and for x % d
+        self.quotients: dict[Scalar, Form] = {}  # formulas ask for x // d and for x % d
 
     def _lift(self, other: object) -> Form | None:
         if other.__class__ is Form:
@@ -270,12 +270,12 @@ class Form:
     def __xor__(self, other: object) -> Form:
         return self._bitwise(other, _xor, True)
 
-    def __and__(self, other: object) -> Any:
+    def __and__(self, other: object) -> Form:
         if other.__class__ is int:
             # Runs of ones are fields: no need to know every bit.
             if other < 0:
                 return self - (self & ~other)
-            total: Any = Form(self.box, {}, 0)
+            total: Form = Form(self.box, {}, 0)
             while other:
                 low = (other & -other).bit_length() - 1
                 n = (~(other >> low) & ((other >> low) + 1)).bit_length() - 1
@@ -318,7 +318,7 @@ class Form:
         one = 1 << n
         upper: dict[frozenset[Digit], Scalar] = {}
         pieces: list[tuple[frozenset[Digit], int]] = []
-        splits: list[tuple[str, Any]] = []
+        splits: list[tuple[str, Scalar]] = []
         for s, c in self.terms.items():
             if div(c, one) is not None:
                 upper[s] = c
@@ -385,13 +385,13 @@ class Form:
             return False
         raise Stuck(f"whether {self} >= {other} depends on the coordinate: formulas cannot branch on it")
 
-    def __gt__(self, other: Any) -> bool:
+    def __gt__(self, other: Scalar | Form) -> bool:
         return self >= other + 1
 
-    def __le__(self, other: Any) -> bool:
+    def __le__(self, other: Scalar | Form) -> bool:
         return -self >= -other
 
-    def __lt__(self, other: Any) -> bool:
+    def __lt__(self, other: Scalar | Form) -> bool:
         return -self >= 1 - other
 
     __hash__ = None  # type: ignore[assignment]
@@ -438,7 +438,7 @@ def _entry(x: object) -> Scalar | None:
     return None
 
 
-def _least(c: Any, most: object) -> Scalar:
+def _least(c: Scalar, most: Scalar) -> Scalar:
     """The least value of c * x for x in 0..most."""
     if ge0(c):
         return 0
@@ -447,7 +447,7 @@ def _least(c: Any, most: object) -> Scalar:
     return c * most
 
 
-def _divide(c: Any, d: Scalar) -> tuple[Scalar, Scalar]:
+def _divide(c: Scalar, d: Scalar) -> tuple[Scalar, Scalar]:
     """c = q*d + r, with as much in q as is known to be whole; for ints divmod, for polynomials term by term."""
     q = div(c, d)
     if q is not None:
@@ -455,7 +455,7 @@ def _divide(c: Any, d: Scalar) -> tuple[Scalar, Scalar]:
     if c.__class__ is int:
         return divmod(c, d) if d.__class__ is int else (0, c)
     q = 0
-    for m, a in c.terms.items():
+    for m, a in terms_of(c).items():
         part = div(make({m: a}), d)
         if part is not None:
             q = q + part
@@ -526,7 +526,7 @@ def call(formula: Callable[..., Any], variables: Mapping[str, object]) -> Any:
     return formula(**variables)
 
 
-def _checked(x: object) -> Any:
+def _checked(x: object) -> Scalar:
     value = _entry(x)
     if value is None:
         raise Stuck(f"the formula gives {shown(x)} ({type(x).__name__}), which is no integer")

@@ -23,7 +23,7 @@ from ..symbols.generators import GENERATORS, describe
 from ..symbols.polynomial import MissingFact, P, Scalar, gens, show, val, valuations
 from .digits import Box, Digit, Form, call, rewrite
 from .sizes import sizes as values_of
-from .verdicts import CounterExample, Proof, Undecided
+from .verdicts import Answer, CounterExample, Proof, Undecided
 
 __all__ = ["prove_formulas", "prove_layouts", "tabulate"]
 
@@ -81,7 +81,7 @@ def prove_formulas(
     return Undecided(why + (f"; they may agree given {' or '.join(needs)}" if needs else ""))
 
 
-def prove_layouts(a: Any, b: Any) -> Proof | CounterExample | Undecided:
+def prove_layouts(a: Any, b: Any) -> Answer:
     """Whether two layouts, plain or composed, are one function of the flat index, where their sizes are equal.
 
     Mode by mode where both have the same top-level extents, else over the flat index. As `prove_formulas`; two sizes
@@ -154,7 +154,7 @@ def _exhaust(
     return CounterExample(_single(coord), call(left, at), call(right, at), index, method="exhaustion")
 
 
-def tabulate(formula: Callable[..., Any], extents: Mapping[str, int]) -> list[Any]:
+def tabulate(formula: Callable[..., Any], extents: Mapping[str, int]) -> list[np.ndarray]:
     """All values of a formula on a static box, in colexicographic order, as Python ints: an array per component.
 
     NumPy evaluates where the formula lets it, one coordinate at a time is the fallback. Raises LayoutError for values
@@ -178,7 +178,7 @@ def tabulate(formula: Callable[..., Any], extents: Mapping[str, int]) -> list[An
     return [_integers(x) for x in found]
 
 
-def _integers(values: Any) -> Any:
+def _integers(values: np.ndarray) -> np.ndarray:
     out = np.empty(len(values), dtype=object)
     for i, x in enumerate(values):
         if not hasattr(x, "__index__") or isinstance(x, (bool, np.bool_)):
@@ -199,7 +199,7 @@ def _coordinate(index: int, extents: list[int]) -> list[int]:
     return out
 
 
-def _single(coord: list[int]) -> Any:
+def _single(coord: list[int]) -> int | tuple[int, ...]:
     return coord[0] if len(coord) == 1 else tuple(coord)
 
 

@@ -83,7 +83,7 @@ def prove(a: object, b: object, given: object = ()) -> Answer:
         return lambda: ["both coalesce to " + (" x ".join(f"{show(s)}:{show(d)}" for s, d in zip(*x)) or "1:0")]
 
     def differ(env: dict[int, int]) -> Answer | None:
-        def number(x: Any) -> int:
+        def number(x: Scalar) -> int:
             return val(x, env)
 
         if coal(replaced(number, a.shape), replaced(number, a.stride)) == coal(
@@ -329,7 +329,7 @@ def _decide(
     return Proof(f"{method}, each value of the bounded symbols", (), tuple(shortened))
 
 
-def _as_is(x: object) -> Any:
+def _as_is(x: Scalar) -> Scalar:
     return x
 
 
@@ -377,7 +377,7 @@ def _growing_part(modes: list[tuple[Scalar, Scalar]], why: list[str]) -> Argumen
             why.append(f"{show(d)} may be 0, or of either sign")
             return None
         rest.append((s, d if ge0(d) else -d))
-    steps: list[tuple[str, Any, Any, Any]] = []  # a text, and what goes in it
+    steps: list[tuple[str, Scalar, Scalar, Scalar]] = []  # a text, and what goes in it
     inner: tuple[str, ...] = ()
 
     def text() -> list[str]:
@@ -418,7 +418,7 @@ def _growing_part(modes: list[tuple[Scalar, Scalar]], why: list[str]) -> Argumen
 def _apart(a: list[tuple[Scalar, Scalar]], b: list[tuple[Scalar, Scalar]], offset: Scalar) -> Argument | None:
     """Why a(i) - b(j) is never `offset`: by range, or by range modulo a number that divides the larger strides."""
     modes = [(s, d) for s, d in a if not _is_one(s)] + [(s, -d) for s, d in b if not _is_one(s)]
-    candidates: list[Any] = [0]
+    candidates: list[Scalar] = [0]
     for _, d in modes:
         for x in (d, -d):
             if ge0(x - 2) and x not in candidates:

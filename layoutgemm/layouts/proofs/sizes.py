@@ -9,11 +9,12 @@ from fractions import Fraction
 from typing import Any
 
 from ..basis import ScaledBasis
+from ..int_tuple import Stride
 from ..layout import Layout
 from ..symbols.facts import Facts
-from ..symbols.generators import GENERATORS, Shown, inverse
+from ..symbols.generators import GENERATORS, Coefficient, Shown, inverse
 from ..symbols.generators import show as show_names
-from ..symbols.polynomial import val, valuations
+from ..symbols.polynomial import Scalar, val, valuations
 
 CASES = 4096  # values of bounded symbols that are taken one by one
 TRIES = 1000  # sizes at which a counterexample is looked for
@@ -64,7 +65,7 @@ def plain(x: object) -> Any:
     return Layout._new(x.shape, x.stride) if isinstance(x, Layout) else x
 
 
-def replaced(f: Callable[[Any], Any], x: object) -> Any:
+def replaced(f: Callable[[Scalar], Scalar], x: Any) -> Any:
     """The tuple with `f` applied to every entry, basis elements' values included."""
     if x.__class__ is tuple:
         return tuple([replaced(f, y) for y in x])
@@ -73,7 +74,7 @@ def replaced(f: Callable[[Any], Any], x: object) -> Any:
     return f(x)
 
 
-def entries_of(x: Any) -> tuple[Any, ...]:
+def entries_of(x: Any) -> tuple[Stride, ...]:
     """The parts of a layout, or the entry itself."""
     if hasattr(x, "swizzle"):
         return (x.offset, *entries_of(x.layout))
@@ -117,7 +118,7 @@ def _solve(shown: Shown, value: int, known: dict[str, int]) -> bool:
     ((power, c),) = with_name.items()
     if dict(power)[name] != 1:
         return False
-    rest: Any = value
+    rest: Coefficient = value
     for p, k in shown.items():
         if p != power:
             rest -= _value({p: k}, known)
@@ -128,8 +129,8 @@ def _solve(shown: Shown, value: int, known: dict[str, int]) -> bool:
     return True
 
 
-def _value(shown: Shown, known: dict[str, int]) -> Any:
-    total: Any = 0
+def _value(shown: Shown, known: dict[str, int]) -> Coefficient:
+    total: Coefficient = 0
     for power, c in shown.items():
         for n, k in power:
             c = c * known[n] ** k if k > 0 else Fraction(c) / known[n] ** -k

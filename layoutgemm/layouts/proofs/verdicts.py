@@ -38,7 +38,7 @@ class Verdict:
 
     ok: bool
     reason: str = ""
-    witness: Any = None
+    witness: object = None
 
     def __bool__(self) -> bool:
         return self.ok
@@ -80,7 +80,7 @@ class Proof:
         return Proof, (self.method, self.conditions, self.steps)
 
     @property
-    def unread(self) -> Any:
+    def unread(self) -> object:
         """The steps as they were given, to hand on without writing them out."""
         return self.__dict__["_steps"]
 
@@ -194,7 +194,7 @@ class Undecided:
     """No method decided. Falsy; `why` says what each of them lacked."""
 
     why: str
-    between: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+    between: tuple[object, ...] = field(default=(), repr=False, compare=False)
 
     def __bool__(self) -> bool:
         return False
@@ -239,14 +239,14 @@ def first_difference(a: Modes, b: Modes) -> int | None:
     return None
 
 
-def _size(S: list[Any]) -> int:
+def _size(S: list[int]) -> int:
     n = 1
     for s in S:
         n *= s
     return n
 
 
-def between(answer: Any, a: object, b: object) -> Any:
+def between(answer: Answer, a: object, b: object) -> Answer:
     """The answer, told which two layouts it is about, if it is no proof."""
     return answer if isinstance(answer, Proof) else replace(answer, between=(a, b))
 
@@ -279,7 +279,7 @@ def equivalent(a: Any, b: Any) -> Answer:
     return _difference(a, b, index, "coalesced normal form")
 
 
-def _first_difference_by_component(da: Any, db: Any, a: Any, b: Any) -> int | None:
+def _first_difference_by_component(da: Stride, db: Stride, a: Any, b: Any) -> int | None:
     if has_basis(da) != has_basis(db):
         return 0
     found = []

@@ -67,7 +67,7 @@ def _use(text: str) -> None:
         used.append(text)
 
 
-def quotient(p: Any, q: Any) -> Any:
+def quotient(p: Scalar, q: Scalar) -> Scalar | None:
     """The exact quotient p/q, or None."""
     out = div(p, q)
     if out.__class__ is P and not is_integral(of_terms(out.terms)):
@@ -103,7 +103,7 @@ def rounded_down(p: Scalar, q: Scalar) -> Scalar | None:
     return out
 
 
-def holds(p: Any, q: object) -> bool:
+def holds(p: Scalar, q: Scalar) -> bool:
     """Whether p <= q at every value."""
     if p.__class__ is int and q.__class__ is int:
         return bool(p <= q)

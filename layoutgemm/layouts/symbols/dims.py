@@ -28,7 +28,7 @@ from .. import above
 from .generators import GENERATORS, FactError, generator
 from .polynomial import MAX_POWER, MissingFact, P, Scalar, floordiv, ge0, gen, needs_div, needs_ge, show
 
-_declared: dict[str, Any] = {}
+_declared: dict[str, Scalar] = {}
 
 
 def dim(name: str, multiple_of: int = 1, min: int = 1, max: int | None = None) -> Scalar:
@@ -116,7 +116,7 @@ ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
 _BINARY = {**ARITHMETIC, ast.Pow: lambda a, b: a**b}
 
 
-def parse_entry(text: str, symbol: Callable[[str], Any] | None = None) -> Scalar:
+def parse_entry(text: str, symbol: Callable[[str], Scalar] | None = None) -> Scalar:
     """The entry that a text such as `64*N+8` or `M//64` means; names are the symbols last made with `dim`, or new, or
     what `symbol` gives for them.
 
@@ -161,7 +161,7 @@ def _head(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def evaluate(node: ast.expr, symbol: Callable[[str], Any]) -> Scalar:
+def evaluate(node: ast.expr, symbol: Callable[[str], Scalar]) -> Scalar:
     """The entry of an expression in + - * // % ** and ceil_div over integers and names."""
     if isinstance(node, ast.Constant) and node.value.__class__ is int:
         return node.value
@@ -185,7 +185,7 @@ def evaluate(node: ast.expr, symbol: Callable[[str], Any]) -> Scalar:
     raise _refused(node, "no integer expression in + - * // % ** and ceil_div")
 
 
-def operate(operation: Callable[[Any, Any], Any], node: ast.BinOp, left: Scalar, right: Scalar) -> Scalar:
+def operate(operation: Callable[[Any, Any], Scalar], node: ast.BinOp, left: Scalar, right: Scalar) -> Scalar:
     """The operation of a node on two entries. Raises ParseError for a division by zero, and for what grows too large.
 
     >>> evaluate(expression("M**2//4", ""), lambda name: dim(name, multiple_of=2))

@@ -21,7 +21,7 @@ once. Facts that contradict each other are refused too: under them everything wo
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any
 
@@ -31,7 +31,7 @@ from .. import above
 from ..int_tuple import as_nested
 from .dims import entry, evaluate, expression
 from .dims import symbol as plain_symbol
-from .generators import GENERATORS, FactError, restore
+from .generators import GENERATORS, FactError, Key, restore
 from .generators import show as show_names
 from .polynomial import MissingFact, P, Relation, Scalar, ge0, gens, make, show, substitute, val
 from .solver import Solver
@@ -58,8 +58,8 @@ class Facts:
 
     __slots__ = ("_known", "_mapping", "_symbols", "statements")
     statements: tuple[str, ...]
-    _mapping: dict[int, Any]  # a generator -> what it was replaced by
-    _symbols: dict[str, Any]  # the symbols that the facts speak of, before any fact
+    _mapping: dict[int, Scalar]  # a generator -> what it was replaced by
+    _symbols: dict[str, Scalar]  # the symbols that the facts speak of, before any fact
     _known: dict[str, set[int]]  # the generators that stand for a symbol, before or after
 
     def __init__(self, *facts: object) -> None:
@@ -178,7 +178,7 @@ class Facts:
         return self._symbols[symbol]
 
 
-def _restore(statements: tuple[str, ...], parts: Any, symbols: object) -> Facts:
+def _restore(statements: tuple[str, ...], parts: Iterable[tuple[Key, Scalar]], symbols: object) -> Facts:
     out = object.__new__(Facts)
     out._state(statements, {restore(k): v for k, v in parts}, symbols, {})
     out._add(())

@@ -11,6 +11,7 @@ is 1 or two modes happen to continue each other, the integer operation may print
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ...errors import CompositionError, LayoutError
@@ -26,7 +27,8 @@ from ..int_tuple import show as show_tuple
 from .conditions import back_to, holds, mark, quotient, rounded_down, rounded_up
 from .polynomial import MissingFact, P, Scalar, needs_div, needs_ge, show
 
-Mode = tuple[Any, Any]
+Mode = tuple[Scalar, Scalar]
+Link = tuple[Scalar, Scalar, Scalar, Scalar]  # of a chain: extent, stride, gap, end below
 
 
 def has_symbols(*entries: object) -> bool:
@@ -44,14 +46,14 @@ def _text(pair: Pair) -> str:
     return f"{show_tuple(pair[0])}:{show_tuple(pair[1])}"
 
 
-def _or(needs: Any) -> str:
+def _or(needs: Iterable[str]) -> str:
     return " or ".join(dict.fromkeys(needs)) or "other modes"
 
 
 # ---------------------------------------------------------------- composition
 
 
-def compose(ashape: Shape, astride: object, bshape: Shape, bstride: Stride) -> Pair:
+def compose(ashape: Shape, astride: Any, bshape: Shape, bstride: Stride) -> Pair:
     """Shape and stride of A o B: modes of B by divisibility, then the carries of their sum.
 
     Raises CompositionError naming the missing facts. For each mode s:d of B against a mode a of A: a | d passes a by;
@@ -85,9 +87,9 @@ class _Composition:
     def __init__(self, S: list[Scalar], D: list[Step]) -> None:
         self.S, self.D = S, D
         self.last = len(S) - 1
-        self.parts: list[tuple[int, Any]] = []  # mode of A, reach within it
+        self.parts: list[tuple[int, Scalar]] = []  # mode of A, reach within it
 
-    def of(self, bshape: object, bstride: object) -> Pair:
+    def of(self, bshape: Any, bstride: Any) -> Pair:
         out = self._modes(bshape, bstride)
         for i in range(self.last):
             reach = [r for j, r in self.parts if j == i]
@@ -167,7 +169,7 @@ def _within_integers(S: list[Scalar], D: list[Step], bshape: Shape, bstride: Str
     return None
 
 
-def _compose_coordinates(ashape: Any, astride: Any, bshape: Any, bstride: Any) -> Pair:
+def _compose_coordinates(ashape: Any, astride: Any, bshape: Shape, bstride: Stride) -> Pair:
     """A o B where B leads to coordinates: mode by mode, each in the mode of A that its paths lead to."""
     out: Pair | None = None
     for path in paths_of(bstride):
@@ -190,7 +192,7 @@ def _compose_coordinates(ashape: Any, astride: Any, bshape: Any, bstride: Any) -
 # ---------------------------------------------------------------- chains: complement and inverses
 
 
-def chain(shape: Shape, stride: Stride, what: str) -> list[tuple[Any, Any, Any, Any]]:
+def chain(shape: Shape, stride: Stride, what: str) -> list[Link]:
     """The modes in order of their strides, as (extent, stride, gap, end below); gap is floor(stride / end).
 
     A mode is next when its stride is provably at or above the end of the modes below, and no other mode can begin
@@ -252,7 +254,7 @@ def _order_needs(rest: list[Mode], end: Scalar) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ways))
 
 
-def gaps(shape: Shape, stride: Stride, what: str, exact: bool) -> tuple[list[Any], list[Any], list[tuple[Any, ...]]]:
+def gaps(shape: Shape, stride: Stride, what: str, exact: bool) -> tuple[list[Scalar], list[Step], list[Link]]:
     """The complement's modes below the end of the layout, and the layout's own chain."""
     S: list[Scalar] = []
     D: list[Step] = []
@@ -270,12 +272,12 @@ def gaps(shape: Shape, stride: Stride, what: str, exact: bool) -> tuple[list[Any
     return S, D, modes
 
 
-def end_of(modes: list[tuple[Any, ...]]) -> Scalar:
+def end_of(modes: list[Link]) -> Scalar:
     """The end of the last mode of a chain."""
     return modes[-1][0] * modes[-1][1] if modes else 1
 
 
-def check_units(modes: list[tuple[Any, ...]], bound: Any, what: str, pair: Pair) -> None:
+def check_units(modes: list[Link], bound: Scalar | None, what: str, pair: Pair) -> None:
     """Refuse a chain whose complement is another function where the extent of a mode is 1.
 
     The integer operation drops that mode. Its gap then merges into the gap above or, at the top, into the copies up to
@@ -385,7 +387,7 @@ def max_common(a: Pair, b: Pair) -> Pair:
     rs: list[Scalar] = []
     rd: list[Scalar] = []
     end: Scalar = 1
-    reach: Any = 0  # the largest index of R so far
+    reach: Scalar = 0  # the largest index of R so far
     size = product(a[0])
     for s, d in zip(*coal(*right_inverse(*b))):
         S, D = _common_mode(a, (*rs, s), (*rd, d))
@@ -398,13 +400,14 @@ def max_common(a: Pair, b: Pair) -> Pair:
         inside = n
         if not holds(reach + (n - 1) * d, size - 1):
             # It passes the end of A: as many steps of d as fit, where that many are known.
-            inside = quotient(size, d) if reach == d - 1 else None
-            if inside is None or not holds(inside, n):
+            fitting = quotient(size, d) if reach == d - 1 else None
+            if fitting is None or not holds(fitting, n):
                 raise MissingFact(
                     f"max_common of {_text(a)} and {_text(b)}: whether {show(n)}:{show(d)} of the right inverse stays "
                     f"below {show(size)}",
                     needs_ge(size - 1 - reach - (n - 1) * d),
                 )
+            inside = fitting
         if not (inside.__class__ is int and inside == 1):
             rs.append(inside)
             rd.append(d)

@@ -204,7 +204,7 @@ class P:
         return above.to_sympy(self)
 
 
-def make(terms: Terms) -> Any:
+def make(terms: Terms) -> Scalar:
     """The polynomial of these terms: an int when constant. A zero constant term is dropped."""
     if not terms.get((), 1):
         del terms[()]
@@ -262,10 +262,10 @@ def _border_equal(p: P, other: object) -> bool:
 # ---------------------------------------------------------------- decisions
 
 
-def div(p: Any, q: Any) -> Any:
+def div(p: Scalar, q: Scalar) -> Scalar | None:
     """The exact quotient p/q as a polynomial with integer coefficients, or None when there is none."""
-    if q.__class__ is int:
-        if p.__class__ is int:
+    if isinstance(q, int):
+        if isinstance(p, int):
             return None if q == 0 or p % q else p // q
         if q == 1:
             return p
@@ -277,7 +277,7 @@ def div(p: Any, q: Any) -> Any:
                 return None
             t[m] = c // q
         return make(t)
-    if p.__class__ is int:
+    if isinstance(p, int):
         return 0 if p == 0 else None
     if p.terms == q.terms:
         return 1
@@ -292,9 +292,9 @@ def div(p: Any, q: Any) -> Any:
         return make(out)
     lead = _lead(q.terms)
     e = q.terms[lead]
-    rest = p
+    rest: Scalar = p
     while rest.__class__ is P or rest:
-        terms: Terms = rest.terms if isinstance(rest, P) else {(): rest}
+        terms = terms_of(rest)
         m = _lead(terms)
         k = _without(m, lead)
         if k is None or terms[m] % e:
@@ -303,6 +303,11 @@ def div(p: Any, q: Any) -> Any:
         out[k] = c
         rest = rest - make({k: c}) * q
     return make(out)
+
+
+def terms_of(p: Scalar) -> Terms:
+    """The coefficients of an entry by monomial; 0 has none."""
+    return p.terms if isinstance(p, P) else {(): p} if p else {}
 
 
 def _lead(terms: Terms) -> Monomial:
@@ -322,14 +327,14 @@ def _without(m: Monomial, d: Monomial) -> Monomial | None:
     return tuple(rest)
 
 
-def floordiv(p: Any, q: Any) -> Scalar | None:
+def floordiv(p: Scalar, q: Scalar) -> Scalar | None:
     """floor(p / q) where it is a polynomial, or None: what q divides, if the remainder provably lies in 0..q-1."""
     exact = div(p, q)
     if exact is not None or (p.__class__ is int and q.__class__ is int):
         return exact if exact is not None else p // q if q else None
-    whole: Any = 0
-    rest: Any = 0
-    for m, c in p.terms.items() if p.__class__ is P else (((), p),):
+    whole: Scalar = 0
+    rest: Scalar = 0
+    for m, c in terms_of(p).items():
         part = make({m: c})
         x = div(part, q)
         if x is not None:
@@ -478,9 +483,9 @@ def gens(*ps: object) -> list[int]:
     return sorted({g for p in ps if p.__class__ is P for m in p.terms for g in m})
 
 
-def val(p: Any, env: Mapping[int, int]) -> int:
+def val(p: Scalar, env: Mapping[int, int]) -> int:
     """The value with each generator replaced by its integer."""
-    if p.__class__ is int:
+    if isinstance(p, int):
         return p
     total = 0
     for m, c in p.terms.items():
@@ -490,9 +495,9 @@ def val(p: Any, env: Mapping[int, int]) -> int:
     return total
 
 
-def substitute(p: Any, mapping: Mapping[int, Scalar]) -> Scalar:
+def substitute(p: Scalar, mapping: Mapping[int, Scalar]) -> Scalar:
     """p with generators replaced by entries; the others stay."""
-    if p.__class__ is int:
+    if isinstance(p, int):
         return p
     out: Scalar = 0
     for m, c in p.terms.items():
@@ -559,7 +564,7 @@ def parenthesised(p: Scalar) -> str:
     return f"({text})" if any(c in text for c in "+-*/") else text
 
 
-def needs_div(d: Any, p: object) -> tuple[str, ...]:
+def needs_div(d: Scalar, p: Scalar) -> tuple[str, ...]:
     """The facts, each of which would make `d` divide `p`, in the user's symbols; () when none would."""
     if div(p, d) is not None:
         return ()
@@ -568,7 +573,7 @@ def needs_div(d: Any, p: object) -> tuple[str, ...]:
     d, p = _cancel(d, p)
     if p.__class__ is not P:
         return ()
-    if d.__class__ is int:
+    if isinstance(d, int):
         d = abs(d)
         rest = make({m: c % d for m, c in p.terms.items() if c % d})
         if rest.__class__ is not P or rest.terms.get((), 0) % gcd(d, *[c for m, c in rest.terms.items() if m]):
@@ -595,16 +600,18 @@ def _divides(k: int, g: int) -> str:
     return f"{k} | {show(make({(g,): 1}))}"
 
 
-def _cancel(d: Any, p: Any) -> tuple[Any, Any]:
+def _cancel(d: Scalar, p: P) -> tuple[Scalar, Scalar]:
     """d and p without the integer and the generators that are factors of every term of both."""
-    terms = [*(d.terms if d.__class__ is P else {(): d}).items(), *p.terms.items()]
+    terms = [*terms_of(d).items(), *p.terms.items()]
     k = gcd(*[c for _, c in terms])
     common = list(terms[0][0])
     for m, _ in terms[1:]:
         left = list(m)
         common = [g for g in common if g in left and (left.remove(g) or True)]  # type: ignore[func-returns-value]
     factor = make({tuple(common): k})
-    return div(d, factor), div(p, factor)
+    rest = div(d, factor), div(p, factor)
+    assert rest[0] is not None and rest[1] is not None
+    return rest[0], rest[1]
 
 
 def needs_ge(p: Scalar) -> tuple[str, ...]:

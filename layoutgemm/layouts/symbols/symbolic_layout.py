@@ -14,6 +14,7 @@ layoutgemm.layouts.symbols.polynomial.MissingFact: a divide of 8:1: ceil(N / 8) 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ...arguments import shown
@@ -23,7 +24,7 @@ from .. import int_tuple as _t
 from ..algebra import divide as _divide
 from ..algebra import recast as _recast
 from ..basis import ScaledBasis, as_stride, assemble, component, has_basis, paths_of
-from ..int_tuple import Shape, Stride, as_shape, leaves
+from ..int_tuple import Pair, Shape, Stride, as_shape, leaves
 from ..layout import Layout
 from ..proofs.verdicts import Answer, between
 from . import operations as _ops
@@ -63,7 +64,7 @@ def generators(*xs: object) -> list[int]:
     return sorted(found)
 
 
-def _gather(x: Any, found: set[int]) -> None:
+def _gather(x: Iterable[object], found: set[int]) -> None:
     for y in x:
         if y.__class__ is P:
             for m in y.terms:
@@ -116,7 +117,7 @@ class SymbolicLayout(Layout):
 
     # ------------------------------------------------------------ inside
 
-    def _made(self, operation: Any, *args: object, also: Any = None) -> Layout:
+    def _made(self, operation: Callable[..., Pair], *args: object, also: Sequence[Layout] | None = None) -> Layout:
         """The result of an operation on pairs, with the conditions it used."""
         others = () if also is None else also
         for x in others:
@@ -224,7 +225,7 @@ class SymbolicLayout(Layout):
         """See Layout.nullspace; no stride may be 0 at some sizes only."""
         return self._made(lambda s, d: _ops.nonzero("nullspace", super(SymbolicLayout, self).nullspace(), s, d))
 
-    def with_shape(self, *shape: Any) -> Layout:
+    def with_shape(self, *shape: object) -> Layout:
         """See Layout.with_shape."""
         target = Layout(shape[0] if len(shape) == 1 else shape)
         if target.size != self.size:
@@ -234,7 +235,7 @@ class SymbolicLayout(Layout):
         out: Layout = self.compose(target)
         return out
 
-    def _tiled(self, through: Any, split: object, tiler: object) -> Layout:
+    def _tiled(self, through: Callable[..., Pair], split: object, tiler: object) -> Layout:
         tiler = as_tiler(tiler)
         return self._made(lambda s, d: through(split, s, d, tiler), also=_layouts_in(tiler))
 
@@ -287,7 +288,7 @@ class SymbolicLayout(Layout):
         pair = _divide.whole(tiler)
         return self._made(lambda s, d: _ops.interleave((s, d), pair, raked), also=_layouts_in(tiler))
 
-    def tile_to_shape(self, shape: Shape, order: object = None) -> Layout:
+    def tile_to_shape(self, shape: object, order: object = None) -> Layout:
         """See Layout.tile_to_shape."""
         target = as_shape(shape)
         return self._made(lambda s, d: _ops.tile_to_shape((s, d), target, order))
@@ -334,7 +335,7 @@ class SymbolicLayout(Layout):
         return make, (self.shape, self.stride, self._conditions)
 
 
-def _again(name: str) -> Any:
+def _again(name: str) -> Callable[..., Layout]:
     """Layout's own method, which works on any entries, with the conditions carried over."""
     plain = getattr(Layout, name)
 
@@ -374,13 +375,13 @@ def together(*layouts: Layout) -> tuple[str, ...]:
 
 
 @above.applied.register(Layout)
-def applied(layout: Layout, f: Any) -> Layout:
+def applied(layout: Layout, f: Callable[[Any], object]) -> Layout:
     """The layout with every entry replaced, under the same conditions."""
     shape, stride = as_shape(f(layout.shape)), as_stride(f(layout.stride))
     return make(shape, stride, conditions_of(layout) if _ops.has_symbols(shape, stride) else ())
 
 
-def _same_symbols(a: Layout, b: Any) -> None:
+def _same_symbols(a: Layout, b: Layout) -> None:
     check_symbols(generators(a.shape, a.stride, b.shape, b.stride))
 
 
@@ -412,7 +413,7 @@ def _flat(x: object) -> list[Any]:
     return [z for y in x for z in _flat(y)] if isinstance(x, (tuple, list)) else [x]
 
 
-def _entries(x: object) -> Any:
+def _entries(x: object) -> Shape:
     return tuple([_entries(y) for y in x]) if isinstance(x, (tuple, list)) else entry(x, "a coordinate")
 
 

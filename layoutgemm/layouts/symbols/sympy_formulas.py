@@ -12,6 +12,7 @@ from typing import Any
 
 import sympy
 from sympy.printing.precedence import PRECEDENCE
+from sympy.printing.printer import Printer
 
 from ...errors import LayoutError
 from .. import above
@@ -40,7 +41,7 @@ class _Operator(sympy.Function):
         left, right = (self._operand(printer, x) for x in self.args)
         return f"{left}{self.sign}{right}"
 
-    def _operand(self, printer: Any, x: object) -> str:
+    def _operand(self, printer: Printer, x: sympy.Expr) -> str:
         # In parentheses unless it binds tighter: x//(64*N), and (t//4)%8 though Python needs none.
         return str(printer.parenthesize(x, TIMES, strict=False))
 
@@ -58,7 +59,7 @@ class FloorDiv(_Operator):
     sign = "//"
 
     @classmethod
-    def eval(cls, a: Any, b: Any) -> Any:
+    def eval(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
         """Quotients that are known: of integers, by 1, and of a multiple."""
         if b == 1 or a == 0:
             return a
@@ -68,13 +69,13 @@ class FloorDiv(_Operator):
             return a / b
         return None
 
-    def _eval_is_nonnegative(self) -> Any:
+    def _eval_is_nonnegative(self) -> bool | None:
         return True if self.args[0].is_nonnegative and self.args[1].is_positive else None
 
-    def _eval_rewrite_as_floor(self, a: Any, b: object, **_: object) -> Any:
+    def _eval_rewrite_as_floor(self, a: sympy.Expr, b: sympy.Expr, **_: object) -> sympy.Expr:
         return sympy.floor(a / b)
 
-    def _latex(self, printer: Any) -> str:
+    def _latex(self, printer: Printer) -> str:
         return rf"\left\lfloor \frac{{{printer._print(self.args[0])}}}{{{printer._print(self.args[1])}}} \right\rfloor"
 
 
@@ -89,7 +90,7 @@ class FloorMod(_Operator):
     sign = "%"
 
     @classmethod
-    def eval(cls, a: Any, b: Any) -> Any:
+    def eval(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
         """Remainders that are known: of integers, and by 1."""
         if b == 1 or a == 0:
             return sympy.Integer(0)
@@ -97,13 +98,13 @@ class FloorMod(_Operator):
             return sympy.Integer(int(a) % int(b))
         return None
 
-    def _eval_is_nonnegative(self) -> Any:
+    def _eval_is_nonnegative(self) -> bool | None:
         return True if self.args[1].is_positive else None
 
-    def _eval_rewrite_as_Mod(self, a: object, b: object, **_: object) -> Any:
+    def _eval_rewrite_as_Mod(self, a: sympy.Expr, b: sympy.Expr, **_: object) -> sympy.Expr:
         return sympy.Mod(a, b)
 
-    def _latex(self, printer: object) -> str:
+    def _latex(self, printer: Printer) -> str:
         left, right = (self._operand(printer, x) for x in self.args)
         return rf"{left} \bmod {right}"  # the printer puts it in parentheses as a factor
 
@@ -120,7 +121,7 @@ class BitXor(_Operator):
     precedence = XOR
 
     @classmethod
-    def eval(cls, a: Any, b: Any) -> Any:
+    def eval(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
         """Values that are known: of integers, with 0, and with itself."""
         if a.is_Integer and b.is_Integer:
             return sympy.Integer(int(a) ^ int(b))
@@ -128,24 +129,24 @@ class BitXor(_Operator):
             return sympy.Integer(0)
         return b if a == 0 else a if b == 0 else None
 
-    def _eval_is_nonnegative(self) -> Any:
+    def _eval_is_nonnegative(self) -> bool | None:
         return True if self.args[0].is_nonnegative and self.args[1].is_nonnegative else None
 
-    def _operand(self, printer: Any, x: Any) -> str:
+    def _operand(self, printer: Printer, x: sympy.Expr) -> str:
         text = str(printer._print(x))
         return f"({text})" if x.is_Add or isinstance(x, BitXor) else text
 
-    def _latex(self, printer: object) -> str:
+    def _latex(self, printer: Printer) -> str:
         left, right = (self._operand(printer, x) for x in self.args)
         return rf"\left( {left} \oplus {right} \right)"
 
 
-def variable(name: str) -> Any:
+def variable(name: str) -> sympy.Symbol:
     """The SymPy symbol of a coordinate."""
     return sympy.Symbol(name, integer=True, nonnegative=True)
 
 
-def _entry(p: object) -> Any:
+def _entry(p: object) -> sympy.Expr:
     """An entry in SymPy, with quotients as //: they are exact, and so stay integers when numbers come in."""
     if p.__class__ is not P:
         return sympy.Integer(p)
@@ -171,7 +172,7 @@ def closed_form(source: Any, names: tuple[str, ...]) -> Any:
     if isinstance(source, ComposedLayout):
         return _composed(source, dict(zip(names, map(product, shapes), strict=True)))
 
-    def plain(stride: Stride) -> Any:
+    def plain(stride: Stride) -> sympy.Expr:
         return _plain(names, shapes, (stride,) if flat else stride)
 
     if source.has_basis:
@@ -179,7 +180,7 @@ def closed_form(source: Any, names: tuple[str, ...]) -> Any:
     return plain(source.stride)
 
 
-def _plain(names: tuple[str, ...], shapes: Any, strides: Any) -> Any:
+def _plain(names: tuple[str, ...], shapes: Any, strides: Any) -> sympy.Expr:
     total = sympy.Integer(0)
     for name, shape, stride in zip(names, shapes, strides, strict=True):
         width: int = 1
@@ -190,16 +191,16 @@ def _plain(names: tuple[str, ...], shapes: Any, strides: Any) -> Any:
     return total
 
 
-def _field(x: object, width: object, extent: object, last: bool) -> Any:
+def _field(x: sympy.Expr, width: sympy.Expr, extent: sympy.Expr, last: bool) -> sympy.Expr:
     part = FloorDiv(x, _entry(width))
     return part if last else FloorMod(part, _entry(extent))
 
 
-def _composed(source: ComposedLayout, extents: dict[str, Any]) -> Any:
+def _composed(source: ComposedLayout, extents: dict[str, Any]) -> sympy.Expr:
     """The swizzled value; multiples of 2^n, of which a XOR below 2^n changes nothing, are written outside the XOR."""
     swizzle = source.swizzle
 
-    def inner(**v: object) -> Any:
+    def inner(**v: object) -> sympy.Expr:
         return source.layout(*v.values()) + source.offset
 
     if not swizzle.bits:
@@ -226,7 +227,7 @@ def _lowest(mask: int) -> int:
     return mask & -mask
 
 
-def _literal(source: ComposedLayout, extents: dict[str, object]) -> Any:
+def _literal(source: ComposedLayout, extents: dict[str, object]) -> sympy.Expr:
     inner = source.layout
     if isinstance(inner, ComposedLayout):
         value = _literal(inner, extents)
@@ -235,14 +236,14 @@ def _literal(source: ComposedLayout, extents: dict[str, object]) -> Any:
     return _swizzled(source.swizzle, value + _entry(source.offset))
 
 
-def _swizzled(swizzle: Swizzle, x: object) -> Any:
+def _swizzled(swizzle: Swizzle, x: sympy.Expr) -> sympy.Expr:
     if not swizzle.bits:
         return x
     field = FloorMod(FloorDiv(x, _lowest(swizzle.source_mask)), 1 << swizzle.bits)
     return BitXor(x, _lowest(swizzle.target_mask) * field)
 
 
-def _expression(box: Box, form: Form) -> Any:
+def _expression(box: Box, form: Form) -> sympy.Expr:
     """A normal form in SymPy: neighbouring digits that continue each other are one field of the variable."""
     total = _entry(form.constant)
     for name, weights in box.weights.items():
@@ -262,7 +263,7 @@ def _expression(box: Box, form: Form) -> Any:
     return total
 
 
-def _digits(box: Box, name: str, start: int, end: int) -> Any:
+def _digits(box: Box, name: str, start: int, end: int) -> sympy.Expr:
     """The value of digits start..end-1 of a variable, counted from 1: x // v % (w/v) as a rule."""
     x, weights = variable(name), box.weights[name]
     v = weights[start]
@@ -295,7 +296,7 @@ def evaluator(expression: object) -> Callable[..., Any]:
     return formula
 
 
-def _read(x: Any, variables: dict[str, object]) -> Any:
+def _read(x: sympy.Expr, variables: dict[str, object]) -> Any:
     if x.is_Integer:
         return int(x)
     if x.is_Symbol:

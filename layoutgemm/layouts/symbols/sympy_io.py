@@ -11,7 +11,7 @@ from .. import above
 from .dims import declared
 from .dims import symbol as entry_symbol
 from .generators import GENERATORS, generator, of_terms
-from .polynomial import MissingFact, P, div, floordiv, gen, gens, needs_div
+from .polynomial import MissingFact, P, Scalar, div, floordiv, gen, gens, needs_div
 
 
 class Dim(sympy.Symbol):
@@ -29,11 +29,11 @@ class Dim(sympy.Symbol):
         self.facts = facts
         return self
 
-    def __getnewargs_ex__(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def __getnewargs_ex__(self) -> tuple[tuple[object, ...], dict[str, bool]]:
         """The arguments that make it again, for pickle."""
         return (self.name, self.facts), _assumptions(self.facts)
 
-    def _hashable_content(self) -> tuple[Any, ...]:
+    def _hashable_content(self) -> tuple[object, ...]:
         return super()._hashable_content() + (str(self.facts),)
 
 
@@ -49,7 +49,7 @@ def _assumptions(facts: tuple[int, int | None, int | None]) -> dict[str, bool]:
     return out
 
 
-def symbol(name: str, multiple_of: int = 1, low: int | None = 1, high: int | None = None) -> Any:
+def symbol(name: str, multiple_of: int = 1, low: int | None = 1, high: int | None = None) -> sympy.Symbol:
     """The SymPy symbol for a name with these facts."""
     facts = multiple_of, low, high
     if multiple_of == 1 and high is None and low in (None, 0, 1):
@@ -68,13 +68,13 @@ def _root(g: int) -> tuple[str, int] | None:
     return power[0][0], c.denominator
 
 
-def _symbol_of(g: int, root: tuple[str, int]) -> Any:
+def _symbol_of(g: int, root: tuple[str, int]) -> sympy.Symbol:
     G, (name, scale) = GENERATORS[g], root
     return symbol(name, scale, None if G.low is None else G.low * scale, None if G.high is None else G.high * scale)
 
 
 @above.to_sympy.register(object)
-def to_sympy(x: object) -> Any:
+def to_sympy(x: object) -> sympy.Expr:
     """The entry in the user's symbols."""
     if x.__class__ is not P:
         return sympy.Integer(x)
@@ -94,7 +94,7 @@ def to_sympy(x: object) -> Any:
     return sympy.Add(*out)
 
 
-def _other(name: str) -> Any:
+def _other(name: str) -> Scalar:
     """A name that was eliminated: with the facts it was made with."""
     if name.isidentifier():
         p = declared(name)
@@ -109,7 +109,7 @@ def _other(name: str) -> Any:
 
 
 @above.from_sympy.register(object)
-def from_sympy(x: object) -> Any:
+def from_sympy(x: object) -> Scalar:
     """The entry that a SymPy expression means."""
     top, bottom = _read(x)
     q = div(top, bottom)
@@ -118,7 +118,7 @@ def from_sympy(x: object) -> Any:
     return q
 
 
-def _read(x: Any) -> tuple[Any, Any]:
+def _read(x: sympy.Expr) -> tuple[Any, Any]:
     """Numerator and denominator as entries."""
     if x.is_Integer:
         return int(x), 1
@@ -158,7 +158,7 @@ def _read(x: Any) -> tuple[Any, Any]:
     raise LayoutError(f"{x} ({type(x).__name__}) is no integer expression in + - * / floor, ceiling and Mod")
 
 
-def _read_symbol(x: Any) -> Any:
+def _read_symbol(x: sympy.Symbol) -> Any:
     if isinstance(x, Dim):
         return entry_symbol(x.name, *x.facts)
     if not x.is_integer:

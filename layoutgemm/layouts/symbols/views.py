@@ -22,7 +22,7 @@ def upcast(shape: Any, stride: Any, n: int) -> Pair:
     """Each n neighbouring elements as one group; a symbolic stride must be a multiple of n."""
     if not has_symbols(shape, stride):
         return int_recast.upcast(shape, stride, n)
-    over: list[Any] = []
+    over: list[Scalar] = []
     out = _upcast(shape, stride, n, over)
     if over and not holds(sum(over), n - 1):
         raise MissingFact(
@@ -33,7 +33,7 @@ def upcast(shape: Any, stride: Any, n: int) -> Pair:
     return out
 
 
-def _upcast(s: Any, d: Any, n: int, over: list[Any]) -> Pair:
+def _upcast(s: Any, d: Any, n: int, over: list[Scalar]) -> Pair:
     if s.__class__ is tuple:
         return join([_upcast(x, y, n, over) for x, y in zip(s, d)])
     q = quotient(d, n)
