@@ -8,6 +8,7 @@ symbols; an address is then compared as a polynomial, coefficient by coefficient
 from __future__ import annotations
 
 import itertools
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import numpy as np
@@ -97,7 +98,7 @@ def _tile_bits(tile: Any, plan: TmaPlan) -> Ints:
     return offsets
 
 
-def _terms(entry: Any) -> dict[Any, int]:
+def _terms(entry: Any) -> dict[Hashable, int]:
     """An entry as monomial -> coefficient."""
     return {(): entry} if isinstance(entry, int) else dict(entry.terms)
 
@@ -113,28 +114,28 @@ def _leaf_coordinates(plan: TmaPlan) -> list[tuple[Leaf, Ints]]:
     return out
 
 
-def _wanted(tile: Any, plan: TmaPlan, count: int) -> dict[Any, Ints]:
+def _wanted(tile: Any, plan: TmaPlan, count: int) -> dict[Hashable, Ints]:
     """Where each element of tile 0 is in the tensor: monomial -> bits, or dimension -> coordinate."""
     if plan.gmem is None:
         mn = tile.extent[0]
         flat = np.arange(count)
         inner, outer = (flat // mn, flat % mn) if tile.major == "K" else (flat % mn, flat // mn)
         return {0: inner, 1: outer}
-    out: dict[Any, Ints] = {(): np.zeros(count, dtype=np.int64)}
+    out: dict[Hashable, Ints] = {(): np.zeros(count, dtype=np.int64)}
     for leaf, index in _leaf_coordinates(plan):
         for key, factor in _terms(leaf.stride).items():
             out[key] = out.get(key, 0) + index * factor * plan.kind.gmem_bits
     return out
 
 
-def _moved(plan: TmaPlan, start: tuple[int, ...], keys: dict[Any, Ints]) -> dict[Any, Ints]:
+def _moved(plan: TmaPlan, start: tuple[int, ...], keys: Iterable[Hashable]) -> dict[Hashable, Ints]:
     """The same for the elements of one box: arrays of the box's shape, innermost dimension first."""
     steps = plan.steps or (1,) * len(plan.box)
     shape = [-(-extent // step) for extent, step in zip(plan.box, steps, strict=True)]
     grid = np.meshgrid(*(c + s * np.arange(n) for c, s, n in zip(start, steps, shape, strict=True)), indexing="ij")
     if plan.gmem is None or plan.strides is None:
         return dict(enumerate(grid))
-    out: dict[Any, Ints] = {key: np.zeros(shape, dtype=np.int64) for key in keys}
+    out: dict[Hashable, Ints] = {key: np.zeros(shape, dtype=np.int64) for key in keys}
     for index, stride in zip(grid, (None, *plan.strides), strict=True):
         bits = {(): plan.kind.gmem_bits} if stride is None else {k: 8 * v for k, v in _terms(stride).items()}
         for key, factor in bits.items():

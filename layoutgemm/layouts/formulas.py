@@ -26,7 +26,7 @@ from .basis import ScaledBasis
 from .int_tuple import Pair, Shape, as_nested, as_shape, coal, leaves, pack, product, show, show_coord
 from .layout import Layout
 from .linear import LinearLayout
-from .proofs.digits import Box, Form, Stuck, maximum, minimum, rewrite
+from .proofs.digits import Box, Form, Formula, Stuck, maximum, minimum, rewrite
 from .proofs.gf2 import swizzle_candidates
 from .proofs.index_formulas import LIMIT, tabulate
 from .swizzle import ComposedLayout, Swizzle
@@ -119,7 +119,7 @@ def _shaped(result: Any, profiles: list[Any]) -> Any:
 # ---------------------------------------------------------------- what a formula may be
 
 
-def _function(formula: object, shape: Shape, extents: dict[str, object]) -> tuple[Callable[..., Any], dict[str, Any]]:
+def _function(formula: object, shape: Shape, extents: dict[str, object]) -> tuple[Formula, dict[str, Any]]:
     """The formula as a function of named variables, and the shape of each variable."""
     if shape is not None and extents:
         raise LayoutError("extents are given by a shape or by keyword, not both")
@@ -196,7 +196,7 @@ _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.LShift: lambda a, b: a << b,
     ast.RShift: lambda a, b: a >> b,
 }
-_CALLS: dict[str, Callable[..., Any]] = {"min": minimum, "max": maximum}
+_CALLS: dict[str, Formula] = {"min": minimum, "max": maximum}
 
 
 def _evaluate(node: ast.expr, variables: Mapping[str, Any], text: str) -> Any:
@@ -224,7 +224,7 @@ def _evaluate(node: ast.expr, variables: Mapping[str, Any], text: str) -> Any:
 # ---------------------------------------------------------------- reading the normal form
 
 
-def _by_digits(function: Callable[..., Any], sizes: dict[str, Any]) -> Any:
+def _by_digits(function: Formula, sizes: dict[str, Any]) -> Any:
     """The layout of a formula that can be rewritten. Raises Stuck where digits do not tell."""
     box, (form,) = rewrite(sizes, function)
     if form.__class__ is tuple:
@@ -239,7 +239,7 @@ def _by_digits(function: Callable[..., Any], sizes: dict[str, Any]) -> Any:
     raise Stuck(f"no swizzle found that takes apart {form}", box.missing())
 
 
-def _unswizzled(function: Callable[..., Any], sizes: dict[str, Any], swizzle: Swizzle) -> ComposedLayout | None:
+def _unswizzled(function: Formula, sizes: dict[str, Any], swizzle: Swizzle) -> ComposedLayout | None:
     """The formula as this swizzle of a layout, or None: a swizzle is its own inverse."""
     try:
         box, (form,) = rewrite(sizes, lambda **v: swizzle(function(**v)))
@@ -335,7 +335,7 @@ def _paths(forms: Any, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...],
 # ---------------------------------------------------------------- reading values
 
 
-def _by_values(function: Callable[..., Any], sizes: Mapping[str, Any], stuck: MissingFact) -> Any:
+def _by_values(function: Formula, sizes: Mapping[str, Any], stuck: MissingFact) -> Any:
     """The layout of a static formula, read off all its values. Raises LayoutError with the first misfit."""
     tables = tabulate(function, sizes)
     if len(tables) != 1:

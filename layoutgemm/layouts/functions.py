@@ -8,7 +8,7 @@ from ..arguments import as_int, refusal
 from ..errors import LayoutError
 from . import int_tuple as _t
 from .display import Pictured
-from .int_tuple import Pair, as_entries
+from .int_tuple import Pair, Shape, as_entries
 from .layout import Layout
 from .linear import LinearLayout
 from .swizzle import ComposedLayout, Swizzle
@@ -236,7 +236,7 @@ def make_composed_layout(swizzle: Swizzle, offset: int, layout: object) -> Compo
     return ComposedLayout(swizzle, offset, layout)
 
 
-def make_layout_tv(thread: Layout, value: Layout) -> tuple[Any, Layout]:
+def make_layout_tv(thread: Layout, value: Layout) -> tuple[Shape, Layout]:
     """The tile (M, N, ...) that threads and values cover, and the layout (thread, value) -> index in that tile.
 
     `thread` maps tile coordinates to thread indices, `value` to the values of a thread; a thread's values lie side by
@@ -294,7 +294,7 @@ def max_common_layout(a: Layout, b: Layout) -> Layout:
     return _method(a, "max_common_layout")(b)
 
 
-def max_common_vector(a: Layout, b: Layout) -> Any:
+def max_common_vector(a: Layout, b: Layout) -> int:
     """See Layout.max_common_vector."""
     return _method(a, "max_common_vector")(b)
 

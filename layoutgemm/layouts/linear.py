@@ -219,7 +219,7 @@ class LinearLayout(Function):
             value = value ^ ((x >> i) & 1) * column
         return value
 
-    def offsets(self) -> npt.NDArray[Any]:
+    def offsets(self) -> np.ndarray:
         """All values over the flat domain: int64, or Python ints where 63 bits do not hold them."""
         if len(self.columns) > 28:
             raise LayoutError(f"2^{len(self.columns)} values are too many for a table")

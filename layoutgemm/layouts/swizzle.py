@@ -12,7 +12,7 @@ unit: the 128-byte swizzle is (3, 4, 3) on bytes and (3, 3, 3) on 16-bit element
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -506,3 +506,7 @@ def _stays_below(right: Any, end: object) -> bool:
     except LayoutError:  # symbols, or too many values to look at
         return False
     return end.__class__ is int and bool(max(before.max(), after.max()) < end and before.min() >= 0)
+
+
+AnyLayout: TypeAlias = "Layout | ComposedLayout"
+Part: TypeAlias = "tuple[AnyLayout, Any]"  # the modes that are left of a layout, and the offset of the others

@@ -9,15 +9,16 @@ tile is still taken once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ..arguments import checked, settle
 from ..errors import PlanError
+from ..layouts.int_tuple import Integer
 from ..layouts.proofs.digits import minimum as least
 from ..report import Check
+from .tile_order import Minimum
 
 _FAR = 1 << 20  # more than a launch has clusters
 
@@ -84,7 +85,7 @@ class Dealt:
         return self.starts[-1]
 
     @checked(PlanError)
-    def number(self, nth: Any, count: object, minimum: Callable[..., Any] = least) -> Any:
+    def number(self, nth: Integer, count: Integer, minimum: Minimum = least) -> Any:
         """Which number the nth of `count` clusters takes. `minimum` stands in for traced integers, which Python's own
         does not take."""
         if not self.rounds:
@@ -136,7 +137,7 @@ def _runs(places: tuple[int, ...]) -> list[tuple[int, int]]:
     return found
 
 
-def _member(index: Any, places: tuple[int, ...]) -> Any:
+def _member(index: Integer, places: tuple[int, ...]) -> Any:
     """The place of that index."""
     (first, many), *others = _runs(places)
     found = index + first
@@ -146,12 +147,12 @@ def _member(index: Any, places: tuple[int, ...]) -> Any:
     return found
 
 
-def _below(place: object, places: tuple[int, ...], minimum: Callable[..., Any]) -> Any:
+def _below(place: Integer, places: tuple[int, ...], minimum: Minimum) -> Any:
     """How many of the places are before one."""
     return sum(minimum(place - minimum(place, first), many) for first, many in _runs(places))
 
 
-def _among(place: Any, places: tuple[int, ...], minimum: Callable[..., Any], known: tuple[int, ...]) -> Any:
+def _among(place: Integer, places: tuple[int, ...], minimum: Minimum, known: tuple[int, ...]) -> Any:
     """1 where a place, of those that it is known to be one of, is among others; else 0."""
     if set(known) <= set(places):
         return 1
@@ -160,6 +161,6 @@ def _among(place: Any, places: tuple[int, ...], minimum: Callable[..., Any], kno
     return _below(place + 1, places, minimum) - _below(place, places, minimum)
 
 
-def _reached(number: Any, limit: int) -> Any:
+def _reached(number: Integer, limit: int) -> Any:
     """1 from a limit on, else 0, for numbers up to a million, by arithmetic that traced integers know."""
     return (number + (_FAR - limit)) // _FAR

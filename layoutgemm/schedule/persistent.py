@@ -9,7 +9,7 @@ Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,13 +20,14 @@ from ..arguments import as_int, checked, settle
 from ..errors import PlanError
 from ..layouts import Layout
 from ..layouts.display import Pictured
+from ..layouts.int_tuple import Integer
 from ..layouts.proofs.digits import minimum as least
 from ..layouts.proofs.index_formulas import prove_formulas
 from ..layouts.proofs.prove import disjoint, injective
-from ..layouts.proofs.verdicts import Proof, Undecided
+from ..layouts.proofs.verdicts import Answer, Proof, Undecided
 from ..layouts.symbols.facts import Facts
 from ..layouts.symbols.polynomial import Scalar, show
-from .tile_order import Answer, Schedule, Tile, all_proven, checked_grid
+from .tile_order import Minimum, Schedule, Tile, all_proven, checked_grid
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Persistent(Pictured):
         return -(-grid[0] // rows), -(-grid[1] // columns)
 
     @checked(PlanError)
-    def tile(self, worker: Any, step: Any, rank: object, grid: Tile, minimum: Callable[..., Any] = least) -> Tile:
+    def tile(self, worker: Integer, step: Integer, rank: Integer, grid: Tile, minimum: Minimum = least) -> Tile:
         """The tile that block `rank` of a worker does as its number `step`; it can lie outside of the grid.
 
         The worker has a step `step` while worker + workers * step is below the number of clusters in the grid.
@@ -70,7 +71,7 @@ class Persistent(Pictured):
         return self.within(self.schedule.tile(worker + self.workers * step, self.clusters(grid), minimum), rank)
 
     @checked(PlanError)
-    def within(self, at: Tile, rank: Any) -> Tile:
+    def within(self, at: Tile, rank: Integer) -> Tile:
         """The tile of block `rank` of the cluster whose place in the grid of clusters is `at`.
 
         >>> from layoutgemm.schedule.tile_order import Linear
@@ -197,7 +198,7 @@ class StreamK:
         return (self.streamed or 0) * self.k_tiles
 
     @checked(PlanError)
-    def start(self, worker: Any, minimum: Callable[..., Any] = least) -> Any:
+    def start(self, worker: Integer, minimum: Minimum = least) -> Any:
         """The first unit of a worker; its last is the one before the next worker's first."""
         each, more = divmod(self.units, self.workers)
         return worker * each + minimum(worker, more)

@@ -25,17 +25,17 @@ from ..arguments import as_number, checked, settle, shown
 from ..errors import PlanError
 from ..layouts import E, Layout
 from ..layouts.display import Pictured
-from ..layouts.int_tuple import ENUMERABLE
+from ..layouts.int_tuple import ENUMERABLE, Integer
 from ..layouts.proofs.digits import minimum as least
 from ..layouts.proofs.index_formulas import prove_formulas
 from ..layouts.proofs.prove import disjoint, injective
-from ..layouts.proofs.verdicts import CounterExample, Proof, Undecided
+from ..layouts.proofs.verdicts import Answer, CounterExample, Proof, Undecided
 from ..layouts.symbols.facts import Facts
-from ..layouts.symbols.polynomial import ge0, show
+from ..layouts.symbols.polynomial import Scalar, ge0, show
 from ..report import Check
 
-Answer = Proof | CounterExample | Undecided
-Tile = tuple[Any, Any]
+Tile = tuple[Any, Any]  # row and column of a tile, or rows and columns of a grid: of each kind of Integer
+Minimum = Callable[..., Integer]
 
 
 class Piece(NamedTuple):
@@ -58,9 +58,9 @@ class Case(NamedTuple):
     """A kind of grid, with symbols for its sizes: what is known of them, the grid, and the pieces there."""
 
     name: str
-    rows: Any
-    columns: Any
-    group: Any
+    rows: Scalar
+    columns: Scalar
+    group: Integer
     pieces: list[Piece]
 
 
@@ -79,7 +79,7 @@ class Schedule(Pictured):
 
     # A subclass gives the rule for along = "M", and the cases of its proof; N is M with the two exchanged.
 
-    def _tile(self, number: object, rows: object, columns: object, group: object, minimum: Callable[..., Any]) -> Tile:
+    def _tile(self, number: Integer, rows: Integer, columns: Integer, group: Integer, minimum: Minimum) -> Tile:
         raise NotImplementedError
 
     def _cases(self) -> Iterator[Case]:
@@ -90,7 +90,7 @@ class Schedule(Pictured):
         return 1
 
     @checked(PlanError)
-    def tile(self, number: object, grid: Tile, minimum: Callable[..., Any] = least) -> Tile:
+    def tile(self, number: Integer, grid: Tile, minimum: Minimum = least) -> Tile:
         """The (row, column) visited as number `number` of a grid of (rows, columns) of tiles.
 
         `minimum` stands in for traced integers, which Python's own does not take.
@@ -127,7 +127,7 @@ class Linear(Schedule):
     True
     """
 
-    def _tile(self, number: Any, rows: object, columns: object, group: object, minimum: Callable[..., Any]) -> Tile:
+    def _tile(self, number: Integer, rows: Integer, columns: Integer, group: Integer, minimum: Minimum) -> Tile:
         return number % rows, number // rows
 
     def _cases(self) -> Iterator[Case]:
@@ -168,7 +168,7 @@ class Grouped(Schedule):
     def _group(self) -> int:
         return self.group
 
-    def _tile(self, number: Any, rows: object, columns: Any, group: object, minimum: Callable[..., Any]) -> Tile:
+    def _tile(self, number: Integer, rows: Integer, columns: Integer, group: Integer, minimum: Minimum) -> Tile:
         nth = number // (group * columns)
         inside = number % (group * columns)
         first = nth * group
@@ -193,7 +193,7 @@ class Grouped(Schedule):
         yield self._case("one full group", Facts("rows == G"), 0, True)
         yield self._case("one full group and a last one", Facts("rows == G + r", "G > r"), 0, True)
 
-    def _case(self, name: str, given: Facts, count: Any, odd: bool = False) -> Case:
+    def _case(self, name: str, given: Facts, count: Integer | str, odd: bool = False) -> Case:
         rows, n, G = given["rows"], given["columns"], given["G"]
         count = given[count] if isinstance(count, str) else count
         pieces = []
@@ -210,7 +210,9 @@ class Grouped(Schedule):
         return Case(name, rows, n, G, pieces)
 
     @staticmethod
-    def _rows(first: Any, height: Any, n: Any, groups: Any, period: int, size: Any, back: bool) -> Piece:
+    def _rows(
+        first: Integer, height: Integer, n: Integer, groups: Integer, period: int, size: Integer, back: bool
+    ) -> Piece:
         """Every `period`-th group from row `first` on."""
         shape = (height, n, groups)
         index = Layout(shape, (1, height, period * size))
@@ -240,7 +242,7 @@ class Hilbert(Schedule):
     )
 
     @checked(PlanError)
-    def tile(self, number: Any, grid: Tile, minimum: Callable[..., Any] = least) -> Tile:
+    def tile(self, number: Any, grid: Tile, minimum: Minimum = least) -> Tile:
         """The (row, column) of tile `number`, an int or an array of them, of a grid of ints; looked up in `table`."""
         found = self.table(grid)[number]
         return found[..., 0], found[..., 1]
@@ -326,7 +328,7 @@ def _statements(schedule: Schedule, case: Case) -> Iterator[tuple[str, Answer]]:
         yield "as many as the grid has", Undecided(f"{show(total)} tiles, {show(rows * columns)} in the grid")
 
 
-def along(tile: Layout, axis: int) -> tuple[Any, ...]:
+def along(tile: Layout, axis: int) -> tuple[Integer, ...]:
     """The strides of a layout of tiles along one axis: 0 for rows, 1 for columns."""
     return tuple([d.value if d.path == (axis,) else 0 for d in tile.stride])
 

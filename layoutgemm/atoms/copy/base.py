@@ -10,7 +10,7 @@ What shared memory does with such an instruction follows from the same two layou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -325,7 +325,7 @@ def _recast_tile(tile: Layout, old: int, new: int) -> Layout | None:
     return Layout((columns, *rest), tuple(E(i) for i in (1, 0, *range(2, tile.rank))))
 
 
-def _run(values: Any) -> str:
+def _run(values: Iterable[int]) -> str:
     """The element numbers of one thread, shortened where they are consecutive."""
     numbers = [int(x) for x in values]
     if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[0] + len(numbers))):

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from ...arguments import checked
 from ...dtypes import DType, dtype, f32
 from ...errors import AtomError
 from ...layouts import E, Layout
+from ...layouts.int_tuple import Step
 from ..tmem.layout import COLUMNS, WARP_LANES, WORD_BITS
 from .base import CopyAtom
 
@@ -108,12 +108,12 @@ def repetitions(shape: str) -> tuple[int, ...]:
     return tuple(r for r in REPETITIONS if r * each <= MAX_REGISTERS)
 
 
-def _basis(lane: int, column: int) -> Any:
+def _basis(lane: int, column: int) -> Step:
     assert not (lane and column)
     return lane * E(0) if lane else column * E(1) if column else 0
 
 
-def _mode(parts: list[tuple[int, Any]]) -> Layout:
+def _mode(parts: list[tuple[int, Step]]) -> Layout:
     """One mode of the given extents and strides, without those of extent 1."""
     kept = [(s, d) for s, d in parts if s > 1] or [(1, 0)]
     if len(kept) == 1:
@@ -121,7 +121,7 @@ def _mode(parts: list[tuple[int, Any]]) -> Layout:
     return Layout(tuple([s for s, _ in kept]), tuple([d for _, d in kept]))
 
 
-def _places(shape: str, repeat: int, split: int, stretch: int, first: list[tuple[int, Any]]) -> Layout:
+def _places(shape: str, repeat: int, split: int, stretch: int, first: list[tuple[int, Step]]) -> Layout:
     """(thread, value) -> place. `stretch` columns for each register's column; `first`: the values within a register."""
     fragment = FRAGMENTS[shape]
     thread = [(s, _basis(lane, column * stretch)) for s, lane, column in fragment.thread]
@@ -169,7 +169,7 @@ def _move(
     return kind, warp, elements, places, split
 
 
-def _flat_modes(layout: Layout) -> list[tuple[int, Any]]:
+def _flat_modes(layout: Layout) -> list[tuple[int, Step]]:
     flat = layout.flatten()
     return list(zip(flat.shape, flat.stride)) if isinstance(flat.shape, tuple) else [(flat.shape, flat.stride)]
 

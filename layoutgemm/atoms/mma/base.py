@@ -41,7 +41,7 @@ def _pairs(layout: Layout) -> Layout:
     return layout
 
 
-def _listed(entry: object) -> tuple[Any, ...]:
+def _listed(entry: object) -> tuple[object, ...]:
     return entry if isinstance(entry, tuple) else (entry,)
 
 

@@ -22,10 +22,11 @@ from typing import Any
 from ...dtypes import DType
 from ...errors import DescriptorError
 from ...layouts import Layout
+from ...layouts.int_tuple import Pair
 from .tile import CHUNK_BITS, MAJORS, slot_bits, swizzle_mode, swizzle_of
 
 
-def canonical_modes(major: str, mode_name: str, bits: int, leading: object, stride: object) -> tuple[Any, Any]:
+def canonical_modes(major: str, mode_name: str, bits: int, leading: object, stride: object) -> Pair:
     """The two dimensions of a canonical layout, mn and k, each as ((inner extent, stride), (stride of the repetition)).
 
     The one place where the five layouts are written down. leading and stride are in elements (slots) of `bits`, and may

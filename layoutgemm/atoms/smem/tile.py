@@ -21,6 +21,7 @@ from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import ComposedLayout, Layout, Swizzle
 from ...layouts.display import Pictured
+from ...layouts.int_tuple import Integer
 from ...layouts.paged import Paged
 
 MAJORS = ("K", "MN")
@@ -124,7 +125,7 @@ def slot_bits(element: DType, packing: str) -> int:
     return element.bits if packing == "packed" else PADDED_SLOT_BITS
 
 
-def slot_to_bit(slot: Any, element: DType, packing: str) -> Any:
+def slot_to_bit(slot: Integer, element: DType, packing: str) -> Any:
     """Slot offset -> bit offset of the element, before the swizzle; ints, arrays or traced integers alike."""
     if packing == "packed":
         return slot * element.bits

@@ -26,6 +26,8 @@ from ...layouts.conversion import Convertible
 from ...layouts.display import Pictured
 from ...layouts.int_tuple import ENUMERABLE
 from ...layouts.paged import Paged
+from ...layouts.proofs.verdicts import Answer
+from ...layouts.swizzle import Part
 from ..copy.base import CopyAtom
 from .mma import TiledMma, check_thread, flat_strides, one_thread
 from .thread_map import View
@@ -185,11 +187,11 @@ class TiledCopy(Pictured, Paged, Convertible):
                         f"are {cut.size} and reach element {cut.cosize - 1}"
                     )
 
-    def partition_S(self, thread: object, layout: object) -> tuple[Any, Any]:
+    def partition_S(self, thread: object, layout: object) -> Part:
         """((value of one instruction, instruction), rest, ...) of one thread at the source, and its offset."""
         return one_thread(self.partition("src", layout), thread, self.threads)
 
-    def partition_D(self, thread: object, layout: object) -> tuple[Any, Any]:
+    def partition_D(self, thread: object, layout: object) -> Part:
         """((value of one instruction, instruction), rest, ...) of one thread at the destination, and its offset."""
         return one_thread(self.partition("dst", layout), thread, self.threads)
 
@@ -221,7 +223,7 @@ class TiledCopy(Pictured, Paged, Convertible):
     # ------------------------------------------------------------ statements
 
     @checked(AtomError)
-    def coverage(self, side: str | None = None) -> Any:
+    def coverage(self, side: str | None = None) -> Answer:
         """Whether the tile is copied whole: a Proof, or a CounterExample with the first element that is not.
 
         For a side, whether it names every element of the tile; None asks it of both, and that no element is moved
@@ -236,7 +238,7 @@ class TiledCopy(Pictured, Paged, Convertible):
         return self.layout_tv.is_bijective() if side is None else covered
 
     @checked(AtomError)
-    def vectors(self, side: str, layout: object, width: int | None = None) -> Any:
+    def vectors(self, side: str, layout: object, width: int | None = None) -> Answer:
         """Whether each instruction's values are side by side and aligned in `layout`, the tensor of that side.
 
         `width` is how many elements one access takes (None: the values of one instruction on that side). A Proof says
@@ -270,7 +272,7 @@ class TiledCopy(Pictured, Paged, Convertible):
                 return refuted
         return Proof("strides", (), (f"{width} values at consecutive offsets, every start a multiple of {width}",))
 
-    def _swizzled_vectors(self, layout: ComposedLayout, starts: Layout, width: int, what: str) -> Any:
+    def _swizzled_vectors(self, layout: ComposedLayout, starts: Layout, width: int, what: str) -> Answer | None:
         """The first access that a swizzle or an offset makes no vector, or None; see `vectors`."""
         start, swizzle = layout.offset, layout.swizzle
         if start % width and not swizzle.bits:
@@ -316,7 +318,7 @@ class TiledCopy(Pictured, Paged, Convertible):
         return Layout.join(values, *list(tiles[1])[1:])
 
     @checked(AtomError)
-    def feeds(self, mma: TiledMma, operand: str, extent: Any = None) -> Any:
+    def feeds(self, mma: TiledMma, operand: str, extent: object = None) -> Answer:
         """Whether the copy fills (or empties) the fragments of an operand over `extent` (None: one tile) as they are.
 
         A Proof that element by element, for every thread, what the copy puts into the registers that `retile` names is
@@ -375,11 +377,11 @@ class ThreadCopy:
     tiled: TiledCopy
     thread: int
 
-    def partition_S(self, layout: object) -> tuple[Any, Any]:
+    def partition_S(self, layout: object) -> Part:
         """See TiledCopy.partition_S."""
         return self.tiled.partition_S(self.thread, layout)
 
-    def partition_D(self, layout: object) -> tuple[Any, Any]:
+    def partition_D(self, layout: object) -> Part:
         """See TiledCopy.partition_D."""
         return self.tiled.partition_D(self.thread, layout)
 

@@ -24,6 +24,7 @@ from ...layouts import ComposedLayout, Layout
 from ...layouts.conversion import Convertible
 from ...layouts.display import Pictured
 from ...layouts.paged import Paged
+from ...layouts.swizzle import AnyLayout, Part
 from ..mma.base import MmaAtom
 from .thread_map import View
 
@@ -234,15 +235,15 @@ class TiledMma(Pictured, Paged, Convertible):
         threads = cut[0].compose(self._thread_mode(operand))
         return Layout.join(threads, cut[1][0], *cut[1][1])
 
-    def partition_A(self, thread: object, layout: object) -> tuple[Any, Any]:
+    def partition_A(self, thread: object, layout: object) -> Part:
         """(values, rest_m, rest_k, ...) of one thread in a layout (M, K, ...) of A, and the thread's offset."""
         return self._partition_of("A", thread, layout)
 
-    def partition_B(self, thread: object, layout: object) -> tuple[Any, Any]:
+    def partition_B(self, thread: object, layout: object) -> Part:
         """(values, rest_n, rest_k, ...) of one thread in a layout (N, K, ...) of B, and the thread's offset."""
         return self._partition_of("B", thread, layout)
 
-    def partition_C(self, thread: object, layout: object) -> tuple[Any, Any]:
+    def partition_C(self, thread: object, layout: object) -> Part:
         """(values, rest_m, rest_n, ...) of one thread in a layout (M, N, ...) of C, and the thread's offset.
 
         >>> from layoutgemm.atoms import wgmma
@@ -252,7 +253,7 @@ class TiledMma(Pictured, Paged, Convertible):
         """
         return self._partition_of("C", thread, layout)
 
-    def _partition_of(self, operand: str, thread: object, layout: object) -> tuple[Any, Any]:
+    def _partition_of(self, operand: str, thread: object, layout: object) -> Part:
         return one_thread(self.partition(operand, layout), thread, self.threads)
 
     @checked(AtomError)
@@ -262,7 +263,7 @@ class TiledMma(Pictured, Paged, Convertible):
         return ThreadMma(self, thread)
 
     @checked(AtomError)
-    def tv_layout(self, operand: str, extent: Any = None) -> Layout:
+    def tv_layout(self, operand: str, extent: object = None) -> Layout:
         """(thread, (value, (rest, rest))) -> element of the operand, column-major over `extent` (None: one tile)."""
         cut = self.partition(operand, Layout(self.tile_of(operand) if extent is None else extent))
         threads, values, *rest = cut
@@ -301,7 +302,7 @@ class TiledMma(Pictured, Paged, Convertible):
     # ------------------------------------------------------------ registers
 
     @checked(AtomError)
-    def partition_shape(self, operand: str, extent: Any) -> tuple[Any, ...]:
+    def partition_shape(self, operand: str, extent: object) -> tuple[Any, ...]:
         """The shape of a thread's part of the operand: (values, rest of the rows, rest of the columns, ...).
 
         >>> from layoutgemm.atoms import wgmma
@@ -372,15 +373,15 @@ class ThreadMma:
     tiled: TiledMma
     thread: int
 
-    def partition_A(self, layout: object) -> tuple[Any, Any]:
+    def partition_A(self, layout: object) -> Part:
         """See TiledMma.partition_A."""
         return self.tiled.partition_A(self.thread, layout)
 
-    def partition_B(self, layout: object) -> tuple[Any, Any]:
+    def partition_B(self, layout: object) -> Part:
         """See TiledMma.partition_B."""
         return self.tiled.partition_B(self.thread, layout)
 
-    def partition_C(self, layout: object) -> tuple[Any, Any]:
+    def partition_C(self, layout: object) -> Part:
         """See TiledMma.partition_C."""
         return self.tiled.partition_C(self.thread, layout)
 
@@ -393,7 +394,7 @@ def check_thread(thread: object, threads: int) -> int:
     return number
 
 
-def one_thread(part: Any, thread: object, threads: int) -> tuple[Any, Any]:
+def one_thread(part: AnyLayout, thread: object, threads: int) -> Part:
     """The modes past the first of (thread, ...), and where that thread begins."""
     return part.slice((check_thread(thread, threads),) + (None,) * (part.rank - 1))
 

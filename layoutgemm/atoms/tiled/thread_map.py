@@ -8,6 +8,8 @@ from typing import Any
 
 from ...errors import AtomError
 from ...layouts import Layout
+from ...layouts.int_tuple import Integer
+from ...layouts.proofs.verdicts import Answer
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class View:
     """
 
     layout: Layout
-    extent: tuple[Any, Any]
+    extent: tuple[Integer, Integer]
 
     def __call__(self, thread: object, value: object, rest: object = 0) -> Any:
         """(row, column) of one value of a thread: ints, arrays, or traced integers."""
@@ -38,7 +40,7 @@ class View:
         return Layout(self.extent).compose(self.layout)
 
     @property
-    def threads(self) -> Any:
+    def threads(self) -> int:
         """How many threads take part."""
         return self.layout[0].size
 
@@ -48,11 +50,11 @@ class View:
         size = self.extent[0] * self.extent[1]
         return self.layout.size // size
 
-    def coverage(self) -> Any:
+    def coverage(self) -> Answer:
         """Whether every element is held by some thread: a Proof, or a CounterExample with the first that is not."""
         return self.index.covers(Layout(self.extent))
 
-    def once(self) -> Any:
+    def once(self) -> Answer:
         """Whether every element is held exactly once: a Proof, or the two (flat thread, value, rest) that share one."""
         return self.index.is_bijective()
 
@@ -84,7 +86,7 @@ class View:
         """(thread, value, rest) that holds an element, given as (row, column) or counted row + rows*column."""
         return Layout(self.shape).coord(self._position(element))
 
-    def owners(self, element: object) -> tuple[Any, ...]:
+    def owners(self, element: object) -> tuple[object, ...]:
         """Every (thread, value, rest) that holds the element: its owner, and what the modes of stride 0 repeat."""
         first, domain = self._position(element), Layout(self.shape)
         return tuple(domain.coord(first + int(x)) for x in sorted(self.index.nullspace().offsets()))

@@ -16,9 +16,11 @@ from typing import Any
 from ...arguments import shown
 from ...errors import TmaError
 from ...layouts import Layout
+from ...layouts.int_tuple import Integer
 from .rules import MAX_BOX, MAX_STEP, MODES, SMEM_UNIT, STRIDE_UNIT, Format, multiple
 
 # count, index of a leaf or dimension (-1: none), step in its elements, stride in shared memory, elements
+Digit = tuple[Integer, tuple[tuple[int, int], ...]]
 Entry = tuple[int, int, Any, int]
 MAX_CHOICES = 64  # ways of merging that are tried
 
@@ -29,8 +31,8 @@ class Leaf:
 
     name: str
     mode: int
-    extent: Any
-    stride: Any
+    extent: Integer
+    stride: Integer
     tile: int
     step: int = 1
 
@@ -45,10 +47,10 @@ class Dim:
     """One dimension of a tensor map: the leaves in it, each with its weight, in units of `unit` elements."""
 
     name: str
-    parts: list[tuple[Leaf, Any]]
-    extent: Any
-    stride: Any
-    unit: Any = 1
+    parts: list[tuple[Leaf, Integer]]
+    extent: Integer
+    stride: Integer
+    unit: Integer = 1
     inner: bool = False  # the inner part of a split dimension: its coordinate never moves
     step: int = 1
     leaves: list[Leaf] = field(default_factory=list)
@@ -105,7 +107,7 @@ def _leaves(shape: Any, stride: Any, tile: object, mode: int, name: str) -> list
     return [_leaf(*part, mode, f"{name}.{i}") for i, part in enumerate(parts)]
 
 
-def _leaf(extent: object, stride: Any, tile: Any, mode: int, name: str) -> Leaf:
+def _leaf(extent: Integer, stride: Integer, tile: Any, mode: int, name: str) -> Leaf:
     step: int = 1
     if isinstance(tile, Layout):
         tile, step = tile.shape, tile.stride
@@ -187,14 +189,15 @@ def _chains(leaves: Sequence[Leaf]) -> Iterator[dict[int, int]]:
         yield dict(pairs)  # many pairs: the choices above stop short of merging all
 
 
-def _dims(leaves: Sequence[Leaf], chain: dict[int, int]) -> tuple[list[Dim], dict[int, tuple[int, Any]]]:
+def _dims(leaves: Sequence[Leaf], chain: dict[int, int]) -> tuple[list[Dim], dict[int, tuple[int, Integer]]]:
     """The dimensions, and leaf -> (dimension, weight). Leaves that repeat or are 1 wide have none."""
     dims: list[Dim] = []
-    place: dict[int, tuple[int, Any]] = {}
+    place: dict[int, tuple[int, Integer]] = {}
     for i, leaf in enumerate(leaves):
         if leaf.repeats or (leaf.extent == 1 and leaf.tile == 1) or i in chain.values():
             continue
-        parts, weight, at = [], 1, i
+        parts: list[tuple[Leaf, Integer]] = []
+        weight, at = 1, i
         while True:
             parts.append((leaves[at], weight))
             place[at] = (len(dims), weight)
@@ -370,9 +373,9 @@ class _Boxes:
         return [self.dims[i] for i in order], [self.count.get(i, 1) for i in order], out
 
 
-def digits_of(mode: int, dims: Sequence[Dim]) -> tuple[Any, ...]:
+def digits_of(mode: int, dims: Sequence[Dim]) -> tuple[Digit, ...]:
     """A tile's number along a mode of the global layout, as digits: how many, and what one adds to each coordinate."""
-    digits: list[tuple[Any, tuple[tuple[int, Any], ...]]] = []
+    digits: list[Digit] = []
     leaves = dims[0].leaves
     mine = [leaf for leaf in leaves if leaf.mode == mode]
     for leaf in mine:
@@ -394,7 +397,7 @@ def digits_of(mode: int, dims: Sequence[Dim]) -> tuple[Any, ...]:
     return tuple(digits)
 
 
-def _ceil(extent: Any, tile: int) -> Any:
+def _ceil(extent: Integer, tile: int) -> Any:
     if isinstance(extent, int):
         return -(-extent // tile)
     return extent // tile if multiple(extent, tile) else None

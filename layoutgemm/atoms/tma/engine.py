@@ -164,7 +164,7 @@ _BITWISE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _combine(operation: str, dtype: DType, old: Any, new: Any) -> Any:
+def _combine(operation: str, dtype: DType, old: np.ndarray, new: np.ndarray) -> np.ndarray:
     """Raw bits x raw bits -> raw bits. inc and dec wrap at the operand: PTX ISA, "red"."""
     if operation in _BITWISE:
         return _BITWISE[operation](old, new)
@@ -194,7 +194,7 @@ def _fill(tmap: TensorMap) -> int:
     return int("7ff7" * (tmap.kind.gmem_bits // 16), 16) if tmap.oob_fill == "nan" else 0
 
 
-def rounded(tmap: TensorMap, bits: object) -> Any:
+def rounded(tmap: TensorMap, bits: Any) -> Any:
     """TFLOAT32 elements lose 13 bits on their way, to nearest, ties to even; everything else is moved as it is.
 
     A NaN stays one. Which bits of it stay was not measured.
@@ -204,11 +204,11 @@ def rounded(tmap: TensorMap, bits: object) -> Any:
     return dtype("tf32").encode(np.asarray(bits, dtype=np.uint32).view(np.float32))
 
 
-def _words(bits: int) -> Any:
+def _words(bits: int) -> type:
     return {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}[bits]
 
 
-def _read(memory: npt.NDArray[np.uint8], where: Ints, bits: int) -> Any:
+def _read(memory: npt.NDArray[np.uint8], where: Ints, bits: int) -> np.ndarray:
     """Raw bits of the elements at bit offsets, which are multiples of their width, or of less than a byte."""
     if bits % 8 == 0:
         return memory[: memory.size // (bits // 8) * (bits // 8)].view(_words(bits))[where // bits]
@@ -218,7 +218,7 @@ def _read(memory: npt.NDArray[np.uint8], where: Ints, bits: int) -> Any:
     )).sum(axis=-1, dtype=np.uint64)  # fmt: skip
 
 
-def _write(memory: npt.NDArray[np.uint8], where: Ints, values: Any, bits: int) -> None:
+def _write(memory: npt.NDArray[np.uint8], where: Ints, values: np.ndarray, bits: int) -> None:
     if bits % 8 == 0:
         words = _words(bits)
         memory[: memory.size // (bits // 8) * (bits // 8)].view(words)[where // bits] = values.astype(words)

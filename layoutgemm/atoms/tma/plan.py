@@ -19,12 +19,13 @@ from ...errors import OperandError, TmaError
 from ...layouts import Layout
 from ...layouts.conversion import converted
 from ...layouts.display import Pictured
+from ...layouts.int_tuple import Integer
 from . import engine
+from .box import Digit
 from .rules import MAX_DIM, MODES, Format, TensorMap, beyond_line, broken, format_of, whole_units
 
 # One digit of a tile's number along a mode: how many tiles (None: as many as are left), and what one step adds to the
 # coordinate of each dimension named.
-Digit = tuple[Any, tuple[tuple[int, int], ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class TmaPlan(Pictured):
 
     # -------------------------------------------------------------------------------------------------------- the map
     @checked(TmaError)
-    def over(self, extents: Sequence[Any], strides: Sequence[Any]) -> TensorMap:
+    def over(self, extents: Sequence[Integer], strides: Sequence[Integer]) -> TensorMap:
         """The tensor map over a tensor of these extents (elements) and strides (bytes, without the first)."""
         return TensorMap(
             self.dtype, tuple(extents), tuple(strides), self.box, self.steps or (1,) * len(self.box), self.swizzle,
@@ -168,7 +169,7 @@ class TmaPlan(Pictured):
 
     # --------------------------------------------------------------------------------------------------------- places
     @checked(TmaError)
-    def start(self, index: Sequence[Any]) -> tuple[Any, ...]:
+    def start(self, index: Sequence[Integer]) -> tuple[Integer, ...]:
         """Tile number along each mode of the global layout -> coordinates of its first element, innermost first.
 
         Takes ints, symbols or traced integers.
@@ -188,7 +189,7 @@ class TmaPlan(Pictured):
         return tuple(out)
 
     @checked(TmaError)
-    def coordinates(self, index: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
+    def coordinates(self, index: Sequence[Integer]) -> tuple[tuple[Any, ...], ...]:
         """The coordinates of every instruction of the tile of that number."""
         start = self.start(index)
         return tuple(tuple(a + b for a, b in zip(start, copy.coord_offset, strict=True)) for copy in self.instructions)

@@ -18,6 +18,7 @@ from ...arguments import shown
 from ...dtypes import DType
 from ...errors import LayoutError, TmaError
 from ...layouts import Swizzle
+from ...layouts.int_tuple import Integer
 
 MAX_RANK = 5
 MAX_BOX = 256  # elements along each dimension of the box
@@ -336,7 +337,7 @@ class Broken:
     arithmetic: str
 
 
-def multiple(value: Any, unit: int) -> bool:
+def multiple(value: Integer, unit: int) -> bool:
     """Whether value is a multiple of unit, at every size where it is a symbol; False where no fact says so."""
     try:
         return bool(value % unit == 0)

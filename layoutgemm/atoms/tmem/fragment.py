@@ -8,12 +8,11 @@ reads the very place where its element lies, and each element is held exactly on
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ...arguments import checked
 from ...errors import AtomError, CompositionError
 from ...layouts import CounterExample, E, Layout, Proof, ScaledBasis
-from ...layouts.int_tuple import transform
+from ...layouts.int_tuple import Step, transform
 from ..copy.tmem import FRAGMENTS, HALVED, TmemCopyAtom
 from ..mma.tcgen05 import Tcgen05Atom
 from .layout import LANES, WARP_LANES
@@ -44,17 +43,17 @@ def _words(layout: Layout) -> Layout:
     """Places as numbers, lane + 128*column: CUTLASS's virtual addresses, on which the integer algebra works."""
     steps: dict[tuple[int, ...], int] = {(0,): 1, (1,): LANES}
 
-    def number(stride: object) -> Any:
+    def number(stride: int | ScaledBasis) -> int:
         return stride.value * steps[stride.path] if isinstance(stride, ScaledBasis) else stride
 
     return Layout(layout.shape, transform(number, layout.stride))
 
 
-def _issues(ld: TmemCopyAtom, columns: int, both_halves: bool) -> list[tuple[int, Any]]:
+def _issues(ld: TmemCopyAtom, columns: int, both_halves: bool) -> list[tuple[int, Step]]:
     """The loads' addresses, as modes: the upper lanes of a quarter, then along the columns."""
     fragment = FRAGMENTS[ld.shape]
     width = fragment.columns * ld.repeat * (2 if ld.pack else 1)
-    modes: list[tuple[int, Any]] = []
+    modes: list[tuple[int, Step]] = []
     if fragment.lanes < WARP_LANES and both_halves:
         modes.append((2, fragment.lanes * E(0)))
     span = width

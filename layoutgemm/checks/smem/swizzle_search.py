@@ -262,7 +262,9 @@ def best_swizzle(
     return _search(layout, accesses, element, tma)
 
 
-def _search(layout: Any, accesses: AccessPattern | Sequence[AccessPattern], element: Any, tma: bool) -> SwizzleAnswer:
+def _search(
+    layout: Any, accesses: AccessPattern | Sequence[AccessPattern], element: DType | str | int | None, tma: bool
+) -> SwizzleAnswer:
     listed = [accesses] if isinstance(accesses, AccessPattern) else list(accesses)
     if not listed:
         raise AtomError("no access is given: every swizzle is free of conflicts")

@@ -39,6 +39,7 @@ from .digit_boxes import Box, Digit, Split, Stuck, distinct
 
 __all__ = ["Box", "Digit", "Form", "Stuck", "maximum", "minimum", "rewrite"]
 
+Formula = Callable[..., Any]  # of variables by name
 Bit = tuple[frozenset[Digit], bool]  # XOR of the set, and whether it is negated
 ZERO: frozenset[Digit] = frozenset()
 
@@ -491,7 +492,7 @@ def _select(a: Any, b: Any, larger: bool) -> Any:
     return max(a, b) if larger else min(a, b)
 
 
-def rewrite(extents: Mapping[str, Scalar], *formulas: Callable[..., Any]) -> tuple[Box, list[Any]]:
+def rewrite(extents: Mapping[str, Scalar], *formulas: Formula) -> tuple[Box, list[Any]]:
     """The normal forms of formulas on one box: functions of the variables by name, or layouts in their order.
 
     Splits digits and starts again until every formula goes through. A formula may return a tuple; then so is its form.
@@ -519,7 +520,7 @@ def rewrite(extents: Mapping[str, Scalar], *formulas: Callable[..., Any]) -> tup
     raise Stuck("more than 200 splits")
 
 
-def call(formula: Callable[..., Any], variables: Mapping[str, object]) -> Any:
+def call(formula: Formula, variables: Mapping[str, object]) -> Any:
     """The formula at these values: layouts take them in order, functions by name."""
     if isinstance(formula, (Layout, ComposedLayout, LinearLayout, Swizzle)):
         return formula(*variables.values())

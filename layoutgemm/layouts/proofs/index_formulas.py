@@ -9,7 +9,7 @@ the same way. Only where a split over-covers, and that coordinate lies outside, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -21,7 +21,7 @@ from ...errors import LayoutError
 from ..int_tuple import idx2crd, leaves, product, product_each, transform
 from ..symbols.generators import GENERATORS, describe
 from ..symbols.polynomial import MissingFact, P, Scalar, gens, show, val, valuations
-from .digits import Box, Digit, Form, call, rewrite
+from .digits import Box, Digit, Form, Formula, call, rewrite
 from .sizes import sizes as values_of
 from .verdicts import Answer, CounterExample, Proof, Undecided
 
@@ -32,7 +32,7 @@ SIZES = 400  # sizes at which a counterexample is looked for
 
 
 def prove_formulas(
-    left: Callable[..., Any], right: Callable[..., Any], extents: Mapping[str, Any] | None = None, /, **more: object
+    left: Formula, right: Formula, extents: Mapping[str, Any] | None = None, /, **more: object
 ) -> Proof | CounterExample | Undecided:
     """Whether two index formulas agree on a box, for all sizes that the facts allow.
 
@@ -132,7 +132,7 @@ def _text(f: Any) -> str:
 
 
 def _exhaust(
-    left: Callable[..., Any], right: Callable[..., Any], extents: dict[str, Any], stuck: MissingFact
+    left: Formula, right: Formula, extents: dict[str, Any], stuck: MissingFact
 ) -> Proof | CounterExample | Undecided:
     if any(n.__class__ is P for n in extents.values()):
         return Undecided(str(stuck))
@@ -154,7 +154,7 @@ def _exhaust(
     return CounterExample(_single(coord), call(left, at), call(right, at), index, method="exhaustion")
 
 
-def tabulate(formula: Callable[..., Any], extents: Mapping[str, int]) -> list[np.ndarray]:
+def tabulate(formula: Formula, extents: Mapping[str, int]) -> list[np.ndarray]:
     """All values of a formula on a static box, in colexicographic order, as Python ints: an array per component.
 
     NumPy evaluates where the formula lets it, one coordinate at a time is the fallback. Raises LayoutError for values

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 from .generators import GENERATORS, Coefficient, Shown, is_integral, of_terms
 from .generators import show as show_names
@@ -156,12 +155,12 @@ def _for_all_positive(a: Shown) -> bool:
     """Whether the polynomial is >= 0 for all names >= 1, and so no fact is behind it."""
     if not all(k > 0 for p in a for _, k in p):
         return False
-    out: dict[Any, Coefficient] = {}
+    out: dict[tuple[str, ...], Coefficient] = {}
     for power, c in a.items():
-        terms: dict[Any, Coefficient] = {(): c}
+        terms: dict[tuple[str, ...], Coefficient] = {(): c}
         for n, k in power:
             for _ in range(k):
-                nxt: dict[Any, Coefficient] = {}
+                nxt: dict[tuple[str, ...], Coefficient] = {}
                 for t, v in terms.items():
                     up = tuple(sorted((*t, n)))
                     nxt[up] = nxt.get(up, 0) + v
