@@ -4,9 +4,9 @@ Global memory moves in sectors of 32 bytes, four to a cache line of 128. One ins
 whatever the width for a lane, and the memory system fetches every sector that any of its lanes touches, once. So the
 cost of a request is the number of its distinct sectors, and the least possible is its distinct bytes / 32, rounded up.
 
-Sources: CUDA C++ Programming Guide, "Compute Capability 5.x", "Global Memory", and CUDA C++ Best Practices Guide,
-"Coalesced Access to Global Memory" (32-byte transactions); Nsight Compute's documentation, "L1/TEX cache" (sectors per
-request, four sectors to a line).
+Sources: CUDA C++ Programming Guide, "Compute Capability 5.x", "Global Memory"; CUDA C++ Best Practices Guide,
+"Coalesced Access to Global Memory" (32-byte transactions). For sectors per request, four sectors to a line: Nsight
+Compute's documentation, "L1/TEX cache".
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class SectorReport:
 
     @property
     def coalesced(self) -> bool:
-        """Whether every request touches as few sectors as its bytes need."""
+        """True if every request touches as few sectors as its bytes need."""
         return self.sectors == self.minimum
 
     def __bool__(self) -> bool:
@@ -97,7 +97,7 @@ class SectorReport:
 
     @property
     def witness(self) -> str:
-        """The first request with more sectors than needed, and the first sector that is not full; or ""."""
+        """The first request with too many sectors, and its first sector that is not full; or ""."""
         for name, rows, addresses, width in zip(self.names, self.rows, self.addresses, self.widths):
             over = np.flatnonzero(rows[0] > rows[3])
             if not over.size:
@@ -122,7 +122,7 @@ class SectorReport:
 
     @checked(AtomError)
     def as_check(self, name: str = "coalescing") -> Check:
-        """The statement that each request touches as few sectors as it can, with the first that does not."""
+        """The statement that each request touches the fewest sectors, with the first counterexample."""
         base = f"base a multiple of {self.alignment} bytes"
         statement = (
             f"{' and '.join(self.names)} on {self.subject}, {base}: {self.per_request:g} sectors for a request "
@@ -236,7 +236,7 @@ def _count(addresses: IntArray, width: int, base: int) -> IntArray:
 
 
 def _distinct(values: IntArray) -> IntArray:
-    """How many different values >= 0 each row holds."""
+    """The number of different values >= 0 in each row."""
     ordered = np.sort(values, axis=1)
     fresh = ordered >= 0
     fresh[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]

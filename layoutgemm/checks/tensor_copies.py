@@ -33,7 +33,8 @@ Ints = npt.NDArray[np.int64]
 
 @checked()
 def filled_by(name: str, tile: SmemTile | Layout | ComposedLayout, plan: TmaPlan) -> Check:
-    """Do the copies move every element of the tile exactly once, between its place in shared and in global memory?
+    """Check that the copies move every element of the tile exactly once. They go between its place in shared and in
+    global memory.
 
     tile  where the tile's elements lie in shared memory: what the plan was derived from, or should have been
 
@@ -115,7 +116,7 @@ def _leaf_coordinates(plan: TmaPlan) -> list[tuple[Leaf, Ints]]:
 
 
 def _wanted(tile: Any, plan: TmaPlan, count: int) -> dict[Hashable, Ints]:
-    """Where each element of tile 0 is in the tensor: monomial -> bits, or dimension -> coordinate."""
+    """The place of each element of tile 0 in the tensor: monomial -> bits, or dimension -> coordinate."""
     if plan.gmem is None:
         mn = tile.extent[0]
         flat = np.arange(count)
@@ -162,12 +163,12 @@ def _place(terms: dict[Any, int], plan: TmaPlan) -> str:
 
 @checked()
 def tiles_cover(name: str, plan: TmaPlan) -> Check:
-    """Do the tiles cover the tensor, each element in exactly one, starting where the plan says, for every size?
+    """Check that the tiles cover each element of the tensor once, for every size. They must start where the plan says.
 
-    Mode by mode: the elements of the tiles are the coordinates of the mode, none twice, and no tile lies outside; one
-    tile on is as far in the tensor map as in the layout; a part of a merged dimension does not hang over its end.
-    What a store writes beyond a line, to the end of its last 16 bytes, is no element of the tensor: lines start at
-    multiples of 16 bytes, so that one with an element in those bytes has an element of the first line there too.
+    Mode by mode: the elements of the tiles are the coordinates of the mode, none twice, and no tile lies outside. One
+    tile on is as far in the tensor map as in the layout. A part of a merged dimension does not hang over its end. The
+    bytes that a store writes beyond a line, to the end of its last 16, hold no element of the tensor. Lines start at
+    multiples of 16 bytes, so a line with an element in those bytes has an element of the first line there too.
     """
     if plan.gmem is None or plan.strides is None:
         return Check(name, "the plan has no global layout", False, "none", "sizes are given at run time")
@@ -202,7 +203,7 @@ def tiles_cover(name: str, plan: TmaPlan) -> Check:
 
 
 def _leaf_covered(leaf: Leaf, methods: list[str]) -> str:
-    """A witness that tiles do not cover a mode once, or "" with the methods of the proofs."""
+    """A witness that tiles miss or repeat a mode, or "" with the proofs' methods."""
     extent, run = leaf.extent, leaf.tile * leaf.step
     if isinstance(extent, int):
         count: Any = -(-extent // run)

@@ -89,7 +89,7 @@ def E(*path: int) -> ScaledBasis:
 
 
 def has_basis(stride: Stride) -> bool:
-    """Whether a stride leads to coordinates. A well-formed stride is ints only, or zeros and basis elements only."""
+    """True if a stride leads to coordinates. A well-formed stride is ints only, or zeros and basis elements only."""
     if stride.__class__ is int:
         return False
     if stride.__class__ is tuple:
@@ -174,7 +174,7 @@ def identity_stride(shape: Shape, path: tuple[int, ...] = ()) -> Stride:
 
 
 class Encoding:
-    """Basis strides as integers, one digit of a wide radix for each path, so that integer algorithms apply.
+    """Basis strides as integers, one digit of a wide radix for each path.
 
     The map is linear and one-to-one on sums whose components stay below `reach` in absolute value.
     """

@@ -1,4 +1,4 @@
-"""What every object that has a picture does with it: return it, write it, print its text, show it in a notebook."""
+"""The picture methods of objects: return it, write it, print its text, show it in a notebook."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ save = Registry("file", "layoutgemm.view.raster")
 class Pictured:
     """An object that has a picture and a text: `layoutgemm.view` registers for its type what makes them.
 
-    What `svg` and `show` take besides is what that function takes:
+    `svg` and `show` take the options of that function:
 
     Layout, ComposedLayout      layout_svg: rows, columns, group
     Swizzle                     swizzle_pair_svg: layout (a tile of its own unless given), bits, access
@@ -64,7 +64,7 @@ class Pictured:
         print(table(self, **options))
 
     def _repr_svg_(self) -> str | None:
-        """What a notebook shows, or None (it then prints the object) where there is no picture."""
+        """The notebook's view: None where there is no picture, and the notebook prints the object."""
         try:
             drawn: str = picture(self)
         except LayoutError:

@@ -356,8 +356,8 @@ def read_layout(values: Any, extents: list[int]) -> Layout | tuple[int, str]:
     """The layout with the values on a box, less the value at 0; or the first index that no layout fits, and why.
 
     `values` is an array over the flat index. Exact: a layout of this box is a sum of functions of one variable each,
-    and such a function is a layout iff it repeats itself: its first mode ends at the first index s that breaks the even
-    growth, so s must divide the extent, all runs of s values must grow alike, and the runs' starts form a layout again.
+    and such a function is a layout iff it repeats itself. Its first mode ends at the first index s that breaks the even
+    growth. So s must divide the extent, all runs of s values must grow alike, and the runs' starts form a layout again.
 
     >>> print(read_layout(np.array([0, 1, 8, 9, 16, 17]), [6]))
     (2,3):(1,8)
@@ -420,7 +420,7 @@ def _read_line(v: Any, base: object) -> tuple[list[int], list[int], tuple[int, s
 
 
 def _read_swizzled(values: Any, extents: list[int]) -> ComposedLayout | None:
-    """Swizzle, offset and layout with these values, or None where there is none."""
+    """Swizzle, offset and layout with these values, or None."""
     top = max(values)
     if min(values) < 0:
         return None

@@ -79,7 +79,7 @@ def _method(x: object, name: str) -> Any:
 
 
 def _is_ours(x: object) -> bool:
-    """Whether `x` is a layout, or a tile, atom or plan that has operations of one."""
+    """True for a layout, and for a tile, atom or plan with a layout's operations."""
     return isinstance(x, (Pictured, LinearLayout))
 
 
@@ -95,7 +95,7 @@ def _entries(x: object, what: str) -> Any:
 
 
 def size(x: object) -> Any:
-    """How many coordinates a layout or a shape has."""
+    """The number of coordinates of a layout or a shape."""
     return _method(x, "size") if _is_ours(x) else product(x)
 
 
@@ -105,12 +105,12 @@ def cosize(layout: object) -> Any:
 
 
 def rank(x: object) -> int:
-    """How many top-level modes a layout or a tuple has."""
+    """The number of top-level modes of a layout or a tuple."""
     return _t.rank(_entries(x, "the operand of rank"))
 
 
 def depth(x: object) -> int:
-    """How deep a layout or a tuple is nested.
+    """The depth of a layout's or a tuple's nesting.
 
     >>> depth(4), depth((4, 2)), depth((4, (2, 3)))
     (0, 1, 2)
@@ -156,7 +156,7 @@ def product_each(x: object) -> Any:
 
 
 def congruent(a: object, b: object) -> bool:
-    """Whether both tuples have the same nesting.
+    """True if both tuples have the same nesting.
 
     >>> congruent((4, (2, 3)), (1, (8, 9))), congruent((4, 2), 8)
     (True, False)
@@ -165,7 +165,7 @@ def congruent(a: object, b: object) -> bool:
 
 
 def compatible(a: object, b: object) -> bool:
-    """Whether every coordinate of shape `a` is one of shape `b`: equal sizes, and `b` refines `a`.
+    """True if every coordinate of shape `a` is one of shape `b`: equal sizes, and `b` refines `a`.
 
     >>> compatible(24, (4, 6)), compatible((4, 6), (4, (2, 3))), compatible((4, 6), 24)
     (True, True, False)
@@ -174,7 +174,7 @@ def compatible(a: object, b: object) -> bool:
 
 
 def weakly_congruent(a: object, b: object) -> bool:
-    """Whether the nesting of `b` refines that of `a`.
+    """True if the nesting of `b` refines that of `a`.
 
     >>> weakly_congruent(1, (4, 6)), weakly_congruent((4, 6), 1)
     (True, False)
@@ -237,7 +237,7 @@ def make_composed_layout(swizzle: Swizzle, offset: int, layout: object) -> Compo
 
 
 def make_layout_tv(thread: Layout, value: Layout) -> tuple[Shape, Layout]:
-    """The tile (M, N, ...) that threads and values cover, and the layout (thread, value) -> index in that tile.
+    """The tile (M, N, ...) of threads and values, and (thread, value) -> index in that tile.
 
     `thread` maps tile coordinates to thread indices, `value` to the values of a thread; a thread's values lie side by
     side. The index is colexicographic in the tile.

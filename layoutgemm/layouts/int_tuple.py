@@ -35,7 +35,7 @@ Modes: TypeAlias = "tuple[list[Any], list[Any]]"  # extents and strides without 
 
 
 class Integer(Protocol):
-    """What counts as an integer does: an int, a symbol, an array of integers or a traced one."""
+    """An operand with integer arithmetic: an int, a symbol, an array of integers or a traced integer."""
 
     def __add__(self, other: Any, /) -> Any: ...
     def __radd__(self, other: Any, /) -> Any: ...
@@ -108,12 +108,12 @@ def product_each(x: object) -> Any:
 
 
 def rank(x: object) -> int:
-    """How many top-level modes: 1 for an int."""
+    """The number of top-level modes: 1 for an int."""
     return len(x) if x.__class__ is tuple else 1
 
 
 def depth(x: object) -> int:
-    """How deep the nesting goes: 0 for an int.
+    """The depth of the nesting: 0 for an int.
 
     >>> depth(4), depth((4, 2)), depth((4, (2, 3)))
     (0, 1, 2)
@@ -124,7 +124,7 @@ def depth(x: object) -> int:
 
 
 def congruent(a: object, b: object) -> bool:
-    """Whether both have the same nesting.
+    """True if both have the same nesting.
 
     >>> congruent((4, (2, 3)), (1, (8, 9))), congruent((4, 2), 8)
     (True, False)
@@ -140,7 +140,7 @@ def congruent(a: object, b: object) -> bool:
 
 
 def compatible(a: object, b: object) -> bool:
-    """Whether every coordinate of shape `a` is one of shape `b`: equal sizes, and `b` refines `a`.
+    """True if every coordinate of shape `a` is one of shape `b`: equal sizes, and `b` refines `a`.
 
     >>> compatible(24, (4, 6)), compatible((4, 6), (4, (2, 3))), compatible((4, 6), 24)
     (True, True, False)
@@ -151,7 +151,7 @@ def compatible(a: object, b: object) -> bool:
 
 
 def weakly_congruent(a: object, b: object) -> bool:
-    """Whether the nesting of `b` refines that of `a`.
+    """True if the nesting of `b` refines that of `a`.
 
     >>> weakly_congruent(1, (4, 6)), weakly_congruent((4, 6), 1)
     (True, False)
@@ -300,7 +300,7 @@ def too_deep(what: str) -> LayoutError:
 
 
 def check_depth(shape: tuple[Shape, ...], left: int = DEPTH - 1) -> None:
-    """Raise LayoutError for the shape of a result that nests deeper than DEPTH, so that no layout ever does."""
+    """Raise LayoutError for the shape of a result that nests deeper than DEPTH."""
     for s in shape:
         if s.__class__ is tuple:
             if not left:
@@ -320,7 +320,7 @@ def check_congruent(shape: Any, stride: Any) -> None:
 
 
 def check_enumerable(what: str, layout: Layout | ComposedLayout) -> None:
-    """Refuse to make an array of all values of a layout that is far too large for it."""
+    """Refuse the array of all values of a layout that is too large for it."""
     if layout.size > ENUMERABLE:
         raise LayoutError(
             f"{what} of {layout}: {layout.size} values are more than {ENUMERABLE}; call it on the ones needed"
@@ -366,7 +366,7 @@ def scalar(x: object, what: str = "a coordinate") -> Any:
 
 
 def _counts(x: object) -> bool:
-    """Whether an object has the arithmetic of integers, and is no tensor of floats, complex numbers or bools."""
+    """True for an object with integer arithmetic; False for a tensor of floats, complex numbers or bools."""
     kind = str(getattr(x, "dtype", ""))
     if kind.startswith("torch.") and kind.rpartition(".")[2].startswith(("float", "bfloat", "complex", "bool")):
         return False

@@ -164,7 +164,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
 
     @property
     def size(self) -> Any:
-        """How many coordinates: the product of the extents."""
+        """The number of coordinates: the product of the extents."""
         shape = self.shape
         return prod(_t.leaves(shape)) if shape.__class__ is tuple else shape
 
@@ -186,17 +186,17 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
 
     @property
     def rank(self) -> int:
-        """How many top-level modes."""
+        """The number of top-level modes."""
         return len(self.shape) if self.shape.__class__ is tuple else 1
 
     @property
     def depth(self) -> int:
-        """How deep the nesting goes: 0 for an integer shape."""
+        """The depth of the nesting: 0 for an integer shape."""
         return _t.depth(self.shape)
 
     @property
     def has_basis(self) -> bool:
-        """Whether the values are coordinates."""
+        """True if the values are coordinates."""
         return has_basis(self.stride)
 
     # ------------------------------------------------------------ as a function
@@ -379,8 +379,8 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         """The layout of the translates of self's image that lie disjoint in 0..bound-1; None stops at self's own end.
 
         Two roundings are CuTe's definition: the last mode has ceil(bound / end) entries, and the gap below a mode has
-        room for floor(stride / end) translates, where end is where the modes of smaller stride end. Raises LayoutError
-        where a mode begins below that end, and for a negative stride.
+        room for floor(stride / end) translates. There `end` is the end of the modes of smaller stride. Raises
+        LayoutError where a mode begins below that end, and for a negative stride.
 
         >>> str(Layout((2, 2), (1, 8)).complement(32))
         '(4,2):(2,16)'
@@ -433,7 +433,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         return _new(*_inverse.max_common((self.shape, self.stride), _divide.tiler_pair(other)))
 
     def max_common_vector(self, other: Layout) -> Any:
-        """How many elements both layouts store side by side, in one order: the size of max_common_layout.
+        """The number of elements that both layouts store side by side, in one order: the size of max_common_layout.
 
         >>> Layout((4, 8), (1, 4)).max_common_vector(Layout((4, 8), (1, 16)))
         4
@@ -537,7 +537,8 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         return _made(_divide.interleave((self.shape, self.stride), tiler, True))
 
     def tile_to_shape(self, shape: object, order: object = None) -> Layout:
-        """self repeated until it fills `shape`, a multiple of it in each mode, tiles in `order` (None: column-major).
+        """self repeated until it fills `shape`, tiles in `order` (None: column-major). Each extent is a multiple of
+        self's.
 
         >>> str(Layout((8, 8), (8, 1)).tile_to_shape((16, 16), (1, 0)))
         '((8,2),(8,2)):((8,128),(1,64))'
@@ -588,7 +589,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         return above.expression_of(self, *names)
 
     def equivalent(self, other: object) -> Answer:
-        """Whether both are one function of the flat index, of one size: a Proof, or the first CounterExample.
+        """Compare two functions of the flat index: a Proof, or the first CounterExample.
 
         >>> Layout((4, 2)).equivalent(Layout(8)).ok, Layout((3, 2)).equivalent(Layout((3, 2), (1, 2))).explain()
         (True, 'not equivalent: (0,1) gives 3 and 2')
@@ -598,7 +599,8 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         return _proof.between(_proof.equivalent(self, other), self, other)
 
     def is_injective(self) -> Answer:
-        """Whether no two coordinates share a value: Proof, or CounterExample with the first two flat indices that do.
+        """Proof that no two coordinates share a value. Otherwise a CounterExample with the first two flat indices that
+        do.
 
         >>> Layout((2, 2), (1, 1)).is_injective().witness
         (1, 2)
@@ -606,11 +608,11 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         return _proof.injective(self.shape, self.stride)
 
     def is_bijective(self) -> Answer:
-        """Whether the values are 0..size-1, each once."""
+        """Proof that the values are 0..size-1, each once, or CounterExample."""
         return _proof.bijective(self.shape, self.stride)
 
     def congruent(self, other: Any) -> bool:
-        """Whether both shapes have one nesting; `other` is a layout or a tuple."""
+        """True if both shapes have one nesting; `other` is a layout or a tuple."""
         if isinstance(other, Layout) or getattr(other.__class__, "_swizzled", False):
             return _t.congruent(self.shape, other.shape)
         return _t.congruent(self.shape, _t.as_entries(other, "what a layout is congruent to"))

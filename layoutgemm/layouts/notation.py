@@ -59,9 +59,9 @@ def parse(text: str, given: object = ()) -> Layout | ComposedLayout | Swizzle:
     """A layout, a swizzle, or a swizzled layout from its notation. Raises ParseError, which points at the character.
 
     Entries may hold symbols; `given` are facts about them, as `Facts` takes them, under which the text is read. Each
-    `?` is a new symbol, unlike those of every other text. A pointer before a layout is left out; one of CuTe's after a
-    swizzle says that the swizzle counts bytes, and the result counts the pointer's elements, from the last address at
-    which the swizzle's pattern begins. A pointer with a swizzle and neither an address nor that alignment is refused.
+    `?` is a new symbol, unlike those of every other text. A pointer before a layout is left out. One of CuTe's after a
+    swizzle says that the swizzle counts bytes; the result counts the pointer's elements, from the last address at which
+    the swizzle's pattern begins. A pointer with a swizzle and neither an address nor that alignment is refused.
 
     >>> parse("((_4,_2),8):((1,16),4)")
     Layout(((4, 2), 8), ((1, 16), 4))
@@ -87,7 +87,7 @@ def read(text: str, symbol: Symbols) -> Layout | ComposedLayout | Swizzle:
 
 
 def _symbols(given: object) -> Symbols:
-    """What a name in the text stands for."""
+    """The entry that a name in the text stands for."""
     if given.__class__ is tuple and not given:
         return declared
     return as_facts(given).__getitem__
@@ -99,7 +99,7 @@ def parse_swizzle(text: str) -> Swizzle:
 
 
 class _Pointer(NamedTuple):
-    """What a pointer says of itself.
+    """The facts that a pointer's text states.
 
     bits        of an element; None where the type is not known, and of a tensor of coordinates
     swizzle     of its bytes, if it holds one
@@ -123,7 +123,7 @@ class _TextReader:
         self.text, self.symbol, self.at = text, symbol, 0
 
     def take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """The match at the position, which moves past it; None where there is none."""
+        """The match at the position, which moves past it, or None."""
         found = pattern.match(self.text, self.at)
         if found is not None:
             self.at = found.end()
@@ -143,7 +143,7 @@ class _TextReader:
     # ------------------------------------------------------------------------------------------ layouts
 
     def all(self) -> Any:
-        """What the whole text says."""
+        """The object that the whole text denotes."""
         wrapped = False
         while any(self.take(pattern) is not None for pattern in _WRAPPERS):
             wrapped = True
@@ -155,7 +155,7 @@ class _TextReader:
         return out
 
     def composed(self, count: int) -> Any:
-        """A swizzle and what follows it, or a layout, with or without a pointer before it."""
+        """A swizzle and its operands, or a layout, with or without a pointer before it."""
         found = self.take(_SWIZZLE)
         if found is None:
             start = self.at
@@ -187,7 +187,8 @@ class _TextReader:
         return self.made(lambda: ComposedLayout(swizzle, number, follows), found)
 
     def under(self, swizzle: Swizzle, pointer: _Pointer, layout: Layout, start: int) -> ComposedLayout:
-        """The layout of a pointer's elements under a swizzle of its bytes, from where the swizzle's pattern begins."""
+        """The layout of a pointer's elements under a swizzle of its bytes. It begins where the swizzle's pattern
+        does."""
         assert pointer.bits is not None
         if pointer.address is None and pointer.alignment % swizzle.span:
             raise ParseError(
@@ -255,7 +256,8 @@ class _TextReader:
         return _Pointer(bits, inner, address, alignment)
 
     def call(self, count: int) -> Any:
-        """What repr() prints: Layout(shape, stride), Swizzle(3, 4, 3, 'bytes'), ComposedLayout(swizzle, 0, layout)."""
+        """An object as repr() prints it: Layout(shape, stride), Swizzle(3, 4, 3, 'bytes'), ComposedLayout(swizzle, 0,
+        layout)."""
         found = self.take(_CALL)
         if found is None:
             raise self.fail("a Layout, a ComposedLayout or a Swizzle")
@@ -289,7 +291,7 @@ class _TextReader:
         return self.made(lambda: kind(*parts), found)
 
     def comma(self) -> bool:
-        """Whether a comma and something else stand at the position, which moves past the comma."""
+        """True if a comma and something else stand at the position; moves past the comma."""
         if self.peek() != ",":
             return False
         self.at += 1
@@ -372,7 +374,7 @@ class _TextReader:
         return symbol(fresh_name("unknown"), max(1, _int(divisor[1])) if divisor is not None else 1)
 
     def _end_of_entry(self) -> int:
-        """Where the entry that begins here ends: at a comma, colon or bracket outside its own brackets."""
+        """The end of the entry that begins here: at a comma, colon or bracket outside its own brackets."""
         depth = 0
         for i in range(self.at, len(self.text)):
             c = self.text[i]
@@ -382,7 +384,7 @@ class _TextReader:
         return len(self.text)
 
     def _is_expression(self) -> bool:
-        """Whether the bracket that opens here is part of an expression, as in (M+1)*2: an operator follows its end."""
+        """True if the bracket that opens here is part of an expression, as in (M+1)*2: an operator follows its end."""
         depth = 0
         for i in range(self.at, len(self.text)):
             depth += (self.text[i] == "(") - (self.text[i] == ")")

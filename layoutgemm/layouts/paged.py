@@ -1,4 +1,4 @@
-"""What has a linked page: one HTML file in which whatever belongs to an element lights up with it."""
+"""Objects with a linked page: one HTML file in which all parts of an element light up together."""
 
 from __future__ import annotations
 

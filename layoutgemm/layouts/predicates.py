@@ -1,4 +1,4 @@
-"""Whether a partial operation has an answer, as a verdict instead of an exception."""
+"""Verdicts on partial operations, in place of exceptions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Predicates(Function):
     __slots__ = ()
 
     def covers(self, tile: object, given: object = ()) -> Answer:
-        """Whether every offset 0..size(tile)-1 is a value, at every size; `tile` is a shape or layout; see prove.covers
+        """Prove that every offset 0..size(tile)-1 is a value, at every size; `tile` is a shape or layout; see
+        prove.covers
 
         >>> from layoutgemm import Layout
         >>> Layout((4, 8), (8, 1)).covers(32).ok, Layout((4, 8), (9, 1)).covers(32).coord
@@ -38,7 +39,7 @@ class Predicates(Function):
         return above.covering(self, tile, given)
 
     def disjoint(self, other: object, offset: object = 0, given: object = ()) -> Answer:
-        """Whether no value is offset + a value of `other`, at every size. See prove.disjoint.
+        """Prove that no value is offset + a value of `other`, at every size. See prove.disjoint.
 
         >>> from layoutgemm import Layout
         >>> Layout(4, 2).disjoint(Layout(4, 2), 1).ok, Layout(4, 2).disjoint(Layout(4, 2), 4).coord
@@ -47,43 +48,43 @@ class Predicates(Function):
         return above.apart(self, other, offset, given)
 
     def can_compose(self, other: object) -> Verdict:
-        """Whether compose(other) has an answer."""
+        """Verdict on compose(other)."""
         return self._can("compose", other)
 
     def can_complement(self, bound: object = None) -> Verdict:
-        """Whether complement(bound) has an answer."""
+        """Verdict on complement(bound)."""
         return self._can("complement", bound)
 
     def can_left_inverse(self) -> Verdict:
-        """Whether left_inverse() has an answer."""
+        """Verdict on left_inverse()."""
         return self._can("left_inverse")
 
     def can_divide(self, tiler: object) -> Verdict:
-        """Whether logical_divide(tiler), and with it every other divide, has an answer."""
+        """Verdict on logical_divide(tiler), and with it on every other divide."""
         return self._can("logical_divide", tiler)
 
     def can_product(self, tiler: object) -> Verdict:
-        """Whether logical_product(tiler) has an answer."""
+        """Verdict on logical_product(tiler)."""
         return self._can("logical_product", tiler)
 
     def can_tile_to_shape(self, shape: object, order: object = None) -> Verdict:
-        """Whether tile_to_shape(shape, order) has an answer."""
+        """Verdict on tile_to_shape(shape, order)."""
         return self._can("tile_to_shape", shape, order)
 
     def can_with_shape(self, *shape: object) -> Verdict:
-        """Whether with_shape(shape) has an answer."""
+        """Verdict on with_shape(shape)."""
         return self._can("with_shape", *shape)
 
     def can_upcast(self, n: int) -> Verdict:
-        """Whether upcast(n) has an answer."""
+        """Verdict on upcast(n)."""
         return self._can("upcast", n)
 
     def can_downcast(self, n: int) -> Verdict:
-        """Whether downcast(n) has an answer."""
+        """Verdict on downcast(n)."""
         return self._can("downcast", n)
 
     def can_recast(self, new_bits: int, old_bits: int) -> Verdict:
-        """Whether recast(new_bits, old_bits) has an answer."""
+        """Verdict on recast(new_bits, old_bits)."""
         return self._can("recast", new_bits, old_bits)
 
     def _can(self, name: str, *args: object) -> Verdict:

@@ -146,7 +146,7 @@ class Swizzle(Pictured, Paged, Convertible):
 
     @checked(SwizzleError)
     def downcast(self, n: int) -> Swizzle:
-        """The same movement on elements of an n-th of the width, n a power of two."""
+        """The same movement on elements of 1/n of the width, n a power of two."""
         n = factor(n, "downcast")
         by = _log2(n, "the factor")
         if self.unit is not None and self.unit % n:
@@ -255,7 +255,7 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
 
     @property
     def swizzles(self) -> int:
-        """How many swizzles there are, one after another.
+        """The number of swizzles, applied one after the other.
 
         >>> from layoutgemm import Layout
         >>> (Swizzle(1, 0, 3) @ (Swizzle(2, 3, 3) @ Layout(64))).swizzles
@@ -290,7 +290,7 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
 
     @property
     def size(self) -> int:
-        """How many coordinates."""
+        """The number of coordinates."""
         return self.layout.size
 
     @property
@@ -301,12 +301,12 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
 
     @property
     def rank(self) -> int:
-        """How many top-level modes."""
+        """The number of top-level modes."""
         return int(self.layout.rank)
 
     @property
     def depth(self) -> int:
-        """How deep the nesting goes."""
+        """The depth of the nesting."""
         return int(self.layout.depth)
 
     def __len__(self) -> int:
@@ -440,11 +440,11 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
     # ------------------------------------------------------------ statements
 
     def equivalent(self, other: object) -> Answer:
-        """Whether both are one function of the flat index; by looking at all values."""
+        """Compare two functions of the flat index; by looking at all values."""
         return between(equivalent(self, other), self, other)
 
     def is_injective(self) -> Answer:
-        """Whether no two coordinates share a value: a swizzle is a bijection, so the layout inside decides."""
+        """Prove that no two coordinates share a value: a swizzle is a bijection, so the layout inside decides."""
         return self.layout.is_injective()
 
     @classmethod

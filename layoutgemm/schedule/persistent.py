@@ -1,7 +1,7 @@
 """Which worker does which tile: persistent workers, clusters of them, and work cut along K (stream-K).
 
-A schedule (`schedules.py`) orders the tiles. Here the order is dealt out to workers that stay on the machine, and each
-way of dealing is proven to give every tile, or every K tile of it, to exactly one of them, for every size.
+A schedule (`schedules.py`) orders the tiles. Here persistent workers take the tiles in that order. Each distribution is
+proven, for every size, to give every tile, or every K tile of it, to exactly one worker.
 
 Sources: CUTLASS PersistentTileSchedulerSm90 and PersistentTileSchedulerSm90StreamK; Osama et al., "Stream-K:
 Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU", arXiv 2301.03598.
@@ -72,7 +72,7 @@ class Persistent(Pictured):
 
     @checked(PlanError)
     def within(self, at: Tile, rank: Integer) -> Tile:
-        """The tile of block `rank` of the cluster whose place in the grid of clusters is `at`.
+        """The tile of CTA `rank` of the cluster at `at` in the grid of clusters.
 
         >>> from layoutgemm.schedule.tile_order import Linear
         >>> Persistent(Linear(), 1, cluster=(2, 1)).within((3, 5), 1)
@@ -83,7 +83,7 @@ class Persistent(Pictured):
 
     @checked(PlanError)
     def steps(self, grid: tuple[int, int]) -> int:
-        """How many tiles the busiest worker does."""
+        """The number of tiles of the busiest worker."""
         rows, columns = self.clusters(checked_grid(grid))
         return int(-(-rows * columns // self.workers))
 
@@ -104,7 +104,7 @@ class Persistent(Pictured):
 
     @checked(PlanError)
     def order(self, grid: tuple[int, int]) -> npt.NDArray[np.int64]:
-        """All tiles of the grid in the order of time, workers and ranks side by side: for counting reuse."""
+        """All tiles of the grid by time, workers and ranks side by side: for counting reuse."""
         tiles = self.table(grid).reshape(-1, 2)
         return tiles[tiles[:, 0] >= 0]
 
@@ -114,7 +114,7 @@ class Persistent(Pictured):
         return int((self.table(grid)[..., 0] < 0).sum())
 
     def prove(self) -> Answer:
-        """Whether every tile of every grid is done once, for every number of workers and every size of cluster."""
+        """Check that every tile of every grid is done once, by any workers and clusters."""
         return all_proven(self._statements(), "pieces, for all sizes")
 
     def _statements(self) -> Iterator[tuple[str, Answer]]:
@@ -146,7 +146,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class StreamK:
-    """The K tiles of the last output tiles, laid end to end and cut into equal parts, one for each worker.
+    """The K tiles of the last output tiles, cut into equal parts for the workers.
 
     tiles     output tiles, numbered by a schedule
     k_tiles   K tiles of each
@@ -205,7 +205,7 @@ class StreamK:
 
     @checked(PlanError)
     def segments(self, worker: int) -> tuple[Segment, ...]:
-        """What a worker does: its whole tiles, then its part of the streamed ones."""
+        """A worker's share: its whole tiles, then its part of the streamed ones."""
         if not 0 <= worker < self.workers:
             raise PlanError(f"there is no worker {worker} of {self.workers}")
         out = [Segment(tile, 0, self.k_tiles - 1) for tile in range(worker, self.whole, self.workers)]
@@ -234,7 +234,7 @@ class StreamK:
         return self.whole // self.workers * self.k_tiles + -(-self.units // self.workers)
 
     def prove(self) -> Answer:
-        """Whether every K tile of every output tile is one worker's, for all sizes and numbers of workers."""
+        """Check that every K tile belongs to one worker, at all sizes and worker counts."""
         return all_proven(_stream_statements(), "pieces, for all sizes")
 
 

@@ -1,9 +1,9 @@
-"""In which order a kernel visits the tiles of its output: schedules as layouts, proven to visit every tile once.
+"""Tile orders: schedules as layouts, proven to visit every output tile once.
 
 A schedule maps a tile's number in time to its (row, column) in a grid of tiles. Its formula uses `+ - * // % minimum`
 alone, so it takes ints, arrays, and the traced integers of a kernel. Its *pieces* say the same as layouts: at which
 numbers a piece starts and how they step, and which tiles those are. `Schedule.prove` shows for every grid at once that
-the formula is those pieces and that the pieces meet each tile once; `visits_once` looks at every tile of one grid, for
+the formula is those pieces and that the pieces meet each tile once. `visits_once` looks at every tile of one grid, for
 any order whatever.
 
 Sources: the grouped order is that of Triton's matrix multiplication tutorial, "L2 Cache Optimizations" (GROUP_M);
@@ -112,7 +112,7 @@ class Schedule(Pictured):
         return np.stack(np.broadcast_arrays(*found), axis=1).astype(np.int64)
 
     def prove(self) -> Answer:
-        """Whether every tile of every grid is visited exactly once, for every size of group."""
+        """Check that every tile of every grid is visited exactly once, for every group size."""
         every = ((f"{case.name}: {text}", a) for case in self._cases() for text, a in _statements(self, case))
         return all_proven(every, "pieces, for every grid")
 
@@ -222,7 +222,8 @@ class Grouped(Schedule):
 
 @dataclass(frozen=True)
 class Hilbert(Schedule):
-    """Along Hilbert's curve over the smallest square of a power of two that holds the grid; tiles outside are left out.
+    """Tiles along Hilbert's curve over the smallest power-of-two square that holds the grid; tiles outside are left
+    out.
 
     Its tiles are read from `table`; there is no formula in `//` and `%` of a fixed length.
 
@@ -243,7 +244,7 @@ class Hilbert(Schedule):
 
     @checked(PlanError)
     def tile(self, number: Any, grid: Tile, minimum: Minimum = least) -> Tile:
-        """The (row, column) of tile `number`, an int or an array of them, of a grid of ints; looked up in `table`."""
+        """The (row, column) of tile `number`, an int or an array, from `table`."""
         found = self.table(grid)[number]
         return found[..., 0], found[..., 1]
 
@@ -266,10 +267,10 @@ class Hilbert(Schedule):
         return tile[(tile[:, 0] < rows) & (tile[:, 1] < columns)]
 
     def prove(self) -> Answer:
-        """Whether the curve visits every tile of every square of a power of two, and so of every grid, once.
+        """Check that the curve visits every tile of every grid once. It visits those of every square of a power of two.
 
-        By induction: if each orientation of a square of half the size visits it once, then so does a curve that goes
-        through four of them, provided that its four quarters lie in the four quadrants.
+        By induction: if each orientation of a square of half the size visits it once, then so does a curve through four
+        of them. Its four quarters must lie in the four quadrants.
         """
         every = {(row, column) for row in (0, 1) for column in (0, 1)}
         for n, turn in enumerate(self.TURNS):
@@ -298,7 +299,7 @@ def all_proven(statements: Iterable[tuple[str, Answer]], method: str) -> Answer:
 
 
 def _statements(schedule: Schedule, case: Case) -> Iterator[tuple[str, Answer]]:
-    """What has to hold for a case's grids to be visited once, each with its answer."""
+    """The statements that make a case's grids visited once, each with its answer."""
     rows, columns = case.rows, case.columns
     total: int = 0
     for piece in case.pieces:
@@ -362,7 +363,7 @@ def checked_grid(grid: tuple[int, int]) -> tuple[int, int]:
 
 @checked(PlanError)
 def visits_once(order: npt.ArrayLike, grid: tuple[int, int], name: str = "schedule") -> Check:
-    """Does an order visit each tile of a grid once? Decided by looking at every tile.
+    """Check by exhaustion that an order visits each tile of a grid once.
 
     order   [number] -> (row, column), as `Schedule.table` gives it, or from anywhere else
 

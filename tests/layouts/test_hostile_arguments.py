@@ -2,9 +2,9 @@
 
 The two tables hold each entry point with arguments that it takes. A test replaces one argument at a time:
 
-- by the same integers of other classes (NumPy integers, lists, `torch.Size`): the answer must be the same;
-- by values that mean nothing there: they must raise LayoutError;
-- by values that some arguments take: an answer is allowed, and no other exception.
+- By the same integers of other classes (NumPy integers, lists, `torch.Size`): the answer must be the same.
+- By values that mean nothing there: they must raise LayoutError.
+- By values that some arguments take: an answer is allowed, and no other exception.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BITS = LinearLayout((1, 2, 4), (1, 2), ("i", "j"))
 
 
 class Kin:
-    """Stands for a module of another package that has layouts and swizzles, and no composed layouts."""
+    """A module of another package with layouts and swizzles, and no composed layouts."""
 
     Layout = Layout
     Swizzle = Swizzle
@@ -226,7 +226,7 @@ def replaced(arguments: tuple[Any, ...], i: int, value: Any) -> list[Any]:
 
 
 def answer(call: Callable[..., Any], arguments: list[Any]) -> Any:
-    """What the call gives, which must be printable, or None where it is refused."""
+    """The printable result of the call, or None where it is refused."""
     try:
         out = call(*arguments)
         if not isinstance(out, (int, tuple)):

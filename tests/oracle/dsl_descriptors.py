@@ -133,7 +133,7 @@ class Probe:
 
 
 def refusal(question: dict[str, Any]) -> str | None:
-    """What the DSL objects to, asked outside of any kernel but inside an IR context, or None."""
+    """The DSL's objection outside of any kernel but inside an IR context, or None."""
     CuTeDSL._get_dsl().envar.arch = question["arch"]
     with ir.InsertionPoint(ir.Module.create().body):
         try:

@@ -1,9 +1,9 @@
-"""Reports the CuTe DSL's matrix instructions of a warp and a warpgroup, without jit and without a GPU.
+"""Reports the CuTe DSL's matrix instructions of a warp and a warpgroup, without a GPU. It needs no jit.
 
-Run as a program, in a process of its own: JSON lines in, JSON lines out. {"id", "op": "classes"} is answered with the
-names of the operation classes that the DSL's modules define; {"id", "op": "rows", "class": name} with a row for every
-combination of arguments that the class accepts: its arguments and the thread-value layouts of A, B, C and, where there
-are block scales, SFA and SFB (there a value counts elements along K, not factors).
+Run as a program, in a process of its own: JSON lines in, JSON lines out. The answer to {"id", "op": "classes"} is the
+names of the operation classes that the DSL's modules define. The answer to {"id", "op": "rows", "class": name} is a row
+for every combination of arguments that the class accepts. A row has the arguments and the thread-value layouts of A, B,
+C and, where there are block scales, SFA and SFB (there a value counts elements along K, not factors).
 """
 
 from __future__ import annotations

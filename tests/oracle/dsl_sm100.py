@@ -1,4 +1,4 @@
-"""What the CuTe DSL derives for Blackwell GEMMs: descriptors of operands and instructions, tensor maps. A program:
+"""The CuTe DSL's derivations for Blackwell GEMMs: descriptors of operands and instructions, tensor maps. A program:
 
     python dsl_sm100.py FOLDER < requests.json > answers.json
 

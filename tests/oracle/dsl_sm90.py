@@ -1,4 +1,4 @@
-"""What the CuTe DSL itself derives for Hopper tiles: descriptor words and tensor-map boxes. A program:
+"""The CuTe DSL's derivations for Hopper tiles: descriptor words and tensor-map boxes. A program:
 
     python dsl_sm90.py FOLDER < requests.json > answers.json
 

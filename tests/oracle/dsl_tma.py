@@ -1,4 +1,4 @@
-"""What the CuTe DSL derives for tensor copies, without jit and without a GPU: JSON lines in, JSON lines out.
+"""The CuTe DSL's derivations for TMA copies, without jit and without a GPU: JSON lines in, JSON lines out.
 
 Each line of stdin is {"id", "gmem", "smem", "tile", "type", "swizzle", "multicast", "op"}; layouts are {"shape",
 "stride"}, nested lists; `swizzle` is B of S<B,4,3>. Each line of stdout is {"id", "answer"} or {"id", "error"}:

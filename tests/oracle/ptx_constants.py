@@ -1,8 +1,8 @@
-"""What PTX text says about its wgmmas: the constant part of each matrix descriptor, and the transpose flags.
+"""The wgmmas of a PTX text: the constant part of each matrix descriptor, and the transpose flags.
 
 A descriptor in PTX is a register made of the traced shared-memory address, shifted and masked, and of constants that
 are or-ed and added to it. Folding the constants along the definitions, with every address taken as zero, leaves exactly
-the bits that somebody decided before the kernel ran.
+the bits that were decided before the kernel ran.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ MAX_REGISTERS = 128
 
 @dataclass(frozen=True)
 class Fragment:
-    """What one repetition of a tcgen05.ld or .st shape gives the threads of a warp.
+    """One repetition of a tcgen05.ld or .st shape, for the threads of a warp.
 
     lanes      lanes that it covers
     thread     thread -> (lane, column) of its first register; a thread mode without a stride is the half split
@@ -135,7 +135,7 @@ def _places(shape: str, repeat: int, split: int, stretch: int, first: list[tuple
 def _move(
     name: str, shape: str, repeat: int, pack: bool, split: int | None, element: DType | str
 ) -> tuple[DType, Layout, Layout, Layout, int | None]:
-    """Element type, the two maps onto the reference tile (tensor memory, registers), the places and the split."""
+    """Element type, maps of tensor memory and registers onto the reference tile, places and split."""
     if shape not in FRAGMENTS:
         raise AtomError(f"{name} has the shapes {', '.join(FRAGMENTS)}, not {shape!r}")
     fragment = FRAGMENTS[shape]
@@ -292,7 +292,7 @@ def tcgen05_st(
 
 @dataclass(frozen=True)
 class Spread:
-    """How tcgen05.cp lays rows of shared memory over the lanes.
+    """The rows of shared memory over the lanes, by tcgen05.cp.
 
     rows    modes of the rows, as (extent, lanes between)
     bits    bits of a row
@@ -332,8 +332,8 @@ def tcgen05_cp(
     element           what the maps onto the reference tile count
 
     `tmem` maps (row, bit of the row, copy) to (lane, column, bit). The reference tile is CUTLASS's: bits are counted
-    along the rows first, then along a row, then copies, and `element` groups that count; 4x256b counts within a tile
-    of 128 rows, of which it names every 32nd. Raises AtomError otherwise. Source: PTX ISA, "tcgen05.cp".
+    along the rows first, then along a row, then copies, and `element` groups that count. 4x256b counts within a tile of
+    128 rows, of which it names every 32nd. Raises AtomError otherwise. Source: PTX ISA, "tcgen05.cp".
 
     >>> cp = tcgen05_cp("32x128b", "warpx4")
     >>> print(cp, cp.tmem)

@@ -54,7 +54,7 @@ class VectorCopy(CopyAtom):
 
     @checked(AtomError)
     def fits(self, layout: Layout | ComposedLayout, alignment: int = 16) -> Verdict:
-        """Whether a tile of that layout (coordinate -> element of memory) can be cut into these vectors.
+        """Prove that a tile of that layout (coordinate -> element) can be cut into these vectors.
 
         alignment   bytes that the tile's address is a multiple of
 
@@ -292,7 +292,7 @@ def widest(
     limit: int = 128,
     other: Layout | ComposedLayout | None = None,
 ) -> Widest:
-    """The widest vector in which every thread can walk a tile of that layout, and why not a wider one.
+    """The widest vector for threads that walk a tile of that layout, with the reasons.
 
     layout      coordinate -> element of memory; a swizzled one must count elements
     element     the type that the layout counts
@@ -301,7 +301,7 @@ def widest(
     other       the layout on the other side, over the same coordinates; its runs must agree (max_common_vector)
 
     A vector of w elements fits where w consecutive elements follow each other in memory and every such group starts at
-    a multiple of w: w divides the contiguous run, every other stride, the swizzle's unit, and the tile's address.
+    a multiple of w. So w divides the contiguous run, every other stride, the swizzle's unit, and the tile's address.
     Raises AtomError where an argument has no meaning.
 
     >>> print(widest(Layout((128, 64), (64, 1)), "bf16"))

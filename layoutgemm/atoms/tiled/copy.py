@@ -91,12 +91,12 @@ class TiledCopy(Pictured, Paged, Convertible):
 
     @property
     def threads(self) -> int:
-        """How many threads the copy takes."""
+        """The number of threads that the copy takes."""
         return int(self.layout_tv[0].size)
 
     @property
     def values(self) -> int:
-        """How many elements of the tile each thread moves."""
+        """The number of elements of the tile that each thread moves."""
         return int(self.layout_tv[1].size)
 
     @property
@@ -136,7 +136,7 @@ class TiledCopy(Pictured, Paged, Convertible):
 
     @checked(AtomError)
     def tv_layout(self, side: str) -> Layout:
-        """(thread, (value of one instruction, instruction)) -> element of the tile that side "src" or "dst" names."""
+        """(thread, (value of one instruction, instruction)) -> element of the tile on side "src" or "dst"."""
         named = self.atom.layout(side)
         instructions = self.layout_tv.zipped_divide(self._per_instruction)
         if side != self.reference:
@@ -224,7 +224,7 @@ class TiledCopy(Pictured, Paged, Convertible):
 
     @checked(AtomError)
     def coverage(self, side: str | None = None) -> Answer:
-        """Whether the tile is copied whole: a Proof, or a CounterExample with the first element that is not.
+        """Prove that the tile is copied whole, or give the first element that is not.
 
         For a side, whether it names every element of the tile; None asks it of both, and that no element is moved
         twice. Copies made for a tiled product move an element once for each thread that holds it: ask them by side.
@@ -239,11 +239,11 @@ class TiledCopy(Pictured, Paged, Convertible):
 
     @checked(AtomError)
     def vectors(self, side: str, layout: object, width: int | None = None) -> Answer:
-        """Whether each instruction's values are side by side and aligned in `layout`, the tensor of that side.
+        """Prove that each instruction's values are side by side and aligned in `layout`. It is the tensor of that side.
 
-        `width` is how many elements one access takes (None: the values of one instruction on that side). A Proof says
-        that value v of an access is at v, that every access starts at a multiple of the width and that a swizzle keeps
-        so many together: with a base aligned to the width each access is one vector. A CounterExample gives the
+        `width` is the number of elements of one access (None: the values of one instruction on that side). A Proof says
+        that value v of an access is at v, that every access starts at a multiple of the width, and that a swizzle keeps
+        that many together. With a base aligned to the width each access is one vector. A CounterExample gives the
         coordinate in (thread, access of the instruction, instruction, rest, ...), its offset and what was needed.
         """
         inner = layout.layout if isinstance(layout, ComposedLayout) else layout
@@ -319,11 +319,11 @@ class TiledCopy(Pictured, Paged, Convertible):
 
     @checked(AtomError)
     def feeds(self, mma: TiledMma, operand: str, extent: object = None) -> Answer:
-        """Whether the copy fills (or empties) the fragments of an operand over `extent` (None: one tile) as they are.
+        """Prove that the copy fills (or empties) an operand's fragments over `extent` (None: one tile).
 
-        A Proof that element by element, for every thread, what the copy puts into the registers that `retile` names is
-        what the product expects in them; or a CounterExample in (thread, ((values, instructions), rest, rest)) with the
-        element that the copy moves and the one that the product expects. Raises AtomError as partition and retile do.
+        A Proof, element by element and for every thread: the copy puts into the registers of `retile` what the product
+        expects in them. Or a CounterExample in (thread, ((values, instructions), rest, rest)) with the element that the
+        copy moves and the one that the product expects. Raises AtomError as partition and retile do.
         """
         whole = Layout(mma.tile_of(operand) if extent is None else extent)
         held = mma.partition(operand, whole)
@@ -333,7 +333,8 @@ class TiledCopy(Pictured, Paged, Convertible):
         return Layout.join(moved[0], Layout.join(*moved[1:])).equivalent(expected)
 
     def _order(self, values: int) -> tuple[tuple[int, ...], Layout]:
-        """The box of the fragment that one tile fills, and (value of the copy) -> flat coordinate in it."""
+        """The fragment's box that one tile fills, and (value of the copy) -> coordinate in it. The coordinate is
+        flat."""
         if self.blocks is not None and self.blocks[0] == values:
             return self.blocks, Layout(self.values)
         whole = (values, *(1 for _ in self.tiler))

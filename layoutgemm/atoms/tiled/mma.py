@@ -34,7 +34,7 @@ NAMES = "MNK"
 
 @dataclass(frozen=True)
 class Fragment:
-    """What one thread holds of an operand in registers.
+    """The part of an operand that one thread holds in registers.
 
     layout     (value, rest, rest) -> element of the fragment, in order
     registers  32-bit registers that it takes
@@ -54,8 +54,8 @@ class TiledMma(Pictured, Paged, Convertible):
     permutation  for each of M, N and K a tiler, or None: an int is the extent of the tile (a multiple of what the
                  threads take: the rest are values), a Layout deals the elements of that extent in its order
 
-    Raises AtomError for another rank, for an atom layout that is no numbering 0, 1, 2, ... of the atoms, for a
-    permutation that is none, and for one that the threads do not divide.
+    Raises AtomError for another rank, for an atom layout that is no numbering 0, 1, 2, ... of the atoms, for a tiler
+    that is not a permutation, and for one that the threads do not divide.
 
     >>> from layoutgemm.atoms import wgmma
     >>> two = TiledMma(wgmma(64), (2, 1, 1))
@@ -127,7 +127,7 @@ class TiledMma(Pictured, Paged, Convertible):
 
     @property
     def threads(self) -> int:
-        """How many threads run the product together."""
+        """The number of threads that run the product together."""
         return self.atom.threads * int(self.atom_layout.size)
 
     @property
@@ -147,7 +147,7 @@ class TiledMma(Pictured, Paged, Convertible):
 
     @checked(AtomError)
     def tile_of(self, operand: str) -> tuple[int, int]:
-        """The two extents of the tile of operand "A" (M, K), "B" (N, K) or "C" (M, N), in elements."""
+        """The two extents in elements of an operand's tile: "A" (M, K), "B" (N, K) or "C" (M, N)."""
         if operand not in MODES:
             raise AtomError(f"{self.atom} is tiled for the operands {', '.join(MODES)}, not {operand!r}")
         rows, columns = MODES[operand]
@@ -220,7 +220,7 @@ class TiledMma(Pictured, Paged, Convertible):
 
     @checked(AtomError)
     def partition(self, operand: str, layout: object) -> Any:
-        """(thread, values, rest of the rows, rest of the columns, ...) -> what `layout` gives for those elements.
+        """(thread, values, rest of the rows, rest of the columns, ...) -> the values of `layout` there.
 
         One layout for all threads; `partition_A`, `_B`, `_C` slice it. It evaluates on traced integers too. Raises as
         thrfrg does.
@@ -236,15 +236,15 @@ class TiledMma(Pictured, Paged, Convertible):
         return Layout.join(threads, cut[1][0], *cut[1][1])
 
     def partition_A(self, thread: object, layout: object) -> Part:
-        """(values, rest_m, rest_k, ...) of one thread in a layout (M, K, ...) of A, and the thread's offset."""
+        """(values, rest_m, rest_k, ...) of one thread in a layout (M, K, ...), and its offset. The layout is A's."""
         return self._partition_of("A", thread, layout)
 
     def partition_B(self, thread: object, layout: object) -> Part:
-        """(values, rest_n, rest_k, ...) of one thread in a layout (N, K, ...) of B, and the thread's offset."""
+        """(values, rest_n, rest_k, ...) of one thread in a layout (N, K, ...), and its offset. The layout is B's."""
         return self._partition_of("B", thread, layout)
 
     def partition_C(self, thread: object, layout: object) -> Part:
-        """(values, rest_m, rest_n, ...) of one thread in a layout (M, N, ...) of C, and the thread's offset.
+        """(values, rest_m, rest_n, ...) of one thread in a layout (M, N, ...), and its offset. The layout is C's.
 
         >>> from layoutgemm.atoms import wgmma
         >>> part, offset = TiledMma(wgmma(8)).partition_C(37, Layout.identity((128, 8)))
@@ -316,7 +316,7 @@ class TiledMma(Pictured, Paged, Convertible):
 
     @checked(AtomError)
     def fragment(self, operand: str, tile: object) -> Fragment:
-        """The registers that a thread needs for `tile` (rows, columns) of an operand, in order of the values.
+        """A thread's registers for `tile` (rows, columns) of an operand, in order of the values.
 
         Raises AtomError for an operand that the instruction does not take from registers.
 
@@ -338,7 +338,8 @@ class TiledMma(Pictured, Paged, Convertible):
 
     @checked(AtomError)
     def retile(self, source: str, target: str, extent: object) -> Layout:
-        """(values, rest, rest) of operand `target` -> value of the fragment of `source`, of one matrix `extent`.
+        """(values, rest, rest) of operand `target` -> value of the fragment of `source`. Both are of one matrix
+        `extent`.
 
         What a thread holds as one operand, read as another without moving anything: attention's second product takes
         the first one's C as its A. Derived as inverse of the source's map o the target's map, whose threads must be

@@ -38,7 +38,7 @@ class Leaf:
 
     @property
     def repeats(self) -> bool:
-        """Whether all its coordinates are one address."""
+        """True if all its coordinates are one address."""
         return isinstance(self.stride, int) and self.stride == 0
 
 
@@ -61,7 +61,7 @@ Choice = tuple[list[Dim], list[int], list[Entry]]
 
 
 def leaves_of(gmem: Layout, tile: tuple[object, ...], names: Sequence[str]) -> list[Leaf]:
-    """The leaves of the global layout with what the tile takes of each, in order of the tile's flat index."""
+    """The leaves of the global layout with the tile's parts. They come in order of the tile's flat index."""
     modes = [gmem[i] for i in range(gmem.rank)] if isinstance(gmem.shape, tuple) else [gmem]
     if len(tile) != len(modes):
         raise TmaError(f"a tile {shown(tile)} for the {len(modes)} modes of {gmem}", rule="tile")
@@ -126,7 +126,7 @@ def _flat(x: object) -> list[Any]:
 
 
 def walk_of(leaves: Sequence[Leaf], smem: Layout) -> list[Entry]:
-    """The tile as digits, each inside one leaf and one mode of the shared layout, in order of shared strides.
+    """The tile as digits, each inside one leaf and one mode of the shared layout. They come in order of shared strides.
 
     Raises TmaError where the shared layout cuts the tile elsewhere than the global layout does.
     """
@@ -165,7 +165,8 @@ def walk_of(leaves: Sequence[Leaf], smem: Layout) -> list[Entry]:
 
 
 def _continues(a: Leaf, b: Leaf) -> bool:
-    """Whether b goes on in memory where a ends, and a tile is a run of the two as one dimension."""
+    """True if a tile is one run over a, then b, in memory. The two are then one dimension. The two are
+    then one dimension."""
     if a.repeats or b.repeats or a.step != 1 or b.step != 1:
         return False
     if not bool(b.stride == a.extent * a.stride):
@@ -238,7 +239,7 @@ class _Boxes:
         self.now: dict[int, int] = {i: i for i in range(len(dims))}  # a dimension -> its last part
 
     def follow(self, walk: list[Entry]) -> tuple[list[Dim], list[int], list[Entry]]:
-        """The dimensions in order, the elements of the box along each, and the rest of the walk."""
+        """The dimensions in order, the box's elements along each, and the rest of the walk."""
         rest: list[Entry] = []
         todo = list(walk)
         while todo:
@@ -296,7 +297,7 @@ class _Boxes:
         return at
 
     def _second(self, axis: int, step: object, stride: int) -> int | None:
-        """Split a dimension whose run is over, so that the box goes on along its outer part."""
+        """Split a dimension with a finished run: the box goes on along its outer part."""
         at = self.now[axis]
         dim = self.dims[at]
         run = self.count[at] * dim.step
@@ -324,7 +325,7 @@ class _Boxes:
         return min(MAX_BOX, self.span or MAX_BOX, self.kind.inner_box or MAX_BOX)
 
     def _fit(self, at: int, count: int, stride: int) -> int:
-        """How many of `count` more steps the box takes: a divisor, at best one that leaves legal addresses."""
+        """The part of `count` more steps that the box takes: a divisor, at best one that leaves legal addresses."""
         limit = self._limit(at) // self.count[at]
         if count <= limit:
             return count

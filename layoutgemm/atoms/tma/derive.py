@@ -131,9 +131,9 @@ def tma_store(
 ) -> TmaPlan:  # fmt: skip
     """The tensor copies that write one tile of shared memory to a global tensor; see `tma_load` for the arguments.
 
-    Rows outside the tensor are not written. A line is written to the end of its last 16 bytes, though: the elements of
+    Rows outside the tensor are not written. A line is written to the end of its last 16 bytes, though. The elements of
     these that lie beyond the tensor get what the tile holds (`TmaPlan.written`, `atoms.tma.rules.whole_units`; measured
-    on an H200). No other line of the tensor begins there, but in a part of a larger matrix its neighbours do: give such
+    on an H200). No other line of the tensor begins there, but in a part of a larger matrix its neighbours do. Give such
     a part lines of whole 16-byte units, or store it otherwise.
 
     Raises TmaError as `tma_load` does, and where two coordinates of the tensor are one address.
@@ -149,7 +149,8 @@ def tma_reduce(
     gmem: Layout, smem: Layout | ComposedLayout | SmemTile, dtype: DType | str | None = None, operation: str = "add",
     *, tile: object = None, names: Sequence[str] | None = None, split: bool = False, address: int = 0,
 ) -> TmaPlan:  # fmt: skip
-    """The tensor copies that combine one tile of shared memory into a global tensor, element by element, atomically.
+    """The TMA reductions that combine a tile of shared memory into a global tensor. They are atomic, element by
+    element.
 
     The ends of lines are those of `tma_store`: let the tile hold zeros (for "add") beyond the tensor.
 
@@ -165,7 +166,7 @@ def tma_reduce(
 
 @checked(TmaError)
 def can_tma(gmem: Layout, smem: Any, dtype: Any = None, **options: Any) -> Verdict:
-    """Whether tensor copies can move the tile: ok, or the reason, with the nearest request that works as the witness.
+    """Verdict on TMA copies of the tile: ok, or the reason, with the nearest request that works as the witness.
 
     The arguments are those of `tma_load`, and operation="store" or "reduce" with reduction="add" ...
 
@@ -288,7 +289,7 @@ def _names(request: Request) -> tuple[str, ...]:
 
 
 def _writable(request: Request, leaves: Sequence[Leaf]) -> None:
-    """What is written must have one address a coordinate; what is repeated must repeat evenly."""
+    """The addresses of a tensor: what is written must have one a coordinate; what is repeated must repeat evenly."""
     for leaf in leaves:
         if isinstance(leaf.stride, int) and leaf.stride < 0:
             raise TmaError(f"the stride of {leaf.name} is {leaf.stride}: strides are positive", rule="stride")
@@ -383,7 +384,7 @@ def _conditions(tmap: TensorMap) -> tuple[str, ...]:
 
 
 def derive(tile: SmemTile, dims: tuple[str, str], operation: str = "load") -> TmaPlan:
-    """The boxes that fill a tile from any matrix whose innermost dimension is the tile's contiguous one.
+    """The boxes of a tile in any matrix with its contiguous dimension innermost.
 
     dims       the names of the two global dimensions, innermost first
     operation  "load", or "store" for the boxes that empty the tile into the matrix

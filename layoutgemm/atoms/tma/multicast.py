@@ -75,7 +75,7 @@ def shared_out(plan: TmaPlan, blocks: int) -> TmaPlan:
 
 
 def _pitches(plan: TmaPlan) -> list[int]:
-    """Bits of shared memory from one element of the box to the next along each dimension; a swizzled row is a span."""
+    """Bits of shared memory between the box's elements along each dimension; a swizzled row is a span."""
     mode, bits = MODES[plan.swizzle], plan.kind.smem_bits
     steps = plan.steps or (1,) * len(plan.box)
     moved = [-(-extent // step) for extent, step in zip(plan.box, steps, strict=True)]

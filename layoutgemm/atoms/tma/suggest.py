@@ -1,8 +1,8 @@
-"""What to change where no tensor copy does what is asked: the nearest request that works.
+"""Remedies where no TMA copy does what is asked: the nearest request that works.
 
-Each rule has its remedies, tried in order: pad the pitch of the global tensor, lay the shared tile out along the
-contiguous mode with a swizzle that fits, use another swizzle, widen the tile, put another mode contiguous. A remedy is
-offered only when the copy it leads to was derived.
+Each rule has its remedies, tried in order. They pad the pitch of the global tensor, or lay the shared tile out along
+the contiguous mode with a swizzle that fits. They use another swizzle, widen the tile, or put another mode contiguous.
+A remedy is offered only when the copy it leads to was derived.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _pad_pitch(request: Request) -> Remedies:
 
 
 def _shared_along(request: Request) -> Remedies:
-    """The tile laid out along the global layout's strides, smallest first, under each swizzle whose span fits."""
+    """The tile along the global layout's strides, smallest first, under each swizzle whose span fits."""
     tile = _tile(request)
     if tile is None:
         return
@@ -166,7 +166,7 @@ def _wider_tile(request: Request) -> Remedies:
 
 
 def _smaller_tile(request: Request) -> Remedies:
-    """Each extent of the tile cut down to a divisor of the mode that it straddles."""
+    """Each extent of the tile cut down to a divisor of its mode. Only modes that it straddles are cut."""
     tile = _tile(request)
     if tile is None:
         return
@@ -220,7 +220,7 @@ def _tile(request: Request) -> tuple[int, ...] | None:
 
 
 def _least(gmem: Layout, mode: int) -> Any:
-    """Where a mode comes when memory is walked: its smallest known stride; symbols come after numbers."""
+    """The rank of a mode when memory is walked: its smallest known stride; symbols come after numbers."""
     steps = _flat(gmem[mode].stride if isinstance(gmem.shape, tuple) else gmem.stride)
     known = [step for step in steps if isinstance(step, int) and step > 0]
     return (0, min(known)) if known else (1, len([step for step in steps if not isinstance(step, int)]))

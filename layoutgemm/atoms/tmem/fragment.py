@@ -1,4 +1,4 @@
-"""Which thread and register of the epilogue holds which element of the accumulator, composed and proven.
+"""The thread and register of each accumulator element in the epilogue, composed and proven.
 
 The accumulator's layout says where element (m, n) lies in tensor memory; the load's map says which lane and column each
 register of a warp reads. The first, inverted, after the second is the fragment map. Two proofs go with it: the register
@@ -74,14 +74,14 @@ def _issues(ld: TmemCopyAtom, columns: int, both_halves: bool) -> list[tuple[int
 
 @checked(AtomError)
 def accumulator_fragment(atom: Tcgen05Atom, ld: TmemCopyAtom) -> AccumulatorFragment:
-    """Who holds which element of `atom`'s accumulator after four warps have read it with `ld`, again and again.
+    """The map of `atom`'s accumulator onto four warps that read it with `ld`. They read again and again.
 
     Warp w reads lanes 32*w and up. Loads of 16 lanes are issued twice where all lanes are used, and once under layout F
     (M = 64), which uses the lower 16 of every 32. `ld` counts 32-bit elements, or with .pack::16b the 16-bit elements
     of a 16-bit accumulator.
 
     Raises AtomError where the load does not fit: its columns do not divide the accumulator's, it reads lanes that hold
-    no element, or it packs what is not 16 bits wide; it names the first (thread, value) that reads elsewhere.
+    no element, or it packs what is not 16 bits wide. The error names the first (thread, value) that reads elsewhere.
 
     >>> from layoutgemm.atoms.copy.tmem import tcgen05_ld
     >>> from layoutgemm.atoms.mma.tcgen05 import tcgen05_mma

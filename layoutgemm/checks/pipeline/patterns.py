@@ -184,11 +184,10 @@ def cluster_ring(
     registers: tuple[int, int] | None = None,
     tail: str = "wait",
 ) -> Pipeline:
-    """A ring in each CTA of a cluster of (M, N) CTAs, which share their loads by multicast.
+    """A ring in each CTA of a cluster of (M, N) CTAs with multicast loads.
 
-    CTAs along N need the same A, those along M the same B, and what lands in a CTA is one A and one B however they
-    share it: a stage is free when the consumers of every CTA that is sent to have released it. Rank r is CTA
-    (r % M, r // M).
+    CTAs along N need the same A, those along M the same B. One A and one B land in a CTA, however they share them. A
+    stage is free when the consumers of every receiving CTA have released it. Rank r is CTA (r % M, r // M).
 
     lag, persistent, store, registers  as in `ring`
     meet     the roles of a CTA meet after each output tile, so that none begins the next one before the others

@@ -1,9 +1,9 @@
 """Composition, sound and complete on integers.
 
 `A o B` has B's modes and the function c -> A(B(c)), where A's last mode runs on without end. Not every pair has one.
-This is when: let A be coalesced (keeping a last entry of extent 1 where it says how A runs on), with extents S, strides
-D and boundaries W[b] = S[0]*..*S[b], none above the last mode; and let k[b] = D[b+1] - S[b]*D[b]. No k is 0, or the
-modes would have merged. For offsets x and y of B
+The condition: let A be coalesced (keeping a last entry of extent 1 where it says how A runs on), with extents S and
+strides D. The boundaries are W[b] = S[0]*..*S[b], none above the last mode, and k[b] = D[b+1] - S[b]*D[b]. No k is 0,
+or the modes would have merged. For offsets x and y of B
 
     A(x + y) = A(x) + A(y) + sum over b of k[b] * carry[b],    carry[b] = 1 when x%W[b] + y%W[b] >= W[b]
 
@@ -15,8 +15,8 @@ so everything is a question of carries:
 2. All the parts together must not carry visibly.
 
 Where no boundary carries, the answer stands. The first coordinate at which a boundary carries has a closed form, and
-before it nothing carries, so the values at that one coordinate decide, unless carries at several boundaries cancel
-there exactly: only then the values are enumerated, and above `LIMIT` of them the composition is refused as undecided.
+before it nothing carries. So the values at that one coordinate decide, unless carries at several boundaries cancel
+there exactly. Only then the values are enumerated, and above `LIMIT` of them the composition is refused as undecided.
 
 The first test below is CuTe's rule of divisibility, which answers the usual cases in a few operations.
 """
@@ -41,7 +41,7 @@ LIMIT = 1 << 24
 
 
 def compose(ashape: Shape, astride: Stride, bshape: Any, bstride: Any) -> Pair:
-    """Shape and stride of A o B. Raises CompositionError, with the first misfit, when there is none."""
+    """Shape and stride of A o B. Raises CompositionError with the first misfit where no layout is that function."""
     if bstride.__class__ is not int and has_basis(bstride):
         return _compose_coordinates(ashape, astride, bshape, bstride)
     S, D = coal_open(ashape, astride)
@@ -275,7 +275,7 @@ class _Reader:
         return np.int64 if top * max(map(abs, self.D + [1])) < 1 << 62 else object
 
     def first_carry(self, parts: list[tuple[int, int, int]]) -> int | None:
-        """The first flat coordinate of B at which A(sum of the parts) is not the sum of A(part), or None."""
+        """The first flat coordinate of B at which the parts carry visibly, or None."""
         first = None
         for w in self.W:
             found = _earliest([(n, d % w, weight) for n, d, weight in parts], w)

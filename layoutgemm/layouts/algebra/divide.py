@@ -103,7 +103,7 @@ def by_mode(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
 
 
 def zipped(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
-    """`split` mode by mode, all first halves gathered in mode 0, all second halves and the rest in mode 1."""
+    """`split` mode by mode: first halves become mode 0; second halves and the rest mode 1."""
     if tiler is None:
         return (1, shape), (0, stride)
     if tiler.__class__ is tuple:
@@ -121,7 +121,7 @@ def zipped(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
 
 
 def unpack(pair: Pair, first: bool) -> Pair:
-    """(X, (y, z)) as (X, y, z), and with `first` ((w, x), (y, z)) as (w, x, y, z)."""
+    """(X, (y, z)) becomes (X, y, z); with `first`, ((w, x), (y, z)) becomes (w, x, y, z)."""
     (s0, s1), (d0, d1) = pair
     if not first or s0.__class__ is not tuple:
         s0, d0 = (s0,), (d0,)

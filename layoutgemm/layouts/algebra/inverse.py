@@ -27,7 +27,7 @@ def complement(shape: Shape, stride: Stride, bound: Scalar = 1) -> Pair:
     """The translates of the layout's image that lie disjoint below `bound`, as a layout.
 
     Modes of extent 1 or stride 0 are dropped. In order of strides each mode must begin where the one below ends or
-    above; floor(stride / end) translates fit in the gap and are a mode of the complement, and the last mode goes on to
+    above. The floor(stride / end) translates that fit in the gap are a mode of the complement. The last mode goes on to
     ceil(bound / end). Both roundings are CuTe's definition; `complement_exact` refuses the first.
     """
     S, D, _ = _gaps(shape, stride, bound)
@@ -135,7 +135,7 @@ def right_inverse(shape: Shape, stride: Stride) -> Pair:
 
 
 def _longest_chain(modes: list[tuple[int, int, Scalar]]) -> Modes:
-    """Of all chains of modes d = 1, d = s, ... the one that ends highest; among equals the first by stride."""
+    """The chain of modes d = 1, d = s, ... that ends highest; among equals the first by stride."""
     best: dict[Scalar, tuple[Scalar, list[tuple[Scalar, Scalar]]]] = {}
 
     def longest(end: Scalar) -> tuple[Scalar, list[tuple[Scalar, Scalar]]]:
@@ -208,7 +208,8 @@ def max_common(a: Pair, b: Pair) -> Pair:
 
 
 def _follows(a: Pair, below: Pair, s: int, d: int, end: int) -> int:
-    """The largest n <= s with A(below(i) + j*d) = i + end*j for all i < end, j < n; it already holds for n = 1."""
+    """The largest n <= s along which A follows `below` and then j*d. A(below(i) + j*d) = i + end*j for all i < end, j <
+    n; it already holds for n = 1."""
 
     size = prod(leaves(a[0]))
     top = sum([(t - 1) * e for t, e in zip(leaves(below[0]), leaves(below[1]))])

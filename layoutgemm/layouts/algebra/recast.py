@@ -26,7 +26,7 @@ def _refuse_basis(name: str, shape: Shape, stride: Stride) -> None:
 
 
 def upcast(shape: Shape, stride: Stride, n: int) -> Pair:
-    """Each n neighbouring elements as one group, R(c) = L(k*c) // n with k = ceil(n / stride) in each mode.
+    """Each n neighbouring elements as one group: R(c) = L(k*c) // n with k = ceil(n / stride) in each mode.
 
     A mode of stride d < n has k entries in a group, so its extent becomes ceil(extent / k) and its stride 1; other
     strides are divided by n. The last group of a mode may be partly filled: that rounding is CuTe's definition.
@@ -163,7 +163,7 @@ def factors(new_bits: int, old_bits: int) -> tuple[int, int]:
 
 
 def select(coord: object, shape: Any, stride: Any, kept: bool) -> Modes:
-    """The modes that None stands for (kept), or those that have an integer (not kept), as two lists."""
+    """The modes marked by None (kept), or by an integer (not kept), as two lists."""
     if coord is None:
         return ([shape], [stride]) if kept else ([], [])
     if isinstance(coord, (tuple, list)):

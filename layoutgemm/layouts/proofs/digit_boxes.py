@@ -42,11 +42,11 @@ class Box:
         self.covers: list[tuple[Scalar, Scalar, Scalar, str]] = []
 
     def extent(self, digit: Digit) -> Scalar:
-        """How many values the digit has."""
+        """The number of values of the digit."""
         return self.digits[digit[0]][digit[1]]
 
     def weight(self, digit: Digit) -> Scalar:
-        """What one step of the digit is in its variable."""
+        """The weight of the digit: one step of it, in its variable."""
         return self.weights[digit[0]][digit[1]]
 
     def split(self, name: str, at: Scalar) -> None:

@@ -146,10 +146,11 @@ class Form:
         return total
 
     def _fields(self, name: str) -> Iterator[tuple[Scalar, Scalar]]:
-        """What a variable with over-covering digits adds: factors of its fields, and the most that each field can be.
+        """The terms of a variable with over-covering digits: factors of its fields, and the most that each field can
+        be.
 
-        Digits from weight v up to weight w that occur as multiples of their weights are factor * v * (x % w // v),
-        which is below w, however far the digits by themselves would reach.
+        Digits from weight v up to weight w that occur as multiples of their weights are factor * v * (x % w // v). That
+        is below w, however far the digits by themselves would reach.
         """
         digits, weights = self.box.digits[name], self.box.weights[name]
         i = 0
@@ -366,7 +367,7 @@ class Form:
     # ------------------------------------------------------------ the value
 
     def same(self, other: Form) -> bool:
-        """Whether the normal forms are equal: the same value at every coordinate of the box, and else not at all."""
+        """True if the normal forms are equal: the same value at every coordinate of the box."""
         return self.terms == other.terms and self.constant == other.constant
 
     def __eq__(self, other: object) -> bool:

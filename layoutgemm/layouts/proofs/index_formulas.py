@@ -2,8 +2,8 @@
 
 Equal normal forms are a proof at every size. For different forms a witness is needed: sizes, within the facts, and the
 first coordinate in colexicographic order at which the formulas differ there. The first nonzero value of a difference of
-normal forms has a closed form, so this takes no table: with all digits above the k-th at 0 the difference is a form in
-k digits; for the smallest k at which this is not identically 0, digit k must be 1, and the digits below it follow in
+normal forms has a closed form, so this takes no table. With all digits above the k-th at 0 the difference is a form in
+k digits. For the smallest k at which this is not identically 0, digit k must be 1, and the digits below it follow in
 the same way. Only where a split over-covers, and that coordinate lies outside, is the true box searched.
 """
 
@@ -34,7 +34,7 @@ SIZES = 400  # sizes at which a counterexample is looked for
 def prove_formulas(
     left: Formula, right: Formula, extents: Mapping[str, Any] | None = None, /, **more: object
 ) -> Proof | CounterExample | Undecided:
-    """Whether two index formulas agree on a box, for all sizes that the facts allow.
+    """Prove that two index formulas agree on a box at every size of the facts.
 
     Formulas are functions of the variables by name, in + - * // % & | ^ ~ << >>, `minimum` and `maximum`, that may use
     symbols (`dim`); or layouts, which take the variables in order. Each variable runs over 0..extent-1, its extent an
@@ -82,7 +82,7 @@ def prove_formulas(
 
 
 def prove_layouts(a: Any, b: Any) -> Answer:
-    """Whether two layouts, plain or composed, are one function of the flat index, where their sizes are equal.
+    """Prove that two layouts of equal size are one function of the flat index.
 
     Mode by mode where both have the same top-level extents, else over the flat index. As `prove_formulas`; two sizes
     that differ are Undecided here.
@@ -274,7 +274,7 @@ def _first_inside(box: Box, difference: Form, sizes: dict[int, int]) -> list[int
 
 
 def first_nonzero(constant: int, terms: Mapping[int, int], n: int) -> list[int] | None:
-    """The first of the digit vectors of length n (lowest digit first) at which a form is not 0, or None.
+    """The first digit vector (lowest digit first) at which a form is not 0, or None.
 
     `terms`: coefficient by set of digits, as a bit mask; sets of several digits hold bits.
 

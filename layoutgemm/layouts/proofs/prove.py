@@ -1,10 +1,10 @@
 """Statements about layouts with symbols, decided for every size that the facts allow.
 
 Two plain layouts are one function exactly when their coalesced forms are equal. For polynomials in free generators the
-form is complete too: where two forms differ, some size tells them apart, since outside the zeros of finitely many
-polynomials no extent is 1 and no neighbours merge, and there the integer forms differ. So `prove` finds that size, and
-the first differing coordinate there by the same closed form as for integers. Only a symbol with an upper bound can run
-out of sizes; its values are then taken one by one, and each is a question without it.
+form is complete too: where two forms differ, some size tells them apart. Outside the zeros of finitely many polynomials
+no extent is 1 and no neighbours merge, and there the integer forms differ. So `prove` finds that size, and the first
+differing coordinate there by the same closed form as for integers. Only a symbol with an upper bound can run out of
+sizes; its values are then taken one by one, and each is a question without it.
 
 Nothing here rests on sampling: sizes are tried only to find a counterexample.
 """
@@ -47,7 +47,7 @@ ALL_LOOKS = 1 << 21  # elements that are looked at for one question
 
 @above.proven.register(object)
 def prove(a: object, b: object, given: object = ()) -> Answer:
-    """Whether two layouts are one function of the flat index, of one size, at every size that the facts allow.
+    """Prove that two layouts are one function of the flat index, at every size.
 
     `given` are facts, as `Facts` takes them. Returns Proof, CounterExample with the sizes and the first coordinate at
     which the two differ there, or Undecided.
@@ -98,7 +98,7 @@ def prove(a: object, b: object, given: object = ()) -> Answer:
 
 @above.injective.register(object)
 def injective(a: Any, given: object = ()) -> Answer:
-    """Whether no two coordinates share a value, at every size: Proof, CounterExample with the two first flat indices
+    """Prove that no two coordinates share a value, at every size: Proof, CounterExample with the two first flat indices
     that do, or Undecided naming the comparisons that are missing.
 
     >>> from layoutgemm import Layout
@@ -136,7 +136,7 @@ def injective(a: Any, given: object = ()) -> Answer:
 
 @above.bijective.register(object)
 def bijective(a: object, given: object = ()) -> Answer:
-    """Whether the values are 0..size-1, each once, at every size."""
+    """Prove that the values are 0..size-1, each once, at every size."""
     _proof.check_layouts(a)
     facts = _facts(given)
     if facts is not None:
@@ -177,7 +177,7 @@ def bijective(a: object, given: object = ()) -> Answer:
 
 @above.covering.register(object)
 def covers(a: object, tile: object, given: object = ()) -> Answer:
-    """Whether every offset 0..size(tile)-1 is a value of the layout, at every size. `tile` is a shape or a layout.
+    """Prove that every offset 0..size(tile)-1 is a value of the layout, at every size. `tile` is a shape or a layout.
 
     A CounterExample gives the first offset that is missing.
 
@@ -233,7 +233,8 @@ def covers(a: object, tile: object, given: object = ()) -> Answer:
 
 @above.apart.register(object)
 def disjoint(a: object, b: object, offset: Scalar = 0, given: object = ()) -> Answer:
-    """Whether no value of `a` is offset + a value of `b`, at every size. A CounterExample gives the two flat indices.
+    """Prove that no value of `a` is offset + a value of `b`, at every size. A CounterExample gives the two flat
+    indices.
 
     >>> from layoutgemm import Layout
     >>> from layoutgemm.layouts.symbols.dims import dims
@@ -334,13 +335,13 @@ def _as_is(x: Scalar) -> Scalar:
 
 
 class _Looks:
-    """How much may still be looked at: so many elements at one size, and so many at all sizes of one question."""
+    """The elements that may still be looked at: EXHAUST at one size, ALL_LOOKS at all sizes of one question."""
 
     def __init__(self) -> None:
         self.left = ALL_LOOKS
 
     def at(self, *sizes: int) -> bool:
-        """Whether layouts of these sizes may be looked at; if so, they are counted."""
+        """True if layouts of these sizes may be looked at; if so, they are counted."""
         if max(sizes) > EXHAUST or sum(sizes) > self.left:
             return False
         self.left -= sum(sizes)

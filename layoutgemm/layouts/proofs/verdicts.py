@@ -24,14 +24,14 @@ TWO_INDICES = "two coordinates"  # the method of a counterexample whose coord is
 
 
 class Function:
-    """What statements are about: layouts, swizzled or not, and linear ones."""
+    """The subjects of statements: layouts, swizzled or not, and linear ones."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether an operation has an answer. Truthy when it has.
+    """The verdict on an operation: truthy when it has an answer.
 
     Attributes: ok; reason, what the operation would raise; witness, the first coordinate that shows it.
     """
@@ -45,7 +45,7 @@ class Verdict:
 
 
 class _Lines:
-    """A field of lines that may be given as a function, called when they are first read.
+    """A field of lines that may be a function, called when they are first read.
 
     Writing an argument out can take longer than finding it, and most proofs are only asked whether they are one.
     """
@@ -182,7 +182,7 @@ class CounterExample:
 
 
 def _same(a: object, b: object) -> bool:
-    """Whether two values are one; values that cannot be compared, as of symbols, are not."""
+    """True if two values are equal; values that cannot be compared, such as symbols, are not."""
     try:
         return bool(a == b)
     except LayoutError:
@@ -215,7 +215,7 @@ class Undecided:
         return None
 
     def explain(self) -> str:
-        """What was tried."""
+        """The attempts, as text."""
         return f"undecided: {self.why}"
 
 
@@ -252,7 +252,7 @@ def between(answer: Answer, a: object, b: object) -> Answer:
 
 
 def check_layouts(*xs: object) -> None:
-    """Raise LayoutError for an operand of a statement about layouts that is none."""
+    """Raise LayoutError for an operand of a statement about layouts that is no layout."""
     for x in xs:
         if not isinstance(x, Function):
             notation = f"; CuTe's notation is read by parse({shown(x)})" if isinstance(x, str) else ""
@@ -260,7 +260,7 @@ def check_layouts(*xs: object) -> None:
 
 
 def equivalent(a: Any, b: Any) -> Answer:
-    """Whether two layouts are one function of the flat index, of one size."""
+    """Prove that two layouts are one function of the flat index, of one size."""
     if getattr(a.__class__, "_plain", None) is None or getattr(b.__class__, "_plain", None) is None:
         check_layouts(a, b)
         with_symbols = symbolic_arguments.prove(a, b)
@@ -352,7 +352,7 @@ def _by_exhaustion(a: Any, b: Any) -> Answer:
 
 
 def injective(shape: Shape, stride: Stride) -> Answer:
-    """Whether no two coordinates share a value."""
+    """Prove that no two coordinates share a value."""
     entries = []
     found: CounterExample | Undecided | None = None
     w = 1
@@ -445,7 +445,7 @@ def _shared(shape: Shape, stride: Stride, i: int, j: int) -> CounterExample:
 
 
 def bijective(shape: Shape, stride: Stride) -> Answer:
-    """Whether the values are 0 .. size-1, each once."""
+    """Prove that the values are 0..size-1, each once."""
     if has_basis(stride):
         raise LayoutError(
             f"{show(shape)}:{show(stride)} leads to coordinates; bijective means onto the offsets 0..size-1"

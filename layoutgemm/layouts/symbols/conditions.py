@@ -1,4 +1,4 @@
-"""What a result rests on: the facts that the decisions behind it used.
+"""The conditions of a result: the facts that the decisions behind it used.
 
 Operations on symbolic layouts ask their questions through `quotient`, `rounded_up` and `holds`. Where the answer is yes
 only because of a fact, and not for all positive integers, that fact is written down; the layout that comes out lists
@@ -103,7 +103,7 @@ def rounded_down(p: Scalar, q: Scalar) -> Scalar | None:
 
 
 def holds(p: Scalar, q: Scalar) -> bool:
-    """Whether p <= q at every value."""
+    """True if p <= q at every value."""
     if p.__class__ is int and q.__class__ is int:
         return bool(p <= q)
     difference = q - p
@@ -152,7 +152,7 @@ def _use_division(q: Scalar, p: Scalar, out: P) -> None:
 
 
 def _for_all_positive(a: Shown) -> bool:
-    """Whether the polynomial is >= 0 for all names >= 1, and so no fact is behind it."""
+    """True if the polynomial is >= 0 for all names >= 1, and needs no fact."""
     if not all(k > 0 for p in a for _, k in p):
         return False
     out: dict[tuple[str, ...], Coefficient] = {}

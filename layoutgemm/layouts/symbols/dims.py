@@ -1,8 +1,8 @@
 """Symbols as a user meets them: `dim`, entries read from text, and the way from and to SymPy.
 
-A symbol made here is an entry like an int: it goes into shapes and strides, adds and multiplies, divides where that is
-exact, and says which fact is missing where it is not. SymPy symbols and expressions are accepted in the same places and
-become such entries at once; SymPy itself is loaded only when a caller hands over one of its objects or asks for one.
+A symbol made here is an entry like an int: it goes into shapes and strides, adds and multiplies, and divides where that
+is exact. Otherwise it says which fact is missing. SymPy symbols and expressions are accepted in the same places and
+become such entries at once. SymPy itself is loaded only when a caller hands over one of its objects or asks for one.
 
     >>> M, N = dim("M", multiple_of=64), dim("N")
     >>> M // 64, (M + 3) % 64, 8 * N * M // 16
@@ -66,7 +66,7 @@ def dims(names: str, multiple_of: int = 1, min: int = 1, max: int | None = None)
 
 
 def declared(name: str) -> Scalar:
-    """The symbol last made under this name; a new one >= 1 if there is none."""
+    """The symbol last made under this name, or a new one >= 1."""
     found = _declared.get(name)
     return dim(name) if found is None else found
 
@@ -154,7 +154,7 @@ def expression(text: str, failing: str) -> ast.expr:
     return tree
 
 
-MAX_DEPTH = 200  # operations inside of one another
+MAX_DEPTH = 200  # nested operations
 
 
 def _head(text: str) -> str:
@@ -226,7 +226,7 @@ def _refused(node: ast.expr, why: str) -> ParseError:
 
 
 def is_sympy(x: object) -> bool:
-    """Whether `x` is a SymPy expression; does not load SymPy."""
+    """True for a SymPy expression; does not load SymPy."""
     sympy = sys.modules.get("sympy")
     return sympy is not None and isinstance(x, getattr(sympy, "Basic", ()))
 
@@ -273,7 +273,7 @@ def fresh_name(base: str) -> str:
 
 
 def symbol(name: str, multiple_of: int = 1, low: int | None = 1, high: int | None = None) -> Scalar:
-    """The symbol with these facts, without making it the one that its name means in texts."""
+    """The symbol with these facts; texts keep their meaning of its name."""
     g_low = None if low is None else -(-low // multiple_of)
     g_high = None if high is None else high // multiple_of
     if g_low is not None and g_high is not None and g_low > g_high:

@@ -1,4 +1,4 @@
-"""Whether there are symbols: then the layouts of integers hand over to the layouts with symbols."""
+"""Detection of symbols: layouts of integers then hand over to layouts with symbols."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .polynomial import P
 
 
 def symbols_in(x: object) -> bool:
-    """Whether an argument has symbols: an entry, a SymPy expression, a tuple of them, or a layout."""
+    """True if an argument has symbols: an entry, a SymPy expression, a tuple of them, or a layout."""
     if not GENERATORS and "sympy" not in modules:
         return False
     if x.__class__ is int or x is None:
@@ -24,7 +24,7 @@ def symbols_in(x: object) -> bool:
 
 
 def has_symbols(shape: Any, stride: Any) -> bool:
-    """Whether any entry of a checked shape or stride is a symbol."""
+    """True if any entry of a checked shape or stride is a symbol."""
     if shape.__class__ is tuple:
         return any(map(has_symbols, shape, stride))
     value = stride.value if stride.__class__ is ScaledBasis else stride
@@ -37,7 +37,7 @@ def prove(a: object, b: object) -> Any:
 
 
 def _with_symbols(x: Any) -> bool:
-    """Whether any entry of a layout, swizzled or not, is a symbol."""
+    """True if any entry of a layout, swizzled or not, is a symbol."""
     if hasattr(x, "swizzle"):
         return x.offset.__class__ is P or _with_symbols(x.layout)
     return hasattr(x, "stride") and has_symbols(x.shape, x.stride)

@@ -41,9 +41,9 @@ class Facts:
     """A set of facts, frozen; calling it on an entry, a tuple of entries or a layout applies them.
 
     Facts are texts or relations: `Facts("64 | M", "T = ceil_div(K, BK)", ld >= M)`, about the symbols of these names in
-    whatever they are applied to. `given` extends them, as a new value. `facts["M"]` is a symbol M >= 1 under the facts,
-    which is also what the facts are checked against when stated. Raises FactError for a fact that contradicts the
-    others or is not solvable for one symbol.
+    the objects that they are applied to. `given` extends them, as a new value. `facts["M"]` is a symbol M >= 1 under
+    the facts, which is also what the facts are checked against when stated. Raises FactError for a fact that
+    contradicts the others or is not solvable for one symbol.
 
     >>> from layoutgemm.layouts.symbols.dims import dim
     >>> M, N = dim("M"), dim("N")
@@ -84,7 +84,7 @@ class Facts:
         return out[0] if len(objects) == 1 else out
 
     def on(self, *objects: object) -> Facts:
-        """The same facts about the very symbols that occur in the objects, whatever else had these names."""
+        """The same facts about the very symbols that occur in the objects."""
         found: set[int] = set()
         for x in objects:
             _collect(_bounded(x), found)
@@ -121,7 +121,7 @@ class Facts:
         return self(self._symbols[symbol] if symbol in self._symbols else plain_symbol(symbol))
 
     def values(self, env: dict[int, int]) -> dict[str, int]:
-        """The values of the symbols that the facts speak of, eliminated ones included, from those of the generators."""
+        """The values of the facts' symbols, eliminated ones included, from those of the generators."""
         return {n: val(self(p), env) for n, p in self._symbols.items() if set(gens(self(p))) <= set(env)}
 
     def symbols(self) -> dict[str, Scalar]:
@@ -215,7 +215,7 @@ def _statements(fact: object, facts: Facts) -> list[Statement]:
 
 
 def as_facts(given: object) -> Facts:
-    """What a caller gives as facts: a Facts, one fact, or a tuple of them."""
+    """A caller's facts: a Facts, one fact, or a tuple of them."""
     if isinstance(given, Facts):
         return given
     return Facts(*given) if isinstance(given, (tuple, list)) else Facts(given)

@@ -170,7 +170,7 @@ def of_terms(terms: Mapping[tuple[int, ...], Coefficient]) -> Shown:
 
 
 def is_integral(a: Shown) -> bool:
-    """Whether it is a polynomial with integer coefficients: an integer whatever integers the symbols are."""
+    """True for a polynomial with integer coefficients: an integer whatever integers the symbols are."""
     return all(c.denominator == 1 and all(k > 0 for _, k in p) for p, c in a.items())
 
 

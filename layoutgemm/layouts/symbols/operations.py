@@ -1,12 +1,12 @@
 """The operations of the algebra on layouts some of whose entries are symbols. On (shape, stride) pairs.
 
-Each is the integer operation with its questions asked of polynomials (`conditions.py`): an answer is right at every
-size that the facts allow, sizes at which a symbolic extent is 1 included, or the operation is refused with the facts
-that would decide it. Where no entry is a symbol, the integer operation itself is called.
+Each is the integer operation with its questions asked of polynomials (`conditions.py`). An answer is right at every
+size that the facts allow. Otherwise the operation is refused with the facts that would decide it. Sizes at which a
+symbolic extent is 1 are included. Where no entry is a symbol, the integer operation itself is called.
 
 Two things differ from the integers by necessity. Chains of modes (complement, inverses) are ordered by provable
-comparison or divisibility, never by sorting. And modes are what they are for general sizes: at a size where an extent
-is 1 or two modes happen to continue each other, the integer operation may print the same function with fewer modes.
+comparison or divisibility, never by sorting. And modes are those of general sizes. Where an extent is 1 or two modes
+happen to continue each other, the integer operation may print the same function with fewer modes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Link = tuple[Scalar, Scalar, Scalar, Scalar]  # of a chain: extent, stride, gap,
 
 
 def has_symbols(*entries: object) -> bool:
-    """Whether any entry of the shapes and strides is a symbol, a symbolic basis element included."""
+    """True if any entry of the shapes and strides, basis elements included, is a symbol."""
     for x in entries:
         if x.__class__ is tuple:
             if has_symbols(*x):
@@ -56,8 +56,8 @@ def _or(needs: Iterable[str]) -> str:
 def compose(ashape: Shape, astride: Any, bshape: Shape, bstride: Stride) -> Pair:
     """Shape and stride of A o B: modes of B by divisibility, then the carries of their sum.
 
-    Raises CompositionError naming the missing facts. For each mode s:d of B against a mode a of A: a | d passes a by;
-    (s-1)*d < a fits whole; and d | a with (a/d) | s fills a and goes on in the next mode.
+    Raises CompositionError naming the missing facts. Rules for each mode s:d of B against a mode a of A: a | d passes a
+    by; (s-1)*d < a fits whole. Where d | a and (a/d) | s, the mode fills a and goes on in the next one.
     """
     if not has_symbols(ashape, astride, bshape, bstride):
         return _int_compose.compose(ashape, astride, bshape, bstride)
@@ -149,7 +149,7 @@ class _Composition:
 
 
 def _within_integers(S: list[Scalar], D: list[Step], bshape: Shape, bstride: Stride) -> Pair | None:
-    """A o B by the integer rule, complete, where B is an integer layout that stays below the first symbol of A."""
+    """A o B by the integer rule, where integer B stays below A's first symbol. The rule is complete."""
     if has_symbols(bshape, bstride) or any(d < 0 for d in leaves(bstride)):
         return None
     top = sum([(s - 1) * d for s, d in zip(leaves(bshape), leaves(bstride))])
@@ -229,7 +229,8 @@ def chain(shape: Shape, stride: Stride, what: str) -> list[Link]:
 
 
 def _gap(d: Scalar, end: Scalar) -> Scalar | None:
-    """How many translates fit between `end` and the stride `d`: None where that is not known, or d is below end."""
+    """The number of translates that fit between `end` and the stride `d`: None where that is not known, or d is below
+    end."""
     gap = rounded_down(d, end)
     if gap is None or not holds(1, gap):
         return None
@@ -237,7 +238,7 @@ def _gap(d: Scalar, end: Scalar) -> Scalar | None:
 
 
 def _after(d: Scalar, end: Scalar) -> bool:
-    """Whether a stride begins at or above `end`."""
+    """True if a stride begins at or above `end`."""
     q = quotient(d, end)
     return (q is not None and holds(1, q)) or holds(end, d)
 
@@ -379,8 +380,8 @@ def left_inverse(shape: Shape, stride: Stride) -> Pair:
 def max_common(a: Pair, b: Pair) -> Pair:
     """The largest R along b's right inverse with A(R(i)) = B(R(i)) = i.
 
-    It ends where A's strides are other polynomials than the inverse asks for; where only a bound is not decided, as
-    whether R stays inside A, it is refused with the fact that would decide.
+    It ends where A's strides are other polynomials than the inverse asks for. Where only a bound is not decided, such
+    as R's end inside A, it is refused with the fact that would decide.
     """
     if not has_symbols(a, b):
         return _int_inverse.max_common(a, b)

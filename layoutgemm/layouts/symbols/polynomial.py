@@ -234,7 +234,7 @@ def fresh_symbol(text: str, low: int | None = 0, high: int | None = None) -> Sca
 
 
 def _coerced(p: P, other: Scalar, operation: str) -> Scalar:
-    """Arithmetic with an integer of another class. Raises LayoutError for what is none and has no arithmetic either."""
+    """Arithmetic with an integer of another class. Raises LayoutError for an operand without arithmetic."""
     if is_int(other):
         return getattr(p, operation)(int(other))
     if has_own_arithmetic(other, f"__r{operation[2:]}"):
@@ -246,7 +246,7 @@ _VERBS = {"__add__": "added to", "__sub__": "subtracted from", "__mul__": "multi
 
 
 def has_own_arithmetic(x: object, operation: str = "__rmul__") -> bool:
-    """Whether an operand says itself what it gives with a symbol: arrays, SymPy's objects, basis elements."""
+    """True if an operand has its own arithmetic with a symbol: arrays, SymPy's objects, basis elements."""
     owner = x.__class__.__module__.partition(".")[0]
     if owner in ("builtins", "torch") or (owner == "numpy" and x.__class__.__name__ != "ndarray"):
         return False
@@ -263,7 +263,7 @@ def _border_equal(p: P, other: object) -> bool:
 
 
 def div(p: Scalar, q: Scalar) -> Scalar | None:
-    """The exact quotient p/q as a polynomial with integer coefficients, or None when there is none."""
+    """The exact quotient p/q as a polynomial with integer coefficients, or None."""
     if isinstance(q, int):
         if isinstance(p, int):
             return None if q == 0 or p % q else p // q
@@ -409,7 +409,7 @@ def _width(g: int) -> int:
 
 
 def _shifted(p: P, flips: tuple[int, ...]) -> Terms:
-    """p in terms of x >= 0, where a generator is low + x, or high - x for those in `flips` and those without low."""
+    """p in terms of x >= 0: a generator is low + x, or high - x for those in `flips` and those without low."""
     out: Terms = {(): 0}
     for m, c in p.terms.items():
         acc: Terms = {(): c}
@@ -509,7 +509,8 @@ def substitute(p: Scalar, mapping: Mapping[int, Scalar]) -> Scalar:
 
 
 def valuations(gs: list[int], totals: int) -> Iterator[dict[int, int]]:
-    """Values of the generators within their bounds, by growing sum of distances from the lower bound (0 if none)."""
+    """Values of the generators within their bounds. They come by growing sum of distances from the lower bound (0 if
+    none)."""
     for total in range(totals):
         for c in _compositions(total, len(gs)):
             env = {}
@@ -590,7 +591,7 @@ def needs_div(d: Scalar, p: Scalar) -> tuple[str, ...]:
 
 
 def _divides(k: int, g: int) -> str:
-    """`k` divides generator `g`, said of the user's symbol where the generator is a multiple of it."""
+    """The fact that `k` divides generator `g`, in terms of the user's symbol where possible."""
     shown = GENERATORS[g].shown
     inv = inverse(shown)
     if inv is not None:
@@ -601,7 +602,7 @@ def _divides(k: int, g: int) -> str:
 
 
 def _cancel(d: Scalar, p: P) -> tuple[Scalar, Scalar]:
-    """d and p without the integer and the generators that are factors of every term of both."""
+    """d and p without the common factors of all their terms: integer and generators."""
     terms = [*terms_of(d).items(), *p.terms.items()]
     k = gcd(*[c for _, c in terms])
     common = list(terms[0][0])
@@ -615,7 +616,7 @@ def _cancel(d: Scalar, p: P) -> tuple[Scalar, Scalar]:
 
 
 def needs_ge(p: Scalar) -> tuple[str, ...]:
-    """The fact that would make p >= 0, solved for the symbol where p is linear in one: `M >= 21`."""
+    """The fact that would make p >= 0, solved for a symbol if p is linear: `M >= 21`."""
     if p.__class__ is not P or ge0(-p - 1):
         return ()
     shown = of_terms(p.terms)

@@ -52,7 +52,7 @@ def _symbolic(shape: Shape, stride: Stride, conditions: tuple[str, ...]) -> Symb
 
 @above.symbolic.register(object)
 def joined(shape: Shape, stride: Stride, *layouts: Layout) -> Layout:
-    """A layout of checked entries, with the conditions of the layouts that it is made of."""
+    """A layout of checked entries, with the conditions of the given layouts."""
     check_symbols(generators(shape, stride))
     return make(shape, stride, together(*layouts))
 
@@ -314,15 +314,15 @@ class SymbolicLayout(Layout):
     # ------------------------------------------------------------ statements
 
     def equivalent(self, other: object) -> Answer:
-        """Whether both are one function of the flat index, of one size, at every size that the facts allow."""
+        """Prove that both are one function of the flat index, at every size."""
         return between(above.proven(self, other), self, other)
 
     def is_injective(self) -> Answer:
-        """Whether no two coordinates share a value, at every size."""
+        """Prove that no two coordinates share a value, at every size."""
         return above.injective(self)
 
     def is_bijective(self) -> Answer:
-        """Whether the values are 0..size-1, each once, at every size."""
+        """Prove that the values are 0..size-1, each once, at every size."""
         return above.bijective(self)
 
     def __eq__(self, other: object) -> bool:

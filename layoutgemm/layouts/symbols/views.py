@@ -60,7 +60,7 @@ def downcast(shape: Shape, stride: Stride, n: int) -> Pair:
 
 
 def _check_ones(stride: Stride, n: int, what: str) -> None:
-    """Refuse a symbolic stride that may be 1, since its mode would take in the parts, and a stride of -1."""
+    """Refuse a symbolic stride that may be 1, and a stride of -1. The mode of the first would take in the parts."""
     for d in leaves(stride):
         if n > 1 and (d == -1 if d.__class__ is int else not holds(2, d)):
             raise MissingFact(
