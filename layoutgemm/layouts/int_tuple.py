@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from .layout import Layout
     from .swizzle import ComposedLayout
 
-Step: TypeAlias = "Scalar | ScaledBasis"  # an entry of a stride
+StrideEntry: TypeAlias = "Scalar | ScaledBasis"  # an entry of a stride
 Shape: TypeAlias = "Scalar | tuple[Shape, ...]"
-Stride: TypeAlias = "Step | tuple[Stride, ...]"
+Stride: TypeAlias = "StrideEntry | tuple[Stride, ...]"
 Pair: TypeAlias = "tuple[Any, Any]"  # shape and stride of a layout: congruent, which no type says
 Modes: TypeAlias = "tuple[list[Any], list[Any]]"  # extents and strides without nesting: integers alone in most layouts
 
@@ -466,7 +466,7 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
     return _offset(coord, *coal(shape, stride))
 
 
-def _far(coord: np.ndarray, S: list[Scalar], D: list[Step]) -> np.ndarray:
+def _far(coord: np.ndarray, S: list[Scalar], D: list[StrideEntry]) -> np.ndarray:
     """Offsets under strides so large that 64 bits may not hold them: by Python's integers, or refused."""
     out = np.asarray(_offset(coord.astype(object), S, D), object)
     if out.size and (int(out.max()) >= 1 << 63 or int(out.min()) < -(1 << 63)):
@@ -474,7 +474,7 @@ def _far(coord: np.ndarray, S: list[Scalar], D: list[Step]) -> np.ndarray:
     return np.broadcast_to(out.astype(np.int64), coord.shape)
 
 
-def _offset(x: Integer, S: list[Scalar], D: list[Step]) -> Any:
+def _offset(x: Integer, S: list[Scalar], D: list[StrideEntry]) -> Any:
     """Offset of a flat index over flat modes, last mode unbounded, without arithmetic on 1 and 0."""
     total: Any = 0
     w: Scalar = 1
@@ -507,7 +507,7 @@ def coal(shape: Any, stride: Any) -> Modes:
     if shape.__class__ is not tuple:
         return ([], []) if shape == 1 else ([shape], [stride])
     S: list[Scalar] = []
-    D: list[Step] = []
+    D: list[StrideEntry] = []
     _coal(shape, stride, S, D)
     return S, D
 
@@ -526,7 +526,7 @@ def coal_open(shape: Any, stride: Any) -> Modes:
     return S, D
 
 
-def _coal(shape: Any, stride: Any, S: list[Scalar], D: list[Step]) -> None:
+def _coal(shape: Any, stride: Any, S: list[Scalar], D: list[StrideEntry]) -> None:
     for s, d in zip(shape, stride):
         if s.__class__ is tuple:
             _coal(s, d, S, D)
@@ -539,7 +539,7 @@ def _coal(shape: Any, stride: Any, S: list[Scalar], D: list[Step]) -> None:
             D.append(d)
 
 
-def pack(S: Sequence[Scalar], D: Sequence[Step]) -> Pair:
+def pack(S: Sequence[Scalar], D: Sequence[StrideEntry]) -> Pair:
     """Shape and stride of flat modes as CuTe prints them: 1:0 for none, an int for one, tuples for more."""
     if len(S) == 1:
         return S[0], D[0]

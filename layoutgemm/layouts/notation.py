@@ -23,7 +23,7 @@ from ..dtypes import dtype
 from ..errors import LayoutError, ParseError
 from . import above
 from .basis import ScaledBasis
-from .int_tuple import Step, Stride
+from .int_tuple import Stride, StrideEntry
 from .layout import Layout
 from .swizzle import SWIZZLES, ComposedLayout, Swizzle
 from .symbols.dims import declared, fresh_name, parse_entry, symbol
@@ -339,7 +339,7 @@ class _TextReader:
         self.at += 1
         return tuple(out)
 
-    def entry(self) -> Step:
+    def entry(self) -> StrideEntry:
         """An integer, a coordinate, an unknown, or an expression of symbols."""
         start = self.at
         found = self.take(_BASIS)

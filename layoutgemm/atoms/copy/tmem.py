@@ -23,7 +23,7 @@ from ...arguments import checked
 from ...dtypes import DType, dtype, f32
 from ...errors import AtomError
 from ...layouts import E, Layout
-from ...layouts.int_tuple import Step
+from ...layouts.int_tuple import StrideEntry
 from ..tmem.layout import COLUMNS, WARP_LANES, WORD_BITS
 from .base import CopyAtom
 
@@ -33,7 +33,7 @@ MAX_REGISTERS = 128
 
 
 @dataclass(frozen=True)
-class Fragment:
+class MovementShape:
     """One repetition of a tcgen05.ld or .st shape, for the threads of a warp.
 
     lanes      lanes that it covers
@@ -50,12 +50,12 @@ class Fragment:
 
 # PTX ISA, "Data Movement Shape", figures "Matrix Fragment for shape ...": (extent, lanes, columns) of each mode. The
 # second mode of 16x32bx2 moves on by the half split, an operand of the instruction.
-FRAGMENTS: dict[str, Fragment] = {
-    "32x32b": Fragment(32, ((32, 1, 0),), (), 1),
-    "16x64b": Fragment(16, ((2, 8, 0), (2, 0, 1), (8, 1, 0)), (), 2),
-    "16x128b": Fragment(16, ((4, 0, 1), (8, 1, 0)), ((2, 8, 0),), 4),
-    "16x256b": Fragment(16, ((4, 0, 2), (8, 1, 0)), ((2, 0, 1), (2, 8, 0)), 8),
-    "16x32bx2": Fragment(16, ((16, 1, 0), (2, 0, 0)), (), 1),
+FRAGMENTS: dict[str, MovementShape] = {
+    "32x32b": MovementShape(32, ((32, 1, 0),), (), 1),
+    "16x64b": MovementShape(16, ((2, 8, 0), (2, 0, 1), (8, 1, 0)), (), 2),
+    "16x128b": MovementShape(16, ((4, 0, 1), (8, 1, 0)), ((2, 8, 0),), 4),
+    "16x256b": MovementShape(16, ((4, 0, 2), (8, 1, 0)), ((2, 0, 1), (2, 8, 0)), 8),
+    "16x32bx2": MovementShape(16, ((16, 1, 0), (2, 0, 0)), (), 1),
 }
 HALVED = "16x32bx2"
 _ORIGIN = Layout(1, E(0))
@@ -108,12 +108,12 @@ def repetitions(shape: str) -> tuple[int, ...]:
     return tuple(r for r in REPETITIONS if r * each <= MAX_REGISTERS)
 
 
-def _basis(lane: int, column: int) -> Step:
+def _basis(lane: int, column: int) -> StrideEntry:
     assert not (lane and column)
     return lane * E(0) if lane else column * E(1) if column else 0
 
 
-def _mode(parts: list[tuple[int, Step]]) -> Layout:
+def _mode(parts: list[tuple[int, StrideEntry]]) -> Layout:
     """One mode of the given extents and strides, without those of extent 1."""
     kept = [(s, d) for s, d in parts if s > 1] or [(1, 0)]
     if len(kept) == 1:
@@ -121,7 +121,7 @@ def _mode(parts: list[tuple[int, Step]]) -> Layout:
     return Layout(tuple([s for s, _ in kept]), tuple([d for _, d in kept]))
 
 
-def _places(shape: str, repeat: int, split: int, stretch: int, first: list[tuple[int, Step]]) -> Layout:
+def _places(shape: str, repeat: int, split: int, stretch: int, first: list[tuple[int, StrideEntry]]) -> Layout:
     """(thread, value) -> place. `stretch` columns for each register's column; `first`: the values within a register."""
     fragment = FRAGMENTS[shape]
     thread = [(s, _basis(lane, column * stretch)) for s, lane, column in fragment.thread]
@@ -169,7 +169,7 @@ def _move(
     return kind, warp, elements, places, split
 
 
-def _flat_modes(layout: Layout) -> list[tuple[int, Step]]:
+def _flat_modes(layout: Layout) -> list[tuple[int, StrideEntry]]:
     flat = layout.flatten()
     return list(zip(flat.shape, flat.stride)) if isinstance(flat.shape, tuple) else [(flat.shape, flat.stride)]
 

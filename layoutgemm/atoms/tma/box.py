@@ -1,8 +1,8 @@
 """The boxes of a tile: walk through shared memory, and see how far one rectangle of the tensor follows.
 
-Leaf    one mode of the global layout without nesting, with the tile's extent and step along it
-Entry   (count, leaf or dimension, step, shared stride): a digit of the walk through the tile
-Dim     one dimension of a tensor map: a leaf, several that continue each other, or a part of one
+Leaf           one mode of the global layout without nesting, with the tile's extent and step along it
+Entry          (count, leaf or dimension, step, shared stride): a digit of the walk through the tile
+MapDimension   one dimension of a tensor map: a leaf, several that continue each other, or a part of one
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Leaf:
 
 
 @dataclass
-class Dim:
+class MapDimension:
     """One dimension of a tensor map: the leaves in it, each with its weight, in units of `unit` elements."""
 
     name: str
@@ -57,7 +57,7 @@ class Dim:
 
 
 # dimensions, elements of the box along each, the walk that is left
-Choice = tuple[list[Dim], list[int], list[Entry]]
+Choice = tuple[list[MapDimension], list[int], list[Entry]]
 
 
 def leaves_of(gmem: Layout, tile: tuple[object, ...], names: Sequence[str]) -> list[Leaf]:
@@ -190,9 +190,9 @@ def _chains(leaves: Sequence[Leaf]) -> Iterator[dict[int, int]]:
         yield dict(pairs)  # many pairs: the choices above stop short of merging all
 
 
-def _dims(leaves: Sequence[Leaf], chain: dict[int, int]) -> tuple[list[Dim], dict[int, tuple[int, Integer]]]:
+def _dims(leaves: Sequence[Leaf], chain: dict[int, int]) -> tuple[list[MapDimension], dict[int, tuple[int, Integer]]]:
     """The dimensions, and leaf -> (dimension, weight). Leaves that repeat or are 1 wide have none."""
-    dims: list[Dim] = []
+    dims: list[MapDimension] = []
     place: dict[int, tuple[int, Integer]] = {}
     for i, leaf in enumerate(leaves):
         if leaf.repeats or (leaf.extent == 1 and leaf.tile == 1) or i in chain.values():
@@ -206,7 +206,9 @@ def _dims(leaves: Sequence[Leaf], chain: dict[int, int]) -> tuple[list[Dim], dic
             if at not in chain:
                 break
             at = chain[at]
-        dims.append(Dim("+".join(part.name for part, _ in parts), parts, weight, leaf.stride, leaves=list(leaves)))
+        dims.append(
+            MapDimension("+".join(part.name for part, _ in parts), parts, weight, leaf.stride, leaves=list(leaves))
+        )
     return dims, place
 
 
@@ -230,7 +232,7 @@ def plans_of(
 class _Boxes:
     """Follows the walk with one box. `order` are dimensions in the box, `count` their elements in it."""
 
-    def __init__(self, dims: list[Dim], kind: Format, swizzle: str, split: bool) -> None:
+    def __init__(self, dims: list[MapDimension], kind: Format, swizzle: str, split: bool) -> None:
         self.dims, self.kind, self.split = dims, kind, split
         mode = MODES[swizzle]
         self.span = mode.span * 8 // kind.smem_bits if mode.bits else 0
@@ -238,7 +240,7 @@ class _Boxes:
         self.count: dict[int, int] = {}
         self.now: dict[int, int] = {i: i for i in range(len(dims))}  # a dimension -> its last part
 
-    def follow(self, walk: list[Entry]) -> tuple[list[Dim], list[int], list[Entry]]:
+    def follow(self, walk: list[Entry]) -> tuple[list[MapDimension], list[int], list[Entry]]:
         """The dimensions in order, the box's elements along each, and the rest of the walk."""
         rest: list[Entry] = []
         todo = list(walk)
@@ -353,7 +355,7 @@ class _Boxes:
             rule="run",
         )
 
-    def _ordered(self, rest: list[Entry]) -> tuple[list[Dim], list[int], list[Entry]]:
+    def _ordered(self, rest: list[Entry]) -> tuple[list[MapDimension], list[int], list[Entry]]:
         order = list(self.order)
         others = [i for i in range(len(self.dims)) if i not in order]
         if not order:  # a tile of one element: any contiguous dimension will do
@@ -374,7 +376,7 @@ class _Boxes:
         return [self.dims[i] for i in order], [self.count.get(i, 1) for i in order], out
 
 
-def digits_of(mode: int, dims: Sequence[Dim]) -> tuple[Digit, ...]:
+def digits_of(mode: int, dims: Sequence[MapDimension]) -> tuple[Digit, ...]:
     """A tile's number along a mode of the global layout, as digits: how many, and what one adds to each coordinate."""
     digits: list[Digit] = []
     leaves = dims[0].leaves

@@ -28,7 +28,7 @@ from ...errors import LayoutError, TmaError
 from ...layouts import ComposedLayout, Layout, Verdict
 from ...layouts.symbols.dims import dim
 from ..smem.tile import SmemTile
-from .box import Choice, Digit, Dim, Leaf, digits_of, leaves_of, plans_of, walk_of
+from .box import Choice, Digit, Leaf, MapDimension, digits_of, leaves_of, plans_of, walk_of
 from .multicast import multicast_mask, shared_out
 from .plan import TmaCopy, TmaPlan
 from .rules import (
@@ -365,7 +365,7 @@ def _check_addresses(plan: TmaPlan) -> None:
         )
 
 
-def _starts(gmem: Layout, dims: Sequence[Dim]) -> tuple[tuple[Digit, ...], ...]:
+def _starts(gmem: Layout, dims: Sequence[MapDimension]) -> tuple[tuple[Digit, ...], ...]:
     rank = gmem.rank if isinstance(gmem.shape, tuple) else 1
     return tuple(digits_of(mode, dims) for mode in range(rank))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ...arguments import checked
 from ...errors import AtomError, CompositionError
 from ...layouts import CounterExample, E, Layout, Proof, ScaledBasis
-from ...layouts.int_tuple import Step, transform
+from ...layouts.int_tuple import StrideEntry, transform
 from ..copy.tmem import FRAGMENTS, HALVED, TmemCopyAtom
 from ..mma.tcgen05 import Tcgen05Atom
 from .layout import LANES, WARP_LANES
@@ -49,11 +49,11 @@ def _words(layout: Layout) -> Layout:
     return Layout(layout.shape, transform(number, layout.stride))
 
 
-def _issues(ld: TmemCopyAtom, columns: int, both_halves: bool) -> list[tuple[int, Step]]:
+def _issues(ld: TmemCopyAtom, columns: int, both_halves: bool) -> list[tuple[int, StrideEntry]]:
     """The loads' addresses, as modes: the upper lanes of a quarter, then along the columns."""
     fragment = FRAGMENTS[ld.shape]
     width = fragment.columns * ld.repeat * (2 if ld.pack else 1)
-    modes: list[tuple[int, Step]] = []
+    modes: list[tuple[int, StrideEntry]] = []
     if fragment.lanes < WARP_LANES and both_halves:
         modes.append((2, fragment.lanes * E(0)))
     span = width

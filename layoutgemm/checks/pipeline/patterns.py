@@ -409,12 +409,9 @@ def tcgen05_ring(
     both = ((0, 1), (0, 1)) if pair else "own"
     leader = ((0,), (0,)) if pair else "own"
 
-    def on_leader(*program: Action) -> Program:
-        return (If(OnRank((0,)), program),) if pair else program
-
     load: Program = (
         Wait("empty", "load", flip=True),
-        *on_leader(ArriveExpect("full", "load")),
+        *_on_leader(pair, ArriveExpect("full", "load")),
         TmaLoad("ab", "load", "full", bytes, signal=0 if pair else "own"),
         Advance("load"),
     )
@@ -447,7 +444,7 @@ def tcgen05_ring(
             Role(
                 "mma",
                 1,
-                (*start(False, size), *on_leader(ForTiles(tile)), *meet),
+                (*start(False, size), *_on_leader(pair, ForTiles(tile)), *meet),
                 (Cursor("read", stages), Cursor("acc", accumulators)),
             ),
             Role("epilogue", warps, (*start(False, size), ForTiles(drain), *last, *meet), epilogue_cursors),
@@ -460,11 +457,11 @@ def tcgen05_ring(
             *([] if pair else [NamedBarrier(CTA, 32 * (2 + warps))]),
             *([NamedBarrier("store", 32 * warps)] if store else []),
         ),
-        (
-            Buffer("ab", stages),
-            Buffer("acc", accumulators, "tmem"),
-            *([Buffer("c", store[0])] if store else []),
-        ),
+        (Buffer("ab", stages), Buffer("acc", accumulators, "tmem"), *([Buffer("c", store[0])] if store else [])),
         cluster=size,
         arch="sm_100a",
     )
+
+
+def _on_leader(pair: bool, *program: Action) -> Program:
+    return (If(OnRank((0,)), program),) if pair else program

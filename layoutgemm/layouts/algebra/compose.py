@@ -34,7 +34,7 @@ from ...arguments import DEPTH
 from ...errors import CompositionError
 from .. import above
 from ..basis import Encoding, ScaledBasis, component, has_basis, paths_of
-from ..int_tuple import Pair, Shape, Step, Stride, check_depth, coal_open, flatten, leaves, pack, show, too_deep
+from ..int_tuple import Pair, Shape, Stride, StrideEntry, check_depth, coal_open, flatten, leaves, pack, show, too_deep
 from ..symbols.polynomial import Scalar
 
 LIMIT = 1 << 24
@@ -63,7 +63,7 @@ def compose(ashape: Shape, astride: Stride, bshape: Any, bstride: Any) -> Pair:
 
 def _modes(
     S: list[int],
-    D: list[Step],
+    D: list[StrideEntry],
     last: int,
     shape: tuple[Any, ...],
     stride: Any,
@@ -87,14 +87,14 @@ def _modes(
     return tuple(rs), tuple(rd)
 
 
-def _mode(S: list[int], D: list[Step], last: int, s: int, d: int, room: list[int] | None) -> Pair | None:
+def _mode(S: list[int], D: list[StrideEntry], last: int, s: int, d: int, room: list[int] | None) -> Pair | None:
     """A o (s:d) by divisibility: what it takes of each mode of A from the lowest. None when it does not divide."""
     if s == 1:
         return 1, _unit_stride(S, D, last, d)
     if d == 0:
         return s, 0
     rs: list[Scalar] = []
-    rd: list[Step] = []
+    rd: list[StrideEntry] = []
     for i in range(last):
         a = S[i]
         if not d % a:
@@ -133,7 +133,7 @@ def _mode(S: list[int], D: list[Step], last: int, s: int, d: int, room: list[int
     return tuple(rs), tuple(rd)
 
 
-def _unit_stride(S: list[int], D: Sequence[Step], last: int, d: int) -> Step:
+def _unit_stride(S: list[int], D: Sequence[StrideEntry], last: int, d: int) -> StrideEntry:
     """The stride that CuTe prints for a mode of extent 1; no coordinate ever reaches it."""
     if d == 0:
         return 0
@@ -198,7 +198,7 @@ class _Reader:
             x = x // s
         return total + x * self.D[-1]
 
-    def read(self, bs: list[int], bd: list[int]) -> list[tuple[Scalar, Step]]:
+    def read(self, bs: list[int], bd: list[int]) -> list[tuple[Scalar, StrideEntry]]:
         results: list[Pair] = []
         parts: list[tuple[int, int, int]] = []  # extent, stride, weight in B's flat domain
         w = 1

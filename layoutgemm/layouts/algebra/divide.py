@@ -16,8 +16,8 @@ from ..int_tuple import (
     BEYOND,
     Pair,
     Shape,
-    Step,
     Stride,
+    StrideEntry,
     as_nested,
     as_order,
     coal,
@@ -210,7 +210,7 @@ def ordered(shape: Any, order: Any) -> Any:
     """
     flat = leaves(shape)
     ranks = _orders(shape, as_order(order))
-    strides: list[Step] = [0] * len(flat)
+    strides: list[StrideEntry] = [0] * len(flat)
     width: Scalar = 1
     for i in sorted(range(len(flat)), key=ranks.__getitem__):
         strides[i] = width

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import LayoutError
 from ..basis import has_basis
-from ..int_tuple import Modes, Pair, Shape, Step, Stride, coal, leaves, pack, show
+from ..int_tuple import Modes, Pair, Shape, Stride, StrideEntry, coal, leaves, pack, show
 from ..symbols.polynomial import Scalar
 from .compose import compose
 
@@ -47,7 +47,7 @@ def complement_exact(shape: Shape, stride: Stride, bound: Scalar, what: str) -> 
     return pack(S, D)
 
 
-def _gaps(shape: Any, stride: Any, bound: Scalar) -> tuple[list[Scalar], list[Step], Pair | None]:
+def _gaps(shape: Any, stride: Any, bound: Scalar) -> tuple[list[Scalar], list[StrideEntry], Pair | None]:
     """The complement's modes, and the first (stride, end) whose quotient was rounded."""
     if shape.__class__ is not tuple:
         modes = [(stride, shape)] if shape != 1 and stride != 0 else []
@@ -59,7 +59,7 @@ def _gaps(shape: Any, stride: Any, bound: Scalar) -> tuple[list[Scalar], list[St
             _refuse_basis("complement", shape, stride)
             raise
     S: list[Scalar] = []
-    D: list[Step] = []
+    D: list[StrideEntry] = []
     slack = None
     end: Any = 1
     for d, s in modes:
@@ -149,7 +149,7 @@ def _longest_chain(modes: list[tuple[int, int, Scalar]]) -> Modes:
         return best[end]
 
     rs: list[Scalar] = []
-    rd: list[Step] = []
+    rd: list[StrideEntry] = []
     for s, w in longest(1)[1]:
         if rs and rs[-1] * rd[-1] == w:
             rs[-1] *= s

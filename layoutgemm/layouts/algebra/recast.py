@@ -9,7 +9,7 @@ from typing import Any
 from ...arguments import as_int
 from ...errors import LayoutError
 from ..basis import has_basis
-from ..int_tuple import Modes, Pair, Shape, Step, Stride, crd2idx, leaves, other_nesting, scalar, show
+from ..int_tuple import Modes, Pair, Shape, Stride, StrideEntry, crd2idx, leaves, other_nesting, scalar, show
 from ..symbols.polynomial import Scalar
 
 
@@ -170,7 +170,7 @@ def select(coord: object, shape: Any, stride: Any, kept: bool) -> Modes:
         if shape.__class__ is not tuple or len(coord) != len(shape):
             raise other_nesting(coord, shape)
         S: list[Scalar] = []
-        D: list[Step] = []
+        D: list[StrideEntry] = []
         for c, s, d in zip(coord, shape, stride):
             ks, kd = select(c, s, d, kept)
             S += ks

@@ -22,7 +22,7 @@ from ..algebra.divide import divide as int_divide
 from ..algebra.divide import join, ordered, padded_to, refuse_coordinates
 from ..algebra.divide import multiply as int_multiply
 from ..basis import ScaledBasis, component, has_basis, paths_of
-from ..int_tuple import Modes, Pair, Shape, Step, Stride, coal, coal_open, compact, leaves, pack, product
+from ..int_tuple import Modes, Pair, Shape, Stride, StrideEntry, coal, coal_open, compact, leaves, pack, product
 from ..int_tuple import show as show_tuple
 from .conditions import back_to, holds, mark, quotient, rounded_down, rounded_up
 from .polynomial import MissingFact, P, Scalar, needs_div, needs_ge, show
@@ -84,7 +84,7 @@ def _refused(refusal: MissingFact, a: Pair, b: Pair) -> CompositionError:
 class _Composition:
     """A o B for a coalesced A, whose last mode has no end."""
 
-    def __init__(self, S: list[Scalar], D: list[Step]) -> None:
+    def __init__(self, S: list[Scalar], D: list[StrideEntry]) -> None:
         self.S, self.D = S, D
         self.last = len(S) - 1
         self.parts: list[tuple[int, Scalar]] = []  # mode of A, reach within it
@@ -148,7 +148,7 @@ class _Composition:
         return pack(S, D)
 
 
-def _within_integers(S: list[Scalar], D: list[Step], bshape: Shape, bstride: Stride) -> Pair | None:
+def _within_integers(S: list[Scalar], D: list[StrideEntry], bshape: Shape, bstride: Stride) -> Pair | None:
     """A o B by the integer rule, where integer B stays below A's first symbol. The rule is complete."""
     if has_symbols(bshape, bstride) or any(d < 0 for d in leaves(bstride)):
         return None
@@ -255,10 +255,10 @@ def _order_needs(rest: list[Mode], end: Scalar) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ways))
 
 
-def gaps(shape: Shape, stride: Stride, what: str, exact: bool) -> tuple[list[Scalar], list[Step], list[Link]]:
+def gaps(shape: Shape, stride: Stride, what: str, exact: bool) -> tuple[list[Scalar], list[StrideEntry], list[Link]]:
     """The complement's modes below the end of the layout, and the layout's own chain."""
     S: list[Scalar] = []
-    D: list[Step] = []
+    D: list[StrideEntry] = []
     modes = chain(shape, stride, what)
     for _, d, gap, end in modes:
         if exact and quotient(d, end) is None:
