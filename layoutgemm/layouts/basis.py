@@ -11,7 +11,19 @@ from typing import Any
 
 from ..arguments import DEPTH, as_int
 from ..errors import LayoutError
-from .int_tuple import BEYOND, SHARED, SYMBOLS_SEEN, Shape, Stride, check_entries, leaves, show, too_deep, transform
+from .int_tuple import (
+    BELOW,
+    BEYOND,
+    SHARED,
+    SYMBOLS_SEEN,
+    Shape,
+    Stride,
+    check_entries,
+    leaves,
+    show,
+    too_deep,
+    transform,
+)
 from .symbols.dims import entry, is_sympy
 from .symbols.polynomial import P
 
@@ -135,7 +147,7 @@ def _as_stride(x: object, depth: int = 0) -> Stride:
             raise too_deep("a stride")
         if depth == SHARED:
             check_entries(x, "a stride")
-        return tuple([y if y.__class__ is int and -BEYOND < y < BEYOND else _as_stride(y, depth + 1) for y in x])
+        return tuple([y if y.__class__ is int and BELOW < y < BEYOND else _as_stride(y, depth + 1) for y in x])
     if x.__class__ is P or is_sympy(x):
         SYMBOLS_SEEN[0] += 1
         return entry(x)

@@ -57,6 +57,7 @@ class Integer(Protocol):
 ENUMERABLE = 1 << 28
 _INT64 = np.dtype(np.int64)
 BEYOND = 1 << MAX_BITS  # above every entry that a caller may give
+BELOW = -BEYOND  # below every one
 
 # How many symbols the checks below have let through: a constructor that sees it grow made a layout with symbols.
 SYMBOLS_SEEN = [0]
@@ -219,7 +220,7 @@ def as_nested(x: object, what: str, entry: Callable[[Any, str], Any], level: int
     walks it. Raises LayoutError.
     """
     if x.__class__ is int:
-        return x if -BEYOND < x < BEYOND else entry(x, what)
+        return x if BELOW < x < BEYOND else entry(x, what)
     if isinstance(x, (tuple, list)):
         if level >= DEPTH:
             raise too_deep(what)

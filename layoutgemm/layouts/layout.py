@@ -21,6 +21,7 @@ from .basis import as_stride, assemble, component, has_basis, identity_stride, p
 from .conversion import Convertible
 from .display import PicturedLayout
 from .int_tuple import (
+    BELOW,
     BEYOND,
     SYMBOLS_SEEN,
     Pair,
@@ -67,7 +68,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
 
     def __new__(cls, shape: Any, stride: Any = None) -> Layout:
         """A layout of integers, or with symbols where an entry is one."""
-        if shape.__class__ is stride.__class__ is int and 0 < shape < BEYOND and -BEYOND < stride < BEYOND:
+        if shape.__class__ is stride.__class__ is int and 0 < shape < BEYOND and BELOW < stride < BEYOND:
             self = _object_new(cls)
             _set_shape(self, shape)
             _set_stride(self, stride)
@@ -330,8 +331,6 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         '(2,12):(1,2)'
         """
         target = Layout(shape[0] if len(shape) == 1 else shape)
-        if target.__class__ is not Layout:
-            return above.lifted(self).with_shape(target.shape)
         if target.size != self.size:
             raise LayoutError(
                 f"{self} has {self.size} coordinates, and the shape {_t.show(target.shape)} {target.size}"
@@ -440,6 +439,15 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         """
         return self.max_common_layout(other).size
 
+    def _split(self, name: str, gather: _divide.Gather, split: _divide.Split, tiler: Any) -> Layout:
+        """The operation `name`: `gather` arranges the halves that `split` makes of each mode."""
+        if tiler.__class__ is not int and tiler.__class__ is not Layout:
+            tiler = as_tiler(tiler)
+            if symbols_in(tiler):
+                with_symbols: Layout = getattr(above.lifted(self), name)(tiler)
+                return with_symbols
+        return _made(gather(split, self.shape, self.stride, tiler))
+
     def logical_divide(self, tiler: object) -> Layout:
         """self o (T, complement of T up to self.size): mode 0 a tile, mode 1 the tiles; mode by mode for a tuple.
 
@@ -452,10 +460,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         >>> str(Layout(10).logical_divide(4)), Layout((5, 2), (1, 60)).can_divide(2).witness
         ('(4,3):(1,4)', 5)
         """
-        tiler = as_tiler(tiler)
-        if symbols_in(tiler):
-            return above.lifted(self).logical_divide(tiler)
-        return _made(_divide.by_mode(_divide.divide, self.shape, self.stride, tiler))
+        return self._split("logical_divide", _divide.by_mode, _divide.divide, tiler)
 
     def zipped_divide(self, tiler: object) -> Layout:
         """logical_divide with all tile modes in mode 0 and all others in mode 1.
@@ -463,24 +468,15 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         >>> str(Layout((4, 6)).zipped_divide((2, 3)))
         '((2,3),(2,2)):((1,4),(2,12))'
         """
-        tiler = as_tiler(tiler)
-        if symbols_in(tiler):
-            return above.lifted(self).zipped_divide(tiler)
-        return _made(_divide.zipped(_divide.divide, self.shape, self.stride, tiler))
+        return self._split("zipped_divide", _divide.zipped, _divide.divide, tiler)
 
     def tiled_divide(self, tiler: object) -> Layout:
         """zipped_divide with the modes of mode 1 at the top: '((2,3),2,2)'."""
-        tiler = as_tiler(tiler)
-        if symbols_in(tiler):
-            return above.lifted(self).tiled_divide(tiler)
-        return _made(_divide.unpack(_divide.zipped(_divide.divide, self.shape, self.stride, tiler), False))
+        return self._split("tiled_divide", _divide.tiled, _divide.divide, tiler)
 
     def flat_divide(self, tiler: object) -> Layout:
         """zipped_divide with the modes of both modes at the top: '(2,3,2,2)'."""
-        tiler = as_tiler(tiler)
-        if symbols_in(tiler):
-            return above.lifted(self).flat_divide(tiler)
-        return _made(_divide.unpack(_divide.zipped(_divide.divide, self.shape, self.stride, tiler), True))
+        return self._split("flat_divide", _divide.flat, _divide.divide, tiler)
 
     def logical_product(self, tiler: object) -> Layout:
         """(self, complement of self o tiler): mode 0 is self, mode 1 places disjoint copies in the tiler's order.
@@ -488,31 +484,19 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         >>> str(Layout((2, 2), (1, 8)).logical_product(4))
         '((2,2),4):((1,8),2)'
         """
-        tiler = as_tiler(tiler)
-        if symbols_in(tiler):
-            return above.lifted(self).logical_product(tiler)
-        return _made(_divide.by_mode(_divide.multiply, self.shape, self.stride, tiler))
+        return self._split("logical_product", _divide.by_mode, _divide.multiply, tiler)
 
     def zipped_product(self, tiler: object) -> Layout:
         """logical_product with all block modes in mode 0 and all copies in mode 1."""
-        tiler = as_tiler(tiler)
-        if symbols_in(tiler):
-            return above.lifted(self).zipped_product(tiler)
-        return _made(_divide.zipped(_divide.multiply, self.shape, self.stride, tiler))
+        return self._split("zipped_product", _divide.zipped, _divide.multiply, tiler)
 
     def tiled_product(self, tiler: object) -> Layout:
         """zipped_product with the modes of mode 1 at the top."""
-        tiler = as_tiler(tiler)
-        if symbols_in(tiler):
-            return above.lifted(self).tiled_product(tiler)
-        return _made(_divide.unpack(_divide.zipped(_divide.multiply, self.shape, self.stride, tiler), False))
+        return self._split("tiled_product", _divide.tiled, _divide.multiply, tiler)
 
     def flat_product(self, tiler: object) -> Layout:
         """zipped_product with the modes of both modes at the top."""
-        tiler = as_tiler(tiler)
-        if symbols_in(tiler):
-            return above.lifted(self).flat_product(tiler)
-        return _made(_divide.unpack(_divide.zipped(_divide.multiply, self.shape, self.stride, tiler), True))
+        return self._split("flat_product", _divide.flat, _divide.multiply, tiler)
 
     def blocked_product(self, tiler: object) -> Layout:
         """Copies of self side by side: mode i is (block mode i, tiler mode i).
@@ -520,10 +504,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         >>> str(Layout((2, 2)).blocked_product(Layout((3, 1))))
         '((2,3),(2,1)):((1,4),(2,12))'
         """
-        tiler = as_tiler(tiler)
-        if symbols_in(tiler):
-            return above.lifted(self).blocked_product(tiler)
-        return _made(_divide.interleave((self.shape, self.stride), tiler, False))
+        return self._split("blocked_product", _divide.blocked, _divide.multiply, tiler)
 
     def raked_product(self, tiler: object) -> Layout:
         """Copies of self interleaved: mode i is (tiler mode i, block mode i), coalesced.
@@ -531,10 +512,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         >>> str(Layout((2, 2)).raked_product(Layout((3, 1))))
         '((3,2),2):((4,1),2)'
         """
-        tiler = as_tiler(tiler)
-        if symbols_in(tiler):
-            return above.lifted(self).raked_product(tiler)
-        return _made(_divide.interleave((self.shape, self.stride), tiler, True))
+        return self._split("raked_product", _divide.raked, _divide.multiply, tiler)
 
     def tile_to_shape(self, shape: object, order: object = None) -> Layout:
         """self repeated until it fills `shape`, tiles in `order` (None: column-major). Each extent is a multiple of
@@ -644,7 +622,12 @@ def _made(pair: Pair) -> Layout:
     """The result of an operation that puts modes into modes. Raises LayoutError where it nests too deep."""
     shape, stride = pair
     if shape.__class__ is tuple:
-        _t.check_depth(shape)
+        for s in shape:
+            if s.__class__ is tuple:
+                for t in s:
+                    if t.__class__ is tuple:  # most results end above
+                        _t.check_depth(shape)
+                        break
     self = _object_new(Layout)
     _set_shape(self, shape)
     _set_stride(self, stride)

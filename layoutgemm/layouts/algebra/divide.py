@@ -35,6 +35,7 @@ from .compose import compose
 from .inverse import complement, complement_exact
 
 Split = Callable[[Shape, Stride, Pair], Pair]
+Gather = Callable[[Split, Any, Any, Any], Pair]
 
 
 def as_tiler(tiler: object) -> Any:
@@ -107,10 +108,14 @@ def zipped(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
     if tiler is None:
         return (1, shape), (0, stride)
     if tiler.__class__ is tuple:
-        shape, stride = _modes(shape, stride, tiler)
+        if shape.__class__ is not tuple or len(tiler) > len(shape):
+            shape, stride = _modes(shape, stride, tiler)
         s0, d0, s1, d1 = [], [], [], []
         for s, d, t in zip(shape, stride, tiler):
-            s, d = zipped(split, s, d, t) if t is None or t.__class__ is tuple else split(s, d, tiler_pair(t))
+            if t.__class__ is int and 0 < t < BEYOND:  # nearly all of them
+                s, d = split(s, d, (t, 1 if t > 1 else 0))
+            else:
+                s, d = zipped(split, s, d, t) if t is None or t.__class__ is tuple else split(s, d, tiler_pair(t))
             s0.append(s[0])
             d0.append(d[0])
             s1.append(s[1])
@@ -118,6 +123,16 @@ def zipped(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
         tail = len(tiler)
         return (tuple(s0), (*s1, *shape[tail:])), (tuple(d0), (*d1, *stride[tail:]))
     return split(shape, stride, tiler_pair(tiler))
+
+
+def tiled(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
+    """`zipped` with the modes of mode 1 at the top."""
+    return unpack(zipped(split, shape, stride, tiler), False)
+
+
+def flat(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
+    """`zipped` with the modes of both modes at the top."""
+    return unpack(zipped(split, shape, stride, tiler), True)
 
 
 def unpack(pair: Pair, first: bool) -> Pair:
@@ -173,18 +188,22 @@ def refuse_coordinates(shape: Shape, stride: Stride) -> None:
         raise LayoutError(f"a product over {show(shape)}:{show(stride)}, which leads to coordinates: copies count")
 
 
-def interleave(block: Pair, tiler: object, raked: bool) -> Pair:
-    """Blocked or raked product: the two halves of the product zipped mode by mode, both padded to one rank."""
-    pair = whole(tiler)
-    r = max(len(x[0]) if x[0].__class__ is tuple else 1 for x in (block, pair))
-    a, b = padded_to(block, r), padded_to(pair, r)
-    (s0, s1), (d0, d1) = multiply(*a, b)
-    if raked:
-        s0, d0, s1, d1 = s1, d1, s0, d0
-    out = [((s, t), (d, e)) for s, t, d, e in zip(s0, s1, d0, d1)]
-    if raked:
-        out = [pack(*coal(s, d)) for s, d in out]
-    return join(out)
+def blocked(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
+    """Both halves of each mode in one mode, the block first."""
+    return join(_halves(split, (shape, stride), whole(tiler)))
+
+
+def raked(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
+    """Both halves of each mode in one mode, coalesced, the tiler first."""
+    halves = _halves(split, (shape, stride), whole(tiler))
+    return join([pack(*coal((t, s), (e, d))) for (s, t), (d, e) in halves])
+
+
+def _halves(split: Split, block: Pair, tiler: Pair) -> list[Pair]:
+    """The block and the tiler padded to one rank, and the two halves of `split` paired mode by mode."""
+    r = max(len(x[0]) if x[0].__class__ is tuple else 1 for x in (block, tiler))
+    (s0, s1), (d0, d1) = split(*padded_to(block, r), padded_to(tiler, r))
+    return [((s, t), (d, e)) for s, t, d, e in zip(s0, s1, d0, d1)]
 
 
 def whole(tiler: object) -> Pair:

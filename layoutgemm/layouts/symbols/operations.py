@@ -507,16 +507,6 @@ def tile_to_shape(block: Pair, shape: Any, order: Any = None) -> Pair:
     return join([((s, t), (d, e)) for s, t, d, e in zip(s0, s1, d0, d1)])
 
 
-def interleave(block: Pair, pair: Pair, raked: bool) -> Pair:
-    """Blocked or raked product: the two halves of the product zipped mode by mode."""
-    r = max(len(x[0]) if x[0].__class__ is tuple else 1 for x in (block, pair))
-    (s0, s1), (d0, d1) = multiply(*padded_to(block, r), padded_to(pair, r))
-    if raked:
-        s0, d0, s1, d1 = s1, d1, s0, d0
-    out = [((s, t), (d, e)) for s, t, d, e in zip(s0, s1, d0, d1)]
-    return join([pack(*coal(s, d)) for s, d in out] if raked else out)
-
-
 __all__ = [
     "chain",
     "check_units",
@@ -525,7 +515,6 @@ __all__ = [
     "composed",
     "divide",
     "has_symbols",
-    "interleave",
     "left_inverse",
     "max_common",
     "multiply",

@@ -225,68 +225,13 @@ class SymbolicLayout(Layout):
         """See Layout.nullspace; no stride may be 0 at some sizes only."""
         return self._made(lambda s, d: _ops.nonzero("nullspace", super(SymbolicLayout, self).nullspace(), s, d))
 
-    def with_shape(self, *shape: object) -> Layout:
-        """See Layout.with_shape."""
-        target = Layout(shape[0] if len(shape) == 1 else shape)
-        if target.size != self.size:
-            raise LayoutError(
-                f"{self} has {self.size} coordinates, and the shape {_t.show(target.shape)} {target.size}"
-            )
-        out: Layout = self.compose(target)
-        return out
-
     def _tiled(self, through: Callable[..., Pair], split: object, tiler: object) -> Layout:
         tiler = as_tiler(tiler)
         return self._made(lambda s, d: through(split, s, d, tiler), also=_layouts_in(tiler))
 
-    def logical_divide(self, tiler: object) -> Layout:
-        """See Layout.logical_divide."""
-        return self._tiled(_divide.by_mode, _ops.divide, tiler)
-
-    def zipped_divide(self, tiler: object) -> Layout:
-        """See Layout.zipped_divide."""
-        return self._tiled(_divide.zipped, _ops.divide, tiler)
-
-    def logical_product(self, tiler: object) -> Layout:
-        """See Layout.logical_product."""
-        return self._tiled(_divide.by_mode, _ops.multiply, tiler)
-
-    def zipped_product(self, tiler: object) -> Layout:
-        """See Layout.zipped_product."""
-        return self._tiled(_divide.zipped, _ops.multiply, tiler)
-
-    def tiled_divide(self, tiler: object) -> Layout:
-        """See Layout.tiled_divide."""
-        return self._unpacked(self.zipped_divide(tiler), False)
-
-    def flat_divide(self, tiler: object) -> Layout:
-        """See Layout.flat_divide."""
-        return self._unpacked(self.zipped_divide(tiler), True)
-
-    def tiled_product(self, tiler: object) -> Layout:
-        """See Layout.tiled_product."""
-        return self._unpacked(self.zipped_product(tiler), False)
-
-    def flat_product(self, tiler: object) -> Layout:
-        """See Layout.flat_product."""
-        return self._unpacked(self.zipped_product(tiler), True)
-
-    @staticmethod
-    def _unpacked(zipped: Layout, first: bool) -> Layout:
-        return make(*_divide.unpack((zipped.shape, zipped.stride), first), conditions_of(zipped))
-
-    def blocked_product(self, tiler: object) -> Layout:
-        """See Layout.blocked_product."""
-        return self._interleaved(tiler, False)
-
-    def raked_product(self, tiler: object) -> Layout:
-        """See Layout.raked_product."""
-        return self._interleaved(tiler, True)
-
-    def _interleaved(self, tiler: object, raked: bool) -> Layout:
-        tiler = as_tiler(tiler)
-        pair = _divide.whole(tiler)
-        return self._made(lambda s, d: _ops.interleave((s, d), pair, raked), also=_layouts_in(tiler))
+    def _split(self, name: str, gather: _divide.Gather, split: _divide.Split, tiler: object) -> Layout:
+        """See Layout._split; the halves are those of layouts with symbols."""
+        return self._tiled(gather, _ops.divide if split is _divide.divide else _ops.multiply, tiler)
 
     def tile_to_shape(self, shape: object, order: object = None) -> Layout:
         """See Layout.tile_to_shape."""
