@@ -26,7 +26,8 @@ from .basis import ScaledBasis
 from .int_tuple import Pair, Shape, as_nested, as_shape, coal, leaves, pack, product, show, show_coord
 from .layout import Layout
 from .linear import LinearLayout
-from .proofs.digits import Box, Form, Formula, Stuck, maximum, minimum, rewrite
+from .proofs.digit_boxes import Box, Stuck
+from .proofs.digits import Form, Formula, maximum, minimum, rewrite
 from .proofs.gf2 import swizzle_candidates
 from .proofs.index_formulas import LIMIT, tabulate
 from .swizzle import ComposedLayout, Swizzle
@@ -34,8 +35,6 @@ from .symbols.dims import ARITHMETIC, declared, entry, expression, is_sympy, ope
 from .symbols.generators import GENERATORS
 from .symbols.polynomial import MissingFact, P, Scalar, div, needs_div
 from .symbols.polynomial import show as show_entry
-
-__all__ = ["expr", "from_expr"]
 
 NAMES = ("i", "j", "k", "l")
 

@@ -34,8 +34,6 @@ from .proofs.gf2 import Elimination, add_constant, bits_of, clash, combine, rows
 from .proofs.verdicts import CounterExample, Function, Proof
 from .swizzle import ComposedLayout, Swizzle
 
-__all__ = ["LinearLayout"]
-
 
 def as_bits(n: int, what: str) -> int:
     """A number of bits of integers that Python works with at once. Raises LayoutError."""

@@ -7,8 +7,6 @@ from functools import lru_cache
 
 from ..symbols.polynomial import MissingFact, P, Scalar, div, fresh_symbol, ge0, gens, needs_div, needs_ge, show, val
 
-__all__ = ["Box", "Digit", "Split", "Stuck", "distinct"]
-
 Digit = tuple[str, int]  # variable, position of the digit
 
 

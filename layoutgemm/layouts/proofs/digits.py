@@ -37,8 +37,6 @@ from ..swizzle import ComposedLayout, Swizzle
 from ..symbols.polynomial import P, Scalar, div, ge0, make, needs_div, needs_ge, show, terms_of
 from .digit_boxes import Box, Digit, Split, Stuck, distinct
 
-__all__ = ["Box", "Digit", "Form", "Stuck", "maximum", "minimum", "rewrite"]
-
 Formula = Callable[..., Any]  # of variables by name
 Bit = tuple[frozenset[Digit], bool]  # XOR of the set, and whether it is negated
 ZERO: frozenset[Digit] = frozenset()

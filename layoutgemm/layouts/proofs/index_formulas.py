@@ -21,11 +21,10 @@ from ...errors import LayoutError
 from ..int_tuple import idx2crd, leaves, product, product_each, transform
 from ..symbols.generators import GENERATORS, describe
 from ..symbols.polynomial import MissingFact, P, Scalar, gens, show, val, valuations
-from .digits import Box, Digit, Form, Formula, call, rewrite
+from .digit_boxes import Box, Digit
+from .digits import Form, Formula, call, rewrite
 from .sizes import sizes as values_of
 from .verdicts import Answer, CounterExample, Proof, Undecided
-
-__all__ = ["prove_formulas", "prove_layouts", "tabulate"]
 
 LIMIT = 1 << 20  # coordinates that are enumerated, in Python ints
 SIZES = 400  # sizes at which a counterexample is looked for

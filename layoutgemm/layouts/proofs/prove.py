@@ -494,6 +494,3 @@ def _swizzled(a: Any, b: Any, facts: Facts | None) -> Answer:
                 if isinstance(found, CounterExample):
                     return _sized(found, env, "not equivalent", facts, (a, b))
     return answer
-
-
-__all__ = ["bijective", "covers", "disjoint", "injective", "prove", "sizes"]

@@ -136,6 +136,3 @@ def _value(shown: Shown, known: dict[str, int]) -> Coefficient:
             c = c * known[n] ** k if k > 0 else Fraction(c) / known[n] ** -k
         total += c
     return total
-
-
-__all__ = ["at", "candidates", "cases_of", "entries_of", "plain", "replaced", "sizes"]

@@ -169,6 +169,3 @@ def _for_all_positive(a: Shown) -> bool:
         for t, v in terms.items():
             out[t] = out.get(t, 0) + v
     return all(v >= 0 for v in out.values())
-
-
-__all__ = ["back_to", "holds", "mark", "quotient", "recording", "rounded_down", "rounded_up", "strongest"]

@@ -279,18 +279,3 @@ def symbol(name: str, multiple_of: int = 1, low: int | None = 1, high: int | Non
     if g_low is not None and g_high is not None and g_low > g_high:
         raise FactError(f"{name}: there is no multiple of {multiple_of} in {low}..{high}")
     return gen(generator(name, g_low, g_high, {((name, 1),): Fraction(1, multiple_of)})) * multiple_of
-
-
-__all__ = [
-    "ceil_div",
-    "declared",
-    "dim",
-    "dims",
-    "entry",
-    "extent",
-    "from_sympy",
-    "is_sympy",
-    "parse_entry",
-    "symbol",
-    "to_sympy",
-]

@@ -327,6 +327,3 @@ def _value(node: ast.expr, facts: Facts) -> Scalar:
         return evaluate(node, lambda n: facts._symbol(n))
     except MissingFact as error:
         raise FactError(f"cannot read `{ast.unparse(node)}` in a fact: {error}") from None
-
-
-__all__ = ["FactError", "Facts", "as_facts"]

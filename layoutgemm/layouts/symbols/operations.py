@@ -505,20 +505,3 @@ def tile_to_shape(block: Pair, shape: Any, order: Any = None) -> Pair:
     strides = tuple([0 if n.__class__ is int and n == 1 else d for n, d in zip(grid, strides)])
     (s0, s1), (d0, d1) = multiply(*padded, (grid, strides))
     return join([((s, t), (d, e)) for s, t, d, e in zip(s0, s1, d0, d1)])
-
-
-__all__ = [
-    "chain",
-    "check_units",
-    "complement",
-    "compose",
-    "composed",
-    "divide",
-    "has_symbols",
-    "left_inverse",
-    "max_common",
-    "multiply",
-    "nonzero",
-    "right_inverse",
-    "tile_to_shape",
-]

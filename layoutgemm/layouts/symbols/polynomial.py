@@ -635,26 +635,3 @@ def needs_ge(p: Scalar) -> tuple[str, ...]:
     if is_integral(up) and is_integral(down):
         return (f"{show_names(up)} {'>' if strict else '>='} {show_names(down)}",)
     return (f"{show(p)} >= 0",)
-
-
-__all__ = [
-    "MissingFact",
-    "P",
-    "Relation",
-    "div",
-    "floordiv",
-    "fresh_symbol",
-    "ge0",
-    "gen",
-    "gens",
-    "le",
-    "lt",
-    "make",
-    "needs_div",
-    "needs_ge",
-    "parenthesised",
-    "show",
-    "substitute",
-    "val",
-    "valuations",
-]

@@ -268,6 +268,3 @@ def _primitive(p: P) -> P:
     out = rest + k // content
     assert isinstance(out, P)
     return out
-
-
-__all__ = ["Solver"]

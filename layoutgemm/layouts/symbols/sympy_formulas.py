@@ -18,12 +18,11 @@ from ...errors import LayoutError
 from .. import above
 from ..basis import assemble, component, paths_of
 from ..int_tuple import Stride, coal, product
-from ..proofs.digits import Box, Form, Stuck, maximum, minimum, rewrite
+from ..proofs.digit_boxes import Box, Stuck
+from ..proofs.digits import Form, maximum, minimum, rewrite
 from ..swizzle import ComposedLayout, Swizzle
 from .dims import from_sympy, to_sympy
 from .polynomial import P, div
-
-__all__ = ["BitXor", "FloorDiv", "FloorMod", "closed_form", "evaluator", "variable"]
 
 TIMES, PLUS, XOR = PRECEDENCE["Mul"], PRECEDENCE["Add"], PRECEDENCE["Xor"]
 

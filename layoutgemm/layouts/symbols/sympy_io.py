@@ -171,6 +171,3 @@ def _read_symbol(x: sympy.Symbol) -> Any:
     low = 1 if x.is_positive else 0 if x.is_nonnegative else None
     high = -1 if x.is_negative else 0 if x.is_nonpositive else None
     return entry_symbol(x.name, 2 if x.is_even else 1, low, high)
-
-
-__all__ = ["Dim", "from_sympy", "symbol", "to_sympy"]

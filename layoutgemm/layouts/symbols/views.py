@@ -156,6 +156,3 @@ def _split(index: object, shape: Shape) -> Any:
             part, index = index % n, index // n
         out.append(_split(part, s))
     return tuple(out)
-
-
-__all__ = ["crd2idx", "downcast", "recast", "split", "upcast"]
