@@ -29,7 +29,7 @@ from .linear import LinearLayout
 from .proofs.digit_boxes import Box, Stuck
 from .proofs.digits import Form, Formula, maximum, minimum, rewrite
 from .proofs.gf2 import swizzle_candidates
-from .proofs.index_formulas import LIMIT, tabulate
+from .proofs.index_formulas import LIMIT, coordinate, tabulate
 from .swizzle import ComposedLayout, Swizzle
 from .symbols.dims import ARITHMETIC, declared, entry, expression, is_sympy, operate
 from .symbols.generators import GENERATORS
@@ -346,7 +346,7 @@ def _by_values(function: Formula, sizes: Mapping[str, Any], stuck: MissingFact) 
         if composed is not None:
             return composed
         index, reason = found
-        coord = _coordinate(index, extents)
+        coord = tuple(coordinate(index, extents))
         raise LayoutError(f"no layout, nor one under a swizzle: {show(coord)} {reason}", coord)
     return found if values[0] == 0 else _offset(int(values[0]), found)
 
@@ -380,7 +380,7 @@ def read_layout(values: Any, extents: list[int]) -> Layout | tuple[int, str]:
     wrong = np.flatnonzero(values - base != total)
     if len(wrong):
         i = int(wrong[0])
-        c = _coordinate(i, extents)
+        c = tuple(coordinate(i, extents))
         units = [tuple(x if j == k else 0 for j, x in enumerate(c)) for k in range(len(c)) if c[k]]
         made = " and ".join(map(show, units))
         misfits.append((i, f"gives {values[i]}, but {made} make it {total[i] + base}"))
@@ -464,11 +464,3 @@ def _probes(values: Any, extents: list[int]) -> list[Any] | None:
         out.append(values[indices // weight % n * weight])
         weight *= n
     return out
-
-
-def _coordinate(index: int, extents: list[int]) -> tuple[int, ...]:
-    out = []
-    for n in extents:
-        index, r = divmod(index, n)
-        out.append(r)
-    return tuple(out)

@@ -275,9 +275,17 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
             return self, 0
         S, D = _recast.select(coord, self.shape, self.stride, True)
         if has_basis(self.stride):
-            parts = {p: _recast.offset(coord, self.shape, component(self.stride, p)) for p in paths_of(self.stride)}
-            return _new(tuple(S), tuple(D)), assemble(parts)
-        return _new(tuple(S), tuple(D)), _recast.offset(coord, self.shape, self.stride)
+            offset = assemble({p: self._offset(coord, component(self.stride, p)) for p in paths_of(self.stride)})
+        else:
+            offset = self._offset(coord, self.stride)
+        return self._again(_new(tuple(S), tuple(D))), offset
+
+    def _offset(self, coord: object, stride: Any) -> Any:
+        return _recast.offset(coord, self.shape, stride)
+
+    def _again(self, plain: Layout) -> Layout:
+        """A layout made of this one's entries, on the same conditions."""
+        return plain
 
     def dice(self, coord: object) -> Layout:
         """The layout of the modes that have an integer in coord: what slice drops.
@@ -524,7 +532,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         target = as_shape(shape)
         if symbols_in(target):
             return above.lifted(self).tile_to_shape(target, order)
-        return _made(_divide.tile_to_shape((self.shape, self.stride), target, order))
+        return _made(_divide.tile_to_shape(_divide.multiply, _divide.copies, (self.shape, self.stride), target, order))
 
     # ------------------------------------------------------------ other widths of elements
 

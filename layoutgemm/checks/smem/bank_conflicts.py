@@ -270,21 +270,39 @@ def bank_conflicts(
         facts = arch_of(arch)
         if (facts.smem_banks, facts.smem_bank_bytes) != (BANKS, BANK_BYTES):
             raise AtomError(f"{facts.name} has {facts.smem_banks} banks of {facts.smem_bank_bytes} bytes")
-    if isinstance(what, (SmemTile, Layout, ComposedLayout, LinearLayout)):
-        if kind is not None:
-            raise AtomError(f"an access has its own kind; {kind!r} is not for a tile")
-        accesses = [how] if isinstance(how, AccessPattern) else list(how)
-        if not accesses or not all(isinstance(access, AccessPattern) for access in accesses):
-            raise AtomError(f"a tile is asked with an AccessPattern or several, not {how!r}")
-        parts = []
-        for access in accesses:
-            addresses, width = byte_addresses(what, access, element)
-            parts.append(judge(access.name, access.kind, addresses, width))
-        return BankReport(tuple(parts), str(what), packing)
-    kind = "ld.shared" if kind is None else kind
-    addresses = address_array(what)
-    check_addresses(addresses, how, kind)
-    return BankReport((judge(kind, kind, addresses, how),), packing=packing)
+    asked, subject = requests_of(what, how, kind, element, "ld.shared", "tile", (SmemTile, *LAYOUTS))
+    parts = tuple([judge(name, of, addresses, width) for name, of, addresses, width in asked])
+    return BankReport(parts, subject, packing)
+
+
+LAYOUTS = (Layout, ComposedLayout, LinearLayout)
+Asked = tuple[str, str, IntArray, int]  # name and kind of an access, its addresses and width
+
+
+def requests_of(
+    what: object,
+    how: Any,
+    kind: str | None,
+    element: DType | str | int | None,
+    default: str,
+    noun: str,
+    holders: tuple[type, ...],
+) -> tuple[list[Asked], str]:
+    """The requests of addresses with a width, or of accesses to a holder, and the subject of statements.
+
+    `default` is the kind of addresses without one, `noun` a holder in refusals. Raises AtomError.
+    """
+    if not isinstance(what, holders):
+        kind = default if kind is None else kind
+        addresses = address_array(what)
+        check_addresses(addresses, how, kind)
+        return [(kind, kind, addresses, int(how))], "these addresses"
+    if kind is not None:
+        raise AtomError(f"an access has its own kind; {kind!r} is not for a {noun}")
+    accesses = [how] if isinstance(how, AccessPattern) else list(how)
+    if not accesses or not all(isinstance(access, AccessPattern) for access in accesses):
+        raise AtomError(f"a {noun} is asked with an AccessPattern or several, not {how!r}")
+    return [(access.name, access.kind, *byte_addresses(what, access, element)) for access in accesses], str(what)
 
 
 def address_array(addresses: Any) -> IntArray:
@@ -371,7 +389,12 @@ def _paired(addresses: IntArray) -> npt.NDArray[np.bool_]:
 
 def _minima(addresses: IntArray, width: int) -> IntArray:
     """Distinct bytes of each request / 128, rounded up. Addresses are multiples of the width: no two overlap partly."""
-    ordered = np.sort(addresses, axis=1)
+    return -(-distinct(addresses) * width // WAVEFRONT)
+
+
+def distinct(values: IntArray) -> IntArray:
+    """The number of different values >= 0 in each row."""
+    ordered = np.sort(values, axis=1)
     fresh = ordered >= 0
     fresh[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
-    return -(-fresh.sum(1) * width // WAVEFRONT)
+    return fresh.sum(1).astype(np.int64)

@@ -36,6 +36,7 @@ from .inverse import complement, complement_exact
 
 Split = Callable[[Shape, Stride, Pair], Pair]
 Gather = Callable[[Split, Any, Any, Any], Pair]
+Copies = Callable[[Any, Any, str, Shape], Any]
 
 
 def as_tiler(tiler: object) -> Any:
@@ -255,25 +256,25 @@ def _ranks(shape: object, order: Any) -> list[tuple[int, int]]:
     return [(order, len(leaves(shape)))]
 
 
-def tile_to_shape(block: Pair, shape: Any, order: Any = None) -> Pair:
+def tile_to_shape(split: Split, copies: Copies, block: Pair, shape: Any, order: Any = None) -> Pair:
     """The block repeated until it fills `shape`, tiles in `order` (column-major when None)."""
     target = shape if shape.__class__ is tuple else (shape,)
     r = len(target)
     if (len(block[0]) if block[0].__class__ is tuple else 1) > r:
         raise LayoutError(f"a block of shape {show(block[0])} has more modes than the target {show(shape)}")
-    padded = padded_to(block, r)
     tiles = []
-    for i, (s, t) in enumerate(zip(padded[0], target)):
-        q, rem = divmod(product(t), product(s))
-        if rem:
-            raise LayoutError(
-                f"tile_to_shape: mode {i} of the target {show(shape)} has extent {product(t)}, no multiple of the "
-                f"block's {product(s)} ({show(block[0])})"
-            )
-        tiles.append(q)
+    for i, (s, t) in enumerate(zip(padded_to(block, r)[0], target)):
+        where = f"tile_to_shape: mode {i} of the target {show(shape)}"
+        tiles.append(copies(product(t), product(s), where, block[0]))
     grid = tuple(tiles)
     strides = compact(grid) if order is None else ordered(grid, order)
     # The stride of a single tile is never used; CuTe prints 0.
     strides = tuple([0 if n == 1 else d for n, d in zip(grid, strides)])
-    (s0, s1), (d0, d1) = multiply(*padded, (grid, strides))
-    return join([((s, t), (d, e)) for s, t, d, e in zip(s0, s1, d0, d1)])
+    return join(_halves(split, block, (grid, strides)))
+
+
+def copies(extent: int, size: int, where: str, block: Shape) -> int:
+    """The number of blocks along a mode of the target. Raises LayoutError, which begins with `where`."""
+    if extent % size:
+        raise LayoutError(f"{where} has extent {extent}, no multiple of the block's {size} ({show(block)})")
+    return extent // size

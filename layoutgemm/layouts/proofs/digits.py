@@ -90,18 +90,9 @@ class Form:
     def __pos__(self) -> Form:
         return self
 
-    def __sub__(self, other: object) -> Form:
+    def __sub__(self, other: Any) -> Form:
         right = self._lift(other)
-        if right is None:
-            return NotImplemented
-        terms = dict(self.terms)
-        for s, c in right.terms.items():
-            v = terms.get(s, 0) - c
-            if v.__class__ is int and v == 0:
-                del terms[s]
-            else:
-                terms[s] = v
-        return Form(self.box, terms, self.constant - right.constant)
+        return NotImplemented if right is None else self + -right
 
     def __rsub__(self, other: Scalar) -> Form:
         return -self + other

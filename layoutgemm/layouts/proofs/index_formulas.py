@@ -148,7 +148,7 @@ def _exhaust(
         index = min(index, int(bad[0]) if len(bad) else index)
     if index == len(a[0]):
         return Proof("exhaustion", (), (f"all {size} values agree",))
-    coord = _coordinate(index, list(extents.values()))
+    coord = coordinate(index, list(extents.values()))
     at = dict(zip(extents, coord, strict=True))
     return CounterExample(_single(coord), call(left, at), call(right, at), index, method="exhaustion")
 
@@ -187,10 +187,11 @@ def _integers(values: np.ndarray) -> np.ndarray:
 
 
 def _coordinates(extents: list[int]) -> Iterator[list[int]]:
-    return (_coordinate(i, extents) for i in range(prod(extents)))
+    return (coordinate(i, extents) for i in range(prod(extents)))
 
 
-def _coordinate(index: int, extents: list[int]) -> list[int]:
+def coordinate(index: int, extents: list[int]) -> list[int]:
+    """The digits of a flat index, lowest first."""
     out = []
     for n in extents:
         index, r = divmod(index, n)

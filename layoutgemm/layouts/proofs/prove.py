@@ -61,10 +61,7 @@ def prove(a: object, b: object, given: object = ()) -> Answer:
     not equivalent at M=2, N=2: (1,0) gives 2 and 1
     """
     _proof.check_layouts(a, b)
-    facts = _facts(given)
-    if facts is not None:
-        facts = facts.on(a, b)
-        a, b = facts(a, b)
+    facts, (a, b) = _under(given, a, b)
     gs = generators(*entries_of(a), *entries_of(b))
     if not gs:
         return _proof.between(_with_conditions(_proof.equivalent(plain(a), plain(b)), (a, b), []), a, b)
@@ -111,10 +108,7 @@ def injective(a: Any, given: object = ()) -> Answer:
     ('M:1 is the smallest', 'N:ld steps over the span M-1 of the smaller strides')
     """
     _proof.check_layouts(a)
-    facts = _facts(given)
-    if facts is not None:
-        facts = facts.on(a)
-        a = facts(a)
+    facts, (a,) = _under(given, a)
     if not generators(*entries_of(a)):
         return plain(a).is_injective()
     if not isinstance(a, Layout):
@@ -138,10 +132,7 @@ def injective(a: Any, given: object = ()) -> Answer:
 def bijective(a: object, given: object = ()) -> Answer:
     """Prove that the values are 0..size-1, each once, at every size."""
     _proof.check_layouts(a)
-    facts = _facts(given)
-    if facts is not None:
-        facts = facts.on(a)
-        a = facts(a)
+    facts, (a,) = _under(given, a)
     if not isinstance(a, Layout) or has_basis(a.stride):
         raise LayoutError(
             f"{a}: bijective means onto the offsets 0..size-1, of a layout without swizzle or coordinates"
@@ -189,10 +180,7 @@ def covers(a: object, tile: object, given: object = ()) -> Answer:
     """
     target = tile.shape if isinstance(tile, (Layout, ComposedLayout, LinearLayout)) else as_shape(tile)
     _proof.check_layouts(a)
-    facts = _facts(given)
-    if facts is not None:
-        facts = facts.on(a, target)
-        a, target = facts(a, target)
+    facts, (a, target) = _under(given, a, target)
     n = product(target)
     if not isinstance(a, Layout) or has_basis(a.stride):
         raise LayoutError(f"{a}: covers() is about the offsets of a layout without swizzle or coordinates")
@@ -244,10 +232,7 @@ def disjoint(a: object, b: object, offset: Scalar = 0, given: object = ()) -> An
     """
     _proof.check_layouts(a, b)
     offset = entry(offset, "the offset of disjoint")
-    facts = _facts(given)
-    if facts is not None:
-        facts = facts.on(a, b, offset)
-        a, b, offset = facts(a, b, offset)
+    facts, (a, b, offset) = _under(given, a, b, offset)
     if not (isinstance(a, Layout) and isinstance(b, Layout)) or has_basis(a.stride) or has_basis(b.stride):
         raise LayoutError(f"{a} and {b}: disjoint() is about the offsets of layouts without swizzle or coordinates")
 
@@ -450,8 +435,12 @@ def _between(text: str, low: object, high: object, modulus: object = 0) -> list[
     return [f"{text.format(show(modulus))} {show(low)}..{show(high)}"]
 
 
-def _facts(given: object) -> Facts | None:
-    return None if isinstance(given, (tuple, list)) and not given else as_facts(given)
+def _under(given: object, *objects: Any) -> tuple[Facts | None, tuple[Any, ...]]:
+    """The facts about the objects, None without any, and the objects under them."""
+    if isinstance(given, (tuple, list)) and not given:
+        return None, objects
+    facts = as_facts(given).on(*objects)
+    return facts, facts(*objects) if len(objects) > 1 else (facts(*objects),)
 
 
 def _sized(

@@ -19,10 +19,10 @@ from .. import above
 from ..algebra import compose as _int_compose
 from ..algebra import inverse as _int_inverse
 from ..algebra.divide import divide as int_divide
-from ..algebra.divide import join, ordered, padded_to, refuse_coordinates
+from ..algebra.divide import join, refuse_coordinates
 from ..algebra.divide import multiply as int_multiply
 from ..basis import ScaledBasis, component, has_basis, paths_of
-from ..int_tuple import Modes, Pair, Shape, Stride, StrideEntry, coal, coal_open, compact, leaves, pack, product
+from ..int_tuple import Modes, Pair, Shape, Stride, StrideEntry, coal, coal_open, leaves, pack, product
 from ..int_tuple import show as show_tuple
 from .conditions import back_to, holds, mark, quotient, rounded_down, rounded_up
 from .polynomial import MissingFact, P, Scalar, needs_div, needs_ge, show
@@ -483,25 +483,11 @@ def multiply(shape: Any, stride: Any, pair: Pair) -> Pair:
     return (shape, s), (stride, d)
 
 
-def tile_to_shape(block: Pair, shape: Any, order: Any = None) -> Pair:
-    """The block repeated until it fills `shape`."""
-    target = shape if shape.__class__ is tuple else (shape,)
-    r = len(target)
-    if (len(block[0]) if block[0].__class__ is tuple else 1) > r:
-        raise LayoutError(f"a block of shape {show_tuple(block[0])} has more modes than the target {show_tuple(shape)}")
-    padded = padded_to(block, r)
-    tiles = []
-    for i, (s, t) in enumerate(zip(padded[0], target)):
-        q = quotient(product(t), product(s))
-        if q is None:
-            raise MissingFact(
-                f"tile_to_shape: mode {i} of the target {show_tuple(shape)} has extent {show(product(t))}, and the "
-                f"block's is {show(product(s))}",
-                needs_div(product(s), product(t)),
-            )
-        tiles.append(q)
-    grid = tuple(tiles)
-    strides = compact(grid) if order is None else ordered(grid, order)
-    strides = tuple([0 if n.__class__ is int and n == 1 else d for n, d in zip(grid, strides)])
-    (s0, s1), (d0, d1) = multiply(*padded, (grid, strides))
-    return join([((s, t), (d, e)) for s, t, d, e in zip(s0, s1, d0, d1)])
+def copies(extent: Scalar, size: Scalar, where: str, block: Shape) -> Scalar:
+    """The number of blocks along a mode of the target. Raises MissingFact, which begins with `where`."""
+    found = quotient(extent, size)
+    if found is None:
+        raise MissingFact(
+            f"{where} has extent {show(extent)}, and the block's is {show(size)}", needs_div(size, extent)
+        )
+    return found

@@ -91,11 +91,12 @@ class P:
     def __add__(self, other: Scalar) -> Scalar:
         if other.__class__ is int:
             return make({**self.terms, (): self.terms.get((), 0) + other}) if other else self
-        if other.__class__ is not P:
-            return _coerced(self, other, "__add__")
+        return _coerced(self, other, "__add__") if other.__class__ is not P else self._plus(other, 1)
+
+    def _plus(self, other: P, sign: int) -> Scalar:
         t = dict(self.terms)
         for m, c in other.terms.items():
-            v = t.get(m, 0) + c
+            v = t.get(m, 0) + sign * c
             if v:
                 t[m] = v
             else:
@@ -113,16 +114,7 @@ class P:
     def __sub__(self, other: Scalar) -> Scalar:
         if other.__class__ is int:
             return self + -other
-        if other.__class__ is not P:
-            return _coerced(self, other, "__sub__")
-        t = dict(self.terms)
-        for m, c in other.terms.items():
-            v = t.get(m, 0) - c
-            if v:
-                t[m] = v
-            else:
-                del t[m]
-        return make(t)
+        return _coerced(self, other, "__sub__") if other.__class__ is not P else self._plus(other, -1)
 
     def __rsub__(self, other: Scalar) -> Scalar:
         return -self + other

@@ -170,15 +170,8 @@ class SymbolicLayout(Layout):
             f"offsets() of {self}: put numbers in first, as in .at({', '.join(f'{s}=...' for s in self.symbols)})"
         )
 
-    def slice(self, coord: object) -> tuple[Layout, Any]:
-        """The layout of the modes that None keeps, and the offset of the others."""
-        if coord is None:
-            return self, 0
-        S, D = _recast.select(coord, self.shape, self.stride, True)
-        if has_basis(self.stride):
-            parts = {p: _offset(coord, self.shape, component(self.stride, p)) for p in paths_of(self.stride)}
-            return make(tuple(S), tuple(D), self._conditions), assemble(parts)
-        return make(tuple(S), tuple(D), self._conditions), _offset(coord, self.shape, self.stride)
+    def _offset(self, coord: object, stride: Any) -> Any:
+        return _offset(coord, self.shape, stride)
 
     # ------------------------------------------------------------ the algebra
 
@@ -236,7 +229,7 @@ class SymbolicLayout(Layout):
     def tile_to_shape(self, shape: object, order: object = None) -> Layout:
         """See Layout.tile_to_shape."""
         target = as_shape(shape)
-        return self._made(lambda s, d: _ops.tile_to_shape((s, d), target, order))
+        return self._made(lambda s, d: _divide.tile_to_shape(_ops.multiply, _ops.copies, (s, d), target, order))
 
     def upcast(self, n: int) -> Layout:
         """See Layout.upcast."""
