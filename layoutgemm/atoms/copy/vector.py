@@ -11,6 +11,7 @@ from ...arguments import checked
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import ComposedLayout, Layout, Verdict
+from ...layouts.int_tuple import leaves
 from ..targets import TARGETS, since
 from .base import CopyAtom
 
@@ -346,7 +347,7 @@ def _rules(layout: Layout | ComposedLayout, kind: DType) -> list[tuple[int, str]
         bare = layout.layout
     flat = bare.coalesce().flatten()
     # The same element twice is no obstacle, so modes of stride 0 are left out; the run starts at stride 1.
-    modes = [(d, s) for s, d in zip(_leaves(flat.shape), _leaves(flat.stride)) if s > 1 and d]
+    modes = [(d, s) for s, d in zip(leaves(flat.shape), leaves(flat.stride)) if s > 1 and d]
     run = 1
     rest: list[int] = []
     for stride, extent in sorted(modes, key=lambda mode: (mode[0] < 0, abs(mode[0]))):
@@ -366,7 +367,3 @@ def _multiple(what: str, value: int, kind: DType) -> tuple[int, str]:
 def _power(value: int) -> int:
     """The largest power of two that divides the value."""
     return gcd(value, 1 << 62)
-
-
-def _leaves(tree: object) -> tuple[int, ...]:
-    return tree if isinstance(tree, tuple) else (tree,)

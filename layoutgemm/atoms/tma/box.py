@@ -17,6 +17,7 @@ from ...arguments import shown
 from ...errors import TmaError
 from ...layouts import Layout
 from ...layouts.int_tuple import Integer
+from ...layouts.int_tuple import leaves as flat_entries
 from .rules import MAX_BOX, MAX_STEP, MODES, SMEM_UNIT, STRIDE_UNIT, Format, multiple
 
 # count, index of a leaf or dimension (-1: none), step in its elements, stride in shared memory, elements
@@ -62,7 +63,7 @@ Choice = tuple[list[MapDimension], list[int], list[Entry]]
 
 def leaves_of(gmem: Layout, tile: tuple[object, ...], names: Sequence[str]) -> list[Leaf]:
     """The leaves of the global layout with the tile's parts. They come in order of the tile's flat index."""
-    modes = [gmem[i] for i in range(gmem.rank)] if isinstance(gmem.shape, tuple) else [gmem]
+    modes = list(gmem)
     if len(tile) != len(modes):
         raise TmaError(f"a tile {shown(tile)} for the {len(modes)} modes of {gmem}", rule="tile")
     leaves: list[Leaf] = []
@@ -85,7 +86,7 @@ def _leaves(shape: Any, stride: Any, tile: object, mode: int, name: str) -> list
             raise TmaError(f"a tile {shown(tile)} for the modes {shape} of {name}", rule="tile")
         parts = zip(shape, stride, tile, strict=True)
         return [leaf for i, part in enumerate(parts) for leaf in _leaves(*part, mode, f"{name}.{i}")]
-    flat_shape, flat_stride = _flat(shape), _flat(stride)
+    flat_shape, flat_stride = flat_entries(shape), flat_entries(stride)
     if tile is None:
         tiles: list[Any] = [None] * len(flat_shape)
     elif isinstance(tile, bool) or not isinstance(tile, int) or tile < 1:
@@ -121,10 +122,6 @@ def _leaf(extent: Integer, stride: Integer, tile: Any, mode: int, name: str) -> 
     return Leaf(name, mode, extent, stride, tile, step)
 
 
-def _flat(x: object) -> list[Any]:
-    return [leaf for item in x for leaf in _flat(item)] if isinstance(x, tuple) else [x]
-
-
 def walk_of(leaves: Sequence[Leaf], smem: Layout) -> list[Entry]:
     """The tile as digits, each inside one leaf and one mode of the shared layout. They come in order of shared strides.
 
@@ -137,7 +134,7 @@ def walk_of(leaves: Sequence[Leaf], smem: Layout) -> list[Entry]:
         takes = "x".join(str(leaf.tile) for leaf in leaves)
         raise TmaError(f"the tile has {takes} = {size} elements, the shared layout {smem} has {smem.size}", rule="tile")
     flat = smem.coalesce()
-    modes = list(zip(_flat(flat.shape), _flat(flat.stride), strict=True))
+    modes = list(zip(flat_entries(flat.shape), flat_entries(flat.stride), strict=True))
     walk: list[Entry] = []
     count, stride = modes.pop(0)
     for i, leaf in enumerate(leaves):
@@ -165,8 +162,7 @@ def walk_of(leaves: Sequence[Leaf], smem: Layout) -> list[Entry]:
 
 
 def _continues(a: Leaf, b: Leaf) -> bool:
-    """True if a tile is one run over a, then b, in memory. The two are then one dimension. The two are
-    then one dimension."""
+    """True if a tile is one run over a, then b, in memory. The two are then one dimension."""
     if a.repeats or b.repeats or a.step != 1 or b.step != 1:
         return False
     if not bool(b.stride == a.extent * a.stride):

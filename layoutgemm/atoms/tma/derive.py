@@ -26,6 +26,7 @@ from ...arguments import checked, plain, shown
 from ...dtypes import DType, dtype
 from ...errors import LayoutError, TmaError
 from ...layouts import ComposedLayout, Layout, Verdict
+from ...layouts.int_tuple import leaves as flat_entries
 from ...layouts.symbols.dims import dim
 from ..smem.tile import SmemTile
 from .box import Choice, Digit, Leaf, MapDimension, digits_of, leaves_of, plans_of, walk_of
@@ -254,7 +255,7 @@ def _shared(request: Request) -> _Shared:
             swizzle, offset, layout = mode_of(smem.swizzle, bits), smem.offset, smem.layout
     if not isinstance(layout, Layout) or layout.has_basis:
         raise TmaError(f"the shared layout leads from tile coordinates to elements, not {smem!r}", rule="tile")
-    modes = [layout[i] for i in range(layout.rank)] if isinstance(layout.shape, tuple) else [layout]
+    modes = list(layout)
     rank = request.gmem.rank
     stages, stride = 1, 0
     wanted = rank if request.tile is None else len(_tuple(request.tile))
@@ -264,16 +265,12 @@ def _shared(request: Request) -> _Shared:
             raise TmaError(f"stages {last} are not evenly spaced", rule="tile")
         stages, stride = last.shape, last.stride if last.shape > 1 else 0
         layout = Layout.join(*modes)
-    if not all(isinstance(x, int) for x in _flat(layout.shape) + _flat(layout.stride)):
+    if not all(isinstance(x, int) for x in flat_entries(layout.shape) + flat_entries(layout.stride)):
         raise TmaError(f"the shared layout {layout} has symbols: a tile is of one size", rule="tile")
     verdict = layout.is_injective()
     if not verdict:
         raise TmaError(f"shared layout: {verdict.reason}", verdict.witness, rule="injective")
     return _Shared(element, layout, swizzle, offset, stages, stride, tuple(mode.size for mode in modes))
-
-
-def _flat(x: object) -> list[Any]:
-    return [leaf for item in x for leaf in _flat(item)] if isinstance(x, tuple) else [x]
 
 
 def _tuple(x: object) -> tuple[Any, ...]:
@@ -366,8 +363,7 @@ def _check_addresses(plan: TmaPlan) -> None:
 
 
 def _starts(gmem: Layout, dims: Sequence[MapDimension]) -> tuple[tuple[Digit, ...], ...]:
-    rank = gmem.rank if isinstance(gmem.shape, tuple) else 1
-    return tuple(digits_of(mode, dims) for mode in range(rank))
+    return tuple(digits_of(mode, dims) for mode in range(gmem.rank))
 
 
 def _conditions(tmap: TensorMap) -> tuple[str, ...]:

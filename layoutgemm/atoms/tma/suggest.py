@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from math import gcd
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 from ...dtypes import dtype
 from ...errors import LayoutError, TmaError
 from ...layouts import ComposedLayout, Layout
+from ...layouts.int_tuple import compact, leaves, transform
 from ...layouts.symbols.facts import Facts
 from ...layouts.symbols.polynomial import gens, show
 from ..smem.tile import SmemTile
@@ -72,14 +75,14 @@ def _pad_pitch(request: Request) -> Remedies:
     kind = format_of(_element(request), request.format)
     unit = 8 * kind.unit // gcd(8 * kind.unit, kind.gmem_bits)
     gmem = request.gmem
-    shape, stride = _flat(gmem.shape), _flat(gmem.stride)
+    shape, stride = leaves(gmem.shape), leaves(gmem.stride)
     if all(isinstance(x, int) for x in (*shape, *stride)):
         made: dict[int, int] = {0: 0, 1: 1}
         for step in sorted(set(stride) - {0, 1}):
             below = max((s for s in made if s > 1 and step % s == 0), default=0)
             scaled = step // below * made[below] if below else step
             made[step] = -(-scaled // unit) * unit
-        padded = Layout(gmem.shape, _replaced(gmem.stride, made))
+        padded = Layout(gmem.shape, transform(made.__getitem__, gmem.stride))
         yield f"global layout {padded}", replace(request, gmem=padded)
         return
     facts = [
@@ -145,7 +148,7 @@ def _contiguous(request: Request) -> Remedies:
         steps: list[Any] = [None] * gmem.rank
         total: int = 1
         for i in order:
-            steps[i] = _compact(gmem[i].shape, total)
+            steps[i] = transform(partial(mul, total), compact(gmem[i].shape))
             total = total * gmem[i].size
         made = Layout(gmem.shape, tuple(steps))
         yield f"global layout {made}", replace(request, gmem=made)
@@ -172,7 +175,7 @@ def _smaller_tile(request: Request) -> Remedies:
         return
     fitted = []
     for i, n in enumerate(tile):
-        extents = _flat(request.gmem[i].shape) if isinstance(request.gmem.shape, tuple) else [request.gmem.shape]
+        extents = leaves(request.gmem[i].shape)
         left = n
         if len(extents) > 1 and isinstance(extents[0], int):
             left = gcd(n, extents[0])
@@ -212,33 +215,13 @@ def _tile(request: Request) -> tuple[int, ...] | None:
     tile = request.tile
     if tile is None:
         smem = request.smem.layout if isinstance(request.smem, (SmemTile, ComposedLayout)) else request.smem
-        tile = tuple(smem[i].size for i in range(smem.rank)) if isinstance(smem.shape, tuple) else (smem.size,)
-        rank = request.gmem.rank if isinstance(request.gmem.shape, tuple) else 1
-        tile = tile[:rank]
+        tile = tuple(mode.size for mode in smem)[: request.gmem.rank]
     tile = tile if isinstance(tile, tuple) else (tile,)
     return tile if all(n.__class__ is int for n in tile) else None
 
 
 def _least(gmem: Layout, mode: int) -> Any:
     """The rank of a mode when memory is walked: its smallest known stride; symbols come after numbers."""
-    steps = _flat(gmem[mode].stride if isinstance(gmem.shape, tuple) else gmem.stride)
+    steps = leaves(gmem[mode].stride)
     known = [step for step in steps if isinstance(step, int) and step > 0]
     return (0, min(known)) if known else (1, len([step for step in steps if not isinstance(step, int)]))
-
-
-def _compact(shape: object, start: object) -> Any:
-    if not isinstance(shape, tuple):
-        return start
-    out = []
-    for part in shape:
-        out.append(_compact(part, start))
-        start = start * Layout(part).size
-    return tuple(out)
-
-
-def _flat(x: object) -> list[Any]:
-    return [leaf for item in x for leaf in _flat(item)] if isinstance(x, tuple) else [x]
-
-
-def _replaced(x: Any, by: dict[int, int]) -> Any:
-    return tuple(_replaced(item, by) for item in x) if isinstance(x, tuple) else by[x]

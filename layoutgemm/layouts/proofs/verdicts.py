@@ -6,7 +6,7 @@ All of them may stand where a bool does: they are truthy when the answer is yes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import gcd
+from math import gcd, prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -234,16 +234,9 @@ def first_difference(a: Modes, b: Modes) -> int | None:
         if sa[i] != sb[i]:
             n = w * min(sa[i], sb[i])
             # The shorter mode ends here; whether the layout does too is for the sizes to say.
-            return n if n < min(_size(sa), _size(sb)) else None
+            return n if n < min(prod(sa), prod(sb)) else None
         w *= sa[i]
     return None
-
-
-def _size(S: list[int]) -> int:
-    n = 1
-    for s in S:
-        n *= s
-    return n
 
 
 def between(answer: Answer, a: object, b: object) -> Answer:
@@ -413,7 +406,7 @@ def _injective(
         if i >= s or j >= t:
             return steps + [f"{i}*{d} = {j}*{e} is the smallest clash, outside {s} and {t}"]
         return _shared(shape, stride, i * v, j * w) if d * e > 0 else _shared(shape, stride, 0, i * v + j * w)
-    n = _size([s for s, _, _ in rest])
+    n = prod([s for s, _, _ in rest])
     if sum([(s - 1) * abs(d) for s, d, _ in rest]) >= 1 << 62 or rest[-1][2] >= 1 << 40:
         return Undecided(
             f"the modes {', '.join(f'{s}:{d}' for s, d, _ in rest)} overlap, and their values do not fit 64 bits"
@@ -453,10 +446,10 @@ def bijective(shape: Shape, stride: Stride) -> Answer:
     answer = injective(shape, stride)
     if not isinstance(answer, Proof):
         return answer
-    n = _size(leaves(shape))
+    n = prod(leaves(shape))
     for s, d in zip(leaves(shape), leaves(stride)):
         if d < 0 and s > 1:
-            w = _size(leaves(shape)[: leaves(stride).index(d)])
+            w = prod(leaves(shape)[: leaves(stride).index(d)])
             return CounterExample(
                 idx2crd(w, shape), d, None, w, f"{show(shape)}:{show(stride)} reaches the negative {d}"
             )
