@@ -229,6 +229,7 @@ NAMES = {
     ("emulator.mutate", "Row"): "emulator.mutation.run:MutantOutcome",
     ("emulator.ops.barrier", "Mbarrier"): "emulator.ops.barrier:EmulatedMbarrier",
     ("emulator.ops.copy_async", "Copy"): "emulator.ops.copy.cp_async:CpAsyncCopy",
+    ("atoms.copy_tmem", "Fragment"): "atoms.copy.tmem:MovementShape",
     ("emulator.ops.fragments", "Fragment"): "emulator.ops.mma.fragments:RegisterFragment",
     ("emulator.ops.held", "Held"): "emulator.ops.in_flight:InFlightRegister",
     ("emulator.ops.memory", "Form"): "emulator.ops.memory:AccessForm",

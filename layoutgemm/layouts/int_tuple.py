@@ -265,7 +265,14 @@ def as_shape(x: object, depth: int = 0) -> Any:
     """
     if x.__class__ is int:
         return as_int(x, "a layout's extent", least=1)
-    if x.__class__ is tuple or isinstance(x, (tuple, list)):
+    if x.__class__ is tuple:
+        for y in x:
+            if y.__class__ is not int or not 0 < y < BEYOND:
+                break
+        else:  # a checked shape already, as most are
+            if depth < DEPTH:
+                return x
+    if isinstance(x, (tuple, list)):
         if depth >= DEPTH:
             raise too_deep("a shape")
         if depth == SHARED:

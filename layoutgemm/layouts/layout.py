@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import as_int, is_int, refusal, shown
+from ..arguments import DEPTH, as_int, is_int, refusal, shown
 from ..errors import CoordinateError, LayoutError
 from . import above
 from . import int_tuple as _t
@@ -634,7 +634,7 @@ def _made(pair: Pair) -> Layout:
             if s.__class__ is tuple:
                 for t in s:
                     if t.__class__ is tuple:  # most results end above
-                        _t.check_depth(shape)
+                        _t.check_depth(s, DEPTH - 2)
                         break
     self = _object_new(Layout)
     _set_shape(self, shape)

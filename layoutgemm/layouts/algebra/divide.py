@@ -25,6 +25,7 @@ from ..int_tuple import (
     leaves,
     pack,
     product,
+    rank,
     show,
     show_coord,
     transform,
@@ -202,7 +203,7 @@ def raked(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
 
 def _halves(split: Split, block: Pair, tiler: Pair) -> list[Pair]:
     """The block and the tiler padded to one rank, and the two halves of `split` paired mode by mode."""
-    r = max(len(x[0]) if x[0].__class__ is tuple else 1 for x in (block, tiler))
+    r = max(rank(block[0]), rank(tiler[0]))
     (s0, s1), (d0, d1) = split(*padded_to(block, r), padded_to(tiler, r))
     return [((s, t), (d, e)) for s, t, d, e in zip(s0, s1, d0, d1)]
 
