@@ -532,7 +532,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         target = as_shape(shape)
         if symbols_in(target):
             return above.lifted(self).tile_to_shape(target, order)
-        return _made(_divide.tile_to_shape(_divide.multiply, _divide.copies, (self.shape, self.stride), target, order))
+        return _made(_divide.tile_to_shape((self.shape, self.stride), target, order))
 
     # ------------------------------------------------------------ other widths of elements
 

@@ -192,13 +192,18 @@ def refuse_coordinates(shape: Shape, stride: Stride) -> None:
 
 def blocked(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
     """Both halves of each mode in one mode, the block first."""
-    return join(_halves(split, (shape, stride), whole(tiler)))
+    return interleave((shape, stride), tiler, False, split)
 
 
 def raked(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
     """Both halves of each mode in one mode, coalesced, the tiler first."""
-    halves = _halves(split, (shape, stride), whole(tiler))
-    return join([pack(*coal((t, s), (e, d))) for (s, t), (d, e) in halves])
+    return interleave((shape, stride), tiler, True, split)
+
+
+def interleave(block: Pair, tiler: Any, raked: bool, split: Split = multiply) -> Pair:
+    """Blocked or raked product: the two halves of `split` paired mode by mode."""
+    halves = _halves(split, block, whole(tiler))
+    return join([pack(*coal((t, s), (e, d))) for (s, t), (d, e) in halves] if raked else halves)
 
 
 def _halves(split: Split, block: Pair, tiler: Pair) -> list[Pair]:
@@ -257,7 +262,14 @@ def _ranks(shape: object, order: Any) -> list[tuple[int, int]]:
     return [(order, len(leaves(shape)))]
 
 
-def tile_to_shape(split: Split, copies: Copies, block: Pair, shape: Any, order: Any = None) -> Pair:
+def copies(extent: int, size: int, where: str, block: Shape) -> int:
+    """The number of blocks along a mode of the target. Raises LayoutError, which begins with `where`."""
+    if extent % size:
+        raise LayoutError(f"{where} has extent {extent}, no multiple of the block's {size} ({show(block)})")
+    return extent // size
+
+
+def tile_to_shape(block: Pair, shape: Any, order: Any = None, split: Split = multiply, copies: Copies = copies) -> Pair:
     """The block repeated until it fills `shape`, tiles in `order` (column-major when None)."""
     target = shape if shape.__class__ is tuple else (shape,)
     r = len(target)
@@ -272,10 +284,3 @@ def tile_to_shape(split: Split, copies: Copies, block: Pair, shape: Any, order: 
     # The stride of a single tile is never used; CuTe prints 0.
     strides = tuple([0 if n == 1 else d for n, d in zip(grid, strides)])
     return join(_halves(split, block, (grid, strides)))
-
-
-def copies(extent: int, size: int, where: str, block: Shape) -> int:
-    """The number of blocks along a mode of the target. Raises LayoutError, which begins with `where`."""
-    if extent % size:
-        raise LayoutError(f"{where} has extent {extent}, no multiple of the block's {size} ({show(block)})")
-    return extent // size

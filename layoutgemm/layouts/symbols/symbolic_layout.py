@@ -229,7 +229,7 @@ class SymbolicLayout(Layout):
     def tile_to_shape(self, shape: object, order: object = None) -> Layout:
         """See Layout.tile_to_shape."""
         target = as_shape(shape)
-        return self._made(lambda s, d: _divide.tile_to_shape(_ops.multiply, _ops.copies, (s, d), target, order))
+        return self._made(lambda s, d: _divide.tile_to_shape((s, d), target, order, _ops.multiply, _ops.copies))
 
     def upcast(self, n: int) -> Layout:
         """See Layout.upcast."""
