@@ -280,7 +280,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
             offset = self._offset(coord, self.stride)
         return self._again(_new(tuple(S), tuple(D))), offset
 
-    def _offset(self, coord: object, stride: Any) -> Any:
+    def _offset(self, coord: object, stride: Stride) -> Any:
         return _recast.offset(coord, self.shape, stride)
 
     def _again(self, plain: Layout) -> Layout:

@@ -408,7 +408,7 @@ class LinearLayout(Function):
         return 1 << next((i for i, (c, d) in pairs if c != d), min(len(self.columns), len(other.columns)))
 
     @checked()
-    def coord(self, index: int) -> Any:
+    def coord(self, index: int) -> int | tuple[int, ...]:
         """The coordinate of a flat index: an int for one mode, else a tuple.
 
         >>> LinearLayout((1, 2, 4), bits=(1, 2)).coord(5)
@@ -445,7 +445,7 @@ class LinearLayout(Function):
             )
         return self._with_strides(self.columns)
 
-    def to_composed(self, unit: Any = None) -> ComposedLayout:
+    def to_composed(self, unit: int | str | None = None) -> ComposedLayout:
         """Swizzle, offset and layout with this function: x -> swizzle(offset + layout(x)); `unit` is the swizzle's.
 
         Complete: it finds a swizzle whenever one exists, with the fewest bits. Raises LayoutError where none does.
@@ -485,7 +485,7 @@ class LinearLayout(Function):
 # ---------------------------------------------------------------- columns of layouts and swizzles
 
 
-def _affine(layout: Any, offset: int, source: object) -> tuple[list[int], tuple[int, ...]]:
+def _affine(layout: Layout, offset: int, source: object) -> tuple[list[int], tuple[int, ...]]:
     """Differences of offset + layout at each coordinate bit, and the bits of each top-level mode; exact, see above."""
     shape = layout.shape
     columns: list[int] = []

@@ -36,8 +36,8 @@ from .compose import compose
 from .inverse import complement, complement_exact
 
 Split = Callable[[Shape, Stride, Pair], Pair]
-Gather = Callable[[Split, Any, Any, Any], Pair]
-Copies = Callable[[Any, Any, str, Shape], Any]
+Gather = Callable[[Split, Any, Any, object], Pair]
+Copies = Callable[[Any, Any, str, Shape], Scalar]
 
 
 def as_tiler(tiler: object) -> Any:
@@ -94,7 +94,7 @@ def composed(shape: Shape, stride: Stride, pair: Pair) -> Pair:
     return compose(shape, stride, *pair)
 
 
-def by_mode(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
+def by_mode(split: Split, shape: Any, stride: Any, tiler: object) -> Pair:
     """`split` applied mode by mode; None, and modes without a tiler, stay as they are."""
     if tiler is None:
         return shape, stride
@@ -105,7 +105,7 @@ def by_mode(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
     return split(shape, stride, tiler_pair(tiler))
 
 
-def zipped(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
+def zipped(split: Split, shape: Any, stride: Any, tiler: object) -> Pair:
     """`split` mode by mode: first halves become mode 0; second halves and the rest mode 1."""
     if tiler is None:
         return (1, shape), (0, stride)
@@ -127,12 +127,12 @@ def zipped(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
     return split(shape, stride, tiler_pair(tiler))
 
 
-def tiled(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
+def tiled(split: Split, shape: Shape, stride: Stride, tiler: object) -> Pair:
     """`zipped` with the modes of mode 1 at the top."""
     return unpack(zipped(split, shape, stride, tiler), False)
 
 
-def flat(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
+def flat(split: Split, shape: Shape, stride: Stride, tiler: object) -> Pair:
     """`zipped` with the modes of both modes at the top."""
     return unpack(zipped(split, shape, stride, tiler), True)
 
@@ -190,17 +190,17 @@ def refuse_coordinates(shape: Shape, stride: Stride) -> None:
         raise LayoutError(f"a product over {show(shape)}:{show(stride)}, which leads to coordinates: copies count")
 
 
-def blocked(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
+def blocked(split: Split, shape: Shape, stride: Stride, tiler: object) -> Pair:
     """Both halves of each mode in one mode, the block first."""
     return interleave((shape, stride), tiler, False, split)
 
 
-def raked(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
+def raked(split: Split, shape: Shape, stride: Stride, tiler: object) -> Pair:
     """Both halves of each mode in one mode, coalesced, the tiler first."""
     return interleave((shape, stride), tiler, True, split)
 
 
-def interleave(block: Pair, tiler: Any, raked: bool, split: Split = multiply) -> Pair:
+def interleave(block: Pair, tiler: object, raked: bool, split: Split = multiply) -> Pair:
     """Blocked or raked product: the two halves of `split` paired mode by mode."""
     halves = _halves(split, block, whole(tiler))
     return join([pack(*coal((t, s), (e, d))) for (s, t), (d, e) in halves] if raked else halves)

@@ -69,7 +69,7 @@ class Form:
 
     # ------------------------------------------------------------ sums and multiples
 
-    def __add__(self, other: object) -> Form:
+    def __add__(self, other: Scalar | Form) -> Form:
         right = self._lift(other)
         if right is None:
             return NotImplemented
@@ -97,7 +97,7 @@ class Form:
     def __rsub__(self, other: Scalar) -> Form:
         return -self + other
 
-    def __mul__(self, other: object) -> Form:
+    def __mul__(self, other: Scalar | Form) -> Form:
         right = self._lift(other)
         if right is None:
             return NotImplemented

@@ -6,7 +6,7 @@ functions here print as operators, evaluate on ints exactly, become NumPy code u
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
@@ -17,12 +17,12 @@ from sympy.printing.printer import Printer
 from ...errors import LayoutError
 from .. import above
 from ..basis import assemble, component, paths_of
-from ..int_tuple import Stride, coal, product
+from ..int_tuple import Shape, Stride, coal, product
 from ..proofs.digit_boxes import Box, Stuck
 from ..proofs.digits import Form, maximum, minimum, rewrite
 from ..swizzle import ComposedLayout, Swizzle
 from .dims import from_sympy, to_sympy
-from .polynomial import P, div
+from .polynomial import P, Scalar, div
 
 TIMES, PLUS, XOR = PRECEDENCE["Mul"], PRECEDENCE["Add"], PRECEDENCE["Xor"]
 
@@ -179,7 +179,7 @@ def closed_form(source: Any, names: tuple[str, ...]) -> Any:
     return plain(source.stride)
 
 
-def _plain(names: tuple[str, ...], shapes: Any, strides: Any) -> sympy.Expr:
+def _plain(names: tuple[str, ...], shapes: Sequence[Shape], strides: Any) -> sympy.Expr:
     total = sympy.Integer(0)
     for name, shape, stride in zip(names, shapes, strides, strict=True):
         width: int = 1
@@ -327,7 +327,7 @@ def _read(x: sympy.Expr, variables: dict[str, object]) -> Any:
     raise LayoutError(f"{x} ({type(x).__name__}) is no formula in + - * // % ^, floor, ceiling, Mod, Min and Max")
 
 
-def _exact(top: Any, bottom: object, x: object) -> Any:
+def _exact(top: Scalar, bottom: Scalar, x: object) -> Any:
     """A quotient that must leave no remainder."""
     quotient, rest = top // bottom, top % bottom
     zero = rest == 0

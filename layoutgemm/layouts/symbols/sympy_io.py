@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import sympy
 
 from ...errors import LayoutError
@@ -118,8 +116,10 @@ def from_sympy(x: object) -> Scalar:
     return q
 
 
-def _read(x: sympy.Expr) -> tuple[Any, Any]:
+def _read(x: sympy.Expr) -> tuple[Scalar, Scalar]:
     """Numerator and denominator as entries."""
+    top: Scalar = 1
+    bottom: Scalar = 1
     if x.is_Integer:
         return int(x), 1
     if x.is_Rational:
@@ -127,7 +127,7 @@ def _read(x: sympy.Expr) -> tuple[Any, Any]:
     if x.is_Symbol:
         return _read_symbol(x), 1
     if x.is_Add:
-        top, bottom = 0, 1
+        top = 0
         for y in x.args:
             t, b = _read(y)
             if b == bottom:
@@ -136,7 +136,6 @@ def _read(x: sympy.Expr) -> tuple[Any, Any]:
                 top, bottom = top * b + t * bottom, bottom * b
         return top, bottom
     if x.is_Mul:
-        top, bottom = 1, 1
         for y in x.args:
             t, b = _read(y)
             top, bottom = top * t, bottom * b
@@ -158,7 +157,7 @@ def _read(x: sympy.Expr) -> tuple[Any, Any]:
     raise LayoutError(f"{x} ({type(x).__name__}) is no integer expression in + - * / floor, ceiling and Mod")
 
 
-def _read_symbol(x: sympy.Symbol) -> Any:
+def _read_symbol(x: sympy.Symbol) -> Scalar:
     if isinstance(x, Dim):
         return entry_symbol(x.name, *x.facts)
     if not x.is_integer:
