@@ -25,13 +25,13 @@ __all__ = ["IntTuple", "as_int", "as_number", "checked", "is_int", "plain", "rea
 IntTuple = int | tuple["IntTuple", ...]
 
 F = TypeVar("F", bound=Callable[..., Any])
-Read = Callable[[Any], Any]  # converts an argument, or returns _REFUSED
+Read = Callable[[Any], object]  # converts an argument, or returns _REFUSED
 
 DEPTH = 64  # levels of nested tuples: each level takes several of the 1000 calls that Python allows
 MAX_BITS = 4096  # of an integer: far more than any size or address has, and Python prints it
 _DIGITS = 40  # of an integer in a message
 _TEXT = 160  # characters of another value in a message
-_REFUSED: Any = object()
+_REFUSED: object = object()
 # Functions that take these read them with better error messages: `Operand.parse`, `Gated.of`.
 _READ_ELSEWHERE = frozenset({"Operand", "Epilogue", "Gated", "Promoted"})
 # class name -> its reader of callers' values, which names the nearest in a refusal: `dtype`, `arch`
@@ -152,7 +152,7 @@ def plain(x: object) -> Any:
     return _plain(x, 0)
 
 
-def _plain(x: object, level: int) -> Any:
+def _plain(x: object, level: int) -> object:
     if x is None or x.__class__ is str:
         return x
     if is_int(x):
@@ -182,7 +182,7 @@ class _AnnotationReader(NamedTuple):
     wanted: str
 
 
-def _int(x: object) -> Any:
+def _int(x: object) -> object:
     if x.__class__ is not int:
         if not is_int(x):
             return _REFUSED
@@ -190,18 +190,18 @@ def _int(x: object) -> Any:
     return x if x.bit_length() <= MAX_BITS else _REFUSED
 
 
-def _bool(x: object) -> Any:
+def _bool(x: object) -> object:
     # NumPy's bool is not a subclass of bool, and this module does not import NumPy.
     return x if x.__class__ is bool else bool(x) if type(x).__name__ in ("bool", "bool_") else _REFUSED
 
 
-def _float(x: object) -> Any:
+def _float(x: object) -> object:
     if isinstance(x, numbers.Real) and not isinstance(x, bool):
         return int(x) if is_int(x) else x
     return _REFUSED
 
 
-def _int_tuple(x: object, level: int = 0) -> Any:
+def _int_tuple(x: object, level: int = 0) -> object:
     """Nested integers. The function judges an entry of another type, such as a symbol."""
     if isinstance(x, (tuple, list)):
         if level >= DEPTH:
@@ -214,7 +214,7 @@ def _int_tuple(x: object, level: int = 0) -> Any:
 def _entries(entry: _AnnotationReader | None) -> Read:
     """A reader of a tuple, list or range of any length."""
 
-    def read(x: object) -> Any:
+    def read(x: object) -> object:
         if not isinstance(x, (tuple, list, range)):
             return _REFUSED
         parts = x if entry is None else [entry.read(y) for y in x]
@@ -226,7 +226,7 @@ def _entries(entry: _AnnotationReader | None) -> Read:
 def _fixed(entries: Sequence[_AnnotationReader | None]) -> Read:
     """A reader of a tuple or list of exactly these entries."""
 
-    def read(x: object) -> Any:
+    def read(x: object) -> object:
         if not isinstance(x, (tuple, list)) or len(x) != len(entries):
             return _REFUSED
         parts = [y if entry is None else entry.read(y) for entry, y in zip(entries, x)]
@@ -236,7 +236,7 @@ def _fixed(entries: Sequence[_AnnotationReader | None]) -> Read:
 
 
 def _mapping(value: _AnnotationReader | None) -> Read:
-    def read(x: object) -> Any:
+    def read(x: object) -> object:
         if not isinstance(x, Mapping):
             return _REFUSED
         if value is None:
@@ -248,7 +248,7 @@ def _mapping(value: _AnnotationReader | None) -> Read:
 
 
 def _union(members: Sequence[_AnnotationReader]) -> Read:
-    def read(x: object) -> Any:
+    def read(x: object) -> object:
         for member in members:
             if (taken := member.read(x)) is not _REFUSED:
                 return taken
@@ -342,7 +342,7 @@ class _NamedClass(type):
         return any(each.__name__ == cls.__name__ for each in type(x).__mro__)
 
 
-class _Names(dict[str, Any]):
+class _Names(dict[str, object]):
     """Names in a module's annotations; a name without a run-time import is a class by name."""
 
     def __init__(self, module: Mapping[str, object]) -> None:
@@ -353,7 +353,7 @@ class _Names(dict[str, Any]):
         return _NamedClass(name, (), {})
 
 
-def _resolved(annotation: object, names: _Names) -> Any:
+def _resolved(annotation: object, names: _Names) -> object:
     if not isinstance(annotation, str):
         return annotation
     try:
@@ -386,7 +386,7 @@ def checked(error: type[LayoutError] = LayoutError) -> Callable[[F], F]:
         def readers() -> _Readers:  # at the first call, when the names that annotations use exist
             return _readers_of(function)
 
-        def take(x: object, reader: _AnnotationReader, name: str) -> Any:
+        def take(x: object, reader: _AnnotationReader, name: str) -> object:
             taken = reader.read(x)
             if taken is _REFUSED:
                 raise error(refusal(x, f"{name} of {said}", reader.wanted))

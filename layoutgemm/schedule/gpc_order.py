@@ -136,7 +136,7 @@ def _runs(places: tuple[int, ...]) -> list[tuple[int, int]]:
     return found
 
 
-def _member(index: Integer, places: tuple[int, ...]) -> Any:
+def _member(index: Integer, places: tuple[int, ...]) -> Integer:
     """The place of that index."""
     (first, many), *others = _runs(places)
     found = index + first
@@ -146,12 +146,12 @@ def _member(index: Integer, places: tuple[int, ...]) -> Any:
     return found
 
 
-def _below(place: Integer, places: tuple[int, ...], minimum: Minimum) -> Any:
+def _below(place: Integer, places: tuple[int, ...], minimum: Minimum) -> Integer:
     """The number of places before the given one."""
     return sum(minimum(place - minimum(place, first), many) for first, many in _runs(places))
 
 
-def _among(place: Integer, places: tuple[int, ...], minimum: Minimum, known: tuple[int, ...]) -> Any:
+def _among(place: Integer, places: tuple[int, ...], minimum: Minimum, known: tuple[int, ...]) -> Integer:
     """1 if `place` is in `places`, else 0. It is known to be in `known`."""
     if set(known) <= set(places):
         return 1
@@ -160,6 +160,6 @@ def _among(place: Integer, places: tuple[int, ...], minimum: Minimum, known: tup
     return _below(place + 1, places, minimum) - _below(place, places, minimum)
 
 
-def _reached(number: Integer, limit: int) -> Any:
+def _reached(number: Integer, limit: int) -> Integer:
     """1 from a limit on, else 0. For numbers up to a million, by arithmetic of traced integers."""
     return (number + (_FAR - limit)) // _FAR

@@ -44,7 +44,7 @@ class Piece(NamedTuple):
     `index` and `tile` have one shape; `tile` has coordinate strides, 1@0 for a row and 1@1 for a column.
     """
 
-    start: Any
+    start: Scalar
     index: Layout
     corner: Tile
     tile: Layout
@@ -334,7 +334,7 @@ def along(tile: Layout, axis: int) -> tuple[Integer, ...]:
     return tuple([d.value if d.path == (axis,) else 0 for d in tile.stride])
 
 
-def _inside(piece: Piece, rows: Any, columns: Any) -> Answer:
+def _inside(piece: Piece, rows: Scalar, columns: Scalar) -> Answer:
     for what, first, strides, end in (
         ("number", piece.start, piece.index.stride, rows * columns),
         ("row", piece.corner[0], along(piece.tile, 0), rows),

@@ -23,6 +23,7 @@ from ...errors import AtomError
 from ...layouts import ComposedLayout, Layout
 from ...layouts.conversion import Convertible
 from ...layouts.display import Pictured
+from ...layouts.int_tuple import Shape
 from ...layouts.paged import Paged
 from ...layouts.swizzle import AnyLayout, Part
 from ..mma.base import MmaAtom
@@ -302,7 +303,7 @@ class TiledMma(Pictured, Paged, Convertible):
     # ------------------------------------------------------------ registers
 
     @checked(AtomError)
-    def partition_shape(self, operand: str, extent: object) -> tuple[Any, ...]:
+    def partition_shape(self, operand: str, extent: object) -> tuple[Shape, ...]:
         """The shape of a thread's part of the operand: (values, rest of the rows, rest of the columns, ...).
 
         >>> from layoutgemm.atoms import wgmma
@@ -400,7 +401,7 @@ def one_thread(part: AnyLayout, thread: object, threads: int) -> Part:
     return part.slice((check_thread(thread, threads),) + (None,) * (part.rank - 1))
 
 
-def flat_strides(layout: Layout) -> list[Any]:
+def flat_strides(layout: Layout) -> list[int]:
     """The strides of the modes that move, in order."""
     flat = layout.coalesce().flatten()[:]
     return [d for s, d in zip(flat.shape, flat.stride) if s != 1]

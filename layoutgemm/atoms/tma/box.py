@@ -21,8 +21,8 @@ from ...layouts.int_tuple import leaves as flat_entries
 from .rules import MAX_BOX, MAX_STEP, MODES, SMEM_UNIT, STRIDE_UNIT, Format, multiple
 
 # count, index of a leaf or dimension (-1: none), step in its elements, stride in shared memory, elements
-Digit = tuple[Integer, tuple[tuple[int, int], ...]]
-Entry = tuple[int, int, Any, int]
+Digit = tuple[Integer | None, tuple[tuple[int, int], ...]]
+Entry = tuple[int, int, int, int]
 MAX_CHOICES = 64  # ways of merging that are tried
 
 
@@ -88,7 +88,7 @@ def _leaves(shape: Any, stride: Any, tile: object, mode: int, name: str) -> list
         return [leaf for i, part in enumerate(parts) for leaf in _leaves(*part, mode, f"{name}.{i}")]
     flat_shape, flat_stride = flat_entries(shape), flat_entries(stride)
     if tile is None:
-        tiles: list[Any] = [None] * len(flat_shape)
+        tiles: list[int | None] = [None] * len(flat_shape)
     elif isinstance(tile, bool) or not isinstance(tile, int) or tile < 1:
         raise TmaError(f"a tile of {shown(tile)} along the nested mode {shape} of {name}", rule="tile")
     else:
@@ -396,7 +396,7 @@ def digits_of(mode: int, dims: Sequence[MapDimension]) -> tuple[Digit, ...]:
     return tuple(digits)
 
 
-def _ceil(extent: Integer, tile: int) -> Any:
+def _ceil(extent: Integer, tile: int) -> Integer | None:
     if isinstance(extent, int):
         return -(-extent // tile)
     return extent // tile if multiple(extent, tile) else None

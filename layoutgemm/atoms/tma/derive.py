@@ -58,9 +58,9 @@ class Request:
 
     gmem: Layout
     smem: Any
-    dtype: Any = None
+    dtype: DType | str | None = None
     tile: Any = None
-    names: Any = None
+    names: Sequence[str] | None = None
     operation: str = "load"
     reduction: str = ""
     multicast: int = 1
@@ -234,7 +234,7 @@ class _Shared:
     offset: int
     stages: int
     stage_stride: int
-    tile: tuple[Any, ...]
+    tile: tuple[int, ...]
 
 
 def _shared(request: Request) -> _Shared:

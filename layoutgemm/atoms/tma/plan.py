@@ -83,7 +83,7 @@ class TmaPlan(Pictured):
     conditions: tuple[str, ...] = ()
     gmem: Layout | None = field(default=None, repr=False)
     smem: Any = field(default=None, repr=False)
-    tile: tuple[Any, ...] = field(default=(), repr=False)
+    tile: tuple[object, ...] = field(default=(), repr=False)
 
     # -------------------------------------------------------------------------------------------------------- the map
     @checked(TmaError)
@@ -180,7 +180,7 @@ class TmaPlan(Pictured):
             raise TmaError(
                 f"{len(self.starts)} tile numbers, one a mode of {self.gmem}, not {tuple(index)}", rule="tile"
             )
-        out: list[Any] = [0] * len(self.box)
+        out: list[Integer] = [0] * len(self.box)
         for number, digits in zip(index, self.starts, strict=True):
             for place, (count, adds) in enumerate(digits):
                 last = place == len(digits) - 1

@@ -7,17 +7,18 @@ A remedy is offered only when the copy it leads to was derived.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import gcd
 from operator import mul
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ...dtypes import dtype
+from ...dtypes import DType, dtype
 from ...errors import LayoutError, TmaError
 from ...layouts import ComposedLayout, Layout
-from ...layouts.int_tuple import compact, leaves, transform
+from ...layouts.int_tuple import Shape, compact, leaves, transform
+from ...layouts.swizzle import AnyLayout
 from ...layouts.symbols.facts import Facts
 from ...layouts.symbols.polynomial import gens, show
 from ..smem.tile import SmemTile
@@ -131,7 +132,7 @@ def _other_swizzle(request: Request) -> Remedies:
     plain = smem.layout if isinstance(smem, (SmemTile, ComposedLayout)) else smem
     kind = format_of(_element(request), request.format)
     for name in ("128B", "64B", "32B", "none"):
-        changed: Any = plain
+        changed: AnyLayout = plain
         if MODES[name].bits:
             changed = ComposedLayout(MODES[name].swizzle.recast(kind.smem_bits), 0, plain)
         yield f"swizzle {name}", replace(request, smem=changed, dtype=_element(request))
@@ -145,7 +146,7 @@ def _contiguous(request: Request) -> Remedies:
         return
     for first in range(gmem.rank):
         order = [first, *(i for i in range(gmem.rank) if i != first)]
-        steps: list[Any] = [None] * gmem.rank
+        steps: list[Shape | None] = [None] * gmem.rank
         total: int = 1
         for i in order:
             steps[i] = transform(partial(mul, total), compact(gmem[i].shape))
@@ -189,7 +190,7 @@ def _fewer_blocks(request: Request) -> Remedies:
         yield f"multicast to {blocks} blocks" if blocks > 1 else "no multicast", replace(request, multicast=blocks)
 
 
-_REMEDIES: dict[str, tuple[Any, ...]] = {
+_REMEDIES: dict[str, tuple[Callable[[Request], Remedies], ...]] = {
     "stride": (_pad_pitch, _contiguous),
     "run": (_shared_along, _contiguous),
     "step": (_shared_along,),
@@ -206,7 +207,7 @@ _REMEDIES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _element(request: Request) -> Any:
+def _element(request: Request) -> DType:
     return request.smem.dtype if isinstance(request.smem, SmemTile) else dtype(request.dtype)
 
 
@@ -220,7 +221,7 @@ def _tile(request: Request) -> tuple[int, ...] | None:
     return tile if all(n.__class__ is int for n in tile) else None
 
 
-def _least(gmem: Layout, mode: int) -> Any:
+def _least(gmem: Layout, mode: int) -> tuple[int, int]:
     """The rank of a mode when memory is walked: its smallest known stride; symbols come after numbers."""
     steps = leaves(gmem[mode].stride)
     known = [step for step in steps if isinstance(step, int) and step > 0]
