@@ -25,19 +25,20 @@ __all__ = ["IntTuple", "as_int", "as_number", "checked", "is_int", "plain", "rea
 IntTuple = int | tuple["IntTuple", ...]
 
 F = TypeVar("F", bound=Callable[..., Any])
+Read = Callable[[Any], object]  # converts an argument, or returns _REFUSED
 
 DEPTH = 64  # levels of nested tuples: each level takes several of the 1000 calls that Python allows
 MAX_BITS = 4096  # of an integer: far more than any size or address has, and Python prints it
 _DIGITS = 40  # of an integer in a message
 _TEXT = 160  # characters of another value in a message
-_REFUSED: Any = object()
+_REFUSED: object = object()
 # Functions that take these read them with better error messages: `Operand.parse`, `Gated.of`.
 _READ_ELSEWHERE = frozenset({"Operand", "Epilogue", "Gated", "Promoted"})
 # class name -> its reader of callers' values, which names the nearest in a refusal: `dtype`, `arch`
-_MAKERS: dict[str, Callable[[Any], Any]] = {}
+_MAKERS: dict[str, Read] = {}
 
 
-def read_by(kind: type, maker: Callable[[Any], Any]) -> None:
+def read_by(kind: type, maker: Read) -> None:
     """Let an annotation of `kind` take every value that `maker` takes.
 
     `maker` returns an instance of `kind` as it is, and raises a LayoutError for what it cannot read.
@@ -45,7 +46,7 @@ def read_by(kind: type, maker: Callable[[Any], Any]) -> None:
     _MAKERS[kind.__name__] = maker
 
 
-def is_int(x: Any) -> TypeGuard[int]:
+def is_int(x: object) -> TypeGuard[int]:
     """True for an integer: any `numbers.Integral`, such as an int or a NumPy integer, except a bool.
 
     >>> import numpy as np
@@ -55,7 +56,7 @@ def is_int(x: Any) -> TypeGuard[int]:
     return x.__class__ is int or (isinstance(x, numbers.Integral) and not isinstance(x, bool))
 
 
-def shown(x: Any) -> str:
+def shown(x: object) -> str:
     """A value as shown in a message: its repr, of bounded length.
 
     Works for any size of integer and depth of nesting.
@@ -72,7 +73,7 @@ def shown(x: Any) -> str:
     return text if len(text) <= _TEXT else f"{text[:_TEXT]}..."
 
 
-def refusal(x: Any, what: str, wanted: str) -> str:
+def refusal(x: object, what: str, wanted: str) -> str:
     """The common message for an argument that its parameter does not take.
 
     >>> refusal(4.0, "n of wgmma", "an integer")
@@ -86,12 +87,12 @@ def refusal(x: Any, what: str, wanted: str) -> str:
     return f"{what} must be {wanted}, not {said}{kind}{notation}"
 
 
-def _bits(x: Any) -> int:
+def _bits(x: object) -> int:
     return int(x).bit_length() if is_int(x) else 0
 
 
 def as_int(
-    x: Any, what: str, error: type[LayoutError] = LayoutError, least: int | None = None, most: int | None = None
+    x: object, what: str, error: type[LayoutError] = LayoutError, least: int | None = None, most: int | None = None
 ) -> int:
     """`x` as a Python int in least..most. Raises `error`, which calls it `what`.
 
@@ -117,7 +118,7 @@ def as_int(
     return out
 
 
-def as_number(x: Any, what: str, error: type[LayoutError] = LayoutError) -> Any:
+def as_number(x: object, what: str, error: type[LayoutError] = LayoutError) -> Any:
     """An integer as a Python int; a symbol, traced value or array unchanged.
 
     Raises `error` for built-in values other than integers, and for objects without `%`.
@@ -138,7 +139,7 @@ def as_number(x: Any, what: str, error: type[LayoutError] = LayoutError) -> Any:
     return x
 
 
-def plain(x: Any) -> Any:
+def plain(x: object) -> Any:
     """An argument with integers as ints and lists of integers as tuples.
 
     Everything else stays unchanged, for the caller to judge: bools, floats, strings, objects, lists that hold them.
@@ -151,7 +152,7 @@ def plain(x: Any) -> Any:
     return _plain(x, 0)
 
 
-def _plain(x: Any, level: int) -> Any:
+def _plain(x: object, level: int) -> object:
     if x is None or x.__class__ is str:
         return x
     if is_int(x):
@@ -177,11 +178,11 @@ class _AnnotationReader(NamedTuple):
     wanted   the annotation in words, for the message
     """
 
-    read: Callable[[Any], Any]
+    read: Read
     wanted: str
 
 
-def _int(x: Any) -> Any:
+def _int(x: object) -> object:
     if x.__class__ is not int:
         if not is_int(x):
             return _REFUSED
@@ -189,18 +190,18 @@ def _int(x: Any) -> Any:
     return x if x.bit_length() <= MAX_BITS else _REFUSED
 
 
-def _bool(x: Any) -> Any:
+def _bool(x: object) -> object:
     # NumPy's bool is not a subclass of bool, and this module does not import NumPy.
     return x if x.__class__ is bool else bool(x) if type(x).__name__ in ("bool", "bool_") else _REFUSED
 
 
-def _float(x: Any) -> Any:
+def _float(x: object) -> object:
     if isinstance(x, numbers.Real) and not isinstance(x, bool):
         return int(x) if is_int(x) else x
     return _REFUSED
 
 
-def _int_tuple(x: Any, level: int = 0) -> Any:
+def _int_tuple(x: object, level: int = 0) -> object:
     """Nested integers. The function judges an entry of another type, such as a symbol."""
     if isinstance(x, (tuple, list)):
         if level >= DEPTH:
@@ -210,10 +211,10 @@ def _int_tuple(x: Any, level: int = 0) -> Any:
     return _int(x) if is_int(x) or x is None or isinstance(x, (bool, float, complex, str, bytes, dict, set)) else x
 
 
-def _entries(entry: _AnnotationReader | None) -> Callable[[Any], Any]:
+def _entries(entry: _AnnotationReader | None) -> Read:
     """A reader of a tuple, list or range of any length."""
 
-    def read(x: Any) -> Any:
+    def read(x: object) -> object:
         if not isinstance(x, (tuple, list, range)):
             return _REFUSED
         parts = x if entry is None else [entry.read(y) for y in x]
@@ -222,10 +223,10 @@ def _entries(entry: _AnnotationReader | None) -> Callable[[Any], Any]:
     return read
 
 
-def _fixed(entries: Sequence[_AnnotationReader | None]) -> Callable[[Any], Any]:
+def _fixed(entries: Sequence[_AnnotationReader | None]) -> Read:
     """A reader of a tuple or list of exactly these entries."""
 
-    def read(x: Any) -> Any:
+    def read(x: object) -> object:
         if not isinstance(x, (tuple, list)) or len(x) != len(entries):
             return _REFUSED
         parts = [y if entry is None else entry.read(y) for entry, y in zip(entries, x)]
@@ -234,8 +235,8 @@ def _fixed(entries: Sequence[_AnnotationReader | None]) -> Callable[[Any], Any]:
     return read
 
 
-def _mapping(value: _AnnotationReader | None) -> Callable[[Any], Any]:
-    def read(x: Any) -> Any:
+def _mapping(value: _AnnotationReader | None) -> Read:
+    def read(x: object) -> object:
         if not isinstance(x, Mapping):
             return _REFUSED
         if value is None:
@@ -246,8 +247,8 @@ def _mapping(value: _AnnotationReader | None) -> Callable[[Any], Any]:
     return read
 
 
-def _union(members: Sequence[_AnnotationReader]) -> Callable[[Any], Any]:
-    def read(x: Any) -> Any:
+def _union(members: Sequence[_AnnotationReader]) -> Read:
+    def read(x: object) -> object:
         for member in members:
             if (taken := member.read(x)) is not _REFUSED:
                 return taken
@@ -256,11 +257,11 @@ def _union(members: Sequence[_AnnotationReader]) -> Callable[[Any], Any]:
     return read
 
 
-def _instance(kind: type) -> Callable[[Any], Any]:
+def _instance(kind: type) -> Read:
     return lambda x: x if isinstance(x, kind) else _REFUSED
 
 
-_SIMPLE: dict[Any, _AnnotationReader] = {
+_SIMPLE: dict[object, _AnnotationReader] = {
     int: _AnnotationReader(_int, "an integer"),
     bool: _AnnotationReader(_bool, "True or False"),
     float: _AnnotationReader(_float, "a number"),
@@ -318,7 +319,7 @@ def _reader(hint: Any) -> _AnnotationReader | None:
     return _AnnotationReader(_instance(kind), f"{article} {kind.__name__}")
 
 
-def _union_reader(members: Sequence[Any]) -> _AnnotationReader | None:
+def _union_reader(members: Sequence[object]) -> _AnnotationReader | None:
     nested = set(typing.get_args(IntTuple))
     if nested <= set(members):  # a union forgets that two of its members were an IntTuple
         members = [IntTuple, *[member for member in members if member not in nested]]
@@ -337,22 +338,22 @@ def _union_reader(members: Sequence[Any]) -> _AnnotationReader | None:
 class _NamedClass(type):
     """A class known only by its name, imported by type checkers alone."""
 
-    def __instancecheck__(cls, x: Any) -> bool:
+    def __instancecheck__(cls, x: object) -> bool:
         return any(each.__name__ == cls.__name__ for each in type(x).__mro__)
 
 
-class _Names(dict[str, Any]):
+class _Names(dict[str, object]):
     """Names in a module's annotations; a name without a run-time import is a class by name."""
 
-    def __init__(self, module: Mapping[str, Any]) -> None:
+    def __init__(self, module: Mapping[str, object]) -> None:
         super().__init__(vars(__builtins__) if isinstance(__builtins__, types.ModuleType) else __builtins__)
         self.update(module)
 
-    def __missing__(self, name: str) -> Any:
+    def __missing__(self, name: str) -> type:
         return _NamedClass(name, (), {})
 
 
-def _resolved(annotation: Any, names: Mapping[str, Any]) -> Any:
+def _resolved(annotation: object, names: _Names) -> object:
     if not isinstance(annotation, str):
         return annotation
     try:
@@ -385,14 +386,14 @@ def checked(error: type[LayoutError] = LayoutError) -> Callable[[F], F]:
         def readers() -> _Readers:  # at the first call, when the names that annotations use exist
             return _readers_of(function)
 
-        def take(x: Any, reader: _AnnotationReader, name: str) -> Any:
+        def take(x: object, reader: _AnnotationReader, name: str) -> object:
             taken = reader.read(x)
             if taken is _REFUSED:
                 raise error(refusal(x, f"{name} of {said}", reader.wanted))
             return taken
 
         @functools.wraps(function)
-        def call(*given: Any, **named: Any) -> Any:
+        def call(*given: object, **named: object) -> Any:
             positional, by_name, rest = readers()
             taken = [x if reader is None else take(x, reader, name) for x, (name, reader) in zip(given, positional)]
             for x in given[len(positional) :]:
@@ -434,7 +435,7 @@ def _readers_of(function: Callable[..., Any]) -> _Readers:
 _FIELDS: dict[type, list[tuple[str, _AnnotationReader]]] = {}
 
 
-def settle(value: Any, error: type[LayoutError] = LayoutError) -> None:
+def settle(value: object, error: type[LayoutError] = LayoutError) -> None:
     """Convert and check each field of a dataclass, as the first line of its `__post_init__`.
 
     Raises `error`, which names the field and the class.

@@ -1,10 +1,10 @@
-"""The compilation targets of PTX that atoms name, in the order in which features were added."""
+"""The compilation targets of PTX that atoms name, in order of their features."""
 
 from __future__ import annotations
 
 from ..errors import AtomError
 
-# Targets of the PTX ISA that atoms name, oldest first; those that end in "a" have instructions of their own besides.
+# Targets of the PTX ISA that atoms name, oldest first; those that end in "a" also have instructions of their own.
 TARGETS = (
     *("sm_70", "sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a"),
     *("sm_100", "sm_100a", "sm_103", "sm_103a", "sm_120", "sm_120a", "sm_121", "sm_121a"),

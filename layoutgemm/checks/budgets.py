@@ -32,7 +32,7 @@ def _check_counts(parts: Mapping[str, int], **at_least_one: int) -> None:
 
 @checked(PlanError)
 def shared_memory(arch: Arch, parts: dict[str, int], blocks_per_sm: int = 1) -> Check:
-    """Do the parts (name -> bytes) fit in one block's shared memory, and so many blocks in a multiprocessor's?
+    """Check that the parts (name -> bytes) fit in shared memory: a CTA's, and an SM's for `blocks` CTAs.
 
     >>> from layoutgemm.arch import arch
     >>> check = shared_memory(arch("sm_90a"), {"4 stages of 128x256x64": 4 * 48 * 1024, "C tile": 64 * 1024})
@@ -61,7 +61,7 @@ def shared_memory_of(
     rest: str = "barriers and gaps",
     blocks_per_sm: int = 1,
 ) -> Check:
-    """Do `total` bytes fit, and is what the parts leave of them room for `barriers` bytes?"""
+    """Check that `total` bytes fit, and that the parts leave room for `barriers` bytes."""
     left = total - sum(parts.values())
     check = shared_memory(arch, {**parts, rest: max(0, left)}, blocks_per_sm)
     if check and left < barriers:
@@ -71,7 +71,7 @@ def shared_memory_of(
 
 @checked(PlanError)
 def registers(arch: Arch, threads: int, per_thread: dict[str, int], blocks_per_sm: int = 1) -> Check:
-    """Do the registers a thread must hold at once (name -> 32-bit registers) fit, for it and for the multiprocessor?
+    """Check that a thread's registers (name -> 32-bit registers) fit, for it and for the SM.
 
     The parts are a lower bound, what the algorithm keeps live by name; ptxas adds addresses and temporaries, and what
     it really used is read from the compiled kernel. A thread has its registers in eights, and a block as many as if its
@@ -108,7 +108,7 @@ def allocated_threads(threads: int) -> int:
 def launch_registers(arch: Arch, threads: int) -> int:
     """The registers that each thread of a block of so many can start with: what there are, shared out in eights.
 
-    What a launch is held against (cuda_occupancy.h), and ptxas with it: of 288 threads it gives each 168, as of 384.
+    The register limits of a launch (cuda_occupancy.h), and of ptxas: of 288 threads it gives each 168, as of 384.
 
     >>> from layoutgemm.arch import arch
     >>> [launch_registers(arch("sm_90a"), threads) for threads in (128, 288, 384, 416)]
@@ -128,9 +128,9 @@ def setmaxnreg_problem(count: int) -> str:
 def role_registers(arch: Arch, roles: Mapping[str, tuple[int, int]]) -> Check:
     """Can setmaxnreg give each role its registers? Roles are name -> (threads, registers a thread).
 
-    A block starts with the same number for every thread, the most that its size allows, and what one role gives back
-    another may take: the roles' sum is held against that pool. Counts are multiples of 8 in 24..256, and a role is
-    whole warpgroups, since all warps of a warpgroup have to execute the same setmaxnreg (PTX ISA, setmaxnreg).
+    A block starts with the same number for every thread, the most that its size allows. What one role gives back
+    another may take: the roles' sum must fit in that pool. Counts are multiples of 8 in 24..256. A role is whole
+    warpgroups, since all warps of a warpgroup have to execute the same setmaxnreg (PTX ISA, setmaxnreg).
 
     >>> from layoutgemm.arch import arch
     >>> print(role_registers(arch("sm_90a"), {"producer": (128, 40), "math": (256, 232)}).statement)
@@ -163,7 +163,8 @@ def role_registers(arch: Arch, roles: Mapping[str, tuple[int, int]]) -> Check:
 
 @checked(PlanError)
 def tensor_memory(arch: Arch, parts: Mapping[str, int], blocks_per_sm: int = 1) -> Check:
-    """Do the parts (name -> columns) fit in tensor memory as one allocation of each block, a power of two of columns?
+    """Check that the parts (name -> columns) fit in tensor memory. They are one allocation of each CTA, a power of two
+    of columns.
 
     >>> from layoutgemm.arch import arch
     >>> check = tensor_memory(arch("sm_100a"), {"2 accumulators of 128x256": 2 * 256, "scales of A": 16})
@@ -188,7 +189,7 @@ def tensor_memory(arch: Arch, parts: Mapping[str, int], blocks_per_sm: int = 1) 
 
 @checked(PlanError)
 def most_stages(arch: Arch, stage_bytes: int, other_bytes: int = 0, blocks_per_sm: int = 1) -> int:
-    """How many stages of `stage_bytes` fit in a block's shared memory beside `other_bytes`.
+    """The number of stages of `stage_bytes` that fit in a CTA's shared memory beside `other_bytes`.
 
     >>> from layoutgemm.arch import arch
     >>> most_stages(arch("sm_90a"), 48 * 1024), most_stages(arch("sm_90a"), 48 * 1024, 64 * 1024)
@@ -216,7 +217,8 @@ def why_not(
     other_bytes: int = 1024,
     blocks_per_sm: int = 1,
 ) -> Report:
-    """Every budget of one choice of tile, stages and roles, with the arithmetic, and what would fit where it does not.
+    """Every budget of one choice of tile, stages and roles, with the arithmetic. Where it does not fit, it says what
+    would.
 
     arch           the architecture, or its name
     tile           (BM, BN, BK) in elements

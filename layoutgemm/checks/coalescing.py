@@ -4,9 +4,9 @@ Global memory moves in sectors of 32 bytes, four to a cache line of 128. One ins
 whatever the width for a lane, and the memory system fetches every sector that any of its lanes touches, once. So the
 cost of a request is the number of its distinct sectors, and the least possible is its distinct bytes / 32, rounded up.
 
-Sources: CUDA C++ Programming Guide, "Compute Capability 5.x", "Global Memory", and CUDA C++ Best Practices Guide,
-"Coalesced Access to Global Memory" (32-byte transactions); Nsight Compute's documentation, "L1/TEX cache" (sectors per
-request, four sectors to a line).
+Sources: CUDA C++ Programming Guide, "Compute Capability 5.x", "Global Memory"; CUDA C++ Best Practices Guide,
+"Coalesced Access to Global Memory" (32-byte transactions). For sectors per request, four sectors to a line: Nsight
+Compute's documentation, "L1/TEX cache".
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ import numpy as np
 from ..arguments import checked
 from ..dtypes import DType
 from ..errors import AtomError
-from ..layouts import ComposedLayout, Layout
-from ..layouts.linear import LinearLayout
 from ..report import Check
-from .smem.access_patterns import AccessPattern, IntArray, byte_addresses
-from .smem.bank_conflicts import address_array, check_addresses
+from .smem.access_patterns import IntArray
+from .smem.bank_conflicts import LAYOUTS, distinct, requests_of
 
 SECTOR = 32
 LINE = 128
@@ -89,7 +87,7 @@ class SectorReport:
 
     @property
     def coalesced(self) -> bool:
-        """Whether every request touches as few sectors as its bytes need."""
+        """True if every request touches as few sectors as its bytes need."""
         return self.sectors == self.minimum
 
     def __bool__(self) -> bool:
@@ -97,7 +95,7 @@ class SectorReport:
 
     @property
     def witness(self) -> str:
-        """The first request with more sectors than needed, and the first sector that is not full; or ""."""
+        """The first request with too many sectors, and its first sector that is not full; or ""."""
         for name, rows, addresses, width in zip(self.names, self.rows, self.addresses, self.widths):
             over = np.flatnonzero(rows[0] > rows[3])
             if not over.size:
@@ -122,7 +120,7 @@ class SectorReport:
 
     @checked(AtomError)
     def as_check(self, name: str = "coalescing") -> Check:
-        """The statement that each request touches as few sectors as it can, with the first that does not."""
+        """The statement that each request touches the fewest sectors, with the first counterexample."""
         base = f"base a multiple of {self.alignment} bytes"
         statement = (
             f"{' and '.join(self.names)} on {self.subject}, {base}: {self.per_request:g} sectors for a request "
@@ -157,7 +155,7 @@ class SectorReport:
 
 @checked(AtomError)
 def sectors(
-    what: Any,
+    what: object,
     how: Any,
     kind: str | None = None,
     *,
@@ -189,25 +187,12 @@ def sectors(
     """
     if alignment < 1 or alignment & (alignment - 1):
         raise AtomError(f"the base's alignment is a power of two of bytes, not {alignment!r}")
-    found: list[tuple[str, IntArray, int]] = []
-    subject = "these addresses"
-    if isinstance(what, (Layout, ComposedLayout, LinearLayout)):
-        if kind is not None:
-            raise AtomError(f"an access has its own kind; {kind!r} is not for a layout")
-        accesses = [how] if isinstance(how, AccessPattern) else list(how)
-        if not accesses or not all(isinstance(access, AccessPattern) for access in accesses):
-            raise AtomError(f"a layout is asked with an AccessPattern or several, not {how!r}")
-        for access in accesses:
-            addresses, width = byte_addresses(what, access, element)
-            _global_only(access.kind)
-            found.append((access.name, addresses, width))
-        subject = str(what)
-    else:
-        kind = "ld.global" if kind is None else kind
+    if kind is not None and not isinstance(what, LAYOUTS):
         _global_only(kind)
-        addresses = address_array(what)
-        check_addresses(addresses, how, kind)
-        found.append((kind, addresses, int(how)))
+    asked, subject = requests_of(what, how, kind, element, "ld.global", "layout", LAYOUTS)
+    for _, of, _, _ in asked:
+        _global_only(of)
+    found = [(name, addresses, width) for name, _, addresses, width in asked]
     for name, _, width in found:
         if alignment % width:
             raise AtomError(f"{name}: a base aligned to {alignment} bytes does not align accesses of {width}")
@@ -227,17 +212,8 @@ def _count(addresses: IntArray, width: int, base: int) -> IntArray:
     """(sectors, lines, distinct bytes, least sectors) x request."""
     idle = addresses < 0
     start = addresses + base
-    distinct = _distinct(np.where(idle, -1, start))
-    asked = distinct * width
+    asked = distinct(np.where(idle, -1, start)) * width
     # An access is aligned to its width of at most a sector, so it lies in one sector.
-    touched = _distinct(np.where(idle, -1, start // SECTOR))
-    lines = _distinct(np.where(idle, -1, start // LINE))
+    touched = distinct(np.where(idle, -1, start // SECTOR))
+    lines = distinct(np.where(idle, -1, start // LINE))
     return np.stack([touched, lines, asked, -(-asked // SECTOR)])
-
-
-def _distinct(values: IntArray) -> IntArray:
-    """How many different values >= 0 each row holds."""
-    ordered = np.sort(values, axis=1)
-    fresh = ordered >= 0
-    fresh[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
-    return fresh.sum(1).astype(np.int64)

@@ -8,6 +8,7 @@ symbols; an address is then compared as a polynomial, coefficient by coefficient
 from __future__ import annotations
 
 import itertools
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from ..atoms.tma.engine import global_bits, shared_bits
 from ..atoms.tma.rules import multiple
 from ..layouts import ComposedLayout, Layout
 from ..layouts.proofs.prove import covers, injective
+from ..layouts.proofs.verdicts import Proof
 from ..layouts.symbols.dims import dim
 from ..layouts.symbols.facts import Facts
 from ..layouts.symbols.polynomial import make, show
@@ -31,7 +33,8 @@ Ints = npt.NDArray[np.int64]
 
 @checked()
 def filled_by(name: str, tile: SmemTile | Layout | ComposedLayout, plan: TmaPlan) -> Check:
-    """Do the copies move every element of the tile exactly once, between its place in shared and in global memory?
+    """Check that the copies move every element of the tile exactly once. They go between its place in shared and in
+    global memory.
 
     tile  where the tile's elements lie in shared memory: what the plan was derived from, or should have been
 
@@ -96,7 +99,7 @@ def _tile_bits(tile: Any, plan: TmaPlan) -> Ints:
     return offsets
 
 
-def _terms(entry: Any) -> dict[Any, int]:
+def _terms(entry: Any) -> dict[Hashable, int]:
     """An entry as monomial -> coefficient."""
     return {(): entry} if isinstance(entry, int) else dict(entry.terms)
 
@@ -112,28 +115,28 @@ def _leaf_coordinates(plan: TmaPlan) -> list[tuple[Leaf, Ints]]:
     return out
 
 
-def _wanted(tile: Any, plan: TmaPlan, count: int) -> dict[Any, Ints]:
-    """Where each element of tile 0 is in the tensor: monomial -> bits, or dimension -> coordinate."""
+def _wanted(tile: Any, plan: TmaPlan, count: int) -> dict[Hashable, Ints]:
+    """The place of each element of tile 0 in the tensor: monomial -> bits, or dimension -> coordinate."""
     if plan.gmem is None:
         mn = tile.extent[0]
         flat = np.arange(count)
         inner, outer = (flat // mn, flat % mn) if tile.major == "K" else (flat % mn, flat // mn)
         return {0: inner, 1: outer}
-    out: dict[Any, Ints] = {(): np.zeros(count, dtype=np.int64)}
+    out: dict[Hashable, Ints] = {(): np.zeros(count, dtype=np.int64)}
     for leaf, index in _leaf_coordinates(plan):
         for key, factor in _terms(leaf.stride).items():
             out[key] = out.get(key, 0) + index * factor * plan.kind.gmem_bits
     return out
 
 
-def _moved(plan: TmaPlan, start: tuple[int, ...], keys: dict[Any, Ints]) -> dict[Any, Ints]:
+def _moved(plan: TmaPlan, start: tuple[int, ...], keys: Iterable[Hashable]) -> dict[Hashable, Ints]:
     """The same for the elements of one box: arrays of the box's shape, innermost dimension first."""
     steps = plan.steps or (1,) * len(plan.box)
     shape = [-(-extent // step) for extent, step in zip(plan.box, steps, strict=True)]
     grid = np.meshgrid(*(c + s * np.arange(n) for c, s, n in zip(start, steps, shape, strict=True)), indexing="ij")
     if plan.gmem is None or plan.strides is None:
         return dict(enumerate(grid))
-    out: dict[Any, Ints] = {key: np.zeros(shape, dtype=np.int64) for key in keys}
+    out: dict[Hashable, Ints] = {key: np.zeros(shape, dtype=np.int64) for key in keys}
     for index, stride in zip(grid, (None, *plan.strides), strict=True):
         bits = {(): plan.kind.gmem_bits} if stride is None else {k: 8 * v for k, v in _terms(stride).items()}
         for key, factor in bits.items():
@@ -160,12 +163,12 @@ def _place(terms: dict[Any, int], plan: TmaPlan) -> str:
 
 @checked()
 def tiles_cover(name: str, plan: TmaPlan) -> Check:
-    """Do the tiles cover the tensor, each element in exactly one, starting where the plan says, for every size?
+    """Check that the tiles cover each element of the tensor once, for every size. They must start where the plan says.
 
-    Mode by mode: the elements of the tiles are the coordinates of the mode, none twice, and no tile lies outside; one
-    tile on is as far in the tensor map as in the layout; a part of a merged dimension does not hang over its end.
-    What a store writes beyond a line, to the end of its last 16 bytes, is no element of the tensor: lines start at
-    multiples of 16 bytes, so that one with an element in those bytes has an element of the first line there too.
+    Mode by mode: the elements of the tiles are the coordinates of the mode, none twice, and no tile lies outside. One
+    tile on is as far in the tensor map as in the layout. A part of a merged dimension does not hang over its end. The
+    bytes that a store writes beyond a line, to the end of its last 16, hold no element of the tensor. Lines start at
+    multiples of 16 bytes, so a line with an element in those bytes has an element of the first line there too.
     """
     if plan.gmem is None or plan.strides is None:
         return Check(name, "the plan has no global layout", False, "none", "sizes are given at run time")
@@ -182,7 +185,7 @@ def tiles_cover(name: str, plan: TmaPlan) -> Check:
         for leaf in (leaf for leaf in leaves if leaf.mode == mode):
             for step in ([1] if leaf.step > 1 else []) + [leaf.tile * leaf.step]:
                 count, adds = next(places, (None, ()))
-                have: Any = 0
+                have: int = 0
                 for at, add in adds:
                     stride = strides[at]
                     have = have + 8 * add * stride if stride is not None else have + add * plan.kind.gmem_bits
@@ -200,7 +203,7 @@ def tiles_cover(name: str, plan: TmaPlan) -> Check:
 
 
 def _leaf_covered(leaf: Leaf, methods: list[str]) -> str:
-    """A witness that tiles do not cover a mode once, or "" with the methods of the proofs."""
+    """A witness that tiles miss or repeat a mode, or "" with the proofs' methods."""
     extent, run = leaf.extent, leaf.tile * leaf.step
     if isinstance(extent, int):
         count: Any = -(-extent // run)
@@ -211,8 +214,8 @@ def _leaf_covered(leaf: Leaf, methods: list[str]) -> str:
         extent, count = given(dim("E_")), given["T_"]
     tiles = Layout((leaf.tile, leaf.step, count), (leaf.step, 1, run))
     for answer in (injective(tiles), covers(tiles, extent), covers(Layout(extent), (count - 1) * run + 1)):
-        if not answer.ok:
-            return f"{leaf.name}: {getattr(answer, 'explain', lambda answer=answer: str(answer))()}"
+        if not isinstance(answer, Proof):
+            return f"{leaf.name}: {answer.explain()}"
         methods.append(answer.method)
     return ""
 

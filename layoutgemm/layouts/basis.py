@@ -11,7 +11,19 @@ from typing import Any
 
 from ..arguments import DEPTH, as_int
 from ..errors import LayoutError
-from .int_tuple import BEYOND, SHARED, SYMBOLS_SEEN, check_entries, leaves, show, too_deep, transform
+from .int_tuple import (
+    BELOW,
+    BEYOND,
+    SHARED,
+    SYMBOLS_SEEN,
+    Shape,
+    Stride,
+    check_entries,
+    leaves,
+    show,
+    too_deep,
+    transform,
+)
 from .symbols.dims import entry, is_sympy
 from .symbols.polynomial import P
 
@@ -28,11 +40,11 @@ class ScaledBasis:
     """
 
     __slots__ = ("path", "value")
-    value: Any  # an int, or a symbol
+    value: Any  # a Scalar: an int in most strides
     path: tuple[int, ...]
     _is_basis = True
 
-    def __init__(self, value: Any, path: int | tuple[int, ...]) -> None:
+    def __init__(self, value: object, path: int | tuple[int, ...]) -> None:
         modes = path if isinstance(path, (tuple, list)) else (path,)
         path = tuple([as_int(p, "a mode of a basis element", most=WIDEST) for p in modes])
         if value.__class__ is not P:
@@ -46,13 +58,13 @@ class ScaledBasis:
         object.__setattr__(self, "value", value)
         object.__setattr__(self, "path", path)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"ScaledBasis is frozen: cannot set {name}")
 
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"ScaledBasis is frozen: cannot delete {name}")
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: object) -> ScaledBasis | int:
         factor = other if other.__class__ is P else as_int(other, "the factor of a basis element")
         value = self.value * factor
         return 0 if value.__class__ is int and value == 0 else ScaledBasis(value, self.path)
@@ -68,7 +80,7 @@ class ScaledBasis:
     def __hash__(self) -> int:
         return hash((ScaledBasis, self.value, self.path))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return ScaledBasis, (self.value, self.path)
 
     def __str__(self) -> str:
@@ -88,8 +100,8 @@ def E(*path: int) -> ScaledBasis:
     return ScaledBasis(1, path)
 
 
-def has_basis(stride: Any) -> bool:
-    """Whether a stride leads to coordinates. A well-formed stride is ints only, or zeros and basis elements only."""
+def has_basis(stride: Stride) -> bool:
+    """True if a stride leads to coordinates. A well-formed stride is ints only, or zeros and basis elements only."""
     if stride.__class__ is int:
         return False
     if stride.__class__ is tuple:
@@ -103,8 +115,14 @@ def has_basis(stride: Any) -> bool:
     return stride.__class__ is ScaledBasis
 
 
-def as_stride(x: Any) -> Any:
+def as_stride(x: object) -> Stride:
     """A checked stride: integers, or zeros and basis elements none of whose paths leads through another."""
+    if x.__class__ is tuple:
+        for d in x:
+            if d.__class__ is not int or not BELOW < d < BEYOND:
+                break
+        else:  # a checked stride already, as most are
+            return x
     out = _as_stride(x)
     if out.__class__ is int:
         return out
@@ -127,7 +145,7 @@ def as_stride(x: Any) -> Any:
     return out
 
 
-def _as_stride(x: Any, depth: int = 0) -> Any:
+def _as_stride(x: object, depth: int = 0) -> Stride:
     if x.__class__ is ScaledBasis:
         return x
     if isinstance(x, (tuple, list)):
@@ -135,19 +153,19 @@ def _as_stride(x: Any, depth: int = 0) -> Any:
             raise too_deep("a stride")
         if depth == SHARED:
             check_entries(x, "a stride")
-        return tuple([y if y.__class__ is int and -BEYOND < y < BEYOND else _as_stride(y, depth + 1) for y in x])
+        return tuple([y if y.__class__ is int and BELOW < y < BEYOND else _as_stride(y, depth + 1) for y in x])
     if x.__class__ is P or is_sympy(x):
         SYMBOLS_SEEN[0] += 1
         return entry(x)
     return as_int(x, "a layout's stride")
 
 
-def paths_of(stride: Any) -> list[tuple[int, ...]]:
+def paths_of(stride: Stride) -> list[tuple[int, ...]]:
     """The paths that the strides lead along, sorted."""
     return sorted({d.path for d in leaves(stride) if d.__class__ is ScaledBasis})
 
 
-def component(stride: Any, path: tuple[int, ...]) -> Any:
+def component(stride: object, path: tuple[int, ...]) -> Stride:
     """The integer strides of one component of the coordinate."""
     return transform(lambda d: d.value if d.__class__ is ScaledBasis and d.path == path else 0, stride)
 
@@ -166,7 +184,7 @@ def assemble(parts: dict[tuple[int, ...], Any]) -> Any:
     return tuple([assemble(inner[i]) if i in inner else 0 for i in range(1 + max(inner))])
 
 
-def identity_stride(shape: Any, path: tuple[int, ...] = ()) -> Any:
+def identity_stride(shape: Shape, path: tuple[int, ...] = ()) -> Stride:
     """The strides E(i), E(i, j), ... that map each coordinate to itself; E(0) for an integer shape."""
     if shape.__class__ is not tuple:
         return ScaledBasis(1, path or (0,))
@@ -174,12 +192,12 @@ def identity_stride(shape: Any, path: tuple[int, ...] = ()) -> Any:
 
 
 class Encoding:
-    """Basis strides as integers, one digit of a wide radix for each path, so that integer algorithms apply.
+    """Basis strides as integers, one digit of a wide radix for each path.
 
     The map is linear and one-to-one on sums whose components stay below `reach` in absolute value.
     """
 
-    def __init__(self, stride: Any, reach: int) -> None:
+    def __init__(self, stride: Stride, reach: int) -> None:
         self.paths = paths_of(stride)
         self.radix = 2 * reach + 1
         self.weights = {p: self.radix**i for i, p in enumerate(self.paths)}
@@ -188,7 +206,7 @@ class Encoding:
         """The integer strides."""
         return transform(lambda d: d.value * self.weights[d.path] if d.__class__ is ScaledBasis else d, stride)
 
-    def decode(self, stride: Any) -> Any:
+    def decode(self, stride: object) -> Stride:
         """The basis strides. Raises LayoutError where one stride would need two components."""
         return transform(self._decode, stride)
 
@@ -202,7 +220,7 @@ class Encoding:
             out[p] = digit
         return out
 
-    def _decode(self, x: int) -> Any:
+    def _decode(self, x: int) -> Stride:
         found = [(v, p) for p, v in self.digits(x).items() if v]
         if len(found) > 1:
             raise LayoutError(f"a stride along {' and '.join(str(ScaledBasis(v, p)) for v, p in found)} at once")

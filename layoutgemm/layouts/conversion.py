@@ -14,7 +14,7 @@ class Convertible:
 
     __slots__ = ()
 
-    def to_cute(self, **values: Any) -> Any:
+    def to_cute(self, **values: object) -> Any:
         """The same as an object of the CuTe DSL. See interop.to_cute.
 
         It needs a trace, or `interop.cute_context()`.

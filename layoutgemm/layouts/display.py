@@ -1,9 +1,9 @@
-"""What every object that has a picture does with it: return it, write it, print its text, show it in a notebook."""
+"""The picture methods of objects: return it, write it, print its text, show it in a notebook."""
 
 from __future__ import annotations
 
 import os
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ..errors import LayoutError
 from .registry import Registry
@@ -17,7 +17,7 @@ save = Registry("file", "layoutgemm.view.raster")
 class Pictured:
     """An object that has a picture and a text: `layoutgemm.view` registers for its type what makes them.
 
-    What `svg` and `show` take besides is what that function takes:
+    `svg` and `show` take the options of that function:
 
     Layout, ComposedLayout      layout_svg: rows, columns, group
     Swizzle                     swizzle_pair_svg: layout (a tile of its own unless given), bits, access
@@ -35,7 +35,7 @@ class Pictured:
     __slots__ = ()
     _drawn_by: ClassVar[str] = "layoutgemm.view.objects"
 
-    def svg(self, path: str | os.PathLike[str] | None = None, *, dark: bool = False, **options: Any) -> str:
+    def svg(self, path: str | os.PathLike[str] | None = None, *, dark: bool = False, **options: object) -> str:
         """The picture as an SVG document; with a path it is also written there, as PNG if the name ends in .png.
 
         The picture follows the reader's page, light or dark; `dark` makes a file dark for good. Raises LayoutError for
@@ -50,7 +50,7 @@ class Pictured:
             save(drawn, path, dark=dark)
         return drawn
 
-    def show(self, **options: Any) -> None:
+    def show(self, **options: object) -> None:
         """Prints it as text.
 
         >>> from layoutgemm import Layout
@@ -64,7 +64,7 @@ class Pictured:
         print(table(self, **options))
 
     def _repr_svg_(self) -> str | None:
-        """What a notebook shows, or None (it then prints the object) where there is no picture."""
+        """The notebook's view: None where there is no picture, and the notebook prints the object."""
         try:
             drawn: str = picture(self)
         except LayoutError:

@@ -23,25 +23,24 @@ from ..arguments import refusal, shown
 from ..errors import LayoutError, ParseError
 from . import above
 from .basis import ScaledBasis
-from .int_tuple import as_nested, as_shape, coal, leaves, pack, product, show, show_coord
+from .int_tuple import Pair, Shape, as_nested, as_shape, coal, leaves, pack, product, show, show_coord
 from .layout import Layout
 from .linear import LinearLayout
-from .proofs.digits import Box, Form, Stuck, maximum, minimum, rewrite
+from .proofs.digit_boxes import Box, Stuck
+from .proofs.digits import Form, Formula, maximum, minimum, rewrite
 from .proofs.gf2 import swizzle_candidates
-from .proofs.index_formulas import LIMIT, tabulate
+from .proofs.index_formulas import LIMIT, coordinate, tabulate
 from .swizzle import ComposedLayout, Swizzle
 from .symbols.dims import ARITHMETIC, declared, entry, expression, is_sympy, operate
 from .symbols.generators import GENERATORS
-from .symbols.polynomial import MissingFact, P, div, needs_div
+from .symbols.polynomial import MissingFact, P, Scalar, div, needs_div
 from .symbols.polynomial import show as show_entry
-
-__all__ = ["expr", "from_expr"]
 
 NAMES = ("i", "j", "k", "l")
 
 
 @above.expression_of.register(object)
-def expr(layout: Any, *names: str) -> Any:
+def expr(layout: object, *names: str) -> Any:
     """The value of a Layout, ComposedLayout or Swizzle as a SymPy expression of its coordinates.
 
     One name for each top-level mode (i, j, k, l, x4, ... unless given), or one name in all for the flat index. The
@@ -119,7 +118,7 @@ def _shaped(result: Any, profiles: list[Any]) -> Any:
 # ---------------------------------------------------------------- what a formula may be
 
 
-def _function(formula: Any, shape: Any, extents: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+def _function(formula: object, shape: Shape, extents: dict[str, object]) -> tuple[Formula, dict[str, Any]]:
     """The formula as a function of named variables, and the shape of each variable."""
     if shape is not None and extents:
         raise LayoutError("extents are given by a shape or by keyword, not both")
@@ -146,7 +145,7 @@ def _function(formula: Any, shape: Any, extents: dict[str, Any]) -> tuple[Callab
     return formula, _checked(extents, formula)
 
 
-def _named(shape: Any, names: list[str], formula: Any) -> dict[str, Any]:
+def _named(shape: Shape, names: list[str], formula: object) -> dict[str, Any]:
     modes = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     if len(names) != len(modes):
         raise LayoutError(
@@ -157,7 +156,7 @@ def _named(shape: Any, names: list[str], formula: Any) -> dict[str, Any]:
     return dict(zip(names, modes, strict=True))
 
 
-def _checked(extents: dict[str, Any], formula: Any) -> dict[str, Any]:
+def _checked(extents: dict[str, object], formula: object) -> dict[str, Any]:
     if not extents:
         raise LayoutError(f"no extents for {shown(formula)}: from_expr(formula, x=128, y=64)")
     return {name: as_shape(each) for name, each in extents.items()}
@@ -173,7 +172,7 @@ def _free_names(tree: ast.expr) -> list[str]:
     return sorted(n for n in names if not _is_size(n))
 
 
-def _variables(tree: ast.expr, shape: Any) -> list[str]:
+def _variables(tree: ast.expr, shape: Shape) -> list[str]:
     """The variables that a shape gives the extents of: the names that are no sizes, or all where those are too few.
 
     A name that another part of a program declared as a size is a variable here, if the shape has a mode for it.
@@ -196,7 +195,7 @@ _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.LShift: lambda a, b: a << b,
     ast.RShift: lambda a, b: a >> b,
 }
-_CALLS: dict[str, Callable[..., Any]] = {"min": minimum, "max": maximum}
+_CALLS: dict[str, Formula] = {"min": minimum, "max": maximum}
 
 
 def _evaluate(node: ast.expr, variables: Mapping[str, Any], text: str) -> Any:
@@ -224,7 +223,7 @@ def _evaluate(node: ast.expr, variables: Mapping[str, Any], text: str) -> Any:
 # ---------------------------------------------------------------- reading the normal form
 
 
-def _by_digits(function: Callable[..., Any], sizes: dict[str, Any]) -> Any:
+def _by_digits(function: Formula, sizes: dict[str, Any]) -> Any:
     """The layout of a formula that can be rewritten. Raises Stuck where digits do not tell."""
     box, (form,) = rewrite(sizes, function)
     if form.__class__ is tuple:
@@ -239,7 +238,7 @@ def _by_digits(function: Callable[..., Any], sizes: dict[str, Any]) -> Any:
     raise Stuck(f"no swizzle found that takes apart {form}", box.missing())
 
 
-def _unswizzled(function: Callable[..., Any], sizes: dict[str, Any], swizzle: Swizzle) -> ComposedLayout | None:
+def _unswizzled(function: Formula, sizes: dict[str, Any], swizzle: Swizzle) -> ComposedLayout | None:
     """The formula as this swizzle of a layout, or None: a swizzle is its own inverse."""
     try:
         box, (form,) = rewrite(sizes, lambda **v: swizzle(function(**v)))
@@ -250,7 +249,7 @@ def _unswizzled(function: Callable[..., Any], sizes: dict[str, Any], swizzle: Sw
         return None
 
 
-def _offset(constant: Any, layout: Layout) -> ComposedLayout:
+def _offset(constant: object, layout: Layout) -> ComposedLayout:
     return ComposedLayout(Swizzle(0, 4, 3), _static(constant), layout)
 
 
@@ -265,7 +264,7 @@ def _swizzles(form: Form) -> Iterator[Swizzle]:
     columns: dict[Any, int] = {}
     rows: dict[int, int] = {}
     for s, c in form.terms.items():
-        if c.__class__ is P or abs(c) & (abs(c) - 1):
+        if isinstance(c, P) or abs(c) & (abs(c) - 1):
             continue
         mask = sum(columns.setdefault(digit, 1 << len(columns)) for digit in sorted(s))
         position = abs(c).bit_length() - 1
@@ -288,9 +287,9 @@ def _modes(box: Box, stride_of: Callable[[tuple[str, int]], Any]) -> Layout:
     return Layout(tuple(shapes), tuple(strides))
 
 
-def _modes_of(name: str, n: Any, box: Box, stride_of: Callable[[tuple[str, int]], Any]) -> tuple[Any, Any]:
+def _modes_of(name: str, n: Scalar, box: Box, stride_of: Callable[[tuple[str, int]], Any]) -> Pair:
     """Extents and strides of one variable: a mode ends where the value stops to grow with the variable as before."""
-    starts: list[tuple[Any, Any]] = []  # weight, stride
+    starts: list[tuple[Scalar, Scalar]] = []  # weight, stride
     for i, (e, w) in enumerate(zip(box.digits[name], box.weights[name], strict=True)):
         if e == 1:
             continue
@@ -307,7 +306,7 @@ def _modes_of(name: str, n: Any, box: Box, stride_of: Callable[[tuple[str, int]]
     return tuple(shape), tuple([d for _, d in starts])
 
 
-def _onto_coordinates(box: Box, forms: Any) -> Layout:
+def _onto_coordinates(box: Box, forms: object) -> Layout:
     paths = dict(_paths(forms, ()))
     for p, f in paths.items():
         if f.constant != 0 or any(len(s) > 1 for s in f.terms):
@@ -335,7 +334,7 @@ def _paths(forms: Any, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...],
 # ---------------------------------------------------------------- reading values
 
 
-def _by_values(function: Callable[..., Any], sizes: dict[str, int], stuck: MissingFact) -> Any:
+def _by_values(function: Formula, sizes: Mapping[str, Any], stuck: MissingFact) -> Any:
     """The layout of a static formula, read off all its values. Raises LayoutError with the first misfit."""
     tables = tabulate(function, sizes)
     if len(tables) != 1:
@@ -347,7 +346,7 @@ def _by_values(function: Callable[..., Any], sizes: dict[str, int], stuck: Missi
         if composed is not None:
             return composed
         index, reason = found
-        coord = _coordinate(index, extents)
+        coord = tuple(coordinate(index, extents))
         raise LayoutError(f"no layout, nor one under a swizzle: {show(coord)} {reason}", coord)
     return found if values[0] == 0 else _offset(int(values[0]), found)
 
@@ -356,8 +355,8 @@ def read_layout(values: Any, extents: list[int]) -> Layout | tuple[int, str]:
     """The layout with the values on a box, less the value at 0; or the first index that no layout fits, and why.
 
     `values` is an array over the flat index. Exact: a layout of this box is a sum of functions of one variable each,
-    and such a function is a layout iff it repeats itself: its first mode ends at the first index s that breaks the even
-    growth, so s must divide the extent, all runs of s values must grow alike, and the runs' starts form a layout again.
+    and such a function is a layout iff it repeats itself. Its first mode ends at the first index s that breaks the even
+    growth. So s must divide the extent, all runs of s values must grow alike, and the runs' starts form a layout again.
 
     >>> print(read_layout(np.array([0, 1, 8, 9, 16, 17]), [6]))
     (2,3):(1,8)
@@ -381,7 +380,7 @@ def read_layout(values: Any, extents: list[int]) -> Layout | tuple[int, str]:
     wrong = np.flatnonzero(values - base != total)
     if len(wrong):
         i = int(wrong[0])
-        c = _coordinate(i, extents)
+        c = tuple(coordinate(i, extents))
         units = [tuple(x if j == k else 0 for j, x in enumerate(c)) for k in range(len(c)) if c[k]]
         made = " and ".join(map(show, units))
         misfits.append((i, f"gives {values[i]}, but {made} make it {total[i] + base}"))
@@ -392,7 +391,7 @@ def read_layout(values: Any, extents: list[int]) -> Layout | tuple[int, str]:
     return Layout(tuple(shapes), tuple(strides))
 
 
-def _read_line(v: Any, base: Any) -> tuple[list[int], list[int], tuple[int, str] | None]:
+def _read_line(v: Any, base: object) -> tuple[list[int], list[int], tuple[int, str] | None]:
     """Modes of one variable's values, v[0] = 0, as far as they can be read; and the first misfit with its reason."""
     S: list[int] = []
     D: list[int] = []
@@ -420,7 +419,7 @@ def _read_line(v: Any, base: Any) -> tuple[list[int], list[int], tuple[int, str]
 
 
 def _read_swizzled(values: Any, extents: list[int]) -> ComposedLayout | None:
-    """Swizzle, offset and layout with these values, or None where there is none."""
+    """Swizzle, offset and layout with these values, or None."""
     top = max(values)
     if min(values) < 0:
         return None
@@ -465,11 +464,3 @@ def _probes(values: Any, extents: list[int]) -> list[Any] | None:
         out.append(values[indices // weight % n * weight])
         weight *= n
     return out
-
-
-def _coordinate(index: int, extents: list[int]) -> tuple[int, ...]:
-    out = []
-    for n in extents:
-        index, r = divmod(index, n)
-        out.append(r)
-    return tuple(out)

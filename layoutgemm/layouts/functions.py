@@ -2,73 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from ..arguments import as_int, refusal
 from ..errors import LayoutError
 from . import int_tuple as _t
 from .display import Pictured
-from .int_tuple import as_entries
+from .int_tuple import Pair, Shape, as_entries
 from .layout import Layout
 from .linear import LinearLayout
 from .swizzle import ComposedLayout, Swizzle
 
-__all__ = [
-    "append",
-    "blocked_product",
-    "coalesce",
-    "compatible",
-    "complement",
-    "composition",
-    "congruent",
-    "cosize",
-    "crd2idx",
-    "depth",
-    "dice",
-    "downcast",
-    "filter",
-    "flat_divide",
-    "flat_product",
-    "flatten",
-    "group_modes",
-    "idx2crd",
-    "left_inverse",
-    "logical_divide",
-    "logical_product",
-    "make_composed_layout",
-    "make_identity_layout",
-    "make_layout",
-    "make_layout_tv",
-    "make_ordered_layout",
-    "make_swizzle",
-    "max_common_layout",
-    "max_common_vector",
-    "nullspace",
-    "prepend",
-    "product",
-    "product_each",
-    "raked_product",
-    "rank",
-    "recast_layout",
-    "right_inverse",
-    "select",
-    "shape",
-    "size",
-    "slice_",
-    "slice_and_offset",
-    "stride",
-    "tile_to_shape",
-    "tiled_divide",
-    "tiled_product",
-    "upcast",
-    "weakly_congruent",
-    "with_shape",
-    "zipped_divide",
-    "zipped_product",
-]
+L = TypeVar("L")  # a layout, plain or swizzled, or a tile of one
 
 
-def _method(x: Any, name: str) -> Any:
+def _method(x: object, name: str) -> Any:
     """The method or property of a layout. Raises LayoutError for what is no layout, or has no such operation."""
     found = getattr(x, name, None) if _is_ours(x) else None
     if found is None:
@@ -76,39 +24,39 @@ def _method(x: Any, name: str) -> Any:
     return found
 
 
-def _is_ours(x: Any) -> bool:
-    """Whether `x` is a layout, or a tile, atom or plan that has operations of one."""
+def _is_ours(x: object) -> bool:
+    """True for a layout, and for a tile, atom or plan with a layout's operations."""
     return isinstance(x, (Pictured, LinearLayout))
 
 
-def _layout(x: Any, what: str) -> Layout:
+def _layout(x: object, what: str) -> Layout:
     if not isinstance(x, Layout):
         raise LayoutError(refusal(x, what, "a Layout"))
     return x
 
 
-def _entries(x: Any, what: str) -> Any:
+def _entries(x: object, what: str) -> Any:
     """The shape of a layout, or a caller's tuple."""
     return _method(x, "shape") if _is_ours(x) else as_entries(x, what)
 
 
-def size(x: Any) -> Any:
-    """How many coordinates a layout or a shape has."""
+def size(x: object) -> Any:
+    """The number of coordinates of a layout or a shape."""
     return _method(x, "size") if _is_ours(x) else product(x)
 
 
-def cosize(layout: Any) -> Any:
+def cosize(layout: object) -> Any:
     """See Layout.cosize."""
     return _method(layout, "cosize")
 
 
-def rank(x: Any) -> int:
-    """How many top-level modes a layout or a tuple has."""
+def rank(x: object) -> int:
+    """The number of top-level modes of a layout or a tuple."""
     return _t.rank(_entries(x, "the operand of rank"))
 
 
-def depth(x: Any) -> int:
-    """How deep a layout or a tuple is nested.
+def depth(x: object) -> int:
+    """The depth of a layout's or a tuple's nesting.
 
     >>> depth(4), depth((4, 2)), depth((4, (2, 3)))
     (0, 1, 2)
@@ -116,17 +64,17 @@ def depth(x: Any) -> int:
     return _t.depth(_entries(x, "the operand of depth"))
 
 
-def shape(layout: Any) -> Any:
+def shape(layout: object) -> Any:
     """The shape of a layout."""
     return _method(layout, "shape")
 
 
-def stride(layout: Any) -> Any:
+def stride(layout: object) -> Any:
     """The stride of a layout."""
     return _method(layout, "stride")
 
 
-def flatten(x: Any) -> Any:
+def flatten(x: object) -> Any:
     """A layout or a tuple without nesting.
 
     >>> flatten((4, (2, (3,))))
@@ -135,7 +83,7 @@ def flatten(x: Any) -> Any:
     return _method(x, "flatten")() if _is_ours(x) else _t.flatten(as_entries(x, "the operand of flatten"))
 
 
-def product(x: Any) -> Any:
+def product(x: object) -> Any:
     """The product of all entries of a tuple.
 
     >>> product((4, (2, 3)))
@@ -144,7 +92,7 @@ def product(x: Any) -> Any:
     return _t.product(as_entries(x, "the operand of product"))
 
 
-def product_each(x: Any) -> Any:
+def product_each(x: object) -> Any:
     """The product of each top-level mode: the shape without the nesting inside its modes.
 
     >>> product_each((4, (2, 3)))
@@ -153,8 +101,8 @@ def product_each(x: Any) -> Any:
     return _t.product_each(as_entries(x, "the operand of product_each"))
 
 
-def congruent(a: Any, b: Any) -> bool:
-    """Whether both tuples have the same nesting.
+def congruent(a: object, b: object) -> bool:
+    """True if both tuples have the same nesting.
 
     >>> congruent((4, (2, 3)), (1, (8, 9))), congruent((4, 2), 8)
     (True, False)
@@ -162,8 +110,8 @@ def congruent(a: Any, b: Any) -> bool:
     return _t.congruent(_entries(a, "the left operand of congruent"), _entries(b, "the right operand of congruent"))
 
 
-def compatible(a: Any, b: Any) -> bool:
-    """Whether every coordinate of shape `a` is one of shape `b`: equal sizes, and `b` refines `a`.
+def compatible(a: object, b: object) -> bool:
+    """True if every coordinate of shape `a` is one of shape `b`: equal sizes, and `b` refines `a`.
 
     >>> compatible(24, (4, 6)), compatible((4, 6), (4, (2, 3))), compatible((4, 6), 24)
     (True, True, False)
@@ -171,8 +119,8 @@ def compatible(a: Any, b: Any) -> bool:
     return _t.compatible(_entries(a, "the left operand of compatible"), _entries(b, "the right operand of compatible"))
 
 
-def weakly_congruent(a: Any, b: Any) -> bool:
-    """Whether the nesting of `b` refines that of `a`.
+def weakly_congruent(a: object, b: object) -> bool:
+    """True if the nesting of `b` refines that of `a`.
 
     >>> weakly_congruent(1, (4, 6)), weakly_congruent((4, 6), 1)
     (True, False)
@@ -181,7 +129,7 @@ def weakly_congruent(a: Any, b: Any) -> bool:
     return _t.weakly_congruent(_entries(a, f"the left {what}"), _entries(b, f"the right {what}"))
 
 
-def idx2crd(index: Any, shape: Any) -> Any:
+def idx2crd(index: object, shape: object) -> Any:
     """The coordinate of a flat (colexicographic) index: int -> tuple congruent with `shape`.
 
     A Python int outside the shape raises CoordinateError; the last mode of an array or a traced index is unbounded.
@@ -192,7 +140,7 @@ def idx2crd(index: Any, shape: Any) -> Any:
     return _t.idx2crd(index, _method(shape, "shape") if _is_ours(shape) else _t.as_shape(shape))
 
 
-def crd2idx(coord: Any, shape: Any, stride: Any = None) -> Any:
+def crd2idx(coord: object, shape: object, stride: object = None) -> Any:
     """The offset of a coordinate under a shape and a stride (None: compact column-major).
 
     >>> crd2idx((1, 2), (4, 8)), crd2idx((1, 2), (4, 8), (8, 1))
@@ -201,7 +149,7 @@ def crd2idx(coord: Any, shape: Any, stride: Any = None) -> Any:
     return Layout(shape, stride)(coord)
 
 
-def make_layout(*args: Any, stride: Any = None) -> Layout:
+def make_layout(*args: Any, stride: object = None) -> Layout:
     """make_layout(shape), make_layout(shape, stride), or one layout with the given layouts as its modes.
 
     >>> str(make_layout((4, 8), stride=(8, 1))), str(make_layout(Layout(4), Layout(2, 4)))
@@ -214,28 +162,28 @@ def make_layout(*args: Any, stride: Any = None) -> Layout:
     return Layout(*args) if stride is None else Layout(args[0], stride)
 
 
-def make_ordered_layout(shape: Any, order: Any) -> Layout:
+def make_ordered_layout(shape: object, order: object) -> Layout:
     """See Layout.ordered."""
     return Layout.ordered(shape, order)
 
 
-def make_identity_layout(shape: Any) -> Layout:
+def make_identity_layout(shape: object) -> Layout:
     """See Layout.identity."""
     return Layout.identity(shape)
 
 
-def make_swizzle(bits: int, base: int, shift: int, unit: Any = None) -> Swizzle:
+def make_swizzle(bits: int, base: int, shift: int, unit: int | None = None) -> Swizzle:
     """See Swizzle."""
     return Swizzle(bits, base, shift, unit)
 
 
-def make_composed_layout(swizzle: Swizzle, offset: int, layout: Any) -> ComposedLayout:
+def make_composed_layout(swizzle: Swizzle, offset: int, layout: object) -> ComposedLayout:
     """See ComposedLayout."""
     return ComposedLayout(swizzle, offset, layout)
 
 
-def make_layout_tv(thread: Layout, value: Layout) -> tuple[Any, Layout]:
-    """The tile (M, N, ...) that threads and values cover, and the layout (thread, value) -> index in that tile.
+def make_layout_tv(thread: Layout, value: Layout) -> tuple[Shape, Layout]:
+    """The tile (M, N, ...) of threads and values, and (thread, value) -> index in that tile.
 
     `thread` maps tile coordinates to thread indices, `value` to the values of a thread; a thread's values lie side by
     side. The index is colexicographic in the tile.
@@ -252,22 +200,22 @@ def make_layout_tv(thread: Layout, value: Layout) -> tuple[Any, Layout]:
     return product_each(tile.shape), tv
 
 
-def coalesce(layout: Any, profile: Any = None) -> Any:
+def coalesce(layout: L, profile: object = None) -> L:
     """See Layout.coalesce."""
     return _method(layout, "coalesce")(profile)
 
 
-def filter(layout: Layout, profile: Any = None) -> Layout:
+def filter(layout: Layout, profile: object = None) -> Layout:
     """See Layout.filter."""
     return _method(layout, "filter")(profile)
 
 
-def composition(a: Any, b: Any) -> Any:
+def composition(a: object, b: object) -> Any:
     """See Layout.compose."""
     return _method(a, "compose")(b)
 
 
-def complement(layout: Layout, bound: Any = None) -> Layout:
+def complement(layout: Layout, bound: object = None) -> Layout:
     """See Layout.complement."""
     return _method(layout, "complement")(bound)
 
@@ -292,52 +240,52 @@ def max_common_layout(a: Layout, b: Layout) -> Layout:
     return _method(a, "max_common_layout")(b)
 
 
-def max_common_vector(a: Layout, b: Layout) -> Any:
+def max_common_vector(a: Layout, b: Layout) -> int:
     """See Layout.max_common_vector."""
     return _method(a, "max_common_vector")(b)
 
 
-def tile_to_shape(block: Any, shape: Any, order: Any = None) -> Any:
+def tile_to_shape(block: L, shape: object, order: object = None) -> L:
     """See Layout.tile_to_shape."""
     return _method(block, "tile_to_shape")(shape, order)
 
 
-def with_shape(layout: Any, shape: Any) -> Any:
+def with_shape(layout: L, shape: object) -> L:
     """See Layout.with_shape."""
     return _method(layout, "with_shape")(shape)
 
 
-def upcast(layout: Any, n: int) -> Any:
+def upcast(layout: L, n: int) -> L:
     """See Layout.upcast."""
     return _method(layout, "upcast")(n)
 
 
-def downcast(layout: Any, n: int) -> Any:
+def downcast(layout: L, n: int) -> L:
     """See Layout.downcast."""
     return _method(layout, "downcast")(n)
 
 
-def recast_layout(new_bits: int, old_bits: int, layout: Any) -> Any:
+def recast_layout(new_bits: int, old_bits: int, layout: L) -> L:
     """See Layout.recast; the arguments come in CuTe's order."""
     return _method(layout, "recast")(new_bits, old_bits)
 
 
-def slice_(coord: Any, layout: Any) -> Any:
+def slice_(coord: object, layout: L) -> L:
     """The layout of the modes that None keeps, without its offset."""
     return _method(layout, "slice")(coord)[0]
 
 
-def slice_and_offset(coord: Any, layout: Any) -> tuple[Any, Any]:
+def slice_and_offset(coord: object, layout: object) -> Pair:
     """See Layout.slice."""
     return _method(layout, "slice")(coord)
 
 
-def dice(coord: Any, layout: Any) -> Any:
+def dice(coord: object, layout: L) -> L:
     """See Layout.dice."""
     return _method(layout, "dice")(coord)
 
 
-def select(layout: Layout, modes: Any) -> Layout:
+def select(layout: Layout, modes: object) -> Layout:
     """The layout of the named modes, in the order named.
 
     >>> str(select(Layout((2, 3, 5)), (2, 0)))
@@ -372,51 +320,51 @@ def prepend(layout: Layout, mode: Layout) -> Layout:
     return Layout.join(mode, *_layout(layout, "what a mode is prepended to"))
 
 
-def logical_divide(layout: Any, tiler: Any) -> Any:
+def logical_divide(layout: L, tiler: object) -> L:
     """See Layout.logical_divide."""
     return _method(layout, "logical_divide")(tiler)
 
 
-def zipped_divide(layout: Any, tiler: Any) -> Any:
+def zipped_divide(layout: L, tiler: object) -> L:
     """See Layout.zipped_divide."""
     return _method(layout, "zipped_divide")(tiler)
 
 
-def tiled_divide(layout: Any, tiler: Any) -> Any:
+def tiled_divide(layout: L, tiler: object) -> L:
     """See Layout.tiled_divide."""
     return _method(layout, "tiled_divide")(tiler)
 
 
-def flat_divide(layout: Any, tiler: Any) -> Any:
+def flat_divide(layout: L, tiler: object) -> L:
     """See Layout.flat_divide."""
     return _method(layout, "flat_divide")(tiler)
 
 
-def logical_product(layout: Any, tiler: Any) -> Any:
+def logical_product(layout: L, tiler: object) -> L:
     """See Layout.logical_product."""
     return _method(layout, "logical_product")(tiler)
 
 
-def zipped_product(layout: Any, tiler: Any) -> Any:
+def zipped_product(layout: L, tiler: object) -> L:
     """See Layout.zipped_product."""
     return _method(layout, "zipped_product")(tiler)
 
 
-def tiled_product(layout: Any, tiler: Any) -> Any:
+def tiled_product(layout: L, tiler: object) -> L:
     """See Layout.tiled_product."""
     return _method(layout, "tiled_product")(tiler)
 
 
-def flat_product(layout: Any, tiler: Any) -> Any:
+def flat_product(layout: L, tiler: object) -> L:
     """See Layout.flat_product."""
     return _method(layout, "flat_product")(tiler)
 
 
-def blocked_product(layout: Any, tiler: Any) -> Any:
+def blocked_product(layout: L, tiler: object) -> L:
     """See Layout.blocked_product."""
     return _method(layout, "blocked_product")(tiler)
 
 
-def raked_product(layout: Any, tiler: Any) -> Any:
+def raked_product(layout: L, tiler: object) -> L:
     """See Layout.raked_product."""
     return _method(layout, "raked_product")(tiler)

@@ -10,9 +10,9 @@ integer-like entries could stand in their place.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -20,17 +20,50 @@ from ..arguments import DEPTH, MAX_BITS, as_int, is_int, refusal, shown
 from ..errors import CoordinateError, LayoutError
 from .symbols.dims import entry, extent, is_sympy
 from .symbols.generators import number
-from .symbols.polynomial import P
+from .symbols.polynomial import P, Scalar
+
+if TYPE_CHECKING:
+    from .basis import ScaledBasis
+    from .layout import Layout
+    from .swizzle import ComposedLayout
+
+StrideEntry: TypeAlias = "Scalar | ScaledBasis"  # an entry of a stride
+Shape: TypeAlias = "Scalar | tuple[Shape, ...]"
+Stride: TypeAlias = "StrideEntry | tuple[Stride, ...]"
+Pair: TypeAlias = "tuple[Any, Any]"  # shape and stride of a layout: congruent, which no type says
+Modes: TypeAlias = "tuple[list[Any], list[Any]]"  # extents and strides without nesting: integers alone in most layouts
+
+
+class Integer(Protocol):
+    """An operand with integer arithmetic: an int, a symbol, an array of integers or a traced integer."""
+
+    def __add__(self, other: Any, /) -> Any: ...
+    def __radd__(self, other: Any, /) -> Any: ...
+    def __sub__(self, other: Any, /) -> Any: ...
+    def __rsub__(self, other: Any, /) -> Any: ...
+    def __mul__(self, other: Any, /) -> Any: ...
+    def __rmul__(self, other: Any, /) -> Any: ...
+    def __floordiv__(self, other: Any, /) -> Any: ...
+    def __rfloordiv__(self, other: Any, /) -> Any: ...
+    def __mod__(self, other: Any, /) -> Any: ...
+    def __rmod__(self, other: Any, /) -> Any: ...
+    def __neg__(self) -> Any: ...
+    def __lt__(self, other: Any, /) -> Any: ...
+    def __le__(self, other: Any, /) -> Any: ...
+    def __gt__(self, other: Any, /) -> Any: ...
+    def __ge__(self, other: Any, /) -> Any: ...
+
 
 ENUMERABLE = 1 << 28
 _INT64 = np.dtype(np.int64)
 BEYOND = 1 << MAX_BITS  # above every entry that a caller may give
+BELOW = -BEYOND  # below every one
 
 # How many symbols the checks below have let through: a constructor that sees it grow made a layout with symbols.
 SYMBOLS_SEEN = [0]
 
 
-def flatten(x: Any) -> Any:
+def flatten(x: object) -> Any:
     """Without nesting: an int stays an int, a tuple becomes a flat tuple.
 
     >>> flatten((4, (2, (3,))))
@@ -39,7 +72,7 @@ def flatten(x: Any) -> Any:
     return tuple(leaves(x)) if x.__class__ is tuple else x
 
 
-def leaves(x: Any) -> list[Any]:
+def leaves(x: object) -> list[Any]:
     """The entries from left to right, as a list."""
     if x.__class__ is not tuple:
         return [x]
@@ -48,7 +81,7 @@ def leaves(x: Any) -> list[Any]:
             break
     else:
         return list(x)
-    out: list[Any] = []
+    out: list[Scalar] = []
     for y in x:
         if y.__class__ is tuple:
             out += leaves(y)
@@ -57,7 +90,7 @@ def leaves(x: Any) -> list[Any]:
     return out
 
 
-def product(x: Any) -> Any:
+def product(x: object) -> Any:
     """The product of all entries.
 
     >>> product((4, (2, 3)))
@@ -66,7 +99,7 @@ def product(x: Any) -> Any:
     return prod(leaves(x)) if x.__class__ is tuple else x
 
 
-def product_each(x: Any) -> Any:
+def product_each(x: object) -> Any:
     """The product of each top-level mode: the shape without the nesting inside its modes.
 
     >>> product_each((4, (2, 3)))
@@ -75,13 +108,13 @@ def product_each(x: Any) -> Any:
     return tuple([product(y) for y in x]) if x.__class__ is tuple else x
 
 
-def rank(x: Any) -> int:
-    """How many top-level modes: 1 for an int."""
+def rank(x: object) -> int:
+    """The number of top-level modes: 1 for an int."""
     return len(x) if x.__class__ is tuple else 1
 
 
-def depth(x: Any) -> int:
-    """How deep the nesting goes: 0 for an int.
+def depth(x: object) -> int:
+    """The depth of the nesting: 0 for an int.
 
     >>> depth(4), depth((4, 2)), depth((4, (2, 3)))
     (0, 1, 2)
@@ -91,8 +124,8 @@ def depth(x: Any) -> int:
     return 1 + max((depth(y) for y in x), default=0)
 
 
-def congruent(a: Any, b: Any) -> bool:
-    """Whether both have the same nesting.
+def congruent(a: object, b: object) -> bool:
+    """True if both have the same nesting.
 
     >>> congruent((4, (2, 3)), (1, (8, 9))), congruent((4, 2), 8)
     (True, False)
@@ -107,8 +140,8 @@ def congruent(a: Any, b: Any) -> bool:
     return True
 
 
-def compatible(a: Any, b: Any) -> bool:
-    """Whether every coordinate of shape `a` is one of shape `b`: equal sizes, and `b` refines `a`.
+def compatible(a: object, b: object) -> bool:
+    """True if every coordinate of shape `a` is one of shape `b`: equal sizes, and `b` refines `a`.
 
     >>> compatible(24, (4, 6)), compatible((4, 6), (4, (2, 3))), compatible((4, 6), 24)
     (True, True, False)
@@ -118,8 +151,8 @@ def compatible(a: Any, b: Any) -> bool:
     return b.__class__ is tuple and len(a) == len(b) and all(map(compatible, a, b))
 
 
-def weakly_congruent(a: Any, b: Any) -> bool:
-    """Whether the nesting of `b` refines that of `a`.
+def weakly_congruent(a: object, b: object) -> bool:
+    """True if the nesting of `b` refines that of `a`.
 
     >>> weakly_congruent(1, (4, 6)), weakly_congruent((4, 6), 1)
     (True, False)
@@ -129,12 +162,12 @@ def weakly_congruent(a: Any, b: Any) -> bool:
     return b.__class__ is tuple and len(a) == len(b) and all(map(weakly_congruent, a, b))
 
 
-def transform(f: Callable[[Any], Any], x: Any) -> Any:
+def transform(f: Callable[[Any], Any], x: object) -> Any:
     """The tuple of the same nesting with `f` applied to every entry."""
     return tuple([transform(f, y) for y in x]) if x.__class__ is tuple else f(x)
 
 
-def compact(shape: Any) -> Any:
+def compact(shape: Shape) -> Any:
     """The strides of the column-major compact layout: each the product of the extents to its left.
 
     >>> compact((4, (2, 3)))
@@ -143,7 +176,7 @@ def compact(shape: Any) -> Any:
     return _compact(shape, 1)[0]
 
 
-def _compact(shape: Any, width: Any) -> tuple[Any, Any]:
+def _compact(shape: Any, width: Scalar) -> tuple[Any, Scalar]:
     if shape.__class__ is not tuple:
         return width, shape * width
     out = []
@@ -157,7 +190,7 @@ def _compact(shape: Any, width: Any) -> tuple[Any, Any]:
     return tuple(out), width
 
 
-def show(x: Any) -> str:
+def show(x: object) -> str:
     """CuTe's notation of a tuple: no blanks, and a tuple of one entry without a comma.
 
     An integer that Python does not print, of more than 4300 digits, is written in base 16.
@@ -170,7 +203,7 @@ def show(x: Any) -> str:
     return number(x) if x.__class__ is int else str(x)
 
 
-def code(x: Any) -> str:
+def code(x: object) -> str:
     """The repr of a tuple of entries, with integers as `show` writes them."""
     if x.__class__ is tuple:
         return f"({', '.join([code(y) for y in x])}{',' if len(x) == 1 else ''})"
@@ -180,14 +213,14 @@ def code(x: Any) -> str:
 # ---------------------------------------------------------------- tuples as callers give them
 
 
-def as_nested(x: Any, what: str, entry: Callable[[Any, str], Any], level: int = 0) -> Any:
+def as_nested(x: object, what: str, entry: Callable[[Any, str], Any], level: int = 0) -> Any:
     """A caller's nested tuple, at most DEPTH deep: lists become tuples, and `entry(y, what)` converts what is no int.
 
     Every tuple that a caller hands over comes through here, or through `as_shape` and `as_stride`, before any function
     walks it. Raises LayoutError.
     """
     if x.__class__ is int:
-        return x if -BEYOND < x < BEYOND else entry(x, what)
+        return x if BELOW < x < BEYOND else entry(x, what)
     if isinstance(x, (tuple, list)):
         if level >= DEPTH:
             raise too_deep(what)
@@ -197,7 +230,7 @@ def as_nested(x: Any, what: str, entry: Callable[[Any, str], Any], level: int = 
     return entry(x, what)
 
 
-def as_entries(x: Any, what: str) -> Any:
+def as_entries(x: object, what: str) -> Any:
     """A caller's tuple of integers, symbols and basis elements. Raises LayoutError.
 
     >>> as_entries([4, (np.int64(2), 3)], "x")
@@ -206,18 +239,18 @@ def as_entries(x: Any, what: str) -> Any:
     return as_nested(x, what, _entry)
 
 
-def _entry(x: Any, what: str) -> Any:
+def _entry(x: object, what: str) -> Any:
     if x.__class__ is P or getattr(x, "_is_basis", False):
         return x
     return entry(x) if is_sympy(x) else as_int(x, what)
 
 
-def as_profile(x: Any, what: str) -> Any:
+def as_profile(x: object, what: str) -> Any:
     """A caller's profile: a tuple of ints and None."""
     return as_nested(x, what, lambda y, said: None if y is None else as_int(y, said))
 
 
-def as_order(x: Any) -> Any:
+def as_order(x: object) -> Any:
     """A caller's order: a tuple of ints."""
     return as_nested(x, "an order", as_int)
 
@@ -225,14 +258,21 @@ def as_order(x: Any) -> Any:
 # ---------------------------------------------------------------- checks where shapes and strides are made
 
 
-def as_shape(x: Any, depth: int = 0) -> Any:
+def as_shape(x: object, depth: int = 0) -> Any:
     """A checked shape: extents are integers >= 1; lists become tuples, NumPy integers become ints.
 
     Raises LayoutError naming the extent.
     """
     if x.__class__ is int:
         return as_int(x, "a layout's extent", least=1)
-    if x.__class__ is tuple or isinstance(x, (tuple, list)):
+    if x.__class__ is tuple:
+        for y in x:
+            if y.__class__ is not int or not 0 < y < BEYOND:
+                break
+        else:  # a checked shape already, as most are
+            if depth < DEPTH:
+                return x
+    if isinstance(x, (tuple, list)):
         if depth >= DEPTH:
             raise too_deep("a shape")
         if depth == SHARED:
@@ -248,13 +288,13 @@ SHARED = 2  # tuples around one that is counted: fewer hold no more entries than
 MOST_ENTRIES = 1 << 20
 
 
-def check_entries(x: Any, what: str) -> None:
+def check_entries(x: object, what: str) -> None:
     """Raise LayoutError for a nest of more than MOST_ENTRIES: its tuples may stand in it many times over."""
     if (count := _count(x, {}, DEPTH)) > MOST_ENTRIES:
         raise LayoutError(f"{what} must have at most {MOST_ENTRIES} entries, not {shown(count)}")
 
 
-def _count(x: Any, known: dict[int, int], left: int) -> int:
+def _count(x: object, known: dict[int, int], left: int) -> int:
     if not isinstance(x, (tuple, list)) or not left:
         return 1
     if id(x) not in known:
@@ -267,8 +307,8 @@ def too_deep(what: str) -> LayoutError:
     return LayoutError(f"{what} must nest at most {DEPTH} deep")
 
 
-def check_depth(shape: tuple[Any, ...], left: int = DEPTH - 1) -> None:
-    """Raise LayoutError for the shape of a result that nests deeper than DEPTH, so that no layout ever does."""
+def check_depth(shape: tuple[Shape, ...], left: int = DEPTH - 1) -> None:
+    """Raise LayoutError for the shape of a result that nests deeper than DEPTH."""
     for s in shape:
         if s.__class__ is tuple:
             if not left:
@@ -287,8 +327,8 @@ def check_congruent(shape: Any, stride: Any) -> None:
         )
 
 
-def check_enumerable(what: str, layout: Any) -> None:
-    """Refuse to make an array of all values of a layout that is far too large for it."""
+def check_enumerable(what: str, layout: Layout | ComposedLayout) -> None:
+    """Refuse the array of all values of a layout that is too large for it."""
     if layout.size > ENUMERABLE:
         raise LayoutError(
             f"{what} of {layout}: {layout.size} values are more than {ENUMERABLE}; call it on the ones needed"
@@ -298,17 +338,17 @@ def check_enumerable(what: str, layout: Any) -> None:
 # ---------------------------------------------------------------- coordinates
 
 
-def out_of_range(coord: Any, shape: Any) -> CoordinateError:
+def out_of_range(coord: object, shape: Shape) -> CoordinateError:
     """The error for a Python int outside `shape`."""
     return CoordinateError(f"coordinate {show(coord)} is outside 0..{product(shape) - 1} of shape {show(shape)}", coord)
 
 
-def other_nesting(coord: Any, shape: Any) -> CoordinateError:
+def other_nesting(coord: object, shape: Shape) -> CoordinateError:
     """The error for a coordinate that is nested otherwise than `shape`."""
     return CoordinateError(f"coordinate {show_coord(coord)} does not have the nesting of shape {show(shape)}")
 
 
-def scalar(x: Any, what: str = "a coordinate") -> Any:
+def scalar(x: object, what: str = "a coordinate") -> Any:
     """A coordinate that is no tuple, made usable: NumPy integers become ints, integer arrays int64.
 
     Other objects that divide or shift as integers do (traced integers, symbols) pass unchanged. Raises CoordinateError
@@ -333,15 +373,15 @@ def scalar(x: Any, what: str = "a coordinate") -> Any:
     return x
 
 
-def _counts(x: Any) -> bool:
-    """Whether an object has the arithmetic of integers, and is no tensor of floats, complex numbers or bools."""
+def _counts(x: object) -> bool:
+    """True for an object with integer arithmetic; False for a tensor of floats, complex numbers or bools."""
     kind = str(getattr(x, "dtype", ""))
     if kind.startswith("torch.") and kind.rpartition(".")[2].startswith(("float", "bfloat", "complex", "bool")):
         return False
     return hasattr(x, "__floordiv__") or hasattr(x, "__rshift__")
 
 
-def bit_field(x: Any, what: str) -> Any:
+def bit_field(x: object, what: str) -> Any:
     """`scalar`, of what is shifted and XORed. Raises CoordinateError for what has no bits, such as a symbol."""
     x = scalar(x, what)
     if not (x.__class__ is int or hasattr(x, "__rshift__")):
@@ -349,7 +389,7 @@ def bit_field(x: Any, what: str) -> Any:
     return x
 
 
-def idx2crd(index: Any, shape: Any) -> Any:
+def idx2crd(index: object, shape: Shape) -> Any:
     """The coordinate of a flat (colexicographic) index: int -> tuple congruent with `shape`.
 
     A Python int outside the shape raises CoordinateError; the last mode of an array or a traced index is unbounded.
@@ -370,11 +410,11 @@ def idx2crd(index: Any, shape: Any) -> Any:
     return _split(index, shape)
 
 
-def _split(index: Any, shape: Any) -> Any:
+def _split(index: Any, shape: Shape) -> Any:
     flat = leaves(shape)
     last = max([i for i, s in enumerate(flat) if s != 1], default=0)
-    w: Any = 1
-    parts: list[Any] = []
+    w: Scalar = 1
+    parts: list[Integer] = []
     for i, s in enumerate(flat):
         if s == 1 and i != last:
             parts.append(0)  # spares a traced index a division by 1
@@ -434,7 +474,7 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
     return _offset(coord, *coal(shape, stride))
 
 
-def _far(coord: Any, S: list[Any], D: list[Any]) -> Any:
+def _far(coord: np.ndarray, S: list[Scalar], D: list[StrideEntry]) -> np.ndarray:
     """Offsets under strides so large that 64 bits may not hold them: by Python's integers, or refused."""
     out = np.asarray(_offset(coord.astype(object), S, D), object)
     if out.size and (int(out.max()) >= 1 << 63 or int(out.min()) < -(1 << 63)):
@@ -442,10 +482,10 @@ def _far(coord: Any, S: list[Any], D: list[Any]) -> Any:
     return np.broadcast_to(out.astype(np.int64), coord.shape)
 
 
-def _offset(x: Any, S: list[Any], D: list[Any]) -> Any:
+def _offset(x: Integer, S: list[Scalar], D: list[StrideEntry]) -> Any:
     """Offset of a flat index over flat modes, last mode unbounded, without arithmetic on 1 and 0."""
     total: Any = 0
-    w: Any = 1
+    w: Scalar = 1
     last = len(S) - 1
     for i, s in enumerate(S):
         d = D[i]
@@ -459,14 +499,14 @@ def _offset(x: Any, S: list[Any], D: list[Any]) -> Any:
     return total
 
 
-def show_coord(coord: Any, depth: int = 0) -> str:
+def show_coord(coord: object, depth: int = 0) -> str:
     """A coordinate as given, in CuTe's notation; what nests deeper than any layout as dots."""
     if not isinstance(coord, (tuple, list)):
         return show(coord) if coord.__class__ is int else shown(coord)
     return f"({','.join([show_coord(c, depth + 1) for c in coord])})" if depth < DEPTH else "(...)"
 
 
-def coal(shape: Any, stride: Any) -> tuple[list[Any], list[Any]]:
+def coal(shape: Any, stride: Any) -> Modes:
     """The coalesced modes as two lists: extents of 1 dropped, neighbours merged when they continue each other.
 
     The lists are empty for a layout of one element. This form is unique for a function: the first extent is the first
@@ -474,13 +514,13 @@ def coal(shape: Any, stride: Any) -> tuple[list[Any], list[Any]]:
     """
     if shape.__class__ is not tuple:
         return ([], []) if shape == 1 else ([shape], [stride])
-    S: list[Any] = []
-    D: list[Any] = []
+    S: list[Scalar] = []
+    D: list[StrideEntry] = []
     _coal(shape, stride, S, D)
     return S, D
 
 
-def coal_open(shape: Any, stride: Any) -> tuple[list[Any], list[Any]]:
+def coal_open(shape: Any, stride: Any) -> Modes:
     """The modes of the function on all indices >= 0, the last mode without end: coalesced up to the last entry.
 
     Past the end an index runs on in the last entry of the shape, even when its extent is 1 (CuTe's definition).
@@ -494,7 +534,7 @@ def coal_open(shape: Any, stride: Any) -> tuple[list[Any], list[Any]]:
     return S, D
 
 
-def _coal(shape: tuple[Any, ...], stride: tuple[Any, ...], S: list[Any], D: list[Any]) -> None:
+def _coal(shape: Any, stride: Any, S: list[Scalar], D: list[StrideEntry]) -> None:
     for s, d in zip(shape, stride):
         if s.__class__ is tuple:
             _coal(s, d, S, D)
@@ -507,7 +547,7 @@ def _coal(shape: tuple[Any, ...], stride: tuple[Any, ...], S: list[Any], D: list
             D.append(d)
 
 
-def pack(S: list[Any], D: list[Any]) -> tuple[Any, Any]:
+def pack(S: Sequence[Scalar], D: Sequence[StrideEntry]) -> Pair:
     """Shape and stride of flat modes as CuTe prints them: 1:0 for none, an int for one, tuples for more."""
     if len(S) == 1:
         return S[0], D[0]
@@ -516,18 +556,18 @@ def pack(S: list[Any], D: list[Any]) -> tuple[Any, Any]:
     return tuple(S), tuple(D)
 
 
-def coalesce(shape: Any, stride: Any) -> tuple[Any, Any]:
+def coalesce(shape: Shape, stride: Stride) -> Pair:
     """The coalesced shape and stride."""
     return pack(*coal(shape, stride))
 
 
-def filter_zeros(shape: Any, stride: Any) -> tuple[Any, Any]:
+def filter_zeros(shape: Shape, stride: Stride) -> Pair:
     """Coalesced, without the modes of stride 0."""
     modes = [(s, d) for s, d in zip(leaves(shape), leaves(stride)) if s != 1 and d != 0]
     return coalesce(tuple([s for s, _ in modes]), tuple([d for _, d in modes]))
 
 
-def by_profile(f: Callable[[Any, Any], tuple[Any, Any]], shape: Any, stride: Any, profile: Any) -> tuple[Any, Any]:
+def by_profile(f: Callable[[Any, Any], Pair], shape: Any, stride: Any, profile: object) -> Pair:
     """`f` on every mode that an int of the profile marks; None, and modes past the profile's end, stay."""
     if profile is None:
         return shape, stride

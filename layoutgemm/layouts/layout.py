@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import as_int, is_int, refusal, shown
+from ..arguments import DEPTH, as_int, is_int, refusal, shown
 from ..errors import CoordinateError, LayoutError
 from . import above
 from . import int_tuple as _t
@@ -20,10 +20,24 @@ from .algebra.divide import as_tiler
 from .basis import as_stride, assemble, component, has_basis, identity_stride, paths_of
 from .conversion import Convertible
 from .display import PicturedLayout
-from .int_tuple import BEYOND, SYMBOLS_SEEN, as_shape, check_congruent, check_enumerable, coal, crd2idx, show_coord
+from .int_tuple import (
+    BELOW,
+    BEYOND,
+    SYMBOLS_SEEN,
+    Pair,
+    Shape,
+    Stride,
+    as_shape,
+    check_congruent,
+    check_enumerable,
+    coal,
+    crd2idx,
+    show_coord,
+)
 from .paged import Paged
 from .predicates import Predicates
 from .proofs import verdicts as _proof
+from .proofs.verdicts import Answer
 from .symbols.dispatch import has_symbols, symbols_in
 
 
@@ -54,7 +68,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
 
     def __new__(cls, shape: Any, stride: Any = None) -> Layout:
         """A layout of integers, or with symbols where an entry is one."""
-        if shape.__class__ is stride.__class__ is int and 0 < shape < BEYOND and -BEYOND < stride < BEYOND:
+        if shape.__class__ is stride.__class__ is int and 0 < shape < BEYOND and BELOW < stride < BEYOND:
             self = _object_new(cls)
             _set_shape(self, shape)
             _set_stride(self, stride)
@@ -76,14 +90,14 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         return self
 
     @staticmethod
-    def _new(shape: Any, stride: Any) -> Layout:
+    def _new(shape: Shape, stride: Stride) -> Layout:
         """A layout of parts that are known to be well formed: no checks."""
         self = _object_new(Layout)
         _set_shape(self, shape)
         _set_stride(self, stride)
         return self
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"Layout is frozen: cannot set {name}")
 
     def __delattr__(self, name: str) -> None:
@@ -102,7 +116,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         return Layout(shape, identity_stride(shape))
 
     @staticmethod
-    def ordered(shape: Any, order: Any) -> Layout:
+    def ordered(shape: object, order: object) -> Layout:
         """The compact layout whose modes take the strides in the given order, smallest first.
 
         >>> str(Layout.ordered((2, 8, 4), (1, 0, 2)))
@@ -136,7 +150,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         return out
 
     @staticmethod
-    def from_expr(formula: Any, shape: Any = None, /, **extents: Any) -> Any:
+    def from_expr(formula: object, shape: object = None, /, **extents: object) -> Any:
         """The layout of a formula of the coordinates; a ComposedLayout for an offset or a XOR. See formula.from_expr.
 
         `formula` is a function, a SymPy expression or a text; the extents of its variables come by keyword, or as a
@@ -151,7 +165,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
 
     @property
     def size(self) -> Any:
-        """How many coordinates: the product of the extents."""
+        """The number of coordinates: the product of the extents."""
         shape = self.shape
         return prod(_t.leaves(shape)) if shape.__class__ is tuple else shape
 
@@ -173,22 +187,22 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
 
     @property
     def rank(self) -> int:
-        """How many top-level modes."""
+        """The number of top-level modes."""
         return len(self.shape) if self.shape.__class__ is tuple else 1
 
     @property
     def depth(self) -> int:
-        """How deep the nesting goes: 0 for an integer shape."""
+        """The depth of the nesting: 0 for an integer shape."""
         return _t.depth(self.shape)
 
     @property
     def has_basis(self) -> bool:
-        """Whether the values are coordinates."""
+        """True if the values are coordinates."""
         return has_basis(self.stride)
 
     # ------------------------------------------------------------ as a function
 
-    def __call__(self, *coord: Any) -> Any:
+    def __call__(self, *coord: object) -> Any:
         """The offset of a coordinate: ints (checked against the shape), int arrays or traced integers (not checked)."""
         c = coord[0] if len(coord) == 1 else coord
         try:
@@ -198,7 +212,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         except CoordinateError as error:
             raise CoordinateError(f"{self} at {show_coord(c)}: {error.reason}", error.witness) from None
 
-    def coord(self, index: Any) -> Any:
+    def coord(self, index: object) -> Any:
         """The coordinate of a flat index, nested as the shape is; an int out of range raises CoordinateError.
 
         >>> Layout((4, (2, 3))).coord(13)
@@ -238,7 +252,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
     def __iter__(self) -> Iterator[Layout]:
         return (self[i] for i in range(self.rank))
 
-    def __getitem__(self, i: Any) -> Layout:
+    def __getitem__(self, i: object) -> Layout:
         """Mode i as a layout; a Python slice gives the layout of those modes."""
         shape, stride = self.shape, self.stride
         if shape.__class__ is not tuple:
@@ -250,7 +264,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
             pass
         raise NoMode(f"{self} has no mode {shown(i)}")
 
-    def slice(self, coord: Any) -> tuple[Layout, Any]:
+    def slice(self, coord: object) -> tuple[Layout, Any]:
         """The layout of the modes that None keeps, and the offset of the others.
 
         >>> rest, offset = Layout((4, (2, 3)), (6, (1, 2))).slice((1, (None, 2)))
@@ -261,11 +275,19 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
             return self, 0
         S, D = _recast.select(coord, self.shape, self.stride, True)
         if has_basis(self.stride):
-            parts = {p: _recast.offset(coord, self.shape, component(self.stride, p)) for p in paths_of(self.stride)}
-            return _new(tuple(S), tuple(D)), assemble(parts)
-        return _new(tuple(S), tuple(D)), _recast.offset(coord, self.shape, self.stride)
+            offset = assemble({p: self._offset(coord, component(self.stride, p)) for p in paths_of(self.stride)})
+        else:
+            offset = self._offset(coord, self.stride)
+        return self._again(_new(tuple(S), tuple(D))), offset
 
-    def dice(self, coord: Any) -> Layout:
+    def _offset(self, coord: object, stride: Stride) -> Any:
+        return _recast.offset(coord, self.shape, stride)
+
+    def _again(self, plain: Layout) -> Layout:
+        """A layout made of this one's entries, on the same conditions."""
+        return plain
+
+    def dice(self, coord: object) -> Layout:
         """The layout of the modes that have an integer in coord: what slice drops.
 
         >>> str(Layout((4, 2, 3)).dice((None, 0, 0)))
@@ -280,7 +302,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         """Without nesting. '(4,(2,3)):(1,(4,8))' -> '(4,2,3):(1,4,8)'."""
         return _new(_t.flatten(self.shape), _t.flatten(self.stride))
 
-    def coalesce(self, profile: Any = None) -> Layout:
+    def coalesce(self, profile: object = None) -> Layout:
         """As few modes as the function of the flat index allows; a profile keeps its modes and coalesces inside them.
 
         In a profile an int marks a mode to coalesce, None one to leave, a tuple goes deeper; modes past its end stay.
@@ -297,7 +319,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
             return _new(tuple(S), tuple(D))
         return _new(S[0], D[0]) if S else _new(1, 0)
 
-    def filter(self, profile: Any = None) -> Layout:
+    def filter(self, profile: object = None) -> Layout:
         """Coalesced without the modes of stride 0: the same values, each as often as the other modes give it.
 
         >>> str(Layout((4, 2, 3), (0, 1, 2)).filter())
@@ -308,7 +330,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
             return _new(*_t.by_profile(_t.filter_zeros, self.shape, self.stride, profile))
         return _new(*_t.filter_zeros(self.shape, self.stride))
 
-    def with_shape(self, *shape: Any) -> Layout:
+    def with_shape(self, *shape: object) -> Layout:
         """The same function of the flat index under another shape of the same size.
 
         Raises CompositionError where no layout of that shape has the function.
@@ -317,8 +339,6 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         '(2,12):(1,2)'
         """
         target = Layout(shape[0] if len(shape) == 1 else shape)
-        if target.__class__ is not Layout:
-            return above.lifted(self).with_shape(target.shape)
         if target.size != self.size:
             raise LayoutError(
                 f"{self} has {self.size} coordinates, and the shape {_t.show(target.shape)} {target.size}"
@@ -366,8 +386,8 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         """The layout of the translates of self's image that lie disjoint in 0..bound-1; None stops at self's own end.
 
         Two roundings are CuTe's definition: the last mode has ceil(bound / end) entries, and the gap below a mode has
-        room for floor(stride / end) translates, where end is where the modes of smaller stride end. Raises LayoutError
-        where a mode begins below that end, and for a negative stride.
+        room for floor(stride / end) translates. There `end` is the end of the modes of smaller stride. Raises
+        LayoutError where a mode begins below that end, and for a negative stride.
 
         >>> str(Layout((2, 2), (1, 8)).complement(32))
         '(4,2):(2,16)'
@@ -420,14 +440,23 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         return _new(*_inverse.max_common((self.shape, self.stride), _divide.tiler_pair(other)))
 
     def max_common_vector(self, other: Layout) -> Any:
-        """How many elements both layouts store side by side, in one order: the size of max_common_layout.
+        """The number of elements that both layouts store side by side, in one order: the size of max_common_layout.
 
         >>> Layout((4, 8), (1, 4)).max_common_vector(Layout((4, 8), (1, 16)))
         4
         """
         return self.max_common_layout(other).size
 
-    def logical_divide(self, tiler: Any) -> Layout:
+    def _split(self, name: str, gather: _divide.Gather, split: _divide.Split, tiler: Any) -> Layout:
+        """The operation `name`: `gather` arranges the halves that `split` makes of each mode."""
+        if tiler.__class__ is not int and tiler.__class__ is not Layout:
+            tiler = as_tiler(tiler)
+            if symbols_in(tiler):
+                with_symbols: Layout = getattr(above.lifted(self), name)(tiler)
+                return with_symbols
+        return _made(gather(split, self.shape, self.stride, tiler))
+
+    def logical_divide(self, tiler: object) -> Layout:
         """self o (T, complement of T up to self.size): mode 0 a tile, mode 1 the tiles; mode by mode for a tuple.
 
         It answers exactly when a layout with these modes is that function. An int or a Layout divides the whole, a
@@ -439,92 +468,63 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         >>> str(Layout(10).logical_divide(4)), Layout((5, 2), (1, 60)).can_divide(2).witness
         ('(4,3):(1,4)', 5)
         """
-        tiler = as_tiler(tiler)
-        if symbols_in(tiler):
-            return above.lifted(self).logical_divide(tiler)
-        return _made(_divide.by_mode(_divide.divide, self.shape, self.stride, tiler))
+        return self._split("logical_divide", _divide.by_mode, _divide.divide, tiler)
 
-    def zipped_divide(self, tiler: Any) -> Layout:
+    def zipped_divide(self, tiler: object) -> Layout:
         """logical_divide with all tile modes in mode 0 and all others in mode 1.
 
         >>> str(Layout((4, 6)).zipped_divide((2, 3)))
         '((2,3),(2,2)):((1,4),(2,12))'
         """
-        tiler = as_tiler(tiler)
-        if symbols_in(tiler):
-            return above.lifted(self).zipped_divide(tiler)
-        return _made(_divide.zipped(_divide.divide, self.shape, self.stride, tiler))
+        return self._split("zipped_divide", _divide.zipped, _divide.divide, tiler)
 
-    def tiled_divide(self, tiler: Any) -> Layout:
+    def tiled_divide(self, tiler: object) -> Layout:
         """zipped_divide with the modes of mode 1 at the top: '((2,3),2,2)'."""
-        tiler = as_tiler(tiler)
-        if symbols_in(tiler):
-            return above.lifted(self).tiled_divide(tiler)
-        return _made(_divide.unpack(_divide.zipped(_divide.divide, self.shape, self.stride, tiler), False))
+        return self._split("tiled_divide", _divide.tiled, _divide.divide, tiler)
 
-    def flat_divide(self, tiler: Any) -> Layout:
+    def flat_divide(self, tiler: object) -> Layout:
         """zipped_divide with the modes of both modes at the top: '(2,3,2,2)'."""
-        tiler = as_tiler(tiler)
-        if symbols_in(tiler):
-            return above.lifted(self).flat_divide(tiler)
-        return _made(_divide.unpack(_divide.zipped(_divide.divide, self.shape, self.stride, tiler), True))
+        return self._split("flat_divide", _divide.flat, _divide.divide, tiler)
 
-    def logical_product(self, tiler: Any) -> Layout:
+    def logical_product(self, tiler: object) -> Layout:
         """(self, complement of self o tiler): mode 0 is self, mode 1 places disjoint copies in the tiler's order.
 
         >>> str(Layout((2, 2), (1, 8)).logical_product(4))
         '((2,2),4):((1,8),2)'
         """
-        tiler = as_tiler(tiler)
-        if symbols_in(tiler):
-            return above.lifted(self).logical_product(tiler)
-        return _made(_divide.by_mode(_divide.multiply, self.shape, self.stride, tiler))
+        return self._split("logical_product", _divide.by_mode, _divide.multiply, tiler)
 
-    def zipped_product(self, tiler: Any) -> Layout:
+    def zipped_product(self, tiler: object) -> Layout:
         """logical_product with all block modes in mode 0 and all copies in mode 1."""
-        tiler = as_tiler(tiler)
-        if symbols_in(tiler):
-            return above.lifted(self).zipped_product(tiler)
-        return _made(_divide.zipped(_divide.multiply, self.shape, self.stride, tiler))
+        return self._split("zipped_product", _divide.zipped, _divide.multiply, tiler)
 
-    def tiled_product(self, tiler: Any) -> Layout:
+    def tiled_product(self, tiler: object) -> Layout:
         """zipped_product with the modes of mode 1 at the top."""
-        tiler = as_tiler(tiler)
-        if symbols_in(tiler):
-            return above.lifted(self).tiled_product(tiler)
-        return _made(_divide.unpack(_divide.zipped(_divide.multiply, self.shape, self.stride, tiler), False))
+        return self._split("tiled_product", _divide.tiled, _divide.multiply, tiler)
 
-    def flat_product(self, tiler: Any) -> Layout:
+    def flat_product(self, tiler: object) -> Layout:
         """zipped_product with the modes of both modes at the top."""
-        tiler = as_tiler(tiler)
-        if symbols_in(tiler):
-            return above.lifted(self).flat_product(tiler)
-        return _made(_divide.unpack(_divide.zipped(_divide.multiply, self.shape, self.stride, tiler), True))
+        return self._split("flat_product", _divide.flat, _divide.multiply, tiler)
 
-    def blocked_product(self, tiler: Any) -> Layout:
+    def blocked_product(self, tiler: object) -> Layout:
         """Copies of self side by side: mode i is (block mode i, tiler mode i).
 
         >>> str(Layout((2, 2)).blocked_product(Layout((3, 1))))
         '((2,3),(2,1)):((1,4),(2,12))'
         """
-        tiler = as_tiler(tiler)
-        if symbols_in(tiler):
-            return above.lifted(self).blocked_product(tiler)
-        return _made(_divide.interleave((self.shape, self.stride), tiler, False))
+        return self._split("blocked_product", _divide.blocked, _divide.multiply, tiler)
 
-    def raked_product(self, tiler: Any) -> Layout:
+    def raked_product(self, tiler: object) -> Layout:
         """Copies of self interleaved: mode i is (tiler mode i, block mode i), coalesced.
 
         >>> str(Layout((2, 2)).raked_product(Layout((3, 1))))
         '((3,2),2):((4,1),2)'
         """
-        tiler = as_tiler(tiler)
-        if symbols_in(tiler):
-            return above.lifted(self).raked_product(tiler)
-        return _made(_divide.interleave((self.shape, self.stride), tiler, True))
+        return self._split("raked_product", _divide.raked, _divide.multiply, tiler)
 
-    def tile_to_shape(self, shape: Any, order: Any = None) -> Layout:
-        """self repeated until it fills `shape`, a multiple of it in each mode, tiles in `order` (None: column-major).
+    def tile_to_shape(self, shape: object, order: object = None) -> Layout:
+        """self repeated until it fills `shape`, tiles in `order` (None: column-major). Each extent is a multiple of
+        self's.
 
         >>> str(Layout((8, 8), (8, 1)).tile_to_shape((16, 16), (1, 0)))
         '((8,2),(8,2)):((8,128),(1,64))'
@@ -574,8 +574,8 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         """
         return above.expression_of(self, *names)
 
-    def equivalent(self, other: Any) -> Any:
-        """Whether both are one function of the flat index, of one size: a Proof, or the first CounterExample.
+    def equivalent(self, other: object) -> Answer:
+        """Compare two functions of the flat index: a Proof, or the first CounterExample.
 
         >>> Layout((4, 2)).equivalent(Layout(8)).ok, Layout((3, 2)).equivalent(Layout((3, 2), (1, 2))).explain()
         (True, 'not equivalent: (0,1) gives 3 and 2')
@@ -584,20 +584,21 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
             return above.lifted(self).equivalent(other)
         return _proof.between(_proof.equivalent(self, other), self, other)
 
-    def is_injective(self) -> Any:
-        """Whether no two coordinates share a value: Proof, or CounterExample with the first two flat indices that do.
+    def is_injective(self) -> Answer:
+        """Proof that no two coordinates share a value. Otherwise a CounterExample with the first two flat indices that
+        do.
 
         >>> Layout((2, 2), (1, 1)).is_injective().witness
         (1, 2)
         """
         return _proof.injective(self.shape, self.stride)
 
-    def is_bijective(self) -> Any:
-        """Whether the values are 0..size-1, each once."""
+    def is_bijective(self) -> Answer:
+        """Proof that the values are 0..size-1, each once, or CounterExample."""
         return _proof.bijective(self.shape, self.stride)
 
     def congruent(self, other: Any) -> bool:
-        """Whether both shapes have one nesting; `other` is a layout or a tuple."""
+        """True if both shapes have one nesting; `other` is a layout or a tuple."""
         if isinstance(other, Layout) or getattr(other.__class__, "_swizzled", False):
             return _t.congruent(self.shape, other.shape)
         return _t.congruent(self.shape, _t.as_entries(other, "what a layout is congruent to"))
@@ -608,7 +609,7 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
     def __hash__(self) -> int:
         return hash((self.shape, self.stride))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Layout, (self.shape, self.stride)
 
     def __repr__(self) -> str:
@@ -625,11 +626,16 @@ _new = Layout._new
 above.layout_of.register(object)(_new)
 
 
-def _made(pair: tuple[Any, Any]) -> Layout:
+def _made(pair: Pair) -> Layout:
     """The result of an operation that puts modes into modes. Raises LayoutError where it nests too deep."""
     shape, stride = pair
     if shape.__class__ is tuple:
-        _t.check_depth(shape)
+        for s in shape:
+            if s.__class__ is tuple:
+                for t in s:
+                    if t.__class__ is tuple:  # most results end above
+                        _t.check_depth(s, DEPTH - 2)
+                        break
     self = _object_new(Layout)
     _set_shape(self, shape)
     _set_stride(self, stride)

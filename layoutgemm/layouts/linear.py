@@ -1,18 +1,17 @@
 """Layouts as matrices over GF(2): exact answers for power-of-two extents and XOR swizzles, at any size.
 
 Let all extents be powers of two and number the bits of the flat (colexicographic) coordinate x. A layout sends bit i to
-a column c[i], and the function is *linear* when its value is the XOR of the columns of the bits that are set; with a
-constant XORed to it, it is *affine*. Swizzles are linear maps of the offset, so a swizzled layout is such a matrix too,
-and whatever one wants to know (same function? injective? its inverse?) is elimination on a few dozen integers, for
-2^40 elements as for 8.
+a column c[i]. The function is *linear* when its value is the XOR of the columns of the bits that are set; with a
+constant XORed to it, it is *affine*. Swizzles are linear maps of the offset, so a swizzled layout is such a matrix too.
+Equality, injectivity and the inverse are elimination on a few dozen integers, for 2^40 elements as for 8.
 
-When is `offset + sum of bit[i]*stride[i]` affine over GF(2)? Put d[i] = (offset + stride[i]) ^ offset, which is what
-the function does to the offset at the coordinate 2^i. It is affine exactly when the d[i] have disjoint sets of bits:
-- if they have, no bit of the offset is touched twice, and adding the differences is flipping the bits;
-- if bits i and j of the coordinate both touch an offset bit, the value at 2^i + 2^j is the sum of the two differences,
-  which differs from the XOR (the product bit[i]*bit[j] has a coefficient that other offset bits cannot cancel: it is
-  a sum of distinct powers of two with signs).
-So the test below is no heuristic: what it refuses is not affine, and it names the first coordinate that shows it.
+When is `offset + sum of bit[i]*stride[i]` affine over GF(2)? Put d[i] = (offset + stride[i]) ^ offset, the change of
+the offset at the coordinate 2^i. It is affine exactly when the d[i] have disjoint sets of bits.
+- If they have, no bit of the offset is touched twice, and adding the differences is flipping the bits.
+- If bits i and j of the coordinate both touch an offset bit, the value at 2^i + 2^j is the sum of the two differences,
+  not their XOR. The product bit[i]*bit[j] has a coefficient that other offset bits cannot cancel: it is a sum of
+  distinct powers of two with signs. So the test below is no heuristic: what it refuses is not affine, and it names the
+  first coordinate that shows it.
 
 The idea of distributed layouts as linear maps over GF(2) is that of Triton's linear layouts (arXiv 2505.23819).
 """
@@ -34,8 +33,6 @@ from .layout import Layout
 from .proofs.gf2 import Elimination, add_constant, bits_of, clash, combine, rows_of, swizzle_candidates
 from .proofs.verdicts import CounterExample, Function, Proof
 from .swizzle import ComposedLayout, Swizzle
-
-__all__ = ["LinearLayout"]
 
 
 def as_bits(n: int, what: str) -> int:
@@ -97,13 +94,13 @@ class LinearLayout(Function):
 
     @classmethod
     @checked()
-    def of(cls, source: Any, names: Sequence[str] = (), bits: int | None = None) -> LinearLayout:
+    def of(cls, source: object, names: Sequence[str] = (), bits: int | None = None) -> LinearLayout:
         """The matrix of a Layout, Swizzle or ComposedLayout; its top-level modes become the modes.
 
         A swizzle is taken on offsets of `bits` bits (the fewest that hold it, unless given). Raises LayoutError where
         the function is not affine over GF(2): an extent that is no power of two, negative values, or two coordinate
-        bits that meet in a bit of the offset; `witness` is then the first flat coordinate whose value is not the XOR.
-        Of a ComposedLayout in a ComposedLayout the inner one must be affine too.
+        bits that meet in a bit of the offset. Its `witness` is the first flat coordinate whose value is not the XOR. Of
+        a ComposedLayout in a ComposedLayout the inner one must be affine too.
 
         >>> print(LinearLayout.of(Layout((4, 2), (1, 4))).columns)
         (1, 2, 4)
@@ -172,8 +169,8 @@ class LinearLayout(Function):
         """Number of coordinates."""
         return 1 << len(self.columns)
 
-    def __call__(self, *coord: Any, **named: Any) -> Any:
-        """The value at a flat index, at one coordinate per mode, or at named coordinates (those left out are 0).
+    def __call__(self, *coord: object, **named: object) -> Any:
+        """The value at a flat index, one coordinate per mode, or named coordinates (default 0).
 
         Takes ints, NumPy arrays and traced integers alike. Raises CoordinateError when an int
         is out of range or the modes do not match.
@@ -189,7 +186,7 @@ class LinearLayout(Function):
             coord = tuple(x)
         if len(coord) != len(self.bits):
             raise CoordinateError(f"{len(coord)} coordinates for {len(self.bits)} modes of {self.bits} bits")
-        value: Any = self.offset
+        value: int = self.offset
         start = 0
         for x, b in zip(coord, self.bits, strict=True):
             value = value ^ (self._xor(x, start, start + b) ^ self.offset)
@@ -219,7 +216,7 @@ class LinearLayout(Function):
             value = value ^ ((x >> i) & 1) * column
         return value
 
-    def offsets(self) -> npt.NDArray[Any]:
+    def offsets(self) -> np.ndarray:
         """All values over the flat domain: int64, or Python ints where 63 bits do not hold them."""
         if len(self.columns) > 28:
             raise LayoutError(f"2^{len(self.columns)} values are too many for a table")
@@ -267,7 +264,7 @@ class LinearLayout(Function):
 
     # ------------------------------------------------------------ algebra
 
-    def compose(self, other: Any) -> LinearLayout:
+    def compose(self, other: object) -> LinearLayout:
         """`self(other(x))`, with the modes and names of `other` (anything that `of` takes).
 
         Raises LayoutError where `other` has values outside this layout's domain; `witness` is the first coordinate.
@@ -310,20 +307,20 @@ class LinearLayout(Function):
         return tuple(Elimination(self.columns).reduced())
 
     def is_injective(self) -> bool:
-        """Whether no value is taken twice; else index `kernel()[0]` has the value of index 0."""
+        """True if no value is taken twice; else index `kernel()[0]` has the value of index 0."""
         return self.rank == len(self.columns)
 
     def is_surjective(self) -> bool:
-        """Whether every integer below 2^width is a value."""
+        """True if every integer below 2^width is a value."""
         return self.rank == self.width
 
     def is_bijective(self) -> bool:
-        """Whether every integer below 2^width is the value of exactly one coordinate."""
+        """True if every integer below 2^width is the value of exactly one coordinate."""
         return self.rank == len(self.columns) == self.width
 
     @checked()
     def solve(self, value: int) -> int | None:
-        """A flat index with this value, or None if there is none. It is the only one iff the kernel is empty."""
+        """A flat index with this value, or None. It is the only one iff the kernel is empty."""
         return Elimination(self.columns).solve(value ^ self.offset)
 
     def inverse(self) -> LinearLayout:
@@ -338,7 +335,7 @@ class LinearLayout(Function):
         return self.left_inverse()
 
     def left_inverse(self) -> LinearLayout:
-        """G with G(self(x)) == x for every flat index x, defined on all integers below 2^width.
+        """G with G(self(x)) == x for every flat index x. It is defined on all integers below 2^width.
 
         What G does to integers that are no values is not specified. Raises LayoutError unless injective; `witness` is
         then the first index whose value an earlier one has.
@@ -352,7 +349,7 @@ class LinearLayout(Function):
         return LinearLayout(tuple(columns), (self.width,), (), len(self.columns), combine(columns, self.offset))
 
     def right_inverse(self) -> LinearLayout:
-        """The largest R with self(R(y)) == y for all y below R's size, as CuTe's right inverse: offset -> flat index.
+        """The largest R with self(R(y)) == y for all y below its size: CuTe's right inverse, offset -> flat index.
 
         Of the indices that have a value, R gives one. Raises LayoutError when 0 is no value.
 
@@ -374,8 +371,8 @@ class LinearLayout(Function):
 
     # ------------------------------------------------------------ equality of functions
 
-    def equivalent(self, other: Any) -> Proof | CounterExample:
-        """Whether both are the same function of the flat index: Proof, or the first coordinate that tells them apart.
+    def equivalent(self, other: object) -> Proof | CounterExample:
+        """Compare two functions of the flat index: Proof, or the first coordinate at which they differ.
 
         `other` is anything that `of` takes. Exact, and independent of the size.
 
@@ -394,8 +391,8 @@ class LinearLayout(Function):
         statement = "not equivalent" if n == m else f"not equivalent, 2^{n} and 2^{m} elements"
         return CounterExample(longer.coord(at), left_value, right_value, at, statement, "GF(2) matrix")
 
-    def first_difference(self, other: Any) -> int | None:
-        """The first flat index at which two functions differ, or that only one of them has; None when they are one.
+    def first_difference(self, other: object) -> int | None:
+        """The first flat index at which two functions differ, or only one is defined; None when they are equal.
 
         >>> LinearLayout((1, 2, 4)).first_difference(LinearLayout((1, 2, 8)))
         4
@@ -411,7 +408,7 @@ class LinearLayout(Function):
         return 1 << next((i for i, (c, d) in pairs if c != d), min(len(self.columns), len(other.columns)))
 
     @checked()
-    def coord(self, index: int) -> Any:
+    def coord(self, index: int) -> int | tuple[int, ...]:
         """The coordinate of a flat index: an int for one mode, else a tuple.
 
         >>> LinearLayout((1, 2, 4), bits=(1, 2)).coord(5)
@@ -448,7 +445,7 @@ class LinearLayout(Function):
             )
         return self._with_strides(self.columns)
 
-    def to_composed(self, unit: Any = None) -> ComposedLayout:
+    def to_composed(self, unit: int | str | None = None) -> ComposedLayout:
         """Swizzle, offset and layout with this function: x -> swizzle(offset + layout(x)); `unit` is the swizzle's.
 
         Complete: it finds a swizzle whenever one exists, with the fewest bits. Raises LayoutError where none does.
@@ -488,7 +485,7 @@ class LinearLayout(Function):
 # ---------------------------------------------------------------- columns of layouts and swizzles
 
 
-def _affine(layout: Any, offset: int, source: Any) -> tuple[list[int], tuple[int, ...]]:
+def _affine(layout: Layout, offset: int, source: object) -> tuple[list[int], tuple[int, ...]]:
     """Differences of offset + layout at each coordinate bit, and the bits of each top-level mode; exact, see above."""
     shape = layout.shape
     columns: list[int] = []
@@ -512,7 +509,7 @@ def _affine(layout: Any, offset: int, source: Any) -> tuple[list[int], tuple[int
     return columns, tuple(product(g).bit_length() - 1 for g in groups)
 
 
-def _refuse(source: Any, columns: list[int], column: int, offset: int) -> None:
+def _refuse(source: object, columns: list[int], column: int, offset: int) -> None:
     j = len(columns)
     i = next(i for i, c in enumerate(columns) if c & column)
     bit = (columns[i] & column & -(columns[i] & column)).bit_length() - 1
@@ -526,7 +523,7 @@ def _refuse(source: Any, columns: list[int], column: int, offset: int) -> None:
     )
 
 
-def _plus(constant: int, columns: list[int], offset: int, source: Any) -> tuple[list[int], int]:
+def _plus(constant: int, columns: list[int], offset: int, source: object) -> tuple[list[int], int]:
     """Columns and offset of `constant +` an affine function."""
     width = max(map(int.bit_length, (*columns, offset, constant))) + len(columns) + 1
     rows = add_constant(constant, rows_of((*columns, offset), width), len(columns))

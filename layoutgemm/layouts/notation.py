@@ -23,10 +23,12 @@ from ..dtypes import dtype
 from ..errors import LayoutError, ParseError
 from . import above
 from .basis import ScaledBasis
+from .int_tuple import Stride, StrideEntry
 from .layout import Layout
 from .swizzle import SWIZZLES, ComposedLayout, Swizzle
 from .symbols.dims import declared, fresh_name, parse_entry, symbol
 from .symbols.facts import as_facts
+from .symbols.polynomial import Scalar
 
 Symbols = Callable[[str], Any]
 MAX_TEXT = 1 << 16  # characters: no layout that can be read by a person, or is printed by a program, is longer
@@ -53,13 +55,13 @@ _AFTER = re.compile(r"[\s>\"'`]*(?:=\s*\(.*)?\s*", re.DOTALL)
 
 
 @above.parsed.register(object)
-def parse(text: str, given: Any = ()) -> Layout | ComposedLayout | Swizzle:
+def parse(text: str, given: object = ()) -> Layout | ComposedLayout | Swizzle:
     """A layout, a swizzle, or a swizzled layout from its notation. Raises ParseError, which points at the character.
 
     Entries may hold symbols; `given` are facts about them, as `Facts` takes them, under which the text is read. Each
-    `?` is a new symbol, unlike those of every other text. A pointer before a layout is left out; one of CuTe's after a
-    swizzle says that the swizzle counts bytes, and the result counts the pointer's elements, from the last address at
-    which the swizzle's pattern begins. A pointer with a swizzle and neither an address nor that alignment is refused.
+    `?` is a new symbol, unlike those of every other text. A pointer before a layout is left out. One of CuTe's after a
+    swizzle says that the swizzle counts bytes; the result counts the pointer's elements, from the last address at which
+    the swizzle's pattern begins. A pointer with a swizzle and neither an address nor that alignment is refused.
 
     >>> parse("((_4,_2),8):((1,16),4)")
     Layout(((4, 2), 8), ((1, 16), 4))
@@ -84,8 +86,8 @@ def read(text: str, symbol: Symbols) -> Layout | ComposedLayout | Swizzle:
     return _TextReader(text, symbol).all()
 
 
-def _symbols(given: Any) -> Symbols:
-    """What a name in the text stands for."""
+def _symbols(given: object) -> Symbols:
+    """The entry that a name in the text stands for."""
     if given.__class__ is tuple and not given:
         return declared
     return as_facts(given).__getitem__
@@ -97,7 +99,7 @@ def parse_swizzle(text: str) -> Swizzle:
 
 
 class _Pointer(NamedTuple):
-    """What a pointer says of itself.
+    """The facts that a pointer's text states.
 
     bits        of an element; None where the type is not known, and of a tensor of coordinates
     swizzle     of its bytes, if it holds one
@@ -121,7 +123,7 @@ class _TextReader:
         self.text, self.symbol, self.at = text, symbol, 0
 
     def take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """The match at the position, which moves past it; None where there is none."""
+        """The match at the position, which moves past it, or None."""
         found = pattern.match(self.text, self.at)
         if found is not None:
             self.at = found.end()
@@ -141,7 +143,7 @@ class _TextReader:
     # ------------------------------------------------------------------------------------------ layouts
 
     def all(self) -> Any:
-        """What the whole text says."""
+        """The object that the whole text denotes."""
         wrapped = False
         while any(self.take(pattern) is not None for pattern in _WRAPPERS):
             wrapped = True
@@ -153,7 +155,7 @@ class _TextReader:
         return out
 
     def composed(self, count: int) -> Any:
-        """A swizzle and what follows it, or a layout, with or without a pointer before it."""
+        """A swizzle and its operands, or a layout, with or without a pointer before it."""
         found = self.take(_SWIZZLE)
         if found is None:
             start = self.at
@@ -185,7 +187,8 @@ class _TextReader:
         return self.made(lambda: ComposedLayout(swizzle, number, follows), found)
 
     def under(self, swizzle: Swizzle, pointer: _Pointer, layout: Layout, start: int) -> ComposedLayout:
-        """The layout of a pointer's elements under a swizzle of its bytes, from where the swizzle's pattern begins."""
+        """The layout of a pointer's elements under a swizzle of its bytes. It begins where the swizzle's pattern
+        does."""
         assert pointer.bits is not None
         if pointer.address is None and pointer.alignment % swizzle.span:
             raise ParseError(
@@ -253,11 +256,12 @@ class _TextReader:
         return _Pointer(bits, inner, address, alignment)
 
     def call(self, count: int) -> Any:
-        """What repr() prints: Layout(shape, stride), Swizzle(3, 4, 3, 'bytes'), ComposedLayout(swizzle, 0, layout)."""
+        """An object as repr() prints it: Layout(shape, stride), Swizzle(3, 4, 3, 'bytes'), ComposedLayout(swizzle, 0,
+        layout)."""
         found = self.take(_CALL)
         if found is None:
             raise self.fail("a Layout, a ComposedLayout or a Swizzle")
-        parts: list[Any] = []
+        parts: list[object] = []
         if found[1] == "Layout":
             parts = [self.entries(0)]
             while self.comma():
@@ -287,7 +291,7 @@ class _TextReader:
         return self.made(lambda: kind(*parts), found)
 
     def comma(self) -> bool:
-        """Whether a comma and something else stand at the position, which moves past the comma."""
+        """True if a comma and something else stand at the position; moves past the comma."""
         if self.peek() != ",":
             return False
         self.at += 1
@@ -325,7 +329,7 @@ class _TextReader:
         if depth >= DEPTH:
             raise ParseError(f"tuples nest at most {DEPTH} deep", self.text, self.at)
         self.at += 1
-        out: list[Any] = []
+        out: list[Scalar] = []
         while self.peek() != ")":
             out.append(self.entries(depth + 1))
             if self.peek() == ",":
@@ -335,7 +339,7 @@ class _TextReader:
         self.at += 1
         return tuple(out)
 
-    def entry(self) -> Any:
+    def entry(self) -> StrideEntry:
         """An integer, a coordinate, an unknown, or an expression of symbols."""
         start = self.at
         found = self.take(_BASIS)
@@ -364,13 +368,13 @@ class _TextReader:
         self.at = end
         return x * ScaledBasis(1, tuple([int(p) for p in reversed(path)])) if path else x
 
-    def _fresh(self, facts: str) -> Any:
+    def _fresh(self, facts: str) -> Scalar:
         """A symbol that no other text has: unknown, unknown_1, ..."""
         divisor = re.search(r"div\s*=\s*(\d+)", facts)
         return symbol(fresh_name("unknown"), max(1, _int(divisor[1])) if divisor is not None else 1)
 
     def _end_of_entry(self) -> int:
-        """Where the entry that begins here ends: at a comma, colon or bracket outside its own brackets."""
+        """The end of the entry that begins here: at a comma, colon or bracket outside its own brackets."""
         depth = 0
         for i in range(self.at, len(self.text)):
             c = self.text[i]
@@ -380,7 +384,7 @@ class _TextReader:
         return len(self.text)
 
     def _is_expression(self) -> bool:
-        """Whether the bracket that opens here is part of an expression, as in (M+1)*2: an operator follows its end."""
+        """True if the bracket that opens here is part of an expression, as in (M+1)*2: an operator follows its end."""
         depth = 0
         for i in range(self.at, len(self.text)):
             depth += (self.text[i] == "(") - (self.text[i] == ")")
@@ -407,5 +411,5 @@ def _unit(bits: str | None) -> int | None:
     return None if bits is None else _int(bits)
 
 
-def _basis(value: int, path: list[str]) -> Any:
+def _basis(value: int, path: list[str]) -> Stride:
     return ScaledBasis(value, tuple([_int(part.strip()) for part in path])) if value else 0

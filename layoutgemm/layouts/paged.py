@@ -1,9 +1,9 @@
-"""What has a linked page: one HTML file in which whatever belongs to an element lights up with it."""
+"""Objects with a linked page: one HTML file in which all parts of an element light up together."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from .registry import Registry
 
@@ -17,7 +17,7 @@ class Paged:
     __slots__ = ()
     _paged_by: ClassVar[str] = "layoutgemm.view.pages.html"
 
-    def html(self, path: str | Path | None = None, **options: Any) -> str:
+    def html(self, path: str | Path | None = None, **options: object) -> str:
         """A page to point at: one self-contained file, with mouse, touch or keyboard, light or dark.
 
         path     a file to write it to, too

@@ -1,4 +1,4 @@
-"""Whether a partial operation has an answer, as a verdict instead of an exception."""
+"""Verdicts on partial operations, in place of exceptions."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 from ..errors import LayoutError
 from . import above
-from .proofs.verdicts import Function, Verdict
+from .proofs.verdicts import Answer, Function, Verdict
 
 
-def verdict(operation: Callable[..., Any], *args: Any) -> Verdict:
+def verdict(operation: Callable[..., Any], *args: object) -> Verdict:
     """Run an operation and say whether it had an answer: ok, or the reason and witness that it would raise."""
     try:
         operation(*args)
@@ -28,8 +28,9 @@ class Predicates(Function):
 
     __slots__ = ()
 
-    def covers(self, tile: Any, given: Any = ()) -> Any:
-        """Whether every offset 0..size(tile)-1 is a value, at every size; `tile` is a shape or layout; see prove.covers
+    def covers(self, tile: object, given: object = ()) -> Answer:
+        """Prove that every offset 0..size(tile)-1 is a value, at every size; `tile` is a shape or layout; see
+        prove.covers
 
         >>> from layoutgemm import Layout
         >>> Layout((4, 8), (8, 1)).covers(32).ok, Layout((4, 8), (9, 1)).covers(32).coord
@@ -37,8 +38,8 @@ class Predicates(Function):
         """
         return above.covering(self, tile, given)
 
-    def disjoint(self, other: Any, offset: Any = 0, given: Any = ()) -> Any:
-        """Whether no value is offset + a value of `other`, at every size. See prove.disjoint.
+    def disjoint(self, other: object, offset: object = 0, given: object = ()) -> Answer:
+        """Prove that no value is offset + a value of `other`, at every size. See prove.disjoint.
 
         >>> from layoutgemm import Layout
         >>> Layout(4, 2).disjoint(Layout(4, 2), 1).ok, Layout(4, 2).disjoint(Layout(4, 2), 4).coord
@@ -46,47 +47,47 @@ class Predicates(Function):
         """
         return above.apart(self, other, offset, given)
 
-    def can_compose(self, other: Any) -> Verdict:
-        """Whether compose(other) has an answer."""
+    def can_compose(self, other: object) -> Verdict:
+        """Verdict on compose(other)."""
         return self._can("compose", other)
 
-    def can_complement(self, bound: Any = None) -> Verdict:
-        """Whether complement(bound) has an answer."""
+    def can_complement(self, bound: object = None) -> Verdict:
+        """Verdict on complement(bound)."""
         return self._can("complement", bound)
 
     def can_left_inverse(self) -> Verdict:
-        """Whether left_inverse() has an answer."""
+        """Verdict on left_inverse()."""
         return self._can("left_inverse")
 
-    def can_divide(self, tiler: Any) -> Verdict:
-        """Whether logical_divide(tiler), and with it every other divide, has an answer."""
+    def can_divide(self, tiler: object) -> Verdict:
+        """Verdict on logical_divide(tiler), and with it on every other divide."""
         return self._can("logical_divide", tiler)
 
-    def can_product(self, tiler: Any) -> Verdict:
-        """Whether logical_product(tiler) has an answer."""
+    def can_product(self, tiler: object) -> Verdict:
+        """Verdict on logical_product(tiler)."""
         return self._can("logical_product", tiler)
 
-    def can_tile_to_shape(self, shape: Any, order: Any = None) -> Verdict:
-        """Whether tile_to_shape(shape, order) has an answer."""
+    def can_tile_to_shape(self, shape: object, order: object = None) -> Verdict:
+        """Verdict on tile_to_shape(shape, order)."""
         return self._can("tile_to_shape", shape, order)
 
-    def can_with_shape(self, *shape: Any) -> Verdict:
-        """Whether with_shape(shape) has an answer."""
+    def can_with_shape(self, *shape: object) -> Verdict:
+        """Verdict on with_shape(shape)."""
         return self._can("with_shape", *shape)
 
     def can_upcast(self, n: int) -> Verdict:
-        """Whether upcast(n) has an answer."""
+        """Verdict on upcast(n)."""
         return self._can("upcast", n)
 
     def can_downcast(self, n: int) -> Verdict:
-        """Whether downcast(n) has an answer."""
+        """Verdict on downcast(n)."""
         return self._can("downcast", n)
 
     def can_recast(self, new_bits: int, old_bits: int) -> Verdict:
-        """Whether recast(new_bits, old_bits) has an answer."""
+        """Verdict on recast(new_bits, old_bits)."""
         return self._can("recast", new_bits, old_bits)
 
-    def _can(self, name: str, *args: Any) -> Verdict:
+    def _can(self, name: str, *args: object) -> Verdict:
         operation = getattr(self, name, None)
         if operation is None:
             return Verdict(False, f"{type(self).__name__} has no {name}")

@@ -33,7 +33,7 @@ class Registry:
     """
 
     def __init__(self, what: str, home: str, attribute: str = "") -> None:
-        def refuse(thing: Any, *_: Any, **__: Any) -> Any:
+        def refuse(thing: object, *_: object, **__: object) -> Any:
             raise LayoutError(f"{shown(thing)} has no {what}")
 
         self._home, self._attribute = home, attribute
@@ -49,7 +49,7 @@ class Registry:
 
         return registered
 
-    def __call__(self, thing: Any, *args: Any, **options: Any) -> Any:
+    def __call__(self, thing: object, *args: object, **options: object) -> Any:
         """Call the function of the thing's type. Raises LayoutError where none is registered."""
         import_module(getattr(thing, self._attribute, self._home))
         return self._function.dispatch(type(thing))(thing, *args, **options)

@@ -12,7 +12,7 @@ unit: the 128-byte swizzle is (3, 4, 3) on bytes and (3, 3, 3) on 16-bit element
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -26,14 +26,14 @@ from .int_tuple import bit_field, check_enumerable, coal_open, show
 from .layout import Layout
 from .paged import Paged
 from .predicates import Predicates
-from .proofs.verdicts import between, equivalent
+from .proofs.verdicts import Answer, between, equivalent
 from .symbols.dims import entry
 
 _set = object.__setattr__
 SWIZZLES = 64  # one after another: each takes some of the 1000 calls that Python allows
 
 
-def as_unit(unit: Any) -> int | None:
+def as_unit(unit: object) -> int | None:
     """A unit in bits: None, "bytes" (8), or the number of bits of an element."""
     if unit is None:
         return None
@@ -90,7 +90,7 @@ class Swizzle(Pictured, Paged, Convertible):
         _set(self, "_by", shift if bits else 0)
         _set(self, "_target", ((1 << bits) - 1) << (base + max(0, -shift)))
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"Swizzle is frozen: cannot set {name}")
 
     def __delattr__(self, name: str) -> None:
@@ -146,7 +146,7 @@ class Swizzle(Pictured, Paged, Convertible):
 
     @checked(SwizzleError)
     def downcast(self, n: int) -> Swizzle:
-        """The same movement on elements of an n-th of the width, n a power of two."""
+        """The same movement on elements of 1/n of the width, n a power of two."""
         n = factor(n, "downcast")
         by = _log2(n, "the factor")
         if self.unit is not None and self.unit % n:
@@ -160,7 +160,7 @@ class Swizzle(Pictured, Paged, Convertible):
             raise SwizzleError(f"{self} exchanges parts of the wider element: its M would be {base}")
         return Swizzle(self.bits, base, self.shift, unit)
 
-    def compose(self, other: Any) -> Any:
+    def compose(self, other: object) -> Any:
         """The layout c -> self(other(c)) for a Layout or ComposedLayout."""
         return ComposedLayout(self, 0, other)
 
@@ -187,7 +187,7 @@ class Swizzle(Pictured, Paged, Convertible):
     def __hash__(self) -> int:
         return hash((Swizzle, self.bits, self.base, self.shift, self.unit))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Swizzle, (self.bits, self.base, self.shift, self.unit)
 
     def _numbers(self) -> str:
@@ -220,7 +220,7 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
     offset: Any
     layout: Any
 
-    def __init__(self, swizzle: Swizzle, offset: int, layout: Any) -> None:
+    def __init__(self, swizzle: Swizzle, offset: int, layout: object) -> None:
         if not isinstance(swizzle, Swizzle):
             raise LayoutError(refusal(swizzle, "the beginning of a ComposedLayout", "a Swizzle"))
         if not isinstance(layout, (Layout, ComposedLayout)):
@@ -240,14 +240,14 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
         _set(self, "layout", layout)
 
     @classmethod
-    def _new(cls, swizzle: Swizzle, offset: Any, layout: Any) -> ComposedLayout:
+    def _new(cls, swizzle: Swizzle, offset: object, layout: object) -> ComposedLayout:
         self = object.__new__(cls)
         _set(self, "swizzle", swizzle)
         _set(self, "offset", offset)
         _set(self, "layout", layout)
         return self
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"ComposedLayout is frozen: cannot set {name}")
 
     def __delattr__(self, name: str) -> None:
@@ -255,7 +255,7 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
 
     @property
     def swizzles(self) -> int:
-        """How many swizzles there are, one after another.
+        """The number of swizzles, applied one after the other.
 
         >>> from layoutgemm import Layout
         >>> (Swizzle(1, 0, 3) @ (Swizzle(2, 3, 3) @ Layout(64))).swizzles
@@ -263,12 +263,12 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
         """
         return 1 + getattr(self.layout, "swizzles", 0)
 
-    def _with(self, layout: Any) -> ComposedLayout:
+    def _with(self, layout: object) -> ComposedLayout:
         return ComposedLayout._new(self.swizzle, self.offset, layout)
 
     # ------------------------------------------------------------ as a function
 
-    def __call__(self, *coord: Any) -> Any:
+    def __call__(self, *coord: object) -> Any:
         """The swizzled offset of a coordinate."""
         x = self.layout(*coord)
         if not (self.offset.__class__ is int and self.offset == 0):
@@ -279,7 +279,7 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
         """All values in order of the flat index: a NumPy int64 array of length size."""
         return self.swizzle(self.layout.offsets() + self.offset)
 
-    def coord(self, index: Any) -> Any:
+    def coord(self, index: object) -> Any:
         """The coordinate of a flat index."""
         return self.layout.coord(index)
 
@@ -290,7 +290,7 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
 
     @property
     def size(self) -> int:
-        """How many coordinates."""
+        """The number of coordinates."""
         return self.layout.size
 
     @property
@@ -301,12 +301,12 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
 
     @property
     def rank(self) -> int:
-        """How many top-level modes."""
+        """The number of top-level modes."""
         return int(self.layout.rank)
 
     @property
     def depth(self) -> int:
-        """How deep the nesting goes."""
+        """The depth of the nesting."""
         return int(self.layout.depth)
 
     def __len__(self) -> int:
@@ -315,18 +315,18 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
     def __bool__(self) -> bool:
         return True
 
-    def __getitem__(self, i: Any) -> ComposedLayout:
+    def __getitem__(self, i: object) -> ComposedLayout:
         return self._with(self.layout[i])
 
     # ------------------------------------------------------------ operations on the layout inside
 
-    def compose(self, other: Any) -> ComposedLayout:
+    def compose(self, other: object) -> ComposedLayout:
         """c -> self(other(c)). Raises CompositionError as Layout.compose does."""
         return self._with(self.layout.compose(other))
 
     __matmul__ = compose
 
-    def after(self, left: Any) -> ComposedLayout:
+    def after(self, left: object) -> ComposedLayout:
         """c -> left(self(c)), of a plain layout. Raises CompositionError unless `left` multiplies by a power of two.
 
         >>> str((Swizzle(3, 3, 3) @ Layout(64)).after(Layout(64, 4)))
@@ -338,43 +338,43 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
         """Without nesting."""
         return self._with(self.layout.flatten())
 
-    def coalesce(self, profile: Any = None) -> ComposedLayout:
+    def coalesce(self, profile: object = None) -> ComposedLayout:
         """As few modes as the function allows, within the modes that the profile marks."""
         return self._with(self.layout.coalesce(profile))
 
-    def with_shape(self, *shape: Any) -> ComposedLayout:
+    def with_shape(self, *shape: object) -> ComposedLayout:
         """The same function of the flat index under another shape."""
         return self._with(self.layout.with_shape(*shape))
 
-    def logical_divide(self, tiler: Any) -> ComposedLayout:
+    def logical_divide(self, tiler: object) -> ComposedLayout:
         """See Layout.logical_divide."""
         return self._with(self.layout.logical_divide(tiler))
 
-    def zipped_divide(self, tiler: Any) -> ComposedLayout:
+    def zipped_divide(self, tiler: object) -> ComposedLayout:
         """See Layout.zipped_divide."""
         return self._with(self.layout.zipped_divide(tiler))
 
-    def tiled_divide(self, tiler: Any) -> ComposedLayout:
+    def tiled_divide(self, tiler: object) -> ComposedLayout:
         """See Layout.tiled_divide."""
         return self._with(self.layout.tiled_divide(tiler))
 
-    def flat_divide(self, tiler: Any) -> ComposedLayout:
+    def flat_divide(self, tiler: object) -> ComposedLayout:
         """See Layout.flat_divide."""
         return self._with(self.layout.flat_divide(tiler))
 
-    def logical_product(self, tiler: Any) -> ComposedLayout:
+    def logical_product(self, tiler: object) -> ComposedLayout:
         """Copies of the layout inside, all under the one swizzle."""
         return self._with(self.layout.logical_product(tiler))
 
-    def blocked_product(self, tiler: Any) -> ComposedLayout:
+    def blocked_product(self, tiler: object) -> ComposedLayout:
         """See Layout.blocked_product; the swizzle acts on the whole."""
         return self._with(self.layout.blocked_product(tiler))
 
-    def raked_product(self, tiler: Any) -> ComposedLayout:
+    def raked_product(self, tiler: object) -> ComposedLayout:
         """See Layout.raked_product; the swizzle acts on the whole."""
         return self._with(self.layout.raked_product(tiler))
 
-    def tile_to_shape(self, shape: Any, order: Any = None) -> ComposedLayout:
+    def tile_to_shape(self, shape: object, order: object = None) -> ComposedLayout:
         """The block repeated until it fills `shape`; the swizzle acts on the whole.
 
         >>> from layoutgemm import Layout
@@ -383,12 +383,12 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
         """
         return self._with(self.layout.tile_to_shape(shape, order))
 
-    def slice(self, coord: Any) -> tuple[ComposedLayout, int]:
+    def slice(self, coord: object) -> tuple[ComposedLayout, int]:
         """The modes that None keeps, and 0: the offset of the rest stays inside, since a swizzle does not add."""
         layout, offset = self.layout.slice(coord)
         return ComposedLayout._new(self.swizzle, self.offset + offset, layout), 0
 
-    def dice(self, coord: Any) -> ComposedLayout:
+    def dice(self, coord: object) -> ComposedLayout:
         """The modes that have an integer in coord."""
         return self._with(self.layout.dice(coord))
 
@@ -439,12 +439,12 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
 
     # ------------------------------------------------------------ statements
 
-    def equivalent(self, other: Any) -> Any:
-        """Whether both are one function of the flat index; by looking at all values."""
+    def equivalent(self, other: object) -> Answer:
+        """Compare two functions of the flat index; by looking at all values."""
         return between(equivalent(self, other), self, other)
 
-    def is_injective(self) -> Any:
-        """Whether no two coordinates share a value: a swizzle is a bijection, so the layout inside decides."""
+    def is_injective(self) -> Answer:
+        """Prove that no two coordinates share a value: a swizzle is a bijection, so the layout inside decides."""
         return self.layout.is_injective()
 
     @classmethod
@@ -467,7 +467,7 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
     def __hash__(self) -> int:
         return hash((ComposedLayout, self.swizzle, self.offset, self.layout))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return ComposedLayout, (self.swizzle, self.offset, self.layout)
 
     def __repr__(self) -> str:
@@ -477,7 +477,7 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
         return f"{self.swizzle} o {show(self.offset)} o {self.layout}"
 
 
-def compose_with_swizzle(left: Any, right: Any) -> ComposedLayout:
+def compose_with_swizzle(left: Any, right: object) -> ComposedLayout:
     """A plain layout after a swizzled one: answered where the layout only multiplies by a power of two.
 
     2^k * swizzle(x) is the swizzle k bits further up, applied to 2^k * x. Any other layout moves the bits apart. The
@@ -499,10 +499,14 @@ def compose_with_swizzle(left: Any, right: Any) -> ComposedLayout:
     return ComposedLayout(Swizzle(sw.bits, sw.base + d.bit_length() - 1, sw.shift), right.offset * d, inner)
 
 
-def _stays_below(right: Any, end: Any) -> bool:
+def _stays_below(right: Any, end: object) -> bool:
     """True if all values, before and after the swizzle, are in 0..end-1."""
     try:
         before, after = right.layout.offsets() + right.offset, right.offsets()
     except LayoutError:  # symbols, or too many values to look at
         return False
     return end.__class__ is int and bool(max(before.max(), after.max()) < end and before.min() >= 0)
+
+
+AnyLayout: TypeAlias = "Layout | ComposedLayout"
+Part: TypeAlias = "tuple[AnyLayout, Any]"  # the modes that are left of a layout, and the offset of the others

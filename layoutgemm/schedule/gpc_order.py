@@ -1,23 +1,23 @@
 """Which tiles neighbours take: clusters of a launch, as the hardware deals them out to the graphics clusters (GPCs).
 
-On an H200 the first few clusters go where two multiprocessors are left over, the next ones in turn to each graphics
-cluster, round after round, then to those that have more multiprocessors. What several multiprocessors of a graphics
-cluster ask for at about the same time is asked of L2 once (Nsight Compute, "L2 Request Coalescer"): so those that lie
-together take tiles that lie together. A launch on a GPU that is busy, or of another kind, is dealt out otherwise: each
-tile is still taken once.
+On an H200 the first few clusters go to the GPCs with two SMs left over. The next ones go in turn to each GPC, round
+after round, then to the GPCs that have more SMs. L2 serves requests of several SMs of a GPC for the same data once, if
+they come at about the same time (Nsight Compute, "L2 Request Coalescer"). So clusters of one GPC take neighbouring
+tiles. On a busy GPU, or on one of another kind, clusters start elsewhere: each tile is still taken once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ..arguments import checked, settle
 from ..errors import PlanError
+from ..layouts.int_tuple import Integer
 from ..layouts.proofs.digits import minimum as least
 from ..report import Check
+from .tile_order import Minimum
 
 _FAR = 1 << 20  # more than a launch has clusters
 
@@ -84,7 +84,7 @@ class Dealt:
         return self.starts[-1]
 
     @checked(PlanError)
-    def number(self, nth: Any, count: Any, minimum: Callable[..., Any] = least) -> Any:
+    def number(self, nth: Integer, count: Integer, minimum: Minimum = least) -> Any:
         """Which number the nth of `count` clusters takes. `minimum` stands in for traced integers, which Python's own
         does not take."""
         if not self.rounds:
@@ -136,7 +136,7 @@ def _runs(places: tuple[int, ...]) -> list[tuple[int, int]]:
     return found
 
 
-def _member(index: Any, places: tuple[int, ...]) -> Any:
+def _member(index: Integer, places: tuple[int, ...]) -> Integer:
     """The place of that index."""
     (first, many), *others = _runs(places)
     found = index + first
@@ -146,13 +146,13 @@ def _member(index: Any, places: tuple[int, ...]) -> Any:
     return found
 
 
-def _below(place: Any, places: tuple[int, ...], minimum: Callable[..., Any]) -> Any:
-    """How many of the places are before one."""
+def _below(place: Integer, places: tuple[int, ...], minimum: Minimum) -> Integer:
+    """The number of places before the given one."""
     return sum(minimum(place - minimum(place, first), many) for first, many in _runs(places))
 
 
-def _among(place: Any, places: tuple[int, ...], minimum: Callable[..., Any], known: tuple[int, ...]) -> Any:
-    """1 where a place, of those that it is known to be one of, is among others; else 0."""
+def _among(place: Integer, places: tuple[int, ...], minimum: Minimum, known: tuple[int, ...]) -> Integer:
+    """1 if `place` is in `places`, else 0. It is known to be in `known`."""
     if set(known) <= set(places):
         return 1
     if not set(known) & set(places):
@@ -160,6 +160,6 @@ def _among(place: Any, places: tuple[int, ...], minimum: Callable[..., Any], kno
     return _below(place + 1, places, minimum) - _below(place, places, minimum)
 
 
-def _reached(number: Any, limit: int) -> Any:
-    """1 from a limit on, else 0, for numbers up to a million, by arithmetic that traced integers know."""
+def _reached(number: Integer, limit: int) -> Integer:
+    """1 from a limit on, else 0. For numbers up to a million, by arithmetic of traced integers."""
     return (number + (_FAR - limit)) // _FAR

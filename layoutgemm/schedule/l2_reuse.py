@@ -1,7 +1,7 @@
-"""How often the tiles that run at one time want the same part of A or B: what a schedule saves of L2 and memory reads.
+"""Reuse of A and B by concurrent tiles: the L2 and memory reads that a schedule saves.
 
 A wave is the tiles that run together. Every tile needs the row panel of A (BM rows, all of K) and the column panel of B
-(BN columns) that it lies in; tiles of one wave that share a panel read it once from memory and then from L2. The count
+(BN columns) that it lies in. Tiles of one wave that share a panel read it once from memory and then from L2. The count
 is of panels in waves, exact for tiles that keep step; what one wave leaves in L2 for the next is not counted.
 """
 
@@ -36,7 +36,7 @@ class Reuse:
 
     @property
     def read(self) -> int:
-        """Rows of A and columns of B read, over all waves, each panel once in a wave. Times K they are elements."""
+        """Rows of A and columns of B read, each panel once a wave. Times K they are elements."""
         return sum(self.rows) * self.tile[0] + sum(self.columns) * self.tile[1]
 
     @property
@@ -46,7 +46,7 @@ class Reuse:
 
     @property
     def factor(self) -> float:
-        """How many times a panel that was read is used: wanted / read."""
+        """The uses of each panel that was read: wanted / read."""
         return self.wanted / self.read
 
     @property

@@ -1,7 +1,7 @@
 """Which worker does which tile: persistent workers, clusters of them, and work cut along K (stream-K).
 
-A schedule (`schedules.py`) orders the tiles. Here the order is dealt out to workers that stay on the machine, and each
-way of dealing is proven to give every tile, or every K tile of it, to exactly one of them, for every size.
+A schedule (`schedules.py`) orders the tiles. Here persistent workers take the tiles in that order. Each distribution is
+proven, for every size, to give every tile, or every K tile of it, to exactly one worker.
 
 Sources: CUTLASS PersistentTileSchedulerSm90 and PersistentTileSchedulerSm90StreamK; Osama et al., "Stream-K:
 Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU", arXiv 2301.03598.
@@ -9,7 +9,7 @@ Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,13 +20,14 @@ from ..arguments import as_int, checked, settle
 from ..errors import PlanError
 from ..layouts import Layout
 from ..layouts.display import Pictured
+from ..layouts.int_tuple import Integer
 from ..layouts.proofs.digits import minimum as least
 from ..layouts.proofs.index_formulas import prove_formulas
 from ..layouts.proofs.prove import disjoint, injective
-from ..layouts.proofs.verdicts import Proof, Undecided
+from ..layouts.proofs.verdicts import Answer, Proof, Undecided
 from ..layouts.symbols.facts import Facts
-from ..layouts.symbols.polynomial import show
-from .tile_order import Answer, Schedule, Tile, all_proven, checked_grid
+from ..layouts.symbols.polynomial import Scalar, show
+from .tile_order import Minimum, Schedule, Tile, all_proven, checked_grid
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Persistent(Pictured):
         return -(-grid[0] // rows), -(-grid[1] // columns)
 
     @checked(PlanError)
-    def tile(self, worker: Any, step: Any, rank: Any, grid: Tile, minimum: Callable[..., Any] = least) -> Tile:
+    def tile(self, worker: Integer, step: Integer, rank: Integer, grid: Tile, minimum: Minimum = least) -> Tile:
         """The tile that block `rank` of a worker does as its number `step`; it can lie outside of the grid.
 
         The worker has a step `step` while worker + workers * step is below the number of clusters in the grid.
@@ -70,8 +71,8 @@ class Persistent(Pictured):
         return self.within(self.schedule.tile(worker + self.workers * step, self.clusters(grid), minimum), rank)
 
     @checked(PlanError)
-    def within(self, at: Tile, rank: Any) -> Tile:
-        """The tile of block `rank` of the cluster whose place in the grid of clusters is `at`.
+    def within(self, at: Tile, rank: Integer) -> Tile:
+        """The tile of CTA `rank` of the cluster at `at` in the grid of clusters.
 
         >>> from layoutgemm.schedule.tile_order import Linear
         >>> Persistent(Linear(), 1, cluster=(2, 1)).within((3, 5), 1)
@@ -82,7 +83,7 @@ class Persistent(Pictured):
 
     @checked(PlanError)
     def steps(self, grid: tuple[int, int]) -> int:
-        """How many tiles the busiest worker does."""
+        """The number of tiles of the busiest worker."""
         rows, columns = self.clusters(checked_grid(grid))
         return int(-(-rows * columns // self.workers))
 
@@ -103,7 +104,7 @@ class Persistent(Pictured):
 
     @checked(PlanError)
     def order(self, grid: tuple[int, int]) -> npt.NDArray[np.int64]:
-        """All tiles of the grid in the order of time, workers and ranks side by side: for counting reuse."""
+        """All tiles of the grid by time, workers and ranks side by side: for counting reuse."""
         tiles = self.table(grid).reshape(-1, 2)
         return tiles[tiles[:, 0] >= 0]
 
@@ -113,7 +114,7 @@ class Persistent(Pictured):
         return int((self.table(grid)[..., 0] < 0).sum())
 
     def prove(self) -> Answer:
-        """Whether every tile of every grid is done once, for every number of workers and every size of cluster."""
+        """Check that every tile of every grid is done once, by any workers and clusters."""
         return all_proven(self._statements(), "pieces, for all sizes")
 
     def _statements(self) -> Iterator[tuple[str, Answer]]:
@@ -145,7 +146,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class StreamK:
-    """The K tiles of the last output tiles, laid end to end and cut into equal parts, one for each worker.
+    """The K tiles of the last output tiles, cut into equal parts for the workers.
 
     tiles     output tiles, numbered by a schedule
     k_tiles   K tiles of each
@@ -197,14 +198,14 @@ class StreamK:
         return (self.streamed or 0) * self.k_tiles
 
     @checked(PlanError)
-    def start(self, worker: Any, minimum: Callable[..., Any] = least) -> Any:
+    def start(self, worker: Integer, minimum: Minimum = least) -> Any:
         """The first unit of a worker; its last is the one before the next worker's first."""
         each, more = divmod(self.units, self.workers)
         return worker * each + minimum(worker, more)
 
     @checked(PlanError)
     def segments(self, worker: int) -> tuple[Segment, ...]:
-        """What a worker does: its whole tiles, then its part of the streamed ones."""
+        """A worker's share: its whole tiles, then its part of the streamed ones."""
         if not 0 <= worker < self.workers:
             raise PlanError(f"there is no worker {worker} of {self.workers}")
         out = [Segment(tile, 0, self.k_tiles - 1) for tile in range(worker, self.whole, self.workers)]
@@ -233,7 +234,7 @@ class StreamK:
         return self.whole // self.workers * self.k_tiles + -(-self.units // self.workers)
 
     def prove(self) -> Answer:
-        """Whether every K tile of every output tile is one worker's, for all sizes and numbers of workers."""
+        """Check that every K tile belongs to one worker, at all sizes and worker counts."""
         return all_proven(_stream_statements(), "pieces, for all sizes")
 
 
@@ -249,12 +250,12 @@ def _stream_statements() -> Iterator[tuple[str, Answer]]:
         each = 0 if name.startswith("fewer") else given["each"]
         extra = given[more] if isinstance(more, str) else more
         units = workers * each + extra
-        ranges = []
+        ranges: list[tuple[Scalar, Scalar, Layout]] = []
         if extra != 0:
             ranges.append((0, 0, Layout((each + 1, extra), (1, each + 1))))
         if each != 0:
             ranges.append((extra, extra * (each + 1), Layout((each, workers - extra), (1, each))))
-        total: Any = 0
+        total: int = 0
         for first, start, layout in ranges:
             starts = prove_formulas(
                 lambda w, first=first, each=each, extra=extra: (w + first) * each + least(w + first, extra),

@@ -1,9 +1,9 @@
-"""In which order a kernel visits the tiles of its output: schedules as layouts, proven to visit every tile once.
+"""Tile orders: schedules as layouts, proven to visit every output tile once.
 
 A schedule maps a tile's number in time to its (row, column) in a grid of tiles. Its formula uses `+ - * // % minimum`
 alone, so it takes ints, arrays, and the traced integers of a kernel. Its *pieces* say the same as layouts: at which
 numbers a piece starts and how they step, and which tiles those are. `Schedule.prove` shows for every grid at once that
-the formula is those pieces and that the pieces meet each tile once; `visits_once` looks at every tile of one grid, for
+the formula is those pieces and that the pieces meet each tile once. `visits_once` looks at every tile of one grid, for
 any order whatever.
 
 Sources: the grouped order is that of Triton's matrix multiplication tutorial, "L2 Cache Optimizations" (GROUP_M);
@@ -25,17 +25,17 @@ from ..arguments import as_number, checked, settle, shown
 from ..errors import PlanError
 from ..layouts import E, Layout
 from ..layouts.display import Pictured
-from ..layouts.int_tuple import ENUMERABLE
+from ..layouts.int_tuple import ENUMERABLE, Integer
 from ..layouts.proofs.digits import minimum as least
 from ..layouts.proofs.index_formulas import prove_formulas
 from ..layouts.proofs.prove import disjoint, injective
-from ..layouts.proofs.verdicts import CounterExample, Proof, Undecided
+from ..layouts.proofs.verdicts import Answer, CounterExample, Proof, Undecided
 from ..layouts.symbols.facts import Facts
-from ..layouts.symbols.polynomial import ge0, show
+from ..layouts.symbols.polynomial import Scalar, ge0, show
 from ..report import Check
 
-Answer = Proof | CounterExample | Undecided
-Tile = tuple[Any, Any]
+Tile = tuple[Any, Any]  # row and column of a tile, or rows and columns of a grid: of each kind of Integer
+Minimum = Callable[..., Integer]
 
 
 class Piece(NamedTuple):
@@ -44,7 +44,7 @@ class Piece(NamedTuple):
     `index` and `tile` have one shape; `tile` has coordinate strides, 1@0 for a row and 1@1 for a column.
     """
 
-    start: Any
+    start: Scalar
     index: Layout
     corner: Tile
     tile: Layout
@@ -58,9 +58,9 @@ class Case(NamedTuple):
     """A kind of grid, with symbols for its sizes: what is known of them, the grid, and the pieces there."""
 
     name: str
-    rows: Any
-    columns: Any
-    group: Any
+    rows: Scalar
+    columns: Scalar
+    group: Integer
     pieces: list[Piece]
 
 
@@ -79,7 +79,7 @@ class Schedule(Pictured):
 
     # A subclass gives the rule for along = "M", and the cases of its proof; N is M with the two exchanged.
 
-    def _tile(self, number: Any, rows: Any, columns: Any, group: Any, minimum: Callable[..., Any]) -> Tile:
+    def _tile(self, number: Integer, rows: Integer, columns: Integer, group: Integer, minimum: Minimum) -> Tile:
         raise NotImplementedError
 
     def _cases(self) -> Iterator[Case]:
@@ -90,7 +90,7 @@ class Schedule(Pictured):
         return 1
 
     @checked(PlanError)
-    def tile(self, number: Any, grid: Tile, minimum: Callable[..., Any] = least) -> Tile:
+    def tile(self, number: Integer, grid: Tile, minimum: Minimum = least) -> Tile:
         """The (row, column) visited as number `number` of a grid of (rows, columns) of tiles.
 
         `minimum` stands in for traced integers, which Python's own does not take.
@@ -112,7 +112,7 @@ class Schedule(Pictured):
         return np.stack(np.broadcast_arrays(*found), axis=1).astype(np.int64)
 
     def prove(self) -> Answer:
-        """Whether every tile of every grid is visited exactly once, for every size of group."""
+        """Check that every tile of every grid is visited exactly once, for every group size."""
         every = ((f"{case.name}: {text}", a) for case in self._cases() for text, a in _statements(self, case))
         return all_proven(every, "pieces, for every grid")
 
@@ -127,7 +127,7 @@ class Linear(Schedule):
     True
     """
 
-    def _tile(self, number: Any, rows: Any, columns: Any, group: Any, minimum: Callable[..., Any]) -> Tile:
+    def _tile(self, number: Integer, rows: Integer, columns: Integer, group: Integer, minimum: Minimum) -> Tile:
         return number % rows, number // rows
 
     def _cases(self) -> Iterator[Case]:
@@ -168,7 +168,7 @@ class Grouped(Schedule):
     def _group(self) -> int:
         return self.group
 
-    def _tile(self, number: Any, rows: Any, columns: Any, group: Any, minimum: Callable[..., Any]) -> Tile:
+    def _tile(self, number: Integer, rows: Integer, columns: Integer, group: Integer, minimum: Minimum) -> Tile:
         nth = number // (group * columns)
         inside = number % (group * columns)
         first = nth * group
@@ -193,7 +193,7 @@ class Grouped(Schedule):
         yield self._case("one full group", Facts("rows == G"), 0, True)
         yield self._case("one full group and a last one", Facts("rows == G + r", "G > r"), 0, True)
 
-    def _case(self, name: str, given: Facts, count: Any, odd: bool = False) -> Case:
+    def _case(self, name: str, given: Facts, count: Integer | str, odd: bool = False) -> Case:
         rows, n, G = given["rows"], given["columns"], given["G"]
         count = given[count] if isinstance(count, str) else count
         pieces = []
@@ -210,7 +210,9 @@ class Grouped(Schedule):
         return Case(name, rows, n, G, pieces)
 
     @staticmethod
-    def _rows(first: Any, height: Any, n: Any, groups: Any, period: int, size: Any, back: bool) -> Piece:
+    def _rows(
+        first: Integer, height: Integer, n: Integer, groups: Integer, period: int, size: Integer, back: bool
+    ) -> Piece:
         """Every `period`-th group from row `first` on."""
         shape = (height, n, groups)
         index = Layout(shape, (1, height, period * size))
@@ -220,7 +222,8 @@ class Grouped(Schedule):
 
 @dataclass(frozen=True)
 class Hilbert(Schedule):
-    """Along Hilbert's curve over the smallest square of a power of two that holds the grid; tiles outside are left out.
+    """Tiles along Hilbert's curve over the smallest power-of-two square that holds the grid; tiles outside are left
+    out.
 
     Its tiles are read from `table`; there is no formula in `//` and `%` of a fixed length.
 
@@ -240,8 +243,8 @@ class Hilbert(Schedule):
     )
 
     @checked(PlanError)
-    def tile(self, number: Any, grid: Tile, minimum: Callable[..., Any] = least) -> Tile:
-        """The (row, column) of tile `number`, an int or an array of them, of a grid of ints; looked up in `table`."""
+    def tile(self, number: Any, grid: Tile, minimum: Minimum = least) -> Tile:
+        """The (row, column) of tile `number`, an int or an array, from `table`."""
         found = self.table(grid)[number]
         return found[..., 0], found[..., 1]
 
@@ -264,10 +267,10 @@ class Hilbert(Schedule):
         return tile[(tile[:, 0] < rows) & (tile[:, 1] < columns)]
 
     def prove(self) -> Answer:
-        """Whether the curve visits every tile of every square of a power of two, and so of every grid, once.
+        """Check that the curve visits every tile of every grid once. It visits those of every square of a power of two.
 
-        By induction: if each orientation of a square of half the size visits it once, then so does a curve that goes
-        through four of them, provided that its four quarters lie in the four quadrants.
+        By induction: if each orientation of a square of half the size visits it once, then so does a curve through four
+        of them. Its four quarters must lie in the four quadrants.
         """
         every = {(row, column) for row in (0, 1) for column in (0, 1)}
         for n, turn in enumerate(self.TURNS):
@@ -296,17 +299,17 @@ def all_proven(statements: Iterable[tuple[str, Answer]], method: str) -> Answer:
 
 
 def _statements(schedule: Schedule, case: Case) -> Iterator[tuple[str, Answer]]:
-    """What has to hold for a case's grids to be visited once, each with its answer."""
+    """The statements that make a case's grids visited once, each with its answer."""
     rows, columns = case.rows, case.columns
-    total: Any = 0
+    total: int = 0
     for piece in case.pieces:
         names = [f"x{i}" for i in range(len(piece.index.shape))]
 
-        def formula(piece: Piece = piece, names: list[str] = names, **at: Any) -> Tile:
+        def formula(piece: Piece = piece, names: list[str] = names, **at: object) -> Tile:
             number = piece.start + piece.index(*[at[name] for name in names])
             return schedule._tile(number, rows, columns, case.group, least)
 
-        def tiles(piece: Piece = piece, names: list[str] = names, **at: Any) -> Tile:
+        def tiles(piece: Piece = piece, names: list[str] = names, **at: object) -> Tile:
             row, column = piece.tile(*[at[name] for name in names])
             return piece.corner[0] + row, piece.corner[1] + column
 
@@ -326,12 +329,12 @@ def _statements(schedule: Schedule, case: Case) -> Iterator[tuple[str, Answer]]:
         yield "as many as the grid has", Undecided(f"{show(total)} tiles, {show(rows * columns)} in the grid")
 
 
-def along(tile: Layout, axis: int) -> tuple[Any, ...]:
+def along(tile: Layout, axis: int) -> tuple[Integer, ...]:
     """The strides of a layout of tiles along one axis: 0 for rows, 1 for columns."""
     return tuple([d.value if d.path == (axis,) else 0 for d in tile.stride])
 
 
-def _inside(piece: Piece, rows: Any, columns: Any) -> Answer:
+def _inside(piece: Piece, rows: Scalar, columns: Scalar) -> Answer:
     for what, first, strides, end in (
         ("number", piece.start, piece.index.stride, rows * columns),
         ("row", piece.corner[0], along(piece.tile, 0), rows),
@@ -360,7 +363,7 @@ def checked_grid(grid: tuple[int, int]) -> tuple[int, int]:
 
 @checked(PlanError)
 def visits_once(order: npt.ArrayLike, grid: tuple[int, int], name: str = "schedule") -> Check:
-    """Does an order visit each tile of a grid once? Decided by looking at every tile.
+    """Check by exhaustion that an order visits each tile of a grid once.
 
     order   [number] -> (row, column), as `Schedule.table` gives it, or from anywhere else
 

@@ -59,7 +59,7 @@ def test_registers_of_roles(roles: dict[str, tuple[int, int]], ok: bool, says: s
     ("threads", "each"), [(128, 256), (160, 256), (256, 256), (288, 168), (416, 128), (672, 80), (800, 72)]
 )
 def test_a_launch_takes_registers_for_whole_warpgroups(threads: int, each: int) -> None:
-    """What ptxas 13.0 gives each thread of such a launch at most; `registers` holds a block to the same."""
+    """The registers per thread that ptxas 13.0 gives such a launch at most; `registers` holds a block to the same."""
     assert launch_registers(H, threads) == each
     limit = min(each, 255)
     assert registers(H, threads, {"all": limit}) and not registers(H, threads, {"all": limit + 1})

@@ -67,7 +67,7 @@ def coordinate(index: int, shape: Tree) -> Tree:
 
 
 def flat_index(coord: Tree, shape: Tree) -> int:
-    """The flat index of a coordinate that is weakly congruent with the shape (an int may stand for a whole branch)."""
+    """The flat index of a coordinate that is weakly congruent with the shape. An int may stand for a whole branch."""
     if not isinstance(shape, tuple):
         assert not isinstance(coord, tuple)
         return coord
@@ -98,7 +98,7 @@ def compact(shape: Tree) -> Tree:
 
 
 def is_layout_function(values: list[int], n: int | None = None) -> bool:
-    """Do these values (a prefix of) agree with some layout of size n? Tries every ordered factorisation of n.
+    """True if a layout of size n begins with these values. Tries every ordered factorisation of n.
 
     A layout is (s : d, rest): its first extent s divides n, its value at i is (i % s)*d + rest(i // s). Strides are
     forced by the values at 1, s, s*s', ...; a prefix leaves the strides that it does not reach free. The rest after
@@ -122,7 +122,7 @@ def is_layout_function(values: list[int], n: int | None = None) -> bool:
 
 
 def canonical(values: list[int]) -> tuple[list[int], list[int]] | None:
-    """Extents and strides of the shortest layout with these values, or None if no layout has them.
+    """Extents and strides of the shortest layout with these values, or None.
 
     Reads the first mode as far as the values grow evenly; ([], []) stands for the constant of size 1.
     """
@@ -142,7 +142,8 @@ def canonical(values: list[int]) -> tuple[list[int], list[int]] | None:
 
 
 def first_misfit(values: list[int], extents: list[int]) -> int | None:
-    """The first flat coordinate c such that no layout refining these extents agrees with the values on 0..c, else None.
+    """The first flat coordinate c at which layouts that refine these extents fail, else None. None of them agrees with
+    the values on 0..c.
 
     A layout refines the extents if every coordinate of them is a coordinate of it: its value is a sum of one layout
     function per extent. On 0..c each such function is known at i where i times the earlier extents is at most c.

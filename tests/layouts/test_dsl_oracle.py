@@ -72,7 +72,7 @@ def matrix(rng: random.Random, rank: int | None = None, extents: tuple[int, ...]
 
 
 def tiler(rng: random.Random, layout: Layout) -> list[Any]:
-    """For each mode a divisor of its extent, as an int or as a strided layout that divides it."""
+    """A divisor of each mode's extent, as an int or as a strided layout. The layout divides it."""
     tiles: list[Any] = []
     for extent in layout.shape:
         n = rng.choice([k for k in range(1, extent + 1) if extent % k == 0])

@@ -255,7 +255,7 @@ def test_numpy_integers_become_ints() -> None:
 
 @given(pairs(), seeds)
 def test_coalesce_is_canonical(pair: Pair, rng: random.Random) -> None:
-    """Equal functions have equal coalesced forms, and the form is the one read off the values."""
+    """Equal functions have equal coalesced forms. The form is the one read off the values."""
     layout = Layout(*pair)
     short = layout.coalesce()
     assert image(short) == ref.image(*pair)
@@ -402,7 +402,7 @@ def test_scaled_basis_takes_arrays() -> None:
 
 
 def test_compose_and_slice_keep_the_basis() -> None:
-    """What TMA needs: a tile of the coordinate tensor, still valued in coordinates."""
+    """The tiles of TMA: a tile of the coordinate tensor, still valued in coordinates."""
     identity = Layout.identity((128, 64))
     tile = identity.compose((Layout(16, 1), Layout(8, 8)))
     assert tile(3, 2) == (3, 16)

@@ -43,7 +43,7 @@ def questions(rng: random.Random) -> list[tuple[str, str, Layout, tuple]]:
 
 
 def test_verdicts_foretell_the_operation() -> None:
-    """A predicate is truthy exactly where the operation answers, and gives the reason that it would raise."""
+    """A predicate is truthy exactly where the operation answers. Otherwise it has the operation's reason."""
     rng = random.Random(12)
     outcomes: Counter[tuple[str, bool]] = Counter()
     for _ in range(250):
@@ -197,7 +197,7 @@ def test_parse_tells_kinds_apart() -> None:
 
 
 def test_package_exports_the_algebra() -> None:
-    """The names are at the top of the package too, and every name of __all__ exists."""
+    """The names are at the top of the package too; every name of __all__ exists."""
     for name in cute.__all__:
         assert hasattr(cute, name)
     for name in ("Layout", "Swizzle", "ComposedLayout", "E"):

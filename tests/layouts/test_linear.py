@@ -30,7 +30,7 @@ def xor_table(values: list[int]) -> list[int]:
 
 
 def random_source(rng: random.Random) -> tuple[object, list[int]]:
-    """A layout of power-of-two extents, plain or composed, linear or not, and its values from the definition."""
+    """A layout of power-of-two extents, plain or composed, and its values from the definition. It is linear or not."""
     shape = ref.like(((0, 0), 0) if rng.random() < 0.5 else (0, 0, 0), [rng.choice((1, 2, 2, 4, 8)) for _ in range(3)])
     if rng.random() < 0.6:
         # powers of two in some order: mostly linear
@@ -254,7 +254,7 @@ def test_equivalence_and_its_mutations() -> None:
 
 
 def as_composed(values: list[int], limit: int) -> bool:
-    """Whether some swizzle, offset and layout have these values: by trying every swizzle."""
+    """True if some swizzle, offset and layout have these values: by trying every swizzle."""
     for b, m, s in product(range(limit), range(limit), range(-limit, limit + 1)):
         if b > abs(s) or (s == 0 and (b or m)):
             continue

@@ -1,4 +1,4 @@
-"""Bad input raises where it is made, with the right class, and the message names the operand and the arithmetic."""
+"""Bad input raises where it is made, with the right class. The message names the operand and the arithmetic."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_bad_coordinates(layout: Layout, coord: Any) -> None:
 
 @pytest.mark.parametrize(("layout", "index"), [(Layout((4, 2)), 8), (Layout((4, 2)), -1), (Layout(3), 3)], ids=str)
 def test_coordinates_of_indices_outside(layout: Layout, index: int) -> None:
-    """coord() is the inverse of a numbering of size() coordinates: outside it there is none."""
+    """coord() is the inverse of a numbering of size() coordinates: outside it there is no answer."""
     with pytest.raises(CoordinateError) as caught:
         layout.coord(index)
     assert str(index) in str(caught.value) and str(layout.shape).replace(" ", "") in str(caught.value)
@@ -304,7 +304,7 @@ def test_composition_error_names_the_mode() -> None:
 
 
 def test_error_family() -> None:
-    """One base that is a ValueError, so that `except ValueError` works for people who know nothing of us."""
+    """One base that is a ValueError: `except ValueError` works without our classes."""
     assert issubclass(LayoutError, ValueError)
     for name in ("CompositionError", "SwizzleError", "CoordinateError", "ParseError"):
         assert issubclass(getattr(errors, name), LayoutError)

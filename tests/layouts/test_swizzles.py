@@ -212,7 +212,7 @@ def test_swizzle_in_front_of_a_layout() -> None:
 
 
 def test_swizzled_operations_act_inside() -> None:
-    """coord, divide, product, coalesce, dice and with_shape of a swizzled layout are those of the layout inside."""
+    """A swizzled layout's coord, divide, product, coalesce, dice and with_shape are its inner layout's."""
     inner = Layout((8, 64), (64, 1))
     composed = ComposedLayout(Swizzle(3, 3, 3), 16, inner)
     pairs_of_results = [

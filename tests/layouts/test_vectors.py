@@ -40,7 +40,7 @@ def as_lists(value: Any) -> Any:
 
 
 def image(layout: Any) -> list[int]:
-    """Offsets by calling the layout on every flat coordinate, so that offsets() is not what vouches for itself."""
+    """Offsets by calling the layout on every flat coordinate: independent of offsets()."""
     return [int(layout(i)) for i in range(layout.size)]
 
 
@@ -208,8 +208,8 @@ def test_vectors_are_all_accounted_for() -> None:
 
 def test_one_element_for_a_lane_over_reports_vectors_of_16_bytes() -> None:
     """The file's cases name one element for a lane, and so do the peers' counts. A 16-byte vector is served by quarter
-    warps: counted as if all 32 lanes came at once, a float4 load in order would be 4-way, and is free of conflicts; and
-    the 32 row addresses of an ldmatrix.x4 at a pitch of 256 bytes would be 16-way (case 05993), and are 8-way.
+    warps. Counted as if all 32 lanes came at once, a float4 load in order would be 4-way, and is free of conflicts. The
+    32 row addresses of an ldmatrix.x4 at a pitch of 256 bytes would be 16-way (case 05993), and are 8-way.
     """
     in_order = Layout(32, 4)
     assert scalar_ways(None, in_order, 4) == 4

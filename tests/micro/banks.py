@@ -1,11 +1,11 @@
-"""PTX microkernels that show the wavefronts of shared-memory instructions as cycles, and the patterns to run them on.
+"""PTX microkernels that time the wavefronts of shared-memory instructions, and their access patterns.
 
 Every warp of one block runs the same instruction, with the same addresses, over and over. The warps together keep the
 shared memory busy, so that the time for one instruction is the time that the banks take: its wavefronts, times a cycle.
 
-A kernel takes pointers to: 32 byte offsets (u32, one per lane; IDLE: the lane takes no part), one u32 that is 0 (the
-compiler does not know it, so it cannot merge accesses to what look like other addresses), and the results: per warp the
-clock before and after as u64, then one u32 per thread that keeps the loads alive.
+A kernel takes pointers to 32 byte offsets (u32, one per lane; IDLE: the lane takes no part), to one u32 that is 0, and
+to the results. The compiler does not know the 0, so it cannot merge accesses to seemingly other addresses. The results:
+per warp the clock before and after as u64, then one u32 per thread that keeps the loads alive.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Pattern:
 
 
 def patterns() -> list[Pattern]:
-    """What tells one model of the banks from another: strides, broadcasts, half-warps, quarter-warps, pairs, rows."""
+    """Patterns on which models of the banks differ: strides, broadcasts, half-warps, quarter-warps, pairs, rows."""
     lanes = range(32)
     out: list[Pattern] = []
 

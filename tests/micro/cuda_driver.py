@@ -57,7 +57,7 @@ class Device:
         self.call("cuCtxSetCurrent", self._context)
 
     def reopen(self) -> None:
-        """A new context after an error that spoils the old one, such as an illegal address."""
+        """A new context after an error that spoils the old one. An illegal address is one."""
         self.lib.cuDevicePrimaryCtxReset_v2(self._device)
         self.lib.cuDevicePrimaryCtxRelease_v2(self._device)
         self._context = ctypes.c_void_p()

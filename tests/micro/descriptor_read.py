@@ -1,8 +1,8 @@
 """PTX that shows where wgmma reads an operand: the byte address of each element of A that a descriptor word names.
 
-B is the identity, so that D is A; and shared memory holds, at every 16-bit place, the place's own number, in bf16 its
-low byte in one image and its high byte in another. Two runs give the address of every element that the hardware read.
-The kernel takes pointers: the image, the word, D's registers.
+B is the identity, so D is A. Shared memory holds, at every 16-bit place, the place's own number: in bf16, its low byte
+in one image and its high byte in another. Two runs give the address of every element that the hardware read. The kernel
+takes pointers: the image, the word, D's registers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def image(high: bool) -> npt.NDArray[np.uint16]:
 
 
 def addresses(low: npt.NDArray[np.float32], high: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """D's registers [thread, register] of both runs -> array [m, k] of byte addresses, as PTX draws the fragment."""
+    """D's registers [thread, register] of both runs -> byte addresses [m, k] in PTX's fragment."""
     thread, register = np.arange(128)[:, None], np.arange(8)[None, :]
     row = 16 * (thread // 32) + thread % 32 // 4 + 8 * (register // 2 % 2)
     column = 8 * (register // 4) + 2 * (thread % 4) + register % 2

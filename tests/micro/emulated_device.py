@@ -1,4 +1,4 @@
-"""The emulator behind the interface of `cuda_driver.Device`, so that microkernels run on both and are compared."""
+"""The emulator behind the interface of `cuda_driver.Device`: microkernels run on both and are compared."""
 
 from __future__ import annotations
 

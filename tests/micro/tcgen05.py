@@ -26,7 +26,7 @@ class Tile:
 
 
 def fill(operand: str, tile: Tile) -> list[str]:
-    """The block copies a tile's bytes from its place in global memory to shared memory, and makes the descriptor."""
+    """The CTA copies a tile from global to shared memory, and makes the descriptor."""
     return [
         f"ld.param.u64 %g, [kernel_{operand}];",
         f"mul.wide.u32 %o, %case, {tile.bytes};",
@@ -86,7 +86,7 @@ def kernel(
     warps: Sequence[str] = (),
     registers: int = 0,
 ) -> str:
-    """A module of one kernel with the parameters kernel_T (the image) and one for each tile.
+    """A module of one kernel with parameters kernel_T (the image) and one a tile.
 
     body        what one thread of the first block of the group does; it ends in a commit to %bar
     columns     of the image; given: the first column of each chunk that is brought in (all of them)

@@ -1,9 +1,9 @@
 """PTX text for tensor stores and reductions that end within 16 bytes of a line: one warp, one tile, two boxes.
 
-Parameters of the kernel, in order: `image`, the bytes of the tile in shared memory; `before`, what global memory holds
-first; `target`, the tensor's memory; and a tensor map over it, by value. The warp copies the one to shared memory and
-the other to the target, fences, and one lane stores the tile twice: at the box that holds the ends of lines, rows and
-planes, and at one that begins beyond the last element of every line.
+Parameters of the kernel, in order: `image`, the bytes of the shared tile; `before`, the first content of global memory;
+`target`, the tensor's memory; and, by value, a tensor map. The warp copies the image to shared memory and `before` to
+the target, fences, and one lane stores the tile twice. One box holds the ends of lines, rows and planes; the other
+begins beyond the last element of every line.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class Case:
 
     @property
     def coordinates(self) -> tuple[tuple[int, ...], ...]:
-        """Where the two boxes start: in front of the ends of lines, and beyond them."""
+        """The starts of the two boxes: in front of the ends of lines, and beyond them."""
         return tuple((start * self.unit, *AT[: self.rank - 1]) for start in (4, 8))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the target's elements, outermost first."""
+        """Extents of the target's elements, outermost first."""
         return (*HELD[: self.rank - 1][::-1], PITCH // self.dtype.bytes)
 
     @property

@@ -1,4 +1,4 @@
-"""Small integers as bits of any number format, and fragments as the registers that hold them.
+"""Small integers as bits of number formats, and fragments as the registers that hold them.
 
 Everything here goes through the atom's maps: a matrix element reaches the register that the thread-value layout names,
 and a result is read back from where it says. Nothing is rounded: a value that a format has not is an error.
@@ -101,7 +101,7 @@ def pack(atom: MmaAtom, operand: str, matrices: npt.NDArray[np.int64]) -> npt.ND
 
 
 def unpack(atom: MmaAtom, operand: str, registers: npt.NDArray[np.uint32]) -> npt.NDArray[Any]:
-    """[case, lane, register] -> [case, product, row, column] values, read where the maps say the elements are."""
+    """[case, lane, register] -> [case, product, row, column] values, read at the places of the maps."""
     layout, (rows, columns) = atom.layout(operand), atom.tile_of(operand)
     threads, values = layout[0].size, layout[1].size
     element = np.asarray(layout.offsets()).reshape(values, threads)
@@ -119,7 +119,8 @@ def unpack(atom: MmaAtom, operand: str, registers: npt.NDArray[np.uint32]) -> np
 
 
 def pack_scales(atom: MmaAtom, operand: str, factors: npt.NDArray[np.int64], byte_id: int, thread_id: int) -> Any:
-    """[case, row, block] factors -> [case, lane, 1] metadata registers, only at the bytes that the selectors read."""
+    """[case, row, block] factors -> [case, lane, 1] metadata registers. Only the bytes that the selectors read are
+    set."""
     from layoutgemm.atoms.mma.block_scales import provider
 
     assert atom.scale is not None
@@ -140,7 +141,8 @@ def multiply(
     scale_a: npt.NDArray[np.int64] | None = None,
     scale_b: npt.NDArray[np.int64] | None = None,
 ) -> npt.NDArray[np.float64]:
-    """What the instruction gives for [case, product, row, column] integers: A B^T + C, exact; i32 clamps or wraps."""
+    """The instruction's exact result for [case, product, row, column] integers: A B^T + C, exact; i32 clamps or
+    wraps."""
     left, right = a.astype(np.float64), b.astype(np.float64)
     if scale_a is not None and scale_b is not None and atom.scale is not None:
         left = left * np.repeat(scale_a, atom.scale.vector, axis=2)[:, None]

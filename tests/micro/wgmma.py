@@ -24,7 +24,7 @@ class Tile:
 
 
 def _fill(operand: str, tile: Tile, name: str) -> list[str]:
-    """The block copies a tile's bytes from its case's place in global memory to shared memory, a word at a time."""
+    """The CTA copies a tile from global to shared memory, a word at a time. The tile is its case's."""
     return [
         f"ld.param.u64 %g, [{name}_{operand}];",
         "cvta.to.global.u64 %g, %g;",
@@ -70,7 +70,7 @@ def place_address(operand: str, base: str, step: int, word: int) -> list[str]:
 def kernel(
     atom: MmaAtom, a: Tile | None, b: Tile, arch: str = "sm_90a", version: str = PTX_VERSION, name: str = "kernel"
 ) -> str:
-    """A module with one kernel of parameters A, B, C, D; `a` is None where A comes from registers."""
+    """A module with one kernel of parameters A, B, C, D; without `a`, A comes from registers."""
     tiles = {"A": a, "B": b} if a is not None else {"B": b}
     fragments = ("C",) if a is not None else ("A", "C")
 

@@ -22,8 +22,8 @@ def test_each_number_is_taken_once(rounds: Rounds, count: int) -> None:
 
 @given(ROUNDS, st.data())
 def test_one_place_takes_consecutive_numbers(rounds: Rounds, data: st.DataObject) -> None:
-    """By hand: all clusters of the first place in the order in which they come, then the second's; of any launch that
-    reaches the last round, where later clusters stay as they are; a smaller one stays as it is."""
+    """By hand: all clusters of the first place in the order in which they come, then the second's. That holds for any
+    launch that reaches the last round, where later clusters stay as they are. A smaller launch stays as it is."""
     at = [place for places, times in rounds for _ in range(times) for place in places]
     before_last = len(at) - len(rounds[-1][0]) * rounds[-1][1] if rounds else 0
     count = data.draw(st.integers(1, len(at) + 5))

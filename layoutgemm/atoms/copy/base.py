@@ -4,13 +4,13 @@ A copy atom moves the elements of a small reference tile, numbered 0, 1, 2, ... 
 thread and each of its values, the element that it names on the source side and on the destination side. Where a thread
 only supplies an address (ldmatrix) the values of that side are the elements at that address.
 
-What shared memory does with such an instruction follows from the same two layouts: which lanes supply an address
-(`address_threads`), which of them are served together (`phases`), and how many bytes lie at each address (`accesses`).
+The accesses to shared memory follow from the same two layouts: the lanes that supply an address (`address_threads`),
+the lanes served together (`phases`), and the bytes at each address (`accesses`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -38,7 +38,7 @@ _Copy = TypeVar("_Copy", bound="CopyAtom")
 
 
 class Access(NamedTuple):
-    """What one lane touches at the address it supplies: `bytes` bytes from element number `first` of the tile on."""
+    """The bytes that one lane touches at its address: `bytes` bytes from element number `first` of the tile on."""
 
     lane: int
     first: int
@@ -91,7 +91,7 @@ class CopyAtom(Pictured, Paged, Convertible):
 
     @checked(AtomError)
     def space(self, side: str) -> str:
-        """Where that side lies: "gmem", "smem", "rmem" or "tmem"."""
+        """The memory of that side: "gmem", "smem", "rmem" or "tmem"."""
         self.layout(side)
         return self.source if side == "src" else self.target
 
@@ -105,7 +105,7 @@ class CopyAtom(Pictured, Paged, Convertible):
 
     @checked(AtomError)
     def values_per_thread(self, side: str) -> int:
-        """How many values each thread has at side "src" or "dst", in elements.
+        """The number of values of each thread at side "src" or "dst", in elements.
 
         >>> from layoutgemm.atoms import ldmatrix
         >>> ldmatrix(4).values_per_thread("src"), ldmatrix(4).values_per_thread("dst")
@@ -117,7 +117,7 @@ class CopyAtom(Pictured, Paged, Convertible):
 
     @checked(AtomError)
     def bytes_per_thread(self, side: str) -> int:
-        """How many bytes each thread names or holds at side "src" or "dst".
+        """The bytes that each thread names or holds at side "src" or "dst".
 
         >>> from layoutgemm.atoms import ldmatrix
         >>> ldmatrix(1).bytes_per_thread("src"), ldmatrix(1).bytes_per_thread("dst")
@@ -146,7 +146,7 @@ class CopyAtom(Pictured, Paged, Convertible):
         """The same instruction with its maps counted in another element type.
 
         Raises AtomError, with the thread and value, where an element of that width would be spread over two threads or
-        over values that are no neighbours: then no map of whole elements says what the instruction does.
+        over values that are no neighbours. Then no map of whole elements describes the instruction.
 
         >>> from layoutgemm.atoms import ldmatrix
         >>> print(ldmatrix(2).recast("f32").layout_dst)
@@ -325,7 +325,7 @@ def _recast_tile(tile: Layout, old: int, new: int) -> Layout | None:
     return Layout((columns, *rest), tuple(E(i) for i in (1, 0, *range(2, tile.rank))))
 
 
-def _run(values: Any) -> str:
+def _run(values: Iterable[int]) -> str:
     """The element numbers of one thread, shortened where they are consecutive."""
     numbers = [int(x) for x in values]
     if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[0] + len(numbers))):

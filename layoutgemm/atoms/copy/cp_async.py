@@ -52,7 +52,7 @@ class AsyncCopy(CopyAtom):
 
     @checked(AtomError)
     def source_size(self, valid: int) -> int:
-        """The src-size operand that reads only the first `valid` elements of the vector and zeroes the others.
+        """The src-size operand that reads the first `valid` elements and zeroes the others.
 
         Raises AtomError when more elements are valid than the vector has, or fewer than none.
 
@@ -271,7 +271,8 @@ def st_async(bits: int = 32, element: DType | str = "u32") -> CopyAtom:
 
 
 def async_copies() -> Iterator[CopyAtom]:
-    """cp.async in every size and cache operator, cp.async.bulk in every direction (of 128 bytes), st.async by width.
+    """cp.async by size and cache, cp.async.bulk by direction, st.async by width. The bulk copies are of 128
+    bytes.
 
     >>> len(list(async_copies()))
     12

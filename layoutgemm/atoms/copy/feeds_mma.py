@@ -1,4 +1,4 @@
-"""Does a matrix copy feed a matrix instruction? The address of every row, derived, and the proof that it is one row.
+"""The row addresses of a matrix copy that feeds a matrix instruction, derived and proven.
 
 A matrix copy ties lanes to elements twice: at the registers, and at the addresses. A matrix instruction ties the same
 registers to elements of its operand, and the tile ties these to shared memory. Composing the three,
@@ -6,7 +6,7 @@ registers to elements of its operand, and the tile ties these to shared memory. 
     memory(lane, j) = tile o fragment o registers^-1 o addresses (lane, j)
 
 gives the place that row element j of a lane must have. The copy can read or write exactly that fragment if and only if
-memory(lane, j) = memory(lane, 0) + j and memory(lane, 0) is a multiple of a row: then memory(lane, 0) is the address.
+memory(lane, j) = memory(lane, 0) + j and memory(lane, 0) is a multiple of a row. Then memory(lane, 0) is the address.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PACKED = {".b6x16_p32": 6, ".b4x16_p64": 4}  # bits of a source element of ldma
 
 @checked(AtomError)
 def operand_map(copy: CopyAtom, mma: MmaAtom, operand: str, blocks: tuple[int, int] = (1, 1)) -> Layout:
-    """((lane, j), (instruction, warp)) -> element of the operand that row element j of that lane must be.
+    """((lane, j), (instruction, warp)) -> element of the operand in row element j of that lane.
 
     copy      ldmatrix for "A" and "B", stmatrix for "C"
     mma       the matrix instruction whose registers the copy fills or empties
@@ -107,13 +107,13 @@ def feeds(
     blocks: tuple[int, int] = (1, 1),
     addresses: Tile | Callable[[Any], Any] | None = None,
 ) -> Proof | CounterExample:
-    """Does the copy move exactly that operand between its registers and the tile in shared memory?
+    """Prove that the copy moves that operand between its registers and shared memory.
 
     addresses   lane -> element offset that the kernel uses, for a copy of one instruction; by default the one derived
                 by `row_addresses`, and the question is whether there is one
 
-    Returns a Proof whose steps show the maps composed, or a CounterExample: ((lane, j), (instruction, warp)), where the
-    operand has that element in the tile, and where the row of that lane reaches. Raises as `operand_map`.
+    Returns a Proof whose steps show the composed maps, or a CounterExample. It has ((lane, j), (instruction, warp)),
+    the place of that element in the tile, and the place that the row of that lane reaches. Raises as `operand_map`.
 
     >>> from layoutgemm.atoms import smem_tile, stmatrix, wgmma
     >>> print(feeds(stmatrix(4), smem_tile((64, 64), "f16", "K"), wgmma(64), "C").method)
@@ -154,7 +154,7 @@ def feeds(
 def _misfit(
     copy: CopyAtom, place: Tile, wanted: Layout, row: int, addresses: Tile | Callable[[Any], Any] | None
 ) -> CounterExample | None:
-    """The first coordinate at which the lane's row does not reach the element, or where a row is not aligned."""
+    """The first coordinate where the lane's row misses the element or is not aligned."""
     per_copy = int(wanted[0].size)
     lanes = int(wanted[0][0].size)
     offsets = place.offsets()[wanted.offsets()].reshape(-1, row, lanes)

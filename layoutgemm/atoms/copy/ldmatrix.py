@@ -1,8 +1,8 @@
 """Matrix copies of a warp: ldmatrix, stmatrix and movmatrix.
 
-All of them move matrices between shared memory, where a matrix is a few rows of 16 bytes, each at the address that one
-lane supplies, and registers, where quads of lanes hold it. One rule gives every form. Let the fragment have dimensions
-(a, b): a across the eight quads of the warp, b within a quad. Lane l then holds
+All of them move matrices between shared memory and registers. In shared memory a matrix is a few rows of 16 bytes, each
+at the address that one lane supplies. In registers quads of lanes hold it. One rule gives every form. Let the fragment
+have dimensions (a, b): a across the eight quads of the warp, b within a quad. Lane l then holds
 
     a = l//4 + 8*g          for g = 0, 1, ... (A/8 groups)
     b = (B/4)*(l%4) + i     for i = 0, ..., B/4 - 1

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from ...arguments import checked
 from ...dtypes import DType, dtype, f32
 from ...errors import AtomError
 from ...layouts import E, Layout
+from ...layouts.int_tuple import StrideEntry
 from ..tmem.layout import COLUMNS, WARP_LANES, WORD_BITS
 from .base import CopyAtom
 
@@ -33,8 +33,8 @@ MAX_REGISTERS = 128
 
 
 @dataclass(frozen=True)
-class Fragment:
-    """What one repetition of a tcgen05.ld or .st shape gives the threads of a warp.
+class MovementShape:
+    """One repetition of a tcgen05.ld or .st shape, for the threads of a warp.
 
     lanes      lanes that it covers
     thread     thread -> (lane, column) of its first register; a thread mode without a stride is the half split
@@ -50,12 +50,12 @@ class Fragment:
 
 # PTX ISA, "Data Movement Shape", figures "Matrix Fragment for shape ...": (extent, lanes, columns) of each mode. The
 # second mode of 16x32bx2 moves on by the half split, an operand of the instruction.
-FRAGMENTS: dict[str, Fragment] = {
-    "32x32b": Fragment(32, ((32, 1, 0),), (), 1),
-    "16x64b": Fragment(16, ((2, 8, 0), (2, 0, 1), (8, 1, 0)), (), 2),
-    "16x128b": Fragment(16, ((4, 0, 1), (8, 1, 0)), ((2, 8, 0),), 4),
-    "16x256b": Fragment(16, ((4, 0, 2), (8, 1, 0)), ((2, 0, 1), (2, 8, 0)), 8),
-    "16x32bx2": Fragment(16, ((16, 1, 0), (2, 0, 0)), (), 1),
+FRAGMENTS: dict[str, MovementShape] = {
+    "32x32b": MovementShape(32, ((32, 1, 0),), (), 1),
+    "16x64b": MovementShape(16, ((2, 8, 0), (2, 0, 1), (8, 1, 0)), (), 2),
+    "16x128b": MovementShape(16, ((4, 0, 1), (8, 1, 0)), ((2, 8, 0),), 4),
+    "16x256b": MovementShape(16, ((4, 0, 2), (8, 1, 0)), ((2, 0, 1), (2, 8, 0)), 8),
+    "16x32bx2": MovementShape(16, ((16, 1, 0), (2, 0, 0)), (), 1),
 }
 HALVED = "16x32bx2"
 _ORIGIN = Layout(1, E(0))
@@ -108,12 +108,12 @@ def repetitions(shape: str) -> tuple[int, ...]:
     return tuple(r for r in REPETITIONS if r * each <= MAX_REGISTERS)
 
 
-def _basis(lane: int, column: int) -> Any:
+def _basis(lane: int, column: int) -> StrideEntry:
     assert not (lane and column)
     return lane * E(0) if lane else column * E(1) if column else 0
 
 
-def _mode(parts: list[tuple[int, Any]]) -> Layout:
+def _mode(parts: list[tuple[int, StrideEntry]]) -> Layout:
     """One mode of the given extents and strides, without those of extent 1."""
     kept = [(s, d) for s, d in parts if s > 1] or [(1, 0)]
     if len(kept) == 1:
@@ -121,7 +121,7 @@ def _mode(parts: list[tuple[int, Any]]) -> Layout:
     return Layout(tuple([s for s, _ in kept]), tuple([d for _, d in kept]))
 
 
-def _places(shape: str, repeat: int, split: int, stretch: int, first: list[tuple[int, Any]]) -> Layout:
+def _places(shape: str, repeat: int, split: int, stretch: int, first: list[tuple[int, StrideEntry]]) -> Layout:
     """(thread, value) -> place. `stretch` columns for each register's column; `first`: the values within a register."""
     fragment = FRAGMENTS[shape]
     thread = [(s, _basis(lane, column * stretch)) for s, lane, column in fragment.thread]
@@ -135,7 +135,7 @@ def _places(shape: str, repeat: int, split: int, stretch: int, first: list[tuple
 def _move(
     name: str, shape: str, repeat: int, pack: bool, split: int | None, element: DType | str
 ) -> tuple[DType, Layout, Layout, Layout, int | None]:
-    """Element type, the two maps onto the reference tile (tensor memory, registers), the places and the split."""
+    """Element type, maps of tensor memory and registers onto the reference tile, places and split."""
     if shape not in FRAGMENTS:
         raise AtomError(f"{name} has the shapes {', '.join(FRAGMENTS)}, not {shape!r}")
     fragment = FRAGMENTS[shape]
@@ -169,7 +169,7 @@ def _move(
     return kind, warp, elements, places, split
 
 
-def _flat_modes(layout: Layout) -> list[tuple[int, Any]]:
+def _flat_modes(layout: Layout) -> list[tuple[int, StrideEntry]]:
     flat = layout.flatten()
     return list(zip(flat.shape, flat.stride)) if isinstance(flat.shape, tuple) else [(flat.shape, flat.stride)]
 
@@ -292,7 +292,7 @@ def tcgen05_st(
 
 @dataclass(frozen=True)
 class Spread:
-    """How tcgen05.cp lays rows of shared memory over the lanes.
+    """The rows of shared memory over the lanes, by tcgen05.cp.
 
     rows    modes of the rows, as (extent, lanes between)
     bits    bits of a row
@@ -332,8 +332,8 @@ def tcgen05_cp(
     element           what the maps onto the reference tile count
 
     `tmem` maps (row, bit of the row, copy) to (lane, column, bit). The reference tile is CUTLASS's: bits are counted
-    along the rows first, then along a row, then copies, and `element` groups that count; 4x256b counts within a tile
-    of 128 rows, of which it names every 32nd. Raises AtomError otherwise. Source: PTX ISA, "tcgen05.cp".
+    along the rows first, then along a row, then copies, and `element` groups that count. 4x256b counts within a tile of
+    128 rows, of which it names every 32nd. Raises AtomError otherwise. Source: PTX ISA, "tcgen05.cp".
 
     >>> cp = tcgen05_cp("32x128b", "warpx4")
     >>> print(cp, cp.tmem)

@@ -11,6 +11,7 @@ from ...arguments import checked
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import ComposedLayout, Layout, Verdict
+from ...layouts.int_tuple import leaves
 from ..targets import TARGETS, since
 from .base import CopyAtom
 
@@ -54,7 +55,7 @@ class VectorCopy(CopyAtom):
 
     @checked(AtomError)
     def fits(self, layout: Layout | ComposedLayout, alignment: int = 16) -> Verdict:
-        """Whether a tile of that layout (coordinate -> element of memory) can be cut into these vectors.
+        """Prove that a tile of that layout (coordinate -> element) can be cut into these vectors.
 
         alignment   bytes that the tile's address is a multiple of
 
@@ -292,7 +293,7 @@ def widest(
     limit: int = 128,
     other: Layout | ComposedLayout | None = None,
 ) -> Widest:
-    """The widest vector in which every thread can walk a tile of that layout, and why not a wider one.
+    """The widest vector for threads that walk a tile of that layout, with the reasons.
 
     layout      coordinate -> element of memory; a swizzled one must count elements
     element     the type that the layout counts
@@ -301,7 +302,7 @@ def widest(
     other       the layout on the other side, over the same coordinates; its runs must agree (max_common_vector)
 
     A vector of w elements fits where w consecutive elements follow each other in memory and every such group starts at
-    a multiple of w: w divides the contiguous run, every other stride, the swizzle's unit, and the tile's address.
+    a multiple of w. So w divides the contiguous run, every other stride, the swizzle's unit, and the tile's address.
     Raises AtomError where an argument has no meaning.
 
     >>> print(widest(Layout((128, 64), (64, 1)), "bf16"))
@@ -346,7 +347,7 @@ def _rules(layout: Layout | ComposedLayout, kind: DType) -> list[tuple[int, str]
         bare = layout.layout
     flat = bare.coalesce().flatten()
     # The same element twice is no obstacle, so modes of stride 0 are left out; the run starts at stride 1.
-    modes = [(d, s) for s, d in zip(_leaves(flat.shape), _leaves(flat.stride)) if s > 1 and d]
+    modes = [(d, s) for s, d in zip(leaves(flat.shape), leaves(flat.stride)) if s > 1 and d]
     run = 1
     rest: list[int] = []
     for stride, extent in sorted(modes, key=lambda mode: (mode[0] < 0, abs(mode[0]))):
@@ -366,7 +367,3 @@ def _multiple(what: str, value: int, kind: DType) -> tuple[int, str]:
 def _power(value: int) -> int:
     """The largest power of two that divides the value."""
     return gcd(value, 1 << 62)
-
-
-def _leaves(tree: Any) -> tuple[int, ...]:
-    return tree if isinstance(tree, tuple) else (tree,)

@@ -41,7 +41,7 @@ def _pairs(layout: Layout) -> Layout:
     return layout
 
 
-def _listed(entry: Any) -> tuple[Any, ...]:
+def _listed(entry: object) -> tuple[object, ...]:
     return entry if isinstance(entry, tuple) else (entry,)
 
 
@@ -186,13 +186,13 @@ class MmaAtom(Pictured, Paged, Convertible):
 
     @checked(AtomError)
     def copies(self, operand: str) -> int:
-        """How many (thread, value) pairs hold each element: 1 for a register operand."""
+        """The number of (thread, value) pairs that hold each element: 1 for a register operand."""
         rows, columns = self.tile_of(operand)
         return int(self.layout(operand).size) // (rows * columns)
 
     @checked(AtomError)
     def one_to_one(self, operand: str) -> Proof | CounterExample | Undecided:
-        """Whether each element is held by exactly `copies` pairs: a Proof, or the CounterExample that refutes it.
+        """Prove that each element is held by exactly `copies` pairs, or give the CounterExample.
 
         A mode of stride 0 repeats what is there, so it is left out, and the rest must be a bijection onto the tile.
 
@@ -253,7 +253,7 @@ class MmaAtom(Pictured, Paged, Convertible):
 
     @checked(AtomError)
     def slot(self, operand: str, value: int) -> tuple[int, int]:
-        """Where a thread keeps one of its values: (32-bit register, lowest bit). A 64-bit value takes two registers.
+        """The register of one value of a thread: (32-bit register, lowest bit). A 64-bit value takes two registers.
 
         Raises AtomError for an operand that is not in registers, or a value that the fragment has not.
 

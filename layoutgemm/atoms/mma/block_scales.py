@@ -1,8 +1,8 @@
 """Which lane's byte an mma.sync with block scales reads: the selectors {byte-id, thread-id} of its metadata registers.
 
 Every lane passes one 32-bit register of factors for A and one for B, and two small numbers say which of them count.
-Both follow from the scales' thread-value layout: the mode of stride 0 counts the copies that a quad may hold, and the
-thread-id picks one; the factors of one lane fill part of the register, and the byte-id picks the part.
+Both follow from the scales' thread-value layout. The mode of stride 0 counts the copies that a quad may hold, and the
+thread-id picks one. The factors of one lane fill part of the register, and the byte-id picks the part.
 
 Source: PTX ISA, "Block Scaling for mma.sync", table of valid values for the selector components.
 """
@@ -30,7 +30,7 @@ def selectors(atom: MmaAtom, operand: str) -> tuple[tuple[int, ...], tuple[int, 
 def provider(
     atom: MmaAtom, operand: str, row: int, block: int, byte_id: int = 0, thread_id: int = 0
 ) -> tuple[int, int]:
-    """(lane, byte of its register) from which the instruction takes the factor of a row and block along K.
+    """(lane, byte of its register) of the factor of a row and K block.
 
     Raises AtomError for selectors that PTX leaves undefined, and for a factor that is not there.
 

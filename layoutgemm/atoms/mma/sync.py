@@ -1,6 +1,6 @@
 """The warp's matrix products: every dense mma.sync of PTX, from sm_70 to sm_121a.
 
-One table says which shapes, types and accumulators exist and from which target on; `fragments.fragment` gives the
+One table lists the shapes, types and accumulators, and the first target of each. `fragments.fragment` gives the
 thread-value layouts of all of them from the shape and the bits of the types.
 
 Source: PTX ISA, "Multiply-and-Accumulate Instruction: mma" (syntax, restrictions and "Target ISA Notes") and "Block

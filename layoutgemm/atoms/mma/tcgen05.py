@@ -8,8 +8,8 @@ What the maps rest on: the PTX ISA's tables, CUTLASS's traits, and agreement wit
 them. The K of sm_107a rests on the DSL alone.
 
 Sources: PTX ISA, "Matrix Shape" (table of .kind and shapes), "Valid Combinations of Type-Size, Major-ness and
-Swizzling", "Transpose and Negate operations", "Block Scaling", "tcgen05.mma" (target notes);
-cute/arch/mma_sm100_umma.hpp; media/docs/cpp/blackwell_functionality.md of CUTLASS (which pairs of types, which majors).
+Swizzling", "Transpose and Negate operations", "Block Scaling", and "tcgen05.mma" (target notes). Pairs of types and
+majors: cute/arch/mma_sm100_umma.hpp; media/docs/cpp/blackwell_functionality.md of CUTLASS.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Tcgen05Atom(MmaAtom):
 
     @property
     def datapath(self) -> DataPath:
-        """How one block's rows lie over the lanes.
+        """The rows of one CTA over the lanes.
 
         >>> tcgen05_mma("f16", 128, 64, cta_group=2).datapath
         DataPath(letter='B', rows=64, parts=2, spread=False)
@@ -122,13 +122,13 @@ class Tcgen05Atom(MmaAtom):
 
     @property
     def accumulator(self) -> TmemLayout:
-        """Where one block keeps its part of the accumulator."""
+        """The tensor memory of one CTA's part of the accumulator."""
         m, n, _ = self.shape_mnk
         return accumulator(m, n, self.threads, self.ws, self.sparse, self.c_dtype)
 
     @property
     def operand_a(self) -> TmemLayout:
-        """Where one block keeps its rows of A, when A comes from tensor memory; AtomError when it does not."""
+        """The tensor memory of one CTA's rows of A; AtomError when A comes from shared memory."""
         m, _, k = self.shape_mnk
         if self.a_source != "tmem":
             raise AtomError(f"{self} reads A from shared memory")
@@ -138,7 +138,8 @@ class Tcgen05Atom(MmaAtom):
 
     @checked(AtomError)
     def scale_layout(self, operand: str, instructions: int = 1) -> TmemLayout:
-        """Where one block keeps the scale factors of operand "A" or "B" for that many instructions along K.
+        """The tensor memory of one CTA's scale factors of operand "A" or "B". They serve that many instructions along
+        K.
 
         A's are those of the block's own rows; B's are all N, in both blocks of a pair. N is padded to whole 32 rows
         here, as are the factors to whole words. Raises AtomError without block scales.
@@ -229,8 +230,8 @@ def tcgen05_mma(
     k            K, where a kind has several: 96 on sm_103a, twice the usual on sm_107a
     ws, sparse   the forms tcgen05.mma.ws and tcgen05.mma.sp
 
-    The atom's majors are what this N allows: an 8-bit or narrower B that is MN-major needs N in steps of 16 (32 for
-    two blocks), tf32 is MN-major only under the 128-byte swizzle of 32-byte chunks, and A in tensor memory is K-major.
+    The atom's majors are what this N allows: an 8-bit or narrower B that is MN-major needs N in steps of 16 (32 for two
+    blocks). tf32 is MN-major only under the 128-byte swizzle of 32-byte chunks, and A in tensor memory is K-major.
 
     With A in tensor memory CUTLASS admits N in steps of 16 (M = 128) or 32 (two blocks) only; PTX's table and the DSL
     make no such difference, nor does this.
@@ -298,7 +299,7 @@ def tcgen05_mma(
 
 
 def _types(entry: Kind, k: int, sparse: bool = False) -> tuple[str, ...]:
-    """What A and B may be at this K: sm_107a's longer f8f6f4 takes the 8-bit types alone, as the DSL has it."""
+    """The types of A and B at this K: sm_107a's longer f8f6f4 takes the 8-bit types alone, as the DSL has it."""
     return entry.types[:2] if entry.name == "f8f6f4" and k != entry.k and not sparse else entry.types
 
 

@@ -1,4 +1,4 @@
-"""How a warp holds a matrix in registers: one formula for every mma.sync and wgmma operand.
+"""Register fragments of a warp: one formula for every mma.sync and wgmma operand.
 
 Eight rows meet four lanes. Lane t is in group g = t // 4 and has place q = t % 4 in its quad. Of every 8 rows the group
 takes one; of every 4*p columns the lane takes p that lie side by side, where p is how many elements fill a register.
@@ -27,7 +27,8 @@ QUAD_PAIR_LANES = Layout((4, 2), (1, 16))
 
 
 def run_of(bits: int) -> int:
-    """How many elements of that many bits lie side by side in a lane: those that fill a 32-bit register, at least 1.
+    """The number of such elements side by side in a lane: of that many bits, those that fill a 32-bit register, at
+    least 1.
 
     >>> [run_of(bits) for bits in (1, 4, 8, 16, 32, 64)]
     [32, 8, 4, 2, 1, 1]
@@ -95,7 +96,7 @@ def quad_pair(operand: str, along_k: bool = True, bits: int = 16) -> Layout:
 
 
 def scale_fragment(rows: int, blocks: int) -> Layout:
-    """(thread, value) -> row + rows*block of the block scales of A (16 rows) or B (8 rows) of mma.sync.
+    """(thread, value) -> row + rows*block of the block scales of mma.sync. A has 16 rows, B has 8.
 
     Value v is the factor of block v along k. Of A's scales, the lanes of a quad whose place is even hold row g, the
     others row g + 8; both pairs of the quad may hold them. Of B's scales, each lane of a quad may hold those of row g.

@@ -1,7 +1,7 @@
 """Words of bit fields as data: one table of fields gives encoding, decoding, explanation and difference.
 
-Every word that an instruction of the tensor cores takes (matrix descriptors of two architectures, instruction
-descriptors of seven kinds) is a `FieldTable`; nothing else in the package shifts or masks a descriptor.
+Every word that a tensor core instruction takes is a `FieldTable`: matrix descriptors of two architectures, instruction
+descriptors of seven kinds. Nothing else in the package shifts or masks a descriptor.
 """
 
 from __future__ import annotations

@@ -22,11 +22,13 @@ from typing import Any
 from ...dtypes import DType
 from ...errors import DescriptorError
 from ...layouts import Layout
+from ...layouts.int_tuple import Pair
 from .tile import CHUNK_BITS, MAJORS, slot_bits, swizzle_mode, swizzle_of
 
 
-def canonical_modes(major: str, mode_name: str, bits: int, leading: Any, stride: Any) -> tuple[Any, Any]:
-    """The two dimensions of a canonical layout, mn and k, each as ((inner extent, stride), (stride of the repetition)).
+def canonical_modes(major: str, mode_name: str, bits: int, leading: object, stride: object) -> Pair:
+    """The dimensions mn and k of a canonical layout, each with its repetition's stride. Each is ((inner extent,
+    stride), (stride of the repetition)).
 
     The one place where the five layouts are written down. leading and stride are in elements (slots) of `bits`, and may
     be texts. Raises DescriptorError for the layouts that do not exist.
@@ -84,7 +86,7 @@ def canonical_layout(
 
 
 def canonical_notation(major: str, mode_name: str, dtype: DType, packing: str, leading: int, stride: int) -> str:
-    """The canonical layout in CuTe's notation, with m and k for the repetitions that the instruction decides.
+    """The canonical layout in CuTe's notation, with m and k for the instruction's repetitions.
 
     >>> from layoutgemm.dtypes import bf16
     >>> canonical_notation("MN", "64B", bf16, "packed", 4096, 512)

@@ -6,10 +6,10 @@ every step along K, with the address that the layout gives. A layout that no wor
 and the first element that lands elsewhere.
 
 Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout" and "Matrix Descriptor Format", and the
-same of tcgen05; cute/arch/mma_sm90_desc.hpp and mma_sm100_desc.hpp for the bit positions, cute/atom/
-mma_traits_sm90_gmma.hpp and mma_traits_sm100.hpp for the canonical layouts. What wgmma does with a word was seen on an
-H200, element by element: every mode and major, strides that are no multiple of the pattern's period, every start and
-base offset tried. What sm_100a does is the documents' word, and the DSL's.
+same of tcgen05. Bit positions: cute/arch/mma_sm90_desc.hpp and mma_sm100_desc.hpp; canonical layouts:
+cute/atom/mma_traits_sm90_gmma.hpp and mma_traits_sm100.hpp. The reads of wgmma for a word were measured on an H200,
+element by element. They cover every mode and major, strides that are no multiple of the pattern's period, every start
+and base offset. The reads of sm_100a are those of the documents and of the DSL.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def element_bits(
     extent   (mn, k) of the instruction's operand, in elements
     packing  how elements narrower than a byte are stored, as `packing_of` has it
 
-    Raises DescriptorError when the word is none of this architecture, or has no such layout.
+    Raises DescriptorError when the word is not of this architecture, or has no such layout.
     """
     fields = SmemDescriptor.decode(word, arch)
     if fields.leading_mode:
@@ -127,7 +127,7 @@ def layout_of_values(values: tuple[int, ...]) -> Layout:
 
 @dataclass(frozen=True)
 class OperandDescriptor(Pictured):
-    """How one operand's tile is handed to the instruction.
+    """One operand's tile, as an instruction takes it.
 
     base         the descriptor at address 0
     major        "K" or "MN"
@@ -163,7 +163,7 @@ class OperandDescriptor(Pictured):
 
     @checked(DescriptorError)
     def advance(self, k_block: int, mn_block: int = 0) -> int:
-        """What to add to the word for one block of the tile, in units of 16 bytes."""
+        """The increment of the word for one block of the tile, in units of 16 bytes."""
         for name, block, steps in (("K", k_block, self.k_steps), ("M or N", mn_block, self.mn_steps)):
             if not 0 <= block < len(steps):
                 raise DescriptorError(f"the tile has {len(steps)} block(s) along {name}; there is no block {block!r}")
@@ -196,7 +196,7 @@ class OperandDescriptor(Pictured):
 
     @checked(DescriptorError)
     def stage(self, index: int, address: int = 0, k_block: int = 0, mn_block: int = 0) -> SmemDescriptor:
-        """The descriptor of one block of stage `index`, the stages lying one after another from `address`.
+        """The descriptor of one block of stage `index`; stages follow each other from `address`.
 
         >>> from layoutgemm.atoms import smem_tile, wgmma
         >>> d = derive(smem_tile((128, 64), "bf16", "K"), wgmma(64), "A")
@@ -208,7 +208,7 @@ class OperandDescriptor(Pictured):
         return self.at(address + index * self.stage_bytes, k_block, mn_block)
 
     def explain(self) -> str:
-        """The fields, why each has its value, and the advance along K and from stage to stage."""
+        """The fields, the reason of each value, and the advance along K and between stages."""
         steps = ", ".join(map(str, self.k_steps))
         stages = f"\n  advance per stage, bytes: {self.stage_bytes}" if self.stage_bytes else ""
         return f"{self.base.explain(dict(self.reasons))}\n  advance per K block, bytes: {steps}{stages}"
@@ -224,7 +224,7 @@ def derive(
     major: str | None = None,
     stage_bytes: int | None = None,
 ) -> OperandDescriptor:
-    """The descriptor of operand "A" or "B" of an instruction over a shared-memory layout, read off the layout.
+    """The descriptor of operand "A" or "B" over a shared-memory layout, read off the layout.
 
     layout   a tile, or any layout (mn, k) -> offset as `as_tile` takes it: plain (in elements, with the name of a
              swizzle) or under a swizzle on bytes or on elements
@@ -232,9 +232,9 @@ def derive(
     stage_bytes  from one stage of a pipeline to the next; default the tile's bytes, rounded up to its alignment
 
     Strides between atoms may be larger than compact. Raises DescriptorError when the layout is no multiple of the
-    instruction's operand, when the hardware does not read such a layout (major, swizzle, type), when rows or chunks do
-    not lie as an atom has them, when a stride does not fit its field, or when blocks along K do not begin on 16 bytes;
-    and, should anything else be wrong, with the first (mn, k) that lands elsewhere.
+    instruction's operand, or when the hardware does not read such a layout (major, swizzle, type). It also raises when
+    rows or chunks do not lie as an atom has them, when a stride does not fit its field, or when K blocks do not begin
+    on 16 bytes. For any other fault it names the first (mn, k) that lands elsewhere.
 
     >>> from layoutgemm.atoms import smem_tile, wgmma
     >>> d = derive(smem_tile((64, 64), "bf16", "K"), wgmma(64), "A")
@@ -297,7 +297,8 @@ def _offsets(tile: SmemTile, read: OperandRead, head: str) -> tuple[SmemDescript
     atom_axis, span_axis = (0, 1) if k_major else (1, 0)
 
     def distance(axis: int, count: int, unit: str) -> tuple[int, str]:
-        """Bytes from element (0, 0) to `count` elements along an axis, before the swizzle, and which way that is."""
+        """Bytes from element (0, 0) to `count` elements along an axis, before the swizzle. The sign is the axis's
+        direction."""
         name = ("mn", "k")[axis]
         if count >= (read.rows, read.depth)[axis]:
             return 0, f"not used: {(read.rows, read.depth)[axis]} elements along {name} lie inside one {unit}"
@@ -328,7 +329,7 @@ def _offsets(tile: SmemTile, read: OperandRead, head: str) -> tuple[SmemDescript
 
 
 def _diagnosis(tile: SmemTile, read: OperandRead) -> str:
-    """What is not as an atom has it in a layout that no word describes: chunks, then rows; "" when both are."""
+    """The difference from an atom, in a layout that no word describes: chunks, then rows; "" when both are."""
     bits, mode = tile.slot_bits, SWIZZLES[tile.swizzle_name]
     k_major = tile.major == "K"
     axis = int(k_major)
@@ -352,7 +353,7 @@ def _diagnosis(tile: SmemTile, read: OperandRead) -> str:
 
 
 def _steps(tile: SmemTile, read: OperandRead, head: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Byte offsets of the instruction's blocks along K and along M or N, before the swizzle."""
+    """Byte offsets of the instruction's blocks along K and M or N, before the swizzle."""
 
     def along(axis: int, step: int) -> tuple[int, ...]:
         starts = []

@@ -1,8 +1,8 @@
-"""The 64-bit words by which wgmma (sm_90a) and tcgen05 (sm_100a) find an operand in shared memory: their fields.
+"""The fields of the 64-bit words for shared-memory operands of wgmma (sm_90a) and tcgen05 (sm_100a).
 
 The two words are alike but no word is legal in both: sm_100a has the constant 1 in bits 46 to 48, where sm_90a has
 zeros. The swizzle modes have other numbers (128B is 1 and 2, 64B is 2 and 4) because the field of sm_100a begins one
-bit lower, so in the word the modes that both have are the same bits. The numbers are neither's of the tensor maps.
+bit lower. So in the word the modes that both have are the same bits. The numbers are neither's of the tensor maps.
 
 The sm_90a words were checked on an H200. The sm_100a words agree with the CuTe DSL and with the documents; no hardware
 of that architecture has read them here.

@@ -1,8 +1,8 @@
-"""The 32-bit word that tells tcgen05.mma its shape, its types and what to do with its operands.
+"""The 32-bit word of tcgen05.mma: its shape, types and operand modes.
 
-Shared-memory descriptors say where operands lie; this word says everything else: M and N, the formats of A, B and D,
-which of A and B is MN-major ("transposed"), negation, saturation, sparsity, and for the block-scaled kinds the format
-and the place of the scale factors. Its fields depend on the kind; kinds of one table share them.
+Shared-memory descriptors say where operands lie; this word says everything else. It holds M and N, the formats of A, B
+and D, the MN-major ("transposed") operands, negation, saturation and sparsity. For the block-scaled kinds it holds the
+format and the place of the scale factors. Its fields depend on the kind; kinds of one table share them.
 
 The words agree with the CuTe DSL and with the documents; no hardware of that architecture has read them here.
 
@@ -31,7 +31,7 @@ _F8F6F4 = (("e4m3", 0), ("e5m2", 1), ("e2m3", 3), ("e3m2", 4), ("e2m1", 5))
 
 @dataclass(frozen=True)
 class Codes:
-    """By which numbers the word of one `.kind` calls what the kind has; what it has is the table in mma_tcgen05.
+    """The numbers of types and modes in the word of one `.kind`; the types and modes are the table in mma_tcgen05.
 
     inputs, outputs   (type, code) of A and B, and of D; the words of block-scaled kinds do not say D's
     negate, saturate  whether the kind has it
@@ -49,7 +49,7 @@ class Codes:
     padded: bool = False
 
     def packing(self, element: DType) -> str:
-        """How shared memory holds elements of this type for this kind."""
+        """The storage of this type in shared memory for this kind."""
         if self.padded and element.bits < 8:
             return "b4x16_p64" if element.bits == 4 else "b6x16_p32"
         return packing_of(element)

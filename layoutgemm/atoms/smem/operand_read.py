@@ -1,4 +1,4 @@
-"""What one instruction reads of an operand in shared memory, and which layouts of it the hardware has at all."""
+"""Operand reads of instructions: one instruction's part, and the layouts that the hardware reads."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class OperandRead:
 
 @checked(DescriptorError)
 def operand_read(atom: Any, operand: str) -> OperandRead:
-    """What a matrix atom reads of operand "A" or "B" through a descriptor.
+    """The read of operand "A" or "B" by a matrix atom through a descriptor.
 
     Of an operand of two tcgen05 blocks each block's descriptor says one half. Raises DescriptorError for an operand
     that is not in shared memory, and for an instruction without descriptors.
@@ -100,7 +100,7 @@ def operand_read(atom: Any, operand: str) -> OperandRead:
 
 @checked(DescriptorError)
 def tcgen05_read(kind: str, dtype: DType | str, rows: int, operand: str = "A", sparse: bool = False) -> OperandRead:
-    """What tcgen05.mma of a kind reads of an operand from one block's shared memory, without an atom.
+    """The read of one CTA's operand by tcgen05.mma of a kind, without an atom.
 
     rows    of the operand in this block: M or N, or half of it where two blocks work together
     sparse  is A 2:4 sparse: then a dense B is twice as deep

@@ -1,13 +1,13 @@
 """Shared-memory tiles that tensor cores and the copy engine agree on.
 
-Both read a tile as *swizzle atoms* laid side by side: 8 rows of one span (16, 32, 64 or 128 bytes of the contiguous
-dimension), in which 16-byte chunks are permuted by an XOR of address bits. A tile here is a plain layout from tile
-coordinates to element offsets, plus the swizzle on byte addresses; everything else (box, descriptor) is derived from
-those.
+Both read a tile as *swizzle atoms* laid side by side. An atom is 8 rows of one span (16, 32, 64 or 128 bytes of the
+contiguous dimension), in which 16-byte chunks are permuted by an XOR of address bits. A tile here is a plain layout
+from tile coordinates to element offsets, plus the swizzle on byte addresses; everything else (box, descriptor) is
+derived from those.
 
 Elements narrower than a byte are stored in one of three ways. `packed`: one after another, without gaps, as
 tcgen05.mma.kind::mxf4 reads 4-bit elements. `b4x16_p64` and `b6x16_p32`: sixteen elements of 4 or 6 bits, then padding
-up to 16 bytes, as the kinds f8f6f4 and mxf8f6f4 read them; the layout of such a tile is that of an 8-bit type.
+up to 16 bytes, as the kinds f8f6f4 and mxf8f6f4 read them. The layout of such a tile is that of an 8-bit type.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import ComposedLayout, Layout, Swizzle
 from ...layouts.display import Pictured
+from ...layouts.int_tuple import Integer
 from ...layouts.paged import Paged
 
 MAJORS = ("K", "MN")
@@ -124,7 +125,7 @@ def slot_bits(element: DType, packing: str) -> int:
     return element.bits if packing == "packed" else PADDED_SLOT_BITS
 
 
-def slot_to_bit(slot: Any, element: DType, packing: str) -> Any:
+def slot_to_bit(slot: Integer, element: DType, packing: str) -> Any:
     """Slot offset -> bit offset of the element, before the swizzle; ints, arrays or traced integers alike."""
     if packing == "packed":
         return slot * element.bits
@@ -189,13 +190,13 @@ class SmemTile(Pictured, Paged):
 
     @cached_property
     def bytes(self) -> int:
-        """Bytes from the tile's start to the end of its last span, padding between elements included."""
+        """Bytes from the tile's start to the end of its last span, padding included."""
         span_bits = self.span * 8
         return -(-(self.offset + self.layout.cosize) * self.slot_bits // span_bits) * self.span
 
     @property
     def alignment(self) -> int:
-        """Bytes that the tile's address is to be a multiple of, so that XORing absolute address bits is XORing offsets.
+        """Alignment of the tile's address in bytes. At its multiples, XORing absolute address bits is XORing offsets.
 
         The pattern repeats after 8 spans; the copy engine wants 128 bytes at least (PTX ISA, cp.async.bulk.tensor).
         """
@@ -264,10 +265,10 @@ def smem_tile(
     swizzle: str | None = None,
     packing: str | None = None,
 ) -> SmemTile:
-    """The tile of (mn, k) elements made of swizzle atoms, as one tensor copy per span writes it.
+    """The tile of (mn, k) elements in swizzle atoms, one TMA copy a span.
 
     The contiguous dimension is cut into spans; within a span the other dimension runs in full, then comes the next
-    span. So each span is one box of the copy engine, and atoms that follow one another are 8 spans apart.
+    span. So each span is one TMA box, and consecutive atoms are 8 spans apart.
 
     extent   (mn, k) in elements
     major    "K" or "MN": which dimension is contiguous
@@ -346,7 +347,7 @@ def as_tile(
     element = dtype(dtype_)
     stored = packing_of(element, packing)
     bits = slot_bits(element, stored)
-    offset: Any = 0
+    offset: int = 0
     if isinstance(layout, ComposedLayout):
         if swizzle is not None:
             raise AtomError(f"{layout} has a swizzle of its own; another, {swizzle}, is named")
@@ -374,7 +375,7 @@ def _mode_name(swizzle: Swizzle, unit: int) -> str:
     raise AtomError(f"{on_bytes} is no swizzle of shared memory; the modes are {known}")
 
 
-def _rescaled(value: Any, old: int, new: int, layout: Any) -> Any:
+def _rescaled(value: Any, old: int, new: int, layout: object) -> Any:
     if isinstance(value, tuple):
         return tuple(_rescaled(entry, old, new, layout) for entry in value)
     if value * old % new:

@@ -26,6 +26,8 @@ from ...layouts.conversion import Convertible
 from ...layouts.display import Pictured
 from ...layouts.int_tuple import ENUMERABLE
 from ...layouts.paged import Paged
+from ...layouts.proofs.verdicts import Answer
+from ...layouts.swizzle import Part
 from ..copy.base import CopyAtom
 from .mma import TiledMma, check_thread, flat_strides, one_thread
 from .thread_map import View
@@ -89,12 +91,12 @@ class TiledCopy(Pictured, Paged, Convertible):
 
     @property
     def threads(self) -> int:
-        """How many threads the copy takes."""
+        """The number of threads that the copy takes."""
         return int(self.layout_tv[0].size)
 
     @property
     def values(self) -> int:
-        """How many elements of the tile each thread moves."""
+        """The number of elements of the tile that each thread moves."""
         return int(self.layout_tv[1].size)
 
     @property
@@ -134,7 +136,7 @@ class TiledCopy(Pictured, Paged, Convertible):
 
     @checked(AtomError)
     def tv_layout(self, side: str) -> Layout:
-        """(thread, (value of one instruction, instruction)) -> element of the tile that side "src" or "dst" names."""
+        """(thread, (value of one instruction, instruction)) -> element of the tile on side "src" or "dst"."""
         named = self.atom.layout(side)
         instructions = self.layout_tv.zipped_divide(self._per_instruction)
         if side != self.reference:
@@ -162,7 +164,7 @@ class TiledCopy(Pictured, Paged, Convertible):
         threads, values = tiles[0].compose(self.tv_layout(side))
         return Layout.join(threads, values, *tiles[1])
 
-    def _check_extents(self, layout: Any) -> None:
+    def _check_extents(self, layout: object) -> None:
         if not isinstance(layout, Layout):
             raise AtomError(f"a tiled copy partitions a Layout or a ComposedLayout, not {layout!r}")
         if layout.rank < len(self.tiler):
@@ -185,11 +187,11 @@ class TiledCopy(Pictured, Paged, Convertible):
                         f"are {cut.size} and reach element {cut.cosize - 1}"
                     )
 
-    def partition_S(self, thread: Any, layout: Any) -> tuple[Any, Any]:
+    def partition_S(self, thread: object, layout: object) -> Part:
         """((value of one instruction, instruction), rest, ...) of one thread at the source, and its offset."""
         return one_thread(self.partition("src", layout), thread, self.threads)
 
-    def partition_D(self, thread: Any, layout: Any) -> tuple[Any, Any]:
+    def partition_D(self, thread: object, layout: object) -> Part:
         """((value of one instruction, instruction), rest, ...) of one thread at the destination, and its offset."""
         return one_thread(self.partition("dst", layout), thread, self.threads)
 
@@ -221,8 +223,8 @@ class TiledCopy(Pictured, Paged, Convertible):
     # ------------------------------------------------------------ statements
 
     @checked(AtomError)
-    def coverage(self, side: str | None = None) -> Any:
-        """Whether the tile is copied whole: a Proof, or a CounterExample with the first element that is not.
+    def coverage(self, side: str | None = None) -> Answer:
+        """Prove that the tile is copied whole, or give the first element that is not.
 
         For a side, whether it names every element of the tile; None asks it of both, and that no element is moved
         twice. Copies made for a tiled product move an element once for each thread that holds it: ask them by side.
@@ -236,12 +238,12 @@ class TiledCopy(Pictured, Paged, Convertible):
         return self.layout_tv.is_bijective() if side is None else covered
 
     @checked(AtomError)
-    def vectors(self, side: str, layout: Any, width: int | None = None) -> Any:
-        """Whether each instruction's values are side by side and aligned in `layout`, the tensor of that side.
+    def vectors(self, side: str, layout: object, width: int | None = None) -> Answer:
+        """Prove that each instruction's values are side by side and aligned in `layout`. It is the tensor of that side.
 
-        `width` is how many elements one access takes (None: the values of one instruction on that side). A Proof says
-        that value v of an access is at v, that every access starts at a multiple of the width and that a swizzle keeps
-        so many together: with a base aligned to the width each access is one vector. A CounterExample gives the
+        `width` is the number of elements of one access (None: the values of one instruction on that side). A Proof says
+        that value v of an access is at v, that every access starts at a multiple of the width, and that a swizzle keeps
+        that many together. With a base aligned to the width each access is one vector. A CounterExample gives the
         coordinate in (thread, access of the instruction, instruction, rest, ...), its offset and what was needed.
         """
         inner = layout.layout if isinstance(layout, ComposedLayout) else layout
@@ -270,7 +272,7 @@ class TiledCopy(Pictured, Paged, Convertible):
                 return refuted
         return Proof("strides", (), (f"{width} values at consecutive offsets, every start a multiple of {width}",))
 
-    def _swizzled_vectors(self, layout: ComposedLayout, starts: Layout, width: int, what: str) -> Any:
+    def _swizzled_vectors(self, layout: ComposedLayout, starts: Layout, width: int, what: str) -> Answer | None:
         """The first access that a swizzle or an offset makes no vector, or None; see `vectors`."""
         start, swizzle = layout.offset, layout.swizzle
         if start % width and not swizzle.bits:
@@ -316,12 +318,12 @@ class TiledCopy(Pictured, Paged, Convertible):
         return Layout.join(values, *list(tiles[1])[1:])
 
     @checked(AtomError)
-    def feeds(self, mma: TiledMma, operand: str, extent: Any = None) -> Any:
-        """Whether the copy fills (or empties) the fragments of an operand over `extent` (None: one tile) as they are.
+    def feeds(self, mma: TiledMma, operand: str, extent: object = None) -> Answer:
+        """Prove that the copy fills (or empties) an operand's fragments over `extent` (None: one tile).
 
-        A Proof that element by element, for every thread, what the copy puts into the registers that `retile` names is
-        what the product expects in them; or a CounterExample in (thread, ((values, instructions), rest, rest)) with the
-        element that the copy moves and the one that the product expects. Raises AtomError as partition and retile do.
+        A Proof, element by element and for every thread: the copy puts into the registers of `retile` what the product
+        expects in them. Or a CounterExample in (thread, ((values, instructions), rest, rest)) with the element that the
+        copy moves and the one that the product expects. Raises AtomError as partition and retile do.
         """
         whole = Layout(mma.tile_of(operand) if extent is None else extent)
         held = mma.partition(operand, whole)
@@ -331,7 +333,8 @@ class TiledCopy(Pictured, Paged, Convertible):
         return Layout.join(moved[0], Layout.join(*moved[1:])).equivalent(expected)
 
     def _order(self, values: int) -> tuple[tuple[int, ...], Layout]:
-        """The box of the fragment that one tile fills, and (value of the copy) -> flat coordinate in it."""
+        """The fragment's box that one tile fills, and (value of the copy) -> coordinate in it. The coordinate is
+        flat."""
         if self.blocks is not None and self.blocks[0] == values:
             return self.blocks, Layout(self.values)
         whole = (values, *(1 for _ in self.tiler))
@@ -375,14 +378,14 @@ class ThreadCopy:
     tiled: TiledCopy
     thread: int
 
-    def partition_S(self, layout: Any) -> tuple[Any, Any]:
+    def partition_S(self, layout: object) -> Part:
         """See TiledCopy.partition_S."""
         return self.tiled.partition_S(self.thread, layout)
 
-    def partition_D(self, layout: Any) -> tuple[Any, Any]:
+    def partition_D(self, layout: object) -> Part:
         """See TiledCopy.partition_D."""
         return self.tiled.partition_D(self.thread, layout)
 
-    def retile(self, fragment: Any) -> Any:
+    def retile(self, fragment: object) -> Any:
         """See TiledCopy.retile."""
         return self.tiled.retile(fragment)

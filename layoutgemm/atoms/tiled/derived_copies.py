@@ -47,19 +47,19 @@ def _for_operand(atom: CopyAtom, mma: TiledMma, operand: str) -> TiledCopy:
 
 @checked(AtomError)
 def make_tiled_copy_A(atom: CopyAtom, mma: TiledMma) -> TiledCopy:
-    """The copy that fills (or empties) the fragments of A of a tiled product, one (M, K) tile of it at a time."""
+    """The copy of the fragments of A of a tiled product, by (M, K) tiles. It fills or empties them."""
     return _for_operand(atom, mma, "A")
 
 
 @checked(AtomError)
 def make_tiled_copy_B(atom: CopyAtom, mma: TiledMma) -> TiledCopy:
-    """The copy that fills (or empties) the fragments of B of a tiled product, one (N, K) tile of it at a time."""
+    """The copy of the fragments of B of a tiled product, by (N, K) tiles. It fills or empties them."""
     return _for_operand(atom, mma, "B")
 
 
 @checked(AtomError)
 def make_tiled_copy_C(atom: CopyAtom, mma: TiledMma) -> TiledCopy:
-    """The copy that fills (or empties) the fragments of C of a tiled product, one (M, N) tile of it at a time."""
+    """The copy of the fragments of C of a tiled product, by (M, N) tiles. It fills or empties them."""
     return _for_operand(atom, mma, "C")
 
 
@@ -90,7 +90,7 @@ def make_tiled_copy_C_atom(atom: CopyAtom, mma: TiledMma) -> TiledCopy:
 def make_cotiled_copy(atom: CopyAtom, layout_tv: Layout, data: Layout) -> TiledCopy:
     """The copy whose threads and values move given offsets: (thread, value) -> offset, of the tensor `data`.
 
-    Raises AtomError where an offset is none of `data`'s, and LayoutError where `data` has no left inverse.
+    Raises AtomError where an offset is not one of `data`'s, and LayoutError where `data` has no left inverse.
     """
     inverse = data.left_inverse()
     places = Layout.join(inverse, Layout(1, 0)).compose(layout_tv)

@@ -23,7 +23,9 @@ from ...errors import AtomError
 from ...layouts import ComposedLayout, Layout
 from ...layouts.conversion import Convertible
 from ...layouts.display import Pictured
+from ...layouts.int_tuple import Shape
 from ...layouts.paged import Paged
+from ...layouts.swizzle import AnyLayout, Part
 from ..mma.base import MmaAtom
 from .thread_map import View
 
@@ -33,7 +35,7 @@ NAMES = "MNK"
 
 @dataclass(frozen=True)
 class Fragment:
-    """What one thread holds of an operand in registers.
+    """The part of an operand that one thread holds in registers.
 
     layout     (value, rest, rest) -> element of the fragment, in order
     registers  32-bit registers that it takes
@@ -53,8 +55,8 @@ class TiledMma(Pictured, Paged, Convertible):
     permutation  for each of M, N and K a tiler, or None: an int is the extent of the tile (a multiple of what the
                  threads take: the rest are values), a Layout deals the elements of that extent in its order
 
-    Raises AtomError for another rank, for an atom layout that is no numbering 0, 1, 2, ... of the atoms, for a
-    permutation that is none, and for one that the threads do not divide.
+    Raises AtomError for another rank, for an atom layout that is no numbering 0, 1, 2, ... of the atoms, for a tiler
+    that is not a permutation, and for one that the threads do not divide.
 
     >>> from layoutgemm.atoms import wgmma
     >>> two = TiledMma(wgmma(64), (2, 1, 1))
@@ -126,7 +128,7 @@ class TiledMma(Pictured, Paged, Convertible):
 
     @property
     def threads(self) -> int:
-        """How many threads run the product together."""
+        """The number of threads that run the product together."""
         return self.atom.threads * int(self.atom_layout.size)
 
     @property
@@ -146,7 +148,7 @@ class TiledMma(Pictured, Paged, Convertible):
 
     @checked(AtomError)
     def tile_of(self, operand: str) -> tuple[int, int]:
-        """The two extents of the tile of operand "A" (M, K), "B" (N, K) or "C" (M, N), in elements."""
+        """The two extents in elements of an operand's tile: "A" (M, K), "B" (N, K) or "C" (M, N)."""
         if operand not in MODES:
             raise AtomError(f"{self.atom} is tiled for the operands {', '.join(MODES)}, not {operand!r}")
         rows, columns = MODES[operand]
@@ -199,7 +201,7 @@ class TiledMma(Pictured, Paged, Convertible):
         return Layout.join(Layout.join(threads, rest[0]), Layout.join(values, rest[1]))
 
     @checked(AtomError)
-    def check_extents(self, operand: str, layout: Any) -> None:
+    def check_extents(self, operand: str, layout: object) -> None:
         """Raises AtomError where the tile does not divide an extent of it; names the fact that a symbol lacks."""
         tile = self.tile_of(operand)
         if not isinstance(layout, Layout):
@@ -218,8 +220,8 @@ class TiledMma(Pictured, Paged, Convertible):
                 )
 
     @checked(AtomError)
-    def partition(self, operand: str, layout: Any) -> Any:
-        """(thread, values, rest of the rows, rest of the columns, ...) -> what `layout` gives for those elements.
+    def partition(self, operand: str, layout: object) -> Any:
+        """(thread, values, rest of the rows, rest of the columns, ...) -> the values of `layout` there.
 
         One layout for all threads; `partition_A`, `_B`, `_C` slice it. It evaluates on traced integers too. Raises as
         thrfrg does.
@@ -234,16 +236,16 @@ class TiledMma(Pictured, Paged, Convertible):
         threads = cut[0].compose(self._thread_mode(operand))
         return Layout.join(threads, cut[1][0], *cut[1][1])
 
-    def partition_A(self, thread: Any, layout: Any) -> tuple[Any, Any]:
-        """(values, rest_m, rest_k, ...) of one thread in a layout (M, K, ...) of A, and the thread's offset."""
+    def partition_A(self, thread: object, layout: object) -> Part:
+        """(values, rest_m, rest_k, ...) of one thread in a layout (M, K, ...), and its offset. The layout is A's."""
         return self._partition_of("A", thread, layout)
 
-    def partition_B(self, thread: Any, layout: Any) -> tuple[Any, Any]:
-        """(values, rest_n, rest_k, ...) of one thread in a layout (N, K, ...) of B, and the thread's offset."""
+    def partition_B(self, thread: object, layout: object) -> Part:
+        """(values, rest_n, rest_k, ...) of one thread in a layout (N, K, ...), and its offset. The layout is B's."""
         return self._partition_of("B", thread, layout)
 
-    def partition_C(self, thread: Any, layout: Any) -> tuple[Any, Any]:
-        """(values, rest_m, rest_n, ...) of one thread in a layout (M, N, ...) of C, and the thread's offset.
+    def partition_C(self, thread: object, layout: object) -> Part:
+        """(values, rest_m, rest_n, ...) of one thread in a layout (M, N, ...), and its offset. The layout is C's.
 
         >>> from layoutgemm.atoms import wgmma
         >>> part, offset = TiledMma(wgmma(8)).partition_C(37, Layout.identity((128, 8)))
@@ -252,7 +254,7 @@ class TiledMma(Pictured, Paged, Convertible):
         """
         return self._partition_of("C", thread, layout)
 
-    def _partition_of(self, operand: str, thread: Any, layout: Any) -> tuple[Any, Any]:
+    def _partition_of(self, operand: str, thread: object, layout: object) -> Part:
         return one_thread(self.partition(operand, layout), thread, self.threads)
 
     @checked(AtomError)
@@ -262,13 +264,13 @@ class TiledMma(Pictured, Paged, Convertible):
         return ThreadMma(self, thread)
 
     @checked(AtomError)
-    def tv_layout(self, operand: str, extent: Any = None) -> Layout:
+    def tv_layout(self, operand: str, extent: object = None) -> Layout:
         """(thread, (value, (rest, rest))) -> element of the operand, column-major over `extent` (None: one tile)."""
         cut = self.partition(operand, Layout(self.tile_of(operand) if extent is None else extent))
         threads, values, *rest = cut
         return Layout.join(threads, Layout.join(values, Layout.join(*rest)))
 
-    def layout_A(self, extent: Any = None) -> Layout:
+    def layout_A(self, extent: object = None) -> Layout:
         """(thread, (value, (rest_m, rest_k))) -> m + M*k over (M, K) = `extent`, None for one tile.
 
         >>> from layoutgemm.atoms import wgmma
@@ -277,11 +279,11 @@ class TiledMma(Pictured, Paged, Convertible):
         """
         return self.tv_layout("A", extent)
 
-    def layout_B(self, extent: Any = None) -> Layout:
+    def layout_B(self, extent: object = None) -> Layout:
         """(thread, (value, (rest_n, rest_k))) -> n + N*k over (N, K) = `extent`, None for one tile."""
         return self.tv_layout("B", extent)
 
-    def layout_C(self, extent: Any = None) -> Layout:
+    def layout_C(self, extent: object = None) -> Layout:
         """(thread, (value, (rest_m, rest_n))) -> m + M*n over (M, N) = `extent`, None for one tile."""
         return self.tv_layout("C", extent)
 
@@ -301,7 +303,7 @@ class TiledMma(Pictured, Paged, Convertible):
     # ------------------------------------------------------------ registers
 
     @checked(AtomError)
-    def partition_shape(self, operand: str, extent: Any) -> tuple[Any, ...]:
+    def partition_shape(self, operand: str, extent: object) -> tuple[Shape, ...]:
         """The shape of a thread's part of the operand: (values, rest of the rows, rest of the columns, ...).
 
         >>> from layoutgemm.atoms import wgmma
@@ -314,8 +316,8 @@ class TiledMma(Pictured, Paged, Convertible):
         return (self.atom.layout(operand)[1].shape, *rest, *layout.shape[2:])
 
     @checked(AtomError)
-    def fragment(self, operand: str, tile: Any) -> Fragment:
-        """The registers that a thread needs for `tile` (rows, columns) of an operand, in order of the values.
+    def fragment(self, operand: str, tile: object) -> Fragment:
+        """A thread's registers for `tile` (rows, columns) of an operand, in order of the values.
 
         Raises AtomError for an operand that the instruction does not take from registers.
 
@@ -336,8 +338,9 @@ class TiledMma(Pictured, Paged, Convertible):
         return Fragment(Layout(shape, (layout.stride[0], *strides)), bits // 32)
 
     @checked(AtomError)
-    def retile(self, source: str, target: str, extent: Any) -> Layout:
-        """(values, rest, rest) of operand `target` -> value of the fragment of `source`, of one matrix `extent`.
+    def retile(self, source: str, target: str, extent: object) -> Layout:
+        """(values, rest, rest) of operand `target` -> value of the fragment of `source`. Both are of one matrix
+        `extent`.
 
         What a thread holds as one operand, read as another without moving anything: attention's second product takes
         the first one's C as its A. Derived as inverse of the source's map o the target's map, whose threads must be
@@ -372,20 +375,20 @@ class ThreadMma:
     tiled: TiledMma
     thread: int
 
-    def partition_A(self, layout: Any) -> tuple[Any, Any]:
+    def partition_A(self, layout: object) -> Part:
         """See TiledMma.partition_A."""
         return self.tiled.partition_A(self.thread, layout)
 
-    def partition_B(self, layout: Any) -> tuple[Any, Any]:
+    def partition_B(self, layout: object) -> Part:
         """See TiledMma.partition_B."""
         return self.tiled.partition_B(self.thread, layout)
 
-    def partition_C(self, layout: Any) -> tuple[Any, Any]:
+    def partition_C(self, layout: object) -> Part:
         """See TiledMma.partition_C."""
         return self.tiled.partition_C(self.thread, layout)
 
 
-def check_thread(thread: Any, threads: int) -> int:
+def check_thread(thread: object, threads: int) -> int:
     """The thread as an int of 0..threads-1. Raises AtomError."""
     number = as_int(thread, "a thread", AtomError)
     if not 0 <= number < threads:
@@ -393,12 +396,12 @@ def check_thread(thread: Any, threads: int) -> int:
     return number
 
 
-def one_thread(part: Any, thread: Any, threads: int) -> tuple[Any, Any]:
+def one_thread(part: AnyLayout, thread: object, threads: int) -> Part:
     """The modes past the first of (thread, ...), and where that thread begins."""
     return part.slice((check_thread(thread, threads),) + (None,) * (part.rank - 1))
 
 
-def flat_strides(layout: Layout) -> list[Any]:
+def flat_strides(layout: Layout) -> list[int]:
     """The strides of the modes that move, in order."""
     flat = layout.coalesce().flatten()[:]
     return [d for s, d in zip(flat.shape, flat.stride) if s != 1]

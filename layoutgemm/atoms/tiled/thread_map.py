@@ -1,4 +1,4 @@
-"""Who holds what: the map (thread, value, rest) -> (row, column) of a tiled operation, and the way back."""
+"""The map (thread, value, rest) -> (row, column) of a tiled operation, and its inverse."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 
 from ...errors import AtomError
 from ...layouts import Layout
+from ...layouts.int_tuple import Integer
+from ...layouts.proofs.verdicts import Answer
 
 
 @dataclass(frozen=True)
 class View:
-    """Every element that every thread of a tiled operation touches, over a matrix of some extent.
+    """The elements of every thread of a tiled operation, over a matrix of some extent.
 
     layout   (thread, value, rest) -> (row, column): threads of the operation, the values of one instruction, and the
              instructions (rest along the rows, rest along the columns)
@@ -22,9 +24,9 @@ class View:
     """
 
     layout: Layout
-    extent: tuple[Any, Any]
+    extent: tuple[Integer, Integer]
 
-    def __call__(self, thread: Any, value: Any, rest: Any = 0) -> Any:
+    def __call__(self, thread: object, value: object, rest: object = 0) -> Any:
         """(row, column) of one value of a thread: ints, arrays, or traced integers."""
         found = self.layout(thread, value, rest)
         # Where nothing steps along the columns the layout's values are rows alone; where nothing moves they are zeros.
@@ -38,22 +40,22 @@ class View:
         return Layout(self.extent).compose(self.layout)
 
     @property
-    def threads(self) -> Any:
-        """How many threads take part."""
+    def threads(self) -> int:
+        """The number of threads that take part."""
         return self.layout[0].size
 
     @property
     def copies(self) -> Any:
-        """How many (thread, value, rest) hold each element, when `coverage` holds."""
+        """The number of (thread, value, rest) that hold each element, when `coverage` holds."""
         size = self.extent[0] * self.extent[1]
         return self.layout.size // size
 
-    def coverage(self) -> Any:
-        """Whether every element is held by some thread: a Proof, or a CounterExample with the first that is not."""
+    def coverage(self) -> Answer:
+        """Prove that some thread holds every element, or give the first that none holds."""
         return self.index.covers(Layout(self.extent))
 
-    def once(self) -> Any:
-        """Whether every element is held exactly once: a Proof, or the two (flat thread, value, rest) that share one."""
+    def once(self) -> Answer:
+        """Prove that every element is held once. Otherwise two (flat thread, value, rest) that share one."""
         return self.index.is_bijective()
 
     @property
@@ -76,15 +78,15 @@ class View:
 
         Where several threads hold an element it is the one with the lowest coordinate. Coordinates that are 0
         everywhere are left out at the end, as in every layout with coordinate strides; `owner` has them. Raises
-        AtomError, naming the first element that nobody holds.
+        AtomError, naming the first element that no thread holds.
         """
         return Layout.identity(self.shape).compose(self._position)
 
-    def owner(self, element: Any) -> Any:
-        """(thread, value, rest) that holds an element, given as (row, column) or counted row + rows*column."""
+    def owner(self, element: object) -> Any:
+        """The (thread, value, rest) of an element, given as (row, column) or row + rows*column."""
         return Layout(self.shape).coord(self._position(element))
 
-    def owners(self, element: Any) -> tuple[Any, ...]:
+    def owners(self, element: object) -> tuple[object, ...]:
         """Every (thread, value, rest) that holds the element: its owner, and what the modes of stride 0 repeat."""
         first, domain = self._position(element), Layout(self.shape)
         return tuple(domain.coord(first + int(x)) for x in sorted(self.index.nullspace().offsets()))

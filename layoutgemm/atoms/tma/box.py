@@ -1,8 +1,8 @@
 """The boxes of a tile: walk through shared memory, and see how far one rectangle of the tensor follows.
 
-Leaf    one mode of the global layout without nesting, with the tile's extent and step along it
-Entry   (count, leaf or dimension, step, shared stride): a digit of the walk through the tile
-Dim     one dimension of a tensor map: a leaf, several that continue each other, or a part of one
+Leaf           one mode of the global layout without nesting, with the tile's extent and step along it
+Entry          (count, leaf or dimension, step, shared stride): a digit of the walk through the tile
+MapDimension   one dimension of a tensor map: a leaf, several that continue each other, or a part of one
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from typing import Any
 from ...arguments import shown
 from ...errors import TmaError
 from ...layouts import Layout
+from ...layouts.int_tuple import Integer
+from ...layouts.int_tuple import leaves as flat_entries
 from .rules import MAX_BOX, MAX_STEP, MODES, SMEM_UNIT, STRIDE_UNIT, Format, multiple
 
 # count, index of a leaf or dimension (-1: none), step in its elements, stride in shared memory, elements
-Entry = tuple[int, int, Any, int]
+Digit = tuple[Integer | None, tuple[tuple[int, int], ...]]
+Entry = tuple[int, int, int, int]
 MAX_CHOICES = 64  # ways of merging that are tried
 
 
@@ -29,38 +32,38 @@ class Leaf:
 
     name: str
     mode: int
-    extent: Any
-    stride: Any
+    extent: Integer
+    stride: Integer
     tile: int
     step: int = 1
 
     @property
     def repeats(self) -> bool:
-        """Whether all its coordinates are one address."""
+        """True if all its coordinates are one address."""
         return isinstance(self.stride, int) and self.stride == 0
 
 
 @dataclass
-class Dim:
+class MapDimension:
     """One dimension of a tensor map: the leaves in it, each with its weight, in units of `unit` elements."""
 
     name: str
-    parts: list[tuple[Leaf, Any]]
-    extent: Any
-    stride: Any
-    unit: Any = 1
+    parts: list[tuple[Leaf, Integer]]
+    extent: Integer
+    stride: Integer
+    unit: Integer = 1
     inner: bool = False  # the inner part of a split dimension: its coordinate never moves
     step: int = 1
     leaves: list[Leaf] = field(default_factory=list)
 
 
 # dimensions, elements of the box along each, the walk that is left
-Choice = tuple[list[Dim], list[int], list[Entry]]
+Choice = tuple[list[MapDimension], list[int], list[Entry]]
 
 
-def leaves_of(gmem: Layout, tile: tuple[Any, ...], names: Sequence[str]) -> list[Leaf]:
-    """The leaves of the global layout with what the tile takes of each, in order of the tile's flat index."""
-    modes = [gmem[i] for i in range(gmem.rank)] if isinstance(gmem.shape, tuple) else [gmem]
+def leaves_of(gmem: Layout, tile: tuple[object, ...], names: Sequence[str]) -> list[Leaf]:
+    """The leaves of the global layout with the tile's parts. They come in order of the tile's flat index."""
+    modes = list(gmem)
     if len(tile) != len(modes):
         raise TmaError(f"a tile {shown(tile)} for the {len(modes)} modes of {gmem}", rule="tile")
     leaves: list[Leaf] = []
@@ -75,7 +78,7 @@ def leaves_of(gmem: Layout, tile: tuple[Any, ...], names: Sequence[str]) -> list
     return leaves
 
 
-def _leaves(shape: Any, stride: Any, tile: Any, mode: int, name: str) -> list[Leaf]:
+def _leaves(shape: Any, stride: Any, tile: object, mode: int, name: str) -> list[Leaf]:
     if not isinstance(shape, tuple):
         return [_leaf(shape, stride, tile, mode, name)]
     if isinstance(tile, tuple):
@@ -83,9 +86,9 @@ def _leaves(shape: Any, stride: Any, tile: Any, mode: int, name: str) -> list[Le
             raise TmaError(f"a tile {shown(tile)} for the modes {shape} of {name}", rule="tile")
         parts = zip(shape, stride, tile, strict=True)
         return [leaf for i, part in enumerate(parts) for leaf in _leaves(*part, mode, f"{name}.{i}")]
-    flat_shape, flat_stride = _flat(shape), _flat(stride)
+    flat_shape, flat_stride = flat_entries(shape), flat_entries(stride)
     if tile is None:
-        tiles: list[Any] = [None] * len(flat_shape)
+        tiles: list[int | None] = [None] * len(flat_shape)
     elif isinstance(tile, bool) or not isinstance(tile, int) or tile < 1:
         raise TmaError(f"a tile of {shown(tile)} along the nested mode {shape} of {name}", rule="tile")
     else:
@@ -105,8 +108,8 @@ def _leaves(shape: Any, stride: Any, tile: Any, mode: int, name: str) -> list[Le
     return [_leaf(*part, mode, f"{name}.{i}") for i, part in enumerate(parts)]
 
 
-def _leaf(extent: Any, stride: Any, tile: Any, mode: int, name: str) -> Leaf:
-    step: Any = 1
+def _leaf(extent: Integer, stride: Integer, tile: Any, mode: int, name: str) -> Leaf:
+    step: int = 1
     if isinstance(tile, Layout):
         tile, step = tile.shape, tile.stride
         if isinstance(tile, tuple) or not isinstance(step, int) or (step < 1 and tile != 1):
@@ -119,12 +122,8 @@ def _leaf(extent: Any, stride: Any, tile: Any, mode: int, name: str) -> Leaf:
     return Leaf(name, mode, extent, stride, tile, step)
 
 
-def _flat(x: Any) -> list[Any]:
-    return [leaf for item in x for leaf in _flat(item)] if isinstance(x, tuple) else [x]
-
-
 def walk_of(leaves: Sequence[Leaf], smem: Layout) -> list[Entry]:
-    """The tile as digits, each inside one leaf and one mode of the shared layout, in order of shared strides.
+    """The tile as digits, each inside one leaf and one mode of the shared layout. They come in order of shared strides.
 
     Raises TmaError where the shared layout cuts the tile elsewhere than the global layout does.
     """
@@ -135,7 +134,7 @@ def walk_of(leaves: Sequence[Leaf], smem: Layout) -> list[Entry]:
         takes = "x".join(str(leaf.tile) for leaf in leaves)
         raise TmaError(f"the tile has {takes} = {size} elements, the shared layout {smem} has {smem.size}", rule="tile")
     flat = smem.coalesce()
-    modes = list(zip(_flat(flat.shape), _flat(flat.stride), strict=True))
+    modes = list(zip(flat_entries(flat.shape), flat_entries(flat.stride), strict=True))
     walk: list[Entry] = []
     count, stride = modes.pop(0)
     for i, leaf in enumerate(leaves):
@@ -163,7 +162,7 @@ def walk_of(leaves: Sequence[Leaf], smem: Layout) -> list[Entry]:
 
 
 def _continues(a: Leaf, b: Leaf) -> bool:
-    """Whether b goes on in memory where a ends, and a tile is a run of the two as one dimension."""
+    """True if a tile is one run over a, then b, in memory. The two are then one dimension."""
     if a.repeats or b.repeats or a.step != 1 or b.step != 1:
         return False
     if not bool(b.stride == a.extent * a.stride):
@@ -187,14 +186,15 @@ def _chains(leaves: Sequence[Leaf]) -> Iterator[dict[int, int]]:
         yield dict(pairs)  # many pairs: the choices above stop short of merging all
 
 
-def _dims(leaves: Sequence[Leaf], chain: dict[int, int]) -> tuple[list[Dim], dict[int, tuple[int, Any]]]:
+def _dims(leaves: Sequence[Leaf], chain: dict[int, int]) -> tuple[list[MapDimension], dict[int, tuple[int, Integer]]]:
     """The dimensions, and leaf -> (dimension, weight). Leaves that repeat or are 1 wide have none."""
-    dims: list[Dim] = []
-    place: dict[int, tuple[int, Any]] = {}
+    dims: list[MapDimension] = []
+    place: dict[int, tuple[int, Integer]] = {}
     for i, leaf in enumerate(leaves):
         if leaf.repeats or (leaf.extent == 1 and leaf.tile == 1) or i in chain.values():
             continue
-        parts, weight, at = [], 1, i
+        parts: list[tuple[Leaf, Integer]] = []
+        weight, at = 1, i
         while True:
             parts.append((leaves[at], weight))
             place[at] = (len(dims), weight)
@@ -202,7 +202,9 @@ def _dims(leaves: Sequence[Leaf], chain: dict[int, int]) -> tuple[list[Dim], dic
             if at not in chain:
                 break
             at = chain[at]
-        dims.append(Dim("+".join(part.name for part, _ in parts), parts, weight, leaf.stride, leaves=list(leaves)))
+        dims.append(
+            MapDimension("+".join(part.name for part, _ in parts), parts, weight, leaf.stride, leaves=list(leaves))
+        )
     return dims, place
 
 
@@ -226,7 +228,7 @@ def plans_of(
 class _Boxes:
     """Follows the walk with one box. `order` are dimensions in the box, `count` their elements in it."""
 
-    def __init__(self, dims: list[Dim], kind: Format, swizzle: str, split: bool) -> None:
+    def __init__(self, dims: list[MapDimension], kind: Format, swizzle: str, split: bool) -> None:
         self.dims, self.kind, self.split = dims, kind, split
         mode = MODES[swizzle]
         self.span = mode.span * 8 // kind.smem_bits if mode.bits else 0
@@ -234,8 +236,8 @@ class _Boxes:
         self.count: dict[int, int] = {}
         self.now: dict[int, int] = {i: i for i in range(len(dims))}  # a dimension -> its last part
 
-    def follow(self, walk: list[Entry]) -> tuple[list[Dim], list[int], list[Entry]]:
-        """The dimensions in order, the elements of the box along each, and the rest of the walk."""
+    def follow(self, walk: list[Entry]) -> tuple[list[MapDimension], list[int], list[Entry]]:
+        """The dimensions in order, the box's elements along each, and the rest of the walk."""
         rest: list[Entry] = []
         todo = list(walk)
         while todo:
@@ -272,7 +274,7 @@ class _Boxes:
                 total = max(total, self.span)
         return total
 
-    def _takes(self, axis: int, step: Any, stride: int, last: bool) -> int | None:
+    def _takes(self, axis: int, step: object, stride: int, last: bool) -> int | None:
         """The dimension of the box that a digit continues or begins; None where the box ends."""
         at = self.now[axis]
         dim = self.dims[at]
@@ -292,8 +294,8 @@ class _Boxes:
         self.count[at] = 1
         return at
 
-    def _second(self, axis: int, step: Any, stride: int) -> int | None:
-        """Split a dimension whose run is over, so that the box goes on along its outer part."""
+    def _second(self, axis: int, step: object, stride: int) -> int | None:
+        """Split a dimension with a finished run: the box goes on along its outer part."""
         at = self.now[axis]
         dim = self.dims[at]
         run = self.count[at] * dim.step
@@ -321,7 +323,7 @@ class _Boxes:
         return min(MAX_BOX, self.span or MAX_BOX, self.kind.inner_box or MAX_BOX)
 
     def _fit(self, at: int, count: int, stride: int) -> int:
-        """How many of `count` more steps the box takes: a divisor, at best one that leaves legal addresses."""
+        """The part of `count` more steps that the box takes: a divisor, at best one that leaves legal addresses."""
         limit = self._limit(at) // self.count[at]
         if count <= limit:
             return count
@@ -333,7 +335,7 @@ class _Boxes:
                     return n
         return divisors[0]
 
-    def _transposed(self, axis: int, step: Any) -> TmaError:
+    def _transposed(self, axis: int, step: object) -> TmaError:
         dim = self.dims[axis] if axis >= 0 else None
         if dim is None:
             return TmaError(
@@ -349,7 +351,7 @@ class _Boxes:
             rule="run",
         )
 
-    def _ordered(self, rest: list[Entry]) -> tuple[list[Dim], list[int], list[Entry]]:
+    def _ordered(self, rest: list[Entry]) -> tuple[list[MapDimension], list[int], list[Entry]]:
         order = list(self.order)
         others = [i for i in range(len(self.dims)) if i not in order]
         if not order:  # a tile of one element: any contiguous dimension will do
@@ -370,9 +372,9 @@ class _Boxes:
         return [self.dims[i] for i in order], [self.count.get(i, 1) for i in order], out
 
 
-def digits_of(mode: int, dims: Sequence[Dim]) -> tuple[Any, ...]:
+def digits_of(mode: int, dims: Sequence[MapDimension]) -> tuple[Digit, ...]:
     """A tile's number along a mode of the global layout, as digits: how many, and what one adds to each coordinate."""
-    digits: list[tuple[Any, tuple[tuple[int, Any], ...]]] = []
+    digits: list[Digit] = []
     leaves = dims[0].leaves
     mine = [leaf for leaf in leaves if leaf.mode == mode]
     for leaf in mine:
@@ -394,7 +396,7 @@ def digits_of(mode: int, dims: Sequence[Dim]) -> tuple[Any, ...]:
     return tuple(digits)
 
 
-def _ceil(extent: Any, tile: int) -> Any:
+def _ceil(extent: Integer, tile: int) -> Integer | None:
     if isinstance(extent, int):
         return -(-extent // tile)
     return extent // tile if multiple(extent, tile) else None

@@ -26,9 +26,10 @@ from ...arguments import checked, plain, shown
 from ...dtypes import DType, dtype
 from ...errors import LayoutError, TmaError
 from ...layouts import ComposedLayout, Layout, Verdict
+from ...layouts.int_tuple import leaves as flat_entries
 from ...layouts.symbols.dims import dim
 from ..smem.tile import SmemTile
-from .box import Choice, Dim, Leaf, digits_of, leaves_of, plans_of, walk_of
+from .box import Choice, Digit, Leaf, MapDimension, digits_of, leaves_of, plans_of, walk_of
 from .multicast import multicast_mask, shared_out
 from .plan import TmaCopy, TmaPlan
 from .rules import (
@@ -57,9 +58,9 @@ class Request:
 
     gmem: Layout
     smem: Any
-    dtype: Any = None
+    dtype: DType | str | None = None
     tile: Any = None
-    names: Any = None
+    names: Sequence[str] | None = None
     operation: str = "load"
     reduction: str = ""
     multicast: int = 1
@@ -81,7 +82,7 @@ class Request:
 
 @checked(TmaError)
 def tma_load(
-    gmem: Layout, smem: Layout | ComposedLayout | SmemTile, dtype: DType | str | None = None, *, tile: Any = None,
+    gmem: Layout, smem: Layout | ComposedLayout | SmemTile, dtype: DType | str | None = None, *, tile: object = None,
     names: Sequence[str] | None = None, multicast: int = 1, split: bool = False, format: str | None = None,
     l2_promotion: str = "128B", oob_fill: str = "zeros", address: int = 0,
 ) -> TmaPlan:  # fmt: skip
@@ -126,14 +127,14 @@ memory; a tensor copy does not transpose; nearest that works: shared layout S<3,
 
 @checked(TmaError)
 def tma_store(
-    gmem: Layout, smem: Layout | ComposedLayout | SmemTile, dtype: DType | str | None = None, *, tile: Any = None,
+    gmem: Layout, smem: Layout | ComposedLayout | SmemTile, dtype: DType | str | None = None, *, tile: object = None,
     names: Sequence[str] | None = None, split: bool = False, format: str | None = None, address: int = 0,
 ) -> TmaPlan:  # fmt: skip
     """The tensor copies that write one tile of shared memory to a global tensor; see `tma_load` for the arguments.
 
-    Rows outside the tensor are not written. A line is written to the end of its last 16 bytes, though: the elements of
+    Rows outside the tensor are not written. A line is written to the end of its last 16 bytes, though. The elements of
     these that lie beyond the tensor get what the tile holds (`TmaPlan.written`, `atoms.tma.rules.whole_units`; measured
-    on an H200). No other line of the tensor begins there, but in a part of a larger matrix its neighbours do: give such
+    on an H200). No other line of the tensor begins there, but in a part of a larger matrix its neighbours do. Give such
     a part lines of whole 16-byte units, or store it otherwise.
 
     Raises TmaError as `tma_load` does, and where two coordinates of the tensor are one address.
@@ -147,9 +148,10 @@ def tma_store(
 @checked(TmaError)
 def tma_reduce(
     gmem: Layout, smem: Layout | ComposedLayout | SmemTile, dtype: DType | str | None = None, operation: str = "add",
-    *, tile: Any = None, names: Sequence[str] | None = None, split: bool = False, address: int = 0,
+    *, tile: object = None, names: Sequence[str] | None = None, split: bool = False, address: int = 0,
 ) -> TmaPlan:  # fmt: skip
-    """The tensor copies that combine one tile of shared memory into a global tensor, element by element, atomically.
+    """The TMA reductions that combine a tile of shared memory into a global tensor. They are atomic, element by
+    element.
 
     The ends of lines are those of `tma_store`: let the tile hold zeros (for "add") beyond the tensor.
 
@@ -165,7 +167,7 @@ def tma_reduce(
 
 @checked(TmaError)
 def can_tma(gmem: Layout, smem: Any, dtype: Any = None, **options: Any) -> Verdict:
-    """Whether tensor copies can move the tile: ok, or the reason, with the nearest request that works as the witness.
+    """Verdict on TMA copies of the tile: ok, or the reason, with the nearest request that works as the witness.
 
     The arguments are those of `tma_load`, and operation="store" or "reduce" with reduction="add" ...
 
@@ -232,7 +234,7 @@ class _Shared:
     offset: int
     stages: int
     stage_stride: int
-    tile: tuple[Any, ...]
+    tile: tuple[int, ...]
 
 
 def _shared(request: Request) -> _Shared:
@@ -253,7 +255,7 @@ def _shared(request: Request) -> _Shared:
             swizzle, offset, layout = mode_of(smem.swizzle, bits), smem.offset, smem.layout
     if not isinstance(layout, Layout) or layout.has_basis:
         raise TmaError(f"the shared layout leads from tile coordinates to elements, not {smem!r}", rule="tile")
-    modes = [layout[i] for i in range(layout.rank)] if isinstance(layout.shape, tuple) else [layout]
+    modes = list(layout)
     rank = request.gmem.rank
     stages, stride = 1, 0
     wanted = rank if request.tile is None else len(_tuple(request.tile))
@@ -263,7 +265,7 @@ def _shared(request: Request) -> _Shared:
             raise TmaError(f"stages {last} are not evenly spaced", rule="tile")
         stages, stride = last.shape, last.stride if last.shape > 1 else 0
         layout = Layout.join(*modes)
-    if not all(isinstance(x, int) for x in _flat(layout.shape) + _flat(layout.stride)):
+    if not all(isinstance(x, int) for x in flat_entries(layout.shape) + flat_entries(layout.stride)):
         raise TmaError(f"the shared layout {layout} has symbols: a tile is of one size", rule="tile")
     verdict = layout.is_injective()
     if not verdict:
@@ -271,11 +273,7 @@ def _shared(request: Request) -> _Shared:
     return _Shared(element, layout, swizzle, offset, stages, stride, tuple(mode.size for mode in modes))
 
 
-def _flat(x: Any) -> list[Any]:
-    return [leaf for item in x for leaf in _flat(item)] if isinstance(x, tuple) else [x]
-
-
-def _tuple(x: Any) -> tuple[Any, ...]:
+def _tuple(x: object) -> tuple[Any, ...]:
     return tuple(x) if isinstance(x, (tuple, list)) else (x,)
 
 
@@ -288,7 +286,7 @@ def _names(request: Request) -> tuple[str, ...]:
 
 
 def _writable(request: Request, leaves: Sequence[Leaf]) -> None:
-    """What is written must have one address a coordinate; what is repeated must repeat evenly."""
+    """The addresses of a tensor: what is written must have one a coordinate; what is repeated must repeat evenly."""
     for leaf in leaves:
         if isinstance(leaf.stride, int) and leaf.stride < 0:
             raise TmaError(f"the stride of {leaf.name} is {leaf.stride}: strides are positive", rule="stride")
@@ -364,9 +362,8 @@ def _check_addresses(plan: TmaPlan) -> None:
         )
 
 
-def _starts(gmem: Layout, dims: Sequence[Dim]) -> tuple[Any, ...]:
-    rank = gmem.rank if isinstance(gmem.shape, tuple) else 1
-    return tuple(digits_of(mode, dims) for mode in range(rank))
+def _starts(gmem: Layout, dims: Sequence[MapDimension]) -> tuple[tuple[Digit, ...], ...]:
+    return tuple(digits_of(mode, dims) for mode in range(gmem.rank))
 
 
 def _conditions(tmap: TensorMap) -> tuple[str, ...]:
@@ -383,7 +380,7 @@ def _conditions(tmap: TensorMap) -> tuple[str, ...]:
 
 
 def derive(tile: SmemTile, dims: tuple[str, str], operation: str = "load") -> TmaPlan:
-    """The boxes that fill a tile from any matrix whose innermost dimension is the tile's contiguous one.
+    """The boxes of a tile in any matrix with its contiguous dimension innermost.
 
     dims       the names of the two global dimensions, innermost first
     operation  "load", or "store" for the boxes that empty the tile into the matrix

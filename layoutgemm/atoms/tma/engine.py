@@ -1,8 +1,8 @@
-"""What the copy engine does with a tensor map and coordinates, in NumPy: load, store, reduce, for 1 to 5 dimensions.
+"""The copy engine in NumPy: load, store, reduce, for 1 to 5 dimensions.
 
 This is the other side of `tma_derive`: nothing here sees a layout, a tile or a plan. A function takes what the
-instruction takes (a tensor map, the coordinates of a box, a shared-memory address) and moves the bytes that PTX ISA
-says it moves, so a wrong number in a plan moves wrong bytes here, as on the GPU.
+instruction takes: a tensor map, the coordinates of a box, a shared-memory address. It moves the bytes that PTX ISA says
+it moves, so a wrong number in a plan moves wrong bytes here, as on the GPU.
 
     box element (i0, i1, ...) is tensor element coordinate + (i0 * step0, i1 * step1, ...), innermost dimension first
     in shared memory the box is compact, i0 fastest; a swizzled row of the box begins at a multiple of its span
@@ -12,11 +12,11 @@ says it moves, so a wrong number in a plan moves wrong bytes here, as on the GPU
     `atoms.tma.rules.whole_units`
 
 Sources: PTX ISA, "Tensors" (dimensions, bounding box, traversal stride, out-of-boundary access, swizzling modes),
-"cp.async.bulk.tensor" and "cp.reduce.async.bulk.tensor"; CUDA Programming Guide, "TMA swizzle" for rows narrower than
-the span. Loads, stores and reductions were held against an H200 (tests/vectors/tma_h200.json), which is also where the
-bits of the NaN fill, the rounding of TFLOAT32 and the rule about coordinates come from. The ends of stored lines were
-measured too (H200, driver 580.159, 2026-11-20; `python benchmarks/verify_copies.py edges`), those of reduced lines were
-not: they are taken to be the stores'.
+"cp.async.bulk.tensor" and "cp.reduce.async.bulk.tensor". For rows narrower than the span: CUDA Programming Guide, "TMA
+swizzle". Loads, stores and reductions were compared with an H200 (tests/vectors/tma_h200.json). The bits of the NaN
+fill, the rounding of TFLOAT32 and the rule about coordinates come from there. The ends of stored lines were measured
+too (H200, driver 580.159, 2026-11-20; `python benchmarks/verify_copies.py edges`). Those of reduced lines were not:
+they are taken to be the stores'.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SPAN = {"none": 0, "32B": 32, "64B": 64, "128B": 128, "128B, atom 32B": 128}
 
 
 def box_coordinates(tmap: TensorMap, coordinates: Sequence[int]) -> tuple[list[Ints], npt.NDArray[np.bool_]]:
-    """Tensor coordinates of the elements of the box along each dimension, and which elements lie in the tensor.
+    """Tensor coordinates of the box's elements along each dimension, and which of them are inside.
 
     The second is an array of the box's shape, innermost dimension first.
     """
@@ -63,7 +63,7 @@ def box_coordinates(tmap: TensorMap, coordinates: Sequence[int]) -> tuple[list[I
 
 
 def global_bits(tmap: TensorMap, coordinates: Sequence[int]) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """Where the box lies in global memory: bit offset from the tensor's first byte of each element, and inside or not.
+    """The box in global memory: bit offset from the tensor's first byte of each element, and inside or not.
 
     Arrays of the box's shape, innermost first; the offset of an element outside is 0 and means nothing.
     """
@@ -75,7 +75,7 @@ def global_bits(tmap: TensorMap, coordinates: Sequence[int]) -> tuple[Ints, npt.
 
 
 def shared_bits(tmap: TensorMap, address: int) -> Ints:
-    """Where the box lies in shared memory: absolute bit address of each element, an array of the box's shape.
+    """The box in shared memory: absolute bit address of each element, an array of the box's shape.
 
     Raises TmaError for an address that is no multiple of 128.
     """
@@ -164,7 +164,7 @@ _BITWISE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _combine(operation: str, dtype: DType, old: Any, new: Any) -> Any:
+def _combine(operation: str, dtype: DType, old: np.ndarray, new: np.ndarray) -> np.ndarray:
     """Raw bits x raw bits -> raw bits. inc and dec wrap at the operand: PTX ISA, "red"."""
     if operation in _BITWISE:
         return _BITWISE[operation](old, new)
@@ -190,7 +190,7 @@ def _stored(tmap: TensorMap, coordinates: Sequence[int]) -> tuple[Ints, npt.NDAr
 
 
 def _fill(tmap: TensorMap) -> int:
-    """What is loaded outside the tensor: zeros, or the NaN 0x7ff7 in every 16 bits, as an H200 fills it."""
+    """The fill outside the tensor: zeros, or the NaN 0x7ff7 in every 16 bits, as an H200 fills it."""
     return int("7ff7" * (tmap.kind.gmem_bits // 16), 16) if tmap.oob_fill == "nan" else 0
 
 
@@ -204,12 +204,12 @@ def rounded(tmap: TensorMap, bits: Any) -> Any:
     return dtype("tf32").encode(np.asarray(bits, dtype=np.uint32).view(np.float32))
 
 
-def _words(bits: int) -> Any:
+def _words(bits: int) -> type:
     return {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}[bits]
 
 
-def _read(memory: npt.NDArray[np.uint8], where: Ints, bits: int) -> Any:
-    """Raw bits of the elements at bit offsets, which are multiples of their width, or of less than a byte."""
+def _read(memory: npt.NDArray[np.uint8], where: Ints, bits: int) -> np.ndarray:
+    """Raw bits of the elements at bit offsets. Offsets are multiples of the width, or of less than a byte."""
     if bits % 8 == 0:
         return memory[: memory.size // (bits // 8) * (bits // 8)].view(_words(bits))[where // bits]
     at = where[..., None] + np.arange(bits)
@@ -218,7 +218,7 @@ def _read(memory: npt.NDArray[np.uint8], where: Ints, bits: int) -> Any:
     )).sum(axis=-1, dtype=np.uint64)  # fmt: skip
 
 
-def _write(memory: npt.NDArray[np.uint8], where: Ints, values: Any, bits: int) -> None:
+def _write(memory: npt.NDArray[np.uint8], where: Ints, values: np.ndarray, bits: int) -> None:
     if bits % 8 == 0:
         words = _words(bits)
         memory[: memory.size // (bits // 8) * (bits // 8)].view(words)[where // bits] = values.astype(words)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import gcd
-from typing import Any
 
 from ...arguments import checked
 from ...errors import TmaError
@@ -76,7 +75,7 @@ def shared_out(plan: TmaPlan, blocks: int) -> TmaPlan:
 
 
 def _pitches(plan: TmaPlan) -> list[int]:
-    """Bits of shared memory from one element of the box to the next along each dimension; a swizzled row is a span."""
+    """Bits of shared memory between the box's elements along each dimension; a swizzled row is a span."""
     mode, bits = MODES[plan.swizzle], plan.kind.smem_bits
     steps = plan.steps or (1,) * len(plan.box)
     moved = [-(-extent // step) for extent, step in zip(plan.box, steps, strict=True)]
@@ -100,7 +99,7 @@ def multicast_mask(cluster: Layout, coordinate: tuple[int, ...], mode: int) -> i
     if len(coordinate) != rank or not 0 <= mode < rank:
         raise TmaError(f"{coordinate} and mode {mode} in a cluster {cluster}", rule="multicast")
     mask = 0
-    extents: Any = cluster[mode].size
+    extents: int = cluster[mode].size
     for i in range(extents):
         block = cluster(*(i if place == mode else c for place, c in enumerate(coordinate)))
         if block >= MAX_BLOCKS:

@@ -1,7 +1,7 @@
 """The tensor copies of a tile as a value: box, coordinates, shared offsets, bytes, and which block issues what.
 
-A plan says everything that a kernel needs to fill (or empty) one tile: the tensor map to encode on the host, and for
-every instruction where its box starts, in the tensor and in shared memory. `tma_derive` makes plans from layouts.
+A plan says everything that a kernel needs to fill (or empty) one tile. It has the tensor map to encode on the host, and
+the start of every instruction's box, in the tensor and in shared memory. `tma_derive` makes plans from layouts.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from ...errors import OperandError, TmaError
 from ...layouts import Layout
 from ...layouts.conversion import converted
 from ...layouts.display import Pictured
+from ...layouts.int_tuple import Integer
 from . import engine
+from .box import Digit
 from .rules import MAX_DIM, MODES, Format, TensorMap, beyond_line, broken, format_of, whole_units
 
 # One digit of a tile's number along a mode: how many tiles (None: as many as are left), and what one step adds to the
 # coordinate of each dimension named.
-Digit = tuple[Any, tuple[tuple[int, int], ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +83,12 @@ class TmaPlan(Pictured):
     conditions: tuple[str, ...] = ()
     gmem: Layout | None = field(default=None, repr=False)
     smem: Any = field(default=None, repr=False)
-    tile: tuple[Any, ...] = field(default=(), repr=False)
+    tile: tuple[object, ...] = field(default=(), repr=False)
 
     # -------------------------------------------------------------------------------------------------------- the map
     @checked(TmaError)
-    def over(self, extents: Sequence[Any], strides: Sequence[Any]) -> TensorMap:
-        """The tensor map over a tensor of these extents (elements) and strides (bytes, without the first)."""
+    def over(self, extents: Sequence[Integer], strides: Sequence[Integer]) -> TensorMap:
+        """The tensor map of these extents (elements) and strides (bytes, without the first)."""
         return TensorMap(
             self.dtype, tuple(extents), tuple(strides), self.box, self.steps or (1,) * len(self.box), self.swizzle,
             self.format, self.l2_promotion, self.oob_fill,
@@ -95,7 +96,8 @@ class TmaPlan(Pictured):
 
     @property
     def tensor_map(self) -> TensorMap:
-        """What the host encodes. Raises TmaError for a plan whose sizes are given at run time: see `over`."""
+        """The tensor map for the host to encode. Raises TmaError for a plan whose sizes are given at run time: see
+        `over`."""
         if self.extents is None or self.strides is None:
             raise TmaError("the plan was derived without a global layout: give extents and strides to over()")
         return self.over(self.extents, self.strides)
@@ -128,7 +130,7 @@ class TmaPlan(Pictured):
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that one block of the multicast group reads from global memory, for the whole group."""
+        """Bytes that one CTA of the multicast group reads from global memory for the group."""
         return self.bytes // self.multicast
 
     @property
@@ -168,8 +170,9 @@ class TmaPlan(Pictured):
 
     # --------------------------------------------------------------------------------------------------------- places
     @checked(TmaError)
-    def start(self, index: Sequence[Any]) -> tuple[Any, ...]:
-        """Tile number along each mode of the global layout -> coordinates of its first element, innermost first.
+    def start(self, index: Sequence[Integer]) -> tuple[Integer, ...]:
+        """Tile number along each mode of the global layout -> coordinates of its first element. The innermost comes
+        first.
 
         Takes ints, symbols or traced integers.
         """
@@ -177,7 +180,7 @@ class TmaPlan(Pictured):
             raise TmaError(
                 f"{len(self.starts)} tile numbers, one a mode of {self.gmem}, not {tuple(index)}", rule="tile"
             )
-        out: list[Any] = [0] * len(self.box)
+        out: list[Integer] = [0] * len(self.box)
         for number, digits in zip(index, self.starts, strict=True):
             for place, (count, adds) in enumerate(digits):
                 last = place == len(digits) - 1
@@ -188,7 +191,7 @@ class TmaPlan(Pictured):
         return tuple(out)
 
     @checked(TmaError)
-    def coordinates(self, index: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
+    def coordinates(self, index: Sequence[Integer]) -> tuple[tuple[Any, ...], ...]:
         """The coordinates of every instruction of the tile of that number."""
         start = self.start(index)
         return tuple(tuple(a + b for a, b in zip(start, copy.coord_offset, strict=True)) for copy in self.instructions)
@@ -204,7 +207,7 @@ class TmaPlan(Pictured):
 
     @checked(TmaError)
     def written(self, index: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """For each instruction of a store, the part of its box that it writes, like `inside`.
+        """The part of its box that each instruction of a store writes, like `inside`.
 
         That is the part in the tensor, and in the innermost dimension the rest of the line's last 16 bytes. Reductions
         touch the same elements. Raises TmaError for a load.
@@ -241,7 +244,8 @@ class TmaPlan(Pictured):
 
     @checked(TmaError)
     def box_addresses(self, smem_address: int) -> npt.NDArray[np.int64]:
-        """Where one box lands: array [innermost, ..., outermost] of the shared byte address of each element.
+        """The shared-memory addresses of one box: array [innermost, ..., outermost] of the shared byte address of each
+        element.
 
         The engine's arithmetic, which knows the box and the swizzle, not the tile's layout.
         """
@@ -274,8 +278,8 @@ class TmaPlan(Pictured):
             raise OperandError(f"{name}: {fault.arithmetic}".replace(f"{name}: the tensor", name))
 
     # -------------------------------------------------------------------------------------------------------- the DSL
-    def to_cute(self, tensor: Any) -> Any:
-        """What the CuTe DSL's make_tiled_tma_atom makes of its tensor and this tile: see interop.to_cute."""
+    def to_cute(self, tensor: object) -> Any:
+        """The result of the CuTe DSL's make_tiled_tma_atom on its tensor and this tile: see interop.to_cute."""
         return converted(self, tensor=tensor)
 
     # ---------------------------------------------------------------------------------------------------------- words

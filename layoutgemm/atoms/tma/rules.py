@@ -1,6 +1,6 @@
-"""What the copy engine and its tensor maps can say: limits, element formats, swizzle modes, reductions, as one table.
+"""Limits of TMA and its tensor maps: element formats, swizzle modes, reductions, as one table.
 
-A tensor map describes a global tensor and the box that one instruction moves; the driver encodes it once, and the
+A tensor map describes a global tensor and the box that one instruction moves. The driver encodes it once, and the
 instruction adds the coordinates of the box, a shared-memory address and a barrier. Everything that the hardware refuses
 is a `Rule` here, with the text that says so; `broken` holds a map against all of them.
 
@@ -18,6 +18,7 @@ from ...arguments import shown
 from ...dtypes import DType
 from ...errors import LayoutError, TmaError
 from ...layouts import Swizzle
+from ...layouts.int_tuple import Integer
 
 MAX_RANK = 5
 MAX_BOX = 256  # elements along each dimension of the box
@@ -173,7 +174,7 @@ class Format:
 
     @property
     def packed(self) -> bool:
-        """Whether elements are narrower than a byte."""
+        """True if elements are narrower than a byte."""
         return self.gmem_bits < 8
 
 
@@ -247,7 +248,8 @@ def check_reduction(operation: str, dtype: DType) -> None:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """What cuTensorMapEncodeTiled is given: a global tensor and the box of one instruction, innermost dimension first.
+    """The arguments of cuTensorMapEncodeTiled: a global tensor and the box of one instruction, innermost dimension
+    first.
 
     dtype            element type
     extents          of the tensor, elements; ints or symbols
@@ -272,7 +274,7 @@ class TensorMap:
 
     @property
     def rank(self) -> int:
-        """How many dimensions."""
+        """The number of dimensions."""
         return len(self.box)
 
     @property
@@ -304,10 +306,10 @@ class TensorMap:
 def whole_units(tmap: TensorMap) -> TensorMap:
     """The map of what stores write: lines that last to the end of their last 16 bytes, and all else the same.
 
-    The engine ends a line of a store at a multiple of 16 bytes from the line's start, not at an element: what the
-    shared tile holds for the elements between goes to global memory too. Units that begin beyond the line are not
-    written. Since lines start 16 * n bytes apart, no other line of the tensor is reached: what is overwritten is pitch,
-    or whatever else lies beyond a line. Reductions do the same (measured with add).
+    The engine ends a line of a store at a multiple of 16 bytes from the line's start, not at an element. The shared
+    tile's values for the elements between go to global memory too. Units that begin beyond the line are not written.
+    Since lines start 16 * n bytes apart, no other line of the tensor is reached: what is overwritten is pitch, or
+    whatever else lies beyond a line. Reductions do the same (measured with add).
 
     >>> from layoutgemm.dtypes import dtype
     >>> tmap = TensorMap(dtype("bf16"), (1037, 9), (2112,), (64, 8), (1, 1))
@@ -336,15 +338,17 @@ class Broken:
     arithmetic: str
 
 
-def multiple(value: Any, unit: int) -> bool:
-    """Whether value is a multiple of unit, at every size where it is a symbol; False where no fact says so."""
+def multiple(value: Integer, unit: int) -> bool:
+    """True if value is a multiple of unit, at every size of a symbol; False where no fact says so."""
     try:
         return bool(value % unit == 0)
     except LayoutError:
         return False
 
 
-def broken(tmap: TensorMap, address: int = 0, operation: str = "load", names: Sequence[Any] = ()) -> Iterator[Broken]:
+def broken(
+    tmap: TensorMap, address: int = 0, operation: str = "load", names: Sequence[object] = ()
+) -> Iterator[Broken]:
     """Every rule that the map breaks. A symbol is held to divisibility; its upper limit is the caller's to state."""
     kind, mode = tmap.kind, MODES[tmap.swizzle]
 

@@ -1,20 +1,24 @@
-"""What to change where no tensor copy does what is asked: the nearest request that works.
+"""Remedies where no TMA copy does what is asked: the nearest request that works.
 
-Each rule has its remedies, tried in order: pad the pitch of the global tensor, lay the shared tile out along the
-contiguous mode with a swizzle that fits, use another swizzle, widen the tile, put another mode contiguous. A remedy is
-offered only when the copy it leads to was derived.
+Each rule has its remedies, tried in order. They pad the pitch of the global tensor, or lay the shared tile out along
+the contiguous mode with a swizzle that fits. They use another swizzle, widen the tile, or put another mode contiguous.
+A remedy is offered only when the copy it leads to was derived.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from math import gcd
-from typing import TYPE_CHECKING, Any
+from operator import mul
+from typing import TYPE_CHECKING
 
-from ...dtypes import dtype
+from ...dtypes import DType, dtype
 from ...errors import LayoutError, TmaError
 from ...layouts import ComposedLayout, Layout
+from ...layouts.int_tuple import Shape, compact, leaves, transform
+from ...layouts.swizzle import AnyLayout
 from ...layouts.symbols.facts import Facts
 from ...layouts.symbols.polynomial import gens, show
 from ..smem.tile import SmemTile
@@ -72,14 +76,14 @@ def _pad_pitch(request: Request) -> Remedies:
     kind = format_of(_element(request), request.format)
     unit = 8 * kind.unit // gcd(8 * kind.unit, kind.gmem_bits)
     gmem = request.gmem
-    shape, stride = _flat(gmem.shape), _flat(gmem.stride)
+    shape, stride = leaves(gmem.shape), leaves(gmem.stride)
     if all(isinstance(x, int) for x in (*shape, *stride)):
         made: dict[int, int] = {0: 0, 1: 1}
         for step in sorted(set(stride) - {0, 1}):
             below = max((s for s in made if s > 1 and step % s == 0), default=0)
             scaled = step // below * made[below] if below else step
             made[step] = -(-scaled // unit) * unit
-        padded = Layout(gmem.shape, _replaced(gmem.stride, made))
+        padded = Layout(gmem.shape, transform(made.__getitem__, gmem.stride))
         yield f"global layout {padded}", replace(request, gmem=padded)
         return
     facts = [
@@ -92,7 +96,7 @@ def _pad_pitch(request: Request) -> Remedies:
 
 
 def _shared_along(request: Request) -> Remedies:
-    """The tile laid out along the global layout's strides, smallest first, under each swizzle whose span fits."""
+    """The tile along the global layout's strides, smallest first, under each swizzle whose span fits."""
     tile = _tile(request)
     if tile is None:
         return
@@ -128,7 +132,7 @@ def _other_swizzle(request: Request) -> Remedies:
     plain = smem.layout if isinstance(smem, (SmemTile, ComposedLayout)) else smem
     kind = format_of(_element(request), request.format)
     for name in ("128B", "64B", "32B", "none"):
-        changed: Any = plain
+        changed: AnyLayout = plain
         if MODES[name].bits:
             changed = ComposedLayout(MODES[name].swizzle.recast(kind.smem_bits), 0, plain)
         yield f"swizzle {name}", replace(request, smem=changed, dtype=_element(request))
@@ -142,10 +146,10 @@ def _contiguous(request: Request) -> Remedies:
         return
     for first in range(gmem.rank):
         order = [first, *(i for i in range(gmem.rank) if i != first)]
-        steps: list[Any] = [None] * gmem.rank
-        total: Any = 1
+        steps: list[Shape | None] = [None] * gmem.rank
+        total: int = 1
         for i in order:
-            steps[i] = _compact(gmem[i].shape, total)
+            steps[i] = transform(partial(mul, total), compact(gmem[i].shape))
             total = total * gmem[i].size
         made = Layout(gmem.shape, tuple(steps))
         yield f"global layout {made}", replace(request, gmem=made)
@@ -166,13 +170,13 @@ def _wider_tile(request: Request) -> Remedies:
 
 
 def _smaller_tile(request: Request) -> Remedies:
-    """Each extent of the tile cut down to a divisor of the mode that it straddles."""
+    """Each extent of the tile cut down to a divisor of its mode. Only modes that it straddles are cut."""
     tile = _tile(request)
     if tile is None:
         return
     fitted = []
     for i, n in enumerate(tile):
-        extents = _flat(request.gmem[i].shape) if isinstance(request.gmem.shape, tuple) else [request.gmem.shape]
+        extents = leaves(request.gmem[i].shape)
         left = n
         if len(extents) > 1 and isinstance(extents[0], int):
             left = gcd(n, extents[0])
@@ -186,7 +190,7 @@ def _fewer_blocks(request: Request) -> Remedies:
         yield f"multicast to {blocks} blocks" if blocks > 1 else "no multicast", replace(request, multicast=blocks)
 
 
-_REMEDIES: dict[str, tuple[Any, ...]] = {
+_REMEDIES: dict[str, tuple[Callable[[Request], Remedies], ...]] = {
     "stride": (_pad_pitch, _contiguous),
     "run": (_shared_along, _contiguous),
     "step": (_shared_along,),
@@ -203,7 +207,7 @@ _REMEDIES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _element(request: Request) -> Any:
+def _element(request: Request) -> DType:
     return request.smem.dtype if isinstance(request.smem, SmemTile) else dtype(request.dtype)
 
 
@@ -212,33 +216,13 @@ def _tile(request: Request) -> tuple[int, ...] | None:
     tile = request.tile
     if tile is None:
         smem = request.smem.layout if isinstance(request.smem, (SmemTile, ComposedLayout)) else request.smem
-        tile = tuple(smem[i].size for i in range(smem.rank)) if isinstance(smem.shape, tuple) else (smem.size,)
-        rank = request.gmem.rank if isinstance(request.gmem.shape, tuple) else 1
-        tile = tile[:rank]
+        tile = tuple(mode.size for mode in smem)[: request.gmem.rank]
     tile = tile if isinstance(tile, tuple) else (tile,)
     return tile if all(n.__class__ is int for n in tile) else None
 
 
-def _least(gmem: Layout, mode: int) -> Any:
-    """Where a mode comes when memory is walked: its smallest known stride; symbols come after numbers."""
-    steps = _flat(gmem[mode].stride if isinstance(gmem.shape, tuple) else gmem.stride)
+def _least(gmem: Layout, mode: int) -> tuple[int, int]:
+    """The rank of a mode when memory is walked: its smallest known stride; symbols come after numbers."""
+    steps = leaves(gmem[mode].stride)
     known = [step for step in steps if isinstance(step, int) and step > 0]
     return (0, min(known)) if known else (1, len([step for step in steps if not isinstance(step, int)]))
-
-
-def _compact(shape: Any, start: Any) -> Any:
-    if not isinstance(shape, tuple):
-        return start
-    out = []
-    for part in shape:
-        out.append(_compact(part, start))
-        start = start * Layout(part).size
-    return tuple(out)
-
-
-def _flat(x: Any) -> list[Any]:
-    return [leaf for item in x for leaf in _flat(item)] if isinstance(x, tuple) else [x]
-
-
-def _replaced(x: Any, by: dict[int, int]) -> Any:
-    return tuple(_replaced(item, by) for item in x) if isinstance(x, tuple) else by[x]

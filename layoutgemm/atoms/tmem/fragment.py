@@ -1,4 +1,4 @@
-"""Which thread and register of the epilogue holds which element of the accumulator, composed and proven.
+"""The thread and register of each accumulator element in the epilogue, composed and proven.
 
 The accumulator's layout says where element (m, n) lies in tensor memory; the load's map says which lane and column each
 register of a warp reads. The first, inverted, after the second is the fragment map. Two proofs go with it: the register
@@ -8,12 +8,11 @@ reads the very place where its element lies, and each element is held exactly on
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ...arguments import checked
 from ...errors import AtomError, CompositionError
 from ...layouts import CounterExample, E, Layout, Proof, ScaledBasis
-from ...layouts.int_tuple import transform
+from ...layouts.int_tuple import StrideEntry, transform
 from ..copy.tmem import FRAGMENTS, HALVED, TmemCopyAtom
 from ..mma.tcgen05 import Tcgen05Atom
 from .layout import LANES, WARP_LANES
@@ -44,17 +43,17 @@ def _words(layout: Layout) -> Layout:
     """Places as numbers, lane + 128*column: CUTLASS's virtual addresses, on which the integer algebra works."""
     steps: dict[tuple[int, ...], int] = {(0,): 1, (1,): LANES}
 
-    def number(stride: Any) -> Any:
+    def number(stride: int | ScaledBasis) -> int:
         return stride.value * steps[stride.path] if isinstance(stride, ScaledBasis) else stride
 
     return Layout(layout.shape, transform(number, layout.stride))
 
 
-def _issues(ld: TmemCopyAtom, columns: int, both_halves: bool) -> list[tuple[int, Any]]:
+def _issues(ld: TmemCopyAtom, columns: int, both_halves: bool) -> list[tuple[int, StrideEntry]]:
     """The loads' addresses, as modes: the upper lanes of a quarter, then along the columns."""
     fragment = FRAGMENTS[ld.shape]
     width = fragment.columns * ld.repeat * (2 if ld.pack else 1)
-    modes: list[tuple[int, Any]] = []
+    modes: list[tuple[int, StrideEntry]] = []
     if fragment.lanes < WARP_LANES and both_halves:
         modes.append((2, fragment.lanes * E(0)))
     span = width
@@ -75,14 +74,14 @@ def _issues(ld: TmemCopyAtom, columns: int, both_halves: bool) -> list[tuple[int
 
 @checked(AtomError)
 def accumulator_fragment(atom: Tcgen05Atom, ld: TmemCopyAtom) -> AccumulatorFragment:
-    """Who holds which element of `atom`'s accumulator after four warps have read it with `ld`, again and again.
+    """The map of `atom`'s accumulator onto four warps that read it with `ld`. They read again and again.
 
     Warp w reads lanes 32*w and up. Loads of 16 lanes are issued twice where all lanes are used, and once under layout F
     (M = 64), which uses the lower 16 of every 32. `ld` counts 32-bit elements, or with .pack::16b the 16-bit elements
     of a 16-bit accumulator.
 
     Raises AtomError where the load does not fit: its columns do not divide the accumulator's, it reads lanes that hold
-    no element, or it packs what is not 16 bits wide; it names the first (thread, value) that reads elsewhere.
+    no element, or it packs what is not 16 bits wide. The error names the first (thread, value) that reads elsewhere.
 
     >>> from layoutgemm.atoms.copy.tmem import tcgen05_ld
     >>> from layoutgemm.atoms.mma.tcgen05 import tcgen05_mma
@@ -141,7 +140,7 @@ def _reads(ld: TmemCopyAtom, columns: int, spread: bool) -> Layout:
     return Layout.join(thread, value)
 
 
-def _append(mode: Layout, extent: int, stride: Any) -> Layout:
+def _append(mode: Layout, extent: int, stride: object) -> Layout:
     """The mode with one more at its end."""
     if isinstance(mode.shape, tuple):
         return Layout((*mode.shape, extent), (*mode.stride, stride))

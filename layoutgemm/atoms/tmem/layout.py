@@ -1,8 +1,8 @@
 """Tensor memory as a value: where the tensor cores of sm_100 keep accumulators, operand A and block scales.
 
-Tensor memory has 128 lanes of 512 columns, each column a 32-bit word, in every multiprocessor. A place in it is a
-coordinate here: (lane, column), or (lane, column, bit) where elements narrower than a word share one, so layouts into
-it have basis strides, lane = `E(0)`, column = `E(1)`, bit within the word = `E(2)`. An address is lane << 16 | column.
+Tensor memory has 128 lanes of 512 columns, each column a 32-bit word, in every SM. A place in it is a coordinate here:
+(lane, column), or (lane, column, bit) where elements narrower than a word share one. So layouts into it have basis
+strides, lane = `E(0)`, column = `E(1)`, bit within the word = `E(2)`. An address is lane << 16 | column.
 
 What the maps rest on: the PTX ISA's text and tables, CUTLASS's traits, and agreement with the CuTe DSL; no device with
 tensor memory has run them.
@@ -69,7 +69,7 @@ def allocation_columns(columns: int) -> int:
 
 
 def warp_lanes(warp: int) -> range:
-    """The lanes that warp number `warp` of the block reaches with tcgen05.ld and tcgen05.st: 32 from 32*(warp % 4).
+    """The lanes that warp number `warp` reaches with tcgen05.ld and tcgen05.st: 32 from 32*(warp % 4).
 
     Source: PTX ISA, "Access restrictions" of the tensor memory loads and stores.
 
@@ -82,7 +82,7 @@ def warp_lanes(warp: int) -> range:
 
 @dataclass(frozen=True)
 class DataPath:
-    """How one block's rows of a matrix lie over the lanes.
+    """The rows of one CTA's matrix over the lanes.
 
     letter   the layout's name in the PTX ISA
     rows     rows that one block of the group holds
@@ -176,7 +176,7 @@ class TmemLayout:
 
     @checked(AtomError)
     def address(self, *coordinate: int) -> int:
-        """The address of the word that holds element (row, column[, copy]), from a base at lane 0, column 0.
+        """The address of the word of element (row, column[, copy]). The base is at lane 0, column 0.
 
         >>> hex(accumulator(64, 32).address(17, 3))
         '0x210003'
@@ -199,12 +199,12 @@ def accumulator(
     tiles: tuple[int, int] = (1, 1),
     interleaved: bool = True,
 ) -> TmemLayout:
-    """Where one block keeps its part of the accumulator of a tcgen05.mma with this M and N.
+    """The tensor memory of one CTA's part of the accumulator of tcgen05.mma.
 
     An element takes one column, whatever its type: narrower ones lie in the low bits of the word. With cta_group 2,
     block r of the pair holds rows r*M/2 and up, all N columns. `tiles` (of M, of N) lays several instructions'
-    accumulators side by side, as modes 2 and 3; where a data path leaves half the lanes unused a second tile goes there
-    first, unless `interleaved` is False, as an instruction with A in tensor memory needs it.
+    accumulators side by side, as modes 2 and 3. Where a data path leaves half the lanes unused a second tile goes there
+    first, unless `interleaved` is False. An instruction with A in tensor memory needs False.
 
     Raises AtomError for an N that the data path cannot cut, and where no layout says where the tiles go.
 
@@ -246,7 +246,7 @@ def container_bits(a: DType | str, kind: str) -> int:
 
 @checked(AtomError)
 def operand_a(m: int, k: int, a: DType | str, kind: str, cta_group: int = 1) -> TmemLayout:
-    """Where one block keeps its rows of operand A of a tcgen05.mma that reads A from tensor memory.
+    """The tensor memory of one CTA's rows of A, for tcgen05.mma with A there.
 
     Elements along K are packed into words, lowest bits first, in containers of `container_bits`. The rows lie in the
     lanes of the accumulator's data path. Where that stacks two halves of N (M = 128 over two blocks) the multipliers of
@@ -271,12 +271,12 @@ def operand_a(m: int, k: int, a: DType | str, kind: str, cta_group: int = 1) -> 
 
 @checked(AtomError)
 def scale_factors(rows: int, factors: int, scale: DType | str = "ue8m0", halves: int = 1) -> TmemLayout:
-    """Where the scale factors of `rows` rows of A (or of B, whose rows are N) lie, `factors` of them to a row.
+    """The tensor memory of the scale factors of A or B: `rows` rows (of B: of N) with `factors` to a row.
 
-    Four factors that follow one another along K share a word. Row r is in lane r % 32 of column r // 32, so 128 rows
-    take four columns for every four factors. Each quarter of the lanes holds a copy, since each multiplies. With
-    `halves` = 2 (B of M = 128 over two blocks, whose data path stacks halves of N) the lower and upper half of the
-    rows lie in the lower and upper 64 lanes, with two copies each.
+    Four consecutive factors along K share a word. Row r is in lane r % 32 of column r // 32, so 128 rows take four
+    columns for every four factors. Each quarter of the lanes holds a copy, since each multiplies. With `halves` = 2 the
+    lower and upper half of the rows lie in the lower and upper 64 lanes, with two copies each. That is B of M = 128
+    over two blocks, with a data path that stacks halves of N.
 
     An instruction that uses v factors to a row, its j-th along K, reads factors j*v and up: `scale_place` says which
     column and which SFA_ID / SFB_ID that is.
@@ -321,7 +321,8 @@ def scale_factors(rows: int, factors: int, scale: DType | str = "ue8m0", halves:
 
 
 def scale_chunk() -> Layout:
-    """(row, factor) -> byte of the 512-byte chunk of shared memory that holds 4 scale factors of each of 128 rows.
+    """(row, factor) -> byte of the 512-byte chunk with 4 scale factors of each of 128 rows. The chunk is in shared
+    memory.
 
     Row r is in 16 bytes with rows r + 32, r + 64 and r + 96, four factors each: tcgen05.cp.32x128b.warpx4 takes such a
     chunk, 32 rows of 128 bits, to where `scale_factors(128, 4)` says. Source: CUTLASS,
@@ -334,7 +335,7 @@ def scale_chunk() -> Layout:
 
 
 def scale_place(rows: int, per_instruction: int, index: int, halves: int = 1) -> tuple[int, int]:
-    """(column, SFA_ID) from which the `index`-th instruction along K reads its scale factors, `per_instruction` a row.
+    """(column, SFA_ID) of the scale factors of the `index`-th instruction along K. It has `per_instruction` a row.
 
     The identifier counts bytes within the word; PTX allows 0..3 for one factor to a row (or three, K = 96), 0 and 2
     for two (or six), 0 for four. Raises AtomError for another number, named by what PTX has.

@@ -1,4 +1,4 @@
-"""What the roles of an asynchronous kernel do: waits, arrivals, copies, products, fences, and loops of them.
+"""Actions of an asynchronous kernel's roles: waits, arrivals, copies, products, fences, and loops of them.
 
 An action is a frozen value that names barriers, buffers and cursors of a `Pipeline`; nothing here knows how it runs.
 Two fields recur:
@@ -26,7 +26,7 @@ ALL = "all"
 # ----------------------------------------------------------------------------------------------------------- barriers
 @dataclass(frozen=True, slots=True)
 class InitBarriers:
-    """mbarrier.init of every stage of the named mbarriers of the own CTA (all of them when none is named)."""
+    """mbarrier.init of every stage of the named mbarriers of the own CTA (default: all)."""
 
     barriers: tuple[str, ...] = ()
     by: str = "one"
@@ -180,7 +180,7 @@ class StoreAsync:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Generic-proxy loads (ld.shared, ldmatrix, tcgen05.ld, registers) that have their values when the action ends.
+    """Generic-proxy loads (ld.shared, ldmatrix, tcgen05.ld, registers) with values at the action's end.
 
     last  False when the role reads the same data once more later
 
@@ -205,9 +205,9 @@ class FenceProxy:
 class Mma:
     """An asynchronous product: reads the buffers of a stage through the async proxy and accumulates into another.
 
-    pipe  "wgmma": complete for the warp at WaitGroup("wgmma", n); "tcgen05": complete at CommitTo's barrier
-    ctas  whose shared memory it reads; all of the pair for cta_group::2
-    last  False when another product of the role reads the same stage
+    pipe    "wgmma": complete for the warp at WaitGroup("wgmma", n); "tcgen05": complete at CommitTo's barrier
+    ctas    the CTAs with the shared memory that it reads; all of the pair for cta_group::2
+    last    False when another product of the role reads the same stage
     """
 
     reads: tuple[str, ...]
@@ -230,7 +230,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class WaitGroup:
-    """Waits until at most `pending` of the caller's newest groups of that pipe are not complete.
+    """Waits until at most `pending` of the caller's newest groups of that pipe are incomplete.
 
     For "bulk" this is cp.async.bulk.wait_group.read: the stores have read shared memory, and no more is asked here.
     """
@@ -287,7 +287,8 @@ class Later:
 
 @dataclass(frozen=True, slots=True)
 class Onward:
-    """Is there a k tile `distance` after the current one, in this output tile or in one that follows it."""
+    """The question whether there is a k tile `distance` after the current one. It may be in this output tile or in one
+    that follows it."""
 
     distance: int = 0
 

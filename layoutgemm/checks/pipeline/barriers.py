@@ -1,7 +1,7 @@
 """Barriers of a pipeline: mbarriers with phases, counts and bytes; named barriers; the cluster barrier.
 
-Besides carrying on what arriving warps know, each operation is held to what makes its phase certain (PTX ISA,
-"mbarrier"; `checks.pipeline.prove` tells why these are the conditions):
+Each operation carries on what arriving warps know, and must satisfy what makes its phase certain (PTX ISA, "mbarrier";
+`checks.pipeline.prove` has the reasons for these conditions):
 
     wait      knows that the last phase of the same parity is over; else an earlier one could let it through
     complete  knows of every wait for the phase before it; else a waiter could find the parity turned twice
@@ -9,7 +9,7 @@ Besides carrying on what arriving warps know, each operation is held to what mak
     expect    is known to an arrival of its phase; else the phase could complete without its bytes
 
 To know that a phase is over is to have waited for it, or to have heard from someone who has. A warp that knows of every
-single arrival of the phase, but of nobody who waited, could know too; no kernel counts on that, and it is refused.
+single arrival of the phase, but of no warp that waited, could know too. No kernel counts on that, and it is refused.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Barriers:
             raise hazard
 
     def _ledger(self, number: int, phase: int) -> str:
-        """What has landed in a phase, when traced: sums that do not add up are then plain to see."""
+        """Landed arrivals and bytes of a phase, when traced: sums that do not add up are then plain to see."""
         if self.trace is None or not (entries := self.trace.landed.get((number, phase))):
             return ""
         total = sum(size for size, _ in entries)
@@ -237,7 +237,7 @@ class Barriers:
         self._settle(state, agent, number, event)
 
     def may_land(self, state: State, agent: Agent, name: str, at: str | int, cta: int, size: int) -> None:
-        """Raise unless bytes that the warp asks for now are sure to be counted in the current phase."""
+        """Raise unless the bytes that the warp asks for now count in the current phase."""
         number = self._number(state, agent, name, at, cta)
         self._usable(state, agent, number, True, "issues a copy that counts at")
         what = f"issues a copy whose {size} bytes land at"
@@ -398,7 +398,7 @@ class Barriers:
                 raise Hazard("exit", text, agent, (bit,))
 
     def all_stuck(self, state: State, alive: list[int]) -> str:
-        """What everyone waits for, warps of a role that wait for the same together."""
+        """The waits of all warps; warps of a role that wait for the same are together."""
         waiting: dict[tuple[str, str], list[str]] = {}
         for a in sorted(alive):
             role, _, warp = self.agents[a].name.partition(" warp ")

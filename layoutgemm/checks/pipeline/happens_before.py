@@ -1,8 +1,8 @@
-"""Who touched what, and who knows of it: the records that happens-before is decided on.
+"""Records of accesses, and of who knows of them: the base of happens-before.
 
-A record has a slot, one bit of a Python int; what a warp, a barrier or a group of operations knows is such an int. A
-slot is reused by the next record of the same kind at the same place by the same warp: the newer one comes after the
-older one in the warp's own order, so whoever knows of it knows of the older one too, and nobody else does.
+A record has a slot, one bit of a Python int. The knowledge of a warp, a barrier or a group of operations is such an
+int. A slot is reused by the next record of the same kind at the same place by the same warp. The newer one comes after
+the older one in the warp's own order, so exactly those that know of it know of the older one too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ GENERIC, ASYNC = "generic", "async"
 
 
 class Hazard(Exception):
-    """What breaks, and which records show it: a finding, raised to leave the run, never out of the package.
+    """A hazard and the records that show it: a finding, raised to leave the run, never out of the package.
 
     agent  the warp about to act, or -1
     slots  records whose history belongs to the story
@@ -42,7 +42,7 @@ class Place(NamedTuple):
 
 
 class ModelAccess(NamedTuple):
-    """A read or write of a place, by a warp or by an asynchronous operation that it issued.
+    """A read or write of a place, by a warp or its asynchronous operation.
 
     part  which share of the place; None is all of it
     pipe  operations of one warp in the same pipe complete in order; "" for none
@@ -58,7 +58,7 @@ class ModelAccess(NamedTuple):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What shares a slot."""
+        """The key of a slot."""
         return (self.place, self.part, self.write, self.agent, self.pipe)
 
 

@@ -1,9 +1,9 @@
-"""What each action of a pipeline does, in one order, with all that is known to have happened before it.
+"""The meaning of each pipeline action, run in one order, with its happens-before knowledge.
 
 The machine runs warps in lock step (the one that is least far goes first) and lets every asynchronous operation act at
-once. It keeps, for every warp and every barrier, the set of records that happen before: an mbarrier's phase gathers
-what the arriving warps and the landing copies know, and hands it to who waits. It raises `Hazard` as soon as an order
-that the program does not enforce would matter:
+once. It keeps, for every warp and every barrier, the set of records that happen before. An mbarrier's phase gathers
+what the arriving warps and the landing copies know, and hands it to the warps that wait. It raises `Hazard` as soon as
+an order that the program does not enforce would matter:
 
     race         two accesses to a stage, one of them a write, and the second does not know of the first
     fence        a generic-proxy write that an async-proxy access knows of without fence.proxy.async in between
@@ -139,7 +139,7 @@ class Machine:
                 raise Hazard("deadlock", self.barriers.all_stuck(state, alive))
 
     def _run_one(self, state: State, agent: Agent) -> int:
-        """Run one warp until it blocks, its k or tile changes, or a loop length must be decided."""
+        """Run one warp until it blocks, changes k or tile, or needs a loop length."""
         a = agent.index
         moved = BLOCKED
         code = agent.code
@@ -207,7 +207,7 @@ class Machine:
         return False if exact else None
 
     def _onward(self, state: State, agent: Agent, distance: int) -> bool | None:
-        """Is there a k tile so far ahead, those of the following output tiles counted on?"""
+        """True if there is a k tile so far ahead. Those of the following output tiles count."""
         tile, ahead = state.tile[agent.index], state.k[agent.index] + distance
         while True:
             found = self._more(state, tile)
@@ -221,7 +221,7 @@ class Machine:
                 return None
             tile, ahead = tile + 1, ahead - least
 
-    def _holds(self, state: State, agent: Agent, condition: Any) -> bool | None:
+    def _holds(self, state: State, agent: Agent, condition: object) -> bool | None:
         if isinstance(condition, Ahead):
             return self._exists(state, agent, condition.distance)
         if isinstance(condition, Onward):
@@ -303,7 +303,7 @@ class Machine:
         return place.buffer + (f"[{place.stage}]" if stages > 1 else "") + where
 
     def _filled(self, state: State, agent: Agent, place: Place, part: object, publish: bool, what: str) -> None:
-        """A write of a part: nobody may still have to read it; if it publishes, everyone has to from now on."""
+        """A write of a part: no warp may still have to read it. If it publishes, all have to from now on."""
         at = (place.buffer, place.cta)
         number = self.number.get(place)
         if number is None or at not in self.flags:

@@ -1,9 +1,9 @@
 """Asynchronous pipelines of a kernel as values: roles, barriers, buffers, loop programs; proven, or refuted by a run.
 
-A `Pipeline` says who waits for what, in which order, for k = 0, 1, ...; `prove()` answers for every number of k tiles
+A `Pipeline` says who waits for what, in which order, for k = 0, 1, ... `prove()` answers for every number of k tiles
 and of output tiles at once, with a proof or with the interleaving that breaks the kernel. `explain()` prints the table
-that a kernel's docstring shows. Constructors for the usual kernels are in `checks.pipeline.patterns`, the argument of
-the proof in `checks.pipeline.prove`, the meaning of each action in `checks.pipeline.machine`.
+that a kernel's docstring shows. Constructors for the usual kernels are in `checks.pipeline.patterns`. The argument of
+the proof is in `checks.pipeline.prove`, the meaning of each action in `checks.pipeline.machine`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ table_of = Registry("table", "layoutgemm.checks.pipeline.table")
 WARP = 32
 PIPES = ("wgmma", "cp.async", "bulk", "tcgen05")
 SPACES = ("smem", "tmem", "warp", "reg")
-PRIVATE = ("warp", "reg")  # each warp has its own, and nobody else touches it
+PRIVATE = ("warp", "reg")  # each warp has its own, and no other warp touches it
 CTA = "cta"  # the named barrier of all threads of a CTA
 MOST_NAMED = 16  # hardware barriers of a CTA (PTX ISA, "bar")
 
@@ -117,7 +117,8 @@ class NamedBarrier:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """What actions write and read: stages in shared memory or TMEM of each CTA, or what each warp has for itself.
+    """A place that actions write and read: stages in shared memory or TMEM of each CTA, or what each warp has for
+    itself.
 
     space   "smem", "tmem", "warp" (shared memory that one warp alone uses) or "reg" (its registers)
     either  roles of which one reads each filling; roles not named here each read every filling
@@ -159,17 +160,17 @@ class Pipeline:
 
     @checked(PlanError)
     def role(self, name: str) -> Role:
-        """The role of that name; raises PlanError when there is none."""
+        """The role of that name; raises PlanError for an unknown name."""
         return _named(self.roles, name, "role")
 
     @checked(PlanError)
     def mbarrier(self, name: str) -> Mbarrier:
-        """The mbarrier of that name; raises PlanError when there is none."""
+        """The mbarrier of that name; raises PlanError for an unknown name."""
         return _named(tuple(b for b in self.barriers if isinstance(b, Mbarrier)), name, "mbarrier")
 
     @checked(PlanError)
     def named_barrier(self, name: str) -> NamedBarrier:
-        """The named barrier of that name; raises PlanError when there is none."""
+        """The named barrier of that name; raises PlanError for an unknown name."""
         return _named(self._named_barriers, name, "named barrier")
 
     @checked(PlanError)
@@ -195,7 +196,7 @@ class Pipeline:
 
     @checked(PlanError)
     def buffer(self, name: str) -> Buffer:
-        """The buffer of that name; raises PlanError when there is none."""
+        """The buffer of that name; raises PlanError for an unknown name."""
         return _named(self.buffers, name, "buffer")
 
     @property
@@ -212,7 +213,8 @@ class Pipeline:
     # ------------------------------------------------------------------------------------------------------------ verbs
     @checked(PlanError)
     def prove(self, *, fences: str = "writer", limit: int = 20000) -> PipelineProof | Interleaving:
-        """A proof for every number of k tiles and output tiles, or the interleaving that breaks the kernel.
+        """A proof for every number of tiles, or the interleaving that breaks the kernel. Tiles are k tiles and output
+        tiles.
 
         fences  "writer": fence.proxy.async covers the writes of the thread that runs it, as CUTLASS places it;
                 "any": it covers every write the thread knows of, which is what PTX's proxy order demands
@@ -377,7 +379,7 @@ def validate(pipeline: Pipeline) -> None:
 
 
 def _loops(program: Program, inside: str = "") -> int:
-    """How many k loops an output tile walks at most; raises PlanError for loops inside k loops or tile loops twice."""
+    """The most k loops that an output tile walks; raises PlanError for loops inside k loops or tile loops twice."""
     count = 0
     for action in program:
         if isinstance(action, ForK):

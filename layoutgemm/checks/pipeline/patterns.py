@@ -184,11 +184,10 @@ def cluster_ring(
     registers: tuple[int, int] | None = None,
     tail: str = "wait",
 ) -> Pipeline:
-    """A ring in each CTA of a cluster of (M, N) CTAs, which share their loads by multicast.
+    """A ring in each CTA of a cluster of (M, N) CTAs with multicast loads.
 
-    CTAs along N need the same A, those along M the same B, and what lands in a CTA is one A and one B however they
-    share it: a stage is free when the consumers of every CTA that is sent to have released it. Rank r is CTA
-    (r % M, r // M).
+    CTAs along N need the same A, those along M the same B. One A and one B land in a CTA, however they share them. A
+    stage is free when the consumers of every receiving CTA have released it. Rank r is CTA (r % M, r // M).
 
     lag, persistent, store, registers  as in `ring`
     meet     the roles of a CTA meet after each output tile, so that none begins the next one before the others
@@ -410,12 +409,9 @@ def tcgen05_ring(
     both = ((0, 1), (0, 1)) if pair else "own"
     leader = ((0,), (0,)) if pair else "own"
 
-    def on_leader(*program: Action) -> Program:
-        return (If(OnRank((0,)), program),) if pair else program
-
     load: Program = (
         Wait("empty", "load", flip=True),
-        *on_leader(ArriveExpect("full", "load")),
+        *_on_leader(pair, ArriveExpect("full", "load")),
         TmaLoad("ab", "load", "full", bytes, signal=0 if pair else "own"),
         Advance("load"),
     )
@@ -448,7 +444,7 @@ def tcgen05_ring(
             Role(
                 "mma",
                 1,
-                (*start(False, size), *on_leader(ForTiles(tile)), *meet),
+                (*start(False, size), *_on_leader(pair, ForTiles(tile)), *meet),
                 (Cursor("read", stages), Cursor("acc", accumulators)),
             ),
             Role("epilogue", warps, (*start(False, size), ForTiles(drain), *last, *meet), epilogue_cursors),
@@ -461,11 +457,11 @@ def tcgen05_ring(
             *([] if pair else [NamedBarrier(CTA, 32 * (2 + warps))]),
             *([NamedBarrier("store", 32 * warps)] if store else []),
         ),
-        (
-            Buffer("ab", stages),
-            Buffer("acc", accumulators, "tmem"),
-            *([Buffer("c", store[0])] if store else []),
-        ),
+        (Buffer("ab", stages), Buffer("acc", accumulators, "tmem"), *([Buffer("c", store[0])] if store else [])),
         cluster=size,
         arch="sm_100a",
     )
+
+
+def _on_leader(pair: bool, *program: Action) -> Program:
+    return (If(OnRank((0,)), program),) if pair else program

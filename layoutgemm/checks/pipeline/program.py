@@ -1,4 +1,4 @@
-"""The programs of a pipeline as flat code for each of its warps, and the mutable state they run on."""
+"""The programs of a pipeline as flat code for each warp, and their mutable state."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Agent:
 
 
 class Offsets(NamedTuple):
-    """Where in `State.sets` what is known begins; the warps' own sets come first, by their numbers."""
+    """The first index of knowledge in `State.sets`; the warps' own sets come first, by their numbers."""
 
     arrived: int  # gathered in the current phase of each mbarrier and stage
     done: int  # handed out by its last complete phase
@@ -49,7 +49,8 @@ class Offsets(NamedTuple):
 
 @dataclass
 class State:
-    """Where everything stands. Lists run over warps unless said otherwise; a set is an int with a bit for each slot."""
+    """The state of all warps and barriers. Lists run over warps unless said otherwise; a set is an int with a bit for
+    each slot."""
 
     sets: list[int]  # all that anybody or anything knows, see Offsets
     pc: list[int]
@@ -181,7 +182,7 @@ def tile_period(agents: tuple[Agent, ...]) -> int:
 def key_of(
     agents: tuple[Agent, ...], state: State, later: int, period: int, always: int
 ) -> tuple[object, tuple[int, ...]]:
-    """The state with every unbounded number made relative, and apart from it what is not known, in a fixed order.
+    """The state with every unbounded number made relative. What is not known stands apart from it, in a fixed order.
 
     The second is the set of slots in use (live records, and `always` those of control) and, for everybody and
     everything that knows, which of them it does not know. Larger sets are worse. Tiles

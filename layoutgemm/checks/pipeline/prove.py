@@ -1,9 +1,9 @@
 """Safety of a pipeline for any number of k tiles and of output tiles: a proof, or the interleaving that breaks it.
 
 **One order is enough.** Fix the loop lengths. A program then has no choice of its own: what a warp does next depends on
-its place alone, and a barrier only says when. Run it once, in any order, and call T the partial order of what came
-after what: each warp's own steps, an operation's landing after its issue, a passed wait after everything that was
-counted in the phases it waited for. Suppose that in T (`checks.pipeline.barriers` checks each as it runs)
+its place alone, and a barrier only says when. Run it once, in any order, and call T the partial order of its events. It
+has each warp's own steps, an operation's landing after its issue, and a passed wait after everything that was counted
+in the phases it waited for. Suppose that in T (`checks.pipeline.barriers` checks each as it runs)
 
     1. who waits for a phase knows that the phase of the same parity before it is over,
     2. who completes a phase knows of every wait for the phase before it,
@@ -12,24 +12,25 @@ counted in the phases it waited for. Suppose that in T (`checks.pipeline.barrier
 
 Then every other execution runs through prefixes of T. For suppose one has so far, and takes a step next that T has not
 ready there. The step is no access, fence or cursor: these are always ready. It is no arrival in another phase, by 3. It
-is no wait that passes too soon, as the parity it looks for is that of the current phase from the moment named in 1
-until the phase completes; by 2 the parity cannot turn back before the wait has looked. And a phase completes only when
-all its arrivals are in, hence by 4 all that it expects, hence all its bytes. So each execution is T, in another order
-that T allows; where T gets stuck, all do, and where T does not, none does (a deadlock is a prefix that cannot go on,
-and a prefix of T can). Two accesses that T leaves unordered are next to each other in some execution: that is the race.
-What a read finds is the same in all executions. Where one of the four fails, two orders differ: that is reported as is.
+is no wait that passes too soon. The parity it looks for is that of the current phase from the moment named in 1 until
+the phase completes; by 2 the parity cannot turn back before the wait has looked. And a phase completes only when all
+its arrivals are in, hence by 4 all that it expects, hence all its bytes. So each execution is T, in another order that
+T allows. Where T gets stuck, all do, and where T does not, none does (a deadlock is a prefix that cannot go on, and a
+prefix of T can). Two accesses that T leaves unordered are next to each other in some execution: that is the race. What
+a read finds is the same in all executions. Where one of the four fails, two orders differ: that is reported as is.
 
 The order that `checks.pipeline.machine` takes is lock step, with every asynchronous operation done as soon as it is
-issued. An operation is a thread of its own in T, ordered after its issue and before what waits for it, so nothing is
-lost: what it touches later races with it unless somebody waited.
+issued. An operation is a thread of its own in T, ordered after its issue and before what waits for it. So nothing is
+lost: a later access to the same place races with it unless a warp waited.
 
-**Finitely many states are enough.** Control depends on k only through cursors (index and phase), through the first few
-k that a condition names, and through the answers to "is there another k tile" and "another output tile". Both answers
-are explored at every question, in step for all roles: a path is a choice of K for each output tile. A state is every
-warp's place and cursors, every barrier (phase modulo 2 beyond the first two, pending arrivals and bytes), pending
-groups, which readers still owe a read, and the answers that the fastest warp has had and the slowest has not; tiles
-and k tiles count from the slowest warp. In lock step, warps are never far apart, so there are finitely many states, and
-when no new one turns up, all K are covered. A pipeline that does not close within a limit is refused, not passed.
+**Finitely many states are enough.** Control depends on k only through cursors (index and phase) and the first few k
+that a condition names. It also depends on the answers to "is there another k tile" and "another output tile". Both
+answers are explored at every question, in step for all roles: a path is a choice of K for each output tile. A state is
+every warp's place and cursors, every barrier (phase modulo 2 beyond the first two, pending arrivals and bytes), pending
+groups, and the readers that still owe a read. It also has the answers that the fastest warp has had and the slowest has
+not. Tiles and k tiles count from the slowest warp. In lock step, warps are never far apart, so there are finitely many
+states, and when no new one turns up, all K are covered. A pipeline that does not close within a limit is refused, not
+passed.
 
 **What is known.** Beside this control state each warp and each barrier has the set of records it knows of. Checks only
 ask that a record be known, and control never looks: less knowledge fails earlier. So at one control state the
@@ -55,7 +56,7 @@ from .trace import Step, Trace
 
 @dataclass(frozen=True, slots=True)
 class PipelineProof:
-    """No deadlock, no race, no lost or stale stage, for any number of k tiles and output tiles. Truthy.
+    """No deadlock, race, lost or stale stage, for any number of tiles. Tiles are k tiles and output tiles. Truthy.
 
     states   control states between two questions about loop lengths, until none was new
     runs     from one of them to the next questions
@@ -67,12 +68,12 @@ class PipelineProof:
 
     @property
     def method(self) -> str:
-        """How it was decided."""
+        """The method of the decision."""
         return f"happens-before, closed after {self.states} states"
 
     @property
     def invariant(self) -> str:
-        """What makes the argument finite, in words."""
+        """The reasons that make the argument finite, in words."""
         return (
             "what happens next depends on k only through stage index, phase bit and whether there is another k tile; "
             f"{self.states} states lead only to one another in {self.runs} runs, whichever loop ends where, and in "
@@ -105,7 +106,7 @@ class Interleaving:
 
     @property
     def method(self) -> str:
-        """How it was decided."""
+        """The method of the decision."""
         return f"interleaving of {len(self.steps)} steps"
 
     def __bool__(self) -> bool:

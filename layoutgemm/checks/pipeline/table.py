@@ -1,4 +1,4 @@
-"""The table of a pipeline that a kernel's docstring shows, computed from the programs of its roles.
+"""The table of a pipeline for a kernel's docstring, computed from its roles' programs.
 
     ring of 4: 9 warps
       producer     1 warp      TMA
@@ -141,7 +141,7 @@ def _barriers_of(pipeline: Pipeline, buffer: str, fillers: list[str], readers: l
 
 
 def _mbarrier(pipeline: Pipeline, barrier: Mbarrier, width: int) -> str:
-    """How a phase of the barrier of CTA 0 completes, and who waits for it."""
+    """The completion of a phase of the barrier of CTA 0, and its waiters."""
     arrivals: dict[str, int] = {}  # what -> from how many CTAs
     landing: dict[tuple[str, str, int], int] = {}
     waiters: list[str] = []
@@ -194,7 +194,7 @@ def _arrival(barrier: Mbarrier, role: Role, action: Arrive | ArriveExpect | Comm
 
 
 def _in_rank(program: Program, rank: int) -> Iterator[Action]:
-    """The actions that a CTA of this rank may perform, each place in the text once."""
+    """The actions that a CTA of this rank may perform, each place once."""
     for action in program:
         if isinstance(action, (ForK, ForTiles)):
             yield from _in_rank(action.body, rank)

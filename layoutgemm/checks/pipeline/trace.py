@@ -1,4 +1,4 @@
-"""The steps of one run with what each comes after, and the shortest part of them that leads to a hazard."""
+"""The steps of one run with their predecessors, and the shortest way to a hazard."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Trace:
         return self.last[agent]
 
     def landing(self, issue: int, text: str) -> int:
-        """What an asynchronous operation does after its issue, in nobody's program order; its number."""
+        """An asynchronous operation after its issue, in no warp's program order; its number."""
         source = self.events[issue]
         self.events.append(Event(-1, source.k, source.tile, text, (issue,)))
         return len(self.events) - 1
@@ -97,9 +97,9 @@ class Trace:
         return self.completions.get((number, phase), ())
 
     def story(self, seeds: list[int], agents: tuple[Agent, ...]) -> tuple[Step, ...]:
-        """All that must come before the given events, with them, in an order that can happen.
+        """The given events and all that must come before them, in a possible order.
 
-        Warps of a role that do the same next to one another make one step.
+        Warps of a role that do the same in neighbouring steps make one step.
         """
         wanted: set[int] = set()
         todo = list(seeds)
@@ -140,7 +140,7 @@ class Trace:
         return (self._who(event, agents)[0], event.k, event.tile, event.text)
 
     def _order(self, wanted: set[int], agents: tuple[Agent, ...]) -> list[int]:
-        """An order that can happen, in which warps of a role that do the same stand together where they can."""
+        """A possible order in which warps of a role that do the same stand together."""
         left = {event: sum(b in wanted for b in set(self.events[event].behind)) for event in wanted}
         after: dict[int, list[int]] = {}
         for event in wanted:

@@ -1,16 +1,15 @@
 """AccessPattern patterns: which elements of a tile the lanes of a warp name in one memory instruction.
 
-A pattern is an array (request, lane, element) of flat coordinates of a tile, colexicographic, so that the same pattern
-can be laid over any layout of the tile: plain, padded or swizzled. A request is one instruction of one warp; the
-elements of a lane are what its one vector holds, in order. For ldmatrix, stmatrix and matrix operands a lane stands for
-the 16-byte row whose address it supplies.
+A pattern is an array (request, lane, element) of flat coordinates of a tile, colexicographic. So the same pattern can
+be laid over any layout of the tile: plain, padded or swizzled. A request is one instruction of one warp; the elements
+of a lane are what its one vector holds, in order. For ldmatrix, stmatrix and matrix operands a lane stands for the
+16-byte row whose address it supplies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -111,7 +110,7 @@ class AccessPattern:
 def thread_access(
     tv: Layout, vector: int = 1, kind: str = "ld.shared", name: str = "", lanes: int | None = None
 ) -> AccessPattern:
-    """The accesses of threads whose values a thread-value layout names, `vector` consecutive values at a time.
+    """The accesses of a thread-value layout's threads, `vector` consecutive values at a time.
 
     tv      (thread, value, ...) -> flat coordinate of the tile; a layout of rank 1 gives each thread one value; all
             modes after the first count values (so the (thread, value, rest) view of a tiled copy is one too)
@@ -147,7 +146,7 @@ def matrix_access(
     matrices: int | None = None,
     name: str = "",
 ) -> AccessPattern:
-    """Every 8 x 16-byte matrix of an (mn, k) tile, as ldmatrix, stmatrix and the tensor cores read them.
+    """Every 8 x 16-byte matrix of an (mn, k) tile. ldmatrix, stmatrix and the tensor cores read these.
 
     extent    (mn, k) in elements; flat coordinate mn + MN*k
     along     the dimension in which a 16-byte row runs: "K" reads a K-major tile as it lies; "MN" reads an MN-major one
@@ -179,7 +178,7 @@ def matrix_access(
 
 @checked(AtomError)
 def tma_access(tile: SmemTile) -> AccessPattern:
-    """How the copy engine writes a tile: box after box, row after row of one span, in chunks of 16 bytes.
+    """The writes of a tile by TMA: box after box, row after row of one span, in chunks of 16 bytes.
 
     A request here is 128 consecutive bytes of the box before the swizzle: 8 chunks. How many cycles the engine takes is
     its own affair; the model says which chunks share a bank when it writes as many as the banks hold.
@@ -264,7 +263,7 @@ def _kind_of(atom: CopyAtom, side: str) -> str:
 # ---------------------------------------------------------------- from coordinates to byte addresses
 
 
-def element_bits(tile: Any, element: DType | str | int | None) -> int:
+def element_bits(tile: object, element: DType | str | int | None) -> int:
     """Bits of an element of the tile: what the tile says, or what is given; raises AtomError when neither or both."""
     given = None if element is None else int(element) if is_int(element) else dtype(element).bits
     own = tile.dtype.bits if isinstance(tile, SmemTile) else None
@@ -281,13 +280,15 @@ def element_bits(tile: Any, element: DType | str | int | None) -> int:
     return bits
 
 
-def byte_addresses(tile: Any, access: AccessPattern, element: DType | str | int | None = None) -> tuple[IntArray, int]:
+def byte_addresses(
+    tile: object, access: AccessPattern, element: DType | str | int | None = None
+) -> tuple[IntArray, int]:
     """(addresses, width): the byte address relative to the tile that each (request, lane) names, -1 for none.
 
     tile     SmemTile, Layout, ComposedLayout or LinearLayout: flat coordinate -> offset in elements
     element  type or bits, where the tile does not say
 
-    Raises AtomError where a lane's elements do not lie one after another at a multiple of their size: no instruction
+    Raises AtomError where a lane's elements do not lie one after another at a multiple of their size. No instruction
     can move them as one vector, and the first such lane is named.
     """
     bits = element_bits(tile, element)

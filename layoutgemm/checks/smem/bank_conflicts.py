@@ -1,8 +1,8 @@
 """Bank conflicts of shared memory, by the phases in which each instruction really runs.
 
 Shared memory has 32 banks of 4 bytes; the word at byte address a lies in bank a/4 mod 32. In one pass (a *wavefront*)
-every bank gives or takes one word, whoever asked for it: lanes that name the same word share it, for stores too (one
-of them wins), and bytes and halves of one word do not conflict.
+every bank gives or takes one word, whoever asked for it. Lanes that name the same word share it, for stores too (one of
+them wins), and bytes and halves of one word do not conflict.
 
 A wavefront moves 128 bytes, so an instruction whose lanes name more is taken in *phases*: as many consecutive lanes as
 ask for 128 bytes together (`PHASE_LANES` of the copy atoms):
@@ -21,11 +21,11 @@ one, since the registers to return fit in one. `wavefronts` counts both when `pa
 phases of the table.
 
 Sources: CUDA C++ Programming Guide, "Compute Capability 5.x", "Shared Memory" (banks, same word, one of the writers
-wins), and its older section "Compute Capability 2.x" for half-warps at 64 bits; PTX ISA, ldmatrix and stmatrix (8 row
-addresses a matrix); NVIDIA developer forum, "Unexpected shared memory bank conflict" (topic 77228), for the pairs.
-How the tensor cores and the copy engine schedule their accesses is not documented; the model for them is one core
-matrix, or 128 bytes, at a time. All others were measured on an H200: benchmarks/verify_banks.py, 198 patterns, recorded
-in benchmarks/results/banks_h200.json.
+wins), and its older section "Compute Capability 2.x" for half-warps at 64 bits. For 8 row addresses a matrix: PTX ISA,
+ldmatrix and stmatrix; for the pairs: NVIDIA developer forum, "Unexpected shared memory bank conflict" (topic 77228).
+The access schedule of the tensor cores and of TMA is not documented; the model for them is one core matrix, or 128
+bytes, at a time. All others were measured on an H200: benchmarks/verify_banks.py, 198 patterns, recorded in
+benchmarks/results/banks_h200.json.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Requests:
     packed: IntArray
 
     def phase(self, request: int, index: int) -> Phase:
-        """What happens in one phase, with the lanes at its worst bank."""
+        """One phase, with the lanes at its worst bank."""
         size = lanes_of_phase(self.width)
         words: dict[int, dict[int, tuple[int, int]]] = {}
         for lane, address in enumerate(self.addresses[request].tolist()):
@@ -122,7 +122,7 @@ class Requests:
 
 @dataclass(frozen=True, eq=False)
 class BankReport:
-    """The bank conflicts of one or several accesses. Truthy when there are none.
+    """The bank conflicts of one or several accesses. Truthy without conflicts.
 
     parts    the accesses, each with the ways of its phases
     subject  what was accessed, for the statement
@@ -140,7 +140,7 @@ class BankReport:
 
     @property
     def phases(self) -> int:
-        """How many phases there are: the wavefronts if nothing conflicts and no lanes pair."""
+        """The number of phases: the wavefronts if nothing conflicts and no lanes pair."""
         return sum(int((part.phase_ways > 0).sum()) for part in self.parts)
 
     @property
@@ -155,7 +155,7 @@ class BankReport:
 
     @property
     def conflict_free(self) -> bool:
-        """Whether no bank is asked for two words in any phase."""
+        """True if no bank is asked for two words in any phase."""
         return self.ways <= 1
 
     def __bool__(self) -> bool:
@@ -233,7 +233,7 @@ class BankReport:
 
 @checked(AtomError)
 def bank_conflicts(
-    what: Any,
+    what: object,
     how: Any,
     kind: str | None = None,
     *,
@@ -244,8 +244,8 @@ def bank_conflicts(
     """The bank conflicts of addresses, or of accesses to a tile.
 
     `bank_conflicts(addresses, width, kind)`: byte addresses of up to 32 lanes (None or -1: the lane takes no part), or
-    an array (request, lane) of them; width in bytes for a lane; kind a key of `accesses.WIDTHS`, "ld.shared" unless
-    given.
+    an array (request, lane) of them. `width` is in bytes for a lane; `kind` is a key of `accesses.WIDTHS`, "ld.shared"
+    unless given.
 
     `bank_conflicts(tile, accesses)`: a SmemTile, Layout, ComposedLayout or LinearLayout and one `AccessPattern` or
     several; `element` says how wide an element is where the tile does not. Addresses are relative to the tile. Where
@@ -270,25 +270,43 @@ def bank_conflicts(
         facts = arch_of(arch)
         if (facts.smem_banks, facts.smem_bank_bytes) != (BANKS, BANK_BYTES):
             raise AtomError(f"{facts.name} has {facts.smem_banks} banks of {facts.smem_bank_bytes} bytes")
-    if isinstance(what, (SmemTile, Layout, ComposedLayout, LinearLayout)):
-        if kind is not None:
-            raise AtomError(f"an access has its own kind; {kind!r} is not for a tile")
-        accesses = [how] if isinstance(how, AccessPattern) else list(how)
-        if not accesses or not all(isinstance(access, AccessPattern) for access in accesses):
-            raise AtomError(f"a tile is asked with an AccessPattern or several, not {how!r}")
-        parts = []
-        for access in accesses:
-            addresses, width = byte_addresses(what, access, element)
-            parts.append(judge(access.name, access.kind, addresses, width))
-        return BankReport(tuple(parts), str(what), packing)
-    kind = "ld.shared" if kind is None else kind
-    addresses = address_array(what)
-    check_addresses(addresses, how, kind)
-    return BankReport((judge(kind, kind, addresses, how),), packing=packing)
+    asked, subject = requests_of(what, how, kind, element, "ld.shared", "tile", (SmemTile, *LAYOUTS))
+    parts = tuple([judge(name, of, addresses, width) for name, of, addresses, width in asked])
+    return BankReport(parts, subject, packing)
+
+
+LAYOUTS = (Layout, ComposedLayout, LinearLayout)
+Asked = tuple[str, str, IntArray, int]  # name and kind of an access, its addresses and width
+
+
+def requests_of(
+    what: object,
+    how: Any,
+    kind: str | None,
+    element: DType | str | int | None,
+    default: str,
+    noun: str,
+    holders: tuple[type, ...],
+) -> tuple[list[Asked], str]:
+    """The requests of addresses with a width, or of accesses to a holder, and the subject of statements.
+
+    `default` is the kind of addresses without one, `noun` a holder in refusals. Raises AtomError.
+    """
+    if not isinstance(what, holders):
+        kind = default if kind is None else kind
+        addresses = address_array(what)
+        check_addresses(addresses, how, kind)
+        return [(kind, kind, addresses, int(how))], "these addresses"
+    if kind is not None:
+        raise AtomError(f"an access has its own kind; {kind!r} is not for a {noun}")
+    accesses = [how] if isinstance(how, AccessPattern) else list(how)
+    if not accesses or not all(isinstance(access, AccessPattern) for access in accesses):
+        raise AtomError(f"a {noun} is asked with an AccessPattern or several, not {how!r}")
+    return [(access.name, access.kind, *byte_addresses(what, access, element)) for access in accesses], str(what)
 
 
 def address_array(addresses: Any) -> IntArray:
-    """Byte addresses of one request or an array of requests, as int64 (request, lane) with -1 for None.
+    """Byte addresses of requests, as int64 (request, lane) with -1 for None. One request may come alone.
 
     Raises AtomError for anything but integers, and for more lanes than a warp has.
     """
@@ -308,8 +326,8 @@ def address_array(addresses: Any) -> IntArray:
     return table
 
 
-def check_addresses(addresses: IntArray, width: Any, kind: str) -> None:
-    """Raise AtomError unless the width is one of the kind's and every address a multiple of it."""
+def check_addresses(addresses: IntArray, width: object, kind: str) -> None:
+    """Raise AtomError unless the kind has the width and every address is its multiple."""
     width = as_int(width, "the width in bytes", AtomError)
     check_width(kind, width)
     wrong = (addresses < -1) | ((addresses >= 0) & (addresses % width != 0))
@@ -331,7 +349,7 @@ def ways_of(addresses: IntArray, width: int) -> IntArray:
 
 
 def phases_of(addresses: IntArray, width: int) -> IntArray:
-    """(request, lane) -> (request, phase, lane of the phase), filled with -1 where the last phase is short."""
+    """(request, lane) -> (request, phase, lane of the phase), filled with -1 at the end."""
     size = lanes_of_phase(width)
     requests, lanes = addresses.shape
     full = -(-lanes // size) * size
@@ -371,7 +389,12 @@ def _paired(addresses: IntArray) -> npt.NDArray[np.bool_]:
 
 def _minima(addresses: IntArray, width: int) -> IntArray:
     """Distinct bytes of each request / 128, rounded up. Addresses are multiples of the width: no two overlap partly."""
-    ordered = np.sort(addresses, axis=1)
+    return -(-distinct(addresses) * width // WAVEFRONT)
+
+
+def distinct(values: IntArray) -> IntArray:
+    """The number of different values >= 0 in each row."""
+    ordered = np.sort(values, axis=1)
     fresh = ordered >= 0
     fresh[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
-    return -(-fresh.sum(1) * width // WAVEFRONT)
+    return fresh.sum(1).astype(np.int64)

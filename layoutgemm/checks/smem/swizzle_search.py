@@ -1,4 +1,4 @@
-"""The search for a swizzle, or a padding, that frees several accesses to one tile from bank conflicts.
+"""Searches for a swizzle or a padding that frees a tile's accesses from bank conflicts.
 
 Three facts make it a proof and make it fast.
 
@@ -60,7 +60,7 @@ class Pattern:
     odd_counts: IntArray
 
     def is_free(self, swizzle: Swizzle) -> bool:
-        """Whether no phase conflicts under a swizzle on bytes; looks no further than the first that does."""
+        """True if no phase conflicts under a swizzle on bytes; looks no further than the first that does."""
         for columns in self.columns:
             words, banks = ranks(columns, self.width, swizzle)
             if words > banks:
@@ -87,7 +87,7 @@ class Pattern:
 
 
 def ranks(columns: Sequence[int], width: int, swizzle: Swizzle) -> tuple[int, int]:
-    """(rank of the words, rank of the banks) of a phase with these address columns, swizzled.
+    """(rank of the words, rank of the banks) of a phase with these address columns. They are swizzled.
 
     The bits inside a vector are columns too: each of its words is asked for.
 
@@ -100,7 +100,7 @@ def ranks(columns: Sequence[int], width: int, swizzle: Swizzle) -> tuple[int, in
 
 
 def pattern_of(name: str, addresses: IntArray, width: int) -> Pattern:
-    """Sorts the phases into those that are affine over GF(2), by their columns, and the others."""
+    """Sorts the phases into affine ones over GF(2), by their columns, and others."""
     phases = phases_of(addresses, width)
     phases = phases.reshape(-1, phases.shape[2])
     phases = phases[(phases >= 0).any(1)]
@@ -123,7 +123,7 @@ def pattern_of(name: str, addresses: IntArray, width: int) -> Pattern:
 
 @dataclass(frozen=True, eq=False)
 class SwizzleAnswer:
-    """What a search for a swizzle found. Truthy when the swizzle frees every access of conflicts.
+    """The result of a search for a swizzle. Truthy when the swizzle frees every access of conflicts.
 
     swizzle     on byte addresses; of a search that proved that none exists, None
     best        the one whose phases take the fewest wavefronts in all: the same when one is free of conflicts
@@ -146,7 +146,7 @@ class SwizzleAnswer:
         return self.swizzle is not None
 
     def on_elements(self, element: DType | str | int) -> Swizzle:
-        """The swizzle counted in elements. Raises AtomError when there is none.
+        """The swizzle counted in elements. Raises AtomError where none was found.
 
         >>> from layoutgemm.checks import matrix_access
         >>> found = find_swizzle(Layout((64, 64), (64, 1)), matrix_access((64, 64), "bf16"), element="bf16")
@@ -158,7 +158,7 @@ class SwizzleAnswer:
         return self.swizzle.recast(element if isinstance(element, int) else dtype(element).bits)
 
     def as_check(self, name: str = "swizzle") -> Check:
-        """The statement that the swizzle is free of conflicts, or that none of the form is."""
+        """The statement that the swizzle is free of conflicts, or that no swizzle is."""
         searched = f"{self.method}; {self.examined} looked at for {self.candidates} candidates"
         if self.swizzle is not None:
             return Check(name, self.report.as_check().statement, True, searched)
@@ -176,7 +176,7 @@ class SwizzleAnswer:
 
 
 def candidates(bits: int, total: int, vector: int) -> Iterator[Swizzle]:
-    """Every Swizzle(B, M, S) on byte addresses that keeps vectors and tile in one piece, the fewest bits first.
+    """The Swizzle(B, M, S) on byte addresses that keep vectors and tile whole. The fewest bits come first.
 
     bits    address bits of the tile
     total   bytes of the tile
@@ -202,7 +202,7 @@ def candidates(bits: int, total: int, vector: int) -> Iterator[Swizzle]:
 
 
 def has_effect(swizzle: Swizzle) -> bool:
-    """Whether the swizzle is one of those that fact 2 leaves: all others rename banks, or do what one of these does."""
+    """True for a swizzle that fact 2 leaves: all others rename banks, or do the same as one of these."""
     if swizzle.bits == 0:
         return True
     if swizzle.shift < 0:
@@ -213,13 +213,13 @@ def has_effect(swizzle: Swizzle) -> bool:
 
 @checked(AtomError)
 def find_swizzle(
-    layout: Any,
+    layout: object,
     accesses: AccessPattern | Sequence[AccessPattern],
     *,
     element: DType | str | int | None = None,
     tma: bool = False,
 ) -> SwizzleAnswer:
-    """A swizzle on byte addresses under which no access to the layout conflicts, or a proof that none exists.
+    """A swizzle on byte addresses without conflicts for all accesses, or a proof of none.
 
     layout    the tile before the swizzle: flat coordinate -> offset in elements (Layout, ComposedLayout, LinearLayout);
               a SmemTile stands for its layout without its swizzle
@@ -249,7 +249,7 @@ def find_swizzle(
 
 @checked(AtomError)
 def best_swizzle(
-    layout: Any,
+    layout: object,
     accesses: AccessPattern | Sequence[AccessPattern],
     *,
     element: DType | str | int | None = None,
@@ -262,7 +262,9 @@ def best_swizzle(
     return _search(layout, accesses, element, tma)
 
 
-def _search(layout: Any, accesses: AccessPattern | Sequence[AccessPattern], element: Any, tma: bool) -> SwizzleAnswer:
+def _search(
+    layout: Any, accesses: AccessPattern | Sequence[AccessPattern], element: DType | str | int | None, tma: bool
+) -> SwizzleAnswer:
     listed = [accesses] if isinstance(accesses, AccessPattern) else list(accesses)
     if not listed:
         raise AtomError("no access is given: every swizzle is free of conflicts")
@@ -296,7 +298,7 @@ def _search(layout: Any, accesses: AccessPattern | Sequence[AccessPattern], elem
 
 
 def _report(
-    layout: Any, patterns: Sequence[Pattern], accesses: Sequence[AccessPattern], swizzle: Swizzle
+    layout: object, patterns: Sequence[Pattern], accesses: Sequence[AccessPattern], swizzle: Swizzle
 ) -> BankReport:
     parts = []
     for pattern, access in zip(patterns, accesses):
@@ -308,7 +310,7 @@ def _report(
 def _why_none(
     patterns: Sequence[Pattern], looked: Sequence[Swizzle], ways_of_all: list[list[int]], form: str, whole: str
 ) -> str:
-    """Why no candidate will do: an access that fails under each of them, or accesses that exclude one another."""
+    """The reason that no candidate fits: an access that fails under each, or accesses with no common one."""
     alone = [[swizzle for swizzle, ways in zip(looked, row) if ways == 1] for row in ways_of_all]
     for pattern, good, row in zip(patterns, alone, ways_of_all):
         if not good:
@@ -334,7 +336,7 @@ def _why_none(
 
 @dataclass(frozen=True, eq=False)
 class PaddingAnswer:
-    """What a search for a pitch found. Truthy when one is free of conflicts.
+    """The result of a search for a pitch. Truthy when one is free of conflicts.
 
     pitch    elements from one row of the contiguous dimension to the next, or None
     layout   the padded layout, or that of the pitch with the least wavefronts
@@ -370,7 +372,7 @@ class PaddingAnswer:
 def find_padding(
     extent: tuple[int, int], accesses: AccessPattern | Sequence[AccessPattern], element: DType | str, major: str = "K"
 ) -> PaddingAnswer:
-    """The smallest pitch at which no access to a tile of rows conflicts, or a proof that none exists.
+    """The smallest pitch without conflicts for a tile of rows, or a proof of none.
 
     extent    (mn, k) in elements; flat coordinate mn + MN*k, as in the accesses
     major     "K": rows of k, one under another at the pitch; "MN": rows of mn

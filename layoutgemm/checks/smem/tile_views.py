@@ -13,7 +13,7 @@ from ...report import Check
 
 @checked()
 def bijective_tile(name: str, tile: SmemTile) -> Check:
-    """Does every element of the tile have an address of its own, with none left over, swizzle included?"""
+    """Check that every tile element has its own address, with none left over. The swizzle is included."""
     mn, k = tile.extent
     order = np.sort(np.asarray(tile.bit(np.arange(mn)[:, None], np.arange(k)[None, :])), axis=None)
     want = np.asarray(slot_to_bit(np.arange(mn * k), tile.dtype, tile.packing))
@@ -29,7 +29,7 @@ def bijective_tile(name: str, tile: SmemTile) -> Check:
 
 @checked()
 def read_by(name: str, tile: SmemTile, descriptor: OperandDescriptor, atom: MmaAtom, operand: str) -> Check:
-    """Does the descriptor's own address arithmetic reach every element of every block where the tile holds it?"""
+    """Check that the descriptor's address arithmetic reaches every element of every block in its place."""
     misfit = first_misfit(descriptor, tile, atom, operand)
     witness = ""
     if misfit is not None:

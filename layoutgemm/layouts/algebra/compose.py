@@ -1,9 +1,9 @@
 """Composition, sound and complete on integers.
 
 `A o B` has B's modes and the function c -> A(B(c)), where A's last mode runs on without end. Not every pair has one.
-This is when: let A be coalesced (keeping a last entry of extent 1 where it says how A runs on), with extents S, strides
-D and boundaries W[b] = S[0]*..*S[b], none above the last mode; and let k[b] = D[b+1] - S[b]*D[b]. No k is 0, or the
-modes would have merged. For offsets x and y of B
+The condition: let A be coalesced (keeping a last entry of extent 1 where it says how A runs on), with extents S and
+strides D. The boundaries are W[b] = S[0]*..*S[b], none above the last mode, and k[b] = D[b+1] - S[b]*D[b]. No k is 0,
+or the modes would have merged. For offsets x and y of B
 
     A(x + y) = A(x) + A(y) + sum over b of k[b] * carry[b],    carry[b] = 1 when x%W[b] + y%W[b] >= W[b]
 
@@ -15,14 +15,15 @@ so everything is a question of carries:
 2. All the parts together must not carry visibly.
 
 Where no boundary carries, the answer stands. The first coordinate at which a boundary carries has a closed form, and
-before it nothing carries, so the values at that one coordinate decide, unless carries at several boundaries cancel
-there exactly: only then the values are enumerated, and above `LIMIT` of them the composition is refused as undecided.
+before it nothing carries. So the values at that one coordinate decide, unless carries at several boundaries cancel
+there exactly. Only then the values are enumerated, and above `LIMIT` of them the composition is refused as undecided.
 
 The first test below is CuTe's rule of divisibility, which answers the usual cases in a few operations.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from operator import mul
 from typing import Any
@@ -33,13 +34,14 @@ from ...arguments import DEPTH
 from ...errors import CompositionError
 from .. import above
 from ..basis import Encoding, ScaledBasis, component, has_basis, paths_of
-from ..int_tuple import check_depth, coal_open, flatten, leaves, pack, show, too_deep
+from ..int_tuple import Pair, Shape, Stride, StrideEntry, check_depth, coal_open, flatten, leaves, pack, show, too_deep
+from ..symbols.polynomial import Scalar
 
 LIMIT = 1 << 24
 
 
-def compose(ashape: Any, astride: Any, bshape: Any, bstride: Any) -> tuple[Any, Any]:
-    """Shape and stride of A o B. Raises CompositionError, with the first misfit, when there is none."""
+def compose(ashape: Shape, astride: Stride, bshape: Any, bstride: Any) -> Pair:
+    """Shape and stride of A o B. Raises CompositionError with the first misfit where no layout is that function."""
     if bstride.__class__ is not int and has_basis(bstride):
         return _compose_coordinates(ashape, astride, bshape, bstride)
     S, D = coal_open(ashape, astride)
@@ -60,8 +62,14 @@ def compose(ashape: Any, astride: Any, bshape: Any, bstride: Any) -> tuple[Any, 
 
 
 def _modes(
-    S: list[Any], D: list[Any], last: int, shape: tuple[Any, ...], stride: tuple[Any, ...], room: list[Any], level: int
-) -> tuple[Any, Any] | None:
+    S: list[int],
+    D: list[StrideEntry],
+    last: int,
+    shape: tuple[Any, ...],
+    stride: Any,
+    room: list[int],
+    level: int,
+) -> Pair | None:
     """The modes of B one by one; None when one of them does not divide. `room` is what each mode of A has left."""
     rs = []
     rd = []
@@ -79,14 +87,14 @@ def _modes(
     return tuple(rs), tuple(rd)
 
 
-def _mode(S: list[Any], D: list[Any], last: int, s: Any, d: Any, room: list[Any] | None) -> tuple[Any, Any] | None:
+def _mode(S: list[int], D: list[StrideEntry], last: int, s: int, d: int, room: list[int] | None) -> Pair | None:
     """A o (s:d) by divisibility: what it takes of each mode of A from the lowest. None when it does not divide."""
     if s == 1:
         return 1, _unit_stride(S, D, last, d)
     if d == 0:
         return s, 0
-    rs: list[Any] = []
-    rd: list[Any] = []
+    rs: list[Scalar] = []
+    rd: list[StrideEntry] = []
     for i in range(last):
         a = S[i]
         if not d % a:
@@ -125,7 +133,7 @@ def _mode(S: list[Any], D: list[Any], last: int, s: Any, d: Any, room: list[Any]
     return tuple(rs), tuple(rd)
 
 
-def _unit_stride(S: list[Any], D: list[Any], last: int, d: Any) -> Any:
+def _unit_stride(S: list[int], D: Sequence[StrideEntry], last: int, d: int) -> StrideEntry:
     """The stride that CuTe prints for a mode of extent 1; no coordinate ever reaches it."""
     if d == 0:
         return 0
@@ -137,7 +145,7 @@ def _unit_stride(S: list[Any], D: list[Any], last: int, d: Any) -> Any:
 # ---------------------------------------------------------------- what divisibility does not decide
 
 
-def _read(S: list[Any], D: list[Any], a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
+def _read(S: list[int], D: list[Any], a: Pair, b: Pair) -> Pair:
     """The general case: read every mode from its carries, then the sum. a and b are the operands, for the message."""
     bs, bd = leaves(b[0]), leaves(b[1])
     reach = sum([(s - 1) * abs(d) for s, d in zip(bs, bd)]) + 1
@@ -161,7 +169,7 @@ def _read(S: list[Any], D: list[Any], a: tuple[Any, Any], b: tuple[Any, Any]) ->
     return shape, stride
 
 
-def _nest(profile: Any, results: Any) -> tuple[Any, Any]:
+def _nest(profile: Shape, results: Iterator[Pair]) -> Pair:
     if profile.__class__ is tuple:
         pairs = [_nest(p, results) for p in profile]
         return tuple([s for s, _ in pairs]), tuple([d for _, d in pairs])
@@ -172,7 +180,7 @@ def _nest(profile: Any, results: Any) -> tuple[Any, Any]:
 class _Reader:
     """Reads the modes of A o B off the carries of A, which is coalesced: extents S, integer strides D."""
 
-    def __init__(self, S: list[int], D: list[int], a: tuple[Any, Any], b: tuple[Any, Any], code: Any) -> None:
+    def __init__(self, S: list[int], D: list[int], a: Pair, b: Pair, code: Encoding | None) -> None:
         self.S, self.D, self.a, self.b, self.code = S, D, a, b, code
         self.W = list(accumulate(S[:-1], mul))  # boundaries
 
@@ -183,15 +191,15 @@ class _Reader:
             total += r * self.D[i]
         return total + x * self.D[-1]
 
-    def values(self, x: Any) -> Any:
+    def values(self, x: np.ndarray) -> np.ndarray:
         total = x * 0
         for s, d in zip(self.S[:-1], self.D[:-1]):
             total = total + (x % s) * d
             x = x // s
         return total + x * self.D[-1]
 
-    def read(self, bs: list[int], bd: list[int]) -> list[tuple[Any, Any]]:
-        results: list[tuple[Any, Any]] = []
+    def read(self, bs: list[int], bd: list[int]) -> list[tuple[Scalar, StrideEntry]]:
+        results: list[Pair] = []
         parts: list[tuple[int, int, int]] = []  # extent, stride, weight in B's flat domain
         w = 1
         misfit = None
@@ -251,7 +259,7 @@ class _Reader:
         # Carries at several boundaries cancel at n: look at the values.
         step = self.value(d)
         for start in range(n, min(s, LIMIT), 1 << 16):
-            i = np.arange(start, min(s, start + (1 << 16)), dtype=self.dtype(s * d, s * abs(step)))
+            i: np.ndarray = np.arange(start, min(s, start + (1 << 16)), dtype=self.dtype(s * d, s * abs(step)))
             bad = np.nonzero(self.values(i * d) != i * step)[0]
             if len(bad):
                 return start + int(bad[0])
@@ -261,13 +269,13 @@ class _Reader:
             )
         return s
 
-    def dtype(self, *bounds: int) -> Any:
+    def dtype(self, *bounds: int) -> type:
         # NumPy wraps in silence where a product passes 2^63.
         top = max(bounds) + 1
         return np.int64 if top * max(map(abs, self.D + [1])) < 1 << 62 else object
 
     def first_carry(self, parts: list[tuple[int, int, int]]) -> int | None:
-        """The first flat coordinate of B at which A(sum of the parts) is not the sum of A(part), or None."""
+        """The first flat coordinate of B at which the parts carry visibly, or None."""
         first = None
         for w in self.W:
             found = _earliest([(n, d % w, weight) for n, d, weight in parts], w)
@@ -289,10 +297,10 @@ class _Reader:
             )
         reach = sum((n - 1) * abs(d) for n, d, _ in parts)
         dtype = self.dtype(reach)
-        offset: Any = np.zeros(1, dtype)
-        alone: Any = np.zeros(1, dtype)
+        offset: np.ndarray = np.zeros(1, dtype)
+        alone: np.ndarray = np.zeros(1, dtype)
         for n, d, _ in parts:
-            step: Any = np.arange(n).astype(dtype)[:, None]
+            step: np.ndarray = np.arange(n).astype(dtype)[:, None]
             offset = (offset[None, :] + step * d).ravel()
             alone = (alone[None, :] + step * self.value(d)).ravel()
         bad = np.nonzero(self.values(offset) != alone)[0]
@@ -377,7 +385,7 @@ def _earliest(parts: list[tuple[int, int, int]], need: int) -> tuple[int, list[i
 # ---------------------------------------------------------------- B leads to coordinates
 
 
-def _compose_coordinates(ashape: Any, astride: Any, bshape: Any, bstride: Any) -> tuple[Any, Any]:
+def _compose_coordinates(ashape: Any, astride: Any, bshape: Shape, bstride: Stride) -> Pair:
     """A o B where B's strides are basis elements: each mode of B moves within the mode of A that its path leads to."""
     out = None
     for path in paths_of(bstride):
@@ -398,7 +406,7 @@ def _compose_coordinates(ashape: Any, astride: Any, bshape: Any, bstride: Any) -
     return out
 
 
-def merged(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
+def merged(a: Pair, b: Pair) -> Pair:
     """The sum of two results that never both move in one mode of B; the one that moves gives the mode's shape."""
     (sa, da), (sb, db) = a, b
     if not any(x != 0 for x in leaves(db)):

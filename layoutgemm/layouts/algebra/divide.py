@@ -12,17 +12,35 @@ from typing import Any
 from ...arguments import as_int
 from ...errors import LayoutError
 from ..basis import has_basis
-from ..int_tuple import BEYOND, as_nested, as_order, coal, compact, leaves, pack, product, show, show_coord, transform
+from ..int_tuple import (
+    BEYOND,
+    Pair,
+    Shape,
+    Stride,
+    StrideEntry,
+    as_nested,
+    as_order,
+    coal,
+    compact,
+    leaves,
+    pack,
+    product,
+    rank,
+    show,
+    show_coord,
+    transform,
+)
 from ..symbols.dims import is_sympy
-from ..symbols.polynomial import P
+from ..symbols.polynomial import P, Scalar
 from .compose import compose
 from .inverse import complement, complement_exact
 
-Pair = tuple[Any, Any]
-Split = Callable[[Any, Any, Pair], Pair]
+Split = Callable[[Shape, Stride, Pair], Pair]
+Gather = Callable[[Split, Any, Any, object], Pair]
+Copies = Callable[[Any, Any, str, Shape], Scalar]
 
 
-def as_tiler(tiler: Any) -> Any:
+def as_tiler(tiler: object) -> Any:
     """A caller's tiler: ints, layouts, None, symbols, and tuples of them. Raises LayoutError."""
     if tiler.__class__ is int or getattr(tiler.__class__, "_plain", False):
         return tiler
@@ -35,7 +53,7 @@ def as_tiler(tiler: Any) -> Any:
     return as_nested(tiler, "a tiler that is no Layout and no tuple", _entry)
 
 
-def _entry(x: Any, what: str) -> Any:
+def _entry(x: object, what: str) -> Any:
     # _plain is the mark of a Layout; tensors and arrays have strides too
     if x is None or getattr(x.__class__, "_plain", False) or x.__class__ is P or is_sympy(x):
         return x
@@ -53,7 +71,7 @@ def tiler_pair(tiler: Any) -> Pair:
     return tiler.shape, tiler.stride
 
 
-def _modes(shape: Any, stride: Any, tiler: tuple[Any, ...]) -> Pair:
+def _modes(shape: object, stride: object, tiler: tuple[object, ...]) -> Pair:
     """Shapes and strides of the modes that a tiler divides; an integer shape is its own only mode."""
     n = len(shape) if shape.__class__ is tuple else 1
     if len(tiler) > n:
@@ -71,12 +89,12 @@ def join(pairs: list[Pair]) -> Pair:
     return tuple([s for s, _ in pairs]), tuple([d for _, d in pairs])
 
 
-def composed(shape: Any, stride: Any, pair: Pair) -> Pair:
+def composed(shape: Shape, stride: Stride, pair: Pair) -> Pair:
     """A o T."""
     return compose(shape, stride, *pair)
 
 
-def by_mode(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
+def by_mode(split: Split, shape: Any, stride: Any, tiler: object) -> Pair:
     """`split` applied mode by mode; None, and modes without a tiler, stay as they are."""
     if tiler is None:
         return shape, stride
@@ -87,15 +105,19 @@ def by_mode(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
     return split(shape, stride, tiler_pair(tiler))
 
 
-def zipped(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
-    """`split` mode by mode, all first halves gathered in mode 0, all second halves and the rest in mode 1."""
+def zipped(split: Split, shape: Any, stride: Any, tiler: object) -> Pair:
+    """`split` mode by mode: first halves become mode 0; second halves and the rest mode 1."""
     if tiler is None:
         return (1, shape), (0, stride)
     if tiler.__class__ is tuple:
-        shape, stride = _modes(shape, stride, tiler)
+        if shape.__class__ is not tuple or len(tiler) > len(shape):
+            shape, stride = _modes(shape, stride, tiler)
         s0, d0, s1, d1 = [], [], [], []
         for s, d, t in zip(shape, stride, tiler):
-            s, d = zipped(split, s, d, t) if t is None or t.__class__ is tuple else split(s, d, tiler_pair(t))
+            if t.__class__ is int and 0 < t < BEYOND:  # nearly all of them
+                s, d = split(s, d, (t, 1 if t > 1 else 0))
+            else:
+                s, d = zipped(split, s, d, t) if t is None or t.__class__ is tuple else split(s, d, tiler_pair(t))
             s0.append(s[0])
             d0.append(d[0])
             s1.append(s[1])
@@ -105,8 +127,18 @@ def zipped(split: Split, shape: Any, stride: Any, tiler: Any) -> Pair:
     return split(shape, stride, tiler_pair(tiler))
 
 
+def tiled(split: Split, shape: Shape, stride: Stride, tiler: object) -> Pair:
+    """`zipped` with the modes of mode 1 at the top."""
+    return unpack(zipped(split, shape, stride, tiler), False)
+
+
+def flat(split: Split, shape: Shape, stride: Stride, tiler: object) -> Pair:
+    """`zipped` with the modes of both modes at the top."""
+    return unpack(zipped(split, shape, stride, tiler), True)
+
+
 def unpack(pair: Pair, first: bool) -> Pair:
-    """(X, (y, z)) as (X, y, z), and with `first` ((w, x), (y, z)) as (w, x, y, z)."""
+    """(X, (y, z)) becomes (X, y, z); with `first`, ((w, x), (y, z)) becomes (w, x, y, z)."""
     (s0, s1), (d0, d1) = pair
     if not first or s0.__class__ is not tuple:
         s0, d0 = (s0,), (d0,)
@@ -115,7 +147,7 @@ def unpack(pair: Pair, first: bool) -> Pair:
     return s0 + s1, d0 + d1
 
 
-def divide(shape: Any, stride: Any, pair: Pair) -> Pair:
+def divide(shape: Shape, stride: Stride, pair: Pair) -> Pair:
     """A o (T, T*), where T* is the complement of T up to size(A): mode 0 is a tile, mode 1 runs over the tiles.
 
     T* counts ceil(size(A) / end of T) tiles, so the last ones may hang over the end of A. There A's last entry runs on,
@@ -133,10 +165,10 @@ def divide(shape: Any, stride: Any, pair: Pair) -> Pair:
     return compose(shape, stride, (s, cs), (d, cd))
 
 
-def multiply(shape: Any, stride: Any, pair: Pair) -> Pair:
+def multiply(shape: Shape, stride: Stride, pair: Pair) -> Pair:
     """(A, complement of A o B): mode 0 is A, mode 1 places copies of it, disjoint, in the order of B."""
     s, d = pair
-    reach: Any = 1
+    reach: Scalar = 1
     for n, e in zip(leaves(s), leaves(d)):
         if e.__class__ is not int:
             refuse_coordinates(s, d)
@@ -152,27 +184,36 @@ def multiply(shape: Any, stride: Any, pair: Pair) -> Pair:
     return (shape, s), (stride, d)
 
 
-def refuse_coordinates(shape: Any, stride: Any) -> None:
+def refuse_coordinates(shape: Shape, stride: Stride) -> None:
     """Raise LayoutError for a product over a layout that leads to coordinates."""
     if has_basis(stride):
         raise LayoutError(f"a product over {show(shape)}:{show(stride)}, which leads to coordinates: copies count")
 
 
-def interleave(block: Pair, tiler: Any, raked: bool) -> Pair:
-    """Blocked or raked product: the two halves of the product zipped mode by mode, both padded to one rank."""
-    pair = whole(tiler)
-    r = max(len(x[0]) if x[0].__class__ is tuple else 1 for x in (block, pair))
-    a, b = padded_to(block, r), padded_to(pair, r)
-    (s0, s1), (d0, d1) = multiply(*a, b)
-    if raked:
-        s0, d0, s1, d1 = s1, d1, s0, d0
-    out = [((s, t), (d, e)) for s, t, d, e in zip(s0, s1, d0, d1)]
-    if raked:
-        out = [pack(*coal(s, d)) for s, d in out]
-    return join(out)
+def blocked(split: Split, shape: Shape, stride: Stride, tiler: object) -> Pair:
+    """Both halves of each mode in one mode, the block first."""
+    return interleave((shape, stride), tiler, False, split)
 
 
-def whole(tiler: Any) -> Pair:
+def raked(split: Split, shape: Shape, stride: Stride, tiler: object) -> Pair:
+    """Both halves of each mode in one mode, coalesced, the tiler first."""
+    return interleave((shape, stride), tiler, True, split)
+
+
+def interleave(block: Pair, tiler: object, raked: bool, split: Split = multiply) -> Pair:
+    """Blocked or raked product: the two halves of `split` paired mode by mode."""
+    halves = _halves(split, block, whole(tiler))
+    return join([pack(*coal((t, s), (e, d))) for (s, t), (d, e) in halves] if raked else halves)
+
+
+def _halves(split: Split, block: Pair, tiler: Pair) -> list[Pair]:
+    """The block and the tiler padded to one rank, and the two halves of `split` paired mode by mode."""
+    r = max(rank(block[0]), rank(tiler[0]))
+    (s0, s1), (d0, d1) = split(*padded_to(block, r), padded_to(tiler, r))
+    return [((s, t), (d, e)) for s, t, d, e in zip(s0, s1, d0, d1)]
+
+
+def whole(tiler: object) -> Pair:
     """Shape and stride of the tiler of a blocked or raked product. Raises LayoutError for a tuple and None."""
     if tiler is None or tiler.__class__ is tuple:
         what = "None" if tiler is None else f"the tuple {show_coord(tiler)}"
@@ -195,8 +236,8 @@ def ordered(shape: Any, order: Any) -> Any:
     """
     flat = leaves(shape)
     ranks = _orders(shape, as_order(order))
-    strides: list[Any] = [0] * len(flat)
-    width: Any = 1
+    strides: list[StrideEntry] = [0] * len(flat)
+    width: Scalar = 1
     for i in sorted(range(len(flat)), key=ranks.__getitem__):
         strides[i] = width
         width *= flat[i]
@@ -204,7 +245,7 @@ def ordered(shape: Any, order: Any) -> Any:
     return transform(lambda _: next(entries), shape)
 
 
-def _orders(shape: Any, order: Any) -> list[int]:
+def _orders(shape: Shape, order: object) -> list[int]:
     """The rank of every entry of the shape, from left to right. Raises LayoutError where two modes share one."""
     groups = _ranks(shape, order)
     if len({rank for rank, _ in groups}) < len(groups):
@@ -212,7 +253,7 @@ def _orders(shape: Any, order: Any) -> list[int]:
     return [rank for rank, n in groups for _ in range(n)]
 
 
-def _ranks(shape: Any, order: Any) -> list[tuple[int, int]]:
+def _ranks(shape: object, order: Any) -> list[tuple[int, int]]:
     """(rank, number of entries) of every mode that the order ranks, from left to right."""
     if order.__class__ is tuple:
         if shape.__class__ is not tuple or len(order) != len(shape):
@@ -221,25 +262,25 @@ def _ranks(shape: Any, order: Any) -> list[tuple[int, int]]:
     return [(order, len(leaves(shape)))]
 
 
-def tile_to_shape(block: Pair, shape: Any, order: Any = None) -> Pair:
+def copies(extent: int, size: int, where: str, block: Shape) -> int:
+    """The number of blocks along a mode of the target. Raises LayoutError, which begins with `where`."""
+    if extent % size:
+        raise LayoutError(f"{where} has extent {extent}, no multiple of the block's {size} ({show(block)})")
+    return extent // size
+
+
+def tile_to_shape(block: Pair, shape: Any, order: Any = None, split: Split = multiply, copies: Copies = copies) -> Pair:
     """The block repeated until it fills `shape`, tiles in `order` (column-major when None)."""
     target = shape if shape.__class__ is tuple else (shape,)
     r = len(target)
     if (len(block[0]) if block[0].__class__ is tuple else 1) > r:
         raise LayoutError(f"a block of shape {show(block[0])} has more modes than the target {show(shape)}")
-    padded = padded_to(block, r)
     tiles = []
-    for i, (s, t) in enumerate(zip(padded[0], target)):
-        q, rem = divmod(product(t), product(s))
-        if rem:
-            raise LayoutError(
-                f"tile_to_shape: mode {i} of the target {show(shape)} has extent {product(t)}, no multiple of the "
-                f"block's {product(s)} ({show(block[0])})"
-            )
-        tiles.append(q)
+    for i, (s, t) in enumerate(zip(padded_to(block, r)[0], target)):
+        where = f"tile_to_shape: mode {i} of the target {show(shape)}"
+        tiles.append(copies(product(t), product(s), where, block[0]))
     grid = tuple(tiles)
     strides = compact(grid) if order is None else ordered(grid, order)
     # The stride of a single tile is never used; CuTe prints 0.
     strides = tuple([0 if n == 1 else d for n, d in zip(grid, strides)])
-    (s0, s1), (d0, d1) = multiply(*padded, (grid, strides))
-    return join([((s, t), (d, e)) for s, t, d, e in zip(s0, s1, d0, d1)])
+    return join(_halves(split, block, (grid, strides)))

@@ -11,29 +11,30 @@ from typing import Any
 
 from ...errors import LayoutError
 from ..basis import has_basis
-from ..int_tuple import coal, leaves, pack, show
+from ..int_tuple import Modes, Pair, Shape, Stride, StrideEntry, coal, leaves, pack, show
+from ..symbols.polynomial import Scalar
 from .compose import compose
 
 
-def _refuse_basis(name: str, shape: Any, stride: Any) -> None:
+def _refuse_basis(name: str, shape: Shape, stride: Stride) -> None:
     if stride.__class__ is not int and has_basis(stride):
         raise LayoutError(
             f"{name} of {show(shape)}:{show(stride)}: its values are coordinates, and {name} is defined on offsets"
         )
 
 
-def complement(shape: Any, stride: Any, bound: Any = 1) -> tuple[Any, Any]:
+def complement(shape: Shape, stride: Stride, bound: Scalar = 1) -> Pair:
     """The translates of the layout's image that lie disjoint below `bound`, as a layout.
 
     Modes of extent 1 or stride 0 are dropped. In order of strides each mode must begin where the one below ends or
-    above; floor(stride / end) translates fit in the gap and are a mode of the complement, and the last mode goes on to
+    above. The floor(stride / end) translates that fit in the gap are a mode of the complement. The last mode goes on to
     ceil(bound / end). Both roundings are CuTe's definition; `complement_exact` refuses the first.
     """
     S, D, _ = _gaps(shape, stride, bound)
     return pack(S, D)
 
 
-def complement_exact(shape: Any, stride: Any, bound: Any, what: str) -> tuple[Any, Any]:
+def complement_exact(shape: Shape, stride: Stride, bound: Scalar, what: str) -> Pair:
     """The complement where its translates leave nothing out below the end of the layout; `what` needs it so."""
     S, D, slack = _gaps(shape, stride, bound)
     if slack is not None:
@@ -46,7 +47,7 @@ def complement_exact(shape: Any, stride: Any, bound: Any, what: str) -> tuple[An
     return pack(S, D)
 
 
-def _gaps(shape: Any, stride: Any, bound: Any) -> tuple[list[Any], list[Any], tuple[Any, Any] | None]:
+def _gaps(shape: Any, stride: Any, bound: Scalar) -> tuple[list[Scalar], list[StrideEntry], Pair | None]:
     """The complement's modes, and the first (stride, end) whose quotient was rounded."""
     if shape.__class__ is not tuple:
         modes = [(stride, shape)] if shape != 1 and stride != 0 else []
@@ -57,8 +58,8 @@ def _gaps(shape: Any, stride: Any, bound: Any) -> tuple[list[Any], list[Any], tu
         except TypeError:
             _refuse_basis("complement", shape, stride)
             raise
-    S: list[Any] = []
-    D: list[Any] = []
+    S: list[Scalar] = []
+    D: list[StrideEntry] = []
     slack = None
     end: Any = 1
     for d, s in modes:
@@ -81,7 +82,7 @@ def _gaps(shape: Any, stride: Any, bound: Any) -> tuple[list[Any], list[Any], tu
     return S, D, slack
 
 
-def _refuse_overlap(shape: Any, stride: Any, d: Any, s: Any, end: Any) -> None:
+def _refuse_overlap(shape: Shape, stride: Stride, d: Scalar, s: Scalar, end: Scalar) -> None:
     if d < 0:
         raise LayoutError(
             f"complement of {show(shape)}:{show(stride)}: mode {s}:{d} has a negative stride; the complement counts "
@@ -93,7 +94,7 @@ def _refuse_overlap(shape: Any, stride: Any, d: Any, s: Any, end: Any) -> None:
     )
 
 
-def right_inverse(shape: Any, stride: Any) -> tuple[Any, Any]:
+def right_inverse(shape: Shape, stride: Stride) -> Pair:
     """The largest R found with L(R(i)) = i: a mode of stride 1, then one whose stride is where that ends, and so on.
 
     For an injective layout without negative strides no larger R exists: whatever the chain cannot continue, no
@@ -105,7 +106,7 @@ def right_inverse(shape: Any, stride: Any) -> tuple[Any, Any]:
     S = leaves(shape)
     D = leaves(stride)
     modes = []
-    w: Any = 1
+    w: Scalar = 1
     for s, d in zip(S, D):
         if s != 1:
             if d.__class__ is not int:
@@ -114,9 +115,9 @@ def right_inverse(shape: Any, stride: Any) -> tuple[Any, Any]:
                 modes.append((d, s, w))
             w *= s
     modes.sort()
-    end: Any = 1
-    rs: list[Any] = []
-    rd: list[Any] = []
+    end: Scalar = 1
+    rs: list[Scalar] = []
+    rd: list[Scalar] = []
     for d, s, w in modes:
         if d == end:
             end = d * s
@@ -133,11 +134,11 @@ def right_inverse(shape: Any, stride: Any) -> tuple[Any, Any]:
     return pack(rs, rd)
 
 
-def _longest_chain(modes: list[tuple[Any, Any, Any]]) -> tuple[list[Any], list[Any]]:
-    """Of all chains of modes d = 1, d = s, ... the one that ends highest; among equals the first by stride."""
-    best: dict[Any, tuple[Any, list[tuple[Any, Any]]]] = {}
+def _longest_chain(modes: list[tuple[int, int, Scalar]]) -> Modes:
+    """The chain of modes d = 1, d = s, ... that ends highest; among equals the first by stride."""
+    best: dict[Scalar, tuple[Scalar, list[tuple[Scalar, Scalar]]]] = {}
 
-    def longest(end: Any) -> tuple[Any, list[tuple[Any, Any]]]:
+    def longest(end: Scalar) -> tuple[Scalar, list[tuple[Scalar, Scalar]]]:
         if end not in best:
             best[end] = end, []
             for d, s, w in modes:
@@ -147,8 +148,8 @@ def _longest_chain(modes: list[tuple[Any, Any, Any]]) -> tuple[list[Any], list[A
                         best[end] = top, [(s, w)] + chain
         return best[end]
 
-    rs: list[Any] = []
-    rd: list[Any] = []
+    rs: list[Scalar] = []
+    rd: list[StrideEntry] = []
     for s, w in longest(1)[1]:
         if rs and rs[-1] * rd[-1] == w:
             rs[-1] *= s
@@ -158,7 +159,7 @@ def _longest_chain(modes: list[tuple[Any, Any, Any]]) -> tuple[list[Any], list[A
     return rs, rd
 
 
-def left_inverse(shape: Any, stride: Any) -> tuple[Any, Any]:
+def left_inverse(shape: Shape, stride: Stride) -> Pair:
     """R with R(L(i)) = i: the right inverse of (L, complement of L), which must leave nothing out."""
     for s, d in zip(leaves(shape), leaves(stride)):
         if s != 1 and d == 0:
@@ -174,11 +175,11 @@ def left_inverse(shape: Any, stride: Any) -> tuple[Any, Any]:
     return right_inverse((shape, rest[0]), (stride, rest[1]))
 
 
-def nullspace(shape: Any, stride: Any) -> tuple[Any, Any]:
+def nullspace(shape: Shape, stride: Stride) -> Pair:
     """The coordinates that the modes of stride 0 spend: R with L(x + R(i)) = L(x) for every x with 0 in those modes."""
-    S: list[Any] = []
-    D: list[Any] = []
-    w: Any = 1
+    S: list[Scalar] = []
+    D: list[Scalar] = []
+    w: Scalar = 1
     for s, d in zip(leaves(shape), leaves(stride)):
         if s != 1 and d == 0:
             S.append(s)
@@ -187,14 +188,14 @@ def nullspace(shape: Any, stride: Any) -> tuple[Any, Any]:
     return pack(S, D)
 
 
-def max_common(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
+def max_common(a: Pair, b: Pair) -> Pair:
     """The largest R with A(R(i)) = B(R(i)) = i along B's right inverse: what both layouts store side by side."""
     inverse = right_inverse(*b)
     S, D = coal(*inverse)
     # How far A follows B's inverse: mode by mode, each composed on its own with what is below it.
-    rs: list[Any] = []
-    rd: list[Any] = []
-    end: Any = 1
+    rs: list[int] = []
+    rd: list[int] = []
+    end: int = 1
     for s, d in zip(S, D):
         n = _follows(a, pack(rs, rd), s, d, end)
         if n > 1:
@@ -206,8 +207,9 @@ def max_common(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
     return pack(rs, rd)
 
 
-def _follows(a: tuple[Any, Any], below: tuple[Any, Any], s: int, d: int, end: int) -> int:
-    """The largest n <= s with A(below(i) + j*d) = i + end*j for all i < end, j < n; it already holds for n = 1."""
+def _follows(a: Pair, below: Pair, s: int, d: int, end: int) -> int:
+    """The largest n <= s along which A follows `below` and then j*d. A(below(i) + j*d) = i + end*j for all i < end, j <
+    n; it already holds for n = 1."""
 
     size = prod(leaves(a[0]))
     top = sum([(t - 1) * e for t, e in zip(leaves(below[0]), leaves(below[1]))])

@@ -9,25 +9,24 @@ from typing import Any
 from ...arguments import as_int
 from ...errors import LayoutError
 from ..basis import has_basis
-from ..int_tuple import crd2idx, leaves, other_nesting, scalar, show
+from ..int_tuple import Modes, Pair, Shape, Stride, StrideEntry, crd2idx, leaves, other_nesting, scalar, show
+from ..symbols.polynomial import Scalar
 
-Pair = tuple[Any, Any]
 
-
-def factor(n: Any, what: str) -> int:
+def factor(n: Scalar, what: str) -> int:
     """A checked factor >= 1."""
     return as_int(n, f"the factor of {what}", least=1)
 
 
-def _refuse_basis(name: str, shape: Any, stride: Any) -> None:
+def _refuse_basis(name: str, shape: Shape, stride: Stride) -> None:
     if has_basis(stride):
         raise LayoutError(
             f"{name} of {show(shape)}:{show(stride)}: coordinates have no width; recast the layout they index"
         )
 
 
-def upcast(shape: Any, stride: Any, n: int) -> Pair:
-    """Each n neighbouring elements as one group, R(c) = L(k*c) // n with k = ceil(n / stride) in each mode.
+def upcast(shape: Shape, stride: Stride, n: int) -> Pair:
+    """Each n neighbouring elements as one group: R(c) = L(k*c) // n with k = ceil(n / stride) in each mode.
 
     A mode of stride d < n has k entries in a group, so its extent becomes ceil(extent / k) and its stride 1; other
     strides are divided by n. The last group of a mode may be partly filled: that rounding is CuTe's definition.
@@ -65,7 +64,7 @@ def _upcast(shape: Any, stride: Any, n: int, rest: list[tuple[int, int, int, int
     return s, d
 
 
-def downcast(shape: Any, stride: Any, n: int) -> Pair:
+def downcast(shape: Shape, stride: Stride, n: int) -> Pair:
     """Each element as n neighbouring ones: every mode of stride 1 takes in the parts, all other strides grow by n.
 
     That is CuTe's definition. Without a mode of stride 1 the result leads to the first part of each element. Two modes
@@ -86,7 +85,7 @@ def _downcast(shape: Any, stride: Any, n: int) -> Pair:
     return shape, stride * n
 
 
-def widened(shape: Any, stride: Any, n: int, taking: list[int]) -> Pair:
+def widened(shape: object, stride: object, n: int, taking: list[int]) -> Pair:
     """The entries numbered `taking` n times as long, all other strides n times as large."""
     place = count()
 
@@ -99,12 +98,12 @@ def widened(shape: Any, stride: Any, n: int, taking: list[int]) -> Pair:
     return part(shape, stride)
 
 
-def recasting(shape: Any, stride: Any, new_bits: int, old_bits: int) -> str:
+def recasting(shape: Shape, stride: Stride, new_bits: int, old_bits: int) -> str:
     """The operation as messages name it."""
     return f"recast of {show(shape)}:{show(stride)} from {old_bits} to {new_bits} bits"
 
 
-def taker(shape: Any, stride: Any, new_bits: int, old_bits: int) -> list[int]:
+def taker(shape: Shape, stride: Stride, new_bits: int, old_bits: int) -> list[int]:
     """The entry that takes in the parts of an element: of those of stride 1 the one longer than 1, else the first.
 
     Raises LayoutError where two are longer: they overlap, and an element has its parts once.
@@ -119,7 +118,7 @@ def taker(shape: Any, stride: Any, new_bits: int, old_bits: int) -> list[int]:
     return (long or ones)[:1]
 
 
-def recast(shape: Any, stride: Any, new_bits: int, old_bits: int) -> Pair:
+def recast(shape: Shape, stride: Stride, new_bits: int, old_bits: int) -> Pair:
     """From elements of old_bits to elements of new_bits: the same bits, so whole elements of both, or LayoutError.
 
     Down to the widest element that both are made of, where one mode takes in the parts, and up from there.
@@ -144,7 +143,7 @@ def recast(shape: Any, stride: Any, new_bits: int, old_bits: int) -> Pair:
     return upcast(S, D, up)
 
 
-def not_whole(s: int, d: int, n: int, steps: set[Any]) -> bool:
+def not_whole(s: int, d: int, n: int, steps: set[int]) -> bool:
     """True if elements of n neighbours do not divide the mode s:d.
 
     The mode fills elements, or it ends inside one and a mode of a stride in `steps` goes on where it ends.
@@ -163,15 +162,15 @@ def factors(new_bits: int, old_bits: int) -> tuple[int, int]:
 # ---------------------------------------------------------------- slices
 
 
-def select(coord: Any, shape: Any, stride: Any, kept: bool) -> tuple[list[Any], list[Any]]:
-    """The modes that None stands for (kept), or those that have an integer (not kept), as two lists."""
+def select(coord: object, shape: Any, stride: Any, kept: bool) -> Modes:
+    """The modes marked by None (kept), or by an integer (not kept), as two lists."""
     if coord is None:
         return ([shape], [stride]) if kept else ([], [])
     if isinstance(coord, (tuple, list)):
         if shape.__class__ is not tuple or len(coord) != len(shape):
             raise other_nesting(coord, shape)
-        S: list[Any] = []
-        D: list[Any] = []
+        S: list[Scalar] = []
+        D: list[StrideEntry] = []
         for c, s, d in zip(coord, shape, stride):
             ks, kd = select(c, s, d, kept)
             S += ks
@@ -189,7 +188,7 @@ def offset(coord: Any, shape: Any, stride: Any) -> Any:
     if isinstance(coord, (tuple, list)):
         if shape.__class__ is not tuple or len(coord) != len(shape):
             raise other_nesting(coord, shape)
-        total: Any = 0
+        total: Scalar = 0
         for c, s, d in zip(coord, shape, stride):
             part = offset(c, s, d)
             if not (part.__class__ is int and part == 0):

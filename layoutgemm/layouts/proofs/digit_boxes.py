@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any
 
-from ..symbols.polynomial import MissingFact, P, div, fresh_symbol, ge0, gens, needs_div, needs_ge, show, val
-
-__all__ = ["Box", "Digit", "Split", "Stuck", "distinct"]
+from ..symbols.polynomial import MissingFact, P, Scalar, div, fresh_symbol, ge0, gens, needs_div, needs_ge, show, val
 
 Digit = tuple[str, int]  # variable, position of the digit
 
@@ -20,7 +17,7 @@ class Stuck(MissingFact):
 class Split(Exception):
     """Some digit has to be split before the formula can be evaluated; the evaluation starts again after that."""
 
-    def __init__(self, splits: list[tuple[str, Any]]) -> None:
+    def __init__(self, splits: list[tuple[str, Scalar]]) -> None:
         super().__init__(splits)
         self.splits = splits
 
@@ -33,27 +30,27 @@ class Box:
     (dividend and divisor), and the variable. Raises Stuck for an extent that may be 0.
     """
 
-    def __init__(self, extents: Mapping[str, Any]) -> None:
+    def __init__(self, extents: Mapping[str, Scalar]) -> None:
         self.extents = dict(extents)
         for v, n in self.extents.items():
             if not ge0(n - 1):
                 raise Stuck(f"{v} in 0..{show(n - 1)}", needs_ge(n - 1))
-        self.digits: dict[str, list[Any]] = {v: [n] for v, n in extents.items()}
-        self.weights: dict[str, list[Any]] = {v: [1] for v in extents}
-        self.covers: list[tuple[Any, Any, Any, str]] = []
+        self.digits: dict[str, list[Scalar]] = {v: [n] for v, n in extents.items()}
+        self.weights: dict[str, list[Scalar]] = {v: [1] for v in extents}
+        self.covers: list[tuple[Scalar, Scalar, Scalar, str]] = []
 
-    def extent(self, digit: Digit) -> Any:
-        """How many values the digit has."""
+    def extent(self, digit: Digit) -> Scalar:
+        """The number of values of the digit."""
         return self.digits[digit[0]][digit[1]]
 
-    def weight(self, digit: Digit) -> Any:
-        """What one step of the digit is in its variable."""
+    def weight(self, digit: Digit) -> Scalar:
+        """The weight of the digit: one step of it, in its variable."""
         return self.weights[digit[0]][digit[1]]
 
-    def split(self, name: str, at: Any) -> None:
+    def split(self, name: str, at: Scalar) -> None:
         """Make `at` the weight of a digit. Raises Stuck where it is no multiple of the weight of a digit below it."""
         digits, weights = self.digits[name], self.weights[name]
-        inside: tuple[int, Any] | None = None  # the last digit in which `at` may lie, and how far up
+        inside: tuple[int, Scalar] | None = None  # the last digit in which `at` may lie, and how far up
         for i, (e, w) in enumerate(zip(digits, weights)):
             if w == at:
                 return
@@ -99,7 +96,7 @@ def distinct(needs: Iterable[str]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1 << 12)
-def ceiling(e: Any, q: Any) -> Any:
+def ceiling(e: Scalar, q: Scalar) -> Scalar:
     """ceil(e / q) as a symbol of our own."""
     # One symbol for one quotient, or two splits of equal extents would look different.
     return fresh_symbol(f"ceil({show(e)}/{show(q)})", 1)

@@ -34,11 +34,10 @@ from ..int_tuple import transform
 from ..layout import Layout
 from ..linear import LinearLayout
 from ..swizzle import ComposedLayout, Swizzle
-from ..symbols.polynomial import P, div, ge0, make, needs_div, needs_ge, show
+from ..symbols.polynomial import P, Scalar, div, ge0, make, needs_div, needs_ge, show, terms_of
 from .digit_boxes import Box, Digit, Split, Stuck, distinct
 
-__all__ = ["Box", "Digit", "Form", "Stuck", "maximum", "minimum", "rewrite"]
-
+Formula = Callable[..., Any]  # of variables by name
 Bit = tuple[frozenset[Digit], bool]  # XOR of the set, and whether it is negated
 ZERO: frozenset[Digit] = frozenset()
 
@@ -58,11 +57,11 @@ class Form:
 
     __slots__ = ("box", "constant", "quotients", "terms")
 
-    def __init__(self, box: Box, terms: dict[frozenset[Digit], Any], constant: Any) -> None:
+    def __init__(self, box: Box, terms: dict[frozenset[Digit], Scalar], constant: Scalar) -> None:
         self.box, self.terms, self.constant = box, terms, constant
-        self.quotients: dict[Any, Form] = {}  # formulas ask for x // d and for x % d
+        self.quotients: dict[Scalar, Form] = {}  # formulas ask for x // d and for x % d
 
-    def _lift(self, other: Any) -> Form | None:
+    def _lift(self, other: object) -> Form | None:
         if other.__class__ is Form:
             return other
         other = _entry(other)
@@ -70,7 +69,7 @@ class Form:
 
     # ------------------------------------------------------------ sums and multiples
 
-    def __add__(self, other: Any) -> Any:
+    def __add__(self, other: Scalar | Form) -> Form:
         right = self._lift(other)
         if right is None:
             return NotImplemented
@@ -91,23 +90,14 @@ class Form:
     def __pos__(self) -> Form:
         return self
 
-    def __sub__(self, other: Any) -> Any:
+    def __sub__(self, other: Any) -> Form:
         right = self._lift(other)
-        if right is None:
-            return NotImplemented
-        terms = dict(self.terms)
-        for s, c in right.terms.items():
-            v = terms.get(s, 0) - c
-            if v.__class__ is int and v == 0:
-                del terms[s]
-            else:
-                terms[s] = v
-        return Form(self.box, terms, self.constant - right.constant)
+        return NotImplemented if right is None else self + -right
 
-    def __rsub__(self, other: Any) -> Any:
+    def __rsub__(self, other: Scalar) -> Form:
         return -self + other
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: Scalar | Form) -> Form:
         right = self._lift(other)
         if right is None:
             return NotImplemented
@@ -123,17 +113,17 @@ class Form:
 
     # ------------------------------------------------------------ bounds
 
-    def low(self) -> Any:
+    def low(self) -> Scalar:
         """A lower bound on the box."""
         return self.constant + self._bound(lambda c: c)
 
-    def high(self) -> Any:
+    def high(self) -> Scalar:
         """An upper bound on the box."""
         return self.constant - self._bound(lambda c: -c)
 
-    def _bound(self, sign: Callable[[Any], Any]) -> Any:
+    def _bound(self, sign: Callable[[Scalar], Scalar]) -> Scalar:
         """The sum of the terms' least values, of sign(coefficient) * digit."""
-        total: Any = 0
+        total: Scalar = 0
         covered = {cover[3] for cover in self.box.covers}
         for s, c in self.terms.items():
             ((name, i),) = s if len(s) == 1 else (("", 0),)
@@ -144,11 +134,12 @@ class Form:
                 total = total + _least(sign(factor), most)
         return total
 
-    def _fields(self, name: str) -> Iterator[tuple[Any, Any]]:
-        """What a variable with over-covering digits adds: factors of its fields, and the most that each field can be.
+    def _fields(self, name: str) -> Iterator[tuple[Scalar, Scalar]]:
+        """The terms of a variable with over-covering digits: factors of its fields, and the most that each field can
+        be.
 
-        Digits from weight v up to weight w that occur as multiples of their weights are factor * v * (x % w // v),
-        which is below w, however far the digits by themselves would reach.
+        Digits from weight v up to weight w that occur as multiples of their weights are factor * v * (x % w // v). That
+        is below w, however far the digits by themselves would reach.
         """
         digits, weights = self.box.digits[name], self.box.weights[name]
         i = 0
@@ -170,7 +161,7 @@ class Form:
 
     # ------------------------------------------------------------ division
 
-    def __floordiv__(self, other: Any) -> Any:
+    def __floordiv__(self, other: object) -> Form:
         right = self._lift(other)
         if right is None:
             return NotImplemented
@@ -182,11 +173,11 @@ class Form:
             known = self.quotients[d] = self._quotient(d)
         return known
 
-    def _quotient(self, d: Any) -> Form:
+    def _quotient(self, d: Scalar) -> Form:
         if not ge0(d - 1):
             raise Stuck(f"division by {show(d)}", needs_ge(d - 1))
-        quotient: dict[frozenset[Digit], Any] = {}
-        rest: dict[frozenset[Digit], Any] = {}
+        quotient: dict[frozenset[Digit], Scalar] = {}
+        rest: dict[frozenset[Digit], Scalar] = {}
         for s, c in self.terms.items():
             q, r = _divide(c, d)
             if not (q.__class__ is int and q == 0):
@@ -200,7 +191,7 @@ class Form:
             return Form(self.box, quotient, k) + remainder._small_quotient(d)
         return Form(self.box, quotient, k + carry)
 
-    def _carry(self, d: Any) -> Any:
+    def _carry(self, d: Scalar) -> Scalar | None:
         """The one value of floor(self / d), where the bounds leave only one; else None."""
         if not self.terms and self.constant.__class__ is int and self.constant == 0:
             return 0
@@ -211,7 +202,7 @@ class Form:
             return low // d
         return None
 
-    def _small_quotient(self, d: Any) -> Form:
+    def _small_quotient(self, d: Scalar) -> Form:
         """floor(self / d) for a remainder that the bounds do not decide: split a digit, or tabulate a single one."""
         for s, c in self.terms.items():
             if len(s) > 1:
@@ -241,41 +232,41 @@ class Form:
             needs = [f for x in (low, gap) if not ge0(x) for f in needs_ge(x)]
         raise Stuck(f"({self}) // {show(d)}: what {show(d)} does not divide is not below it", distinct(needs))
 
-    def __mod__(self, other: Any) -> Any:
+    def __mod__(self, other: Scalar | Form) -> Form:
         return self - (self // other) * other
 
-    def __divmod__(self, other: Any) -> tuple[Any, Any]:
+    def __divmod__(self, other: Scalar | Form) -> tuple[Form, Form]:
         q = self // other
         return q, self - q * other
 
-    def __rfloordiv__(self, other: Any) -> Any:
+    def __rfloordiv__(self, other: object) -> Form:
         left = self._lift(other)
         return NotImplemented if left is None else left // self
 
-    def __rmod__(self, other: Any) -> Any:
+    def __rmod__(self, other: object) -> Form:
         left = self._lift(other)
         return NotImplemented if left is None else left % self
 
     # ------------------------------------------------------------ bits
 
-    def __rshift__(self, n: Any) -> Any:
+    def __rshift__(self, n: Scalar) -> Form:
         return self // (1 << n) if n.__class__ is int else NotImplemented
 
-    def __lshift__(self, n: Any) -> Any:
+    def __lshift__(self, n: Scalar) -> Form:
         return self * (1 << n) if n.__class__ is int else NotImplemented
 
     def __invert__(self) -> Form:
         return -self - 1
 
-    def __xor__(self, other: Any) -> Any:
+    def __xor__(self, other: object) -> Form:
         return self._bitwise(other, _xor, True)
 
-    def __and__(self, other: Any) -> Any:
+    def __and__(self, other: object) -> Form:
         if other.__class__ is int:
             # Runs of ones are fields: no need to know every bit.
             if other < 0:
                 return self - (self & ~other)
-            total: Any = Form(self.box, {}, 0)
+            total: Form = Form(self.box, {}, 0)
             while other:
                 low = (other & -other).bit_length() - 1
                 n = (~(other >> low) & ((other >> low) + 1)).bit_length() - 1
@@ -284,12 +275,12 @@ class Form:
             return total
         return self._bitwise(other, _and, False)
 
-    def __or__(self, other: Any) -> Any:
+    def __or__(self, other: object) -> Form:
         return self._bitwise(other, _or, True)
 
     __rxor__, __rand__, __ror__ = __xor__, __and__, __or__
 
-    def _bitwise(self, other: Any, operation: Callable[[Bit, Bit], Bit], keeps_upper: bool) -> Any:
+    def _bitwise(self, other: object, operation: Callable[[Bit, Bit], Bit], keeps_upper: bool) -> Form:
         """Bit by bit below 2^n, where one operand lies in 0..2^n-1; above that the other one, or nothing."""
         right = self._lift(other)
         if right is None:
@@ -316,14 +307,14 @@ class Form:
     def _bits(self, n: int) -> tuple[dict[int, Bit], Form]:
         """The bits below 2^n by position, and the rest, a multiple of 2^n."""
         one = 1 << n
-        upper: dict[frozenset[Digit], Any] = {}
+        upper: dict[frozenset[Digit], Scalar] = {}
         pieces: list[tuple[frozenset[Digit], int]] = []
-        splits: list[tuple[str, Any]] = []
+        splits: list[tuple[str, Scalar]] = []
         for s, c in self.terms.items():
             if div(c, one) is not None:
                 upper[s] = c
                 continue
-            if c.__class__ is P:
+            if isinstance(c, P):
                 raise Stuck(f"the low {n} bits of {self}", needs_div(one, c))
             digit = next(iter(s))
             if len(s) == 1 and self.box.extent(digit) != 2:
@@ -336,7 +327,7 @@ class Form:
             raise Split(splits)
         bits: dict[int, Bit] = {}
         k, constant = _divide(self.constant, one)
-        if constant.__class__ is P:
+        if isinstance(constant, P):
             raise Stuck(f"the low {n} bits of {self}", needs_div(one, constant))
         for s, c in pieces:
             if c < 0:  # -c*x = c*(1-x) - c
@@ -365,7 +356,7 @@ class Form:
     # ------------------------------------------------------------ the value
 
     def same(self, other: Form) -> bool:
-        """Whether the normal forms are equal: the same value at every coordinate of the box, and else not at all."""
+        """True if the normal forms are equal: the same value at every coordinate of the box."""
         return self.terms == other.terms and self.constant == other.constant
 
     def __eq__(self, other: object) -> bool:
@@ -377,7 +368,7 @@ class Form:
             return False
         raise Stuck(f"whether {self} == {other} depends on the coordinate: formulas cannot branch on it")
 
-    def __ge__(self, other: Any) -> bool:
+    def __ge__(self, other: object) -> bool:
         difference = self - other
         if ge0(difference.low()):
             return True
@@ -385,13 +376,13 @@ class Form:
             return False
         raise Stuck(f"whether {self} >= {other} depends on the coordinate: formulas cannot branch on it")
 
-    def __gt__(self, other: Any) -> bool:
+    def __gt__(self, other: Scalar | Form) -> bool:
         return self >= other + 1
 
-    def __le__(self, other: Any) -> bool:
+    def __le__(self, other: Scalar | Form) -> bool:
         return -self >= -other
 
-    def __lt__(self, other: Any) -> bool:
+    def __lt__(self, other: Scalar | Form) -> bool:
         return -self >= 1 - other
 
     __hash__ = None  # type: ignore[assignment]
@@ -429,7 +420,7 @@ def _or(a: Bit, b: Bit) -> Bit:
     return s, not negated
 
 
-def _entry(x: Any) -> Any:
+def _entry(x: object) -> Scalar | None:
     """An int or polynomial, or None."""
     if x.__class__ is int or x.__class__ is P:
         return x
@@ -438,7 +429,7 @@ def _entry(x: Any) -> Any:
     return None
 
 
-def _least(c: Any, most: Any) -> Any:
+def _least(c: Scalar, most: Scalar) -> Scalar:
     """The least value of c * x for x in 0..most."""
     if ge0(c):
         return 0
@@ -447,7 +438,7 @@ def _least(c: Any, most: Any) -> Any:
     return c * most
 
 
-def _divide(c: Any, d: Any) -> tuple[Any, Any]:
+def _divide(c: Scalar, d: Scalar) -> tuple[Scalar, Scalar]:
     """c = q*d + r, with as much in q as is known to be whole; for ints divmod, for polynomials term by term."""
     q = div(c, d)
     if q is not None:
@@ -455,7 +446,7 @@ def _divide(c: Any, d: Any) -> tuple[Any, Any]:
     if c.__class__ is int:
         return divmod(c, d) if d.__class__ is int else (0, c)
     q = 0
-    for m, a in c.terms.items():
+    for m, a in terms_of(c).items():
         part = div(make({m: a}), d)
         if part is not None:
             q = q + part
@@ -464,12 +455,12 @@ def _divide(c: Any, d: Any) -> tuple[Any, Any]:
     return q, c - q * d
 
 
-def minimum(*values: Any) -> Any:
+def minimum(*values: object) -> Any:
     """The least value: of ints, arrays, or forms whose order the bounds decide (else Stuck)."""
     return reduce(lambda a, b: _select(a, b, False), values)
 
 
-def maximum(*values: Any) -> Any:
+def maximum(*values: object) -> Any:
     """The largest value; see minimum."""
     return reduce(lambda a, b: _select(a, b, True), values)
 
@@ -491,7 +482,7 @@ def _select(a: Any, b: Any, larger: bool) -> Any:
     return max(a, b) if larger else min(a, b)
 
 
-def rewrite(extents: Mapping[str, Any], *formulas: Callable[..., Any]) -> tuple[Box, list[Any]]:
+def rewrite(extents: Mapping[str, Scalar], *formulas: Formula) -> tuple[Box, list[Any]]:
     """The normal forms of formulas on one box: functions of the variables by name, or layouts in their order.
 
     Splits digits and starts again until every formula goes through. A formula may return a tuple; then so is its form.
@@ -519,14 +510,14 @@ def rewrite(extents: Mapping[str, Any], *formulas: Callable[..., Any]) -> tuple[
     raise Stuck("more than 200 splits")
 
 
-def call(formula: Callable[..., Any], variables: Mapping[str, Any]) -> Any:
+def call(formula: Formula, variables: Mapping[str, object]) -> Any:
     """The formula at these values: layouts take them in order, functions by name."""
     if isinstance(formula, (Layout, ComposedLayout, LinearLayout, Swizzle)):
         return formula(*variables.values())
     return formula(**variables)
 
 
-def _checked(x: Any) -> Any:
+def _checked(x: object) -> Scalar:
     value = _entry(x)
     if value is None:
         raise Stuck(f"the formula gives {shown(x)} ({type(x).__name__}), which is no integer")

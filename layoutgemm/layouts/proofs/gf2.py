@@ -46,12 +46,12 @@ def rows_of(columns: Sequence[int], width: int) -> list[int]:
 
 
 def add_constant(constant: int, rows: list[int], one: int) -> list[int] | None:
-    """The rows of `constant + f` for an affine f, or None if that is not affine.
+    """The rows of `constant + f` for an affine f; None if that is not affine.
 
     Each row is an affine form: bit j is the coefficient of variable j, bit `one` the constant term. The sum is affine
-    iff every carry is: the carry out of a bit is the OR (where the constant has a 1) or the AND of the bit and the
-    carry into it, and the AND of two affine forms is affine only if one is constant or they differ by a constant.
-    The rows must be enough to hold the sum.
+    iff every carry is. The carry out of a bit is the OR (where the constant has a 1) or the AND of the bit and the
+    carry into it. The AND of two affine forms is affine only if one is constant or they differ by a constant. The rows
+    must be enough to hold the sum.
     """
     true = 1 << one
     out = []
@@ -74,7 +74,7 @@ def add_constant(constant: int, rows: list[int], one: int) -> list[int] | None:
 
 
 def swizzle_candidates(rows: list[int]) -> Iterator[tuple[int, int, int]]:
-    """The (B, M, S) that could have put two ones in the rows that have them; those of no swizzle when none has."""
+    """The (B, M, S) that could have put two ones in their rows. Without such rows: those of no swizzle."""
     targets = [i for i, row in enumerate(rows) if row & (row - 1)]
     if not targets:
         yield 0, 4, 3
@@ -114,7 +114,8 @@ class Elimination:
         return value, combo
 
     def solve(self, value: int, partial: bool = False) -> int | None:
-        """Columns that XOR to the value, or None; with `partial`, a linear extension to values that are none."""
+        """Columns that XOR to the value, or None; with `partial`, a linear extension to values that they do not
+        reach."""
         combo = 0
         while value:
             top = value.bit_length()

@@ -2,14 +2,14 @@
 
 Equal normal forms are a proof at every size. For different forms a witness is needed: sizes, within the facts, and the
 first coordinate in colexicographic order at which the formulas differ there. The first nonzero value of a difference of
-normal forms has a closed form, so this takes no table: with all digits above the k-th at 0 the difference is a form in
-k digits; for the smallest k at which this is not identically 0, digit k must be 1, and the digits below it follow in
+normal forms has a closed form, so this takes no table. With all digits above the k-th at 0 the difference is a form in
+k digits. For the smallest k at which this is not identically 0, digit k must be 1, and the digits below it follow in
 the same way. Only where a split over-covers, and that coordinate lies outside, is the true box searched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -20,21 +20,20 @@ from ...arguments import shown
 from ...errors import LayoutError
 from ..int_tuple import idx2crd, leaves, product, product_each, transform
 from ..symbols.generators import GENERATORS, describe
-from ..symbols.polynomial import MissingFact, P, gens, show, val, valuations
-from .digits import Box, Digit, Form, call, rewrite
+from ..symbols.polynomial import MissingFact, P, Scalar, gens, show, val, valuations
+from .digit_boxes import Box, Digit
+from .digits import Form, Formula, call, rewrite
 from .sizes import sizes as values_of
-from .verdicts import CounterExample, Proof, Undecided
-
-__all__ = ["prove_formulas", "prove_layouts", "tabulate"]
+from .verdicts import Answer, CounterExample, Proof, Undecided
 
 LIMIT = 1 << 20  # coordinates that are enumerated, in Python ints
 SIZES = 400  # sizes at which a counterexample is looked for
 
 
 def prove_formulas(
-    left: Callable[..., Any], right: Callable[..., Any], extents: Mapping[str, Any] | None = None, /, **more: Any
+    left: Formula, right: Formula, extents: Mapping[str, Any] | None = None, /, **more: object
 ) -> Proof | CounterExample | Undecided:
-    """Whether two index formulas agree on a box, for all sizes that the facts allow.
+    """Prove that two index formulas agree on a box at every size of the facts.
 
     Formulas are functions of the variables by name, in + - * // % & | ^ ~ << >>, `minimum` and `maximum`, that may use
     symbols (`dim`); or layouts, which take the variables in order. Each variable runs over 0..extent-1, its extent an
@@ -81,8 +80,8 @@ def prove_formulas(
     return Undecided(why + (f"; they may agree given {' or '.join(needs)}" if needs else ""))
 
 
-def prove_layouts(a: Any, b: Any) -> Proof | CounterExample | Undecided:
-    """Whether two layouts, plain or composed, are one function of the flat index, where their sizes are equal.
+def prove_layouts(a: Any, b: Any) -> Answer:
+    """Prove that two layouts of equal size are one function of the flat index.
 
     Mode by mode where both have the same top-level extents, else over the flat index. As `prove_formulas`; two sizes
     that differ are Undecided here.
@@ -132,7 +131,7 @@ def _text(f: Any) -> str:
 
 
 def _exhaust(
-    left: Callable[..., Any], right: Callable[..., Any], extents: dict[str, Any], stuck: MissingFact
+    left: Formula, right: Formula, extents: dict[str, Any], stuck: MissingFact
 ) -> Proof | CounterExample | Undecided:
     if any(n.__class__ is P for n in extents.values()):
         return Undecided(str(stuck))
@@ -149,19 +148,19 @@ def _exhaust(
         index = min(index, int(bad[0]) if len(bad) else index)
     if index == len(a[0]):
         return Proof("exhaustion", (), (f"all {size} values agree",))
-    coord = _coordinate(index, list(extents.values()))
+    coord = coordinate(index, list(extents.values()))
     at = dict(zip(extents, coord, strict=True))
     return CounterExample(_single(coord), call(left, at), call(right, at), index, method="exhaustion")
 
 
-def tabulate(formula: Callable[..., Any], extents: Mapping[str, int]) -> list[Any]:
+def tabulate(formula: Formula, extents: Mapping[str, int]) -> list[np.ndarray]:
     """All values of a formula on a static box, in colexicographic order, as Python ints: an array per component.
 
     NumPy evaluates where the formula lets it, one coordinate at a time is the fallback. Raises LayoutError for values
     that are no integers and for a formula that needs symbols.
     """
     shape = tuple(reversed(list(extents.values())))
-    grids: dict[str, Any] = {}
+    grids: dict[str, object] = {}
     for axis, (name, n) in enumerate(reversed(list(extents.items()))):
         grid = np.arange(n).astype(object)
         grids[name] = grid.reshape([-1 if i == axis else 1 for i in range(len(shape))])
@@ -178,7 +177,7 @@ def tabulate(formula: Callable[..., Any], extents: Mapping[str, int]) -> list[An
     return [_integers(x) for x in found]
 
 
-def _integers(values: Any) -> Any:
+def _integers(values: np.ndarray) -> np.ndarray:
     out = np.empty(len(values), dtype=object)
     for i, x in enumerate(values):
         if not hasattr(x, "__index__") or isinstance(x, (bool, np.bool_)):
@@ -188,10 +187,11 @@ def _integers(values: Any) -> Any:
 
 
 def _coordinates(extents: list[int]) -> Iterator[list[int]]:
-    return (_coordinate(i, extents) for i in range(prod(extents)))
+    return (coordinate(i, extents) for i in range(prod(extents)))
 
 
-def _coordinate(index: int, extents: list[int]) -> list[int]:
+def coordinate(index: int, extents: list[int]) -> list[int]:
+    """The digits of a flat index, lowest first."""
     out = []
     for n in extents:
         index, r = divmod(index, n)
@@ -199,14 +199,14 @@ def _coordinate(index: int, extents: list[int]) -> list[int]:
     return out
 
 
-def _single(coord: list[int]) -> Any:
+def _single(coord: list[int]) -> int | tuple[int, ...]:
     return coord[0] if len(coord) == 1 else tuple(coord)
 
 
 # ---------------------------------------------------------------- the first difference, at sizes that have one
 
 
-def _witness(box: Box, f: Any, g: Any, used: list[int]) -> CounterExample | None:
+def _witness(box: Box, f: object, g: object, used: list[int]) -> CounterExample | None:
     """Sizes and the first coordinate at which forms differ, or None where none is found."""
     fs, gs = leaves(f), leaves(g)
     if len(fs) != len(gs):
@@ -227,7 +227,7 @@ def _witness(box: Box, f: Any, g: Any, used: list[int]) -> CounterExample | None
     return None
 
 
-def _counterexample(coord: Any, left: Any, right: Any, index: int, env: dict[int, int]) -> CounterExample:
+def _counterexample(coord: object, left: Scalar, right: Scalar, index: int, env: dict[int, int]) -> CounterExample:
     if not env:
         return CounterExample(coord, left, right, index, method="digits")
     values = values_of(env)
@@ -274,7 +274,7 @@ def _first_inside(box: Box, difference: Form, sizes: dict[int, int]) -> list[int
 
 
 def first_nonzero(constant: int, terms: Mapping[int, int], n: int) -> list[int] | None:
-    """The first of the digit vectors of length n (lowest digit first) at which a form is not 0, or None.
+    """The first digit vector (lowest digit first) at which a form is not 0, or None.
 
     `terms`: coefficient by set of digits, as a bit mask; sets of several digits hold bits.
 

@@ -1,10 +1,10 @@
 """Statements about layouts with symbols, decided for every size that the facts allow.
 
 Two plain layouts are one function exactly when their coalesced forms are equal. For polynomials in free generators the
-form is complete too: where two forms differ, some size tells them apart, since outside the zeros of finitely many
-polynomials no extent is 1 and no neighbours merge, and there the integer forms differ. So `prove` finds that size, and
-the first differing coordinate there by the same closed form as for integers. Only a symbol with an upper bound can run
-out of sizes; its values are then taken one by one, and each is a question without it.
+form is complete too: where two forms differ, some size tells them apart. Outside the zeros of finitely many polynomials
+no extent is 1 and no neighbours merge, and there the integer forms differ. So `prove` finds that size, and the first
+differing coordinate there by the same closed form as for integers. Only a symbol with an upper bound can run out of
+sizes; its values are then taken one by one, and each is a question without it.
 
 Nothing here rests on sampling: sizes are tried only to find a counterexample.
 """
@@ -22,7 +22,7 @@ import numpy as np
 from ...errors import LayoutError
 from .. import above
 from ..basis import component, has_basis, paths_of
-from ..int_tuple import as_shape, coal, leaves, product
+from ..int_tuple import Shape, Stride, as_shape, coal, leaves, product
 from ..int_tuple import show as show_tuple
 from ..layout import Layout
 from ..linear import LinearLayout
@@ -33,22 +33,21 @@ from ..symbols.dims import entry
 from ..symbols.facts import Facts, as_facts
 from ..symbols.generators import GENERATORS, check_symbols
 from ..symbols.generators import show as show_names
-from ..symbols.polynomial import div, ge0, needs_ge, show, substitute, val
+from ..symbols.polynomial import Scalar, div, ge0, needs_ge, show, substitute, val
 from ..symbols.symbolic_layout import conditions_of, generators
 from . import verdicts as _proof
 from .index_formulas import prove_layouts
 from .sizes import at, candidates, cases_of, entries_of, plain, replaced, sizes
-from .verdicts import CounterExample, Proof, Undecided
+from .verdicts import Answer, CounterExample, Proof, Undecided
 
-Answer = Any  # Proof, CounterExample or Undecided
 Argument = Callable[[], list[str]]  # the lines of an argument that holds, written when they are read
 EXHAUST = 1 << 16  # elements of a layout that is looked at whole, at one size
 ALL_LOOKS = 1 << 21  # elements that are looked at for one question
 
 
 @above.proven.register(object)
-def prove(a: Any, b: Any, given: Any = ()) -> Answer:
-    """Whether two layouts are one function of the flat index, of one size, at every size that the facts allow.
+def prove(a: object, b: object, given: object = ()) -> Answer:
+    """Prove that two layouts are one function of the flat index, at every size.
 
     `given` are facts, as `Facts` takes them. Returns Proof, CounterExample with the sizes and the first coordinate at
     which the two differ there, or Undecided.
@@ -62,10 +61,7 @@ def prove(a: Any, b: Any, given: Any = ()) -> Answer:
     not equivalent at M=2, N=2: (1,0) gives 2 and 1
     """
     _proof.check_layouts(a, b)
-    facts = _facts(given)
-    if facts is not None:
-        facts = facts.on(a, b)
-        a, b = facts(a, b)
+    facts, (a, b) = _under(given, a, b)
     gs = generators(*entries_of(a), *entries_of(b))
     if not gs:
         return _proof.between(_with_conditions(_proof.equivalent(plain(a), plain(b)), (a, b), []), a, b)
@@ -77,14 +73,14 @@ def prove(a: Any, b: Any, given: Any = ()) -> Answer:
     if has_basis(a.stride) != has_basis(b.stride):
         raise LayoutError(f"{a} and {b}: one leads to coordinates, the other to offsets")
 
-    def same(f: Callable[[Any], Any]) -> Argument | None:
+    def same(f: Callable[[Scalar], Scalar]) -> Argument | None:
         x = coal(a.shape, a.stride) if f is _as_is else coal(replaced(f, a.shape), replaced(f, a.stride))
         if x != (coal(b.shape, b.stride) if f is _as_is else coal(replaced(f, b.shape), replaced(f, b.stride))):
             return None
         return lambda: ["both coalesce to " + (" x ".join(f"{show(s)}:{show(d)}" for s, d in zip(*x)) or "1:0")]
 
-    def differ(env: dict[int, int]) -> Answer:
-        def number(x: Any) -> int:
+    def differ(env: dict[int, int]) -> Answer | None:
+        def number(x: Scalar) -> int:
             return val(x, env)
 
         if coal(replaced(number, a.shape), replaced(number, a.stride)) == coal(
@@ -98,8 +94,8 @@ def prove(a: Any, b: Any, given: Any = ()) -> Answer:
 
 
 @above.injective.register(object)
-def injective(a: Any, given: Any = ()) -> Answer:
-    """Whether no two coordinates share a value, at every size: Proof, CounterExample with the two first flat indices
+def injective(a: Any, given: object = ()) -> Answer:
+    """Prove that no two coordinates share a value, at every size: Proof, CounterExample with the two first flat indices
     that do, or Undecided naming the comparisons that are missing.
 
     >>> from layoutgemm import Layout
@@ -112,22 +108,19 @@ def injective(a: Any, given: Any = ()) -> Answer:
     ('M:1 is the smallest', 'N:ld steps over the span M-1 of the smaller strides')
     """
     _proof.check_layouts(a)
-    facts = _facts(given)
-    if facts is not None:
-        facts = facts.on(a)
-        a = facts(a)
+    facts, (a,) = _under(given, a)
     if not generators(*entries_of(a)):
         return plain(a).is_injective()
     if not isinstance(a, Layout):
         return injective(a.layout)  # a swizzle is a bijection
     why: list[str] = []
 
-    def steps(f: Callable[[Any], Any]) -> Argument | None:
+    def steps(f: Callable[[Scalar], Scalar]) -> Argument | None:
         return _growing(replaced(f, a.shape), replaced(f, a.stride), why)
 
     looks = _Looks()
 
-    def shared(env: dict[int, int]) -> Answer:
+    def shared(env: dict[int, int]) -> Answer | None:
         return at(a, env).is_injective() if looks.at(val(a.size, env)) else None
 
     with recording() as used:
@@ -136,13 +129,10 @@ def injective(a: Any, given: Any = ()) -> Answer:
 
 
 @above.bijective.register(object)
-def bijective(a: Any, given: Any = ()) -> Answer:
-    """Whether the values are 0..size-1, each once, at every size."""
+def bijective(a: object, given: object = ()) -> Answer:
+    """Prove that the values are 0..size-1, each once, at every size."""
     _proof.check_layouts(a)
-    facts = _facts(given)
-    if facts is not None:
-        facts = facts.on(a)
-        a = facts(a)
+    facts, (a,) = _under(given, a)
     if not isinstance(a, Layout) or has_basis(a.stride):
         raise LayoutError(
             f"{a}: bijective means onto the offsets 0..size-1, of a layout without swizzle or coordinates"
@@ -151,12 +141,12 @@ def bijective(a: Any, given: Any = ()) -> Answer:
         return plain(a).is_bijective()
     why: list[str] = []
 
-    def compact(f: Callable[[Any], Any]) -> Argument | None:
+    def compact(f: Callable[[Scalar], Scalar]) -> Argument | None:
         shape, stride = replaced(f, a.shape), replaced(f, a.stride)
         steps = _growing(shape, stride, why)
         if steps is None:
             return None
-        top: Any = 1
+        top: Scalar = 1
         for s, d in zip(leaves(shape), leaves(stride)):
             if not ge0(d):
                 why.append(f"the sign of {show(d)}")
@@ -168,7 +158,7 @@ def bijective(a: Any, given: Any = ()) -> Answer:
 
     looks = _Looks()
 
-    def not_compact(env: dict[int, int]) -> Answer:
+    def not_compact(env: dict[int, int]) -> Answer | None:
         return at(a, env).is_bijective() if looks.at(val(a.size, env)) else None
 
     with recording() as used:
@@ -177,8 +167,8 @@ def bijective(a: Any, given: Any = ()) -> Answer:
 
 
 @above.covering.register(object)
-def covers(a: Any, tile: Any, given: Any = ()) -> Answer:
-    """Whether every offset 0..size(tile)-1 is a value of the layout, at every size. `tile` is a shape or a layout.
+def covers(a: object, tile: object, given: object = ()) -> Answer:
+    """Prove that every offset 0..size(tile)-1 is a value of the layout, at every size. `tile` is a shape or a layout.
 
     A CounterExample gives the first offset that is missing.
 
@@ -190,10 +180,7 @@ def covers(a: Any, tile: Any, given: Any = ()) -> Answer:
     """
     target = tile.shape if isinstance(tile, (Layout, ComposedLayout, LinearLayout)) else as_shape(tile)
     _proof.check_layouts(a)
-    facts = _facts(given)
-    if facts is not None:
-        facts = facts.on(a, target)
-        a, target = facts(a, target)
+    facts, (a, target) = _under(given, a, target)
     n = product(target)
     if not isinstance(a, Layout) or has_basis(a.stride):
         raise LayoutError(f"{a}: covers() is about the offsets of a layout without swizzle or coordinates")
@@ -201,7 +188,7 @@ def covers(a: Any, tile: Any, given: Any = ()) -> Answer:
     def statement() -> str:
         return f"{a} does not cover 0..{show(n - 1)}"
 
-    def reaches(f: Callable[[Any], Any]) -> Argument | None:
+    def reaches(f: Callable[[Scalar], Scalar]) -> Argument | None:
         inverse_shape, inverse_stride = _ops.right_inverse(replaced(f, a.shape), replaced(f, a.stride))
         m = product(inverse_shape)
         if not holds(f(n), m):
@@ -215,7 +202,7 @@ def covers(a: Any, tile: Any, given: Any = ()) -> Answer:
 
     looks = _Looks()
 
-    def missing(env: dict[int, int]) -> Answer:
+    def missing(env: dict[int, int]) -> Answer | None:
         top = val(n, env)
         if not looks.at(val(a.size, env), top):
             return None
@@ -233,8 +220,9 @@ def covers(a: Any, tile: Any, given: Any = ()) -> Answer:
 
 
 @above.apart.register(object)
-def disjoint(a: Any, b: Any, offset: Any = 0, given: Any = ()) -> Answer:
-    """Whether no value of `a` is offset + a value of `b`, at every size. A CounterExample gives the two flat indices.
+def disjoint(a: object, b: object, offset: Scalar = 0, given: object = ()) -> Answer:
+    """Prove that no value of `a` is offset + a value of `b`, at every size. A CounterExample gives the two flat
+    indices.
 
     >>> from layoutgemm import Layout
     >>> from layoutgemm.layouts.symbols.dims import dims
@@ -244,17 +232,14 @@ def disjoint(a: Any, b: Any, offset: Any = 0, given: Any = ()) -> Answer:
     """
     _proof.check_layouts(a, b)
     offset = entry(offset, "the offset of disjoint")
-    facts = _facts(given)
-    if facts is not None:
-        facts = facts.on(a, b, offset)
-        a, b, offset = facts(a, b, offset)
+    facts, (a, b, offset) = _under(given, a, b, offset)
     if not (isinstance(a, Layout) and isinstance(b, Layout)) or has_basis(a.stride) or has_basis(b.stride):
         raise LayoutError(f"{a} and {b}: disjoint() is about the offsets of layouts without swizzle or coordinates")
 
     def statement() -> str:
         return f"{a} and {show(offset)} + {b} share values"
 
-    def apart(f: Callable[[Any], Any]) -> Argument | None:
+    def apart(f: Callable[[Scalar], Scalar]) -> Argument | None:
         return _apart(
             [*zip(leaves(replaced(f, a.shape)), leaves(replaced(f, a.stride)))],
             [*zip(leaves(replaced(f, b.shape)), leaves(replaced(f, b.stride)))],
@@ -263,7 +248,7 @@ def disjoint(a: Any, b: Any, offset: Any = 0, given: Any = ()) -> Answer:
 
     looks = _Looks()
 
-    def meet(env: dict[int, int]) -> Answer:
+    def meet(env: dict[int, int]) -> Answer | None:
         if not looks.at(val(a.size, env), val(b.size, env)):
             return None
         x, y = at(a, env).offsets(), at(b, env).offsets() + val(offset, env)
@@ -283,9 +268,9 @@ def disjoint(a: Any, b: Any, offset: Any = 0, given: Any = ()) -> Answer:
 
 
 def _decide(
-    objects: tuple[Any, ...],
+    objects: tuple[object, ...],
     shown: Callable[[Callable[[Any], Any]], Argument | None],
-    looked: Callable[[dict[int, int]], Answer],
+    looked: Callable[[dict[int, int]], Answer | None],
     method: str,
     statement: Callable[[], str],
     facts: Facts | None,
@@ -330,25 +315,25 @@ def _decide(
     return Proof(f"{method}, each value of the bounded symbols", (), tuple(shortened))
 
 
-def _as_is(x: Any) -> Any:
+def _as_is(x: Scalar) -> Scalar:
     return x
 
 
 class _Looks:
-    """How much may still be looked at: so many elements at one size, and so many at all sizes of one question."""
+    """The elements that may still be looked at: EXHAUST at one size, ALL_LOOKS at all sizes of one question."""
 
     def __init__(self) -> None:
         self.left = ALL_LOOKS
 
     def at(self, *sizes: int) -> bool:
-        """Whether layouts of these sizes may be looked at; if so, they are counted."""
+        """True if layouts of these sizes may be looked at; if so, they are counted."""
         if max(sizes) > EXHAUST or sum(sizes) > self.left:
             return False
         self.left -= sum(sizes)
         return True
 
 
-def _growing(shape: Any, stride: Any, why: list[str]) -> Argument | None:
+def _growing(shape: Shape, stride: Stride, why: list[str]) -> Argument | None:
     """The argument that a layout is injective: one mode after the other told apart from the rest; or None."""
     if has_basis(stride):
         parts: list[Argument] = []
@@ -365,12 +350,12 @@ def _growing(shape: Any, stride: Any, why: list[str]) -> Argument | None:
     return None if found is None else lambda: found() or ["one element"]
 
 
-def _is_one(s: Any) -> bool:
+def _is_one(s: Scalar) -> bool:
     return s.__class__ is int and s == 1
 
 
-def _growing_part(modes: list[tuple[Any, Any]], why: list[str]) -> Argument | None:
-    rest: list[tuple[Any, Any]] = []
+def _growing_part(modes: list[tuple[Scalar, Scalar]], why: list[str]) -> Argument | None:
+    rest: list[tuple[Scalar, Scalar]] = []
     for s, d in modes:
         if _is_one(s):
             continue
@@ -378,7 +363,7 @@ def _growing_part(modes: list[tuple[Any, Any]], why: list[str]) -> Argument | No
             why.append(f"{show(d)} may be 0, or of either sign")
             return None
         rest.append((s, d if ge0(d) else -d))
-    steps: list[tuple[str, Any, Any, Any]] = []  # a text, and what goes in it
+    steps: list[tuple[str, Scalar, Scalar, Scalar]] = []  # a text, and what goes in it
     inner: tuple[str, ...] = ()
 
     def text() -> list[str]:
@@ -416,18 +401,18 @@ def _growing_part(modes: list[tuple[Any, Any]], why: list[str]) -> Argument | No
     return text
 
 
-def _apart(a: list[tuple[Any, Any]], b: list[tuple[Any, Any]], offset: Any) -> Argument | None:
+def _apart(a: list[tuple[Scalar, Scalar]], b: list[tuple[Scalar, Scalar]], offset: Scalar) -> Argument | None:
     """Why a(i) - b(j) is never `offset`: by range, or by range modulo a number that divides the larger strides."""
     modes = [(s, d) for s, d in a if not _is_one(s)] + [(s, -d) for s, d in b if not _is_one(s)]
-    candidates: list[Any] = [0]
+    candidates: list[Scalar] = [0]
     for _, d in modes:
         for x in (d, -d):
             if ge0(x - 2) and x not in candidates:
                 candidates.append(x)
     for q in candidates:
         small = [(s, d) for s, d in modes if (q.__class__ is int and q == 0) or div(d, q) is None]
-        low: Any = -offset
-        high: Any = -offset
+        low: Scalar = -offset
+        high: Scalar = -offset
         for s, d in small:
             if ge0(d):
                 high = high + (s - 1) * d
@@ -446,16 +431,20 @@ def _apart(a: list[tuple[Any, Any]], b: list[tuple[Any, Any]], offset: Any) -> A
     return None
 
 
-def _between(text: str, low: Any, high: Any, modulus: Any = 0) -> list[str]:
+def _between(text: str, low: object, high: object, modulus: object = 0) -> list[str]:
     return [f"{text.format(show(modulus))} {show(low)}..{show(high)}"]
 
 
-def _facts(given: Any) -> Facts | None:
-    return None if isinstance(given, (tuple, list)) and not given else as_facts(given)
+def _under(given: object, *objects: Any) -> tuple[Facts | None, tuple[Any, ...]]:
+    """The facts about the objects, None without any, and the objects under them."""
+    if isinstance(given, (tuple, list)) and not given:
+        return None, objects
+    facts = as_facts(given).on(*objects)
+    return facts, facts(*objects) if len(objects) > 1 else (facts(*objects),)
 
 
 def _sized(
-    found: CounterExample, env: dict[int, int], statement: str, facts: Facts | None, objects: Any
+    found: CounterExample, env: dict[int, int], statement: str, facts: Facts | None, objects: object
 ) -> CounterExample:
     values = sizes(env, facts)
     where = " at " + ", ".join(f"{n}={v}" for n, v in values.items()) if values else ""
@@ -463,7 +452,9 @@ def _sized(
     return replace(found, statement=f"{statement}{where}{tail}", sizes=tuple(values.items()))
 
 
-def _with_conditions(answer: Answer, layouts: tuple[Any, ...], used: list[str], why: list[str] | None = None) -> Answer:
+def _with_conditions(
+    answer: Answer, layouts: tuple[object, ...], used: list[str], why: list[str] | None = None
+) -> Answer:
     if isinstance(answer, Proof):
         before = [c for x in layouts for c in conditions_of(x)]
         return Proof(answer.method, tuple(strongest([*before, *used, *answer.conditions])), answer.unread)
@@ -492,6 +483,3 @@ def _swizzled(a: Any, b: Any, facts: Facts | None) -> Answer:
                 if isinstance(found, CounterExample):
                     return _sized(found, env, "not equivalent", facts, (a, b))
     return answer
-
-
-__all__ = ["bijective", "covers", "disjoint", "injective", "prove", "sizes"]

@@ -9,11 +9,12 @@ from fractions import Fraction
 from typing import Any
 
 from ..basis import ScaledBasis
+from ..int_tuple import Stride
 from ..layout import Layout
 from ..symbols.facts import Facts
-from ..symbols.generators import GENERATORS, Shown, inverse
+from ..symbols.generators import GENERATORS, Coefficient, Shown, inverse
 from ..symbols.generators import show as show_names
-from ..symbols.polynomial import val, valuations
+from ..symbols.polynomial import Scalar, val, valuations
 
 CASES = 4096  # values of bounded symbols that are taken one by one
 TRIES = 1000  # sizes at which a counterexample is looked for
@@ -59,12 +60,12 @@ def at(x: Any, env: dict[int, int]) -> Any:
     return val(x, env)
 
 
-def plain(x: Any) -> Any:
+def plain(x: object) -> Any:
     """A layout without symbols as one of the plain class."""
     return Layout._new(x.shape, x.stride) if isinstance(x, Layout) else x
 
 
-def replaced(f: Callable[[Any], Any], x: Any) -> Any:
+def replaced(f: Callable[[Scalar], Scalar], x: Any) -> Any:
     """The tuple with `f` applied to every entry, basis elements' values included."""
     if x.__class__ is tuple:
         return tuple([replaced(f, y) for y in x])
@@ -73,7 +74,7 @@ def replaced(f: Callable[[Any], Any], x: Any) -> Any:
     return f(x)
 
 
-def entries_of(x: Any) -> tuple[Any, ...]:
+def entries_of(x: Any) -> tuple[Stride, ...]:
     """The parts of a layout, or the entry itself."""
     if hasattr(x, "swizzle"):
         return (x.offset, *entries_of(x.layout))
@@ -117,7 +118,7 @@ def _solve(shown: Shown, value: int, known: dict[str, int]) -> bool:
     ((power, c),) = with_name.items()
     if dict(power)[name] != 1:
         return False
-    rest: Any = value
+    rest: Coefficient = value
     for p, k in shown.items():
         if p != power:
             rest -= _value({p: k}, known)
@@ -128,13 +129,10 @@ def _solve(shown: Shown, value: int, known: dict[str, int]) -> bool:
     return True
 
 
-def _value(shown: Shown, known: dict[str, int]) -> Any:
-    total: Any = 0
+def _value(shown: Shown, known: dict[str, int]) -> Coefficient:
+    total: Coefficient = 0
     for power, c in shown.items():
         for n, k in power:
             c = c * known[n] ** k if k > 0 else Fraction(c) / known[n] ** -k
         total += c
     return total
-
-
-__all__ = ["at", "candidates", "cases_of", "entries_of", "plain", "replaced", "sizes"]

@@ -6,8 +6,8 @@ All of them may stand where a bool does: they are truthy when the answer is yes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import gcd
-from typing import Any
+from math import gcd, prod
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from ...arguments import shown
 from ...errors import LayoutError
 from .. import above
 from ..basis import component, has_basis, paths_of
-from ..int_tuple import coal, idx2crd, leaves, show, show_coord
+from ..int_tuple import Modes, Shape, Stride, coal, idx2crd, leaves, show, show_coord
 from ..symbols import dispatch as symbolic_arguments
 
 LIMIT = 1 << 24
@@ -24,28 +24,28 @@ TWO_INDICES = "two coordinates"  # the method of a counterexample whose coord is
 
 
 class Function:
-    """What statements are about: layouts, swizzled or not, and linear ones."""
+    """The subjects of statements: layouts, swizzled or not, and linear ones."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether an operation has an answer. Truthy when it has.
+    """The verdict on an operation: truthy when it has an answer.
 
     Attributes: ok; reason, what the operation would raise; witness, the first coordinate that shows it.
     """
 
     ok: bool
     reason: str = ""
-    witness: Any = None
+    witness: object = None
 
     def __bool__(self) -> bool:
         return self.ok
 
 
 class _Lines:
-    """A field of lines that may be given as a function, called when they are first read.
+    """A field of lines that may be a function, called when they are first read.
 
     Writing an argument out can take longer than finding it, and most proofs are only asked whether they are one.
     """
@@ -53,7 +53,7 @@ class _Lines:
     def __set_name__(self, owner: type, name: str) -> None:
         self.slot = f"_{name}"
 
-    def __get__(self, proof: Any, owner: type) -> tuple[str, ...]:
+    def __get__(self, proof: object, owner: type) -> tuple[str, ...]:
         if proof is None:
             return ()  # the field's default
         lines = proof.__dict__[self.slot]
@@ -61,7 +61,7 @@ class _Lines:
             lines = proof.__dict__[self.slot] = tuple(lines())
         return lines
 
-    def __set__(self, proof: Any, lines: Any) -> None:
+    def __set__(self, proof: object, lines: object) -> None:
         proof.__dict__[self.slot] = lines
 
 
@@ -76,11 +76,11 @@ class Proof:
     conditions: _Lines = _Lines()
     steps: _Lines = _Lines()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Proof, (self.method, self.conditions, self.steps)
 
     @property
-    def unread(self) -> Any:
+    def unread(self) -> object:
         """The steps as they were given, to hand on without writing them out."""
         return self.__dict__["_steps"]
 
@@ -181,8 +181,8 @@ class CounterExample:
         return f"{self.statement}: {coord} gives {show(self.left)} and {show(self.right)}"
 
 
-def _same(a: Any, b: Any) -> bool:
-    """Whether two values are one; values that cannot be compared, as of symbols, are not."""
+def _same(a: object, b: object) -> bool:
+    """True if two values are equal; values that cannot be compared, such as symbols, are not."""
     try:
         return bool(a == b)
     except LayoutError:
@@ -194,7 +194,7 @@ class Undecided:
     """No method decided. Falsy; `why` says what each of them lacked."""
 
     why: str
-    between: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+    between: tuple[object, ...] = field(default=(), repr=False, compare=False)
 
     def __bool__(self) -> bool:
         return False
@@ -215,14 +215,16 @@ class Undecided:
         return None
 
     def explain(self) -> str:
-        """What was tried."""
+        """The attempts, as text."""
         return f"undecided: {self.why}"
 
+
+Answer: TypeAlias = Proof | CounterExample | Undecided
 
 # ---------------------------------------------------------------- two layouts
 
 
-def first_difference(a: tuple[list[Any], list[Any]], b: tuple[list[Any], list[Any]]) -> int | None:
+def first_difference(a: Modes, b: Modes) -> int | None:
     """The first index at which two coalesced layouts differ, on the indices that both have; None if they never do."""
     w = 1
     (sa, da), (sb, db) = a, b
@@ -232,33 +234,26 @@ def first_difference(a: tuple[list[Any], list[Any]], b: tuple[list[Any], list[An
         if sa[i] != sb[i]:
             n = w * min(sa[i], sb[i])
             # The shorter mode ends here; whether the layout does too is for the sizes to say.
-            return n if n < min(_size(sa), _size(sb)) else None
+            return n if n < min(prod(sa), prod(sb)) else None
         w *= sa[i]
     return None
 
 
-def _size(S: list[Any]) -> int:
-    n = 1
-    for s in S:
-        n *= s
-    return n
-
-
-def between(answer: Any, a: Any, b: Any) -> Any:
+def between(answer: Answer, a: object, b: object) -> Answer:
     """The answer, told which two layouts it is about, if it is no proof."""
     return answer if isinstance(answer, Proof) else replace(answer, between=(a, b))
 
 
-def check_layouts(*xs: Any) -> None:
-    """Raise LayoutError for an operand of a statement about layouts that is none."""
+def check_layouts(*xs: object) -> None:
+    """Raise LayoutError for an operand of a statement about layouts that is no layout."""
     for x in xs:
         if not isinstance(x, Function):
             notation = f"; CuTe's notation is read by parse({shown(x)})" if isinstance(x, str) else ""
             raise LayoutError(f"layouts are compared, and {shown(x)} is none{notation}")
 
 
-def equivalent(a: Any, b: Any) -> Proof | CounterExample | Undecided:
-    """Whether two layouts are one function of the flat index, of one size."""
+def equivalent(a: Any, b: Any) -> Answer:
+    """Prove that two layouts are one function of the flat index, of one size."""
     if getattr(a.__class__, "_plain", None) is None or getattr(b.__class__, "_plain", None) is None:
         check_layouts(a, b)
         with_symbols = symbolic_arguments.prove(a, b)
@@ -277,7 +272,7 @@ def equivalent(a: Any, b: Any) -> Proof | CounterExample | Undecided:
     return _difference(a, b, index, "coalesced normal form")
 
 
-def _first_difference_by_component(da: Any, db: Any, a: Any, b: Any) -> int | None:
+def _first_difference_by_component(da: Stride, db: Stride, a: Any, b: Any) -> int | None:
     if has_basis(da) != has_basis(db):
         return 0
     found = []
@@ -305,7 +300,7 @@ def _difference(a: Any, b: Any, index: int | None, method: str) -> Proof | Count
     return CounterExample(idx2crd(index, a.shape), a(index), b(index), index, method=method)
 
 
-def _swizzled(a: Any, b: Any) -> Proof | CounterExample | Undecided:
+def _swizzled(a: Any, b: Any) -> Answer:
     """Static layouts, at least one composed: without the swizzle they share, over GF(2), else by exhaustion."""
     if has_basis(getattr(a, "stride", 0)) or has_basis(getattr(b, "stride", 0)):
         return _difference(a, b, 0, "coalesced normal form")  # coordinates, and offsets
@@ -332,7 +327,7 @@ def _swizzled(a: Any, b: Any) -> Proof | CounterExample | Undecided:
     return _difference(a, b, index, "GF(2) matrix") if a.size == b.size else _by_exhaustion(a, b)
 
 
-def _by_exhaustion(a: Any, b: Any) -> Proof | CounterExample | Undecided:
+def _by_exhaustion(a: Any, b: Any) -> Answer:
     n = min(a.size, b.size)
     if n > LIMIT:
         return Undecided(f"{n} values, more than {LIMIT}, would have to be compared")
@@ -349,8 +344,8 @@ def _by_exhaustion(a: Any, b: Any) -> Proof | CounterExample | Undecided:
 # ---------------------------------------------------------------- one layout
 
 
-def injective(shape: Any, stride: Any) -> Proof | CounterExample | Undecided:
-    """Whether no two coordinates share a value."""
+def injective(shape: Shape, stride: Stride) -> Answer:
+    """Prove that no two coordinates share a value."""
     entries = []
     found: CounterExample | Undecided | None = None
     w = 1
@@ -380,7 +375,9 @@ def injective(shape: Any, stride: Any) -> Proof | CounterExample | Undecided:
     return Proof("growing strides", (), tuple(steps))
 
 
-def _injective(modes: list[tuple[int, int, int]], shape: Any, stride: Any) -> list[str] | CounterExample | Undecided:
+def _injective(
+    modes: list[tuple[int, int, int]], shape: Shape, stride: Stride
+) -> list[str] | CounterExample | Undecided:
     steps: list[str] = []
     rest = sorted(modes, key=lambda m: (abs(m[1]), m[0]))
     # A mode whose stride exceeds all that the smaller ones span cannot take part in a clash, and neither can one that
@@ -409,7 +406,7 @@ def _injective(modes: list[tuple[int, int, int]], shape: Any, stride: Any) -> li
         if i >= s or j >= t:
             return steps + [f"{i}*{d} = {j}*{e} is the smallest clash, outside {s} and {t}"]
         return _shared(shape, stride, i * v, j * w) if d * e > 0 else _shared(shape, stride, 0, i * v + j * w)
-    n = _size([s for s, _, _ in rest])
+    n = prod([s for s, _, _ in rest])
     if sum([(s - 1) * abs(d) for s, d, _ in rest]) >= 1 << 62 or rest[-1][2] >= 1 << 40:
         return Undecided(
             f"the modes {', '.join(f'{s}:{d}' for s, d, _ in rest)} overlap, and their values do not fit 64 bits"
@@ -435,13 +432,13 @@ def _injective(modes: list[tuple[int, int, int]], shape: Any, stride: Any) -> li
     return steps + [f"the {n} values of the other modes are distinct"]
 
 
-def _shared(shape: Any, stride: Any, i: int, j: int) -> CounterExample:
+def _shared(shape: Shape, stride: Stride, i: int, j: int) -> CounterExample:
     value = above.layout_of(shape, stride)(i)
     return CounterExample((i, j), value, value, j, f"{show(shape)}:{show(stride)} is not injective", TWO_INDICES)
 
 
-def bijective(shape: Any, stride: Any) -> Proof | CounterExample | Undecided:
-    """Whether the values are 0 .. size-1, each once."""
+def bijective(shape: Shape, stride: Stride) -> Answer:
+    """Prove that the values are 0..size-1, each once."""
     if has_basis(stride):
         raise LayoutError(
             f"{show(shape)}:{show(stride)} leads to coordinates; bijective means onto the offsets 0..size-1"
@@ -449,10 +446,10 @@ def bijective(shape: Any, stride: Any) -> Proof | CounterExample | Undecided:
     answer = injective(shape, stride)
     if not isinstance(answer, Proof):
         return answer
-    n = _size(leaves(shape))
+    n = prod(leaves(shape))
     for s, d in zip(leaves(shape), leaves(stride)):
         if d < 0 and s > 1:
-            w = _size(leaves(shape)[: leaves(stride).index(d)])
+            w = prod(leaves(shape)[: leaves(stride).index(d)])
             return CounterExample(
                 idx2crd(w, shape), d, None, w, f"{show(shape)}:{show(stride)} reaches the negative {d}"
             )

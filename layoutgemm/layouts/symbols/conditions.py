@@ -1,4 +1,4 @@
-"""What a result rests on: the facts that the decisions behind it used.
+"""The conditions of a result: the facts that the decisions behind it used.
 
 Operations on symbolic layouts ask their questions through `quotient`, `rounded_up` and `holds`. Where the answer is yes
 only because of a fact, and not for all positive integers, that fact is written down; the layout that comes out lists
@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 from .generators import GENERATORS, Coefficient, Shown, is_integral, of_terms
 from .generators import show as show_names
-from .polynomial import P, div, floordiv, ge0, needs_ge, show
+from .polynomial import P, Scalar, div, floordiv, ge0, needs_ge, show
 
 _used: ContextVar[list[str] | None] = ContextVar("used", default=None)
 
@@ -67,7 +66,7 @@ def _use(text: str) -> None:
         used.append(text)
 
 
-def quotient(p: Any, q: Any) -> Any:
+def quotient(p: Scalar, q: Scalar) -> Scalar | None:
     """The exact quotient p/q, or None."""
     out = div(p, q)
     if out.__class__ is P and not is_integral(of_terms(out.terms)):
@@ -75,7 +74,7 @@ def quotient(p: Any, q: Any) -> Any:
     return out
 
 
-def rounded_up(p: Any, q: Any) -> Any:
+def rounded_up(p: Scalar, q: Scalar) -> Scalar | None:
     """ceil(p / q) where the facts make it an entry, or None."""
     if p.__class__ is int and q.__class__ is int:
         return -(-p // q)
@@ -89,7 +88,7 @@ def rounded_up(p: Any, q: Any) -> Any:
     return -out
 
 
-def rounded_down(p: Any, q: Any) -> Any:
+def rounded_down(p: Scalar, q: Scalar) -> Scalar | None:
     """floor(p / q) where the facts make it an entry, or None."""
     if p.__class__ is int and q.__class__ is int:
         return p // q
@@ -103,8 +102,8 @@ def rounded_down(p: Any, q: Any) -> Any:
     return out
 
 
-def holds(p: Any, q: Any) -> bool:
-    """Whether p <= q at every value."""
+def holds(p: Scalar, q: Scalar) -> bool:
+    """True if p <= q at every value."""
     if p.__class__ is int and q.__class__ is int:
         return bool(p <= q)
     difference = q - p
@@ -116,7 +115,7 @@ def holds(p: Any, q: Any) -> bool:
     return True
 
 
-def _use_division(q: Any, p: Any, out: P) -> None:
+def _use_division(q: Scalar, p: Scalar, out: P) -> None:
     """The divisibility behind a quotient: of the symbols whose part in it is a fraction."""
     for m in out.terms:
         names = []
@@ -153,15 +152,15 @@ def _use_division(q: Any, p: Any, out: P) -> None:
 
 
 def _for_all_positive(a: Shown) -> bool:
-    """Whether the polynomial is >= 0 for all names >= 1, and so no fact is behind it."""
+    """True if the polynomial is >= 0 for all names >= 1, and needs no fact."""
     if not all(k > 0 for p in a for _, k in p):
         return False
-    out: dict[Any, Coefficient] = {}
+    out: dict[tuple[str, ...], Coefficient] = {}
     for power, c in a.items():
-        terms: dict[Any, Coefficient] = {(): c}
+        terms: dict[tuple[str, ...], Coefficient] = {(): c}
         for n, k in power:
             for _ in range(k):
-                nxt: dict[Any, Coefficient] = {}
+                nxt: dict[tuple[str, ...], Coefficient] = {}
                 for t, v in terms.items():
                     up = tuple(sorted((*t, n)))
                     nxt[up] = nxt.get(up, 0) + v
@@ -170,6 +169,3 @@ def _for_all_positive(a: Shown) -> bool:
         for t, v in terms.items():
             out[t] = out.get(t, 0) + v
     return all(v >= 0 for v in out.values())
-
-
-__all__ = ["back_to", "holds", "mark", "quotient", "recording", "rounded_down", "rounded_up", "strongest"]

@@ -1,8 +1,8 @@
 """Symbols as a user meets them: `dim`, entries read from text, and the way from and to SymPy.
 
-A symbol made here is an entry like an int: it goes into shapes and strides, adds and multiplies, divides where that is
-exact, and says which fact is missing where it is not. SymPy symbols and expressions are accepted in the same places and
-become such entries at once; SymPy itself is loaded only when a caller hands over one of its objects or asks for one.
+A symbol made here is an entry like an int: it goes into shapes and strides, adds and multiplies, and divides where that
+is exact. Otherwise it says which fact is missing. SymPy symbols and expressions are accepted in the same places and
+become such entries at once. SymPy itself is loaded only when a caller hands over one of its objects or asks for one.
 
     >>> M, N = dim("M", multiple_of=64), dim("N")
     >>> M // 64, (M + 3) % 64, 8 * N * M // 16
@@ -26,12 +26,12 @@ from ...arguments import MAX_BITS, as_int, is_int, refusal, shown
 from ...errors import LayoutError, ParseError
 from .. import above
 from .generators import GENERATORS, FactError, generator
-from .polynomial import MAX_POWER, MissingFact, P, floordiv, ge0, gen, needs_div, needs_ge, show
+from .polynomial import MAX_POWER, MissingFact, P, Scalar, floordiv, ge0, gen, needs_div, needs_ge, show
 
-_declared: dict[str, Any] = {}
+_declared: dict[str, Scalar] = {}
 
 
-def dim(name: str, multiple_of: int = 1, min: int = 1, max: int | None = None) -> Any:
+def dim(name: str, multiple_of: int = 1, min: int = 1, max: int | None = None) -> Scalar:
     """A symbol for an integer: a multiple of `multiple_of` in min..max (no upper bound when None).
 
     The result is an entry for shapes and strides. Calls with the same name and facts give the same symbol. Symbols of
@@ -53,7 +53,7 @@ def dim(name: str, multiple_of: int = 1, min: int = 1, max: int | None = None) -
     return _declared[name]
 
 
-def dims(names: str, multiple_of: int = 1, min: int = 1, max: int | None = None) -> tuple[Any, ...]:
+def dims(names: str, multiple_of: int = 1, min: int = 1, max: int | None = None) -> tuple[Scalar, ...]:
     """Several symbols with the same facts: `M, N, K = dims("M N K")`.
 
     >>> M, N = dims("M N")
@@ -65,13 +65,13 @@ def dims(names: str, multiple_of: int = 1, min: int = 1, max: int | None = None)
     return tuple([dim(n, multiple_of, min, max) for n in names.replace(",", " ").split()])
 
 
-def declared(name: str) -> Any:
-    """The symbol last made under this name; a new one >= 1 if there is none."""
+def declared(name: str) -> Scalar:
+    """The symbol last made under this name, or a new one >= 1."""
     found = _declared.get(name)
     return dim(name) if found is None else found
 
 
-def entry(x: Any, what: str = "an entry") -> Any:
+def entry(x: object, what: str = "an entry") -> Scalar:
     """`x` as an entry, int or P: SymPy integers, symbols and expressions are converted. Raises LayoutError."""
     if x.__class__ is P:
         return x
@@ -82,14 +82,14 @@ def entry(x: Any, what: str = "an entry") -> Any:
     return as_int(x, what)
 
 
-def extent(p: Any) -> Any:
+def extent(p: Scalar) -> Scalar:
     """`p` as a layout's extent. Raises MissingFact unless it is >= 1 at every size."""
     if not ge0(p - 1):
         raise MissingFact(f"a layout's extent must be at least 1, and {show(p)} may be less", needs_ge(p - 1))
     return p
 
 
-def ceil_div(p: Any, d: Any) -> Any:
+def ceil_div(p: Scalar, d: Scalar) -> Scalar:
     """ceil(p / d) where the facts make it an entry. Raises MissingFact naming the facts that would.
 
     >>> ceil_div(dim("M", multiple_of=64), 64), ceil_div(100, 64)
@@ -116,7 +116,7 @@ ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
 _BINARY = {**ARITHMETIC, ast.Pow: lambda a, b: a**b}
 
 
-def parse_entry(text: str, symbol: Callable[[str], Any] | None = None) -> Any:
+def parse_entry(text: str, symbol: Callable[[str], Scalar] | None = None) -> Scalar:
     """The entry that a text such as `64*N+8` or `M//64` means; names are the symbols last made with `dim`, or new, or
     what `symbol` gives for them.
 
@@ -154,14 +154,14 @@ def expression(text: str, failing: str) -> ast.expr:
     return tree
 
 
-MAX_DEPTH = 200  # operations inside of one another
+MAX_DEPTH = 200  # nested operations
 
 
 def _head(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def evaluate(node: ast.expr, symbol: Callable[[str], Any]) -> Any:
+def evaluate(node: ast.expr, symbol: Callable[[str], Scalar]) -> Scalar:
     """The entry of an expression in + - * // % ** and ceil_div over integers and names."""
     if isinstance(node, ast.Constant) and node.value.__class__ is int:
         return node.value
@@ -185,7 +185,7 @@ def evaluate(node: ast.expr, symbol: Callable[[str], Any]) -> Any:
     raise _refused(node, "no integer expression in + - * // % ** and ceil_div")
 
 
-def operate(operation: Callable[[Any, Any], Any], node: ast.BinOp, left: Any, right: Any) -> Any:
+def operate(operation: Callable[[Any, Any], Scalar], node: ast.BinOp, left: Scalar, right: Scalar) -> Scalar:
     """The operation of a node on two entries. Raises ParseError for a division by zero, and for what grows too large.
 
     >>> evaluate(expression("M**2//4", ""), lambda name: dim(name, multiple_of=2))
@@ -225,13 +225,13 @@ def _refused(node: ast.expr, why: str) -> ParseError:
 # ---------------------------------------------------------------- SymPy
 
 
-def is_sympy(x: Any) -> bool:
-    """Whether `x` is a SymPy expression; does not load SymPy."""
+def is_sympy(x: object) -> bool:
+    """True for a SymPy expression; does not load SymPy."""
     sympy = sys.modules.get("sympy")
     return sympy is not None and isinstance(x, getattr(sympy, "Basic", ()))
 
 
-def to_sympy(x: Any) -> Any:
+def to_sympy(x: object) -> Any:
     """The entry as a SymPy expression in the user's symbols: M//64 becomes M/64. `from_sympy` is its inverse.
 
     A symbol whose only fact is >= 1 is Symbol(name, integer=True, positive=True); others carry their facts.
@@ -242,7 +242,7 @@ def to_sympy(x: Any) -> Any:
     return above.to_sympy(x)
 
 
-def from_sympy(x: Any) -> Any:
+def from_sympy(x: object) -> Scalar:
     """A SymPy expression as an entry: integer symbols, + - *, powers, exact quotients, floor, ceiling and Mod.
 
     The symbols' own assumptions are their facts: integer is required, positive means >= 1, nonnegative >= 0, even a
@@ -272,25 +272,10 @@ def fresh_name(base: str) -> str:
             return name
 
 
-def symbol(name: str, multiple_of: int = 1, low: int | None = 1, high: int | None = None) -> Any:
-    """The symbol with these facts, without making it the one that its name means in texts."""
+def symbol(name: str, multiple_of: int = 1, low: int | None = 1, high: int | None = None) -> Scalar:
+    """The symbol with these facts; texts keep their meaning of its name."""
     g_low = None if low is None else -(-low // multiple_of)
     g_high = None if high is None else high // multiple_of
     if g_low is not None and g_high is not None and g_low > g_high:
         raise FactError(f"{name}: there is no multiple of {multiple_of} in {low}..{high}")
     return gen(generator(name, g_low, g_high, {((name, 1),): Fraction(1, multiple_of)})) * multiple_of
-
-
-__all__ = [
-    "ceil_div",
-    "declared",
-    "dim",
-    "dims",
-    "entry",
-    "extent",
-    "from_sympy",
-    "is_sympy",
-    "parse_entry",
-    "symbol",
-    "to_sympy",
-]

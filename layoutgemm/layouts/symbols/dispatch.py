@@ -1,4 +1,4 @@
-"""Whether there are symbols: then the layouts of integers hand over to the layouts with symbols."""
+"""Detection of symbols: layouts of integers then hand over to layouts with symbols."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .generators import GENERATORS
 from .polynomial import P
 
 
-def symbols_in(x: Any) -> bool:
-    """Whether an argument has symbols: an entry, a SymPy expression, a tuple of them, or a layout."""
+def symbols_in(x: object) -> bool:
+    """True if an argument has symbols: an entry, a SymPy expression, a tuple of them, or a layout."""
     if not GENERATORS and "sympy" not in modules:
         return False
     if x.__class__ is int or x is None:
@@ -24,20 +24,20 @@ def symbols_in(x: Any) -> bool:
 
 
 def has_symbols(shape: Any, stride: Any) -> bool:
-    """Whether any entry of a checked shape or stride is a symbol."""
+    """True if any entry of a checked shape or stride is a symbol."""
     if shape.__class__ is tuple:
         return any(map(has_symbols, shape, stride))
     value = stride.value if stride.__class__ is ScaledBasis else stride
     return shape.__class__ is P or value.__class__ is P
 
 
-def prove(a: Any, b: Any) -> Any:
+def prove(a: object, b: object) -> Any:
     """The verdict on two layouts one of which has symbols; None when neither has."""
     return above.proven(a, b) if GENERATORS and (_with_symbols(a) or _with_symbols(b)) else None
 
 
 def _with_symbols(x: Any) -> bool:
-    """Whether any entry of a layout, swizzled or not, is a symbol."""
+    """True if any entry of a layout, swizzled or not, is a symbol."""
     if hasattr(x, "swizzle"):
         return x.offset.__class__ is P or _with_symbols(x.layout)
     return hasattr(x, "stride") and has_symbols(x.shape, x.stride)

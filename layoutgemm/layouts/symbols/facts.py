@@ -21,7 +21,7 @@ once. Facts that contradict each other are refused too: under them everything wo
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any
 
@@ -31,9 +31,9 @@ from .. import above
 from ..int_tuple import as_nested
 from .dims import entry, evaluate, expression
 from .dims import symbol as plain_symbol
-from .generators import GENERATORS, FactError, restore
+from .generators import GENERATORS, FactError, Key, restore
 from .generators import show as show_names
-from .polynomial import MissingFact, P, Relation, ge0, gens, make, show, substitute, val
+from .polynomial import MissingFact, P, Relation, Scalar, ge0, gens, make, show, substitute, val
 from .solver import Solver
 
 
@@ -41,9 +41,9 @@ class Facts:
     """A set of facts, frozen; calling it on an entry, a tuple of entries or a layout applies them.
 
     Facts are texts or relations: `Facts("64 | M", "T = ceil_div(K, BK)", ld >= M)`, about the symbols of these names in
-    whatever they are applied to. `given` extends them, as a new value. `facts["M"]` is a symbol M >= 1 under the facts,
-    which is also what the facts are checked against when stated. Raises FactError for a fact that contradicts the
-    others or is not solvable for one symbol.
+    the objects that they are applied to. `given` extends them, as a new value. `facts["M"]` is a symbol M >= 1 under
+    the facts, which is also what the facts are checked against when stated. Raises FactError for a fact that
+    contradicts the others or is not solvable for one symbol.
 
     >>> from layoutgemm.layouts.symbols.dims import dim
     >>> M, N = dim("M"), dim("N")
@@ -58,33 +58,33 @@ class Facts:
 
     __slots__ = ("_known", "_mapping", "_symbols", "statements")
     statements: tuple[str, ...]
-    _mapping: dict[int, Any]  # a generator -> what it was replaced by
-    _symbols: dict[str, Any]  # the symbols that the facts speak of, before any fact
+    _mapping: dict[int, Scalar]  # a generator -> what it was replaced by
+    _symbols: dict[str, Scalar]  # the symbols that the facts speak of, before any fact
     _known: dict[str, set[int]]  # the generators that stand for a symbol, before or after
 
-    def __init__(self, *facts: Any) -> None:
+    def __init__(self, *facts: object) -> None:
         self._state((), {}, {}, {})
         self._add(facts)
 
-    def given(self, *facts: Any) -> Facts:
+    def given(self, *facts: object) -> Facts:
         """These facts and more."""
         out = object.__new__(Facts)
         out._state(self.statements, dict(self._mapping), dict(self._symbols), dict(self._known))
         out._add(facts)
         return out
 
-    def __and__(self, other: Any) -> Facts:
+    def __and__(self, other: object) -> Facts:
         return self.given(*other.statements) if isinstance(other, Facts) else self.given(other)
 
-    def __call__(self, *objects: Any) -> Any:
+    def __call__(self, *objects: object) -> Any:
         """The entries, tuples or layouts under the facts; several at once come back as a tuple, under one reading."""
         objects = tuple([_bounded(x) for x in objects])
         on = self.on(*objects)
         out = tuple([on._apply(x) for x in objects])
         return out[0] if len(objects) == 1 else out
 
-    def on(self, *objects: Any) -> Facts:
-        """The same facts about the very symbols that occur in the objects, whatever else had these names."""
+    def on(self, *objects: object) -> Facts:
+        """The same facts about the very symbols that occur in the objects."""
         found: set[int] = set()
         for x in objects:
             _collect(_bounded(x), found)
@@ -115,16 +115,16 @@ class Facts:
             return x if x.value.__class__ is int else type(x)(self._apply(x.value), x.path)
         return self._apply(entry(x))
 
-    def __getitem__(self, symbol: str) -> Any:
+    def __getitem__(self, symbol: str) -> Scalar:
         if not isinstance(symbol, str) or not symbol.isidentifier():
             raise FactError(refusal(symbol, "the name of a symbol", "an identifier such as M"))
         return self(self._symbols[symbol] if symbol in self._symbols else plain_symbol(symbol))
 
     def values(self, env: dict[int, int]) -> dict[str, int]:
-        """The values of the symbols that the facts speak of, eliminated ones included, from those of the generators."""
+        """The values of the facts' symbols, eliminated ones included, from those of the generators."""
         return {n: val(self(p), env) for n, p in self._symbols.items() if set(gens(self(p))) <= set(env)}
 
-    def symbols(self) -> dict[str, Any]:
+    def symbols(self) -> dict[str, Scalar]:
         """The symbols that the facts speak of, under the facts."""
         return {n: self(p) for n, p in self._symbols.items()}
 
@@ -137,22 +137,22 @@ class Facts:
     def __hash__(self) -> int:
         return hash(frozenset(self.symbols().items()))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         parts = [(GENERATORS[g].key, v) for g, v in self._mapping.items()]
         return _restore, (self.statements, parts, self._symbols)
 
-    def __setattr__(self, attribute: str, value: Any) -> None:
+    def __setattr__(self, attribute: str, value: Scalar) -> None:
         raise AttributeError("Facts are frozen: given() makes a new value")
 
     # ------------------------------------------------------------ inside
 
-    def _state(self, statements: tuple[str, ...], mapping: Any, symbols: Any, known: Any) -> None:
+    def _state(self, statements: tuple[str, ...], mapping: object, symbols: object, known: object) -> None:
         for attribute, value in zip(
             ("statements", "_mapping", "_symbols", "_known"), (statements, mapping, symbols, known)
         ):
             object.__setattr__(self, attribute, value)
 
-    def _add(self, facts: tuple[Any, ...]) -> None:
+    def _add(self, facts: tuple[object, ...]) -> None:
         for fact in facts:
             if isinstance(fact, Facts):
                 self._add(fact.statements)
@@ -171,14 +171,14 @@ class Facts:
             known.setdefault(GENERATORS[g].symbol, set()).add(g)
         object.__setattr__(self, "_known", known)
 
-    def _symbol(self, symbol: str) -> Any:
+    def _symbol(self, symbol: str) -> Scalar:
         """The symbol of a name in a fact, remembered."""
         if symbol not in self._symbols:
             self._symbols[symbol] = plain_symbol(symbol)
         return self._symbols[symbol]
 
 
-def _restore(statements: tuple[str, ...], parts: Any, symbols: Any) -> Facts:
+def _restore(statements: tuple[str, ...], parts: Iterable[tuple[Key, Scalar]], symbols: object) -> Facts:
     out = object.__new__(Facts)
     out._state(statements, {restore(k): v for k, v in parts}, symbols, {})
     out._add(())
@@ -191,7 +191,7 @@ _OPS = {ast.GtE: ">=", ast.Gt: ">", ast.LtE: "<=", ast.Lt: "<"}
 Statement = tuple[str, Callable[[Solver], None]]
 
 
-def _statements(fact: Any, facts: Facts) -> list[Statement]:
+def _statements(fact: object, facts: Facts) -> list[Statement]:
     """The facts that one argument states, each with its text."""
     if isinstance(fact, Relation):
         for g in gens(fact.left, fact.right):
@@ -214,14 +214,14 @@ def _statements(fact: Any, facts: Facts) -> list[Statement]:
     return _read(tree, facts)
 
 
-def as_facts(given: Any) -> Facts:
-    """What a caller gives as facts: a Facts, one fact, or a tuple of them."""
+def as_facts(given: object) -> Facts:
+    """A caller's facts: a Facts, one fact, or a tuple of them."""
     if isinstance(given, Facts):
         return given
     return Facts(*given) if isinstance(given, (tuple, list)) else Facts(given)
 
 
-def _bounded(x: Any) -> Any:
+def _bounded(x: object) -> Any:
     return as_nested(x, "a tuple under facts", lambda y, _: y) if isinstance(x, (tuple, list)) else x
 
 
@@ -242,7 +242,7 @@ def _collect(x: Any, found: set[int]) -> None:
         _collect(entry(x), found)
 
 
-def _root(g: int) -> Any:
+def _root(g: int) -> Scalar:
     """The user's symbol that generator g is a part of. Raises FactError when more than g is needed to tell."""
     G = GENERATORS[g]
     constant = G.shown.get((), 0)
@@ -321,12 +321,9 @@ def _comparison(left: ast.expr, op: ast.cmpop, right: ast.expr, facts: Facts, te
     return lambda solver: solver.nonnegative(relation.nonnegative())
 
 
-def _value(node: ast.expr, facts: Facts) -> Any:
+def _value(node: ast.expr, facts: Facts) -> Scalar:
     """The entry that an expression means; its symbols are looked up by name."""
     try:
         return evaluate(node, lambda n: facts._symbol(n))
     except MissingFact as error:
         raise FactError(f"cannot read `{ast.unparse(node)}` in a fact: {error}") from None
-
-
-__all__ = ["FactError", "Facts", "as_facts"]

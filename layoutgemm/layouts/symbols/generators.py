@@ -12,10 +12,9 @@ symbol must not meet in one layout, as one of them lacks a fact that the other h
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from math import lcm
-from typing import Any
 
 from ...arguments import MAX_BITS
 from ...errors import LayoutError
@@ -23,6 +22,7 @@ from ...errors import LayoutError
 Powers = tuple[tuple[str, int], ...]  # names with exponents, sorted, no exponent 0
 Coefficient = int | Fraction  # an int where it is whole: those are quick, and nearly all of them
 Shown = dict[Powers, Coefficient]
+Key = tuple[str, int | None, int | None, tuple[tuple[Powers, Coefficient], ...]]  # of a generator
 
 
 class FactError(LayoutError):
@@ -34,7 +34,7 @@ class Generator:
 
     __slots__ = ("high", "key", "low", "shown", "symbol")
 
-    def __init__(self, symbol: str, low: int | None, high: int | None, shown: Shown, key: Any) -> None:
+    def __init__(self, symbol: str, low: int | None, high: int | None, shown: Shown, key: Key) -> None:
         self.symbol, self.low, self.high, self.shown, self.key = symbol, low, high, shown, key
 
     def __repr__(self) -> str:
@@ -42,7 +42,7 @@ class Generator:
 
 
 GENERATORS: list[Generator] = []
-_ids: dict[Any, int] = {}
+_ids: dict[Key, int] = {}
 _fresh = 0
 _consistent: set[tuple[int, ...]] = set()
 
@@ -68,7 +68,7 @@ def fresh(text: str, low: int | None = 0, high: int | None = None) -> int:
     return generator(f"{text}'{_fresh}", low, high)
 
 
-def restore(key: Any) -> int:
+def restore(key: Key) -> int:
     """The generator of a key, in this process."""
     symbol, low, high, shown = key
     return generator(symbol, low, high, dict(shown))
@@ -158,7 +158,7 @@ def inverse(a: Shown) -> Shown | None:
     return {tuple([(n, -k) for n, k in p]): _whole(Fraction(1) / c)}
 
 
-def of_terms(terms: Any) -> Shown:
+def of_terms(terms: Mapping[tuple[int, ...], Coefficient]) -> Shown:
     """A polynomial in generators (monomial -> coefficient), rewritten in the user's symbols."""
     out: Shown = {}
     for monomial, c in terms.items():
@@ -170,7 +170,7 @@ def of_terms(terms: Any) -> Shown:
 
 
 def is_integral(a: Shown) -> bool:
-    """Whether it is a polynomial with integer coefficients: an integer whatever integers the symbols are."""
+    """True for a polynomial with integer coefficients: an integer whatever integers the symbols are."""
     return all(c.denominator == 1 and all(k > 0 for _, k in p) for p, c in a.items())
 
 

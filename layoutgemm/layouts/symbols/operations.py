@@ -1,16 +1,17 @@
 """The operations of the algebra on layouts some of whose entries are symbols. On (shape, stride) pairs.
 
-Each is the integer operation with its questions asked of polynomials (`conditions.py`): an answer is right at every
-size that the facts allow, sizes at which a symbolic extent is 1 included, or the operation is refused with the facts
-that would decide it. Where no entry is a symbol, the integer operation itself is called.
+Each is the integer operation with its questions asked of polynomials (`conditions.py`). An answer is right at every
+size that the facts allow. Otherwise the operation is refused with the facts that would decide it. Sizes at which a
+symbolic extent is 1 are included. Where no entry is a symbol, the integer operation itself is called.
 
 Two things differ from the integers by necessity. Chains of modes (complement, inverses) are ordered by provable
-comparison or divisibility, never by sorting. And modes are what they are for general sizes: at a size where an extent
-is 1 or two modes happen to continue each other, the integer operation may print the same function with fewer modes.
+comparison or divisibility, never by sorting. And modes are those of general sizes. Where an extent is 1 or two modes
+happen to continue each other, the integer operation may print the same function with fewer modes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ...errors import CompositionError, LayoutError
@@ -18,20 +19,20 @@ from .. import above
 from ..algebra import compose as _int_compose
 from ..algebra import inverse as _int_inverse
 from ..algebra.divide import divide as int_divide
-from ..algebra.divide import join, ordered, padded_to, refuse_coordinates
+from ..algebra.divide import join, refuse_coordinates
 from ..algebra.divide import multiply as int_multiply
 from ..basis import ScaledBasis, component, has_basis, paths_of
-from ..int_tuple import coal, coal_open, compact, leaves, pack, product
+from ..int_tuple import Modes, Pair, Shape, Stride, StrideEntry, coal, coal_open, leaves, pack, product
 from ..int_tuple import show as show_tuple
 from .conditions import back_to, holds, mark, quotient, rounded_down, rounded_up
-from .polynomial import MissingFact, P, needs_div, needs_ge, show
+from .polynomial import MissingFact, P, Scalar, needs_div, needs_ge, show
 
-Pair = tuple[Any, Any]
-Mode = tuple[Any, Any]
+Mode = tuple[Scalar, Scalar]
+Link = tuple[Scalar, Scalar, Scalar, Scalar]  # of a chain: extent, stride, gap, end below
 
 
-def has_symbols(*entries: Any) -> bool:
-    """Whether any entry of the shapes and strides is a symbol, a symbolic basis element included."""
+def has_symbols(*entries: object) -> bool:
+    """True if any entry of the shapes and strides, basis elements included, is a symbol."""
     for x in entries:
         if x.__class__ is tuple:
             if has_symbols(*x):
@@ -45,18 +46,18 @@ def _text(pair: Pair) -> str:
     return f"{show_tuple(pair[0])}:{show_tuple(pair[1])}"
 
 
-def _or(needs: Any) -> str:
+def _or(needs: Iterable[str]) -> str:
     return " or ".join(dict.fromkeys(needs)) or "other modes"
 
 
 # ---------------------------------------------------------------- composition
 
 
-def compose(ashape: Any, astride: Any, bshape: Any, bstride: Any) -> Pair:
+def compose(ashape: Shape, astride: Any, bshape: Shape, bstride: Stride) -> Pair:
     """Shape and stride of A o B: modes of B by divisibility, then the carries of their sum.
 
-    Raises CompositionError naming the missing facts. For each mode s:d of B against a mode a of A: a | d passes a by;
-    (s-1)*d < a fits whole; and d | a with (a/d) | s fills a and goes on in the next mode.
+    Raises CompositionError naming the missing facts. Rules for each mode s:d of B against a mode a of A: a | d passes a
+    by; (s-1)*d < a fits whole. Where d | a and (a/d) | s, the mode fills a and goes on in the next one.
     """
     if not has_symbols(ashape, astride, bshape, bstride):
         return _int_compose.compose(ashape, astride, bshape, bstride)
@@ -83,10 +84,10 @@ def _refused(refusal: MissingFact, a: Pair, b: Pair) -> CompositionError:
 class _Composition:
     """A o B for a coalesced A, whose last mode has no end."""
 
-    def __init__(self, S: list[Any], D: list[Any]) -> None:
+    def __init__(self, S: list[Scalar], D: list[StrideEntry]) -> None:
         self.S, self.D = S, D
         self.last = len(S) - 1
-        self.parts: list[tuple[int, Any]] = []  # mode of A, reach within it
+        self.parts: list[tuple[int, Scalar]] = []  # mode of A, reach within it
 
     def of(self, bshape: Any, bstride: Any) -> Pair:
         out = self._modes(bshape, bstride)
@@ -105,7 +106,7 @@ class _Composition:
             return join([self._modes(x, y) for x, y in zip(s, d)])
         return self._mode(s, d)
 
-    def _mode(self, s: Any, d: Any) -> Pair:
+    def _mode(self, s: Scalar, d: Scalar) -> Pair:
         if s.__class__ is int and s == 1:
             return 1, 0
         if d.__class__ is int and d == 0:
@@ -147,8 +148,8 @@ class _Composition:
         return pack(S, D)
 
 
-def _within_integers(S: list[Any], D: list[Any], bshape: Any, bstride: Any) -> Pair | None:
-    """A o B by the integer rule, complete, where B is an integer layout that stays below the first symbol of A."""
+def _within_integers(S: list[Scalar], D: list[StrideEntry], bshape: Shape, bstride: Stride) -> Pair | None:
+    """A o B by the integer rule, where integer B stays below A's first symbol. The rule is complete."""
     if has_symbols(bshape, bstride) or any(d < 0 for d in leaves(bstride)):
         return None
     top = sum([(s - 1) * d for s, d in zip(leaves(bshape), leaves(bstride))])
@@ -168,7 +169,7 @@ def _within_integers(S: list[Any], D: list[Any], bshape: Any, bstride: Any) -> P
     return None
 
 
-def _compose_coordinates(ashape: Any, astride: Any, bshape: Any, bstride: Any) -> Pair:
+def _compose_coordinates(ashape: Any, astride: Any, bshape: Shape, bstride: Stride) -> Pair:
     """A o B where B leads to coordinates: mode by mode, each in the mode of A that its paths lead to."""
     out: Pair | None = None
     for path in paths_of(bstride):
@@ -191,7 +192,7 @@ def _compose_coordinates(ashape: Any, astride: Any, bshape: Any, bstride: Any) -
 # ---------------------------------------------------------------- chains: complement and inverses
 
 
-def chain(shape: Any, stride: Any, what: str) -> list[tuple[Any, Any, Any, Any]]:
+def chain(shape: Shape, stride: Stride, what: str) -> list[Link]:
     """The modes in order of their strides, as (extent, stride, gap, end below); gap is floor(stride / end).
 
     A mode is next when its stride is provably at or above the end of the modes below, and no other mode can begin
@@ -207,7 +208,7 @@ def chain(shape: Any, stride: Any, what: str) -> list[tuple[Any, Any, Any, Any]]
             )
         rest.append((s, d))
     out = []
-    end: Any = 1
+    end: Scalar = 1
     while rest:
         for i, (s, d) in enumerate(rest):
             point = mark()
@@ -227,21 +228,22 @@ def chain(shape: Any, stride: Any, what: str) -> list[tuple[Any, Any, Any, Any]]
     return out
 
 
-def _gap(d: Any, end: Any) -> Any:
-    """How many translates fit between `end` and the stride `d`: None where that is not known, or d is below end."""
+def _gap(d: Scalar, end: Scalar) -> Scalar | None:
+    """The number of translates that fit between `end` and the stride `d`: None where that is not known, or d is below
+    end."""
     gap = rounded_down(d, end)
     if gap is None or not holds(1, gap):
         return None
     return gap
 
 
-def _after(d: Any, end: Any) -> bool:
-    """Whether a stride begins at or above `end`."""
+def _after(d: Scalar, end: Scalar) -> bool:
+    """True if a stride begins at or above `end`."""
     q = quotient(d, end)
     return (q is not None and holds(1, q)) or holds(end, d)
 
 
-def _order_needs(rest: list[Mode], end: Any) -> tuple[str, ...]:
+def _order_needs(rest: list[Mode], end: Scalar) -> tuple[str, ...]:
     ways: list[str] = []
     for i, (s, d) in enumerate(rest):
         if _gap(d, end) is None:
@@ -253,10 +255,10 @@ def _order_needs(rest: list[Mode], end: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ways))
 
 
-def gaps(shape: Any, stride: Any, what: str, exact: bool) -> tuple[list[Any], list[Any], list[tuple[Any, ...]]]:
+def gaps(shape: Shape, stride: Stride, what: str, exact: bool) -> tuple[list[Scalar], list[StrideEntry], list[Link]]:
     """The complement's modes below the end of the layout, and the layout's own chain."""
-    S: list[Any] = []
-    D: list[Any] = []
+    S: list[Scalar] = []
+    D: list[StrideEntry] = []
     modes = chain(shape, stride, what)
     for _, d, gap, end in modes:
         if exact and quotient(d, end) is None:
@@ -271,12 +273,12 @@ def gaps(shape: Any, stride: Any, what: str, exact: bool) -> tuple[list[Any], li
     return S, D, modes
 
 
-def end_of(modes: list[tuple[Any, ...]]) -> Any:
+def end_of(modes: list[Link]) -> Scalar:
     """The end of the last mode of a chain."""
     return modes[-1][0] * modes[-1][1] if modes else 1
 
 
-def check_units(modes: list[tuple[Any, ...]], bound: Any, what: str, pair: Pair) -> None:
+def check_units(modes: list[Link], bound: Scalar | None, what: str, pair: Pair) -> None:
     """Refuse a chain whose complement is another function where the extent of a mode is 1.
 
     The integer operation drops that mode. Its gap then merges into the gap above or, at the top, into the copies up to
@@ -308,7 +310,7 @@ def check_units(modes: list[tuple[Any, ...]], bound: Any, what: str, pair: Pair)
             )
 
 
-def complement(shape: Any, stride: Any, bound: Any = 1, what: str = "complement", exact: bool = False) -> Pair:
+def complement(shape: Shape, stride: Stride, bound: Scalar = 1, what: str = "complement", exact: bool = False) -> Pair:
     """The translates of the layout's image below `bound`, as a layout; `exact` refuses gaps that are rounded down."""
     if not has_symbols(shape, stride, bound):
         if exact:
@@ -329,7 +331,7 @@ def complement(shape: Any, stride: Any, bound: Any = 1, what: str = "complement"
     return pack(*coal(tuple(S), tuple(D)))
 
 
-def right_inverse(shape: Any, stride: Any) -> Pair:
+def right_inverse(shape: Shape, stride: Stride) -> Pair:
     """R with L(R(i)) = i: the modes of stride 1, then of the product of the extents taken so far, and so on.
 
     It ends where no stride equals that product at all sizes; at some sizes a longer inverse may exist.
@@ -337,16 +339,16 @@ def right_inverse(shape: Any, stride: Any) -> Pair:
     if not has_symbols(shape, stride):
         return _int_inverse.right_inverse(shape, stride)
     modes = []
-    w: Any = 1
+    w: Scalar = 1
     for s, d in zip(leaves(shape), leaves(stride)):
         if d.__class__ is ScaledBasis:
             raise LayoutError(f"right_inverse of {_text((shape, stride))}: its values are coordinates")
         if not (s.__class__ is int and s == 1):
             modes.append((s, d, w))
         w = w * s
-    S: list[Any] = []
-    D: list[Any] = []
-    end: Any = 1
+    S: list[Scalar] = []
+    D: list[Scalar] = []
+    end: Scalar = 1
     found = True
     while found:
         found = False
@@ -361,7 +363,7 @@ def right_inverse(shape: Any, stride: Any) -> Pair:
     return pack(*coal(tuple(S), tuple(D)))
 
 
-def left_inverse(shape: Any, stride: Any) -> Pair:
+def left_inverse(shape: Shape, stride: Stride) -> Pair:
     """R with R(L(i)) = i: the right inverse of (L, complement of L)."""
     if not has_symbols(shape, stride):
         return _int_inverse.left_inverse(shape, stride)
@@ -378,15 +380,15 @@ def left_inverse(shape: Any, stride: Any) -> Pair:
 def max_common(a: Pair, b: Pair) -> Pair:
     """The largest R along b's right inverse with A(R(i)) = B(R(i)) = i.
 
-    It ends where A's strides are other polynomials than the inverse asks for; where only a bound is not decided, as
-    whether R stays inside A, it is refused with the fact that would decide.
+    It ends where A's strides are other polynomials than the inverse asks for. Where only a bound is not decided, such
+    as R's end inside A, it is refused with the fact that would decide.
     """
     if not has_symbols(a, b):
         return _int_inverse.max_common(a, b)
-    rs: list[Any] = []
-    rd: list[Any] = []
-    end: Any = 1
-    reach: Any = 0  # the largest index of R so far
+    rs: list[Scalar] = []
+    rd: list[Scalar] = []
+    end: Scalar = 1
+    reach: Scalar = 0  # the largest index of R so far
     size = product(a[0])
     for s, d in zip(*coal(*right_inverse(*b))):
         S, D = _common_mode(a, (*rs, s), (*rd, d))
@@ -399,13 +401,14 @@ def max_common(a: Pair, b: Pair) -> Pair:
         inside = n
         if not holds(reach + (n - 1) * d, size - 1):
             # It passes the end of A: as many steps of d as fit, where that many are known.
-            inside = quotient(size, d) if reach == d - 1 else None
-            if inside is None or not holds(inside, n):
+            fitting = quotient(size, d) if reach == d - 1 else None
+            if fitting is None or not holds(fitting, n):
                 raise MissingFact(
                     f"max_common of {_text(a)} and {_text(b)}: whether {show(n)}:{show(d)} of the right inverse stays "
                     f"below {show(size)}",
                     needs_ge(size - 1 - reach - (n - 1) * d),
                 )
+            inside = fitting
         if not (inside.__class__ is int and inside == 1):
             rs.append(inside)
             rd.append(d)
@@ -416,7 +419,7 @@ def max_common(a: Pair, b: Pair) -> Pair:
     return pack(rs, rd)
 
 
-def _common_mode(a: Pair, S: tuple[Any, ...], D: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+def _common_mode(a: Pair, S: tuple[Shape, ...], D: tuple[Stride, ...]) -> Modes:
     """A o (S:D), coalesced; empty where no layout is that."""
     try:
         return coal(*compose(*a, S, D))
@@ -427,7 +430,7 @@ def _common_mode(a: Pair, S: tuple[Any, ...], D: tuple[Any, ...]) -> tuple[list[
         return [], []
 
 
-def nonzero(what: str, answer: Any, shape: Any, stride: Any) -> Pair:
+def nonzero(what: str, answer: Any, shape: object, stride: object) -> Pair:
     """The shape and stride of `answer`, which took symbolic strides for other than 0. Refuses where one may be 0."""
     for s, d in zip(leaves(shape), leaves(stride)):
         value = d.value if d.__class__ is ScaledBasis else d
@@ -442,12 +445,12 @@ def nonzero(what: str, answer: Any, shape: Any, stride: Any) -> Pair:
 # ---------------------------------------------------------------- divides and products
 
 
-def composed(shape: Any, stride: Any, pair: Pair) -> Pair:
+def composed(shape: Shape, stride: Stride, pair: Pair) -> Pair:
     """A o T."""
     return compose(shape, stride, *pair)
 
 
-def divide(shape: Any, stride: Any, pair: Pair) -> Pair:
+def divide(shape: Shape, stride: Stride, pair: Pair) -> Pair:
     """A o (T, complement of T up to size(A))."""
     if not has_symbols(shape, stride, pair):
         return int_divide(shape, stride, pair)
@@ -462,7 +465,7 @@ def multiply(shape: Any, stride: Any, pair: Pair) -> Pair:
         return int_multiply(shape, stride, pair)
     s, d = pair
     refuse_coordinates(s, d)
-    reach: Any = 1
+    reach: Scalar = 1
     for n, e in zip(leaves(s), leaves(d)):
         if not holds(0, e):
             raise MissingFact(f"a product over {_text(pair)}: mode {show(n)}:{show(e)} counts copies up", needs_ge(e))
@@ -480,53 +483,11 @@ def multiply(shape: Any, stride: Any, pair: Pair) -> Pair:
     return (shape, s), (stride, d)
 
 
-def tile_to_shape(block: Pair, shape: Any, order: Any = None) -> Pair:
-    """The block repeated until it fills `shape`."""
-    target = shape if shape.__class__ is tuple else (shape,)
-    r = len(target)
-    if (len(block[0]) if block[0].__class__ is tuple else 1) > r:
-        raise LayoutError(f"a block of shape {show_tuple(block[0])} has more modes than the target {show_tuple(shape)}")
-    padded = padded_to(block, r)
-    tiles = []
-    for i, (s, t) in enumerate(zip(padded[0], target)):
-        q = quotient(product(t), product(s))
-        if q is None:
-            raise MissingFact(
-                f"tile_to_shape: mode {i} of the target {show_tuple(shape)} has extent {show(product(t))}, and the "
-                f"block's is {show(product(s))}",
-                needs_div(product(s), product(t)),
-            )
-        tiles.append(q)
-    grid = tuple(tiles)
-    strides = compact(grid) if order is None else ordered(grid, order)
-    strides = tuple([0 if n.__class__ is int and n == 1 else d for n, d in zip(grid, strides)])
-    (s0, s1), (d0, d1) = multiply(*padded, (grid, strides))
-    return join([((s, t), (d, e)) for s, t, d, e in zip(s0, s1, d0, d1)])
-
-
-def interleave(block: Pair, pair: Pair, raked: bool) -> Pair:
-    """Blocked or raked product: the two halves of the product zipped mode by mode."""
-    r = max(len(x[0]) if x[0].__class__ is tuple else 1 for x in (block, pair))
-    (s0, s1), (d0, d1) = multiply(*padded_to(block, r), padded_to(pair, r))
-    if raked:
-        s0, d0, s1, d1 = s1, d1, s0, d0
-    out = [((s, t), (d, e)) for s, t, d, e in zip(s0, s1, d0, d1)]
-    return join([pack(*coal(s, d)) for s, d in out] if raked else out)
-
-
-__all__ = [
-    "chain",
-    "check_units",
-    "complement",
-    "compose",
-    "composed",
-    "divide",
-    "has_symbols",
-    "interleave",
-    "left_inverse",
-    "max_common",
-    "multiply",
-    "nonzero",
-    "right_inverse",
-    "tile_to_shape",
-]
+def copies(extent: Scalar, size: Scalar, where: str, block: Shape) -> Scalar:
+    """The number of blocks along a mode of the target. Raises MissingFact, which begins with `where`."""
+    found = quotient(extent, size)
+    if found is None:
+        raise MissingFact(
+            f"{where} has extent {show(extent)}, and the block's is {show(size)}", needs_div(size, extent)
+        )
+    return found

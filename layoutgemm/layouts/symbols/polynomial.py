@@ -21,7 +21,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from math import gcd, prod
-from typing import Any
+from typing import Any, TypeAlias, final
 
 from ...arguments import MAX_BITS, as_int, is_int, refusal
 from ...errors import LayoutError
@@ -41,6 +41,7 @@ MAX_POWER = 32  # an exponent: the power of a sum has as many terms as there are
 MAX_DEGREE = 256  # symbols in one product
 MAX_TERMS = 1 << 16  # products of terms that one product of two sums takes
 
+Scalar: TypeAlias = "int | P"  # an entry of a shape
 Monomial = tuple[int, ...]
 Terms = dict[Monomial, int]
 
@@ -56,6 +57,7 @@ class MissingFact(LayoutError):
         self.needs = needs
 
 
+@final
 class P:
     """A polynomial that is not constant: sum of coefficient * product of generators. Immutable and hashable.
 
@@ -86,14 +88,15 @@ class P:
         result = self.__eq__(other)
         return result if result is NotImplemented else not result
 
-    def __add__(self, other: Any) -> Any:
+    def __add__(self, other: Scalar) -> Scalar:
         if other.__class__ is int:
             return make({**self.terms, (): self.terms.get((), 0) + other}) if other else self
-        if other.__class__ is not P:
-            return _coerced(self, other, "__add__")
+        return _coerced(self, other, "__add__") if other.__class__ is not P else self._plus(other, 1)
+
+    def _plus(self, other: P, sign: int) -> Scalar:
         t = dict(self.terms)
         for m, c in other.terms.items():
-            v = t.get(m, 0) + c
+            v = t.get(m, 0) + sign * c
             if v:
                 t[m] = v
             else:
@@ -102,30 +105,21 @@ class P:
 
     __radd__ = __add__
 
-    def __neg__(self) -> Any:
+    def __neg__(self) -> Scalar:
         return make({m: -c for m, c in self.terms.items()})
 
     def __pos__(self) -> P:
         return self
 
-    def __sub__(self, other: Any) -> Any:
+    def __sub__(self, other: Scalar) -> Scalar:
         if other.__class__ is int:
             return self + -other
-        if other.__class__ is not P:
-            return _coerced(self, other, "__sub__")
-        t = dict(self.terms)
-        for m, c in other.terms.items():
-            v = t.get(m, 0) - c
-            if v:
-                t[m] = v
-            else:
-                del t[m]
-        return make(t)
+        return _coerced(self, other, "__sub__") if other.__class__ is not P else self._plus(other, -1)
 
-    def __rsub__(self, other: Any) -> Any:
+    def __rsub__(self, other: Scalar) -> Scalar:
         return -self + other
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: Scalar) -> Scalar:
         if other.__class__ is int:
             if other.bit_length() > MAX_BITS:
                 raise LayoutError(f"{self} times an integer of {other.bit_length()} bits: at most {MAX_BITS}")
@@ -152,38 +146,38 @@ class P:
 
     __rmul__ = __mul__
 
-    def __pow__(self, exponent: int) -> Any:
+    def __pow__(self, exponent: int) -> Scalar:
         exponent = as_int(exponent, f"an exponent of {self}", least=0, most=MAX_POWER)
         return prod([self] * exponent, start=1)
 
-    def __floordiv__(self, other: Any) -> Any:
+    def __floordiv__(self, other: Scalar) -> Scalar:
         return _floor(self, other, 0)
 
-    def __rfloordiv__(self, other: Any) -> Any:
+    def __rfloordiv__(self, other: Scalar) -> Scalar:
         return _floor(other, self, 0)
 
-    def __mod__(self, other: Any) -> Any:
+    def __mod__(self, other: Scalar) -> Scalar:
         return _floor(self, other, 1)
 
-    def __rmod__(self, other: Any) -> Any:
+    def __rmod__(self, other: Scalar) -> Scalar:
         return _floor(other, self, 1)
 
-    def __divmod__(self, other: Any) -> Any:
+    def __divmod__(self, other: Scalar) -> tuple[Scalar, Scalar]:
         return _floor(self, other, 0), _floor(self, other, 1)
 
-    def __rdivmod__(self, other: Any) -> Any:
+    def __rdivmod__(self, other: Scalar) -> tuple[Scalar, Scalar]:
         return _floor(other, self, 0), _floor(other, self, 1)
 
-    def __ge__(self, other: Any) -> Relation:
+    def __ge__(self, other: Scalar) -> Relation:
         return Relation(self, ">=", other)
 
-    def __gt__(self, other: Any) -> Relation:
+    def __gt__(self, other: Scalar) -> Relation:
         return Relation(self, ">", other)
 
-    def __le__(self, other: Any) -> Relation:
+    def __le__(self, other: Scalar) -> Relation:
         return Relation(self, "<=", other)
 
-    def __lt__(self, other: Any) -> Relation:
+    def __lt__(self, other: Scalar) -> Relation:
         return Relation(self, "<", other)
 
     def __bool__(self) -> bool:
@@ -194,7 +188,7 @@ class P:
     def __repr__(self) -> str:
         return show(self)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # Generator numbers mean nothing in another process.
         return _rebuild, (tuple([(c, [GENERATORS[g].key for g in m]) for m, c in self.terms.items()]),)
 
@@ -202,7 +196,7 @@ class P:
         return above.to_sympy(self)
 
 
-def make(terms: Terms) -> Any:
+def make(terms: Terms) -> Scalar:
     """The polynomial of these terms: an int when constant. A zero constant term is dropped."""
     if not terms.get((), 1):
         del terms[()]
@@ -216,23 +210,23 @@ def make(terms: Terms) -> Any:
     return p
 
 
-def _rebuild(items: Any) -> Any:
+def _rebuild(items: Any) -> Scalar:
     return make({tuple(sorted([restore(k) for k in keys])): c for c, keys in items})
 
 
-def gen(g: int) -> Any:
+def gen(g: int) -> Scalar:
     """The generator of number `g` as a polynomial; an int when its bounds leave one value."""
     G = GENERATORS[g]
     return G.low if G.low is not None and G.low == G.high else make({(g,): 1})
 
 
-def fresh_symbol(text: str, low: int | None = 0, high: int | None = None) -> Any:
+def fresh_symbol(text: str, low: int | None = 0, high: int | None = None) -> Scalar:
     """A new symbol, equal to no other, for a value met on the way."""
     return gen(fresh(text, low, high))
 
 
-def _coerced(p: P, other: Any, operation: str) -> Any:
-    """Arithmetic with an integer of another class. Raises LayoutError for what is none and has no arithmetic either."""
+def _coerced(p: P, other: Scalar, operation: str) -> Scalar:
+    """Arithmetic with an integer of another class. Raises LayoutError for an operand without arithmetic."""
     if is_int(other):
         return getattr(p, operation)(int(other))
     if has_own_arithmetic(other, f"__r{operation[2:]}"):
@@ -243,15 +237,15 @@ def _coerced(p: P, other: Any, operation: str) -> Any:
 _VERBS = {"__add__": "added to", "__sub__": "subtracted from", "__mul__": "multiplied by"}
 
 
-def has_own_arithmetic(x: Any, operation: str = "__rmul__") -> bool:
-    """Whether an operand says itself what it gives with a symbol: arrays, SymPy's objects, basis elements."""
+def has_own_arithmetic(x: object, operation: str = "__rmul__") -> bool:
+    """True if an operand has its own arithmetic with a symbol: arrays, SymPy's objects, basis elements."""
     owner = x.__class__.__module__.partition(".")[0]
     if owner in ("builtins", "torch") or (owner == "numpy" and x.__class__.__name__ != "ndarray"):
         return False
     return hasattr(x, operation)
 
 
-def _border_equal(p: P, other: Any) -> Any:
+def _border_equal(p: P, other: object) -> bool:
     if other.__class__.__module__ == "numpy" and not getattr(other, "shape", ()):
         return False
     return NotImplemented
@@ -260,10 +254,10 @@ def _border_equal(p: P, other: Any) -> Any:
 # ---------------------------------------------------------------- decisions
 
 
-def div(p: Any, q: Any) -> Any:
-    """The exact quotient p/q as a polynomial with integer coefficients, or None when there is none."""
-    if q.__class__ is int:
-        if p.__class__ is int:
+def div(p: Scalar, q: Scalar) -> Scalar | None:
+    """The exact quotient p/q as a polynomial with integer coefficients, or None."""
+    if isinstance(q, int):
+        if isinstance(p, int):
             return None if q == 0 or p % q else p // q
         if q == 1:
             return p
@@ -275,7 +269,7 @@ def div(p: Any, q: Any) -> Any:
                 return None
             t[m] = c // q
         return make(t)
-    if p.__class__ is int:
+    if isinstance(p, int):
         return 0 if p == 0 else None
     if p.terms == q.terms:
         return 1
@@ -290,9 +284,9 @@ def div(p: Any, q: Any) -> Any:
         return make(out)
     lead = _lead(q.terms)
     e = q.terms[lead]
-    rest = p
+    rest: Scalar = p
     while rest.__class__ is P or rest:
-        terms: Terms = rest.terms if isinstance(rest, P) else {(): rest}
+        terms = terms_of(rest)
         m = _lead(terms)
         k = _without(m, lead)
         if k is None or terms[m] % e:
@@ -301,6 +295,11 @@ def div(p: Any, q: Any) -> Any:
         out[k] = c
         rest = rest - make({k: c}) * q
     return make(out)
+
+
+def terms_of(p: Scalar) -> Terms:
+    """The coefficients of an entry by monomial; 0 has none."""
+    return p.terms if isinstance(p, P) else {(): p} if p else {}
 
 
 def _lead(terms: Terms) -> Monomial:
@@ -320,14 +319,14 @@ def _without(m: Monomial, d: Monomial) -> Monomial | None:
     return tuple(rest)
 
 
-def floordiv(p: Any, q: Any) -> Any:
+def floordiv(p: Scalar, q: Scalar) -> Scalar | None:
     """floor(p / q) where it is a polynomial, or None: what q divides, if the remainder provably lies in 0..q-1."""
     exact = div(p, q)
     if exact is not None or (p.__class__ is int and q.__class__ is int):
         return exact if exact is not None else p // q if q else None
-    whole: Any = 0
-    rest: Any = 0
-    for m, c in p.terms.items() if p.__class__ is P else (((), p),):
+    whole: Scalar = 0
+    rest: Scalar = 0
+    for m, c in terms_of(p).items():
         part = make({m: c})
         x = div(part, q)
         if x is not None:
@@ -339,7 +338,7 @@ def floordiv(p: Any, q: Any) -> Any:
     return whole if ge0(rest) and ge0(q - 1 - rest) else None
 
 
-def _floor(p: Any, q: Any, remainder: int) -> Any:
+def _floor(p: Scalar, q: Scalar, remainder: int) -> Scalar:
     for x in (p, q):
         if x.__class__ is not P:
             if not is_int(x) and has_own_arithmetic(x, "__rmod__"):
@@ -356,7 +355,7 @@ def _floor(p: Any, q: Any, remainder: int) -> Any:
     return p - k * q if remainder else k
 
 
-def ge0(p: Any) -> bool:
+def ge0(p: Scalar) -> bool:
     """True only when p >= 0 for all values of the generators within their bounds."""
     if p.__class__ is int:
         return bool(p >= 0)
@@ -402,7 +401,7 @@ def _width(g: int) -> int:
 
 
 def _shifted(p: P, flips: tuple[int, ...]) -> Terms:
-    """p in terms of x >= 0, where a generator is low + x, or high - x for those in `flips` and those without low."""
+    """p in terms of x >= 0: a generator is low + x, or high - x for those in `flips` and those without low."""
     out: Terms = {(): 0}
     for m, c in p.terms.items():
         acc: Terms = {(): c}
@@ -424,12 +423,12 @@ def _shifted(p: P, flips: tuple[int, ...]) -> Terms:
     return out
 
 
-def le(p: Any, q: Any) -> bool:
+def le(p: Scalar, q: Scalar) -> bool:
     """True only when p <= q at every value."""
     return ge0(q - p)
 
 
-def lt(p: Any, q: Any) -> bool:
+def lt(p: Scalar, q: Scalar) -> bool:
     """True only when p < q at every value."""
     return ge0(q - p - 1)
 
@@ -447,10 +446,10 @@ class Relation:
 
     __slots__ = ("left", "op", "right")
 
-    def __init__(self, left: Any, op: str, right: Any) -> None:
+    def __init__(self, left: Scalar, op: str, right: Scalar) -> None:
         self.left, self.op, self.right = left, op, right
 
-    def nonnegative(self) -> Any:
+    def nonnegative(self) -> Scalar:
         """The polynomial that is >= 0 when the relation holds."""
         up = self.op[0] == ">"
         d = self.left - self.right if up else self.right - self.left
@@ -471,14 +470,14 @@ class Relation:
 # ---------------------------------------------------------------- generators and values
 
 
-def gens(*ps: Any) -> list[int]:
+def gens(*ps: object) -> list[int]:
     """The generators of the given entries, sorted; ints have none."""
     return sorted({g for p in ps if p.__class__ is P for m in p.terms for g in m})
 
 
-def val(p: Any, env: Mapping[int, int]) -> int:
+def val(p: Scalar, env: Mapping[int, int]) -> int:
     """The value with each generator replaced by its integer."""
-    if p.__class__ is int:
+    if isinstance(p, int):
         return p
     total = 0
     for m, c in p.terms.items():
@@ -488,13 +487,13 @@ def val(p: Any, env: Mapping[int, int]) -> int:
     return total
 
 
-def substitute(p: Any, mapping: Mapping[int, Any]) -> Any:
+def substitute(p: Scalar, mapping: Mapping[int, Scalar]) -> Scalar:
     """p with generators replaced by entries; the others stay."""
-    if p.__class__ is int:
+    if isinstance(p, int):
         return p
-    out: Any = 0
+    out: Scalar = 0
     for m, c in p.terms.items():
-        term: Any = c
+        term: Scalar = c
         for g in m:
             term = term * (mapping[g] if g in mapping else make({(g,): 1}))
         out = out + term
@@ -502,7 +501,8 @@ def substitute(p: Any, mapping: Mapping[int, Any]) -> Any:
 
 
 def valuations(gs: list[int], totals: int) -> Iterator[dict[int, int]]:
-    """Values of the generators within their bounds, by growing sum of distances from the lower bound (0 if none)."""
+    """Values of the generators within their bounds. They come by growing sum of distances from the lower bound (0 if
+    none)."""
     for total in range(totals):
         for c in _compositions(total, len(gs)):
             env = {}
@@ -537,7 +537,7 @@ def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
 # ---------------------------------------------------------------- texts
 
 
-def show(p: Any) -> str:
+def show(p: object) -> str:
     """The entry in the user's symbols, without blanks: `M*N//64+8`. Every `//` in it is exact."""
     return _show(p) if p.__class__ is P else number(p) if p.__class__ is int else str(p)
 
@@ -551,13 +551,13 @@ def _show(p: P) -> str:
 # ---------------------------------------------------------------- the facts that would decide a question
 
 
-def parenthesised(p: Any) -> str:
+def parenthesised(p: Scalar) -> str:
     """The text of an entry as a factor."""
     text = show(p)
     return f"({text})" if any(c in text for c in "+-*/") else text
 
 
-def needs_div(d: Any, p: Any) -> tuple[str, ...]:
+def needs_div(d: Scalar, p: Scalar) -> tuple[str, ...]:
     """The facts, each of which would make `d` divide `p`, in the user's symbols; () when none would."""
     if div(p, d) is not None:
         return ()
@@ -566,7 +566,7 @@ def needs_div(d: Any, p: Any) -> tuple[str, ...]:
     d, p = _cancel(d, p)
     if p.__class__ is not P:
         return ()
-    if d.__class__ is int:
+    if isinstance(d, int):
         d = abs(d)
         rest = make({m: c % d for m, c in p.terms.items() if c % d})
         if rest.__class__ is not P or rest.terms.get((), 0) % gcd(d, *[c for m, c in rest.terms.items() if m]):
@@ -583,7 +583,7 @@ def needs_div(d: Any, p: Any) -> tuple[str, ...]:
 
 
 def _divides(k: int, g: int) -> str:
-    """`k` divides generator `g`, said of the user's symbol where the generator is a multiple of it."""
+    """The fact that `k` divides generator `g`, in terms of the user's symbol where possible."""
     shown = GENERATORS[g].shown
     inv = inverse(shown)
     if inv is not None:
@@ -593,20 +593,22 @@ def _divides(k: int, g: int) -> str:
     return f"{k} | {show(make({(g,): 1}))}"
 
 
-def _cancel(d: Any, p: Any) -> tuple[Any, Any]:
-    """d and p without the integer and the generators that are factors of every term of both."""
-    terms = [*(d.terms if d.__class__ is P else {(): d}).items(), *p.terms.items()]
+def _cancel(d: Scalar, p: P) -> tuple[Scalar, Scalar]:
+    """d and p without the common factors of all their terms: integer and generators."""
+    terms = [*terms_of(d).items(), *p.terms.items()]
     k = gcd(*[c for _, c in terms])
     common = list(terms[0][0])
     for m, _ in terms[1:]:
         left = list(m)
         common = [g for g in common if g in left and (left.remove(g) or True)]  # type: ignore[func-returns-value]
     factor = make({tuple(common): k})
-    return div(d, factor), div(p, factor)
+    rest = div(d, factor), div(p, factor)
+    assert rest[0] is not None and rest[1] is not None
+    return rest[0], rest[1]
 
 
-def needs_ge(p: Any) -> tuple[str, ...]:
-    """The fact that would make p >= 0, solved for the symbol where p is linear in one: `M >= 21`."""
+def needs_ge(p: Scalar) -> tuple[str, ...]:
+    """The fact that would make p >= 0, solved for a symbol if p is linear: `M >= 21`."""
     if p.__class__ is not P or ge0(-p - 1):
         return ()
     shown = of_terms(p.terms)
@@ -625,26 +627,3 @@ def needs_ge(p: Any) -> tuple[str, ...]:
     if is_integral(up) and is_integral(down):
         return (f"{show_names(up)} {'>' if strict else '>='} {show_names(down)}",)
     return (f"{show(p)} >= 0",)
-
-
-__all__ = [
-    "MissingFact",
-    "P",
-    "Relation",
-    "div",
-    "floordiv",
-    "fresh_symbol",
-    "ge0",
-    "gen",
-    "gens",
-    "le",
-    "lt",
-    "make",
-    "needs_div",
-    "needs_ge",
-    "parenthesised",
-    "show",
-    "substitute",
-    "val",
-    "valuations",
-]

@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 from math import gcd
-from typing import Any
 
 from .generators import GENERATORS, FactError, Shown, generator, inverse, name, of_terms, plus, times
 from .generators import show as show_names
-from .polynomial import P, div, floordiv, ge0, gen, gens, make, parenthesised, show, substitute
+from .polynomial import P, Scalar, Terms, div, floordiv, ge0, gen, gens, make, parenthesised, show, substitute, terms_of
 
 
 class Solver:
     """Solves facts one after the other, writing substitutions into `mapping`: a generator -> what replaces it."""
 
-    def __init__(self, mapping: dict[int, Any]) -> None:
+    def __init__(self, mapping: dict[int, Scalar]) -> None:
         self.mapping = mapping
 
-    def now(self, x: Any) -> Any:
+    def now(self, x: Scalar) -> Scalar:
         """The entry under the facts so far."""
         return substitute(x, self.mapping)
 
-    def set(self, g: int, value: Any) -> None:
+    def set(self, g: int, value: Scalar) -> None:
         """Replace generator g everywhere."""
         # A generator made just now may be one that was replaced before: the same symbol, text and bounds.
         value = self.now(value)
@@ -42,18 +41,18 @@ class Solver:
 
     # ------------------------------------------------------------ d | x
 
-    def divides(self, d: Any, x: Any) -> None:
+    def divides(self, d: Scalar, x: Scalar) -> None:
         """The fact d | x."""
         d, x = self.now(d), self.now(x)
         if d.__class__ is int and d == 0:
             raise FactError("0 divides nothing but 0")
         if div(x, d) is not None:
             return
-        if x.__class__ is int:
-            if d.__class__ is int:
+        if isinstance(x, int):
+            if isinstance(d, int):
                 raise FactError(f"{d} does not divide {x}")
             raise FactError(f"a divisor of {x} is one of finitely many cases, no substitution")
-        if d.__class__ is int:
+        if isinstance(d, int):
             self._int_divides(abs(d), x)
         else:
             self._symbol_divides(d, x)
@@ -96,13 +95,14 @@ class Solver:
 
     # ------------------------------------------------------------ p >= 0, p == 0
 
-    def nonnegative(self, p: Any) -> None:
+    def nonnegative(self, p: Scalar) -> None:
         """The fact p >= 0."""
         p = self.now(p)
         if ge0(p):
             return
         if ge0(-p - 1):
             raise FactError(f"the other facts make it false: {show(p)} >= 0")
+        assert isinstance(p, P)
         p = _primitive(p)
         g = _only_generator(p.terms)
         if g is not None:
@@ -113,7 +113,7 @@ class Solver:
             base = make({(g,): 1}) - p  # g >= base
             G = GENERATORS[g]
             if G.high is None and (G.low is None or ge0(base - G.low)):
-                shown = plus(G.shown, of_terms(_terms(base)), -1)
+                shown = plus(G.shown, of_terms(terms_of(base)), -1)
                 self.set(g, base + gen(generator(G.symbol, 0, None, shown)))
                 return
         for g in _linear(p, lambda c: c > 1):
@@ -128,10 +128,10 @@ class Solver:
                 self.mapping.update(before)
         raise FactError(f"{show(p)} >= 0 cannot be solved for one symbol whose own bounds it implies")
 
-    def zero(self, p: Any) -> None:
+    def zero(self, p: Scalar) -> None:
         """The fact p == 0."""
         p = self.now(p)
-        if p.__class__ is int:
+        if isinstance(p, int):
             if p:
                 raise FactError(f"the other facts make the two sides differ by {p}")
             return
@@ -140,7 +140,9 @@ class Solver:
         content = gcd(*[c for m, c in p.terms.items() if m])
         if p.terms.get((), 0) % content:
             raise FactError(f"{show(p)} is never 0: {content} divides all of it but {p.terms[()]}")
-        p = div(p, content)
+        quotient = div(p, content)
+        assert isinstance(quotient, P)
+        p = quotient
         why = "no symbol stands alone in it"
         for g in _linear(p, lambda c: abs(c) == 1):
             before = dict(self.mapping)
@@ -168,7 +170,7 @@ class Solver:
 
     # ------------------------------------------------------------ quotients rounded up or down
 
-    def quotient(self, x: Any, d: Any, up: bool, mine: int | None) -> Any:
+    def quotient(self, x: Scalar, d: Scalar, up: bool, mine: int | None) -> Scalar:
         """ceil(x / d) (`up`) or floor(x / d) as an entry: generator `mine` if its bounds are right, or a new one."""
         x, d = self.now(x), self.now(d)
         q = floordiv(-x, d) if up else floordiv(x, d)
@@ -177,7 +179,7 @@ class Solver:
         text = f"ceil_div({show(x)},{show(d)})" if up else f"{parenthesised(x)}//{parenthesised(d)}"
         if not ge0(d - 1):
             raise FactError(f"{show(d)} may be 0 or negative")
-        rest = {m: c for m, c in _terms(x).items() if div(make({m: c}), d) is None}
+        rest = {m: c for m, c in terms_of(x).items() if div(make({m: c}), d) is None}
         whole = div(x - make(dict(rest)), d)
         g = _only_generator(rest)
         if g is None or rest.get((g,)) != 1 or g in gens(d):
@@ -201,25 +203,26 @@ class Solver:
             t_low = None if low is None else (low - up) // d + up
             t_high = None if high is None else (high - up) // d + up
             t, shown = _quotient_generator(mine, t_low, t_high, shown)
-            r_shown = plus(times({(): d}, shown), of_terms(_terms(y)), -1)
+            r_shown = plus(times({(): d}, shown), of_terms(terms_of(y)), -1)
             r = gen(generator(G.symbol, 0, d - 1, r_shown if up else _negated(r_shown)))
         else:
-            b = _only_generator(d.terms)
-            if b is None or d.terms != {(b,): 1} or GENERATORS[b].low != 1 or GENERATORS[b].high is not None or k:
+            b = _only_generator(terms_of(d))
+            if b is None or terms_of(d) != {(b,): 1} or GENERATORS[b].low != 1 or GENERATORS[b].high is not None or k:
                 raise FactError(f"the divisor {show(d)} is no symbol whose only bound is >= 1")
             if G.low != up or G.high is not None:
                 raise FactError(f"{G!r}: the only bound of {show(y)} must be >= {up + 0}")
             t, shown = _quotient_generator(mine, up + 0, None, shown)
-            r_shown = plus(times(of_terms(d.terms), shown), of_terms(_terms(y)), -1)
+            r_shown = plus(times(of_terms(terms_of(d)), shown), of_terms(terms_of(y)), -1)
             r_shown = r_shown if up else _negated(r_shown)
             r = gen(generator(G.symbol, 0, None, r_shown))
             e_shown = plus(plus(GENERATORS[b].shown, {(): 1}, -1), r_shown, -1)
             self.set(b, r + 1 + gen(generator(GENERATORS[b].symbol, 0, None, e_shown)))
             d = self.now(d)
         self.set(g, (d * t - r if up else d * t + r) - k)
+        assert whole is not None
         return self.now(whole) + t
 
-    def define(self, mine: Any, x: Any, d: Any, up: bool) -> None:
+    def define(self, mine: Scalar, x: Scalar, d: Scalar, up: bool) -> None:
         """The symbol `mine` = ceil or floor of x / d."""
         mine = self.now(mine)
         # A symbol on which nothing else rests can be the new generator itself.
@@ -231,7 +234,7 @@ class Solver:
             self.zero(mine - t)
 
 
-def _quotient_generator(mine: int | None, low: int | None, high: int | None, shown: Shown) -> tuple[Any, Shown]:
+def _quotient_generator(mine: int | None, low: int | None, high: int | None, shown: Shown) -> tuple[Scalar, Shown]:
     if mine is not None and (GENERATORS[mine].low, GENERATORS[mine].high) == (low, high):
         return gen(mine), GENERATORS[mine].shown
     return gen(generator(show_names(shown), low, high, shown)), shown
@@ -241,17 +244,13 @@ def _negated(a: Shown) -> Shown:
     return {k: -c for k, c in a.items()}
 
 
-def _terms(p: Any) -> dict[Any, int]:
-    return p.terms if p.__class__ is P else {(): p} if p else {}
-
-
-def _only_generator(terms: dict[Any, int]) -> int | None:
+def _only_generator(terms: Terms) -> int | None:
     """g when the terms are c*g + k with c != 0, else None."""
     found = [m for m in terms if m]
     return found[0][0] if len(found) == 1 and len(found[0]) == 1 else None
 
 
-def _linear(p: P, coefficient: Callable[[int], Any]) -> list[int]:
+def _linear(p: P, coefficient: Callable[[int], bool]) -> list[int]:
     """The generators that occur in one term only, alone, with a coefficient that fits; the latest first."""
     counts: dict[int, int] = {}
     for m in p.terms:
@@ -260,11 +259,12 @@ def _linear(p: P, coefficient: Callable[[int], Any]) -> list[int]:
     return sorted([g for g, n in counts.items() if n == 1 and coefficient(p.terms.get((g,), 0))], reverse=True)
 
 
-def _primitive(p: P) -> Any:
+def _primitive(p: P) -> P:
     """p >= 0 with the common factor of all terms but the constant divided out."""
     content = gcd(*[c for m, c in p.terms.items() if m])
     k = p.terms.get((), 0)
-    return div(p - k, content) + k // content
-
-
-__all__ = ["Solver"]
+    rest = div(p - k, content)
+    assert rest is not None
+    out = rest + k // content
+    assert isinstance(out, P)
+    return out

@@ -14,6 +14,7 @@ layoutgemm.layouts.symbols.polynomial.MissingFact: a divide of 8:1: ceil(N / 8) 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ...arguments import shown
@@ -23,28 +24,26 @@ from .. import int_tuple as _t
 from ..algebra import divide as _divide
 from ..algebra import recast as _recast
 from ..basis import ScaledBasis, as_stride, assemble, component, has_basis, paths_of
-from ..int_tuple import as_shape, leaves
+from ..int_tuple import Pair, Shape, Stride, as_shape, leaves
 from ..layout import Layout
-from ..proofs.verdicts import between
+from ..proofs.verdicts import Answer, between
 from . import operations as _ops
 from . import views as _views
 from .conditions import recording, strongest
 from .dims import entry, is_sympy, to_sympy
 from .facts import Facts
 from .generators import GENERATORS, check_symbols
-from .polynomial import MissingFact, P, ge0, gens, needs_ge
-
-Pair = tuple[Any, Any]
+from .polynomial import MissingFact, P, Scalar, ge0, gens, needs_ge
 
 
-def make(shape: Any, stride: Any, conditions: tuple[str, ...] = ()) -> Layout:
+def make(shape: Shape, stride: Stride, conditions: tuple[str, ...] = ()) -> Layout:
     """A layout of well-formed parts: a plain one when no entry is a symbol and it rests on no facts."""
     if not conditions and not _ops.has_symbols(shape, stride):
         return Layout._new(shape, stride)
     return _symbolic(shape, stride, conditions)
 
 
-def _symbolic(shape: Any, stride: Any, conditions: tuple[str, ...]) -> SymbolicLayout:
+def _symbolic(shape: Shape, stride: Stride, conditions: tuple[str, ...]) -> SymbolicLayout:
     self = object.__new__(SymbolicLayout)
     for name, value in (("shape", shape), ("stride", stride), ("_conditions", conditions)):
         object.__setattr__(self, name, value)
@@ -52,20 +51,20 @@ def _symbolic(shape: Any, stride: Any, conditions: tuple[str, ...]) -> SymbolicL
 
 
 @above.symbolic.register(object)
-def joined(shape: Any, stride: Any, *layouts: Layout) -> Layout:
-    """A layout of checked entries, with the conditions of the layouts that it is made of."""
+def joined(shape: Shape, stride: Stride, *layouts: Layout) -> Layout:
+    """A layout of checked entries, with the conditions of the given layouts."""
     check_symbols(generators(shape, stride))
     return make(shape, stride, together(*layouts))
 
 
-def generators(*xs: Any) -> list[int]:
+def generators(*xs: object) -> list[int]:
     """The generators in entries, tuples and layouts, sorted."""
     found: set[int] = set()
     _gather(xs, found)
     return sorted(found)
 
 
-def _gather(x: Any, found: set[int]) -> None:
+def _gather(x: Iterable[object], found: set[int]) -> None:
     for y in x:
         if y.__class__ is P:
             for m in y.terms:
@@ -97,7 +96,7 @@ class SymbolicLayout(Layout):
         """The names of the symbols in the entries."""
         return tuple(sorted({GENERATORS[g].symbol for g in generators(self.shape, self.stride)}))
 
-    def given(self, *facts: Any) -> Layout:
+    def given(self, *facts: object) -> Layout:
         """The layout under more facts: texts, relations, or a Facts.
 
         >>> from layoutgemm.layouts.symbols.dims import dim
@@ -118,7 +117,7 @@ class SymbolicLayout(Layout):
 
     # ------------------------------------------------------------ inside
 
-    def _made(self, operation: Any, *args: Any, also: Any = None) -> Any:
+    def _made(self, operation: Callable[..., Pair], *args: object, also: Sequence[Layout] | None = None) -> Layout:
         """The result of an operation on pairs, with the conditions it used."""
         others = () if also is None else also
         for x in others:
@@ -133,18 +132,18 @@ class SymbolicLayout(Layout):
     # ------------------------------------------------------------ properties and values
 
     @property
-    def cosize(self) -> Any:
+    def cosize(self) -> Scalar:
         """The span of the offsets. Raises MissingFact where the sign of a stride is not known."""
         if self.has_basis:
             return Layout.cosize.fget(self)  # type: ignore[attr-defined]
-        total: Any = 1
+        total: Scalar = 1
         for s, d in zip(leaves(self.shape), leaves(self.stride)):
             if not ge0(d) and not ge0(-d):
                 raise MissingFact(f"cosize of {self}: the sign of {d}", needs_ge(d))
             total = total + (s - 1) * (d if ge0(d) else -d)
         return total
 
-    def __call__(self, *coord: Any) -> Any:
+    def __call__(self, *coord: object) -> Any:
         """The offset of a coordinate of ints, symbols, SymPy expressions or traced integers."""
         c = coord[0] if len(coord) == 1 else coord
         if isinstance(c, (tuple, list)):
@@ -159,7 +158,7 @@ class SymbolicLayout(Layout):
             )
         return _views.crd2idx(c, self.shape, self.stride)
 
-    def coord(self, index: Any) -> Any:
+    def coord(self, index: object) -> Any:
         """The coordinate of a flat index, as far as the facts decide it."""
         if isinstance(index, (tuple, list)):
             index = _t.as_nested(index, "a coordinate", _same)
@@ -171,19 +170,12 @@ class SymbolicLayout(Layout):
             f"offsets() of {self}: put numbers in first, as in .at({', '.join(f'{s}=...' for s in self.symbols)})"
         )
 
-    def slice(self, coord: Any) -> tuple[Layout, Any]:
-        """The layout of the modes that None keeps, and the offset of the others."""
-        if coord is None:
-            return self, 0
-        S, D = _recast.select(coord, self.shape, self.stride, True)
-        if has_basis(self.stride):
-            parts = {p: _offset(coord, self.shape, component(self.stride, p)) for p in paths_of(self.stride)}
-            return make(tuple(S), tuple(D), self._conditions), assemble(parts)
-        return make(tuple(S), tuple(D), self._conditions), _offset(coord, self.shape, self.stride)
+    def _offset(self, coord: object, stride: Any) -> Any:
+        return _offset(coord, self.shape, stride)
 
     # ------------------------------------------------------------ the algebra
 
-    def __getitem__(self, i: Any) -> Layout:
+    def __getitem__(self, i: object) -> Layout:
         return self._again(super().__getitem__(i))
 
     def _again(self, plain: Layout) -> Layout:
@@ -200,7 +192,7 @@ class SymbolicLayout(Layout):
 
     __matmul__ = compose
 
-    def complement(self, bound: Any = None) -> Layout:
+    def complement(self, bound: object = None) -> Layout:
         """See Layout.complement; the bound may be symbolic."""
         return self._made(_ops.complement, 1 if bound is None else entry(bound, "the bound of a complement"))
 
@@ -218,7 +210,7 @@ class SymbolicLayout(Layout):
         pair = _divide.tiler_pair(tiler)
         return self._made(lambda s, d: _ops.max_common((s, d), pair), also=_layouts_in(tiler))
 
-    def filter(self, profile: Any = None) -> Layout:
+    def filter(self, profile: object = None) -> Layout:
         """See Layout.filter; no stride may be 0 at some sizes only."""
         return self._made(lambda s, d: _ops.nonzero("filter", super(SymbolicLayout, self).filter(profile), s, d))
 
@@ -226,73 +218,18 @@ class SymbolicLayout(Layout):
         """See Layout.nullspace; no stride may be 0 at some sizes only."""
         return self._made(lambda s, d: _ops.nonzero("nullspace", super(SymbolicLayout, self).nullspace(), s, d))
 
-    def with_shape(self, *shape: Any) -> Layout:
-        """See Layout.with_shape."""
-        target = Layout(shape[0] if len(shape) == 1 else shape)
-        if target.size != self.size:
-            raise LayoutError(
-                f"{self} has {self.size} coordinates, and the shape {_t.show(target.shape)} {target.size}"
-            )
-        out: Layout = self.compose(target)
-        return out
-
-    def _tiled(self, through: Any, split: Any, tiler: Any) -> Layout:
+    def _tiled(self, through: Callable[..., Pair], split: object, tiler: object) -> Layout:
         tiler = as_tiler(tiler)
         return self._made(lambda s, d: through(split, s, d, tiler), also=_layouts_in(tiler))
 
-    def logical_divide(self, tiler: Any) -> Layout:
-        """See Layout.logical_divide."""
-        return self._tiled(_divide.by_mode, _ops.divide, tiler)
+    def _split(self, name: str, gather: _divide.Gather, split: _divide.Split, tiler: object) -> Layout:
+        """See Layout._split; the halves are those of layouts with symbols."""
+        return self._tiled(gather, _ops.divide if split is _divide.divide else _ops.multiply, tiler)
 
-    def zipped_divide(self, tiler: Any) -> Layout:
-        """See Layout.zipped_divide."""
-        return self._tiled(_divide.zipped, _ops.divide, tiler)
-
-    def logical_product(self, tiler: Any) -> Layout:
-        """See Layout.logical_product."""
-        return self._tiled(_divide.by_mode, _ops.multiply, tiler)
-
-    def zipped_product(self, tiler: Any) -> Layout:
-        """See Layout.zipped_product."""
-        return self._tiled(_divide.zipped, _ops.multiply, tiler)
-
-    def tiled_divide(self, tiler: Any) -> Layout:
-        """See Layout.tiled_divide."""
-        return self._unpacked(self.zipped_divide(tiler), False)
-
-    def flat_divide(self, tiler: Any) -> Layout:
-        """See Layout.flat_divide."""
-        return self._unpacked(self.zipped_divide(tiler), True)
-
-    def tiled_product(self, tiler: Any) -> Layout:
-        """See Layout.tiled_product."""
-        return self._unpacked(self.zipped_product(tiler), False)
-
-    def flat_product(self, tiler: Any) -> Layout:
-        """See Layout.flat_product."""
-        return self._unpacked(self.zipped_product(tiler), True)
-
-    @staticmethod
-    def _unpacked(zipped: Layout, first: bool) -> Layout:
-        return make(*_divide.unpack((zipped.shape, zipped.stride), first), conditions_of(zipped))
-
-    def blocked_product(self, tiler: Any) -> Layout:
-        """See Layout.blocked_product."""
-        return self._interleaved(tiler, False)
-
-    def raked_product(self, tiler: Any) -> Layout:
-        """See Layout.raked_product."""
-        return self._interleaved(tiler, True)
-
-    def _interleaved(self, tiler: Any, raked: bool) -> Layout:
-        tiler = as_tiler(tiler)
-        pair = _divide.whole(tiler)
-        return self._made(lambda s, d: _ops.interleave((s, d), pair, raked), also=_layouts_in(tiler))
-
-    def tile_to_shape(self, shape: Any, order: Any = None) -> Layout:
+    def tile_to_shape(self, shape: object, order: object = None) -> Layout:
         """See Layout.tile_to_shape."""
         target = as_shape(shape)
-        return self._made(lambda s, d: _ops.tile_to_shape((s, d), target, order))
+        return self._made(lambda s, d: _divide.tile_to_shape((s, d), target, order, _ops.multiply, _ops.copies))
 
     def upcast(self, n: int) -> Layout:
         """See Layout.upcast."""
@@ -314,16 +251,16 @@ class SymbolicLayout(Layout):
 
     # ------------------------------------------------------------ statements
 
-    def equivalent(self, other: Any) -> Any:
-        """Whether both are one function of the flat index, of one size, at every size that the facts allow."""
+    def equivalent(self, other: object) -> Answer:
+        """Prove that both are one function of the flat index, at every size."""
         return between(above.proven(self, other), self, other)
 
-    def is_injective(self) -> Any:
-        """Whether no two coordinates share a value, at every size."""
+    def is_injective(self) -> Answer:
+        """Prove that no two coordinates share a value, at every size."""
         return above.injective(self)
 
-    def is_bijective(self) -> Any:
-        """Whether the values are 0..size-1, each once, at every size."""
+    def is_bijective(self) -> Answer:
+        """Prove that the values are 0..size-1, each once, at every size."""
         return above.bijective(self)
 
     def __eq__(self, other: object) -> bool:
@@ -332,15 +269,15 @@ class SymbolicLayout(Layout):
     def __hash__(self) -> int:
         return hash((self.shape, self.stride))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return make, (self.shape, self.stride, self._conditions)
 
 
-def _again(name: str) -> Any:
+def _again(name: str) -> Callable[..., Layout]:
     """Layout's own method, which works on any entries, with the conditions carried over."""
     plain = getattr(Layout, name)
 
-    def method(self: SymbolicLayout, *args: Any, **kwargs: Any) -> Layout:
+    def method(self: SymbolicLayout, *args: object, **kwargs: object) -> Layout:
         return self._again(plain(self, *args, **kwargs))
 
     method.__name__ = name
@@ -364,7 +301,7 @@ def lift(layout: Layout) -> SymbolicLayout:
     return _symbolic(layout.shape, layout.stride, ())
 
 
-def conditions_of(x: Any) -> tuple[str, ...]:
+def conditions_of(x: object) -> tuple[str, ...]:
     """The conditions of a layout; a plain one has none."""
     return x._conditions if isinstance(x, SymbolicLayout) else ()
 
@@ -376,22 +313,22 @@ def together(*layouts: Layout) -> tuple[str, ...]:
 
 
 @above.applied.register(Layout)
-def applied(layout: Layout, f: Any) -> Layout:
+def applied(layout: Layout, f: Callable[[Any], object]) -> Layout:
     """The layout with every entry replaced, under the same conditions."""
     shape, stride = as_shape(f(layout.shape)), as_stride(f(layout.stride))
     return make(shape, stride, conditions_of(layout) if _ops.has_symbols(shape, stride) else ())
 
 
-def _same_symbols(a: Layout, b: Any) -> None:
+def _same_symbols(a: Layout, b: Layout) -> None:
     check_symbols(generators(a.shape, a.stride, b.shape, b.stride))
 
 
-def as_tiler(tiler: Any) -> Any:
+def as_tiler(tiler: object) -> Any:
     """A tiler with its SymPy entries as symbols; a symbol alone is the layout tiler:1."""
     return _with_symbols(_divide.as_tiler(tiler))
 
 
-def _with_symbols(tiler: Any) -> Any:
+def _with_symbols(tiler: object) -> Any:
     if tiler is None or tiler.__class__ is int or isinstance(tiler, Layout):
         return tiler
     if tiler.__class__ is tuple:
@@ -400,29 +337,29 @@ def _with_symbols(tiler: Any) -> Any:
     return Layout(x, 1) if x.__class__ is P else x
 
 
-def _layouts_in(tiler: Any) -> list[Layout]:
+def _layouts_in(tiler: object) -> list[Layout]:
     if isinstance(tiler, (tuple, list)):
         return [x for t in tiler for x in _layouts_in(t)]
     return [tiler] if isinstance(tiler, Layout) else []
 
 
-def _same(x: Any, what: str) -> Any:
+def _same(x: object, what: str) -> Any:
     return x
 
 
-def _flat(x: Any) -> list[Any]:
+def _flat(x: object) -> list[Any]:
     return [z for y in x for z in _flat(y)] if isinstance(x, (tuple, list)) else [x]
 
 
-def _entries(x: Any) -> Any:
+def _entries(x: object) -> Shape:
     return tuple([_entries(y) for y in x]) if isinstance(x, (tuple, list)) else entry(x, "a coordinate")
 
 
-def _all_entries(x: Any) -> bool:
+def _all_entries(x: object) -> bool:
     return all(y.__class__ is int or y.__class__ is P for y in _flat(x))
 
 
-def _checked(x: Any) -> Any:
+def _checked(x: object) -> Any:
     """A coordinate of ints, symbols and traced integers; an array of numbers has no arithmetic with symbols."""
     if isinstance(x, (tuple, list)):
         return tuple([_checked(y) for y in x])
@@ -436,7 +373,7 @@ def _offset(coord: Any, shape: Any, stride: Any) -> Any:
     if coord is None:
         return 0
     if isinstance(coord, (tuple, list)):
-        total: Any = 0
+        total: Scalar = 0
         for c, s, d in zip(coord, shape, stride):
             total = total + _offset(c, s, d)
         return total

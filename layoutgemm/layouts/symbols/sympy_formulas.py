@@ -6,23 +6,23 @@ functions here print as operators, evaluate on ints exactly, become NumPy code u
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
 import sympy
 from sympy.printing.precedence import PRECEDENCE
+from sympy.printing.printer import Printer
 
 from ...errors import LayoutError
 from .. import above
 from ..basis import assemble, component, paths_of
-from ..int_tuple import coal, product
-from ..proofs.digits import Box, Form, Stuck, maximum, minimum, rewrite
+from ..int_tuple import Shape, Stride, coal, product
+from ..proofs.digit_boxes import Box, Stuck
+from ..proofs.digits import Form, maximum, minimum, rewrite
 from ..swizzle import ComposedLayout, Swizzle
 from .dims import from_sympy, to_sympy
-from .polynomial import P, div
-
-__all__ = ["BitXor", "FloorDiv", "FloorMod", "closed_form", "evaluator", "variable"]
+from .polynomial import P, Scalar, div
 
 TIMES, PLUS, XOR = PRECEDENCE["Mul"], PRECEDENCE["Add"], PRECEDENCE["Xor"]
 
@@ -36,11 +36,11 @@ class _Operator(sympy.Function):
     # As low as a sum's: SymPy prints the factors of -8*(x%2) with a sum's precedence, and would leave them bare.
     precedence = PLUS
 
-    def _text(self, printer: Any) -> str:
+    def _text(self, printer: object) -> str:
         left, right = (self._operand(printer, x) for x in self.args)
         return f"{left}{self.sign}{right}"
 
-    def _operand(self, printer: Any, x: Any) -> str:
+    def _operand(self, printer: Printer, x: sympy.Expr) -> str:
         # In parentheses unless it binds tighter: x//(64*N), and (t//4)%8 though Python needs none.
         return str(printer.parenthesize(x, TIMES, strict=False))
 
@@ -58,7 +58,7 @@ class FloorDiv(_Operator):
     sign = "//"
 
     @classmethod
-    def eval(cls, a: Any, b: Any) -> Any:
+    def eval(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
         """Quotients that are known: of integers, by 1, and of a multiple."""
         if b == 1 or a == 0:
             return a
@@ -68,13 +68,13 @@ class FloorDiv(_Operator):
             return a / b
         return None
 
-    def _eval_is_nonnegative(self) -> Any:
+    def _eval_is_nonnegative(self) -> bool | None:
         return True if self.args[0].is_nonnegative and self.args[1].is_positive else None
 
-    def _eval_rewrite_as_floor(self, a: Any, b: Any, **_: Any) -> Any:
+    def _eval_rewrite_as_floor(self, a: sympy.Expr, b: sympy.Expr, **_: object) -> sympy.Expr:
         return sympy.floor(a / b)
 
-    def _latex(self, printer: Any) -> str:
+    def _latex(self, printer: Printer) -> str:
         return rf"\left\lfloor \frac{{{printer._print(self.args[0])}}}{{{printer._print(self.args[1])}}} \right\rfloor"
 
 
@@ -89,7 +89,7 @@ class FloorMod(_Operator):
     sign = "%"
 
     @classmethod
-    def eval(cls, a: Any, b: Any) -> Any:
+    def eval(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
         """Remainders that are known: of integers, and by 1."""
         if b == 1 or a == 0:
             return sympy.Integer(0)
@@ -97,13 +97,13 @@ class FloorMod(_Operator):
             return sympy.Integer(int(a) % int(b))
         return None
 
-    def _eval_is_nonnegative(self) -> Any:
+    def _eval_is_nonnegative(self) -> bool | None:
         return True if self.args[1].is_positive else None
 
-    def _eval_rewrite_as_Mod(self, a: Any, b: Any, **_: Any) -> Any:
+    def _eval_rewrite_as_Mod(self, a: sympy.Expr, b: sympy.Expr, **_: object) -> sympy.Expr:
         return sympy.Mod(a, b)
 
-    def _latex(self, printer: Any) -> str:
+    def _latex(self, printer: Printer) -> str:
         left, right = (self._operand(printer, x) for x in self.args)
         return rf"{left} \bmod {right}"  # the printer puts it in parentheses as a factor
 
@@ -120,7 +120,7 @@ class BitXor(_Operator):
     precedence = XOR
 
     @classmethod
-    def eval(cls, a: Any, b: Any) -> Any:
+    def eval(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
         """Values that are known: of integers, with 0, and with itself."""
         if a.is_Integer and b.is_Integer:
             return sympy.Integer(int(a) ^ int(b))
@@ -128,24 +128,24 @@ class BitXor(_Operator):
             return sympy.Integer(0)
         return b if a == 0 else a if b == 0 else None
 
-    def _eval_is_nonnegative(self) -> Any:
+    def _eval_is_nonnegative(self) -> bool | None:
         return True if self.args[0].is_nonnegative and self.args[1].is_nonnegative else None
 
-    def _operand(self, printer: Any, x: Any) -> str:
+    def _operand(self, printer: Printer, x: sympy.Expr) -> str:
         text = str(printer._print(x))
         return f"({text})" if x.is_Add or isinstance(x, BitXor) else text
 
-    def _latex(self, printer: Any) -> str:
+    def _latex(self, printer: Printer) -> str:
         left, right = (self._operand(printer, x) for x in self.args)
         return rf"\left( {left} \oplus {right} \right)"
 
 
-def variable(name: str) -> Any:
+def variable(name: str) -> sympy.Symbol:
     """The SymPy symbol of a coordinate."""
     return sympy.Symbol(name, integer=True, nonnegative=True)
 
 
-def _entry(p: Any) -> Any:
+def _entry(p: object) -> sympy.Expr:
     """An entry in SymPy, with quotients as //: they are exact, and so stay integers when numbers come in."""
     if p.__class__ is not P:
         return sympy.Integer(p)
@@ -171,7 +171,7 @@ def closed_form(source: Any, names: tuple[str, ...]) -> Any:
     if isinstance(source, ComposedLayout):
         return _composed(source, dict(zip(names, map(product, shapes), strict=True)))
 
-    def plain(stride: Any) -> Any:
+    def plain(stride: Stride) -> sympy.Expr:
         return _plain(names, shapes, (stride,) if flat else stride)
 
     if source.has_basis:
@@ -179,10 +179,10 @@ def closed_form(source: Any, names: tuple[str, ...]) -> Any:
     return plain(source.stride)
 
 
-def _plain(names: tuple[str, ...], shapes: Any, strides: Any) -> Any:
+def _plain(names: tuple[str, ...], shapes: Sequence[Shape], strides: Any) -> sympy.Expr:
     total = sympy.Integer(0)
     for name, shape, stride in zip(names, shapes, strides, strict=True):
-        width: Any = 1
+        width: int = 1
         S, D = coal(shape, stride)
         for i, (e, d) in enumerate(zip(S, D, strict=True)):
             total += _entry(d) * _field(variable(name), width, e, i == len(S) - 1)
@@ -190,16 +190,16 @@ def _plain(names: tuple[str, ...], shapes: Any, strides: Any) -> Any:
     return total
 
 
-def _field(x: Any, width: Any, extent: Any, last: bool) -> Any:
+def _field(x: sympy.Expr, width: sympy.Expr, extent: sympy.Expr, last: bool) -> sympy.Expr:
     part = FloorDiv(x, _entry(width))
     return part if last else FloorMod(part, _entry(extent))
 
 
-def _composed(source: ComposedLayout, extents: dict[str, Any]) -> Any:
+def _composed(source: ComposedLayout, extents: dict[str, Any]) -> sympy.Expr:
     """The swizzled value; multiples of 2^n, of which a XOR below 2^n changes nothing, are written outside the XOR."""
     swizzle = source.swizzle
 
-    def inner(**v: Any) -> Any:
+    def inner(**v: object) -> sympy.Expr:
         return source.layout(*v.values()) + source.offset
 
     if not swizzle.bits:
@@ -226,7 +226,7 @@ def _lowest(mask: int) -> int:
     return mask & -mask
 
 
-def _literal(source: ComposedLayout, extents: dict[str, Any]) -> Any:
+def _literal(source: ComposedLayout, extents: dict[str, object]) -> sympy.Expr:
     inner = source.layout
     if isinstance(inner, ComposedLayout):
         value = _literal(inner, extents)
@@ -235,14 +235,14 @@ def _literal(source: ComposedLayout, extents: dict[str, Any]) -> Any:
     return _swizzled(source.swizzle, value + _entry(source.offset))
 
 
-def _swizzled(swizzle: Swizzle, x: Any) -> Any:
+def _swizzled(swizzle: Swizzle, x: sympy.Expr) -> sympy.Expr:
     if not swizzle.bits:
         return x
     field = FloorMod(FloorDiv(x, _lowest(swizzle.source_mask)), 1 << swizzle.bits)
     return BitXor(x, _lowest(swizzle.target_mask) * field)
 
 
-def _expression(box: Box, form: Form) -> Any:
+def _expression(box: Box, form: Form) -> sympy.Expr:
     """A normal form in SymPy: neighbouring digits that continue each other are one field of the variable."""
     total = _entry(form.constant)
     for name, weights in box.weights.items():
@@ -262,7 +262,7 @@ def _expression(box: Box, form: Form) -> Any:
     return total
 
 
-def _digits(box: Box, name: str, start: int, end: int) -> Any:
+def _digits(box: Box, name: str, start: int, end: int) -> sympy.Expr:
     """The value of digits start..end-1 of a variable, counted from 1: x // v % (w/v) as a rule."""
     x, weights = variable(name), box.weights[name]
     v = weights[start]
@@ -285,17 +285,17 @@ def _digits(box: Box, name: str, start: int, end: int) -> Any:
 
 
 @above.evaluator.register(object)
-def evaluator(expression: Any) -> Callable[..., Any]:
+def evaluator(expression: object) -> Callable[..., Any]:
     """A SymPy expression as a function of named variables; its other symbols are sizes."""
     expression = sympy.sympify(expression)
 
-    def formula(**variables: Any) -> Any:
+    def formula(**variables: object) -> Any:
         return _read(expression, variables)
 
     return formula
 
 
-def _read(x: Any, variables: dict[str, Any]) -> Any:
+def _read(x: sympy.Expr, variables: dict[str, object]) -> Any:
     if x.is_Integer:
         return int(x)
     if x.is_Symbol:
@@ -320,14 +320,14 @@ def _read(x: Any, variables: dict[str, Any]) -> Any:
             total = total + v if x.is_Add else total * v
         return total
     if x.is_Pow and x.exp.is_Integer and x.exp >= 0:
-        value: Any = 1
+        value: int = 1
         for _ in range(int(x.exp)):
             value = value * _read(x.base, variables)
         return value
     raise LayoutError(f"{x} ({type(x).__name__}) is no formula in + - * // % ^, floor, ceiling, Mod, Min and Max")
 
 
-def _exact(top: Any, bottom: Any, x: Any) -> Any:
+def _exact(top: Scalar, bottom: Scalar, x: object) -> Any:
     """A quotient that must leave no remainder."""
     quotient, rest = top // bottom, top % bottom
     zero = rest == 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import sympy
 
 from ...errors import LayoutError
@@ -11,7 +9,7 @@ from .. import above
 from .dims import declared
 from .dims import symbol as entry_symbol
 from .generators import GENERATORS, generator, of_terms
-from .polynomial import MissingFact, P, div, floordiv, gen, gens, needs_div
+from .polynomial import MissingFact, P, Scalar, div, floordiv, gen, gens, needs_div
 
 
 class Dim(sympy.Symbol):
@@ -23,17 +21,17 @@ class Dim(sympy.Symbol):
     __slots__ = ("facts",)
     facts: tuple[int, int | None, int | None]
 
-    def __new__(cls, name: str, facts: tuple[int, int | None, int | None], **assumptions: Any) -> Dim:
+    def __new__(cls, name: str, facts: tuple[int, int | None, int | None], **assumptions: object) -> Dim:
         """A new symbol; SymPy's cache would answer with another one of this name."""
         self: Dim = super().__xnew__(cls, name, **assumptions)
         self.facts = facts
         return self
 
-    def __getnewargs_ex__(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def __getnewargs_ex__(self) -> tuple[tuple[object, ...], dict[str, bool]]:
         """The arguments that make it again, for pickle."""
         return (self.name, self.facts), _assumptions(self.facts)
 
-    def _hashable_content(self) -> tuple[Any, ...]:
+    def _hashable_content(self) -> tuple[object, ...]:
         return super()._hashable_content() + (str(self.facts),)
 
 
@@ -49,7 +47,7 @@ def _assumptions(facts: tuple[int, int | None, int | None]) -> dict[str, bool]:
     return out
 
 
-def symbol(name: str, multiple_of: int = 1, low: int | None = 1, high: int | None = None) -> Any:
+def symbol(name: str, multiple_of: int = 1, low: int | None = 1, high: int | None = None) -> sympy.Symbol:
     """The SymPy symbol for a name with these facts."""
     facts = multiple_of, low, high
     if multiple_of == 1 and high is None and low in (None, 0, 1):
@@ -68,13 +66,13 @@ def _root(g: int) -> tuple[str, int] | None:
     return power[0][0], c.denominator
 
 
-def _symbol_of(g: int, root: tuple[str, int]) -> Any:
+def _symbol_of(g: int, root: tuple[str, int]) -> sympy.Symbol:
     G, (name, scale) = GENERATORS[g], root
     return symbol(name, scale, None if G.low is None else G.low * scale, None if G.high is None else G.high * scale)
 
 
 @above.to_sympy.register(object)
-def to_sympy(x: Any) -> Any:
+def to_sympy(x: object) -> sympy.Expr:
     """The entry in the user's symbols."""
     if x.__class__ is not P:
         return sympy.Integer(x)
@@ -94,7 +92,7 @@ def to_sympy(x: Any) -> Any:
     return sympy.Add(*out)
 
 
-def _other(name: str) -> Any:
+def _other(name: str) -> Scalar:
     """A name that was eliminated: with the facts it was made with."""
     if name.isidentifier():
         p = declared(name)
@@ -109,7 +107,7 @@ def _other(name: str) -> Any:
 
 
 @above.from_sympy.register(object)
-def from_sympy(x: Any) -> Any:
+def from_sympy(x: object) -> Scalar:
     """The entry that a SymPy expression means."""
     top, bottom = _read(x)
     q = div(top, bottom)
@@ -118,8 +116,10 @@ def from_sympy(x: Any) -> Any:
     return q
 
 
-def _read(x: Any) -> tuple[Any, Any]:
+def _read(x: sympy.Expr) -> tuple[Scalar, Scalar]:
     """Numerator and denominator as entries."""
+    top: Scalar = 1
+    bottom: Scalar = 1
     if x.is_Integer:
         return int(x), 1
     if x.is_Rational:
@@ -127,7 +127,7 @@ def _read(x: Any) -> tuple[Any, Any]:
     if x.is_Symbol:
         return _read_symbol(x), 1
     if x.is_Add:
-        top, bottom = 0, 1
+        top = 0
         for y in x.args:
             t, b = _read(y)
             if b == bottom:
@@ -136,7 +136,6 @@ def _read(x: Any) -> tuple[Any, Any]:
                 top, bottom = top * b + t * bottom, bottom * b
         return top, bottom
     if x.is_Mul:
-        top, bottom = 1, 1
         for y in x.args:
             t, b = _read(y)
             top, bottom = top * t, bottom * b
@@ -158,7 +157,7 @@ def _read(x: Any) -> tuple[Any, Any]:
     raise LayoutError(f"{x} ({type(x).__name__}) is no integer expression in + - * / floor, ceiling and Mod")
 
 
-def _read_symbol(x: Any) -> Any:
+def _read_symbol(x: sympy.Symbol) -> Scalar:
     if isinstance(x, Dim):
         return entry_symbol(x.name, *x.facts)
     if not x.is_integer:
@@ -171,6 +170,3 @@ def _read_symbol(x: Any) -> Any:
     low = 1 if x.is_positive else 0 if x.is_nonnegative else None
     high = -1 if x.is_negative else 0 if x.is_nonpositive else None
     return entry_symbol(x.name, 2 if x.is_even else 1, low, high)
-
-
-__all__ = ["Dim", "from_sympy", "symbol", "to_sympy"]

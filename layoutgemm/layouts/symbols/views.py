@@ -9,14 +9,11 @@ from .. import int_tuple as _t
 from ..algebra import recast as int_recast
 from ..algebra.divide import join
 from ..algebra.recast import widened
-from ..int_tuple import leaves, other_nesting, product
+from ..int_tuple import Pair, Shape, Stride, leaves, other_nesting, product
 from ..int_tuple import show as show_tuple
 from .conditions import holds, quotient, rounded_up
 from .operations import has_symbols
-from .polynomial import MissingFact, P, needs_div, needs_ge, show
-
-Pair = tuple[Any, Any]
-
+from .polynomial import MissingFact, P, Scalar, needs_div, needs_ge, show
 
 # ---------------------------------------------------------------- other widths of elements
 
@@ -25,7 +22,7 @@ def upcast(shape: Any, stride: Any, n: int) -> Pair:
     """Each n neighbouring elements as one group; a symbolic stride must be a multiple of n."""
     if not has_symbols(shape, stride):
         return int_recast.upcast(shape, stride, n)
-    over: list[Any] = []
+    over: list[Scalar] = []
     out = _upcast(shape, stride, n, over)
     if over and not holds(sum(over), n - 1):
         raise MissingFact(
@@ -36,7 +33,7 @@ def upcast(shape: Any, stride: Any, n: int) -> Pair:
     return out
 
 
-def _upcast(s: Any, d: Any, n: int, over: list[Any]) -> Pair:
+def _upcast(s: Any, d: Any, n: int, over: list[Scalar]) -> Pair:
     if s.__class__ is tuple:
         return join([_upcast(x, y, n, over) for x, y in zip(s, d)])
     q = quotient(d, n)
@@ -54,7 +51,7 @@ def _upcast(s: Any, d: Any, n: int, over: list[Any]) -> Pair:
     return e, 1
 
 
-def downcast(shape: Any, stride: Any, n: int) -> Pair:
+def downcast(shape: Shape, stride: Stride, n: int) -> Pair:
     """Each element as n neighbouring ones: the modes of stride 1 take in the parts, other strides grow."""
     if has_symbols(shape, stride):
         _check_ones(stride, n, f"downcast of {show_tuple(shape)}:{show_tuple(stride)} by {n}")
@@ -62,8 +59,8 @@ def downcast(shape: Any, stride: Any, n: int) -> Pair:
     return int_recast.downcast(shape, stride, n)
 
 
-def _check_ones(stride: Any, n: int, what: str) -> None:
-    """Refuse a symbolic stride that may be 1, since its mode would take in the parts, and a stride of -1."""
+def _check_ones(stride: Stride, n: int, what: str) -> None:
+    """Refuse a symbolic stride that may be 1, and a stride of -1. The mode of the first would take in the parts."""
     for d in leaves(stride):
         if n > 1 and (d == -1 if d.__class__ is int else not holds(2, d)):
             raise MissingFact(
@@ -71,7 +68,7 @@ def _check_ones(stride: Any, n: int, what: str) -> None:
             )
 
 
-def recast(shape: Any, stride: Any, new_bits: int, old_bits: int) -> Pair:
+def recast(shape: Shape, stride: Stride, new_bits: int, old_bits: int) -> Pair:
     """From elements of old_bits to elements of new_bits: whole elements of both, at every size."""
     if not has_symbols(shape, stride):
         return int_recast.recast(shape, stride, new_bits, old_bits)
@@ -105,7 +102,7 @@ def recast(shape: Any, stride: Any, new_bits: int, old_bits: int) -> Pair:
 # ---------------------------------------------------------------- coordinates
 
 
-def _plus(a: Any, b: Any) -> Any:
+def _plus(a: Any, b: object) -> Any:
     # A traced sum needs no `+ 0`.
     if a.__class__ is int and a == 0:
         return b
@@ -120,7 +117,7 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
     if isinstance(coord, (tuple, list)):
         if shape.__class__ is not tuple or len(coord) != len(shape):
             raise other_nesting(coord, shape)
-        total: Any = 0
+        total: Scalar = 0
         for c, s, d in zip(coord, shape, stride):
             total = _plus(total, crd2idx(c, s, d))
         return total
@@ -133,7 +130,7 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
     return total
 
 
-def split(index: Any, shape: Any) -> Any:
+def split(index: object, shape: Shape) -> Any:
     """The coordinate of a flat index: remainders and quotients that the facts decide."""
     n = product(shape)
     if index.__class__ is int or index.__class__ is P:
@@ -144,7 +141,7 @@ def split(index: Any, shape: Any) -> Any:
     return _split(index, shape)
 
 
-def _split(index: Any, shape: Any) -> Any:
+def _split(index: object, shape: Shape) -> Any:
     if shape.__class__ is not tuple:
         return index
     out = []
@@ -159,6 +156,3 @@ def _split(index: Any, shape: Any) -> Any:
             part, index = index % n, index // n
         out.append(_split(part, s))
     return tuple(out)
-
-
-__all__ = ["crd2idx", "downcast", "recast", "split", "upcast"]

@@ -112,7 +112,7 @@ def test_recast_of_vectors():
 
 
 def blocks_are_whole(offsets, width):
-    """Whether the set of offsets consists of aligned groups of `width`."""
+    """True if the set of offsets consists of aligned groups of `width`."""
     present = set(offsets)
     return all({x // width * width + i for i in range(width)} <= present for x in present)
 

@@ -1,4 +1,4 @@
-"""The fragment formulas as PTX ISA prints them, one per shape and type: what our single derivation is held against.
+"""The fragment formulas as PTX ISA prints them, one per shape and type: the reference for our single derivation.
 
 Each entry gives the row and column of element i of a lane's fragment, with g = lane >> 2 (the group) and q = lane % 4
 (the thread in its group). For B, PTX's row is k and its column is n.

@@ -1,4 +1,4 @@
-"""Every matrix instruction of a warp and a warpgroup that the CuTe DSL 4.8.1 has, compared with ours as functions."""
+"""Every warp and warpgroup matrix instruction of the CuTe DSL 4.8.1, compared with ours as functions."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def test_maps_equal_the_dsl(replies: dict[str, Any], name: str) -> None:
 
 @pytest.mark.dsl
 def test_majors_are_those_of_ptx_and_the_dsl_is_laxer(replies: dict[str, Any]) -> None:
-    """The DSL builds 8-bit and register operands that claim to be MN-major; its own text and PTX say there are none."""
+    """The DSL builds 8-bit and register operands that claim to be MN-major; its own text and PTX say that these do not
+    exist."""
     lax = set()
     for name in ("warpgroup.MmaF16BF16Op", "warpgroup.MmaF8Op", "warpgroup.MmaI8Op"):
         for row in replies[name]["answer"]:
@@ -125,7 +126,7 @@ def test_no_wgmma_of_ours_is_missing_there(replies: dict[str, Any]) -> None:
         for a in atoms(family="wgmma")
         if isinstance(a, MmaAtom)
     }
-    # The DSL leaves out what PTX has besides: tf32 and one-bit operands.
+    # The DSL leaves out what PTX also has: tf32 and one-bit operands.
     assert {key for key in mine if key[1] not in ("tf32", "b1")} == have
 
 

@@ -250,8 +250,8 @@ def test_every_op_answers():
 
 @pytest.mark.parametrize("question,arguments", LAX, ids=[question["id"] for question, _ in LAX])
 def test_what_the_dsl_builds_and_ptx_has_not(question, arguments):
-    """The DSL checks steps of N and the set of types more loosely than PTX's table "Various combinations of .kind and
-    shapes"; ours follows the table."""
+    """The DSL checks steps of N and the set of types more loosely than PTX. Ours follows PTX's table "Various
+    combinations of .kind and shapes"."""
     reply = replies()[question["id"]]
     assert "answer" in reply, f"the DSL refuses it too: {reply}"
     with pytest.raises(AtomError, match="PTX allows"):
@@ -308,9 +308,9 @@ def test_operand_a_in_tensor_memory():
 
 
 def test_narrow_operand_a_has_a_byte_each():
-    """The DSL packs 4-bit A of kinds f8f6f4 and mxf8f6f4 eight to a word, and for 6-bit A its count of columns is none.
-    PTX ("Packing format used for matrix A by .kind::mxf8f6f4 in Tensor Memory") gives each element a byte, and so does
-    CUTLASS with its unpacked types: the DSL is wrong there, ours follows PTX."""
+    """The DSL packs 4-bit A of kinds f8f6f4 and mxf8f6f4 eight to a word. For 6-bit A it has no count of columns. PTX
+    ("Packing format used for matrix A by .kind::mxf8f6f4 in Tensor Memory") gives each element a byte, and so does
+    CUTLASS with its unpacked types. The DSL is wrong there, ours follows PTX."""
     for atom in narrow_a():
         got = answer(key(atom))["a"]
         assert atom.operand_a.columns == 8

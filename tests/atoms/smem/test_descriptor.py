@@ -56,7 +56,7 @@ def test_encode_decode_round_trip():
 
 
 def test_the_guides_word_is_read_bit_by_bit():
-    """The published constructor writes 3 into bits 14-15, which are no field, and leaves the leading offset out."""
+    """The published constructor writes 3 into the unused bits 14-15, and leaves the leading offset out."""
     with pytest.raises(DescriptorError, match="sets bits 14, 15"):
         SmemDescriptor.decode(0x400000400000C840)
     right = derive(smem_tile((64, 64), "bf16", "K"), wgmma(64), "A").base.at(0x8400)
@@ -113,7 +113,7 @@ def test_operands_that_do_not_belong_are_refused():
 
 @pytest.mark.parametrize("bit", range(64))
 def test_any_flipped_bit_moves_an_element_or_is_ignored_by_the_hardware(bit):
-    """Each bit of the word either is no field, or is a field the mode ignores, or moves some element."""
+    """Each bit of the word is unused, ignored by the mode, or moves some element."""
     tile, atom = smem_tile((64, 64), "bf16", "K"), wgmma(64)
     found = derive(tile, atom, "A")
     word = found.word ^ 1 << bit

@@ -1,4 +1,5 @@
-"""What an H200 read for descriptor words of every mode, stride, start and base offset, element by element."""
+"""The reads of an H200 for descriptor words, element by element. The words have every mode, stride, start and base
+offset."""
 
 import hashlib
 import json

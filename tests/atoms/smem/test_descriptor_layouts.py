@@ -21,7 +21,7 @@ from layoutgemm.errors import DescriptorError
 
 
 def wgmma_read(name, rows, operand="A"):
-    """What wgmma reads of A (64 rows) or of B (N rows)."""
+    """The reads of wgmma: A (64 rows) or B (N rows)."""
     return operand_read(wgmma(64 if operand == "A" else rows, name), operand)
 
 
@@ -97,7 +97,7 @@ def test_every_canonical_layout_is_read_as_the_documents_picture_it(read):
 
 
 def test_padded_elements_have_the_words_of_bytes():
-    """f8f6f4 reads 4- and 6-bit elements, padded to 16 bytes for 16, by the word that 8-bit elements have."""
+    """f8f6f4 reads padded 4- and 6-bit elements by the word of 8-bit elements. The padding is to 16 bytes for 16."""
     for swizzle in ("none", "32B", "64B", "128B"):
         words = {
             derive(smem_tile((128, 128), name, "K", swizzle, packing), tcgen05_read("f8f6f4", name, 128), "A").word
@@ -161,7 +161,7 @@ REFUSALS = [
     (Layout((64, 64), (64, 1)), "none", r"the layout's 128 \(swizzle 128B has rows of that many\)"),
     (Layout((64, 64), (64, 1)), "64B", r"lie 64 bytes apart, the layout's 128 \(swizzle 128B .* = \(1, 0\)"),
     (Layout((64, 128), (128, 1)), "128B", r"lie 128 bytes apart, the layout's 256 .* = \(1, 0\)"),
-    # atoms that follow one another unevenly, rows of two atoms interleaved, the K block across spans
+    # consecutive atoms at uneven distances, rows of two atoms interleaved, the K block across spans
     (Layout(((8, 2, 4), 64), ((64, 512, 2048), 1)), "128B", r"no sm_90 descriptor .* = \(16, 0\)"),
     (Layout(((2, 4, 8), 64), ((128, 512, 64), 1)), "128B", r"lie 128 bytes apart, the layout's 256"),
     (Layout(((2, 4, 8), 64), ((64, 256, 1024), 1)), "128B", r"no sm_90 .* element \(mn, k\) = \(2, 0\)"),

@@ -1,4 +1,4 @@
-"""Matrix and instruction descriptors, bit by bit against the words that the CuTe DSL derives, in one subprocess."""
+"""Matrix and instruction descriptors, bit by bit against the CuTe DSL's words, in one subprocess."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KIND_OF |= {"e2m1": "mxf4"}
 
 
 def read_of(question: dict[str, Any]) -> Any:
-    """What the question's instruction reads: rows of A or, where no A has so many, of B."""
+    """The rows that the question's instruction reads: of A or, where no A has so many, of B."""
     if question["arch"] == "sm_90a":
         return operand_read(wgmma(question["rows"], question["dtype"]), "A" if question["rows"] == 64 else "B")
     return tcgen05_read(KIND_OF[question["dtype"]], question["dtype"], question["rows"])
@@ -65,7 +65,7 @@ def smem_questions() -> list[dict[str, Any]]:
 
 
 def layout_questions() -> list[dict[str, Any]]:
-    """Atoms laid apart by strides larger than compact; and the same with rows at another pitch, which nobody takes."""
+    """Atoms laid apart by strides larger than compact; and the same with rows at another pitch, which is refused."""
     rng = random.Random(7)
     found = []
     for arch in ("sm_90a", "sm_100a"):

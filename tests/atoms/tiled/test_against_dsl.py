@@ -290,9 +290,9 @@ def test_tiled_products(asked: Any, replies: Any, i: int) -> None:
 def same_where_k_is_0(mma: TiledMma, theirs: Layout) -> None:
     """The threads of the first atom along K; the DSL puts those of the others outside the tile.
 
-    It composes the map of (ThrV, (ThrM, ThrN)) with the numbers of (ThrV, ThrM, ThrN, ThrK) and so runs off its end
-    (get_layoutC_TV in mma_atom.hpp leaves out the step that get_layoutA_TV has). Its partition_C takes the coordinates
-    one by one and agrees with ours for every thread.
+    It composes the map of (ThrV, (ThrM, ThrN)) with the numbers of (ThrV, ThrM, ThrN, ThrK) and so runs off its end. In
+    mma_atom.hpp, get_layoutC_TV leaves out the step that get_layoutA_TV has. Its partition_C takes the coordinates one
+    by one and agrees with ours for every thread.
     """
     ours = mma.layout_C()
     k = np.arange(mma.threads) // int(mma.thr_layout_vmnk[3].stride) % mma.atom_layout[2].size

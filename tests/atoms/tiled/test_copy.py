@@ -82,7 +82,7 @@ def test_each_side_names_what_one_instruction_moves(count, transpose, atom):
     ],
 )
 def test_a_thread_moves_its_block(bits, threads, values):
-    """Thread (i, j) of the thread layout moves block (i, j), value (x, y) its element (x, y)."""
+    """Thread (i, j) of the thread layout moves block (i, j). Value (x, y) is its element (x, y)."""
     copy = make_tiled_copy(vector(bits), threads, values)
     m, n = values[0].size, values[1].size
     assert copy.tile == (threads[0].size * m, threads[1].size * n)
@@ -141,7 +141,7 @@ FEEDS = [
 
 @pytest.mark.parametrize("case", range(len(FEEDS)))
 def test_retiled_registers_hold_what_the_copy_moves(case):
-    """What instruction i of a thread moves is, element by element, what the product expects in those registers."""
+    """A thread's instruction i moves what the product expects in those registers. This holds element by element."""
     make, operand, atom, atoms, permutation = FEEDS[case]
     mma = TiledMma(warp_mma(), atoms, permutation)
     copy = make(atom, mma)
@@ -182,7 +182,7 @@ def test_values_in_another_order_than_the_fragment():
 
 
 def test_a_copy_that_does_not_feed():
-    """The copy of a product whose warps stand the other way gives warp 1 the rows of warp 2."""
+    """A copy for warps that stand the other way gives warp 1 the rows of warp 2."""
     mma = TiledMma(warp_mma(), (2, 2, 1))
     other = make_tiled_copy_A(ldmatrix(4), TiledMma(warp_mma(), Layout((2, 2, 1), (2, 1, 0))))
     found = other.feeds(mma, "A", (64, 16))

@@ -48,7 +48,7 @@ def test_the_map_is_the_definition(case, operand):
 @pytest.mark.parametrize("case", range(len(CASES)))
 @pytest.mark.parametrize("operand", "ABC")
 def test_owners_hold_what_they_own(case, operand):
-    """The inverse leads back, and an element's owners are all that the map sends there, no more and no fewer."""
+    """The inverse leads back, and an element's owners are exactly those that reach it."""
     mma = TiledMma(*CASES[case])
     extent = extent_of(mma, operand)
     view = mma.view(operand, extent)
@@ -139,7 +139,7 @@ def test_fragments():
 
 
 def test_registers_of_one_product_feed_the_next():
-    """C of the first product of attention is A of the second, value by value, in every thread."""
+    """C of attention's first product is A of the second, value by value. This holds in every thread."""
     mma = TiledMma(warp_mma(), (4, 1, 1))
     extent = (128, 64)
     registers = mma.retile("C", "A", extent)
@@ -221,7 +221,7 @@ def test_permutations_that_are_none(permutation, why):
     ],
 )
 def test_atom_layouts_that_number_nothing(atoms, why):
-    """CuTe takes all but the first, and its inverse of the thread layout then leaves threads out in silence."""
+    """CuTe takes all but the first. Its inverse of the thread layout then leaves threads out in silence."""
     with pytest.raises(AtomError, match=why):
         TiledMma(warp_mma(), atoms)
 

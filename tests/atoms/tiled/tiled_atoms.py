@@ -1,4 +1,4 @@
-"""Atoms for the tests of tiled operations, and the definition of a tiled product that the algebra is compared with.
+"""Atoms for the tests of tiled operations, and the definition of a tiled product. The algebra is compared with it.
 
 The maps come from the formulas of PTX ISA (matrix fragments for mma.m16n8k16 and m16n8k8; ldmatrix; stmatrix), so that
 these tests do not depend on the families of atoms.
@@ -35,7 +35,7 @@ def warp_mma(k: int = 16, ids: Layout | None = None) -> MmaAtom:
 
 
 def quad_pair() -> MmaAtom:
-    """An atom of 8 threads of which the upper four are threads 16 to 19, as sm_70's m8n8k4 has them."""
+    """An atom of 8 threads, the upper four numbered 16 to 19, like sm_70's m8n8k4."""
     a = Layout((8, 4), (1, 8))
     c = Layout(((2, 2, 2), (2, 2, 2)), ((1, 16, 4), (8, 2, 32)))
     return MmaAtom(
@@ -71,7 +71,7 @@ def vector(bits: int, source: str = "gmem", target: str = "rmem") -> CopyAtom:
 def defined(mma: TiledMma, operand: str, extent: tuple[int, int]) -> dict[tuple[int, int, tuple[int, int]], Any]:
     """(thread, value, (rest, rest)) -> (row, column), from the words of the definition and no algebra.
 
-    The atom's element (i, j) of atom (x, y) in rest (r, s) has position i + I*(x + X*r) along the rows; a permutation P
+    The atom's element (i, j) of atom (x, y) in rest (r, s) has position i + I*(x + X*r) along the rows. A permutation P
     deals position p to element P(p % size) + size*(p // size). Of a warpgroup every 43rd thread is given.
     """
     modes = {"A": (0, 2), "B": (1, 2), "C": (0, 1)}[operand]

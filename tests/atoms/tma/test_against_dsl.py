@@ -1,4 +1,4 @@
-"""Boxes, instructions and coordinates against what the CuTe DSL derives for the same layouts, in one subprocess."""
+"""Boxes, instructions and coordinates against the CuTe DSL's for the same layouts, in one subprocess."""
 
 import random
 import sys
@@ -110,7 +110,7 @@ def answers() -> list[tuple[Any, dict[str, Any]]]:
 
 
 def instructions(answer: dict[str, Any], smem: Layout, options: dict[str, Any]) -> int:
-    """How many instructions a block issues, by the DSL: the tile over the box; of a multicast each sends a part."""
+    """The DSL's number of instructions of a CTA: the tile over the box; of a multicast each sends a part."""
     element = dtype(options.get("type", "bf16")).bits
     assert answer["bits"] == element * prod(answer["box"])
     return element * smem.size // int(answer["bits"])
@@ -163,7 +163,7 @@ def test_a_layout_that_transposes(answers: list[tuple[Any, dict[str, Any]]]) -> 
 
 
 def test_random_layouts(answers: list[tuple[Any, dict[str, Any]]]) -> None:
-    """Never more instructions than the DSL, but where its box is none: six modes in five dimensions.
+    """Never more instructions than the DSL, except where it makes no box: six modes in five dimensions.
 
     Beyond five modes the DSL puts the last ones together into one dimension ("?@4" in its tensor), whether or not they
     continue each other in memory. A dimension has one stride, so a box along it moves elements that are equally far

@@ -273,7 +273,7 @@ def test_what_is_left_out_is_named():
 
 
 def random_question(rng):
-    """A global layout with modes in any order, nesting and padding, a tile, and a shared layout, swizzled or not."""
+    """A random global layout (order, nesting, padding), a tile, and a shared layout. The latter is swizzled or not."""
     rank = rng.choice([1, 2, 2, 3, 3, 4, 5])
     bits, element = rng.choice([(16, "bf16"), (32, "f32"), (8, "u8")])
     unit = 128 // bits
@@ -311,7 +311,7 @@ def random_question(rng):
 
 
 def truth(gmem, smem, width, tile, memory, index):
-    """Shared memory after the tile of that number was copied, element by element, from the layouts alone."""
+    """Shared memory after the copy of that tile, element by element, from the layouts alone."""
     shared = np.full(1 << 16, 0xEE, dtype=np.uint8)
     for flat, offset in enumerate(smem.offsets()):
         at, inside, rest = 0, True, flat

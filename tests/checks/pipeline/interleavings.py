@@ -1,10 +1,10 @@
 """All interleavings of a small pipeline with K fixed, by search: an oracle that shares none of the prover's ideas.
 
 Plain values instead of happens-before: an access is in flight from its start to its end, and two conflicting ones in
-flight are the error; a stage holds the number of the k tile that was loaded into it, and a reader compares (a load at a
-fixed stage, as in a prologue, brings the tile of that number; else a warp's n-th load brings tile n). An
-asynchronous read (wgmma, TMA store) or cp.async write stays in flight until its group is waited for, which is the worst
-it can do; the landing of a TMA load is a step of its own. Barriers start initialised. One CTA, one output tile.
+flight are the error. A stage holds the number of the k tile that was loaded into it, and a reader compares. A load at a
+fixed stage, as in a prologue, brings the tile of that number; else a warp's n-th load brings tile n. An asynchronous
+read (wgmma, TMA store) or cp.async write stays in flight until its group is waited for, which is the worst it can do.
+The landing of a TMA load is a step of its own. Barriers start initialised. One CTA, one output tile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Warp = tuple[Any, ...]  # pc, k, cursors, doing, waiting in, groups, loads issue
 
 
 def broken(pipeline: Pipeline, k_tiles: int, limit: int = 200_000) -> str | None:
-    """What goes wrong in the shortest interleaving that goes wrong, or None when all of them end well."""
+    """The fault of the shortest faulty interleaving, or None when all of them end well."""
     agents = agents_of(pipeline)
     roles = {role.name: role for role in pipeline.roles}
     mbarriers = {(b.name, s): b for b in pipeline.barriers if isinstance(b, Mbarrier) for s in range(b.stages)}

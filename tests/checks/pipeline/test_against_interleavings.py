@@ -25,12 +25,12 @@ BASES = [
 
 # What the search does not look at: initialisation, proxies, and what is left when all have exited.
 BEYOND = ("init", "fence", "exit")
-# The prover asks that every arrival belong to a certain phase, even where nobody waits for the barrier again.
+# The prover asks that every arrival belong to a certain phase, even where no warp waits for the barrier again.
 STRICTER = {"ring of 2: math swap 0 of If: arrival"}
 
 
 def changes(program: Program, where: str = "") -> Iterator[tuple[str, Program]]:
-    """Every program with two neighbours exchanged, a parity or flip turned over, or one more group left pending."""
+    """Mutants: two neighbours exchanged, a parity or flip turned over, one more group left pending."""
     for i, x in enumerate(program):
         head, tail = program[:i], program[i + 1 :]
         if tail and x != tail[0]:
@@ -65,7 +65,7 @@ def mutants(pipeline: Pipeline) -> Iterator[tuple[str, Pipeline]]:
 
 @pytest.mark.parametrize("pipeline", BASES, ids=[f"{b.name}, {b.roles[-1].warps} warps" for b in BASES])
 def test_same_verdict(pipeline: Pipeline) -> None:
-    """Proven exactly when no interleaving goes wrong, with K from 0 to twice round the ring and one more."""
+    """Proven exactly when no interleaving goes wrong, for K of 0 to twice the ring plus 1."""
     refuted = 0
     for name, mutant in mutants(pipeline):
         found = mutant.prove()

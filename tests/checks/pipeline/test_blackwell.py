@@ -40,8 +40,8 @@ def test_wrong_numbers_are_refuted(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["one block", "a pair"])
 def test_nothing_that_synchronises_can_be_left_out(name: str) -> None:
-    """But at the end of a pair: it is enough that the mma warp waits for the others, and the tail of the loader, which
-    lets the last commits arrive before the block ends, is what the emulator asks for and this model does not."""
+    """But at the end of a pair the wait of the mma warp is enough. It waits for the others. The tail of the loader lets
+    the last commits arrive before the CTA ends: the emulator asks for that, and this model does not."""
     survivors = [what for what, mutant in deletions(FORMS[name].pipeline()) if mutant.prove()]
     ends = {"ClusterWait()", "Wait('empty', 'load', flip=True)", "Advance('load')"}
     if name == "one block":

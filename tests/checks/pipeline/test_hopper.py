@@ -117,7 +117,7 @@ DELETED = (
 
 @pytest.mark.parametrize("name", DELETED)
 def test_every_deletion_is_refuted_or_redundant(name: str) -> None:
-    """A deletion counts as refuted when one of the cases, all of the same programs, refutes it."""
+    """A deletion counts as refuted when one case of the same programs refutes it."""
     cases = FORMS[name].cases()
     kernel = [list(deletions(case)) for case in cases if case.barriers and len(case.roles) == len(cases[0].roles)]
     kernel = [mutants for mutants in kernel if [n for n, _ in mutants] == [n for n, _ in kernel[0]]]
@@ -133,7 +133,7 @@ def test_every_deletion_is_refuted_or_redundant(name: str) -> None:
 
 
 def test_a_consumer_that_loads_for_both_starves_the_other() -> None:
-    """It waits for its turn, and the other one, whose turn it is, for a k tile that it would have to load."""
+    """It waits for its turn. The other one, whose turn it is, waits for a k tile that it would have to load."""
     found = refuted(Hopper(2, LANDS, consumers=2, pingpong=True))
     assert found.kind == "deadlock" and "full" in found.what
 
@@ -151,7 +151,7 @@ def test_a_buffer_that_the_last_tile_used_last() -> None:
 
 
 def test_zeros_are_met_over_before_they_are_multiplied() -> None:
-    """The consumers' meeting and each one's fence stand between the zeros and the first product that reads them."""
+    """The consumers' barrier and fences stand between the zeros and their first product."""
     for case in FORMS["few rows"].cases():
         program = case.role("math0").program
         for left_out, kind in ((Sync("stages"), "race"), (FenceProxy(), "fence")):
@@ -208,7 +208,7 @@ def test_what_is_no_pipeline() -> None:
 
 
 def looking_ahead(stages: int, distance: int, least: int = 1) -> Pipeline:
-    """One warp that loads `distance` k tiles ahead, through the borders of output tiles, into a ring."""
+    """One warp that loads `distance` k tiles ahead into a ring. It goes on through the borders of output tiles."""
     load = (ArriveExpect("full", "load"), TmaLoad("a", "load", "full"), Advance("load"))
     body = (Wait("full", "read"), Read("a", "read"), Advance("read"), If(Onward(distance), load))
     first = tuple(If(Onward(i), load) for i in range(distance))
@@ -233,8 +233,8 @@ def test_loads_through_the_borders_of_tiles() -> None:
 
 
 def test_turns_are_passed_only_to_who_takes_them() -> None:
-    """Without the question whether there is another tile, the last arrival at a turn's barrier is left over there; with
-    one tile too many asked for, a turn that is waited for is not passed."""
+    """Turns need the question whether there is another tile. Without it, the last arrival at a turn's barrier is left
+    over there. With one tile too many asked for, a turn that is waited for is not passed."""
     (case,) = FORMS["pingpong"].cases()
 
     def asking(program: object, distance: int) -> object:
@@ -253,7 +253,7 @@ def test_turns_are_passed_only_to_who_takes_them() -> None:
 
 
 def test_writes_into_another_block() -> None:
-    """A write to another CTA needs a meeting before it is read, and before that CTA may exit."""
+    """A write to another CTA needs a barrier before its read. It needs one before that CTA exits too."""
 
     def two(*after: object) -> Pipeline:
         meet = (ClusterArrive(), ClusterWait())
@@ -290,7 +290,7 @@ def test_stores_that_another_block_counts() -> None:
         (two(), ("exit",)),
         (two(Wait("sums", 0), Read("sums"), first=()), ("bytes", "deadlock")),
         (two(ClusterArrive(), ClusterWait(), Read("sums")), ("race",)),  # a meeting does not say that it has landed
-        (two(sent, Wait("sums", 0), Read("sums")), ("arrival",)),  # nobody knows that the first ones were counted
+        (two(sent, Wait("sums", 0), Read("sums")), ("arrival",)),  # no warp knows that the first ones were counted
         (replace(good, roles=(replace(good.roles[0], program=good.roles[0].program[3:]),)), ("init",)),
     ):
         found = wrong.prove()

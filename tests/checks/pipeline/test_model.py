@@ -97,7 +97,7 @@ def test_proven(pipeline: Pipeline) -> None:
 
 
 def test_a_consumer_that_holds_all_stages_starves_the_producer() -> None:
-    """One wgmma group in flight holds one stage back, so a ring of one never comes free."""
+    """One wgmma group in flight holds one stage back: a ring of one never comes free."""
     found = ring(1, 1024, warps=1, lag=1).prove()
     assert isinstance(found, Interleaving) and found.kind == "deadlock"
     assert "producer waits for empty: phase 0 lacks 1 of 1 arrivals" in found.what

@@ -1,4 +1,4 @@
-"""The faulty loops of published guides, each refuted by the interleaving that breaks it, and their repairs, proven.
+"""The faulty loops of published guides, refuted by an interleaving, and their repairs, proven.
 
 The guide "From Zero to 800 TFLOPS" (C16, C21 to C24) and the pyptx Hopper walkthrough (C27); the numbers are the rows
 of this project's list of claims.

@@ -1,4 +1,4 @@
-"""Shared memory's banks from the definition only, in plain Python loops: what the checks are held against.
+"""Shared memory's banks from the definition, in plain Python loops: the reference for the checks.
 
 Nothing here is shared with the package. A phase is a list of byte addresses, one per lane, None for an idle lane.
 """
@@ -43,7 +43,8 @@ def swizzled(B: int, M: int, S: int) -> Callable[[int], int]:
 
 
 def forms(bits: int, total: int, vector: int) -> list[tuple[int, int, int]]:
-    """Every (B, M, S) within the address bits that permutes the tile's bytes and leaves aligned vectors whole."""
+    """Every (B, M, S) that permutes the tile's bytes and leaves aligned vectors whole. Its bits are address bits of the
+    tile."""
     found = [(0, 4, 3)]
     for B in range(1, bits + 1):
         for shift in range(B, bits + 1):

@@ -1,4 +1,4 @@
-"""Bank conflicts against loops over phases and banks, known cases of the field, and what has been published."""
+"""Bank conflicts against loops over phases and banks, known cases, and published figures."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_the_microkernels_patterns_fit_and_have_the_wavefronts_of_the_loops() ->
 
 
 class PretendGpu:
-    """Answers a launch with the clocks of a multiprocessor that follows the model, but for one instruction."""
+    """Answers a launch with the clocks of an SM that follows the model. One instruction differs."""
 
     name, capability, driver, ptx_version, wrong = "pretend", (9, 0), (13, 0), (9, 0), ""
 

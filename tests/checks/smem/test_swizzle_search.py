@@ -96,7 +96,7 @@ def test_ranks_give_the_ways_of_affine_phases(width: int, columns: list[int], ba
     assert len(pattern.columns) == 1 and len(pattern.odd) == 0 and pattern.weigh(swizzle) == (1 << (words - banks),) * 2
 
 
-# Answers and proofs that there is none --------------------------------------------------------------------------------
+# Answers and proofs that no answer exists -----------------------------------------------------------------------------
 
 
 @st.composite
@@ -175,7 +175,7 @@ def test_answers_are_counted_out_and_none_is_enumerated(problem: tuple[Layout, i
     [(8, (0, 4, 3)), (16, (1, 4, 3)), (32, (2, 4, 3)), (64, (3, 4, 3)), (128, (3, 4, 4)), (256, (3, 4, 5))],
 )
 def test_rows_of_every_pitch_get_the_swizzle_of_their_span(k: int, want: tuple[int, int, int]) -> None:
-    """The hardware's modes come out of the search, at the pitches that they are made for; beyond 128 bytes S grows."""
+    """The search finds the hardware's modes at their pitches; beyond 128 bytes S grows."""
     rows = matrix_access((64, k), "bf16")
     found = find_swizzle(Layout((64, k), (k, 1)), rows, element="bf16")
     assert found.swizzle is not None and numbers(found.swizzle) == want and found.method == "GF(2) rank"
@@ -257,7 +257,8 @@ def test_pitches() -> None:
 
 
 def test_where_no_pitch_will_do() -> None:
-    """Even lanes down the rows, odd lanes from a chunk that only a pitch of 0 would separate: counted for a period."""
+    """Even lanes go down the rows; odd lanes start a chunk that only pitch 0 would separate. They are counted for a
+    period."""
     coords = np.array([[[0 + 32 * k for k in range(4)], [0 + 32 * (k + 32) for k in range(4)]]])
     access = AccessPattern("two of one row, 128 bytes apart", "ld.shared", coords)
     none = find_padding((32, 64), access, "f32")

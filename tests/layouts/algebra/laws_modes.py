@@ -213,7 +213,7 @@ def ordered(rng: random.Random) -> bool:
 
 @law(300)
 def upcast(rng: random.Random) -> bool:
-    """R(c) = L(k*c) // n with k = ceil(n / stride) where a stride is below n."""
+    """R(c) = L(k*c) // n with k = ceil(n / stride) for strides below n."""
     pair, n = draw(rng, 48, negative=True), rng.choice((2, 2, 3, 4, 8))
     layout = Layout(*pair)
     answer = attempt(lambda: layout.upcast(n))

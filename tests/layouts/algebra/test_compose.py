@@ -67,7 +67,7 @@ def test_random_compositions(seed: int) -> None:
 
 
 def test_small_compositions_exhaustively() -> None:
-    """Every A of two modes against every B of one or two modes, over a small box: carries, overlaps and gaps."""
+    """Every A of two modes against every small B of one or two. Carries, overlaps and gaps are among them."""
     counts = {True: 0, False: 0}
     lefts = [((s, t), (1, d)) for s, t, d in product((2, 3, 4), (2, 4), (0, 2, 3, 4, 8))]
     lefts += [((s, t), (d, 1)) for s, t, d in product((2, 4), (2, 3, 4), (2, 4, 8))]
@@ -80,8 +80,8 @@ def test_small_compositions_exhaustively() -> None:
 
 
 def test_carries_that_cancel() -> None:
-    """A carry over one boundary changes the value by k1 = d1 - a, over the next by k2; with k1 = -k2 a carry through
-    both is no carry at all. Whether a composition exists is then a matter of every single value.
+    """A carry over the first boundary adds k1 = d1 - a, over the next k2; with k1 = -k2 a carry through both is no
+    carry at all. Whether a composition exists is then a matter of every single value.
     """
     rng = random.Random(31)
     counts = {True: 0, False: 0}

@@ -126,7 +126,7 @@ def test_overhanging_tiles(layout: str, tile: str, answer: str) -> None:
     ],
 )
 def test_a_tile_that_ends_inside_an_entry_is_refused(layout: str, tile: str, misfit: int) -> None:
-    """Two CuTe implementations round the entry up here, and name offsets that the layout does not have."""
+    """Two CuTe implementations round up here, and name offsets that the layout does not have."""
     a, t = Layout.parse(layout), Layout.parse(tile)
     for divide in (a.logical_divide, a.zipped_divide, a.tiled_divide, a.flat_divide):
         with pytest.raises(CompositionError) as caught:
@@ -245,7 +245,7 @@ def product_pairs(rng: random.Random) -> tuple[Pair, Pair]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_logical_product(seed: int) -> None:
-    """A x B = (A, A* o B) with A* the complement of A up to size(A) * cosize(B)."""
+    """A x B = (A, A* o B). A* is the complement of A up to size(A) * cosize(B)."""
     rng = random.Random(seed)
     answered = 0
     for _ in range(150):
@@ -325,13 +325,13 @@ def test_blocked_and_raked_products_of_plain_ints() -> None:
 
 
 def pick(table: list[int], coord: tuple, fast: list[int], which: int, shape: list[int] | None = None) -> int:
-    """Split each digit by the fast extents, take the fast (0) or the slow (1) parts, look them up."""
+    """Split each digit by the fast extents, select the fast (0) or slow (1) parts. Look them up."""
     parts = tuple(divmod(x, f)[1 - which] for x, f in zip(coord, fast, strict=True))
     return table[ref.flat_index(parts, tuple(shape or fast))]
 
 
 def test_tile_to_shape() -> None:
-    """The tile repeated until the shape is full, copies in the given order of modes (lowest number first)."""
+    """The tile repeated until the shape is full, copies in the given order of modes. The lowest number comes first."""
     rng = random.Random(6)
     for left, _, values, _ in matrices(7, 80):
         rank, inner = len(left[0]), [ref.size(s) for s in left[0]]
@@ -379,7 +379,7 @@ def test_ordered(extents: list[int], rng: random.Random) -> None:
 
 @given(pairs(families=INJECTIVE, limit=400), seeds)
 def test_with_shape(pair: Pair, rng: random.Random) -> None:
-    """The same flat function with other coordinates, or a refusal where those coordinates do not fit."""
+    """The same flat function with other coordinates, or a refusal where they do not fit."""
     layout, values = Layout(*pair), table(pair)
     left = layout.size
     extents = []

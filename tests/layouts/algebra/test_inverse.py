@@ -152,7 +152,8 @@ def test_nullspace(pair: Pair) -> None:
 
 
 def common_prefix(left: Pair, right: Pair) -> int | None:
-    """How far left o right^-1 is the identity, as the first extent of that function; None if it is no layout."""
+    """The extent to which left o right^-1 is the identity: the first extent of that function; None if it is no
+    layout."""
     inverse = Layout(*right).right_inverse()
     table = ref.image(*left)
     values = [table[i] for i in image(inverse) if i < len(table)]

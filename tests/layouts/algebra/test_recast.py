@@ -34,7 +34,7 @@ def holes(rng: random.Random, shape: ref.Tree, coord: ref.Tree) -> ref.Tree:
 
 
 def open_branches(pattern: ref.Tree, shape: ref.Tree, stride: ref.Tree) -> list[Pair]:
-    """The branches where the pattern is None, left to right."""
+    """The branches that None selects in the pattern, left to right."""
     if pattern is None:
         return [(shape, stride)]
     if isinstance(pattern, tuple):
@@ -99,7 +99,7 @@ def test_slice_of_a_swizzled_layout_keeps_its_values() -> None:
 
 
 def recastable(rng: random.Random) -> tuple[Pair, int]:
-    """A layout whose unit-stride mode holds whole groups of n elements, every other stride a multiple of n."""
+    """A random layout: its unit-stride mode holds whole groups of n, other strides are multiples of n."""
     n = rng.choice((2, 4, 8))
     shape, stride = random_pair(rng, ("compact", "permuted", "broadcast"), limit=100, leaves=3)
     extents, strides = ref.leaves(shape), ref.leaves(stride)

@@ -1,4 +1,4 @@
-"""Random statements about layouts, put to the provers and held against enumeration.
+"""Random statements about layouts: the provers' answers against enumeration.
 
     python tests/layouts/proofs/prover_fuzz.py --count 100000 [--seed S] [--family NAME ...]
 
@@ -337,7 +337,7 @@ def sizes_of(answer: CounterExample, pool: Pool) -> Iterator[Env]:
 
 
 def judge(rng: random.Random, s: Statement, answer: Any) -> str | None:
-    """What is wrong with an answer, or None."""
+    """The fault of an answer, or None."""
     if isinstance(answer, Undecided):
         return None if answer.why else "no reason"
     if isinstance(answer, Proof):

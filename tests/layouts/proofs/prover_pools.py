@@ -1,4 +1,4 @@
-"""What random statements about layouts are made of: symbols with facts, and layouts as texts.
+"""Parts of random statements about layouts: symbols with facts, and layouts as texts.
 
 An entry is a text, which means a symbol's polynomial to a prover and an int to the check of its answer.
 """
@@ -47,7 +47,7 @@ def times(*texts: str) -> str:
 
 
 class Pool:
-    """Symbols with their facts, the texts that extents and strides are made of, and all small sizes."""
+    """Symbols with their facts, the texts of extents and strides, and all small sizes."""
 
     def __init__(
         self, names: dict[str, dict[str, Any]], facts: tuple[str, ...], factors: list[str], strides: list[str], top: int
@@ -80,7 +80,7 @@ class Pool:
                 yield env
 
     def holds(self, env: Env) -> bool:
-        """Whether the facts hold at these sizes."""
+        """True if the facts hold at these sizes."""
         for n, kw in self.names.items():
             x = env[n]
             if x < kw.get("min", 1) or x % kw.get("multiple_of", 1) or x > (kw.get("max") or x):

@@ -119,7 +119,7 @@ def test_different(
 
 
 def test_no_difference_at_equal_sizes() -> None:
-    """M and N of one value agree, so the first sizes that tell them apart are named."""
+    """M and N of one value agree: the first sizes at which they differ are named."""
     answer = prove_formulas(lambda i: i % M + 0 * i, lambda i: i, {"i": M})
     assert isinstance(answer, Proof)
 
@@ -343,7 +343,8 @@ def value_at(p: Any, at: dict[str, int]) -> int:
 
 
 def test_random_layouts() -> None:
-    """Plain and swizzled layouts of any extents, half of the pairs equal by construction, against their tables."""
+    """Plain and swizzled layouts against their tables. They have any extents; half of the pairs are equal by
+    construction."""
     rng = random.Random(200)
     tally = {"digits": 0, "exhaustion": 0, "different": 0}
     for _ in range(700):

@@ -1,9 +1,9 @@
-"""What the provers cannot decide says so, with the reason, and is never answered wrongly.
+"""Undecidable statements say so, with the reason, and are never answered wrongly.
 
-Every statement below is true (enumerated at small sizes here) and beyond the methods: radices of which none divides the
-other, sums that carry under a XOR, swizzle bits that depend on a symbol, products of variables, gathers, orders that
-need squares. With numbers for the symbols each must be proven, and its false neighbour must not be proven at any size.
-A case that becomes decided belongs among the theorems.
+Every statement below is true (enumerated at small sizes here) and beyond the methods. They have radices of which none
+divides the other, sums that carry under a XOR, swizzle bits that depend on a symbol, products of variables, gathers, or
+orders that need squares. With numbers for the symbols each must be proven, and its false neighbour must not be proven
+at any size. A case that becomes decided belongs among the theorems.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Theorems about layouts of any size, as the tests prove them and `benchmarks/bench_proofs.py` times them.
+"""Theorems about layouts of any size: the tests prove them, `benchmarks/bench_proofs.py` times them.
 
 Each theorem is a function that states its objects and facts and asks for the proofs of its parts; `mutants` asks the
 same of statements that look alike and are false. Parts are (text, answer, method that should decide).
@@ -19,7 +19,7 @@ from layoutgemm.layouts.symbols.facts import Facts
 
 
 class Part(NamedTuple):
-    """What is stated, the answer, and the method that should give it; of a mutant, "" or "undecided"."""
+    """A statement, its answer, and the method that should give it; of a mutant, "" or "undecided"."""
 
     text: str
     answer: Any
@@ -46,7 +46,7 @@ NORMAL, CHAIN, INVERSE = "coalesced normal form", "growing strides", "right inve
 
 
 def divisions() -> list[tuple[Layout, Layout]]:
-    """Layouts A and tilers T, with size(T) * size(T*) = size(A) for the complement T* of T up to size(A)."""
+    """Layouts A and tilers T with size(T) * size(T*) = size(A). T* is the complement of T up to size(A)."""
     t, m, n, ld = dims("t m n ld")
     by_eight = Facts("8 | M", "BM | N")
     M, N, BM = by_eight["M"], by_eight["N"], by_eight["BM"]
@@ -190,7 +190,7 @@ def grid(case: str) -> tuple[Facts, list[tuple[Layout, Any]]]:
 
 
 def follows(formula: Callable[..., Any], given: Facts, piece: Layout, start: Any, first: Any) -> Any:
-    """Whether the order of the tiles from number `start` on is the piece, from row `first` on."""
+    """True if tiles from number `start` on are the piece from row `first` on."""
     rows, n, G = given["rows"], given["n"], given["G"]
     return prove_formulas(
         lambda pid: formula(pid + start, rows, n, G), lambda pid: shifted(piece(pid), first), pid=piece.size

@@ -24,7 +24,7 @@ def ceil_div(a, b):
 
 
 def satisfying(facts, names=NAMES, low=1):
-    """All values of the symbols up to TOP for which the texts hold, by Python's own arithmetic."""
+    """All values of the symbols up to TOP for which the texts hold. Python's own arithmetic decides."""
     tests = []
     for fact in facts:
         text = fact.replace(" = ", " == ")

@@ -79,7 +79,7 @@ def sizes(*layouts, limit=8):
 
 
 def value(layout, x):
-    """The offsets of an array of indices >= 0 of an integer layout, running on in the last entry of the shape."""
+    """Offsets of indices >= 0 of an integer layout that runs on in its last entry."""
     total = 0
     modes = list(zip(leaves(layout.shape), leaves(layout.stride)))
     for s, d in modes[:-1]:

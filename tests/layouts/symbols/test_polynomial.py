@@ -155,7 +155,7 @@ def test_ge0_never_claims_what_fails_at_a_point():
 
 
 def test_ge0_is_exact_for_linear_polynomials():
-    """A linear polynomial is >= 0 everywhere exactly when it is at the corner that is worst for it."""
+    """A linear polynomial is >= 0 everywhere exactly when its worst corner is."""
     rng = random.Random(5)
     for _ in range(3000):
         p = rng.randint(-40, 40)

@@ -1,4 +1,4 @@
-"""Answers with symbols against the integers' at many sizes, those at which an extent is 1 or a stride 0 among them."""
+"""Answers with symbols against the integers' at many sizes. An extent of 1 and a stride of 0 are among them."""
 
 import random
 
@@ -139,7 +139,7 @@ def test_a_recast_rounds_no_symbolic_extent():
 
 
 def test_a_gap_below_a_mode_of_extent_1_may_not_matter():
-    """Where the copies above go on from the gap, dropping the mode is the same function, and no fact is needed."""
+    """Dropping the mode keeps the function where copies go on from the gap. Then no fact is needed."""
     K, N = dims("K N")
     assert str(Layout((K, 4), (16, 16 * K)).complement()) == "16:1"
     assert str(Layout((K,), (16,)).logical_product(4)) == "((K),4):((16),1)"
