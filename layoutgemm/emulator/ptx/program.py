@@ -325,8 +325,7 @@ _SCOPE: dict[str, Any] = dict(NAMES)
 
 
 def _function(body: str) -> Segment:
-    """The function of (R, W) with this body, cached. Compiling takes longer than all else here. Most runs recur: in
-    mutants of one kernel, and in kernels with the same beginning."""
+    """The function of (R, W) with this body, cached: compiling is slow, and most runs recur."""
     if body not in _FUNCTIONS:
         if len(_FUNCTIONS) >= _KEPT:
             for old in _FUNCTIONS.values():
