@@ -231,7 +231,7 @@ def _of(value: Value, lane: int | None) -> int:
 
 
 def _issuers(fiber: Fiber, values: Sequence[Value]) -> list[tuple[int | None, int]]:
-    """(a lane, the lanes with equal operands), which are one to the race checker, of each copy."""
+    """(a lane, the lanes with equal operands) of each copy; such lanes race as one."""
     if not any(isinstance(value, np.ndarray) for value in values) and (
         one_lane(fiber.lanes) or not fiber.cta.cluster.ledger.reads
     ):
