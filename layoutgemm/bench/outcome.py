@@ -63,8 +63,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results of one problem. Contenders were measured, dropped in the short round (with their time), or failed
-    (with the reason)."""
+    """The results of one problem: measured, dropped in the short round (time), failed (reason)."""
 
     problem: BenchProblem
     measured: tuple[Measured, ...] = ()

@@ -151,10 +151,7 @@ def layout_of(
 def swizzled(
     swizzle: Swizzle, offset: Any, layout: Layout, element: DType | None = None, unit: int | str | None = None
 ) -> ComposedLayout:
-    """A layout of elements under a swizzle that counts `unit`: recast to the elements where both are known.
-
-    unit None: the swizzle acts on what the layout counts, which `element` names where it is given.
-    """
+    """A layout of elements under a swizzle of `unit`; None: of the layout's own."""
     if unit is None:
         unit = None if element is None else element.bits
     swizzle = Swizzle(swizzle.bits, swizzle.base, swizzle.shift, unit)

@@ -142,10 +142,7 @@ def rows_by_columns(layout: Drawable) -> tuple[int, int]:
 
 
 def offsets_of(layout: Drawable, rows: range | None = None, columns: range | None = None) -> GridOffsets:
-    """Layout of rank 1 (one row) or 2 -> the offset of every coordinate shown.
-
-    Raises LayoutError for another rank, for symbolic extents, and for more than MAX_CELLS cells.
-    """
+    """Layout of rank 1 or 2 -> the offset of every coordinate shown. Raises LayoutError for others."""
     height, width = rows_by_columns(layout)
     rows, columns = pick(rows, height, "rows"), pick(columns, width, "columns")
     bounded(layout, rows, columns)

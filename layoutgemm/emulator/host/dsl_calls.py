@@ -420,8 +420,7 @@ class CompiledFunction:
     def _run_ffi(
         self, bound: Mapping[str, Any], leaves: Sequence[CallValue], arrays: ArgumentMemory
     ) -> list[HostLaunch]:
-        """Run the function through TVM-FFI's entry. A stream from TVM-FFI's environment is not an argument of that
-        entry."""
+        """Run the function through TVM-FFI's entry, which takes no stream of its environment."""
         import tvm_ffi
 
         pointers = {leaf.name for leaf, p in zip(leaves, self.parameters, strict=True) if p.kind == "pointer"}

@@ -114,10 +114,7 @@ def _holding(predicate: Register, negated: bool) -> int:
 
 
 def run_doubtful(fiber: Fiber, step: Operation) -> int | None:
-    """Execute an operation whose registers may be undefined; returns its result.
-
-    Raises EmulatorError where a lane that executes it needs a value and has none.
-    """
+    """Execute an operation of maybe undefined registers. Raises EmulatorError where a lane needs a value."""
     doubtful = _settled(fiber, step.doubtful)
     ins = step.ins
     if not doubtful:

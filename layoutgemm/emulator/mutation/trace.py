@@ -132,8 +132,7 @@ class AccessTrace:
         self._add(fiber, (("mbarrier", fiber.cta.coordinate), offset), fiber.epoch, fiber.knows)
 
     def uses(self, fiber: Fiber, cta: Cta, offset: int) -> None:
-        """Record an operation on an mbarrier. Tests do not count: their number depends on the schedule, and their
-        answers show in the order of later accesses."""
+        """Record an operation on an mbarrier; tests show in the order of later accesses instead."""
         assert fiber.ins is not None
         if fiber.ins.opcode.startswith(("mbarrier.try_wait", "mbarrier.test_wait")):
             return

@@ -126,9 +126,7 @@ def named_barrier(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("bar.warp.sync")
 def warp_barrier(program: Program, ins: PtxInstruction) -> Run:
-    """bar.warp.sync: lanes of a warp wait for each other and learn each other's accesses. A fiber's lanes are already
-    together.
-    """
+    """bar.warp.sync: lanes of a warp, which are together in a fiber, learn each other's accesses."""
     mask = program.value(ins.operands[0])
 
     def go(fiber: Fiber) -> None:

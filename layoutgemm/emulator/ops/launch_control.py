@@ -25,8 +25,7 @@ SHIFTS = {"x": 32, "y": 64, "z": 96}
 
 @operation("clusterlaunchcontrol.try_cancel")
 def try_cancel(program: Program, ins: PtxInstruction) -> Run:
-    """try_cancel: the handle is written asynchronously and completes 16 bytes on the mbarrier. With multicast, in every
-    block of the cluster."""
+    """try_cancel: a handle, written asynchronously, completes 16 bytes on the mbarrier of each target."""
     known(ins, "try_cancel", "async", "shared::cta", "mbarrier::complete_tx::bytes", "multicast::cluster::all", "b128")
     address, barrier = program.address(ins.operands[0]), program.address(ins.operands[1])
     everywhere = "multicast::cluster::all" in ins.words
@@ -63,10 +62,7 @@ def try_cancel(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("clusterlaunchcontrol.query_cancel")
 def query_cancel(program: Program, ins: PtxInstruction) -> Run:
-    """query_cancel: test whether a handle names a cluster, or read a coordinate of its first block.
-
-    Without a named cluster the coordinate is undefined; compiled code tests first.
-    """
+    """query_cancel: does a handle name a cluster, or a coordinate of its first block (undefined without)."""
     target, handle = program.index[ins.operands[0].text], program.value(ins.operands[1], "b128")
     question = ins.words[2]
     axis = question.rpartition("::")[2]

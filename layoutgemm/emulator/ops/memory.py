@@ -136,10 +136,7 @@ def signed_to(values: npt.NDArray[np.generic], kind: str, width: int) -> Lanes:
 
 
 def _width(program: Program, operand: PtxOperand, form: AccessForm, wider: bool = True) -> int:
-    """Bits of an operand's registers, which may be wider than the elements; of a constant, an element's bits.
-
-    Raises ValueError for narrower registers, for different widths, and for a wrong number of them.
-    """
+    """Bits of an operand's registers, or of an element. Raises ValueError for narrower or unequal ones."""
     parts = operand.parts if operand.kind == "vector" else (operand,)
     if len(parts) != form.count:
         raise ValueError(f"{operand.text} for {form.count} elements")
@@ -443,10 +440,7 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("mapa")
 def map_address(program: Program, ins: PtxInstruction) -> Run:
-    """mapa: the shared::cluster address of this block's location in another block of the cluster.
-
-    For a block that does not exist, the result is an address that no access may use.
-    """
+    """mapa: this location in another block of the cluster; for a missing block an unusable address."""
     target = program.index[ins.operands[0].text]
     address, rank = program.value(ins.operands[1], "b64"), program.value(ins.operands[2])
     shared = any(word.startswith("shared") for word in ins.words)

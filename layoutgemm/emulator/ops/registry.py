@@ -15,10 +15,7 @@ TAKEN = object()  # marks a fiber that was split off to execute one predicated i
 
 
 def operation(*names: str, guards: bool = False) -> Callable[[Builder], Builder]:
-    """Register a builder for opcodes that begin with these names; the longest match counts.
-
-    guards  the builder handles the predicate itself, lane by lane; else lanes that disagree split for one instruction
-    """
+    """Register a builder for opcodes that begin so; guards: it handles the predicate, lane by lane."""
 
     def register(builder: Builder) -> Builder:
         for name in names:

@@ -63,10 +63,10 @@ class CodeGenerator:
 
     # ------------------------------------------------------------ operands
 
-    def read(self, operand: PtxOperand, kind: str = "b32") -> str:
-        """The operand's bits as an expression."""
+    def read(self, operand: PtxOperand, kind: str = "b32", any_width: bool = False) -> str:
+        """The operand's bits as an expression, from a register of the type's width unless `any_width`."""
         if operand.kind == "reg":
-            if wrong := self.misfit(operand, bits_of(kind)):
+            if not any_width and (wrong := self.misfit(operand, bits_of(kind))):
                 raise ValueError(wrong)
             text = f"R[{self.index[operand.text]}]"
             return f"({text} ^ True)" if operand.negated else text

@@ -11,10 +11,11 @@ import itertools
 import linecache
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ...errors import PtxError
-from .codegen import NAMES, PARAMETER_BASE, CodeGenerator, bits_of, number, special
+from .codegen import NAMES, PARAMETER_BASE, CodeGenerator, bits_of
 from .parser import MAX_SHARED_BYTES, PtxInstruction, PtxKernel, PtxOperand
 from .values import FULL, Undefined, Value
 
@@ -282,27 +283,7 @@ class Program:
 
     def value(self, operand: PtxOperand, kind: str = "b32") -> Reader:
         """A function of the fiber that gives the operand's bits."""
-        if operand.kind == "reg":
-            at = self.index[operand.text]
-            if operand.negated:
-                return lambda fiber: fiber.registers[at] ^ True
-            return lambda fiber: fiber.registers[at]
-        if operand.kind == "special":
-            name = special(operand)
-            return lambda fiber: fiber.warp.special[name]
-        if operand.kind == "number":
-            constant = number(operand.text, bits_of(kind))
-            return lambda fiber: constant
-        if operand.kind == "symbol":
-            name, _, offset = operand.text.partition("+")
-            name = name.strip()
-            if name not in self.symbols:
-                raise PtxError(f"unknown symbol {operand.text}")
-            address = self.symbols[name] + int(offset or 0)
-            if name in self.generator.shared:
-                return lambda fiber: address | fiber.warp.window
-            return lambda fiber: address
-        raise PtxError(f"{operand.text} is not a value")
+        return _reader(self.generator.read(operand, kind, any_width=True))
 
     def address(self, operand: PtxOperand) -> Reader:
         """A function of the fiber that returns the address of `[base+offset]`."""
@@ -344,8 +325,7 @@ _SCOPE: dict[str, Any] = dict(NAMES)
 
 
 def _function(body: str) -> Segment:
-    """The function of (R, W) with this body, cached. Compiling takes longer than all else here. Most runs recur: in
-    mutants of one kernel, and in kernels with the same beginning."""
+    """The function of (R, W) with this body, cached: compiling is slow, and most runs recur."""
     if body not in _FUNCTIONS:
         if len(_FUNCTIONS) >= _KEPT:
             for old in _FUNCTIONS.values():
@@ -357,6 +337,14 @@ def _function(body: str) -> Segment:
         exec(compile(code, name, "exec"), _SCOPE)
         _FUNCTIONS[body] = _SCOPE.pop("run")
     return _FUNCTIONS[body]
+
+
+@lru_cache(maxsize=1 << 14)
+def _reader(expression: str) -> Reader:
+    """An expression of R and W as a function of the fiber."""
+    text = expression.replace("R[", "fiber.registers[").replace("W.", "fiber.warp.")
+    reader: Reader = eval(f"lambda fiber: {text}", {})
+    return reader
 
 
 def _post_dominators(follows: list[list[int]]) -> list[int]:

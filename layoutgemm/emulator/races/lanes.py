@@ -199,8 +199,7 @@ def unknown(
 
 
 def unordered(ledger: Ledger, knows: Knowledge) -> list[MemoryEvent]:
-    """The events of `mine` that still matter. They are on record, and some lane may not know them or the async proxy
-    does not see their writes."""
+    """The events of `mine` on record that some lane or the async proxy misses."""
     out = []
     for event in knows.mine:
         bit = ledger.bit(event)
@@ -212,8 +211,7 @@ def unordered(ledger: Ledger, knows: Knowledge) -> list[MemoryEvent]:
 
 
 def each_alone(ledger: Ledger, knows: Knowledge) -> int:
-    """Events whose writes each lane fences for itself only, as a bit set. No other lane knows of the fence before a
-    barrier."""
+    """Events whose writes each lane has fenced for itself only, as a bit set."""
     out = 0
     for event in knows.mine:
         if event.wrote and event.lanes:
@@ -357,8 +355,7 @@ def conflicting(offsets: Lanes, data: npt.NDArray[np.uint8]) -> int | None:
 
 
 def learn(ledger: Ledger, fiber: Fiber, lanes: int, event: MemoryEvent) -> None:
-    """Teach some of the fiber's lanes that an asynchronous operation has happened. Each learns its own part, where it
-    has some."""
+    """Teach some of the fiber's lanes their part of an asynchronous operation that has happened."""
     knows = fiber.knows
     if not ledger.lanes or (lanes & fiber.lanes == fiber.lanes and (event.lanes == 0 or one_lane(fiber.lanes))):
         ledger.learn(knows, event)

@@ -192,10 +192,7 @@ def _extent(layout: Layout | ComposedLayout) -> tuple[int, int]:
 
 
 def packed_memory(copy: CopyAtom | TiledCopy, held: Held, size: tuple[int, int], bits: int, name: str) -> Memory | None:
-    """Shared memory with the elements side by side: in the order of an atom's tile, or along a thread's vector.
-
-    None where the side does not name every element of the matrix.
-    """
+    """Shared memory with the elements side by side; None unless the side names every element."""
     row, column, _, value = (np.asarray(x).ravel() for x in held)
     named = np.zeros(size, np.bool_)
     named[row, column] = True

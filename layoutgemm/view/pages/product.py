@@ -211,10 +211,7 @@ def value_labels(
 
 
 def tmem_holders(atom: Tcgen05Atom, name: str, size: tuple[int, int]) -> Holders:
-    """The tensor-memory lane and column of every element of the accumulator, or of A.
-
-    Value c is column c of the accumulator; of several instructions each has columns of its own.
-    """
+    """The tensor-memory lane and column of every element; instructions have columns of their own."""
     home = atom.accumulator if name in ("C", "D") else atom.operand_a
     one = atom.tile_of(name)
     rows, columns = one[0] // atom.cta_group, one[1]

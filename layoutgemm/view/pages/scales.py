@@ -48,10 +48,7 @@ def scale_matrices(mma: MmaAtom | TiledMma, holder: Holder | None, extent: tuple
 
 
 def register_scales(mma: MmaAtom | TiledMma, name: str, size: tuple[int, int]) -> Holders:
-    """The lanes that may pass each factor of an mma.sync: the instruction's selectors can pick their registers.
-
-    An instruction's rows and blocks in the whole product follow from the map of A or of B, which it scales.
-    """
+    """The lanes whose registers an mma.sync's selectors can pick for each factor."""
     tiled = mma if isinstance(mma, TiledMma) else TiledMma(mma)
     atom, operand = tiled.atom, SIDES[name][0]
     assert atom.scale is not None

@@ -141,9 +141,7 @@ _COMMON = ("async", "bulk", "mbarrier::complete_tx::bytes", "bulk_group", "L2::c
 
 @operation("cp.async.bulk.shared::cluster", "cp.async.bulk.shared::cta")
 def into_shared(program: Program, ins: PtxInstruction) -> Run:
-    """cp.async.bulk into shared memory. The source is global memory, for one block or by a mask for several, or this
-    block's shared memory, for another block.
-    """
+    """cp.async.bulk into shared memory, from global memory or from another block's shared memory."""
     words = known(ins, *_COMMON, "shared::cluster", "shared::cta", "multicast::cluster")
     if ins.words[3:5] == ("shared::cluster", "shared::cta") and "mbarrier::complete_tx::bytes" in words:
         return _between_blocks(program, ins, None)

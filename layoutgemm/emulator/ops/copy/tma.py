@@ -231,8 +231,7 @@ def _of(value: Value, lane: int | None) -> int:
 
 
 def _issuers(fiber: Fiber, values: Sequence[Value]) -> list[tuple[int | None, int]]:
-    """(a lane, the lanes with equal operands): every active lane issues a copy of its own, as PTX defines. Equal copies
-    are one to the race checker, unless it tells apart the reads of lanes that execute together."""
+    """(a lane, the lanes with equal operands) of each copy; such lanes race as one."""
     if not any(isinstance(value, np.ndarray) for value in values) and (
         one_lane(fiber.lanes) or not fiber.cta.cluster.ledger.reads
     ):

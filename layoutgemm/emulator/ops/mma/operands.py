@@ -130,10 +130,7 @@ def _resolved(word: int, read: SharedOperandRead, rank: int) -> tuple[Reading, i
 
 
 def reading(word: int, read: SharedOperandRead, fiber: Fiber, report: Report) -> tuple[Reading, int]:
-    """The reading of a descriptor word, and the number of its first chunk.
-
-    Raises EmulatorError for a word without meaning and for chunks outside shared memory.
-    """
+    """The reading of a descriptor word, and its first chunk. Raises EmulatorError for words without one."""
     try:
         found, first, problems = _resolved(word, read, fiber.cta.rank)
     except DescriptorError as error:

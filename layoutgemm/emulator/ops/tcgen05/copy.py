@@ -84,10 +84,7 @@ def _split(ins: PtxInstruction, at: int) -> int | None:
 
 
 def _window(fiber: Fiber, tensor: TensorMemory, places: TmemCoordinates, address: int) -> tuple[int, int]:
-    """The (lane, column) at an address from which a warp may touch these places.
-
-    Lanes 0..31 in another warp's address than the first of four are reported, and taken as the warp's own 32.
-    """
+    """The (lane, column) of a warp's access; lanes 0..31 of another warp are reported, and its own taken."""
     lane, column = coordinate(address)
     own = warp_lanes(fiber.warp.number)
     if lane < WARP_LANES <= own[0]:
@@ -200,10 +197,7 @@ def _copy_atom(ins: PtxInstruction) -> TmemCopyAtom:
 
 @operation("tcgen05.cp")
 def copy(program: Program, ins: PtxInstruction) -> Run:
-    """tcgen05.cp: K-major rows of a descriptor from shared to tensor memory, in each block.
-
-    It is in the queue of the issuing thread: a later tcgen05.mma sees its writes.
-    """
+    """tcgen05.cp: K-major rows into tensor memory; later tcgen05.mma of the thread see them."""
     atom = _copy_atom(ins)
     places = _copied(atom)
     rows, words, _ = places.lane.shape

@@ -42,10 +42,7 @@ PARTITION, ALL = _rows(WARP_LANES), _rows(LANES)
 
 
 def shift_rows(tensor: TensorMemory, lane: int, column: int) -> None:
-    """Move the words of a sub-partition's rows to the previous row. The last row stays.
-
-    Row r of lanes `lane` .. `lane` + 31 gets row r + 1, in 8 columns, with its written flags.
-    """
+    """Move rows `lane` + 1 .. `lane` + 31 up by one, in 8 columns with written flags; the last row stays."""
     columns = slice(column, column + COLUMNS_MOVED)
     for of in (tensor.words, tensor.written):
         of[lane : lane + WARP_LANES - 1, columns] = of[lane + 1 : lane + WARP_LANES, columns].copy()
