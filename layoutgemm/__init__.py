@@ -5,7 +5,7 @@ Layouts and proofs   Layout, Swizzle, ComposedLayout, E, parse, dim, dims, Facts
 Atoms                wgmma, smem_tile; the others are in `layoutgemm.atoms`, budgets and banks in `layoutgemm.checks`
 Kernels              plan, GemmPlan, Operand, Sm80Plan, Sm90Plan, Sm100Plan and their Sm80Config, Sm90Config,
                      Sm100Config; on torch tensors matmul, gemm, scaled_matmul, grouped_matmul, explain_matmul, tune
-Tools                emulate, emulate_ptx, mutate, mutate_ptx, from_cute
+Tools                emulate, emulate_ptx, emulated_gpu, mutate, mutate_ptx, from_cute
 
 Every refusal is a LayoutError; `layoutgemm.errors` has its kinds. Pictures are in `layoutgemm.view`.
 
@@ -24,7 +24,7 @@ from .moved import OldPaths, old_names
 
 if TYPE_CHECKING:
     from .atoms import smem_tile, wgmma
-    from .emulator.api import emulate, emulate_ptx
+    from .emulator.api import emulate, emulate_ptx, emulated_gpu
     from .emulator.mutation.api import mutate, mutate_ptx
     from .interop import from_cute
     from .kernels import GemmPlan, Operand, Sm80Config, Sm80Plan, Sm90Config, Sm90Plan, Sm100Config, Sm100Plan
@@ -59,6 +59,7 @@ _LATER = {
     "dims": "layouts.symbols.dims",
     "emulate": "emulator.api",
     "emulate_ptx": "emulator.api",
+    "emulated_gpu": "emulator.api",
     "explain_matmul": "torch_op.explain",
     "from_cute": "interop",
     "gemm": "torch_op.operator",
@@ -125,6 +126,7 @@ __all__ = [
     "dims",
     "emulate",
     "emulate_ptx",
+    "emulated_gpu",
     "from_cute",
     "mutate",
     "mutate_ptx",

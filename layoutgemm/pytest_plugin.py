@@ -1,10 +1,15 @@
 """A pytest plugin that explains a failed `assert a.equivalent(b)`: both layouts, the first difference, both values.
 
 It is installed with the package and needs no setup. It only handles assertions that failed on a verdict of layoutgemm.
-The fixture `emulate` runs a compiled kernel on the CPU and fails with the report of any finding:
+The fixture `emulate` runs a compiled kernel on the CPU and fails with the report of any finding. `emulated_gpu` does
+so for code that makes its own tensors and launches:
 
     def test_my_kernel(emulate):
         emulate(my_compiled, a, b, c)
+
+    def test_my_module(emulated_gpu):
+        x = torch.randn(64, device="cuda")
+        torch.testing.assert_close(my_operator(x), reference(x))
 """
 
 from __future__ import annotations
@@ -41,15 +46,33 @@ def emulate() -> Callable[..., Any]:
     return emulate_or_fail
 
 
+@pytest.fixture
+def emulated_gpu(request: pytest.FixtureRequest) -> Generator[Any, None, None]:
+    """An emulated GPU for the test: code for a real one runs on it, and any finding fails the test at its end.
+
+    The architecture is sm_90a, or the fixture's indirect parameter. See `layoutgemm.emulated_gpu`.
+    """
+    arch: Any = getattr(request, "param", "sm_90a")
+    with _emulator().emulated_gpu(arch, progress=False) as gpu:
+        yield gpu
+    if not gpu.ok:
+        pytest.fail(gpu.report(), pytrace=False)
+
+
 def emulate_or_fail(compiled: Any, *args: Any, lint: bool = False, **options: Any) -> Any:
     """Run the kernel; the test fails with the report of any finding."""
-    from .emulator import api
-
+    api = _emulator()
     call = api.emulate_ptx if isinstance(compiled, (str, Path)) else api.emulate
     done = call(compiled, *args, **{"progress": False, **options})
     if not done.ok or (lint and done.findings):
         pytest.fail(done.report(), pytrace=False)
     return done
+
+
+def _emulator() -> Any:
+    from .emulator import api
+
+    return api
 
 
 def explanation(verdict: CounterExample | Undecided) -> str:

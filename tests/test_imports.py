@@ -66,9 +66,9 @@ ARROWS_UP: dict[str, tuple[tuple[str, ...], str]] = {
 # Optional or slow to import: the folders below layoutgemm that may name them, "*" being one folder.
 CONFINED: dict[str, tuple[str, ...]] = {
     "cutlass": ("kernels/dsl", "kernels/*/device", "kernels/compile", "interop", "emulator/host"),
-    "cuda": ("kernels/dsl", "kernels/compile", "kernels/run"),
+    "cuda": ("kernels/dsl", "kernels/compile", "kernels/run", "emulator/host"),
     "tvm_ffi": ("emulator/host",),
-    "torch": ("torch_op", "bench", "kernels/run", "kernels/ladder", "cli"),
+    "torch": ("torch_op", "bench", "kernels/run", "kernels/ladder", "cli", "emulator/host"),
     "sympy": ("layouts/symbols",),
     "pynvml": ("bench",),
     "pytest": ("",),

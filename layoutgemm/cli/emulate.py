@@ -1,4 +1,4 @@
-"""`layoutgemm emulate FILE`: one kernel of a PTX file with described arguments."""
+"""`layoutgemm emulate FILE`: a kernel of a PTX file with described arguments, or a Python script on an emulated GPU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -14,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..dtypes import dtype
-from ..emulator.api import TensorMapOf, emulate_ptx
+from ..emulator.api import LaunchResult, TensorMapOf, emulate, emulate_ptx
 from ..emulator.host.arguments import Packed
+from ..emulator.host.session import run_script
 from ..emulator.machine.launch import Policy
 from ..emulator.mutation.api import mutate_ptx
 from ..emulator.mutation.run import on_terminal
 from ..emulator.mutation.survivors import PROVEN
-from ..errors import EmulatorError
+from ..errors import EmulatorError, LayoutError, PtxError
 
 ARGUMENTS = """arguments, one --arg for each parameter of the kernel, in order:
   f32:128x64           an array of random values (standard normal, or small integers), passed by its address
@@ -33,8 +35,9 @@ ARGUMENTS = """arguments, one --arg for each parameter of the kernel, in order:
 examples:
   layoutgemm emulate kernel.ptx --arg f32:32=range --timeline
   layoutgemm emulate kernel.ptx --arg f32:32=range --svg timeline.svg
+  layoutgemm emulate --arch sm_100a script.py --mnk 256,256,64   # a script for a GPU; its arguments come last
 
-exit status: 0 nothing was found, 1 something was, 2 the run could not be made"""
+exit status: 0 nothing was found, 1 something was, 2 the run could not be made, 3 the script failed by itself"""
 Argument: TypeAlias = npt.NDArray[np.generic] | Packed | TensorMapOf | bytes | int | float
 POLICIES = {
     "late": Policy(),
@@ -46,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to a parser."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = ARGUMENTS
-    parser.add_argument("file", type=Path, help="PTX")
+    parser.add_argument("file", type=Path, help="PTX, or a Python script (.py), with its arguments behind it")
+    parser.add_argument("--arch", default="sm_90a", help="the GPU that a script is told about (%(default)s)")
     parser.add_argument("--kernel", help="its name, where the file has several")
     parser.add_argument("--grid", type=_sizes, default=(1,), help="blocks, as 4 or 4,2,1 (%(default)s)")
     parser.add_argument("--block", type=_sizes, help="threads; default what the kernel requires, else 32")
@@ -56,14 +60,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--save", action="append", default=[], metavar="N=FILE.npy", help="then write argument N (from 0) to a file"
     )
-    parser.add_argument("--order", default="late", help="late, early, or a number: a random order with this seed")
+    parser.add_argument(
+        "--order", "--policy", default="late", help="late, early, or a number: a random order with this seed"
+    )
     parser.add_argument(
         "--lanes", choices=("strict", "converged", "off"), default="converged",
         help="races between the lanes of one warp: by PTX's definition, by practice (%(default)s), or not checked",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of random arrays (%(default)s)")
     parser.add_argument("--banks", action="store_true", help="count bank conflicts of shared memory by instruction")
-    parser.add_argument("--timeline", action="store_true", help="draw one row of activity for each warp and engine")
+    parser.add_argument(
+        "--timeline", nargs="?", const="", metavar="FILE",
+        help="draw one row of activity for each warp and engine: as text, or as SVG to a file",
+    )  # fmt: skip
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the first launch's first block there")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
@@ -74,21 +83,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
+def script_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The command's own arguments, and those of the script that it runs.
+
+    >>> script_arguments(["emulate", "--banks", "gemm.py", "--m", "64"])
+    (['emulate', '--banks', 'gemm.py'], ['--m', '64'])
+    >>> script_arguments(["emulate", "kernel.ptx", "--timeline"])
+    (['emulate', 'kernel.ptx', '--timeline'], [])
+    """
+    if not argv or argv[0] != "emulate":
+        return list(argv), []
+    end = next((i + 1 for i, word in enumerate(argv) if word.endswith(".py")), len(argv))
+    return list(argv[:end]), list(argv[end:])
+
+
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
+    args.svg = args.svg or (Path(args.timeline) if args.timeline else None)
     try:
+        if args.file.suffix == ".py":
+            return _script(args)
         rng = np.random.default_rng(args.seed)
         values = [argument(text, rng) for text in args.arg]
         if args.mutants is not None:
             return _mutants(args, values)
-        policy = POLICIES.get(args.order) or Policy(pick="random", seed=int(args.order))
-        policy = replace(policy, lanes=args.lanes)
         done = emulate_ptx(
             args.file, grid=args.grid, block=args.block, cluster=args.cluster, smem=args.smem, args=values,
-            kernel=args.kernel, policy=policy, banks=args.banks,
-            timeline=args.timeline or args.svg is not None,
+            kernel=args.kernel, policy=_policy(args), banks=args.banks, timeline=_timed(args),
         )  # fmt: skip
-    except (EmulatorError, OSError, ValueError) as error:
+    except (LayoutError, OSError, ValueError) as error:
         if args.json:
             print(json.dumps({"ok": False, "error": f"{type(error).__name__}: {error}"}))
         else:
@@ -99,18 +122,55 @@ def run(args: argparse.Namespace) -> int:
         value = values[int(number)]
         value = cast(Any, value.array) if isinstance(value, TensorMapOf) else value
         np.save(path, value.values if isinstance(value, Packed) else value)
-    if args.svg is not None:
-        made = done.launches[0].timeline
-        assert made is not None
-        made.svg(args.svg, title=f"timeline of {args.kernel or args.file.name}")
+    _drawn(args, done.launches)
+    print(json.dumps(done.as_json()) if args.json else done.report())
+    return 0 if done.ok else 1
+
+
+def _policy(args: argparse.Namespace) -> Policy:
+    """The order of events that --order names."""
+    return replace(POLICIES.get(args.order) or Policy(pick="random", seed=int(args.order)), lanes=args.lanes)
+
+
+def _timed(args: argparse.Namespace) -> bool:
+    return args.timeline is not None or args.svg is not None
+
+
+def _drawn(args: argparse.Namespace, launches: Sequence[LaunchResult]) -> None:
+    """Draw the timelines that were asked for: the first launch's to a file, or all as text."""
+    found = [launch.timeline for launch in launches if launch.timeline is not None]
+    if args.svg is not None and found:
+        found[0].svg(args.svg, title=f"timeline of {args.kernel or args.file.name}")
         if not args.json:
             print(f"written to {args.svg}")
+    if args.timeline == "" and not args.json:
+        print("\n".join(timeline.text() for timeline in found))
+
+
+_OF_PTX: dict[str, Any] = {
+    "kernel": None, "grid": (1,), "block": None, "cluster": None, "smem": 0, "arg": [], "save": [], "mutants": None,
+}  # fmt: skip
+
+
+def _script(args: argparse.Namespace) -> int:
+    """Run a Python script on an emulated GPU, and print what was found behind its own output."""
+    for name, usual in _OF_PTX.items():
+        if getattr(args, name) != usual:
+            raise EmulatorError(f"--{name} describes a launch of PTX, and {args.file} makes its own")
+    done = run_script(
+        emulate, args.file, args.script, args.arch, policy=_policy(args), banks=args.banks,
+        timeline=_timed(args), progress=sys.stderr.isatty(),
+    )  # fmt: skip
+    gpu = done.gpu
+    _drawn(args, [launch for run in gpu.runs for launch in run.launches])
     if args.json:
-        print(json.dumps(done.as_json()))
+        print(json.dumps({**gpu.as_json(), "status": done.status}))
     else:
-        drawn = [launch.timeline.text() for launch in done.launches if launch.timeline is not None and args.timeline]
-        print("\n".join([*drawn, done.report()]))
-    return 0 if done.ok else 1
+        banks = [str(launch) for run in gpu.runs for launch in run.launches if args.banks]
+        print("\n".join([*banks, gpu.report()]))
+    if isinstance(done.error, EmulatorError):  # the kernel's, unless its PTX is not known
+        return 2 if isinstance(done.error, PtxError) else 1
+    return 3 if done.status else int(not gpu.ok)
 
 
 def _mutants(args: argparse.Namespace, values: list[Argument]) -> int:

@@ -37,10 +37,11 @@ EXTRAS = {"torch": "torch", "cutlass": "dsl", "resvg_py": "png"}
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 when everything held, 1 when something did not, 2 for bad usage."""
     parser = make_parser()
-    if not (sys.argv[1:] if argv is None else argv):  # no command: print the help
+    own, of_script = emulator_command.script_arguments(sys.argv[1:] if argv is None else argv)
+    if not own:  # no command: print the help
         parser.print_help()
         return 2
-    args = parser.parse_args(argv)
+    args = parser.parse_args(own, argparse.Namespace(script=of_script))
     as_json = getattr(args, "json", False)
     try:
         status = int(args.run(args))

@@ -12,11 +12,13 @@ import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..arch import Arch
 from ..arguments import as_int, checked, refusal, shown
 from ..atoms.tma.rules import TensorMap
 from ..dtypes import DType, dtype
@@ -25,6 +27,7 @@ from .findings import Counts, Finding
 from .host.arguments import ArgumentMemory, Array, Packed, array_of, callers_array, element_of
 from .host.dsl_calls import CompiledFunction, watch
 from .host.launcher import HostFunction, HostLaunch
+from .host.session import EmulatedGpu, session
 from .machine.bank_counts import BankRow, bank_rows, bank_table
 from .machine.interpreter import PtxMachine
 from .machine.launch import Policy, Progress, Watch
@@ -211,6 +214,35 @@ def emulate(
         host = _HOSTS[compiled] = CompiledFunction.of(compiled)
     arrays, launches = host.call(args, extra, named)
     return _run(launches, arrays.memory, policy, progress, Watch(banks, timeline))
+
+
+@contextmanager
+@checked(EmulatorError)
+def emulated_gpu(
+    arch: Arch = "sm_90a",  # type: ignore[assignment]
+    *,
+    policy: Orders = None,
+    progress: bool = True,
+    banks: bool = False,
+    timeline: bool = False,
+) -> Iterator[EmulatedGpu]:
+    """An emulated GPU for code written for a real one: a context manager that gives what ran.
+
+    Inside, torch's "cuda" tensors lie in CPU memory; calls of compiled functions and of `@cute.jit` functions run in
+    the emulator; streams, events and device queries answer. Products of 16-bit floats by torch are summed in float32.
+
+    arch      the GPU that code is compiled for, and told about: "sm_90a", "blackwell", (8, 0)
+    policy, progress, banks, timeline  as for `emulate`, for each call
+
+    Raises PlanError for an architecture that is not known. Calls inside raise as `emulate` does.
+
+    >>> with emulated_gpu("hopper") as gpu:
+    ...     pass  # import torch; x = torch.empty(64, device="cuda"); my_kernel(from_dlpack(x))
+    >>> gpu.ok, gpu.report()
+    (True, 'emulated NVIDIA H100 80GB HBM3 (sm_90a): 0 launch(es), nothing found')
+    """
+    with session(emulate, arch, policy=policy, progress=progress, banks=banks, timeline=timeline) as gpu:
+        yield gpu
 
 
 def emulate_host(

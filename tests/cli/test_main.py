@@ -179,6 +179,7 @@ NEEDS_GPU = ("tune", "bench")
 def test_examples_of_the_helps(name, line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kernel.ptx").write_text(PTX)
+    (tmp_path / "script.py").write_text("import sys\nassert sys.argv[1:] == ['--mnk', '256,256,64']\n")
     words = shlex.split(line, comments=True)[1:]
     if name in NEEDS_GPU:
         make_parser().parse_args(words)

@@ -6,7 +6,6 @@ Each stand-in returns what the binding does, a tuple that begins with success.
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -61,23 +60,20 @@ class DeviceMemory:
 def cuda_calls(device: Device, memory: DeviceMemory) -> Iterator[None]:
     """Within it the bindings that are imported answer for that device."""
     with ExitStack() as stack:
-        for kind in _DONE:
-            module = _bindings(kind)
-            if module is None:
-                continue
+        for kind, module in _bindings().items():
             for name, function in _functions(kind, module, device, memory).items():
                 if hasattr(module, name):
                     stack.enter_context(mock.patch.object(module, name, function))
         yield
 
 
-def _bindings(kind: str) -> Any:
-    if "cutlass" not in sys.modules and f"cuda.bindings.{kind}" not in sys.modules:
-        return None
+def _bindings() -> dict[str, Any]:
+    """The bindings, by kind, where they are installed."""
     try:
-        return __import__(f"cuda.bindings.{kind}", fromlist=[kind])
+        from cuda.bindings import driver, runtime
     except ImportError:
-        return None
+        return {}
+    return {"driver": driver, "runtime": runtime}
 
 
 def _functions(kind: str, module: Any, device: Device, memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
@@ -104,7 +100,7 @@ def _functions(kind: str, module: Any, device: Device, memory: DeviceMemory) -> 
         return (success,)
 
     def fill_words(to: Any, value: int, count: int, *args: object) -> tuple[object]:
-        (ctypes.c_uint32 * int(count)).from_address(_address(to))[:] = (int(value),) * int(count)
+        (ctypes.c_uint32 * int(count)).from_address(_address(to))[:] = [int(value)] * int(count)
         return (success,)
 
     found = {name: answers() for name in _DONE[kind]}

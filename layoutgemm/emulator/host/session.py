@@ -7,11 +7,16 @@ compiled function, or of a `@cute.jit` function itself, is run by the emulator. 
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 import tempfile
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -36,11 +41,13 @@ class EmulatedGpu:
 
     device  which GPU the code was told about
     runs    one for each call that launched kernels, in order
+    fatal   errors of kernels that could not go on, which were raised as well
     """
 
     def __init__(self, device: Device):
         self.device = device
         self.runs: list[Emulation] = []
+        self.fatal: list[EmulatorError] = []
 
     @property
     def findings(self) -> list[Finding]:
@@ -50,7 +57,7 @@ class EmulatedGpu:
     @property
     def ok(self) -> bool:
         """True if nothing but lint was found."""
-        return all(run.ok for run in self.runs)
+        return not self.fatal and all(run.ok for run in self.runs)
 
     def report(self) -> str:
         """The number of launches, and each finding once, with how often it came."""
@@ -58,11 +65,22 @@ class EmulatedGpu:
         times: dict[str, int] = {}
         for finding in self.findings:
             times[str(finding)] = times.get(str(finding), 0) + 1
-        lines = [f"{text}\n  {count} times" if count > 1 else text for text, count in times.items()]
+        lines = [f"{type(error).__name__}: {error}" for error in self.fatal]
+        lines += [f"{text}\n  {count} times" if count > 1 else text for text, count in times.items()]
         more = [f"and {len(lines) - KEPT} more findings"] if len(lines) > KEPT else []
         found = f"{len(lines)} finding(s)" if lines else "nothing found"
         head = f"emulated {self.device.name} ({self.device.arch.name}): {launches} launch(es), {found}"
         return "\n".join([head, *lines[:KEPT], *more])
+
+    def as_json(self) -> dict[str, Any]:
+        """What ran, as JSON has it: `Emulation.as_json` of each call, one after the other."""
+        runs: list[dict[str, Any]] = [run.as_json() for run in self.runs]
+        return {
+            "device": self.device.name, "arch": self.device.arch.name, "ok": self.ok,
+            "fatal": [f"{type(error).__name__}: {error}" for error in self.fatal],
+            "launches": [launch for run in runs for launch in run["launches"]],
+            "findings": [finding for run in runs for finding in run["findings"]],
+        }  # fmt: skip
 
     def __repr__(self) -> str:
         return f"<EmulatedGpu {self.device.arch.name}: {len(self.runs)} run(s), {len(self.findings)} finding(s)>"
@@ -74,8 +92,12 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
     gpu, memory = EmulatedGpu(Device.of(arch)), DeviceMemory()
 
     def launch(compiled: Any, args: Sequence[Any], named: dict[str, Any]) -> None:
-        with _real_torch():
-            gpu.runs.append(emulate(compiled, *args, extra=memory.arrays, **named, **options))
+        try:
+            with _real_torch():
+                gpu.runs.append(emulate(compiled, *args, extra=memory.arrays, **named, **options))
+        except EmulatorError as error:
+            gpu.fatal.append(error)
+            raise
 
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-emulated-"))
@@ -89,15 +111,13 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
 
 
 def _importable(name: str) -> bool:
-    from importlib.util import find_spec
-
     return name in sys.modules or find_spec(name) is not None
 
 
 def _environment(device: Device, folder: str) -> dict[str, str]:
     """What the DSL reads where it is first imported inside, or by a process that the code starts."""
     return {
-        "CUTE_DSL_ARCH": device.arch.name, "CUTE_DSL_KEEP_PTX": "1", "CUTE_DSL_LINEINFO": "1",
+        "CUTE_DSL_ARCH": device.arch.name, "CUTE_DSL_KEEP": "ptx", "CUTE_DSL_LINEINFO": "1",
         "CUTE_DSL_DUMP_DIR": folder,
     }  # fmt: skip
 
@@ -152,7 +172,8 @@ def _launches(device: Device, folder: str, launch: Callable[..., None]) -> Itera
         known = self.execution_args.signature.parameters  # no constants, and not the object whose method is called
         return call(self, **{name: value for name, value in packs.named.items() if name in known})
 
-    with ExitStack() as stack:
+    with ExitStack() as stack, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Cache is disabled as user wants")  # PTX is kept for the emulator
         patch = lambda *what: stack.enter_context(mock.patch.object(*what))  # noqa: E731
         patch(BaseDSL, "generate_mlir_function_types", packed)
         for kind in (JitCompiledFunction, *_below(JitCompiledFunction)):
@@ -184,7 +205,11 @@ def _bound_to(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _below(kind: type) -> list[type]:
     """All classes that are derived from one."""
-    return [found for child in kind.__subclasses__() for found in (child, *_below(child))]
+    found: list[type] = []
+    derived: list[type] = kind.__subclasses__()
+    for child in derived:
+        found += [child, *_below(child)]
+    return found
 
 
 def _dsls(cutlass: Any) -> list[Any]:
@@ -222,30 +247,40 @@ def _hardware(device: Device) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------- scripts
 
 
-def run_script(
-    emulate: Emulate, path: Path, arguments: Sequence[str], arch: str, **options: Any
-) -> tuple[int, EmulatedGpu]:
-    """Run a Python script on an emulated GPU: (its exit status, what ran).
+@dataclass(frozen=True)
+class ScriptRun:
+    """A script that has run on an emulated GPU.
 
-    The status is 0 where it ends or exits so; that of sys.exit; 1 with its traceback on stderr where it raises.
-    Raises EmulatorError where the file is not there.
+    gpu     what it launched, and what was found
+    status  its exit status: 0, what it gave sys.exit, or 1 where it raised
+    error   what it raised, or None
     """
-    import runpy
-    import traceback
 
+    gpu: EmulatedGpu
+    status: int
+    error: BaseException | None
+
+
+def run_script(
+    emulate: Emulate, path: Path, arguments: Sequence[str], arch: Arch | str | int | tuple[int, int], **options: Any
+) -> ScriptRun:
+    """Run a Python script as `python path arguments` would, on an emulated GPU; its traceback goes to stderr.
+
+    Raises EmulatorError where the file is not there, PlanError for an architecture that is not known.
+    """
     if not path.is_file():
         raise EmulatorError(f"{path}: no such script")
+    status, error = 0, None
     with session(emulate, arch, **options) as gpu, ExitStack() as stack:
         stack.enter_context(mock.patch.object(sys, "argv", [str(path), *arguments]))
         stack.enter_context(mock.patch.object(sys, "path", [str(path.resolve().parent), *sys.path]))
-        status = 0
         try:
             runpy.run_path(str(path), run_name="__main__")
         except SystemExit as stop:
-            status = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+            status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
             if isinstance(stop.code, str):
                 print(stop.code, file=sys.stderr)
-        except BaseException:
+        except Exception as raised:
             traceback.print_exc()
-            status = 1
-    return status, gpu
+            status, error = 1, raised
+    return ScriptRun(gpu, status, error)

@@ -52,6 +52,8 @@ _MOVES = ("to", "cuda", "cpu", "type")
 
 def _called(torch: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function of torch, with "cuda" in its arguments read as CPU memory."""
+    if func is torch.device:
+        return func(*args, **kwargs)
     name = getattr(func, "__name__", "")
     owner = getattr(func, "__self__", None)
     first = args[0] if args else None
@@ -138,7 +140,7 @@ def _on_cuda(capsule: Any) -> Any:
     api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
     name = api.PyCapsule_GetName(capsule)
     address = api.PyCapsule_GetPointer(capsule, name) + _NAMES[name]
-    (ctypes.c_int32 * 2).from_address(address + ctypes.sizeof(ctypes.c_void_p))[:] = (DL_CUDA, 0)
+    (ctypes.c_int32 * 2).from_address(address + ctypes.sizeof(ctypes.c_void_p))[:] = [DL_CUDA, 0]
     return capsule
 
 

@@ -1,0 +1,212 @@
+"""An emulated GPU for code written for a real one: torch's tensors, launches, scripts, and their exit status."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from layoutgemm import emulated_gpu
+from layoutgemm.cli.main import main
+from layoutgemm.emulator.host.cuda_calls import DeviceMemory
+from layoutgemm.emulator.host.devices import Device
+from layoutgemm.errors import EmulatorError, PlanError
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+
+SCRIPT = """
+import sys
+import torch
+import cutlass
+import cutlass.cute as cute
+import cuda.bindings.driver as cuda
+from cutlass.cute.runtime import from_dlpack
+
+
+@cute.kernel
+def kernel(a: cute.Tensor, b: cute.Tensor, n: cutlass.Constexpr):
+    t, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    i = block * 32 + t
+    if i < SIZE:
+        b[i] = a[i] + n
+
+
+@cute.jit
+def add(a: cute.Tensor, b: cute.Tensor, n: cutlass.Constexpr, stream: cuda.CUstream):
+    kernel(a, b, n).launch(grid=(BLOCKS, 1, 1), block=(32, 1, 1), stream=stream)
+
+
+class Adder:
+    def __init__(self, n):
+        self.n = n
+
+    @cute.jit
+    def __call__(self, a: cute.Tensor, b: cute.Tensor):
+        kernel(a, b, self.n).launch(grid=(BLOCKS, 1, 1), block=(32, 1, 1))
+
+
+SIZE, BLOCKS = int(sys.argv[1]), int(sys.argv[2])
+assert torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+assert cutlass.utils.HardwareInfo().get_max_active_clusters(2) == 66
+x = torch.randn(50, device=torch.device("cuda"))
+y = torch.zeros_like(x)
+stream = cuda.CUstream(torch.cuda.current_stream().cuda_stream)
+start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+start.record()
+add(from_dlpack(x), from_dlpack(y), 1, stream)  # compiled and run at once
+torch.testing.assert_close(y, x + 1)
+compiled = cute.compile(add, from_dlpack(x), from_dlpack(y), 2, stream)
+compiled(from_dlpack(x), from_dlpack(y), stream)
+torch.testing.assert_close(y, x + 2)
+Adder(3)(from_dlpack(x), from_dlpack(y))
+end.record()
+torch.cuda.synchronize()
+assert start.elapsed_time(end) > 0
+torch.testing.assert_close(y.cpu(), x.cpu() + int(sys.argv[3]))
+print("all right")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def test_tensors_on_the_emulated_gpu_say_so() -> None:
+    with emulated_gpu((8, 0)) as gpu:
+        on_cpu, x = torch.ones(2, 3), torch.arange(6, device="cuda").view(2, 3)
+        assert (x.device, x.is_cuda, on_cpu.is_cuda) == (torch.device("cuda", 0), True, False)
+        y = on_cpu.cuda()
+        y[0, 0] = 7
+        assert on_cpu[0, 0] == 1 and y.is_cuda and not y.cpu().is_cuda
+        for found in (
+            x + 1,
+            x[0],
+            x.float(),
+            torch.empty_like(x),
+            torch.cat([x, x]),
+            x.to(y),
+            y.to("cuda:0"),
+            x.T.sum(0),
+        ):
+            assert found.is_cuda
+        for found in (x.cpu(), x.to("cpu"), x.to(device="cpu", dtype=torch.float32), torch.empty(3, device="cpu")):
+            assert not found.is_cuda
+        assert torch.empty(3, device=x.device).is_cuda and x.get_device() == 0
+        assert all(part.is_cuda for part in x.split(1))
+        with pytest.raises(TypeError, match="Use Tensor"):
+            x.numpy()
+        assert x.cpu().numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert torch.randn(4, device="cuda", generator=torch.Generator(device="cuda")).is_cuda
+        assert torch.cuda.get_device_properties(0).multi_processor_count == 108
+        with pytest.raises(EmulatorError, match="CUDAGraph"):
+            torch.cuda.CUDAGraph()
+    assert gpu.ok and not torch.cuda.is_available() and not hasattr(torch.ones(1).numpy(), "device_")
+
+
+def test_products_of_short_floats_are_summed_in_float32() -> None:
+    a, b = (torch.full(shape, 1.0, dtype=torch.bfloat16) for shape in ((1, 1000), (1000, 1)))
+    a[0, 0] = 256.0
+    with emulated_gpu():
+        for product in (a.cuda() @ b.cuda(), torch.einsum("mk,kn->mn", a.cuda(), b.cuda())):
+            assert product.is_cuda and product.dtype == torch.bfloat16
+            assert product.item() == torch.tensor(1255.0).bfloat16().item()
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_a_script_runs_unchanged(script: str, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    before = dict(vars(torch.cuda)), list(sys.argv), list(sys.path)
+    assert main(["emulate", "--timeline", str(tmp_path / "t.svg"), script, "50", "2", "3"]) == 0
+    said = capfd.readouterr().out
+    assert "all right\n" in said and "H100 80GB HBM3 (sm_90a): 3 launch(es), nothing found" in said
+    assert (tmp_path / "t.svg").read_text().startswith("<svg")
+    assert before == (dict(vars(torch.cuda)), sys.argv, sys.path)
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_the_exit_status_tells_findings_from_failures(script: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["emulate", "--json", script, "50", "2", "4"]) == 3  # its own check fails
+    out, err = capfd.readouterr()
+    assert "Tensor-likes are not close" in err
+    said = json.loads(out.splitlines()[-1])
+    assert (said["status"], said["ok"], len(said["launches"]), said["arch"]) == (1, True, 3, "sm_90a")
+    assert main(["emulate", script, "64", "2", "3"]) == 1  # the last threads write outside of the tensor
+    assert "nothing found" not in (said := capfd.readouterr().out) and "EmulatorError: global address" in said
+    assert "script.py:16" in said and "which has 200" in said
+    for arguments, text in (
+        (["--grid", "2", script], "--grid describes a launch of PTX"),
+        (["--arch", "sm_9", script], "no architecture 'sm_9'"),
+        (["nowhere.py"], "nowhere.py: no such script"),
+    ):
+        assert main(["emulate", *arguments]) == 2
+        assert text in capfd.readouterr().err
+
+
+def test_what_a_script_exits_with(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for text, status in (
+        ("", 0),
+        ("raise SystemExit", 0),
+        ("import sys; sys.exit(5)", 3),
+        ("exit('no')", 3),
+        ("1 / 0", 3),
+    ):
+        (tmp_path / "s.py").write_text(text)
+        assert main(["emulate", str(tmp_path / "s.py")]) == status, text
+    assert "ZeroDivisionError" in capfd.readouterr().err
+    (tmp_path / "helper.py").write_text("FOUND = 3")
+    (tmp_path / "s.py").write_text("import sys, helper\nassert sys.argv[1:] == ['--a', '-b'] and helper.FOUND == 3")
+    assert main(["emulate", str(tmp_path / "s.py"), "--a", "-b"]) == 0
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_the_driver_answers_and_its_memory_is_the_hosts() -> None:
+    import cuda.bindings.driver as driver
+    import cuda.bindings.runtime as runtime
+    import numpy as np
+
+    with emulated_gpu("blackwell"):
+        assert driver.cuInit(0)[0] == driver.CUresult.CUDA_SUCCESS and runtime.cudaGetDeviceCount()[1] == 1
+        kind = driver.CUdevice_attribute
+        for name, value in (("MULTIPROCESSOR_COUNT", 148), ("COMPUTE_CAPABILITY_MAJOR", 10), ("WARP_SIZE", 32)):
+            attribute = getattr(kind, f"CU_DEVICE_ATTRIBUTE_{name}")
+            assert driver.cuDeviceGetAttribute(attribute, 0)[1] == value
+        there, back = np.arange(8, dtype=np.int32), np.zeros(8, np.int32)
+        address = driver.cuMemAlloc(32)[1]
+        driver.cuMemcpyHtoD(address, there.ctypes.data, 32)
+        driver.cuMemcpyDtoH(back.ctypes.data, address, 32)
+        assert (back == there).all()
+        driver.cuMemFree(address)
+        with pytest.raises(EmulatorError, match="no allocation begins there"):
+            driver.cuMemFree(address)
+        with pytest.raises(EmulatorError, match="has no number for it"):
+            driver.cuDeviceGetAttribute(kind.CU_DEVICE_ATTRIBUTE_CLOCK_RATE, 0)
+
+
+def test_devices_and_memory() -> None:
+    memory = DeviceMemory()
+    first = memory.allocate(16)
+    assert [x.nbytes for x in memory.arrays] == [16]
+    memory.free(first)
+    assert memory.arrays == []
+    assert Device.of("sm_120a").capability == (12, 0)
+    with pytest.raises(PlanError, match="no architecture"), emulated_gpu("sm_7"):  # type: ignore[arg-type]
+        pass
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize("emulated_gpu", ["sm_100a"], indirect=True)
+def test_the_fixture(emulated_gpu: Any) -> None:
+    assert torch.cuda.get_device_capability() == (10, 0) and torch.ones(1, device="cuda").is_cuda
+    assert emulated_gpu.runs == []
