@@ -1,4 +1,4 @@
-"""Run the compiled host half of exported kernels against a recording CUDA runtime. A program, without a GPU: A program:
+"""Run the compiled host half of exported kernels against a recording CUDA runtime. It needs no GPU. A program:
 
     python host_launch.py RECORDER.so < requests.json > records.json
 
