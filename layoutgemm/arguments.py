@@ -214,7 +214,15 @@ def _int_tuple(x: object, level: int = 0) -> object:
 def _entries(entry: _AnnotationReader | None) -> Read:
     """A reader of a tuple, list or range of any length."""
 
+    ints = entry is not None and entry.read is _int
+
     def read(x: object) -> object:
+        if ints and x.__class__ is tuple:
+            for y in x:
+                if y.__class__ is not int or y.bit_length() > MAX_BITS:
+                    break
+            else:  # as most are
+                return x
         if not isinstance(x, (tuple, list, range)):
             return _REFUSED
         parts = x if entry is None else [entry.read(y) for y in x]
@@ -396,8 +404,8 @@ def checked(error: type[LayoutError] = LayoutError) -> Callable[[F], F]:
         def call(*given: object, **named: object) -> Any:
             positional, by_name, rest = readers()
             taken = [x if reader is None else take(x, reader, name) for x, (name, reader) in zip(given, positional)]
-            for x in given[len(positional) :]:
-                taken.append(x if rest is None else take(x, rest, "an argument"))
+            if len(given) > len(positional):
+                taken += [x if rest is None else take(x, rest, "an argument") for x in given[len(positional) :]]
             for name, x in named.items():
                 if (reader := by_name.get(name)) is not None:
                     named[name] = take(x, reader, name)

@@ -178,6 +178,7 @@ def sectors(
     >>> sectors(range(0, 512, 16), 16).sectors, sectors(range(0, 512, 16), 4).efficiency
     (16, 0.25)
     >>> from layoutgemm.checks import thread_access
+    >>> from layoutgemm import Layout
     >>> row_major = Layout((128, 64), (64, 1))
     >>> down = thread_access(Layout(32, 1), kind="ld.global", name="a column")
     >>> sectors(row_major, down, element="bf16").per_request

@@ -37,6 +37,8 @@ from .swizzle import ComposedLayout, Swizzle
 
 def as_bits(n: int, what: str) -> int:
     """A number of bits of integers that Python works with at once. Raises LayoutError."""
+    if n.__class__ is int and 0 <= n <= MAX_BITS:
+        return n
     return as_int(n, f"the bits of {what}", least=0, most=MAX_BITS)
 
 
@@ -273,7 +275,7 @@ class LinearLayout(Function):
         >>> swap.compose(swap) == LinearLayout.identity(2)
         True
         """
-        inner = LinearLayout.of(other)
+        inner = _matrix(other)
         n = len(self.columns)
         for i, value in enumerate((inner.offset, *inner.columns)):
             if value >> n:
@@ -380,7 +382,7 @@ class LinearLayout(Function):
         >>> print(tile.equivalent(Layout((1 << 30, 64), (64, 1))).explain())
         not equivalent: (1,0) gives 72 and 64
         """
-        right = LinearLayout.of(other)
+        right = _matrix(other)
         at = self.first_difference(right)
         n, m = len(self.columns), len(right.columns)
         if at is None:
@@ -397,7 +399,7 @@ class LinearLayout(Function):
         >>> LinearLayout((1, 2, 4)).first_difference(LinearLayout((1, 2, 8)))
         4
         """
-        other = LinearLayout.of(other)
+        other = _matrix(other)
         if self.offset != other.offset:
             return 0
         if self.columns == other.columns:
@@ -483,6 +485,10 @@ class LinearLayout(Function):
 
 
 # ---------------------------------------------------------------- columns of layouts and swizzles
+
+
+def _matrix(x: object) -> LinearLayout:
+    return x if isinstance(x, LinearLayout) else LinearLayout.of(x)
 
 
 def _affine(layout: Layout, offset: int, source: object) -> tuple[list[int], tuple[int, ...]]:

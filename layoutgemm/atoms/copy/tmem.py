@@ -17,7 +17,7 @@ Decompression"; cute/atom/copy_traits_sm100.hpp.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...arguments import checked
 from ...dtypes import DType, dtype, f32
@@ -132,9 +132,10 @@ def _places(shape: str, repeat: int, split: int, stretch: int, first: list[tuple
     return Layout.join(_mode(thread), _mode([*first, *values, repeats]))
 
 
-def _move(
-    name: str, shape: str, repeat: int, pack: bool, split: int | None, element: DType | str
-) -> tuple[DType, Layout, Layout, Layout, int | None]:
+Move = tuple[DType, Layout, Layout, Layout, int | None]
+
+
+def _move(name: str, shape: str, repeat: int, pack: bool, split: int | None, element: DType | str) -> Move:
     """Element type, maps of tensor memory and registers onto the reference tile, places and split."""
     if shape not in FRAGMENTS:
         raise AtomError(f"{name} has the shapes {', '.join(FRAGMENTS)}, not {shape!r}")
@@ -236,27 +237,12 @@ def tcgen05_ld(
     >>> print(tcgen05_ld("32x32b", 8, reduce="max.abs"))
     tcgen05.ld.red.sync.aligned.32x32b.x8.max.abs.f32
     """
-    kind, warp, elements, places, gap = _move("tcgen05.ld", shape, repeat, pack, split, element)
-    if reduce:
-        _reducing(shape, repeat, pack, kind, reduce)
-    suffix = f".{reduce}.{_SIGNS[kind.name]}" if reduce else ".pack::16b.b32" if pack else ".b32"
-    return TmemCopyAtom(
-        ptx=f"tcgen05.ld{'.red' if reduce else ''}.sync.aligned.{shape}.x{repeat}{suffix}",
-        archs=REDUCING_ARCHS if reduce else ARCHS,
-        element=kind,
-        threads=WARP_LANES,
-        source="tmem",
-        target="rmem",
-        layout_src=warp,
-        layout_dst=elements,
-        reference=_SOURCE.format("tcgen05.ld"),
-        shape=shape,
-        repeat=repeat,
-        tmem=places,
-        pack=pack,
-        split=gap,
-        reduction=reduce,
-    )
+    moved = _move("tcgen05.ld", shape, repeat, pack, split, element)
+    if not reduce:
+        return _copy("tcgen05.ld", ".pack::16b.b32" if pack else ".b32", moved, shape, repeat, pack)
+    _reducing(shape, repeat, pack, moved[0], reduce)
+    suffix = f".{reduce}.{_SIGNS[moved[0].name]}"
+    return replace(_copy("tcgen05.ld.red", suffix, moved, shape, repeat, pack), archs=REDUCING_ARCHS, reduction=reduce)
 
 
 @checked(AtomError)
@@ -271,21 +257,30 @@ def tcgen05_st(
     >>> st.tmem == tcgen05_ld("16x128b", 1).tmem
     True
     """
-    kind, warp, elements, places, gap = _move("tcgen05.st", shape, repeat, unpack, split, element)
+    moved = _move("tcgen05.st", shape, repeat, unpack, split, element)
+    return _copy("tcgen05.st", f"{'.unpack::16b' if unpack else ''}.b32", moved, shape, repeat, unpack)
+
+
+def _copy(name: str, suffix: str, moved: Move, shape: str, repeat: int, packed: bool) -> TmemCopyAtom:
+    """The load or store `name` of what `_move` found."""
+    kind, warp, elements, places, gap = moved
+    (source, layout_src), (target, layout_dst) = ("tmem", warp), ("rmem", elements)
+    if name == "tcgen05.st":
+        (source, layout_src), (target, layout_dst) = ("rmem", elements), ("tmem", warp)
     return TmemCopyAtom(
-        ptx=f"tcgen05.st.sync.aligned.{shape}.x{repeat}{'.unpack::16b' if unpack else ''}.b32",
+        ptx=f"{name}.sync.aligned.{shape}.x{repeat}{suffix}",
         archs=ARCHS,
         element=kind,
         threads=WARP_LANES,
-        source="rmem",
-        target="tmem",
-        layout_src=elements,
-        layout_dst=warp,
-        reference=_SOURCE.format("tcgen05.st"),
+        source=source,
+        target=target,
+        layout_src=layout_src,
+        layout_dst=layout_dst,
+        reference=_SOURCE.format(name.removesuffix(".red")),
         shape=shape,
         repeat=repeat,
         tmem=places,
-        pack=unpack,
+        pack=packed,
         split=gap,
     )
 

@@ -10,7 +10,7 @@ from ...errors import AtomError
 from ...layouts import Layout, make_layout_tv
 from ..copy.base import CopyAtom
 from .copy import TiledCopy
-from .mma import TiledMma
+from .mma import TiledMma, check_numbering
 
 
 @checked(AtomError)
@@ -22,13 +22,7 @@ def make_tiled_copy(atom: CopyAtom, thr_layout: Layout, val_layout: Layout | Non
     """
     val_layout = Layout(1) if val_layout is None else val_layout
     for name, layout in (("thread", thr_layout), ("value", val_layout)):
-        bijective = layout.is_bijective()
-        if not bijective:
-            raise AtomError(
-                f"the {name} layout {layout} is to number {layout.size} {name}s 0 to {layout.size - 1}, each once; "
-                f"{bijective.explain()}",
-                bijective.witness,
-            )
+        check_numbering(layout, f"the {name} layout {layout} is to number {layout.size} {name}s")
     tile, layout_tv = make_layout_tv(thr_layout, val_layout)
     return TiledCopy(atom, layout_tv, tile)
 

@@ -76,13 +76,7 @@ class TiledMma(Pictured, Paged, Convertible):
             raise AtomError(f"an atom layout counts atoms along M, N and K; {layout} has {layout.rank} modes, not 3")
         if not isinstance(permutation, (tuple, list)) or len(permutation) != 3:
             raise AtomError(f"a permutation is three tilers, of M, N and K, not {permutation!r}")
-        bijective = layout.is_bijective()
-        if not bijective:
-            raise AtomError(
-                f"atom layout {layout}: {layout.size} atoms are to be numbered 0 to {layout.size - 1}, each once; "
-                f"{bijective.explain()}",
-                bijective.witness,
-            )
+        check_numbering(layout, f"atom layout {layout}: {layout.size} atoms are to be numbered")
         object.__setattr__(self, "atom_layout", layout)
         object.__setattr__(self, "permutation", tuple(permutation))
         for mode in range(3):
@@ -101,13 +95,7 @@ class TiledMma(Pictured, Paged, Convertible):
                 f"{extent} = {extent // taken}*{taken} + {extent % taken}"
             )
         if isinstance(tiler, Layout):
-            bijective = tiler.is_bijective()
-            if not bijective:
-                raise AtomError(
-                    f"the permutation {tiler} of {name} is none: its values are to be 0 to {extent - 1}, each once; "
-                    f"{bijective.explain()}",
-                    bijective.witness,
-                )
+            check_numbering(tiler, f"the permutation {tiler} of {name} is none: its values are to be")
 
     def _arithmetic(self, mode: int) -> str:
         atom, atoms = self.atom.shape_mnk[mode], self.atom_layout[mode].size
@@ -386,6 +374,13 @@ class ThreadMma:
     def partition_C(self, layout: object) -> Part:
         """See TiledMma.partition_C."""
         return self.tiled.partition_C(self.thread, layout)
+
+
+def check_numbering(layout: Layout, said: str) -> None:
+    """Raise AtomError, which begins with `said`, unless the values are 0 to size-1, each once."""
+    bijective = layout.is_bijective()
+    if not bijective:
+        raise AtomError(f"{said} 0 to {layout.size - 1}, each once; {bijective.explain()}", bijective.witness)
 
 
 def check_thread(thread: object, threads: int) -> int:

@@ -288,7 +288,7 @@ def requests_of(
     noun: str,
     holders: tuple[type, ...],
 ) -> tuple[list[Asked], str]:
-    """The requests of addresses with a width, or of accesses to a holder, and the subject of statements.
+    """The requests of addresses, or of accesses to a holder, and the subject of statements.
 
     `default` is the kind of addresses without one, `noun` a holder in refusals. Raises AtomError.
     """

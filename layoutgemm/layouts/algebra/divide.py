@@ -207,7 +207,7 @@ def interleave(block: Pair, tiler: object, raked: bool, split: Split = multiply)
 
 
 def _halves(split: Split, block: Pair, tiler: Pair) -> list[Pair]:
-    """The block and the tiler padded to one rank, and the two halves of `split` paired mode by mode."""
+    """The halves of `split` paired mode by mode, of operands padded to one rank."""
     r = max(rank(block[0]), rank(tiler[0]))
     (s0, s1), (d0, d1) = split(*padded_to(block, r), padded_to(tiler, r))
     return [((s, t), (d, e)) for s, t, d, e in zip(s0, s1, d0, d1)]

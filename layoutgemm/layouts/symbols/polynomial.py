@@ -254,10 +254,10 @@ def _border_equal(p: P, other: object) -> bool:
 # ---------------------------------------------------------------- decisions
 
 
-def div(p: Scalar, q: Scalar) -> Scalar | None:
+def div(p: Any, q: Any) -> Scalar | None:
     """The exact quotient p/q as a polynomial with integer coefficients, or None."""
-    if isinstance(q, int):
-        if isinstance(p, int):
+    if q.__class__ is int:
+        if p.__class__ is int:
             return None if q == 0 or p % q else p // q
         if q == 1:
             return p
@@ -269,7 +269,7 @@ def div(p: Scalar, q: Scalar) -> Scalar | None:
                 return None
             t[m] = c // q
         return make(t)
-    if isinstance(p, int):
+    if p.__class__ is int:
         return 0 if p == 0 else None
     if p.terms == q.terms:
         return 1
@@ -299,7 +299,9 @@ def div(p: Scalar, q: Scalar) -> Scalar | None:
 
 def terms_of(p: Scalar) -> Terms:
     """The coefficients of an entry by monomial; 0 has none."""
-    return p.terms if isinstance(p, P) else {(): p} if p else {}
+    if p.__class__ is P:
+        return p.terms
+    return {(): p} if p.__class__ is int and p else {}
 
 
 def _lead(terms: Terms) -> Monomial:
@@ -475,10 +477,11 @@ def gens(*ps: object) -> list[int]:
     return sorted({g for p in ps if p.__class__ is P for m in p.terms for g in m})
 
 
-def val(p: Scalar, env: Mapping[int, int]) -> int:
+def val(p: Any, env: Mapping[int, int]) -> int:
     """The value with each generator replaced by its integer."""
-    if isinstance(p, int):
-        return p
+    if p.__class__ is int:
+        out: int = p
+        return out
     total = 0
     for m, c in p.terms.items():
         for g in m:
@@ -489,7 +492,7 @@ def val(p: Scalar, env: Mapping[int, int]) -> int:
 
 def substitute(p: Scalar, mapping: Mapping[int, Scalar]) -> Scalar:
     """p with generators replaced by entries; the others stay."""
-    if isinstance(p, int):
+    if p.__class__ is not P:
         return p
     out: Scalar = 0
     for m, c in p.terms.items():
