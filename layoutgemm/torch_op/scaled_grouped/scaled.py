@@ -1,0 +1,281 @@
+"""Products of 8-bit floats with scales, of operands of any kind: checked, then by a kernel, or on the CPU in float64.
+
+recipes                          kernel
+-------------------------------  -----------------------------------------------------------------------------------
+of blocks                        the promoted main loop: each K block summed apart, times its scales, added in f32
+of rows, of tensors              matmul's kernel, and the scales in its epilogue
+the same, use_fast_accum=False   the promoted main loop without scales, and the same epilogue
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ...errors import OperandError, TensorError
+from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Scale, Step, VectorScale
+from ...kernels.run.operand_checks import addressed
+from ...kernels.sm90.choose.scaled_grouped import default_config
+from ...kernels.sm90.grouped import Ragged
+from ...kernels.sm90.plan import Sm90Config, Sm90Plan
+from .. import tuned_store
+from ..bias_activation import ACTIVATIONS, GATES, by_torch
+from ..checks import check_activation, check_finish, stored_as
+from ..epilogue import epilogue_product, finish_of
+from ..prepared import gpu, prepare
+from ..reference import exact
+from ..types import C_NAMES, NAMES, READ
+from .kept import Key, keep, launch, require_hopper
+from .recipes import DEPTH, TENSOR, Operand, Recipes, as_vector, mainloop_of, recipes_of
+
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_FLOAT_BYTES = 4
+
+
+class Scaled(NamedTuple):
+    """A checked product with scales: both operands' recipes, the result's type and shape."""
+
+    recipes: Recipes
+    kind: torch.dtype
+    shape: tuple[int, ...]
+
+
+class Finish(NamedTuple):
+    """What follows the scaled sums: a bias along N, an activation, and whether sums may stay in the tensor core."""
+
+    bias: torch.Tensor | None = None
+    activation: str | None = None
+    fast: bool = True
+
+
+NO_FINISH = Finish()
+
+
+# --------------------------------------------------------------------------------------------------------------- checks
+
+
+def check_scaled(
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: Finish,
+    out_dtype: object, names: tuple[str, str],
+) -> Scaled:  # fmt: skip
+    """The product of dense tensors of one device. Raises OperandError or TensorError, naming the operand.
+
+    names  of the recipes, "" for those that the shapes say
+    """
+    for name, x in (("a", a), ("b", b)):
+        if x.dtype not in FP8:
+            raise OperandError(f"{name} is {x.dtype}: scales are for float8_e4m3fn and float8_e5m2")
+    if a.ndim not in (2, 3) or b.ndim != a.ndim or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
+        shapes = f"a and b have shapes {list(a.shape)} and {list(b.shape)}"
+        raise TensorError(f"{shapes}: (M, K) and (K, N), or as many of both")
+    kind = stored_as(a.dtype, out_dtype)
+    check_activation(finish.activation)
+    if finish.activation in GATES:
+        known = ", ".join(map(repr, ACTIVATIONS))
+        raise OperandError(
+            f"activation {finish.activation!r}: no gate follows a product with scales; known are {known}"
+        )
+    front, blocks = tuple(a.shape[:-2]), -(-a.shape[-1] // DEPTH)
+    of_a, of_b = Operand("a", front, a.shape[-2], blocks), Operand("b", front, b.shape[-1], blocks)
+    recipes = recipes_of(of_a, scale_a, names[0], of_b, scale_b, names[1])
+    check_addresses(scale_a=scale_a, scale_b=scale_b)
+    shape = (*front, a.shape[-2], b.shape[-1])
+    if finish.bias is not None and finish.bias.dtype not in READ:
+        known = ", ".join(str(kind).removeprefix("torch.") for kind in READ)
+        raise OperandError(f"bias is {finish.bias.dtype}: to a product with scales it is one of {known}")
+    check_finish(finish.bias, finish.activation, shape, kind)
+    return Scaled(recipes, kind, shape)
+
+
+def check_addresses(**scales: torch.Tensor | None) -> None:
+    """Raise OperandError for scales that begin between two float32 of memory."""
+    for name, x in scales.items():
+        if x is not None and addressed(x) and x.data_ptr() % _FLOAT_BYTES:
+            at = f"{name} starts at {x.data_ptr():#x}, no multiple of {_FLOAT_BYTES}"
+            raise OperandError(f"{at}: {name}.clone() does")
+
+
+def check_config(config: object) -> None:
+    """Raise OperandError for what is no configuration."""
+    if config is not None and not isinstance(config, Sm90Config):
+        raise OperandError(f"config is a {type(config).__qualname__}; it is an Sm90Config or None")
+
+
+# ------------------------------------------------------------------------------------------------------------- products
+
+
+def scaled_product(
+    call: Scaled, a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None,
+    finish: Finish = NO_FINISH, config: Sm90Config | None = None, out: torch.Tensor | None = None, key: Key = (),
+) -> torch.Tensor:  # fmt: skip
+    """The product, computed now: a new tensor, or `out`.
+
+    key  by which the launch is kept, or ()
+    """
+    if 0 in call.shape:
+        return torch.empty(call.shape, dtype=call.kind, device=a.device) if out is None else out
+    if 0 in a.shape:  # an empty sum is 0, and bias and activation follow
+        wide = torch.zeros(call.shape, dtype=torch.float32, device=a.device)
+        return _into(out, by_torch(wide, finish.bias, finish.activation, call.kind))
+    if a.device.type == "cpu":
+        wide = sums(call.recipes, a, scale_a, b, scale_b)
+        return _into(out, by_torch(wide, finish.bias, finish.activation, call.kind))
+    require_hopper(a.get_device(), "scaled_matmul")
+    if a.ndim == 3 and a.shape[0] == 1:
+        pairs = (scale_a, call.recipes.a), (scale_b, call.recipes.b)
+        scales = [x if x is None or recipe == TENSOR else x[0] for x, recipe in pairs]
+        inner = call._replace(shape=call.shape[1:])
+        c = scaled_product(inner, a[0], scales[0], b[0], scales[1], finish, config, None if out is None else out[0])  # type: ignore[arg-type]
+        return c.unsqueeze(0) if out is None else out
+    tables = {"scale_a": scale_a} | ({} if scale_b is None else {"scale_b": scale_b})
+    vectors, lying = vectors_of(call.recipes, dict.fromkeys(tables, a.ndim), tables)
+    if finish.bias is not None:
+        vectors["bias"] = _line(finish.bias)
+        lying = lying and vectors["bias"] is finish.bias
+    key = key if lying else ()
+    if call.recipes.in_mainloop or not finish.fast:
+        tables = tables if call.recipes.in_mainloop else {}
+        return launch(key, plan_of(call, a, b, finish, config)[0], a, b, tables, vectors, out)
+    epilogue = _epilogue(call, finish)
+    c = epilogue_product(a, b, call.kind, epilogue, vectors, config, out)
+    if key and a.ndim == 2:
+        made = finish_of(epilogue, vectors, c.shape)
+        names = [name if place == 0 else "" for name in vectors for place in range(1 + bool(vectors[name].ndim))]
+        keep(key, prepare(a, b, call.kind, config, out, made), names, made.words, (a, b, *vectors.values()), c)
+    return c
+
+
+def _into(out: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor:
+    return value if out is None else out.copy_(value)
+
+
+def sums(
+    recipes: Recipes, a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None
+) -> torch.Tensor:
+    """The scaled sums in float64, on the CPU."""
+    if recipes.in_mainloop:
+        tables = {"scale_a": scale_a} | ({} if scale_b is None else {"scale_b": scale_b})
+        values = [x.detach().resolve_neg().double().numpy() for x in (a, b)]
+        found = {name: x.detach().resolve_neg().double().numpy() for name, x in tables.items()}
+        return torch.from_numpy(np.ascontiguousarray(mainloop_of(recipes.groups).reference(*values, **found)))
+    value = exact(a, b)
+    front = tuple(a.shape[:-2])
+    for name, x, column in ((recipes.a, scale_a, True), (recipes.b, scale_b, False)):
+        if x is not None:
+            wide = x.detach().double()
+            shape = () if name == TENSOR else (*front, -1, 1) if column else (*front, 1, -1)
+            value = value * wide.reshape(shape)
+    return value
+
+
+def vectors_of(
+    recipes: Recipes, ranks: dict[str, int], scales: dict[str, torch.Tensor]
+) -> tuple[dict[str, torch.Tensor], bool]:
+    """The scales that an epilogue reads, by name, and whether all lie where the caller has them.
+
+    ranks  of the operands
+
+    A vector's elements are contiguous; what lies otherwise is copied.
+    """
+    lying, found = True, {}
+    for name, x in scales.items():
+        recipe = recipes.a if name == "scale_a" else recipes.b
+        if recipes.in_mainloop:
+            continue
+        if recipe == TENSOR:
+            found[name] = x.reshape(())
+            continue
+        vector = as_vector(x, recipe, ranks[name])
+        assert vector is not None
+        found[name] = _line(vector)
+        lying = lying and found[name] is vector
+    return found, lying
+
+
+def _line(x: torch.Tensor) -> torch.Tensor:
+    """Vectors as an epilogue reads them, their elements contiguous: the tensor itself, or a copy."""
+    return x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()
+
+
+# ---------------------------------------------------------------------------------------------------------------- plans
+
+
+@lru_cache(maxsize=256)
+def epilogue_of(recipes: Recipes, bias: str | None, activation: str | None) -> Epilogue:
+    """The epilogue of a product: the scales that the main loop leaves, a bias of that type, an activation.
+
+    >>> [type(step).__name__ for step in epilogue_of(Recipes("RowWise", "TensorWise"), "bf16", "relu").steps]
+    ['VectorScale', 'Scale', 'Bias', 'Activation']
+    """
+    steps: list[Step] = []
+    if not recipes.in_mainloop:
+        for name, axis, recipe in (("scale_a", "m", recipes.a), ("scale_b", "n", recipes.b)):
+            if recipe:
+                steps.append(Scale(name, device=True) if recipe == TENSOR else VectorScale(axis, "f32", name))
+    if bias is not None:
+        steps.append(Bias("n", bias))
+    if activation is not None:
+        steps.append(Activation(activation))
+    return Epilogue(*steps)
+
+
+def _epilogue(call: Scaled, finish: Finish) -> Epilogue:
+    bias = None if finish.bias is None else C_NAMES[finish.bias.dtype]
+    return epilogue_of(call.recipes, bias, finish.activation)
+
+
+def plan_of(
+    call: Scaled, a: torch.Tensor, b: torch.Tensor, finish: Finish, config: Sm90Config | None = None
+) -> tuple[Sm90Plan, str]:
+    """The plan of a product whose K blocks are promoted, and why this configuration."""
+    batch = a.shape[0] if a.ndim == 3 else 1
+    sizes = call.shape[-2], call.shape[-1], a.shape[-1], batch
+    groups = call.recipes.groups if call.recipes.in_mainloop else ()
+    types = NAMES[a.dtype], f"{NAMES[b.dtype]}:col", C_NAMES[call.kind]
+    config, why = chosen(sizes, types, groups, a.get_device(), config)
+    return derived(sizes, types, groups, config, None, _epilogue(call, finish)), why
+
+
+def chosen(
+    sizes: tuple[int, int, int, int], types: tuple[str, str, str], groups: tuple[int, ...], index: int,
+    config: Sm90Config | None,
+) -> tuple[Sm90Config, str]:  # fmt: skip
+    """The configuration of a promoted product, and why: the caller's, the measured one, or the default for its rows."""
+    if config is not None:
+        return config, "given by the caller"
+    found = tuned_store.lookup(gpu(index)[1], sizes, *tuned_name(types, groups))
+    if found is not None:
+        return found.config, "measured by layoutgemm.tune"
+    config = default_config(sizes[0], groups[1:] == (1,))
+    tile = "x".join(map(str, config.tile))
+    return config, f"{sizes[0]} rows: tiles of {tile}, the fastest measured for as many (variants_h200.json)"
+
+
+def tuned_name(types: tuple[str, str, str], groups: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Types and orders by which a tuned product with scales is kept.
+
+    >>> tuned_name(("e4m3", "e4m3:col", "bf16"), (1, 128))
+    (('e4m3/1', 'e4m3/128', 'bf16'), ('row', 'col', 'row'))
+    """
+    names = [name.partition(":")[0] for name in types]
+    scaled = [f"{name}/{group}" for name, group in zip(names, groups)]
+    return (*scaled, *names[len(scaled) :]), ("row", types[1].partition(":")[2] or "row", "row")
+
+
+@lru_cache(maxsize=1024)
+def derived(
+    sizes: tuple[int, int, int, int], types: tuple[str, str, str], groups: tuple[int, ...] | None, config: Sm90Config,
+    ragged: Ragged | None = None, epilogue: Epilogue | None = None,
+) -> Sm90Plan:  # fmt: skip
+    """The plan of a product.
+
+    groups  rows of A, and columns of B, that share a scale; None for a main loop that only adds
+    """
+    m, n, k, batch = sizes
+    a, b, c = types
+    loop = None if groups is None else mainloop_of(groups)
+    more: dict[str, Any] = {"mainloop": loop, "ragged": ragged, "epilogue": epilogue or None}
+    return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config, **more)
