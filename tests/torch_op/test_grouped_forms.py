@@ -69,8 +69,11 @@ def test_the_definition(form: str, said: str) -> None:
 
 def test_forms_are_those_of_torch() -> None:
     """torch's own operator on the CPU, for the forms that it has."""
-    for form in SHAPES:
-        a, b = operands(form)
+    for form, shapes in {
+        "rows": ((8, 16), (4, 16, 24)), "columns": ((4, 16, 24), (24, 8)), "K": ((16, 8), (8, 24)),
+        "batch": ((4, 8, 16), (4, 16, 24)),
+    }.items():  # fmt: skip
+        a, b = (normal(*shape) for shape in shapes)
         kwargs = {} if form == "batch" else {"offs": ENDS}
         theirs = torch._grouped_mm(a, b, **kwargs)
         assert torch.allclose(grouped_matmul(a, b, **kwargs).float(), theirs.float(), rtol=2e-2, atol=2e-2)
@@ -174,15 +177,15 @@ def test_gradients(form: str, said: str) -> None:
     theirs = definition(x, y, ENDS.tolist())
     weight = normal(*theirs.shape, dtype=BF16)
     first = [
-        torch.autograd.grad((c * weight).sum(), (l, r), create_graph=True)
-        for c, l, r in ((ours, a, b), (theirs, x, y))
+        torch.autograd.grad((c * weight).sum(), (left, right), create_graph=True)
+        for c, left, right in ((ours, a, b), (theirs, x, y))
     ]
     for mine, want in zip(*first, strict=True):
         assert mine.shape == want.shape and mine.dtype == BF16
         assert torch.allclose(mine.double(), want, rtol=1e-2, atol=1e-2) and want.abs().max() > 0
     second = [
-        torch.autograd.grad(sum(g.double().square().sum() for g in grads), (l, r), allow_unused=True)
-        for grads, l, r in ((first[0], a, b), (first[1], x, y))
+        torch.autograd.grad(sum(g.double().square().sum() for g in grads), (left, right), allow_unused=True)
+        for grads, left, right in ((first[0], a, b), (first[1], x, y))
     ]
     for mine, want in zip(*second, strict=True):
         assert torch.allclose(mine.double(), want, rtol=5e-2, atol=5e-2)
@@ -258,7 +261,9 @@ def test_opcheck_of_masked_groups_and_scales() -> None:
         assert set(torch.library.opcheck(OP.grouped_matmul.default, arguments).values()) == {"SUCCESS"}
     a, b = (x.to(torch.float8_e4m3fn) for x in operands("rows"))
     arguments = a, b, OFFSETS, "offsets", torch.rand(8, 1), torch.rand(4, 1, 1), F32
-    assert set(torch.library.opcheck(OP.grouped_matmul.default, arguments).values()) == {"SUCCESS"}
+    checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")  # torch scales no float8
+    results = torch.library.opcheck(OP.grouped_matmul.default, arguments, test_utils=checks)
+    assert set(results.values()) == {"SUCCESS"}, results
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -369,7 +374,7 @@ def test_autocast() -> None:
         with torch.autocast("cpu", dtype=kind):
             for got in (grouped_matmul(a, b, OFFSETS), OP.grouped_matmul(a, b, OFFSETS)):
                 assert got.dtype == kind and torch.equal(got, want)
-            with torch.autocast("cpu", enabled=False), pytest.raises(OperandError, match="a is torch.float32"):
+            with torch.autocast("cpu", enabled=False), pytest.raises(OperandError, match=r"a is torch\.float32"):
                 grouped_matmul(a, b, OFFSETS)
     with torch.autocast("cpu", dtype=BF16):
         x = a.clone().requires_grad_()

@@ -31,7 +31,7 @@ from ...kernels.sm90.plan import Sm90Plan
 from .. import tuned_store
 from ..checks import stored_as
 from ..compute import product
-from ..prepared import gpu
+from ..prepared import gpu, on_gpu
 from ..reference import exact, rounded
 from ..types import C_NAMES, NAMES
 from .kept import Key, launch, require_hopper
@@ -144,7 +144,7 @@ def _form(a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: s
 def _check_groups(a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: str, experts: int) -> int:
     """How many groups there are; raises OperandError for groups of another type or shape, or of wrong values."""
     along = a.ndim == b.ndim == 2
-    zero = said == OFFSETS  # a leading zero
+    zero = int(said == OFFSETS)  # a leading zero
     right = groups.dtype in (torch.int32, torch.int64) and groups.ndim == 1
     if not right or (groups.shape[0] < zero if along else groups.shape[0] != experts + zero):
         shape = f"[groups{' + 1' * zero}]" if along else f"{[experts + zero]}"
@@ -221,12 +221,13 @@ def grouped_product(
             transposed = transposed._replace(recipes=Recipes(call.recipes.b, call.recipes.a))
             scale_a, scale_b = as_vector(scale_a, call.recipes.a, 3), as_vector(scale_b, call.recipes.b, 2)
         into = None if out is None else out.mT
-        return grouped_product(transposed, b.mT, a.mT, groups, scale_b, scale_a, config, into).mT
+        value = grouped_product(transposed, b.mT, a.mT, groups, scale_b, scale_a, config, into)
+        return value.mT if out is None else out
     if call.form == BATCH:
         return _batch(call, a, b, scale_a, scale_b, config, out)
     if 0 in (*call.shape, call.experts, a.shape[-1]):
         return _nothing(call, groups, a.device, out)
-    if a.device.type == "cpu":
+    if not on_gpu(a.get_device()):
         return _on_cpu(call, a, b, groups, scale_a, scale_b, out)
     require_hopper(a.get_device(), "grouped_matmul")
     assert groups is not None
@@ -316,7 +317,7 @@ def why_not_along_k(call: Grouped, a: torch.Tensor, config: Sm90Config | None) -
         return "config: no kernel of this library has groups along K"
     if a.dtype != torch.bfloat16 or call.kind != torch.bfloat16:
         return (
-            f"groups along K of {a.dtype}, stored as {call.kind}: on a GPU they are torch's, which multiplies and stores "
+            f"groups along K of {a.dtype}, stored as {call.kind}: on a GPU they are torch's, which takes and gives "
             f"bfloat16 without waiting for the ends; {way_out}"
         )
     if not hasattr(torch, "_grouped_mm"):

@@ -7,7 +7,7 @@ keep      a prepared product with an epilogue, likewise
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,6 @@ from ...kernels.plan import MAX_WORDS
 from ...kernels.run.epilogue_operands import words_of_tensors
 from ...kernels.run.operand_checks import resolved
 from ...kernels.run.torch_tensors import check_tensors, launch_of
-from ...kernels.run.torch_tensors import launch as launch_plan
 from ...kernels.sm90.plan import Sm90Plan
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, tracing_state, transforms
 from ..launch import Direct, span
@@ -51,9 +50,11 @@ class Kept(NamedTuple):
 
 READY: dict[Key, Kept] = {}
 MAX_READY = 4096  # beyond, all go
+FIRST_GPU = 0  # of the indices of devices; below are CPUs
 _WORD, _PAIRS = 3, 15  # a table's numbers are read one at a time, an epilogue's vectors in pairs too
 _grad_enabled = torch.is_grad_enabled
 _autocast = torch._C._is_any_autocast_enabled
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
 def find(
@@ -69,7 +70,7 @@ def find(
         or _forward._current_level >= 0 or tracing_state() is not None
     ):  # fmt: skip
         return (), None
-    recording, index = _grad_enabled(), -1
+    recording, index = _grad_enabled(), FIRST_GPU
     parts: list[object] = [*options]
     addresses: list[int] = []
     low = 0
@@ -78,10 +79,11 @@ def find(
             if x is None:
                 parts.append(None)
                 continue
-            if type(x) not in PLAIN or not x.is_cuda or (recording and x.requires_grad) or x.is_neg():
+            if type(x) not in PLAIN or (recording and x.requires_grad) or x.is_neg():
                 return (), None
-            index = x.get_device() if index < 0 else index
-            if x.get_device() != index:
+            if not addresses:
+                index = x.get_device()
+            if x.get_device() != index or index < FIRST_GPU:
                 return (), None
             parts += (x.shape, x.stride(), x.dtype)
             address = x.data_ptr()
@@ -95,7 +97,7 @@ def find(
         kept = READY.get(key)
     except (RuntimeError, TypeError):  # sparse tensors have no strides, and a configuration may have no hash
         return (), None
-    if kept is None or torch.cuda.current_device() != index or (addresses[0] | addresses[1]) & 15 or low & kept.mask:
+    if kept is None or _current_device() != index or (addresses[0] | addresses[1]) & 15 or low & kept.mask:
         return key, None
     if out is None:
         rows = (*kept.shape[:-1], kept.shape[-1] + kept.padding)
@@ -139,15 +141,18 @@ def launch(
     words = _words(plan, tables, operands, a.device)
     if out is not None:
         mark_written((out,))
-    done = launch_plan(plan, resolved(a.detach()), resolved(b.detach()), out, "", True, words)
-    c: torch.Tensor = done.c
-    if key and not done.copies and not any(x.data_ptr() & _PAIRS for x in operands.values()):
-        with torch.cuda.device(a.device):
-            made = launch_of(plan, a, b, out, False, words)
+    a, b, index = resolved(a.detach()), resolved(b.detach()), a.get_device()
+    with torch.cuda.device(a.device):
+        made = launch_of(plan, a, b, out, True, words)
         first = len(made.arguments) - len(words)
         read = {**tables, **operands}
         places = (0, 1, 2, *[first + plan.words.index(name) for name in read])
-        direct = Direct(compile_plan(plan), made.arguments, places, a.get_device(), plan)
+        direct = Direct(compile_plan(plan), made.arguments, places, index, plan)
+        direct.launch([made.arguments[place] for place in places], raw_stream(index))
+        if made.late and out is not None:
+            out.copy_(made.c)
+    c: torch.Tensor = made.c if out is None else out
+    if key and not made.copies and not any(x.data_ptr() & _PAIRS for x in operands.values()):
         padding = 0 if out is not None else c.stride(-2) - c.shape[-1]
         _keep(key, direct, (a, b, *read.values()), c, padding, _PAIRS if operands else _WORD)
     return c

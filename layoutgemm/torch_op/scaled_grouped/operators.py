@@ -267,7 +267,7 @@ def check_derivable(
 with_autograd("grouped_matmul", _recorded)
 
 
-# --------------------------------------------------------------------------------------------- vmap, autocast, compilers
+# ---------------------------------------------------------------------------------------- vmap, autocast, compilers
 
 
 @_scaled.register_vmap

@@ -1,7 +1,7 @@
 """Scale recipes: which part of an operand shares a scale, by torch's names or by the scales' shape.
 
     recipe                 a scale for                    scales of a (M, K)          scales of b (K, N)
-    ---------------------  -----------------------------  --------------------------  -----------------------------------
+    ---------------------  -----------------------------  --------------------------  ------------------------------
     TensorWise             the whole operand              one element                 one element
     RowWise                a row of a, a column of b      (M, 1) or (M,)              (1, N), (N, 1) or (N,)
     BlockWise1x128         that, and 128 of K             (M, K blocks)               (N, K blocks)

@@ -25,7 +25,7 @@ from .. import tuned_store
 from ..bias_activation import ACTIVATIONS, GATES, by_torch
 from ..checks import check_activation, check_finish, stored_as
 from ..epilogue import epilogue_product, finish_of
-from ..prepared import gpu, prepare
+from ..prepared import gpu, on_gpu, prepare
 from ..reference import exact
 from ..types import C_NAMES, NAMES, READ
 from .kept import Key, keep, launch, require_hopper
@@ -120,7 +120,7 @@ def scaled_product(
     if 0 in a.shape:  # an empty sum is 0, and bias and activation follow
         wide = torch.zeros(call.shape, dtype=torch.float32, device=a.device)
         return _into(out, by_torch(wide, finish.bias, finish.activation, call.kind))
-    if a.device.type == "cpu":
+    if not on_gpu(a.get_device()):
         wide = sums(call.recipes, a, scale_a, b, scale_b)
         return _into(out, by_torch(wide, finish.bias, finish.activation, call.kind))
     require_hopper(a.get_device(), "scaled_matmul")
