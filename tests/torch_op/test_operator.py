@@ -359,13 +359,10 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch_op, "_current_device", lambda: -1)
     monkeypatch.setattr(torch_op, "raw_stream", lambda index: 77)
     # plans with more to them than A and B
-    plans = {"compile_plan": lambda plan: SimpleNamespace(launcher=Emulated(SimpleNamespace(plan=plan)))}
     for name, value in {
-        **plans,
-        "FIRST_GPU": -1,
-        "_current_device": lambda: -1,
-        "raw_stream": lambda index: 77,
-    }.items():
+        "compile_plan": lambda plan: SimpleNamespace(launcher=Emulated(SimpleNamespace(plan=plan))),
+        "FIRST_GPU": -1, "_current_device": lambda: -1, "raw_stream": lambda index: 77,
+    }.items():  # fmt: skip
         monkeypatch.setattr(torch_kept, name, value)
     monkeypatch.setattr(torch_kept, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
     monkeypatch.setattr(tensor_maps, "resident", lambda index, blocks: 2)

@@ -193,9 +193,9 @@ def test_gradients_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_kernel_along_k_but_of_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = integers(16, 70, dtype=torch.float16), integers(70, 16, dtype=torch.float16)
     with emulated(monkeypatch):
-        with pytest.raises(OperandError, match="groups along K of torch.float16, stored as torch.float16: on a GPU"):
+        with pytest.raises(OperandError, match=r"groups along K of torch\.float16, stored as torch\.float16: on a GPU"):
             grouped_matmul(a, b, OFFSETS)
-        with pytest.raises(OperandError, match="groups along K of torch.bfloat16, stored as torch.float32"):
+        with pytest.raises(OperandError, match=r"groups along K of torch\.bfloat16, stored as torch\.float32"):
             grouped_matmul(a.bfloat16(), b.bfloat16(), OFFSETS, out_dtype=F32)
         with pytest.raises(OperandError, match="config: no kernel of this library has groups along K"):
             grouped_matmul(a.bfloat16(), b.bfloat16(), OFFSETS, config=SMALL)

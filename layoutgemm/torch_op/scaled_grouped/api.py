@@ -9,7 +9,7 @@ import torch
 from ...errors import OperandError
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
-from ..checks import NOT_RECORDED, autocast, differentiated, needs_dispatcher, refuse_derivatives
+from ..checks import NOT_RECORDED, autocast, differentiated, needs_dispatcher
 from ..compiled import check_kinds, named, refusal, refuse
 from ..operator import seen_by_autograd_alone
 from ..prepared import config_text
@@ -94,7 +94,6 @@ def scaled_matmul(
     names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
     call = checked_scaled(a, scale_a, b, scale_b, finish, out, out_dtype, *names)
     tensors = {"a": a, "scale_a": scale_a, "b": b, **named(scale_b=scale_b, bias=bias)}
-    refuse_derivatives(tensors, WAY_OUT)
     if needs_dispatcher(*tensors.values(), out):
         text = config_text(config)
         value: torch.Tensor = torch.ops.layoutgemm.scaled_matmul(

@@ -72,6 +72,7 @@ def checked_scaled(
     tensors = {"a": a, "scale_a": scale_a, "b": b, **named(scale_b=scale_b, bias=finish.bias)}
     check_operands(tensors, named(out=out))
     check_device(a)
+    refuse_derivatives(tensors, WAY_OUT)
     names = recipe_text("recipe_a", recipe_a or None), recipe_text("recipe_b", recipe_b or None)
     call = check_scaled(a, scale_a, b, scale_b, finish, out_dtype, names)
     if out is not None:

@@ -75,9 +75,7 @@ def check_scaled(
     check_activation(finish.activation)
     if finish.activation in GATES:
         known = ", ".join(map(repr, ACTIVATIONS))
-        raise OperandError(
-            f"activation {finish.activation!r}: no gate follows a product with scales; known are {known}"
-        )
+        raise OperandError(f"activation {finish.activation!r}: a product with scales takes {known}")
     front, blocks = tuple(a.shape[:-2]), -(-a.shape[-1] // DEPTH)
     of_a, of_b = Operand("a", front, a.shape[-2], blocks), Operand("b", front, b.shape[-1], blocks)
     recipes = recipes_of(of_a, scale_a, names[0], of_b, scale_b, names[1])
