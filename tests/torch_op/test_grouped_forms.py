@@ -316,7 +316,7 @@ COMPILED = (
     (lambda a: grouped_matmul(a, Y, [0, 1]), "offsets is a builtins.list"),
     (lambda a: grouped_matmul(a, Y, OFFSETS, offs=ENDS), "offsets and offs: groups are said by one of"),
     (lambda a: grouped_matmul(a.float(), Y, OFFSETS), "a is torch.float32: a grouped product is of bfloat16"),
-    (lambda a: grouped_matmul(a, Y, ENDS), r"offsets is torch.int32 of shape \[4\]"),
+    (lambda a: grouped_matmul(a, Y, ENDS), r"offsets is torch.int32 of shape \[\w+\]: int32 or int64 of \[5\]"),
     (lambda a: grouped_matmul(a, Y, OFFSETS, out_dtype="bf16"), "out_dtype bf16: a product of torch.bfloat16"),
     (lambda a: grouped_matmul(a, Y, OFFSETS, out_dtype=torch.int8), "out_dtype torch.int8: a product of"),
     (lambda a: grouped_matmul(a, Y, OFFSETS, config=5), "config is a int; it is an Sm90Config"),

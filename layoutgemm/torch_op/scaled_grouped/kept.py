@@ -22,9 +22,9 @@ from ...kernels.run.operand_checks import resolved
 from ...kernels.run.torch_tensors import check_tensors, launch_of
 from ...kernels.sm90.plan import Sm90Plan
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, tracing_state, transforms
-from ..launch import Direct, span
+from ..launch import Direct, Prepared, span
 from ..operator import empty_on_gpu, raw_stream
-from ..prepared import Prepared, mark_written, target
+from ..prepared import mark_written, target
 from ..problem import Given, contiguous_strides
 
 Key = tuple[object, ...]
