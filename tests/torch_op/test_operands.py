@@ -427,9 +427,11 @@ def test_where_there_is_no_tangent_it_is_refused() -> None:
                                                       out=torch.empty_like(x)),
             lambda: matmul(d, w, epilogue=Epilogue(Bias()), given={"bias": torch.ones(4)}),
             lambda: matmul(x, w, epilogue=Epilogue(Bias()), given={"bias": bias}),
-            lambda: grouped_matmul(d, w[None], torch.tensor([0, 4])), lambda: GATED(d, w, "swiglu", BF16),
+            lambda: grouped_matmul(d, w[None], torch.tensor([0, 4]), out=torch.empty_like(x)),
+            lambda: GATED(d, w, "swiglu", BF16),
             lambda: TeachingPlan.derive(4, 4, 4).run(d, w),
             lambda: scaled_matmul(eight, forward.make_dual(torch.ones(4, 1), torch.ones(4, 1)), eight),
+            lambda: scaled_matmul(eight, torch.ones(4, 1), eight, bias=bias),
         ):  # fmt: skip
             refused(call)
         same = matmul(x, w, epilogue=Epilogue(Bias()), given={"bias": torch.ones(4)})  # none of these has one
