@@ -298,11 +298,12 @@ def grouped(draw: Draw) -> Any:
     given = {} if form == "batch" else {said: groups}
 
     def right(got: Any) -> str:
-        x, y, at = plain(a), plain(b), [] if form == "batch" else plain(groups).long().tolist()
+        whole = form == "batch" or groups is None
+        x, y, at = plain(a), plain(b), [] if whole else plain(groups).long().tolist()
         want = torch.zeros(*front, m, n, dtype=F64) if before is None else plain(before)
         steps = list(zip([0, *at], at)) if said == "offs" else list(pairwise(at))
         for e in range(experts):
-            if form == "batch":
+            if whole:
                 want[e] = x[e] @ y[e]
             elif form == "counts":
                 want[e, : at[e]] = x[e, : at[e]] @ y[e]

@@ -137,7 +137,7 @@ def scaled_product(
     if call.recipes.in_mainloop or not finish.fast:
         tables = tables if call.recipes.in_mainloop else {}
         return launch(key, plan_of(call, a, b, finish, config)[0], a, b, tables, vectors, out)
-    epilogue = _epilogue(call, finish)
+    epilogue = epilogue_for(call, finish)
     c = epilogue_product(a, b, call.kind, epilogue, vectors, config, out)
     if key and a.ndim == 2:
         made = finish_of(epilogue, vectors, c.shape)
@@ -220,7 +220,8 @@ def epilogue_of(recipes: Recipes, bias: str | None, activation: str | None) -> E
     return Epilogue(*steps)
 
 
-def _epilogue(call: Scaled, finish: Finish) -> Epilogue:
+def epilogue_for(call: Scaled, finish: Finish) -> Epilogue:
+    """The epilogue of a call."""
     bias = None if finish.bias is None else C_NAMES[finish.bias.dtype]
     return epilogue_of(call.recipes, bias, finish.activation)
 
@@ -234,7 +235,7 @@ def plan_of(
     groups = call.recipes.groups if call.recipes.in_mainloop else ()
     types = NAMES[a.dtype], f"{NAMES[b.dtype]}:col", C_NAMES[call.kind]
     config, why = chosen(sizes, types, groups, a.get_device(), config)
-    return derived(sizes, types, groups, config, None, _epilogue(call, finish)), why
+    return derived(sizes, types, groups, config, None, epilogue_for(call, finish)), why
 
 
 def chosen(
