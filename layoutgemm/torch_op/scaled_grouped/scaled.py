@@ -245,7 +245,7 @@ def chosen(
     """The configuration of a promoted product, and why: the caller's, the measured one, or the default for its rows."""
     if config is not None:
         return config, "given by the caller"
-    found = tuned_store.lookup(gpu(index)[1], sizes, *tuned_name(types, groups))
+    found = tuned_store.lookup(gpu(index)[1], sizes, *tuned_name(types, groups)) if groups else None
     if found is not None:
         return found.config, "measured by layoutgemm.tune"
     config = default_config(sizes[0], groups[1:] == (1,))
