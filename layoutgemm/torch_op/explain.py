@@ -15,7 +15,7 @@ from .launch import plan_of
 from .prepared import NO_FINISH, Config, problem_at
 from .problem import gated_shapes
 from .scaled_grouped.explain import explain_grouped, explain_scaled
-from .scaled_grouped.scaled import Finish
+from .scaled_grouped.scaled import ScaledFinish
 from .solver import solve, why_unfused
 from .types import C_NAMES, NAMES
 
@@ -61,8 +61,8 @@ def explain_matmul(
     if groups:
         return explain_grouped(a, b, *groups[0], scale_a, scale_b, out, out_dtype, recipes, config)
     if scale_a is not None:
-        finish = Finish(bias, activation, use_fast_accum)
-        return explain_scaled(a, scale_a, b, scale_b, finish, out, out_dtype, recipes, config)
+        after = ScaledFinish(bias, activation, use_fast_accum)
+        return explain_scaled(a, scale_a, b, scale_b, after, out, out_dtype, recipes, config)
     for name, x in (("scale_b", scale_b), ("recipe_a", recipe_a), ("recipe_b", recipe_b)):
         if x is not None:
             raise OperandError(f"{name} without a scale_a")

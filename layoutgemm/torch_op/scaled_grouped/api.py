@@ -27,7 +27,7 @@ from .operators import (
     grouped_gradients,
 )
 from .recipes import recipe_text
-from .scaled import Finish, check_config, scaled_product
+from .scaled import ScaledFinish, check_config, scaled_product
 
 _is_traced = torch.compiler.is_dynamo_compiling
 
@@ -89,7 +89,7 @@ def scaled_matmul(
     )
     if found is not None:
         return found
-    finish = Finish(bias, activation, bool(use_fast_accum))
+    finish = ScaledFinish(bias, activation, bool(use_fast_accum))
     check_config(config)
     names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
     call = checked_scaled(a, scale_a, b, scale_b, finish, out, out_dtype, *names)
@@ -223,7 +223,7 @@ def grouped_matmul(
     check_derivable(a, b, scale_a, scale_b)
     if out is None and scale_a is None and groups is not None and a.ndim + b.ndim < 6 and differentiated(a, b):
         if seen_by_autograd_alone():
-            recorded: torch.Tensor = _Recorded.apply(a, b, groups, said, out_dtype, config)
+            recorded: torch.Tensor = _RecordedGroups.apply(a, b, groups, said, out_dtype, config)
             return recorded
     if not needs_dispatcher(a, b, groups, scale_a, scale_b, out):
         return computed_grouped(call, a, b, groups, scale_a, scale_b, config, out, key)
@@ -257,7 +257,7 @@ def _placed(
     return out.copy_(value)
 
 
-class _Recorded(torch.autograd.Function):
+class _RecordedGroups(torch.autograd.Function):
     """The product with gradients in eager mode: kept launches forward and backward.
 
     `operators.differentiable` serves torch.func, forward mode and compilers. Where the backward pass is recorded too,

@@ -1,4 +1,4 @@
-"""How scaled_matmul and grouped_matmul take a product, in words, without a GPU: see `layoutgemm.explain_matmul`."""
+"""Explanations of scaled_matmul and grouped_matmul, without a GPU: see `layoutgemm.explain_matmul`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from ..launch import plan_of as plan_of_solution
 from ..prepared import NO_FINISH, problem_at
 from ..solver import solve
 from ..types import C_NAMES, NAMES
-from .grouped import ALONG_K, BATCH, COLUMNS, ENDS, MASKED, Grouped, why_not_along_k
+from .grouped import ALONG_K, BATCH, COLUMNS, ENDS, MASKED, GroupedCall, why_not_along_k
 from .grouped import plan_of as plan_of_groups
 from .kept import require_hopper
 from .operators import checked_grouped, checked_scaled
 from .recipes import Recipes, as_vector
-from .scaled import Finish, Scaled, check_config, epilogue_for, plan_of, vectors_of
+from .scaled import ScaledCall, ScaledFinish, check_config, epilogue_for, plan_of, vectors_of
 
 _ZEROS = Explanation("no kernel: zeros", "a size is 0", 0, (), 0)
 _INT32 = 4
 
 
 def explain_scaled(
-    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: Finish,
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: ScaledFinish,
     out: torch.Tensor | None, out_dtype: torch.dtype | None, recipes: tuple[object, object], config: Any,
 ) -> Explanation:  # fmt: skip
     """Which kernel `scaled_matmul` takes for these tensors, why, and what it copies. Raises as that does."""
@@ -43,8 +43,8 @@ def explain_scaled(
 
 
 def _scaled(
-    call: Scaled, a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: Finish,
-    out: torch.Tensor | None, config: Sm90Config | None,
+    call: ScaledCall, a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None,
+    finish: ScaledFinish, out: torch.Tensor | None, config: Sm90Config | None,
 ) -> Explanation:  # fmt: skip
     if 0 in (*call.shape, a.shape[-1]):
         return _ZEROS
@@ -124,7 +124,7 @@ def explain_grouped(
 
 
 def _grouped(
-    call: Grouped, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None, out: torch.Tensor | None, config: Sm90Config | None,
 ) -> Explanation:  # fmt: skip
     if call.form == COLUMNS:
@@ -161,14 +161,14 @@ def _grouped(
 
 
 def _batches(
-    call: Grouped, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None,
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None,
     out: torch.Tensor | None, config: Sm90Config | None,
 ) -> Explanation:  # fmt: skip
     """Groups of as many rows each: a batch."""
     into = out if call.form == BATCH else None
     if call.recipes is not None and scale_a is not None:
-        scaled = Scaled(call.recipes, call.kind, call.shape)
-        found = _scaled(scaled, a, scale_a, b, scale_b, Finish(), into, config)
+        scaled = ScaledCall(call.recipes, call.kind, call.shape)
+        found = _scaled(scaled, a, scale_a, b, scale_b, ScaledFinish(), into, config)
     elif 0 in (*call.shape, a.shape[-1]):
         return _ZEROS
     else:
@@ -188,7 +188,7 @@ def _batches(
 
 
 def _along_k(
-    call: Grouped, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, config: Sm90Config | None
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, config: Sm90Config | None
 ) -> Explanation:
     """Groups along K, by torch's kernel. Raises OperandError where that has no such product."""
     why = why_not_along_k(call, a, config)

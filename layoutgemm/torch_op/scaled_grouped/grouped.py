@@ -1,4 +1,4 @@
-"""Grouped products of operands of any kind: checked, then by a kernel, or on the CPU in float64.
+"""GroupedCall products of operands of any kind: checked, then by a kernel, or on the CPU in float64.
 
     a             b             groups         result       group e                                   on a GPU
     ------------  ------------  -------------  -----------  ----------------------------------------  ------------------
@@ -35,10 +35,10 @@ from ..prepared import gpu, on_gpu
 from ..reference import exact, rounded
 from ..types import C_NAMES, NAMES
 from .kept import Key, launch, require_hopper
-from .recipes import SQUARE, TENSOR, Operand, Recipes, as_vector, recipes_of
+from .recipes import SQUARE, TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 from .scaled import (
     FP8,
-    Scaled,
+    ScaledCall,
     check_addresses,
     derived,
     epilogue_of,
@@ -53,7 +53,7 @@ _FORMS = {(2, 3): ROWS, (3, 2): COLUMNS, (2, 2): ALONG_K}
 OFFSETS, ENDS, COUNTS = "offsets", "offs", "counts"  # the arguments that say which groups there are
 
 
-class Grouped(NamedTuple):
+class GroupedCall(NamedTuple):
     """A checked grouped product.
 
     form     which of the table's
@@ -82,7 +82,7 @@ class Grouped(NamedTuple):
 def check_grouped(
     a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: str, scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None, out_dtype: object, names: tuple[str, str],
-) -> Grouped:  # fmt: skip
+) -> GroupedCall:  # fmt: skip
     """The grouped product of dense tensors of one device. Raises OperandError or TensorError, naming the operand.
 
     groups  offsets, ends or counts, as `said` names them; their values are looked at on the CPU alone
@@ -104,8 +104,8 @@ def check_grouped(
         if scaled or any(names):
             what = "scale_b" if scaled else "recipe_a" if names[0] else "recipe_b"
             raise OperandError(f"{what} without a scale_a")
-        return Grouped(form, said, experts, None, kind, shape)
-    return Grouped(form, said, experts, _check_scales(form, a, b, scale_a, scale_b, names), kind, shape)
+        return GroupedCall(form, said, experts, None, kind, shape)
+    return GroupedCall(form, said, experts, _check_scales(form, a, b, scale_a, scale_b, names), kind, shape)
 
 
 def _check_types(a: torch.Tensor, b: torch.Tensor, scaled: bool) -> None:
@@ -142,7 +142,7 @@ def _form(a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: s
 
 
 def _check_groups(a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: str, experts: int) -> int:
-    """How many groups there are; raises OperandError for groups of another type or shape, or of wrong values."""
+    """The number of groups. Raises OperandError for another type or shape, and for values that are no groups."""
     along = a.ndim == b.ndim == 2
     zero = int(said == OFFSETS)  # a leading zero
     right = groups.dtype in (torch.int32, torch.int64) and groups.ndim == 1
@@ -187,8 +187,8 @@ def _check_scales(
     if form == ALONG_K:
         raise OperandError("scale_a: groups along K end inside of a block of 128, which has one scale: no such product")
     blocks = -(-a.shape[-1] // 128)
-    of_a = Operand("a", tuple(a.shape[:-2]), a.shape[-2], blocks)
-    of_b = Operand("b", tuple(b.shape[:-2]), b.shape[-1], blocks)
+    of_a = ScaledOperand("a", tuple(a.shape[:-2]), a.shape[-2], blocks)
+    of_b = ScaledOperand("b", tuple(b.shape[:-2]), b.shape[-1], blocks)
     found = recipes_of(of_a, scale_a, names[0], of_b, scale_b, names[1])
     check_addresses(scale_a=scale_a, scale_b=scale_b)
     for name, recipe, grouped, of in (
@@ -205,7 +205,7 @@ def _check_scales(
 
 
 def grouped_product(
-    call: Grouped, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None,
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None,
     scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, config: Sm90Config | None = None,
     out: torch.Tensor | None = None, key: Key = (),
 ) -> torch.Tensor:  # fmt: skip
@@ -239,7 +239,7 @@ def grouped_product(
 
 
 def _nothing(
-    call: Grouped, groups: torch.Tensor | None, device: torch.device, out: torch.Tensor | None
+    call: GroupedCall, groups: torch.Tensor | None, device: torch.device, out: torch.Tensor | None
 ) -> torch.Tensor:
     """Empty sums are 0."""
     if out is None:
@@ -250,18 +250,20 @@ def _nothing(
 
 
 def _batch(
-    call: Grouped, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None,
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None,
     config: Sm90Config | None, out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """Groups of as many rows each, all of them."""
     if call.recipes is None:
         return product(a, b, call.kind, config, out)
     assert scale_a is not None
-    return scaled_product(Scaled(call.recipes, call.kind, call.shape), a, scale_a, b, scale_b, config=config, out=out)
+    return scaled_product(
+        ScaledCall(call.recipes, call.kind, call.shape), a, scale_a, b, scale_b, config=config, out=out
+    )
 
 
 def _masked(
-    call: Grouped, a: torch.Tensor, b: torch.Tensor, counts: torch.Tensor, scale_a: torch.Tensor | None,
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, counts: torch.Tensor, scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None, config: Sm90Config | None, out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """Every row is multiplied, as no kernel reads counts; `out` gets the rows that count."""
@@ -279,7 +281,7 @@ def counted(counts: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def in_groups(shape: Sequence[int], said: str, groups: torch.Tensor) -> torch.Tensor:
-    """Which elements of a result of groups of rows, of columns, or masked, are in a group; broadcasts to the result.
+    """A mask of the result's elements that are in a group; it broadcasts to the result.
 
     Columns are the last dimension of a result whose transpose has rows: `shape` is the transpose's then.
 
@@ -293,10 +295,10 @@ def in_groups(shape: Sequence[int], said: str, groups: torch.Tensor) -> torch.Te
 
 
 def along_k(
-    call: Grouped, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, config: Sm90Config | None,
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, config: Sm90Config | None,
     out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
-    """Groups along K on a GPU, by torch's kernel, which reads their ends on the device.
+    """Groups along K on a GPU, by torch's kernel: it reads their ends on the device.
 
     Raises OperandError, before anything is written, for types that it takes by way of the host.
     """
@@ -310,7 +312,7 @@ def along_k(
     return c if out is None else out.copy_(c)
 
 
-def why_not_along_k(call: Grouped, a: torch.Tensor, config: Sm90Config | None) -> str:
+def why_not_along_k(call: GroupedCall, a: torch.Tensor, config: Sm90Config | None) -> str:
     """Why there is no product with groups along K on a GPU, or ""."""
     way_out = "one matmul for each group does it, where the host may wait for the ends"
     if config is not None:
@@ -336,7 +338,7 @@ def _lines(x: torch.Tensor) -> torch.Tensor:
 
 
 def _rows(
-    call: Grouped, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, scale_a: torch.Tensor | None,
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None, config: Sm90Config | None, out: torch.Tensor | None, key: Key,
 ) -> torch.Tensor:  # fmt: skip
     """Groups of rows by the grouped kernel; ends are given the zero that it begins with."""
@@ -362,7 +364,7 @@ def _zeros(shape: tuple[int, ...], kind: torch.dtype, device: torch.device) -> t
 
 
 def plan_of(
-    call: Grouped, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, config: Sm90Config | None
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, config: Sm90Config | None
 ) -> tuple[Sm90Plan, str]:
     """The plan of groups of rows, and why this configuration."""
     (m, k), n = a.shape, b.shape[-1]
@@ -407,7 +409,7 @@ def ragged_name(types: tuple[str, str, str], scales: tuple[int, ...] | None) -> 
 
 
 def _on_cpu(
-    call: Grouped, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None, out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """Each group in float64, rounded once; rows of no group are left."""
@@ -435,7 +437,7 @@ def _of_group(x: torch.Tensor | None, recipe: str, group: int | slice) -> torch.
 
 
 def _sums(
-    call: Grouped, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None
 ) -> torch.Tensor:
     if call.recipes is None:
         return exact(a, b)

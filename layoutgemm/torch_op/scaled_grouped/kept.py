@@ -1,4 +1,4 @@
-"""Launches of plans with more to them than A and B, kept for tensors of the same shapes, strides and types.
+"""Kept launches of plans that read more than A and B: tables, group offsets, an epilogue's operands.
 
 find      a kept launch: the call writes addresses, and nothing is checked but the addresses themselves
 launch    the first call of a plan: all checks, copies where TMA needs them; kept where nothing was copied
@@ -30,7 +30,7 @@ from ..problem import Given, contiguous_strides
 Key = tuple[object, ...]
 
 
-class Kept(NamedTuple):
+class KeptLaunch(NamedTuple):
     """A launch for tensors of known shapes and strides.
 
     direct   the launch
@@ -48,7 +48,7 @@ class Kept(NamedTuple):
     mask: int
 
 
-READY: dict[Key, Kept] = {}
+READY: dict[Key, KeptLaunch] = {}
 MAX_READY = 4096  # beyond, all go
 FIRST_GPU = 0  # of the indices of devices; below are CPUs
 _WORD, _PAIRS = 3, 15  # a table's numbers are read one at a time, an epilogue's vectors in pairs too
@@ -186,4 +186,4 @@ def _keep(key: Key, direct: Direct, read: Sequence[torch.Tensor], c: torch.Tenso
     spans = tuple([span(Given(tuple(x.shape), tuple(x.stride()), "u8")) * x.element_size() for x in (*read, c)])
     if len(READY) >= MAX_READY:
         READY.clear()
-    READY[key] = Kept(direct, tuple(c.shape), c.dtype, padding, spans, mask)
+    READY[key] = KeptLaunch(direct, tuple(c.shape), c.dtype, padding, spans, mask)

@@ -26,13 +26,13 @@ from ..library import configured, dispatched, with_autograd
 from .grouped import (
     BATCH,
     COLUMNS,
-    Grouped,
+    GroupedCall,
     check_grouped,
     counted,
     grouped_product,
 )
 from .recipes import recipe_text
-from .scaled import Finish, Scaled, check_config, check_scaled, scaled_product
+from .scaled import ScaledCall, ScaledFinish, check_config, check_scaled, scaled_product
 
 WAY_OUT = "use torch.no_grad(), or give its detach()"
 _SAID = ("offsets", "offs", "counts")
@@ -47,7 +47,7 @@ def _scaled(
     bias: torch.Tensor | None = None, activation: str | None = None, out_dtype: torch.dtype | None = None,
     recipe_a: str = "", recipe_b: str = "", use_fast_accum: bool = True, config: str = "",
 ) -> torch.Tensor:  # fmt: skip
-    finish = Finish(bias, activation, use_fast_accum)
+    finish = ScaledFinish(bias, activation, use_fast_accum)
     call = checked_scaled(a, scale_a, b, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
     return scaled_product(call, a, scale_a, b, scale_b, finish, plain_config(config)).contiguous()
 
@@ -58,16 +58,16 @@ def _(
     bias: torch.Tensor | None = None, activation: str | None = None, out_dtype: torch.dtype | None = None,
     recipe_a: str = "", recipe_b: str = "", use_fast_accum: bool = True, config: str = "",
 ) -> torch.Tensor:  # fmt: skip
-    finish = Finish(bias, activation, use_fast_accum)
+    finish = ScaledFinish(bias, activation, use_fast_accum)
     call = checked_scaled(a, scale_a, b, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
     plain_config(config)
     return a.new_empty(call.shape, dtype=call.kind)
 
 
 def checked_scaled(
-    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: Finish,
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: ScaledFinish,
     out: torch.Tensor | None, out_dtype: object, recipe_a: object, recipe_b: object,
-) -> Scaled:  # fmt: skip
+) -> ScaledCall:  # fmt: skip
     """The checked product: operands, recipes, output. Raises OperandError or TensorError, naming the operand."""
     tensors = {"a": a, "scale_a": scale_a, "b": b, **named(scale_b=scale_b, bias=finish.bias)}
     check_operands(tensors, named(out=out))
@@ -129,7 +129,7 @@ def _(
 def checked_grouped(
     a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: str, scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None, out: torch.Tensor | None, out_dtype: object, recipe_a: object, recipe_b: object,
-) -> Grouped:  # fmt: skip
+) -> GroupedCall:  # fmt: skip
     """The checked product: operands, groups, recipes, output. Raises OperandError or TensorError."""
     if said not in _SAID:
         raise OperandError(f"said {said!r}: groups are {', '.join(_SAID)}")
@@ -146,7 +146,7 @@ def checked_grouped(
 Multiply = Callable[..., torch.Tensor]
 
 
-class _Product(torch.autograd.Function):
+class _GroupedProduct(torch.autograd.Function):
     """The operator with its derivatives, for forward mode, torch.func and compilers."""
 
     @staticmethod
@@ -191,14 +191,14 @@ def one_by_one(info: Any, in_dims: Sequence[int | None], arguments: Sequence[Any
 def differentiable_of(
     a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: str, out_dtype: torch.dtype | None, config: str
 ) -> torch.Tensor:
-    """`differentiable`, with the arguments of `_Product`."""
+    """`differentiable`, with the arguments of `_GroupedProduct`."""
     return differentiable(a, b, groups, said, out_dtype, config)
 
 
 def grouped_gradients(
     ctx: Any, grad: torch.Tensor | None, multiply: Multiply
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The gradients of A and B that are wanted, by grouped products of the saved tensors: dC @ B^T and A^T @ dC."""
+    """The gradients of A and B, where wanted, by grouped products: dC @ B^T and A^T @ dC."""
     a, b, groups = ctx.saved_tensors
     wants_a, wants_b = ctx.needs_input_grad[:2]
     if grad is None:
@@ -225,7 +225,7 @@ def _derivable(
 ) -> torch.Tensor:
     if a.ndim == b.ndim == 3:
         return _of_batches(a, b, groups, said, out_dtype, config)
-    value: torch.Tensor = _Product.apply(a, b, groups, said, out_dtype, config)
+    value: torch.Tensor = _GroupedProduct.apply(a, b, groups, said, out_dtype, config)
     return value
 
 
@@ -304,7 +304,7 @@ def _check_scaled(
     a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, bias: torch.Tensor | None,
     out: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype | None, recipe_a: str, recipe_b: str,
 ) -> None:  # fmt: skip
-    checked_scaled(a, scale_a, b, scale_b, Finish(bias, activation), out, out_dtype, recipe_a, recipe_b)
+    checked_scaled(a, scale_a, b, scale_b, ScaledFinish(bias, activation), out, out_dtype, recipe_a, recipe_b)
 
 
 def _check_grouped(

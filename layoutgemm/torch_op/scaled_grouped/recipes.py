@@ -42,7 +42,7 @@ class Recipes(NamedTuple):
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """Rows of A, and columns of B where it has scales, that share one for a K block.
+        """Rows of A that share a scale of a K block, and columns of B where it has scales.
 
         >>> Recipes(BLOCK, SQUARE).groups
         (1, 128)
@@ -50,7 +50,7 @@ class Recipes(NamedTuple):
         return tuple([DEPTH if name == SQUARE else 1 for name in (self.a, self.b) if name])
 
 
-class Operand(NamedTuple):
+class ScaledOperand(NamedTuple):
     """An operand as its scales see it: the batch in front, rows or columns, and K blocks; `side` is "a" or "b"."""
 
     side: str
@@ -105,17 +105,22 @@ def recipe_text(name: str, recipe: object) -> str:
 
 
 def recipes_of(
-    a: Operand, scale_a: torch.Tensor, recipe_a: str, b: Operand, scale_b: torch.Tensor | None, recipe_b: str
+    a: ScaledOperand,
+    scale_a: torch.Tensor,
+    recipe_a: str,
+    b: ScaledOperand,
+    scale_b: torch.Tensor | None,
+    recipe_b: str,
 ) -> Recipes:
     """The recipes of two operands, by name or by the scales' shape.
 
     recipe_a, recipe_b  as `recipe_text` gives them
 
-    Raises OperandError for scales that are not float32, TensorError for a shape that is not the recipe's, or of no
-    recipe, and OperandError for recipes of which one is the main loop's and the other an epilogue's.
+    Raises TensorError for a shape that is not the recipe's, or of no recipe. OperandError for scales that are not
+    float32, and for two recipes of which one is the main loop's and one an epilogue's.
 
     >>> x, y = torch.ones(256, 4), torch.ones(2, 4)
-    >>> recipes_of(Operand("a", (), 256, 4), x, "", Operand("b", (), 256, 4), y, "")
+    >>> recipes_of(ScaledOperand("a", (), 256, 4), x, "", ScaledOperand("b", (), 256, 4), y, "")
     Recipes(a='BlockWise1x128', b='BlockWise128x128')
     """
     if scale_b is None and recipe_b:
@@ -132,7 +137,7 @@ def recipes_of(
     )
 
 
-def _candidates(of: Operand, scale: torch.Tensor, recipe: str) -> list[str]:
+def _candidates(of: ScaledOperand, scale: torch.Tensor, recipe: str) -> list[str]:
     """The recipes whose shape the scales have: of one that is named, that alone."""
     if scale.dtype != torch.float32:
         raise OperandError(f"{of.name} is {scale.dtype}, and scales are float32")

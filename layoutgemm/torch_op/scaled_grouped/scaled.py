@@ -29,13 +29,13 @@ from ..prepared import gpu, on_gpu, prepare
 from ..reference import exact
 from ..types import C_NAMES, NAMES, READ
 from .kept import Key, keep, launch, require_hopper
-from .recipes import DEPTH, TENSOR, Operand, Recipes, as_vector, mainloop_of, recipes_of
+from .recipes import DEPTH, TENSOR, Recipes, ScaledOperand, as_vector, mainloop_of, recipes_of
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _FLOAT_BYTES = 4
 
 
-class Scaled(NamedTuple):
+class ScaledCall(NamedTuple):
     """A checked product with scales: both operands' recipes, the result's type and shape."""
 
     recipes: Recipes
@@ -43,24 +43,24 @@ class Scaled(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Finish(NamedTuple):
-    """What follows the scaled sums: a bias along N, an activation, and whether sums may stay in the tensor core."""
+class ScaledFinish(NamedTuple):
+    """A bias along N and an activation after the scaled sums; `fast` sums stay in the tensor core."""
 
     bias: torch.Tensor | None = None
     activation: str | None = None
     fast: bool = True
 
 
-NO_FINISH = Finish()
+NO_FINISH = ScaledFinish()
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
 
 
 def check_scaled(
-    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: Finish,
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: ScaledFinish,
     out_dtype: object, names: tuple[str, str],
-) -> Scaled:  # fmt: skip
+) -> ScaledCall:  # fmt: skip
     """The product of dense tensors of one device. Raises OperandError or TensorError, naming the operand.
 
     names  of the recipes, "" for those that the shapes say
@@ -77,7 +77,7 @@ def check_scaled(
         known = ", ".join(map(repr, ACTIVATIONS))
         raise OperandError(f"activation {finish.activation!r}: a product with scales takes {known}")
     front, blocks = tuple(a.shape[:-2]), -(-a.shape[-1] // DEPTH)
-    of_a, of_b = Operand("a", front, a.shape[-2], blocks), Operand("b", front, b.shape[-1], blocks)
+    of_a, of_b = ScaledOperand("a", front, a.shape[-2], blocks), ScaledOperand("b", front, b.shape[-1], blocks)
     recipes = recipes_of(of_a, scale_a, names[0], of_b, scale_b, names[1])
     check_addresses(scale_a=scale_a, scale_b=scale_b)
     shape = (*front, a.shape[-2], b.shape[-1])
@@ -85,7 +85,7 @@ def check_scaled(
         known = ", ".join(str(kind).removeprefix("torch.") for kind in READ)
         raise OperandError(f"bias is {finish.bias.dtype}: to a product with scales it is one of {known}")
     check_finish(finish.bias, finish.activation, shape, kind)
-    return Scaled(recipes, kind, shape)
+    return ScaledCall(recipes, kind, shape)
 
 
 def check_addresses(**scales: torch.Tensor | None) -> None:
@@ -106,8 +106,8 @@ def check_config(config: object) -> None:
 
 
 def scaled_product(
-    call: Scaled, a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None,
-    finish: Finish = NO_FINISH, config: Sm90Config | None = None, out: torch.Tensor | None = None, key: Key = (),
+    call: ScaledCall, a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None,
+    finish: ScaledFinish = NO_FINISH, config: Sm90Config | None = None, out: torch.Tensor | None = None, key: Key = (),
 ) -> torch.Tensor:  # fmt: skip
     """The product, computed now: a new tensor, or `out`.
 
@@ -172,7 +172,7 @@ def sums(
 def vectors_of(
     recipes: Recipes, ranks: dict[str, int], scales: dict[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], bool]:
-    """The scales that an epilogue reads, by name, and whether all lie where the caller has them.
+    """The scales that an epilogue reads, by name, and whether none is a copy.
 
     ranks  of the operands
 
@@ -220,14 +220,14 @@ def epilogue_of(recipes: Recipes, bias: str | None, activation: str | None) -> E
     return Epilogue(*steps)
 
 
-def epilogue_for(call: Scaled, finish: Finish) -> Epilogue:
+def epilogue_for(call: ScaledCall, finish: ScaledFinish) -> Epilogue:
     """The epilogue of a call."""
     bias = None if finish.bias is None else C_NAMES[finish.bias.dtype]
     return epilogue_of(call.recipes, bias, finish.activation)
 
 
 def plan_of(
-    call: Scaled, a: torch.Tensor, b: torch.Tensor, finish: Finish, config: Sm90Config | None = None
+    call: ScaledCall, a: torch.Tensor, b: torch.Tensor, finish: ScaledFinish, config: Sm90Config | None = None
 ) -> tuple[Sm90Plan, str]:
     """The plan of a product whose K blocks are promoted, and why this configuration."""
     batch = a.shape[0] if a.ndim == 3 else 1

@@ -36,7 +36,7 @@ class Set(NamedTuple):
 
 @dataclass(frozen=True)
 class Tunable:
-    """C[m, n] = A[m, k] @ B[k, n] with scales, or of `experts` groups of rows, or both.
+    """A product with scales, or of `experts` groups of rows, or both.
 
     dtype    of A and B: "bf16" or "f16", or of products with scales "e4m3" or "e5m2"
     recipes  of the scales, both of blocks; or None
@@ -69,7 +69,7 @@ class Tunable:
         return tuned_name(self.types, groups or ()) if self.experts is None else ragged_name(self.types, groups)
 
     def plan(self, choice: Sm90Choice) -> Any:
-        """The plan of a candidate. Raises LayoutError where there is none."""
+        """The plan of a candidate. Raises LayoutError where none can be derived."""
         groups = None if self.recipes is None else self.recipes.groups
         ragged = None if self.experts is None else Ragged.of(self.experts)
         return derived(self.sizes, self.types, groups, choice.config, ragged)
@@ -132,7 +132,7 @@ class Tunable:
         return lambda on: torch._grouped_mm(on.a, on.b, offs=on.offsets[1:])
 
     def off(self, on: Set) -> float:
-        """The largest error of what is in a set's output, in units of what it may be."""
+        """The largest error of a set's output, in units of the error bound."""
         a, b = on.a.double(), on.b.double()
         if self.recipes is not None:
             a = a * _spread(on.scales["scale_a"], self.recipes.groups[0], a)
