@@ -410,3 +410,21 @@ def test_vmap() -> None:
     a, offsets = normal(3, 8, 5), torch.stack([OFFSETS, OFFSETS, torch.tensor([0, 0, 1, 2, 8], dtype=torch.int32)])
     got = torch.func.vmap(grouped_matmul, in_dims=(0, None, 0))(a, Y, offsets)
     assert torch.equal(got, torch.stack([grouped_matmul(a[i], Y, offsets[i]) for i in range(3)]))
+
+
+def test_a_gradient_lies_as_its_weights() -> None:
+    a, b = operands("rows")
+    for weights in (b.clone(), b.mT.contiguous().mT):
+        x, y = a.clone().requires_grad_(), weights.detach().requires_grad_()
+        grouped_matmul(x, y, OFFSETS).sum().backward()
+        assert y.grad.stride() == y.stride() and x.grad.is_contiguous()
+
+
+def test_forward_mode_in_eager() -> None:
+    import torch.autograd.forward_ad as forward
+
+    a, b = operands("rows")
+    with forward.dual_level():
+        got = grouped_matmul(forward.make_dual(a, torch.ones_like(a)), b, OFFSETS, out_dtype=F32)
+        want = grouped_matmul(torch.ones_like(a), b, OFFSETS, out_dtype=F32)
+        assert torch.equal(forward.unpack_dual(got).tangent, want)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -199,3 +200,36 @@ def test_no_kernel_along_k_but_of_bfloat16(monkeypatch: pytest.MonkeyPatch) -> N
             grouped_matmul(a.bfloat16(), b.bfloat16(), OFFSETS, out_dtype=F32)
         with pytest.raises(OperandError, match="config: no kernel of this library has groups along K"):
             grouped_matmul(a.bfloat16(), b.bfloat16(), OFFSETS, config=SMALL)
+
+
+def test_ends_and_transposed_products_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, want = experts()
+    scales = {"scale_a": powers(4, 48, 1), "scale_b": powers(1, 70)}
+    x, y = b.to(E4M3).mT, a.to(E4M3).mT
+    with emulated(monkeypatch) as calls:
+        first = [
+            grouped_matmul(a, b, offs=OFFSETS[1:], config=SMALL),
+            grouped_matmul(b.mT, a.mT, OFFSETS, config=SMALL),
+        ]
+        scaled = grouped_matmul(x, y, OFFSETS, config=SMALL, **scales)
+        monkeypatch.setattr(kept, "launch_of", None)  # the long way is shut
+        assert torch.equal(first[0], want.to(BF16)) and torch.equal(first[1], want.to(BF16).mT)
+        assert torch.equal(grouped_matmul(a, b, offs=OFFSETS[1:].clone(), config=SMALL), first[0])
+        assert torch.equal(grouped_matmul(b.mT, a.mT, OFFSETS.clone(), config=SMALL), first[1])
+        assert torch.equal(grouped_matmul(x, y, OFFSETS, config=SMALL, **scales), scaled)
+        assert len(calls) == 6
+
+
+def test_a_card_without_such_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, _ = scaled_case("1x128, 128x128")
+    a, b, _ = experts()
+    out = torch.full((70, 48), 7.0, dtype=BF16)
+    found = SimpleNamespace(name="NVIDIA A100", major=8, minor=0)
+    with emulated(monkeypatch):
+        monkeypatch.setattr(kept, "target", lambda index: ("sm_80", 1 << 17))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found)
+        with pytest.raises(OperandError, match=r"scaled_matmul on cuda:-1, NVIDIA A100: .* 9.0 .* this is 8.0"):
+            scaled_matmul(**given, out=out)
+        with pytest.raises(OperandError, match="grouped_matmul on cuda:-1, NVIDIA A100"):
+            grouped_matmul(a, b, OFFSETS, out=out)
+    assert (out == 7).all()

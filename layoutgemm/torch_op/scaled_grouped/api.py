@@ -9,7 +9,7 @@ import torch
 from ...errors import OperandError
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
-from ..checks import NOT_RECORDED, autocast, differentiated, needs_dispatcher
+from ..checks import NOT_RECORDED, PLAIN, autocast, differentiated, needs_dispatcher
 from ..compiled import check_kinds, named, refusal, refuse
 from ..operator import seen_by_autograd_alone
 from ..prepared import config_text
@@ -30,6 +30,7 @@ from .recipes import recipe_text
 from .scaled import ScaledFinish, check_config, scaled_product
 
 _is_traced = torch.compiler.is_dynamo_compiling
+_DERIVED = (torch.bfloat16, torch.float16)
 
 
 def scaled_matmul(
@@ -214,6 +215,9 @@ def grouped_matmul(
         if found is not None:
             return found
     groups, said = _groups(offsets, offs, counts)
+    if _recorded_alone(a, b, groups, out, scale_a):
+        recorded: torch.Tensor = _RecordedGroups.apply(a, b, groups, said, out_dtype, config)
+        return recorded
     tensors = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b)}
     check_operands(tensors, named(out=out))
     check_config(config)
@@ -221,10 +225,6 @@ def grouped_matmul(
     a, b = autocast(a, b)
     call = checked_grouped(a, b, groups, said, scale_a, scale_b, out, out_dtype, *names)
     check_derivable(a, b, scale_a, scale_b)
-    if out is None and scale_a is None and groups is not None and a.ndim + b.ndim < 6 and differentiated(a, b):
-        if seen_by_autograd_alone():
-            recorded: torch.Tensor = _RecordedGroups.apply(a, b, groups, said, out_dtype, config)
-            return recorded
     if not needs_dispatcher(a, b, groups, scale_a, scale_b, out):
         return computed_grouped(call, a, b, groups, scale_a, scale_b, config, out, key)
     text = config_text(config)
@@ -233,6 +233,23 @@ def grouped_matmul(
     else:
         value = torch.ops.layoutgemm.grouped_matmul(a, b, groups, said, scale_a, scale_b, call.kind, *names, text)
     return _placed(value, out, call.leaves_rows, said, groups, call.form == COLUMNS)
+
+
+def _recorded_alone(a: Any, b: Any, groups: Any, out: object, scale_a: object) -> bool:
+    """True for a product that autograd records, and nothing else has to see; all checks are the recorded call's."""
+    return (
+        type(a) in PLAIN
+        and type(b) in PLAIN
+        and type(groups) in PLAIN
+        and (a.requires_grad or b.requires_grad)
+        and torch.is_grad_enabled()
+        and out is None
+        and scale_a is None
+        and a.dtype in _DERIVED
+        and not a.ndim == b.ndim == 3
+        and a.device.type != "meta"
+        and seen_by_autograd_alone()
+    )
 
 
 def _groups(offsets: Any, offs: Any, counts: Any) -> tuple[Any, str]:

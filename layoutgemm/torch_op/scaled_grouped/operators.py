@@ -204,9 +204,18 @@ def grouped_gradients(
     if grad is None:
         return None, None
     grad = grad.to(a.dtype)
-    left = multiply(grad, b.mT, groups, ctx.said, a.dtype) if wants_a else None
-    right = multiply(a.mT, grad, groups, ctx.said, b.dtype) if wants_b else None
+    left = _laid(grad, b.mT, a, groups, ctx.said, multiply) if wants_a else None
+    right = _laid(a.mT, grad, b, groups, ctx.said, multiply) if wants_b else None
     return left, right
+
+
+def _laid(
+    left: torch.Tensor, right: torch.Tensor, like: torch.Tensor, groups: torch.Tensor, said: str, multiply: Multiply
+) -> torch.Tensor:
+    """left @ right as `like`, of its type; matrices of contiguous columns have a gradient of contiguous columns."""
+    if like.ndim == 3 and like.stride(-2) == 1 and like.stride(-1) != 1:
+        return multiply(right.mT, left.mT, groups, said, like.dtype).mT
+    return multiply(left, right, groups, said, like.dtype)
 
 
 def differentiable(
