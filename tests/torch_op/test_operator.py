@@ -310,9 +310,13 @@ def test_explanations() -> None:
 
 
 @contextlib.contextmanager
-def emulated(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """matmul takes CPU tensors for an H200's: kernels run in the emulator, all else is the code that a GPU gets."""
+def emulated(monkeypatch: pytest.MonkeyPatch, edges: bool = True) -> Any:
+    """matmul takes CPU tensors for an H200's: kernels run in the emulator, all else is the code that a GPU gets.
+
+    edges  whether a store may not end a line at the next multiple of 16 bytes
+    """
     from layoutgemm.emulator.api import emulate_host
+    from layoutgemm.emulator.machine.interpreter import Policy
     from layoutgemm.kernels.run.emulated import linked
 
     calls: list[Any] = []
@@ -344,7 +348,8 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Any:
             calls.append((values, ctypes.c_uint64.from_address(addresses[count]).value))
             words = [torch_emulated.memory_at(word, kept) if word > 1 << 32 else word for word in values[14:]]
             few = [2] if len(values) > 13 else []  # blocks, of a kernel that takes their number
-            emulate_host(self.host, [*held, *values[3:13], *few, *words], progress=False).raise_for_findings()
+            given, policy = [*held, *values[3:13], *few, *words], None if edges else Policy(edges=False)
+            emulate_host(self.host, given, progress=False, policy=policy).raise_for_findings()
             ctypes.c_int32.from_address(addresses[count + 1]).value = 0
 
     kept: list[Any] = []

@@ -117,9 +117,9 @@ def test_a_batch_of_row_wise_scales(monkeypatch: pytest.MonkeyPatch) -> None:
 OFFSETS = torch.tensor([0, 30, 30, 65, 70], dtype=torch.int32)
 
 
-def experts(kind: Any = BF16) -> tuple[Any, Any, Any]:
+def experts(kind: Any = BF16, n: int = 48) -> tuple[Any, Any, Any]:
     """Rows of groups, a matrix for each, and what they make."""
-    a, b = integers(70, 144, dtype=kind), integers(4, 48, 144, dtype=kind).mT
+    a, b = integers(70, 144, dtype=kind), integers(4, n, 144, dtype=kind).mT
     ends = OFFSETS.tolist()
     parts = [a[ends[e] : ends[e + 1]].double() @ b[e].double() for e in range(4)]
     return a, b, torch.cat(parts)
@@ -138,11 +138,13 @@ def test_groups_of_rows_and_of_columns(monkeypatch: pytest.MonkeyPatch) -> None:
         assert grouped_matmul(b.mT, a.mT, OFFSETS, config=SMALL, out=out) is out and torch.equal(out, columns)
 
 
-def test_ends_leave_what_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b, want = experts()
+@pytest.mark.parametrize("n", [48, 41])
+def test_ends_leave_what_is_behind(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And where rows are computed with a pitch of 16 bytes, and copied."""
+    a, b, want = experts(n=n)
     ends = torch.tensor([30, 30, 60, 63])
-    with emulated(monkeypatch):
-        for out in (None, torch.full((70, 48), 7.0, dtype=BF16)):
+    with emulated(monkeypatch, edges=n % 8 == 0):
+        for out in (None, torch.full((70, n), 7.0, dtype=BF16)):
             got = grouped_matmul(a, b, offs=ends, config=SMALL, out=out)
             assert torch.equal(got[:60], want[:60].to(BF16))
             assert (got[63:] == (0 if out is None else 7)).all()

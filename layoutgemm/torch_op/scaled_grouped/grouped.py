@@ -35,7 +35,7 @@ from ..prepared import gpu, on_gpu
 from ..reference import exact, rounded
 from ..types import C_NAMES, NAMES
 from .kept import Key, find, launch, require_hopper
-from .recipes import SQUARE, TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
+from .recipes import DEPTH, SQUARE, TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 from .scaled import (
     FP8,
     ScaledCall,
@@ -186,7 +186,9 @@ def _check_scales(
 ) -> Recipes:  # fmt: skip
     if form == ALONG_K:
         raise OperandError("scale_a: groups along K end inside of a block of 128, which has one scale: no such product")
-    blocks = -(-a.shape[-1] // 128)
+    if form == COLUMNS and scale_b is None:
+        raise OperandError("scale_a without a scale_b: groups of columns are rows of the transpose")
+    blocks = -(-a.shape[-1] // DEPTH)
     of_a = ScaledOperand("a", tuple(a.shape[:-2]), a.shape[-2], blocks)
     of_b = ScaledOperand("b", tuple(b.shape[:-2]), b.shape[-1], blocks)
     found = recipes_of(of_a, scale_a, names[0], of_b, scale_b, names[1])
@@ -216,8 +218,6 @@ def grouped_product(
     if call.form == COLUMNS:
         transposed = call._replace(form=ROWS, shape=call.shape[::-1])
         if call.recipes is not None:
-            if scale_b is None:
-                raise OperandError("scale_a without a scale_b: groups of columns are rows of the transpose")
             transposed = transposed._replace(recipes=Recipes(call.recipes.b, call.recipes.a))
             scale_a, scale_b = as_vector(scale_a, call.recipes.a, 3), as_vector(scale_b, call.recipes.b, 2)
         into = None if out is None else out.mT

@@ -144,6 +144,8 @@ def launch(
     a, b, index = resolved(a.detach()), resolved(b.detach()), a.get_device()
     with torch.cuda.device(a.device):
         made = launch_of(plan, a, b, out, True, words)
+        if made.late and out is not None and plan.ragged is not None:
+            made.c.copy_(out)  # rows in no group stay
         first = len(made.arguments) - len(words)
         read = {**tables, **operands}
         places = (0, 1, 2, *[first + plan.words.index(name) for name in read])
