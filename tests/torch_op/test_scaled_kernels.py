@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from layoutgemm import Sm90Config, grouped_matmul, scaled_matmul
 from layoutgemm.errors import OperandError
 from layoutgemm.torch_op.scaled_grouped import kept
+from tests.torch_op.kernel_fuzz import faults
 from tests.torch_op.test_operator import BF16, F32, emulated, integers
 
 pytestmark = pytest.mark.dsl
@@ -235,3 +236,8 @@ def test_a_card_without_such_kernels_is_refused(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(OperandError, match="grouped_matmul on cuda:-1, NVIDIA A100"):
             grouped_matmul(a, b, OFFSETS, out=out)
     assert (out == 7).all()
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(100, marks=pytest.mark.slow)])
+def test_random_products_are_those_of_the_cpu(seed: int) -> None:
+    assert list(faults(seed, 40 if seed else 2)) == []
