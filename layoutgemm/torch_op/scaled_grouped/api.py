@@ -215,7 +215,7 @@ def grouped_matmul(
         if found is not None:
             return found
     groups, said = _groups(offsets, offs, counts)
-    if _recorded_alone(a, b, groups, out, scale_a):
+    if _recorded_alone(a, b, groups, out, scale_a, scale_b, recipe_a, recipe_b):
         recorded: torch.Tensor = _RecordedGroups.apply(a, b, groups, said, out_dtype, config)
         return recorded
     tensors = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b)}
@@ -235,16 +235,18 @@ def grouped_matmul(
     return _placed(value, out, call.leaves_rows, said, groups, call.form == COLUMNS)
 
 
-def _recorded_alone(a: Any, b: Any, groups: Any, out: object, scale_a: object) -> bool:
-    """True for a product that autograd records, and nothing else has to see; all checks are the recorded call's."""
+def _recorded_alone(a: Any, b: Any, groups: Any, *others: object) -> bool:
+    """True for a product that autograd records, and nothing else has to see; all checks are the recorded call's.
+
+    others  arguments that the recorded call does not have
+    """
     return (
         type(a) in PLAIN
         and type(b) in PLAIN
         and type(groups) in PLAIN
         and (a.requires_grad or b.requires_grad)
         and torch.is_grad_enabled()
-        and out is None
-        and scale_a is None
+        and all(x is None for x in others)
         and a.dtype in _DERIVED
         and not a.ndim == b.ndim == 3
         and a.device.type != "meta"

@@ -205,5 +205,6 @@ def _along_k(
     if out is not None:
         copies.append(("out: torch's product, copied", prod(call.shape) * out.element_size()))
     said = tuple([f"{rule}, {size} bytes" for rule, size in copies])
-    reason = "groups along K: no kernel of this library has them; torch's reads their ends on the device"
+    reason = "groups along K: no kernel of this library has them; torch's reads their ends on the device, and its own "
+    reason += "workspace is not counted"
     return Explanation("torch._grouped_mm", reason, 1, said, sum(size for _, size in copies))
