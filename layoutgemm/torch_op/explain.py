@@ -57,11 +57,10 @@ def explain_matmul(
     groups = [(x, said) for x, said in ((offsets, "offsets"), (offs, "offs"), (counts, "counts")) if x is not None]
     if len(groups) > 1:
         raise OperandError(f"{groups[0][1]} and {groups[1][1]}: groups are said by one of offsets, offs and counts")
-    recipes = recipe_a, recipe_b
+    recipes, after = (recipe_a, recipe_b), ScaledFinish(bias, activation, use_fast_accum)
     if groups:
-        return explain_grouped(a, b, *groups[0], scale_a, scale_b, out, out_dtype, recipes, config)
+        return explain_grouped(a, b, *groups[0], scale_a, scale_b, after, out, out_dtype, recipes, config)
     if scale_a is not None:
-        after = ScaledFinish(bias, activation, use_fast_accum)
         return explain_scaled(a, scale_a, b, scale_b, after, out, out_dtype, recipes, config)
     for name, x in (("scale_b", scale_b), ("recipe_a", recipe_a), ("recipe_b", recipe_b)):
         if x is not None:

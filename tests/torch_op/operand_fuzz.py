@@ -296,6 +296,10 @@ def grouped(draw: Draw) -> Any:
         out = draw.random.choice((a, b, groups))
     before = out.detach().clone() if isinstance(out, torch.Tensor) and _plain(out) else None
     given = {} if form == "batch" else {said: groups}
+    bias = None
+    if draw.chance(0.3):
+        bias = draw.one(draw.tensor((n,) if draw.chance(0.5) else (experts, n), F32))
+        given["bias"] = bias
 
     def right(got: Any) -> str:
         whole = form == "batch" or groups is None
@@ -313,7 +317,10 @@ def grouped(draw: Draw) -> Any:
                 want[slice(*steps[e])] = x[slice(*steps[e])] @ y[e]
             else:
                 want[:, slice(*steps[e])] = x[e] @ y[:, slice(*steps[e])]
-        return difference(got, want, stored, want.abs().sum() + 20 * k)
+            if bias is not None:
+                part = slice(*steps[e]) if form == "rows" else e if whole else (e, slice(0, at[e]))
+                want[part] += plain(bias)[e] if bias.ndim == 2 else plain(bias)
+        return difference(got, want, stored, want.abs().sum() + 20 * k + 10)
 
     return lambda: layoutgemm.grouped_matmul(a, b, **given, out=out), right, [out]
 

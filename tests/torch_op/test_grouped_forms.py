@@ -127,6 +127,70 @@ def test_sizes_of_zero() -> None:
     assert (out[:3] == 0).all() and (out[3:] == 7).all()
 
 
+ACTS = {None: lambda x: x, "relu": torch.relu, "gelu": torch.nn.functional.gelu}
+
+
+@pytest.mark.parametrize("each", [False, True], ids=["one bias", "a bias of each group"])
+@pytest.mark.parametrize("activation", ACTS)
+def test_bias_and_activation(activation: Any, each: bool) -> None:
+    """Of groups of rows, of batches and of masked rows; behind the last end nothing is added."""
+    which = torch.tensor([0, 0, 0, 2, 2, 2, 2, 3])
+    for form, given in (("rows", {"offs": ENDS}), ("rows", {"offsets": OFFSETS}), ("batch", {})):
+        a, b = operands(form)
+        bias = normal(*[4] * each, b.shape[-1], dtype=F32)
+        wide = definition(a.double(), b.double(), ENDS.tolist())
+        beside = bias.double() if not each else bias.double()[which] if form == "rows" else bias.double()[:, None]
+        want = ACTS[activation](wide + beside)
+        for kind in (F32, BF16):
+            got = grouped_matmul(a, b, **given, bias=bias, activation=activation, out_dtype=kind)
+            assert torch.allclose(got.double(), want, rtol=2 * torch.finfo(kind).eps, atol=1e-6)
+        none = grouped_matmul(a[..., :0], b[..., :0, :], **given, bias=bias, activation=activation, out_dtype=F32)
+        assert torch.allclose(none.double(), ACTS[activation](0 * wide + beside), atol=1e-6)
+    a, b = operands("rows")
+    ends = torch.tensor([2, 2, 5, 6])
+    bias = normal(*[4] * each, 6, dtype=F32)
+    for out in (None, torch.full((8, 6), 7.0, dtype=BF16)):
+        got = grouped_matmul(a, b, offs=ends, bias=bias, activation=activation, out=out)
+        assert (got[6:] == (0 if out is None else 7)).all() and got[:6].abs().max() > 0
+    a, b, counts = normal(4, 5, 6), operands("batch")[1], torch.tensor([5, 0, 2, 1])
+    bias = normal(*[4] * each, 3, dtype=F32)
+    got = grouped_matmul(a, b, counts=counts, bias=bias, activation=activation)
+    whole = grouped_matmul(a, b, bias=bias, activation=activation)
+    for e, count in enumerate(counts.tolist()):
+        assert torch.equal(got[e, :count], whole[e, :count]) and not got[e, count:].any()
+
+
+@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize("form", ["rows", "batch", "masked"])
+def test_gradients_of_bias_and_activation(form: str, each: bool) -> None:
+    counts = torch.tensor([5, 0, 2, 1])
+    a, b = operands("rows", True) if form == "rows" else (normal(4, 5, 6, grad=True), normal(4, 6, 3, grad=True))
+    bias = normal(*[4] * each, b.shape[-1], dtype=F32, grad=True)
+    given = {"rows": {"offsets": OFFSETS}, "batch": {}, "masked": {"counts": counts}}[form]
+    x, y, z = (t.detach().double().requires_grad_() for t in (a, b, bias))
+    which = torch.tensor([0, 0, 0, 2, 2, 2, 2, 3])
+    wide = definition(x, y, ENDS.tolist())
+    want = torch.nn.functional.silu(wide + (z if not each else z[which] if form == "rows" else z[:, None]))
+    if form == "masked":
+        want = want * (torch.arange(5) < counts[:, None])[..., None]
+    want.square().sum().backward()
+
+    def loss(a: Any, b: Any, bias: Any) -> Any:
+        return grouped_matmul(a, b, **given, bias=bias, activation="silu", out_dtype=F32).square().sum()
+
+    torch._dynamo.reset()
+    found = [
+        torch.autograd.grad(loss(a, b, bias), (a, b, bias)),
+        torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(a, b, bias), (a, b, bias)),
+        torch.func.grad(loss, (0, 1, 2))(a.detach(), b.detach(), bias.detach()),
+    ]
+    for grads in found:
+        for mine, right in zip(grads, (x.grad, y.grad, z.grad), strict=True):
+            assert torch.allclose(mine.double(), right, rtol=2e-2, atol=2e-2) and mine.shape == right.shape
+    alone = torch.autograd.grad(loss(a.detach(), b.detach(), bias), bias)[0]
+    assert torch.allclose(alone.double(), z.grad, rtol=2e-2, atol=2e-2)
+
+
 # ------------------------------------------------------------------------------------------------------------ refusals
 
 X, Y = normal(8, 5), normal(4, 5, 6)
@@ -151,6 +215,16 @@ REFUSED: list[tuple[dict[str, Any], Any, str]] = [
     ({"offs": ENDS, "a": X.clone().requires_grad_(), "scale_b": X.float()}, OperandError, "a is torch.bfloat16"),
     ({"a": X.clone().requires_grad_()}, OperandError, "offsets is missing"),
     ({"offs": [1], "a": X.clone().requires_grad_()}, OperandError, "offs is a builtins.list"),
+    ({"offs": ENDS, "bias": torch.ones(5)}, TensorError, r"bias has shape \[5\]: \[6\] or \[4, 6\]"),
+    ({"offs": ENDS, "bias": torch.ones(6, dtype=torch.int32)}, OperandError, "bias is torch.int32: to a product with"),
+    ({"offs": ENDS, "bias": 3}, OperandError, "bias is a builtins.int"),
+    ({"offs": ENDS, "activation": "swiglu"}, OperandError, "activation 'swiglu': a product with scales, or of groups"),
+    ({"offs": ENDS[:2], "a": X.T, "b": X, "bias": torch.ones(5)}, OperandError, "bias: groups of K take none"),
+    (
+        {"offs": ENDS, "a": Y, "b": normal(6, 8), "activation": "relu"},
+        OperandError,
+        "activation: groups of columns",
+    ),
     ({"offs": ENDS, "b": normal(4, 5)}, TensorError, r"shapes \[8, 5\] and \[4, 5\]: \(rows, K\)"),
     ({"offs": ENDS, "b": normal(5)}, TensorError, r"shapes \[8, 5\] and \[5\]"),
     ({"offs": ENDS, "a": normal(4, 8, 5)}, OperandError, "offs: a and b have 3 dimensions, the first of which"),

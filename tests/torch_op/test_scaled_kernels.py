@@ -168,6 +168,26 @@ def test_groups_with_scales(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(kept.READY) == 2
 
 
+def test_groups_with_bias_and_activation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the kernel: of one bias, and of one of each group; beside scales, and with exact sums."""
+    a, b, want = experts(E4M3)
+    which = torch.repeat_interleave(torch.arange(4), OFFSETS.diff())
+    sa, sb, one, each = powers(70, 1), powers(4, 1, 48), integers(48, dtype=F32), integers(4, 48)
+    scaled = sa.double() * want * sb.double()[which, 0]
+    options = {"out_dtype": F32, "config": SMALL, "activation": "relu"}
+    with emulated(monkeypatch) as calls:
+        for _ in (1, 2):
+            assert torch.equal(grouped_matmul(a, b, OFFSETS, bias=one, **options).double(), torch.relu(want + one))
+            got = grouped_matmul(a, b, OFFSETS, scale_a=sa, scale_b=sb, bias=each, **options)
+            assert torch.equal(got.double(), torch.relu(scaled + each.double()[which]))
+            got = grouped_matmul(a, b, OFFSETS, scale_a=sa, scale_b=sb, bias=each, use_fast_accum=False, **options)
+            assert torch.equal(got.double(), torch.relu(scaled + each.double()[which]))
+        assert len(calls) == 6 and len(kept.READY) == 3
+        x, y = integers(4, 20, 144), integers(4, 48, 144).mT
+        got = grouped_matmul(x, y, bias=each, **options)
+        assert torch.equal(got.double(), torch.relu(x.double() @ y.double() + each.double()[:, None]))
+
+
 def test_masked_groups_by_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = integers(2, 20, 72), integers(2, 48, 72).mT
     counts, want = torch.tensor([3, 20]), (a.double() @ b.double()).to(BF16)

@@ -9,11 +9,11 @@ import torch
 from ...errors import OperandError
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
-from ..checks import NOT_RECORDED, PLAIN, autocast, differentiated, needs_dispatcher
+from ..checks import NOT_RECORDED, PLAIN, autocast, differentiated, needs_dispatcher, transforms
 from ..compiled import check_kinds, named, refusal, refuse
 from ..operator import seen_by_autograd_alone
 from ..prepared import config_text
-from .grouped import COLUMNS, COUNTS, ENDS, OFFSETS, in_groups
+from .grouped import COLUMNS, COUNTS, ENDS, OFFSETS, finished, in_groups
 from .grouped import grouped_product as computed_grouped
 from .kept import find
 from .operators import (
@@ -162,6 +162,9 @@ def grouped_matmul(
     scale_b: torch.Tensor | None = None,
     recipe_a: object = None,
     recipe_b: object = None,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    use_fast_accum: bool = True,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     config: Sm90Config | None = None,
@@ -185,6 +188,8 @@ def grouped_matmul(
               `out`, and are unspecified in a new result; on a GPU all are multiplied, as no kernel skips them
     scale_a   of float8: float32 (rows, K blocks of 128) and scale_b (experts, N / 128, K blocks), as for scaled_matmul,
               and its recipes likewise. Not along K
+    bias      of all forms but columns and K: float32, bfloat16 or float16, (N,), or (experts, N) for one of each group;
+              activation, use_fast_accum  as for scaled_matmul. In the kernel; by torch where derivatives are recorded
     out       where the product goes, of its shape and type, apart from what is read
     out_dtype default a's type; bfloat16 for float8
     config    the kernel's configuration; of groups of columns, that of the transposed product
@@ -207,31 +212,38 @@ def grouped_matmul(
     """
     if _is_traced():
         return _traced_grouped(
-            a, b, offsets, offs, counts, scale_a, scale_b, out, recipe_a, recipe_b, out_dtype, config
-        )
+            a, b, (offsets, offs, counts), (scale_a, scale_b), (bias, activation, use_fast_accum), out,
+            (recipe_a, recipe_b), out_dtype, config,
+        )  # fmt: skip
     key: tuple[object, ...] = ()
     if offsets is not None:
-        key, found = find((a, b, offsets, scale_a, scale_b), out, "grouped", out_dtype, config, recipe_a, recipe_b)
+        options = out_dtype, config, recipe_a, recipe_b, activation, use_fast_accum
+        key, found = find((a, b, offsets, scale_a, scale_b, bias), out, "grouped", options)
         if found is not None:
             return found
     groups, said = _groups(offsets, offs, counts)
-    if _recorded_alone(a, b, groups, out, scale_a, scale_b, recipe_a, recipe_b):
+    if _recorded_alone(a, b, groups, out, scale_a, scale_b, recipe_a, recipe_b, bias, activation):
         recorded: torch.Tensor = _RecordedGroups.apply(a, b, groups, said, out_dtype, config)
         return recorded
-    tensors = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b)}
+    finish = ScaledFinish(bias, activation, bool(use_fast_accum))
+    tensors = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b, bias=bias)}
     check_operands(tensors, named(out=out))
     check_config(config)
     names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
     a, b = autocast(a, b)
-    call = checked_grouped(a, b, groups, said, scale_a, scale_b, out, out_dtype, *names)
-    check_derivable(a, b, scale_a, scale_b)
-    if not needs_dispatcher(a, b, groups, scale_a, scale_b, out):
-        return computed_grouped(call, a, b, groups, scale_a, scale_b, config, out, key)
+    call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, out, out_dtype, *names)
+    check_derivable(a, b, scale_a, scale_b, bias)
+    if not needs_dispatcher(a, b, groups, scale_a, scale_b, bias, out):
+        return computed_grouped(call, a, b, groups, scale_a, scale_b, finish, config, out, key)
     text = config_text(config)
-    if scale_a is None:
+    if scale_a is None and bias is None and activation is None:
         value = differentiable(a, b, groups, said, call.kind, text)
+    elif scale_a is None and transforms():
+        value = finished(call, differentiable(a, b, groups, said, torch.float32, text), groups, finish)
     else:
-        value = torch.ops.layoutgemm.grouped_matmul(a, b, groups, said, scale_a, scale_b, call.kind, *names, text)
+        value = torch.ops.layoutgemm.grouped_matmul(
+            a, b, groups, said, scale_a, scale_b, call.kind, *names, text, *finish
+        )
     return _placed(value, out, call.leaves_rows, said, groups, call.form == COLUMNS)
 
 
@@ -304,28 +316,31 @@ def _derived(
 
 
 def _traced_grouped(
-    a: Any, b: Any, offsets: Any, offs: Any, counts: Any, scale_a: Any, scale_b: Any, out: Any, recipe_a: object,
-    recipe_b: object, out_dtype: Any, config: Any,
+    a: Any, b: Any, said_groups: tuple[Any, Any, Any], scales: tuple[Any, Any], finish: tuple[Any, Any, Any], out: Any,
+    recipes: tuple[object, object], out_dtype: Any, config: Any,
 ) -> torch.Tensor:  # fmt: skip
     """The same under torch.compile, whose tracer meets no exception of ours."""
-    given = [(x, said) for x, said in ((offsets, OFFSETS), (offs, ENDS), (counts, COUNTS)) if x is not None]
+    (scale_a, scale_b), (bias, activation, use_fast_accum) = scales, finish
+    given = [(x, said) for x, said in zip(said_groups, (OFFSETS, ENDS, COUNTS)) if x is not None]
     if len(given) > 1:
         refuse(f"{given[0][1]} and {given[1][1]}: groups are said by one of offsets, offs and counts")
     groups, said = given[0] if given else (None, OFFSETS)
-    read = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b)}
+    read = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b, bias=bias)}
     check_kinds(read, named(out=out))
-    refuse(_refusal_of_options(recipe_a, recipe_b, config))
+    refuse(_refusal_of_options(*recipes, config))
+    refuse(refusal("activation", activation))
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         refuse(refusal("out_dtype", a.dtype, out_dtype))
     if scale_a is not None or a.dtype.itemsize == 1:
-        _refuse_recorded({"a": a, "b": b, **named(scale_a=scale_a, scale_b=scale_b)}, out)
-    elif out is not None and differentiated(a, b, out):
+        _refuse_recorded({"a": a, "b": b, **named(scale_a=scale_a, scale_b=scale_b, bias=bias)}, out)
+    elif out is not None and differentiated(a, b, bias, out):
         refuse(NOT_RECORDED)
     a, b = autocast(a, b)
-    names = _recipe_text(recipe_a), _recipe_text(recipe_b)
-    CHECK_GROUPED(a, b, groups, scale_a, scale_b, out, said, out_dtype, *names)
+    names = _recipe_text(recipes[0]), _recipe_text(recipes[1])
+    CHECK_GROUPED(a, b, groups, scale_a, scale_b, bias, out, said, activation, out_dtype, *names)
     value: torch.Tensor = torch.ops.layoutgemm.grouped_matmul(
-        a, b, groups, said, scale_a, scale_b, out_dtype, *names, config_text(config)
-    )
+        a, b, groups, said, scale_a, scale_b, out_dtype, *names, config_text(config), bias, activation,
+        bool(use_fast_accum),
+    )  # fmt: skip
     leaves_rows = said != OFFSETS and not a.ndim == b.ndim == 2
     return _placed(value, out, leaves_rows, said, groups, a.ndim == 3 and b.ndim == 2)

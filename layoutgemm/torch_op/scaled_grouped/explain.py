@@ -21,6 +21,7 @@ from ..prepared import NO_FINISH, problem_at
 from ..solver import solve
 from ..types import C_NAMES, NAMES
 from .grouped import ALONG_K, BATCH, COLUMNS, ENDS, MASKED, GroupedCall, why_not_along_k
+from .grouped import epilogue_of_call as epilogue_of_groups
 from .grouped import plan_of as plan_of_groups
 from .kept import require_hopper
 from .operators import checked_grouped, checked_scaled
@@ -113,19 +114,19 @@ def _copied(operand: OperandPlan, x: torch.Tensor) -> list[tuple[str, int]]:
 
 def explain_grouped(
     a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: str, scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None, out: torch.Tensor | None, out_dtype: torch.dtype | None,
+    scale_b: torch.Tensor | None, finish: ScaledFinish, out: torch.Tensor | None, out_dtype: torch.dtype | None,
     recipes: tuple[object, object], config: Any,
 ) -> Explanation:  # fmt: skip
     """Which kernel `grouped_matmul` takes for these tensors, why, and what it copies. Raises as that does."""
     check_config(config)
-    call = checked_grouped(a, b, groups, said, scale_a, scale_b, out, out_dtype, *recipes)
+    call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, out, out_dtype, *recipes)
     require_hopper(a.get_device(), "grouped_matmul")
-    return _grouped(call, a, b, groups, scale_a, scale_b, out, config)
+    return _grouped(call, a, b, groups, scale_a, scale_b, finish, out, config)
 
 
 def _grouped(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None, out: torch.Tensor | None, config: Sm90Config | None,
+    scale_b: torch.Tensor | None, finish: ScaledFinish, out: torch.Tensor | None, config: Sm90Config | None,
 ) -> Explanation:  # fmt: skip
     if call.form == COLUMNS:
         recipes = None if call.recipes is None else Recipes(call.recipes.b, call.recipes.a)
@@ -133,12 +134,12 @@ def _grouped(
         into = None if out is None else out.mT
         if call.recipes is not None:
             scale_a, scale_b = as_vector(scale_a, call.recipes.a, 3), as_vector(scale_b, call.recipes.b, 2)
-        found = _grouped(turned, b.mT, a.mT, groups, scale_b, scale_a, into, config)
+        found = _grouped(turned, b.mT, a.mT, groups, scale_b, scale_a, finish, into, config)
         return replace(found, why=f"groups of columns are rows of the transposed product; {found.why}")
     if 0 in (*call.shape, a.shape[-1], call.experts) and call.form != BATCH:
         return _ZEROS
     if call.form in (BATCH, MASKED):
-        return _batches(call, a, b, scale_a, scale_b, out, config)
+        return _batches(call, a, b, scale_a, scale_b, finish, out, config)
     assert groups is not None
     if call.form == ALONG_K:
         return _along_k(call, a, b, out, config)
@@ -156,23 +157,27 @@ def _grouped(
     elif not groups.is_contiguous():
         rule = f"{call.said}: stride {groups.stride(0)}, and the kernel reads one after the other"
         copies.append((rule, groups.nbytes))
-    plan, why = plan_of_groups(call, a, b, groups, config)
+    plan, why = plan_of_groups(call, a, b, groups, finish, config)
     return _of_plan(plan, a, b, out, f"one launch for all groups, whose ends the kernel reads; {why}", copies)
 
 
 def _batches(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None,
-    out: torch.Tensor | None, config: Sm90Config | None,
+    finish: ScaledFinish, out: torch.Tensor | None, config: Sm90Config | None,
 ) -> Explanation:  # fmt: skip
     """Groups of as many rows each: a batch."""
     into = out if call.form == BATCH else None
     if call.recipes is not None and scale_a is not None:
         scaled = ScaledCall(call.recipes, call.kind, call.shape)
-        found = _scaled(scaled, a, scale_a, b, scale_b, ScaledFinish(), into, config)
+        found = _scaled(scaled, a, scale_a, b, scale_b, finish, into, config)
     elif 0 in (*call.shape, a.shape[-1]):
         return _ZEROS
     else:
-        solution = solve(problem_at(a, b, call.kind, config, into, NO_FINISH))
+        made = NO_FINISH
+        if finish.bias is not None or finish.activation is not None:
+            given = {} if finish.bias is None else {"bias": finish.bias}
+            made = finish_of(epilogue_of_groups(call, finish), given, call.shape)
+        solution = solve(problem_at(a, b, call.kind, config, into, made))
         names = NAMES[a.dtype], NAMES[b.dtype], C_NAMES[call.kind]
         sizes = [0 if copy is None else copy.bytes(name) for copy, name in zip(solution.copies, names, strict=True)]
         said = tuple([f"{copy.why}, {size} bytes" for copy, size in zip(solution.copies, sizes, strict=True) if copy])

@@ -23,14 +23,17 @@ import torch
 from ...dtypes import dtype
 from ...errors import OperandError, TensorError
 from ...kernels.derive import padded_leading
+from ...kernels.epilogue.chain import Epilogue
 from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.choose.scaled_grouped import default_config, grouped_config
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.grouped import Ragged
 from ...kernels.sm90.plan import Sm90Plan
 from .. import tuned_store
+from ..bias_activation import by_torch
 from ..checks import stored_as
 from ..compute import product
+from ..epilogue import epilogue_product
 from ..prepared import gpu, on_gpu
 from ..reference import exact, rounded
 from ..types import C_NAMES, NAMES
@@ -38,10 +41,15 @@ from .kept import Key, find, launch, require_hopper
 from .recipes import DEPTH, SQUARE, TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 from .scaled import (
     FP8,
+    NO_FINISH,
     ScaledCall,
+    ScaledFinish,
+    beside,
     check_addresses,
+    check_finish,
     derived,
     epilogue_of,
+    line,
     scaled_product,
     sums,
     tuned_name,
@@ -81,7 +89,7 @@ class GroupedCall(NamedTuple):
 
 def check_grouped(
     a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: str, scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None, out_dtype: object, names: tuple[str, str],
+    scale_b: torch.Tensor | None, out_dtype: object, names: tuple[str, str], finish: ScaledFinish = NO_FINISH,
 ) -> GroupedCall:  # fmt: skip
     """The grouped product of dense tensors of one device. Raises OperandError or TensorError, naming the operand.
 
@@ -100,6 +108,10 @@ def check_grouped(
     kind = stored_as(a.dtype, out_dtype)
     front = (experts,) if a.ndim == b.ndim else ()
     shape = (*front, a.shape[-2], b.shape[-1])
+    if form in (COLUMNS, ALONG_K) and (finish.bias is not None or finish.activation is not None):
+        name = "bias" if finish.bias is not None else "activation"
+        raise OperandError(f"{name}: groups of {form} take none, groups of rows do")
+    check_finish(finish, [shape[-1:], (experts, *shape[-1:])])
     if scale_a is None:
         if scaled or any(names):
             what = "scale_b" if scaled else "recipe_a" if names[0] else "recipe_b"
@@ -208,8 +220,8 @@ def _check_scales(
 
 def grouped_product(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None,
-    scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, config: Sm90Config | None = None,
-    out: torch.Tensor | None = None, key: Key = (),
+    scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, finish: ScaledFinish = NO_FINISH,
+    config: Sm90Config | None = None, out: torch.Tensor | None = None, key: Key = (),
 ) -> torch.Tensor:  # fmt: skip
     """The product, computed now: a new tensor, in which rows of no group are zeros on the CPU, or `out`.
 
@@ -221,53 +233,79 @@ def grouped_product(
             transposed = transposed._replace(recipes=Recipes(call.recipes.b, call.recipes.a))
             scale_a, scale_b = as_vector(scale_a, call.recipes.a, 3), as_vector(scale_b, call.recipes.b, 2)
         into = None if out is None else out.mT
-        value = grouped_product(transposed, b.mT, a.mT, groups, scale_b, scale_a, config, into)
+        value = grouped_product(transposed, b.mT, a.mT, groups, scale_b, scale_a, finish, config, into)
         return value.mT if out is None else out
     if call.form == BATCH:
-        return _batch(call, a, b, scale_a, scale_b, config, out)
+        return _batch(call, a, b, scale_a, scale_b, finish, config, out)
     if 0 in (*call.shape, call.experts, a.shape[-1]):
-        return _nothing(call, groups, a.device, out)
+        return _nothing(call, groups, finish, a.device, out)
     if not on_gpu(a.get_device()):
-        return _on_cpu(call, a, b, groups, scale_a, scale_b, out)
+        return _on_cpu(call, a, b, groups, scale_a, scale_b, finish, out)
     require_hopper(a.get_device(), "grouped_matmul")
     assert groups is not None
     if call.form == MASKED:
-        return _masked(call, a, b, groups, scale_a, scale_b, config, out)
+        return _masked(call, a, b, groups, scale_a, scale_b, finish, config, out)
     if call.form == ALONG_K:
         return along_k(call, a, b, groups, config, out)
-    return _rows(call, a, b, groups, scale_a, scale_b, config, out, key)
+    return _rows(call, a, b, groups, scale_a, scale_b, finish, config, out, key)
 
 
 def _nothing(
-    call: GroupedCall, groups: torch.Tensor | None, device: torch.device, out: torch.Tensor | None
-) -> torch.Tensor:
-    """Empty sums are 0."""
+    call: GroupedCall, groups: torch.Tensor | None, finish: ScaledFinish, device: torch.device,
+    out: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """Empty sums are 0, and bias and activation follow."""
+    value = torch.zeros(call.shape, dtype=torch.float32, device=device)
+    if call.experts:
+        value = finished(call, value, groups, finish)
     if out is None:
-        return torch.zeros(call.shape, dtype=call.kind, device=device)
-    if not call.leaves_rows or groups is None:
-        return out.zero_()
-    return out.masked_fill_(in_groups(call.shape, call.said, groups), 0)
+        return value.to(call.kind)
+    if call.leaves_rows and groups is not None:
+        value = torch.where(in_groups(call.shape, call.said, groups), value, out)
+    return out.copy_(value)
+
+
+def finished(call: GroupedCall, wide: torch.Tensor, groups: torch.Tensor | None, finish: ScaledFinish) -> torch.Tensor:
+    """Bias and activation by torch on sums in float32, rounded once; what is in no group is 0."""
+    bias = finish.bias
+    if bias is None and finish.activation is None:
+        return rounded(wide, call.kind)
+    if bias is not None and bias.ndim == 2 and call.form == ROWS and groups is not None:
+        ends = groups[1:] if call.said == OFFSETS else groups
+        row = torch.arange(call.shape[0], device=wide.device)
+        bias = bias[torch.searchsorted(ends.long(), row, right=True).clamp(max=call.experts - 1)]
+    elif bias is not None:
+        bias = beside(bias)
+    value = by_torch(wide, bias, finish.activation, call.kind)
+    if call.leaves_rows and groups is not None:
+        value = torch.where(in_groups(call.shape, call.said, groups), value, 0)
+    return value
 
 
 def _batch(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None,
-    config: Sm90Config | None, out: torch.Tensor | None,
+    finish: ScaledFinish, config: Sm90Config | None, out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """Groups of as many rows each, all of them."""
-    if call.recipes is None:
+    if call.recipes is None and finish.bias is None and finish.activation is None:
         return product(a, b, call.kind, config, out)
+    if call.recipes is None and on_gpu(a.get_device()):
+        given = {} if finish.bias is None else {"bias": line(finish.bias)}
+        return epilogue_product(a, b, call.kind, epilogue_of_call(call, finish), given, config, out)
+    if call.recipes is None:
+        value = by_torch(exact(a, b), beside(finish.bias), finish.activation, call.kind)
+        return value if out is None else out.copy_(value)
     assert scale_a is not None
-    return scaled_product(
-        ScaledCall(call.recipes, call.kind, call.shape), a, scale_a, b, scale_b, config=config, out=out
-    )
+    inner = ScaledCall(call.recipes, call.kind, call.shape)
+    return scaled_product(inner, a, scale_a, b, scale_b, finish, config, out)
 
 
 def _masked(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, counts: torch.Tensor, scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None, config: Sm90Config | None, out: torch.Tensor | None,
+    scale_b: torch.Tensor | None, finish: ScaledFinish, config: Sm90Config | None, out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """Every row is multiplied, as no kernel reads counts; `out` gets the rows that count."""
-    c = _batch(call, a, b, scale_a, scale_b, config, None)
+    c = _batch(call, a, b, scale_a, scale_b, finish, config, None)
     return c if out is None else torch.where(counted(counts, a.shape[1]), c, out, out=out)
 
 
@@ -339,7 +377,7 @@ def _lines(x: torch.Tensor) -> torch.Tensor:
 
 def _rows(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None, config: Sm90Config | None, out: torch.Tensor | None, key: Key,
+    scale_b: torch.Tensor | None, finish: ScaledFinish, config: Sm90Config | None, out: torch.Tensor | None, key: Key,
 ) -> torch.Tensor:  # fmt: skip
     """Groups of rows by the grouped kernel; ends are given the zero that it begins with."""
     given = {name: x for name, x in (("scale_a", scale_a), ("scale_b", scale_b)) if x is not None}
@@ -349,16 +387,21 @@ def _rows(
         ranks = {"scale_a": 2, "scale_b": 3}
         vectors, lying = vectors_of(call.recipes, ranks, given)
         given = {}
+    if finish.bias is not None:
+        vectors["bias"] = line(finish.bias)
+        lying = lying and vectors["bias"] is finish.bias
     offsets = torch.nn.functional.pad(groups, (1, 0)) if call.said == ENDS else groups.contiguous()
     if call.said == ENDS and out is None:
         out = _zeros(call.shape, call.kind, a.device)
     if not lying:
         key = ()
     elif not key or offsets is not groups:  # known by what the kernel reads
-        key, found = find((a, b, offsets, scale_a, scale_b), out, "rows", call.kind, config, call.recipes)
+        key, found = find(
+            (a, b, offsets, scale_a, scale_b, finish.bias), out, "rows", call.kind, call.recipes, finish[1:], config
+        )
         if found is not None:
             return found
-    plan, _ = plan_of(call, a, b, offsets, config)
+    plan, _ = plan_of(call, a, b, offsets, finish, config)
     return launch(key, plan, a, b, {"offsets": offsets, **given}, vectors, out)
 
 
@@ -369,19 +412,25 @@ def _zeros(shape: tuple[int, ...], kind: torch.dtype, device: torch.device) -> t
 
 
 def plan_of(
-    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, config: Sm90Config | None
-) -> tuple[Sm90Plan, str]:
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, finish: ScaledFinish,
+    config: Sm90Config | None,
+) -> tuple[Sm90Plan, str]:  # fmt: skip
     """The plan of groups of rows, and why this configuration."""
     (m, k), n = a.shape, b.shape[-1]
     recipes = call.recipes
-    scales = recipes.groups if recipes is not None and recipes.in_mainloop else None
-    epilogue = None if recipes is None else epilogue_of(recipes, None, None)
+    scales = None if recipes is None else recipes.groups if recipes.in_mainloop else None if finish.fast else ()
     order = "col" if a.dtype in FP8 or (b.stride(-2) == 1 and b.stride(-1) != 1) else "row"
     types = NAMES[a.dtype], f"{NAMES[b.dtype]}:{order}", C_NAMES[call.kind]
     ragged = Ragged.of(call.experts, "i32" if offsets.dtype == torch.int32 else "i64")
     sizes = m, n, k, call.experts
     config, why = chosen(sizes, types, scales, a.get_device(), config)
-    return derived(sizes, types, scales, config, ragged, epilogue or None), why
+    return derived(sizes, types, scales, config, ragged, epilogue_of_call(call, finish)), why
+
+
+def epilogue_of_call(call: GroupedCall, finish: ScaledFinish) -> Epilogue:
+    """The epilogue of a call: the scales that the main loop leaves, bias, activation."""
+    bias = None if finish.bias is None else C_NAMES[finish.bias.dtype]
+    return epilogue_of(call.recipes or Recipes("", ""), bias, finish.activation)
 
 
 def chosen(
@@ -415,7 +464,7 @@ def ragged_name(types: tuple[str, str, str], scales: tuple[int, ...] | None) -> 
 
 def _on_cpu(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None, out: torch.Tensor | None,
+    scale_b: torch.Tensor | None, finish: ScaledFinish, out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """Each group in float64, rounded once; rows of no group are left."""
     assert groups is not None
@@ -424,7 +473,7 @@ def _on_cpu(
     if call.form == MASKED:
         for e, count in enumerate(values):
             scales = [_of_group(x, of, e) for x, of in ((scale_a, recipes.a), (scale_b, recipes.b))]
-            c[e, :count] = rounded(_sums(call, a[e], b[e], *scales)[:count], call.kind)
+            c[e, :count] = _finished_group(call, _sums(call, a[e], b[e], *scales)[:count], finish, e)
         return c
     for e, (first, end) in enumerate(pairwise(values if call.said == OFFSETS else [0, *values])):
         part = slice(first, end)
@@ -432,8 +481,14 @@ def _on_cpu(
             c[e] = rounded(exact(a[:, part], b[part]), call.kind)
         elif end > first:
             scales = [_of_group(scale_a, recipes.a, part), _of_group(scale_b, recipes.b, e)]
-            c[part] = rounded(_sums(call, a[part], b[e], *scales), call.kind)
+            c[part] = _finished_group(call, _sums(call, a[part], b[e], *scales), finish, e)
     return c
+
+
+def _finished_group(call: GroupedCall, wide: torch.Tensor, finish: ScaledFinish, e: int) -> torch.Tensor:
+    """A group's bias and activation on its sums in float64, rounded once."""
+    bias = finish.bias if finish.bias is None or finish.bias.ndim < 2 else finish.bias[e]
+    return by_torch(wide, bias, finish.activation, call.kind)
 
 
 def _of_group(x: torch.Tensor | None, recipe: str, group: int | slice) -> torch.Tensor | None:

@@ -3,7 +3,8 @@
     scaled_matmul(Tensor a, Tensor scale_a, Tensor b, Tensor? scale_b=None, Tensor? bias=None, str? activation=None,
                   ScalarType? out_dtype=None, str recipe_a="", str recipe_b="", bool use_fast_accum=True, str config="")
     grouped_matmul(Tensor a, Tensor b, Tensor? groups=None, str said="offsets", Tensor? scale_a=None,
-                   Tensor? scale_b=None, ScalarType? out_dtype=None, str recipe_a="", str recipe_b="", str config="")
+                   Tensor? scale_b=None, ScalarType? out_dtype=None, str recipe_a="", str recipe_b="", str config="",
+                   Tensor? bias=None, str? activation=None, bool use_fast_accum=True)
 
 `said` is the argument of `layoutgemm.grouped_matmul` that `groups` is: "offsets", "offs" or "counts". Derivatives are
 grouped products too, through the same operator, so they have derivatives of their own; see `grouped`. A product of
@@ -29,10 +30,11 @@ from .grouped import (
     GroupedCall,
     check_grouped,
     counted,
+    finished,
     grouped_product,
 )
 from .recipes import recipe_text
-from .scaled import ScaledCall, ScaledFinish, check_config, check_scaled, scaled_product
+from .scaled import NO_FINISH, ScaledCall, ScaledFinish, check_config, check_scaled, scaled_product
 
 WAY_OUT = "use torch.no_grad(), or give its detach()"
 _SAID = ("offsets", "offs", "counts")
@@ -106,10 +108,12 @@ with_autograd("scaled_matmul", _underived)
 def _grouped(
     a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None = None, said: str = "offsets",
     scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, out_dtype: torch.dtype | None = None,
-    recipe_a: str = "", recipe_b: str = "", config: str = "",
+    recipe_a: str = "", recipe_b: str = "", config: str = "", bias: torch.Tensor | None = None,
+    activation: str | None = None, use_fast_accum: bool = True,
 ) -> torch.Tensor:  # fmt: skip
-    call = checked_grouped(a, b, groups, said, scale_a, scale_b, None, out_dtype, recipe_a, recipe_b)
-    c = grouped_product(call, a, b, groups, scale_a, scale_b, plain_config(config))
+    finish = ScaledFinish(bias, activation, use_fast_accum)
+    call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
+    c = grouped_product(call, a, b, groups, scale_a, scale_b, finish, plain_config(config))
     return c.mT.contiguous().mT if call.form == COLUMNS else c.contiguous()
 
 
@@ -117,9 +121,11 @@ def _grouped(
 def _(
     a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None = None, said: str = "offsets",
     scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, out_dtype: torch.dtype | None = None,
-    recipe_a: str = "", recipe_b: str = "", config: str = "",
+    recipe_a: str = "", recipe_b: str = "", config: str = "", bias: torch.Tensor | None = None,
+    activation: str | None = None, use_fast_accum: bool = True,
 ) -> torch.Tensor:  # fmt: skip
-    call = checked_grouped(a, b, groups, said, scale_a, scale_b, None, out_dtype, recipe_a, recipe_b)
+    finish = ScaledFinish(bias, activation, use_fast_accum)
+    call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
     plain_config(config)
     if call.form == COLUMNS:
         return a.new_empty(call.shape[::-1], dtype=call.kind).mT
@@ -128,16 +134,17 @@ def _(
 
 def checked_grouped(
     a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: str, scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None, out: torch.Tensor | None, out_dtype: object, recipe_a: object, recipe_b: object,
+    scale_b: torch.Tensor | None, finish: ScaledFinish, out: torch.Tensor | None, out_dtype: object,
+    recipe_a: object, recipe_b: object,
 ) -> GroupedCall:  # fmt: skip
     """The checked product: operands, groups, recipes, output. Raises OperandError or TensorError."""
     if said not in _SAID:
         raise OperandError(f"said {said!r}: groups are {', '.join(_SAID)}")
-    tensors = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b)}
+    tensors = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b, bias=finish.bias)}
     check_operands(tensors, named(out=out))
     check_device(a)
     names = recipe_text("recipe_a", recipe_a or None), recipe_text("recipe_b", recipe_b or None)
-    call = check_grouped(a, b, groups, said, scale_a, scale_b, out_dtype, names)
+    call = check_grouped(a, b, groups, said, scale_a, scale_b, out_dtype, names, finish)
     if out is not None:
         check_out(out, call.shape, call.kind, tensors)
     return call
@@ -242,7 +249,7 @@ def _of_batches(
     a: torch.Tensor, b: torch.Tensor, counts: torch.Tensor | None, said: str, out_dtype: torch.dtype | None, config: str
 ) -> torch.Tensor:
     """Groups of as many rows each, by `matmul`; rows that do not count are zeros in operand and result."""
-    call = checked_grouped(a, b, counts, said, None, None, None, out_dtype, "", "")
+    call = checked_grouped(a, b, counts, said, None, None, NO_FINISH, None, out_dtype, "", "")
     if call.form == BATCH:
         return dispatched(a, b, call.kind, plain_config(config))
     assert counts is not None
@@ -254,24 +261,29 @@ def _of_batches(
 def _recorded(
     a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None = None, said: str = "offsets",
     scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, out_dtype: torch.dtype | None = None,
-    recipe_a: str = "", recipe_b: str = "", config: str = "",
+    recipe_a: str = "", recipe_b: str = "", config: str = "", bias: torch.Tensor | None = None,
+    activation: str | None = None, use_fast_accum: bool = True,
 ) -> torch.Tensor:  # fmt: skip
-    check_derivable(a, b, scale_a, scale_b)
+    check_derivable(a, b, scale_a, scale_b, bias)
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise OperandError(
             "torch.ops.layoutgemm.grouped_matmul is differentiated by torch.func, which takes no operator's "
             "derivative: layoutgemm.grouped_matmul has it, outside of torch.compile"
         )
-    checked_grouped(a, b, groups, said, scale_a, scale_b, None, out_dtype, recipe_a, recipe_b)
-    return _derivable(a, b, groups, said, out_dtype, config)
+    finish = ScaledFinish(bias, activation, use_fast_accum)
+    call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
+    if bias is None and activation is None:
+        return _derivable(a, b, groups, said, out_dtype, config)
+    return finished(call, _derivable(a, b, groups, said, torch.float32, config), groups, finish)
 
 
 def check_derivable(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None
-) -> None:
-    """Raise TensorError, naming the tensor, for a derivative by 8-bit floats or by scales."""
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None,
+    bias: torch.Tensor | None = None,
+) -> None:  # fmt: skip
+    """Raise TensorError, naming the tensor, for a derivative of a product of 8-bit floats."""
     if scale_a is not None or a.dtype.itemsize == 1:
-        refuse_derivatives(named(a=a, b=b, scale_a=scale_a, scale_b=scale_b), WAY_OUT)
+        refuse_derivatives(named(a=a, b=b, scale_a=scale_a, scale_b=scale_b, bias=bias), WAY_OUT)
 
 
 with_autograd("grouped_matmul", _recorded)
@@ -318,10 +330,11 @@ def _check_scaled(
 
 def _check_grouped(
     a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None, out: torch.Tensor | None, said: str, out_dtype: torch.dtype | None, recipe_a: str,
-    recipe_b: str,
+    scale_b: torch.Tensor | None, bias: torch.Tensor | None, out: torch.Tensor | None, said: str,
+    activation: str | None, out_dtype: torch.dtype | None, recipe_a: str, recipe_b: str,
 ) -> None:  # fmt: skip
-    checked_grouped(a, b, groups, said, scale_a, scale_b, out, out_dtype, recipe_a, recipe_b)
+    finish = ScaledFinish(bias, activation)
+    checked_grouped(a, b, groups, said, scale_a, scale_b, finish, out, out_dtype, recipe_a, recipe_b)
 
 
 CHECK_SCALED = checking_operator(
@@ -332,8 +345,8 @@ CHECK_SCALED = checking_operator(
 )
 CHECK_GROUPED = checking_operator(
     "check_grouped",
-    "(Tensor a, Tensor b, Tensor? groups, Tensor? scale_a, Tensor? scale_b, Tensor? out, str said,"
-    " ScalarType? out_dtype, str recipe_a, str recipe_b) -> ()",
+    "(Tensor a, Tensor b, Tensor? groups, Tensor? scale_a, Tensor? scale_b, Tensor? bias, Tensor? out, str said,"
+    " str? activation, ScalarType? out_dtype, str recipe_a, str recipe_b) -> ()",
     _check_grouped,
 )
 CHECKS["recipe"] = recipe_text

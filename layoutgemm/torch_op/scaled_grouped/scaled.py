@@ -9,6 +9,7 @@ the same, use_fast_accum=False   the promoted main loop without scales, and the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from ...kernels.sm90.grouped import Ragged
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from .. import tuned_store
 from ..bias_activation import ACTIVATIONS, GATES, by_torch
-from ..checks import check_activation, check_finish, stored_as
+from ..checks import check_activation, stored_as
 from ..epilogue import epilogue_product, finish_of
 from ..prepared import gpu, on_gpu, prepare
 from ..reference import exact
@@ -72,20 +73,29 @@ def check_scaled(
         shapes = f"a and b have shapes {list(a.shape)} and {list(b.shape)}"
         raise TensorError(f"{shapes}: (M, K) and (K, N), or as many of both")
     kind = stored_as(a.dtype, out_dtype)
-    check_activation(finish.activation)
-    if finish.activation in GATES:
-        known = ", ".join(map(repr, ACTIVATIONS))
-        raise OperandError(f"activation {finish.activation!r}: a product with scales takes {known}")
     front, blocks = tuple(a.shape[:-2]), -(-a.shape[-1] // DEPTH)
     of_a, of_b = ScaledOperand("a", front, a.shape[-2], blocks), ScaledOperand("b", front, b.shape[-1], blocks)
     recipes = recipes_of(of_a, scale_a, names[0], of_b, scale_b, names[1])
     check_addresses(scale_a=scale_a, scale_b=scale_b)
     shape = (*front, a.shape[-2], b.shape[-1])
-    if finish.bias is not None and finish.bias.dtype not in READ:
-        known = ", ".join(str(kind).removeprefix("torch.") for kind in READ)
-        raise OperandError(f"bias is {finish.bias.dtype}: to a product with scales it is one of {known}")
-    check_finish(finish.bias, finish.activation, shape, kind)
+    check_finish(finish, [(shape[-1],)])
     return ScaledCall(recipes, kind, shape)
+
+
+def check_finish(finish: ScaledFinish, shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raise OperandError or TensorError unless a kernel takes the activation, and a bias of one of these shapes."""
+    check_activation(finish.activation)
+    if finish.activation in GATES:
+        known = ", ".join(map(repr, ACTIVATIONS))
+        raise OperandError(f"activation {finish.activation!r}: a product with scales, or of groups, takes {known}")
+    bias = finish.bias
+    if bias is None:
+        return
+    if bias.dtype not in READ:
+        known = ", ".join(str(kind).removeprefix("torch.") for kind in READ)
+        raise OperandError(f"bias is {bias.dtype}: to a product with scales, or of groups, it is one of {known}")
+    if not any(bias.ndim == len(shape) and tuple(bias.shape) == shape for shape in shapes):
+        raise TensorError(f"bias has shape {list(bias.shape)}: {' or '.join([str(list(shape)) for shape in shapes])}")
 
 
 def check_addresses(**scales: torch.Tensor | None) -> None:
@@ -117,21 +127,23 @@ def scaled_product(
         return torch.empty(call.shape, dtype=call.kind, device=a.device) if out is None else out
     if 0 in a.shape:  # an empty sum is 0, and bias and activation follow
         wide = torch.zeros(call.shape, dtype=torch.float32, device=a.device)
-        return _into(out, by_torch(wide, finish.bias, finish.activation, call.kind))
+        return _into(out, by_torch(wide, beside(finish.bias), finish.activation, call.kind))
     if not on_gpu(a.get_device()):
         wide = sums(call.recipes, a, scale_a, b, scale_b)
-        return _into(out, by_torch(wide, finish.bias, finish.activation, call.kind))
+        return _into(out, by_torch(wide, beside(finish.bias), finish.activation, call.kind))
     require_hopper(a.get_device(), "scaled_matmul")
     if a.ndim == 3 and a.shape[0] == 1:
         pairs = (scale_a, call.recipes.a), (scale_b, call.recipes.b)
         scales = [x if x is None or recipe == TENSOR else x[0] for x, recipe in pairs]
         inner = call._replace(shape=call.shape[1:])
+        if finish.bias is not None and finish.bias.ndim > 1:
+            finish = finish._replace(bias=finish.bias[0])
         c = scaled_product(inner, a[0], scales[0], b[0], scales[1], finish, config, None if out is None else out[0])  # type: ignore[arg-type]
         return c.unsqueeze(0) if out is None else out
     tables = {"scale_a": scale_a} | ({} if scale_b is None else {"scale_b": scale_b})
     vectors, lying = vectors_of(call.recipes, dict.fromkeys(tables, a.ndim), tables)
     if finish.bias is not None:
-        vectors["bias"] = _line(finish.bias)
+        vectors["bias"] = line(finish.bias)
         lying = lying and vectors["bias"] is finish.bias
     key = key if lying else ()
     if call.recipes.in_mainloop or not finish.fast:
@@ -144,6 +156,11 @@ def scaled_product(
         names = [name if place == 0 else "" for name in vectors for place in range(1 + bool(vectors[name].ndim))]
         keep(key, prepare(a, b, call.kind, config, out, made), names, made.words, (a, b, *vectors.values()), c)
     return c
+
+
+def beside(bias: torch.Tensor | None) -> torch.Tensor | None:
+    """A bias of each matrix of a batch, as torch adds it; all others as they are."""
+    return bias if bias is None or bias.ndim < 2 else bias.unsqueeze(-2)
 
 
 def _into(out: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor:
@@ -188,12 +205,12 @@ def vectors_of(
             continue
         vector = as_vector(x, recipe, ranks[name])
         assert vector is not None
-        found[name] = _line(vector)
+        found[name] = line(vector)
         lying = lying and found[name] is vector
     return found, lying
 
 
-def _line(x: torch.Tensor) -> torch.Tensor:
+def line(x: torch.Tensor) -> torch.Tensor:
     """Vectors as an epilogue reads them, their elements contiguous: the tensor itself, or a copy."""
     return x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()
 
