@@ -95,7 +95,11 @@ def grouped(draw: Draw, m: int, n: int, k: int, kind: Any, config: Sm90Config) -
             "scale_a": draw.lay(sa), "scale_b": draw.lay(sb)
         }  # fmt: skip
     first, second = (draw.lay(b).mT, draw.lay(a).mT) if turned else (draw.lay(a), draw.lay(b))
-    options = {said: groups, **scales, "out_dtype": kind, "config": config}
+    options = {said: groups, **scales, "out_dtype": kind, "config": config, "use_fast_accum": draw.random() < 0.7}
+    if not turned and draw.random() < 0.4:
+        shape = (n,) if draw.random() < 0.5 else (experts, n)
+        options["bias"] = draw.lay(draw.whole(*shape, kind=draw.choice((F32, BF16, F16))))
+        options["activation"] = draw.choice((None, "relu"))
     return lambda out: grouped_matmul(first, second, **options, out=out), draw.output(
         (n, m) if turned else (m, n), kind
     )

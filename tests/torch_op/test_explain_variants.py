@@ -72,6 +72,12 @@ def test_groups_with_scales_say_their_kernel() -> None:
     blocks = explain_matmul(a, b, offsets=OFFSETS, scale_a=torch.ones(256, 4), scale_b=torch.ones(3, 3, 4))
     rows = explain_matmul(a, b, offsets=OFFSETS, scale_a=torch.ones(256, 1), scale_b=torch.ones(3, 1, 384))
     assert blocks.workspace == rows.workspace == 0 and blocks.kernel != rows.kernel
+    more = {"bias": torch.ones(3, 384), "activation": "relu"}
+    finished = explain_matmul(a, b, offsets=OFFSETS, scale_a=torch.ones(256, 1), **more)
+    assert (finished.launches, finished.workspace) == (1, 0)
+    x, y = torch.empty(3, 64, 512, dtype=BF16), torch.empty(3, 512, 384, dtype=BF16)
+    batch = explain_matmul(x, y, counts=torch.tensor([1, 2, 3]), **more)
+    assert batch.why.startswith("every row is multiplied") and (batch.launches, batch.workspace) == (1, 0)
     zeros = explain_matmul(a[:0], b, offsets=torch.zeros(4, dtype=torch.int32))
     assert zeros.kernel == "no kernel: zeros"
 

@@ -286,6 +286,28 @@ def test_groups_with_row_wise_scales(batch: str) -> None:
             assert off(got[first:end], left @ right, left.abs() @ right.abs(), k, True) <= 1, e
 
 
+@pytest.mark.parametrize("each", [False, True])
+def test_groups_with_bias_and_activation(each: bool) -> None:
+    """In the kernel, and by torch where derivatives are recorded."""
+    ends = ends_of(GROUPS["ragged"])
+    total, experts = sum(GROUPS["ragged"]), len(ends)
+    a, b = normal(total, 136), normal(experts, 264, 136).mT
+    bias = torch.randn(*[experts] * each, 264, device="cuda")
+    which = torch.repeat_interleave(torch.arange(experts, device="cuda"), torch.tensor(GROUPS["ragged"], device="cuda"))
+    wide = definition(a.double(), b.double(), ends.tolist())
+    want = torch.nn.functional.silu(wide + (bias[which] if each else bias).double())
+    got = grouped_matmul(a, b, offs=ends, bias=bias, activation="silu")
+    assert close(got, want, 136)
+    recorded = grouped_matmul(a.detach().requires_grad_(), b, offs=ends, bias=bias.requires_grad_(), activation="silu")
+    assert close(recorded, want, 136)
+    recorded.float().sum().backward()
+    assert bias.grad.shape == bias.shape and bool(bias.grad.isfinite().all())
+    x, y = normal(4, 40, 136), normal(4, 264, 136).mT
+    biases = torch.randn(4, 264, device="cuda")
+    got = grouped_matmul(x, y, bias=biases, activation="relu")
+    assert close(got, (x.double() @ y.double() + biases.double()[:, None]).relu(), 136)
+
+
 # ----------------------------------------------------------------------------------------------------------- gradients
 
 
