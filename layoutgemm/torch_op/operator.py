@@ -191,7 +191,7 @@ def matmul(
 
 
 def seen_by_autograd_alone() -> bool:
-    """True if no mode, transform, forward mode, autocast region or trace has to see a call."""
+    """True without modes, transforms, forward mode, autocast and traces."""
     return (
         not (modes_of_functions() or modes_of_dispatch() or _autocast() or transforms())
         and _forward._current_level < 0

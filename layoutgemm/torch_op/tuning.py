@@ -248,7 +248,7 @@ def name_of(choice: Sm90Choice) -> str:
 
 
 class _Contest(NamedTuple):
-    """What is timed.
+    """Calls that are timed.
 
     operands  how to make one set of operands
     call      (set, choice) -> the product into the set's output
@@ -292,7 +292,7 @@ def _contest_of(variant: Tunable) -> _Contest:
 def _measure(
     problem: Problem, contest: _Contest, choices: Sequence[Sm90Choice], rounds: int, budget: float, say: Progress
 ) -> tuple[dict[Sm90Choice, float], list[tuple[Sm90Choice, str]], float]:
-    """Seconds of each configuration, those that failed, and seconds of torch's product, NaN where it has none."""
+    """Seconds of each configuration, the failed ones, and seconds of torch's product or NaN."""
     start = time.monotonic()
     before = torch.cuda.current_stream()
     device = CudaDevice()

@@ -341,6 +341,10 @@ def test_opcheck_of_masked_groups_and_scales() -> None:
     for grad in (False, True):
         arguments = normal(3, 4, 5, grad=grad), normal(3, 5, 6, grad=grad), counts, "counts"
         assert set(torch.library.opcheck(OP.grouped_matmul.default, arguments).values()) == {"SUCCESS"}
+        a, b = operands("rows", grad)
+        bias = normal(4, 6, dtype=F32, grad=grad)
+        arguments = a, b, ENDS, "offs", None, None, F32, "", "", "", bias, "gelu"
+        assert set(torch.library.opcheck(OP.grouped_matmul.default, arguments).values()) == {"SUCCESS"}
     a, b = (x.to(torch.float8_e4m3fn) for x in operands("rows"))
     arguments = a, b, OFFSETS, "offsets", torch.rand(8, 1), torch.rand(4, 1, 1), F32
     checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")  # torch scales no float8

@@ -42,7 +42,7 @@ class Recipes(NamedTuple):
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """Rows of A that share a scale of a K block, and columns of B where it has scales.
+        """Rows of A, and columns of B, that share a scale of a K block.
 
         >>> Recipes(BLOCK, SQUARE).groups
         (1, 128)

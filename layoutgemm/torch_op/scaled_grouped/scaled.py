@@ -83,7 +83,7 @@ def check_scaled(
 
 
 def check_finish(finish: ScaledFinish, shapes: Sequence[tuple[int, ...]]) -> None:
-    """Raise OperandError or TensorError unless a kernel takes the activation, and a bias of one of these shapes."""
+    """Raise OperandError or TensorError for an activation or bias that no kernel takes."""
     check_activation(finish.activation)
     if finish.activation in GATES:
         known = ", ".join(map(repr, ACTIVATIONS))
