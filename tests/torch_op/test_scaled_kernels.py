@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from layoutgemm import Sm90Config, grouped_matmul, scaled_matmul
 from layoutgemm.errors import OperandError
+from layoutgemm.torch_op.prepared import config_text
 from layoutgemm.torch_op.scaled_grouped import kept
 from tests.torch_op.kernel_fuzz import faults
 from tests.torch_op.test_operator import BF16, F32, emulated, integers
@@ -223,6 +224,23 @@ def test_no_kernel_along_k_but_of_bfloat16(monkeypatch: pytest.MonkeyPatch) -> N
             grouped_matmul(a.bfloat16(), b.bfloat16(), OFFSETS, out_dtype=F32)
         with pytest.raises(OperandError, match="config: no kernel of this library has groups along K"):
             grouped_matmul(a.bfloat16(), b.bfloat16(), OFFSETS, config=SMALL)
+
+
+@pytest.mark.parametrize("name", ["rows", "1x128, 128x128"])
+def test_launches_of_the_operator_are_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a compiled graph calls it."""
+    given, want = scaled_case(name)
+    text = config_text(SMALL)
+
+    def call() -> Any:
+        tensors = given["a"], given["scale_a"], given["b"], given["scale_b"]
+        return torch.ops.layoutgemm.scaled_matmul(*tensors, out_dtype=F32, config=text)
+
+    with emulated(monkeypatch) as calls:
+        first = call()
+        monkeypatch.setattr(kept, "launch_of", None)  # the long way is shut
+        assert torch.equal(first.double(), want) and torch.equal(call(), first)
+        assert len(calls) == 2 and len(kept.READY) == 1
 
 
 def test_ends_and_transposed_products_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from ..epilogue import epilogue_product, finish_of
 from ..prepared import gpu, on_gpu, prepare
 from ..reference import exact
 from ..types import C_NAMES, NAMES, READ
-from .kept import Key, keep, launch, require_hopper
+from .kept import Key, find, keep, launch, require_hopper
 from .recipes import DEPTH, TENSOR, Recipes, ScaledOperand, as_vector, mainloop_of, recipes_of
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -140,6 +140,11 @@ def scaled_product(
             finish = finish._replace(bias=finish.bias[0])
         c = scaled_product(inner, a[0], scales[0], b[0], scales[1], finish, config, None if out is None else out[0])  # type: ignore[arg-type]
         return c.unsqueeze(0) if out is None else out
+    if not key:  # a call by the operator
+        read = a, b, scale_a, scale_b, finish.bias
+        key, found = find(read, out, "scaled", call.recipes, call.kind, finish[1:], config)
+        if found is not None:
+            return found
     tables = {"scale_a": scale_a} | ({} if scale_b is None else {"scale_b": scale_b})
     vectors, lying = vectors_of(call.recipes, dict.fromkeys(tables, a.ndim), tables)
     if finish.bias is not None:
