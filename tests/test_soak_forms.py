@@ -13,10 +13,11 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from benchmarks import soak_forms
 from benchmarks.soak_cases import Case, draw, fault, kernel_of, tensors
 from layoutgemm.kernels.sm90.choose.occupancy import Places
+from layoutgemm.kernels.sm90.choose.scaled_grouped import grouped_scaled_config
 from layoutgemm.kernels.sm90.grouped import Ragged
-from layoutgemm.torch_op import scaled_grouped as torch_variants
 from layoutgemm.torch_op.emulated import emulate
 from layoutgemm.torch_op.prepared import choice_of
+from layoutgemm.torch_op.scaled_grouped import scaled
 from layoutgemm.torch_op.solver import solve
 from layoutgemm.torch_op.types import C_NAMES, NAMES
 from tests.torch_op.test_operator import SMALL
@@ -119,7 +120,7 @@ def _planned(case: Case, a: Any, b: Any, extra: dict[str, Any]) -> Any:
     else:
         batch = b.shape[0]
         ragged = Ragged.of(batch, "i32" if extra["offsets"].dtype == torch.int32 else "i64")
-    plan = torch_variants._plan((m, n, k, batch), types, groups, torch_variants.grouped_scaled_config(64), ragged)
+    plan = scaled.derived((m, n, k, batch), types, groups or None, grouped_scaled_config(64), ragged)
     given = {name: x.numpy() for name, x in extra.items()}
     found = plan.run(a.float().numpy(), b.float().numpy(), device="emulator", given=given).c
     return torch.from_numpy(found).to(case.types[2])

@@ -1,12 +1,13 @@
 """Checks of calls that torch.compile traces: a refusal is raised where the compiler keeps its text.
 
 An exception of traced Python is built by the compiler, and torch before 2.13 drops the text of ours. So nothing is
-raised there. Two operators without a result check the tensors, by the same functions as everywhere. The compiler
+raised there. Operators without a result check the tensors, by the same functions as everywhere. The compiler
 reports an exception of their fake kernels with its text. Compiled graphs drop these operators; torch.export in strict
 mode keeps them until `run_decompositions`.
 
     check(a, b, out, bias, activation, out_dtype, allow_tf32)          a call of `matmul`
     check_gemm(a, b, c, out, alpha, beta, scales, allow_tf32)          a call of `gemm`
+    check_scaled(...), check_grouped(...)                              `scaled_grouped.operators`
     refuse(text)                                                       what is no tensor where one is asked for
 """
 
@@ -46,7 +47,7 @@ def _checked(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
     out_dtype: torch.dtype | None, allow_tf32: bool | None,
 ) -> None:  # fmt: skip
-    check_operands(_named(a=a, b=b, bias=bias), _named(out=out))
+    check_operands(named(a=a, b=b, bias=bias), named(out=out))
     a, b, kind = check_call(a, b, activation, out_dtype, allow_tf32)
     check_sizes(a, b, out, bias, activation, kind, product_shape(a, b))
 
@@ -60,13 +61,14 @@ def _checked_gemm(
     whole = not (a if c is None else c).dtype.is_floating_point
     one = next(tensors) if alpha is None else _settled(alpha, whole)
     two = next(tensors) if beta is None else _settled(beta, whole or c is None)
-    check_operands(_named(a=a, b=b, c=c))
-    check_operands(_named(a=a, b=b, c=None if same_memory(c, out) else c), _named(out=out))
+    check_operands(named(a=a, b=b, c=c))
+    check_operands(named(a=a, b=b, c=None if same_memory(c, out) else c), named(out=out))
     one, a, b, two, c, kind = check_gemm(one, a, b, two, c, allow_tf32)
     check_gemm_sizes(one, a, b, two, c, out, kind, product_shape(a, b))
 
 
-def _named(**operands: Any) -> dict[str, Any]:
+def named(**operands: Any) -> dict[str, Any]:
+    """The operands that are given."""
     return {name: x for name, x in operands.items() if x is not None}
 
 
@@ -89,7 +91,7 @@ def _nothing(*arguments: object) -> None:
     """A graph that runs has been checked when it was traced."""
 
 
-def _operator(name: str, schema: str, check: Any) -> Any:
+def checking_operator(name: str, schema: str, check: Any) -> Any:
     """An operator without a result, whose fake kernel is the check; under vmap, of one slice."""
     made = torch.library.custom_op(f"layoutgemm::{name}", _nothing, mutates_args=(), schema=schema)
     made.register_fake(check)
@@ -110,18 +112,18 @@ def _slice(x: Any, at: Any) -> Any:
     return x if at is None else x.select(at, 0)
 
 
-_CHECK = _operator(
+_CHECK = checking_operator(
     "check",
     "(Tensor a, Tensor b, Tensor? out, Tensor? bias, str? activation, ScalarType? out_dtype, bool? allow_tf32) -> ()",
     _checked,
 )
-_CHECK_GEMM = _operator(
+_CHECK_GEMM = checking_operator(
     "check_gemm",
     "(Tensor a, Tensor b, Tensor? c, Tensor? out, Scalar? alpha, Scalar? beta, Tensor[] scales, bool? allow_tf32)"
     " -> ()",
     _checked_gemm,
 )
-_REFUSE = _operator("refuse", "(str text) -> ()", _refuse)
+_REFUSE = checking_operator("refuse", "(str text) -> ()", _refuse)
 
 
 # --------------------------------------------------------------------------------------------------------- traced calls
@@ -131,11 +133,11 @@ def check_compiled(
     a: Any, b: Any, out: Any, bias: Any, activation: Any, config: object, out_dtype: object, allow_tf32: bool | None
 ) -> None:
     """Check a call of `matmul` that is being traced: tensors by the operator, all else as constants."""
-    _check_kinds({"a": a, "b": b, **_named(bias=bias)}, _named(out=out))
-    refuse(_refusal_of_config(config))
-    refuse(_refusal("activation", activation))
+    check_kinds({"a": a, "b": b, **named(bias=bias)}, named(out=out))
+    refuse(refusal_of_config(config))
+    refuse(refusal("activation", activation))
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
-        refuse(_refusal("out_dtype", a.dtype, out_dtype))
+        refuse(refusal("out_dtype", a.dtype, out_dtype))
     if out is not None and differentiated(a, b, bias, out):  # which an operator's kernel does not see
         refuse(NOT_RECORDED)
     a, b = autocast(a, b)  # an operator's kernel does not see the region either
@@ -146,14 +148,14 @@ def check_compiled_gemm(
     alpha: Any, a: Any, b: Any, beta: Any, c: Any, out: Any, config: object, allow_tf32: bool | None
 ) -> None:
     """Check a call of `gemm` that is being traced, likewise."""
-    _check_kinds({"a": a, "b": b, **_named(c=c)}, _named(out=out))
-    refuse(_refusal_of_config(config))
+    check_kinds({"a": a, "b": b, **named(c=c)}, named(out=out))
+    refuse(refusal_of_config(config))
     numbers: list[Any] = []
     for name, x in (("alpha", alpha), ("beta", beta)):
         tensor = isinstance(x, torch.Tensor)
         fits = isinstance(x, float) or (isinstance(x, int) and not isinstance(x, bool) and -_MOST < x < _MOST)
         if not tensor and not fits:
-            refuse(_refusal("scalar", name, x, (a if c is None else c).dtype))
+            refuse(refusal("scalar", name, x, (a if c is None else c).dtype))
         numbers.append(None if tensor else x)
     scales = [x for x in (alpha, beta) if isinstance(x, torch.Tensor)]
     if out is not None and differentiated(a, b, c, out, *scales):
@@ -162,11 +164,12 @@ def check_compiled_gemm(
     _CHECK_GEMM(a, b, c, out, *numbers, scales, None if allow_tf32 is None else bool(allow_tf32))
 
 
-def _check_kinds(read: dict[str, object], written: dict[str, object]) -> None:
+def check_kinds(read: dict[str, object], written: dict[str, object]) -> None:
+    """Refuse what is no tensor, by name."""
     for operands, kind in ((read, "read"), (written, "written")):
         for name, x in operands.items():
             if not isinstance(x, torch.Tensor):
-                refuse(_refusal(kind, name, type(x)))
+                refuse(refusal(kind, name, type(x)))
 
 
 def refuse(text: str) -> None:
@@ -176,24 +179,24 @@ def refuse(text: str) -> None:
         raise OperandError(text)
 
 
-def _refusal(check: str, *plain: object) -> str:
+def refusal(check: str, *plain: object) -> str:
     """The text of a check's refusal of values that are no tensors, or "": a constant to the compiler."""
     try:
-        _CHECKS[check](*plain)
+        CHECKS[check](*plain)
     except LayoutError as error:
         return str(error)
     return ""
 
 
-_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as `prepared.config_text`
+refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as `prepared.config_text`
 
 
-def _refusal_of_config(config: object) -> str:
+def refusal_of_config(config: object) -> str:
     """The refusal of a configuration, or ""."""
-    return _refusal("config", config)
+    return refusal("config", config)
 
 
-_refusal_of_config._dynamo_marked_constant = True  # type: ignore[attr-defined]
+refusal_of_config._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _stand_in(kind: type) -> object:
@@ -201,7 +204,7 @@ def _stand_in(kind: type) -> object:
     return type(kind.__name__, (), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})()
 
 
-_CHECKS: dict[str, Callable[..., object]] = {
+CHECKS: dict[str, Callable[..., object]] = {
     "activation": check_activation,
     "config": choice_of,
     "out_dtype": lambda multiplied, asked: multiplied in NAMES and stored_as(multiplied, asked),

@@ -52,7 +52,7 @@ def memory_at(address: int, held: Sequence[torch.Tensor]) -> Any:
         storage = x.untyped_storage()
         first, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
         if first <= address < end:
-            kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[x.element_size()]
+            kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
             whole = torch.empty(0, dtype=torch.uint8).set_(storage).narrow(0, address - first, end - address)
             return whole[: (end - address) // x.element_size() * x.element_size()].view(kind).numpy()
     raise OperandError(f"address {address:#x} is in none of the tensors")

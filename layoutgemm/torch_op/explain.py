@@ -1,54 +1,43 @@
-"""layoutgemm.explain_matmul: how `matmul` takes a product, in words, without a GPU."""
+"""layoutgemm.explain_matmul: how a product is taken, in words, without a GPU."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 import torch
 
+from ..errors import OperandError
 from ..kernels.run.operand_checks import check_operands
 from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
+from .explanation import Explanation
 from .launch import plan_of
 from .prepared import NO_FINISH, Config, problem_at
 from .problem import gated_shapes
+from .scaled_grouped.explain import explain_grouped, explain_scaled
+from .scaled_grouped.scaled import ScaledFinish
 from .solver import solve, why_unfused
 from .types import C_NAMES, NAMES
 
-
-@dataclass(frozen=True)
-class Explanation:
-    """The kernel, copies and workspace of one product: `explain_matmul` gives it.
-
-    kernel     configuration and operand orders, or where it is computed otherwise
-    why        why this kernel
-    launches   how many
-    copies     one sentence for each tensor that is copied, with the rule that makes it necessary and its bytes
-    workspace  bytes of device memory that the call takes besides inputs and output: the copies, and where torch gates a
-               product, that product in float32; the kernels themselves take none
-    """
-
-    kernel: str
-    why: str
-    launches: int
-    copies: tuple[str, ...]
-    workspace: int
-
-    def __str__(self) -> str:
-        copies = "".join(f"\n  copied: {copy}" for copy in self.copies) or "\n  no copies"
-        times = f", {self.launches} launches" if self.launches > 1 else ""
-        return f"{self.kernel}{times}\n  {self.why}{copies}\n  workspace: {self.workspace} bytes"
+__all__ = ["Explanation", "explain_matmul"]
 
 
 def explain_matmul(
     a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, config: Config | None = None,
-    out_dtype: torch.dtype | None = None, activation: str | None = None,
+    out_dtype: torch.dtype | None = None, activation: str | None = None, bias: torch.Tensor | None = None,
+    scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, recipe_a: object = None,
+    recipe_b: object = None, use_fast_accum: bool = True, offsets: torch.Tensor | None = None,
+    offs: torch.Tensor | None = None, counts: torch.Tensor | None = None,
 ) -> Explanation:  # fmt: skip
-    """Which kernel `matmul` takes for these tensors, why, and what it copies. Nothing is compiled or launched.
+    """Which kernel a product takes for these tensors, why, and what it copies. Nothing is compiled or launched.
 
-    For CPU tensors it tells what would be done with such tensors on an H200. `activation` is looked at where it is one
-    of a gated product: others change neither copies nor configuration.
+    The product is `matmul`'s; `grouped_matmul`'s where one of offsets, offs and counts is given, and else
+    `scaled_matmul`'s where scale_a is. The arguments are theirs.
+
+    For CPU tensors it tells what would be done with such tensors on an H200. Of `matmul`, `activation` is looked at
+    where it is one of a gated product, and `bias` is not: others change neither copies nor configuration.
+
+    Raises as the product does.
 
     >>> import torch
     >>> a, b = torch.empty(4096, 4096).bfloat16(), torch.empty(4096, 1023).bfloat16()
@@ -58,7 +47,24 @@ def explain_matmul(
     copied row-major, lines 1024 elements apart, 8388606 bytes
     >>> explain_matmul(a, torch.empty(2048, 4096).bfloat16().T, activation="swiglu").kernel.partition(",")[0]
     'Sm90Plan 4096x1024x4096: A bf16 row'
+    >>> eight = torch.empty(512, 256, dtype=torch.float8_e4m3fn)
+    >>> explain_matmul(eight, eight.T, scale_a=torch.ones(512, 2), scale_b=torch.ones(4, 2)).why.partition(";")[0]
+    "scales of K blocks are the main loop's"
+    >>> ends = torch.tensor([0, 1000, 4096])
+    >>> explain_matmul(a, torch.empty(2, 4096, 64).bfloat16(), offsets=ends).why.partition(";")[0]
+    'one launch for all groups, whose ends the kernel reads'
     """
+    groups = [(x, said) for x, said in ((offsets, "offsets"), (offs, "offs"), (counts, "counts")) if x is not None]
+    if len(groups) > 1:
+        raise OperandError(f"{groups[0][1]} and {groups[1][1]}: groups are said by one of offsets, offs and counts")
+    recipes, after = (recipe_a, recipe_b), ScaledFinish(bias, activation, use_fast_accum)
+    if groups:
+        return explain_grouped(a, b, *groups[0], scale_a, scale_b, after, out, out_dtype, recipes, config)
+    if scale_a is not None:
+        return explain_scaled(a, scale_a, b, scale_b, after, out, out_dtype, recipes, config)
+    for name, x in (("scale_b", scale_b), ("recipe_a", recipe_a), ("recipe_b", recipe_b)):
+        if x is not None:
+            raise OperandError(f"{name} without a scale_a")
     check_operands({"a": a, "b": b}, {} if out is None else {"out": out})
     check_types(a, b, True)
     check_activation(activation)

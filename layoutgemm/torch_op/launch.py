@@ -95,6 +95,16 @@ class Prepared(_Loaded):
         template = arguments(self.solution, (0, 0, 0), workers(self.solution, problem.places))
         super().__init__(kernel(self.solution), template, device, self.solution.kernel)
 
+    def direct(self, words: Sequence[int], at: Sequence[int]) -> Direct:
+        """The one launch with an epilogue's words, of which those at `at` are addresses.
+
+        Its launch takes the addresses of A, B and C, then those.
+        """
+        template = list(self._template)
+        template[_WORDS : _WORDS + len(words)] = words
+        places = (self._a, self._b, 2, *[_WORDS + place for place in at])
+        return Direct(kernel(self.solution), template, places, self.device, self.solution.kernel)
+
     def launch(self, a: int, b: int, c: int, stream: int, words: Sequence[int] = ()) -> None:
         """Launch at these addresses, on a stream of this kernel's device, which is current.
 
@@ -124,17 +134,20 @@ class Prepared(_Loaded):
 
 
 class Direct(_Loaded):
-    """A plan's kernel and its arguments for tensors of known shapes and strides.
+    """A kernel and its arguments for tensors of known shapes and strides.
 
     arguments  of one launch; a call writes the addresses among them
     places     of the arguments that are addresses
+    what       is named in errors
     """
 
     __slots__ = ("_places",)
 
-    def __init__(self, plan: Any, arguments: Sequence[int], places: Sequence[int], device: int):
+    def __init__(
+        self, compiled: CompiledGemm, arguments: Sequence[int], places: Sequence[int], device: int, what: object
+    ):
         self._places = tuple(places)
-        super().__init__(plan.compile(), arguments, device, plan)
+        super().__init__(compiled, arguments, device, what)
 
     def launch(self, addresses: Sequence[int], stream: int) -> None:
         """Launch at these addresses, one for each place, on a stream of the current device.

@@ -197,24 +197,25 @@ _library = torch.library.Library("layoutgemm", "FRAGMENT")
 
 
 def with_autograd(name: str, recorded: Callable[..., torch.Tensor]) -> None:
-    """Have an operator call `recorded` where a derivative by a or b is recorded.
+    """Have an operator call `recorded` where a derivative by one of its tensors is recorded.
 
     By torch.library's register_autograd an operator has gradients, and loses tangents in silence.
     """
     below = torch._C._after_autograd_keyset
     operator = getattr(torch.ops.layoutgemm, name).default
+    names = [argument.name for argument in operator._schema.arguments]
 
-    def run(keys: Any, a: torch.Tensor, b: torch.Tensor, *others: object) -> Any:
-        if differentiated(a, b):
-            return recorded(a, b, *others)
+    def run(keys: Any, *operands: Any) -> Any:
+        if differentiated(*[x for x in operands if isinstance(x, torch.Tensor)]):
+            return recorded(*operands)
         with torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(keys & below, a, b, *others)
+            return operator.redispatch(keys & below, *operands)
 
     for device in ("CUDA", "CPU", "Meta"):
         _library.impl(name, run, f"Autograd{device}", with_keyset=True)
 
-    def refuse(a: torch.Tensor, b: torch.Tensor, *others: object) -> None:
-        check_operands({"a": a, "b": b})
+    def refuse(*operands: object) -> None:
+        check_operands({at: x for at, x in zip(names, operands) if isinstance(x, torch.Tensor)})
 
     _library.impl(name, refuse, "AutogradNestedTensor")  # nested tensors would say NotImplementedError
 

@@ -137,7 +137,7 @@ def matmul(
     )
     if plain and (a.requires_grad or b.requires_grad) and _grad_enabled():
         products = a.ndim > 1 < b.ndim and out is None and bias is None and activation is None
-        if products and _is_seen_by_autograd_alone():
+        if products and seen_by_autograd_alone():
             recorded: torch.Tensor = _Recorded.apply(a, b, out_dtype, config, allow_tf32)
             return recorded
     elif plain:
@@ -190,7 +190,8 @@ def matmul(
     return _checked(a, b, out, bias, activation, config, out_dtype, allow_tf32)
 
 
-def _is_seen_by_autograd_alone() -> bool:
+def seen_by_autograd_alone() -> bool:
+    """True without modes, transforms, forward mode, autocast and traces."""
     return (
         not (modes_of_functions() or modes_of_dispatch() or _autocast() or transforms())
         and _forward._current_level < 0

@@ -10,6 +10,7 @@ then on.
 from __future__ import annotations
 
 import functools
+import math
 import random
 import statistics
 import sys
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,6 +33,8 @@ from ..kernels.store import WARP_ROWS
 from . import tuned_store as tuned
 from .operator import matmul
 from .prepared import forget, gpu, target
+from .scaled_grouped.kept import READY
+from .scaled_grouped.tunable import Tunable, tunable
 
 __all__ = ["Tuning", "candidates", "name_of", "tune"]
 
@@ -45,7 +48,7 @@ class Tuning:
 
     choice      the fastest configuration; seconds of one product with it
     chosen      seconds of the heuristic's own configuration
-    torch       seconds of torch.matmul
+    torch       seconds of torch.matmul, or torch._grouped_mm; NaN where torch has no such product
     measured    (configuration, seconds), the fastest first
     failed      (configuration, why): not derived, not compiled, or wrong
     kept        the file that holds the result, or None where the cache is off
@@ -62,7 +65,7 @@ class Tuning:
     def __str__(self) -> str:
         return (
             f"{name_of(self.choice)}: {self.seconds * 1e6:.2f} us, {self.chosen / self.seconds:.3f} x the heuristic's, "
-            f"{self.torch / self.seconds:.3f} x torch.matmul; {len(self.measured)} measured, {len(self.failed)} failed"
+            f"{self.torch / self.seconds:.3f} x torch's; {len(self.measured)} measured, {len(self.failed)} failed"
         )
 
 
@@ -80,40 +83,54 @@ def tune(
     jobs: int | None = None,
     store: bool = True,
     progress: Progress | None = None,
+    recipe_a: object = None,
+    recipe_b: object = None,
+    groups: int | None = None,
 ) -> Tuning:
     """Measure configurations for one product on the current GPU, and keep the fastest.
 
-    The product is C[m, n] = A[m, k] @ B[k, n].
+    The product is C[m, n] = A[m, k] @ B[k, n], with the recipes that of `scaled_matmul`, and with groups that of
+    `grouped_matmul`.
 
     most     configurations that are measured
-    dtype    of A, B and C: "bf16" or "f16"
+    dtype    of A, B and C: "bf16" or "f16"; with scales, and of groups, A and B "e4m3" or "e5m2", and C bfloat16
     a_major  "k" for rows of A contiguous, "mn" for columns; b_major "k" for columns of B contiguous, "mn" for rows
     budget   seconds for measuring; compiling comes before it
     jobs     processes that compile at once; default half the processors
-    store    keep the result, so that `matmul` takes it
+    store    keep the result, so that the product takes it
+    recipe_a, recipe_b  of the scales: BlockWise1x128 or BlockWise128x128, of torch.nn.functional.ScalingType or by name
+    groups   how many groups the m rows of A are in
     progress called with a line of text now and then; default writes to stderr
 
     Raises PlanError without a GPU of compute capability 9.0, OperandError for arguments that mean nothing.
     """
     say = progress or (lambda line: print(f"tune {m}x{n}x{k}: {line}", file=sys.stderr, flush=True))
-    _check_product((m, n, k), dtype, a_major, b_major)
+    _check_sizes((m, n, k))
+    variant = tunable(m, n, k, dtype, a_major, b_major, recipe_a, recipe_b, groups)
+    if variant is None:
+        _check_operands(dtype, a_major, b_major)
     places, gpu_name = _tunable_gpu()
     orders = _MAJORS[a_major]["a"], _MAJORS[b_major]["b"], "row"
     operands = f"{dtype}:{orders[0]}", f"{dtype}:{orders[1]}", f"{dtype}:{orders[2]}"
     good, failed = [], []
-    for choice in candidates(m, n, k, a_major, b_major, places):
+    found = candidates(m, n, k, a_major, b_major, places) if variant is None else variant.candidates()
+    for choice in found:
         try:
-            choice.plan(m, n, k, a=operands[0], b=operands[1], c=operands[2])
+            if variant is None:
+                choice.plan(m, n, k, a=operands[0], b=operands[1], c=operands[2])
+            else:
+                variant.plan(choice)
             good.append(choice)
         except LayoutError as error:
             failed.append((choice, str(error)))
     good = good[:most]
-    if object_cache.cache_dir() is not None:
+    if object_cache.cache_dir() is not None and variant is None:  # others are compiled by this process, when called
         answers = build([Kernel(choice, operands) for choice in good], jobs, say)
         failed += [(choice, answer) for choice, answer in zip(good, answers) if answer]
     lost = {choice for choice, _ in failed}
+    contest = _plain_contest((m, n, k), dtype, (a_major, b_major)) if variant is None else _contest_of(variant)
     measured, more, of_torch = _measure(
-        (m, n, k), dtype, (a_major, b_major), [c for c in good if c not in lost], rounds, budget, say
+        BenchProblem(m, n, k), contest, [c for c in good if c not in lost], rounds, budget, say
     )
     failed += more
     if not measured:
@@ -125,17 +142,22 @@ def tune(
     if store:
         times = {"us": seconds, "torch_us": of_torch, "heuristic_us": own}
         facts = {name: round(value * 1e6, 3) for name, value in times.items()}
-        kept = tuned.store(gpu_name, tuned.key_of((m, n, k, 1), (dtype,) * 3, orders), best, facts)
+        sizes, name = ((m, n, k, 1), ((dtype,) * 3, orders)) if variant is None else (variant.sizes, variant.name)
+        kept = tuned.store(gpu_name, tuned.key_of(sizes, *name), best, facts)
         forget()
-    found = Tuning(best, seconds, own, of_torch, ranked, tuple(failed), kept)
-    say(str(found))
-    return found
+        READY.clear()
+    tuning = Tuning(best, seconds, own, of_torch, ranked, tuple(failed), kept)
+    say(str(tuning))
+    return tuning
 
 
-def _check_product(sizes: tuple[int, int, int], dtype: str, a_major: str, b_major: str) -> None:
+def _check_sizes(sizes: tuple[int, int, int]) -> None:
     for name, value in zip("mnk", sizes, strict=True):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise OperandError(f"{name} = {value!r}: an int of at least 1")
+
+
+def _check_operands(dtype: str, a_major: str, b_major: str) -> None:
     if dtype not in ("bf16", "f16") or not {a_major, b_major} <= set(_MAJORS):
         raise OperandError(f"dtype {dtype!r}, a_major {a_major!r}, b_major {b_major!r}: 'bf16' or 'f16', 'k' or 'mn'")
 
@@ -226,52 +248,84 @@ def name_of(choice: Sm90Choice) -> str:
 # --------------------------------------------------------------------------------------------------------- measuring
 
 
-def _measure(
-    sizes: tuple[int, int, int], dtype: str, majors: tuple[str, str], choices: Sequence[Sm90Choice], rounds: int,
-    budget: float, say: Progress,
-) -> tuple[dict[Sm90Choice, float], list[tuple[Sm90Choice, str]], float]:  # fmt: skip
-    """Seconds of each configuration, those that failed, and seconds of torch.matmul."""
+class _Contest(NamedTuple):
+    """Calls that are timed.
+
+    operands  how to make one set of operands
+    call      (set, choice) -> the product into the set's output
+    by_torch  set -> torch's product, or None
+    off       set -> the largest error of its output, in units of what it may be
+    """
+
+    operands: Callable[[], Any]
+    call: Callable[[Any, Sm90Choice], object]
+    by_torch: Callable[[Any], object] | None
+    off: Callable[[Any], float]
+
+
+def _plain_contest(sizes: tuple[int, int, int], dtype: str, majors: tuple[str, str]) -> _Contest:
+    """Products of `matmul`."""
     m, n, k = sizes
-    problem, start = BenchProblem(m, n, k), time.monotonic()
+    kind = {"bf16": torch.bfloat16, "f16": torch.float16}[dtype]
+
+    def operands() -> tuple[torch.Tensor, ...]:
+        a, b = torch.randn(m, k, device="cuda", dtype=kind), torch.randn(k, n, device="cuda", dtype=kind)
+        a = a.T.contiguous().T if majors[0] == "mn" else a
+        b = b.T.contiguous().T if majors[1] == "k" else b
+        return a, b, torch.empty(m, n, device="cuda", dtype=kind)
+
+    def off(on: tuple[torch.Tensor, ...]) -> float:
+        a, b, c = on
+        want = a.double() @ b.double()
+        return ((c.double() - want).abs() / (want.abs() * 2.0**-7 + 2.0**-7 * k**0.5)).max().item()
+
+    return _Contest(
+        operands, lambda on, choice: matmul(on[0], on[1], out=on[2], config=choice),
+        lambda on: torch.matmul(on[0], on[1], out=on[2]), off,
+    )  # fmt: skip
+
+
+def _contest_of(variant: Tunable) -> _Contest:
+    """Products of `scaled_matmul` or `grouped_matmul`."""
+    return _Contest(variant.operands, variant.call, variant.by_torch(), variant.off)
+
+
+def _measure(
+    problem: BenchProblem, contest: _Contest, choices: Sequence[Sm90Choice], rounds: int, budget: float, say: Progress
+) -> tuple[dict[Sm90Choice, float], list[tuple[Sm90Choice, str]], float]:
+    """Seconds of each configuration, the failed ones, and seconds of torch's product or NaN."""
+    start = time.monotonic()
     before = torch.cuda.current_stream()
     device = CudaDevice()
     try:
-        kind = {"bf16": torch.bfloat16, "f16": torch.float16}[dtype]
-        sets = []
-        for _ in range(problem.sets):
-            a, b = torch.randn(m, k, device="cuda", dtype=kind), torch.randn(k, n, device="cuda", dtype=kind)
-            a = a.T.contiguous().T if majors[0] == "mn" else a
-            b = b.T.contiguous().T if majors[1] == "k" else b
-            sets.append((a, b, torch.empty(m, n, device="cuda", dtype=kind)))
-        want = sets[0][0].double() @ sets[0][1].double()
-        bound = want.abs() * 2.0**-7 + 2.0**-7 * k**0.5
+        sets = [contest.operands() for _ in range(problem.sets)]
+        repeats = max(1, problem.launches // len(sets))
         failed: list[tuple[Sm90Choice, str]] = []
         replays, names = {}, {}
 
-        def record(run: Callable[[Any, Any, Any], object]) -> Any:
-            launches = [functools.partial(run, *s) for s in sets]
-            return device.record(launches * max(1, problem.launches // len(launches)))
+        def record(run: Callable[[Any], object]) -> Any:
+            return device.record([functools.partial(run, each) for each in sets] * repeats)
 
-        replays["torch"] = record(lambda a, b, c: torch.matmul(a, b, out=c))
+        if contest.by_torch is not None:
+            replays["torch"] = record(contest.by_torch)
         for number, choice in enumerate(choices):
             name = str(number)
             try:
-                a, b, c = sets[0]
-                c.fill_(float("nan"))
-                matmul(a, b, out=c, config=choice)
-                off = ((c.double() - want).abs() / bound).max().item()
+                sets[0][-1].fill_(float("nan"))
+                contest.call(sets[0], choice)
+                off = contest.off(sets[0])
                 if not off <= 1:
                     raise PlanError(f"wrong: an element is off by {off:.3g} times the bound")
-                replays[name] = record(lambda a, b, c, choice=choice: matmul(a, b, out=c, config=choice))  # type: ignore[misc]
+                replays[name] = record(lambda each, choice=choice: contest.call(each, choice))  # type: ignore[misc]
                 names[name] = choice
             except (LayoutError, RuntimeError) as error:
                 failed.append((choice, str(error)))
         per_round = sum(device.seconds(replay) for replay in replays.values()) * 4
         rounds = max(3, min(rounds, int((budget - (time.monotonic() - start)) / max(per_round, 1e-3))))
-        say(f"measuring {len(names)} configurations and torch.matmul, {rounds} rounds of {per_round:.1f} s")
+        say(f"measuring {len(names)} configurations and torch's, {rounds} rounds of {per_round:.1f} s")
         samples = burst(device, replays, rounds, random.Random(0))
     finally:
         torch.cuda.set_stream(before)
-    launches = len(sets) * max(1, problem.launches // len(sets))
-    seconds = {name: statistics.median(values) / launches for name, values in samples.items()}
-    return {names[name]: value for name, value in seconds.items() if name in names}, failed, seconds["torch"]
+    seconds = {name: statistics.median(values) / len(sets) / repeats for name, values in samples.items()}
+    of_torch = seconds.get("torch", math.nan)
+    return {names[name]: value for name, value in seconds.items() if name in names}, failed, of_torch

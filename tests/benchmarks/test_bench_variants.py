@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.bench_variants import DEPTH, GROUPED, SCALED
+from layoutgemm.dtypes import dtype
 from layoutgemm.kernels.sm90.choose.scaled_grouped import grouped_config, grouped_scaled_config, scaled_config
 from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
@@ -25,8 +26,9 @@ def chosen(c: str = "bf16") -> dict[object, Sm90Plan]:
             found[config, loop is LOOP] = Sm90Plan.derive(m, n, k, c=c, config=config, mainloop=loop, **FP8)
     for experts, rows, n, k in (*GROUPED, (4, 400, 4096, 2048), (2, 1000, 4096, 2048)):
         more = {"batch": experts, "ragged": Ragged.of(experts), "c": c}
-        config = grouped_config(rows // experts, wide=c == "f32")
-        found[config, "bf16"] = Sm90Plan.derive(rows, n, k, config=config, **more)
+        for depth, a, b in ((k, "bf16", "bf16"), (64, "bf16", "bf16:col"), (k, "e4m3", "e4m3:col"), (8, "f16", "f16")):
+            config = grouped_config(rows // experts, depth * dtype(a).bytes, wide=c == "f32")
+            found[config, a, b] = Sm90Plan.derive(rows, n, depth, a=a, b=b, config=config, **more)
         for loop in (LOOP, EACH_COLUMN):
             config = grouped_scaled_config(rows // experts, loop is EACH_COLUMN)
             found[config, loop is LOOP] = Sm90Plan.derive(rows, n, k, config=config, mainloop=loop, **FP8, **more)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -205,50 +206,123 @@ def epilogue(draw: Draw) -> Any:
     return call, right, [options.get("out"), given["aux"]]
 
 
+RECIPES = ("BlockWise1x128", "BlockWise128x128", "RowWise", "TensorWise")
+
+
+def _scales(draw: Draw, recipe: str, side: str, size: int, k: int) -> tuple[Any, Callable[[Any], Any]]:
+    """Scales of an operand, and how they spread over it."""
+    blocks = -(-k // 128)
+    shapes = {
+        "BlockWise1x128": [(size, blocks)], "BlockWise128x128": [(-(-size // 128), blocks)],
+        "RowWise": [(size, 1), (size,)] + [(1, size)] * (side == "b"), "TensorWise": [(), (1,), (1, 1)],
+    }[recipe]  # fmt: skip
+    shape = draw.random.choice(shapes) if draw.chance(0.96) else (size + 1, blocks)
+
+    def spread(x: Any) -> Any:
+        x = plain(x)
+        if recipe == "TensorWise":
+            return x.reshape(1, 1)
+        if recipe == "RowWise":
+            return x.reshape(-1, 1)
+        rows = x if recipe == "BlockWise1x128" else x.repeat_interleave(128, 0)[:size]
+        return rows.repeat_interleave(128, 1)[:, :k]
+
+    return draw.one(draw.tensor(shape, F32 if draw.chance(0.96) else draw.kind())), spread
+
+
 def scaled(draw: Draw) -> Any:
     """scaled_matmul."""
     m, n, k = draw.sizes()
+    k = draw.random.choice((k, k, 130, 300))
     a, b = draw.one(draw.tensor((m, k), E4M3), 0.02), draw.one(draw.tensor((k, n), E5M2), 0.02)
-    blocks = -(-k // 128)
-    sa = draw.one(draw.tensor((m, blocks), F32 if draw.chance(0.95) else draw.kind()))
-    sb = draw.one(draw.tensor((n, blocks), F32)) if draw.chance(0.6) else None
+    family = RECIPES[:2] if draw.chance(0.5) else RECIPES[2:]
+    names = [draw.random.choice(family if draw.chance(0.95) else RECIPES) for _ in "ab"]
+    (sa, of_a), (sb, of_b) = (_scales(draw, name, side, x, k) for name, side, x in zip(names, "ab", (m, n)))
+    sb = sb if draw.chance(0.7) else None
     kind = draw.random.choice((BF16, F32, BF16, F16, I8, 5))
-    out = draw.one(draw.tensor((m, n), kind)) if draw.chance(0.4) and isinstance(kind, torch.dtype) else None
-    if out is not None and draw.chance(0.2):
-        out = draw.random.choice((a, b, sa, sb))
+    options: dict[str, Any] = {"out_dtype": kind, "config": draw.one(None, 0.03)}
+    if draw.chance(0.4) and isinstance(kind, torch.dtype):
+        options["out"] = draw.one(draw.tensor((m, n), kind))
+        if draw.chance(0.2):
+            options["out"] = draw.random.choice((a, b, sa, sb))
+    if draw.chance(0.3):
+        options["bias"] = draw.one(draw.tensor((n,), F32 if draw.chance(0.8) else draw.random.choice(ANY)))
+    if draw.chance(0.3):
+        options["activation"] = draw.random.choice(ACTIVATIONS)
+    if draw.chance(0.3):
+        options["use_fast_accum"] = draw.chance(0.5)
+    said = True
+    for place, key in enumerate(("recipe_a", "recipe_b")):
+        if draw.chance(0.3):
+            options[key] = draw.one(names[place] if draw.chance(0.9) else draw.random.choice(RECIPES))
+            said = said and options[key] in (None, names[place])
 
     def right(got: Any) -> str:
-        left = plain(a) * plain(sa).repeat_interleave(128, 1)[:, :k]
-        other = plain(b) if sb is None else plain(b) * plain(sb).repeat_interleave(128, 1)[:, :k].T
-        return difference(got, left @ other, kind, left.abs() @ other.abs())
+        if not said:  # a shape of two recipes
+            return ""
+        left = plain(a) * of_a(sa)
+        other = plain(b) if sb is None else plain(b) * of_b(sb).T
+        bias, want, size = options.get("bias"), left @ other, left.abs() @ other.abs()
+        if bias is not None:
+            want, size = want + plain(bias), size + plain(bias).abs()
+        return difference(got, ACTS[options.get("activation")](want), kind, size)
 
-    config = draw.one(None, 0.03)
-    return lambda: layoutgemm.scaled_matmul(a, sa, b, sb, out=out, out_dtype=kind, config=config), right, [out]
+    return lambda: layoutgemm.scaled_matmul(a, sa, b, sb, **options), right, [options.get("out")]
 
 
 def grouped(draw: Draw) -> Any:
-    """grouped_matmul."""
+    """grouped_matmul in all its forms."""
     m, n, k = draw.sizes()
     experts = draw.random.choice((0, 1, 2, 3))
     kind = draw.random.choice((BF16, F16, F16, draw.kind()))
-    a, b = draw.one(draw.tensor((m, k), kind), 0.02), draw.one(draw.tensor((experts, k, n), kind), 0.02)
-    ends = sorted(draw.random.randint(0, m) for _ in range(max(0, experts - 1)))
-    of = draw.random.choice((I32, torch.int64))
-    groups = torch.tensor([0, *ends, m][: experts + 1] if experts else [0], dtype=of)
+    form = draw.random.choice(("rows", "rows", "columns", "k", "batch", "counts"))
+    size = {"rows": m, "columns": n, "k": k}.get(form, m)
+    shapes = {
+        "rows": ((m, k), (experts, k, n)), "columns": ((experts, m, k), (k, n)), "k": ((m, k), (k, n)),
+    }.get(form, ((experts, m, k), (experts, k, n)))  # fmt: skip
+    a, b = (draw.one(draw.tensor(shape, kind), 0.02) for shape in shapes)
+    ends = sorted(draw.random.randint(0, size) for _ in range(experts))
+    said = draw.random.choice(("offsets", "offs")) if form not in ("batch", "counts") else form
+    values = {"offsets": [0, *ends[:-1], size] if experts else [0], "offs": ends, "batch": []}.get(said, ends[::-1])
+    if draw.chance(0.1):
+        values = [draw.random.choice((x, x, -1, size + 1, 2**31 - 1)) for x in values]
+    groups = torch.tensor(values, dtype=draw.random.choice((I32, torch.int64)))
     if draw.chance(0.1):
         groups = draw.one(torch._neg_view(-groups), 0.5)
-    out = draw.one(draw.tensor((m, n), kind)) if draw.chance(0.4) else None
+    front = (experts,) if form in ("k", "batch", "counts") else ()
+    stored = BF16 if kind in (E4M3, E5M2) else kind
+    out = draw.one(draw.tensor((*front, m, n), stored)) if draw.chance(0.4) else None
     if out is not None and draw.chance(0.2):
         out = draw.random.choice((a, b, groups))
-    stored = BF16 if kind in (E4M3, E5M2) else kind
+    before = out.detach().clone() if isinstance(out, torch.Tensor) and _plain(out) else None
+    given = {} if form == "batch" else {said: groups}
+    bias = None
+    if draw.chance(0.3):
+        bias = draw.one(draw.tensor((n,) if draw.chance(0.5) else (experts, n), F32))
+        given["bias"] = bias
 
     def right(got: Any) -> str:
-        at = groups.tolist()
-        parts = [plain(a)[at[e] : at[e + 1]] @ plain(b)[e] for e in range(experts)]
-        want = torch.cat(parts) if parts else torch.zeros(m, n, dtype=F64)
-        return difference(got, want, stored, want.abs().sum() + 20 * k)
+        whole = form == "batch" or groups is None
+        x, y, at = plain(a), plain(b), [] if whole else plain(groups).long().tolist()
+        want = torch.zeros(*front, m, n, dtype=F64) if before is None else plain(before)
+        steps = list(zip([0, *at], at)) if said == "offs" else list(pairwise(at))
+        for e in range(experts):
+            if whole:
+                want[e] = x[e] @ y[e]
+            elif form == "counts":
+                want[e, : at[e]] = x[e, : at[e]] @ y[e]
+            elif form == "k":
+                want[e] = x[:, slice(*steps[e])] @ y[slice(*steps[e])]
+            elif form == "rows":
+                want[slice(*steps[e])] = x[slice(*steps[e])] @ y[e]
+            else:
+                want[:, slice(*steps[e])] = x[e] @ y[:, slice(*steps[e])]
+            if bias is not None:
+                part = slice(*steps[e]) if form == "rows" else e if whole else (e, slice(0, at[e]))
+                want[part] += plain(bias)[e] if bias.ndim == 2 else plain(bias)
+        return difference(got, want, stored, want.abs().sum() + 20 * k + 10)
 
-    return lambda: layoutgemm.grouped_matmul(a, b, groups, out=out), right, [out]
+    return lambda: layoutgemm.grouped_matmul(a, b, **given, out=out), right, [out]
 
 
 def raw(draw: Draw) -> Any:
@@ -270,9 +344,27 @@ def raw(draw: Draw) -> Any:
             return difference(got, ACTS[GATES[gate]](want[:, :half]) * want[:, half:], stored, size)
 
         return lambda: torch.ops.layoutgemm.gated(a, b, gate, stored, config, True), gated, []
+    if draw.chance(0.3):
+        return _raw_variant(draw, config)
     right = lambda got: difference(got, plain(a) @ plain(b), stored, plain(a).abs() @ plain(b).abs())  # noqa: E731
     leave = draw.random.choice((True, True, True, None))
     return lambda: torch.ops.layoutgemm.matmul(a, b, asked, config, leave), right, []
+
+
+def _raw_variant(draw: Draw, config: str) -> Any:
+    """The operators of scaled and grouped products: answered or refused, whatever they are given."""
+    kinds = (E4M3, E4M3, E5M2, BF16)
+    a, b = (draw.tensor(draw.random.choice(((4, 4), (4, 4), (2, 4, 4), (4,))), draw.random.choice(kinds)) for _ in "ab")
+    scales = [draw.tensor(draw.random.choice(((4, 1), (1,), (1, 4), (2, 4, 1), ())), F32) for _ in "ab"]
+    names = [draw.random.choice(("", "", *RECIPES, "x")) for _ in "ab"]
+    if draw.chance(0.5):
+        bias = draw.tensor((4,), F32) if draw.chance(0.3) else None
+        given = a, scales[0], b, scales[1], bias, draw.random.choice((None, "relu", "")), F32, *names, True, config
+        return lambda: torch.ops.layoutgemm.scaled_matmul(*given), lambda got: "", []
+    groups = torch.tensor(draw.random.choice(([0, 4], [0, 2, 4], [4, 4], [4], [1, 9], [])), dtype=I32)
+    said = draw.random.choice(("offsets", "offs", "counts", ""))
+    more = (*scales, None, *names) if draw.chance(0.4) else (None, None, None, "", "")
+    return lambda: torch.ops.layoutgemm.grouped_matmul(a, b, groups, said, *more, config), lambda got: "", []
 
 
 _PLANS: dict[Any, Any] = {}

@@ -179,7 +179,7 @@ def test_plans_that_read_more_run_on_arrays() -> None:
 def test_a_launch_is_kept_for_tensors_of_the_same_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second call writes addresses alone; whatever else differs goes the long way, and is checked there."""
     from layoutgemm.errors import LayoutError
-    from layoutgemm.torch_op import scaled_grouped
+    from layoutgemm.torch_op.scaled_grouped import kept
 
     def operands(seed: int, m: int = 200, n: int = 256, k: int = 384) -> tuple[Any, Any, Any, Any]:
         torch.manual_seed(seed)
@@ -190,12 +190,12 @@ def test_a_launch_is_kept_for_tensors_of_the_same_shapes(monkeypatch: pytest.Mon
     want = layoutgemm.scaled_matmul(*other)
     into = torch.empty_like(want)
     layoutgemm.scaled_matmul(*first, out=torch.empty_like(want))
-    long_way = scaled_grouped.run_given
+    long_way = kept.launch_of
 
     def never(*_: Any) -> Any:
         raise AssertionError("the long way")
 
-    monkeypatch.setattr(scaled_grouped, "run_given", never)
+    monkeypatch.setattr(kept, "launch_of", never)
     assert torch.equal(layoutgemm.scaled_matmul(*other), want)
     version = into._version
     assert layoutgemm.scaled_matmul(*other, out=into) is into and torch.equal(into, want) and into._version > version
@@ -214,7 +214,7 @@ def test_a_launch_is_kept_for_tensors_of_the_same_shapes(monkeypatch: pytest.Mon
     assert torch.equal(recorded, want)
 
     # Whatever else differs goes the long way.
-    monkeypatch.setattr(scaled_grouped, "run_given", long_way)
+    monkeypatch.setattr(kept, "launch_of", long_way)
     lying = torch.empty(200 * 384 + 8, dtype=torch.uint8, device="cuda")[8:].view(torch.float8_e4m3fn).view(200, 384)
     lying.copy_(other[0])  # 8 bytes past a multiple of 16
     assert torch.equal(layoutgemm.scaled_matmul(lying, *other[1:]), want)
@@ -231,7 +231,7 @@ def test_a_launch_is_kept_for_tensors_of_the_same_shapes(monkeypatch: pytest.Mon
 
 
 def test_a_grouped_launch_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from layoutgemm.torch_op import scaled_grouped
+    from layoutgemm.torch_op.scaled_grouped import kept
 
     a, b, offsets = grouped(torch.bfloat16, (64, 0, 192, 100), "col")
     want = layoutgemm.grouped_matmul(a, b, offsets)
@@ -241,6 +241,6 @@ def test_a_grouped_launch_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any) -> Any:
         raise AssertionError("the long way")
 
-    monkeypatch.setattr(scaled_grouped, "run_given", never)
+    monkeypatch.setattr(kept, "launch_of", never)
     assert torch.equal(layoutgemm.grouped_matmul(a, b, offsets), want)
     assert torch.equal(layoutgemm.grouped_matmul(a, b, other), slow) and not torch.equal(slow, want)

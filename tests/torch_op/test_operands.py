@@ -190,8 +190,8 @@ COMPILED = (
     (lambda a: matmul(a, a[0, :3]), r"size mismatch, got input \(4\), mat \(4x4\), vec \(3\)"),
     (lambda a: matmul(a, a[:, :3], activation="swiglu"), "b has 3 columns: a gated product"),
     (lambda a: matmul(a, a, given={}), "epilogue= is a launch of its own"),
-    (lambda a: scaled_matmul(a, a, a), "a launch of its own, not under torch.compile"),
-    (lambda a: grouped_matmul(a, a, a), "a launch of its own, not under torch.compile"),
+    (lambda a: scaled_matmul(a, a, a), "a is torch.bfloat16: scales are for float8_e4m3fn"),
+    (lambda a: grouped_matmul(a, a, a), "offsets is torch.bfloat16 of shape"),
     (lambda a: gemm(1, a, a, 2), "beta = 2 needs a c to scale"),
     (lambda a: gemm(1e39, a, a), r"alpha = 1e\+39 is beyond float32"),
     (lambda a: gemm(10**400, a, a), "alpha = an integer of 1329 bits"),
@@ -427,9 +427,11 @@ def test_where_there_is_no_tangent_it_is_refused() -> None:
                                                       out=torch.empty_like(x)),
             lambda: matmul(d, w, epilogue=Epilogue(Bias()), given={"bias": torch.ones(4)}),
             lambda: matmul(x, w, epilogue=Epilogue(Bias()), given={"bias": bias}),
-            lambda: grouped_matmul(d, w[None], torch.tensor([0, 4])), lambda: GATED(d, w, "swiglu", BF16),
+            lambda: grouped_matmul(d, w[None], torch.tensor([0, 4]), out=torch.empty_like(x)),
+            lambda: GATED(d, w, "swiglu", BF16),
             lambda: TeachingPlan.derive(4, 4, 4).run(d, w),
             lambda: scaled_matmul(eight, forward.make_dual(torch.ones(4, 1), torch.ones(4, 1)), eight),
+            lambda: scaled_matmul(eight, torch.ones(4, 1), eight, bias=bias),
         ):  # fmt: skip
             refused(call)
         same = matmul(x, w, epilogue=Epilogue(Bias()), given={"bias": torch.ones(4)})  # none of these has one

@@ -20,6 +20,7 @@ from benchmarks.soak_refusals import Refusal, refusals
 from layoutgemm import Sm90Config, explain_matmul, gemm, matmul
 from layoutgemm.errors import OperandError, PlanError, TensorError
 from layoutgemm.kernels.compile.launcher import Block, Launcher
+from layoutgemm.kernels.run import tensor_maps
 from layoutgemm.kernels.sm90.choose.occupancy import Places
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.torch_op import bias_activation as torch_finish
@@ -31,6 +32,9 @@ from layoutgemm.torch_op import operator as torch_op
 from layoutgemm.torch_op import prepared as torch_prepared
 from layoutgemm.torch_op import solver as torch_solver
 from layoutgemm.torch_op.problem import Given, Problem, contiguous_strides, shapes_of
+from layoutgemm.torch_op.scaled_grouped import grouped as torch_grouped
+from layoutgemm.torch_op.scaled_grouped import kept as torch_kept
+from layoutgemm.torch_op.scaled_grouped import scaled as torch_scaled
 from layoutgemm.torch_op.solver import solve
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -306,9 +310,13 @@ def test_explanations() -> None:
 
 
 @contextlib.contextmanager
-def emulated(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """matmul takes CPU tensors for an H200's: kernels run in the emulator, all else is the code that a GPU gets."""
+def emulated(monkeypatch: pytest.MonkeyPatch, edges: bool = True) -> Any:
+    """matmul takes CPU tensors for an H200's: kernels run in the emulator, all else is the code that a GPU gets.
+
+    edges  whether a store may not end a line at the next multiple of 16 bytes
+    """
     from layoutgemm.emulator.api import emulate_host
+    from layoutgemm.emulator.machine.interpreter import Policy
     from layoutgemm.kernels.run.emulated import linked
 
     calls: list[Any] = []
@@ -340,7 +348,8 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Any:
             calls.append((values, ctypes.c_uint64.from_address(addresses[count]).value))
             words = [torch_emulated.memory_at(word, kept) if word > 1 << 32 else word for word in values[14:]]
             few = [2] if len(values) > 13 else []  # blocks, of a kernel that takes their number
-            emulate_host(self.host, [*held, *values[3:13], *few, *words], progress=False).raise_for_findings()
+            given, policy = [*held, *values[3:13], *few, *words], None if edges else Policy(edges=False)
+            emulate_host(self.host, given, progress=False, policy=policy).raise_for_findings()
             ctypes.c_int32.from_address(addresses[count + 1]).value = 0
 
     kept: list[Any] = []
@@ -354,7 +363,16 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.Tensor, "data_ptr", seen)
     monkeypatch.setattr(torch_op, "_current_device", lambda: -1)
     monkeypatch.setattr(torch_op, "raw_stream", lambda index: 77)
-    for module in (torch_compute, torch_epilogue):
+    # plans with more to them than A and B
+    for name, value in {
+        "compile_plan": lambda plan: SimpleNamespace(launcher=Emulated(SimpleNamespace(plan=plan))),
+        "FIRST_GPU": -1, "_current_device": lambda: -1, "raw_stream": lambda index: 77,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch_kept, name, value)
+    monkeypatch.setattr(torch_kept, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
+    monkeypatch.setattr(tensor_maps, "resident", lambda index, blocks: 2)
+    torch_kept.READY.clear()
+    for module in (torch_compute, torch_epilogue, torch_scaled, torch_grouped):
         monkeypatch.setattr(module, "on_gpu", lambda x: True)
     monkeypatch.setattr(torch_op, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
@@ -364,6 +382,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Any:
         yield calls
     finally:
         torch_prepared.forget()
+        torch_kept.READY.clear()
 
 
 @pytest.mark.dsl

@@ -14,10 +14,6 @@ from layoutgemm.errors import OperandError, TensorError
 E4M3 = torch.float8_e4m3fn
 
 
-class Own(torch.Tensor):
-    """Somebody's tensors."""
-
-
 def operands(m: int = 200, n: int = 300, k: int = 300, *front: int) -> tuple[Any, Any]:
     generator = torch.Generator().manual_seed(m + n + k)
     a, b = (torch.randn(*front, *shape, generator=generator) for shape in ((m, k), (n, k)))
@@ -86,7 +82,6 @@ def test_scaled_matmul_names_what_it_refuses() -> None:
         ({"scale_b": sb.clone().requires_grad_()}, OperandError, "scale_b requires grad"),
         ({"out_dtype": torch.int8}, OperandError, "out_dtype torch.int8"),
         ({"scale_a": sa.to("meta")}, TensorError, "scale_a"),
-        ({"scale_a": sa.as_subclass(Own)}, OperandError, "scale_a is a Own: .* takes plain tensors"),
     ):
         usual = {"a": a, "scale_a": sa, "b": b, "scale_b": sb}
         with pytest.raises(error, match=text):
@@ -131,19 +126,19 @@ def test_grouped_matmul_names_what_it_refuses() -> None:
     for given, error, text in (
         ({"a": a.float()}, OperandError, "a is torch.float32: a grouped product is of bfloat16"),
         ({"b": b.half()}, TensorError, "torch.bfloat16 != torch.float16"),
-        ({"b": b[0]}, TensorError, r"a and b have shapes \[100, 72\] and \[72, 40\]"),
+        ({"b": b[0, :-1]}, TensorError, r"a and b have shapes \[100, 72\] and \[71, 40\]"),
+        ({"b": b[0]}, OperandError, "they go from 0 to a's 72 columns, K"),
         ({"offsets": offsets[1:]}, OperandError, r"offsets is torch.int32 of shape \[4\]: .* \[5\]"),
         ({"offsets": offsets.float()}, OperandError, "offsets is torch.float32"),
         ({"offsets": offsets.flip(0)}, OperandError, r"offsets = \[100, 31, 30, 30, 0\]: they go from 0"),
         ({"offsets": [0, 1]}, OperandError, "offsets is a builtins.list"),
         ({"scale_a": torch.rand(100, 1)}, OperandError, "a is torch.bfloat16: a grouped product with scales"),
         ({"out_dtype": torch.int32}, OperandError, "out_dtype torch.int32"),
-        ({"a": a.clone().requires_grad_()}, OperandError, "a requires grad"),
     ):
         with pytest.raises(error, match=text):
             layoutgemm.grouped_matmul(**{"a": a, "b": b, "offsets": offsets, **given})
     a, b = a.to(E4M3), b.to(E4M3)
     with pytest.raises(OperandError, match="scale_b without a scale_a"):
         layoutgemm.grouped_matmul(a, b, offsets, scale_b=torch.rand(4, 1, 1))
-    with pytest.raises(TensorError, match=r"scale_b has shape \[1, 1\]"):
-        layoutgemm.grouped_matmul(a, b, offsets, scale_a=torch.rand(100, 1), scale_b=torch.rand(1, 1))
+    with pytest.raises(TensorError, match=r"scale_b has shape \[2, 1\]"):
+        layoutgemm.grouped_matmul(a, b, offsets, scale_a=torch.rand(100, 1), scale_b=torch.rand(2, 1))

@@ -22,7 +22,9 @@ from layoutgemm.kernels.sm90.choose.occupancy import Places
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
 from layoutgemm.kernels.sm90.plan import Sm90Config
 from layoutgemm.torch_op import tuned_store as tuned
+from layoutgemm.torch_op import tuning
 from layoutgemm.torch_op.problem import Given, Problem
+from layoutgemm.torch_op.scaled_grouped.tunable import tunable
 from layoutgemm.torch_op.solver import solve
 from layoutgemm.torch_op.tuning import candidates, name_of, tune
 
@@ -151,6 +153,7 @@ def test_a_result_survives_a_damaged_neighbour() -> None:
 _STORES = """
 import sys, threading
 from layoutgemm.torch_op import tuned_store as tuned
+from layoutgemm.torch_op import tuning
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.config import Sm90Config
 def store(first):
@@ -211,6 +214,7 @@ from layoutgemm.kernels.compile import cache as object_cache
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.config import Sm90Config
 from layoutgemm.torch_op import tuned_store as tuned
+from layoutgemm.torch_op import tuning
 place, children = object_cache.place, []
 def fork(path, write):
     read, end = os.pipe()
@@ -309,3 +313,94 @@ def test_tune_is_called_whatever_was_imported_first(first: str) -> None:
     code = [sys.executable, "-c", ORDERS.format(first=first)]
     done = subprocess.run(code, capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("m = 0: an int of at least 1"), done.stderr
+
+
+# ------------------------------------------------------------------------------------------------- scaled and grouped
+
+
+SCALED = tunable(512, 256, 512, "e4m3", "k", "k", "BlockWise1x128", "BlockWise128x128", None)
+GROUPED = tunable(512, 256, 512, "bf16", "k", "k", None, None, 4)
+
+
+@pytest.mark.parametrize("variant", [SCALED, GROUPED], ids=["scaled", "grouped"])
+def test_variants_have_candidates_that_differ(variant: Any) -> None:
+    found = list(variant.candidates())
+    assert len(found) == len(set(found)) > 20
+    derived = 0
+    for choice in found:
+        try:
+            derived += variant.plan(choice).m == 512
+        except LayoutError:
+            pass
+    assert derived > 8 and variant.plan(found[0]).tile[:2] == found[0].config.tile
+
+
+def test_variants_take_what_was_measured() -> None:
+    torch = pytest.importorskip("torch")
+    from layoutgemm import explain_matmul
+
+    config = Sm90Config((64, 64), consumers=1, loader="warp", cluster=(2, 1))
+    a, b = torch.empty(512, 512, dtype=torch.float8_e4m3fn), torch.empty(256, 512, dtype=torch.float8_e4m3fn).mT
+    scales = {"scale_a": torch.ones(512, 4), "scale_b": torch.ones(2, 4)}
+    x, y = torch.empty(512, 512, dtype=torch.bfloat16), torch.empty(4, 256, 512, dtype=torch.bfloat16).mT
+    offsets = torch.tensor([0, 1, 2, 3, 512])
+    for variant, explain in (
+        (SCALED, lambda: explain_matmul(a, b, **scales)), (GROUPED, lambda: explain_matmul(x, y, offsets=offsets)),
+    ):  # fmt: skip
+        assert "tuned" not in explain().why and "64x64x" not in explain().kernel
+        assert tuned.store(GPU, tuned.key_of(variant.sizes, *variant.name), Sm90Choice(config), {}) is not None
+        assert explain().why.endswith("measured by layoutgemm.tune") and "tile 64x64x" in explain().kernel
+
+
+@pytest.mark.parametrize(
+    "given, text",
+    [
+        ({"groups": 0}, "groups = 0: an int of at least 1"), ({"groups": True}, "groups = True"),
+        ({"recipe_b": "BlockWise128x128"}, "recipe_b without a recipe_a"),
+        ({"recipe_a": "RowWise", "dtype": "e4m3"}, "recipe_a RowWise: what is tuned takes scales of BlockWise1x128"),
+        ({"recipe_a": "Rows"}, "recipe_a 'Rows': known are"),
+        ({"recipe_a": "BlockWise1x128"}, "dtype 'bf16': 'e4m3', 'e5m2'"),
+        ({"recipe_a": "BlockWise128x128", "dtype": "e4m3", "groups": 2}, "groups end at any row"),
+        ({"groups": 2, "a_major": "mn"}, "a_major 'mn', b_major 'k'"),
+        ({"groups": 2, "dtype": "tf32"}, "dtype 'tf32'"),
+    ],
+)  # fmt: skip
+def test_variants_that_mean_nothing_are_refused(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(OperandError, match=text):
+        tune(64, 64, 256, **given)
+
+
+def test_measuring_ranks_and_reports_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a device and times of the test's own."""
+    torch = pytest.importorskip("torch")
+    fast, slow, wrong, refused = (Sm90Choice(Sm90Config((64, n), consumers=1)) for n in (64, 128, 192, 256))
+    times = {"torch": 3.0, "0": 2.0, "1": 4.0}
+
+    class Device:
+        def record(self, launches: Any) -> Any:
+            return launches
+
+        def seconds(self, replay: Any) -> float:
+            return 1e-3
+
+    def call(on: Any, choice: Any) -> None:
+        if choice == refused:
+            raise PlanError("refused here")
+        on[0].fill_(2.0 if choice == wrong else 1.0)
+
+    monkeypatch.setattr(tuning, "CudaDevice", Device)
+    monkeypatch.setattr(tuning, "burst", lambda device, replays, rounds, draw: {x: [times[x]] for x in replays})
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
+    contest = tuning._Contest(lambda: (torch.zeros(2),), call, None, lambda on: float((on[0] - 1).abs().max()) * 2)
+    problem, said = tuning.BenchProblem(4096, 4096, 4096), []
+    found, failed, of_torch = tuning._measure(problem, contest, [fast, slow, wrong, refused], 9, 1.0, said.append)
+    repeats = max(1, problem.launches // problem.sets) * problem.sets
+    assert found == {fast: 2.0 / repeats, slow: 4.0 / repeats} and of_torch != of_torch
+    assert [(choice, text.partition(":")[0]) for choice, text in failed] == [
+        (wrong, "wrong"),
+        (refused, "refused here"),
+    ]
+    assert said == ["measuring 2 configurations and torch's, 9 rounds of 0.0 s"]
+    contest = contest._replace(by_torch=lambda on: None)
+    assert tuning._measure(problem, contest, [fast], 9, 1.0, said.append)[2] == 3.0 / repeats

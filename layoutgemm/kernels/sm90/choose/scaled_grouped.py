@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
+from ...plan import STAGE_BYTES_OF_K
 from ..config import Sm90Config
 from .costs import promoted_model
 
@@ -96,10 +97,11 @@ def _tiles(sizes: tuple[int, int, int, int], tile: tuple[int, int], cluster: tup
     return -(-m // (tile[0] * cluster[0])) * -(-n // (tile[1] * cluster[1])) * batch
 
 
-def grouped_config(rows: int, wide: bool = False) -> Sm90Config:
+def grouped_config(rows: int, k_bytes: int = 1 << 16, wide: bool = False) -> Sm90Config:
     """The configuration for groups of so many rows on average. A tile is one group's.
 
-    wide  C has 32 bits an element: its store takes the shared memory of stages
+    k_bytes  bytes of a row of A: a tile that is finished by blocks has two k tiles or more
+    wide     C has 32 bits an element: its store takes the shared memory of stages
 
     >>> grouped_config(8192).tile, grouped_config(192).tile, grouped_config(20).tile
     ((256, 192), (192, 160), (64, 176))
@@ -113,7 +115,8 @@ def grouped_config(rows: int, wide: bool = False) -> Sm90Config:
         return Sm90Config((192, 160), consumers=3, cluster=(1, 2), chunks=1, buffers=2, l2_promotion="256B")
     if rows <= 1024:
         return Sm90Config((128, 256), cluster=(2, 1), along="N", chunks=1, buffers=2, l2_promotion="256B")
-    return Sm90Config((256, 192), cluster=(1, 2), early=2, group=16, chunks=1, buffers=2, l2_promotion="256B")
+    early = 2 if k_bytes > STAGE_BYTES_OF_K else 0
+    return Sm90Config((256, 192), cluster=(1, 2), early=early, group=16, chunks=1, buffers=2, l2_promotion="256B")
 
 
 def grouped_scaled_config(rows: int, each_column: bool = False) -> Sm90Config:

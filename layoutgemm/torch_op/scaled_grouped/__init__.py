@@ -1,0 +1,19 @@
+"""scaled_matmul and grouped_matmul: products of torch tensors with more to them than A and B.
+
+A call passes through these files, in this order:
+
+    api          a kept launch, or checks and then the product, computed or by torch's dispatcher
+    operators    torch.ops.layoutgemm.scaled_matmul and grouped_matmul, with derivatives
+    grouped      forms, checks and products of groups
+    scaled       checks and products with scales
+    kept         launches, kept for the next call
+    recipes      which part of an operand shares a scale
+
+Imported when first named.
+"""
+
+from .api import grouped_matmul, scaled_matmul
+from .recipes import DEPTH, mainloop_of
+from .scaled import check_config
+
+__all__ = ["DEPTH", "check_config", "grouped_matmul", "mainloop_of", "scaled_matmul"]

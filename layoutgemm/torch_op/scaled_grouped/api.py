@@ -1,0 +1,346 @@
+"""layoutgemm.scaled_matmul and grouped_matmul: a kept launch, or all checks, then a kernel or torch's dispatcher."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...errors import OperandError
+from ...kernels.run.operand_checks import check_operands
+from ...kernels.sm90.config import Sm90Config
+from ..checks import NOT_RECORDED, PLAIN, autocast, differentiated, needs_dispatcher, transforms
+from ..compiled import check_kinds, named, refusal, refuse
+from ..operator import seen_by_autograd_alone
+from ..prepared import config_text
+from .grouped import COLUMNS, COUNTS, ENDS, OFFSETS, finished, in_groups
+from .grouped import grouped_product as computed_grouped
+from .kept import find
+from .operators import (
+    CHECK_GROUPED,
+    CHECK_SCALED,
+    WAY_OUT,
+    check_derivable,
+    checked_grouped,
+    checked_scaled,
+    differentiable,
+    grouped_gradients,
+)
+from .recipes import recipe_text
+from .scaled import ScaledFinish, check_config, scaled_product
+
+_is_traced = torch.compiler.is_dynamo_compiling
+_DERIVED = (torch.bfloat16, torch.float16)
+
+
+def scaled_matmul(
+    a: torch.Tensor,
+    scale_a: torch.Tensor,
+    b: torch.Tensor,
+    scale_b: torch.Tensor | None = None,
+    *,
+    recipe_a: object = None,
+    recipe_b: object = None,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    use_fast_accum: bool = True,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = torch.bfloat16,
+    config: Sm90Config | None = None,
+) -> torch.Tensor:
+    """activation(A @ B + bias) of 8-bit floats, each with its scales.
+
+    With scales of blocks, C[i, j] = sum over K blocks kb of 128 of
+    scale_a[i, kb] * scale_b[j, kb] * (A's block @ B's block)[i, j].
+
+    a, b     float8_e4m3fn or float8_e5m2 each, (M, K) and (K, N), or batches of them: on one GPU of compute capability
+             9.0, or on the CPU. K contiguous (b is the transpose of an (N, K) matrix) and lines of a multiple of 16
+             elements; what lies otherwise is copied
+    scale_a  float32, of any strides: (M, K blocks), or (M / 128, K blocks) for a scale of 128 rows; (M, 1) or (M,) for
+             a scale of each row; one element for all of a
+    scale_b  float32, or None: (N, K blocks), or (N / 128, K blocks); (1, N), (N, 1) or (N,); one element
+    recipe_a, recipe_b  what the scales are, where the shape is not to say it: a torch.nn.functional.ScalingType, or its
+             name: BlockWise1x128 and BlockWise128x128, or RowWise and TensorWise. Both of a product are of blocks, or
+             neither is
+    bias     float32, bfloat16 or float16, (N,); activation one of relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh
+    use_fast_accum  for RowWise and TensorWise: whether sums stay in the tensor core's registers of 14 bits; False adds
+             each 128 of K in float32, as a product with scales of blocks does always
+    out      where the product goes, of its shape and type, apart from what is read
+    config   the kernel's configuration; default what `layoutgemm.tune` measured, or the fastest known for M
+
+    Scales, bias and activation are applied in the kernel, in float32, before the one rounding; on the CPU in float64.
+    Works under torch.compile, FakeTensor, torch.export and in CUDA graphs; autocast changes nothing. No gradients: 8
+    bits are too coarse for them. Differentiate a bfloat16 product, with quantisation in an autograd.Function's forward.
+
+    Raises OperandError, or TensorError in torch's words, naming the operand, before anything is written.
+
+    >>> import torch
+    >>> a, b = torch.ones(2, 256).to(torch.float8_e4m3fn), torch.ones(256, 3).to(torch.float8_e4m3fn)
+    >>> scaled_matmul(a, torch.tensor([[1.0, 2.0], [0.5, 0.25]]), b)[:, 0].tolist()
+    [384.0, 96.0]
+    >>> rows, columns = torch.tensor([[0.5], [2.0]]), torch.tensor([[1.0, 2.0, 3.0]])
+    >>> scaled_matmul(a, rows, b, columns, recipe_a="RowWise", recipe_b="RowWise").tolist()
+    [[128.0, 256.0, 384.0], [512.0, 1024.0, 1536.0]]
+    """
+    if _is_traced():
+        options = activation, use_fast_accum, out_dtype, config
+        return _traced_scaled(a, scale_a, b, scale_b, bias, out, recipe_a, recipe_b, *options)
+    key, found = find(
+        (a, b, scale_a, scale_b, bias), out, "scaled", out_dtype, config, recipe_a, recipe_b, activation, use_fast_accum
+    )
+    if found is not None:
+        return found
+    finish = ScaledFinish(bias, activation, bool(use_fast_accum))
+    check_config(config)
+    names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
+    call = checked_scaled(a, scale_a, b, scale_b, finish, out, out_dtype, *names)
+    tensors = {"a": a, "scale_a": scale_a, "b": b, **named(scale_b=scale_b, bias=bias)}
+    if needs_dispatcher(*tensors.values(), out):
+        text = config_text(config)
+        value: torch.Tensor = torch.ops.layoutgemm.scaled_matmul(
+            a, scale_a, b, scale_b, bias, activation, out_dtype, *names, finish.fast, text
+        )
+        return value if out is None else out.copy_(value)
+    return scaled_product(call, a, scale_a, b, scale_b, finish, config, out, key)
+
+
+def _traced_scaled(
+    a: Any, scale_a: Any, b: Any, scale_b: Any, bias: Any, out: Any, recipe_a: object, recipe_b: object,
+    activation: Any, use_fast_accum: bool, out_dtype: Any, config: Any,
+) -> torch.Tensor:  # fmt: skip
+    """The same under torch.compile, whose tracer meets no exception of ours."""
+    read = {"a": a, "scale_a": scale_a, "b": b, **named(scale_b=scale_b, bias=bias)}
+    check_kinds(read, named(out=out))
+    refuse(_refusal_of_options(recipe_a, recipe_b, config))
+    refuse(refusal("activation", activation))
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        refuse(refusal("out_dtype", a.dtype, out_dtype))
+    _refuse_recorded(read, out)
+    names = _recipe_text(recipe_a), _recipe_text(recipe_b)
+    CHECK_SCALED(a, scale_a, b, scale_b, bias, out, activation, out_dtype, *names)
+    value: torch.Tensor = torch.ops.layoutgemm.scaled_matmul(
+        a, scale_a, b, scale_b, bias, activation, out_dtype, *names, bool(use_fast_accum), config_text(config)
+    )
+    return value if out is None else out.copy_(value)
+
+
+def _refuse_recorded(read: dict[str, torch.Tensor], out: torch.Tensor | None) -> None:
+    """Refuse, under the compiler, the derivatives that no product with scales has."""
+    for name, x in read.items():
+        if differentiated(x):
+            refuse(f"{name} requires grad, and this product has no gradient: {WAY_OUT}")
+    if out is not None and differentiated(out):
+        refuse(NOT_RECORDED)
+
+
+def _refusal_of_options(recipe_a: object, recipe_b: object, config: object) -> str:
+    """The refusal of options that are no tensors, or "": a constant to the compiler."""
+    texts = [refusal("recipe", "recipe_a", recipe_a), refusal("recipe", "recipe_b", recipe_b)]
+    return next(filter(None, texts), "") or refusal("plain config", config)
+
+
+def _recipe_text(recipe: object) -> str:
+    """The name of a recipe that has been checked: a constant to the compiler."""
+    return recipe_text("recipe", recipe)
+
+
+_refusal_of_options._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as `prepared.config_text`
+_recipe_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+# -------------------------------------------------------------------------------------------------------------- grouped
+
+
+def grouped_matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    *,
+    offs: torch.Tensor | None = None,
+    counts: torch.Tensor | None = None,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+    recipe_a: object = None,
+    recipe_b: object = None,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    use_fast_accum: bool = True,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    config: Sm90Config | None = None,
+) -> torch.Tensor:
+    """A grouped GEMM, as in a mixture of experts: a product for each group, in one launch.
+
+    The ranks of a and b say what the groups are of, as in torch.nn.functional.grouped_mm:
+
+        a (rows, K)        b (experts, K, N)    rows of a and of the result:         (rows, N)
+        a (experts, M, K)  b (K, columns)       columns of b and of the result:      (M, columns), column-major
+        a (M, K)           b (K, N)             K, as in a weight's gradient:        (experts, M, N)
+        a (experts, M, K)  b (experts, K, N)    none; with `counts`, of masked rows: (experts, M, N)
+
+    a, b      bfloat16, float16, float8_e4m3fn or float8_e5m2: on one GPU of compute capability 9.0, or on the CPU. What
+              no kernel reads in place is copied. Groups along K on a GPU: bfloat16, by torch's kernel
+    offsets   int32 or int64 of experts + 1, on the same device: where each group begins, from 0, and the last one ends,
+              at a's rows (or b's columns, or K); none below the one before it, so that groups may be empty
+    offs      in place of offsets, int32 or int64 of experts: where each group ends, without the leading 0, as torch has
+              it. Rows or columns from the last end on are in no group: zeros in a new result, untouched in `out`
+    counts    in place of both, int32 or int64 of experts: the rows of each group that count. Others are not written to
+              `out`, and are unspecified in a new result; on a GPU all are multiplied, as no kernel skips them
+    scale_a   of float8: float32 (rows, K blocks of 128) and scale_b (experts, N / 128, K blocks), as for scaled_matmul,
+              and its recipes likewise. Not along K
+    bias      of all forms but columns and K: float32, bfloat16 or float16, (N,), or (experts, N) for one of each group;
+              activation, use_fast_accum  as for scaled_matmul. In the kernel; by torch where derivatives are recorded
+    out       where the product goes, of its shape and type, apart from what is read
+    out_dtype default a's type; bfloat16 for float8
+    config    the kernel's configuration; of groups of columns, that of the transposed product
+
+    On a GPU the values of offsets, offs and counts are read by the kernel alone: the host does not wait for them, and
+    they are not checked. No row is written outside of its group.
+
+    Differentiable for bfloat16 and float16, twice and in forward mode too: the gradient of rows' weights is a product
+    with groups along K. No gradients of 8-bit floats and of scales. Works under torch.compile, FakeTensor,
+    torch.export, autocast (which casts floats of 16 and 32 bits) and in CUDA graphs.
+
+    Raises OperandError, or TensorError in torch's words, naming the operand, before anything is written.
+
+    >>> import torch
+    >>> a, b = torch.ones(3, 2).bfloat16(), torch.arange(1.0, 4).bfloat16().view(3, 1, 1).expand(3, 2, 1)
+    >>> grouped_matmul(a, b, torch.tensor([0, 1, 1, 3])).flatten().tolist()
+    [2.0, 6.0, 6.0]
+    >>> grouped_matmul(a.T, a, offs=torch.tensor([1, 1, 3]))[:, 0, 0].tolist()
+    [1.0, 0.0, 2.0]
+    """
+    if _is_traced():
+        return _traced_grouped(
+            a, b, (offsets, offs, counts), (scale_a, scale_b), (bias, activation, use_fast_accum), out,
+            (recipe_a, recipe_b), out_dtype, config,
+        )  # fmt: skip
+    key: tuple[object, ...] = ()
+    if offsets is not None:
+        options = out_dtype, config, recipe_a, recipe_b, activation, use_fast_accum
+        key, found = find((a, b, offsets, scale_a, scale_b, bias), out, "grouped", options)
+        if found is not None:
+            return found
+    groups, said = _groups(offsets, offs, counts)
+    if _recorded_alone(a, b, groups, out, scale_a, scale_b, recipe_a, recipe_b, bias, activation):
+        recorded: torch.Tensor = _RecordedGroups.apply(a, b, groups, said, out_dtype, config)
+        return recorded
+    finish = ScaledFinish(bias, activation, bool(use_fast_accum))
+    tensors = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b, bias=bias)}
+    check_operands(tensors, named(out=out))
+    check_config(config)
+    names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
+    a, b = autocast(a, b)
+    call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, out, out_dtype, *names)
+    check_derivable(a, b, scale_a, scale_b, bias)
+    if not needs_dispatcher(a, b, groups, scale_a, scale_b, bias, out):
+        return computed_grouped(call, a, b, groups, scale_a, scale_b, finish, config, out, key)
+    text = config_text(config)
+    if scale_a is None and bias is None and activation is None:
+        value = differentiable(a, b, groups, said, call.kind, text)
+    elif scale_a is None and transforms():
+        value = finished(call, differentiable(a, b, groups, said, torch.float32, text), groups, finish)
+    else:
+        value = torch.ops.layoutgemm.grouped_matmul(
+            a, b, groups, said, scale_a, scale_b, call.kind, *names, text, *finish
+        )
+    return _placed(value, out, call.leaves_rows, said, groups, call.form == COLUMNS)
+
+
+def _recorded_alone(a: Any, b: Any, groups: Any, *others: object) -> bool:
+    """True for a product that autograd records, and nothing else has to see; all checks are the recorded call's.
+
+    others  arguments that the recorded call does not have
+    """
+    return (
+        type(a) in PLAIN
+        and type(b) in PLAIN
+        and type(groups) in PLAIN
+        and (a.requires_grad or b.requires_grad)
+        and torch.is_grad_enabled()
+        and all(x is None for x in others)
+        and a.dtype in _DERIVED
+        and not a.ndim == b.ndim == 3
+        and a.device.type != "meta"
+        and seen_by_autograd_alone()
+    )
+
+
+def _groups(offsets: Any, offs: Any, counts: Any) -> tuple[Any, str]:
+    """The groups, and the argument that says them. Raises OperandError for two."""
+    given = [(x, said) for x, said in ((offsets, OFFSETS), (offs, ENDS), (counts, COUNTS)) if x is not None]
+    if len(given) > 1:
+        raise OperandError(f"{given[0][1]} and {given[1][1]}: groups are said by one of offsets, offs and counts")
+    return given[0] if given else (None, OFFSETS)
+
+
+def _placed(
+    value: torch.Tensor, out: torch.Tensor | None, leaves_rows: bool, said: str, groups: torch.Tensor | None,
+    columns: bool,
+) -> torch.Tensor:  # fmt: skip
+    """The result, or `out` with its elements that are in a group."""
+    if out is None:
+        return value
+    if leaves_rows and groups is not None:
+        there, into = (value.mT, out.mT) if columns else (value, out)  # columns are rows of the transpose
+        kept = torch.where(in_groups(there.shape, said, groups), there, into)
+        value = kept.mT if columns else kept
+    return out.copy_(value)
+
+
+class _RecordedGroups(torch.autograd.Function):
+    """The product with gradients in eager mode: kept launches forward and backward.
+
+    `operators.differentiable` serves torch.func, forward mode and compilers. Where the backward pass is recorded too,
+    `grouped_matmul` records its products.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: str, out_dtype: torch.dtype | None,
+        config: Sm90Config | None,
+    ) -> torch.Tensor:  # fmt: skip
+        ctx.save_for_backward(a, b, groups)
+        ctx.said = said
+        return grouped_matmul(a, b, **{said: groups}, out_dtype=out_dtype, config=config)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        return (*grouped_gradients(ctx, grad, _derived), None, None, None, None)
+
+
+def _derived(
+    left: torch.Tensor, right: torch.Tensor, groups: torch.Tensor, said: str, kind: torch.dtype
+) -> torch.Tensor:
+    return grouped_matmul(left, right, **{said: groups}, out_dtype=kind)
+
+
+def _traced_grouped(
+    a: Any, b: Any, said_groups: tuple[Any, Any, Any], scales: tuple[Any, Any], finish: tuple[Any, Any, Any], out: Any,
+    recipes: tuple[object, object], out_dtype: Any, config: Any,
+) -> torch.Tensor:  # fmt: skip
+    """The same under torch.compile, whose tracer meets no exception of ours."""
+    (scale_a, scale_b), (bias, activation, use_fast_accum) = scales, finish
+    given = [(x, said) for x, said in zip(said_groups, (OFFSETS, ENDS, COUNTS)) if x is not None]
+    if len(given) > 1:
+        refuse(f"{given[0][1]} and {given[1][1]}: groups are said by one of offsets, offs and counts")
+    groups, said = given[0] if given else (None, OFFSETS)
+    read = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b, bias=bias)}
+    check_kinds(read, named(out=out))
+    refuse(_refusal_of_options(*recipes, config))
+    refuse(refusal("activation", activation))
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        refuse(refusal("out_dtype", a.dtype, out_dtype))
+    if scale_a is not None or a.dtype.itemsize == 1:
+        _refuse_recorded({"a": a, "b": b, **named(scale_a=scale_a, scale_b=scale_b, bias=bias)}, out)
+    elif out is not None and differentiated(a, b, bias, out):
+        refuse(NOT_RECORDED)
+    a, b = autocast(a, b)
+    names = _recipe_text(recipes[0]), _recipe_text(recipes[1])
+    CHECK_GROUPED(a, b, groups, scale_a, scale_b, bias, out, said, activation, out_dtype, *names)
+    value: torch.Tensor = torch.ops.layoutgemm.grouped_matmul(
+        a, b, groups, said, scale_a, scale_b, out_dtype, *names, config_text(config), bias, activation,
+        bool(use_fast_accum),
+    )  # fmt: skip
+    leaves_rows = said != OFFSETS and not a.ndim == b.ndim == 2
+    return _placed(value, out, leaves_rows, said, groups, a.ndim == 3 and b.ndim == 2)

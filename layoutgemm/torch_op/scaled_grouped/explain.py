@@ -1,0 +1,215 @@
+"""Explanations of scaled_matmul and grouped_matmul, without a GPU: see `layoutgemm.explain_matmul`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+
+from ...errors import OperandError
+from ...kernels.derive import OperandPlan, padded_leading
+from ...kernels.run.tensor_maps import tma_operand
+from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm90.plan import Sm90Plan
+from ..compiled import named
+from ..epilogue import finish_of
+from ..explanation import Explanation
+from ..launch import plan_of as plan_of_solution
+from ..prepared import NO_FINISH, problem_at
+from ..solver import solve
+from ..types import C_NAMES, NAMES
+from .grouped import ALONG_K, BATCH, COLUMNS, ENDS, MASKED, GroupedCall, why_not_along_k
+from .grouped import epilogue_of_call as epilogue_of_groups
+from .grouped import plan_of as plan_of_groups
+from .kept import require_hopper
+from .operators import checked_grouped, checked_scaled
+from .recipes import Recipes, as_vector
+from .scaled import ScaledCall, ScaledFinish, check_config, epilogue_for, plan_of, vectors_of
+
+_ZEROS = Explanation("no kernel: zeros", "a size is 0", 0, (), 0)
+_INT32 = 4
+
+
+def explain_scaled(
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: ScaledFinish,
+    out: torch.Tensor | None, out_dtype: torch.dtype | None, recipes: tuple[object, object], config: Any,
+) -> Explanation:  # fmt: skip
+    """Which kernel `scaled_matmul` takes for these tensors, why, and what it copies. Raises as that does."""
+    check_config(config)
+    call = checked_scaled(a, scale_a, b, scale_b, finish, out, out_dtype, *recipes)
+    require_hopper(a.get_device(), "scaled_matmul")
+    return _scaled(call, a, scale_a, b, scale_b, finish, out, config)
+
+
+def _scaled(
+    call: ScaledCall, a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None,
+    finish: ScaledFinish, out: torch.Tensor | None, config: Sm90Config | None,
+) -> Explanation:  # fmt: skip
+    if 0 in (*call.shape, a.shape[-1]):
+        return _ZEROS
+    scales = {"scale_a": scale_a, **named(scale_b=scale_b)}
+    vectors, _ = vectors_of(call.recipes, dict.fromkeys(scales, a.ndim), scales)
+    copies = _copied_vectors(call.recipes, scales, a.ndim, vectors)
+    if call.recipes.in_mainloop or not finish.fast:
+        plan, why = plan_of(call, a, b, finish, config)
+        reason = f"scales of K blocks are the main loop's; {why}" if call.recipes.in_mainloop else f"exact sums; {why}"
+        return _of_plan(plan, a, b, out, reason, copies)
+    if finish.bias is not None:
+        vectors["bias"] = finish.bias
+    made = finish_of(epilogue_for(call, finish), vectors, call.shape)
+    found = solve(problem_at(a, b, call.kind, config, out, made))
+    names = NAMES[a.dtype], NAMES[b.dtype], C_NAMES[call.kind]
+    for copy, name in zip(found.copies, names, strict=True):
+        if copy is not None:
+            copies.append((copy.why, copy.bytes(name)))
+    said, total = tuple([f"{why}, {size} bytes" for why, size in copies]), sum(size for _, size in copies)
+    why = f"scales of rows, columns and tensors are the epilogue's; {found.why}"
+    return Explanation(str(plan_of_solution(found)), why, len(found.launches), said, total)
+
+
+def _copied_vectors(
+    recipes: Recipes, scales: dict[str, torch.Tensor], rank: int, vectors: dict[str, torch.Tensor]
+) -> list[tuple[str, int]]:
+    """The scales that an epilogue does not read where they lie: why, and bytes."""
+    found = []
+    for name, vector in vectors.items():
+        x = as_vector(scales[name], recipes.a if name == "scale_a" else recipes.b, rank)
+        if x is not None and x.ndim == vector.ndim > 0 and vector.stride() != x.stride():
+            rule = f"{name}: elements lie {x.stride(-1)} apart, and an epilogue's are contiguous"
+            found.append((rule, vector.nbytes))
+    return found
+
+
+def _of_plan(
+    plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, why: str, copies: list[tuple[str, int]]
+) -> Explanation:
+    """The explanation of a plan's one launch."""
+    copies = [*copies, *_copied(plan.a, a), *_copied(plan.b, b)]
+    if out is not None:
+        lines = out if out.stride(-1) == 1 or out.shape[-1] == 1 else None
+        size = out.element_size()
+        pitch = padded_leading(plan.c.dtype, out.shape[-1])
+        if lines is None or lines.stride(-2) * size % 16 or out.data_ptr() % 16 or plan.beyond_line:
+            rule = f"out: strides {tuple(out.stride())}: stored with rows {pitch} elements apart, then copied"
+            copies.append((rule, prod(out.shape[:-1]) * pitch * size))
+    said = tuple([f"{rule}, {size} bytes" for rule, size in copies])
+    return Explanation(str(plan), why, 1, said, sum(size for _, size in copies))
+
+
+def _copied(operand: OperandPlan, x: torch.Tensor) -> list[tuple[str, int]]:
+    """Why an operand is copied, and the copy's bytes; nothing where TMA reads it in place."""
+    try:
+        tma_operand(operand, x, [], False)
+    except OperandError as error:
+        rows, extent = (x if operand.order == "row" else x.mT).shape[-2:]
+        made = prod(x.shape[:-2]) * rows * padded_leading(operand.dtype, extent) * operand.dtype.bytes
+        return [(str(error).partition("; copy=True")[0], made)]
+    return []
+
+
+# -------------------------------------------------------------------------------------------------------------- grouped
+
+
+def explain_grouped(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: str, scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None, finish: ScaledFinish, out: torch.Tensor | None, out_dtype: torch.dtype | None,
+    recipes: tuple[object, object], config: Any,
+) -> Explanation:  # fmt: skip
+    """Which kernel `grouped_matmul` takes for these tensors, why, and what it copies. Raises as that does."""
+    check_config(config)
+    call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, out, out_dtype, *recipes)
+    require_hopper(a.get_device(), "grouped_matmul")
+    return _grouped(call, a, b, groups, scale_a, scale_b, finish, out, config)
+
+
+def _grouped(
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None, finish: ScaledFinish, out: torch.Tensor | None, config: Sm90Config | None,
+) -> Explanation:  # fmt: skip
+    if call.form == COLUMNS:
+        recipes = None if call.recipes is None else Recipes(call.recipes.b, call.recipes.a)
+        turned = call._replace(form="rows", shape=call.shape[::-1], recipes=recipes)
+        into = None if out is None else out.mT
+        if call.recipes is not None:
+            scale_a, scale_b = as_vector(scale_a, call.recipes.a, 3), as_vector(scale_b, call.recipes.b, 2)
+        found = _grouped(turned, b.mT, a.mT, groups, scale_b, scale_a, finish, into, config)
+        return replace(found, why=f"groups of columns are rows of the transposed product; {found.why}")
+    if 0 in (*call.shape, a.shape[-1], call.experts) and call.form != BATCH:
+        return _ZEROS
+    if call.form in (BATCH, MASKED):
+        return _batches(call, a, b, scale_a, scale_b, finish, out, config)
+    assert groups is not None
+    if call.form == ALONG_K:
+        return _along_k(call, a, b, out, config)
+    scales = {} if scale_a is None else {"scale_a": scale_a, **named(scale_b=scale_b)}
+    copies: list[tuple[str, int]] = []
+    if call.recipes is not None and not call.recipes.in_mainloop:
+        ranks = {"scale_a": 2, "scale_b": 3}
+        vectors, _ = vectors_of(call.recipes, ranks, scales)
+        for name, rank in ranks.items():
+            one = {name: vectors[name]} if name in vectors else {}
+            copies += _copied_vectors(call.recipes, scales, rank, one)
+    if call.said == ENDS:
+        size = (call.experts + 1) * groups.element_size()
+        copies.append((f"{call.said}: the kernel reads where groups begin, with a zero before the ends", size))
+    elif not groups.is_contiguous():
+        rule = f"{call.said}: stride {groups.stride(0)}, and the kernel reads one after the other"
+        copies.append((rule, groups.nbytes))
+    plan, why = plan_of_groups(call, a, b, groups, finish, config)
+    return _of_plan(plan, a, b, out, f"one launch for all groups, whose ends the kernel reads; {why}", copies)
+
+
+def _batches(
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None,
+    finish: ScaledFinish, out: torch.Tensor | None, config: Sm90Config | None,
+) -> Explanation:  # fmt: skip
+    """Groups of as many rows each: a batch."""
+    into = out if call.form == BATCH else None
+    if call.recipes is not None and scale_a is not None:
+        scaled = ScaledCall(call.recipes, call.kind, call.shape)
+        found = _scaled(scaled, a, scale_a, b, scale_b, finish, into, config)
+    elif 0 in (*call.shape, a.shape[-1]):
+        return _ZEROS
+    else:
+        made = NO_FINISH
+        if finish.bias is not None or finish.activation is not None:
+            given = {} if finish.bias is None else {"bias": finish.bias}
+            made = finish_of(epilogue_of_groups(call, finish), given, call.shape)
+        solution = solve(problem_at(a, b, call.kind, config, into, made))
+        names = NAMES[a.dtype], NAMES[b.dtype], C_NAMES[call.kind]
+        sizes = [0 if copy is None else copy.bytes(name) for copy, name in zip(solution.copies, names, strict=True)]
+        said = tuple([f"{copy.why}, {size} bytes" for copy, size in zip(solution.copies, sizes, strict=True) if copy])
+        found = Explanation(str(plan_of_solution(solution)), solution.why, len(solution.launches), said, sum(sizes))
+    if call.form == BATCH:
+        return found
+    why = f"every row is multiplied, as no kernel reads counts; {found.why}"
+    if out is None:
+        return replace(found, why=why)
+    size = prod(call.shape) * out.element_size()
+    copy = f"out: rows that count are copied from a product of all, {size} bytes"
+    return replace(found, why=why, copies=(*found.copies, copy), workspace=found.workspace + size)
+
+
+def _along_k(
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, config: Sm90Config | None
+) -> Explanation:
+    """Groups along K, by torch's kernel. Raises OperandError where that has no such product."""
+    why = why_not_along_k(call, a, config)
+    if why:
+        raise OperandError(why)
+    copies = []
+    for name, x in (("a", a.mT), ("b", b)):
+        size = x.element_size()
+        if x.stride(-1) != 1 or x.stride(-2) * size % 16 or x.stride(-2) < x.shape[-1] or x.data_ptr() % 16:
+            pitch = -(-x.shape[1] * size // 16) * 16
+            other = "columns" if name == "a" else "rows"
+            rule = f"{name}: groups begin at {other}, which are to be contiguous and a multiple of 16 bytes apart"
+            copies.append((rule, x.shape[0] * pitch))
+    if out is not None:
+        copies.append(("out: torch's product, copied", prod(call.shape) * out.element_size()))
+    said = tuple([f"{rule}, {size} bytes" for rule, size in copies])
+    reason = "groups along K: no kernel of this library has them; torch's reads their ends on the device, and its own "
+    reason += "workspace is not counted"
+    return Explanation("torch._grouped_mm", reason, 1, said, sum(size for _, size in copies))

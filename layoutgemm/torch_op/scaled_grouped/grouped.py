@@ -1,0 +1,515 @@
+"""GroupedCall products of operands of any kind: checked, then by a kernel, or on the CPU in float64.
+
+    a             b             groups         result       group e                                   on a GPU
+    ------------  ------------  -------------  -----------  ----------------------------------------  ------------------
+    (rows, K)     (E, K, N)     of rows        (rows, N)    C[g] = A[g] @ B[e]                        the grouped kernel
+    (E, M, K)     (K, columns)  of columns     (M, columns) C[:, g] = A[e] @ B[:, g]                  its transpose
+    (M, K)        (K, N)        of K           (E, M, N)    C[e] = A[:, g] @ B[g]                     torch's kernel
+    (E, M, K)     (E, K, N)     none           (E, M, N)    C[e] = A[e] @ B[e]                        matmul
+    (E, rows, K)  (E, K, N)     counts         (E, rows, N) C[e, :counts[e]] = A[e, :counts[e]] @ B[e]  matmul, all rows
+
+The derivatives of the first three forms are among them: with dC in place of C, dA = dC @ B^T and dB = A^T @ dC. The
+result of the second form is column-major, as the transpose of the first form's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+
+from ...dtypes import dtype
+from ...errors import OperandError, TensorError
+from ...kernels.derive import padded_leading
+from ...kernels.epilogue.chain import Epilogue
+from ...kernels.run.operand_checks import addressed
+from ...kernels.sm90.choose.scaled_grouped import grouped_config, grouped_scaled_config
+from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm90.grouped import Ragged
+from ...kernels.sm90.plan import Sm90Plan
+from .. import tuned_store
+from ..bias_activation import by_torch
+from ..checks import stored_as
+from ..compute import product
+from ..epilogue import epilogue_product
+from ..prepared import gpu, on_gpu
+from ..reference import exact, rounded
+from ..types import C_NAMES, NAMES
+from .kept import Key, find, launch, require_hopper
+from .recipes import DEPTH, SQUARE, TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
+from .scaled import (
+    FP8,
+    NO_FINISH,
+    ScaledCall,
+    ScaledFinish,
+    beside,
+    check_addresses,
+    check_finish,
+    derived,
+    epilogue_of,
+    line,
+    scaled_product,
+    sums,
+    tuned_name,
+    vectors_of,
+)
+
+ROWS, COLUMNS, ALONG_K, BATCH, MASKED = "rows", "columns", "K", "batch", "masked"
+_FORMS = {(2, 3): ROWS, (3, 2): COLUMNS, (2, 2): ALONG_K}
+OFFSETS, ENDS, COUNTS = "offsets", "offs", "counts"  # the arguments that say which groups there are
+
+
+class GroupedCall(NamedTuple):
+    """A checked grouped product.
+
+    form     which of the table's
+    said     the argument that says the groups, or ""
+    experts  how many groups
+    recipes  of the scales, or None
+    kind     the result's type, and its `shape`
+    """
+
+    form: str
+    said: str
+    experts: int
+    recipes: Recipes | None
+    kind: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def leaves_rows(self) -> bool:
+        """True if there may be rows or columns in no group, which are not written."""
+        return self.said in (ENDS, COUNTS) and self.form != ALONG_K
+
+
+# --------------------------------------------------------------------------------------------------------------- checks
+
+
+def check_grouped(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: str, scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None, out_dtype: object, names: tuple[str, str], finish: ScaledFinish = NO_FINISH,
+) -> GroupedCall:  # fmt: skip
+    """The grouped product of dense tensors of one device. Raises OperandError or TensorError, naming the operand.
+
+    groups  offsets, ends or counts, as `said` names them; their values are looked at on the CPU alone
+    names   of the recipes, "" for those that the shapes say
+    """
+    scaled = scale_a is not None or scale_b is not None
+    _check_types(a, b, scaled)
+    form = _form(a, b, groups, said)
+    k = a.shape[-1]
+    if k != b.shape[-2] or (a.ndim == b.ndim == 3 and a.shape[0] != b.shape[0]):
+        raise _no_form(a, b)
+    experts = b.shape[0] if b.ndim == 3 else a.shape[0] if a.ndim == 3 else 0
+    if groups is not None:
+        experts = _check_groups(a, b, groups, said, experts)
+    kind = stored_as(a.dtype, out_dtype)
+    front = (experts,) if a.ndim == b.ndim else ()
+    shape = (*front, a.shape[-2], b.shape[-1])
+    if form in (COLUMNS, ALONG_K) and (finish.bias is not None or finish.activation is not None):
+        name = "bias" if finish.bias is not None else "activation"
+        raise OperandError(f"{name}: groups of {form} take none, groups of rows do")
+    check_finish(finish, [shape[-1:], (experts, *shape[-1:])])
+    if scale_a is None:
+        if scaled or any(names):
+            what = "scale_b" if scaled else "recipe_a" if names[0] else "recipe_b"
+            raise OperandError(f"{what} without a scale_a")
+        return GroupedCall(form, said, experts, None, kind, shape)
+    return GroupedCall(form, said, experts, _check_scales(form, a, b, scale_a, scale_b, names), kind, shape)
+
+
+def _check_types(a: torch.Tensor, b: torch.Tensor, scaled: bool) -> None:
+    kinds = FP8 if scaled else (torch.bfloat16, torch.float16, *FP8)
+    for name, x in (("a", a), ("b", b)):
+        if x.dtype not in kinds:
+            known = ", ".join(str(kind).removeprefix("torch.") for kind in kinds)
+            raise OperandError(f"{name} is {x.dtype}: a grouped product{' with scales' * scaled} is of {known}")
+    if a.dtype != b.dtype and not {a.dtype, b.dtype} <= set(FP8):
+        raise TensorError(f"expected a and b to have the same dtype, but got: {a.dtype} != {b.dtype}")
+
+
+def _no_form(a: torch.Tensor, b: torch.Tensor) -> TensorError:
+    return TensorError(
+        f"a and b have shapes {list(a.shape)} and {list(b.shape)}: (rows, K) and (experts, K, N); (experts, M, K) and "
+        "(K, columns); (M, K) and (K, N); or (experts, M, K) and (experts, K, N)"
+    )
+
+
+def _form(a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: str) -> str:
+    """The form, by ranks and by the argument that says the groups."""
+    if a.ndim not in (2, 3) or b.ndim not in (2, 3):
+        raise _no_form(a, b)
+    both = a.ndim == b.ndim == 3
+    if both and groups is None:
+        return BATCH
+    if both and said != COUNTS:
+        raise OperandError(f"{said}: a and b have 3 dimensions, the first of which are the groups: without, or counts=")
+    if groups is None:
+        raise OperandError(f"offsets is missing: a and b have {a.ndim} and {b.ndim} dimensions, so groups have ends")
+    if said == COUNTS and not both:
+        raise OperandError(f"counts: a and b have {a.ndim} and {b.ndim} dimensions, and masked groups 3 and 3")
+    return MASKED if both else _FORMS[a.ndim, b.ndim]
+
+
+def _check_groups(a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: str, experts: int) -> int:
+    """The number of groups. Raises OperandError for another type or shape, and for values that are no groups."""
+    along = a.ndim == b.ndim == 2
+    zero = int(said == OFFSETS)  # a leading zero
+    right = groups.dtype in (torch.int32, torch.int64) and groups.ndim == 1
+    if not right or (groups.shape[0] < zero if along else groups.shape[0] != experts + zero):
+        shape = f"[groups{' + 1' * zero}]" if along else f"{[experts + zero]}"
+        what = {
+            OFFSETS: "where each group begins, and the last one ends",
+            ENDS: "where each group ends",
+            COUNTS: "how many rows of each group there are",
+        }[said]
+        raise OperandError(f"{said} is {groups.dtype} of shape {list(groups.shape)}: int32 or int64 of {shape}, {what}")
+    if addressed(groups) and groups.device.type == "cpu":
+        check_values(groups.tolist(), said, a, b)
+    return groups.shape[0] - zero if along else experts
+
+
+def check_values(ends: list[int], said: str, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Raise OperandError, with the first that is wrong, for values that are no groups."""
+    if said == COUNTS:
+        for e, count in enumerate(ends):
+            if not 0 <= count <= a.shape[1]:
+                raise OperandError(f"counts[{e}] = {count}: a has 0 to {a.shape[1]} rows in a group")
+        return
+    size, of = (a.shape[0], "a's {} rows") if (a.ndim, b.ndim) == (2, 3) else (b.shape[-1], "b's {} columns")
+    size, of = (a.shape[-1], "a's {} columns, K") if a.ndim == b.ndim == 2 else (size, of)
+    things = of.format(size)
+    shown = f"{said} = {ends}" if len(ends) <= 17 else f"{said} of {len(ends)}"
+    if said == OFFSETS and (ends[0] != 0 or ends[-1] != size):
+        raise OperandError(f"{shown}: they go from 0 to {things}, none below the one before it")
+    before = [0, *ends]
+    for e, (first, end) in enumerate(pairwise(before)):
+        if end < first or end > size:
+            at = f"{said}[{e}] = {end}"
+            rule = f"0 to {things}, none below the one before it"
+            raise OperandError(f"{shown}: they go from {rule}; {at}" + f" follows {first}" * (end < first and e > 0))
+
+
+def _check_scales(
+    form: str, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor | None,
+    names: tuple[str, str],
+) -> Recipes:  # fmt: skip
+    if form == ALONG_K:
+        raise OperandError("scale_a: groups along K end inside of a block of 128, which has one scale: no such product")
+    if form == COLUMNS and scale_b is None:
+        raise OperandError("scale_a without a scale_b: groups of columns are rows of the transpose")
+    blocks = -(-a.shape[-1] // DEPTH)
+    of_a = ScaledOperand("a", tuple(a.shape[:-2]), a.shape[-2], blocks)
+    of_b = ScaledOperand("b", tuple(b.shape[:-2]), b.shape[-1], blocks)
+    found = recipes_of(of_a, scale_a, names[0], of_b, scale_b, names[1])
+    check_addresses(scale_a=scale_a, scale_b=scale_b)
+    for name, recipe, grouped, of in (
+        ("scale_a", found.a, form == ROWS, of_a), ("scale_b", found.b, form == COLUMNS, of_b),
+    ):  # fmt: skip
+        if grouped and recipe == SQUARE and of.size > 1:
+            shape = list((scale_a if name == "scale_a" else scale_b).shape)  # type: ignore[union-attr]
+            lines = "row" if form == ROWS else "column"
+            raise TensorError(f"{name} has shape {shape}: {[of.size, blocks]}, as groups end at any {lines}")
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- products
+
+
+def grouped_product(
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None,
+    scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, finish: ScaledFinish = NO_FINISH,
+    config: Sm90Config | None = None, out: torch.Tensor | None = None, key: Key = (),
+) -> torch.Tensor:  # fmt: skip
+    """The product, computed now: a new tensor, in which rows of no group are zeros on the CPU, or `out`.
+
+    key  by which the launch is kept, or ()
+    """
+    if call.form == COLUMNS:
+        transposed = call._replace(form=ROWS, shape=call.shape[::-1])
+        if call.recipes is not None:
+            transposed = transposed._replace(recipes=Recipes(call.recipes.b, call.recipes.a))
+            scale_a, scale_b = as_vector(scale_a, call.recipes.a, 3), as_vector(scale_b, call.recipes.b, 2)
+        into = None if out is None else out.mT
+        value = grouped_product(transposed, b.mT, a.mT, groups, scale_b, scale_a, finish, config, into)
+        return value.mT if out is None else out
+    if call.form == BATCH:
+        return _batch(call, a, b, scale_a, scale_b, finish, config, out)
+    if 0 in (*call.shape, call.experts, a.shape[-1]):
+        return _nothing(call, groups, finish, a.device, out)
+    if not on_gpu(a.get_device()):
+        return _on_cpu(call, a, b, groups, scale_a, scale_b, finish, out)
+    require_hopper(a.get_device(), "grouped_matmul")
+    assert groups is not None
+    if call.form == MASKED:
+        return _masked(call, a, b, groups, scale_a, scale_b, finish, config, out)
+    if call.form == ALONG_K:
+        return along_k(call, a, b, groups, config, out)
+    return _rows(call, a, b, groups, scale_a, scale_b, finish, config, out, key)
+
+
+def _nothing(
+    call: GroupedCall, groups: torch.Tensor | None, finish: ScaledFinish, device: torch.device,
+    out: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """Empty sums are 0, and bias and activation follow."""
+    value = torch.zeros(call.shape, dtype=torch.float32, device=device)
+    if call.experts:
+        value = finished(call, value, groups, finish)
+    if out is None:
+        return value.to(call.kind)
+    if call.leaves_rows and groups is not None:
+        value = torch.where(in_groups(call.shape, call.said, groups), value, out)
+    return out.copy_(value)
+
+
+def finished(call: GroupedCall, wide: torch.Tensor, groups: torch.Tensor | None, finish: ScaledFinish) -> torch.Tensor:
+    """Bias and activation by torch on sums in float32, rounded once; what is in no group is 0."""
+    bias = finish.bias
+    if bias is None and finish.activation is None:
+        return rounded(wide, call.kind)
+    if bias is not None and bias.ndim == 2 and call.form == ROWS and groups is not None:
+        ends = groups[1:] if call.said == OFFSETS else groups
+        row = torch.arange(call.shape[0], device=wide.device)
+        bias = bias[torch.searchsorted(ends.long(), row, right=True).clamp(max=call.experts - 1)]
+    elif bias is not None:
+        bias = beside(bias)
+    value = by_torch(wide, bias, finish.activation, call.kind)
+    if call.leaves_rows and groups is not None:
+        value = torch.where(in_groups(call.shape, call.said, groups), value, 0)
+    return value
+
+
+def _batch(
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None,
+    finish: ScaledFinish, config: Sm90Config | None, out: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """Groups of as many rows each, all of them."""
+    if call.recipes is None and finish.bias is None and finish.activation is None:
+        return product(a, b, call.kind, config, out)
+    if call.recipes is None and on_gpu(a.get_device()):
+        given = {} if finish.bias is None else {"bias": line(finish.bias)}
+        return epilogue_product(a, b, call.kind, epilogue_of_call(call, finish), given, config, out)
+    if call.recipes is None:
+        value = by_torch(exact(a, b), beside(finish.bias), finish.activation, call.kind)
+        return value if out is None else out.copy_(value)
+    assert scale_a is not None
+    inner = ScaledCall(call.recipes, call.kind, call.shape)
+    return scaled_product(inner, a, scale_a, b, scale_b, finish, config, out)
+
+
+def _masked(
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, counts: torch.Tensor, scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None, finish: ScaledFinish, config: Sm90Config | None, out: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """Every row is multiplied, as no kernel reads counts; `out` gets the rows that count."""
+    c = _batch(call, a, b, scale_a, scale_b, finish, config, None)
+    return c if out is None else torch.where(counted(counts, a.shape[1]), c, out, out=out)
+
+
+def counted(counts: torch.Tensor, rows: int) -> torch.Tensor:
+    """Which rows of each group count, (experts, rows, 1).
+
+    >>> counted(torch.tensor([1, 0]), 2).squeeze(-1).tolist()
+    [[True, False], [False, False]]
+    """
+    return (torch.arange(rows, device=counts.device) < counts.unsqueeze(-1)).unsqueeze(-1)
+
+
+def in_groups(shape: Sequence[int], said: str, groups: torch.Tensor) -> torch.Tensor:
+    """A mask of the result's elements that are in a group; it broadcasts to the result.
+
+    Columns are the last dimension of a result whose transpose has rows: `shape` is the transpose's then.
+
+    >>> in_groups((4, 1), "offs", torch.tensor([1, 3])).squeeze(-1).tolist()
+    [True, True, True, False]
+    """
+    if said == COUNTS:
+        return counted(groups, shape[1])
+    rows = torch.arange(shape[0], device=groups.device).unsqueeze(-1)
+    return rows < (groups[-1] if groups.shape[0] else 0)
+
+
+def along_k(
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, config: Sm90Config | None,
+    out: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """Groups along K on a GPU, by torch's kernel: it reads their ends on the device.
+
+    Raises OperandError, before anything is written, for types that it takes by way of the host.
+    """
+    why = why_not_along_k(call, a, config)
+    if why:
+        raise OperandError(why)
+    # Rows of both contiguous: a group may then begin at any line, and be empty.
+    a, b = _lines(a.mT).mT, _lines(b)
+    ends = (groups[1:] if call.said == OFFSETS else groups).to(torch.int32).contiguous()
+    c = torch._grouped_mm(a, b, offs=ends)
+    return c if out is None else out.copy_(c)
+
+
+def why_not_along_k(call: GroupedCall, a: torch.Tensor, config: Sm90Config | None) -> str:
+    """Why there is no product with groups along K on a GPU, or ""."""
+    way_out = "one matmul for each group does it, where the host may wait for the ends"
+    if config is not None:
+        return "config: no kernel of this library has groups along K"
+    if a.dtype != torch.bfloat16 or call.kind != torch.bfloat16:
+        return (
+            f"groups along K of {a.dtype}, stored as {call.kind}: on a GPU they are torch's, which takes and gives "
+            f"bfloat16 without waiting for the ends; {way_out}"
+        )
+    if not hasattr(torch, "_grouped_mm"):
+        return f"groups along K are torch's kernel, which torch {torch.__version__} lacks; {way_out}"
+    return ""
+
+
+def _lines(x: torch.Tensor) -> torch.Tensor:
+    """The matrix with contiguous rows that lie a multiple of 16 bytes apart: itself, or a copy."""
+    size = x.element_size()
+    if x.stride(-1) == 1 and x.stride(-2) * size % 16 == 0 and x.stride(-2) >= x.shape[-1] and x.data_ptr() % 16 == 0:
+        return x.resolve_neg()
+    unit = 16 // size
+    made = torch.empty((x.shape[0], -(-x.shape[1] // unit) * unit), dtype=x.dtype, device=x.device)[:, : x.shape[1]]
+    return made.copy_(x)
+
+
+def _rows(
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None, finish: ScaledFinish, config: Sm90Config | None, out: torch.Tensor | None, key: Key,
+) -> torch.Tensor:  # fmt: skip
+    """Groups of rows by the grouped kernel; ends are given the zero that it begins with."""
+    given = {name: x for name, x in (("scale_a", scale_a), ("scale_b", scale_b)) if x is not None}
+    vectors: dict[str, torch.Tensor] = {}
+    lying = True
+    if call.recipes is not None and not call.recipes.in_mainloop:
+        ranks = {"scale_a": 2, "scale_b": 3}
+        vectors, lying = vectors_of(call.recipes, ranks, given)
+        given = {}
+    if finish.bias is not None:
+        vectors["bias"] = line(finish.bias)
+        lying = lying and vectors["bias"] is finish.bias
+    offsets = torch.nn.functional.pad(groups, (1, 0)) if call.said == ENDS else groups.contiguous()
+    if call.said == ENDS and out is None:
+        out = _zeros(call.shape, call.kind, a.device)
+    if not lying:
+        key = ()
+    elif not key or offsets is not groups:  # known by what the kernel reads
+        key, found = find(
+            (a, b, offsets, scale_a, scale_b, finish.bias), out, "rows", call.kind, call.recipes, finish[1:], config
+        )
+        if found is not None:
+            return found
+    plan, _ = plan_of(call, a, b, offsets, finish, config)
+    return launch(key, plan, a, b, {"offsets": offsets, **given}, vectors, out)
+
+
+def _zeros(shape: tuple[int, ...], kind: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros in rows that TMA stores to."""
+    pitch = padded_leading(dtype(C_NAMES[kind]), shape[1])
+    return torch.zeros((shape[0], pitch), dtype=kind, device=device)[:, : shape[1]]
+
+
+def plan_of(
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, finish: ScaledFinish,
+    config: Sm90Config | None,
+) -> tuple[Sm90Plan, str]:  # fmt: skip
+    """The plan of groups of rows, and why this configuration."""
+    (m, k), n = a.shape, b.shape[-1]
+    recipes = call.recipes
+    scales = None if recipes is None else recipes.groups if recipes.in_mainloop else None if finish.fast else ()
+    order = "col" if a.dtype in FP8 or (b.stride(-2) == 1 and b.stride(-1) != 1) else "row"
+    types = NAMES[a.dtype], f"{NAMES[b.dtype]}:{order}", C_NAMES[call.kind]
+    ragged = Ragged.of(call.experts, "i32" if offsets.dtype == torch.int32 else "i64")
+    sizes = m, n, k, call.experts
+    config, why = chosen(sizes, types, scales, a.get_device(), config)
+    return derived(sizes, types, scales, config, ragged, epilogue_of_call(call, finish)), why
+
+
+def epilogue_of_call(call: GroupedCall, finish: ScaledFinish) -> Epilogue:
+    """The epilogue of a call: the scales that the main loop leaves, bias, activation."""
+    bias = None if finish.bias is None else C_NAMES[finish.bias.dtype]
+    return epilogue_of(call.recipes or Recipes("", ""), bias, finish.activation)
+
+
+def chosen(
+    sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None, index: int,
+    config: Sm90Config | None,
+) -> tuple[Sm90Config, str]:  # fmt: skip
+    """The configuration of a grouped kernel, and why: the caller's, the measured one, or the default for its rows."""
+    if config is not None:
+        return config, "given by the caller"
+    found = tuned_store.lookup(gpu(index)[1], sizes, *ragged_name(types, scales))
+    if found is not None:
+        return found.config, "measured by layoutgemm.tune"
+    config = usual_config(sizes, types, scales)
+    tile, rows = "x".join(map(str, config.tile)), -(-sizes[0] // sizes[3])
+    return config, f"{rows} rows a group on average: tiles of {tile} (scaled_grouped_h100.json)"
+
+
+def usual_config(
+    sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None
+) -> Sm90Config:
+    """The configuration of a grouped product that nobody has measured or given."""
+    m, _, k, experts = sizes
+    rows = -(-m // experts)
+    if scales is not None:
+        return grouped_scaled_config(rows, scales[1:] == (1,))
+    return grouped_config(rows, k * dtype(types[0].partition(":")[0]).bytes, wide=dtype(types[2]).bits == 32)
+
+
+def ragged_name(types: tuple[str, str, str], scales: tuple[int, ...] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Types and orders by which a tuned grouped product is kept.
+
+    >>> ragged_name(("bf16", "bf16:col", "bf16"), None)
+    (('bf16 groups', 'bf16', 'bf16'), ('row', 'col', 'row'))
+    """
+    (first, *rest), orders = tuned_name(types, scales or ())
+    return (f"{first} groups", *rest), orders
+
+
+# ----------------------------------------------------------------------------------------------------------- on the CPU
+
+
+def _on_cpu(
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None, finish: ScaledFinish, out: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """Each group in float64, rounded once; rows of no group are left."""
+    assert groups is not None
+    c = torch.zeros(call.shape, dtype=call.kind) if out is None else out
+    values, recipes = groups.tolist(), call.recipes or Recipes("", "")
+    if call.form == MASKED:
+        for e, count in enumerate(values):
+            scales = [_of_group(x, of, e) for x, of in ((scale_a, recipes.a), (scale_b, recipes.b))]
+            c[e, :count] = _finished_group(call, _sums(call, a[e], b[e], *scales)[:count], finish, e)
+        return c
+    for e, (first, end) in enumerate(pairwise(values if call.said == OFFSETS else [0, *values])):
+        part = slice(first, end)
+        if call.form == ALONG_K:
+            c[e] = rounded(exact(a[:, part], b[part]), call.kind)
+        elif end > first:
+            scales = [_of_group(scale_a, recipes.a, part), _of_group(scale_b, recipes.b, e)]
+            c[part] = _finished_group(call, _sums(call, a[part], b[e], *scales), finish, e)
+    return c
+
+
+def _finished_group(call: GroupedCall, wide: torch.Tensor, finish: ScaledFinish, e: int) -> torch.Tensor:
+    """A group's bias and activation on its sums in float64, rounded once."""
+    bias = finish.bias if finish.bias is None or finish.bias.ndim < 2 else finish.bias[e]
+    return by_torch(wide, bias, finish.activation, call.kind)
+
+
+def _of_group(x: torch.Tensor | None, recipe: str, group: int | slice) -> torch.Tensor | None:
+    """A group's share of an operand's scales; one element is of all groups."""
+    return x if x is None or recipe == TENSOR else x[group]
+
+
+def _sums(
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None
+) -> torch.Tensor:
+    if call.recipes is None:
+        return exact(a, b)
+    assert scale_a is not None
+    return sums(call.recipes, a, scale_a, b, scale_b)

@@ -1,0 +1,353 @@
+"""torch.ops.layoutgemm.scaled_matmul and grouped_matmul: as torch's compiler, autograd and functorch see them.
+
+    scaled_matmul(Tensor a, Tensor scale_a, Tensor b, Tensor? scale_b=None, Tensor? bias=None, str? activation=None,
+                  ScalarType? out_dtype=None, str recipe_a="", str recipe_b="", bool use_fast_accum=True, str config="")
+    grouped_matmul(Tensor a, Tensor b, Tensor? groups=None, str said="offsets", Tensor? scale_a=None,
+                   Tensor? scale_b=None, ScalarType? out_dtype=None, str recipe_a="", str recipe_b="", str config="",
+                   Tensor? bias=None, str? activation=None, bool use_fast_accum=True)
+
+`said` is the argument of `layoutgemm.grouped_matmul` that `groups` is: "offsets", "offs" or "counts". Derivatives are
+grouped products too, through the same operator, so they have derivatives of their own; see `grouped`. A product of
+8-bit floats has none. Two operators without a result check the calls that torch.compile traces: see `compiled`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...errors import OperandError
+from ...kernels.run.operand_checks import check_operands
+from ...kernels.sm90.config import Sm90Config
+from ..checks import autocast, check_device, check_out, refuse_derivatives
+from ..compiled import CHECKS, checking_operator, named
+from ..library import configured, dispatched, with_autograd
+from .grouped import (
+    BATCH,
+    COLUMNS,
+    GroupedCall,
+    check_grouped,
+    counted,
+    finished,
+    grouped_product,
+)
+from .recipes import recipe_text
+from .scaled import NO_FINISH, ScaledCall, ScaledFinish, check_config, check_scaled, scaled_product
+
+WAY_OUT = "use torch.no_grad(), or give its detach()"
+_SAID = ("offsets", "offs", "counts")
+
+
+# --------------------------------------------------------------------------------------------------------------- scaled
+
+
+@torch.library.custom_op("layoutgemm::scaled_matmul", mutates_args=())
+def _scaled(
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, activation: str | None = None, out_dtype: torch.dtype | None = None,
+    recipe_a: str = "", recipe_b: str = "", use_fast_accum: bool = True, config: str = "",
+) -> torch.Tensor:  # fmt: skip
+    finish = ScaledFinish(bias, activation, use_fast_accum)
+    call = checked_scaled(a, scale_a, b, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
+    return scaled_product(call, a, scale_a, b, scale_b, finish, plain_config(config)).contiguous()
+
+
+@_scaled.register_fake
+def _(
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, activation: str | None = None, out_dtype: torch.dtype | None = None,
+    recipe_a: str = "", recipe_b: str = "", use_fast_accum: bool = True, config: str = "",
+) -> torch.Tensor:  # fmt: skip
+    finish = ScaledFinish(bias, activation, use_fast_accum)
+    call = checked_scaled(a, scale_a, b, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
+    plain_config(config)
+    return a.new_empty(call.shape, dtype=call.kind)
+
+
+def checked_scaled(
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: ScaledFinish,
+    out: torch.Tensor | None, out_dtype: object, recipe_a: object, recipe_b: object,
+) -> ScaledCall:  # fmt: skip
+    """The checked product: operands, recipes, output. Raises OperandError or TensorError, naming the operand."""
+    tensors = {"a": a, "scale_a": scale_a, "b": b, **named(scale_b=scale_b, bias=finish.bias)}
+    check_operands(tensors, named(out=out))
+    check_device(a)
+    refuse_derivatives(tensors, WAY_OUT)
+    names = recipe_text("recipe_a", recipe_a or None), recipe_text("recipe_b", recipe_b or None)
+    call = check_scaled(a, scale_a, b, scale_b, finish, out_dtype, names)
+    if out is not None:
+        check_out(out, call.shape, call.kind, tensors)
+    return call
+
+
+def plain_config(text: str) -> Sm90Config | None:
+    """The configuration that `prepared.config_text` wrote. Raises OperandError for one with swapped operands."""
+    choice = configured(text)
+    if choice is None:
+        return None
+    if choice.swapped:
+        raise OperandError("config: swapped operands, which scaled and grouped products do not have")
+    return choice.config
+
+
+def _underived(*operands: Any) -> torch.Tensor:
+    names = ("a", "scale_a", "b", "scale_b", "bias")
+    refuse_derivatives(dict(zip(names, operands)), WAY_OUT)
+    raise OperandError("torch.ops.layoutgemm.scaled_matmul has no derivative")
+
+
+with_autograd("scaled_matmul", _underived)
+
+
+# -------------------------------------------------------------------------------------------------------------- grouped
+
+
+@torch.library.custom_op("layoutgemm::grouped_matmul", mutates_args=())
+def _grouped(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None = None, said: str = "offsets",
+    scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, out_dtype: torch.dtype | None = None,
+    recipe_a: str = "", recipe_b: str = "", config: str = "", bias: torch.Tensor | None = None,
+    activation: str | None = None, use_fast_accum: bool = True,
+) -> torch.Tensor:  # fmt: skip
+    finish = ScaledFinish(bias, activation, use_fast_accum)
+    call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
+    c = grouped_product(call, a, b, groups, scale_a, scale_b, finish, plain_config(config))
+    return c.mT.contiguous().mT if call.form == COLUMNS else c.contiguous()
+
+
+@_grouped.register_fake
+def _(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None = None, said: str = "offsets",
+    scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, out_dtype: torch.dtype | None = None,
+    recipe_a: str = "", recipe_b: str = "", config: str = "", bias: torch.Tensor | None = None,
+    activation: str | None = None, use_fast_accum: bool = True,
+) -> torch.Tensor:  # fmt: skip
+    finish = ScaledFinish(bias, activation, use_fast_accum)
+    call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
+    plain_config(config)
+    if call.form == COLUMNS:
+        return a.new_empty(call.shape[::-1], dtype=call.kind).mT
+    return a.new_empty(call.shape, dtype=call.kind)
+
+
+def checked_grouped(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: str, scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None, finish: ScaledFinish, out: torch.Tensor | None, out_dtype: object,
+    recipe_a: object, recipe_b: object,
+) -> GroupedCall:  # fmt: skip
+    """The checked product: operands, groups, recipes, output. Raises OperandError or TensorError."""
+    if said not in _SAID:
+        raise OperandError(f"said {said!r}: groups are {', '.join(_SAID)}")
+    tensors = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b, bias=finish.bias)}
+    check_operands(tensors, named(out=out))
+    check_device(a)
+    names = recipe_text("recipe_a", recipe_a or None), recipe_text("recipe_b", recipe_b or None)
+    call = check_grouped(a, b, groups, said, scale_a, scale_b, out_dtype, names, finish)
+    if out is not None:
+        check_out(out, call.shape, call.kind, tensors)
+    return call
+
+
+Multiply = Callable[..., torch.Tensor]
+
+
+class _GroupedProduct(torch.autograd.Function):
+    """The operator with its derivatives, for forward mode, torch.func and compilers."""
+
+    @staticmethod
+    def forward(
+        a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: str, out_dtype: torch.dtype | None, config: str
+    ) -> torch.Tensor:
+        return torch.ops.layoutgemm.grouped_matmul(a, b, groups, said, None, None, out_dtype, "", "", config)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
+        ctx.save_for_backward(*inputs[:3])
+        ctx.save_for_forward(*inputs[:3])
+        ctx.set_materialize_grads(False)  # a tangent of None spares its product
+        ctx.said, ctx.kind = inputs[3], output.dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        return (*grouped_gradients(ctx, grad, differentiable), None, None, None, None)
+
+    @staticmethod
+    def jvp(ctx: Any, da: torch.Tensor | None, db: torch.Tensor | None, *others: None) -> torch.Tensor | None:  # type: ignore[override]
+        a, b, groups = ctx.saved_tensors
+        parts = [(x, y) for x, y in ((da, b), (a, db)) if x is not None and y is not None]
+        along_k = a.ndim == b.ndim == 2 and a.device.type != "cpu"  # which is stored as bfloat16 alone
+        wide = torch.float32 if len(parts) == 2 and not along_k else ctx.kind
+        values = [differentiable(x, y, groups, ctx.said, wide) for x, y in parts]
+        return None if not values else values[0] if len(values) == 1 else (values[0] + values[1]).to(ctx.kind)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[torch.Tensor, int]:
+        return one_by_one(info, in_dims, arguments, differentiable_of), 0
+
+
+def one_by_one(info: Any, in_dims: Sequence[int | None], arguments: Sequence[Any], call: Multiply) -> torch.Tensor:
+    """A call for each slice along the mapped dimension, stacked: groups differ from slice to slice."""
+    slices = [
+        [x if at is None else x.select(at, i) for x, at in zip(arguments, in_dims)] for i in range(info.batch_size)
+    ]
+    return torch.stack([call(*each) for each in slices])
+
+
+def differentiable_of(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: str, out_dtype: torch.dtype | None, config: str
+) -> torch.Tensor:
+    """`differentiable`, with the arguments of `_GroupedProduct`."""
+    return differentiable(a, b, groups, said, out_dtype, config)
+
+
+def grouped_gradients(
+    ctx: Any, grad: torch.Tensor | None, multiply: Multiply
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The gradients of A and B, where wanted, by grouped products: dC @ B^T and A^T @ dC."""
+    a, b, groups = ctx.saved_tensors
+    wants_a, wants_b = ctx.needs_input_grad[:2]
+    if grad is None:
+        return None, None
+    grad = grad.to(a.dtype)
+    left = _laid(grad, b.mT, a, groups, ctx.said, multiply) if wants_a else None
+    right = _laid(a.mT, grad, b, groups, ctx.said, multiply) if wants_b else None
+    return left, right
+
+
+def _laid(
+    left: torch.Tensor, right: torch.Tensor, like: torch.Tensor, groups: torch.Tensor, said: str, multiply: Multiply
+) -> torch.Tensor:
+    """left @ right as `like`, of its type; matrices of contiguous columns have a gradient of contiguous columns."""
+    if like.ndim == 3 and like.stride(-2) == 1 and like.stride(-1) != 1:
+        return multiply(right.mT, left.mT, groups, said, like.dtype).mT
+    return multiply(left, right, groups, said, like.dtype)
+
+
+def differentiable(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: str, out_dtype: torch.dtype | None,
+    config: str = "",
+) -> torch.Tensor:  # fmt: skip
+    """The operator, with its derivatives for autograd, forward mode and functorch."""
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+        return _derivable(a, b, groups, said, out_dtype, config)
+    value: torch.Tensor = torch.ops.layoutgemm.grouped_matmul(a, b, groups, said, None, None, out_dtype, "", "", config)
+    return value
+
+
+def _derivable(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: str, out_dtype: torch.dtype | None, config: str
+) -> torch.Tensor:
+    if a.ndim == b.ndim == 3:
+        return _of_batches(a, b, groups, said, out_dtype, config)
+    value: torch.Tensor = _GroupedProduct.apply(a, b, groups, said, out_dtype, config)
+    return value
+
+
+def _of_batches(
+    a: torch.Tensor, b: torch.Tensor, counts: torch.Tensor | None, said: str, out_dtype: torch.dtype | None, config: str
+) -> torch.Tensor:
+    """Groups of as many rows each, by `matmul`; rows that do not count are zeros in operand and result."""
+    call = checked_grouped(a, b, counts, said, None, None, NO_FINISH, None, out_dtype, "", "")
+    if call.form == BATCH:
+        return dispatched(a, b, call.kind, plain_config(config))
+    assert counts is not None
+    rows = counted(counts, a.shape[1])
+    c = dispatched(torch.where(rows, a, 0), b, call.kind, plain_config(config))
+    return torch.where(rows, c, 0)
+
+
+def _recorded(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None = None, said: str = "offsets",
+    scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, out_dtype: torch.dtype | None = None,
+    recipe_a: str = "", recipe_b: str = "", config: str = "", bias: torch.Tensor | None = None,
+    activation: str | None = None, use_fast_accum: bool = True,
+) -> torch.Tensor:  # fmt: skip
+    check_derivable(a, b, scale_a, scale_b, bias)
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise OperandError(
+            "torch.ops.layoutgemm.grouped_matmul is differentiated by torch.func, which takes no operator's "
+            "derivative: layoutgemm.grouped_matmul has it, outside of torch.compile"
+        )
+    finish = ScaledFinish(bias, activation, use_fast_accum)
+    call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
+    if bias is None and activation is None:
+        return _derivable(a, b, groups, said, out_dtype, config)
+    return finished(call, _derivable(a, b, groups, said, torch.float32, config), groups, finish)
+
+
+def check_derivable(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None,
+    bias: torch.Tensor | None = None,
+) -> None:  # fmt: skip
+    """Raise TensorError, naming the tensor, for a derivative of a product of 8-bit floats."""
+    if scale_a is not None or a.dtype.itemsize == 1:
+        refuse_derivatives(named(a=a, b=b, scale_a=scale_a, scale_b=scale_b, bias=bias), WAY_OUT)
+
+
+with_autograd("grouped_matmul", _recorded)
+
+
+# ---------------------------------------------------------------------------------------- vmap, autocast, compilers
+
+
+@_scaled.register_vmap
+def _(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[torch.Tensor, int]:
+    return one_by_one(info, _dims(in_dims, arguments), arguments, torch.ops.layoutgemm.scaled_matmul), 0
+
+
+@_grouped.register_vmap
+def _(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[torch.Tensor, int]:
+    return one_by_one(info, _dims(in_dims, arguments), arguments, torch.ops.layoutgemm.grouped_matmul), 0
+
+
+def _dims(in_dims: Sequence[int | None], arguments: Sequence[Any]) -> list[int | None]:
+    return [*in_dims, *[None] * (len(arguments) - len(in_dims))]
+
+
+def _under_autocast(key: torch._C.DispatchKey) -> Any:
+    def run(a: torch.Tensor, b: torch.Tensor, *others: object) -> torch.Tensor:
+        a, b = autocast(a, b)
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
+            return torch.ops.layoutgemm.grouped_matmul(a, b, *others)
+
+    return run
+
+
+_library = torch.library.Library("layoutgemm", "FRAGMENT")
+for _device in ("CUDA", "CPU"):
+    _key = getattr(torch._C.DispatchKey, f"Autocast{_device}")
+    _library.impl("grouped_matmul", _under_autocast(_key), f"Autocast{_device}")
+
+
+def _check_scaled(
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, bias: torch.Tensor | None,
+    out: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype | None, recipe_a: str, recipe_b: str,
+) -> None:  # fmt: skip
+    checked_scaled(a, scale_a, b, scale_b, ScaledFinish(bias, activation), out, out_dtype, recipe_a, recipe_b)
+
+
+def _check_grouped(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None, bias: torch.Tensor | None, out: torch.Tensor | None, said: str,
+    activation: str | None, out_dtype: torch.dtype | None, recipe_a: str, recipe_b: str,
+) -> None:  # fmt: skip
+    finish = ScaledFinish(bias, activation)
+    checked_grouped(a, b, groups, said, scale_a, scale_b, finish, out, out_dtype, recipe_a, recipe_b)
+
+
+CHECK_SCALED = checking_operator(
+    "check_scaled",
+    "(Tensor a, Tensor scale_a, Tensor b, Tensor? scale_b, Tensor? bias, Tensor? out, str? activation,"
+    " ScalarType? out_dtype, str recipe_a, str recipe_b) -> ()",
+    _check_scaled,
+)
+CHECK_GROUPED = checking_operator(
+    "check_grouped",
+    "(Tensor a, Tensor b, Tensor? groups, Tensor? scale_a, Tensor? scale_b, Tensor? bias, Tensor? out, str said,"
+    " str? activation, ScalarType? out_dtype, str recipe_a, str recipe_b) -> ()",
+    _check_grouped,
+)
+CHECKS["recipe"] = recipe_text
+CHECKS["plain config"] = check_config

@@ -1,0 +1,184 @@
+"""Scale recipes: which part of an operand shares a scale, by torch's names or by the scales' shape.
+
+    recipe                 a scale for                    scales of a (M, K)          scales of b (K, N)
+    ---------------------  -----------------------------  --------------------------  ------------------------------
+    TensorWise             the whole operand              one element                 one element
+    RowWise                a row of a, a column of b      (M, 1) or (M,)              (1, N), (N, 1) or (N,)
+    BlockWise1x128         that, and 128 of K             (M, K blocks)               (N, K blocks)
+    BlockWise128x128       128 rows or columns, 128 of K  (M / 128, K blocks)         (N / 128, K blocks)
+
+A batch is in front of all shapes but TensorWise's. The first two are factors of the whole sum, so an epilogue applies
+them. The last two are factors of each K block, so the main loop does. A product has both of its recipes from one half
+of the table, which makes a shape unambiguous: a K of one block has the same value by either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ...errors import OperandError, TensorError
+from ...kernels.sm90.mainloop import Promoted, Table
+
+DEPTH = 128  # of K, that share a scale
+TENSOR, ROW, BLOCK, SQUARE = "TensorWise", "RowWise", "BlockWise1x128", "BlockWise128x128"
+FAMILIES = (BLOCK, SQUARE), (ROW, TENSOR)
+_KNOWN = (TENSOR, ROW, BLOCK, SQUARE)
+_OTHERS = ("BlockWise1x16", "BlockWise1x32")  # torch's, for the tensor cores of compute capability 10.0
+
+
+class Recipes(NamedTuple):
+    """The recipes of both operands; `b` is "" where b has no scales."""
+
+    a: str
+    b: str
+
+    @property
+    def in_mainloop(self) -> bool:
+        """True if the main loop applies the scales, one for each K block; else an epilogue does."""
+        return self.a in FAMILIES[0]
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """Rows of A, and columns of B, that share a scale of a K block.
+
+        >>> Recipes(BLOCK, SQUARE).groups
+        (1, 128)
+        """
+        return tuple([DEPTH if name == SQUARE else 1 for name in (self.a, self.b) if name])
+
+
+class ScaledOperand(NamedTuple):
+    """An operand as its scales see it: the batch in front, rows or columns, and K blocks; `side` is "a" or "b"."""
+
+    side: str
+    front: tuple[int, ...]
+    size: int
+    blocks: int
+
+    @property
+    def name(self) -> str:
+        """The name of its scales."""
+        return f"scale_{self.side}"
+
+    def shapes(self, recipe: str) -> list[tuple[int, ...]]:
+        """The shapes that scales of a recipe may have; of TensorWise one of them."""
+        front, size = self.front, self.size
+        if recipe == TENSOR:
+            return [(1,)]
+        if recipe == ROW:
+            column, row, vector = (*front, size, 1), (*front, 1, size), (*front, size)
+            return [column, vector] if self.side == "a" else [row, column, vector]
+        return [(*front, size if recipe == BLOCK else -(-size // DEPTH), self.blocks)]
+
+    def fits(self, recipe: str, scale: torch.Tensor) -> bool:
+        """True if the scales have the recipe's shape."""
+        if recipe == TENSOR:
+            return scale.ndim <= len(self.front) + 2 and scale.numel() == 1
+        return any(scale.ndim == len(shape) and tuple(scale.shape) == shape for shape in self.shapes(recipe))
+
+
+def recipe_text(name: str, recipe: object) -> str:
+    """A recipe by its name, "" for None: torch.nn.functional.ScalingType's member, or the member's name.
+
+    Raises OperandError, naming the argument, for a recipe that is unknown, or that Hopper's tensor cores lack.
+
+    >>> recipe_text("recipe_a", "RowWise"), recipe_text("recipe_a", None)
+    ('RowWise', '')
+    """
+    if recipe is None:
+        return ""
+    kinds = getattr(torch.nn.functional, "ScalingType", None)  # since torch 2.10
+    if isinstance(recipe, str) or (kinds is not None and isinstance(recipe, kinds)):
+        text = recipe if isinstance(recipe, str) else str(recipe.name)
+        if text in _KNOWN:
+            return text
+        if text in _OTHERS:
+            raise OperandError(
+                f"{name} {text}: scales of {text.rpartition('x')[2]} elements are for tensor cores of compute "
+                f"capability 10.0; these kernels are for 9.0, and take {', '.join(_KNOWN)}"
+            )
+        raise OperandError(f"{name} {text[:200]!r}: known are {', '.join(_KNOWN)}")
+    raise OperandError(f"{name} is a {type(recipe).__qualname__}; it is a ScalingType of torch, its name, or None")
+
+
+def recipes_of(
+    a: ScaledOperand,
+    scale_a: torch.Tensor,
+    recipe_a: str,
+    b: ScaledOperand,
+    scale_b: torch.Tensor | None,
+    recipe_b: str,
+) -> Recipes:
+    """The recipes of two operands, by name or by the scales' shape.
+
+    recipe_a, recipe_b  as `recipe_text` gives them
+
+    Raises TensorError for a shape that is not the recipe's, or of no recipe. OperandError for scales that are not
+    float32, and for two recipes of which one is the main loop's and one an epilogue's.
+
+    >>> x, y = torch.ones(256, 4), torch.ones(2, 4)
+    >>> recipes_of(ScaledOperand("a", (), 256, 4), x, "", ScaledOperand("b", (), 256, 4), y, "")
+    Recipes(a='BlockWise1x128', b='BlockWise128x128')
+    """
+    if scale_b is None and recipe_b:
+        raise OperandError(f"recipe_b {recipe_b} without a scale_b")
+    found_a = _candidates(a, scale_a, recipe_a)
+    found_b = [""] if scale_b is None else _candidates(b, scale_b, recipe_b)
+    for family in FAMILIES:
+        both = [name for name in found_a if name in family], [name for name in found_b if name in (*family, "")]
+        if both[0] and both[1]:
+            return Recipes(both[0][0], both[1][0])
+    raise OperandError(
+        f"scale_a is {found_a[0]} and scale_b {found_b[0]}: a product takes both from {' and '.join(FAMILIES[0])}, or "
+        f"both from {' and '.join(FAMILIES[1])}"
+    )
+
+
+def _candidates(of: ScaledOperand, scale: torch.Tensor, recipe: str) -> list[str]:
+    """The recipes whose shape the scales have: of one that is named, that alone."""
+    if scale.dtype != torch.float32:
+        raise OperandError(f"{of.name} is {scale.dtype}, and scales are float32")
+    if recipe:
+        if not of.fits(recipe, scale):
+            raise TensorError(f"{of.name} has shape {list(scale.shape)}: {recipe} takes {_said(of.shapes(recipe))}")
+        return [recipe]
+    found = [name for family in FAMILIES for name in family if of.fits(name, scale)]
+    if not found:
+        blocks = _said([*of.shapes(BLOCK), *of.shapes(SQUARE)])
+        rows = _said(of.shapes(ROW))
+        things = "row" if of.side == "a" else "column"
+        raise TensorError(
+            f"{of.name} has shape {list(scale.shape)}: {blocks} for a scale of {DEPTH}; {rows} for a scale of each "
+            f"{things}; or one element"
+        )
+    return found
+
+
+def _said(shapes: Sequence[tuple[int, ...]]) -> str:
+    return ", or ".join([str(list(shape)) for shape in shapes])
+
+
+def as_vector(scale: torch.Tensor | None, recipe: str, rank: int) -> torch.Tensor | None:
+    """Scales of rows or columns without their dimension of 1, and all others as they are.
+
+    rank  of the operand
+
+    >>> as_vector(torch.ones(3, 1), ROW, 2).shape, as_vector(torch.ones(4, 1, 3), ROW, 3).shape
+    (torch.Size([3]), torch.Size([4, 3]))
+    """
+    if scale is None or recipe != ROW or scale.ndim < rank:
+        return scale
+    return scale.squeeze(-1 if scale.shape[-1] == 1 else -2)
+
+
+def mainloop_of(groups: tuple[int, ...]) -> Promoted:
+    """The main loop: scales of so many rows of A, and of so many columns of B where there are two."""
+    if not groups:
+        return Promoted.of(lambda total, product: total + product, depth=DEPTH)
+    if len(groups) == 1:
+        return Promoted.of(lambda total, product, a: total + a * product, Table("scale_a", "m", groups[0]), depth=DEPTH)
+    tables = Table("scale_a", "m", groups[0]), Table("scale_b", "n", groups[1])
+    return Promoted.of(lambda total, product, a, b: total + a * b * product, *tables, depth=DEPTH)

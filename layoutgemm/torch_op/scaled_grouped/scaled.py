@@ -1,0 +1,303 @@
+"""Products of 8-bit floats with scales, of operands of any kind: checked, then by a kernel, or on the CPU in float64.
+
+recipes                          kernel
+-------------------------------  -----------------------------------------------------------------------------------
+of blocks                        the promoted main loop: each K block summed apart, times its scales, added in f32
+of rows, of tensors              matmul's kernel, and the scales in its epilogue
+the same, use_fast_accum=False   the promoted main loop without scales, and the same epilogue
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ...errors import OperandError, TensorError
+from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Scale, Step, VectorScale
+from ...kernels.run.operand_checks import addressed
+from ...kernels.sm90.choose.scaled_grouped import scaled_config
+from ...kernels.sm90.grouped import Ragged
+from ...kernels.sm90.plan import Sm90Config, Sm90Plan
+from .. import tuned_store
+from ..bias_activation import ACTIVATIONS, GATES, by_torch
+from ..checks import check_activation, stored_as
+from ..epilogue import epilogue_product, finish_of
+from ..prepared import gpu, on_gpu, prepare
+from ..reference import exact
+from ..types import C_NAMES, NAMES, READ
+from .kept import Key, find, keep, launch, require_hopper
+from .recipes import DEPTH, TENSOR, Recipes, ScaledOperand, as_vector, mainloop_of, recipes_of
+
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_FLOAT_BYTES = 4
+
+
+class ScaledCall(NamedTuple):
+    """A checked product with scales: both operands' recipes, the result's type and shape."""
+
+    recipes: Recipes
+    kind: torch.dtype
+    shape: tuple[int, ...]
+
+
+class ScaledFinish(NamedTuple):
+    """A bias along N and an activation after the scaled sums; `fast` sums stay in the tensor core."""
+
+    bias: torch.Tensor | None = None
+    activation: str | None = None
+    fast: bool = True
+
+
+NO_FINISH = ScaledFinish()
+
+
+# --------------------------------------------------------------------------------------------------------------- checks
+
+
+def check_scaled(
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: ScaledFinish,
+    out_dtype: object, names: tuple[str, str],
+) -> ScaledCall:  # fmt: skip
+    """The product of dense tensors of one device. Raises OperandError or TensorError, naming the operand.
+
+    names  of the recipes, "" for those that the shapes say
+    """
+    for name, x in (("a", a), ("b", b)):
+        if x.dtype not in FP8:
+            raise OperandError(f"{name} is {x.dtype}: scales are for float8_e4m3fn and float8_e5m2")
+    if a.ndim not in (2, 3) or b.ndim != a.ndim or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
+        shapes = f"a and b have shapes {list(a.shape)} and {list(b.shape)}"
+        raise TensorError(f"{shapes}: (M, K) and (K, N), or as many of both")
+    kind = stored_as(a.dtype, out_dtype)
+    front, blocks = tuple(a.shape[:-2]), -(-a.shape[-1] // DEPTH)
+    of_a, of_b = ScaledOperand("a", front, a.shape[-2], blocks), ScaledOperand("b", front, b.shape[-1], blocks)
+    recipes = recipes_of(of_a, scale_a, names[0], of_b, scale_b, names[1])
+    check_addresses(scale_a=scale_a, scale_b=scale_b)
+    shape = (*front, a.shape[-2], b.shape[-1])
+    check_finish(finish, [(shape[-1],)])
+    return ScaledCall(recipes, kind, shape)
+
+
+def check_finish(finish: ScaledFinish, shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raise OperandError or TensorError for an activation or bias that no kernel takes."""
+    check_activation(finish.activation)
+    if finish.activation in GATES:
+        known = ", ".join(map(repr, ACTIVATIONS))
+        raise OperandError(f"activation {finish.activation!r}: a product with scales, or of groups, takes {known}")
+    bias = finish.bias
+    if bias is None:
+        return
+    if bias.dtype not in READ:
+        known = ", ".join(str(kind).removeprefix("torch.") for kind in READ)
+        raise OperandError(f"bias is {bias.dtype}: to a product with scales, or of groups, it is one of {known}")
+    if not any(bias.ndim == len(shape) and tuple(bias.shape) == shape for shape in shapes):
+        raise TensorError(f"bias has shape {list(bias.shape)}: {' or '.join([str(list(shape)) for shape in shapes])}")
+
+
+def check_addresses(**scales: torch.Tensor | None) -> None:
+    """Raise OperandError for scales that begin between two float32 of memory."""
+    for name, x in scales.items():
+        if x is not None and addressed(x) and x.data_ptr() % _FLOAT_BYTES:
+            at = f"{name} starts at {x.data_ptr():#x}, no multiple of {_FLOAT_BYTES}"
+            raise OperandError(f"{at}: {name}.clone() does")
+
+
+def check_config(config: object) -> None:
+    """Raise OperandError for what is no configuration."""
+    if config is not None and not isinstance(config, Sm90Config):
+        raise OperandError(f"config is a {type(config).__qualname__}; it is an Sm90Config or None")
+
+
+# ------------------------------------------------------------------------------------------------------------- products
+
+
+def scaled_product(
+    call: ScaledCall, a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None,
+    finish: ScaledFinish = NO_FINISH, config: Sm90Config | None = None, out: torch.Tensor | None = None, key: Key = (),
+) -> torch.Tensor:  # fmt: skip
+    """The product, computed now: a new tensor, or `out`.
+
+    key  by which the launch is kept, or ()
+    """
+    if 0 in call.shape:
+        return torch.empty(call.shape, dtype=call.kind, device=a.device) if out is None else out
+    if 0 in a.shape:  # an empty sum is 0, and bias and activation follow
+        wide = torch.zeros(call.shape, dtype=torch.float32, device=a.device)
+        return _into(out, by_torch(wide, beside(finish.bias), finish.activation, call.kind))
+    if not on_gpu(a.get_device()):
+        wide = sums(call.recipes, a, scale_a, b, scale_b)
+        return _into(out, by_torch(wide, beside(finish.bias), finish.activation, call.kind))
+    require_hopper(a.get_device(), "scaled_matmul")
+    if a.ndim == 3 and a.shape[0] == 1:
+        pairs = (scale_a, call.recipes.a), (scale_b, call.recipes.b)
+        scales = [x if x is None or recipe == TENSOR else x[0] for x, recipe in pairs]
+        inner = call._replace(shape=call.shape[1:])
+        if finish.bias is not None and finish.bias.ndim > 1:
+            finish = finish._replace(bias=finish.bias[0])
+        c = scaled_product(inner, a[0], scales[0], b[0], scales[1], finish, config, None if out is None else out[0])  # type: ignore[arg-type]
+        return c.unsqueeze(0) if out is None else out
+    if not key:  # a call by the operator
+        read = a, b, scale_a, scale_b, finish.bias
+        key, found = find(read, out, "scaled", call.recipes, call.kind, finish[1:], config)
+        if found is not None:
+            return found
+    tables = {"scale_a": scale_a} | ({} if scale_b is None else {"scale_b": scale_b})
+    vectors, lying = vectors_of(call.recipes, dict.fromkeys(tables, a.ndim), tables)
+    if finish.bias is not None:
+        vectors["bias"] = line(finish.bias)
+        lying = lying and vectors["bias"] is finish.bias
+    key = key if lying else ()
+    if call.recipes.in_mainloop or not finish.fast:
+        tables = tables if call.recipes.in_mainloop else {}
+        return launch(key, plan_of(call, a, b, finish, config)[0], a, b, tables, vectors, out)
+    epilogue = epilogue_for(call, finish)
+    c = epilogue_product(a, b, call.kind, epilogue, vectors, config, out)
+    if key and a.ndim == 2:
+        made = finish_of(epilogue, vectors, c.shape)
+        names = [name if place == 0 else "" for name in vectors for place in range(1 + bool(vectors[name].ndim))]
+        keep(key, prepare(a, b, call.kind, config, out, made), names, made.words, (a, b, *vectors.values()), c)
+    return c
+
+
+def beside(bias: torch.Tensor | None) -> torch.Tensor | None:
+    """A bias of each matrix of a batch, as torch adds it; all others as they are."""
+    return bias if bias is None or bias.ndim < 2 else bias.unsqueeze(-2)
+
+
+def _into(out: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor:
+    return value if out is None else out.copy_(value)
+
+
+def sums(
+    recipes: Recipes, a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None
+) -> torch.Tensor:
+    """The scaled sums in float64, on the CPU."""
+    if recipes.in_mainloop:
+        tables = {"scale_a": scale_a} | ({} if scale_b is None else {"scale_b": scale_b})
+        values = [x.detach().resolve_neg().double().numpy() for x in (a, b)]
+        found = {name: x.detach().resolve_neg().double().numpy() for name, x in tables.items()}
+        return torch.from_numpy(np.ascontiguousarray(mainloop_of(recipes.groups).reference(*values, **found)))
+    value = exact(a, b)
+    front = tuple(a.shape[:-2])
+    for name, x, column in ((recipes.a, scale_a, True), (recipes.b, scale_b, False)):
+        if x is not None:
+            wide = x.detach().double()
+            shape = () if name == TENSOR else (*front, -1, 1) if column else (*front, 1, -1)
+            value = value * wide.reshape(shape)
+    return value
+
+
+def vectors_of(
+    recipes: Recipes, ranks: dict[str, int], scales: dict[str, torch.Tensor]
+) -> tuple[dict[str, torch.Tensor], bool]:
+    """The scales that an epilogue reads, by name, and whether none is a copy.
+
+    ranks  of the operands
+
+    A vector's elements are contiguous; what lies otherwise is copied.
+    """
+    lying, found = True, {}
+    for name, x in scales.items():
+        recipe = recipes.a if name == "scale_a" else recipes.b
+        if recipes.in_mainloop:
+            continue
+        if recipe == TENSOR:
+            found[name] = x.reshape(())
+            continue
+        vector = as_vector(x, recipe, ranks[name])
+        assert vector is not None
+        found[name] = line(vector)
+        lying = lying and found[name] is vector
+    return found, lying
+
+
+def line(x: torch.Tensor) -> torch.Tensor:
+    """Vectors as an epilogue reads them, their elements contiguous: the tensor itself, or a copy."""
+    return x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()
+
+
+# ---------------------------------------------------------------------------------------------------------------- plans
+
+
+@lru_cache(maxsize=256)
+def epilogue_of(recipes: Recipes, bias: str | None, activation: str | None) -> Epilogue:
+    """The epilogue of a product: the scales that the main loop leaves, a bias of that type, an activation.
+
+    >>> [type(step).__name__ for step in epilogue_of(Recipes("RowWise", "TensorWise"), "bf16", "relu").steps]
+    ['VectorScale', 'Scale', 'Bias', 'Activation']
+    """
+    steps: list[Step] = []
+    if not recipes.in_mainloop:
+        for name, axis, recipe in (("scale_a", "m", recipes.a), ("scale_b", "n", recipes.b)):
+            if recipe:
+                steps.append(Scale(name, device=True) if recipe == TENSOR else VectorScale(axis, "f32", name))
+    if bias is not None:
+        steps.append(Bias("n", bias))
+    if activation is not None:
+        steps.append(Activation(activation))
+    return Epilogue(*steps)
+
+
+def epilogue_for(call: ScaledCall, finish: ScaledFinish) -> Epilogue:
+    """The epilogue of a call."""
+    bias = None if finish.bias is None else C_NAMES[finish.bias.dtype]
+    return epilogue_of(call.recipes, bias, finish.activation)
+
+
+def plan_of(
+    call: ScaledCall, a: torch.Tensor, b: torch.Tensor, finish: ScaledFinish, config: Sm90Config | None = None
+) -> tuple[Sm90Plan, str]:
+    """The plan of a product whose K blocks are promoted, and why this configuration."""
+    batch = a.shape[0] if a.ndim == 3 else 1
+    sizes = call.shape[-2], call.shape[-1], a.shape[-1], batch
+    groups = call.recipes.groups if call.recipes.in_mainloop else ()
+    types = NAMES[a.dtype], f"{NAMES[b.dtype]}:col", C_NAMES[call.kind]
+    config, why = chosen(sizes, types, groups, a.get_device(), config)
+    return derived(sizes, types, groups, config, None, epilogue_for(call, finish)), why
+
+
+def chosen(
+    sizes: tuple[int, int, int, int], types: tuple[str, str, str], groups: tuple[int, ...], index: int,
+    config: Sm90Config | None,
+) -> tuple[Sm90Config, str]:  # fmt: skip
+    """The configuration of a promoted product, and why: the caller's, the measured one, or the estimate."""
+    if config is not None:
+        return config, "given by the caller"
+    found = tuned_store.lookup(gpu(index)[1], sizes, *tuned_name(types, groups)) if groups else None
+    if found is not None:
+        return found.config, "measured by layoutgemm.tune"
+    m, n, k, batch = sizes
+    config = scaled_config(m, n, k, batch=batch, each_column=groups[1:] == (1,))
+    tile, parts = "x".join(map(str, config.tile)), f", K in {config.split} parts" if config.split > 1 else ""
+    return config, f"estimated fastest of scaled products: tiles of {tile}{parts} (scaled_grouped_h100.json)"
+
+
+def tuned_name(types: tuple[str, str, str], groups: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Types and orders by which a tuned product with scales is kept.
+
+    >>> tuned_name(("e4m3", "e4m3:col", "bf16"), (1, 128))
+    (('e4m3/1', 'e4m3/128', 'bf16'), ('row', 'col', 'row'))
+    """
+    names = [name.partition(":")[0] for name in types]
+    scaled = [f"{name}/{group}" for name, group in zip(names, groups)]
+    return (*scaled, *names[len(scaled) :]), ("row", types[1].partition(":")[2] or "row", "row")
+
+
+@lru_cache(maxsize=1024)
+def derived(
+    sizes: tuple[int, int, int, int], types: tuple[str, str, str], groups: tuple[int, ...] | None, config: Sm90Config,
+    ragged: Ragged | None = None, epilogue: Epilogue | None = None,
+) -> Sm90Plan:  # fmt: skip
+    """The plan of a product.
+
+    groups  rows of A, and columns of B, that share a scale; None for a main loop that only adds
+    """
+    m, n, k, batch = sizes
+    a, b, c = types
+    loop = None if groups is None else mainloop_of(groups)
+    more: dict[str, Any] = {"mainloop": loop, "ragged": ragged, "epilogue": epilogue or None}
+    return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config, **more)

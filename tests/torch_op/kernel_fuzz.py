@@ -1,0 +1,127 @@
+"""Random scaled and grouped products by their kernels, in the emulator, each twice: the long way, then kept.
+
+`faults(seed, count)` compares with the same call on the CPU, exact for the whole numbers and powers of two that are
+drawn: any recipe, form, size, memory layout, type and output.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from layoutgemm import Sm90Config, grouped_matmul, scaled_matmul
+from tests.torch_op.test_operator import emulated
+
+E4M3, BF16, F16, F32 = torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32
+CONFIGS = (
+    Sm90Config((64, 64), consumers=1, stages=2, loader="warp"),
+    Sm90Config((64, 128), consumers=1, stages=2, loader="warp", chunks=1),
+    Sm90Config((128, 64), stages=2),
+)
+Call = Callable[[Any], Any]
+
+
+class Draw(random.Random):
+    """Operands of one seed."""
+
+    def whole(self, *shape: int, kind: Any = BF16) -> Any:
+        return torch.randint(-2, 3, shape).to(kind)
+
+    def powers(self, *shape: int) -> Any:
+        return 2.0 ** torch.randint(-1, 2, shape).float()
+
+    def lay(self, x: Any) -> Any:
+        """The same values in other memory."""
+        form = self.randrange(6)
+        if x is None or x.ndim < 1 or form == 0:
+            return x
+        if form == 1:
+            return x.mT.contiguous().mT if x.ndim > 1 else x
+        if form in (2, 3):
+            beside = self.choice((1, 3, 16))
+            wide = torch.zeros(*x.shape[:-1], x.shape[-1] + beside, dtype=x.dtype)
+            inner = wide[..., :-beside] if form == 2 else wide[..., beside:]
+            return inner.copy_(x)
+        return torch._neg_view(-x) if form == 4 and x.dtype.itemsize > 1 else x.clone()
+
+    def output(self, shape: tuple[int, ...], kind: Any) -> Any:
+        """Where a product goes, of sevens; or None."""
+        out = self.lay(torch.full(shape, 7.0, dtype=kind)) if self.random() < 0.4 else None
+        return None if out is not None and out.is_neg() else out
+
+
+def scaled(draw: Draw, m: int, n: int, k: int, kind: Any, config: Sm90Config) -> tuple[Call, Any]:
+    """A call of scaled_matmul, and its output."""
+    front = () if draw.random() < 0.8 else (draw.choice((1, 2)),)
+    a, b = draw.whole(*front, m, k, kind=E4M3), draw.whole(*front, n, k, kind=E4M3).mT
+    blocks = -(-k // 128)
+    if draw.random() < 0.5:
+        sa = draw.powers(*front, draw.choice((m, -(-m // 128))), blocks)
+        sb = draw.choice((draw.powers(*front, draw.choice((n, -(-n // 128))), blocks), None))
+    else:
+        sa = draw.powers(*draw.choice(((*front, m, 1), (*front, m), (1,), ())))
+        sb = draw.choice((draw.powers(*draw.choice(((*front, 1, n), (*front, n), (1, 1)))), None))
+    options: dict[str, Any] = {"out_dtype": kind, "config": config, "use_fast_accum": draw.random() < 0.7}
+    if draw.random() < 0.4:
+        options["bias"] = draw.lay(draw.whole(n, kind=draw.choice((F32, BF16))))
+    if draw.random() < 0.4:
+        options["activation"] = "relu"
+    given = [draw.lay(x) for x in (a, sa, b, sb)]
+    return lambda out: scaled_matmul(*given, **options, out=out), draw.output((*front, m, n), kind)
+
+
+def grouped(draw: Draw, m: int, n: int, k: int, kind: Any, config: Sm90Config) -> tuple[Call, Any]:
+    """A call of grouped_matmul of rows or columns, and its output."""
+    experts, multiplied = draw.choice((1, 2, 5)), draw.choice((BF16, F16, E4M3))
+    ends = sorted(draw.randint(0, m) for _ in range(experts))
+    said = draw.choice(("offsets", "offs"))
+    groups = torch.tensor(
+        [0, *ends[:-1], m] if said == "offsets" else ends, dtype=draw.choice((torch.int32, torch.int64))
+    )
+    groups = torch.stack([groups, groups], 1)[:, 0] if draw.random() < 0.2 else groups
+    a, b = draw.whole(m, k, kind=multiplied), draw.whole(experts, n, k, kind=multiplied).mT
+    blocks, turned = -(-k // 128), draw.random() < 0.3
+    scales: dict[str, Any] = {}
+    if multiplied == E4M3 and draw.random() < 0.7:
+        if draw.random() < 0.5:
+            sa, sb = draw.powers(m, blocks), draw.powers(experts, draw.choice((n, -(-n // 128))), blocks)
+        else:
+            sa, sb = draw.powers(m, 1), draw.powers(*draw.choice(((experts, n, 1), (1, 1, 1))))
+        scales = {"scale_a": draw.lay(sb), "scale_b": draw.lay(sa)} if turned else {
+            "scale_a": draw.lay(sa), "scale_b": draw.lay(sb)
+        }  # fmt: skip
+    first, second = (draw.lay(b).mT, draw.lay(a).mT) if turned else (draw.lay(a), draw.lay(b))
+    options = {said: groups, **scales, "out_dtype": kind, "config": config, "use_fast_accum": draw.random() < 0.7}
+    if not turned and draw.random() < 0.4:
+        shape = (n,) if draw.random() < 0.5 else (experts, n)
+        options["bias"] = draw.lay(draw.whole(*shape, kind=draw.choice((F32, BF16, F16))))
+        options["activation"] = draw.choice((None, "relu"))
+    return lambda out: grouped_matmul(first, second, **options, out=out), draw.output(
+        (n, m) if turned else (m, n), kind
+    )
+
+
+def faults(seed: int, count: int) -> Iterator[str]:
+    """The draws whose kernel gave something else than the CPU."""
+    for number in range(seed, seed + count):
+        draw = Draw(number)
+        torch.manual_seed(number)
+        sizes = (
+            draw.choice((1, 7, 33, 70, 130)),
+            draw.choice((1, 8, 24, 41, 48, 72, 100)),
+            draw.choice((1, 16, 130, 272)),
+        )
+        form, kind = draw.choice((scaled, grouped)), draw.choice((F32, BF16, F16))
+        call, out = form(draw, *sizes, kind, draw.choice(CONFIGS))
+        want = call(None if out is None else out.clone())
+        with pytest.MonkeyPatch.context() as patch, emulated(patch, edges=False):
+            for turn in ("first", "kept"):
+                got = call(out if out is None else out.fill_(7.0))
+                if not torch.equal(got.double(), want.double()):
+                    off = float((got.double() - want.double()).abs().max())
+                    yield f"draw {number} ({form.__name__} {sizes}, {turn}): off by {off}"
+                    break
