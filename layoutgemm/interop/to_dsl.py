@@ -136,7 +136,7 @@ def _entry(x: object, values: Mapping[str, object]) -> object:
     if not isinstance(x, P):
         return x
 
-    def value(name: str) -> object:
+    def value(name: str) -> Any:  # an int, or the DSL's traced integer
         if name not in values:
             given = f"only {', '.join(values)} is given" if values else "give it as to_cute(name=value)"
             raise LayoutError(f"the entry {show(x)} needs a value of {name}, and {given}")
