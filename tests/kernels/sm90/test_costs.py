@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from layoutgemm.kernels.sm90.choose import costs, large_m, occupancy, rules, small_m
-from layoutgemm.kernels.sm90.choose.costs import cost_model
+from layoutgemm.kernels.sm90.choose.costs import cost_model, promoted_model
 
 FILE = files("layoutgemm.kernels.sm90.choose") / "h200.json"
 ROOT = Path(__file__).resolve().parents[3]
@@ -32,6 +32,15 @@ def test_each_part_names_its_record_and_each_number_its_meaning() -> None:
             assert (ROOT / path).is_file(), path
         for key, entry in entries[name].items():
             assert key == "fitted_to" or (len(entry) == 2 and len(entry[1]) > 2), key
+
+
+def test_scaled_products_have_a_file_of_their_own_gpu() -> None:
+    entries = json.loads((FILE.parent / "h100.json").read_text(encoding="utf-8"))  # type: ignore[attr-defined]
+    model, found = promoted_model(), entries["promoted"]
+    assert set(entries) == {"gpu", "promoted"} and {field.name for field in fields(model)} == found.keys()
+    assert (ROOT / found["fitted_to"].partition(":")[0]).is_file()
+    assert all(key == "fitted_to" or (len(entry) == 2 and len(entry[1]) > 2) for key, entry in found.items())
+    assert model.full_step.keys() == model.full_end.keys() and promoted_model() is model
 
 
 def test_the_file_is_read_once_and_each_module_has_its_part() -> None:

@@ -177,10 +177,13 @@ class PromotedModel:
     multiprocessors: int
     start: float
     memory: float
+    l2: float
     added: float
     wave: float
     exchange: dict[int, float]
     step: dict[tuple[int, int], float]
+    full_start: float
+    full_wait: float
     full_step: dict[tuple[int, int], float]
     full_end: dict[tuple[int, int], float]
 

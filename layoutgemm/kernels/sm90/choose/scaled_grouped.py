@@ -16,6 +16,7 @@ from .costs import promoted_model
 K_BLOCK = 128  # elements of K, of a byte each
 _MOST_WAVES = 4  # of CTAs that compute one tile; more are persistent ones' business
 _EACH_COLUMN = 64  # columns of a tile at most if each has a scale, of which a thread reads a quarter of the tile's
+_TIE = 0.01  # share of the time of all loads, by which fewer loads win where nothing else tells
 _MAX_LOADED_ROWS = 56  # rows of A's tile that are loaded apart from zeros: less than all 64
 
 
@@ -42,9 +43,8 @@ def _one_tile_each(
     sizes: tuple[int, int, int, int], each_column: bool, places: int
 ) -> Iterator[tuple[float, Sm90Config]]:
     """(seconds, configuration) of CTAs that compute one tile each, or a part of its K."""
-    m, n, k, batch = sizes
-    model, k_blocks = promoted_model(), -(-k // K_BLOCK)
-    memory = batch * (m * k + n * k + 2 * m * n) / model.memory
+    m, _, k, _ = sizes
+    model, k_blocks, memory = promoted_model(), -(-k // K_BLOCK), _memory(sizes)
     for tile, step in model.step.items():
         for parts, exchange in model.exchange.items():
             waves = -(-_tiles(sizes, tile) * parts // places)
@@ -53,10 +53,11 @@ def _one_tile_each(
             if each_column and tile[1] > _EACH_COLUMN * 64 // tile[0]:  # what the launch's threads have registers for
                 continue
             products = waves * -(-k_blocks // parts) * step
-            limits = max(memory, products) + model.added * min(memory, products)
+            loads = _tiles(sizes, tile) * k_blocks * K_BLOCK * sum(tile) / model.l2
+            seconds = max(memory, products, loads) + model.added * min(memory, products) + _TIE * loads
             rows = -(-m // 8) * 8 if m <= _MAX_LOADED_ROWS and tile[0] == 64 else None
             yield (
-                model.start + limits + (waves - 1) * model.wave + exchange,
+                model.start + seconds + (waves - 1) * model.wave + exchange,
                 Sm90Config(
                     tile, consumers=tile[0] // 64, loader="warp", rows=rows, single=True, split=parts, chunks=1,
                     buffers=1, overlap=True,
@@ -66,20 +67,27 @@ def _one_tile_each(
 
 def _persistent(sizes: tuple[int, int, int, int], each_column: bool, places: int) -> Iterator[tuple[float, Sm90Config]]:
     """(seconds, configuration) of persistent clusters that take tile after tile."""
-    model, k_blocks = promoted_model(), -(-sizes[2] // K_BLOCK)
+    model, k_blocks, memory = promoted_model(), -(-sizes[2] // K_BLOCK), _memory(sizes)
     for tile, step in model.full_step.items():
         if (tile[1] <= _EACH_COLUMN) != each_column:
             continue
         cluster = _sharing(sizes, tile)
         blocks = cluster[0] * cluster[1]
         waves = -(-_tiles(sizes, tile, cluster) * blocks // (places // blocks * blocks))
+        products = waves * (k_blocks * step + model.full_end[tile])
         yield (
-            model.start + waves * (k_blocks * step + model.full_end[tile]),
+            max(model.full_start + products, model.full_wait + memory + model.added * products),
             Sm90Config(
                 tile, consumers=3 if tile[0] == 192 else 2, loader="warpgroup", cluster=cluster, chunks=1,
                 buffers=1 if tile[0] > 128 else 2,
             ),
         )  # fmt: skip
+
+
+def _memory(sizes: tuple[int, int, int, int]) -> float:
+    """Seconds of reading A and B once, of a byte an element, and writing C, of two."""
+    m, n, k, batch = sizes
+    return batch * (m * k + n * k + 2 * m * n) / promoted_model().memory
 
 
 def _sharing(sizes: tuple[int, int, int, int], tile: tuple[int, int]) -> tuple[int, int]:
