@@ -7,7 +7,7 @@ PersistentPlan    the same, and what follows from tensor stores and an epilogue:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ..arguments import as_int, checked, settle, shown
@@ -95,6 +95,38 @@ def check_words(words: tuple[str, ...]) -> None:
     names = (*PERSISTENT_PARAMETERS, *words)
     if len(words) > MAX_WORDS or len(set(names)) < len(names):
         raise PlanError(f"the kernel's own words, {', '.join(words)}: {MAX_WORDS} at most, of different names")
+
+
+@dataclass(frozen=True, slots=True)
+class SmemMap:
+    """The map of a CTA's dynamic shared memory, in bytes from an address aligned to `alignment`.
+
+    a, b      the stages of A's and of B's tiles, each a multiple of `*_stage_bytes` behind `*_offset`
+    barrier   one mbarrier a stage, `barrier_bytes` apart
+    """
+
+    a_offset: int
+    a_stage_bytes: int
+    b_offset: int
+    b_stage_bytes: int
+    barrier_offset: int
+    barrier_bytes: int
+    total: int
+    alignment: int
+
+    def stage(self, operand: str, number: int) -> int:
+        """The first byte of a stage of A or of B."""
+        if operand == "A":
+            return self.a_offset + number * self.a_stage_bytes
+        return self.b_offset + number * self.b_stage_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSmemMap(SmemMap):
+    """The same with C's buffers: those of the first warp that stores, then the next one's."""
+
+    c_offset: int
+    c_buffer_bytes: int
 
 
 class GemmPlan(Pictured, Paged):

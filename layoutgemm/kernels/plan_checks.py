@@ -14,7 +14,9 @@ from ..errors import PlanError
 from ..layouts.proofs.index_formulas import prove_formulas
 from ..layouts.symbols.facts import Facts
 from ..report import Check
-from .derive import OperandPlan
+from .derive import OperandPlan, one_matrix
+from .plan import BARRIER_BYTES, PersistentPlan, StoreSmemMap
+from .store import StorePlan, distinct_chunks
 
 Region = tuple[str, int, int, int]  # name, first byte, bytes, alignment
 
@@ -82,6 +84,46 @@ def tiles_of_c(plan: Any, statement: str, tile: Sequence[int], unlike: str = "",
     return Check("tiles of C", statement, not witness, getattr(answer, "method", "none"), witness)
 
 
+def boxes_of_c(plan: PersistentPlan, store: StorePlan, rows: int) -> Check:
+    """A chunk's tile is the boxes of its tensor map, element by element; its rows are the owner's."""
+    witness, size = "", 0
+    for chunk in distinct_chunks(store):
+        columns = f"columns {chunk.column}"
+        if not 0 <= chunk.map < len(store.maps):
+            witness = witness or f"{columns}: there is no tensor map {chunk.map}"
+            continue
+        tma, want = one_matrix(store.maps[chunk.map]), ((rows, chunk.width), plan.c.dtype)
+        size += rows * chunk.width
+        filled = filled_by("store", chunk.tile, tma)
+        if not filled:
+            witness = witness or f"{columns}: {filled.witness}"
+        elif (chunk.tile.extent, chunk.tile.dtype) != want:
+            witness = witness or f"{columns}: a tile of {chunk.tile.extent} {chunk.tile.dtype}, not {want[0]} {want[1]}"
+        elif tma.dims != (("n", "m") if plan.c.order == "row" else ("m", "n")) or tma.operation != "store":
+            witness = witness or f"the {tma.operation} of {columns} runs along {tma.dims}"
+    boxes = ", ".join(f"{len(tma.instructions)} of {tma.box}" for tma in store.maps)
+    statement = f"each chunk's tile has {rows} rows of its columns, and its boxes, {boxes}, move each element once"
+    return Check("boxes of C", statement, not witness, f"exhaustion ({size} elements)", witness)
+
+
+def buffers_of_c(places: StoreSmemMap, store: StorePlan, owners: int) -> list[Region]:
+    """The buffers of C in shared memory, of one owner after the other."""
+    alignment = max(chunk.tile.alignment for chunk in distinct_chunks(store))
+    return [
+        (f"C[{i}]", places.c_offset + i * places.c_buffer_bytes, store.buffer_bytes, alignment)
+        for i in range(owners * store.buffers)
+    ]
+
+
+def barriers_at(pitch: int, **rings: tuple[int, int]) -> list[Region]:
+    """Rings of barriers in shared memory: name -> (first byte, count)."""
+    return [
+        (f"{name}[{i}]", first + i * pitch, BARRIER_BYTES, BARRIER_BYTES)
+        for name, (first, count) in rings.items()
+        for i in range(count)
+    ]
+
+
 def tiles_of_k(plan: Any, said: str, rest: str, method: str = "arithmetic", unlike: str = "") -> Check:
     """The tiles of A and B are as deep as the k tiles, of which there are as many as K needs.
 
@@ -120,11 +162,9 @@ def _proven(pipeline: Pipeline) -> Any:
 
 def stages_of(plan: Any) -> list[Region]:
     """The stages of A and of B in shared memory."""
-    smem = plan.smem
-    places = (plan.a, smem.a_offset, smem.a_stage_bytes), (plan.b, smem.b_offset, smem.b_stage_bytes)
     return [
-        (f"{op.name}[{s}]", first + s * pitch, op.smem.bytes, op.smem.alignment)
-        for op, first, pitch in places
+        (f"{op.name}[{s}]", plan.smem.stage(op.name, s), op.smem.bytes, op.smem.alignment)
+        for op in (plan.a, plan.b)
         for s in range(plan.stages)
     ]
 

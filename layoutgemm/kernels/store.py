@@ -15,7 +15,7 @@ A warp that stores its own rows waits for no other; columns of C run across all 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,24 +116,14 @@ class StorePlan:
             raise PlanError(f"{columns} columns in {parts} parts: each needs whole groups of 8 columns")
         part = columns // parts
         widths = _spans(part, c.dtype) if by_row else _blocks_of(part, _COLUMNS)
-        distinct = sorted(set(widths), reverse=True)
-        rows, major, dims = (WARP_ROWS, "K", ("n", "m")) if by_row else (ROWS, "MN", ("m", "n"))
-        tiles = {width: smem_tile((rows, width), c.dtype, major) for width in distinct}
-        maps = tuple(derive_tma(tiles[width], dims, "store") for width in distinct)
-        rounds: list[StoreRound] = []
-        largest = 0
-        for block in range(blocks):
-            for which in range(parts):
-                for first in range(0, len(widths), chunks):
-                    made, offset = [], 0
-                    for i in range(first, min(first + chunks, len(widths))):
-                        width, column = widths[i], which * part + sum(widths[:i])
-                        offset = -(-offset // tiles[width].alignment) * tiles[width].alignment
-                        made.append(_chunk(mma, c, column, width, offset, distinct.index(width), tiles[width]))
-                        offset += tiles[width].bytes
-                    largest = max(largest, offset)
-                    rounds.append(StoreRound(block, which, tuple(made)))
-        bytes_ = rounded_up(largest, TILE_ALIGNMENT)
+        tiles, maps = tiles_of_chunks(WARP_ROWS if by_row else ROWS, widths, c)
+        rounds = [
+            StoreRound(block, which, group)
+            for block in range(blocks)
+            for which in range(parts)
+            for group in gathered(widths, chunks, tiles, lambda *at: _chunk(mma, c, *at), which * part)
+        ]
+        bytes_ = buffer_bytes(rounds)
         return cls(c, maps, tuple(rounds), bytes_, buffers, 1 if by_row else 4, parts, dealt and parts > 1)
 
     def rounds_of(self, block: int, part: int) -> list[tuple[int, StoreRound]]:
@@ -197,6 +187,37 @@ def _blocks_of(columns: int, most: int) -> tuple[int, ...]:
     """
     full, rest = divmod(columns, most)
     return (most,) * full + tuple(width for width in (rest // 16 * 16, rest % 16) if width)
+
+
+def tiles_of_chunks(rows: int, widths: Sequence[int], c: Operand) -> tuple[dict[int, SmemTile], tuple[TmaPlan, ...]]:
+    """The tile in a buffer and the tensor map of each width of a chunk, the widest first."""
+    major, dims = ("K", ("n", "m")) if c.order == "row" else ("MN", ("m", "n"))
+    tiles = {width: smem_tile((rows, width), c.dtype, major) for width in sorted(set(widths), reverse=True)}
+    return tiles, tuple(derive_tma(tile, dims, "store") for tile in tiles.values())
+
+
+def gathered(
+    widths: Sequence[int], chunks: int, tiles: Mapping[int, SmemTile], make: Callable[..., StoreChunk], column: int = 0
+) -> Iterator[tuple[StoreChunk, ...]]:
+    """Neighbouring columns, `chunks` chunks to a round, each tile aligned in the round's buffer.
+
+    make    (column, width, offset in bytes, number of the tensor map, tile) -> the chunk
+    column  the first one
+    """
+    for first in range(0, len(widths), chunks):
+        made, offset = [], 0
+        for width in widths[first : first + chunks]:
+            tile = tiles[width]
+            offset = rounded_up(offset, tile.alignment)
+            made.append(make(column, width, offset, list(tiles).index(width), tile))
+            offset, column = offset + tile.bytes, column + width
+        yield tuple(made)
+
+
+def buffer_bytes(rounds: Iterable[StoreRound]) -> int:
+    """Bytes of a buffer that holds each of the rounds."""
+    largest = max((chunk.offset + chunk.tile.bytes for round_ in rounds for chunk in round_.chunks), default=0)
+    return rounded_up(largest, TILE_ALIGNMENT)
 
 
 def _chunk(mma: MmaAtom, c: Operand, column: int, width: int, offset: int, map_: int, tile: SmemTile) -> StoreChunk:

@@ -8,7 +8,7 @@ they are issued.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,9 +19,11 @@ import numpy.typing as npt
 from ...atoms import MmaAtom, TmaPlan
 from ...atoms.smem.descriptor import element_addresses
 from ...atoms.tma.engine import bytes_moved, global_bits, rounded, shared_bits
+from ...atoms.tma.plan import TmaCopy
 from ...atoms.tma.rules import TensorMap, whole_units
 from ...dtypes import DType
 from ...errors import PlanError, TmaError
+from ..derive import Operand, padded_leading
 
 POISON = 0xFF  # every byte of fresh shared memory: read as bf16 or f16 it is NaN, so an unwritten element shows
 
@@ -162,6 +164,55 @@ def tensor_store(
     at = target[inside] // plan.dtype.bits
     matrix.bits[at] = bits[inside]
     np.add.at(times, at, 1)
+
+
+def copy_boxes(
+    plan: TmaPlan, copies: Iterable[TmaCopy], matrix: GlobalMatrix, origin: Mapping[str, int],
+    smem: SharedMemory, address: int, barrier: Barrier,
+) -> None:  # fmt: skip
+    """Some boxes of a tile: coordinates from `origin` on, bytes from `address` on."""
+    for copy in copies:
+        where = [origin[dim] + offset for dim, offset in zip(plan.dims, copy.coord_offset, strict=True)]
+        tensor_copy(plan, matrix, where, smem, address + copy.smem_offset, barrier)
+
+
+class Output:
+    """C in global memory while a kernel stores it, and how often each element has been stored.
+
+    c       type and order
+    before  lines before C's first one
+    """
+
+    def __init__(self, c: Operand, m: int, n: int, batch: int, before: int = 0) -> None:
+        self.c, self.batch = c, batch
+        self.lines, self.inner = (m, n) if c.order == "row" else (n, m)
+        self.leading = padded_leading(c.dtype, self.inner)
+        words = unwritten(c.dtype, (before + batch * self.lines) * self.leading)
+        extents = (self.inner, self.lines, batch)[: 2 + (batch > 1)]
+        self.matrix = GlobalMatrix(words, self.leading, extents, self.lines * self.leading)
+        self.times = np.zeros(words.size, dtype=np.uint8)
+        self._first = before * self.leading
+
+    def store(self, tma: TmaPlan, origin: Mapping[str, int], smem: SharedMemory, address: int) -> None:
+        """All boxes of a tile in shared memory."""
+        for copy in tma.instructions:
+            where = [origin[dim] + offset for dim, offset in zip(tma.dims, copy.coord_offset, strict=True)]
+            tensor_store(tma, self.matrix, where, smem, address + copy.smem_offset, self.times)
+
+    def values(self) -> npt.NDArray[Any]:
+        """C as (M, N) or (batch, M, N) values. Raises PlanError if an element was not stored once."""
+        shape = self.batch, self.lines, self.leading
+        times = self.times[self._first :].reshape(shape)[..., : self.inner]
+        wrong = np.argwhere(times != 1)
+        if len(wrong):
+            matrix, line, at = (int(i) for i in wrong[0])
+            row, column = (line, at) if self.c.order == "row" else (at, line)
+            where = f"C[{row}, {column}]" + f" of matrix {matrix}" * (self.batch > 1)
+            count = times[matrix, line, at]
+            raise PlanError(f"{where} is stored {count} times; {len(wrong)} elements are not stored once")
+        values = values_of(self.c.dtype, self.matrix.bits[self._first :]).reshape(shape)[..., : self.inner]
+        values = values if self.c.order == "row" else values.swapaxes(1, 2)
+        return np.ascontiguousarray(values if self.batch > 1 else values[0])
 
 
 def store_matrices(

@@ -26,7 +26,7 @@ from ...report import Check, Report
 from ..derivation import checked
 from ..derive import OperandPlan, one_matrix
 from ..plan import MOST_BYTES
-from ..plan_checks import Region, misplaced, pipelines, stages_of, tiles_of_c, tiles_of_k
+from ..plan_checks import Region, barriers_at, buffers_of_c, misplaced, pipelines, stages_of, tiles_of_c, tiles_of_k
 from ..store import distinct_chunks
 from ..store_ring import StoreRing
 from .pipeline_model import Blackwell
@@ -262,18 +262,11 @@ def _pipelines(plan: Sm100Plan) -> list[Check]:
 def _regions(plan: Sm100Plan) -> list[Region]:
     """What lies in shared memory."""
     smem, regions = plan.smem, stages_of(plan)
-    alignment = max(chunk.tile.alignment for chunk in distinct_chunks(plan.store))
-    regions += [
-        (f"C[{i}]", smem.c_offset + i * smem.c_buffer_bytes, plan.store.buffer_bytes, alignment)
-        for i in range(EPILOGUE_WARPS * plan.store.buffers)
-    ]
-    for name, first, count in (
-        ("full", smem.barrier_offset, plan.stages),
-        ("empty", smem.empty_offset, plan.stages),
-        ("acc_full", smem.acc_full_offset, plan.accumulators),
-        ("acc_empty", smem.acc_empty_offset, plan.accumulators),
-    ):
-        regions += [(f"{name}[{i}]", first + i * smem.barrier_bytes, 8, 8) for i in range(count)]
+    regions += buffers_of_c(smem, plan.store, EPILOGUE_WARPS)
+    regions += barriers_at(
+        smem.barrier_bytes, full=(smem.barrier_offset, plan.stages), empty=(smem.empty_offset, plan.stages),
+        acc_full=(smem.acc_full_offset, plan.accumulators), acc_empty=(smem.acc_empty_offset, plan.accumulators),
+    )  # fmt: skip
     return [*regions, ("address", smem.slot_offset, SLOT_BYTES, 8)]
 
 

@@ -28,6 +28,7 @@ from ..plan import (
     STAGE_BYTES_OF_K,
     GemmPlan,
     PersistentPlan,
+    StoreSmemMap,
     check_fields,
     check_sizes,
     rounded_up,
@@ -95,28 +96,17 @@ class Sm100Config:
 
 
 @dataclass(frozen=True, slots=True)
-class Sm100Smem:
-    """Where everything lies in a block's dynamic shared memory, in bytes from an address aligned to `alignment`.
+class Sm100Smem(StoreSmemMap):
+    """The map of a Blackwell kernel's shared memory.
 
-    a, b: stages one after another; c: the buffers of the first epilogue warp, then the next one's; then the barriers
-    `full` (`barrier_offset`), `empty`, one of each a stage, `acc_full`, `acc_empty`, one of each an accumulator; then
-    the word for the address of tensor memory.
+    Stages of A, of B, C's buffers, then the barriers `full` (`barrier_offset`) and `empty`, one of each a stage,
+    `acc_full` and `acc_empty`, one of each an accumulator; then the word for the address of tensor memory.
     """
 
-    a_offset: int
-    a_stage_bytes: int
-    b_offset: int
-    b_stage_bytes: int
-    c_offset: int
-    c_buffer_bytes: int
-    barrier_offset: int
     empty_offset: int
     acc_full_offset: int
     acc_empty_offset: int
     slot_offset: int
-    barrier_bytes: int
-    total: int
-    alignment: int
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from ...atoms.tmem.layout import WARP_LANES
-from ...checks import bank_conflicts, filled_by
+from ...checks import bank_conflicts
 from ...errors import LayoutError
 from ...report import Check
-from ..derive import one_matrix
+from ..plan_checks import boxes_of_c
 from ..store import distinct_chunks
 from .plan import Sm100Plan
 from .store import VECTOR_BYTES, load_of
@@ -16,7 +16,7 @@ from .store import VECTOR_BYTES, load_of
 
 def store_checks(plan: Sm100Plan) -> list[Check]:
     """Columns, boxes, places and banks."""
-    return [_columns_of_c(plan), _boxes(plan), _rows(plan), _vectors(plan)]
+    return [_columns_of_c(plan), boxes_of_c(plan, plan.store, WARP_LANES), _rows(plan), _vectors(plan)]
 
 
 def _columns_of_c(plan: Sm100Plan) -> Check:
@@ -43,27 +43,6 @@ def _columns_of_c(plan: Sm100Plan) -> Check:
         f"{store.buffers} buffer(s) of {store.buffer_bytes} bytes for each warp"
     )
     return Check("columns of C", statement, not witness, f"exhaustion ({plan.tile[1]} columns)", witness)
-
-
-def _boxes(plan: Sm100Plan) -> Check:
-    """A chunk's tile is the boxes of its tensor map, element by element; its rows are one warp's."""
-    witness, size = "", 0
-    for chunk in distinct_chunks(plan.store):
-        if not 0 <= chunk.map < len(plan.store.maps):
-            witness = witness or f"columns {chunk.column}: there is no tensor map {chunk.map}"
-            continue
-        tma = one_matrix(plan.store.maps[chunk.map])
-        size += WARP_LANES * chunk.width
-        filled = filled_by("store", chunk.tile, tma)
-        if not filled:
-            witness = witness or f"columns {chunk.column}: {filled.witness}"
-        elif chunk.tile.extent != (WARP_LANES, chunk.width) or chunk.tile.dtype != plan.c.dtype:
-            witness = witness or f"columns {chunk.column}: a tile of {chunk.tile.extent} {chunk.tile.dtype}"
-        elif tma.dims != (("n", "m") if plan.c.order == "row" else ("m", "n")) or tma.operation != "store":
-            witness = witness or f"the {tma.operation} of columns {chunk.column} runs along {tma.dims}"
-    boxes = ", ".join(f"{len(tma.instructions)} of {tma.box}" for tma in plan.store.maps)
-    statement = f"each chunk's tile has {WARP_LANES} rows, and its boxes, {boxes}, move each of its elements once"
-    return Check("boxes of C", statement, not witness, f"exhaustion ({size} elements)", witness)
 
 
 def _rows(plan: Sm100Plan) -> Check:

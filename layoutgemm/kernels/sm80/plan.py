@@ -23,6 +23,7 @@ from ..plan import (
     MAX_COORDINATE,
     PERSISTENT_PARAMETERS,
     GemmPlan,
+    StoreSmemMap,
     check_fields,
     rounded_up,
     tile_count,
@@ -87,24 +88,12 @@ class Sm80Config:
 
 
 @dataclass(frozen=True, slots=True)
-class Sm80Smem:
-    """Where everything lies in the block's dynamic shared memory, in bytes from an address aligned to `alignment`.
+class Sm80Smem(StoreSmemMap):
+    """The map of an Ampere kernel's shared memory.
 
     A stage holds a tile of A and one of B; stages follow one another. C's buffers lie over the stages, which are free
-    when C is stored, or behind them in a persistent kernel: those of the first warp, then the next one's. Tensor copies
-    have an mbarrier a stage behind them.
+    when C is stored, or behind them in a persistent kernel. TMA loads have an mbarrier a stage behind them.
     """
-
-    a_offset: int
-    a_stage_bytes: int
-    b_offset: int
-    b_stage_bytes: int
-    c_offset: int
-    c_buffer_bytes: int
-    barrier_offset: int
-    barrier_bytes: int
-    total: int
-    alignment: int
 
 
 @dataclass(frozen=True)

@@ -6,30 +6,19 @@ from dataclasses import dataclass
 
 from ...layouts import Layout
 from ..derive import OperandPlan
-from ..plan import BARRIER_BYTES, rounded_up
+from ..plan import BARRIER_BYTES, StoreSmemMap, rounded_up
 from ..store import TILE_ALIGNMENT, StorePlan
 
 
 @dataclass(frozen=True, slots=True)
-class Sm90Smem:
-    """Where everything lies in the block's dynamic shared memory, in bytes from an address aligned to `alignment`.
+class Sm90Smem(StoreSmemMap):
+    """The map of a Hopper kernel's shared memory.
 
-    a, b: stages one after another; c: the buffers of the first consumer warp, then the next one's; then the barriers
-    `full` (`barrier_offset`) and `empty`, one of each a stage; that of the partial sums of a split K, if there are any;
-    then the table of groups of a ragged batch.
+    Stages of A, of B, C's buffers, then the barriers `full` (`barrier_offset`) and `empty`, one of each a stage; that
+    of the split-K exchange, if there is one; then the table of groups of a ragged batch.
     """
 
-    a_offset: int
-    a_stage_bytes: int
-    b_offset: int
-    b_stage_bytes: int
-    c_offset: int
-    c_buffer_bytes: int
-    barrier_offset: int
     empty_offset: int
-    barrier_bytes: int
-    total: int
-    alignment: int
     table_offset: int = 0
     sums_offset: int = 0
 

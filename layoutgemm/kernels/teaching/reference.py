@@ -14,13 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import PlanError
-from ..derive import OperandPlan
 from ..run.hardware_model import (
     Barrier,
     GlobalMatrix,
     SharedMemory,
     accumulator_registers,
-    tensor_copy,
+    copy_boxes,
     wgmma_product,
 )
 from .plan import TeachingPlan
@@ -73,12 +72,8 @@ def _run_block(
         full[stage].arrive_expect(plan.barrier.bytes)
         origin = {"m": m0, "n": n0, "k": k_tile * tile_k}
         for operand, matrix in ((plan.a, a), (plan.b, b)):
-            for copy in operand.tma.instructions:
-                first, second = (
-                    origin[dim] + offset for dim, offset in zip(operand.tma.dims, copy.coord_offset, strict=True)
-                )
-                address = _stage_address(plan, smem, operand, stage) + copy.smem_offset
-                tensor_copy(operand.tma, matrix, (first, second), smem, address, full[stage])
+            tma, address = operand.tma, smem.base + plan.smem.stage(operand.name, stage)
+            copy_boxes(tma, tma.instructions, matrix, origin, smem, address, full[stage])
 
     for k_tile in range(min(plan.stages, k_tiles)):
         load(k_tile)
@@ -86,8 +81,8 @@ def _run_block(
     for k_tile in range(k_tiles):
         stage = k_tile % plan.stages
         full[stage].wait(k_tile // plan.stages & 1)
-        address_a = _stage_address(plan, smem, plan.a, stage)
-        address_b = _stage_address(plan, smem, plan.b, stage)
+        address_a = smem.base + plan.smem.stage("A", stage)
+        address_b = smem.base + plan.smem.stage("B", stage)
         for step, (step_a, step_b) in enumerate(zip(plan.a.descriptor.k_steps, plan.b.descriptor.k_steps, strict=True)):
             product = wgmma_product(
                 plan.mma,
@@ -120,9 +115,3 @@ def _store(
     at = row[inside], column[inside]
     c[at] = plan.c.dtype.decode(plan.c.dtype.encode(registers[inside]))
     np.add.at(stores, at, 1)
-
-
-def _stage_address(plan: TeachingPlan, smem: SharedMemory, operand: OperandPlan, stage: int) -> int:
-    if operand.name == "A":
-        return smem.base + plan.smem.a_offset + stage * plan.smem.a_stage_bytes
-    return smem.base + plan.smem.b_offset + stage * plan.smem.b_stage_bytes

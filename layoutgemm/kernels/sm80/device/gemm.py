@@ -52,14 +52,8 @@ class Sm80GemmKernel(TileEntry):
         m, n, k, batch = sizes
         pitch, stride = ([pitches[name][i] for name in "abc"] for i in range(2))
         blocks = tile_count(m, plan.tile[0]) * tile_count(n, plan.tile[1])
-        self.kernel(*matrices, m, n, k, *pitch, *stride).launch(
-            grid=(blocks, 1, batch if const_expr(plan.batch > 1) else 1),
-            block=(plan.threads, 1, 1),
-            smem=plan.smem.total,
-            min_blocks_per_mp=plan.config.blocks_per_sm,
-            preferred_smem_carveout=ALL_SHARED if plan.config.blocks_per_sm > 1 else None,
-            stream=stream,
-        )
+        grid = (blocks, 1, batch if const_expr(plan.batch > 1) else 1)
+        self.kernel(*matrices, m, n, k, *pitch, *stride).launch(grid=grid, stream=stream, **self.launch_options())
 
     @cute.kernel
     def kernel(
@@ -108,12 +102,8 @@ class Sm80GemmKernel(TileEntry):
             bridge.commit_copies()
             left, offset_a, offset_b = left - plan.tile[2], offset_a + copy_a.step, offset_b + copy_b.step
         # 3. The main loop. `held_a` and `held_b` carry the first fragments of a k tile into it.
-        count_m, count_n = plan.blocks
-        count = count_m * count_n * plan.mma.accumulator_registers
-        sums = cute.make_rmem_tensor(count, Int32 if plan.mma.c_dtype.name == "i32" else Float32)
+        sums, held_a, held_b = self.registers()
         sums.fill(0)
-        held_a = cute.make_rmem_tensor(count_m * plan.mma.registers("A"), Int32)
-        held_b = cute.make_rmem_tensor(count_n * plan.mma.registers("B"), Int32)
         ahead = plan.config.ahead
         if const_expr(ahead):
             self.meet()
@@ -121,36 +111,10 @@ class Sm80GemmKernel(TileEntry):
             keep(held_b, load_b.fragments(shared, 0))
         read, write = Int32(0), Int32((plan.stages - 1) * pitch)
         for _ in cutlass.range(k_tiles, unroll=1):
-            totals = [sums[i] for i in bridge.unrolled(count)]
-            fragments: Any = None
-            if const_expr(ahead):
-                fragments = [held_a[i] for i in range(held_a.shape)], [held_b[i] for i in range(held_b.shape)]
-            else:
+            if const_expr(not ahead):
                 self.meet()
             copies = copy_a.work(shared + write, offset_a, left) + copy_b.work(shared + write, offset_b, left)
-            for step in cutlass.range_constexpr(plan.steps):
-                work = self.share(copies, step)
-                if const_expr(ahead):
-                    now = fragments
-                    if const_expr(step == plan.steps - 1):
-                        for copy in work:
-                            copy()
-                        work = []
-                        bridge.commit_copies()
-                        self.meet()
-                        read = next_stage(read, pitch, plan.stages)
-                    place, depth = shared + read, (step + 1) % plan.steps
-                    fragments = load_a.fragments(place, depth), load_b.fragments(place, depth)
-                else:
-                    now = load_a.fragments(shared + read, step), load_b.fragments(shared + read, step)
-                self.multiply(totals, now, work)
-            if const_expr(ahead):
-                keep(held_a, fragments[0])
-                keep(held_b, fragments[1])
-            else:
-                bridge.commit_copies()
-                read = next_stage(read, pitch, plan.stages)
-            keep(sums, totals)
+            read = self.multiply_k_tile((sums, held_a, held_b), (load_a, load_b), copies, shared, read)
             write = next_stage(write, pitch, plan.stages)
             left, offset_a, offset_b = left - plan.tile[2], offset_a + copy_a.step, offset_b + copy_b.step
 
@@ -159,6 +123,56 @@ class Sm80GemmKernel(TileEntry):
         bridge.block_sync()
         place = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.b.warp_extent
         self.epilogue.store(sums, shared, warp, lane, c, ldc, m, n, *place)
+
+    def launch_options(self) -> dict[str, Any]:
+        """The options of a launch that the plan decides."""
+        plan, several = self.plan, self.plan.config.blocks_per_sm > 1
+        return {
+            "block": (plan.threads, 1, 1), "smem": plan.smem.total, "min_blocks_per_mp": plan.config.blocks_per_sm,
+            "preferred_smem_carveout": ALL_SHARED if several else None,
+        }  # fmt: skip
+
+    def registers(self) -> tuple[Any, Any, Any]:
+        """A warp's accumulators, and the fragments of A and B that a k tile leaves to the next one."""
+        mma, (count_m, count_n) = self.plan.mma, self.plan.blocks
+        sums = cute.make_rmem_tensor(
+            count_m * count_n * mma.accumulator_registers, Int32 if mma.c_dtype.name == "i32" else Float32
+        )
+        held_a = cute.make_rmem_tensor(count_m * mma.registers("A"), Int32)
+        return sums, held_a, cute.make_rmem_tensor(count_n * mma.registers("B"), Int32)
+
+    def multiply_k_tile(self, registers: Any, loads: Any, copies: list[Any], shared: Any, read: Any) -> Any:
+        """All products of one k tile, among them the copies of another; gives the first byte of the next stage.
+
+        registers  accumulators, fragments of A and B, as `registers` makes them
+        loads      of A and B
+        read       first byte of the k tile's stage
+        """
+        plan, ahead, (sums, *held) = self.plan, self.plan.config.ahead, registers
+        totals = [sums[i] for i in bridge.unrolled(sums.shape)]
+        fragments = [[of[i] for i in range(of.shape)] for of in held] if ahead else []
+        for step in range(plan.steps):
+            work, now, depth = self.share(copies, step), fragments, step
+            if ahead:
+                depth = (step + 1) % plan.steps
+                if step == plan.steps - 1:
+                    for copy in work:
+                        copy()
+                    work = []
+                    bridge.commit_copies()
+                    self.meet()
+                    read = next_stage(read, plan.smem.a_stage_bytes, plan.stages)
+            place = shared + read
+            fragments = [load.fragments(place, depth) for load in loads]
+            self.multiply(totals, now if ahead else fragments, work)
+        if ahead:
+            for of, values in zip(held, fragments, strict=True):
+                keep(of, values)
+        else:
+            bridge.commit_copies()
+            read = next_stage(read, plan.smem.a_stage_bytes, plan.stages)
+        keep(sums, totals)
+        return read
 
     def meet(self) -> None:
         """The next k tile is there for all threads, and all have read what they took before."""

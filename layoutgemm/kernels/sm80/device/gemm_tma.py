@@ -23,11 +23,11 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Int32, Int64, const_expr
 
 from ...dsl import bridge
 from ...plan import tile_count
-from .gemm import ALL_SHARED, Loads, Sm80GemmKernel, keep
+from .gemm import Loads, Sm80GemmKernel, keep
 
 
 class Sm120GemmKernel(Sm80GemmKernel):
@@ -45,12 +45,7 @@ class Sm120GemmKernel(Sm80GemmKernel):
         map_b = bridge.encode_tensor_map(plan.b.tma, b, extents, *pitches["b"][:used])
         blocks = tile_count(m, plan.tile[0]) * tile_count(n, plan.tile[1])
         self.tensor_kernel(map_a, map_b, c, m, n, k, *pitches["c"]).launch(
-            grid=(blocks, 1, batch if const_expr(plan.batch > 1) else 1),
-            block=(plan.threads, 1, 1),
-            smem=plan.smem.total,
-            min_blocks_per_mp=plan.config.blocks_per_sm,
-            preferred_smem_carveout=ALL_SHARED if plan.config.blocks_per_sm > 1 else None,
-            stream=stream,
+            grid=(blocks, 1, batch if const_expr(plan.batch > 1) else 1), stream=stream, **self.launch_options()
         )
 
     @cute.kernel
@@ -96,12 +91,8 @@ class Sm120GemmKernel(Sm80GemmKernel):
                 self.load(maps, shared, origin, s, s)
 
         # 3. The main loop. `held_a` and `held_b` carry the first fragments of a k tile into it.
-        count_m, count_n = plan.blocks
-        count = count_m * count_n * plan.mma.accumulator_registers
-        sums = cute.make_rmem_tensor(count, Int32 if plan.mma.c_dtype.name == "i32" else Float32)
+        sums, held_a, held_b = self.registers()
         sums.fill(0)
-        held_a = cute.make_rmem_tensor(count_m * plan.mma.registers("A"), Int32)
-        held_b = cute.make_rmem_tensor(count_n * plan.mma.registers("B"), Int32)
         if const_expr(plan.config.ahead):
             bridge.barrier_wait(shared.full(0), 0)
             keep(held_a, load_a.fragments(shared.base, 0))
@@ -114,7 +105,7 @@ class Sm120GemmKernel(Sm80GemmKernel):
             ahead = k_tile + plan.stages - 1
             if thread == 0 and ahead < k_tiles:
                 self.load(maps, shared, origin, ahead, write)
-            totals = [sums[i] for i in bridge.unrolled(count)]
+            totals = [sums[i] for i in bridge.unrolled(sums.shape)]
             fragments: Any = [held_a[i] for i in range(held_a.shape)], [held_b[i] for i in range(held_b.shape)]
             for step in cutlass.range_constexpr(plan.steps):
                 place = shared.base + stage * plan.smem.a_stage_bytes

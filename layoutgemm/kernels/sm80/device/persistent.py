@@ -17,12 +17,12 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Int32, Int64, const_expr
 
 from ...dsl import bridge
 from ...dsl.entry import GemmEntry
 from ...plan import tile_count
-from .gemm import ALL_SHARED, Copies, Loads, Sm80GemmKernel, keep, next_stage
+from .gemm import Copies, Loads, Sm80GemmKernel, keep, next_stage
 
 
 class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
@@ -35,12 +35,7 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
         m, n, k, _ = sizes
         blocks = cutlass.min(tile_count(m, plan.tile[0]) * tile_count(n, plan.tile[1]), workers)
         self.persistent_kernel(*matrices, m, n, k, *[pitches[name][0] for name in "abc"]).launch(
-            grid=(blocks, 1, 1),
-            block=(plan.threads, 1, 1),
-            smem=plan.smem.total,
-            min_blocks_per_mp=plan.config.blocks_per_sm,
-            preferred_smem_carveout=ALL_SHARED if plan.config.blocks_per_sm > 1 else None,
-            stream=stream,
+            grid=(blocks, 1, 1), stream=stream, **self.launch_options()
         )
 
     @cute.kernel
@@ -75,11 +70,7 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
             copy_a, copy_b, ahead = self.step_on(copy_a, copy_b, ahead, workers, tiles, grid, k)
 
         # 3. Tile after tile. `held_a` and `held_b` carry the first fragments of a k tile, also into the next tile.
-        count_m, count_n = plan.blocks
-        count = count_m * count_n * plan.mma.accumulator_registers
-        sums = cute.make_rmem_tensor(count, Int32 if plan.mma.c_dtype.name == "i32" else Float32)
-        held_a = cute.make_rmem_tensor(count_m * plan.mma.registers("A"), Int32)
-        held_b = cute.make_rmem_tensor(count_n * plan.mma.registers("B"), Int32)
+        sums, held_a, held_b = self.registers()
         if const_expr(plan.config.ahead):
             self.meet()
             keep(held_a, load_a.fragments(shared, 0))
@@ -88,37 +79,11 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
         while tile < tiles:
             sums.fill(0)
             for _ in cutlass.range(k_tiles, unroll=1):
-                totals = [sums[i] for i in bridge.unrolled(count)]
-                fragments: Any = None
-                if const_expr(plan.config.ahead):
-                    fragments = [held_a[i] for i in range(held_a.shape)], [held_b[i] for i in range(held_b.shape)]
-                else:
+                if const_expr(not plan.config.ahead):
                     self.meet()
                 place = shared + write
                 copies = copy_a.work(place, ahead[2], ahead[1]) + copy_b.work(place, ahead[3], ahead[1])
-                for step in cutlass.range_constexpr(plan.steps):
-                    work = self.share(copies, step)
-                    if const_expr(plan.config.ahead):
-                        now = fragments
-                        if const_expr(step == plan.steps - 1):
-                            for copy in work:
-                                copy()
-                            work = []
-                            bridge.commit_copies()
-                            self.meet()
-                            read = next_stage(read, pitch, plan.stages)
-                        source, depth = shared + read, (step + 1) % plan.steps
-                        fragments = load_a.fragments(source, depth), load_b.fragments(source, depth)
-                    else:
-                        now = load_a.fragments(shared + read, step), load_b.fragments(shared + read, step)
-                    self.multiply(totals, now, work)
-                if const_expr(plan.config.ahead):
-                    keep(held_a, fragments[0])
-                    keep(held_b, fragments[1])
-                else:
-                    bridge.commit_copies()
-                    read = next_stage(read, pitch, plan.stages)
-                keep(sums, totals)
+                read = self.multiply_k_tile((sums, held_a, held_b), (load_a, load_b), copies, shared, read)
                 write = next_stage(write, pitch, plan.stages)
                 copy_a, copy_b, ahead = self.step_on(copy_a, copy_b, ahead, workers, tiles, grid, k)
             # 4. C, through the warp's own buffers, while copies of the next tile land.
