@@ -44,6 +44,7 @@ BATCH_PARAMETERS = {
 }
 PERSISTENT_PARAMETERS = {**BATCH_PARAMETERS, "workers": "size"}
 P = TypeVar("P", bound="GemmPlan")
+T = TypeVar("T")
 
 
 def tile_count(extent: Any, tile: int) -> Any:
@@ -62,6 +63,12 @@ def rounded_up(value: int, unit: int) -> int:
     1024
     """
     return -(-value // unit) * unit
+
+
+def present(part: T | None) -> T:
+    """A part that this kind of plan has: not None."""
+    assert part is not None
+    return part
 
 
 def check_sizes(**sizes: int) -> None:
@@ -194,6 +201,11 @@ class GemmPlan(Pictured, Paged):
     def parameters(self) -> dict[str, str]:
         """What a launch takes, name -> kind, in order."""
         raise NotImplementedError
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of the 64-bit parameters besides the product's own."""
+        return ()
 
     @property
     def device_kernel(self) -> str:

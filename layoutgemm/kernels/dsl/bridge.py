@@ -23,7 +23,10 @@ import copy
 from typing import Any
 
 import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
 
+from ..plan import SmemMap
 from .copies import (
     EitherMap,
     cluster_mask,
@@ -75,7 +78,7 @@ from .sync import (
     wait_for_previous_kernel,
     warp_sync,
 )
-from .types import Carried, Stream, TensorMap, element_type, unrolled
+from .types import Carried, Maps, Place, Stream, TensorMap, element_type, unrolled
 from .warp import (
     commit_copies,
     copy_async,
@@ -95,41 +98,41 @@ class SharedMemory:
     `stage` may be a Python int or traced. Offsets and strides are those of the map; nothing is added here.
     """
 
-    def __init__(self, smem: Any):
-        self.smem = smem
+    def __init__(self, smem: SmemMap):
+        self.smem: Any = smem  # of each architecture its own kind
         # allocate() raises the launch's dynamic shared memory to what is asked; the symbol carries the alignment
         self.base = cutlass.memory.SmemAllocator().allocate(smem.total, smem.alignment)
 
     # The DSL carries an object into a traced `if` or loop as its run-time values, and rebuilds it from them inside.
-    def __extract_mlir_values__(self) -> list[Any]:
+    def __extract_mlir_values__(self) -> list[object]:
         return cutlass.extract_mlir_values(self.base)
 
-    def __new_from_mlir_values__(self, values: list[Any]) -> SharedMemory:
+    def __new_from_mlir_values__(self, values: list[object]) -> SharedMemory:
         twin = copy.copy(self)
         twin.base = cutlass.new_from_mlir_values(self.base, values)
         return twin
 
-    def a(self, stage: Any) -> Any:
+    def a(self, stage: Int32 | int) -> cute.Pointer:
         """First byte of A's tile in a stage."""
         return self.base + (self.smem.a_offset + stage * self.smem.a_stage_bytes)
 
-    def b(self, stage: Any) -> Any:
+    def b(self, stage: Int32 | int) -> cute.Pointer:
         """First byte of B's tile in a stage."""
         return self.base + (self.smem.b_offset + stage * self.smem.b_stage_bytes)
 
-    def c(self, buffer: Any) -> Any:
+    def c(self, buffer: Int32 | int) -> cute.Pointer:
         """First byte of an epilogue buffer."""
         return self.base + (self.smem.c_offset + buffer * self.smem.c_buffer_bytes)
 
-    def full(self, stage: Any) -> Any:
+    def full(self, stage: Int32 | int) -> cute.Pointer:
         """The mbarrier that says that a stage has landed."""
         return self.base + (self.smem.barrier_offset + stage * self.smem.barrier_bytes)
 
-    def empty(self, stage: Any) -> Any:
+    def empty(self, stage: Int32 | int) -> cute.Pointer:
         """The mbarrier that says that a stage may be written again."""
         return self.base + (self.smem.empty_offset + stage * self.smem.barrier_bytes)
 
-    def sums(self) -> Any:
+    def sums(self) -> cute.Pointer:
         """The mbarrier that counts the partial sums that other blocks send."""
         return self.base + self.smem.sums_offset
 
@@ -137,7 +140,9 @@ class SharedMemory:
 __all__ = [
     "Carried",
     "EitherMap",
+    "Maps",
     "Operand",
+    "Place",
     "SharedMemory",
     "Stream",
     "TensorMap",

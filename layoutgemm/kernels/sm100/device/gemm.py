@@ -31,29 +31,34 @@ acc_empty the arrivals of both epilogues, and its commits arrive at both blocks'
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Int32, Int64, const_expr
 
 from ...dsl import bridge
 from ...dsl import tcgen05 as tensor
 from ...dsl.entry import GemmEntry
 from ...plan import tile_count
-from ..plan import BLOCK_ROWS, EPILOGUE_WARPS, LOADER_WARP, MMA_WARP
+from ..plan import BLOCK_ROWS, EPILOGUE_WARPS, LOADER_WARP, MMA_WARP, Sm100Plan
 from .epilogue import Sm100Epilogue
 
 
 class Sm100GemmKernel(GemmEntry):
     """The kernel for one plan. What is reachable through `self.plan` is a compile-time constant of the trace."""
 
-    def __init__(self, plan: Any):
+    plan: Sm100Plan
+
+    def __init__(self, plan: Sm100Plan):
         self.plan = plan
         self.epilogue = Sm100Epilogue(plan)
 
     @cute.jit
-    def start(self, matrices: Any, sizes: Any, pitches: Any, workers: Any, words: Any, stream: Any) -> None:
+    def start(
+        self, matrices: Sequence[Int64], sizes: Sequence[Int32], pitches: Mapping[str, tuple[Int64, Int64]],
+        workers: Int32 | None, words: Sequence[Int64], stream: bridge.Stream,
+    ) -> None:  # fmt: skip
         """Host side: encode the tensor maps, launch at most `workers` blocks, or pairs. See `TileEntry.start`."""
         plan = self.plan
         a, b, c = matrices
@@ -163,7 +168,7 @@ class Sm100GemmKernel(GemmEntry):
         else:
             bridge.block_sync()
 
-    def origin(self, job: Any, tile: Any) -> tuple[Any, Any, Any]:
+    def origin(self, job: bridge.Carried, tile: Int32) -> bridge.Place:
         """First row of this block's part, first column and matrix of a tile of C, for its number."""
         plan = self.plan
         matrix = Int32(0)
@@ -175,7 +180,7 @@ class Sm100GemmKernel(GemmEntry):
 
     # ------------------------------------------------------------------------------------------------------------ loads
     @cute.jit
-    def load(self, job: Any, maps: Any) -> None:
+    def load(self, job: bridge.Carried, maps: bridge.Maps) -> None:
         """The loader's warp: this block's part of every k tile of every tile."""
         plan = self.plan
         tile, stage, parity = job.first, Int32(0), Int32(1)
@@ -201,7 +206,9 @@ class Sm100GemmKernel(GemmEntry):
                     parity ^= 1
 
     @cute.jit
-    def issue_loads(self, job: Any, maps: Any, m0: Any, n0: Any, matrix: Any, k_tile: Any, stage: Any) -> None:
+    def issue_loads(
+        self, job: bridge.Carried, maps: bridge.Maps, m0: Int32, n0: Int32, matrix: Int32, k_tile: Int32, stage: Int32
+    ) -> None:
         """Arm full[stage] and issue this block's part of both tiles. Called by one thread."""
         plan = self.plan
         at_k = k_tile * plan.tile[2]
@@ -215,7 +222,7 @@ class Sm100GemmKernel(GemmEntry):
 
     # --------------------------------------------------------------------------------------------------------- products
     @cute.jit
-    def multiply(self, job: Any) -> None:
+    def multiply(self, job: bridge.Carried) -> None:
         """The mma warp, of a pair the even block's: all products, one thread issuing them."""
         plan = self.plan
         a = tensor.TensorOperand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes)
@@ -247,7 +254,7 @@ class Sm100GemmKernel(GemmEntry):
 
     # --------------------------------------------------------------------------------------------------------- epilogue
     @cute.jit
-    def drain(self, job: Any, maps: Any) -> None:
+    def drain(self, job: bridge.Carried, maps: bridge.Maps) -> None:
         """An epilogue warp: its rows of every tile."""
         plan = self.plan
         tile, done = job.first, Int32(0)

@@ -22,17 +22,19 @@ leaves has been read before the block meets, and copies into it begin behind tha
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy as shallow_copy
-from typing import Any
+from functools import partial
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int32, Int64, Numeric, const_expr
 
 from ...dsl import ampere, bridge
 from ...dsl.entry import TileEntry
 from ...plan import tile_count
-from ..operand import byte_selector
+from ..operand import Sm80Operand, byte_selector
+from ..plan import Sm80Plan
 from .epilogue import Sm80Epilogue
 
 ALL_SHARED = 100  # percent of what shared memory and L1 have in common, for several blocks a multiprocessor
@@ -41,12 +43,17 @@ ALL_SHARED = 100  # percent of what shared memory and L1 have in common, for sev
 class Sm80GemmKernel(TileEntry):
     """The kernel for one plan. What is reachable through `self.plan` is a compile-time constant of the trace."""
 
-    def __init__(self, plan: Any):
+    plan: Sm80Plan
+
+    def __init__(self, plan: Sm80Plan):
         self.plan = plan
         self.epilogue = Sm80Epilogue(plan)
 
     @cute.jit
-    def start(self, matrices: Any, sizes: Any, pitches: Any, workers: Any, words: Any, stream: Any) -> None:
+    def start(
+        self, matrices: Sequence[Int64], sizes: Sequence[Int32], pitches: Mapping[str, tuple[Int64, Int64]],
+        workers: Int32 | None, words: Sequence[Int64], stream: bridge.Stream,
+    ) -> None:  # fmt: skip
         """Host side: launch a block for each tile of C. See `TileEntry.start`."""
         plan = self.plan
         m, n, k, batch = sizes
@@ -124,7 +131,7 @@ class Sm80GemmKernel(TileEntry):
         place = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.b.warp_extent
         self.epilogue.store(sums, shared, warp, lane, c, ldc, m, n, *place)
 
-    def launch_options(self) -> dict[str, Any]:
+    def launch_options(self) -> dict[str, object]:
         """The options of a launch that the plan decides."""
         plan, several = self.plan, self.plan.config.blocks_per_sm > 1
         return {
@@ -132,7 +139,7 @@ class Sm80GemmKernel(TileEntry):
             "preferred_smem_carveout": ALL_SHARED if several else None,
         }  # fmt: skip
 
-    def registers(self) -> tuple[Any, Any, Any]:
+    def registers(self) -> tuple[cute.Tensor, cute.Tensor, cute.Tensor]:
         """A warp's accumulators, and the fragments of A and B that a k tile leaves to the next one."""
         mma, (count_m, count_n) = self.plan.mma, self.plan.blocks
         sums = cute.make_rmem_tensor(
@@ -141,7 +148,10 @@ class Sm80GemmKernel(TileEntry):
         held_a = cute.make_rmem_tensor(count_m * mma.registers("A"), Int32)
         return sums, held_a, cute.make_rmem_tensor(count_n * mma.registers("B"), Int32)
 
-    def multiply_k_tile(self, registers: Any, loads: Any, copies: list[Any], shared: Any, read: Any) -> Any:
+    def multiply_k_tile(
+        self, registers: tuple[cute.Tensor, ...], loads: Sequence[Loads], copies: list[Callable[[], None]],
+        shared: cute.Pointer, read: Int32,
+    ) -> Int32:  # fmt: skip
         """All products of one k tile, among them the copies of another; gives the first byte of the next stage.
 
         registers  accumulators, fragments of A and B, as `registers` makes them
@@ -179,13 +189,13 @@ class Sm80GemmKernel(TileEntry):
         bridge.wait_copies(self.plan.stages - 2)
         bridge.block_sync()
 
-    def share(self, copies: list[Any], step: int) -> list[Any]:
+    def share(self, copies: list[Callable[[], None]], step: int) -> list[Callable[[], None]]:
         """The copies that are issued among the products of one depth; all of them before the block meets."""
         steps = max(1, self.plan.steps - 1) if self.plan.config.ahead else self.plan.steps
         each = -(-len(copies) // steps)
         return copies[step * each : (step + 1) * each]
 
-    def multiply(self, totals: list[Any], fragments: Any, work: list[Any]) -> None:
+    def multiply(self, totals: list[Numeric], fragments: Sequence[list[Int32]], work: list[Callable[[], None]]) -> None:
         """All products of one depth; the work is spread among them."""
         plan = self.plan
         values, each_a, each_b = plan.mma.accumulator_registers, plan.mma.registers("A"), plan.mma.registers("B")
@@ -203,13 +213,13 @@ class Sm80GemmKernel(TileEntry):
             item()
 
 
-def keep(tensor: Any, values: Any) -> None:
+def keep(tensor: cute.Tensor, values: Sequence[Numeric]) -> None:
     """Put values into registers that the traced loop carries."""
     for i, value in enumerate(values):
         tensor[i] = value
 
 
-def next_stage(offset: Any, pitch: int, stages: int) -> Any:
+def next_stage(offset: Int32, pitch: int, stages: int) -> Int32:
     """First byte of the stage after the one that begins at `offset`."""
     ahead = offset + pitch
     return cutlass.select_(ahead == stages * pitch, Int32(0), ahead)
@@ -220,7 +230,10 @@ class Copies(ampere.Held):
 
     held = ("anchors", "bases", "rooms", "others")
 
-    def __init__(self, operand: Any, first: int, thread: Any, matrix: Any, pitch: Any, start: Any, extent: Any, k: Any):
+    def __init__(
+        self, operand: Sm80Operand, first: int, thread: Int32, matrix: Int64, pitch: Int64, start: Int32, extent: Int32,
+        k: Int32,
+    ):  # fmt: skip
         """Addresses of the thread's vectors at K = 0.
 
         first   byte of the tile in a stage;   matrix, pitch   global address, and elements from line to line
@@ -240,7 +253,7 @@ class Copies(ampere.Held):
         self.anchors, self.rooms = self.lines(start)
         self.bases = [first + operand.smem.byte(*copy.coordinates(thread, *index)) for index in copy.places.bases]
 
-    def lines(self, start: Any) -> tuple[list[Any], list[Any]]:
+    def lines(self, start: Int32) -> tuple[list[Int64], list[Int32]]:
         """For a tile that begins at index `start` along M or N: addresses of the thread's lines at K = 0, and, where K
         is not contiguous, bytes that there are from each of its vectors along a line on.
         """
@@ -255,27 +268,27 @@ class Copies(ampere.Held):
             clamp((extent - start - mn - self.away[i, 0][0]) * size, copy.vector_bytes) for i in range(copy.parts[0])
         ]  # fmt: skip
 
-    def moved(self, start: Any) -> Any:
+    def moved(self, start: Int32) -> Copies:
         """The same thread's copies for another tile."""
         twin = shallow_copy(self)
         twin.anchors, twin.rooms = self.lines(start)
         return twin
 
     @property
-    def step(self) -> Any:
+    def step(self) -> Int64:
         """Bytes of global memory from one k tile to the next."""
         return self.others[1]
 
-    def work(self, stage: Any, offset: Any, left: Any) -> list[Any]:
+    def work(self, stage: cute.Pointer, offset: Int64, left: Int32) -> list[Callable[[], None]]:
         """A function for each copy of one k tile; `left` elements of K are left from its beginning on."""
-        return [lambda index=index: self.one(index, stage, offset, left) for index in self.copy.indices]
+        return [partial(self.one, (i, j), stage, offset, left) for i, j in self.copy.indices]
 
-    def issue(self, stage: Any, offset: Any, left: Any) -> None:
+    def issue(self, stage: cute.Pointer, offset: Int64, left: Int32) -> None:
         """All copies of one k tile."""
         for copy in self.work(stage, offset, left):
             copy()
 
-    def one(self, index: Any, stage: Any, offset: Any, left: Any) -> None:
+    def one(self, index: tuple[int, int], stage: cute.Pointer, offset: Int64, left: Int32) -> None:
         """One vector: bytes beyond the matrix become zeros."""
         i, j = index
         size, width = self.operand.dtype.bytes, self.copy.vector_bytes
@@ -303,7 +316,7 @@ class Copies(ampere.Held):
         bridge.store_shared(destination.toint(), words)
 
 
-def clamp(value: Any, most: int) -> Any:
+def clamp(value: Int32, most: int) -> Int32:
     """Cut to 0..most."""
     return cutlass.max(cutlass.min(value, Int32(most)), Int32(0))
 
@@ -313,7 +326,7 @@ class Loads(ampere.Held):
 
     held = ("bases", "selectors")
 
-    def __init__(self, operand: Any, first: int, lane: Any, warp: Any):
+    def __init__(self, operand: Sm80Operand, first: int, lane: Int32, warp: Int32):
         """Addresses of the lane in the tile of the first stage; `warp` is the warp's number along M or N."""
         self.load, tile = operand.load, operand.smem
         self.bases = [first + self.load.byte(tile, lane, warp, index) for index in self.load.places.bases]
@@ -322,7 +335,7 @@ class Loads(ampere.Held):
             cutlass.select_(late, Int32(byte_selector(1, odd)), Int32(byte_selector(0, odd))) for odd in range(2)
         ]
 
-    def fragments(self, stage: Any, step: int) -> list[Any]:
+    def fragments(self, stage: cute.Pointer, step: int) -> list[Int32]:
         """Registers of one depth, block by block along M or N."""
         load, found = self.load, []
         for number in range(load.loads):
@@ -340,7 +353,7 @@ class Loads(ampere.Held):
             found += words
         return found
 
-    def place(self, stage: Any, index: Any) -> Any:
+    def place(self, stage: cute.Pointer, index: tuple[int, ...]) -> cute.Pointer:
         """The address for one access."""
         base, constant = self.load.places.of[index]
         return stage + self.bases[base] + constant

@@ -19,6 +19,7 @@ tensor copies of a k tile, no thread holds addresses of global memory, and a sta
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cutlass
@@ -26,7 +27,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 
 from ...dsl import bridge
-from ...plan import tile_count
+from ...plan import present, tile_count
 from .gemm import Loads, Sm80GemmKernel, keep
 
 
@@ -34,15 +35,18 @@ class Sm120GemmKernel(Sm80GemmKernel):
     """The kernel for one plan whose operands have tensor copies."""
 
     @cute.jit
-    def start(self, matrices: Any, sizes: Any, pitches: Any, workers: Any, words: Any, stream: Any) -> None:
+    def start(
+        self, matrices: Sequence[Int64], sizes: Sequence[Int32], pitches: Mapping[str, tuple[Int64, Int64]],
+        workers: Int32 | None, words: Sequence[Int64], stream: bridge.Stream,
+    ) -> None:  # fmt: skip
         """Host side: encode the tensor maps, launch a block for each tile of C. See `TileEntry.start`."""
         plan = self.plan
         a, b, c = matrices
         m, n, k, batch = sizes
         extents = {"m": m, "n": n, "k": k, "l": batch}
         used = 2 if plan.batch > 1 else 1
-        map_a = bridge.encode_tensor_map(plan.a.tma, a, extents, *pitches["a"][:used])
-        map_b = bridge.encode_tensor_map(plan.b.tma, b, extents, *pitches["b"][:used])
+        map_a = bridge.encode_tensor_map(present(plan.a.tma), a, extents, *pitches["a"][:used])
+        map_b = bridge.encode_tensor_map(present(plan.b.tma), b, extents, *pitches["b"][:used])
         blocks = tile_count(m, plan.tile[0]) * tile_count(n, plan.tile[1])
         self.tensor_kernel(map_a, map_b, c, m, n, k, *pitches["c"]).launch(
             grid=(blocks, 1, batch if const_expr(plan.batch > 1) else 1), stream=stream, **self.launch_options()
@@ -136,12 +140,15 @@ class Sm120GemmKernel(Sm80GemmKernel):
         corner = origin[0] + warp_m * plan.a.warp_extent, origin[1] + warp_n * plan.b.warp_extent
         self.epilogue.store(sums, shared.base, warp, lane, c, ldc, m, n, *corner)
 
-    def load(self, maps: Any, shared: Any, origin: Any, k_tile: Any, stage: Any) -> None:
+    def load(
+        self, maps: bridge.Maps, shared: bridge.SharedMemory, origin: bridge.Place, k_tile: Int32 | int,
+        stage: Int32 | int,
+    ) -> None:  # fmt: skip
         """Arm full[stage] and issue the copies of one k tile. Called by one thread."""
         plan = self.plan
         m0, n0, matrix = origin
         place = {"m": m0, "n": n0, "k": k_tile * plan.tile[2], "l": matrix}
         full = shared.full(stage)
         bridge.barrier_expect(full, plan.full_bytes)
-        bridge.load_tile(maps[0], plan.a.tma, place, shared.a(stage), full)
-        bridge.load_tile(maps[1], plan.b.tma, place, shared.b(stage), full)
+        bridge.load_tile(maps[0], present(plan.a.tma), place, shared.a(stage), full)
+        bridge.load_tile(maps[1], present(plan.b.tma), place, shared.b(stage), full)

@@ -13,7 +13,7 @@ The barriers are sm80_gemm's, and one bar.warp.sync more before a tile is stored
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import cutlass
 import cutlass.cute as cute
@@ -29,7 +29,10 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
     """The kernel for one plan of one product."""
 
     @cute.jit
-    def start(self, matrices: Any, sizes: Any, pitches: Any, workers: Any, words: Any, stream: Any) -> None:
+    def start(
+        self, matrices: Sequence[Int64], sizes: Sequence[Int32], pitches: Mapping[str, tuple[Int64, Int64]],
+        workers: Int32 | None, words: Sequence[Int64], stream: bridge.Stream,
+    ) -> None:  # fmt: skip
         """Host side: launch at most `workers` blocks; the batch is one matrix. See `TileEntry.start`."""
         plan = self.plan
         m, n, k, _ = sizes
@@ -94,15 +97,16 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
             tile += workers
         bridge.wait_copies(0)
 
-    def corner(self, tile: Any, grid: Any) -> tuple[Any, Any]:
+    def corner(self, tile: Int32, grid: tuple[Int32, Int32]) -> tuple[Int32, Int32]:
         """First row and column of a tile of C."""
         row, column = self.plan.order.tile(tile, grid, cutlass.min)
         return row * self.plan.tile[0], column * self.plan.tile[1]
 
     @cute.jit
     def step_on(
-        self, copy_a: Any, copy_b: Any, ahead: Any, workers: Any, tiles: Any, grid: Any, k: Any
-    ) -> tuple[Any, Any, Any]:
+        self, copy_a: Copies, copy_b: Copies, ahead: tuple[Int32, Int32, Int64, Int64], workers: Int32, tiles: Int32,
+        grid: tuple[Int32, Int32], k: Int32,
+    ) -> tuple[Copies, Copies, tuple[Int32, Int32, Int64, Int64]]:  # fmt: skip
         """The cursor's next k tile: behind the last one of a tile, the first one of the block's next tile.
 
         Behind the last tile nothing of K is left: copies are zeros.

@@ -37,19 +37,22 @@ into the next output tile, without a producer: its registers go to the accumulat
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 
+from ....atoms import TmaPlan
+from ...derive import OperandPlan
 from ...dsl import bridge
 from ...dsl.entry import GemmEntry
-from ...plan import tile_count
+from ...plan import present, tile_count
 from ...store import ROWS
 from ..config import WARPGROUP
 from ..gated import HALF
 from ..multicast import OTHER_MAPS
+from ..plan import Sm90Plan
 from .epilogue import Sm90Epilogue
 from .loads import Sm90Loads
 
@@ -57,12 +60,17 @@ from .loads import Sm90Loads
 class Sm90GemmKernel(Sm90Loads, GemmEntry):
     """The kernel for one plan. What is reachable through `self.plan` is a compile-time constant of the trace."""
 
-    def __init__(self, plan: Any):
+    plan: Sm90Plan
+
+    def __init__(self, plan: Sm90Plan):
         self.plan = plan
         self.epilogue: Sm90Epilogue = Sm90Epilogue(plan)
 
     @cute.jit
-    def start(self, matrices: Any, sizes: Any, pitches: Any, workers: Any, words: Any, stream: Any) -> None:
+    def start(
+        self, matrices: Sequence[Int64], sizes: Sequence[Int32], pitches: Mapping[str, tuple[Int64, Int64]],
+        workers: Int32 | None, words: Sequence[Int64], stream: bridge.Stream,
+    ) -> None:  # fmt: skip
         """Host side: encode the tensor maps, launch at most `workers` clusters. See `TileEntry.start`."""
         plan = self.plan
         a, b, c = matrices
@@ -72,7 +80,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         # Of a gated product the second half of B's columns begins n lines on; it has no batch.
         lines_b = (pitches["b"][0], Int64(n) * pitches["b"][0]) if plan.gated is not None else pitches["b"]
         maps_b = [bridge.encode_tensor_map(tma, b, extents, *lines_b[: len(tma.dims) - 1]) for tma in plan.b.copies]
-        tmas_c = plan.store.maps if const_expr(plan.store is not None) else ()
+        tmas_c = present(plan.store).maps if const_expr(plan.store is not None) else ()
         maps_c = [self.map_of_c(tma, c, extents, pitches) for tma in tmas_c]
         last_a = self.maps_of_last_rows(plan.a, a, extents, pitches["a"])
         last_b = self.maps_of_last_rows(plan.b, b, extents, lines_b)
@@ -89,7 +97,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             stream=stream,
         )
 
-    def launch_grid(self, m: Any, n: Any, batch: Any, workers: Any) -> tuple[Any, Any, Any]:
+    def launch_grid(self, m: Int32, n: Int32, batch: Int32, workers: Int32) -> tuple[Int32, Int32 | int, int]:
         """Blocks of the launch: of clusters in a row, or of the grid of tiles itself."""
         plan = self.plan
         if plan.by_place:
@@ -100,11 +108,15 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         clusters = tiles if plan.one_each else cutlass.min(tiles, workers)
         return clusters * plan.cluster_size, 1, 1
 
-    def map_of_c(self, tma: Any, c: Any, extents: Any, pitches: Any) -> Any:
+    def map_of_c(
+        self, tma: TmaPlan, c: Int64, extents: Mapping[str, Int32], pitches: Mapping[str, tuple[Int64, Int64]]
+    ) -> bridge.TensorMap:
         """One of C's tensor maps."""
         return bridge.encode_tensor_map(tma, c, extents, *pitches["c"][: len(tma.dims) - 1])
 
-    def maps_of_last_rows(self, operand: Any, address: Any, extents: Any, pitches: Any) -> list[Any]:
+    def maps_of_last_rows(
+        self, operand: OperandPlan, address: Int64, extents: Mapping[str, Int32], pitches: Sequence[Int64]
+    ) -> list[bridge.TensorMap]:
         """An operand's tensor map where its rows end within a box, if it has one."""
         tma, ends = operand.tma, operand.ends
         if ends is None:
@@ -112,12 +124,12 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         box = {ends.dim: ends.last(extents[ends.dim])}
         return [bridge.encode_tensor_map(tma, address, extents, *pitches[: len(tma.dims) - 1], box=box)]
 
-    def most_tiles(self, m: Any, n: Any, batch: Any) -> Any:
+    def most_tiles(self, m: Int32, n: Int32, batch: Int32) -> Int32:
         """Tiles of clusters, at most: what the host knows of their number."""
         rows, columns = self.plan.order.clusters(self.grid_of(m, n))
         return rows * columns * batch
 
-    def grid_of(self, m: Any, n: Any) -> tuple[Any, Any]:
+    def grid_of(self, m: Int32, n: Int32) -> tuple[Int32, Int32]:
         """Tiles along M and N."""
         return tile_count(m, self.plan.tile_c[0]), tile_count(n, self.plan.tile_c[1])
 
@@ -187,7 +199,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         )
         job.tiles = self.count_tiles(job, batch, thread)  # type: ignore[attr-defined]
         others = (map_0, map_1, map_2, map_3, map_4, map_5)  # the store's, then what A and B have besides their first
-        of_a = len(plan.store.maps) if const_expr(plan.store is not None) else 0
+        of_a = len(present(plan.store).maps) if const_expr(plan.store is not None) else 0
         of_b = of_a + plan.a.maps - 1
         maps = ((map_a, *others[of_a:of_b]), (map_b, *others[of_b : of_b + plan.b.maps - 1]), others[:of_a])
         first = plan.dealt.number(block // plan.cluster_size, blocks // plan.cluster_size, cutlass.min)
@@ -220,7 +232,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         else:
             if group == plan.config.consumers:
                 if const_expr(plan.registers is not None):
-                    bridge.give_registers(plan.registers[0])
+                    bridge.give_registers(present(plan.registers)[0])
                 if warp == plan.loader_warp and job.k_tiles > 0:
                     while ahead[0] < job.tiles:
                         ahead = self.load_next(job, maps, ahead)
@@ -228,18 +240,18 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                     self.drain(job, ahead)
             else:
                 if const_expr(plan.registers is not None):
-                    bridge.take_registers(plan.registers[1])
+                    bridge.take_registers(present(plan.registers)[1])
                 self.consume(job, maps, first, group, thread % WARPGROUP, ahead)
 
         # No block leaves while another may still send into its shared memory or arrive at its barriers: those that
         # share loads know it by their loaders' last waits, those that exchange partial sums by having them all.
 
     # ------------------------------------------------------------------------------------------------------------ tiles
-    def count_tiles(self, job: Any, batch: Any, thread: Any) -> Any:
+    def count_tiles(self, job: bridge.Carried, batch: Int32, thread: Int32) -> Int32:
         """The number of all tiles of clusters. Called by all threads, once."""
         return job.rows * job.columns * batch
 
-    def origin(self, job: Any, tile: Any) -> tuple[Any, Any, Any]:
+    def origin(self, job: bridge.Carried, tile: Int32) -> bridge.Place:
         """First row, first column and matrix of this block's tile of C, for a cluster tile's number."""
         plan = self.plan
         matrix = Int32(0)
@@ -257,7 +269,10 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
 
     # --------------------------------------------------------------------------------------------------------- products
     @cute.jit
-    def consume(self, job: Any, maps: Any, tile: Any, consumer: Any, thread: Any, ahead: Any) -> None:
+    def consume(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, consumer: Int32, thread: Int32,
+        ahead: tuple[Int32, ...],
+    ) -> None:  # fmt: skip
         """A consumer warpgroup: all its tiles, products and stores."""
         plan = self.plan
         pingpong = plan.config.schedule == "pingpong"
@@ -270,7 +285,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         pieces, finish, b_of, sums = plan.pieces(0), mma, b, accumulators
         if const_expr(plan.half is not None):
             finish = bridge.Wgmma(plan, plan.half)
-            b_of = bridge.Operand(plan.half[1], job.shared.b(0), plan.smem.b_stage_bytes)
+            b_of = bridge.Operand(present(plan.half)[1], job.shared.b(0), plan.smem.b_stage_bytes)
             sums = finish.halves(accumulators[0])
         if const_expr(plan.config.rows is not None):
             self.clear_dead_rows(job.shared, consumer * WARPGROUP + thread)
@@ -373,13 +388,16 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         if const_expr(plan.store is not None):
             bridge.wait_stores_read(0)
 
-    def store_piece(self, job: Any, maps: Any, accumulators: Any, at: Any, origin: Any, number: int, part: int) -> None:
+    def store_piece(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], accumulators: Sequence[cute.Tensor],
+        at: tuple[Int32, ...], origin: bridge.Place, number: int, part: int,
+    ) -> None:  # fmt: skip
         """Store the piece of that number, of the block of the cluster that has this part of K."""
         block, columns = self.plan.pieces(part)[number]
         self.epilogue.store(job, maps[2], accumulators[block], at, origin, block, columns)
 
     @cute.jit
-    def release(self, job: Any, stage: Any) -> None:
+    def release(self, job: bridge.Carried, stage: Int32) -> None:
         """This warp has read the stage: tell every block that sends into it, one lane each."""
         plan, lane = self.plan, cute.arch.lane_idx()
         needed = lane < plan.sharing

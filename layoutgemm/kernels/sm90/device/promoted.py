@@ -21,6 +21,7 @@ from cutlass import Int32, Int64, const_expr
 from ....dtypes import f32
 from ...dsl import bridge
 from ...dsl.math import ElementMath, load_value
+from ...plan import present
 from ...store import ROWS
 from ..mainloop import TOTAL, key_of, numbers_read
 from .fused import Sm90FusedKernel
@@ -60,7 +61,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                 for block in cutlass.range_constexpr(plan.blocks):
                     for v in bridge.unrolled(plan.mma.accumulator_registers):
                         at = tables.element(numbers, block, v, totals[block][v])
-                        totals[block][v] = plan.mainloop.evaluate(products[block][v], at)
+                        totals[block][v] = present(plan.mainloop).evaluate(products[block][v], at)
                 stage += 1
                 if stage == plan.stages:
                     stage = Int32(0)
