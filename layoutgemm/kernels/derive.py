@@ -14,6 +14,7 @@ from ..atoms.tma.derive import STRIDE_UNIT
 from ..atoms.tma.derive import derive as derive_tma
 from ..dtypes import DType, dtype
 from ..errors import PlanError
+from .numbers import W
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Ends:
         """Of a tile whose boxes are all whole."""
         return self.shares * self.box * self.line
 
-    def last(self, extent: Any) -> Any:
+    def last(self, extent: W) -> W:
         """Rows of the last box of a matrix with so many.
 
         >>> ends = Ends("m", 128, 1, 128, 128, 8)
@@ -55,11 +56,11 @@ class Ends:
         at = tma.dims.index(self.dim)
         return replace(tma, box=(*tma.box[:at], self.last(extent), *tma.box[at + 1 :]))
 
-    def left(self, extent: Any, first: Any, share: Any) -> Any:
+    def left(self, extent: W, first: W, share: W) -> W:
         """Rows of the matrix from a share's first one on, below 1 where it is outside; `first` is the tile's row."""
         return extent - first - share * self.step
 
-    def place(self, extent: Any, first: Any, share: Any, choose: Callable[[Any, Any, Any], Any]) -> tuple[Any, Any]:
+    def place(self, extent: W, first: W, share: W, choose: Callable[[Any, Any, Any], Any]) -> tuple[Any, Any]:
         """Whether a share's box is whole, and the tile's row that it is copied from.
 
         The row is the tile's own, or one that puts the share on the matrix's first rows.
@@ -73,7 +74,7 @@ class Ends:
         left = self.left(extent, first, share)
         return left >= self.box, choose(left > 0, first, -share * self.step)
 
-    def expected(self, extent: Any, first: Any, last: Any, choose: Callable[[Any, Any, Any], Any]) -> Any:
+    def expected(self, extent: W, first: W, last: W, choose: Callable[[Any, Any, Any], Any]) -> W:
         """Bytes that all shares of a tile bring; `last` is `last(extent)`.
 
         >>> two = Ends("n", 64, 2, 64, 128, 8)  # 128 rows, by two blocks
@@ -86,7 +87,7 @@ class Ends:
         return sum(rows[1:], rows[0]) * self.line
 
 
-def either(condition: Any, yes: Any, no: Any) -> Any:
+def either(condition: object, yes: W, no: W) -> W:
     """One of two numbers, as the kernel chooses without a branch."""
     return yes if condition else no
 

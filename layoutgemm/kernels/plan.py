@@ -15,6 +15,7 @@ from ..errors import PlanError
 from ..layouts.display import Pictured
 from ..layouts.paged import Paged
 from ..moved import old_names
+from .numbers import W
 from .verbs import named
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ P = TypeVar("P", bound="GemmPlan")
 T = TypeVar("T")
 
 
-def tile_count(extent: Any, tile: int) -> Any:
+def tile_count(extent: W, tile: int) -> W:
     """Tiles along a dimension, the last one possibly ragged; ints or traced integers, without the overflow of a sum.
 
     >>> tile_count(128, 64), tile_count(129, 64)

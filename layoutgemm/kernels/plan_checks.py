@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 
 from ..atoms import MmaAtom
-from ..checks import Pipeline, PipelineProof, bank_conflicts, bijective_tile, filled_by, matrix_access, read_by
+from ..checks import (
+    Pipeline,
+    PipelineProof,
+    bank_conflicts,
+    bijective_tile,
+    filled_by,
+    matrix_access,
+    read_by,
+)
+from ..checks.pipeline.prove import Interleaving
 from ..errors import PlanError
 from ..layouts.proofs.index_formulas import prove_formulas
 from ..layouts.symbols.facts import Facts
@@ -142,6 +151,7 @@ def pipelines(cases: Sequence[Pipeline], statement: str) -> Check:
     """No deadlock and no race in any of the cases."""
     states, witness = 0, ""
     for case in cases:
+        found: PipelineProof | Interleaving | str
         try:
             found = _proven(case)
         except PlanError as error:  # more states than are walked through: neither proven nor refuted
@@ -155,7 +165,7 @@ def pipelines(cases: Sequence[Pipeline], statement: str) -> Check:
 
 
 @lru_cache(maxsize=256)
-def _proven(pipeline: Pipeline) -> Any:
+def _proven(pipeline: Pipeline) -> PipelineProof | Interleaving:
     """A pipeline's proof: many plans have the same pipeline."""
     return pipeline.prove()
 

@@ -35,7 +35,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from ...layouts import ComposedLayout, Layout, ScaledBasis, Swizzle
 
@@ -88,7 +88,7 @@ def keep_in(folder: Path) -> None:
     _KEPT_IN = folder
 
 
-def facts_of(value: Any, other: Callable[[Any], str] | None = None) -> Any:
+def facts_of(value: object, other: Callable[[object], str] | None = None) -> object:
     """A value made of dataclasses, tuples, strings and numbers, as JSON-able data: equal values give equal data.
 
     Raises TypeError for anything else, or asks `other`: two kernels must never share a name because a part of them was
@@ -141,12 +141,12 @@ def host() -> str:
     return f"{sys.platform} {platform.machine()} {hashlib.sha256(features.encode()).hexdigest()[:16]}"
 
 
-def key_of(facts: Mapping[str, Any]) -> str:
+def key_of(facts: Mapping[str, object]) -> str:
     """The file name for a set of facts: 32 hexadecimal digits."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def read(facts: Mapping[str, Any], names: tuple[str, ...], folder: str = "kernels") -> dict[str, bytes] | None:
+def read(facts: Mapping[str, object], names: tuple[str, ...], folder: str = "kernels") -> dict[str, bytes] | None:
     """The named parts of what was made from these facts, or None when there is no whole, sound file of it."""
     path = _path(facts, folder)
     found = content(path) if path is not None else None
@@ -197,13 +197,13 @@ def _version(found: os.stat_result) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def kept(facts: Mapping[str, Any]) -> bool:
+def kept(facts: Mapping[str, object]) -> bool:
     """Whether there is a file of these facts; `read` says whether it is sound."""
     path = _path(facts)
     return path is not None and version(path) is not None
 
 
-def write(facts: Mapping[str, Any], parts: Mapping[str, bytes], folder: str = "kernels") -> Path | None:
+def write(facts: Mapping[str, object], parts: Mapping[str, bytes], folder: str = "kernels") -> Path | None:
     """Keep parts under their facts; gives the file, or None when the cache is off or cannot be written.
 
     folder  of the cache; what is no kernel has another one
@@ -212,7 +212,7 @@ def write(facts: Mapping[str, Any], parts: Mapping[str, bytes], folder: str = "k
     if path is None:
         return None
 
-    def fill(stream: Any) -> None:
+    def fill(stream: BinaryIO) -> None:
         with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr(_FACTS, json.dumps(facts, sort_keys=True))
             archive.writestr(_DIGESTS, json.dumps({name: _digest(part) for name, part in parts.items()}))
@@ -222,7 +222,7 @@ def write(facts: Mapping[str, Any], parts: Mapping[str, bytes], folder: str = "k
     return place(path, fill)
 
 
-def place(path: Path, write: Callable[[Any], object]) -> Path | None:
+def place(path: Path, write: Callable[[BinaryIO], object]) -> Path | None:
     """Write a file of the cache whole, under its name by one rename; None where that cannot be done.
 
     path  the cache's folder, one of its folders, a name
@@ -400,6 +400,6 @@ def _sweep(folder: Path) -> None:
                     file.unlink()
 
 
-def _path(facts: Mapping[str, Any], folder: str = "kernels") -> Path | None:
+def _path(facts: Mapping[str, object], folder: str = "kernels") -> Path | None:
     root = cache_dir()
     return None if root is None else root / folder / f"{key_of(facts)}.zip"

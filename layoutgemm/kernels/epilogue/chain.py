@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...errors import PlanError
 from ..plan import MAX_WORDS
@@ -42,8 +41,8 @@ from .steps import (
 class Outputs:
     """What a reference evaluation gives: C before it is rounded, and what else is written, by name."""
 
-    c: npt.NDArray[Any]
-    written: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    c: np.ndarray
+    written: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, init=False)
@@ -74,7 +73,7 @@ class Epilogue:
             raise PlanError(f"the epilogue's operands take {len(self.words)} parameters; a kernel has {MAX_WORDS}")
 
     @classmethod
-    def of(cls, given: Any) -> Epilogue:
+    def of(cls, given: object) -> Epilogue:
         """What a plan was given as its epilogue: one, a single step, or None for nothing. Raises PlanError.
 
         >>> Epilogue.of(Bias()) == Epilogue(Bias()), bool(Epilogue.of(None))
@@ -153,7 +152,7 @@ class Epilogue:
             x = step.apply(x, at)
         return x
 
-    def reference(self, accumulator: npt.NDArray[Any], **given: Any) -> Outputs:
+    def reference(self, accumulator: np.ndarray, **given: object) -> Outputs:
         """The same in NumPy, in float32: accumulator (M, N), or (batch, M, N), operands by name.
 
         Vectors have shape (N,) or (M,), or (batch, ...); matrices C's shape. Raises PlanError for one that is missing,

@@ -196,13 +196,13 @@ ACTIVATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
 """name -> formula. "gelu" is torch's default (erf); "gelu_tanh" torch's approximate="tanh" and cuBLASLt's GELU."""
 
 
-def check_activation(kind: Any, said: str = "activation") -> None:
+def check_activation(kind: object, said: str = "activation") -> None:
     """Raise PlanError unless `kind` is one of ACTIVATIONS; `said` is what the caller gave it as."""
     if not isinstance(kind, str) or kind not in ACTIVATIONS:
         raise PlanError(f"{said} {kind!r}: known are {', '.join(ACTIVATIONS)}")
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...emulator.api import ORDERS, Emulation, emulate_host
 from ...errors import EmulatorError
@@ -81,7 +80,7 @@ class Primitive:
         return compile_kernel(self.kernel, ARCH, facts, self)
 
 
-def emulate(name: str, kernel: Any, arrays: Mapping[str, npt.NDArray[Any]], orders: int = 3) -> Emulation:
+def emulate(name: str, kernel: Any, arrays: Mapping[str, np.ndarray], orders: int = 3) -> Emulation:
     """Run a kernel's launch on the arrays in several orders of events; they hold what it wrote, the same in each.
 
     name    of the kernel, unique in its program, for the cache of compiled kernels
@@ -91,7 +90,7 @@ def emulate(name: str, kernel: Any, arrays: Mapping[str, npt.NDArray[Any]], orde
     Raises EmulatorError with the report when anything is found, or when two orders give different bits.
     """
     host = host_of(Primitive(name, kernel, tuple(arrays)).compile())
-    first: dict[str, npt.NDArray[Any]] = {}
+    first: dict[str, np.ndarray] = {}
     done = None
     given = {key: value.copy() for key, value in arrays.items()}
     for order in ORDERS[:orders]:
@@ -111,7 +110,7 @@ def compiled(name: str, kernel: Any, arrays: Mapping[str, Any]) -> CompiledGemm:
     return Primitive(name, kernel, tuple(arrays)).compile()
 
 
-def right(name: str, have: npt.NDArray[Any], want: npt.NDArray[Any], said: str) -> None:
+def right(name: str, have: np.ndarray, want: np.ndarray, said: str) -> None:
     """Print what was checked, or raise EmulatorError with the first element that is wrong."""
     wrong = np.argwhere(have != want)
     if len(wrong):

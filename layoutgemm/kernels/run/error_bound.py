@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -19,7 +17,7 @@ _CUT = {8: 2.0**-13, 16: 2.0**-23, 32: 2.0**-23}
 
 
 @checked(OperandError)
-def error_bound(plan: GemmPlan, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+def error_bound(plan: GemmPlan, a: np.ndarray, b: np.ndarray) -> npt.NDArray[np.float64]:
     """The largest error that f32 accumulation (and rounding to C's type) may leave in each element of C.
 
     For inputs exactly representable in A's and B's type, products are exact in f32. Each instruction adds `d` products

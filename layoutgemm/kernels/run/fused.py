@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,10 +18,14 @@ from .cpu import executed, run_on_cpu
 from .result import GemmResult
 from .torch_tensors import chosen_device, run_arrays
 
+if TYPE_CHECKING:
+    import torch
+
 
 def run_fused(
-    plan: Sm90Plan | Sm100Plan, a: Any, b: Any, given: Mapping[str, Any], out: Any, device: str | None, copy: bool
-) -> GemmResult:
+    plan: Sm90Plan | Sm100Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor, given: Mapping[str, object],
+    out: np.ndarray | torch.Tensor | None, device: str | None, copy: bool,
+) -> GemmResult:  # fmt: skip
     """C = epilogue(A @ B): `run.run_plan` for a plan with an epilogue. NumPy arrays alone.
 
     given   what the epilogue reads, by name: numbers, vectors along M or N, matrices of C's shape

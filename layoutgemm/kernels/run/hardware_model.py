@@ -8,10 +8,9 @@ they are issued.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,12 +27,12 @@ from ..derive import Operand, padded_leading
 POISON = 0xFF  # every byte of fresh shared memory: read as bf16 or f16 it is NaN, so an unwritten element shows
 
 
-def unwritten(dtype: DType, shape: int | tuple[int, ...]) -> npt.NDArray[Any]:
+def unwritten(dtype: DType, shape: int | tuple[int, ...]) -> np.ndarray:
     """The bits of a C that nothing has stored yet: all ones, a NaN of every float type, -1 of an integer one."""
     return np.full(shape, -1, dtype=np.int64).astype(dtype.storage)
 
 
-def values_of(dtype: DType, words: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def values_of(dtype: DType, words: np.ndarray) -> np.ndarray:
     """C's bits as what callers get: float32 for every float type, the integers themselves else."""
     return np.asarray(dtype.decode(words), dtype=np.float32 if dtype.kind == "float" else None)
 
@@ -56,14 +55,14 @@ class SharedMemory:
             raise PlanError(f"{what} at shared address {first:#x}, outside {low:#x}..{low + self.data.size - 1:#x}")
         return (addresses - self.base) // dtype.bytes
 
-    def _words(self, dtype: DType) -> npt.NDArray[Any]:
+    def _words(self, dtype: DType) -> np.ndarray:
         return self.data[: self.data.size // dtype.bytes * dtype.bytes].view(dtype.storage)
 
-    def read(self, addresses: npt.NDArray[np.int64], dtype: DType) -> npt.NDArray[Any]:
+    def read(self, addresses: npt.NDArray[np.int64], dtype: DType) -> np.ndarray:
         """Raw bits of the elements at byte addresses."""
         return self._words(dtype)[self._index(addresses, dtype, "read")]
 
-    def write(self, addresses: npt.NDArray[np.int64], bits: npt.NDArray[Any], dtype: DType) -> None:
+    def write(self, addresses: npt.NDArray[np.int64], bits: np.ndarray, dtype: DType) -> None:
         """Store raw bits of elements at byte addresses."""
         self._words(dtype)[self._index(addresses, dtype, "write")] = bits
 
@@ -116,7 +115,7 @@ class GlobalMatrix:
     pitch    elements from matrix to matrix of a batch
     """
 
-    bits: npt.NDArray[Any]
+    bits: np.ndarray
     leading: int
     extents: tuple[int, ...]
     pitch: int = 0
@@ -199,7 +198,7 @@ class Output:
             where = [origin[dim] + offset for dim, offset in zip(tma.dims, copy.coord_offset, strict=True)]
             tensor_store(tma, self.matrix, where, smem, address + copy.smem_offset, self.times)
 
-    def values(self) -> npt.NDArray[Any]:
+    def values(self) -> np.ndarray:
         """C as (M, N) or (batch, M, N) values. Raises PlanError if an element was not stored once."""
         shape = self.batch, self.lines, self.leading
         times = self.times[self._first :].reshape(shape)[..., : self.inner]
@@ -216,7 +215,7 @@ class Output:
 
 
 def store_matrices(
-    smem: SharedMemory, rows: npt.NDArray[np.int64], registers: npt.NDArray[Any], dtype: DType, transpose: bool
+    smem: SharedMemory, rows: npt.NDArray[np.int64], registers: np.ndarray, dtype: DType, transpose: bool
 ) -> None:
     """stmatrix of 8x8 matrices of 16-bit elements by one warp.
 
@@ -240,7 +239,7 @@ def _operand_addresses(word: int, major: str, extent: tuple[int, int], dtype: DT
 
 def wgmma_product(
     atom: MmaAtom, smem: SharedMemory, word_a: int, major_a: str, word_b: int, major_b: str
-) -> npt.NDArray[Any]:
+) -> np.ndarray:
     """wgmma.mma_async on two descriptors: the product A B^T of one instruction as a (64, N) float32 or int32 matrix.
 
     A and B are read through their descriptors' own arithmetic. The sum of the products is rounded in float32, in
@@ -255,7 +254,7 @@ def wgmma_product(
         return np.asarray(a @ b.T, dtype=np.float32)
 
 
-def accumulated(atom: MmaAtom, sums: npt.NDArray[Any], product: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def accumulated(atom: MmaAtom, sums: np.ndarray, product: np.ndarray) -> np.ndarray:
     """The accumulator after another product; integers stop at the ends of int32 where the instruction saturates.
 
     >>> from layoutgemm.atoms import wgmma
@@ -270,7 +269,7 @@ def accumulated(atom: MmaAtom, sums: npt.NDArray[Any], product: npt.NDArray[Any]
     return (np.clip(exact, ends.min, ends.max) if ".satfinite" in atom.ptx else exact).astype(np.int32)
 
 
-def accumulator_registers(d: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def accumulator_registers(d: np.ndarray) -> np.ndarray:
     """A (64, N) accumulator -> array [thread, value] of what each thread's registers hold.
 
     PTX ISA, figure "WGMMA .m64nNk16 register fragment layout for accumulator matrix D": warp w holds rows 16w to
@@ -285,4 +284,5 @@ def accumulator_registers(d: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.asarray(d[row, column])
 
 
+Progress = Callable[[int, int], None]  # (tiles done, tiles in all)
 CLUSTERS = 4  # that run at a time: more of them have fewer tiles each, and share less of the kernel's way

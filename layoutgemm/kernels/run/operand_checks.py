@@ -7,17 +7,21 @@ torch.ops.layoutgemm.*, and plan.run. What a product asks of types and shapes be
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...errors import OperandError, TensorError
 
+if TYPE_CHECKING:
+    import torch
+
+
 _WORK: Any = 10_000  # candidates that the exact test of two strided tensors may try; beyond, they count as overlapping
 _ANYWHERE = 1 << 20  # an address for a tensor that is compared with itself
 
 
-def check_operands(read: Mapping[str, Any], written: Mapping[str, Any] | None = None) -> None:
+def check_operands(read: Mapping[str, torch.Tensor], written: Mapping[str, torch.Tensor] | None = None) -> None:
     """Raise unless all are dense tensors of one device, and what is written has each of its bytes for itself.
 
     read     operands by name, the first of which says the device
@@ -51,7 +55,7 @@ def check_operands(read: Mapping[str, Any], written: Mapping[str, Any] | None = 
                 raise TensorError(f"unsupported operation: {name}, which is written to, shares memory with {other}")
 
 
-def _check_dense(name: str, x: Any, written: bool) -> None:
+def _check_dense(name: str, x: torch.Tensor, written: bool) -> None:
     import torch
 
     if not isinstance(x, torch.Tensor):
@@ -63,7 +67,7 @@ def _check_dense(name: str, x: Any, written: bool) -> None:
         raise OperandError(f"{name} is {kind}: this library multiplies dense tensors; {way_out} is one")
 
 
-def addressed(x: Any) -> bool:
+def addressed(x: torch.Tensor) -> bool:
     """Whether a tensor's memory can be looked at: not one that is traced, mapped, fake or on the meta device."""
     import torch
 
@@ -75,7 +79,7 @@ def addressed(x: Any) -> bool:
     )
 
 
-def overlaps_itself(x: Any) -> bool:
+def overlaps_itself(x: torch.Tensor) -> bool:
     """Whether two elements lie in one place.
 
     In order of strides, each dimension beyond what the ones before span: apart. Else the first dimension in which two
@@ -107,7 +111,7 @@ def overlaps_itself(x: Any) -> bool:
     return False
 
 
-def share_memory(x: Any, y: Any) -> bool:
+def share_memory(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Whether two tensors have a byte in common: exact, unless their strides are so many that they count as sharing.
 
     False for tensors that have no addresses.
@@ -124,7 +128,7 @@ def share_memory(x: Any, y: Any) -> bool:
     return _meet(_bytes(x), _bytes(y))
 
 
-def same_memory(x: Any, y: Any) -> bool:
+def same_memory(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Whether y is x, or another tensor of the same elements in the same places."""
     return x is y or (
         x is not None and addressed(x) and addressed(y) and x.dtype == y.dtype and x.shape == y.shape
@@ -144,7 +148,7 @@ class _Bytes:
         }  # fmt: skip
 
 
-def _bytes(x: Any) -> _Bytes:
+def _bytes(x: torch.Tensor) -> _Bytes:
     return _Bytes(x.data_ptr(), tuple(x.shape), tuple(x.stride()), x.element_size())
 
 
@@ -157,6 +161,6 @@ def _meet(x: _Bytes, y: _Bytes) -> bool:
         return True
 
 
-def resolved(x: Any) -> Any:
+def resolved(x: torch.Tensor) -> torch.Tensor:
     """The tensor with its values in memory: torch's negative bit has them negated when they are read."""
     return x.resolve_neg() if x.is_neg() else x

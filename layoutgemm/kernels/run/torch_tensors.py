@@ -8,21 +8,24 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...dtypes import DType
 from ...errors import OperandError, PlanError
 from ..compile.compiler import compile_plan
 from ..compile.compiler import require_gpu as require_any_gpu
-from ..plan import GemmPlan
+from ..plan import GemmPlan, present
 from ..teaching.plan import TeachingPlan
 from ..verbs import named
 from .arrays import batched
 from .operand_checks import addressed, check_operands, resolved
 from .result import GemmResult
+
+if TYPE_CHECKING:
+    import torch
+
 
 # Compute capabilities that each target's code runs on: the "a" targets run on exactly one, sm_80 on all of its
 # generation (CUDA C++ Programming Guide, "Binary Compatibility").
@@ -46,7 +49,7 @@ class OperandPath:
     arguments  (plan, the lines of A, those of B, C, index of the GPU) -> the launch's numbers after the addresses
     """
 
-    bits: Callable[..., npt.NDArray[Any]]
+    bits: Callable[..., np.ndarray]
     on_cpu: Callable[..., GemmResult]
     lines: Callable[..., tuple[Any, int, int]]
     target: Callable[..., tuple[Any, bool]]
@@ -58,7 +61,7 @@ def _path_of(plan: GemmPlan) -> OperandPath:
     return path
 
 
-def torch_type(dtype: DType) -> Any:
+def torch_type(dtype: DType) -> torch.dtype:
     """torch's type of the elements."""
     import torch
 
@@ -102,7 +105,9 @@ def target_here(targets: Sequence[str], default: str) -> str:
     return next((name for name in targets if found in _CAPABILITY[name]), default)
 
 
-def run_tensors(plan: GemmPlan, a: Any, b: Any, out: Any, device: str | None, copy: bool) -> GemmResult:
+def run_tensors(
+    plan: GemmPlan, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, device: str | None, copy: bool
+) -> GemmResult:
     """Run on torch tensors: CUDA tensors on their GPU, CPU tensors on the NumPy executor or, when asked, elsewhere."""
     import torch
 
@@ -129,7 +134,7 @@ def run_tensors(plan: GemmPlan, a: Any, b: Any, out: Any, device: str | None, co
 
 
 def run_arrays(
-    plan: GemmPlan, a: npt.NDArray[Any], b: npt.NDArray[Any], why: str, words: Sequence[Any] = ()
+    plan: GemmPlan, a: np.ndarray, b: np.ndarray, why: str, words: Sequence[int | np.ndarray] = ()
 ) -> GemmResult:
     """Run on NumPy arrays: upload, run, download; values are rounded here exactly as the executor rounds them.
 
@@ -181,7 +186,9 @@ class LaunchOf:
     copies: tuple[str, ...]
 
 
-def launch_of(plan: GemmPlan, a: Any, b: Any, out: Any, copy: bool, words: tuple[int, ...] = ()) -> LaunchOf:
+def launch_of(
+    plan: GemmPlan, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, copy: bool, words: tuple[int, ...] = ()
+) -> LaunchOf:
     """The launch of a plan on checked tensors of the current device, its copies made."""
     copies: list[str] = []
     path = _path_of(plan)
@@ -192,7 +199,10 @@ def launch_of(plan: GemmPlan, a: Any, b: Any, out: Any, copy: bool, words: tuple
     return LaunchOf((*pointers, *numbers, *words), c, late, (of_a[0], of_b[0]), tuple(copies))
 
 
-def launch(plan: GemmPlan, a: Any, b: Any, out: Any, why: str, copy: bool, words: tuple[int, ...] = ()) -> GemmResult:
+def launch(
+    plan: GemmPlan, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, why: str, copy: bool,
+    words: tuple[int, ...] = (),
+) -> GemmResult:  # fmt: skip
     """Run the plan's kernel on CUDA tensors that have been checked; `words` are the launch's last arguments."""
     import torch
 
@@ -200,12 +210,15 @@ def launch(plan: GemmPlan, a: Any, b: Any, out: Any, why: str, copy: bool, words
         made = launch_of(plan, a, b, out, copy, words)
         compile_plan(plan).launch(*made.arguments, stream=torch.cuda.current_stream(a.device).cuda_stream)
         if made.late:
-            out.copy_(made.c)
+            present(out).copy_(made.c)
     c = out if made.late else made.c
     return GemmResult(c, f"{torch.cuda.get_device_name(a.device)} ({a.device})", why, made.copies)
 
 
-def check_tensors(plan: Any, a: Any, b: Any, out: Any, given: Mapping[str, Any] | None = None) -> None:
+def check_tensors(
+    plan: Any, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None,
+    given: Mapping[str, torch.Tensor] | None = None,
+) -> None:  # fmt: skip
     """Raise OperandError unless a plan can run on these tensors: dense, of its types, on one device, an output of its
     shape in memory of its own, and no derivative recorded."""
     import torch
@@ -231,7 +244,7 @@ def check_tensors(plan: Any, a: Any, b: Any, out: Any, given: Mapping[str, Any] 
             raise OperandError(f"{operand.name.lower()} is {tensor.dtype}, the plan takes {want}")
 
 
-def check_out(plan: GemmPlan, out: Any, a: Any) -> None:
+def check_out(plan: GemmPlan, out: torch.Tensor | None, a: torch.Tensor) -> None:
     """Raise OperandError for an output of another type, shape or device, or rows that threads cannot store."""
     import torch
 
@@ -249,7 +262,7 @@ def check_out(plan: GemmPlan, out: Any, a: Any) -> None:
             raise OperandError(f"out has strides {tuple(out.stride())}; rows must be contiguous and not overlap")
 
 
-def _copied(out: Any, result: GemmResult) -> GemmResult:
+def _copied(out: torch.Tensor | None, result: GemmResult) -> GemmResult:
     """The result with C in `out`, a tensor; without `out` as it is."""
     if out is None:
         return result

@@ -8,8 +8,6 @@ or a stated failure.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -18,7 +16,7 @@ from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES
 from ...layouts import Layout
 from ...layouts.basis import component
 from ..derive import OperandPlan
-from ..run.hardware_model import CLUSTERS, Barrier, GlobalMatrix, Output, SharedMemory, copy_boxes
+from ..run.hardware_model import CLUSTERS, Barrier, GlobalMatrix, Output, Progress, SharedMemory, copy_boxes
 from ..store import StoreChunk
 from .plan import BLOCK_ROWS, EPILOGUE_WARPS, Sm100Plan
 from .store import load_of
@@ -33,8 +31,8 @@ def places(layout: Layout, *axes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np
 
 
 def execute_sm100(
-    plan: Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, progress: Any = None, clusters: int = CLUSTERS
-) -> Values:
+    plan: Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, progress: Progress | None = None, clusters: int = CLUSTERS,
+) -> Values:  # fmt: skip
     """C as a float32 array, (M, N) or (batch, M, N), rounded to the plan's output type.
 
     a, b      the operands' bits, innermost extent first
@@ -129,7 +127,7 @@ class _Group:
                 old = block.tensor[lane, first + column] if accumulate or k_block else 0
                 block.tensor[lane, first + column] = old + product
 
-    def _operand(self, operand: OperandPlan, block: _PairBlock, stage: int, k_block: int) -> Any:
+    def _operand(self, operand: OperandPlan, block: _PairBlock, stage: int, k_block: int) -> npt.NDArray[np.float32]:
         depth, word = self.plan.mma.shape_mnk[2], operand.descriptor
         base = word.base.at(block.smem.base + self.plan.smem.stage(operand.name, stage) + word.k_steps[k_block]).word
         at = element_addresses(base, operand.major, (operand.smem.extent[0], depth), operand.dtype, "sm_100a")

@@ -7,7 +7,6 @@ which any of them is changed fails the check that speaks of it.
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -252,7 +251,7 @@ def _fed(plan: Sm80Plan, operand: Sm80Operand) -> Check:
     return Check(f"fragments {name}", statement, not witness, f"exhaustion ({count} elements)", witness)
 
 
-def _flat(operand: Sm80Operand, mn: Any, k: Any) -> IntArray:
+def _flat(operand: Sm80Operand, mn: IntArray, k: IntArray) -> IntArray:
     return np.asarray(mn + operand.smem.extent[0] * k, np.int64)
 
 

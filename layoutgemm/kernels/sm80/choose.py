@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ...arch import Arch
 from ...arch import arch as arch_named
 from ...errors import PlanError
-from ..derive import Operand
+from ..derive import Given, Operand
 from ..epilogue.chain import Epilogue
 from ..operand_orders import Choice
 from ..plan import BARRIER_BYTES
@@ -99,9 +98,9 @@ class Sm80Choice(Choice):
         k: int,
         *,
         batch: int = 1,
-        a: Any = "bf16",
-        b: Any = None,
-        c: Any = None,
+        a: Given = "bf16",
+        b: Given | None = None,
+        c: Given | None = None,
         epilogue: Epilogue | None = None,
     ) -> Sm80Plan:
         """The plan of the kernel that computes C[m, n] = A[m, k] @ B[k, n]; arguments as for Sm80Plan.derive.

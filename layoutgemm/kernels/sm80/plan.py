@@ -7,7 +7,6 @@ problem, Sm80Config --> mma.sync atom, tiles of A and B, cp.async maps, fragment
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...arch import Arch
 from ...arch import arch as arch_named
@@ -16,7 +15,8 @@ from ...atoms import MmaAtom, mma_sync
 from ...checks import most_stages
 from ...errors import PlanError
 from ...schedule import Grouped
-from ..derive import Operand
+from ..derive import Given, Operand
+from ..numbers import W
 from ..plan import (
     BARRIER_BYTES,
     BATCH_PARAMETERS,
@@ -138,9 +138,9 @@ class Sm80Plan(GemmPlan):
         k: int,
         *,
         arch: str | Arch = "sm_80",
-        a: Any = "bf16",
-        b: Any = None,
-        c: Any = None,
+        a: Given = "bf16",
+        b: Given | None = None,
+        c: Given | None = None,
         batch: int = 1,
         config: Sm80Config | None = None,
     ) -> Sm80Plan:
@@ -237,7 +237,7 @@ class Sm80Plan(GemmPlan):
         m, n, _ = self.mma.shape_mnk
         return self.a.warp_extent // m, self.b.warp_extent // n
 
-    def warp_place(self, warp: Any) -> tuple[Any, Any]:
+    def warp_place(self, warp: W) -> tuple[W, W]:
         """Which part of the tile a warp multiplies: its number along M and along N."""
         return warp % self.warps[0], warp // self.warps[0]
 
@@ -277,7 +277,7 @@ def _check_sizes(m: int, n: int, k: int, batch: int) -> None:
             raise PlanError(f"{name} = {shown(size)}: it is 1 to {most}")
 
 
-def _output(c: Any, a: Operand, atom: MmaAtom) -> Operand:
+def _output(c: Given | None, a: Operand, atom: MmaAtom) -> Operand:
     whole = atom.c_dtype.name == "i32"
     default = "i32" if whole else a.dtype if a.dtype.bits == 16 else "f32"
     spec = Operand.parse(default if c is None else c)

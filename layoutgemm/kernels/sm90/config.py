@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from ...arch import Arch
 from ...arch import arch as arch_named
 from ...atoms.tma.rules import L2_PROMOTION
 from ...checks.budgets import launch_registers, setmaxnreg_problem
@@ -265,7 +266,7 @@ def check_tiles(config: Sm90Config, across: tuple[int, int], batch: int, ragged:
         raise PlanError(f"{of} = {tiles} tiles of clusters: a tile's number goes up to {MAX_TILES}")
 
 
-def registers_of(config: Sm90Config, arch: Any, threads: int) -> tuple[int, int] | None:
+def registers_of(config: Sm90Config, arch: Arch, threads: int) -> tuple[int, int] | None:
     """What setmaxnreg makes of the block's registers, or None where each thread has all it can name from the start.
 
     Only whole warpgroups may execute it (PTX ISA, setmaxnreg): a loader that is one warp leaves registers as they are.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ...atoms import MmaAtom, SmemTile, TmaPlan, smem_tile, wgmma
 from ...atoms.smem.descriptor import derive as derive_descriptor
@@ -14,6 +13,7 @@ from ...atoms.tma.multicast import shared_out
 from ...errors import PlanError
 from ...layouts import Layout
 from ..derive import Operand, OperandPlan, derive_operand
+from ..numbers import W
 
 LINE = SPANS["128B"]  # bytes of the widest span
 # A kernel's tensor maps besides A's and B's first: C's chunks of 64, 32, 16, 8 columns, the last rows of A, and of B
@@ -35,16 +35,16 @@ class Sharing:
     rows: int
     columns: int
 
-    def place(self, rank: Any) -> tuple[Any, Any]:
+    def place(self, rank: W) -> tuple[W, W]:
         """Row and column of a block."""
         return rank % self.rows, rank // self.rows
 
-    def share(self, operand: str, rank: Any) -> Any:
+    def share(self, operand: str, rank: W) -> W:
         """Which share of the operand's tile a block sends to all that need it."""
         row, column = self.place(rank)
         return column if operand == "A" else row
 
-    def group(self, operand: str, rank: Any) -> tuple[int, Any, int]:
+    def group(self, operand: str, rank: W) -> tuple[int, W, int]:
         """Those that need the same tile of the operand as a block: how many, rank of the first, step to the next."""
         row, column = self.place(rank)
         return (self.columns, row, self.rows) if operand == "A" else (self.rows, column * self.rows, 1)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ..numbers import W
 from .config import WARPGROUP, Sm90Config
 from .multicast import Sharing
 
@@ -48,7 +47,7 @@ class Sm90Meetings:
         """Arrivals at the barrier of partial sums, beside their bytes: of the thread that says how many to expect."""
         return 1
 
-    def store_barrier(self, consumer: Any) -> Any:
+    def store_barrier(self, consumer: W) -> W:
         """Named barrier of one consumer's store; an int or a traced integer."""
         return consumer + 1
 
@@ -57,7 +56,7 @@ class Sm90Meetings:
         """Threads that meet there: the consumer's."""
         return WARPGROUP
 
-    def turn_barrier(self, consumer: Any) -> Any:
+    def turn_barrier(self, consumer: W) -> W:
         """Named barrier at which a pingpong consumer waits for its turn to multiply, after the stores'."""
         return consumer + 1 + self.config.consumers
 

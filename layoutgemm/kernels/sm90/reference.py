@@ -9,7 +9,6 @@ wrong result or a stated failure.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +20,7 @@ from ..run.hardware_model import (
     Barrier,
     GlobalMatrix,
     Output,
+    Progress,
     SharedMemory,
     accumulated,
     accumulator_registers,
@@ -33,11 +33,11 @@ from .gated import HALF
 from .grouped import STOP, store_extents, store_place, tables
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 
-Values = npt.NDArray[Any]  # float32, or int32 of integers
+Values = np.ndarray  # float32, or int32 of integers
 
 
 def execute_sm90(
-    plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, progress: Any = None, clusters: int = CLUSTERS,
+    plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, progress: Progress | None = None, clusters: int = CLUSTERS,
     given: dict[str, Values] | None = None,
 ) -> Values:  # fmt: skip
     """C as a float32 array, (M, N) or (batch, M, N), rounded to the plan's output type; of integers an int32 array.
@@ -289,7 +289,7 @@ class _Cluster:
                         place = store_place(place["m"], self.end, place["n"], min)
                     self.c.store(tma, place, block.smem, address + chunk.offset)
 
-    def _fill(self, smem: SharedMemory, address: int, chunk: StoreChunk, owner: int, bits: npt.NDArray[Any]) -> None:
+    def _fill(self, smem: SharedMemory, address: int, chunk: StoreChunk, owner: int, bits: np.ndarray) -> None:
         """An owner's registers of a chunk into its tile."""
         plan, dtype = self.plan, self.plan.c.dtype
         warps = plan.store.warps if plan.store is not None else 1
@@ -309,7 +309,7 @@ class _Cluster:
             at = address + np.asarray(chunk.tile.byte(row, column - chunk.column))
             smem.write(at, mine, dtype)
 
-    def _store_direct(self, row: int, column: int, matrix: int, bits: npt.NDArray[Any], mine: range) -> None:
+    def _store_direct(self, row: int, column: int, matrix: int, bits: np.ndarray, mine: range) -> None:
         """Each thread those of its own elements that are inside."""
         plan, values = self.plan, np.asarray(mine)
         bits = bits[:, values]

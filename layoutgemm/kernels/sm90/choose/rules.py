@@ -14,7 +14,7 @@ from typing import Any
 from ....arguments import as_int, checked
 from ....dtypes import DType, bf16
 from ....errors import PlanError
-from ...derive import Operand
+from ...derive import Given, Operand
 from ...epilogue.chain import Epilogue
 from ...operand_orders import Choice
 from ...plan import STAGE_BYTES_OF_K as _STAGE_BYTES
@@ -43,9 +43,9 @@ class Sm90Choice(Choice):
         k: int,
         *,
         batch: int = 1,
-        a: Any = "bf16",
-        b: Any = None,
-        c: Any = None,
+        a: Given = "bf16",
+        b: Given | None = None,
+        c: Given | None = None,
         epilogue: Epilogue | None = None,
         gated: Gated | str | None = None,
     ) -> Sm90Plan:
@@ -98,8 +98,9 @@ SPARE = tuple(
 
 @checked(PlanError)
 def choose(
-    m: int, n: int, k: int, *, batch: int = 1, a: Any = "bf16", b_major: str = "K", multiprocessors: int | Places = 132,
-    gated: Gated | str | None = None, matrices: bool = False, in_place: bool = False,
+    m: int, n: int, k: int, *, batch: int = 1, a: Given = "bf16", b_major: str = "K",
+    multiprocessors: int | Places = 132, gated: Gated | str | None = None, matrices: bool = False,
+    in_place: bool = False,
 ) -> tuple[Sm90Choice, str]:  # fmt: skip
     """The configuration for C[m, n] = A[m, k] @ B[k, n], and why, in words.
 
