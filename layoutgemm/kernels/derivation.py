@@ -1,4 +1,4 @@
-"""Whether a plan is what `derive` gives of its own sizes, types and configuration, and its order one a kernel computes.
+"""The check that a plan equals the one derived from its sizes, types and configuration.
 
 The other checks read a plan's objects one by one. Only a plan that is derived as a whole is known to compile and run:
 so a field that was exchanged, whatever for, is named. The order of tiles alone may be another than the derived one.
@@ -60,7 +60,7 @@ def checked(plan: GemmPlan, checks: Callable[[Any, bool], list[Check]], **more: 
 
 
 class Distance(Enum):
-    """How far a plan is from the derived one, and what is said of the other checks."""
+    """A plan's distance from the derived one, and the note about the other checks."""
 
     NEAR = ""
     LARGER = "; so the search through the pipeline's states is skipped"
@@ -68,7 +68,7 @@ class Distance(Enum):
 
 
 def _witness(plan: Any, more: dict[str, object]) -> tuple[str, Distance]:
-    """The first field that `derive` gives another value, with both, "" where there is none; and how far the plan is."""
+    """The first field that differs from the derived plan, with both values, or ""; and the plan's distance."""
     try:
         if plan.arch != arch(plan.arch.name):
             return f"arch is {_shown(plan.arch)}, which is no {_shown(plan.arch.name, str)}", Distance.FAR
@@ -99,7 +99,7 @@ def _shown(value: object, text: Callable[[Any], str] = repr) -> str:
 
 
 def _distance(have: object, want: object) -> Distance:
-    """How far a field's numbers are above the derived ones."""
+    """The distance of a field's numbers above the derived ones."""
     if have is want:
         return Distance.NEAR
     if isinstance(have, int) and isinstance(want, int):
@@ -132,7 +132,7 @@ def _function(value: object) -> str:
 
 
 def _alike(have: object, want: object) -> bool:
-    """Whether two values make the same kernel: 1, 1.0 and True do not."""
+    """True if two values make the same kernel: 1, 1.0 and True do not."""
     if have is want:
         return True
     try:

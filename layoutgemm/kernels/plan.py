@@ -1,4 +1,4 @@
-"""What the plans of all kernels have in common: limits, the parameters of a launch, and the verbs.
+"""The common part of all plans: limits, launch parameters and verbs.
 
 GemmPlan          compile, run, svg, html, for_any_size
 PersistentPlan    the same, and what follows from tensor stores and an epilogue: Hopper's and Blackwell's
@@ -30,8 +30,8 @@ MAX_COORDINATE = (1 << 31) - 1  # tensor coordinates are signed 32-bit: PTX ISA,
 MAX_TILES = 1 << 30  # a tile's number and two steps of a grid more are a signed 32-bit integer
 STAGE_BYTES_OF_K = 128  # of a tile copied by tensor copies: one swizzle span
 MAX_GROUP = 1024  # tiles of a band: a band of 2**20 tiles across has a number below 2**31
-MAX_WORDS = 16  # 64-bit parameters of a kernel besides the product's own
-# What a host function takes besides the stream: name -> "address" (bytes, 64 bits), "size" (elements, 32 bits),
+MAX_WORDS = 16  # extra 64-bit parameters of a kernel
+# The parameters of a host function, without the stream: name -> "address" (bytes, 64 bits), "size" (elements, 32 bits),
 # "stride" (elements, 64 bits) or "word" (64 bits). Here of one product; of a batch; of a persistent kernel.
 PARAMETERS = {
     **dict.fromkeys(("a", "b", "c"), "address"),
@@ -73,14 +73,14 @@ def present(part: T | None) -> T:
 
 
 def check_sizes(**sizes: int) -> None:
-    """Raise PlanError for a size that is no int, or none that a tensor coordinate reaches."""
+    """Raise PlanError for a size that a tensor coordinate does not reach."""
     for name, size in sizes.items():
         if not 1 <= size <= MAX_COORDINATE:
             raise PlanError(f"{name} = {shown(size)}: a size is 1 to 2**31 - 1, since tensor coordinates have 31 bits")
 
 
 def check_fields(config: Any, **leasts: int) -> None:
-    """Raise PlanError for a field of a configuration that is not of its annotated type, or too small or large a number.
+    """Raise PlanError for a configuration's field of another type or out of range.
 
     leasts  of single numbers; others, and those of tuples, are at least 1, and all are below 2**31. What `derive` may
             choose, an "int | None", is bounded there
@@ -107,7 +107,7 @@ def check_words(words: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SmemMap:
-    """The map of a CTA's dynamic shared memory, in bytes from an address aligned to `alignment`.
+    """The map of a CTA's dynamic shared memory, in bytes from an aligned address.
 
     a, b      the stages of A's and of B's tiles, each a multiple of `*_stage_bytes` behind `*_offset`
     barrier   one mbarrier a stage, `barrier_bytes` apart
@@ -188,7 +188,7 @@ class GemmPlan(Pictured, Paged):
 
     @property
     def workspace(self) -> int:
-        """Bytes of device memory that a call takes besides A, B, C and what its epilogue names.
+        """Bytes of device memory that a call needs beyond its operands.
 
         None: what blocks exchange, they exchange in shared memory, and no kernel has a parameter for more.
 
@@ -200,12 +200,12 @@ class GemmPlan(Pictured, Paged):
 
     @property
     def parameters(self) -> dict[str, str]:
-        """What a launch takes, name -> kind, in order."""
+        """The launch parameters, name -> kind, in order."""
         raise NotImplementedError
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the 64-bit parameters besides the product's own."""
+        """Names of the kernel's extra 64-bit parameters."""
         return ()
 
     @property
@@ -218,7 +218,7 @@ class GemmPlan(Pictured, Paged):
         return named(self.verbs[verb])
 
     def check(self) -> Report:
-        """Every property that makes the kernel right, proven or refuted with a witness, one line each."""
+        """Every property that makes the kernel right, proven or refuted with a witness."""
         report: Report = self.does("check")(self)
         return report
 
@@ -263,7 +263,8 @@ class PersistentPlan(GemmPlan):
 
     @property
     def parameters(self) -> dict[str, str]:
-        """What a launch takes, name -> kind, in order; where it `reads_more`, sixteen words, the first its own."""
+        """The launch parameters, name -> kind, in order. A kernel that `reads_more` has sixteen words, the first its
+        own."""
         if not self.reads_more:
             return PERSISTENT_PARAMETERS
         words = [*self.words, *[f"unused{i}" for i in range(len(self.words), MAX_WORDS)]]
@@ -271,12 +272,12 @@ class PersistentPlan(GemmPlan):
 
     @property
     def reads_more(self) -> bool:
-        """Whether the kernel is one that takes words: it has an epilogue, even if that reads nothing."""
+        """True if the kernel takes words: it has an epilogue, even one without operands."""
         return bool(self.epilogue)
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the 64-bit parameters besides the product's own: the epilogue's."""
+        """Names of the epilogue's 64-bit parameters."""
         return self.epilogue.words
 
     @property

@@ -31,7 +31,7 @@ Region = tuple[str, int, int, int]  # name, first byte, bytes, alignment
 
 
 def operand_checks(operand: OperandPlan, mma: MmaAtom) -> list[Check]:
-    """The tile's layout is one, the copies fill it, the descriptor reads it for the instruction, without conflicts."""
+    """The tile's layout is bijective, filled by its copies, and read without bank conflicts."""
     name, tile = operand.name, operand.smem
     banks = bank_conflicts(tile, matrix_access(tile.extent, tile.dtype, tile.major, "wgmma"))
     return [
@@ -67,7 +67,7 @@ def fragment_checks(mma: MmaAtom) -> list[Check]:
 
 
 def tiles_of_c(plan: Any, statement: str, tile: Sequence[int], unlike: str = "", batched: bool = True) -> Check:
-    """The plan's tiles cover C, its order visits each once, and each matrix of a batch has all of them.
+    """The plan's tiles cover C, and its order visits each once in every matrix.
 
     tile     rows and columns of C
     unlike   what else is wrong of the order, or ""
@@ -134,7 +134,7 @@ def barriers_at(pitch: int, **rings: tuple[int, int]) -> list[Region]:
 
 
 def tiles_of_k(plan: Any, said: str, rest: str, method: str = "arithmetic", unlike: str = "") -> Check:
-    """The tiles of A and B are as deep as the k tiles, of which there are as many as K needs.
+    """The tiles of A and B have the depth of the K tiles, which cover K.
 
     said, rest   what else a statement says of the k tiles, and of the last one's elements beyond K
     unlike       what else is wrong, or ""
@@ -180,7 +180,7 @@ def stages_of(plan: Any) -> list[Region]:
 
 
 def misplaced(regions: Iterable[Region], alignment: int, total: int) -> str:
-    """The first region that is not aligned, or overlaps another one, or ends beyond the total; "" for none.
+    """The first region that is unaligned, overlaps another, or ends beyond the total; or "".
 
     >>> misplaced([("A", 0, 64, 16), ("B", 48, 16, 16)], 1024, 128)
     "byte 48 is A's and B's"

@@ -1,10 +1,10 @@
-"""How an accumulator leaves a Hopper kernel: registers, a buffer in shared memory, tensor stores.
+"""The store of a Hopper kernel: registers, a shared memory buffer, TMA stores.
 
     accumulator (64 x N, f32) --convert--> pairs --stmatrix (or st.shared)--> buffer, swizzled --tensor store--> C
 
-The columns are cut into chunks, each at most as wide as a swizzle span, so that a chunk's tile in shared memory is one
-box of a tensor map (two of 32 rows for an f32 C with contiguous columns). Chunks are gathered into rounds; a round
-fills one buffer.
+The columns are cut into chunks, each at most as wide as a swizzle span. A chunk's tile in shared memory is then one box
+of a tensor map (two of 32 rows for an f32 C with contiguous columns). Chunks are gathered into rounds; a round fills
+one buffer.
 
     order of C   a buffer belongs to             tile of a chunk   contiguous   stmatrix
     row          one warp: its 16 of 64 rows     (16, width)       columns      plain
@@ -62,7 +62,7 @@ class StoreChunk:
 
 @dataclass(frozen=True)
 class StoreRound:
-    """What fills one buffer: chunks of one accumulator (`block`), among the columns of one part of it."""
+    """The chunks that fill one buffer: of one accumulator (`block`) and one part of its columns."""
 
     block: int
     part: int
@@ -132,10 +132,10 @@ class StorePlan:
         return [(i, r) for i, r in enumerate(mine) if (r.block, r.part) == (block, part)]
 
     def pending(self, number: int) -> int:
-        """Groups of an owner's stores that may still read their buffers when round `number` of a tile is written.
+        """The owner's store groups that may be pending when round `number` is written.
 
-        Every tile's rounds begin with buffer 0. A round's buffer was last used `buffers` rounds before, or, by one of
-        the first rounds, in the tile before: where the rounds are no multiple of the buffers, that is less long ago.
+        Every tile's rounds begin with buffer 0. A round's buffer was last used `buffers` rounds before; for the first
+        rounds that was in the tile before. If the rounds are no multiple of the buffers, it was fewer rounds before.
 
         >>> store = StorePlan.derive(wgmma(192), 1, Operand.parse("bf16"), 1, 2)  # three rounds, buffers 0, 1, 0
         >>> [store.pending(number) for number in range(3)]
@@ -148,7 +148,7 @@ class StorePlan:
         return count - 1 - last + number
 
     def bytes_beyond(self, line: int) -> int:
-        """Bytes beyond the end of a line of so many elements that the tensor stores write.
+        """Bytes that the TMA stores write beyond a line of so many elements.
 
         >>> StorePlan.derive(wgmma(64), 1, Operand.parse("bf16"), 1, 1).bytes_beyond(1037)
         6
@@ -190,7 +190,7 @@ def _blocks_of(columns: int, most: int) -> tuple[int, ...]:
 
 
 def tiles_of_chunks(rows: int, widths: Sequence[int], c: Operand) -> tuple[dict[int, SmemTile], tuple[TmaPlan, ...]]:
-    """The tile in a buffer and the tensor map of each width of a chunk, the widest first."""
+    """The buffer tile and tensor map of each chunk width, the widest first."""
     major, dims = ("K", ("n", "m")) if c.order == "row" else ("MN", ("m", "n"))
     tiles = {width: smem_tile((rows, width), c.dtype, major) for width in sorted(set(widths), reverse=True)}
     return tiles, tuple(derive_tma(tile, dims, "store") for tile in tiles.values())
@@ -238,7 +238,7 @@ def _chunk(mma: MmaAtom, c: Operand, column: int, width: int, offset: int, map_:
 
 
 def rows_of_values(atom: MmaAtom, values: Iterable[int] | None = None) -> list[list[int]]:
-    """A thread's values, or those asked for, by the row of C in which they are: two rows, the same in every thread.
+    """A thread's values by their row of C: two rows, the same in every thread.
 
     >>> from layoutgemm.atoms import wgmma
     >>> rows_of_values(wgmma(16)), rows_of_values(wgmma(16), range(4))

@@ -96,7 +96,7 @@ class CompiledGemm:
             raise PlanError(f"CUDA refused the launch: {error_name(error)}; {self.plan}")
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write kernel.ptx, kernel.cubin, kernel.o and, where nvdisasm is present, kernel.sass into a folder."""
+        """Write the kernel's PTX, cubin, object and SASS into a folder. The SASS needs nvdisasm."""
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
         for name, content in ((_PTX, self.ptx.encode()), (_CUBIN, self.cubin), (_OBJECT, self.object)):
@@ -171,7 +171,7 @@ def kernel_facts(plan: Plan) -> dict[str, object]:
 
 
 def compile_kernel(kernel: object, arch: str, facts: dict[str, object], origin: Any) -> CompiledGemm:
-    """Compile any kernel object whose `__call__` takes `origin.parameters` and a stream, or take it from the cache.
+    """Compile a kernel object, or take it from the cache. Its `__call__` takes `origin.parameters` and a stream.
 
     kernel  an object with a `@cute.jit` method `__call__`; what it holds is a compile-time constant
     facts   all that decides its code, as JSON-able data; the version of the DSL, this processor and this package's
@@ -263,7 +263,7 @@ def require_gpu() -> None:
 
 
 def current_gpu() -> int:
-    """The calling thread's CUDA device; raises PlanError when there is none."""
+    """The calling thread's CUDA device; raises PlanError without one."""
     from cuda.bindings import runtime
 
     require_gpu()

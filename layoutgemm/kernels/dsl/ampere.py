@@ -84,7 +84,7 @@ def load_words(address: cute.Pointer, count: int) -> list[Int32]:
 
 
 def store_vector(address: Int64, words: Sequence[Int32]) -> None:
-    """st.global of one, two or four 32-bit registers to an address in bytes, aligned to all of them."""
+    """st.global of one, two or four 32-bit registers, aligned to their total size."""
     vector = "" if len(words) == 1 else f".v{len(words)}"
     names = ", ".join(f"${i + 1}" for i in range(len(words)))
     assembly(

@@ -1,7 +1,7 @@
 """From plan objects to the CuTe DSL: the one place that knows how the DSL spells an instruction.
 
-A kernel of this package decides nothing about layouts, boxes, swizzles or descriptor bits: a plan holds them as plain
-Python values, and the functions here hand those values to the DSL, which emits the instruction. Every call of the DSL's
+A kernel of this package decides nothing about layouts, boxes, swizzles or descriptor bits. A plan holds them as plain
+Python values, and the functions here hand them to the DSL, which emits the instruction. Every call of the DSL's
 experimental modules is in the bridge's files, so that a new DSL version is met here and in the kernels' control flow
 only:
 

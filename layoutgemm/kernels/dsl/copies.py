@@ -36,10 +36,10 @@ def encode_tensor_map(
 ) -> TensorMap:
     """Encode a tensor map, on the host: TmaPlan x run-time tensor -> tensor map.
 
-    `address` is the tensor's first byte, `extents` maps the dimension names of `tma.dims` to run-time sizes in
-    elements, `strides` are the run-time distances, in elements, between neighbours along every dimension but the
-    first. Box and swizzle mode come from `tma`; `box` may name other extents, run-time ones too. Reads beyond `extents`
-    return zeros, which makes ragged edges right: a zero adds nothing to a dot product.
+    `address` is the tensor's first byte, and `extents` maps the dimension names of `tma.dims` to sizes in elements.
+    `strides` are the distances, in elements, between neighbours along every dimension but the first. Box and swizzle
+    mode come from `tma`; `box` may name other extents, run-time ones too. Reads beyond `extents` return zeros, which
+    makes ragged edges right: a zero adds nothing to a dot product.
     """
     return xcuda.create_tensor_map_tiled(
         address,
@@ -65,7 +65,7 @@ class EitherMap:
 
 
 def prefetch_map(tensor_map: TensorMap | EitherMap) -> None:
-    """Bring a tensor map into the cache of descriptors before the first copy that needs it."""
+    """Prefetch a tensor map into the descriptor cache."""
     primitives.prefetch_tensormap(tensor_map.get_ptr())
 
 
@@ -124,7 +124,7 @@ def prefetch_share(
 
 
 def _share(tma: TmaPlan, rank: Int32 | int) -> Iterator[tuple[int, int, list[Int32]]]:
-    """(byte of rank 0's box, bytes to the next rank's, coordinates of this rank's) of each box that a block sends."""
+    """Each box that a CTA sends: rank 0's byte, the distance of ranks, this rank's coordinates."""
     shares = [tma.issued_by(r) for r in range(tma.multicast)]
     for first, *others in zip(*shares, strict=True):
         if not others:

@@ -1,4 +1,4 @@
-"""How the host calls a kernel of one problem: the parameters of a launch, in the order in which plans name them.
+"""The host's entry of a kernel: the launch parameters in the plans' order.
 
 The DSL takes a host function's parameters from its signature, each with its type: they are spelled out here, once. A
 kernel inherits one of these and has a `start`, which encodes what is to be encoded and launches:

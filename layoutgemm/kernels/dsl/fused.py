@@ -1,4 +1,4 @@
-"""What accumulators pass through before they are stored: an epilogue's steps on the values of a block of rows.
+"""An epilogue's steps on the accumulators of a block of rows.
 
 A thread knows the row and the column of each of its values from the plan's fragment map. What is read for a row or a
 column is read once a block of 64 rows, two neighbours at once where the epilogue says that they may be.
@@ -64,7 +64,7 @@ class FusedBlock:
         return out
 
     def finish(self) -> None:
-        """What is known only when all values of the block have passed."""
+        """Reductions over all values of the block."""
         for name, bits in self.found.items():
             element.largest_of_warp(getattr(self.job.given, name), bits)
 
@@ -111,7 +111,7 @@ class Pair:
         return [element.load_value(self.address(given, word, row, column), given.dtype) for column in columns]
 
     def address(self, given: Given, word: Int64, row: Int32, column: Int32) -> Int64:
-        """Where an operand's element lies, in bytes. The start of a line of a matrix is computed once a block."""
+        """The address of an operand's element. The start of a matrix's line is computed once a block."""
         block, size = self.block, given.dtype.bytes
         line, along = (row, column) if given.order == "row" else (column, row)
         if given.axes != "mn":
@@ -123,7 +123,7 @@ class Pair:
         return block.read[key] + Int64(along) * size
 
     def of_batch(self, given: Given, word: Int64) -> Int64:
-        """Where the operand of this matrix of the batch begins."""
+        """The first byte of the operand of this matrix of the batch."""
         if self.block.plan.batch == 1:
             return word
         step = getattr(self.block.job.given, f"{given.name}_batch") * given.dtype.bytes
@@ -144,7 +144,7 @@ class Pair:
         return Int32((word >> cutlass.Uint32(16 * odd)) & cutlass.Uint32(0xFFFF))
 
     def inside(self, e: int) -> Boolean:
-        """Whether one of the two is an element of C."""
+        """True if one of the two is an element of C."""
         return (self.i < self.block.job.m) & (self.j + e < self.block.job.n)
 
     def flush(self) -> None:

@@ -113,12 +113,12 @@ class ElementMath:
 
     @staticmethod
     def maximum(x: Float32, y: Float32) -> Float32:
-        """The larger of two; the number where one is none."""
+        """The larger of two; of a NaN and a number, the number."""
         return cutlass.max(x, y) if isinstance(x, Int32) else cute.arch.fmax(x, y)
 
     @staticmethod
     def minimum(x: Float32, y: Float32) -> Float32:
-        """The smaller of two; the number where one is none."""
+        """The smaller of two; of a NaN and a number, the number."""
         return cutlass.min(x, y) if isinstance(x, Int32) else cute.arch.fmin(x, y)
 
     @staticmethod

@@ -134,7 +134,7 @@ def _store_two(address: Int64, low: Numeric, high: Numeric) -> None:
 
 @cute.jit
 def store_pair(address: Int64, low: Float32, high: Float32, room: Int32, aligned: Boolean) -> None:
-    """Store two f32 neighbours of a row of which `room` elements (2, 1, none) are in the matrix.
+    """Store the first `room` (2, 1 or 0) of two f32 neighbours of a row.
 
     `aligned` says that the address is a multiple of 8: then both go in one 64-bit store.
     """

@@ -84,7 +84,7 @@ def cluster_wait() -> None:
 
 
 def rank_in_cluster() -> Int32:
-    """This block's rank in its cluster, the same in all threads of a warp and known to be."""
+    """This CTA's rank in its cluster, a warp-uniform value."""
     return uniform(cute.arch.block_idx_in_cluster())
 
 

@@ -72,7 +72,7 @@ def tensor_free(address: Int32, columns: int, blocks: int = 1) -> None:
 
 
 def tensor_address(slot: cute.Pointer) -> Int32:
-    """The address that `tensor_allocate` wrote, the same for all threads of a warp and known to be."""
+    """The address that `tensor_allocate` wrote, a warp-uniform value."""
     return cute.arch.make_warp_uniform(cute.make_tensor(cute.recast_ptr(slot, dtype=Int32), cute.make_layout(1))[0])
 
 
@@ -93,7 +93,7 @@ class TensorOperand(Operand):
     """One operand's descriptors, of the blocks' own part of the tile; see `kernels.dsl.wgmma.Operand`."""
 
     def word_at(self, stage: Int32 | int, k_block: int) -> Int64:
-        """The descriptor of one instruction's operand in a stage, as the 64-bit integer that the instruction takes."""
+        """The 64-bit descriptor of one instruction's operand in a stage."""
         low = self.low + stage * self.stage_units + self.k_steps[k_block]
         return Int64(as_signed(self.word & ~LOW_WORD)) | Int64(Uint32(low))
 
@@ -203,7 +203,7 @@ def load_for_pair(
 
 
 class TensorShared(SharedMemory):
-    """A block's dynamic shared memory with the barriers of the accumulators, and a word for their address."""
+    """A CTA's shared memory with the accumulators' barriers and a word for their address."""
 
     def acc_full(self, number: Int32 | int) -> cute.Pointer:
         """The mbarrier that says that an accumulator is complete."""

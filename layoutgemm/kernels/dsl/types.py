@@ -1,4 +1,4 @@
-"""What the other bridge modules share: element types, pointers, values carried through traced control flow."""
+"""Element types, pointers, and values carried through traced control flow."""
 
 from __future__ import annotations
 

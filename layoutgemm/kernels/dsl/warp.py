@@ -102,7 +102,7 @@ def load_vector(address: Int64, inside: Boolean) -> list[Int32]:
 
 
 def keep_elements(words: Sequence[Int32], count: Int32) -> list[Int32]:
-    """Registers of two 16-bit elements each, of which the first `count` elements stay and the others become zeros."""
+    """Registers of two 16-bit elements each; all but the first `count` elements become zeros."""
     kept = []
     for i, word in enumerate(words):
         bits = cutlass.max(cutlass.min(16 * Int32(count) - 32 * i, 32), 0)

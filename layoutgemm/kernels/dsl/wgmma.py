@@ -44,7 +44,7 @@ def matrix_descriptor(word: int, pointer: cute.Pointer) -> Int64:
 
 
 def as_signed(word: int, bits: int = 64) -> int:
-    """A bit pattern as the signed integer with the same bits, which is what the DSL's Int64 takes."""
+    """A bit pattern as the signed integer of the same bits, for the DSL's Int64."""
     return word - (1 << bits) if word >> (bits - 1) else word
 
 
@@ -161,7 +161,7 @@ class Wgmma:
         self, accumulator: cute.Tensor, a: Operand, b: Operand, stage: Int32 | int, block: int, column: int,
         accumulate: Boolean | bool,
     ) -> None:  # fmt: skip
-        """One k tile of one block of M, and one of N, as a group of its own.
+        """One K tile of one block of M and one of N, a wgmma group.
 
         The block's sums are complete before the others'.
         """

@@ -16,7 +16,7 @@ PADDING = 6  # elements behind each line of a matrix, which a kernel has to leav
 
 
 class Arrays:
-    """What a launch of `epilogue` on a C of `shape`, (M, N) or (batch, M, N), reads and writes besides.
+    """The epilogue operands of a launch. C's `shape` is (M, N) or (batch, M, N).
 
     given  what is read, by name: a number, (), (M,), (N,) or (M, N) as the operand's axes say, or one for each matrix
            of a batch; values are rounded to the operand's type
@@ -61,7 +61,7 @@ class Arrays:
         return any(operand.host and operand.name == name for operand in self.epilogue.given)
 
     def written(self) -> dict[str, np.ndarray]:
-        """What the kernel wrote, by name, as float32 values. Raises OperandError for a write behind a line."""
+        """The operands that the kernel wrote, by name, as float32. Raises OperandError for a write behind a line."""
         found: dict[str, np.ndarray] = {}
         for operand in self.epilogue.given:
             if not operand.written:

@@ -1,10 +1,10 @@
-"""What happens to an accumulator on its way to C: scales, bias, residual, activations, masks, a user's own function.
+"""Epilogues: scales, bias, residual, activations, masks, a user's own function.
 
 An `Epilogue` is a tuple of steps, applied to each element x in order, in a kernel or in NumPy (`Epilogue.reference`).
 
     Epilogue(Scale("alpha"), Residual(), Bias(), Activation("gelu"))      gelu(alpha * A @ B + beta * D + bias)
 
-What a step needs besides x is given at the launch by name: numbers, vectors along M or N, matrices of C's shape.
+A step's operands are given at the launch by name: numbers, vectors along M or N, matrices of C's shape.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .steps import (
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a reference evaluation gives: C before it is rounded, and what else is written, by name."""
+    """A reference result: C before it is rounded, and the written operands by name."""
 
     c: np.ndarray
     written: dict[str, np.ndarray] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Epilogue:
 
     @classmethod
     def of(cls, given: object) -> Epilogue:
-        """What a plan was given as its epilogue: one, a single step, or None for nothing. Raises PlanError.
+        """The epilogue of an argument: an Epilogue, a single step, or None. Raises PlanError for anything else.
 
         >>> Epilogue.of(Bias()) == Epilogue(Bias()), bool(Epilogue.of(None))
         (True, False)

@@ -68,12 +68,12 @@ class Math:
 
     @staticmethod
     def maximum(x: Array | float, y: Array | float) -> Array:
-        """The larger; a number where one of them is none, as max.f32 has it."""
+        """The larger; of a NaN and a number, the number, as in max.f32."""
         return np.fmax(x, y if isinstance(y, np.ndarray) else np.asarray(y, np.asarray(x).dtype))
 
     @staticmethod
     def minimum(x: Array | float, y: Array | float) -> Array:
-        """The smaller; a number where one of them is none, as min.f32 has it."""
+        """The smaller; of a NaN and a number, the number, as in min.f32."""
         return np.fmin(x, y if isinstance(y, np.ndarray) else np.asarray(y, np.asarray(x).dtype))
 
     @staticmethod

@@ -21,7 +21,7 @@ _MAX_F32 = float.fromhex("0x1.ffffffp127")  # rounds to no float32
 
 @dataclass(frozen=True)
 class Placed:
-    """Where an operand lies.
+    """An operand's address and strides.
 
     address  in bytes (or an array that stands for it, in the emulator)
     leading  elements from line to line, of a matrix

@@ -129,7 +129,7 @@ class Symbol:
 
 
 class Operations:
-    """What a function may call besides arithmetic, in f32.
+    """The functions that a traced function may call, in f32.
 
     exp, log, sqrt, rsqrt, tanh, erf, sigmoid; normal, the distribution function, erfc(-x / sqrt(2)) / 2; maximum and
     minimum; where. `float` makes a float of a coordinate, which arithmetic with floats does by itself.
@@ -165,7 +165,7 @@ class Operations:
 
 
 def trace(function: Callable[..., Any], names: tuple[str, ...]) -> Expression:
-    """The expression of `function(x, i, j, ops, *values)`, `values` in the order of their names.
+    """The expression of `function(x, i, j, ops, *values)`. `values` are in the order of `names`.
 
     x is the f32 value of an element, i and j its row and column in C. Raises PlanError when the function does not give
     one f32 value, asks a value for its truth, or raises an error of its own, such as that of math.exp(x).

@@ -89,7 +89,7 @@ def output(level: Level, m: int, n: int, k: int) -> torch.Tensor:
 
 
 def share_of_bound(level: Level, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, k: int) -> float:
-    """The largest error of C against float64, as a share of what f32 accumulation may leave; infinite for a NaN.
+    """The largest error of C against float64, as a share of the bound; infinite for a NaN.
 
     The bound is `run.error_bound`'s, for instructions of depth 16.
     """
@@ -107,8 +107,8 @@ def share_of_bound(level: Level, a: torch.Tensor, b: torch.Tensor, c: torch.Tens
 def check(level: Level, m: int, n: int, k: int) -> float:
     """Run the level on random operands; the largest error as a share of the bound.
 
-    Raises PlanError where an element is further off, where what lies between the rows of C was written and is not the
-    level's own (`Level.written`), or where a second run gives other bits.
+    Raises PlanError for a larger error, for a write between the rows of C that is not the level's own
+    (`Level.written`), and for a second run with other bits.
     """
     import torch
 

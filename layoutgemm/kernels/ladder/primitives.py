@@ -1,9 +1,9 @@
-"""What the Blackwell primitives share: a kernel on arrays in global memory, compiled and emulated; its shared memory.
+"""The Blackwell primitives: a kernel on arrays, compiled and emulated, and its shared memory.
 
-A primitive's program is one file of the root folder `kernels`: a kernel object with `@cute.jit __call__`, which takes
-the addresses of arrays and a stream, and what its launch has to leave in them. No device of this architecture is
-needed, and none has run them: the emulator executes the compiled PTX in several orders of events, and asks for every
-wait and fence of tensor memory that PTX asks for.
+A primitive's program is one file of the root folder `kernels`: a kernel object and the expected arrays. Its `@cute.jit
+__call__` takes the addresses of arrays and a stream. No device of this architecture is needed, and none has run them.
+The emulator executes the compiled PTX in several orders of events, and requires every wait and fence of tensor memory
+that PTX requires.
 
     emulate("alloc", Allocate(), {"out": out})      # out is now what the kernel wrote, or EmulatorError is raised
 """
@@ -30,7 +30,7 @@ ARCH = "sm_100a"
 
 @dataclass(frozen=True)
 class Regions:
-    """Where named pieces lie in a block's dynamic shared memory, in bytes: each where the one before it ends, aligned.
+    """Named pieces of a CTA's shared memory, in bytes, one after another, aligned.
 
     `kernels.dsl.tcgen05.SharedRegions` turns names into addresses.
 
@@ -67,7 +67,7 @@ class Primitive:
 
     @property
     def parameters(self) -> dict[str, str]:
-        """What the host function takes, as plans say it."""
+        """The parameters of the host function, as in a plan."""
         return dict.fromkeys(self.arrays, "address")
 
     def compile(self) -> CompiledGemm:

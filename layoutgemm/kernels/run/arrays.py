@@ -45,7 +45,7 @@ def batched(plan: GemmPlan, shape: tuple[int, int], name: str = "c") -> tuple[in
 
 
 def global_matrix(operand: OperandPlan, value: np.ndarray, copies: list[str], copy: bool) -> GlobalMatrix:
-    """The operand's bits as they would lie in global memory, pitched so that a tensor map takes them.
+    """The operand's bits in global memory, with a pitch that a tensor map takes.
 
     Values must be converted to bits in any case; what counts as a copy here is a pitch other than the matrix's own.
     """
@@ -61,7 +61,7 @@ def global_matrix(operand: OperandPlan, value: np.ndarray, copies: list[str], co
 
 
 def raw_bits(operand: Any, values: np.ndarray, rounds: bool = False) -> np.ndarray:
-    """The bits of values that are of the operand's type already, or are rounded to it.
+    """The bits of values of the operand's type, rounded to it if asked.
 
     rounds  round those of tf32, too: a tensor copy rounds them itself
     """
@@ -108,7 +108,7 @@ def check_shapes(plan: GemmPlan, a: np.ndarray | torch.Tensor, b: np.ndarray | t
 
 
 def check_arrays(plan: GemmPlan, a: np.ndarray, b: np.ndarray, out: object) -> None:
-    """Raise OperandError for a NumPy array that does not hold the plan's type, or no output of the plan."""
+    """Raise OperandError for a NumPy array of another type than the plan's."""
     for operand, value in ((plan.a, a), (plan.b, b)):
         check_numpy_type(operand, value)
     if out is not None:
@@ -116,7 +116,7 @@ def check_arrays(plan: GemmPlan, a: np.ndarray, b: np.ndarray, out: object) -> N
 
 
 def kind_of(name: str, value: Any) -> str:
-    """What an operand is, in words; raises OperandError for anything but an array or a dense tensor."""
+    """An operand's kind in words. Raises OperandError for anything but an array or a dense tensor."""
     if isinstance(value, np.ndarray):
         return "NumPy array"
     module = type(value).__module__.partition(".")[0]

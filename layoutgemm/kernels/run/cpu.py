@@ -21,7 +21,7 @@ def executed(
 ) -> np.ndarray:  # fmt: skip
     """C by the NumPy executor ("reference") or by the compiled kernel ("emulator").
 
-    values, words  what the plan reads besides: by name for the executor, as the launch's last arguments for the kernel
+    values, words  the extra operands: by name for the executor, as the launch's last arguments for the kernel
     """
     if device != "reference":
         return np.asarray(plan.does("emulate")(plan, a, b, words))
@@ -46,7 +46,7 @@ def run_reference(plan: GemmPlan, a: np.ndarray, b: np.ndarray, why: str, copy: 
 
 
 def progress_line(every: float = 2.0) -> Any:
-    """A progress callback that writes a line to stderr every two seconds, and nothing for short runs."""
+    """A progress callback: a line to stderr every two seconds, none for short runs."""
     start = last = time.monotonic()
 
     def report(done: int, blocks: int) -> None:

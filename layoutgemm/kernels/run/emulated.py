@@ -77,7 +77,7 @@ def _emulate_persistent(
 def emulate_launch(
     plan: Plan, arguments: tuple[Any, ...], policy: Policy | None = None, progress: bool = True
 ) -> Emulation:
-    """Run the plan's compiled kernel on the arguments of `CompiledGemm.launch`, arrays in place of addresses."""
+    """Emulate the plan's compiled kernel on launch arguments, with arrays in place of addresses."""
     return emulate_host(linked(plan), arguments, policy=policy, progress=progress)
 
 

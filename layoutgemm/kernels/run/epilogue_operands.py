@@ -22,7 +22,7 @@ OFFSETS = "offsets"
 
 
 def given_of(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, np.ndarray]:
-    """NumPy arrays that the plan reads besides A and B, checked; raises OperandError for one that does not fit."""
+    """The plan's extra NumPy operands, checked. Raises OperandError for one that does not fit."""
     found, rest = {}, _without_offsets(plan, given)
     if plan.mainloop is not None:
         found = plan.mainloop.check(rest, (plan.m, plan.n, plan.k, plan.batch), plan.ragged is not None)
@@ -45,13 +45,13 @@ def _without_offsets(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, o
 def execute_given(
     plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, given: Mapping[str, object], device: str
 ) -> np.ndarray:
-    """C by the NumPy executor ("reference") or by the compiled kernel ("emulator"), as `run_plan` gives it."""
+    """C by the NumPy executor ("reference") or the compiled kernel ("emulator")."""
     values = given_of(plan, given)
     return executed(plan, a, b, device, values, words_of_arrays(plan, values))
 
 
 def words_of_arrays(plan: Sm90Plan, values: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
-    """The sixteen words of a launch, arrays of the launch's own in place of their addresses."""
+    """The sixteen words of a launch, with arrays in place of their addresses."""
     words: list[Any] = []
     for table in plan.mainloop.tables if plan.mainloop is not None else ():
         lying = np.array(values[table.name], np.float32, order="C")

@@ -31,8 +31,8 @@ def run_fused(
     given   what the epilogue reads, by name: numbers, vectors along M or N, matrices of C's shape
     device  "cuda", "emulator", or None: the GPU when there is one that can run the plan, else the emulator
 
-    Raises OperandError for another device or tensors, and for operands that the epilogue does not take; PlanError when
-    the GPU asked for cannot run the plan; EmulatorError with a report when the emulator finds anything.
+    Raises OperandError for another device or tensors, and for operands that the epilogue does not take. Raises
+    PlanError if the GPU cannot run the plan, and EmulatorError with the emulator's report.
     """
     if device not in (None, "cuda", "emulator") or not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)):
         names = ", ".join(operand.name for operand in plan.epilogue.given) or "no operands"

@@ -1,4 +1,4 @@
-"""What the hardware does with a plan's numbers, in NumPy: shared memory, barriers, tensor copies, wgmma, stmatrix.
+"""NumPy models of the hardware: shared memory, barriers, TMA, wgmma, stmatrix.
 
 Nothing here looks at a layout, a tile or a fragment map of the plan. Each model takes what the instruction takes (a
 tensor map, coordinates, an address, a 64-bit descriptor) and does what PTX ISA says the instruction does with it. So a
@@ -176,7 +176,7 @@ def copy_boxes(
 
 
 class Output:
-    """C in global memory while a kernel stores it, and how often each element has been stored.
+    """C in global memory with the number of stores of each element.
 
     c       type and order
     before  lines before C's first one
@@ -273,7 +273,7 @@ def accumulator_registers(d: np.ndarray) -> np.ndarray:
     """A (64, N) accumulator -> array [thread, value] of what each thread's registers hold.
 
     PTX ISA, figure "WGMMA .m64nNk16 register fragment layout for accumulator matrix D": warp w holds rows 16w to
-    16w+15; in it lane l holds, of register pair p, columns 2*(l%4) and the next of column group p//2, in row l//4 +
+    16w+15. In register pair p its lane l holds columns 2*(l%4) and the next of column group p//2, in row l//4 +
     8*(p%2).
     """
     thread = np.arange(128)[:, None]

@@ -1,7 +1,7 @@
 """Tensors of a call, checked before anything is launched: kind, layout, device, and memory of their own where written.
 
 Every entry point that takes tensors asks here: matmul, gemm, scaled and grouped products, epilogues, the raw operators
-torch.ops.layoutgemm.*, and plan.run. What a product asks of types and shapes besides is its own.
+torch.ops.layoutgemm.*, and plan.run. Each product checks its own types and shapes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _ANYWHERE = 1 << 20  # an address for a tensor that is compared with itself
 
 
 def check_operands(read: Mapping[str, torch.Tensor], written: Mapping[str, torch.Tensor] | None = None) -> None:
-    """Raise unless all are dense tensors of one device, and what is written has each of its bytes for itself.
+    """Raise unless all are dense tensors of one device, and outputs overlap nothing.
 
     read     operands by name, the first of which says the device
     written  outputs by name
 
-    Raises OperandError for what is no dense tensor, TensorError for two devices, for an output whose elements overlap
-    or that shares bytes with any other tensor, and for one with torch's negative bit, which no kernel writes.
+    Raises OperandError for anything but a dense tensor. Raises TensorError for two devices, for an output that overlaps
+    itself or another tensor, and for one with torch's negative bit, which no kernel writes.
     """
     written = written or {}
     tensors = {**read, **written}
@@ -68,7 +68,7 @@ def _check_dense(name: str, x: torch.Tensor, written: bool) -> None:
 
 
 def addressed(x: torch.Tensor) -> bool:
-    """Whether a tensor's memory can be looked at: not one that is traced, mapped, fake or on the meta device."""
+    """True if a tensor has an address: not if traced, mapped, fake or meta."""
     import torch
 
     return (
@@ -80,7 +80,7 @@ def addressed(x: torch.Tensor) -> bool:
 
 
 def overlaps_itself(x: torch.Tensor) -> bool:
-    """Whether two elements lie in one place.
+    """True if two elements share an address.
 
     In order of strides, each dimension beyond what the ones before span: apart. Else the first dimension in which two
     elements differ decides, and there the later ones may lie on the first.
@@ -112,7 +112,7 @@ def overlaps_itself(x: torch.Tensor) -> bool:
 
 
 def share_memory(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether two tensors have a byte in common: exact, unless their strides are so many that they count as sharing.
+    """True if two tensors share a byte. The answer is exact but for very many strides, which count as sharing.
 
     False for tensors that have no addresses.
 
@@ -129,7 +129,7 @@ def share_memory(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 def same_memory(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether y is x, or another tensor of the same elements in the same places."""
+    """True if y is x, or has the same elements at the same addresses."""
     return x is y or (
         x is not None and addressed(x) and addressed(y) and x.dtype == y.dtype and x.shape == y.shape
         and x.stride() == y.stride() and x.data_ptr() == y.data_ptr()
@@ -137,7 +137,7 @@ def same_memory(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 class _Bytes:
-    """Where a tensor's elements lie, as NumPy's array interface: NumPy compares addresses and reads none of them."""
+    """A tensor's elements as NumPy's array interface, for comparisons of addresses."""
 
     def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], size: int):
         self.first = address

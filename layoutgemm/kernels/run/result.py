@@ -18,7 +18,7 @@ DEVICES = ("cuda", "emulator", "reference")
 
 @dataclass(frozen=True)
 class GemmResult:
-    """What a run gave: the product, where it ran, and which operands had to be copied first.
+    """A run's result: the product, its device, and the copied operands.
 
     c       (M, N), or (batch, M, N); NumPy float32 for NumPy inputs (narrower outputs as the float32 values they stand
             for), int32 of integers, else a torch tensor of the plan's type on the inputs' device, its lines padded to

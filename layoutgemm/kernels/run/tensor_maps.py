@@ -138,7 +138,7 @@ def _store_rule(plan: Sm90Plan | Sm100Plan, out: torch.Tensor) -> str:
         return f"out: matrices of the batch lie {pitch} * {size} = {pitch * size} bytes apart, no multiple of 16"
     if out.data_ptr() % 16:
         return f"out starts at {out.data_ptr():#x}, which is no multiple of 16 bytes, as a tensor map needs"
-    if plan.beyond_line:  # what follows a line of the caller's tensor may be somebody else's
+    if plan.beyond_line:  # what follows a line of the caller's tensor may belong to another tensor
         return plan.beyond_line
     ragged = isinstance(plan, Sm90Plan) and plan.ragged is not None
     _check_map(one_matrix(plan.store.maps[0]) if ragged else plan.store.maps[0], "out", lines, leading, pitch)

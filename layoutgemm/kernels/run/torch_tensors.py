@@ -40,7 +40,7 @@ _TORCH_NAMES = {
 
 @dataclass(frozen=True)
 class OperandPath:
-    """How matrices come to a kernel, and where it leaves C.
+    """The path of operands into a kernel, and of C out of it.
 
     bits       (operand, values) -> the raw bits of NumPy values
     on_cpu     (plan, a, b, device, why, copy) -> the result of the NumPy executor or of the emulator
@@ -69,7 +69,7 @@ def torch_type(dtype: DType) -> torch.dtype:
 
 
 def gpu_for(plan: Any, index: int | None = None) -> tuple[bool, str]:
-    """Can the plan, or the level, run on a GPU of this machine? (verdict, the reason in a sentence)."""
+    """(True if a GPU of this machine runs the plan or level, the reason)."""
     if importlib.util.find_spec("torch") is None:
         return False, "torch is not installed, so no GPU can be reached"
     import torch
@@ -86,7 +86,7 @@ def gpu_for(plan: Any, index: int | None = None) -> tuple[bool, str]:
 
 
 def chosen_device(plan: Any, device: str | None, otherwise: str = "reference") -> tuple[str, str]:
-    """The device asked for, or, where none was, the GPU if one can run the plan; and why, if it was not asked for."""
+    """(the device asked for, else a GPU that runs the plan, else `otherwise`; the reason)."""
     if device is not None:
         return device, ""
     found, why = gpu_for(plan)
@@ -94,7 +94,7 @@ def chosen_device(plan: Any, device: str | None, otherwise: str = "reference") -
 
 
 def target_here(targets: Sequence[str], default: str) -> str:
-    """Of these targets the first whose code this machine's GPU runs; the default where there is none."""
+    """The first of these targets that this machine's GPU runs, or the default."""
     try:
         require_any_gpu()  # torch, slow to import, is asked only where CUDA finds a GPU
         import torch
@@ -245,7 +245,7 @@ def check_tensors(
 
 
 def check_out(plan: GemmPlan, out: torch.Tensor | None, a: torch.Tensor) -> None:
-    """Raise OperandError for an output of another type, shape or device, or rows that threads cannot store."""
+    """Raise OperandError for an output that the kernel cannot write."""
     import torch
 
     want = torch_type(plan.c.dtype)

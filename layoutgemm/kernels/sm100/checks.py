@@ -1,7 +1,7 @@
 """All that an Sm100Plan claims, checked in the order of the data's way: tiles, copies, products, tensor memory, store.
 
-Each check takes its numbers from the plan's own objects, and recomputes from the hardware's rules what they have to be:
-a plan in which any of them is changed fails the check that speaks of it.
+Each check takes its numbers from the plan's own objects, and recomputes them from the hardware's rules. A plan with a
+changed number fails the check of that number.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def pipeline_of(plan: Sm100Plan) -> Blackwell:
 
 
 def _tiles_of_c(plan: Sm100Plan) -> Check:
-    """The order visits each tile of each grid once, each matrix of a batch has all of them, and they cover C."""
+    """The order visits each tile of each grid once, and the tiles cover C."""
     rows, columns = plan.tiles
     statement = (
         f"{rows} x {columns} tiles of {plan.tile[0]}x{plan.tile[1]} cover {plan.m}x{plan.n}"
@@ -163,7 +163,7 @@ def _columns(plan: Sm100Plan) -> dict[str, int]:
 
 
 def _tensor_columns(plan: Sm100Plan) -> Check:
-    """Each accumulator has columns of its own within the allocation, and a row of C has a lane."""
+    """Each accumulator has its own columns in the allocation, and each row a lane."""
     width, home = plan.mma.accumulator.columns, plan.mma.accumulator.layout
     rows, columns = np.arange(BLOCK_ROWS)[:, None], np.arange(plan.tile[1])[None, :]
     lane, column = places(home, rows, columns, np.zeros_like(rows))
@@ -189,7 +189,7 @@ def _tensor_columns(plan: Sm100Plan) -> Check:
 
 
 def _loads(plan: Sm100Plan) -> Check:
-    """The epilogue's loads bring each element of the accumulator once, to the thread and register that stores it."""
+    """The epilogue loads each element once, into the register that stores it."""
     times = np.zeros((BLOCK_ROWS, plan.tile[1]), dtype=np.int64)
     home = plan.mma.accumulator.layout
     rows, columns = np.arange(BLOCK_ROWS)[:, None], np.arange(plan.tile[1])[None, :]
@@ -229,7 +229,7 @@ def _loads(plan: Sm100Plan) -> Check:
 
 
 def _barriers(plan: Sm100Plan) -> Check:
-    """What completes a phase of each barrier, against what arrives there."""
+    """Arrivals and bytes of each barrier against those that are sent."""
     landed = plan.blocks * (plan.a.tma.bytes + plan.b.tma.bytes)
     warps = plan.blocks * EPILOGUE_WARPS
     witness = ""
@@ -260,7 +260,7 @@ def _pipelines(plan: Sm100Plan) -> list[Check]:
 
 
 def _regions(plan: Sm100Plan) -> list[Region]:
-    """What lies in shared memory."""
+    """The regions of shared memory."""
     smem, regions = plan.smem, stages_of(plan)
     regions += buffers_of_c(smem, plan.store, EPILOGUE_WARPS)
     regions += barriers_at(

@@ -51,7 +51,7 @@ _OUTPUTS = ("f32", "bf16", "f16", "e4m3", "e5m2")
 
 @dataclass(frozen=True, slots=True)
 class Sm100Config:
-    """What may be chosen; None lets the plan choose.
+    """The configuration; None lets the plan choose.
 
     tile          (M, N) elements of C: M = 128 by one block, or 256 by a pair of blocks (cta_group::2), each of which
                   holds half of A's rows and half of B's columns; N a multiple of 16 (32 for a pair) up to 256
@@ -99,8 +99,8 @@ class Sm100Config:
 class Sm100Smem(StoreSmemMap):
     """The map of a Blackwell kernel's shared memory.
 
-    Stages of A, of B, C's buffers, then the barriers `full` (`barrier_offset`) and `empty`, one of each a stage,
-    `acc_full` and `acc_empty`, one of each an accumulator; then the word for the address of tensor memory.
+    Stages of A, stages of B, C's buffers, then barriers: `full` (`barrier_offset`) and `empty` for each stage,
+    `acc_full` and `acc_empty` for each accumulator. The word for the address of tensor memory is last.
     """
 
     empty_offset: int
@@ -280,7 +280,7 @@ class Sm100Plan(PersistentPlan):
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """How many tiles there are along M and N."""
+        """The number of tiles along M and N."""
         return tile_count(self.m, self.tile[0]), tile_count(self.n, self.tile[1])
 
     @property
@@ -300,7 +300,7 @@ class Sm100Plan(PersistentPlan):
 def _operand(
     name: str, spec: Operand, free: str, extent: int, tile_k: int, atom: Tcgen05Atom, batch: int
 ) -> OperandPlan:
-    """What one block holds of an operand."""
+    """One CTA's part of an operand."""
     if spec.dtype.bits == 32 and (spec.order == "row") != (name == "A"):
         raise PlanError(
             f"{name.lower()} is {spec}: the instruction reads an MN-major tf32 under the swizzle 128B_ATOM_32B only, "

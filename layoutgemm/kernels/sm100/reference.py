@@ -1,9 +1,9 @@
 """The NumPy executor of the Blackwell kernel: blocks, or pairs of them, walked as the kernel walks them.
 
-Each block's part of a tile lands in its own shared memory, products read it through the descriptors' arithmetic into
-tensor memory, and C leaves through the loads' maps, buffers and tensor stores. The hardware's models are in `silicon`,
-what tensor memory does in `atoms.tmem`; every number is the plan's. A wrong box, count or address gives a wrong result
-or a stated failure.
+Each CTA's part of a tile lands in its own shared memory. Products read it through the descriptors into tensor memory,
+and C leaves through the loads' maps, buffers and TMA stores. The hardware's models are in `silicon`, what tensor memory
+does in `atoms.tmem`; every number is the plan's. A wrong box, count or address gives a wrong result or a stated
+failure.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def places(layout: Layout, *axes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np
 def execute_sm100(
     plan: Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, progress: Progress | None = None, clusters: int = CLUSTERS,
 ) -> Values:  # fmt: skip
-    """C as a float32 array, (M, N) or (batch, M, N), rounded to the plan's output type.
+    """C as a float32 array, rounded to the plan's output type: (M, N) or (batch, M, N).
 
     a, b      the operands' bits, innermost extent first
     progress  called with (tiles done, tiles in all) after each tile
@@ -115,7 +115,7 @@ class _Group:
         copy_boxes(tma, tma.instructions, source, at, block.smem, address, self.blocks[0].full[stage])
 
     def _multiply(self, stage: int, first: int, accumulate: bool) -> None:
-        """Each block its rows of A with all of B, half of which the other block may have."""
+        """The product of each CTA's rows of A with all of B, from both CTAs."""
         plan, accumulator = self.plan, self.plan.mma.accumulator.layout
         rows, columns = np.arange(BLOCK_ROWS)[:, None], np.arange(plan.tile[1])[None, :]
         lane, column = places(accumulator, rows, columns, np.zeros_like(rows))

@@ -1,4 +1,4 @@
-"""How an accumulator leaves a Blackwell kernel: tensor memory, registers, a buffer in shared memory, tensor stores.
+"""The store of a Blackwell kernel: tensor memory, registers, shared memory, TMA stores.
 
     tensor memory --tcgen05.ld 32x32b--> one row a thread --convert, st.shared--> buffer, swizzled --tensor store--> C
 
@@ -37,7 +37,7 @@ def load_of(chunk: StoreChunk) -> TmemCopyAtom:
 
 
 def alike(store: StorePlan) -> bool:
-    """Whether the rounds are one round again and again, further on: then they are a loop and not as many copies.
+    """True if the rounds repeat one round at further columns: the kernel then loops.
 
     >>> [alike(derive_store(columns, Operand.parse("bf16"), 32, 1, 2)) for columns in (32, 64, 96, 240, 256)]
     [False, True, False, False, True]
@@ -62,7 +62,7 @@ def derive_store(columns: int, c: Operand, width: int, chunks: int, buffers: int
     chunks   how many chunks a round has; more make fewer rounds and larger buffers
     buffers  of a warp: how many rounds may be in flight
 
-    Raises PlanError where an argument is none of what is known, or positive; passes on TmaError.
+    Raises PlanError for an unknown width and for a count below 1; passes on TmaError.
 
     >>> store = derive_store(240, Operand.parse("bf16"), 64, 1, 2)
     >>> [chunk.width for round in store.rounds for chunk in round.chunks], store.buffer_bytes

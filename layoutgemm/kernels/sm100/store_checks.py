@@ -1,4 +1,4 @@
-"""What a Blackwell plan's store claims, checked: columns, boxes, and what the threads write into the buffers."""
+"""Checks of a Blackwell plan's store: columns, boxes, and writes into the buffers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def store_checks(plan: Sm100Plan) -> list[Check]:
 
 
 def _columns_of_c(plan: Sm100Plan) -> Check:
-    """Each column is in one chunk, and chunks of a round lie apart in its buffer."""
+    """Each column is in one chunk, and a round's chunks are disjoint in its buffer."""
     store, witness = plan.store, ""
     times = np.zeros(plan.tile[1], dtype=np.int64)
     for number, round_ in store.rounds_of(0, 0):
@@ -46,7 +46,7 @@ def _columns_of_c(plan: Sm100Plan) -> Check:
 
 
 def _rows(plan: Sm100Plan) -> Check:
-    """What one store to shared memory takes from a thread's registers lies side by side in the chunk's tile."""
+    """The elements of one shared memory store are contiguous in the chunk's tile."""
     by_row, size = plan.c.order == "row", plan.c.dtype.bytes
     step = VECTOR_BYTES // size if by_row else 1
     witness, count = "", 0

@@ -82,7 +82,7 @@ def shared_bytes(config: Sm80Config, bytes_: int = 2, bytes_c: int = 4) -> int:
 
 @dataclass(frozen=True)
 class Sm80Choice(Choice):
-    """A configuration of the mma.sync kernel, the code it is compiled for, and whether the operands change places.
+    """A configuration of the mma.sync kernel, its target, and its operand order.
 
     swapped  it multiplies C^T = B^T @ A^T: the kernel stores row-major, and a column-major C is the transpose's
     """
@@ -103,7 +103,7 @@ class Sm80Choice(Choice):
         c: Given | None = None,
         epilogue: Epilogue | None = None,
     ) -> Sm80Plan:
-        """The plan of the kernel that computes C[m, n] = A[m, k] @ B[k, n]; arguments as for Sm80Plan.derive.
+        """The plan of C[m, n] = A[m, k] @ B[k, n]; arguments as for Sm80Plan.derive.
 
         >>> Sm80Choice(Sm80Config(), swapped=True).plan(16, 4096, 64, a="bf16:row", b="bf16:col", c="bf16:col").a.order
         'row'
@@ -119,7 +119,7 @@ class Sm80Choice(Choice):
 
     @property
     def persistent(self) -> bool:
-        """Whether the kernel's blocks take tile after tile."""
+        """True if the kernel's CTAs take tile after tile."""
         return self.config.persistent
 
 

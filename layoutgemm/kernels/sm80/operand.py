@@ -95,7 +95,7 @@ class Places:
 
 @dataclass(frozen=True)
 class TileCopy:
-    """How the threads of a block bring an operand's tile from global to shared memory.
+    """The threads' copies of an operand's tile from global to shared memory.
 
     vector   bytes of one access to global memory: 16, 8 or 4 by cp.async, or one element where lines are aligned to
              less; elements are gathered into 16 bytes and stored
@@ -116,7 +116,7 @@ class TileCopy:
 
     @property
     def by_elements(self) -> bool:
-        """Whether elements are loaded one by one."""
+        """True if elements are loaded one by one."""
         return self.vector not in _ASYNC
 
     @property
@@ -126,7 +126,7 @@ class TileCopy:
 
     @classmethod
     def derive(cls, tile: SmemTile, threads: int, vector: int) -> TileCopy:
-        """Lanes run along the lines of the matrix, at most one span of the swizzle wide; then over the lines."""
+        """Lanes run along a line, at most one swizzle span, then over the lines."""
         across, along = (0, 1) if tile.major == "K" else (1, 0)
         written = vector if vector in _ASYNC else VECTOR
         width = written // tile.dtype.bytes
@@ -166,7 +166,7 @@ class _First:
 
 @dataclass(frozen=True)
 class FragmentLoad:
-    """How a warp reads its part of an operand's tile into the registers of mma.sync.
+    """A warp's loads of an operand's tile into the registers of mma.sync.
 
     kind       "ldmatrix", "ldmatrix.trans", "words" (ld.shared) or "bytes" (ldmatrix.trans and prmt)
     extent     (MN, K) elements of the tile that a warp reads for one depth of the instruction
@@ -246,7 +246,7 @@ def derive_operand(
 
 
 def by_tensor_copy(operand: Sm80Operand, batch: int) -> Sm80Operand:
-    """The operand with its tile filled by tensor copies; raises PlanError where its swizzle is none of theirs."""
+    """The operand with its tile filled by TMA loads. Raises PlanError for a swizzle without a tensor map."""
     free = "m" if operand.name == "A" else "n"
     if operand.load.words:
         raise PlanError(
@@ -289,7 +289,7 @@ def _fragment_load(name: str, tile: SmemTile, warps: int, atom: MmaAtom) -> Frag
 
 @dataclass(frozen=True)
 class _Rows:
-    """(lane, load, step) -> (mn, k) of the row that the lane addresses, from the map of a matrix copy's rows."""
+    """The row that a lane addresses: (lane, load, step) -> (mn, k), from a matrix copy's map."""
 
     map: Layout
     extent: int
@@ -302,7 +302,7 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _ByteRows:
-    """(lane, load, step) -> (mn, k) of a row of 16 bytes along MN, of an MN-major operand of bytes.
+    """The row of 16 bytes along MN that a lane addresses: (lane, load, step) -> (mn, k).
 
     ldmatrix.trans gives lane 4*g + t of matrix q the rows 2t and 2t + 1, of each the neighbours 2g and 2g + 1. The
     instruction wants k = 4t to 4t + 3 of one index in a register: two of them come from matrix 2p and two from 2p + 1,
@@ -318,7 +318,7 @@ class _ByteRows:
 
 
 def byte_selector(late: int, odd: int) -> int:
-    """The selector of prmt that takes the even (or odd) neighbours out of registers of two matrices, in order of K.
+    """The prmt selector of the even or odd neighbours of two matrices' registers, by K.
 
     late   1 for lanes t = 2 and 3 of a quad, for which the second matrix has the first two
 

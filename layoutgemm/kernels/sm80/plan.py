@@ -42,7 +42,7 @@ _STAGE_BYTES_OF_K = 64
 
 @dataclass(frozen=True, slots=True)
 class Sm80Config:
-    """What may be chosen; None lets the plan choose.
+    """The configuration; None lets the plan choose.
 
     tile       (M, N) elements of C of a block
     tile_k     depth of a stage in elements; default 64 bytes
@@ -91,7 +91,7 @@ class Sm80Config:
 class Sm80Smem(StoreSmemMap):
     """The map of an Ampere kernel's shared memory.
 
-    A stage holds a tile of A and one of B; stages follow one another. C's buffers lie over the stages, which are free
+    A stage holds a tile of A and one of B. C's buffers lie over the stages, which are free
     when C is stored, or behind them in a persistent kernel. TMA loads have an mbarrier a stage behind them.
     """
 
@@ -126,7 +126,7 @@ class Sm80Plan(GemmPlan):
 
     @property
     def parameters(self) -> dict[str, str]:
-        """What a launch takes, name -> kind, in order; `workers` are the blocks of a persistent grid, at most."""
+        """The launch parameters, name -> kind, in order; `workers` bounds a persistent grid."""
         return PERSISTENT_PARAMETERS if self.config.persistent else BATCH_PARAMETERS
 
     @classmethod
@@ -144,7 +144,7 @@ class Sm80Plan(GemmPlan):
         batch: int = 1,
         config: Sm80Config | None = None,
     ) -> Sm80Plan:
-        """Derive the kernel for C[m, n] = A[m, k] @ B[k, n], or a batch of them.
+        """Derive the kernel of `batch` products C[m, n] = A[m, k] @ B[k, n].
 
         m, n, k  any positive sizes: what lies beyond is filled with zeros on load and guarded on store
         arch     "sm_80", or a later one whose code is wanted
@@ -223,7 +223,7 @@ class Sm80Plan(GemmPlan):
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """How many tiles there are along M and N."""
+        """The number of tiles along M and N."""
         return tile_count(self.m, self.tile[0]), tile_count(self.n, self.tile[1])
 
     @property

@@ -1,4 +1,4 @@
-"""What an Sm90Plan takes, against what there is: bytes and regions of shared memory, threads, registers."""
+"""Budget checks of an Sm90Plan: shared memory, threads, registers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def budget_checks(plan: Sm90Plan) -> list[Check]:
 
 
 def _regions(plan: Sm90Plan) -> tuple[list[Region], list[Region]]:
-    """What lies in shared memory: all the time, and while C is stored."""
+    """The regions of shared memory: permanent ones, and those while C is stored."""
     smem, lasting = plan.smem, stages_of(plan)
     rings = {"full": (smem.barrier_offset, plan.stages), "empty": (smem.empty_offset, plan.stages)}
     barriers = barriers_at(smem.barrier_bytes, **rings)
@@ -79,7 +79,7 @@ def _threads(plan: Sm90Plan) -> Check:
 
 
 def _registers(plan: Sm90Plan) -> list[Check]:
-    """What a consumer holds at once, against what it has at the launch or after setmaxnreg."""
+    """A consumer's registers against those of the launch or of setmaxnreg."""
     promoted = plan.mainloop is not None  # the products of a K block, and the totals
     held, read = (1 + promoted) * plan.blocks * plan.mma.accumulator_registers, table_registers(plan)
     at_launch = min(launch_registers(plan.arch, plan.threads), plan.arch.registers_per_thread)

@@ -8,16 +8,16 @@ tiles is the plan's own, group after group, each over the grid of its own rows:
         first[e]     tiles (of clusters) in the groups before it
     tile t           the last group e with first[e] <= t, an empty one never; tile t - first[e] of its grid
 
-Tiles of A reach into the rows of the next group: they are loaded, and what comes of them is not stored. A tensor store
-ends at its tensor's extents, and the group's end is none; so C's map has the end as a dimension:
+Tiles of A reach into the rows of the next group: they are loaded, and what comes of them is not stored. A TMA store
+ends at its tensor's extents, and a group's end is not one. So C's map has the end as a dimension:
 
     dimension   extent      distance     coordinate
     n           N           1            column
     m           16          a row        16 - valid
     stop        M + 1       a row        the first row that is not stored
 
-over a tensor that begins 16 rows before C. Row r of the box lies at row stop - 16 + r of C, and rows from 16 on are
-outside of the tensor: of a warp's 16 rows exactly the first `valid` are stored, for any number of them.
+over a tensor that begins 16 rows before C. Row r of the box lies at row stop - 16 + r of C, and rows from 16 on are out
+of bounds. Exactly the first `valid` of a warp's 16 rows are stored, for any number of them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _LEAST_GROUPS = 64
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """How many groups there are, at most, and how their ends are given.
+    """The largest number of groups, and the type of their offsets.
 
     capacity  groups that the table has room for, a power of two
     offsets   i32 or i64, `groups + 1` of them in global memory, from 0 to A's rows, none below the one before it
@@ -74,7 +74,7 @@ class Ragged:
     @classmethod
     @checked(PlanError)
     def of(cls, groups: int, offsets: str = "i32") -> Ragged:
-        """Room for so many groups. Raises PlanError for a number that is none."""
+        """Room for so many groups. Raises PlanError for any other number of groups."""
         if groups < 1:
             raise PlanError(f"ragged = {groups!r}: how many groups there are, 1 or more")
         return cls(max(_LEAST_GROUPS, 1 << (groups - 1).bit_length()), offsets)
@@ -86,12 +86,12 @@ class Ragged:
 
     @property
     def offset_bytes(self) -> int:
-        """Of one offset; the low four are read."""
+        """Bytes of one offset; the low four are read."""
         return int(self.offsets.removeprefix("i")) // 8
 
     @property
     def entries(self) -> int:
-        """Of each of the two tables."""
+        """Entries of each of the two tables."""
         return self.capacity + 1
 
     @property
@@ -181,7 +181,7 @@ def check_ragged(
     ragged: Ragged, groups: int, config: Sm90Config, a: Operand, c: Operand, epilogue: Epilogue | None,
     gated: Gated | None,
 ) -> None:  # fmt: skip
-    """Raise PlanError, naming what is in the way, for a problem that has no grouped kernel."""
+    """Raise PlanError, naming the obstacle, for a problem without a grouped kernel."""
     if not isinstance(ragged, Ragged) or groups > ragged.capacity:
         raise PlanError(f"ragged = {ragged!r}, batch = {groups}: Ragged.of(groups) has room for them")
     if gated is not None:
@@ -203,7 +203,7 @@ def check_ragged(
 
 
 def ragged_checks(plan: Sm90Plan) -> list[Check]:
-    """Every tile of every group once, and every row of it stored once, up to the group's end."""
+    """Every tile of every group is computed once, and every row stored once."""
     return [_tiles_of_groups(plan), _ends(plan)]
 
 
@@ -245,7 +245,7 @@ def _tiles_of_groups(plan: Sm90Plan) -> Check:
 
 
 def _ends(plan: Sm90Plan) -> Check:
-    """Which elements a warp's box writes, by the copy engine's arithmetic, for every end of a group."""
+    """The elements that a warp's box writes, for every end of a group."""
     witness, m, n = "", 5 * WARP_ROWS, plan.mma.shape_mnk[1]
     boxes = 0
     for tma in plan.store.maps if plan.store is not None else ():

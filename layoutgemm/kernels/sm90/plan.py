@@ -103,12 +103,12 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
 
     @property
     def by_place(self) -> bool:
-        """Whether a block's place in a grid of two dimensions says which tile it has."""
+        """True if a CTA's index in a two-dimensional grid gives its tile."""
         return self.config.launch == "tiles" and not self.config.tuning.dealt
 
     @property
     def one_each(self) -> bool:
-        """Whether a launch has as many clusters as there are tiles for them."""
+        """True if each cluster computes exactly one tile."""
         return self.config.single or self.config.launch == "tiles"
 
     # ------------------------------------------------------------------------------------------------------- derivation
@@ -283,18 +283,18 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     # ------------------------------------------------------------------------------------------------ what is asked for
     @property
     def reads_more(self) -> bool:
-        """Whether the kernel is one that takes words."""
+        """True if the kernel takes words."""
         return bool(self.epilogue) or self.mainloop is not None or self.ragged is not None
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the 64-bit parameters besides the product's own: the epilogue's, main loop's, groups'."""
+        """Names of the 64-bit parameters of the epilogue, the main loop and the groups."""
         own = (self.epilogue, self.mainloop, self.ragged)
         return tuple(word for part in own if part is not None for word in part.words)
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """How many tiles there are along M and N."""
+        """The number of tiles along M and N."""
         return tile_count(self.m, self.tile_c[0]), tile_count(self.n, self.tile_c[1])
 
     @property
@@ -316,7 +316,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
 
     @checked(PlanError)
     def pieces(self, part: int) -> tuple[tuple[int, int], ...]:
-        """(block of rows, part of its columns) of what a consumer stores, in the order in which it is complete.
+        """The pieces that a consumer stores, in order: (block of rows, part of its columns).
 
         part  of K, whose block of the cluster this is
 
@@ -350,7 +350,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
 
     @property
     def stays(self) -> bool:
-        """Whether a block's one tile begins, for the loader, at constants."""
+        """True if the loader's one tile begins at constants."""
         return self.config.launch == "tiles" and self.half is None
 
     def expected(self, origin: Any, sizes: Any, choose: Any) -> Any:
@@ -364,7 +364,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
 
     @property
     def dead_runs(self) -> tuple[tuple[int, int], ...]:
-        """(first byte, bytes) of A's tile that no copy writes, when only some rows are loaded: zeros, written once."""
+        """The runs of A's tile that no copy writes, (first byte, bytes): zeros, written once."""
         if self.config.rows in (None, ROWS):
             return ()
         tile, rows = self.a.smem, self.config.rows

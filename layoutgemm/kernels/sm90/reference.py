@@ -1,9 +1,9 @@
 """The NumPy executor of the production kernel: clusters of blocks that share loads, walked as the kernel walks them.
 
-Multicast shares land in the shared memory of every block that needs them, products read it through the descriptors'
-arithmetic, partial sums of a split K change places through it, and C leaves through stmatrix, buffers and tensor
-stores. The hardware's models are in `silicon`; every number is the plan's. A wrong share, count, address or box gives a
-wrong result or a stated failure.
+Multicast shares land in the shared memory of every CTA that needs them, and products read it through the descriptors.
+Split-K partial sums are exchanged through it, and C leaves through stmatrix, buffers and TMA stores. The hardware's
+models are in `silicon`; every number is the plan's. A wrong share, count, address or box gives a wrong result or a
+stated failure.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def execute_sm90(
     plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, progress: Progress | None = None, clusters: int = CLUSTERS,
     given: dict[str, Values] | None = None,
 ) -> Values:  # fmt: skip
-    """C as a float32 array, (M, N) or (batch, M, N), rounded to the plan's output type; of integers an int32 array.
+    """C as (M, N) or (batch, M, N) float32 values, rounded to its type; integers as int32.
 
     a, b      the operands' bits, innermost extent first
     progress  called with (tiles done, tiles in all) after each tile of a cluster
@@ -201,7 +201,7 @@ class _Cluster:
             block.sums[key] = accumulated(plan.mma, block.sums[key], product) if key in block.sums else product
 
     def _promote(self, block: _Block, consumer: int, number: int, k_tile: int) -> None:
-        """The sum of one K block into the total, which becomes the block's sum when all K blocks have passed."""
+        """Add the sum of one K block to the total; after the last one it is the sum."""
         plan, loop, key = self.plan, self.plan.mainloop, (consumer, number)
         assert loop is not None
         first = {"m": block.origin["m"] + (consumer * plan.blocks + number) * ROWS, "n": block.origin["n"]}
@@ -224,7 +224,7 @@ class _Cluster:
     def _exchange(
         self, held: dict[tuple[int, int], _Block], consumers: list[int]
     ) -> dict[tuple[int, int], dict[tuple[int, int], Values]]:
-        """(part, place) -> registers of each accumulator, with the sums of all parts in the values of that part."""
+        """The registers of each (part, place), with the sums of all parts."""
         plan = self.plan
         keys = [(consumer, number) for consumer in consumers for number in range(plan.blocks)]
         registers = {at: {key: block.registers(key) for key in keys} for at, block in held.items()}

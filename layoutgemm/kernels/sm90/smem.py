@@ -1,4 +1,4 @@
-"""Where everything lies in the shared memory of a block of a Hopper kernel."""
+"""The shared memory map of a Hopper kernel's CTA."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..store import TILE_ALIGNMENT, StorePlan
 class Sm90Smem(StoreSmemMap):
     """The map of a Hopper kernel's shared memory.
 
-    Stages of A, of B, C's buffers, then the barriers `full` (`barrier_offset`) and `empty`, one of each a stage; that
-    of the split-K exchange, if there is one; then the table of groups of a ragged batch.
+    Stages of A, stages of B, C's buffers, then the barriers `full` (`barrier_offset`) and `empty` for each stage. The
+    barrier of the split-K exchange and the table of groups of a ragged batch come last.
     """
 
     empty_offset: int
@@ -25,7 +25,7 @@ class Sm90Smem(StoreSmemMap):
 
 @dataclass(frozen=True)
 class Exchange:
-    """Where partial sums of a split K lie while blocks exchange them: in memory of its own of the one that takes them.
+    """The receiving CTA's shared memory of split-K partial sums.
 
     values   of a thread's accumulator that a block takes
     layout   (thread, vector of 4 values, accumulator, consumer, slot) -> vectors of 16 bytes; a slot is another block's

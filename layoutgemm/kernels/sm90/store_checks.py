@@ -1,4 +1,4 @@
-"""What a Hopper plan's store claims, checked: columns, boxes, buffers, stmatrix; and the places of partial sums."""
+"""Checks of a Hopper plan's store: columns, boxes, buffers, stmatrix, partial sums."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def store_checks(plan: Sm90Plan, store: StorePlan) -> list[Check]:
 
 
 def neighbours_check(plan: Sm90Plan) -> Check:
-    """Where threads store by themselves: each row's values are pairs of neighbours, the first in an even column."""
+    """Threads that store directly hold pairs of neighbours of a row, even columns first."""
     rows, thread = rows_of_values(plan.stored), np.arange(WARPGROUP)[:, None]
     witness = "" if plan.tile_c[1] % 2 == 0 else f"a tile of {plan.tile_c[1]} columns"
     for values in rows:
@@ -41,7 +41,7 @@ def neighbours_check(plan: Sm90Plan) -> Check:
 
 
 def _columns(plan: Sm90Plan, store: StorePlan) -> Check:
-    """Each accumulator's columns are stored once, a part's its own, and a chunk's values are a run of a thread's."""
+    """Each accumulator's columns are stored once, and chunks are runs of a thread's values."""
     columns, parts = plan.stored.shape_mnk[1], store.parts
     layout = plan.stored.layout_C
     witness = ""
@@ -77,7 +77,7 @@ def _columns(plan: Sm90Plan, store: StorePlan) -> Check:
 
 
 def _buffers(store: StorePlan) -> Check:
-    """The chunks of a round lie beside one another in its buffer, aligned as their swizzle needs."""
+    """A round's chunks are disjoint in its buffer, aligned for their swizzle."""
     witness = ""
     for number, round_ in enumerate(store.rounds):
         end = 0

@@ -34,7 +34,7 @@ DEFAULT_STAGES = 4
 
 @dataclass(frozen=True, slots=True)
 class TeachingConfig:
-    """What may be chosen for one kernel; None lets the plan choose.
+    """The configuration of one kernel; None lets the plan choose.
 
     tile_n     columns of C a block computes: wgmma's N, 8 to 256 in steps of 8
     tile_k     depth of one stage, a multiple of 16 elements

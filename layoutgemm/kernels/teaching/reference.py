@@ -1,9 +1,9 @@
 """The NumPy executor: one plan, walked element by element as the kernel walks it.
 
-Global to shared memory through box and swizzle, shared memory to the tensor core through the descriptor's own address
-arithmetic, accumulator registers to C through the plan's fragment map, with the plan's barriers and stages. The models
-of the hardware are in `silicon`; the plan supplies every number. A wrong descriptor bit, swizzle, box, byte count or
-fragment map therefore gives a wrong result or a stated failure.
+Data goes from global to shared memory through box and swizzle, and to the tensor core through the descriptor's address
+arithmetic. Registers go to C through the plan's fragment map, with the plan's barriers and stages. The models of the
+hardware are in `silicon`; the plan supplies every number. A wrong descriptor bit, swizzle, box, byte count or fragment
+map therefore gives a wrong result or a stated failure.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _store(
     c: npt.NDArray[np.float32],
     stores: npt.NDArray[np.uint8],
 ) -> None:
-    """Each thread stores each of its values where the plan's fragment map says, if that is inside C."""
+    """Each thread stores its values at the places of the fragment map inside C."""
     threads, values = registers.shape
     row, column = plan.mma.coords_C(np.arange(threads)[:, None], np.arange(values)[None, :])
     row, column = np.broadcast_arrays(m0 + row, n0 + column)

@@ -1,7 +1,7 @@
 """The end of a tile in a Blackwell kernel: an accumulator in tensor memory becomes rows, or columns, of C.
 
-Everything here runs in one epilogue warp, for the 32 lanes that it reaches; loads, addresses and boxes come from the
-plan's store (`kernels.sm100.store`), conversions and tensor stores are those of the Hopper kernel.
+Everything here runs in one epilogue warp, for the 32 lanes that it reaches. Loads, addresses and boxes come from the
+plan's store (`kernels.sm100.store`); conversions and TMA stores are those of the Hopper kernel.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Sm100Epilogue:
         self, job: bridge.Carried, maps: bridge.Maps, at: bridge.Place, origin: bridge.Place, round_: StoreRound,
         ring: tuple[int, int], past: Int32 | int,
     ) -> None:  # fmt: skip
-        """Load, convert, write and store one round's columns, `past` columns further on than the round says.
+        """Load, convert, write and store one round's columns, `past` columns further on.
 
         at    accumulator's number, its address in the warp's lanes, lane
         ring  which buffer, and how many groups of stores may still read theirs

@@ -1,9 +1,9 @@
 """C = A @ B on Blackwell: persistent, warp-specialised, accumulators in tensor memory; by one block or a pair.
 
 Every layout, box, descriptor, byte count, arrive count and barrier is an attribute of the plan (Sm100Plan); this file
-holds the order in which things happen. A block, or a pair of blocks, takes tile after tile in the plan's order; a ring
-of stages carries k tiles from the tensor copies to the products, and a ring of accumulators carries tiles of C from the
-products to the epilogue, which stores a tile while the next one is multiplied.
+holds the order in which things happen. A CTA, or a pair of CTAs, takes tile after tile in the plan's order. A ring of
+stages carries K tiles from the TMA loads to the products. A ring of accumulators carries tiles of C to the epilogue,
+which stores a tile while the next one is multiplied.
 
     role        who          does
     --------    ---------    ------------------------------------------------------------------------------------------
@@ -25,8 +25,8 @@ products to the epilogue, which stores a tile while the next one is multiplied.
     block           named 0     all threads, at the start and at the end; of a pair the    the same
                                 cluster's barrier instead
 
-Of a pair, the even block's mma multiplies for both: its full barrier counts the bytes of both blocks' loads, its
-acc_empty the arrivals of both epilogues, and its commits arrive at both blocks' empty and acc_full.
+In a pair the even CTA's mma multiplies for both. Its full barrier counts the bytes of both CTAs' loads, its acc_empty
+the arrivals of both epilogues. Its commits arrive at both CTAs' empty and acc_full.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Sm100GemmKernel(GemmEntry):
             bridge.block_sync()
 
     def origin(self, job: bridge.Carried, tile: Int32) -> bridge.Place:
-        """First row of this block's part, first column and matrix of a tile of C, for its number."""
+        """This CTA's first row, first column and matrix of a tile of C."""
         plan = self.plan
         matrix = Int32(0)
         if plan.batch > 1:

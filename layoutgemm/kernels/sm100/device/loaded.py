@@ -1,4 +1,4 @@
-"""An epilogue's steps, as in the Hopper kernel, on what a load of tensor memory brings.
+"""An epilogue's steps on the registers that a tensor memory load brings.
 
 A thread has one row of C and some columns of it; where each of its registers lies, the load's map says.
 """
@@ -20,7 +20,7 @@ from ..plan import Sm100Plan
 
 @dataclass(frozen=True)
 class _Loaded:
-    """Who holds what, in the words in which `FusedBlock` asks a plan: `mma.coords_C` is a load's map."""
+    """A load's fragment map as the plan that `FusedBlock` asks: `mma.coords_C`."""
 
     plan: Sm100Plan
     ld: TmemCopyAtom

@@ -16,8 +16,8 @@ happen. A block does one tile of C; all of its warps do the same.
                                                                          for all, and the last one's stage is free
     warp          bar.warp.sync       a warp's 32 threads                the same, once a round of the store
 
-A fragment is in registers one depth before it is multiplied, also from one k tile to the next: the stage that a k tile
-leaves has been read before the block meets, and copies into it begin behind that.
+A fragment is in registers one depth before it is multiplied, also from one K tile to the next. The stage that a K tile
+leaves has been read before the CTA's barrier, and copies into it begin behind that.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Sm80GemmKernel(TileEntry):
             write = next_stage(write, pitch, plan.stages)
             left, offset_a, offset_b = left - plan.tile[2], offset_a + copy_a.step, offset_b + copy_b.step
 
-        # 4. C, through the stages' memory: all copies have landed, and nobody reads a tile any more.
+        # 4. C, through the stages' memory: all copies have landed and been read.
         bridge.wait_copies(0)
         bridge.block_sync()
         place = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.b.warp_extent
@@ -140,7 +140,7 @@ class Sm80GemmKernel(TileEntry):
         }  # fmt: skip
 
     def registers(self) -> tuple[cute.Tensor, cute.Tensor, cute.Tensor]:
-        """A warp's accumulators, and the fragments of A and B that a k tile leaves to the next one."""
+        """A warp's accumulators, and the fragments of A and B between K tiles."""
         mma, (count_m, count_n) = self.plan.mma, self.plan.blocks
         sums = cute.make_rmem_tensor(
             count_m * count_n * mma.accumulator_registers, Int32 if mma.c_dtype.name == "i32" else Float32
@@ -185,7 +185,7 @@ class Sm80GemmKernel(TileEntry):
         return read
 
     def meet(self) -> None:
-        """The next k tile is there for all threads, and all have read what they took before."""
+        """Wait until the next K tile has landed and the last one has been read."""
         bridge.wait_copies(self.plan.stages - 2)
         bridge.block_sync()
 
@@ -254,8 +254,8 @@ class Copies(ampere.Held):
         self.bases = [first + operand.smem.byte(*copy.coordinates(thread, *index)) for index in copy.places.bases]
 
     def lines(self, start: Int32) -> tuple[list[Int64], list[Int32]]:
-        """For a tile that begins at index `start` along M or N: addresses of the thread's lines at K = 0, and, where K
-        is not contiguous, bytes that there are from each of its vectors along a line on.
+        """Addresses of the thread's lines at K = 0. The tile begins at index `start` along M or N. If K is not
+        contiguous, also the bytes from each of its vectors to the line's end.
         """
         depth, _, mn, matrix, pitch, extent = self.others
         copy, size = self.copy, self.operand.dtype.bytes

@@ -117,7 +117,7 @@ class Sm120GemmKernel(Sm80GemmKernel):
                     fragments = load_a.fragments(place, step), load_b.fragments(place, step)
                 now = fragments
                 if const_expr(step == plan.steps - 1):
-                    # Behind the last k tile there is none to wait for: its own stage again, which nobody multiplies.
+                    # After the last K tile wait for its own stage again, which is not multiplied.
                     more = k_tile + 1 < k_tiles
                     following = cutlass.select_(stage + 1 == plan.stages, Int32(0), stage + 1)
                     parity = cutlass.select_(more, parity ^ Int32(following == 0), parity)
@@ -135,7 +135,7 @@ class Sm120GemmKernel(Sm80GemmKernel):
             keep(sums, totals)
             write = cutlass.select_(write + 1 == plan.stages, Int32(0), write + 1)
 
-        # 4. C, through the stages' memory: all copies have landed, and nobody reads a tile any more.
+        # 4. C, through the stages' memory: all copies have landed and been read.
         bridge.block_sync()
         corner = origin[0] + warp_m * plan.a.warp_extent, origin[1] + warp_n * plan.b.warp_extent
         self.epilogue.store(sums, shared.base, warp, lane, c, ldc, m, n, *corner)

@@ -1,7 +1,7 @@
 """C = A @ B by mma.sync, persistent: a block takes tile after tile, and its copies run on into the next one.
 
-As sm80_gemm, tile by tile; while a tile of C is stored, the first k tiles of the next one are on their way, and there
-is one start of the ring for all of them. C's buffers lie beside the stages. The ring does not know of tiles: it carries
+As the kernel of one tile, tile by tile. While a tile of C is stored, the first K tiles of the next one are in flight,
+and the ring starts once for all tiles. C's buffers lie beside the stages. The ring does not know of tiles: it carries
 the k tiles of all tiles of a block, one after another.
 
     role    who          does

@@ -1,9 +1,9 @@
-"""What a product of more than 64 rows would take on Hopper, of 16-bit elements: tiles, orientation, clusters, parts.
+"""The cost model of products of more than 64 rows on Hopper, 16-bit elements.
 
-The weights are the larger operand. Blocks of one column of tiles (of the activations) all need the same weights: where
-they are in different clusters, memory's reads of them grow; where blocks of a cluster share the activations and each
-has weights of its own, each waits for the other's. So the blocks that share loads share the weights, if they can.
-With the operands swapped, M falls into columns of any multiple of 8, and its tiles are as even as can be.
+The weights are the larger operand. All CTAs of one column of tiles (of the activations) need the same weights. In
+different clusters they read them from memory more often. If CTAs of a cluster share the activations and have different
+weights, each waits for the other's. So the blocks that share loads share the weights, if they can.
+With swapped operands M is split into columns of any multiple of 8: even tiles.
 
 A cluster at the edge of C may have a block without a tile: it loads its share for the others, and stores nothing.
 """
@@ -45,7 +45,7 @@ WIDE = (128, 256)  # the tile that is finished by halves of its columns, in one 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a tile would cost: seconds, and the sentence that says how.
+    """A tile's estimated seconds, and the sentence that explains them.
 
     swapped   C^T = B^T @ A^T: the tile's rows are columns of C
     pingpong  two warpgroups take tiles in turn
@@ -75,7 +75,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class _Launch:
-    """A tile, its cluster, tiles along M and N, waves, parts of K, and who takes tiles how."""
+    """A candidate launch: tile, cluster, grid of tiles, waves, split-K and schedule."""
 
     tile: tuple[int, int]
     cluster: tuple[int, int]
@@ -249,7 +249,7 @@ class ManyRows:
         return 1 + share * max(0, self.multiprocessors - blocks - MODEL.few_idle) / blocks
 
     def _lines(self, launch: _Launch) -> float:
-        """Seconds of a K tile's unaligned lines into one SM, as far as its CTA asks for them itself."""
+        """Seconds of a K tile's unaligned lines that a CTA asks for itself."""
         (rows, columns), (along_m, along_n) = launch.tile, launch.cluster
         lines = between((rows / along_n, columns / along_m), self._apart)
         if launch.waves > 1:
@@ -266,7 +266,7 @@ class ManyRows:
         return filled + sum(launch.tile) * LINE / MODEL.fill_dealt * launch.dealt
 
     def _weights_first(self, cluster: tuple[int, int]) -> bool:
-        """Whether consecutive clusters of one wave have other weights: where most blocks of a cluster share theirs.
+        """True if consecutive clusters of one wave have different weights: most CTAs of a cluster share theirs.
 
         Blocks that begin one after the other ask at about the same time: the activations then, or else the weights.
         """
@@ -284,7 +284,7 @@ class ManyRows:
         return 0 if self.m > self.n else 1
 
     def shares(self, tile: tuple[int, int], cluster: tuple[int, int]) -> bool:
-        """Whether the blocks of a cluster may share loads: few without a tile, none apart (above).
+        """True if the CTAs of a cluster may share loads: few without a tile, none apart (above).
 
         Four and eight do where all find their places at a time: up to a fifth less time where lines begin between the
         memory's, up to a tenth elsewhere.
@@ -318,7 +318,7 @@ class ManyRows:
         return {width for width in found if _NARROWEST <= width <= (224 if rows > 128 else 256)}
 
     def estimates(self) -> Iterator[Estimate]:
-        """Of every tile, cluster and schedule that may be the fastest."""
+        """Estimates of every tile, cluster and schedule that may be the fastest."""
         for rows in _ROWS:
             for columns in self.widths(rows):
                 for cluster in ((1, 1), *_PAIRS, *_LARGE):
@@ -331,12 +331,12 @@ class ManyRows:
                             yield self.estimate((rows, columns), cluster, True)
 
     def _may_be_dealt(self, of: Estimate) -> bool:
-        """Whether blocks of one wave may take their tiles by rounds: several share weights, and each has one tile."""
+        """True if CTAs of one wave may take tiles by rounds: several share weights, and each has one tile."""
         several = min(self.grid(of.tile)) > 1 and self.batch == 1 and of.tile != WIDE
         return several and bool(self.places.dealt(1)) and of.tiles > self.multiprocessors // 2
 
     def in_parts(self) -> Iterator[Estimate]:
-        """Of few tiles whose sums over K are shared out to the blocks of a cluster, which may share loads as well."""
+        """Estimates of split-K: few tiles, whose CTAs may share loads as well."""
         whole = {rows: self.widths(rows) for rows in _ROWS_SPLIT}
         for split in _SPLITS:
             for cluster in ((1, 1), *_PAIRS, *_LARGE):
@@ -370,7 +370,7 @@ class ManyRows:
 
 
 def early_parts(cluster: tuple[int, int], split: int, tiles: int) -> bool:
-    """Whether a kernel of so many tiles in parts of K lets the next one come before it leaves.
+    """True if a split-K kernel of `tiles` tiles has trigger="start".
 
     >>> [early_parts((1, 1), 3, tiles) for tiles in (39, 30)], early_parts((2, 1), 2, 40)
     ([True, False], True)

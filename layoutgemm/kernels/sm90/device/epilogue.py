@@ -88,7 +88,7 @@ class Sm90Epilogue:
         return {"m": row, "n": column, "l": matrix}
 
     def fused(self, job: bridge.Carried, place: bridge.Place, thread: Int32) -> FusedBlock | None:
-        """What applies the plan's epilogue to a block of 64 rows, or None."""
+        """The plan's epilogue on a block of 64 rows, or None."""
         return FusedBlock(self.plan, job, place, thread) if self.plan.epilogue else None
 
     def meet(self, consumer: Int32) -> None:
@@ -220,7 +220,7 @@ class Sm90Epilogue:
     def reduce(self, job: bridge.Carried, accumulators: Sequence[cute.Tensor], at: tuple[Int32, ...]) -> None:
         """Bring the partial sums together: block `part` of the cluster ends up with part `part` of all columns.
 
-        The sums are taken in the order of the blocks, whoever takes them. When all have come nobody touches this
+        The sums are taken in the order of the blocks, whoever takes them. When all have arrived, no CTA writes this
         block's memory any more.
         """
         plan = self.plan
@@ -242,7 +242,7 @@ class Sm90Epilogue:
                             accumulators[block][first + e] = total[e]
 
     def sent(self, job: bridge.Carried, source: int, target: int, at: tuple[Int32, ...]) -> list[Float32]:
-        """What block `source` has sent to this one, `target`. `at`: (consumer, accumulator, vector, thread)."""
+        """The values that block `source` sent to `target`. `at`: (consumer, accumulator, vector, thread)."""
         sent = present(self.plan.exchange)
         values = bridge.load_shared(job.shared.base + sent.byte(sent.slot(source, target), *at))
         return bridge.from_floats(values, self.plan.mma.c_dtype)

@@ -31,7 +31,7 @@ tiles from the tensor copies to the products, across the borders of output tiles
     cluster     cluster     all threads of the cluster, at the start                   the same
 
 One group of wgmmas stays in flight: a stage is released when the group after it has been issued. In a self-loading
-kernel that release is followed by the load that refills the oldest free stage, so loads run `stages - 1` k tiles ahead,
+kernel that release is followed by the load that refills the oldest free stage. Loads run `stages - 1` K tiles ahead,
 into the next output tile, without a producer: its registers go to the accumulators.
 """
 
@@ -198,7 +198,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             given=bridge.Carried(**dict(zip(plan.words, words, strict=True))),
         )
         job.tiles = self.count_tiles(job, batch, thread)  # type: ignore[attr-defined]
-        others = (map_0, map_1, map_2, map_3, map_4, map_5)  # the store's, then what A and B have besides their first
+        others = (map_0, map_1, map_2, map_3, map_4, map_5)  # the store's, then the further ones of A and B
         of_a = len(present(plan.store).maps) if const_expr(plan.store is not None) else 0
         of_b = of_a + plan.a.maps - 1
         maps = ((map_a, *others[of_a:of_b]), (map_b, *others[of_b : of_b + plan.b.maps - 1]), others[:of_a])
@@ -252,7 +252,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         return job.rows * job.columns * batch
 
     def origin(self, job: bridge.Carried, tile: Int32) -> bridge.Place:
-        """First row, first column and matrix of this block's tile of C, for a cluster tile's number."""
+        """This CTA's first row, first column and matrix, for a cluster tile's number."""
         plan = self.plan
         matrix = Int32(0)
         if plan.by_place:  # as plan.order has it, by the hardware's own division of a block's number
@@ -392,7 +392,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], accumulators: Sequence[cute.Tensor],
         at: tuple[Int32, ...], origin: bridge.Place, number: int, part: int,
     ) -> None:  # fmt: skip
-        """Store the piece of that number, of the block of the cluster that has this part of K."""
+        """Store the piece of that number of this part of K."""
         block, columns = self.plan.pieces(part)[number]
         self.epilogue.store(job, maps[2], accumulators[block], at, origin, block, columns)
 

@@ -27,7 +27,7 @@ from ..plan import Sm90Plan
 
 
 class Sm90Loads:
-    """What a kernel of an Sm90Plan loads, and when. `origin` is the kernel's: a tile's number -> its first element."""
+    """The loads of an Sm90Plan's kernel. `origin` is the kernel's: a tile's number -> its first element."""
 
     plan: Sm90Plan
 
@@ -51,7 +51,7 @@ class Sm90Loads:
     def load_next(
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], ahead: tuple[Int32, ...]
     ) -> tuple[Int32, ...]:
-        """Load one k tile into the next stage, if there is one left, and step on. Only the loader's warp acts."""
+        """Load the next K tile, if there is one, and step on. Only the loader's warp acts."""
         plan = self.plan
         tile, m0, n0, matrix, k_tile, stage, parity, backwards = ahead
         if job.warp == plan.loader_warp:

@@ -143,7 +143,7 @@ class Sm90SingleKernel:
         self, shared: bridge.SharedMemory, map_a: bridge.TensorMap, map_b: bridge.TensorMap, m0: Int32, n0: Int32,
         k0: Int32 | int, stage: Int32 | int,
     ) -> None:  # fmt: skip
-        """Arm full[stage] and issue the loads of both tiles. Called by thread 0 alone, when nobody reads the stage."""
+        """Arm full[stage] and issue the loads of both tiles. Called by thread 0 alone, when no warp reads the stage."""
         plan = self.plan
         origin = {"m": m0, "n": n0, "k": k0}
         full = shared.full(stage)
