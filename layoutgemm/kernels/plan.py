@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ..arguments import as_int, checked, settle, shown
+from ..checks.budgets import most_stages
 from ..errors import PlanError
 from ..layouts.display import Pictured
 from ..layouts.paged import Paged
@@ -70,6 +71,21 @@ def present(part: T | None) -> T:
     """A part that this kind of plan has: not None."""
     assert part is not None
     return part
+
+
+def fitting_stages(arch: Arch, stages: int | None, least: int, each: int, beside: int, taken: str) -> int:
+    """The stages asked for, or as many as fit into a CTA's shared memory.
+
+    each, beside   bytes of a stage with its barriers, and of everything else
+    taken          both in words, for the refusal
+
+    Raises PlanError for fewer than `least`, or more than fit.
+    """
+    fits = most_stages(arch, each, beside)
+    found = fits if stages is None else stages
+    if not least <= found <= fits:
+        raise PlanError(f"{found!r} stage(s), and at least {least}, of {taken}: {fits} fit into {arch.smem_per_block}")
+    return found
 
 
 def check_sizes(**sizes: int) -> None:

@@ -89,7 +89,7 @@ from .warp import (
     multiply_warp,
     wait_copies,
 )
-from .wgmma import Operand, Wgmma, matrix_descriptor
+from .wgmma import Wgmma, WgmmaOperand, matrix_descriptor
 
 
 class SharedMemory:
@@ -141,12 +141,12 @@ __all__ = [
     "Carried",
     "EitherMap",
     "Maps",
-    "Operand",
     "Place",
     "SharedMemory",
     "Stream",
     "TensorMap",
     "Wgmma",
+    "WgmmaOperand",
     "allow_next_kernel",
     "as_floats",
     "barrier_arrive",

@@ -34,7 +34,7 @@ from layoutgemm.errors import PlanError
 from .bridge import SharedMemory
 from .copies import coordinates_of
 from .types import TensorMap, assembly, raw
-from .wgmma import LOW_WORD, Operand, as_signed
+from .wgmma import LOW_WORD, WgmmaOperand, as_signed
 
 _KINDS = {"f16": "f16", "tf32": "tf32", "f8f6f4": "f8f6f4", "i8": "int8"}
 
@@ -89,8 +89,8 @@ def fence_after_sync() -> None:
 # ----------------------------------------------------------------------------------------------------------- products
 
 
-class TensorOperand(Operand):
-    """One operand's descriptors, of the blocks' own part of the tile; see `kernels.dsl.wgmma.Operand`."""
+class TensorOperand(WgmmaOperand):
+    """One operand's descriptors, of the blocks' own part of the tile; see `kernels.dsl.wgmma.WgmmaOperand`."""
 
     def word_at(self, stage: Int32 | int, k_block: int) -> Int64:
         """The 64-bit descriptor of one instruction's operand in a stage."""

@@ -48,7 +48,7 @@ def as_signed(word: int, bits: int = 64) -> int:
     return word - (1 << bits) if word >> (bits - 1) else word
 
 
-class Operand:
+class WgmmaOperand:
     """One operand's descriptors: the constant half, and the half that moves, in a uniform register.
 
     Of the 64 bits only the low 32 hold the address; stages and K blocks are added to these alone, so that the loop has
@@ -71,7 +71,7 @@ class Operand:
     def __extract_mlir_values__(self) -> list[object]:
         return cutlass.extract_mlir_values(self.low)
 
-    def __new_from_mlir_values__(self, values: list[object]) -> Operand:
+    def __new_from_mlir_values__(self, values: list[object]) -> WgmmaOperand:
         twin = copy.copy(self)
         twin.low = cutlass.new_from_mlir_values(self.low, values)
         return twin
@@ -127,7 +127,7 @@ class Wgmma:
         layout, count = self.accumulator().layout, self.atom.accumulator_registers
         return [cute.make_tensor(accumulator.iterator + count * i, layout) for i in range(2)]
 
-    def multiply(self, accumulator: cute.Tensor, a: Operand, b: Operand, accumulate: Boolean | bool) -> None:
+    def multiply(self, accumulator: cute.Tensor, a: WgmmaOperand, b: WgmmaOperand, accumulate: Boolean | bool) -> None:
         """One k tile: accumulator (+)= A tile @ B tile, one wgmma for each K block, then commit the group.
 
         `a` and `b` point at the stage's tiles; the K blocks lie at the plan's byte offsets from them. `accumulate` is
@@ -144,7 +144,7 @@ class Wgmma:
         warpgroup.commit_group()
 
     def multiply_blocks(
-        self, accumulators: Sequence[cute.Tensor], a: Operand, b: Operand, stage: Int32 | int,
+        self, accumulators: Sequence[cute.Tensor], a: WgmmaOperand, b: WgmmaOperand, stage: Int32 | int,
         accumulate: Boolean | bool,
     ) -> None:  # fmt: skip
         """One k tile of several blocks of M, each with its accumulator: `multiply` with descriptors that stay put.
@@ -158,7 +158,7 @@ class Wgmma:
         warpgroup.commit_group()
 
     def multiply_block(
-        self, accumulator: cute.Tensor, a: Operand, b: Operand, stage: Int32 | int, block: int, column: int,
+        self, accumulator: cute.Tensor, a: WgmmaOperand, b: WgmmaOperand, stage: Int32 | int, block: int, column: int,
         accumulate: Boolean | bool,
     ) -> None:  # fmt: skip
         """One K tile of one block of M and one of N, a wgmma group.
@@ -171,7 +171,7 @@ class Wgmma:
         warpgroup.commit_group()
 
     def _one(
-        self, accumulator: cute.Tensor, a: Operand, b: Operand, stage: Int32 | int, k_block: int, block: int,
+        self, accumulator: cute.Tensor, a: WgmmaOperand, b: WgmmaOperand, stage: Int32 | int, k_block: int, block: int,
         keep: Boolean | bool, column: int = 0,
     ) -> None:  # fmt: skip
         words = a.at(stage, k_block, block), b.at(stage, k_block, column)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...errors import PlanError
 from ..plan import MAX_WORDS
-from .numpy_math import Matrix, numbers_of
+from .numpy_math import EpilogueMatrix, numbers_of
 from .steps import (
     ACTIVATIONS,
     GRADIENTS,
@@ -164,7 +164,7 @@ class Epilogue:
         sums = numbers_of("accumulator", accumulator).astype(np.float32)
         if sums.ndim < 2:
             raise PlanError(f"accumulator has shape {sums.shape}; it is (M, N), or (batch, M, N)")
-        at = Matrix(self, sums, given)
+        at = EpilogueMatrix(self, sums, given)
         c = self.apply(at.accumulator, at)
         return Outputs(np.broadcast_to(c, at.accumulator.shape), at.written)
 

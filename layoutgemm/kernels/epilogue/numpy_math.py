@@ -106,7 +106,7 @@ def rounded(operand: Given, value: object) -> Array:
     return np.asarray(operand.dtype.decode(operand.dtype.encode(numbers_of(operand.name, value))), np.float32)
 
 
-class Matrix:
+class EpilogueMatrix:
     """All elements of C at once, as a step's `at`."""
 
     math = Math

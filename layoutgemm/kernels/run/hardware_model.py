@@ -37,7 +37,7 @@ def values_of(dtype: DType, words: np.ndarray) -> np.ndarray:
     return np.asarray(dtype.decode(words), dtype=np.float32 if dtype.kind == "float" else None)
 
 
-class SharedMemory:
+class SharedBytes:
     """One block's shared memory: bytes at addresses from `base`, poisoned until written.
 
     base  the address of the first byte; not 0, so that a forgotten base address shows
@@ -127,7 +127,7 @@ class GlobalMatrix:
 
 
 def tensor_copy(
-    plan: TmaPlan, matrix: GlobalMatrix, coordinate: Sequence[int], smem: SharedMemory, address: int, barrier: Barrier
+    plan: TmaPlan, matrix: GlobalMatrix, coordinate: Sequence[int], smem: SharedBytes, address: int, barrier: Barrier
 ) -> None:
     """cp.async.bulk.tensor: copy the box at `coordinate`, innermost first, to shared memory; beyond edges zeros.
 
@@ -146,7 +146,7 @@ def tensor_copy(
 
 
 def tensor_store(
-    plan: TmaPlan, matrix: GlobalMatrix, coordinate: Sequence[int], smem: SharedMemory, address: int,
+    plan: TmaPlan, matrix: GlobalMatrix, coordinate: Sequence[int], smem: SharedBytes, address: int,
     times: npt.NDArray[np.uint8],
 ) -> None:  # fmt: skip
     """cp.async.bulk.tensor, shared to global: store the box's part inside; `times` counts stores of each element.
@@ -167,7 +167,7 @@ def tensor_store(
 
 def copy_boxes(
     plan: TmaPlan, copies: Iterable[TmaCopy], matrix: GlobalMatrix, origin: Mapping[str, int],
-    smem: SharedMemory, address: int, barrier: Barrier,
+    smem: SharedBytes, address: int, barrier: Barrier,
 ) -> None:  # fmt: skip
     """Some boxes of a tile: coordinates from `origin` on, bytes from `address` on."""
     for copy in copies:
@@ -192,7 +192,7 @@ class Output:
         self.times = np.zeros(words.size, dtype=np.uint8)
         self._first = before * self.leading
 
-    def store(self, tma: TmaPlan, origin: Mapping[str, int], smem: SharedMemory, address: int) -> None:
+    def store(self, tma: TmaPlan, origin: Mapping[str, int], smem: SharedBytes, address: int) -> None:
         """All boxes of a tile in shared memory."""
         for copy in tma.instructions:
             where = [origin[dim] + offset for dim, offset in zip(tma.dims, copy.coord_offset, strict=True)]
@@ -215,7 +215,7 @@ class Output:
 
 
 def store_matrices(
-    smem: SharedMemory, rows: npt.NDArray[np.int64], registers: np.ndarray, dtype: DType, transpose: bool
+    smem: SharedBytes, rows: npt.NDArray[np.int64], registers: np.ndarray, dtype: DType, transpose: bool
 ) -> None:
     """stmatrix of 8x8 matrices of 16-bit elements by one warp.
 
@@ -237,9 +237,7 @@ def _operand_addresses(word: int, major: str, extent: tuple[int, int], dtype: DT
     return element_addresses(word, major, extent, dtype)
 
 
-def wgmma_product(
-    atom: MmaAtom, smem: SharedMemory, word_a: int, major_a: str, word_b: int, major_b: str
-) -> np.ndarray:
+def wgmma_product(atom: MmaAtom, smem: SharedBytes, word_a: int, major_a: str, word_b: int, major_b: str) -> np.ndarray:
     """wgmma.mma_async on two descriptors: the product A B^T of one instruction as a (64, N) float32 or int32 matrix.
 
     A and B are read through their descriptors' own arithmetic. The sum of the products is rounded in float32, in

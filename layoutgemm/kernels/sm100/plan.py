@@ -16,7 +16,6 @@ from ...arguments import checked
 from ...atoms import Tcgen05Atom, tcgen05_mma
 from ...atoms.smem.instruction_descriptor import InstructionDescriptor, instruction_descriptor
 from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES, allocation_columns
-from ...checks import most_stages
 from ...dtypes import DType
 from ...errors import PlanError
 from ...schedule import Grouped, Persistent
@@ -31,6 +30,7 @@ from ..plan import (
     StoreSmemMap,
     check_fields,
     check_sizes,
+    fitting_stages,
     rounded_up,
     tile_count,
 )
@@ -221,13 +221,8 @@ class Sm100Plan(PersistentPlan):
         c_bytes = store.bytes(EPILOGUE_WARPS)
         stage_bytes = rounded_up(a_plan.smem.bytes, 1024) + rounded_up(b_plan.smem.bytes, 1024)
         beside = c_bytes + 2 * config.accumulators * BARRIER_BYTES + SLOT_BYTES
-        fits = most_stages(arch, stage_bytes + 2 * BARRIER_BYTES, beside)
-        stages = fits if config.stages is None else config.stages
-        if not LEAST_STAGES <= stages <= fits:
-            raise PlanError(
-                f"{stages!r} stage(s), and at least {LEAST_STAGES}, of A {a_plan.smem.bytes} + B {b_plan.smem.bytes} "
-                f"bytes beside {c_bytes} of the store: {fits} fit into {arch.smem_per_block}"
-            )
+        taken = f"A {a_plan.smem.bytes} + B {b_plan.smem.bytes} bytes beside {c_bytes} of the store"
+        stages = fitting_stages(arch, config.stages, LEAST_STAGES, stage_bytes + 2 * BARRIER_BYTES, beside, taken)
         across = -(-m // tile_m), -(-n // tile_n)
         if across[0] * across[1] * batch > MAX_TILES:
             raise PlanError(

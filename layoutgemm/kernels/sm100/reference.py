@@ -16,7 +16,7 @@ from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES
 from ...layouts import Layout
 from ...layouts.basis import component
 from ..derive import OperandPlan
-from ..run.hardware_model import CLUSTERS, Barrier, GlobalMatrix, Output, Progress, SharedMemory, copy_boxes
+from ..run.hardware_model import CLUSTERS, Barrier, GlobalMatrix, Output, Progress, SharedBytes, copy_boxes
 from ..store import StoreChunk
 from .plan import BLOCK_ROWS, EPILOGUE_WARPS, Sm100Plan
 from .store import load_of
@@ -59,7 +59,7 @@ class _PairBlock:
 
     def __init__(self, plan: Sm100Plan, rank: int) -> None:
         self.rank = rank
-        self.smem = SharedMemory(plan.smem.total)
+        self.smem = SharedBytes(plan.smem.total)
         self.tensor = np.full((LANES, COLUMNS), np.nan, np.float32)
         self.full = [Barrier(f"full[{s}] of block {rank}", plan.full_arrivals) for s in range(plan.stages)]
         self.empty = [Barrier(f"empty[{s}] of block {rank}", plan.empty_arrivals) for s in range(plan.stages)]

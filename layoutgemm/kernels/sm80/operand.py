@@ -3,8 +3,8 @@
     global matrix --cp.async (or element loads)--> swizzled tile --ldmatrix (or ld.shared)--> registers of mma.sync
 
 Both ways are functions (thread, step) -> byte of the tile, made of the atoms' maps and the tile. A kernel wants few
-integer instructions in its loop, so `Places` takes such a function apart: into a few addresses that a thread computes
-once, and constants. That is possible because a swizzle leaves alone what lies a multiple of its period away.
+integer instructions in its loop, so `ThreadAddresses` takes such a function apart: into a few addresses that a thread
+computes once, and constants. That is possible because a swizzle leaves alone what lies a multiple of its period away.
 
     operand      bits   K-major                   MN-major
     ---------    ----   ----------------------    ------------------------------------------------------------------
@@ -52,7 +52,7 @@ Index = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Places:
+class ThreadAddresses:
     """(thread, index) -> byte, as one of a few addresses of the thread plus a constant.
 
     bases    the indices whose address a thread computes
@@ -68,11 +68,12 @@ class Places:
         return dict(self.entries)
 
     @classmethod
-    def derive(cls, byte: Callable[[Any, Index], Any], threads: int, indices: Sequence[Index]) -> Places:
+    def derive(cls, byte: Callable[[Any, Index], Any], threads: int, indices: Sequence[Index]) -> ThreadAddresses:
         """Group the indices whose addresses differ by the same number of bytes for all threads.
 
         >>> tile = smem_tile((64, 64), "bf16", "K")
-        >>> places = Places.derive(lambda t, i: tile.byte(t + 32 * i[0], 8 * i[1]), 32, [(0, 0), (1, 0), (0, 1)])
+        >>> byte = lambda t, i: tile.byte(t + 32 * i[0], 8 * i[1])
+        >>> places = ThreadAddresses.derive(byte, 32, [(0, 0), (1, 0), (0, 1)])
         >>> places.bases, places.of
         (((0, 0), (0, 1)), {(0, 0): (0, 0), (1, 0): (0, 4096), (0, 1): (1, 0)})
         """
@@ -107,7 +108,7 @@ class TileCopy:
     tiled: TiledCopy
     parts: tuple[int, int]
     coordinates: Any  # (thread, part along MN, part along K) -> (mn, k) of the vector's first element
-    places: Places
+    places: ThreadAddresses
 
     @property
     def vector_bytes(self) -> int:
@@ -149,7 +150,7 @@ class TileCopy:
         coordinates = _First(places)
         parts = (int(places[2].size), int(places[3].size))
         indices = [(i, j) for i in range(parts[0]) for j in range(parts[1])]
-        found = Places.derive(lambda t, index: tile.byte(*coordinates(t, *index)), threads, indices)
+        found = ThreadAddresses.derive(lambda t, index: tile.byte(*coordinates(t, *index)), threads, indices)
         return cls(vector, tiled, parts, coordinates, found)
 
 
@@ -187,7 +188,7 @@ class FragmentLoad:
     rows: Any
     words: tuple[tuple[int, int], ...]
     order: Layout
-    places: Places  # (lane and warp, (load, step, register)) -> byte
+    places: ThreadAddresses  # (lane and warp, (load, step, register)) -> byte
 
     @property
     def registers(self) -> int:
@@ -281,9 +282,12 @@ def _fragment_load(name: str, tile: SmemTile, warps: int, atom: MmaAtom) -> Frag
     indices = [(i, s, w) for s in range(steps) for i in range(loads) for w in range(len(words) or 1)]
 
     order = PARTED if kind == "bytes" else Layout(16)
-    bare = FragmentLoad(kind, (extent, depth), blocks, loads, steps, rows, words, order, Places((), ()))
+    bare = FragmentLoad(kind, (extent, depth), blocks, loads, steps, rows, words, order, ThreadAddresses((), ()))
     return replace(
-        bare, places=Places.derive(lambda t, index: bare.byte(tile, t % WARP, t // WARP, index), WARP * warps, indices)
+        bare,
+        places=ThreadAddresses.derive(
+            lambda t, index: bare.byte(tile, t % WARP, t // WARP, index), WARP * warps, indices
+        ),
     )
 
 

@@ -1,6 +1,6 @@
 """The NumPy executor of the Ampere kernel: a block's shared memory, copies, ldmatrix, mma.sync and store, walked.
 
-The instructions act as PTX defines them on the plan's numbers. Bytes go to the addresses of the plan's `Places`,
+The instructions act as PTX defines them on the plan's numbers. Bytes go to the plan's `ThreadAddresses`,
 ldmatrix hands a row's bytes to lanes by the atom's map, prmt picks bytes by its selector, and a product takes
 registers. A wrong address, map or order gives a wrong result. Time is not modelled: copies land when issued.
 """

@@ -18,7 +18,7 @@ from ...checks import AccessPattern, bank_conflicts
 from ...errors import PlanError
 from ...layouts import Layout
 from ..derive import Operand
-from .operand import VECTOR, WARP, Places
+from .operand import VECTOR, WARP, ThreadAddresses
 
 BUFFERS = 2
 
@@ -43,10 +43,10 @@ class Sm80Store:
     tile: SmemTile
     orders: tuple[Layout, Layout]
     registers: tuple[tuple[int, int], ...]
-    pairs: Places
-    chunks: Places
+    pairs: ThreadAddresses
+    chunks: ThreadAddresses
     vector: int
-    matrices: Places | None = None
+    matrices: ThreadAddresses | None = None
 
     @property
     def per_row(self) -> int:
@@ -113,7 +113,16 @@ class Sm80Store:
         if columns * c.dtype.bytes % VECTOR:
             raise PlanError(f"{columns} columns of {c.dtype} of a warp are no whole {VECTOR} bytes")
         tile = smem_tile((mma.shape_mnk[0], columns), c.dtype, "K")  # replaced below
-        bare = cls(c, mma, tile, orders or (Layout(16), Layout(16)), (), Places((), ()), Places((), ()), vector)
+        bare = cls(
+            c,
+            mma,
+            tile,
+            orders or (Layout(16), Layout(16)),
+            (),
+            ThreadAddresses((), ()),
+            ThreadAddresses((), ()),
+            vector,
+        )
         bare = replace(bare, registers=_neighbours(bare, columns // mma.shape_mnk[1] * mma.accumulator_registers))
         tile = min(store_tiles(bare), key=lambda tile: store_cost(bare, tile))
         bare = replace(bare, tile=tile)
@@ -123,7 +132,7 @@ class Sm80Store:
             if c.dtype.bits != 16 or any(order != Layout(16) for order in bare.orders):
                 raise PlanError(f"stmatrix stores 16-bit elements in the order of the fragments; C is {c.dtype}")
             groups = [(g,) for g in range(columns // 16)]
-            matrices = Places.derive(lambda lane, at: tile.byte(*matrix_row(mma, lane, at[0])), WARP, groups)
+            matrices = ThreadAddresses.derive(lambda lane, at: tile.byte(*matrix_row(mma, lane, at[0])), WARP, groups)
 
         def place_of(lane: Any, at: Any) -> Any:
             return tile.byte(*bare.place(lane, bare.registers[at[0]][0]))
@@ -136,8 +145,8 @@ class Sm80Store:
         return replace(
             bare,
             matrices=matrices,
-            pairs=Places.derive(place_of, WARP, [(p,) for p in range(len(bare.registers))]),
-            chunks=Places.derive(chunk_at, WARP, [(d,) for d in range(bare.drains)]),
+            pairs=ThreadAddresses.derive(place_of, WARP, [(p,) for p in range(len(bare.registers))]),
+            chunks=ThreadAddresses.derive(chunk_at, WARP, [(d,) for d in range(bare.drains)]),
         )
 
 

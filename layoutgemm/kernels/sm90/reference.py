@@ -21,7 +21,7 @@ from ..run.hardware_model import (
     GlobalMatrix,
     Output,
     Progress,
-    SharedMemory,
+    SharedBytes,
     accumulated,
     accumulator_registers,
     copy_boxes,
@@ -79,7 +79,7 @@ class _Block:
     def __init__(self, plan: Sm90Plan, rank: int) -> None:
         self.part, self.place = divmod(rank, plan.sharing)
         self.row, self.column = self.place % plan.config.cluster[0], self.place // plan.config.cluster[0]
-        self.smem = SharedMemory(plan.smem.total)
+        self.smem = SharedBytes(plan.smem.total)
         self.full = [Barrier(f"full[{s}] of block {rank}", plan.full_arrivals) for s in range(plan.stages)]
         self.empty = [Barrier(f"empty[{s}] of block {rank}", plan.empty_arrivals) for s in range(plan.stages)]
         self.loaded = 0  # k tiles so far, over all output tiles
@@ -289,7 +289,7 @@ class _Cluster:
                         place = store_place(place["m"], self.end, place["n"], min)
                     self.c.store(tma, place, block.smem, address + chunk.offset)
 
-    def _fill(self, smem: SharedMemory, address: int, chunk: StoreChunk, owner: int, bits: np.ndarray) -> None:
+    def _fill(self, smem: SharedBytes, address: int, chunk: StoreChunk, owner: int, bits: np.ndarray) -> None:
         """An owner's registers of a chunk into its tile."""
         plan, dtype = self.plan, self.plan.c.dtype
         warps = plan.store.warps if plan.store is not None else 1

@@ -17,7 +17,7 @@ from ...errors import PlanError
 from ..run.hardware_model import (
     Barrier,
     GlobalMatrix,
-    SharedMemory,
+    SharedBytes,
     accumulator_registers,
     copy_boxes,
     wgmma_product,
@@ -61,7 +61,7 @@ def _run_block(
     c: npt.NDArray[np.float32],
     stores: npt.NDArray[np.uint8],
 ) -> None:
-    smem = SharedMemory(plan.smem.total)
+    smem = SharedBytes(plan.smem.total)
     full = [Barrier(f"{plan.barrier.name}[{s}]", plan.barrier.arrivals) for s in range(plan.barrier.count)]
     m0, n0 = plan.tile_origin(block)
     k_tiles, tile_k = plan.tiles[2], plan.tile[2]

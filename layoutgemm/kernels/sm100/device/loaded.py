@@ -19,14 +19,14 @@ from ..plan import Sm100Plan
 
 
 @dataclass(frozen=True)
-class _Loaded:
+class _LoadedFragment:
     """A load's fragment map as the plan that `FusedBlock` asks: `mma.coords_C`."""
 
     plan: Sm100Plan
     ld: TmemCopyAtom
 
     @property
-    def mma(self) -> _Loaded:
+    def mma(self) -> _LoadedFragment:
         return self
 
     def coords_C(self, lane: Int32, value: int) -> tuple[Int32, Int32]:
@@ -51,7 +51,7 @@ def fused_values(
     plan: Sm100Plan, job: bridge.Carried, place: bridge.Place, ld: TmemCopyAtom, lane: Int32, values: Sequence[Float32]
 ) -> list[Float32]:
     """The epilogue's values of the registers that a load brought; `place`: row, column and matrix of the first."""
-    block = FusedBlock(_Loaded(plan, ld), job, place, lane)
+    block = FusedBlock(_LoadedFragment(plan, ld), job, place, lane)
     done = block.values(values, 0, len(values))
     block.finish()
     return done

@@ -279,13 +279,13 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         mma = bridge.Wgmma(plan)
         accumulators = [mma.accumulator() for _ in range(plan.blocks)]
         first_block = Int32(0) if pingpong else consumer * plan.blocks
-        a = bridge.Operand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes, first_block)
-        b = bridge.Operand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
+        a = bridge.WgmmaOperand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes, first_block)
+        b = bridge.WgmmaOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
         # What the last k tiles are multiplied with where they are `early`: pieces that are complete one by one.
         pieces, finish, b_of, sums = plan.pieces(0), mma, b, accumulators
         if const_expr(plan.half is not None):
             finish = bridge.Wgmma(plan, plan.half)
-            b_of = bridge.Operand(present(plan.half)[1], job.shared.b(0), plan.smem.b_stage_bytes)
+            b_of = bridge.WgmmaOperand(present(plan.half)[1], job.shared.b(0), plan.smem.b_stage_bytes)
             sums = finish.halves(accumulators[0])
         if const_expr(plan.config.rows is not None):
             self.clear_dead_rows(job.shared, consumer * WARPGROUP + thread)

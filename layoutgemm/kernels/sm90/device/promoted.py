@@ -38,8 +38,8 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         products = [mma.accumulator() for _ in range(plan.blocks)]
         totals = [mma.accumulator() for _ in range(plan.blocks)]
         first_block = consumer * plan.blocks
-        a = bridge.Operand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes, first_block)
-        b = bridge.Operand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
+        a = bridge.WgmmaOperand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes, first_block)
+        b = bridge.WgmmaOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
         stage, parity = Int32(0), Int32(0)
 
         while tile < job.tiles:
