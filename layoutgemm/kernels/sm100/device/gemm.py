@@ -111,13 +111,7 @@ class Sm100GemmKernel(GemmEntry):
         if thread == 0:
             for tensor_map in (map_a, map_b, map_c0):
                 bridge.prefetch_map(tensor_map)
-            for s in cutlass.range_constexpr(plan.stages):
-                bridge.barrier_init(shared.full(s), plan.full_arrivals)
-                bridge.barrier_init(shared.empty(s), plan.empty_arrivals)
-            for i in cutlass.range_constexpr(plan.accumulators):
-                bridge.barrier_init(shared.acc_full(i), plan.acc_full_arrivals)
-                bridge.barrier_init(shared.acc_empty(i), plan.acc_empty_arrivals)
-            bridge.barriers_visible()
+            self.init_barriers(shared)
         if warp == MMA_WARP:
             tensor.tensor_allocate(shared.slot, plan.columns, plan.blocks)
             tensor.tensor_relinquish(plan.blocks)
@@ -159,6 +153,17 @@ class Sm100GemmKernel(GemmEntry):
         if warp == MMA_WARP:
             tensor.fence_after_sync()
             tensor.tensor_free(accumulators, plan.columns, plan.blocks)
+
+    def init_barriers(self, shared: tensor.TensorShared) -> None:
+        """Every barrier of the CTA's shared memory. Called by one thread."""
+        plan = self.plan
+        for stage in range(plan.stages):
+            bridge.barrier_init(shared.full(stage), plan.full_arrivals)
+            bridge.barrier_init(shared.empty(stage), plan.empty_arrivals)
+        for number in range(plan.accumulators):
+            bridge.barrier_init(shared.acc_full(number), plan.acc_full_arrivals)
+            bridge.barrier_init(shared.acc_empty(number), plan.acc_empty_arrivals)
+        bridge.barriers_visible()
 
     def meet(self) -> None:
         """All threads that work together: of the block, or of the pair."""

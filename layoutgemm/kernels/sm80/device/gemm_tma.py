@@ -20,7 +20,6 @@ tensor copies of a k tile, no thread holds addresses of global memory, and a sta
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -109,36 +108,52 @@ class Sm120GemmKernel(Sm80GemmKernel):
             ahead = k_tile + plan.stages - 1
             if thread == 0 and ahead < k_tiles:
                 self.load(maps, shared, origin, ahead, write)
-            totals = [sums[i] for i in bridge.unrolled(sums.shape)]
-            fragments: Any = [held_a[i] for i in range(held_a.shape)], [held_b[i] for i in range(held_b.shape)]
-            for step in cutlass.range_constexpr(plan.steps):
-                place = shared.base + stage * plan.smem.a_stage_bytes
-                if const_expr(not plan.config.ahead):
-                    fragments = load_a.fragments(place, step), load_b.fragments(place, step)
-                now = fragments
-                if const_expr(step == plan.steps - 1):
-                    # After the last K tile wait for its own stage again, which is not multiplied.
-                    more = k_tile + 1 < k_tiles
-                    following = cutlass.select_(stage + 1 == plan.stages, Int32(0), stage + 1)
-                    parity = cutlass.select_(more, parity ^ Int32(following == 0), parity)
-                    stage = cutlass.select_(more, following, stage)
-                if const_expr(plan.config.ahead):
-                    if const_expr(step == plan.steps - 1):
-                        bridge.barrier_wait(shared.full(stage), parity)
-                        bridge.block_sync()
-                    place, depth = shared.base + stage * plan.smem.a_stage_bytes, (step + 1) % plan.steps
-                    fragments = load_a.fragments(place, depth), load_b.fragments(place, depth)
-                self.multiply(totals, now, [])
-            if const_expr(plan.config.ahead):
-                keep(held_a, fragments[0])
-                keep(held_b, fragments[1])
-            keep(sums, totals)
+            parity, stage = self.multiply_landed(
+                (sums, held_a, held_b), (load_a, load_b), shared, (stage, parity), (k_tile, k_tiles)
+            )
             write = cutlass.select_(write + 1 == plan.stages, Int32(0), write + 1)
 
         # 4. C, through the stages' memory: all copies have landed and been read.
         bridge.block_sync()
         corner = origin[0] + warp_m * plan.a.warp_extent, origin[1] + warp_n * plan.b.warp_extent
         self.epilogue.store(sums, shared.base, warp, lane, c, ldc, m, n, *corner)
+
+    def multiply_landed(
+        self, registers: tuple[cute.Tensor, ...], loads: Sequence[Loads], shared: bridge.SharedMemory,
+        at: tuple[Int32, Int32], place: tuple[Int32, Int32],
+    ) -> tuple[Int32, Int32]:  # fmt: skip
+        """All products of one K tile; gives the next one's parity and stage.
+
+        registers  accumulators, fragments of A and B, as `registers` makes them
+        loads      of A and B
+        at         stage and parity of the K tile
+        place      number of the K tile, and of all K tiles
+        """
+        plan, (sums, *held), (stage, parity) = self.plan, registers, at
+        totals = [sums[i] for i in bridge.unrolled(sums.shape)]
+        fragments = [[of[i] for i in range(of.shape)] for of in held]
+        for step in range(plan.steps):
+            first = shared.base + stage * plan.smem.a_stage_bytes
+            if not plan.config.ahead:
+                fragments = [load.fragments(first, step) for load in loads]
+            now = fragments
+            if step == plan.steps - 1:  # after the last K tile wait for its own stage again, which is not multiplied
+                more = place[0] + 1 < place[1]
+                following = cutlass.select_(stage + 1 == plan.stages, Int32(0), stage + 1)
+                parity = cutlass.select_(more, parity ^ Int32(following == 0), parity)
+                stage = cutlass.select_(more, following, stage)
+            if plan.config.ahead:
+                if step == plan.steps - 1:
+                    bridge.barrier_wait(shared.full(stage), parity)
+                    bridge.block_sync()
+                first, depth = shared.base + stage * plan.smem.a_stage_bytes, (step + 1) % plan.steps
+                fragments = [load.fragments(first, depth) for load in loads]
+            self.multiply(totals, now, [])
+        if plan.config.ahead:
+            for of, values in zip(held, fragments, strict=True):
+                keep(of, values)
+        keep(sums, totals)
+        return parity, stage
 
     def load(
         self, maps: bridge.Maps, shared: bridge.SharedMemory, origin: bridge.Place, k_tile: Int32 | int,

@@ -24,7 +24,7 @@ from .costs import cost_model
 from .occupancy import Places
 from .small_m import between
 
-MODEL = cost_model().many_rows
+MODEL = cost_model("many_rows")
 FMA_PER_CYCLE = 2048  # of one SM: m64n256k16 takes 128 cycles
 _LARGEST = 256 * 224  # elements of the tile that others are compared with
 _K_TILE = STAGE_BYTES_OF_K // bf16.bytes

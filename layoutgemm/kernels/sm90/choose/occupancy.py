@@ -12,7 +12,7 @@ from ....schedule.gpc_order import Rounds
 from .costs import cost_model
 
 SIZES = (2, 3, 4, 8)  # blocks of the clusters that kernels have
-MODEL = cost_model().places  # of the GPU that others are scaled from
+MODEL = cost_model("places")  # of the GPU that others are scaled from
 
 
 @dataclass(frozen=True)

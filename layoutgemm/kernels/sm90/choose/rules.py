@@ -74,7 +74,7 @@ class Sm90Choice(Choice):
 
 # ------------------------------------------------------------------------------------------------------ what is fastest
 
-MODEL = cost_model().other_types
+MODEL = cost_model("other_types")
 _WIDTHS = (256, 224, 208, 192, 176, 160, 128, 96, 64)
 _PINGPONG = (128, 160, 176, 192)  # columns of 128-row tiles that two warpgroups take in turn
 _TALL_COLUMNS = 200  # of 192 rows beside a loader of their own

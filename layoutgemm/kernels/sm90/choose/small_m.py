@@ -20,7 +20,7 @@ from ..types import output_of
 from .costs import cost_model
 from .occupancy import Places
 
-MODEL = cost_model().few_rows
+MODEL = cost_model("few_rows")
 _SPLITS = 1, 2, 4
 _SPLIT_COLUMNS = 80  # at most, of a split-K tile
 _HELD = 128  # columns up to which threads store what they hold

@@ -133,6 +133,31 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         """Tiles along M and N."""
         return tile_count(m, self.plan.tile_c[0]), tile_count(n, self.plan.tile_c[1])
 
+    def job_of(
+        self, shared: bridge.SharedMemory, place: tuple[Int32, ...], sizes: tuple[Int32, Int32, Int32],
+        c: tuple[Int64, Int64, Int64], words: tuple[Int64, ...],
+    ) -> bridge.Carried:  # fmt: skip
+        """The run-time values that a CTA's roles share; `tiles` is counted afterwards.
+
+        place  rank in the cluster, part of K, warp, CTAs of the launch
+        c      address, leading dimension, distance of matrices
+        """
+        plan, (rank, part, warp, blocks), (m, n, k) = self.plan, place, sizes
+        rows, columns = plan.order.clusters(self.grid_of(m, n))
+        k_first, k_end = plan.part_of_k(tile_count(k, plan.tile[2]), part)
+        return bridge.Carried(
+            shared=shared, rank=rank % plan.sharing, part=part, warp=warp, rows=rows, columns=columns, tiles=Int32(0),
+            k_first=k_first, k_tiles=k_end - k_first, workers=blocks // plan.cluster_size, m=m, n=n, c=c[0], ldc=c[1],
+            stride_c=c[2], given=bridge.Carried(**dict(zip(plan.words, words, strict=True))),
+        )  # fmt: skip
+
+    def maps_of(self, first: bridge.Maps, others: bridge.Maps) -> tuple[bridge.Maps, bridge.Maps, bridge.Maps]:
+        """The tensor maps of A, B and C from A's and B's first ones and the others, the store's in front."""
+        plan = self.plan
+        of_a = len(plan.store.maps) if plan.store is not None else 0
+        of_b = of_a + plan.a.maps - 1
+        return (first[0], *others[of_a:of_b]), (first[1], *others[of_b : of_b + plan.b.maps - 1]), others[:of_a]
+
     @cute.kernel
     def kernel(
         self,
@@ -177,31 +202,9 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             bridge.cluster_arrive(relaxed=True)  # for the barriers, which have a fence: nothing else is written yet
 
         # 2. Where this block begins: integer divisions, while the others arrive.
-        rows, columns = plan.order.clusters(self.grid_of(m, n))
-        k_first, k_end = plan.part_of_k(tile_count(k, plan.tile[2]), part)
-        job = bridge.Carried(
-            shared=shared,
-            rank=rank % plan.sharing,
-            part=part,
-            warp=warp,
-            rows=rows,
-            columns=columns,
-            tiles=Int32(0),
-            k_first=k_first,
-            k_tiles=k_end - k_first,
-            workers=blocks // plan.cluster_size,
-            m=m,
-            n=n,
-            c=c,
-            ldc=ldc,
-            stride_c=stride_c,
-            given=bridge.Carried(**dict(zip(plan.words, words, strict=True))),
-        )
+        job = self.job_of(shared, (rank, part, warp, blocks), (m, n, k), (c, ldc, stride_c), words)
         job.tiles = self.count_tiles(job, batch, thread)  # type: ignore[attr-defined]
-        others = (map_0, map_1, map_2, map_3, map_4, map_5)  # the store's, then the further ones of A and B
-        of_a = len(present(plan.store).maps) if const_expr(plan.store is not None) else 0
-        of_b = of_a + plan.a.maps - 1
-        maps = ((map_a, *others[of_a:of_b]), (map_b, *others[of_b : of_b + plan.b.maps - 1]), others[:of_a])
+        maps = self.maps_of((map_a, map_b), (map_0, map_1, map_2, map_3, map_4, map_5))
         first = plan.dealt.number(block // plan.cluster_size, blocks // plan.cluster_size, cutlass.min)
         if const_expr(plan.config.launch == "tiles"):  # a block has one; its place may say which: see `origin`
             first = Int32(0) if plan.by_place else first
