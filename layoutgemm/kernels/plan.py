@@ -229,6 +229,14 @@ class GemmPlan(Pictured, Paged):
         """The kernel's class in device code, as `kernels.verbs.named` takes it."""
         raise NotImplementedError
 
+    def described(self, target: str = "") -> str:
+        """The beginning of a plan's text: sizes, target, operands, tile."""
+        sizes = f"{self.batch} x " * (self.batch > 1) + f"{self.m}x{self.n}x{self.k}"
+        return (
+            f"{type(self).__name__} {sizes}{target}: A {self.a.dtype} {self.a.order}, B {self.b.dtype} {self.b.order}, "
+            f"C {self.c}, tile {'x'.join(map(str, self.tile))}"
+        )
+
     def does(self, verb: str) -> Any:
         """The function of a verb."""
         return named(self.verbs[verb])

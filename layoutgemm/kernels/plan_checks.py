@@ -134,7 +134,7 @@ def barriers_at(pitch: int, **rings: tuple[int, int]) -> list[Region]:
 
 
 def tiles_of_k(plan: Any, said: str, rest: str, method: str = "arithmetic", unlike: str = "") -> Check:
-    """The tiles of A and B have the depth of the K tiles, which cover K.
+    """The K tiles cover K, and the tiles of A and B have their depth.
 
     said, rest   what else a statement says of the k tiles, and of the last one's elements beyond K
     unlike       what else is wrong, or ""

@@ -8,7 +8,7 @@ they are issued.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -170,9 +170,17 @@ def copy_boxes(
     smem: SharedBytes, address: int, barrier: Barrier,
 ) -> None:  # fmt: skip
     """Some boxes of a tile: coordinates from `origin` on, bytes from `address` on."""
+    for where, at in _placed(plan, copies, origin, address):
+        tensor_copy(plan, matrix, where, smem, at, barrier)
+
+
+def _placed(
+    plan: TmaPlan, copies: Iterable[TmaCopy], origin: Mapping[str, int], address: int
+) -> Iterator[tuple[list[int], int]]:
+    """(coordinates, shared address) of each box."""
     for copy in copies:
         where = [origin[dim] + offset for dim, offset in zip(plan.dims, copy.coord_offset, strict=True)]
-        tensor_copy(plan, matrix, where, smem, address + copy.smem_offset, barrier)
+        yield where, address + copy.smem_offset
 
 
 class Output:
@@ -194,9 +202,8 @@ class Output:
 
     def store(self, tma: TmaPlan, origin: Mapping[str, int], smem: SharedBytes, address: int) -> None:
         """All boxes of a tile in shared memory."""
-        for copy in tma.instructions:
-            where = [origin[dim] + offset for dim, offset in zip(tma.dims, copy.coord_offset, strict=True)]
-            tensor_store(tma, self.matrix, where, smem, address + copy.smem_offset, self.times)
+        for where, at in _placed(tma, tma.instructions, origin, address):
+            tensor_store(tma, self.matrix, where, smem, at, self.times)
 
     def values(self) -> np.ndarray:
         """C as (M, N) or (batch, M, N) values. Raises PlanError if an element was not stored once."""

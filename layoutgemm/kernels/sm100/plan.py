@@ -284,12 +284,8 @@ class Sm100Plan(PersistentPlan):
         return "sm100.device.fused:Sm100FusedKernel" if self.epilogue else "sm100.device.gemm:Sm100GemmKernel"
 
     def __str__(self) -> str:
-        sizes = f"{self.batch} x " * (self.batch > 1) + f"{self.m}x{self.n}x{self.k}"
-        return (
-            f"Sm100Plan {sizes}: A {self.a.dtype} {self.a.order}, B {self.b.dtype} {self.b.order}, C {self.c}, "
-            f"tile {'x'.join(map(str, self.tile))} by {self.blocks} block(s), {self.stages} stages, "
-            f"{self.accumulators} accumulator(s)"
-        )
+        many = f"{self.stages} stages, {self.accumulators} accumulator(s)"
+        return f"{self.described()} by {self.blocks} block(s), {many}"
 
 
 def _operand(

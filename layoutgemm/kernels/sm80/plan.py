@@ -262,12 +262,8 @@ class Sm80Plan(GemmPlan):
         return "sm80.device.gemm:Sm80GemmKernel"
 
     def __str__(self) -> str:
-        sizes = f"{self.batch} x " * (self.batch > 1) + f"{self.m}x{self.n}x{self.k}"
-        return (
-            f"Sm80Plan {sizes} {self.arch.name}: A {self.a.dtype} {self.a.order}, B {self.b.dtype} {self.b.order}, "
-            f"C {self.c}, tile {'x'.join(map(str, self.tile))}, {self.stages} stages, "
-            f"{self.warps[0]}x{self.warps[1]} warps"
-        )
+        head = self.described(f" {self.arch.name}")
+        return f"{head}, {self.stages} stages, {self.warps[0]}x{self.warps[1]} warps"
 
 
 def _check_sizes(m: int, n: int, k: int, batch: int) -> None:

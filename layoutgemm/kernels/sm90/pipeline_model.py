@@ -218,7 +218,7 @@ class Hopper:
         return (Wait("empty", "load", flip=True, by="one"), Advance("load")) * self.stages
 
     def sharers(self) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-        """The CTAs that need the same A (along N) and B (along M), for every rank."""
+        """Each rank's sharers of A (along N) and of B (along M)."""
         rows, ranks = self.cluster[0], range(self.size)
         first = [rank - rank % self.sharing % rows for rank in ranks]
         same_a = tuple(tuple(r for r in self._part(rank) if (r - rank) % rows == 0) for rank in ranks)

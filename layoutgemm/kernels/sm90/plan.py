@@ -315,11 +315,9 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         return "sm90.device.fused:Sm90FusedKernel" if self.reads_more else "sm90.device.gemm:Sm90GemmKernel"
 
     def __str__(self) -> str:
-        sizes = f"{self.batch} x " * (self.batch > 1) + f"{self.m}x{self.n}x{self.k}"
         cluster = "x".join(map(str, self.config.cluster))
         return (
-            f"Sm90Plan {sizes}: A {self.a.dtype} {self.a.order}, B {self.b.dtype} {self.b.order}, C {self.c}, "
-            f"tile {'x'.join(map(str, self.tile))}, {self.stages} stages, {self.config.schedule}, "
+            f"{self.described()}, {self.stages} stages, {self.config.schedule}, "
             f"{self.config.consumers} consumer(s), loads by {self.config.loader}, cluster {cluster}"
             + (f", gated by {self.gated.kind}" if self.gated is not None else "")
             + (f", K blocks of {self.mainloop.depth} promoted" if self.mainloop is not None else "")
