@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ....dtypes import bf16
 from ....schedule.gpc_order import Dealt, Rounds
@@ -73,13 +74,13 @@ class Estimate:
         return f"{name}: {self.tiles} tiles, {self.waves} wave(s) of {self.workers}, {self.seconds * 1e6:.1f} us"
 
 
-@dataclass(frozen=True)
-class _Launch:
+class _Launch(NamedTuple):
     """A candidate launch: tile, cluster, grid of tiles, waves, split-K and schedule."""
 
     tile: tuple[int, int]
     cluster: tuple[int, int]
     grid: tuple[int, int]
+    tiles: int
     waves: int
     split: int
     pingpong: bool
@@ -127,12 +128,13 @@ class ManyRows:
         rows, columns = tile
         grid = self.grid(tile, cluster)
         tiles = grid[0] * grid[1] * self.batch
-        launch = _Launch(tile, cluster, grid, -(-tiles // self.multiprocessors), split, pingpong, dealt)
-        waves = launch.waves
+        waves = -(-tiles // self.multiprocessors)
+        launch = _Launch(tile, cluster, grid, tiles, waves, split, pingpong, dealt)
+        crowding = self._crowding(launch)
         tiles_of_k = waves * self._depth(split) / _K_TILE
         seconds = _norm(
-            MODEL.together, self._products(launch) + self._ends(launch), self._l2(launch), self._memory(launch),
-            tiles_of_k * MODEL.step,
+            MODEL.together, self._products(launch) + self._ends(launch), self._l2(launch) * crowding,
+            self._memory(launch) * crowding, tiles_of_k * MODEL.step,
         )  # fmt: skip
         lines, filled = self._lines(launch), self._fill(launch)
         seconds = _norm(MODEL.lines_together, seconds, tiles_of_k * lines, tiles_of_k * filled)
@@ -189,8 +191,7 @@ class ManyRows:
     def _products(self, launch: _Launch) -> float:
         """Seconds of the tensor cores."""
         (rows, columns), cluster, waves = launch.tile, launch.cluster, launch.waves
-        tiles = launch.grid[0] * launch.grid[1] * self.batch
-        busy = tiles * launch.split / waves / self.multiprocessors  # the share of SMs that have a tile
+        busy = launch.tiles * launch.split / waves / self.multiprocessors  # the share of SMs that have a tile
         feed = max(1.0, (MODEL.read_a + MODEL.read_column * columns) / (columns / 2) * (1 - MODEL.read_hidden))
         lost = MODEL.lines * max(0.0, 1 / rows + 1 / columns - 1 / 256 - 1 / 224)
         rate = max(0.3, 1 - lost * (MODEL.large_loss if cluster in _LARGE else 1.0))
@@ -222,7 +223,7 @@ class ManyRows:
             reads[1 - weights] /= together / across
         reads[weights] *= MODEL.weights
         moved = (self.m * reads[0] + self.n * reads[1]) * self.batch * (bf16.bytes * self.k)
-        return moved / (MODEL.l2 if single else MODEL.l2_later) * self._crowding(launch)
+        return moved / (MODEL.l2 if single else MODEL.l2_later)
 
     def _memory(self, launch: _Launch) -> float:
         """Seconds of DRAM reads and writes."""
@@ -233,7 +234,7 @@ class ManyRows:
         memory *= 1 + MODEL.apart * (single and cluster[weights] == 2 and cluster not in _LARGE)
         consumers = warpgroups(tile, single, launch.pingpong)
         has = stages(tile, consumers, 0 if split > 1 else buffers(tile, consumers), sent(tile, split))
-        return memory * (1 + MODEL.shallow * (has <= FEW)) * self._crowding(launch)
+        return memory * (1 + MODEL.shallow * (has <= FEW))
 
     def _crowding(self, launch: _Launch) -> float:
         """The factor of memory's and L2's time for SMs that a single wave leaves idle.
@@ -241,7 +242,7 @@ class ManyRows:
         Clusters that share loads do not crowd, nor does a kernel that starts when the previous one has ended.
         """
         grid, split = launch.grid, launch.split
-        blocks = grid[0] * grid[1] * self.batch * split
+        blocks = launch.tiles * split
         soon = not launch.dealt and (split == 1 or early_parts(launch.cluster, split, grid[0] * grid[1]))
         if launch.waves > 1 or launch.cluster != (1, 1) or not soon or blocks <= self.multiprocessors // 2:
             return 1.0
@@ -254,7 +255,7 @@ class ManyRows:
         lines = between((rows / along_n, columns / along_m), self._apart)
         if launch.waves > 1:
             return lines * MODEL.later
-        blocks = launch.grid[0] * launch.grid[1] * self.batch * launch.split
+        blocks = launch.tiles * launch.split
         return lines / min(MODEL.most_each, max(1.0, self.multiprocessors / blocks))
 
     def _fill(self, launch: _Launch) -> float:
