@@ -26,6 +26,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from ...moved import old_names
 from ..plan import SmemMap
 from .copies import (
     EitherMap,
@@ -203,3 +204,6 @@ __all__ = [
     "wait_stores_read",
     "warp_sync",
 ]
+
+
+__getattr__ = old_names(__name__)
