@@ -19,7 +19,7 @@ from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES, allocation_columns
 from ...dtypes import DType
 from ...errors import PlanError
 from ...schedule import Grouped, Persistent
-from ..derive import Operand, OperandPlan, derive_operand
+from ..derive import Given, Operand, OperandPlan, derive_operand
 from ..epilogue.chain import Epilogue
 from ..plan import (
     BARRIER_BYTES,
@@ -195,17 +195,7 @@ class Sm100Plan(PersistentPlan):
         check_sizes(m=m, n=n, k=k, batch=batch)
         epilogue = Epilogue.of(epilogue)
         arch = arch_named("sm_100a")
-        a_spec = Operand.parse(a)
-        b_spec = Operand.parse(a_spec.dtype if b is None else b)
-        own = {8: "bf16", 16: a_spec.dtype, 32: "f32"}
-        c_spec = Operand.parse(c if c is not None else own.get(a_spec.dtype.bits, "f32"))
-        for name, spec in (("a", a_spec), ("b", b_spec)):
-            if spec.dtype.name not in _KINDS:
-                raise PlanError(f"{name} is {spec.dtype}; this kernel multiplies {', '.join(_KINDS)}")
-        if c_spec.dtype.name not in _OUTPUTS:
-            raise PlanError(f"c is {c_spec.dtype}; this kernel stores {', '.join(_OUTPUTS)}")
-        if _KINDS[a_spec.dtype.name] != _KINDS[b_spec.dtype.name]:
-            raise PlanError(f"no instruction multiplies {a_spec.dtype} with {b_spec.dtype}")
+        a_spec, b_spec, c_spec = _typed(a, b, c)
         (tile_m, tile_n), blocks = config.tile, config.blocks
         kind = _KINDS[a_spec.dtype.name]
         atom = tcgen05_mma(kind, tile_m, tile_n, a_spec.dtype, b_spec.dtype, "f32", blocks)
@@ -286,6 +276,22 @@ class Sm100Plan(PersistentPlan):
     def __str__(self) -> str:
         many = f"{self.stages} stages, {self.accumulators} accumulator(s)"
         return f"{self.described()} by {self.blocks} block(s), {many}"
+
+
+def _typed(a: Given, b: Given | None, c: Given | None) -> tuple[Operand, Operand, Operand]:
+    """The operands' types and orders; raises PlanError for a product without an instruction."""
+    a_spec = Operand.parse(a)
+    b_spec = Operand.parse(a_spec.dtype if b is None else b)
+    own = {8: "bf16", 16: a_spec.dtype, 32: "f32"}
+    c_spec = Operand.parse(c if c is not None else own.get(a_spec.dtype.bits, "f32"))
+    for name, spec in (("a", a_spec), ("b", b_spec)):
+        if spec.dtype.name not in _KINDS:
+            raise PlanError(f"{name} is {spec.dtype}; this kernel multiplies {', '.join(_KINDS)}")
+    if c_spec.dtype.name not in _OUTPUTS:
+        raise PlanError(f"c is {c_spec.dtype}; this kernel stores {', '.join(_OUTPUTS)}")
+    if _KINDS[a_spec.dtype.name] != _KINDS[b_spec.dtype.name]:
+        raise PlanError(f"no instruction multiplies {a_spec.dtype} with {b_spec.dtype}")
+    return a_spec, b_spec, c_spec
 
 
 def _operand(
