@@ -41,7 +41,7 @@ from benchmarks.configurations import random_shapes
 from benchmarks.slopes import Slope
 from layoutgemm.bench.method import BenchProblem
 from layoutgemm.kernels.sm90.choose import large_m
-from layoutgemm.kernels.sm90.choose.costs import ManyRowsModel
+from layoutgemm.kernels.sm90.choose.costs import CostModel
 from layoutgemm.kernels.sm90.choose.occupancy import Places
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, likeliest, of_estimate
 
@@ -111,14 +111,14 @@ def constant(name: str) -> float:
     return float(found[int(places[0])][int(places[1])] if places else found)
 
 
-def changed(model: ManyRowsModel, name: str, value: Any) -> ManyRowsModel:
+def changed(model: CostModel, name: str, value: Any) -> CostModel:
     """The model with another constant."""
     first, *places = name.split()
     if places:
         rows, order = map(int, places)
         table = getattr(model, first)
         value = {**table, rows: tuple(value if i == order else kept for i, kept in enumerate(table[rows]))}
-    return replace(model, **{first: value})
+    return replace(model, numbers={**model.numbers, first: value})
 
 
 def configured(one: Tried) -> list[Timed]:

@@ -113,8 +113,8 @@ class TmaKernel:
         # 4. The mainloop, stages in turn; the parity flips each time the ring wraps.
         mma = bridge.Wgmma(self)
         accumulator = mma.accumulator()
-        operand_a = bridge.Operand(self.a.descriptor, shared.a(0), self.smem.a_stage_bytes)
-        operand_b = bridge.Operand(self.b.descriptor, shared.b(0), self.smem.b_stage_bytes)
+        operand_a = bridge.WgmmaOperand(self.a.descriptor, shared.a(0), self.smem.a_stage_bytes)
+        operand_b = bridge.WgmmaOperand(self.b.descriptor, shared.b(0), self.smem.b_stage_bytes)
         stage, phase = Int32(0), Int32(0)
         for k_tile in cutlass.range(k_tiles, unroll=1):
             stage = bridge.uniform(stage)

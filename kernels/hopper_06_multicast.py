@@ -145,8 +145,8 @@ class MulticastKernel:
             bridge.take_registers(self.registers[1])
             consumer = warpgroup - 1
             mma = bridge.Wgmma(self)
-            operand_a = bridge.Operand(self.a.descriptor, shared.a(0), self.smem.a_stage_bytes, consumer)
-            operand_b = bridge.Operand(self.b.descriptor, shared.b(0), self.smem.b_stage_bytes)
+            operand_a = bridge.WgmmaOperand(self.a.descriptor, shared.a(0), self.smem.a_stage_bytes, consumer)
+            operand_b = bridge.WgmmaOperand(self.b.descriptor, shared.b(0), self.smem.b_stage_bytes)
             accumulator = mma.accumulator()
             behind = stage
             for k_tile in cutlass.range(k_tiles, unroll=1):

@@ -150,8 +150,8 @@ class PersistentKernel:
             bridge.take_registers(self.registers[1])
             consumer = warpgroup - 1
             mma = bridge.Wgmma(self)
-            operand_a = bridge.Operand(self.a.descriptor, shared.a(0), self.smem.a_stage_bytes, consumer)
-            operand_b = bridge.Operand(self.b.descriptor, shared.b(0), self.smem.b_stage_bytes)
+            operand_a = bridge.WgmmaOperand(self.a.descriptor, shared.a(0), self.smem.a_stage_bytes, consumer)
+            operand_b = bridge.WgmmaOperand(self.b.descriptor, shared.b(0), self.smem.b_stage_bytes)
             accumulator = mma.accumulator()
             while worker + self.schedule.workers * step < clusters:
                 row, column = self.schedule.tile(worker, step, rank, grid, cutlass.min)

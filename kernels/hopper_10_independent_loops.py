@@ -157,8 +157,8 @@ class IndependentKernel:
             consumer, consumers = warpgroup - 1, self.pipeline.named_barrier("store0").threads
             met = self.pipeline.barrier_number("store0")
             mma = bridge.Wgmma(self)
-            operand_a = bridge.Operand(self.a.descriptor, shared.a(0), self.smem.a_stage_bytes, consumer)
-            operand_b = bridge.Operand(self.b.descriptor, shared.b(0), self.smem.b_stage_bytes)
+            operand_a = bridge.WgmmaOperand(self.a.descriptor, shared.a(0), self.smem.a_stage_bytes, consumer)
+            operand_b = bridge.WgmmaOperand(self.b.descriptor, shared.b(0), self.smem.b_stage_bytes)
             accumulator = mma.accumulator()
             while worker + self.schedule.workers * step < clusters:
                 row, column = self.schedule.tile(worker, step, rank, grid, cutlass.min)

@@ -140,8 +140,8 @@ class SelfLoadingKernel:
             ahead = self.load_next(job, loads, ahead)
         mma = bridge.Wgmma(self)
         accumulators = [mma.accumulator() for _ in range(self.blocks)]
-        operand_a = bridge.Operand(self.a.descriptor, shared.a(0), self.smem.a_stage_bytes, consumer * self.blocks)
-        operand_b = bridge.Operand(self.b.descriptor, shared.b(0), self.smem.b_stage_bytes)
+        operand_a = bridge.WgmmaOperand(self.a.descriptor, shared.a(0), self.smem.a_stage_bytes, consumer * self.blocks)
+        operand_b = bridge.WgmmaOperand(self.b.descriptor, shared.b(0), self.smem.b_stage_bytes)
         stage, phase = Int32(0), Int32(0)
         while tile < tiles:
             m0, n0 = self.origin(job, tile)

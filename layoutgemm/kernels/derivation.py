@@ -1,4 +1,4 @@
-"""Whether a plan is what `derive` gives of its own sizes, types and configuration, and its order one a kernel computes.
+"""The check that a plan equals the one derived from its sizes, types and configuration.
 
 The other checks read a plan's objects one by one. Only a plan that is derived as a whole is known to compile and run:
 so a field that was exchanged, whatever for, is named. The order of tiles alone may be another than the derived one.
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from enum import Enum
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..arch import arch
 from ..errors import LayoutError
@@ -25,6 +25,10 @@ from ..schedule import Persistent
 from ..schedule.tile_order import Schedule
 from .compile.cache import facts_of
 from .derive import Operand
+
+if TYPE_CHECKING:
+    from .plan import GemmPlan
+
 
 _NAME = "derivation"
 _SHOWN = 160  # characters of a value
@@ -35,7 +39,7 @@ _SIZES = ("m", "n", "k", "batch")  # no check counts to them
 _LARGE = 1 << 20  # a number inside of a field that a check may count to
 
 
-def checked(plan: Any, checks: Callable[[Any, bool], list[Check]], **more: Any) -> Report:
+def checked(plan: GemmPlan, checks: Callable[[Any, bool], list[Check]], **more: object) -> Report:
     """The report of a plan's checks; where the plan is not what `derive` gives, it ends with a check that says so.
 
     checks  those of a plan, with or without the search through its pipeline's states
@@ -56,15 +60,15 @@ def checked(plan: Any, checks: Callable[[Any, bool], list[Check]], **more: Any) 
 
 
 class Distance(Enum):
-    """How far a plan is from the derived one, and what is said of the other checks."""
+    """A plan's distance from the derived one, and the note about the other checks."""
 
     NEAR = ""
     LARGER = "; so the search through the pipeline's states is skipped"
     FAR = "; so the other checks are skipped"
 
 
-def _witness(plan: Any, more: dict[str, Any]) -> tuple[str, Distance]:
-    """The first field that `derive` gives another value, with both, "" where there is none; and how far the plan is."""
+def _witness(plan: Any, more: dict[str, object]) -> tuple[str, Distance]:
+    """The first field that differs from the derived plan, with both values, or ""; and the plan's distance."""
     try:
         if plan.arch != arch(plan.arch.name):
             return f"arch is {_shown(plan.arch)}, which is no {_shown(plan.arch.name, str)}", Distance.FAR
@@ -86,7 +90,7 @@ def _witness(plan: Any, more: dict[str, Any]) -> tuple[str, Distance]:
     return witness, max(found, key=list(Distance).index)
 
 
-def _shown(value: Any, text: Callable[[Any], str] = repr) -> str:
+def _shown(value: object, text: Callable[[Any], str] = repr) -> str:
     """The beginning of a value's text; the name of its type where it has none."""
     try:
         return text(value)[:_SHOWN]
@@ -94,8 +98,8 @@ def _shown(value: Any, text: Callable[[Any], str] = repr) -> str:
         return f"a value of type {type(value).__name__}"
 
 
-def _distance(have: Any, want: Any) -> Distance:
-    """How far a field's numbers are above the derived ones."""
+def _distance(have: object, want: object) -> Distance:
+    """The distance of a field's numbers above the derived ones."""
     if have is want:
         return Distance.NEAR
     if isinstance(have, int) and isinstance(want, int):
@@ -120,15 +124,15 @@ def _is_moderate(plan: Any) -> bool:
     return len(numbers) < _MOST and all(int(number[:_DIGITS]) <= _LARGE for number in numbers)
 
 
-def _function(value: Any) -> str:
+def _function(value: object) -> str:
     """A function as a fact: its name, which says nothing of what it computes."""
     if isinstance(value, FunctionType):
         return value.__name__
     raise TypeError(f"a value of type {type(value).__name__} is no part of a plan")
 
 
-def _alike(have: Any, want: Any) -> bool:
-    """Whether two values make the same kernel: 1, 1.0 and True do not."""
+def _alike(have: object, want: object) -> bool:
+    """True if two values make the same kernel: 1, 1.0 and True do not."""
     if have is want:
         return True
     try:
@@ -137,7 +141,7 @@ def _alike(have: Any, want: Any) -> bool:
         return False
 
 
-def _order_of(have: Any, derived: Any) -> str:
+def _order_of(have: object, derived: object) -> str:
     """Why a kernel does not compute tiles in this order; "" where it does."""
     schedule = have
     if isinstance(derived, Persistent):
@@ -160,7 +164,7 @@ def _order_of(have: Any, derived: Any) -> str:
 class Traced:
     """An integer of which a trace knows nothing: it adds, divides and compares, and has no value to branch on."""
 
-    def _more(self, *_: Any) -> Traced:
+    def _more(self, *_: object) -> Traced:
         return self
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _more
@@ -170,7 +174,7 @@ class Traced:
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __neg__ = __pos__ = __invert__ = _more  # type: ignore[assignment]
     __hash__ = None  # type: ignore[assignment]
 
-    def _value(self) -> Any:
+    def _value(self) -> NoReturn:
         raise TypeError("the value of a traced integer is not known")
 
     __bool__ = __int__ = __index__ = __float__ = __iter__ = __len__ = _value

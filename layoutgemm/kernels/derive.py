@@ -14,6 +14,7 @@ from ..atoms.tma.derive import STRIDE_UNIT
 from ..atoms.tma.derive import derive as derive_tma
 from ..dtypes import DType, dtype
 from ..errors import PlanError
+from .numbers import W
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +38,10 @@ class Ends:
 
     @property
     def bytes(self) -> int:
-        """Of a tile whose boxes are all whole."""
+        """The bytes of a tile of whole boxes."""
         return self.shares * self.box * self.line
 
-    def last(self, extent: Any) -> Any:
+    def last(self, extent: W) -> W:
         """Rows of the last box of a matrix with so many.
 
         >>> ends = Ends("m", 128, 1, 128, 128, 8)
@@ -55,12 +56,12 @@ class Ends:
         at = tma.dims.index(self.dim)
         return replace(tma, box=(*tma.box[:at], self.last(extent), *tma.box[at + 1 :]))
 
-    def left(self, extent: Any, first: Any, share: Any) -> Any:
+    def left(self, extent: W, first: W, share: W) -> W:
         """Rows of the matrix from a share's first one on, below 1 where it is outside; `first` is the tile's row."""
         return extent - first - share * self.step
 
-    def place(self, extent: Any, first: Any, share: Any, choose: Callable[[Any, Any, Any], Any]) -> tuple[Any, Any]:
-        """Whether a share's box is whole, and the tile's row that it is copied from.
+    def place(self, extent: W, first: W, share: W, choose: Callable[[Any, Any, Any], Any]) -> tuple[Any, Any]:
+        """(True if a share's box is whole, the tile's row that it is copied from).
 
         The row is the tile's own, or one that puts the share on the matrix's first rows.
 
@@ -73,7 +74,7 @@ class Ends:
         left = self.left(extent, first, share)
         return left >= self.box, choose(left > 0, first, -share * self.step)
 
-    def expected(self, extent: Any, first: Any, last: Any, choose: Callable[[Any, Any, Any], Any]) -> Any:
+    def expected(self, extent: W, first: W, last: W, choose: Callable[[Any, Any, Any], Any]) -> W:
         """Bytes that all shares of a tile bring; `last` is `last(extent)`.
 
         >>> two = Ends("n", 64, 2, 64, 128, 8)  # 128 rows, by two blocks
@@ -86,7 +87,7 @@ class Ends:
         return sum(rows[1:], rows[0]) * self.line
 
 
-def either(condition: Any, yes: Any, no: Any) -> Any:
+def either(condition: object, yes: W, no: W) -> W:
     """One of two numbers, as the kernel chooses without a branch."""
     return yes if condition else no
 
@@ -99,7 +100,7 @@ MOST_SHARED = max(entry.smem_per_block for entry in ARCHES.values())
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """How a matrix is given: its element type, and which index is contiguous.
+    """An operand's element type and order.
 
     order  "row": the second index is contiguous (C order); "col": the first is (Fortran order, or a transposed view)
 
@@ -118,7 +119,7 @@ class Operand:
     @classmethod
     @checked(PlanError)
     def parse(cls, spec: Operand | DType | str | Any) -> Operand:
-        """An operand from "bf16", "bf16:col", a DType, a torch or NumPy dtype, or an Operand; else raises PlanError."""
+        """An operand from its name, as in "bf16:col", a dtype, or an Operand. Raises PlanError for anything else."""
         if isinstance(spec, Operand):
             return spec
         name, _, order = spec.partition(":") if isinstance(spec, str) else (spec, "", "")
@@ -162,17 +163,17 @@ class OperandPlan:
 
     @property
     def maps(self) -> int:
-        """How many tensor maps it has."""
+        """The number of its tensor maps."""
         return len(self.copies) + (self.ends is not None)
 
     @property
     def bytes(self) -> int:
-        """Bytes that arrive in one block for a tile, all of it inside of the matrix: what its barrier expects."""
+        """The bytes that a barrier expects for one tile that lies inside of the matrix."""
         return sum(tma.bytes for tma in self.copies)
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of a tile that one block reads from global memory, for all that share it."""
+        """The bytes of a tile that one CTA reads from global memory for its sharers."""
         return sum(tma.sent_bytes for tma in self.copies)
 
 
@@ -205,13 +206,13 @@ def derive_operand(
 
 @checked(PlanError)
 def padded_leading(dtype: DType, extent: int) -> int:
-    """The smallest leading dimension of at least `extent` elements that is a whole number of 16-byte units."""
+    """The smallest leading dimension from `extent` elements on, in whole units of 16 bytes."""
     unit = STRIDE_UNIT * 8 // dtype.bits
     return -(-extent // unit) * unit
 
 
 def one_matrix(tma: TmaPlan) -> TmaPlan:
-    """A batch's copies without the dimension of the batch, along which a box has one element."""
+    """A batch's copies without the batch dimension, along which a box has one element."""
     if len(tma.box) == 2:
         return tma
     assert tma.box[2:] == (1,) and all(copy.coord_offset[2:] == (0,) for copy in tma.instructions), tma

@@ -10,7 +10,7 @@ from .plan import GemmPlan
 
 
 def explain_workspace(plan: GemmPlan, exchanged: int = 0) -> str:
-    """What a call takes of the device's memory besides operands; `exchanged` bytes of partial sums in shared memory.
+    """The workspace in words; `exchanged` bytes of partial sums lie in shared memory.
 
     >>> from layoutgemm.kernels import TeachingPlan
     >>> explain_workspace(TeachingPlan.derive(64, 64, 64))

@@ -1,4 +1,4 @@
-"""What the choices of both families have in common: operands that may change places."""
+"""The common part of both families' choices: swapped operands."""
 
 from __future__ import annotations
 
@@ -56,5 +56,5 @@ class Choice:
 
     @property
     def persistent(self) -> bool:
-        """Whether the kernel's blocks take tile after tile."""
+        """True if the kernel's CTAs take tile after tile."""
         return True

@@ -158,7 +158,7 @@ def _by_load(plan: Sm80Plan, number: int, holder: Holder) -> PageMatrix:
 
 
 def _load_facts(operand: Sm80Operand) -> tuple[Fact, ...]:
-    """Which lane of a warp gives the address of the row that an element is in; of ld.shared each takes its own word."""
+    """The lane that gives the address of an element's row; for ld.shared each lane reads its own word."""
     load, tile = operand.load, operand.smem
     mn, k = axes(tile.extent)
     byte = np.asarray(tile.byte(mn, k), np.int64)

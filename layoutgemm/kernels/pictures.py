@@ -1,4 +1,4 @@
-"""What a plan shows: plain data for `view`, of its fragment map, its shared memory, its tiles and their order."""
+"""A plan's pictures as plain data for `view`: fragments, shared memory, tile order."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def order_of(plan: Any) -> Any:
 
 
 def regions_of(plan: Any) -> list[Any]:
-    """What lies in a block's shared memory: stages of A and B, buffers of C, barriers; read from the plan's map."""
+    """The regions of a CTA's shared memory: stages, buffers of C, barriers."""
     smem, stages, out = plan.smem, range(plan.stages), []
     for operand in (plan.a, plan.b):
         tile, name = operand.smem, operand.name.lower()

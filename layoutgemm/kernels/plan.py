@@ -1,4 +1,4 @@
-"""What the plans of all kernels have in common: limits, the parameters of a launch, and the verbs.
+"""The common part of all plans: limits, launch parameters and verbs.
 
 GemmPlan          compile, run, svg, html, for_any_size
 PersistentPlan    the same, and what follows from tensor stores and an epilogue: Hopper's and Blackwell's
@@ -7,14 +7,16 @@ PersistentPlan    the same, and what follows from tensor stores and an epilogue:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ..arguments import as_int, checked, settle, shown
+from ..checks.budgets import most_stages
 from ..errors import PlanError
 from ..layouts.display import Pictured
 from ..layouts.paged import Paged
 from ..moved import old_names
+from .numbers import W
 from .verbs import named
 
 if TYPE_CHECKING:
@@ -29,8 +31,8 @@ MAX_COORDINATE = (1 << 31) - 1  # tensor coordinates are signed 32-bit: PTX ISA,
 MAX_TILES = 1 << 30  # a tile's number and two steps of a grid more are a signed 32-bit integer
 STAGE_BYTES_OF_K = 128  # of a tile copied by tensor copies: one swizzle span
 MAX_GROUP = 1024  # tiles of a band: a band of 2**20 tiles across has a number below 2**31
-MAX_WORDS = 16  # 64-bit parameters of a kernel besides the product's own
-# What a host function takes besides the stream: name -> "address" (bytes, 64 bits), "size" (elements, 32 bits),
+MAX_WORDS = 16  # extra 64-bit parameters of a kernel
+# The parameters of a host function, without the stream: name -> "address" (bytes, 64 bits), "size" (elements, 32 bits),
 # "stride" (elements, 64 bits) or "word" (64 bits). Here of one product; of a batch; of a persistent kernel.
 PARAMETERS = {
     **dict.fromkeys(("a", "b", "c"), "address"),
@@ -44,9 +46,10 @@ BATCH_PARAMETERS = {
 }
 PERSISTENT_PARAMETERS = {**BATCH_PARAMETERS, "workers": "size"}
 P = TypeVar("P", bound="GemmPlan")
+T = TypeVar("T")
 
 
-def tile_count(extent: Any, tile: int) -> Any:
+def tile_count(extent: W, tile: int) -> W:
     """Tiles along a dimension, the last one possibly ragged; ints or traced integers, without the overflow of a sum.
 
     >>> tile_count(128, 64), tile_count(129, 64)
@@ -64,15 +67,36 @@ def rounded_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
+def present(part: T | None) -> T:
+    """A part that this kind of plan has: not None."""
+    assert part is not None
+    return part
+
+
+def fitting_stages(arch: Arch, stages: int | None, least: int, each: int, beside: int, taken: str) -> int:
+    """The stages asked for, or as many as fit into a CTA's shared memory.
+
+    each, beside   bytes of a stage with its barriers, and of everything else
+    taken          both in words, for the refusal
+
+    Raises PlanError for fewer than `least`, or more than fit.
+    """
+    fits = most_stages(arch, each, beside)
+    found = fits if stages is None else stages
+    if not least <= found <= fits:
+        raise PlanError(f"{found!r} stage(s), and at least {least}, of {taken}: {fits} fit into {arch.smem_per_block}")
+    return found
+
+
 def check_sizes(**sizes: int) -> None:
-    """Raise PlanError for a size that is no int, or none that a tensor coordinate reaches."""
+    """Raise PlanError for a size that a tensor coordinate does not reach."""
     for name, size in sizes.items():
         if not 1 <= size <= MAX_COORDINATE:
             raise PlanError(f"{name} = {shown(size)}: a size is 1 to 2**31 - 1, since tensor coordinates have 31 bits")
 
 
 def check_fields(config: Any, **leasts: int) -> None:
-    """Raise PlanError for a field of a configuration that is not of its annotated type, or too small or large a number.
+    """Raise PlanError for a configuration's field of another type or out of range.
 
     leasts  of single numbers; others, and those of tuples, are at least 1, and all are below 2**31. What `derive` may
             choose, an "int | None", is bounded there
@@ -95,6 +119,38 @@ def check_words(words: tuple[str, ...]) -> None:
     names = (*PERSISTENT_PARAMETERS, *words)
     if len(words) > MAX_WORDS or len(set(names)) < len(names):
         raise PlanError(f"the kernel's own words, {', '.join(words)}: {MAX_WORDS} at most, of different names")
+
+
+@dataclass(frozen=True, slots=True)
+class SmemMap:
+    """The map of a CTA's dynamic shared memory, in bytes from an aligned address.
+
+    a, b      the stages of A's and of B's tiles, each a multiple of `*_stage_bytes` behind `*_offset`
+    barrier   one mbarrier a stage, `barrier_bytes` apart
+    """
+
+    a_offset: int
+    a_stage_bytes: int
+    b_offset: int
+    b_stage_bytes: int
+    barrier_offset: int
+    barrier_bytes: int
+    total: int
+    alignment: int
+
+    def stage(self, operand: str, number: int) -> int:
+        """The first byte of a stage of A or of B."""
+        if operand == "A":
+            return self.a_offset + number * self.a_stage_bytes
+        return self.b_offset + number * self.b_stage_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSmemMap(SmemMap):
+    """The same with C's buffers: those of the first warp that stores, then the next one's."""
+
+    c_offset: int
+    c_buffer_bytes: int
 
 
 class GemmPlan(Pictured, Paged):
@@ -148,7 +204,7 @@ class GemmPlan(Pictured, Paged):
 
     @property
     def workspace(self) -> int:
-        """Bytes of device memory that a call takes besides A, B, C and what its epilogue names.
+        """Bytes of device memory that a call needs beyond its operands.
 
         None: what blocks exchange, they exchange in shared memory, and no kernel has a parameter for more.
 
@@ -160,20 +216,33 @@ class GemmPlan(Pictured, Paged):
 
     @property
     def parameters(self) -> dict[str, str]:
-        """What a launch takes, name -> kind, in order."""
+        """The launch parameters, name -> kind, in order."""
         raise NotImplementedError
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of the kernel's extra 64-bit parameters."""
+        return ()
 
     @property
     def device_kernel(self) -> str:
         """The kernel's class in device code, as `kernels.verbs.named` takes it."""
         raise NotImplementedError
 
+    def described(self, target: str = "") -> str:
+        """The beginning of a plan's text: sizes, target, operands, tile."""
+        sizes = f"{self.batch} x " * (self.batch > 1) + f"{self.m}x{self.n}x{self.k}"
+        return (
+            f"{type(self).__name__} {sizes}{target}: A {self.a.dtype} {self.a.order}, B {self.b.dtype} {self.b.order}, "
+            f"C {self.c}, tile {'x'.join(map(str, self.tile))}"
+        )
+
     def does(self, verb: str) -> Any:
         """The function of a verb."""
         return named(self.verbs[verb])
 
     def check(self) -> Report:
-        """Every property that makes the kernel right, proven or refuted with a witness, one line each."""
+        """Every property that makes the kernel right, proven or refuted with a witness."""
         report: Report = self.does("check")(self)
         return report
 
@@ -218,7 +287,8 @@ class PersistentPlan(GemmPlan):
 
     @property
     def parameters(self) -> dict[str, str]:
-        """What a launch takes, name -> kind, in order; where it `reads_more`, sixteen words, the first its own."""
+        """The launch parameters, name -> kind, in order. A kernel that `reads_more` has sixteen words, the first its
+        own."""
         if not self.reads_more:
             return PERSISTENT_PARAMETERS
         words = [*self.words, *[f"unused{i}" for i in range(len(self.words), MAX_WORDS)]]
@@ -226,12 +296,12 @@ class PersistentPlan(GemmPlan):
 
     @property
     def reads_more(self) -> bool:
-        """Whether the kernel is one that takes words: it has an epilogue, even if that reads nothing."""
+        """True if the kernel takes words: it has an epilogue, even one without operands."""
         return bool(self.epilogue)
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the 64-bit parameters besides the product's own: the epilogue's."""
+        """Names of the epilogue's 64-bit parameters."""
         return self.epilogue.words
 
     @property

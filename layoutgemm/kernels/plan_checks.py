@@ -9,18 +9,29 @@ from typing import Any
 import numpy as np
 
 from ..atoms import MmaAtom
-from ..checks import Pipeline, PipelineProof, bank_conflicts, bijective_tile, filled_by, matrix_access, read_by
+from ..checks import (
+    Pipeline,
+    PipelineProof,
+    bank_conflicts,
+    bijective_tile,
+    filled_by,
+    matrix_access,
+    read_by,
+)
+from ..checks.pipeline.prove import Interleaving
 from ..errors import PlanError
 from ..layouts.proofs.index_formulas import prove_formulas
 from ..layouts.symbols.facts import Facts
 from ..report import Check
-from .derive import OperandPlan
+from .derive import OperandPlan, one_matrix
+from .plan import BARRIER_BYTES, PersistentPlan, StoreSmemMap
+from .store import StorePlan, distinct_chunks
 
 Region = tuple[str, int, int, int]  # name, first byte, bytes, alignment
 
 
 def operand_checks(operand: OperandPlan, mma: MmaAtom) -> list[Check]:
-    """The tile's layout is one, the copies fill it, the descriptor reads it for the instruction, without conflicts."""
+    """The tile's layout is bijective, filled by its copies, and read without bank conflicts."""
     name, tile = operand.name, operand.smem
     banks = bank_conflicts(tile, matrix_access(tile.extent, tile.dtype, tile.major, "wgmma"))
     return [
@@ -56,7 +67,7 @@ def fragment_checks(mma: MmaAtom) -> list[Check]:
 
 
 def tiles_of_c(plan: Any, statement: str, tile: Sequence[int], unlike: str = "", batched: bool = True) -> Check:
-    """The plan's tiles cover C, its order visits each once, and each matrix of a batch has all of them.
+    """The plan's tiles cover C, and its order visits each once in every matrix.
 
     tile     rows and columns of C
     unlike   what else is wrong of the order, or ""
@@ -82,8 +93,48 @@ def tiles_of_c(plan: Any, statement: str, tile: Sequence[int], unlike: str = "",
     return Check("tiles of C", statement, not witness, getattr(answer, "method", "none"), witness)
 
 
+def boxes_of_c(plan: PersistentPlan, store: StorePlan, rows: int) -> Check:
+    """A chunk's tile is the boxes of its tensor map, element by element; its rows are the owner's."""
+    witness, size = "", 0
+    for chunk in distinct_chunks(store):
+        columns = f"columns {chunk.column}"
+        if not 0 <= chunk.map < len(store.maps):
+            witness = witness or f"{columns}: there is no tensor map {chunk.map}"
+            continue
+        tma, want = one_matrix(store.maps[chunk.map]), ((rows, chunk.width), plan.c.dtype)
+        size += rows * chunk.width
+        filled = filled_by("store", chunk.tile, tma)
+        if not filled:
+            witness = witness or f"{columns}: {filled.witness}"
+        elif (chunk.tile.extent, chunk.tile.dtype) != want:
+            witness = witness or f"{columns}: a tile of {chunk.tile.extent} {chunk.tile.dtype}, not {want[0]} {want[1]}"
+        elif tma.dims != (("n", "m") if plan.c.order == "row" else ("m", "n")) or tma.operation != "store":
+            witness = witness or f"the {tma.operation} of {columns} runs along {tma.dims}"
+    boxes = ", ".join(f"{len(tma.instructions)} of {tma.box}" for tma in store.maps)
+    statement = f"each chunk's tile has {rows} rows of its columns, and its boxes, {boxes}, move each element once"
+    return Check("boxes of C", statement, not witness, f"exhaustion ({size} elements)", witness)
+
+
+def buffers_of_c(places: StoreSmemMap, store: StorePlan, owners: int) -> list[Region]:
+    """The buffers of C in shared memory, of one owner after the other."""
+    alignment = max(chunk.tile.alignment for chunk in distinct_chunks(store))
+    return [
+        (f"C[{i}]", places.c_offset + i * places.c_buffer_bytes, store.buffer_bytes, alignment)
+        for i in range(owners * store.buffers)
+    ]
+
+
+def barriers_at(pitch: int, **rings: tuple[int, int]) -> list[Region]:
+    """Rings of barriers in shared memory: name -> (first byte, count)."""
+    return [
+        (f"{name}[{i}]", first + i * pitch, BARRIER_BYTES, BARRIER_BYTES)
+        for name, (first, count) in rings.items()
+        for i in range(count)
+    ]
+
+
 def tiles_of_k(plan: Any, said: str, rest: str, method: str = "arithmetic", unlike: str = "") -> Check:
-    """The tiles of A and B are as deep as the k tiles, of which there are as many as K needs.
+    """The K tiles cover K, and the tiles of A and B have their depth.
 
     said, rest   what else a statement says of the k tiles, and of the last one's elements beyond K
     unlike       what else is wrong, or ""
@@ -100,6 +151,7 @@ def pipelines(cases: Sequence[Pipeline], statement: str) -> Check:
     """No deadlock and no race in any of the cases."""
     states, witness = 0, ""
     for case in cases:
+        found: PipelineProof | Interleaving | str
         try:
             found = _proven(case)
         except PlanError as error:  # more states than are walked through: neither proven nor refuted
@@ -113,24 +165,22 @@ def pipelines(cases: Sequence[Pipeline], statement: str) -> Check:
 
 
 @lru_cache(maxsize=256)
-def _proven(pipeline: Pipeline) -> Any:
+def _proven(pipeline: Pipeline) -> PipelineProof | Interleaving:
     """A pipeline's proof: many plans have the same pipeline."""
     return pipeline.prove()
 
 
 def stages_of(plan: Any) -> list[Region]:
     """The stages of A and of B in shared memory."""
-    smem = plan.smem
-    places = (plan.a, smem.a_offset, smem.a_stage_bytes), (plan.b, smem.b_offset, smem.b_stage_bytes)
     return [
-        (f"{op.name}[{s}]", first + s * pitch, op.smem.bytes, op.smem.alignment)
-        for op, first, pitch in places
+        (f"{op.name}[{s}]", plan.smem.stage(op.name, s), op.smem.bytes, op.smem.alignment)
+        for op in (plan.a, plan.b)
         for s in range(plan.stages)
     ]
 
 
 def misplaced(regions: Iterable[Region], alignment: int, total: int) -> str:
-    """The first region that is not aligned, or overlaps another one, or ends beyond the total; "" for none.
+    """The first region that is unaligned, overlaps another, or ends beyond the total; or "".
 
     >>> misplaced([("A", 0, 64, 16), ("B", 48, 16, 16)], 1024, 128)
     "byte 48 is A's and B's"

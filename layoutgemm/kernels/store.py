@@ -1,10 +1,10 @@
-"""How an accumulator leaves a Hopper kernel: registers, a buffer in shared memory, tensor stores.
+"""The store of a Hopper kernel: registers, a shared memory buffer, TMA stores.
 
     accumulator (64 x N, f32) --convert--> pairs --stmatrix (or st.shared)--> buffer, swizzled --tensor store--> C
 
-The columns are cut into chunks, each at most as wide as a swizzle span, so that a chunk's tile in shared memory is one
-box of a tensor map (two of 32 rows for an f32 C with contiguous columns). Chunks are gathered into rounds; a round
-fills one buffer.
+The columns are cut into chunks, each at most as wide as a swizzle span. A chunk's tile in shared memory is then one box
+of a tensor map (two of 32 rows for an f32 C with contiguous columns). Chunks are gathered into rounds; a round fills
+one buffer.
 
     order of C   a buffer belongs to             tile of a chunk   contiguous   stmatrix
     row          one warp: its 16 of 64 rows     (16, width)       columns      plain
@@ -15,7 +15,7 @@ A warp that stores its own rows waits for no other; columns of C run across all 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +62,7 @@ class StoreChunk:
 
 @dataclass(frozen=True)
 class StoreRound:
-    """What fills one buffer: chunks of one accumulator (`block`), among the columns of one part of it."""
+    """The chunks that fill one buffer: of one accumulator (`block`) and one part of its columns."""
 
     block: int
     part: int
@@ -116,24 +116,14 @@ class StorePlan:
             raise PlanError(f"{columns} columns in {parts} parts: each needs whole groups of 8 columns")
         part = columns // parts
         widths = _spans(part, c.dtype) if by_row else _blocks_of(part, _COLUMNS)
-        distinct = sorted(set(widths), reverse=True)
-        rows, major, dims = (WARP_ROWS, "K", ("n", "m")) if by_row else (ROWS, "MN", ("m", "n"))
-        tiles = {width: smem_tile((rows, width), c.dtype, major) for width in distinct}
-        maps = tuple(derive_tma(tiles[width], dims, "store") for width in distinct)
-        rounds: list[StoreRound] = []
-        largest = 0
-        for block in range(blocks):
-            for which in range(parts):
-                for first in range(0, len(widths), chunks):
-                    made, offset = [], 0
-                    for i in range(first, min(first + chunks, len(widths))):
-                        width, column = widths[i], which * part + sum(widths[:i])
-                        offset = -(-offset // tiles[width].alignment) * tiles[width].alignment
-                        made.append(_chunk(mma, c, column, width, offset, distinct.index(width), tiles[width]))
-                        offset += tiles[width].bytes
-                    largest = max(largest, offset)
-                    rounds.append(StoreRound(block, which, tuple(made)))
-        bytes_ = rounded_up(largest, TILE_ALIGNMENT)
+        tiles, maps = tiles_of_chunks(WARP_ROWS if by_row else ROWS, widths, c)
+        rounds = [
+            StoreRound(block, which, group)
+            for block in range(blocks)
+            for which in range(parts)
+            for group in gathered(widths, chunks, tiles, lambda *at: _chunk(mma, c, *at), which * part)
+        ]
+        bytes_ = buffer_bytes(rounds)
         return cls(c, maps, tuple(rounds), bytes_, buffers, 1 if by_row else 4, parts, dealt and parts > 1)
 
     def rounds_of(self, block: int, part: int) -> list[tuple[int, StoreRound]]:
@@ -142,10 +132,10 @@ class StorePlan:
         return [(i, r) for i, r in enumerate(mine) if (r.block, r.part) == (block, part)]
 
     def pending(self, number: int) -> int:
-        """Groups of an owner's stores that may still read their buffers when round `number` of a tile is written.
+        """The owner's store groups that may be pending when round `number` is written.
 
-        Every tile's rounds begin with buffer 0. A round's buffer was last used `buffers` rounds before, or, by one of
-        the first rounds, in the tile before: where the rounds are no multiple of the buffers, that is less long ago.
+        Every tile's rounds begin with buffer 0. A round's buffer was last used `buffers` rounds before; for the first
+        rounds that was in the tile before. If the rounds are no multiple of the buffers, it was fewer rounds before.
 
         >>> store = StorePlan.derive(wgmma(192), 1, Operand.parse("bf16"), 1, 2)  # three rounds, buffers 0, 1, 0
         >>> [store.pending(number) for number in range(3)]
@@ -158,7 +148,7 @@ class StorePlan:
         return count - 1 - last + number
 
     def bytes_beyond(self, line: int) -> int:
-        """Bytes beyond the end of a line of so many elements that the tensor stores write.
+        """Bytes that the TMA stores write beyond a line of so many elements.
 
         >>> StorePlan.derive(wgmma(64), 1, Operand.parse("bf16"), 1, 1).bytes_beyond(1037)
         6
@@ -199,6 +189,37 @@ def _blocks_of(columns: int, most: int) -> tuple[int, ...]:
     return (most,) * full + tuple(width for width in (rest // 16 * 16, rest % 16) if width)
 
 
+def tiles_of_chunks(rows: int, widths: Sequence[int], c: Operand) -> tuple[dict[int, SmemTile], tuple[TmaPlan, ...]]:
+    """The buffer tile and tensor map of each chunk width, the widest first."""
+    major, dims = ("K", ("n", "m")) if c.order == "row" else ("MN", ("m", "n"))
+    tiles = {width: smem_tile((rows, width), c.dtype, major) for width in sorted(set(widths), reverse=True)}
+    return tiles, tuple(derive_tma(tile, dims, "store") for tile in tiles.values())
+
+
+def gathered(
+    widths: Sequence[int], chunks: int, tiles: Mapping[int, SmemTile], make: Callable[..., StoreChunk], column: int = 0
+) -> Iterator[tuple[StoreChunk, ...]]:
+    """Neighbouring columns, `chunks` chunks to a round, each tile aligned in the round's buffer.
+
+    make    (column, width, offset in bytes, number of the tensor map, tile) -> the chunk
+    column  the first one
+    """
+    for first in range(0, len(widths), chunks):
+        made, offset = [], 0
+        for width in widths[first : first + chunks]:
+            tile = tiles[width]
+            offset = rounded_up(offset, tile.alignment)
+            made.append(make(column, width, offset, list(tiles).index(width), tile))
+            offset, column = offset + tile.bytes, column + width
+        yield tuple(made)
+
+
+def buffer_bytes(rounds: Iterable[StoreRound]) -> int:
+    """Bytes of a buffer that holds each of the rounds."""
+    largest = max((chunk.offset + chunk.tile.bytes for round_ in rounds for chunk in round_.chunks), default=0)
+    return rounded_up(largest, TILE_ALIGNMENT)
+
+
 def _chunk(mma: MmaAtom, c: Operand, column: int, width: int, offset: int, map_: int, tile: SmemTile) -> StoreChunk:
     threads, values = mma.layout_C[0], mma.layout_C[1]
     per_column = values.size / mma.shape_mnk[1]
@@ -217,7 +238,7 @@ def _chunk(mma: MmaAtom, c: Operand, column: int, width: int, offset: int, map_:
 
 
 def rows_of_values(atom: MmaAtom, values: Iterable[int] | None = None) -> list[list[int]]:
-    """A thread's values, or those asked for, by the row of C in which they are: two rows, the same in every thread.
+    """A thread's values by their row of C: two rows, the same in every thread.
 
     >>> from layoutgemm.atoms import wgmma
     >>> rows_of_values(wgmma(16)), rows_of_values(wgmma(16), range(4))

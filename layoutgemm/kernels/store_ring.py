@@ -16,7 +16,7 @@ WARPS = 4  # of a consumer: wgmma is a warpgroup's
 
 @dataclass(frozen=True, slots=True)
 class StoreRing:
-    """How a consumer stores its accumulators through shared memory.
+    """A consumer's ring of store buffers in shared memory.
 
     warps    of an owner of buffers: 1, each warp for itself, or 4, the warpgroup together
     buffers  of an owner

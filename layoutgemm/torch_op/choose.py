@@ -133,7 +133,7 @@ def _has_matrices(problem: Problem) -> bool:
 
 # ------------------------------------------------------------------------------------------------ lines of any pitch
 
-MODEL = cost_model().unaligned_rows
+MODEL = cost_model("unaligned_rows")
 
 
 def choose_by_lines(

@@ -1,4 +1,4 @@
-"""What plans name as data exists, and no plan names the code of another architecture."""
+"""The names in plans exist, and no plan names the code of another architecture."""
 
 from __future__ import annotations
 

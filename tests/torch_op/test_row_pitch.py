@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -66,9 +65,9 @@ def test_large_products_are_copied() -> None:
 def test_the_estimate_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = given(512, 512, strides=(516, 1)), given(512, 512)
     assert solved(a, b).copies[0] is None
-    monkeypatch.setattr(torch_choice, "MODEL", replace(torch_choice.MODEL, copy=0.0))
+    monkeypatch.setitem(torch_choice.MODEL.__dict__, "copy", 0.0)
     assert solved(a, b).copies[0] is not None
-    monkeypatch.setattr(torch_choice, "_MEMORY", 1e9)
+    monkeypatch.setitem(torch_choice.MODEL.__dict__, "memory", 1e9)
     assert solved(a, b).copies[0] is None
 
 
@@ -128,7 +127,7 @@ CASES = {
 def test_in_place_in_the_emulator(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the long way and by the short one, which takes addresses that are multiples of 16."""
     a, b, make = CASES[name]()
-    monkeypatch.setattr(torch_choice, "MODEL", replace(torch_choice.MODEL, copy=1.0))  # never copied
+    monkeypatch.setitem(torch_choice.MODEL.__dict__, "copy", 1.0)  # never copied
     want = torch.matmul(a.double(), b.double()).bfloat16()
     assert not explain_matmul(a, b, out=None if make is None else make()).copies
     with emulated(monkeypatch) as calls:
@@ -156,7 +155,7 @@ def test_random_cases_in_place(number: int, monkeypatch: pytest.MonkeyPatch) -> 
     a, b, out, whole = tensors(small, "cpu")
     if 0 in (*shapes_of(a.shape, b.shape).result, sizes[2]):
         return
-    monkeypatch.setattr(torch_choice, "MODEL", replace(torch_choice.MODEL, copy=1.0))
+    monkeypatch.setitem(torch_choice.MODEL.__dict__, "copy", 1.0)
     emulate(a, b, out, None)
     if whole is not None:
         out.fill_(3)

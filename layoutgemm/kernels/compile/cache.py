@@ -35,7 +35,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from ...layouts import ComposedLayout, Layout, ScaledBasis, Swizzle
 
@@ -49,7 +49,7 @@ _KEPT_IN: Path | None = None  # of a compiling process
 OWN_NAME = "layoutgemm-cache"  # of the folder under the one that the variable names
 _FACTS, _DIGESTS = "facts.json", "digests.json"
 _ABANDONED = 3600.0  # seconds after which a file that its writer never finished is removed
-# What a compiled kernel is made from besides the plan's values: the code that derives, evaluates and traces them.
+# The code that derives, evaluates and traces plans: a compiled kernel depends on it and on the plan's values.
 _SOURCES = ("layouts", "atoms", "schedule", "checks", "kernels", "arch.py", "dtypes.py")
 _UNFINISHED = re.compile(r"\.layoutgemm-[a-z0-9_]{8}\.tmp")  # names of `tempfile.mkstemp`
 _GROUP, _OTHERS = stat.S_IWGRP, stat.S_IWGRP | stat.S_IWOTH
@@ -60,7 +60,7 @@ _READ_FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", 
 
 
 def cache_dir() -> Path | None:
-    """Where compiled kernels are kept, or None for nowhere.
+    """The folder of compiled kernels, or None for no cache.
 
     LAYOUTGEMM_CACHE_DIR names a folder, in which `layoutgemm-cache` is the cache's own; set to nothing, or to a home
     folder that does not exist, it switches the cache off. Otherwise the platform's own place: $XDG_CACHE_HOME or
@@ -88,7 +88,7 @@ def keep_in(folder: Path) -> None:
     _KEPT_IN = folder
 
 
-def facts_of(value: Any, other: Callable[[Any], str] | None = None) -> Any:
+def facts_of(value: object, other: Callable[[object], str] | None = None) -> object:
     """A value made of dataclasses, tuples, strings and numbers, as JSON-able data: equal values give equal data.
 
     Raises TypeError for anything else, or asks `other`: two kernels must never share a name because a part of them was
@@ -141,13 +141,13 @@ def host() -> str:
     return f"{sys.platform} {platform.machine()} {hashlib.sha256(features.encode()).hexdigest()[:16]}"
 
 
-def key_of(facts: Mapping[str, Any]) -> str:
+def key_of(facts: Mapping[str, object]) -> str:
     """The file name for a set of facts: 32 hexadecimal digits."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def read(facts: Mapping[str, Any], names: tuple[str, ...], folder: str = "kernels") -> dict[str, bytes] | None:
-    """The named parts of what was made from these facts, or None when there is no whole, sound file of it."""
+def read(facts: Mapping[str, object], names: tuple[str, ...], folder: str = "kernels") -> dict[str, bytes] | None:
+    """The named parts of the kernel of these facts; None without a sound file."""
     path = _path(facts, folder)
     found = content(path) if path is not None else None
     if found is None:
@@ -186,7 +186,7 @@ def content(path: Path) -> Content | None:
 
 
 def version(path: Path) -> tuple[int, ...] | None:
-    """The version of a file as `content` gives it, or None where there is no file."""
+    """A file's version, as `content` gives it; None without a file."""
     try:
         return _version(path.lstat())
     except (OSError, ValueError):
@@ -197,13 +197,13 @@ def _version(found: os.stat_result) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def kept(facts: Mapping[str, Any]) -> bool:
-    """Whether there is a file of these facts; `read` says whether it is sound."""
+def kept(facts: Mapping[str, object]) -> bool:
+    """True if there is a file of these facts; `read` checks it."""
     path = _path(facts)
     return path is not None and version(path) is not None
 
 
-def write(facts: Mapping[str, Any], parts: Mapping[str, bytes], folder: str = "kernels") -> Path | None:
+def write(facts: Mapping[str, object], parts: Mapping[str, bytes], folder: str = "kernels") -> Path | None:
     """Keep parts under their facts; gives the file, or None when the cache is off or cannot be written.
 
     folder  of the cache; what is no kernel has another one
@@ -212,7 +212,7 @@ def write(facts: Mapping[str, Any], parts: Mapping[str, bytes], folder: str = "k
     if path is None:
         return None
 
-    def fill(stream: Any) -> None:
+    def fill(stream: BinaryIO) -> None:
         with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr(_FACTS, json.dumps(facts, sort_keys=True))
             archive.writestr(_DIGESTS, json.dumps({name: _digest(part) for name, part in parts.items()}))
@@ -222,7 +222,7 @@ def write(facts: Mapping[str, Any], parts: Mapping[str, bytes], folder: str = "k
     return place(path, fill)
 
 
-def place(path: Path, write: Callable[[Any], object]) -> Path | None:
+def place(path: Path, write: Callable[[BinaryIO], object]) -> Path | None:
     """Write a file of the cache whole, under its name by one rename; None where that cannot be done.
 
     path  the cache's folder, one of its folders, a name
@@ -299,7 +299,7 @@ def _make(folder: Path) -> bool:
 
 
 def _usable(folder: Path) -> bool:
-    """Whether a folder of the cache may be used, its mode mended where that suffices; says once why not."""
+    """True if a folder of the cache may be used. Its mode is mended where that suffices; one warning says why not."""
     mend(folder)
     why = distrust(folder)
     if why:
@@ -323,13 +323,13 @@ def warn(text: str) -> None:
 
 
 def way_out(why: str) -> str:
-    """What to do about a reason that `distrust` gives."""
+    """The advice for a reason that `distrust` gives."""
     folder, mode, _ = why.partition(" may be written by others")
     return f"{f'chmod 700 {folder}, or ' if mode else ''}set {CACHE_DIR_VARIABLE} to another folder"
 
 
 def mend(folder: Path) -> None:
-    """Take the group's right to write from the folders of the cache that the user owns and only the group may write."""
+    """Remove the group's right to write from the user's own cache folders."""
     own = cache_dir()
     within = [part for part in (folder, *folder.parents) if own is not None and part.is_relative_to(own)]
     flags = _READ_FLAGS | getattr(os, "O_DIRECTORY", 0)
@@ -351,7 +351,7 @@ def mend(folder: Path) -> None:
 
 
 def _of_the_group(found: os.stat_result) -> bool:
-    """True for a folder of the user's own that the user and the group may write, and nobody else."""
+    """True for a folder of the user's own that others than the group cannot write."""
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and found.st_mode & _OTHERS == _GROUP
 
 
@@ -376,7 +376,7 @@ def distrust(path: Path) -> str:
 
 
 def _others(found: os.stat_result) -> str:
-    """What somebody else could do with a file or folder of this status."""
+    """The rights of other users on a file or folder of this status."""
     if not hasattr(os, "getuid"):  # Windows: access lists, which the user's own folder inherits
         return ""
     if found.st_uid != os.getuid():
@@ -400,6 +400,6 @@ def _sweep(folder: Path) -> None:
                     file.unlink()
 
 
-def _path(facts: Mapping[str, Any], folder: str = "kernels") -> Path | None:
+def _path(facts: Mapping[str, object], folder: str = "kernels") -> Path | None:
     root = cache_dir()
     return None if root is None else root / folder / f"{key_of(facts)}.zip"

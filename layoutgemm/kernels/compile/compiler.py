@@ -52,7 +52,7 @@ class CompiledGemm:
     seconds  what compiling or loading took
     """
 
-    def __init__(self, plan: Any, parts: dict[str, bytes], symbol: str, cached: bool):
+    def __init__(self, plan: GemmPlan, parts: dict[str, bytes], symbol: str, cached: bool):
         self.plan = plan
         self.ptx = parts[_PTX].decode()
         self.cubin = parts[_CUBIN]
@@ -96,7 +96,7 @@ class CompiledGemm:
             raise PlanError(f"CUDA refused the launch: {error_name(error)}; {self.plan}")
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write kernel.ptx, kernel.cubin, kernel.o and, where nvdisasm is present, kernel.sass into a folder."""
+        """Write the kernel's PTX, cubin, object and SASS into a folder. The SASS needs nvdisasm."""
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
         for name, content in ((_PTX, self.ptx.encode()), (_CUBIN, self.cubin), (_OBJECT, self.object)):
@@ -150,7 +150,7 @@ def dsl_version() -> str:
         return "unknown"
 
 
-def kernel_facts(plan: Plan) -> dict[str, Any]:
+def kernel_facts(plan: Plan) -> dict[str, object]:
     """All that decides the code of the plan's kernel, as JSON-able data: two plans with equal facts share one kernel.
 
     >>> from layoutgemm.kernels import TeachingPlan
@@ -170,8 +170,8 @@ def kernel_facts(plan: Plan) -> dict[str, Any]:
     }
 
 
-def compile_kernel(kernel: Any, arch: str, facts: dict[str, Any], origin: Any) -> CompiledGemm:
-    """Compile any kernel object whose `__call__` takes `origin.parameters` and a stream, or take it from the cache.
+def compile_kernel(kernel: object, arch: str, facts: dict[str, object], origin: Any) -> CompiledGemm:
+    """Compile a kernel object, or take it from the cache. Its `__call__` takes `origin.parameters` and a stream.
 
     kernel  an object with a `@cute.jit` method `__call__`; what it holds is a compile-time constant
     facts   all that decides its code, as JSON-able data; the version of the DSL, this processor and this package's
@@ -188,7 +188,7 @@ def _compile(plan: Plan) -> CompiledGemm:
     return _compiled(plan, kernel_facts(plan), lambda symbol: _trace(plan, symbol))
 
 
-def _compiled(plan: Any, facts: dict[str, Any], trace: Callable[[str], dict[str, bytes]]) -> CompiledGemm:
+def _compiled(plan: GemmPlan, facts: dict[str, object], trace: Callable[[str], dict[str, bytes]]) -> CompiledGemm:
     key = object_cache.key_of(facts)
     if key in _LOADED:
         return _LOADED[key]
@@ -215,7 +215,7 @@ def _trace(plan: Plan, symbol: str) -> dict[str, bytes]:
     return _machine_code(kernel_of(plan.for_any_size()), plan.arch.name, plan.parameters, symbol)
 
 
-def _machine_code(kernel: Any, arch: str, parameters: Mapping[str, str], symbol: str) -> dict[str, bytes]:
+def _machine_code(kernel: object, arch: str, parameters: Mapping[str, str], symbol: str) -> dict[str, bytes]:
     """Trace and compile the kernel; artefacts pass through a temporary folder of their own and are gone afterwards."""
     import cutlass.cute as cute
     from cutlass import Int32, Int64
@@ -247,7 +247,7 @@ def _machine_code(kernel: Any, arch: str, parameters: Mapping[str, str], symbol:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def kernel_of(plan: Plan) -> Any:
+def kernel_of(plan: Plan) -> object:
     """The DSL's kernel for a plan: an object of the class that the plan names."""
     return named(plan.device_kernel)(plan)
 
@@ -263,7 +263,7 @@ def require_gpu() -> None:
 
 
 def current_gpu() -> int:
-    """The calling thread's CUDA device; raises PlanError when there is none."""
+    """The calling thread's CUDA device; raises PlanError without one."""
     from cuda.bindings import runtime
 
     require_gpu()

@@ -1,9 +1,8 @@
 """A compiled kernel's host function, loaded and called as cheaply as Python allows.
 
-The object that the DSL exports has one C function for a launch, `void f(void **arguments)`: an array with the address
-of each argument, and after them the address of an int32 that takes the CUDA error. `Launcher` finds it, loads the
-kernel onto a GPU when that GPU is first used, and hands out `Block`s: arguments laid out once, of which a call writes
-what has changed.
+The object that the DSL exports has one C function for a launch, `void f(void **arguments)`. The array holds the address
+of each argument, and then that of an int32 for the CUDA error. `Launcher` finds it, loads the kernel onto a GPU when
+that GPU is first used, and hands out `Block`s: arguments laid out once, of which a call writes what has changed.
 
     what                      where it lies
     ------------------------  -------------------------------------------------------------------------------
@@ -111,7 +110,7 @@ class Launcher:
 
 
 class _Thread(threading.local):
-    """Whether the thread has a CUDA context: `bound` is absent until `bind` has seen to it."""
+    """The thread's CUDA context: `bound` is absent until `bind` has made it current."""
 
     bound: bool
 
@@ -222,7 +221,7 @@ def runtime_library() -> ctypes.CDLL:
 
 
 def runtime_candidates() -> list[Path]:
-    """Where the runtime may lie, the likeliest first: what the DSL was told, then what it brings."""
+    """Candidate paths of the runtime, the DSL's setting first, then its own files."""
     found = [Path(p) for p in os.environ.get("CUTE_DSL_LIBS", "").split(":") if p.endswith(RUNTIME)]
     spec = importlib.util.find_spec("cutlass")
     if spec is not None and spec.origin:

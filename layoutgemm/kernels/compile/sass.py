@@ -1,4 +1,4 @@
-"""What the compiler made of a kernel: machine instructions, registers, local memory, and whether its wgmmas overlap.
+"""The compiler's output for a kernel: instructions, registers, local memory, overlap of wgmmas.
 
 Reads a cubin with NVIDIA's own tools, nvdisasm and cuobjdump, which the `dsl` extra installs. Needs neither a GPU nor
 the CuTe DSL. Machine code is not documented; these facts were read off kernels made right and wrong on purpose:
@@ -87,11 +87,11 @@ class Sass:
 
     @cached_property
     def counts(self) -> Counter[str]:
-        """How often each opcode occurs, modifiers dropped."""
+        """The count of each opcode, without modifiers."""
         return Counter(instruction.base for instruction in self.instructions)
 
     def count(self, base: str) -> int:
-        """How often the opcode `base` occurs, with any modifiers."""
+        """The count of the opcode `base`, with any modifiers."""
         return self.counts[base]
 
     @property
@@ -135,7 +135,7 @@ class Sass:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a kernel takes, as the cubin says.
+    """A kernel's resources, from the cubin.
 
     registers      32-bit registers a thread
     stack_bytes    stack a thread
@@ -163,7 +163,7 @@ def resources(cubin: bytes) -> Resources:
 
 @functools.cache
 def find_tool(name: str) -> Path:
-    """Where nvdisasm or cuobjdump is: the `dsl` extra's packages, then CUDA_HOME and CUDA_PATH, then PATH.
+    """The path of nvdisasm or cuobjdump: the `dsl` extra's packages, CUDA_HOME, CUDA_PATH, then PATH.
 
     Raises PlanError that says how to install it.
     """
@@ -182,7 +182,7 @@ def find_tool(name: str) -> Path:
 
 
 def _run(name: str, options: list[str], cubin: bytes) -> str:
-    """What a tool says of a cubin: kept, since it always says the same and takes most of a second."""
+    """A tool's output for a cubin, cached: it takes most of a second."""
     tool = find_tool(name)
     made = tool.stat()
     facts = {

@@ -57,7 +57,7 @@ importlib.import_module(start["main"]).main()
 
 
 class Kernel(NamedTuple):
-    """A configuration, types and orders of A, B and C, whether it is of a batch, its epilogue, what gates it."""
+    """A kernel to compile: configuration, operand types and orders, batch, epilogue, gate."""
 
     choice: Sm90Choice | Sm80Choice
     operands: tuple[str, str, str]
@@ -248,7 +248,7 @@ class Pool:
 
     @contextlib.contextmanager
     def alone(self, kernel: Kernel) -> Iterator[bool]:
-        """Whether no other thread asks for the kernel until the end of the block; False where one does for too long."""
+        """True if no other thread asks for the kernel; False if one does for too long."""
         with self._lock:
             lock = self._kernels.setdefault(kernel, threading.Lock())
         alone = lock.acquire(timeout=LIMIT_SECONDS)
@@ -283,7 +283,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _imports() -> dict[str, Any]:
-    """What a worker imports by: the absolute paths of this process, and the files of its loaded top-level modules."""
+    """The absolute import paths of this process, and the files of its top-level modules."""
     modules = {}
     for name, module in list(sys.modules.items()):
         spec = getattr(module, "__spec__", None)
@@ -298,7 +298,7 @@ def _imports() -> dict[str, Any]:
 
 
 def entry_of(kernel: Kernel) -> dict[str, Any]:
-    """A kernel as JSON has it. Raises TypeError for an epilogue with a step that is none of this package's.
+    """A kernel as JSON has it. Raises TypeError for an epilogue with a step of another package.
 
     >>> from layoutgemm.kernels.epilogue.chain import Activation, Bias
     >>> kernel = Kernel(Sm90Choice(Sm90Config()), ("bf16:row",) * 3, False, Epilogue(Bias(), Activation("relu")))
@@ -318,7 +318,7 @@ def entry_of(kernel: Kernel) -> dict[str, Any]:
 
 
 def kernel_of(entry: Any) -> Kernel:
-    """The kernel again. Raises LayoutError, TypeError or KeyError for what is none."""
+    """The kernel again. Raises LayoutError, TypeError or KeyError for any other entry."""
     epilogue = None
     if "steps" in entry:
         epilogue = Epilogue(*[_step_of(name, values) for name, values in entry["steps"]], pairs=entry["pairs"])

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int8, Int16, Int32, Int64
+from cutlass import Boolean, Int8, Int16, Int32, Int64
 from cutlass.experimental import primitives
 
 from .types import assembly, raw
@@ -31,10 +30,10 @@ class Held:
 
     held: tuple[str, ...] = ()
 
-    def __extract_mlir_values__(self) -> list[Any]:
+    def __extract_mlir_values__(self) -> list[object]:
         return [v for name in self.held for x in getattr(self, name) for v in cutlass.extract_mlir_values(x)]
 
-    def __new_from_mlir_values__(self, values: list[Any]) -> Any:
+    def __new_from_mlir_values__(self, values: list[object]) -> Held:
         twin, at = copy.copy(self), 0
         for name in self.held:
             made = []
@@ -46,33 +45,33 @@ class Held:
         return twin
 
 
-def copy_bytes(destination: Any, address: Int64, size: int, valid: Any) -> None:
+def copy_bytes(destination: cute.Pointer, address: Int64, size: int, valid: Int32) -> None:
     """cp.async of 16, 8 or 4 bytes: the first `valid` (0 to `size`) are read, the others become zeros."""
     source = cute.make_ptr(Int8, address, cute.AddressSpace.gmem, assumed_align=size)
     cache = primitives.LoadCacheModifier.CG if size == 16 else primitives.LoadCacheModifier.CA
     primitives.cp_async_shared_global(raw(destination), raw(source), size, cache, cp_size=valid)
 
 
-def load_fragment(address: Any, transpose: bool) -> list[Any]:
+def load_fragment(address: cute.Pointer, transpose: bool) -> list[Int32]:
     """ldmatrix.x4: four registers; `address` is that of the lane's row."""
     order = primitives.MMALayout.COL if transpose else primitives.MMALayout.ROW
     words = primitives.ldmatrix(raw(address), 4, order)
     return [words[i] for i in range(4)]
 
 
-def permute(low: Any, high: Any, selector: Any) -> Any:
+def permute(low: Int32, high: Int32, selector: Int32) -> Int32:
     """prmt: four of the eight bytes of two registers, as the selector's four digits say."""
     operands = [Int32(value) for value in (low, high, selector)]
     return assembly("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", operands, (Int32,), pure=True)[0]
 
 
-def load_word(address: Any) -> Any:
+def load_word(address: cute.Pointer) -> Int32:
     """ld.shared of 32 bits."""
     pointer = cute.recast_ptr(address, dtype=Int32)
     return cute.make_tensor(pointer, cute.make_layout(1))[0]
 
 
-def load_words(address: Any, count: int) -> list[Any]:
+def load_words(address: cute.Pointer, count: int) -> list[Int32]:
     """ld.shared of one, two or four words, aligned to all of them."""
     vector = "" if count == 1 else f".v{count}"
     names = ", ".join(f"${i}" for i in range(count))
@@ -84,8 +83,8 @@ def load_words(address: Any, count: int) -> list[Any]:
     )
 
 
-def store_vector(address: Any, words: Sequence[Any]) -> None:
-    """st.global of one, two or four 32-bit registers to an address in bytes, aligned to all of them."""
+def store_vector(address: Int64, words: Sequence[Int32]) -> None:
+    """st.global of one, two or four 32-bit registers, aligned to their total size."""
     vector = "" if len(words) == 1 else f".v{len(words)}"
     names = ", ".join(f"${i + 1}" for i in range(len(words)))
     assembly(
@@ -95,7 +94,7 @@ def store_vector(address: Any, words: Sequence[Any]) -> None:
     )
 
 
-def store_part(address: Int64, word: Any, part: int, bits: int) -> None:
+def store_part(address: Int64, word: Int32, part: int, bits: int) -> None:
     """st.global of one element of 32, 16 or 8 bits, the `part`-th of a register."""
     kind = {32: Int32, 16: Int16, 8: Int8}[bits]
     value = word if bits == 32 else kind(word >> (part * bits))
@@ -103,7 +102,7 @@ def store_part(address: Int64, word: Any, part: int, bits: int) -> None:
     cute.make_tensor(pointer, cute.make_layout(1))[0] = value
 
 
-def load_element(address: Any, inside: Any, bits: int) -> Any:
+def load_element(address: Int64, inside: Boolean, bits: int) -> Int32:
     """ld.global of one element of 32, 16 or 8 bits, as an Int32 with zeros above; 0, and no access, if not inside."""
     return assembly(
         f"{{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b32 $0, 0; @p ld.global.u{bits} $0, [$1]; }}",

@@ -1,7 +1,7 @@
 """From plan objects to the CuTe DSL: the one place that knows how the DSL spells an instruction.
 
-A kernel of this package decides nothing about layouts, boxes, swizzles or descriptor bits: a plan holds them as plain
-Python values, and the functions here hand those values to the DSL, which emits the instruction. Every call of the DSL's
+A kernel of this package decides nothing about layouts, boxes, swizzles or descriptor bits. A plan holds them as plain
+Python values, and the functions here hand them to the DSL, which emits the instruction. Every call of the DSL's
 experimental modules is in the bridge's files, so that a new DSL version is met here and in the kernels' control flow
 only:
 
@@ -23,7 +23,11 @@ import copy
 from typing import Any
 
 import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
 
+from ...moved import old_names
+from ..plan import SmemMap
 from .copies import (
     EitherMap,
     cluster_mask,
@@ -76,7 +80,7 @@ from .sync import (
     wait_for_previous_kernel,
     warp_sync,
 )
-from .types import Carried, Stream, TensorMap, element_type, unrolled
+from .types import Carried, Maps, Place, Stream, TensorMap, element_type, unrolled
 from .warp import (
     commit_copies,
     copy_async,
@@ -88,7 +92,7 @@ from .warp import (
     shuffle,
     wait_copies,
 )
-from .wgmma import Operand, Wgmma, matrix_descriptor
+from .wgmma import Wgmma, WgmmaOperand, matrix_descriptor
 
 
 class SharedMemory:
@@ -97,41 +101,41 @@ class SharedMemory:
     `stage` may be a Python int or traced. Offsets and strides are those of the map; nothing is added here.
     """
 
-    def __init__(self, smem: Any):
-        self.smem = smem
+    def __init__(self, smem: SmemMap):
+        self.smem: Any = smem  # of each architecture its own kind
         # allocate() raises the launch's dynamic shared memory to what is asked; the symbol carries the alignment
         self.base = cutlass.memory.SmemAllocator().allocate(smem.total, smem.alignment)
 
     # The DSL carries an object into a traced `if` or loop as its run-time values, and rebuilds it from them inside.
-    def __extract_mlir_values__(self) -> list[Any]:
+    def __extract_mlir_values__(self) -> list[object]:
         return cutlass.extract_mlir_values(self.base)
 
-    def __new_from_mlir_values__(self, values: list[Any]) -> SharedMemory:
+    def __new_from_mlir_values__(self, values: list[object]) -> SharedMemory:
         twin = copy.copy(self)
         twin.base = cutlass.new_from_mlir_values(self.base, values)
         return twin
 
-    def a(self, stage: Any) -> Any:
+    def a(self, stage: Int32 | int) -> cute.Pointer:
         """First byte of A's tile in a stage."""
         return self.base + (self.smem.a_offset + stage * self.smem.a_stage_bytes)
 
-    def b(self, stage: Any) -> Any:
+    def b(self, stage: Int32 | int) -> cute.Pointer:
         """First byte of B's tile in a stage."""
         return self.base + (self.smem.b_offset + stage * self.smem.b_stage_bytes)
 
-    def c(self, buffer: Any) -> Any:
+    def c(self, buffer: Int32 | int) -> cute.Pointer:
         """First byte of an epilogue buffer."""
         return self.base + (self.smem.c_offset + buffer * self.smem.c_buffer_bytes)
 
-    def full(self, stage: Any) -> Any:
+    def full(self, stage: Int32 | int) -> cute.Pointer:
         """The mbarrier that says that a stage has landed."""
         return self.base + (self.smem.barrier_offset + stage * self.smem.barrier_bytes)
 
-    def empty(self, stage: Any) -> Any:
+    def empty(self, stage: Int32 | int) -> cute.Pointer:
         """The mbarrier that says that a stage may be written again."""
         return self.base + (self.smem.empty_offset + stage * self.smem.barrier_bytes)
 
-    def sums(self) -> Any:
+    def sums(self) -> cute.Pointer:
         """The mbarrier that counts the partial sums that other blocks send."""
         return self.base + self.smem.sums_offset
 
@@ -139,11 +143,13 @@ class SharedMemory:
 __all__ = [
     "Carried",
     "EitherMap",
-    "Operand",
+    "Maps",
+    "Place",
     "SharedMemory",
     "Stream",
     "TensorMap",
     "Wgmma",
+    "WgmmaOperand",
     "allow_next_kernel",
     "as_floats",
     "barrier_arrive",
@@ -202,3 +208,6 @@ __all__ = [
     "wait_stores_read",
     "warp_sync",
 ]
+
+
+__getattr__ = old_names(__name__)

@@ -16,7 +16,6 @@ Sources: PTX ISA, "cp.async.bulk.tensor", "cp.async.bulk.prefetch.tensor", "cp.a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -24,22 +23,23 @@ import cutlass.experimental.cuda as xcuda
 from cutlass import Boolean, Int16, Int32, Int64
 from cutlass.experimental import primitives
 
+from layoutgemm.atoms import TmaPlan
 from layoutgemm.atoms.tma.derive import STRIDE_UNIT
 
-from .types import element_type, raw
+from .types import TensorMap, element_type, raw
 
 _PROMOTIONS = {"none": "none", "64B": "l2_64b", "128B": "l2_128b", "256B": "l2_256b"}
 
 
 def encode_tensor_map(
-    tma: Any, address: Int64, extents: Mapping[str, Any], *strides: Any, box: Mapping[str, Any] | None = None
-) -> Any:
+    tma: TmaPlan, address: Int64, extents: Mapping[str, Int32], *strides: Int64, box: Mapping[str, Int32] | None = None
+) -> TensorMap:
     """Encode a tensor map, on the host: TmaPlan x run-time tensor -> tensor map.
 
-    `address` is the tensor's first byte, `extents` maps the dimension names of `tma.dims` to run-time sizes in
-    elements, `strides` are the run-time distances, in elements, between neighbours along every dimension but the
-    first. Box and swizzle mode come from `tma`; `box` may name other extents, run-time ones too. Reads beyond `extents`
-    return zeros, which makes ragged edges right: a zero adds nothing to a dot product.
+    `address` is the tensor's first byte, and `extents` maps the dimension names of `tma.dims` to sizes in elements.
+    `strides` are the distances, in elements, between neighbours along every dimension but the first. Box and swizzle
+    mode come from `tma`; `box` may name other extents, run-time ones too. Reads beyond `extents` return zeros, which
+    makes ragged edges right: a zero adds nothing to a dot product.
     """
     return xcuda.create_tensor_map_tiled(
         address,
@@ -56,20 +56,23 @@ def encode_tensor_map(
 class EitherMap:
     """One of two tensor maps, as a condition says."""
 
-    def __init__(self, condition: Any, yes: Any, no: Any):
+    def __init__(self, condition: Boolean, yes: TensorMap, no: TensorMap):
         self._pointers = Boolean(condition), yes.get_ptr(), no.get_ptr()
 
-    def get_ptr(self) -> Any:
+    def get_ptr(self) -> cute.Pointer:
         """The address that an instruction takes."""
         return cutlass.Pointer._from_raw_ptr(cutlass.select_(*self._pointers))
 
 
-def prefetch_map(tensor_map: Any) -> None:
-    """Bring a tensor map into the cache of descriptors before the first copy that needs it."""
+def prefetch_map(tensor_map: TensorMap | EitherMap) -> None:
+    """Prefetch a tensor map into the descriptor cache."""
     primitives.prefetch_tensormap(tensor_map.get_ptr())
 
 
-def load_tile(tensor_map: Any, tma: Any, origin: Mapping[str, Any], destination: Any, barrier: Any) -> None:
+def load_tile(
+    tensor_map: TensorMap | EitherMap, tma: TmaPlan, origin: Mapping[str, Int32], destination: cute.Pointer,
+    barrier: cute.Pointer,
+) -> None:  # fmt: skip
     """Issue every TMA load of one operand tile: global box -> shared memory, bytes counted on `barrier`.
 
     `origin` maps the dimension names of `tma.dims` to the tile's first coordinate, in elements; `destination` is the
@@ -85,8 +88,9 @@ def load_tile(tensor_map: Any, tma: Any, origin: Mapping[str, Any], destination:
 
 
 def load_share(
-    tensor_map: Any, tma: Any, origin: Mapping[str, Any], destination: Any, barrier: Any, rank: Any, mask: Any
-) -> None:
+    tensor_map: TensorMap | EitherMap, tma: TmaPlan, origin: Mapping[str, Int32], destination: cute.Pointer,
+    barrier: cute.Pointer, rank: Int32 | int, mask: Int32,
+) -> None:  # fmt: skip
     """Issue this block's share of a multicast tile: `load_tile` for `tma.multicast` blocks that need the same tile.
 
     rank   this block's place in the multicast group, 0 .. tma.multicast - 1, traced or an int
@@ -107,7 +111,9 @@ def load_share(
         )
 
 
-def prefetch_share(tensor_map: Any, tma: Any, origin: Mapping[str, Any], rank: Any) -> None:
+def prefetch_share(
+    tensor_map: TensorMap | EitherMap, tma: TmaPlan, origin: Mapping[str, Int32], rank: Int32 | int
+) -> None:
     """Bring what `load_share` would send, or `load_tile` load, into L2: a hint, which moves nothing that a thread sees.
 
     What another kernel writes there later is what a load finds: L2 is where all multiprocessors meet. Call it from one
@@ -117,8 +123,8 @@ def prefetch_share(tensor_map: Any, tma: Any, origin: Mapping[str, Any], rank: A
         primitives.cp_async_bulk_tensor_prefetch(tensor_map.get_ptr(), coordinates_of(tma, origin, offsets), [])
 
 
-def _share(tma: Any, rank: Any) -> Iterator[tuple[int, int, list[Any]]]:
-    """(byte of rank 0's box, bytes to the next rank's, coordinates of this rank's) of each box that a block sends."""
+def _share(tma: TmaPlan, rank: Int32 | int) -> Iterator[tuple[int, int, list[Int32]]]:
+    """Each box that a CTA sends: rank 0's byte, the distance of ranks, this rank's coordinates."""
     shares = [tma.issued_by(r) for r in range(tma.multicast)]
     for first, *others in zip(*shares, strict=True):
         if not others:
@@ -133,7 +139,9 @@ def _share(tma: Any, rank: Any) -> Iterator[tuple[int, int, list[Any]]]:
         yield first.smem_offset, byte_step, offsets
 
 
-def store_tile(tensor_map: Any, tma: Any, origin: Mapping[str, Any], source: Any) -> None:
+def store_tile(
+    tensor_map: TensorMap | EitherMap, tma: TmaPlan, origin: Mapping[str, Int32], source: cute.Pointer
+) -> None:
     """Issue every TMA store of one tile: shared memory -> global box; rows beyond the extents are not written.
 
     A line that ends within 16 bytes is written to their end: `TmaPlan.beyond_line`.
@@ -163,17 +171,20 @@ def wait_stores(pending: int) -> None:
     cute.arch.cp_async_bulk_wait_group(pending)
 
 
-def coordinates_of(tma: Any, origin: Mapping[str, Any], offsets: Sequence[Any]) -> list[Any]:
+def coordinates_of(tma: TmaPlan, origin: Mapping[str, Int32], offsets: Sequence[Int32 | int]) -> list[Int32]:
     """A box's coordinates, innermost first: the tile's origin plus the box's offsets in it."""
     return [origin[name] + step for name, step in zip(tma.dims, offsets, strict=True)]
 
 
-def cluster_mask(size: int, first: Any, step: int) -> Int32:
+def cluster_mask(size: int, first: Int32, step: int) -> Int32:
     """Bit `first + step * i` for i < size: the blocks of a cluster that a multicast reaches."""
     return Int32(sum(1 << step * i for i in range(size))) << cutlass.Int32(first)
 
 
-def send_tile(tensor_map: Any, tma: Any, origin: Mapping[str, Any], destination: Any, barrier: Any, mask: Any) -> None:
+def send_tile(
+    tensor_map: TensorMap | EitherMap, tma: TmaPlan, origin: Mapping[str, Int32], destination: cute.Pointer,
+    barrier: cute.Pointer, mask: Int32,
+) -> None:  # fmt: skip
     """`load_tile` into every block of the cluster whose bit is in `mask`: one block reads the tile for all of them.
 
     Each of them receives the tile at the address that `destination` has here, and counts the bytes on its own barrier.

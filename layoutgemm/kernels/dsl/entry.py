@@ -1,4 +1,4 @@
-"""How the host calls a kernel of one problem: the parameters of a launch, in the order in which plans name them.
+"""The host's entry of a kernel: the launch parameters in the plans' order.
 
 The DSL takes a host function's parameters from its signature, each with its type: they are spelled out here, once. A
 kernel inherits one of these and has a `start`, which encodes what is to be encoded and launches:
@@ -15,19 +15,19 @@ between matrices of a batch (not read for a plan of one). All are asynchronous o
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from ..plan import MAX_WORDS
+from ..plan import MAX_WORDS, GemmPlan
 from . import bridge
 
 
 class TileEntry:
     """A kernel of one block for each tile of C."""
 
-    plan: Any
+    plan: GemmPlan
 
     @cute.jit
     def __call__(
@@ -51,7 +51,10 @@ class TileEntry:
         pitches = {"a": (lda, stride_a), "b": (ldb, stride_b), "c": (ldc, stride_c)}
         self.start((a, b, c), (m, n, k, batch), pitches, None, (), stream)
 
-    def start(self, matrices: Any, sizes: Any, pitches: Any, workers: Any, words: Any, stream: Any) -> None:
+    def start(
+        self, matrices: Sequence[Int64], sizes: Sequence[Int32], pitches: Mapping[str, tuple[Int64, Int64]],
+        workers: Int32 | None, words: Sequence[Int64], stream: bridge.Stream,
+    ) -> None:  # fmt: skip
         """Encode and launch.
 
         matrices, sizes   (a, b, c), (m, n, k, batch)

@@ -1,4 +1,4 @@
-"""What accumulators pass through before they are stored: an epilogue's steps on the values of a block of rows.
+"""An epilogue's steps on the accumulators of a block of rows.
 
 A thread knows the row and the column of each of its values from the plan's fragment map. What is read for a row or a
 column is read once a block of 64 rows, two neighbours at once where the epilogue says that they may be.
@@ -6,14 +6,35 @@ column is read once a block of 64 rows, two neighbours at once where the epilogu
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import cutlass
-from cutlass import Int32, Int64
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64
 
-from ..epilogue.chain import Epilogue
+from ..derive import Operand
+from ..epilogue.chain import Epilogue, Given
 from . import bridge
 from . import math as element
+
+
+class _Fragment(Protocol):
+    """Maps (thread, value) to a row and a column."""
+
+    def coords_C(self, thread: Any, value: Any, /) -> Any: ...
+
+
+class _StoredPlan(Protocol):
+    """The parts of a plan that its epilogue needs."""
+
+    @property
+    def epilogue(self) -> Epilogue: ...
+    @property
+    def c(self) -> Operand: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def mma(self) -> _Fragment: ...
 
 
 class FusedBlock:
@@ -24,17 +45,17 @@ class FusedBlock:
     thread   in the warpgroup
     """
 
-    def __init__(self, plan: Any, job: Any, place: tuple[Any, Any, Any], thread: Any):
+    def __init__(self, plan: _StoredPlan, job: bridge.Carried, place: tuple[Int32, Int32, Int32], thread: Int32):
         self.epilogue: Epilogue = plan.epilogue
         self.plan, self.job, self.thread = plan, job, thread
         self.row, self.column, self.matrix = place
         self.math = element.ElementMath(plan.c.dtype.bits > 16, plan.c.dtype.mantissa <= 8)
-        self.read: dict[Any, Any] = {}
-        self.found: dict[str, Any] = {}
+        self.read: dict[tuple[object, ...], Int64] = {}
+        self.found: dict[str, Int32] = {}
 
-    def values(self, accumulator: Any, first: int, count: int) -> list[Any]:
+    def values(self, accumulator: cute.Tensor, first: int, count: int) -> list[Float32]:
         """The accumulator's values from `first` on, after the epilogue; `first` and `count` are even."""
-        out: list[Any] = []
+        out: list[Float32] = []
         for v in range(first, first + count, 2):
             pair = Pair(self, v)
             done = [self.epilogue.apply(bridge.number(accumulator[v + e]), pair.element(e)) for e in range(2)]
@@ -43,7 +64,7 @@ class FusedBlock:
         return out
 
     def finish(self) -> None:
-        """What is known only when all values of the block have passed."""
+        """Reductions over all values of the block."""
         for name, bits in self.found.items():
             element.largest_of_warp(getattr(self.job.given, name), bits)
 
@@ -63,7 +84,7 @@ class Pair:
         """One of the two."""
         return Element(self, e)
 
-    def value(self, name: str, e: int) -> Any:
+    def value(self, name: str, e: int) -> Float32:
         """An operand's value for one of the two."""
         block = self.block
         given = block.epilogue.named_given(name)
@@ -72,7 +93,7 @@ class Pair:
             block.read[key] = self.load(given)
         return block.read[key][e]
 
-    def load(self, given: Any) -> list[Any]:
+    def load(self, given: Given) -> list[Float32]:
         """Both values. Places outside the matrix are read at its edge: what comes of them is not stored."""
         job = self.block.job
         word = getattr(job.given, given.name)
@@ -89,8 +110,8 @@ class Pair:
         columns = [cutlass.min(self.j + e, job.n - 1) for e in range(2)]
         return [element.load_value(self.address(given, word, row, column), given.dtype) for column in columns]
 
-    def address(self, given: Any, word: Any, row: Any, column: Any) -> Any:
-        """Where an operand's element lies, in bytes. The start of a line of a matrix is computed once a block."""
+    def address(self, given: Given, word: Int64, row: Int32, column: Int32) -> Int64:
+        """The address of an operand's element. The start of a matrix's line is computed once a block."""
         block, size = self.block, given.dtype.bytes
         line, along = (row, column) if given.order == "row" else (column, row)
         if given.axes != "mn":
@@ -101,14 +122,14 @@ class Pair:
             block.read[key] = self.of_batch(given, word) + Int64(line) * leading * size
         return block.read[key] + Int64(along) * size
 
-    def of_batch(self, given: Any, word: Any) -> Any:
-        """Where the operand of this matrix of the batch begins."""
+    def of_batch(self, given: Given, word: Int64) -> Int64:
+        """The first byte of the operand of this matrix of the batch."""
         if self.block.plan.batch == 1:
             return word
         step = getattr(self.block.job.given, f"{given.name}_batch") * given.dtype.bytes
         return word + Int64(self.block.matrix) * step
 
-    def random(self, name: str, e: int) -> Any:
+    def random(self, name: str, e: int) -> Int32:
         """16 random bits of one of the two; neighbours of a row of C share a word, of its transpose a word each."""
         block = self.block
         i, j = self.i, self.j + e
@@ -122,8 +143,8 @@ class Pair:
             word, odd = block.read[key], e  # the first column of a pair is even
         return Int32((word >> cutlass.Uint32(16 * odd)) & cutlass.Uint32(0xFFFF))
 
-    def inside(self, e: int) -> Any:
-        """Whether one of the two is an element of C."""
+    def inside(self, e: int) -> Boolean:
+        """True if one of the two is an element of C."""
         return (self.i < self.block.job.m) & (self.j + e < self.block.job.n)
 
     def flush(self) -> None:
@@ -149,20 +170,20 @@ class Element:
         self.math = pair.block.math
         self.i, self.j = pair.i, pair.j + e
 
-    def read(self, name: str) -> Any:
+    def read(self, name: str) -> Float32:
         """An operand's value here."""
         return self.pair.value(name, self.e)
 
-    def write(self, name: str, x: Any) -> None:
+    def write(self, name: str, x: Float32) -> None:
         """Store x here once the pair is complete."""
         self.pair.written.setdefault(name, []).append(x)
 
-    def largest(self, name: str, x: Any) -> None:
+    def largest(self, name: str, x: Float32) -> None:
         """Take |x| into the block's maximum, where the element is one of C."""
         block = self.pair.block
         bits = self.math.where(self.pair.inside(self.e), element.magnitude(x), Int32(0))
         block.found[name] = cutlass.max(block.found[name], bits) if name in block.found else bits
 
-    def random(self, name: str) -> Any:
+    def random(self, name: str) -> Int32:
         """16 random bits."""
         return self.pair.random(name, self.e)

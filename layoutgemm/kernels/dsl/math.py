@@ -6,12 +6,12 @@ Sources: PTX ISA, "tanh", "ex2", "rcp", "ld", "st", "redux.sync", "red".
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
+from ...dtypes import DType
 from ..epilogue.numpy_math import mix
 from .registers import convert_pair
 from .types import assembly
@@ -26,7 +26,7 @@ _LOG2E = math.log2(math.e)
 _LOGIT = (1.5934149606731307, 0.07560413574206144, -0.0009701555546613748, 8.678765826776632e-06)
 
 
-def _unary(name: str, x: Any) -> Any:
+def _unary(name: str, x: Float32) -> Float32:
     return assembly(f"{name} $0, $1;", "=f,f", [Float32(x)], (Float32,), pure=True)[0]
 
 
@@ -48,31 +48,31 @@ class ElementMath:
         return value
 
     @staticmethod
-    def to_float(x: Any) -> Any:
+    def to_float(x: Int32) -> Float32:
         """A coordinate as f32."""
         return Int32(x).to(Float32)
 
     @staticmethod
-    def exp(x: Any) -> Any:
+    def exp(x: Float32) -> Float32:
         """e to the power of x."""
         return _unary("ex2.approx.ftz.f32", x * _LOG2E)
 
     @staticmethod
-    def log(x: Any) -> Any:
+    def log(x: Float32) -> Float32:
         """The natural logarithm."""
         return _unary("lg2.approx.f32", x) * (1 / _LOG2E)
 
     @staticmethod
-    def sqrt(x: Any) -> Any:
+    def sqrt(x: Float32) -> Float32:
         """The square root, correctly rounded."""
         return _unary("sqrt.rn.f32", x)
 
     @staticmethod
-    def rsqrt(x: Any) -> Any:
+    def rsqrt(x: Float32) -> Float32:
         """1 / sqrt(x), within 2 ulp."""
         return _unary("rsqrt.approx.f32", x)
 
-    def tanh(self, x: Any) -> Any:
+    def tanh(self, x: Float32) -> Float32:
         """The hyperbolic tangent."""
         if not self.exact:
             return _unary("tanh.approx.f32", x)
@@ -82,16 +82,16 @@ class ElementMath:
         large = 1.0 - 2.0 * _unary("rcp.approx.ftz.f32", 1.0 + self.exp(2.0 * size))
         return self.where(size < 0.04, small, self.where(x < 0.0, -large, large))
 
-    def sigmoid(self, x: Any) -> Any:
+    def sigmoid(self, x: Float32) -> Float32:
         """1 / (1 + exp(-x)): not by tanh, whose error would be all of the value for small ones."""
         return _unary("rcp.approx.ftz.f32", 1.0 + self.exp(-x))
 
-    def erf(self, x: Any) -> Any:
+    def erf(self, x: Float32) -> Float32:
         """The error function, within 1.5e-7."""
         value = 1.0 - self._tail(x, 1.0, 1.0)
         return self.where(x < 0.0, -value, value)
 
-    def normal(self, x: Any) -> Any:
+    def normal(self, x: Float32) -> Float32:
         """The normal distribution, within 1e-7 (or see `coarse`): its lower tail is what is computed."""
         if self.coarse:
             square, logit = x * x, _LOGIT[3]
@@ -101,7 +101,7 @@ class ElementMath:
         tail = self._tail(x, math.sqrt(0.5), 0.5)
         return self.where(x < 0.0, tail, 1.0 - tail)
 
-    def _tail(self, x: Any, scale: float, factor: float) -> Any:
+    def _tail(self, x: Float32, scale: float, factor: float) -> Float32:
         """factor * erfc(|x| * scale); the terms in pairs, so that the chain of dependent products is short."""
         size = self.maximum(x, -x)
         t = _unary("rcp.approx.ftz.f32", 1.0 + (_ERF_P * scale) * size)
@@ -112,17 +112,17 @@ class ElementMath:
         return (t * density) * polynomial
 
     @staticmethod
-    def maximum(x: Any, y: Any) -> Any:
-        """The larger of two; the number where one is none."""
+    def maximum(x: Float32, y: Float32) -> Float32:
+        """The larger of two; of a NaN and a number, the number."""
         return cutlass.max(x, y) if isinstance(x, Int32) else cute.arch.fmax(x, y)
 
     @staticmethod
-    def minimum(x: Any, y: Any) -> Any:
-        """The smaller of two; the number where one is none."""
+    def minimum(x: Float32, y: Float32) -> Float32:
+        """The smaller of two; of a NaN and a number, the number."""
         return cutlass.min(x, y) if isinstance(x, Int32) else cute.arch.fmin(x, y)
 
     @staticmethod
-    def where(condition: Any, yes: Any, no: Any) -> Any:
+    def where(condition: Boolean, yes: Float32, no: Float32) -> Float32:
         """A choice without a branch."""
         kind = Int32 if isinstance(yes, Int32) or isinstance(no, Int32) else Float32
         return kind(cutlass.select_(Boolean(condition), kind(yes), kind(no)))
@@ -158,17 +158,17 @@ _TWO = {
 }
 
 
-def load_value(address: Any, dtype: Any) -> Any:
+def load_value(address: Int64, dtype: DType) -> Float32:
     """ld.global of one f32, bf16 or f16, as f32; the address is a multiple of its size."""
     return assembly(_ONE[dtype.name], "=f,l", [Int64(address)], (Float32,))[0]
 
 
-def load_two(address: Any, dtype: Any) -> list[Any]:
+def load_two(address: Int64, dtype: DType) -> list[Float32]:
     """ld.global of two neighbours, as f32; the address is a multiple of twice their size."""
     return assembly(_TWO[dtype.name], "=f,=f,l", [Int64(address)], (Float32, Float32))
 
 
-def _store_word(address: Any, word: Any, bits: int, inside: Any) -> None:
+def _store_word(address: Int64, word: Int32 | Int64, bits: int, inside: Boolean) -> None:
     register = {16: "h", 32: "r", 64: "l"}[bits]
     assembly(
         f"{{ .reg .pred p; setp.ne.b32 p, $2, 0; @p st.global.b{bits} [$0], $1; }}",
@@ -177,7 +177,7 @@ def _store_word(address: Any, word: Any, bits: int, inside: Any) -> None:
     )
 
 
-def store_value(address: Any, value: Any, dtype: Any, inside: Any) -> None:
+def store_value(address: Int64, value: Float32, dtype: DType, inside: Boolean) -> None:
     """st.global of one value as f32, bf16 or f16, where `inside` holds."""
     if dtype.name == "f32":
         _store_word(address, Float32(value).bitcast(Int32), 32, inside)
@@ -186,7 +186,7 @@ def store_value(address: Any, value: Any, dtype: Any, inside: Any) -> None:
         _store_word(address, cutlass.Int16(pair), 16, inside)
 
 
-def store_two(address: Any, low: Any, high: Any, dtype: Any, inside: Any) -> None:
+def store_two(address: Int64, low: Float32, high: Float32, dtype: DType, inside: Boolean) -> None:
     """st.global of two neighbours at a multiple of twice their size, where `inside` holds."""
     if dtype.name == "f32":
         words = [Int64(Float32(value).bitcast(Uint32)) for value in (low, high)]
@@ -195,12 +195,12 @@ def store_two(address: Any, low: Any, high: Any, dtype: Any, inside: Any) -> Non
         _store_word(address, convert_pair(low, high, dtype), 32, inside)
 
 
-def magnitude(x: Any) -> Any:
+def magnitude(x: Float32) -> Int32:
     """The bits of |x|: as integers they are ordered as the values are, and NaN is above them all."""
     return Float32(x).bitcast(Int32) & Int32(0x7FFFFFFF)
 
 
-def _largest(address: Any, bits: Any) -> None:
+def _largest(address: Int64, bits: Int32) -> None:
     assembly(
         "{ .reg .b32 m; .reg .b32 l; .reg .pred p; redux.sync.max.s32 m, $1, -1; mov.u32 l, %laneid; "
         "setp.eq.u32 p, l, 0; @p red.relaxed.gpu.global.max.s32 [$0], m; }",
@@ -209,17 +209,17 @@ def _largest(address: Any, bits: Any) -> None:
     )
 
 
-def largest_of_warp(address: Any, bits: Any) -> None:
+def largest_of_warp(address: Int64, bits: Int32) -> None:
     """Raise a float32 in memory to the largest of a warp's magnitudes; all lanes call it. See `magnitude`."""
     _largest(address, bits)
 
 
-def random_pair(seed: Any, i: Any, pair: Any) -> Any:
+def random_pair(seed: Uint32, i: Int32, pair: Int32) -> Uint32:
     """32 random bits of two neighbours: see `kernels.epilogue.numpy_math.mix`."""
     return mix(Uint32(seed), Uint32(i), Uint32(pair), Uint32)
 
 
-def number(word: Any, dtype: Any) -> Any:
+def number(word: Int32 | Int64, dtype: DType) -> Float32:
     """A number that a 64-bit parameter carries in its low half: f32, or i32 as an unsigned word."""
     low = Int32(word)
     return low.bitcast(Float32) if dtype.name == "f32" else low.bitcast(Uint32)

@@ -6,12 +6,12 @@ Sources: PTX ISA, "cvt", "stmatrix", "st".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int8, Int16, Int32, Int64
+from cutlass import Boolean, Float32, Int8, Int16, Int32, Int64, Numeric
 from cutlass.experimental import primitives
 
+from layoutgemm.dtypes import DType
 from layoutgemm.errors import PlanError
 
 from .ampere import store_part, store_vector
@@ -26,13 +26,13 @@ _PAIRS = {
 }
 
 
-def _convert_pair(low: Any, high: Any, name: str, bits: int) -> Any:
+def _convert_pair(low: Float32, high: Float32, name: str, bits: int) -> Int32 | Int16:
     result, register = (Int32, "=r") if bits == 32 else (Int16, "=h")
     operands = [Float32(value) for value in (high, low)]
     return assembly(f"{name} $0, $1, $2;", f"{register},f,f", operands, (result,), pure=True)[0]
 
 
-def convert_pair(low: Any, high: Any, dtype: Any) -> Any:
+def convert_pair(low: Float32, high: Float32, dtype: DType) -> Int32 | Int16:
     """Two f32 values as neighbours of a narrower type, `low` at the lower address: 32 bits, or 16 for 8-bit types.
 
     Rounds to nearest even; e4m3 and e5m2 saturate at their largest finite value.
@@ -42,13 +42,13 @@ def convert_pair(low: Any, high: Any, dtype: Any) -> Any:
     return _convert_pair(low, high, *_PAIRS[dtype.name])
 
 
-def store_matrices(address: Any, registers: Sequence[Any], transpose: bool = False) -> None:
+def store_matrices(address: cute.Pointer, registers: Sequence[Int32], transpose: bool = False) -> None:
     """stmatrix of 1, 2 or 4 matrices of 8x8 16-bit elements: lane i gives the address of row i % 8 of matrix i // 8."""
     order = primitives.MMALayout.COL if transpose else primitives.MMALayout.ROW
     primitives.stmatrix(raw(address), list(registers), order)
 
 
-def store_shared(address: Any, values: Sequence[Any]) -> None:
+def store_shared(address: Int32, values: Sequence[Numeric]) -> None:
     """st.shared of one 8-, 16- or 32-bit value or of a vector of 2 or 4 32-bit ones; `address` is an Int32 in bytes."""
     kinds = {8: ("b8", "h"), 16: ("b16", "h"), 32: ("b32", "r")}
     width, register = kinds[values[0].width]
@@ -63,7 +63,7 @@ def store_shared(address: Any, values: Sequence[Any]) -> None:
     )
 
 
-def split_pair(pair: Sequence[Any], dtype: Any) -> tuple[Any, Any]:
+def split_pair(pair: Sequence[Numeric], dtype: DType) -> tuple[Numeric, Numeric]:
     """The two values of what `convert_pair` made, or of a pair of f32."""
     if len(pair) == 2:
         return pair[0], pair[1]
@@ -71,29 +71,29 @@ def split_pair(pair: Sequence[Any], dtype: Any) -> tuple[Any, Any]:
     return kind(half(pair[0])), kind(half(pair[0] >> dtype.bits))
 
 
-def number(value: Any) -> Any:
+def number(value: Numeric) -> Float32:
     """An accumulator's value, f32 or i32, as f32: rounded to nearest, which is exact below 2**24."""
     return value if isinstance(value, Float32) else value.to(Float32)
 
 
-def as_floats(values: Sequence[Any]) -> list[Any]:
+def as_floats(values: Sequence[Numeric]) -> list[Float32]:
     """32-bit registers, f32 or i32, as f32 registers of the same bits: what `send` takes."""
     return [value if isinstance(value, Float32) else value.bitcast(Float32) for value in values]
 
 
-def from_floats(values: Sequence[Any], dtype: Any) -> list[Any]:
+def from_floats(values: Sequence[Numeric], dtype: DType) -> list[Numeric]:
     """f32 registers as values of an accumulator's type with the same bits: what `load_shared` brings."""
     kind = element_type(dtype)
     return [value if kind is Float32 else value.bitcast(kind) for value in values]
 
 
-def remote(pointer: Any, block: Any) -> Any:
+def remote(pointer: cute.Pointer, block: Int32) -> Int32:
     """mapa: the address, an Int32, of the same place in the shared memory of block `block` of the cluster."""
     text, operands = "mapa.shared::cluster.u32 $0, $1, $2;", [Int32(pointer.toint()), Int32(block)]
     return assembly(text, "=r,r,r", operands, (Int32,), pure=True)[0]
 
 
-def send(address: Any, values: Sequence[Any], barrier: Any) -> None:
+def send(address: Int32, values: Sequence[Numeric], barrier: Int32) -> None:
     """st.async of four f32 to another block's shared memory, whose mbarrier counts their bytes; `remote` addresses."""
     assembly(
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [$0], {$1, $2, $3, $4}, [$5];",
@@ -102,13 +102,13 @@ def send(address: Any, values: Sequence[Any], barrier: Any) -> None:
     )
 
 
-def load_shared(pointer: Any) -> list[Any]:
+def load_shared(pointer: cute.Pointer) -> list[Float32]:
     """ld.shared.v4.f32: four neighbours."""
     text, operands = "ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];", [Int32(pointer.toint())]
     return assembly(text, "=f,=f,=f,=f,r,~{memory}", operands, (Float32,) * 4)
 
 
-def store_element(address: Int64, value: Any, dtype: Any) -> None:
+def store_element(address: Int64, value: Numeric, dtype: DType) -> None:
     """Store one accumulator value at a global address in bytes, converted to `dtype` with round-to-nearest-even.
 
     A 64-bit address, because CuTe layouts count in 32 bits and a matrix may have more than 2**31 elements.
@@ -118,7 +118,7 @@ def store_element(address: Int64, value: Any, dtype: Any) -> None:
     cute.make_tensor(pointer, cute.make_layout(1))[0] = value.to(target)
 
 
-def store_neighbours(address: Int64, low: Any, high: Any, dtype: Any) -> None:
+def store_neighbours(address: Int64, low: Numeric, high: Numeric, dtype: DType) -> None:
     """Store two values as neighbours of `dtype` in one instruction; the address in bytes is a multiple of both's."""
     if dtype.bits == 32:
         store_vector(address, [x.bitcast(Int32) if isinstance(x, Float32) else x for x in (low, high)])
@@ -128,13 +128,13 @@ def store_neighbours(address: Int64, low: Any, high: Any, dtype: Any) -> None:
         store_part(address, Int32(convert_pair(low, high, dtype)), 0, 2 * dtype.bits)
 
 
-def _store_two(address: Any, low: Any, high: Any) -> None:
+def _store_two(address: Int64, low: Numeric, high: Numeric) -> None:
     assembly("st.global.v2.f32 [$0], {$1, $2};", "l,f,f,~{memory}", [Int64(address), Float32(low), Float32(high)])
 
 
 @cute.jit
 def store_pair(address: Int64, low: Float32, high: Float32, room: Int32, aligned: Boolean) -> None:
-    """Store two f32 neighbours of a row of which `room` elements (2, 1, none) are in the matrix.
+    """Store the first `room` (2, 1 or 0) of two f32 neighbours of a row.
 
     `aligned` says that the address is a multiple of 8: then both go in one 64-bit store.
     """
@@ -147,7 +147,7 @@ def store_pair(address: Int64, low: Float32, high: Float32, room: Int32, aligned
             _store_one(address + 4, high)
 
 
-def _store_one(address: Any, value: Any) -> None:
+def _store_one(address: Int64, value: Numeric) -> None:
     cute.make_tensor(cute.make_ptr(Float32, address, cute.AddressSpace.gmem, assumed_align=4), cute.make_layout(1))[
         0
     ] = value

@@ -6,16 +6,14 @@ Each function is one instruction, named after what it does. Sources: PTX ISA, "m
 
 from __future__ import annotations
 
-from typing import Any
-
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 from cutlass.experimental import primitives
 
 # ------------------------------------------------------------------------------------------------------------ mbarriers
 
 
-def barrier_init(barrier: Any, arrivals: int) -> None:
+def barrier_init(barrier: cute.Pointer, arrivals: int) -> None:
     """mbarrier.init: the phase completes after `arrivals` arrivals and all bytes promised by `barrier_expect`."""
     cute.arch.mbarrier_init(barrier, arrivals)
 
@@ -29,27 +27,27 @@ def barriers_visible() -> None:
     cute.arch.fence_proxy("async.shared", space="cta")
 
 
-def barrier_expect(barrier: Any, nbytes: int) -> None:
+def barrier_expect(barrier: cute.Pointer, nbytes: int) -> None:
     """mbarrier.arrive.expect_tx: one arrival, and the promise that `nbytes` bytes will arrive in this phase."""
     cute.arch.mbarrier_arrive_and_expect_tx(barrier, nbytes)
 
 
-def barrier_wait(barrier: Any, phase: Any) -> None:
+def barrier_wait(barrier: cute.Pointer, phase: Int32 | int) -> None:
     """Wait until the barrier's phase with parity `phase` (0 or 1) has completed; acquires what arrived."""
     cute.arch.mbarrier_wait(barrier, phase)
 
 
-def barrier_done(barrier: Any, phase: Any) -> Any:
+def barrier_done(barrier: cute.Pointer, phase: Int32) -> Boolean:
     """True if that phase has completed, and then acquires what arrived; does not wait."""
     return cute.arch.mbarrier_test_wait(barrier, phase)
 
 
-def barrier_arrive(barrier: Any) -> None:
+def barrier_arrive(barrier: cute.Pointer) -> None:
     """mbarrier.arrive: one arrival at a barrier of this block."""
     cute.arch.mbarrier_arrive(barrier)
 
 
-def barrier_arrive_at(barrier: Any, block: Any) -> None:
+def barrier_arrive_at(barrier: cute.Pointer, block: Int32) -> None:
     """One arrival at the barrier of the same address in block `block` of the cluster."""
     cute.arch.mbarrier_arrive(barrier, block)
 
@@ -67,12 +65,12 @@ def warp_sync() -> None:
     cute.arch.sync_warp()
 
 
-def named_sync(barrier: Any, threads: int) -> None:
+def named_sync(barrier: Int32 | int, threads: int) -> None:
     """bar.sync on a named barrier: goes on when `threads` threads have come, those of `named_arrive` included."""
     cute.arch.barrier(barrier_id=barrier, number_of_threads=threads)
 
 
-def named_arrive(barrier: Any, threads: int) -> None:
+def named_arrive(barrier: Int32 | int, threads: int) -> None:
     """bar.arrive: counts the calling warp at a named barrier and does not wait."""
     cute.arch.barrier_arrive(barrier_id=barrier, number_of_threads=threads)
 
@@ -90,17 +88,17 @@ def cluster_wait() -> None:
     cute.arch.cluster_wait()
 
 
-def rank_in_cluster() -> Any:
-    """This block's rank in its cluster, the same in all threads of a warp and known to be."""
+def rank_in_cluster() -> Int32:
+    """This CTA's rank in its cluster, a warp-uniform value."""
     return uniform(cute.arch.block_idx_in_cluster())
 
 
-def elect() -> Any:
+def elect() -> Boolean:
     """True in one thread of the warp, which is converged here."""
     return primitives.elect_sync()
 
 
-def uniform(value: Any) -> Any:
+def uniform(value: Int32) -> Int32:
     """A value that all threads of a warp share, put into a uniform register."""
     return cute.arch.make_warp_uniform(Int32(value))
 

@@ -5,8 +5,6 @@ Sources: PTX ISA, "ld", "selp".
 
 from __future__ import annotations
 
-from typing import Any
-
 import cutlass
 from cutlass import Boolean, Int32, Int64
 from cutlass.cutlass_dsl import dsl_user_op
@@ -15,17 +13,17 @@ from .types import assembly
 
 
 @dsl_user_op
-def load_word(address: Any, *, loc: Any = None, ip: Any = None) -> Any:
+def load_word(address: Int64, *, loc: object = None, ip: object = None) -> Int32:
     """ld.global of 32 bits as an integer; the address is a multiple of 4."""
     return assembly("ld.global.b32 $0, [$1];", "=r,l,~{memory}", [Int64(address)], [Int32], loc=loc, ip=ip)[0]
 
 
 @dsl_user_op
-def load_word_shared(address: Any, *, loc: Any = None, ip: Any = None) -> Any:
+def load_word_shared(address: Int32, *, loc: object = None, ip: object = None) -> Int32:
     """ld.shared of 32 bits as an integer; `address` is an Int32 in bytes."""
     return assembly("ld.shared.b32 $0, [$1];", "=r,r,~{memory}", [Int32(address)], [Int32], loc=loc, ip=ip)[0]
 
 
-def choose(condition: Any, yes: Any, no: Any) -> Any:
+def choose(condition: Boolean, yes: Int32, no: Int32) -> Int32:
     """One of two integers, without a branch."""
     return Int32(cutlass.select_(Boolean(condition), Int32(yes), Int32(no)))

@@ -23,27 +23,28 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int16, Int32, Int64, Uint32
+from cutlass import Boolean, Float32, Int16, Int32, Int64, Numeric, Uint32
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import dsl_user_op
 from cutlass.experimental import primitives
 
+from layoutgemm.atoms import Tcgen05Atom, TmaPlan, TmemCopyAtom
 from layoutgemm.errors import PlanError
 
 from .bridge import SharedMemory
 from .copies import coordinates_of
-from .types import assembly, raw
-from .wgmma import LOW_WORD, Operand, as_signed
+from .types import TensorMap, assembly, raw
+from .wgmma import LOW_WORD, WgmmaOperand, as_signed
 
 _KINDS = {"f16": "f16", "tf32": "tf32", "f8f6f4": "f8f6f4", "i8": "int8"}
 
 
-def _group(blocks: int) -> Any:
+def _group(blocks: int) -> primitives.CTAGroup:
     return f"cta_{blocks}"
 
 
 @dsl_user_op
-def _tensor_pointer(address: Any, *, loc: Any = None, ip: Any = None) -> Any:
+def _tensor_pointer(address: Int32, *, loc: object = None, ip: object = None) -> object:
     """An address in tensor memory as the pointer that the primitives take."""
     kind = llvm.PointerType.get(int(cute.AddressSpace.tmem))
     return llvm.inttoptr(kind, Int32(address).ir_value(loc=loc, ip=ip), loc=loc, ip=ip)
@@ -52,7 +53,7 @@ def _tensor_pointer(address: Any, *, loc: Any = None, ip: Any = None) -> Any:
 # ------------------------------------------------------------------------------------------------------ tensor memory
 
 
-def tensor_allocate(slot: Any, columns: int, blocks: int = 1) -> None:
+def tensor_allocate(slot: cute.Pointer, columns: int, blocks: int = 1) -> None:
     """tcgen05.alloc, by a whole warp: the address of `columns` columns goes to the 32-bit word of shared memory `slot`.
 
     blocks  1, or 2: a warp of each block of a pair executes it, and both get the same columns
@@ -65,13 +66,13 @@ def tensor_relinquish(blocks: int = 1) -> None:
     primitives.tcgen05_relinquish_alloc_permit(group=_group(blocks))
 
 
-def tensor_free(address: Any, columns: int, blocks: int = 1) -> None:
+def tensor_free(address: Int32, columns: int, blocks: int = 1) -> None:
     """tcgen05.dealloc, by a whole warp, of what `tensor_allocate` gave; of a pair, by a warp of each block."""
     primitives.tcgen05_dealloc(_tensor_pointer(address), columns, group=_group(blocks))
 
 
-def tensor_address(slot: Any) -> Any:
-    """The address that `tensor_allocate` wrote, the same for all threads of a warp and known to be."""
+def tensor_address(slot: cute.Pointer) -> Int32:
+    """The address that `tensor_allocate` wrote, a warp-uniform value."""
     return cute.arch.make_warp_uniform(cute.make_tensor(cute.recast_ptr(slot, dtype=Int32), cute.make_layout(1))[0])
 
 
@@ -88,16 +89,16 @@ def fence_after_sync() -> None:
 # ----------------------------------------------------------------------------------------------------------- products
 
 
-class TensorOperand(Operand):
-    """One operand's descriptors, of the blocks' own part of the tile; see `kernels.dsl.wgmma.Operand`."""
+class TensorOperand(WgmmaOperand):
+    """One operand's descriptors, of the blocks' own part of the tile; see `kernels.dsl.wgmma.WgmmaOperand`."""
 
-    def word_at(self, stage: Any, k_block: int) -> Any:
-        """The descriptor of one instruction's operand in a stage, as the 64-bit integer that the instruction takes."""
+    def word_at(self, stage: Int32 | int, k_block: int) -> Int64:
+        """The 64-bit descriptor of one instruction's operand in a stage."""
         low = self.low + stage * self.stage_units + self.k_steps[k_block]
         return Int64(as_signed(self.word & ~LOW_WORD)) | Int64(Uint32(low))
 
 
-def tensor_multiply(mma: Any, word: int, d: Any, a: Any, b: Any, accumulate: Any) -> None:
+def tensor_multiply(mma: Tcgen05Atom, word: int, d: Int32, a: Int64, b: Int64, accumulate: Boolean | bool) -> None:
     """One tcgen05.mma, by one thread: D (+)= A B^T.
 
     mma         the Tcgen05Atom; of a pair, one thread of the even block issues it for both
@@ -116,7 +117,7 @@ def tensor_multiply(mma: Any, word: int, d: Any, a: Any, b: Any, accumulate: Any
     )
 
 
-def tensor_commit(barrier: Any, blocks: int = 1, mask: int | None = None) -> None:
+def tensor_commit(barrier: cute.Pointer, blocks: int = 1, mask: int | None = None) -> None:
     """tcgen05.commit, by the thread that issued: one arrival at the barrier when all that it issued has completed.
 
     mask  bit i for each block i of the cluster: the arrival comes at the barrier of the same address in each of them
@@ -128,7 +129,7 @@ def tensor_commit(barrier: Any, blocks: int = 1, mask: int | None = None) -> Non
 # ------------------------------------------------------------------------------------------------------------- copies
 
 
-def tensor_load(atom: Any, address: Any) -> list[Any]:
+def tensor_load(atom: TmemCopyAtom, address: Int32) -> list[Numeric]:
     """tcgen05.ld and tcgen05.wait::ld, by a whole warp: the atom's registers, f32 or (other elements) i32.
 
     address  of the warp's own quarter of the lanes (`atoms.tmem.warp_lanes`)
@@ -148,7 +149,7 @@ def tensor_load(atom: Any, address: Any) -> list[Any]:
     )
 
 
-def tensor_store(atom: Any, address: Any, values: Sequence[Any]) -> None:
+def tensor_store(atom: TmemCopyAtom, address: Int32, values: Sequence[Any]) -> None:
     """tcgen05.st, by a whole warp: registers, f32 or i32, to the atom's lanes and columns; `tensor_stored` waits."""
     names = ", ".join(f"${i + 1}" for i in range(len(values)))
     split = "" if atom.split is None else f", {atom.split}"
@@ -165,7 +166,7 @@ def tensor_stored() -> None:
     primitives.tcgen05_wait("store")
 
 
-def tensor_copy(atom: Any, address: Any, descriptor: Any) -> None:
+def tensor_copy(atom: TmemCopyAtom, address: Int32, descriptor: Int64) -> None:
     """tcgen05.cp, by one thread: rows that a matrix descriptor names, from shared memory to tensor memory.
 
     Products of the same thread that come later see it; `tensor_commit` says when it is done.
@@ -176,14 +177,16 @@ def tensor_copy(atom: Any, address: Any, descriptor: Any) -> None:
 class _PairBarrier:
     """A barrier as the pair's loads ask for it: they clear the lowest bit of the block's rank in its address."""
 
-    def __init__(self, barrier: Any):
+    def __init__(self, barrier: cute.Pointer):
         self.barrier = barrier
 
-    def data_ptr(self) -> Any:
+    def data_ptr(self) -> cute.Pointer:
         return raw(self.barrier)
 
 
-def load_for_pair(tensor_map: Any, tma: Any, origin: Mapping[str, Any], destination: Any, barrier: Any) -> None:
+def load_for_pair(
+    tensor_map: TensorMap, tma: TmaPlan, origin: Mapping[str, Int32], destination: cute.Pointer, barrier: cute.Pointer
+) -> None:
     """`load_tile` in a block of a pair: into its own shared memory, bytes counted on the even block's barrier.
 
     `barrier` is this block's; the even block's has the same address but for the rank's lowest bit.
@@ -200,18 +203,18 @@ def load_for_pair(tensor_map: Any, tma: Any, origin: Mapping[str, Any], destinat
 
 
 class TensorShared(SharedMemory):
-    """A block's dynamic shared memory with the barriers of the accumulators, and a word for their address."""
+    """A CTA's shared memory with the accumulators' barriers and a word for their address."""
 
-    def acc_full(self, number: Any) -> Any:
+    def acc_full(self, number: Int32 | int) -> cute.Pointer:
         """The mbarrier that says that an accumulator is complete."""
         return self.base + (self.smem.acc_full_offset + number * self.smem.barrier_bytes)
 
-    def acc_empty(self, number: Any) -> Any:
+    def acc_empty(self, number: Int32 | int) -> cute.Pointer:
         """The mbarrier that says that an accumulator may be written again."""
         return self.base + (self.smem.acc_empty_offset + number * self.smem.barrier_bytes)
 
     @property
-    def slot(self) -> Any:
+    def slot(self) -> cute.Pointer:
         """The word in which tcgen05.alloc leaves an address."""
         return self.base + self.smem.slot_offset
 
@@ -223,14 +226,14 @@ class SharedRegions:
         self.regions = regions
         self.base = cutlass.memory.SmemAllocator().allocate(regions.total, regions.alignment)
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> cute.Pointer:
         return self.base + self.regions[name]
 
     # The DSL carries an object into a traced `if` or loop as its run-time values, and rebuilds it from them inside.
-    def __extract_mlir_values__(self) -> list[Any]:
+    def __extract_mlir_values__(self) -> list[object]:
         return cutlass.extract_mlir_values(self.base)
 
-    def __new_from_mlir_values__(self, values: list[Any]) -> SharedRegions:
+    def __new_from_mlir_values__(self, values: list[object]) -> SharedRegions:
         twin = copy.copy(self)
         twin.base = cutlass.new_from_mlir_values(self.base, values)
         return twin

@@ -1,4 +1,4 @@
-"""What the other bridge modules share: element types, pointers, values carried through traced control flow."""
+"""Element types, pointers, and values carried through traced control flow."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 import cuda.bindings.driver as driver
 import cutlass
 import cutlass.experimental.cuda as xcuda
-from cutlass import BFloat16, Float8E4M3FN, Float8E5M2, Float16, Float32, Int8, Int32, TFloat32, Uint8
+from cutlass import BFloat16, Float8E4M3FN, Float8E5M2, Float16, Float32, Int8, Int32, TFloat32, Uint8, cute
+from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import OperandMajorMode
 from cutlass.cutlass_dsl import dsl_user_op
 
+from layoutgemm.dtypes import DType
 from layoutgemm.errors import PlanError
 
 TensorMap: Any = xcuda.TensorMap
@@ -37,7 +39,11 @@ _ELEMENT_TYPES = {
 MAJOR_MODES = {"K": OperandMajorMode.K, "MN": OperandMajorMode.MN}
 
 
-def element_type(dtype: Any) -> Any:
+Maps = Sequence[TensorMap]
+Place = tuple[Int32, Int32, Int32]  # row, column and matrix, in elements of C
+
+
+def element_type(dtype: DType) -> type[cutlass.Numeric]:
     """The DSL's type for one of our element types: DType -> cutlass.Numeric subclass.
 
     Raises PlanError for a type that no kernel of this package loads, multiplies or stores.
@@ -49,7 +55,7 @@ def element_type(dtype: Any) -> Any:
         raise PlanError(f"the bridge has no DSL type for {dtype.name}; it knows {known}") from None
 
 
-def raw(pointer: Any) -> Any:
+def raw(pointer: cute.Pointer) -> ir.Value:
     """A cute.Pointer as the pointer type that the primitives take."""
     return cutlass.Pointer._from_raw_ptr(pointer.llvm_ptr)
 
@@ -58,13 +64,13 @@ def raw(pointer: Any) -> Any:
 def assembly(
     text: str,
     constraints: str,
-    operands: Sequence[Any],
-    results: Sequence[Any] = (),
+    operands: Sequence[cutlass.Numeric],
+    results: Sequence[type[cutlass.Numeric]] = (),
     *,
     pure: bool = False,
-    loc: Any = None,
-    ip: Any = None,
-) -> list[Any]:
+    loc: object = None,
+    ip: object = None,
+) -> list[cutlass.Numeric]:
     """Inline PTX: values of the DSL in, values of the types `results` out.
 
     text         instructions; $0, $1, ... are the results, then the operands
@@ -72,7 +78,7 @@ def assembly(
     pure         results follow from operands alone: the compiler may move, merge or drop the instruction
     """
     kinds = [result.mlir_type for result in results]
-    found: Any = llvm.inline_asm(
+    found = llvm.inline_asm(
         None if not kinds else kinds[0] if len(kinds) == 1 else llvm.StructType.get_literal(kinds),
         [operand.ir_value(loc=loc, ip=ip) for operand in operands],
         text,
@@ -88,7 +94,9 @@ def assembly(
     return unpacked(found, results, loc=loc, ip=ip)
 
 
-def unpacked(struct: Any, results: Sequence[Any], *, loc: Any = None, ip: Any = None) -> list[Any]:
+def unpacked(
+    struct: ir.Value, results: Sequence[type[cutlass.Numeric]], *, loc: object = None, ip: object = None
+) -> list[cutlass.Numeric]:
     """The parts of a struct of the LLVM dialect, as values of the DSL's types."""
     parts = enumerate(results)
     return [kind(llvm.extractvalue(kind.mlir_type, struct, position=[i], loc=loc, ip=ip)) for i, kind in parts]
@@ -113,10 +121,10 @@ class Carried:
     def __getattr__(self, name: str) -> Any:  # for type checkers: the values are set as attributes
         raise AttributeError(f"{type(self).__name__} carries no {name}")
 
-    def __extract_mlir_values__(self) -> list[Any]:
+    def __extract_mlir_values__(self) -> list[object]:
         return [value for name in self._names for value in cutlass.extract_mlir_values(self.__dict__[name])]
 
-    def __new_from_mlir_values__(self, values: list[Any]) -> Carried:
+    def __new_from_mlir_values__(self, values: list[object]) -> Carried:
         twin, at = copy.copy(self), 0
         for name in self._names:
             old = self.__dict__[name]

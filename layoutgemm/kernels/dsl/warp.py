@@ -19,12 +19,13 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, Int64
+from cutlass import BFloat16, Boolean, Float32, Int32, Int64
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 from cutlass.experimental import primitives
 
+from layoutgemm.atoms import MmaAtom, SmemTile, TiledCopy
 from layoutgemm.errors import PlanError
 from layoutgemm.layouts import Layout
 
@@ -39,7 +40,7 @@ _MMA_TYPES = {
 }  # fmt: skip
 
 
-def copy_async(destination: Any, address: Int64, valid: Any) -> None:
+def copy_async(destination: cute.Pointer, address: Int64, valid: Int32) -> None:
     """cp.async of 16 bytes, global to shared, past L1: the first `valid` bytes are read, the others become zeros.
 
     `valid` is cut to 0..16. It completes in the group that `commit_copies` closes.
@@ -51,12 +52,15 @@ def copy_async(destination: Any, address: Int64, valid: Any) -> None:
     )
 
 
-def shuffle(value: Any, offset: Any, segment: int) -> Any:
+def shuffle(value: Float32, offset: Int32 | int, segment: int) -> Float32:
     """shfl.sync.idx: the value of lane (own & segment) | (offset & ~segment). All lanes of the warp call it."""
     return cute.arch.shuffle_sync(value, offset, mask_and_clamp=segment << 8 | WARP_LANES - 1)
 
 
-def copy_tile(copy: Any, tile: Any, thread: Any, matrix: tuple[Any, Any, Any, Any], k0: Any, destination: Any) -> None:
+def copy_tile(
+    copy: TiledCopy, tile: SmemTile, thread: Int32, matrix: tuple[Int64, Int64, Int32, Int32], k0: Int32,
+    destination: cute.Pointer,
+) -> None:  # fmt: skip
     """The calling thread's part of one K-major tile: TiledCopy of cp.async x SmemTile -> copies, zeros at the edges.
 
     matrix       (address of the tile's first row at K = 0, elements from row to row, rows from there on, K): a row or
@@ -84,7 +88,7 @@ def wait_copies(pending: int) -> None:
     cute.arch.cp_async_wait_group(pending)
 
 
-def load_matrices(address: Any, count: int) -> list[Any]:
+def load_matrices(address: cute.Pointer, count: int) -> list[Int32]:
     """ldmatrix of 1, 2 or 4 matrices of 8x8 16-bit elements: a 32-bit register of each, two neighbours of a row.
 
     `address` is the row's of this lane: row i % 8 of matrix i // 8 for lane i.
@@ -93,7 +97,7 @@ def load_matrices(address: Any, count: int) -> list[Any]:
     return [words] if count == 1 else [words[i] for i in range(count)]
 
 
-def load_vector(address: Int64, inside: Any) -> list[Any]:
+def load_vector(address: Int64, inside: Boolean) -> list[Int32]:
     """ld.global of 16 bytes into four registers; zeros, and no access, where `inside` is false."""
     return assembly(
         "{ .reg .pred p; setp.ne.b32 p, $5, 0; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0; "
@@ -104,8 +108,8 @@ def load_vector(address: Int64, inside: Any) -> list[Any]:
     )
 
 
-def keep_elements(words: Sequence[Any], count: Any) -> list[Any]:
-    """Registers of two 16-bit elements each, of which the first `count` elements stay and the others become zeros."""
+def keep_elements(words: Sequence[Int32], count: Int32) -> list[Int32]:
+    """Registers of two 16-bit elements each; all but the first `count` elements become zeros."""
     kept = []
     for i, word in enumerate(words):
         bits = cutlass.max(cutlass.min(16 * Int32(count) - 32 * i, 32), 0)
@@ -115,8 +119,9 @@ def keep_elements(words: Sequence[Any], count: Any) -> list[Any]:
 
 @dsl_user_op
 def multiply_warp(
-    mma: Any, a: Sequence[Any], b: Sequence[Any], c: Sequence[Any], *, loc: Any = None, ip: Any = None
-) -> list[Any]:
+    mma: MmaAtom, a: Sequence[Int32], b: Sequence[Int32], c: Sequence[cutlass.Numeric], *, loc: object = None,
+    ip: object = None,
+) -> list[cutlass.Numeric]:  # fmt: skip
     """mma.sync of an MmaAtom: 32-bit registers of A, B and C (f32 or i32) -> those of D."""
     inputs = {mma.a_dtype.name, mma.b_dtype.name}
     if not inputs <= set(_MMA_TYPES) or mma.c_dtype.name not in ("f32", "i32"):
@@ -124,7 +129,7 @@ def multiply_warp(
     whole = mma.c_dtype.name == "i32"
     number = Int32 if whole else Float32
 
-    def register(word: Any) -> Any:
+    def register(word: Int32) -> ir.Value:
         value = Int32(word).ir_value(loc=loc, ip=ip)
         # the dialect wants registers of f16 as pairs of f16; of all other types it takes plain ones
         pair = mma.a_dtype.name == "f16"

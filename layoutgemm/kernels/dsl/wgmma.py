@@ -13,16 +13,19 @@ Source: PTX ISA, "Asynchronous warpgroup level matrix instructions".
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import tcgen05, warpgroup
 
-from layoutgemm.atoms.smem.descriptor import ADDRESS_MASK, SM90_FIELDS
+from layoutgemm.atoms import MmaAtom
+from layoutgemm.atoms.smem.descriptor import ADDRESS_MASK, SM90_FIELDS, OperandDescriptor
 from layoutgemm.errors import PlanError
 
+from ...moved import old_names
 from .sync import uniform
 from .types import MAJOR_MODES, assembly, element_type
 
@@ -32,7 +35,7 @@ ADDRESS_UNIT = 1 << SM90_FIELDS[0].shift
 LOW_WORD = (1 << 32) - 1
 
 
-def matrix_descriptor(word: int, pointer: Any) -> Int64:
+def matrix_descriptor(word: int, pointer: cute.Pointer) -> Int64:
     """The descriptor of an operand tile: constant bits of the plan, address field of the traced pointer.
 
     `word` is OperandDescriptor.word, whose address field is zero; `pointer` is the tile's first byte in shared memory.
@@ -42,18 +45,18 @@ def matrix_descriptor(word: int, pointer: Any) -> Int64:
 
 
 def as_signed(word: int, bits: int = 64) -> int:
-    """A bit pattern as the signed integer with the same bits, which is what the DSL's Int64 takes."""
+    """A bit pattern as the signed integer of the same bits, for the DSL's Int64."""
     return word - (1 << bits) if word >> (bits - 1) else word
 
 
-class Operand:
+class WgmmaOperand:
     """One operand's descriptors: the constant half, and the half that moves, in a uniform register.
 
     Of the 64 bits only the low 32 hold the address; stages and K blocks are added to these alone, so that the loop has
     32-bit uniform adds and nothing else.
     """
 
-    def __init__(self, descriptor: Any, pointer: Any, stage_bytes: int, block: Any = 0):
+    def __init__(self, descriptor: OperandDescriptor, pointer: cute.Pointer, stage_bytes: int, block: Int32 | int = 0):
         """`pointer` is stage 0's first byte; `block` is the first block of M (or N) that this warpgroup multiplies."""
         self.word = descriptor.word
         self.k_steps = tuple(step // ADDRESS_UNIT for step in descriptor.k_steps)
@@ -66,15 +69,15 @@ class Operand:
         constant = as_signed(self.word & LOW_WORD, 32)
         self.low = uniform((address >> SM90_FIELDS[0].shift) + block * step | constant)
 
-    def __extract_mlir_values__(self) -> list[Any]:
+    def __extract_mlir_values__(self) -> list[object]:
         return cutlass.extract_mlir_values(self.low)
 
-    def __new_from_mlir_values__(self, values: list[Any]) -> Operand:
+    def __new_from_mlir_values__(self, values: list[object]) -> WgmmaOperand:
         twin = copy.copy(self)
         twin.low = cutlass.new_from_mlir_values(self.low, values)
         return twin
 
-    def at(self, stage: Any, k_block: int, block: int = 0) -> Int64:
+    def at(self, stage: Int32 | int, k_block: int, block: int = 0) -> Int64:
         """The descriptor of one instruction's operand."""
         low = self.low + stage * self.stage_units + (self.k_steps[k_block] + self.mn_steps[block])
         return Int64(as_signed(self.word & ~LOW_WORD)) | Int64(Uint32(low))
@@ -102,30 +105,30 @@ class Wgmma:
         self.tiled_mma: Any = None if self.tied else cute.make_tiled_mma(_operation(plan, self.atom), (1, 1, 1))
         self.c_type = element_type(self.atom.c_dtype)
 
-    def __extract_mlir_values__(self) -> list[Any]:
+    def __extract_mlir_values__(self) -> list[object]:
         return [] if self.tied else cutlass.extract_mlir_values(self.tiled_mma)
 
-    def __new_from_mlir_values__(self, values: list[Any]) -> Wgmma:
+    def __new_from_mlir_values__(self, values: list[object]) -> Wgmma:
         twin = copy.copy(self)
         if not self.tied:
             twin.tiled_mma = cutlass.new_from_mlir_values(self.tiled_mma, values)
         return twin
 
-    def accumulator(self) -> Any:
+    def accumulator(self) -> cute.Tensor:
         """Registers for one tile of C, not initialised: the first `multiply` does not read them."""
         m, n, _ = self.shape
         if self.tied:
             return cute.make_rmem_tensor(cute.make_layout(self.atom.accumulator_registers), self.c_type)
         return cute.make_rmem_tensor(self.tiled_mma.get_slice(0).partition_shape_C((m, n)), self.c_type)
 
-    def halves(self, accumulator: Any) -> list[Any]:
+    def halves(self, accumulator: cute.Tensor) -> list[cute.Tensor]:
         """The accumulator of an instruction twice as wide, as two of this one: its values are those of the left columns
         first.
         """
         layout, count = self.accumulator().layout, self.atom.accumulator_registers
         return [cute.make_tensor(accumulator.iterator + count * i, layout) for i in range(2)]
 
-    def multiply(self, accumulator: Any, a: Any, b: Any, accumulate: Any) -> None:
+    def multiply(self, accumulator: cute.Tensor, a: WgmmaOperand, b: WgmmaOperand, accumulate: Boolean | bool) -> None:
         """One k tile: accumulator (+)= A tile @ B tile, one wgmma for each K block, then commit the group.
 
         `a` and `b` point at the stage's tiles; the K blocks lie at the plan's byte offsets from them. `accumulate` is
@@ -141,7 +144,10 @@ class Wgmma:
             accumulate = True
         warpgroup.commit_group()
 
-    def multiply_blocks(self, accumulators: Any, a: Operand, b: Operand, stage: Any, accumulate: Any) -> None:
+    def multiply_blocks(
+        self, accumulators: Sequence[cute.Tensor], a: WgmmaOperand, b: WgmmaOperand, stage: Int32 | int,
+        accumulate: Boolean | bool,
+    ) -> None:  # fmt: skip
         """One k tile of several blocks of M, each with its accumulator: `multiply` with descriptors that stay put.
 
         K blocks outside, blocks of M inside: two instructions in a row then read the same B.
@@ -153,9 +159,10 @@ class Wgmma:
         warpgroup.commit_group()
 
     def multiply_block(
-        self, accumulator: Any, a: Operand, b: Operand, stage: Any, block: int, column: int, accumulate: Any
-    ) -> None:
-        """One k tile of one block of M, and one of N, as a group of its own.
+        self, accumulator: cute.Tensor, a: WgmmaOperand, b: WgmmaOperand, stage: Int32 | int, block: int, column: int,
+        accumulate: Boolean | bool,
+    ) -> None:  # fmt: skip
+        """One K tile of one block of M and one of N, a wgmma group.
 
         The block's sums are complete before the others'.
         """
@@ -165,12 +172,13 @@ class Wgmma:
         warpgroup.commit_group()
 
     def _one(
-        self, accumulator: Any, a: Operand, b: Operand, stage: Any, k_block: int, block: int, keep: Any, column: int = 0
-    ) -> None:
+        self, accumulator: cute.Tensor, a: WgmmaOperand, b: WgmmaOperand, stage: Int32 | int, k_block: int, block: int,
+        keep: Boolean | bool, column: int = 0,
+    ) -> None:  # fmt: skip
         words = a.at(stage, k_block, block), b.at(stage, k_block, column)
         self._issue(accumulator, *words, keep if k_block == 0 else True)
 
-    def _issue(self, accumulator: Any, word_a: Int64, word_b: Int64, keep: Any) -> None:
+    def _issue(self, accumulator: cute.Tensor, word_a: Int64, word_b: Int64, keep: Boolean | bool) -> None:
         """One instruction: two descriptors, and scale-d."""
         if self.tied:
             registers = [accumulator[v] for v in range(self.atom.accumulator_registers)]
@@ -181,7 +189,7 @@ class Wgmma:
         fragments = _descriptor_fragment(word_a), _descriptor_fragment(word_b)
         cute.gemm(self.tiled_mma, accumulator, *fragments, accumulator)
 
-    def wait(self, pending: int = 0, *accumulators: Any) -> None:
+    def wait(self, pending: int = 0, *accumulators: cute.Tensor) -> None:
         """Until all but `pending` of this thread's groups have finished: operand tiles read; `settle` these sums.
 
         Any that is read behind this belongs here, or to `settle`, where more than a store takes it first.
@@ -189,7 +197,7 @@ class Wgmma:
         warpgroup.wait_group(pending)
         self.settle(*accumulators)
 
-    def settle(self, *accumulators: Any) -> None:
+    def settle(self, *accumulators: cute.Tensor) -> None:
         """Nothing reads these sums above this, which stands behind the `wait` that completes them.
 
         `wait` names no register. Where what is done with a sum takes nothing else, as of relu, LLVM moves it up to the
@@ -205,7 +213,7 @@ class Wgmma:
                 accumulator[v] = value
 
 
-def _operation(plan: Any, atom: Any) -> Any:
+def _operation(plan: Any, atom: MmaAtom) -> warpgroup.MmaF16BF16Op | warpgroup.MmaF8Op:
     majors = (MAJOR_MODES[plan.a.major], MAJOR_MODES[plan.b.major])
     a_type, b_type, c_type = (element_type(t) for t in (atom.a_dtype, atom.b_dtype, atom.c_dtype))
     shape, source = tuple(atom.shape_mnk), warpgroup.OperandSource.SMEM
@@ -220,7 +228,7 @@ def _operation(plan: Any, atom: Any) -> Any:
     raise PlanError(f"the DSL has no wgmma operation for {atom.a_dtype} and {atom.b_dtype}")
 
 
-def _descriptor_fragment(word: Int64) -> Any:
+def _descriptor_fragment(word: Int64) -> cute.Tensor:
     """A 64-bit descriptor as the operand that cute.gemm takes: one MMA atom along M (or N), one along K."""
     return cute.make_tensor(tcgen05.int_to_smem_descriptor(word), cute.make_layout((1, 1, 1), stride=(0, 0, 0)))
 
@@ -229,7 +237,9 @@ def _descriptor_fragment(word: Int64) -> Any:
 _TIED = ("tf32",)
 
 
-def _multiply_tied(atom: Any, registers: Any, word_a: Any, word_b: Any, keep: Any) -> list[Any]:
+def _multiply_tied(
+    atom: MmaAtom, registers: Sequence[Float32], word_a: Int64, word_b: Int64, keep: Boolean | bool
+) -> list[Float32]:
     """The atom's wgmma.mma_async on f32 accumulators and K-major operands; each register comes back as itself."""
     count = len(registers)
     names = ", ".join(f"${v}" for v in range(count))
@@ -240,3 +250,6 @@ def _multiply_tied(atom: Any, registers: Any, word_a: Any, word_b: Any, keep: An
         [Int64(word_a), Int64(word_b), Int32(keep), *map(Float32, registers)],
         (Float32,) * count,
     )
+
+
+__getattr__ = old_names(__name__)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...errors import OperandError
 from .chain import Epilogue
@@ -17,7 +16,7 @@ PADDING = 6  # elements behind each line of a matrix, which a kernel has to leav
 
 
 class Arrays:
-    """What a launch of `epilogue` on a C of `shape`, (M, N) or (batch, M, N), reads and writes besides.
+    """The epilogue operands of a launch. C's `shape` is (M, N) or (batch, M, N).
 
     given  what is read, by name: a number, (), (M,), (N,) or (M, N) as the operand's axes say, or one for each matrix
            of a batch; values are rounded to the operand's type
@@ -30,9 +29,9 @@ class Arrays:
     ('0x40000000', (8,))
     """
 
-    def __init__(self, epilogue: Epilogue, shape: tuple[int, ...], given: Mapping[str, Any]):
+    def __init__(self, epilogue: Epilogue, shape: tuple[int, ...], given: Mapping[str, object]):
         self.epilogue = epilogue
-        self._bits: dict[str, npt.NDArray[Any]] = {}
+        self._bits: dict[str, np.ndarray] = {}
         placed: dict[str, Any] = {name: value for name, value in given.items() if self._host(name)}
         extents = {"m": shape[-2], "n": shape[-1]}
         for operand in epilogue.given:
@@ -61,9 +60,9 @@ class Arrays:
     def _host(self, name: str) -> bool:
         return any(operand.host and operand.name == name for operand in self.epilogue.given)
 
-    def written(self) -> dict[str, npt.NDArray[Any]]:
-        """What the kernel wrote, by name, as float32 values. Raises OperandError for a write behind a line."""
-        found: dict[str, npt.NDArray[Any]] = {}
+    def written(self) -> dict[str, np.ndarray]:
+        """The operands that the kernel wrote, by name, as float32. Raises OperandError for a write behind a line."""
+        found: dict[str, np.ndarray] = {}
         for operand in self.epilogue.given:
             if not operand.written:
                 continue

@@ -1,10 +1,10 @@
-"""What happens to an accumulator on its way to C: scales, bias, residual, activations, masks, a user's own function.
+"""Epilogues: scales, bias, residual, activations, masks, a user's own function.
 
 An `Epilogue` is a tuple of steps, applied to each element x in order, in a kernel or in NumPy (`Epilogue.reference`).
 
     Epilogue(Scale("alpha"), Residual(), Bias(), Activation("gelu"))      gelu(alpha * A @ B + beta * D + bias)
 
-What a step needs besides x is given at the launch by name: numbers, vectors along M or N, matrices of C's shape.
+A step's operands are given at the launch by name: numbers, vectors along M or N, matrices of C's shape.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...errors import PlanError
 from ..plan import MAX_WORDS
-from .numpy_math import Matrix, numbers_of
+from .numpy_math import EpilogueMatrix, numbers_of
 from .steps import (
     ACTIVATIONS,
     GRADIENTS,
@@ -40,10 +39,10 @@ from .steps import (
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a reference evaluation gives: C before it is rounded, and what else is written, by name."""
+    """A reference result: C before it is rounded, and the written operands by name."""
 
-    c: npt.NDArray[Any]
-    written: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    c: np.ndarray
+    written: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, init=False)
@@ -74,8 +73,8 @@ class Epilogue:
             raise PlanError(f"the epilogue's operands take {len(self.words)} parameters; a kernel has {MAX_WORDS}")
 
     @classmethod
-    def of(cls, given: Any) -> Epilogue:
-        """What a plan was given as its epilogue: one, a single step, or None for nothing. Raises PlanError.
+    def of(cls, given: object) -> Epilogue:
+        """The epilogue of an argument: an Epilogue, a single step, or None. Raises PlanError for anything else.
 
         >>> Epilogue.of(Bias()) == Epilogue(Bias()), bool(Epilogue.of(None))
         (True, False)
@@ -153,7 +152,7 @@ class Epilogue:
             x = step.apply(x, at)
         return x
 
-    def reference(self, accumulator: npt.NDArray[Any], **given: Any) -> Outputs:
+    def reference(self, accumulator: np.ndarray, **given: object) -> Outputs:
         """The same in NumPy, in float32: accumulator (M, N), or (batch, M, N), operands by name.
 
         Vectors have shape (N,) or (M,), or (batch, ...); matrices C's shape. Raises PlanError for one that is missing,
@@ -165,7 +164,7 @@ class Epilogue:
         sums = numbers_of("accumulator", accumulator).astype(np.float32)
         if sums.ndim < 2:
             raise PlanError(f"accumulator has shape {sums.shape}; it is (M, N), or (batch, M, N)")
-        at = Matrix(self, sums, given)
+        at = EpilogueMatrix(self, sums, given)
         c = self.apply(at.accumulator, at)
         return Outputs(np.broadcast_to(c, at.accumulator.shape), at.written)
 

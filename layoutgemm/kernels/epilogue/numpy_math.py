@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...errors import OperandError, PlanError
+from ...moved import old_names
 from .parameters import host_number
 
 if TYPE_CHECKING:
     from .chain import Epilogue
     from .steps import Given
 
-Array = npt.NDArray[Any]
+Array = np.ndarray
 _ERF, _ERFC = np.frompyfunc(math.erf, 1, 1), np.frompyfunc(math.erfc, 1, 1)
 
 
@@ -37,48 +37,48 @@ class Math:
     """f32 functions of arrays, with the names that steps use."""
 
     @staticmethod
-    def constant(value: float) -> Any:
+    def constant(value: float) -> np.float32:
         """A number of f32."""
         return np.float32(value)
 
     @staticmethod
-    def to_float(x: Any) -> Any:
+    def to_float(x: Array) -> Array:
         """Coordinates as f32."""
         return np.asarray(x).astype(np.float32)
 
     @staticmethod
-    def erf(x: Any) -> Any:
+    def erf(x: Array) -> Array:
         """The error function."""
         return np.asarray(_ERF(np.asarray(x, np.float64)), np.float32)
 
     @staticmethod
-    def normal(x: Any) -> Any:
+    def normal(x: Array) -> Array:
         """The normal distribution: erfc(-x / sqrt(2)) / 2."""
         return np.asarray(_ERFC(np.asarray(x, np.float64) * -math.sqrt(0.5)) / 2, np.float32)
 
     @staticmethod
-    def sigmoid(x: Any) -> Any:
+    def sigmoid(x: Array) -> Array:
         """1 / (1 + exp(-x))."""
         with np.errstate(over="ignore"):
             return np.float32(1) / (np.float32(1) + np.exp(-x))
 
     @staticmethod
-    def rsqrt(x: Any) -> Any:
+    def rsqrt(x: Array) -> Array:
         """1 / sqrt(x)."""
         return np.float32(1) / np.sqrt(x)
 
     @staticmethod
-    def maximum(x: Any, y: Any) -> Any:
-        """The larger; a number where one of them is none, as max.f32 has it."""
+    def maximum(x: Array | float, y: Array | float) -> Array:
+        """The larger; of a NaN and a number, the number, as in max.f32."""
         return np.fmax(x, y if isinstance(y, np.ndarray) else np.asarray(y, np.asarray(x).dtype))
 
     @staticmethod
-    def minimum(x: Any, y: Any) -> Any:
-        """The smaller; a number where one of them is none, as min.f32 has it."""
+    def minimum(x: Array | float, y: Array | float) -> Array:
+        """The smaller; of a NaN and a number, the number, as in min.f32."""
         return np.fmin(x, y if isinstance(y, np.ndarray) else np.asarray(y, np.asarray(x).dtype))
 
     @staticmethod
-    def where(condition: Any, yes: Any, no: Any) -> Any:
+    def where(condition: Array, yes: Array | float, no: Array | float) -> Array:
         """A choice by element."""
         kind = np.result_type(*([v.dtype for v in (yes, no) if isinstance(v, np.ndarray)] or [np.dtype(np.float32)]))
         return np.where(condition, np.asarray(yes, kind), np.asarray(no, kind))
@@ -91,7 +91,7 @@ class Math:
     and_, or_, xor = (staticmethod(f) for f in (np.bitwise_and, np.bitwise_or, np.bitwise_xor))
 
 
-def numbers_of(name: str, value: Any) -> Array:
+def numbers_of(name: str, value: object) -> Array:
     """An array of real numbers. Raises OperandError for anything else."""
     try:
         array = np.asarray(value)
@@ -102,17 +102,17 @@ def numbers_of(name: str, value: Any) -> Array:
     return array
 
 
-def rounded(operand: Given, value: Any) -> Array:
+def rounded(operand: Given, value: object) -> Array:
     """Values of an epilogue's operand, rounded once to its type, as float32."""
     return np.asarray(operand.dtype.decode(operand.dtype.encode(numbers_of(operand.name, value))), np.float32)
 
 
-class Matrix:
+class EpilogueMatrix:
     """All elements of C at once, as a step's `at`."""
 
     math = Math
 
-    def __init__(self, epilogue: Epilogue, accumulator: Array, given: Mapping[str, Any]):
+    def __init__(self, epilogue: Epilogue, accumulator: Array, given: Mapping[str, object]):
         names = {operand.name for operand in epilogue.given if not operand.written}
         if set(given) != names:
             missing, more = sorted(names - set(given)), sorted(set(given) - names)
@@ -126,7 +126,7 @@ class Matrix:
         self.j = np.arange(columns, dtype=np.int32)[None, :]
         self._values = {name: self._placed(name, value) for name, value in given.items()}
 
-    def _placed(self, name: str, value: Any) -> Any:
+    def _placed(self, name: str, value: object) -> Any:
         operand = self.epilogue.named_given(name)
         if operand.host:
             number = host_number(name, value, operand.dtype.name == "i32")
@@ -140,22 +140,25 @@ class Matrix:
             return array[()]
         return array[..., :, None] if operand.axes == "m" else array[..., None, :] if operand.axes == "n" else array
 
-    def read(self, name: str) -> Any:
+    def read(self, name: str) -> Array:
         """An operand, broadcast along C."""
         return self._values[name]
 
-    def write(self, name: str, x: Any) -> None:
+    def write(self, name: str, x: Array) -> None:
         """Keep a matrix, rounded to its type."""
         dtype = self.epilogue.named_given(name).dtype
         self.written[name] = np.asarray(dtype.decode(dtype.encode(np.broadcast_to(x, self.accumulator.shape))))
 
-    def largest(self, name: str, x: Any) -> None:
+    def largest(self, name: str, x: Array) -> None:
         """Keep the largest magnitude."""
         self.written[name] = np.float32(np.max(np.abs(x), initial=0.0))  # type: ignore[assignment]
 
-    def random(self, name: str) -> Any:
+    def random(self, name: str) -> Array:
         """16 bits for each element, 0 to 65535."""
         i, j = (self.j, self.i) if self.epilogue.flipped else (self.i, self.j)
         with np.errstate(over="ignore"):
             bits = mix(np.uint32(self._values[name] & 0xFFFFFFFF), i.astype(np.uint32), (j // 2).astype(np.uint32))
         return (bits >> np.where(j % 2, 16, 0).astype(np.uint32)) & np.uint32(0xFFFF)
+
+
+__getattr__ = old_names(__name__)

@@ -21,7 +21,7 @@ _MAX_F32 = float.fromhex("0x1.ffffffp127")  # rounds to no float32
 
 @dataclass(frozen=True)
 class Placed:
-    """Where an operand lies.
+    """An operand's address and strides.
 
     address  in bytes (or an array that stands for it, in the emulator)
     leading  elements from line to line, of a matrix
@@ -33,7 +33,7 @@ class Placed:
     batch: int = 0
 
 
-def words_of(epilogue: Epilogue, given: Mapping[str, Any]) -> tuple[Any, ...]:
+def words_of(epilogue: Epilogue, given: Mapping[str, object]) -> tuple[Any, ...]:
     """The words, in the kernel's order: numbers and `Placed` by name, all of the epilogue's and no others.
 
     Raises OperandError for a missing operand, one too many, or a number where there should be an address.
@@ -77,7 +77,7 @@ def host_number(name: str, value: Any, whole: bool = False) -> int | float:
     return number
 
 
-def _words(operand: Given, value: Any) -> tuple[Any, ...]:
+def _words(operand: Given, value: object) -> tuple[Any, ...]:
     if operand.host:
         number = host_number(operand.name, value, operand.dtype.name == "i32")
         if isinstance(number, int):

@@ -22,7 +22,7 @@ _OTHER = {"row": "col", "col": "row"}
 
 @dataclass(frozen=True)
 class Given:
-    """Something that an epilogue reads, or writes, besides C.
+    """An operand that an epilogue reads or writes.
 
     name     what the caller gives it by
     axes     "": one value; "n": one for each column of C; "m": one for each row; "mn": one for each element
@@ -70,8 +70,8 @@ STEPS: dict[str, type[Step]] = {}  # this package's own by name: those that anot
 class Step:
     """One step: `given` says what it needs, `apply` what becomes of x.
 
-    `at` is where x stands: `at.read(name)`, `at.write(name, x)`, `at.largest(name, x)`, `at.random(name)`, the
-    coordinates `at.i`, `at.j`, and `at.math`: exp, tanh, erf, sigmoid, maximum, where ... in f32.
+    `at` is x's place: `at.read(name)`, `at.write(name, x)`, `at.largest(name, x)`, `at.random(name)` and the
+    coordinates `at.i`, `at.j`. `at.math` has exp, tanh, erf, sigmoid, maximum, where ... in f32.
     """
 
     given: tuple[Given, ...] = ()
@@ -150,7 +150,7 @@ class VectorScale(_Vector):
 
 @dataclass(frozen=True)
 class Residual(Step):
-    """x + beta * D: a matrix of C's shape, and a number given at the launch (1 when beta is None)."""
+    """x + beta * D: a matrix of C's shape and a number given at the launch. Without a beta it is 1."""
 
     dtype: str = "bf16"
     order: str = "row"
@@ -196,13 +196,13 @@ ACTIVATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
 """name -> formula. "gelu" is torch's default (erf); "gelu_tanh" torch's approximate="tanh" and cuBLASLt's GELU."""
 
 
-def check_activation(kind: Any, said: str = "activation") -> None:
+def check_activation(kind: object, said: str = "activation") -> None:
     """Raise PlanError unless `kind` is one of ACTIVATIONS; `said` is what the caller gave it as."""
     if not isinstance(kind, str) or kind not in ACTIVATIONS:
         raise PlanError(f"{said} {kind!r}: known are {', '.join(ACTIVATIONS)}")
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -328,7 +328,7 @@ class Aux(Step):
 
 @dataclass(frozen=True)
 class Amax(Step):
-    """The largest |x| so far, in a float32 in memory, which the caller has set to 0 or to a maximum to go on from."""
+    """The largest |x|, kept in a float32 in memory that the caller initialises."""
 
     name: str = "amax"
 

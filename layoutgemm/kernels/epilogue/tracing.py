@@ -12,6 +12,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from ...errors import LayoutError, PlanError
 
 # An expression: ("float", value), ("int", value), ("x",), ("i",), ("j",), ("given", name) or (operation, *expressions).
@@ -40,7 +42,7 @@ class Symbol:
             "ops.where(condition, yes, no)"
         )
 
-    def __array_ufunc__(self, function: Any, method: str, *values: Any, **options: Any) -> Symbol:
+    def __array_ufunc__(self, function: np.ufunc, method: str, *values: object, **options: object) -> Symbol:
         """NumPy's numbers may stand in the arithmetic; its functions know nothing of what a kernel computes."""
         known: dict[str, Callable[..., Any]] = {
             "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv,
@@ -53,31 +55,31 @@ class Symbol:
         plain = [value.tolist() if hasattr(value, "tolist") else value for value in values]
         return _symbol(known[function.__name__](*plain))
 
-    def __add__(self, other: Any) -> Symbol:
+    def __add__(self, other: object) -> Symbol:
         return _arithmetic("add", self, other)
 
-    def __radd__(self, other: Any) -> Symbol:
+    def __radd__(self, other: object) -> Symbol:
         return _arithmetic("add", other, self)
 
-    def __sub__(self, other: Any) -> Symbol:
+    def __sub__(self, other: object) -> Symbol:
         return _arithmetic("sub", self, other)
 
-    def __rsub__(self, other: Any) -> Symbol:
+    def __rsub__(self, other: object) -> Symbol:
         return _arithmetic("sub", other, self)
 
-    def __mul__(self, other: Any) -> Symbol:
+    def __mul__(self, other: object) -> Symbol:
         return _arithmetic("mul", self, other)
 
-    def __rmul__(self, other: Any) -> Symbol:
+    def __rmul__(self, other: object) -> Symbol:
         return _arithmetic("mul", other, self)
 
-    def __truediv__(self, other: Any) -> Symbol:
+    def __truediv__(self, other: object) -> Symbol:
         return _apply("div", "float", _float(self), _float(other))
 
-    def __rtruediv__(self, other: Any) -> Symbol:
+    def __rtruediv__(self, other: object) -> Symbol:
         return _apply("div", "float", _float(other), _float(self))
 
-    def __pow__(self, other: Any) -> Symbol:
+    def __pow__(self, other: object) -> Symbol:
         if isinstance(other, bool) or not isinstance(other, int) or not 1 <= other <= MAX_POWER:
             raise PlanError(
                 f"x ** {other!r}: a whole number from 1 to {MAX_POWER} is a chain of products; others are "
@@ -92,42 +94,42 @@ class Symbol:
     def __abs__(self) -> Symbol:
         return _arithmetic("maximum", self, -self)
 
-    def __floordiv__(self, other: Any) -> Symbol:
+    def __floordiv__(self, other: object) -> Symbol:
         return _integers("floordiv", self, other)
 
-    def __mod__(self, other: Any) -> Symbol:
+    def __mod__(self, other: object) -> Symbol:
         return _integers("mod", self, other)
 
-    def __and__(self, other: Any) -> Symbol:
+    def __and__(self, other: object) -> Symbol:
         return _integers("and_", self, other)
 
-    def __or__(self, other: Any) -> Symbol:
+    def __or__(self, other: object) -> Symbol:
         return _integers("or_", self, other)
 
-    def __xor__(self, other: Any) -> Symbol:
+    def __xor__(self, other: object) -> Symbol:
         return _integers("xor", self, other)
 
-    def __lt__(self, other: Any) -> Symbol:
+    def __lt__(self, other: object) -> Symbol:
         return _compare("lt", self, other)
 
-    def __le__(self, other: Any) -> Symbol:
+    def __le__(self, other: object) -> Symbol:
         return _compare("le", self, other)
 
-    def __gt__(self, other: Any) -> Symbol:
+    def __gt__(self, other: object) -> Symbol:
         return _compare("gt", self, other)
 
-    def __ge__(self, other: Any) -> Symbol:
+    def __ge__(self, other: object) -> Symbol:
         return _compare("ge", self, other)
 
-    def __eq__(self, other: Any) -> Symbol:  # type: ignore[override]
+    def __eq__(self, other: object) -> Symbol:  # type: ignore[override]
         return _compare("eq", self, other)
 
-    def __ne__(self, other: Any) -> Symbol:  # type: ignore[override]
+    def __ne__(self, other: object) -> Symbol:  # type: ignore[override]
         return _compare("ne", self, other)
 
 
 class Operations:
-    """What a function may call besides arithmetic, in f32.
+    """The functions that a traced function may call, in f32.
 
     exp, log, sqrt, rsqrt, tanh, erf, sigmoid; normal, the distribution function, erfc(-x / sqrt(2)) / 2; maximum and
     minimum; where. `float` makes a float of a coordinate, which arithmetic with floats does by itself.
@@ -139,22 +141,22 @@ class Operations:
         return lambda x: _apply(name, "float", _float(x))
 
     @staticmethod
-    def float(x: Any) -> Symbol:
+    def float(x: object) -> Symbol:
         """A coordinate as f32; exact below 2**24."""
         return _float(x)
 
     @staticmethod
-    def maximum(x: Any, y: Any) -> Symbol:
+    def maximum(x: object, y: object) -> Symbol:
         """The larger of two."""
         return _arithmetic("maximum", x, y)
 
     @staticmethod
-    def minimum(x: Any, y: Any) -> Symbol:
+    def minimum(x: object, y: object) -> Symbol:
         """The smaller of two."""
         return _arithmetic("minimum", x, y)
 
     @staticmethod
-    def where(condition: Any, yes: Any, no: Any) -> Symbol:
+    def where(condition: object, yes: object, no: object) -> Symbol:
         """`yes` where the condition holds, else `no`; both are computed."""
         if not isinstance(condition, Symbol) or condition.kind != "bool":
             raise PlanError(f"where takes a comparison of the function's values, not {condition!r}")
@@ -163,7 +165,7 @@ class Operations:
 
 
 def trace(function: Callable[..., Any], names: tuple[str, ...]) -> Expression:
-    """The expression of `function(x, i, j, ops, *values)`, `values` in the order of their names.
+    """The expression of `function(x, i, j, ops, *values)`. `values` are in the order of `names`.
 
     x is the f32 value of an element, i and j its row and column in C. Raises PlanError when the function does not give
     one f32 value, asks a value for its truth, or raises an error of its own, such as that of math.exp(x).
@@ -228,7 +230,7 @@ def _symbol(value: Any) -> Symbol:
     return Symbol(("float", value), "float")
 
 
-def _float(value: Any) -> Symbol:
+def _float(value: object) -> Symbol:
     value = _symbol(value)
     if value.kind == "bool":
         raise PlanError("a comparison is no number: ops.where(condition, 1.0, 0.0) makes one of it")
@@ -242,7 +244,7 @@ def _float(value: Any) -> Symbol:
     return value
 
 
-def _same(x: Any, y: Any) -> tuple[Symbol, Symbol]:
+def _same(x: object, y: object) -> tuple[Symbol, Symbol]:
     x, y = _symbol(x), _symbol(y)
     return (_int32(x), _int32(y)) if x.kind == y.kind == "int" else (_float(x), _float(y))
 
@@ -259,16 +261,16 @@ def _apply(name: str, kind: str, *operands: Symbol) -> Symbol:
     return Symbol((name, *[operand.expression for operand in operands]), kind)
 
 
-def _arithmetic(name: str, x: Any, y: Any) -> Symbol:
+def _arithmetic(name: str, x: object, y: object) -> Symbol:
     x, y = _same(x, y)
     return _apply(name, x.kind, x, y)
 
 
-def _compare(name: str, x: Any, y: Any) -> Symbol:
+def _compare(name: str, x: object, y: object) -> Symbol:
     return _apply(name, "bool", *_same(x, y))
 
 
-def _integers(name: str, x: Any, y: Any) -> Symbol:
+def _integers(name: str, x: object, y: object) -> Symbol:
     x, y = _symbol(x), _symbol(y)
     if x.kind != "int" or y.kind != "int":
         raise PlanError(f"{name.strip('_')} is for coordinates and whole numbers, not for {x.kind} and {y.kind}")

@@ -1,4 +1,4 @@
-"""What the persistent levels of the ladder prove besides their operands: the order of tiles, the output's way out."""
+"""Checks of the persistent levels: tile order and output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...schedule import Persistent, Schedule
 
 
 def every_tile_once(schedule: Schedule | Persistent) -> Check:
-    """Whether the schedule visits each tile of every grid once.
+    """The schedule visits each tile of every grid once.
 
     >>> from layoutgemm.schedule import Grouped
     >>> every_tile_once(Grouped(group=8)).ok
@@ -21,7 +21,7 @@ def every_tile_once(schedule: Schedule | Persistent) -> Check:
 
 
 def output_checks(tile: SmemTile, store: TmaPlan, access: AccessPattern) -> list[Check]:
-    """Whether the output's tile is one, the tensor store empties it, and its writers meet no bank twice."""
+    """The output's tile is bijective, emptied by the TMA store, and written without bank conflicts."""
     return [
         bijective_tile("tile C", tile),
         filled_by("store C", tile, store),

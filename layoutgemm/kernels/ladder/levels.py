@@ -7,8 +7,8 @@ A level is a kernel object with the host function
                  lda: Int64, ldb: Int64, ldc: Int64, stream: bridge.Stream) -> None
 
 and a method `check()` that gives a `Report` of what was proven about it. A is (M, K) and B, given as (N, K), are bf16
-with K contiguous, C is (M, N) with N contiguous; lda, ldb, ldc are elements from one row to the next, lda and ldb (and
-ldc of a bf16 C) multiples of 8. All sizes are run-time arguments: one compile serves them all. A level that stores C by
+with K contiguous; C is (M, N) with N contiguous. lda, ldb and ldc are elements from row to row; lda and ldb, and ldc of
+a bf16 C, are multiples of 8. All sizes are run-time arguments: one compile serves them all. A level that stores C by
 tensor copies owns the pitch of C up to the next 16 bytes, of its last line too: the hardware writes them.
 
     LEVELS = (Level(3, "TMA and wgmma", TmaKernel(), guide=230),)
@@ -121,11 +121,11 @@ class Level:
 
     @property
     def whole_units(self) -> bool:
-        """Whether lines of C are written in whole units of 16 bytes: the pitch up to the next one is the level's."""
+        """True if lines of C are written in whole units of 16 bytes: the pitch up to the next one is the level's."""
         return self.store is not None
 
     def written(self, n: int) -> int:
-        """How many columns the level may write of a C of `n` columns: up to the end of a line's last 16 bytes."""
+        """The columns that the level may write of `n` columns, in whole 16 bytes."""
         return n + (self.store.beyond_line(n) if self.store is not None else 0)
 
     def leading(self, m: int, n: int, k: int) -> tuple[int, int, int]:
@@ -138,7 +138,7 @@ class Level:
         return pitch, pitch, n if self.c == f32 else padded_leading(self.c, n) + spare
 
     def emulate(self, m: int, n: int, k: int, orders: Orders = None) -> Emulation:
-        """Run the compiled kernel on the CPU, race checker on, on small integers, whose every sum is exact.
+        """Run the compiled kernel in the race-detecting emulator on small integers, whose sums are exact.
 
         Raises EmulatorError with the report when anything is found, or when an element of C is not the exact product,
         rounded to C's type. What lies between the rows of C must stay as it was, but for what the level owns of it.
@@ -165,7 +165,7 @@ class Level:
         return done
 
     def orders(self, orders: Orders) -> Orders:
-        """The same orders of execution, silent about what the level writes of the pitch that it owns."""
+        """The same orders of execution, without reports of writes into the level's own pitch."""
         if not self.whole_units:
             return orders
         if orders is None or isinstance(orders, Policy):
@@ -210,7 +210,7 @@ def operand(name: str, rows: int, depth: int, mma: MmaAtom, *, multicast: int = 
 
 @dataclass(frozen=True, slots=True)
 class SharedMap:
-    """Where everything lies in a block's dynamic shared memory, in bytes: stages of A and B, buffers of C, barriers.
+    """The map of a CTA's shared memory, in bytes: stages, buffers of C, barriers.
 
     `bridge.SharedMemory` turns it into addresses. full[s] and empty[s] are `barrier_bytes` apart.
     """
@@ -284,7 +284,7 @@ def wgmma_report(
     *more: Check,
     blocks_per_sm: int = 1,
 ) -> Report:
-    """What every wgmma level proves: operands, fragment map, shared memory, the pipeline for any number of k tiles."""
+    """Checks of every wgmma level: operands, fragment map, shared memory, pipeline."""
     checks = [*operand_checks(a, mma), *operand_checks(b, mma), *fragment_checks(mma)]
     checks.append(shared_memory(ARCH, smem.parts(), blocks_per_sm))
     if pipeline is not None:
@@ -325,7 +325,7 @@ def main(
     checked_sizes: Sequence[tuple[int, int, int]] = CHECKED,
     size: int = SIZE,
 ) -> int:
-    """A level's program: prove, then check and time on a GPU, or emulate where there is none. Gives the exit status.
+    """A level's program: prove, then check and time on a GPU, or emulate without one. Gives the exit status.
 
     checked_sizes    what is checked on a GPU before anything is timed
     size             what is timed there, cubed

@@ -15,6 +15,8 @@ from ..compile.compiler import dsl_version
 from ..run.torch_tensors import torch_type
 
 if TYPE_CHECKING:
+    import torch
+
     from .levels import Level
 
 # How to measure: operands of several products in turn, more bytes in all than L2 holds; some milliseconds at a time,
@@ -50,7 +52,7 @@ class Timing:
         return f"{verdict}, {self.tflops:.1f} TFLOP/s, {self.ratio:.3f} of torch.mm"
 
 
-def operands(m: int, n: int, k: int, pitch: int) -> tuple[Any, Any]:
+def operands(m: int, n: int, k: int, pitch: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A (m, k) and B (n, k), random normal bf16 on the GPU; NaN in the pitch, which no kernel may multiply."""
     import torch
 
@@ -62,7 +64,9 @@ def operands(m: int, n: int, k: int, pitch: int) -> tuple[Any, Any]:
     return made[0], made[1]
 
 
-def launcher(level: Level, a: Any, b: Any, c: Any, m: int, n: int, k: int) -> Callable[[], None]:
+def launcher(
+    level: Level, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, m: int, n: int, k: int
+) -> Callable[[], None]:
     """A function that launches the level's kernel on torch's current stream."""
     import torch
 
@@ -76,7 +80,7 @@ def launcher(level: Level, a: Any, b: Any, c: Any, m: int, n: int, k: int) -> Ca
     return launch
 
 
-def output(level: Level, m: int, n: int, k: int) -> Any:
+def output(level: Level, m: int, n: int, k: int) -> torch.Tensor:
     """C with its pitch, NaN everywhere."""
     import torch
 
@@ -84,8 +88,8 @@ def output(level: Level, m: int, n: int, k: int) -> Any:
     return torch.full((m, level.leading(m, n, k)[2]), float("nan"), dtype=kind, device="cuda")
 
 
-def share_of_bound(level: Level, a: Any, b: Any, c: Any, k: int) -> float:
-    """The largest error of C against float64, as a share of what f32 accumulation may leave; infinite for a NaN.
+def share_of_bound(level: Level, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, k: int) -> float:
+    """The largest error of C against float64, as a share of the bound; infinite for a NaN.
 
     The bound is `run.error_bound`'s, for instructions of depth 16.
     """
@@ -103,8 +107,8 @@ def share_of_bound(level: Level, a: Any, b: Any, c: Any, k: int) -> float:
 def check(level: Level, m: int, n: int, k: int) -> float:
     """Run the level on random operands; the largest error as a share of the bound.
 
-    Raises PlanError where an element is further off, where what lies between the rows of C was written and is not the
-    level's own (`Level.written`), or where a second run gives other bits.
+    Raises PlanError for a larger error, for a write between the rows of C that is not the level's own
+    (`Level.written`), and for a second run with other bits.
     """
     import torch
 
@@ -142,7 +146,7 @@ def check_rows(level: Level, size: int) -> float:
     return share
 
 
-def _share_in_rows(level: Level, a: Any, b: Any, c: Any, k: int) -> float:
+def _share_in_rows(level: Level, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, k: int) -> float:
     import torch
 
     rows = torch.randint(0, c.shape[0], (SAMPLED_ROWS,), device=c.device)
@@ -194,7 +198,7 @@ def time_levels(levels: Sequence[Level], size: int, rounds: int = ROUNDS) -> lis
     return rows_out
 
 
-def _slot(launches: Sequence[Callable[[], Any]], count: int) -> float:
+def _slot(launches: Sequence[Callable[[], None]], count: int) -> float:
     """Seconds that `count` launches take, over the operand sets in turn."""
     import torch
 
@@ -208,7 +212,7 @@ def _slot(launches: Sequence[Callable[[], Any]], count: int) -> float:
     return float(start.elapsed_time(end)) / 1e3
 
 
-def facts() -> dict[str, Any]:
+def facts() -> dict[str, object]:
     """The machine and the versions, for a table of results."""
     import subprocess
 

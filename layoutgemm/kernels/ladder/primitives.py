@@ -1,9 +1,9 @@
-"""What the Blackwell primitives share: a kernel on arrays in global memory, compiled and emulated; its shared memory.
+"""The Blackwell primitives: a kernel on arrays, compiled and emulated, and its shared memory.
 
-A primitive's program is one file of the root folder `kernels`: a kernel object with `@cute.jit __call__`, which takes
-the addresses of arrays and a stream, and what its launch has to leave in them. No device of this architecture is
-needed, and none has run them: the emulator executes the compiled PTX in several orders of events, and asks for every
-wait and fence of tensor memory that PTX asks for.
+A primitive's program is one file of the root folder `kernels`: a kernel object and the expected arrays. Its `@cute.jit
+__call__` takes the addresses of arrays and a stream. No device of this architecture is needed, and none has run them.
+The emulator executes the compiled PTX in several orders of events, and requires every wait and fence of tensor memory
+that PTX requires.
 
     emulate("alloc", Allocate(), {"out": out})      # out is now what the kernel wrote, or EmulatorError is raised
 """
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...emulator.api import ORDERS, Emulation, emulate_host
 from ...errors import EmulatorError
@@ -31,7 +30,7 @@ ARCH = "sm_100a"
 
 @dataclass(frozen=True)
 class Regions:
-    """Where named pieces lie in a block's dynamic shared memory, in bytes: each where the one before it ends, aligned.
+    """Named pieces of a CTA's shared memory, in bytes, one after another, aligned.
 
     `kernels.dsl.tcgen05.SharedRegions` turns names into addresses.
 
@@ -68,7 +67,7 @@ class Primitive:
 
     @property
     def parameters(self) -> dict[str, str]:
-        """What the host function takes, as plans say it."""
+        """The parameters of the host function, as in a plan."""
         return dict.fromkeys(self.arrays, "address")
 
     def compile(self) -> CompiledGemm:
@@ -81,7 +80,7 @@ class Primitive:
         return compile_kernel(self.kernel, ARCH, facts, self)
 
 
-def emulate(name: str, kernel: Any, arrays: Mapping[str, npt.NDArray[Any]], orders: int = 3) -> Emulation:
+def emulate(name: str, kernel: Any, arrays: Mapping[str, np.ndarray], orders: int = 3) -> Emulation:
     """Run a kernel's launch on the arrays in several orders of events; they hold what it wrote, the same in each.
 
     name    of the kernel, unique in its program, for the cache of compiled kernels
@@ -91,7 +90,7 @@ def emulate(name: str, kernel: Any, arrays: Mapping[str, npt.NDArray[Any]], orde
     Raises EmulatorError with the report when anything is found, or when two orders give different bits.
     """
     host = host_of(Primitive(name, kernel, tuple(arrays)).compile())
-    first: dict[str, npt.NDArray[Any]] = {}
+    first: dict[str, np.ndarray] = {}
     done = None
     given = {key: value.copy() for key, value in arrays.items()}
     for order in ORDERS[:orders]:
@@ -111,7 +110,7 @@ def compiled(name: str, kernel: Any, arrays: Mapping[str, Any]) -> CompiledGemm:
     return Primitive(name, kernel, tuple(arrays)).compile()
 
 
-def right(name: str, have: npt.NDArray[Any], want: npt.NDArray[Any], said: str) -> None:
+def right(name: str, have: np.ndarray, want: np.ndarray, said: str) -> None:
     """Print what was checked, or raise EmulatorError with the first element that is wrong."""
     wrong = np.argwhere(have != want)
     if len(wrong):

@@ -7,10 +7,9 @@ says so.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from ...errors import EmulatorError, OperandError
 from ..sm80.operand import Sm80Operand
@@ -21,16 +20,22 @@ from .occupancy import resident
 from .result import GemmResult
 from .torch_tensors import OperandPath, torch_type
 
+if TYPE_CHECKING:
+    import torch
+
+
 WORKERS = 2  # blocks of a persistent grid in the emulator: each has several tiles
 
 
-def _lines_of_bits(operand: Sm80Operand, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _lines_of_bits(operand: Sm80Operand, value: np.ndarray) -> np.ndarray:
     """Raw bits as (batch, lines, elements): lines are contiguous in the plan's order."""
     lines = value if operand.order == "row" else value.swapaxes(-1, -2)
     return np.ascontiguousarray(raw_bits(operand, lines.reshape((-1, *lines.shape[-2:])), rounds=True))
 
 
-def run_on_cpu(plan: Sm80Plan, a: Any, b: Any, device: str, why: str, copy: bool) -> GemmResult:
+def run_on_cpu(
+    plan: Sm80Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor, device: str, why: str, copy: bool
+) -> GemmResult:
     """Run the NumPy executor ("reference"), or the emulator, on arrays that have been checked; `copy` is the maps'."""
     bits = _lines_of_bits(plan.a, a), _lines_of_bits(plan.b, b)
     kind = np.float32 if plan.c.dtype.kind == "float" else np.int32
@@ -53,7 +58,7 @@ def run_on_cpu(plan: Sm80Plan, a: Any, b: Any, device: str, why: str, copy: bool
     return GemmResult(values if plan.batch > 1 else values[0], "emulator", why)
 
 
-def _padded(operand: Sm80Operand, bits: Any, align: int) -> tuple[Any, int]:
+def _padded(operand: Sm80Operand, bits: torch.Tensor, align: int) -> tuple[torch.Tensor, int]:
     unit = max(1, align // operand.dtype.bytes)
     pitch = -(-bits.shape[2] // unit) * unit
     out = np.zeros((*bits.shape[:2], pitch), bits.dtype)
@@ -61,7 +66,9 @@ def _padded(operand: Sm80Operand, bits: Any, align: int) -> tuple[Any, int]:
     return out, pitch
 
 
-def target(plan: Sm80Plan, out: Any, device: Any, copies: list[str], copy: bool) -> tuple[Any, bool]:
+def target(
+    plan: Sm80Plan, out: torch.Tensor | None, device: torch.device, copies: list[str], copy: bool
+) -> tuple[torch.Tensor, bool]:
     """(tensor that the kernel writes, whether it is copied into `out` afterwards)."""
     import torch
 
@@ -78,20 +85,22 @@ def target(plan: Sm80Plan, out: Any, device: Any, copies: list[str], copy: bool)
     return torch.empty(shape, dtype=torch_type(plan.c.dtype), device=device)[..., : plan.n], out is not None
 
 
-def arguments(plan: Sm80Plan, a: tuple[Any, int, int], b: tuple[Any, int, int], c: Any, index: int) -> tuple[int, ...]:
+def arguments(
+    plan: Sm80Plan, a: tuple[torch.Tensor, int, int], b: tuple[torch.Tensor, int, int], c: torch.Tensor, index: int
+) -> tuple[int, ...]:
     """The launch's sizes, leading dimensions, pitches and, of a persistent kernel, workers."""
     ldc, pitch_c = _distances(c)
     sizes = (plan.m, plan.n, plan.k, plan.batch, a[1], b[1], ldc, a[2], b[2], pitch_c)
     return (*sizes, resident(index, 1) * plan.config.blocks_per_sm) if plan.config.persistent else sizes
 
 
-def _distances(lines: Any) -> tuple[int, int]:
+def _distances(lines: torch.Tensor) -> tuple[int, int]:
     """Elements from line to line, and from matrix to matrix of a batch."""
     leading = int(lines.stride(-2)) if lines.shape[-2] > 1 else int(lines.shape[-1])
     return leading, int(lines.stride(0)) if lines.ndim > 2 and lines.shape[0] > 1 else 0
 
 
-def _rule(name: str, order: str, size: int, tensor: Any, align: int) -> str:
+def _rule(name: str, order: str, size: int, tensor: torch.Tensor, align: int) -> str:
     """Why the kernel cannot take the tensor as it lies, or ""."""
     lines = tensor if order == "row" else tensor.transpose(-1, -2)
     leading, pitch = _distances(lines)
@@ -109,7 +118,9 @@ def _rule(name: str, order: str, size: int, tensor: Any, align: int) -> str:
     return ""
 
 
-def lines_of(plan: Sm80Plan, name: str, tensor: Any, copies: list[str], copy: bool) -> tuple[Any, int, int]:
+def lines_of(
+    plan: Sm80Plan, name: str, tensor: torch.Tensor, copies: list[str], copy: bool
+) -> tuple[torch.Tensor, int, int]:
     """(lines, leading, pitch): the tensor itself, or a copy that the plan can take."""
     import torch
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...atoms.tma.rules import STRIDE_UNIT
 from ...dtypes import bf16, dtype, f16, i8, tf32, u8
@@ -16,6 +15,10 @@ from ..sm90.plan import Sm90Plan
 from .hardware_model import GlobalMatrix
 from .operand_checks import check_operands
 from .result import DEVICES
+
+if TYPE_CHECKING:
+    import torch
+
 
 # Values that NumPy can hold of each type; float32 given for a narrower type is rounded to it, to nearest even.
 NUMPY_TAKES = {
@@ -41,8 +44,8 @@ def batched(plan: GemmPlan, shape: tuple[int, int], name: str = "c") -> tuple[in
     return (plan.batch, *shape) if plan.batch > 1 else shape
 
 
-def global_matrix(operand: OperandPlan, value: npt.NDArray[Any], copies: list[str], copy: bool) -> GlobalMatrix:
-    """The operand's bits as they would lie in global memory, pitched so that a tensor map takes them.
+def global_matrix(operand: OperandPlan, value: np.ndarray, copies: list[str], copy: bool) -> GlobalMatrix:
+    """The operand's bits in global memory, with a pitch that a tensor map takes.
 
     Values must be converted to bits in any case; what counts as a copy here is a pitch other than the matrix's own.
     """
@@ -57,8 +60,8 @@ def global_matrix(operand: OperandPlan, value: npt.NDArray[Any], copies: list[st
     return GlobalMatrix(buffer.reshape(-1), leading, (extent, count, *lines.shape[:-2]), count * leading)
 
 
-def raw_bits(operand: Any, values: npt.NDArray[Any], rounds: bool = False) -> npt.NDArray[Any]:
-    """The bits of values that are of the operand's type already, or are rounded to it.
+def raw_bits(operand: Any, values: np.ndarray, rounds: bool = False) -> np.ndarray:
+    """The bits of values of the operand's type, rounded to it if asked.
 
     rounds  round those of tf32, too: a tensor copy rounds them itself
     """
@@ -82,7 +85,9 @@ def refuse_or_note(operand: OperandPlan, rule: str, made: str, copies: list[str]
     copies.append(f"{rule}: copied with {made}")
 
 
-def check_matrices(plan: GemmPlan, a: Any, b: Any, device: str | None) -> str:
+def check_matrices(
+    plan: GemmPlan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor, device: str | None
+) -> str:
     """The kind of both operands: "NumPy array" or "torch tensor on ...".
 
     Raises OperandError for a device that there is not, two kinds, and shapes that are not the plan's.
@@ -96,14 +101,14 @@ def check_matrices(plan: GemmPlan, a: Any, b: Any, device: str | None) -> str:
     return kinds["a"]
 
 
-def check_shapes(plan: GemmPlan, a: Any, b: Any) -> None:
+def check_shapes(plan: GemmPlan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor) -> None:
     """Raise OperandError for an operand whose shape is not the plan's."""
     for name, value, shape in (("a", a, (plan.m, plan.k)), ("b", b, (plan.k, columns_of_b(plan)))):
         check_shape(name, value, batched(plan, shape, name))
 
 
-def check_arrays(plan: GemmPlan, a: npt.NDArray[Any], b: npt.NDArray[Any], out: Any) -> None:
-    """Raise OperandError for a NumPy array that does not hold the plan's type, or no output of the plan."""
+def check_arrays(plan: GemmPlan, a: np.ndarray, b: np.ndarray, out: object) -> None:
+    """Raise OperandError for a NumPy array of another type than the plan's."""
     for operand, value in ((plan.a, a), (plan.b, b)):
         check_numpy_type(operand, value)
     if out is not None:
@@ -111,7 +116,7 @@ def check_arrays(plan: GemmPlan, a: npt.NDArray[Any], b: npt.NDArray[Any], out: 
 
 
 def kind_of(name: str, value: Any) -> str:
-    """What an operand is, in words; raises OperandError for anything but an array or a dense tensor."""
+    """An operand's kind in words. Raises OperandError for anything but an array or a dense tensor."""
     if isinstance(value, np.ndarray):
         return "NumPy array"
     module = type(value).__module__.partition(".")[0]
@@ -123,13 +128,13 @@ def kind_of(name: str, value: Any) -> str:
     )
 
 
-def check_shape(name: str, value: Any, shape: tuple[int, ...]) -> None:
+def check_shape(name: str, value: np.ndarray | torch.Tensor, shape: tuple[int, ...]) -> None:
     """Raise OperandError for another shape."""
     if tuple(value.shape) != shape:
         raise OperandError(f"{name} has shape {tuple(value.shape)}, the plan takes {shape}")
 
 
-def check_numpy_type(operand: Any, value: npt.NDArray[Any]) -> None:
+def check_numpy_type(operand: Any, value: np.ndarray) -> None:
     """Raise OperandError for an array that does not hold values of the operand's type."""
     takes = NUMPY_TAKES[operand.dtype]
     if value.dtype.name not in takes:
@@ -138,7 +143,7 @@ def check_numpy_type(operand: Any, value: npt.NDArray[Any]) -> None:
         )
 
 
-def check_numpy_out(plan: GemmPlan, out: Any) -> None:
+def check_numpy_out(plan: GemmPlan, out: object) -> None:
     """Raise OperandError for an output that cannot take the plan's C."""
     want = "a float32" if plan.c.dtype.kind == "float" else "an int32"
     if not isinstance(out, np.ndarray) or out.dtype.name != want.split()[1]:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..plan import GemmPlan
 from .arrays import global_matrix
@@ -19,10 +18,10 @@ from .result import GemmResult
 def executed(
     plan: GemmPlan, a: GlobalMatrix, b: GlobalMatrix, device: str,
     values: Mapping[str, Any] | None = None, words: tuple[Any, ...] = (),
-) -> npt.NDArray[Any]:  # fmt: skip
+) -> np.ndarray:  # fmt: skip
     """C by the NumPy executor ("reference") or by the compiled kernel ("emulator").
 
-    values, words  what the plan reads besides: by name for the executor, as the launch's last arguments for the kernel
+    values, words  the extra operands: by name for the executor, as the launch's last arguments for the kernel
     """
     if device != "reference":
         return np.asarray(plan.does("emulate")(plan, a, b, words))
@@ -31,8 +30,8 @@ def executed(
 
 
 def run_on_cpu(
-    plan: GemmPlan, a: npt.NDArray[Any], b: npt.NDArray[Any], device: str, why: str, copy: bool,
-    execute: Callable[..., npt.NDArray[Any]] = executed,
+    plan: GemmPlan, a: np.ndarray, b: np.ndarray, device: str, why: str, copy: bool,
+    execute: Callable[..., np.ndarray] = executed,
 ) -> GemmResult:  # fmt: skip
     """Run the NumPy executor, or the emulator, on arrays that have been checked."""
     copies: list[str] = []
@@ -41,13 +40,13 @@ def run_on_cpu(
     return GemmResult(c, "emulator" if device == "emulator" else "NumPy executor", why, tuple(copies))
 
 
-def run_reference(plan: GemmPlan, a: npt.NDArray[Any], b: npt.NDArray[Any], why: str, copy: bool) -> GemmResult:
+def run_reference(plan: GemmPlan, a: np.ndarray, b: np.ndarray, why: str, copy: bool) -> GemmResult:
     """Run the NumPy executor on arrays that have been checked."""
     return run_on_cpu(plan, a, b, "reference", why, copy)
 
 
 def progress_line(every: float = 2.0) -> Any:
-    """A progress callback that writes a line to stderr every two seconds, and nothing for short runs."""
+    """A progress callback: a line to stderr every two seconds, none for short runs."""
     start = last = time.monotonic()
 
     def report(done: int, blocks: int) -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...atoms.tma.rules import STRIDE_UNIT
 from ...emulator.api import Emulation, emulate_host
@@ -28,7 +27,7 @@ _HOSTS: dict[str, HostFunction] = {}
 def emulate_plan(
     plan: Plan, a: GlobalMatrix, b: GlobalMatrix, policy: Policy | None = None, progress: bool = True,
     given: tuple[Any, ...] = (),
-) -> tuple[npt.NDArray[Any], Emulation]:  # fmt: skip
+) -> tuple[np.ndarray, Emulation]:  # fmt: skip
     """Run the plan's compiled kernel: the raw bits of C, (M, N) or (batch, M, N), and what the emulator found.
 
     a, b   the operands as they lie in global memory
@@ -49,7 +48,7 @@ def emulate_plan(
 def _emulate_persistent(
     plan: Sm90Plan | Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, policy: Policy | None, progress: bool,
     more: tuple[Any, ...] = (),
-) -> tuple[npt.NDArray[Any], Emulation]:  # fmt: skip
+) -> tuple[np.ndarray, Emulation]:  # fmt: skip
     """A few clusters at a time, so that each computes several tiles. What lies between C's lines has to stay.
 
     But for what the plan writes there by its own word (`bytes_beyond_line`): C has 16 bytes of pitch more.
@@ -78,7 +77,7 @@ def _emulate_persistent(
 def emulate_launch(
     plan: Plan, arguments: tuple[Any, ...], policy: Policy | None = None, progress: bool = True
 ) -> Emulation:
-    """Run the plan's compiled kernel on the arguments of `CompiledGemm.launch`, arrays in place of addresses."""
+    """Emulate the plan's compiled kernel on launch arguments, with arrays in place of addresses."""
     return emulate_host(linked(plan), arguments, policy=policy, progress=progress)
 
 
@@ -102,7 +101,7 @@ def host_parameters(parameters: Mapping[str, str]) -> list[HostParameter]:
     return [*scalars, HostParameter("stream", "stream")]
 
 
-def execute_compiled(plan: Plan, a: GlobalMatrix, b: GlobalMatrix, given: tuple[Any, ...] = ()) -> npt.NDArray[Any]:
+def execute_compiled(plan: Plan, a: GlobalMatrix, b: GlobalMatrix, given: tuple[Any, ...] = ()) -> np.ndarray:
     """C as float32 values, of integers as int32. Raises EmulatorError with the report when anything was found."""
     words, emulation = emulate_plan(plan, a, b, given=given)
     emulation.raise_for_findings()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...errors import OperandError
 from ..epilogue.chain import MAX_WORDS
@@ -15,11 +14,15 @@ from ..sm90.plan import Sm90Plan
 from .cpu import executed
 from .hardware_model import GlobalMatrix
 
+if TYPE_CHECKING:
+    import torch
+
+
 OFFSETS = "offsets"
 
 
-def given_of(plan: Sm90Plan, given: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    """NumPy arrays that the plan reads besides A and B, checked; raises OperandError for one that does not fit."""
+def given_of(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, np.ndarray]:
+    """The plan's extra NumPy operands, checked. Raises OperandError for one that does not fit."""
     found, rest = {}, _without_offsets(plan, given)
     if plan.mainloop is not None:
         found = plan.mainloop.check(rest, (plan.m, plan.n, plan.k, plan.batch), plan.ragged is not None)
@@ -28,7 +31,7 @@ def given_of(plan: Sm90Plan, given: Mapping[str, Any]) -> dict[str, npt.NDArray[
     return found
 
 
-def _without_offsets(plan: Sm90Plan, given: Mapping[str, Any]) -> dict[str, Any]:
+def _without_offsets(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, object]:
     """The main loop's share of what is given."""
     rest = dict(given)
     if plan.ragged is not None:
@@ -39,14 +42,16 @@ def _without_offsets(plan: Sm90Plan, given: Mapping[str, Any]) -> dict[str, Any]
     return rest
 
 
-def execute_given(plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, given: Mapping[str, Any], device: str) -> Any:
-    """C by the NumPy executor ("reference") or by the compiled kernel ("emulator"), as `run_plan` gives it."""
+def execute_given(
+    plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, given: Mapping[str, object], device: str
+) -> np.ndarray:
+    """C by the NumPy executor ("reference") or the compiled kernel ("emulator")."""
     values = given_of(plan, given)
     return executed(plan, a, b, device, values, words_of_arrays(plan, values))
 
 
-def words_of_arrays(plan: Sm90Plan, values: Mapping[str, npt.NDArray[Any]]) -> tuple[Any, ...]:
-    """The sixteen words of a launch, arrays of the launch's own in place of their addresses."""
+def words_of_arrays(plan: Sm90Plan, values: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
+    """The sixteen words of a launch, with arrays in place of their addresses."""
     words: list[Any] = []
     for table in plan.mainloop.tables if plan.mainloop is not None else ():
         lying = np.array(values[table.name], np.float32, order="C")
@@ -57,7 +62,7 @@ def words_of_arrays(plan: Sm90Plan, values: Mapping[str, npt.NDArray[Any]]) -> t
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
-def words_of_tensors(plan: Sm90Plan, given: Mapping[str, Any], device: Any) -> tuple[int, ...]:
+def words_of_tensors(plan: Sm90Plan, given: Mapping[str, torch.Tensor], device: torch.device) -> tuple[int, ...]:
     """The sixteen words of a launch on CUDA tensors, tables of any strides; raises OperandError for what does not fit.
 
     What the offsets are is known on the device alone, and not looked at.
@@ -79,7 +84,9 @@ def words_of_tensors(plan: Sm90Plan, given: Mapping[str, Any], device: Any) -> t
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
-def _check_tensor(name: str, value: Any, kind: str, shape: tuple[int, ...], device: Any, of: str) -> None:
+def _check_tensor(
+    name: str, value: torch.Tensor, kind: str, shape: tuple[int, ...], device: torch.device, of: str
+) -> None:
     if getattr(value, "device", None) != device or str(value.dtype) != kind:
         said = f"{getattr(value, 'dtype', type(value).__name__)} on {getattr(value, 'device', 'no device')}"
         raise OperandError(f"{name} is {said}: it takes {kind} on {device}")

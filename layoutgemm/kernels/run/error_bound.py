@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -19,12 +17,12 @@ _CUT = {8: 2.0**-13, 16: 2.0**-23, 32: 2.0**-23}
 
 
 @checked(OperandError)
-def error_bound(plan: GemmPlan, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """The largest error that f32 accumulation (and rounding to C's type) may leave in each element of C.
+def error_bound(plan: GemmPlan, a: np.ndarray, b: np.ndarray) -> npt.NDArray[np.float64]:
+    """The bound on each element's error from f32 accumulation and rounding to C's type.
 
-    For inputs exactly representable in A's and B's type, products are exact in f32. Each instruction adds `d` products
-    and the old accumulator, d + 1 terms for its depth d, each cut to the significand of the largest, which costs `u` of
-    it at most; partial sums of a K in s parts are added in f32. So for T = ceil(K / d) instructions and float types
+    For inputs exactly representable in A's and B's type, products are exact in f32. Each instruction of depth d adds d
+    products and the old accumulator. Each of the d + 1 terms is cut to the significand of the largest, which costs `u`
+    of it at most. Partial sums of a K in s parts are added in f32. So for T = ceil(K / d) instructions and float types
 
         |C - exact| <= E = ((d + 1) * T * u + (s - 1) * 2**-23) * (|A| @ |B|)
 
@@ -33,9 +31,9 @@ def error_bound(plan: GemmPlan, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt
         8 bits     32     2**-13
         tf32        8     2**-23
 
-    For tf32, A and B are float32 values, which the copies round to A' and B': E is of those, and |A - A'| @ |B| +
-    |A'| @ |B - B'| comes on top of it, at most (2**-10 + 2**-22) * (|A| @ |B|). Sums of integers are exact, or
-    stop at the ends of int32: E is 0 for an i32 C, and for others 2**-24 * |exact|, of sums that did not stop.
+    For tf32, A and B are float32 values, which the copies round to A' and B'. E is of those, plus |A - A'| @ |B| + |A'|
+    @ |B - B'|, at most (2**-10 + 2**-22) * (|A| @ |B|). Sums of integers are exact, or stop at the ends of int32: E is
+    0 for an i32 C, and for others 2**-24 * |exact|, of sums that did not stop.
 
     And for a narrower C of unit roundoff r (bf16 2**-8, f16 2**-11, e4m3 2**-4, e5m2 2**-3) and smallest positive value
     t, E + r * (|exact| + E) + t / 2. Values must be finite, and C within its type's range. The bound is a worst case:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,17 +18,21 @@ from .cpu import executed, run_on_cpu
 from .result import GemmResult
 from .torch_tensors import chosen_device, run_arrays
 
+if TYPE_CHECKING:
+    import torch
+
 
 def run_fused(
-    plan: Sm90Plan | Sm100Plan, a: Any, b: Any, given: Mapping[str, Any], out: Any, device: str | None, copy: bool
-) -> GemmResult:
+    plan: Sm90Plan | Sm100Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor, given: Mapping[str, object],
+    out: np.ndarray | torch.Tensor | None, device: str | None, copy: bool,
+) -> GemmResult:  # fmt: skip
     """C = epilogue(A @ B): `run.run_plan` for a plan with an epilogue. NumPy arrays alone.
 
     given   what the epilogue reads, by name: numbers, vectors along M or N, matrices of C's shape
     device  "cuda", "emulator", or None: the GPU when there is one that can run the plan, else the emulator
 
-    Raises OperandError for another device or tensors, and for operands that the epilogue does not take; PlanError when
-    the GPU asked for cannot run the plan; EmulatorError with a report when the emulator finds anything.
+    Raises OperandError for another device or tensors, and for operands that the epilogue does not take. Raises
+    PlanError if the GPU cannot run the plan, and EmulatorError with the emulator's report.
     """
     if device not in (None, "cuda", "emulator") or not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)):
         names = ", ".join(operand.name for operand in plan.epilogue.given) or "no operands"

@@ -1,4 +1,4 @@
-"""What the hardware does with a plan's numbers, in NumPy: shared memory, barriers, tensor copies, wgmma, stmatrix.
+"""NumPy models of the hardware: shared memory, barriers, TMA, wgmma, stmatrix.
 
 Nothing here looks at a layout, a tile or a fragment map of the plan. Each model takes what the instruction takes (a
 tensor map, coordinates, an address, a 64-bit descriptor) and does what PTX ISA says the instruction does with it. So a
@@ -8,10 +8,9 @@ they are issued.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,24 +18,27 @@ import numpy.typing as npt
 from ...atoms import MmaAtom, TmaPlan
 from ...atoms.smem.descriptor import element_addresses
 from ...atoms.tma.engine import bytes_moved, global_bits, rounded, shared_bits
+from ...atoms.tma.plan import TmaCopy
 from ...atoms.tma.rules import TensorMap, whole_units
 from ...dtypes import DType
 from ...errors import PlanError, TmaError
+from ...moved import old_names
+from ..derive import Operand, padded_leading
 
 POISON = 0xFF  # every byte of fresh shared memory: read as bf16 or f16 it is NaN, so an unwritten element shows
 
 
-def unwritten(dtype: DType, shape: int | tuple[int, ...]) -> npt.NDArray[Any]:
+def unwritten(dtype: DType, shape: int | tuple[int, ...]) -> np.ndarray:
     """The bits of a C that nothing has stored yet: all ones, a NaN of every float type, -1 of an integer one."""
     return np.full(shape, -1, dtype=np.int64).astype(dtype.storage)
 
 
-def values_of(dtype: DType, words: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def values_of(dtype: DType, words: np.ndarray) -> np.ndarray:
     """C's bits as what callers get: float32 for every float type, the integers themselves else."""
     return np.asarray(dtype.decode(words), dtype=np.float32 if dtype.kind == "float" else None)
 
 
-class SharedMemory:
+class SharedBytes:
     """One block's shared memory: bytes at addresses from `base`, poisoned until written.
 
     base  the address of the first byte; not 0, so that a forgotten base address shows
@@ -54,14 +56,14 @@ class SharedMemory:
             raise PlanError(f"{what} at shared address {first:#x}, outside {low:#x}..{low + self.data.size - 1:#x}")
         return (addresses - self.base) // dtype.bytes
 
-    def _words(self, dtype: DType) -> npt.NDArray[Any]:
+    def _words(self, dtype: DType) -> np.ndarray:
         return self.data[: self.data.size // dtype.bytes * dtype.bytes].view(dtype.storage)
 
-    def read(self, addresses: npt.NDArray[np.int64], dtype: DType) -> npt.NDArray[Any]:
+    def read(self, addresses: npt.NDArray[np.int64], dtype: DType) -> np.ndarray:
         """Raw bits of the elements at byte addresses."""
         return self._words(dtype)[self._index(addresses, dtype, "read")]
 
-    def write(self, addresses: npt.NDArray[np.int64], bits: npt.NDArray[Any], dtype: DType) -> None:
+    def write(self, addresses: npt.NDArray[np.int64], bits: np.ndarray, dtype: DType) -> None:
         """Store raw bits of elements at byte addresses."""
         self._words(dtype)[self._index(addresses, dtype, "write")] = bits
 
@@ -114,7 +116,7 @@ class GlobalMatrix:
     pitch    elements from matrix to matrix of a batch
     """
 
-    bits: npt.NDArray[Any]
+    bits: np.ndarray
     leading: int
     extents: tuple[int, ...]
     pitch: int = 0
@@ -126,7 +128,7 @@ class GlobalMatrix:
 
 
 def tensor_copy(
-    plan: TmaPlan, matrix: GlobalMatrix, coordinate: Sequence[int], smem: SharedMemory, address: int, barrier: Barrier
+    plan: TmaPlan, matrix: GlobalMatrix, coordinate: Sequence[int], smem: SharedBytes, address: int, barrier: Barrier
 ) -> None:
     """cp.async.bulk.tensor: copy the box at `coordinate`, innermost first, to shared memory; beyond edges zeros.
 
@@ -145,7 +147,7 @@ def tensor_copy(
 
 
 def tensor_store(
-    plan: TmaPlan, matrix: GlobalMatrix, coordinate: Sequence[int], smem: SharedMemory, address: int,
+    plan: TmaPlan, matrix: GlobalMatrix, coordinate: Sequence[int], smem: SharedBytes, address: int,
     times: npt.NDArray[np.uint8],
 ) -> None:  # fmt: skip
     """cp.async.bulk.tensor, shared to global: store the box's part inside; `times` counts stores of each element.
@@ -164,8 +166,64 @@ def tensor_store(
     np.add.at(times, at, 1)
 
 
+def copy_boxes(
+    plan: TmaPlan, copies: Iterable[TmaCopy], matrix: GlobalMatrix, origin: Mapping[str, int],
+    smem: SharedBytes, address: int, barrier: Barrier,
+) -> None:  # fmt: skip
+    """Some boxes of a tile: coordinates from `origin` on, bytes from `address` on."""
+    for where, at in _placed(plan, copies, origin, address):
+        tensor_copy(plan, matrix, where, smem, at, barrier)
+
+
+def _placed(
+    plan: TmaPlan, copies: Iterable[TmaCopy], origin: Mapping[str, int], address: int
+) -> Iterator[tuple[list[int], int]]:
+    """(coordinates, shared address) of each box."""
+    for copy in copies:
+        where = [origin[dim] + offset for dim, offset in zip(plan.dims, copy.coord_offset, strict=True)]
+        yield where, address + copy.smem_offset
+
+
+class Output:
+    """C in global memory with the number of stores of each element.
+
+    c       type and order
+    before  lines before C's first one
+    """
+
+    def __init__(self, c: Operand, m: int, n: int, batch: int, before: int = 0) -> None:
+        self.c, self.batch = c, batch
+        self.lines, self.inner = (m, n) if c.order == "row" else (n, m)
+        self.leading = padded_leading(c.dtype, self.inner)
+        words = unwritten(c.dtype, (before + batch * self.lines) * self.leading)
+        extents = (self.inner, self.lines, batch)[: 2 + (batch > 1)]
+        self.matrix = GlobalMatrix(words, self.leading, extents, self.lines * self.leading)
+        self.times = np.zeros(words.size, dtype=np.uint8)
+        self._first = before * self.leading
+
+    def store(self, tma: TmaPlan, origin: Mapping[str, int], smem: SharedBytes, address: int) -> None:
+        """All boxes of a tile in shared memory."""
+        for where, at in _placed(tma, tma.instructions, origin, address):
+            tensor_store(tma, self.matrix, where, smem, at, self.times)
+
+    def values(self) -> np.ndarray:
+        """C as (M, N) or (batch, M, N) values. Raises PlanError if an element was not stored once."""
+        shape = self.batch, self.lines, self.leading
+        times = self.times[self._first :].reshape(shape)[..., : self.inner]
+        wrong = np.argwhere(times != 1)
+        if len(wrong):
+            matrix, line, at = (int(i) for i in wrong[0])
+            row, column = (line, at) if self.c.order == "row" else (at, line)
+            where = f"C[{row}, {column}]" + f" of matrix {matrix}" * (self.batch > 1)
+            count = times[matrix, line, at]
+            raise PlanError(f"{where} is stored {count} times; {len(wrong)} elements are not stored once")
+        values = values_of(self.c.dtype, self.matrix.bits[self._first :]).reshape(shape)[..., : self.inner]
+        values = values if self.c.order == "row" else values.swapaxes(1, 2)
+        return np.ascontiguousarray(values if self.batch > 1 else values[0])
+
+
 def store_matrices(
-    smem: SharedMemory, rows: npt.NDArray[np.int64], registers: npt.NDArray[Any], dtype: DType, transpose: bool
+    smem: SharedBytes, rows: npt.NDArray[np.int64], registers: np.ndarray, dtype: DType, transpose: bool
 ) -> None:
     """stmatrix of 8x8 matrices of 16-bit elements by one warp.
 
@@ -187,9 +245,7 @@ def _operand_addresses(word: int, major: str, extent: tuple[int, int], dtype: DT
     return element_addresses(word, major, extent, dtype)
 
 
-def wgmma_product(
-    atom: MmaAtom, smem: SharedMemory, word_a: int, major_a: str, word_b: int, major_b: str
-) -> npt.NDArray[Any]:
+def wgmma_product(atom: MmaAtom, smem: SharedBytes, word_a: int, major_a: str, word_b: int, major_b: str) -> np.ndarray:
     """wgmma.mma_async on two descriptors: the product A B^T of one instruction as a (64, N) float32 or int32 matrix.
 
     A and B are read through their descriptors' own arithmetic. The sum of the products is rounded in float32, in
@@ -204,7 +260,7 @@ def wgmma_product(
         return np.asarray(a @ b.T, dtype=np.float32)
 
 
-def accumulated(atom: MmaAtom, sums: npt.NDArray[Any], product: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def accumulated(atom: MmaAtom, sums: np.ndarray, product: np.ndarray) -> np.ndarray:
     """The accumulator after another product; integers stop at the ends of int32 where the instruction saturates.
 
     >>> from layoutgemm.atoms import wgmma
@@ -219,11 +275,11 @@ def accumulated(atom: MmaAtom, sums: npt.NDArray[Any], product: npt.NDArray[Any]
     return (np.clip(exact, ends.min, ends.max) if ".satfinite" in atom.ptx else exact).astype(np.int32)
 
 
-def accumulator_registers(d: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def accumulator_registers(d: np.ndarray) -> np.ndarray:
     """A (64, N) accumulator -> array [thread, value] of what each thread's registers hold.
 
     PTX ISA, figure "WGMMA .m64nNk16 register fragment layout for accumulator matrix D": warp w holds rows 16w to
-    16w+15; in it lane l holds, of register pair p, columns 2*(l%4) and the next of column group p//2, in row l//4 +
+    16w+15. In register pair p its lane l holds columns 2*(l%4) and the next of column group p//2, in row l//4 +
     8*(p%2).
     """
     thread = np.arange(128)[:, None]
@@ -234,4 +290,8 @@ def accumulator_registers(d: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.asarray(d[row, column])
 
 
+Progress = Callable[[int, int], None]  # (tiles done, tiles in all)
 CLUSTERS = 4  # that run at a time: more of them have fewer tiles each, and share less of the kernel's way
+
+
+__getattr__ = old_names(__name__)

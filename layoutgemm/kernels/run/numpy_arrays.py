@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ...errors import OperandError
 from ..plan import GemmPlan
@@ -19,12 +21,17 @@ from .result import GemmResult
 from .tensor_maps import run_given
 from .torch_tensors import chosen_device, run_arrays, run_tensors
 
+if TYPE_CHECKING:
+    import torch
+
+
 Plan = GemmPlan
 
 
 def run_plan(
-    plan: Plan, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True,
-    given: Mapping[str, Any] | None = None,
+    plan: Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor, *,
+    out: np.ndarray | torch.Tensor | None = None, device: str | None = None, copy: bool = True,
+    given: Mapping[str, object] | None = None,
 ) -> GemmResult:  # fmt: skip
     """C = A @ B by the plan: (M, K) and (K, N) in, (M, N) out; of a batch, each with the batch in front.
 
@@ -69,8 +76,9 @@ def run_plan(
 
 
 def _run_given(
-    plan: Sm90Plan, a: Any, b: Any, given: Mapping[str, Any], kind: str, out: Any, device: str | None, copy: bool
-) -> GemmResult:
+    plan: Sm90Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor, given: Mapping[str, object], kind: str,
+    out: np.ndarray | torch.Tensor | None, device: str | None, copy: bool,
+) -> GemmResult:  # fmt: skip
     """Run a plan that reads more than A and B, by name."""
     if kind.startswith("torch tensor on cuda") and device in (None, "cuda"):
         return run_given(plan, a, b, dict(given), out, copy)

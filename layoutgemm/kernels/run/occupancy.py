@@ -1,4 +1,4 @@
-"""What a GPU itself says of its places for clusters: chips of one name have different multiprocessors switched off.
+"""Resident clusters from the driver: chips of one name have different SMs switched off.
 
 The driver answers for a kernel, here for one that does nothing, of blocks so large that a multiprocessor holds one. A
 GPU that does not answer is taken to have an H200's share of its multiprocessors (`kernels.sm90.choose.occupancy`).
@@ -38,7 +38,7 @@ def of_device(index: int) -> Places:
 
 @functools.cache
 def places(index: int, multiprocessors: int) -> Places:
-    """What a GPU of compute capability 9.0 or more has place for; its context, if the thread has none, is made.
+    """The resident clusters of a GPU from compute capability 9.0 on. It makes a context if the thread has none.
 
     index  the driver's number of the GPU, which is torch's
     """
@@ -49,7 +49,7 @@ def places(index: int, multiprocessors: int) -> Places:
 
 
 def asked(index: int) -> tuple[int, ...]:
-    """Clusters of each of `choose.occupancy.SIZES` blocks that run at a time, as cuOccupancyMaxActiveClusters says.
+    """Resident clusters of each size in `SIZES`, from cuOccupancyMaxActiveClusters.
 
     Raises RuntimeError where the driver refuses, ImportError without CUDA's bindings.
     """
@@ -88,7 +88,7 @@ def launch_of(driver: Any, blocks: int, clusters: int) -> Any:
 
 
 def got(answer: tuple[Any, ...]) -> Any:
-    """What the driver gave; raises RuntimeError for its error."""
+    """The driver's result; raises RuntimeError for its error."""
     error, *found = answer
     if int(error):
         raise RuntimeError(f"the CUDA driver refused: {error.name}")

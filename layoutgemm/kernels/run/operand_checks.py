@@ -1,30 +1,34 @@
 """Tensors of a call, checked before anything is launched: kind, layout, device, and memory of their own where written.
 
 Every entry point that takes tensors asks here: matmul, gemm, scaled and grouped products, epilogues, the raw operators
-torch.ops.layoutgemm.*, and plan.run. What a product asks of types and shapes besides is its own.
+torch.ops.layoutgemm.*, and plan.run. Each product checks its own types and shapes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...errors import OperandError, TensorError
 
+if TYPE_CHECKING:
+    import torch
+
+
 _WORK: Any = 10_000  # candidates that the exact test of two strided tensors may try; beyond, they count as overlapping
 _ANYWHERE = 1 << 20  # an address for a tensor that is compared with itself
 
 
-def check_operands(read: Mapping[str, Any], written: Mapping[str, Any] | None = None) -> None:
-    """Raise unless all are dense tensors of one device, and what is written has each of its bytes for itself.
+def check_operands(read: Mapping[str, torch.Tensor], written: Mapping[str, torch.Tensor] | None = None) -> None:
+    """Raise unless all are dense tensors of one device, and outputs overlap nothing.
 
     read     operands by name, the first of which says the device
     written  outputs by name
 
-    Raises OperandError for what is no dense tensor, TensorError for two devices, for an output whose elements overlap
-    or that shares bytes with any other tensor, and for one with torch's negative bit, which no kernel writes.
+    Raises OperandError for anything but a dense tensor. Raises TensorError for two devices, for an output that overlaps
+    itself or another tensor, and for one with torch's negative bit, which no kernel writes.
     """
     written = written or {}
     tensors = {**read, **written}
@@ -51,7 +55,7 @@ def check_operands(read: Mapping[str, Any], written: Mapping[str, Any] | None = 
                 raise TensorError(f"unsupported operation: {name}, which is written to, shares memory with {other}")
 
 
-def _check_dense(name: str, x: Any, written: bool) -> None:
+def _check_dense(name: str, x: torch.Tensor, written: bool) -> None:
     import torch
 
     if not isinstance(x, torch.Tensor):
@@ -63,8 +67,8 @@ def _check_dense(name: str, x: Any, written: bool) -> None:
         raise OperandError(f"{name} is {kind}: this library multiplies dense tensors; {way_out} is one")
 
 
-def addressed(x: Any) -> bool:
-    """Whether a tensor's memory can be looked at: not one that is traced, mapped, fake or on the meta device."""
+def addressed(x: torch.Tensor) -> bool:
+    """True if a tensor has an address: not if traced, mapped, fake or meta."""
     import torch
 
     return (
@@ -75,8 +79,8 @@ def addressed(x: Any) -> bool:
     )
 
 
-def overlaps_itself(x: Any) -> bool:
-    """Whether two elements lie in one place.
+def overlaps_itself(x: torch.Tensor) -> bool:
+    """True if two elements share an address.
 
     In order of strides, each dimension beyond what the ones before span: apart. Else the first dimension in which two
     elements differ decides, and there the later ones may lie on the first.
@@ -107,8 +111,8 @@ def overlaps_itself(x: Any) -> bool:
     return False
 
 
-def share_memory(x: Any, y: Any) -> bool:
-    """Whether two tensors have a byte in common: exact, unless their strides are so many that they count as sharing.
+def share_memory(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """True if two tensors share a byte. The answer is exact but for very many strides, which count as sharing.
 
     False for tensors that have no addresses.
 
@@ -124,8 +128,8 @@ def share_memory(x: Any, y: Any) -> bool:
     return _meet(_bytes(x), _bytes(y))
 
 
-def same_memory(x: Any, y: Any) -> bool:
-    """Whether y is x, or another tensor of the same elements in the same places."""
+def same_memory(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """True if y is x, or has the same elements at the same addresses."""
     return x is y or (
         x is not None and addressed(x) and addressed(y) and x.dtype == y.dtype and x.shape == y.shape
         and x.stride() == y.stride() and x.data_ptr() == y.data_ptr()
@@ -133,7 +137,7 @@ def same_memory(x: Any, y: Any) -> bool:
 
 
 class _Bytes:
-    """Where a tensor's elements lie, as NumPy's array interface: NumPy compares addresses and reads none of them."""
+    """A tensor's elements as NumPy's array interface, for comparisons of addresses."""
 
     def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], size: int):
         self.first = address
@@ -144,7 +148,7 @@ class _Bytes:
         }  # fmt: skip
 
 
-def _bytes(x: Any) -> _Bytes:
+def _bytes(x: torch.Tensor) -> _Bytes:
     return _Bytes(x.data_ptr(), tuple(x.shape), tuple(x.stride()), x.element_size())
 
 
@@ -157,6 +161,6 @@ def _meet(x: _Bytes, y: _Bytes) -> bool:
         return True
 
 
-def resolved(x: Any) -> Any:
+def resolved(x: torch.Tensor) -> torch.Tensor:
     """The tensor with its values in memory: torch's negative bit has them negated when they are read."""
     return x.resolve_neg() if x.is_neg() else x

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
+
 
 DEVICES = ("cuda", "emulator", "reference")
 
 
 @dataclass(frozen=True)
 class GemmResult:
-    """What a run gave: the product, where it ran, and which operands had to be copied first.
+    """A run's result: the product, its device, and the copied operands.
 
     c       (M, N), or (batch, M, N); NumPy float32 for NumPy inputs (narrower outputs as the float32 values they stand
             for), int32 of integers, else a torch tensor of the plan's type on the inputs' device, its lines padded to
@@ -32,13 +36,13 @@ class GemmResult:
     copies: tuple[str, ...] = field(default=())
     written: Mapping[str, Any] = field(default_factory=dict)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         if isinstance(self.c, np.ndarray):
             return np.asarray(self.c, dtype=dtype)
         value = self.c.detach().float() if self.c.is_floating_point() else self.c
         return np.asarray(value.cpu().numpy(), dtype=dtype)
 
-    def into(self, out: Any) -> GemmResult:
+    def into(self, out: np.ndarray | torch.Tensor | None) -> GemmResult:
         """The same with C in `out`, an array; without `out` as it is."""
         if out is None:
             return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...atoms import TmaPlan
 from ...dtypes import DType
@@ -20,16 +20,24 @@ from .operand_checks import resolved
 from .result import GemmResult
 from .torch_tensors import OperandPath, check_tensors, launch, require_gpu, torch_type
 
+if TYPE_CHECKING:
+    import torch
+
+
 # Plans whose kernels take pitches of a batch and a number of workers.
 PERSISTENT = (Sm90Plan, Sm100Plan)
 
 
-def lines_of(plan: GemmPlan, name: str, tensor: Any, copies: list[str], copy: bool) -> tuple[Any, int, int]:
+def lines_of(
+    plan: GemmPlan, name: str, tensor: torch.Tensor, copies: list[str], copy: bool
+) -> tuple[torch.Tensor, int, int]:
     """(lines, leading, pitch) of A or B; a gated product's B is one matrix."""
     return tma_operand(plan.a if name == "A" else as_one_matrix(plan.b), tensor, copies, copy)
 
 
-def tma_operand(operand: OperandPlan, tensor: Any, copies: list[str], copy: bool) -> tuple[Any, int, int]:
+def tma_operand(
+    operand: OperandPlan, tensor: torch.Tensor, copies: list[str], copy: bool
+) -> tuple[torch.Tensor, int, int]:
     """(lines, leading, pitch): the tensor itself where tensor copies can read it in the plan's order, else a copy.
 
     Rules: the plan's contiguous index has stride 1; lines do not overlap; the leading dimension, and the distance of a
@@ -65,24 +73,26 @@ def tma_operand(operand: OperandPlan, tensor: Any, copies: list[str], copy: bool
     return buffer[..., :extent], made, rows * made
 
 
-def _distances(lines: Any, dtype: DType) -> tuple[int, int]:
+def _distances(lines: torch.Tensor, dtype: DType) -> tuple[int, int]:
     """Elements from line to line and from matrix to matrix; where there is one alone, any that a tensor map takes."""
     rows, extent = lines.shape[-2:]
     leading = int(lines.stride(-2)) if rows > 1 else padded_leading(dtype, extent)
     return leading, int(lines.stride(0)) if lines.ndim > 2 and lines.shape[0] > 1 else rows * leading
 
 
-def _check_maps(operand: OperandPlan, name: str, lines: Any, leading: int, pitch: int) -> None:
+def _check_maps(operand: OperandPlan, name: str, lines: torch.Tensor, leading: int, pitch: int) -> None:
     for tma in operand.copies:
         _check_map(tma, name, lines, leading, pitch)
 
 
-def _check_map(tma: TmaPlan, name: str, lines: Any, leading: int, pitch: int) -> None:
+def _check_map(tma: TmaPlan, name: str, lines: torch.Tensor, leading: int, pitch: int) -> None:
     shape = tuple(reversed(lines.shape))
     tma.check_global(name, lines.data_ptr(), shape, (leading, pitch)[: len(shape) - 1])
 
 
-def arguments(plan: GemmPlan, a: tuple[Any, int, int], b: tuple[Any, int, int], c: Any, index: int) -> tuple[int, ...]:
+def arguments(
+    plan: GemmPlan, a: tuple[torch.Tensor, int, int], b: tuple[torch.Tensor, int, int], c: torch.Tensor, index: int
+) -> tuple[int, ...]:
     """The launch's sizes, leading dimensions, pitches and workers."""
     (_, lda, pitch_a), (_, ldb, pitch_b) = a, b
     if not isinstance(plan, PERSISTENT):
@@ -92,7 +102,9 @@ def arguments(plan: GemmPlan, a: tuple[Any, int, int], b: tuple[Any, int, int], 
     return (*sizes, resident(index, plan.cluster_size))
 
 
-def target(plan: GemmPlan, out: Any, device: Any, copies: list[str], copy: bool) -> tuple[Any, bool]:
+def target(
+    plan: GemmPlan, out: torch.Tensor | None, device: torch.device, copies: list[str], copy: bool
+) -> tuple[torch.Tensor, bool]:
     """(tensor that the kernel writes, whether it is copied into `out` afterwards)."""
     import torch
 
@@ -111,7 +123,7 @@ def target(plan: GemmPlan, out: Any, device: Any, copies: list[str], copy: bool)
     return (buffer if plan.c.order == "row" else buffer.transpose(-1, -2)), out is not None
 
 
-def _store_rule(plan: Sm90Plan | Sm100Plan, out: Any) -> str:
+def _store_rule(plan: Sm90Plan | Sm100Plan, out: torch.Tensor) -> str:
     """Why the kernel cannot write into `out`, or ""."""
     lines = out if plan.c.order == "row" else out.transpose(-1, -2)
     leading, pitch = _distances(lines, plan.c.dtype)
@@ -126,14 +138,17 @@ def _store_rule(plan: Sm90Plan | Sm100Plan, out: Any) -> str:
         return f"out: matrices of the batch lie {pitch} * {size} = {pitch * size} bytes apart, no multiple of 16"
     if out.data_ptr() % 16:
         return f"out starts at {out.data_ptr():#x}, which is no multiple of 16 bytes, as a tensor map needs"
-    if plan.beyond_line:  # what follows a line of the caller's tensor may be somebody else's
+    if plan.beyond_line:  # what follows a line of the caller's tensor may belong to another tensor
         return plan.beyond_line
     ragged = isinstance(plan, Sm90Plan) and plan.ragged is not None
     _check_map(one_matrix(plan.store.maps[0]) if ragged else plan.store.maps[0], "out", lines, leading, pitch)
     return ""
 
 
-def run_given(plan: Sm90Plan, a: Any, b: Any, given: dict[str, Any], out: Any = None, copy: bool = True) -> GemmResult:
+def run_given(
+    plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, given: dict[str, torch.Tensor], out: torch.Tensor | None = None,
+    copy: bool = True,
+) -> GemmResult:  # fmt: skip
     """Run a plan that reads more than A and B, on CUDA tensors: what it reads are CUDA tensors too, by name."""
     check_tensors(plan, a, b, out, given)
     require_gpu(plan, a.device.index)

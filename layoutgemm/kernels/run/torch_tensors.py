@@ -8,21 +8,24 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...dtypes import DType
 from ...errors import OperandError, PlanError
 from ..compile.compiler import compile_plan
 from ..compile.compiler import require_gpu as require_any_gpu
-from ..plan import GemmPlan
+from ..plan import GemmPlan, present
 from ..teaching.plan import TeachingPlan
 from ..verbs import named
 from .arrays import batched
 from .operand_checks import addressed, check_operands, resolved
 from .result import GemmResult
+
+if TYPE_CHECKING:
+    import torch
+
 
 # Compute capabilities that each target's code runs on: the "a" targets run on exactly one, sm_80 on all of its
 # generation (CUDA C++ Programming Guide, "Binary Compatibility").
@@ -37,7 +40,7 @@ _TORCH_NAMES = {
 
 @dataclass(frozen=True)
 class OperandPath:
-    """How matrices come to a kernel, and where it leaves C.
+    """The path of operands into a kernel, and of C out of it.
 
     bits       (operand, values) -> the raw bits of NumPy values
     on_cpu     (plan, a, b, device, why, copy) -> the result of the NumPy executor or of the emulator
@@ -46,7 +49,7 @@ class OperandPath:
     arguments  (plan, the lines of A, those of B, C, index of the GPU) -> the launch's numbers after the addresses
     """
 
-    bits: Callable[..., npt.NDArray[Any]]
+    bits: Callable[..., np.ndarray]
     on_cpu: Callable[..., GemmResult]
     lines: Callable[..., tuple[Any, int, int]]
     target: Callable[..., tuple[Any, bool]]
@@ -58,7 +61,7 @@ def _path_of(plan: GemmPlan) -> OperandPath:
     return path
 
 
-def torch_type(dtype: DType) -> Any:
+def torch_type(dtype: DType) -> torch.dtype:
     """torch's type of the elements."""
     import torch
 
@@ -66,7 +69,7 @@ def torch_type(dtype: DType) -> Any:
 
 
 def gpu_for(plan: Any, index: int | None = None) -> tuple[bool, str]:
-    """Can the plan, or the level, run on a GPU of this machine? (verdict, the reason in a sentence)."""
+    """(True if a GPU of this machine runs the plan or level, the reason)."""
     if importlib.util.find_spec("torch") is None:
         return False, "torch is not installed, so no GPU can be reached"
     import torch
@@ -83,7 +86,7 @@ def gpu_for(plan: Any, index: int | None = None) -> tuple[bool, str]:
 
 
 def chosen_device(plan: Any, device: str | None, otherwise: str = "reference") -> tuple[str, str]:
-    """The device asked for, or, where none was, the GPU if one can run the plan; and why, if it was not asked for."""
+    """(the device asked for, else a GPU that runs the plan, else `otherwise`; the reason)."""
     if device is not None:
         return device, ""
     found, why = gpu_for(plan)
@@ -91,7 +94,7 @@ def chosen_device(plan: Any, device: str | None, otherwise: str = "reference") -
 
 
 def target_here(targets: Sequence[str], default: str) -> str:
-    """Of these targets the first whose code this machine's GPU runs; the default where there is none."""
+    """The first of these targets that this machine's GPU runs, or the default."""
     try:
         require_any_gpu()  # torch, slow to import, is asked only where CUDA finds a GPU
         import torch
@@ -102,7 +105,9 @@ def target_here(targets: Sequence[str], default: str) -> str:
     return next((name for name in targets if found in _CAPABILITY[name]), default)
 
 
-def run_tensors(plan: GemmPlan, a: Any, b: Any, out: Any, device: str | None, copy: bool) -> GemmResult:
+def run_tensors(
+    plan: GemmPlan, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, device: str | None, copy: bool
+) -> GemmResult:
     """Run on torch tensors: CUDA tensors on their GPU, CPU tensors on the NumPy executor or, when asked, elsewhere."""
     import torch
 
@@ -129,7 +134,7 @@ def run_tensors(plan: GemmPlan, a: Any, b: Any, out: Any, device: str | None, co
 
 
 def run_arrays(
-    plan: GemmPlan, a: npt.NDArray[Any], b: npt.NDArray[Any], why: str, words: Sequence[Any] = ()
+    plan: GemmPlan, a: np.ndarray, b: np.ndarray, why: str, words: Sequence[int | np.ndarray] = ()
 ) -> GemmResult:
     """Run on NumPy arrays: upload, run, download; values are rounded here exactly as the executor rounds them.
 
@@ -181,7 +186,9 @@ class LaunchOf:
     copies: tuple[str, ...]
 
 
-def launch_of(plan: GemmPlan, a: Any, b: Any, out: Any, copy: bool, words: tuple[int, ...] = ()) -> LaunchOf:
+def launch_of(
+    plan: GemmPlan, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, copy: bool, words: tuple[int, ...] = ()
+) -> LaunchOf:
     """The launch of a plan on checked tensors of the current device, its copies made."""
     copies: list[str] = []
     path = _path_of(plan)
@@ -192,7 +199,10 @@ def launch_of(plan: GemmPlan, a: Any, b: Any, out: Any, copy: bool, words: tuple
     return LaunchOf((*pointers, *numbers, *words), c, late, (of_a[0], of_b[0]), tuple(copies))
 
 
-def launch(plan: GemmPlan, a: Any, b: Any, out: Any, why: str, copy: bool, words: tuple[int, ...] = ()) -> GemmResult:
+def launch(
+    plan: GemmPlan, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, why: str, copy: bool,
+    words: tuple[int, ...] = (),
+) -> GemmResult:  # fmt: skip
     """Run the plan's kernel on CUDA tensors that have been checked; `words` are the launch's last arguments."""
     import torch
 
@@ -200,12 +210,15 @@ def launch(plan: GemmPlan, a: Any, b: Any, out: Any, why: str, copy: bool, words
         made = launch_of(plan, a, b, out, copy, words)
         compile_plan(plan).launch(*made.arguments, stream=torch.cuda.current_stream(a.device).cuda_stream)
         if made.late:
-            out.copy_(made.c)
+            present(out).copy_(made.c)
     c = out if made.late else made.c
     return GemmResult(c, f"{torch.cuda.get_device_name(a.device)} ({a.device})", why, made.copies)
 
 
-def check_tensors(plan: Any, a: Any, b: Any, out: Any, given: Mapping[str, Any] | None = None) -> None:
+def check_tensors(
+    plan: Any, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None,
+    given: Mapping[str, torch.Tensor] | None = None,
+) -> None:  # fmt: skip
     """Raise OperandError unless a plan can run on these tensors: dense, of its types, on one device, an output of its
     shape in memory of its own, and no derivative recorded."""
     import torch
@@ -231,8 +244,8 @@ def check_tensors(plan: Any, a: Any, b: Any, out: Any, given: Mapping[str, Any] 
             raise OperandError(f"{operand.name.lower()} is {tensor.dtype}, the plan takes {want}")
 
 
-def check_out(plan: GemmPlan, out: Any, a: Any) -> None:
-    """Raise OperandError for an output of another type, shape or device, or rows that threads cannot store."""
+def check_out(plan: GemmPlan, out: torch.Tensor | None, a: torch.Tensor) -> None:
+    """Raise OperandError for an output that the kernel cannot write."""
     import torch
 
     want = torch_type(plan.c.dtype)
@@ -249,7 +262,7 @@ def check_out(plan: GemmPlan, out: Any, a: Any) -> None:
             raise OperandError(f"out has strides {tuple(out.stride())}; rows must be contiguous and not overlap")
 
 
-def _copied(out: Any, result: GemmResult) -> GemmResult:
+def _copied(out: torch.Tensor | None, result: GemmResult) -> GemmResult:
     """The result with C in `out`, a tensor; without `out` as it is."""
     if out is None:
         return result

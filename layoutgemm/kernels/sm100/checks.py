@@ -1,7 +1,7 @@
 """All that an Sm100Plan claims, checked in the order of the data's way: tiles, copies, products, tensor memory, store.
 
-Each check takes its numbers from the plan's own objects, and recomputes from the hardware's rules what they have to be:
-a plan in which any of them is changed fails the check that speaks of it.
+Each check takes its numbers from the plan's own objects, and recomputes them from the hardware's rules. A plan with a
+changed number fails the check of that number.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ...report import Check, Report
 from ..derivation import checked
 from ..derive import OperandPlan, one_matrix
 from ..plan import MOST_BYTES
-from ..plan_checks import Region, misplaced, pipelines, stages_of, tiles_of_c, tiles_of_k
+from ..plan_checks import Region, barriers_at, buffers_of_c, misplaced, pipelines, stages_of, tiles_of_c, tiles_of_k
 from ..store import distinct_chunks
 from ..store_ring import StoreRing
 from .pipeline_model import Blackwell
@@ -79,7 +79,7 @@ def pipeline_of(plan: Sm100Plan) -> Blackwell:
 
 
 def _tiles_of_c(plan: Sm100Plan) -> Check:
-    """The order visits each tile of each grid once, each matrix of a batch has all of them, and they cover C."""
+    """The order visits each tile of each grid once, and the tiles cover C."""
     rows, columns = plan.tiles
     statement = (
         f"{rows} x {columns} tiles of {plan.tile[0]}x{plan.tile[1]} cover {plan.m}x{plan.n}"
@@ -163,7 +163,7 @@ def _columns(plan: Sm100Plan) -> dict[str, int]:
 
 
 def _tensor_columns(plan: Sm100Plan) -> Check:
-    """Each accumulator has columns of its own within the allocation, and a row of C has a lane."""
+    """Each accumulator has its own columns in the allocation, and each row a lane."""
     width, home = plan.mma.accumulator.columns, plan.mma.accumulator.layout
     rows, columns = np.arange(BLOCK_ROWS)[:, None], np.arange(plan.tile[1])[None, :]
     lane, column = places(home, rows, columns, np.zeros_like(rows))
@@ -189,7 +189,7 @@ def _tensor_columns(plan: Sm100Plan) -> Check:
 
 
 def _loads(plan: Sm100Plan) -> Check:
-    """The epilogue's loads bring each element of the accumulator once, to the thread and register that stores it."""
+    """The epilogue loads each element once, into the register that stores it."""
     times = np.zeros((BLOCK_ROWS, plan.tile[1]), dtype=np.int64)
     home = plan.mma.accumulator.layout
     rows, columns = np.arange(BLOCK_ROWS)[:, None], np.arange(plan.tile[1])[None, :]
@@ -229,7 +229,7 @@ def _loads(plan: Sm100Plan) -> Check:
 
 
 def _barriers(plan: Sm100Plan) -> Check:
-    """What completes a phase of each barrier, against what arrives there."""
+    """Arrivals and bytes of each barrier against those that are sent."""
     landed = plan.blocks * (plan.a.tma.bytes + plan.b.tma.bytes)
     warps = plan.blocks * EPILOGUE_WARPS
     witness = ""
@@ -260,20 +260,13 @@ def _pipelines(plan: Sm100Plan) -> list[Check]:
 
 
 def _regions(plan: Sm100Plan) -> list[Region]:
-    """What lies in shared memory."""
+    """The regions of shared memory."""
     smem, regions = plan.smem, stages_of(plan)
-    alignment = max(chunk.tile.alignment for chunk in distinct_chunks(plan.store))
-    regions += [
-        (f"C[{i}]", smem.c_offset + i * smem.c_buffer_bytes, plan.store.buffer_bytes, alignment)
-        for i in range(EPILOGUE_WARPS * plan.store.buffers)
-    ]
-    for name, first, count in (
-        ("full", smem.barrier_offset, plan.stages),
-        ("empty", smem.empty_offset, plan.stages),
-        ("acc_full", smem.acc_full_offset, plan.accumulators),
-        ("acc_empty", smem.acc_empty_offset, plan.accumulators),
-    ):
-        regions += [(f"{name}[{i}]", first + i * smem.barrier_bytes, 8, 8) for i in range(count)]
+    regions += buffers_of_c(smem, plan.store, EPILOGUE_WARPS)
+    regions += barriers_at(
+        smem.barrier_bytes, full=(smem.barrier_offset, plan.stages), empty=(smem.empty_offset, plan.stages),
+        acc_full=(smem.acc_full_offset, plan.accumulators), acc_empty=(smem.acc_empty_offset, plan.accumulators),
+    )  # fmt: skip
     return [*regions, ("address", smem.slot_offset, SLOT_BYTES, 8)]
 
 

@@ -37,7 +37,7 @@ def roles(plan: Sm100Plan) -> tuple[RoleRow, ...]:
 
 
 def barriers(plan: Sm100Plan) -> tuple[BarrierRow, ...]:
-    """What a phase of each barrier waits for, and who waits for it, from the programs of the plan's pipeline."""
+    """The arrivals and the waiting roles of each barrier, from the plan's pipeline."""
     pipeline = pipeline_of(plan).pipeline()
     rows = []
     for barrier in pipeline.barriers:

@@ -1,9 +1,9 @@
 """The pipeline of a Blackwell GEMM: a loader, a warp that multiplies, an epilogue; by one block or a pair of them.
 
-`Blackwell` builds the model that a plan of the production kernel is proven with, action by action as the kernel acts:
-the word in which tensor memory's address is left, both rings, the last commits that a pair's loader waits for, and the
-end, when tensor memory is freed. What the model leaves out: tcgen05.fence, which the emulator asks for instead; and
-the store of C, which is a pipeline of its own (`Blackwell.store_pipeline`), since each warp stores for itself.
+`Blackwell` builds the model that a plan of the production kernel is proven with, action by action. It has the word for
+tensor memory's address, both rings, the last commits that a pair's loader waits for, and the release of tensor memory.
+The model leaves out tcgen05.fence, which the emulator requires instead. The store of C is a pipeline of its own
+(`Blackwell.store_pipeline`), since each warp stores for itself.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Blackwell:
         return (self.pipeline(), *([self.store_pipeline()] if self.store else []))
 
     def store_pipeline(self) -> Pipeline:
-        """One warp's store, of any number of output tiles. Raises PlanError when there is none."""
+        """One warp's store, of any number of output tiles. Raises PlanError without one."""
         return store_pipeline(self.store)
 
     def pipeline(self) -> Pipeline:

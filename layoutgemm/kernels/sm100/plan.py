@@ -16,11 +16,10 @@ from ...arguments import checked
 from ...atoms import Tcgen05Atom, tcgen05_mma
 from ...atoms.smem.instruction_descriptor import InstructionDescriptor, instruction_descriptor
 from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES, allocation_columns
-from ...checks import most_stages
 from ...dtypes import DType
 from ...errors import PlanError
 from ...schedule import Grouped, Persistent
-from ..derive import Operand, OperandPlan, derive_operand
+from ..derive import Given, Operand, OperandPlan, derive_operand
 from ..epilogue.chain import Epilogue
 from ..plan import (
     BARRIER_BYTES,
@@ -28,8 +27,10 @@ from ..plan import (
     STAGE_BYTES_OF_K,
     GemmPlan,
     PersistentPlan,
+    StoreSmemMap,
     check_fields,
     check_sizes,
+    fitting_stages,
     rounded_up,
     tile_count,
 )
@@ -50,7 +51,7 @@ _OUTPUTS = ("f32", "bf16", "f16", "e4m3", "e5m2")
 
 @dataclass(frozen=True, slots=True)
 class Sm100Config:
-    """What may be chosen; None lets the plan choose.
+    """The configuration; None lets the plan choose.
 
     tile          (M, N) elements of C: M = 128 by one block, or 256 by a pair of blocks (cta_group::2), each of which
                   holds half of A's rows and half of B's columns; N a multiple of 16 (32 for a pair) up to 256
@@ -95,28 +96,17 @@ class Sm100Config:
 
 
 @dataclass(frozen=True, slots=True)
-class Sm100Smem:
-    """Where everything lies in a block's dynamic shared memory, in bytes from an address aligned to `alignment`.
+class Sm100Smem(StoreSmemMap):
+    """The map of a Blackwell kernel's shared memory.
 
-    a, b: stages one after another; c: the buffers of the first epilogue warp, then the next one's; then the barriers
-    `full` (`barrier_offset`), `empty`, one of each a stage, `acc_full`, `acc_empty`, one of each an accumulator; then
-    the word for the address of tensor memory.
+    Stages of A, stages of B, C's buffers, then barriers: `full` (`barrier_offset`) and `empty` for each stage,
+    `acc_full` and `acc_empty` for each accumulator. The word for the address of tensor memory is last.
     """
 
-    a_offset: int
-    a_stage_bytes: int
-    b_offset: int
-    b_stage_bytes: int
-    c_offset: int
-    c_buffer_bytes: int
-    barrier_offset: int
     empty_offset: int
     acc_full_offset: int
     acc_empty_offset: int
     slot_offset: int
-    barrier_bytes: int
-    total: int
-    alignment: int
 
 
 @dataclass(frozen=True)
@@ -205,17 +195,7 @@ class Sm100Plan(PersistentPlan):
         check_sizes(m=m, n=n, k=k, batch=batch)
         epilogue = Epilogue.of(epilogue)
         arch = arch_named("sm_100a")
-        a_spec = Operand.parse(a)
-        b_spec = Operand.parse(a_spec.dtype if b is None else b)
-        own = {8: "bf16", 16: a_spec.dtype, 32: "f32"}
-        c_spec = Operand.parse(c if c is not None else own.get(a_spec.dtype.bits, "f32"))
-        for name, spec in (("a", a_spec), ("b", b_spec)):
-            if spec.dtype.name not in _KINDS:
-                raise PlanError(f"{name} is {spec.dtype}; this kernel multiplies {', '.join(_KINDS)}")
-        if c_spec.dtype.name not in _OUTPUTS:
-            raise PlanError(f"c is {c_spec.dtype}; this kernel stores {', '.join(_OUTPUTS)}")
-        if _KINDS[a_spec.dtype.name] != _KINDS[b_spec.dtype.name]:
-            raise PlanError(f"no instruction multiplies {a_spec.dtype} with {b_spec.dtype}")
+        a_spec, b_spec, c_spec = _typed(a, b, c)
         (tile_m, tile_n), blocks = config.tile, config.blocks
         kind = _KINDS[a_spec.dtype.name]
         atom = tcgen05_mma(kind, tile_m, tile_n, a_spec.dtype, b_spec.dtype, "f32", blocks)
@@ -231,13 +211,8 @@ class Sm100Plan(PersistentPlan):
         c_bytes = store.bytes(EPILOGUE_WARPS)
         stage_bytes = rounded_up(a_plan.smem.bytes, 1024) + rounded_up(b_plan.smem.bytes, 1024)
         beside = c_bytes + 2 * config.accumulators * BARRIER_BYTES + SLOT_BYTES
-        fits = most_stages(arch, stage_bytes + 2 * BARRIER_BYTES, beside)
-        stages = fits if config.stages is None else config.stages
-        if not LEAST_STAGES <= stages <= fits:
-            raise PlanError(
-                f"{stages!r} stage(s), and at least {LEAST_STAGES}, of A {a_plan.smem.bytes} + B {b_plan.smem.bytes} "
-                f"bytes beside {c_bytes} of the store: {fits} fit into {arch.smem_per_block}"
-            )
+        taken = f"A {a_plan.smem.bytes} + B {b_plan.smem.bytes} bytes beside {c_bytes} of the store"
+        stages = fitting_stages(arch, config.stages, LEAST_STAGES, stage_bytes + 2 * BARRIER_BYTES, beside, taken)
         across = -(-m // tile_m), -(-n // tile_n)
         if across[0] * across[1] * batch > MAX_TILES:
             raise PlanError(
@@ -290,7 +265,7 @@ class Sm100Plan(PersistentPlan):
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """How many tiles there are along M and N."""
+        """The number of tiles along M and N."""
         return tile_count(self.m, self.tile[0]), tile_count(self.n, self.tile[1])
 
     @property
@@ -299,18 +274,30 @@ class Sm100Plan(PersistentPlan):
         return "sm100.device.fused:Sm100FusedKernel" if self.epilogue else "sm100.device.gemm:Sm100GemmKernel"
 
     def __str__(self) -> str:
-        sizes = f"{self.batch} x " * (self.batch > 1) + f"{self.m}x{self.n}x{self.k}"
-        return (
-            f"Sm100Plan {sizes}: A {self.a.dtype} {self.a.order}, B {self.b.dtype} {self.b.order}, C {self.c}, "
-            f"tile {'x'.join(map(str, self.tile))} by {self.blocks} block(s), {self.stages} stages, "
-            f"{self.accumulators} accumulator(s)"
-        )
+        many = f"{self.stages} stages, {self.accumulators} accumulator(s)"
+        return f"{self.described()} by {self.blocks} block(s), {many}"
+
+
+def _typed(a: Given, b: Given | None, c: Given | None) -> tuple[Operand, Operand, Operand]:
+    """The operands' types and orders; raises PlanError for a product without an instruction."""
+    a_spec = Operand.parse(a)
+    b_spec = Operand.parse(a_spec.dtype if b is None else b)
+    own = {8: "bf16", 16: a_spec.dtype, 32: "f32"}
+    c_spec = Operand.parse(c if c is not None else own.get(a_spec.dtype.bits, "f32"))
+    for name, spec in (("a", a_spec), ("b", b_spec)):
+        if spec.dtype.name not in _KINDS:
+            raise PlanError(f"{name} is {spec.dtype}; this kernel multiplies {', '.join(_KINDS)}")
+    if c_spec.dtype.name not in _OUTPUTS:
+        raise PlanError(f"c is {c_spec.dtype}; this kernel stores {', '.join(_OUTPUTS)}")
+    if _KINDS[a_spec.dtype.name] != _KINDS[b_spec.dtype.name]:
+        raise PlanError(f"no instruction multiplies {a_spec.dtype} with {b_spec.dtype}")
+    return a_spec, b_spec, c_spec
 
 
 def _operand(
     name: str, spec: Operand, free: str, extent: int, tile_k: int, atom: Tcgen05Atom, batch: int
 ) -> OperandPlan:
-    """What one block holds of an operand."""
+    """One CTA's part of an operand."""
     if spec.dtype.bits == 32 and (spec.order == "row") != (name == "A"):
         raise PlanError(
             f"{name.lower()} is {spec}: the instruction reads an MN-major tf32 under the swizzle 128B_ATOM_32B only, "

@@ -1,25 +1,22 @@
 """The NumPy executor of the Blackwell kernel: blocks, or pairs of them, walked as the kernel walks them.
 
-Each block's part of a tile lands in its own shared memory, products read it through the descriptors' arithmetic into
-tensor memory, and C leaves through the loads' maps, buffers and tensor stores. The hardware's models are in `silicon`,
-what tensor memory does in `atoms.tmem`; every number is the plan's. A wrong box, count or address gives a wrong result
-or a stated failure.
+Each CTA's part of a tile lands in its own shared memory. Products read it through the descriptors into tensor memory,
+and C leaves through the loads' maps, buffers and TMA stores. The hardware's models are in `silicon`, what tensor memory
+does in `atoms.tmem`; every number is the plan's. A wrong box, count or address gives a wrong result or a stated
+failure.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...atoms.smem.descriptor import element_addresses
 from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES
-from ...errors import PlanError
 from ...layouts import Layout
 from ...layouts.basis import component
-from ..derive import OperandPlan, padded_leading
-from ..run.hardware_model import CLUSTERS, Barrier, GlobalMatrix, SharedMemory, tensor_copy, tensor_store, unwritten
+from ..derive import OperandPlan
+from ..run.hardware_model import CLUSTERS, Barrier, GlobalMatrix, Output, Progress, SharedBytes, copy_boxes
 from ..store import StoreChunk
 from .plan import BLOCK_ROWS, EPILOGUE_WARPS, Sm100Plan
 from .store import load_of
@@ -34,9 +31,9 @@ def places(layout: Layout, *axes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np
 
 
 def execute_sm100(
-    plan: Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, progress: Any = None, clusters: int = CLUSTERS
-) -> Values:
-    """C as a float32 array, (M, N) or (batch, M, N), rounded to the plan's output type.
+    plan: Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, progress: Progress | None = None, clusters: int = CLUSTERS,
+) -> Values:  # fmt: skip
+    """C as a float32 array, rounded to the plan's output type: (M, N) or (batch, M, N).
 
     a, b      the operands' bits, innermost extent first
     progress  called with (tiles done, tiles in all) after each tile
@@ -44,32 +41,17 @@ def execute_sm100(
 
     Raises PlanError when a barrier would never complete, shared memory is left, or an element of C is not stored once.
     """
-    lines, inner = (plan.m, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
-    leading = padded_leading(plan.c.dtype, inner)
-    words = unwritten(plan.c.dtype, plan.batch * lines * leading)
-    c = GlobalMatrix(words, leading, (inner, lines, plan.batch)[: 2 + (plan.batch > 1)], lines * leading)
-    times = np.zeros(words.size, dtype=np.uint8)
+    c = Output(plan.c, plan.m, plan.n, plan.batch)
     tiles = plan.tiles[0] * plan.tiles[1] * plan.batch
     workers, done = min(tiles, clusters), 0
     for worker in range(workers):
-        group = _Group(plan, a, b, c, times)
+        group = _Group(plan, a, b, c)
         for step, tile in enumerate(range(worker, tiles, workers)):
             group.compute(tile, step)
             done += 1
             if progress is not None:
                 progress(done, tiles)
-    shaped = times.reshape(plan.batch, lines, leading)[..., :inner]
-    wrong = np.argwhere(shaped != 1)
-    if len(wrong):
-        matrix, line, at = (int(i) for i in wrong[0])
-        row, column = (line, at) if plan.c.order == "row" else (at, line)
-        where = f"C[{row}, {column}]" + f" of matrix {matrix}" * (plan.batch > 1)
-        raise PlanError(
-            f"{where} is stored {shaped[matrix, line, at]} times; {len(wrong)} elements are not stored once"
-        )
-    values = np.asarray(plan.c.dtype.decode(words), np.float32).reshape(plan.batch, lines, leading)[..., :inner]
-    values = values if plan.c.order == "row" else values.swapaxes(1, 2)
-    return np.ascontiguousarray(values if plan.batch > 1 else values[0])
+    return c.values()
 
 
 class _PairBlock:
@@ -77,7 +59,7 @@ class _PairBlock:
 
     def __init__(self, plan: Sm100Plan, rank: int) -> None:
         self.rank = rank
-        self.smem = SharedMemory(plan.smem.total)
+        self.smem = SharedBytes(plan.smem.total)
         self.tensor = np.full((LANES, COLUMNS), np.nan, np.float32)
         self.full = [Barrier(f"full[{s}] of block {rank}", plan.full_arrivals) for s in range(plan.stages)]
         self.empty = [Barrier(f"empty[{s}] of block {rank}", plan.empty_arrivals) for s in range(plan.stages)]
@@ -89,10 +71,8 @@ class _PairBlock:
 class _Group:
     """The block, or the pair of blocks, that computes tile after tile."""
 
-    def __init__(
-        self, plan: Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, c: GlobalMatrix, times: npt.NDArray[np.uint8]
-    ) -> None:
-        self.plan, self.a, self.b, self.c, self.times = plan, a, b, c, times
+    def __init__(self, plan: Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, c: Output) -> None:
+        self.plan, self.a, self.b, self.c = plan, a, b, c
         self.blocks = [_PairBlock(plan, rank) for rank in range(plan.blocks)]
         self.loaded = 0  # k tiles so far, over all output tiles
 
@@ -131,19 +111,11 @@ class _Group:
     def _load(
         self, operand: OperandPlan, source: GlobalMatrix, at: dict[str, int], stage: int, block: _PairBlock
     ) -> None:
-        for copy in operand.tma.instructions:
-            where = [at[dim] + offset for dim, offset in zip(operand.tma.dims, copy.coord_offset, strict=True)]
-            address = self._stage(block, operand, stage) + copy.smem_offset
-            tensor_copy(operand.tma, source, where, block.smem, address, self.blocks[0].full[stage])
-
-    def _stage(self, block: _PairBlock, operand: OperandPlan, stage: int) -> int:
-        smem = self.plan.smem
-        if operand.name == "A":
-            return block.smem.base + smem.a_offset + stage * smem.a_stage_bytes
-        return block.smem.base + smem.b_offset + stage * smem.b_stage_bytes
+        tma, address = operand.tma, block.smem.base + self.plan.smem.stage(operand.name, stage)
+        copy_boxes(tma, tma.instructions, source, at, block.smem, address, self.blocks[0].full[stage])
 
     def _multiply(self, stage: int, first: int, accumulate: bool) -> None:
-        """Each block its rows of A with all of B, half of which the other block may have."""
+        """The product of each CTA's rows of A with all of B, from both CTAs."""
         plan, accumulator = self.plan, self.plan.mma.accumulator.layout
         rows, columns = np.arange(BLOCK_ROWS)[:, None], np.arange(plan.tile[1])[None, :]
         lane, column = places(accumulator, rows, columns, np.zeros_like(rows))
@@ -155,9 +127,9 @@ class _Group:
                 old = block.tensor[lane, first + column] if accumulate or k_block else 0
                 block.tensor[lane, first + column] = old + product
 
-    def _operand(self, operand: OperandPlan, block: _PairBlock, stage: int, k_block: int) -> Any:
+    def _operand(self, operand: OperandPlan, block: _PairBlock, stage: int, k_block: int) -> npt.NDArray[np.float32]:
         depth, word = self.plan.mma.shape_mnk[2], operand.descriptor
-        base = word.base.at(self._stage(block, operand, stage) + word.k_steps[k_block]).word
+        base = word.base.at(block.smem.base + self.plan.smem.stage(operand.name, stage) + word.k_steps[k_block]).word
         at = element_addresses(base, operand.major, (operand.smem.extent[0], depth), operand.dtype, "sm_100a")
         return operand.dtype.decode(block.smem.read(at, operand.dtype)).astype(np.float32)
 
@@ -174,10 +146,7 @@ class _Group:
                 tma = store.maps[chunk.map]
                 row = origin["m"] + block.rank * BLOCK_ROWS + warp * WARP_LANES
                 place = {"m": row, "n": origin["n"] + chunk.column, "l": origin["l"]}
-                for copy in tma.instructions:
-                    where = [place[dim] + offset for dim, offset in zip(tma.dims, copy.coord_offset, strict=True)]
-                    at = address + chunk.offset + copy.smem_offset
-                    tensor_store(tma, self.c, where, block.smem, at, self.times)
+                self.c.store(tma, place, block.smem, address + chunk.offset)
 
     def _fill(self, block: _PairBlock, warp: int, first: int, address: int, chunk: StoreChunk) -> None:
         """A chunk's loads, converted, into its tile: register v of a thread holds where the load's map says."""

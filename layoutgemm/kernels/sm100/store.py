@@ -1,4 +1,4 @@
-"""How an accumulator leaves a Blackwell kernel: tensor memory, registers, a buffer in shared memory, tensor stores.
+"""The store of a Blackwell kernel: tensor memory, registers, shared memory, TMA stores.
 
     tensor memory --tcgen05.ld 32x32b--> one row a thread --convert, st.shared--> buffer, swizzled --tensor store--> C
 
@@ -16,17 +16,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...arguments import as_int
-from ...atoms import TmemCopyAtom, smem_tile, tcgen05_ld
-from ...atoms.tma.derive import derive as derive_tma
+from ...atoms import SmemTile, TmemCopyAtom, tcgen05_ld
 from ...atoms.tmem.layout import WARP_LANES
 from ...errors import PlanError
 from ..derive import Operand
-from ..store import StoreChunk, StorePlan, StoreRound
+from ..store import StoreChunk, StorePlan, StoreRound, buffer_bytes, gathered, tiles_of_chunks
 
 VECTOR_BYTES = 16  # the widest st.shared, and what a swizzle leaves together
 WIDTHS = (16, 32, 64, 128)  # of a chunk, in columns: a tcgen05.ld brings as many registers to a thread
 _SPAN_BYTES = 128  # the longest line of a swizzled tile in shared memory, and of a box
-_ALIGNMENT = 1024  # a buffer begins where the widest swizzle pattern does
 
 
 def load_of(chunk: StoreChunk) -> TmemCopyAtom:
@@ -39,7 +37,7 @@ def load_of(chunk: StoreChunk) -> TmemCopyAtom:
 
 
 def alike(store: StorePlan) -> bool:
-    """Whether the rounds are one round again and again, further on: then they are a loop and not as many copies.
+    """True if the rounds repeat one round at further columns: the kernel then loops.
 
     >>> [alike(derive_store(columns, Operand.parse("bf16"), 32, 1, 2)) for columns in (32, 64, 96, 240, 256)]
     [False, True, False, False, True]
@@ -64,7 +62,7 @@ def derive_store(columns: int, c: Operand, width: int, chunks: int, buffers: int
     chunks   how many chunks a round has; more make fewer rounds and larger buffers
     buffers  of a warp: how many rounds may be in flight
 
-    Raises PlanError where an argument is none of what is known, or positive; passes on TmaError.
+    Raises PlanError for an unknown width and for a count below 1; passes on TmaError.
 
     >>> store = derive_store(240, Operand.parse("bf16"), 64, 1, 2)
     >>> [chunk.width for round in store.rounds for chunk in round.chunks], store.buffer_bytes
@@ -77,22 +75,13 @@ def derive_store(columns: int, c: Operand, width: int, chunks: int, buffers: int
         raise PlanError(f"width = {width!r}: known are {', '.join(map(str, WIDTHS))}")
     by_row = c.order == "row"
     widths = _halves(columns, min(width, _SPAN_BYTES // c.dtype.bytes) if by_row else width)
-    distinct = sorted(set(widths), reverse=True)
-    major, dims = ("K", ("n", "m")) if by_row else ("MN", ("m", "n"))
-    tiles = {width: smem_tile((WARP_LANES, width), c.dtype, major) for width in distinct}
-    maps = tuple(derive_tma(tiles[width], dims, "store") for width in distinct)
-    rounds: list[StoreRound] = []
-    largest = 0
-    for first in range(0, len(widths), chunks):
-        made, offset = [], 0
-        for i in range(first, min(first + chunks, len(widths))):
-            own, column, tile = widths[i], sum(widths[:i]), tiles[widths[i]]
-            offset = -(-offset // tile.alignment) * tile.alignment
-            made.append(StoreChunk(column, own, offset, distinct.index(own), tile, None, 0, column, own))
-            offset += tile.bytes
-        largest = max(largest, offset)
-        rounds.append(StoreRound(0, 0, tuple(made)))
-    return StorePlan(c, maps, tuple(rounds), -(-largest // _ALIGNMENT) * _ALIGNMENT, buffers, 1)
+    tiles, maps = tiles_of_chunks(WARP_LANES, widths, c)
+
+    def made(column: int, width: int, offset: int, number: int, tile: SmemTile) -> StoreChunk:
+        return StoreChunk(column, width, offset, number, tile, None, 0, column, width)
+
+    rounds = tuple(StoreRound(0, 0, group) for group in gathered(widths, chunks, tiles, made))
+    return StorePlan(c, maps, rounds, buffer_bytes(rounds), buffers, 1)
 
 
 def _halves(columns: int, most: int) -> tuple[int, ...]:

@@ -1,14 +1,14 @@
-"""What a Blackwell plan's store claims, checked: columns, boxes, and what the threads write into the buffers."""
+"""Checks of a Blackwell plan's store: columns, boxes, and writes into the buffers."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ...atoms.tmem.layout import WARP_LANES
-from ...checks import bank_conflicts, filled_by
+from ...checks import bank_conflicts
 from ...errors import LayoutError
 from ...report import Check
-from ..derive import one_matrix
+from ..plan_checks import boxes_of_c
 from ..store import distinct_chunks
 from .plan import Sm100Plan
 from .store import VECTOR_BYTES, load_of
@@ -16,11 +16,11 @@ from .store import VECTOR_BYTES, load_of
 
 def store_checks(plan: Sm100Plan) -> list[Check]:
     """Columns, boxes, places and banks."""
-    return [_columns_of_c(plan), _boxes(plan), _rows(plan), _vectors(plan)]
+    return [_columns_of_c(plan), boxes_of_c(plan, plan.store, WARP_LANES), _rows(plan), _vectors(plan)]
 
 
 def _columns_of_c(plan: Sm100Plan) -> Check:
-    """Each column is in one chunk, and chunks of a round lie apart in its buffer."""
+    """Each column is in one chunk, and a round's chunks are disjoint in its buffer."""
     store, witness = plan.store, ""
     times = np.zeros(plan.tile[1], dtype=np.int64)
     for number, round_ in store.rounds_of(0, 0):
@@ -45,29 +45,8 @@ def _columns_of_c(plan: Sm100Plan) -> Check:
     return Check("columns of C", statement, not witness, f"exhaustion ({plan.tile[1]} columns)", witness)
 
 
-def _boxes(plan: Sm100Plan) -> Check:
-    """A chunk's tile is the boxes of its tensor map, element by element; its rows are one warp's."""
-    witness, size = "", 0
-    for chunk in distinct_chunks(plan.store):
-        if not 0 <= chunk.map < len(plan.store.maps):
-            witness = witness or f"columns {chunk.column}: there is no tensor map {chunk.map}"
-            continue
-        tma = one_matrix(plan.store.maps[chunk.map])
-        size += WARP_LANES * chunk.width
-        filled = filled_by("store", chunk.tile, tma)
-        if not filled:
-            witness = witness or f"columns {chunk.column}: {filled.witness}"
-        elif chunk.tile.extent != (WARP_LANES, chunk.width) or chunk.tile.dtype != plan.c.dtype:
-            witness = witness or f"columns {chunk.column}: a tile of {chunk.tile.extent} {chunk.tile.dtype}"
-        elif tma.dims != (("n", "m") if plan.c.order == "row" else ("m", "n")) or tma.operation != "store":
-            witness = witness or f"the {tma.operation} of columns {chunk.column} runs along {tma.dims}"
-    boxes = ", ".join(f"{len(tma.instructions)} of {tma.box}" for tma in plan.store.maps)
-    statement = f"each chunk's tile has {WARP_LANES} rows, and its boxes, {boxes}, move each of its elements once"
-    return Check("boxes of C", statement, not witness, f"exhaustion ({size} elements)", witness)
-
-
 def _rows(plan: Sm100Plan) -> Check:
-    """What one store to shared memory takes from a thread's registers lies side by side in the chunk's tile."""
+    """The elements of one shared memory store are contiguous in the chunk's tile."""
     by_row, size = plan.c.order == "row", plan.c.dtype.bytes
     step = VECTOR_BYTES // size if by_row else 1
     witness, count = "", 0

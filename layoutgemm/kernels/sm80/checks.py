@@ -1,13 +1,12 @@
 """All that an Sm80Plan claims, checked in the order of the data's way: tiles, copies, fragments, ring, store, budgets.
 
-Each check takes its numbers from the plan's own objects, and recomputes from the atoms what they have to be: a plan in
-which any of them is changed fails the check that speaks of it.
+Each check takes its numbers from the plan's own objects, and recomputes them from the atoms. A plan with a changed
+number fails the check of that number.
 """
 
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -109,7 +108,7 @@ def operand_checks(plan: Sm80Plan, operand: Sm80Operand) -> list[Check]:
 
 
 def _copied(operand: Sm80Operand, threads: int) -> IntArray:
-    """(request, lane, element) -> flat coordinate mn + MN * k of the tile, for all vectors of all warps."""
+    """The flat coordinates mn + MN * k of all vectors: (request, lane, element)."""
     copy, extent = operand.copy, operand.smem.extent
     width = copy.vector_bytes // operand.dtype.bytes
     step = (0, 1) if operand.major == "K" else (1, 0)
@@ -122,7 +121,7 @@ def _copied(operand: Sm80Operand, threads: int) -> IntArray:
 
 
 def _copies(operand: Sm80Operand, threads: int) -> Check:
-    """Each element of the tile is in one vector of one thread, and a vector is one run of bytes in the tile."""
+    """Each element of the tile is in one vector, and vectors are contiguous bytes."""
     copy, tile = operand.copy, operand.smem
     coords = _copied(operand, threads)
     size = tile.extent[0] * tile.extent[1]
@@ -151,9 +150,9 @@ def _copies(operand: Sm80Operand, threads: int) -> Check:
 
 
 def _coalesced(operand: Sm80Operand, copied: IntArray) -> Check:
-    """A request of a warp touches as few sectors of global memory as its bytes need, for an aligned pitch."""
+    """A warp's request touches as few sectors as its bytes need, for an aligned pitch."""
     extent, element = operand.smem.extent, operand.dtype
-    # a pitch of an odd number of vectors: lines that follow one another in memory would hide what is scattered
+    # a pitch of an odd number of vectors: contiguous lines would hide what is scattered
     pitch = extent[1 if operand.major == "K" else 0] + 128 // element.bytes
     lines = Layout(extent, (pitch, 1) if operand.major == "K" else (1, pitch))
     width = min(copied.shape[2] * element.bytes, VECTOR)
@@ -185,7 +184,7 @@ def _addresses(operand: Sm80Operand, threads: int) -> Check:
 
 
 def held_after(operand: Sm80Operand, load: int, step: int) -> tuple[IntArray, IntArray]:
-    """(mn, k), each (lane, register, element), of what one load brings into registers, inside a warp's part.
+    """The coordinates (mn, k) that one load brings: each (lane, register, element).
 
     From the addresses that the lanes give, and from the map of ldmatrix, of a plain load, or of prmt.
     """
@@ -220,7 +219,7 @@ def held_after(operand: Sm80Operand, load: int, step: int) -> tuple[IntArray, In
 
 
 def _fed(plan: Sm80Plan, operand: Sm80Operand) -> Check:
-    """Every element of every register is the one that the instruction expects there, load by load."""
+    """Every element of every register is the one that the instruction expects."""
     load, atom, name = operand.load, plan.mma, operand.name
     lanes = np.arange(WARP)[:, None]
     per, block = 32 // operand.dtype.bits, atom.tile_of(name)[0]
@@ -252,7 +251,7 @@ def _fed(plan: Sm80Plan, operand: Sm80Operand) -> Check:
     return Check(f"fragments {name}", statement, not witness, f"exhaustion ({count} elements)", witness)
 
 
-def _flat(operand: Sm80Operand, mn: Any, k: Any) -> IntArray:
+def _flat(operand: Sm80Operand, mn: IntArray, k: IntArray) -> IntArray:
     return np.asarray(mn + operand.smem.extent[0] * k, np.int64)
 
 
@@ -318,7 +317,7 @@ def _pipeline(plan: Sm80Plan) -> Check:
 
 
 def _stages(plan: Sm80Plan) -> Check:
-    """Tiles of a stage lie beside one another, aligned as their swizzles need; C's buffers lie in what there is."""
+    """A stage's tiles are disjoint and aligned, and C's buffers fit."""
     smem, witness = plan.smem, ""
     a_end, b_end = smem.a_offset + plan.a.smem.bytes, smem.b_offset + plan.b.smem.bytes
     if not a_end <= smem.b_offset or not b_end <= smem.a_stage_bytes == smem.b_stage_bytes:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ...arch import Arch
 from ...arch import arch as arch_named
 from ...errors import PlanError
-from ..derive import Operand
+from ..derive import Given, Operand
 from ..epilogue.chain import Epilogue
 from ..operand_orders import Choice
 from ..plan import BARRIER_BYTES
@@ -83,7 +82,7 @@ def shared_bytes(config: Sm80Config, bytes_: int = 2, bytes_c: int = 4) -> int:
 
 @dataclass(frozen=True)
 class Sm80Choice(Choice):
-    """A configuration of the mma.sync kernel, the code it is compiled for, and whether the operands change places.
+    """A configuration of the mma.sync kernel, its target, and its operand order.
 
     swapped  it multiplies C^T = B^T @ A^T: the kernel stores row-major, and a column-major C is the transpose's
     """
@@ -99,12 +98,12 @@ class Sm80Choice(Choice):
         k: int,
         *,
         batch: int = 1,
-        a: Any = "bf16",
-        b: Any = None,
-        c: Any = None,
+        a: Given = "bf16",
+        b: Given | None = None,
+        c: Given | None = None,
         epilogue: Epilogue | None = None,
     ) -> Sm80Plan:
-        """The plan of the kernel that computes C[m, n] = A[m, k] @ B[k, n]; arguments as for Sm80Plan.derive.
+        """The plan of C[m, n] = A[m, k] @ B[k, n]; arguments as for Sm80Plan.derive.
 
         >>> Sm80Choice(Sm80Config(), swapped=True).plan(16, 4096, 64, a="bf16:row", b="bf16:col", c="bf16:col").a.order
         'row'
@@ -120,7 +119,7 @@ class Sm80Choice(Choice):
 
     @property
     def persistent(self) -> bool:
-        """Whether the kernel's blocks take tile after tile."""
+        """True if the kernel's CTAs take tile after tile."""
         return self.config.persistent
 
 

@@ -9,7 +9,7 @@ from .store import BUFFERS
 
 
 def explain_sm80(plan: Sm80Plan) -> str:
-    """What the plan is made of, one line a fact.
+    """The plan's parts, one line a fact.
 
     >>> print(explain_sm80(Sm80Plan.derive(4096, 4096, 4096, b="bf16:col")).splitlines()[1])
     instruction  mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32, 2 depths a k tile

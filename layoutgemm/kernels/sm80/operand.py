@@ -3,8 +3,8 @@
     global matrix --cp.async (or element loads)--> swizzled tile --ldmatrix (or ld.shared)--> registers of mma.sync
 
 Both ways are functions (thread, step) -> byte of the tile, made of the atoms' maps and the tile. A kernel wants few
-integer instructions in its loop, so `Places` takes such a function apart: into a few addresses that a thread computes
-once, and constants. That is possible because a swizzle leaves alone what lies a multiple of its period away.
+integer instructions in its loop, so `ThreadAddresses` takes such a function apart: into a few addresses that a thread
+computes once, and constants. That is possible because a swizzle leaves alone what lies a multiple of its period away.
 
     operand      bits   K-major                   MN-major
     ---------    ----   ----------------------    ------------------------------------------------------------------
@@ -39,6 +39,7 @@ from ...atoms.tma.derive import derive as derive_tma
 from ...dtypes import DType
 from ...errors import PlanError
 from ...layouts import Layout
+from ...moved import old_names
 from ..derive import Operand
 
 WARP = 32
@@ -52,7 +53,7 @@ Index = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Places:
+class ThreadAddresses:
     """(thread, index) -> byte, as one of a few addresses of the thread plus a constant.
 
     bases    the indices whose address a thread computes
@@ -68,11 +69,12 @@ class Places:
         return dict(self.entries)
 
     @classmethod
-    def derive(cls, byte: Callable[[Any, Index], Any], threads: int, indices: Sequence[Index]) -> Places:
+    def derive(cls, byte: Callable[[Any, Index], Any], threads: int, indices: Sequence[Index]) -> ThreadAddresses:
         """Group the indices whose addresses differ by the same number of bytes for all threads.
 
         >>> tile = smem_tile((64, 64), "bf16", "K")
-        >>> places = Places.derive(lambda t, i: tile.byte(t + 32 * i[0], 8 * i[1]), 32, [(0, 0), (1, 0), (0, 1)])
+        >>> byte = lambda t, i: tile.byte(t + 32 * i[0], 8 * i[1])
+        >>> places = ThreadAddresses.derive(byte, 32, [(0, 0), (1, 0), (0, 1)])
         >>> places.bases, places.of
         (((0, 0), (0, 1)), {(0, 0): (0, 0), (1, 0): (0, 4096), (0, 1): (1, 0)})
         """
@@ -95,7 +97,7 @@ class Places:
 
 @dataclass(frozen=True)
 class TileCopy:
-    """How the threads of a block bring an operand's tile from global to shared memory.
+    """The threads' copies of an operand's tile from global to shared memory.
 
     vector   bytes of one access to global memory: 16, 8 or 4 by cp.async, or one element where lines are aligned to
              less; elements are gathered into 16 bytes and stored
@@ -107,7 +109,7 @@ class TileCopy:
     tiled: TiledCopy
     parts: tuple[int, int]
     coordinates: Any  # (thread, part along MN, part along K) -> (mn, k) of the vector's first element
-    places: Places
+    places: ThreadAddresses
 
     @property
     def vector_bytes(self) -> int:
@@ -116,7 +118,7 @@ class TileCopy:
 
     @property
     def by_elements(self) -> bool:
-        """Whether elements are loaded one by one."""
+        """True if elements are loaded one by one."""
         return self.vector not in _ASYNC
 
     @property
@@ -126,7 +128,7 @@ class TileCopy:
 
     @classmethod
     def derive(cls, tile: SmemTile, threads: int, vector: int) -> TileCopy:
-        """Lanes run along the lines of the matrix, at most one span of the swizzle wide; then over the lines."""
+        """Lanes run along a line, at most one swizzle span, then over the lines."""
         across, along = (0, 1) if tile.major == "K" else (1, 0)
         written = vector if vector in _ASYNC else VECTOR
         width = written // tile.dtype.bytes
@@ -149,7 +151,7 @@ class TileCopy:
         coordinates = _First(places)
         parts = (int(places[2].size), int(places[3].size))
         indices = [(i, j) for i in range(parts[0]) for j in range(parts[1])]
-        found = Places.derive(lambda t, index: tile.byte(*coordinates(t, *index)), threads, indices)
+        found = ThreadAddresses.derive(lambda t, index: tile.byte(*coordinates(t, *index)), threads, indices)
         return cls(vector, tiled, parts, coordinates, found)
 
 
@@ -166,7 +168,7 @@ class _First:
 
 @dataclass(frozen=True)
 class FragmentLoad:
-    """How a warp reads its part of an operand's tile into the registers of mma.sync.
+    """A warp's loads of an operand's tile into the registers of mma.sync.
 
     kind       "ldmatrix", "ldmatrix.trans", "words" (ld.shared) or "bytes" (ldmatrix.trans and prmt)
     extent     (MN, K) elements of the tile that a warp reads for one depth of the instruction
@@ -187,7 +189,7 @@ class FragmentLoad:
     rows: Any
     words: tuple[tuple[int, int], ...]
     order: Layout
-    places: Places  # (lane and warp, (load, step, register)) -> byte
+    places: ThreadAddresses  # (lane and warp, (load, step, register)) -> byte
 
     @property
     def registers(self) -> int:
@@ -246,7 +248,7 @@ def derive_operand(
 
 
 def by_tensor_copy(operand: Sm80Operand, batch: int) -> Sm80Operand:
-    """The operand with its tile filled by tensor copies; raises PlanError where its swizzle is none of theirs."""
+    """The operand with its tile filled by TMA loads. Raises PlanError for a swizzle without a tensor map."""
     free = "m" if operand.name == "A" else "n"
     if operand.load.words:
         raise PlanError(
@@ -281,15 +283,18 @@ def _fragment_load(name: str, tile: SmemTile, warps: int, atom: MmaAtom) -> Frag
     indices = [(i, s, w) for s in range(steps) for i in range(loads) for w in range(len(words) or 1)]
 
     order = PARTED if kind == "bytes" else Layout(16)
-    bare = FragmentLoad(kind, (extent, depth), blocks, loads, steps, rows, words, order, Places((), ()))
+    bare = FragmentLoad(kind, (extent, depth), blocks, loads, steps, rows, words, order, ThreadAddresses((), ()))
     return replace(
-        bare, places=Places.derive(lambda t, index: bare.byte(tile, t % WARP, t // WARP, index), WARP * warps, indices)
+        bare,
+        places=ThreadAddresses.derive(
+            lambda t, index: bare.byte(tile, t % WARP, t // WARP, index), WARP * warps, indices
+        ),
     )
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """(lane, load, step) -> (mn, k) of the row that the lane addresses, from the map of a matrix copy's rows."""
+    """The row that a lane addresses: (lane, load, step) -> (mn, k), from a matrix copy's map."""
 
     map: Layout
     extent: int
@@ -302,7 +307,7 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _ByteRows:
-    """(lane, load, step) -> (mn, k) of a row of 16 bytes along MN, of an MN-major operand of bytes.
+    """The row of 16 bytes along MN that a lane addresses: (lane, load, step) -> (mn, k).
 
     ldmatrix.trans gives lane 4*g + t of matrix q the rows 2t and 2t + 1, of each the neighbours 2g and 2g + 1. The
     instruction wants k = 4t to 4t + 3 of one index in a register: two of them come from matrix 2p and two from 2p + 1,
@@ -318,7 +323,7 @@ class _ByteRows:
 
 
 def byte_selector(late: int, odd: int) -> int:
-    """The selector of prmt that takes the even (or odd) neighbours out of registers of two matrices, in order of K.
+    """The prmt selector of the even or odd neighbours of two matrices' registers, by K.
 
     late   1 for lanes t = 2 and 3 of a quad, for which the second matrix has the first two
 
@@ -340,3 +345,6 @@ class _Elements:
     def __call__(self, lane: Any, load: int, step: int) -> tuple[Any, Any]:
         mn, k = self.places(lane, 0)
         return mn + load * self.extent, k + step * self.depth
+
+
+__getattr__ = old_names(__name__)

@@ -66,7 +66,7 @@ def prefetching(stages: int, warps: int, ahead: bool = True, persistent: bool = 
 
 
 def tensor_ring(stages: int, warps: int, bytes_: int, lands: int | None = None, ahead: bool = True) -> Pipeline:
-    """The same loop fed by tensor copies, which one thread issues once the block has met behind the stage's readers.
+    """The same loop fed by TMA loads, issued by one thread behind the CTA's barrier.
 
     bytes_   that an mbarrier expects;   lands   that the copies bring, by default as many
 

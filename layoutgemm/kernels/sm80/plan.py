@@ -7,7 +7,6 @@ problem, Sm80Config --> mma.sync atom, tiles of A and B, cp.async maps, fragment
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...arch import Arch
 from ...arch import arch as arch_named
@@ -16,13 +15,15 @@ from ...atoms import MmaAtom, mma_sync
 from ...checks import most_stages
 from ...errors import PlanError
 from ...schedule import Grouped
-from ..derive import Operand
+from ..derive import Given, Operand
+from ..numbers import W
 from ..plan import (
     BARRIER_BYTES,
     BATCH_PARAMETERS,
     MAX_COORDINATE,
     PERSISTENT_PARAMETERS,
     GemmPlan,
+    StoreSmemMap,
     check_fields,
     rounded_up,
     tile_count,
@@ -41,7 +42,7 @@ _STAGE_BYTES_OF_K = 64
 
 @dataclass(frozen=True, slots=True)
 class Sm80Config:
-    """What may be chosen; None lets the plan choose.
+    """The configuration; None lets the plan choose.
 
     tile       (M, N) elements of C of a block
     tile_k     depth of a stage in elements; default 64 bytes
@@ -87,24 +88,12 @@ class Sm80Config:
 
 
 @dataclass(frozen=True, slots=True)
-class Sm80Smem:
-    """Where everything lies in the block's dynamic shared memory, in bytes from an address aligned to `alignment`.
+class Sm80Smem(StoreSmemMap):
+    """The map of an Ampere kernel's shared memory.
 
-    A stage holds a tile of A and one of B; stages follow one another. C's buffers lie over the stages, which are free
-    when C is stored, or behind them in a persistent kernel: those of the first warp, then the next one's. Tensor copies
-    have an mbarrier a stage behind them.
+    A stage holds a tile of A and one of B. C's buffers lie over the stages, which are free
+    when C is stored, or behind them in a persistent kernel. TMA loads have an mbarrier a stage behind them.
     """
-
-    a_offset: int
-    a_stage_bytes: int
-    b_offset: int
-    b_stage_bytes: int
-    c_offset: int
-    c_buffer_bytes: int
-    barrier_offset: int
-    barrier_bytes: int
-    total: int
-    alignment: int
 
 
 @dataclass(frozen=True)
@@ -137,7 +126,7 @@ class Sm80Plan(GemmPlan):
 
     @property
     def parameters(self) -> dict[str, str]:
-        """What a launch takes, name -> kind, in order; `workers` are the blocks of a persistent grid, at most."""
+        """The launch parameters, name -> kind, in order; `workers` bounds a persistent grid."""
         return PERSISTENT_PARAMETERS if self.config.persistent else BATCH_PARAMETERS
 
     @classmethod
@@ -149,13 +138,13 @@ class Sm80Plan(GemmPlan):
         k: int,
         *,
         arch: str | Arch = "sm_80",
-        a: Any = "bf16",
-        b: Any = None,
-        c: Any = None,
+        a: Given = "bf16",
+        b: Given | None = None,
+        c: Given | None = None,
         batch: int = 1,
         config: Sm80Config | None = None,
     ) -> Sm80Plan:
-        """Derive the kernel for C[m, n] = A[m, k] @ B[k, n], or a batch of them.
+        """Derive the kernel of `batch` products C[m, n] = A[m, k] @ B[k, n].
 
         m, n, k  any positive sizes: what lies beyond is filled with zeros on load and guarded on store
         arch     "sm_80", or a later one whose code is wanted
@@ -234,7 +223,7 @@ class Sm80Plan(GemmPlan):
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """How many tiles there are along M and N."""
+        """The number of tiles along M and N."""
         return tile_count(self.m, self.tile[0]), tile_count(self.n, self.tile[1])
 
     @property
@@ -248,7 +237,7 @@ class Sm80Plan(GemmPlan):
         m, n, _ = self.mma.shape_mnk
         return self.a.warp_extent // m, self.b.warp_extent // n
 
-    def warp_place(self, warp: Any) -> tuple[Any, Any]:
+    def warp_place(self, warp: W) -> tuple[W, W]:
         """Which part of the tile a warp multiplies: its number along M and along N."""
         return warp % self.warps[0], warp // self.warps[0]
 
@@ -273,12 +262,8 @@ class Sm80Plan(GemmPlan):
         return "sm80.device.gemm:Sm80GemmKernel"
 
     def __str__(self) -> str:
-        sizes = f"{self.batch} x " * (self.batch > 1) + f"{self.m}x{self.n}x{self.k}"
-        return (
-            f"Sm80Plan {sizes} {self.arch.name}: A {self.a.dtype} {self.a.order}, B {self.b.dtype} {self.b.order}, "
-            f"C {self.c}, tile {'x'.join(map(str, self.tile))}, {self.stages} stages, "
-            f"{self.warps[0]}x{self.warps[1]} warps"
-        )
+        head = self.described(f" {self.arch.name}")
+        return f"{head}, {self.stages} stages, {self.warps[0]}x{self.warps[1]} warps"
 
 
 def _check_sizes(m: int, n: int, k: int, batch: int) -> None:
@@ -288,7 +273,7 @@ def _check_sizes(m: int, n: int, k: int, batch: int) -> None:
             raise PlanError(f"{name} = {shown(size)}: it is 1 to {most}")
 
 
-def _output(c: Any, a: Operand, atom: MmaAtom) -> Operand:
+def _output(c: Given | None, a: Operand, atom: MmaAtom) -> Operand:
     whole = atom.c_dtype.name == "i32"
     default = "i32" if whole else a.dtype if a.dtype.bits == 16 else "f32"
     spec = Operand.parse(default if c is None else c)

@@ -1,14 +1,15 @@
 """The NumPy executor of the Ampere kernel: a block's shared memory, copies, ldmatrix, mma.sync and store, walked.
 
-The instructions do here what PTX says they do with what the plan gives them: bytes go to the addresses that the plan's
-`Places` name, ldmatrix hands a row's bytes to lanes by the atom's map, prmt picks bytes by its selector, a product
-takes registers. A wrong address, map or order gives a wrong result. Time is not modelled: copies land when issued.
+The instructions act as PTX defines them on the plan's numbers. Bytes go to the plan's `ThreadAddresses`,
+ldmatrix hands a row's bytes to lanes by the atom's map, prmt picks bytes by its selector, and a product takes
+registers. A wrong address, map or order gives a wrong result. Time is not modelled: copies land when issued.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +19,16 @@ from ...errors import PlanError
 from .operand import VECTOR, WARP, Sm80Operand, byte_selector
 from .plan import Sm80Plan
 
+if TYPE_CHECKING:
+    from ..sm80.operand import Index
+
+
 Bytes = npt.NDArray[np.uint8]
 
 
-def execute_sm80(plan: Sm80Plan, a: npt.NDArray[Any], b: npt.NDArray[Any], progress: Any = None) -> npt.NDArray[Any]:
+def execute_sm80(
+    plan: Sm80Plan, a: np.ndarray, b: np.ndarray, progress: Callable[[int, int], None] | None = None
+) -> np.ndarray:
     """C as values, (M, N) or (batch, M, N), of the plan's output type.
 
     a, b      raw bits of the operands, (batch, lines, elements of a line): lines are contiguous
@@ -44,7 +51,7 @@ def execute_sm80(plan: Sm80Plan, a: npt.NDArray[Any], b: npt.NDArray[Any], progr
     return values if plan.batch > 1 else values[0]
 
 
-def _block(plan: Sm80Plan, a: Any, b: Any, m0: int, n0: int) -> dict[int, npt.NDArray[Any]]:
+def _block(plan: Sm80Plan, a: np.ndarray, b: np.ndarray, m0: int, n0: int) -> dict[int, np.ndarray]:
     """The sums of every warp: (block along M, block along N, lane, value)."""
     kind = np.int64 if plan.mma.c_dtype.name == "i32" else np.float32
     count = plan.blocks
@@ -63,7 +70,7 @@ def _block(plan: Sm80Plan, a: Any, b: Any, m0: int, n0: int) -> dict[int, npt.ND
     return sums
 
 
-def _filled(plan: Sm80Plan, operand: Sm80Operand, matrix: Any, first: int, extent: int, k0: int) -> Bytes:
+def _filled(plan: Sm80Plan, operand: Sm80Operand, matrix: np.ndarray, first: int, extent: int, k0: int) -> Bytes:
     """One stage's tile after the copies: 0xFF where none of them wrote."""
     copy, tile, size = operand.copy, operand.smem, operand.dtype.bytes
     memory = np.full(tile.bytes, 0xFF, np.uint8)
@@ -86,7 +93,7 @@ def _filled(plan: Sm80Plan, operand: Sm80Operand, matrix: Any, first: int, exten
     return memory
 
 
-def _fragments(plan: Sm80Plan, operand: Sm80Operand, tile: Bytes, warp: int, step: int) -> npt.NDArray[Any]:
+def _fragments(plan: Sm80Plan, operand: Sm80Operand, tile: Bytes, warp: int, step: int) -> np.ndarray:
     """Values of one depth: (block along M or N, lane, value)."""
     load, dtype, lanes = operand.load, operand.dtype, np.arange(WARP)
     registers = []
@@ -110,7 +117,7 @@ def _fragments(plan: Sm80Plan, operand: Sm80Operand, tile: Bytes, warp: int, ste
     return np.moveaxis(np.asarray(values), 1, 0)
 
 
-def _address(operand: Sm80Operand, lanes: Any, warp: int, index: Any) -> npt.NDArray[np.int64]:
+def _address(operand: Sm80Operand, lanes: npt.NDArray[np.int64], warp: int, index: Index) -> npt.NDArray[np.int64]:
     base, constant = operand.load.places.of[index]
     byte = operand.load.byte(operand.smem, lanes, warp, operand.load.places.bases[base])
     return np.asarray(byte + constant) + np.zeros(WARP, np.int64)
@@ -126,13 +133,13 @@ def _parted(words: Bytes, blocks: int) -> Bytes:
     return made
 
 
-def _multiply(plan: Sm80Plan, a: Any, b: Any, sums: Any) -> None:
+def _multiply(plan: Sm80Plan, a: np.ndarray, b: np.ndarray, sums: np.ndarray) -> None:
     """All products of a depth, each operand as the instruction's own map reads its registers."""
     atom = plan.mma
     m, n, k = atom.shape_mnk
     lanes = np.arange(WARP)[:, None]
 
-    def matrix(name: str, rows: int, values: Any) -> Any:
+    def matrix(name: str, rows: int, values: np.ndarray) -> np.ndarray:
         i, j = (np.asarray(x) for x in atom.coords(name)(lanes, np.arange(values.shape[2])[None, :]))
         out = np.zeros((values.shape[0], rows, k), values.dtype)
         out[:, i, j] = values
@@ -146,7 +153,7 @@ def _multiply(plan: Sm80Plan, a: Any, b: Any, sums: Any) -> None:
     sums += whole[:, :, i, j].astype(sums.dtype)
 
 
-def _store(plan: Sm80Plan, sums: Any, c: Any, times: Any, m0: int, n0: int) -> None:
+def _store(plan: Sm80Plan, sums: dict[int, np.ndarray], c: np.ndarray, times: np.ndarray, m0: int, n0: int) -> None:
     """A warp's rounds: pairs into the buffer, chunks out of it, what is inside the matrix."""
     store, dtype, lanes = plan.store, plan.c.dtype, np.arange(WARP)
     size, values = dtype.bytes, plan.mma.accumulator_registers

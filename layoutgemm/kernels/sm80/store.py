@@ -1,4 +1,4 @@
-"""How an accumulator leaves an Ampere kernel: registers, a buffer of the warp in shared memory, whole lines of C.
+"""The store of an Ampere kernel: registers, a warp's shared memory buffer, lines of C.
 
     16 rows of a warp's accumulators --st.shared--> buffer, swizzled --ld.shared, st.global of 16 bytes--> C
 
@@ -18,7 +18,7 @@ from ...checks import AccessPattern, bank_conflicts
 from ...errors import PlanError
 from ...layouts import Layout
 from ..derive import Operand
-from .operand import VECTOR, WARP, Places
+from .operand import VECTOR, WARP, ThreadAddresses
 
 BUFFERS = 2
 
@@ -43,10 +43,10 @@ class Sm80Store:
     tile: SmemTile
     orders: tuple[Layout, Layout]
     registers: tuple[tuple[int, int], ...]
-    pairs: Places
-    chunks: Places
+    pairs: ThreadAddresses
+    chunks: ThreadAddresses
     vector: int
-    matrices: Places | None = None
+    matrices: ThreadAddresses | None = None
 
     @property
     def per_row(self) -> int:
@@ -77,14 +77,14 @@ class Sm80Store:
         return self.orders[0](i), 16 * group + self.orders[1](inside + j)
 
     def put(self) -> AccessPattern:
-        """What the lanes write into the buffer: (request, lane, two neighbours)."""
+        """The lanes' writes into the buffer: (request, lane, two neighbours)."""
         lanes = np.arange(WARP)
         pairs = [[self.place(lanes, register) for register in pair] for pair in self.registers]
         coords = [np.stack([i + self.tile.extent[0] * j for i, j in pair], axis=1) for pair in pairs]
         return AccessPattern("st.shared of C", "st.shared", np.stack(coords).astype(np.int64))
 
     def taken(self) -> AccessPattern:
-        """What the lanes take out of it: (request, lane, elements of a chunk); -1 for a lane beyond the rows."""
+        """The lanes' reads from the buffer: (request, lane, elements of a chunk), -1 beyond the rows."""
         rows, width = self.tile.extent[0], VECTOR // self.c.dtype.bytes
         found = np.full((self.drains, WARP, width), -1, np.int64)
         for drain in range(self.drains):
@@ -113,7 +113,16 @@ class Sm80Store:
         if columns * c.dtype.bytes % VECTOR:
             raise PlanError(f"{columns} columns of {c.dtype} of a warp are no whole {VECTOR} bytes")
         tile = smem_tile((mma.shape_mnk[0], columns), c.dtype, "K")  # replaced below
-        bare = cls(c, mma, tile, orders or (Layout(16), Layout(16)), (), Places((), ()), Places((), ()), vector)
+        bare = cls(
+            c,
+            mma,
+            tile,
+            orders or (Layout(16), Layout(16)),
+            (),
+            ThreadAddresses((), ()),
+            ThreadAddresses((), ()),
+            vector,
+        )
         bare = replace(bare, registers=_neighbours(bare, columns // mma.shape_mnk[1] * mma.accumulator_registers))
         tile = min(store_tiles(bare), key=lambda tile: store_cost(bare, tile))
         bare = replace(bare, tile=tile)
@@ -123,7 +132,7 @@ class Sm80Store:
             if c.dtype.bits != 16 or any(order != Layout(16) for order in bare.orders):
                 raise PlanError(f"stmatrix stores 16-bit elements in the order of the fragments; C is {c.dtype}")
             groups = [(g,) for g in range(columns // 16)]
-            matrices = Places.derive(lambda lane, at: tile.byte(*matrix_row(mma, lane, at[0])), WARP, groups)
+            matrices = ThreadAddresses.derive(lambda lane, at: tile.byte(*matrix_row(mma, lane, at[0])), WARP, groups)
 
         def place_of(lane: Any, at: Any) -> Any:
             return tile.byte(*bare.place(lane, bare.registers[at[0]][0]))
@@ -136,13 +145,13 @@ class Sm80Store:
         return replace(
             bare,
             matrices=matrices,
-            pairs=Places.derive(place_of, WARP, [(p,) for p in range(len(bare.registers))]),
-            chunks=Places.derive(chunk_at, WARP, [(d,) for d in range(bare.drains)]),
+            pairs=ThreadAddresses.derive(place_of, WARP, [(p,) for p in range(len(bare.registers))]),
+            chunks=ThreadAddresses.derive(chunk_at, WARP, [(d,) for d in range(bare.drains)]),
         )
 
 
 def matrix_row(mma: MmaAtom, lane: Any, group: int) -> tuple[Any, Any]:
-    """(row, column) of the row of 8 that a lane names to stmatrix.x4, for 16 columns of a round.
+    """The (row, column) that a lane gives to stmatrix.x4, for 16 columns of a round.
 
     >>> from layoutgemm.atoms import mma_sync
     >>> [tuple(int(x) for x in matrix_row(mma_sync("m16n8k16"), lane, 1)) for lane in (0, 8, 16)]
@@ -169,7 +178,7 @@ def store_cost(store: Sm80Store, tile: SmemTile) -> int:
 
 
 def _neighbours(store: Sm80Store, count: int) -> tuple[tuple[int, int], ...]:
-    """Registers in pairs that are an even column and the next one of a row, in every lane."""
+    """Register pairs that hold an even column and the next one of a row."""
     lanes = np.arange(WARP)
     places = {r: tuple(np.asarray(x).tobytes() for x in store.place(lanes, r)) for r in range(count)}
     at = {place: register for register, place in places.items()}

@@ -1,4 +1,4 @@
-"""What an Ampere plan's store claims, checked: pairs or stmatrix into a buffer, whole lines out of it, banks."""
+"""Checks of an Ampere plan's store: writes into a buffer, lines out of it, banks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an Sm90Plan takes, against what there is: bytes and regions of shared memory, threads, registers."""
+"""Budget checks of an Sm90Plan: shared memory, threads, registers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import replace
 from ...checks import shared_memory_of
 from ...checks.budgets import launch_registers, role_registers
 from ...report import Check
-from ..plan_checks import Region, misplaced, stages_of
-from ..store import distinct_chunks
+from ..plan_checks import Region, barriers_at, buffers_of_c, misplaced, stages_of
 from .mainloop import table_registers
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 
@@ -22,13 +21,10 @@ def budget_checks(plan: Sm90Plan) -> list[Check]:
 
 
 def _regions(plan: Sm90Plan) -> tuple[list[Region], list[Region]]:
-    """What lies in shared memory: all the time, and while C is stored."""
+    """The regions of shared memory: permanent ones, and those while C is stored."""
     smem, lasting = plan.smem, stages_of(plan)
-    barriers = [
-        (f"{name}[{s}]", first + s * smem.barrier_bytes, 8, 8)
-        for name, first in (("full", smem.barrier_offset), ("empty", smem.empty_offset))
-        for s in range(plan.stages)
-    ]
+    rings = {"full": (smem.barrier_offset, plan.stages), "empty": (smem.empty_offset, plan.stages)}
+    barriers = barriers_at(smem.barrier_bytes, **rings)
     if plan.exchange is not None:
         barriers.append(("partial sums", plan.exchange.offset, plan.exchange.bytes, 16))
         barriers.append(("sums", smem.sums_offset, 8, 8))
@@ -36,12 +32,7 @@ def _regions(plan: Sm90Plan) -> tuple[list[Region], list[Region]]:
         lasting.append(("groups", smem.table_offset, plan.ragged.bytes, 16))
     late = []
     if plan.store is not None:
-        owners = plan.config.consumers * WARPS_OF_GROUP // plan.store.warps
-        alignment = max(tile.alignment for tile in (chunk.tile for chunk in distinct_chunks(plan.store)))
-        late = [
-            (f"C[{i}]", smem.c_offset + i * smem.c_buffer_bytes, plan.store.buffer_bytes, alignment)
-            for i in range(owners * plan.store.buffers)
-        ]
+        late = buffers_of_c(smem, plan.store, plan.config.consumers * WARPS_OF_GROUP // plan.store.warps)
     if not plan.config.single:
         return [*lasting, *late, *barriers], []
     return [*lasting, *barriers], [*late, *barriers]
@@ -89,7 +80,7 @@ def _threads(plan: Sm90Plan) -> Check:
 
 
 def _registers(plan: Sm90Plan) -> list[Check]:
-    """What a consumer holds at once, against what it has at the launch or after setmaxnreg."""
+    """A consumer's registers against those of the launch or of setmaxnreg."""
     promoted = plan.mainloop is not None  # beside the totals, the products of one block of rows
     accumulators = plan.blocks + promoted
     held, read = accumulators * plan.mma.accumulator_registers, table_registers(plan)

@@ -1,7 +1,7 @@
 """All that an Sm90Plan claims, checked in the order of the data's way: tiles, copies, products, store, budgets.
 
-Each check takes its numbers from the plan's own objects, and recomputes from the hardware's rules what they have to be:
-a plan in which any of them is changed fails the check that speaks of it.
+Each check takes its numbers from the plan's own objects, and recomputes them from the hardware's rules. A plan with a
+changed number fails the check of that number.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _groups(plan: Sm90Plan) -> int:
 
 
 def _tiles_of_c(plan: Sm90Plan) -> Check:
-    """The order visits each tile of each grid once, each matrix of a batch has all of them, and they cover C."""
+    """The order visits each tile of each grid once, and the tiles cover C."""
     across = plan.order.clusters(plan.tiles)
     statement = (
         f"{plan.tiles[0]}x{plan.tiles[1]} tiles of {plan.tile_c[0]}x{plan.tile_c[1]} cover {plan.m}x{plan.n}"
@@ -196,7 +196,7 @@ def _blocks(plan: Sm90Plan, operand: OperandPlan, groups: int) -> Check:
 
 
 def _landed(operand: OperandPlan) -> tuple[npt.NDArray[np.int64], str]:
-    """How often each element (mn, k) of a tile is copied; and the first that does not land in its place, or ""."""
+    """The number of copies of each element (mn, k), and the first misplaced one, or ""."""
     tile, across = operand.smem, operand.major == "K"  # the box's first dimension is the contiguous one
     times, witness = np.zeros(tile.extent, dtype=np.int64), ""
     for tma in [one_matrix(copies) for copies in operand.copies]:
@@ -219,7 +219,7 @@ def _landed(operand: OperandPlan) -> tuple[npt.NDArray[np.int64], str]:
 
 
 def _filled_rows(plan: Sm90Plan, rows: int) -> Check:
-    """The loaded rows of A lie where the tile has them, and the runs of zeros are all other bytes."""
+    """The loaded rows of A are in place, and all other bytes are zeros."""
     tile, tma = plan.a.smem, one_matrix(plan.a.tma)
     loaded, witness = _landed(plan.a)
     times = np.zeros(tile.bytes, dtype=np.int64)
@@ -243,7 +243,7 @@ def _filled_rows(plan: Sm90Plan, rows: int) -> Check:
 
 
 def _filled_columns(plan: Sm90Plan) -> Check:
-    """Every column of B's tile is copied once, to its place; what is left of the last span, which nobody reads, not."""
+    """Every column of B's tile is copied once, to its place. The unread rest of the last span is not copied."""
     tile, columns = plan.b.smem, plan.tile[1]
     times, witness = _landed(plan.b)
     if tile.extent[0] - columns >= tile.span_elements:
@@ -261,7 +261,7 @@ def _filled_columns(plan: Sm90Plan) -> Check:
 
 
 def _barriers(plan: Sm90Plan) -> Check:
-    """What completes a phase of full and of empty, against what arrives there."""
+    """Arrivals and bytes of the full and empty barriers against those that are sent."""
     rows, columns = plan.config.cluster
     sent = [f"{blocks} * {op.sent_bytes}" for op, blocks in ((plan.a, columns), (plan.b, rows))]
     landed = plan.a.sent_bytes * columns + plan.b.sent_bytes * rows
@@ -286,7 +286,7 @@ def _barriers(plan: Sm90Plan) -> Check:
 
 
 def _unlike_groups(plan: Sm90Plan) -> str:
-    """Where the plan has other blocks share a tile than the pipeline that is proven, if anywhere."""
+    """The first tile that other CTAs share than in the proven pipeline, or ""."""
     for name, groups in zip("AB", pipeline_of(plan).sharers(), strict=True):
         for rank in range(plan.sharing):
             count, first, step = plan.sharers.group(name, rank)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from ...arch import Arch
 from ...arch import arch as arch_named
 from ...atoms.tma.rules import L2_PROMOTION
 from ...checks.budgets import launch_registers, setmaxnreg_problem
@@ -237,7 +238,7 @@ def order_of(config: Sm90Config) -> Linear | Grouped:
 
 
 def check_rows(config: Sm90Config, m: int) -> None:
-    """Raise PlanError for a kernel that loads fewer rows of A's tile than the product has.
+    """Raise PlanError if fewer rows of A's tile are loaded than the product has.
 
     >>> check_rows(Sm90Config((64, 64), consumers=1, rows=16), 17)
     Traceback (most recent call last):
@@ -249,7 +250,7 @@ def check_rows(config: Sm90Config, m: int) -> None:
 
 
 def check_tiles(config: Sm90Config, across: tuple[int, int], batch: int, ragged: bool) -> None:
-    """Raise PlanError for more tiles of clusters, so many along M and N, than a kernel counts or a grid holds."""
+    """Raise PlanError for more tiles than a kernel counts or a grid holds."""
     tiles = (across[0] + batch) * across[1] if ragged else across[0] * across[1] * batch
     if config.launch == "tiles" and batch > 1:
         raise PlanError(f"batch = {batch}: a grid of tiles is that of one matrix; launch='workers' takes more")
@@ -265,8 +266,8 @@ def check_tiles(config: Sm90Config, across: tuple[int, int], batch: int, ragged:
         raise PlanError(f"{of} = {tiles} tiles of clusters: a tile's number goes up to {MAX_TILES}")
 
 
-def registers_of(config: Sm90Config, arch: Any, threads: int) -> tuple[int, int] | None:
-    """What setmaxnreg makes of the block's registers, or None where each thread has all it can name from the start.
+def registers_of(config: Sm90Config, arch: Arch, threads: int) -> tuple[int, int] | None:
+    """The (producer's, consumers') registers after setmaxnreg, or None without it.
 
     Only whole warpgroups may execute it (PTX ISA, setmaxnreg): a loader that is one warp leaves registers as they are.
     Raises PlanError for counts that the instruction does not take.

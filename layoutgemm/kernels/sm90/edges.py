@@ -1,10 +1,10 @@
-"""Where a matrix ends within a tile: K-major operands are loaded in boxes of the rows that are left, no more.
+"""Edge tiles: K-major operands are loaded in boxes of the remaining rows.
 
-A tensor copy fills the rows of a box that lie outside of the matrix with zeros, and these are not free: many blocks
-that copy them at a time slow each other down. 132 blocks that copied boxes of 128 rows took 350 cycles a box with all
-rows inside, 627 with 32 of them outside, 909 with 64, 1269 with 120 (H200; one block alone took 152 with any number:
-benchmarks/NOTES.md, "Rows out of bounds"). So each operand has a second tensor map, of boxes as high as the last
-one of the matrix, and a block's barrier expects what its tile really brings:
+A TMA load zero-fills the out-of-bounds rows of a box. These are not free: many CTAs that load them at a time slow each
+other down. 132 CTAs that loaded boxes of 128 rows took 350 cycles a box with all rows inside, 627 with 32 outside, 909
+with 64, 1269 with 120. One CTA alone took 152 with any number (H200: benchmarks/NOTES.md, "Rows out of bounds"). So
+each operand has a second tensor map, of boxes as high as the last one of the matrix, and a block's barrier expects what
+its tile really brings:
 
     rows left from a share's first one on     its box                                     brings
     -------------------------------------     ----------------------------------------    --------------------
@@ -30,7 +30,7 @@ from ..derive import Ends, OperandPlan, either
 
 
 def ends_of(tma: TmaPlan, dim: str, tile: int, unit: int) -> Ends | None:
-    """How the boxes of a tile of so many rows end with their matrix; None where rows are not the boxes' lines.
+    """The edge boxes of a tile of so many rows; None if rows are not the boxes' lines.
 
     unit  elements of C that a tensor store writes together: of a box, a divisor
 
@@ -54,7 +54,7 @@ def ends_of(tma: TmaPlan, dim: str, tile: int, unit: int) -> Ends | None:
 
 
 def with_ends(operand: OperandPlan, dim: str, tile: int, c: DType, wanted: bool) -> OperandPlan:
-    """The operand with copies that end where its matrix does, if that is wanted and rows are its boxes' lines.
+    """The operand with edge boxes, if wanted and if rows are its boxes' lines.
 
     c  the type of C
     """
@@ -101,7 +101,7 @@ def ends_check(operand: OperandPlan, tile: int, c: DType) -> Check:
 
 
 def explain_ends(operand: OperandPlan, extent: int) -> list[str]:
-    """Where the operand's boxes end."""
+    """The edge boxes of the operand in words."""
     ends = operand.ends
     if ends is None:
         return []

@@ -37,7 +37,7 @@ def roles(plan: Sm90Plan) -> tuple[RoleRow, ...]:
 
 
 def barriers(plan: Sm90Plan) -> tuple[BarrierRow, ...]:
-    """What a phase of each barrier waits for, and who waits for it, from the programs of the plan's pipeline."""
+    """The arrivals and the waiting roles of each barrier, from the plan's pipeline."""
     pipeline = _model(plan)
     waits: dict[str, list[str]] = {}
     meets: dict[str, list[str]] = {}
@@ -155,7 +155,7 @@ def explain_sm90(plan: Sm90Plan) -> str:
 
 
 def _explain_launch(plan: Sm90Plan, across: tuple[int, int]) -> list[str]:
-    """The grid where it is that of the tiles, what comes into L2 early, and what is finished early."""
+    """The grid of tiles, the L2 prefetch, and the early stores."""
     config, lines = plan.config, []
     if plan.by_place:
         x, y = across if config.tuning.along == "M" else across[::-1]

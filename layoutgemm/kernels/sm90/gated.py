@@ -7,8 +7,8 @@ of B is half gate columns and half up columns of the same numbers, so that a thr
     n .. n + w        gate    0 .. w                  value v                    act(value v) * value (v + count)
     H + n .. + w      up      w .. 2w                 value v + count            for each v < count
 
-w is half the tile's N, count half the accumulator's registers. The copies' tensor map has a dimension more, `half`, of
-two elements H lines apart: the map's end along n, which is H, keeps a ragged last tile from reading W_up as W_gate.
+w is half the tile's N, count half the accumulator's registers. The copies' tensor map has one more dimension, `half`,
+of two elements H lines apart. The map's end along n, which is H, keeps a ragged last tile from reading W_up as W_gate.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Gated:
 
     @classmethod
     def of(cls, given: Any) -> Gated | None:
-        """What gates a plan: one, its kind by name, or None for nothing. Raises PlanError.
+        """The gate of an argument: a Gated, its kind's name, or None. Raises PlanError for anything else.
 
         >>> Gated.of("silu") == Gated("silu"), Gated.of(None)
         (True, None)
@@ -57,7 +57,7 @@ class Gated:
 
 
 def check_gated(tile_n: int, batch: int, split: int, b: Operand, c: Operand) -> None:
-    """Raise PlanError, naming what is in the way, for a problem that has no gated kernel."""
+    """Raise PlanError, naming the obstacle, for a problem without a gated kernel."""
     if b.order != "col":
         raise PlanError(f"b is {b}: a gated product takes the weights as one (2H, K) matrix, a 'col' B")
     if c.dtype.kind != "float":

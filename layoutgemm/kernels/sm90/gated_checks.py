@@ -1,4 +1,4 @@
-"""What a gated plan claims besides, checked: where the halves of B's tile come from, and where their sums meet."""
+"""Checks of a gated plan: the halves of B's tile, and the registers of their sums."""
 
 from __future__ import annotations
 

@@ -8,23 +8,23 @@ tiles is the plan's own, group after group, each over the grid of its own rows:
         first[e]     tiles (of clusters) in the groups before it
     tile t           the last group e with first[e] <= t, an empty one never; tile t - first[e] of its grid
 
-Tiles of A reach into the rows of the next group: they are loaded, and what comes of them is not stored. A tensor store
-ends at its tensor's extents, and the group's end is none; so C's map has the end as a dimension:
+Tiles of A reach into the rows of the next group: they are loaded, and what comes of them is not stored. A TMA store
+ends at its tensor's extents, and a group's end is not one. So C's map has the end as a dimension:
 
     dimension   extent      distance     coordinate
     n           N           1            column
     m           16          a row        16 - valid
     stop        M + 1       a row        the first row that is not stored
 
-over a tensor that begins 16 rows before C. Row r of the box lies at row stop - 16 + r of C, and rows from 16 on are
-outside of the tensor: of a warp's 16 rows exactly the first `valid` are stored, for any number of them.
+over a tensor that begins 16 rows before C. Row r of the box lies at row stop - 16 + r of C, and rows from 16 on are out
+of bounds. Exactly the first `valid` of a warp's 16 rows are stored, for any number of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,17 @@ from ...atoms.tma.engine import global_bits
 from ...errors import OperandError, PlanError
 from ...report import Check
 from ..derive import either
+from ..numbers import W
+from ..plan import present
 from ..store import WARP_ROWS, StorePlan
+
+if TYPE_CHECKING:
+    from ..derive import Operand
+    from ..epilogue.chain import Epilogue
+    from ..sm90.config import Sm90Config
+    from ..sm90.gated import Gated
+    from ..sm90.plan import Sm90Plan
+
 
 STOP = "stop"  # the dimension of C's tensor map that says where a group ends
 ENTRY_BYTES = 4  # of the table: rows and tiles are 31-bit
@@ -44,7 +54,7 @@ _LEAST_GROUPS = 64
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """How many groups there are, at most, and how their ends are given.
+    """The largest number of groups, and the type of their offsets.
 
     capacity  groups that the table has room for, a power of two
     offsets   i32 or i64, `groups + 1` of them in global memory, from 0 to A's rows, none below the one before it
@@ -64,7 +74,7 @@ class Ragged:
     @classmethod
     @checked(PlanError)
     def of(cls, groups: int, offsets: str = "i32") -> Ragged:
-        """Room for so many groups. Raises PlanError for a number that is none."""
+        """Room for so many groups. Raises PlanError for any other number of groups."""
         if groups < 1:
             raise PlanError(f"ragged = {groups!r}: how many groups there are, 1 or more")
         return cls(max(_LEAST_GROUPS, 1 << (groups - 1).bit_length()), offsets)
@@ -76,12 +86,12 @@ class Ragged:
 
     @property
     def offset_bytes(self) -> int:
-        """Of one offset; the low four are read."""
+        """Bytes of one offset; the low four are read."""
         return int(self.offsets.removeprefix("i")) // 8
 
     @property
     def entries(self) -> int:
-        """Of each of the two tables."""
+        """Entries of each of the two tables."""
         return self.capacity + 1
 
     @property
@@ -108,9 +118,9 @@ class Ragged:
         return group
 
 
-def tables(plan: Any, offsets: npt.NDArray[np.int64]) -> tuple[list[int], list[int]]:
+def tables(plan: Sm90Plan, offsets: npt.NDArray[np.int64]) -> tuple[list[int], list[int]]:
     """starts and first, as every block makes them."""
-    ragged = plan.ragged
+    ragged = present(plan.ragged)
     starts = [int(offsets[min(e, len(offsets) - 1)]) for e in range(ragged.entries)]
     first = [0]
     for e in range(ragged.capacity):
@@ -118,7 +128,7 @@ def tables(plan: Any, offsets: npt.NDArray[np.int64]) -> tuple[list[int], list[i
     return starts, first
 
 
-def clusters_of(plan: Any, rows: Any, columns: Any) -> Any:
+def clusters_of(plan: Sm90Plan, rows: W, columns: W | int) -> W:
     """Tiles of clusters of a group with so many rows; `columns` tiles along N. Ints or traced integers."""
     along_m, along_n = plan.config.cluster
     return -(-rows // (plan.tile_c[0] * along_m)) * -(-columns // along_n)
@@ -139,21 +149,21 @@ def ragged_store(store: StorePlan) -> StorePlan:
     return replace(store, maps=tuple(stops_in_box(tma) for tma in store.maps))
 
 
-def store_extents(m: Any, n: Any) -> dict[str, Any]:
+def store_extents(m: W, n: W) -> dict[str, W]:
     """The extents of C's tensor map, which begins WARP_ROWS rows before C."""
     return {"n": n, "m": WARP_ROWS, STOP: m + 1}
 
 
-def store_place(row: Any, end: Any, column: Any, minimum: Callable[..., Any]) -> dict[str, Any]:
+def store_place(row: W, end: W, column: W, minimum: Callable[..., Any]) -> dict[str, W]:
     """Coordinates of a warp's box: its rows from `row` on, up to the group's end. Ints or traced integers."""
     stop = minimum(row + WARP_ROWS, end)
     return {"n": column, "m": row + WARP_ROWS - stop, STOP: stop}
 
 
-def check_offsets(plan: Any, offsets: Any) -> npt.NDArray[np.int64]:
+def check_offsets(plan: Sm90Plan, offsets: object) -> npt.NDArray[np.int64]:
     """NumPy offsets as int64; raises OperandError for others than the plan's, or that are no groups of A's rows."""
     found = np.asarray(offsets)
-    want = "int32" if plan.ragged.offsets == "i32" else "int64"
+    want = "int32" if present(plan.ragged).offsets == "i32" else "int64"
     if found.dtype.name != want or found.shape != (plan.batch + 1,):
         raise OperandError(f"offsets is {found.dtype} of shape {found.shape}: it takes {want} of ({plan.batch + 1},)")
     steps = np.diff(found)
@@ -167,8 +177,11 @@ def check_offsets(plan: Any, offsets: Any) -> npt.NDArray[np.int64]:
     return found.astype(np.int64)
 
 
-def check_ragged(ragged: Ragged, groups: int, config: Any, a: Any, c: Any, epilogue: Any, gated: Any) -> None:
-    """Raise PlanError, naming what is in the way, for a problem that has no grouped kernel."""
+def check_ragged(
+    ragged: Ragged, groups: int, config: Sm90Config, a: Operand, c: Operand, epilogue: Epilogue | None,
+    gated: Gated | None,
+) -> None:  # fmt: skip
+    """Raise PlanError, naming the obstacle, for a problem without a grouped kernel."""
     if not isinstance(ragged, Ragged) or groups > ragged.capacity:
         raise PlanError(f"ragged = {ragged!r}, batch = {groups}: Ragged.of(groups) has room for them")
     if gated is not None:
@@ -189,48 +202,50 @@ def check_ragged(ragged: Ragged, groups: int, config: Any, a: Any, c: Any, epilo
 # ---------------------------------------------------------------------------------------------------------------- proof
 
 
-def ragged_checks(plan: Any) -> list[Check]:
-    """Every tile of every group once, and every row of it stored once, up to the group's end."""
+def ragged_checks(plan: Sm90Plan) -> list[Check]:
+    """Every tile of every group is computed once, and every row stored once."""
     return [_tiles_of_groups(plan), _ends(plan)]
 
 
-def _samples(plan: Any) -> list[npt.NDArray[np.int64]]:
+def _samples(plan: Sm90Plan) -> list[npt.NDArray[np.int64]]:
     """Groups of random sizes, many of them empty or on a tile's border; none, one, and as many as there may be."""
     rng, tile = np.random.default_rng(0), plan.tile_c[0] * plan.config.cluster[0]
-    found = [np.zeros(2, np.int64), np.asarray([0, 1]), np.asarray([0] * plan.ragged.capacity + [tile + 1])]
-    for groups in (1, 2, 7, plan.ragged.capacity - 1, plan.ragged.capacity):
+    most = present(plan.ragged).capacity
+    found = [np.asarray(ends, np.int64) for ends in ([0, 0], [0, 1], [0] * most + [tile + 1])]
+    for groups in (1, 2, 7, most - 1, most):
         for _ in range(3):
             sizes = rng.choice([0, 0, 1, tile - 1, tile, tile + 1, 2 * tile, 3 * tile + 5], groups)
             found.append(np.concatenate([[0], np.cumsum(sizes)]))
     return found
 
 
-def _tiles_of_groups(plan: Any) -> Check:
+def _tiles_of_groups(plan: Sm90Plan) -> Check:
     samples, witness, tiles = _samples(plan), "", 0
     columns = plan.order.clusters((1, 3))[1]
     for offsets in samples:
         count, first = len(offsets) - 1, [0]
-        starts = [int(offsets[min(e, count)]) for e in range(plan.ragged.entries)]
-        for e in range(plan.ragged.capacity):
+        starts = [int(offsets[min(e, count)]) for e in range(present(plan.ragged).entries)]
+        for e in range(present(plan.ragged).capacity):
             first.append(first[-1] + clusters_of(plan, starts[e + 1] - starts[e], 3))
         expected = [(e, i) for e in range(count) for i in range(first[e + 1] - first[e])]
         for t, want in enumerate(expected):
-            group = plan.ragged.find(first.__getitem__, t, either)
+            group = present(plan.ragged).find(first.__getitem__, t, either)
             rows = -(-(starts[want[0] + 1] - starts[want[0]]) // (plan.tile_c[0] * plan.config.cluster[0]))
             if (group, t - first[group]) != want or rows * columns != first[want[0] + 1] - first[want[0]]:
                 witness = witness or f"offsets {offsets.tolist()}: tile {t} is {group, t - first[group]}, not {want}"
         if len(expected) != first[-1]:
             witness = witness or f"offsets {offsets.tolist()}: {len(expected)} tiles, the table ends at {first[-1]}"
         tiles += len(expected)
+    most = present(plan.ragged).capacity
     statement = (
-        f"groups of up to {plan.ragged.capacity}: tile t is tile t - first[e] of the last group e with first[e] <= t, "
+        f"groups of up to {most}: tile t is tile t - first[e] of the last group e with first[e] <= t, "
         "each once, and a group's grid has as many as the table says"
     )
     return Check("groups", statement, not witness, f"{len(samples)} ragged batches ({tiles} tiles)", witness)
 
 
-def _ends(plan: Any) -> Check:
-    """Which elements a warp's box writes, by the copy engine's arithmetic, for every end of a group."""
+def _ends(plan: Sm90Plan) -> Check:
+    """The elements that a warp's box writes, for every end of a group."""
     witness, m, n = "", 5 * WARP_ROWS, plan.mma.shape_mnk[1]
     boxes = 0
     for tma in plan.store.maps if plan.store is not None else ():
@@ -258,10 +273,11 @@ def _ends(plan: Any) -> Check:
     return Check("ends of groups", statement, not witness, "exhaustion", witness)
 
 
-def explain_ragged(plan: Any) -> list[str]:
+def explain_ragged(plan: Sm90Plan) -> list[str]:
     """The groups, their table and where stores end."""
+    ragged = present(plan.ragged)
     return [
-        f"groups: {plan.batch} of {plan.m} rows in all, their ends {plan.ragged.offsets} in global memory; tables of "
-        f"{plan.ragged.entries} first rows and first tiles at {plan.smem.table_offset}, {plan.ragged.bytes} bytes",
+        f"groups: {plan.batch} of {plan.m} rows in all, their ends {ragged.offsets} in global memory; tables of "
+        f"{ragged.entries} first rows and first tiles at {plan.smem.table_offset}, {ragged.bytes} bytes",
         f"  a warp's store ends with its group: C's map begins {WARP_ROWS} rows before C, along (n, m, {STOP})",
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ...atoms import MmaAtom, SmemTile, TmaPlan, smem_tile, wgmma
 from ...atoms.smem.descriptor import derive as derive_descriptor
@@ -14,9 +13,10 @@ from ...atoms.tma.multicast import shared_out
 from ...errors import PlanError
 from ...layouts import Layout
 from ..derive import Operand, OperandPlan, derive_operand
+from ..numbers import W
 
 LINE = SPANS["128B"]  # bytes of the widest span
-# A kernel's tensor maps besides A's and B's first: C's chunks of 64, 32, 16, 8 columns, the last rows of A, and of B
+# A kernel's tensor maps after A's and B's first: C's chunks of 64, 32, 16, 8 columns, the last rows of A, and of B
 # either those or what its spans have in part.
 OTHER_MAPS = 6
 
@@ -35,16 +35,16 @@ class Sharing:
     rows: int
     columns: int
 
-    def place(self, rank: Any) -> tuple[Any, Any]:
+    def place(self, rank: W) -> tuple[W, W]:
         """Row and column of a block."""
         return rank % self.rows, rank // self.rows
 
-    def share(self, operand: str, rank: Any) -> Any:
+    def share(self, operand: str, rank: W) -> W:
         """Which share of the operand's tile a block sends to all that need it."""
         row, column = self.place(rank)
         return column if operand == "A" else row
 
-    def group(self, operand: str, rank: Any) -> tuple[int, Any, int]:
+    def group(self, operand: str, rank: W) -> tuple[int, W, int]:
         """Those that need the same tile of the operand as a block: how many, rank of the first, step to the next."""
         row, column = self.place(rank)
         return (self.columns, row, self.rows) if operand == "A" else (self.rows, column * self.rows, 1)
@@ -55,10 +55,10 @@ def columns_of(spec: Operand, tile_n: int, tile_k: int, atom: MmaAtom, halved: b
 
     halved   the columns are multiplied half by half, too: the second half begins a span then
 
-    Its room in shared memory is whole spans, where the instruction reads as many columns as it has. A box whose rows
-    are narrower than the span leaves the rest of each alone (CUDA Programming Guide, "TMA swizzle"; an H200 does so,
-    and counts the bytes of the box: tests/vectors/tma_h200.json). It has a tensor map of its own beside that of the
-    full spans.
+    Its room in shared memory is whole spans, where the instruction reads as many columns as it has. A box with rows
+    narrower than the span leaves the rest of each span alone (CUDA Programming Guide, "TMA swizzle"). An H200 does so,
+    and counts the bytes of the box: tests/vectors/tma_h200.json. It has a tensor map of its own beside that of the full
+    spans.
 
     >>> from layoutgemm.atoms import wgmma
     >>> b = columns_of(Operand.parse("bf16:row"), 208, 64, wgmma(208))
@@ -90,7 +90,7 @@ def columns_of(spec: Operand, tile_n: int, tile_k: int, atom: MmaAtom, halved: b
 
 
 def shared(operand: OperandPlan, blocks: int, batch: bool) -> OperandPlan:
-    """The operand with its copies dealt out to so many blocks of the cluster, and its maps made for a batch.
+    """The operand with its copies shared out to CTAs, and its maps batched.
 
     Raises PlanError where the shares are not evenly apart; passes on TmaError where they cannot be dealt out.
     """
@@ -108,7 +108,7 @@ def with_copies(operand: OperandPlan, copies: Sequence[TmaPlan]) -> OperandPlan:
 
 
 def few_rows(a: OperandPlan, rows: int, batch: bool) -> OperandPlan:
-    """A with copies of its first rows only, each into the tile where the copy of all rows would have put them.
+    """A with copies of its first rows only, to their places in the whole tile.
 
     Raises PlanError for an MN-major A.
     """
@@ -123,7 +123,7 @@ def few_rows(a: OperandPlan, rows: int, batch: bool) -> OperandPlan:
 
 
 def uneven_shares(tma: TmaPlan) -> str:
-    """Why the shares of a multicast tile are not rank times a distance, as the kernel computes them; "" when they are.
+    """The reason why a multicast tile's shares are not evenly apart, or "".
 
     >>> from layoutgemm.atoms import smem_tile
     >>> from layoutgemm.atoms.tma.derive import derive

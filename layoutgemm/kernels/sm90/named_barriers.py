@@ -1,15 +1,14 @@
-"""Who of a Hopper block and of its cluster meets whom, and where: named barriers with their threads, shared loads."""
+"""Named-barrier ids and thread counts of a Hopper CTA, and the sharers of its loads."""
 
 from __future__ import annotations
 
-from typing import Any
-
+from ..numbers import W
 from .config import WARPGROUP, Sm90Config
 from .multicast import Sharing
 
 
 class Sm90Meetings:
-    """What follows from a configuration; an Sm90Plan is one. Barrier 0 is the block's.
+    """Named barriers and sharers of a configuration; an Sm90Plan is one. Barrier 0 is the CTA's.
 
     >>> from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
     >>> config = Sm90Config((128, 64), schedule="pingpong", loader="warp")
@@ -27,7 +26,7 @@ class Sm90Meetings:
 
     @property
     def sharers(self) -> Sharing:
-        """Who of them needs what, and sends it."""
+        """The CTAs that need and send each tile."""
         return Sharing(*self.config.cluster)
 
     @property
@@ -37,7 +36,7 @@ class Sm90Meetings:
 
     @property
     def drains(self) -> bool:
-        """Whether blocks of a cluster leave when their loaders know that the others are done with them.
+        """True if CTAs exit when their loaders know that the others are done.
 
         Those that exchange partial sums alone have all that is sent to them when they store.
         """
@@ -48,7 +47,7 @@ class Sm90Meetings:
         """Arrivals at the barrier of partial sums, beside their bytes: of the thread that says how many to expect."""
         return 1
 
-    def store_barrier(self, consumer: Any) -> Any:
+    def store_barrier(self, consumer: W) -> W:
         """Named barrier of one consumer's store; an int or a traced integer."""
         return consumer + 1
 
@@ -57,8 +56,8 @@ class Sm90Meetings:
         """Threads that meet there: the consumer's."""
         return WARPGROUP
 
-    def turn_barrier(self, consumer: Any) -> Any:
-        """Named barrier at which a pingpong consumer waits for its turn to multiply, after the stores'."""
+    def turn_barrier(self, consumer: W) -> W:
+        """The named barrier at which a pingpong consumer waits for its turn."""
         return consumer + 1 + self.config.consumers
 
     @property

@@ -4,9 +4,9 @@
 the model leaves out is said here:
 
 - In a split K the blocks of different parts may have different numbers of k tiles; the model gives all the same. Parts
-  touch one another at the cluster's barrier and where sums are sent only, so neither number matters to the other.
-- The store of C is a pipeline of its own (`Hopper.store_pipeline`): its buffers, named barriers and groups are one
-  consumer's, so the only thing it has in common with the rest is that warps meet, and there the rest has a meeting.
+  interact only at the cluster's barrier and in the exchange of sums, so their numbers are independent.
+- The store of C is a pipeline of its own (`Hopper.store_pipeline`). Its buffers, named barriers and groups are one
+  consumer's. It shares only the warps' barrier with the rest, which has one there too.
 - Buffers of C that lie over the stages are buffers of their own. That the stages are free by then is what the writes
   with new=False say: each consumer warp writes to every stage where the kernel begins to use it for something else.
 """
@@ -126,7 +126,7 @@ class Hopper:
         return (*few, many, *([self.store_pipeline()] if self.store else []))
 
     def store_pipeline(self) -> Pipeline:
-        """One consumer's store, of any number of output tiles. Raises PlanError when there is none."""
+        """One consumer's store, of any number of output tiles. Raises PlanError without one."""
         return store_pipeline(self.store, self.single)
 
     # ------------------------------------------------------------------------------------------------------------ parts
@@ -219,7 +219,7 @@ class Hopper:
         return (Wait("empty", "load", flip=True, by="one"), Advance("load")) * self.stages
 
     def sharers(self) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-        """For every rank, those that need the same A (the blocks along N) and those that need the same B (along M)."""
+        """Each rank's sharers of A (along N) and of B (along M)."""
         rows, ranks = self.cluster[0], range(self.size)
         first = [rank - rank % self.sharing % rows for rank in ranks]
         same_a = tuple(tuple(r for r in self._part(rank) if (r - rank) % rows == 0) for rank in ranks)
@@ -252,7 +252,7 @@ class Hopper:
 
         Where k tiles are promoted it is filled a k tile later: another consumer may not have read it yet.
         """
-        # Blocks that share neither A nor B do not wait for one another, and may be two rounds apart.
+        # Blocks that share neither A nor B do not wait for each other, and may be two rounds apart.
         to = tuple(tuple(sorted({*a, *b})) for a, b in zip(*self.sharers())) if self.sharing > 1 else "own"
         free: Program = (Arrive("empty", "release", to=to), Advance("release"))
         return free if self.promoted else (*free, *self._refill(consumer, distance))

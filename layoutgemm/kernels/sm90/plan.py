@@ -14,12 +14,11 @@ from ...arguments import checked
 from ...atoms import MmaAtom, wgmma
 from ...atoms.smem.descriptor import OperandDescriptor
 from ...atoms.smem.descriptor import derive as derive_descriptor
-from ...checks import most_stages
 from ...dtypes import DType
 from ...errors import PlanError
 from ...layouts import Layout
 from ...schedule import Dealt, Persistent
-from ..derive import Operand, OperandPlan, derive_operand
+from ..derive import Given, Operand, OperandPlan, derive_operand
 from ..epilogue.chain import Epilogue
 from ..plan import (
     BARRIER_BYTES,
@@ -29,6 +28,7 @@ from ..plan import (
     PersistentPlan,
     check_sizes,
     check_words,
+    fitting_stages,
     rounded_up,
     tile_count,
 )
@@ -103,12 +103,12 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
 
     @property
     def by_place(self) -> bool:
-        """Whether a block's place in a grid of two dimensions says which tile it has."""
+        """True if a CTA's index in a two-dimensional grid gives its tile."""
         return self.config.launch == "tiles" and not self.config.tuning.dealt
 
     @property
     def one_each(self) -> bool:
-        """Whether a launch has as many clusters as there are tiles for them."""
+        """True if each cluster computes exactly one tile."""
         return self.config.single or self.config.launch == "tiles"
 
     # ------------------------------------------------------------------------------------------------------- derivation
@@ -153,93 +153,25 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         >>> plan.stages, plan.threads, plan.smem.total, plan.full_bytes
         (3, 256, 217136, 61440)
         """
-        config = config or Sm90Config()
         check_sizes(m=m, n=n, k=k, batch=batch)
-        epilogue = Epilogue.of(epilogue)
         arch = arch_named("sm_90a")
-        a_spec, b_spec, c_spec = operands(a, b, c)
-        if epilogue and (same := set(epilogue.words) & set(PERSISTENT_PARAMETERS)):
-            raise PlanError(f"an operand of the epilogue is named {min(same)}, as a parameter of the product is")
-        if epilogue and c_spec.dtype.kind != "float":
-            raise PlanError(f"c is {c_spec.dtype}, and an epilogue computes in f32: store f32, or a narrower float")
-        (tile_m, tile_n), tuning = config.tile, config.tuning
-        gated = Gated.of(gated)
-        if gated is not None:
-            check_gated(tile_n, batch, config.split, b_spec, c_spec)
-        sums = accumulator_of(a_spec.dtype)
-        if mainloop is not None:
-            check_promoted(mainloop, config, a_spec, c_spec, gated, sums)
-            config = replace(config, tile_k=mainloop.depth)
-        if ragged is not None:
-            check_ragged(ragged, batch, config, a_spec, c_spec, epilogue, gated)
-        atom = wgmma(tile_n, a_spec.dtype, b_spec.dtype, sums, saturate=sums == "i32")  # as the DSL issues it
-        tile_k = config.tile_k if config.tile_k is not None else STAGE_BYTES_OF_K * 8 // a_spec.dtype.bits
-        depth = atom.shape_mnk[2]
-        if tile_k < depth or tile_k % depth:
-            raise PlanError(f"tile_k = {tile_k!r}: a positive multiple of the instruction's K = {depth}")
-        along_m, along_n = config.cluster
-        matrices = {"A": batch > 1 and ragged is None, "B": batch > 1 or ragged is not None}
-        a_plan = shared(derive_operand("A", a_spec, "M", tile_m, tile_k, None, atom), along_n, matrices["A"])
-        if config.rows is not None:
-            a_plan = few_rows(a_plan, config.rows, matrices["A"])
-            check_rows(config, m)
-        groups = 1 if config.schedule == "pingpong" else config.consumers
-        blocks = tile_m // ROWS // groups
-        b_whole = columns_of(b_spec, tile_n, tile_k, atom, halved=bool(config.early) and blocks == 1)
-        stored, columns = atom, tile_n
-        if gated is not None:
-            columns = tile_n // HALVES
-            stored = wgmma(columns, a_spec.dtype, b_spec.dtype, sums, saturate=sums == "i32")
-            b_whole = replace(b_whole, tma=in_halves(b_whole.tma))
-        b_plan = shared(b_whole, along_m, matrices["B"])
-        a_plan, b_plan = [
-            with_copies(x, [replace(tma, l2_promotion=tuning.l2_promotion) for tma in x.copies])
-            for x in (a_plan, b_plan)
-        ]
-        # Beside loads between the products it costs 1%; halves of a tile ptxas serialises then (as with `stays`): 5%.
-        ends = config.loader != "self" and not (config.early and blocks == 1)
-        a_plan = with_ends(a_plan, "m", tile_m, c_spec.dtype, ends and config.rows is None and ragged is None)
-        b_plan = with_ends(b_plan, "n", tile_n, c_spec.dtype, ends and gated is None)
-        half, parts = None, config.split
-        if config.early and blocks == 1:
-            if gated is not None or config.store == "direct":
-                what = "gated products halve them, too" if gated is not None else "those leave by tensor stores alone"
-                raise PlanError(f"early = {config.early} of a single block of rows halves its columns: {what}")
-            small = wgmma(tile_n // 2, a_spec.dtype, b_spec.dtype, sums, saturate=sums == "i32")
-            half, parts = (small, derive_descriptor(b_plan.smem, small, "B")), 2
-        store = None
-        if config.store == "tma":
-            store = StorePlan.derive(
-                stored, blocks, c_spec, tuning.chunks, tuning.buffers, parts, dealt=config.split > 1
-            )
-            if ragged is not None:
-                store = ragged_store(store)
-            elif batch > 1:
-                store = replace(store, maps=tuple(tma.batched("l") for tma in store.maps))
+        kernel = _Request.of((m, n, k, batch), (a, b, c), config or Sm90Config(), epilogue, gated, mainloop, ragged)
+        config, gated, c_spec = kernel.config, kernel.gated, kernel.operands[2]
+        atom, blocks, groups = kernel.instruction(config.tile[1]), kernel.blocks, kernel.groups
+        tile_k, (along_m, along_n) = kernel.tile_k(atom), config.cluster
+        a_plan, b_plan = kernel.operand_plans(atom, tile_k)
+        half = kernel.half(b_plan)
+        store = kernel.store(half is not None)
+        exchange = kernel.exchange(atom)
         c_bytes = store.bytes(config.consumers * WARPS_OF_GROUP) if store else 0
-        table_bytes = ragged.bytes + 16 if ragged is not None else 0  # and up to 16 to align it
-        exchange = None
-        if config.split > 1:
-            values = atom.accumulator_registers // config.split
-            exchange = Exchange(values, Layout((WARPGROUP, values // 4, blocks, config.consumers, config.split - 1)))
         sums_bytes = exchange.bytes if exchange is not None else 0
-        stage_bytes = rounded_up(a_plan.smem.bytes, TILE_ALIGNMENT) + rounded_up(b_plan.smem.bytes, TILE_ALIGNMENT)
-        beside = (0 if config.single else c_bytes) + sums_bytes + table_bytes
-        of_sums = BARRIER_BYTES if exchange is not None else 0
-        fits = most_stages(arch, stage_bytes + 2 * BARRIER_BYTES, beside + of_sums)
-        stages = fits if config.stages is None else config.stages
-        if not LEAST_STAGES <= stages <= fits:
-            raise PlanError(
-                f"{stages!r} stage(s), and at least {LEAST_STAGES}, of A {a_plan.smem.bytes} + B {b_plan.smem.bytes} "
-                f"bytes beside {beside - sums_bytes} of the store and {sums_bytes} of partial sums: {fits} fit into "
-                f"{arch.smem_per_block}"
-            )
+        stages = kernel.stages(a_plan, b_plan, c_bytes, exchange)
         if config.early and not config.early < stages:
             raise PlanError(f"early = {config.early}: fewer than the {stages} stages, one of which is being refilled")
         if config.early > -(-k // tile_k):
             raise PlanError(f"early = {config.early} k tiles of {tile_k}: K = {k} has {-(-k // tile_k)}")
         threads = WARPGROUP * config.consumers + {"self": 0, "warp": 32, "warpgroup": WARPGROUP}[config.loader]
-        across = -(-m // (tile_m * along_m)), -(-n // (columns * along_n))
+        across = -(-m // (config.tile[0] * along_m)), -(-n // (kernel.columns * along_n))
         check_tiles(config, across, batch, ragged is not None)
         smem = smem_map(
             a_plan, b_plan, stages, c_bytes, store, config.single, ragged.bytes if ragged is not None else 0, sums_bytes
@@ -258,7 +190,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             b=b_plan,
             c=c_spec,
             mma=atom,
-            tile=(tile_m, tile_n, tile_k),
+            tile=(*config.tile, tile_k),
             stages=stages,
             blocks=blocks,
             store=store,
@@ -271,7 +203,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             empty_arrivals=groups * WARPS_OF_GROUP * (along_m + along_n - 1),
             registers=registers_of(config, arch, threads),
             config=config,
-            epilogue=epilogue or Epilogue(),
+            epilogue=kernel.epilogue or Epilogue(),
             gated=gated,
             mainloop=mainloop,
             ragged=ragged,
@@ -283,18 +215,18 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     # ------------------------------------------------------------------------------------------------ what is asked for
     @property
     def reads_more(self) -> bool:
-        """Whether the kernel is one that takes words."""
+        """True if the kernel takes words."""
         return bool(self.epilogue) or self.mainloop is not None or self.ragged is not None
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the 64-bit parameters besides the product's own: the epilogue's, main loop's, groups'."""
+        """Names of the 64-bit parameters of the epilogue, the main loop and the groups."""
         own = (self.epilogue, self.mainloop, self.ragged)
         return tuple(word for part in own if part is not None for word in part.words)
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """How many tiles there are along M and N."""
+        """The number of tiles along M and N."""
         return tile_count(self.m, self.tile_c[0]), tile_count(self.n, self.tile_c[1])
 
     @property
@@ -316,7 +248,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
 
     @checked(PlanError)
     def pieces(self, part: int) -> tuple[tuple[int, int], ...]:
-        """(block of rows, part of its columns) of what a consumer stores, in the order in which it is complete.
+        """The pieces that a consumer stores, in order: (block of rows, part of its columns).
 
         part  of K, whose block of the cluster this is
 
@@ -350,7 +282,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
 
     @property
     def stays(self) -> bool:
-        """Whether a block's one tile begins, for the loader, at constants."""
+        """True if the loader's one tile begins at constants."""
         return self.config.launch == "tiles" and self.half is None
 
     def expected(self, origin: Any, sizes: Any, choose: Any) -> Any:
@@ -364,7 +296,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
 
     @property
     def dead_runs(self) -> tuple[tuple[int, int], ...]:
-        """(first byte, bytes) of A's tile that no copy writes, when only some rows are loaded: zeros, written once."""
+        """The runs of A's tile that no copy writes, (first byte, bytes): zeros, written once."""
         if self.config.rows in (None, ROWS):
             return ()
         tile, rows = self.a.smem, self.config.rows
@@ -383,11 +315,9 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         return "sm90.device.fused:Sm90FusedKernel" if self.reads_more else "sm90.device.gemm:Sm90GemmKernel"
 
     def __str__(self) -> str:
-        sizes = f"{self.batch} x " * (self.batch > 1) + f"{self.m}x{self.n}x{self.k}"
         cluster = "x".join(map(str, self.config.cluster))
         return (
-            f"Sm90Plan {sizes}: A {self.a.dtype} {self.a.order}, B {self.b.dtype} {self.b.order}, C {self.c}, "
-            f"tile {'x'.join(map(str, self.tile))}, {self.stages} stages, {self.config.schedule}, "
+            f"{self.described()}, {self.stages} stages, {self.config.schedule}, "
             f"{self.config.consumers} consumer(s), loads by {self.config.loader}, cluster {cluster}"
             + (f", gated by {self.gated.kind}" if self.gated is not None else "")
             + (f", K blocks of {self.mainloop.depth} promoted" if self.mainloop is not None else "")
@@ -396,3 +326,136 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
 
 
 __all__ = ["WARPGROUP", "WARPS_OF_GROUP", "Sm90Config", "Sm90Plan"]
+
+
+@dataclass(frozen=True)
+class _Request:
+    """The arguments of `Sm90Plan.derive`, read and checked against each other."""
+
+    sizes: tuple[int, int, int, int]
+    operands: tuple[Operand, Operand, Operand]
+    config: Sm90Config
+    epilogue: Epilogue | None
+    gated: Gated | None
+    mainloop: Promoted | None
+    ragged: Ragged | None
+
+    @classmethod
+    def of(
+        cls, sizes: tuple[int, int, int, int], given: tuple[Given, Given | None, Given | None], config: Sm90Config,
+        epilogue: Epilogue | None, gate: Gated | str | None, mainloop: Promoted | None, ragged: Ragged | None,
+    ) -> _Request:  # fmt: skip
+        """The request of a caller's arguments; raises PlanError."""
+        epilogue = Epilogue.of(epilogue)
+        a, b, c = operands(*given)
+        if epilogue and (same := set(epilogue.words) & set(PERSISTENT_PARAMETERS)):
+            raise PlanError(f"an operand of the epilogue is named {min(same)}, as a parameter of the product is")
+        if epilogue and c.dtype.kind != "float":
+            raise PlanError(f"c is {c.dtype}, and an epilogue computes in f32: store f32, or a narrower float")
+        gated = Gated.of(gate)
+        if gated is not None:
+            check_gated(config.tile[1], sizes[3], config.split, b, c)
+        if mainloop is not None:
+            check_promoted(mainloop, config, a, c, gated, accumulator_of(a.dtype))
+            config = replace(config, tile_k=mainloop.depth)
+        if ragged is not None:
+            check_ragged(ragged, sizes[3], config, a, c, epilogue, gated)
+        return cls(sizes, (a, b, c), config, epilogue, gated, mainloop, ragged)
+
+    @property
+    def groups(self) -> int:
+        """Warpgroups that share a tile's rows."""
+        return 1 if self.config.schedule == "pingpong" else self.config.consumers
+
+    @property
+    def blocks(self) -> int:
+        """Accumulators of a warpgroup."""
+        return self.config.tile[0] // ROWS // self.groups
+
+    @property
+    def columns(self) -> int:
+        """Columns of C in a tile."""
+        return self.config.tile[1] // (1 if self.gated is None else HALVES)
+
+    @property
+    def halved(self) -> bool:
+        """True if a single block of rows is finished by halves of its columns."""
+        return bool(self.config.early) and self.blocks == 1
+
+    def instruction(self, columns: int) -> MmaAtom:
+        """The wgmma of so many columns, as the DSL issues it."""
+        a, b, _ = self.operands
+        sums = accumulator_of(a.dtype)
+        return wgmma(columns, a.dtype, b.dtype, sums, saturate=sums == "i32")
+
+    def tile_k(self, atom: MmaAtom) -> int:
+        """The depth of a stage in elements; raises PlanError."""
+        given, depth = self.config.tile_k, atom.shape_mnk[2]
+        tile_k = given if given is not None else STAGE_BYTES_OF_K * 8 // self.operands[0].dtype.bits
+        if tile_k < depth or tile_k % depth:
+            raise PlanError(f"tile_k = {tile_k!r}: a positive multiple of the instruction's K = {depth}")
+        return tile_k
+
+    def operand_plans(self, atom: MmaAtom, tile_k: int) -> tuple[OperandPlan, OperandPlan]:
+        """A and B: tiles, shared copies, edge boxes; raises PlanError."""
+        config, (a_spec, b_spec, c_spec), (m, _, _, batch) = self.config, self.operands, self.sizes
+        (tile_m, tile_n), (along_m, along_n) = config.tile, config.cluster
+        batched_a, batched_b = batch > 1 and self.ragged is None, batch > 1 or self.ragged is not None
+        a_plan = shared(derive_operand("A", a_spec, "M", tile_m, tile_k, None, atom), along_n, batched_a)
+        if config.rows is not None:
+            a_plan = few_rows(a_plan, config.rows, batched_a)
+            check_rows(config, m)
+        b_whole = columns_of(b_spec, tile_n, tile_k, atom, halved=self.halved)
+        if self.gated is not None:
+            b_whole = replace(b_whole, tma=in_halves(b_whole.tma))
+        a_plan, b_plan = [
+            with_copies(x, [replace(tma, l2_promotion=config.tuning.l2_promotion) for tma in x.copies])
+            for x in (a_plan, shared(b_whole, along_m, batched_b))
+        ]
+        # Beside loads between the products it costs 1%; halves of a tile ptxas serialises then (as with `stays`): 5%.
+        ends = config.loader != "self" and not self.halved
+        return (
+            with_ends(a_plan, "m", tile_m, c_spec.dtype, ends and config.rows is None and self.ragged is None),
+            with_ends(b_plan, "n", tile_n, c_spec.dtype, ends and self.gated is None),
+        )
+
+    def half(self, b_plan: OperandPlan) -> tuple[MmaAtom, OperandDescriptor] | None:
+        """The instruction of half the columns and B's descriptor for it, if a tile is finished by halves."""
+        if not self.halved:
+            return None
+        if self.gated is not None or self.config.store == "direct":
+            what = "gated products halve them, too" if self.gated is not None else "those leave by tensor stores alone"
+            raise PlanError(f"early = {self.config.early} of a single block of rows halves its columns: {what}")
+        small = self.instruction(self.config.tile[1] // 2)
+        return small, derive_descriptor(b_plan.smem, small, "B")
+
+    def store(self, halved: bool) -> StorePlan | None:
+        """The store through shared memory, or None for direct stores; raises PlanError."""
+        config, tuning = self.config, self.config.tuning
+        if config.store != "tma":
+            return None
+        stored, parts = self.instruction(self.columns), 2 if halved else config.split
+        store = StorePlan.derive(
+            stored, self.blocks, self.operands[2], tuning.chunks, tuning.buffers, parts, dealt=config.split > 1
+        )
+        if self.ragged is not None:
+            return ragged_store(store)
+        return replace(store, maps=tuple(tma.batched("l") for tma in store.maps)) if self.sizes[3] > 1 else store
+
+    def exchange(self, atom: MmaAtom) -> Exchange | None:
+        """The split-K exchange, not yet placed."""
+        split = self.config.split
+        if split == 1:
+            return None
+        values = atom.accumulator_registers // split
+        return Exchange(values, Layout((WARPGROUP, values // 4, self.blocks, self.config.consumers, split - 1)))
+
+    def stages(self, a: OperandPlan, b: OperandPlan, c_bytes: int, exchange: Exchange | None) -> int:
+        """The stages, as many as asked for or as fit; raises PlanError."""
+        table = self.ragged.bytes + 16 if self.ragged is not None else 0  # and up to 16 to align it
+        sums, barrier = (exchange.bytes, BARRIER_BYTES) if exchange is not None else (0, 0)
+        beside = (0 if self.config.single else c_bytes) + table
+        each = rounded_up(a.smem.bytes, TILE_ALIGNMENT) + rounded_up(b.smem.bytes, TILE_ALIGNMENT) + 2 * BARRIER_BYTES
+        taken = f"A {a.smem.bytes} + B {b.smem.bytes} bytes beside {beside} of the store and {sums} of partial sums"
+        arch = arch_named("sm_90a")
+        return fitting_stages(arch, self.config.stages, LEAST_STAGES, each, beside + sums + barrier, taken)

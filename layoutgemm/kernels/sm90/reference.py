@@ -1,33 +1,31 @@
 """The NumPy executor of the production kernel: clusters of blocks that share loads, walked as the kernel walks them.
 
-Multicast shares land in the shared memory of every block that needs them, products read it through the descriptors'
-arithmetic, partial sums of a split K change places through it, and C leaves through stmatrix, buffers and tensor
-stores. The hardware's models are in `silicon`; every number is the plan's. A wrong share, count, address or box gives a
-wrong result or a stated failure.
+Multicast shares land in the shared memory of every CTA that needs them, and products read it through the descriptors.
+Split-K partial sums are exchanged through it, and C leaves through stmatrix, buffers and TMA stores. The hardware's
+models are in `silicon`; every number is the plan's. A wrong share, count, address or box gives a wrong result or a
+stated failure.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import PlanError
-from ..derive import OperandPlan, either, padded_leading
+from ..derive import OperandPlan, either
 from ..epilogue.numpy_math import Math
 from ..run.hardware_model import (
     CLUSTERS,
     Barrier,
     GlobalMatrix,
-    SharedMemory,
+    Output,
+    Progress,
+    SharedBytes,
     accumulated,
     accumulator_registers,
+    copy_boxes,
     store_matrices,
-    tensor_copy,
-    tensor_store,
-    unwritten,
-    values_of,
     wgmma_product,
 )
 from ..store import ROWS, WARP_ROWS, StoreChunk
@@ -35,14 +33,14 @@ from .gated import HALF
 from .grouped import STOP, store_extents, store_place, tables
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 
-Values = npt.NDArray[Any]  # float32, or int32 of integers
+Values = np.ndarray  # float32, or int32 of integers
 
 
 def execute_sm90(
-    plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, progress: Any = None, clusters: int = CLUSTERS,
+    plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, progress: Progress | None = None, clusters: int = CLUSTERS,
     given: dict[str, Values] | None = None,
 ) -> Values:  # fmt: skip
-    """C as a float32 array, (M, N) or (batch, M, N), rounded to the plan's output type; of integers an int32 array.
+    """C as (M, N) or (batch, M, N) float32 values, rounded to its type; integers as int32.
 
     a, b      the operands' bits, innermost extent first
     progress  called with (tiles done, tiles in all) after each tile of a cluster
@@ -51,17 +49,12 @@ def execute_sm90(
 
     Raises PlanError when a barrier would never complete, shared memory is left, or an element of C is not stored once.
     """
-    lines, inner = (plan.m, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
-    leading = padded_leading(plan.c.dtype, inner)
-    batch = 1 if plan.ragged is not None else plan.batch
-    before = 0 if plan.ragged is None else WARP_ROWS  # lines before C, where the map of a ragged batch begins
-    words = unwritten(plan.c.dtype, (before + batch * lines) * leading)
-    extents = (inner, lines, batch)[: 2 + (batch > 1)]
-    c = GlobalMatrix(words, leading, extents, lines * leading)
-    if plan.ragged is not None:
-        of = store_extents(lines, inner)
-        c = GlobalMatrix(words, leading, (of["n"], of["m"], of[STOP]), leading)
-    times = np.zeros(words.size, dtype=np.uint8)
+    if plan.ragged is None:
+        c = Output(plan.c, plan.m, plan.n, plan.batch)
+    else:  # its map begins some lines before C
+        c = Output(plan.c, plan.m, plan.n, 1, before=WARP_ROWS)
+        of = store_extents(c.lines, c.inner)
+        c.matrix = replace(c.matrix, extents=(of["n"], of["m"], of[STOP]), pitch=c.leading)
     if plan.gated is not None:  # the second half of B's columns begins n lines on
         b = GlobalMatrix(b.bits, b.leading, (b.extents[0], plan.n, plan.halves), plan.n * b.leading)
     across = plan.order.clusters(plan.tiles)
@@ -71,25 +64,13 @@ def execute_sm90(
     workers = tiles if plan.config.single else min(tiles, clusters)
     done = 0
     for worker in range(workers):
-        cluster = _Cluster(plan, a, b, c, times, given or {})
+        cluster = _Cluster(plan, a, b, c, given or {})
         for step, tile in enumerate(range(worker, tiles, workers)):
             cluster.compute(tile, step)
             done += 1
             if progress is not None:
                 progress(done, tiles)
-    times, words = times[before * leading :], words[before * leading :]
-    shaped = times.reshape(batch, lines, leading)[..., :inner]
-    wrong = np.argwhere(shaped != 1)
-    if len(wrong):
-        matrix, line, at = (int(i) for i in wrong[0])
-        row, column = (line, at) if plan.c.order == "row" else (at, line)
-        where = f"C[{row}, {column}]" + f" of matrix {matrix}" * (batch > 1)
-        raise PlanError(
-            f"{where} is stored {shaped[matrix, line, at]} times; {len(wrong)} elements are not stored once"
-        )
-    values = values_of(plan.c.dtype, words).reshape(batch, lines, leading)[..., :inner]
-    values = values if plan.c.order == "row" else values.swapaxes(1, 2)
-    return np.ascontiguousarray(values if batch > 1 else values[0])
+    return c.values()
 
 
 class _Block:
@@ -98,7 +79,7 @@ class _Block:
     def __init__(self, plan: Sm90Plan, rank: int) -> None:
         self.part, self.place = divmod(rank, plan.sharing)
         self.row, self.column = self.place % plan.config.cluster[0], self.place // plan.config.cluster[0]
-        self.smem = SharedMemory(plan.smem.total)
+        self.smem = SharedBytes(plan.smem.total)
         self.full = [Barrier(f"full[{s}] of block {rank}", plan.full_arrivals) for s in range(plan.stages)]
         self.empty = [Barrier(f"empty[{s}] of block {rank}", plan.empty_arrivals) for s in range(plan.stages)]
         self.loaded = 0  # k tiles so far, over all output tiles
@@ -114,13 +95,10 @@ class _Block:
 class _Cluster:
     """The blocks of one cluster, which compute tile after tile."""
 
-    def __init__(
-        self, plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, c: GlobalMatrix, times: npt.NDArray[np.uint8],
-        given: dict[str, Values],
-    ) -> None:  # fmt: skip
+    def __init__(self, plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, c: Output, given: dict[str, Values]) -> None:
         self.given = given
         self.end = plan.m  # of the group that is computed
-        self.plan, self.a, self.b, self.c, self.times = plan, a, b, c, times
+        self.plan, self.a, self.b, self.c = plan, a, b, c
         self.blocks = [_Block(plan, rank) for rank in range(plan.cluster_size)]
         for block in self.blocks:
             for stage in range(plan.stages):
@@ -209,11 +187,9 @@ class _Cluster:
             origin = {**origin, ends.dim: row}
             copies = (operand.tma if whole else ends.of_last_rows(operand.tma, extent),)
         for tma in copies:
-            for copy in tma.issued_by(rank):
-                where = [origin[dim] + offset for dim, offset in zip(tma.dims, copy.coord_offset, strict=True)]
-                for block in targets:
-                    address = self._stage(block, operand, stage) + copy.smem_offset
-                    tensor_copy(tma, matrix, where, block.smem, address, block.full[stage])
+            for block in targets:
+                address = self._stage(block, operand, stage)
+                copy_boxes(tma, tma.issued_by(rank), matrix, origin, block.smem, address, block.full[stage])
 
     def _product(self, block: _Block, consumer: int, number: int, stage: int) -> None:
         plan = self.plan
@@ -228,7 +204,7 @@ class _Cluster:
             block.sums[key] = accumulated(plan.mma, block.sums[key], product) if key in block.sums else product
 
     def _promote(self, block: _Block, consumer: int, number: int, k_tile: int) -> None:
-        """The sum of one K block into the total, which is the block's sum when all K blocks have passed."""
+        """Add the sum of one K block to the total; after the last one it is the sum."""
         plan, loop, key = self.plan, self.plan.mainloop, (consumer, number)
         assert loop is not None
         first = {"m": block.origin["m"] + (consumer * plan.blocks + number) * ROWS, "n": block.origin["n"]}
@@ -243,16 +219,13 @@ class _Cluster:
         block.totals[key] = loop.apply(total, block.sums.pop(key), values)
 
     def _stage(self, block: _Block, operand: OperandPlan, stage: int) -> int:
-        smem = self.plan.smem
-        if operand.name == "A":
-            return block.smem.base + smem.a_offset + stage * smem.a_stage_bytes
-        return block.smem.base + smem.b_offset + stage * smem.b_stage_bytes
+        return block.smem.base + self.plan.smem.stage(operand.name, stage)
 
     # --------------------------------------------------------------------------------------------------------- the end
     def _exchange(
         self, held: dict[tuple[int, int], _Block], consumers: list[int]
     ) -> dict[tuple[int, int], dict[tuple[int, int], Values]]:
-        """(part, place) -> registers of each accumulator, with the sums of all parts in the values of that part."""
+        """The registers of each (part, place), with the sums of all parts."""
         plan = self.plan
         keys = [(consumer, number) for consumer in consumers for number in range(plan.blocks)]
         registers = {at: {key: block.registers(key) for key in keys} for at, block in held.items()}
@@ -315,12 +288,9 @@ class _Cluster:
                              "l": block.origin["l"]}  # fmt: skip
                     if plan.ragged is not None:
                         place = store_place(place["m"], self.end, place["n"], min)
-                    for copy in tma.instructions:
-                        where = [place[dim] + offset for dim, offset in zip(tma.dims, copy.coord_offset, strict=True)]
-                        at = address + chunk.offset + copy.smem_offset
-                        tensor_store(tma, self.c, where, block.smem, at, self.times)
+                    self.c.store(tma, place, block.smem, address + chunk.offset)
 
-    def _fill(self, smem: SharedMemory, address: int, chunk: StoreChunk, owner: int, bits: npt.NDArray[Any]) -> None:
+    def _fill(self, smem: SharedBytes, address: int, chunk: StoreChunk, owner: int, bits: np.ndarray) -> None:
         """An owner's registers of a chunk into its tile."""
         plan, dtype = self.plan, self.plan.c.dtype
         warps = plan.store.warps if plan.store is not None else 1
@@ -340,7 +310,7 @@ class _Cluster:
             at = address + np.asarray(chunk.tile.byte(row, column - chunk.column))
             smem.write(at, mine, dtype)
 
-    def _store_direct(self, row: int, column: int, matrix: int, bits: npt.NDArray[Any], mine: range) -> None:
+    def _store_direct(self, row: int, column: int, matrix: int, bits: np.ndarray, mine: range) -> None:
         """Each thread those of its own elements that are inside."""
         plan, values = self.plan, np.asarray(mine)
         bits = bits[:, values]
@@ -348,6 +318,6 @@ class _Cluster:
         i, j = np.broadcast_arrays(row + i, column + j)
         inside = (i < plan.m) & (j < plan.n)
         line, at = (i, j) if plan.c.order == "row" else (j, i)
-        element = (matrix * self.c.pitch + line * self.c.leading + at)[inside]
-        self.c.bits[element] = bits[inside]
-        np.add.at(self.times, element, 1)
+        element = (matrix * self.c.matrix.pitch + line * self.c.leading + at)[inside]
+        self.c.matrix.bits[element] = bits[inside]
+        np.add.at(self.c.times, element, 1)

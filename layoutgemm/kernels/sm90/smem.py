@@ -1,4 +1,4 @@
-"""Where everything lies in the shared memory of a block of a Hopper kernel."""
+"""The shared memory map of a Hopper kernel's CTA."""
 
 from __future__ import annotations
 
@@ -6,37 +6,26 @@ from dataclasses import dataclass
 
 from ...layouts import Layout
 from ..derive import OperandPlan
-from ..plan import BARRIER_BYTES, rounded_up
+from ..plan import BARRIER_BYTES, StoreSmemMap, rounded_up
 from ..store import TILE_ALIGNMENT, StorePlan
 
 
 @dataclass(frozen=True, slots=True)
-class Sm90Smem:
-    """Where everything lies in the block's dynamic shared memory, in bytes from an address aligned to `alignment`.
+class Sm90Smem(StoreSmemMap):
+    """The map of a Hopper kernel's shared memory.
 
-    a, b: stages one after another; c: the buffers of the first consumer warp, then the next one's; then the barriers
-    `full` (`barrier_offset`) and `empty`, one of each a stage; that of the partial sums of a split K, if there are any;
-    then the table of groups of a ragged batch.
+    Stages of A, stages of B, C's buffers, then the barriers `full` (`barrier_offset`) and `empty` for each stage. The
+    barrier of the split-K exchange and the table of groups of a ragged batch come last.
     """
 
-    a_offset: int
-    a_stage_bytes: int
-    b_offset: int
-    b_stage_bytes: int
-    c_offset: int
-    c_buffer_bytes: int
-    barrier_offset: int
     empty_offset: int
-    barrier_bytes: int
-    total: int
-    alignment: int
     table_offset: int = 0
     sums_offset: int = 0
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Where partial sums of a split K lie while blocks exchange them: in memory of its own of the one that takes them.
+    """The receiving CTA's shared memory of split-K partial sums.
 
     values   of a thread's accumulator that a block takes
     layout   (thread, vector of 4 values, accumulator, consumer, slot) -> vectors of 16 bytes; a slot is another block's

@@ -1,4 +1,4 @@
-"""What a tile of a Hopper kernel leaves room for: warpgroups that hold its sums, stages, buffers of its store."""
+"""Budgets of a Hopper tile: warpgroups, stages, and buffers of the store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def warpgroups(tile: tuple[int, int], once: bool, pingpong: bool = False) -> int
 
 
 def sent(tile: tuple[int, int], split: int) -> int:
-    """Bytes of partial sums that a block of a split K sends to those of the other parts, and takes from them.
+    """Bytes of partial sums that a split-K CTA sends, and receives.
 
     >>> sent((128, 160), 2), sent((128, 160), 4), sent((128, 160), 1)
     (40960, 61440, 0)
@@ -39,7 +39,7 @@ def sent(tile: tuple[int, int], split: int) -> int:
 
 @cache
 def stages(tile: tuple[int, int], consumers: int, buffers: int, sums: int = 0) -> int:
-    """Stages of 128 bytes of K beside the store's buffers, a swizzle span of 64 rows for each warpgroup.
+    """Stages of 128 bytes of K that fit beside the store's buffers.
 
     sums  bytes of partial sums that other blocks send: `sent`
 

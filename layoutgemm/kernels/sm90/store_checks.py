@@ -1,4 +1,4 @@
-"""What a Hopper plan's store claims, checked: columns, boxes, buffers, stmatrix; and the places of partial sums."""
+"""Checks of a Hopper plan's store: columns, boxes, buffers, stmatrix, partial sums."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import numpy as np
 
 from ...atoms import smem_tile, stmatrix, wgmma
 from ...atoms.copy.feeds_mma import feeds, row_addresses
-from ...checks import bank_conflicts, filled_by
+from ...checks import bank_conflicts
 from ...errors import CoordinateError
 from ...layouts import Proof
 from ...report import Check
-from ..derive import one_matrix
+from ..plan_checks import boxes_of_c
 from ..store import ROWS, StoreChunk, StorePlan, distinct_chunks, rows_of_values
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 
 
 def store_checks(plan: Sm90Plan, store: StorePlan) -> list[Check]:
     """Columns, boxes, buffers, and what the threads write into them."""
-    checks = [_columns(plan, store), _boxes(plan, store), _buffers(store)]
+    checks = [_columns(plan, store), boxes_of_c(plan, store, ROWS // WARPS_OF_GROUP * store.warps), _buffers(store)]
     written = [_written(plan, chunk) for chunk in distinct_chunks(store)]
     return [*checks, next((check for check in written if not check), written[0])]
 
 
 def neighbours_check(plan: Sm90Plan) -> Check:
-    """Where threads store by themselves: each row's values are pairs of neighbours, the first in an even column."""
+    """Threads that store directly hold pairs of neighbours of a row, even columns first."""
     rows, thread = rows_of_values(plan.stored), np.arange(WARPGROUP)[:, None]
     witness = "" if plan.tile_c[1] % 2 == 0 else f"a tile of {plan.tile_c[1]} columns"
     for values in rows:
@@ -41,7 +41,7 @@ def neighbours_check(plan: Sm90Plan) -> Check:
 
 
 def _columns(plan: Sm90Plan, store: StorePlan) -> Check:
-    """Each accumulator's columns are stored once, a part's its own, and a chunk's values are a run of a thread's."""
+    """Each accumulator's columns are stored once, and chunks are runs of a thread's values."""
     columns, parts = plan.stored.shape_mnk[1], store.parts
     layout = plan.stored.layout_C
     witness = ""
@@ -76,31 +76,8 @@ def _columns(plan: Sm90Plan, store: StorePlan) -> Check:
     return Check("columns of C", statement, not witness, f"exhaustion ({ROWS * columns} elements)", witness)
 
 
-def _boxes(plan: Sm90Plan, store: StorePlan) -> Check:
-    """A chunk's tile is the boxes of its tensor map, element by element; its rows are the owner's."""
-    rows = ROWS // WARPS_OF_GROUP * store.warps
-    witness = ""
-    size = 0
-    for chunk in distinct_chunks(store):
-        if not 0 <= chunk.map < len(store.maps):
-            witness = witness or f"columns {chunk.column}: there is no tensor map {chunk.map}"
-            continue
-        tma = one_matrix(store.maps[chunk.map])
-        size += rows * chunk.width
-        filled = filled_by("store", chunk.tile, tma)
-        if not filled:
-            witness = witness or f"columns {chunk.column}: {filled.witness}"
-        elif chunk.tile.extent != (rows, chunk.width):
-            witness = witness or f"columns {chunk.column}: a tile of {chunk.tile.extent}, not {(rows, chunk.width)}"
-        elif tma.dims != (("n", "m") if plan.c.order == "row" else ("m", "n")) or tma.operation != "store":
-            witness = witness or f"the {tma.operation} of columns {chunk.column} runs along {tma.dims}"
-    boxes = ", ".join(f"{len(tma.instructions)} of {tma.box}" for tma in store.maps)
-    statement = f"each chunk's tile has {rows} rows of its columns, and its boxes, {boxes}, move each element once"
-    return Check("boxes of C", statement, not witness, f"exhaustion ({size} elements)", witness)
-
-
 def _buffers(store: StorePlan) -> Check:
-    """The chunks of a round lie beside one another in its buffer, aligned as their swizzle needs."""
+    """A round's chunks are disjoint in its buffer, aligned for their swizzle."""
     witness = ""
     for number, round_ in enumerate(store.rounds):
         end = 0

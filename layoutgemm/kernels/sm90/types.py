@@ -1,4 +1,4 @@
-"""What the production kernel for Hopper multiplies and stores: the types of A, B and C.
+"""The types of A, B and C of the Hopper kernel.
 
     A and B             majors    accumulator  C
     ----------------    ------    -----------  -----------------------------
@@ -11,10 +11,10 @@
 K-major: an A whose rows are contiguous ("row"), a B whose columns are ("col"). PTX ISA, "wgmma.mma_async": only 16-bit
 operands in shared memory may be transposed.
 
-tf32 is given as f32, 32 bits an element. The tensor copy rounds each element to the nearest tf32 on its way into shared
-memory, ties to even: that is what a tensor map of CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 does, held against an H200
-(tests/vectors/tma_h200.json). The lowest 13 bits are zeros by then; the tensor core ignores them in any case
-(benchmarks/results/emulator_h200.json). A relative error of 2**-11 in each operand is therefore what the type costs.
+tf32 is given as f32, 32 bits an element. The TMA load rounds each element to the nearest tf32, ties to even. A tensor
+map of CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 does so, as measured on an H200 (tests/vectors/tma_h200.json). The lowest 13
+bits are zeros by then; the tensor core ignores them in any case (benchmarks/results/emulator_h200.json). A relative
+error of 2**-11 in each operand is therefore what the type costs.
 
 Integer sums are exact, and stop at the ends of int32 (.satfinite, after every 32 of K): those of i8 times i8 fit up to
 K = 131071. Stored as floats, or passed through an epilogue, which computes in f32, they are rounded to f32 first: from

@@ -11,7 +11,7 @@ from .plan import TeachingPlan
 
 
 def check_plan(plan: TeachingPlan) -> Report:
-    """Every check of the plan, in the order of the data's way from global memory to C."""
+    """Every check of the plan, in the order of the data flow."""
     return checked(plan, _checks, arch=plan.arch)
 
 
@@ -72,7 +72,7 @@ def _barrier(plan: TeachingPlan) -> Check:
 
 
 def _pipeline(plan: TeachingPlan) -> Check:
-    """The kernel's loop with the plan's stages, bytes, arrivals and warps, for any number of k tiles."""
+    """The kernel's loop has no race and no deadlock, for any number of K tiles."""
     warps = -(-plan.threads // plan.arch.warp_size)
     lands = plan.a.tma.bytes + plan.b.tma.bytes
     loop = self_loading(plan.stages, plan.barrier.bytes, warps=warps, arrivals=plan.barrier.arrivals, lands=lands)

@@ -22,6 +22,7 @@ from ..plan import (
     MAX_COORDINATE,
     PARAMETERS,
     GemmPlan,
+    SmemMap,
     check_fields,
     check_sizes,
     rounded_up,
@@ -33,7 +34,7 @@ DEFAULT_STAGES = 4
 
 @dataclass(frozen=True, slots=True)
 class TeachingConfig:
-    """What may be chosen for one kernel; None lets the plan choose.
+    """The configuration of one kernel; None lets the plan choose.
 
     tile_n     columns of C a block computes: wgmma's N, 8 to 256 in steps of 8
     tile_k     depth of one stage, a multiple of 16 elements
@@ -56,20 +57,6 @@ class BarrierPlan:
     count: int
     arrivals: int
     bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class SmemMap:
-    """Where everything lies in the block's dynamic shared memory, in bytes from an address aligned to `alignment`."""
-
-    a_offset: int
-    a_stage_bytes: int
-    b_offset: int
-    b_stage_bytes: int
-    barrier_offset: int
-    barrier_bytes: int
-    total: int
-    alignment: int
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """The NumPy executor: one plan, walked element by element as the kernel walks it.
 
-Global to shared memory through box and swizzle, shared memory to the tensor core through the descriptor's own address
-arithmetic, accumulator registers to C through the plan's fragment map, with the plan's barriers and stages. The models
-of the hardware are in `silicon`; the plan supplies every number. A wrong descriptor bit, swizzle, box, byte count or
-fragment map therefore gives a wrong result or a stated failure.
+Data goes from global to shared memory through box and swizzle, and to the tensor core through the descriptor's address
+arithmetic. Registers go to C through the plan's fragment map, with the plan's barriers and stages. The models of the
+hardware are in `silicon`; the plan supplies every number. A wrong descriptor bit, swizzle, box, byte count or fragment
+map therefore gives a wrong result or a stated failure.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import PlanError
-from ..derive import OperandPlan
 from ..run.hardware_model import (
     Barrier,
     GlobalMatrix,
-    SharedMemory,
+    SharedBytes,
     accumulator_registers,
-    tensor_copy,
+    copy_boxes,
     wgmma_product,
 )
 from .plan import TeachingPlan
@@ -62,7 +61,7 @@ def _run_block(
     c: npt.NDArray[np.float32],
     stores: npt.NDArray[np.uint8],
 ) -> None:
-    smem = SharedMemory(plan.smem.total)
+    smem = SharedBytes(plan.smem.total)
     full = [Barrier(f"{plan.barrier.name}[{s}]", plan.barrier.arrivals) for s in range(plan.barrier.count)]
     m0, n0 = plan.tile_origin(block)
     k_tiles, tile_k = plan.tiles[2], plan.tile[2]
@@ -73,12 +72,8 @@ def _run_block(
         full[stage].arrive_expect(plan.barrier.bytes)
         origin = {"m": m0, "n": n0, "k": k_tile * tile_k}
         for operand, matrix in ((plan.a, a), (plan.b, b)):
-            for copy in operand.tma.instructions:
-                first, second = (
-                    origin[dim] + offset for dim, offset in zip(operand.tma.dims, copy.coord_offset, strict=True)
-                )
-                address = _stage_address(plan, smem, operand, stage) + copy.smem_offset
-                tensor_copy(operand.tma, matrix, (first, second), smem, address, full[stage])
+            tma, address = operand.tma, smem.base + plan.smem.stage(operand.name, stage)
+            copy_boxes(tma, tma.instructions, matrix, origin, smem, address, full[stage])
 
     for k_tile in range(min(plan.stages, k_tiles)):
         load(k_tile)
@@ -86,8 +81,8 @@ def _run_block(
     for k_tile in range(k_tiles):
         stage = k_tile % plan.stages
         full[stage].wait(k_tile // plan.stages & 1)
-        address_a = _stage_address(plan, smem, plan.a, stage)
-        address_b = _stage_address(plan, smem, plan.b, stage)
+        address_a = smem.base + plan.smem.stage("A", stage)
+        address_b = smem.base + plan.smem.stage("B", stage)
         for step, (step_a, step_b) in enumerate(zip(plan.a.descriptor.k_steps, plan.b.descriptor.k_steps, strict=True)):
             product = wgmma_product(
                 plan.mma,
@@ -112,7 +107,7 @@ def _store(
     c: npt.NDArray[np.float32],
     stores: npt.NDArray[np.uint8],
 ) -> None:
-    """Each thread stores each of its values where the plan's fragment map says, if that is inside C."""
+    """Each thread stores its values at the places of the fragment map inside C."""
     threads, values = registers.shape
     row, column = plan.mma.coords_C(np.arange(threads)[:, None], np.arange(values)[None, :])
     row, column = np.broadcast_arrays(m0 + row, n0 + column)
@@ -120,9 +115,3 @@ def _store(
     at = row[inside], column[inside]
     c[at] = plan.c.dtype.decode(plan.c.dtype.encode(registers[inside]))
     np.add.at(stores, at, 1)
-
-
-def _stage_address(plan: TeachingPlan, smem: SharedMemory, operand: OperandPlan, stage: int) -> int:
-    if operand.name == "A":
-        return smem.base + plan.smem.a_offset + stage * plan.smem.a_stage_bytes
-    return smem.base + plan.smem.b_offset + stage * plan.smem.b_stage_bytes

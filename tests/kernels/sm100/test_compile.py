@@ -206,7 +206,7 @@ def nvidia(
 
 
 def misfits(plan: Sm100Plan, answer: dict[str, Any]) -> list[str]:
-    """What differs from NVIDIA's derivation: descriptor words of every K block, instruction descriptor."""
+    """Differences from NVIDIA's derivation: descriptor words of every K block, instruction descriptor."""
     found = []
     if (answer["group"], answer["kind"]) != (plan.blocks, plan.mma.kind):
         found.append(f"{plan.mma}, NVIDIA has cta_group::{answer['group']}.kind::{answer['kind']}")

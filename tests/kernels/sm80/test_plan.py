@@ -12,7 +12,7 @@ from layoutgemm.atoms import as_tile, smem_tile
 from layoutgemm.errors import AtomError, OperandError, PlanError
 from layoutgemm.kernels import GemmPlan
 from layoutgemm.kernels.sm80.choose import shared_bytes
-from layoutgemm.kernels.sm80.operand import PARTED, Places, byte_selector
+from layoutgemm.kernels.sm80.operand import PARTED, ThreadAddresses, byte_selector
 from layoutgemm.kernels.sm80.plan import Sm80Config, Sm80Plan
 from layoutgemm.layouts import Layout
 from tests.kernels.sm80.table import SMALL, TABLE, Product
@@ -157,7 +157,7 @@ def test_every_check_holds(name: str) -> None:
     assert len(report) >= 23
 
 
-def crossed(places: Places) -> Places:
+def crossed(places: ThreadAddresses) -> ThreadAddresses:
     """The last constant 16 bytes off."""
     *most, (index, (base, constant)) = places.entries
     return replace(places, entries=(*most, (index, (base, constant + 16))))
@@ -269,10 +269,12 @@ def test_operands_are_refused_by_name() -> None:
 def test_places_take_a_function_apart() -> None:
     tile = smem_tile((64, 64), "bf16", "K")
     indices = [(i, s) for s in range(4) for i in range(4)]
-    places = Places.derive(lambda t, at: tile.byte(t % 16 + 16 * at[0], 8 * (t // 16) + 16 * at[1]), 32, indices)
+    places = ThreadAddresses.derive(
+        lambda t, at: tile.byte(t % 16 + 16 * at[0], 8 * (t // 16) + 16 * at[1]), 32, indices
+    )
     assert len(places.bases) == 4  # one a depth: the swizzle's XOR; rows are constants
     plain = smem_tile((64, 64), "bf16", "K", "none")
-    assert len(Places.derive(lambda t, at: plain.byte(t % 16 + 16 * at[0], 8 * (t // 16) + 16 * at[1]), 32,
+    assert len(ThreadAddresses.derive(lambda t, at: plain.byte(t % 16 + 16 * at[0], 8 * (t // 16) + 16 * at[1]), 32,
                              indices).bases) == 1  # fmt: skip
     assert Layout(16) != PARTED
 

@@ -1,66 +1,76 @@
-"""The cost models' data file: read once, complete, with its record and units, and part of the wheel."""
+"""The cost models' data file: read once, complete, with its record and units, and part of the package."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
 import sys
-from dataclasses import fields, is_dataclass
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
-from layoutgemm.kernels.sm90.choose import costs, large_m, occupancy, rules, small_m
-from layoutgemm.kernels.sm90.choose.costs import cost_model, promoted_model
+from layoutgemm.kernels.sm90.choose import costs, large_m, occupancy, rules, scaled_grouped, small_m
+from layoutgemm.kernels.sm90.choose.costs import cost_model
 
-FILE = files("layoutgemm.kernels.sm90.choose") / "h200.json"
 ROOT = Path(__file__).resolve().parents[3]
+ENTRIES = json.loads((files("layoutgemm.kernels.sm90.choose") / "h200.json").read_text(encoding="utf-8"))
+MODULES = {
+    "places": "layoutgemm/kernels/sm90/choose/occupancy.py",
+    "few_rows": "layoutgemm/kernels/sm90/choose/small_m.py",
+    "many_rows": "layoutgemm/kernels/sm90/choose/large_m.py",
+    "other_types": "layoutgemm/kernels/sm90/choose/rules.py",
+    "unaligned_rows": "layoutgemm/torch_op/choose.py",
+}
 
 
-def test_each_part_names_its_record_and_each_number_its_meaning() -> None:
-    entries = json.loads(FILE.read_text(encoding="utf-8"))
-    model = cost_model()
-    parts = {field.name: getattr(model, field.name) for field in fields(model)}
-    assert entries.pop("gpu") == parts.pop("gpu")
-    assert entries.keys() == parts.keys()
-    for name, part in parts.items():
-        assert is_dataclass(part) and {field.name for field in fields(part)} == entries[name].keys(), name
-        assert re.search(r"benchmarks/results/\w+\.json", entries[name]["fitted_to"]), name
-        for path in re.findall(r"benchmarks/[\w/.]+\.\w+", entries[name]["fitted_to"]):
+@pytest.mark.parametrize("name", MODULES)
+def test_each_number_is_in_the_file_and_in_use(name: str) -> None:
+    tree = ast.parse((ROOT / MODULES[name]).read_text(encoding="utf-8"))
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "MODEL"
+    }
+    assert used == cost_model(name).numbers.keys() == ENTRIES[name].keys() - {"fitted_to"}
+
+
+def test_each_part_names_its_record_and_each_number_its_unit() -> None:
+    assert ENTRIES.keys() == {"gpu", *MODULES} and ENTRIES["gpu"].startswith("NVIDIA H200")
+    for name in MODULES:
+        record = ENTRIES[name]["fitted_to"]
+        assert cost_model(name).fitted_to == record and re.search(r"benchmarks/results/\w+\.json", record), name
+        for path in re.findall(r"benchmarks/[\w/.]+\.\w+", record):
             assert (ROOT / path).is_file(), path
-        for key, entry in entries[name].items():
+        for key, entry in ENTRIES[name].items():
             assert key == "fitted_to" or (len(entry) == 2 and len(entry[1]) > 2), key
 
 
 def test_scaled_products_have_a_file_of_their_own_gpu() -> None:
-    entries = json.loads((FILE.parent / "h100.json").read_text(encoding="utf-8"))  # type: ignore[attr-defined]
-    model, found = promoted_model(), entries["promoted"]
-    assert set(entries) == {"gpu", "promoted"} and {field.name for field in fields(model)} == found.keys()
-    assert (ROOT / found["fitted_to"].partition(":")[0]).is_file()
+    entries = json.loads((files("layoutgemm.kernels.sm90.choose") / "h100.json").read_text(encoding="utf-8"))
+    found, text = entries["promoted"], Path(scaled_grouped.__file__).read_text(encoding="utf-8")
+    assert set(entries) == {"gpu", "promoted"} and (ROOT / found["fitted_to"].partition(":")[0]).is_file()
+    assert set(re.findall(r"MODEL\.(\w+)", text)) == found.keys() - {"fitted_to"} == scaled_grouped.MODEL.numbers.keys()
     assert all(key == "fitted_to" or (len(entry) == 2 and len(entry[1]) > 2) for key, entry in found.items())
-    assert model.full_step.keys() == model.full_end.keys() and promoted_model() is model
+    assert found["full_step"][0].keys() == found["full_end"][0].keys()
 
 
-def test_the_file_is_read_once_and_each_module_has_its_part() -> None:
-    model = cost_model()
-    assert cost_model() is model
-    assert (small_m.MODEL, large_m.MODEL) == (model.few_rows, model.many_rows)
-    assert (rules.MODEL, occupancy.MODEL) == (model.other_types, model.places)
-    assert model.other_types.rates[256, 224] == 1.0 and model.few_rows.unaligned[64] == 660e6
-    assert model.places.rounds[4] == ((tuple(range(4, 12)), 2), ((4, 6, 7, 8, 9, 10, 11), 2))
+def test_the_file_is_read_once_and_each_module_has_its_model() -> None:
+    assert cost_model("places") is cost_model("places")
+    assert [module.MODEL for module in (occupancy, small_m, large_m, rules)] == list(map(cost_model, list(MODULES)[:4]))
+    assert rules.MODEL.rates[256, 224] == 1.0 and small_m.MODEL.unaligned[64] == 660e6
+    assert occupancy.MODEL.rounds[4] == ((tuple(range(4, 12)), 2), ((4, 6, 7, 8, 9, 10, 11), 2))
+    with pytest.raises(AttributeError, match="clocks"):
+        _ = large_m.MODEL.clocks
 
 
-def test_a_missing_or_unknown_number_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    entries = json.loads(FILE.read_text(encoding="utf-8"))
+def test_an_entry_without_a_unit_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(costs, "files", lambda _: tmp_path)
-    for name, change in (("less", {"clock": None}), ("more", {"clocks": [1.0, "Hz"]})):
-        numbers = {**entries["many_rows"], **change}
-        kept = {key: value for key, value in numbers.items() if value is not None}
-        (tmp_path / f"{name}.json").write_text(json.dumps({**entries, "many_rows": kept}))
-        with pytest.raises(TypeError, match="clock"):
-            cost_model(name)
+    (tmp_path / "other.json").write_text('{"gpu": "another", "places": {"fitted_to": "x", "multiprocessors": [4]}}')
+    with pytest.raises(ValueError, match="unpack"):
+        cost_model("places", "other")
 
 
 def test_import_of_the_package_does_not_read_it() -> None:

@@ -11,7 +11,7 @@ from layoutgemm.atoms import SmemDescriptor, TmaCopy
 from layoutgemm.atoms.smem.descriptor import SM90_FIELDS
 from layoutgemm.errors import LayoutError, PlanError
 from layoutgemm.kernels import TeachingConfig, TeachingPlan, error_bound
-from layoutgemm.kernels.run.hardware_model import Barrier, SharedMemory, accumulator_registers
+from layoutgemm.kernels.run.hardware_model import Barrier, SharedBytes, accumulator_registers
 
 SIZES = [(64, 64, 64), (128, 64, 256), (1, 1, 1), (65, 63, 65), (200, 136, 72), (3, 130, 17), (70, 5, 640)]
 
@@ -209,7 +209,7 @@ def test_a_barrier_completes_with_its_arrival_and_its_bytes_only():
 
 def test_fresh_shared_memory_is_not_a_number():
     plan = plan_of()
-    memory = SharedMemory(1024)
+    memory = SharedBytes(1024)
     assert np.isnan(plan.a.dtype.decode(memory.read(np.array([memory.base]), plan.a.dtype))).all()
     with pytest.raises(PlanError, match="read at shared address 0x0, outside 0x4000"):
         memory.read(np.array([0]), plan.a.dtype)

@@ -1,21 +1,24 @@
 """The end of a tile in a Blackwell kernel: an accumulator in tensor memory becomes rows, or columns, of C.
 
-Everything here runs in one epilogue warp, for the 32 lanes that it reaches; loads, addresses and boxes come from the
-plan's store (`kernels.sm100.store`), conversions and tensor stores are those of the Hopper kernel.
+Everything here runs in one epilogue warp, for the 32 lanes that it reaches. Loads, addresses and boxes come from the
+plan's store (`kernels.sm100.store`); conversions and TMA stores are those of the Hopper kernel.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Float32, Int32, const_expr
 
 from layoutgemm.atoms.tmem.layout import WARP_LANES, tmem_address
 
+from ....atoms import TmemCopyAtom
 from ...dsl import bridge
 from ...dsl import tcgen05 as tensor
+from ...store import StoreChunk, StoreRound
+from ..plan import Sm100Plan
 from ..store import VECTOR_BYTES, alike, load_of
 from .loaded import fused_values
 
@@ -23,11 +26,11 @@ from .loaded import fused_values
 class Sm100Epilogue:
     """The store of one plan; `job` is what the kernel knows at run time."""
 
-    def __init__(self, plan: Any):
+    def __init__(self, plan: Sm100Plan):
         self.plan = plan
 
     @cute.jit
-    def store(self, job: Any, maps: Any, number: Any, origin: Any) -> None:
+    def store(self, job: bridge.Carried, maps: bridge.Maps, number: Int32, origin: bridge.Place) -> None:
         """Store accumulator `number`: round by round, through the warp's buffers. `origin`: row, column, matrix."""
         plan, store = self.plan, self.plan.store
         lane = cute.arch.lane_idx()
@@ -43,8 +46,11 @@ class Sm100Epilogue:
                 self.store_round(job, maps, at, origin, round_, (i % store.buffers, store.pending(i)), 0)
 
     @cute.jit
-    def store_round(self, job: Any, maps: Any, at: Any, origin: Any, round_: Any, ring: Any, past: Any) -> None:
-        """Load, convert, write and store one round's columns, `past` columns further on than the round says.
+    def store_round(
+        self, job: bridge.Carried, maps: bridge.Maps, at: bridge.Place, origin: bridge.Place, round_: StoreRound,
+        ring: tuple[int, int], past: Int32 | int,
+    ) -> None:  # fmt: skip
+        """Load, convert, write and store one round's columns, `past` columns further on.
 
         at    accumulator's number, its address in the warp's lanes, lane
         ring  which buffer, and how many groups of stores may still read theirs
@@ -76,12 +82,14 @@ class Sm100Epilogue:
                 bridge.store_tile(maps[chunk.map], store.maps[chunk.map], place, buffer + chunk.offset)
             bridge.commit_stores()
 
-    def fused(self, job: Any, place: Any, ld: Any, lane: Any, values: Any) -> list[Any]:
+    def fused(
+        self, job: bridge.Carried, place: bridge.Place, ld: TmemCopyAtom, lane: Int32, values: Sequence[Float32]
+    ) -> list[Float32]:
         """The plan's epilogue, applied to what one load brought; `place`: row, column and matrix of its first value."""
         return fused_values(self.plan, job, place, ld, lane, values)
 
     @cute.jit
-    def give_back(self, job: Any, number: Any, lane: Any) -> None:
+    def give_back(self, job: bridge.Carried, number: Int32, lane: Int32) -> None:
         """This warp has loaded all its lanes of the accumulator: one arrival, of a pair at the even block."""
         tensor.fence_before_sync()
         if lane == 0:
@@ -90,7 +98,9 @@ class Sm100Epilogue:
             else:
                 bridge.barrier_arrive(job.shared.acc_empty(number))
 
-    def fill(self, values: Any, tile: Any, chunk: Any, ld: Any, lane: Any) -> None:
+    def fill(
+        self, values: Sequence[Float32], tile: cute.Pointer, chunk: StoreChunk, ld: TmemCopyAtom, lane: Int32
+    ) -> None:
         """One load's registers into the chunk's tile: value v of a lane is where the load's map says."""
         dtype, count = self.plan.c.dtype, len(values)
         if self.plan.c.order == "row":
@@ -109,7 +119,7 @@ class Sm100Epilogue:
                 i, j = ld.tmem(lane, v + step)
                 bridge.store_shared((tile + chunk.tile.byte(i, j)).toint(), (value,))
 
-    def packed(self, values: Any) -> list[Any]:
+    def packed(self, values: Sequence[Float32]) -> list[Int32]:
         """A lane's neighbours of a row in C's type, as 32-bit words."""
         dtype = self.plan.c.dtype
         if dtype.bits == 32:

@@ -1,9 +1,9 @@
 """C = A @ B on Blackwell: persistent, warp-specialised, accumulators in tensor memory; by one block or a pair.
 
 Every layout, box, descriptor, byte count, arrive count and barrier is an attribute of the plan (Sm100Plan); this file
-holds the order in which things happen. A block, or a pair of blocks, takes tile after tile in the plan's order; a ring
-of stages carries k tiles from the tensor copies to the products, and a ring of accumulators carries tiles of C from the
-products to the epilogue, which stores a tile while the next one is multiplied.
+holds the order in which things happen. A CTA, or a pair of CTAs, takes tile after tile in the plan's order. A ring of
+stages carries K tiles from the TMA loads to the products. A ring of accumulators carries tiles of C to the epilogue,
+which stores a tile while the next one is multiplied.
 
     role        who          does
     --------    ---------    ------------------------------------------------------------------------------------------
@@ -25,35 +25,40 @@ products to the epilogue, which stores a tile while the next one is multiplied.
     block           named 0     all threads, at the start and at the end; of a pair the    the same
                                 cluster's barrier instead
 
-Of a pair, the even block's mma multiplies for both: its full barrier counts the bytes of both blocks' loads, its
-acc_empty the arrivals of both epilogues, and its commits arrive at both blocks' empty and acc_full.
+In a pair the even CTA's mma multiplies for both. Its full barrier counts the bytes of both CTAs' loads, its acc_empty
+the arrivals of both epilogues. Its commits arrive at both CTAs' empty and acc_full.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Int32, Int64, const_expr
 
 from ...dsl import bridge
 from ...dsl import tcgen05 as tensor
 from ...dsl.entry import GemmEntry
 from ...plan import tile_count
-from ..plan import BLOCK_ROWS, EPILOGUE_WARPS, LOADER_WARP, MMA_WARP
+from ..plan import BLOCK_ROWS, EPILOGUE_WARPS, LOADER_WARP, MMA_WARP, Sm100Plan
 from .epilogue import Sm100Epilogue
 
 
 class Sm100GemmKernel(GemmEntry):
     """The kernel for one plan. What is reachable through `self.plan` is a compile-time constant of the trace."""
 
-    def __init__(self, plan: Any):
+    plan: Sm100Plan
+
+    def __init__(self, plan: Sm100Plan):
         self.plan = plan
         self.epilogue = Sm100Epilogue(plan)
 
     @cute.jit
-    def start(self, matrices: Any, sizes: Any, pitches: Any, workers: Any, words: Any, stream: Any) -> None:
+    def start(
+        self, matrices: Sequence[Int64], sizes: Sequence[Int32], pitches: Mapping[str, tuple[Int64, Int64]],
+        workers: Int32 | None, words: Sequence[Int64], stream: bridge.Stream,
+    ) -> None:  # fmt: skip
         """Host side: encode the tensor maps, launch at most `workers` blocks, or pairs. See `TileEntry.start`."""
         plan = self.plan
         a, b, c = matrices
@@ -106,13 +111,7 @@ class Sm100GemmKernel(GemmEntry):
         if thread == 0:
             for tensor_map in (map_a, map_b, map_c0):
                 bridge.prefetch_map(tensor_map)
-            for s in cutlass.range_constexpr(plan.stages):
-                bridge.barrier_init(shared.full(s), plan.full_arrivals)
-                bridge.barrier_init(shared.empty(s), plan.empty_arrivals)
-            for i in cutlass.range_constexpr(plan.accumulators):
-                bridge.barrier_init(shared.acc_full(i), plan.acc_full_arrivals)
-                bridge.barrier_init(shared.acc_empty(i), plan.acc_empty_arrivals)
-            bridge.barriers_visible()
+            self.init_barriers(shared)
         if warp == MMA_WARP:
             tensor.tensor_allocate(shared.slot, plan.columns, plan.blocks)
             tensor.tensor_relinquish(plan.blocks)
@@ -155,6 +154,17 @@ class Sm100GemmKernel(GemmEntry):
             tensor.fence_after_sync()
             tensor.tensor_free(accumulators, plan.columns, plan.blocks)
 
+    def init_barriers(self, shared: tensor.TensorShared) -> None:
+        """Every barrier of the CTA's shared memory. Called by one thread."""
+        plan = self.plan
+        for stage in range(plan.stages):
+            bridge.barrier_init(shared.full(stage), plan.full_arrivals)
+            bridge.barrier_init(shared.empty(stage), plan.empty_arrivals)
+        for number in range(plan.accumulators):
+            bridge.barrier_init(shared.acc_full(number), plan.acc_full_arrivals)
+            bridge.barrier_init(shared.acc_empty(number), plan.acc_empty_arrivals)
+        bridge.barriers_visible()
+
     def meet(self) -> None:
         """All threads that work together: of the block, or of the pair."""
         if self.plan.blocks > 1:
@@ -163,8 +173,8 @@ class Sm100GemmKernel(GemmEntry):
         else:
             bridge.block_sync()
 
-    def origin(self, job: Any, tile: Any) -> tuple[Any, Any, Any]:
-        """First row of this block's part, first column and matrix of a tile of C, for its number."""
+    def origin(self, job: bridge.Carried, tile: Int32) -> bridge.Place:
+        """This CTA's first row, first column and matrix of a tile of C."""
         plan = self.plan
         matrix = Int32(0)
         if plan.batch > 1:
@@ -175,7 +185,7 @@ class Sm100GemmKernel(GemmEntry):
 
     # ------------------------------------------------------------------------------------------------------------ loads
     @cute.jit
-    def load(self, job: Any, maps: Any) -> None:
+    def load(self, job: bridge.Carried, maps: bridge.Maps) -> None:
         """The loader's warp: this block's part of every k tile of every tile."""
         plan = self.plan
         tile, stage, parity = job.first, Int32(0), Int32(1)
@@ -201,7 +211,9 @@ class Sm100GemmKernel(GemmEntry):
                     parity ^= 1
 
     @cute.jit
-    def issue_loads(self, job: Any, maps: Any, m0: Any, n0: Any, matrix: Any, k_tile: Any, stage: Any) -> None:
+    def issue_loads(
+        self, job: bridge.Carried, maps: bridge.Maps, m0: Int32, n0: Int32, matrix: Int32, k_tile: Int32, stage: Int32
+    ) -> None:
         """Arm full[stage] and issue this block's part of both tiles. Called by one thread."""
         plan = self.plan
         at_k = k_tile * plan.tile[2]
@@ -215,7 +227,7 @@ class Sm100GemmKernel(GemmEntry):
 
     # --------------------------------------------------------------------------------------------------------- products
     @cute.jit
-    def multiply(self, job: Any) -> None:
+    def multiply(self, job: bridge.Carried) -> None:
         """The mma warp, of a pair the even block's: all products, one thread issuing them."""
         plan = self.plan
         a = tensor.TensorOperand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes)
@@ -247,7 +259,7 @@ class Sm100GemmKernel(GemmEntry):
 
     # --------------------------------------------------------------------------------------------------------- epilogue
     @cute.jit
-    def drain(self, job: Any, maps: Any) -> None:
+    def drain(self, job: bridge.Carried, maps: bridge.Maps) -> None:
         """An epilogue warp: its rows of every tile."""
         plan = self.plan
         tile, done = job.first, Int32(0)

@@ -1,29 +1,35 @@
-"""An epilogue's steps, as in the Hopper kernel, on what a load of tensor memory brings.
+"""An epilogue's steps on the registers that a tensor memory load brings.
 
 A thread has one row of C and some columns of it; where each of its registers lies, the load's map says.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from cutlass import Float32, Int32
+
+from ....atoms import TmemCopyAtom
+from ...derive import Operand
+from ...dsl import bridge
 from ...dsl.fused import FusedBlock
 from ...epilogue.chain import Epilogue
+from ..plan import Sm100Plan
 
 
 @dataclass(frozen=True)
-class _Loaded:
-    """Who holds what, in the words in which `FusedBlock` asks a plan: `mma.coords_C` is a load's map."""
+class _LoadedFragment:
+    """A load's fragment map as the plan that `FusedBlock` asks: `mma.coords_C`."""
 
-    plan: Any
-    ld: Any
+    plan: Sm100Plan
+    ld: TmemCopyAtom
 
     @property
-    def mma(self) -> _Loaded:
+    def mma(self) -> _LoadedFragment:
         return self
 
-    def coords_C(self, lane: Any, value: Any) -> tuple[Any, Any]:
+    def coords_C(self, lane: Int32, value: int) -> tuple[Int32, Int32]:
         """(lane, register) -> row and column of the chunk."""
         row, column = self.ld.tmem(lane, value)
         return row, column
@@ -33,7 +39,7 @@ class _Loaded:
         return self.plan.epilogue
 
     @property
-    def c(self) -> Any:
+    def c(self) -> Operand:
         return self.plan.c
 
     @property
@@ -41,9 +47,11 @@ class _Loaded:
         return int(self.plan.batch)
 
 
-def fused_values(plan: Any, job: Any, place: Any, ld: Any, lane: Any, values: Any) -> list[Any]:
+def fused_values(
+    plan: Sm100Plan, job: bridge.Carried, place: bridge.Place, ld: TmemCopyAtom, lane: Int32, values: Sequence[Float32]
+) -> list[Float32]:
     """The epilogue's values of the registers that a load brought; `place`: row, column and matrix of the first."""
-    block = FusedBlock(_Loaded(plan, ld), job, place, lane)
+    block = FusedBlock(_LoadedFragment(plan, ld), job, place, lane)
     done = block.values(values, 0, len(values))
     block.finish()
     return done

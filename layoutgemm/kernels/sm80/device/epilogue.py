@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int64, const_expr
+from cutlass import Int32, Int64, const_expr
 
 from ...dsl import ampere, bridge
 from ..operand import VECTOR, WARP
+from ..plan import Sm80Plan
 from ..store import BUFFERS, matrix_row
 
 
 class Sm80Epilogue:
     """The store for one plan; everything that it reads of the plan is a compile-time constant."""
 
-    def __init__(self, plan: Any):
+    def __init__(self, plan: Sm80Plan):
         self.plan = plan
 
     def store(
-        self, sums: Any, shared: Any, warp: Any, lane: Any, c: Any, ldc: Any, m: Any, n: Any, row: Any, column: Any
-    ) -> None:
+        self, sums: cute.Tensor, shared: cute.Pointer, warp: Int32, lane: Int32, c: Int64, ldc: Int64, m: Int32,
+        n: Int32, row: Int32, column: Int32,
+    ) -> None:  # fmt: skip
         """All accumulators of a warp, whose part of C begins at (row, column)."""
         store = self.plan.store
         buffers = shared + (self.plan.smem.c_offset + warp * (BUFFERS * store.buffer_bytes))
@@ -35,19 +37,19 @@ class Sm80Epilogue:
             bridge.warp_sync()
             self.drain(buffer, taken, lane, c, ldc, m, n, row + block * self.plan.mma.shape_mnk[0], column)
 
-    def inside(self, lane: Any, drain: int) -> tuple[Any, Any]:
+    def inside(self, lane: Int32, drain: int) -> tuple[Int32, Int32]:
         """(row, column) of the chunk that a lane takes; of one beyond the last row, that of another."""
         store = self.plan.store
         row, chunk = store.chunk_of(lane, drain)
         return row % store.tile.extent[0], chunk * (VECTOR // store.c.dtype.bytes)
 
-    def fill(self, sums: Any, block: int, buffer: Any, put: Any) -> None:
+    def fill(self, sums: cute.Tensor, block: int, buffer: cute.Pointer, put: list[cute.Pointer]) -> None:
         """The pairs of neighbours of one row of blocks, converted, into a buffer."""
         store, mma = self.plan.store, self.plan.mma
         values, dtype = mma.accumulator_registers, store.c.dtype
         if store.matrices is not None:
             for (group,), (base, constant) in store.matrices.of.items():
-                packed: list[Any] = []
+                packed: list[Int32] = []
                 for at in (values * (block + self.plan.blocks[0] * j) for j in (2 * group, 2 * group + 1)):
                     packed += [bridge.convert_pair(sums[at + v], sums[at + v + 1], dtype) for v in range(0, values, 2)]
                 bridge.store_matrices(buffer + put[base] + constant, packed)
@@ -62,8 +64,9 @@ class Sm80Epilogue:
 
     @cute.jit
     def drain(
-        self, buffer: Any, taken: Any, lane: Any, c: Any, ldc: Any, m: Any, n: Any, row: Any, column: Any
-    ) -> None:
+        self, buffer: cute.Pointer, taken: list[cute.Pointer], lane: Int32, c: Int64, ldc: Int64, m: Int32, n: Int32,
+        row: Int32, column: Int32,
+    ) -> None:  # fmt: skip
         """A round from its buffer to C: 16 bytes a lane, whole lines of a warp's columns."""
         store = self.plan.store
         size = store.c.dtype.bytes
@@ -86,7 +89,7 @@ class Sm80Epilogue:
                             per = 4 // size
                             ampere.store_part(address + e * size, words[e // per], e % per, size * 8)
 
-    def store_chunk(self, address: Any, words: Any) -> None:
+    def store_chunk(self, address: Int64, words: Sequence[Int32]) -> None:
         """16 bytes of a line that are all there, in the accesses that C's alignment allows."""
         vector, size = self.plan.store.vector, self.plan.store.c.dtype.bytes
         if vector >= 4:

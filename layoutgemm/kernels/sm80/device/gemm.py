@@ -16,23 +16,25 @@ happen. A block does one tile of C; all of its warps do the same.
                                                                          for all, and the last one's stage is free
     warp          bar.warp.sync       a warp's 32 threads                the same, once a round of the store
 
-A fragment is in registers one depth before it is multiplied, also from one k tile to the next: the stage that a k tile
-leaves has been read before the block meets, and copies into it begin behind that.
+A fragment is in registers one depth before it is multiplied, also from one K tile to the next. The stage that a K tile
+leaves has been read before the CTA's barrier, and copies into it begin behind that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy as shallow_copy
-from typing import Any
+from functools import partial
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int32, Int64, Numeric, const_expr
 
 from ...dsl import ampere, bridge
 from ...dsl.entry import TileEntry
 from ...plan import tile_count
-from ..operand import byte_selector
+from ..operand import Sm80Operand, byte_selector
+from ..plan import Sm80Plan
 from .epilogue import Sm80Epilogue
 
 ALL_SHARED = 100  # percent of what shared memory and L1 have in common, for several blocks a multiprocessor
@@ -41,25 +43,24 @@ ALL_SHARED = 100  # percent of what shared memory and L1 have in common, for sev
 class Sm80GemmKernel(TileEntry):
     """The kernel for one plan. What is reachable through `self.plan` is a compile-time constant of the trace."""
 
-    def __init__(self, plan: Any):
+    plan: Sm80Plan
+
+    def __init__(self, plan: Sm80Plan):
         self.plan = plan
         self.epilogue = Sm80Epilogue(plan)
 
     @cute.jit
-    def start(self, matrices: Any, sizes: Any, pitches: Any, workers: Any, words: Any, stream: Any) -> None:
+    def start(
+        self, matrices: Sequence[Int64], sizes: Sequence[Int32], pitches: Mapping[str, tuple[Int64, Int64]],
+        workers: Int32 | None, words: Sequence[Int64], stream: bridge.Stream,
+    ) -> None:  # fmt: skip
         """Host side: launch a block for each tile of C. See `TileEntry.start`."""
         plan = self.plan
         m, n, k, batch = sizes
         pitch, stride = ([pitches[name][i] for name in "abc"] for i in range(2))
         blocks = tile_count(m, plan.tile[0]) * tile_count(n, plan.tile[1])
-        self.kernel(*matrices, m, n, k, *pitch, *stride).launch(
-            grid=(blocks, 1, batch if const_expr(plan.batch > 1) else 1),
-            block=(plan.threads, 1, 1),
-            smem=plan.smem.total,
-            min_blocks_per_mp=plan.config.blocks_per_sm,
-            preferred_smem_carveout=ALL_SHARED if plan.config.blocks_per_sm > 1 else None,
-            stream=stream,
-        )
+        grid = (blocks, 1, batch if const_expr(plan.batch > 1) else 1)
+        self.kernel(*matrices, m, n, k, *pitch, *stride).launch(grid=grid, stream=stream, **self.launch_options())
 
     @cute.kernel
     def kernel(
@@ -108,12 +109,8 @@ class Sm80GemmKernel(TileEntry):
             bridge.commit_copies()
             left, offset_a, offset_b = left - plan.tile[2], offset_a + copy_a.step, offset_b + copy_b.step
         # 3. The main loop. `held_a` and `held_b` carry the first fragments of a k tile into it.
-        count_m, count_n = plan.blocks
-        count = count_m * count_n * plan.mma.accumulator_registers
-        sums = cute.make_rmem_tensor(count, Int32 if plan.mma.c_dtype.name == "i32" else Float32)
+        sums, held_a, held_b = self.registers()
         sums.fill(0)
-        held_a = cute.make_rmem_tensor(count_m * plan.mma.registers("A"), Int32)
-        held_b = cute.make_rmem_tensor(count_n * plan.mma.registers("B"), Int32)
         ahead = plan.config.ahead
         if const_expr(ahead):
             self.meet()
@@ -121,57 +118,84 @@ class Sm80GemmKernel(TileEntry):
             keep(held_b, load_b.fragments(shared, 0))
         read, write = Int32(0), Int32((plan.stages - 1) * pitch)
         for _ in cutlass.range(k_tiles, unroll=1):
-            totals = [sums[i] for i in bridge.unrolled(count)]
-            fragments: Any = None
-            if const_expr(ahead):
-                fragments = [held_a[i] for i in range(held_a.shape)], [held_b[i] for i in range(held_b.shape)]
-            else:
+            if const_expr(not ahead):
                 self.meet()
             copies = copy_a.work(shared + write, offset_a, left) + copy_b.work(shared + write, offset_b, left)
-            for step in cutlass.range_constexpr(plan.steps):
-                work = self.share(copies, step)
-                if const_expr(ahead):
-                    now = fragments
-                    if const_expr(step == plan.steps - 1):
-                        for copy in work:
-                            copy()
-                        work = []
-                        bridge.commit_copies()
-                        self.meet()
-                        read = next_stage(read, pitch, plan.stages)
-                    place, depth = shared + read, (step + 1) % plan.steps
-                    fragments = load_a.fragments(place, depth), load_b.fragments(place, depth)
-                else:
-                    now = load_a.fragments(shared + read, step), load_b.fragments(shared + read, step)
-                self.multiply(totals, now, work)
-            if const_expr(ahead):
-                keep(held_a, fragments[0])
-                keep(held_b, fragments[1])
-            else:
-                bridge.commit_copies()
-                read = next_stage(read, pitch, plan.stages)
-            keep(sums, totals)
+            read = self.multiply_k_tile((sums, held_a, held_b), (load_a, load_b), copies, shared, read)
             write = next_stage(write, pitch, plan.stages)
             left, offset_a, offset_b = left - plan.tile[2], offset_a + copy_a.step, offset_b + copy_b.step
 
-        # 4. C, through the stages' memory: all copies have landed, and nobody reads a tile any more.
+        # 4. C, through the stages' memory: all copies have landed and been read.
         bridge.wait_copies(0)
         bridge.block_sync()
         place = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.b.warp_extent
         self.epilogue.store(sums, shared, warp, lane, c, ldc, m, n, *place)
 
+    def launch_options(self) -> dict[str, object]:
+        """The options of a launch that the plan decides."""
+        plan, several = self.plan, self.plan.config.blocks_per_sm > 1
+        return {
+            "block": (plan.threads, 1, 1), "smem": plan.smem.total, "min_blocks_per_mp": plan.config.blocks_per_sm,
+            "preferred_smem_carveout": ALL_SHARED if several else None,
+        }  # fmt: skip
+
+    def registers(self) -> tuple[cute.Tensor, cute.Tensor, cute.Tensor]:
+        """A warp's accumulators, and the fragments of A and B between K tiles."""
+        mma, (count_m, count_n) = self.plan.mma, self.plan.blocks
+        sums = cute.make_rmem_tensor(
+            count_m * count_n * mma.accumulator_registers, Int32 if mma.c_dtype.name == "i32" else Float32
+        )
+        held_a = cute.make_rmem_tensor(count_m * mma.registers("A"), Int32)
+        return sums, held_a, cute.make_rmem_tensor(count_n * mma.registers("B"), Int32)
+
+    def multiply_k_tile(
+        self, registers: tuple[cute.Tensor, ...], loads: Sequence[Loads], copies: list[Callable[[], None]],
+        shared: cute.Pointer, read: Int32,
+    ) -> Int32:  # fmt: skip
+        """All products of one k tile, among them the copies of another; gives the first byte of the next stage.
+
+        registers  accumulators, fragments of A and B, as `registers` makes them
+        loads      of A and B
+        read       first byte of the k tile's stage
+        """
+        plan, ahead, (sums, *held) = self.plan, self.plan.config.ahead, registers
+        totals = [sums[i] for i in bridge.unrolled(sums.shape)]
+        fragments = [[of[i] for i in range(of.shape)] for of in held] if ahead else []
+        for step in range(plan.steps):
+            work, now, depth = self.share(copies, step), fragments, step
+            if ahead:
+                depth = (step + 1) % plan.steps
+                if step == plan.steps - 1:
+                    for copy in work:
+                        copy()
+                    work = []
+                    bridge.commit_copies()
+                    self.meet()
+                    read = next_stage(read, plan.smem.a_stage_bytes, plan.stages)
+            place = shared + read
+            fragments = [load.fragments(place, depth) for load in loads]
+            self.multiply(totals, now if ahead else fragments, work)
+        if ahead:
+            for of, values in zip(held, fragments, strict=True):
+                keep(of, values)
+        else:
+            bridge.commit_copies()
+            read = next_stage(read, plan.smem.a_stage_bytes, plan.stages)
+        keep(sums, totals)
+        return read
+
     def meet(self) -> None:
-        """The next k tile is there for all threads, and all have read what they took before."""
+        """Wait until the next K tile has landed and the last one has been read."""
         bridge.wait_copies(self.plan.stages - 2)
         bridge.block_sync()
 
-    def share(self, copies: list[Any], step: int) -> list[Any]:
+    def share(self, copies: list[Callable[[], None]], step: int) -> list[Callable[[], None]]:
         """The copies that are issued among the products of one depth; all of them before the block meets."""
         steps = max(1, self.plan.steps - 1) if self.plan.config.ahead else self.plan.steps
         each = -(-len(copies) // steps)
         return copies[step * each : (step + 1) * each]
 
-    def multiply(self, totals: list[Any], fragments: Any, work: list[Any]) -> None:
+    def multiply(self, totals: list[Numeric], fragments: Sequence[list[Int32]], work: list[Callable[[], None]]) -> None:
         """All products of one depth; the work is spread among them."""
         plan = self.plan
         values, each_a, each_b = plan.mma.accumulator_registers, plan.mma.registers("A"), plan.mma.registers("B")
@@ -189,13 +213,13 @@ class Sm80GemmKernel(TileEntry):
             item()
 
 
-def keep(tensor: Any, values: Any) -> None:
+def keep(tensor: cute.Tensor, values: Sequence[Numeric]) -> None:
     """Put values into registers that the traced loop carries."""
     for i, value in enumerate(values):
         tensor[i] = value
 
 
-def next_stage(offset: Any, pitch: int, stages: int) -> Any:
+def next_stage(offset: Int32, pitch: int, stages: int) -> Int32:
     """First byte of the stage after the one that begins at `offset`."""
     ahead = offset + pitch
     return cutlass.select_(ahead == stages * pitch, Int32(0), ahead)
@@ -206,7 +230,10 @@ class Copies(ampere.Held):
 
     held = ("anchors", "bases", "rooms", "others")
 
-    def __init__(self, operand: Any, first: int, thread: Any, matrix: Any, pitch: Any, start: Any, extent: Any, k: Any):
+    def __init__(
+        self, operand: Sm80Operand, first: int, thread: Int32, matrix: Int64, pitch: Int64, start: Int32, extent: Int32,
+        k: Int32,
+    ):  # fmt: skip
         """Addresses of the thread's vectors at K = 0.
 
         first   byte of the tile in a stage;   matrix, pitch   global address, and elements from line to line
@@ -226,9 +253,9 @@ class Copies(ampere.Held):
         self.anchors, self.rooms = self.lines(start)
         self.bases = [first + operand.smem.byte(*copy.coordinates(thread, *index)) for index in copy.places.bases]
 
-    def lines(self, start: Any) -> tuple[list[Any], list[Any]]:
-        """For a tile that begins at index `start` along M or N: addresses of the thread's lines at K = 0, and, where K
-        is not contiguous, bytes that there are from each of its vectors along a line on.
+    def lines(self, start: Int32) -> tuple[list[Int64], list[Int32]]:
+        """Addresses of the thread's lines at K = 0. The tile begins at index `start` along M or N. If K is not
+        contiguous, also the bytes from each of its vectors to the line's end.
         """
         depth, _, mn, matrix, pitch, extent = self.others
         copy, size = self.copy, self.operand.dtype.bytes
@@ -241,27 +268,27 @@ class Copies(ampere.Held):
             clamp((extent - start - mn - self.away[i, 0][0]) * size, copy.vector_bytes) for i in range(copy.parts[0])
         ]  # fmt: skip
 
-    def moved(self, start: Any) -> Any:
+    def moved(self, start: Int32) -> Copies:
         """The same thread's copies for another tile."""
         twin = shallow_copy(self)
         twin.anchors, twin.rooms = self.lines(start)
         return twin
 
     @property
-    def step(self) -> Any:
+    def step(self) -> Int64:
         """Bytes of global memory from one k tile to the next."""
         return self.others[1]
 
-    def work(self, stage: Any, offset: Any, left: Any) -> list[Any]:
+    def work(self, stage: cute.Pointer, offset: Int64, left: Int32) -> list[Callable[[], None]]:
         """A function for each copy of one k tile; `left` elements of K are left from its beginning on."""
-        return [lambda index=index: self.one(index, stage, offset, left) for index in self.copy.indices]
+        return [partial(self.one, (i, j), stage, offset, left) for i, j in self.copy.indices]
 
-    def issue(self, stage: Any, offset: Any, left: Any) -> None:
+    def issue(self, stage: cute.Pointer, offset: Int64, left: Int32) -> None:
         """All copies of one k tile."""
         for copy in self.work(stage, offset, left):
             copy()
 
-    def one(self, index: Any, stage: Any, offset: Any, left: Any) -> None:
+    def one(self, index: tuple[int, int], stage: cute.Pointer, offset: Int64, left: Int32) -> None:
         """One vector: bytes beyond the matrix become zeros."""
         i, j = index
         size, width = self.operand.dtype.bytes, self.copy.vector_bytes
@@ -289,7 +316,7 @@ class Copies(ampere.Held):
         bridge.store_shared(destination.toint(), words)
 
 
-def clamp(value: Any, most: int) -> Any:
+def clamp(value: Int32, most: int) -> Int32:
     """Cut to 0..most."""
     return cutlass.max(cutlass.min(value, Int32(most)), Int32(0))
 
@@ -299,7 +326,7 @@ class Loads(ampere.Held):
 
     held = ("bases", "selectors")
 
-    def __init__(self, operand: Any, first: int, lane: Any, warp: Any):
+    def __init__(self, operand: Sm80Operand, first: int, lane: Int32, warp: Int32):
         """Addresses of the lane in the tile of the first stage; `warp` is the warp's number along M or N."""
         self.load, tile = operand.load, operand.smem
         self.bases = [first + self.load.byte(tile, lane, warp, index) for index in self.load.places.bases]
@@ -308,7 +335,7 @@ class Loads(ampere.Held):
             cutlass.select_(late, Int32(byte_selector(1, odd)), Int32(byte_selector(0, odd))) for odd in range(2)
         ]
 
-    def fragments(self, stage: Any, step: int) -> list[Any]:
+    def fragments(self, stage: cute.Pointer, step: int) -> list[Int32]:
         """Registers of one depth, block by block along M or N."""
         load, found = self.load, []
         for number in range(load.loads):
@@ -326,7 +353,7 @@ class Loads(ampere.Held):
             found += words
         return found
 
-    def place(self, stage: Any, index: Any) -> Any:
+    def place(self, stage: cute.Pointer, index: tuple[int, ...]) -> cute.Pointer:
         """The address for one access."""
         base, constant = self.load.places.of[index]
         return stage + self.bases[base] + constant

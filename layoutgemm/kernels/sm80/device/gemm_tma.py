@@ -19,38 +19,36 @@ tensor copies of a k tile, no thread holds addresses of global memory, and a sta
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Int32, Int64, const_expr
 
 from ...dsl import bridge
-from ...plan import tile_count
-from .gemm import ALL_SHARED, Loads, Sm80GemmKernel, keep
+from ...plan import present, tile_count
+from .gemm import Loads, Sm80GemmKernel, keep
 
 
 class Sm120GemmKernel(Sm80GemmKernel):
     """The kernel for one plan whose operands have tensor copies."""
 
     @cute.jit
-    def start(self, matrices: Any, sizes: Any, pitches: Any, workers: Any, words: Any, stream: Any) -> None:
+    def start(
+        self, matrices: Sequence[Int64], sizes: Sequence[Int32], pitches: Mapping[str, tuple[Int64, Int64]],
+        workers: Int32 | None, words: Sequence[Int64], stream: bridge.Stream,
+    ) -> None:  # fmt: skip
         """Host side: encode the tensor maps, launch a block for each tile of C. See `TileEntry.start`."""
         plan = self.plan
         a, b, c = matrices
         m, n, k, batch = sizes
         extents = {"m": m, "n": n, "k": k, "l": batch}
         used = 2 if plan.batch > 1 else 1
-        map_a = bridge.encode_tensor_map(plan.a.tma, a, extents, *pitches["a"][:used])
-        map_b = bridge.encode_tensor_map(plan.b.tma, b, extents, *pitches["b"][:used])
+        map_a = bridge.encode_tensor_map(present(plan.a.tma), a, extents, *pitches["a"][:used])
+        map_b = bridge.encode_tensor_map(present(plan.b.tma), b, extents, *pitches["b"][:used])
         blocks = tile_count(m, plan.tile[0]) * tile_count(n, plan.tile[1])
         self.tensor_kernel(map_a, map_b, c, m, n, k, *pitches["c"]).launch(
-            grid=(blocks, 1, batch if const_expr(plan.batch > 1) else 1),
-            block=(plan.threads, 1, 1),
-            smem=plan.smem.total,
-            min_blocks_per_mp=plan.config.blocks_per_sm,
-            preferred_smem_carveout=ALL_SHARED if plan.config.blocks_per_sm > 1 else None,
-            stream=stream,
+            grid=(blocks, 1, batch if const_expr(plan.batch > 1) else 1), stream=stream, **self.launch_options()
         )
 
     @cute.kernel
@@ -96,12 +94,8 @@ class Sm120GemmKernel(Sm80GemmKernel):
                 self.load(maps, shared, origin, s, s)
 
         # 3. The main loop. `held_a` and `held_b` carry the first fragments of a k tile into it.
-        count_m, count_n = plan.blocks
-        count = count_m * count_n * plan.mma.accumulator_registers
-        sums = cute.make_rmem_tensor(count, Int32 if plan.mma.c_dtype.name == "i32" else Float32)
+        sums, held_a, held_b = self.registers()
         sums.fill(0)
-        held_a = cute.make_rmem_tensor(count_m * plan.mma.registers("A"), Int32)
-        held_b = cute.make_rmem_tensor(count_n * plan.mma.registers("B"), Int32)
         if const_expr(plan.config.ahead):
             bridge.barrier_wait(shared.full(0), 0)
             keep(held_a, load_a.fragments(shared.base, 0))
@@ -114,43 +108,62 @@ class Sm120GemmKernel(Sm80GemmKernel):
             ahead = k_tile + plan.stages - 1
             if thread == 0 and ahead < k_tiles:
                 self.load(maps, shared, origin, ahead, write)
-            totals = [sums[i] for i in bridge.unrolled(count)]
-            fragments: Any = [held_a[i] for i in range(held_a.shape)], [held_b[i] for i in range(held_b.shape)]
-            for step in cutlass.range_constexpr(plan.steps):
-                place = shared.base + stage * plan.smem.a_stage_bytes
-                if const_expr(not plan.config.ahead):
-                    fragments = load_a.fragments(place, step), load_b.fragments(place, step)
-                now = fragments
-                if const_expr(step == plan.steps - 1):
-                    # Behind the last k tile there is none to wait for: its own stage again, which nobody multiplies.
-                    more = k_tile + 1 < k_tiles
-                    following = cutlass.select_(stage + 1 == plan.stages, Int32(0), stage + 1)
-                    parity = cutlass.select_(more, parity ^ Int32(following == 0), parity)
-                    stage = cutlass.select_(more, following, stage)
-                if const_expr(plan.config.ahead):
-                    if const_expr(step == plan.steps - 1):
-                        bridge.barrier_wait(shared.full(stage), parity)
-                        bridge.block_sync()
-                    place, depth = shared.base + stage * plan.smem.a_stage_bytes, (step + 1) % plan.steps
-                    fragments = load_a.fragments(place, depth), load_b.fragments(place, depth)
-                self.multiply(totals, now, [])
-            if const_expr(plan.config.ahead):
-                keep(held_a, fragments[0])
-                keep(held_b, fragments[1])
-            keep(sums, totals)
+            parity, stage = self.multiply_landed(
+                (sums, held_a, held_b), (load_a, load_b), shared, (stage, parity), (k_tile, k_tiles)
+            )
             write = cutlass.select_(write + 1 == plan.stages, Int32(0), write + 1)
 
-        # 4. C, through the stages' memory: all copies have landed, and nobody reads a tile any more.
+        # 4. C, through the stages' memory: all copies have landed and been read.
         bridge.block_sync()
         corner = origin[0] + warp_m * plan.a.warp_extent, origin[1] + warp_n * plan.b.warp_extent
         self.epilogue.store(sums, shared.base, warp, lane, c, ldc, m, n, *corner)
 
-    def load(self, maps: Any, shared: Any, origin: Any, k_tile: Any, stage: Any) -> None:
+    def multiply_landed(
+        self, registers: tuple[cute.Tensor, ...], loads: Sequence[Loads], shared: bridge.SharedMemory,
+        at: tuple[Int32, Int32], place: tuple[Int32, Int32],
+    ) -> tuple[Int32, Int32]:  # fmt: skip
+        """All products of one K tile; gives the next one's parity and stage.
+
+        registers  accumulators, fragments of A and B, as `registers` makes them
+        loads      of A and B
+        at         stage and parity of the K tile
+        place      number of the K tile, and of all K tiles
+        """
+        plan, (sums, *held), (stage, parity) = self.plan, registers, at
+        totals = [sums[i] for i in bridge.unrolled(sums.shape)]
+        fragments = [[of[i] for i in range(of.shape)] for of in held]
+        for step in range(plan.steps):
+            first = shared.base + stage * plan.smem.a_stage_bytes
+            if not plan.config.ahead:
+                fragments = [load.fragments(first, step) for load in loads]
+            now = fragments
+            if step == plan.steps - 1:  # after the last K tile wait for its own stage again, which is not multiplied
+                more = place[0] + 1 < place[1]
+                following = cutlass.select_(stage + 1 == plan.stages, Int32(0), stage + 1)
+                parity = cutlass.select_(more, parity ^ Int32(following == 0), parity)
+                stage = cutlass.select_(more, following, stage)
+            if plan.config.ahead:
+                if step == plan.steps - 1:
+                    bridge.barrier_wait(shared.full(stage), parity)
+                    bridge.block_sync()
+                first, depth = shared.base + stage * plan.smem.a_stage_bytes, (step + 1) % plan.steps
+                fragments = [load.fragments(first, depth) for load in loads]
+            self.multiply(totals, now, [])
+        if plan.config.ahead:
+            for of, values in zip(held, fragments, strict=True):
+                keep(of, values)
+        keep(sums, totals)
+        return parity, stage
+
+    def load(
+        self, maps: bridge.Maps, shared: bridge.SharedMemory, origin: bridge.Place, k_tile: Int32 | int,
+        stage: Int32 | int,
+    ) -> None:  # fmt: skip
         """Arm full[stage] and issue the copies of one k tile. Called by one thread."""
         plan = self.plan
         m0, n0, matrix = origin
         place = {"m": m0, "n": n0, "k": k_tile * plan.tile[2], "l": matrix}
         full = shared.full(stage)
         bridge.barrier_expect(full, plan.full_bytes)
-        bridge.load_tile(maps[0], plan.a.tma, place, shared.a(stage), full)
-        bridge.load_tile(maps[1], plan.b.tma, place, shared.b(stage), full)
+        bridge.load_tile(maps[0], present(plan.a.tma), place, shared.a(stage), full)
+        bridge.load_tile(maps[1], present(plan.b.tma), place, shared.b(stage), full)

@@ -1,7 +1,7 @@
 """C = A @ B by mma.sync, persistent: a block takes tile after tile, and its copies run on into the next one.
 
-As sm80_gemm, tile by tile; while a tile of C is stored, the first k tiles of the next one are on their way, and there
-is one start of the ring for all of them. C's buffers lie beside the stages. The ring does not know of tiles: it carries
+As the kernel of one tile, tile by tile. While a tile of C is stored, the first K tiles of the next one are in flight,
+and the ring starts once for all tiles. C's buffers lie beside the stages. The ring does not know of tiles: it carries
 the k tiles of all tiles of a block, one after another.
 
     role    who          does
@@ -13,34 +13,32 @@ The barriers are sm80_gemm's, and one bar.warp.sync more before a tile is stored
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Int32, Int64, const_expr
 
 from ...dsl import bridge
 from ...dsl.entry import GemmEntry
 from ...plan import tile_count
-from .gemm import ALL_SHARED, Copies, Loads, Sm80GemmKernel, keep, next_stage
+from .gemm import Copies, Loads, Sm80GemmKernel, keep, next_stage
 
 
 class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
     """The kernel for one plan of one product."""
 
     @cute.jit
-    def start(self, matrices: Any, sizes: Any, pitches: Any, workers: Any, words: Any, stream: Any) -> None:
+    def start(
+        self, matrices: Sequence[Int64], sizes: Sequence[Int32], pitches: Mapping[str, tuple[Int64, Int64]],
+        workers: Int32 | None, words: Sequence[Int64], stream: bridge.Stream,
+    ) -> None:  # fmt: skip
         """Host side: launch at most `workers` blocks; the batch is one matrix. See `TileEntry.start`."""
         plan = self.plan
         m, n, k, _ = sizes
         blocks = cutlass.min(tile_count(m, plan.tile[0]) * tile_count(n, plan.tile[1]), workers)
         self.persistent_kernel(*matrices, m, n, k, *[pitches[name][0] for name in "abc"]).launch(
-            grid=(blocks, 1, 1),
-            block=(plan.threads, 1, 1),
-            smem=plan.smem.total,
-            min_blocks_per_mp=plan.config.blocks_per_sm,
-            preferred_smem_carveout=ALL_SHARED if plan.config.blocks_per_sm > 1 else None,
-            stream=stream,
+            grid=(blocks, 1, 1), stream=stream, **self.launch_options()
         )
 
     @cute.kernel
@@ -75,11 +73,7 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
             copy_a, copy_b, ahead = self.step_on(copy_a, copy_b, ahead, workers, tiles, grid, k)
 
         # 3. Tile after tile. `held_a` and `held_b` carry the first fragments of a k tile, also into the next tile.
-        count_m, count_n = plan.blocks
-        count = count_m * count_n * plan.mma.accumulator_registers
-        sums = cute.make_rmem_tensor(count, Int32 if plan.mma.c_dtype.name == "i32" else Float32)
-        held_a = cute.make_rmem_tensor(count_m * plan.mma.registers("A"), Int32)
-        held_b = cute.make_rmem_tensor(count_n * plan.mma.registers("B"), Int32)
+        sums, held_a, held_b = self.registers()
         if const_expr(plan.config.ahead):
             self.meet()
             keep(held_a, load_a.fragments(shared, 0))
@@ -88,37 +82,11 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
         while tile < tiles:
             sums.fill(0)
             for _ in cutlass.range(k_tiles, unroll=1):
-                totals = [sums[i] for i in bridge.unrolled(count)]
-                fragments: Any = None
-                if const_expr(plan.config.ahead):
-                    fragments = [held_a[i] for i in range(held_a.shape)], [held_b[i] for i in range(held_b.shape)]
-                else:
+                if const_expr(not plan.config.ahead):
                     self.meet()
                 place = shared + write
                 copies = copy_a.work(place, ahead[2], ahead[1]) + copy_b.work(place, ahead[3], ahead[1])
-                for step in cutlass.range_constexpr(plan.steps):
-                    work = self.share(copies, step)
-                    if const_expr(plan.config.ahead):
-                        now = fragments
-                        if const_expr(step == plan.steps - 1):
-                            for copy in work:
-                                copy()
-                            work = []
-                            bridge.commit_copies()
-                            self.meet()
-                            read = next_stage(read, pitch, plan.stages)
-                        source, depth = shared + read, (step + 1) % plan.steps
-                        fragments = load_a.fragments(source, depth), load_b.fragments(source, depth)
-                    else:
-                        now = load_a.fragments(shared + read, step), load_b.fragments(shared + read, step)
-                    self.multiply(totals, now, work)
-                if const_expr(plan.config.ahead):
-                    keep(held_a, fragments[0])
-                    keep(held_b, fragments[1])
-                else:
-                    bridge.commit_copies()
-                    read = next_stage(read, pitch, plan.stages)
-                keep(sums, totals)
+                read = self.multiply_k_tile((sums, held_a, held_b), (load_a, load_b), copies, shared, read)
                 write = next_stage(write, pitch, plan.stages)
                 copy_a, copy_b, ahead = self.step_on(copy_a, copy_b, ahead, workers, tiles, grid, k)
             # 4. C, through the warp's own buffers, while copies of the next tile land.
@@ -129,15 +97,16 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
             tile += workers
         bridge.wait_copies(0)
 
-    def corner(self, tile: Any, grid: Any) -> tuple[Any, Any]:
+    def corner(self, tile: Int32, grid: tuple[Int32, Int32]) -> tuple[Int32, Int32]:
         """First row and column of a tile of C."""
         row, column = self.plan.order.tile(tile, grid, cutlass.min)
         return row * self.plan.tile[0], column * self.plan.tile[1]
 
     @cute.jit
     def step_on(
-        self, copy_a: Any, copy_b: Any, ahead: Any, workers: Any, tiles: Any, grid: Any, k: Any
-    ) -> tuple[Any, Any, Any]:
+        self, copy_a: Copies, copy_b: Copies, ahead: tuple[Int32, Int32, Int64, Int64], workers: Int32, tiles: Int32,
+        grid: tuple[Int32, Int32], k: Int32,
+    ) -> tuple[Copies, Copies, tuple[Int32, Int32, Int64, Int64]]:  # fmt: skip
         """The cursor's next k tile: behind the last one of a tile, the first one of the block's next tile.
 
         Behind the last tile nothing of K is left: copies are zeros.

@@ -1,9 +1,9 @@
-"""What a product of more than 64 rows would take on Hopper, of 16-bit elements: tiles, orientation, clusters, parts.
+"""The cost model of products of more than 64 rows on Hopper, 16-bit elements.
 
-The weights are the larger operand. Blocks of one column of tiles (of the activations) all need the same weights: where
-they are in different clusters, memory's reads of them grow; where blocks of a cluster share the activations and each
-has weights of its own, each waits for the other's. So the blocks that share loads share the weights, if they can.
-With the operands swapped, M falls into columns of any multiple of 8, and its tiles are as even as can be.
+The weights are the larger operand. All CTAs of one column of tiles (of the activations) need the same weights. In
+different clusters they read them from memory more often. If CTAs of a cluster share the activations and have different
+weights, each waits for the other's. So the blocks that share loads share the weights, if they can.
+With swapped operands M is split into columns of any multiple of 8: even tiles.
 
 A cluster at the edge of C may have a block without a tile: it loads its share for the others, and stores nothing.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ....dtypes import bf16
 from ....schedule.gpc_order import Dealt, Rounds
@@ -24,7 +25,7 @@ from .costs import cost_model
 from .occupancy import Places
 from .small_m import between
 
-MODEL = cost_model().many_rows
+MODEL = cost_model("many_rows")
 FMA_PER_CYCLE = 2048  # of one SM: m64n256k16 takes 128 cycles
 _LARGEST = 256 * 224  # elements of the tile that others are compared with
 _K_TILE = STAGE_BYTES_OF_K // bf16.bytes
@@ -45,7 +46,7 @@ WIDE = (128, 256)  # the tile that is finished by halves of its columns, in one 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a tile would cost: seconds, and the sentence that says how.
+    """A tile's estimated seconds, and the sentence that explains them.
 
     swapped   C^T = B^T @ A^T: the tile's rows are columns of C
     pingpong  two warpgroups take tiles in turn
@@ -73,13 +74,13 @@ class Estimate:
         return f"{name}: {self.tiles} tiles, {self.waves} wave(s) of {self.workers}, {self.seconds * 1e6:.1f} us"
 
 
-@dataclass(frozen=True)
-class _Launch:
-    """A tile, its cluster, tiles along M and N, waves, parts of K, and who takes tiles how."""
+class _Launch(NamedTuple):
+    """A candidate launch: tile, cluster, grid of tiles, waves, split-K and schedule."""
 
     tile: tuple[int, int]
     cluster: tuple[int, int]
     grid: tuple[int, int]
+    tiles: int
     waves: int
     split: int
     pingpong: bool
@@ -127,12 +128,13 @@ class ManyRows:
         rows, columns = tile
         grid = self.grid(tile, cluster)
         tiles = grid[0] * grid[1] * self.batch
-        launch = _Launch(tile, cluster, grid, -(-tiles // self.multiprocessors), split, pingpong, dealt)
-        waves = launch.waves
+        waves = -(-tiles // self.multiprocessors)
+        launch = _Launch(tile, cluster, grid, tiles, waves, split, pingpong, dealt)
+        crowding = self._crowding(launch)
         tiles_of_k = waves * self._depth(split) / _K_TILE
         seconds = _norm(
-            MODEL.together, self._products(launch) + self._ends(launch), self._l2(launch), self._memory(launch),
-            tiles_of_k * MODEL.step,
+            MODEL.together, self._products(launch) + self._ends(launch), self._l2(launch) * crowding,
+            self._memory(launch) * crowding, tiles_of_k * MODEL.step,
         )  # fmt: skip
         lines, filled = self._lines(launch), self._fill(launch)
         seconds = _norm(MODEL.lines_together, seconds, tiles_of_k * lines, tiles_of_k * filled)
@@ -189,8 +191,7 @@ class ManyRows:
     def _products(self, launch: _Launch) -> float:
         """Seconds of the tensor cores."""
         (rows, columns), cluster, waves = launch.tile, launch.cluster, launch.waves
-        tiles = launch.grid[0] * launch.grid[1] * self.batch
-        busy = tiles * launch.split / waves / self.multiprocessors  # the share of SMs that have a tile
+        busy = launch.tiles * launch.split / waves / self.multiprocessors  # the share of SMs that have a tile
         feed = max(1.0, (MODEL.read_a + MODEL.read_column * columns) / (columns / 2) * (1 - MODEL.read_hidden))
         lost = MODEL.lines * max(0.0, 1 / rows + 1 / columns - 1 / 256 - 1 / 224)
         rate = max(0.3, 1 - lost * (MODEL.large_loss if cluster in _LARGE else 1.0))
@@ -222,7 +223,7 @@ class ManyRows:
             reads[1 - weights] /= together / across
         reads[weights] *= MODEL.weights
         moved = (self.m * reads[0] + self.n * reads[1]) * self.batch * (bf16.bytes * self.k)
-        return moved / (MODEL.l2 if single else MODEL.l2_later) * self._crowding(launch)
+        return moved / (MODEL.l2 if single else MODEL.l2_later)
 
     def _memory(self, launch: _Launch) -> float:
         """Seconds of DRAM reads and writes."""
@@ -233,7 +234,7 @@ class ManyRows:
         memory *= 1 + MODEL.apart * (single and cluster[weights] == 2 and cluster not in _LARGE)
         consumers = warpgroups(tile, single, launch.pingpong)
         has = stages(tile, consumers, 0 if split > 1 else buffers(tile, consumers), sent(tile, split))
-        return memory * (1 + MODEL.shallow * (has <= FEW)) * self._crowding(launch)
+        return memory * (1 + MODEL.shallow * (has <= FEW))
 
     def _crowding(self, launch: _Launch) -> float:
         """The factor of memory's and L2's time for SMs that a single wave leaves idle.
@@ -241,7 +242,7 @@ class ManyRows:
         Clusters that share loads do not crowd, nor does a kernel that starts when the previous one has ended.
         """
         grid, split = launch.grid, launch.split
-        blocks = grid[0] * grid[1] * self.batch * split
+        blocks = launch.tiles * split
         soon = not launch.dealt and (split == 1 or early_parts(launch.cluster, split, grid[0] * grid[1]))
         if launch.waves > 1 or launch.cluster != (1, 1) or not soon or blocks <= self.multiprocessors // 2:
             return 1.0
@@ -249,12 +250,12 @@ class ManyRows:
         return 1 + share * max(0, self.multiprocessors - blocks - MODEL.few_idle) / blocks
 
     def _lines(self, launch: _Launch) -> float:
-        """Seconds of a K tile's unaligned lines into one SM, as far as its CTA asks for them itself."""
+        """Seconds of a K tile's unaligned lines that a CTA asks for itself."""
         (rows, columns), (along_m, along_n) = launch.tile, launch.cluster
         lines = between((rows / along_n, columns / along_m), self._apart)
         if launch.waves > 1:
             return lines * MODEL.later
-        blocks = launch.grid[0] * launch.grid[1] * self.batch * launch.split
+        blocks = launch.tiles * launch.split
         return lines / min(MODEL.most_each, max(1.0, self.multiprocessors / blocks))
 
     def _fill(self, launch: _Launch) -> float:
@@ -266,7 +267,7 @@ class ManyRows:
         return filled + sum(launch.tile) * LINE / MODEL.fill_dealt * launch.dealt
 
     def _weights_first(self, cluster: tuple[int, int]) -> bool:
-        """Whether consecutive clusters of one wave have other weights: where most blocks of a cluster share theirs.
+        """True if consecutive clusters of one wave have different weights: most CTAs of a cluster share theirs.
 
         Blocks that begin one after the other ask at about the same time: the activations then, or else the weights.
         """
@@ -284,7 +285,7 @@ class ManyRows:
         return 0 if self.m > self.n else 1
 
     def shares(self, tile: tuple[int, int], cluster: tuple[int, int]) -> bool:
-        """Whether the blocks of a cluster may share loads: few without a tile, none apart (above).
+        """True if the CTAs of a cluster may share loads: few without a tile, none apart (above).
 
         Four and eight do where all find their places at a time: up to a fifth less time where lines begin between the
         memory's, up to a tenth elsewhere.
@@ -318,7 +319,7 @@ class ManyRows:
         return {width for width in found if _NARROWEST <= width <= (224 if rows > 128 else 256)}
 
     def estimates(self) -> Iterator[Estimate]:
-        """Of every tile, cluster and schedule that may be the fastest."""
+        """Estimates of every tile, cluster and schedule that may be the fastest."""
         for rows in _ROWS:
             for columns in self.widths(rows):
                 for cluster in ((1, 1), *_PAIRS, *_LARGE):
@@ -331,12 +332,12 @@ class ManyRows:
                             yield self.estimate((rows, columns), cluster, True)
 
     def _may_be_dealt(self, of: Estimate) -> bool:
-        """Whether blocks of one wave may take their tiles by rounds: several share weights, and each has one tile."""
+        """True if CTAs of one wave may take tiles by rounds: several share weights, and each has one tile."""
         several = min(self.grid(of.tile)) > 1 and self.batch == 1 and of.tile != WIDE
         return several and bool(self.places.dealt(1)) and of.tiles > self.multiprocessors // 2
 
     def in_parts(self) -> Iterator[Estimate]:
-        """Of few tiles whose sums over K are shared out to the blocks of a cluster, which may share loads as well."""
+        """Estimates of split-K: few tiles, whose CTAs may share loads as well."""
         whole = {rows: self.widths(rows) for rows in _ROWS_SPLIT}
         for split in _SPLITS:
             for cluster in ((1, 1), *_PAIRS, *_LARGE):
@@ -370,7 +371,7 @@ class ManyRows:
 
 
 def early_parts(cluster: tuple[int, int], split: int, tiles: int) -> bool:
-    """Whether a kernel of so many tiles in parts of K lets the next one come before it leaves.
+    """True if a split-K kernel of `tiles` tiles has trigger="start".
 
     >>> [early_parts((1, 1), 3, tiles) for tiles in (39, 30)], early_parts((2, 1), 2, 40)
     ([True, False], True)

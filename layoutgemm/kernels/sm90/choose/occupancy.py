@@ -1,4 +1,4 @@
-"""How many clusters of so many blocks run at a time on a Hopper GPU, one block to a multiprocessor.
+"""Resident clusters of a Hopper GPU, one CTA to an SM.
 
 A cluster lies within a graphics cluster (GPC), of which a chip has up to eight, of 18 multiprocessors or fewer: not the
 same on all chips. What does not find a place waits for one, and the kernel takes twice as long.
@@ -12,12 +12,12 @@ from ....schedule.gpc_order import Rounds
 from .costs import cost_model
 
 SIZES = (2, 3, 4, 8)  # blocks of the clusters that kernels have
-MODEL = cost_model().places  # of the GPU that others are scaled from
+MODEL = cost_model("places")  # of the GPU that others are scaled from
 
 
 @dataclass(frozen=True)
 class Places:
-    """A GPU's multiprocessors, and how many clusters of 2, 3, 4 and 8 blocks run at a time on them.
+    """A GPU's SMs, and its resident clusters of 2, 3, 4 and 8 CTAs.
 
     clusters  (): the share of the multiprocessors that an H200's have
 
@@ -59,7 +59,7 @@ class Places:
         return max(1, self.most(next((size for size in (1, *SIZES) if size >= blocks), blocks)))
 
     def dealt(self, blocks: int) -> Rounds:
-        """Rounds in which an idle GPU deals out clusters of so many blocks to graphics clusters: see `schedule.Dealt`.
+        """The rounds in which an idle GPU deals clusters out to GPCs: see `schedule.Dealt`.
 
         Known of H200s, by what they have place for; () where they are not.
 

@@ -1,8 +1,8 @@
 """Which Hopper kernel for which product: a configuration, and whether the operands change places.
 
-With the operands swapped, C^T = B^T @ A^T, the rows of the weights fill wgmma's 64 rows, of which a small M leaves most
-empty, and M becomes the instruction's N: any multiple of 8, so that a larger M, too, may fall into more even tiles. C
-is then written column by column, which a tensor store does as well.
+With swapped operands, C^T = B^T @ A^T, the rows of the weights fill wgmma's 64 rows, of which a small M leaves most
+empty. M becomes the instruction's N, any multiple of 8: a larger M, too, may be split into more even tiles. C is then
+written column by column, which a tensor store does as well.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from ....arguments import as_int, checked
 from ....dtypes import DType, bf16
 from ....errors import PlanError
-from ...derive import Operand
+from ...derive import Given, Operand
 from ...epilogue.chain import Epilogue
 from ...operand_orders import Choice
 from ...plan import STAGE_BYTES_OF_K as _STAGE_BYTES
@@ -31,7 +31,7 @@ from .small_m import crowded, fetched, for_few_rows
 
 @dataclass(frozen=True)
 class Sm90Choice(Choice):
-    """A configuration, and whether it multiplies C^T = B^T @ A^T instead of C = A @ B."""
+    """A configuration of the Hopper kernel, and its operand order: swapped is C^T = B^T @ A^T."""
 
     config: Sm90Config
     swapped: bool = False
@@ -43,16 +43,16 @@ class Sm90Choice(Choice):
         k: int,
         *,
         batch: int = 1,
-        a: Any = "bf16",
-        b: Any = None,
-        c: Any = None,
+        a: Given = "bf16",
+        b: Given | None = None,
+        c: Given | None = None,
         epilogue: Epilogue | None = None,
         gated: Gated | str | None = None,
     ) -> Sm90Plan:
-        """The plan of the kernel that computes C[m, n] = A[m, k] @ B[k, n]; arguments as for Sm90Plan.derive.
+        """The plan of C[m, n] = A[m, k] @ B[k, n]; arguments as for Sm90Plan.derive.
 
         A tile of 128x256 that is finished by halves, with loads by a warp, is finished whole and loads for itself where
-        ptxas is known to serialise the halves: with an epilogue, and for other outputs or orders (`_IN_HALVES`).
+        ptxas serialises the halves. That is with an epilogue, and for other outputs or orders (`_IN_HALVES`).
 
         Raises PlanError for operands that change places in a gated product, and what Sm90Plan.derive raises.
 
@@ -74,7 +74,7 @@ class Sm90Choice(Choice):
 
 # ------------------------------------------------------------------------------------------------------ what is fastest
 
-MODEL = cost_model().other_types
+MODEL = cost_model("other_types")
 _WIDTHS = (256, 224, 208, 192, 176, 160, 128, 96, 64)
 _PINGPONG = (128, 160, 176, 192)  # columns of 128-row tiles that two warpgroups take in turn
 _TALL_COLUMNS = 200  # of 192 rows beside a loader of their own
@@ -98,10 +98,11 @@ SPARE = tuple(
 
 @checked(PlanError)
 def choose(
-    m: int, n: int, k: int, *, batch: int = 1, a: Any = "bf16", b_major: str = "K", multiprocessors: int | Places = 132,
-    gated: Gated | str | None = None, matrices: bool = False, in_place: bool = False,
+    m: int, n: int, k: int, *, batch: int = 1, a: Given = "bf16", b_major: str = "K",
+    multiprocessors: int | Places = 132, gated: Gated | str | None = None, matrices: bool = False,
+    in_place: bool = False,
 ) -> tuple[Sm90Choice, str]:  # fmt: skip
-    """The configuration for C[m, n] = A[m, k] @ B[k, n], and why, in words.
+    """The configuration for C[m, n] = A[m, k] @ B[k, n], and the reason.
 
     a        A's type, as for Sm90Plan.derive. Products take as long as their operands' bytes: measurements of bf16 are
              scaled by the width, and what fp8 and integers have of their own is which blocks share loads, and who takes
@@ -172,8 +173,8 @@ def likeliest(
     multiprocessors: int | Places = 132,
     matrices: bool = False,
 ) -> list[Estimate]:
-    """What more than 64 rows of 16-bit elements would take, operands in their places or swapped, or in parts of K; the
-    likeliest first. Arguments as for `choose`, which takes the first; `of_estimate` makes a kernel of one.
+    """Estimates for more than 64 rows of 16-bit elements, the fastest first: in place, swapped, split-K. Arguments as
+    for `choose`, which takes the first; `of_estimate` makes a kernel of one.
 
     >>> print(likeliest(304, 1856, 15616)[0])
     128x80 of the transposed product in 2 parts of K: 60 tiles, 1 wave(s) of 132, 27.9 us
@@ -222,7 +223,7 @@ def nearest(choice: Sm90Choice, why: str, k_major: bool) -> Iterator[tuple[Sm90C
 
 
 def _overlaps(m: int, n: int, k: int, batch: int) -> bool:
-    """Whether a product of 16-bit elements is so short that it starts while the kernel before it drains."""
+    """True if a product of 16-bit elements is short enough for PDL."""
     return 2 * m * n * k * batch < MODEL.short_work
 
 
@@ -238,7 +239,7 @@ def _reason(best: Estimate, config: Sm90Config) -> str:
 
 
 def _on_lines(k: int, row_of_b: int | None, kind: DType) -> bool:
-    """Whether all lines of A and B begin with the memory's lines of 128 bytes.
+    """True if all lines of A and B are aligned to 128 bytes.
 
     row_of_b  elements from row to row of B, if its rows are contiguous; else its lines are of K elements, as A's
     """
@@ -283,7 +284,7 @@ def _configured(
     elif best.waves == 1 and batch == 1 and (cluster != (1, 1) or best.tile != WIDE):
         config = replace(config, launch="tiles")
     if overlap:
-        # Of kernels that load for themselves in clusters two k tiles, whatever they weigh: 512x28672x4096 +0.3 to 0.7%.
+        # Self-loading kernels in clusters always prefetch two K tiles: 512x28672x4096 +0.3 to 0.7%.
         stage = (rows // cluster[1] + columns // cluster[0]) * _STAGE_BYTES
         two = (config.loader == "self" and cluster != (1, 1)) or rows == TALL
         config = config.tuned(prefetch=2 if two else fetched(stage, MODEL.fetched))
@@ -291,7 +292,7 @@ def _configured(
 
 
 def _spans_in_part_pay(e: Estimate, k: int) -> bool:
-    """Whether a tile of B's rows may end within a span: its lines then begin within one, and are asked for twice.
+    """True if a tile of B's rows may end within a swizzle span. Its lines then begin within one, and are read twice.
 
     256 rows hide it (1 to 2% faster than whole spans); in one wave, wide tiles of blocks that share A do, or little K.
     """
@@ -314,7 +315,7 @@ def _of_parts(best: Estimate) -> tuple[Sm90Choice, str]:
 
 
 def _unit(kind: DType, halves: int) -> int:
-    """What a tile's columns are a multiple of: of a gated one each half is a width of the instruction."""
+    """The unit of a tile's columns: each half of a gated one is an instruction's width."""
     return 1 if halves == 1 else halves * (8 if kind.kind == "float" else 16)
 
 
@@ -323,7 +324,7 @@ def _gated_reason(columns: int, halves: int) -> str:
 
 
 def _tall_wave(best: Estimate) -> bool:
-    """Whether each block has one tile of two accumulators that one warpgroup can hold."""
+    """True if each CTA has one tile of two accumulators that one warpgroup holds."""
     return best.waves == 1 and best.tile[0] == 128 and best.tile[1] <= 192
 
 
@@ -362,7 +363,7 @@ def _estimate(
 def _cluster(
     tile: tuple[int, int], grid: tuple[int, int], waves: int, k: int, kind: DType, multiprocessors: int
 ) -> tuple[tuple[int, int], int, str]:
-    """Two blocks that share the tile they both need, along the way that leaves none without work; and the order."""
+    """The cluster of two CTAs that leaves none without work, and the tile order."""
     if waves == 1 and kind.bits == 16 and tile != WIDE:
         flat = tile[0] == 256 and grid[0] == 2 and k * kind.bytes < MODEL.narrow_cluster_bytes  # 496x11456x1728 2.1%
         if grid[0] % 2 == 0 and not (flat and grid[1] % 2 == 0):  # 3 to 15%; shared along N they lose as much

@@ -1,7 +1,7 @@
 """Configurations of scaled and of grouped products on Hopper, by what was measured on an H100.
 
 A scaled product is estimated for each tile and split of K: memory against products, waves of CTAs, the exchange of
-partial sums. Groups have one rule each for their average rows: the record has too few of them for a model.
+partial sums. Groups have one rule each for their average rows: the record has too few of them for a MODEL.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from functools import lru_cache
 
 from ...plan import STAGE_BYTES_OF_K
 from ..config import Sm90Config
-from .costs import promoted_model
+from .costs import cost_model
 
+MODEL = cost_model("promoted", "h100")
 K_BLOCK = 128  # elements of K, of a byte each
 _MOST_WAVES = 4  # of CTAs that compute one tile; more are persistent ones' business
 _EACH_COLUMN = 64  # columns of a tile at most if each has a scale, of which a thread reads a quarter of the tile's
@@ -33,7 +34,7 @@ def scaled_config(
     >>> scaled_config(4096, 7168, 16384).tile, scaled_config(4096, 2112, 7168).tile
     ((256, 128), (192, 128))
     """
-    places = multiprocessors or promoted_model().multiprocessors
+    places = multiprocessors or MODEL.multiprocessors
     sizes = m, n, k, batch
     found = [*_one_tile_each(sizes, each_column, places), *_persistent(sizes, each_column, places)]
     return min(found, key=lambda candidate: candidate[0])[1]
@@ -44,20 +45,20 @@ def _one_tile_each(
 ) -> Iterator[tuple[float, Sm90Config]]:
     """(seconds, configuration) of CTAs that compute one tile each, or a part of its K."""
     m, _, k, _ = sizes
-    model, k_blocks, memory = promoted_model(), -(-k // K_BLOCK), _memory(sizes)
-    for tile, step in model.step.items():
-        for parts, exchange in model.exchange.items():
+    k_blocks, memory = -(-k // K_BLOCK), _memory(sizes)
+    for tile, step in MODEL.step.items():
+        for parts, exchange in MODEL.exchange.items():
             waves = -(-_tiles(sizes, tile) * parts // places)
             if parts > k_blocks or waves > _MOST_WAVES or tile[1] % (8 * parts):  # each part stores 8 columns or more
                 continue
             if each_column and tile[1] > _EACH_COLUMN * 64 // tile[0]:  # what the launch's threads have registers for
                 continue
             products = waves * -(-k_blocks // parts) * step
-            loads = _tiles(sizes, tile) * k_blocks * K_BLOCK * sum(tile) / model.l2
-            seconds = max(memory, products, loads) + model.added * min(memory, products) + _TIE * loads
+            loads = _tiles(sizes, tile) * k_blocks * K_BLOCK * sum(tile) / MODEL.l2
+            seconds = max(memory, products, loads) + MODEL.added * min(memory, products) + _TIE * loads
             rows = -(-m // 8) * 8 if m <= _MAX_LOADED_ROWS and tile[0] == 64 else None
             yield (
-                model.start + seconds + (waves - 1) * model.wave + exchange,
+                MODEL.start + seconds + (waves - 1) * MODEL.wave + exchange,
                 Sm90Config(
                     tile, consumers=tile[0] // 64, loader="warp", rows=rows, single=True, split=parts, chunks=1,
                     buffers=1, overlap=True,
@@ -67,16 +68,16 @@ def _one_tile_each(
 
 def _persistent(sizes: tuple[int, int, int, int], each_column: bool, places: int) -> Iterator[tuple[float, Sm90Config]]:
     """(seconds, configuration) of persistent clusters that take tile after tile."""
-    model, k_blocks, memory = promoted_model(), -(-sizes[2] // K_BLOCK), _memory(sizes)
-    for tile, step in model.full_step.items():
+    k_blocks, memory = -(-sizes[2] // K_BLOCK), _memory(sizes)
+    for tile, step in MODEL.full_step.items():
         if (tile[1] <= _EACH_COLUMN) != each_column:
             continue
         cluster = _sharing(sizes, tile)
         blocks = cluster[0] * cluster[1]
         waves = -(-_tiles(sizes, tile, cluster) * blocks // (places // blocks * blocks))
-        products = waves * (k_blocks * step + model.full_end[tile])
+        products = waves * (k_blocks * step + MODEL.full_end[tile])
         yield (
-            max(model.full_start + products, model.full_wait + memory + model.added * products),
+            max(MODEL.full_start + products, MODEL.full_wait + memory + MODEL.added * products),
             Sm90Config(
                 tile, consumers=3 if tile[0] == 192 else 2, loader="warpgroup", cluster=cluster, chunks=1,
                 buffers=1 if tile[0] > 128 else 2,
@@ -87,7 +88,7 @@ def _persistent(sizes: tuple[int, int, int, int], each_column: bool, places: int
 def _memory(sizes: tuple[int, int, int, int]) -> float:
     """Seconds of reading A and B once, of a byte an element, and writing C, of two."""
     m, n, k, batch = sizes
-    return batch * (m * k + n * k + 2 * m * n) / promoted_model().memory
+    return batch * (m * k + n * k + 2 * m * n) / MODEL.memory
 
 
 def _sharing(sizes: tuple[int, int, int, int], tile: tuple[int, int]) -> tuple[int, int]:

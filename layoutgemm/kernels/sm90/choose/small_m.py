@@ -1,9 +1,9 @@
-"""Which Hopper kernel for M up to 64, where the weights come through memory once and decide the time.
+"""The cost model for M up to 64: the weights' memory traffic decides the time.
 
 Every multiprocessor takes an equal share of them: a block's columns are chosen so that there is one block each. Where
-the instruction's 64 rows are better filled with weights, the operands change places. What counts is also where the
-next kernel's blocks begin: launched early they go wherever a multiprocessor is idle, and where a grid leaves more than
-a few idle they crowd in some graphics clusters (GPCs), each of which has an eighth of the memory's rate to itself.
+the instruction's 64 rows are better filled with weights, the operands change places. The next kernel's CTAs count too.
+With PDL they start wherever an SM is idle. If a grid leaves more than a few idle, they crowd in some GPCs, each of
+which has an eighth of the memory rate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..types import output_of
 from .costs import cost_model
 from .occupancy import Places
 
-MODEL = cost_model().few_rows
+MODEL = cost_model("few_rows")
 _SPLITS = 1, 2, 4
 _SPLIT_COLUMNS = 80  # at most, of a split-K tile
 _HELD = 128  # columns up to which threads store what they hold
@@ -28,7 +28,7 @@ _DEEP = 232  # columns up to which three stages of 256 bytes of K fit beside 64 
 
 
 def crowded(blocks: int, multiprocessors: int) -> float:
-    """What memory takes longer for a single wave of so many blocks, if the next kernel's come early; a share.
+    """The share by which memory takes longer for a single wave, with PDL.
 
     >>> [round(crowded(blocks, 132), 2) for blocks in (132, 128, 120, 112, 96, 72, 64)]
     [0.0, 0.01, 0.05, 0.1, 0.23, 0.52, 0.02]
@@ -38,7 +38,7 @@ def crowded(blocks: int, multiprocessors: int) -> float:
 
 
 def between(asked: tuple[float, float], apart: tuple[int, int]) -> float:
-    """Seconds in which one multiprocessor takes in lines of 128 bytes, where a matrix's lines begin between them.
+    """Seconds of unaligned 128-byte lines into one SM.
 
     asked   lines of A and of B that a block asks for: half of what two blocks share, a quarter of what four do
     apart   bytes from one line of the matrix to the next, of A and of B; multiples of 128 cost nothing here
@@ -87,22 +87,22 @@ class _Problem:
         return (256 if columns <= _DEEP else 128) // self.kind.bytes
 
     def straight(self, rows: int, columns: int, split: int) -> _Cost:
-        """Of tiles of so many columns of weights."""
+        """The cost of tiles of so many columns of weights."""
         shared = 2 if self.both(rows, columns, split) else 1
         found = self.cost(-(-self.n // columns), columns, split, rows, columns, rows / shared)
         return found.less(MODEL.at_once * (split > 1 and rows <= WARP_ROWS))
 
     def turned(self, columns: int, split: int) -> _Cost:
-        """Of tiles of 64 rows of weights: operands swapped."""
+        """The cost of tiles of 64 rows of weights: swapped operands."""
         found = self.cost(-(-self.n // 64), columns, split, columns, 64, columns)
         return found.less(MODEL.at_once_swapped * (split > 1 and columns <= WARP_ROWS))
 
     def both(self, rows: int, columns: int, split: int) -> bool:
-        """Whether two blocks share A where that was measured to pay: long sums and wide tiles of weights in rows, by up
-        to 1%, and lines that begin between, by up to a quarter."""
+        """True if two CTAs share A where that was measured to pay. Long sums and wide tiles of row-major weights gain
+        up to 1%, unaligned lines up to a quarter."""
         tiles, apart = -(-self.n // columns), self.apart != (0, 0)
         wide = columns >= 64 and (self.k * self.kind.bytes >= MODEL.long_k or (self.b_major != "K" and columns >= 128))
-        # The last of an odd number of tiles is alone in its cluster, which loads its share of A for nobody else.
+        # The last of an odd number of tiles is alone in its cluster: its share of A has no other reader.
         even = tiles % 2 == 0 or (apart and tiles >= MODEL.sharing_tiles)
         fit = rows == 64 and even and tiles + tiles % 2 <= self.multiprocessors
         pays = wide or (apart and columns >= MODEL.sharing_columns)
@@ -160,7 +160,7 @@ class _Problem:
         return slow * (MODEL.unaligned_longer / min(MODEL.most_each, max(1.0, self.multiprocessors / blocks)))
 
     def fits(self, tiles: int, split: int) -> bool:
-        """Whether so many clusters of parts of K run at a time."""
+        """True if so many split-K clusters are resident."""
         return split == 1 or tiles * self.batch <= self.places.most(split)
 
 
@@ -173,7 +173,7 @@ def _largest(limits: tuple[float, ...]) -> str:
 
 
 def exchange(rows: int, columns: int, split: int) -> float:
-    """Seconds in which the blocks of a tile bring the partial sums of `split` parts of K together."""
+    """Seconds of the split-K exchange of `split` parts."""
     return MODEL.exchange + MODEL.exchange_kb * sent((rows, columns), split) / 1024 if split > 1 else 0.0
 
 

@@ -6,26 +6,28 @@ the plan's StorePlan.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int64, const_expr
+from cutlass import Float32, Int32, Int64, Numeric, const_expr
 
 from ...dsl import bridge
 from ...dsl.fused import FusedBlock
 from ...dsl.math import ElementMath
-from ...store import ROWS, WARP_ROWS, WARPS_OF_GROUP, rows_of_values
+from ...plan import present
+from ...store import ROWS, WARP_ROWS, WARPS_OF_GROUP, StoreChunk, rows_of_values
+from ..plan import Sm90Plan
 
 
 class GatedSums:
     """An accumulator of a gated product as the one that is stored: its value v is act(value v) * value v + count."""
 
-    def __init__(self, plan: Any, accumulator: Any):
-        self.gated, self.accumulator, self.count = plan.gated, accumulator, plan.stored.accumulator_registers
+    def __init__(self, plan: Sm90Plan, accumulator: cute.Tensor):
+        self.gated, self.accumulator, self.count = present(plan.gated), accumulator, plan.stored.accumulator_registers
         self.math = ElementMath(plan.c.dtype.bits > 16, plan.c.dtype.mantissa <= 8)
 
-    def __getitem__(self, v: int) -> Any:
+    def __getitem__(self, v: int) -> Float32:
         gate, up = bridge.number(self.accumulator[v]), bridge.number(self.accumulator[v + self.count])
         return self.gated.apply(gate, up, self.math)
 
@@ -33,11 +35,14 @@ class GatedSums:
 class Sm90Epilogue:
     """The store of one plan; `job` is what the kernel knows at run time."""
 
-    def __init__(self, plan: Any):
+    def __init__(self, plan: Sm90Plan):
         self.plan = plan
 
     @cute.jit
-    def store(self, job: Any, maps: Any, accumulator: Any, at: Any, origin: Any, block: int, part: int) -> None:
+    def store(
+        self, job: bridge.Carried, maps: bridge.Maps, accumulator: cute.Tensor, at: tuple[Int32, ...],
+        origin: bridge.Place, block: int, part: int,
+    ) -> None:  # fmt: skip
         """Store one block: the columns of one part of it. `at`: (consumer, thread); `origin`: row, column, matrix."""
         plan = self.plan
         if const_expr(plan.store is not None):
@@ -46,9 +51,12 @@ class Sm90Epilogue:
             self.store_direct(job, accumulator, at[1], origin, block, part)
 
     @cute.jit
-    def store_tensor(self, job: Any, maps: Any, accumulator: Any, at: Any, origin: Any, block: int, part: int) -> None:
+    def store_tensor(
+        self, job: bridge.Carried, maps: bridge.Maps, accumulator: cute.Tensor, at: tuple[Int32, ...],
+        origin: bridge.Place, block: int, part: int,
+    ) -> None:  # fmt: skip
         """Round by round: convert, wait for the buffer, write it, fence, store it by TMA."""
-        store = self.plan.store
+        store = present(self.plan.store)
         consumer, thread = at
         row, column, matrix = origin
         warp, lane = bridge.uniform(thread // 32), thread % 32
@@ -73,33 +81,33 @@ class Sm90Epilogue:
                     bridge.store_tile(maps[chunk.map], store.maps[chunk.map], place, buffer + chunk.offset)
                 bridge.commit_stores()
         if const_expr(fused is not None):
-            fused.finish()
+            present(fused).finish()
 
-    def place(self, job: Any, row: Any, column: Any, matrix: Any) -> dict[str, Any]:
+    def place(self, job: bridge.Carried, row: Int32, column: Int32, matrix: Int32) -> dict[str, Int32]:
         """The coordinates of a chunk in C's tensor map."""
         return {"m": row, "n": column, "l": matrix}
 
-    def fused(self, job: Any, place: Any, thread: Any) -> Any:
-        """What applies the plan's epilogue to a block of 64 rows, or None."""
+    def fused(self, job: bridge.Carried, place: bridge.Place, thread: Int32) -> FusedBlock | None:
+        """The plan's epilogue on a block of 64 rows, or None."""
         return FusedBlock(self.plan, job, place, thread) if self.plan.epilogue else None
 
-    def meet(self, consumer: Any) -> None:
+    def meet(self, consumer: Int32) -> None:
         """The threads that share a buffer meet."""
-        if self.plan.store.warps == 1:
+        if present(self.plan.store).warps == 1:
             bridge.warp_sync()
         else:
             bridge.named_sync(self.plan.store_barrier(consumer), self.plan.store_threads)
 
-    def stored(self, accumulator: Any) -> Any:
+    def stored(self, accumulator: cute.Tensor) -> cute.Tensor | GatedSums:
         """The values that are stored, before the epilogue: the accumulator's own, or gated ones."""
         return GatedSums(self.plan, accumulator) if self.plan.gated is not None else accumulator
 
-    def sums(self, accumulator: Any, first: int, count: int) -> list[Any]:
+    def sums(self, accumulator: cute.Tensor, first: int, count: int) -> list[Numeric]:
         """Values of an accumulator; sums of integers as f32, unless C has them as they are."""
         values = [accumulator[v] for v in range(first, first + count)]
         return values if self.plan.c.dtype.kind == "int" else [bridge.number(value) for value in values]
 
-    def convert(self, accumulator: Any, chunk: Any, fused: Any) -> list[Any]:
+    def convert(self, accumulator: cute.Tensor, chunk: StoreChunk, fused: FusedBlock | None) -> list[Numeric]:
         """A chunk's values in C's type, as they go into shared memory: pairs in one register, or pairs of f32."""
         accumulator = self.stored(accumulator)
         if fused is not None:
@@ -111,7 +119,7 @@ class Sm90Epilogue:
             return list(pairs)
         return [(bridge.convert_pair(low, high, self.plan.c.dtype),) for low, high in pairs]
 
-    def fill(self, pairs: Any, tile: Any, chunk: Any, thread: Any) -> None:
+    def fill(self, pairs: Sequence[Numeric], tile: cute.Pointer, chunk: StoreChunk, thread: Int32) -> None:
         """One chunk of a thread's registers into shared memory; `thread` counts in the tile's owner."""
         dtype, by_row = self.plan.c.dtype, self.plan.c.order == "row"
         if chunk.rows is not None:
@@ -130,7 +138,9 @@ class Sm90Epilogue:
                     bridge.store_shared((tile + chunk.tile.byte(i, j + step)).toint(), (value,))
 
     @cute.jit
-    def store_direct(self, job: Any, accumulator: Any, thread: Any, origin: Any, block: int, part: int) -> None:
+    def store_direct(
+        self, job: bridge.Carried, accumulator: cute.Tensor, thread: Int32, origin: bridge.Place, block: int, part: int
+    ) -> None:
         """Each thread its own elements, guarded; neighbours in a row of C together where its lines allow it."""
         plan = self.plan
         mine = plan.stored_values(part)
@@ -141,7 +151,7 @@ class Sm90Epilogue:
         sums, take = self.stored(accumulator), self.sums if fused is None else fused.values
         values = dict(zip(mine, take(sums, mine.start, len(mine)), strict=True))
         if const_expr(fused is not None):
-            fused.finish()
+            present(fused).finish()
         size = plan.c.dtype.bytes
         paired = base % (2 * size) == 0 and job.ldc % 2 == 0 and column <= job.n - plan.tile_c[1]
         if const_expr(plan.c.order == "row"):
@@ -153,7 +163,9 @@ class Sm90Epilogue:
             self.store_elements(job, values, base, (row, column), thread)
 
     @cute.jit
-    def store_pairs(self, job: Any, values: Any, base: Any, origin: Any, thread: Any) -> None:
+    def store_pairs(
+        self, job: bridge.Carried, values: Sequence[Numeric], base: Int64, origin: tuple[Int32, Int32], thread: Int32
+    ) -> None:
         """Neighbours in a row of C in one store; all columns of the tile are in C, so that only rows are asked for."""
         atom, size = self.plan.stored, self.plan.c.dtype.bytes
         row, column = origin
@@ -168,7 +180,9 @@ class Sm90Epilogue:
                     bridge.store_neighbours(line + Int64(j) * size, values[low], values[high], self.plan.c.dtype)
 
     @cute.jit
-    def store_elements(self, job: Any, values: Any, base: Any, origin: Any, thread: Any) -> None:
+    def store_elements(
+        self, job: bridge.Carried, values: Sequence[Numeric], base: Int64, origin: tuple[Int32, Int32], thread: Int32
+    ) -> None:
         """Element by element, each asked whether it is in C."""
         atom, dtype = self.plan.stored, self.plan.c.dtype
         row, column = origin
@@ -182,14 +196,14 @@ class Sm90Epilogue:
                 bridge.store_element(base + element * dtype.bytes, values[v], dtype)
 
     @cute.jit
-    def send(self, job: Any, accumulators: Any, at: Any) -> None:
+    def send(self, job: bridge.Carried, accumulators: Sequence[cute.Tensor], at: tuple[Int32, ...]) -> None:
         """Send partial sums of a split K: to each other block the registers of its columns.
 
         They go straight into its shared memory, whose barrier counts their bytes; a thread there holds the same
         elements, so a register travels to its own place.
         """
         plan = self.plan
-        parts, sent = plan.config.split, plan.exchange
+        parts, sent = plan.config.split, present(plan.exchange)
         consumer, thread = at
         for target in cutlass.range_constexpr(parts):
             if job.part != target:
@@ -203,14 +217,14 @@ class Sm90Epilogue:
                         bridge.send(there + sent.byte(slot, consumer, block, i, thread), values, barrier)
 
     @cute.jit
-    def reduce(self, job: Any, accumulators: Any, at: Any) -> None:
+    def reduce(self, job: bridge.Carried, accumulators: Sequence[cute.Tensor], at: tuple[Int32, ...]) -> None:
         """Bring the partial sums together: block `part` of the cluster ends up with part `part` of all columns.
 
-        The sums are taken in the order of the blocks, whoever takes them. When all have come nobody touches this
+        The sums are taken in the order of the blocks, whoever takes them. When all have arrived, no CTA writes this
         block's memory any more.
         """
         plan = self.plan
-        parts, sent = plan.config.split, plan.exchange
+        parts, sent = plan.config.split, present(plan.exchange)
         consumer, thread = at
         bridge.barrier_wait(job.shared.sums(), 0)
         for mine in cutlass.range_constexpr(parts):
@@ -227,13 +241,13 @@ class Sm90Epilogue:
                         for e in cutlass.range_constexpr(4):
                             accumulators[block][first + e] = total[e]
 
-    def sent(self, job: Any, source: int, target: int, at: Any) -> list[Any]:
-        """What block `source` has sent to this one, `target`. `at`: (consumer, accumulator, vector, thread)."""
-        sent = self.plan.exchange
+    def sent(self, job: bridge.Carried, source: int, target: int, at: tuple[Int32, ...]) -> list[Float32]:
+        """The values that block `source` sent to `target`. `at`: (consumer, accumulator, vector, thread)."""
+        sent = present(self.plan.exchange)
         values = bridge.load_shared(job.shared.base + sent.byte(sent.slot(source, target), *at))
         return bridge.from_floats(values, self.plan.mma.c_dtype)
 
-    def summed(self, terms: list[list[Any]]) -> list[Any]:
+    def summed(self, terms: list[list[Float32]]) -> list[Float32]:
         """Value by value, the sum of the terms in their order."""
         total = terms[0]
         for term in terms[1:]:

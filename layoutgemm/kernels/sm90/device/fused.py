@@ -1,4 +1,4 @@
-"""A Hopper GEMM with an epilogue: the production kernel with sixteen 64-bit words besides the product's parameters.
+"""A Hopper GEMM with an epilogue: the production kernel with sixteen more 64-bit words.
 
 The epilogue says what the words are; `dsl.fused` applies it.
 """

@@ -31,25 +31,28 @@ tiles from the tensor copies to the products, across the borders of output tiles
     cluster     cluster     all threads of the cluster, at the start                   the same
 
 One group of wgmmas stays in flight: a stage is released when the group after it has been issued. In a self-loading
-kernel that release is followed by the load that refills the oldest free stage, so loads run `stages - 1` k tiles ahead,
+kernel that release is followed by the load that refills the oldest free stage. Loads run `stages - 1` K tiles ahead,
 into the next output tile, without a producer: its registers go to the accumulators.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 
+from ....atoms import TmaPlan
+from ...derive import OperandPlan
 from ...dsl import bridge
 from ...dsl.entry import GemmEntry
-from ...plan import tile_count
+from ...plan import present, tile_count
 from ...store import ROWS
 from ..config import WARPGROUP
 from ..gated import HALF
 from ..multicast import OTHER_MAPS
+from ..plan import Sm90Plan
 from .epilogue import Sm90Epilogue
 from .loads import Sm90Loads
 
@@ -57,12 +60,17 @@ from .loads import Sm90Loads
 class Sm90GemmKernel(Sm90Loads, GemmEntry):
     """The kernel for one plan. What is reachable through `self.plan` is a compile-time constant of the trace."""
 
-    def __init__(self, plan: Any):
+    plan: Sm90Plan
+
+    def __init__(self, plan: Sm90Plan):
         self.plan = plan
         self.epilogue: Sm90Epilogue = Sm90Epilogue(plan)
 
     @cute.jit
-    def start(self, matrices: Any, sizes: Any, pitches: Any, workers: Any, words: Any, stream: Any) -> None:
+    def start(
+        self, matrices: Sequence[Int64], sizes: Sequence[Int32], pitches: Mapping[str, tuple[Int64, Int64]],
+        workers: Int32 | None, words: Sequence[Int64], stream: bridge.Stream,
+    ) -> None:  # fmt: skip
         """Host side: encode the tensor maps, launch at most `workers` clusters. See `TileEntry.start`."""
         plan = self.plan
         a, b, c = matrices
@@ -72,7 +80,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         # Of a gated product the second half of B's columns begins n lines on; it has no batch.
         lines_b = (pitches["b"][0], Int64(n) * pitches["b"][0]) if plan.gated is not None else pitches["b"]
         maps_b = [bridge.encode_tensor_map(tma, b, extents, *lines_b[: len(tma.dims) - 1]) for tma in plan.b.copies]
-        tmas_c = plan.store.maps if const_expr(plan.store is not None) else ()
+        tmas_c = present(plan.store).maps if const_expr(plan.store is not None) else ()
         maps_c = [self.map_of_c(tma, c, extents, pitches) for tma in tmas_c]
         last_a = self.maps_of_last_rows(plan.a, a, extents, pitches["a"])
         last_b = self.maps_of_last_rows(plan.b, b, extents, lines_b)
@@ -89,7 +97,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             stream=stream,
         )
 
-    def launch_grid(self, m: Any, n: Any, batch: Any, workers: Any) -> tuple[Any, Any, Any]:
+    def launch_grid(self, m: Int32, n: Int32, batch: Int32, workers: Int32) -> tuple[Int32, Int32 | int, int]:
         """Blocks of the launch: of clusters in a row, or of the grid of tiles itself."""
         plan = self.plan
         if plan.by_place:
@@ -100,11 +108,15 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         clusters = tiles if plan.one_each else cutlass.min(tiles, workers)
         return clusters * plan.cluster_size, 1, 1
 
-    def map_of_c(self, tma: Any, c: Any, extents: Any, pitches: Any) -> Any:
+    def map_of_c(
+        self, tma: TmaPlan, c: Int64, extents: Mapping[str, Int32], pitches: Mapping[str, tuple[Int64, Int64]]
+    ) -> bridge.TensorMap:
         """One of C's tensor maps."""
         return bridge.encode_tensor_map(tma, c, extents, *pitches["c"][: len(tma.dims) - 1])
 
-    def maps_of_last_rows(self, operand: Any, address: Any, extents: Any, pitches: Any) -> list[Any]:
+    def maps_of_last_rows(
+        self, operand: OperandPlan, address: Int64, extents: Mapping[str, Int32], pitches: Sequence[Int64]
+    ) -> list[bridge.TensorMap]:
         """An operand's tensor map where its rows end within a box, if it has one."""
         tma, ends = operand.tma, operand.ends
         if ends is None:
@@ -112,14 +124,39 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         box = {ends.dim: ends.last(extents[ends.dim])}
         return [bridge.encode_tensor_map(tma, address, extents, *pitches[: len(tma.dims) - 1], box=box)]
 
-    def most_tiles(self, m: Any, n: Any, batch: Any) -> Any:
+    def most_tiles(self, m: Int32, n: Int32, batch: Int32) -> Int32:
         """Tiles of clusters, at most: what the host knows of their number."""
         rows, columns = self.plan.order.clusters(self.grid_of(m, n))
         return rows * columns * batch
 
-    def grid_of(self, m: Any, n: Any) -> tuple[Any, Any]:
+    def grid_of(self, m: Int32, n: Int32) -> tuple[Int32, Int32]:
         """Tiles along M and N."""
         return tile_count(m, self.plan.tile_c[0]), tile_count(n, self.plan.tile_c[1])
+
+    def job_of(
+        self, shared: bridge.SharedMemory, place: tuple[Int32, ...], sizes: tuple[Int32, Int32, Int32],
+        c: tuple[Int64, Int64, Int64], words: tuple[Int64, ...],
+    ) -> bridge.Carried:  # fmt: skip
+        """The run-time values that a CTA's roles share; `tiles` is counted afterwards.
+
+        place  rank in the cluster, part of K, warp, CTAs of the launch
+        c      address, leading dimension, distance of matrices
+        """
+        plan, (rank, part, warp, blocks), (m, n, k) = self.plan, place, sizes
+        rows, columns = plan.order.clusters(self.grid_of(m, n))
+        k_first, k_end = plan.part_of_k(tile_count(k, plan.tile[2]), part)
+        return bridge.Carried(
+            shared=shared, rank=rank % plan.sharing, part=part, warp=warp, rows=rows, columns=columns, tiles=Int32(0),
+            k_first=k_first, k_tiles=k_end - k_first, workers=blocks // plan.cluster_size, m=m, n=n, c=c[0], ldc=c[1],
+            stride_c=c[2], given=bridge.Carried(**dict(zip(plan.words, words, strict=True))),
+        )  # fmt: skip
+
+    def maps_of(self, first: bridge.Maps, others: bridge.Maps) -> tuple[bridge.Maps, bridge.Maps, bridge.Maps]:
+        """The tensor maps of A, B and C from A's and B's first ones and the others, the store's in front."""
+        plan = self.plan
+        of_a = len(plan.store.maps) if plan.store is not None else 0
+        of_b = of_a + plan.a.maps - 1
+        return (first[0], *others[of_a:of_b]), (first[1], *others[of_b : of_b + plan.b.maps - 1]), others[:of_a]
 
     @cute.kernel
     def kernel(
@@ -165,31 +202,9 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             bridge.cluster_arrive(relaxed=True)  # for the barriers, which have a fence: nothing else is written yet
 
         # 2. Where this block begins: integer divisions, while the others arrive.
-        rows, columns = plan.order.clusters(self.grid_of(m, n))
-        k_first, k_end = plan.part_of_k(tile_count(k, plan.tile[2]), part)
-        job = bridge.Carried(
-            shared=shared,
-            rank=rank % plan.sharing,
-            part=part,
-            warp=warp,
-            rows=rows,
-            columns=columns,
-            tiles=Int32(0),
-            k_first=k_first,
-            k_tiles=k_end - k_first,
-            workers=blocks // plan.cluster_size,
-            m=m,
-            n=n,
-            c=c,
-            ldc=ldc,
-            stride_c=stride_c,
-            given=bridge.Carried(**dict(zip(plan.words, words, strict=True))),
-        )
+        job = self.job_of(shared, (rank, part, warp, blocks), (m, n, k), (c, ldc, stride_c), words)
         job.tiles = self.count_tiles(job, batch, thread)  # type: ignore[attr-defined]
-        others = (map_0, map_1, map_2, map_3, map_4, map_5)  # the store's, then what A and B have besides their first
-        of_a = len(plan.store.maps) if const_expr(plan.store is not None) else 0
-        of_b = of_a + plan.a.maps - 1
-        maps = ((map_a, *others[of_a:of_b]), (map_b, *others[of_b : of_b + plan.b.maps - 1]), others[:of_a])
+        maps = self.maps_of((map_a, map_b), (map_0, map_1, map_2, map_3, map_4, map_5))
         first = plan.dealt.number(block // plan.cluster_size, blocks // plan.cluster_size, cutlass.min)
         if const_expr(plan.config.launch == "tiles"):  # a block has one; its place may say which: see `origin`
             first = Int32(0) if plan.by_place else first
@@ -220,7 +235,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         else:
             if group == plan.config.consumers:
                 if const_expr(plan.registers is not None):
-                    bridge.give_registers(plan.registers[0])
+                    bridge.give_registers(present(plan.registers)[0])
                 if warp == plan.loader_warp and job.k_tiles > 0:
                     while ahead[0] < job.tiles:
                         ahead = self.load_next(job, maps, ahead)
@@ -228,19 +243,19 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                     self.drain(job, ahead)
             else:
                 if const_expr(plan.registers is not None):
-                    bridge.take_registers(plan.registers[1])
+                    bridge.take_registers(present(plan.registers)[1])
                 self.consume(job, maps, first, group, thread % WARPGROUP, ahead)
 
         # No block leaves while another may still send into its shared memory or arrive at its barriers: those that
         # share loads know it by their loaders' last waits, those that exchange partial sums by having them all.
 
     # ------------------------------------------------------------------------------------------------------------ tiles
-    def count_tiles(self, job: Any, batch: Any, thread: Any) -> Any:
+    def count_tiles(self, job: bridge.Carried, batch: Int32, thread: Int32) -> Int32:
         """The number of all tiles of clusters. Called by all threads, once."""
         return job.rows * job.columns * batch
 
-    def origin(self, job: Any, tile: Any) -> tuple[Any, Any, Any]:
-        """First row, first column and matrix of this block's tile of C, for a cluster tile's number."""
+    def origin(self, job: bridge.Carried, tile: Int32) -> bridge.Place:
+        """This CTA's first row, first column and matrix, for a cluster tile's number."""
         plan = self.plan
         matrix = Int32(0)
         if plan.by_place:  # as plan.order has it, by the hardware's own division of a block's number
@@ -257,20 +272,23 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
 
     # --------------------------------------------------------------------------------------------------------- products
     @cute.jit
-    def consume(self, job: Any, maps: Any, tile: Any, consumer: Any, thread: Any, ahead: Any) -> None:
+    def consume(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, consumer: Int32, thread: Int32,
+        ahead: tuple[Int32, ...],
+    ) -> None:  # fmt: skip
         """A consumer warpgroup: all its tiles, products and stores."""
         plan = self.plan
         pingpong = plan.config.schedule == "pingpong"
         mma = bridge.Wgmma(plan)
         accumulators = [mma.accumulator() for _ in range(plan.blocks)]
         first_block = Int32(0) if pingpong else consumer * plan.blocks
-        a = bridge.Operand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes, first_block)
-        b = bridge.Operand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
+        a = bridge.WgmmaOperand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes, first_block)
+        b = bridge.WgmmaOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
         # What the last k tiles are multiplied with where they are `early`: pieces that are complete one by one.
         pieces, finish, b_of, sums = plan.pieces(0), mma, b, accumulators
         if const_expr(plan.half is not None):
             finish = bridge.Wgmma(plan, plan.half)
-            b_of = bridge.Operand(plan.half[1], job.shared.b(0), plan.smem.b_stage_bytes)
+            b_of = bridge.WgmmaOperand(present(plan.half)[1], job.shared.b(0), plan.smem.b_stage_bytes)
             sums = finish.halves(accumulators[0])
         if const_expr(plan.config.rows is not None):
             self.clear_dead_rows(job.shared, consumer * WARPGROUP + thread)
@@ -369,8 +387,8 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             bridge.wait_stores_read(0)
 
     @cute.jit
-    def bring_together(self, job: Any, sums: Any, at: Any) -> None:
-        """What lies between a block's only tile and its store: partial sums of a split K, and the end of the stages."""
+    def bring_together(self, job: bridge.Carried, sums: Sequence[cute.Tensor], at: tuple[Int32, ...]) -> None:
+        """Between a CTA's only tile and its store: partial sums of split-K, and the end of the stages."""
         plan = self.plan
         if const_expr(plan.config.split > 1):
             self.epilogue.send(job, sums, at)
@@ -380,13 +398,16 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         if const_expr(plan.config.split > 1):
             self.epilogue.reduce(job, sums, at)
 
-    def store_piece(self, job: Any, maps: Any, accumulators: Any, at: Any, origin: Any, number: int, part: int) -> None:
-        """Store the piece of that number, of the block of the cluster that has this part of K."""
+    def store_piece(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], accumulators: Sequence[cute.Tensor],
+        at: tuple[Int32, ...], origin: bridge.Place, number: int, part: int,
+    ) -> None:  # fmt: skip
+        """Store the piece of that number of this part of K."""
         block, columns = self.plan.pieces(part)[number]
         self.epilogue.store(job, maps[2], accumulators[block], at, origin, block, columns)
 
     @cute.jit
-    def release(self, job: Any, stage: Any) -> None:
+    def release(self, job: bridge.Carried, stage: Int32) -> None:
         """This warp has read the stage: tell every block that sends into it, one lane each."""
         plan, lane = self.plan, cute.arch.lane_idx()
         needed = lane < plan.sharing

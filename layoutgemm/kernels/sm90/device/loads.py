@@ -13,27 +13,29 @@ drain          at the end, where blocks   waits for every empty[s] once more: no
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
+from ....atoms import TmaPlan
 from ...dsl import bridge
 from ...dsl.tables import choose
 from ..gated import HALF
+from ..plan import Sm90Plan
 
 
 class Sm90Loads:
-    """What a kernel of an Sm90Plan loads, and when. `origin` is the kernel's: a tile's number -> its first element."""
+    """The loads of an Sm90Plan's kernel. `origin` is the kernel's: a tile's number -> its first element."""
 
-    plan: Any
+    plan: Sm90Plan
 
-    def origin(self, job: Any, tile: Any) -> tuple[Any, Any, Any]:
+    def origin(self, job: bridge.Carried, tile: Int32) -> bridge.Place:
         """First row, first column and matrix of this block's tile of C."""
         raise NotImplementedError
 
-    def init_barriers(self, shared: Any) -> None:
+    def init_barriers(self, shared: bridge.SharedMemory) -> None:
         """Every barrier of the block's shared memory; other blocks see them when all have met."""
         plan = self.plan
         for s in range(plan.stages):
@@ -46,8 +48,10 @@ class Sm90Loads:
             bridge.barrier_expect(shared.sums(), plan.exchange.bytes)
 
     @cute.jit
-    def load_next(self, job: Any, maps: Any, ahead: Any) -> Any:
-        """Load one k tile into the next stage, if there is one left, and step on. Only the loader's warp acts."""
+    def load_next(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], ahead: tuple[Int32, ...]
+    ) -> tuple[Int32, ...]:
+        """Load the next K tile, if there is one, and step on. Only the loader's warp acts."""
         plan = self.plan
         tile, m0, n0, matrix, k_tile, stage, parity, backwards = ahead
         if job.warp == plan.loader_warp:
@@ -72,7 +76,7 @@ class Sm90Loads:
         return tile, m0, n0, matrix, k_tile, stage, parity, backwards
 
     @cute.jit
-    def drain(self, job: Any, ahead: Any) -> None:
+    def drain(self, job: bridge.Carried, ahead: tuple[Int32, ...]) -> None:
         """Wait until all blocks that share loads with this one have released every stage. Only the loader's warp acts.
 
         Their last arrivals are then in, and each has what this block sent: it may leave without meeting them.
@@ -88,7 +92,7 @@ class Sm90Loads:
                     parity ^= 1
 
     @cute.jit
-    def fetch_ahead(self, job: Any, maps: Any, first: Any) -> None:
+    def fetch_ahead(self, job: bridge.Carried, maps: Sequence[bridge.Maps], first: tuple[Int32, ...]) -> None:
         """Bring this block's share of the first k tiles of its first tile into L2. Only the loader's warp acts."""
         plan = self.plan
         tile, m0, n0, matrix = first
@@ -98,13 +102,16 @@ class Sm90Loads:
                     origin = {"m": m0, "n": n0, "k": (job.k_first + i) * plan.tile[2], "l": matrix, HALF: Int32(0)}
                     self.issue_prefetches(job, maps, origin)
 
-    def issue_prefetches(self, job: Any, maps: Any, origin: Any) -> None:
+    def issue_prefetches(self, job: bridge.Carried, maps: Sequence[bridge.Maps], origin: Mapping[str, Int32]) -> None:
         """This block's share of one k tile into L2, as `issue_loads` would load it. Called by one thread."""
         for operand in self.plan.config.order_of_loads:
             for tensor_map, tma, place, share in self._copies(job, maps, operand, origin):
                 bridge.prefetch_share(tensor_map, tma, place, share)
 
-    def issue_loads(self, job: Any, maps: Any, m0: Any, n0: Any, matrix: Any, k_tile: Any, stage: Any) -> None:
+    def issue_loads(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], m0: Int32, n0: Int32, matrix: Int32, k_tile: Int32,
+        stage: Int32,
+    ) -> None:  # fmt: skip
         """Arm full[stage] and issue this block's share of both tiles. Called by one thread."""
         plan = self.plan
         origin = {"m": m0, "n": n0, "k": k_tile * plan.tile[2], "l": matrix, HALF: Int32(0)}
@@ -121,7 +128,9 @@ class Sm90Loads:
                     mask = bridge.cluster_mask(blocks, part + first, step)
                     bridge.load_share(tensor_map, tma, place, destination, full, share, mask)
 
-    def _copies(self, job: Any, maps: Any, name: str, origin: Any) -> list[tuple[Any, Any, Any, Any]]:
+    def _copies(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], name: str, origin: Mapping[str, Int32]
+    ) -> list[tuple[bridge.TensorMap, TmaPlan, Mapping[str, Int32], Int32 | int]]:
         """(tensor map, its copies, where they begin, this block's share) of an operand's tile."""
         plan = self.plan
         operand, own = (plan.a, maps[0]) if name == "A" else (plan.b, maps[1])
@@ -133,7 +142,7 @@ class Sm90Loads:
         return [(bridge.EitherMap(whole, *own), operand.tma, {**origin, ends.dim: row}, share)]
 
     @cute.jit
-    def clear_dead_rows(self, shared: Any, thread: Any) -> None:
+    def clear_dead_rows(self, shared: bridge.SharedMemory, thread: Int32) -> None:
         """Zeros for the rows of A's tiles that are never loaded: their products are not stored, but they are read.
 
         The consumers write them while the first loads are under way, and meet before the first product.

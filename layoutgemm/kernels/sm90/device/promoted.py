@@ -25,6 +25,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 from ....dtypes import f32
 from ...dsl import bridge
 from ...dsl.math import ElementMath, load_value
+from ...plan import present
 from ...store import ROWS
 from ..config import WARPGROUP
 from ..mainloop import BATCH, TOTAL, dealt, key_of, numbers_read
@@ -42,8 +43,8 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         products = mma.accumulator()
         totals = [mma.accumulator() for _ in range(plan.blocks)]
         first_block = consumer * plan.blocks
-        a = bridge.Operand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes, first_block)
-        b = bridge.Operand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
+        a = bridge.WgmmaOperand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes, first_block)
+        b = bridge.WgmmaOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
         if const_expr(plan.config.rows is not None):
             self.clear_dead_rows(job.shared, consumer * WARPGROUP + thread)
         stage, parity = Int32(0), Int32(0)
@@ -120,7 +121,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                         ahead = self.load_next(job, maps, ahead)
             for v in bridge.unrolled(plan.mma.accumulator_registers):
                 element = tables.element(numbers, block, v, totals[block][v])
-                totals[block][v] = plan.mainloop.evaluate(products[v], element)
+                totals[block][v] = present(plan.mainloop).evaluate(products[v], element)
         return mma, following, flipped, ready, ahead
 
 

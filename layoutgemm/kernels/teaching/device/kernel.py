@@ -23,8 +23,6 @@ One compile serves every M, N, K >= 1 and every leading dimension that TMA takes
 
 from __future__ import annotations
 
-from typing import Any
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
@@ -32,11 +30,13 @@ from cutlass import Int32, Int64
 from layoutgemm.kernels.dsl import bridge
 from layoutgemm.kernels.plan import tile_count
 
+from ..plan import TeachingPlan
+
 
 class Sm90SingleKernel:
     """The kernel for one plan. What is reachable through `self.plan` is a compile-time constant of the trace."""
 
-    def __init__(self, plan: Any):
+    def __init__(self, plan: TeachingPlan):
         self.plan = plan
 
     @cute.jit
@@ -139,8 +139,11 @@ class Sm90SingleKernel:
                 element = Int64(m0 + i) * ldc + (n0 + j)
                 bridge.store_element(c + element * plan.c.dtype.bytes, accumulator[v], plan.c.dtype)
 
-    def load_stage(self, shared: Any, map_a: Any, map_b: Any, m0: Any, n0: Any, k0: Any, stage: Any) -> None:
-        """Arm full[stage] and issue the loads of both tiles. Called by thread 0 alone, when nobody reads the stage."""
+    def load_stage(
+        self, shared: bridge.SharedMemory, map_a: bridge.TensorMap, map_b: bridge.TensorMap, m0: Int32, n0: Int32,
+        k0: Int32 | int, stage: Int32 | int,
+    ) -> None:  # fmt: skip
+        """Arm full[stage] and issue the loads of both tiles. Called by thread 0 alone, when no warp reads the stage."""
         plan = self.plan
         origin = {"m": m0, "n": n0, "k": k0}
         full = shared.full(stage)
