@@ -7,6 +7,7 @@ import pytest
 
 from layoutgemm import CounterExample, Layout, Proof, Undecided
 from layoutgemm.errors import LayoutError
+from layoutgemm.layouts.basis import E
 from layoutgemm.layouts.int_tuple import leaves
 from layoutgemm.layouts.proofs.prove import at, bijective, covers, disjoint, injective, prove, sizes
 from layoutgemm.layouts.symbols.dims import dim, dims
@@ -356,3 +357,10 @@ def test_clashing_symbols_and_wrong_kinds_raise():
     with pytest.raises(LayoutError):
         prove(Layout.identity((M, N)), Layout((M, N)))
     assert isinstance(M * N, P)
+
+
+@pytest.mark.parametrize("facts", [{}, {"min": 2}, {"multiple_of": 4}])
+def test_a_broadcast_mode_beside_coordinates_is_no_injection(facts: dict[str, int]) -> None:
+    found = Layout((4, dim("n", **facts)), (E(0), 0)).is_injective()
+    assert isinstance(found, CounterExample) and found.index == 4
+    assert Layout((4, 1), (E(0), 0)).is_injective() and Layout((dim("n", **facts), 4), (E(0), E(1))).is_injective()
