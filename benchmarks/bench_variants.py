@@ -1,4 +1,4 @@
-"""Block-scaled fp8 and grouped products, called as users call them, against torch and DeepGEMM on a GPU.
+"""Scaled fp8 and grouped products, called as users call them, against torch and DeepGEMM.
 
     python benchmarks/bench_variants.py --json benchmarks/results/scaled_grouped_h100.json    # some minutes
 

@@ -203,10 +203,10 @@ def kernel_of(case: Case, gpu: tuple[Places, str]) -> tuple[Kernel | None, int]:
     shapes = shapes_of(tuple(a.shape), tuple(b.shape))
     if 0 in (*shapes.result, shapes.k):
         return None, 0
-    from layoutgemm.torch_op.problem import Given
+    from layoutgemm.torch_op.problem import StridedOperand
 
     wide = F32 if case.finish else case.types[2]
-    c = out if out is not None else Given(shapes.result, contiguous_strides(shapes.result), C_NAMES[wide])
+    c = out if out is not None else StridedOperand(shapes.result, contiguous_strides(shapes.result), C_NAMES[wide])
     assert a.dtype in NAMES
     found = solve(problem_of(a, b, c, choice_of(case.config), *gpu))
     return found.kernel, sum(copy is not None for copy in found.copies)

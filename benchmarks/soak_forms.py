@@ -25,8 +25,8 @@ from layoutgemm.kernels.sm90.choose.occupancy import Places
 from layoutgemm.torch_op.bias_activation import ACTIVATIONS, GATES
 from layoutgemm.torch_op.epilogue import finish_of, spread
 from layoutgemm.torch_op.prepared import problem_of
-from layoutgemm.torch_op.problem import Given as Strided
 from layoutgemm.torch_op.problem import Problem, contiguous_strides, gated_shapes, shapes_of
+from layoutgemm.torch_op.problem import StridedOperand as Strided
 from layoutgemm.torch_op.solver import solve, why_unfused
 from layoutgemm.torch_op.types import C_NAMES
 

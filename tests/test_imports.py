@@ -273,7 +273,7 @@ def test_no_more_imports_inside_of_functions() -> None:
 
 
 def graph_of(root: Path, folders: Iterable[str]) -> dict[str, set[str]]:
-    """Of each file of these folders those of them that it imports, inside of functions too."""
+    """The files of these folders that each of them imports, in functions too."""
     package = root / PACKAGE
     paths = [path for folder in folders for path in sorted((package / folder).rglob("*.py"))]
     names = {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
@@ -311,7 +311,7 @@ def modules_named(path: Path) -> set[str]:
 
 
 def test_arrows_up_are_those_of_the_list() -> None:
-    """What a registry loads is no import that the other rules see: each is listed, and has a reason."""
+    """Modules that a registry loads escape the other rules: each is listed with a reason."""
     package = ROOT / PACKAGE
     found = {path.relative_to(package).as_posix(): modules_named(path) for path in sorted(package.rglob("*.py"))}
     assert {path: names for path, names in found.items() if names} == {p: set(n) for p, (n, _) in ARROWS_UP.items()}

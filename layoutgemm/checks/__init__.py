@@ -16,7 +16,7 @@ from .pipeline.model import (
 )
 from .pipeline.patterns import cluster_ring, multistage, pingpong, ring, self_loading, tcgen05_ring
 from .pipeline.prove import Interleaving, PipelineProof
-from .pipeline.trace import Step
+from .pipeline.trace import TraceStep
 from .smem.access_patterns import AccessPattern, atom_access, matrix_access, thread_access, tiled_access, tma_access
 from .smem.bank_conflicts import BankReport, Phase, bank_conflicts
 from .smem.swizzle_search import PaddingAnswer, SwizzleAnswer, best_swizzle, find_padding, find_swizzle
@@ -37,8 +37,8 @@ __all__ = [
     "PipelineProof",
     "Role",
     "SectorReport",
-    "Step",
     "SwizzleAnswer",
+    "TraceStep",
     "atom_access",
     "bank_conflicts",
     "best_swizzle",

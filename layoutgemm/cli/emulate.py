@@ -153,7 +153,7 @@ _OF_PTX: dict[str, Any] = {
 
 
 def _script(args: argparse.Namespace) -> int:
-    """Run a Python script on an emulated GPU, and print what was found behind its own output."""
+    """Run a Python script on an emulated GPU; print its findings last."""
     for name, usual in _OF_PTX.items():
         if getattr(args, name) != usual:
             raise EmulatorError(f"--{name} describes a launch of PTX, and {args.file} makes its own")

@@ -36,8 +36,8 @@ def choose_kernel(
 
     Raises OperandError with the reason of the first that failed where none can be derived, or each has too many tiles.
 
-    >>> from layoutgemm.torch_op.problem import Given
-    >>> x = Given((64, 64), (64, 1), "bf16")
+    >>> from layoutgemm.torch_op.problem import StridedOperand
+    >>> x = StridedOperand((64, 64), (64, 1), "bf16")
     >>> names = ("bf16:row", "bf16:row", "bf16:row")
     >>> choice, _ = choose_kernel(Problem(x, x, x), (64, 64, 64, 1), ("row", "row", "row"), names, direct=False)
     >>> choice.config.launch
@@ -148,8 +148,8 @@ def choose_by_lines(
     Raises OperandError for an epilogue, which this kernel does not have, and with the reason where no configuration can
     be derived.
 
-    >>> from layoutgemm.torch_op.problem import Given
-    >>> x = Given((64, 63), (63, 1), "bf16", start=2)
+    >>> from layoutgemm.torch_op.problem import StridedOperand
+    >>> x = StridedOperand((64, 63), (63, 1), "bf16", start=2)
     >>> problem, names = Problem(x, x, x, code="sm_80"), ("bf16:row", "bf16:row", "bf16:row")
     >>> choice, _ = choose_by_lines(problem, (64, 63, 63, 1), ("row", "row", "row"), names, (2, 2, 2))
     >>> choice.config.align

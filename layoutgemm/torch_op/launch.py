@@ -27,7 +27,7 @@ from ..kernels.sm80.plan import Sm80Config
 from ..kernels.sm90.choose.occupancy import Places
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..moved import old_names
-from .problem import Copy, Given, Problem, Solution, contiguous_strides
+from .problem import Copy, Problem, Solution, StridedOperand, contiguous_strides
 from .solver import solve
 
 __getattr__ = old_names(__name__)
@@ -233,10 +233,10 @@ def plan_of(solution: Solution) -> Any:
 # -------------------------------------------------------------------------------------------------------------- tensors
 
 
-def span(x: Given) -> int:
+def span(x: StridedOperand) -> int:
     """Bytes from a tensor's first element to behind its last.
 
-    >>> span(Given((2, 3), (8, 1), "bf16"))
+    >>> span(StridedOperand((2, 3), (8, 1), "bf16"))
     22
     """
     return (sum((n - 1) * step for n, step in zip(x.shape, x.strides, strict=True)) + 1) * dtype(x.dtype).bytes

@@ -21,7 +21,7 @@ from ..kernels.sm90.choose.occupancy import Places
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.plan import Sm90Config
 from .launch import Prepared
-from .problem import Given, Problem, contiguous_strides, gated_shapes
+from .problem import Problem, StridedOperand, contiguous_strides, gated_shapes
 from .types import C_NAMES, NAMES, usual_type
 
 Config = Sm90Config | Sm90Choice
@@ -147,13 +147,13 @@ def problem_at(
     index = a.get_device()
     epilogue, _, _, apart, gated = finish or NO_FINISH
     shape = gated_shapes(a.shape, b.shape, gated).result
-    c = out if out is not None else Given(shape, contiguous_strides(shape), C_NAMES[kind])
+    c = out if out is not None else StridedOperand(shape, contiguous_strides(shape), C_NAMES[kind])
     return problem_of(a, b, c, choice_of(config), *gpu(index), epilogue, apart, target(index), gated)
 
 
-def given(x: torch.Tensor, name: str) -> Given:
+def given(x: torch.Tensor, name: str) -> StridedOperand:
     """A tensor as part of a problem."""
-    return Given(tuple(x.shape), tuple(x.stride()), name, start(x))
+    return StridedOperand(tuple(x.shape), tuple(x.stride()), name, start(x))
 
 
 def start(x: torch.Tensor) -> int:
@@ -163,7 +163,7 @@ def start(x: torch.Tensor) -> int:
 
 
 def problem_of(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | Given, config: Sm90Choice | None, room: Places,
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | StridedOperand, config: Sm90Choice | None, room: Places,
     gpu: str, epilogue: Epilogue | None = None, apart: bool = False, on: tuple[str, int] | None = None,
     gated: str | None = None,
 ) -> Problem:  # fmt: skip
@@ -171,7 +171,7 @@ def problem_of(
 
     room, gpu  as `gpu` gives them; `on` as `target` does
     """
-    into = c if isinstance(c, Given) else given(c, C_NAMES[c.dtype])
+    into = c if isinstance(c, StridedOperand) else given(c, C_NAMES[c.dtype])
     of_a, of_b = given(a, NAMES[a.dtype]), given(b, NAMES[b.dtype])
     code, smem = target(-1) if on is None else on
     return Problem(of_a, of_b, into, room, gpu, config, epilogue, apart, code, smem, gated)

@@ -140,7 +140,7 @@ def contiguous_strides(shape: Sequence[int]) -> Ints:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class StridedOperand:
     """A tensor as a kernel sees it: shape and strides in elements, its type's name, and `start`, the bytes that its
     address is a multiple of: 16, 8, 4, 2 or 1."""
 
@@ -165,9 +165,9 @@ class Problem:
                     the architecture has at most
     """
 
-    a: Given
-    b: Given
-    c: Given
+    a: StridedOperand
+    b: StridedOperand
+    c: StridedOperand
     places: Places = field(default_factory=Places)
     gpu: str = ""
     config: Sm90Choice | None = None
@@ -217,7 +217,7 @@ class Matrices(NamedTuple):
         return leading if count > 1 else padded_leading(dtype(self.dtype), extent)
 
 
-def matrices(given: Given, side: str, batch: Ints) -> Matrices:
+def matrices(given: StridedOperand, side: str, batch: Ints) -> Matrices:
     """The tensor as the "left" or the "right" operand of a product with that batch.
 
     A vector is a row on the left and a column on the right; a dimension that is stretched, or of extent 1, has stride
@@ -231,7 +231,7 @@ def matrices(given: Given, side: str, batch: Ints) -> Matrices:
     return Matrices(*shape[-2:], *strides[-2:], tuple(outer), given.dtype, given.start)  # type: ignore[call-arg,arg-type]
 
 
-def result_matrices(c: Given, shapes: Shapes, vectors: tuple[bool, bool]) -> Matrices:
+def result_matrices(c: StridedOperand, shapes: Shapes, vectors: tuple[bool, bool]) -> Matrices:
     """C likewise; `vectors` says of A and of B whether it is one, and its dimension not in the result."""
     kept = iter(c.strides[len(shapes.batch) :])
     row, column = (0 if vector else next(kept) for vector in vectors)

@@ -25,11 +25,11 @@ from ..kernels.teaching.plan import MAX_COORDINATE
 from .choose import choose_by_lines, choose_kernel, compared
 from .problem import (
     Copy,
-    Given,
     Ints,
     Matrices,
     Problem,
     Solution,
+    StridedOperand,
     contiguous_strides,
     gated_shapes,
     matrices,
@@ -76,7 +76,7 @@ def solve(problem: Problem) -> Solution:
 def why_unfused(problem: Problem) -> str:
     """Why no single kernel computes a gated problem, or "".
 
-    >>> a, b, c = (Given(shape, (shape[1], 1), "bf16") for shape in ((64, 64), (64, 128), (64, 64)))
+    >>> a, b, c = (StridedOperand(shape, (shape[1], 1), "bf16") for shape in ((64, 64), (64, 128), (64, 64)))
     >>> why_unfused(Problem(a, b, c, gated="silu"))
     "b: rows of 128 contiguous elements; a gated product's kernel reads a K-major b"
     """
@@ -165,7 +165,7 @@ def _folded(
     columns  whether one may become columns: not where an epilogue has something of its own for each column
     rows     whether one may become rows, or columns
 
-    >>> x, weight = Given((8, 2, 16), (32, 16, 1), "bf16"), Given((16, 24), (24, 1), "bf16")
+    >>> x, weight = StridedOperand((8, 2, 16), (32, 16, 1), "bf16"), StridedOperand((16, 24), (24, 1), "bf16")
     >>> y = Matrices(2, 24, 24, 1, (48,), "bf16", 16)
     >>> rows, _, _, batch = _folded(matrices(x, "left", (8,)), matrices(weight, "right", (8,)), y, (8,))
     >>> rows.rows, rows.row, batch
@@ -266,7 +266,7 @@ def _with_copy(
     order  of the copy, unless the tensor has lines of the other order: those stay, and only their pitch changes
     """
     name = "abc"[index]
-    given: Given = getattr(problem, name)
+    given: StridedOperand = getattr(problem, name)
     if index < 2 and given.dtype in _BOTH_MAJORS and len(given.shape) > 1:
         lines = {"row": (given.shape[-1], given.strides[-1]), "col": (given.shape[-2], given.strides[-2])}
         order = next((o for o, (extent, step) in lines.items() if step == 1 and extent > 1), order)
@@ -275,7 +275,7 @@ def _with_copy(
     if index == 2:
         strides = contiguous_strides(given.shape)
         copy = Copy(given.shape, strides, f"out: {why}")
-        return replace(problem, c=Given(given.shape, strides, given.dtype)), (*copies[:2], copy)  # type: ignore[return-value]
+        return replace(problem, c=StridedOperand(given.shape, strides, given.dtype)), (*copies[:2], copy)  # type: ignore[return-value]
     shape = (*repeat, *given.shape[-2:]) if repeat else given.shape
     strides = padded_strides(shape, order, given.dtype)
     if not repeat and len(shape) > 2:  # what is stretched stays so
@@ -286,7 +286,7 @@ def _with_copy(
     copy = Copy(shape, strides, f"{name}: {why}; copied {order}-major{pitch}")
     full = (*repeat, *given.shape[-2:]) if repeat else given.shape
     seen = tuple([0 if n == 1 != m else s for n, m, s in zip(shape[:-2], full[:-2], strides[:-2])])
-    changed = Given(full, (*seen, *strides[-2:]), given.dtype)
+    changed = StridedOperand(full, (*seen, *strides[-2:]), given.dtype)
     made = (*copies[:index], copy, *copies[index + 1 :])
     return replace(problem, **{name: changed}), made  # type: ignore[return-value,arg-type]
 

@@ -18,7 +18,7 @@ FP8 = {"a": "e4m3", "b": "e4m3:col"}
 
 
 def chosen(c: str = "bf16") -> dict[object, Sm90Plan]:
-    """A plan for each configuration that a product of the benchmark, or one like it, gets."""
+    """A plan for each configuration that a product of the benchmark gets."""
     found: dict[object, Sm90Plan] = {}
     for m, n, k in (*SCALED, (1, 8, 128), (64, 8, 1 << 16), (200, 3000, 64), (1 << 16, 64, 256)):
         for loop in (LOOP, EACH_COLUMN):

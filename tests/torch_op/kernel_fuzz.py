@@ -49,7 +49,7 @@ class Draw(random.Random):
         return torch._neg_view(-x) if form == 4 and x.dtype.itemsize > 1 else x.clone()
 
     def output(self, shape: tuple[int, ...], kind: Any) -> Any:
-        """Where a product goes, of sevens; or None."""
+        """An output filled with sevens, or None."""
         out = self.lay(torch.full(shape, 7.0, dtype=kind)) if self.random() < 0.4 else None
         return None if out is not None and out.is_neg() else out
 

@@ -1,7 +1,7 @@
 """Random calls of every entry point that takes tensors: operands of any kind, layout, device and type, good and bad.
 
-`faults(seed, count)` draws calls and says what went wrong: a result that is further from float64 than the types'
-rounding, an error that is none of the library's, or an output that a refused call has written.
+`faults(seed, count)` draws calls and lists what went wrong. A result may be further from float64 than the types'
+rounding. An error may not be the library's. A refused call may have written its output.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ GATES = {"swiglu": "silu", "geglu": "gelu"}
 
 
 def product(draw: Draw) -> tuple[Callable[[], Any], Callable[[Any], str], list[Any]]:
-    """A call of matmul or gemm, what checks its answer, and tensors that a refusal leaves as they are."""
+    """A call of matmul or gemm, the check of its answer, and tensors that stay."""
     m, n, k = draw.sizes()
     kind = draw.kind()
     other = kind if draw.chance(0.93) else draw.kind()
@@ -352,7 +352,7 @@ def raw(draw: Draw) -> Any:
 
 
 def _raw_variant(draw: Draw, config: str) -> Any:
-    """The operators of scaled and grouped products: answered or refused, whatever they are given."""
+    """The operators of scaled and grouped products: answered or refused for any arguments."""
     kinds = (E4M3, E4M3, E5M2, BF16)
     a, b = (draw.tensor(draw.random.choice(((4, 4), (4, 4), (2, 4, 4), (4,))), draw.random.choice(kinds)) for _ in "ab")
     scales = [draw.tensor(draw.random.choice(((4, 1), (1,), (1, 4), (2, 4, 1), ())), F32) for _ in "ab"]
@@ -396,7 +396,7 @@ OF_TORCH = ("layoutgemm::", "Expected a value of type", "expected at most")
 
 
 def faults(seed: int, count: int, tally: dict[str, int] | None = None) -> Iterator[str]:
-    """What went wrong of so many calls; `tally` counts answers and refusals."""
+    """The faults of so many calls; `tally` counts answers and refusals."""
     for number in range(count):
         draw = Draw(seed * 1_000_003 + number)
         entry = draw.random.choice(ENTRIES)

@@ -22,7 +22,7 @@ SHAPES = [
 
 @pytest.fixture(autouse=True)
 def tf32() -> Any:
-    """float32 is multiplied here: on the CPU in full, so that gradients can be held against differences."""
+    """float32 is multiplied here: on the CPU in full, so that gradients can be compared with differences."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
     yield

@@ -28,8 +28,8 @@ from layoutgemm.kernels.epilogue.chain import (
 )
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.torch_op import epilogue as torch_epilogue
-from layoutgemm.torch_op.problem import Given as Tensor
 from layoutgemm.torch_op.problem import Problem
+from layoutgemm.torch_op.problem import StridedOperand as Tensor
 from layoutgemm.torch_op.solver import solve
 from tests.torch_op.test_operator import F32, SMALL, emulated, integers
 
@@ -224,7 +224,7 @@ def test_the_kernel_in_the_emulator(case: str, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.dsl
 def test_a_bias_of_a_whole_batch_is_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is the same for every row leaves the batch to become rows; dropout, which counts them, does not."""
+    """An operand that is equal for all rows lets a batch become rows; dropout, which counts rows, does not."""
     a, b, bias = integers(3, 20, 64), integers(64, 40), integers(40, dtype=F32)
     with emulated(monkeypatch) as calls:
         got = matmul(a, b, epilogue=Epilogue(Bias()), given={"bias": bias}, config=SMALL)

@@ -1,4 +1,4 @@
-"""Gated products by matmul: swiglu and geglu, in one kernel where there is one, by torch elsewhere; who looks on."""
+"""Gated products by matmul: swiglu and geglu, in one kernel where there is one, else by torch; modes and compilers."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_what_has_no_kernel_is_gated_by_torch(monkeypatch: pytest.MonkeyPatch) -
         assert [call[0][4] for call in calls] == [48, 48]
 
 
-# ------------------------------------------------------------------------------------------------------- who looks on
+# ------------------------------------------------------------------------------------------------- modes and compilers
 
 
 @pytest.mark.parametrize("activation", ACTS)

@@ -148,7 +148,7 @@ def test_lines_of_any_pitch(name: str, kind: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_lines_of_c_in_both_orders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies between C's lines stays, whichever index is contiguous."""
+    """Memory between C's rows stays, whichever index is contiguous."""
     monkeypatch.setitem(torch_choice.MODEL.__dict__, "copy", 1.0)
     forget()
     a, b = integers(130, 65), integers(65, 71)
@@ -234,7 +234,7 @@ def test_outputs_and_what_lies_around_them() -> None:
 
 
 def peak_of(call: Callable[[], Any]) -> tuple[Any, int]:
-    """What a call gives, and the most bytes that it had asked the allocator for at a time.
+    """A call's result, and the most bytes that it held of the allocator.
 
     Of what is asked for: the allocator hands out a cached block that is up to 1 MiB too large, and counts all of it.
     """
@@ -440,7 +440,7 @@ def test_bias_and_activation(shapes: Any, activation: str | None) -> None:
                     product = a.double() @ b.double() + given.double()
                     want = product if activation is None else torch_finish.ACTIVATIONS[activation](product)
                 got = matmul(a, b, bias=given, activation=activation, out_dtype=kind)
-                # bf16 rounds by 2**-8; its gelu may be off by half as much besides (bridge_math.ElementMath, coarse)
+                # bf16 rounds by 2**-8; its gelu may be off by half as much again (bridge_math.ElementMath, coarse)
                 bound = (1.5 * 2.0**-8 if kind == BF16 else 2.0**-17) * want.abs() + 2.0**-17 * product.abs() + 1e-6
                 assert got.dtype == kind and bool(((got.double() - want).abs() <= bound).all())
 
@@ -474,7 +474,7 @@ OWN = [*FUSED, ((3, 40, 72), (3, 72, 80)), ((40, 72), (3, 72, 81)), ((2, 3, 33, 
 
 @pytest.mark.parametrize("shapes", OWN)
 def test_an_epilogue_of_the_user_s_own(shapes: Any) -> None:
-    """Every kind of operand, held against the same on CPU tensors; of small integers, so that both are exact."""
+    """Every kind of operand, compared with CPU tensors; small integers make both exact."""
     from layoutgemm.dtypes import dtype
     from layoutgemm.kernels.epilogue import chain as steps
 
@@ -521,7 +521,7 @@ GATED: dict[str, tuple[Callable[[], tuple[Any, Any]], bool]] = {
 
 
 def gated_product(a: Any, b: Any, activation: str, bias: Any = None) -> tuple[Any, Any]:
-    """The product in float64, and what it may be off by before C is rounded, where C keeps few bits and where not."""
+    """The product in float64, and the magnitude that bounds its error before C is rounded."""
     gate, up = (torch.matmul(a.double(), b.double()) + (0 if bias is None else bias.double())).chunk(2, -1)
     return torch_finish.ACTIVATIONS[GATES[activation]](gate) * up, gate.abs() * up.abs()
 

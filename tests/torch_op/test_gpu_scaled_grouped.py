@@ -314,7 +314,7 @@ def test_groups_with_bias_and_activation(each: bool) -> None:
 @pytest.mark.parametrize("order", ["row", "col"])
 @pytest.mark.parametrize("name", GROUPS)
 def test_gradients(name: str, order: str) -> None:
-    """Both operands', against torch's of the definition in float64, and nobody waits for the ends."""
+    """Both operands', against torch's of the definition in float64; the host does not wait for the ends."""
     torch.manual_seed(1)
     ends, total, experts, n, k = ends_of(GROUPS[name]), sum(GROUPS[name]), len(GROUPS[name]), 264, 136
     a = normal(total, k).requires_grad_()

@@ -1,4 +1,4 @@
-"""grouped_matmul in all its forms on the CPU: values, gradients, and who looks on."""
+"""grouped_matmul in all its forms on the CPU: values, gradients, modes and compilers."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ ACTS = {None: lambda x: x, "relu": torch.relu, "gelu": torch.nn.functional.gelu}
 @pytest.mark.parametrize("each", [False, True], ids=["one bias", "a bias of each group"])
 @pytest.mark.parametrize("activation", ACTS)
 def test_bias_and_activation(activation: Any, each: bool) -> None:
-    """Of groups of rows, of batches and of masked rows; behind the last end nothing is added."""
+    """Bias and activation of rows, batches and masked rows; rows behind the last end stay."""
     which = torch.tensor([0, 0, 0, 2, 2, 2, 2, 3])
     for form, given in (("rows", {"offs": ENDS}), ("rows", {"offsets": OFFSETS}), ("batch", {})):
         a, b = operands(form)
@@ -252,7 +252,7 @@ def test_bad_input_is_refused_by_name(given: dict[str, Any], error: Any, text: s
 @pytest.mark.parametrize("said", ["offsets", "offs"])
 @pytest.mark.parametrize("form", SHAPES)
 def test_gradients(form: str, said: str) -> None:
-    """Of both operands, once and twice, against torch's of the definition in float64."""
+    """Gradients of both operands, once and twice, against torch's of the definition in float64."""
     a, b = operands(form, grad=True)
     x, y = (t.detach().double().requires_grad_() for t in (a, b))
     ours = grouped_matmul(a, b, **groups_of(form, said), out_dtype=F32)
@@ -324,7 +324,7 @@ def test_eight_bits_and_scales_have_no_gradient() -> None:
         grouped_matmul(a, b, OFFSETS, scale_a=scale)
 
 
-# --------------------------------------------------------------------------------------------------------- who looks on
+# ------------------------------------------------------------------------------------------------- modes and compilers
 
 
 @pytest.mark.parametrize("form", SHAPES)
@@ -486,7 +486,7 @@ def test_modes_and_subclasses_see_the_operator() -> None:
     assert "layoutgemm.grouped_matmul.default" in seen
 
     class Own(torch.Tensor):
-        """Somebody's tensors."""
+        """A user's tensors."""
 
     got = grouped_matmul(a.as_subclass(Own), b, OFFSETS)
     assert type(got) is Own and torch.equal(got.as_subclass(torch.Tensor), grouped_matmul(a, b, OFFSETS))

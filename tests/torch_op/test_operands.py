@@ -48,7 +48,7 @@ def test_random_calls_are_right_or_refused() -> None:
 
 
 def calls(bad: str, x: Any) -> list[tuple[str, Any]]:
-    """Every entry point with one operand in place of a good one, and that operand's name."""
+    """Every entry point with one operand exchanged, and that operand's name."""
     a, b, e = ones(4, 4), ones(4, 4), ones(4, 4, kind=E4M3)
     plan, ampere = TeachingPlan.derive(4, 4, 4, c="bf16"), Sm80Plan.derive(4, 4, 4, c="bf16")
     of_bias, scale, ends = Epilogue(Bias(dtype="bf16")), torch.ones(4, 1), torch.tensor([0, 4])
@@ -88,7 +88,7 @@ def test_what_is_no_dense_tensor_of_the_device_is_refused_by_name() -> None:
 
 
 def test_one_rule_says_whether_an_output_has_its_memory_for_itself() -> None:
-    """Of what is read and of what is written, in all entry points; views that only look close are taken."""
+    """Overlap of operands and outputs is refused by all entry points; views that only look close are taken."""
     whole, e = ones(4, 8), ones(4, 4, kind=E4M3)
     out, beside, a, b = whole[:, ::2], whole[:, 1::2], ones(4, 4), ones(4, 4)
     scales = torch.ones(4, 8)

@@ -31,7 +31,7 @@ from layoutgemm.torch_op import launch as torch_launch
 from layoutgemm.torch_op import operator as torch_op
 from layoutgemm.torch_op import prepared as torch_prepared
 from layoutgemm.torch_op import solver as torch_solver
-from layoutgemm.torch_op.problem import Given, Problem, contiguous_strides, shapes_of
+from layoutgemm.torch_op.problem import Problem, StridedOperand, contiguous_strides, shapes_of
 from layoutgemm.torch_op.scaled_grouped import grouped as torch_grouped
 from layoutgemm.torch_op.scaled_grouped import kept as torch_kept
 from layoutgemm.torch_op.scaled_grouped import scaled as torch_scaled
@@ -66,7 +66,7 @@ def test_shapes_and_values_are_those_of_torch(shapes: tuple[Any, Any]) -> None:
 
 
 def test_words_are_those_of_torch() -> None:
-    """What torch says to the same float tensors begins what is said here, sizes of batches aside."""
+    """A refusal begins with torch's text for the same float tensors, except sizes of batches."""
     for shapes in (((3, 4), (5, 6)), ((4,), (5,)), ((3, 4), (5,)), ((2, 1, 3, 4), (3, 2, 4, 4)), ((), (3, 4))):
         a, b = (torch.ones(shape).bfloat16() for shape in shapes)
         with pytest.raises(RuntimeError) as theirs:
@@ -191,11 +191,11 @@ def test_gemm_refuses_a_c_that_does_not_meet_the_product() -> None:
 # ------------------------------------------------------------------------------------------------------------ solutions
 
 
-def given(*shape: int, strides: Any = None, dtype: str = "bf16", start: int = 16) -> Given:
-    return Given(shape, tuple(strides or contiguous_strides(shape)), dtype, start)
+def given(*shape: int, strides: Any = None, dtype: str = "bf16", start: int = 16) -> StridedOperand:
+    return StridedOperand(shape, tuple(strides or contiguous_strides(shape)), dtype, start)
 
 
-def solved(a: Given, b: Given, c: Given | None = None, config: Any = None) -> Any:
+def solved(a: StridedOperand, b: StridedOperand, c: StridedOperand | None = None, config: Any = None) -> Any:
     shape = shapes_of(a.shape, b.shape).result
     return solve(Problem(a, b, c or given(*shape), config=config))
 
@@ -220,7 +220,9 @@ def solved(a: Given, b: Given, c: Given | None = None, config: Any = None) -> An
         (given(5, 1), given(1, 7), "col row row", (5, 7, 1, 1), 1),
     ],
 )  # fmt: skip
-def test_strides_that_are_taken_as_they_are(a: Given, b: Given, orders: str, sizes: Any, launches: int | None) -> None:
+def test_strides_that_are_taken_as_they_are(
+    a: StridedOperand, b: StridedOperand, orders: str, sizes: Any, launches: int | None
+) -> None:
     found = solved(a, b)
     assert found.copies == (None, None, None)
     if launches is not None:
@@ -239,7 +241,7 @@ def test_strides_that_are_taken_as_they_are(a: Given, b: Given, orders: str, siz
         (given(64, 64, strides=(1, 65)), "copied col-major, lines 64 elements apart"),
     ],
 )
-def test_copies_say_why(a: Given, why: str) -> None:
+def test_copies_say_why(a: StridedOperand, why: str) -> None:
     copy = solved(a, given(a.shape[-1], 64), config=SM90).copies[0]
     assert copy is not None and why in copy.why
 
@@ -277,7 +279,7 @@ def test_two_dimensions_of_a_batch_of_which_one_is_shared() -> None:
 
 
 def test_where_lines_end_decides_who_stores_them() -> None:
-    def store(c: Given) -> tuple[str, str]:
+    def store(c: StridedOperand) -> tuple[str, str]:
         found = solved(given(64, 64), given(64, c.shape[1]), c, SM90)
         return found.kernel.choice.config.store, found.kernel.operands[2]
 
@@ -322,7 +324,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch, edges: bool = True) -> Any:
     calls: list[Any] = []
 
     class Emulated:
-        """A host function that finds its arguments where `Block` says they are, and emulates the launch."""
+        """A host function that reads its arguments from a `Block` and emulates the launch."""
 
         def __init__(self, kernel: Any):
             self.plan = kernel.plan

@@ -16,16 +16,16 @@ from layoutgemm.kernels.compile.worker import entry_of, kernel_of
 from layoutgemm.kernels.sm80.choose import Sm80Choice
 from layoutgemm.torch_op import choose as torch_choice
 from layoutgemm.torch_op import launch as torch_launch
-from layoutgemm.torch_op.problem import Given, Problem, contiguous_strides, shapes_of
+from layoutgemm.torch_op.problem import Problem, StridedOperand, contiguous_strides, shapes_of
 from layoutgemm.torch_op.solver import solve
 from tests.torch_op.test_operator import BF16, SM90, emulate, emulated, integers
 
 
-def given(*shape: int, strides: Any = None, dtype: str = "bf16", start: int = 16) -> Given:
-    return Given(shape, tuple(strides or contiguous_strides(shape)), dtype, start)
+def given(*shape: int, strides: Any = None, dtype: str = "bf16", start: int = 16) -> StridedOperand:
+    return StridedOperand(shape, tuple(strides or contiguous_strides(shape)), dtype, start)
 
 
-def solved(a: Given, b: Given, c: Given | None = None, **more: Any) -> Any:
+def solved(a: StridedOperand, b: StridedOperand, c: StridedOperand | None = None, **more: Any) -> Any:
     return solve(Problem(a, b, c or given(*shapes_of(a.shape, b.shape).result), **more))
 
 
@@ -38,7 +38,7 @@ def solved(a: Given, b: Given, c: Given | None = None, **more: Any) -> Any:
         (given(3, 64, 64, strides=(4100, 64, 1)), 8), (given(1, 64, strides=(7, 1), start=8), 8),
     ],
 )  # fmt: skip
-def test_small_products_are_read_in_place(a: Given, align: int) -> None:
+def test_small_products_are_read_in_place(a: StridedOperand, align: int) -> None:
     """The widest accesses that pitch, address and the distance of a batch's matrices allow."""
     found = solved(a, given(64, 64))
     choice = found.kernel.choice
@@ -49,7 +49,7 @@ def test_small_products_are_read_in_place(a: Given, align: int) -> None:
 
 
 def test_large_products_are_copied() -> None:
-    """Where the slower kernel loses more than the copy takes: sides of 4096, not of 512; and never without cause."""
+    """A copy is made if the slower kernel loses more than it takes: sides of 4096, not of 512."""
     for size, copies in ((512, 0), (4096, 1)):
         a, b = given(size, size, strides=(size + 4, 1)), given(size, size)
         found = solved(a, b)
@@ -125,7 +125,7 @@ CASES = {
 @pytest.mark.dsl
 @pytest.mark.parametrize("name", CASES)
 def test_in_place_in_the_emulator(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the long way and by the short one, which takes addresses that are multiples of 16."""
+    """The first call and a kept launch, which takes addresses that are multiples of 16."""
     a, b, make = CASES[name]()
     monkeypatch.setitem(torch_choice.MODEL.__dict__, "copy", 1.0)  # never copied
     want = torch.matmul(a.double(), b.double()).bfloat16()
@@ -146,7 +146,7 @@ def test_in_place_in_the_emulator(name: str, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(40))
 def test_random_cases_in_place(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The soak's cases, their sizes cut down, by the mma.sync kernel wherever an operand would be copied."""
+    """The soak's cases at small sizes, by mma.sync in place of a copy."""
     case = draw(number, seed=7, kinds=(BF16,))
     sizes = tuple(min(size, 150) for size in case.sizes)
     small = Case(

@@ -1,4 +1,4 @@
-"""scaled_matmul's recipes on the CPU: against their definitions, by shape and by torch's names, and who looks on."""
+"""scaled_matmul's recipes on the CPU: against their definitions, by shape and by torch's names, modes and compilers."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_grouped_products_take_recipes() -> None:
     assert torch.equal(got[0, :3], scaled_matmul(a, BA, b[0], torch.ones(3, 3))[:3]) and not got[0, 3:].any()
 
 
-# --------------------------------------------------------------------------------------------------------- who looks on
+# ------------------------------------------------------------------------------------------------- modes and compilers
 
 
 @pytest.mark.parametrize("recipes", [PAIRS[3], PAIRS[5]], ids=["rows", "blocks"])

@@ -86,7 +86,7 @@ def test_exact_sums_are_promoted(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_scales_of_any_strides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Column-major scales with a pitch of 16 bytes, as TMA loads them, are read where they lie; vectors are copied."""
+    """TMA-aligned column-major scales are read in place; vectors are copied."""
     given, want = scaled_case("1x128, 128x128")
     aligned = torch.zeros(3, 72).mT[:70]
     aligned.copy_(given["scale_a"])

@@ -1,4 +1,4 @@
-"""Products of integers and what follows them, gradients of nothing, and the kernel that is next to the likeliest."""
+"""Products of integers, gradients of empty products, and the second-best kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from layoutgemm import gemm, matmul
 from layoutgemm.errors import OperandError
-from layoutgemm.torch_op.problem import Given, Problem
+from layoutgemm.torch_op.problem import Problem, StridedOperand
 from layoutgemm.torch_op.solver import solve
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -58,7 +58,7 @@ def test_gradients_of_nothing(shapes: Any) -> None:
 
 
 def test_where_the_likeliest_kernel_is_none_the_next_one_is_taken() -> None:
-    """Of a column-major A no cluster of four, beside wide results fewer stages, of 8-bit lines whole 16 bytes."""
+    """Column-major A has no cluster of four, wide results fewer stages, 8-bit rows whole 16 bytes."""
     for m, n, k, a, c, columns, gated in (
         (136, 5408, 14840, "bf16", "bf16", True, None),
         (160, 11712, 280, "bf16", "bf16", True, None),
@@ -70,8 +70,8 @@ def test_where_the_likeliest_kernel_is_none_the_next_one_is_taken() -> None:
     ):
         halves = 2 if gated else 1
         found = solve(Problem(
-            Given((m, k), (1, m) if columns else (k, 1), a), Given((k, n * halves), (1, k), a),
-            Given((m, n), (n, 1), c), gated=gated,
+            StridedOperand((m, k), (1, m) if columns else (k, 1), a), StridedOperand((k, n * halves), (1, k), a),
+            StridedOperand((m, n), (n, 1), c), gated=gated,
         ))  # fmt: skip
         assert "little choice" not in found.why and " us" in found.why, (m, n, k, found.why)
         found.kernel.plan(*found.sizes)
@@ -80,6 +80,6 @@ def test_where_the_likeliest_kernel_is_none_the_next_one_is_taken() -> None:
 @pytest.mark.parametrize("rows,pitch,batch", [(1, 3, 1), (2, 2, 1), (2, 3, 5), (3, 3, 1)])
 def test_matrices_become_rows_of_one_where_their_rows_are_evenly_apart(rows: int, pitch: int, batch: int) -> None:
     """One row of each matrix lies anywhere; of more, the next matrix's first is where one more row would be."""
-    a = Given((5, rows, 64), (pitch * 64, 64, 1), "bf16")
-    b, c = Given((64, 128), (1, 64), "bf16"), Given((5, rows, 128), (rows * 128, 128, 1), "bf16")
+    a = StridedOperand((5, rows, 64), (pitch * 64, 64, 1), "bf16")
+    b, c = StridedOperand((64, 128), (1, 64), "bf16"), StridedOperand((5, rows, 128), (rows * 128, 128, 1), "bf16")
     assert solve(Problem(a, b, c)).sizes == ((rows * 5, 128, 64, 1) if batch == 1 else (rows, 128, 64, batch))

@@ -23,7 +23,7 @@ from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
 from layoutgemm.kernels.sm90.plan import Sm90Config
 from layoutgemm.torch_op import tuned_store as tuned
 from layoutgemm.torch_op import tuning
-from layoutgemm.torch_op.problem import Given, Problem
+from layoutgemm.torch_op.problem import Problem, StridedOperand
 from layoutgemm.torch_op.scaled_grouped.tunable import tunable
 from layoutgemm.torch_op.solver import solve
 from layoutgemm.torch_op.tuning import candidates, name_of, tune
@@ -55,7 +55,7 @@ def test_candidates(sizes: tuple[int, int, int]) -> None:
 
 
 def problem(gpu: str = GPU, **others: Any) -> Problem:
-    square = Given((512, 512), (512, 1), "bf16")
+    square = StridedOperand((512, 512), (512, 1), "bf16")
     return Problem(square, square, square, Places(), gpu, **others)
 
 
@@ -254,10 +254,10 @@ def test_a_result_that_cannot_be_kept_is_named(what: str, own_cache: Path) -> No
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_a_result_that_loads_too_few_rows_is_passed_over(swapped: bool) -> None:
-    """Its kernel would leave rows of the product out, whatever the file or the caller says."""
+    """A kernel that would leave rows out is refused, from file and caller."""
     few = Sm90Choice(Sm90Config((64, 64), consumers=1, rows=8), swapped)
-    col = Given((512, 512), (1, 512), "bf16")
-    row = Given((512, 512), (512, 1), "bf16")
+    col = StridedOperand((512, 512), (1, 512), "bf16")
+    row = StridedOperand((512, 512), (512, 1), "bf16")
     product = Problem(row, col, row, Places(), GPU)
     tuned.store(GPU, tuned.key_of((512, 512, 512, 1), ("bf16",) * 3, ("row", "col", "row")), few, {})
     assert solve(product).kernel.choice != few

@@ -51,7 +51,7 @@ from .happens_before import Hazard
 from .machine import ASK_K, ASK_TILE, GO, Machine
 from .model import Pipeline, proof_of
 from .program import State, key_of, largest_later, set_unknown, tile_period
-from .trace import Step, Trace
+from .trace import Trace, TraceStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Interleaving:
     kind: str
     who: str
     what: str
-    steps: tuple[Step, ...]
+    steps: tuple[TraceStep, ...]
     lengths: tuple[str, ...]
 
     @property

@@ -9,7 +9,7 @@ from .program import Agent
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TraceStep:
     """One step of an interleaving.
 
     who   the warp, or "TMA" for what lands
@@ -96,7 +96,7 @@ class Trace:
         """The events that completed a phase."""
         return self.completions.get((number, phase), ())
 
-    def story(self, seeds: list[int], agents: tuple[Agent, ...]) -> tuple[Step, ...]:
+    def story(self, seeds: list[int], agents: tuple[Agent, ...]) -> tuple[TraceStep, ...]:
         """The given events and all that must come before them, in a possible order.
 
         Warps of a role that do the same in neighbouring steps make one step.
@@ -113,7 +113,7 @@ class Trace:
         for phase, events in self.completions.items():
             if events and all(event in rank for event in events):
                 notes[max(events, key=rank.__getitem__)] = self.texts[phase]
-        steps: list[Step] = []
+        steps: list[TraceStep] = []
         run: list[str] = []
         previous: tuple[object, ...] = ()
         for number in order:
@@ -122,11 +122,11 @@ class Trace:
             group, warp = self._who(event, agents)
             if warp and self._same(event, agents) == previous:
                 run.append(warp)
-                steps[-1] = Step(f"{group} {warps_text(run)}", event.tile, event.k, event.text + note)
+                steps[-1] = TraceStep(f"{group} {warps_text(run)}", event.tile, event.k, event.text + note)
                 continue
             run = [warp]
             previous = self._same(event, agents)
-            steps.append(Step(f"{group} warp {warp}" if warp else group, event.tile, event.k, event.text + note))
+            steps.append(TraceStep(f"{group} warp {warp}" if warp else group, event.tile, event.k, event.text + note))
         return tuple(steps)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What cuda.bindings answers on a machine without a GPU: streams, events, device queries, and memory of the host.
+"""Stand-ins for cuda.bindings: streams, events, device queries, and memory of the host.
 
 Each stand-in returns what the binding does, a tuple that begins with success.
 """
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import EmulatorError
-from .devices import Device
+from .devices import GpuModel
 
 # Functions that return success and nothing else: all work is done when they are called.
 _DONE = {
@@ -51,13 +51,13 @@ class DeviceMemory:
         return made.ctypes.data
 
     def free(self, address: int) -> None:
-        """Give an allocation back. Raises EmulatorError for an address that is none's first."""
+        """Give an allocation back. Raises EmulatorError for an address at which no allocation begins."""
         if int(address) and self._held.pop(int(address), None) is None:
             raise EmulatorError(f"{int(address):#x} is freed, and no allocation begins there")
 
 
 @contextmanager
-def cuda_calls(device: Device, memory: DeviceMemory) -> Iterator[None]:
+def cuda_calls(device: GpuModel, memory: DeviceMemory) -> Iterator[None]:
     """Within it the bindings that are imported answer for that device."""
     with ExitStack() as stack:
         for kind, module in _bindings().items():
@@ -76,7 +76,7 @@ def _bindings() -> dict[str, Any]:
     return {"driver": driver, "runtime": runtime}
 
 
-def _functions(kind: str, module: Any, device: Device, memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
+def _functions(kind: str, module: Any, device: GpuModel, memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
     """Stand-ins by name."""
     success = module.CUresult.CUDA_SUCCESS if kind == "driver" else module.cudaError_t.cudaSuccess
 
@@ -153,7 +153,7 @@ def _address(place: Any) -> int:
     return ctypes.addressof(place) if isinstance(place, ctypes.Array) else int(place)
 
 
-def _attribute(name: str, device: Device) -> int:
+def _attribute(name: str, device: GpuModel) -> int:
     """A device attribute by the end of its name. Raises EmulatorError for one that has no number here."""
     name = name.lower().replace("_", "")
     arch = device.arch

@@ -12,7 +12,7 @@ from ...arch import arch as arch_named
 
 
 @dataclass(frozen=True)
-class Device:
+class GpuModel:
     """A GPU as host code sees it.
 
     arch             its architecture, for which code is compiled
@@ -30,10 +30,10 @@ class Device:
     l2: int
 
     @classmethod
-    def of(cls, arch: Arch | str | int | tuple[int, int]) -> Device:
+    def of(cls, arch: Arch | str | int | tuple[int, int]) -> GpuModel:
         """The device of an architecture. Raises PlanError for one that is not known.
 
-        >>> Device.of("sm_90a").name, Device.of("hopper").multiprocessors, Device.of((10, 0)).capability
+        >>> GpuModel.of("sm_90a").name, GpuModel.of("hopper").multiprocessors, GpuModel.of((10, 0)).capability
         ('NVIDIA H100 80GB HBM3', 132, (10, 0))
         """
         found = arch_named(arch)

@@ -1,7 +1,7 @@
 """An emulated GPU for code that was written for a real one: a context manager, and the runs that it has seen.
 
-Within it torch's "cuda" tensors lie in CPU memory, `cute.compile` keeps what the emulator needs, and a call of a
-compiled function, or of a `@cute.jit` function itself, is run by the emulator. Code inside is not changed.
+Within it torch's "cuda" tensors lie in CPU memory, and `cute.compile` keeps what the emulator needs. The emulator runs
+calls of compiled functions and of `@cute.jit` functions. Code inside is not changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unittest import mock
 
 from ...errors import EmulatorError
 from .cuda_calls import DeviceMemory, cuda_calls
-from .devices import Device
+from .devices import GpuModel
 from .torch_device import cuda_device
 
 if TYPE_CHECKING:
@@ -37,14 +37,14 @@ KEPT = 64  # findings that a report prints
 
 
 class EmulatedGpu:
-    """What ran on an emulated GPU.
+    """The runs of an emulated GPU.
 
     device  which GPU the code was told about
     runs    one for each call that launched kernels, in order
     fatal   errors of kernels that could not go on, which were raised as well
     """
 
-    def __init__(self, device: Device):
+    def __init__(self, device: GpuModel):
         self.device = device
         self.runs: list[Emulation] = []
         self.fatal: list[EmulatorError] = []
@@ -73,7 +73,7 @@ class EmulatedGpu:
         return "\n".join([head, *lines[:KEPT], *more])
 
     def as_json(self) -> dict[str, Any]:
-        """What ran, as JSON has it: `Emulation.as_json` of each call, one after the other."""
+        """All runs for JSON: `Emulation.as_json` of each call, joined."""
         runs: list[dict[str, Any]] = [run.as_json() for run in self.runs]
         return {
             "device": self.device.name, "arch": self.device.arch.name, "ok": self.ok,
@@ -89,7 +89,7 @@ class EmulatedGpu:
 @contextmanager
 def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **options: Any) -> Iterator[EmulatedGpu]:
     """An emulated GPU of that architecture; `emulate` runs a compiled function with its arguments and the options."""
-    gpu, memory = EmulatedGpu(Device.of(arch)), DeviceMemory()
+    gpu, memory = EmulatedGpu(GpuModel.of(arch)), DeviceMemory()
 
     def launch(compiled: Any, args: Sequence[Any], named: dict[str, Any]) -> None:
         try:
@@ -114,8 +114,8 @@ def _importable(name: str) -> bool:
     return name in sys.modules or find_spec(name) is not None
 
 
-def _environment(device: Device, folder: str) -> dict[str, str]:
-    """What the DSL reads where it is first imported inside, or by a process that the code starts."""
+def _environment(device: GpuModel, folder: str) -> dict[str, str]:
+    """Environment variables of the DSL, for a later import or another process."""
     return {
         "CUTE_DSL_ARCH": device.arch.name, "CUTE_DSL_KEEP": "ptx", "CUTE_DSL_LINEINFO": "1",
         "CUTE_DSL_DUMP_DIR": folder,
@@ -145,7 +145,7 @@ class _Call(list[Any]):
 
 
 @contextmanager
-def _launches(device: Device, folder: str, launch: Callable[..., None]) -> Iterator[None]:
+def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Iterator[None]:
     """Compiled functions of the CuTe DSL call `launch` in place of the driver."""
     import cutlass
     from cutlass.base_dsl.dsl import BaseDSL
@@ -230,7 +230,7 @@ def _benchmark(
     return (time.perf_counter() - start) * 1e6
 
 
-def _hardware(device: Device) -> dict[str, Any]:
+def _hardware(device: GpuModel) -> dict[str, Any]:
     """Answers of cutlass.utils.HardwareInfo."""
 
     def clusters(self: Any, cluster_size: int, *args: Any, **named: Any) -> int:

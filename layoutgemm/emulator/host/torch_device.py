@@ -1,7 +1,7 @@
 """Torch's "cuda" device on a machine without a GPU: tensors lie in CPU memory and say that they are on a GPU.
 
-`cuda_device` puts a function mode before torch: a factory or a move that asks for "cuda" makes a CPU tensor, which is
-marked; what is computed from a marked tensor is marked as well. A marked tensor answers `device`, `is_cuda` and
+`cuda_device` puts a function mode before torch. A factory or a move that asks for "cuda" makes a CPU tensor and marks
+it. Results that are computed from a marked tensor are marked as well. A marked tensor answers `device`, `is_cuda` and
 `numpy()` as one on a GPU does. Devices, streams and events answer; graphs are refused by name.
 """
 
@@ -18,7 +18,7 @@ from unittest import mock
 from ...errors import EmulatorError
 
 if TYPE_CHECKING:
-    from .devices import Device
+    from .devices import GpuModel
 
 MARK = "_layoutgemm_on_gpu"
 
@@ -29,11 +29,11 @@ def on_gpu(x: object) -> bool:
 
 
 @contextmanager
-def cuda_device(device: Device) -> Iterator[None]:
+def cuda_device(device: GpuModel) -> Iterator[None]:
     """Within it torch has one CUDA device, of that kind."""
     import torch
 
-    class Mode(torch.overrides.TorchFunctionMode):
+    class CudaMode(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return _called(torch, func, args, dict(kwargs or {}))
 
@@ -41,7 +41,7 @@ def cuda_device(device: Device) -> Iterator[None]:
         for name, value in _answers(torch, device).items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
         stack.enter_context(mock.patch.object(torch, "Generator", _generator(torch)))
-        stack.enter_context(Mode())
+        stack.enter_context(CudaMode())
         yield
 
 
@@ -196,17 +196,17 @@ def _moved(torch: Any, name: str, func: Any, args: tuple[Any, ...], kwargs: dict
 def _generator(torch: Any) -> type:
     """torch.Generator, whose device may be "cuda"."""
 
-    class Generator(torch.Generator):  # type: ignore[misc]
+    class HostGenerator(torch.Generator):  # type: ignore[misc]
         def __new__(cls, device: object = "cpu") -> Any:
             return super().__new__(cls, device="cpu")
 
-    return Generator
+    return HostGenerator
 
 
 # ----------------------------------------------------------------------------------------------- devices and streams
 
 
-class Stream:
+class HostStream:
     """A stream: all work is done when it is asked for."""
 
     cuda_stream = 0
@@ -224,7 +224,7 @@ class Stream:
         """True: all work is done."""
         return True
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> HostStream:
         return self
 
     def __exit__(self, *args: object) -> None:
@@ -234,7 +234,7 @@ class Stream:
         return 0, 0
 
 
-class Event:
+class HostEvent:
     """An event: the time at which it was recorded, on the host."""
 
     cuda_event = 0
@@ -246,7 +246,7 @@ class Event:
         """Note the time."""
         self.at = time.perf_counter()
 
-    def elapsed_time(self, end: Event) -> float:
+    def elapsed_time(self, end: HostEvent) -> float:
         """Milliseconds between two events: of the emulator, which say nothing of a GPU's."""
         if self.at is None or end.at is None:
             raise RuntimeError("Both events must be recorded before calculating elapsed time.")
@@ -272,8 +272,8 @@ def _nothing(*args: object, **kwargs: object) -> Iterator[None]:
     yield
 
 
-def _answers(torch: Any, device: Device) -> dict[str, Any]:
-    """What torch.cuda answers."""
+def _answers(torch: Any, device: GpuModel) -> dict[str, Any]:
+    """Answers of torch.cuda, by name."""
     facts = SimpleNamespace(
         name=device.name, major=device.capability[0], minor=device.capability[1],
         multi_processor_count=device.multiprocessors, total_memory=device.memory,
@@ -282,13 +282,14 @@ def _answers(torch: Any, device: Device) -> dict[str, Any]:
         max_threads_per_multi_processor=device.arch.threads_per_sm, L2_cache_size=device.l2,
         regs_per_multiprocessor=device.arch.registers_per_sm, is_integrated=False, is_multi_gpu_board=False,
     )  # fmt: skip
-    stream = Stream()
+    stream = HostStream()
     return {
         "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0, "init": lambda: None,
         "is_initialized": lambda: True, "set_device": lambda *x: None, "synchronize": lambda *x: None,
         "get_device_capability": lambda *x: device.capability, "get_device_name": lambda *x: device.name,
         "get_device_properties": lambda *x: facts, "current_stream": lambda *x: stream,
-        "default_stream": lambda *x: stream, "Stream": Stream, "Event": Event, "stream": _nothing, "device": _nothing,
+        "default_stream": lambda *x: stream, "Stream": HostStream, "Event": HostEvent, "stream": _nothing,
+        "device": _nothing,
         "empty_cache": lambda: None, "memory_allocated": lambda *x: 0, "max_memory_allocated": lambda *x: 0,
         "reset_peak_memory_stats": lambda *x: None, "mem_get_info": lambda *x: (device.memory, device.memory),
         "manual_seed": lambda seed: None, "manual_seed_all": lambda seed: None,  # torch.manual_seed calls them

@@ -4,10 +4,10 @@
                 Table("scale_a", "m"), Table("scale_b", "n", 128))
 
 The tensor core sums one K block of `depth` elements in registers of its own (`product`), every thread then computes the
-total of each of its elements, in f32 registers. What the function reads besides are tables of f32 in global memory: a
-number for each K block and every `group` rows of A, or columns of B. That is how 8-bit floats are multiplied with a
-scale for each 1 x 128 of A and 128 x 128 of B (DeepSeek-V3 Technical Report, 3.3.2), and it also bounds what the tensor
-core's short sums of 8-bit products lose: no more than `depth` of them are added without an f32 in between.
+total of each of its elements, in f32 registers. The function also reads tables of f32 in global memory: a
+number for each K block and every `group` rows of A, or columns of B. So 8-bit floats are multiplied with a scale for
+each 1 x 128 of A and 128 x 128 of B (DeepSeek-V3 Technical Report, 3.3.2). The loss of the tensor core's short sums of
+8-bit products is bounded, since no more than `depth` of them are added without an f32 in between.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Table:
 
     @property
     def said(self) -> str:
-        """What its numbers are of, in words."""
+        """The rows or columns that share a number, in words."""
         things = "row of A" if self.axis == "m" else "column of B"
         things = things if self.group == 1 else f"{self.group} {things.replace(' of', 's of')}"
         return f"a number for every {things} and K block"
@@ -85,7 +85,7 @@ class Promoted:
     @classmethod
     @checked(PlanError)
     def of(cls, function: Callable[..., Any], *tables: Table, depth: int = 128) -> Promoted:
-        """The main loop total = function(total, product, *tables), from total = 0, for each K block in order.
+        """The main loop total = function(total, product, *tables), from 0, over K blocks.
 
         The function is traced: called once with symbols, which take + - * / and comparisons. depth is in elements, and
         is the kernel's k tile: the last one of a K that it does not divide is filled up with zeros.
@@ -112,7 +112,7 @@ class Promoted:
 
     @property
     def adds(self) -> bool:
-        """True if the next total is the total and something in which the total does not occur.
+        """True if the next total is the total plus a term without it.
 
         >>> Promoted.of(lambda total, product: total + 2 * product).adds, Promoted.of(lambda t, x: 0.5 * t + x).adds
         (True, False)
@@ -134,7 +134,7 @@ class Promoted:
     def reference(
         self, a: npt.NDArray[Any], b: npt.NDArray[Any], kind: Any = np.float64, **tables: npt.NDArray[Any]
     ) -> npt.NDArray[Any]:
-        """What it computes, from the definition: (M, K) and (K, N), or batches of them, in `kind`.
+        """The result by definition: (M, K) and (K, N), or batches of them, in `kind`.
 
         >>> ones = np.ones((2, 256)), np.ones((256, 2))
         >>> Promoted.of(lambda t, x, s: t + s * x, Table("s", "m", 2)).reference(*ones, s=np.array([[1, 3]])).tolist()
@@ -192,7 +192,7 @@ def _occurs(part: tracing.Expression, expression: Any) -> bool:
 
 
 class _Values:
-    """What an expression is evaluated with in NumPy."""
+    """The values and operations of an expression in NumPy."""
 
     math = Math
 
@@ -205,7 +205,9 @@ class _Values:
 
 
 def numbers_read(plan: Any) -> dict[tuple[Any, ...], tuple[Table, int, int]]:
-    """What a thread reads for one K block: key -> (table, block of 64 rows, first of the thread's values that use it).
+    """The numbers that a thread reads for one K block.
+
+    key -> (table, block of 64 rows, first of the thread's values that use it)
 
     Values with one key read one number, in every thread: `promotion_check` proves it.
     """
@@ -218,14 +220,14 @@ def numbers_read(plan: Any) -> dict[tuple[Any, ...], tuple[Table, int, int]]:
 
 
 def key_of(plan: Any, table: Table, block: int, v: int) -> tuple[Any, ...]:
-    """Where the number lies that thread 0 reads for its value v: the table, and a row or a group of columns."""
+    """The place of the number for value v of thread 0: its table, and a row or a group of columns."""
     i, j = (int(x) for x in plan.mma.coords_C(0, v))
     return (table.name, block, i) if table.axis == "m" else (table.name, j // table.group)
 
 
 @dataclass(frozen=True, slots=True)
 class Dealing:
-    """Which lane of a warp loads which K block of a batch, of lanes that read the same number.
+    """The lanes that load the K blocks of a batch, one each.
 
     shift  of a lane's number, whose bits `shift` and the next one say its K block in the batch
 
@@ -248,7 +250,7 @@ class Dealing:
 
     @property
     def segment(self) -> int:
-        """Bits of a lane's number that it has in common with the lane that it reads."""
+        """Lane bits that a lane shares with the lane it reads."""
         return (WARP - 1) & ~((BATCH - 1) << self.shift)
 
     def source(self, lane: int, at: int) -> int:
@@ -257,7 +259,7 @@ class Dealing:
 
 
 def dealt(plan: Any, table: Table) -> Dealing:
-    """The first two bits of a lane's number which make no difference to its rows, or to its columns.
+    """The lowest two lane bits that do not change the lane's rows, or its columns.
 
     Raises PlanError for an atom that has none.
     """
@@ -277,7 +279,7 @@ def table_registers(plan: Any) -> int:
 
 
 def promotion_check(plan: Any) -> Check:
-    """Each value is promoted with the number of its own row or column, wherever a tile lies."""
+    """Each value is promoted with the number of its own row or column."""
     loop, count, tile_n = plan.mainloop, plan.mma.accumulator_registers, plan.tile[1]
     threads, values = np.arange(plan.mma.threads)[:, None], np.arange(count)[None, :]
     i, j = np.broadcast_arrays(*plan.mma.coords_C(threads, values))
@@ -309,7 +311,7 @@ def promotion_check(plan: Any) -> Check:
 
 
 def explain_mainloop(plan: Any) -> list[str]:
-    """What happens to each K block's sum, and what a thread reads for it."""
+    """The promotion of each K block's sum, and the numbers a thread reads."""
     lines = [
         f"main loop: each K block of {plan.mainloop.depth} is summed in registers of its own, then "
         f"total = {said(plan.mainloop.expression)}"
@@ -341,7 +343,7 @@ def said(expression: tracing.Expression, inside: bool = False) -> str:
 
 
 def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums: str) -> None:
-    """Raise PlanError, naming what is in the way, for a problem that has no kernel with this main loop."""
+    """Raise PlanError with the reason if no kernel has this main loop."""
     if not isinstance(loop, Promoted):
         raise PlanError(f"mainloop = {loop!r}: a Promoted, made by Promoted.of")
     if sums != "f32" or c.dtype.kind != "float":

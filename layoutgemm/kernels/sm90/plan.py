@@ -420,7 +420,7 @@ class _Request:
         )
 
     def half(self, b_plan: OperandPlan) -> tuple[MmaAtom, OperandDescriptor] | None:
-        """The instruction of half the columns and B's descriptor for it, if a tile is finished by halves."""
+        """The instruction of half the columns and B's descriptor, if halves are finished."""
         if not self.halved:
             return None
         if self.gated is not None or self.config.store == "direct":

@@ -451,7 +451,7 @@ def chosen(
 def usual_config(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None
 ) -> Sm90Config:
-    """The configuration of a grouped product that nobody has measured or given."""
+    """The configuration of a grouped product, unless it was measured or given."""
     m, _, k, experts = sizes
     rows = -(-m // experts)
     if scales is not None:

@@ -25,7 +25,7 @@ from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, tracing_state
 from ..launch import Direct, Prepared, span
 from ..operator import empty_on_gpu, raw_stream
 from ..prepared import mark_written, target
-from ..problem import Given, contiguous_strides
+from ..problem import StridedOperand, contiguous_strides
 
 Key = tuple[object, ...]
 
@@ -185,7 +185,9 @@ def _words(
 
 
 def _keep(key: Key, direct: Direct, read: Sequence[torch.Tensor], c: torch.Tensor, padding: int, mask: int) -> None:
-    spans = tuple([span(Given(tuple(x.shape), tuple(x.stride()), "u8")) * x.element_size() for x in (*read, c)])
+    spans = tuple(
+        [span(StridedOperand(tuple(x.shape), tuple(x.stride()), "u8")) * x.element_size() for x in (*read, c)]
+    )
     if len(READY) >= MAX_READY:
         READY.clear()
     READY[key] = KeptLaunch(direct, tuple(c.shape), c.dtype, padding, spans, mask)

@@ -13,7 +13,7 @@ import pytest
 from layoutgemm import emulated_gpu
 from layoutgemm.cli.main import main
 from layoutgemm.emulator.host.cuda_calls import DeviceMemory
-from layoutgemm.emulator.host.devices import Device
+from layoutgemm.emulator.host.devices import GpuModel
 from layoutgemm.errors import EmulatorError, PlanError
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
@@ -199,7 +199,7 @@ def test_devices_and_memory() -> None:
     assert [x.nbytes for x in memory.arrays] == [16]
     memory.free(first)
     assert memory.arrays == []
-    assert Device.of("sm_120a").capability == (12, 0)
+    assert GpuModel.of("sm_120a").capability == (12, 0)
     with pytest.raises(PlanError, match="no architecture"), emulated_gpu("sm_7"):  # type: ignore[arg-type]
         pass
 

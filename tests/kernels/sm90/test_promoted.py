@@ -139,7 +139,7 @@ def test_the_code_has_one_run_of_products_and_one_multiplication_an_element(conf
     assert sass.wgmma_runs == (steps,) * copies and sass.serialised_wgmma(steps) is None
     assert sass.count("FFMA") == copies * plan.mma.accumulator_registers
     numbers = len(numbers_read(plan))
-    assert sass.count("LDG") == 2 * numbers  # of the first batch and of the next one: behind the rest there is none
+    assert sass.count("LDG") == 2 * numbers  # of the first batch and of the next one; no batch follows the rest
     assert sass.count("SHFL") == (BATCH + 1) * numbers
 
 

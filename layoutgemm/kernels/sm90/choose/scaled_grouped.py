@@ -1,4 +1,4 @@
-"""Configurations of scaled and of grouped products on Hopper, by what was measured on an H100.
+"""Configurations of scaled and grouped products on Hopper, as measured on an H100.
 
 A scaled product is estimated for each tile and split of K: memory against products, waves of CTAs, the exchange of
 partial sums. Groups have one rule each for their average rows: the record has too few of them for a MODEL.
@@ -86,7 +86,7 @@ def _persistent(sizes: tuple[int, int, int, int], each_column: bool, places: int
 
 
 def _memory(sizes: tuple[int, int, int, int]) -> float:
-    """Seconds of reading A and B once, of a byte an element, and writing C, of two."""
+    """Seconds to read A and B once, of 8 bits, and write C, of 16."""
     m, n, k, batch = sizes
     return batch * (m * k + n * k + 2 * m * n) / MODEL.memory
 

@@ -152,7 +152,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         )  # fmt: skip
 
     def maps_of(self, first: bridge.Maps, others: bridge.Maps) -> tuple[bridge.Maps, bridge.Maps, bridge.Maps]:
-        """The tensor maps of A, B and C from A's and B's first ones and the others, the store's in front."""
+        """The tensor maps of A, B and C, of `others` the store's first."""
         plan = self.plan
         of_a = len(plan.store.maps) if plan.store is not None else 0
         of_b = of_a + plan.a.maps - 1

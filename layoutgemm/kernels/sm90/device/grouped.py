@@ -51,7 +51,7 @@ class RaggedEpilogue(Sm90Epilogue):
 
 
 class RaggedTiles:
-    """What a kernel over a ragged batch has in place of a grid of tiles for each matrix."""
+    """The tiles of a ragged batch, in place of a grid for each matrix."""
 
     plan: Any
 
@@ -98,7 +98,7 @@ class RaggedTiles:
         return bridge.uniform(table.first(ragged.capacity))
 
     def origin(self, job: Any, tile: Any) -> tuple[Any, Any, Any]:
-        """First row, first column and group of this block's tile of C, for a cluster tile's number."""
+        """First row, first column and group of this CTA's tile of C."""
         plan = self.plan
         table = GroupTable(plan, job.shared)
         group = plan.ragged.find(table.first, tile, choose)

@@ -151,7 +151,7 @@ class TileTables(bridge.Carried):
         )
 
     def fetch(self, first: Any) -> None:
-        """Begin to load this lane's numbers of the batch of K blocks from `first` on, none beyond the last."""
+        """Load this lane's numbers of the batch that begins at K block `first`."""
         for i, (key, start, step) in enumerate(zip(self.keys, self.starts, self.steps, strict=True)):
             k_block = cutlass.min(first + self.dealt[key[0]].turn(self.lane), self.last)
             self.coming[i] = load_value(start + Int64(k_block) * step, f32)
@@ -171,7 +171,7 @@ class TileTables(bridge.Carried):
         return found
 
     def element(self, numbers: dict[Any, Any], block: int, v: int, total: Any) -> PromotedElement:
-        """What the promotion of one element reads."""
+        """The values that the promotion of one element reads."""
         values = {table.name: numbers[key_of(self.plan, table, block, v)] for table in self.plan.mainloop.tables}
         return PromotedElement({TOTAL: total, **values})
 
