@@ -343,3 +343,10 @@ def test_sizes_that_are_none(sizes: tuple[int, int, int]) -> None:
 def test_few_multiprocessors_have_no_room_for_parts_of_k(m: int, multiprocessors: int) -> None:
     choice, why = choose(m, 4096, 4096, multiprocessors=multiprocessors)
     assert choice.config.split <= multiprocessors and why
+
+
+@pytest.mark.parametrize("sizes,parts", [((32, 4096, 4096), 2), ((8, 24576, 1536), 1)])
+def test_the_reason_of_swapped_operands_names_the_parts_of_k(sizes: tuple[int, int, int], parts: int) -> None:
+    choice, why = choose(*sizes)
+    assert choice.swapped and choice.config.split == parts
+    assert ("each of 2 blocks" in why) == (parts == 2)
