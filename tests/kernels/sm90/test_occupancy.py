@@ -44,7 +44,7 @@ def test_a_persistent_kernel_has_as_many_clusters_as_find_a_place() -> None:
 
 
 def test_one_function_counts_the_clusters_of_a_launch() -> None:
-    """Other places that read a GPU's SM count only display it, or stand in for a GPU that says it."""
+    """Other places only display a GPU's SM count, or stand in for it."""
     shown = {"doctor.py", "machine.py", "on_gpu.py", "occupancy.py"}
     shown |= {"cuda_calls.py", "session.py", "torch_device.py"}  # of the emulated GPU
     readers = set()
