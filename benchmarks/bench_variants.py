@@ -31,6 +31,8 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import deepgemm, needs
+from layoutgemm.kernels.run import occupancy
+from layoutgemm.kernels.sm90.choose.scaled_grouped import scaled_candidates
 
 Call = Callable[[], Any]
 DEPTH = 128  # of K, that share a scale
@@ -79,7 +81,7 @@ def attempt(calls: dict[str, list[Call]], name: str, each: list[Call]) -> None:
     calls[name] = each
 
 
-def scaled(sizes: tuple[int, int, int]) -> tuple[dict[str, list[Call]], float]:
+def scaled(sizes: tuple[int, int, int], tiles: int = 0) -> tuple[dict[str, list[Call]], float]:
     """A product with scales of K blocks: every contender's calls, and the error of ours as a share of the bound."""
     import torch
 
@@ -114,6 +116,13 @@ def scaled(sizes: tuple[int, int, int]) -> tuple[dict[str, list[Call]], float]:
                 package.fp8_gemm_nt((s[0], aligned), (s[1], sb), s[2], disable_ue8m0_cast=True)
 
             attempt(calls, name, [lambda s=s, launch=launch: launch(s) for s in sets])
+    places = occupancy.resident(torch.cuda.current_device(), 1)
+    for config in scaled_candidates((*sizes, 1), False, places)[:tiles]:
+        name = f"{OURS} {config.tile[0]}x{config.tile[1]}, K in {config.split}, cluster {config.cluster}"
+        more = {"config": config}
+        attempt(calls, name, [
+            lambda s=s, more=more: layoutgemm.scaled_matmul(s[0], sa, s[1].T, sb, out=s[2], **more) for s in sets
+        ])  # fmt: skip
     calls[OURS] = [lambda s=s: layoutgemm.scaled_matmul(s[0], sa, s[1].T, sb, out=s[2]) for s in sets]
     calls[OURS][0]()
     some = torch.randperm(m, device="cuda")[:_CHECKED_ROWS]
@@ -160,7 +169,7 @@ def grouped(sizes: tuple[int, int, int, int], with_scales: bool) -> tuple[dict[s
     return calls, off(c[last], left @ right.T)
 
 
-def run(kinds: Sequence[str], rounds: int, file: Path | None) -> int:
+def run(kinds: Sequence[str], rounds: int, file: Path | None, tiles: int = 0) -> int:
     """Checks, then times, every contender of every shape."""
     import torch
 
@@ -174,7 +183,7 @@ def run(kinds: Sequence[str], rounds: int, file: Path | None) -> int:
     for kind, sizes in [(name, sizes) for name in kinds for sizes in KINDS[name]]:
         torch.manual_seed(0)
         title = f"{kind} {'x'.join(map(str, sizes))}"
-        calls, error = scaled(sizes) if kind == "scaled" else grouped(sizes, kind != "grouped")
+        calls, error = scaled(sizes, tiles) if kind == "scaled" else grouped(sizes, kind != "grouped")
         torch.cuda.synchronize()
         if not error <= 1:
             print(f"WRONG {title}: {error:.2f} of the bound", flush=True)
@@ -182,7 +191,7 @@ def run(kinds: Sequence[str], rounds: int, file: Path | None) -> int:
             continue
         samples = burst(device, {name: device.record(each) for name, each in calls.items()}, rounds, random.Random(0))
         times = {name: statistics.median(values) / len(calls[name]) for name, values in samples.items()}
-        alike = [seconds for name, seconds in times.items() if name not in (OURS, *OTHERS)]
+        alike = [seconds for name, seconds in times.items() if not name.startswith(OURS) and name not in OTHERS]
         beside = f"{min(alike) / times[OURS]:.3f} of the best peer's speed" if alike else "no peer"
         if alike:
             ratios.setdefault(kind, []).append(min(alike) / times[OURS])
@@ -204,12 +213,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command; exits 1 for a wrong result of ours, 2 if it finds no GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kinds", nargs="+", choices=tuple(KINDS), default=tuple(KINDS))
+    parser.add_argument("--tiles", type=int, default=0, help="configurations of each scaled product besides the choice")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
     if status := needs.refused(needs.no_gpu()):
         return status
-    return run(options.kinds, options.rounds, options.json)
+    return run(options.kinds, options.rounds, options.json, options.tiles)
 
 
 if __name__ == "__main__":

@@ -235,19 +235,26 @@ def _recorded(
 with_autograd("matmul", _recorded)
 
 
-# Under autocast the operator takes its operands in the region's type, as torch.matmul does. `matmul` has done so
-# already where it was called; this is for torch.ops.layoutgemm.matmul by name.
-def _under_autocast(key: torch._C.DispatchKey) -> Any:
-    def run(a: torch.Tensor, b: torch.Tensor, *others: object) -> torch.Tensor:
-        a, b = autocast(a, b)
-        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
-            return torch.ops.layoutgemm.matmul(a, b, *others)
+def with_autocast(library: torch.library.Library, name: str) -> None:
+    """Let an operator take a and b in the type of an autocast region.
 
-    return run
+    torch.matmul does the same. The functions of layoutgemm have cast already where they were called; this is for
+    operators called by name.
+    """
+
+    def under(key: torch._C.DispatchKey) -> Any:
+        def run(a: torch.Tensor, b: torch.Tensor, *others: object) -> torch.Tensor:
+            a, b = autocast(a, b)
+            with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
+                return getattr(torch.ops.layoutgemm, name)(a, b, *others)
+
+        return run
+
+    for device in ("CUDA", "CPU"):
+        library.impl(name, under(getattr(torch._C.DispatchKey, f"Autocast{device}")), f"Autocast{device}")
 
 
-for _device in ("CUDA", "CPU"):
-    _library.impl("matmul", _under_autocast(getattr(torch._C.DispatchKey, f"Autocast{_device}")), f"Autocast{_device}")
+with_autocast(_library, "matmul")
 
 
 # ------------------------------------------------------------------------------------------------------- gated products

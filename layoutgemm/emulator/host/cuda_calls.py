@@ -9,7 +9,6 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +58,8 @@ class DeviceMemory:
 @contextmanager
 def cuda_calls(device: GpuModel, memory: DeviceMemory) -> Iterator[None]:
     """Within it the bindings that are imported answer for that device."""
+    from unittest import mock
+
     with ExitStack() as stack:
         for kind, module in _bindings().items():
             for name, function in _functions(kind, module, device, memory).items():

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 from ...errors import EmulatorError
 from .cuda_calls import DeviceMemory, cuda_calls
@@ -89,12 +88,15 @@ class EmulatedGpu:
 @contextmanager
 def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **options: Any) -> Iterator[EmulatedGpu]:
     """An emulated GPU of that architecture; `emulate` runs a compiled function with its arguments and the options."""
+    from unittest import mock
+
     gpu, memory = EmulatedGpu(GpuModel.of(arch)), DeviceMemory()
 
     def launch(compiled: Any, args: Sequence[Any], named: dict[str, Any]) -> None:
+        bound = compiled.execution_args.signature.bind_partial(*args, **named)  # a parameter may be called `extra`
         try:
             with _real_torch():
-                gpu.runs.append(emulate(compiled, *args, extra=memory.arrays, **named, **options))
+                gpu.runs.append(emulate(compiled, *bound.args, extra=memory.arrays, **bound.kwargs, **options))
         except EmulatorError as error:
             gpu.fatal.append(error)
             raise
@@ -147,6 +149,8 @@ class _Call(list[Any]):
 @contextmanager
 def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Iterator[None]:
     """Compiled functions of the CuTe DSL call `launch` in place of the driver."""
+    from unittest import mock
+
     import cutlass
     from cutlass.base_dsl.dsl import BaseDSL
     from cutlass.base_dsl.jit_executor import JitCompiledFunction
@@ -174,7 +178,10 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
 
     with ExitStack() as stack, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Cache is disabled as user wants")  # PTX is kept for the emulator
-        patch = lambda *what: stack.enter_context(mock.patch.object(*what))  # noqa: E731
+
+        def patch(owner: object, name: str, value: object) -> None:
+            stack.enter_context(mock.patch.object(owner, name, value))
+
         patch(BaseDSL, "generate_mlir_function_types", packed)
         for kind in (JitCompiledFunction, *_below(JitCompiledFunction)):
             patch(kind, "__call__", call)
@@ -268,6 +275,8 @@ def run_script(
 
     Raises EmulatorError where the file is not there, PlanError for an architecture that is not known.
     """
+    from unittest import mock
+
     if not path.is_file():
         raise EmulatorError(f"{path}: no such script")
     status, error = 0, None

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 from ...errors import EmulatorError
 
@@ -31,6 +30,8 @@ def on_gpu(x: object) -> bool:
 @contextmanager
 def cuda_device(device: GpuModel) -> Iterator[None]:
     """Within it torch has one CUDA device, of that kind."""
+    from unittest import mock  # loads asyncio, which no other command needs
+
     import torch
 
     class CudaMode(torch.overrides.TorchFunctionMode):
@@ -81,7 +82,6 @@ def _called(torch: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     asked: list[bool] = []
     args = tuple([_read(torch, x, asked) for x in args])
     kwargs = {key: _read(torch, x, asked) for key, x in kwargs.items()}
-    kwargs.pop("non_blocking", None) if name == "cuda" else None
     gpu = any(_has_gpu(x) for x in (*args, *kwargs.values()))
     done = _summed_in_f32(torch, func, args, kwargs) if gpu and name in _PRODUCTS else func(*args, **kwargs)
     return _marked(torch, done, asked[-1] if asked else gpu) if asked or gpu else done
@@ -218,7 +218,10 @@ class HostStream:
     def synchronize(self) -> None:
         """Nothing is left to wait for."""
 
-    wait_event = wait_stream = record_event = lambda self, *args: None
+    def wait_event(self, *args: object) -> None:
+        """Nothing is left to wait for."""
+
+    wait_stream = record_event = wait_event
 
     def query(self) -> bool:
         """True: all work is done."""
@@ -255,7 +258,8 @@ class HostEvent:
     def synchronize(self) -> None:
         """Nothing is left to wait for."""
 
-    wait = lambda self, *args: None  # noqa: E731
+    def wait(self, *args: object) -> None:
+        """Nothing is left to wait for."""
 
     def query(self) -> bool:
         """True: all work is done."""

@@ -26,13 +26,13 @@ from cutlass.cutlass_dsl import T, dsl_user_op
 from cutlass.experimental import primitives
 
 from layoutgemm.atoms import MmaAtom, SmemTile, TiledCopy
+from layoutgemm.atoms.copy.base import WARP
 from layoutgemm.errors import PlanError
 from layoutgemm.layouts import Layout
 
 from .types import assembly, raw, unpacked
 
 VECTOR_BYTES = 16
-WARP_LANES = 32
 _MMA_TYPES = {
     "bf16": primitives.MMAType.BF16, "f16": primitives.MMAType.F16, "tf32": primitives.MMAType.TF32,
     "i8": primitives.MMAType.S8, "u8": primitives.MMAType.U8,
@@ -54,7 +54,7 @@ def copy_async(destination: cute.Pointer, address: Int64, valid: Int32) -> None:
 
 def shuffle(value: Float32, offset: Int32 | int, segment: int) -> Float32:
     """shfl.sync.idx: the value of lane (own & segment) | (offset & ~segment). All lanes of the warp call it."""
-    return cute.arch.shuffle_sync(value, offset, mask_and_clamp=segment << 8 | WARP_LANES - 1)
+    return cute.arch.shuffle_sync(value, offset, mask_and_clamp=segment << 8 | WARP - 1)
 
 
 def copy_tile(

@@ -21,13 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arguments import as_int, checked, settle
+from ...atoms.copy.base import WARP
 from ...errors import OperandError, PlanError
 from ...report import Check
 from ..epilogue import tracing
 from ..epilogue.numpy_math import Math
 
 TOTAL = "total"
-WARP = 32  # lanes
+DEPTH = 128  # elements of K in a K block, unless a main loop says otherwise
 BATCH = 4  # K blocks whose numbers lanes load at a time, one each
 
 
@@ -80,11 +81,11 @@ class Promoted:
 
     expression: tracing.Expression
     tables: tuple[Table, ...] = ()
-    depth: int = 128
+    depth: int = DEPTH
 
     @classmethod
     @checked(PlanError)
-    def of(cls, function: Callable[..., Any], *tables: Table, depth: int = 128) -> Promoted:
+    def of(cls, function: Callable[..., Any], *tables: Table, depth: int = DEPTH) -> Promoted:
         """The main loop total = function(total, product, *tables), from 0, over K blocks.
 
         The function is traced: called once with symbols, which take + - * / and comparisons. depth is in elements, and

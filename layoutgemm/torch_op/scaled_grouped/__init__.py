@@ -12,8 +12,9 @@ A call passes through these files, in this order:
 Imported when first named.
 """
 
+from ...kernels.sm90.mainloop import DEPTH
 from .api import grouped_matmul, scaled_matmul
-from .recipes import DEPTH, mainloop_of
+from .recipes import mainloop_of
 from .scaled import check_config
 
 __all__ = ["DEPTH", "check_config", "grouped_matmul", "mainloop_of", "scaled_matmul"]

@@ -66,7 +66,7 @@ def scaled_matmul(
     use_fast_accum  for RowWise and TensorWise: whether sums stay in the tensor core's registers of 14 bits; False adds
              each 128 of K in float32, as a product with scales of blocks does always
     out      where the product goes, of its shape and type, apart from what is read
-    config   the kernel's configuration; default what `layoutgemm.tune` measured, or the fastest known for M
+    config   the kernel's configuration; default what `layoutgemm.tune` measured, or the one estimated fastest
 
     Scales, bias and activation are applied in the kernel, in float32, before the one rounding; on the CPU in float64.
     Works under torch.compile, FakeTensor, torch.export and in CUDA graphs; autocast changes nothing. No gradients: 8

@@ -28,6 +28,7 @@ from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.choose.scaled_grouped import grouped_config, grouped_scaled_config
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.grouped import Ragged
+from ...kernels.sm90.mainloop import DEPTH
 from ...kernels.sm90.plan import Sm90Plan
 from .. import tuned_store
 from ..bias_activation import by_torch
@@ -38,7 +39,7 @@ from ..prepared import gpu, on_gpu
 from ..reference import exact, rounded
 from ..types import C_NAMES, NAMES
 from .kept import Key, find, launch, require_hopper
-from .recipes import DEPTH, SQUARE, TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
+from .recipes import SQUARE, TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 from .scaled import (
     FP8,
     NO_FINISH,

@@ -21,9 +21,9 @@ import torch
 from ...errors import OperandError
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
-from ..checks import autocast, check_device, check_out, refuse_derivatives
+from ..checks import check_device, check_out, refuse_derivatives
 from ..compiled import CHECKS, checking_operator, named
-from ..library import configured, dispatched, with_autograd
+from ..library import configured, dispatched, with_autocast, with_autograd
 from .grouped import (
     BATCH,
     COLUMNS,
@@ -306,19 +306,8 @@ def _dims(in_dims: Sequence[int | None], arguments: Sequence[Any]) -> list[int |
     return [*in_dims, *[None] * (len(arguments) - len(in_dims))]
 
 
-def _under_autocast(key: torch._C.DispatchKey) -> Any:
-    def run(a: torch.Tensor, b: torch.Tensor, *others: object) -> torch.Tensor:
-        a, b = autocast(a, b)
-        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
-            return torch.ops.layoutgemm.grouped_matmul(a, b, *others)
-
-    return run
-
-
 _library = torch.library.Library("layoutgemm", "FRAGMENT")
-for _device in ("CUDA", "CPU"):
-    _key = getattr(torch._C.DispatchKey, f"Autocast{_device}")
-    _library.impl("grouped_matmul", _under_autocast(_key), f"Autocast{_device}")
+with_autocast(_library, "grouped_matmul")
 
 
 def _check_scaled(

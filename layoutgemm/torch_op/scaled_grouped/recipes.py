@@ -20,9 +20,8 @@ from typing import NamedTuple
 import torch
 
 from ...errors import OperandError, TensorError
-from ...kernels.sm90.mainloop import Promoted, Table
+from ...kernels.sm90.mainloop import DEPTH, Promoted, Table
 
-DEPTH = 128  # of K, that share a scale
 TENSOR, ROW, BLOCK, SQUARE = "TensorWise", "RowWise", "BlockWise1x128", "BlockWise128x128"
 FAMILIES = (BLOCK, SQUARE), (ROW, TENSOR)
 _KNOWN = (TENSOR, ROW, BLOCK, SQUARE)

@@ -13,10 +13,11 @@ from ...kernels.sm90.choose.rules import Sm90Choice
 from ...kernels.sm90.choose.scaled_grouped import scaled_config
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.grouped import Ragged
+from ...kernels.sm90.mainloop import DEPTH
 from ..types import TYPES, usual_type
 from .api import grouped_matmul, scaled_matmul
 from .grouped import ragged_name, usual_config
-from .recipes import DEPTH, FAMILIES, Recipes, recipe_text
+from .recipes import FAMILIES, Recipes, recipe_text
 from .scaled import derived, tuned_name
 
 _EIGHT = ("e4m3", "e5m2")

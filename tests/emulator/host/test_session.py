@@ -109,7 +109,7 @@ def test_tensors_on_the_emulated_gpu_say_so() -> None:
         assert torch.cuda.get_device_properties(0).multi_processor_count == 108
         with pytest.raises(EmulatorError, match="CUDAGraph"):
             torch.cuda.CUDAGraph()
-    assert gpu.ok and not torch.cuda.is_available() and not hasattr(torch.ones(1).numpy(), "device_")
+    assert gpu.ok and not torch.cuda.is_available()
 
 
 def test_products_of_short_floats_are_summed_in_float32() -> None:

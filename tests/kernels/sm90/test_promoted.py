@@ -56,7 +56,8 @@ FORMS = {  # config, main loop, batch, A, B, C
 }
 SLOW = [pytest.mark.slow]
 EMULATED = (
-    "no table", "loader", "two", "pair", "each column", "bf16", "parts of K", "parts of two", "one tile", "five blocks",
+    "no table", "loader", "two", "pair", "each column", "bf16", "rows", "parts of K", "parts of two", "one tile",
+    "five blocks",
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Configurations of scaled and grouped products on Hopper, as measured on an H100.
 
 A scaled product is estimated for each tile and split of K: memory against products, waves of CTAs, the exchange of
-partial sums. Groups have one rule each for their average rows: the record has too few of them for a MODEL.
+partial sums. Groups have one rule each for their average rows: the record has too few of them for a model.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from functools import lru_cache
 
 from ...plan import STAGE_BYTES_OF_K
 from ..config import Sm90Config
+from ..mainloop import DEPTH
 from .costs import cost_model
 
 MODEL = cost_model("promoted", "h100")
-K_BLOCK = 128  # elements of K, of a byte each
 _MOST_WAVES = 4  # of CTAs that compute one tile; more are persistent ones' business
 _EACH_COLUMN = 64  # columns of a tile at most if each has a scale, of which a thread reads a quarter of the tile's
 _TIE = 0.01  # share of the time of all loads, by which fewer loads win where nothing else tells
@@ -35,9 +35,19 @@ def scaled_config(
     ((256, 128), (192, 128))
     """
     places = multiprocessors or MODEL.multiprocessors
-    sizes = m, n, k, batch
+    return scaled_candidates((m, n, k, batch), each_column, places)[0]
+
+
+def scaled_candidates(sizes: tuple[int, int, int, int], each_column: bool, places: int) -> list[Sm90Config]:
+    """The configurations of a scaled product for so many multiprocessors, the one estimated fastest first.
+
+    sizes  M, N, K and the batch
+
+    >>> [config.tile for config in scaled_candidates((64, 24576, 1536, 1), False, 132)][:2]
+    [(64, 128), (128, 128)]
+    """
     found = [*_one_tile_each(sizes, each_column, places), *_persistent(sizes, each_column, places)]
-    return min(found, key=lambda candidate: candidate[0])[1]
+    return [config for _, config in sorted(found, key=lambda candidate: candidate[0])]
 
 
 def _one_tile_each(
@@ -45,7 +55,7 @@ def _one_tile_each(
 ) -> Iterator[tuple[float, Sm90Config]]:
     """(seconds, configuration) of CTAs that compute one tile each, or a part of its K."""
     m, _, k, _ = sizes
-    k_blocks, memory = -(-k // K_BLOCK), _memory(sizes)
+    k_blocks, memory = -(-k // DEPTH), _memory(sizes)
     for tile, step in MODEL.step.items():
         for parts, exchange in MODEL.exchange.items():
             waves = -(-_tiles(sizes, tile) * parts // places)
@@ -54,7 +64,7 @@ def _one_tile_each(
             if each_column and tile[1] > _EACH_COLUMN * 64 // tile[0]:  # what the launch's threads have registers for
                 continue
             products = waves * -(-k_blocks // parts) * step
-            loads = _tiles(sizes, tile) * k_blocks * K_BLOCK * sum(tile) / MODEL.l2
+            loads = _tiles(sizes, tile) * k_blocks * DEPTH * sum(tile) / MODEL.l2
             seconds = max(memory, products, loads) + MODEL.added * min(memory, products) + _TIE * loads
             rows = -(-m // 8) * 8 if m <= _MAX_LOADED_ROWS and tile[0] == 64 else None
             yield (
@@ -68,7 +78,7 @@ def _one_tile_each(
 
 def _persistent(sizes: tuple[int, int, int, int], each_column: bool, places: int) -> Iterator[tuple[float, Sm90Config]]:
     """(seconds, configuration) of persistent clusters that take tile after tile."""
-    k_blocks, memory = -(-sizes[2] // K_BLOCK), _memory(sizes)
+    k_blocks, memory = -(-sizes[2] // DEPTH), _memory(sizes)
     for tile, step in MODEL.full_step.items():
         if (tile[1] <= _EACH_COLUMN) != each_column:
             continue

@@ -10,8 +10,8 @@
 A warpgroup has no products in flight while it promotes: another warpgroup's run meanwhile, so two are the least. It has
 the registers of all totals, and of the products of 64 rows.
 
-The tables' numbers come from global memory four K blocks at a time, one K block ahead of each of the lanes that read
-the same number: `mainloop.Dealing`. What a K block needs, its lanes pass on by a shuffle, while products run.
+Of the lanes that read the same number of a table, each loads it for another K block of a batch: `mainloop.Dealing`. The
+loads are one batch ahead. A lane passes its number on by a shuffle, while products run.
 """
 
 from __future__ import annotations
