@@ -7,7 +7,8 @@ torch._scaled_mm with equal blocks, with row and column scales (without promotio
 bf16, and DeepGEMM if it is installed.
 
 `grouped`: as many rows for each expert. Peers are torch._grouped_mm and a loop of torch.mm, which needs the group
-offsets on the host. `grouped, scaled`: both; the peer is torch._scaled_grouped_mm with row scales.
+offsets on the host. `grouped, scaled`: both; the peer is torch._scaled_grouped_mm with row scales. DeepGEMM takes both
+with each group padded to its alignment; the padding is not timed.
 
 Every result of ours is checked against float64 first. Times are bursts by `layoutgemm/bench/method.py`. Operands rotate
 if they would stay in L2. Ratios are to the fastest peer that computes the same.
@@ -164,6 +165,10 @@ def grouped(sizes: tuple[int, int, int, int], with_scales: bool) -> tuple[dict[s
                 torch.mm(a[e * each : (e + 1) * each], b[e].T, out=c[e * each : (e + 1) * each])
 
         attempt(calls, "a loop of torch.mm", [loop])
+    if deepgemm.installed():
+        both = (scales["scale_a"], scales["scale_b"]) if scales else None
+        for name, launches in deepgemm.grouped_launches(a, b, each, both).items():
+            attempt(calls, name, launches)
     calls[OURS] = [lambda: layoutgemm.grouped_matmul(a, b.transpose(1, 2), offsets, out=c, **scales)]
     calls[OURS][0]()
     return calls, off(c[last], left @ right.T)

@@ -1,4 +1,4 @@
-"""DeepGEMM's bf16 kernel as a peer, if its package `deep_gemm` is installed.
+"""DeepGEMM's kernels as peers, if its package `deep_gemm` is installed.
 
 It has two contenders: the package's default launch, and programmatic dependent launch (`set_pdl(True)`). The kernel
 waits for the previous one before it accesses global memory, so both are correct.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from benchmarks.peers import LEFT_OUT
 from layoutgemm.bench.method import BenchProblem, Contender, Launch, Operands
@@ -50,3 +51,43 @@ def _launches(pdl: bool, sets: Sequence[Operands]) -> list[Launch]:
         return run
 
     return [one(operands) for operands in sets]
+
+
+def grouped_launches(
+    a: Any, b: Any, rows: int, scales: tuple[Any, Any] | None = None
+) -> dict[str, list[Callable[[], Any]]]:
+    """The package's grouped kernel with both launches, on groups of `rows` rows.
+
+    a, b     (groups * rows, K) and (groups, N, K). The package asks for groups that start at a multiple of its
+             alignment: the padding is done here once, outside of what is timed
+    scales   of 1 x 128 of A and of 128 x 128 of B
+    """
+    import torch
+
+    package = importlib.import_module(PACKAGE)
+    groups, n, _ = b.shape
+    alignment = importlib.import_module(f"{PACKAGE}.utils.layout").get_mk_alignment_for_contiguous_layout()
+    padded = -(-rows // alignment) * alignment
+    layout = torch.full((groups, padded), -1, device=a.device, dtype=torch.int32)
+    layout[:, :rows] = torch.arange(groups, device=a.device, dtype=torch.int32)[:, None]
+    layout = layout.view(-1)
+
+    def pad(x: Any) -> Any:
+        whole = torch.zeros(groups, padded, x.shape[-1], device=x.device, dtype=x.dtype)
+        whole[:, :rows] = x.view(groups, rows, x.shape[-1])
+        return whole.view(groups * padded, x.shape[-1])
+
+    left = pad(a)
+    c = torch.empty(groups * padded, n, device=a.device, dtype=torch.bfloat16)
+    aligned = package.get_mn_major_tma_aligned_tensor(pad(scales[0])) if scales else None
+
+    def launch(pdl: bool) -> None:
+        package.set_pdl(pdl)
+        if scales:
+            package.m_grouped_fp8_gemm_nt_contiguous(
+                (left, aligned), (b, scales[1]), c, layout, disable_ue8m0_cast=True
+            )
+        else:
+            package.m_grouped_bf16_gemm_nt_contiguous(left, b, c, layout)
+
+    return {name: [functools.partial(launch, pdl)] for name, pdl in WAYS.items()}
