@@ -37,7 +37,7 @@ class Table:
     """Numbers that a promotion reads, f32 in global memory: one for each K block, and every `group` rows or columns.
 
     axis   "m": rows of A; "n": columns of B
-    group  so many of them share a number; of columns a divisor or multiple of 8 that divides the tile's, or the reverse
+    group  so many of them share a number. A tile's columns need not be a multiple of it: see `segment`
 
     Its shape is (groups, K blocks), or (batch, groups, K blocks); any strides.
     """
@@ -57,6 +57,15 @@ class Table:
         """The kernel's parameters: address, then elements from group to group, from K block to K block, and from one
         matrix of a batch to the next."""
         return self.name, f"{self.name}_group", f"{self.name}_k", f"{self.name}_batch"
+
+    @checked(PlanError)
+    def segment(self, tile: int) -> int:
+        """Columns of a tile of `tile` columns that share a number wherever the tile lies.
+
+        >>> [Table("scale_b", "n", 128).segment(tile) for tile in (64, 128, 192, 160)]
+        [64, 128, 64, 32]
+        """
+        return math.gcd(self.group, tile)
 
     @property
     def said(self) -> str:
@@ -221,9 +230,9 @@ def numbers_read(plan: Any) -> dict[tuple[Any, ...], tuple[Table, int, int]]:
 
 
 def key_of(plan: Any, table: Table, block: int, v: int) -> tuple[Any, ...]:
-    """The place of the number for value v of thread 0: its table, and a row or a group of columns."""
+    """The place of the number for value v of thread 0: its table, and a row or a segment of columns."""
     i, j = (int(x) for x in plan.mma.coords_C(0, v))
-    return (table.name, block, i) if table.axis == "m" else (table.name, j // table.group)
+    return (table.name, block, i) if table.axis == "m" else (table.name, j // table.segment(plan.tile[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,10 +372,9 @@ def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums
         )
     tile_n = config.tile[1]
     for table in loop.tables:
-        group = table.group
-        fits = all(x % group == 0 or group % x == 0 for x in (8, tile_n))
-        if table.axis == "n" and not fits:
+        segment = table.segment(tile_n)
+        if table.axis == "n" and 8 % segment and segment % 8:
             raise PlanError(
-                f"{table.name}: a number for every {group} columns, in tiles of {tile_n}: a divisor or multiple of 8 "
-                "that divides the tile's columns or is divided by them"
+                f"{table.name}: a number for every {table.group} columns, in tiles of {tile_n}: tiles have it change "
+                f"after every {segment} columns, and threads where {segment} divides 8 or is a multiple of it"
             )

@@ -53,11 +53,14 @@ FORMS = {  # config, main loop, batch, A, B, C
     "wide": (Sm90Config((256, 128), loader="warpgroup", chunks=1), scaled(), 1, "e4m3", "e4m3:col", "bf16"),
     "five blocks": (replace(SMALL, loader="warp", stages=3), scaled(depth=32), 1, "e4m3", "e4m3:col", "bf16"),
     "three": (Sm90Config((192, 128), consumers=3, chunks=1), scaled(), 1, "e4m3", "e4m3:col", "bf16"),
+    # The third tile lies across two groups of columns.
+    "across groups": (replace(SMALL, tile=(64, 48), loader="warp"), scaled(), 1, "e4m3", "e4m3:col", "bf16"),
+    "two scales": (Sm90Config((128, 96), chunks=1, buffers=1), scaled(columns=64), 1, "e4m3", "e4m3:col", "bf16"),
 }
 SLOW = [pytest.mark.slow]
 EMULATED = (
     "no table", "loader", "two", "pair", "each column", "bf16", "rows", "parts of K", "parts of two", "one tile",
-    "five blocks",
+    "five blocks", "across groups",
 )  # fmt: skip
 
 
@@ -152,9 +155,9 @@ def failing(plan: Sm90Plan) -> set[str]:
 def test_wrong_plans_are_found() -> None:
     plan = problem("two")[0]
     assert failing(replace(plan, mainloop=scaled(depth=64))) == {"promotion"}
-    # a number for every 48 columns in tiles of 64: the second tile begins inside of a group
-    assert failing(replace(plan, mainloop=scaled(columns=48))) == {"promotion"}
-    assert failing(replace(plan, mainloop=scaled(columns=12))) == {"promotion"}
+    # a number for every 12 columns: a thread's columns 4 and 12 of a tile of 24 have two, and its registers one
+    narrow = Sm90Plan.derive(M, N, K, a="e4m3", b="e4m3:col", config=replace(SMALL, tile=(64, 24)), mainloop=scaled())
+    assert failing(replace(narrow, mainloop=scaled(columns=12))) == {"promotion"}
     wide = Sm90Plan.derive(M, N, K, a="e4m3", b="e4m3:col", config=Sm90Config((256, 256)), mainloop=scaled())
     assert failing(wide) == {"registers"}
     assert "each k tile promoted" in next(c.statement for c in plan.check() if c.name == "pipeline")
@@ -202,7 +205,7 @@ def test_refusals() -> None:
             {"config": replace(SMALL, single=True, split=2), "loop": DECAY, "a": "bf16", "b": "bf16"},
             "does more than add",
         ),
-        ({"loop": scaled(columns=48)}, "every 48 columns, in tiles of 64"),
+        ({"loop": scaled(columns=12), "config": replace(SMALL, tile=(64, 24))}, "every 12 columns, in tiles of 24"),
         ({"loop": scaled(depth=24)}, "multiple of the instruction's K = 32"),
         ({"a": "i8", "b": "i8:col", "c": "f32"}, "computes in f32"),
         ({"gated": "silu"}, "gated"),
