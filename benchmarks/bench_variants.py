@@ -10,6 +10,9 @@ bf16, and DeepGEMM if it is installed.
 offsets on the host. `grouped, scaled`: both; the peer is torch._scaled_grouped_mm with row scales. DeepGEMM takes both
 with each group padded to its alignment; the padding is not timed.
 
+`masked`: 4096 rows for each expert, of which as many count. The peer is torch._grouped_mm of 3 dimensions, which
+multiplies all rows. Shown beside it is torch._grouped_mm of packed rows, those that count alone, without the packing.
+
 Every result of ours is checked against float64 first. Times are bursts by `layoutgemm/bench/method.py`. Operands rotate
 if they would stay in L2. Ratios are to the fastest peer that computes the same.
 """
@@ -42,9 +45,15 @@ SCALED = (*[(m, *nk) for m, nk in product((1, 64, 128, 4096), SHARED)], (8192, 8
 GROUPS = ((4, 8192), (8, 4096), (32, 192), (6, 20), (64, 64), (128, 512))  # experts, rows of each
 WEIGHTS = ((6144, 7168), (7168, 3072), (4096, 4096), (4096, 2048))  # N, K
 GROUPED = tuple((experts, experts * rows, *nk) for (experts, rows), nk in product(GROUPS, WEIGHTS))
-KINDS = {"scaled": SCALED, "grouped": GROUPED, "grouped, scaled": GROUPED}
+MASKED_ROWS = 4096  # of each group; some of them count
+MASKED = tuple(
+    (experts, experts * rows, *nk)
+    for (experts, rows), nk in product(((32, 192), (6, 1024), (32, 20)), ((4096, 7168), (7168, 2048)))
+)
+KINDS = {"scaled": SCALED, "grouped": GROUPED, "grouped, scaled": GROUPED, "masked": MASKED, "masked, scaled": MASKED}
 OURS = "ours"
-OTHERS = ("torch._scaled_mm, rows", "torch._scaled_mm, rows, fast", "torch.mm of bf16", "ours of bf16")
+PACKED = "torch._grouped_mm, packed"
+OTHERS = ("torch._scaled_mm, rows", "torch._scaled_mm, rows, fast", "torch.mm of bf16", "ours of bf16", PACKED)
 _CHECKED_ROWS = 64
 
 
@@ -174,6 +183,56 @@ def grouped(sizes: tuple[int, int, int, int], with_scales: bool) -> tuple[dict[s
     return calls, off(c[last], left @ right.T)
 
 
+def masked(sizes: tuple[int, int, int, int], with_scales: bool) -> tuple[dict[str, list[Call]], float]:
+    """A product of masked groups, with scales or without: `sizes` has the rows that count, of all groups together."""
+    import torch
+
+    import layoutgemm
+
+    experts, m, n, k = sizes
+    each = m // experts
+    wide = torch.randn(experts, MASKED_ROWS, k, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(experts, n, k, device="cuda", dtype=torch.bfloat16)
+    c = torch.empty(experts, MASKED_ROWS, n, device="cuda", dtype=torch.bfloat16)
+    counts = torch.full((experts,), each, device="cuda", dtype=torch.int32)
+    calls: dict[str, list[Call]] = {}
+    scales: dict[str, Any] = {}
+    a, rows = wide, slice(0, min(each, _CHECKED_ROWS))
+    left, right = a[-1, rows].double(), b[-1].double()
+    if with_scales:
+        (a, b), (sa, sb) = zip(*[
+            map(torch.stack, zip(*[quantised(x, group) for x in of], strict=True)) for of, group in ((a, 1), (b, DEPTH))
+        ])  # fmt: skip
+        scales = {"scale_a": sa, "scale_b": sb}
+        left = a[-1, rows].double() * spread(sa[-1, rows], 1, left.shape[0], k)
+        right = b[-1].double() * spread(sb[-1], DEPTH, n, k)
+    else:
+        ends = torch.arange(each, m + 1, each, device="cuda", dtype=torch.int32)
+        packed = wide[:, :each].reshape(m, k)
+        attempt(calls, PACKED, [lambda: torch._grouped_mm(packed, b.transpose(1, 2), offs=ends)])
+        attempt(calls, "torch._grouped_mm, all rows", [lambda: torch._grouped_mm(a, b.transpose(1, 2))])
+    if deepgemm.installed():
+        package = importlib.import_module(deepgemm.PACKAGE)
+        for name, dependent in deepgemm.WAYS.items():
+
+            def launch(dependent: bool = dependent) -> None:
+                package.set_pdl(dependent)
+                if with_scales:
+                    aligned = package.get_mn_major_tma_aligned_tensor(scales["scale_a"])
+                    operands = (a, aligned), (b, scales["scale_b"])
+                    package.m_grouped_fp8_gemm_nt_masked(*operands, c, counts, each, disable_ue8m0_cast=True)
+                else:
+                    package.m_grouped_bf16_gemm_nt_masked(a, b, c, counts, each)
+
+            attempt(calls, name, [launch])
+    calls[OURS] = [lambda: layoutgemm.grouped_matmul(a, b.transpose(1, 2), counts=counts, out=c, **scales)]
+    calls[OURS][0]()
+    return calls, off(c[-1, rows], left @ right.T)
+
+
+OF_GROUPS = {"grouped": grouped, "masked": masked}
+
+
 def run(kinds: Sequence[str], rounds: int, file: Path | None, tiles: int = 0) -> int:
     """Checks, then times, every contender of every shape."""
     import torch
@@ -188,7 +247,8 @@ def run(kinds: Sequence[str], rounds: int, file: Path | None, tiles: int = 0) ->
     for kind, sizes in [(name, sizes) for name in kinds for sizes in KINDS[name]]:
         torch.manual_seed(0)
         title = f"{kind} {'x'.join(map(str, sizes))}"
-        calls, error = scaled(sizes, tiles) if kind == "scaled" else grouped(sizes, kind != "grouped")
+        form, with_scales = kind.partition(",")[0], kind.endswith("scaled")
+        calls, error = scaled(sizes, tiles) if form == "scaled" else OF_GROUPS[form](sizes, with_scales)
         torch.cuda.synchronize()
         if not error <= 1:
             print(f"WRONG {title}: {error:.2f} of the bound", flush=True)

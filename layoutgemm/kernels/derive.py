@@ -212,9 +212,9 @@ def padded_leading(dtype: DType, extent: int) -> int:
 
 
 def one_matrix(tma: TmaPlan) -> TmaPlan:
-    """A batch's copies without the batch dimension, along which a box has one element."""
+    """Copies without the dimensions along which a box has one element: matrices, ends of groups."""
     if len(tma.box) == 2:
         return tma
-    assert tma.box[2:] == (1,) and all(copy.coord_offset[2:] == (0,) for copy in tma.instructions), tma
+    assert not any(x != 1 for x in tma.box[2:]) and not any(any(i.coord_offset[2:]) for i in tma.instructions), tma
     copies = tuple(replace(copy, coord_offset=copy.coord_offset[:2]) for copy in tma.instructions)
     return replace(tma, dims=tma.dims[:2], box=tma.box[:2], steps=tma.steps[:2], instructions=copies)

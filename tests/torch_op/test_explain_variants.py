@@ -63,8 +63,10 @@ def test_groups_say_their_kernel() -> None:
     assert (weight.kernel, weight.workspace) == ("torch._grouped_mm", 0)
     batch, counts = torch.empty(3, 64, 512, dtype=BF16), torch.tensor([1, 2, 3])
     masked = explain_matmul(batch, b, counts=counts, out=torch.empty(3, 64, 384, dtype=BF16))
-    assert masked.why.startswith("every row is multiplied") and masked.workspace == 3 * 64 * 384 * 2
-    assert explain_matmul(batch, b, counts=counts).workspace == 0
+    assert masked.why.startswith("one launch for all groups, whose counts of rows the kernel reads; up to 64 rows")
+    assert masked.kernel.endswith("masked rows in 3 group(s)") and (masked.copies, masked.workspace) == ((), 0)
+    one = explain_matmul(batch[:1], b[:1], counts=counts[:1])
+    assert one.kernel.startswith("Sm90Plan 64x384x512") and one.workspace == 0
 
 
 def test_groups_with_scales_say_their_kernel() -> None:
@@ -77,7 +79,7 @@ def test_groups_with_scales_say_their_kernel() -> None:
     assert (finished.launches, finished.workspace) == (1, 0)
     x, y = torch.empty(3, 64, 512, dtype=BF16), torch.empty(3, 512, 384, dtype=BF16)
     batch = explain_matmul(x, y, counts=torch.tensor([1, 2, 3]), **more)
-    assert batch.why.startswith("every row is multiplied") and (batch.launches, batch.workspace) == (1, 0)
+    assert "masked rows in 3 group(s)" in batch.kernel and (batch.launches, batch.workspace) == (1, 0)
     zeros = explain_matmul(a[:0], b, offsets=torch.zeros(4, dtype=torch.int32))
     assert zeros.kernel == "no kernel: zeros"
 

@@ -38,8 +38,8 @@ def columns_of_b(plan: GemmPlan) -> int:
 
 
 def batched(plan: GemmPlan, shape: tuple[int, int], name: str = "c") -> tuple[int, ...]:
-    """The shape of one matrix, or of the plan's batch of them; of a ragged batch, B alone has a matrix each."""
-    if isinstance(plan, Sm90Plan) and plan.ragged is not None:
+    """The shape of one matrix, or of the plan's batch; where groups' rows are joined, B alone has a matrix each."""
+    if isinstance(plan, Sm90Plan) and plan.joined_rows:
         return (plan.batch, *shape) if name == "b" else shape
     return (plan.batch, *shape) if plan.batch > 1 else shape
 

@@ -1,4 +1,4 @@
-"""Running plans that read more than A and B, by name: a main loop's tables, the offsets of a ragged batch's groups."""
+"""Running plans that read more than A and B, by name: a main loop's tables, the offsets or counts of groups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from ...errors import OperandError
 from ..epilogue.chain import MAX_WORDS
-from ..sm90.grouped import check_offsets
+from ..sm90.grouped import check_groups
 from ..sm90.plan import Sm90Plan
 from .cpu import executed
 from .hardware_model import GlobalMatrix
@@ -18,25 +18,23 @@ if TYPE_CHECKING:
     import torch
 
 
-OFFSETS = "offsets"
-
-
 def given_of(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, np.ndarray]:
     """The plan's extra NumPy operands, checked. Raises OperandError for one that does not fit."""
-    found, rest = {}, _without_offsets(plan, given)
+    found, rest = {}, _without_groups(plan, given)
     if plan.mainloop is not None:
-        found = plan.mainloop.check(rest, (plan.m, plan.n, plan.k, plan.batch), plan.ragged is not None)
+        found = plan.mainloop.check(rest, (plan.m, plan.n, plan.k, plan.batch), plan.joined_rows)
     if plan.ragged is not None:
-        found[OFFSETS] = check_offsets(plan, given[OFFSETS])
+        found[plan.ragged.name] = check_groups(plan, given[plan.ragged.name])
     return found
 
 
-def _without_offsets(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, object]:
+def _without_groups(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, object]:
     """The main loop's share of what is given."""
     rest = dict(given)
-    if plan.ragged is not None:
-        if rest.pop(OFFSETS, None) is None:
-            raise OperandError(f"{OFFSETS} is missing: where the {plan.batch} groups of rows begin and end")
+    if plan.ragged is not None and rest.pop(plan.ragged.name, None) is None:
+        what = f"how many rows of the {plan.batch} groups count"
+        what = what if plan.ragged.masked else f"where the {plan.batch} groups of rows begin and end"
+        raise OperandError(f"{plan.ragged.name} is missing: {what}")
     if rest and plan.mainloop is None:
         raise OperandError(f"given = {', '.join(rest)}: the plan reads no such thing")
     return rest
@@ -58,29 +56,30 @@ def words_of_arrays(plan: Sm90Plan, values: Mapping[str, np.ndarray]) -> tuple[A
         groups, k_blocks = lying.shape[-2:]
         words += [lying, k_blocks, 1, groups * k_blocks if lying.ndim > 2 else 0]
     if plan.ragged is not None:
-        words.append(values[OFFSETS].astype(np.int32 if plan.ragged.offsets == "i32" else np.int64))
+        words.append(values[plan.ragged.name].astype(np.int32 if plan.ragged.offsets == "i32" else np.int64))
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
 def words_of_tensors(plan: Sm90Plan, given: Mapping[str, torch.Tensor], device: torch.device) -> tuple[int, ...]:
     """The sixteen words of a launch on CUDA tensors, tables of any strides; raises OperandError for what does not fit.
 
-    What the offsets are is known on the device alone, and not looked at.
+    What the offsets or counts are is known on the device alone, and not looked at.
     """
     words: list[int] = []
-    rest = _without_offsets(plan, given)
+    rest = _without_groups(plan, given)
     if plan.mainloop is not None:
         sizes = plan.m, plan.n, plan.k, plan.batch
-        for table, shape in plan.mainloop.expected(rest, sizes, plan.ragged is not None):
+        for table, shape in plan.mainloop.expected(rest, sizes, plan.joined_rows):
             value = given[table.name]
             _check_tensor(table.name, value, "torch.float32", shape, device, f", {table.said}")
             words += [value.data_ptr(), value.stride(-2), value.stride(-1), value.stride(0) if value.ndim > 2 else 0]
     if plan.ragged is not None:
-        offsets, kind = given[OFFSETS], "torch.int32" if plan.ragged.offsets == "i32" else "torch.int64"
-        _check_tensor(OFFSETS, offsets, kind, (plan.batch + 1,), device, "")
-        if offsets.stride(0) != 1:
-            raise OperandError(f"{OFFSETS} has stride {offsets.stride(0)}: one after the other")
-        words.append(offsets.data_ptr())
+        name, kind = plan.ragged.name, "torch.int32" if plan.ragged.offsets == "i32" else "torch.int64"
+        numbers = given[name]
+        _check_tensor(name, numbers, kind, (plan.ragged.numbers(plan.batch),), device, "")
+        if numbers.stride(0) != 1 and numbers.shape[0] > 1:
+            raise OperandError(f"{name} has stride {numbers.stride(0)}: one after the other")
+        words.append(numbers.data_ptr())
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 

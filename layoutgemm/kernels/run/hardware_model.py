@@ -114,16 +114,18 @@ class GlobalMatrix:
     leading  elements from line to line
     extents  innermost first; a third one is the batch
     pitch    elements from matrix to matrix of a batch
+    further  the same along further dimensions
     """
 
     bits: np.ndarray
     leading: int
     extents: tuple[int, ...]
     pitch: int = 0
+    further: tuple[int, ...] = ()
 
     def map(self, plan: TmaPlan) -> TensorMap:
         """The tensor map of a plan's copies over this matrix."""
-        strides = (self.leading * plan.dtype.bytes, self.pitch * plan.dtype.bytes)
+        strides = [step * plan.dtype.bytes for step in (self.leading, self.pitch, *self.further)]
         return plan.over(self.extents, strides[: len(self.extents) - 1])
 
 
@@ -189,6 +191,7 @@ class Output:
 
     c       type and order
     before  lines before C's first one
+    stored  lines of each matrix that are to be stored, the others not; None for all
     """
 
     def __init__(self, c: Operand, m: int, n: int, batch: int, before: int = 0) -> None:
@@ -200,6 +203,7 @@ class Output:
         self.matrix = GlobalMatrix(words, self.leading, extents, self.lines * self.leading)
         self.times = np.zeros(words.size, dtype=np.uint8)
         self._first = before * self.leading
+        self.stored: Sequence[int] | None = None
 
     def store(self, tma: TmaPlan, origin: Mapping[str, int], smem: SharedBytes, address: int) -> None:
         """All boxes of a tile in shared memory."""
@@ -207,16 +211,23 @@ class Output:
             tensor_store(tma, self.matrix, where, smem, at, self.times)
 
     def values(self) -> np.ndarray:
-        """C as (M, N) or (batch, M, N) values. Raises PlanError if an element was not stored once."""
+        """C as (M, N) or (batch, M, N) values. Raises PlanError if an element was not stored once.
+
+        Lines that are not to be stored keep the bits of `unwritten`.
+        """
         shape = self.batch, self.lines, self.leading
         times = self.times[self._first :].reshape(shape)[..., : self.inner]
-        wrong = np.argwhere(times != 1)
+        wanted = np.ones_like(times)
+        for matrix, lines in enumerate(self.stored or ()):
+            wanted[matrix, lines:] = 0
+        wrong = np.argwhere(times != wanted)
         if len(wrong):
             matrix, line, at = (int(i) for i in wrong[0])
             row, column = (line, at) if self.c.order == "row" else (at, line)
             where = f"C[{row}, {column}]" + f" of matrix {matrix}" * (self.batch > 1)
             count = times[matrix, line, at]
-            raise PlanError(f"{where} is stored {count} times; {len(wrong)} elements are not stored once")
+            want = "once" if wanted[matrix, line, at] else "never"
+            raise PlanError(f"{where} is stored {count} times; {len(wrong)} elements are not stored {want}")
         values = values_of(self.c.dtype, self.matrix.bits[self._first :]).reshape(shape)[..., : self.inner]
         values = values if self.c.order == "row" else values.swapaxes(1, 2)
         return np.ascontiguousarray(values if self.batch > 1 else values[0])

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from ...atoms import TmaPlan
 from ...dtypes import DType
 from ...errors import OperandError
-from ..derive import OperandPlan, one_matrix, padded_leading
+from ..derive import OperandPlan, padded_leading
 from ..plan import GemmPlan
 from ..sm90.gated import as_one_matrix
+from ..sm90.grouped import stored_lines
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
 from .arrays import batched, pitch_rule, raw_bits, refuse_or_note
@@ -140,8 +141,7 @@ def _store_rule(plan: Sm90Plan | Sm100Plan, out: torch.Tensor) -> str:
         return f"out starts at {out.data_ptr():#x}, which is no multiple of 16 bytes, as a tensor map needs"
     if plan.beyond_line:  # what follows a line of the caller's tensor may belong to another tensor
         return plan.beyond_line
-    ragged = isinstance(plan, Sm90Plan) and plan.ragged is not None
-    _check_map(one_matrix(plan.store.maps[0]) if ragged else plan.store.maps[0], "out", lines, leading, pitch)
+    _check_map(stored_lines(plan) if isinstance(plan, Sm90Plan) else plan.store.maps[0], "out", lines, leading, pitch)
     return ""
 
 

@@ -18,12 +18,17 @@ ends at its tensor's extents, and a group's end is not one. So C's map has the e
 
 over a tensor that begins 16 rows before C. Row r of the box lies at row stop - 16 + r of C, and rows from 16 on are out
 of bounds. Exactly the first `valid` of a warp's 16 rows are stored, for any number of them.
+
+Masked groups have a matrix of A and of C each, of which the first counts[e] rows count. The same table has the counts,
+0 to M each, in place of the first rows; tiles beyond a group's count have no number. C's map has the group as a fourth
+dimension.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +39,7 @@ from ...atoms import TmaPlan
 from ...atoms.tma.engine import global_bits
 from ...errors import OperandError, PlanError
 from ...report import Check
-from ..derive import either
+from ..derive import either, one_matrix
 from ..numbers import W
 from ..plan import present
 from ..store import WARP_ROWS, StorePlan
@@ -58,31 +63,52 @@ class Ragged:
 
     capacity  groups that the table has room for, a power of two
     offsets   i32 or i64, `groups + 1` of them in global memory, from 0 to A's rows, none below the one before it
+    masked    `groups` counts of that type in place of offsets: each group has a matrix of A, whose first rows count
 
-    >>> Ragged.of(8), Ragged.of(100, "i64").capacity
-    (Ragged(capacity=64, offsets='i32'), 128)
+    >>> Ragged.of(8), Ragged.of(100, "i64").capacity, Ragged.of(8, masked=True).words
+    (Ragged(capacity=64, offsets='i32', masked=False), 128, ('counts',))
     """
 
     capacity: int
     offsets: str = "i32"
+    masked: bool = False
 
     def __post_init__(self) -> None:
         settle(self, PlanError)
         if self.offsets not in ("i32", "i64"):
-            raise PlanError(f"offsets of {self.offsets}: i32 or i64")
+            raise PlanError(f"{self.name} of {self.offsets}: i32 or i64")
 
     @classmethod
     @checked(PlanError)
-    def of(cls, groups: int, offsets: str = "i32") -> Ragged:
+    def of(cls, groups: int, offsets: str = "i32", masked: bool = False) -> Ragged:
         """Room for so many groups. Raises PlanError for any other number of groups."""
-        if groups < 1:
-            raise PlanError(f"ragged = {groups!r}: how many groups there are, 1 or more")
-        return cls(max(_LEAST_GROUPS, 1 << (groups - 1).bit_length()), offsets)
+        return cls(capacity_for(groups), offsets, masked)
+
+    @property
+    def name(self) -> str:
+        """The array in global memory that says where groups end."""
+        return "counts" if self.masked else "offsets"
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The kernel's parameters: the address of the offsets."""
-        return ("offsets",)
+        """The kernel's parameters: the address of the offsets, or of the counts."""
+        return (self.name,)
+
+    @checked(PlanError)
+    def numbers(self, groups: int) -> int:
+        """Offsets or counts of so many groups."""
+        return groups + (not self.masked)
+
+    @checked(PlanError)
+    def rows(self, entry: Callable[[W], W], group: W) -> tuple[W, W]:
+        """First row and end of a group in its matrix of C; ints or traced integers alike.
+
+        entry  group -> its entry of the first table, for 0 to capacity
+
+        >>> Ragged(64).rows([0, 3, 5].__getitem__, 1), Ragged(64, masked=True).rows([7, 3, 0].__getitem__, 1)
+        ((3, 5), (0, 3))
+        """
+        return (group * 0, entry(group)) if self.masked else (entry(group), entry(group + 1))
 
     @property
     def offset_bytes(self) -> int:
@@ -118,13 +144,32 @@ class Ragged:
         return group
 
 
-def tables(plan: Sm90Plan, offsets: npt.NDArray[np.int64]) -> tuple[list[int], list[int]]:
-    """starts and first, as every block makes them."""
-    ragged = present(plan.ragged)
-    starts = [int(offsets[min(e, len(offsets) - 1)]) for e in range(ragged.entries)]
+def capacity_for(groups: int) -> int:
+    """The entries of a table of so many groups: a power of two. Raises PlanError for fewer than one group.
+
+    >>> capacity_for(3), capacity_for(65)
+    (64, 128)
+    """
+    if groups < 1:
+        raise PlanError(f"ragged = {groups!r}: how many groups there are, 1 or more")
+    return max(_LEAST_GROUPS, 1 << (groups - 1).bit_length())
+
+
+def tables(plan: Sm90Plan, numbers: npt.NDArray[np.int64], columns: int | None = None) -> tuple[list[int], list[int]]:
+    """starts (or counts) and first, as every block makes them.
+
+    numbers  the offsets, or the counts
+    columns  tiles along N; None for the plan's
+    """
+    ragged, last = present(plan.ragged), len(numbers) - 1
+    if ragged.masked:
+        starts = [min(max(int(numbers[e]), 0), plan.m) if e <= last else 0 for e in range(ragged.entries)]
+    else:
+        starts = [int(numbers[min(e, last)]) for e in range(ragged.entries)]
     first = [0]
     for e in range(ragged.capacity):
-        first.append(first[-1] + clusters_of(plan, starts[e + 1] - starts[e], plan.tiles[1]))
+        start, end = ragged.rows(starts.__getitem__, e)
+        first.append(first[-1] + clusters_of(plan, end - start, plan.tiles[1] if columns is None else columns))
     return starts, first
 
 
@@ -144,9 +189,19 @@ def stops_in_box(tma: TmaPlan) -> TmaPlan:
     return tma.batched(STOP)
 
 
-def ragged_store(store: StorePlan) -> StorePlan:
-    """The store with the maps of `stops_in_box`."""
-    return replace(store, maps=tuple(stops_in_box(tma) for tma in store.maps))
+def ragged_store(store: StorePlan, matrices: bool) -> StorePlan:
+    """The store with the maps of `stops_in_box`; `matrices`: each group has a matrix of C."""
+    maps = [stops_in_box(tma) for tma in store.maps]
+    return replace(store, maps=tuple([tma.batched("l") if matrices else tma for tma in maps]))
+
+
+def stored_lines(plan: Sm90Plan) -> TmaPlan:
+    """The first of C's maps without the end of a group: what a tensor has to have."""
+    tma = present(plan.store).maps[0]
+    if plan.ragged is None:
+        return tma
+    whole = one_matrix(tma)
+    return whole.batched("l") if "l" in tma.dims else whole
 
 
 def store_extents(m: W, n: W) -> dict[str, W]:
@@ -160,21 +215,36 @@ def store_place(row: W, end: W, column: W, minimum: Callable[..., Any]) -> dict[
     return {"n": column, "m": row + WARP_ROWS - stop, STOP: stop}
 
 
-def check_offsets(plan: Sm90Plan, offsets: object) -> npt.NDArray[np.int64]:
-    """NumPy offsets as int64; raises OperandError for others than the plan's, or that are no groups of A's rows."""
-    found = np.asarray(offsets)
-    want = "int32" if present(plan.ragged).offsets == "i32" else "int64"
-    if found.dtype.name != want or found.shape != (plan.batch + 1,):
-        raise OperandError(f"offsets is {found.dtype} of shape {found.shape}: it takes {want} of ({plan.batch + 1},)")
-    steps = np.diff(found)
-    if found[0] != 0 or found[-1] != plan.m or (steps < 0).any():
-        at = int(np.argmax(steps < 0)) if (steps < 0).any() else 0 if found[0] else plan.batch
-        raise OperandError(
-            f"offsets[{at}] = {found[at]}"
-            + (f", offsets[{at + 1}] = {found[at + 1]}" if (steps < 0).any() else "")
-            + f": they go from 0 to A's {plan.m} rows, none below the one before it"
-        )
+def check_groups(plan: Sm90Plan, numbers: object) -> npt.NDArray[np.int64]:
+    """NumPy offsets or counts as int64; raises OperandError for others than the plan's, or that are no groups."""
+    ragged = present(plan.ragged)
+    found = checked_numbers(ragged.name, numbers, ragged.offsets, ragged.numbers(plan.batch))
+    if not ragged.masked:
+        check_ends(found, plan.m, "rows")
+    elif (outside := (found < 0) | (found > plan.m)).any():
+        at = int(np.argmax(outside))
+        raise OperandError(f"counts[{at}] = {found[at]}: a has 0 to {plan.m} rows in a group")
+    return found
+
+
+def checked_numbers(name: str, numbers: object, kind: str, count: int) -> npt.NDArray[np.int64]:
+    """NumPy integers as int64; raises OperandError for another type ("i32" or "i64") or number of them."""
+    found, want = np.asarray(numbers), {"i32": "int32", "i64": "int64"}[kind]
+    if found.dtype.name != want or found.shape != (count,):
+        raise OperandError(f"{name} is {found.dtype} of shape {found.shape}: it takes {want} of ({count},)")
     return found.astype(np.int64)
+
+
+def check_ends(offsets: npt.NDArray[np.int64], size: int, things: str) -> None:
+    """Raise OperandError, with the first wrong one, for offsets that are no groups."""
+    steps = np.diff(offsets)
+    if offsets[0] != 0 or offsets[-1] != size or (steps < 0).any():
+        at = int(np.argmax(steps < 0)) if (steps < 0).any() else 0 if offsets[0] else len(steps)
+        raise OperandError(
+            f"offsets[{at}] = {offsets[at]}"
+            + (f", offsets[{at + 1}] = {offsets[at + 1]}" if (steps < 0).any() else "")
+            + f": they go from 0 to A's {size} {things}, none below the one before it"
+        )
 
 
 def check_ragged(
@@ -190,7 +260,7 @@ def check_ragged(
     for name, value in usual.items():
         if getattr(config, name) != value:
             raise PlanError(f"{name} = {getattr(config, name)!r}: a grouped product takes {value!r}")
-    if a.order != "row":
+    if a.order != "row" and not ragged.masked:
         raise PlanError(f"a is {a}: groups begin at any row, and a tensor copy of columns at multiples of 16 bytes")
     if c.order != "row":
         raise PlanError(f"c is {c}: groups end between rows, and a tensor store of columns would go on: plan a 'row' C")
@@ -208,37 +278,41 @@ def ragged_checks(plan: Sm90Plan) -> list[Check]:
 
 
 def _samples(plan: Sm90Plan) -> list[npt.NDArray[np.int64]]:
-    """Groups of random sizes, many of them empty or on a tile's border; none, one, and as many as there may be."""
-    rng, tile = np.random.default_rng(0), plan.tile_c[0] * plan.config.cluster[0]
-    most = present(plan.ragged).capacity
-    found = [np.asarray(ends, np.int64) for ends in ([0, 0], [0, 1], [0] * most + [tile + 1])]
+    """Groups of random sizes, many of them empty or on a tile's border; none, one, and as many as there may be.
+
+    Masked groups have wrong sizes too: below 0, and more rows than A has.
+    """
+    rng, tile, ragged = np.random.default_rng(0), plan.tile_c[0] * plan.config.cluster[0], present(plan.ragged)
+    most = ragged.capacity
+    found = [np.asarray(sizes, np.int64) for sizes in ([0], [1], [0] * (most - 1) + [tile + 1])]
+    sizes = [0, 0, 1, tile - 1, tile, tile + 1, 2 * tile, 3 * tile + 5]
     for groups in (1, 2, 7, most - 1, most):
-        for _ in range(3):
-            sizes = rng.choice([0, 0, 1, tile - 1, tile, tile + 1, 2 * tile, 3 * tile + 5], groups)
-            found.append(np.concatenate([[0], np.cumsum(sizes)]))
-    return found
+        found += [rng.choice([*sizes, *[-1, plan.m + 1] * ragged.masked], groups) for _ in range(3)]
+    return found if ragged.masked else [np.concatenate([[0], np.cumsum(each)]) for each in found]
 
 
 def _tiles_of_groups(plan: Sm90Plan) -> Check:
-    samples, witness, tiles = _samples(plan), "", 0
-    columns = plan.order.clusters((1, 3))[1]
-    for offsets in samples:
-        count, first = len(offsets) - 1, [0]
-        starts = [int(offsets[min(e, count)]) for e in range(present(plan.ragged).entries)]
-        for e in range(present(plan.ragged).capacity):
-            first.append(first[-1] + clusters_of(plan, starts[e + 1] - starts[e], 3))
-        expected = [(e, i) for e in range(count) for i in range(first[e + 1] - first[e])]
+    samples, witness, tiles, ragged = _samples(plan), "", 0, present(plan.ragged)
+    columns, tile = plan.order.clusters((1, 3))[1], plan.tile_c[0] * plan.config.cluster[0]
+    for numbers in samples:
+        said = f"{ragged.name} {numbers.tolist()}"
+        starts, first = tables(plan, numbers, 3)
+        if ragged.masked:
+            groups = [(0, int(end)) for end in np.clip(numbers, 0, plan.m)]
+        else:
+            groups = list(pairwise(numbers.tolist()))
+        if groups != (found := [ragged.rows(starts.__getitem__, e) for e in range(len(groups))]):
+            witness = witness or f"{said}: the table has groups {found}"
+        expected = [(e, i) for e, (start, end) in enumerate(groups) for i in range(-(-(end - start) // tile) * columns)]
         for t, want in enumerate(expected):
-            group = present(plan.ragged).find(first.__getitem__, t, either)
-            rows = -(-(starts[want[0] + 1] - starts[want[0]]) // (plan.tile_c[0] * plan.config.cluster[0]))
-            if (group, t - first[group]) != want or rows * columns != first[want[0] + 1] - first[want[0]]:
-                witness = witness or f"offsets {offsets.tolist()}: tile {t} is {group, t - first[group]}, not {want}"
+            group = ragged.find(first.__getitem__, t, either)
+            if (group, t - first[group]) != want:
+                witness = witness or f"{said}: tile {t} is {group, t - first[group]}, not {want}"
         if len(expected) != first[-1]:
-            witness = witness or f"offsets {offsets.tolist()}: {len(expected)} tiles, the table ends at {first[-1]}"
+            witness = witness or f"{said}: {len(expected)} tiles, the table ends at {first[-1]}"
         tiles += len(expected)
-    most = present(plan.ragged).capacity
     statement = (
-        f"groups of up to {most}: tile t is tile t - first[e] of the last group e with first[e] <= t, "
+        f"groups of up to {ragged.capacity}: tile t is tile t - first[e] of the last group e with first[e] <= t, "
         "each once, and a group's grid has as many as the table says"
     )
     return Check("groups", statement, not witness, f"{len(samples)} ragged batches ({tiles} tiles)", witness)
@@ -247,24 +321,27 @@ def _tiles_of_groups(plan: Sm90Plan) -> Check:
 def _ends(plan: Sm90Plan) -> Check:
     """The elements that a warp's box writes, for every end of a group."""
     witness, m, n = "", 5 * WARP_ROWS, plan.mma.shape_mnk[1]
+    matrices = present(plan.ragged).masked and plan.batch > 1
+    first = m if matrices else 0  # row 0 of the second group's matrix
     boxes = 0
     for tma in plan.store.maps if plan.store is not None else ():
         pitch = 2 * n
-        if tma.dims != ("n", "m", STOP):
+        if tma.dims != ("n", "m", STOP, *["l"] * matrices):
             witness = witness or f"the map's dimensions are {tma.dims}"
             continue
-        extents = store_extents(m, n)
-        tmap = tma.over([extents[name] for name in tma.dims], (pitch * tma.dtype.bytes,) * 2)
+        extents = {**store_extents(m, n), "l": 2}
+        strides = [pitch * tma.dtype.bytes] * 2 + [m * pitch * tma.dtype.bytes] * matrices
+        tmap = tma.over([extents[name] for name in tma.dims], strides)
         for row in (0, 1, WARP_ROWS, m - WARP_ROWS, m - 1):
             for end in range(max(0, row - 2), m + 1):
-                place = store_place(row, end, 0, min)
+                place = {**store_place(row, end, 0, min), "l": 1}
                 if place["m"] < 0 or place[STOP] < 0:
                     witness = witness or f"rows {row} to {end}: a coordinate of {place} is negative"
                     continue
                 bits, inside = global_bits(tmap, [place[name] for name in tma.dims])
                 rows, columns = np.divmod(bits[inside] // tma.dtype.bits, pitch)
                 want = np.arange(row, max(row, min(row + WARP_ROWS, end)))
-                found = np.sort((rows - WARP_ROWS) * pitch + columns)
+                found = np.sort((rows - WARP_ROWS - first) * pitch + columns)
                 right = (want[:, None] * pitch + np.arange(tma.box[0])).reshape(-1)
                 boxes += 1
                 if not np.array_equal(found, right):
@@ -276,8 +353,13 @@ def _ends(plan: Sm90Plan) -> Check:
 def explain_ragged(plan: Sm90Plan) -> list[str]:
     """The groups, their table and where stores end."""
     ragged = present(plan.ragged)
+    if ragged.masked:
+        of, entries = f"{plan.m} rows each, of which as many count as an {ragged.offsets}", "counts"
+    else:
+        of, entries = f"{plan.m} rows in all, their ends {ragged.offsets}", "first rows"
+    dims = ", ".join(present(plan.store).maps[0].dims)
     return [
-        f"groups: {plan.batch} of {plan.m} rows in all, their ends {ragged.offsets} in global memory; tables of "
-        f"{ragged.entries} first rows and first tiles at {plan.smem.table_offset}, {ragged.bytes} bytes",
-        f"  a warp's store ends with its group: C's map begins {WARP_ROWS} rows before C, along (n, m, {STOP})",
+        f"groups: {plan.batch} of {of} in global memory{' says' * ragged.masked}; tables of "
+        f"{ragged.entries} {entries} and first tiles at {plan.smem.table_offset}, {ragged.bytes} bytes",
+        f"  a warp's store ends with its group: C's map begins {WARP_ROWS} rows before C, along ({dims})",
     ]

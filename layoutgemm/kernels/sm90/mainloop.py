@@ -170,7 +170,8 @@ class Promoted:
     ) -> list[tuple[Table, tuple[int, ...]]]:
         """Each table with the shape that it takes; raises OperandError for one that is missing, or one too many.
 
-        sizes   (M, N, K, batch); of a ragged batch A's tables have no batch, and B's always
+        sizes   (M, N, K, batch)
+        ragged  groups whose rows are joined: A's tables have no batch, and B's always
         """
         names = [table.name for table in self.tables]
         for name in (*[x for x in names if x not in given], *[x for x in given if x not in names]):

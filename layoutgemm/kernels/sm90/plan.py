@@ -59,7 +59,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     registers     (producer's, consumers') after setmaxnreg, or None where nothing changes hands
     gated         what makes one element of C of two sums, or None; n is then C's columns, and B has twice as many
     mainloop      what makes a total of the sums of K blocks, or None: they are added
-    ragged        how the ends of groups of rows are found, or None: `batch` is then of A and C as well
+    ragged        how the ends of groups of rows are found, or None; see `joined_rows`
     """
 
     m: int
@@ -111,6 +111,11 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         """True if each cluster computes exactly one tile."""
         return self.config.single or self.config.launch == "tiles"
 
+    @property
+    def joined_rows(self) -> bool:
+        """True if all groups' rows are those of one matrix of A and of C; B has a matrix for each in any case."""
+        return self.ragged is not None and not self.ragged.masked
+
     # ------------------------------------------------------------------------------------------------------- derivation
     @classmethod
     @checked(PlanError)
@@ -143,8 +148,8 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
                          tile half of either; the epilogue comes after it. See `kernels.sm90.gated`
         mainloop         what happens to the sum of each K block, where it is more than added; see
         `kernels.sm90.mainloop`
-        ragged           A's m rows are `batch` groups, each of which multiplies its own matrix of B: see
-        `kernels.sm90.grouped`
+        ragged           A's m rows are `batch` groups, each of which multiplies its own matrix of B; or, masked, of m
+        rows of each group as many are computed as count: see `kernels.sm90.grouped`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -172,7 +177,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             raise PlanError(f"early = {config.early} k tiles of {tile_k}: K = {k} has {-(-k // tile_k)}")
         threads = WARPGROUP * config.consumers + {"self": 0, "warp": 32, "warpgroup": WARPGROUP}[config.loader]
         across = -(-m // (config.tile[0] * along_m)), -(-n // (kernel.columns * along_n))
-        check_tiles(config, across, batch, ragged is not None)
+        check_tiles(config, across, batch, kernel.joined_rows)
         smem = smem_map(
             a_plan, b_plan, stages, c_bytes, store, config.single, ragged.bytes if ragged is not None else 0, sums_bytes
         )
@@ -321,7 +326,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             f"{self.config.consumers} consumer(s), loads by {self.config.loader}, cluster {cluster}"
             + (f", gated by {self.gated.kind}" if self.gated is not None else "")
             + (f", K blocks of {self.mainloop.depth} promoted" if self.mainloop is not None else "")
-            + (f", rows in {self.batch} group(s)" if self.ragged is not None else "")
+            + (f", {'masked ' * self.ragged.masked}rows in {self.batch} group(s)" if self.ragged is not None else "")
         )
 
 
@@ -363,6 +368,11 @@ class _Request:
         return cls(sizes, (a, b, c), config, epilogue, gated, mainloop, ragged)
 
     @property
+    def joined_rows(self) -> bool:
+        """True if all groups' rows are those of one matrix."""
+        return self.ragged is not None and not self.ragged.masked
+
+    @property
     def groups(self) -> int:
         """Warpgroups that share a tile's rows."""
         return 1 if self.config.schedule == "pingpong" else self.config.consumers
@@ -400,7 +410,7 @@ class _Request:
         """A and B: tiles, shared copies, edge boxes; raises PlanError."""
         config, (a_spec, b_spec, c_spec), (m, _, _, batch) = self.config, self.operands, self.sizes
         (tile_m, tile_n), (along_m, along_n) = config.tile, config.cluster
-        batched_a, batched_b = batch > 1 and self.ragged is None, batch > 1 or self.ragged is not None
+        batched_a, batched_b = batch > 1 and not self.joined_rows, batch > 1 or self.joined_rows
         a_plan = shared(derive_operand("A", a_spec, "M", tile_m, tile_k, None, atom), along_n, batched_a)
         if config.rows is not None:
             a_plan = few_rows(a_plan, config.rows, batched_a)
@@ -439,7 +449,7 @@ class _Request:
             stored, self.blocks, self.operands[2], tuning.chunks, tuning.buffers, parts, dealt=config.split > 1
         )
         if self.ragged is not None:
-            return ragged_store(store)
+            return ragged_store(store, self.sizes[3] > 1 and not self.joined_rows)
         return replace(store, maps=tuple(tma.batched("l") for tma in store.maps)) if self.sizes[3] > 1 else store
 
     def exchange(self, atom: MmaAtom) -> Exchange | None:

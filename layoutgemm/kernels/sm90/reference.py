@@ -49,18 +49,22 @@ def execute_sm90(
 
     Raises PlanError when a barrier would never complete, shared memory is left, or an element of C is not stored once.
     """
+    numbers = given[plan.ragged.name] if plan.ragged is not None and given else np.zeros(0, np.int64)
     if plan.ragged is None:
         c = Output(plan.c, plan.m, plan.n, plan.batch)
     else:  # its map begins some lines before C
-        c = Output(plan.c, plan.m, plan.n, 1, before=WARP_ROWS)
-        of = store_extents(c.lines, c.inner)
-        c.matrix = replace(c.matrix, extents=(of["n"], of["m"], of[STOP]), pitch=c.leading)
+        c = Output(plan.c, plan.m, plan.n, 1 if plan.joined_rows else plan.batch, before=WARP_ROWS)
+        of, matrices = store_extents(c.lines, c.inner), c.batch > 1
+        extents = (of["n"], of["m"], of[STOP], *[c.batch] * matrices)
+        c.matrix = replace(c.matrix, extents=extents, pitch=c.leading, further=(c.lines * c.leading,) * matrices)
+        if plan.ragged.masked:
+            c.stored = tables(plan, numbers)[0][: plan.batch]
     if plan.gated is not None:  # the second half of B's columns begins n lines on
         b = GlobalMatrix(b.bits, b.leading, (b.extents[0], plan.n, plan.halves), plan.n * b.leading)
     across = plan.order.clusters(plan.tiles)
     tiles = across[0] * across[1] * plan.batch
     if plan.ragged is not None:
-        tiles = tables(plan, (given or {})["offsets"])[1][-1]
+        tiles = tables(plan, numbers)[1][-1]
     workers = tiles if plan.config.single else min(tiles, clusters)
     done = 0
     for worker in range(workers):
@@ -113,9 +117,10 @@ class _Cluster:
         matrix, number = divmod(tile, rows * columns)
         start = 0
         if plan.ragged is not None:
-            starts, first = tables(plan, self.given["offsets"])
+            starts, first = tables(plan, self.given[plan.ragged.name])
             matrix = plan.ragged.find(first.__getitem__, tile, either)
-            start, number, self.end = starts[matrix], tile - first[matrix], starts[matrix + 1]
+            start, self.end = plan.ragged.rows(starts.__getitem__, matrix)
+            number = tile - first[matrix]
             rows = (first[matrix + 1] - first[matrix]) // columns
         grid = rows * plan.config.cluster[0], columns * plan.config.cluster[1]
         for block in self.blocks:
@@ -287,7 +292,7 @@ class _Cluster:
                     place = {"m": row + owner * (ROWS // WARPS_OF_GROUP), "n": column + chunk.column,
                              "l": block.origin["l"]}  # fmt: skip
                     if plan.ragged is not None:
-                        place = store_place(place["m"], self.end, place["n"], min)
+                        place = {**place, **store_place(place["m"], self.end, place["n"], min)}
                     self.c.store(tma, place, block.smem, address + chunk.offset)
 
     def _fill(self, smem: SharedBytes, address: int, chunk: StoreChunk, owner: int, bits: np.ndarray) -> None:

@@ -185,7 +185,8 @@ def grouped_matmul(
     offs      in place of offsets, int32 or int64 of experts: where each group ends, without the leading 0, as torch has
               it. Rows or columns from the last end on are in no group: zeros in a new result, untouched in `out`
     counts    in place of both, int32 or int64 of experts: the rows of each group that count. Others are not written to
-              `out`, and are unspecified in a new result; on a GPU all are multiplied, as no kernel skips them
+              `out`, and are unspecified in a new result. On a GPU the kernel reads the counts and skips tiles of rows
+              beyond them; a count below 0 is 0, one above the group's rows is all of them
     scale_a   of float8: float32 (rows, K blocks of 128) and scale_b (experts, N / 128, K blocks), as for scaled_matmul,
               and its recipes likewise. Not along K
     bias      of all forms but columns and K: float32, bfloat16 or float16, (N,), or (experts, N) for one of each group;
@@ -216,12 +217,12 @@ def grouped_matmul(
             (recipe_a, recipe_b), out_dtype, config,
         )  # fmt: skip
     key: tuple[object, ...] = ()
-    if offsets is not None:
+    groups, said = _groups(offsets, offs, counts)
+    if groups is not None and said != ENDS:
         options = out_dtype, config, recipe_a, recipe_b, activation, use_fast_accum
-        key, found = find((a, b, offsets, scale_a, scale_b, bias), out, "grouped", options)
+        key, found = find((a, b, groups, scale_a, scale_b, bias), out, said, options)
         if found is not None:
             return found
-    groups, said = _groups(offsets, offs, counts)
     if _recorded_alone(a, b, groups, out, scale_a, scale_b, recipe_a, recipe_b, bias, activation):
         recorded: torch.Tensor = _RecordedGroups.apply(a, b, groups, said, out_dtype, config)
         return recorded

@@ -138,7 +138,7 @@ def _grouped(
         return replace(found, why=f"groups of columns are rows of the transposed product; {found.why}")
     if 0 in (*call.shape, a.shape[-1], call.experts) and call.form != BATCH:
         return _ZEROS
-    if call.form in (BATCH, MASKED):
+    if call.form == BATCH:
         return _batches(call, a, b, scale_a, scale_b, finish, out, config)
     assert groups is not None
     if call.form == ALONG_K:
@@ -146,7 +146,7 @@ def _grouped(
     scales = {} if scale_a is None else {"scale_a": scale_a, **named(scale_b=scale_b)}
     copies: list[tuple[str, int]] = []
     if call.recipes is not None and not call.recipes.in_mainloop:
-        ranks = {"scale_a": 2, "scale_b": 3}
+        ranks = {"scale_a": a.ndim, "scale_b": b.ndim}
         vectors, _ = vectors_of(call.recipes, ranks, scales)
         for name, rank in ranks.items():
             one = {name: vectors[name]} if name in vectors else {}
@@ -157,8 +157,11 @@ def _grouped(
     elif not groups.is_contiguous():
         rule = f"{call.said}: stride {groups.stride(0)}, and the kernel reads one after the other"
         copies.append((rule, groups.nbytes))
+    if call.form == MASKED and call.experts == 1:
+        a, b, out = a[0], b[0], None if out is None else out[0]
     plan, why = plan_of_groups(call, a, b, groups, finish, config)
-    return _of_plan(plan, a, b, out, f"one launch for all groups, whose ends the kernel reads; {why}", copies)
+    what = "counts of rows" if call.form == MASKED else "ends"
+    return _of_plan(plan, a, b, out, f"one launch for all groups, whose {what} the kernel reads; {why}", copies)
 
 
 def _batches(
@@ -166,10 +169,9 @@ def _batches(
     finish: ScaledFinish, out: torch.Tensor | None, config: Sm90Config | None,
 ) -> Explanation:  # fmt: skip
     """Groups of as many rows each: a batch."""
-    into = out if call.form == BATCH else None
     if call.recipes is not None and scale_a is not None:
         scaled = ScaledCall(call.recipes, call.kind, call.shape)
-        found = _scaled(scaled, a, scale_a, b, scale_b, finish, into, config)
+        found = _scaled(scaled, a, scale_a, b, scale_b, finish, out, config)
     elif 0 in (*call.shape, a.shape[-1]):
         return _ZEROS
     else:
@@ -177,19 +179,12 @@ def _batches(
         if finish.bias is not None or finish.activation is not None:
             given = {} if finish.bias is None else {"bias": finish.bias}
             made = finish_of(epilogue_of_groups(call, finish), given, call.shape)
-        solution = solve(problem_at(a, b, call.kind, config, into, made))
+        solution = solve(problem_at(a, b, call.kind, config, out, made))
         names = NAMES[a.dtype], NAMES[b.dtype], C_NAMES[call.kind]
         sizes = [0 if copy is None else copy.bytes(name) for copy, name in zip(solution.copies, names, strict=True)]
         said = tuple([f"{copy.why}, {size} bytes" for copy, size in zip(solution.copies, sizes, strict=True) if copy])
         found = Explanation(str(plan_of_solution(solution)), solution.why, len(solution.launches), said, sum(sizes))
-    if call.form == BATCH:
-        return found
-    why = f"every row is multiplied, as no kernel reads counts; {found.why}"
-    if out is None:
-        return replace(found, why=why)
-    size = prod(call.shape) * out.element_size()
-    copy = f"out: rows that count are copied from a product of all, {size} bytes"
-    return replace(found, why=why, copies=(*found.copies, copy), workspace=found.workspace + size)
+    return found
 
 
 def _along_k(

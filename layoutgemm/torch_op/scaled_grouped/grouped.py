@@ -1,12 +1,12 @@
 """GroupedCall products of operands of any kind: checked, then by a kernel, or on the CPU in float64.
 
-    a             b             groups         result       group e                                   on a GPU
-    ------------  ------------  -------------  -----------  ----------------------------------------  ------------------
-    (rows, K)     (E, K, N)     of rows        (rows, N)    C[g] = A[g] @ B[e]                        the grouped kernel
-    (E, M, K)     (K, columns)  of columns     (M, columns) C[:, g] = A[e] @ B[:, g]                  its transpose
-    (M, K)        (K, N)        of K           (E, M, N)    C[e] = A[:, g] @ B[g]                     torch's kernel
-    (E, M, K)     (E, K, N)     none           (E, M, N)    C[e] = A[e] @ B[e]                        matmul
-    (E, rows, K)  (E, K, N)     counts         (E, rows, N) C[e, :counts[e]] = A[e, :counts[e]] @ B[e]  matmul, all rows
+    a             b             groups         result       group e                                  on a GPU
+    ------------  ------------  -------------  -----------  ---------------------------------------  ------------------
+    (rows, K)     (E, K, N)     of rows        (rows, N)    C[g] = A[g] @ B[e]                       the grouped kernel
+    (E, M, K)     (K, columns)  of columns     (M, columns) C[:, g] = A[e] @ B[:, g]                 its transpose
+    (M, K)        (K, N)        of K           (E, M, N)    C[e] = A[:, g] @ B[g]                    torch's kernel
+    (E, M, K)     (E, K, N)     none           (E, M, N)    C[e] = A[e] @ B[e]                       matmul
+    (E, rows, K)  (E, K, N)     counts         (E, rows, N) C[e, :count] = A[e, :count] @ B[e]       the grouped kernel
 
 The derivatives of the first three forms are among them: with dC in place of C, dA = dC @ B^T and dB = A^T @ dC. The
 result of the second form is column-major, as the transpose of the first form's.
@@ -25,7 +25,7 @@ from ...errors import OperandError, TensorError
 from ...kernels.derive import padded_leading
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.run.operand_checks import addressed
-from ...kernels.sm90.choose.scaled_grouped import grouped_config, grouped_scaled_config
+from ...kernels.sm90.choose.scaled_grouped import grouped_config, grouped_scaled_config, masked_rows
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.grouped import Ragged
 from ...kernels.sm90.mainloop import DEPTH
@@ -244,11 +244,11 @@ def grouped_product(
         return _on_cpu(call, a, b, groups, scale_a, scale_b, finish, out)
     require_hopper(a.get_device(), "grouped_matmul")
     assert groups is not None
-    if call.form == MASKED:
-        return _masked(call, a, b, groups, scale_a, scale_b, finish, config, out)
     if call.form == ALONG_K:
         return along_k(call, a, b, groups, config, out)
-    return _rows(call, a, b, groups, scale_a, scale_b, finish, config, out, key)
+    if call.form == MASKED and call.experts == 1:
+        return _one_masked(call, a, b, groups, (scale_a, scale_b), finish, config, out)
+    return _by_kernel(call, a, b, groups, scale_a, scale_b, finish, config, out, key)
 
 
 def _nothing(
@@ -301,13 +301,19 @@ def _batch(
     return scaled_product(inner, a, scale_a, b, scale_b, finish, config, out)
 
 
-def _masked(
-    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, counts: torch.Tensor, scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None, finish: ScaledFinish, config: Sm90Config | None, out: torch.Tensor | None,
+def _one_masked(
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, counts: torch.Tensor,
+    scales: tuple[torch.Tensor | None, torch.Tensor | None], finish: ScaledFinish, config: Sm90Config | None,
+    out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
-    """Every row is multiplied, as no kernel reads counts; `out` gets the rows that count."""
-    c = _batch(call, a, b, scale_a, scale_b, finish, config, None)
-    return c if out is None else torch.where(counted(counts, a.shape[1]), c, out, out=out)
+    """One masked group: its plan has no batch."""
+    recipes = call.recipes or Recipes("", "")
+    scale_a, scale_b = [_of_group(x, of, 0) for x, of in zip(scales, recipes, strict=True)]
+    if finish.bias is not None and finish.bias.ndim > 1:
+        finish = finish._replace(bias=finish.bias[0])
+    inner = call._replace(shape=call.shape[1:])
+    c = _by_kernel(inner, a[0], b[0], counts, scale_a, scale_b, finish, config, None if out is None else out[0], ())
+    return c.unsqueeze(0) if out is None else out
 
 
 def counted(counts: torch.Tensor, rows: int) -> torch.Tensor:
@@ -376,34 +382,33 @@ def _lines(x: torch.Tensor) -> torch.Tensor:
     return made.copy_(x)
 
 
-def _rows(
+def _by_kernel(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None, finish: ScaledFinish, config: Sm90Config | None, out: torch.Tensor | None, key: Key,
 ) -> torch.Tensor:  # fmt: skip
-    """Groups of rows by the grouped kernel; ends are given the zero that it begins with."""
+    """Groups of rows, or masked ones, by the grouped kernel; ends are given the zero that it begins with."""
     given = {name: x for name, x in (("scale_a", scale_a), ("scale_b", scale_b)) if x is not None}
     vectors: dict[str, torch.Tensor] = {}
     lying = True
     if call.recipes is not None and not call.recipes.in_mainloop:
-        ranks = {"scale_a": 2, "scale_b": 3}
-        vectors, lying = vectors_of(call.recipes, ranks, given)
+        vectors, lying = vectors_of(call.recipes, {"scale_a": a.ndim, "scale_b": b.ndim}, given)
         given = {}
     if finish.bias is not None:
         vectors["bias"] = line(finish.bias)
         lying = lying and vectors["bias"] is finish.bias
-    offsets = torch.nn.functional.pad(groups, (1, 0)) if call.said == ENDS else groups.contiguous()
+    numbers = torch.nn.functional.pad(groups, (1, 0)) if call.said == ENDS else groups.contiguous()
     if call.said == ENDS and out is None:
         out = _zeros(call.shape, call.kind, a.device)
     if not lying:
         key = ()
-    elif not key or offsets is not groups:  # known by what the kernel reads
+    elif not key or numbers is not groups:  # known by what the kernel reads
         key, found = find(
-            (a, b, offsets, scale_a, scale_b, finish.bias), out, "rows", call.kind, call.recipes, finish[1:], config
+            (a, b, numbers, scale_a, scale_b, finish.bias), out, call.form, call.kind, call.recipes, finish[1:], config
         )
         if found is not None:
             return found
-    plan, _ = plan_of(call, a, b, offsets, finish, config)
-    return launch(key, plan, a, b, {"offsets": offsets, **given}, vectors, out)
+    plan, _ = plan_of(call, a, b, numbers, finish, config)
+    return launch(key, plan, a, b, {COUNTS if call.form == MASKED else OFFSETS: numbers, **given}, vectors, out)
 
 
 def _zeros(shape: tuple[int, ...], kind: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -413,18 +418,18 @@ def _zeros(shape: tuple[int, ...], kind: torch.dtype, device: torch.device) -> t
 
 
 def plan_of(
-    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, finish: ScaledFinish,
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, numbers: torch.Tensor, finish: ScaledFinish,
     config: Sm90Config | None,
 ) -> tuple[Sm90Plan, str]:  # fmt: skip
-    """The plan of groups of rows, and why this configuration."""
-    (m, k), n = a.shape, b.shape[-1]
+    """The plan of groups of rows, or of masked ones, and why this configuration."""
+    (m, k), n, masked = a.shape[-2:], b.shape[-1], call.form == MASKED
     recipes = call.recipes
     scales = None if recipes is None else recipes.groups if recipes.in_mainloop else None if finish.fast else ()
     order = "col" if a.dtype in FP8 or (b.stride(-2) == 1 and b.stride(-1) != 1) else "row"
     types = NAMES[a.dtype], f"{NAMES[b.dtype]}:{order}", C_NAMES[call.kind]
-    ragged = Ragged.of(call.experts, "i32" if offsets.dtype == torch.int32 else "i64")
+    ragged = Ragged.of(call.experts, "i32" if numbers.dtype == torch.int32 else "i64", masked)
     sizes = m, n, k, call.experts
-    config, why = chosen(sizes, types, scales, a.get_device(), config)
+    config, why = chosen(sizes, types, scales, a.get_device(), config, masked)
     return derived(sizes, types, scales, config, ragged, epilogue_of_call(call, finish)), why
 
 
@@ -436,11 +441,19 @@ def epilogue_of_call(call: GroupedCall, finish: ScaledFinish) -> Epilogue:
 
 def chosen(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None, index: int,
-    config: Sm90Config | None,
+    config: Sm90Config | None, masked: bool = False,
 ) -> tuple[Sm90Config, str]:  # fmt: skip
-    """The configuration of a grouped kernel, and why: the caller's, the measured one, or the default for its rows."""
+    """The configuration of a grouped kernel, and why: the caller's, the measured one, or the default for its rows.
+
+    sizes  M, N, K and the groups; of masked groups M is each one's
+    """
     if config is not None:
         return config, "given by the caller"
+    if masked:
+        rows = masked_rows(sizes[0])
+        config = usual_config((rows * sizes[3], *sizes[1:]), types, scales)
+        tile = "x".join(map(str, config.tile))
+        return config, f"up to {sizes[0]} rows a group, taken to be {rows}: tiles of {tile}"
     found = tuned_store.lookup(gpu(index)[1], sizes, *ragged_name(types, scales))
     if found is not None:
         return found.config, "measured by layoutgemm.tune"

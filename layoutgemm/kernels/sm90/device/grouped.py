@@ -2,7 +2,8 @@
 
 step                          threads     does
 --------------------------    --------    --------------------------------------------------------------------------
-starts                        all         entry e: offsets[e] from global memory, the last one beyond the last group
+starts                        all         entry e: offsets[e] from global memory, the last one beyond the last group;
+                                          of masked groups counts[e], from 0 to M, and 0 beyond the last group
 barrier 0                     all
 first                         all         entry e: the sum of the tiles of the groups before e
 barrier 0                     all         from here on both tables are only read
@@ -18,7 +19,7 @@ from cutlass import Int32, Int64
 
 from ...dsl import bridge
 from ...dsl.tables import choose, load_word, load_word_shared
-from ...plan import tile_count
+from ...plan import present, tile_count
 from ...store import WARP_ROWS
 from ..grouped import ENTRY_BYTES, clusters_of, store_extents, store_place
 from .epilogue import Sm90Epilogue
@@ -33,11 +34,11 @@ class GroupTable(bridge.Carried):
         starts = shared.base + plan.smem.table_offset
         super().__init__(starts=starts, firsts=starts + plan.ragged.entries * ENTRY_BYTES)
 
-    def start(self, group: Any) -> Any:
-        """First row of a group; beyond the last group A's rows."""
+    def entry(self, group: Int32) -> Int32:
+        """First row of a group; beyond the last group A's rows. Of masked groups the rows that count."""
         return load_word_shared((self.starts + group * ENTRY_BYTES).toint())
 
-    def first(self, group: Any) -> Any:
+    def first(self, group: Int32) -> Int32:
         """Tiles in the groups before this one; beyond the last group all tiles."""
         return load_word_shared((self.firsts + group * ENTRY_BYTES).toint())
 
@@ -45,9 +46,10 @@ class GroupTable(bridge.Carried):
 class RaggedEpilogue(Sm90Epilogue):
     """Stores that end with a group."""
 
-    def place(self, job: Any, row: Any, column: Any, matrix: Any) -> dict[str, Any]:
+    def place(self, job: bridge.Carried, row: Int32, column: Int32, matrix: Int32) -> dict[str, Int32]:
         """A warp's box."""
-        return store_place(row, GroupTable(self.plan, job.shared).start(matrix + 1), column, cutlass.min)
+        _, end = present(self.plan.ragged).rows(GroupTable(self.plan, job.shared).entry, matrix)
+        return {**store_place(row, end, column, cutlass.min), "l": matrix}
 
 
 class RaggedTiles:
@@ -61,17 +63,15 @@ class RaggedTiles:
 
     def map_of_c(self, tma: Any, c: Any, extents: Any, pitches: Any) -> Any:
         """C's map, with the end of a group as a dimension: it begins some rows before C."""
-        plan, pitch = self.plan, pitches["c"][0]
-        base = c - Int64(WARP_ROWS) * pitch * plan.c.dtype.bytes
-        return bridge.encode_tensor_map(tma, base, store_extents(extents["m"], extents["n"]), pitch, pitch)
+        pitch, matrices = pitches["c"]
+        base = c - Int64(WARP_ROWS) * pitch * self.plan.c.dtype.bytes
+        of = {**store_extents(extents["m"], extents["n"]), "l": extents["l"]}
+        return bridge.encode_tensor_map(tma, base, of, *(pitch, pitch, matrices)[: len(tma.dims) - 1])
 
     def most_tiles(self, m: Any, n: Any, batch: Any) -> Any:
-        """Tiles of clusters, at most: each group may end with a part of one."""
-        rows, columns = (
-            self.plan.order.clusters((tile_count(m, self.plan.tile_c[0]), 1))[0],
-            tile_count(n, self.plan.tile_c[1]),
-        )
-        return (rows + batch) * self.plan.order.clusters((1, columns))[1]
+        """Tiles of clusters, at most: each group may end with a part of one, or, masked, have all its rows."""
+        rows, columns = self.plan.order.clusters(self.grid_of(m, n))  # type: ignore[attr-defined]
+        return (rows * batch if self.plan.ragged.masked else rows + batch) * columns
 
     @cute.jit
     def count_tiles(self, job: Any, batch: Any, thread: Any) -> Any:
@@ -83,28 +83,37 @@ class RaggedTiles:
         for i in cutlass.range_constexpr(steps):
             entry = i * plan.threads + thread
             if entry < ragged.entries:
-                at = Int64(cutlass.min(entry, batch)) * ragged.offset_bytes
-                bridge.store_shared((table.starts + entry * ENTRY_BYTES).toint(), (load_word(job.given.offsets + at),))
+                number = self.number(job, entry, batch)
+                bridge.store_shared((table.starts + entry * ENTRY_BYTES).toint(), (number,))
         bridge.block_sync()
         for i in cutlass.range_constexpr(steps):
             entry = i * plan.threads + thread
             if entry < ragged.entries:
                 tiles = Int32(0)
                 for group in cutlass.range(cutlass.min(entry, batch), unroll=4):
-                    rows = cutlass.max(table.start(group + 1) - table.start(group), 0)
-                    tiles += clusters_of(plan, rows, columns)
+                    start, end = ragged.rows(table.entry, group)
+                    tiles += clusters_of(plan, cutlass.max(end - start, 0), columns)
                 bridge.store_shared((table.firsts + entry * ENTRY_BYTES).toint(), (tiles,))
         bridge.block_sync()
         return bridge.uniform(table.first(ragged.capacity))
 
-    def origin(self, job: Any, tile: Any) -> tuple[Any, Any, Any]:
+    def number(self, job: bridge.Carried, entry: Int32, batch: Int32) -> Int32:
+        """An entry of the first table, from global memory."""
+        ragged, last = self.plan.ragged, batch - 1 if self.plan.ragged.masked else batch
+        address = getattr(job.given, ragged.name) + Int64(cutlass.min(entry, last)) * ragged.offset_bytes
+        found = load_word(address)
+        if ragged.masked:
+            found = choose(entry < batch, cutlass.max(cutlass.min(found, job.m), 0), 0)
+        return found
+
+    def origin(self, job: bridge.Carried, tile: Int32) -> bridge.Place:
         """First row, first column and group of this CTA's tile of C."""
         plan = self.plan
         table = GroupTable(plan, job.shared)
         group = plan.ragged.find(table.first, tile, choose)
-        start = table.start(group)
+        start, end = plan.ragged.rows(table.entry, group)
         along_m, along_n = plan.config.cluster
-        rows = cutlass.max(tile_count(table.start(group + 1) - start, plan.tile_c[0] * along_m), 1)
+        rows = cutlass.max(tile_count(end - start, plan.tile_c[0] * along_m), 1)
         grid = (rows * along_m, job.columns * along_n)
         row, column = plan.order.tile(tile - table.first(group), 0, job.rank, grid, cutlass.min)
         return start + row * plan.tile_c[0], column * plan.tile_c[1], group

@@ -184,7 +184,7 @@ def _start(plan: Any, job: Any, place: tuple[Any, Any, Any], thread: Any, of: tu
     at, size = (row + (block * ROWS + i), job.m) if table.axis == "m" else (column + j, job.n)
     group = cutlass.min(at, size - 1) // table.group
     offset = Int64(group) * getattr(job.given, f"{table.name}_group")
-    if plan.batch > 1 and (table.axis == "n" or plan.ragged is None):  # rows of A are those of all groups
+    if plan.batch > 1 and not (table.axis == "m" and plan.joined_rows):
         offset += Int64(matrix) * getattr(job.given, f"{table.name}_batch")
     return getattr(job.given, table.name) + offset * f32.bytes
 

@@ -1,0 +1,114 @@
+"""Masked groups and groups along K on a GPU, against float64: counts and ends that the device alone knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+
+from layoutgemm import grouped_matmul
+from layoutgemm.kernels import Sm90Config
+from layoutgemm.torch_op.scaled_grouped import kept
+from tests.torch_op.test_gpu_scaled_grouped import BF16, F16, F32, eight, normal, off, scales, wide, without_waiting
+
+pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
+
+# Groups, rows of each, N, K, counts.
+MASKED: dict[str, tuple[int, int, int, tuple[int, ...]]] = {
+    "decoding": (4096, 512, 1024, (20, 0, 1, 64, 65, 128, 3, 17)),
+    "many": (1024, 384, 256, tuple(range(0, 960, 10))),
+    "ragged": (130, 264, 136, (130, 0, 129, 7)),
+    "one": (300, 256, 512, (129,)),
+    "all empty": (64, 256, 256, (0, 0, 0)),
+    "no counts": (64, 256, 256, (-3, 65, 1 << 30, 64)),
+}
+CONFIGS = (None, Sm90Config((64, 256), consumers=1, loader="warp"), Sm90Config((256, 192), cluster=(1, 2), early=2),
+           Sm90Config((128, 128), cluster=(2, 1), loader="warpgroup"))  # fmt: skip
+
+
+def counted_rows(counts: tuple[int, ...], rows: int) -> Any:
+    held = torch.tensor(counts, device="cuda").clamp(0, rows)
+    return torch.arange(rows, device="cuda") < held[:, None]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=["choice", "64", "256", "128"])
+@pytest.mark.parametrize("kind", [BF16, F16])
+@pytest.mark.parametrize("name", MASKED)
+def test_masked(name: str, kind: Any, config: Any) -> None:
+    """Rows that count against float64; the others of `out` stay, and may be NaN in `a`."""
+    torch.manual_seed(0)
+    rows, n, k, counts = MASKED[name]
+    a, b = normal(len(counts), rows, k, kind=kind), normal(len(counts), n, k, kind=kind).mT
+    which = counted_rows(counts, rows)
+    a[~which] = torch.nan
+    given = torch.tensor(counts, device="cuda", dtype=torch.int32)
+    out = torch.full((len(counts), rows, n), 7.0, dtype=kind, device="cuda")
+    with without_waiting():
+        grouped_matmul(a, b, counts=given, out=out, config=config)
+        got = grouped_matmul(a, b, counts=given.long(), config=config)
+    want = (torch.where(which[..., None], a, 0).double() @ b.double())[which]
+    most = (torch.where(which[..., None], a, 0).double().abs() @ b.double().abs())[which]
+    bound = torch.finfo(kind).eps * want.abs() + (k + 3) * 2.0**-23 * most + 1e-6
+    assert bool(((out[which].double() - want).abs() <= bound).all())
+    assert torch.equal(got[which], out[which]) and bool((out[~which] == 7).all())
+
+
+@pytest.mark.parametrize(
+    "recipes", [("RowWise", "RowWise"), ("BlockWise1x128", "BlockWise128x128")], ids=["rows", "blocks"]
+)
+@pytest.mark.parametrize("name", MASKED)
+def test_masked_with_scales(name: str, recipes: tuple[str, str]) -> None:
+    rows, n, k, counts = MASKED[name]
+    if k % 16:
+        k = 144
+    groups = len(counts)
+    a, b = eight(rows, n, k, groups)
+    sa, sb = scales(recipes[0], "a", rows, k, groups), scales(recipes[1], "b", n, k, groups)
+    which = counted_rows(counts, rows)
+    given = torch.tensor(counts, device="cuda", dtype=torch.int32)
+    out = torch.full((groups, rows, n), 7.0, dtype=F32, device="cuda")
+    with without_waiting():
+        grouped_matmul(a, b, counts=given, scale_a=sa, scale_b=sb, out=out, out_dtype=F32)
+    left = a.double() * wide(recipes[0], "a", sa, rows, k)
+    right = b.double() * wide(recipes[1], "b", sb, n, k)
+    if int(which.sum()):
+        want, most = (left @ right)[which], (left.abs() @ right.abs())[which]
+        assert off(out[which], want, most, k, recipes[0] == "RowWise") <= 1
+    assert bool((out[~which] == 7).all())
+
+
+def test_masked_in_a_graph() -> None:
+    """The counts are read at each replay; a kept launch serves all of them."""
+    a, b = normal(6, 1024, 512), normal(6, 384, 512).mT
+    counts = torch.zeros(6, device="cuda", dtype=torch.int32)
+    out = torch.empty(6, 1024, 384, dtype=BF16, device="cuda")
+    grouped_matmul(a, b, counts=counts, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        grouped_matmul(a, b, counts=counts, out=out)
+    launches = len(kept.READY)
+    all_of_them = grouped_matmul(a, b, counts=torch.full_like(counts, 1024))
+    for values in ((1024,) * 6, (0,) * 6, (1, 1024, 0, 63, 64, 65), (500, 2, 3, 0, 0, 1023)):
+        counts.copy_(torch.tensor(values))
+        out.fill_(7.0)
+        graph.replay()
+        which = counted_rows(values, 1024)
+        assert torch.equal(out[which], all_of_them[which]) and bool((out[~which] == 7).all()), values
+    assert len(kept.READY) <= launches + 1
+
+
+def test_masked_is_deterministic_and_keeps_to_its_output() -> None:
+    """Twenty launches give the same bits, and nothing beside `out` changes."""
+    a, b = normal(8, 512, 1024), normal(8, 512, 1024).mT
+    counts = torch.tensor([0, 512, 17, 300, 64, 65, 128, 1], device="cuda", dtype=torch.int32)
+    room = torch.full((8, 520, 528), 7.0, dtype=BF16, device="cuda")
+    out = room[:, 4:516, 8:520]
+    grouped_matmul(a, b, counts=counts, out=out)
+    first = room.clone()
+    for _ in range(20):
+        grouped_matmul(a, b, counts=counts, out=out)
+    assert torch.equal(room, first)
+    assert bool((room[:, :4] == 7).all()) and bool((room[:, 516:] == 7).all())
+    assert bool((room[..., :8] == 7).all()) and bool((room[..., 520:] == 7).all())

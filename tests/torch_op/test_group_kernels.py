@@ -1,0 +1,100 @@
+"""Masked groups by their kernel, in the emulator: the launches that a GPU gets, and kept ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+
+from layoutgemm import Sm90Config, grouped_matmul
+from layoutgemm.torch_op.scaled_grouped import kept
+from tests.torch_op.test_operator import BF16, F32, emulated, integers
+from tests.torch_op.test_scaled_kernels import powers, spread
+
+pytestmark = pytest.mark.dsl
+E4M3 = torch.float8_e4m3fn
+SMALL = Sm90Config((64, 64), consumers=1, stages=2, loader="warp")
+COUNTS = torch.tensor([3, 0, 70, 64, 1], dtype=torch.int32)
+
+
+def masked(kind: Any = BF16, n: int = 48, k: int = 144) -> tuple[Any, Any, Any]:
+    """Groups of 70 rows, a matrix for each, and what they make in float64."""
+    a, b = integers(5, 70, k, dtype=kind), integers(5, n, k, dtype=kind).mT
+    return a, b, a.double() @ b.double()
+
+
+def same(got: Any, want: Any, counts: Any, rest: float | None = None) -> bool:
+    """True if the rows that count are those wanted, and the others are `rest`."""
+    count = torch.arange(got.shape[1]) < counts[:, None]
+    return torch.equal(got[count], want.to(got.dtype)[count]) and (rest is None or bool((got[~count] == rest).all()))
+
+
+def test_masked_groups_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The long way, then kept with other counts: into a new tensor, and the caller's."""
+    a, b, want = masked()
+    out = torch.full((5, 70, 48), 7.0, dtype=BF16)
+    with emulated(monkeypatch) as calls:
+        assert same(grouped_matmul(a, b, counts=COUNTS, config=SMALL), want, COUNTS)
+        assert grouped_matmul(a, b, counts=COUNTS, config=SMALL, out=out) is out and same(out, want, COUNTS, 7)
+        assert len(calls) == 2 and len(kept.READY) == 2
+        monkeypatch.setattr(kept, "launch_of", None)  # the long way is shut
+        for values in ((70, 1, 0, 64, 65), (0, 0, 0, 0, 0), (-5, 1 << 30, 71, 2, 0)):
+            counts = torch.tensor(values, dtype=torch.int32)
+            held = counts.clamp(0, 70)
+            assert same(grouped_matmul(a, b, counts=counts, config=SMALL), want, held)
+            grouped_matmul(a, b, counts=counts, config=SMALL, out=out.fill_(7.0))
+            assert same(out, want, held, 7)
+
+
+@pytest.mark.parametrize("n", [48, 41])
+def test_an_output_of_any_strides(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stored in place, or with a pitch of 16 bytes, and copied: rows that do not count stay."""
+    a, b, want = masked(n=n)
+    wide = torch.full((5, 70, n + 9), 7.0, dtype=BF16)
+    columns = torch.full((5, n, 70), 7.0, dtype=BF16)
+    with emulated(monkeypatch, edges=n % 8 == 0):
+        for out in (wide[..., :n], wide[..., 3 : n + 3], columns.mT):
+            grouped_matmul(a, b, counts=COUNTS.long(), config=SMALL, out=out.fill_(7.0))
+            assert same(out, want, COUNTS, 7)
+    assert (wide[..., n + 3 :] == 7).all()
+
+
+@pytest.mark.parametrize("blocks", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_scales_bias_and_activation(blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, want = masked(E4M3)
+    bias = integers(5, 48, dtype=F32)
+    if blocks:
+        sa, sb = powers(5, 70, 2), powers(5, 1, 2)
+        want = (a.double() * spread(sa, 1, 70, 144)) @ (b.double() * spread(sb, 128, 48, 144).mT)
+    else:
+        sa, sb = powers(5, 70, 1), powers(5, 1, 48)
+        want = sa.double() * want * sb.double()
+    want = torch.relu(want + bias[:, None])
+    given = {"scale_a": sa, "scale_b": sb, "bias": bias, "activation": "relu", "out_dtype": F32, "config": SMALL}
+    with emulated(monkeypatch) as calls:
+        for counts in (COUNTS, COUNTS.flip(0)):
+            assert same(grouped_matmul(a, b, counts=counts, **given), want, counts)
+        assert len(calls) == 2 and len(kept.READY) == 1
+
+
+@pytest.mark.parametrize("kind", [BF16, pytest.param(E4M3, marks=pytest.mark.slow)])
+def test_one_masked_group(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, want = masked(kind)
+    out = torch.full((1, 70, 48), 7.0, dtype=BF16)
+    bias = integers(1, 48, dtype=F32)
+    scales = {} if kind == BF16 else {"scale_a": powers(1, 70, 1), "scale_b": torch.tensor([2.0])}
+    factor = scales["scale_a"].double() * 2 if scales else 1
+    counts = torch.tensor([66], dtype=torch.int32)
+    with emulated(monkeypatch):
+        got = grouped_matmul(a[:1], b[:1], counts=counts, config=SMALL, out=out, bias=bias, **scales)
+        assert got is out and same(out, factor * want[:1] + bias, counts, 7)
+        assert grouped_matmul(a[:1], b[:1], counts=counts, config=SMALL, **scales).shape == (1, 70, 48)
+
+
+def test_rows_that_do_not_count_may_hold_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, want = masked()
+    a[torch.arange(70) >= COUNTS[:, None]] = torch.nan
+    with emulated(monkeypatch):
+        assert same(grouped_matmul(a, b, counts=COUNTS, config=SMALL), want, COUNTS)
