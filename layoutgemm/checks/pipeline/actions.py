@@ -146,6 +146,19 @@ class CpAsync:
 
 
 @dataclass(frozen=True, slots=True)
+class CpAsyncArrive:
+    """cp.async by all lanes of a warp, then cp.async.mbarrier.arrive.noinc: a lane arrives when its copies have landed.
+
+    The copies write the buffer through the generic proxy. The issuing warp does not know when they land.
+    """
+
+    buffer: str
+    at: At
+    barrier: str
+    by: str = "one"
+
+
+@dataclass(frozen=True, slots=True)
 class Write:
     """Generic-proxy stores (st.shared, stmatrix): each warp its share, or the "whole" buffer.
 
@@ -343,8 +356,8 @@ class ForTiles:
 
 Action = (
     InitBarriers | FenceInit | Wait | Arrive | ArriveExpect | Expect | Sync | ClusterArrive | ClusterWait | TmaLoad
-    | TmaStore | CpAsync | Write | StoreAsync | Read | FenceProxy | Mma | Commit | WaitGroup | CommitTo | Advance
-    | Reset | If | ForK | ForTiles
+    | TmaStore | CpAsync | CpAsyncArrive | Write | StoreAsync | Read | FenceProxy | Mma | Commit | WaitGroup | CommitTo
+    | Advance | Reset | If | ForK | ForTiles
 )  # fmt: skip
 Program = tuple[Action, ...]
 

@@ -31,6 +31,7 @@ from .actions import (
     Commit,
     CommitTo,
     CpAsync,
+    CpAsyncArrive,
     FenceProxy,
     Later,
     Mma,
@@ -105,6 +106,7 @@ class Machine:
         self.asked = (0, 0)  # kind of question, tile it is about
         self.acts: dict[type, Callable[[State, Agent, Any], int]] = {
             TmaLoad: self._tma_load, TmaStore: self._tma_store, CpAsync: self._cp_async, Write: self._write,
+            CpAsyncArrive: self._cp_async_arrive,
             StoreAsync: self._store_async, Read: self._read, FenceProxy: self._fence, Mma: self._mma,
             Commit: self._commit, WaitGroup: self._wait_group, CommitTo: self._commit_to, Advance: self._advance,
             Reset: self._reset, **self.barriers.acts,
@@ -265,7 +267,7 @@ class Machine:
                 elif isinstance(act, Write) and act.new:
                     for cta in ranks_of(act.to, agent.cta, self.pipeline.cluster):
                         self.parts.setdefault((act.buffer, cta), set()).add(self._share(agent, act))
-                elif isinstance(act, CpAsync):
+                elif isinstance(act, (CpAsync, CpAsyncArrive)):
                     self.parts.setdefault((act.buffer, agent.cta), set()).add(self._part(agent, "warp"))
                 elif isinstance(act, CommitTo):
                     for name in act.publishes:
@@ -402,6 +404,17 @@ class Machine:
         self._issue(state, agent, CP_ASYNC, self._touch(state, agent, access, state.sets[agent.index], event))
         if act.new:
             self._filled(state, agent, place, part, True, what)
+        return GO
+
+    def _cp_async_arrive(self, state: State, agent: Agent, act: CpAsyncArrive) -> int:
+        place, part = self._place(state, agent, act.buffer, act.at, agent.cta), self._part(agent, "warp")
+        event = self._log(state, agent, lambda: f"issues cp.async into {self._name(place)}, and arrives when they land")
+        what = f"cp.async into {self._name(place)}"
+        access = ModelAccess(place, part, True, agent.index, GENERIC, "", what)
+        bit = self._touch(state, agent, access, state.sets[agent.index], event)
+        self._filled(state, agent, place, part, True, f"{what} lands")
+        know = state.sets[agent.index] | bit
+        self.barriers.arrive(state, agent, act.barrier, act.at, agent.cta, WARP, 0, know, event)
         return GO
 
     def _write(self, state: State, agent: Agent, act: Write) -> int:

@@ -22,6 +22,7 @@ from .actions import (
     ArriveExpect,
     CommitTo,
     CpAsync,
+    CpAsyncArrive,
     ForK,
     ForTiles,
     If,
@@ -40,7 +41,7 @@ from .model import WARP, Mbarrier, Pipeline, Role, ranks_of, table_of, walk
 
 KINDS = (
     (TmaLoad, "TMA"), (CpAsync, "cp.async"), (Mma, ""), (TmaStore, "TMA store"), (Write, "stores"),
-    (StoreAsync, "st.async"), (Read, "loads"),
+    (CpAsyncArrive, "cp.async"), (StoreAsync, "st.async"), (Read, "loads"),
 )  # fmt: skip
 
 
@@ -107,7 +108,7 @@ def _fillers(pipeline: Pipeline, buffer: str) -> tuple[str, list[str]]:
     for role in pipeline.roles:
         for action in walk(role.program):
             kind = ""
-            if isinstance(action, (TmaLoad, CpAsync, Write, StoreAsync)) and action.buffer == buffer:
+            if isinstance(action, (TmaLoad, CpAsync, CpAsyncArrive, Write, StoreAsync)) and action.buffer == buffer:
                 kind = dict(KINDS)[type(action)]
                 size = pipeline.cluster
                 if isinstance(action, TmaLoad) and any(len(ranks_of(action.to, r, size)) > 1 for r in range(size)):
@@ -128,7 +129,7 @@ def _barriers_of(pipeline: Pipeline, buffer: str, fillers: list[str], readers: l
     waited: set[str] = set()
     for role in pipeline.roles:
         for a in walk(role.program):
-            if (isinstance(a, (TmaLoad, StoreAsync)) and a.buffer == buffer) or (
+            if (isinstance(a, (TmaLoad, CpAsyncArrive, StoreAsync)) and a.buffer == buffer) or (
                 isinstance(a, CommitTo) and buffer in a.publishes
             ):
                 full += [a.barrier] * (a.barrier not in full)
@@ -152,8 +153,8 @@ def _mbarrier(pipeline: Pipeline, barrier: Mbarrier, width: int) -> str:
                 if getattr(action, "barrier", None) != barrier.name:
                     continue
                 text = ""
-                if isinstance(action, (Arrive, ArriveExpect, CommitTo)):
-                    to = "own" if isinstance(action, ArriveExpect) else action.to
+                if isinstance(action, (Arrive, ArriveExpect, CommitTo, CpAsyncArrive)):
+                    to = "own" if isinstance(action, (ArriveExpect, CpAsyncArrive)) else action.to
                     if 0 in ranks_of(to, rank, pipeline.cluster):
                         text = _arrival(barrier, role, action)
                 elif isinstance(action, TmaLoad):
@@ -185,8 +186,10 @@ def _mbarrier(pipeline: Pipeline, barrier: Mbarrier, width: int) -> str:
     return f"{barrier.name:<{width}} {told}; waited for by {', '.join(waiters) or 'nobody'}"
 
 
-def _arrival(barrier: Mbarrier, role: Role, action: Arrive | ArriveExpect | CommitTo) -> str:
+def _arrival(barrier: Mbarrier, role: Role, action: Arrive | ArriveExpect | CommitTo | CpAsyncArrive) -> str:
     warps = 1 if action.by == "one" else role.warps
+    if isinstance(action, CpAsyncArrive):
+        return f"{role.name} of {WARP} lanes, when their cp.async have landed"
     times = f" {warps} warps" * (warps > 1) + f" of {WARP} lanes" * (action.by == "lanes")
     if isinstance(action, ArriveExpect):
         return f"{role.name}{times} expecting {barrier.bytes if action.bytes is None else action.bytes} bytes"

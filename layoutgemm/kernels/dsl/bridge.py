@@ -61,6 +61,7 @@ from .sync import (
     allow_next_kernel,
     barrier_arrive,
     barrier_arrive_at,
+    barrier_arrive_copied,
     barrier_done,
     barrier_expect,
     barrier_init,
@@ -135,6 +136,10 @@ class SharedMemory:
         """The mbarrier that says that a stage may be written again."""
         return self.base + (self.smem.empty_offset + stage * self.smem.barrier_bytes)
 
+    def numbers(self, stage: Int32 | int) -> cute.Pointer:
+        """First byte of a stage's numbers."""
+        return self.base + (self.smem.numbers_offset + stage * self.smem.numbers_bytes)
+
     def sums(self) -> cute.Pointer:
         """The mbarrier that counts the partial sums that other blocks send."""
         return self.base + self.smem.sums_offset
@@ -154,6 +159,7 @@ __all__ = [
     "as_floats",
     "barrier_arrive",
     "barrier_arrive_at",
+    "barrier_arrive_copied",
     "barrier_done",
     "barrier_expect",
     "barrier_init",

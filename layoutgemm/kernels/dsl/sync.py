@@ -47,6 +47,11 @@ def barrier_arrive(barrier: cute.Pointer) -> None:
     cute.arch.mbarrier_arrive(barrier)
 
 
+def barrier_arrive_copied(barrier: cute.Pointer) -> None:
+    """cp.async.mbarrier.arrive.noinc: one of the barrier's arrivals, when this thread's cp.async so far have landed."""
+    cute.arch.cp_async_mbarrier_arrive_noinc(barrier)
+
+
 def barrier_arrive_at(barrier: cute.Pointer, block: Int32) -> None:
     """One arrival at the barrier of the same address in block `block` of the cluster."""
     cute.arch.mbarrier_arrive(barrier, block)

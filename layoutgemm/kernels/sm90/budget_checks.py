@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...atoms.copy.base import WARP
 from ...checks import shared_memory_of
 from ...checks.budgets import launch_registers, role_registers
 from ...report import Check
 from ..plan_checks import Region, barriers_at, buffers_of_c, misplaced, stages_of
+from .config import loader_threads
 from .mainloop import table_registers
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 
@@ -30,6 +32,8 @@ def _regions(plan: Sm90Plan) -> tuple[list[Region], list[Region]]:
         barriers.append(("sums", smem.sums_offset, 8, 8))
     if plan.ragged is not None:
         lasting.append(("groups", smem.table_offset, plan.ragged.bytes, 16))
+    if plan.numbers.parts:
+        lasting.append(("numbers", smem.numbers_offset, plan.stages * smem.numbers_bytes, 16))
     late = []
     if plan.store is not None:
         late = buffers_of_c(smem, plan.store, plan.config.consumers * WARPS_OF_GROUP // plan.store.warps)
@@ -60,13 +64,15 @@ def _shared_memory(plan: Sm90Plan) -> Check:
         parts["partial sums"] = plan.exchange.bytes
     if plan.ragged is not None:
         parts["table of groups"] = plan.ragged.bytes
+    if plan.numbers.parts:
+        parts[f"{plan.stages} stages of numbers"] = plan.stages * smem.numbers_bytes
     barriers = 2 * plan.stages + (plan.exchange is not None)
     return shared_memory_of(plan.arch, parts, smem.total, barriers * smem.barrier_bytes)
 
 
 def _threads(plan: Sm90Plan) -> Check:
     """Whole warpgroups of consumers first, then the loader's warps; the warp that loads is one of the block's."""
-    loader = {"self": 0, "warp": 32, "warpgroup": WARPGROUP}[plan.config.loader]
+    loader = loader_threads(plan.config.loader, plan.numbers_warp is not None)
     consumers = WARPGROUP * plan.config.consumers
     witness = ""
     if plan.threads != consumers + loader:
@@ -75,6 +81,8 @@ def _threads(plan: Sm90Plan) -> Check:
         witness = f"a block has {plan.arch.threads_per_block} at most"
     elif plan.mma.threads != WARPGROUP or not 0 <= plan.loader_warp < plan.threads // 32:
         witness = f"warp {plan.loader_warp} loads, {plan.mma.threads} threads multiply"
+    elif plan.numbers_warp is not None and not consumers <= plan.numbers_warp * WARP < plan.threads:
+        witness = f"warp {plan.numbers_warp} copies numbers"
     statement = f"{consumers} threads multiply and {loader} load: {plan.threads}, loads by warp {plan.loader_warp}"
     return Check("threads", statement, not witness, "arithmetic", witness)
 

@@ -28,7 +28,7 @@ from .budget_checks import budget_checks
 from .edges import ends_check
 from .gated_checks import filled_by_halves, halves_meet
 from .grouped import ragged_checks
-from .mainloop import promotion_check
+from .mainloop import COPY_ARRIVALS, promotion_check
 from .multicast import uneven_shares
 from .pipeline_model import Hopper
 from .plan import WARPS_OF_GROUP, Sm90Plan
@@ -95,6 +95,7 @@ def pipeline_of(plan: Sm90Plan) -> Hopper:
         padding=config.rows is not None,
         registers=plan.registers,
         promoted=plan.mainloop is not None,
+        numbers=bool(plan.numbers.parts),
     )
 
 
@@ -267,19 +268,21 @@ def _barriers(plan: Sm90Plan) -> Check:
     landed = plan.a.sent_bytes * columns + plan.b.sent_bytes * rows
     warps = _groups(plan) * WARPS_OF_GROUP
     reach = rows + columns - 1
+    copied = COPY_ARRIVALS if plan.numbers.parts else 0
     witness = ""
     if plan.full_bytes != landed:
         witness = f"{landed} bytes land"
     elif landed > MOST_BYTES:
         witness = f"a phase counts up to {MOST_BYTES} bytes"
-    elif plan.full_arrivals != 1:
-        witness = f"{plan.full_arrivals} arrivals, and one thread arms the stage"
+    elif plan.full_arrivals != 1 + copied:
+        witness = f"{plan.full_arrivals} arrivals: one thread arms the stage, and {copied} lanes copy numbers"
     elif plan.empty_arrivals != warps * reach:
         witness = f"{warps * reach} arrive"
     else:
         witness = _unlike_groups(plan)
     statement = (
-        f"a stage is full with 1 arrival and {' + '.join(sent)} = {plan.full_bytes} bytes, and empty with "
+        f"a stage is full with {1 + copied} arrival(s) and {' + '.join(sent)} = {plan.full_bytes} bytes, and "
+        f"empty with "
         f"{plan.empty_arrivals} arrivals: {warps} warps of {reach} block(s)"
     )
     return Check("barriers", statement, not witness, "arithmetic", witness)

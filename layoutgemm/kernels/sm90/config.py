@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...arch import Arch
 from ...arch import arch as arch_named
+from ...atoms.copy.base import WARP
 from ...atoms.tma.rules import L2_PROMOTION
 from ...checks.budgets import launch_registers, setmaxnreg_problem
 from ...errors import PlanError
@@ -22,6 +23,7 @@ LAUNCHES = ("workers", "tiles")
 TRIGGERS = ("start", "end")
 WARPGROUP = 128
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
+_NUMBERS_REGISTERS = 40  # of a producer whose lanes hold the addresses of up to 9 numbers each
 MAX_GRID_Y = 65535  # CUDA C++ Programming Guide, "Compute Capabilities": blocks of a grid's second dimension
 MAX_CLUSTER = arch_named("sm_90a").cluster_portable  # blocks
 
@@ -266,8 +268,19 @@ def check_tiles(config: Sm90Config, across: tuple[int, int], batch: int, ragged:
         raise PlanError(f"{of} = {tiles} tiles of clusters: a tile's number goes up to {MAX_TILES}")
 
 
-def registers_of(config: Sm90Config, arch: Arch, threads: int) -> tuple[int, int] | None:
+def loader_threads(loader: str, numbers: bool) -> int:
+    """Threads of a loader: those of a warp that copies a main loop's numbers are beside the one that loads tiles.
+
+    >>> [loader_threads(loader, numbers=True) for loader in LOADERS]
+    [0, 64, 128]
+    """
+    return {"self": 0, "warp": WARP * (1 + numbers), "warpgroup": WARPGROUP}[loader]
+
+
+def registers_of(config: Sm90Config, arch: Arch, threads: int, numbers: bool = False) -> tuple[int, int] | None:
     """The (producer's, consumers') registers after setmaxnreg, or None without it.
+
+    numbers  a warp of the producer's copies a main loop's numbers, and holds the addresses of its own
 
     Only whole warpgroups may execute it (PTX ISA, setmaxnreg): a loader that is one warp leaves registers as they are.
     Raises PlanError for counts that the instruction does not take.
@@ -275,9 +288,10 @@ def registers_of(config: Sm90Config, arch: Arch, threads: int) -> tuple[int, int
     if config.loader != "warpgroup" or launch_registers(arch, threads) >= 240:
         return None
     pool = threads * launch_registers(arch, threads) // WARPGROUP
-    consumer = min((pool - _PRODUCER_REGISTERS) // config.consumers // 8 * 8, 240)
-    for count in (_PRODUCER_REGISTERS, consumer):
+    producer = _NUMBERS_REGISTERS if numbers else _PRODUCER_REGISTERS
+    consumer = min((pool - producer) // config.consumers // 8 * 8, 240)
+    for count in (producer, consumer):
         problem = setmaxnreg_problem(count)
         if problem:
             raise PlanError(problem)
-    return _PRODUCER_REGISTERS, consumer
+    return producer, consumer

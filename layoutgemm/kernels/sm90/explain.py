@@ -94,7 +94,8 @@ def _arrivals(plan: Sm90Plan, name: str, count: int) -> str:
         if any(isinstance(a, arriving) and a.barrier == name for a in walk(role.program))
     ]  # fmt: skip
     if name == "full":
-        return f"{count} arrival, of the loader, and {plan.full_bytes} bytes"
+        lanes = f"s, of the loader and of its lanes' {count - 1} copies of numbers" if count > 1 else ", of the loader"
+        return f"{count} arrival{lanes}, and {plan.full_bytes} bytes"
     if name == "sums":
         return f"{count} arrival, of {_said(roles_[0].name)}, and {plan.exchange.bytes if plan.exchange else 0} bytes"
     blocks = sum(plan.config.cluster) - 1

@@ -5,9 +5,14 @@
 
 The tensor core sums one K block of `depth` elements in registers of its own (`product`), every thread then computes the
 total of each of its elements, in f32 registers. The function also reads tables of f32 in global memory: a
-number for each K block and every `group` rows of A, or columns of B. So 8-bit floats are multiplied with a scale for
-each 1 x 128 of A and 128 x 128 of B (DeepSeek-V3 Technical Report, 3.3.2). The loss of the tensor core's short sums of
-8-bit products is bounded, since no more than `depth` of them are added without an f32 in between.
+number for each K block and every `group` rows of A, or columns of B. The loader copies them into the K block's stage,
+beside A and B (`StageNumbers`): a thread has no load from global memory in flight while products run, which would stop
+them (ptxas waits for it at the next wgmma.fence). Products of 256x128 tiles take nearly all of shared memory's
+bandwidth: numbers of neighbouring rows that lie next to each other are copied 16 bytes at a time.
+
+So 8-bit floats are multiplied with a scale for each 1 x 128 of A and 128 x 128 of B (DeepSeek-V3 Technical Report,
+3.3.2). The loss of the tensor core's short sums of 8-bit products is bounded, since no more than `depth` of them are
+added without an f32 in between.
 """
 
 from __future__ import annotations
@@ -26,10 +31,15 @@ from ...errors import OperandError, PlanError
 from ...report import Check
 from ..epilogue import tracing
 from ..epilogue.numpy_math import Math
+from ..numbers import W
+from ..plan import rounded_up
+from ..store import ROWS
 
 TOTAL = "total"
 DEPTH = 128  # elements of K in a K block, unless a main loop says otherwise
-BATCH = 4  # K blocks whose numbers lanes load at a time, one each
+NUMBER_BYTES = 4  # of a table's f32
+VECTOR = 16 // NUMBER_BYTES  # numbers of the widest cp.async
+COPY_ARRIVALS = WARP  # at a stage's barrier: each lane of the loader's warp copies numbers, and arrives for its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +225,70 @@ class _Values:
         return self.values[name]
 
 
+@dataclass(frozen=True, slots=True)
+class NumberSlots:
+    """The numbers of one table in a stage: a slot for each segment of the tile's rows or columns.
+
+    segment  rows or columns that share a slot
+    slots    of the tile
+    first    the first slot's byte in the stage's numbers
+    """
+
+    table: Table
+    segment: int
+    slots: int
+    first: int
+
+    @property
+    def vector(self) -> int:
+        """Numbers of a 16-byte copy, where they lie next to each other in global memory: those of 4 rows of A."""
+        return VECTOR if self.table.axis == "m" and self.table.group == 1 and self.slots % VECTOR == 0 else 1
+
+    def byte(self, along: W) -> W:
+        """The byte in the stage's numbers for row or column `along` of the tile; an int or a traced integer.
+
+        >>> NumberSlots(Table("scale_b", "n", 128), 64, 3, 1024).byte(130)
+        1032
+        """
+        return self.first + along // self.segment * NUMBER_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class StageNumbers:
+    """The numbers of one stage in shared memory: those of each table one after another.
+
+    >>> loop = Promoted.of(lambda t, x, a, b: t + a * b * x, Table("a", "m"), Table("b", "n", 128))
+    >>> numbers = StageNumbers.of(loop, (256, 192), True)
+    >>> [(part.segment, part.slots, part.first) for part in numbers.parts], numbers.bytes
+    ([(1, 256, 0), (64, 3, 1024)], 1040)
+    """
+
+    parts: tuple[NumberSlots, ...] = ()
+
+    @classmethod
+    def of(cls, loop: Promoted | None, tile: tuple[int, int], aligned_rows: bool) -> StageNumbers:
+        """The numbers of a main loop's tables for tiles of C.
+
+        aligned_rows  tiles begin at multiples of their rows; else, after a group of any length, at any row
+        """
+        parts: list[NumberSlots] = []
+        for table in loop.tables if loop is not None else ():
+            extent = tile["mn".index(table.axis)]
+            segment = table.segment(extent) if table.axis == "n" or aligned_rows else 1
+            first = parts[-1].first + parts[-1].slots * NUMBER_BYTES if parts else 0
+            parts.append(NumberSlots(table, segment, extent // segment, first))
+        return cls(tuple(parts))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a stage's numbers, a multiple of 16."""
+        return rounded_up(sum(part.slots for part in self.parts) * NUMBER_BYTES, 16)
+
+    def part(self, name: str) -> NumberSlots:
+        """The slots of one table."""
+        return next(part for part in self.parts if part.table.name == name)
+
+
 def numbers_read(plan: Any) -> dict[tuple[Any, ...], tuple[Table, int, int]]:
     """The numbers that a thread reads for one K block.
 
@@ -233,89 +307,60 @@ def numbers_read(plan: Any) -> dict[tuple[Any, ...], tuple[Table, int, int]]:
 def key_of(plan: Any, table: Table, block: int, v: int) -> tuple[Any, ...]:
     """The place of the number for value v of thread 0: its table, and a row or a segment of columns."""
     i, j = (int(x) for x in plan.mma.coords_C(0, v))
-    return (table.name, block, i) if table.axis == "m" else (table.name, j // table.segment(plan.tile[1]))
+    return (table.name, block, i) if table.axis == "m" else (table.name, j // plan.numbers.part(table.name).segment)
 
 
-@dataclass(frozen=True, slots=True)
-class Dealing:
-    """The lanes that load the K blocks of a batch, one each.
+def byte_of(plan: Any, table: Table, row: W, thread: W, block: int, v: int) -> W:
+    """The byte in a stage's numbers that a thread reads for value v; of ints or traced integers.
 
-    shift  of a lane's number, whose bits `shift` and the next one say its K block in the batch
-
-    The others have it by shfl.sync.idx (PTX ISA): lane (own & segment) | (offset & ~segment), `segment` in its mask.
-
-    >>> quads = Dealing(0)
-    >>> quads.turn(13), [quads.source(13, at) for at in range(4)]
-    (1, [12, 13, 14, 15])
+    row   of the tile, of the warpgroup's first accumulator
     """
-
-    shift: int
-
-    def turn(self, lane: Any) -> Any:
-        """The K block in the batch whose number a lane loads; of an int, or of a traced integer."""
-        return (lane >> self.shift) % BATCH
-
-    def offset(self, at: Any) -> Any:
-        """The shuffle's operand for the number of K block `at` of the batch."""
-        return at << self.shift
-
-    @property
-    def segment(self) -> int:
-        """Lane bits that a lane shares with the lane it reads."""
-        return (WARP - 1) & ~((BATCH - 1) << self.shift)
-
-    def source(self, lane: int, at: int) -> int:
-        """The lane from which a lane reads the number of K block `at`."""
-        return (lane & self.segment) | (self.offset(at) & ~self.segment & (WARP - 1))
+    i, j = plan.mma.coords_C(thread, v)
+    return plan.numbers.part(table.name).byte(row + (block * ROWS + i) if table.axis == "m" else j)
 
 
-def dealt(plan: Any, table: Table) -> Dealing:
-    """The lowest two lane bits that do not change the lane's rows, or its columns.
-
-    Raises PlanError for an atom that has none.
-    """
-    lanes, values = np.arange(WARP)[:, None], np.arange(plan.mma.accumulator_registers)[None, :]
-    for shift in range(WARP.bit_length() - BATCH.bit_length() + 1):
-        held = np.broadcast_to(plan.mma.coords_C(lanes, values)[table.axis == "n"], (WARP, values.size))
-        if (held == held[(np.arange(WARP) & Dealing(shift).segment)]).all():
-            return Dealing(shift)
-    raise PlanError(
-        f"{table.name}: no {BATCH} lanes of {plan.mma} have the same {'rows' if table.axis == 'm' else 'columns'}"
-    )
+def same_for_all(plan: Any, table: Table, v: int) -> bool:
+    """True if all threads of a warpgroup read one number for value v."""
+    if table.axis == "m":
+        return False
+    read = byte_of(plan, table, 0, np.arange(plan.mma.threads), 0, v)
+    return bool((read == read[0]).all())
 
 
 def table_registers(plan: Any) -> int:
-    """Registers of a thread: each number, its own of this batch and of the next one, and its address (64 bits)."""
-    return 5 * len(numbers_read(plan)) if plan.mainloop is not None else 0
+    """Registers of a thread for the numbers of one K block, and their address."""
+    found = len(numbers_read(plan)) if plan.mainloop is not None else 0
+    return found + 1 if found else 0
 
 
 def promotion_check(plan: Any) -> Check:
     """Each value is promoted with the number of its own row or column."""
-    loop, count, tile_n = plan.mainloop, plan.mma.accumulator_registers, plan.tile[1]
+    loop, count = plan.mainloop, plan.mma.accumulator_registers
     threads, values = np.arange(plan.mma.threads)[:, None], np.arange(count)[None, :]
     i, j = np.broadcast_arrays(*plan.mma.coords_C(threads, values))
     witness = "" if plan.tile[2] == loop.depth else f"a k tile of {plan.tile[2]} elements, K blocks of {loop.depth}"
     for table in loop.tables:
+        part, extent = plan.numbers.part(table.name), plan.tile["mn".index(table.axis)]
         first = np.asarray([numbers_read(plan)[key_of(plan, table, 0, v)][2] for v in range(count)])
-        if table.axis == "m":
-            mine, read = i, i[:, first]
-        else:
-            origins = np.arange(0, math.lcm(table.group, tile_n), tile_n)[:, None, None]
-            mine, read = (origins + j) // table.group, (origins + j[:, first]) // table.group
-        wrong = np.argwhere(mine != read)
-        if len(wrong):
-            *_, thread, v = (int(x) for x in wrong[0])
-            witness = witness or f"{table.name}: thread {thread}, value {v} reads the number of value {first[v]}"
-        among, lanes = dealt(plan, table), np.arange(WARP)
-        by_turn = np.stack([lanes[among.turn(lanes) == at] for at in range(BATCH)])
-        for at in range(BATCH):
-            source = np.asarray([among.source(lane, at) for lane in range(WARP)])
-            held_by = (i if table.axis == "m" else j)[:WARP]
-            if not (np.isin(source, by_turn[at]).all() and (held_by[source] == held_by).all()):
-                witness = witness or f"{table.name}: K block {at} of a batch comes from the wrong lane"
-    read_by_one = len(numbers_read(plan))
+        own, read = (i, i[:, first]) if table.axis == "m" else (j, j[:, first])
+        step = extent if table.axis == "n" or plan.aligned_rows else 1
+        # Blocks of rows begin at multiples of 64 of the tile: own and read move by the same.
+        starts = range(0, extent, ROWS) if table.axis == "m" else (0,)
+        for start in starts:
+            slot = (part.byte(start + read) - part.first) // NUMBER_BYTES
+            origins = np.arange(0, math.lcm(table.group, step), step)[:, None, None]
+            wanted, found = origins + start + own, origins + slot * part.segment
+            wrong = np.argwhere(wanted // table.group != found // table.group)
+            if slot.max() >= part.slots:
+                witness = witness or f"{table.name}: slot {slot.max()} of {part.slots}"
+            if len(wrong):
+                at, thread, v = (int(x) for x in wrong[0])
+                witness = witness or (
+                    f"{table.name}: in a tile from {int(origins[at, 0, 0])} thread {thread}, value {v} reads the "
+                    f"number of {int(slot[thread, v]) * part.segment}, for {start + int(own[thread, v])}"
+                )
     statement = (
-        f"K blocks of {loop.depth} are k tiles; a thread reads {read_by_one} number(s) of "
+        f"K blocks of {loop.depth} are k tiles; a thread reads {len(numbers_read(plan))} number(s) of "
         f"{', '.join(table.name for table in loop.tables) or 'no table'} for one, each that of its own row or columns"
     )
     return Check("promotion", statement, not witness, f"exhaustion ({threads.size * count} values)", witness)
@@ -329,7 +374,10 @@ def explain_mainloop(plan: Any) -> list[str]:
     ]
     for table in plan.mainloop.tables:
         count = sum(key[0] == table.name for key in numbers_read(plan))
-        lines.append(f"  {table.name}: f32, {table.said}; a thread reads {count} of a K block")
+        part = plan.numbers.part(table.name)
+        lines.append(
+            f"  {table.name}: f32, {table.said}; the loader copies {part.slots} into a stage, a thread reads {count}"
+        )
     return lines
 
 

@@ -24,6 +24,7 @@ from ...checks.pipeline.actions import (
     ClusterArrive,
     ClusterWait,
     Commit,
+    CpAsyncArrive,
     FenceInit,
     FenceProxy,
     ForK,
@@ -71,6 +72,7 @@ class Hopper:
     registers         (loader's, consumers') after setmaxnreg
     promoted          products of one accumulator are waited for and read before the next ones are issued, into the same
                       registers
+    numbers           the loader's lanes copy what a promotion reads into the stage, and arrive at its barrier for it
     """
 
     stages: int
@@ -93,6 +95,7 @@ class Hopper:
     padding: bool = False
     registers: tuple[int, int] | None = None
     promoted: bool = False
+    numbers: bool = False
 
     @property
     def sharing(self) -> int:
@@ -138,7 +141,10 @@ class Hopper:
         roles = [Role(f"math{i}", WARPS, self._consumer(i), self._cursors(i), self._count(1))
                  for i in range(self.consumers)]  # fmt: skip
         if self.loader:
-            roles.insert(0, Role("loader", self.loader, self._loader(), (Cursor("load", self.stages),), self._count(0)))
+            cursors, registers = (Cursor("load", self.stages),), self._count(0)
+            if self.numbers:
+                roles.insert(0, Role("numbers", 1, self._feeder(), cursors, registers))
+            roles.insert(0, Role("loader", self.loader - self.numbers, self._loader(), cursors, registers))
         full = (
             self.full_bytes
             if self.full_bytes is not None
@@ -158,6 +164,7 @@ class Hopper:
         if self.pingpong:
             barriers += [NamedBarrier(f"turn{i}", 32 * WARPS * 2) for i in range(2)]
         buffers += [Buffer("zeros", self.stages, kept=True)] if self.padding else []
+        buffers += [Buffer("numbers", self.stages)] if self.numbers else []
         if self.padding or (self.single and self.store):
             barriers.append(NamedBarrier("stages", 32 * WARPS * self.consumers))
         if self.split > 1:
@@ -234,12 +241,19 @@ class Hopper:
             copies.append(
                 TmaLoad(name, "load", "full", lands, "own" if alone else to, part="whole" if alone else "rank")
             )
+        numbers = (CpAsyncArrive("numbers", "load", "full"),) if self.numbers and not self.loader else ()
         return (
-            Wait("empty", "load", flip=True, by="one"), ArriveExpect("full", "load"), *copies, Advance("load"),
+            Wait("empty", "load", flip=True, by="one"), ArriveExpect("full", "load"), *copies, *numbers,
+            Advance("load"),
         )  # fmt: skip
 
     def _tiles(self, *body: Action) -> Program:
         return body if self.single else (ForTiles(body),)
+
+    def _feeder(self) -> Program:
+        """The warp that copies numbers, beside a loader."""
+        step = (Wait("empty", "load", flip=True, by="one"), CpAsyncArrive("numbers", "load", "full"), Advance("load"))
+        return (*self._start(False), *self._tiles(ForK(step)))
 
     def _loader(self) -> Program:
         return (*self._start(False), *self._tiles(ForK(self._load)), *self._drain)
@@ -274,7 +288,8 @@ class Hopper:
             step = ()
             for product in products:
                 free = (*self._release(i), *refill) if product.last else ()
-                step += (product, Commit("wgmma"), WaitGroup("wgmma", 0), *free, Read(product.into))
+                numbers = (Read("numbers", "read", last=product.last),) if self.numbers else ()
+                step += (*numbers, product, Commit("wgmma"), WaitGroup("wgmma", 0), *free, Read(product.into))
         behind: list[Action] = []
         if self.early:
             # The first accumulator takes the last k tiles one by one; the others follow, on cursors that stay behind.

@@ -33,11 +33,11 @@ from ..plan import (
     tile_count,
 )
 from ..store import ROWS, TILE_ALIGNMENT, WARPS_OF_GROUP, StorePlan
-from .config import WARPGROUP, Sm90Config, check_rows, check_tiles, order_of, registers_of
+from .config import WARPGROUP, Sm90Config, check_rows, check_tiles, loader_threads, order_of, registers_of
 from .edges import with_ends
 from .gated import HALVES, Gated, check_gated, in_halves
 from .grouped import Ragged, check_ragged, ragged_store
-from .mainloop import Promoted, check_promoted
+from .mainloop import COPY_ARRIVALS, Promoted, StageNumbers, check_promoted
 from .multicast import columns_of, few_rows, shared, with_copies
 from .named_barriers import Sm90Meetings
 from .smem import Exchange, Sm90Smem, smem_map
@@ -116,6 +116,16 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         """True if all groups' rows are those of one matrix of A and of C; B has a matrix for each in any case."""
         return self.ragged is not None and not self.ragged.masked
 
+    @property
+    def aligned_rows(self) -> bool:
+        """True if tiles begin at multiples of their rows."""
+        return not self.joined_rows
+
+    @property
+    def numbers(self) -> StageNumbers:
+        """The numbers that the main loop reads in a stage."""
+        return StageNumbers.of(self.mainloop, self.config.tile, self.aligned_rows)
+
     # ------------------------------------------------------------------------------------------------------- derivation
     @classmethod
     @checked(PlanError)
@@ -175,12 +185,14 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             raise PlanError(f"early = {config.early}: fewer than the {stages} stages, one of which is being refilled")
         if config.early > -(-k // tile_k):
             raise PlanError(f"early = {config.early} k tiles of {tile_k}: K = {k} has {-(-k // tile_k)}")
-        threads = WARPGROUP * config.consumers + {"self": 0, "warp": 32, "warpgroup": WARPGROUP}[config.loader]
+        numbers = kernel.numbers
+        threads = WARPGROUP * config.consumers + loader_threads(config.loader, bool(numbers.parts))
         across = -(-m // (config.tile[0] * along_m)), -(-n // (kernel.columns * along_n))
         check_tiles(config, across, batch, kernel.joined_rows)
         smem = smem_map(
-            a_plan, b_plan, stages, c_bytes, store, config.single, ragged.bytes if ragged is not None else 0, sums_bytes
-        )
+            a_plan, b_plan, stages, c_bytes, store, config.single, ragged.bytes if ragged is not None else 0,
+            sums_bytes, numbers.bytes,
+        )  # fmt: skip
         if exchange is not None:
             exchange = replace(exchange, offset=smem.barrier_offset - sums_bytes)
         if config.single and c_bytes > smem.barrier_offset - sums_bytes:
@@ -203,10 +215,10 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             smem=smem,
             exchange=exchange,
             threads=threads,
-            full_arrivals=1,
+            full_arrivals=1 + COPY_ARRIVALS * bool(numbers.parts),
             full_bytes=a_plan.bytes + b_plan.bytes,
             empty_arrivals=groups * WARPS_OF_GROUP * (along_m + along_n - 1),
-            registers=registers_of(config, arch, threads),
+            registers=registers_of(config, arch, threads, bool(numbers.parts)),
             config=config,
             epilogue=kernel.epilogue or Epilogue(),
             gated=gated,
@@ -284,6 +296,11 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     def loader_warp(self) -> int:
         """The warp of the block that issues the loads: the first after the consumers, or the last consumer's first."""
         return WARPS_OF_GROUP * (self.config.consumers - (self.config.loader == "self"))
+
+    @property
+    def numbers_warp(self) -> int | None:
+        """The warp that copies the main loop's numbers, if they have one: a consumer that loads copies them itself."""
+        return self.loader_warp + 1 if self.numbers.parts and self.config.loader != "self" else None
 
     @property
     def stays(self) -> bool:
@@ -371,6 +388,11 @@ class _Request:
     def joined_rows(self) -> bool:
         """True if all groups' rows are those of one matrix."""
         return self.ragged is not None and not self.ragged.masked
+
+    @property
+    def numbers(self) -> StageNumbers:
+        """The numbers that the main loop reads in a stage."""
+        return StageNumbers.of(self.mainloop, self.config.tile, not self.joined_rows)
 
     @property
     def groups(self) -> int:
@@ -463,9 +485,11 @@ class _Request:
     def stages(self, a: OperandPlan, b: OperandPlan, c_bytes: int, exchange: Exchange | None) -> int:
         """The stages, as many as asked for or as fit; raises PlanError."""
         table = self.ragged.bytes + 16 if self.ragged is not None else 0  # and up to 16 to align it
+        table += 16 if self.numbers.parts else 0
         sums, barrier = (exchange.bytes, BARRIER_BYTES) if exchange is not None else (0, 0)
         beside = (0 if self.config.single else c_bytes) + table
         each = rounded_up(a.smem.bytes, TILE_ALIGNMENT) + rounded_up(b.smem.bytes, TILE_ALIGNMENT) + 2 * BARRIER_BYTES
+        each += self.numbers.bytes
         taken = f"A {a.smem.bytes} + B {b.smem.bytes} bytes beside {beside} of the store and {sums} of partial sums"
         arch = arch_named("sm_90a")
         return fitting_stages(arch, self.config.stages, LEAST_STAGES, each, beside + sums + barrier, taken)

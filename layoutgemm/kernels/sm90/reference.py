@@ -13,8 +13,10 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from ...dtypes import f32
 from ..derive import OperandPlan, either
 from ..epilogue.numpy_math import Math
+from ..plan import present
 from ..run.hardware_model import (
     CLUSTERS,
     Barrier,
@@ -31,6 +33,7 @@ from ..run.hardware_model import (
 from ..store import ROWS, WARP_ROWS, StoreChunk
 from .gated import HALF
 from .grouped import STOP, store_extents, store_place, tables
+from .mainloop import COPY_ARRIVALS
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 
 Values = np.ndarray  # float32, or int32 of integers
@@ -156,12 +159,14 @@ class _Cluster:
                 column = [b for b in blocks if b.column == block.column]
                 self._share(plan.b, self.b, origin, stage, block.row, column)
             for block in blocks:
+                self._copy_numbers(block, stage, first + at)
+            for block in blocks:
                 block.full[stage].wait(parity)
                 for consumer in consumers:
                     for number in range(plan.blocks):
                         self._product(block, consumer, number, stage)
                         if plan.mainloop is not None:
-                            self._promote(block, consumer, number, first + at)
+                            self._promote(block, consumer, number, stage)
                 block.loaded += 1
             for block in blocks:
                 for other in blocks:
@@ -208,20 +213,34 @@ class _Cluster:
             product = wgmma_product(plan.mma, block.smem, words[0], a.major, words[1], b.major)
             block.sums[key] = accumulated(plan.mma, block.sums[key], product) if key in block.sums else product
 
-    def _promote(self, block: _Block, consumer: int, number: int, k_tile: int) -> None:
-        """Add the sum of one K block to the total; after the last one it is the sum."""
-        plan, loop, key = self.plan, self.plan.mainloop, (consumer, number)
-        assert loop is not None
-        first = {"m": block.origin["m"] + (consumer * plan.blocks + number) * ROWS, "n": block.origin["n"]}
-        values = {}
-        for table in loop.tables:
-            extent, size = (ROWS, plan.m) if table.axis == "m" else (plan.tile[1], plan.n)
-            group = np.minimum(first[table.axis] + np.arange(extent), size - 1) // table.group
+    def _copy_numbers(self, block: _Block, stage: int, k_tile: int) -> None:
+        """The loader's copies of a K block's numbers into a stage."""
+        plan = self.plan
+        for part in plan.numbers.parts:
+            table, size = part.table, plan.m if part.table.axis == "m" else plan.n
+            slots = np.arange(part.slots)
+            group = np.minimum(block.origin[table.axis] + slots * part.segment, size - 1) // table.group
             of_matrix = self.given[table.name]
             found = (of_matrix[block.origin["l"]] if of_matrix.ndim > 2 else of_matrix)[group, k_tile]
-            values[table.name] = found[:, None] if table.axis == "m" else found[None, :]
+            first = self._numbers(block, stage)
+            block.smem.write(first + part.byte(slots * part.segment), f32.encode(found), f32)
+        if plan.numbers.parts:
+            block.full[stage].arrive(COPY_ARRIVALS)
+
+    def _promote(self, block: _Block, consumer: int, number: int, stage: int) -> None:
+        """Add the sum of one K block to the total; after the last one it is the sum."""
+        plan, loop, key = self.plan, present(self.plan.mainloop), (consumer, number)
+        values = {}
+        for part in plan.numbers.parts:
+            of_rows = part.table.axis == "m"
+            along = (consumer * plan.blocks + number) * ROWS + np.arange(ROWS) if of_rows else np.arange(plan.tile[1])
+            found = f32.decode(block.smem.read(self._numbers(block, stage) + part.byte(along), f32))
+            values[part.table.name] = found[:, None] if of_rows else found[None, :]
         total = block.totals.get(key, self._nothing())
         block.totals[key] = loop.apply(total, block.sums.pop(key), values)
+
+    def _numbers(self, block: _Block, stage: int) -> int:
+        return block.smem.base + self.plan.smem.numbers_offset + stage * self.plan.smem.numbers_bytes
 
     def _stage(self, block: _Block, operand: OperandPlan, stage: int) -> int:
         return block.smem.base + self.plan.smem.stage(operand.name, stage)

@@ -15,12 +15,15 @@ class Sm90Smem(StoreSmemMap):
     """The map of a Hopper kernel's shared memory.
 
     Stages of A, stages of B, C's buffers, then the barriers `full` (`barrier_offset`) and `empty` for each stage. The
-    barrier of the split-K exchange and the table of groups of a ragged batch come last.
+    barrier of the split-K exchange, the table of groups of a ragged batch and the numbers of each stage, which a main
+    loop reads, come last.
     """
 
     empty_offset: int
     table_offset: int = 0
     sums_offset: int = 0
+    numbers_offset: int = 0
+    numbers_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,13 @@ class Exchange:
 
 def smem_map(
     a: OperandPlan, b: OperandPlan, stages: int, c_bytes: int, store: StorePlan | None, single: bool,
-    table_bytes: int = 0, sums_bytes: int = 0,
+    table_bytes: int = 0, sums_bytes: int = 0, numbers_bytes: int = 0,
 ) -> Sm90Smem:  # fmt: skip
-    """Stages, the store's buffers, partial sums, barriers, in this order, then a table; `single`: one tile a block."""
+    """Stages, the store's buffers, partial sums, barriers, in this order, then a table and the stages' numbers.
+
+    single         one tile a block
+    numbers_bytes  of a stage
+    """
     a_stage, b_stage = rounded_up(a.smem.bytes, a.smem.alignment), rounded_up(b.smem.bytes, b.smem.alignment)
     b_offset = rounded_up(stages * a_stage, TILE_ALIGNMENT)
     end = rounded_up(b_offset + stages * b_stage, TILE_ALIGNMENT)
@@ -82,6 +89,8 @@ def smem_map(
     sums = barriers + 2 * stages * BARRIER_BYTES
     end_of_barriers = sums + (BARRIER_BYTES if sums_bytes else 0)
     table = rounded_up(end_of_barriers, 16) if table_bytes else 0
+    end_of_table = table + table_bytes if table_bytes else end_of_barriers
+    numbers = rounded_up(end_of_table, 16) if numbers_bytes else 0
     return Sm90Smem(
         a_offset=0,
         a_stage_bytes=a_stage,
@@ -92,8 +101,10 @@ def smem_map(
         barrier_offset=barriers,
         empty_offset=barriers + stages * BARRIER_BYTES,
         barrier_bytes=BARRIER_BYTES,
-        total=table + table_bytes if table_bytes else end_of_barriers,
+        total=numbers + stages * numbers_bytes if numbers_bytes else end_of_table,
         alignment=TILE_ALIGNMENT,
         table_offset=table,
         sums_offset=sums if sums_bytes else 0,
+        numbers_offset=numbers,
+        numbers_bytes=numbers_bytes,
     )

@@ -15,7 +15,7 @@ from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan, error_bound
 from layoutgemm.kernels.compile.cache import facts_of
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
-from layoutgemm.kernels.sm90.mainloop import BATCH, Promoted, Table, numbers_read
+from layoutgemm.kernels.sm90.mainloop import Promoted, Table, numbers_read
 
 needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
 SMALL = Sm90Config((64, 64), consumers=1, stages=2)
@@ -138,13 +138,15 @@ def test_the_code_has_one_run_of_products_and_one_multiplication_an_element(conf
     compiled = plan.compile()
     sass, used = compiled.sass(), compiled.resources
     assert sass.local_memory == () and used.local_bytes == used.stack_bytes == 0
-    # K blocks of a full batch, and those of a rest, of which there is one copy.
-    steps, copies = len(plan.a.descriptor.k_steps), plan.blocks * (BATCH + 1)
-    assert sass.wgmma_runs == (steps,) * copies and sass.serialised_wgmma(steps) is None
-    assert sass.count("FFMA") == copies * plan.mma.accumulator_registers
-    numbers = len(numbers_read(plan))
-    assert sass.count("LDG") == 2 * numbers  # of the first batch and of the next one; no batch follows the rest
-    assert sass.count("SHFL") == (BATCH + 1) * numbers
+    steps = len(plan.a.descriptor.k_steps)
+    assert sass.wgmma_runs == (steps,) * plan.blocks and sass.serialised_wgmma(steps) is None
+    assert sass.count("FFMA") == plan.blocks * plan.mma.accumulator_registers
+    # No consumer loads from global memory: at a wgmma.fence it would wait for that.
+    assert sass.count("LDG") == 0
+    # A consumer that loads for itself does so in three places.
+    assert sass.count("LDGSTS") == 3 * sum(-(-part.slots // 32) for part in plan.numbers.parts)
+    reads = [i for i in sass.instructions if i.base == "LDS" and "PT" not in i.predicate]
+    assert len(reads) == len(numbers_read(plan))
 
 
 def failing(plan: Sm90Plan) -> set[str]:

@@ -241,6 +241,9 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                         ahead = self.load_next(job, maps, ahead)
                 if const_expr(plan.drains):
                     self.drain(job, ahead)
+                if const_expr(plan.numbers_warp is not None):
+                    if warp == plan.numbers_warp:
+                        self.feed_numbers(job, first)
             else:
                 if const_expr(plan.registers is not None):
                     bridge.take_registers(present(plan.registers)[1])

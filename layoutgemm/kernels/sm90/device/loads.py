@@ -62,6 +62,8 @@ class Sm90Loads:
                     if const_expr(plan.config.tuning.snake):
                         at = k_tile + backwards * (job.k_tiles - 1 - 2 * k_tile)
                     self.issue_loads(job, maps, m0, n0, matrix, job.k_first + at, stage)
+                if const_expr(plan.config.loader == "self"):
+                    self.copy_numbers(job, (m0, n0, matrix), job.k_first + k_tile, stage)
                 stage += 1
                 if stage == plan.stages:
                     stage = Int32(0)
@@ -127,6 +129,12 @@ class Sm90Loads:
                     blocks, first, step = plan.sharers.group(operand, job.rank)
                     mask = bridge.cluster_mask(blocks, part + first, step)
                     bridge.load_share(tensor_map, tma, place, destination, full, share, mask)
+
+    def copy_numbers(self, job: bridge.Carried, place: bridge.Place, k_tile: Int32, stage: Int32) -> None:
+        """Copy the main loop's numbers into the stage, by the whole warp. The plain main loop reads none."""
+
+    def feed_numbers(self, job: bridge.Carried, tile: Int32) -> None:
+        """Copy the main loop's numbers into every stage of all tiles, by a warp of its own."""
 
     def _copies(
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], name: str, origin: Mapping[str, Int32]
