@@ -2,7 +2,8 @@
 
     python benchmarks/bench_variants.py --json benchmarks/results/scaled_grouped_h100.json    # some minutes
 
-`scaled`: A (M, K) and B (N, K) of e4m3 with a float32 scale for each 1 x 128 of A and 128 x 128 of B. Peers are
+`scaled`: A (M, K) and B (N, K) of e4m3 with a float32 scale for each 1 x 128 of A and 128 x 128 of B. A's scales lie
+along M for all, as torch and DeepGEMM take them; "scales along K" are the other order, which only ours takes. Peers are
 torch._scaled_mm with equal blocks, with row and column scales (without promotion), torch.mm and `layoutgemm.matmul` of
 bf16, and DeepGEMM if it is installed.
 
@@ -131,9 +132,12 @@ def scaled(sizes: tuple[int, int, int], tiles: int = 0) -> tuple[dict[str, list[
         name = f"{OURS} {config.tile[0]}x{config.tile[1]}, K in {config.split}, cluster {config.cluster}"
         more = {"config": config}
         attempt(calls, name, [
-            lambda s=s, more=more: layoutgemm.scaled_matmul(s[0], sa, s[1].T, sb, out=s[2], **more) for s in sets
+            lambda s=s, more=more: layoutgemm.scaled_matmul(s[0], by_columns, s[1].T, sb, out=s[2], **more)
+            for s in sets
         ])  # fmt: skip
-    calls[OURS] = [lambda s=s: layoutgemm.scaled_matmul(s[0], sa, s[1].T, sb, out=s[2]) for s in sets]
+    of_rows = [lambda s=s: layoutgemm.scaled_matmul(s[0], sa, s[1].T, sb, out=s[2]) for s in sets]
+    attempt(calls, f"{OURS}, scales along K", of_rows)
+    calls[OURS] = [lambda s=s: layoutgemm.scaled_matmul(s[0], by_columns, s[1].T, sb, out=s[2]) for s in sets]
     calls[OURS][0]()
     some = torch.randperm(m, device="cuda")[:_CHECKED_ROWS]
     want = (spread(sa[some], 1, len(some), k) * a[some].double()) @ (spread(sb, DEPTH, n, k) * b.double()).T
@@ -159,7 +163,7 @@ def grouped(sizes: tuple[int, int, int, int], with_scales: bool) -> tuple[dict[s
         a, sa = quantised(a, 1)
         quantised_b = [quantised(x, DEPTH) for x in b]
         b, sb = (torch.stack(parts) for parts in zip(*quantised_b, strict=True))
-        scales = {"scale_a": sa, "scale_b": sb}
+        scales = {"scale_a": sa.mT.contiguous().mT, "scale_b": sb}
         left = a[last].double() * spread(sa[last], 1, left.shape[0], k)
         right = b[-1].double() * spread(sb[-1], DEPTH, n, k)
         one_a, one_b = torch.ones(m, device="cuda"), torch.ones(experts, n, device="cuda")
@@ -203,7 +207,7 @@ def masked(sizes: tuple[int, int, int, int], with_scales: bool) -> tuple[dict[st
         (a, b), (sa, sb) = zip(*[
             map(torch.stack, zip(*[quantised(x, group) for x in of], strict=True)) for of, group in ((a, 1), (b, DEPTH))
         ])  # fmt: skip
-        scales = {"scale_a": sa, "scale_b": sb}
+        scales = {"scale_a": sa.mT.contiguous().mT, "scale_b": sb}
         left = a[-1, rows].double() * spread(sa[-1, rows], 1, left.shape[0], k)
         right = b[-1].double() * spread(sb[-1], DEPTH, n, k)
     else:

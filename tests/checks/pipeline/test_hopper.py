@@ -68,6 +68,13 @@ FORMS = {
     "promoted, self, two consumers, cluster": Hopper(2, LANDS, consumers=2, promoted=True, cluster=(1, 2)),
     "promoted, a loader, two consumers": Hopper(2, LANDS, loader=1, consumers=2, promoted=True, store=store(1, 2, 2)),
     "columns": Hopper(2, LANDS, loader=1, store=store(4, 2, 2)),
+    "numbers, self": Hopper(2, LANDS, promoted=True, numbers=True, full_arrivals=33),
+    "numbers, a loader, two consumers": Hopper(
+        2, LANDS, loader=2, consumers=2, blocks=2, promoted=True, numbers=True, full_arrivals=33
+    ),
+    "numbers, K in parts, cluster": Hopper(
+        2, LANDS, loader=4, single=True, split=2, cluster=(2, 1), promoted=True, numbers=True, full_arrivals=33
+    ),
 }
 
 
@@ -111,7 +118,7 @@ REDUNDANT = {
 }
 DELETED = (
     "self", "self, cluster", "warp, cluster", "early", "one tile", "K in parts", "K in parts, cluster", "few rows",
-    "columns", "promoted",
+    "columns", "promoted", "numbers, a loader, two consumers",
 )  # fmt: skip
 
 

@@ -52,9 +52,31 @@ def test_scaled_products_have_a_file_of_their_own_gpu() -> None:
     entries = json.loads((files("layoutgemm.kernels.sm90.choose") / "h100.json").read_text(encoding="utf-8"))
     found, text = entries["promoted"], Path(scaled_grouped.__file__).read_text(encoding="utf-8")
     assert set(entries) == {"gpu", "promoted"} and (ROOT / found["fitted_to"].partition(":")[0]).is_file()
-    assert set(re.findall(r"MODEL\.(\w+)", text)) == found.keys() - {"fitted_to"} == scaled_grouped.MODEL.numbers.keys()
+    steps = {f"{kind}_{part}" for kind in scaled_grouped.KINDS for part in ("step", "end")}
+    used = set(re.findall(r"(?:MODEL|model)\.(\w+)", text)) | steps
+    assert used == found.keys() - {"fitted_to"} == scaled_grouped.MODEL.numbers.keys()
     assert all(key == "fitted_to" or (len(entry) == 2 and len(entry[1]) > 2) for key, entry in found.items())
-    assert found["full_step"][0].keys() == found["full_end"][0].keys()
+    assert all(found[f"{kind}_step"][0].keys() == found[f"{kind}_end"][0].keys() for kind in scaled_grouped.KINDS)
+    record = json.loads((ROOT / found["fitted_to"].partition(":")[0]).read_text(encoding="utf-8"))["shapes"]
+    assert all(2 < len(times) and min(times.values()) > 0 for times in record.values())
+
+
+def test_choices_of_scaled_products_lose_little_to_the_fastest_kernel_measured() -> None:
+    record = json.loads((ROOT / "benchmarks/results/scaled_tiles_h100.json").read_text(encoding="utf-8"))["shapes"]
+    lost = {}
+    for shape, times in record.items():
+        m, n, k = map(int, shape.split("x"))
+        for config in scaled_grouped.scaled_candidates((m, n, k, 1), False, 132):
+            tile = f"{config.tile[0]}x{config.tile[1]}"
+            kind = (
+                f"S{tile}/{config.split}" if config.single else f"{'F' if config.loader == 'warpgroup' else 'P'}{tile}"
+            )
+            if kind in times:  # the record has no time of some that are never near
+                fastest = min(us for name, us in times.items() if not name.startswith("dg"))
+                lost[shape] = times[kind] / fastest
+                break
+    assert lost.keys() == record.keys()
+    assert max(lost.values()) < 1.09, max(lost.items(), key=lambda x: x[1])
 
 
 def test_the_file_is_read_once_and_each_module_has_its_model() -> None:

@@ -1,7 +1,7 @@
 """Configurations of scaled and grouped products on Hopper, as measured on an H100.
 
-A scaled product is estimated for each tile and split of K: memory against products, waves of CTAs, the exchange of
-partial sums. Groups have one rule each for their average rows: the record has too few of them for a model.
+A scaled product is estimated for each kind of kernel, tile and split of K: memory against products, waves of CTAs, the
+exchange of partial sums. Groups have one rule each for their average rows: the record has too few of them for a model.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from functools import lru_cache
 from ...plan import STAGE_BYTES_OF_K
 from ..config import Sm90Config
 from ..mainloop import DEPTH
-from .costs import cost_model
+from .costs import CostModel, cost_model
 
 MODEL = cost_model("promoted", "h100")
+KINDS = {"one": 0, "few": 1, "full": 2}  # of kernels, and their places in the model's `start` and `memory`
 _MOST_WAVES = 4  # of CTAs that compute one tile; more are persistent ones' business
 _EACH_COLUMN = 64  # columns of a tile at most if each has a scale, of which a thread reads a quarter of the tile's
-_TIE = 0.01  # share of the time of all loads, by which fewer loads win where nothing else tells
-_MASKED_ROWS = 128
+_FEW_ROWS = 128  # up to which "full" kernels were not timed
 _MAX_LOADED_ROWS = 56  # rows of A's tile that are loaded apart from zeros: less than all 64
+_MASKED_ROWS = 128  # a group of masked ones, for which tiles are chosen: see `masked_rows`
 
 
 @lru_cache(4096)
@@ -33,7 +34,7 @@ def scaled_config(
     >>> scaled_config(64, 2112, 7168).tile, scaled_config(64, 2112, 7168).split
     ((64, 32), 2)
     >>> scaled_config(4096, 7168, 16384).tile, scaled_config(4096, 2112, 7168).tile
-    ((256, 128), (192, 128))
+    ((256, 128), (128, 192))
     """
     places = multiprocessors or MODEL.multiprocessors
     return scaled_candidates((m, n, k, batch), each_column, places)[0]
@@ -45,61 +46,69 @@ def scaled_candidates(sizes: tuple[int, int, int, int], each_column: bool, place
     sizes  M, N, K and the batch
 
     >>> [config.tile for config in scaled_candidates((64, 24576, 1536, 1), False, 132)][:2]
-    [(64, 128), (128, 128)]
+    [(64, 192), (64, 96)]
     """
-    found = [*_one_tile_each(sizes, each_column, places), *_persistent(sizes, each_column, places)]
-    return [config for _, config in sorted(found, key=lambda candidate: candidate[0])]
+    found = list(_kernels(sizes, each_column, places))
+    order = sorted(range(len(found)), key=lambda at: estimate(MODEL, sizes, *found[at][:2], places))
+    return [found[at][1] for at in order]
 
 
-def _one_tile_each(
-    sizes: tuple[int, int, int, int], each_column: bool, places: int
-) -> Iterator[tuple[float, Sm90Config]]:
-    """(seconds, configuration) of CTAs that compute one tile each, or a part of its K."""
+def estimate(model: CostModel, sizes: tuple[int, int, int, int], kind: str, config: Sm90Config, places: int) -> float:
+    """Seconds of a kernel: products and memory overlap in part, as the model's `power` has it.
+
+    kind  of `KINDS`
+
+    >>> config = Sm90Config((64, 64), consumers=1, loader="warp", single=True, split=2)
+    >>> round(estimate(MODEL, (64, 4096, 7168, 1), "one", config, 132) * 1e6, 1)
+    13.1
+    """
+    m, n, k, batch = sizes
+    tile, parts, (along_m, along_n) = config.tile, config.split, config.cluster
+    blocks = along_m * along_n * parts
+    tiles = _tiles(sizes, tile, config.cluster)
+    resident = min(model.resident[blocks] * places // model.multiprocessors, places // blocks)
+    k_blocks = -(-k // DEPTH)
+    steps = -(-k_blocks // parts)
+    waves = -(-tiles // max(1, resident))
+    products = waves * (steps * getattr(model, f"{kind}_step")[tile] + getattr(model, f"{kind}_end")[tile])
+    loads = tiles * along_m * along_n * k * (tile[0] / along_n + tile[1] / along_m) / model.l2
+    memory = max(batch * (m * k + n * k + 2 * m * n) / model.memory[KINDS[kind]], loads)
+    overlapped = (products**model.power + memory**model.power) ** (1 / model.power)
+    return float(model.start[KINDS[kind]] + overlapped + model.exchange[parts])
+
+
+def _kernels(sizes: tuple[int, int, int, int], each_column: bool, places: int) -> Iterator[tuple[str, Sm90Config]]:
+    """(kind, configuration) of all that may be chosen.
+
+    "one": CTAs that compute one tile each, or a part of its K. "few": persistent CTAs without registers to hand over.
+    "full": persistent clusters with a warpgroup that loads.
+    """
     m, _, k, _ = sizes
-    k_blocks, memory = -(-k // DEPTH), _memory(sizes)
-    for tile, step in MODEL.step.items():
-        for parts, exchange in MODEL.exchange.items():
+    rows = -(-m // 8) * 8 if m <= _MAX_LOADED_ROWS else None
+    usual = {"loader": "warp", "chunks": 1, "overlap": True}
+    for tile in MODEL.one_step:
+        of_rows = rows if tile[0] == 64 else None
+        for parts in MODEL.exchange:
             waves = -(-_tiles(sizes, tile) * parts // places)
-            if parts > k_blocks or waves > _MOST_WAVES or tile[1] % (8 * parts):  # each part stores 8 columns or more
+            if parts > -(-k // DEPTH) or waves > _MOST_WAVES or tile[1] % (8 * parts):  # each stores 8 columns or more
                 continue
             if each_column and tile[1] > _EACH_COLUMN * 64 // tile[0]:  # what the launch's threads have registers for
                 continue
-            products = waves * -(-k_blocks // parts) * step
-            loads = _tiles(sizes, tile) * k_blocks * DEPTH * sum(tile) / MODEL.l2
-            seconds = max(memory, products, loads) + MODEL.added * min(memory, products) + _TIE * loads
-            rows = -(-m // 8) * 8 if m <= _MAX_LOADED_ROWS and tile[0] == 64 else None
-            yield (
-                MODEL.start + seconds + (waves - 1) * MODEL.wave + exchange,
-                Sm90Config(
-                    tile, consumers=tile[0] // 64, loader="warp", rows=rows, single=True, split=parts, chunks=1,
-                    buffers=1, overlap=True,
-                ),
+            consumers = tile[0] // 64
+            yield "one", Sm90Config(
+                tile, consumers=consumers, rows=of_rows, single=True, split=parts, buffers=1, **usual
             )  # fmt: skip
-
-
-def _persistent(sizes: tuple[int, int, int, int], each_column: bool, places: int) -> Iterator[tuple[float, Sm90Config]]:
-    """(seconds, configuration) of persistent clusters that take tile after tile."""
-    k_blocks, memory = -(-sizes[2] // DEPTH), _memory(sizes)
-    for tile, step in MODEL.full_step.items():
-        if (tile[1] <= _EACH_COLUMN) != each_column:
-            continue
-        cluster = _sharing(sizes, tile)
-        blocks = cluster[0] * cluster[1]
-        waves = -(-_tiles(sizes, tile, cluster) * blocks // (places // blocks * blocks))
-        products = waves * (k_blocks * step + MODEL.full_end[tile])
-        yield (
-            max(MODEL.full_start + products, MODEL.full_wait + memory + MODEL.added * products),
-            Sm90Config(
-                tile, consumers=3 if tile[0] == 192 else 2, loader="warpgroup", cluster=cluster, chunks=1,
-                buffers=1 if tile[0] > 128 else 2,
-            ),
-        )  # fmt: skip
-
-
-def _memory(sizes: tuple[int, int, int, int]) -> float:
-    """Seconds to read A and B once, of 8 bits, and write C, of 16."""
-    m, n, k, batch = sizes
-    return batch * (m * k + n * k + 2 * m * n) / MODEL.memory
+    for tile in MODEL.few_step:
+        if tile[1] <= _EACH_COLUMN or not each_column:
+            of_rows = rows if tile[0] == 64 else None
+            yield "few", Sm90Config(tile, consumers=tile[0] // 64, rows=of_rows, buffers=2, **usual)
+    for tile in MODEL.full_step if m > _FEW_ROWS else ():
+        if not each_column:
+            three = tile[0] == 192
+            yield "full", Sm90Config(
+                tile, consumers=3 if three else 2, loader="warpgroup", cluster=_sharing(sizes, tile),
+                chunks=2 if three else 1, buffers=2 if tile == (128, 128) else 1,
+            )  # fmt: skip
 
 
 def _sharing(sizes: tuple[int, int, int, int], tile: tuple[int, int]) -> tuple[int, int]:
@@ -162,5 +171,5 @@ def grouped_scaled_config(rows: int, each_column: bool = False) -> Sm90Config:
     if rows <= 128 or each_column:
         return Sm90Config((128, _EACH_COLUMN if each_column else 128), loader="warpgroup", chunks=1, buffers=1)
     if rows <= 192:
-        return Sm90Config((192, 128), consumers=3, chunks=1, buffers=1)
+        return Sm90Config((192, 128), consumers=3, loader="warpgroup", chunks=2, buffers=1)
     return Sm90Config((256, 128), loader="warpgroup", cluster=(2, 1), chunks=1, buffers=1)
