@@ -1,4 +1,4 @@
-"""A Llama and a mixture of experts of transformers, with this library's products and with torch's.
+"""Models of transformers, a Llama and a Mixtral, by our products and by torch's.
 
     python benchmarks/bench_models.py --json models.json        # on a GPU
     python benchmarks/bench_models.py --tiny                    # anywhere: small sizes, which times say nothing about
@@ -57,7 +57,7 @@ GRADIENTS = 1 << 20  # elements of a parameter's gradient that are compared
 
 
 class Step(NamedTuple):
-    """What is timed: a name, sequences and tokens of each, and whether gradients are computed."""
+    """A step to time: sequences, tokens of each, and whether gradients are computed."""
 
     name: str
     sequences: int
@@ -104,7 +104,8 @@ class Figure(NamedTuple):
         )
 
 
-HEAD = f"{'model':<8} {'step':<8} {'tokens':>7} {'mode':<9} {'torch ms':>10} {'ours ms':>10} {'ratio':>7}  {'off':<8}  torch's"
+TIMES = f"{'torch ms':>10} {'ours ms':>10} {'ratio':>7}"
+HEAD = f"{'model':<8} {'step':<8} {'tokens':>7} {'mode':<9} {TIMES}  {'off':<8}  torch's"
 
 # --------------------------------------------------------------------------------------------------------------- layers
 

@@ -131,7 +131,7 @@ def test_a_stretched_gradient_is_copied_once(name: str, launches: HostLaunches) 
 
 
 def test_accumulation_is_in_place(launches: HostLaunches) -> None:
-    """Micro-batches add to the tensor that `.grad` was, also to one that the caller has set."""
+    """Micro-batches add to the tensor that `.grad` is, also to the caller's own."""
     weight = leaf(integers(32, 16))
     total = torch.zeros(32, 16, dtype=BF16)
     seen = []

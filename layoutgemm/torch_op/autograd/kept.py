@@ -1,4 +1,4 @@
-"""Launches of a backward pass, kept for operands and gradients of the same shapes, strides and types.
+"""Launches of a backward pass, kept for tensors of the same shapes, strides and types.
 
 forward   a prepared product, launched; its `gradients` hold what its backward passes have launched
 backward  the same tensors again: an allocation and a launch for each gradient, and no views
@@ -50,7 +50,7 @@ class KeptGradients(NamedTuple):
     def run(
         self, a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor, empty: Empty, stream: int
     ) -> tuple[torch.Tensor | None, torch.Tensor | None] | None:
-        """The gradients, on the stream; None where an address is none that a kernel reads."""
+        """The gradients, on the stream; None where no kernel reads an address."""
         if self.copies:
             grad = grad.contiguous()
         at_a, at_b, at_c = a.data_ptr(), b.data_ptr(), grad.data_ptr()

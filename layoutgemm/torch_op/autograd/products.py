@@ -57,7 +57,7 @@ def check_derivable(a: torch.Tensor) -> None:
 
 
 def stand_in(x: torch.Tensor) -> torch.Tensor:
-    """A tensor without memory of the same shape, strides and type, in place of one that no gradient reads.
+    """A tensor of the same shape, strides and type, without memory: no gradient reads it.
 
     >>> stand_in(torch.ones(2, 3).T).stride()
     (1, 3)
