@@ -24,7 +24,6 @@ if str(ROOT) not in sys.path:
 
 from benchmarks import needs
 
-
 COMPARED = (
     ("layoutgemm.matmul, recorded", "torch.matmul, recorded"),
     ("layoutgemm.matmul, bias, recorded", "torch linear, bias, recorded"),

@@ -124,7 +124,8 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        return (*gradients(*ctx.saved_tensors, ctx.needs_input_grad[:2], grad, differentiable), None, None, None)
+        a, b = ctx.saved_tensors
+        return (*gradients(a, b, ctx.needs_input_grad[:2], grad, differentiable), None, None, None)
 
     @staticmethod
     def jvp(ctx: Any, da: torch.Tensor | None, db: torch.Tensor | None, *others: None) -> torch.Tensor | None:  # type: ignore[override]

@@ -190,9 +190,10 @@ def matmul(
                 ready.launch(at_a, at_b, at_c, raw_stream(index), words)
                 return _record(a, b, bias, (c, ready, activation)) if recorded else c
     if recorded and plain and _seen_by_autograd_alone(bias):
-        options: dict[str, Any] = {"config": config, "out_dtype": out_dtype, "allow_tf32": allow_tf32}
         with torch.no_grad():
-            c = matmul(a, b, bias=bias, activation=activation, **options)
+            c = matmul(
+                a, b, bias=bias, activation=activation, config=config, out_dtype=out_dtype, allow_tf32=allow_tf32
+            )
         first: torch.Tensor = _RecordedProduct.apply(a, b, bias, (c, PREPARED.get(key), activation))
         return first
     return _checked(a, b, out, bias, activation, config, out_dtype, allow_tf32)

@@ -15,9 +15,9 @@ kept for the backward pass, and quantised again there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from ...errors import OperandError, TensorError
 from ...kernels.run.operand_checks import check_operands
@@ -76,9 +76,9 @@ def fp8_matmul(
     out_dtype default a's type
 
     Accumulators are float32; the result's own of RowWise and TensorWise are the tensor core's, of 14 bits. A gradient
-    has its operand's type, and the strides of a transposed weight where b is one. There is no second
-    derivative. Works under torch.compile. With da = max(2**-4 |a|, 2**-10 scale) and db likewise, the sums are off by
-    at most the sum over K of da |b| + |a| db + da db.
+    has its operand's type, and the strides of a transposed weight where b is one. There is no second derivative. Works
+    under torch.compile. With da = max(2**-4 |a|, 2**-10 scale) and db likewise, the sums are off by at most the sum
+    over K of da |b| + |a| db + da db.
 
     Raises OperandError or TensorError, naming the operand.
 
@@ -121,7 +121,7 @@ class _Fp8Product(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, recipe_a: str, recipe_b: str,
+        ctx: FunctionCtx, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, recipe_a: str, recipe_b: str,
         kind: torch.dtype,
     ) -> torch.Tensor:  # fmt: skip
         # each operand is kept for the other's gradient alone
@@ -131,8 +131,8 @@ class _Fp8Product(torch.autograd.Function):
         return _product(a.flatten(0, -2), b.mT, ctx.recipes, kind, bias, True).view(*a.shape[:-1], b.shape[1])
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         a, b = ctx.saved_tensors
         wants_a, wants_b, wants_bias = ctx.needs_input_grad[:3]
         rows, left, right, of_bias = dense(grad).flatten(0, -2), None, None, None
