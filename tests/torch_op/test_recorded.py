@@ -6,7 +6,9 @@ On the CPU: `host_launches` computes from the addresses, sizes and distances tha
 from __future__ import annotations
 
 import copy
+import gc
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -14,6 +16,8 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+
+from torch.utils.checkpoint import checkpoint
 
 from layoutgemm import matmul
 from layoutgemm.torch_op import operator
@@ -209,6 +213,41 @@ def test_saved_tensors_may_come_back_elsewhere(launches: HostLaunches) -> None:
             continue
         c.backward(grad)
         assert torch.equal(a.grad, grad @ weight) and torch.equal(b.grad, grad.mT @ x)
+
+
+def test_activations_are_offloaded_and_computed_again(launches: HostLaunches) -> None:
+    """As torch's own functions for it do; an operand that is not kept is not handed to their hooks."""
+    x, weight, grad = integers(24, 16), integers(32, 16), integers(24, 32)
+    want = torch.relu(x @ weight.t()) > 0
+    for a, reentrant in ((leaf(x), None), (x, None), (leaf(x), True), (leaf(x), False)):
+        b = leaf(weight)
+
+        def layer(a: Any, b: Any = b) -> Any:
+            return matmul(a, b.t(), activation="relu")
+
+        if reentrant is None:
+            with torch.autograd.graph.save_on_cpu():
+                c = layer(a)
+        else:
+            c = checkpoint(layer, a, use_reentrant=reentrant)
+        c.backward(grad)
+        assert torch.equal(b.grad, (grad * want).mT @ x)
+
+
+def test_a_graph_leaves_no_cycle(launches: HostLaunches) -> None:
+    """Operands and result are freed with their last name, with and without a backward pass."""
+    weight = leaf(integers(32, 16))
+    for backward in (True, False, True, False):
+        x = leaf(integers(24, 16)) * 1
+        c = matmul(x, weight.t(), activation="relu")
+        gone = [weakref.ref(t) for t in (x, c, c.grad_fn)]
+        if backward:
+            c.backward(integers(24, 32))
+        launches.empties.clear()
+        gc.disable()
+        del x, c
+        assert [each() for each in gone] == [None] * 3
+        gc.enable()
 
 
 def test_a_wide_result_has_gradients_of_its_operands_type(launches: HostLaunches) -> None:
