@@ -24,6 +24,14 @@ if str(ROOT) not in sys.path:
 
 from benchmarks import needs
 
+COMPARED = (
+    ("layoutgemm.matmul, recorded", "torch.matmul, recorded"),
+    ("layoutgemm.matmul, bias, recorded", "torch linear, bias, recorded"),
+    ("layoutgemm.matmul, both passes", "torch.matmul, both passes"),
+    ("layoutgemm.matmul, a linear layer's step", "torch.mm, a linear layer's step"),
+    ("layoutgemm.matmul, a step of a sum", "torch.mm, a step of a sum"),
+)
+
 
 def measure(
     contenders: dict[str, Callable[[], object]], settle: Callable[[], object], rounds: int, calls: int
@@ -56,7 +64,21 @@ def recorded(n: int) -> dict[str, Callable[[], object]]:
 
     a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
     grad = torch.randn(n, n, device="cuda", dtype=torch.bfloat16)
+    bias = torch.randn(n, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+    def train(multiply: Callable[..., torch.Tensor], summed: bool = False) -> None:
+        """A step of a linear layer: new gradients in `.grad`."""
+        c = multiply(a, b.t())
+        c.sum().backward() if summed else c.backward(grad)
+        a.grad = b.grad = None
+
     return {
+        "torch linear, bias, recorded": lambda: torch.nn.functional.linear(a, b, bias),
+        "layoutgemm.matmul, bias, recorded": lambda: matmul(a, b.t(), bias=bias),
+        "torch.mm, a linear layer's step": lambda: train(torch.mm),
+        "layoutgemm.matmul, a linear layer's step": lambda: train(matmul),
+        "torch.mm, a step of a sum": lambda: train(torch.mm, True),
+        "layoutgemm.matmul, a step of a sum": lambda: train(matmul, True),
         "torch.matmul, recorded": lambda: torch.matmul(a, b),
         "layoutgemm.matmul, recorded": lambda: matmul(a, b),
         "torch.matmul, both passes": lambda: torch.autograd.grad(torch.matmul(a, b), (a, b), grad),
@@ -136,9 +158,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{n} x {n} x {n} bf16, host time of a call; first call {cold * 1e3:.0f} ms")
     for name, seconds in medians.items():
         spread = statistics.median(abs(x - seconds) for x in samples[name])
-        print(f"{name:<34} {seconds * 1e6:7.2f} us  +- {spread * 1e6:.2f}")
+        print(f"{name:<40} {seconds * 1e6:7.2f} us  +- {spread * 1e6:.2f}")
     ratio = medians["layoutgemm.matmul"] / medians["torch.matmul"]
     print(f"layoutgemm.matmul / torch.matmul: {ratio:.3f}")
+    for ours, theirs in COMPARED:
+        print(f"{ours} / {theirs}: {medians[ours] / medians[theirs]:.3f}")
     if options.json:
         record = {
             "machine": facts, "size": n, "rounds": options.rounds, "calls": options.calls, "first_call_s": cold,

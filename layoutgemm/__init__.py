@@ -4,7 +4,8 @@ Layouts and proofs   Layout, Swizzle, ComposedLayout, E, parse, dim, dims, Facts
                      Undecided
 Atoms                wgmma, smem_tile; the others are in `layoutgemm.atoms`, budgets and banks in `layoutgemm.checks`
 Kernels              plan, GemmPlan, Operand, Sm80Plan, Sm90Plan, Sm100Plan and their Sm80Config, Sm90Config,
-                     Sm100Config; on torch tensors matmul, gemm, scaled_matmul, grouped_matmul, explain_matmul, tune
+                     Sm100Config; on torch tensors matmul, gemm, scaled_matmul, grouped_matmul, fp8_matmul,
+                     explain_matmul, tune
 Tools                emulate, emulate_ptx, emulated_gpu, mutate, mutate_ptx, from_cute
 
 Every refusal is a LayoutError; `layoutgemm.errors` has its kinds. Pictures are in `layoutgemm.view`.
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from .torch_op.explain import explain_matmul as explain_matmul
     from .torch_op.operator import gemm as gemm
     from .torch_op.operator import matmul as matmul
+    from .torch_op.scaled_grouped import fp8_matmul as fp8_matmul
     from .torch_op.scaled_grouped import grouped_matmul as grouped_matmul
     from .torch_op.scaled_grouped import scaled_matmul as scaled_matmul
     from .torch_op.tuning import tune as tune
@@ -61,6 +63,7 @@ _LATER = {
     "emulate_ptx": "emulator.api",
     "emulated_gpu": "emulator.api",
     "explain_matmul": "torch_op.explain",
+    "fp8_matmul": "torch_op.scaled_grouped",
     "from_cute": "interop",
     "gemm": "torch_op.operator",
     "grouped_matmul": "torch_op.scaled_grouped",

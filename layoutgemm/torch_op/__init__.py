@@ -11,7 +11,9 @@ A tensor handed to `matmul` passes through these files, in this order, and retur
     prepared                      tensors as a Problem, solved by `solver` and kept for the next call
     launch                        copies, addresses, and the compiled host function
 
-Autograd, functorch and modes take a tensor from `checks` to `library`, whose operators begin at the second line again.
+Where autograd alone has to see the call, `operator` records the result of that path, and `autograd` keeps the launches
+of the backward pass. Functorch, modes and other derivatives take a tensor from `checks` to `library`, whose operators
+begin at the second line again.
 Under torch.compile, `compiled` calls the checks, and `library` follows.
 """
 

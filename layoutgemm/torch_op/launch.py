@@ -80,9 +80,10 @@ class Prepared(_Loaded):
     simple    one launch and no copies: `launch` alone does it
     tf32      float32 operands, for which the caller's leave is asked each time
     spans     bytes that A, B and C reach over, from their first
+    gradients launches of backward passes, where the product was recorded: see `autograd.kept`
     """
 
-    __slots__ = ("_a", "_b", "kind", "shape", "simple", "solution", "spans", "strides", "tf32")
+    __slots__ = ("_a", "_b", "gradients", "kind", "shape", "simple", "solution", "spans", "strides", "tf32")
 
     def __init__(self, problem: Problem, shape: Sequence[int], kind: torch.dtype, device: int):
         self.solution = solve(problem)
@@ -90,6 +91,7 @@ class Prepared(_Loaded):
         self.strides = contiguous_strides(self.shape)
         self.simple = self.solution.copies == _NO_COPIES and len(self.solution.launches) == 1
         self.tf32 = problem.a.dtype == "tf32"
+        self.gradients: dict[tuple[object, ...], object] = {}
         self.spans = tuple([span(x) for x in (problem.a, problem.b, problem.c)])
         self._a, self._b = (1, 0) if self.solution.kernel.choice.swapped else (0, 1)
         template = arguments(self.solution, (0, 0, 0), workers(self.solution, problem.places))

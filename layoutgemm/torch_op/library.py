@@ -26,6 +26,7 @@ from ..kernels.run.operand_checks import check_operands
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..moved import old_names
 from . import tuned_store as tuned
+from .autograd.products import check_derivable, gradients
 from .bias_activation import GATES, by_torch, gate_by_torch
 from .checks import (
     autocast,
@@ -123,12 +124,13 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        return (*gradients(ctx, grad, differentiable), None, None, None)
+        a, b = ctx.saved_tensors
+        return (*gradients(a, b, ctx.needs_input_grad[:2], grad, differentiable), None, None, None)
 
     @staticmethod
     def jvp(ctx: Any, da: torch.Tensor | None, db: torch.Tensor | None, *others: None) -> torch.Tensor | None:  # type: ignore[override]
         a, b = ctx.saved_tensors
-        _check_derivable(a)
+        check_derivable(a)
         if da is None or db is None:
             pair = (a, db) if da is None else (da, b)
             return None if pair[1] is None else differentiable(*pair, ctx.kind)
@@ -141,43 +143,6 @@ class _Product(torch.autograd.Function):
     ) -> tuple[torch.Tensor, int]:  # fmt: skip
         x, y = aligned(in_dims, a, b)
         return differentiable(x, y, out_dtype, config, allow_tf32), 0
-
-
-Multiply = Callable[[torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor]
-
-
-def gradients(
-    ctx: Any, grad: torch.Tensor | None, multiply: Multiply
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The gradients of A and B that are wanted, by products of the saved tensors: dC @ B^T and A^T @ dC."""
-    a, b = ctx.saved_tensors
-    wants_a, wants_b = ctx.needs_input_grad[:2]
-    _check_derivable(a)
-    if grad is None:
-        return None, None
-    grad = grad.to(a.dtype)
-    left = _summed(grad, b.mT, a, multiply) if wants_a else None
-    right = _summed(a.mT, grad, b, multiply) if wants_b else None
-    return left, right
-
-
-def _check_derivable(a: torch.Tensor) -> None:
-    if a.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        raise OperandError(f"{a.dtype} products have no gradient here: gradients of that type would be too coarse")
-
-
-def _summed(left: torch.Tensor, right: torch.Tensor, like: torch.Tensor, multiply: Multiply) -> torch.Tensor:
-    """left @ right, summed to the shape of `like`, of its type; sums in float32.
-
-    For a matrix that all of a batch shares, the sum is part of the product: batch and rows are one long K.
-    """
-    batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    if like.shape[:-2] == batch:
-        return multiply(left, right, like.dtype)
-    if like.ndim == 2 and left.shape[:-2] == right.shape[:-2]:
-        # (..., m, k) @ (..., k, n) over all of the batch: (m, batch * k) @ (batch * k, n)
-        return multiply(left.mT.flatten(0, -2).mT, right.flatten(0, -2), like.dtype)
-    return multiply(left, right, torch.float32).sum_to_size(like.shape).to(like.dtype)
 
 
 def differentiable(

@@ -19,6 +19,8 @@ from ..errors import OperandError
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.run.operand_checks import check_operands, same_memory
 from ..moved import old_names
+from .autograd.kept import kept_gradients, recorder
+from .autograd.products import gradients, stand_in
 from .bias_activation import GATES, scaled_by_torch
 from .checks import (
     PLAIN,
@@ -42,7 +44,8 @@ from .checks import (
 from .compiled import check_compiled, check_compiled_gemm, refuse
 from .compute import finished_product, gated_product, scaled_product, wide_type
 from .epilogue import check_epilogue, epilogue_product
-from .library import dispatched, gradients, recorded_product
+from .launch import Prepared
+from .library import dispatched, recorded_product
 from .prepared import PREPARED, Config, choice_of, mark_written
 
 __getattr__ = old_names(__name__)
@@ -89,9 +92,9 @@ def matmul(
     bias        float32, bfloat16, float16 or integers of up to 32 bits, added along the last dimension; to a product
                 that is stored as int32 such integers, and a sum that int32 does not hold is refused. activation one of
                 relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh. Both happen in the kernel, in float32, before the
-                one rounding; by torch on a float32 product where derivatives are recorded and under torch.compile; on
-                the CPU in float64. "tanh" in the kernel is the hardware's for a product of 16 bits or fewer: relative
-                error 2**-11
+                one rounding; by torch on a float32 product under torch.compile, and where derivatives are recorded of
+                an activation other than relu; on the CPU in float64. "tanh" in the kernel is the hardware's for a
+                product of 16 bits or fewer: relative error 2**-11
                 "swiglu" and "geglu" are gated products: b holds the gate's n columns and, beside them, the n that it
                 multiplies, and the result has n: silu(a @ b[..., :n]) * (a @ b[..., n:]), or gelu. One kernel for a b
                 whose columns are contiguous (the transpose of (2n, K) weights) and no bias; with a bias, of 2n, and for
@@ -135,21 +138,20 @@ def matmul(
     plain = ((kind := type(a)) is _Tensor or kind is _Parameter) and (
         (kind := type(b)) is _Tensor or kind is _Parameter
     )
-    if plain and (a.requires_grad or b.requires_grad) and _grad_enabled():
-        products = a.ndim > 1 < b.ndim and out is None and bias is None and activation is None
-        if products and seen_by_autograd_alone():
-            recorded: torch.Tensor = _Recorded.apply(a, b, out_dtype, config, allow_tf32)
-            return recorded
-    elif plain:
+    recorded = _grad_enabled() and plain and (a.requires_grad or b.requires_grad or _records(bias))
+    if recorded:
+        plain = out is None and (activation is None or activation == "relu") and a.ndim > 1 < b.ndim
+    ready = None
+    key: tuple[object, ...] = ()
+    if plain:
         index = a.get_device()
         try:
-            key: tuple[object, ...]
             key = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, index, out_dtype, config)
             if out is not None or bias is not None or activation is not None:
                 key = _longer(key, out, bias, activation, index)
             ready = PREPARED[key]
         except (KeyError, TypeError, RuntimeError):  # new, or a config without a hash, or sparse
-            ready = None
+            pass
         if (
             ready is not None
             and ready.simple
@@ -186,8 +188,24 @@ def matmul(
                 if out is not None:
                     mark_written((out,))
                 ready.launch(at_a, at_b, at_c, raw_stream(index), words)
-                return c
+                return _record(a, b, bias, (c, ready, activation)) if recorded else c
+    if recorded and plain and _seen_by_autograd_alone(bias):
+        with torch.no_grad():
+            c = matmul(
+                a, b, bias=bias, activation=activation, config=config, out_dtype=out_dtype, allow_tf32=allow_tf32
+            )
+        first: torch.Tensor = _RecordedProduct.apply(a, b, bias, (c, PREPARED.get(key), activation))
+        return first
     return _checked(a, b, out, bias, activation, config, out_dtype, allow_tf32)
+
+
+def _records(bias: torch.Tensor | None) -> bool:
+    """True if a bias has a gradient."""
+    return bias is not None and type(bias) in PLAIN and bias.requires_grad
+
+
+def _seen_by_autograd_alone(bias: torch.Tensor | None) -> bool:
+    return (bias is None or type(bias) in PLAIN) and seen_by_autograd_alone()
 
 
 def seen_by_autograd_alone() -> bool:
@@ -199,24 +217,65 @@ def seen_by_autograd_alone() -> bool:
     )
 
 
-class _Recorded(torch.autograd.Function):
-    """The product with gradients in eager mode: the fast path forward and backward.
+class _RecordedProduct(torch.autograd.Function):
+    """A product that was computed, with its gradients in eager mode: kept launches.
 
     `library.differentiable` serves torch.func, forward mode and compilers. Where the backward pass is recorded too,
     `matmul` records its products.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None, config: Config | None,
-        allow_tf32: bool | None,
+    def forward(  # type: ignore[override]
+        ctx: Any, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
+        made: tuple[torch.Tensor, Prepared | None, str | None],
     ) -> torch.Tensor:  # fmt: skip
-        ctx.save_for_backward(a, b)
-        return matmul(a, b, config=config, out_dtype=out_dtype, allow_tf32=allow_tf32)
+        c, prepared, activation = made
+        # Each operand is kept for the other's gradient alone, as torch.mm does it.
+        keeps_a, keeps_b = b.requires_grad, a.requires_grad
+        ctx.save_for_backward(a if keeps_a else None, b if keeps_b else None, None if activation is None else c)
+        stand_ins = None if keeps_a and keeps_b else (stand_in(a), stand_in(b))
+        ctx.facts = prepared, stand_ins, None if bias is None else bias.dtype
+        return c
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        return (*gradients(ctx, grad, _derived), None, None, None)
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        a, b, rectified = ctx.saved_tensors
+        prepared, stand_ins, kind_of_bias = ctx.facts
+        if stand_ins is not None:
+            a, b = [x if x is not None else other for x, other in zip((a, b), stand_ins)]
+        if rectified is not None:
+            grad = torch.ops.aten.threshold_backward(grad, rectified, 0)
+        wants_a, wants_b, wants_bias, _ = ctx.needs_input_grad
+        of_bias = None
+        if wants_bias:
+            lines = tuple(range(grad.ndim - 1))
+            same = grad.dtype == kind_of_bias
+            of_bias = grad.sum(lines) if same else grad.sum(lines, dtype=torch.float32).to(kind_of_bias)
+        if prepared is not None and (wants_a or wants_b) and grad.dtype == a.dtype and not _grad_enabled():
+            found = _gradients_again(prepared, a, b, grad, wants_a, wants_b)
+            if found is not None:
+                return (*found, of_bias, None)
+        return (*gradients(a, b, (wants_a, wants_b), grad, _derived), of_bias, None)
+
+
+_record = recorder(_RecordedProduct)
+
+
+def _gradients_again(
+    prepared: Prepared, a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor, wants_a: bool, wants_b: bool
+) -> tuple[torch.Tensor | None, torch.Tensor | None] | None:
+    """The gradients by kept launches; None where torch's dispatcher has to see their products."""
+    index = grad.get_device()
+    if (
+        not (type(grad) in PLAIN and type(a) in PLAIN and type(b) in PLAIN)
+        or not (index == prepared.device == _current_device())
+        or not ((b.get_device() == index or not wants_a) and (a.get_device() == index or not wants_b))
+        or not seen_by_autograd_alone()
+        or a.is_neg() or b.is_neg() or grad.is_neg()
+    ):  # fmt: skip
+        return None
+    kept = kept_gradients(prepared, a, b, grad, wants_a, wants_b)
+    return None if kept is None else kept.run(a, b, grad, empty_on_gpu, raw_stream(index))
 
 
 def _derived(left: torch.Tensor, right: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
@@ -235,8 +294,6 @@ def _longer(
         into = out.shape, out.stride(), out.dtype
     if bias is not None:
         if type(bias) not in PLAIN or bias.get_device() != index or bias.is_neg():
-            return ()
-        if bias.requires_grad and _grad_enabled():
             return ()
         over = bias.shape, bias.stride(), bias.dtype  # as `key_of` has it
     return (*key, into, over, activation)

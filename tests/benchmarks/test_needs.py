@@ -23,6 +23,7 @@ BY_TORCH = {
     "bench_ladder": [""],
     "bench_launch": [""],
     "bench_lines": [""],
+    "bench_models": [""],
     "bench_types": ["run"],
     "bench_variants": [""],
     "profile_gemm": ["", "--launch"],

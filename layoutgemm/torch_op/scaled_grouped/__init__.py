@@ -8,6 +8,7 @@ A call passes through these files, in this order:
     scaled       checks and products with scales
     kept         launches, kept for the next call
     recipes      which part of an operand shares a scale
+    training     fp8_matmul, which quantises its operands and those of its gradients, and calls `api`
 
 Imported when first named.
 """
@@ -16,5 +17,6 @@ from ...kernels.sm90.mainloop import DEPTH
 from .api import grouped_matmul, scaled_matmul
 from .recipes import mainloop_of
 from .scaled import check_config
+from .training import fp8_matmul
 
-__all__ = ["DEPTH", "check_config", "grouped_matmul", "mainloop_of", "scaled_matmul"]
+__all__ = ["DEPTH", "check_config", "fp8_matmul", "grouped_matmul", "mainloop_of", "scaled_matmul"]

@@ -9,6 +9,7 @@ import torch
 from ...errors import OperandError
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
+from ..autograd.kept import recorder
 from ..checks import NOT_RECORDED, PLAIN, autocast, differentiated, needs_dispatcher, transforms
 from ..compiled import check_kinds, named, refusal, refuse
 from ..operator import seen_by_autograd_alone
@@ -224,8 +225,7 @@ def grouped_matmul(
         if found is not None:
             return found
     if _recorded_alone(a, b, groups, out, scale_a, scale_b, recipe_a, recipe_b, bias, activation):
-        recorded: torch.Tensor = _RecordedGroups.apply(a, b, groups, said, out_dtype, config)
-        return recorded
+        return _record(a, b, groups, said, out_dtype, config)
     finish = ScaledFinish(bias, activation, bool(use_fast_accum))
     tensors = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b, bias=bias)}
     check_operands(tensors, named(out=out))
@@ -308,6 +308,9 @@ class _RecordedGroups(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         return (*grouped_gradients(ctx, grad, _derived), None, None, None, None)
+
+
+_record = recorder(_RecordedGroups)
 
 
 def _derived(

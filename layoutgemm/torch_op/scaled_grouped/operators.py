@@ -21,6 +21,7 @@ import torch
 from ...errors import OperandError
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
+from ..autograd.products import dense
 from ..checks import check_device, check_out, refuse_derivatives
 from ..compiled import CHECKS, checking_operator, named
 from ..library import configured, dispatched, with_autocast, with_autograd
@@ -210,7 +211,7 @@ def grouped_gradients(
     wants_a, wants_b = ctx.needs_input_grad[:2]
     if grad is None:
         return None, None
-    grad = grad.to(a.dtype)
+    grad = dense(grad.to(a.dtype))
     left = _laid(grad, b.mT, a, groups, ctx.said, multiply) if wants_a else None
     right = _laid(a.mT, grad, b, groups, ctx.said, multiply) if wants_b else None
     return left, right

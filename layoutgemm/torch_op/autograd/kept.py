@@ -1,0 +1,141 @@
+"""Launches of a backward pass, kept for tensors of the same shapes, strides and types.
+
+forward   a prepared product, launched; its `gradients` hold what its backward passes have launched
+backward  the same tensors again: an allocation and a launch for each gradient, and no views
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from ..launch import Prepared
+from ..prepared import prepare, problem_at
+from ..solver import solve
+from .products import DerivedProduct, derived_product, is_stretched
+
+Empty = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
+MAX_KEPT = 64  # backward passes kept for one forward product; beyond, all go
+_ALIGNED = 15  # bits that are 0 in an address that TMA reads
+
+
+class GradientLaunch(NamedTuple):
+    """The launch of one operand's gradient.
+
+    prepared        the product
+    shape, strides  of the gradient
+    kind            its type
+    reversed        the gradient's product takes the operands in the other order, as it is computed transposed
+    """
+
+    prepared: Prepared
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    kind: torch.dtype
+    reversed: bool
+
+
+class KeptGradients(NamedTuple):
+    """The launches of a backward pass; None for an operand whose gradient is not wanted.
+
+    copies  whether dC is made contiguous first, once for both
+    """
+
+    of_a: GradientLaunch | None
+    of_b: GradientLaunch | None
+    copies: bool
+
+    def run(
+        self, a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor, empty: Empty, stream: int
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None] | None:
+        """The gradients, on the stream; None where no kernel reads an address."""
+        if self.copies:
+            grad = grad.contiguous()
+        at_a, at_b, at_c = a.data_ptr(), b.data_ptr(), grad.data_ptr()
+        if (at_a | at_b | at_c) & _ALIGNED:
+            return None
+        left = right = None
+        if self.of_a is not None:
+            prepared, shape, strides, kind, other = self.of_a
+            left = empty(shape, strides, kind)
+            prepared.launch(*((at_b, at_c) if other else (at_c, at_b)), left.data_ptr(), stream)
+        if self.of_b is not None:
+            prepared, shape, strides, kind, other = self.of_b
+            right = empty(shape, strides, kind)
+            prepared.launch(*((at_c, at_a) if other else (at_a, at_c)), right.data_ptr(), stream)
+        return left, right
+
+
+def kept_gradients(
+    forward: Prepared, a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor, wants_a: bool, wants_b: bool
+) -> KeptGradients | None:
+    """The launches for such tensors, prepared once; None where the gradients are no single launch each.
+
+    forward  the product that was recorded, which keeps them
+    """
+    key = (a.shape, a.stride(), b.shape, b.stride(), grad.shape, grad.stride(), a.dtype, b.dtype, wants_a, wants_b)
+    try:
+        return forward.gradients[key]  # type: ignore[return-value]  # what this function has put there
+    except KeyError:
+        pass
+    if len(forward.gradients) >= MAX_KEPT:
+        forward.gradients.clear()
+    found = _prepared(a, b, grad, wants_a, wants_b)
+    forward.gradients[key] = found
+    return found
+
+
+def _prepared(
+    a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor, wants_a: bool, wants_b: bool
+) -> KeptGradients | None:
+    """With dC as it lies, or else made contiguous."""
+    ways = [grad] if grad.is_contiguous() else [grad.contiguous()] if is_stretched(grad) else [grad, grad.contiguous()]
+    for given in ways:
+        sources = {x.data_ptr() for x in (a, b, given)}
+        of_a = derived_product(given, b.mT, a) if wants_a else None
+        of_b = derived_product(a.mT, given, b) if wants_b else None
+        wanted = [made for made, wants in ((of_a, wants_a), (of_b, wants_b)) if wants]
+        if all(_is_one_launch(made, sources) for made in wanted):
+            return KeptGradients(_launch_of(of_a, a), _launch_of(of_b, b), given is not grad)
+    return None
+
+
+def _is_one_launch(made: DerivedProduct | None, sources: set[int]) -> bool:
+    """True if the product reads the given tensors in place, by one launch."""
+    if made is None or not {made.left.data_ptr(), made.right.data_ptr()} <= sources:
+        return False
+    solution = solve(problem_at(made.left, made.right, made.left.dtype, None, None))
+    return solution.copies == (None, None, None) and len(solution.launches) == 1
+
+
+def _launch_of(made: DerivedProduct | None, like: torch.Tensor) -> GradientLaunch | None:
+    if made is None:
+        return None
+    prepared = prepare(made.left, made.right, like.dtype)
+    shape, strides = prepared.shape, prepared.strides
+    if made.transposed:
+        shape, strides = (*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2])
+    return GradientLaunch(prepared, shape, strides, like.dtype, made.transposed)
+
+
+def recorder(function: type[torch.autograd.Function]) -> Callable[..., torch.Tensor]:
+    """The `apply` of a function, without the code of Python around it: half the time.
+
+    That code serves torch.func, and operands that it has left behind. Both are to be excluded by the caller. The
+    backward pass calls the function's `backward` without torch's search for it.
+
+    >>> class Double(torch.autograd.Function):
+    ...     forward, backward = staticmethod(lambda ctx, x: 2 * x), staticmethod(lambda ctx, grad: 2 * grad)
+    >>> recorder(Double)(torch.ones(2, requires_grad=True))
+    tensor([2., 2.], grad_fn=<DoubleBackward>)
+    """
+    node, base = getattr(function, "_backward_cls", None), getattr(torch._C, "_FunctionBase", None)
+    inner = vars(base).get("apply") if isinstance(base, type) else None
+    if inner is None or node is None:
+        plain: Callable[..., torch.Tensor] = function.apply
+        return plain
+    node.apply = function.backward  # what autograd's engine calls
+    found: Callable[..., torch.Tensor] = inner.__get__(None, function)
+    return found

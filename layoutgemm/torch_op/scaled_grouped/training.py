@@ -1,0 +1,161 @@
+"""layoutgemm.fp8_matmul: a product in fp8 of operands of 16 or 32 bits, with its gradients in fp8.
+
+Each product quantises its operands along the dimension that it sums over:
+
+    product        a, quantised along      b, quantised along     scales of blocks
+    -------------  ----------------------  ---------------------  --------------------------------
+    C = A @ B      A (M, K), K             B^T (N, K), K          as named: 1x128 by 128x128
+    dA = dC @ B^T  dC (M, N), N            B (K, N), N            as named, the same for square ones
+    dB = A^T @ dC  A^T (K, M), M           dC^T (N, M), M         1x128 by 1x128
+
+Scales are constants to autograd, and rounding is the identity. Accumulators are float32. The operands themselves are
+kept for the backward pass, and quantised again there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from ...errors import OperandError, TensorError
+from ...kernels.run.operand_checks import check_operands
+from ...kernels.sm90.mainloop import DEPTH
+from ..autograd.products import dense
+from ..checks import autocast
+from ..compiled import named, refuse
+from .api import scaled_matmul
+from .recipes import BLOCK, FAMILIES, ROW, SQUARE, recipe_text
+
+E4M3 = torch.float8_e4m3fn
+_LARGEST = torch.finfo(E4M3).max
+_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def quantise(x: torch.Tensor, recipe: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """A matrix as float8_e4m3fn and scales of a recipe, along its rows: x is about values * scales.
+
+    Values are (M, K), in rows of a multiple of 128 elements. Scales are float32: (M, K / 128) of BlockWise1x128,
+    (M / 128, K / 128) of BlockWise128x128, (M, 1) of RowWise, (1, 1) of TensorWise, the divisions rounded up. A scale
+    is 1/448 of the largest magnitude that shares it, and 1 for zeros. So an element is off by at most 2**-4 of itself,
+    or by 2**-10 scales where that is more.
+
+    >>> values, scales = quantise(torch.tensor([[1.0, -448.0, 30.0], [0.0, 0.0, 0.0]]), "BlockWise1x128")
+    >>> values.float(), scales.flatten()
+    (tensor([[   1., -448.,   30.],
+            [   0.,    0.,    0.]]), tensor([1., 1.]))
+    """
+    rows, columns = x.shape
+    high = DEPTH if recipe == SQUARE else 1 if recipe in (BLOCK, ROW) else max(rows, 1)
+    wide = DEPTH if recipe in (BLOCK, SQUARE) else -(-max(columns, 1) // DEPTH) * DEPTH
+    padded = torch.nn.functional.pad(x.float(), (0, -columns % DEPTH, 0, -rows % high))
+    blocks = padded.unflatten(1, (-1, wide)).unflatten(0, (-1, high))  # rows of blocks, rows, blocks, columns
+    largest = blocks.abs().amax((1, 3), keepdim=True) if x.numel() else blocks.new_zeros(len(blocks), 1, 1, 1)
+    scales = torch.where(largest > 0, largest / _LARGEST, 1.0)
+    values = (blocks / scales).clamp(-_LARGEST, _LARGEST).to(E4M3)
+    return values.flatten(2).flatten(0, 1)[:rows, :columns], scales.flatten(2).flatten(0, 1)
+
+
+def fp8_matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    recipe_a: object = BLOCK,
+    recipe_b: object = SQUARE,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """a @ b + bias in float8_e4m3fn with scales, and gradients by such products.
+
+    a, b      bfloat16, float16 or float32: (..., M, K) and a matrix (K, N), on a GPU of compute capability 9.0 or on
+              the CPU. Autocast casts them
+    bias      (N,), float32, bfloat16 or float16, added in the kernel
+    recipe_a  of a, and of the result's gradient; recipe_b of b: torch.nn.functional.ScalingType or its name. Both are
+              of blocks, or neither is. The weights' gradient takes BlockWise1x128, or RowWise, on both sides
+    out_dtype default a's type
+
+    Accumulators are float32; the result's own of RowWise and TensorWise are the tensor core's, of 14 bits. A gradient
+    has its operand's type, and the strides of a transposed weight where b is one. There is no second derivative. Works
+    under torch.compile. With da = max(2**-4 |a|, 2**-10 scale) and db likewise, the sums are off by at most the sum
+    over K of da |b| + |a| db + da db.
+
+    Raises OperandError or TensorError, naming the operand.
+
+    >>> weight = torch.ones(3, 256).bfloat16().requires_grad_()
+    >>> c = fp8_matmul(torch.full((2, 256), 0.5).bfloat16(), weight.T)
+    >>> c.sum().backward()
+    >>> c[0].tolist(), weight.grad.shape, weight.grad[0, 0].item()
+    ([128.0, 128.0, 128.0], torch.Size([3, 256]), 1.0)
+    """
+    if not torch.compiler.is_compiling():
+        check_operands({"a": a, "b": b, **named(bias=bias)})
+    a, b = autocast(a, b)
+    _check(a, b)
+    names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
+    for family in FAMILIES:
+        if names[0] in family and names[1] not in family:
+            _refuse(f"recipe_a {names[0]} and recipe_b {names[1]}: both are of {' and '.join(family)}, or neither is")
+    value: torch.Tensor = _Fp8Product.apply(a, b, bias, *names, out_dtype or a.dtype)
+    return value
+
+
+def _check(a: torch.Tensor, b: torch.Tensor) -> None:
+    for name, x in (("a", a), ("b", b)):
+        if x.dtype not in _TYPES:
+            known = ", ".join(str(kind).removeprefix("torch.") for kind in _TYPES)
+            _refuse(f"{name} is {x.dtype}: fp8_matmul quantises {known}; scaled_matmul takes 8-bit floats")
+    if a.ndim < 2 or b.ndim != 2 or a.shape[-1] != b.shape[0]:
+        _refuse(f"a and b have shapes {list(a.shape)} and {list(b.shape)}: (..., M, K) and (K, N)", TensorError)
+
+
+def _refuse(text: str, kind: type[OperandError] | type[TensorError] = OperandError) -> None:
+    """Raise the error; under torch.compile, in a way that its tracer can follow."""
+    if torch.compiler.is_dynamo_compiling():
+        refuse(text)
+    raise kind(text)
+
+
+class _Fp8Product(torch.autograd.Function):
+    """The product and its gradients, each of operands that are quantised for it."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, recipe_a: str, recipe_b: str,
+        kind: torch.dtype,
+    ) -> torch.Tensor:  # fmt: skip
+        # each operand is kept for the other's gradient alone
+        ctx.save_for_backward(a if b.requires_grad else None, b if a.requires_grad else None)
+        ctx.of_a, ctx.of_b = (a.shape, a.dtype), (b.dtype, b.stride(0) == 1 and b.stride(1) != 1)
+        ctx.recipes, ctx.bias = (recipe_a, recipe_b), None if bias is None else bias.dtype
+        return _product(a.flatten(0, -2), b.mT, ctx.recipes, kind, bias, True).view(*a.shape[:-1], b.shape[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        a, b = ctx.saved_tensors
+        wants_a, wants_b, wants_bias = ctx.needs_input_grad[:3]
+        rows, left, right, of_bias = dense(grad).flatten(0, -2), None, None, None
+        if wants_a:
+            left = _product(rows, b, ctx.recipes, ctx.of_a[1]).view(ctx.of_a[0])
+        if wants_b:
+            lines = (BLOCK if ctx.recipes[0] in FAMILIES[0] else ROW,) * 2
+            columns, grads = a.flatten(0, -2).mT, rows.mT
+            kind, transposed = ctx.of_b
+            made = _product(*((grads, columns) if transposed else (columns, grads)), lines, kind)
+            right = made.mT if transposed else made
+        if wants_bias:
+            of_bias = rows.sum(0, dtype=torch.float32).to(ctx.bias)
+        return left, right, of_bias, None, None, None
+
+
+def _product(
+    left: torch.Tensor, right: torch.Tensor, recipes: Sequence[str], kind: torch.dtype,
+    bias: torch.Tensor | None = None, fast: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """left @ right^T, both quantised along their rows; `fast` sums of row-wise scales stay in the tensor core."""
+    (x, scale_x), (y, scale_y) = quantise(left, recipes[0]), quantise(right, recipes[1])
+    return scaled_matmul(
+        x, scale_x, y.mT, scale_y, recipe_a=recipes[0], recipe_b=recipes[1], bias=bias, use_fast_accum=fast,
+        out_dtype=kind,
+    )  # fmt: skip

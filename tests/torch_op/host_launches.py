@@ -1,0 +1,113 @@
+"""Launches of prepared products without a GPU: CPU tensors stand for an H200's, and torch computes what a kernel would.
+
+Addresses, sizes, orders and distances are those that the kernel gets, so a wrong one gives a wrong product. Or nothing
+is computed, and what remains is the host's time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from layoutgemm.kernels.epilogue.chain import Activation, Bias
+from layoutgemm.torch_op import bias_activation, compute, launch, operator, prepared
+from layoutgemm.torch_op.types import TYPES
+
+_KINDS = {**TYPES, "tf32": torch.float32}
+_WORDS = 14  # where the epilogue's begin among a launch's arguments
+
+
+@dataclass
+class HostLaunches:
+    """The launches that were made, each a kernel's solution.
+
+    empties  tensors that results were allocated as, in order
+    """
+
+    made: list[Any] = field(default_factory=list)
+    empties: list[torch.Tensor] = field(default_factory=list)
+
+
+def memory(at: int, name: str, size: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+    """The tensor at an address."""
+    kind = _KINDS[name]
+    span = (sum((n - 1) * step for n, step in zip(size, strides)) + 1) * kind.itemsize
+    raw = torch.frombuffer((ctypes.c_uint8 * span).from_address(at), dtype=torch.uint8)
+    return raw.view(kind).as_strided(size, strides)
+
+
+def compute_launch(solution: Any, values: list[int]) -> None:
+    """The product that a launch with these arguments computes, in float64, rounded once."""
+    m, n, k, batch = solution.sizes
+    at = values[1], values[0], values[2]
+    at = at if solution.kernel.choice.swapped else (values[0], values[1], values[2])
+    tensors = []
+    for address, operand, (rows, columns), pitch, step in zip(
+        at, solution.kernel.operands, ((m, k), (k, n), (m, n)), solution.leading, solution.strides
+    ):
+        name, _, order = operand.partition(":")
+        inner = (pitch, 1) if order == "row" else (1, pitch)
+        tensors.append(memory(address, name, (batch, rows, columns), (step, *inner)))
+    a, b, c = tensors
+    value = a.double() @ b.double()
+    word = _WORDS
+    for step in getattr(solution.kernel.epilogue, "steps", ()):
+        if isinstance(step, Bias):
+            value = value + memory(values[word], step.dtype, (n,), (1,)).double()
+            word += 2
+        else:
+            assert isinstance(step, Activation)
+            value = bias_activation.ACTIVATIONS[step.kind](value)
+    c.copy_(value)
+
+
+@contextlib.contextmanager
+def host_launches(patch: Any, computes: bool = True) -> Iterator[HostLaunches]:
+    """CPU tensors are taken for an H200's.
+
+    patch     pytest's monkeypatch, or a MonkeyPatch of one's own
+    computes  whether a launch writes its product; else nothing is computed, and nothing noted
+    """
+    noted = HostLaunches()
+
+    class Launcher:
+        def __init__(self, solution: Any) -> None:
+            self.solution = solution
+
+        def load(self, device: int) -> None:
+            pass
+
+        def block(self, arguments: Any) -> Any:
+            values = [*arguments, 0, 0]
+            return SimpleNamespace(values=values, pointer=values)
+
+        def entry(self, values: list[int]) -> None:
+            if computes:
+                noted.made.append(self.solution)
+                compute_launch(self.solution, values)
+
+    def empty(shape: Any, strides: Any, kind: torch.dtype) -> torch.Tensor:
+        made = torch.empty_strided(shape, strides, dtype=kind)
+        noted.empties.append(made.detach())
+        return made
+
+    quick = torch._C._dynamo.guards._empty_strided_cpu
+    patch.setattr(launch, "kernel", lambda solution: SimpleNamespace(launcher=Launcher(solution)))
+    patch.setattr(launch, "THREAD", SimpleNamespace(bound=True))
+    patch.setattr(compute, "on_gpu", lambda index: True)
+    patch.setattr(operator, "_current_device", lambda: -1)
+    patch.setattr(operator, "raw_stream", lambda index: 77)
+    patch.setattr(operator, "empty_on_gpu", empty if computes else quick)
+    patch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    patch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))
+    prepared.forget()
+    try:
+        yield noted
+    finally:
+        prepared.forget()

@@ -1,0 +1,170 @@
+"""fp8_matmul: quantisation by recipe, the product and its gradients in fp8."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+
+from layoutgemm import fp8_matmul, matmul
+from layoutgemm.errors import OperandError, TensorError
+from layoutgemm.torch_op.reference import rounded
+from layoutgemm.torch_op.scaled_grouped.training import quantise
+
+BF16, F32 = torch.bfloat16, torch.float32
+BLOCK, SQUARE, ROW, TENSOR = "BlockWise1x128", "BlockWise128x128", "RowWise", "TensorWise"
+PAIRS = ((BLOCK, SQUARE), (BLOCK, BLOCK), (SQUARE, SQUARE), (ROW, ROW), (ROW, TENSOR), (TENSOR, TENSOR))
+SIZES = (70, 272, 200)  # M, K, N: blocks that end early, and N no multiple of 16 for dA's K
+
+
+def normal(*shape: int, kind: Any = BF16, seed: int = 0) -> Any:
+    """Rows of very different magnitudes, as activations have them."""
+    generator = torch.Generator().manual_seed(sum(shape) + seed)
+    x = torch.randn(shape, generator=generator)
+    return (x * torch.exp2(torch.randint(-6, 7, (*shape[:-1], 1), generator=generator))).to(kind)
+
+
+def dequantised(x: Any, recipe: str) -> Any:
+    """The values that the product multiplies, in float64, and each element's scale."""
+    values, scales = quantise(x, recipe)
+    high, wide = {BLOCK: (1, 128), SQUARE: (128, 128), ROW: (1, 1 << 20), TENSOR: (1 << 20,) * 2}[recipe]
+    rows, columns = torch.arange(x.shape[0]) // high, torch.arange(x.shape[1]) // wide
+    spread = scales.double()[rows][:, columns]
+    return values.double() * spread, spread
+
+
+@pytest.mark.parametrize("recipe", [BLOCK, SQUARE, ROW, TENSOR])
+def test_quantisation_is_within_its_bound(recipe: str) -> None:
+    x = normal(150, 300)
+    values, scales = quantise(x, recipe)
+    assert values.dtype == torch.float8_e4m3fn and values.shape == x.shape and values.stride() == (384, 1)
+    assert scales.shape == {BLOCK: (150, 3), SQUARE: (2, 3), ROW: (150, 1), TENSOR: (1, 1)}[recipe]
+    back, spread = dequantised(x, recipe)
+    bound = torch.maximum(2.0**-4 * x.double().abs(), 2.0**-10 * spread)
+    assert bool(((back - x.double()).abs() <= bound * (1 + 2**-20)).all())
+    assert values.float().abs().max() == 448  # the range is used
+
+
+def test_zeros_and_what_is_not_finite() -> None:
+    values, scales = quantise(torch.zeros(3, 200), BLOCK)
+    assert not values.float().any() and (scales == 1).all()
+    x = torch.ones(2, 128)
+    x[0, 5] = float("nan")
+    c = fp8_matmul(x, torch.ones(128, 4))
+    assert c[0].isnan().all() and (c[1] - 128).abs().max() < 2**-12
+    assert fp8_matmul(torch.ones(0, 128), torch.ones(128, 4)).shape == (0, 4)
+
+
+@pytest.mark.parametrize("recipes", PAIRS)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_product_and_gradients(recipes: tuple[str, str], transposed: bool) -> None:
+    """Against float64 products of what is multiplied, rounded once; and within the bound of what was given."""
+    m, k, n = SIZES
+    a, weight = normal(m, k).requires_grad_(), normal(n, k).requires_grad_()
+    b = weight.t() if transposed else weight.t().contiguous().detach().requires_grad_()
+    c = fp8_matmul(a, b, recipe_a=recipes[0], recipe_b=recipes[1])
+    grad = normal(m, n, seed=1)
+    c.backward(grad)
+    right = weight.grad if transposed else b.grad
+    lines = (BLOCK, BLOCK) if recipes[0] in (BLOCK, SQUARE) else (ROW, ROW)
+    with torch.no_grad():
+        cases = (
+            (c, a, weight, recipes), (a.grad, grad, weight.t(), recipes),
+            (right, grad.t(), a.t(), lines) if transposed else (right, a.t(), grad.t(), lines),
+        )  # fmt: skip
+        for got, x, y, names in cases:
+            (left, scale_x), (other, scale_y) = dequantised(x, names[0]), dequantised(y, names[1])
+            want = left @ other.t()
+            assert got.dtype == BF16 and torch.equal(got, rounded(want, BF16))
+            dx, dy = (torch.maximum(2.0**-4 * t.double().abs(), 2.0**-10 * s) for t, s in ((x, scale_x), (y, scale_y)))
+            bound = dx @ y.double().abs().t() + x.double().abs() @ dy.t() + dx @ dy.t()
+            exact = x.double() @ y.double().t()
+            assert bool(((got.double() - exact).abs() <= (bound + 2**-8 * (exact.abs() + bound)) * 1.001).all())
+    assert right.stride() == (weight if transposed else b).stride()
+
+
+def test_sequences_bias_and_types() -> None:
+    """A master weight in float32 has a gradient in float32, from float32 accumulators."""
+    x, weight, bias = (
+        t.requires_grad_() for t in (normal(3, 7, 144), normal(48, 144, kind=BF16), normal(48, kind=F32))
+    )
+    master = weight.detach().float().requires_grad_()
+    c = fp8_matmul(x, weight.t(), bias=bias)
+    assert c.shape == (3, 7, 48) and c.dtype == BF16
+    c.sum().backward()
+    assert x.grad.shape == x.shape and torch.equal(bias.grad, torch.full((48,), 21.0))
+    wide = fp8_matmul(x.detach().float(), master.t(), out_dtype=BF16)
+    assert wide.dtype == BF16
+    wide.sum().backward()
+    assert master.grad.dtype == F32 and torch.equal(master.grad.to(BF16), weight.grad)
+    c, close = c.detach(), matmul(x, weight.t(), bias=bias).detach()
+    assert float((c - close).float().norm() / close.float().norm()) < 2**-4
+
+
+def test_gradients_that_nothing_reads_are_not_kept() -> None:
+    x, weight = normal(16, 128), normal(32, 128).requires_grad_()
+    for a, b, kept in ((x, weight, [True, False]), (x.clone().requires_grad_(), weight.detach(), [False, True])):
+        c = fp8_matmul(a, b.t())
+        assert [t is not None for t in c.grad_fn.saved_tensors] == kept
+        c.sum().backward()
+    assert a.grad is not None and weight.grad is not None
+
+
+def test_it_accumulates_and_has_no_second_derivative() -> None:
+    weight = normal(32, 128).requires_grad_()
+    fp8_matmul(normal(16, 128), weight.t()).backward(normal(16, 32))
+    first, at = weight.grad, weight.grad.data_ptr()
+    once = first.clone()
+    fp8_matmul(normal(16, 128), weight.t()).backward(normal(16, 32))
+    assert weight.grad is first and first.data_ptr() == at and torch.equal(first, once + once)
+    (found,) = torch.autograd.grad(fp8_matmul(normal(16, 128), weight.t()).sum(), weight, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"once_differentiable|does not require grad"):
+        found.sum().backward()
+
+
+def test_the_compiler_takes_it_whole() -> None:
+    x, weight, bias = normal(16, 128).requires_grad_(), normal(32, 128).requires_grad_(), normal(32).requires_grad_()
+
+    def step(x: Any, weight: Any, bias: Any) -> Any:
+        return fp8_matmul(x, weight.t(), bias=bias).square().sum()
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    want = torch.autograd.grad(step(x, weight, bias), (x, weight, bias))
+    got = torch.autograd.grad(compiled(x, weight, bias), (x, weight, bias))
+    assert all(torch.equal(mine, eager) for mine, eager in zip(got, want, strict=True))
+
+
+A, B = normal(16, 128), normal(128, 32)
+REFUSED: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
+    ((A.to(torch.float8_e4m3fn), B), {}, OperandError, "a is torch.float8_e4m3fn: fp8_matmul quantises"),
+    ((A, B.double()), {}, OperandError, "b is torch.float64"),
+    ((A, 3), {}, OperandError, "b is a builtins.int, not a torch tensor"),
+    ((A[0], B), {}, TensorError, r"shapes \[128\] and \[128, 32\]"),
+    ((A, B[:64]), {}, TensorError, r"shapes \[16, 128\] and \[64, 32\]"),
+    ((A, B), {"recipe_a": "RowWise"}, OperandError, "recipe_a RowWise and recipe_b BlockWise128x128: both"),
+    ((A, B), {"recipe_b": "BlockWise1x32"}, OperandError, "compute capability 10.0"),
+    ((A, B), {"bias": torch.ones(31)}, TensorError, r"bias has shape \[31\]"),
+    ((A, B), {"out_dtype": torch.float64}, OperandError, "out_dtype torch.float64"),
+]
+
+
+@pytest.mark.parametrize("operands, options, kind, text", REFUSED)
+def test_refusals(operands: Any, options: Any, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text):
+        fp8_matmul(*operands, **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipes", PAIRS)
+def test_on_a_gpu(recipes: tuple[str, str]) -> None:
+    """The CPU's results, but for the order and the bits of sums."""
+    results = []
+    for device in ("cpu", "cuda"):
+        a, weight = (normal(*shape).to(device).requires_grad_() for shape in ((3, 70, 272), (208, 272)))
+        c = fp8_matmul(a, weight.t(), recipe_a=recipes[0], recipe_b=recipes[1])
+        c.backward(normal(3, 70, 208, seed=1).to(device))
+        results.append([t.detach().double().cpu() for t in (c, a.grad, weight.grad)])
+    for mine, want in zip(results[1], results[0], strict=True):
+        assert float((mine - want).norm() / want.norm()) < 2**-7
