@@ -11,8 +11,11 @@ bf16, and DeepGEMM if it is installed.
 offsets on the host. `grouped, scaled`: both; the peer is torch._scaled_grouped_mm with row scales. DeepGEMM takes both
 with each group padded to its alignment; the padding is not timed.
 
-`masked`: 4096 rows for each expert, of which as many count. The peer is torch._grouped_mm of 3 dimensions, which
-multiplies all rows. Shown beside it is torch._grouped_mm of packed rows, those that count alone, without the packing.
+`masked`: 4096 rows for each expert, of which as many count: `ours` does not know how many, `ours, rows known` has the
+configuration of so many rows. Peers are DeepGEMM and torch._grouped_mm of 3 dimensions, which multiplies all rows.
+Beside them is torch._grouped_mm of packed rows, those that count alone, without the packing.
+
+`along K`: the gradients of experts' weights, of as many rows each. Peers are torch._grouped_mm and a loop of torch.mm.
 
 Every result of ours is checked against float64 first. Times are bursts by `layoutgemm/bench/method.py`. Operands rotate
 if they would stay in L2. Ratios are to the fastest peer that computes the same.
@@ -37,7 +40,12 @@ if str(ROOT) not in sys.path:
 
 from benchmarks import deepgemm, needs
 from layoutgemm.kernels.run import occupancy
-from layoutgemm.kernels.sm90.choose.scaled_grouped import scaled_candidates
+from layoutgemm.kernels.sm90.choose.scaled_grouped import (
+    along_k_candidates,
+    grouped_config,
+    grouped_scaled_config,
+    scaled_candidates,
+)
 
 Call = Callable[[], Any]
 DEPTH = 128  # of K, that share a scale
@@ -51,8 +59,15 @@ MASKED = tuple(
     (experts, experts * rows, *nk)
     for (experts, rows), nk in product(((32, 192), (6, 1024), (32, 20)), ((4096, 7168), (7168, 2048)))
 )
-KINDS = {"scaled": SCALED, "grouped": GROUPED, "grouped, scaled": GROUPED, "masked": MASKED, "masked, scaled": MASKED}
-OURS = "ours"
+ALONG_K = tuple(
+    (experts, mn[0], mn[1], experts * rows)
+    for (experts, rows), mn in product(((4, 8192), (8, 4096), (16, 2048)), ((4096, 7168), (7168, 2048)))
+)  # experts, M, N, K of all of them
+KINDS = {
+    "scaled": SCALED, "grouped": GROUPED, "grouped, scaled": GROUPED, "masked": MASKED, "masked, scaled": MASKED,
+    "along K": ALONG_K,
+}  # fmt: skip
+OURS, OURS_KNOWN = "ours", "ours, rows known"
 PACKED = "torch._grouped_mm, packed"
 OTHERS = ("torch._scaled_mm, rows", "torch._scaled_mm, rows, fast", "torch.mm of bf16", "ours of bf16", PACKED)
 _CHECKED_ROWS = 64
@@ -229,9 +244,43 @@ def masked(sizes: tuple[int, int, int, int], with_scales: bool) -> tuple[dict[st
                     package.m_grouped_bf16_gemm_nt_masked(a, b, c, counts, each)
 
             attempt(calls, name, [launch])
-    calls[OURS] = [lambda: layoutgemm.grouped_matmul(a, b.transpose(1, 2), counts=counts, out=c, **scales)]
+    known = grouped_scaled_config(each) if with_scales else grouped_config(each, 2 * k)
+    more = {"counts": counts, "out": c, **scales}
+    calls[OURS_KNOWN] = [lambda: layoutgemm.grouped_matmul(a, b.transpose(1, 2), config=known, **more)]
+    calls[OURS] = [lambda: layoutgemm.grouped_matmul(a, b.transpose(1, 2), **more)]
     calls[OURS][0]()
     return calls, off(c[-1, rows], left @ right.T)
+
+
+def along_k(sizes: tuple[int, int, int, int], tiles: int) -> tuple[dict[str, list[Call]], float]:
+    """Gradients of weights: as many rows of each expert. `tiles`: other configurations, the likeliest first."""
+    import torch
+
+    import layoutgemm
+
+    experts, m, n, k = sizes
+    each = k // experts
+    x, grad = (torch.randn(k, size, device="cuda", dtype=torch.bfloat16) for size in (m, n))
+    c = torch.empty(experts, m, n, device="cuda", dtype=torch.bfloat16)
+    offsets = torch.arange(0, k + 1, each, device="cuda", dtype=torch.int32)
+    ends = offsets[1:].contiguous()
+    calls: dict[str, list[Call]] = {}
+    attempt(calls, "torch._grouped_mm", [lambda: torch._grouped_mm(x.T, grad, offs=ends)])
+
+    def loop() -> None:
+        for e in range(experts):
+            rows = slice(e * each, (e + 1) * each)
+            torch.mm(x[rows].T, grad[rows], out=c[e])
+
+    attempt(calls, "a loop of torch.mm", [loop])
+    for config in along_k_candidates((m, n, k, experts))[:tiles]:
+        name = f"{OURS} {config.tile[0]}x{config.tile[1]} by {config.loader}, cluster {config.cluster}"
+        more = {"config": config}
+        attempt(calls, name, [lambda more=more: layoutgemm.grouped_matmul(x.T, grad, offsets, out=c, **more)])
+    calls[OURS] = [lambda: layoutgemm.grouped_matmul(x.T, grad, offsets, out=c)]
+    calls[OURS][0]()
+    some = torch.randperm(m, device="cuda")[:_CHECKED_ROWS]
+    return calls, off(c[-1][some], x[-each:, some].double().T @ grad[-each:].double())
 
 
 OF_GROUPS = {"grouped": grouped, "masked": masked}
@@ -252,7 +301,10 @@ def run(kinds: Sequence[str], rounds: int, file: Path | None, tiles: int = 0) ->
         torch.manual_seed(0)
         title = f"{kind} {'x'.join(map(str, sizes))}"
         form, with_scales = kind.partition(",")[0], kind.endswith("scaled")
-        calls, error = scaled(sizes, tiles) if form == "scaled" else OF_GROUPS[form](sizes, with_scales)
+        if form in OF_GROUPS:
+            calls, error = OF_GROUPS[form](sizes, with_scales)
+        else:
+            calls, error = along_k(sizes, tiles) if form == "along K" else scaled(sizes, tiles)
         torch.cuda.synchronize()
         if not error <= 1:
             print(f"WRONG {title}: {error:.2f} of the bound", flush=True)
@@ -282,7 +334,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command; exits 1 for a wrong result of ours, 2 if it finds no GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kinds", nargs="+", choices=tuple(KINDS), default=tuple(KINDS))
-    parser.add_argument("--tiles", type=int, default=0, help="configurations of each scaled product besides the choice")
+    parser.add_argument("--tiles", type=int, default=0, help="configurations besides the choice, of scaled and along K")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)

@@ -7,6 +7,7 @@ from .planner import plan
 from .run.error_bound import error_bound
 from .run.result import GemmResult
 from .sm80.plan import Sm80Config, Sm80Plan
+from .sm90.along_k import AlongK
 from .sm90.config import Sm90Tuning
 from .sm90.grouped import Ragged
 from .sm90.mainloop import Promoted, Table
@@ -15,6 +16,7 @@ from .sm100.plan import Sm100Config, Sm100Plan
 from .teaching.plan import TeachingConfig, TeachingPlan
 
 __all__ = [
+    "AlongK",
     "GemmPlan",
     "GemmResult",
     "Operand",

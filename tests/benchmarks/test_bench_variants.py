@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.bench_variants import DEPTH, GROUPED, SCALED
+from benchmarks.bench_variants import ALONG_K, DEPTH, GROUPED, MASKED, MASKED_ROWS, SCALED
 from layoutgemm.dtypes import dtype
-from layoutgemm.kernels.sm90.choose.scaled_grouped import grouped_config, grouped_scaled_config, scaled_config
+from layoutgemm.kernels.sm90.along_k import AlongK
+from layoutgemm.kernels.sm90.budget_checks import budget_checks
+from layoutgemm.kernels.sm90.choose.scaled_grouped import (
+    along_k_candidates,
+    grouped_config,
+    grouped_scaled_config,
+    masked_rows,
+    scaled_config,
+)
 from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
 from layoutgemm.kernels.sm90.plan import Sm90Plan
@@ -32,15 +40,31 @@ def chosen(c: str = "bf16") -> dict[object, Sm90Plan]:
         for loop in (LOOP, EACH_COLUMN):
             config = grouped_scaled_config(rows // experts, loop is EACH_COLUMN)
             found[config, loop is LOOP] = Sm90Plan.derive(rows, n, k, config=config, mainloop=loop, **FP8, **more)
+    rows = masked_rows(MASKED_ROWS)
+    for experts, _, n, k in MASKED[:2]:
+        more = {"batch": experts, "ragged": Ragged.of(experts, masked=True), "c": c}
+        config = grouped_config(rows, 2 * k, wide=c == "f32")
+        found[config, "masked", n] = Sm90Plan.derive(MASKED_ROWS, n, k, b="bf16:col", config=config, **more)
+        config = grouped_scaled_config(rows)
+        found[config, "masked", n, "scaled"] = Sm90Plan.derive(
+            MASKED_ROWS, n, k, config=config, mainloop=LOOP, **FP8, **more
+        )
+    for sizes in (*ALONG_K, (64, 1024, 512, 2048)):
+        experts, m, n, k = sizes
+        configs = along_k_candidates((m, n, k, experts), wide=c == "f32")
+        shallow = [config for config in configs if config.cluster == (1, 1)]
+        for config in shallow if m == 1024 else configs[:1]:
+            more = {"batch": experts, "along_k": AlongK.of(experts), "c": c}
+            found[config, "along K"] = Sm90Plan.derive(m, n, k, a="bf16:col", b="bf16:row", config=config, **more)
     return found
 
 
 @pytest.mark.parametrize("c", ["bf16", "f32"])
 def test_every_choice_has_a_kernel(c: str) -> None:
     found = chosen(c)
-    assert len(found) > 20
+    assert len(found) > 40
     for plan in found.values():
-        assert next(check for check in plan.check() if check.name == "registers"), plan
+        assert not [str(check) for check in budget_checks(plan) if not check], plan
 
 
 @pytest.mark.slow

@@ -105,6 +105,42 @@ def grouped(draw: Draw, m: int, n: int, k: int, kind: Any, config: Sm90Config) -
     )
 
 
+def masked(draw: Draw, m: int, n: int, k: int, kind: Any, config: Sm90Config) -> tuple[Call, Any]:
+    """A call of grouped_matmul of masked groups, and its output: rows that do not count are zeros in a new result."""
+    experts, multiplied = draw.choice((1, 2, 5)), draw.choice((BF16, F16, E4M3))
+    counts = torch.tensor([draw.choice((0, m, draw.randint(0, m))) for _ in range(experts)], dtype=torch.int32)
+    a, b = draw.whole(experts, m, k, kind=multiplied), draw.whole(experts, n, k, kind=multiplied).mT
+    options: dict[str, Any] = {"counts": counts, "out_dtype": kind, "config": config}
+    if multiplied == E4M3 and draw.random() < 0.7:
+        blocks = -(-k // 128)
+        if draw.random() < 0.5:
+            sa, sb = draw.powers(experts, m, blocks), draw.powers(experts, draw.choice((n, -(-n // 128))), blocks)
+        else:
+            sa, sb = draw.powers(experts, m, 1), draw.powers(experts, 1, n)
+        options |= {"scale_a": draw.lay(sa), "scale_b": draw.lay(sb)}
+    if draw.random() < 0.4:
+        options["bias"] = draw.lay(draw.whole(experts, n, kind=draw.choice((F32, BF16, F16))))
+    left, right = draw.lay(a), draw.lay(b)
+    count = (torch.arange(m) < counts[:, None]).unsqueeze(-1)
+
+    def call(out: Any) -> Any:
+        got = grouped_matmul(left, right, **options, out=out)
+        return got if out is not None else torch.where(count, got, 0)
+
+    return call, draw.output((experts, m, n), kind)
+
+
+def along_k(draw: Draw, m: int, n: int, k: int, kind: Any, config: Sm90Config) -> tuple[Call, Any]:
+    """A call of grouped_matmul of groups along K, and its output."""
+    experts, multiplied = draw.choice((1, 2, 5)), draw.choice((BF16, F16))
+    ends = sorted(draw.randint(0, k) for _ in range(experts))
+    said = draw.choice(("offsets", "offs"))
+    groups = torch.tensor([0, *ends[:-1], k] if said == "offsets" else ends, dtype=torch.int64)
+    a, b = draw.lay(draw.whole(k, m, kind=multiplied)).mT, draw.lay(draw.whole(k, n, kind=multiplied))
+    options = {said: groups, "out_dtype": kind, "config": config}
+    return lambda out: grouped_matmul(a, b, **options, out=out), draw.output((experts, m, n), kind)
+
+
 def faults(seed: int, count: int) -> Iterator[str]:
     """The draws whose kernel gave something else than the CPU."""
     for number in range(seed, seed + count):
@@ -115,7 +151,7 @@ def faults(seed: int, count: int) -> Iterator[str]:
             draw.choice((1, 8, 24, 41, 48, 72, 100)),
             draw.choice((1, 16, 130, 272)),
         )
-        form, kind = draw.choice((scaled, grouped)), draw.choice((F32, BF16, F16))
+        form, kind = draw.choice((scaled, grouped, masked, along_k)), draw.choice((F32, BF16, F16))
         call, out = form(draw, *sizes, kind, draw.choice(CONFIGS))
         want = call(None if out is None else out.clone())
         with pytest.MonkeyPatch.context() as patch, emulated(patch, edges=False):

@@ -57,10 +57,13 @@ def test_groups_say_their_kernel() -> None:
     columns = explain_matmul(b.mT, a.mT, offsets=OFFSETS)
     assert columns.why.startswith("groups of columns are rows of the transposed product") and columns.workspace == 0
     along = explain_matmul(torch.empty(512, 256, dtype=BF16), torch.empty(384, 256, dtype=BF16).T, offsets=OFFSETS)
-    assert along.kernel == "torch._grouped_mm" and along.copies[0].startswith("a: groups begin at columns")
+    assert along.kernel.endswith("K in 3 group(s)") and along.copies[0].startswith("a: the plan reads it col-major")
     assert along.workspace == (512 + 384) * 256 * 2
     weight = explain_matmul(a.T, torch.empty(256, 384, dtype=BF16), offsets=OFFSETS)
-    assert (weight.kernel, weight.workspace) == ("torch._grouped_mm", 0)
+    assert weight.kernel == along.kernel and (weight.copies, weight.workspace) == ((), 0)
+    assert "whose ends along K the kernel reads; 86 of K a group on average: tiles of" in weight.why
+    single = explain_matmul(a.T, torch.empty(256, 384, dtype=BF16), offsets=OFFSETS[[0, 3]])
+    assert single.kernel.startswith("Sm90Plan 512x384x256") and single.workspace == 0
     batch, counts = torch.empty(3, 64, 512, dtype=BF16), torch.tensor([1, 2, 3])
     masked = explain_matmul(batch, b, counts=counts, out=torch.empty(3, 64, 384, dtype=BF16))
     assert masked.why.startswith("one launch for all groups, whose counts of rows the kernel reads; up to 64 rows")
@@ -93,7 +96,11 @@ def test_refusals_are_the_products() -> None:
         ({"a": a, "b": a.T, "recipe_a": "RowWise"}, OperandError, "recipe_a without a scale_a"),
         ({"a": a, "b": a.T, "scale_a": torch.ones(256, 1)}, OperandError, "a is torch.bfloat16: scales are for"),
         ({"a": a, "b": b, "offsets": OFFSETS, "out": a.clone()}, TensorError, r"out has shape \[256, 512\]"),
-        ({"a": a.half().T, "b": a.half(), "offsets": OFFSETS}, OperandError, "groups along K of torch.float16"),
+        (
+            {"a": eight(256, 512).T, "b": eight(256, 512), "offsets": OFFSETS},
+            OperandError,
+            r"groups along K of torch\.float8_e4m3fn: wgmma reads 8-bit operands with K contiguous alone",
+        ),
     ):
         with pytest.raises(error, match=text):
             explain_matmul(**given)

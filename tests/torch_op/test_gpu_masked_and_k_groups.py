@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -112,3 +113,105 @@ def test_masked_is_deterministic_and_keeps_to_its_output() -> None:
     assert torch.equal(room, first)
     assert bool((room[:, :4] == 7).all()) and bool((room[:, 516:] == 7).all())
     assert bool((room[..., :8] == 7).all()) and bool((room[..., 520:] == 7).all())
+
+
+# -------------------------------------------------------------------------------------------------------------- along K
+
+LINES: dict[str, tuple[int, ...]] = {
+    "even": (256,) * 8,
+    "ragged": (0, 1, 300, 0, 0, 77, 128, 513, 64, 0, 16, 15, 17, 1000, 0, 63, 65),
+    "one": (129,),
+    "tiny": (1,) * 40,
+    "all in one": (0, 0, 4096, 0),
+    "many": tuple(range(96)),
+}
+K_CONFIGS = (None, Sm90Config((64, 64), consumers=1, loader="warp"), Sm90Config((256, 192), cluster=(1, 2), early=2),
+             Sm90Config((128, 256), cluster=(2, 1)), Sm90Config((128, 128), cluster=(1, 2), loader="warpgroup"),
+             Sm90Config((64, 72), consumers=1, loader="warp", tile_k=32))  # fmt: skip
+
+
+def bounded(got: Any, a: Any, b: Any, ends: list[int]) -> bool:
+    """True if every group is within float32's error of its sum, and one rounding."""
+    right = True
+    for e, (first, end) in enumerate(pairwise([0, *ends])):
+        left, other = a[:, first:end].double(), b[first:end].double()
+        want, most = left @ other, left.abs() @ other.abs()
+        of = torch.finfo(got.dtype)
+        bound = of.eps * (want.abs() + of.smallest_normal) + (end - first + 3) * 2.0**-23 * most
+        right = right and bool(((got[e].double() - want).abs() <= bound).all())
+    return right
+
+
+@pytest.mark.parametrize("config", K_CONFIGS, ids=["choice", "64", "256x192", "128x256", "128", "64x72"])
+@pytest.mark.parametrize("kind", [BF16, F16])
+@pytest.mark.parametrize("name", LINES)
+def test_along_k(name: str, kind: Any, config: Any) -> None:
+    """Against float64, of every output type; an empty group gives zeros, and the host does not wait."""
+    torch.manual_seed(0)
+    sizes = LINES[name]
+    ends = torch.tensor(sizes, device="cuda").cumsum(0).int()
+    a, b = normal(sum(sizes), 520, kind=kind).mT, normal(sum(sizes), 392, kind=kind)
+    offsets = torch.nn.functional.pad(ends, (1, 0))
+    with without_waiting():
+        got = grouped_matmul(a, b, offs=ends, config=config)
+        same = grouped_matmul(a, b, offsets.long(), config=config)
+        out = torch.full((len(sizes), 520, 392), 7.0, dtype=F32, device="cuda")
+        if config is None:
+            grouped_matmul(a, b, offsets, out=out, out_dtype=F32)
+    assert torch.equal(got, same) and bounded(got, a, b, ends.tolist())
+    assert config is not None or bounded(out, a, b, ends.tolist())
+    assert not got[[e for e, size in enumerate(sizes) if not size]].any()
+
+
+def test_no_group_along_k_reads_lines_of_another() -> None:
+    """Lines of no group, and of a group beside it, are NaN and infinity."""
+    sizes = (3, 70, 1, 64, 130, 5)
+    ends = torch.tensor(sizes, device="cuda").cumsum(0).int()
+    for poisoned in range(len(sizes)):
+        a, b = normal(300, 264).mT, normal(300, 136)
+        first, end = int(ends[poisoned]) - sizes[poisoned], int(ends[poisoned])
+        a[:, first:end], b[first:end] = torch.nan, torch.inf
+        a[:, int(ends[-1]) :], b[int(ends[-1]) :] = torch.nan, torch.nan
+        for config in (None, *K_CONFIGS[1:3]):
+            got = grouped_matmul(a, b, offs=ends, config=config)
+            clean = [e for e in range(len(sizes)) if e != poisoned]
+            assert bool(got[clean].isfinite().all()) and not bool(got[poisoned].isfinite().any()), (poisoned, config)
+
+
+def test_offsets_that_are_no_groups_write_nothing_outside() -> None:
+    room = torch.full((6, 264, 144), 7.0, dtype=BF16, device="cuda")
+    a, b = normal(300, 264).mT, normal(300, 136)
+    for values in ((-9, 40, 20, 60, 1000), (50, 1 << 30, -(1 << 31), 7, 7), (300, 0, 300, 0, 300)):
+        offsets = torch.tensor(values, device="cuda", dtype=torch.int32)
+        grouped_matmul(a, b, offsets, out=room[1:5, :, :136])
+        torch.cuda.synchronize()
+        assert bool((room[[0, 5]] == 7).all()) and bool((room[..., 136:] == 7).all())
+
+
+def test_along_k_in_a_graph() -> None:
+    a, b = normal(1024, 512).mT, normal(1024, 384)
+    offsets = torch.tensor([0, 0, 0, 0, 0, 1024], device="cuda", dtype=torch.int32)
+    out = torch.empty(5, 512, 384, dtype=BF16, device="cuda")
+    grouped_matmul(a, b, offsets, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        grouped_matmul(a, b, offsets, out=out)
+    for values in ((0, 1, 2, 3, 1000, 1024), (0, 200, 400, 600, 800, 1024), (0, 0, 1024, 1024, 1024, 1024)):
+        offsets.copy_(torch.tensor(values))
+        graph.replay()
+        assert bounded(out, a, b, list(values[1:])), values
+    first = out.clone()
+    for _ in range(20):
+        graph.replay()
+    assert torch.equal(out, first)
+
+
+@pytest.mark.parametrize("shape", [(4, 8192, 4096, 7168), (16, 2048, 7168, 2048)])
+def test_along_k_of_the_benchmark(shape: tuple[int, ...]) -> None:
+    """The sizes that are timed, some rows of them against float64."""
+    groups, rows, m, n = shape
+    a, b = normal(groups * rows, m).mT, normal(groups * rows, n)
+    ends = torch.arange(rows, groups * rows + 1, rows, device="cuda", dtype=torch.int32)
+    got = grouped_matmul(a, b, offs=ends)
+    some = torch.randperm(m, device="cuda")[:64]
+    assert bounded(got[:, some], a[some], b, ends.tolist())

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
 
 from layoutgemm import grouped_matmul, scaled_matmul
-from layoutgemm.errors import LayoutError, OperandError
+from layoutgemm.errors import LayoutError
 from layoutgemm.torch_op.scaled_grouped import kept
 
 pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
@@ -357,14 +357,14 @@ def test_rows_in_no_group_have_no_gradient() -> None:
     assert not a.grad[233:].any() and bool(a.grad[:233].isfinite().all()) and not b.grad[1].any()
 
 
-def test_float16_has_the_gradient_of_rows_alone() -> None:
-    a, b = normal(64, 64, kind=F16).requires_grad_(), normal(2, 64, 72, kind=F16)
+def test_float16_has_both_gradients() -> None:
+    a, b = normal(64, 64, kind=F16).requires_grad_(), normal(2, 64, 72, kind=F16).requires_grad_()
     offsets = torch.tensor([0, 30, 64], device="cuda")
-    grouped_matmul(a, b, offsets).sum().backward()
-    assert a.grad is not None
-    weights = b.clone().requires_grad_()
-    with pytest.raises(OperandError, match=r"groups along K of torch\.float16"):
-        grouped_matmul(a.detach(), weights, offsets).sum().backward()
+    grad = normal(64, 72, kind=F16)
+    grouped_matmul(a, b, offsets).backward(grad)
+    x, y = (t.detach().double().requires_grad_() for t in (a, b))
+    definition(x, y, [30, 64]).backward(grad.double())
+    assert close(a.grad, x.grad, 72) and close(b.grad, y.grad, 64)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

@@ -1,4 +1,4 @@
-"""Masked groups by their kernel, in the emulator: the launches that a GPU gets, and kept ones."""
+"""Masked groups and groups along K by their kernels, in the emulator: the launches that a GPU gets, and kept ones."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
 
 from layoutgemm import Sm90Config, grouped_matmul
+from layoutgemm.errors import OperandError
 from layoutgemm.torch_op.scaled_grouped import kept
 from tests.torch_op.test_operator import BF16, F32, emulated, integers
-from tests.torch_op.test_scaled_kernels import powers, spread
+from tests.torch_op.test_scaled_kernels import OFFSETS, experts, powers, spread
 
 pytestmark = pytest.mark.dsl
 E4M3 = torch.float8_e4m3fn
@@ -98,3 +99,87 @@ def test_rows_that_do_not_count_may_hold_anything(monkeypatch: pytest.MonkeyPatc
     a[torch.arange(70) >= COUNTS[:, None]] = torch.nan
     with emulated(monkeypatch):
         assert same(grouped_matmul(a, b, counts=COUNTS, config=SMALL), want, COUNTS)
+
+
+# -------------------------------------------------------------------------------------------------------------- along K
+
+
+def lines(kind: Any = BF16, m: int = 72, n: int = 48) -> tuple[Any, Any, Any]:
+    """Lines of groups along K, column-major A, and what the groups make."""
+    a, b = integers(70, m, dtype=kind).mT, integers(70, n, dtype=kind)
+    ends = OFFSETS.tolist()
+    parts = [a[:, ends[e] : ends[e + 1]].double() @ b[ends[e] : ends[e + 1]].double() for e in range(4)]
+    return a, b, torch.stack(parts)
+
+
+@pytest.mark.parametrize("kind", [BF16, pytest.param(torch.float16, marks=pytest.mark.slow)])
+def test_groups_along_k_twice(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The long way, then kept with other ends: an empty group gives zeros."""
+    a, b, want = lines(kind)
+    out = torch.full((4, 72, 48), 7.0, dtype=F32)
+    with emulated(monkeypatch) as calls:
+        assert torch.equal(grouped_matmul(a, b, OFFSETS, config=SMALL), want.to(kind))
+        assert grouped_matmul(a, b, OFFSETS, config=SMALL, out=out, out_dtype=F32) is out
+        assert torch.equal(out.double(), want) and not out[1].any()
+        assert torch.equal(grouped_matmul(a, b, offs=OFFSETS[1:].long(), config=SMALL), want.to(kind))
+        assert len(calls) == 3 and len(kept.READY) == 3
+        monkeypatch.setattr(kept, "launch_of", None)  # the long way is shut
+        assert torch.equal(grouped_matmul(a, b, OFFSETS.clone(), config=SMALL), want.to(kind))
+        turned = torch.tensor([0, 5, 69, 69, 70], dtype=torch.int32)
+        got = grouped_matmul(a, b, turned, config=SMALL)
+        assert torch.equal(got[3], (a[:, 69:].double() @ b[69:].double()).to(kind)) and not got[2].any()
+
+
+def test_lines_in_no_group_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, _ = lines()
+    ends = torch.tensor([10, 10, 33, 64], dtype=torch.int32)
+    a[:, 64:], b[64:] = torch.nan, torch.inf
+    with emulated(monkeypatch):
+        got = grouped_matmul(a, b, offs=ends, config=SMALL)
+    assert torch.equal(got[2], (a[:, 10:33].double() @ b[10:33].double()).to(BF16)) and bool(got.isfinite().all())
+
+
+@pytest.mark.parametrize("form", ["contiguous K", "odd pitch", "one group", "an output of any strides"])
+def test_operands_of_any_strides(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, want = lines()
+    out = None
+    if form == "contiguous K":
+        a, b = a.contiguous(), b.mT.contiguous().mT
+    elif form == "odd pitch":
+        wide = torch.zeros(70, 75, dtype=BF16)
+        a, b = wide[:, :72].copy_(a.mT).mT, torch.zeros(70, 53, dtype=BF16)[:, 3:51].copy_(b)
+    elif form == "an output of any strides":
+        out = torch.empty(4, 48, 77, dtype=BF16)[..., :72].mT
+    offsets = OFFSETS
+    if form == "one group":
+        offsets, want = torch.tensor([0, 70]), (a.double() @ b.double())[None]
+    with emulated(monkeypatch):
+        for _ in (1, 2):
+            got = grouped_matmul(a, b, offsets, config=SMALL, out=out)
+            assert got.shape == want.shape and torch.equal(got, want.to(BF16))
+
+
+@pytest.mark.parametrize("order", ["row", pytest.param("col", marks=pytest.mark.slow)])
+def test_gradients_by_kernels(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """dA by groups of rows, dB along K: of float16 too, and as B lies."""
+    a, b, _ = experts(torch.float16)
+    b = b if order == "col" else b.contiguous()
+    x, y = a.clone().requires_grad_(), b.detach().requires_grad_()
+    with emulated(monkeypatch) as calls:
+        c = grouped_matmul(x, y, OFFSETS)
+        grad = integers(*c.shape, dtype=torch.float16)
+        c.backward(grad)
+        assert len(calls) == 3
+    ends = OFFSETS.tolist()
+    for e in range(4):
+        rows = slice(ends[e], ends[e + 1])
+        assert torch.equal(x.grad[rows], (grad[rows].double() @ b[e].double().mT).half())
+        assert torch.equal(y.grad[e], (a[rows].double().mT @ grad[rows].double()).half())
+    assert y.grad.stride() == y.stride()
+
+
+def test_no_kernel_along_k_of_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, _ = lines()
+    with emulated(monkeypatch):
+        with pytest.raises(OperandError, match=r"groups along K of torch\.float8_e4m3fn: wgmma reads 8-bit operands"):
+            grouped_matmul(a.to(E4M3), b.to(E4M3), OFFSETS)

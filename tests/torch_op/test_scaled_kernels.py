@@ -189,33 +189,6 @@ def test_groups_with_bias_and_activation(monkeypatch: pytest.MonkeyPatch) -> Non
         assert torch.equal(got.double(), torch.relu(x.double() @ y.double() + each.double()[:, None]))
 
 
-def test_gradients_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """dA by the grouped kernel; dB along K, which here is torch's product on the CPU."""
-    a, b, _ = experts()
-    x, y = a.clone().requires_grad_(), b.detach().clone().requires_grad_()
-    with emulated(monkeypatch) as calls:
-        c = grouped_matmul(x, y, OFFSETS)
-        grad = integers(*c.shape)
-        c.backward(grad)
-        assert len(calls) == 2
-    ends = OFFSETS.tolist()
-    for e in range(4):
-        rows = slice(ends[e], ends[e + 1])
-        assert torch.equal(x.grad[rows], (grad[rows].double() @ b[e].double().mT).to(BF16))
-        assert torch.equal(y.grad[e], (a[rows].double().mT @ grad[rows].double()).to(BF16))
-
-
-def test_no_kernel_along_k_but_of_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b = integers(16, 70, dtype=torch.float16), integers(70, 16, dtype=torch.float16)
-    with emulated(monkeypatch):
-        with pytest.raises(OperandError, match=r"groups along K of torch\.float16, stored as torch\.float16: on a GPU"):
-            grouped_matmul(a, b, OFFSETS)
-        with pytest.raises(OperandError, match=r"groups along K of torch\.bfloat16, stored as torch\.float32"):
-            grouped_matmul(a.bfloat16(), b.bfloat16(), OFFSETS, out_dtype=F32)
-        with pytest.raises(OperandError, match="config: no kernel of this library has groups along K"):
-            grouped_matmul(a.bfloat16(), b.bfloat16(), OFFSETS, config=SMALL)
-
-
 @pytest.mark.parametrize("name", ["rows", "1x128, 128x128"])
 def test_launches_of_the_operator_are_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a compiled graph calls it."""

@@ -118,6 +118,10 @@ class Carried:
         self._names = tuple(values)
         self.__dict__.update(values)
 
+    def extended(self, **more: Any) -> Carried:
+        """The same run-time values, and more."""
+        return Carried(**{name: self.__dict__[name] for name in self._names}, **more)
+
     def __getattr__(self, name: str) -> Any:  # for type checkers: the values are set as attributes
         raise AttributeError(f"{type(self).__name__} carries no {name}")
 

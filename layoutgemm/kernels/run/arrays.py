@@ -38,9 +38,11 @@ def columns_of_b(plan: GemmPlan) -> int:
 
 
 def batched(plan: GemmPlan, shape: tuple[int, int], name: str = "c") -> tuple[int, ...]:
-    """The shape of one matrix, or of the plan's batch; where groups' rows are joined, B alone has a matrix each."""
+    """The shape of one matrix, or of the plan's batch: of joined rows B's alone, of groups along K C's alone."""
     if isinstance(plan, Sm90Plan) and plan.joined_rows:
         return (plan.batch, *shape) if name == "b" else shape
+    if isinstance(plan, Sm90Plan) and plan.along_k is not None and name != "c":
+        return shape
     return (plan.batch, *shape) if plan.batch > 1 else shape
 
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from ...errors import OperandError
 from ..epilogue.chain import MAX_WORDS
-from ..sm90.grouped import check_groups
 from ..sm90.plan import Sm90Plan
 from .cpu import executed
 from .hardware_model import GlobalMatrix
@@ -23,18 +22,17 @@ def given_of(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, np.ndarra
     found, rest = {}, _without_groups(plan, given)
     if plan.mainloop is not None:
         found = plan.mainloop.check(rest, (plan.m, plan.n, plan.k, plan.batch), plan.joined_rows)
-    if plan.ragged is not None:
-        found[plan.ragged.name] = check_groups(plan, given[plan.ragged.name])
+    if plan.groups is not None:
+        found[plan.groups.name] = plan.groups.take(given[plan.groups.name], (plan.m, plan.n, plan.k, plan.batch))
     return found
 
 
 def _without_groups(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, object]:
     """The main loop's share of what is given."""
     rest = dict(given)
-    if plan.ragged is not None and rest.pop(plan.ragged.name, None) is None:
-        what = f"how many rows of the {plan.batch} groups count"
-        what = what if plan.ragged.masked else f"where the {plan.batch} groups of rows begin and end"
-        raise OperandError(f"{plan.ragged.name} is missing: {what}")
+    groups = plan.groups
+    if groups is not None and rest.pop(groups.name, None) is None:
+        raise OperandError(f"{groups.name} is missing: {groups.missing}, {groups.numbers(plan.batch)} numbers")
     if rest and plan.mainloop is None:
         raise OperandError(f"given = {', '.join(rest)}: the plan reads no such thing")
     return rest
@@ -55,8 +53,8 @@ def words_of_arrays(plan: Sm90Plan, values: Mapping[str, np.ndarray]) -> tuple[A
         lying = np.array(values[table.name], np.float32, order="C")
         groups, k_blocks = lying.shape[-2:]
         words += [lying, k_blocks, 1, groups * k_blocks if lying.ndim > 2 else 0]
-    if plan.ragged is not None:
-        words.append(values[plan.ragged.name].astype(np.int32 if plan.ragged.offsets == "i32" else np.int64))
+    if plan.groups is not None:
+        words.append(values[plan.groups.name].astype(np.int32 if plan.groups.offsets == "i32" else np.int64))
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
@@ -73,10 +71,10 @@ def words_of_tensors(plan: Sm90Plan, given: Mapping[str, torch.Tensor], device: 
             value = given[table.name]
             _check_tensor(table.name, value, "torch.float32", shape, device, f", {table.said}")
             words += [value.data_ptr(), value.stride(-2), value.stride(-1), value.stride(0) if value.ndim > 2 else 0]
-    if plan.ragged is not None:
-        name, kind = plan.ragged.name, "torch.int32" if plan.ragged.offsets == "i32" else "torch.int64"
+    if plan.groups is not None:
+        name, kind = plan.groups.name, "torch.int32" if plan.groups.offsets == "i32" else "torch.int64"
         numbers = given[name]
-        _check_tensor(name, numbers, kind, (plan.ragged.numbers(plan.batch),), device, "")
+        _check_tensor(name, numbers, kind, (plan.groups.numbers(plan.batch),), device, "")
         if numbers.stride(0) != 1 and numbers.shape[0] > 1:
             raise OperandError(f"{name} has stride {numbers.stride(0)}: one after the other")
         words.append(numbers.data_ptr())

@@ -10,7 +10,7 @@ from ...errors import OperandError
 from ..derive import OperandPlan, padded_leading
 from ..plan import GemmPlan
 from ..sm90.gated import as_one_matrix
-from ..sm90.grouped import stored_lines
+from ..sm90.grouped import without_stop
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
 from .arrays import batched, pitch_rule, raw_bits, refuse_or_note
@@ -88,7 +88,7 @@ def _check_maps(operand: OperandPlan, name: str, lines: torch.Tensor, leading: i
 
 def _check_map(tma: TmaPlan, name: str, lines: torch.Tensor, leading: int, pitch: int) -> None:
     shape = tuple(reversed(lines.shape))
-    tma.check_global(name, lines.data_ptr(), shape, (leading, pitch)[: len(shape) - 1])
+    without_stop(tma).check_global(name, lines.data_ptr(), shape, (leading, pitch)[: len(shape) - 1])
 
 
 def arguments(
@@ -141,7 +141,7 @@ def _store_rule(plan: Sm90Plan | Sm100Plan, out: torch.Tensor) -> str:
         return f"out starts at {out.data_ptr():#x}, which is no multiple of 16 bytes, as a tensor map needs"
     if plan.beyond_line:  # what follows a line of the caller's tensor may belong to another tensor
         return plan.beyond_line
-    _check_map(stored_lines(plan) if isinstance(plan, Sm90Plan) else plan.store.maps[0], "out", lines, leading, pitch)
+    _check_map(plan.store.maps[0], "out", lines, leading, pitch)
     return ""
 
 

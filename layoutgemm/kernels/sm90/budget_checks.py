@@ -30,8 +30,8 @@ def _regions(plan: Sm90Plan) -> tuple[list[Region], list[Region]]:
     if plan.exchange is not None:
         barriers.append(("partial sums", plan.exchange.offset, plan.exchange.bytes, 16))
         barriers.append(("sums", smem.sums_offset, 8, 8))
-    if plan.ragged is not None:
-        lasting.append(("groups", smem.table_offset, plan.ragged.bytes, 16))
+    if plan.groups is not None:
+        lasting.append(("groups", smem.table_offset, plan.groups.bytes, 16))
     if plan.numbers.parts:
         lasting.append(("numbers", smem.numbers_offset, plan.stages * smem.numbers_bytes, 16))
     late = []
@@ -62,8 +62,8 @@ def _shared_memory(plan: Sm90Plan) -> Check:
         parts["buffers of C"] = plan.store.bytes(WARPS_OF_GROUP * plan.config.consumers)
     if plan.exchange is not None:
         parts["partial sums"] = plan.exchange.bytes
-    if plan.ragged is not None:
-        parts["table of groups"] = plan.ragged.bytes
+    if plan.groups is not None:
+        parts["table of groups"] = plan.groups.bytes
     if plan.numbers.parts:
         parts[f"{plan.stages} stages of numbers"] = plan.stages * smem.numbers_bytes
     barriers = 2 * plan.stages + (plan.exchange is not None)

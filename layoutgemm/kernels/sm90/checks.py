@@ -24,6 +24,7 @@ from ..plan import MOST_BYTES
 from ..plan_checks import fragment_checks, pipelines, tiles_of_c, tiles_of_k
 from ..store import ROWS
 from ..store_ring import StoreRing
+from .along_k import along_k_checks
 from .budget_checks import budget_checks
 from .edges import ends_check
 from .gated_checks import filled_by_halves, halves_meet
@@ -37,12 +38,18 @@ from .store_checks import exchange_check, neighbours_check, store_checks
 
 def check_sm90(plan: Sm90Plan) -> Report:
     """Every check of the plan."""
-    more = {name: getattr(plan, name) for name in ("batch", "epilogue", "gated", "mainloop", "ragged")}
+    names = ("batch", "epilogue", "gated", "mainloop", "ragged", "along_k")
+    more = {name: getattr(plan, name) for name in names}
     return checked(plan, _checks, **more)
 
 
 def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
-    checks: list[Check] = [_tiles_of_c(plan), _tiles_of_k(plan)]
+    checks = [_tiles_of_c(plan)]
+    if plan.along_k is None:
+        checks.append(_tiles_of_k(plan))
+    else:  # a case with an exact number of K tiles has the same in all tiles
+        least = [case.k_tiles[0] for case in pipeline_of(plan).cases() if not case.k_tiles[1]]
+        checks += along_k_checks(plan, max(least))
     if plan.config.tuning.dealt:
         checks.append(plan.dealt.check())
     for operand, groups in ((plan.a, _groups(plan)), (plan.b, 1)):

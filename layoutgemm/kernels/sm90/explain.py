@@ -9,6 +9,7 @@ from ...checks.pipeline.actions import Arrive, ArriveExpect, ClusterArrive, Mma,
 from ...checks.pipeline.model import Mbarrier, Pipeline, walk
 from ..explain import BarrierRow, RoleRow, aligned, explain_operand, explain_workspace
 from ..store import distinct_chunks
+from .along_k import explain_along_k
 from .checks import pipeline_of
 from .edges import explain_ends
 from .grouped import explain_ragged
@@ -132,6 +133,8 @@ def explain_sm90(plan: Sm90Plan) -> str:
         )
     if plan.ragged is not None:
         lines += explain_ragged(plan)
+    if plan.along_k is not None:
+        lines += explain_along_k(plan)
     if plan.mainloop is not None:
         lines += explain_mainloop(plan)
     if plan.dead_runs:

@@ -99,6 +99,25 @@ class Ragged:
         """Offsets or counts of so many groups."""
         return groups + (not self.masked)
 
+    @property
+    def missing(self) -> str:
+        """The meaning of the offsets, or of the counts, for an error."""
+        return "how many rows of each group count" if self.masked else "where the groups of rows begin and end"
+
+    @checked(PlanError)
+    def take(self, numbers: object, sizes: tuple[int, int, int, int]) -> npt.NDArray[np.int64]:
+        """NumPy offsets or counts as int64; raises OperandError for others than the plan's, or that are no groups.
+
+        sizes  M, N, K and the groups
+        """
+        found, rows = checked_numbers(self.name, numbers, self.offsets, self.numbers(sizes[3])), sizes[0]
+        if not self.masked:
+            check_ends(found, rows, "rows")
+        elif (outside := (found < 0) | (found > rows)).any():
+            at = int(np.argmax(outside))
+            raise OperandError(f"counts[{at}] = {found[at]}: a has 0 to {rows} rows in a group")
+        return found
+
     @checked(PlanError)
     def rows(self, entry: Callable[[W], W], group: W) -> tuple[W, W]:
         """First row and end of a group in its matrix of C; ints or traced integers alike.
@@ -195,10 +214,9 @@ def ragged_store(store: StorePlan, matrices: bool) -> StorePlan:
     return replace(store, maps=tuple([tma.batched("l") if matrices else tma for tma in maps]))
 
 
-def stored_lines(plan: Sm90Plan) -> TmaPlan:
-    """The first of C's maps without the end of a group: what a tensor has to have."""
-    tma = present(plan.store).maps[0]
-    if plan.ragged is None:
+def without_stop(tma: TmaPlan) -> TmaPlan:
+    """The copies without the end of a group as a dimension: those of a tensor as it lies."""
+    if STOP not in tma.dims:
         return tma
     whole = one_matrix(tma)
     return whole.batched("l") if "l" in tma.dims else whole
@@ -209,22 +227,22 @@ def store_extents(m: W, n: W) -> dict[str, W]:
     return {"n": n, "m": WARP_ROWS, STOP: m + 1}
 
 
-def store_place(row: W, end: W, column: W, minimum: Callable[..., Any]) -> dict[str, W]:
+def box_place(first: W, end: W, lines: int, minimum: Callable[..., W]) -> tuple[W, W]:
+    """(place along the box, stop) of a box that ends with its group.
+
+    first  line of the group at which the box begins; `lines` of the box
+
+    >>> box_place(32, 100, 16, min), box_place(96, 100, 16, min), box_place(112, 100, 16, min)
+    ((0, 48), (12, 100), (28, 100))
+    """
+    stop = minimum(first + lines, end)
+    return first + lines - stop, stop
+
+
+def store_place(row: W, end: W, column: W, minimum: Callable[..., W]) -> dict[str, W]:
     """Coordinates of a warp's box: its rows from `row` on, up to the group's end. Ints or traced integers."""
-    stop = minimum(row + WARP_ROWS, end)
-    return {"n": column, "m": row + WARP_ROWS - stop, STOP: stop}
-
-
-def check_groups(plan: Sm90Plan, numbers: object) -> npt.NDArray[np.int64]:
-    """NumPy offsets or counts as int64; raises OperandError for others than the plan's, or that are no groups."""
-    ragged = present(plan.ragged)
-    found = checked_numbers(ragged.name, numbers, ragged.offsets, ragged.numbers(plan.batch))
-    if not ragged.masked:
-        check_ends(found, plan.m, "rows")
-    elif (outside := (found < 0) | (found > plan.m)).any():
-        at = int(np.argmax(outside))
-        raise OperandError(f"counts[{at}] = {found[at]}: a has 0 to {plan.m} rows in a group")
-    return found
+    place, stop = box_place(row, end, WARP_ROWS, minimum)
+    return {"n": column, "m": place, STOP: stop}
 
 
 def checked_numbers(name: str, numbers: object, kind: str, count: int) -> npt.NDArray[np.int64]:

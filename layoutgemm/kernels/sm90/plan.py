@@ -33,6 +33,7 @@ from ..plan import (
     tile_count,
 )
 from ..store import ROWS, TILE_ALIGNMENT, WARPS_OF_GROUP, StorePlan
+from .along_k import AlongK, check_along_k, with_stops
 from .config import WARPGROUP, Sm90Config, check_rows, check_tiles, loader_threads, order_of, registers_of
 from .edges import with_ends
 from .gated import HALVES, Gated, check_gated, in_halves
@@ -60,6 +61,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     gated         what makes one element of C of two sums, or None; n is then C's columns, and B has twice as many
     mainloop      what makes a total of the sums of K blocks, or None: they are added
     ragged        how the ends of groups of rows are found, or None; see `joined_rows`
+    along_k       how the ends of groups along K are found, or None: A and B are then one matrix, C one for each group
     """
 
     m: int
@@ -88,6 +90,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     gated: Gated | None = None
     mainloop: Promoted | None = None
     ragged: Ragged | None = None
+    along_k: AlongK | None = None
     half: tuple[MmaAtom, OperandDescriptor] | None = None
     remedy = ", unless store is 'direct'"
     verbs = GemmPlan.verbs | {
@@ -112,6 +115,11 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         return self.config.single or self.config.launch == "tiles"
 
     @property
+    def groups(self) -> Ragged | AlongK | None:
+        """The groups of rows, or those along K, or None."""
+        return self.along_k if self.ragged is None else self.ragged
+
+    @property
     def joined_rows(self) -> bool:
         """True if all groups' rows are those of one matrix of A and of C; B has a matrix for each in any case."""
         return self.ragged is not None and not self.ragged.masked
@@ -125,6 +133,11 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     def numbers(self) -> StageNumbers:
         """The numbers that the main loop reads in a stage."""
         return StageNumbers.of(self.mainloop, self.config.tile, self.aligned_rows)
+
+    @property
+    def least_k_tiles(self) -> int:
+        """K tiles of a group along K at least: an empty one has zeros, and a consumer that loads looks as far ahead."""
+        return max(1, self.config.early, self.stages if self.config.loader == "self" else 0)
 
     # ------------------------------------------------------------------------------------------------------- derivation
     @classmethod
@@ -144,6 +157,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         gated: Gated | str | None = None,
         mainloop: Promoted | None = None,
         ragged: Ragged | None = None,
+        along_k: AlongK | None = None,
     ) -> Sm90Plan:
         """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -160,6 +174,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         `kernels.sm90.mainloop`
         ragged           A's m rows are `batch` groups, each of which multiplies its own matrix of B; or, masked, of m
         rows of each group as many are computed as count: see `kernels.sm90.grouped`
+        along_k          K is `batch` groups, each of which has its own matrix of C: see `kernels.sm90.along_k`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -170,7 +185,9 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         """
         check_sizes(m=m, n=n, k=k, batch=batch)
         arch = arch_named("sm_90a")
-        kernel = _Request.of((m, n, k, batch), (a, b, c), config or Sm90Config(), epilogue, gated, mainloop, ragged)
+        kernel = _Request.of(
+            (m, n, k, batch), (a, b, c), config or Sm90Config(), epilogue, gated, mainloop, (ragged, along_k)
+        )
         config, gated, c_spec = kernel.config, kernel.gated, kernel.operands[2]
         atom, blocks, groups = kernel.instruction(config.tile[1]), kernel.blocks, kernel.groups
         tile_k, (along_m, along_n) = kernel.tile_k(atom), config.cluster
@@ -183,16 +200,15 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         stages = kernel.stages(a_plan, b_plan, c_bytes, exchange)
         if config.early and not config.early < stages:
             raise PlanError(f"early = {config.early}: fewer than the {stages} stages, one of which is being refilled")
-        if config.early > -(-k // tile_k):
+        if config.early > -(-k // tile_k) and along_k is None:
             raise PlanError(f"early = {config.early} k tiles of {tile_k}: K = {k} has {-(-k // tile_k)}")
         numbers = kernel.numbers
         threads = WARPGROUP * config.consumers + loader_threads(config.loader, bool(numbers.parts))
         across = -(-m // (config.tile[0] * along_m)), -(-n // (kernel.columns * along_n))
         check_tiles(config, across, batch, kernel.joined_rows)
         smem = smem_map(
-            a_plan, b_plan, stages, c_bytes, store, config.single, ragged.bytes if ragged is not None else 0,
-            sums_bytes, numbers.bytes,
-        )  # fmt: skip
+            a_plan, b_plan, stages, c_bytes, store, config.single, kernel.table_bytes, sums_bytes, numbers.bytes
+        )
         if exchange is not None:
             exchange = replace(exchange, offset=smem.barrier_offset - sums_bytes)
         if config.single and c_bytes > smem.barrier_offset - sums_bytes:
@@ -224,6 +240,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             gated=gated,
             mainloop=mainloop,
             ragged=ragged,
+            along_k=along_k,
             half=half,
         )
         check_words(plan.words)
@@ -233,12 +250,12 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     @property
     def reads_more(self) -> bool:
         """True if the kernel takes words."""
-        return bool(self.epilogue) or self.mainloop is not None or self.ragged is not None
+        return bool(self.epilogue) or self.mainloop is not None or self.groups is not None
 
     @property
     def words(self) -> tuple[str, ...]:
         """Names of the 64-bit parameters of the epilogue, the main loop and the groups."""
-        own = (self.epilogue, self.mainloop, self.ragged)
+        own = (self.epilogue, self.mainloop, self.groups)
         return tuple(word for part in own if part is not None for word in part.words)
 
     @property
@@ -329,6 +346,8 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     @property
     def device_kernel(self) -> str:
         """The kernel's class in device code."""
+        if self.along_k is not None:
+            return "sm90.device.along_k:Sm90AlongKKernel"
         if self.ragged is not None:
             which = "Sm90RaggedKernel" if self.mainloop is None else "Sm90RaggedPromotedKernel"
             return f"sm90.device.grouped:{which}"
@@ -344,6 +363,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             + (f", gated by {self.gated.kind}" if self.gated is not None else "")
             + (f", K blocks of {self.mainloop.depth} promoted" if self.mainloop is not None else "")
             + (f", {'masked ' * self.ragged.masked}rows in {self.batch} group(s)" if self.ragged is not None else "")
+            + (f", K in {self.batch} group(s)" if self.along_k is not None else "")
         )
 
 
@@ -361,13 +381,16 @@ class _Request:
     gated: Gated | None
     mainloop: Promoted | None
     ragged: Ragged | None
+    along_k: AlongK | None
 
     @classmethod
     def of(
         cls, sizes: tuple[int, int, int, int], given: tuple[Given, Given | None, Given | None], config: Sm90Config,
-        epilogue: Epilogue | None, gate: Gated | str | None, mainloop: Promoted | None, ragged: Ragged | None,
+        epilogue: Epilogue | None, gate: Gated | str | None, mainloop: Promoted | None,
+        groups: tuple[Ragged | None, AlongK | None],
     ) -> _Request:  # fmt: skip
         """The request of a caller's arguments; raises PlanError."""
+        ragged, along_k = groups
         epilogue = Epilogue.of(epilogue)
         a, b, c = operands(*given)
         if epilogue and (same := set(epilogue.words) & set(PERSISTENT_PARAMETERS)):
@@ -382,7 +405,11 @@ class _Request:
             config = replace(config, tile_k=mainloop.depth)
         if ragged is not None:
             check_ragged(ragged, sizes[3], config, a, c, epilogue, gated)
-        return cls(sizes, (a, b, c), config, epilogue, gated, mainloop, ragged)
+        if along_k is not None:
+            others = {"gated": gated, "mainloop": mainloop, "ragged": ragged}
+            named = [name for name, part in others.items() if part is not None]
+            check_along_k(along_k, sizes, config, a, b, named)
+        return cls(sizes, (a, b, c), config, epilogue, gated, mainloop, ragged, along_k)
 
     @property
     def joined_rows(self) -> bool:
@@ -432,7 +459,8 @@ class _Request:
         """A and B: tiles, shared copies, edge boxes; raises PlanError."""
         config, (a_spec, b_spec, c_spec), (m, _, _, batch) = self.config, self.operands, self.sizes
         (tile_m, tile_n), (along_m, along_n) = config.tile, config.cluster
-        batched_a, batched_b = batch > 1 and not self.joined_rows, batch > 1 or self.joined_rows
+        matrices = batch > 1 and self.along_k is None
+        batched_a, batched_b = matrices and not self.joined_rows, matrices or self.joined_rows
         a_plan = shared(derive_operand("A", a_spec, "M", tile_m, tile_k, None, atom), along_n, batched_a)
         if config.rows is not None:
             a_plan = few_rows(a_plan, config.rows, batched_a)
@@ -444,6 +472,8 @@ class _Request:
             with_copies(x, [replace(tma, l2_promotion=config.tuning.l2_promotion) for tma in x.copies])
             for x in (a_plan, shared(b_whole, along_m, batched_b))
         ]
+        if self.along_k is not None:
+            return with_stops(a_plan), with_stops(b_plan)
         # Beside loads between the products it costs 1%; halves of a tile ptxas serialises then (as with `stays`): 5%.
         ends = config.loader != "self" and not self.halved
         return (
@@ -474,6 +504,12 @@ class _Request:
             return ragged_store(store, self.sizes[3] > 1 and not self.joined_rows)
         return replace(store, maps=tuple(tma.batched("l") for tma in store.maps)) if self.sizes[3] > 1 else store
 
+    @property
+    def table_bytes(self) -> int:
+        """Shared memory of the table of groups."""
+        groups = self.along_k if self.ragged is None else self.ragged
+        return 0 if groups is None else groups.bytes
+
     def exchange(self, atom: MmaAtom) -> Exchange | None:
         """The split-K exchange, not yet placed."""
         split = self.config.split
@@ -484,7 +520,7 @@ class _Request:
 
     def stages(self, a: OperandPlan, b: OperandPlan, c_bytes: int, exchange: Exchange | None) -> int:
         """The stages, as many as asked for or as fit; raises PlanError."""
-        table = self.ragged.bytes + 16 if self.ragged is not None else 0  # and up to 16 to align it
+        table = self.table_bytes + 16 if self.table_bytes else 0  # and up to 16 to align it
         table += 16 if self.numbers.parts else 0
         sums, barrier = (exchange.bytes, BARRIER_BYTES) if exchange is not None else (0, 0)
         beside = (0 if self.config.single else c_bytes) + table

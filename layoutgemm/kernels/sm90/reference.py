@@ -31,6 +31,7 @@ from ..run.hardware_model import (
     wgmma_product,
 )
 from ..store import ROWS, WARP_ROWS, StoreChunk
+from .along_k import k_tiles_of, line_table, lines_before, load_place
 from .gated import HALF
 from .grouped import STOP, store_extents, store_place, tables
 from .mainloop import COPY_ARRIVALS
@@ -62,6 +63,8 @@ def execute_sm90(
         c.matrix = replace(c.matrix, extents=extents, pitch=c.leading, further=(c.lines * c.leading,) * matrices)
         if plan.ragged.masked:
             c.stored = tables(plan, numbers)[0][: plan.batch]
+    if plan.along_k is not None:
+        a, b = lines_before(plan, a), lines_before(plan, b)
     if plan.gated is not None:  # the second half of B's columns begins n lines on
         b = GlobalMatrix(b.bits, b.leading, (b.extents[0], plan.n, plan.halves), plan.n * b.leading)
     across = plan.order.clusters(plan.tiles)
@@ -105,6 +108,7 @@ class _Cluster:
     def __init__(self, plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, c: Output, given: dict[str, Values]) -> None:
         self.given = given
         self.end = plan.m  # of the group that is computed
+        self.lines = 0, plan.k  # of it, along K
         self.plan, self.a, self.b, self.c = plan, a, b, c
         self.blocks = [_Block(plan, rank) for rank in range(plan.cluster_size)]
         for block in self.blocks:
@@ -133,6 +137,10 @@ class _Cluster:
         pingpong = plan.config.schedule == "pingpong"
         consumers = [step % 2] if pingpong else list(range(plan.config.consumers))
         k_tiles = -(-plan.k // plan.tile[2])
+        if plan.along_k is not None:
+            starts = line_table(plan, self.given[plan.along_k.name])
+            self.lines = starts[matrix], starts[matrix + 1]
+            k_tiles = k_tiles_of(plan, self.lines[1] - self.lines[0], max)
         for part in range(plan.config.split):
             first, end = plan.part_of_k(k_tiles, part)
             self._multiply([b for b in self.blocks if b.part == part], first, end - first, step, consumers)
@@ -155,6 +163,8 @@ class _Cluster:
                 block.full[stage].arrive_expect(plan.expected(block.origin, plan, either))
             for block in blocks:
                 origin = {**block.origin, "k": (first + at) * plan.tile[2]}
+                if plan.along_k is not None:
+                    origin |= load_place(plan, *self.lines, first + at, min)
                 self._share(plan.a, self.a, origin, stage, block.column, [b for b in blocks if b.row == block.row])
                 column = [b for b in blocks if b.column == block.column]
                 self._share(plan.b, self.b, origin, stage, block.row, column)

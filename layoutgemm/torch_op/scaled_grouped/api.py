@@ -180,7 +180,7 @@ def grouped_matmul(
         a (experts, M, K)  b (experts, K, N)    none; with `counts`, of masked rows: (experts, M, N)
 
     a, b      bfloat16, float16, float8_e4m3fn or float8_e5m2: on one GPU of compute capability 9.0, or on the CPU. What
-              no kernel reads in place is copied. Groups along K on a GPU: bfloat16, by torch's kernel
+              no kernel reads in place is copied. Groups along K on a GPU: bfloat16 and float16
     offsets   int32 or int64 of experts + 1, on the same device: where each group begins, from 0, and the last one ends,
               at a's rows (or b's columns, or K); none below the one before it, so that groups may be empty
     offs      in place of offsets, int32 or int64 of experts: where each group ends, without the leading 0, as torch has

@@ -141,8 +141,8 @@ def _grouped(
     if call.form == BATCH:
         return _batches(call, a, b, scale_a, scale_b, finish, out, config)
     assert groups is not None
-    if call.form == ALONG_K:
-        return _along_k(call, a, b, out, config)
+    if call.form == ALONG_K and (reason := why_not_along_k(a, call)):
+        raise OperandError(reason)
     scales = {} if scale_a is None else {"scale_a": scale_a, **named(scale_b=scale_b)}
     copies: list[tuple[str, int]] = []
     if call.recipes is not None and not call.recipes.in_mainloop:
@@ -157,10 +157,11 @@ def _grouped(
     elif not groups.is_contiguous():
         rule = f"{call.said}: stride {groups.stride(0)}, and the kernel reads one after the other"
         copies.append((rule, groups.nbytes))
-    if call.form == MASKED and call.experts == 1:
-        a, b, out = a[0], b[0], None if out is None else out[0]
+    if call.form != "rows" and call.experts == 1:
+        a, b = [x if x.ndim == 2 else x[0] for x in (a, b)]
+        out = None if out is None else out[0]
     plan, why = plan_of_groups(call, a, b, groups, finish, config)
-    what = "counts of rows" if call.form == MASKED else "ends"
+    what = {MASKED: "counts of rows", ALONG_K: "ends along K"}.get(call.form, "ends")
     return _of_plan(plan, a, b, out, f"one launch for all groups, whose {what} the kernel reads; {why}", copies)
 
 
@@ -185,26 +186,3 @@ def _batches(
         said = tuple([f"{copy.why}, {size} bytes" for copy, size in zip(solution.copies, sizes, strict=True) if copy])
         found = Explanation(str(plan_of_solution(solution)), solution.why, len(solution.launches), said, sum(sizes))
     return found
-
-
-def _along_k(
-    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, config: Sm90Config | None
-) -> Explanation:
-    """Groups along K, by torch's kernel. Raises OperandError where that has no such product."""
-    why = why_not_along_k(call, a, config)
-    if why:
-        raise OperandError(why)
-    copies = []
-    for name, x in (("a", a.mT), ("b", b)):
-        size = x.element_size()
-        if x.stride(-1) != 1 or x.stride(-2) * size % 16 or x.stride(-2) < x.shape[-1] or x.data_ptr() % 16:
-            pitch = -(-x.shape[1] * size // 16) * 16
-            other = "columns" if name == "a" else "rows"
-            rule = f"{name}: groups begin at {other}, which are to be contiguous and a multiple of 16 bytes apart"
-            copies.append((rule, x.shape[0] * pitch))
-    if out is not None:
-        copies.append(("out: torch's product, copied", prod(call.shape) * out.element_size()))
-    said = tuple([f"{rule}, {size} bytes" for rule, size in copies])
-    reason = "groups along K: no kernel of this library has them; torch's reads their ends on the device, and its own "
-    reason += "workspace is not counted"
-    return Explanation("torch._grouped_mm", reason, 1, said, sum(size for _, size in copies))

@@ -4,7 +4,7 @@
     ------------  ------------  -------------  -----------  ---------------------------------------  ------------------
     (rows, K)     (E, K, N)     of rows        (rows, N)    C[g] = A[g] @ B[e]                       the grouped kernel
     (E, M, K)     (K, columns)  of columns     (M, columns) C[:, g] = A[e] @ B[:, g]                 its transpose
-    (M, K)        (K, N)        of K           (E, M, N)    C[e] = A[:, g] @ B[g]                    torch's kernel
+    (M, K)        (K, N)        of K           (E, M, N)    C[e] = A[:, g] @ B[g]                    the kernel along K
     (E, M, K)     (E, K, N)     none           (E, M, N)    C[e] = A[e] @ B[e]                       matmul
     (E, rows, K)  (E, K, N)     counts         (E, rows, N) C[e, :count] = A[e, :count] @ B[e]       the grouped kernel
 
@@ -25,7 +25,13 @@ from ...errors import OperandError, TensorError
 from ...kernels.derive import padded_leading
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.run.operand_checks import addressed
-from ...kernels.sm90.choose.scaled_grouped import grouped_config, grouped_scaled_config, masked_rows
+from ...kernels.sm90.along_k import AlongK
+from ...kernels.sm90.choose.scaled_grouped import (
+    along_k_config,
+    grouped_config,
+    grouped_scaled_config,
+    masked_rows,
+)
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.grouped import Ragged
 from ...kernels.sm90.mainloop import DEPTH
@@ -244,10 +250,10 @@ def grouped_product(
         return _on_cpu(call, a, b, groups, scale_a, scale_b, finish, out)
     require_hopper(a.get_device(), "grouped_matmul")
     assert groups is not None
-    if call.form == ALONG_K:
-        return along_k(call, a, b, groups, config, out)
-    if call.form == MASKED and call.experts == 1:
-        return _one_masked(call, a, b, groups, (scale_a, scale_b), finish, config, out)
+    if call.form == ALONG_K and (why := why_not_along_k(a, call)):
+        raise OperandError(why)
+    if call.form != ROWS and call.experts == 1:
+        return _one_group(call, a, b, groups, (scale_a, scale_b), finish, config, out)
     return _by_kernel(call, a, b, groups, scale_a, scale_b, finish, config, out, key)
 
 
@@ -301,18 +307,19 @@ def _batch(
     return scaled_product(inner, a, scale_a, b, scale_b, finish, config, out)
 
 
-def _one_masked(
-    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, counts: torch.Tensor,
+def _one_group(
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor,
     scales: tuple[torch.Tensor | None, torch.Tensor | None], finish: ScaledFinish, config: Sm90Config | None,
     out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
-    """One masked group: its plan has no batch."""
+    """One masked group, or one along K: its plan has no batch."""
     recipes = call.recipes or Recipes("", "")
     scale_a, scale_b = [_of_group(x, of, 0) for x, of in zip(scales, recipes, strict=True)]
     if finish.bias is not None and finish.bias.ndim > 1:
         finish = finish._replace(bias=finish.bias[0])
     inner = call._replace(shape=call.shape[1:])
-    c = _by_kernel(inner, a[0], b[0], counts, scale_a, scale_b, finish, config, None if out is None else out[0], ())
+    a, b = [x if x.ndim == 2 else x[0] for x in (a, b)]
+    c = _by_kernel(inner, a, b, groups, scale_a, scale_b, finish, config, None if out is None else out[0], ())
     return c.unsqueeze(0) if out is None else out
 
 
@@ -339,54 +346,21 @@ def in_groups(shape: Sequence[int], said: str, groups: torch.Tensor) -> torch.Te
     return rows < (groups[-1] if groups.shape[0] else 0)
 
 
-def along_k(
-    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, config: Sm90Config | None,
-    out: torch.Tensor | None,
-) -> torch.Tensor:  # fmt: skip
-    """Groups along K on a GPU, by torch's kernel: it reads their ends on the device.
-
-    Raises OperandError, before anything is written, for types that it takes by way of the host.
-    """
-    why = why_not_along_k(call, a, config)
-    if why:
-        raise OperandError(why)
-    # Rows of both contiguous: a group may then begin at any line, and be empty.
-    a, b = _lines(a.mT).mT, _lines(b)
-    ends = (groups[1:] if call.said == OFFSETS else groups).to(torch.int32).contiguous()
-    c = torch._grouped_mm(a, b, offs=ends)
-    return c if out is None else out.copy_(c)
-
-
-def why_not_along_k(call: GroupedCall, a: torch.Tensor, config: Sm90Config | None) -> str:
+def why_not_along_k(a: torch.Tensor, call: GroupedCall) -> str:
     """Why there is no product with groups along K on a GPU, or ""."""
-    way_out = "one matmul for each group does it, where the host may wait for the ends"
-    if config is not None:
-        return "config: no kernel of this library has groups along K"
-    if a.dtype != torch.bfloat16 or call.kind != torch.bfloat16:
+    if a.dtype in FP8:
         return (
-            f"groups along K of {a.dtype}, stored as {call.kind}: on a GPU they are torch's, which takes and gives "
-            f"bfloat16 without waiting for the ends; {way_out}"
+            f"groups along K of {a.dtype}: wgmma reads 8-bit operands with K contiguous alone, and a TMA load of it "
+            "begins at multiples of 16 elements, where groups begin at any; give bfloat16 or float16"
         )
-    if not hasattr(torch, "_grouped_mm"):
-        return f"groups along K are torch's kernel, which torch {torch.__version__} lacks; {way_out}"
     return ""
-
-
-def _lines(x: torch.Tensor) -> torch.Tensor:
-    """The matrix with contiguous rows that lie a multiple of 16 bytes apart: itself, or a copy."""
-    size = x.element_size()
-    if x.stride(-1) == 1 and x.stride(-2) * size % 16 == 0 and x.stride(-2) >= x.shape[-1] and x.data_ptr() % 16 == 0:
-        return x.resolve_neg()
-    unit = 16 // size
-    made = torch.empty((x.shape[0], -(-x.shape[1] // unit) * unit), dtype=x.dtype, device=x.device)[:, : x.shape[1]]
-    return made.copy_(x)
 
 
 def _by_kernel(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None, finish: ScaledFinish, config: Sm90Config | None, out: torch.Tensor | None, key: Key,
 ) -> torch.Tensor:  # fmt: skip
-    """Groups of rows, or masked ones, by the grouped kernel; ends are given the zero that it begins with."""
+    """Groups of rows, masked ones, or along K, by their kernel; ends are given the zero that it begins with."""
     given = {name: x for name, x in (("scale_a", scale_a), ("scale_b", scale_b)) if x is not None}
     vectors: dict[str, torch.Tensor] = {}
     lying = True
@@ -397,7 +371,7 @@ def _by_kernel(
         vectors["bias"] = line(finish.bias)
         lying = lying and vectors["bias"] is finish.bias
     numbers = torch.nn.functional.pad(groups, (1, 0)) if call.said == ENDS else groups.contiguous()
-    if call.said == ENDS and out is None:
+    if call.leaves_rows and call.said == ENDS and out is None:
         out = _zeros(call.shape, call.kind, a.device)
     if not lying:
         key = ()
@@ -421,7 +395,9 @@ def plan_of(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, numbers: torch.Tensor, finish: ScaledFinish,
     config: Sm90Config | None,
 ) -> tuple[Sm90Plan, str]:  # fmt: skip
-    """The plan of groups of rows, or of masked ones, and why this configuration."""
+    """The plan of a product by kernel, and why this configuration."""
+    if call.form == ALONG_K:
+        return _plan_along_k(call, a, b, numbers, finish, config)
     (m, k), n, masked = a.shape[-2:], b.shape[-1], call.form == MASKED
     recipes = call.recipes
     scales = None if recipes is None else recipes.groups if recipes.in_mainloop else None if finish.fast else ()
@@ -431,6 +407,23 @@ def plan_of(
     sizes = m, n, k, call.experts
     config, why = chosen(sizes, types, scales, a.get_device(), config, masked)
     return derived(sizes, types, scales, config, ragged, epilogue_of_call(call, finish)), why
+
+
+def _plan_along_k(
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, finish: ScaledFinish,
+    config: Sm90Config | None,
+) -> tuple[Sm90Plan, str]:  # fmt: skip
+    """The plan of groups along K, and why this configuration."""
+    sizes = a.shape[0], b.shape[1], a.shape[1], call.experts
+    types = f"{NAMES[a.dtype]}:col", f"{NAMES[b.dtype]}:row", C_NAMES[call.kind]
+    why = "given by the caller"
+    if config is None:
+        config = along_k_config(*sizes, wide=dtype(types[2]).bits == 32)
+        tile, cluster = ("x".join(map(str, x)) for x in (config.tile, config.cluster))
+        lines = -(-sizes[2] // sizes[3])
+        why = f"{lines} of K a group on average: tiles of {tile} in clusters of {cluster} are estimated fastest"
+    groups = AlongK.of(call.experts, "i32" if offsets.dtype == torch.int32 else "i64")
+    return derived(sizes, types, None, config, groups, epilogue_of_call(call, finish)), why
 
 
 def epilogue_of_call(call: GroupedCall, finish: ScaledFinish) -> Epilogue:

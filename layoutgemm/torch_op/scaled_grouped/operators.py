@@ -178,8 +178,7 @@ class _GroupedProduct(torch.autograd.Function):
     def jvp(ctx: Any, da: torch.Tensor | None, db: torch.Tensor | None, *others: None) -> torch.Tensor | None:  # type: ignore[override]
         a, b, groups = ctx.saved_tensors
         parts = [(x, y) for x, y in ((da, b), (a, db)) if x is not None and y is not None]
-        along_k = a.ndim == b.ndim == 2 and a.device.type != "cpu"  # which is stored as bfloat16 alone
-        wide = torch.float32 if len(parts) == 2 and not along_k else ctx.kind
+        wide = torch.float32 if len(parts) == 2 else ctx.kind
         values = [differentiable(x, y, groups, ctx.said, wide) for x, y in parts]
         return None if not values else values[0] if len(values) == 1 else (values[0] + values[1]).to(ctx.kind)
 

@@ -19,6 +19,7 @@ import torch
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Scale, Step, VectorScale
 from ...kernels.run.operand_checks import addressed
+from ...kernels.sm90.along_k import AlongK
 from ...kernels.sm90.choose.scaled_grouped import scaled_config
 from ...kernels.sm90.grouped import Ragged
 from ...kernels.sm90.mainloop import DEPTH
@@ -291,14 +292,16 @@ def tuned_name(types: tuple[str, str, str], groups: tuple[int, ...]) -> tuple[tu
 @lru_cache(maxsize=1024)
 def derived(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], groups: tuple[int, ...] | None, config: Sm90Config,
-    ragged: Ragged | None = None, epilogue: Epilogue | None = None,
+    ragged: Ragged | AlongK | None = None, epilogue: Epilogue | None = None,
 ) -> Sm90Plan:  # fmt: skip
     """The plan of a product.
 
+    ragged  groups of rows, or along K
     groups  rows of A, and columns of B, that share a scale; None for a main loop that only adds
     """
     m, n, k, batch = sizes
     a, b, c = types
     loop = None if groups is None else mainloop_of(groups)
-    more: dict[str, Any] = {"mainloop": loop, "ragged": ragged, "epilogue": epilogue or None}
+    name = "along_k" if isinstance(ragged, AlongK) else "ragged"
+    more: dict[str, Any] = {"mainloop": loop, name: ragged, "epilogue": epilogue or None}
     return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config, **more)

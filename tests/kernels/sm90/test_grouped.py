@@ -251,7 +251,7 @@ def test_refusals() -> None:
     turned = offsets.copy()
     turned[4] = 136
     for wrong, text in (
-        ({}, "offsets is missing: where the 10 groups"),
+        ({}, "offsets is missing: where the groups of rows begin and end, 11 numbers"),
         ({"offsets": offsets.astype(np.int64)}, "offsets is int64"),
         ({"offsets": offsets[:-1]}, r"of shape \(10,\): it takes int32 of \(11,\)"),
         ({"offsets": offsets + 1}, r"offsets\[0\] = 1: they go from 0"),

@@ -14,7 +14,7 @@ from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.derive import padded_leading
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
-from layoutgemm.kernels.sm90.grouped import Ragged, stored_lines, tables
+from layoutgemm.kernels.sm90.grouped import Ragged, tables, without_stop
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
 
 needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
@@ -161,7 +161,9 @@ def test_wrong_plans_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert failing(plan) == set() and plan.store is not None
     joined = Sm90Plan.derive(90, N, K, batch=7, b="bf16:col", config=SMALL, ragged=Ragged.of(7))
     assert "ends of groups" in failing(replace(plan, store=joined.store))
-    assert stored_lines(plan).dims == ("n", "m", "l") and stored_lines(joined).dims == ("n", "m")
+    assert joined.store is not None
+    assert without_stop(plan.store.maps[0]).dims == ("n", "m", "l")
+    assert without_stop(joined.store.maps[0]).dims == ("n", "m")
     right = Ragged.rows
     monkeypatch.setattr(Ragged, "rows", lambda self, entry, group: (0, right(self, entry, group)[1] + 1))
     assert failing(plan) == {"groups"}
@@ -173,7 +175,7 @@ def test_wrong_plans_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_refusals() -> None:
     plan, a, b, given, _ = problem("small")
     for wrong, text in (
-        ({}, "counts is missing: how many rows of the 7 groups count"),
+        ({}, "counts is missing: how many rows of each group count, 7 numbers"),
         ({"counts": given["counts"].astype(np.int64)}, "counts is int64"),
         ({"counts": given["counts"][:-1]}, r"of shape \(6,\): it takes int32 of \(7,\)"),
         ({"counts": given["counts"] + 30}, r"counts\[1\] = 100: a has 0 to 90 rows in a group"),

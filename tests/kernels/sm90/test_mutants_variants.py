@@ -1,4 +1,4 @@
-"""Mutants of the promoting and of the grouped kernel: each is caught by a few shapes, or provably changes nothing."""
+"""Mutants of the promoting and of the grouped kernels: each is caught by a few shapes, or provably changes nothing."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from layoutgemm.emulator.mutation.mutants import deletions, fields
 from layoutgemm.emulator.mutation.run import LaunchCase, sample, unreached
 from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
 from layoutgemm.emulator.ptx.parser import PtxKernel
+from layoutgemm.kernels.sm90.along_k import AlongK
 from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
 from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
@@ -30,6 +31,9 @@ LOOP = Promoted.of(lambda total, product, sa, sb: total + sa * sb * product, Tab
 SHAPES: dict[str, tuple[Any, ...]] = {
     "promoted": ((192, 144, 528), (128, 64, 128), (72, 208, 272)),
     "grouped": (((70, 0, 130, 1), 144, 320), ((0, 64, 0), 64, 64), ((15, 16, 17, 33, 0, 5), 72, 136)),
+    "masked": (((70, 0, 130, 1), 144, 320), ((0, 64, 0), 64, 64), ((15, -1, 17, 133, 0, 5), 72, 136)),
+    # lines of each group, N, M
+    "along K": (((70, 0, 130, 1), 144, 136), ((0, 64, 0), 64, 64), ((257, 0, 5), 72, 200)),
 }
 ORDERS = (Policy(), Policy(waits="reluctant"))
 
@@ -50,6 +54,32 @@ def problem(form: str, shape: Any) -> tuple[Sm90Plan, tuple[Any, ...], np.ndarra
         want = LOOP.reference(a, b.T, **given)
         bits = [plan.a.dtype.encode(a), plan.b.dtype.encode(b)]
         sizes = (rows, n, k, 1, k, k, n, 0, 0, 0, 1)
+    elif form == "along K":
+        lines, groups, m = sum(rows), len(rows), k
+        plan = Sm90Plan.derive(
+            m, n, lines, batch=groups, a="bf16:col", b="bf16:row", along_k=AlongK.of(groups),
+            config=Sm90Config((64, 64), consumers=1, stages=3, loader="warp"),
+        )  # fmt: skip
+        a, b = (rng.integers(-2, 3, (lines, x)).astype(np.float32) for x in (m, n))
+        offsets = np.cumsum([0, *rows]).astype(np.int32)
+        words = [offsets]
+        want = np.stack([a[first:end].T @ b[first:end] for first, end in pairwise(offsets)])
+        bits = [plan.a.dtype.encode(a), plan.b.dtype.encode(b)]
+        sizes = (m, n, lines, groups, m, n, n, 0, 0, m * n, 1)
+    elif form == "masked":
+        groups, m = len(rows), 132
+        plan = Sm90Plan.derive(
+            m, n, k, batch=groups, b="bf16:col", config=Sm90Config((64, 64), consumers=1, stages=3),
+            ragged=Ragged.of(groups, masked=True),
+        )  # fmt: skip
+        a, b = (rng.integers(-2, 3, x).astype(np.float32) for x in ((groups, m, k), (groups, n, k)))
+        words = [np.asarray(rows, np.int32)]
+        want = np.matmul(a, b.swapaxes(1, 2))
+        bits = [plan.a.dtype.encode(a), plan.b.dtype.encode(b)]
+        sizes = (m, n, k, groups, k, k, n, m * k, n * k, m * n, 1)
+        encoded = plan.c.dtype.encode(want)
+        encoded[np.arange(m)[None, :] >= np.asarray(rows)[:, None]] = 0xFFFF
+        return plan, (*bits, *sizes, *words, *[0] * 15), encoded
     else:
         m, groups = sum(rows), len(rows)
         plan = Sm90Plan.derive(

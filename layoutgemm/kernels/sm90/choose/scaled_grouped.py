@@ -12,13 +12,17 @@ from functools import lru_cache
 from ...plan import STAGE_BYTES_OF_K
 from ..config import Sm90Config
 from ..mainloop import DEPTH
+from ..stages import stages, warpgroups
 from .costs import CostModel, cost_model
+from .large_m import ManyRows
+from .occupancy import Places
 
 MODEL = cost_model("promoted", "h100")
 KINDS = {"one": 0, "few": 1, "full": 2}  # of kernels, and their places in the model's `start` and `memory`
 _MOST_WAVES = 4  # of CTAs that compute one tile; more are persistent ones' business
 _EACH_COLUMN = 64  # columns of a tile at most if each has a scale, of which a thread reads a quarter of the tile's
 _FEW_ROWS = 128  # up to which "full" kernels were not timed
+_ALONG_K = ((64, 64), (64, 128), (64, 256), (128, 128), (128, 192), (128, 256), (256, 128), (256, 192))  # tiles
 _MAX_LOADED_ROWS = 56  # rows of A's tile that are loaded apart from zeros: less than all 64
 _MASKED_ROWS = 128  # a group of masked ones, for which tiles are chosen: see `masked_rows`
 
@@ -146,6 +150,53 @@ def grouped_config(rows: int, k_bytes: int = 1 << 16, wide: bool = False) -> Sm9
         return Sm90Config((128, 256), cluster=(2, 1), along="N", chunks=1, buffers=2, l2_promotion="256B")
     early = 2 if k_bytes > STAGE_BYTES_OF_K else 0
     return Sm90Config((256, 192), cluster=(1, 2), early=early, group=16, chunks=1, buffers=2, l2_promotion="256B")
+
+
+@lru_cache(4096)
+def along_k_config(m: int, n: int, k: int, groups: int, wide: bool = False, places: Places | None = None) -> Sm90Config:
+    """The configuration for groups along K that is estimated fastest.
+
+    k     of all groups together
+    wide  C has 32 bits an element: its store takes the shared memory of stages
+
+    >>> along_k_config(4096, 7168, 32768, 4).tile, along_k_config(256, 128, 4096, 8).tile
+    ((256, 192), (64, 64))
+    """
+    return along_k_candidates((m, n, k, groups), wide, places)[0]
+
+
+def along_k_candidates(
+    sizes: tuple[int, int, int, int], wide: bool = False, places: Places | None = None
+) -> list[Sm90Config]:
+    """The configurations for groups along K, the one estimated fastest first.
+
+    sizes  M, N, K of all groups, and the groups
+
+    They are estimated as a batch of groups of as many lines each, by the model of many rows. Tiles are whole spans of
+    both operands, whose lines run along M and N. A consumer that loads for itself has as many K tiles of a group as
+    stages, so it is for groups that are deeper.
+
+    >>> [(config.tile, config.cluster) for config in along_k_candidates((7168, 2048, 32768, 8))][:2]
+    [((128, 256), (2, 1)), ((128, 256), (1, 2))]
+    """
+    m, n, k, groups = sizes
+    lines = -(-k // groups)
+    product = ManyRows(m, n, lines, groups, places or Places(), rows_of=n)
+    found = []
+    for tile in _ALONG_K:
+        consumers = warpgroups(tile, once=False)
+        deep = lines > stages(tile, consumers, 2) * STAGE_BYTES_OF_K // 2
+        for cluster in ((1, 1), (2, 1), (1, 2)):
+            if not product.shares(tile, cluster) or (cluster[0] > 1 and tile[1] % (64 * cluster[0])):
+                continue
+            best = product.estimate(tile, cluster, pingpong=False)
+            config = Sm90Config(
+                tile, consumers=consumers, loader="warp" if consumers == 1 else "self" if deep else "warpgroup",
+                cluster=cluster, early=2 if tile[0] == 256 and deep and not wide else 0, group=best.group,
+                along=best.along, chunks=1, buffers=1 if wide else 2, l2_promotion="256B",
+            )  # fmt: skip
+            found.append((best.seconds, config))
+    return [config for _, config in sorted(found, key=lambda candidate: candidate[0])]
 
 
 def masked_rows(most: int) -> int:

@@ -76,10 +76,10 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         a, b, c = matrices
         m, n, k, batch = sizes
         extents = {"m": m, "n": n, "k": k, "l": batch, HALF: Int32(plan.halves)}
-        map_a = bridge.encode_tensor_map(plan.a.tma, a, extents, *pitches["a"][: len(plan.a.tma.dims) - 1])
+        map_a = self.map_of_lines(plan.a.tma, a, extents, pitches["a"])
         # Of a gated product the second half of B's columns begins n lines on; it has no batch.
         lines_b = (pitches["b"][0], Int64(n) * pitches["b"][0]) if plan.gated is not None else pitches["b"]
-        maps_b = [bridge.encode_tensor_map(tma, b, extents, *lines_b[: len(tma.dims) - 1]) for tma in plan.b.copies]
+        maps_b = [self.map_of_lines(tma, b, extents, lines_b) for tma in plan.b.copies]
         tmas_c = present(plan.store).maps if const_expr(plan.store is not None) else ()
         maps_c = [self.map_of_c(tma, c, extents, pitches) for tma in tmas_c]
         last_a = self.maps_of_last_rows(plan.a, a, extents, pitches["a"])
@@ -107,6 +107,12 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         tiles = self.most_tiles(m, n, batch)
         clusters = tiles if plan.one_each else cutlass.min(tiles, workers)
         return clusters * plan.cluster_size, 1, 1
+
+    def map_of_lines(
+        self, tma: TmaPlan, address: Int64, extents: Mapping[str, Int32], pitches: tuple[Int64, Int64]
+    ) -> bridge.TensorMap:
+        """One of A's or of B's tensor maps."""
+        return bridge.encode_tensor_map(tma, address, extents, *pitches[: len(tma.dims) - 1])
 
     def map_of_c(
         self, tma: TmaPlan, c: Int64, extents: Mapping[str, Int32], pitches: Mapping[str, tuple[Int64, Int64]]
@@ -210,10 +216,11 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             first = Int32(0) if plan.by_place else first
             job.tiles, job.workers = first + 1, Int32(1)  # type: ignore[attr-defined]
 
-        # `ahead` is where the loader stands: tile, its origin, k tile, stage, parity, direction through K.
+        # `ahead` is where the loader stands: tile, its origin, k tile, stage, parity, direction through K, and the
+        # tile's own share of K, if it has one.
         # Uniform, which also keeps the divisions up here: the compiler would move them to where their results are used.
         origin = [bridge.uniform(x) for x in self.origin(job, first)]
-        ahead = (first, *origin, Int32(0), Int32(0), Int32(1), Int32(0))
+        ahead = (first, *origin, Int32(0), Int32(0), Int32(1), Int32(0), self.share_of_k(job, origin[2]))
 
         if const_expr(tuning.prefetch > 0):
             self.fetch_ahead(job, maps, (first, *origin))
@@ -305,6 +312,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
 
         while tile < job.tiles:
             m0, n0, matrix = self.origin(job, tile)
+            k_tiles = self.count_k_tiles(job, self.share_of_k(job, matrix))
             if const_expr(pingpong):
                 passed = done * job.k_tiles
                 stage = passed % plan.stages
@@ -314,7 +322,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             # One group in flight: the stage of the group before is released, and refilled, while this one runs.
             before = stage
             early = plan.config.early
-            for k_tile in cutlass.range(job.k_tiles - early, unroll=1):
+            for k_tile in cutlass.range(k_tiles - early, unroll=1):
                 stage = bridge.uniform(stage)
                 bridge.barrier_wait(job.shared.full(stage), parity)
                 mma.multiply_blocks(accumulators, a, b, stage, k_tile > 0)
@@ -336,11 +344,11 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                 bridge.barrier_wait(job.shared.full(stage), parity)
                 if const_expr(step == 0 and plan.half is not None):
                     mma.wait(0)  # only instructions of one shape keep their order over an accumulator by themselves
-                keep = job.k_tiles > early if step == 0 else True
+                keep = k_tiles > early if step == 0 else True
                 finish.multiply_block(sums[0], a, b_of, stage, pieces[0][0], pieces[0][1], keep)
                 if const_expr(step == 0):
                     mma.wait(1)
-                    if job.k_tiles > early:
+                    if k_tiles > early:
                         self.release(job, before)
                         if const_expr(plan.config.loader == "self"):
                             ahead = self.load_next(job, maps, ahead)
@@ -351,7 +359,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                     parity ^= 1
             for number in cutlass.range_constexpr(1, len(pieces) if early else 0):
                 for step in cutlass.range_constexpr(early):
-                    keep = job.k_tiles > early if step == 0 else True
+                    keep = k_tiles > early if step == 0 else True
                     of = pieces[number]
                     finish.multiply_block(sums[number], a, b_of, held[step], of[0], of[1], keep)
             if const_expr(pingpong):

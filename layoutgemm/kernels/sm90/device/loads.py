@@ -53,15 +53,15 @@ class Sm90Loads:
     ) -> tuple[Int32, ...]:
         """Load the next K tile, if there is one, and step on. Only the loader's warp acts."""
         plan = self.plan
-        tile, m0, n0, matrix, k_tile, stage, parity, backwards = ahead
+        tile, m0, n0, matrix, k_tile, stage, parity, backwards, share = ahead
         if job.warp == plan.loader_warp:
-            if tile < job.tiles and k_tile < job.k_tiles:
+            if tile < job.tiles and k_tile < self.count_k_tiles(job, share):
                 bridge.barrier_wait(job.shared.empty(stage), parity)
                 if bridge.elect():
                     at = k_tile
                     if const_expr(plan.config.tuning.snake):
                         at = k_tile + backwards * (job.k_tiles - 1 - 2 * k_tile)
-                    self.issue_loads(job, maps, m0, n0, matrix, job.k_first + at, stage)
+                    self.issue_loads(job, maps, m0, n0, matrix, self.place_of_k(job, share, at), stage)
                 if const_expr(plan.config.loader == "self"):
                     self.copy_numbers(job, (m0, n0, matrix), job.k_first + k_tile, stage)
                 stage += 1
@@ -69,13 +69,26 @@ class Sm90Loads:
                     stage = Int32(0)
                     parity ^= 1
                 k_tile += 1
-                if k_tile == job.k_tiles:
+                if k_tile == self.count_k_tiles(job, share):
                     k_tile = Int32(0)
                     backwards ^= 1
                     tile += job.workers
                     if const_expr(not plan.stays):
                         m0, n0, matrix = self.origin(job, tile)
-        return tile, m0, n0, matrix, k_tile, stage, parity, backwards
+                        share = self.share_of_k(job, matrix)
+        return tile, m0, n0, matrix, k_tile, stage, parity, backwards, share
+
+    def share_of_k(self, job: bridge.Carried, matrix: Int32) -> tuple[Int32, ...]:
+        """The tiles' own share of K, where their matrix decides on it; here all have the same: ()."""
+        return ()
+
+    def count_k_tiles(self, job: bridge.Carried, share: tuple[Int32, ...]) -> Int32:
+        """K tiles of a tile with that share of K."""
+        return job.k_tiles
+
+    def place_of_k(self, job: bridge.Carried, share: tuple[Int32, ...], k_tile: Int32) -> dict[str, Int32]:
+        """Coordinates along K of one of a tile's K tiles."""
+        return {"k": (job.k_first + k_tile) * self.plan.tile[2]}
 
     @cute.jit
     def drain(self, job: bridge.Carried, ahead: tuple[Int32, ...]) -> None:
@@ -111,12 +124,15 @@ class Sm90Loads:
                 bridge.prefetch_share(tensor_map, tma, place, share)
 
     def issue_loads(
-        self, job: bridge.Carried, maps: Sequence[bridge.Maps], m0: Int32, n0: Int32, matrix: Int32, k_tile: Int32,
-        stage: Int32,
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], m0: Int32, n0: Int32, matrix: Int32,
+        along_k: dict[str, Int32], stage: Int32,
     ) -> None:  # fmt: skip
-        """Arm full[stage] and issue this block's share of both tiles. Called by one thread."""
+        """Arm full[stage] and issue this block's share of both tiles. Called by one thread.
+
+        along_k  the tiles' coordinates along K
+        """
         plan = self.plan
-        origin = {"m": m0, "n": n0, "k": k_tile * plan.tile[2], "l": matrix, HALF: Int32(0)}
+        origin = {"m": m0, "n": n0, **along_k, "l": matrix, HALF: Int32(0)}
         full = job.shared.full(stage)
         bridge.barrier_expect(full, plan.expected(origin, job, choose))
         part = job.part * plan.sharing

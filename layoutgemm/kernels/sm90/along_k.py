@@ -1,0 +1,275 @@
+"""Groups along K, the gradients of experts' weights: C[e] = A[:, g] @ B[g] for the rows g of B of group e.
+
+A is column-major and B row-major: a group begins at any line of either. Where groups end is known on the device alone.
+The tiles of C are those of a batch, group after group; each tile has as many K tiles as its group needs:
+
+    a table in shared memory, made by every block at its start
+        starts[e]    offsets[e], from 0 to K: the group's first line
+    K tiles          of lines starts[e] to starts[e + 1] - 1: enough to cover them, and `least_k_tiles` or more
+
+The last K tile of a group reaches into the lines of the next one, and a TMA load ends at its tensor's extents. So both
+operands' maps have the end as a dimension, as the store of groups of rows has (`kernels.sm90.grouped`):
+
+    dimension   extent      distance     coordinate
+    m, or n     M, or N     1            row, or column, of C
+    k           T           a line       first + T - stop
+    stop        K + 1       a line       the first line that is not read: the lesser of first + T and the group's end
+
+over tensors that begin T lines (a K tile) before A and B. Line r of the box is line (first + T - stop) + stop - T + r
+of the operand, first + r. Lines from stop on are out of bounds along k, and TMA fills them with zeros. It does so
+in both operands: no NaN of another group meets a zero. No tensor map is made on the device, and no thread writes to the
+stages. An empty group has K tiles of zeros alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ...arguments import checked, settle
+from ...atoms import TmaPlan
+from ...atoms.tma.engine import global_bits
+from ...errors import PlanError
+from ...report import Check
+from ..numbers import W
+from ..plan import MAX_COORDINATE, present
+from .grouped import ENTRY_BYTES, STOP, box_place, capacity_for, check_ends, checked_numbers
+from .multicast import with_copies
+
+if TYPE_CHECKING:
+    from ..derive import Operand, OperandPlan
+    from ..run.hardware_model import GlobalMatrix
+    from .config import Sm90Config
+    from .plan import Sm90Plan
+
+
+@dataclass(frozen=True, slots=True)
+class AlongK:
+    """The largest number of groups along K, and the type of their offsets.
+
+    capacity  groups that the table has room for, a power of two
+    offsets   i32 or i64, `groups + 1` of them in global memory, from 0 to K, none below the one before it
+
+    >>> AlongK.of(8), AlongK.of(100, "i64").bytes
+    (AlongK(capacity=64, offsets='i32'), 528)
+    """
+
+    capacity: int
+    offsets: str = "i32"
+
+    def __post_init__(self) -> None:
+        settle(self, PlanError)
+        if self.offsets not in ("i32", "i64"):
+            raise PlanError(f"offsets of {self.offsets}: i32 or i64")
+
+    @classmethod
+    @checked(PlanError)
+    def of(cls, groups: int, offsets: str = "i32") -> AlongK:
+        """Room for so many groups. Raises PlanError for any other number of groups."""
+        return cls(capacity_for(groups), offsets)
+
+    @property
+    def name(self) -> str:
+        """The array in global memory that says where groups end."""
+        return "offsets"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The kernel's parameters: the address of the offsets."""
+        return (self.name,)
+
+    @property
+    def offset_bytes(self) -> int:
+        """Bytes of one offset; the low four are read."""
+        return int(self.offsets.removeprefix("i")) // 8
+
+    @property
+    def entries(self) -> int:
+        """Entries of the table."""
+        return self.capacity + 1
+
+    @property
+    def bytes(self) -> int:
+        """Shared memory of the table, a multiple of 16 bytes."""
+        return -(-self.entries * ENTRY_BYTES // 16) * 16
+
+    @property
+    def missing(self) -> str:
+        """The meaning of the offsets, for an error."""
+        return "where the groups of K begin and end"
+
+    @checked(PlanError)
+    def numbers(self, groups: int) -> int:
+        """Offsets of so many groups."""
+        return groups + 1
+
+    @checked(PlanError)
+    def take(self, offsets: object, sizes: tuple[int, int, int, int]) -> npt.NDArray[np.int64]:
+        """NumPy offsets as int64; raises OperandError for others than the plan's, or that are no groups of K.
+
+        sizes  M, N, K and the groups
+        """
+        found = checked_numbers(self.name, offsets, self.offsets, self.numbers(sizes[3]))
+        check_ends(found, sizes[2], "columns")
+        return found
+
+
+def k_tiles_of(plan: Sm90Plan, lines: W, maximum: Callable[..., W]) -> W:
+    """K tiles of a group with so many lines; ints or traced integers."""
+    return maximum(-(-lines // plan.tile[2]), plan.least_k_tiles)
+
+
+def line_table(plan: Sm90Plan, offsets: npt.NDArray[np.int64]) -> list[int]:
+    """starts, as every block makes them."""
+    last, entries = len(offsets) - 1, present(plan.along_k).entries
+    return [min(max(int(offsets[min(e, last)]), 0), plan.k) for e in range(entries)]
+
+
+def load_extents(k: W, tile_k: int) -> dict[str, W | int]:
+    """The extents of the operands' tensor maps along K; the maps begin a K tile before the operands."""
+    return {"k": tile_k, STOP: k + 1}
+
+
+def load_place(plan: Sm90Plan, start: W, end: W, k_tile: W, minimum: Callable[..., W]) -> dict[str, W]:
+    """Coordinates along K of a group's K tile. Ints or traced integers."""
+    place, stop = box_place(start + k_tile * plan.tile[2], end, plan.tile[2], minimum)
+    return {"k": place, STOP: stop}
+
+
+def with_stops(operand: OperandPlan) -> OperandPlan:
+    """The operand with tensor maps that have the end of the group as a dimension."""
+    return with_copies(operand, [tma.batched(STOP) for tma in operand.copies])
+
+
+def lines_before(plan: Sm90Plan, matrix: GlobalMatrix) -> GlobalMatrix:
+    """An operand as its tensor maps have it: it begins a K tile before, and has the groups' end as a dimension."""
+    of = load_extents(matrix.extents[1], plan.tile[2])
+    before = np.full(plan.tile[2] * matrix.leading, -1, np.int64).astype(matrix.bits.dtype)
+    extents = matrix.extents[0], int(of["k"]), int(of[STOP])
+    return replace(matrix, bits=np.concatenate([before, matrix.bits]), extents=extents, pitch=matrix.leading)
+
+
+def check_along_k(
+    along_k: AlongK, sizes: tuple[int, int, int, int], config: Sm90Config, a: Operand, b: Operand, others: list[str]
+) -> None:
+    """Raise PlanError, naming the obstacle, for a problem without a kernel of groups along K.
+
+    others  arguments of `Sm90Plan.derive` that such a kernel does not have
+    """
+    if not isinstance(along_k, AlongK) or sizes[3] > along_k.capacity:
+        raise PlanError(f"along_k = {along_k!r}, batch = {sizes[3]}: AlongK.of(groups) has room for them")
+    if others:
+        raise PlanError(f"{others[0]}: a product with groups along K takes none")
+    for name, spec, order in (("a", a, "col"), ("b", b, "row")):
+        if spec.dtype.bits != 16:
+            raise PlanError(
+                f"{name} is {spec}: wgmma reads {spec.dtype} with K contiguous alone, a TMA load begins at multiples "
+                "of 16 bytes of it, and groups begin at any element: groups along K are of bf16 and f16"
+            )
+        if spec.order != order:
+            raise PlanError(
+                f"{name} is {spec}: groups begin at any line of K, and K is not to be contiguous: {order!r}"
+            )
+    usual = {"rows": None, "single": False, "split": 1, "launch": "workers", "schedule": "cooperative"}
+    knobs = {"overlap": False, "snake": False}
+    for name, value in (*usual.items(), *knobs.items()):
+        found = getattr(config.tuning if name in knobs else config, name)
+        if found != value:
+            raise PlanError(f"{name} = {found!r}: a product with groups along K takes {value!r}")
+    if sizes[2] > MAX_COORDINATE - _MARGIN:
+        raise PlanError(f"k = {sizes[2]}: a coordinate of K and some K tiles are a signed 32-bit integer")
+
+
+_MARGIN = 1 << 20  # lines of K from a group's end to the end of its K tiles, at most
+
+
+# ---------------------------------------------------------------------------------------------------------------- proof
+
+
+def along_k_checks(plan: Sm90Plan, proven: int) -> list[Check]:
+    """The K tiles of a group have its lines, each once, and else zeros.
+
+    proven  K tiles that every tile has at least in the pipeline that is proven
+    """
+    return [_tiles_of_groups(plan, proven), *[_lines(plan, operand) for operand in (plan.a, plan.b)]]
+
+
+def _tiles_of_groups(plan: Sm90Plan, proven: int) -> Check:
+    """K tiles cover groups of every length; the table holds offsets to 0 and K."""
+    depth, least, witness = plan.tile[2], max(1, proven), ""
+    lengths = range((least + 2) * depth + 2)
+    for lines in lengths:
+        count = k_tiles_of(plan, lines, max)
+        if count * depth < lines or count < least or (count > least and (count - 1) * depth >= lines):
+            witness = witness or f"{lines} lines in {count} K tiles of {depth}"
+    deep = plan.a.smem.extent[1], plan.b.smem.extent[1]
+    if deep != (depth, depth):
+        witness = witness or f"K tiles of {depth}, tiles of A {deep[0]} and of B {deep[1]} deep"
+    for offsets in ([0, plan.k], [-5, 3, plan.k + 7, 0]):
+        starts = line_table(plan, np.asarray(offsets))
+        if (
+            starts[: len(offsets)] != np.clip(offsets, 0, plan.k).tolist()
+            or len(starts) != present(plan.along_k).entries
+        ):
+            witness = witness or f"offsets {offsets}: the table begins with {starts[: len(offsets)]}"
+    statement = (
+        f"a group has K tiles of {depth} lines that cover it, and {least} or more, as in the pipeline that is proven "
+        "for different numbers of them; offsets are held to 0 and K"
+    )
+    return Check("groups along K", statement, not witness, f"exhaustion ({len(lengths)} lengths)", witness)
+
+
+def _lines(plan: Sm90Plan, operand: OperandPlan) -> Check:
+    """Boxes of one K tile read a group's last lines, for any number of them."""
+    depth, witness, boxes = plan.tile[2], "", 0
+    start, dim = 3, "m" if operand.name == "A" else "n"
+    for tma in operand.copies:
+        if tma.dims != (dim, "k", STOP):
+            witness = witness or f"the map's dimensions are {tma.dims}"
+            continue
+        for left in range(-1, depth + 2):
+            end = start + depth + left  # of the group: this is its second K tile
+            found = _read(plan, tma, operand.smem.extent[0], load_place(plan, start, end, 1, min), end + depth)
+            for line, size, rows, columns in found:
+                boxes += 1
+                inside = max(0, min(size, left - line))
+                want = np.arange(inside) + start + depth + line
+                if not np.array_equal(np.unique(rows), want) or columns != tma.box[0] * inside:
+                    witness = witness or f"{left} lines left, box from line {line}: lines {np.unique(rows).tolist()}"
+    statement = (
+        f"a box of {operand.name} reads the lines of its K tile up to its group's end, each once, and zeros else, for "
+        f"each of {boxes} boxes and ends"
+    )
+    return Check(f"ends of groups {operand.name}", statement, not witness, "exhaustion", witness)
+
+
+def _read(
+    plan: Sm90Plan, tma: TmaPlan, across: int, place: dict[str, int], k: int
+) -> list[tuple[int, int, npt.NDArray[np.int64], int]]:
+    """(first line, lines, lines of the operand, elements) of each box of a K tile."""
+    pitch, depth = 2 * across, plan.tile[2]
+    extents = {**load_extents(k, depth), tma.dims[0]: across}
+    tmap = tma.over([int(extents[name]) for name in tma.dims], (pitch * tma.dtype.bytes,) * 2)
+    found = []
+    for copy in tma.instructions:
+        where = [{**place, tma.dims[0]: 0}[name] + at for name, at in zip(tma.dims, copy.coord_offset, strict=True)]
+        bits, inside = global_bits(tmap, where)
+        lines = bits[inside] // tma.dtype.bits // pitch - depth
+        found.append((copy.coord_offset[1], tma.box[1], lines, int(inside.sum())))
+    return found
+
+
+def explain_along_k(plan: Sm90Plan) -> list[str]:
+    """The groups, their table and where loads end."""
+    along_k = present(plan.along_k)
+    dims = ", ".join(plan.a.tma.dims)
+    return [
+        f"groups along K: {plan.batch} of {plan.k} lines in all, their ends {along_k.offsets} in global memory; a "
+        f"table of {along_k.entries} first lines at {plan.smem.table_offset}, {along_k.bytes} bytes; "
+        f"{plan.least_k_tiles} K tile(s) or more each",
+        f"  a load ends with its group: the maps begin {plan.tile[2]} lines before A and B, along ({dims})",
+    ]

@@ -1,0 +1,79 @@
+"""The kernel of groups along K: the table of their lines, and K tiles that end with their group.
+
+step                          threads     does
+--------------------------    --------    --------------------------------------------------------------------------
+starts                        all         entry e: offsets[e] from global memory, from 0 to K; the last one beyond
+                                          the last group
+barrier 0                     all         from here on the table is only read
+a tile's share of K           loader,     its group's first line and end, and its K tiles
+                              consumers
+
+See `kernels.sm90.along_k`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from ....atoms import TmaPlan
+from ...dsl import bridge
+from ...dsl.tables import load_word, load_word_shared
+from ...plan import present
+from ..along_k import k_tiles_of, load_extents, load_place
+from ..grouped import ENTRY_BYTES
+from .fused import Sm90FusedKernel
+
+
+class Sm90AlongKKernel(Sm90FusedKernel):
+    """The production kernel with K tiles of a group each."""
+
+    def map_of_lines(
+        self, tma: TmaPlan, address: Int64, extents: Mapping[str, Int32], pitches: tuple[Int64, Int64]
+    ) -> bridge.TensorMap:
+        """One of the operands' tensor maps, which begins a K tile before the operand."""
+        depth, pitch = self.plan.tile[2], pitches[0]
+        base = address - Int64(depth) * pitch * tma.dtype.bytes
+        return bridge.encode_tensor_map(tma, base, {**extents, **load_extents(extents["k"], depth)}, pitch, pitch)
+
+    def job_of(
+        self, shared: bridge.SharedMemory, place: tuple[Int32, ...], sizes: tuple[Int32, Int32, Int32],
+        c: tuple[Int64, Int64, Int64], words: tuple[Int64, ...],
+    ) -> bridge.Carried:  # fmt: skip
+        """The same, and K, to which offsets are held."""
+        return super().job_of(shared, place, sizes, c, words).extended(k=sizes[2])
+
+    @cute.jit
+    def count_tiles(self, job: bridge.Carried, batch: Int32, thread: Int32) -> Int32:
+        """Make the table; the number of all tiles of clusters."""
+        plan = self.plan
+        along_k = present(plan.along_k)
+        for i in cutlass.range_constexpr(-(-along_k.entries // plan.threads)):
+            entry = i * plan.threads + thread
+            if entry < along_k.entries:
+                offset = load_word(job.given.offsets + Int64(cutlass.min(entry, batch)) * along_k.offset_bytes)
+                held = cutlass.max(cutlass.min(offset, job.k), 0)
+                bridge.store_shared(self.entry(job, entry), (held,))
+        bridge.block_sync()
+        return job.rows * job.columns * batch
+
+    def entry(self, job: bridge.Carried, group: Int32) -> Int32:
+        """The address of an entry of the table in shared memory."""
+        return (job.shared.base + self.plan.smem.table_offset + group * ENTRY_BYTES).toint()
+
+    def share_of_k(self, job: bridge.Carried, matrix: Int32) -> tuple[Int32, ...]:
+        """(first line, end, K tiles) of a group; of a tile beyond the last one of some group."""
+        group = cutlass.min(matrix, present(self.plan.along_k).capacity - 1)
+        start, end = [bridge.uniform(load_word_shared(self.entry(job, group + i))) for i in range(2)]
+        return start, end, k_tiles_of(self.plan, cutlass.max(end - start, 0), cutlass.max)
+
+    def count_k_tiles(self, job: bridge.Carried, share: tuple[Int32, ...]) -> Int32:
+        """K tiles of a group."""
+        return share[2]
+
+    def place_of_k(self, job: bridge.Carried, share: tuple[Int32, ...], k_tile: Int32) -> dict[str, Int32]:
+        """Coordinates along K of one of a group's K tiles."""
+        return load_place(self.plan, share[0], share[1], k_tile, cutlass.min)

@@ -1,0 +1,252 @@
+"""Groups along K: K tiles that end with their group, whose ends the device alone knows."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from layoutgemm.emulator.machine.interpreter import Policy
+from layoutgemm.errors import OperandError, PlanError
+from layoutgemm.kernels import AlongK, Sm90Config, Sm90Plan
+from layoutgemm.kernels.derive import padded_leading
+from layoutgemm.kernels.epilogue.chain import Epilogue, Scale
+from layoutgemm.kernels.sm90 import along_k as module
+from layoutgemm.kernels.sm90.grouped import Ragged
+from layoutgemm.kernels.sm90.mainloop import Promoted
+
+needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+SLOW = [pytest.mark.slow]
+LOADER = Sm90Config((64, 64), consumers=1, stages=3, loader="warp")
+SELF = replace(LOADER, loader="self")
+SIZES = (0, 70, 0, 1, 64, 33, 0, 130)
+# Configuration, type of A and B, type and order of C, lines of each group.
+FORMS: dict[str, tuple[Sm90Config, str, str, tuple[int, ...]]] = {
+    "loader": (LOADER, "bf16", "bf16", SIZES),
+    "self": (SELF, "f16", "f32", SIZES),
+    "two": (Sm90Config((128, 64), chunks=1, buffers=2, stages=2), "f16", "f16", (130, 0, 257, 3)),
+    "pair": (replace(LOADER, cluster=(2, 1), loader="warpgroup"), "bf16", "bf16:col", SIZES),
+    "across": (replace(LOADER, tile=(128, 64), consumers=2, cluster=(1, 2)), "bf16", "f16", (65, 2, 0, 100)),
+    "narrow": (Sm90Config((64, 72), consumers=1, stages=2, loader="warp"), "bf16", "bf16", (63, 0, 66)),
+    "early": (Sm90Config((256, 64), early=2, stages=3, loader="warp"), "bf16", "bf16", (200, 0, 1, 128)),
+    "halves": (replace(SELF, early=1), "bf16", "bf16", (64, 5, 0)),
+    "deep": (replace(LOADER, tile_k=32, along="N"), "bf16", "bf16", (31, 0, 33, 64)),
+    "threads store": (replace(LOADER, store="direct"), "bf16", "bf16", (70, 0, 9)),
+    "one": (SELF, "bf16", "f32", (75,)),
+}
+M, N = 136, 88
+
+
+Problem = tuple[Sm90Plan, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def problem(form: str, kind: str = "i32") -> Problem:
+    config, of, c_type, sizes = FORMS[form]
+    groups, k = len(sizes), sum(sizes)
+    plan = Sm90Plan.derive(
+        M, N, k, batch=groups, a=f"{of}:col", b=f"{of}:row", c=c_type, config=config, along_k=AlongK.of(groups, kind)
+    )
+    rng = np.random.default_rng(1)
+    a, b = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((M, k), (k, N)))
+    offsets = np.cumsum([0, *sizes]).astype(np.int32 if kind == "i32" else np.int64)
+    want = np.stack([a[:, s:e].astype(np.float64) @ b[s:e] for s, e in pairwise(offsets)])
+    want = np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(want.astype(np.float32))))
+    return plan, a, b, offsets, want if groups > 1 else want[0]
+
+
+@pytest.mark.parametrize("form", [pytest.param(x, marks=SLOW * (x in ("two", "early", "across"))) for x in FORMS])
+def test_executor_is_exact_and_the_checks_hold(form: str) -> None:
+    plan, a, b, offsets, want = problem(form)
+    plan.check().require()
+    assert np.array_equal(plan.run(a, b, given={"offsets": offsets}, device="reference").c, want)
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_compiled_kernel_is_exact(form: str) -> None:
+    plan, a, b, offsets, want = problem(form, "i64" if form == "pair" else "i32")
+    assert np.array_equal(plan.run(a, b, given={"offsets": offsets}, device="emulator").c, want)
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize("form", ["loader", pytest.param("self", marks=SLOW), pytest.param("pair", marks=SLOW)])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy(loads="early", stores="early", pick="random", waits="reluctant"),
+        pytest.param(Policy(products="early", lands="oldest", elect="highest"), marks=SLOW),
+    ],
+)
+def test_in_other_orders_of_events(form: str, policy: Policy) -> None:
+    from layoutgemm.kernels.run.arrays import global_matrix
+    from layoutgemm.kernels.run.emulated import emulate_plan
+    from layoutgemm.kernels.run.epilogue_operands import given_of, words_of_arrays
+
+    plan, a, b, offsets, want = problem(form)
+    lying = [global_matrix(op, x, [], True) for op, x in ((plan.a, a), (plan.b, b))]
+    words = words_of_arrays(plan, given_of(plan, {"offsets": offsets}))
+    found, done = emulate_plan(plan, lying[0], lying[1], policy, progress=False, given=words)
+    assert not done.findings, done.report()
+    assert np.array_equal(plan.c.dtype.decode(found), want)
+
+
+def launched(offsets: tuple[int, ...], k: int, config: Sm90Config, unread: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The bits of C of each group, and of the operands' NumPy product; lines `unread` of both are NaN."""
+    from layoutgemm.kernels.run.emulated import emulate_launch
+
+    groups = len(offsets) - 1
+    plan = Sm90Plan.derive(M, N, k, batch=groups, a="bf16:col", b="bf16:row", config=config, along_k=AlongK.of(groups))
+    rng = np.random.default_rng(3)
+    a, b = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((k, M), (k, N)))
+    a[unread], b[unread] = np.nan, np.inf
+    leading = [padded_leading(plan.a.dtype, size) + 8 for size in (M, N)]
+    bits = [np.full((k, pitch), 0x7FC0, np.uint16) for pitch in leading]
+    c = np.full((groups, M + 1, N + 8), 0xFFFF, np.uint16)
+    want = c.copy()
+    for lying, x in zip(bits, (a, b), strict=True):
+        lying[:, : x.shape[1]] = plan.a.dtype.encode(x)
+    with np.errstate(invalid="ignore"):
+        for e, (first, end) in enumerate(pairwise(np.clip(offsets, 0, k))):
+            want[e, :M, :N] = plan.c.dtype.encode(a[first:end].T @ b[first:end])
+    sizes = (M, N, k, groups, *leading, N + 8, 0, 0, (M + 1) * (N + 8), 2)
+    done = emulate_launch(plan, (*bits, c, *sizes, np.asarray(offsets, np.int32), *[0] * 15), progress=False)
+    assert not done.findings, done.report()
+    return c, want
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize("config", [LOADER, pytest.param(SELF, marks=SLOW)], ids=["loader", "self"])
+def test_no_group_reads_lines_of_another(config: Sm90Config) -> None:
+    """Lines of no group, before, between and behind, are NaN and infinity in both operands."""
+    offsets = (3, 70, 70, 71, 135)
+    c, want = launched(offsets, 150, config, [*range(3), *range(135, 150)])
+    assert np.array_equal(c, want)
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize(
+    "offsets", [(-9, 40, 20, 60, 1000), pytest.param((50, 1 << 30, -(1 << 31), 7, 7), marks=SLOW)], ids=["few", "far"]
+)
+def test_offsets_that_are_no_groups_read_and_write_nothing_outside(offsets: tuple[int, ...]) -> None:
+    c, want = launched(offsets, 90, LOADER, [])
+    assert np.array_equal(c, want)
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_the_compiled_code() -> None:
+    """No spills, and products of a K tile are issued together."""
+    for config in (
+        Sm90Config((128, 256), loader="warpgroup", cluster=(2, 1), chunks=1, buffers=2),
+        Sm90Config((256, 192), cluster=(1, 2), early=2, chunks=1, buffers=2),
+    ):
+        plan = Sm90Plan.derive(512, 512, 4096, batch=4, a="bf16:col", b="bf16:row", config=config, along_k=AlongK.of(4))
+        plan.check().require()
+        compiled = plan.compile()
+        sass, used = compiled.sass(), compiled.resources
+        assert sass.local_memory == () and used.local_bytes == used.stack_bytes == 0
+        steps = len(plan.a.descriptor.k_steps)
+        assert max(sass.wgmma_runs) == steps * plan.blocks and sass.serialised_wgmma(steps) is None
+
+
+def failing(plan: Sm90Plan) -> set[str]:
+    return {check.name for check in plan.check() if not check} - {"derivation"}
+
+
+def test_wrong_plans_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, a, b, offsets, _ = problem("loader")
+    assert failing(plan) == set()
+    plain = Sm90Plan.derive(M, N, plan.k, batch=8, a="bf16:col", b="bf16:row", config=LOADER)
+    assert "ends of groups A" in failing(replace(plan, a=plain.a))
+    assert "shared map" in failing(replace(plan, smem=replace(plan.smem, table_offset=plan.smem.empty_offset)))
+    right = module.box_place
+
+    def one_line_more(first: Any, end: Any, lines: int, minimum: Any) -> Any:
+        return right(first, end + 1, lines, minimum)
+
+    def whole(first: Any, end: Any, lines: int, minimum: Any) -> Any:
+        return right(first, first + lines, lines, minimum)
+
+    a[:, 71:], b[71:] = np.nan, np.nan  # of the groups behind the one of a line
+    for wrong in (one_line_more, whole):
+        monkeypatch.setattr(module, "box_place", wrong)
+        assert failing(plan) == {"ends of groups A", "ends of groups B"}
+        got = plan.run(a, b, given={"offsets": offsets}, device="reference").c
+        assert np.isnan(got[3]).all()
+    monkeypatch.undo()
+    assert not np.isnan(plan.run(a, b, given={"offsets": offsets}, device="reference").c[:4]).any()
+    for form, least in (("loader", 0), ("self", 2), ("early", 1)):
+        monkeypatch.setattr(Sm90Plan, "least_k_tiles", least)
+        assert failing(problem(form)[0]) == {"groups along K"}, form
+    monkeypatch.undo()
+    monkeypatch.setattr(module, "k_tiles_of", lambda plan, lines, maximum: max(1, lines // plan.tile[2]))
+    assert failing(plan) == {"groups along K"}
+
+
+def test_k_tiles_of_a_group() -> None:
+    """One, the `early` ones, or the stages of a consumer that loads."""
+    least = {form: problem(form)[0].least_k_tiles for form in ("loader", "self", "early", "halves")}
+    assert least == {"loader": 1, "self": 3, "early": 2, "halves": 3}
+    plan = problem("self")[0]
+    assert [module.k_tiles_of(plan, lines, max) for lines in (0, 1, 192, 193)] == [3, 3, 3, 4]
+    assert module.line_table(plan, np.asarray([-1, 5, 10000]))[:4] == [0, 5, plan.k, plan.k]
+
+
+def test_an_epilogue_comes_after_it() -> None:
+    plan = Sm90Plan.derive(
+        64, 64, 128, batch=2, a="bf16:col", b="bf16:row", config=LOADER, along_k=AlongK.of(2),
+        epilogue=Epilogue(Scale("half", device=False)),
+    )  # fmt: skip
+    assert plan.words == ("half", "offsets")
+    plan.check().require()
+
+
+def test_refusals() -> None:
+    def derive(**given: Any) -> Sm90Plan:
+        usual = {"a": "bf16:col", "b": "bf16:row", "config": LOADER, "batch": 2, "along_k": AlongK.of(2)}
+        return Sm90Plan.derive(64, 64, given.pop("k", 64), **{**usual, **given})
+
+    for given, text in (
+        ({"a": "bf16:row"}, "a is bf16 row-major: groups begin at any line of K"),
+        ({"b": "bf16:col"}, "b is bf16 col-major: groups begin at any line of K"),
+        ({"a": "e4m3", "b": "e4m3:col"}, "a is e4m3 row-major: wgmma reads e4m3 with K contiguous alone, a TMA load"),
+        ({"a": "tf32", "b": "tf32:col"}, "groups along K are of bf16 and f16"),
+        ({"config": replace(LOADER, split=2, single=True)}, "single = True"),
+        ({"config": replace(LOADER, schedule="pingpong", consumers=2)}, "schedule = 'pingpong'"),
+        ({"config": LOADER.tuned(overlap=True)}, "overlap = True: a product with groups along K takes False"),
+        ({"config": LOADER.tuned(snake=True)}, "snake = True"),
+        ({"batch": 65}, r"batch = 65: AlongK.of\(groups\) has room"),
+        (
+            {"mainloop": Promoted.of(lambda total, product: total + product, depth=64)},
+            "mainloop: a product with groups",
+        ),
+        ({"ragged": Ragged.of(2, masked=True)}, "ragged: a product with groups along K takes none"),
+        ({"along_k": 2}, "along_k of Sm90Plan.derive must be an AlongK or None, not 2"),
+        ({"k": (1 << 31) - 1}, "k = 2147483647: a coordinate of K"),
+    ):
+        with pytest.raises(PlanError, match=text):
+            derive(**given)
+    for make, text in ((lambda: AlongK.of(0), "0: how many groups"), (lambda: AlongK(64, "u8"), "offsets of u8")):
+        with pytest.raises(PlanError, match=text):
+            make()
+    plan, a, b, offsets, _ = problem("loader")
+    turned = offsets.copy()
+    turned[4] = 20
+    for wrong, text in (
+        ({}, "offsets is missing: where the groups of K begin and end, 9 numbers"),
+        ({"offsets": offsets.astype(np.int64)}, "offsets is int64"),
+        ({"offsets": offsets + 1}, r"offsets\[0\] = 1: they go from 0 to A's 298 columns"),
+        ({"offsets": turned}, r"offsets\[3\] = 70, offsets\[4\] = 20: .* none below the one before it"),
+    ):
+        with pytest.raises(OperandError, match=text):
+            plan.run(a, b, given=wrong)
+    assert str(plan).endswith("K in 8 group(s)") and "groups along K: 8 of 298 lines in all" in plan.explain()
