@@ -323,7 +323,7 @@ def same_for_all(plan: Any, table: Table, v: int) -> bool:
     """True if all threads of a warpgroup read one number for value v."""
     if table.axis == "m":
         return False
-    read = byte_of(plan, table, 0, np.arange(plan.mma.threads), 0, v)
+    read = np.asarray(byte_of(plan, table, 0, np.arange(plan.mma.threads), 0, v))
     return bool((read == read[0]).all())
 
 

@@ -7,7 +7,7 @@ exchange of partial sums. Groups have one rule each for their average rows: the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from ...plan import STAGE_BYTES_OF_K
 from ..config import Sm90Config
@@ -89,7 +89,7 @@ def _kernels(sizes: tuple[int, int, int, int], each_column: bool, places: int) -
     """
     m, _, k, _ = sizes
     rows = -(-m // 8) * 8 if m <= _MAX_LOADED_ROWS else None
-    usual = {"loader": "warp", "chunks": 1, "overlap": True}
+    alone = partial(Sm90Config, loader="warp", chunks=1, overlap=True)
     for tile in MODEL.one_step:
         of_rows = rows if tile[0] == 64 else None
         for parts in MODEL.exchange:
@@ -99,13 +99,11 @@ def _kernels(sizes: tuple[int, int, int, int], each_column: bool, places: int) -
             if each_column and tile[1] > _EACH_COLUMN * 64 // tile[0]:  # what the launch's threads have registers for
                 continue
             consumers = tile[0] // 64
-            yield "one", Sm90Config(
-                tile, consumers=consumers, rows=of_rows, single=True, split=parts, buffers=1, **usual
-            )  # fmt: skip
+            yield "one", alone(tile, consumers=consumers, rows=of_rows, single=True, split=parts, buffers=1)
     for tile in MODEL.few_step:
         if tile[1] <= _EACH_COLUMN or not each_column:
             of_rows = rows if tile[0] == 64 else None
-            yield "few", Sm90Config(tile, consumers=tile[0] // 64, rows=of_rows, buffers=2, **usual)
+            yield "few", alone(tile, consumers=tile[0] // 64, rows=of_rows, buffers=2)
     for tile in MODEL.full_step if m > _FEW_ROWS else ():
         if not each_column:
             three = tile[0] == 192

@@ -186,9 +186,8 @@ class NumberAddresses(bridge.Carried):
     def advance(self) -> None:
         """Go on to the next K block."""
         step = dict(zip(self.names, self.steps, strict=True))
-        self.starts = tuple(
-            start + step[part.table.name] for (part, _, _), start in zip(self.copies, self.starts, strict=True)
-        )
+        further = (start + step[part.table.name] for (part, _, _), start in zip(self.copies, self.starts, strict=True))
+        self.__dict__["starts"] = tuple(further)
 
 
 def _address(plan: Any, job: Any, place: Any, k_tile: Any, part: NumberSlots, slot: Any) -> Any:
