@@ -239,7 +239,8 @@ class Machine:
         for bit, access in self.records.accesses.items():
             known = state.sets[self.offsets.exits + access.place.cta]
             away = access.place.cta != self.agents[access.agent].cta
-            if state.live & bit and (access.proxy == ASYNC or access.pipe or away) and not self.records.known(state, known, bit):
+            waited = access.proxy == ASYNC or access.pipe or away
+            if state.live & bit and waited and not self.records.known(state, known, bit):
                 cta = f"cta {access.place.cta}" if self.pipeline.cluster > 1 else "the CTA"
                 text = f"{cta} may exit during the {access.what}: no warp of it waits for that before exiting"
                 raise Hazard("exit", text, access.agent, (bit,))
