@@ -12,7 +12,6 @@ On sm_80 and sm_120a planner, sm80.choose and sm80.plan see it, on sm_100a plann
 `layoutgemm.arguments` reads it first.
 """
 
-from ..moved import old_names
 from .derive import Operand
 from .plan import GemmPlan
 from .planner import plan
@@ -45,5 +44,3 @@ __all__ = [
     "error_bound",
     "plan",
 ]
-
-__getattr__ = old_names(__name__)

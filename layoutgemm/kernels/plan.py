@@ -16,7 +16,6 @@ from ..checks.budgets import most_stages
 from ..errors import PlanError
 from ..layouts.display import Pictured
 from ..layouts.paged import Paged
-from ..moved import old_names
 from .numbers import W
 from .verbs import named
 
@@ -336,6 +335,3 @@ class PersistentPlan(GemmPlan):
 
 
 MOST_BYTES = (1 << 20) - 1  # PTX ISA, "mbarrier", tx-count: what one phase may wait for
-
-
-__getattr__ = old_names(__name__)
