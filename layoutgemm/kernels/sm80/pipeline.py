@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any
-
 from ...checks import Buffer, Cursor, Mbarrier, NamedBarrier, Pipeline, Role
 from ...checks.pipeline.actions import (
     Advance,
@@ -22,9 +19,8 @@ from ...checks.pipeline.actions import (
     WaitGroup,
     Write,
 )
+from ...checks.pipeline.model import CTA
 from ...checks.pipeline.patterns import start
-
-CTA = "cta"
 
 
 def prefetching(stages: int, warps: int, ahead: bool = True, persistent: bool = False) -> Pipeline:
@@ -98,10 +94,3 @@ def tensor_ring(stages: int, warps: int, bytes_: int, lands: int | None = None, 
         (Mbarrier("full", 1, stages, bytes_), NamedBarrier(CTA, 32 * warps)),
         (Buffer("ab", stages),),
     )
-
-
-@lru_cache(maxsize=64)
-def proven(stages: int, warps: int, ahead: bool, persistent: bool, bytes_: int, lands: int) -> Any:
-    """A pipeline's proof: many plans have the same pipeline."""
-    by_copies = tensor_ring(stages, warps, bytes_, lands, ahead) if bytes_ else None
-    return (by_copies or prefetching(stages, warps, ahead, persistent)).prove()
