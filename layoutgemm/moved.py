@@ -79,7 +79,7 @@ class LeftModule(SourceFileLoader):
 
 
 class OldPaths(MetaPathFinder):
-    """A finder of modules by their old paths, and of those that names have left; it comes before all others."""
+    """A finder of old module paths, and of modules that names have left. It comes before all other finders."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """The spec of an old path, with a warning if there is no module now; None for any other name."""

@@ -23,7 +23,7 @@ SMALL, LARGE = 37, 5003
 
 
 def files_of(size: int, call: Callable[[], object]) -> list[str]:
-    """The files whose functions are handed the size, alone or within a container, in the order of the first visit."""
+    """The files whose functions are handed the size, in the order of the first visit. It may be in a container."""
     found: dict[str, None] = {}
 
     def holds(value: Any) -> bool:

@@ -4,9 +4,10 @@ A record has a slot, one bit of a Python int. The knowledge of a warp, a barrier
 int. A slot is reused by the next record of the same kind at the same place by the same warp. The newer one comes after
 the older one in the warp's own order, so exactly those that know of it know of the older one too.
 
-There are hundreds of such ints of thousands of bits, and each new record makes all of them forget the one before. So a
-slot's upper neighbour is left free for it: the first `forget` of a run moves the slot there (`State.moved`), which no
-int has set, and the bit below means nothing until `settle` puts all slots back at once, between two runs.
+There are hundreds of such ints of thousands of bits, and each new record makes all of them forget the one before.
+Clearing its bit in all of them would take most of a proof's time. So the bit above each slot is left free. The first
+`forget` of a slot in a run moves the slot to that bit (`State.moved`), which no int has set. The old bit then counts
+for nothing, and `settle` puts all slots back at once, between two runs.
 """
 
 from __future__ import annotations
