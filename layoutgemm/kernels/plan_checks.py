@@ -153,7 +153,7 @@ def pipelines(cases: Sequence[Pipeline], statement: str) -> Check:
     for case in cases:
         found: PipelineProof | Interleaving | str
         try:
-            found = proven(case)
+            found = _proven(case)
         except PlanError as error:  # more states than are walked through: neither proven nor refuted
             found = f"undecided: {error}"
         if isinstance(found, PipelineProof):
@@ -165,7 +165,7 @@ def pipelines(cases: Sequence[Pipeline], statement: str) -> Check:
 
 
 @lru_cache(maxsize=256)
-def proven(pipeline: Pipeline) -> PipelineProof | Interleaving:
+def _proven(pipeline: Pipeline) -> PipelineProof | Interleaving:
     """A pipeline's proof: many plans have the same pipeline."""
     return pipeline.prove()
 

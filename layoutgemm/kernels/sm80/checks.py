@@ -27,9 +27,9 @@ from ...layouts import Layout
 from ...report import Check, Report
 from ..derivation import checked
 from ..derive import one_matrix
-from ..plan_checks import fragment_checks, proven, tiles_of_c, tiles_of_k
+from ..plan_checks import fragment_checks, tiles_of_c, tiles_of_k
 from .operand import VECTOR, WARP, Sm80Operand, byte_selector
-from .pipeline import prefetching, tensor_ring
+from .pipeline import proven
 from .plan import Sm80Plan
 from .store import BUFFERS
 from .store_checks import store_checks
@@ -301,15 +301,19 @@ def _warps(plan: Sm80Plan) -> Check:
 
 
 def _pipeline(plan: Sm80Plan) -> Check:
-    warps, ahead, lands = plan.threads // WARP, plan.config.ahead, plan.a.smem.bytes + plan.b.smem.bytes
-    if plan.full_bytes:
-        found = proven(tensor_ring(plan.stages, warps, plan.full_bytes, lands, ahead))
-    else:
-        found = proven(prefetching(plan.stages, warps, ahead, plan.config.persistent))
+    found = proven(
+        plan.stages,
+        plan.threads // WARP,
+        plan.config.ahead,
+        plan.config.persistent,
+        plan.full_bytes,
+        plan.a.smem.bytes + plan.b.smem.bytes,
+    )
+    holds = isinstance(found, PipelineProof)
     where = "beside" if plan.config.persistent else "over"
     statement = f"a ring of {plan.stages} stages, C's buffers {where} it: no race, for any number of k tiles"
-    closed = f", closed after {found.states} states" if isinstance(found, PipelineProof) else ""
-    return Check("pipeline", statement, bool(found), f"happens-before{closed}", "" if found else str(found))
+    method = f"happens-before, closed after {found.states} states" if holds else "happens-before"
+    return Check("pipeline", statement, holds, method, "" if holds else str(found))
 
 
 def _stages(plan: Sm80Plan) -> Check:

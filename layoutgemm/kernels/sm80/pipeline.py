@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 from ...checks import Buffer, Cursor, Mbarrier, NamedBarrier, Pipeline, Role
 from ...checks.pipeline.actions import (
     Advance,
@@ -94,3 +97,10 @@ def tensor_ring(stages: int, warps: int, bytes_: int, lands: int | None = None, 
         (Mbarrier("full", 1, stages, bytes_), NamedBarrier(CTA, 32 * warps)),
         (Buffer("ab", stages),),
     )
+
+
+@lru_cache(maxsize=64)
+def proven(stages: int, warps: int, ahead: bool, persistent: bool, bytes_: int, lands: int) -> Any:
+    """A pipeline's proof: many plans have the same pipeline."""
+    by_copies = tensor_ring(stages, warps, bytes_, lands, ahead) if bytes_ else None
+    return (by_copies or prefetching(stages, warps, ahead, persistent)).prove()
