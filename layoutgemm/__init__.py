@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from .torch_op.tuning import tune as tune
 
 if not any(isinstance(finder, OldPaths) for finder in sys.meta_path):
-    sys.meta_path.append(OldPaths())
+    sys.meta_path.insert(0, OldPaths())
 
 __version__ = "0.1.0"
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar, Union
 
 from .errors import LayoutError
 
-__all__ = ["IntTuple", "as_int", "as_number", "checked", "is_int", "plain", "read_by", "settle", "shown"]
+__all__ = ["IntTuple", "as_int", "as_number", "check_range", "checked", "is_int", "plain", "read_by", "settle", "shown"]
 
 IntTuple = int | tuple["IntTuple", ...]
 
@@ -116,6 +116,19 @@ def as_int(
         raise error(f"{what} must be at most {most}, not {shown(x)}")
     out: int = x
     return out
+
+
+def check_range(error: type[LayoutError], most: int, bound: str, **numbers: int) -> None:
+    """Raise `error` for a number outside 1..most: its name, the number, and `bound`.
+
+    >>> check_range(LayoutError, 4, "a cluster has 1 to 4", m=2, n=8)
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.LayoutError: n = 8: a cluster has 1 to 4
+    """
+    for name, number in numbers.items():
+        if not 1 <= number <= most:
+            raise error(f"{name} = {shown(number)}: {bound}")
 
 
 def as_number(x: object, what: str, error: type[LayoutError] = LayoutError) -> Any:

@@ -9,24 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = [
-    "AtomError",
-    "BudgetError",
-    "CompositionError",
-    "CoordinateError",
-    "DeadlockError",
-    "DescriptorError",
-    "EmulatorError",
-    "LayoutError",
-    "OperandError",
-    "ParseError",
-    "PlanError",
-    "PtxError",
-    "RaceError",
-    "SwizzleError",
-    "TmaError",
-]
-
 
 class LayoutError(ValueError):
     """The base of every error that layoutgemm raises on purpose.

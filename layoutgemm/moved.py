@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +29,7 @@ MODULES: dict[str, str] = _PATHS["modules"]
 NAMES: dict[tuple[str, str], str] = {
     (old, name): new for old, names in _PATHS["names"].items() for name, new in names.items()
 }
+_OLD = frozenset(MODULES) | frozenset(_PATHS["names"])
 
 
 def warn(old: str, new: str, stacklevel: int) -> None:
@@ -68,14 +69,28 @@ class OldModule(Loader):
         module.__getattr__ = old_names(module.__name__)  # type: ignore[method-assign]
 
 
+class LeftModule(SourceFileLoader):
+    """A loader of modules that names have left: those are forwarded to their new places."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module's code, which may have a `__getattr__` of its own."""
+        module.__getattr__ = old_names(module.__name__)  # type: ignore[method-assign]
+        super().exec_module(module)
+
+
 class OldPaths(MetaPathFinder):
-    """A finder of modules by their old paths, after every other finder has failed."""
+    """A finder of old module paths, and of modules that names have left. It comes before all other finders."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The spec of an old path, with a warning; None for any other name."""
+        """The spec of an old path, with a warning if there is no module now; None for any other name."""
         old = name.removeprefix(f"{ROOT}.")
-        if old == name or old not in MODULES:
+        if old == name or old not in _OLD:
             return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = LeftModule(name, spec.loader.path)
+        if spec is not None or old not in MODULES:
+            return spec
         warn(old, MODULES[old], 2)
         return ModuleSpec(name, OldModule(), is_package=any(each.startswith(f"{old}.") for each in MODULES))
 

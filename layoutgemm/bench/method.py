@@ -32,7 +32,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..errors import OperandError
-from ..moved import old_names
 
 if TYPE_CHECKING:
     import torch
@@ -352,6 +351,3 @@ class CudaDevice:
         if not samples:
             return elapsed, Load(None, None)
         return elapsed, Load(statistics.mean(s[0] for s in samples), statistics.mean(s[1] for s in samples))
-
-
-__getattr__ = old_names(__name__)

@@ -1,6 +1,5 @@
 """Checks of plans: every statement with its verdict, its method, and its first counterexample."""
 
-from ..moved import old_names
 from .budgets import most_stages, registers, role_registers, shared_memory, shared_memory_of, tensor_memory, why_not
 from .coalescing import SectorReport, sectors
 from .pipeline.model import (
@@ -70,5 +69,3 @@ __all__ = [
     "tma_access",
     "why_not",
 ]
-
-__getattr__ = old_names(__name__)

@@ -7,7 +7,3 @@ banks        swizzle, banks: which swizzle is free of conflicts, and what confli
 shared       desc, box: the matrix descriptor and the tensor copies of a tile
 plans        plan: the derivation of a GEMM and its checks
 """
-
-from ..moved import old_names
-
-__getattr__ = old_names(__name__)

@@ -1,6 +1,17 @@
-"""GEMM kernels: plans that derive and check everything, and the kernels that read them."""
+"""GEMM kernels: plans that derive and check everything, and the kernels that read them.
 
-from ..moved import old_names
+A size m handed to `layoutgemm.plan` passes through at most five files, here of sm_90a:
+
+    planner                            the front door: which kernel, and its configurations
+    sm90.choose.rules                  the configuration chosen: small_m's up to 64 rows, else the best estimate
+    sm90.choose.small_m or large_m     estimates of time
+    sm90.plan                          the plan derived
+    sm90.config                        the rows of A that the configuration loads
+
+On sm_80 and sm_120a planner, sm80.choose and sm80.plan see it, on sm_100a planner and sm100.plan. At every door
+`layoutgemm.arguments` reads it first.
+"""
+
 from .derive import Operand
 from .plan import GemmPlan
 from .planner import plan
@@ -35,5 +46,3 @@ __all__ = [
     "error_bound",
     "plan",
 ]
-
-__getattr__ = old_names(__name__)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..moved import old_names
 from .derive import OperandPlan
 from .plan import GemmPlan
 
@@ -57,6 +56,3 @@ def aligned(rows: tuple[tuple[str, ...], ...]) -> list[str]:
     """Rows of texts as lines, each column as wide as its widest text."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows]
-
-
-__getattr__ = old_names(__name__)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from ..arguments import as_int, checked, settle, shown
+from ..arguments import as_int, check_range, checked, settle
 from ..checks.budgets import most_stages
 from ..errors import PlanError
 from ..layouts.display import Pictured
 from ..layouts.paged import Paged
-from ..moved import old_names
 from .numbers import W
 from .verbs import named
 
@@ -45,6 +45,10 @@ BATCH_PARAMETERS = {
     **dict.fromkeys(("lda", "ldb", "ldc", "stride_a", "stride_b", "stride_c"), "stride"),
 }
 PERSISTENT_PARAMETERS = {**BATCH_PARAMETERS, "workers": "size"}
+# Raises PlanError for a size, by its name, that a tensor coordinate does not reach.
+check_sizes = partial(
+    check_range, PlanError, MAX_COORDINATE, "a size is 1 to 2**31 - 1, since tensor coordinates have 31 bits"
+)
 P = TypeVar("P", bound="GemmPlan")
 T = TypeVar("T")
 
@@ -86,13 +90,6 @@ def fitting_stages(arch: Arch, stages: int | None, least: int, each: int, beside
     if not least <= found <= fits:
         raise PlanError(f"{found!r} stage(s), and at least {least}, of {taken}: {fits} fit into {arch.smem_per_block}")
     return found
-
-
-def check_sizes(**sizes: int) -> None:
-    """Raise PlanError for a size that a tensor coordinate does not reach."""
-    for name, size in sizes.items():
-        if not 1 <= size <= MAX_COORDINATE:
-            raise PlanError(f"{name} = {shown(size)}: a size is 1 to 2**31 - 1, since tensor coordinates have 31 bits")
 
 
 def check_fields(config: Any, **leasts: int) -> None:
@@ -338,6 +335,3 @@ class PersistentPlan(GemmPlan):
 
 
 MOST_BYTES = (1 << 20) - 1  # PTX ISA, "mbarrier", tx-count: what one phase may wait for
-
-
-__getattr__ = old_names(__name__)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from layoutgemm.atoms.tma.plan import TmaPlan
 from layoutgemm.errors import LayoutError
-from layoutgemm.moved import old_names
 from layoutgemm.view.canvas import Canvas, width_of
 from layoutgemm.view.palette import INK, hue, lighter
 from layoutgemm.view.sheet import MARGIN, Note, header, legend
@@ -264,6 +263,3 @@ def told(box: PlacedBox) -> list[str]:
     width, height = box.clipped
     inside = f"{width}x{height} of {size} inside" if (width, height) != box.extent else f"{size}, all inside"
     return [f"box {box.number}", f"at ({box.start[0]}, {box.start[1]})", inside]
-
-
-__getattr__ = old_names(__name__)

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from layoutgemm.arguments import as_int
 from layoutgemm.errors import LayoutError
-from layoutgemm.moved import old_names
 
 Offset: TypeAlias = int | tuple[int, ...]  # or a coordinate
 Indices: TypeAlias = npt.NDArray[np.int64]
@@ -223,6 +222,3 @@ def gathered(
     else:
         cells = tuple(tuple([flat[r * width + c] for c in columns]) for r in rows)
     return Owners(rows, columns, threads, cells, registers, values, int(counts.min()), int(counts.max()))
-
-
-__getattr__ = old_names(__name__)

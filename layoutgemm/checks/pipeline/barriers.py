@@ -140,7 +140,7 @@ class Barriers:
         if m[PHASE] % 2 == parity:
             return BLOCKED
         label = self.labels[number]
-        if m[PHASE] >= 2 and not state.sets[a] & self._over(number, m[PHASE]):
+        if m[PHASE] >= 2 and not self.records.known(state, state.sets[a], self._over(number, m[PHASE])):
             before = f"after phase {m[PHASE] - 3}" if m[PHASE] > 2 else "while it is fresh"
             text = (
                 f"waits for {label} with parity {parity}, which lets it through after phase {m[PHASE] - 1} and "
@@ -156,7 +156,7 @@ class Barriers:
         state.sets[a] |= state.sets[self.offsets.done + number]
         bit = self.records.slot(("wait", number, a))
         self.records.forget(state, bit)
-        state.sets[a] |= bit
+        state.sets[a] |= self.records.added(state, bit)
         state.live |= bit
         self.records.records |= bit
         self.waits[number] = self.waits.get(number, 0) | bit
@@ -168,7 +168,7 @@ class Barriers:
     def _known_phase(self, state: State, agent: Agent, number: int, know: int, what: str) -> None:
         """Raise unless whoever counts down the current phase knows that the one before is over."""
         phase = state.mbarriers[number][PHASE]
-        if phase and not know & self._over(number, phase - 1):
+        if phase and not self.records.known(state, know, self._over(number, phase - 1)):
             text = (
                 f"{what} {self.labels[number]} without knowing that its phase {phase - 1} is over: it may be counted "
                 "for that phase"
@@ -209,14 +209,14 @@ class Barriers:
             self.records.data |= bit  # a memory operation like any other: a relaxed arrival does not order it
             self.remote[bit] = (cta, agent.index, f"arrival at {label}")
             self.records.forget(state, bit)
-            know = (know & ~bit) | bit
-            state.sets[agent.index] |= bit
+            know |= (mark := self.records.added(state, bit))
+            state.sets[agent.index] |= mark
             state.live |= bit
             if self.trace is not None:
                 self.trace.records[bit] = event
         m[PENDING] -= times
         m[TX] += tx
-        m[EXPECTS] &= ~know
+        m[EXPECTS] ^= self.records.known(state, know, m[EXPECTS])
         state.sets[self.offsets.arrived + number] |= know
         if self.trace is not None:
             self.trace.arrived.setdefault(number, []).append(event)
@@ -262,7 +262,7 @@ class Barriers:
             raise Hazard("bytes", text, agent.index)
         arrived = state.sets[self.offsets.arrived + number]
         waits = state.live & self.waits.get(number, 0)
-        if late := waits & ~arrived:
+        if late := waits ^ self.records.known(state, arrived, waits):
             slot = late & -late
             waiter = self.agents[self.waiters[slot]]
             since = f"since phase {m[PHASE] - 1}" if m[PHASE] else "while it was fresh"
@@ -272,9 +272,10 @@ class Barriers:
             )
             raise Hazard("missed wait", text, agent.index, (slot,), before=True)
         over = self._over(number, m[PHASE])
-        self.records.forget(state, over | waits)
+        self.records.forget(state, over)
         state.live &= ~waits
-        state.sets[self.offsets.done + number] = state.sets[self.offsets.arrived + number] | over
+        known = state.sets[self.offsets.arrived + number]  # without what is forgotten
+        state.sets[self.offsets.done + number] = known | self.records.added(state, over)
         state.sets[self.offsets.arrived + number] = m[EXPECTS] = 0
         if self.trace is not None:
             self.trace.complete(number, m[PHASE], f"phase {m[PHASE]} of {label} completes")
@@ -307,7 +308,7 @@ class Barriers:
         self._known_phase(state, agent, number, state.sets[agent.index], "expects bytes at")
         bit = self.records.slot(("expect", number, agent.index))
         self.records.forget(state, bit)
-        state.sets[agent.index] |= bit
+        state.sets[agent.index] |= self.records.added(state, bit)
         m = state.mbarriers[number]
         m[EXPECTS] |= bit
         m[TX] += times * size
@@ -319,7 +320,7 @@ class Barriers:
         number = self.named[(act.barrier, agent.cta)]
         spec, n = self.counts[number], state.named[number]
         over = self.records.slot(("turn", number))
-        if n[1] and not state.sets[a] & over:
+        if n[1] and not self.records.known(state, state.sets[a], over):
             text = f"arrives at {spec.name} without knowing that its last turn is over: it may be counted there"
             raise Hazard("arrival", text, a)
         event = self._log(state, agent, lambda: f"bar.{'sync' if act.wait else 'arrive'} {spec.name}")
@@ -333,7 +334,7 @@ class Barriers:
         if n[0] < spec.threads:
             return GO
         self.records.forget(state, over)
-        known = state.sets[gathered] | over
+        known = state.sets[gathered] | self.records.added(state, over)
         state.sets[gathered] = n[0] = 0
         n[1] += 1
         for b, blocked in enumerate(state.blocked):
@@ -352,7 +353,7 @@ class Barriers:
             raise Hazard("arrival", "arrives at the cluster barrier a second time without waiting", a)
         event = self._log(state, agent, lambda: "barrier.cluster.arrive" + (".relaxed" if act.relaxed else ""))
         state.cluster[a] = 1
-        state.sets[self.offsets.cluster] |= state.sets[a] & ~self.records.data if act.relaxed else state.sets[a]
+        state.sets[self.offsets.cluster] |= state.sets[a] & ~(self.records.data * 3) if act.relaxed else state.sets[a]
         if self.trace is not None:
             self.trace.cluster.append(event)
         self._cluster_settle(state)
@@ -390,7 +391,7 @@ class Barriers:
     def finish(self, state: State) -> None:
         """All have exited: each remote arrival must be known to a warp of the CTA it reached."""
         for bit, (cta, agent, what) in self.remote.items():
-            if state.live & bit and not state.sets[self.offsets.exits + cta] & bit:
+            if state.live & bit and not self.records.known(state, state.sets[self.offsets.exits + cta], bit):
                 text = (
                     f"cta {cta} may have exited before the {what} by {self.agents[agent].name}: no warp of it waits "
                     "for that"

@@ -3,10 +3,16 @@
 A record has a slot, one bit of a Python int. The knowledge of a warp, a barrier or a group of operations is such an
 int. A slot is reused by the next record of the same kind at the same place by the same warp. The newer one comes after
 the older one in the warp's own order, so exactly those that know of it know of the older one too.
+
+There are hundreds of such ints of thousands of bits, and each new record makes all of them forget the one before.
+Clearing its bit in all of them would take most of a proof's time. So the bit above each slot is left free. The first
+`forget` of a slot in a run moves the slot to that bit (`State.moved`), which no int has set. The old bit then counts
+for nothing, and `settle` puts all slots back at once, between two runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from .program import Agent, State
@@ -72,6 +78,7 @@ class Records:
         self.agents = agents
         self.fences = fences
         self.slots: dict[object, int] = {}
+        self.all = 0  # every slot
         self.accesses: dict[int, ModelAccess] = {}
         self.at: dict[Place, list[int]] = {}
         self.fenced: dict[int, int] = {}  # slot of a generic write -> slot that says a proxy fence covers it
@@ -83,13 +90,25 @@ class Records:
         """The bit of a control record: a completion, a wait, an initialisation."""
         bit = self.slots.get(key)
         if bit is None:
-            bit = self.slots[key] = 1 << len(self.slots)
+            bit = self.slots[key] = 1 << 2 * len(self.slots)
+            self.all |= bit
         return bit
 
     @property
     def always(self) -> int:
         """The slots that are not records: what is not known of them is not known."""
-        return (1 << len(self.slots)) - 1 & ~self.records
+        return self.all & ~self.records
+
+    @staticmethod
+    def known(state: State, know: int, slots: int) -> int:
+        """Those of the slots that are in `know`, a set of `State`."""
+        moved = slots & state.moved
+        return know & (slots ^ moved) | know >> 1 & moved if moved else know & slots
+
+    @staticmethod
+    def added(state: State, slots: int) -> int:
+        """The bits that put slots into a set of `State`."""
+        return slots + (slots & state.moved)
 
     def _slot_of(self, access: ModelAccess) -> int:
         key = access.key
@@ -123,16 +142,16 @@ class Records:
             if old.part is not None and access.part is not None and old.part != access.part:
                 continue
             ordered = old.agent == access.agent and bool(access.pipe) and old.pipe == access.pipe
-            if not ordered and not know & other:
+            if not ordered and not self.known(state, know, other):
                 raise Hazard("race", self._race(old, access), access.agent, (other,))
             twin = self.fenced.get(other, 0)
-            if not ordered and old.write and twin and access.proxy == ASYNC and not know & twin:
+            if not ordered and old.write and twin and access.proxy == ASYNC and not self.known(state, know, twin):
                 raise Hazard("fence", self._unfenced(old, access), access.agent, (other,))
             if access.write and (access.part is None or old.part == access.part):
                 gone |= other | twin
         bit = self._slot_of(access)
         both = bit | self.fenced.get(bit, 0)
-        self.forget(state, gone | both)
+        self.forget(state, both)
         state.live = state.live & ~gone | both
         return bit
 
@@ -152,20 +171,31 @@ class Records:
         know = state.sets[agent]
         bits = self.own_writes.get(agent, []) if self.fences == "writer" else list(self.fenced)
         for bit in bits:
-            if know & bit:
-                state.sets[agent] |= self.fenced[bit]
+            if self.known(state, know, bit):
+                state.sets[agent] |= self.added(state, self.fenced[bit])
 
     @staticmethod
-    def forget(state: State, mask: int) -> None:
-        """Take slots out of everything that anybody knows: their records are replaced or gone."""
-        keep = ~mask
-        # Most know nothing of it, and making a new large int is what costs.
-        state.sets[:] = [known & keep if known & mask else known for known in state.sets]
-        if not state.pending:
-            return
-        for pipes in state.groups:
-            for i, groups in enumerate(pipes):
-                for group in groups:
-                    if group & mask:
-                        pipes[i] = tuple([group & keep for group in groups])
-                        break
+    def forget(state: State, slots: int) -> None:
+        """Take slots that are about to be recorded anew out of everything that anybody knows.
+
+        A record that is only gone needs no such call: `State.live` lacks it.
+        """
+        if again := (slots & state.moved) << 1:
+            # Most know nothing of it, and making a new large int is what costs.
+            _rewrite(state, lambda sets: [known & ~again if known & again else known for known in sets])
+        state.moved |= slots
+
+    @staticmethod
+    def settle(state: State) -> None:
+        """Put back the slots that were moved since the last time."""
+        if moved := state.moved:
+            keep = ~(moved * 3)
+            _rewrite(state, lambda sets: [known & keep | known >> 1 & moved for known in sets])
+            state.moved = 0
+
+
+def _rewrite(state: State, change: Callable[[Iterable[int]], list[int]]) -> None:
+    """Change all that anybody or anything knows."""
+    state.sets = change(state.sets)
+    if state.pending:
+        state.groups = [[tuple(change(groups)) if groups else () for groups in pipes] for pipes in state.groups]

@@ -94,14 +94,14 @@ class Machine:
         self.number = {place: i for i, place in enumerate(self.places)}
         self.parts: dict[tuple[str, int], set[object]] = {}
         self.readers: dict[tuple[str, int], list[tuple[str, int]]] = {}
-        self.spaces = {b.name: b.space for b in pipeline.buffers}
+        self.buffers = {b.name: b for b in pipeline.buffers}
         self._survey()
         self.flags = {
             at: {(reader, part): 1 << i for i, (reader, part) in enumerate(
                 (reader, part) for reader in readers for part in sorted(self.parts.get(at, ()), key=repr)
             )}
             for at, readers in self.readers.items()
-            if not pipeline.buffer(at[0]).kept
+            if not self.buffers[at[0]].kept
         }  # fmt: skip
         self.asked = (0, 0)  # kind of question, tile it is about
         self.acts: dict[type, Callable[[State, Agent, Any], int]] = {
@@ -133,6 +133,7 @@ class Machine:
             for a in alive:
                 result = self._run_one(state, agents[a])
                 if result >= ASK_K:
+                    self.records.settle(state)
                     return result
                 if result == GO:
                     moved = True
@@ -240,7 +241,8 @@ class Machine:
         for bit, access in self.records.accesses.items():
             known = state.sets[self.offsets.exits + access.place.cta]
             away = access.place.cta != self.agents[access.agent].cta
-            if state.live & bit and (access.proxy == ASYNC or access.pipe or away) and not known & bit:
+            waited = access.proxy == ASYNC or access.pipe or away
+            if state.live & bit and waited and not self.records.known(state, known, bit):
                 cta = f"cta {access.place.cta}" if self.pipeline.cluster > 1 else "the CTA"
                 text = f"{cta} may exit during the {access.what}: no warp of it waits for that before exiting"
                 raise Hazard("exit", text, access.agent, (bit,))
@@ -297,10 +299,10 @@ class Machine:
 
     def _place(self, state: State, agent: Agent, buffer: str, at: str | int, cta: int) -> Place:
         stage = at if isinstance(at, int) else state.cursors[agent.index][agent.cursors[at]][0]
-        return Place(buffer, cta, stage, agent.index if self.spaces[buffer] in PRIVATE else -1)
+        return Place(buffer, cta, stage, agent.index if self.buffers[buffer].space in PRIVATE else -1)
 
     def _name(self, place: Place) -> str:
-        stages = self.pipeline.buffer(place.buffer).stages
+        stages = self.buffers[place.buffer].stages
         where = f" of cta {place.cta}" if self.pipeline.cluster > 1 else ""
         return place.buffer + (f"[{place.stage}]" if stages > 1 else "") + where
 
@@ -332,7 +334,7 @@ class Machine:
         number = self.number.get(place)
         if number is None or at not in self.flags:
             return
-        either = self.pipeline.buffer(place.buffer).either
+        either = self.buffers[place.buffer].either
         reader = (f"{either[0] if agent.role in either else agent.role}@{agent.cta}", agent.warp)
         mask = sum(bit for (r, _), bit in self.flags[at].items() if r == reader)
         if state.unread[number] & mask != mask or not mask:
@@ -347,7 +349,7 @@ class Machine:
         bit = self.records.touch(state, access, know)
         if self.trace is not None:
             self.trace.records[bit] = event
-        return bit
+        return self.records.added(state, bit)
 
     def _log(self, state: State, agent: Agent, text: Callable[[], str]) -> int:
         if self.trace is None:

@@ -68,6 +68,7 @@ class State:
     tile_count: tuple[int, bool]
     live: int = 0  # slots that hold a record
     pending: int = 0  # groups in all
+    moved: int = 0  # slots whose bit is the next one, see `Records`
 
     def copy(self) -> State:
         """An independent copy."""
@@ -75,7 +76,7 @@ class State:
             self.sets[:], self.pc[:], self.tile[:], self.k[:], self.k_state[:], self.cursors[:], self.blocked[:],
             self.cluster[:], [row[:] for row in self.groups], [row[:] for row in self.mbarriers],
             [row[:] for row in self.named], self.unread[:], dict(self.tiles), self.tile_count, self.live,
-            self.pending,
+            self.pending, self.moved,
         )  # fmt: skip
 
 

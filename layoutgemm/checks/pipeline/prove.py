@@ -156,8 +156,8 @@ def _explore(pipeline: Pipeline, fences: str, limit: int, merge: bool) -> Pipeli
     machine = Machine(pipeline, fences)
     later, period = largest_later(machine.agents), tile_period(machine.agents)
     seen: dict[object, list[_Node]] = {}
-    todo: list[tuple[int, int, _Node]] = []
-    waiting: set[int] = set()  # nodes in todo: one whose set grows before its turn is walked once
+    todo: list[tuple[int, int, bool, _Node]] = []
+    waiting: set[tuple[int, bool]] = set()  # in todo: a node whose set grows before its turn is walked once
     visits = 0
     always = machine.records.always
 
@@ -177,6 +177,7 @@ def _explore(pipeline: Pipeline, fences: str, limit: int, merge: bool) -> Pipeli
             del state.tiles[old]
         control, unknown = key_of(machine.agents, state, later, period, always)
         before = seen.setdefault(control, [])
+        met = bool(before)
         node = _Node(state, machine.asked, unknown, path, cost)
         if merge and before:
             node, new = before[0], tuple(a | b for a, b in zip(before[0].unknown, unknown))
@@ -187,22 +188,23 @@ def _explore(pipeline: Pipeline, fences: str, limit: int, merge: bool) -> Pipeli
             return
         else:
             before.append(node)
-        if id(node) not in waiting:
-            waiting.add(id(node))
-            heappush(todo, (node.cost, visits, node))
+        for more in (False, True):
+            if (id(node), more) not in waiting:
+                waiting.add((id(node), more))
+                # Once more, an end waits for the loops that go on: its set may grow again.
+                heappush(todo, (node.cost + END_COST * (met and not more), 2 * visits + more, more, node))
 
     path: object = None
     try:
         arrive(machine.start(), None, 0)
         while todo:
-            node = heappop(todo)[2]
-            waiting.discard(id(node))
-            for more in (False, True):
-                child = node.state.copy()
-                set_unknown(child, node.unknown, always)
-                _answer(child, *node.asked, more, pipeline.k_tiles)
-                path = (node.path, more)
-                arrive(child, path, node.cost + (1 if more else END_COST))
+            _, _, more, node = heappop(todo)
+            waiting.discard((id(node), more))
+            child = node.state.copy()
+            set_unknown(child, node.unknown, always)
+            _answer(child, *node.asked, more, pipeline.k_tiles)
+            path = (node.path, more)
+            arrive(child, path, node.cost + (1 if more else END_COST))
     except Hazard:
         return _answers(path)
     assert always == machine.records.always, "a control slot appeared on the way"

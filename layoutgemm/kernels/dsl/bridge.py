@@ -26,7 +26,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ...moved import old_names
 from ..plan import SmemMap
 from .copies import (
     EitherMap,
@@ -214,6 +213,3 @@ __all__ = [
     "wait_stores_read",
     "warp_sync",
 ]
-
-
-__getattr__ = old_names(__name__)

@@ -25,7 +25,6 @@ from layoutgemm.atoms import MmaAtom
 from layoutgemm.atoms.smem.descriptor import ADDRESS_MASK, SM90_FIELDS, OperandDescriptor
 from layoutgemm.errors import PlanError
 
-from ...moved import old_names
 from .sync import uniform
 from .types import MAJOR_MODES, assembly, element_type
 
@@ -250,6 +249,3 @@ def _multiply_tied(
         [Int64(word_a), Int64(word_b), Int32(keep), *map(Float32, registers)],
         (Float32,) * count,
     )
-
-
-__getattr__ = old_names(__name__)

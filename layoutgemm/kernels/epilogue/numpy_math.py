@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import OperandError, PlanError
-from ...moved import old_names
 from .parameters import host_number
 
 if TYPE_CHECKING:
@@ -159,6 +158,3 @@ class EpilogueMatrix:
         with np.errstate(over="ignore"):
             bits = mix(np.uint32(self._values[name] & 0xFFFFFFFF), i.astype(np.uint32), (j // 2).astype(np.uint32))
         return (bits >> np.where(j % 2, 16, 0).astype(np.uint32)) & np.uint32(0xFFFF)
-
-
-__getattr__ = old_names(__name__)

@@ -368,19 +368,3 @@ def main(
             print(f"{level}: {row}", flush=True)
             status |= not row.right
     return status
-
-
-__all__ = [
-    "ALL_SHARED",
-    "ARCH",
-    "CHECKED",
-    "Level",
-    "SharedMap",
-    "gpu_here",
-    "load",
-    "main",
-    "operand",
-    "proven",
-    "tiles",
-    "wgmma_report",
-]

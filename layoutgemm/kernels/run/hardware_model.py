@@ -22,7 +22,6 @@ from ...atoms.tma.plan import TmaCopy
 from ...atoms.tma.rules import TensorMap, whole_units
 from ...dtypes import DType
 from ...errors import PlanError, TmaError
-from ...moved import old_names
 from ..derive import Operand, padded_leading
 
 POISON = 0xFF  # every byte of fresh shared memory: read as bf16 or f16 it is NaN, so an unwritten element shows
@@ -303,6 +302,3 @@ def accumulator_registers(d: np.ndarray) -> np.ndarray:
 
 Progress = Callable[[int, int], None]  # (tiles done, tiles in all)
 CLUSTERS = 4  # that run at a time: more of them have fewer tiles each, and share less of the kernel's way
-
-
-__getattr__ = old_names(__name__)

@@ -39,7 +39,6 @@ from ...atoms.tma.derive import derive as derive_tma
 from ...dtypes import DType
 from ...errors import PlanError
 from ...layouts import Layout
-from ...moved import old_names
 from ..derive import Operand
 
 WARP = 32
@@ -345,6 +344,3 @@ class _Elements:
     def __call__(self, lane: Any, load: int, step: int) -> tuple[Any, Any]:
         mn, k = self.places(lane, 0)
         return mn + load * self.extent, k + step * self.depth
-
-
-__getattr__ = old_names(__name__)

@@ -22,9 +22,8 @@ from ...checks.pipeline.actions import (
     WaitGroup,
     Write,
 )
+from ...checks.pipeline.model import CTA
 from ...checks.pipeline.patterns import start
-
-CTA = "cta"
 
 
 def prefetching(stages: int, warps: int, ahead: bool = True, persistent: bool = False) -> Pipeline:

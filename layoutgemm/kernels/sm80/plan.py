@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ...arch import Arch
 from ...arch import arch as arch_named
-from ...arguments import checked, shown
+from ...arguments import check_range, checked
 from ...atoms import MmaAtom, mma_sync
 from ...checks import most_stages
 from ...errors import PlanError
@@ -163,7 +163,8 @@ class Sm80Plan(GemmPlan):
         target = arch_named(arch)
         if target.name not in ARCHES:
             raise PlanError(f"this kernel is for {', '.join(ARCHES)}, not for {target.name}")
-        _check_sizes(m, n, k, batch)
+        check_range(PlanError, MAX_COORDINATE, f"it is 1 to {MAX_COORDINATE}", m=m, n=n, k=k)
+        check_range(PlanError, MAX_BATCH, f"it is 1 to {MAX_BATCH}", batch=batch)
         if config.persistent and batch > 1:
             raise PlanError(f"batch = {batch}: a persistent kernel multiplies one pair of matrices")
         a_spec = Operand.parse(a)
@@ -264,13 +265,6 @@ class Sm80Plan(GemmPlan):
     def __str__(self) -> str:
         head = self.described(f" {self.arch.name}")
         return f"{head}, {self.stages} stages, {self.warps[0]}x{self.warps[1]} warps"
-
-
-def _check_sizes(m: int, n: int, k: int, batch: int) -> None:
-    for name, size, most in (("m", m, MAX_COORDINATE), ("n", n, MAX_COORDINATE), ("k", k, MAX_COORDINATE),
-                             ("batch", batch, MAX_BATCH)):  # fmt: skip
-        if not 1 <= size <= most:
-            raise PlanError(f"{name} = {shown(size)}: it is 1 to {most}")
 
 
 def _output(c: Given | None, a: Operand, atom: MmaAtom) -> Operand:

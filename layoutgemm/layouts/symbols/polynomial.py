@@ -602,8 +602,12 @@ def _cancel(d: Scalar, p: P) -> tuple[Scalar, Scalar]:
     k = gcd(*[c for _, c in terms])
     common = list(terms[0][0])
     for m, _ in terms[1:]:
-        left = list(m)
-        common = [g for g in common if g in left and (left.remove(g) or True)]  # type: ignore[func-returns-value]
+        left, kept = list(m), []
+        for g in common:
+            if g in left:
+                left.remove(g)
+                kept.append(g)
+        common = kept
     factor = make({tuple(common): k})
     rest = div(d, factor), div(p, factor)
     assert rest[0] is not None and rest[1] is not None

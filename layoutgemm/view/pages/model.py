@@ -23,7 +23,6 @@ import numpy as np
 import numpy.typing as npt
 
 from layoutgemm.errors import LayoutError
-from layoutgemm.moved import old_names
 
 Table = npt.NDArray[np.int64]  # (rows, columns) of a matrix -> a number; -1 for none
 
@@ -287,6 +286,3 @@ def _memory(memory: Memory, tables: Tables) -> dict[str, object]:
         "facts": _listed(memory.facts, tables),
         "paint": _listed(memory.paint, tables),
     }  # fmt: skip
-
-
-__getattr__ = old_names(__name__)

@@ -1,0 +1,85 @@
+"""The walk of a size to its plan, as the package's docstring draws it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import layoutgemm
+from layoutgemm import kernels, plan
+from layoutgemm.kernels import planner
+from layoutgemm.kernels.plan import tile_count
+
+ROOT = Path(layoutgemm.__file__).resolve().parent
+MOST = 5
+READER = "arguments"  # stands at every door
+# Sizes that no tile, grid or constant is equal to: one for the rules of few rows, one for the others.
+SMALL, LARGE = 37, 5003
+
+
+def files_of(size: int, call: Callable[[], object]) -> list[str]:
+    """The files whose functions are handed the size, in the order of the first visit. It may be in a container."""
+    found: dict[str, None] = {}
+
+    def holds(value: Any) -> bool:
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
+        return any(type(each) is int and each == size for each in inner)
+
+    def see(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(str(ROOT)):
+            return
+        count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
+        # comprehensions and nested functions belong to the function around them
+        if "<" not in code.co_name and any(holds(frame.f_locals.get(name)) for name in code.co_varnames[:count]):
+            path = Path(code.co_filename).relative_to(ROOT).with_suffix("").parts
+            found[".".join(path[1:] if path[0] == "kernels" else path)] = None
+
+    before = sys.getprofile()
+    sys.setprofile(see)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return [name for name in found if name != READER]
+
+
+def drawn(size: int) -> list[str]:
+    """The files of the docstring's table that a size passes through on sm_90a."""
+    table = [line.split("  ")[2] for line in (kernels.__doc__ or "").splitlines() if line[:4] == "    "]
+    place = {SMALL: 0, LARGE: 1}[size]
+    files = [cell.removeprefix("sm90.choose.").split(" or ") for cell in table]
+    way = [f"sm90.choose.{names[place]}" if len(names) == 2 else cell for cell, names in zip(table, files)]
+    return way if size == SMALL else way[:-1]  # no configuration for many rows leaves any out
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_m_takes_the_way_that_is_drawn(size: int) -> None:
+    files = files_of(size, lambda: plan(size, 4096, 2048, arch="sm_90a"))
+    assert files == drawn(size) and len(files) <= MOST
+
+
+@pytest.mark.parametrize(
+    ("arch", "way"),
+    [
+        ("sm_80", ["planner", "sm80.choose", "sm80.plan"]), ("sm_120a", ["planner", "sm80.choose", "sm80.plan"]),
+        ("sm_100a", ["planner", "sm100.plan"]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_m_takes_a_shorter_way_elsewhere(arch: str, way: list[str], size: int) -> None:
+    assert files_of(size, lambda: plan(size, 4096, 2048, arch=arch)) == way
+    said = " ".join((kernels.__doc__ or "").split())
+    assert {"sm_80": "On sm_80 and sm_120a", "sm_120a": "On sm_80 and sm_120a", "sm_100a": "on sm_100a"}[arch] in said
+    assert ", ".join(way[:-1]) + f" and {way[-1]}" in said
+
+
+def test_the_walk_sees_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = planner.choose_sm80
+    monkeypatch.setattr(planner, "choose_sm80", lambda m, *rest: (tile_count(m, 8), real(m, *rest))[1])
+    assert "plan" in files_of(LARGE, lambda: plan(LARGE, 4096, 2048, arch="sm_80"))
