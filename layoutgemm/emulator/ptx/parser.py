@@ -19,6 +19,8 @@ from ...errors import PtxError
 # Bounds of a kernel's declarations. Hardware has none for virtual registers, and 32764 bytes of parameters.
 MAX_REGISTERS, MAX_PARAMETER_BYTES, MAX_SHARED_BYTES, MAX_SCOPES = 1 << 17, 32764, 1 << 24, 256
 MAX_ALIGNMENT, MAX_BRACKETS = 1 << 16, 64
+CARRY = "CC.CF"  # the register of the carry, of one bit (PTX ISA, "Extended-Precision Integer Arithmetic")
+CARRIED = ("addc", "subc", "madc")  # the instructions that read it
 # Sizes in bytes of the types in declarations.
 SIZES = {"pred": 1, **{f"{k}{n}": n // 8 for k in "bsuf" for n in (8, 16, 32, 64, 128)}}
 
@@ -394,8 +396,11 @@ def _instruction(kernel: PtxKernel, statement: _Statement) -> PtxInstruction:
         operands = tuple([_operand(kernel, part) for part in _split(arguments)])
     except ValueError as error:
         raise PtxError(f"PTX line {line}: {text}: {error}") from None
+    words = tuple(opcode.split("."))
+    if words[0] in CARRIED or "cc" in words:
+        kernel.registers.setdefault(CARRY, "pred")
     number = len(kernel.instructions)
-    return PtxInstruction(number, line, text, opcode, tuple(opcode.split(".")), operands, predicate, negated, source)
+    return PtxInstruction(number, line, text, opcode, words, operands, predicate, negated, source)
 
 
 def read_instruction(kernel: PtxKernel, text: str, line: int = 0, source: Source | None = None) -> PtxInstruction:
@@ -433,6 +438,9 @@ _OFFSET = re.compile(r"(.+?)\s*([+-])\s*(-?(?:0[xX])?[0-9a-fA-F]+)$", re.S)
 _NUMBER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|\d+)U?")
 
 
+_DECIMAL = re.compile(r"-?\d+(?:\.\d*(?:[eE][+-]?\d+)?|[eE][+-]?\d+)")
+
+
 def _operand(kernel: PtxKernel, text: str) -> PtxOperand:
     if text in kernel.registers:
         return PtxOperand("reg", text)
@@ -467,6 +475,8 @@ def _operand(kernel: PtxKernel, text: str) -> PtxOperand:
         return PtxOperand("number", bare)
     if bare.startswith("%"):
         return PtxOperand("special", bare)
+    if _DECIMAL.fullmatch(bare):
+        return PtxOperand("number", bare)
     if re.fullmatch(r"[\w$@.]+(?:\s*\+\s*\d+)?", bare):
         return PtxOperand("symbol", bare)
     raise ValueError(f"cannot read the operand {text!r}")

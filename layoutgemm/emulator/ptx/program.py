@@ -15,8 +15,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ...errors import PtxError
+from . import rules  # noqa: F401  (the rules register)
 from .codegen import NAMES, PARAMETER_BASE, CodeGenerator, bits_of
-from .parser import MAX_SHARED_BYTES, PtxInstruction, PtxKernel, PtxOperand
+from .parser import CARRIED, CARRY, MAX_SHARED_BYTES, PtxInstruction, PtxKernel, PtxOperand
 from .values import FULL, Undefined, Value
 
 if TYPE_CHECKING:
@@ -150,6 +151,9 @@ class Program:
                 written |= named
             if not target or ins.opcode.startswith("wgmma.mma_async"):
                 read |= named
+        if CARRY in self.index:
+            written |= ("cc" in ins.words) << self.index[CARRY]
+            read |= (ins.words[0] in CARRIED) << self.index[CARRY]
         return written, read
 
     # ------------------------------------------------------------ control flow
