@@ -136,20 +136,22 @@ class CodeGenerator:
             if operand.kind == "pair" and not beside:
                 raise ValueError(f"{operand.text} is a pair, where one register is needed")
             for part, type_ in zip(parts, (whole, "pred"), strict=False):
-                self.fits(part, type_.lstrip("*"), wider=type_[:1] == "*")
+                self.fits(part, type_.lstrip("*"), type_[:1] == "*", bool(beside))
 
-    def fits(self, operand: PtxOperand, kind: str, wider: bool = False) -> None:
+    def fits(self, operand: PtxOperand, kind: str, wider: bool, beside: bool) -> None:
         """Raise ValueError for a register or literal of another width or class than a type."""
         kind = "pred" if kind == "p" else kind
-        literal = operand.text.lstrip("-") if operand.kind == "number" else ""
-        if literal and (literal[:2] in ("0f", "0F", "0d", "0D") or "." in literal) and kind[0] in "us":
-            raise ValueError(f"{operand.text} is a float, where .{kind} is needed")
-        if operand.kind != "reg" or kind in ("i", "v4", "b8"):
+        if operand.kind == "number" and (_is_float(operand.text), kind[0]) in ((True, "u"), (True, "s"), (False, "f")):
+            what = "a float" if _is_float(operand.text) else "an integer"
+            raise ValueError(f"{operand.text} is {what}, where .{kind} is needed")
+        if operand.kind == "sink" and not beside:
+            raise ValueError("a result of it cannot be dropped")
+        if operand.kind != "reg" or kind in ("i", "v4"):
             return
         bits, declared = bits_of(kind), self.kinds[operand.text]
         if (wrong := self.misfit(operand, bits)) and not (wider and bits_of(declared) > bits):
             raise ValueError(wrong)
-        if {kind[0], declared[0]} in ({"f", "u"}, {"f", "s"}) and "x2" not in kind:
+        if _class(kind) != _class(declared) and "b" not in (_class(kind), _class(declared)):
             raise ValueError(f"{operand.text} is a register of type .{declared}, where .{kind} is needed")
 
     def assigned(self, ins: PtxInstruction, target: PtxOperand, text: str) -> tuple[str, str]:
@@ -165,6 +167,17 @@ class CodeGenerator:
     def choose(self, target: PtxOperand) -> str:
         """The function that selects between two values of a register."""
         return "select64" if bits_of(self.kinds.get(target.text, "b32")) == 64 else "select"
+
+
+def _class(kind: str) -> str:
+    """The class of a type: integers pass for each other, a float for itself, and bits ("b") for all."""
+    return "b" if kind[0] == "b" and kind[:2] != "bf" else "integer" if kind[0] in "us" and kind[:2] != "ue" else kind
+
+
+def _is_float(text: str) -> bool:
+    """True for the text of a float literal."""
+    text = text.lstrip("-").lower()
+    return text[:2] in ("0f", "0d") or "." in text or (text[:2] != "0x" and "e" in text)
 
 
 def special(operand: PtxOperand) -> str:
@@ -185,7 +198,7 @@ def number(text: str, bits: int) -> int:
     head = text.lstrip("-")[:2].lower()
     if head == "0f":
         return int(text.lstrip("-")[2:], 16) ^ sign
-    if head == "0d" or "." in text or (head != "0x" and "e" in text.lower()):
+    if _is_float(text):
         raw = int(text.lstrip("-")[2:], 16) if head == "0d" else None
         value = float(text.lstrip("-")) if raw is None else float(np.uint64(raw).view(np.float64))
         found = np.float32(value).view(np.uint32) if bits == 32 else np.float64(value).view(np.uint64)

@@ -3,7 +3,8 @@
 One line of `TABLE` is a family of forms. `[.rn|.rz]` is optional, `.u32|.s32` is a choice. Operand types follow the
 colon: `t` is the last type of the opcode, `u` the one before it, `w` twice the width of `t`, `d` the result's type.
 `*` before a type allows wider registers, `d|p` is a pair, `?` an operand that may be left out. `@90` is the least
-target, `@100a` one of the architecture's own.
+target, `@100a` an architecture of its own, `@10x` one of the
+family 100 to 109.
 
 Source: PTX ISA, "Instruction Set"; what ptxas 13.0 accepts is compared with this table by a test.
 """
@@ -31,6 +32,7 @@ _WORDS = {
     "FP8": ".e4m3x2|.e5m2x2",
     "FP64": ".e2m1x2|.e2m3x2|.e3m2x2",
 }
+_TYPE = re.compile(r"(?:[busf]|bf|tf|e|ue)\d\w*|pred")
 TABLE = """
 add sub       INT                                          : t t t
 add sub       .sat .s32                                    : t t t
@@ -176,7 +178,8 @@ cvt           RND [.ftz] [.sat] .f32 I8                    : *u *t
 cvt           RND [.sat] .f64|.f16 I8                      : *u *t
 cvt           RND .bf16 .u16|.s16|.u32|.s32|.u64|.s64      : *u *t       @90
 cvt           RND .bf16 .f16|.f64                          : *u *t       @90
-cvt           RND .f16|.f64 .bf16                          : *u *t       @90
+cvt           RND .f16 .bf16                               : *u *t       @90
+cvt           [RND] .f64 .bf16                             : *u *t       @90
 cvt           .rm|.rp .bf16 .f32                           : *u *t       @80
 cvt           [RNI] [.ftz] [.sat] .f32 .f32                : *u *t
 cvt           [RNI] [.sat] .f64 .f64                       : *u *t
@@ -292,7 +295,7 @@ def form_of(opcode: str, operands: int, target: str) -> Form:
     ValueError: add.sat.u32 is no form of add in PTX
     """
     name = opcode.partition(".")[0]
-    found = forms_of(name).get(opcode)
+    found = forms_of(name).get(opcode) or _orderless(name).get(_sorted_words(opcode))
     if found is None:
         raise ValueError(f"{opcode} is no form of {name} in PTX")
     fitting = [form for form in found if len(form.operands) == operands]
@@ -304,8 +307,25 @@ def form_of(opcode: str, operands: int, target: str) -> Form:
     return fitting[0]
 
 
+@cache
+def _orderless(name: str) -> dict[tuple[str, ...], list[Form]]:
+    """The forms by their words in any order, which ptxas takes too."""
+    return {_sorted_words(opcode): found for opcode, found in forms_of(name).items()}
+
+
+def _sorted_words(opcode: str) -> tuple[str, ...]:
+    """The words of an opcode, those of modifiers in alphabetical order, those of types in theirs."""
+    words = opcode.split(".")[1:]
+    kinds = [word for word in words if _TYPE.fullmatch(word)]
+    return (*sorted(word for word in words if word not in kinds), *kinds)
+
+
 def _reached(target: str, least: str) -> bool:
     """True if an architecture ("sm_90a") has what `least` ("100a") asks for."""
     number = int(re.sub(r"\D", "", target) or 0)
-    own = least[-1] in "af"
-    return number >= int(least.rstrip("af")) and (not own or target[-1] in "af")
+    own = least[-1] in "ax"
+    if least[-1] == "x" and number // 10 != int(least[:-1]):
+        return False
+    return number >= int(least[:-1] + "0" if least[-1] == "x" else least.rstrip("a")) and (
+        not own or target[-1] in "af"
+    )

@@ -214,6 +214,9 @@ def _funnel(g: CodeGenerator, ins: PtxInstruction) -> str:
 def _bits(g: CodeGenerator, ins: PtxInstruction) -> str:
     name, kind = ins.words[0], ins.words[-1]
     bits, signed, clamp = bits_of(kind), kind[0] == "s", "clamp" in ins.words
+    for operand in ins.operands[-2:] if name in ("bfe", "bfi") else ():
+        if operand.kind == "number" and not 0 <= number(operand.text, 32) < 256:
+            raise ValueError(f"{operand.text} is a position or length that is not in 0..255")
     texts = [g.read(o, kind if i < (2 if name == "bfi" else 1) else "b32") for i, o in enumerate(ins.operands[1:])]
     core = {
         "bfe": f"lambda x, p, n: extract(x, p, n, {bits}, {signed})",

@@ -12,6 +12,9 @@ def _mov(g: CodeGenerator, ins: PtxInstruction) -> str | list[tuple[PtxOperand, 
     if target.kind == "vector":
         each = bits_of(kind) // len(target.parts)
         text = g.read(source, kind)
+        for part in target.parts:
+            if part.kind == "reg" and (wrong := g.misfit(part, each)):
+                raise ValueError(wrong)
         return [(part, _field(text, i * each, each, bits_of(kind))) for i, part in enumerate(target.parts)]
     if source.kind == "vector":
         return _joined([g.read(part, f"b{bits_of(kind) // len(source.parts)}") for part in source.parts], bits_of(kind))
