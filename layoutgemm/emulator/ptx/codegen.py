@@ -24,6 +24,7 @@ from .parser import PtxInstruction, PtxKernel, PtxOperand
 
 # Exceptions from reading an instruction whose words or operands fit no form.
 UNREADABLE = (ValueError, LookupError, TypeError, StopIteration)
+_GENERIC = re.compile(r"generic\(\s*([\w$@.]+)\s*\)")
 # The start of parameter space, and of shared memory among generic addresses.
 PARAMETER_BASE = 0x10000
 SHARED_WINDOW = 0x7F0000000000
@@ -73,6 +74,8 @@ class CodeGenerator:
             return str(number(operand.text, bits_of(kind)))
         if operand.kind == "symbol":
             name, _, offset = operand.text.partition("+")
+            if (generic := _GENERIC.fullmatch(name.strip())) is not None:
+                name = generic.group(1)
             if name.strip() in ("true", "false"):
                 return name.strip().capitalize()
             if name.strip() not in self.symbols:
