@@ -17,7 +17,7 @@ from layoutgemm.emulator.ops import build
 from layoutgemm.emulator.ptx.parser import parse
 from layoutgemm.emulator.ptx.program import Program
 
-REGISTERS = {"pred": "p", "b8": "b", "b16": "h", "b32": "r", "b64": "d", "f32": "f", "f64": "e"}
+REGISTERS = {"pred": "p", "b16": "h", "b32": "r", "b64": "d", "f32": "f", "f64": "e", "b8": "b"}
 COUNT = 96
 
 
@@ -52,6 +52,7 @@ def module(body: str, names: Mapping[str, str], target: str = "sm_90a", shared: 
     """
     parameters = ", ".join(f".param .{kind} {name}" for name, kind in names.items())
     registers = [f".reg .{kind} %{letter}<{COUNT}>;" for kind, letter in REGISTERS.items()]
+    registers[-2:] = [" ".join(registers[-2:])]
     registers += [f".reg .{kind.replace('u', 'b')} %{name};" for name, kind in names.items()]
     loads = [f"ld.param.{kind} %{name}, [{name}];" for name, kind in names.items()]
     symbols = ".extern .shared .align 1024 .b8 smem[];\n" if shared else ""

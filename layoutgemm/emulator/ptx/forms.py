@@ -173,26 +173,27 @@ cvt           .sat .s64 .u64                               : *u *t
 cvt           RNI [.ftz] [.sat] I8 .f32                    : *u *t
 cvt           RNI [.sat] I8 .f64                           : *u *t
 cvt           RNI [.sat] I8 .f16                           : *u *t
-cvt           RNI .u16|.s16|.u32|.s32|.u64|.s64 .bf16      : *u *t       @90
+cvt           RNI .u16|.s16|.u32|.s32|.u64|.s64 .bf16      : u t       @90
 cvt           RND [.ftz] [.sat] .f32 I8                    : *u *t
 cvt           RND [.sat] .f64|.f16 I8                      : *u *t
-cvt           RND .bf16 .u16|.s16|.u32|.s32|.u64|.s64      : *u *t       @90
-cvt           RND .bf16 .f16|.f64                          : *u *t       @90
-cvt           RND .f16 .bf16                               : *u *t       @90
-cvt           [RND] .f64 .bf16                             : *u *t       @90
-cvt           .rm|.rp .bf16 .f32                           : *u *t       @80
+cvt           RND .bf16 .u16|.s16|.u32|.s32|.u64|.s64      : u t       @90
+cvt           RND .bf16 .f16|.f64                          : u t       @90
+cvt           RND .f16 .bf16                               : u t       @90
+cvt           [RND] .f64 .bf16                             : u t       @90
+cvt           .rm|.rp .bf16 .f32                           : u t       @80
 cvt           [RNI] [.ftz] [.sat] .f32 .f32                : *u *t
 cvt           [RNI] [.sat] .f64 .f64                       : *u *t
 cvt           [RNI] [.sat] .f16 .f16                       : *u *t
-cvt           [RNI] .bf16 .bf16                            : *u *t       @90
+cvt           [RNI] .bf16 .bf16                            : u t       @90
 cvt           RND [.ftz] [.sat] .f32 .f64                  : *u *t
 cvt           RND [.ftz] [.sat] .f16 .f32                  : *u *t
 cvt           RND [.sat] .f16 .f64                         : *u *t
 cvt           [.ftz] [.sat] .f32 .f16                      : *u *t
 cvt           [.ftz] [.sat] .f64 .f32                      : *u *t
 cvt           [.sat] .f64 .f16                             : *u *t
-cvt           .f32 .bf16                                   : *u *t
-cvt           .rn|.rz [.relu] [.satfinite] .f16|.bf16 .f32 : *u *t       @80
+cvt           .f32 .bf16                                   : u t
+cvt           .rn|.rz [.relu] [.satfinite] .f16 .f32       : *u *t       @80
+cvt           .rn|.rz [.relu] [.satfinite] .bf16 .f32      : u t         @80
 cvt           .rn|.rz [.relu] [.satfinite] .f16x2|.bf16x2 .f32 : u t t   @80
 cvt           .rna .tf32 .f32                              : b32 t       @80
 cvt           .rn|.rz [.relu] .tf32 .f32                   : b32 t       @90
