@@ -297,7 +297,8 @@ def _parts(words: Words, kind: str) -> list[tuple[Words, str]]:
 
 def _values(words: Words, kind: str) -> npt.NDArray[np.float64]:
     form = dtype(kind)
-    return form.decode(words.astype(form.storage)).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        return form.decode(words.astype(form.storage)).astype(np.float64)
 
 
 def differing(case: Case, got: Words, want: Words) -> npt.NDArray[np.bool_]:

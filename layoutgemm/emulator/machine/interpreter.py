@@ -239,10 +239,8 @@ class PtxMachine:
         self.printed: list[tuple[Triple, int, str]] = []  # what threads printed: (block, thread, text), in order
         if problem := _geometry(launch):
             raise EmulatorError(problem)
-        for variable in program.kernel.variables:
-            first = program.initial(variable)
-            address = program.symbols[variable.name]
-            launch.memory.define(variable.name, address, None if variable.external else first)
+        for variable, first in program.variables:
+            launch.memory.define(variable.name, program.symbols[variable.name], None if variable.external else first)
         for axis in range(3):
             if launch.grid[axis] % launch.cluster[axis]:
                 raise EmulatorError(f"a grid of {launch.grid} is not a whole number of clusters of {launch.cluster}")

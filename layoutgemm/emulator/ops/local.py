@@ -7,12 +7,10 @@ import numpy.typing as npt
 
 from ..machine.interpreter import Fiber
 from ..machine.local_memory import LocalMemory
-from ..ptx.codegen import LOCAL_WINDOW, PARAMETER_BASE
-from ..ptx.parser import MAX_LOCAL_BYTES, MAX_PARAMETER_BYTES, PtxInstruction
+from ..ptx.codegen import LOCAL_BYTES, LOCAL_WINDOW, PARAMETER_BASE
+from ..ptx.parser import MAX_PARAMETER_BYTES, PtxInstruction
 from ..ptx.program import LOCAL_START
 from ..ptx.values import LANE, Lanes, Value, bool_of
-
-_END = LOCAL_WINDOW + LOCAL_START + MAX_LOCAL_BYTES
 
 
 def is_local(space: str, where: Value) -> bool:
@@ -22,7 +20,7 @@ def is_local(space: str, where: Value) -> bool:
     first = int(where[0]) if isinstance(where, np.ndarray) else where
     if space == "param":
         return not PARAMETER_BASE <= first < PARAMETER_BASE + MAX_PARAMETER_BYTES
-    return not space and LOCAL_WINDOW <= first < _END
+    return not space and LOCAL_WINDOW <= first < LOCAL_WINDOW + LOCAL_BYTES
 
 
 def memory_of(fiber: Fiber) -> LocalMemory:

@@ -28,7 +28,7 @@ _GENERIC = re.compile(r"generic\(\s*([\w$@.]+)\s*\)")
 # The start of parameter space, and of shared memory among generic addresses.
 PARAMETER_BASE = 0x10000
 SHARED_WINDOW = 0x7F0000000000
-LOCAL_WINDOW = 0x6F0000000000  # of each thread's own memory
+LOCAL_WINDOW, LOCAL_BYTES = 0x6F0000000000, 1 << 20  # of each thread's own memory
 MASKS = {8: "255", 16: "65535", 32: "M32", 64: "M64"}
 HALVES = {"f16": "f16", "bf16": "bf16", "f16x2": "f16", "bf16x2": "bf16"}
 NAMES: dict[str, object] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 BRANCHES = ("bra", "ret", "exit")
 _NUMBERS = itertools.count()
+_SYMBOL = re.compile(r"[A-Za-z_$][\w$]*")
 LOCAL_START = 0x20000  # of each thread's own memory: above the kernel's parameters
 VARIABLES = 0x6000_0000_0000  # of a module's variables, below the buffers of a launch
 SHARED_START = 1024  # dynamic shared memory does not begin at offset 0, so that a forgotten base address shows
@@ -100,6 +102,7 @@ class Program:
     symbols: dict[str, int] = field(init=False)
     shared_bytes: int = field(init=False)
     local_end: int = field(init=False)
+    variables: list[tuple[ModuleVariable, npt.NDArray[np.uint8]]] = field(init=False)
     index: dict[str, int] = field(init=False)
     wide: int = field(init=False)
     steps: list[CodeSegment | Operation | None] = field(init=False)
@@ -130,6 +133,7 @@ class Program:
         self.blank = [Undefined(False if kind == "pred" else 0, FULL, name) for name, kind in kinds]
         self._blocks()
         self._make_steps()
+        self.variables = self._variables()
         if self.refusals:
             raise PtxError(listed(self.kernel.name, self.refusals))
 
@@ -343,12 +347,29 @@ class Program:
         """The map's address and each coordinate of `[map, {x, y, ...}]`, as functions."""
         return self.address(operand), [self.value(part) for part in operand.parts[1:]]
 
-    def initial(self, variable: ModuleVariable) -> npt.NDArray[np.uint8]:
-        """The first bytes of a variable, with the addresses in it. Raises PtxError for an unknown symbol."""
+    def _variables(self) -> list[tuple[ModuleVariable, npt.NDArray[np.uint8]]]:
+        """The variables that the kernel can reach by name or by addresses in others, and their first bytes."""
+        named = {one.name: one for one in self.kernel.variables}
+        if not named:
+            return []
+        reached: list[str] = []
+        for ins in self.kernel.instructions:
+            reached += [name for name in _SYMBOL.findall(ins.text) if name in named]
+        reached = list(dict.fromkeys(reached))
+        for name in reached:
+            reached += [
+                one.symbol for one in named[name].relocations if one.symbol in named and one.symbol not in reached
+            ]
+        return [(named[name], self._initial(named[name])) for name in reached]
+
+    def _initial(self, variable: ModuleVariable) -> npt.NDArray[np.uint8]:
+        """The first bytes of a variable, with the addresses in it."""
         content = bytearray(variable.content)
         for offset, size, symbol, addend, shift in variable.relocations:
             if symbol not in self.symbols:
-                raise PtxError(f"PTX line {variable.line}: the initialiser of {variable.name}: unknown symbol {symbol}")
+                where = f"PTX line {variable.line}: .{variable.space} {variable.name}"
+                self.refusals.append(f"{where}: its initialiser names {symbol}, which is no variable of the module")
+                continue
             value = self.symbols[symbol] + addend >> 8 * shift
             content[offset : offset + size] = (value & (1 << 8 * size) - 1).to_bytes(size, "little")
         return np.frombuffer(content, dtype=np.uint8).copy()

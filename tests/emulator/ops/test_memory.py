@@ -184,7 +184,7 @@ def test_addresses_of_other_blocks():
 
 
 @pytest.mark.parametrize("text", ["st.const.u32 [%d0], %r0;", "ld.global.b128 %d0, [%d1];",
-                                  "red.global.mul.u32 [%d0], %r0;", "ld.global.zz.u32 %r0, [%d0];"])  # fmt: skip  # noqa: E501
+                                  "red.global.mul.u32 [%d0], %r0;", "ld.global.zz.u32 %r0, [%d0];"])  # fmt: skip
 def test_unknown_forms_are_refused(text):
     with pytest.raises(PtxError, match=r"PTX line \d+"):
         run(text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..codegen import LOCAL_WINDOW, SHARED_WINDOW, CodeGenerator, bits_of, rule
+from ..codegen import LOCAL_BYTES, LOCAL_WINDOW, SHARED_WINDOW, CodeGenerator, bits_of, rule
 from ..parser import PtxInstruction, PtxOperand
 
 
@@ -41,6 +41,17 @@ def _joined(parts: list[str], whole: int) -> str:
 
 WINDOWS = {"shared": SHARED_WINDOW, "shared::cta": SHARED_WINDOW, "shared::cluster": SHARED_WINDOW,
            "local": LOCAL_WINDOW}  # fmt: skip
+
+
+@rule("isspacep")
+def _isspacep(g: CodeGenerator, ins: PtxInstruction) -> str:
+    """True for generic addresses in a state space. Constants and parameters have no window of their own here."""
+    text, space = g.read(ins.operands[1], "b64"), ins.words[1]
+    if space in ("const", "param"):
+        raise ValueError(f"whether a generic address is in {space} memory is not known here")
+    shared = f"({text} >= {SHARED_WINDOW})"
+    local = f"(({text} >= {LOCAL_WINDOW}) & ({text} < {LOCAL_WINDOW + LOCAL_BYTES}))"
+    return local if space == "local" else shared if space != "global" else f"({shared} | {local}) ^ True"
 
 
 @rule("cvta")
