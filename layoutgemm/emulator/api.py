@@ -314,7 +314,7 @@ def _printed(machine: PtxMachine) -> str:
 def _run_once(
     launches: Sequence[HostLaunch], memory: GlobalMemory, policy: Policy, progress: bool, watch: Watch
 ) -> list[LaunchResult]:
-    out = []
+    out: list[LaunchResult] = []
     for number, launch in enumerate(launches):
         line = _progress(f"{launch.kernel.name[:40]} ({number + 1} of {len(launches)})") if progress else None
         machine = PtxMachine(program_of(launch.kernel), launch.within(memory), policy, line, watch)

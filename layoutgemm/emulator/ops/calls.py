@@ -7,6 +7,7 @@ Guide, "Formatted Output", "Assertion".
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from ...errors import EmulatorError
 from ..machine.interpreter import Fiber
 from ..ptx.parser import PtxInstruction, PtxOperand
 from ..ptx.program import Program, Reader, Run
-from ..ptx.values import LANE, Value, bool_of
+from ..ptx.values import LANE, Value, bool_of, signed
 from .local import fetch_local, is_local, store_local
 from .registry import operation
 
@@ -104,53 +105,66 @@ def _printing(
     return go
 
 
-def formatted(fiber: Fiber, lane: int, format_: int, buffer: int) -> tuple[str, int]:
-    """(The text of one thread's printf, the number of its arguments)."""
-    pattern, at, count = _text(fiber, lane, format_), buffer, 0
+@dataclass
+class _Arguments:
+    """The buffer of one thread's printf, read from its start."""
 
-    def take(size: int) -> int:
-        nonlocal at, count
-        at = -(-at // size) * size
-        raw = _bytes(fiber, lane, at, size)
-        at, count = at + size, count + 1
+    fiber: Fiber
+    lane: int
+    at: int
+    count: int = 0
+
+    def take(self, size: int) -> int:
+        """The bits of the next argument, which is aligned to its size."""
+        self.at = -(-self.at // size) * size
+        raw = _bytes(self.fiber, self.lane, self.at, size)
+        self.at, self.count = self.at + size, self.count + 1
         return int.from_bytes(raw, "little")
 
-    def one(found: re.Match[bytes]) -> bytes:
-        flags, width, precision, length, kind = (None if part is None else part.decode() for part in found.groups())
-        if kind == "%":
-            return b"%"
-        if width == "*":
-            given = take(4)
-            given -= (given >> 31) << 32
-            flags, width = (flags + "-" if given < 0 else flags), str(abs(given))
-        if precision == "*":
-            precision = str(take(4) & 0x7FFFFFFF)
-        point = "" if precision is None else f".{precision or 0}"
-        if kind == "s":
-            text = _text(fiber, lane, take(8)).decode("utf-8", "replace")
-            return (f"%{flags.replace('0', '')}{width}{point}s" % text).encode()
-        if kind == "c":
-            return (f"%{flags.replace('0', '')}{width}s" % chr(take(4) & 0xFF)).encode("latin-1")
-        if kind == "p":
-            return (f"%{flags}{width}s" % hex(take(8))).encode()
-        if kind in "eEfFgGaA":
-            value = float(np.uint64(take(8)).view(np.float64))
-            if kind in "aA":
-                text = value.hex()
-                return (f"%{flags}{width}s" % (text.upper() if kind == "A" else text)).encode()
-            return (f"%{flags}{width}{point}{kind}" % value).encode()
-        size = 8 if length in ("ll", "l", "j", "z", "t") else 4
-        whole, bits = take(size), {"hh": 8, "h": 16}.get(length or "", 8 * size)
-        whole &= (1 << bits) - 1
-        if kind in "di" and whole >> bits - 1:
-            whole -= 1 << bits
-        if kind == "o" and "#" in flags:
-            flags = flags.replace("#", "")
-            return (f"%{flags}{width}s" % f"0{whole:o}").encode()
-        return (f"%{flags}{width}{point}{'d' if kind in 'diu' else kind}" % whole).encode()
+    def text(self) -> str:
+        """The string that the next argument points to."""
+        return _text(self.fiber, self.lane, self.take(8)).decode("utf-8", "replace")
 
-    text = _CONVERSION.sub(one, pattern)
-    return text.decode("utf-8", "replace"), count
+
+def formatted(fiber: Fiber, lane: int, format_: int, buffer: int) -> tuple[str, int]:
+    """(The text of one thread's printf, the number of its arguments)."""
+    arguments = _Arguments(fiber, lane, buffer)
+    text = _CONVERSION.sub(lambda found: _converted(found, arguments).encode(), _text(fiber, lane, format_))
+    return text.decode("utf-8", "replace"), arguments.count
+
+
+def _converted(found: re.Match[bytes], arguments: _Arguments) -> str:
+    """One conversion of a format; Python's are C's but for lengths and signs."""
+    flags, width, length, kind = ((found.group(n) or b"").decode() for n in (1, 2, 4, 5))
+    point = "" if found.group(3) is None else f".{found.group(3).decode() or 0}"
+    if kind == "%":
+        return "%"
+    if width == "*":
+        given = arguments.take(4)
+        given -= given >> 31 << 32
+        flags, width = flags + "-" * (given < 0), str(abs(given))
+    if point == ".*":
+        point = f".{arguments.take(4) & 0x7FFFFFFF}"
+    plain = flags.replace("0", "").replace("#", "")
+    if kind == "s":
+        return f"%{plain}{width}{point}s" % arguments.text()
+    if kind == "c":
+        return f"%{plain}{width}s" % chr(arguments.take(4) & 0xFF)
+    if kind == "p":
+        return f"%{plain}{width}s" % hex(arguments.take(8))
+    if kind in "eEfFgGaA":
+        value = float(np.uint64(arguments.take(8)).view(np.float64))
+        if kind in "aA":
+            return f"%{plain}{width}s" % (value.hex().upper() if kind == "A" else value.hex())
+        return f"%{flags}{width}{point}{kind}" % value
+    size = 8 if length in ("ll", "l", "j", "z", "t") else 4
+    bits = {"hh": 8, "h": 16}.get(length, 8 * size)
+    whole = arguments.take(size) & (1 << bits) - 1
+    if kind in "di":
+        whole = signed(whole, bits)
+    if kind == "o" and "#" in flags:
+        return f"%{plain}{width}s" % f"0{whole:o}"
+    return f"%{flags}{width}{point}{'d' if kind in 'diu' else kind}" % whole
 
 
 def _failing(program: Program, ins: PtxInstruction, arguments: tuple[PtxOperand, ...]) -> Run:

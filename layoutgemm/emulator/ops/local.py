@@ -10,7 +10,7 @@ from ..machine.local_memory import LocalMemory
 from ..ptx.codegen import LOCAL_BYTES, LOCAL_WINDOW, PARAMETER_BASE
 from ..ptx.parser import MAX_PARAMETER_BYTES, PtxInstruction
 from ..ptx.program import LOCAL_START
-from ..ptx.values import LANE, Lanes, Value, bool_of
+from ..ptx.values import LANE, Value, bool_of
 
 
 def is_local(space: str, where: Value) -> bool:
@@ -39,7 +39,9 @@ def places(where: Value, lanes: int, space: str) -> tuple[npt.NDArray[np.int64],
     return active, addresses if space else addresses - LOCAL_WINDOW
 
 
-def fetch_local(fiber: Fiber, ins: PtxInstruction, where: Value, lanes: int, space: str, size: int) -> Lanes:
+def fetch_local(
+    fiber: Fiber, ins: PtxInstruction, where: Value, lanes: int, space: str, size: int
+) -> npt.NDArray[np.uint8]:
     """The bytes [lane, size] of a load; unwritten ones are noted."""
     memory, (active, addresses) = memory_of(fiber), places(where, lanes, space)
     data = memory.read(active, addresses, size)

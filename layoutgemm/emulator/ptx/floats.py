@@ -145,10 +145,10 @@ def exclusive(name: str, a: Floats, b: Floats) -> Floats:
 
 def chosen32(name: str, way: str, flush: bool, *values: Value) -> Value:
     """min, max of two or three f32; way: "", "abs" or "xorsign"."""
-    first, *rest = (_flushed(f32(x), flush) for x in values)
-    if way == "abs":
-        first, *rest = (np.abs(x) for x in (first, *rest))
-    for other in rest:
+    size: Callable[[Floats], Floats] = np.abs if way == "abs" else lambda x: x
+    parts = [size(_flushed(f32(x), flush)) for x in values]
+    first = parts[0]
+    for other in parts[1:]:
         first = exclusive(name, first, other) if way == "xorsign" else BINARY[name](first, other)
     return _finish32(first, flush, False)
 

@@ -103,10 +103,10 @@ def odd_integer(x: Value) -> Floats:
             size = size >> 11 << 11 | sticky
         return np.float64(-size if x < 0 else size)
     negative = x < 0 if x.dtype == np.int64 else np.zeros(x.shape, dtype=bool)
-    size = np.where(negative, -x.astype(np.int64), x.astype(np.int64)).view(np.uint64)
+    whole = np.where(negative, -x.astype(np.int64), x.astype(np.int64)).view(np.uint64)
     low = np.uint64(0x7FF)
-    size = np.where(size >> np.uint64(53), size & ~low | ((size & low) != 0).astype(np.uint64) << np.uint64(11), size)
-    y = size.astype(np.float64)
+    cut = whole & ~low | ((whole & low) != 0).astype(np.uint64) << np.uint64(11)
+    y = np.where(whole >> np.uint64(53), cut, whole).astype(np.float64)
     return np.where(negative, -y, y)
 
 

@@ -250,7 +250,7 @@ def remainder(a: Value, b: Value) -> Value:
     """The remainder of division toward 0. By 0 it is all ones, as on an H100 (PTX leaves it open)."""
     if not isinstance(a, np.ndarray) and not isinstance(b, np.ndarray):
         return a - quotient(a, b) * b if b else -1
-    rest = a - quotient(a, b) * b
+    rest = np.asarray(a - quotient(a, b) * b)
     return np.where(b == 0, rest.dtype.type(M64 if rest.dtype == np.uint64 else -1), rest)
 
 

@@ -41,7 +41,7 @@ def test_variables_can_be_given_and_read_back():
     emulate_ptx(MODULE, kernel="functions", grid=2, block=32, args=[x, 40], variables=given)
     np.testing.assert_allclose(x, want, rtol=1e-6)
     assert counter.tolist() == [47]
-    with pytest.raises(EmulatorError, match="no variable nothing; it has .*coefficients, counter"):
+    with pytest.raises(EmulatorError, match=r"no variable nothing; it has .*coefficients, counter"):
         emulate_ptx(MODULE, kernel="functions", grid=2, block=32, args=[x, 40], variables={"nothing": other})
     with pytest.raises(EmulatorError, match="coefficients has 16 bytes, and 8 were given"):
         emulate_ptx(MODULE, kernel="functions", args=[x, 40], variables={"coefficients": other[:2]})
@@ -107,7 +107,8 @@ def test_a_function_called_twice_and_within_another():
 def test_local_memory_is_each_threads_own():
     body = """.local .align 8 .b8 own[64]; .reg .b64 %sp, %g;
     mov.u64 %sp, own; cvta.local.u64 %g, %sp; and.b32 %r2, %r0, 7; mul.wide.u32 %d2, %r2, 8; add.u64 %d3, %g, %d2;
-    st.u32 [%d3], %r0; add.u64 %d4, %sp, %d2; ld.local.u32 %r1, [%d4]; isspacep.local %p1, %d3; isspacep.global %p2, %d3;
+    st.u32 [%d3], %r0; add.u64 %d4, %sp, %d2; ld.local.u32 %r1, [%d4]; isspacep.local %p1, %d3;
+    isspacep.global %p2, %d3;
     @%p1 add.u32 %r1, %r1, 100; @%p2 add.u32 %r1, %r1, 1000; cvta.to.local.u64 %d5, %d3; sub.u64 %d5, %d5, %d4;
     cvt.u32.u64 %r3, %d5; add.u32 %r1, %r1, %r3;"""
     assert run(body) == [i + 100 for i in range(32)]
@@ -125,7 +126,8 @@ def test_a_read_of_local_memory_that_nothing_wrote_matters_where_the_result_does
 def test_initialisers():
     variables = """
     .global .align 4 .u32 one = 7; .const .f32 half = 0.5; .global .f32 bits = 0f40490FDB;
-    .global .align 2 .b16 rows[2][3] = {{1, 2}, {-3, 0x10, 017}}; .global .align 8 .u64 links[2] = {generic(one), rows+4};
+    .global .align 2 .b16 rows[2][3] = {{1, 2}, {-3, 0x10, 017}};
+    .global .align 8 .u64 links[2] = {generic(one), rows+4};
     .visible .global .align 1 .b8 parts[8] = {0xFF(one), 0xFF00(one), 0, 0, 5}; .global .v2 .u32 pair = {3, 4};"""
     body = "mov.u64 %d2, links; ld.global.u64 %d3, [%d2]; ld.u32 %r1, [%d3]; ld.global.u64 %d4, [links+8]; ld.u16 %h0, [%d4]; cvt.u32.u16 %r2, %h0; add.u32 %r1, %r1, %r2;"  # noqa: E501
     assert run(body, variables)[0] == 7 + 0
