@@ -6,7 +6,8 @@ colon: `t` is the last type of the opcode, `u` the one before it, `w` twice the 
 target, `@100a` an architecture of its own, `@10x` one of the
 family 100 to 109.
 
-Source: PTX ISA, "Instruction Set"; what ptxas 13.0 accepts is compared with this table by a test.
+Source: PTX ISA, "Instruction Set"; what ptxas 13.0 accepts is compared with this table by a test, for targets up to
+sm_90a: conversions between bf16x2 and narrow floats, and of s2f6x2, are newer.
 """
 
 from __future__ import annotations
@@ -212,6 +213,13 @@ cvt           .rn [.relu] .f16x2 .e2m1x2                   : u b8        @100a
 cvt           .rz|.rp [.satfinite] .ue8m0x2 .f32           : b16 t t     @100a
 cvt           .rz|.rp [.satfinite] .ue8m0x2 .bf16x2        : b16 t       @100a
 cvt           .rn .bf16x2 .ue8m0x2                         : u b16       @100a
+cvt           .rn .satfinite [.relu] FP8|.e2m3x2|.e3m2x2 .bf16x2 : b16 t @100a
+cvt           .rn .satfinite [.relu] .e2m3x2|.e3m2x2 .f16x2 : b16 t      @100a
+cvt           .rn .satfinite [.relu] .e2m1x2 .f16x2|.bf16x2 : b8 t       @100a
+cvt           .rn [.satfinite] [.relu] .bf16x2 FP8|.e2m3x2|.e3m2x2 : u b16 @100a
+cvt           .rn [.satfinite] [.relu] .bf16x2 .e2m1x2     : u b8        @100a
+cvt           .rn .satfinite [.relu] .bf16x2 .s2f6x2       : u b16       @100a
+cvt           .rn .satfinite [.relu] .scaled::n2::ue8m0 .bf16x2 .s2f6x2 : u b16 b16 @100a
 cvt           .rs [.relu] [.satfinite] .f16x2|.bf16x2 .f32 : u t t b32   @10x
 cvt           .rs [.relu] .satfinite .e4m3x4|.e5m2x4|.e2m3x4|.e3m2x4 .f32 : b32 v4 b32 @10x
 cvt           .rs [.relu] .satfinite .e2m1x4 .f32          : b16 v4 b32  @10x
