@@ -295,7 +295,7 @@ def _run(
 
 
 def _shown(run: Callable[[], Emulation]) -> Emulation:
-    """The run, and on standard output what its kernels printed, those of a run that cannot go on too."""
+    """The result of a run, after its kernels' text on standard output."""
     try:
         done = run()
     except EmulatorError as error:
@@ -306,7 +306,7 @@ def _shown(run: Callable[[], Emulation]) -> Emulation:
 
 
 def _printed(machine: PtxMachine) -> str:
-    """What the threads of a launch printed, by block and thread, in each thread's order."""
+    """The text that a launch printed, by block and thread."""
     lines = sorted(machine.printed, key=lambda line: (line[0][::-1], line[1]))
     return "".join([text for _, _, text in lines])
 
@@ -464,7 +464,7 @@ def emulate_ptx(
 
 
 def _variable(name: str, value: object) -> npt.NDArray[np.uint8]:
-    """The bytes of an array that stands for a module's variable, as a view where it can be one."""
+    """The bytes of an array that replaces a module's variable."""
     array = np.asarray(value)
     if not array.flags.c_contiguous or array.dtype == object:
         raise EmulatorError(f"variables[{name!r}] is not a contiguous array of numbers")

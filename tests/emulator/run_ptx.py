@@ -47,7 +47,7 @@ def module(body: str, names: Mapping[str, str], target: str = "sm_90a", shared: 
     names   parameter -> type
     shared  the dynamic shared symbol `smem`; static: bytes of a second one, `fixed`
 
-    Registers %p0, %b0, %h0, %r0, %d0, %f0, %e0 and on are predicates and values of 8, 16, 32, 64 bits, f32 and f64; the
+    Registers %p0, %b0, %h0, %r0, %d0, %f0, %e0 and on are predicates and values of 8 to 64 bits, f32 and f64. The
     parameters are loaded into registers of their own name: %a for parameter a.
     """
     parameters = ", ".join(f".param .{kind} {name}" for name, kind in names.items())

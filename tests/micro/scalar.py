@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from layoutgemm.dtypes import dtype
-from layoutgemm.emulator.ptx.forms import Form, form_of, forms_of, names
+from layoutgemm.emulator.ptx.forms import PtxForm, form_of, forms_of, names
 from tests.micro.mma_sync import header
 
 THREADS = 1024
@@ -81,7 +81,7 @@ FORMATS = {"f16": (5, 10), "bf16": (8, 7), "f32": (8, 23), "f64": (11, 52)}
 
 
 def _special(rng: random.Random, kind: str) -> int:
-    """The bits of a zero, a subnormal or an extreme value, an infinity, a NaN, one, or a number near a power of two."""
+    """The bits of a special value, or of a number near a power of two."""
     exponent, fraction = FORMATS[kind]
     top, bias = (1 << exponent) - 1, (1 << exponent - 1) - 1
     low = rng.choice((0, 0, 1, (1 << fraction) - 1, 1 << fraction - 1, rng.getrandbits(fraction)))
@@ -160,7 +160,7 @@ def _register(kind: str, name: str, rng: random.Random) -> str:
     return f"%{ {8: 'b', 16: 'h', 32: 'r', 64: 'd'}[bits] }{name}"
 
 
-def body_of(opcode: str, form: Form, rng: random.Random) -> Case | None:
+def body_of(opcode: str, form: PtxForm, rng: random.Random) -> Case | None:
     """A case of a form: registers chosen, predicates made of c; None for a form that is not drawn."""
     to, *sources = form.operands
     before, after, names_, texts = "", "", iter("abc" if rng.random() < 0.8 else "abca"), []
@@ -253,7 +253,7 @@ MATRIX = [
 
 def draw(rng: random.Random, count: int, target: str) -> list[Case]:
     """Cases for a target: forms of every instruction in turn, and warp-wide and matrix instructions."""
-    every: dict[str, list[tuple[str, Form]]] = {}
+    every: dict[str, list[tuple[str, PtxForm]]] = {}
     for name in sorted(names()):
         for opcode, found in forms_of(name).items():
             every.setdefault(name, []).extend((opcode, form) for form in found if _fits(opcode, form, target))
@@ -274,7 +274,7 @@ def draw(rng: random.Random, count: int, target: str) -> list[Case]:
     return out
 
 
-def _fits(opcode: str, form: Form, target: str) -> bool:
+def _fits(opcode: str, form: PtxForm, target: str) -> bool:
     try:
         form_of(opcode, len(form.operands), target)
     except ValueError:
@@ -335,7 +335,7 @@ def save(path: Path, about: dict[str, Any], arrays: Sequence[Words], results: Se
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[Words], list[tuple[Case, Words]]]:
-    """What `save` wrote: about, the inputs, and (case, result) pairs."""
+    """The content of a file of `save`: about, the inputs, and (case, result) pairs."""
     line, _, raw = lzma.decompress(path.read_bytes()).partition(b"\n")
     head = json.loads(line)
     cases = [Case(**one) for one in head["cases"]]

@@ -47,7 +47,7 @@ class Load:
 
 
 def drawn(rng: random.Random) -> Load:
-    """A random map that breaks no rule, and a box that may lie partly or wholly outside of the tensor."""
+    """A random legal map, and a box that may lie outside of the tensor."""
     while True:
         kind, rank, swizzle = dtype(rng.choice(KINDS)), rng.randint(1, 5), rng.choice(list(SPANS))
         extents = tuple(rng.randint(1, 9 if rank > 2 else 70) for _ in range(rank))

@@ -59,7 +59,7 @@ class LocalMemory:
         self.written[lanes[:, None], self._where(addresses, size)] = False
 
     def unwritten(self, lanes: npt.NDArray[np.int64], addresses: npt.NDArray[np.int64], size: int) -> int | None:
-        """The offset of a byte of the access that its thread has not written, or None."""
+        """The offset of a byte that its thread has not written, or None."""
         where = self._where(addresses, size)
         missing = ~self.written[lanes[:, None], where]
         return int(where[missing][0]) if missing.any() else None

@@ -131,7 +131,7 @@ class CodeGenerator:
         return " = ".join(", ".join(side) for side in zip(*assigned)) or "pass"
 
     def check(self, ins: PtxInstruction) -> None:
-        """Raise ValueError unless the opcode is a form of PTX with these operands, for this target."""
+        """Raise ValueError unless opcode and operands are a form of the target."""
         form = form_of(ins.opcode, len(ins.operands), self.target)
         for operand, kind in zip(ins.operands, form.operands, strict=True):
             whole, _, beside = kind.partition("|")

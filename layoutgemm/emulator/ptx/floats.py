@@ -212,7 +212,7 @@ def binary64(name: str, a: Value, b: Value) -> Value:
 
 
 def directed64(name: str, mode: str, *values: Value) -> Value:
-    """add, sub, mul, div, fma, rcp, sqrt of f64, rounded by a mode, in exact arithmetic."""
+    """Exact arithmetic of f64, rounded by a mode: add, sub, mul, div, fma, rcp, sqrt."""
     return lanewise64(name, mode, *values)
 
 

@@ -228,7 +228,7 @@ cvt           .pack .sat .u8|.s8|.u4|.s4|.u2|.s2 .s32 .b32 : b32 s32 s32 b32
 """
 
 
-class Form(NamedTuple):
+class PtxForm(NamedTuple):
     """One family of forms: the words after the name, the types of the operands, the least target ("80", "100a")."""
 
     words: tuple[str, ...]
@@ -263,15 +263,15 @@ def _table() -> dict[str, list[tuple[tuple[tuple[str, ...], ...], tuple[str, ...
 
 
 @cache
-def forms_of(name: str) -> dict[str, list[Form]]:
+def forms_of(name: str) -> dict[str, list[PtxForm]]:
     """Every form of an instruction by its spelled opcode; a spelling may have several, of different operands.
 
     >>> forms_of("testp")["testp.number.f64"]
-    [Form(words=('number', 'f64'), operands=('pred', 'f64'), target='50')]
+    [PtxForm(words=('number', 'f64'), operands=('pred', 'f64'), target='50')]
     >>> [form.operands for form in forms_of("min")["min.f32"]]
     [('f32', 'f32', 'f32'), ('f32', 'f32', 'f32', 'f32')]
     """
-    out: dict[str, list[Form]] = {}
+    out: dict[str, list[PtxForm]] = {}
     for tokens, types, target in _table().get(name, ()):
         for chosen in itertools.product(*tokens):
             text = "".join(chosen)
@@ -281,7 +281,7 @@ def forms_of(name: str) -> dict[str, list[Form]]:
                 "*" + named[one[1:]] if one[0] == "*" else named.get(one, one).replace("d|", f"{words[-1]}|")
                 for one in types
             )
-            out.setdefault(name + text, []).append(Form(words, operands, target))
+            out.setdefault(name + text, []).append(PtxForm(words, operands, target))
     return out
 
 
@@ -296,7 +296,7 @@ def names() -> frozenset[str]:
 
 
 @lru_cache(maxsize=1 << 12)
-def form_of(opcode: str, operands: int, target: str) -> Form:
+def form_of(opcode: str, operands: int, target: str) -> PtxForm:
     """The form of an opcode with this many operands. Raises ValueError that says what does not fit.
 
     >>> form_of("add.rz.f32", 3, "sm_90a").operands
@@ -320,13 +320,13 @@ def form_of(opcode: str, operands: int, target: str) -> Form:
 
 
 @cache
-def _orderless(name: str) -> dict[tuple[str, ...], list[Form]]:
+def _orderless(name: str) -> dict[tuple[str, ...], list[PtxForm]]:
     """The forms by their words in any order, which ptxas takes too."""
     return {_sorted_words(opcode): found for opcode, found in forms_of(name).items()}
 
 
 def _sorted_words(opcode: str) -> tuple[str, ...]:
-    """The words of an opcode, those of modifiers in alphabetical order, those of types in theirs."""
+    """The words of an opcode: sorted modifiers, then the types in order."""
     words = opcode.split(".")[1:]
     kinds = [word for word in words if _TYPE.fullmatch(word)]
     return (*sorted(word for word in words if word not in kinds), *kinds)

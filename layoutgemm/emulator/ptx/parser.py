@@ -210,7 +210,7 @@ def read_module(text: str) -> list[PtxKernel]:
 
 
 class _Module(NamedTuple):
-    """What the kernels of a module share."""
+    """The declarations that the kernels of a module share."""
 
     text: str
     target: str

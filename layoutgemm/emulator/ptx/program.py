@@ -348,7 +348,7 @@ class Program:
         return self.address(operand), [self.value(part) for part in operand.parts[1:]]
 
     def _variables(self) -> list[tuple[ModuleVariable, npt.NDArray[np.uint8]]]:
-        """The variables that the kernel can reach by name or by addresses in others, and their first bytes."""
+        """The variables that the kernel reaches, and their first bytes."""
         named = {one.name: one for one in self.kernel.variables}
         if not named:
             return []

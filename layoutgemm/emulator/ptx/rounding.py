@@ -71,7 +71,7 @@ def zero_sign(total: Floats, x: Floats, y: Floats, mode: str) -> Floats:
 
 
 def to_narrow(y: Floats, kind: DType, mode: str) -> Value:
-    """A float64, exact or rounded to odd, as the bits of a 16-bit or narrower format by a rounding mode."""
+    """A float64, exact or rounded to odd, as bits of a narrow format."""
     code = np.asarray(kind.encode(np.asarray(y))).astype(np.int64)
     if mode != "rn":
         wide = np.asarray(y, dtype=np.float64)

@@ -384,7 +384,7 @@ def leading(x: int, signed: bool, bits: int, shift: bool) -> int:
 
 
 def find_set(mask: int, base: int, offset: int) -> int:
-    """fns: the place of the n-th set bit from `base`, up or down; all ones where there is none."""
+    """fns: the place of the n-th set bit from `base`, up or down; all ones without one."""
     offset = offset - (1 << 32) if offset >> 31 else offset
     if not offset:
         return base if base < 32 and mask >> base & 1 else M32

@@ -78,7 +78,7 @@ START = ".reg .b32 %r<9>; .reg .b64 %d<9>; .reg .pred %p<4>; .reg .b16 %h<4>; mo
 
 
 def run(body: str, before: str = "", variables: dict[str, np.ndarray] | None = None) -> list[int]:
-    """What 32 threads leave in %r1 after these instructions."""
+    """The values of %r1 in 32 threads after these instructions."""
     text = f"{HEAD}{before}\n.visible .entry k(.param .u64 out) {{ {START}\n{body}\nst.global.u32 [%d0], %r1; ret; }}"
     out = np.zeros(32, np.uint32)
     done = emulate_ptx(text, args=[out], variables=variables)

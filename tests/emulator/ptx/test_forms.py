@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from layoutgemm.emulator.ptx.forms import Form, form_of, forms_of, names
+from layoutgemm.emulator.ptx.forms import PtxForm, form_of, forms_of, names
 
 PTXAS = shutil.which("ptxas")
 REGISTERS = {1: "p", 8: "b", 16: "h", 32: "r", 64: "d", 128: "q"}
@@ -35,12 +35,12 @@ def operand(kind: str, number: int) -> str:
     return f"%{REGISTERS[width(whole)]}{number}" + ("|%p7" if beside else "")
 
 
-def spelled(opcode: str, form: Form) -> str:
+def spelled(opcode: str, form: PtxForm) -> str:
     return f"{opcode} {', '.join(operand(kind, n) for n, kind in enumerate(form.operands))};"
 
 
 def refused_by_ptxas(lines: list[str], target: str, folder: Path) -> dict[int, str]:
-    """Line -> error of those that ptxas refuses."""
+    """Line -> error, for each line that ptxas refuses."""
     declared = " ".join(f".reg .{'pred' if bits == 1 else f'b{bits}'} %{r}<8>;" for bits, r in REGISTERS.items())
     head = f".version 8.6\n.target {target}\n.address_size 64\n.visible .entry k() {{\n{declared}\n"
     text = folder / "forms.ptx"

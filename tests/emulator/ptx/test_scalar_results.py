@@ -22,7 +22,7 @@ FEW = 128  # threads that are run: four warps of 32
 
 
 def of_few(case: Case) -> str:
-    """How the emulator's results differ in the first threads, or ""."""
+    """The first difference in the first threads, or ""."""
     text = scalar.module_of([case], ABOUT["target"])
     arrays = [words[:FEW] for words in INPUTS]
     (raw,) = EmulatedDevice(ABOUT["target"]).launch(text, "k0", 1, FEW, arrays, [8 * FEW])

@@ -212,7 +212,7 @@ SPARSITY_VERSION = 1 << 12
 
 
 def _without_version(word: int, kind: str, report: Callable[[str, str], None]) -> int:
-    """The instruction descriptor without the version of its sparsity format, which is noted where it is set."""
+    """The instruction descriptor without its sparsity version, a set one noted."""
     if kind not in ("mxf4", "mxf4nvf4") or not word & SPARSITY_VERSION:
         return word
     report("lint", f"instruction descriptor {word:#x} sets bit 12, the sparsity version, which kind::{kind} reserves")
