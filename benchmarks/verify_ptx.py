@@ -3,11 +3,11 @@
     python benchmarks/verify_ptx.py --gpu --out FILE [--count 900] [--seed 1] [--keep all]
     python benchmarks/verify_ptx.py FILE
 
-With `--gpu` it draws cases. Scalar instructions get random types, modifiers and register widths from the emulator's table
-of forms. Extended-precision sums, warp-wide and matrix instructions and asynchronous copies come from lists. TMA loads
-go through random tensor maps. Operands are edges of integers, special values of every float format, and sums that nearly cancel.
-Each case runs in 1,024 threads. Results are compared bit by bit, NaNs by being NaN, and approximations within a
-relative bound. FILE gets the cases that differ, or all of them with `--keep all`.
+With `--gpu` it draws cases. Scalar instructions get random types, modifiers and register widths from the emulator's
+table of forms. Extended-precision sums, warp-wide and matrix instructions and asynchronous copies come from lists. TMA
+loads go through random tensor maps. Operands are edges of integers, special values of every float format, and sums that
+nearly cancel. Each case runs in 1,024 threads. Results are compared bit by bit, NaNs by being NaN, and approximations
+within a relative bound. FILE gets the cases that differ, or all of them with `--keep all`.
 
 Without `--gpu` it runs the cases of a stored FILE in the emulator alone and compares them with the stored results.
 
