@@ -159,9 +159,8 @@ def redux(program: Program, ins: PtxInstruction) -> Run:
     """redux.sync: a reduction over the members."""
     name, kind = ins.words[2], ins.words[-1]
     floats = kind == "f32" and name in ("min", "max")
-    known(
-        ins, "sync", "add", "min", "max", "and", "or", "xor", "s32", "u32", "b32", *(("f32", "NaN", "abs") if floats else ())
-    )
+    kinds = ("f32", "NaN", "abs") if floats else ("s32", "u32", "b32")
+    known(ins, "sync", "add", "min", "max", "and", "or", "xor", *kinds)
     target = program.index[ins.operands[0].text]
     value, mask = program.value(ins.operands[1], kind), program.value(ins.operands[2])
     combines: dict[str, Callable[[int, int], int]] = {
