@@ -155,8 +155,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     rng = random.Random(args.seed)
     arrays = scalar.inputs(args.seed)
     with Device() as gpu:
-        about = {"device": gpu.name, "target": gpu.target, "driver": "{}.{}".format(*gpu.driver), "seed": args.seed,
-                 "date": datetime.date.today().isoformat()}  # fmt: skip
+        about = {"device": gpu.name, "target": gpu.target, "driver": "{}.{}".format(*gpu.driver),
+                 "seed": str(args.seed), "date": datetime.date.today().isoformat()}  # fmt: skip
         print(about, flush=True)
         cases = scalar.draw(rng, args.count, gpu.target)
         real = on_gpu(gpu, cases, arrays)

@@ -17,7 +17,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -327,14 +326,14 @@ def _restored(raw: bytes, bits: int) -> Words:
     return np.ascontiguousarray(columns.T).view(f"u{bits // 8}").reshape(-1).astype(np.uint64)
 
 
-def save(path: Path, about: dict[str, Any], arrays: Sequence[Words], results: Sequence[tuple[Case, Words]]) -> None:
+def save(path: Path, about: dict[str, str], arrays: Sequence[Words], results: Sequence[tuple[Case, Words]]) -> None:
     """Write inputs, cases and results; about: device, target, date."""
     head = json.dumps({"about": about, "cases": [asdict(case) for case, _ in results]})
     parts = [_shuffled(words, 64) for words in arrays] + [_shuffled(words, case.bits) for case, words in results]
     path.write_bytes(lzma.compress(head.encode() + b"\n" + b"".join(parts), preset=9))
 
 
-def load(path: Path) -> tuple[dict[str, Any], list[Words], list[tuple[Case, Words]]]:
+def load(path: Path) -> tuple[dict[str, str], list[Words], list[tuple[Case, Words]]]:
     """The content of a file of `save`: about, the inputs, and (case, result) pairs."""
     line, _, raw = lzma.decompress(path.read_bytes()).partition(b"\n")
     head = json.loads(line)

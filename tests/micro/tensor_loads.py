@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from layoutgemm.atoms.tma.rules import TensorMap, broken
 from layoutgemm.dtypes import dtype
+from tests.micro.cuda_driver import Device
+from tests.micro.emulated_device import EmulatedDevice
 from tests.micro.mma_sync import header
 
 KINDS = ("u8", "u16", "u32", "i32", "u64", "f16", "bf16", "f32")
@@ -104,13 +105,16 @@ DONE:
     )
 
 
-def loaded(device: Any, load: Load) -> npt.NDArray[np.uint8]:
+def loaded(device: Device | EmulatedDevice, load: Load) -> npt.NDArray[np.uint8]:
     """The bytes of the tile that a device loads."""
     tensor = np.random.default_rng(load.seed).integers(0, 256, max(16, load.held), dtype=np.uint8)
-    module = device.load(kernel(load, device.target))
+    text = kernel(load, device.target)
+    if isinstance(device, EmulatedDevice):
+        (found,) = device.launch(text, "kernel", 1, 32, [tensor], [load.tile], maps=[(load.tmap, 0)])
+        return found
+    module = device.load(text)
     try:
         (out,) = device.launch(module, "kernel", 1, 32, [tensor], [load.tile], maps=[(load.tmap, 0)])
     finally:
         device.unload(module)
-    found: npt.NDArray[np.uint8] = out
-    return found
+    return out
