@@ -1,7 +1,7 @@
 """Every program in the root folders layouts/, atoms/ and kernels/ runs and checks itself.
 
-A program prints what it checked and exits 0. It says what it needs beyond numpy and sympy in a line of its docstring,
-`Needs: dsl`, `Needs: torch` or `Needs: gpu` (several with commas); where that is absent it is skipped.
+A program prints what it checked and exits 0. Its docstring names its needs beyond numpy and sympy, as in `Needs: dsl`:
+dsl, torch, triton or gpu, several with commas. A program is skipped where one is absent.
 
 The first program of each folder, and those with torch, run by an interpreter of their own. The others run in processes
 forked from one that has imported the libraries already: importing takes longer than most of them.
@@ -40,7 +40,7 @@ def absent(need: str) -> bool:
         import torch
 
         return not torch.cuda.is_available()
-    return importlib.util.find_spec({"dsl": "cutlass", "torch": "torch"}[need]) is None
+    return importlib.util.find_spec({"dsl": "cutlass", "torch": "torch", "triton": "triton"}[need]) is None
 
 
 def needs(path: Path) -> list[str]:

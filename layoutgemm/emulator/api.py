@@ -12,11 +12,14 @@ import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from ..arch import Arch
 from ..arguments import as_int, checked, refusal, shown
@@ -36,7 +39,7 @@ from .machine.tensor_map import BYTES, encode
 from .machine.timeline import Timeline
 from .machine.unwritten_memory import settled
 from .ops import program_of
-from .ptx.parser import Parameter, PtxInstruction, PtxKernel, parse
+from .ptx.parser import Parameter, PtxInstruction, PtxKernel, read_module
 
 EVERY = 2.0  # seconds between lines of progress
 QUIET = ("lint",)  # kinds of findings that leave a run ok
@@ -56,6 +59,7 @@ class LaunchResult:
 
     suspects  reads of uninitialised memory by products; also in `findings` where a result depends on them
     timeline  activity of each warp and engine, where that was recorded
+    printed   the text of its threads' printf, by block and thread
     """
 
     kernel: PtxKernel
@@ -68,6 +72,7 @@ class LaunchResult:
     seconds: float
     suspects: list[Finding] = field(default_factory=list)
     timeline: Timeline | None = None
+    printed: str = ""
 
     @property
     def banks(self) -> list[BankRow]:
@@ -269,14 +274,14 @@ def _run(
         return Emulation(settled(lambda of, w: _run_once(launches, memory, of, progress, w), memory, order, watch))
 
     if policy is None or isinstance(policy, Policy):
-        return run(policy or Policy(), watch)
+        return _shown(lambda: run(policy or Policy(), watch))
     before = memory.contents()
     after = None
     out = Emulation()
     for number, order in enumerate(policy):
         if number:
             memory.restore(before)
-        one = run(order, Watch() if number else watch)
+        one = run(order, Watch()) if number else _shown(lambda: run(policy[0], watch))
         if after is not None and one.launches:
             for name, byte in memory.differing(after):
                 text = f"byte {byte} of {name} depends on the order: {policy[0]} and {order}"
@@ -289,10 +294,27 @@ def _run(
     return out
 
 
+def _shown(run: Callable[[], Emulation]) -> Emulation:
+    """The result of a run, after its kernels' text on standard output."""
+    try:
+        done = run()
+    except EmulatorError as error:
+        sys.stdout.write(getattr(error, "printed", ""))
+        raise
+    sys.stdout.write("".join([launch.printed for launch in done.launches]))
+    return done
+
+
+def _printed(machine: PtxMachine) -> str:
+    """The text that a launch printed, by block and thread."""
+    lines = sorted(machine.printed, key=lambda line: (line[0][::-1], line[1]))
+    return "".join([text for _, _, text in lines])
+
+
 def _run_once(
     launches: Sequence[HostLaunch], memory: GlobalMemory, policy: Policy, progress: bool, watch: Watch
 ) -> list[LaunchResult]:
-    out = []
+    out: list[LaunchResult] = []
     for number, launch in enumerate(launches):
         line = _progress(f"{launch.kernel.name[:40]} ({number + 1} of {len(launches)})") if progress else None
         machine = PtxMachine(program_of(launch.kernel), launch.within(memory), policy, line, watch)
@@ -302,14 +324,18 @@ def _run_once(
         except EmulatorError as error:
             found = machine.findings.found + machine.suspects.found
             before = "".join([f"\n{finding}" for finding in found])
+            printed = "".join([launch.printed for launch in out]) + _printed(machine)
             if not before:
+                error.printed = printed  # type: ignore[attr-defined]
                 raise
-            raise type(error)(f"{error}\nfound before that:{before}") from error
+            more = type(error)(f"{error}\nfound before that:{before}")
+            more.printed = printed  # type: ignore[attr-defined]
+            raise more from error
         out.append(
             LaunchResult(
                 launch.kernel, launch.grid, launch.block, launch.cluster, launch.dynamic_shared, machine.counts,
                 machine.findings.found, time.perf_counter() - start, machine.suspects.found,
-                machine.recorder.timeline() if machine.recorder is not None else None,
+                machine.recorder.timeline() if machine.recorder is not None else None, _printed(machine),
             )
         )  # fmt: skip
     return out
@@ -396,6 +422,7 @@ def emulate_ptx(
     progress: bool = True,
     banks: bool = False,
     timeline: bool = False,
+    variables: Mapping[str, object] | None = None,
 ) -> Emulation:
     """Run one kernel of a PTX module on the CPU, and check it.
 
@@ -404,7 +431,11 @@ def emulate_ptx(
     smem     bytes of dynamic shared memory
     args     one for each parameter: an array (its address), a number, `TensorMapOf`, or the bytes of a struct
     kernel   its name, where the module has several
+    variables  arrays in place of the module's `.global` and `.const` variables, by name; written in place
     policy, progress, banks, timeline  as for `emulate`
+
+    Device functions, `printf`, `assert` and each thread's own memory work as nvcc and Triton emit them. Raises
+    PtxError that lists everything in the kernel that is not supported, with lines; other kernels do not matter.
 
     >>> import numpy as np
     >>> x = np.arange(4, dtype=np.float32)
@@ -424,7 +455,20 @@ def emulate_ptx(
     (True, [0.0, 2.0, 4.0, 6.0])
     """
     launch, memory = described(text, grid, block, cluster, smem, args, kernel)
+    memory.given = {name: _variable(name, value) for name, value in (variables or {}).items()}
+    unknown = set(memory.given) - {one.name for one in launch.kernel.variables}
+    if unknown:
+        have = ", ".join([one.name for one in launch.kernel.variables]) or "none"
+        raise EmulatorError(f"the module has no variable {', '.join(sorted(unknown))}; it has {have}")
     return _run([launch], memory, policy, progress, Watch(banks, timeline))
+
+
+def _variable(name: str, value: object) -> npt.NDArray[np.uint8]:
+    """The bytes of an array that replaces a module's variable."""
+    array = np.asarray(value)
+    if not array.flags.c_contiguous or array.dtype == object:
+        raise EmulatorError(f"variables[{name!r}] is not a contiguous array of numbers")
+    return array.reshape(-1).view(np.uint8)
 
 
 def described(
@@ -442,7 +486,7 @@ def described(
         raise EmulatorError(refusal(args, "args", "a tuple of one value for each parameter"))
     if isinstance(text, Path) or ("\n" not in text and text.endswith(".ptx")):
         text = Path(text).read_text(encoding="utf-8")
-    kernels = parse(text)
+    kernels = read_module(text)
     chosen = next((k for k in kernels if k.name == kernel), None) if kernel else kernels[0]
     if chosen is None or (kernel is None and len(kernels) > 1):
         raise EmulatorError(f"name one of the module's kernels: {', '.join(k.name for k in kernels)}")

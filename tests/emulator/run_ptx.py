@@ -17,7 +17,7 @@ from layoutgemm.emulator.ops import build
 from layoutgemm.emulator.ptx.parser import parse
 from layoutgemm.emulator.ptx.program import Program
 
-REGISTERS = {"pred": "p", "b16": "h", "b32": "r", "b64": "d", "f32": "f", "f64": "e"}
+REGISTERS = {"pred": "p", "b16": "h", "b32": "r", "b64": "d", "f32": "f", "f64": "e", "b8": "b"}
 COUNT = 96
 
 
@@ -47,11 +47,12 @@ def module(body: str, names: Mapping[str, str], target: str = "sm_90a", shared: 
     names   parameter -> type
     shared  the dynamic shared symbol `smem`; static: bytes of a second one, `fixed`
 
-    Registers %p0, %h0, %r0, %d0, %f0, %e0 and on are predicates and values of 16, 32, 64 bits, f32 and f64; the
+    Registers %p0, %b0, %h0, %r0, %d0, %f0, %e0 and on are predicates and values of 8 to 64 bits, f32 and f64. The
     parameters are loaded into registers of their own name: %a for parameter a.
     """
     parameters = ", ".join(f".param .{kind} {name}" for name, kind in names.items())
     registers = [f".reg .{kind} %{letter}<{COUNT}>;" for kind, letter in REGISTERS.items()]
+    registers[-2:] = [" ".join(registers[-2:])]
     registers += [f".reg .{kind.replace('u', 'b')} %{name};" for name, kind in names.items()]
     loads = [f"ld.param.{kind} %{name}, [{name}];" for name, kind in names.items()]
     symbols = ".extern .shared .align 1024 .b8 smem[];\n" if shared else ""

@@ -26,7 +26,7 @@ from ...errors import EmulatorError
 from ..machine.launch import MULTIPROCESSORS, Launch
 from ..machine.memory import GlobalMemory
 from ..machine.tensor_map import BYTES, from_driver
-from ..ptx.parser import PtxKernel, parse
+from ..ptx.parser import PtxKernel, read_module
 from .arguments import ArgumentMemory, Array, array_of
 from .types import HostParameter, packed
 
@@ -146,7 +146,7 @@ class HostFunction:
         names = sorted({name.decode() for name in _ENTRY.findall(content)}, key=len)
         if not names:
             raise EmulatorError("the object file has no host function of the CuTe DSL")
-        function = HostFunction(parse(ptx), list(parameters), _link(content, libraries), names[0])
+        function = HostFunction(read_module(ptx), list(parameters), _link(content, libraries), names[0])
         facts = facts_of(function.kernels[0].target)
         for name, value in (("multiprocessors", MULTIPROCESSORS), ("shared_opt_in", facts.smem_per_block)):
             ctypes.c_int32.in_dll(function.library, f"layoutgemm_{name}").value = value

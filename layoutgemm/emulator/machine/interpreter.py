@@ -236,8 +236,11 @@ class PtxMachine:
         self.told, self.products = 0.0, 0
         self.waiting: deque[Triple] = deque()
         self.scratch: dict[str, Any] = {}  # what operations keep for a launch
+        self.printed: list[tuple[Triple, int, str]] = []  # what threads printed: (block, thread, text), in order
         if problem := _geometry(launch):
             raise EmulatorError(problem)
+        for variable, first in program.variables:
+            launch.memory.define(variable.name, program.symbols[variable.name], None if variable.external else first)
         for axis in range(3):
             if launch.grid[axis] % launch.cluster[axis]:
                 raise EmulatorError(f"a grid of {launch.grid} is not a whole number of clusters of {launch.cluster}")

@@ -63,6 +63,7 @@ class GlobalMemory:
         self.followed: list[GlobalBuffer] = []
         self.before: list[npt.NDArray[np.uint8] | None] = []  # what each held when it was found; None: an argument
         self.follow: Callable[[int], tuple[str, int, npt.NDArray[np.uint8]] | None] | None = None
+        self.given: dict[str, npt.NDArray[np.uint8]] = {}  # the bytes of module variables by name
         self.kept: tuple[object, ...] = ()  # objects whose memory the buffers are, where they hold it by address alone
 
     def add(self, name: str, values: npt.NDArray[np.generic], offset: int = 0) -> GlobalBuffer:
@@ -111,6 +112,22 @@ class GlobalMemory:
         self.followed.append(GlobalBuffer(name, low, data))
         self.before.append(data.copy())
         return self.followed[-1]
+
+    def define(self, name: str, address: int, first: npt.NDArray[np.uint8] | None) -> None:
+        """Place a module's variable at its address, unless it is there; `given` holds what stands for some.
+
+        first  its initial bytes; None: defined elsewhere. Raises EmulatorError for one that is not given, or of
+               another size.
+        """
+        if any(buffer.address == address for buffer in self.followed):
+            return
+        data = self.given.get(name, first)
+        if data is None:
+            raise EmulatorError(f"the variable {name} is external: pass its bytes as variables={{{name!r}: array}}")
+        if first is not None and first.size and data.size != first.size:
+            raise EmulatorError(f"the variable {name} has {first.size} bytes, and {data.size} were given")
+        self.followed.append(GlobalBuffer(name, address, data))
+        self.before.append(data.copy())
 
     def contents(self) -> Contents:
         """A copy of each buffer, and of the arrays found through pointers so far."""

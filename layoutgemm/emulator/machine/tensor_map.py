@@ -3,7 +3,7 @@
 NVIDIA documents no layout. This one was found by encoding 295 maps with the driver of an H200 (580.159.04, CUDA 13.0),
 one argument varied at a time and then at random. Every field below reproduces the arguments of all of them. The CuTe
 DSL writes the same words without the driver. The narrow formats and the 32-byte atom, which that driver refuses, come
-from the DSL. As 32-bit words, from 0:
+from the DSL; that 16U4_ALIGN16B is format 12 follows from its neighbours alone. As 32-bit words, from 0:
 
     0, 1    address of the tensor
     2       bits 4-6 rank - 1; 7-10 element format; 11-12 interleave; 13-14 swizzle; 15 NaN fill; 16 TF32 rounding;
@@ -24,7 +24,7 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 
-from ...atoms.tma.rules import FORMATS, L2_PROMOTION, MODES, OOB_FILL, TensorMap, broken
+from ...atoms.tma.rules import FORMATS, L2_PROMOTION, MODES, OOB_FILL, TensorMap, broken, format_of
 from ...dtypes import dtype
 from ...errors import EmulatorError
 
@@ -44,9 +44,12 @@ _FORMAT = {
     (10, 0): ("BFLOAT16", "bf16"),
     (7, 1): ("TFLOAT32", "tf32"),
     (11, 0): ("16U4_ALIGN8B", "e2m1"),
+    (12, 0): ("16U4_ALIGN16B", "e2m1"),
     (13, 0): ("16U6_ALIGN16B", "e2m3"),
 }
 _FIELD = {name: key for key, (name, _) in _FORMAT.items()}
+# The formats that a map has to name, as its type has another by default.
+_NAMED = {name: name for name, kind in _FORMAT.values() if format_of(dtype(kind)).name != name}
 _FLUSHED = {(8, 0): "FLOAT32_FTZ", (8, 1): "TFLOAT32_FTZ"}
 # The fields of the swizzle and of its atom.
 _SWIZZLE_FIELDS = {"none": (0, 0), "32B": (1, 0), "64B": (2, 0), "128B": (3, 0), "128B, atom 32B": (3, 1)}
@@ -55,7 +58,7 @@ _MODES = {mode.driver: name for name, mode in MODES.items()}
 _KNOWN = 0x3FFFF2  # bits of word 2
 _PROMOTIONS = {number: name for name, number in L2_PROMOTION.items()}
 _FILLS = {number: name for name, number in OOB_FILL.items()}
-_TYPES = {FORMATS[name].driver: kind for name, kind in _FORMAT.values()}
+_TYPES = {FORMATS[name].driver: (name, kind) for name, kind in _FORMAT.values()}
 _SWIZZLE_WORD = {"none": 0x10, "32B": 0x100, "64B": 0x200, "128B": 0x400, "128B, atom 32B": 0x400}
 
 
@@ -72,7 +75,7 @@ def encode(tmap: TensorMap, address: int) -> bytes:
     wrong = next(broken(tmap, address), None)
     if wrong is not None:
         raise EmulatorError(f"no tensor map can say this: {wrong.arithmetic} ({wrong.rule.source})")
-    if tmap.kind.name not in _FIELD or tmap.swizzle not in _SWIZZLE_WORD:
+    if tmap.swizzle not in _SWIZZLE_WORD:
         raise EmulatorError(f"how a tensor map of {tmap.kind.name}, swizzle {tmap.swizzle}, is encoded is not known")
     (field, rounds), (mode, atom) = _FIELD[tmap.kind.name], _SWIZZLE_FIELDS[tmap.swizzle]
     words = [0] * (BYTES // 4)
@@ -117,7 +120,7 @@ def decode(content: bytes) -> tuple[TensorMap, int]:
     swizzle = (flags >> 13 & 3, flags >> 19 & 3)
     if swizzle not in _SWIZZLES:
         raise EmulatorError(f"a tensor map of swizzle {swizzle[0]} with atom {swizzle[1]} is not known")
-    kind = _FORMAT[key][1]
+    name, kind = _FORMAT[key]
     strides = tuple([STRIDE_UNIT * (words[3 + i] | (words[7] >> 4 * i & 15) << 32) for i in range(rank - 1)])
     tmap = TensorMap(
         dtype(kind),
@@ -127,7 +130,7 @@ def decode(content: bytes) -> tuple[TensorMap, int]:
         # The engine ignores the innermost step: the driver's documentation, elementStrides.
         (1, *[(words[13] >> 3 * i & 7) + 1 for i in range(1, rank)]),
         _SWIZZLES[swizzle],
-        "",
+        _NAMED.get(name, ""),
         _PROMOTIONS[flags >> 17 & 3],
         _FILLS[flags >> 15 & 1],
     )
@@ -144,8 +147,8 @@ FIELDS = (
     "interleave_layout", "swizzle_mode", "swizzle_atomicity", "fill_mode",
 )  # fmt: skip
 ORDERED = {"box_dim": 5, "global_dim": 5, "global_stride": 4, "element_stride": 5}
-# .elemtype -> (field of the format, rounding); b4x16_p64, 14, is written in a way that is not known.
-_ELEMENTS = {**{n: (n, 0) for n in range(11)}, 11: (7, 1), 12: (8, 1), 13: (11, 0), 15: (13, 0)}
+# .elemtype -> (field of the format, rounding).
+_ELEMENTS = {**{n: (n, 0) for n in range(11)}, 11: (7, 1), 12: (8, 1), 13: (11, 0), 14: (12, 0), 15: (13, 0)}
 
 
 def replaced(content: bytes, name: str, dimension: int, value: int) -> bytes:
@@ -200,8 +203,9 @@ def from_driver(
         _PROMOTIONS), ("fill", fill, _FILLS)):  # fmt: skip
         if value not in known:
             raise EmulatorError(f"a tensor map of {what} {value} is not known")
+    name, element = _TYPES[kind]
     tmap = TensorMap(
-        dtype(_TYPES[kind]), tuple(dims), tuple(strides), tuple(box), (1, *steps[1:]), _MODES[swizzle], "",
+        dtype(element), tuple(dims), tuple(strides), tuple(box), (1, *steps[1:]), _MODES[swizzle], _NAMED.get(name, ""),
         _PROMOTIONS[promotion], _FILLS[fill],
     )  # fmt: skip
     return encode(tmap, address)

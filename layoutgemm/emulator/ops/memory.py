@@ -36,15 +36,18 @@ from ..ptx.values import (
 from ..races import global_words as lane_words
 from ..races.happens_before import MemoryEvent
 from ..races.lanes import Touch, conflicting, did, strong
+from .local import fetch_local, is_local, store_local
 from .registry import guarded, operation, taken
 
 UNSIGNED: dict[int, np.dtype[np.generic]] = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 # Words of ld and st for caches, ordering strength or scope, without an effect on values here.
 IGNORED = {
     "weak", "relaxed", "volatile", "cta", "cluster", "gpu", "sys", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc",
-    "acquire", "release", "acq_rel", "mmio", "noftz", "rn",
+    "acquire", "release", "acq_rel", "mmio", "noftz", "rn", "unified",
 }  # fmt: skip
-SPACES = ("param", "global", "const", "local", "shared", "shared::cta", "shared::cluster")
+SPACES = (
+    "param", "param::entry", "param::func", "global", "const", "local", "shared", "shared::cta", "shared::cluster",
+)  # fmt: skip
 
 
 class AccessForm:
@@ -61,13 +64,13 @@ class AccessForm:
         self.release = "release" in ins.words or "acq_rel" in ins.words
         for word in ins.words[1:-1]:
             if word in SPACES:
-                self.space = word
+                self.space = word.removesuffix("::entry").removesuffix("::func")
             elif word in ("v2", "v4", "v8"):
                 self.count = int(word[1:])
             elif word not in IGNORED and word not in extra and not word.startswith(("L1::", "L2::")):
                 raise ValueError(f".{word} is not known here")
         self.bytes = bits_of(self.kind) // 8 if self.kind in ("bf16", "f16x2", "bf16x2") else SIZES.get(self.kind, 0)
-        if self.bytes not in UNSIGNED or self.kind == "pred" or self.space in ("const", "local"):
+        if self.bytes not in UNSIGNED or self.kind == "pred":
             raise ValueError(f"{self.space or 'generic'} {self.kind} is not known here")
 
 
@@ -117,7 +120,7 @@ def place(fiber: Fiber, space: str, addresses: Lanes) -> tuple[Cta | None, npt.N
         if count < len(inside):
             raise EmulatorError("generic addresses of one access lie in shared memory for some lanes, not for others")
         places = places - SHARED_WINDOW
-    elif space == "global":
+    elif space in ("global", "const"):
         return None, places
     ranks = places >> RANK_SHIFT
     if any_of(ranks != ranks[0]):
@@ -155,9 +158,12 @@ def load(program: Program, ins: PtxInstruction) -> Run:
     targets, width = program.targets(ins.operands[0]), _width(program, ins.operands[0], form)
     address, lanes_of = program.address(ins.operands[1]), taken(program, ins)
     size, count, kind = form.bytes, form.count, form.kind
+    parameter = None
     if form.space == "param":
-        run = _load_parameter(targets, width, address, form)
-        return run if ins.predicate is None else guarded(program, ins, run)
+        parameter = _load_parameter(targets, width, address, form)
+        if ins.operands[1].parts[0].text in {one.name for one in program.kernel.parameters}:
+            return parameter if ins.predicate is None else guarded(program, ins, parameter)
+    own = form.space in ("", "local", "param")
 
     def go(fiber: Fiber) -> None:
         lanes = lanes_of(fiber)
@@ -165,6 +171,16 @@ def load(program: Program, ins: PtxInstruction) -> Run:
             return
         where = address(fiber)
         uniform = not isinstance(where, np.ndarray)
+        if own and is_local(form.space, where):
+            raw = fetch_local(fiber, ins, where, lanes, form.space, size * count)
+            columns = signed_to(raw.reshape(-1).view(UNSIGNED[size]), kind, width).reshape(-1, count)
+            for at, register in enumerate(targets):
+                if register is not None:
+                    assign(fiber, register, lanes, columns[:, at])
+            return
+        if parameter is not None:
+            parameter(fiber)
+            return
         addresses = where[bool_of(lanes)] if isinstance(where, np.ndarray) else np.array([where])
         raw = fetch(fiber, form, addresses, lanes, ins)
         columns = signed_to(raw.reshape(-1).view(UNSIGNED[size]), kind, width).reshape(-1, count)
@@ -195,6 +211,9 @@ def fetch(fiber: Fiber, form: AccessForm, addresses: Lanes, lanes: int, ins: Ptx
     machine, size = fiber.machine, form.bytes * form.count
     cta, offsets = place(fiber, form.space, addresses)
     if cta is None:
+        if form.space == "const":
+            machine.counts.bytes["constant read"] += size * lanes.bit_count()
+            return machine.launch.memory.read(offsets, size)
         machine.counts.bytes["global read"] += size * lanes.bit_count()
         if form.acquire:
             _acquire(fiber, offsets)
@@ -259,8 +278,9 @@ def _load_parameter(targets: list[int | None], width: int, address: Reader, form
 def store(program: Program, ins: PtxInstruction) -> Run:
     """st: one register or a vector of them to consecutive addresses."""
     form = AccessForm(ins)
-    if form.space == "param":
-        raise ValueError("st.param is not known here")
+    if form.space == "const":
+        raise ValueError("constant memory cannot be written")
+    own = form.space in ("", "local", "param")
     address, lanes_of = program.address(ins.operands[0]), taken(program, ins)
     sources = program.sources(ins.operands[1], form.kind)
     dtype, size = UNSIGNED[form.bytes], form.bytes * form.count
@@ -271,7 +291,8 @@ def store(program: Program, ins: PtxInstruction) -> Run:
         if not lanes:
             return
         machine, active = fiber.machine, bool_of(lanes)
-        addresses = lanewise(address(fiber), lanes)
+        where = address(fiber)
+        addresses = lanewise(where, lanes)
         data = np.empty((len(addresses), form.count), dtype=dtype)
         gone, why = 0, ""
         for at, source in enumerate(sources):
@@ -282,6 +303,9 @@ def store(program: Program, ins: PtxInstruction) -> Run:
             column = value[active] if isinstance(value, np.ndarray) else value
             data[:, at] = column & keeps if keeps else column
         raw = data.view(np.uint8).reshape(len(addresses), size)
+        if own and is_local(form.space, where):
+            store_local(fiber, where, lanes, form.space, raw, gone)
+            return
         if fiber.cta.cluster.ledger.lanes and (both := conflicting(addresses, raw)) is not None:
             message = f"lanes of one {ins.opcode} write different values to address {both:#x}"
             machine.problem("race", message, fiber)

@@ -159,9 +159,8 @@ def redux(program: Program, ins: PtxInstruction) -> Run:
     """redux.sync: a reduction over the members."""
     name, kind = ins.words[2], ins.words[-1]
     floats = kind == "f32" and name in ("min", "max")
-    known(
-        ins, "sync", "add", "min", "max", "and", "or", "xor", "s32", "u32", "b32", *(("f32", "NaN") if floats else ())
-    )
+    kinds = ("f32", "NaN", "abs") if floats else ("s32", "u32", "b32")
+    known(ins, "sync", "add", "min", "max", "and", "or", "xor", *kinds)
     target = program.index[ins.operands[0].text]
     value, mask = program.value(ins.operands[1], kind), program.value(ins.operands[2])
     combines: dict[str, Callable[[int, int], int]] = {
@@ -180,6 +179,8 @@ def redux(program: Program, ins: PtxInstruction) -> Run:
         values = lanes_of(value(fiber))[bool_of(members)].tolist()
         if kind == "s32":
             values = [s32(x) for x in values]
+        elif "abs" in ins.words:
+            values = [x & 0x7FFFFFFF for x in values]
         fiber.registers[target] = int(reduce(combine, values)) & M32
 
     return go

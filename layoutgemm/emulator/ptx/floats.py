@@ -10,15 +10,14 @@ Semantics: PTX ISA, "Floating Point Instructions", "Half Precision Floating Poin
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
-from ...dtypes import DType
-from .values import M16, M32, NAN32, Value, any_of, high, narrow
-
-Floats: TypeAlias = float | np.floating | npt.NDArray[np.floating]
+from ...dtypes import DType, dtype
+from .rounding import integer_f64, lanewise64, odd_integer, odd_sum, to_f32, to_narrow, zero_sign
+from .values import M16, M32, M64, NAN32, Floats, Value, any_of, by_lane, high, narrow
 
 
 def f32(x: Value) -> Floats:
@@ -85,21 +84,19 @@ def fma_odd(a: Floats, b: Floats, c: Floats) -> Floats:
     is exact in float64.
     """
     with np.errstate(all="ignore"):
-        product, c = np.float64(a) * np.float64(b), np.float64(c)
-        total = product + c
-        back = total - product
-        error = (product - (total - back)) + (c - back)
-        odd = np.asarray(total).view(np.uint64) & np.uint64(1)
-        inexact = (error != 0) & (odd == 0) & np.isfinite(total)
-        # The neighbour on the side of the lost part has an odd last bit.
-        other = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
-        return np.where(inexact, other, total)
+        return odd_sum(np.float64(a) * np.float64(b), np.float64(c))
 
 
 def fma(a: Floats, b: Floats, c: Floats) -> Floats:
     """a * b + c of float32, rounded once."""
     with np.errstate(all="ignore"):
         return np.float32(fma_odd(a, b, c))
+
+
+def _approximate_quotient(a: Floats, b: Floats) -> Floats:
+    """div.approx: beyond 2**126 the reciprocal of b counts as 0 (PTX ISA, "div")."""
+    b = np.where((np.abs(b) > 2.0**126) & np.isfinite(b), np.copysign(np.inf, b), b)
+    return a / b
 
 
 def _minimum(a: Floats, b: Floats) -> Floats:
@@ -119,6 +116,7 @@ BINARY: dict[str, Callable[[Floats, Floats], Floats]] = {
     "max": _maximum,
     "min.NaN": lambda a, b: np.where(np.isnan(a) | np.isnan(b), np.nan, _minimum(a, b)),
     "max.NaN": lambda a, b: np.where(np.isnan(a) | np.isnan(b), np.nan, _maximum(a, b)),
+    "div.approx": _approximate_quotient,
 }
 # f32 functions that PTX approximates: computed in float64, then rounded.
 UNARY: dict[str, Callable[[Floats], Floats]] = {
@@ -137,6 +135,48 @@ def binary32(name: str, a: Value, b: Value, flush: bool = False, saturate: bool 
     """add, sub, mul, div, min, max of f32."""
     with np.errstate(all="ignore"):
         return _finish32(BINARY[name](_flushed(f32(a), flush), _flushed(f32(b), flush)), flush, saturate)
+
+
+def exclusive(name: str, a: Floats, b: Floats) -> Floats:
+    """min, max with .xorsign.abs: of the magnitudes, under the exclusive or of the signs."""
+    found = BINARY[name](np.abs(a), np.abs(b))
+    return np.where(np.isnan(found), found, np.where(np.signbit(a) ^ np.signbit(b), -found, found))
+
+
+def chosen32(name: str, way: str, flush: bool, *values: Value) -> Value:
+    """min, max of two or three f32; way: "", "abs" or "xorsign"."""
+    size: Callable[[Floats], Floats] = np.abs if way == "abs" else lambda x: x
+    parts = [size(_flushed(f32(x), flush)) for x in values]
+    first = parts[0]
+    for other in parts[1:]:
+        first = exclusive(name, first, other) if way == "xorsign" else BINARY[name](first, other)
+    return _finish32(first, flush, False)
+
+
+def directed32(name: str, mode: str, flush: bool, saturate: bool, *values: Value) -> Value:
+    """add, sub, mul, div, fma, rcp, sqrt of f32, rounded by a mode."""
+    a, *rest = (np.float64(_flushed(f32(x), flush)) for x in values)
+    with np.errstate(all="ignore"):
+        if name in ("add", "sub"):
+            b = -rest[0] if name == "sub" else rest[0]
+            y = zero_sign(odd_sum(a, b), a, b, mode)
+        elif name == "fma":
+            product = a * rest[0]
+            y = zero_sign(odd_sum(product, rest[1]), product, rest[1], mode)
+        else:  # a quotient or root in float64 is a float32, or halfway between two, only where it is exact
+            y = BINARY[name](a, rest[0]) if rest else UNARY[name](a)
+        return _finish32(to_f32(y, mode), flush, saturate)
+
+
+def upper64(name: str, a: Value, flush: bool) -> Value:
+    """rcp.approx, rsqrt.approx of f64: the upper 32 bits of the result; the lower ones are 0."""
+    with np.errstate(all="ignore"):
+        x = f64(a)
+        x = np.where(np.abs(x) < np.finfo(np.float64).tiny, np.copysign(0.0, x), x) if flush else x
+        y = np.asarray(UNARY[name](x))
+        y = np.where(flush & (np.abs(y) < np.finfo(np.float64).tiny), np.copysign(0.0, y), y)
+        found = np.where(np.isnan(y), np.uint64(0x7FFFFFFF00000000), y.view(np.uint64) & np.uint64(M64 - M32))
+    return found if found.ndim else int(found)
 
 
 def fma32(a: Value, b: Value, c: Value, flush: bool = False, saturate: bool = False) -> Value:
@@ -171,37 +211,48 @@ def binary64(name: str, a: Value, b: Value) -> Value:
         return bits64(BINARY[name](f64(a), f64(b)))
 
 
-def fma64(a: Value, b: Value, c: Value) -> Value:
-    """fma of f64, in exact rational arithmetic where all are finite."""
-    from fractions import Fraction
-
-    def one(x: float, y: float, z: float) -> float:
-        if not np.isfinite([x, y, z]).all():
-            return x * y + z
-        try:
-            return float(Fraction(x) * Fraction(y) + Fraction(z))
-        except OverflowError:
-            return x * y + z
-
-    columns = [np.atleast_1d(f64(v)) for v in (a, b, c)]
-    found = [one(*map(float, column)) for column in zip(*np.broadcast_arrays(*columns), strict=True)]
-    return bits64(np.array(found) if len(found) > 1 else found[0])
+def directed64(name: str, mode: str, *values: Value) -> Value:
+    """Exact arithmetic of f64, rounded by a mode: add, sub, mul, div, fma, rcp, sqrt."""
+    return lanewise64(name, mode, *values)
 
 
-def packed(function: Callable[..., Floats], kind: DType, *values: Value) -> Value:
-    """A function on the two 16-bit floats of each value (f16x2, bf16x2): computed in float64 and rounded once."""
-    out: Value = 0
-    for half in (0, 16):
+@cache
+def half_operation(name: str, kind: str, flush: bool, relu: bool, saturate: bool) -> Callable[..., Value]:
+    """An operation on the bits of one f16 or bf16: computed in float64 and rounded once."""
+    form, exact = dtype(kind), name in ("min", "max", "min.NaN", "max.NaN")
+    if name == "fma":
+        core: Callable[..., Floats] = fma_odd
+    elif name.endswith(".xorsign"):
+        core = lambda a, b: exclusive(name.removesuffix(".xorsign"), a, b)  # noqa: E731
+    else:
+        core = BINARY[name] if name in BINARY else UNARY[name]
+
+    def operation(*values: Value) -> Value:
         with np.errstate(all="ignore"):
-            parts = [np.float64(decode(x >> half & M16, kind)) for x in values]
-            out = out | encode(function(*parts), kind) << half
-    return out
+            if flush:
+                values = tuple([flushed_half(x, kind) for x in values])
+            y = core(*[np.float64(decode(x, form)) for x in values])
+            if relu:
+                y = np.where(y <= 0, 0.0, y)
+            if saturate:
+                y = saturated(y, 0.0, 1.0)
+            found = encode(y, form)
+        return flushed_half(found, kind) if flush and not exact else found
+
+    return operation
 
 
-def single(function: Callable[..., Floats], kind: DType, *values: Value) -> Value:
-    """A function on one 16-bit float."""
-    with np.errstate(all="ignore"):
-        return encode(function(*[np.float64(decode(x & M16, kind)) for x in values]), kind)
+def flushed_half(x: Value, kind: str) -> Value:
+    """Bits of f16 or bf16, subnormal values as zeros of their sign."""
+    exponent = 0x7C00 if kind == "f16" else 0x7F80
+    if not isinstance(x, np.ndarray):
+        return x if x & exponent else x & 0x8000
+    return np.where(x & exponent, x, x & 0x8000)
+
+
+def packed(function: Callable[..., Value], *values: Value) -> Value:
+    """A function of 16 bits on both halves of each value (f16x2, bf16x2, u16x2, s16x2)."""
+    return function(*[x & M16 for x in values]) | function(*[x >> 16 & M16 for x in values]) << 16
 
 
 def pair32(function: Callable[..., Value], *values: Value) -> Value:
@@ -217,25 +268,38 @@ ROUND: dict[str, Callable[[Floats], Floats]] = {"rni": np.rint, "rzi": np.trunc,
 
 
 def to_integer(x: Value, kind: DType, mode: str, bits: int, signed: bool, register: int) -> Value:
-    """float -> integer bits by mode (rni, rzi, rmi, rpi): clamped to `bits`, extended; NaN gives 0."""
+    """float -> integer bits by mode (rni, rzi, rmi, rpi): clamped to `bits`, extended.
+
+    NaN gives 0; from f64, and to 64 bits, the top bit of the type, as on an H100 (PTX ISA, "cvt").
+    """
     y = ROUND[mode](np.float64(decode(x, kind)))
     low, top = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+    of_nan = (low if signed else 1 << bits - 1) if kind.bits == 64 or bits == 64 else 0
+    mask = (1 << register) - 1
 
     def one(v: float) -> int:
-        return 0 if np.isnan(v) else (low if v < low else top if v > top else int(v)) & ((1 << register) - 1)
+        return (of_nan if np.isnan(v) else low if v < low else top if v > top else int(v)) & mask
 
     if not isinstance(y, np.ndarray):
         return one(float(y))
-    return np.array([one(v) for v in y.tolist()], dtype=np.uint64 if register == 64 else np.int64)
+    if bits == 64:
+        return np.array([one(v) for v in y.tolist()], dtype=np.uint64)
+    found = np.where(np.isnan(y), of_nan, np.clip(y, low, top)).astype(np.int64)
+    return found.view(np.uint64) if register == 64 else found & mask
 
 
-def from_integer(value: Value, kind: DType) -> Value:
-    """A signed or unsigned value -> bits of a float format, to nearest even."""
+def from_integer(value: Value, kind: DType, mode: str = "rn", saturate: bool = False) -> Value:
+    """A signed or unsigned value -> bits of a float format by a rounding mode."""
+    if saturate:
+        value = np.clip(value, 0, 1) if isinstance(value, np.ndarray) else min(max(value, 0), 1)
     if kind.name == "f64":
-        return bits64(np.asarray(value).astype(np.float64))
+        if mode == "rn":
+            return bits64(np.asarray(value).astype(np.float64))
+        found = by_lane(lambda x: integer_f64(x, mode), value)
+        return found.astype(np.uint64) if isinstance(found, np.ndarray) else found
     if kind.name == "f32":
-        return bits32(np.asarray(value).astype(np.float32))
-    return encode(np.asarray(value).astype(np.float64), kind)
+        return bits32(to_f32(odd_integer(value), mode))
+    return to_narrow(odd_integer(value), kind, mode)
 
 
 # The largest finite values, where .satfinite ends.
@@ -274,10 +338,11 @@ def as_predicate(x: bool | np.bool_ | npt.NDArray[np.bool_]) -> bool | np.bool_ 
     return x if np.ndim(x) else bool(x)
 
 
-def tf32(x: Value, away: bool) -> Value:
-    """f32 bits rounded to the 10 mantissa bits of tf32, to nearest: ties away from 0 (.rna) or to even."""
+def tf32(x: Value, mode: str) -> Value:
+    """f32 bits rounded to the 10 mantissa bits of tf32: to nearest, ties to even (rn) or away (rna), or toward 0."""
     special = np.asarray((x >> 23 & 255) == 255)
-    rounded = np.where(special, x, x + (0x1000 if away else 0xFFF + (x >> 13 & 1))) & 0xFFFFE000
+    more = {"rna": 0x1000, "rn": 0xFFF + (x >> 13 & 1), "rz": 0}[mode]
+    rounded = np.where(special, x, x + more) & 0xFFFFE000
     return rounded if rounded.ndim else int(rounded)
 
 

@@ -15,12 +15,17 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ...errors import PtxError
+from .declarations import SIZES as SIZES
+from .declarations import DeviceFunction, ModuleVariable, alignment_of, functions_of, line_of, size_of, variables_of
+from .inlining import Inliner
+from .statements import NAME, Statement, resolved, statements_of
+from .statements import Source as Source
 
 # Bounds of a kernel's declarations. Hardware has none for virtual registers, and 32764 bytes of parameters.
-MAX_REGISTERS, MAX_PARAMETER_BYTES, MAX_SHARED_BYTES, MAX_SCOPES = 1 << 17, 32764, 1 << 24, 256
-MAX_ALIGNMENT, MAX_BRACKETS = 1 << 16, 64
-# Sizes in bytes of the types in declarations.
-SIZES = {"pred": 1, **{f"{k}{n}": n // 8 for k in "bsuf" for n in (8, 16, 32, 64, 128)}}
+MAX_REGISTERS, MAX_PARAMETER_BYTES, MAX_SHARED_BYTES, MAX_LOCAL_BYTES = 1 << 17, 32764, 1 << 24, 1 << 19
+MAX_BRACKETS = 64
+CARRY = "CC.CF"  # the register of the carry, of one bit (PTX ISA, "Extended-Precision Integer Arithmetic")
+CARRIED = ("addc", "subc", "madc")  # the instructions that read it
 
 
 class PtxOperand(NamedTuple):
@@ -39,16 +44,6 @@ class PtxOperand(NamedTuple):
     parts: tuple[PtxOperand, ...] = ()
     offset: int = 0
     negated: bool = False
-
-
-class Source(NamedTuple):
-    """The source line of an instruction."""
-
-    file: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
 
 
 @dataclass(slots=True)
@@ -100,13 +95,25 @@ class SharedSymbol(NamedTuple):
     size: int
 
 
+class LocalSymbol(NamedTuple):
+    """A variable of each thread: a `.local` one, or a `.param` one of a call."""
+
+    name: str
+    align: int
+    size: int
+
+
 @dataclass
 class PtxKernel:
-    """One `.entry` of a PTX module.
+    """One `.entry` of a PTX module, with the device functions that it calls put in.
 
     registers    name -> type, as declared
     labels       name -> pc of the instruction that follows
     directives   performance directives by name, ".reqntid" -> (128, 1, 1)
+    local        variables of each thread
+    variables    of the module
+    functions    the other functions of the module by name -> why they are not put in
+    problems     what could not be read, with its lines
     """
 
     name: str
@@ -117,6 +124,10 @@ class PtxKernel:
     instructions: list[PtxInstruction] = field(default_factory=list)
     shared: tuple[SharedSymbol, ...] = ()
     directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    local: tuple[LocalSymbol, ...] = ()
+    variables: tuple[ModuleVariable, ...] = ()
+    functions: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
 
     @property
     def parameter_bytes(self) -> int:
@@ -124,15 +135,6 @@ class PtxKernel:
         return max((p.offset + p.size for p in self.parameters), default=0)
 
 
-class _Statement(NamedTuple):
-    kind: str  # "label" or "statement"
-    text: str
-    scopes: tuple[dict[str, str], ...]
-    line: int
-    source: Source | None
-
-
-_NAME = re.compile(r"%?[A-Za-z_$][\w$]*")
 _ENTRY = re.compile(r"(?:\.visible\s+|\.weak\s+)?\.entry\s+([\w$]+)\s*(?:\(([^(){};]*)\))?")
 _PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+(\d{1,9})\s+)?\.(\w+)\s+(?:\.ptr\b\s*(?:\.(?:const|global|local|shared|param)\b\s*)?)?"
@@ -144,13 +146,12 @@ _SHARED = re.compile(
 _REGISTERS = re.compile(r"\.reg\s+(?:\.v[24]\s+)?\.(\w+)\s+(.*)")
 _REGISTER = re.compile(r"(%?[A-Za-z_$][\w$]*)\s*(?:<\s*(\d{1,9})\s*>)?")
 _DIRECTIVE = re.compile(r"\.(\w+)((?:\s+\d{1,9})?(?:\s*,\s*\d{1,9})*)")
-_LOC = re.compile(r"\s*\.loc\s+(\d{1,9})\s+(\d{1,9})")
 _FILE = re.compile(r'^\s*\.file\s+(\d{1,9})\s+"([^"]*)"', re.M)
-# Directives without effect here; uses of a .local or .const name are refused.
-_IGNORED = {".pragma", ".local", ".const", ".global", ".param", ".branchtargets", ".calltargets", ".callprototype"}
-
-
-_BLANK, _STOP = re.compile(r"\s*"), re.compile(r"[{};:]")
+_LOCAL = re.compile(
+    r"\.(?:local|param)\s+(?:\.align\s+(\d{1,9})\s+)?(?:\.v([248])\s+)?\.(\w+)\s+([\w$%]+)\s*((?:\[\s*\d{1,9}\s*\]\s*)*)"
+)
+# Directives without effect here; the variables of the module are read from its text as a whole.
+_IGNORED = {".pragma", ".const", ".global", ".branchtargets", ".calltargets", ".callprototype"}
 
 
 def parse(text: str) -> list[PtxKernel]:
@@ -171,6 +172,28 @@ def parse(text: str) -> list[PtxKernel]:
     PtxOperand(kind='address', text='[%rd0+4]', parts=(PtxOperand(kind='reg', text='%rd0', parts=(), offset=0, \
 negated=False),), offset=4, negated=False)
     """
+    kernels = read_module(text)
+    for kernel in kernels:
+        if kernel.problems:
+            raise PtxError(listed(kernel.name, kernel.problems))
+    return kernels
+
+
+def listed(kernel: str, problems: list[str]) -> str:
+    """The problems of a kernel as one message; those of the same words but for the line are one."""
+    lines: dict[str, list[str]] = {}
+    for problem in problems:
+        where, _, what = problem.partition(": ")
+        lines.setdefault(what, []).append(where.removeprefix("PTX line "))
+    texts = [f"PTX line {', '.join(dict.fromkeys(where))}: {what}" for what, where in lines.items()]
+    return texts[0] if len(texts) == 1 else f"kernel {kernel}, {len(texts)} refusals:\n  " + "\n  ".join(texts)
+
+
+def read_module(text: str) -> list[PtxKernel]:
+    """The kernels of a PTX module; what cannot be read of one is among its `problems`.
+
+    Raises PtxError for text without `.target` or `.entry`.
+    """
     # Half of a surrogate pair is not a character and could not be printed in a message.
     text = _blank_comments(text.encode("utf-8", "backslashreplace").decode("utf-8"))
     target = re.search(r"\.target\s+(\w+)", text)
@@ -179,15 +202,22 @@ negated=False),), offset=4, negated=False)
     files = {int(number): name for number, name in _FILE.findall(text)}
     entries = list(_ENTRY.finditer(text))
     if not entries:
-        raise PtxError(f"PTX line {_line(text, len(text))}: the module ends, and has no .entry")
+        raise PtxError(f"PTX line {line_of(text, len(text))}: the module ends, and has no .entry")
     first = _body(text, entries[0])
-    shared = [_shared(m, _line(text, m.start())) for m in _SHARED.finditer(text, 0, first)]
-    return [_kernel(text, entry, target.group(1), shared, files) for entry in entries]
+    shared = [_shared(m, line_of(text, m.start())) for m in _SHARED.finditer(text, 0, first)]
+    module = _Module(text, target.group(1), shared, files, functions_of(text), variables_of(text))
+    return [_kernel(module, entry) for entry in entries]
 
 
-def _line(text: str, at: int) -> int:
-    """The line of a place in the text, from 1."""
-    return text.count("\n", 0, at) + 1
+class _Module(NamedTuple):
+    """The declarations that the kernels of a module share."""
+
+    text: str
+    target: str
+    shared: list[SharedSymbol]
+    files: dict[int, str]
+    functions: dict[str, DeviceFunction]
+    variables: tuple[ModuleVariable, ...]
 
 
 def _blank_comments(text: str) -> str:
@@ -195,66 +225,75 @@ def _blank_comments(text: str) -> str:
 
     def blank(m: re.Match[str]) -> str:
         if m.group(0) == "/*":
-            raise PtxError(f"PTX line {_line(text, m.start())}: the comment does not end")
+            raise PtxError(f"PTX line {line_of(text, m.start())}: the comment does not end")
         return "\n" * m.group(0).count("\n")
 
     return re.sub(r"//[^\n]*|/\*.*?\*/|/\*", blank, text, flags=re.S)
 
 
-def _size(kind: str, what: str) -> int:
-    if kind not in SIZES:
-        raise PtxError(f"{what}: .{kind} is not a type")
-    return SIZES[kind]
-
-
-def _alignment(align: str | None, default: int, what: str) -> int:
-    found = default if align is None else int(align)
-    if not 1 <= found <= MAX_ALIGNMENT or found & found - 1:
-        raise PtxError(f"{what}: an alignment of {found} bytes is not a power of two up to {MAX_ALIGNMENT}")
-    return found
-
-
 def _shared(m: re.Match[str], line: int) -> SharedSymbol:
     align, kind, name, extents = m.groups()
     what = f"PTX line {line}: {' '.join(m.group(0).split())}"
-    size = unit = _size(kind, what)
+    size = unit = size_of(kind, what)
     for extent in re.findall(r"\[\s*(\d*)\s*\]", extents):
         size *= int(extent or 0)
     if size > MAX_SHARED_BYTES:
         raise PtxError(f"{what}: {size} bytes of shared memory, more than {MAX_SHARED_BYTES}")
-    return SharedSymbol(name, _alignment(align, unit, what), size)
+    return SharedSymbol(name, alignment_of(align, unit, what), size)
 
 
 def _body(text: str, entry: re.Match[str]) -> int:
     """The start of the kernel's body."""
     found = text.find("{", entry.end())
     if found < 0:
-        raise PtxError(f"PTX line {_line(text, entry.start())}: the kernel {entry.group(1)} has no body")
+        raise PtxError(f"PTX line {line_of(text, entry.start())}: the kernel {entry.group(1)} has no body")
     return found
 
 
-def _kernel(
-    text: str, entry: re.Match[str], target: str, shared: list[SharedSymbol], files: dict[int, str]
-) -> PtxKernel:
-    body = _body(text, entry)
-    line = _line(text, entry.start())
-    kernel = PtxKernel(entry.group(1), target, _parameters(entry.group(2) or "", line))
+def _kernel(module: _Module, entry: re.Match[str]) -> PtxKernel:
+    """One kernel; what cannot be read is among its problems."""
+    kernel = PtxKernel(entry.group(1), module.target, variables=module.variables)
+    try:
+        _fill(kernel, module, entry)
+    except PtxError as error:
+        kernel.problems.append(str(error))
+    return kernel
+
+
+def _fill(kernel: PtxKernel, module: _Module, entry: re.Match[str]) -> None:
+    text = module.text
+    body, line = _body(text, entry), line_of(text, entry.start())
+    kernel.parameters = _parameters(entry.group(2) or "", line)
     for name, numbers in _DIRECTIVE.findall(text[entry.end() : body]):
         kernel.directives[f".{name}"] = tuple([int(n) for n in re.findall(r"\d+", numbers)])
-    statements = list(_statements(text, body, files))
-    own = _declare(kernel, statements)
-    kernel.shared = (*shared, *own)
+    kernel.shared = tuple(module.shared)
+    locals_: dict[str, LocalSymbol] = {}
+
+    def variable(name: str, kind: str, align: int) -> None:
+        locals_[name] = LocalSymbol(name, align or size_of(kind, name), size_of(kind, name))
+
+    inliner = Inliner(
+        text, module.files, module.functions, lambda found: _declare(kernel, found, locals_), variable,
+        kernel.registers.__setitem__, locals_.__contains__,
+    )  # fmt: skip
+    statements = inliner.expanded(statements_of(text, body, module.files))
+    kernel.local = tuple(locals_.values())
+    kernel.functions = dict.fromkeys(module.functions, "it has no body in this module") | {
+        name: f"it reaches itself ({chain})" for name, chain in inliner.recursive.items()
+    }
     for statement in statements:
         if statement.kind == "label":
-            label = _resolved(statement.text, statement.scopes)
+            label = resolved(statement.text, statement.scopes)
             if label in kernel.labels:
                 raise PtxError(f"PTX line {statement.line}: the label {statement.text} stands twice")
             kernel.labels[label] = len(kernel.instructions)
         elif not statement.text.startswith("."):
-            kernel.instructions.append(_instruction(kernel, statement))
-    if not kernel.instructions:
+            try:
+                kernel.instructions.append(_instruction(kernel, statement))
+            except PtxError as error:
+                kernel.problems.append(str(error))
+    if not kernel.instructions and not kernel.problems:
         raise PtxError(f"PTX line {line}: the kernel {kernel.name} has no instructions")
-    return kernel
 
 
 def _parameters(text: str, line: int) -> tuple[Parameter, ...]:
@@ -266,8 +305,8 @@ def _parameters(text: str, line: int) -> tuple[Parameter, ...]:
         if m is None:
             raise PtxError(f"{what} cannot be read")
         align, kind, name, count = m.groups()
-        size = _size(kind, what) * int(count or 1)
-        unit = _alignment(align, _size(kind, what), what)
+        size = size_of(kind, what) * int(count or 1)
+        unit = alignment_of(align, size_of(kind, what), what)
         offset = -(-offset // unit) * unit
         out.append(Parameter(name, offset, size))
         offset += size
@@ -276,66 +315,9 @@ def _parameters(text: str, line: int) -> tuple[Parameter, ...]:
     return tuple(out)
 
 
-def _statements(text: str, start: int, files: dict[int, str]) -> list[_Statement]:
-    """The statements between a kernel's braces, with their scopes and lines."""
-    out: list[_Statement] = []
-    scopes: list[dict[str, str]] = [{}]
-    line = first = _line(text, start)
-    opened = 0
-    source: Source | None = None
-    at, end = start, len(text)
-    while at < end:
-        begin = _BLANK.match(text, at).end()  # type: ignore[union-attr]
-        line += text.count("\n", at, begin)
-        at = begin
-        char = text[at : at + 1]
-        if char == "{":
-            opened += 1
-            if len(scopes) > MAX_SCOPES:
-                raise PtxError(f"PTX line {line}: more than {MAX_SCOPES} scopes, one in the other")
-            scopes.append({"#": str(opened)})
-            at += 1
-            continue
-        if char == "}":
-            scopes.pop()
-            if len(scopes) == 1:
-                return out
-            at += 1
-            continue
-        loc = _LOC.match(text, at) if char == "." else None
-        if loc is not None:  # a directive that ends with its line
-            number, row = int(loc.group(1)), int(loc.group(2))
-            source = Source(files.get(number, f"file {number}"), row) if row else None
-            at = text.find("\n", at)
-            if at < 0:
-                break
-            continue
-        depth = 0
-        for stop in _STOP.finditer(text, at):
-            at = stop.start()
-            char = text[at]
-            depth += (char == "{") - (char == "}")
-            if char == ";" and not depth:
-                out.append(_Statement("statement", " ".join(text[begin:at].split()), tuple(scopes), line, source))
-                break
-            if char == ":" and text[at + 1] != ":" and text[at - 1] != ":":
-                label = text[begin:at].strip()
-                if _NAME.fullmatch(label):
-                    out.append(_Statement("label", label, tuple(scopes), line, source))
-                    break
-        else:
-            break
-        line += text.count("\n", begin, at)
-        at += 1
-    raise PtxError(
-        f"PTX line {first}: the kernel's body, which begins here, does not end: {len(scopes) - 1} open scopes at the "
-        "end of the text"
-    )
-
-
-def _declare(kernel: PtxKernel, statements: list[_Statement]) -> list[SharedSymbol]:
-    """Enter the registers and labels; those of inner scopes get names of their own. Returns the shared symbols."""
-    shared = []
+def _declare(kernel: PtxKernel, statements: list[Statement], locals_: dict[str, LocalSymbol]) -> None:
+    """Enter the registers, labels and variables; those of inner scopes get names of their own."""
+    shared = list(kernel.shared)
     for kind, text, scopes, line, _ in statements:
         inner = len(scopes) > 2
         directive = text.partition(" ")[0]
@@ -359,10 +341,34 @@ def _declare(kernel: PtxKernel, statements: list[_Statement]) -> list[SharedSymb
             declared = _SHARED.fullmatch(text)
             if declared is None:
                 raise PtxError(f"PTX line {line}: cannot read the declaration {text!r}")
-            shared.append(_shared(declared, line))
+            found_shared = _shared(declared, line)
+            if all(one.name != found_shared.name for one in shared):
+                shared.append(found_shared)
+        elif directive in (".local", ".param"):
+            local = _local(text, line)
+            if inner:
+                scopes[-1][local.name] = f"{local.name}@{scopes[-1]['#']}"
+                local = local._replace(name=scopes[-1][local.name])
+            locals_[local.name] = local
         elif text.startswith(".") and directive not in _IGNORED:
             raise PtxError(f"PTX line {line}: {text}: {directive} is not known here")
-    return shared
+    kernel.shared = tuple(shared)
+
+
+def _local(text: str, line: int) -> LocalSymbol:
+    """A `.local` or `.param` declaration in a body."""
+    found = _LOCAL.fullmatch(text)
+    if found is None:
+        raise PtxError(f"PTX line {line}: cannot read the declaration {text!r}")
+    align, vector, kind, name, extents = found.groups()
+    what = f"PTX line {line}: {text}"
+    unit = size_of(kind, what) * int(vector or 1)
+    size = unit
+    for extent in re.findall(r"\d+", extents):
+        size *= int(extent)
+    if size > MAX_LOCAL_BYTES:
+        raise PtxError(f"{what}: {size} bytes of local memory, more than {MAX_LOCAL_BYTES}")
+    return LocalSymbol(name, alignment_of(align, unit, what), size)
 
 
 @lru_cache(maxsize=64)
@@ -371,31 +377,27 @@ def _numbered(prefix: str, count: int) -> tuple[str, ...]:
     return tuple([f"{prefix}{i}" for i in range(count)])
 
 
-def _resolved(name: str, scopes: tuple[dict[str, str], ...]) -> str:
-    for scope in reversed(scopes):
-        if name in scope:
-            return scope[name]
-    return name
-
-
-def _instruction(kernel: PtxKernel, statement: _Statement) -> PtxInstruction:
+def _instruction(kernel: PtxKernel, statement: Statement) -> PtxInstruction:
     _, text, scopes, line, source = statement
     rest, predicate, negated = text, None, False
-    guard = re.match(r"@(!?)(%?[\w$]+)\s+(.*)", text) if text[:1] == "@" else None
+    guard = re.match(r"@(!?)(%?[\w$@.]+)\s+(.*)", text) if text[:1] == "@" else None
     if guard is not None:
-        negated, predicate, rest = bool(guard.group(1)), _resolved(guard.group(2), scopes), guard.group(3)
+        negated, predicate, rest = bool(guard.group(1)), resolved(guard.group(2), scopes), guard.group(3)
         if (kind := kernel.registers.get(predicate)) != "pred":
             known = "is not declared" if kind is None else f"is a register of type .{kind}, not .pred"
             raise PtxError(f"PTX line {line}: {text}: the guard {predicate} {known}")
     opcode, _, arguments = rest.partition(" ")
     if len(scopes) > 2:
-        arguments = _NAME.sub(lambda m: _resolved(m.group(0), scopes), arguments)
+        arguments = NAME.sub(lambda m: resolved(m.group(0), scopes), arguments)
     try:
         operands = tuple([_operand(kernel, part) for part in _split(arguments)])
     except ValueError as error:
         raise PtxError(f"PTX line {line}: {text}: {error}") from None
+    words = tuple(opcode.split("."))
+    if words[0] in CARRIED or "cc" in words:
+        kernel.registers.setdefault(CARRY, "pred")
     number = len(kernel.instructions)
-    return PtxInstruction(number, line, text, opcode, tuple(opcode.split(".")), operands, predicate, negated, source)
+    return PtxInstruction(number, line, text, opcode, words, operands, predicate, negated, source)
 
 
 def read_instruction(kernel: PtxKernel, text: str, line: int = 0, source: Source | None = None) -> PtxInstruction:
@@ -405,7 +407,7 @@ def read_instruction(kernel: PtxKernel, text: str, line: int = 0, source: Source
     >>> read_instruction(kernel, "add.u32 %r0, %r1, 4").opcode
     'add.u32'
     """
-    return _instruction(kernel, _Statement("statement", text, ({},), line, source))
+    return _instruction(kernel, Statement("statement", text, ({},), line, source))
 
 
 _BRACKET = re.compile(r"[\[\](){}]")
@@ -433,12 +435,15 @@ _OFFSET = re.compile(r"(.+?)\s*([+-])\s*(-?(?:0[xX])?[0-9a-fA-F]+)$", re.S)
 _NUMBER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|\d+)U?")
 
 
+_DECIMAL = re.compile(r"-?\d+(?:\.\d*(?:[eE][+-]?\d+)?|[eE][+-]?\d+)")
+
+
 def _operand(kernel: PtxKernel, text: str) -> PtxOperand:
     if text in kernel.registers:
         return PtxOperand("reg", text)
     negated = text.startswith("!")
     bare = text.lstrip("!").strip()
-    if bare[:1] in ("[", "{") and bare[-1] != {"[": "]", "{": "}"}[bare[0]]:
+    if bare[:1] in ("[", "{", "(") and bare[-1] != {"[": "]", "{": "}", "(": ")"}[bare[0]]:
         raise ValueError(f"the bracket of {text!r} is not closed")
     if bare.startswith("["):
         base, *coordinates = _split(bare[1:-1])
@@ -453,7 +458,7 @@ def _operand(kernel: PtxKernel, text: str) -> PtxOperand:
             inner = _operand(kernel, part)
             parts += inner.parts if inner.kind == "vector" else (inner,)
         return PtxOperand("address", text, tuple(parts), offset)
-    if bare.startswith("{"):
+    if bare[:1] in ("{", "("):
         return PtxOperand("vector", text, tuple([_operand(kernel, part) for part in _split(bare[1:-1])]))
     if "|" in bare:
         return PtxOperand("pair", text, tuple([_operand(kernel, part.strip()) for part in bare.split("|")]))
@@ -467,6 +472,8 @@ def _operand(kernel: PtxKernel, text: str) -> PtxOperand:
         return PtxOperand("number", bare)
     if bare.startswith("%"):
         return PtxOperand("special", bare)
+    if _DECIMAL.fullmatch(bare):
+        return PtxOperand("number", bare)
     if re.fullmatch(r"[\w$@.]+(?:\s*\+\s*\d+)?", bare):
         return PtxOperand("symbol", bare)
     raise ValueError(f"cannot read the operand {text!r}")

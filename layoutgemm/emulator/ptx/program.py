@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import re
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from ...errors import PtxError
+from . import rules  # noqa: F401  (the rules register)
 from .codegen import NAMES, PARAMETER_BASE, CodeGenerator, bits_of
-from .parser import MAX_SHARED_BYTES, PtxInstruction, PtxKernel, PtxOperand
+from .declarations import ModuleVariable
+from .parser import CARRIED, CARRY, MAX_LOCAL_BYTES, MAX_SHARED_BYTES, PtxInstruction, PtxKernel, PtxOperand, listed
 from .values import FULL, Undefined, Value
 
 if TYPE_CHECKING:
@@ -24,6 +31,9 @@ if TYPE_CHECKING:
 
 BRANCHES = ("bra", "ret", "exit")
 _NUMBERS = itertools.count()
+_SYMBOL = re.compile(r"[A-Za-z_$][\w$]*")
+LOCAL_START = 0x20000  # of each thread's own memory: above the kernel's parameters
+VARIABLES = 0x6000_0000_0000  # of a module's variables, below the buffers of a launch
 SHARED_START = 1024  # dynamic shared memory does not begin at offset 0, so that a forgotten base address shows
 # Instructions whose first operand is read although it is a register.
 READS_FIRST = {"bar", "barrier", "nanosleep", "setmaxnreg", "discard", "griddepcontrol"}
@@ -65,6 +75,18 @@ class Operation:
     doubtful: tuple[int, ...]
 
 
+@lru_cache(maxsize=64)
+def addresses_of(variables: tuple[ModuleVariable, ...]) -> dict[str, int]:
+    """The addresses of a module's variables; those of two modules are far apart."""
+    names = ",".join([f"{one.name}:{len(one.content)}" for one in variables])
+    at, out = VARIABLES + (zlib.crc32(names.encode()) % 4096 << 32), {}
+    for variable in variables:
+        at = -(-at // max(variable.align, 16)) * max(variable.align, 16)
+        out[variable.name] = at
+        at += len(variable.content) + 16  # a gap: an access beyond one variable hits no other
+    return out
+
+
 @dataclass
 class Program:
     """A kernel with its control flow, its live registers, and its steps.
@@ -79,6 +101,8 @@ class Program:
     build: Callable[[Program, PtxInstruction], Run]
     symbols: dict[str, int] = field(init=False)
     shared_bytes: int = field(init=False)
+    local_end: int = field(init=False)
+    variables: list[tuple[ModuleVariable, npt.NDArray[np.uint8]]] = field(init=False)
     index: dict[str, int] = field(init=False)
     wide: int = field(init=False)
     steps: list[CodeSegment | Operation | None] = field(init=False)
@@ -92,6 +116,9 @@ class Program:
     blank: list[Undefined] = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.kernel.problems and not self.kernel.instructions:
+            raise PtxError(listed(self.kernel.name, self.kernel.problems))
+        self.refusals = list(self.kernel.problems)
         self._place_symbols()
         self.generator = CodeGenerator(self.kernel, self.symbols)
         self.index = self.generator.index
@@ -106,6 +133,9 @@ class Program:
         self.blank = [Undefined(False if kind == "pred" else 0, FULL, name) for name, kind in kinds]
         self._blocks()
         self._make_steps()
+        self.variables = self._variables()
+        if self.refusals:
+            raise PtxError(listed(self.kernel.name, self.refusals))
 
     @property
     def size(self) -> int:
@@ -122,6 +152,15 @@ class Program:
             if at > MAX_SHARED_BYTES:
                 raise PtxError(f"{symbol.name} ends at byte {at} of shared memory: at most {MAX_SHARED_BYTES}")
         self.shared_bytes = at
+        at = LOCAL_START
+        for local in self.kernel.local:
+            at = -(-at // local.align) * local.align
+            self.symbols[local.name] = at
+            at += local.size
+        if at - LOCAL_START > MAX_LOCAL_BYTES:
+            raise PtxError(f"{self.kernel.name}: {at - LOCAL_START} bytes of local memory, more than {MAX_LOCAL_BYTES}")
+        self.local_end = at
+        self.symbols |= addresses_of(self.kernel.variables)
 
     # ------------------------------------------------------------ what instructions read and write
 
@@ -150,6 +189,9 @@ class Program:
                 written |= named
             if not target or ins.opcode.startswith("wgmma.mma_async"):
                 read |= named
+        if CARRY in self.index:
+            written |= ("cc" in ins.words) << self.index[CARRY]
+            read |= (ins.words[0] in CARRIED) << self.index[CARRY]
         return written, read
 
     # ------------------------------------------------------------ control flow
@@ -257,7 +299,11 @@ class Program:
         while pc < self.size:
             start, lines, writes, moved = pc, [], 0, 0
             while pc < self.size and (pc == start or pc not in leaders):
-                text = self.generator.statement(instructions[pc])
+                try:
+                    text = self.generator.statement(instructions[pc])
+                except PtxError as error:
+                    self.refusals.append(str(error))
+                    text = "pass"
                 if text is None:
                     break
                 lines.append(f"    {text}")
@@ -270,7 +316,10 @@ class Program:
                 ins = instructions[pc]
                 moved = self.writes[pc] if ins.words[0] == "wgmma" else 0
                 doubtful = tuple(_numbers(self.doubts[pc]))
-                self.steps[pc] = Operation(ins, self.build(self, ins), self.writes[pc], moved, doubtful)
+                try:
+                    self.steps[pc] = Operation(ins, self.build(self, ins), self.writes[pc], moved, doubtful)
+                except PtxError as error:
+                    self.refusals.append(str(error))
                 pc += 1
 
     def mark(self, executed: bytearray) -> None:
@@ -297,6 +346,33 @@ class Program:
     def coordinates(self, operand: PtxOperand) -> tuple[Reader, list[Reader]]:
         """The map's address and each coordinate of `[map, {x, y, ...}]`, as functions."""
         return self.address(operand), [self.value(part) for part in operand.parts[1:]]
+
+    def _variables(self) -> list[tuple[ModuleVariable, npt.NDArray[np.uint8]]]:
+        """The variables that the kernel reaches, and their first bytes."""
+        named = {one.name: one for one in self.kernel.variables}
+        if not named:
+            return []
+        reached: list[str] = []
+        for ins in self.kernel.instructions:
+            reached += [name for name in _SYMBOL.findall(ins.text) if name in named]
+        reached = list(dict.fromkeys(reached))
+        for name in reached:
+            reached += [
+                one.symbol for one in named[name].relocations if one.symbol in named and one.symbol not in reached
+            ]
+        return [(named[name], self._initial(named[name])) for name in reached]
+
+    def _initial(self, variable: ModuleVariable) -> npt.NDArray[np.uint8]:
+        """The first bytes of a variable, with the addresses in it."""
+        content = bytearray(variable.content)
+        for offset, size, symbol, addend, shift in variable.relocations:
+            if symbol not in self.symbols:
+                where = f"PTX line {variable.line}: .{variable.space} {variable.name}"
+                self.refusals.append(f"{where}: its initialiser names {symbol}, which is no variable of the module")
+                continue
+            value = self.symbols[symbol] + addend >> 8 * shift
+            content[offset : offset + size] = (value & (1 << 8 * size) - 1).to_bytes(size, "little")
+        return np.frombuffer(content, dtype=np.uint8).copy()
 
     def targets(self, operand: PtxOperand) -> list[int | None]:
         """The register numbers of a written register or vector; None for `_`. Raises PtxError for others."""

@@ -30,6 +30,7 @@ LANE = np.arange(LANES)
 NAN32 = 0x7FFFFFFF  # the NaN of PTX arithmetic
 Lanes: TypeAlias = npt.NDArray[np.bool_ | np.int64 | np.uint64]
 Value: TypeAlias = int | Lanes  # of a register: the same in all lanes, or one for each
+Floats: TypeAlias = float | np.floating | npt.NDArray[np.floating]
 
 
 class NoValue:
@@ -246,8 +247,11 @@ def quotient(a: Value, b: Value) -> Value:
 
 
 def remainder(a: Value, b: Value) -> Value:
-    """The remainder of division toward 0."""
-    return a - quotient(a, b) * b
+    """The remainder of division toward 0. By 0 it is all ones, as on an H100 (PTX leaves it open)."""
+    if not isinstance(a, np.ndarray) and not isinstance(b, np.ndarray):
+        return a - quotient(a, b) * b if b else -1
+    rest = np.asarray(a - quotient(a, b) * b)
+    return np.where(b == 0, rest.dtype.type(M64 if rest.dtype == np.uint64 else -1), rest)
 
 
 def least(a: Value, b: Value) -> Value:
@@ -285,7 +289,7 @@ def lookup3(a: Value, b: Value, c: Value, table: int) -> Value:
 
 
 def permute(a: Value, b: Value, selector: Value) -> Value:
-    """prmt in its default mode: four bytes chosen of the eight of (b, a); bit 3 of a choice replicates the sign."""
+    """prmt without a mode: four bytes chosen of the eight of (b, a); bit 3 of a choice replicates the sign."""
     both = join64(a, b)
     out: Value = 0
     for i in range(4):
@@ -298,6 +302,26 @@ def permute(a: Value, b: Value, selector: Value) -> Value:
         byte = select(compact(pick > 7), (byte >> 7) * 255, byte)
         out = out | byte << 8 * i
     return out
+
+
+# The byte of the result's byte i that a selector s picks, by prmt's mode.
+PERMUTATIONS: dict[str, Callable[[int, int], int]] = {
+    "f4e": lambda s, i: s + i,
+    "b4e": lambda s, i: s - i & 7,
+    "rc8": lambda s, i: s,
+    "ecl": lambda s, i: max(i, s),
+    "ecr": lambda s, i: min(i, s),
+    "rc16": lambda s, i: 2 * (s & 1) + (i & 1),
+}
+
+
+def permute_by(mode: str, a: Value, b: Value, selector: Value) -> Value:
+    """prmt with a mode: the two low bits of the selector choose one of four patterns of bytes."""
+    pick = PERMUTATIONS[mode]
+    table = [sum(pick(s, i) << 4 * i for i in range(4)) for s in range(4)]
+    if isinstance(selector, np.ndarray):
+        return permute(a, b, np.array(table)[(selector & 3).astype(np.int64)])
+    return permute(a, b, table[selector & 3])
 
 
 def funnel(low: Value, up: Value, n: Value, left: bool, clamp: bool) -> Value:
@@ -325,9 +349,14 @@ def reverse_bits(x: int, bits: int) -> int:
     return int(f"{x:0{bits}b}"[::-1], 2)
 
 
+def _field(at: int, length: int, bits: int) -> tuple[int, int]:
+    """Position and length of a bit field: of 8 bits for 32-bit values; an H100 takes all of them for 64-bit ones."""
+    return (at & 255, length & 255) if bits == 32 else (at, min(length, 255))
+
+
 def extract(x: int, at: int, length: int, bits: int, signed: bool) -> int:
-    """bfe: `length` bits from bit `at`, both taken modulo 256."""
-    at, length = at & 255, length & 255
+    """bfe: `length` bits from bit `at`."""
+    at, length = _field(at, length, bits)
     if length == 0:
         return 0
     top = min(at + length, bits) - 1
@@ -341,7 +370,9 @@ def extract(x: int, at: int, length: int, bits: int, signed: bool) -> int:
 
 def insert(a: int, b: int, at: int, length: int, bits: int) -> int:
     """bfi: b with `length` bits of a put in from bit `at`."""
-    at, length = at & 255, length & 255
+    at, length = _field(at, length, bits)
+    if at >= bits:
+        return b
     field = ((1 << length) - 1) << at & ((1 << bits) - 1)
     return b & ~field | a << at & field
 
@@ -350,3 +381,69 @@ def leading(x: int, signed: bool, bits: int, shift: bool) -> int:
     """bfind: the place of the highest bit that is not the sign, or the shift that brings it to the top; or all ones."""
     x = x ^ ((1 << bits) - 1) if signed and x >> bits - 1 else x
     return (bits - x.bit_length() if shift else x.bit_length() - 1) if x else M32
+
+
+def find_set(mask: int, base: int, offset: int) -> int:
+    """fns: the place of the n-th set bit from `base`, up or down; all ones without one."""
+    offset = offset - (1 << 32) if offset >> 31 else offset
+    if not offset:
+        return base if base < 32 and mask >> base & 1 else M32
+    places = range(base, 32) if offset > 0 else range(min(base, 31), -1, -1)
+    found = [place for place in places if mask >> place & 1]
+    return found[abs(offset) - 1] if abs(offset) <= len(found) else M32
+
+
+def bit_mask(start: int, width: int, clamp: bool) -> int:
+    """bmsk: `width` ones from bit `start`, both taken modulo 32 or clamped."""
+    if clamp and start >= 32:
+        return 0
+    low = M32 << (start & 31) & M32
+    end = (start & 31) + (width & 31)
+    if clamp and width >= 32:
+        return low
+    return low & ~(M32 << end) if end < 32 else low
+
+
+def extend_sign(x: int, width: int, signed: bool, clamp: bool) -> int:
+    """szext: the low `width` bits, extended by sign or by zeros."""
+    if clamp and width >= 32:
+        return x
+    width &= 31
+    mask = M32 << width & M32
+    return x & ~mask | (mask if signed and width and x >> width - 1 & 1 else 0)
+
+
+def dot(a: int, b: int, c: int, width: int, signs: tuple[bool, bool], at: int = 0) -> int:
+    """dp4a (width 8), dp2a (width 16): c plus products of the fields of a with bytes of b from byte `at`."""
+
+    def field(x: int, bits: int, place: int, signed: bool) -> int:
+        value = x >> bits * place & (1 << bits) - 1
+        return value - (1 << bits) if signed and value >> bits - 1 else value
+
+    terms = [field(a, width, i, signs[0]) * field(b, 8, at + i, signs[1]) for i in range(32 // width)]
+    return (c + sum(terms)) & M32
+
+
+def signed(x: int, bits: int) -> int:
+    """The signed value of bits, of one lane."""
+    return x - (1 << bits) if x >> bits - 1 & 1 else x
+
+
+def product24(a: int, b: int, of_sign: bool, high_part: bool) -> int:
+    """mul24: 32 bits of the product of 24-bit values: the low ones, or those from bit 16."""
+    a, b = a & 0xFFFFFF, b & 0xFFFFFF
+    whole = signed(a, 24) * signed(b, 24) if of_sign else a * b
+    return (whole >> 16 if high_part else whole) & M32
+
+
+def clamped(x: int, bits: int) -> int:
+    """A signed value clamped to its type (.sat), as bits."""
+    return min(max(x, -(1 << bits - 1)), (1 << bits - 1) - 1) & (1 << bits) - 1
+
+
+def packed_fields(c: int, a: int, b: int, kind: str) -> int:
+    """cvt.pack.sat: a and b clamped to a narrow type, above them the low bits of c."""
+    bits = int(kind[1:])
+    low, top = (-(1 << bits - 1), (1 << bits - 1) - 1) if kind[0] == "s" else (0, (1 << bits) - 1)
+    fields = [min(max(signed(x, 32), low), top) & (1 << bits) - 1 for x in (a, b)]
+    return (c << 2 * bits | fields[0] << bits | fields[1]) & M32

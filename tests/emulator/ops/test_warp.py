@@ -92,6 +92,13 @@ def test_reductions(form, want):
     assert go(f"sub.u32 %r2, %r30, 10; redux.sync.{form} %r0, %r2, -1;") == [want & 0xFFFFFFFF] * 32
 
 
+def test_reductions_of_floats_by_magnitude():
+    start = "cvt.rn.f32.s32 %f0, %r30; sub.f32 %f0, %f0, 0f41200000; mov.b32 %r2, %f0;"  # the lane less 10
+    assert go(f"{start} redux.sync.min.abs.f32 %r0, %r2, -1;") == [0] * 32
+    assert go(f"{start} redux.sync.max.abs.NaN.f32 %r0, %r2, -1;") == [0x41A80000] * 32
+    assert go(f"{start} redux.sync.min.f32 %r0, %r2, -1;") == [0xC1200000] * 32
+
+
 def test_elect():
     body = "elect.sync %r2|%p0, -1; selp.u32 %r0, 1, 0, %p0; mad.lo.u32 %r0, %r2, 100, %r0;"
     assert go(body) == [1] + [0] * 31

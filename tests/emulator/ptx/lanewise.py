@@ -10,9 +10,10 @@ import numpy as np
 from layoutgemm.emulator.ptx.program import CodeSegment, Program
 from tests.emulator.run_ptx import REGISTERS, module, program
 
-WIDTH = {"pred": 1, "b16": 16, "b32": 32, "b64": 64}
+WIDTH = {"pred": 1, "b8": 8, "b16": 16, "b32": 32, "b64": 64}
 EDGES = {
     1: (0, 1),
+    8: (0, 1, 2, 0x7F, 0x80, 0xFF, 0x55, 0x77),
     16: (0, 1, 2, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0xFFFE, 0x00FF, 0x5555),
     32: (0, 1, 2, 31, 32, 33, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFF, 0xFFFFFFFE, 0x55555555, 0xFFFF0000),
     64: (0, 1, 2, 63, 64, 65, 1 << 31, 1 << 32, (1 << 32) - 1, (1 << 63) - 1, 1 << 63, (1 << 63) + 1, (1 << 64) - 1,
@@ -22,7 +23,7 @@ EDGES = {
 
 @lru_cache(maxsize=4)
 def loaded(text: str) -> Program:
-    return program(module(text, {}, shared=False))
+    return program(module(text, {}, "sm_100a", shared=False))
 
 
 def register(kind: str, number: int) -> str:

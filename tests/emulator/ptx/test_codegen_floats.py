@@ -314,6 +314,8 @@ def test_floats_to_integers(to):
 
             def convert(x, f=function, source=source):
                 sign, size = unpack(x, source)
+                if size == NAN and (source == "f64" or bits == 64):  # the top bit of the type, as an H100 gives it
+                    return (low if to[0] == "s" else 1 << bits - 1) & (1 << out) - 1
                 if size == NAN:
                     return 0
                 whole = (low if sign else top) if size == INF else max(low, min(top, f(value((sign, size)))))
@@ -332,8 +334,8 @@ def test_floats_to_integers(to):
 @pytest.mark.parametrize("to", ["f32", "f64", "f16", "bf16"])
 def test_integers_to_floats(to):
     for source in [f"{letter}{bits}" for letter in "us" for bits in (8, 16, 32, 64)]:
-        if source[1:] == "64" and to in ("f16", "bf16"):
-            continue  # rounded twice, through f64
+        if source[1:] == "8" and to == "bf16":
+            continue  # no form of PTX
         bits = int(source[1:])
 
         def convert(x, source=source, bits=bits):
@@ -387,7 +389,7 @@ def test_narrow_formats(kind):
     steps = tuple(
         pack(of(Fraction(v) + Fraction(d, 64)), "f32") for v in list(finite.values())[:40:3] for d in (-1, 0, 1)
     )
-    out = "b16"
+    out = "b8" if kind == "e2m1" else "b16"
     agree(f"cvt.rn.satfinite.{kind}x2.f32 {{0}}, {{a}}, {{b}}", ["b32", "b32"], [out],
           lambda x, y: narrow(x) << field | narrow(y), (*SPECIAL[32], *steps), rounds=4)  # fmt: skip
     agree(f"cvt.rn.satfinite.relu.{kind}x2.f32 {{0}}, {{a}}, {{b}}", ["b32", "b32"], [out],
@@ -399,7 +401,7 @@ def test_narrow_formats(kind):
             return 0x7FFF
         return pack((int(math.copysign(1, v) < 0), INF if math.isinf(v) else Fraction(abs(v))), "f16")
 
-    agree(f"cvt.rn.f16x2.{kind}x2 {{0}}, {{a}}", ["b16"], ["b32"],
+    agree(f"cvt.rn.f16x2.{kind}x2 {{0}}, {{a}}", [out], ["b32"],
           lambda x: half(x >> field & (1 << field) - 1) << 16 | half(x & (1 << field) - 1), rounds=6)  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def test_arithmetic(kind):
     two("min", min)
     two("max", max)
     two("div", lambda x, y: quotient(x, y, bits))
-    two("rem", lambda x, y: x - view(quotient(x, y, bits), kind) * y)
+    two("rem", lambda x, y: x - view(quotient(x, y, bits), kind) * y if y else -1)  # an H100 gives all ones
     three = [b, b, b]
     agree(f"mad.lo.{kind} {{0}}, {{a}}, {{b}}, {{c}}", three, [b], lambda x, y, z: fit(x * y + z, bits))
     agree(f"mad.hi.{kind} {{0}}, {{a}}, {{b}}, {{c}}", three, [b],
@@ -170,8 +170,8 @@ def test_bit_fields(bits):
     b = f"b{bits}"
 
     def extract(x, at, length, letter):
-        """PTX ISA, bfe: its pseudo-code."""
-        at, length = at & 255, length & 255
+        """PTX ISA, bfe: its pseudo-code. An H100 takes positions and lengths of 64-bit fields as they are."""
+        at, length = (at & 255, length & 255) if bits == 32 else (at, min(length, 64))
         if length == 0 or letter == "u":
             sign = 0
         else:
@@ -182,7 +182,7 @@ def test_bit_fields(bits):
         return out
 
     def insert(x, y, at, length):
-        at, length = at & 255, length & 255
+        at, length = (at & 255, length & 255) if bits == 32 else (at, min(length, 64))
         for i in range(length):
             if at + i < bits:
                 y = y & ~(1 << at + i) | (x >> i & 1) << at + i
@@ -246,6 +246,9 @@ def test_conversions_of_integers(to, saturate):
     for source, into, out_of in itertools.product(EIGHT, SIZES, SIZES):
         if into < bits or out_of < int(source[1:]):
             continue
+        fits = int(source[1:]) <= bits if source[0] == to[0] else source[0] == "u" and int(source[1:]) < bits
+        if saturate and fits:  # ptxas refuses a .sat without effect
+            continue
 
         def convert(x, source=source, into=into):
             value = view(x, source)
@@ -258,17 +261,16 @@ def test_conversions_of_integers(to, saturate):
               convert, (0x7F, 0x80, 0xFF, 0x8080), rounds=1)  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["f16", "bf16", "f32", "tf32"])
+@pytest.mark.parametrize("kind", ["f16", "f32"])
 def test_conversions_of_floats_into_wider_registers(kind):
     bits = 16 if kind.endswith("16") else 32
-    rounding = "rna" if kind == "tf32" else "rn"
     for source, register in (("f32", "b32"), ("f64", "b64"), ("s16", "b32"), ("u32", "b64"), ("f16", "b64")):
-        if (kind == "tf32" and source != "f32") or (kind, source) in (("f32", "f16"), ("f16", "f16"), ("bf16", "f16")):
+        if (kind, source) in (("f32", "f16"), ("f16", "f16"), ("f32", "f32")):
             continue
         wide, narrow = [], []
         for into, out in ((32 if bits == 16 else 64, wide), (bits, narrow)):
             values = [n * 0x3F3504F3 & (1 << int(register[1:])) - 1 for n in range(32)]
-            text = f"cvt.{rounding}.{kind}.{source} {{0}}, {{a}}"
+            text = f"cvt.rn.{kind}.{source} {{0}}, {{a}}"
             out += evaluate(text, [(register, values)], [f"b{into}"])[0]
         assert wide == narrow
 
@@ -340,10 +342,13 @@ def test_a_predicate_keeps_the_other_lanes():
 @pytest.mark.parametrize(
     "text",
     [
-        "add.cc.u32 %r0, %r1, %r2;", "addc.u32 %r0, %r1, %r2;", "mul24.lo.u32 %r0, %r1, %r2;", "prmt.b32.f4e %r0, %r1, %r2, %r3;",  # noqa: E501
-        "set.eq.u32.u32 %r0, %r1, %r2;", "mul.hi.b32 %r0, %r1, %r2;", "add.rz.f32 %f0, %f1, %f2;", "frobnicate.u32 %r0;",  # noqa: E501
-        "cvt.rz.f32.f64 %f0, %e0;", "mov.foo.u32 %r0, %r1;", "shf.x.clamp.b32 %r0, %r1, %r2, %r3;", "sad.u32 %r0, %r1, %r2, %r3;",  # noqa: E501
-        "lop3.or.b32 %r0|%p0, %r1, %r2, %r3, 1, %p1;", "mov.u32 %r0, nowhere;", "mov.u32 7, %r0;",
+        "add.cc.u16 %h0, %h1, %h2;", "addc.f32 %f0, %f1, %f2;", "mul24.wide.u32 %r0, %r1, %r2;", "prmt.f4e.b64 %r0, %r1, %r2, %r3;",  # noqa: E501
+        "set.eq.u64.u32 %d0, %r1, %r2;", "mul.hi.b32 %r0, %r1, %r2;", "add.rz.f16 %h0, %h1, %h2;", "frobnicate.u32 %r0;",  # noqa: E501
+        "cvt.rni.f32.f64 %f0, %e0;", "mov.foo.u32 %r0, %r1;", "shf.x.clamp.b32 %r0, %r1, %r2, %r3;", "sad.b32 %r0, %r1, %r2, %r3;",  # noqa: E501
+        "lop3.xor.b32 %r0|%p0, %r1, %r2, %r3, 1, %p1;", "mov.u32 %r0, nowhere;", "mov.u32 7, %r0;", "add.u32 _, %r0, 6;",  # noqa: E501
+        "add.f32 %f0, %f1, %r0, %r1;", "add.f32 %f0, %f1, 1;", "add.u32 %r0, %f1, %r2;", "bfe.u32 %r0, %r1, 300, 5;",
+        "setp.eq.f32 %p0, %f0, 0;", "cvt.sat.s32.u8 %r0, %h0;", "min.f32 %f0, %f1, %f2, %f3;", "add.f32x2 %d0, %d1, %d2;",  # noqa: E501
+        "cvt.rn.satfinite.e4m3x2.f32 %r0, %f1, %f2;",
     ],
 )  # fmt: skip
 def test_unknown_forms_are_refused_with_their_line(text):

@@ -178,7 +178,7 @@ def product(program: Program, ins: PtxInstruction) -> Run:
             machine.problem(which, message, fiber, ins)
 
         try:
-            form = _form(kind, fiber.one(says(fiber)), size, a_source, ws, vector)
+            form = _form(kind, _without_version(fiber.one(says(fiber)), kind, report), size, a_source, ws, vector)
         except (DescriptorError, AtomError) as error:
             report("descriptor", str(error))
             raise EmulatorError(str(error)) from error
@@ -204,6 +204,19 @@ def product(program: Program, ins: PtxInstruction) -> Run:
         engine_of(fiber).add(fiber, lambda: _run(job))
 
     return go
+
+
+# In the kinds of E2M1 alone, bit 12 is reserved in PTX; NVIDIA/cutlass, cute/arch/mma_sm100_desc.hpp, keeps a version
+# of the sparsity format there, which sm_100 does not read.
+SPARSITY_VERSION = 1 << 12
+
+
+def _without_version(word: int, kind: str, report: Callable[[str, str], None]) -> int:
+    """The instruction descriptor without its sparsity version, a set one noted."""
+    if kind not in ("mxf4", "mxf4nvf4") or not word & SPARSITY_VERSION:
+        return word
+    report("lint", f"instruction descriptor {word:#x} sets bit 12, the sparsity version, which kind::{kind} reserves")
+    return word & ~SPARSITY_VERSION
 
 
 def _words(ins: PtxInstruction) -> tuple[str, bool, str, bool]:

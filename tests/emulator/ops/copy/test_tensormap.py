@@ -105,7 +105,7 @@ def test_other_fields():
     with pytest.raises(EmulatorError, match="interleaved"):
         decode(replaced(found, "interleave_layout", 0, 1))
     for name, value in (("rank", 5), ("box_dim", 257), ("box_dim", 0), ("global_stride", 8), ("global_stride", 1 << 40),
-                        ("element_stride", 9), ("swizzle_mode", 4), ("fill_mode", 2), ("elemtype", 14)):  # fmt: skip
+                        ("element_stride", 9), ("swizzle_mode", 4), ("fill_mode", 2), ("elemtype", 16)):  # fmt: skip
         with pytest.raises(EmulatorError, match=f"replace.{name} with {value}"):
             replaced(found, name, 0, value)
 

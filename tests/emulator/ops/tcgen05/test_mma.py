@@ -11,7 +11,7 @@ from layoutgemm.atoms.mma.tcgen05 import KINDS, tcgen05_mma
 from layoutgemm.atoms.smem.tile import SPANS
 from layoutgemm.emulator.ops.tcgen05.tmem import TmemCoordinates
 from layoutgemm.errors import LayoutError
-from tests.emulator.ops.tcgen05.case import EARLY, Case
+from tests.emulator.ops.tcgen05.case import EARLY, Case, only
 
 
 def products():
@@ -69,6 +69,14 @@ def test_scale_factors_anywhere_in_their_words(kind, ids):
     for group, n in ((1, 40), (2, 96)):
         m = 128 if kind == "mxf4" or group == 1 else 256
         Case(tcgen05_mma(kind, m, n, cta_group=group), ids=ids, swizzle="32B").check()
+
+
+@pytest.mark.parametrize("kind", ("mxf4", "mxf4nvf4"))
+def test_the_sparsity_version_is_a_lint_and_changes_nothing(kind):
+    case = Case(tcgen05_mma(kind, 128, 40), swizzle="32B")
+    found = case.run(case.text.replace(f"{case.word:#x}", f"{case.word | 1 << 12:#x}"))
+    only(found, "lint", "sets bit 12, the sparsity version")
+    assert np.array_equal(case.result(found), case.exact)
 
 
 def test_the_word_negates_and_clamps():

@@ -1,0 +1,65 @@
+"""The memory that each thread has for itself: `.local` variables, and `.param` variables of calls.
+
+An address is the same in all threads and names other bytes in each. Registers that a compiler spills, arrays with
+computed indices, and the arguments of device functions lie here. Bytes that a thread has not written are marked.
+
+PTX ISA, "State Spaces: Local", "Parameter State Space: Device Function Parameters".
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import EmulatorError
+from ..ptx.program import LOCAL_START
+from ..ptx.values import LANES
+
+
+class LocalMemory:
+    """The local memory of a warp's 32 threads, of `size` bytes each.
+
+    >>> memory = LocalMemory(16)
+    >>> lanes, at = np.array([0, 5]), np.array([LOCAL_START, LOCAL_START + 4])
+    >>> memory.write(lanes, at, np.array([[1, 2], [3, 4]], dtype=np.uint8))
+    >>> memory.read(lanes, at, 2).tolist(), memory.unwritten(lanes, at, 4)
+    ([[1, 2], [3, 4]], 2)
+    """
+
+    def __init__(self, size: int, fill: int = 0xFF) -> None:
+        self.size = size
+        self.bytes = np.full((LANES, size), fill, dtype=np.uint8)
+        self.written = np.zeros((LANES, size), dtype=bool)
+
+    def _where(self, addresses: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
+        """[n] addresses -> [n, size] offsets of bytes. Raises EmulatorError outside, or where misaligned."""
+        offsets = addresses - LOCAL_START
+        low, high = int(offsets.min()), int(offsets.max())
+        if low < 0 or high + size > self.size:
+            bad = low if low < 0 else high
+            raise EmulatorError(f"local offset {bad:#x} and {size} bytes, of {self.size:#x} bytes of a thread")
+        if size & size - 1 == 0 and (addresses & size - 1).any():
+            raise EmulatorError(f"a local address is not a multiple of the access's {size} bytes")
+        return offsets[:, None] + np.arange(size)
+
+    def read(self, lanes: npt.NDArray[np.int64], addresses: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.uint8]:
+        """[n] lanes and addresses -> [n, size] bytes."""
+        return self.bytes[lanes[:, None], self._where(addresses, size)]
+
+    def write(
+        self, lanes: npt.NDArray[np.int64], addresses: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]
+    ) -> None:
+        """Store [n, size] bytes of [n] lanes."""
+        where = self._where(addresses, data.shape[1])
+        self.bytes[lanes[:, None], where] = data
+        self.written[lanes[:, None], where] = True
+
+    def forget(self, lanes: npt.NDArray[np.int64], addresses: npt.NDArray[np.int64], size: int) -> None:
+        """Mark [n, size] bytes as never written."""
+        self.written[lanes[:, None], self._where(addresses, size)] = False
+
+    def unwritten(self, lanes: npt.NDArray[np.int64], addresses: npt.NDArray[np.int64], size: int) -> int | None:
+        """The offset of a byte that its thread has not written, or None."""
+        where = self._where(addresses, size)
+        missing = ~self.written[lanes[:, None], where]
+        return int(where[missing][0]) if missing.any() else None

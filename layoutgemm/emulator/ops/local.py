@@ -1,0 +1,63 @@
+"""Loads and stores of the memory that each thread has for itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ..machine.interpreter import Fiber
+from ..machine.local_memory import LocalMemory
+from ..ptx.codegen import LOCAL_BYTES, LOCAL_WINDOW, PARAMETER_BASE
+from ..ptx.parser import MAX_PARAMETER_BYTES, PtxInstruction
+from ..ptx.program import LOCAL_START
+from ..ptx.values import LANE, Value, bool_of
+
+
+def is_local(space: str, where: Value) -> bool:
+    """True if an access of this state space ("": generic) at these addresses is to the thread's own memory."""
+    if space == "local":
+        return True
+    first = int(where[0]) if isinstance(where, np.ndarray) else where
+    if space == "param":
+        return not PARAMETER_BASE <= first < PARAMETER_BASE + MAX_PARAMETER_BYTES
+    return not space and LOCAL_WINDOW <= first < LOCAL_WINDOW + LOCAL_BYTES
+
+
+def memory_of(fiber: Fiber) -> LocalMemory:
+    """The local memory of the fiber's warp."""
+    found: LocalMemory | None = fiber.warp.scratch.get("local")
+    if found is None:
+        size = fiber.machine.program.local_end - LOCAL_START
+        found = fiber.warp.scratch["local"] = LocalMemory(size, fiber.machine.policy.fill)
+    return found
+
+
+def places(where: Value, lanes: int, space: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(Lanes, their addresses in local memory) of an access."""
+    active = LANE[bool_of(lanes)]
+    addresses = np.broadcast_to(np.asarray(where), LANE.shape)[active].astype(np.int64)
+    return active, addresses if space else addresses - LOCAL_WINDOW
+
+
+def fetch_local(
+    fiber: Fiber, ins: PtxInstruction, where: Value, lanes: int, space: str, size: int
+) -> npt.NDArray[np.uint8]:
+    """The bytes [lane, size] of a load; unwritten ones are noted."""
+    memory, (active, addresses) = memory_of(fiber), places(where, lanes, space)
+    data = memory.read(active, addresses, size)
+    fresh = memory.unwritten(active, addresses, size)
+    if fresh is not None:
+        message = f"{ins.opcode} reads local offset {fresh:#x}, never written"
+        fiber.machine.problem("uninitialised", message, fiber, suspect=True)
+    fiber.machine.counts.bytes["local read"] += data.size
+    return data
+
+
+def store_local(fiber: Fiber, where: Value, lanes: int, space: str, raw: npt.NDArray[np.uint8], gone: int) -> None:
+    """Store [lane, size] bytes; gone: the lanes whose registers have no value."""
+    memory, (active, addresses) = memory_of(fiber), places(where, lanes, space)
+    memory.write(active, addresses, raw)
+    fiber.machine.counts.bytes["local write"] += raw.size
+    if gone:
+        lost = bool_of(gone)[active]
+        memory.forget(active[lost], addresses[lost], raw.shape[1])
