@@ -14,6 +14,15 @@ KINDS = (
 )  # fmt: skip
 
 
+# Kinds of findings -> one sentence: the change that removes them, where the finding has none of its own.
+ORDERS = {
+    "race": "A barrier or an mbarrier between the two orders them.",
+    "uninitialised": "Write it before, or keep what is computed from it out of results, addresses and branches.",
+    "divergence": "Converge the warp first: bar.warp.sync, or move the instruction out of the branch.",
+    "exit": "A wait before the exit for what is still to come, or a last barrier.cluster, orders them.",
+}
+
+
 @dataclass(frozen=True)
 class Finding:
     """An error, an undefined result, or hardware behaviour that PTX does not define.
@@ -26,6 +35,8 @@ class Finding:
     cta      coordinates of the thread block
     warp     its number in the block; None where no warp did it
     lanes    the lanes that executed it, as a bit mask
+    role     of the warp, by what it does (`machine/roles.py`)
+    orders   one sentence: what would order the two accesses, or remove the finding
     """
 
     kind: str
@@ -36,13 +47,17 @@ class Finding:
     cta: tuple[int, int, int] = (0, 0, 0)
     warp: int | None = None
     lanes: int = 0
+    role: str = ""
+    orders: str = ""
 
     def __str__(self) -> str:
         place = f"CTA {self.cta}" + (f" warp {self.warp}" if self.warp is not None else "")
+        place += f" ({self.role})" if self.role else ""
         if self.lanes and self.lanes != 0xFFFFFFFF:
             place += f" lanes {self.lanes:#x}"
         line = f" at PTX line {self.line}" + (f" ({self.source})" if self.source else "") if self.line else ""
-        return f"{self.kind}: {self.message}\n  {place}{line}" + (f": {self.text}" if self.text else "")
+        text = f": {self.text}" if self.text else ""
+        return f"{self.kind}: {self.message}\n  {place}{line}{text}" + (f"\n  {self.orders}" if self.orders else "")
 
 
 @dataclass

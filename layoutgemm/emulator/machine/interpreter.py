@@ -30,10 +30,11 @@ import numpy.typing as npt
 
 from ...arguments import shown
 from ...errors import DeadlockError, EmulatorError
-from ..findings import Counts, Finding, Findings
+from ..findings import ORDERS, Counts, Finding, Findings
 from ..ptx.parser import MAX_SHARED_BYTES, PtxInstruction
 from ..ptx.program import CodeSegment, Operation, Program
 from ..ptx.values import FULL, LANES, Lanes, Undefined, Value, any_of, bool_of, mask_of
+from ..races.conflicts import Conflict
 from ..races.happens_before import NO_PARTS, Knowledge, Ledger, MemoryEvent, Parts, Shadow
 from ..races.lanes import Touch, fork, join
 from .bank_counts import BankCounter
@@ -151,6 +152,8 @@ class Cta:
         self.alive = threads
         self.exited = False
         self.exit_knows = cluster.ledger.knowledge()
+        # Known to the block's threads from their beginning, and to another block's only where something tells them.
+        self.began: MemoryEvent | None = None
         self.remote: list[tuple[MemoryEvent, str]] = []  # changes by other blocks that this one must see before it ends
         self.warps: list[Warp] = []
         self.scratch: dict[str, Any] = {}
@@ -161,7 +164,9 @@ class Cluster:
 
     def __init__(self, machine: PtxMachine, coordinates: list[Triple]) -> None:
         self.machine = machine
-        self.ledger = Ledger(machine.policy.strict, machine.policy.races, machine.policy.lanes)
+        self.ledger = Ledger(
+            machine.policy.fences == "writers", machine.policy.races, machine.policy.lanes, machine.policy.strict
+        )
         self.fibers: list[Fiber] = []
         self.ready: deque[Fiber] = deque()
         self.pending: list[Callable[[], None]] = []
@@ -173,6 +178,8 @@ class Cluster:
         self.ctas = [Cta(self, c, rank, shared, threads) for rank, c in enumerate(coordinates)]
         self.threads = threads * len(self.ctas)
         for cta in self.ctas:
+            if len(self.ctas) > 1:
+                cta.began = self.ledger.event(False, lambda cta=cta: f"the start of CTA {cta.coordinate}")
             for number in range(-(-threads // LANES)):
                 warp = Warp(cta, number, special_registers(launch, cta.coordinate, cta.rank, cta.shared.size, number))
                 present = min(LANES, threads - LANES * number)
@@ -190,6 +197,8 @@ class Cluster:
             fiber.dirty = parent.dirty
         else:
             fiber.knows = ledger.knowledge()
+            if fiber.cta.began is not None:
+                ledger.learn(fiber.knows, fiber.cta.began)
         fiber.epoch = ledger.event(False, fiber.describe)
         self.fibers.append(fiber)
         self.ready.append(fiber)
@@ -295,8 +304,9 @@ class PtxMachine:
         fiber: Fiber | None = None,
         ins: PtxInstruction | None = None,
         suspect: bool = False,
+        orders: str = "",
     ) -> None:
-        """Report a finding or a suspect; the run goes on until the limit of findings."""
+        """Report a finding or a suspect; the run goes on until the limit of findings. orders: its remedy."""
         ins = ins or (fiber.ins if fiber is not None else None)
         (self.suspects if suspect else self.findings).add(
             Finding(
@@ -308,10 +318,15 @@ class PtxMachine:
                 fiber.cta.coordinate if fiber else (0, 0, 0),
                 fiber.warp.number if fiber else None,
                 fiber.lanes if fiber else 0,
+                orders=orders or ORDERS.get(kind, ""),
             )
         )
         if self.findings.full:
             raise EmulatorError(f"{len(self.findings.found)} different findings: given up\n{self.findings.found[0]}")
+
+    def conflict(self, found: Conflict, fiber: Fiber) -> None:
+        """Report two accesses that nothing orders."""
+        self.problem("lint" if found.lint else "race", str(found), fiber, orders=found.orders)
 
     def also(self, fiber: Fiber, first: PtxInstruction, more: int) -> None:
         """Count `more` instructions after `first`, of the same opcode, that ran with it."""
@@ -360,7 +375,7 @@ class PtxMachine:
             self.trace.access(fiber, "shared", cta, places, write, event, fiber.knows, asynchronous, parts)
         race = shadow.access(places, write, event, fiber.knows, asynchronous, what, fiber.epoch, parts, lanes, touch)
         if race is not None:
-            self.problem("race", race, fiber)
+            self.conflict(race, fiber)
         if len(cta.shadow.records) > cta.shadow.full:
             ledger.prune(shadow, cta.cluster.fibers)
 
@@ -408,6 +423,12 @@ class PtxMachine:
             living = [f.knows for f in cluster.fibers if f.cta is cta] + [cta.exit_knows]
             cta.remote = [(e, t) for e, t in cta.remote if not any(cluster.ledger.knows(k, e) for k in living)]
             yield from [event for event, _ in cta.remote]
+            if cta.began is not None:
+                bit = cluster.ledger.bit(cta.began)
+                if all((f.knows.seen | f.knows.past) & bit for f in cluster.fibers):
+                    cta.began = None
+                else:
+                    yield cta.began
             # A forgotten event stands for what every thread knows.
             asked = cta.scratch.get("events", [])
             asked[:] = [e for e in asked if not all(cluster.ledger.knows(f.knows, e) for f in cluster.fibers)]

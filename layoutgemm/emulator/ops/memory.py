@@ -79,7 +79,30 @@ def block_of(fiber: Fiber, address: int) -> tuple[Cta, int]:
         raise EmulatorError(f"shared address {address:#x} names block {rank} of a cluster of {len(ctas)}")
     if ctas[rank].exited:
         raise EmulatorError(f"shared address {address:#x} is in block {rank} of the cluster, which has ended")
+    if ctas[rank] is not fiber.cta:
+        has_begun(fiber, ctas[rank])
     return ctas[rank], offset
+
+
+def has_begun(fiber: Fiber, cta: Cta) -> None:
+    """Report the use of another block's shared memory that may come before that block begins.
+
+    PTX ISA, "barrier.cluster", and the CUDA programming guide, "Distributed Shared Memory": every block of the cluster
+    has to have started. A barrier of the cluster tells so, and so does whatever else follows an action of that block.
+    """
+    ledger = cta.cluster.ledger
+    if not ledger.enabled or cta.began is None or cta.began.id < ledger.base:
+        return
+    knows, bit = fiber.knows, ledger.bit(cta.began)
+    if (knows.seen | knows.past) & bit or any((more.seen | more.past) & bit for _, more in knows.apart):
+        return
+    fiber.machine.problem(
+        "race",
+        f"{said(fiber, fiber.ins)()} reaches shared memory of CTA {cta.coordinate}, and nothing orders it after that "
+        "block has begun",
+        fiber,
+        orders="barrier.cluster.arrive and .wait by all threads of the cluster, before it, order them.",
+    )
 
 
 def blocks_of(fiber: Fiber, mask: int) -> list[int]:
@@ -87,7 +110,11 @@ def blocks_of(fiber: Fiber, mask: int) -> list[int]:
     count = len(fiber.cta.cluster.ctas)
     if not mask or mask >> count:
         raise EmulatorError(f"multicast to mask {mask:#x} in a cluster of {count}")
-    return [rank for rank in range(count) if mask >> rank & 1]
+    ranks = [rank for rank in range(count) if mask >> rank & 1]
+    for rank in ranks:
+        if (cta := fiber.cta.cluster.ctas[rank]) is not fiber.cta:
+            has_begun(fiber, cta)
+    return ranks
 
 
 def lanewise(value: Value, lanes: int) -> Lanes:
@@ -209,8 +236,9 @@ def fetch(fiber: Fiber, form: AccessForm, addresses: Lanes, lanes: int, ins: Ptx
     return cta.shared.read(offsets, size)
 
 
-def said(fiber: Fiber, ins: PtxInstruction) -> Callable[[], str]:
+def said(fiber: Fiber, ins: PtxInstruction | None) -> Callable[[], str]:
     """A function that describes this instruction and its warp, for the race checker's reports."""
+    assert ins is not None
     return lambda: f"{ins.opcode} at {ins.where} by {fiber.describe()}"
 
 

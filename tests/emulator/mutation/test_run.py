@@ -11,7 +11,7 @@ import pytest
 from layoutgemm.emulator.machine.interpreter import Launch, Policy
 from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.emulator.mutation.mutants import SPARE, Change, Mutant, Site, changed, deletions, edited, fields, sites
-from layoutgemm.emulator.mutation.run import LaunchCase, Survey, sample, survey, unreached, verdict
+from layoutgemm.emulator.mutation.run import IN_TURN, LaunchCase, Survey, sample, survey, unreached, verdict
 from layoutgemm.emulator.ops import program_of
 from layoutgemm.emulator.ptx.parser import PtxKernel, parse
 from layoutgemm.errors import EmulatorError
@@ -90,7 +90,7 @@ def case(n: int, policy: Policy | None = None) -> LaunchCase:
         a, c = (launch.memory.buffers[i].data.view(np.uint32) for i in (0, 1))
         return None if (c == n * a + (n - 1)).all() else f"c is {c[:4].tolist()}"
 
-    return LaunchCase(f"n = {n}", launch, check, policy or Policy())
+    return LaunchCase(f"n = {n}", launch, check, policy or IN_TURN)
 
 
 def table(mutants: list[str], n: tuple[int, ...] = (1, 2)) -> Survey:

@@ -86,11 +86,47 @@ def test_the_barrier_of_a_cluster_orders():
     fenced = "fence.acq_rel.cluster;" + SYNC.replace("arrive", "arrive.relaxed")
     assert cluster(write + fenced + REMOTE + SYNC) == []
     remote = "@%p0 st.shared::cluster.u32 [%r23], %r30;"
-    assert cluster(remote + SYNC) == []
+    assert cluster(SYNC + remote + SYNC) == []
     # A block ends without knowing of a write to its memory.
-    assert "exit" in cluster(remote + SYNC.replace("arrive", "arrive.relaxed"))
+    assert "exit" in cluster(SYNC + remote + SYNC.replace("arrive", "arrive.relaxed"))
     with pytest.raises(EmulatorError, match="which has ended"):
         cluster(remote)
+
+
+FAR = ["st.shared::cluster.u32 [%r23], %r30;", "ld.shared::cluster.u32 %r0, [%r23];",
+       "red.relaxed.cluster.shared::cluster.add.u32 [%r23], 1;"]  # fmt: skip
+
+
+@pytest.mark.parametrize("access", FAR, ids=[one.split(".")[0] for one in FAR])
+def test_another_blocks_memory_is_used_after_the_cluster_has_met(access):
+    """A block's shared memory is there once the block has begun, which a barrier of the cluster tells."""
+    fill = "@%p0 st.shared.u32 [%r29], 0;" if access.startswith(("ld", "red")) else ""
+    one = f"@%p0 {access}"
+    relaxed = SYNC.replace("arrive", "arrive.relaxed")
+    assert cluster(fill + SYNC + one + SYNC) == []
+    if not fill:
+        assert cluster(relaxed + one + SYNC) == []  # which orders no accesses, and tells that the block has begun
+    found = run(HEAD + CLUSTER + one + SYNC, {}, block=32, grid=2, cluster=2, shared=1024, static=64).findings
+    assert [f.message.split(", and nothing")[1] for f in found if "begun" in f.message] == [
+        " orders it after that block has begun"
+    ]
+    assert "barrier.cluster.arrive and .wait" in found[0].orders
+    # The block's own memory, through the same window, is there from the beginning.
+    assert cluster(one.replace("%r23", "%r22").join(["mapa.shared::cluster.u32 %r22, %r29, %r25; " + fill, SYNC])) == []
+
+
+def test_an_arrival_of_a_remote_thread_tells_that_its_block_has_begun():
+    """Block 1 arrives at block 0: then block 0 may write to block 1, but block 1 knew nothing of block 0."""
+    body = """setp.eq.u32 %p4, %r25, 0; mapa.shared::cluster.u32 %r22, %r20, %r24;
+    @%p4 bra WAITS; @%p0 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r22]; bra END;
+    WAITS: L: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [%r20], 0; @!%p2 bra L;
+    @%p0 st.shared::cluster.u32 [%r23], %r30; END:"""
+    init = "@%p0 mbarrier.init.shared.b64 [%r20], 1; fence.mbarrier_init.release.cluster;"
+    assert cluster(init + SYNC.replace("arrive", "arrive.relaxed") + body + SYNC) == []
+    found = run(HEAD + CLUSTER + init + body + SYNC, {}, block=32, grid=2, cluster=2, shared=1024, static=64,
+                policy=Policy(pick="random", seed=3)).findings  # fmt: skip
+    begun = [f for f in found if "begun" in f.message]
+    assert [f.cta[0] for f in begun] == [1] and "mbarrier.arrive" in begun[0].message
 
 
 def test_misuse_of_the_barrier_of_a_cluster():

@@ -31,7 +31,7 @@ SHAPES: dict[str, tuple[Any, ...]] = {
     "promoted": ((192, 144, 528), (128, 64, 128), (72, 208, 272)),
     "grouped": (((70, 0, 130, 1), 144, 320), ((0, 64, 0), 64, 64), ((15, 16, 17, 33, 0, 5), 72, 136)),
 }
-ORDERS = (Policy(), Policy(waits="reluctant"))
+ORDERS = (Policy(fences="writers"), Policy(fences="writers", waits="reluctant"))
 
 
 def problem(form: str, shape: Any) -> tuple[Sm90Plan, tuple[Any, ...], np.ndarray]:
