@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from .machine.bank_counts import BankUse
 from .ptx.parser import PtxInstruction, PtxKernel, Source
@@ -14,6 +16,8 @@ KINDS = (
 )  # fmt: skip
 
 
+WARP = re.compile(r"CTA \((\d+), (\d+), (\d+)\) warp (\d+)(?! \()")
+RoleOf = Callable[[tuple[int, int, int], int], str]  # (block, number of a warp) -> its role, "" if unknown
 # Kinds of findings -> one sentence: the change that removes them, where the finding has none of its own.
 ORDERS = {
     "race": "A barrier or an mbarrier between the two orders them.",
@@ -60,6 +64,21 @@ class Finding:
         return f"{self.kind}: {self.message}\n  {place}{line}{text}" + (f"\n  {self.orders}" if self.orders else "")
 
 
+def with_roles(text: str, role: RoleOf) -> str:
+    """The text with the role of each warp that it names.
+
+    >>> with_roles("a store by CTA (0, 0, 0) warp 3 lanes 0x1", lambda cta, warp: "loads by TMA")
+    'a store by CTA (0, 0, 0) warp 3 (loads by TMA) lanes 0x1'
+    """
+
+    def named(match: re.Match[str]) -> str:
+        x, y, z, warp = (int(part) for part in match.groups())
+        did = role((x, y, z), warp)
+        return f"{match[0]} ({did})" if did else match[0]
+
+    return WARP.sub(named, text)
+
+
 @dataclass
 class Findings:
     """All findings of a run, up to a limit; equal ones of one instruction count once."""
@@ -74,6 +93,12 @@ class Findings:
         self.times[key] += 1
         if self.times[key] == 1:
             self.found.append(finding)
+
+    def name_roles(self, role: RoleOf) -> None:
+        """Add the roles of warps to findings and to their messages. role: of a block's warp, "" if unknown."""
+        for number, finding in enumerate(self.found):
+            if not finding.role and finding.warp is not None and (own := role(finding.cta, finding.warp)):
+                self.found[number] = replace(finding, role=own, message=with_roles(finding.message, role))
 
     @property
     def full(self) -> bool:

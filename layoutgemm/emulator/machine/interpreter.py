@@ -21,6 +21,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
+from functools import cache
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -38,11 +39,13 @@ from ..races.conflicts import Conflict
 from ..races.happens_before import NO_PARTS, Knowledge, Ledger, MemoryEvent, Parts, Shadow
 from ..races.lanes import Touch, fork, join
 from .bank_counts import BankCounter
+from .deadlocks import stuck
 from .launch import MULTIPROCESSORS as MULTIPROCESSORS
 from .launch import Launch as Launch
 from .launch import Policy as Policy
 from .launch import Progress, Triple, Watch, special_registers
 from .memory import RANK_SHIFT, CtaSharedMemory
+from .roles import role_from
 from .timeline import Recorder
 from .uninitialized import compute_doubtful, failed_at, merged, merged_doubtful, run_doubtful
 
@@ -63,11 +66,15 @@ class Warp:
         self.cta, self.number, self.special = cta, number, special
         self.alive = FULL
         self.window = cta.rank << RANK_SHIFT
-        self.waits = ""
+        self.did = bytearray(cta.cluster.machine.program.size)  # for each pc, whether some lane executed it
         self.scratch: dict[Hashable, Any] = {}  # what operations keep for a warp
 
     def __str__(self) -> str:
         return f"CTA {self.cta.coordinate} warp {self.number}"
+
+    def role(self) -> str:
+        """What it has done so far, in words."""
+        return role_from(self.did, self.cta.cluster.machine.program.kernel.instructions)
 
 
 class Fiber:
@@ -203,6 +210,11 @@ class Cluster:
         self.fibers.append(fiber)
         self.ready.append(fiber)
 
+    def role(self, coordinate: Triple, number: int) -> str:
+        """The role of a warp of a block, "" if the cluster has none there."""
+        found = next((one for one in self.ctas if one.coordinate == coordinate), None)
+        return found.warps[number].role() if found is not None and number < len(found.warps) else ""
+
     def wake(self, waiting: list[Fiber]) -> None:
         """Let waiting fibers run again."""
         self.ready.extend(waiting)
@@ -265,7 +277,11 @@ class PtxMachine:
                 while self.waiting:
                     x, y, z = self.waiting.popleft()
                     inside = product(range(size[2]), range(size[1]), range(size[0]))
-                    self._run_cluster(Cluster(self, [(x + i, y + j, z + k) for k, j, i in inside]))
+                    cluster = Cluster(self, [(x + i, y + j, z + k) for k, j, i in inside])
+                    try:
+                        self._run_cluster(cluster)
+                    finally:
+                        self._record(cluster)
                     self._tell(self.clusters - len(self.waiting), (x, y, z))
                     self.products = self._products()
         finally:
@@ -273,6 +289,12 @@ class PtxMachine:
             if self.banks is not None:
                 self.counts.banks = self.banks.uses
         return self
+
+    def _record(self, cluster: Cluster) -> None:
+        """Add the roles of the cluster's warps to the findings."""
+        role = cache(cluster.role)
+        self.findings.name_roles(role)
+        self.suspects.name_roles(role)
 
     def _tell(self, done: int, cta: Triple) -> None:
         """Report progress."""
@@ -286,7 +308,7 @@ class PtxMachine:
     def _look(self, cluster: Cluster) -> None:
         """Report progress if it is due; detect a livelock."""
         if self.operations > self.policy.limit:
-            raise DeadlockError(f"{self.policy.limit} operations: a livelock?\n{self._stuck(cluster)}")
+            raise DeadlockError(f"{self.policy.limit} operations: a livelock?\n{stuck(cluster)}")
         self.look = min(self.policy.limit, self.operations + self.LOOK)
         if time.monotonic() - self.told >= self.EVERY:
             self._tell(self.clusters - len(self.waiting) - 1, cluster.ctas[0].coordinate)
@@ -333,6 +355,7 @@ class PtxMachine:
         self.operations += more
         self.counts.instructions[first.opcode] += more
         self.counts.executed[first.pc + 1 : first.pc + 1 + more] = bytes([1]) * more
+        fiber.warp.did[first.pc : first.pc + 1 + more] = bytes([1]) * (1 + more)
         if self.recorder is not None:
             fiber.knows.time += more
 
@@ -395,7 +418,7 @@ class PtxMachine:
                     continue
                 if cluster.running == 0:
                     break
-                raise DeadlockError(self._stuck(cluster))
+                raise DeadlockError(stuck(cluster))
             if self.policy.pick == "random":
                 at = self.random.randrange(len(cluster.ready))
                 cluster.ready.rotate(-at)
@@ -411,10 +434,6 @@ class PtxMachine:
         if self.policy.pick == "random":
             at = self.random.randrange(len(cluster.pending))
         cluster.pending.pop(at)()
-
-    def _stuck(self, cluster: Cluster) -> str:
-        lines = [f"{w}: {w.waits or 'runs'}" for cta in cluster.ctas for w in cta.warps if w.alive]
-        return "no thread can go on:\n  " + "\n  ".join(lines)
 
     @staticmethod
     def _asked(cluster: Cluster) -> Iterator[MemoryEvent]:
@@ -446,7 +465,7 @@ class PtxMachine:
 
     def _run_fiber(self, cluster: Cluster, fiber: Fiber) -> None:
         program, registers, warp = self.program, fiber.registers, fiber.warp
-        steps, executed, counts = program.steps, self.counts.executed, self.counts.instructions
+        steps, executed, counts, did = program.steps, self.counts.executed, self.counts.instructions, warp.did
         turns = 1 << 60 if self.policy.pick == "in turn" else self.random.randrange(1, 12)
         end, recorder = program.size, self.recorder
         try:
@@ -469,6 +488,7 @@ class PtxMachine:
                     if recorder is not None and result != GONE:
                         recorder.step(fiber, ins, result == BLOCKED)
                     if result is None:
+                        did[pc] = 1
                         fiber.written |= step.writes
                         fiber.dirty |= step.writes & ~step.moved
                         fiber.pc = pc + 1
@@ -476,7 +496,7 @@ class PtxMachine:
                         fiber.pc = result
                     else:
                         if result == BLOCKED:
-                            warp.waits = str(ins)
+                            did[pc] = 1
                             counts[ins.opcode] -= 1  # it is executed again when it goes on
                             self.counts.waits[ins.opcode, ins.line] += 1
                         return
@@ -509,7 +529,8 @@ class PtxMachine:
         if isinstance(error, EmulatorError):
             if fiber.ins is None or "PTX line" in str(error):
                 return error
-            return type(error)(f"{error}\n  {fiber.describe()} at {fiber.ins}")
+            fiber.warp.did[fiber.ins.pc] = 1
+            return type(error)(f"{error}\n  {fiber.describe()} ({fiber.warp.role()}) at {fiber.ins}")
         instructions = self.program.kernel.instructions
         ins = instructions[min(fiber.pc, len(instructions) - 1)]
         step = self.program.steps[ins.pc]

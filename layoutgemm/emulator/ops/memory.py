@@ -180,16 +180,16 @@ def load(program: Program, ins: PtxInstruction) -> Run:
     """ld: elements of consecutive addresses into one register each."""
     form = AccessForm(ins)
     targets, width = program.targets(ins.operands[0]), _width(program, ins.operands[0], form)
-    address, lanes_of = program.address(ins.operands[1]), taken(program, ins)
+    address, lanes_of, after = program.address(ins.operands[1]), taken(program, ins), ins.pc + 1
     size, count, kind = form.bytes, form.count, form.kind
     if form.space == "param":
         run = _load_parameter(targets, width, address, form)
         return run if ins.predicate is None else guarded(program, ins, run)
 
-    def go(fiber: Fiber) -> None:
+    def go(fiber: Fiber) -> int | None:
         lanes = lanes_of(fiber)
         if not lanes:
-            return
+            return after
         where = address(fiber)
         uniform = not isinstance(where, np.ndarray)
         addresses = where[bool_of(lanes)] if isinstance(where, np.ndarray) else np.array([where])
@@ -202,6 +202,7 @@ def load(program: Program, ins: PtxInstruction) -> Run:
                 fiber.registers[register] = int(columns[0, at])
                 continue
             assign(fiber, register, lanes, columns[:, at])
+        return None
 
     return go
 
@@ -289,15 +290,15 @@ def store(program: Program, ins: PtxInstruction) -> Run:
     form = AccessForm(ins)
     if form.space == "param":
         raise ValueError("st.param is not known here")
-    address, lanes_of = program.address(ins.operands[0]), taken(program, ins)
+    address, lanes_of, after = program.address(ins.operands[0]), taken(program, ins), ins.pc + 1
     sources = program.sources(ins.operands[1], form.kind)
     dtype, size = UNSIGNED[form.bytes], form.bytes * form.count
     keeps = (1 << 8 * form.bytes) - 1 if _width(program, ins.operands[1], form) > 8 * form.bytes else 0
 
-    def go(fiber: Fiber) -> None:
+    def go(fiber: Fiber) -> int | None:
         lanes = lanes_of(fiber)
         if not lanes:
-            return
+            return after
         machine, active = fiber.machine, bool_of(lanes)
         addresses = lanewise(address(fiber), lanes)
         data = np.empty((len(addresses), form.count), dtype=dtype)
@@ -322,7 +323,7 @@ def store(program: Program, ins: PtxInstruction) -> Run:
             if form.release:
                 _release(fiber, offsets)
             machine.launch.memory.write(offsets, raw)
-            return
+            return None
         cta.shared.check(offsets, size, ins.opcode)
         _touch_shared(fiber, ins, cta, offsets, size, lanes, "st.shared")
         machine.counts.bytes["shared write"] += raw.size
@@ -333,6 +334,7 @@ def store(program: Program, ins: PtxInstruction) -> Run:
         cta.shared.write(offsets, raw)
         if gone:
             cta.shared.forget(offsets[bool_of(gone)[active]], size)
+        return None
 
     return go
 
@@ -418,7 +420,7 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
     targets = program.targets(ins.operands[0]) if returns else [None] * form.count
     address = program.address(ins.operands[1 if returns else 0])
     values = [program.sources(operand, form.kind) for operand in ins.operands[2 if returns else 1 :]]
-    lanes_of = taken(program, ins)
+    lanes_of, after = taken(program, ins), ins.pc + 1
     if len(values) != (2 if name == "cas" else 1):
         raise ValueError(f"{name} with {len(values)} values")
     for operand in [*ins.operands[: 1 if returns else 0], *ins.operands[2 if returns else 1 :]]:
@@ -426,10 +428,10 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
             _width(program, operand, form, wider=False)
     dtype, size = UNSIGNED[form.bytes], form.bytes
 
-    def go(fiber: Fiber) -> None:
+    def go(fiber: Fiber) -> int | None:
         lanes = lanes_of(fiber)
         if not lanes:
-            return
+            return after
         machine = fiber.machine
         cta, offsets = place(fiber, form.space, lanewise(address(fiber), lanes))
         total = size * form.count
@@ -462,6 +464,7 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
         for k, register in enumerate(targets):
             if register is not None:
                 assign(fiber, register, lanes, before[:, k].astype(np.uint64 if size == 8 else np.int64))
+        return None
 
     return go
 
