@@ -69,6 +69,13 @@ class LaunchResult:
     suspects: list[Finding] = field(default_factory=list)
     timeline: Timeline | None = None
 
+    def __repr__(self) -> str:
+        kept = [name for name, value in (("banks", self.counts.banks), ("timeline", self.timeline)) if value]
+        return (
+            f"<LaunchResult of {self.kernel.name[:60]}: grid {self.grid}, block {self.block}, cluster {self.cluster}, "
+            f"{len(self.findings)} finding(s){''.join(f', with {name}' for name in kept)}>"
+        )
+
     @property
     def banks(self) -> list[BankRow]:
         """Bank use of each instruction, the worst first; needs `banks=True`."""
@@ -101,6 +108,11 @@ class Emulation:
 
     def __bool__(self) -> bool:
         return self.ok
+
+    def __repr__(self) -> str:
+        kinds = Counter([finding.kind for finding in self.findings])
+        found = ", ".join([f"{count} {kind}" for kind, count in kinds.items()]) or "nothing found"
+        return f"<Emulation of {len(self.launches)} launch(es): {found}>"
 
     @property
     def bytes(self) -> Counter[str]:

@@ -123,6 +123,11 @@ class Counts:
     bytes: Counter[str] = field(default_factory=Counter)
     banks: dict[int, BankUse] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        moved = f", {sum(self.bytes.values())} bytes moved" if self.bytes else ""
+        waits = sum(self.waits.values())
+        return f"<Counts: {sum(self.instructions.values())} instructions other than arithmetic, {waits} waits{moved}>"
+
     def unreached(self, kernel: PtxKernel) -> list[PtxInstruction]:
         """The instructions that no warp executed."""
         return [ins for ins in kernel.instructions if not self.executed[ins.pc]]

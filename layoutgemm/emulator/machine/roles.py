@@ -65,7 +65,7 @@ def role_of(opcodes: Iterable[str]) -> str:
     if not did & {"multiplies", "reads accumulators"}:
         if "reduces" in did or (len(shared) == 2 and "exchanges" in did):
             did.add("reduces in shared memory")
-        elif shared and (len(shared) == 2 or not did & {"loads", "stores"}):
+        elif len(shared) == 2 or (shared and not did.intersection(PARTS)):
             did.add("works in shared memory")
     parts = [part for part in PARTS if part in did]
     return " + ".join(parts) or next((one for one in ALONE if one in did), NOTHING)

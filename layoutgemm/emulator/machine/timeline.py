@@ -102,6 +102,9 @@ class TimelineRow:
         """The row's label for people."""
         return f"CTA {self.cta} " + (f"warp {self.warp}: {self.role}" if self.warp is not None else self.engine)
 
+    def __repr__(self) -> str:
+        return f"<TimelineRow {self.name}: {len(self.spans)} spans>"
+
     def waited(self) -> Counter[str]:
         """Ticks of waiting, by awaited event."""
         out: Counter[str] = Counter()
@@ -121,6 +124,9 @@ class Timeline(Pictured):
     rows: list[TimelineRow] = field(default_factory=list)
     cut: int = 0
     _drawn_by: ClassVar[str] = "layoutgemm.emulator.pictures"
+
+    def __repr__(self) -> str:
+        return f"<Timeline of {len(self.rows)} rows, {sum(len(row.spans) for row in self.rows)} spans>"
 
     def as_json(self) -> dict[str, object]:
         """As JSON-able data: spans as [kind, begin, end, detail, line, times]."""

@@ -118,6 +118,9 @@ class PtxKernel:
     shared: tuple[SharedSymbol, ...] = ()
     directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"<PtxKernel {self.name[:60]} for {self.target}: {len(self.instructions)} instructions>"
+
     @property
     def parameter_bytes(self) -> int:
         """Bytes of parameter space."""

@@ -44,6 +44,21 @@ def test_arrive_hands_on_and_does_not_wait():
     assert "race" in kinds(body.replace("B: bar.sync", "B: bar.arrive"))
 
 
+def test_arrivals_that_are_left_at_a_named_barrier():
+    """Warp 0 arrives once more than warp 1 waits, and warp 1 has ended: nothing misses it."""
+    body = f"""setp.ge.u32 %p1, %r30, 32; @%p1 bra B; {WRITE} bar.arrive 1, 64; bar.sync 2, 64; MORE bra END;
+    B: bar.sync 1, 64; {READ} bar.sync 2, 64; END:"""
+    assert kinds(body.replace("MORE", "")) == []
+    extra = body.replace("MORE", "bar.arrive 1, 64;")
+    (found,) = run(HEAD + extra, {}, block=64, shared=1024, static=64).findings
+    assert found.kind == "lint" and "32 of 64 threads have arrived at barrier 1: warp 0 (works in" in found.message
+    assert "Policy(strict=True)" in found.message
+    assert kinds(extra, policy=Policy(strict=True)) == ["exit"]
+    # A thread that waits for the missing ones is stuck, whether they have ended or not.
+    with pytest.raises(DeadlockError, match=r"not there: none that still runs"):
+        kinds(body.replace("MORE", "bar.sync 1, 64;"))
+
+
 def test_threads_that_ended_are_not_waited_for():
     assert kinds("setp.ge.u32 %p1, %r30, 32; @%p1 exit; bar.sync 0;") == []
     assert kinds("setp.ge.u32 %p1, %r30, 32; @!%p1 bra A; bar.warp.sync -1; exit; A: bar.sync 0;") == []
@@ -227,8 +242,11 @@ def test_a_missing_arrival_without_a_waiter_is_reported_at_the_end():
         (ALL_BUT_ONE + "@%p1 barrier.arrive 2, 64;", "63 of 64 threads have arrived at barrier 2"),
         ("setp.lt.u32 %p1, %r30, 32; @%p1 bar.arrive 2, 64;", "32 of 64 threads have arrived at barrier 2"),
     ):
-        found = run(HEAD + body, {}, block=64, shared=1024, static=64)
+        found = run(HEAD + body, {}, block=64, shared=1024, static=64, policy=Policy(strict=True))
         assert found.kinds == ["exit"] and says in found.findings[0].message, found.findings
+        # Arrivals at a named barrier that no thread waits for are lint, but by the strict word.
+        kind = "lint" if "barrier 2" in says else "exit"
+        assert run(HEAD + body, {}, block=64, shared=1024, static=64).kinds == [kind]
     gone = "mbarrier.arrive.shared.b64 _, [%r20]; bar.sync 1; @%p0 mbarrier.inval.shared.b64 [%r20];"
     assert kinds(INIT.replace("COUNT", "65") + gone) == []
 
