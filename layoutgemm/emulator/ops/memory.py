@@ -26,6 +26,7 @@ from ..ptx.values import (
     Undefined,
     Value,
     any_of,
+    bits_without,
     bool_of,
     defined,
     is_uniform,
@@ -215,7 +216,7 @@ def assign(fiber: Fiber, register: int, lanes: int, values: Lanes) -> None:
         gone = lanes_without(before) & ~lanes & fiber.lanes
         out[:] = defined(before)
     out[bool_of(lanes)] = values
-    fiber.registers[register] = Undefined(out, gone, before.of) if gone else out
+    fiber.registers[register] = Undefined(out, gone, before.of, before.bits) if gone else out
 
 
 def fetch(fiber: Fiber, form: AccessForm, addresses: Lanes, lanes: int, ins: PtxInstruction) -> npt.NDArray[np.uint8]:
@@ -302,11 +303,13 @@ def store(program: Program, ins: PtxInstruction) -> Run:
         machine, active = fiber.machine, bool_of(lanes)
         addresses = lanewise(address(fiber), lanes)
         data = np.empty((len(addresses), form.count), dtype=dtype)
-        gone, why = 0, ""
+        gone: npt.NDArray[np.generic] | None = None
+        why = ""
         for at, source in enumerate(sources):
             held: Register = source(fiber)
-            if isinstance(held, Undefined):
-                gone, why = gone | held.lanes & lanes, str(held)
+            if isinstance(held, Undefined) and (lost := bits_without(held, 8 * form.bytes)[active]).any():
+                gone = np.zeros_like(data) if gone is None else gone
+                gone[:, at], why = lost, str(held)
             value = defined(held)
             column = value[active] if isinstance(value, np.ndarray) else value
             data[:, at] = column & keeps if keeps else column
@@ -316,8 +319,8 @@ def store(program: Program, ins: PtxInstruction) -> Run:
             machine.problem("race", message, fiber)
         cta, offsets = place(fiber, form.space, addresses)
         if cta is None:
-            if gone:
-                raise EmulatorError(f"{why}, and it is stored")
+            if gone is not None:
+                machine.problem("uninitialised", f"{why}, and it is stored", fiber)
             machine.counts.bytes["global write"] += raw.size
             _touch_global(fiber, ins, offsets, size, lanes, "writes")
             if form.release:
@@ -332,8 +335,8 @@ def store(program: Program, ins: PtxInstruction) -> Run:
         if form.release:
             _release(fiber, offsets + (cta.rank << RANK_SHIFT))
         cta.shared.write(offsets, raw)
-        if gone:
-            cta.shared.forget(offsets[bool_of(gone)[active]], size)
+        if gone is not None:
+            cta.shared.forget(offsets, gone.view(np.uint8).reshape(len(addresses), size) != 0)
         return None
 
     return go
