@@ -97,7 +97,8 @@ class Findings:
     def name_roles(self, role: RoleOf) -> None:
         """Add the roles of warps to findings and to their messages. role: of a block's warp, "" if unknown."""
         for number, finding in enumerate(self.found):
-            if not finding.role and finding.warp is not None and (own := role(finding.cta, finding.warp)):
+            if not finding.role:
+                own = role(finding.cta, finding.warp) if finding.warp is not None else ""
                 self.found[number] = replace(finding, role=own, message=with_roles(finding.message, role))
 
     @property

@@ -327,8 +327,13 @@ class PtxMachine:
         ins: PtxInstruction | None = None,
         suspect: bool = False,
         orders: str = "",
+        cta: Cta | None = None,
     ) -> None:
-        """Report a finding or a suspect; the run goes on until the limit of findings. orders: its remedy."""
+        """Report a finding or a suspect; the run goes on until the limit of findings.
+
+        orders  its remedy; cta: the block, where no fiber did it
+        """
+        block = fiber.cta if fiber is not None else cta
         ins = ins or (fiber.ins if fiber is not None else None)
         (self.suspects if suspect else self.findings).add(
             Finding(
@@ -337,7 +342,7 @@ class PtxMachine:
                 ins.line if ins else 0,
                 ins.text if ins else "",
                 ins.source if ins else None,
-                fiber.cta.coordinate if fiber else (0, 0, 0),
+                block.coordinate if block is not None else (0, 0, 0),
                 fiber.warp.number if fiber else None,
                 fiber.lanes if fiber else 0,
                 orders=orders or ORDERS.get(kind, ""),
@@ -458,7 +463,7 @@ class PtxMachine:
         for cta in cluster.ctas:
             for event, text in cta.remote:
                 if cluster.ledger.enabled and not cluster.ledger.knows(cta.exit_knows, event):
-                    self.problem("exit", f"CTA {cta.coordinate} ends without knowing of {text}")
+                    self.problem("exit", f"CTA {cta.coordinate} ends without knowing of {text}", cta=cta)
                     break
             for check in cta.scratch.get("at end", ()):
                 check()

@@ -90,6 +90,7 @@ def _named_left(cta: Cta) -> None:
             f"barrier {number}: {warps(cta, barrier.warps)}. PTX says nothing of it, and the hardware frees the "
             "barrier with the block; Policy(strict=True) makes this a finding",
             orders="A wait for it, or one arrival less in the last round, ends the barrier's phase.",
+            cta=cta,
         )
 
 
@@ -389,7 +390,7 @@ def _mbarriers_left(cta: Cta) -> None:
         arrived = barrier.count - barrier.pending
         if arrived or barrier.bytes:
             left = f"{arrived} of {barrier.count} arrivals" + f" and {barrier.bytes} bytes out" * bool(barrier.bytes)
-            cta.cluster.machine.problem("exit", f"the {barrier} is left in a phase with {left}")
+            cta.cluster.machine.problem("exit", f"the {barrier} is left in a phase with {left}", cta=cta)
 
 
 def complete(barrier: EmulatedMbarrier, count: int, event: MemoryEvent) -> None:

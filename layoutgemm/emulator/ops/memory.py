@@ -254,7 +254,8 @@ def _touch_global(
         raise EmulatorError(f"global address {bad:#x} is not a multiple of the access's {size} bytes")
     race = lane_words.touch(fiber, addresses, size, lanes, does != "reads", strong=does == "changes")
     if race is not None:
-        fiber.machine.problem("race", f"{said(fiber, ins)()} {does} {race}", fiber)
+        message = f"{said(fiber, ins)()} {does} {race}"
+        fiber.machine.problem("race", message, fiber, orders="bar.warp.sync between the two orders them.")
 
 
 def _touch_shared(

@@ -25,12 +25,12 @@ REFILL = (
 # The beginning of the first access's opcode -> how a thread learns that it has happened.
 _COMPLETED = (
     (r"cp\.(reduce\.)?async\.bulk\.(tensor\.\dd\.)?global\.shared", "cp.async.bulk.wait_group by the thread that "
-     "issued the first, then a barrier that the second's thread waits at,"),
+     "issued the first, then a barrier that the second's thread waits at"),
     (r"cp\.(reduce\.)?async\.bulk", "a wait for the mbarrier that the first completes on"),
-    (r"cp\.async", "cp.async.wait_group by each thread that issued the first, then a barrier,"),
-    (r"wgmma", "wgmma.wait_group by the warps of the first, then an arrival that the second's thread waits for,"),
-    (r"tcgen05\.(ld|st)", "tcgen05.wait by the first's warp, then tcgen05.fence on both sides of a barrier,"),
-    (r"tcgen05", "tcgen05.commit to an mbarrier after the first, and a wait for that mbarrier before the second,"),
+    (r"cp\.async", "cp.async.wait_group by each thread that issued the first, then a barrier"),
+    (r"wgmma", "wgmma.wait_group by the warps of the first, then an arrival that the second's thread waits for"),
+    (r"tcgen05\.(ld|st)", "tcgen05.wait by the first's warp, then tcgen05.fence on both sides of a barrier"),
+    (r"tcgen05", "tcgen05.commit to an mbarrier after the first, and a wait for that mbarrier before the second"),
     (r"(st|red)\.async", "a wait for the mbarrier that the first completes on"),
 )  # fmt: skip
 
@@ -60,7 +60,7 @@ def remedy(first: str, first_is_asynchronous: bool, second: str, second_is_async
     """
     if first_is_asynchronous or first.startswith(("cp.async", "st.async", "red.async")):
         how = next((said for opcode, said in _COMPLETED if re.match(opcode, first)), "a wait for the first's end")
-        return f"{how[0].upper()}{how[1:]} orders them."
+        return f"What orders them: {how}."
     ours, theirs = WHO.search(second), WHO.search(first)
     if ours is None or theirs is None:
         return "A barrier between the two orders them."
