@@ -73,7 +73,7 @@ class Warp:
         return f"CTA {self.cta.coordinate} warp {self.number}"
 
     def role(self) -> str:
-        """What it has done so far, in words."""
+        """The warp's role, by the instructions that it has executed so far."""
         return role_from(self.did, self.cta.cluster.machine.program.kernel.instructions)
 
 

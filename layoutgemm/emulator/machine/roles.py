@@ -42,7 +42,7 @@ NOTHING = "computes"
 
 @lru_cache(maxsize=1 << 12)
 def does(opcode: str) -> str:
-    """What a warp does by an instruction, or "".
+    """The part of a warp's role that an instruction implies, or "".
 
     >>> does("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"), does("st.shared.b32")
     ('loads by TMA', 'writes shared')

@@ -2,9 +2,12 @@
 
 A predicated load leaves its register unchanged where the predicate is false. Compilers write arithmetic with that
 register, which is harmless if the result is unused. So such a value is followed lane by lane and bit by bit
-(`values.Undefined`). A value computed from it is undefined too, with four exceptions: a `selp` takes the state of the
-selected operand; an `and` with a zero, or an `or` with a one, has a value; moves, packing, shifts, prmt and conversions
-of integers move the undefined bits; and each half of a packed pair stands for itself.
+(`values.Undefined`). A value computed from it is undefined too, with four exceptions:
+
+    selp                    takes the state of the selected operand
+    and, or                 a zero of `and`, or a one of `or`, decides the bit
+    moves                   packing, shifts, prmt and conversions of integers move the undefined bits
+    pairs                   each half of a packed pair stands for itself
 
 A move within the warp, a product and an atomic get some value, and are noted among the suspects
 (`unwritten_memory.py`): they count if a result differs with other values there. A store to global memory is a finding,
@@ -199,7 +202,7 @@ def _decided(fiber: Fiber, operand: PtxOperand, value: bool) -> npt.NDArray[np.b
 
 
 def _carried(fiber: Fiber, ins: PtxInstruction, targets: list[int], carried: Iterable[int]) -> dict[int, Bits]:
-    """Where the undefined bits go: the instruction itself, of bits in place of values."""
+    """The undefined bits of the targets: the instruction itself, of bits in place of values."""
     program = fiber.machine.program
     moved: list[Any] = [defined(value) for value in fiber.registers]
     for n in carried:
@@ -268,7 +271,7 @@ def run_doubtful(fiber: Fiber, step: Operation) -> int | None:
 
 
 def _parts(ins: PtxInstruction, program: Program) -> tuple[int, int]:
-    """The registers of the operation's addresses, and those whose values a store writes, as bit sets."""
+    """The registers of addresses, and those that a store writes, as bit sets."""
     addresses = values = 0
     for operand in ins.operands:
         if operand.kind == "address":

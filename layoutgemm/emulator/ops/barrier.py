@@ -79,8 +79,8 @@ def _named(fiber: Fiber, number: int, expected: int | None) -> Named:
 def _named_left(cta: Cta) -> None:
     """Report named barriers with too few arrivals at the end. No thread waited there, or the kernel would hang.
 
-    The last round of a loop often arrives (bar.arrive) for warps that have ended, as in FlashAttention 3: the others
-    have ended, so that no thread misses them, and the barrier goes with the block.
+    The last round of a loop often arrives (bar.arrive) for warps that have ended, as in FlashAttention 3. No thread
+    waits for those arrivals, and the barrier goes with the block.
     """
     machine = cta.cluster.machine
     for number, barrier in cta.scratch["named"].items():

@@ -7,8 +7,8 @@ adds the barrier's to the fiber's. A `Shadow` keeps, for a memory, the accesses 
 access to the place of an earlier one, one of them a write, is a race unless the fiber knows the earlier event.
 
 Two proxies see shared memory: ordinary instructions (generic) and the asynchronous engines (async). A generic access
-comes before an async one only if a `fence.proxy.async` stands between them, anywhere on the path from one to the other
-(PTX ISA, "Memory Consistency Model", "Proxy-preserved base causality order"). A second set, `crossed`, records the
+comes before an async one only if a `fence.proxy.async` stands between them, anywhere on the path. That is in the PTX
+ISA, "Memory Consistency Model", "Proxy-preserved base causality order". A second set, `crossed`, records the
 events that went through one. Practice differs in two ways:
 
     writes  In CUTLASS every writer fences and then a barrier follows. A third set, `proxied`, records the events that
@@ -583,7 +583,7 @@ class Shadow:
         return f"{what()} and, before it, {record.what()} both touch {self.name(lowest)}"
 
     def _doubtful(self, earlier: MemoryEvent, wrote: bool, writes: bool, knows: Knowledge) -> bool:
-        """True if a generic access before an asynchronous one is ordered by practice only, or by PTX only."""
+        """True if practice only, or PTX only, orders a generic access before an asynchronous one."""
         at = earlier.id - self.ledger.base
         if earlier.asynchronous or at < 0:
             return False
@@ -592,7 +592,7 @@ class Shadow:
         return writes and not (knows.crossed | knows.fenced) >> at & 1
 
     def _crossed(self, record: Record, common: int, what: Callable[[], str]) -> Conflict:
-        """A generic access before an asynchronous one, without the proxy fence of practice or that of PTX."""
+        """Describe a doubtful pair: the proxy fence of practice or that of PTX is missing."""
         both = self._both(record, common, what)
         if record.write:
             return Conflict(f"{both}; {ANOTHERS_FENCE}", FENCE, lint=True)

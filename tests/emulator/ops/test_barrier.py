@@ -114,13 +114,13 @@ FAR = ["st.shared::cluster.u32 [%r23], %r30;", "ld.shared::cluster.u32 %r0, [%r2
 
 @pytest.mark.parametrize("access", FAR, ids=[one.split(".")[0] for one in FAR])
 def test_another_blocks_memory_is_used_after_the_cluster_has_met(access):
-    """A block's shared memory is there once the block has begun, which a barrier of the cluster tells."""
+    """A block's shared memory is there once the block has begun."""
     fill = "@%p0 st.shared.u32 [%r29], 0;" if access.startswith(("ld", "red")) else ""
     one = f"@%p0 {access}"
     relaxed = SYNC.replace("arrive", "arrive.relaxed")
     assert cluster(fill + SYNC + one + SYNC) == []
     if not fill:
-        assert cluster(relaxed + one + SYNC) == []  # which orders no accesses, and tells that the block has begun
+        assert cluster(relaxed + one + SYNC) == []  # it orders no accesses, and the block has begun
     found = run(HEAD + CLUSTER + one + SYNC, {}, block=32, grid=2, cluster=2, shared=1024, static=64).findings
     assert [f.message.split(", and nothing")[1] for f in found if "begun" in f.message] == [
         " orders it after that block has begun"
