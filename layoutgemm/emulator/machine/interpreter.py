@@ -21,7 +21,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -186,7 +186,7 @@ class Cluster:
         self.threads = threads * len(self.ctas)
         for cta in self.ctas:
             if len(self.ctas) > 1:
-                cta.began = self.ledger.event(False, lambda cta=cta: f"the start of CTA {cta.coordinate}")
+                cta.began = self.ledger.event(False, partial("the start of CTA {}".format, cta.coordinate))
             for number in range(-(-threads // LANES)):
                 warp = Warp(cta, number, special_registers(launch, cta.coordinate, cta.rank, cta.shared.size, number))
                 present = min(LANES, threads - LANES * number)

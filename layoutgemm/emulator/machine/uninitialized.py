@@ -204,7 +204,7 @@ def _decided(fiber: Fiber, operand: PtxOperand, value: bool) -> npt.NDArray[np.b
 def _carried(fiber: Fiber, ins: PtxInstruction, targets: list[int], carried: Iterable[int]) -> dict[int, Bits]:
     """The undefined bits of the targets: the instruction itself, of bits in place of values."""
     program = fiber.machine.program
-    moved: list[Any] = [defined(value) for value in fiber.registers]
+    moved: list[Value] = [defined(value) for value in fiber.registers]
     for n in carried:
         for at in program.registers(ins.operands[n]):
             bits = bits_without(fiber.registers[at], program.widths[at])
