@@ -177,6 +177,7 @@ class Emulation:
                 {
                     "kind": f.kind, "message": f.message, "line": f.line, "text": f.text,
                     "source": str(f.source) if f.source else None, "cta": f.cta, "warp": f.warp, "lanes": f.lanes,
+                    "role": f.role, "orders": f.orders,
                 }
                 for f in self.findings
             ],

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
+from layoutgemm import emulate_ptx
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import DeadlockError, EmulatorError, PtxError
 from tests.emulator.run_ptx import run
+from tests.micro import ended_threads
 
 HEAD = """mov.u32 %r30, %tid.x; mov.u32 %r29, smem; mov.u32 %r20, fixed; mad.lo.u32 %r28, %r30, 4, %r29;
 setp.eq.u32 %p0, %r30, 0; xor.b32 %r27, %r30, 32; mad.lo.u32 %r27, %r27, 4, %r29;
@@ -338,3 +343,29 @@ def test_proxy_fences_of_global_memory_alone_do_not_order_shared_memory():
                          ("membar.cta;", ["race"])):  # fmt: skip
         out = {"out": np.zeros(64, np.uint32)}
         assert run(HEAD + store.replace("FENCE", fence), out, block=64, shared=1024, static=64).kinds == found
+
+
+@pytest.mark.parametrize(("use", "ends"), [("arrive", True), ("sync", False)])
+def test_ended_threads_at_a_named_barrier(use: str, ends: bool) -> None:
+    """A barrier left in a phase is harmless. Ended threads do not count at a barrier of a number."""
+    out = np.zeros(1, np.uint32)
+    if ends:
+        found = emulate_ptx(ended_threads.text(use, "sm_90a"), block=64, args=[out], progress=False)
+        assert found.ok and out[0] == 1 and [one.kind for one in found.findings] == ["lint"]
+    else:
+        with pytest.raises(DeadlockError, match="not there: none that still runs"):
+            emulate_ptx(ended_threads.text(use, "sm_90a"), block=64, args=[out], progress=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("use", "ends"), [("arrive", True), ("sync", False)])
+def test_ended_threads_at_a_named_barrier_on_a_gpu(use: str, ends: bool) -> None:
+    """A process of its own: a kernel that hangs is killed with it."""
+    command = [sys.executable, "-m", "tests.micro.ended_threads", use]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except subprocess.TimeoutExpired:
+        assert not ends, "it hangs"
+        return
+    assert done.returncode == 0, done.stderr
+    assert ends and done.stdout.strip() == "done", done.stdout
