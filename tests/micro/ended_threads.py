@@ -1,4 +1,4 @@
-"""PTX text of a block whose second warp ends early, while its first one uses a named barrier of 64 threads.
+"""PTX text of a block whose second warp ends early; its first warp uses a named barrier of 64 threads.
 
     python -m tests.micro.ended_threads arrive      # the first warp arrives and ends: a barrier left in a phase
     python -m tests.micro.ended_threads sync        # the first warp waits: it hangs unless ended threads count
