@@ -74,6 +74,13 @@ class LaunchResult:
     timeline: Timeline | None = None
     printed: str = ""
 
+    def __repr__(self) -> str:
+        kept = [name for name, value in (("banks", self.counts.banks), ("timeline", self.timeline)) if value]
+        return (
+            f"<LaunchResult of {self.kernel.name[:60]}: grid {self.grid}, block {self.block}, cluster {self.cluster}, "
+            f"{len(self.findings)} finding(s){''.join(f', with {name}' for name in kept)}>"
+        )
+
     @property
     def banks(self) -> list[BankRow]:
         """Bank use of each instruction, the worst first; needs `banks=True`."""
@@ -106,6 +113,11 @@ class Emulation:
 
     def __bool__(self) -> bool:
         return self.ok
+
+    def __repr__(self) -> str:
+        kinds = Counter([finding.kind for finding in self.findings])
+        found = ", ".join([f"{count} {kind}" for kind, count in kinds.items()]) or "nothing found"
+        return f"<Emulation of {len(self.launches)} launch(es): {found}>"
 
     @property
     def bytes(self) -> Counter[str]:
@@ -170,6 +182,7 @@ class Emulation:
                 {
                     "kind": f.kind, "message": f.message, "line": f.line, "text": f.text,
                     "source": str(f.source) if f.source else None, "cta": f.cta, "warp": f.warp, "lanes": f.lanes,
+                    "role": f.role, "orders": f.orders,
                 }
                 for f in self.findings
             ],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from .machine.bank_counts import BankUse
 from .ptx.parser import PtxInstruction, PtxKernel, Source
@@ -12,6 +14,17 @@ KINDS = (
     "race", "deadlock", "uninitialised", "bounds", "alignment", "protocol", "descriptor", "divergence", "edge", "lint",
     "exit",
 )  # fmt: skip
+
+
+WARP = re.compile(r"CTA \((\d+), (\d+), (\d+)\) warp (\d+)(?! \()")
+RoleOf = Callable[[tuple[int, int, int], int], str]  # (block, number of a warp) -> its role, "" if unknown
+# Kinds of findings -> one sentence: the change that removes them, where the finding has none of its own.
+ORDERS = {
+    "race": "A barrier or an mbarrier between the two orders them.",
+    "uninitialised": "Write it before, or keep what is computed from it out of results, addresses and branches.",
+    "divergence": "Converge the warp first: bar.warp.sync, or move the instruction out of the branch.",
+    "exit": "A wait before the exit for what is still to come, or a last barrier.cluster, orders them.",
+}
 
 
 @dataclass(frozen=True)
@@ -26,6 +39,8 @@ class Finding:
     cta      coordinates of the thread block
     warp     its number in the block; None where no warp did it
     lanes    the lanes that executed it, as a bit mask
+    role     of the warp, by what it does (`machine/roles.py`)
+    orders   one sentence: what would order the two accesses, or remove the finding
     """
 
     kind: str
@@ -36,13 +51,32 @@ class Finding:
     cta: tuple[int, int, int] = (0, 0, 0)
     warp: int | None = None
     lanes: int = 0
+    role: str = ""
+    orders: str = ""
 
     def __str__(self) -> str:
         place = f"CTA {self.cta}" + (f" warp {self.warp}" if self.warp is not None else "")
+        place += f" ({self.role})" if self.role else ""
         if self.lanes and self.lanes != 0xFFFFFFFF:
             place += f" lanes {self.lanes:#x}"
         line = f" at PTX line {self.line}" + (f" ({self.source})" if self.source else "") if self.line else ""
-        return f"{self.kind}: {self.message}\n  {place}{line}" + (f": {self.text}" if self.text else "")
+        text = f": {self.text}" if self.text else ""
+        return f"{self.kind}: {self.message}\n  {place}{line}{text}" + (f"\n  {self.orders}" if self.orders else "")
+
+
+def with_roles(text: str, role: RoleOf) -> str:
+    """The text with the role of each warp that it names.
+
+    >>> with_roles("a store by CTA (0, 0, 0) warp 3 lanes 0x1", lambda cta, warp: "loads by TMA")
+    'a store by CTA (0, 0, 0) warp 3 (loads by TMA) lanes 0x1'
+    """
+
+    def named(match: re.Match[str]) -> str:
+        x, y, z, warp = (int(part) for part in match.groups())
+        did = role((x, y, z), warp)
+        return f"{match[0]} ({did})" if did else match[0]
+
+    return WARP.sub(named, text)
 
 
 @dataclass
@@ -59,6 +93,13 @@ class Findings:
         self.times[key] += 1
         if self.times[key] == 1:
             self.found.append(finding)
+
+    def name_roles(self, role: RoleOf) -> None:
+        """Add the roles of warps to findings and to their messages. role: of a block's warp, "" if unknown."""
+        for number, finding in enumerate(self.found):
+            if not finding.role:
+                own = role(finding.cta, finding.warp) if finding.warp is not None else ""
+                self.found[number] = replace(finding, role=own, message=with_roles(finding.message, role))
 
     @property
     def full(self) -> bool:
@@ -82,6 +123,11 @@ class Counts:
     waits: Counter[tuple[str, int]] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)
     banks: dict[int, BankUse] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        moved = f", {sum(self.bytes.values())} bytes moved" if self.bytes else ""
+        waits = sum(self.waits.values())
+        return f"<Counts: {sum(self.instructions.values())} instructions other than arithmetic, {waits} waits{moved}>"
 
     def unreached(self, kernel: PtxKernel) -> list[PtxInstruction]:
         """The instructions that no warp executed."""

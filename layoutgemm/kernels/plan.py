@@ -256,9 +256,12 @@ class GemmPlan(Pictured, Paged):
         return self.does("compile")(self)
 
     @checked(PlanError)
-    def run(self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True) -> Any:
+    def run(
+        self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True,
+        banks: bool = False, timeline: bool = False,
+    ) -> Any:  # fmt: skip
         """C = A @ B on NumPy arrays or torch tensors, 2-D or a batch of them. See `kernels.run.numpy_arrays`."""
-        return self.does("run")(self, a, b, out=out, device=device, copy=copy)
+        return self.does("run")(self, a, b, out=out, device=device, copy=copy, banks=banks, timeline=timeline)
 
 
 class PersistentPlan(GemmPlan):
@@ -277,10 +280,12 @@ class PersistentPlan(GemmPlan):
     @checked(PlanError)
     def run(
         self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True,
-        given: Mapping[str, Any] | None = None,
+        given: Mapping[str, Any] | None = None, banks: bool = False, timeline: bool = False,
     ) -> Any:  # fmt: skip
         """C = A @ B, and the epilogue on operands `given` by name. See `kernels.run.numpy_arrays`."""
-        return self.does("run")(self, a, b, out=out, device=device, copy=copy, given=given)
+        return self.does("run")(
+            self, a, b, out=out, device=device, copy=copy, given=given, banks=banks, timeline=timeline
+        )
 
     @property
     def parameters(self) -> dict[str, str]:

@@ -19,6 +19,7 @@ from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.emulator.mutation.api import mutate_ptx
 from layoutgemm.errors import DeadlockError, EmulatorError, PtxError
 from layoutgemm.pytest_plugin import emulate_or_fail
+from tests.emulator.run_ptx import module
 from tests.test_pytest_plugin import plugin_options
 
 
@@ -225,6 +226,16 @@ def test_mine(emulate):
 def test_another(emulate):
     emulate(TEXTS[1], args=[np.zeros(64, np.float32), np.zeros(64, np.float32), 1.0, 64])
 """
+
+
+def test_large_objects_have_short_representations() -> None:
+    text = module("bar.sync 0;" * 50 + "mov.u32 %r0, %tid.x; mov.u32 %r1, smem; st.shared.u32 [%r1], %r0;", {})
+    done = emulate_ptx(text, block=1024, smem=64, banks=True, timeline=True, progress=False)
+    (launch,) = done.launches
+    shown = [repr(one) for one in (done, launch, launch.timeline, launch.counts, launch.kernel, launch.banks)]
+    assert [len(one.splitlines()) for one in shown] == [1] * 6 and max(map(len, shown)) < 400
+    assert shown[0] == "<Emulation of 1 launch(es): 1 race>"
+    assert "1 finding(s), with banks, with timeline" in shown[1] and "32 rows" in shown[2]
 
 
 def test_the_fixture_fails_with_the_report(pytester: pytest.Pytester) -> None:

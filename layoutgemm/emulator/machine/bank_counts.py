@@ -111,6 +111,9 @@ class BankRow:
         """True if its wavefronts are a lower bound, as for an atomic."""
         return self.ins.words[0] in ("atom", "red")
 
+    def __repr__(self) -> str:
+        return f"<BankRow of {self.ins}: {self.use}>"
+
     def as_json(self) -> dict[str, object]:
         """As JSON-able data."""
         return {

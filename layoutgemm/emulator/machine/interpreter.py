@@ -21,6 +21,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
+from functools import cache, partial
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -30,18 +31,21 @@ import numpy.typing as npt
 
 from ...arguments import shown
 from ...errors import DeadlockError, EmulatorError
-from ..findings import Counts, Finding, Findings
+from ..findings import ORDERS, Counts, Finding, Findings
 from ..ptx.parser import MAX_SHARED_BYTES, PtxInstruction
 from ..ptx.program import CodeSegment, Operation, Program
 from ..ptx.values import FULL, LANES, Lanes, Undefined, Value, any_of, bool_of, mask_of
+from ..races.conflicts import Conflict
 from ..races.happens_before import NO_PARTS, Knowledge, Ledger, MemoryEvent, Parts, Shadow
 from ..races.lanes import Touch, fork, join
 from .bank_counts import BankCounter
+from .deadlocks import stuck
 from .launch import MULTIPROCESSORS as MULTIPROCESSORS
 from .launch import Launch as Launch
 from .launch import Policy as Policy
 from .launch import Progress, Triple, Watch, special_registers
 from .memory import RANK_SHIFT, CtaSharedMemory
+from .roles import role_from
 from .timeline import Recorder
 from .uninitialized import compute_doubtful, failed_at, merged, merged_doubtful, run_doubtful
 
@@ -62,11 +66,15 @@ class Warp:
         self.cta, self.number, self.special = cta, number, special
         self.alive = FULL
         self.window = cta.rank << RANK_SHIFT
-        self.waits = ""
+        self.did = bytearray(cta.cluster.machine.program.size)  # for each pc, whether some lane executed it
         self.scratch: dict[Hashable, Any] = {}  # what operations keep for a warp
 
     def __str__(self) -> str:
         return f"CTA {self.cta.coordinate} warp {self.number}"
+
+    def role(self) -> str:
+        """The warp's role, by the instructions that it has executed so far."""
+        return role_from(self.did, self.cta.cluster.machine.program.kernel.instructions)
 
 
 class Fiber:
@@ -151,6 +159,8 @@ class Cta:
         self.alive = threads
         self.exited = False
         self.exit_knows = cluster.ledger.knowledge()
+        # Known to the block's threads from their beginning, and to another block's only where something tells them.
+        self.began: MemoryEvent | None = None
         self.remote: list[tuple[MemoryEvent, str]] = []  # changes by other blocks that this one must see before it ends
         self.warps: list[Warp] = []
         self.scratch: dict[str, Any] = {}
@@ -161,7 +171,9 @@ class Cluster:
 
     def __init__(self, machine: PtxMachine, coordinates: list[Triple]) -> None:
         self.machine = machine
-        self.ledger = Ledger(machine.policy.strict, machine.policy.races, machine.policy.lanes)
+        self.ledger = Ledger(
+            machine.policy.fences == "writers", machine.policy.races, machine.policy.lanes, machine.policy.strict
+        )
         self.fibers: list[Fiber] = []
         self.ready: deque[Fiber] = deque()
         self.pending: list[Callable[[], None]] = []
@@ -173,6 +185,8 @@ class Cluster:
         self.ctas = [Cta(self, c, rank, shared, threads) for rank, c in enumerate(coordinates)]
         self.threads = threads * len(self.ctas)
         for cta in self.ctas:
+            if len(self.ctas) > 1:
+                cta.began = self.ledger.event(False, partial("the start of CTA {}".format, cta.coordinate))
             for number in range(-(-threads // LANES)):
                 warp = Warp(cta, number, special_registers(launch, cta.coordinate, cta.rank, cta.shared.size, number))
                 present = min(LANES, threads - LANES * number)
@@ -190,9 +204,16 @@ class Cluster:
             fiber.dirty = parent.dirty
         else:
             fiber.knows = ledger.knowledge()
+            if fiber.cta.began is not None:
+                ledger.learn(fiber.knows, fiber.cta.began)
         fiber.epoch = ledger.event(False, fiber.describe)
         self.fibers.append(fiber)
         self.ready.append(fiber)
+
+    def role(self, coordinate: Triple, number: int) -> str:
+        """The role of a warp of a block, "" if the cluster has none there."""
+        found = next((one for one in self.ctas if one.coordinate == coordinate), None)
+        return found.warps[number].role() if found is not None and number < len(found.warps) else ""
 
     def wake(self, waiting: list[Fiber]) -> None:
         """Let waiting fibers run again."""
@@ -259,7 +280,11 @@ class PtxMachine:
                 while self.waiting:
                     x, y, z = self.waiting.popleft()
                     inside = product(range(size[2]), range(size[1]), range(size[0]))
-                    self._run_cluster(Cluster(self, [(x + i, y + j, z + k) for k, j, i in inside]))
+                    cluster = Cluster(self, [(x + i, y + j, z + k) for k, j, i in inside])
+                    try:
+                        self._run_cluster(cluster)
+                    finally:
+                        self._record(cluster)
                     self._tell(self.clusters - len(self.waiting), (x, y, z))
                     self.products = self._products()
         finally:
@@ -267,6 +292,12 @@ class PtxMachine:
             if self.banks is not None:
                 self.counts.banks = self.banks.uses
         return self
+
+    def _record(self, cluster: Cluster) -> None:
+        """Add the roles of the cluster's warps to the findings."""
+        role = cache(cluster.role)
+        self.findings.name_roles(role)
+        self.suspects.name_roles(role)
 
     def _tell(self, done: int, cta: Triple) -> None:
         """Report progress."""
@@ -280,7 +311,7 @@ class PtxMachine:
     def _look(self, cluster: Cluster) -> None:
         """Report progress if it is due; detect a livelock."""
         if self.operations > self.policy.limit:
-            raise DeadlockError(f"{self.policy.limit} operations: a livelock?\n{self._stuck(cluster)}")
+            raise DeadlockError(f"{self.policy.limit} operations: a livelock?\n{stuck(cluster)}")
         self.look = min(self.policy.limit, self.operations + self.LOOK)
         if time.monotonic() - self.told >= self.EVERY:
             self._tell(self.clusters - len(self.waiting) - 1, cluster.ctas[0].coordinate)
@@ -298,8 +329,14 @@ class PtxMachine:
         fiber: Fiber | None = None,
         ins: PtxInstruction | None = None,
         suspect: bool = False,
+        orders: str = "",
+        cta: Cta | None = None,
     ) -> None:
-        """Report a finding or a suspect; the run goes on until the limit of findings."""
+        """Report a finding or a suspect; the run goes on until the limit of findings.
+
+        orders  its remedy; cta: the block, where no fiber did it
+        """
+        block = fiber.cta if fiber is not None else cta
         ins = ins or (fiber.ins if fiber is not None else None)
         (self.suspects if suspect else self.findings).add(
             Finding(
@@ -308,19 +345,25 @@ class PtxMachine:
                 ins.line if ins else 0,
                 ins.text if ins else "",
                 ins.source if ins else None,
-                fiber.cta.coordinate if fiber else (0, 0, 0),
+                block.coordinate if block is not None else (0, 0, 0),
                 fiber.warp.number if fiber else None,
                 fiber.lanes if fiber else 0,
+                orders=orders or ORDERS.get(kind, ""),
             )
         )
         if self.findings.full:
             raise EmulatorError(f"{len(self.findings.found)} different findings: given up\n{self.findings.found[0]}")
+
+    def conflict(self, found: Conflict, fiber: Fiber) -> None:
+        """Report two accesses that nothing orders."""
+        self.problem("lint" if found.lint else "race", str(found), fiber, orders=found.orders)
 
     def also(self, fiber: Fiber, first: PtxInstruction, more: int) -> None:
         """Count `more` instructions after `first`, of the same opcode, that ran with it."""
         self.operations += more
         self.counts.instructions[first.opcode] += more
         self.counts.executed[first.pc + 1 : first.pc + 1 + more] = bytes([1]) * more
+        fiber.warp.did[first.pc : first.pc + 1 + more] = bytes([1]) * (1 + more)
         if self.recorder is not None:
             fiber.knows.time += more
 
@@ -363,7 +406,7 @@ class PtxMachine:
             self.trace.access(fiber, "shared", cta, places, write, event, fiber.knows, asynchronous, parts)
         race = shadow.access(places, write, event, fiber.knows, asynchronous, what, fiber.epoch, parts, lanes, touch)
         if race is not None:
-            self.problem("race", race, fiber)
+            self.conflict(race, fiber)
         if len(cta.shadow.records) > cta.shadow.full:
             ledger.prune(shadow, cta.cluster.fibers)
 
@@ -383,7 +426,7 @@ class PtxMachine:
                     continue
                 if cluster.running == 0:
                     break
-                raise DeadlockError(self._stuck(cluster))
+                raise DeadlockError(stuck(cluster))
             if self.policy.pick == "random":
                 at = self.random.randrange(len(cluster.ready))
                 cluster.ready.rotate(-at)
@@ -400,10 +443,6 @@ class PtxMachine:
             at = self.random.randrange(len(cluster.pending))
         cluster.pending.pop(at)()
 
-    def _stuck(self, cluster: Cluster) -> str:
-        lines = [f"{w}: {w.waits or 'runs'}" for cta in cluster.ctas for w in cta.warps if w.alive]
-        return "no thread can go on:\n  " + "\n  ".join(lines)
-
     @staticmethod
     def _asked(cluster: Cluster) -> Iterator[MemoryEvent]:
         """Events still in use after their records are gone. Those known to every thread are dropped."""
@@ -411,6 +450,12 @@ class PtxMachine:
             living = [f.knows for f in cluster.fibers if f.cta is cta] + [cta.exit_knows]
             cta.remote = [(e, t) for e, t in cta.remote if not any(cluster.ledger.knows(k, e) for k in living)]
             yield from [event for event, _ in cta.remote]
+            if cta.began is not None:
+                bit = cluster.ledger.bit(cta.began)
+                if all((f.knows.seen | f.knows.past) & bit for f in cluster.fibers):
+                    cta.began = None
+                else:
+                    yield cta.began
             # A forgotten event stands for what every thread knows.
             asked = cta.scratch.get("events", [])
             asked[:] = [e for e in asked if not all(cluster.ledger.knows(f.knows, e) for f in cluster.fibers)]
@@ -421,14 +466,14 @@ class PtxMachine:
         for cta in cluster.ctas:
             for event, text in cta.remote:
                 if cluster.ledger.enabled and not cluster.ledger.knows(cta.exit_knows, event):
-                    self.problem("exit", f"CTA {cta.coordinate} ends without knowing of {text}")
+                    self.problem("exit", f"CTA {cta.coordinate} ends without knowing of {text}", cta=cta)
                     break
             for check in cta.scratch.get("at end", ()):
                 check()
 
     def _run_fiber(self, cluster: Cluster, fiber: Fiber) -> None:
         program, registers, warp = self.program, fiber.registers, fiber.warp
-        steps, executed, counts = program.steps, self.counts.executed, self.counts.instructions
+        steps, executed, counts, did = program.steps, self.counts.executed, self.counts.instructions, warp.did
         turns = 1 << 60 if self.policy.pick == "in turn" else self.random.randrange(1, 12)
         end, recorder = program.size, self.recorder
         try:
@@ -451,6 +496,7 @@ class PtxMachine:
                     if recorder is not None and result != GONE:
                         recorder.step(fiber, ins, result == BLOCKED)
                     if result is None:
+                        did[pc] = 1
                         fiber.written |= step.writes
                         fiber.dirty |= step.writes & ~step.moved
                         fiber.pc = pc + 1
@@ -458,7 +504,7 @@ class PtxMachine:
                         fiber.pc = result
                     else:
                         if result == BLOCKED:
-                            warp.waits = str(ins)
+                            did[pc] = 1
                             counts[ins.opcode] -= 1  # it is executed again when it goes on
                             self.counts.waits[ins.opcode, ins.line] += 1
                         return
@@ -491,7 +537,8 @@ class PtxMachine:
         if isinstance(error, EmulatorError):
             if fiber.ins is None or "PTX line" in str(error):
                 return error
-            return type(error)(f"{error}\n  {fiber.describe()} at {fiber.ins}")
+            fiber.warp.did[fiber.ins.pc] = 1
+            return type(error)(f"{error}\n  {fiber.describe()} ({fiber.warp.role()}) at {fiber.ins}")
         instructions = self.program.kernel.instructions
         ins = instructions[min(fiber.pc, len(instructions) - 1)]
         step = self.program.steps[ins.pc]

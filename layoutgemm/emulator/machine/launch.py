@@ -23,6 +23,7 @@ WORDS = {  # what the fields of a policy may say
     "pick": ("in turn", "random"),
     "elect": ("lowest", "highest"),
     "waits": ("prompt", "reluctant"),
+    "fences": ("path", "writers"),
     "lanes": ("strict", "converged", "off"),
 }
 
@@ -40,7 +41,10 @@ class Policy:
     elect     the lane that elect.sync picks: "lowest" or "highest"
     waits     "prompt": mbarrier.try_wait says at once that a phase has ended; "reluctant": only when it is asked again,
               as if its time limit had run out just before, so that every loop around it turns
-    strict    count a proxy fence for the fencing thread's own writes alone (see `order.py`)
+    fences    "path": a fence.proxy.async anywhere between a write and an asynchronous access counts, as in PTX; it is
+              lint if it is not the writer's. "writers": the writer's own alone counts (`races/happens_before.py`)
+    strict    hold practice to PTX and to CUTLASS: what is lint of buffers that are refilled, and of arrivals left at a
+              named barrier, is a finding; implies fences="writers"
     races     look for races
     lanes     and between the lanes of one warp: "strict", by PTX's word; "converged", where what a warp has read counts
               as read by each of its lanes; "off", where a warp is one thread (see `emulator/races/lanes.py`)
@@ -60,7 +64,8 @@ class Policy:
     seed: int = 0
     elect: str = "lowest"
     waits: str = "prompt"
-    strict: bool = True
+    strict: bool = False
+    fences: str = "path"
     races: bool = True
     lanes: str = "converged"
     edges: bool = True
@@ -74,6 +79,8 @@ class Policy:
         for name, words in WORDS.items():
             if getattr(self, name) not in words:
                 raise EmulatorError(f"{name} = {getattr(self, name)!r}; it is one of {', '.join(map(repr, words))}")
+        if self.strict:
+            object.__setattr__(self, "fences", "writers")
         as_int(self.limit, "the limit of operations", EmulatorError, least=1)
         as_int(self.fill, "the fill of a byte", EmulatorError, least=0, most=255)
 

@@ -54,9 +54,11 @@ class LocalMemory:
         self.bytes[lanes[:, None], where] = data
         self.written[lanes[:, None], where] = True
 
-    def forget(self, lanes: npt.NDArray[np.int64], addresses: npt.NDArray[np.int64], size: int) -> None:
-        """Mark [n, size] bytes as never written."""
-        self.written[lanes[:, None], self._where(addresses, size)] = False
+    def forget(
+        self, lanes: npt.NDArray[np.int64], addresses: npt.NDArray[np.int64], gone: npt.NDArray[np.bool_]
+    ) -> None:
+        """Mark those of [n, size] bytes that are `gone` as never written."""
+        self.written[lanes[:, None], self._where(addresses, gone.shape[1])] &= ~gone
 
     def unwritten(self, lanes: npt.NDArray[np.int64], addresses: npt.NDArray[np.int64], size: int) -> int | None:
         """The offset of a byte that its thread has not written, or None."""

@@ -229,9 +229,9 @@ class CtaSharedMemory:
         self.bytes[where] = data
         self.written[where] = True
 
-    def forget(self, offsets: npt.NDArray[np.int64], size: int) -> None:
-        """Mark [n, size] bytes at [n] offsets as never written."""
-        where = _bytes(offsets, size)
+    def forget(self, offsets: npt.NDArray[np.int64], which: npt.NDArray[np.bool_]) -> None:
+        """Mark bytes at [n] offsets as never written; which: [n, size] flags."""
+        where = _bytes(offsets, which.shape[1])[which]
         self.bytes[where] = self.fill
         self.written[where] = False
 

@@ -7,7 +7,7 @@ ordering of events in a distributed system", 1978). So times show which event mu
 are not cycles: the emulator does not know how long a copy or a product takes. An engine's span begins at its issue and
 ends when the first waiting thread knows of its completion. Every cluster begins at 0, as if all ran at once.
 
-A warp's role (`TimelineRow.role`) follows from its executed instructions, not from its number.
+A warp's role (`TimelineRow.role`) follows from its executed instructions, not from its number (`roles.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ...layouts.display import Pictured
 from ..ptx.parser import PtxInstruction
 from ..races.happens_before import MemoryEvent
+from .roles import PARTS
 
 if TYPE_CHECKING:
     from .interpreter import Cluster, Fiber
@@ -32,14 +33,7 @@ KINDS = {
     "load": "L", "store": "S", "mma": "M", "copy": "C", "read": "r", "write": "w", "accumulators": "a", "arrive": "^",
     "wait": ".", "atomic": "x", "setup": "i",
 }  # fmt: skip
-# The roles of warps, in this order, each with the opcodes that imply it.
-ROLES = (
-    ("scheduler", ("schedule",)),
-    ("loads", ("load",)),
-    ("mma", ("mma",)),
-    ("epilogue", ("store", "stmatrix", "accumulators")),
-    ("setup", ("setup",)),
-)
+ROLES = PARTS
 BLANK = " "
 ENGINES = {"load": "copy engine, loads", "store": "copy engine, stores"}
 
@@ -104,12 +98,14 @@ class TimelineRow:
     engine: str = ""
     role: str = ""
     spans: list[Span] = field(default_factory=list)
-    seen: Counter[str] = field(default_factory=Counter)
 
     @property
     def name(self) -> str:
         """The row's label for people."""
         return f"CTA {self.cta} " + (f"warp {self.warp}: {self.role}" if self.warp is not None else self.engine)
+
+    def __repr__(self) -> str:
+        return f"<TimelineRow {self.name}: {len(self.spans)} spans>"
 
     def waited(self) -> Counter[str]:
         """Ticks of waiting, by awaited event."""
@@ -130,6 +126,9 @@ class Timeline(Pictured):
     rows: list[TimelineRow] = field(default_factory=list)
     cut: int = 0
     _drawn_by: ClassVar[str] = "layoutgemm.emulator.pictures"
+
+    def __repr__(self) -> str:
+        return f"<Timeline of {len(self.rows)} rows, {sum(len(row.spans) for row in self.rows)} spans>"
 
     def as_json(self) -> dict[str, object]:
         """As JSON-able data: spans as [kind, begin, end, detail, line, times]."""
@@ -201,6 +200,9 @@ class Recorder:
 
     def end(self, cluster: Cluster) -> None:
         """End a cluster, with the operations that no thread waited for."""
+        for cta in cluster.ctas:
+            for warp in cta.warps:
+                self.rows[cta.coordinate, warp.number, ""].role = warp.role()
         last = max(self._ends(cluster), default=0)
         for _, span in self.flying:
             span.end = max(span.begin + 1, last)
@@ -231,7 +233,6 @@ class Recorder:
             self._wait(row, fiber, ins, now, blocked)
             return
         if not blocked:
-            row.seen[ins.words[0] if ins.words[0] == "stmatrix" else kind] += 1
             shown = "load" if kind == "schedule" else kind
             if shown in ("load", "store", "mma", "copy") and (events := self._events(fiber, ins)):
                 self._issue(fiber, shown, ins, now, events)
@@ -321,8 +322,4 @@ class Recorder:
         for row in self.rows.values():
             if row.warp is not None:
                 row.spans.sort(key=lambda span: span.begin)
-                does = [name for name, kinds in ROLES if any(row.seen[kind] for kind in kinds)]
-                row.role = " + ".join(does) or "idle"
-                if row.role != "setup":
-                    row.role = row.role.removesuffix(" + setup")
         return Timeline([self.rows[key] for key in sorted(self.rows)], self.cut)

@@ -1,11 +1,18 @@
 """Uninitialised registers: the values that depend on one, and where they matter.
 
 A predicated load leaves its register unchanged where the predicate is false. Compilers write arithmetic with that
-register, which is harmless if the result is unused. So such a value is followed lane by lane (`values.Undefined`). A
-value computed from it is undefined too; a `selp` takes the state of the selected operand. A move within the warp gets
-some value and is noted among the suspects (`unwritten_memory.py`). Undefined values are errors in stores to global
-memory, branches, predicates, addresses, and other operands of instructions beyond arithmetic. A store to shared memory
-leaves the bytes unwritten.
+register, which is harmless if the result is unused. So such a value is followed lane by lane and bit by bit
+(`values.Undefined`). A value computed from it is undefined too, with four exceptions:
+
+    selp                    takes the state of the selected operand
+    and, or                 a zero of `and`, or a one of `or`, decides the bit
+    moves                   packing, shifts, prmt and conversions of integers move the undefined bits
+    pairs                   each half of a packed pair stands for itself
+
+A move within the warp, a product and an atomic get some value, and are noted among the suspects
+(`unwritten_memory.py`): they count if a result differs with other values there. A store to global memory is a finding,
+and so are a branch and a predicate, which then take some side. Undefined addresses and other operands of instructions
+beyond arithmetic are errors. A store to shared memory leaves the bytes unwritten.
 
 Generated code ignores this: arithmetic with `Undefined` raises TypeError, and the rest of that run is computed here,
 instruction by instruction. `Program.doubts` lists, when a kernel is loaded, the operations that may meet one.
@@ -13,21 +20,51 @@ instruction by instruction. `Program.doubts` lists, when a kernel is loaded, the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from ...errors import EmulatorError
-from ..ptx.codegen import bits_of
 from ..ptx.parser import PtxInstruction, PtxOperand
 from ..ptx.program import CodeSegment, Operation, Program
-from ..ptx.values import FULL, NoValue, Register, Undefined, Value, bool_of, defined, lanes_without, mask_of, select64
+from ..ptx.values import (
+    FULL,
+    LANES,
+    NoValue,
+    Register,
+    Undefined,
+    Value,
+    bits_without,
+    bool_of,
+    defined,
+    lanes_of,
+    lanes_without,
+    mask_of,
+    select64,
+    undefined_where,
+)
 
 if TYPE_CHECKING:
     from .interpreter import Fiber
 
-# Operations that move values between lanes: their operands decide nothing.
-MOVES = ("shfl", "redux", "movmatrix", "vote", "match", "stmatrix")
+# Operations that move values between lanes, or compute with many: their operands decide nothing.
+MOVES = ("shfl", "redux", "movmatrix", "vote", "match", "stmatrix", "mma", "wgmma", "atom", "red", "st.async")
+# Instructions that put bits elsewhere, by their data operands; the others say where to.
+CARRIES = {
+    "mov": None,
+    "prmt": (1, 2),
+    "shl": (1,),
+    "shr": (1,),
+    "shf": (1, 2),
+    "bfe": (1,),
+    "bfi": (1, 2),
+    "cvt": (1,),
+}
+Bits: TypeAlias = npt.NDArray[np.uint64]  # [lane] -> bits of a register
+INTEGER = re.compile(r"[bsu]\d+")
 
 
 def failed_at(segment: CodeSegment, error: BaseException) -> int:
@@ -74,38 +111,119 @@ def _settled(fiber: Fiber, numbers: list[int] | tuple[int, ...]) -> list[int]:
 def _compute(fiber: Fiber, ins: PtxInstruction, doubtful: list[int]) -> None:
     """Compute one arithmetic instruction, some of whose registers are undefined in some lanes."""
     program, registers = fiber.machine.program, fiber.registers
-
-    def without(operand: PtxOperand) -> int:
-        found = 0
-        for at in program.registers(operand):
-            found |= lanes_without(registers[at])
-        return found
-
-    gone = 0
-    for operand in ins.operands[1:]:
-        gone |= without(operand)
-    if ins.words[0] == "selp":
-        a, b, chosen = ins.operands[1:4]
-        taken = _holding(registers[program.index[chosen.text]], chosen.negated)
-        gone = without(chosen) | (without(a) & taken) | (without(b) & ~taken)
     targets = [at for at in range(len(registers)) if program.writes[ins.pc] >> at & 1]
-    lanes = dict.fromkeys(targets, gone)
-    if ins.predicate is not None:
-        guard = registers[program.index[ins.predicate]]
-        taken = _holding(guard, ins.negated)
-        for at in targets:
-            lanes[at] = lanes_without(guard) | (gone & taken) | (lanes_without(registers[at]) & ~taken)
     kept = {at: registers[at] for at in doubtful}
+    before = {at: bits_without(registers[at], program.widths[at]) for at in targets}
+    guard = None if ins.predicate is None else program.index[ins.predicate]
+    lost = _lost(fiber, ins, targets)
+    if guard is not None:
+        taken, open_ = bool_of(_holding(registers[guard], ins.negated)), bool_of(lanes_without(registers[guard]))
+        for at in targets:
+            lost[at] = np.where(open_, _ones(program.widths[at]), np.where(taken, lost[at], before[at]))
     for at, value in kept.items():
         registers[at] = value.value
     program.one(ins.pc)(registers, fiber.warp)
     for at, value in kept.items():
-        if at not in lanes:
+        if at not in lost:
             registers[at] = value
     of = kept[doubtful[0]].of
-    for at, lost in lanes.items():
-        if lost & fiber.lanes:
-            registers[at] = Undefined(registers[at], lost & fiber.lanes, of)
+    for at, bits in lost.items():
+        registers[at] = undefined_where(defined(registers[at]), bits, fiber.lanes, of)
+
+
+def _ones(width: int) -> np.uint64:
+    return np.uint64((1 << width) - 1)
+
+
+def _lost(fiber: Fiber, ins: PtxInstruction, targets: list[int]) -> dict[int, Bits]:
+    """The bits of each target that have no value, if the instruction executes."""
+    program, name = fiber.machine.program, ins.words[0]
+    sources = ins.operands[1:]
+
+    def lacks(operand: PtxOperand) -> Bits:
+        out = np.zeros(LANES, np.uint64)
+        for at in program.registers(operand):
+            out |= bits_without(fiber.registers[at], program.widths[at])
+        return out
+
+    if name == "selp":
+        a, b, chosen = sources
+        which = fiber.registers[program.index[chosen.text]]
+        either = np.where(bool_of(_holding(which, chosen.negated)), lacks(a), lacks(b))
+        return {at: np.where(bool_of(lanes_without(which)), _ones(program.widths[at]), either) for at in targets}
+    if name in ("and", "or") and len(sources) == 2:
+        return dict.fromkeys(targets, _absorbed(fiber, ins, lacks(sources[0]), lacks(sources[1])))
+    if name in ("xor", "not") and ins.words[-1] != "pred":
+        return dict.fromkeys(targets, lacks(sources[0]) | lacks(sources[-1]))
+    if name in CARRIES and all(INTEGER.fullmatch(word) for word in ins.words[1:] if name == "cvt"):
+        carried = CARRIES[name] or tuple(range(1, len(ins.operands)))
+        registers_alone = all(_of_registers(ins.operands[n]) for n in carried)
+        open_control = any(lacks(operand).any() for n, operand in enumerate(ins.operands) if n and n not in carried)
+        if registers_alone and not open_control:
+            return _carried(fiber, ins, targets, carried)
+    any_bit = [lacks(operand) for operand in sources]
+    if ins.words[-1].endswith("x2"):
+        return dict.fromkeys(targets, _halves(any_bit, program.widths[targets[0]] // 2))
+    if name == "cvt" and len(sources) == 2 and len(targets) == 1 and ins.words[-2].endswith("x2"):
+        half = program.widths[targets[0]] // 2  # the first source goes to the upper half
+        upper, lower = (np.where(bits != 0, _ones(half), np.uint64(0)) for bits in any_bit)
+        return dict.fromkeys(targets, upper << np.uint64(half) | lower)
+    together = sum(any_bit[1:], any_bit[0]) != 0 if any_bit else np.zeros(LANES, bool)
+    if name == "setp" and len(sources) == 3 and ins.words[2] in ("and", "or"):
+        together &= ~_decided(fiber, sources[2], ins.words[2] == "or") | (lacks(sources[2]) != 0)
+    return {at: np.where(together, _ones(program.widths[at]), np.uint64(0)) for at in targets}
+
+
+def _of_registers(operand: PtxOperand) -> bool:
+    """True if an operand is a register, several, or 0: the bits of another number are no undefined ones."""
+    if operand.kind == "vector":
+        return all(_of_registers(part) for part in operand.parts)
+    return operand.kind == "reg" or (operand.kind == "number" and operand.text == "0")
+
+
+def _absorbed(fiber: Fiber, ins: PtxInstruction, first: Bits, second: Bits) -> Bits:
+    """and, or: a bit with a value of 0, or of 1, decides."""
+    program = fiber.machine.program
+    values = []
+    for operand in ins.operands[1:]:
+        at = next(iter(program.registers(operand)), None)
+        plain = program.value(operand, ins.words[-1])(fiber) if at is None else defined(fiber.registers[at])
+        if at is not None and operand.negated:
+            plain = plain ^ True
+        array = lanes_of(plain).astype(np.uint64)
+        values.append(array if ins.words[0] == "and" else ~array)
+    return (first | second) & (first | values[0]) & (second | values[1])
+
+
+def _decided(fiber: Fiber, operand: PtxOperand, value: bool) -> npt.NDArray[np.bool_]:
+    """[lane] whether a predicate operand has this value."""
+    held = lanes_of(defined(fiber.registers[fiber.machine.program.index[operand.text]])).astype(bool)
+    return np.asarray((held ^ operand.negated) == value)
+
+
+def _carried(fiber: Fiber, ins: PtxInstruction, targets: list[int], carried: Iterable[int]) -> dict[int, Bits]:
+    """The undefined bits of the targets: the instruction itself, of bits in place of values."""
+    program = fiber.machine.program
+    moved: list[Value] = [defined(value) for value in fiber.registers]
+    for n in carried:
+        for at in program.registers(ins.operands[n]):
+            bits = bits_without(fiber.registers[at], program.widths[at])
+            moved[at] = bits if program.widths[at] == 64 else bits.astype(np.int64)
+    for at in targets:
+        moved[at] = 0
+    copied = moved[:]
+    program.one(ins.pc)(copied, fiber.warp)
+    return {at: lanes_of(copied[at]).astype(np.uint64) & _ones(program.widths[at]) for at in targets}
+
+
+def _halves(parts: list[Bits], half: int) -> Bits:
+    """Packed pairs: a half is undefined where that half of an operand is."""
+    out = np.zeros(LANES, np.uint64)
+    for shift in (0, half):
+        mask = _ones(half) << np.uint64(shift)
+        for bits in parts:
+            out |= np.where(bits & mask != 0, mask, np.uint64(0))
+    return out
 
 
 def _holding(predicate: Register, negated: bool) -> int:
@@ -114,7 +232,7 @@ def _holding(predicate: Register, negated: bool) -> int:
 
 
 def run_doubtful(fiber: Fiber, step: Operation) -> int | None:
-    """Execute an operation of maybe undefined registers. Raises EmulatorError where a lane needs a value."""
+    """Execute an operation of maybe undefined registers. Raises EmulatorError where an address or a size is one."""
     doubtful = _settled(fiber, step.doubtful)
     ins = step.ins
     if not doubtful:
@@ -122,28 +240,29 @@ def run_doubtful(fiber: Fiber, step: Operation) -> int | None:
     machine, registers, lanes = fiber.machine, fiber.registers, fiber.lanes
     program = machine.program
     if ins.predicate is not None:
-        guard = registers[program.index[ins.predicate]]
-        if lanes_without(guard) & lanes:
-            raise EmulatorError(_said(fiber, program.index[ins.predicate]))
-        lanes &= _holding(guard, ins.negated)
+        guard = program.index[ins.predicate]
+        if lanes_without(registers[guard]) & lanes:
+            machine.problem("uninitialised", _said(fiber, guard), fiber)
+            registers[guard] = _filled(registers[guard], machine.policy.fill, 1)
+        lanes &= _holding(registers[guard], ins.negated)
         if lanes != fiber.lanes and getattr(step.run, "splits", False):
             return step.run(fiber)  # it splits the lanes or does nothing: no operand is read yet
-    stored = _stored(ins, program)
+    addresses, values = _parts(ins, program)
     kept = {}
     for at in doubtful:
         value = registers[at]
-        if not program.needs[ins.pc] >> at & 1:
+        if not program.needs[ins.pc] >> at & 1 or type(value) is not Undefined:
             continue
         if value.lanes & lanes:
-            if ins.words[0] in MOVES:
+            if ins.words[0] in MOVES and not addresses >> at & 1:
                 message = f"{ins.opcode} takes it: {_said(fiber, at)}"
                 machine.problem("uninitialised", message, fiber, suspect=True)
-            elif stored >> at & 1:
+            elif values >> at & 1 and not addresses >> at & 1:
                 continue
             else:
                 raise EmulatorError(_said(fiber, at))
         kept[at] = value
-        registers[at] = _filled(value, machine.policy.fill, list(program.kernel.registers.values())[at])
+        registers[at] = _filled(value, machine.policy.fill, program.widths[at])
     result = step.run(fiber)
     for at, value in kept.items():
         if not step.writes >> at & 1:
@@ -151,15 +270,17 @@ def run_doubtful(fiber: Fiber, step: Operation) -> int | None:
     return result
 
 
-def _stored(ins: PtxInstruction, program: Program) -> int:
-    """The registers whose values a store writes, without its address, as a bit set."""
-    out = 0
+def _parts(ins: PtxInstruction, program: Program) -> tuple[int, int]:
+    """The registers of addresses, and those that a store writes, as bit sets."""
+    addresses = values = 0
+    for operand in ins.operands:
+        if operand.kind == "address":
+            for at in program.registers(operand):
+                addresses |= 1 << at
     if ins.words[0] == "st":
         for at in program.registers(ins.operands[1]):
-            out |= 1 << at
-        for at in program.registers(ins.operands[0]):
-            out &= ~(1 << at)
-    return out
+            values |= 1 << at
+    return addresses, values
 
 
 def _said(fiber: Fiber, at: int) -> str:
@@ -167,11 +288,13 @@ def _said(fiber: Fiber, at: int) -> str:
     return str(value) if name == value.of else f"{value}, and {name} depends on it"
 
 
-def _filled(value: Undefined, fill: int, kind: str) -> Value:
-    """The value with fill bits in its undefined lanes."""
-    bits = bits_of(kind)
-    some: Value = bool(fill & 1) if bits == 1 else int.from_bytes(bytes([fill]) * (bits // 8), "little")
-    return merged(value.value, some, value.lanes, bits == 64) if value.lanes != FULL else some
+def _filled(value: Undefined, fill: int, width: int) -> Value:
+    """The value with fill bits in place of its undefined ones."""
+    if value.lanes == FULL and value.bits is None:
+        return bool(fill & 1) if width == 1 else int.from_bytes(bytes([fill]) * (width // 8), "little")
+    bits, pattern = bits_without(value, width), np.uint64(int.from_bytes(bytes([fill]) * 8, "little"))
+    found = lanes_of(value.value).astype(np.uint64) & ~bits | pattern & bits
+    return found if width == 64 else found.astype(bool) if width == 1 else found.astype(np.int64)
 
 
 # Where lanes meet -----------------------------------------------------------------------------------------------------
@@ -193,4 +316,5 @@ def merged_doubtful(value: Any, other: Any, lanes: int, every: int, wide: bool) 
     found = a if a is b or (isinstance(a, int) and isinstance(b, int) and a == b) else merged(a, b, lanes, wide)
     if not gone:
         return found
-    return Undefined(found, gone, (value if lanes_without(value) & gone else other).of)
+    bits = np.where(bool_of(lanes), bits_without(other, 64), bits_without(value, 64))
+    return undefined_where(found, bits, every, (value if lanes_without(value) & gone else other).of)

@@ -26,7 +26,7 @@ from .mutants import Mutant, alterations, deletions, fields
 from .run import LaunchCase, ShowsProgress, Survey, sample
 from .survivors import explained
 
-ORDERS = (Policy(), Policy(waits="reluctant", elect="highest"))
+ORDERS = (Policy(fences="writers"), Policy(fences="writers", waits="reluctant", elect="highest"))
 Progress = ShowsProgress
 
 

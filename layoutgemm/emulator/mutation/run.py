@@ -27,7 +27,7 @@ from .trace import AccessTrace
 
 # A mutant may take more steps than the kernel, up to this factor and number; then it counts as endless.
 FACTOR, SLACK = 4, 20_000
-IN_TURN = Policy()
+IN_TURN = Policy(fences="writers")
 
 
 @dataclass(frozen=True)

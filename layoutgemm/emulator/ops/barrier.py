@@ -6,8 +6,11 @@ PTX ISA, "Parallel Synchronization and Communication Instructions". Each barrier
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ...errors import EmulatorError
 from ...moved import old_names
+from ..machine.deadlocks import STATES, fibers, warps
 from ..machine.interpreter import BLOCKED, Cluster, Cta, Fiber
 from ..ptx.parser import PtxInstruction
 from ..ptx.program import Program, Run
@@ -34,6 +37,20 @@ class Named:
         self.knows, self.expected = knows, expected
         self.arrived = 0
         self.waiting: list[Fiber] = []
+        self.warps: list[int] = []  # that have arrived
+
+    def state(self, cta: Cta, number: int) -> list[str]:
+        """Lines of a deadlock's report."""
+        missing = [w.number for w in cta.warps if w.alive and w.number not in self.warps]
+        lines = [
+            f"barrier {number} of CTA {cta.coordinate}: {self.arrived} of "
+            f"{self.expected or f'all {cta.alive}'} threads have arrived",
+            f"  arrived: {warps(cta, self.warps) or 'none'}",
+            f"  not there: {warps(cta, missing) or 'none that still runs'}",
+        ]
+        if self.waiting:
+            lines.insert(1, f"  waits: {warps(cta, [fiber.warp.number for fiber in self.waiting])}")
+        return lines
 
 
 def _named(fiber: Fiber, number: int, expected: int | None) -> Named:
@@ -42,6 +59,9 @@ def _named(fiber: Fiber, number: int, expected: int | None) -> Named:
         barriers = fiber.cta.scratch["named"] = {}
         fiber.cta.cluster.scratch.setdefault("on exit", []).append(_recount)
         fiber.cta.scratch.setdefault("at end", []).append(lambda cta=fiber.cta: _named_left(cta))
+        fiber.cta.scratch.setdefault(STATES, []).append(
+            lambda cta=fiber.cta: [x for n, one in cta.scratch["named"].items() for x in one.state(cta, n)]
+        )
     if not 0 <= number < NAMED:
         raise EmulatorError(f"barrier {number}: a block has barriers 0..{NAMED - 1}")
     found = barriers.get(number)
@@ -57,12 +77,20 @@ def _named(fiber: Fiber, number: int, expected: int | None) -> Named:
 
 
 def _named_left(cta: Cta) -> None:
-    """Report named barriers with too few arrivals at the end. No thread waited there, or the kernel would hang."""
+    """Report named barriers with too few arrivals at the end. No thread waited there, or the kernel would hang.
+
+    The last round of a loop often arrives (bar.arrive) for warps that have ended, as in FlashAttention 3. No thread
+    waits for those arrivals, and the barrier goes with the block.
+    """
+    machine = cta.cluster.machine
     for number, barrier in cta.scratch["named"].items():
-        cta.cluster.machine.problem(
-            "exit",
+        machine.problem(
+            "exit" if machine.policy.strict else "lint",
             f"CTA {cta.coordinate} ends when {barrier.arrived} of {barrier.expected or 'all'} threads have arrived at "
-            f"barrier {number}",
+            f"barrier {number}: {warps(cta, barrier.warps)}. PTX says nothing of it, and the hardware frees the "
+            "barrier with the block; Policy(strict=True) makes this a finding",
+            orders="A wait for it, or one arrival less in the last round, ends the barrier's phase.",
+            cta=cta,
         )
 
 
@@ -108,6 +136,7 @@ def named_barrier(program: Program, ins: PtxInstruction) -> Run:
                 raise EmulatorError(f"barrier {at} of {expected} threads, no whole number of warps")
         barrier = _named(fiber, at, expected)
         fiber.cta.cluster.ledger.release(fiber, barrier.knows)
+        barrier.warps.append(fiber.warp.number)
         barrier.arrived += 32 if aligned and expected is not None else fiber.lanes.bit_count()
         if barrier.expected is not None and barrier.arrived > barrier.expected:
             raise EmulatorError(f"{barrier.arrived} threads arrive at barrier {at}, which is for {barrier.expected}")
@@ -154,6 +183,20 @@ class ClusterBarrier:
         self.knows, self.sealed = cluster.ledger.knowledge(), cluster.ledger.knowledge()
         self.waiting: list[Fiber] = []
 
+    def state(self) -> list[str]:
+        """Lines of a deadlock's report."""
+        lines = [
+            f"barrier of the cluster, phase {self.generation}: {self.arrived} of {self.cluster.threads} threads have "
+            f"arrived, {self.ended} have ended"
+        ]
+        for cta in self.cluster.ctas:
+            there = [w.number for w in cta.warps if w.alive and w.scratch.get("arrived") == self.generation]
+            away = [w.number for w in cta.warps if w.alive and w.number not in there]
+            lines.append(
+                f"  CTA {cta.coordinate}: arrived {warps(cta, there) or 'none'}; not there {warps(cta, away) or 'none'}"
+            )
+        return lines
+
     def check(self) -> None:
         """Begin the next generation if all threads have arrived."""
         if self.arrived and self.arrived + self.ended >= self.cluster.threads:
@@ -175,6 +218,7 @@ def _cluster_barrier(cluster: Cluster) -> ClusterBarrier:
             found.check()
 
         cluster.scratch.setdefault("on exit", []).append(ended)
+        cluster.scratch.setdefault(STATES, []).append(lambda: found.state() if found.arrived else [])
     return found
 
 
@@ -229,8 +273,9 @@ class EmulatedMbarrier:
     """An mbarrier: a phase ends when no arrival is pending and no byte is outstanding.
 
     count    arrivals of a phase; pending: those still missing
-    bytes    transactions outstanding; it may be negative for a while
+    bytes    transactions outstanding; it may be negative for a while. announced: by this phase's expect_tx
     phase    phases that have ended
+    arrivals (who, how many) of this phase, for reports
     members  arrivals in this phase; ended: in the phase before, or None; earlier: in the phase before that
     """
 
@@ -238,8 +283,9 @@ class EmulatedMbarrier:
         self.cta, self.offset, self.count, self.init = cta, offset, count, init
         self.ledger = cta.cluster.ledger
         self.pending = count
-        self.bytes = self.phase = 0
+        self.bytes = self.phase = self.announced = 0
         self.transacted = False
+        self.arrivals: list[tuple[Callable[[], str], int]] = []
         self.waiting: list[Fiber] = []
         self.knows, self.sealed, self.members = (self.ledger.knowledge() for _ in range(3))
         self.ended: Knowledge | None = None
@@ -247,6 +293,28 @@ class EmulatedMbarrier:
 
     def __str__(self) -> str:
         return f"mbarrier at {self.offset:#x} of CTA {self.cta.coordinate}"
+
+    def state(self) -> list[str]:
+        """Lines of a deadlock's report."""
+        arrived = self.count - self.pending
+        if not self.waiting and not arrived and not self.bytes:
+            return []
+        head = f"{self}, phase {self.phase} (parity {self.phase & 1}): {self.pending} of {self.count} arrivals pending"
+        if self.transacted:
+            head += f", {self.announced - self.bytes} of {self.announced} expected bytes have come"
+        lines = [head]
+        if self.waiting:
+            lines += [f"  waits: {line}" for line in fibers(self.waiting)]
+        lines += [f"  arrived: {who()}" + (f", {count} times" if count > 1 else "") for who, count in self.arrivals[:8]]
+        if len(self.arrivals) > 8:
+            lines.append(f"  and {len(self.arrivals) - 8} more arrivals")
+        return lines
+
+    def expect(self, count: int) -> None:
+        """Announce bytes, or take some back."""
+        self.bytes += count
+        self.announced += max(count, 0)
+        self.transacted = True
 
     def arrive(self, count: int, by: MemoryEvent, knows: Knowledge) -> str | None:
         """Add `count` arrivals; return the error of the phase that counts them, or None.
@@ -266,6 +334,7 @@ class EmulatedMbarrier:
                 f"phase {self.phase - 1}, for which it counts in another schedule"
             )
         self.members.past |= self.ledger.bit(by)
+        self.arrivals.append((by.describe, count))
         self.pending -= count
         self.check()
         return early
@@ -296,6 +365,8 @@ class EmulatedMbarrier:
             self.earlier, self.ended = self.ended, self.members
             self.knows, self.members = self.ledger.knowledge(), self.ledger.knowledge()
             self.transacted = False
+            self.announced = 0
+            self.arrivals.clear()
             self.pending = self.count
             self.phase += 1
             self.cta.cluster.wake(self.waiting)
@@ -307,6 +378,9 @@ def barriers_of(cta: Cta) -> dict[int, EmulatedMbarrier]:
         cta.scratch["mbarriers"] = {}
         cta.scratch["events"] = []
         cta.scratch.setdefault("at end", []).append(lambda: _mbarriers_left(cta))
+        cta.scratch.setdefault(STATES, []).append(
+            lambda: [line for one in cta.scratch["mbarriers"].values() for line in one.state()]
+        )
     return cta.scratch["mbarriers"]
 
 
@@ -316,7 +390,7 @@ def _mbarriers_left(cta: Cta) -> None:
         arrived = barrier.count - barrier.pending
         if arrived or barrier.bytes:
             left = f"{arrived} of {barrier.count} arrivals" + f" and {barrier.bytes} bytes out" * bool(barrier.bytes)
-            cta.cluster.machine.problem("exit", f"the {barrier} is left in a phase with {left}")
+            cta.cluster.machine.problem("exit", f"the {barrier} is left in a phase with {left}", cta=cta)
 
 
 def complete(barrier: EmulatedMbarrier, count: int, event: MemoryEvent) -> None:
@@ -425,8 +499,7 @@ def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
             if drops:
                 barrier.count -= 1
             if expects:
-                barrier.bytes += amount
-                barrier.transacted = True
+                barrier.expect(amount)
             early = barrier.arrive(1 if expects else amount, acted, handed)
             if early is not None:
                 fiber.machine.problem("protocol", early, fiber, ins)
@@ -444,8 +517,7 @@ def mbarrier_bytes(program: Program, ins: PtxInstruction) -> Run:
     def go(fiber: Fiber) -> None:
         for at in fiber.each(address(fiber)).tolist():
             barrier = mbarrier_at(fiber, int(at))
-            barrier.bytes += sign * fiber.one(amount(fiber))
-            barrier.transacted = True
+            barrier.expect(sign * fiber.one(amount(fiber)))
             if sign < 0:
                 barrier.check()
 

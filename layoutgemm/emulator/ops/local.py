@@ -53,11 +53,12 @@ def fetch_local(
     return data
 
 
-def store_local(fiber: Fiber, where: Value, lanes: int, space: str, raw: npt.NDArray[np.uint8], gone: int) -> None:
-    """Store [lane, size] bytes; gone: the lanes whose registers have no value."""
+def store_local(
+    fiber: Fiber, where: Value, lanes: int, space: str, raw: npt.NDArray[np.uint8], gone: npt.NDArray[np.bool_] | None
+) -> None:
+    """Store [lane, size] bytes; gone: those of them that have no value."""
     memory, (active, addresses) = memory_of(fiber), places(where, lanes, space)
     memory.write(active, addresses, raw)
     fiber.machine.counts.bytes["local write"] += raw.size
-    if gone:
-        lost = bool_of(gone)[active]
-        memory.forget(active[lost], addresses[lost], raw.shape[1])
+    if gone is not None:
+        memory.forget(active, addresses, gone)

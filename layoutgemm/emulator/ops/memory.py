@@ -26,6 +26,7 @@ from ..ptx.values import (
     Undefined,
     Value,
     any_of,
+    bits_without,
     bool_of,
     defined,
     is_uniform,
@@ -82,7 +83,30 @@ def block_of(fiber: Fiber, address: int) -> tuple[Cta, int]:
         raise EmulatorError(f"shared address {address:#x} names block {rank} of a cluster of {len(ctas)}")
     if ctas[rank].exited:
         raise EmulatorError(f"shared address {address:#x} is in block {rank} of the cluster, which has ended")
+    if ctas[rank] is not fiber.cta:
+        has_begun(fiber, ctas[rank])
     return ctas[rank], offset
+
+
+def has_begun(fiber: Fiber, cta: Cta) -> None:
+    """Report the use of another block's shared memory that may come before that block begins.
+
+    PTX ISA, "barrier.cluster", and the CUDA programming guide, "Distributed Shared Memory": every block of the cluster
+    has to have started. A barrier of the cluster tells so, and so does whatever else follows an action of that block.
+    """
+    ledger = cta.cluster.ledger
+    if not ledger.enabled or cta.began is None or cta.began.id < ledger.base:
+        return
+    knows, bit = fiber.knows, ledger.bit(cta.began)
+    if (knows.seen | knows.past) & bit or any((more.seen | more.past) & bit for _, more in knows.apart):
+        return
+    fiber.machine.problem(
+        "race",
+        f"{said(fiber, fiber.ins)()} reaches shared memory of CTA {cta.coordinate}, and nothing orders it after that "
+        "block has begun",
+        fiber,
+        orders="barrier.cluster.arrive and .wait by all threads of the cluster, before it, order them.",
+    )
 
 
 def blocks_of(fiber: Fiber, mask: int) -> list[int]:
@@ -90,7 +114,11 @@ def blocks_of(fiber: Fiber, mask: int) -> list[int]:
     count = len(fiber.cta.cluster.ctas)
     if not mask or mask >> count:
         raise EmulatorError(f"multicast to mask {mask:#x} in a cluster of {count}")
-    return [rank for rank in range(count) if mask >> rank & 1]
+    ranks = [rank for rank in range(count) if mask >> rank & 1]
+    for rank in ranks:
+        if (cta := fiber.cta.cluster.ctas[rank]) is not fiber.cta:
+            has_begun(fiber, cta)
+    return ranks
 
 
 def lanewise(value: Value, lanes: int) -> Lanes:
@@ -156,7 +184,7 @@ def load(program: Program, ins: PtxInstruction) -> Run:
     """ld: elements of consecutive addresses into one register each."""
     form = AccessForm(ins)
     targets, width = program.targets(ins.operands[0]), _width(program, ins.operands[0], form)
-    address, lanes_of = program.address(ins.operands[1]), taken(program, ins)
+    address, lanes_of, after = program.address(ins.operands[1]), taken(program, ins), ins.pc + 1
     size, count, kind = form.bytes, form.count, form.kind
     parameter = None
     if form.space == "param":
@@ -165,10 +193,10 @@ def load(program: Program, ins: PtxInstruction) -> Run:
             return parameter if ins.predicate is None else guarded(program, ins, parameter)
     own = form.space in ("", "local", "param")
 
-    def go(fiber: Fiber) -> None:
+    def go(fiber: Fiber) -> int | None:
         lanes = lanes_of(fiber)
         if not lanes:
-            return
+            return after
         where = address(fiber)
         uniform = not isinstance(where, np.ndarray)
         if own and is_local(form.space, where):
@@ -177,10 +205,9 @@ def load(program: Program, ins: PtxInstruction) -> Run:
             for at, register in enumerate(targets):
                 if register is not None:
                     assign(fiber, register, lanes, columns[:, at])
-            return
+            return None
         if parameter is not None:
-            parameter(fiber)
-            return
+            return parameter(fiber)
         addresses = where[bool_of(lanes)] if isinstance(where, np.ndarray) else np.array([where])
         raw = fetch(fiber, form, addresses, lanes, ins)
         columns = signed_to(raw.reshape(-1).view(UNSIGNED[size]), kind, width).reshape(-1, count)
@@ -191,6 +218,7 @@ def load(program: Program, ins: PtxInstruction) -> Run:
                 fiber.registers[register] = int(columns[0, at])
                 continue
             assign(fiber, register, lanes, columns[:, at])
+        return None
 
     return go
 
@@ -203,7 +231,7 @@ def assign(fiber: Fiber, register: int, lanes: int, values: Lanes) -> None:
         gone = lanes_without(before) & ~lanes & fiber.lanes
         out[:] = defined(before)
     out[bool_of(lanes)] = values
-    fiber.registers[register] = Undefined(out, gone, before.of) if gone else out
+    fiber.registers[register] = Undefined(out, gone, before.of, before.bits) if gone else out
 
 
 def fetch(fiber: Fiber, form: AccessForm, addresses: Lanes, lanes: int, ins: PtxInstruction) -> npt.NDArray[np.uint8]:
@@ -228,8 +256,9 @@ def fetch(fiber: Fiber, form: AccessForm, addresses: Lanes, lanes: int, ins: Ptx
     return cta.shared.read(offsets, size)
 
 
-def said(fiber: Fiber, ins: PtxInstruction) -> Callable[[], str]:
+def said(fiber: Fiber, ins: PtxInstruction | None) -> Callable[[], str]:
     """A function that describes this instruction and its warp, for the race checker's reports."""
+    assert ins is not None
     return lambda: f"{ins.opcode} at {ins.where} by {fiber.describe()}"
 
 
@@ -243,7 +272,8 @@ def _touch_global(
         raise EmulatorError(f"global address {bad:#x} is not a multiple of the access's {size} bytes")
     race = lane_words.touch(fiber, addresses, size, lanes, does != "reads", strong=does == "changes")
     if race is not None:
-        fiber.machine.problem("race", f"{said(fiber, ins)()} {does} {race}", fiber)
+        message = f"{said(fiber, ins)()} {does} {race}"
+        fiber.machine.problem("race", message, fiber, orders="bar.warp.sync between the two orders them.")
 
 
 def _touch_shared(
@@ -281,44 +311,47 @@ def store(program: Program, ins: PtxInstruction) -> Run:
     if form.space == "const":
         raise ValueError("constant memory cannot be written")
     own = form.space in ("", "local", "param")
-    address, lanes_of = program.address(ins.operands[0]), taken(program, ins)
+    address, lanes_of, after = program.address(ins.operands[0]), taken(program, ins), ins.pc + 1
     sources = program.sources(ins.operands[1], form.kind)
     dtype, size = UNSIGNED[form.bytes], form.bytes * form.count
     keeps = (1 << 8 * form.bytes) - 1 if _width(program, ins.operands[1], form) > 8 * form.bytes else 0
 
-    def go(fiber: Fiber) -> None:
+    def go(fiber: Fiber) -> int | None:
         lanes = lanes_of(fiber)
         if not lanes:
-            return
+            return after
         machine, active = fiber.machine, bool_of(lanes)
         where = address(fiber)
         addresses = lanewise(where, lanes)
         data = np.empty((len(addresses), form.count), dtype=dtype)
-        gone, why = 0, ""
+        gone: npt.NDArray[np.generic] | None = None
+        why = ""
         for at, source in enumerate(sources):
             held: Register = source(fiber)
-            if isinstance(held, Undefined):
-                gone, why = gone | held.lanes & lanes, str(held)
+            if isinstance(held, Undefined) and (lost := bits_without(held, 8 * form.bytes)[active]).any():
+                gone = np.zeros_like(data) if gone is None else gone
+                gone[:, at], why = lost, str(held)
             value = defined(held)
             column = value[active] if isinstance(value, np.ndarray) else value
             data[:, at] = column & keeps if keeps else column
         raw = data.view(np.uint8).reshape(len(addresses), size)
+        lost_bytes = gone.view(np.uint8).reshape(len(addresses), size) != 0 if gone is not None else None
         if own and is_local(form.space, where):
-            store_local(fiber, where, lanes, form.space, raw, gone)
-            return
+            store_local(fiber, where, lanes, form.space, raw, lost_bytes)
+            return None
         if fiber.cta.cluster.ledger.lanes and (both := conflicting(addresses, raw)) is not None:
             message = f"lanes of one {ins.opcode} write different values to address {both:#x}"
             machine.problem("race", message, fiber)
         cta, offsets = place(fiber, form.space, addresses)
         if cta is None:
-            if gone:
-                raise EmulatorError(f"{why}, and it is stored")
+            if gone is not None:
+                machine.problem("uninitialised", f"{why}, and it is stored", fiber)
             machine.counts.bytes["global write"] += raw.size
             _touch_global(fiber, ins, offsets, size, lanes, "writes")
             if form.release:
                 _release(fiber, offsets)
             machine.launch.memory.write(offsets, raw)
-            return
+            return None
         cta.shared.check(offsets, size, ins.opcode)
         _touch_shared(fiber, ins, cta, offsets, size, lanes, "st.shared")
         machine.counts.bytes["shared write"] += raw.size
@@ -327,8 +360,9 @@ def store(program: Program, ins: PtxInstruction) -> Run:
         if form.release:
             _release(fiber, offsets + (cta.rank << RANK_SHIFT))
         cta.shared.write(offsets, raw)
-        if gone:
-            cta.shared.forget(offsets[bool_of(gone)[active]], size)
+        if lost_bytes is not None:
+            cta.shared.forget(offsets, lost_bytes)
+        return None
 
     return go
 
@@ -414,7 +448,7 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
     targets = program.targets(ins.operands[0]) if returns else [None] * form.count
     address = program.address(ins.operands[1 if returns else 0])
     values = [program.sources(operand, form.kind) for operand in ins.operands[2 if returns else 1 :]]
-    lanes_of = taken(program, ins)
+    lanes_of, after = taken(program, ins), ins.pc + 1
     if len(values) != (2 if name == "cas" else 1):
         raise ValueError(f"{name} with {len(values)} values")
     for operand in [*ins.operands[: 1 if returns else 0], *ins.operands[2 if returns else 1 :]]:
@@ -422,10 +456,10 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
             _width(program, operand, form, wider=False)
     dtype, size = UNSIGNED[form.bytes], form.bytes
 
-    def go(fiber: Fiber) -> None:
+    def go(fiber: Fiber) -> int | None:
         lanes = lanes_of(fiber)
         if not lanes:
-            return
+            return after
         machine = fiber.machine
         cta, offsets = place(fiber, form.space, lanewise(address(fiber), lanes))
         total = size * form.count
@@ -458,6 +492,7 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
         for k, register in enumerate(targets):
             if register is not None:
                 assign(fiber, register, lanes, before[:, k].astype(np.uint64 if size == 8 else np.int64))
+        return None
 
     return go
 

@@ -129,6 +129,9 @@ class PtxKernel:
     functions: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        return f"<PtxKernel {self.name[:60]} for {self.target}: {len(self.instructions)} instructions>"
+
     @property
     def parameter_bytes(self) -> int:
         """Bytes of parameter space."""

@@ -105,6 +105,7 @@ class Program:
     variables: list[tuple[ModuleVariable, npt.NDArray[np.uint8]]] = field(init=False)
     index: dict[str, int] = field(init=False)
     wide: int = field(init=False)
+    widths: list[int] = field(init=False)  # bits of each register, up to 64
     steps: list[CodeSegment | Operation | None] = field(init=False)
     writes: list[int] = field(init=False)
     reads: list[int] = field(init=False)
@@ -130,6 +131,7 @@ class Program:
             if ins.predicate is not None:  # where it does not hold, the registers keep their values
                 self.reads[ins.pc] |= 1 << self.index[ins.predicate] | self.writes[ins.pc]
         kinds = self.kernel.registers.items()
+        self.widths = [min(bits_of(kind), 64) for _, kind in kinds]
         self.blank = [Undefined(False if kind == "pred" else 0, FULL, name) for name, kind in kinds]
         self._blocks()
         self._make_steps()

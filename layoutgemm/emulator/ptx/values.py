@@ -50,12 +50,13 @@ class Undefined(NoValue):
     value  of the other lanes; any in those
     lanes  without a value, as a bit mask
     of     the register that was read and never written
+    bits   [lane] the bits without a value, of a register that is one in part: two packed halves; None: all of them
     """
 
-    __slots__ = ("lanes", "of", "value")
+    __slots__ = ("bits", "lanes", "of", "value")
 
-    def __init__(self, value: Value, lanes: int, of: str) -> None:
-        self.value, self.lanes, self.of = value, lanes, of
+    def __init__(self, value: Value, lanes: int, of: str, bits: npt.NDArray[np.uint64] | None = None) -> None:
+        self.value, self.lanes, self.of, self.bits = value, lanes, of, bits
 
     def __str__(self) -> str:
         return f"register {self.of} is read and was never written"
@@ -67,6 +68,20 @@ Register: TypeAlias = Value | Undefined
 def lanes_without(x: object) -> int:
     """The lanes for which a register has no value, as a bit mask."""
     return x.lanes if type(x) is Undefined else 0
+
+
+def bits_without(x: object, width: int) -> npt.NDArray[np.uint64]:
+    """[lane] -> the bits of a register of this width that have no value."""
+    if type(x) is not Undefined:
+        return np.zeros(LANES, np.uint64)
+    whole = np.where(bool_of(x.lanes), np.uint64((1 << width) - 1), np.uint64(0))
+    return whole if x.bits is None else x.bits & whole
+
+
+def undefined_where(value: Value, bits: npt.NDArray[np.uint64], lanes: int, of: str) -> Register:
+    """The register's content whose `bits`, of each lane, have no value; only these lanes count."""
+    found = mask_of(bits != 0, lanes)
+    return Undefined(value, found, of, bits) if found else value
 
 
 def defined(x: Register) -> Value:

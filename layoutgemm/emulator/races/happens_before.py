@@ -6,11 +6,15 @@ or a group of operations knows to have happened. Releasing at a barrier adds the
 adds the barrier's to the fiber's. A `Shadow` keeps, for a memory, the accesses that later ones could conflict with. An
 access to the place of an earlier one, one of them a write, is a race unless the fiber knows the earlier event.
 
-Two proxies see shared memory: ordinary instructions (generic) and the asynchronous engines (async). A generic write is
-visible to an async access only through `fence.proxy.async`, so a second set records the events that went through one.
-With `strict` the fence covers the fencing thread's own writes only. That is CUTLASS practice: every writer fences and
-then a barrier follows. PTX's proxy order as written would also let the reader fence after the barrier (PTX ISA, "Memory
-Consistency Model", "Proxy-preserved base causality order").
+Two proxies see shared memory: ordinary instructions (generic) and the asynchronous engines (async). A generic access
+comes before an async one only if a `fence.proxy.async` stands between them, anywhere on the path. That is in the PTX
+ISA, "Memory Consistency Model", "Proxy-preserved base causality order". A second set, `crossed`, records the
+events that went through one. Practice differs in two ways:
+
+    writes  In CUTLASS every writer fences and then a barrier follows. A third set, `proxied`, records the events that
+            their own thread fenced. With `writers` only those count; else a fence of another thread's is lint.
+    reads   No pipeline fences what it has read before a copy engine refills the buffer. So a missing fence there is
+            lint, and a finding with `refills`.
 
 A fiber's lanes are threads of their own: before a barrier, no lane knows another lane's accesses or knowledge
 (`emulator/races/lanes.py`, which defines `Knowledge.mine` and `apart`).
@@ -27,6 +31,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 from weakref import ref
 
+from .conflicts import ANOTHERS_FENCE, FENCE, FENCE_READS, REFILL, Conflict, remedy
 from .lanes import FILTER, NOTHING, Touch, crossing, each_alone, one_lane, unknown, unordered
 
 if TYPE_CHECKING:
@@ -71,7 +76,8 @@ class Knowledge:
     """Events that are known to have happened, as bit sets relative to the ledger's base.
 
     seen     events
-    proxied  events whose generic writes the async proxy sees
+    proxied  events whose generic writes the async proxy sees, by a fence of the thread that wrote
+    crossed  events that came before a proxy fence, of any thread that knew of them
     fenced   a fiber's own events of which each lane made what it wrote visible to the async proxy; the other lanes do
              not know that it did
     inits    events whose initialisations of mbarriers are seen (fence.mbarrier_init)
@@ -85,10 +91,13 @@ class Knowledge:
     apart    (lanes, what they know beside)
     """
 
-    __slots__ = ("__weakref__", "apart", "fenced", "inits", "mine", "open", "own", "past", "proxied", "seen", "time")
+    __slots__ = (
+        "__weakref__", "apart", "crossed", "fenced", "inits", "mine", "open", "own", "past", "proxied", "seen", "time",
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self.seen = self.proxied = self.inits = self.own = self.open = self.past = self.time = self.fenced = 0
+        self.seen = self.proxied = self.crossed = self.inits = self.own = self.open = self.past = self.time = 0
+        self.fenced = 0
         self.mine: list[MemoryEvent] = []
         self.apart: list[tuple[int, Knowledge]] = []
 
@@ -96,6 +105,7 @@ class Knowledge:
         """Learn the events that another set knows."""
         self.seen |= other.seen
         self.proxied |= other.proxied
+        self.crossed |= other.crossed
         self.inits |= other.inits
         self.open |= other.open
         if other.time > self.time:
@@ -158,7 +168,8 @@ def _set_of(parts: Parts) -> int:
 class Ledger:
     """The source of all events, which keeps their sets short.
 
-    strict   True: a proxy fence covers the fencing fiber's own writes alone
+    writers  True: a proxy fence covers the fencing fiber's own writes alone
+    refills  True: a copy over what was read needs a proxy fence, too
     enabled  False: nothing is recorded and nothing is a race
     lanes    True: the lanes of a warp can race; reads: also where one reads what another overwrites or releases
     created  a list of new events, where a timeline is recorded; clock: their time
@@ -168,8 +179,8 @@ class Ledger:
     divided: Callable[[MemoryEvent, MemoryEvent], None] | None = None
     SWEEP = 256
 
-    def __init__(self, strict: bool = True, enabled: bool = True, lanes: str = "off") -> None:
-        self.strict, self.enabled = strict, enabled
+    def __init__(self, writers: bool = True, enabled: bool = True, lanes: str = "off", refills: bool = False) -> None:
+        self.writers, self.enabled, self.refills = writers, enabled, refills
         self.lanes, self.reads = enabled and lanes != "off", enabled and lanes == "strict"
         self.base = 0
         self.next = 0
@@ -199,7 +210,7 @@ class Ledger:
         out = Knowledge()
         if of is not None:
             out.seen, out.proxied, out.inits, out.own, out.open = of.seen, of.proxied, of.inits, of.own, of.open
-            out.time = of.time
+            out.crossed, out.time = of.crossed, of.time
             out.past, out.fenced = of.past, of.fenced
         self._knowledges.append(ref(out))
         if len(self._knowledges) > self._sweep:
@@ -223,6 +234,10 @@ class Ledger:
         """True if the event is known; a forgotten one is known to all."""
         return event.id < self.base or bool(knowledge.seen >> event.id - self.base & 1)
 
+    def fenced(self, knowledge: Knowledge) -> int:
+        """The events whose generic writes the async proxy sees, as a bit set: by each writer's fence, or by any."""
+        return knowledge.proxied if self.writers else knowledge.crossed
+
     def learn(self, knowledge: Knowledge, event: MemoryEvent) -> None:
         """Add a completed asynchronous operation: of the async proxy, which sees it, or one of the knower's own."""
         self._completed(knowledge, event)
@@ -241,6 +256,7 @@ class Ledger:
         knowledge.time = max(knowledge.time, event.time)
         if event.asynchronous:
             knowledge.proxied |= bit
+            knowledge.crossed |= bit
         if event.issued is not None:
             knowledge.past |= event.issued.past
 
@@ -280,6 +296,7 @@ class Ledger:
         for event in knows.mine:
             into.seen |= self.bit(event)
         into.proxied |= knows.fenced
+        into.crossed |= knows.fenced
         for _, more in knows.apart:
             into.merge(more)
 
@@ -299,14 +316,17 @@ class Ledger:
         """fence.proxy.async: earlier accesses become visible to the async proxy, each lane's own."""
         self.renew(fiber)
         knows = fiber.knows
-        fenced = knows.own | knows.open if self.strict else knows.own | knows.seen
+        fenced, crossed = knows.own | knows.open, knows.own | knows.seen
         if self.lanes and not one_lane(fiber.lanes):
             apart = each_alone(self, knows)
             knows.fenced |= fenced & apart
             fenced &= ~apart
+            crossed &= ~apart | knows.seen
         knows.proxied |= fenced
+        knows.crossed |= crossed
         for _, more in knows.apart:
-            more.proxied |= more.open if self.strict else more.seen
+            more.proxied |= more.open
+            more.crossed |= more.seen
 
     def init_fence(self, fiber: Fiber) -> None:
         """fence.mbarrier_init: the initialisations before it become visible to the cluster."""
@@ -338,6 +358,7 @@ class Ledger:
             for knowledge in self.knowledges:
                 knowledge.seen >>= shift
                 knowledge.proxied >>= shift
+                knowledge.crossed >>= shift
                 knowledge.inits >>= shift
                 knowledge.own >>= shift
                 knowledge.open >>= shift
@@ -347,19 +368,22 @@ class Ledger:
 
     def prune(self, shadow: Shadow, fibers: Iterable[Fiber]) -> None:
         """Drop a memory's records that cannot race with any fiber still running."""
-        seen = proxied = -1
+        seen = proxied = crossed = -1
         alone = not self.lanes
         for fiber in fibers:
             seen &= fiber.knows.seen | (self.bit(fiber.epoch) if alone or one_lane(fiber.lanes) else 0)
             proxied &= fiber.knows.proxied
+            crossed &= fiber.knows.crossed
+        if not self.refills or not shadow.refilled:
+            crossed = -1
         if seen != -1:
-            shadow.forget(lambda record: self._harmless(record, seen, proxied))
+            shadow.forget(lambda record: self._harmless(record, seen, proxied if record.write else crossed))
         shadow.full = max(Shadow.FULL, 2 * len(shadow.records))
 
     def _harmless(self, record: Record, seen: int, proxied: int) -> bool:
         """True if every fiber knows the record's event, so it can conflict with nothing."""
         bit = self.bit(record.event)
-        return bool(seen & bit) and (record.event.asynchronous or not record.write or bool(proxied & bit))
+        return bool(seen & bit) and (record.event.asynchronous or bool(proxied & bit))
 
 
 class Shadow:
@@ -378,6 +402,7 @@ class Shadow:
         # Twice the page's number for reads, one more for writes; a read examines only the writes.
         self.pages: dict[int, list[Record]] = {}
         self.accesses = 0
+        self.refilled = False  # a copy engine has written here
         self.full = Shadow.FULL  # number of records at which `prune` is due
         ledger.shadows.append(self)
 
@@ -429,8 +454,8 @@ class Shadow:
         parts: Parts = NO_PARTS,
         lanes: int = 0,
         touch: Touch | None = None,
-    ) -> str | None:
-        """Record an access and return its race, or None.
+    ) -> Conflict | None:
+        """Record an access and return its race, or lint, or None.
 
         places        a bit set
         parts         place -> the bytes of it, as a bit set, where it is not all of them
@@ -443,8 +468,9 @@ class Shadow:
         ledger = self.ledger
         if not ledger.enabled or not places:
             return None
-        race = None
-        base, seen, proxied = ledger.base, knows.seen, knows.proxied
+        race: Conflict | None = None
+        base, seen, proxied = ledger.base, knows.seen, ledger.fenced(knows)
+        self.refilled = self.refilled or (asynchronous and write)
         between = touch is not None and event.lanes != 0  # the event's own earlier accesses, by other lanes
         self.accesses = turn = self.accesses + 1
         pages = range((places & -places).bit_length() - 1 >> self.PAGE, (places.bit_length() - 1 >> self.PAGE) + 1)
@@ -463,15 +489,19 @@ class Shadow:
                 harmless = at < 0 or (
                     seen >> at & 1 and (not asynchronous or not wrote or earlier.asynchronous or proxied >> at & 1)
                 )
-                if harmless and not write:
+                doubtful = asynchronous and harmless and self._doubtful(earlier, wrote, write, knows)
+                if harmless and not write and not doubtful:
                     continue
                 common = record.places & places
                 if common and parts and record.parts:
                     common = record.common(places, parts)
                 if not common:
                     continue
-                if race is None and not harmless:
-                    race = self._conflict(record, common, knows, asynchronous, what, event, own, lanes, touch, write)
+                if not harmless and (race is None or race.lint):
+                    found = self._conflict(record, common, knows, asynchronous, what, event, own, lanes, touch, write)
+                    race = found or race
+                elif doubtful and race is None:
+                    race = self._crossed(record, common, what)
                 if write and earlier is not event:
                     record.overwritten(places, parts)
                     gone = gone or not record.places
@@ -510,7 +540,7 @@ class Shadow:
         lanes: int,
         touch: Touch | None,
         writes: bool,
-    ) -> str | None:
+    ) -> Conflict | None:
         earlier, ledger = record.event, self.ledger
         if earlier.engine is not None and earlier.engine is event.engine:
             return None
@@ -529,14 +559,15 @@ class Shadow:
             or not asynchronous
             or not record.write
             or earlier.id < ledger.base
-            or bool(knows.proxied >> earlier.id - ledger.base & 1)
+            or bool(ledger.fenced(knows) >> earlier.id - ledger.base & 1)
         )
         alone = None
         if not visible and knows.fenced & ledger.bit(earlier):
             alone = crossing(earlier, self, (True, writes), touch, lanes, common)
             visible = alone is None
         if known and visible:
-            return None
+            doubtful = asynchronous and self._doubtful(earlier, record.write, writes, knows)
+            return self._crossed(record, common, what) if doubtful else None
         if known and alone is not None:
             missing = (
                 f"lane {alone[0]} wrote it and fenced that (fence.proxy.async), lane {alone[1]} has it accessed by an "
@@ -544,5 +575,25 @@ class Shadow:
             )
         elif known:
             missing = "no fence.proxy.async between the write and the access by an asynchronous engine"
+        orders = FENCE if known else remedy(record.what(), earlier.asynchronous, what(), asynchronous)
+        return Conflict(f"{self._both(record, common, what)}; {missing}", orders)
+
+    def _both(self, record: Record, common: int, what: Callable[[], str]) -> str:
         lowest = (common & -common).bit_length() - 1
-        return f"{what()} and, before it, {record.what()} both touch {self.name(lowest)}; {missing}"
+        return f"{what()} and, before it, {record.what()} both touch {self.name(lowest)}"
+
+    def _doubtful(self, earlier: MemoryEvent, wrote: bool, writes: bool, knows: Knowledge) -> bool:
+        """True if practice only, or PTX only, orders a generic access before an asynchronous one."""
+        at = earlier.id - self.ledger.base
+        if earlier.asynchronous or at < 0:
+            return False
+        if wrote:
+            return not (knows.proxied | knows.fenced) >> at & 1
+        return writes and not (knows.crossed | knows.fenced) >> at & 1
+
+    def _crossed(self, record: Record, common: int, what: Callable[[], str]) -> Conflict:
+        """Describe a doubtful pair: the proxy fence of practice or that of PTX is missing."""
+        both = self._both(record, common, what)
+        if record.write:
+            return Conflict(f"{both}; {ANOTHERS_FENCE}", FENCE, lint=True)
+        return Conflict(f"{both}; {REFILL}", FENCE_READS, lint=not self.ledger.refills)

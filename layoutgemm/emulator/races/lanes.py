@@ -216,7 +216,7 @@ def each_alone(ledger: Ledger, knows: Knowledge) -> int:
     for event in knows.mine:
         if event.wrote and event.lanes:
             out |= ledger.bit(event)
-    return out & ~knows.proxied & (-1 if ledger.strict else ~knows.seen)
+    return out & ~knows.proxied
 
 
 def fork(ledger: Ledger, knows: Knowledge, lanes: int) -> Knowledge:
@@ -232,6 +232,7 @@ def fork(ledger: Ledger, knows: Knowledge, lanes: int) -> Knowledge:
             knows.mine.append(own)
             out.seen |= knows.seen & ledger.bit(own)
             out.proxied |= knows.proxied & ledger.bit(own)
+            out.crossed |= knows.crossed & ledger.bit(own)
             out.own |= ledger.bit(own)
         if inside:
             mine.append(own)
@@ -262,10 +263,11 @@ def join(
     for gone in ended:
         knows.past |= gone.seen | gone.past
     common = arrived[0][1]
-    seen, proxied, inits, opened = common.seen, common.proxied, common.inits, common.open
+    seen, proxied, inits, opened, crossed = common.seen, common.proxied, common.inits, common.open, common.crossed
     for _, one in arrived[1:]:
         seen &= one.seen
         proxied &= one.proxied
+        crossed &= one.crossed
         inits &= one.inits
         opened &= one.open
     knows.apart, knows.mine, knows.fenced = [], [], 0
@@ -275,11 +277,12 @@ def join(
         knows.fenced |= one.fenced
         knows.time = max(knows.time, one.time)
         knows.mine += [event for event in one.mine if event not in knows.mine]
-        if one.seen & ~seen or one.proxied & ~proxied or one.inits & ~inits or one.open & ~opened:
+        if (one.seen & ~seen or one.proxied & ~proxied or one.inits & ~inits or one.open & ~opened
+                or one.crossed & ~crossed):  # fmt: skip
             _add(ledger, knows, lanes, one)
         for some, more in one.apart:
             _add(ledger, knows, some, more)
-    knows.seen, knows.proxied, knows.inits, knows.open = seen, proxied, inits, opened
+    knows.seen, knows.proxied, knows.inits, knows.open, knows.crossed = seen, proxied, inits, opened, crossed
     if len(knows.apart) > MANY:
         _by_lane(ledger, knows)
 
@@ -296,20 +299,22 @@ def _add(ledger: Ledger, knows: Knowledge, lanes: int, more: Knowledge) -> None:
 
 def _by_lane(ledger: Ledger, knows: Knowledge) -> None:
     """One set for each lane; equal sets share lanes."""
-    found: dict[tuple[int, int, int, int], int] = {}
+    names = ("seen", "proxied", "inits", "open", "crossed")
+    found: dict[tuple[int, ...], int] = {}
     for lane in range(32):
-        bits = [0, 0, 0, 0]
+        bits = [0] * len(names)
         for members, more in knows.apart:
             if members >> lane & 1:
-                for i, name in enumerate(("seen", "proxied", "inits", "open")):
+                for i, name in enumerate(names):
                     bits[i] |= getattr(more, name)
-        key = (bits[0], bits[1], bits[2], bits[3])
-        if any(key):
+        if any(bits):
+            key = tuple(bits)
             found[key] = found.get(key, 0) | 1 << lane
     knows.apart = []
-    for (seen, proxied, inits, opened), lanes in found.items():
+    for key, lanes in found.items():
         made = ledger.knowledge()
-        made.seen, made.proxied, made.inits, made.open = seen, proxied, inits, opened
+        for name, events in zip(names, key, strict=True):
+            setattr(made, name, events)
         knows.apart.append((lanes, made))
 
 
@@ -321,6 +326,7 @@ def synchronise(ledger: Ledger, fiber: Fiber) -> None:
         knows.merge(more)
     knows.apart = []
     knows.proxied |= knows.fenced
+    knows.crossed |= knows.fenced
     knows.fenced = 0
     for event in knows.mine:
         knows.seen |= ledger.bit(event)
@@ -404,6 +410,8 @@ def divide(ledger: Ledger, event: MemoryEvent, lanes: int) -> MemoryEvent:
             knowledge.seen |= new
         if knowledge.proxied & bit:
             knowledge.proxied |= new
+        if knowledge.crossed & bit:
+            knowledge.crossed |= new
         if knowledge.fenced & bit:
             knowledge.fenced |= new
         if knowledge.inits & bit:

@@ -19,6 +19,7 @@ from ..derive import padded_leading
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
 from .hardware_model import CLUSTERS, GlobalMatrix, unwritten, values_of
+from .records import current_records
 
 _TYPES = {"address": "i64", "size": "i32", "stride": "i64", "word": "i64"}
 _HOSTS: dict[str, HostFunction] = {}
@@ -77,7 +78,12 @@ def emulate_launch(
     plan: Plan, arguments: tuple[Any, ...], policy: Policy | None = None, progress: bool = True
 ) -> Emulation:
     """Emulate the plan's compiled kernel on launch arguments, with arrays in place of addresses."""
-    return emulate_host(linked(plan), arguments, policy=policy, progress=progress)
+    records = current_records()
+    done = emulate_host(
+        linked(plan), arguments, policy=policy, progress=progress, banks=records.banks, timeline=records.timeline
+    )
+    records.emulations.append(done)
+    return done
 
 
 def linked(plan: Plan) -> HostFunction:

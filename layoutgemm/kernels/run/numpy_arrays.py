@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...errors import OperandError
+from ...errors import OperandError, PlanError
 from ..plan import GemmPlan
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
@@ -17,6 +18,7 @@ from .arrays import check_arrays, check_matrices
 from .cpu import run_on_cpu
 from .epilogue_operands import execute_given, given_of, words_of_arrays
 from .fused import run_fused
+from .records import recorded
 from .result import GemmResult
 from .tensor_maps import run_given
 from .torch_tensors import chosen_device, run_arrays, run_tensors
@@ -31,7 +33,7 @@ Plan = GemmPlan
 def run_plan(
     plan: Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor, *,
     out: np.ndarray | torch.Tensor | None = None, device: str | None = None, copy: bool = True,
-    given: Mapping[str, object] | None = None,
+    given: Mapping[str, object] | None = None, banks: bool = False, timeline: bool = False,
 ) -> GemmResult:  # fmt: skip
     """C = A @ B by the plan: (M, K) and (K, N) in, (M, N) out; of a batch, each with the batch in front.
 
@@ -48,6 +50,8 @@ def run_plan(
             offsets): arrays beside arrays, CUDA tensors beside CUDA tensors
     copy    an operand whose order, strides or alignment the tensor copies cannot take is copied into one they can, and
             the result says so; False refuses instead
+    banks, timeline  records of the emulator, in the result's `emulation`: wavefronts of shared memory for each
+            instruction, and what each warp and engine did; the device is then the emulator
 
     Raises OperandError naming the tensor and the rule, PlanError when the plan cannot run on the device asked for,
     EmulatorError with a report when the emulator finds anything.
@@ -59,6 +63,19 @@ def run_plan(
     >>> result.ran_on, result.c[0].tolist()
     ('NumPy executor', [8.0, 8.0, 8.0, 8.0])
     """
+    if not (banks or timeline):
+        return _run(plan, a, b, out, device, copy, given)
+    if device not in (None, "emulator"):
+        raise PlanError(f"device = {device!r}: banks and timeline are records of the emulator; leave device out")
+    with recorded(banks, timeline) as records:
+        result = _run(plan, a, b, out, "emulator", copy, given)
+    return replace(result, emulation=records.emulations[-1])
+
+
+def _run(
+    plan: Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor, out: np.ndarray | torch.Tensor | None,
+    device: str | None, copy: bool, given: Mapping[str, object] | None,
+) -> GemmResult:  # fmt: skip
     if isinstance(plan, (Sm90Plan, Sm100Plan)) and plan.epilogue:
         return run_fused(plan, a, b, given or {}, out, device, copy)
     kind = check_matrices(plan, a, b, device)

@@ -12,6 +12,8 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import torch
 
+    from ...emulator.api import Emulation
+
 
 DEVICES = ("cuda", "emulator", "reference")
 
@@ -27,6 +29,7 @@ class GemmResult:
     why     why it ran there, when the caller did not choose
     copies  one sentence for each operand that was copied before the run, or `out` after it, with the rule that made it
             necessary
+    emulation  launches with their records, of a run with `banks` or `timeline`: `result.emulation.launches[0].timeline`
     written  what the plan's epilogue wrote besides C, by name, see `kernels.run.fused`
     """
 
@@ -35,6 +38,7 @@ class GemmResult:
     why: str = ""
     copies: tuple[str, ...] = field(default=())
     written: Mapping[str, Any] = field(default_factory=dict)
+    emulation: Emulation | None = field(default=None, repr=False)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         if isinstance(self.c, np.ndarray):

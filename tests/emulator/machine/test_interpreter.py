@@ -113,9 +113,12 @@ def test_an_unwritten_register_is_named_with_its_place():
     with pytest.raises(EmulatorError) as caught:
         run(".loc 1 41 2\nadd.u32 %r1, %r30, 1;\nst.shared.u32 [%r30], 1;\n", shared=64)
     assert "register %r30 is read and was never written" in str(caught.value)
-    assert "CTA (0, 0, 0) warp 0 at PTX line 16 (file 1:41): st.shared.u32 [%r30], 1" in str(caught.value)
-    with pytest.raises(EmulatorError, match="register %r7 is read and was never written, and %p0 depends on it"):
-        run("mov.u32 %r1, 1; mul.lo.u32 %r2, %r1, %r7; setp.lt.u32 %p0, %r2, 3; @%p0 bra end; end:")
+    assert "CTA (0, 0, 0) warp 0 (works in shared memory) at PTX line 16 (file 1:41): st.shared.u32 [%r30], 1" in str(
+        caught.value
+    )
+    # A branch goes on, to some side.
+    (found,) = run("mov.u32 %r1, 1; mul.lo.u32 %r2, %r1, %r7; setp.lt.u32 %p0, %r2, 3; @%p0 bra end; end:").findings
+    assert found.message == "register %r7 is read and was never written, and %p0 depends on it"
 
 
 def test_lanes_that_did_not_write_a_register_may_not_read_it():
@@ -128,13 +131,53 @@ def test_a_deadlock_names_the_event_of_each_warp():
     body = "mov.u32 %r30, %tid.x; setp.lt.u32 %p0, %r30, 32; @%p0 bra A; bar.sync 1, 96; bra B; A: bar.sync 2, 64; B:"
     with pytest.raises(DeadlockError) as caught:
         run(body, block=64)
-    text = str(caught.value)
-    assert (
-        "warp 0: PTX line" in text
-        and "bar.sync 2, 64" in text
-        and "warp 1: PTX line" in text
-        and "bar.sync 1, 96" in text
-    )
+    assert str(caught.value).splitlines() == [
+        "no thread can go on:",
+        "  CTA (0, 0, 0) warp 0 (waits): PTX line 14: bar.sync 2, 64",
+        "  CTA (0, 0, 0) warp 1 (waits): PTX line 14: bar.sync 1, 96",
+        "  barrier 2 of CTA (0, 0, 0): 32 of 64 threads have arrived",
+        "    waits: warp 0 (waits)",
+        "    arrived: warp 0 (waits)",
+        "    not there: warp 1 (waits)",
+        "  barrier 1 of CTA (0, 0, 0): 32 of 96 threads have arrived",
+        "    waits: warp 1 (waits)",
+        "    arrived: warp 1 (waits)",
+        "    not there: warp 0 (waits)",
+    ]
+
+
+def test_a_deadlock_says_the_state_of_each_mbarrier():
+    """Warp 0 announces 256 bytes, of which a copy brings 128; warp 1 waits for them."""
+    body = """mov.u32 %r30, %tid.x; mov.u32 %r20, fixed; mov.u32 %r29, smem; setp.eq.u32 %p0, %r30, 0;
+    @%p0 mbarrier.init.shared.b64 [%r20], 2; bar.sync 0; setp.lt.u32 %p1, %r30, 32; @%p1 bra LOADS;
+    .loc 1 77 5
+    L: mbarrier.try_wait.parity.shared.b64 %p2, [%r20], 0; @!%p2 bra L; ld.shared.b32 %r1, [%r29]; bra END;
+    LOADS: @!%p0 bra END; mbarrier.arrive.expect_tx.shared.b64 _, [%r20], 256;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r29], [%a], 128, [%r20];
+    END:"""
+    with pytest.raises(DeadlockError) as caught:
+        run(body, {"a": np.zeros(512, np.uint8)}, block=64, shared=1024, static=64)
+    assert str(caught.value).splitlines() == [
+        "no thread can go on:",
+        "  CTA (0, 0, 0) warp 1 (waits): PTX line 19 (file 1:77): mbarrier.try_wait.parity.shared.b64 %p2, [%r20], 0",
+        "  mbarrier at 0x400 of CTA (0, 0, 0), phase 0 (parity 0): 1 of 2 arrivals pending, 128 of 256 expected bytes "
+        "have come",
+        "    waits: CTA (0, 0, 0) warp 1 (waits): PTX line 19 (file 1:77): mbarrier.try_wait.parity.shared.b64 %p2, "
+        "[%r20], 0",
+        "    arrived: CTA (0, 0, 0) warp 0 (loads by TMA) lanes 0x1",
+    ]
+
+
+def test_a_deadlock_says_who_is_missing_at_the_clusters_barrier():
+    body = """mov.u32 %r25, %cluster_ctarank; setp.eq.u32 %p1, %r25, 0; @%p1 bra MEET; bar.sync 1, 64; bra END;
+    MEET: barrier.cluster.arrive; barrier.cluster.wait; END:"""
+    with pytest.raises(DeadlockError) as caught:
+        run(body, block=32, grid=2, cluster=2)
+    lines = str(caught.value).splitlines()
+    assert "  barrier of the cluster, phase 0: 32 of 64 threads have arrived, 0 have ended" in lines
+    assert "    CTA (0, 0, 0): arrived warp 0 (waits); not there none" in lines
+    assert "    CTA (1, 0, 0): arrived none; not there warp 0 (waits)" in lines
+    assert "  barrier 1 of CTA (1, 0, 0): 32 of 64 threads have arrived" in lines
 
 
 def test_a_livelock_is_given_up():

@@ -79,9 +79,9 @@ POLICIES = [Policy(), Policy(loads="early"), Policy(pick="random", seed=3), Poli
 def test_every_wait_ends_after_its_event(policy: Policy):
     found = ring(6, policy)
     assert [row.name.partition("warp ")[2] for row in found.rows if row.warp is not None] == [
-        "0: loads", "1: epilogue", "2: idle",
+        "0: loads by TMA", "1: stores", "2: waits",
     ]  # fmt: skip
-    loads, takes = row(found, "copy engine, loads").spans, row(found, "1: epilogue").spans
+    loads, takes = row(found, "copy engine, loads").spans, row(found, "1: stores").spans
     full = [span for span in takes if span.kind == "wait" and span.detail.startswith("mbarrier")]
     assert [span.detail for span in full[:4]] == [
         "mbarrier 0x600 parity 0", "mbarrier 0x608 parity 0", "mbarrier 0x600 parity 1", "mbarrier 0x608 parity 1",
@@ -91,7 +91,7 @@ def test_every_wait_ends_after_its_event(policy: Policy):
         assert load.begin < load.end <= wait.end and wait.begin <= wait.end
     # The third load into a stage waits until the consumer has arrived for the first.
     arrivals = [span for span in takes if span.kind == "arrive"]
-    waits = [span for span in row(found, "0: loads").spans if span.kind == "wait"]
+    waits = [span for span in row(found, "0: loads by TMA").spans if span.kind == "wait"]
     empty = [span for span in waits if span.detail.startswith("mbarrier")]
     for arrival, wait in zip(arrivals, empty[2:], strict=False):
         assert wait.end > arrival.begin
@@ -120,7 +120,7 @@ def test_the_spans_are_bounded(monkeypatch: pytest.MonkeyPatch):
 def test_the_data_is_json_and_small():
     found = ring()
     data = json.loads(json.dumps(found.as_json()))
-    assert data["rows"][0]["role"] == "loads" and data["rows"][-1]["engine"] == "copy engine, loads"
+    assert data["rows"][0]["role"] == "loads by TMA" and data["rows"][-1]["engine"] == "copy engine, loads"
     kind, begin, end, detail, line, times = data["rows"][-1]["spans"][0]
     assert kind == "load" and begin < end and detail.startswith("cp.async.bulk.tensor.2d") and times == 1
     assert RING.splitlines()[line - 1].startswith("cp.async.bulk")
@@ -133,7 +133,7 @@ def test_the_text():
     assert all(f"{letter} {kind}" in lines[0] for kind, letter in KINDS.items())
     assert len({line.index("|") for line in lines[1:]}) == 1
     assert all(re.search(r"\|.{30,40}\|", line) for line in lines[1:])
-    assert re.search(r"warp 1: epilogue .*\|.*\.r.*S\| waits \d+ of \d+, \d+ for mbarrier", text)
+    assert re.search(r"warp 1: stores .*\|.*\.r.*S\| waits \d+ of \d+, \d+ for mbarrier", text)
     assert "and 2 more rows" in ring().text(most=2)
 
 
@@ -156,7 +156,9 @@ def test_products_of_tensor_cores_are_rows_of_their_own():
     (product,) = row(found, "tcgen05 of warp 0").spans
     ends = [span.end for span in row(found, "warp 1").spans if span.kind == "wait" and "mbarrier" in span.detail]
     assert product.kind == "mma" and product.begin < product.end <= max(ends)
-    assert [r.role for r in found.rows[:4]] == ["mma + epilogue", *["epilogue"] * 3]
+    assert [r.role for r in found.rows[:4]] == [
+        "loads + multiplies + reads accumulators + stores", *["loads + reads accumulators + stores"] * 3,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from layoutgemm.emulator.machine.interpreter import Launch, Policy
 from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.emulator.mutation.mutants import SPARE, Change, Mutant, Site, changed, deletions, edited, fields, sites
-from layoutgemm.emulator.mutation.run import LaunchCase, Survey, sample, survey, unreached, verdict
+from layoutgemm.emulator.mutation.run import IN_TURN, LaunchCase, Survey, sample, survey, unreached, verdict
 from layoutgemm.emulator.ops import program_of
 from layoutgemm.emulator.ptx.parser import PtxKernel, parse
 from layoutgemm.errors import EmulatorError
@@ -90,7 +90,7 @@ def case(n: int, policy: Policy | None = None) -> LaunchCase:
         a, c = (launch.memory.buffers[i].data.view(np.uint32) for i in (0, 1))
         return None if (c == n * a + (n - 1)).all() else f"c is {c[:4].tolist()}"
 
-    return LaunchCase(f"n = {n}", launch, check, policy or Policy())
+    return LaunchCase(f"n = {n}", launch, check, policy or IN_TURN)
 
 
 def table(mutants: list[str], n: tuple[int, ...] = (1, 2)) -> Survey:
@@ -135,6 +135,105 @@ def test_how_each_is_caught() -> None:
     assert how("deleted, PTX line 40").startswith(("race", "uninitialised"))
     assert how("of threads +32, PTX line 31").startswith(("protocol", "deadlock"))
     assert how("16 bytes on, PTX line 42").startswith("values")
+
+
+# Block 0 writes into block 1 once the cluster has met; the cluster meets again before block 1 reads and ends.
+REMOTE = """
+.version 8.7
+.target sm_90a
+.visible .entry send(.param .u64 c) .explicitcluster .reqnctapercluster 2, 1, 1
+{
+  .reg .b32 %r<8>; .reg .b64 %d<3>; .reg .pred %p<2>;
+  .shared .align 16 .b8 tile[128];
+  mov.u32 %r0, %tid.x; mov.u32 %r1, tile; mad.lo.u32 %r2, %r0, 4, %r1; mov.u32 %r3, %cluster_ctarank;
+  barrier.cluster.arrive.relaxed;
+  barrier.cluster.wait;
+  setp.ne.u32 %p0, %r3, 0;
+  @%p0 bra MEET;
+  mapa.shared::cluster.u32 %r4, %r2, 1;
+  st.shared::cluster.u32 [%r4], %r0;
+MEET:
+  barrier.cluster.arrive;
+  barrier.cluster.wait;
+  setp.eq.u32 %p1, %r3, 0;
+  @%p1 bra DONE;
+  ld.shared.b32 %r5, [%r2];
+  ld.param.u64 %d0, [c]; mul.wide.u32 %d1, %r0, 4; add.u64 %d0, %d0, %d1;
+  st.global.b32 [%d0], %r5;
+DONE:
+  ret;
+}
+"""
+# A warp reads what a copy brought, and thread 0 refills the buffer.
+REFILL = """
+.version 8.7
+.target sm_90a
+.visible .entry refill(.param .u64 a, .param .u64 c)
+{
+  .reg .b32 %r<8>; .reg .b64 %d<4>; .reg .pred %p<3>;
+  .shared .align 16 .b8 tile[128];
+  .shared .align 8 .b8 full[8];
+  mov.u32 %r0, %tid.x; mov.u32 %r1, tile; mov.u32 %r2, full; mad.lo.u32 %r3, %r0, 4, %r1; mov.u32 %r5, 0;
+  setp.ne.u32 %p0, %r0, 0; ld.param.u64 %d0, [a]; ld.param.u64 %d1, [c]; mov.u32 %r6, 0;
+  @%p0 bra READY;
+  mbarrier.init.shared.b64 [%r2], 1;
+  fence.mbarrier_init.release.cluster;
+READY:
+  bar.sync 0;
+ROUND:
+  @%p0 bra WAITS;
+  mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 128;
+  cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%d0], 128, [%r2];
+WAITS:
+  mbarrier.try_wait.parity.shared.b64 %p1, [%r2], %r5;
+  @!%p1 bra WAITS;
+  ld.shared.b32 %r4, [%r3]; add.u32 %r6, %r6, %r4;
+  fence.proxy.async.shared::cta;
+  bar.sync 0;
+  add.u64 %d0, %d0, 128; add.u32 %r5, %r5, 1; setp.lt.u32 %p2, %r5, 2;
+  @%p2 bra ROUND;
+  mul.wide.u32 %d2, %r0, 4; add.u64 %d1, %d1, %d2;
+  st.global.b32 [%d1], %r6;
+  ret;
+}
+"""
+
+
+def small(text: str, arrays: dict[str, np.ndarray], want: np.ndarray, grid: int, policy: Policy) -> Survey:
+    """All deletions of a kernel, of one warp in each block."""
+
+    def launch() -> Launch:
+        memory = GlobalMemory()
+        places = [memory.add(name, array.copy()).address for name, array in arrays.items()]
+        return Launch((grid, 1, 1), (32, 1, 1), struct.pack(f"<{len(places)}Q", *places), memory, (grid, 1, 1))
+
+    def check(done: Launch) -> str | None:
+        return None if (done.memory.buffers[-1].data.view(np.uint32) == want).all() else "other values"
+
+    (kernel,) = parse(text)
+    return survey(kernel, [LaunchCase("one", launch, check, policy)], deletions(kernel))
+
+
+def test_a_meeting_of_the_cluster_that_is_deleted_before_remote_accesses() -> None:
+    lane = np.arange(32, dtype=np.uint32)
+    found = small(REMOTE, {"c": np.zeros(32, np.uint32)}, lane, 2, IN_TURN)
+    how = {row.mutant.place: row.how for row in found.rows}
+    assert len(how) == 4 and all(how.values())
+    (first,) = [said for place, said in how.items() if place.endswith("barrier.cluster.arrive.relaxed")]
+    assert "without an arrive" in first
+    both = REMOTE.replace("  barrier.cluster.arrive.relaxed;\n  barrier.cluster.wait;\n", "")
+    with pytest.raises(EmulatorError, match=r"fails one: race: st\.shared::cluster.*has begun"):
+        small(both, {"c": np.zeros(32, np.uint32)}, lane, 2, IN_TURN)
+
+
+def test_a_fence_before_a_refill_that_is_deleted() -> None:
+    """By PTX's word it is needed; in practice it is left out."""
+    a = np.arange(64, dtype=np.uint32)
+    arrays, want = {"a": a, "c": np.zeros(32, np.uint32)}, a[:32] + a[32:]
+    for policy, survivors in ((Policy(strict=True), 0), (IN_TURN, 1)):
+        found = small(REFILL, arrays, want, 1, policy)
+        left = [one.place for one in found.survivors]
+        assert sum("fence.proxy" in place for place in left) == survivors, left
 
 
 def test_edits_that_change_nothing_survive_everywhere() -> None:

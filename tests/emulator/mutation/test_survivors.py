@@ -16,7 +16,7 @@ from layoutgemm.emulator.machine.interpreter import Launch, Policy, PtxMachine
 from layoutgemm.emulator.machine.memory import GlobalMemory
 from layoutgemm.emulator.mutation.api import mutate_ptx
 from layoutgemm.emulator.mutation.mutants import Change, Mutant, changed, deletions, fields, sites
-from layoutgemm.emulator.mutation.run import LaunchCase
+from layoutgemm.emulator.mutation.run import IN_TURN, LaunchCase
 from layoutgemm.emulator.mutation.survivors import KINDS, Explainer, explained
 from layoutgemm.emulator.mutation.trace import AccessTrace, Difference, difference
 from layoutgemm.emulator.ops import build
@@ -70,7 +70,7 @@ def case(n: int, policy: Policy | None = None) -> LaunchCase:
         got = launch.memory.buffers[0].data.view(np.uint32)
         return None if (got == np.arange(64) ^ 32 * (n - 1)).all() else "wrong"
 
-    return LaunchCase(f"n = {n}", launch, check, policy or Policy())
+    return LaunchCase(f"n = {n}", launch, check, policy or IN_TURN)
 
 
 def deletion(kernel: PtxKernel, text: str) -> Mutant:

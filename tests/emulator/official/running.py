@@ -13,7 +13,7 @@ from layoutgemm.emulator.host.launcher import HostFunction
 from layoutgemm.emulator.host.types import parameter_of
 from layoutgemm.emulator.machine.interpreter import Launch, Policy
 from layoutgemm.emulator.mutation.mutants import edited
-from layoutgemm.emulator.mutation.run import LaunchCase
+from layoutgemm.emulator.mutation.run import IN_TURN, LaunchCase
 from layoutgemm.emulator.ptx.parser import PtxKernel, read_instruction
 from tests.emulator.official.cases import Inputs, Tensor, inputs
 from tests.emulator.official.compiled import compiled
@@ -106,11 +106,13 @@ class Run:
 def case(example: Example, shape: Shape, policy: Policy | None = None) -> LaunchCase:
     """A shape of an example as a case of `mutate`."""
     run = Run(example, shape)
-    return LaunchCase(f"{example.name} {'x'.join(map(str, shape))}", run.launch, run.check, policy or Policy())
+    return LaunchCase(f"{example.name} {'x'.join(map(str, shape))}", run.launch, run.check, policy or IN_TURN)
 
 
 # Orders that differ in what a kernel has to wait for: everything late, in the order of its issue, and waits that fail.
-ORDERS = (Policy(), Policy(lands="oldest"), Policy(waits="reluctant", elect="highest"))
+ORDERS = (
+    IN_TURN, Policy(fences="writers", lands="oldest"), Policy(fences="writers", waits="reluctant", elect="highest"),
+)  # fmt: skip
 
 
 # Breaks the rule of PTX that wgmma.fence stands for, in the open: see the test of it.

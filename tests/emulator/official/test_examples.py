@@ -159,9 +159,9 @@ def test_the_unwritten_memory_that_the_sgemm_example_reads() -> None:
     launch = one.launch()
     machine = PtxMachine(Program(kernel(example), build), launch)
     machine.run()
-    assert machine.findings.found and one.check(launch) is None
-    assert {finding.kind for finding in machine.findings.found} == {"uninitialised"}
-    assert all(finding.text.startswith("ld.shared.v4") for finding in machine.findings.found)
+    assert not machine.findings.found and one.check(launch) is None
+    assert {finding.kind for finding in machine.suspects.found} == {"uninitialised"}
+    assert all(finding.text.startswith("ld.shared.v4") for finding in machine.suspects.found)
     assert verdict(kernel(example), case(example, (128, 128, 16, 1)))[0] == ""
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
+from layoutgemm import emulate_ptx
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import DeadlockError, EmulatorError, PtxError
 from tests.emulator.run_ptx import run
+from tests.micro import ended_threads
 
 HEAD = """mov.u32 %r30, %tid.x; mov.u32 %r29, smem; mov.u32 %r20, fixed; mad.lo.u32 %r28, %r30, 4, %r29;
 setp.eq.u32 %p0, %r30, 0; xor.b32 %r27, %r30, 32; mad.lo.u32 %r27, %r27, 4, %r29;
@@ -42,6 +47,21 @@ def test_arrive_hands_on_and_does_not_wait():
     )
     assert kinds(body) == []
     assert "race" in kinds(body.replace("B: bar.sync", "B: bar.arrive"))
+
+
+def test_arrivals_that_are_left_at_a_named_barrier():
+    """Warp 0 arrives once more than warp 1 waits, and warp 1 has ended: nothing misses it."""
+    body = f"""setp.ge.u32 %p1, %r30, 32; @%p1 bra B; {WRITE} bar.arrive 1, 64; bar.sync 2, 64; MORE bra END;
+    B: bar.sync 1, 64; {READ} bar.sync 2, 64; END:"""
+    assert kinds(body.replace("MORE", "")) == []
+    extra = body.replace("MORE", "bar.arrive 1, 64;")
+    (found,) = run(HEAD + extra, {}, block=64, shared=1024, static=64).findings
+    assert found.kind == "lint" and "32 of 64 threads have arrived at barrier 1: warp 0 (works in" in found.message
+    assert "Policy(strict=True)" in found.message
+    assert kinds(extra, policy=Policy(strict=True)) == ["exit"]
+    # A thread that waits for the missing ones is stuck, whether they have ended or not.
+    with pytest.raises(DeadlockError, match=r"not there: none that still runs"):
+        kinds(body.replace("MORE", "bar.sync 1, 64;"))
 
 
 def test_threads_that_ended_are_not_waited_for():
@@ -86,11 +106,47 @@ def test_the_barrier_of_a_cluster_orders():
     fenced = "fence.acq_rel.cluster;" + SYNC.replace("arrive", "arrive.relaxed")
     assert cluster(write + fenced + REMOTE + SYNC) == []
     remote = "@%p0 st.shared::cluster.u32 [%r23], %r30;"
-    assert cluster(remote + SYNC) == []
+    assert cluster(SYNC + remote + SYNC) == []
     # A block ends without knowing of a write to its memory.
-    assert "exit" in cluster(remote + SYNC.replace("arrive", "arrive.relaxed"))
+    assert "exit" in cluster(SYNC + remote + SYNC.replace("arrive", "arrive.relaxed"))
     with pytest.raises(EmulatorError, match="which has ended"):
         cluster(remote)
+
+
+FAR = ["st.shared::cluster.u32 [%r23], %r30;", "ld.shared::cluster.u32 %r0, [%r23];",
+       "red.relaxed.cluster.shared::cluster.add.u32 [%r23], 1;"]  # fmt: skip
+
+
+@pytest.mark.parametrize("access", FAR, ids=[one.split(".")[0] for one in FAR])
+def test_another_blocks_memory_is_used_after_the_cluster_has_met(access):
+    """A block's shared memory is there once the block has begun."""
+    fill = "@%p0 st.shared.u32 [%r29], 0;" if access.startswith(("ld", "red")) else ""
+    one = f"@%p0 {access}"
+    relaxed = SYNC.replace("arrive", "arrive.relaxed")
+    assert cluster(fill + SYNC + one + SYNC) == []
+    if not fill:
+        assert cluster(relaxed + one + SYNC) == []  # it orders no accesses, and the block has begun
+    found = run(HEAD + CLUSTER + one + SYNC, {}, block=32, grid=2, cluster=2, shared=1024, static=64).findings
+    assert [f.message.split(", and nothing")[1] for f in found if "begun" in f.message] == [
+        " orders it after that block has begun"
+    ]
+    assert "barrier.cluster.arrive and .wait" in found[0].orders
+    # The block's own memory, through the same window, is there from the beginning.
+    assert cluster(one.replace("%r23", "%r22").join(["mapa.shared::cluster.u32 %r22, %r29, %r25; " + fill, SYNC])) == []
+
+
+def test_an_arrival_of_a_remote_thread_tells_that_its_block_has_begun():
+    """Block 1 arrives at block 0: then block 0 may write to block 1, but block 1 knew nothing of block 0."""
+    body = """setp.eq.u32 %p4, %r25, 0; mapa.shared::cluster.u32 %r22, %r20, %r24;
+    @%p4 bra WAITS; @%p0 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r22]; bra END;
+    WAITS: L: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [%r20], 0; @!%p2 bra L;
+    @%p0 st.shared::cluster.u32 [%r23], %r30; END:"""
+    init = "@%p0 mbarrier.init.shared.b64 [%r20], 1; fence.mbarrier_init.release.cluster;"
+    assert cluster(init + SYNC.replace("arrive", "arrive.relaxed") + body + SYNC) == []
+    found = run(HEAD + CLUSTER + init + body + SYNC, {}, block=32, grid=2, cluster=2, shared=1024, static=64,
+                policy=Policy(pick="random", seed=3)).findings  # fmt: skip
+    begun = [f for f in found if "begun" in f.message]
+    assert [f.cta[0] for f in begun] == [1] and "mbarrier.arrive" in begun[0].message
 
 
 def test_misuse_of_the_barrier_of_a_cluster():
@@ -191,8 +247,11 @@ def test_a_missing_arrival_without_a_waiter_is_reported_at_the_end():
         (ALL_BUT_ONE + "@%p1 barrier.arrive 2, 64;", "63 of 64 threads have arrived at barrier 2"),
         ("setp.lt.u32 %p1, %r30, 32; @%p1 bar.arrive 2, 64;", "32 of 64 threads have arrived at barrier 2"),
     ):
-        found = run(HEAD + body, {}, block=64, shared=1024, static=64)
+        found = run(HEAD + body, {}, block=64, shared=1024, static=64, policy=Policy(strict=True))
         assert found.kinds == ["exit"] and says in found.findings[0].message, found.findings
+        # Arrivals at a named barrier that no thread waits for are lint, but by the strict word.
+        kind = "lint" if "barrier 2" in says else "exit"
+        assert run(HEAD + body, {}, block=64, shared=1024, static=64).kinds == [kind]
     gone = "mbarrier.arrive.shared.b64 _, [%r20]; bar.sync 1; @%p0 mbarrier.inval.shared.b64 [%r20];"
     assert kinds(INIT.replace("COUNT", "65") + gone) == []
 
@@ -284,3 +343,29 @@ def test_proxy_fences_of_global_memory_alone_do_not_order_shared_memory():
                          ("membar.cta;", ["race"])):  # fmt: skip
         out = {"out": np.zeros(64, np.uint32)}
         assert run(HEAD + store.replace("FENCE", fence), out, block=64, shared=1024, static=64).kinds == found
+
+
+@pytest.mark.parametrize(("use", "ends"), [("arrive", True), ("sync", False)])
+def test_ended_threads_at_a_named_barrier(use: str, ends: bool) -> None:
+    """A barrier left in a phase is harmless. Ended threads do not count at a barrier of a number."""
+    out = np.zeros(1, np.uint32)
+    if ends:
+        found = emulate_ptx(ended_threads.text(use, "sm_90a"), block=64, args=[out], progress=False)
+        assert found.ok and out[0] == 1 and [one.kind for one in found.findings] == ["lint"]
+    else:
+        with pytest.raises(DeadlockError, match="not there: none that still runs"):
+            emulate_ptx(ended_threads.text(use, "sm_90a"), block=64, args=[out], progress=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("use", "ends"), [("arrive", True), ("sync", False)])
+def test_ended_threads_at_a_named_barrier_on_a_gpu(use: str, ends: bool) -> None:
+    """A process of its own: a kernel that hangs is killed with it."""
+    command = [sys.executable, "-m", "tests.micro.ended_threads", use]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except subprocess.TimeoutExpired:
+        assert not ends, "it hangs"
+        return
+    assert done.returncode == 0, done.stderr
+    assert ends and done.stdout.strip() == "done", done.stdout

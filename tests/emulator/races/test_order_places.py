@@ -11,6 +11,7 @@ import pytest
 
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.emulator.machine.memory import GRANULE, granules, parts_of
+from layoutgemm.emulator.races.conflicts import Conflict
 from layoutgemm.emulator.races.happens_before import NO_PARTS, Ledger, Shadow
 from tests.emulator.run_ptx import run
 
@@ -28,7 +29,7 @@ class Two:
         knows = self.ledger.knowledge()
         return SimpleNamespace(knows=knows, epoch=self.ledger.event(False, describe), describe=describe)
 
-    def access(self, who: int, write: bool, offsets: list[int], size: int) -> str | None:
+    def access(self, who: int, write: bool, offsets: list[int], size: int) -> Conflict | None:
         where, fiber = np.array(offsets), self.fibers[who]
         parts = parts_of(where, size) or NO_PARTS
         return self.shadow.access(
@@ -83,7 +84,7 @@ def test_clearing_and_dividing() -> None:
     two.shadow.divide(event, other, (1 << 5000, NO_PARTS), (0b11, {1: 0xFF}))
     assert {record.event: record.places for record in two.shadow.records.values()} == {event: 0b11, other: 1 << 5000}
     found = two.access(1, True, [5000 * GRANULE], 16)
-    assert found is not None and "place 5000" in found
+    assert found is not None and "place 5000" in str(found)
     two.shadow.clear(0b01)
     assert two.access(1, True, [0], 16) is None
     assert two.access(1, True, [24], 8) is None

@@ -27,7 +27,7 @@ FORMS = {"one block": Sm100Config((128, 64), stages=3), "a pair": Sm100Config((2
 # k tiles: fewer than the stages, as many, more; edges along M, N and K; more tiles than accumulators. The last of each
 # is how many clusters there are.
 SIZES = ((300, 136, 264, 1), (128, 64, 64, 1), (72, 200, 136, 1))
-ORDERS = (Policy(tensor_strict=True), Policy(tensor_strict=True, waits="reluctant"))
+ORDERS = tuple(Policy(tensor_strict=True, fences="writers", waits=waits) for waits in ("prompt", "reluctant"))
 
 
 @lru_cache

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from layoutgemm.emulator.machine.interpreter import Launch, Policy
+from layoutgemm.emulator.machine.interpreter import Launch
 from layoutgemm.emulator.mutation.mutants import deletions
 from layoutgemm.emulator.mutation.run import LaunchCase
 from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
@@ -56,7 +56,7 @@ def case(plan: Sm80Plan, m: int, n: int, k: int) -> tuple[PtxKernel, LaunchCase]
         return f"{int(wrong.sum())} elements of C are wrong" if wrong.any() else None
 
     launch()
-    return host.launches[0].kernel, LaunchCase(f"{m}x{n}x{k}", launch, check, Policy())
+    return host.launches[0].kernel, LaunchCase(f"{m}x{n}x{k}", launch, check)
 
 
 @lru_cache

@@ -35,7 +35,7 @@ SHAPES: dict[str, tuple[Any, ...]] = {
     # lines of each group, N, M
     "along K": (((70, 0, 130, 1), 144, 136), ((0, 64, 0), 64, 64), ((257, 0, 5), 72, 200)),
 }
-ORDERS = (Policy(), Policy(waits="reluctant"))
+ORDERS = (Policy(fences="writers"), Policy(fences="writers", waits="reluctant"))
 
 
 def problem(form: str, shape: Any) -> tuple[Sm90Plan, tuple[Any, ...], np.ndarray]:

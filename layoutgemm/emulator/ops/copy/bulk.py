@@ -109,7 +109,9 @@ def writes_shared(
 def land(cta: Cta, offset: int, data: Bytes, combine: Combine | None = None) -> None:
     """Write bytes into a block's shared memory; report a block that has ended."""
     if cta.exited:
-        cta.cluster.machine.problem("exit", f"an asynchronous copy lands in CTA {cta.coordinate}, which has ended")
+        cta.cluster.machine.problem(
+            "exit", f"an asynchronous copy lands in CTA {cta.coordinate}, which has ended", cta=cta
+        )
     where = slice(offset, offset + len(data))
     cta.shared.bytes[where] = data if combine is None else combine(cta.shared.bytes[where], data)
     cta.shared.written[where] = True

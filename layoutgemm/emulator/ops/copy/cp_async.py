@@ -100,11 +100,12 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
     predicate = bool(rest) and program.kernel.registers.get(rest[0].text) == "pred"
     extra = program.value(rest[0], "pred" if predicate else "b32") if rest else None
     destination, origin, lanes_of = program.address(target), program.address(source), taken(program, ins)
+    after = ins.pc + 1
 
-    def go(fiber: Fiber) -> None:
+    def go(fiber: Fiber) -> int | None:
         lanes = lanes_of(fiber)
         if not lanes:
-            return
+            return after
         machine = fiber.machine
         cta, offsets = place(fiber, "shared", lanewise(destination(fiber), lanes))
         if cta is not fiber.cta:
@@ -131,6 +132,7 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
         if machine.policy.loads == "early":
             one.finish()
         groups_of(fiber, KIND).add(lanes, one, reads=False)
+        return None
 
     return go
 

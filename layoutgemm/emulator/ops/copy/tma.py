@@ -337,7 +337,7 @@ def _land(
     _clear_of_barriers(fiber, cta, box, offset)
     knows = fiber.knows
     if ledger.enabled and barrier.init.id >= ledger.base:
-        if not (knows.inits | knows.proxied) & ledger.bit(barrier.init):
+        if not (knows.inits | ledger.fenced(knows)) & ledger.bit(barrier.init):
             machine.problem(
                 "race",
                 f"the {barrier} is signalled by a tensor copy, and no fence.mbarrier_init or fence.proxy.async stands "

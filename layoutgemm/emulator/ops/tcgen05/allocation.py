@@ -163,7 +163,7 @@ def commit(program: Program, ins: PtxInstruction) -> Run:
     mask = program.value(ins.operands[1], "b16") if multicast in ins.words else None
 
     def go(fiber: Fiber) -> None:
-        group_of(fiber, size)
+        group_of(fiber, size, False)
         cluster, machine, engine = fiber.cta.cluster, fiber.machine, engine_of(fiber)
         ledger, text = cluster.ledger, said(fiber, ins)()
         handed = ledger.knowledge()
@@ -179,7 +179,11 @@ def commit(program: Program, ins: PtxInstruction) -> Run:
             else:
                 ranks = blocks_of(fiber, fiber.one(mask(fiber)))
                 targets += [int(at) & OFFSET | rank << RANK_SHIFT for rank in ranks]
-        barriers = [mbarrier_at(fiber, target) for target in targets]
+        ended = [target for target in targets if cluster.ctas[target >> RANK_SHIFT].exited]
+        for target in ended:
+            there = cluster.ctas[target >> RANK_SHIFT].coordinate
+            machine.problem("exit", f"{ins.opcode} arrives at an mbarrier of CTA {there}, which has ended", fiber)
+        barriers = [mbarrier_at(fiber, target) for target in targets if target not in ended]
         for barrier in barriers:
             if barrier.cta is not fiber.cta:
                 barrier.cta.remote.append((event, text))

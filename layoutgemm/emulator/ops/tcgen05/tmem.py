@@ -292,4 +292,4 @@ def touch(
         fiber.machine.trace.access(fiber, "tensor", cta, places, write, event, knows, False)
     race = tensor_of(cta).shadow.access(places, write, event, knows, False, what, event)
     if race is not None:
-        fiber.machine.problem("race", race, fiber)
+        fiber.machine.conflict(race, fiber)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -52,9 +54,23 @@ def test_a_load_into_a_buffer_still_being_read_is_a_race(policy):
     next_wait = WAIT.replace("wait:", "more:").replace("bra wait", "bra more").replace(", 0;", ", 1;")
     body = EXPECT + LOAD + WAIT + "xor.b32 %r9, %r30, 32; mad.lo.u32 %r10, %r9, 8, %r29; ld.shared.b32 %r0, [%r10];"
     again = EXPECT + LOAD + next_wait
-    assert not go(body + "bar.sync 1;" + again, policy, block=64).findings
+    assert not go(f"{body} fence.proxy.async.shared::cta; bar.sync 1; {again}", policy, block=64).findings
+    assert "race" not in go(f"{body} bar.sync 1; {again}", policy, block=64).kinds
     assert "race" in go(body + again, policy, block=64).kinds
     assert "exit" in go(body + "bar.sync 1;" + EXPECT + LOAD, policy, block=64).kinds  # no thread waits for the second
+
+
+@BOTH
+def test_a_refill_of_what_was_read_without_a_proxy_fence(policy):
+    """It rests on practice: PTX asks for a fence between a generic read and the copy that overwrites it."""
+    more = WAIT.replace("wait:", "more:").replace("bra wait", "bra more").replace(", 0;", ", 1;")
+    read = "xor.b32 %r9, %r30, 32; mad.lo.u32 %r10, %r9, 8, %r29; ld.shared.b32 %r0, [%r10];"
+    for fence, kinds in (("", ["lint"]), ("fence.proxy.async.shared::cta;", [])):
+        body = f"{EXPECT} {LOAD} {WAIT} {read} {fence} bar.sync 1; {EXPECT} {LOAD} {more}"
+        assert go(body, policy, block=64).kinds == kinds
+        assert go(body, replace(policy, strict=True), block=64).kinds == ["race" for _ in kinds]
+        late = f"{EXPECT} {LOAD} {WAIT} {read} bar.sync 1; {fence} {EXPECT} {LOAD} {more}"
+        assert go(late, replace(policy, strict=True), block=64).kinds == ["race" for _ in kinds]
 
 
 STORE = "cp.async.bulk.global.shared::cta.bulk_group [%out], [%r29], 512;"

@@ -128,7 +128,7 @@ def test_lanes_that_supply_no_address_are_not_looked_at():
     a = np.zeros(512, np.uint8)
     wild = "setp.gt.u32 %p0, %r30, 7; @%p0 mov.u32 %r10, 0xFFFFF3;"
     assert run(FILL + LOAD + wild + X1, {"a": a}, shared=512).kinds == []
-    with pytest.raises(EmulatorError, match=r"row address .* not a multiple of 16\n.*warp 0 at PTX line \d+"):
+    with pytest.raises(EmulatorError, match=r"row address .* not a multiple of 16\n.*warp 0 .*at PTX line \d+"):
         run(FILL + LOAD + "setp.eq.u32 %p0, %r30, 7; @%p0 add.u32 %r10, %r10, 8;" + X1, {"a": a}, shared=512)
 
 

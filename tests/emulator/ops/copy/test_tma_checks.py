@@ -115,10 +115,18 @@ def test_a_load_into_a_buffer_still_being_read_is_a_race() -> None:
         f"{OUT} @%p0 {ARM} @%p0 {GET} SECOND: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r2], 1; @!%p1 bra SECOND;"
     )
     memory = np.arange(64 * 64, dtype=np.uint16).view(np.uint8)
-    for width, kinds in ((32, []), (64, ["race"])):
-        body = f"{BEGIN} mov.u32 %r10, 1024; @!%p0 bra WAIT; {ARM} {GET} {WAIT} {again}"
-        result = run(body, setting(PAIR, memory, out=np.zeros(1024, np.uint8)), shared=SHARED, block=width)
-        assert result.kinds == kinds
+    for width, fence, policy, kinds in (
+        (32, "", None, ["lint"]),  # its own reads need a proxy fence by PTX's word
+        (32, "", Policy(strict=True), ["race"]),
+        (32, "fence.proxy.async.shared::cta;", Policy(strict=True), []),
+        (64, "", None, ["race"]),
+    ):
+        body = f"{BEGIN} mov.u32 %r10, 1024; @!%p0 bra WAIT; {ARM} {GET} {WAIT} {OUT} {fence} {again[len(OUT) :]}"
+        setup = setting(PAIR, memory, out=np.zeros(1024, np.uint8))
+        result = run(body, setup, shared=SHARED, block=width, policy=policy)
+        assert result.kinds == kinds, (width, fence, policy)
+        if kinds == ["lint"]:
+            assert "Policy(strict=True) makes this a finding" in result.findings[0].message
 
 
 def test_stores_have_to_be_fenced() -> None:
@@ -127,29 +135,32 @@ def test_stores_have_to_be_fenced() -> None:
     for fence, kinds in (
         (FENCE, []),
         ("bar.sync 0;", ["race"]),
-        # Each lane fences what it wrote, and the one that stores knows nothing of it; lanes="off" takes a warp as one.
-        ("bar.sync 0; fence.proxy.async.shared::cta;", ["race"]),
         ("bar.sync 0; fence.proxy.async.shared::cta; bar.warp.sync -1;", []),
         ("", ["race"]),
     ):
         for policy in POLICIES:
             assert store(tmap, memory, source, (0, 0), fence=fence, policy=policy).kinds == kinds, (fence, policy)
+    # Each lane fences what it wrote, and the one that stores knows nothing of it; lanes="off" takes a warp as one.
     late = "bar.sync 0; fence.proxy.async.shared::cta;"
-    for policy in (Policy(strict=False), Policy(lanes="off")):
-        assert not store(tmap, memory, source, (0, 0), fence=late, policy=policy).findings
+    for policy, kinds in ((Policy(fences="writers"), ["race"]), (Policy(fences="writers", lanes="off"), [])):
+        assert store(tmap, memory, source, (0, 0), fence=late, policy=policy).kinds == kinds
+    assert store(tmap, memory, source, (0, 0), fence=late).kinds == ["lint"]
 
 
 def test_another_warps_writes_need_its_own_fence() -> None:
-    """64 threads fill the tile; a fence by the storing thread alone, after the barrier, counts only if not strict."""
+    """64 threads fill the tile; a fence by the storing thread alone, after the barrier, is what PTX asks for."""
     tmap, memory = tiled("i32", (32, 8), (32, 8), "none")
     fill = "mad.lo.u32 %r3, %r0, 16, %r1; st.shared.v4.b32 [%r3], {%r0, %r0, %r0, %r0};"
     body = f"""mov.u32 %r0, %tid.x; mov.u32 %r1, smem; setp.eq.u32 %p0, %r0, 0; {fill}
     bar.sync 0; @!%p0 bra END; fence.proxy.async.shared::cta;
     {STORE.format(rank=2)} [%map, {{0, 0}}], [%r1]; {COMMIT} cp.async.bulk.wait_group 0;
     END:"""
-    for strict, kinds in ((True, ["race"]), (False, [])):
-        result = run(body, setting(tmap, memory), shared=SHARED, block=64, policy=Policy(strict=strict))
+    for policy, kinds in ((Policy(strict=True), ["race"]), (Policy(fences="writers"), ["race"]), (None, ["lint"])):
+        result = run(body, setting(tmap, memory), shared=SHARED, block=64, policy=policy)
         assert result.kinds == kinds
+    assert 'Policy(fences="writers") asks for that' in result.findings[0].message
+    without = body.replace("fence.proxy.async.shared::cta;", "")
+    assert run(without, setting(tmap, memory), shared=SHARED, block=64).kinds == ["race"]
 
 
 def test_overwriting_the_source_of_a_pending_store_is_a_race() -> None:

@@ -427,6 +427,18 @@ def test_generic_writes_need_a_proxy_fence_and_a_barrier():
     assert any("nothing orders them" in f.message for f in found.findings)
 
 
+def test_the_fence_may_stand_behind_the_barrier() -> None:
+    """Triton's order is st.shared, bar.sync, fence, wgmma: right by PTX, and lint since the writers do not fence."""
+    writers = "  fence.proxy.async.shared::cta;\n  bar.sync 0;\n"
+    late = "  bar.sync 0;\n  fence.proxy.async.shared::cta;\n"
+    found = broken(BASE, writers, late)
+    assert set(found.kinds) == {"lint"} and 'Policy(fences="writers")' in found.findings[0].message
+    assert set(broken(BASE, writers, late, Policy(fences="writers")).kinds) == {"race"}
+    # One thread's fence is for the path through that thread.
+    one = late.replace("  fence", "  setp.eq.u32 %stop, %tid.x, 0;\n  @%stop fence")
+    assert "race" in broken(BASE, writers, one).kinds
+
+
 @pytest.mark.parametrize("operand", "AB")
 def test_a_write_after_the_proxy_fence_is_not_seen(operand):
     found = broken(BASE, "  bar.sync 0;\n", f"  st.shared.b32 [%s{operand}], %w;\n  bar.sync 0;\n")

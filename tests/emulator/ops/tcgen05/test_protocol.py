@@ -222,6 +222,24 @@ def test_a_block_has_to_know_of_the_commit_before_it_ends():
     assert any("CTA (1, 0, 0) ends without knowing of tcgen05.commit" in finding.message for finding in found.findings)
 
 
+def test_a_commit_to_a_block_that_has_ended():
+    """Block 1 tells block 0 that it is done, and ends; a multicast commit of block 0 then arrives there too."""
+    meet = "barrier.cluster.arrive; barrier.cluster.wait;"
+    body = f"""mov.u32 %r30, %tid.x; mov.u32 %r20, fixed; setp.eq.u32 %p0, %r30, 0; mov.u32 %r25, %cluster_ctarank;
+    @%p0 mbarrier.init.shared.b64 [%r20], 1; add.u32 %r21, %r20, 8; @%p0 mbarrier.init.shared.b64 [%r21], 32;
+    fence.mbarrier_init.release.cluster; {meet} mapa.shared::cluster.u32 %r22, %r21, 0; setp.ne.u32 %p1, %r25, 0;
+    @!%p1 bra WAITS; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r22]; LATER bra END;
+    WAITS: L: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [%r21], 0; @!%p2 bra L;
+    @%p0 tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%r20], 3;
+    END:"""
+    settings = {"block": 32, "grid": 2, "cluster": 2, "shared": 1024, "static": 64, "target": "sm_100a"}
+    found = run(body.replace("LATER", ""), {}, **settings)
+    assert any("mbarrier of CTA (1, 0, 0), which has ended" in one.message for one in found.findings)
+    assert set(found.kinds) == {"exit"}
+    waits = "M: mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r20], 0; @!%p3 bra M;"
+    assert run(body.replace("LATER", waits), {}, **settings).kinds == []
+
+
 def test_a_commit_releases_its_threads_accesses():
     wait = "  @!%done bra wait;\n"
     text = BASE.text.replace("  tcgen05.commit", "  st.shared.b32 [%s], %w;\n  tcgen05.commit")

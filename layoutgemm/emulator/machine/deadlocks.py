@@ -1,0 +1,69 @@
+"""The report of a deadlock: each waiting warp, and each barrier that something arrived at or waits for.
+
+A barrier's own lines come from its operation (`ops/barrier.py`), registered in the cluster's or the block's scratch
+under "states".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from ..findings import with_roles
+
+if TYPE_CHECKING:
+    from .interpreter import Cluster, Cta, Fiber
+
+STATES = "states"  # key of the scratch
+MOST = 60  # lines of a report
+
+
+def numbered(numbers: Iterable[int]) -> str:
+    """Numbers as ranges.
+
+    >>> numbered([0, 1, 2, 3, 8])
+    '0..3, 8'
+    """
+    out: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if out and out[-1][1] == number - 1:
+            out[-1][1] = number
+        else:
+            out.append([number, number])
+    return ", ".join([str(first) if first == last else f"{first}..{last}" for first, last in out])
+
+
+def warps(cta: Cta, numbers: Iterable[int]) -> str:
+    """Warps of a block by their roles: "warps 0..3 (multiplies), warp 4 (loads by TMA)"."""
+    by_role: dict[str, list[int]] = {}
+    for number in sorted(set(numbers)):
+        by_role.setdefault(cta.warps[number].role(), []).append(number)
+    return ", ".join([
+        f"warp{'s' if len(some) > 1 else ''} {numbered(some)} ({role})" for role, some in by_role.items()
+    ])  # fmt: skip
+
+
+def fibers(waiting: Sequence[Fiber]) -> list[str]:
+    """Waiting warps with their instructions, those of one block, instruction and role together."""
+    groups: dict[tuple[str, str, bool], list[Fiber]] = {}
+    for fiber in waiting:
+        whole = fiber.lanes == fiber.warp.alive
+        place = str(fiber.ins) if fiber.ins is not None else "its first instruction"
+        groups.setdefault((str(fiber.cta.coordinate), place, whole), []).append(fiber)
+    lines = []
+    for (coordinate, place, whole), some in groups.items():
+        lanes = "" if whole else f", lanes {', '.join(sorted({hex(fiber.lanes) for fiber in some}))} of them"
+        named = warps(some[0].cta, [fiber.warp.number for fiber in some])
+        lines.append(f"CTA {coordinate} {named}{lanes}: {place}")
+    return lines
+
+
+def stuck(cluster: Cluster) -> str:
+    """All that a person needs to see why no thread can go on."""
+    lines = ["no thread can go on:", *[f"  {line}" for line in fibers(cluster.fibers)]]
+    for scratch in (cluster.scratch, *[cta.scratch for cta in cluster.ctas]):
+        for state in scratch.get(STATES, ()):
+            lines += [f"  {line}" for line in state()]
+    if len(lines) > MOST:
+        lines = [*lines[:MOST], f"  and {len(lines) - MOST} more lines"]
+    return with_roles("\n".join(lines), cluster.role)

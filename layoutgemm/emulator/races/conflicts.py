@@ -1,0 +1,76 @@
+"""Two accesses that nothing orders, and the instructions that would order them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+WHO = re.compile(r"CTA (\(\d+, \d+, \d+\)) warp (\d+)")
+FENCE = (
+    "fence.proxy.async by each thread that wrote, after its writes and before the barrier that leads to the "
+    "asynchronous access, orders them."
+)
+FENCE_READS = (
+    "fence.proxy.async by each thread that read, after its reads and before it releases the buffer, orders them by "
+    "PTX's word."
+)
+ANOTHERS_FENCE = (
+    "the fence.proxy.async between the two is another thread's than the one that wrote: PTX's proxy order counts it, "
+    'CUTLASS\'s practice is that each writer fences, and Policy(fences="writers") asks for that'
+)
+REFILL = (
+    "no fence.proxy.async stands between the read and the copy that overwrites it: PTX asks for one, and pipelines of "
+    "CUTLASS go without; Policy(strict=True) makes this a finding"
+)
+# The beginning of the first access's opcode -> how a thread learns that it has happened.
+_COMPLETED = (
+    (r"cp\.(reduce\.)?async\.bulk\.(tensor\.\dd\.)?global\.shared", "cp.async.bulk.wait_group by the thread that "
+     "issued the first, then a barrier that the second's thread waits at"),
+    (r"cp\.(reduce\.)?async\.bulk", "a wait for the mbarrier that the first completes on"),
+    (r"cp\.async", "cp.async.wait_group by each thread that issued the first, then a barrier"),
+    (r"wgmma", "wgmma.wait_group by the warps of the first, then an arrival that the second's thread waits for"),
+    (r"tcgen05\.(ld|st)", "tcgen05.wait by the first's warp, then tcgen05.fence on both sides of a barrier"),
+    (r"tcgen05", "tcgen05.commit to an mbarrier after the first, and a wait for that mbarrier before the second"),
+    (r"(st|red)\.async", "a wait for the mbarrier that the first completes on"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Two accesses to one place, one of them a write.
+
+    message  both, and what is missing between them
+    orders   one sentence: the instructions that would order them
+    lint     True if practice or PTX's word, one of the two, does order them
+    """
+
+    message: str
+    orders: str
+    lint: bool = False
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def remedy(first: str, first_is_asynchronous: bool, second: str, second_is_asynchronous: bool) -> str:
+    """One sentence: the instructions that would order two accesses, as they are described.
+
+    >>> remedy("st.shared at PTX line 9 by CTA (0, 0, 0) warp 0", False, "ld.shared by CTA (0, 0, 0) warp 1", False)
+    'bar.sync of both warps between the two orders them; so does an mbarrier that the first arrives at.'
+    """
+    if first_is_asynchronous or first.startswith(("cp.async", "st.async", "red.async")):
+        how = next((said for opcode, said in _COMPLETED if re.match(opcode, first)), "a wait for the first's end")
+        return f"What orders them: {how}."
+    ours, theirs = WHO.search(second), WHO.search(first)
+    if ours is None or theirs is None:
+        return "A barrier between the two orders them."
+    if ours[1] != theirs[1]:
+        return "barrier.cluster.arrive and .wait between the two order them; so does an mbarrier of one of the blocks."
+    if ours[2] == theirs[2]:
+        return "bar.warp.sync between the two orders them."
+    if second_is_asynchronous:
+        return (
+            "An arrival of every warp that does the first, at an mbarrier or a named barrier that the second's thread "
+            "waits for, orders them."
+        )
+    return "bar.sync of both warps between the two orders them; so does an mbarrier that the first arrives at."
