@@ -12,12 +12,12 @@ Every product is `layoutgemm.matmul` or `layoutgemm.scaled_matmul`, with their r
 >>> from layoutgemm.nn import swap_linears
 >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU()).bfloat16()
 >>> print(swap_linears(model))
-replaced  0  by Linear
+replaced  0  by DenseLinear
 1 of 1 linear layers replaced
 """
 
 from .gated import GatedMLP
-from .linear import Linear
+from .linear import DenseLinear as Linear
 from .scaled import ScaledLinear
 from .swap import Swapped, Swaps, swap_linears
 

@@ -8,7 +8,7 @@ import torch
 
 from ..errors import OperandError
 from ..torch_op.bias_activation import GATES
-from .linear import Linear
+from .linear import DenseLinear
 
 NAMES = ("gate_proj", "up_proj", "down_proj")
 
@@ -42,10 +42,10 @@ class GatedMLP(torch.nn.Module):
             raise OperandError(f"activation {activation!r}: of gated products known are {', '.join(map(repr, GATES))}")
         super().__init__()
         self.names = names
-        self.gate_up = Linear(
+        self.gate_up = DenseLinear(
             in_features, 2 * hidden_features, bias, device, dtype, activation=activation, allow_tf32=allow_tf32
         )
-        self.down = Linear(hidden_features, in_features, bias, device, dtype, allow_tf32=allow_tf32)
+        self.down = DenseLinear(hidden_features, in_features, bias, device, dtype, allow_tf32=allow_tf32)
         self.register_state_dict_post_hook(_apart)
         self.register_load_state_dict_pre_hook(_together)
 

@@ -8,7 +8,7 @@ from ..torch_op.checks import check_activation
 from ..torch_op.operator import matmul
 
 
-class Linear(torch.nn.Linear):
+class DenseLinear(torch.nn.Linear):
     """activation(x @ weight.T + bias): torch.nn.Linear in one kernel.
 
     in_features, out_features, bias, device, dtype  as torch.nn.Linear has them; x is (..., in_features)
@@ -21,7 +21,7 @@ class Linear(torch.nn.Linear):
 
     Raises OperandError or TensorError as `layoutgemm.matmul`; OperandError for an activation that is not known.
 
-    >>> layer = Linear(2, 2, activation="relu", dtype=torch.bfloat16)
+    >>> layer = DenseLinear(2, 2, activation="relu", dtype=torch.bfloat16)
     >>> _ = layer.load_state_dict({"weight": torch.eye(2), "bias": torch.tensor([0.0, -3.0])})
     >>> layer(torch.tensor([[1.0, 2.0]]).bfloat16()).tolist()
     [[1.0, 0.0]]
@@ -37,11 +37,13 @@ class Linear(torch.nn.Linear):
         self.activation, self.allow_tf32 = activation, allow_tf32
 
     @classmethod
-    def of(cls, layer: torch.nn.Linear, *, activation: str | None = None, allow_tf32: bool | None = None) -> Linear:
+    def of(
+        cls, layer: torch.nn.Linear, *, activation: str | None = None, allow_tf32: bool | None = None
+    ) -> DenseLinear:
         """The layer with the parameters of another: the same tensors, so that ties and optimizers stay.
 
         >>> layer = torch.nn.Linear(2, 3)
-        >>> Linear.of(layer).weight is layer.weight
+        >>> DenseLinear.of(layer).weight is layer.weight
         True
         """
         sizes = layer.in_features, layer.out_features

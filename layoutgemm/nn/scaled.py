@@ -20,7 +20,6 @@ from ..torch_op.operator import matmul
 from ..torch_op.scaled_grouped import DEPTH, scaled_matmul
 from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE
 
-Context = torch.autograd.function.FunctionCtx
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FLOAT8).max
 _SMALLEST = 2.0**-100  # a block of zeros has this scale
@@ -200,7 +199,11 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, kind: torch.dtype
+        ctx: torch.autograd.function.FunctionCtx,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        scale: torch.Tensor,
+        kind: torch.dtype,
     ) -> torch.Tensor:
         ctx.save_for_backward(weight, scale)
         ctx.like = x.dtype
@@ -208,6 +211,6 @@ class _StraightThrough(torch.autograd.Function):
         return scaled_matmul(eight, of_rows, weight.mT, scale, recipe_a=BLOCK, recipe_b=SQUARE, out_dtype=kind)
 
     @staticmethod
-    def backward(ctx: Context, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         weight, scale = ctx.saved_tensors
         return matmul(grad, dequantized(weight, scale, grad.dtype)).to(ctx.like), None, None, None

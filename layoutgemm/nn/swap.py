@@ -13,7 +13,7 @@ from ..errors import LayoutError, OperandError
 from ..torch_op.bias_activation import ACTIVATIONS, GATES
 from ..torch_op.checks import autocast, check_types
 from .gated import NAMES, GatedMLP
-from .linear import Linear
+from .linear import DenseLinear
 from .scaled import ScaledLinear
 
 Where = Callable[[str, torch.nn.Module], bool]
@@ -88,7 +88,7 @@ def swap_linears(
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 2)).bfloat16()
     >>> print(swap_linears(model, where="0"))
-    replaced  0  by Linear
+    replaced  0  by DenseLinear
     left      1: not in where='0'
     1 of 2 linear layers replaced
     """
@@ -103,14 +103,16 @@ def swap_linears(
     shared = _shared_weights(model)
     made: dict[torch.nn.Module, torch.nn.Module] = {}
     for name, layer in list(model.named_modules()):
-        if isinstance(layer, Linear | ScaledLinear) or not isinstance(layer, torch.nn.Linear):
+        if isinstance(layer, DenseLinear | ScaledLinear) or not isinstance(layer, torch.nn.Linear):
             continue
         reason = asked(name, layer) or _reason(layer, allow_tf32)
         if not reason and weights == "fp8" and (others := shared.get(layer.weight)):
             reason = f"its weight is tied to {', '.join(others - {name}) or 'another name'}, which needs it as it is"
         if not reason:
             try:
-                made[layer] = ScaledLinear.of(layer) if weights == "fp8" else Linear.of(layer, allow_tf32=allow_tf32)
+                made[layer] = (
+                    ScaledLinear.of(layer) if weights == "fp8" else DenseLinear.of(layer, allow_tf32=allow_tf32)
+                )
             except LayoutError as error:
                 reason = str(error)
         found.append(Swapped(name, reason=reason) if reason else Swapped(name, type(made[layer]).__name__))

@@ -103,7 +103,7 @@ def test_gated_mlps_are_recognised_by_their_values(act: Any, extra: bool, fits: 
     state, x = copy.deepcopy(model.state_dict()), torch.randn(5, 16).to(BF16)
     want = model["mlp"](x).detach()
     swaps = swap_linears(model, gated=True)
-    assert {each.by for each in swaps.replaced} == {"GatedMLP" if fits else "Linear"} and len(swaps.replaced) == 3
+    assert {each.by for each in swaps.replaced} == {"GatedMLP" if fits else "DenseLinear"} and len(swaps.replaced) == 3
     assert isinstance(model["mlp"], GatedMLP) == fits
     assert set(state) == set(model.state_dict())
     assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
