@@ -16,7 +16,7 @@ from ..torch_op.bias_activation import ACTIVATIONS
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)
 
 
-class Pattern(NamedTuple):
+class ActivationPattern(NamedTuple):
     """An activation as a graph of one placeholder, by its last node."""
 
     name: str
@@ -37,18 +37,18 @@ class Match(NamedTuple):
 
 
 @functools.cache
-def patterns(kind: torch.dtype, rank: int) -> tuple[Pattern, ...]:
+def patterns(kind: torch.dtype, rank: int) -> tuple[ActivationPattern, ...]:
     """The activations of a tensor of that type, as Inductor decomposes them; the longest first.
 
     >>> [pattern.name for pattern in patterns(torch.float32, 2)][-1] in ACTIVATIONS
     True
     """
-    found: dict[str, Pattern] = {}
+    found: dict[str, ActivationPattern] = {}
     for name, activation in ACTIVATIONS.items():
         graph = _traced(activation, torch.ones((3, 5, 7)[:rank], dtype=kind))
         last = next(node for node in graph.nodes if node.op == "output").args[0]
         if isinstance(last, Node):
-            found[name] = Pattern(name, last, len(graph.nodes))
+            found[name] = ActivationPattern(name, last, len(graph.nodes))
     return tuple(sorted(found.values(), key=lambda pattern: -pattern.size))
 
 

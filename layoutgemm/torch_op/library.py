@@ -316,7 +316,8 @@ def _(
         return torch.ops.layoutgemm.finished(x, y, bias, activation, out_dtype, config, allow_tf32), 0
     value = torch.ops.layoutgemm.matmul(x, y, wide_type(a.dtype), config, allow_tf32)
     lines = bias.movedim(in_dims[2], 0)
-    wide = lines.reshape(lines.shape[0], *(1,) * (value.ndim - 2), lines.shape[1])
+    inner = value.ndim - (in_dims[:2] != (None, None))  # of one slice's product
+    wide = lines.reshape(lines.shape[0], *(1,) * (inner - 1), lines.shape[1])
     return by_torch(value, wide, activation, out_dtype), 0
 
 
