@@ -34,6 +34,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("kernels",),
     ("interop",),
     ("torch_op", "bench"),
+    ("nn", "inductor", "distributed"),
     ("cli", "__main__", "pytest_plugin"),
 )
 ROW = {name: number for number, row in enumerate(ROWS) for name in row}
@@ -68,7 +69,17 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "cutlass": ("kernels/dsl", "kernels/*/device", "kernels/compile", "interop", "emulator/host"),
     "cuda": ("kernels/dsl", "kernels/compile", "kernels/run", "emulator/host"),
     "tvm_ffi": ("emulator/host",),
-    "torch": ("torch_op", "bench", "kernels/run", "kernels/ladder", "cli", "emulator/host"),
+    "torch": (
+        "torch_op",
+        "bench",
+        "nn",
+        "inductor",
+        "distributed",
+        "kernels/run",
+        "kernels/ladder",
+        "cli",
+        "emulator/host",
+    ),
     "sympy": ("layouts/symbols",),
     "pynvml": ("bench",),
     "pytest": ("",),

@@ -1,6 +1,8 @@
-"""torch.ops.layoutgemm.matmul and gated: products as torch's compiler, autograd and functorch see them.
+"""torch.ops.layoutgemm.matmul, finished and gated: products as torch's compiler, autograd and functorch see them.
 
     matmul(Tensor a, Tensor b, ScalarType? out_dtype=None, str config="", bool? allow_tf32=None) -> Tensor
+    finished(Tensor a, Tensor b, Tensor? bias, str? activation, ScalarType out_dtype, str config="",
+             bool? allow_tf32=None) -> Tensor
     gated(Tensor a, Tensor b, str activation, ScalarType out_dtype, str config="", bool? allow_tf32=None) -> Tensor
 
 a and b have two dimensions or more. `config` is a configuration as `torch_op.prepared.config_text` writes it. The
@@ -9,7 +11,8 @@ derivatives are products too, through the same operator, so they have derivative
     C = A @ B  -->  dA = dC @ B^T,  dB = A^T @ dC, summed over the dimensions along which A or B was stretched
                     dC = dA @ B + A @ dB in forward mode
 
-A gated product has none: b = [gate | up] is (K, 2n), and C = act(a @ gate) * (a @ up) has n columns.
+Finished and gated products have none. A finished one is activation(a @ b + bias), rounded once. Of a gated one
+b = [gate | up] is (K, 2n), and C = act(a @ gate) * (a @ up) has n columns.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from .autograd.products import check_derivable, gradients
 from .bias_activation import GATES, by_torch, gate_by_torch
 from .checks import (
     autocast,
+    check_activation,
+    check_finish,
     check_gated_type,
     check_matrices,
     check_sizes,
@@ -39,7 +44,7 @@ from .checks import (
     sizes_later,
     transforms,
 )
-from .compute import gated_product, product, wide_type
+from .compute import finished_product, gated_product, product, wide_type
 from .prepared import Config, config_text
 from .problem import half
 
@@ -222,6 +227,65 @@ def with_autocast(library: torch.library.Library, name: str) -> None:
 with_autocast(_library, "matmul")
 
 
+# ---------------------------------------------------------------------------------------------------- finished products
+
+
+@torch.library.custom_op("layoutgemm::finished", mutates_args=())
+def _finished(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype,
+    config: str = "", allow_tf32: bool | None = None,
+) -> torch.Tensor:  # fmt: skip
+    kind = _check_finished(a, b, bias, activation, out_dtype, allow_tf32)[1]
+    return finished_product(a, b, bias, activation, kind, configured(config))
+
+
+def _check_finished(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype,
+    allow_tf32: bool | None,
+) -> tuple[tuple[int, ...], torch.dtype]:  # fmt: skip
+    """The shape and type of the result."""
+    check_operands({"a": a, "b": b} if bias is None else {"a": a, "b": b, "bias": bias})
+    check_matrices(a, b, allow_tf32)
+    check_activation(activation)
+    if activation in GATES:
+        raise OperandError(f"activation {activation!r}: torch.ops.layoutgemm.gated has it")
+    kind, shape = output_type(a, b, out_dtype), fake_shape(a, b)
+    check_finish(bias, activation, shape, kind)
+    return shape, kind
+
+
+@_finished.register_fake
+def _(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype,
+    config: str = "", allow_tf32: bool | None = None,
+) -> torch.Tensor:  # fmt: skip
+    shape, kind = _check_finished(a, b, bias, activation, out_dtype, allow_tf32)
+    configured(config)
+    return a.new_empty(shape, dtype=kind)
+
+
+def _unfinished(a: torch.Tensor, b: torch.Tensor, *others: object) -> torch.Tensor:
+    raise OperandError("torch.ops.layoutgemm.finished has no derivative; matmul(a, b, bias=, activation=) has")
+
+
+with_autograd("finished", _unfinished)
+
+
+@_finished.register_vmap
+def _(
+    info: object, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
+    activation: str | None, out_dtype: torch.dtype, config: str = "", allow_tf32: bool | None = None,
+) -> tuple[torch.Tensor, int]:  # fmt: skip
+    x, y = aligned(in_dims, a, b)
+    if bias is None or in_dims[2] is None:
+        return torch.ops.layoutgemm.finished(x, y, bias, activation, out_dtype, config, allow_tf32), 0
+    value = torch.ops.layoutgemm.matmul(x, y, wide_type(a.dtype), config, allow_tf32)
+    lines = bias.movedim(in_dims[2], 0)
+    inner = value.ndim - (in_dims[:2] != (None, None))  # of one slice's product
+    wide = lines.reshape(lines.shape[0], *(1,) * (inner - 1), lines.shape[1])
+    return by_torch(value, wide, activation, out_dtype), 0
+
+
 # ------------------------------------------------------------------------------------------------------- gated products
 
 
@@ -278,6 +342,15 @@ def gated_operator(a: torch.Tensor, b: torch.Tensor, activation: str, kind: torc
     return value.squeeze(-2) if a.ndim == 1 else value
 
 
+def finished_operator(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None, kind: torch.dtype, config: str
+) -> torch.Tensor:
+    """The operator on an a of any rank, of operands that have been checked."""
+    rows = a.unsqueeze(0) if a.ndim == 1 else a
+    value: torch.Tensor = torch.ops.layoutgemm.finished(rows, b, bias, activation, kind, config, True)
+    return value.squeeze(-2) if a.ndim == 1 else value
+
+
 # ------------------------------------------------------------------------------------------------------ calls of matmul
 
 
@@ -288,9 +361,14 @@ def recorded_product(
     """The product that torch's dispatcher sees, and torch's own operators for what follows it."""
     gated = activation in GATES
     finishes = bias is not None or activation is not None
-    fused = gated and bias is None and not differentiated(a, b) and (torch.compiler.is_compiling() or not transforms())
+    # Operators without derivatives: one kernel, where nothing is recorded and no transform maps their operands.
+    alone = not differentiated(a, b, bias) and (torch.compiler.is_compiling() or not transforms())
+    fused = gated and bias is None and alone
     if fused:
         value = gated_operator(a, b, str(activation), kind, config_text(config))
+    elif finishes and not gated and alone and b.ndim > 1:
+        value = finished_operator(a, b, bias, activation, kind, config_text(config))
+        finishes = False
     else:
         wide = torch.float32 if gated else wide_type(a.dtype)
         value = dispatched(a, b, wide if finishes else kind, config)

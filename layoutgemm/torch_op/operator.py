@@ -92,9 +92,9 @@ def matmul(
     bias        float32, bfloat16, float16 or integers of up to 32 bits, added along the last dimension; to a product
                 that is stored as int32 such integers, and a sum that int32 does not hold is refused. activation one of
                 relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh. Both happen in the kernel, in float32, before the
-                one rounding; by torch on a float32 product under torch.compile, and where derivatives are recorded of
-                an activation other than relu; on the CPU in float64. "tanh" in the kernel is the hardware's for a
-                product of 16 bits or fewer: relative error 2**-11
+                one rounding; by torch on a float32 product where derivatives are recorded of an activation other than
+                relu; on the CPU in float64. "tanh" in the kernel is the hardware's for a product of 16 bits or fewer:
+                relative error 2**-11
                 "swiglu" and "geglu" are gated products: b holds the gate's n columns and, beside them, the n that it
                 multiplies, and the result has n: silu(a @ b[..., :n]) * (a @ b[..., n:]), or gelu. One kernel for a b
                 whose columns are contiguous (the transpose of (2n, K) weights) and no bias; with a bias, of 2n, and for

@@ -138,7 +138,7 @@ def test_export_and_trace() -> None:
 
     a, b = normal(4, 8), normal(8, 5)
     exported = torch.export.export(Model(), (a, b))
-    assert any("layoutgemm.matmul" in str(node.target) for node in exported.graph.nodes)
+    assert any("layoutgemm.finished" in str(node.target) for node in exported.graph.nodes)
     assert torch.equal(exported.module()(a, b), Model()(a, b))
     traced = torch.jit.trace(lambda x: matmul(x, b), a)
     other = a + 1
@@ -219,3 +219,16 @@ def test_modes_see_the_operator() -> None:
     with Watch():
         matmul(normal(4, 8), normal(8, 5))
     assert "layoutgemm.matmul.default" in seen
+
+
+@pytest.mark.parametrize("activation", [None, "gelu"])
+def test_finished_operator_is_checked_by_torch_and_maps_its_bias(activation: Any) -> None:
+    finished = torch.ops.layoutgemm.finished
+    a, b, bias = normal(5, 8, dtype=BF16), normal(8, 6, dtype=BF16), normal(3, 6)
+    results = torch.library.opcheck(finished, (a, b, bias[0], activation, BF16))
+    assert set(results.values()) == {"SUCCESS"}, results
+    mapped = torch.vmap(lambda z: finished(a, b, z, activation, F32))(bias)
+    each = torch.stack([finished(a, b, z, activation, F32) for z in bias])
+    assert torch.allclose(mapped, each, rtol=1e-5, atol=1e-5)
+    with pytest.raises(OperandError, match="no derivative"):
+        finished(a.float().requires_grad_(), b.float(), None, activation, F32, "", True)

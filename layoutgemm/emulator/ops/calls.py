@@ -98,7 +98,7 @@ def _printing(
             fiber.machine.printed.append((block, 32 * fiber.warp.number + lane, text))
         if into is not None:
             raw = counts[bool_of(fiber.lanes)].astype(np.uint32).view(np.uint8).reshape(-1, 4)
-            store_local(fiber, into(fiber), fiber.lanes, "param", raw, 0)
+            store_local(fiber, into(fiber), fiber.lanes, "param", raw, None)
         elif register is not None:
             fiber.registers[register] = counts
 

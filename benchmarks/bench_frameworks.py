@@ -1,0 +1,117 @@
+"""Times layoutgemm inside torch's frameworks against torch's own choice, on the current GPU.
+
+    python benchmarks/bench_frameworks.py
+
+A line for each door and size: us of torch, us of layoutgemm, and the ratio (above 1: layoutgemm is faster). Operands
+are random normal and larger than L2 in rotation; results are compared before anything is timed, contenders alternate,
+and times are medians of CUDA events.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from layoutgemm import inductor
+from layoutgemm.nn import swap_linears
+
+BF16 = torch.bfloat16
+Run = Callable[[Any], Any]
+SIZES = [(16, 4096, 14336), (1024, 4096, 14336), (8192, 4096, 14336)]  # rows, width, hidden width
+ROUNDS, INPUTS = 50, 8
+
+
+class Mlp(torch.nn.Module):
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(width, hidden), torch.nn.Linear(hidden, width)
+
+    def forward(self, x: Any) -> Any:
+        return self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+class GatedMlp(torch.nn.Module):
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = (torch.nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.down_proj, self.act_fn = torch.nn.Linear(hidden, width, bias=False), torch.nn.SiLU()
+
+    def forward(self, x: Any) -> Any:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+def timed(calls: list[Callable[[Any], Any]], inputs: list[Any]) -> list[float]:
+    """Median us of each contender, taken in turns."""
+    times: list[list[float]] = [[] for _ in calls]
+    for index in range(ROUNDS):
+        for which, call in enumerate(calls):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            call(inputs[index % len(inputs)])
+            end.record()
+            end.synchronize()
+            times[which].append(start.elapsed_time(end) * 1e3)
+    return [statistics.median(each) for each in times]
+
+
+def line(
+    name: str, size: tuple[int, ...], theirs: Callable[[Any], Any], ours: Callable[[Any], Any], bound: float
+) -> None:
+    inputs = [torch.randn(size[0], size[1], device="cuda", dtype=BF16) for _ in range(INPUTS)]
+    want, got = theirs(inputs[0]), ours(inputs[0])
+    if isinstance(want, torch.Tensor):
+        off = float((got.float() - want.float()).abs().max() / want.float().abs().max())
+        assert off <= bound, f"{name} {size}: off by {off}"
+    slow, fast = timed([theirs, ours], inputs)
+    said = f"torch {slow:9.1f} us   layoutgemm {fast:9.1f} us   {slow / fast:.3f}"
+    print(f"{name:<34} {'x'.join(map(str, size)):<18} {said}")
+
+
+def apart(model: Any) -> Any:
+    """A copy whose forward is a code object of its own: Dynamo keeps what it compiled by code, not by module."""
+    made, forward = copy.deepcopy(model), type(model).forward
+    own = types.FunctionType(forward.__code__.replace(), forward.__globals__, "forward")
+    made.__class__ = type(type(model).__name__, (type(model),), {"forward": own})
+    return made
+
+
+def step(model: Any) -> Callable[[Any], None]:
+    def run(x: Any) -> None:
+        model(x).square().mean().backward()
+        model.zero_grad(set_to_none=True)
+
+    return run
+
+
+def main() -> None:
+    print(torch.cuda.get_device_name(), "torch", torch.__version__)
+    for rows, width, hidden in SIZES:
+        size = rows, width, hidden
+        for kind, gated in ((Mlp, False), (GatedMlp, True)):
+            theirs = kind(width, hidden).to("cuda", BF16)
+            ours = torch.nn.ModuleDict({"mlp": copy.deepcopy(theirs)})
+            swaps = swap_linears(ours, gated=gated)
+            assert not swaps.left, str(swaps)
+            name = kind.__name__
+            with torch.no_grad():
+                line(f"nn {name}, eager", size, theirs, ours["mlp"], 0.03)
+                compiled = torch.compile(apart(theirs), mode="max-autotune-no-cudagraphs")
+                compiled(torch.randn(rows, width, device="cuda", dtype=BF16))
+                with inductor.register() as registered:
+                    mine = torch.compile(apart(theirs), mode="max-autotune-no-cudagraphs")
+                    mine(torch.randn(rows, width, device="cuda", dtype=BF16))
+                line(f"inductor {name}, max-autotune", size, compiled, mine, 0.03)
+                print(registered)
+                eight = torch.nn.ModuleDict({"mlp": copy.deepcopy(theirs)})
+                swap_linears(eight, weights="fp8")
+                line(f"nn {name}, float8 weights", size, theirs, eight["mlp"], 0.2)
+            line(f"nn {name}, training step", size, step(theirs), step(ours["mlp"]), 0.03)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""register() and unregister(): layoutgemm's hooks in torch._inductor.config, and their removal."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from ..errors import OperandError
+from ..torch_op.operator import matmul
+from ..torch_op.scaled_grouped import operators as _scaled_operators  # noqa: F401
+from .rewrite import PRODUCTS, GraphReport, rewrite_graph
+
+HOOKS = ("external_matmul", "post_grad_custom_post_pass")
+DEFAULT = tuple(name for name in PRODUCTS if name != "mm")
+_active: list[Registration] = []
+
+
+def layoutgemm_matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> None:
+    """a @ b into `out`: the function that Inductor's autotuning times beside its own."""
+    matmul(a, b, out=out, out_dtype=out.dtype)
+
+
+class Registration:
+    """The hooks of one register(), a context manager that removes them.
+
+    graphs  a report of each graph that was compiled since, the oldest first
+    """
+
+    def __init__(self, products: frozenset[str], devices: frozenset[str], autotune: bool) -> None:
+        self.products, self.devices, self.autotune = products, devices, autotune
+        self.graphs: list[GraphReport] = []
+        self._before: tuple[list[Callable[..., None]], object] | None = None
+
+    def enter(self) -> Registration:
+        """Set the hooks. Raises OperandError, naming the hook, for a torch without one."""
+        config = config_with_hooks()
+        self._before = list(config.external_matmul), config.post_grad_custom_post_pass
+        if self.autotune:
+            setattr(config, HOOKS[0], [*self._before[0], layoutgemm_matmul])
+        if self.products:
+            setattr(config, HOOKS[1], _pass_of(self, self._before[1]))
+        _active.append(self)
+        return self
+
+    def remove(self) -> None:
+        """Put back the configuration that register() found. Graphs that were compiled stay as they are."""
+        if self._before is None:
+            return
+        if _active[-1] is not self:
+            raise OperandError("a later register() is active: unregister that first")
+        config = config_with_hooks()
+        for name, value in zip(HOOKS, self._before):
+            setattr(config, name, value)
+        self._before = None
+        _active.pop()
+
+    def __enter__(self) -> Registration:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
+
+    def __str__(self) -> str:
+        graphs = f"{len(self.graphs)} graph{'s' * (len(self.graphs) != 1)} seen"
+        return "\n".join([*map(str, self.graphs), graphs])
+
+
+def register(
+    products: Iterable[str] = DEFAULT, *, autotune: bool = True, devices: Iterable[str] = ("cuda",)
+) -> Registration:
+    """Let Inductor use layoutgemm in all that it compiles from here on, until `unregister()`.
+
+    products  what the pass rewrites: addmm, bmm, _scaled_mm, _grouped_mm; "mm" too if named. A mm whose result goes
+              into an activation is rewritten always. () for no pass
+    autotune  whether mm may be chosen by Inductor's autotuning (mode="max-autotune")
+    devices   of the products; on "cpu" the operators compute the float64 reference
+
+    The returned value removes the hooks as a context manager, and `graphs` says of each product what happened.
+
+    Raises OperandError for an unknown product, and for a torch without the hooks, by name and version.
+
+    >>> registered = register(["addmm"], autotune=False)
+    >>> unregister()
+    """
+    asked, on = frozenset(products), frozenset(devices)
+    if unknown := sorted(asked - set(PRODUCTS)):
+        raise OperandError(f"products {unknown}: known are {', '.join(PRODUCTS)}")
+    if unknown := sorted(on - {"cuda", "cpu"}):
+        raise OperandError(f"devices {unknown}: cuda or cpu")
+    return Registration(asked, on, autotune).enter()
+
+
+def unregister() -> None:
+    """Remove the hooks of the last register(). Raises OperandError without one."""
+    if not _active:
+        raise OperandError("unregister() without a register()")
+    _active[-1].remove()
+
+
+def config_with_hooks() -> ModuleType:
+    """torch._inductor.config. Raises OperandError, naming torch's version, where it lacks a hook."""
+    import torch._inductor.config as config
+
+    for name in HOOKS:
+        if not hasattr(config, name):
+            raise OperandError(f"torch {torch.__version__} has no torch._inductor.config.{name}: 2.11 and later have")
+    return config
+
+
+def _pass_of(registration: Registration, before: object) -> object:
+    """The pass, after those that were configured before."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    earlier: list[Callable[[torch.fx.Graph], None]]
+    earlier = list(before) if isinstance(before, (list, tuple)) else [] if before is None else [before]  # type: ignore[list-item]
+
+    class LayoutgemmPass(CustomGraphPass):
+        """Earlier passes, then the rewriting."""
+
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            for each in earlier:
+                each(graph)
+            registration.graphs.append(rewrite_graph(graph, registration.products, registration.devices))
+
+        def uuid(self) -> str | None:
+            """Identifies the pass in Inductor's cache; None, for no caching, where an earlier pass has no identity."""
+            ids = [each.uuid() if isinstance(each, CustomGraphPass) else None for each in earlier]
+            if any(x is None for x in ids):
+                return None
+            texts = [path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]
+            said = [*texts, repr(ids), repr(sorted(registration.products)), repr(sorted(registration.devices))]
+            return hashlib.sha256("\0".join(said).encode()).hexdigest()
+
+    return LayoutgemmPass()

@@ -1,0 +1,202 @@
+"""The pass that rewrites a decomposed graph's products to layoutgemm's operators.
+
+    node of the graph                  becomes torch.ops.layoutgemm.
+    ---------------------------------  ------------------------------------------------------
+    mm(a, b), bmm(a, b)                matmul, or finished where an activation follows
+    addmm(bias, a, b)                  finished(a, b, bias, activation)
+    _scaled_mm(a, b, scale_a, scale_b) scaled_matmul(a, scale_a, b, scale_b, bias, activation)
+    _grouped_mm(a, b, offs)            grouped_matmul(a, b, offs, "offs")
+
+A product is rewritten where the operator accepts the graph's fake tensors: its own checks say so, and their refusal is
+the reason in the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import Graph, Node
+
+from ..errors import LayoutError, OperandError
+from ..torch_op.prepared import target
+from .activations import Match, following
+
+_aten, _ours = torch.ops.aten, torch.ops.layoutgemm
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """One product of a graph: the node, and either its operator and what was fused, or why it was left."""
+
+    node: str
+    product: str
+    by: str = ""
+    fused: tuple[str, ...] = ()
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if not self.by:
+            return f"left       {self.node} ({self.product}): {self.reason}"
+        more = f" with {' and '.join(self.fused)}" if self.fused else ""
+        return f"rewritten  {self.node} ({self.product}) to {self.by}{more}"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphReport:
+    """The products of one graph that was compiled, in its order."""
+
+    products: tuple[Rewrite, ...] = field(default=())
+
+    @property
+    def rewritten(self) -> tuple[Rewrite, ...]:
+        """The products that are layoutgemm's now."""
+        return tuple([each for each in self.products if each.by])
+
+    @property
+    def left(self) -> tuple[Rewrite, ...]:
+        """The products that were left, each with a reason."""
+        return tuple([each for each in self.products if not each.by])
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [*map(str, self.products), f"{len(self.rewritten)} of {len(self.products)} products rewritten"]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A product read off its node, and the operator that takes its place."""
+
+    operator: Callable[..., torch.Tensor]
+    args: tuple[object, ...]
+    bias: bool = False
+
+
+Reader = Callable[[Node, "str | None"], Call]
+
+
+def rewrite_graph(graph: Graph, products: frozenset[str], devices: frozenset[str]) -> GraphReport:
+    """Rewrite a graph of aten's operators in place.
+
+    products  names of PRODUCTS; "mm" rewrites those that no activation follows, too
+    devices   "cuda", and "cpu" for tests: there the operators compute a float64 reference
+    """
+    found = []
+    for node in list(graph.nodes):
+        name = NAMES.get(node.target) if node.op == "call_function" else None
+        if name is not None:
+            found.append(_rewritten(graph, node, name, products, devices))
+    graph.lint()
+    return GraphReport(tuple(found))
+
+
+def _rewritten(graph: Graph, node: Node, name: str, products: frozenset[str], devices: frozenset[str]) -> Rewrite:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return Rewrite(node.name, name, reason="its result is not one tensor")
+    if value.device.type not in devices:
+        return Rewrite(
+            node.name, name, reason=f"it is on {value.device}, and asked for is {', '.join(sorted(devices))}"
+        )
+    match = following(node, value.dtype, value.ndim) if name != "_grouped_mm" else None
+    if name not in products and not (name == "mm" and match is not None):
+        hook = "; Inductor's autotuning may choose layoutgemm for it" if name == "mm" else ""
+        return Rewrite(node.name, name, reason=f"{name} is not asked for{hook}")
+    activation = None if match is None else match.name
+    try:
+        if value.device.type == "cuda":
+            target(value.device.index or 0)
+        call = PRODUCTS[name][1](node, activation)
+        fake = call.operator(*[_fake(x) for x in call.args])
+    except (LayoutError, RuntimeError, TypeError) as error:
+        return Rewrite(node.name, name, reason=str(error) or type(error).__name__)
+    was = node.meta["val"]
+    if tuple(fake.shape) != tuple(was.shape) or fake.dtype != was.dtype:
+        why = f"its result is {list(was.shape)} {was.dtype}, the operator's {list(fake.shape)} {fake.dtype}"
+        return Rewrite(node.name, name, reason=why)
+    _replace(graph, node, call, fake, match)
+    fused = [*["bias"] * call.bias, *([] if activation is None else [activation])]
+    return Rewrite(node.name, name, str(call.operator).removesuffix(".default"), tuple(fused))
+
+
+def _replace(graph: Graph, node: Node, call: Call, fake: torch.Tensor, match: Match | None) -> None:
+    """The operator in place of the product and its activation."""
+    with graph.inserting_after(node):
+        made = graph.call_function(call.operator, call.args)
+    made.meta = {**node.meta, "val": fake}
+    if match is None:
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+        return
+    result = made
+    if match.view is not None:
+        with graph.inserting_after(made):
+            result = graph.call_function(match.view.target, (made, *match.view.args[1:]))
+        result.meta = {**match.last.meta}
+    match.last.replace_all_uses_with(result)
+    views = () if match.view is None else (match.view,)
+    for old in sorted({node, *views, *match.inner}, reverse=True):
+        graph.erase_node(old)
+
+
+def _fake(x: object) -> object:
+    return x.meta["val"] if isinstance(x, Node) else x
+
+
+def _argument(node: Node, place: int, name: str, default: object = _MISSING) -> object:
+    """An argument of a node, by place or by name."""
+    if name in node.kwargs:
+        return node.kwargs[name]
+    if len(node.args) > place:
+        return node.args[place]
+    if default is _MISSING:
+        raise OperandError(f"{node.target} without {name}")
+    return default
+
+
+def _product(node: Node, activation: str | None) -> Call:
+    a, b = node.args[:2]
+    if activation is None:
+        return Call(_ours.matmul.default, (a, b, node.meta["val"].dtype))
+    return Call(_ours.finished.default, (a, b, None, activation, node.meta["val"].dtype))
+
+
+def _addmm(node: Node, activation: str | None) -> Call:
+    bias, a, b = node.args[:3]
+    alpha, beta = _argument(node, 4, "alpha", 1), _argument(node, 3, "beta", 1)
+    if alpha != 1 or beta != 1:
+        raise OperandError(f"alpha = {alpha}, beta = {beta}: a bias is added as it is")
+    return Call(_ours.finished.default, (a, b, bias, activation, node.meta["val"].dtype), bias=True)
+
+
+def _scaled(node: Node, activation: str | None) -> Call:
+    a, b, scale_a, scale_b = (_argument(node, i, name) for i, name in enumerate(("self", "mat2", "scale_a", "scale_b")))
+    bias = _argument(node, 4, "bias", None)
+    if _argument(node, 5, "scale_result", None) is not None:
+        raise OperandError("scale_result: the operator has no scale of its result")
+    kind = _argument(node, 6, "out_dtype", None) or node.meta["val"].dtype
+    fast = bool(_argument(node, 7, "use_fast_accum", False))
+    args = (a, scale_a, b, scale_b, bias, activation, kind, "", "", fast)
+    return Call(_ours.scaled_matmul.default, args, bias=bias is not None)
+
+
+def _grouped(node: Node, activation: str | None) -> Call:
+    a, b = node.args[:2]
+    offs, bias = _argument(node, 2, "offs", None), _argument(node, 3, "bias", None)
+    if offs is None:
+        return Call(_ours.matmul.default, (a, b, node.meta["val"].dtype))
+    args = (a, b, offs, "offs", None, None, node.meta["val"].dtype, "", "", "", bias)
+    return Call(_ours.grouped_matmul.default, args, bias=bias is not None)
+
+
+PRODUCTS: dict[str, tuple[object, Reader]] = {
+    "mm": (_aten.mm.default, _product),
+    "bmm": (_aten.bmm.default, _product),
+    "addmm": (_aten.addmm.default, _addmm),
+    "_scaled_mm": (_aten._scaled_mm.default, _scaled),
+    **({"_grouped_mm": (_aten._grouped_mm.default, _grouped)} if hasattr(_aten, "_grouped_mm") else {}),
+}
+NAMES = {operator: name for name, (operator, _) in PRODUCTS.items()}

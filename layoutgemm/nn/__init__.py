@@ -1,0 +1,24 @@
+"""Modules on layoutgemm's kernels: Linear, GatedMLP, ScaledLinear, and swap_linears, which puts them into a model.
+
+    module        computes                                        state dict
+    ------------  ----------------------------------------------  ------------------------------------------
+    Linear        activation(x @ weight.T + bias), one kernel     torch.nn.Linear's
+    GatedMLP      down(act(x @ gate.T) * (x @ up.T))              gate_proj, up_proj, down_proj
+    ScaledLinear  Linear with float8 weights, scales of blocks    torch.nn.Linear's, or with weight_scale_inv
+
+Every product is `layoutgemm.matmul` or `layoutgemm.scaled_matmul`, with their rules and refusals.
+
+>>> import torch
+>>> from layoutgemm.nn import swap_linears
+>>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU()).bfloat16()
+>>> print(swap_linears(model))
+replaced  0  by DenseLinear
+1 of 1 linear layers replaced
+"""
+
+from .gated import GatedMLP
+from .linear import DenseLinear as Linear
+from .scaled import ScaledLinear
+from .swap import Swapped, Swaps, swap_linears
+
+__all__ = ["GatedMLP", "Linear", "ScaledLinear", "Swapped", "Swaps", "swap_linears"]

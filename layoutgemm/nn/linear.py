@@ -1,0 +1,61 @@
+"""torch.nn.Linear with its product, bias and activation by `layoutgemm.matmul`."""
+
+from __future__ import annotations
+
+import torch
+
+from ..torch_op.checks import check_activation
+from ..torch_op.operator import matmul
+
+
+class DenseLinear(torch.nn.Linear):
+    """activation(x @ weight.T + bias): torch.nn.Linear in one kernel.
+
+    in_features, out_features, bias, device, dtype  as torch.nn.Linear has them; x is (..., in_features)
+    activation  None, relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh; "swiglu" and "geglu" gate the first half of
+                the columns with the second, and the result has out_features / 2
+    allow_tf32  whether float32 weights may be multiplied as tf32; default as `layoutgemm.matmul`
+
+    Parameters and state dict are torch.nn.Linear's. Trains, and works under autocast and torch.compile. While
+    derivatives are recorded, torch adds the bias and computes the activation.
+
+    Raises OperandError or TensorError as `layoutgemm.matmul`; OperandError for an activation that is not known.
+
+    >>> layer = DenseLinear(2, 2, activation="relu", dtype=torch.bfloat16)
+    >>> _ = layer.load_state_dict({"weight": torch.eye(2), "bias": torch.tensor([0.0, -3.0])})
+    >>> layer(torch.tensor([[1.0, 2.0]]).bfloat16()).tolist()
+    [[1.0, 0.0]]
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None, *,
+        activation: str | None = None, allow_tf32: bool | None = None,
+    ) -> None:  # fmt: skip
+        check_activation(activation)
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.activation, self.allow_tf32 = activation, allow_tf32
+
+    @classmethod
+    def of(
+        cls, layer: torch.nn.Linear, *, activation: str | None = None, allow_tf32: bool | None = None
+    ) -> DenseLinear:
+        """The layer with the parameters of another: the same tensors, so that ties and optimizers stay.
+
+        >>> layer = torch.nn.Linear(2, 3)
+        >>> DenseLinear.of(layer).weight is layer.weight
+        True
+        """
+        sizes = layer.in_features, layer.out_features
+        made = cls(*sizes, layer.bias is not None, device="meta", activation=activation, allow_tf32=allow_tf32)
+        made.weight, made.bias = layer.weight, layer.bias
+        return made.train(layer.training)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """activation(x @ weight.T + bias), of shape (..., out_features)."""
+        return matmul(x, self.weight.mT, bias=self.bias, activation=self.activation, allow_tf32=self.allow_tf32)
+
+    def extra_repr(self) -> str:
+        """Sizes, and what is not torch.nn.Linear's default."""
+        said = super().extra_repr()
+        return said if self.activation is None else f"{said}, activation={self.activation!r}"

@@ -1,0 +1,216 @@
+"""A linear layer with float8 weights, quantised where they are loaded.
+
+    weights (N, K) of 16 or 32 bits  --quantized-->  float8_e4m3fn (N, K), float32 scales (N / 128, K / 128)
+    x (..., K)                       --rows_of-->    float8_e4m3fn, float32 scales (..., K / 128), at each call
+
+A scale that is made here is a power of two. Then scale and value are exact in bfloat16, and a state dict that is saved
+and loaded again gives the same weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ..errors import OperandError, TensorError
+from ..torch_op.bias_activation import ACTIVATIONS, GATES
+from ..torch_op.checks import check_activation, differentiated
+from ..torch_op.operator import matmul
+from ..torch_op.scaled_grouped import DEPTH, scaled_matmul
+from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE
+
+FLOAT8 = torch.float8_e4m3fn
+LARGEST = torch.finfo(FLOAT8).max
+_SMALLEST = 2.0**-100  # a block of zeros has this scale
+
+
+def quantized(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights (N, K) as float8_e4m3fn, and their scales (N / 128, K / 128) in float32, powers of two.
+
+    Blocks at the ends are smaller. weight = value * scale, rounded to 4 bits of significand.
+
+    >>> value, scale = quantized(torch.tensor([[448.0, 7.0], [-896.0, 0.0]]))
+    >>> value.float().tolist(), scale.tolist()
+    ([[224.0, 3.5], [-448.0, 0.0]], [[2.0]])
+    """
+    wide = weight.detach().float()
+    n, k = wide.shape
+    padded = torch.nn.functional.pad(wide, (0, -k % DEPTH, 0, -n % DEPTH))
+    blocks = padded.reshape(-(-n // DEPTH), DEPTH, -(-k // DEPTH), DEPTH)
+    scale = _power_above(blocks.abs().amax((1, 3)))
+    return (wide / spread(scale, n, k)).to(FLOAT8), scale
+
+
+def _power_above(largest: torch.Tensor) -> torch.Tensor:
+    """The least powers of two by which values up to `largest` fit float8."""
+    mantissa, exponent = torch.frexp(largest.clamp_min(_SMALLEST) / LARGEST)
+    return torch.ldexp(torch.ones_like(mantissa), exponent - (mantissa == 0.5).int())
+
+
+def spread(scale: torch.Tensor, n: int, k: int) -> torch.Tensor:
+    """Scales of blocks, one for each of (N, K) weights."""
+    return scale.repeat_interleave(DEPTH, 0)[:n].repeat_interleave(DEPTH, 1)[:, :k]
+
+
+def rows_of(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x (M, K) as float8_e4m3fn, and float32 scales (M, K / 128) of 128 elements of a row.
+
+    >>> value, scale = rows_of(torch.tensor([[224.0, 1.0]]))
+    >>> value.float().tolist(), scale.tolist()
+    ([[448.0, 2.0]], [[0.5]])
+    """
+    wide = x.detach().float()
+    m, k = wide.shape
+    blocks = torch.nn.functional.pad(wide, (0, -k % DEPTH)).reshape(m, -(-k // DEPTH), DEPTH)
+    scale = _power_above(blocks.abs().amax(-1))
+    value = (blocks / scale.unsqueeze(-1)).to(FLOAT8).reshape(m, -1)[:, :k]
+    return value.contiguous(), scale
+
+
+class ScaledLinear(torch.nn.Module):
+    """activation(x @ weight.T + bias) with float8 weights: a scale for 128 x 128 weights, and for 128 of a row of x.
+
+    in_features, out_features, bias, activation  as `layoutgemm.nn.Linear`; "swiglu" and "geglu" are refused
+    dtype  of state dicts, bias and result: bfloat16 or float16
+
+    weight        float8_e4m3fn (out_features, in_features), a buffer: it is not trained
+    weight_scale  float32 (out_features / 128, in_features / 128)
+
+    A state dict has `weight` in `dtype`, as torch.nn.Linear's; it is quantised where it is loaded. A checkpoint of
+    float8 weights with `weight_scale_inv` is loaded as it is, and saved likewise.
+
+    The gradient of x is by the weights, as if x had not been rounded. Raises OperandError for a dtype or an activation
+    that the product does not have, TensorError for scales of another shape.
+
+    >>> layer = ScaledLinear(128, 2, bias=False)
+    >>> _ = layer.load_state_dict({"weight": torch.ones(2, 128)})
+    >>> layer(torch.ones(1, 128).bfloat16()).tolist(), layer.weight.dtype, layer.state_dict()["weight"].dtype
+    ([[128.0, 128.0]], torch.float8_e4m3fn, torch.bfloat16)
+    """
+
+    weight: torch.Tensor
+    weight_scale: torch.Tensor
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = torch.bfloat16, *,
+        activation: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if dtype not in (torch.bfloat16, torch.float16):
+            raise OperandError(f"dtype {dtype}: bfloat16 or float16, which the product is stored as")
+        check_activation(activation)
+        if activation in GATES:
+            raise OperandError(f"activation {activation!r}: a product with scales has no gate; Linear has")
+        self.in_features, self.out_features, self.activation, self.wide = in_features, out_features, activation, dtype
+        blocks = -(-out_features // DEPTH), -(-in_features // DEPTH)
+        self.register_buffer("weight", torch.zeros(out_features, in_features, device=device).to(FLOAT8))
+        self.register_buffer("weight_scale", torch.ones(blocks, device=device))
+        self.bias = torch.nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
+        self.saves_scales = False
+
+    @classmethod
+    def of(cls, layer: torch.nn.Linear, *, activation: str | None = None) -> ScaledLinear:
+        """The layer with another's weights, quantised, and its bias. Raises OperandError for its type."""
+        size, kind, device = (layer.in_features, layer.out_features), layer.weight.dtype, layer.weight.device
+        made = cls(*size, layer.bias is not None, device=device, dtype=kind, activation=activation)
+        if device.type != "meta":
+            made.weight, made.weight_scale = quantized(layer.weight)
+        made.bias = layer.bias
+        return made.train(layer.training)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """activation(x @ weight.T + bias), of shape (..., out_features)."""
+        rows = x.reshape(-1, x.shape[-1])
+        if differentiated(x, self.bias):
+            value: torch.Tensor = _StraightThrough.apply(rows, self.weight, self.weight_scale, self.wide)
+            if self.bias is not None:
+                value = value + self.bias
+            if self.activation is not None:
+                value = ACTIVATIONS[self.activation](value)
+        else:
+            eight, scale = rows_of(rows)
+            value = scaled_matmul(
+                eight, scale, self.weight.mT, self.weight_scale, recipe_a=BLOCK, recipe_b=SQUARE, bias=self.bias,
+                activation=self.activation, out_dtype=self.wide,
+            )  # fmt: skip
+        return value.reshape(*x.shape[:-1], self.out_features)
+
+    def dequantized(self) -> torch.Tensor:
+        """The weights (out_features, in_features) in the type of state dicts."""
+        return dequantized(self.weight, self.weight_scale, self.wide)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ScaledLinear:
+        """Move the module; a cast leaves weights in 8 bits and scales in float32."""
+        weight, scale = self.weight, self.weight_scale
+        super()._apply(fn, recurse)
+        device = self.weight_scale.device
+        self.weight = self.weight if self.weight.dtype == FLOAT8 else weight.to(device)
+        self.weight_scale = self.weight_scale if self.weight_scale.dtype == scale.dtype else scale.to(device)
+        return self
+
+    def __getstate__(self) -> dict[str, object]:
+        # As bytes: pickle has no storage of float8.
+        return {**self.__dict__, "_buffers": {**self._buffers, "weight": self.weight.view(torch.uint8)}}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        super().__setstate__(state)
+        self._buffers["weight"] = self.weight.view(FLOAT8)
+
+    def _save_to_state_dict(self, destination: dict[str, torch.Tensor], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
+        scale = destination.pop(f"{prefix}weight_scale")
+        if self.saves_scales:
+            destination[f"{prefix}weight_scale_inv"] = scale
+        else:
+            destination[f"{prefix}weight"] = self.dequantized()
+
+    def _load_from_state_dict(self, state: dict[str, torch.Tensor], prefix: str, *others: object) -> None:
+        weight, key = state.get(f"{prefix}weight"), f"{prefix}weight_scale_inv"
+        if weight is not None:
+            given = state.pop(key, None)
+            if (weight.dtype == FLOAT8) != (given is not None):
+                there = "without" if given is None else "with"
+                raise OperandError(
+                    f"{prefix}weight is {weight.dtype} {there} {key}: float8 weights have it, others not"
+                )
+            if given is not None and given.shape != self.weight_scale.shape:
+                raise TensorError(f"{key} has shape {list(given.shape)}: {list(self.weight_scale.shape)}")
+            self.saves_scales = given is not None
+            if given is None and weight.ndim == 2:
+                state[f"{prefix}weight"], given = quantized(weight)
+            state[f"{prefix}weight_scale"] = self.weight_scale if given is None else given
+        super()._load_from_state_dict(state, prefix, *others)  # type: ignore[no-untyped-call]
+
+    def extra_repr(self) -> str:
+        """Sizes, and what is not torch.nn.Linear's default."""
+        said = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return said if self.activation is None else f"{said}, activation={self.activation!r}"
+
+
+def dequantized(weight: torch.Tensor, scale: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """float8 weights (N, K) times their scales, as `kind`."""
+    return (weight.float() * spread(scale, *weight.shape)).to(kind)
+
+
+class _StraightThrough(torch.autograd.Function):
+    """The product with the gradient of x: rounding x to 8 bits counts as the identity."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        scale: torch.Tensor,
+        kind: torch.dtype,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(weight, scale)
+        ctx.like = x.dtype
+        eight, of_rows = rows_of(x)
+        return scaled_matmul(eight, of_rows, weight.mT, scale, recipe_a=BLOCK, recipe_b=SQUARE, out_dtype=kind)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        weight, scale = ctx.saved_tensors
+        return matmul(grad, dequantized(weight, scale, grad.dtype)).to(ctx.like), None, None, None

@@ -1,0 +1,222 @@
+"""swap_linears: the linear layers of a model on layoutgemm's kernels, and a report of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch.nn.utils.parametrize import is_parametrized
+
+from ..errors import LayoutError, OperandError
+from ..torch_op.bias_activation import ACTIVATIONS, GATES
+from ..torch_op.checks import autocast, check_types
+from .gated import NAMES, GatedMLP
+from .linear import DenseLinear
+from .scaled import ScaledLinear
+
+Where = Callable[[str, torch.nn.Module], bool]
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+@dataclass(frozen=True, slots=True)
+class Swapped:
+    """One linear layer of a model: its name, and either what replaced it or why it was left.
+
+    name    as `named_modules` has it
+    by      class of the module in its place, "" where it was left
+    reason  why it was left, "" where it was replaced
+    """
+
+    name: str
+    by: str = ""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"replaced  {self.name}  by {self.by}" if self.by else f"left      {self.name}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Swaps:
+    """Every linear layer that `swap_linears` met, in the order of `named_modules`.
+
+    >>> swaps = Swaps((Swapped("0", "Linear"), Swapped("1", reason="a forward hook")))
+    >>> [each.name for each in swaps.left], len(swaps.replaced)
+    (['1'], 1)
+    """
+
+    layers: tuple[Swapped, ...]
+
+    @property
+    def replaced(self) -> tuple[Swapped, ...]:
+        """The layers that were replaced."""
+        return tuple([each for each in self.layers if each.by])
+
+    @property
+    def left(self) -> tuple[Swapped, ...]:
+        """The layers that were left."""
+        return tuple([each for each in self.layers if not each.by])
+
+    def __iter__(self) -> Iterator[Swapped]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.layers), f"{len(self.replaced)} of {len(self)} linear layers replaced"])
+
+
+def swap_linears(
+    model: torch.nn.Module, where: Where | str | Iterable[str] | None = None, *, weights: str = "own",
+    gated: bool = False, allow_tf32: bool | None = None,
+) -> Swaps:  # fmt: skip
+    """Replace the linear layers inside a model by layoutgemm's, in place, and report each.
+
+    model       any module but a linear layer itself
+    where       which layers: a function of name and module, or patterns of names as fnmatch has them; default all
+    weights     "own" keeps the parameters, the same tensors; "fp8" makes float8 weights with scales of blocks
+    gated       whether modules of gate_proj, up_proj, down_proj and an act_fn (SiLU, GELU) become GatedMLP, where a run
+                on random rows agrees. Gate and up are then one parameter, so make optimizers afterwards
+    allow_tf32  whether float32 layers may be multiplied as tf32; default as torch is set
+
+    State dicts stay as they are, and hooks, parametrizations and subclasses are left alone. Layers whose weight other
+    modules hold are replaced and stay tied; with float8 weights they are left.
+
+    Raises OperandError for a model that is a linear layer itself, and for unknown `weights`.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 2)).bfloat16()
+    >>> print(swap_linears(model, where="0"))
+    replaced  0  by DenseLinear
+    left      1: not in where='0'
+    1 of 2 linear layers replaced
+    """
+    if weights not in ("own", "fp8"):
+        raise OperandError(f"weights {weights!r}: 'own' or 'fp8'")
+    if isinstance(model, torch.nn.Linear):
+        raise OperandError("model is a linear layer itself, and layers are replaced inside of it: Linear.of(model)")
+    found: list[Swapped] = []
+    if gated:
+        found += _swap_gated(model, _asked(where), allow_tf32)
+    asked = _asked(where)
+    shared = _shared_weights(model)
+    made: dict[torch.nn.Module, torch.nn.Module] = {}
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, DenseLinear | ScaledLinear) or not isinstance(layer, torch.nn.Linear):
+            continue
+        reason = asked(name, layer) or _reason(layer, allow_tf32)
+        if not reason and weights == "fp8" and (others := shared.get(layer.weight)):
+            reason = f"its weight is tied to {', '.join(others - {name}) or 'another name'}, which needs it as it is"
+        if not reason:
+            try:
+                made[layer] = (
+                    ScaledLinear.of(layer) if weights == "fp8" else DenseLinear.of(layer, allow_tf32=allow_tf32)
+                )
+            except LayoutError as error:
+                reason = str(error)
+        found.append(Swapped(name, reason=reason) if reason else Swapped(name, type(made[layer]).__name__))
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):  # named_children would name a shared layer once
+            if child in made:
+                setattr(parent, name, made[child])
+    return Swaps(tuple(found))
+
+
+def _asked(where: Where | str | Iterable[str] | None) -> Callable[[str, torch.nn.Module], str]:
+    """Why a layer is not asked for, or ""."""
+    if where is None:
+        return lambda name, module: ""
+    if callable(where):
+        return lambda name, module: "" if where(name, module) else "where said no"
+    patterns = (where,) if isinstance(where, str) else tuple(where)
+    said = f"not in where={(where if isinstance(where, str) else list(patterns))!r}"
+    return lambda name, module: "" if any(fnmatchcase(name, pattern) for pattern in patterns) else said
+
+
+def _reason(layer: torch.nn.Linear, allow_tf32: bool | None) -> str:
+    """Why a layer is left, or ""."""
+    if is_parametrized(layer):
+        return f"parametrized: {', '.join(layer.parametrizations)}"  # type: ignore[arg-type]
+    if type(layer) is not torch.nn.Linear:
+        return f"a {type(layer).__qualname__}, whose forward may be its own"
+    if "forward" in layer.__dict__:
+        return "its forward was replaced"
+    hooks = [name.strip("_") for name in _HOOKS if getattr(layer, name)]
+    if hooks:
+        return f"it has {', '.join(hooks)}, which would be lost"
+    if type(layer.weight) is not torch.nn.Parameter:
+        return f"its weight is a {type(layer.weight).__qualname__}"
+    try:
+        check_types(*autocast(layer.weight, layer.weight), allow_tf32)
+    except LayoutError as error:
+        return str(error).replace("a and b are", "its weight is")
+    return ""
+
+
+def _shared_weights(model: torch.nn.Module) -> dict[torch.Tensor, set[str]]:
+    """Weights that several modules hold, with the modules' names."""
+    owners: dict[torch.Tensor, set[str]] = {}
+    for name, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(parameter, set()).add(name)
+    return {parameter: names for parameter, names in owners.items() if len(names) > 1}
+
+
+# ---------------------------------------------------------------------------------------------------------- gated MLPs
+
+
+def _swap_gated(
+    model: torch.nn.Module, asked: Callable[[str, torch.nn.Module], str], allow_tf32: bool | None
+) -> list[Swapped]:
+    """Replace the gated MLPs that can be, and report the layers of those only."""
+    found: list[Swapped] = []
+    shared = _shared_weights(model)
+    for name, module in list(model.named_modules()):
+        parts = [getattr(module, each, None) for each in NAMES]
+        if not name or not all(isinstance(part, torch.nn.Linear) for part in parts):
+            continue
+        layers = [part for part in parts if isinstance(part, torch.nn.Linear)]
+        names = [f"{name}.{each}" for each in NAMES]
+        reason = next(
+            filter(None, [asked(x, layer) or _reason(layer, allow_tf32) for x, layer in zip(names, layers)]), ""
+        )
+        if not reason and any(layer.weight in shared for layer in layers):
+            reason = "a weight is tied to another module's"
+        made = None if reason else _gated(module, layers, allow_tf32)
+        if made is not None:
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, made)
+            found += [Swapped(x, "GatedMLP") for x in names]
+    return found
+
+
+def _gated(module: torch.nn.Module, layers: list[torch.nn.Linear], allow_tf32: bool | None) -> GatedMLP | None:
+    """The module as a GatedMLP, where a run of both on random rows agrees; else None."""
+    weight, activation = layers[0].weight, _gate_of(module)
+    own = {*module.parameters()}
+    if weight.device.type == "meta" or not activation or own != {p for layer in layers for p in layer.parameters()}:
+        return None
+    try:
+        made = GatedMLP.of(layers[0], layers[1], layers[2], activation, allow_tf32=allow_tf32)
+    except LayoutError:
+        return None
+    x = torch.randn(8, layers[0].in_features, device=weight.device).to(weight.dtype)
+    with torch.no_grad():
+        want, got = module(x), made(x)
+    if got.shape != want.shape:
+        return None
+    # Both round twice: the gated rows, and the result.
+    off = (got - want).abs().max() / want.abs().max()
+    return made.train(module.training) if float(off) <= 8 * torch.finfo(want.dtype).eps else None
+
+
+def _gate_of(module: torch.nn.Module) -> str:
+    """The gate whose activation the module holds as `act_fn`, compared at 4097 points in float64; "" for none."""
+    act = getattr(module, "act_fn", None)
+    if not callable(act):
+        return ""
+    x = torch.linspace(-8, 8, 4097, dtype=torch.float64)
+    values = act(x)
+    same = [gate for gate, name in GATES.items() if torch.allclose(values, ACTIVATIONS[name](x), rtol=0, atol=1e-6)]
+    return same[0] if same else ""

@@ -1,0 +1,51 @@
+"""Sharding rules on gloo processes of one CPU, forward and backward."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from layoutgemm.distributed.shardings import gated_rules, product_rules
+
+PROGRAM = Path(__file__).with_name("program.py")
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch is built without torch.distributed")
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+def test_every_placement_is_right(world: int, tmp_path: Path) -> None:
+    commands = [[sys.executable, str(PROGRAM), str(rank), str(world), str(tmp_path / "store")] for rank in range(world)]
+    root = PROGRAM.parents[2]
+    started = [
+        subprocess.Popen(each, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for each in commands
+    ]
+    try:
+        outputs = [each.communicate(timeout=500)[0] for each in started]
+    finally:
+        for each in started:
+            each.kill()
+    assert all(each.returncode == 0 for each in started), "\n".join(outputs)
+    assert all("right" in output for output in outputs)
+
+
+def test_rules_of_a_product_cover_both_plans() -> None:
+    rules = product_rules((4, 8, 16), (16, 12), linear=True)
+    assert (Shard(2), Replicate(), Shard(1)) in rules  # column-wise
+    assert (Partial(), Shard(2), Shard(0)) in rules  # row-wise
+    assert (Shard(0), Shard(0), Replicate()) in rules  # data parallel
+    assert not [rule for rule in product_rules((8, 16), (16, 12), linear=False) if Partial() in rule]
+
+
+def test_a_gate_is_not_parted_from_its_pair() -> None:
+    class Shaped:
+        def __init__(self, *shape: int) -> None:
+            self.shape = shape
+
+    assert not [rule for rule in gated_rules(Shaped(8, 16), Shaped(16, 12), "swiglu") if rule[0] == [Shard(1)]]

@@ -1,0 +1,154 @@
+"""The Inductor door on the CPU: hooks set and removed, products of tiny models rewritten, results the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+
+import torch._inductor.config as config
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from layoutgemm import inductor
+from layoutgemm.errors import OperandError
+from layoutgemm.inductor.rewrite import PRODUCTS, rewrite_graph
+
+BF16 = torch.bfloat16
+ACTS = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu, "tanh": torch.tanh}
+
+
+def normal(*shape: int, dtype: Any = BF16) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def rewritten(function: Any, *inputs: Any, products: Any = frozenset(PRODUCTS)) -> Any:
+    """The graph that Inductor's decompositions make, rewritten; its report, and the results of both."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    def model(*x: Any) -> Any:
+        return function(*x)
+
+    graph = make_fx(model, select_decomp_table(), tracing_mode="fake")(*inputs)
+    graph.graph.eliminate_dead_code()
+    want = graph(*inputs)
+    report = rewrite_graph(graph.graph, frozenset(products), frozenset({"cpu"}))
+    graph.recompile()
+    return graph, report, graph(*inputs), want
+
+
+def near(got: Any, want: Any) -> bool:
+    off = (got.double() - want.double()).abs().max()
+    return got.shape == want.shape and got.dtype == want.dtype and bool(off <= 2.0**-6 * want.abs().max())
+
+
+@pytest.mark.parametrize("act", list(ACTS))
+def test_addmm_with_its_activation_is_one_operator(act: str) -> None:
+    graph, report, got, want = rewritten(
+        lambda bias, a, b: ACTS[act](torch.addmm(bias, a, b)), normal(8), normal(4, 16), normal(16, 8)
+    )
+    (only,) = report.rewritten
+    assert only.by == "layoutgemm.finished" and only.fused == ("bias", act)
+    assert [n.target for n in graph.graph.nodes if n.op == "call_function"] == [torch.ops.layoutgemm.finished.default]
+    assert near(got, want)
+
+
+def test_an_activation_whose_input_is_read_twice_stays() -> None:
+    def model(a: Any, b: Any) -> Any:
+        c = a @ b
+        return torch.relu(c) + c
+
+    _, report, got, want = rewritten(model, normal(4, 16), normal(16, 8))
+    assert [each.fused for each in report.rewritten] == [()] and near(got, want)
+
+
+def test_mm_is_left_to_autotuning_unless_asked_for() -> None:
+    _, report, *_ = rewritten(torch.mm, normal(4, 16), normal(16, 8), products=["addmm"])
+    assert "autotuning" in report.left[0].reason
+    _, report, got, want = rewritten(torch.mm, normal(4, 16), normal(16, 8))
+    assert report.rewritten[0].by == "layoutgemm.matmul" and near(got, want)
+
+
+def test_bmm_and_scaled_and_grouped_products() -> None:
+    _, report, got, want = rewritten(torch.bmm, normal(3, 4, 16), normal(3, 16, 8))
+    assert report.rewritten and near(got, want)
+    a, b = normal(16, 32).to(torch.float8_e4m3fn), normal(16, 32).to(torch.float8_e4m3fn).T
+    scale = torch.tensor(0.5)
+    _, report, got, want = rewritten(lambda *x: torch._scaled_mm(*x, out_dtype=BF16), a, b, scale, scale)
+    assert [each.by for each in report.rewritten] == ["layoutgemm.scaled_matmul"] and near(got, want)
+    ends = torch.tensor([3, 16], dtype=torch.int32)
+    _, report, got, want = rewritten(lambda *x: torch._grouped_mm(*x), normal(16, 32), normal(2, 32, 16), ends)
+    assert [each.by for each in report.rewritten] == ["layoutgemm.grouped_matmul"] and near(got, want)
+
+
+def test_products_that_the_operator_refuses_are_left_with_its_reason() -> None:
+    _, report, got, want = rewritten(torch.mm, normal(4, 16, dtype=torch.float32), normal(16, 8, dtype=torch.float32))
+    assert "tf32" in report.left[0].reason and torch.equal(got, want)
+    _, report, got, want = rewritten(lambda *x: torch.addmm(*x, beta=2), normal(8), normal(4, 16), normal(16, 8))
+    assert "beta = 2" in report.left[0].reason and torch.equal(got, want)
+    matrix = normal(4, 8)
+    _, report, got, want = rewritten(torch.addmm, matrix, normal(4, 16), normal(16, 8))
+    assert "bias of shape [4, 8]" in report.left[0].reason and torch.equal(got, want)
+
+
+class Tiny(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(16, 32, dtype=BF16), torch.nn.Linear(32, 16, dtype=BF16)
+
+    def forward(self, x: Any) -> Any:
+        return self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+def test_inductor_compiles_a_model_with_the_pass() -> None:
+    model, x = Tiny().eval(), normal(2, 5, 16)
+    torch._dynamo.reset()
+    with torch.no_grad(), inductor.register(devices=["cpu"]) as registered, config.patch(force_disable_caches=True):
+        got = torch.compile(model, fullgraph=True)(x)
+        want = model(x)
+    assert near(got, want)
+    (graph,) = registered.graphs
+    assert [each.fused for each in graph.rewritten] == [("bias", "gelu"), ("bias",)], str(registered)
+    assert "2 of 2 products rewritten" in str(registered) and str(registered).endswith("1 graph seen")
+
+
+def test_hooks_are_put_back() -> None:
+    before = list(config.external_matmul), config.post_grad_custom_post_pass
+    with inductor.register():
+        assert [each.__name__ for each in config.external_matmul[-1:]] == ["layoutgemm_matmul"]
+        first = config.post_grad_custom_post_pass
+        with inductor.register(["mm"]):
+            assert config.post_grad_custom_post_pass.uuid() != first.uuid()
+        assert config.post_grad_custom_post_pass is first
+    assert (list(config.external_matmul), config.post_grad_custom_post_pass) == before
+    outer = inductor.register()
+    inner = inductor.register()
+    with pytest.raises(OperandError, match="later"):
+        outer.remove()
+    inner.remove()
+    inductor.unregister()
+    with pytest.raises(OperandError, match="without a register"):
+        inductor.unregister()
+
+
+def test_the_hook_writes_the_product() -> None:
+    a, b, out = normal(4, 16), normal(16, 8), torch.empty(4, 8, dtype=BF16)
+    with inductor.register():
+        config.external_matmul[-1](a, b, out=out)
+    assert near(out, a @ b)
+
+
+def test_a_torch_without_the_hook_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import ModuleType
+
+    import layoutgemm.inductor.registration as module
+
+    monkeypatch.setattr(module, "HOOKS", ("no_such_hook",))
+    with pytest.raises(OperandError, match=r"torch 2\..* has no torch\._inductor\.config\.no_such_hook"):
+        inductor.register()
+    assert isinstance(config, ModuleType)
+    with pytest.raises(OperandError, match="products"):
+        inductor.register(["conv"])
+    with pytest.raises(OperandError, match="devices"):
+        inductor.register(devices=["tpu"])

@@ -1,0 +1,198 @@
+"""layoutgemm.nn.Linear, GatedMLP and ScaledLinear beside torch's modules, on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+
+from layoutgemm.errors import LayoutError, OperandError
+from layoutgemm.nn import GatedMLP, Linear, ScaledLinear
+from layoutgemm.nn.scaled import dequantized, quantized
+
+BF16 = torch.bfloat16
+
+
+def normal(*shape: int, dtype: Any = BF16) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def near(got: Any, want: Any, eps: float = 2.0**-7) -> bool:
+    return got.shape == want.shape and bool((got.double() - want.double()).abs().max() <= eps * want.abs().max())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear_is_torch_linear_in_values_and_gradients(bias: bool) -> None:
+    theirs = torch.nn.Linear(24, 16, bias=bias, dtype=BF16)
+    ours = copy.deepcopy(Linear.of(theirs))
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    x, y = (normal(2, 5, 24).requires_grad_() for _ in range(2))
+    one, two = ours(x), theirs(y)
+    assert near(one, two) and one.dtype == two.dtype
+    one.square().sum().backward()
+    two.square().sum().backward()
+    assert near(x.grad, y.grad, 2.0**-5)
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert near(mine.grad, other.grad, 2.0**-5)
+
+
+def test_a_training_step_moves_the_parameters_as_torch_does() -> None:
+    theirs = torch.nn.Linear(16, 8, dtype=BF16)
+    ours = copy.deepcopy(Linear.of(theirs))
+    for layer in (ours, theirs):
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        layer(normal(4, 16)).float().square().mean().backward()
+        optimizer.step()
+    assert near(ours.weight, theirs.weight)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "swiglu"])
+def test_activation_in_eval_and_in_training_agree(activation: str) -> None:
+    layer = Linear(16, 8, dtype=BF16, activation=activation)
+    x = normal(4, 16)
+    with torch.no_grad():
+        want = layer(x)
+    assert near(layer(x), want) and want.shape == (4, 4 if activation == "swiglu" else 8)
+
+
+def test_autocast_multiplies_float32_weights_in_bfloat16() -> None:
+    layer = Linear(16, 8)
+    with pytest.raises(OperandError, match="tf32"):
+        layer(normal(4, 16, dtype=torch.float32))
+    with torch.autocast("cpu", BF16):
+        value = layer(normal(4, 16, dtype=torch.float32))
+    assert value.dtype == BF16
+    value.float().sum().backward()
+    assert layer.weight.grad is not None and layer.weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("make", [
+    lambda: Linear(16, 8, dtype=BF16, activation="relu"), lambda: GatedMLP(16, 32, dtype=BF16),
+    lambda: ScaledLinear.of(torch.nn.Linear(16, 8, dtype=BF16)),
+])  # fmt: skip
+def test_copies_and_compiled_modules_agree(make: Any) -> None:
+    layer, x = make(), normal(4, 16)
+    with torch.no_grad():
+        want = layer(x)
+        for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+            assert torch.equal(other(x), want)
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(x), want)
+    trained = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
+    assert near(trained, want)
+    trained.float().sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+
+
+def test_a_compiled_linear_is_one_product_with_its_bias_and_activation() -> None:
+    seen: list[str] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    with torch.no_grad():
+        torch.compile(Linear(16, 8, dtype=BF16, activation="gelu"), fullgraph=True, backend=backend)(normal(4, 16))
+    assert [name for name in seen if "layoutgemm" in name and "check" not in name] == ["layoutgemm.finished"]
+    assert not any("gelu" in name or "add" in name for name in seen)
+
+
+def test_modules_on_meta_have_shapes_and_load() -> None:
+    with torch.device("meta"):
+        layers = Linear(16, 8, dtype=BF16), GatedMLP(16, 32, dtype=BF16), ScaledLinear(16, 8)
+    for layer in layers[:2]:
+        assert layer(torch.empty(3, 16, dtype=BF16, device="meta")).shape[:1] == (3,)
+    real = torch.nn.Linear(16, 8, dtype=BF16)
+    layers[0].load_state_dict(real.state_dict(), assign=True)
+    assert torch.equal(layers[0](normal(4, 16)), Linear.of(real)(normal(4, 16)))
+    layers[2].to_empty(device="cpu").load_state_dict(real.state_dict())
+    assert torch.equal(layers[2](normal(4, 16)), ScaledLinear.of(real)(normal(4, 16)))
+
+
+def test_gated_mlp_has_llamas_state_dict_and_values() -> None:
+    ours, parts = GatedMLP(16, 32, dtype=BF16), [torch.nn.Linear(*s, bias=False, dtype=BF16) for s in
+                                                 ((16, 32), (16, 32), (32, 16))]  # fmt: skip
+    state = {f"{name}.weight": part.weight for name, part in zip(ours.names, parts, strict=True)}
+    ours.load_state_dict(state)
+    again = ours.state_dict()
+    assert set(again) == set(state) and all(torch.equal(again[key], state[key]) for key in state)
+    x = normal(4, 16)
+    gate, up, down = parts
+    assert near(ours(x), down(torch.nn.functional.silu(gate(x)) * up(x)), 2.0**-6)
+    assert torch.equal(GatedMLP.of(gate, up, down)(x), ours(x))
+    missing = ours.load_state_dict({"up_proj.weight": up.weight}, strict=False)
+    assert "gate_up.weight" in missing.missing_keys
+
+
+def test_gated_mlp_inside_a_model_keeps_the_prefix() -> None:
+    model = torch.nn.ModuleDict({"mlp": GatedMLP(8, 8, dtype=BF16, bias=True)})
+    names = {f"mlp.{part}.{kind}" for part in ("gate_proj", "up_proj", "down_proj") for kind in ("weight", "bias")}
+    assert set(model.state_dict()) == names
+    other = copy.deepcopy(model)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other["mlp"](normal(2, 8)), model["mlp"](normal(2, 8)))
+
+
+@pytest.mark.parametrize("shape", [(128, 256), (200, 130), (5, 7)])
+def test_quantized_weights_are_within_half_a_step_and_save_exactly(shape: tuple[int, int]) -> None:
+    weight = normal(*shape, dtype=torch.float32)
+    value, scale = quantized(weight)
+    assert bool((value.float().abs() <= 448).all()) and torch.equal(scale.log2(), scale.log2().round())
+    wide = dequantized(value, scale, torch.float32)
+    # 3 bits behind the point: half a step is 2**-4 of the value, or half of the least step of the block.
+    bound = torch.maximum(weight.abs() * 2.0**-4, torch.full_like(weight, float(scale.max()) * 2.0**-10))
+    assert bool(((wide - weight).abs() <= bound).all())
+    layer = ScaledLinear(shape[1], shape[0], bias=False)
+    layer.load_state_dict({"weight": weight})
+    state = layer.state_dict()
+    assert list(state) == ["weight"] and state["weight"].dtype == BF16
+    other = ScaledLinear(shape[1], shape[0], bias=False)
+    other.load_state_dict(state)
+    assert torch.equal(other.state_dict()["weight"], state["weight"])
+
+
+def test_scaled_linear_is_near_the_product_and_derives_x() -> None:
+    theirs = torch.nn.Linear(256, 64, dtype=BF16)
+    ours, x = ScaledLinear.of(theirs), normal(8, 256)
+    assert near(ours(x), theirs(x), 0.1)
+    x.requires_grad_()
+    ours(x).float().sum().backward()
+    want = torch.ones(8, 64).double() @ ours.dequantized().double()
+    assert near(x.grad, want, 2.0**-6) and ours.bias.grad is not None
+
+
+def test_float8_checkpoints_are_kept_as_they_are() -> None:
+    value, scale = quantized(normal(128, 256, dtype=torch.float32))
+    state = {"weight": value, "weight_scale_inv": scale * 1.25}
+    layer = ScaledLinear(256, 128, bias=False)
+    layer.load_state_dict(state)
+    again = layer.state_dict()
+    assert set(again) == set(state) and torch.equal(again["weight_scale_inv"], state["weight_scale_inv"])
+    with pytest.raises(OperandError, match="without weight_scale_inv"):
+        layer.load_state_dict({"weight": value})
+    with pytest.raises(LayoutError, match=r"\[1, 1\].*\[1, 2\]"):
+        layer.load_state_dict({"weight": value, "weight_scale_inv": scale[:, :1]})
+
+
+def test_casting_a_scaled_linear_leaves_its_eight_bits() -> None:
+    layer = ScaledLinear.of(torch.nn.Linear(16, 8, dtype=BF16)).to(BF16).half().bfloat16()
+    assert layer.weight.dtype == torch.float8_e4m3fn and layer.weight_scale.dtype == torch.float32
+    assert layer.to("meta").weight.device.type == "meta" and layer.weight.dtype == torch.float8_e4m3fn
+
+
+def test_refusals_name_the_argument() -> None:
+    with pytest.raises(OperandError, match="activation 'mish'"):
+        Linear(4, 4, activation="mish")
+    with pytest.raises(OperandError, match="activation 'relu'"):
+        GatedMLP(4, 4, activation="relu")
+    with pytest.raises(OperandError, match=r"dtype torch\.float32"):
+        ScaledLinear(4, 4, dtype=torch.float32)
+    with pytest.raises(OperandError, match=r"\(4, 8\), \(4, 6\)"):
+        GatedMLP.of(*[torch.nn.Linear(*s) for s in ((4, 8), (4, 6), (8, 4))])
+    layer = Linear(4, 4, dtype=BF16)
+    with pytest.raises(LayoutError, match="meta"):
+        layer(torch.ones(2, 4, device="meta", dtype=BF16))

@@ -1,0 +1,117 @@
+"""swap_linears: what it replaces, what it leaves and why, on the CPU."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+
+from layoutgemm.errors import OperandError
+from layoutgemm.nn import GatedMLP, Linear, ScaledLinear, swap_linears
+
+BF16 = torch.bfloat16
+
+
+class Mlp(torch.nn.Module):
+    """A gated MLP as transformers has it."""
+
+    def __init__(self, act_fn: Any, extra: bool = False) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = (torch.nn.Linear(16, 32, bias=False, dtype=BF16) for _ in range(2))
+        self.down_proj = torch.nn.Linear(32, 16, bias=False, dtype=BF16)
+        self.act_fn, self.extra = act_fn, extra
+
+    def forward(self, x: Any) -> Any:
+        value = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        return value + x if self.extra else value
+
+
+class Model(torch.nn.Module):
+    """Layers of every kind that swap_linears tells apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(12, 16, dtype=BF16)
+        self.plain = torch.nn.Linear(16, 16, dtype=BF16)
+        self.again = self.plain
+        self.hooked = torch.nn.Linear(16, 16, dtype=BF16)
+        self.hooked.register_forward_hook(lambda *x: None)
+        self.normed = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(16, 16, dtype=BF16))
+        self.wide = torch.nn.Linear(16, 16)
+        self.double = torch.nn.Linear(16, 16, dtype=torch.float64)
+        self.attention = torch.nn.MultiheadAttention(16, 2, dtype=BF16)
+        self.head = torch.nn.Linear(16, 12, bias=False, dtype=BF16)
+        self.head.weight = self.embed.weight
+
+    def forward(self, at: Any) -> Any:
+        return self.head(self.again(self.plain(self.embed(at))))
+
+
+def test_replaced_and_left_with_reasons() -> None:
+    model = Model()
+    state, at = {key: value.clone() for key, value in model.state_dict().items()}, torch.arange(12)
+    parameters, want = list(model.parameters()), model(at).detach()
+    swaps = swap_linears(model)
+    assert [each.name for each in swaps.replaced] == ["plain", "head"]
+    reasons = {each.name: each.reason for each in swaps.left}
+    assert "forward_hooks" in reasons["hooked"] and "parametrized: weight" in reasons["normed"]
+    assert "tf32" in reasons["wide"] and "float64" in reasons["double"]
+    assert "NonDynamicallyQuantizableLinear" in reasons["attention.out_proj"]
+    assert isinstance(model.plain, Linear) and model.again is model.plain and model.head.weight is model.embed.weight
+    assert all(x is y for x, y in zip(parameters, model.parameters(), strict=True))
+    assert list(state) == list(model.state_dict())
+    got = model(at).detach()
+    assert float((got - want).abs().max()) <= 2.0**-6 * float(want.abs().max())
+    assert str(swaps).endswith("2 of 7 linear layers replaced")
+    assert len(swap_linears(model).replaced) == 0
+
+
+def test_fp8_leaves_tied_weights() -> None:
+    model = Model()
+    swaps = swap_linears(model, weights="fp8")
+    assert [each.by for each in swaps.replaced] == ["ScaledLinear"]
+    assert "tied to embed" in next(each.reason for each in swaps.left if each.name == "head")
+    assert isinstance(model.plain, ScaledLinear)
+    assert set(model.state_dict()) == set(Model().state_dict())
+    model.load_state_dict(Model().state_dict())
+
+
+def test_float32_is_replaced_where_it_may_be_multiplied() -> None:
+    assert swap_linears(torch.nn.Sequential(torch.nn.Linear(4, 4)), allow_tf32=True).replaced
+    with torch.autocast("cpu", BF16):
+        assert swap_linears(torch.nn.Sequential(torch.nn.Linear(4, 4))).replaced
+
+
+@pytest.mark.parametrize("where", ["0", ["0", "2"], lambda name, module: name == "0"])
+def test_where_says_which(where: Any) -> None:
+    model = torch.nn.Sequential(*[torch.nn.Linear(4, 4, dtype=BF16) for _ in range(2)])
+    swaps = swap_linears(model, where)
+    assert [bool(each.by) for each in swaps] == [True, False]
+    assert "where" in swaps.left[0].reason and type(model[1]) is torch.nn.Linear
+
+
+@pytest.mark.parametrize(
+    ("act", "extra", "fits"),
+    [(torch.nn.SiLU(), False, True), (torch.nn.GELU(), False, True), (torch.nn.GELU("tanh"), False, False),
+     (torch.nn.SiLU(), True, False)],
+)  # fmt: skip
+def test_gated_mlps_are_recognised_by_their_values(act: Any, extra: bool, fits: bool) -> None:
+    model = torch.nn.ModuleDict({"mlp": Mlp(act, extra)})
+    state, x = copy.deepcopy(model.state_dict()), torch.randn(5, 16).to(BF16)
+    want = model["mlp"](x).detach()
+    swaps = swap_linears(model, gated=True)
+    assert {each.by for each in swaps.replaced} == {"GatedMLP" if fits else "DenseLinear"} and len(swaps.replaced) == 3
+    assert isinstance(model["mlp"], GatedMLP) == fits
+    assert set(state) == set(model.state_dict())
+    assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
+    assert float((model["mlp"](x).detach() - want).abs().max()) <= 2.0**-5 * float(want.abs().max())
+
+
+def test_refusals() -> None:
+    with pytest.raises(OperandError, match="a linear layer itself"):
+        swap_linears(torch.nn.Linear(4, 4))
+    with pytest.raises(OperandError, match="weights 'int4'"):
+        swap_linears(torch.nn.Sequential(), weights="int4")
