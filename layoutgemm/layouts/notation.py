@@ -53,7 +53,9 @@ _POINTER = re.compile(r"[\s_]*(\w*ptr|\w*mem_)\[(\d+)b\]\(([^()]*)\)")
 _LEFT_OUT = re.compile(r"0x[0-9a-fA-F]*\.\.+|[A-Z][A-Z0-9_]*|unset|nil|")
 _COORDINATE = re.compile(r"\s*(?:ArithTuple)?(\([-_\d\s,()?{}=a-z]*\))(?=\s*o\s)")
 # Iterators of other things than elements: UMMA::DescriptorIterator, counting_iter(0), smem_desc<...>
-_ITERATOR = re.compile(r"\s*(?!S(?:w|wizzle)?<)[A-Za-z_][\w:.]*(?:<[^<>]*>)?(?:\([^()]*\))?(?=\s+o\s)")
+_ITERATOR = re.compile(
+    r"\s*(?:[A-Za-z_]\w*(?:::\w+)+|\w*(?:iter|desc|tensor)\w*)(?:<[^<>]*>)?(?:\([^()]*\))?(?=\s+o\s)"
+)
 # The DSL's: ptr<f16, smem, align<16>>, raw_ptr(0x7f00: f32, generic, align<4>)
 _TYPED = re.compile(r"\s*(?:raw_)?ptr([<(])")
 _MEMREF = re.compile(r"\s*!?(?:cute\.)?memref<(?=[^\"<>]*(?:<[^\"<>]*>[^\"<>]*)*\")")

@@ -133,10 +133,12 @@ def bijective(a: object, given: object = ()) -> Answer:
     """Prove that the values are 0..size-1, each once, at every size."""
     _proof.check_layouts(a)
     facts, (a,) = _under(given, a)
+    if isinstance(a, (ComposedLayout, LinearLayout)):
+        if generators(*entries_of(a)):
+            return Undecided(f"{a} has symbols, and which values a swizzle gives depends on their bits")
+        return _proof.bijective_values(a) if isinstance(a, ComposedLayout) else a.is_bijective()
     if not isinstance(a, Layout) or has_basis(a.stride):
-        raise LayoutError(
-            f"{a}: bijective means onto the offsets 0..size-1, of a layout without swizzle or coordinates"
-        )
+        raise LayoutError(f"{a}: bijective means onto the offsets 0..size-1, of a layout without coordinates")
     if not generators(*entries_of(a)):
         return plain(a).is_bijective()
     why: list[str] = []
