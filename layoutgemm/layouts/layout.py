@@ -691,15 +691,15 @@ def _made(pair: Pair) -> Layout:
     return self
 
 
-def kept(key: Any, layout: object) -> Any:
+def kept(key: object, layout: object) -> tuple[object, ...]:
     """The coordinate of a subscript with several modes: None for `:`. Raises LayoutError for a part of a mode.
 
     >>> kept((slice(None), 3, (None, 0)), Layout((4, 4, (2, 2))))
     (None, 3, (None, 0))
     """
-    out = []
-    for each in key:
-        if each.__class__ is slice:
+    out: list[object] = []
+    for each in key if isinstance(key, tuple) else ():
+        if isinstance(each, slice):
             if each != slice(None):
                 start, stop = ("" if x is None else x for x in (each.start, each.stop))
                 raise LayoutError(

@@ -31,7 +31,7 @@ from . import above
 from .int_tuple import bit_field, coal, leaves, pack, product, show, show_coord
 from .layout import Layout
 from .proofs.gf2 import Elimination, add_constant, bits_of, clash, combine, rows_of, swizzle_candidates
-from .proofs.verdicts import TWO_INDICES, CounterExample, Function, Proof
+from .proofs.verdicts import TWO_INDICES, CounterExample, Function, Proof, layout_of
 from .swizzle import ComposedLayout, Swizzle
 
 
@@ -111,6 +111,7 @@ class LinearLayout(Function):
         layoutgemm.errors.LayoutError: ... bits 0 and 2 of the coordinate move bit 0 of the offset: index 5 has offset \
 4, not 1 ^ 3 = 2
         """
+        source = layout_of(source)
         if isinstance(source, LinearLayout):
             return source if not names else cls(source.columns, source.bits, tuple(names), source.width, source.offset)
         if isinstance(source, Swizzle):
@@ -309,7 +310,7 @@ class LinearLayout(Function):
         return tuple(Elimination(self.columns).reduced())
 
     def is_injective(self) -> Proof | CounterExample:
-        """Prove that no value is taken twice, or give index 0 and the first index that shares its value.
+        """Prove that no value is taken twice; else index 0 and the first that shares its value.
 
         >>> LinearLayout((1, 2, 3)).is_injective().explain()
         'the matrix is not injective: indices 0 and 7 both give 0'
@@ -326,7 +327,7 @@ class LinearLayout(Function):
         return self.rank == self.width
 
     def is_bijective(self) -> Proof | CounterExample:
-        """Prove that every integer below 2^width is the value of exactly one coordinate, or say why not."""
+        """Prove that each integer below 2^width is one coordinate's value, or say why not."""
         distinct = self.is_injective()
         if not distinct or len(self.columns) == self.width:
             return distinct

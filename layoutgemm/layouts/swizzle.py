@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from ..arguments import MAX_BITS, as_int, checked, is_int, refusal, shown
 from ..errors import CompositionError, LayoutError, ParseError, SwizzleError
@@ -162,7 +163,7 @@ class Swizzle(Pictured, Paged, Convertible):
             raise SwizzleError(f"{self} exchanges parts of the wider element: its M would be {base}")
         return Swizzle(self.bits, base, self.shift, unit)
 
-    def compose(self, other: object) -> Any:
+    def compose(self, other: object) -> ComposedLayout:
         """The layout c -> self(other(c)) for a Layout or ComposedLayout."""
         return ComposedLayout(self, 0, other)
 
@@ -277,9 +278,10 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
             x = x + self.offset
         return self.swizzle(x)
 
-    def offsets(self) -> Any:
+    def offsets(self) -> npt.NDArray[np.int64]:
         """All values in order of the flat index: a NumPy int64 array of length size."""
-        return self.swizzle(self.layout.offsets() + self.offset)
+        found: npt.NDArray[np.int64] = self.swizzle(self.layout.offsets() + self.offset)
+        return found
 
     def coord(self, index: object) -> Any:
         """The coordinate of a flat index."""
@@ -454,8 +456,8 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
     def right_inverse(self) -> AnyLayout:
         """The largest R with self(R(i)) = i, i < size(R): a Layout, or one under a swizzle of the coordinates.
 
-        Raises LayoutError where the values are no linear function of the coordinate's bits (an extent that is no power
-        of two, bits that carry), where no index has value 0, and where no single swizzle says the inverse.
+        Raises LayoutError where the values are not linear over GF(2), as with an extent that is no power of two. It
+        also raises where no index has value 0, and where no single swizzle says the inverse.
 
         >>> from layoutgemm import Layout
         >>> str((Swizzle(3, 3, 3) @ Layout((8, 64), (64, 1))).right_inverse())
@@ -464,7 +466,7 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
         return self._inverse("right_inverse")
 
     def left_inverse(self) -> AnyLayout:
-        """R with R(self(i)) = i for every flat index i, on all offsets below a power of two.
+        """R with R(self(i)) = i for every flat index i.
 
         Raises LayoutError as right_inverse does, and where two indices share a value.
 
@@ -504,6 +506,8 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
         >>> str((Swizzle(1, 1, 3) @ Layout((8, 64), (64, 1))).max_common_layout(Layout((8, 64), (64, 1))))
         '16:8'
         """
+        if not isinstance(other, (Layout, ComposedLayout)):
+            raise LayoutError(refusal(other, "the operand of max_common_layout", "a layout"))
         return common_layout(self, other)
 
     def max_common_vector(self, other: object) -> int:
@@ -570,7 +574,7 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
         return replace(found, left=value, right=value, statement=found.statement.replace(str(self.layout), str(self)))
 
     def is_bijective(self) -> Answer:
-        """Prove that the values are 0..size-1, each once, or give the first coordinate whose value is outside.
+        """Prove that the values are 0..size-1, each once; else the first coordinate outside.
 
         >>> from layoutgemm import Layout
         >>> (Swizzle(3, 3, 3) @ Layout((8, 64), (64, 1))).is_bijective().ok
@@ -619,12 +623,9 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
         return f"{self.swizzle} o {show(self.offset)} o {self.layout}"
 
 
-def common_layout(a: Any, b: Any) -> Layout:
-    """The largest layout along which two layouts, one of them swizzled, run on from their first values."""
-    (la, lb) = (getattr(x, "layout", x) for x in (a, b))
-    while isinstance(la, ComposedLayout) or isinstance(lb, ComposedLayout):
-        la, lb = getattr(la, "layout", la), getattr(lb, "layout", lb)
-    whole: Layout = la.max_common_layout(lb).coalesce()
+def common_layout(a: AnyLayout, b: AnyLayout) -> Layout:
+    """The largest layout along which both layouts run on from their first values."""
+    whole = _innermost(a).max_common_layout(_innermost(b)).coalesce()
     if not isinstance(whole.size, int):
         raise LayoutError(f"{a} and {b}: the elements that a swizzle keeps together are counted for integers")
     at, length = whole.offsets(), int(whole.size)
@@ -638,6 +639,12 @@ def common_layout(a: Any, b: Any) -> Layout:
             break
         end *= s
     return whole.compose(Layout(length // end * end)).coalesce() if length else Layout(1, 0)
+
+
+def _innermost(layout: AnyLayout) -> Layout:
+    while isinstance(layout, ComposedLayout):
+        layout = layout.layout
+    return layout
 
 
 def compose_with_swizzle(left: Any, right: object) -> ComposedLayout:

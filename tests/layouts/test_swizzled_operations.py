@@ -1,4 +1,4 @@
-"""Operations of swizzled layouts and subscripts, each by its law, over nested, ragged and degenerate layouts."""
+"""Laws of swizzled layouts and of subscripts, over nested, ragged and degenerate layouts."""
 
 from __future__ import annotations
 

@@ -29,6 +29,12 @@ class Function:
     __slots__ = ()
 
 
+def layout_of(x: object) -> object:
+    """The layout that a tile in shared memory is, under its swizzle; any other object as it is."""
+    found = getattr(x, "composed", None)
+    return found if isinstance(found, Function) else x
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The verdict on an operation: truthy when it has an answer.
@@ -256,6 +262,7 @@ def equivalent(a: Any, b: Any) -> Answer:
     """Prove that two layouts are one function of the flat index, of one size."""
     if getattr(a.__class__, "_plain", None) is None or getattr(b.__class__, "_plain", None) is None:
         check_layouts(a, b)
+        a, b = layout_of(a), layout_of(b)
         with_symbols = symbolic_arguments.prove(a, b)
         if with_symbols is not None:
             return with_symbols
