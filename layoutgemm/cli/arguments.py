@@ -108,13 +108,13 @@ def plain(value: object) -> object:
 
 
 def failed(error: Exception, as_json: bool) -> int:
-    """Report an error: one line on stderr, or with --json an object on stdout. Returns the exit status, 1."""
+    """Report an error: one line on stderr, or with --json an object on stdout. Returns the exit status, 2."""
     said = f"{type(error).__name__}: {one_line(error)}"
     if as_json:
         print(json.dumps({"ok": False, "error": said}))
     else:
         print(f"layoutgemm: {said}", file=sys.stderr)
-    return 1
+    return 2
 
 
 def one_line(error: Exception) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..atoms import SmemTile
 from ..errors import LayoutError
-from ..layouts import parse
+from ..layouts import ComposedLayout, Layout, parse
 from ..layouts.display import table
 from ..layouts.listing import Listing
 from ..view import fragment_svg, layout_svg, layout_table, swizzle_svg, tv_table
@@ -116,6 +116,9 @@ def paged_object(what: str) -> object:
     return object_of(what)[0]
 
 
+HEAD = 16  # rows and columns of a layout that is too large to print
+
+
 @dataclass(frozen=True)
 class Shown:
     """An object to show: its text, its picture, its data for programs."""
@@ -157,7 +160,28 @@ def shown(args: argparse.Namespace) -> Shown:
         named = {"rows": list(found.rows), "columns": list(found.columns), "offsets": found.values}
         return {"layout": str(given), "shape": layout.shape, **named}
 
-    return Shown(lambda: layout_table(layout, **part_), draw, data)
+    def text() -> str:
+        try:
+            return layout_table(layout, **part_)
+        except LayoutError as error:
+            if part_ or " for example rows=" not in str(error):
+                raise
+            return head_of(layout)
+
+    return Shown(text, draw, data)
+
+
+def head_of(layout: Layout | ComposedLayout) -> str:
+    """The first rows and columns of a layout that is too large to print, and how to get the rest.
+
+    >>> print(head_of(Layout((1000, 1000)))[-70:])
+    of 1000 columns: --rows FROM:TO and --columns FROM:TO show others
+    """
+    rows, columns = (int(mode.size) for mode in layout)
+    shown_rows, shown_columns = min(rows, HEAD), min(columns, HEAD)
+    table_ = layout_table(layout, rows=range(shown_rows), columns=range(shown_columns))
+    rest = "--rows FROM:TO and --columns FROM:TO show others"
+    return f"{table_}\n{shown_rows} of {rows} rows, {shown_columns} of {columns} columns: {rest}"
 
 
 def listing_shown(listing: Listing) -> Shown:
