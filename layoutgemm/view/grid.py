@@ -154,7 +154,7 @@ def offsets_of(layout: Drawable, rows: range | None = None, columns: range | Non
 def planes_of(
     layout: Drawable, rows: range | None = None, columns: range | None = None
 ) -> list[tuple[tuple[int, ...], GridOffsets]]:
-    """Layout of any rank -> for each coordinate of the modes past the second, in colexicographic order, the offsets.
+    """Layout of any rank -> the offsets, for each coordinate of the modes past the second.
 
     Raises LayoutError for symbols, and for more than MAX_CELLS cells in all.
 

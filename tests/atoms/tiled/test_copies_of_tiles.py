@@ -1,4 +1,4 @@
-"""Tiled copies from a tile and a number of threads, and their view as a layout."""
+"""Tiled copies from a tile and a number of threads; their view as a layout."""
 
 from __future__ import annotations
 

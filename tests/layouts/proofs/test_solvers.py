@@ -14,7 +14,7 @@ M, N = dims("M N")
 
 
 def some(rng: random.Random) -> Layout:
-    """A random layout of two or three modes with the sizes M and N among its entries."""
+    """A random layout of two or three modes, with sizes M and N."""
     shape = [rng.choice([M, N, 2, 4]) for _ in range(rng.randint(2, 3))]
     if rng.random() < 0.5:  # compact, in some order
         order = list(range(len(shape)))
