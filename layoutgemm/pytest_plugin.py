@@ -22,9 +22,11 @@ from typing import Any
 import pytest
 
 from .layouts.proofs.verdicts import CounterExample, Undecided
+from .report import Report
 
 # pytest's rewritten assertions keep their parts in locals of this name until they have passed.
 _PARTS = "@py_assert"
+MOST = 30  # lines of an explanation
 
 
 @pytest.hookimpl(wrapper=True)
@@ -75,15 +77,35 @@ def _emulator() -> Any:
     return api
 
 
-def explanation(verdict: CounterExample | Undecided) -> str:
-    """Both layouts, one per line, then the counterexample or the reason for no decision."""
-    names = ("left: ", "right:") if len(verdict.between) == 2 else ()
-    lines = [f"{name} {layout}" for name, layout in zip(names, verdict.between, strict=False)]
-    return "\n".join([*lines, verdict.explain()])
+def explanation(verdict: object) -> str:
+    """Both layouts of a comparison, then the reason; 30 lines at most."""
+    if isinstance(verdict, Report):
+        said = "\n".join(map(str, verdict.failures))
+    else:
+        explain = getattr(verdict, "explain", None)
+        said = str(explain() if callable(explain) else getattr(verdict, "reason", None) or verdict)
+    between = verdict.between if isinstance(verdict, (CounterExample, Undecided)) else ()
+    names = ("left: ", "right:") if len(between) == 2 else ()
+    lines = [f"{name} {layout}" for name, layout in zip(names, between, strict=False)]
+    lines += said.splitlines()
+    return "\n".join(lines if len(lines) <= MOST else [*lines[:MOST], f"... and {len(lines) - MOST} lines more"])
+
+
+def is_false_verdict(value: object) -> bool:
+    """True for a verdict, report, search or emulation of this package that does not hold."""
+    kind = type(value)
+    if not kind.__module__.startswith("layoutgemm.") or "__bool__" not in dir(kind):
+        return False
+    if not (hasattr(kind, "explain") or hasattr(kind, "report") or hasattr(value, "ok") or hasattr(kind, "failures")):
+        return False
+    try:
+        return not value
+    except Exception:  # a value without a truth, such as a comparison of symbols
+        return False
 
 
 def failed_verdicts(traceback: TracebackType | None) -> list[Any]:
-    """The CounterExample and Undecided values in a failed assertion, in evaluation order.
+    """The false verdicts in a failed assertion, in evaluation order.
 
     They come from the assertion's expression. If it holds none, as in `assert verdict`, they come from variables of the
     test.
@@ -92,12 +114,11 @@ def failed_verdicts(traceback: TracebackType | None) -> list[Any]:
         return []
     while traceback.tb_next is not None:
         traceback = traceback.tb_next
-    kinds = (CounterExample, Undecided)
     local = traceback.tb_frame.f_locals
-    parts = [value for name, value in local.items() if name.startswith(_PARTS) and isinstance(value, kinds)]
-    named = [value for name, value in local.items() if not name.startswith("@") and isinstance(value, kinds)]
+    parts = [value for name, value in local.items() if name.startswith(_PARTS) and is_false_verdict(value)]
+    named = [value for name, value in local.items() if not name.startswith("@") and is_false_verdict(value)]
     found: list[Any] = []
     for value in parts or named:
-        if value not in found:
+        if all(value is not each for each in found):
             found.append(value)
     return found

@@ -119,7 +119,7 @@ def bank(m, byte):
 def phase_is_free():
     """Checks that the eight 16-byte rows of one access use 32 different banks."""
     found = LinearLayout.of(from_expr(lambda w, m: bank(m, 4 * w), w=4, m=8))
-    return Found(found.is_bijective(), f"the matrix from word and row bits to bank bits has rank {found.rank} of 5")
+    return Found(found.is_bijective().ok, f"the matrix from word and row bits to bank bits has rank {found.rank} of 5")
 
 
 # 3. Descriptors -------------------------------------------------------------------------------------------------------

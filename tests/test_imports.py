@@ -47,6 +47,7 @@ ARROWS_UP: dict[str, tuple[tuple[str, ...], str]] = {
             "layouts.formulas",
             "layouts.linear",
             "layouts.proofs.prove",
+            "layouts.swizzle",
             "layouts.symbols.symbolic_layout",
             "layouts.symbols.sympy_formulas",
             "layouts.symbols.sympy_io",

@@ -52,6 +52,37 @@ def test_a_failed_proof_with_symbols_is_explained(pytester):
     result.stdout.fnmatch_lines(shown)
 
 
+@pytest.mark.parametrize(
+    ("expression", "shown"),
+    [
+        ("Layout((4, 2), (1, 8)).can_divide(3)", "*the offset is 1 + 3 = 4*"),
+        ("(Swizzle(1, 0, 2) @ Layout(4, 2)).is_injective() and (Swizzle(1, 0, 2) @ Layout(4, 2)).is_bijective()",
+         "*leaves 0..3: 2 gives 5 and 3*"),
+        ("(Swizzle(3, 3, 3) @ Layout((2, 2), (1, 1))).is_injective()", "*not injective: indices 1 and 2 both give 1*"),
+        ("LinearLayout((1, 2, 3)).is_injective()", "*not injective: indices 0 and 7 both give 0*"),
+        ("bank_conflicts(Layout((64, 64), (64, 1)), matrix_access((64, 64), 'bf16'), element='bf16')",
+         "*bank 0 gives 8 words*"),
+        ("prove(smem_tile((8, 64), 'bf16', 'K'), Layout((8, 64), (64, 1)))", "*gives 72 and 64*"),
+        ("Report((Check('tile', 'it is whole', False, 'arithmetic', '3 of 4'),))", "*tile*it is whole*3 of 4*"),
+    ],
+)  # fmt: skip
+def test_every_false_verdict_shows_its_reason(pytester, expression, shown):
+    result = run(
+        pytester,
+        f"""
+        from layoutgemm import Layout, Swizzle, prove, smem_tile
+        from layoutgemm.checks import bank_conflicts, matrix_access
+        from layoutgemm.layouts import LinearLayout
+        from layoutgemm.report import Check, Report
+
+        def test_holds():
+            assert {expression}
+        """,
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*- layoutgemm -*", shown])
+
+
 def test_a_verdict_in_a_variable_is_found(pytester):
     result = run(
         pytester,

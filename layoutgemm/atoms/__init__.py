@@ -39,6 +39,7 @@ from .tiled.derived_copies import (
     make_tiled_copy_D,
     make_tiled_copy_S,
     make_tiled_copy_tv,
+    tiled_copy_of_tile,
 )
 from .tiled.mma import Fragment, TiledMma
 from .tiled.thread_map import View
@@ -121,6 +122,7 @@ __all__ = [
     "tcgen05_mma",
     "tcgen05_read",
     "tcgen05_st",
+    "tiled_copy_of_tile",
     "tma_load",
     "tma_reduce",
     "tma_store",

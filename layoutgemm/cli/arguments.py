@@ -17,7 +17,8 @@ from typing import NoReturn, TypeAlias
 from ..atoms import SmemTile, smem_tile
 from ..dtypes import DType
 from ..errors import LayoutError, ParseError
-from ..layouts import ComposedLayout, Layout, Swizzle, parse
+from ..layouts import ComposedLayout, Layout, LinearLayout, Swizzle, parse
+from ..layouts.listing import Listing
 from ..layouts.symbols.facts import Facts
 from ..view import png, save
 
@@ -107,13 +108,13 @@ def plain(value: object) -> object:
 
 
 def failed(error: Exception, as_json: bool) -> int:
-    """Report an error: one line on stderr, or with --json an object on stdout. Returns the exit status, 1."""
+    """Report an error: one line on stderr, or with --json an object on stdout. Returns the exit status, 2."""
     said = f"{type(error).__name__}: {one_line(error)}"
     if as_json:
         print(json.dumps({"ok": False, "error": said}))
     else:
         print(f"layoutgemm: {said}", file=sys.stderr)
-    return 1
+    return 2
 
 
 def one_line(error: Exception) -> str:
@@ -181,11 +182,33 @@ def _parsed(text: str, forms: str, facts: Facts | tuple[()] = ()) -> Layout | Co
         raise LayoutError(f"{one_line(error)}: {forms}") from None
     if isinstance(found, Swizzle):
         raise LayoutError(f"{text} is a swizzle alone, without extent: write '{text} o 0 o (8,64):(64,1)'")
-    return found
+    if isinstance(found, Listing):
+        raise LayoutError(
+            f"a listing of {', '.join(found)}: paste the line of one layout, as in LayoutA_TV: (4,2):(1,4)"
+        )
+    return layout_of_bases(found) if isinstance(found, LinearLayout) else found
+
+
+def layout_of_bases(found: LinearLayout) -> Layout | ComposedLayout:
+    """A linear layout of Triton as a layout, under a swizzle if need be; inputs of one value are left out.
+
+    Raises LayoutError where no layout under a swizzle is it.
+    """
+    found = LinearLayout(found.columns, tuple([n for n in found.bits if n]), (), found.width, found.offset)
+    try:
+        return found.to_layout()
+    except LayoutError:
+        return found.to_composed()
 
 
 def layout_of(text: str) -> Layout | ComposedLayout | SmemTile:
-    """A layout, a swizzled layout or a tile from its text. Raises LayoutError with the expected form."""
+    """A layout, a swizzled layout or a tile from its text. Raises LayoutError with the expected form.
+
+    >>> print(layout_of("tCsA: Sw<3,4,3>_smem_ptr[16b](0x400) o (_8,_64):(_64,_1)"))
+    S<3,3,3>[16b] o 0 o (8,64):(64,1)
+    >>> print(layout_of("{'register': [[0, 1]], 'lane': [[1, 0], [2, 0]]}"))
+    (2,4):(4,1)
+    """
     if text.startswith("smem:"):
         return tile_of(text)
     family = text.partition(":")[0]

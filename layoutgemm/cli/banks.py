@@ -12,19 +12,22 @@ from ..checks.smem.access_patterns import element_bits
 from ..checks.smem.bank_conflicts import WAVEFRONT, lanes_of_phase
 from ..dtypes import DType, dtype
 from ..errors import AtomError, LayoutError
-from ..layouts import ComposedLayout, Layout
+from ..layouts import ComposedLayout, Layout, make_layout_tv
 from ..view import access_svg, swizzle_pair_svg
 from .arguments import LAYOUT_HELP, Commands, add, add_picture, answer, drawn, layout_of
 
 SWIZZLE_EXAMPLES = (
     'layoutgemm swizzle "(64,64):(64,1)" --element bf16',
     'layoutgemm swizzle "(128,64):(64,1)" --element bf16 --access rows --access columns  # status 1: none',
+    'layoutgemm swizzle "(32,32):(32,1)" --element f32 --threads "(32,1):(1,0)" --vector 4',
     'layoutgemm swizzle "(8,64):(64,1)" --svg swizzle.svg',
 )
 BANKS_EXAMPLES = (
     'layoutgemm banks "(64,64):(64,1)" --element bf16  # status 1: conflicts',
     "layoutgemm banks smem:64x64:bf16:K:128B --json",
     'layoutgemm banks "(32,32):(33,1)" --element f32 --access columns',
+    'layoutgemm banks "(32,32):(32,1)" --element f32 --threads "(4,8):(8,1)" --vector 4',
+    'layoutgemm banks "(32,32):(32,1)" --element f32 --threads "(32,1):(1,0)" --vector 4  # status 1: conflicts',
     'layoutgemm banks "(64,64):(64,1)" --svg banks.svg  # status 1: conflicts',
 )
 LANES = 32
@@ -61,6 +64,18 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="rows: 16-byte rows along the contiguous mode, as ldmatrix reads them (default); columns: one element for "
         "each lane, along the other mode; repeatable, for all of them together",
     )  # fmt: skip
+    parser.add_argument(
+        "--threads", metavar="LAYOUT",
+        help="an access of your own: tile coordinate -> thread, as in (4,8):(8,1) for 32 threads, 8 in a row",
+    )  # fmt: skip
+    parser.add_argument(
+        "--vector", type=int, metavar="N",
+        help="with --threads: neighbours that each thread moves at once, as 4 for float4 (1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tv", metavar="LAYOUT", help="with --vector: (thread, value) -> flat index of the tile, instead of --threads"
+    )
+    parser.add_argument("--store", action="store_true", help="with --threads or --tv: stores, not loads")
 
 
 def swizzle(args: argparse.Namespace) -> int:
@@ -115,7 +130,7 @@ def way_out(args: argparse.Namespace) -> Iterator[None]:
     try:
         yield
     except AtomError as error:
-        if "rows" not in (args.access or ["rows"]):
+        if "rows" not in (args.access or ([] if args.threads or args.tv else ["rows"])):
             raise
         raise AtomError(
             f"{error}; rows are 16 bytes at multiples of 16, 8 of them a matrix: pad the layout to that, or ask for "
@@ -146,9 +161,38 @@ def asked(args: argparse.Namespace) -> tuple[Tile, DType, list[AccessPattern]]:
     extent = (Layout(shape[0]).size, Layout(shape[1]).size)
     if not all(isinstance(size, int) for size in extent):
         raise LayoutError(f"{args.layout} has symbols: banks are counted for numbers, so give them values")
-    accesses = args.access or ["rows"]
-    along = contiguous(composed, extent)
-    return tile, element, [ACCESSES[name](extent, element, along) for name in accesses]
+    own_access = given_access(args, composed, extent)
+    accesses = args.access or ([] if own_access else ["rows"])
+    along = contiguous(composed, extent) if accesses else ""
+    return tile, element, [*own_access, *(ACCESSES[name](extent, element, along) for name in accesses)]
+
+
+def given_access(
+    args: argparse.Namespace, layout: Layout | ComposedLayout, extent: tuple[int, int]
+) -> list[AccessPattern]:
+    """The access of --threads or --tv, over the whole tile; [] without either. Raises LayoutError."""
+    if args.threads is None and args.tv is None:
+        if args.vector is not None or args.store:
+            raise LayoutError("--vector and --store are for --threads LAYOUT or --tv LAYOUT")
+        return []
+    if args.threads is not None and args.tv is not None:
+        raise LayoutError("--threads and --tv are two ways to say one access: give one of them")
+    vector = 1 if args.vector is None else args.vector
+    kind = "st.shared" if args.store else "ld.shared"
+    found = layout_of(args.threads if args.threads is not None else args.tv)
+    if not isinstance(found, Layout) or vector < 1:
+        raise LayoutError(f"threads take a plain layout and vectors of 1 element or more, not {found} and {vector}")
+    moved = f" x {vector}" if vector > 1 else ""
+    if args.tv is not None:
+        return [thread_access(found, vector, kind, f"{kind} by {found}{moved}")]
+    if found.rank != 2:
+        raise LayoutError(
+            f"threads are numbered in rows and columns, as in (4,8):(8,1); {found} has {found.rank} modes"
+        )
+    value = Layout((1, vector)) if vector == 1 or contiguous(layout, extent) == "K" else Layout((vector, 1))
+    _, tv = make_layout_tv(found, value)
+    block = tuple(int(found[i].size * value[i].size) for i in (0, 1))
+    return [thread_access(tv, vector, kind, f"{kind}{moved}, threads {found}").over(block, extent)]
 
 
 def contiguous(layout: Layout | ComposedLayout, extent: tuple[int, int]) -> str:

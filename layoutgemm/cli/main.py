@@ -35,7 +35,7 @@ EXTRAS = {"torch": "torch", "cutlass": "dsl", "resvg_py": "png"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns 0 when everything held, 1 when something did not, 2 for bad usage."""
+    """Run one command. Returns 0 for yes, 1 for no, 2 for input that it cannot take."""
     parser = make_parser()
     own, of_script = emulator_command.script_arguments(sys.argv[1:] if argv is None else argv)
     if not own:  # no command: print the help
@@ -68,7 +68,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="layoutgemm", description="CuTe-style layouts and the GEMM kernels built on them",
         epilog="examples:\n  layoutgemm show '(4,8):(8,1)'\n  layoutgemm demo\n\n"
-        "layoutgemm COMMAND --help shows those of a command",
+        "layoutgemm COMMAND --help shows those of a command\n"
+        "exit status: 0 yes, 1 no (conflicts, refuted, not found), 2 input that it cannot take",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"layoutgemm {__version__}")

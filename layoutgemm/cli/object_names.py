@@ -24,7 +24,7 @@ from ..atoms import (
 from ..atoms.mma.tcgen05 import KINDS
 from ..dtypes import dtype
 from ..errors import LayoutError, ParseError
-from ..layouts import parse
+from ..layouts import Swizzle
 from ..layouts.display import Pictured
 from ..schedule import Grouped, Hilbert, Linear, Schedule
 from .arguments import one_line, size_pair
@@ -139,7 +139,7 @@ def object_of(text: str) -> tuple[Pictured, dict[str, object], dict[str, Any]]:
         layouts = {operand: str(atom.layout(operand)) for operand in atom.operands if operand != "D"}
         return atom, {"atom": atom.ptx, "shape": atom.shape_mnk, "threads": atom.threads, "layouts": layouts}, {}
     try:
-        swizzle = parse(text)
+        swizzle = Swizzle.parse(text)
     except ParseError as error:
         raise LayoutError(f"{one_line(error)}: a swizzle is written S<3,4,3> or S<3,4,3>[bytes]") from None
     return swizzle, {"swizzle": str(swizzle)}, {}

@@ -12,10 +12,12 @@ from typing import Any
 
 from ..atoms import SmemTile
 from ..errors import LayoutError
+from ..layouts import ComposedLayout, Layout, parse
 from ..layouts.display import table
+from ..layouts.listing import Listing
 from ..view import fragment_svg, layout_svg, layout_table, swizzle_svg, tv_table
 from ..view.grid import offsets_of, owners_of
-from .arguments import LAYOUT_HELP, Commands, add, add_picture, answer, drawn, layout_of
+from .arguments import LAYOUT_HELP, Commands, add, add_picture, answer, drawn, layout_of, plain
 from .object_names import ATOMS, FAMILIES, atom_of, has_operand, object_of
 from .pages import add_page, paged
 
@@ -114,6 +116,9 @@ def paged_object(what: str) -> object:
     return object_of(what)[0]
 
 
+HEAD = 16  # rows and columns of a layout that is too large to print
+
+
 @dataclass(frozen=True)
 class Shown:
     """An object to show: its text, its picture, its data for programs."""
@@ -138,6 +143,8 @@ def shown(args: argparse.Namespace) -> Shown:
         raise LayoutError("--color and --thread apply to a picture: give --svg FILE or --png FILE too")
     if whole:
         return object_shown(args.what, colors)
+    if "\n" in args.what.strip() and isinstance(listing := parse(args.what), Listing):
+        return listing_shown(listing)
     if family in FAMILIES:
         return operand_shown(args.what, part_, colors)
     given = layout_of(args.what)
@@ -153,7 +160,41 @@ def shown(args: argparse.Namespace) -> Shown:
         named = {"rows": list(found.rows), "columns": list(found.columns), "offsets": found.values}
         return {"layout": str(given), "shape": layout.shape, **named}
 
-    return Shown(lambda: layout_table(layout, **part_), draw, data)
+    def text() -> str:
+        try:
+            return layout_table(layout, **part_)
+        except LayoutError as error:
+            if part_ or " for example rows=" not in str(error):
+                raise
+            return head_of(layout)
+
+    return Shown(text, draw, data)
+
+
+def head_of(layout: Layout | ComposedLayout) -> str:
+    """The head of a layout that is too large to print, and a way to the rest.
+
+    >>> print(head_of(Layout((1000, 1000)))[-70:])
+    of 1000 columns: --rows FROM:TO and --columns FROM:TO show others
+    """
+    rows, columns = (int(mode.size) for mode in layout)
+    shown_rows, shown_columns = min(rows, HEAD), min(columns, HEAD)
+    table_ = layout_table(layout, rows=range(shown_rows), columns=range(shown_columns))
+    rest = "--rows FROM:TO and --columns FROM:TO show others"
+    return f"{table_}\n{shown_rows} of {rows} rows, {shown_columns} of {columns} columns: {rest}"
+
+
+def listing_shown(listing: Listing) -> Shown:
+    """A listing of a tiled MMA or copy: its values, then each layout of two modes as a table."""
+
+    def text() -> str:
+        tables = [f"{name}: {layout_table(layout)}" for name, layout in listing.layouts.items() if layout.rank == 2]
+        return "\n\n".join([str(listing), *tables])
+
+    def draw() -> str:
+        raise LayoutError(f"a picture is of one layout: give the line of one of {', '.join(listing.layouts)}")
+
+    return Shown(text, draw, lambda: {"listing": listing.title, **{name: plain(listing[name]) for name in listing}})
 
 
 def operand_shown(what: str, part_: dict[str, Any], colors: dict[str, Any]) -> Shown:

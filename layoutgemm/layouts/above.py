@@ -6,6 +6,8 @@ from .registry import Registry
 
 # of a shape and a stride: the Layout, for those who compute on pairs
 layout_of = Registry("layout", "layoutgemm.layouts.layout")
+# of a layout and an offset: the layout that adds it
+offset_by = Registry("offset", "layoutgemm.layouts.swizzle")
 # of a text: the layout or swizzle that it denotes
 parsed = Registry("notation", "layoutgemm.layouts.notation")
 # of a layout and names: its closed form; of a formula: its layout

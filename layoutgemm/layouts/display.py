@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, overload
 
 from ..errors import LayoutError
 from .registry import Registry
@@ -19,7 +20,7 @@ class Pictured:
 
     `svg` and `show` take the options of that function:
 
-    Layout, ComposedLayout      layout_svg: rows, columns, group
+    Layout, ComposedLayout      layout_svg: rows, columns, group, tile
     Swizzle                     swizzle_pair_svg: layout (a tile of its own unless given), bits, access
     SmemTile                    swizzle_svg: rows, columns; pair=True: before and after its swizzle
     MmaAtom                     product_svg: color, thread; with operand="A", "B" or "C": fragment_svg
@@ -35,20 +36,28 @@ class Pictured:
     __slots__ = ()
     _drawn_by: ClassVar[str] = "layoutgemm.view.objects"
 
-    def svg(self, path: str | os.PathLike[str] | None = None, *, dark: bool = False, **options: object) -> str:
-        """The picture as an SVG document; with a path it is also written there, as PNG if the name ends in .png.
+    @overload
+    def svg(self, path: None = None, *, dark: bool = False, **options: object) -> str: ...
 
-        The picture follows the reader's page, light or dark; `dark` makes a file dark for good. Raises LayoutError for
-        what has no picture, and for PNG without the extra `png`.
+    @overload
+    def svg(self, path: str | os.PathLike[str], *, dark: bool = False, **options: object) -> Path: ...
 
-        >>> from layoutgemm import Layout
-        >>> Layout((4, 8), (8, 1)).svg("rows.svg").count("<title>")    # hovering tells every cell
+    def svg(self, path: str | os.PathLike[str] | None = None, *, dark: bool = False, **options: object) -> str | Path:
+        """The picture as an SVG document; with a path it is written there, and the path is returned.
+
+        A name that ends in .png gives a PNG. The picture follows the reader's page, light or dark; `dark` makes a file
+        dark for good. Raises LayoutError for what has no picture, and for PNG without the extra `png`.
+
+        >>> Layout((4, 8), (8, 1)).svg().count("<title>")    # hovering tells every cell
         32
+        >>> Layout((4, 8), (8, 1)).svg("rows.svg").name
+        'rows.svg'
         """
         drawn: str = picture(self, **options)
-        if path is not None:
-            save(drawn, path, dark=dark)
-        return drawn
+        if path is None:
+            return drawn
+        save(drawn, path, dark=dark)
+        return Path(path)
 
     def show(self, **options: object) -> None:
         """Prints it as text.

@@ -30,6 +30,7 @@ from .proofs.digit_boxes import Box, Stuck
 from .proofs.digits import Form, Formula, maximum, minimum, rewrite
 from .proofs.gf2 import swizzle_candidates
 from .proofs.index_formulas import LIMIT, coordinate, tabulate
+from .proofs.verdicts import layout_of
 from .swizzle import ComposedLayout, Swizzle
 from .symbols.dims import ARITHMETIC, declared, entry, expression, is_sympy, operate
 from .symbols.generators import GENERATORS
@@ -52,6 +53,7 @@ def expr(layout: object, *names: str) -> Any:
     >>> expr(Swizzle(3, 3, 3) @ Layout((64, 64), (64, 1)), "m", "k")
     64*m + (k ^ 8*(m%8))
     """
+    layout = layout_of(layout)
     if not isinstance(layout, (Layout, ComposedLayout, Swizzle)):
         raise LayoutError(refusal(layout, "what expr() says", "a Layout, a ComposedLayout or a Swizzle"))
     inside = layout.layout if isinstance(layout, ComposedLayout) else layout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from ..arguments import as_int, refusal
+from ..arguments import refusal
 from ..errors import LayoutError
 from . import int_tuple as _t
 from .display import Pictured
@@ -205,7 +205,7 @@ def coalesce(layout: L, profile: object = None) -> L:
     return _method(layout, "coalesce")(profile)
 
 
-def filter(layout: Layout, profile: object = None) -> Layout:
+def filter(layout: L, profile: object = None) -> L:
     """See Layout.filter."""
     return _method(layout, "filter")(profile)
 
@@ -285,39 +285,34 @@ def dice(coord: object, layout: L) -> L:
     return _method(layout, "dice")(coord)
 
 
-def select(layout: Layout, modes: object) -> Layout:
+def select(layout: L, modes: object) -> L:
     """The layout of the named modes, in the order named.
 
     >>> str(select(Layout((2, 3, 5)), (2, 0)))
     '(5,2):(6,1)'
     """
-    _layout(layout, "what select() takes modes of")
     if not isinstance(modes, (tuple, list)):
         raise LayoutError(refusal(modes, "modes of select", "a tuple of integers"))
-    chosen = [as_int(i, "a mode to select") for i in modes]
-    for i in chosen:
-        if not -layout.rank <= i < layout.rank:
-            raise LayoutError(f"{layout} has no mode {i} to select")
-    return Layout.join(*[layout[i] for i in chosen])
+    return _method(layout, "select")(*modes)
 
 
-def group_modes(layout: Layout, begin: int, end: int) -> Layout:
+def group_modes(layout: L, begin: int, end: int) -> L:
     """See Layout.group."""
     return _method(layout, "group")(begin, end)
 
 
-def append(layout: Layout, mode: Layout) -> Layout:
+def append(layout: L, mode: Layout) -> L:
     """The layout with one more mode at its end.
 
     >>> str(append(Layout((4, 8)), Layout(3, 32)))
     '(4,8,3):(1,4,32)'
     """
-    return Layout.join(*_layout(layout, "what a mode is appended to"), mode)
+    return _method(layout, "append")(mode)
 
 
-def prepend(layout: Layout, mode: Layout) -> Layout:
+def prepend(layout: L, mode: Layout) -> L:
     """The layout with one more mode at its beginning."""
-    return Layout.join(mode, *_layout(layout, "what a mode is prepended to"))
+    return _method(layout, "prepend")(mode)
 
 
 def logical_divide(layout: L, tiler: object) -> L:

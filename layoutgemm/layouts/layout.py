@@ -144,8 +144,15 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
 
     @staticmethod
     def parse(text: str) -> Any:
-        """The inverse of str(), and what CuTe prints: a ComposedLayout where there is a swizzle. See notation.parse."""
-        if not hasattr(out := above.parsed(text), "layout") and not isinstance(out, Layout):
+        """The inverse of str(), and what CuTe, its DSL, pycute and Triton print. See notation.parse.
+
+        A ComposedLayout where there is a swizzle, a LinearLayout of Triton's bases, a Listing of several named layouts.
+
+        >>> str(Layout.parse("tensor<ptr<f16, gmem, align<16>> o (4,8):(8,1)>"))
+        '(4,8):(8,1)'
+        """
+        out = above.parsed(text)
+        if not hasattr(out, "shape") and not hasattr(out, "layouts"):
             raise LayoutError(f"{shown(text)} is a swizzle and no layout")
         return out
 
@@ -252,8 +259,22 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
     def __iter__(self) -> Iterator[Layout]:
         return (self[i] for i in range(self.rank))
 
-    def __getitem__(self, i: object) -> Layout:
-        """Mode i as a layout; a Python slice gives the layout of those modes."""
+    def __getitem__(self, i: object) -> Any:
+        """Mode i as a layout; a Python slice gives the layout of those modes; `[:, 0]` an entry of some modes.
+
+        `L[:, k]` is the function c -> L(c, k), with `:` or None for the modes that stay, as in `L[:, (0, None)]`. Where
+        its values do not begin at 0 it is a ComposedLayout that adds the offset. Raises LayoutError for a part of a
+        mode, as in `L[0:4, 0]`.
+
+        >>> L = Layout((4, (2, 3)), (6, (1, 2)))
+        >>> str(L[1]), str(L[:, 0]), str(L[:, 5]), L[:, 5](2) == L(2, 5)
+        ('(2,3):(1,2)', '(4):(6)', 'S<0,0,0> o 5 o (4):(6)', True)
+        """
+        if i.__class__ is tuple:
+            rest, offset = self.slice(kept(i, self))
+            if offset.__class__ is int and offset == 0:
+                return rest
+            return above.offset_by(rest, offset)
         shape, stride = self.shape, self.stride
         if shape.__class__ is not tuple:
             shape, stride = (shape,), (stride,)
@@ -357,6 +378,31 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         s, d = self[:].shape, self[:].stride
         return _made((s[:begin] + (s[begin:end],) + s[end:], d[:begin] + (d[begin:end],) + d[end:]))
 
+    def select(self, *modes: int) -> Layout:
+        """The layout of the named modes, in the order named.
+
+        >>> str(Layout((2, 3, 5)).select(2, 0))
+        '(5,2):(6,1)'
+        """
+        named = modes[0] if len(modes) == 1 and isinstance(modes[0], (tuple, list)) else modes
+        chosen = [as_int(i, "a mode to select") for i in named]
+        for i in chosen:
+            if not -self.rank <= i < self.rank:
+                raise LayoutError(f"{self} has no mode {i} to select")
+        return Layout.join(*[self[i] for i in chosen])
+
+    def append(self, mode: Layout) -> Layout:
+        """The layout with one more mode at its end.
+
+        >>> str(Layout((4, 8)).append(Layout(3, 32)))
+        '(4,8,3):(1,4,32)'
+        """
+        return Layout.join(*self, mode)
+
+    def prepend(self, mode: Layout) -> Layout:
+        """The layout with one more mode at its beginning."""
+        return Layout.join(mode, *self)
+
     # ------------------------------------------------------------ the algebra
 
     def compose(self, other: Any) -> Any:
@@ -434,6 +480,9 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
         >>> str(Layout((4, 8), (1, 4)).max_common_layout(Layout((4, 8), (1, 16))))
         '4:1'
         """
+        if getattr(other.__class__, "_swizzled", False):
+            shared: Layout = other.max_common_layout(self)
+            return shared
         other = as_tiler(other)
         if symbols_in(other):
             return above.lifted(self).max_common_layout(other)
@@ -640,6 +689,26 @@ def _made(pair: Pair) -> Layout:
     _set_shape(self, shape)
     _set_stride(self, stride)
     return self
+
+
+def kept(key: object, layout: object) -> tuple[object, ...]:
+    """The coordinate of a subscript with several modes: None for `:`. Raises LayoutError for a part of a mode.
+
+    >>> kept((slice(None), 3, (None, 0)), Layout((4, 4, (2, 2))))
+    (None, 3, (None, 0))
+    """
+    out: list[object] = []
+    for each in key if isinstance(key, tuple) else ():
+        if isinstance(each, slice):
+            if each != slice(None):
+                start, stop = ("" if x is None else x for x in (each.start, each.stop))
+                raise LayoutError(
+                    f"{layout}[{start}:{stop}]: a subscript keeps a whole mode, ':', or takes one entry; a part of a "
+                    "mode is a tile of logical_divide()"
+                )
+            each = None
+        out.append(kept(each, layout) if each.__class__ is tuple else each)
+    return tuple(out)
 
 
 class NoMode(LayoutError, IndexError):

@@ -31,7 +31,7 @@ from . import above
 from .int_tuple import bit_field, coal, leaves, pack, product, show, show_coord
 from .layout import Layout
 from .proofs.gf2 import Elimination, add_constant, bits_of, clash, combine, rows_of, swizzle_candidates
-from .proofs.verdicts import CounterExample, Function, Proof
+from .proofs.verdicts import TWO_INDICES, CounterExample, Function, Proof, layout_of
 from .swizzle import ComposedLayout, Swizzle
 
 
@@ -60,7 +60,7 @@ class LinearLayout(Function):
     `==` compares all of these; `equivalent` compares functions. Raises LayoutError where these do not fit together.
 
     >>> tile = LinearLayout.of(ComposedLayout(Swizzle(3, 3, 3), 0, Layout((8, 64), (64, 1))))
-    >>> tile(1, 0), tile.rank, tile.is_bijective()
+    >>> tile(1, 0), tile.rank, tile.is_bijective().ok
     (72, 9, True)
     >>> LinearLayout.of(Layout((4, 2), (2, 1)), names=("i", "j"))(i=3, j=1)
     7
@@ -111,6 +111,7 @@ class LinearLayout(Function):
         layoutgemm.errors.LayoutError: ... bits 0 and 2 of the coordinate move bit 0 of the offset: index 5 has offset \
 4, not 1 ^ 3 = 2
         """
+        source = layout_of(source)
         if isinstance(source, LinearLayout):
             return source if not names else cls(source.columns, source.bits, tuple(names), source.width, source.offset)
         if isinstance(source, Swizzle):
@@ -308,17 +309,31 @@ class LinearLayout(Function):
         """
         return tuple(Elimination(self.columns).reduced())
 
-    def is_injective(self) -> bool:
-        """True if no value is taken twice; else index `kernel()[0]` has the value of index 0."""
-        return self.rank == len(self.columns)
+    def is_injective(self) -> Proof | CounterExample:
+        """Prove that no value is taken twice; else index 0 and the first that shares its value.
+
+        >>> LinearLayout((1, 2, 3)).is_injective().explain()
+        'the matrix is not injective: indices 0 and 7 both give 0'
+        """
+        kernel = self.kernel()
+        if kernel:
+            first = min(kernel)
+            said = "the matrix is not injective"
+            return CounterExample((0, first), self.offset, self.offset, first, said, TWO_INDICES)
+        return Proof("GF(2) matrix", (), (f"{len(self.columns)} independent columns",))
 
     def is_surjective(self) -> bool:
         """True if every integer below 2^width is a value."""
         return self.rank == self.width
 
-    def is_bijective(self) -> bool:
-        """True if every integer below 2^width is the value of exactly one coordinate."""
-        return self.rank == len(self.columns) == self.width
+    def is_bijective(self) -> Proof | CounterExample:
+        """Prove that each integer below 2^width is one coordinate's value, or say why not."""
+        distinct = self.is_injective()
+        if not distinct or len(self.columns) == self.width:
+            return distinct
+        free = next(v for v in (1 << i for i in range(self.width)) if self.solve(v ^ self.offset) is None)
+        statement = f"of 2^{self.width} values the matrix reaches 2^{len(self.columns)}: index 0, and a value left out"
+        return CounterExample(self.coord(0), self.offset, free ^ self.offset, 0, statement, "GF(2) matrix")
 
     @checked()
     def solve(self, value: int) -> int | None:

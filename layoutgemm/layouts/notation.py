@@ -10,21 +10,27 @@ ArithTuple(_0,_0) o (4,8):(1@0,1@1)               tensors of coordinates, which 
 tensor<ptr<f16, smem, align<16>> o (4,8):(8,1)>   the DSL's
 !cute.layout<"(4,8):(8,1)">                       its IR
 Layout((4, 8), (8, 1))                            what repr() prints
+tCsA: (4,8):(8,1)                                 a label before it, a comment or the values of a tensor after it
+TiledMMA ... MMA_Atom ...                         a listing, over several lines: each of its layouts by name
+#ttg.linear<{register = [[0, 1]], ...}>           Triton's linear layouts: see bases
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from ..arguments import DEPTH, refusal
 from ..dtypes import dtype
 from ..errors import LayoutError, ParseError
 from . import above
+from .bases import linear
 from .basis import ScaledBasis
 from .int_tuple import Stride, StrideEntry
 from .layout import Layout
+from .linear import LinearLayout
+from .listing import FIELDS, Field, Listing, title_of
 from .swizzle import SWIZZLES, ComposedLayout, Swizzle
 from .symbols.dims import declared, fresh_name, parse_entry, symbol
 from .symbols.facts import as_facts
@@ -37,26 +43,52 @@ _NUMBER = re.compile(r"\s*(_?-?|-_)(\d+)((?:@\d+)*)(?![\w.])(?!\s*[/*%+-])")
 _BASIS = re.compile(r"\s*(?:(-?\d+)\s*\*\s*)?E[<(]\s*(\d+(?:\s*,\s*\d+)*)\s*[>)]")
 _UNKNOWN = re.compile(r"\s*\?(?:\{([^{}]*)\})?")
 _SWIZZLE = re.compile(r"\s*S(?:w|wizzle)?<\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*>(?:\[(?:(bytes)|(\d+)b)\])?")
+_CALLED_SWIZZLE = re.compile(r"\s*\(Swizzle\(\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*\)\)(?=\s+o\s)")
 _LINK = re.compile(r"\s*o\s+")
-_OFFSET = re.compile(r"\s*_?(-?\d+)\s+o\s+")
+_OFFSET = re.compile(r"\s*(?:_?(-?\d+)|\{(-?\d+)\})\s+o\s+")
+_OFFSET_NAMED = re.compile(r"\s*,\s*(?:pre)?offset\s*=\s*(-?\d+)")
 # CuTe's pointers: ptr[32b](nil), gmem_ptr[16b](0x7f00), smem_ptr[16b](unset), tmem_[32b](0x0)
 _POINTER = re.compile(r"[\s_]*(\w*ptr|\w*mem_)\[(\d+)b\]\(([^()]*)\)")
-_COORDINATE = re.compile(r"\s*ArithTuple(\([-_\d\s,()]*\))(?=\s*o\s)")
+# An address that a published listing leaves out, 0x7f.. or SMEM_ADDR: it stands for the beginning of a buffer
+_LEFT_OUT = re.compile(r"0x[0-9a-fA-F]*\.\.+|[A-Z][A-Z0-9_]*|unset|nil|")
+_COORDINATE = re.compile(r"\s*(?:ArithTuple)?(\([-_\d\s,()?{}=a-z]*\))(?=\s*o\s)")
+# Iterators of other things than elements: UMMA::DescriptorIterator, counting_iter(0), smem_desc<...>
+_ITERATOR = re.compile(
+    r"\s*(?:[A-Za-z_]\w*(?:::\w+)+|\w*(?:iter|desc|tensor)\w*)(?:<[^<>]*>)?(?:\([^()]*\))?(?=\s+o\s)"
+)
 # The DSL's: ptr<f16, smem, align<16>>, raw_ptr(0x7f00: f32, generic, align<4>)
 _TYPED = re.compile(r"\s*(?:raw_)?ptr([<(])")
+_MEMREF = re.compile(r"\s*!?(?:cute\.)?memref<(?=[^\"<>]*(?:<[^\"<>]*>[^\"<>]*)*\")")
 _TYPE = re.compile(r"\s*(?:(0x[0-9a-fA-F]+)\s*:\s*)?([A-Za-z]\w*)")
 _ALIGNED = re.compile(r"align<(\d+)>")
 _CALL = re.compile(r"\s*(Layout|ComposedLayout|Swizzle)\(")
 _UNIT = re.compile(r"\s*(?:'(bytes)'|(\d+)|None)")
 _WRAPPERS = (
-    re.compile(r"\s*(?:!cute\.)?(?:tensor|memref|layout|composed_layout)<\s*\"?"), re.compile(r"\s*[\"'`]"),
+    re.compile(r"\s*(?:!cute\.)?(?:tensor|memref|layout|composed_layout)<\s*\"?"), re.compile(r"\s*tensor\((?=\w*ptr)"),
+    re.compile(r"\s*[\"'`]"),
 )  # fmt: skip
-_AFTER = re.compile(r"[\s>\"'`]*(?:=\s*\(.*)?\s*", re.DOTALL)
+# What stands behind a layout: closing signs of a wrapper, then the values of a tensor, another value, a comment
+_CLOSED = re.compile(r"[\s>\"'`)]*(?:=\s*\(.*|,\s*data\s*=.*)?", re.DOTALL)
+_REMARK = re.compile(r"\s*(?:;\s*\w+=[^\n]*|(?://|#|<-)[^\n]*)?:?\s*(?:\n[-\s\d|+.,einaf]*)?\Z")
+# What stands before it: the sign of a comment, a name and ':' or '=', words before a pointer
+_COMMENT = re.compile(r"(?:\s*(?://|#|\*|>>>?|>\?\?)(?=\s))+\s*")
+_LABEL = re.compile(r"\s*(?=[^:=\n]*[A-Za-z])([^:=\n<>\"'{}]+?)\s*[:=]\s*(?=[^:\n]*:)(?=[(\[\"'`\d_?]|[A-Za-z!])")
+_WORDS = re.compile(r"\s*[A-Za-z_][\w. ]*?\s+(?=(?:raw_)?ptr[<(]|tensor[<(]|\w*ptr\[|tmem_\[|Sw<)")
+_LABELS = 4  # in a row, as in "[host] layout A: sA = (4,8):(8,1)"
+_NO_LABEL = re.compile(r"\s*(?:S(?:w|wizzle)?<|\w*ptr[<(\[]|tensor[<(]|!cute|Layout\(|ComposedLayout\()")
+_NOTHING = re.compile(r"_(?![\w(])")  # CuTe's Underscore: a mode without an entry
+_WIDTH = re.compile(r"[A-Za-z0-9_]+\s*\Z")
+
+
+Parsed: TypeAlias = "Layout | ComposedLayout | Swizzle | LinearLayout | Listing"
 
 
 @above.parsed.register(object)
-def parse(text: str, given: object = ()) -> Layout | ComposedLayout | Swizzle:
+def parse(text: str, given: object = ()) -> Parsed:
     """A layout, a swizzle, or a swizzled layout from its notation. Raises ParseError, which points at the character.
+
+    A listing of a tiled MMA, a tiled copy or an atom gives a Listing, with a value for each name. A linear layout of
+    Triton gives a LinearLayout (register, lane, ...) -> flat index of the tensor.
 
     Entries may hold symbols; `given` are facts about them, as `Facts` takes them, under which the text is read. Each
     `?` is a new symbol, unlike those of every other text. A pointer before a layout is left out. One of CuTe's after a
@@ -73,17 +105,57 @@ def parse(text: str, given: object = ()) -> Layout | ComposedLayout | Swizzle:
     S<3,3,3>[16b] o 0 o (8,64):(64,1)
     >>> print(parse("Sw<3,4,3>_smem_ptr[16b](0x7f10) o (8,64):(64,1)"))
     S<3,3,3>[16b] o 392 o (8,64):(64,1)
+    >>> print(parse("tCsA: Sw<3,4,3>_smem_ptr[16b](0x7f..) o (_8,_64):(_64,_1)  // a tile"))
+    S<3,3,3>[16b] o 0 o (8,64):(64,1)
     """
     if not isinstance(text, str):
         raise ParseError(refusal(text, "a layout's notation", "a string"))
     return read(text, _symbols(given))
 
 
-def read(text: str, symbol: Symbols) -> Layout | ComposedLayout | Swizzle:
+def read(text: str, symbol: Symbols) -> Parsed:
     """`parse` with the meaning of each name in the text said by `symbol`."""
     if len(text) > MAX_TEXT:
         raise ParseError(f"{len(text)} characters: a layout's notation has at most {MAX_TEXT}", text, MAX_TEXT)
-    return _TextReader(text, symbol).all()
+    for sign, plain in (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&#39;", "'")):  # copied from a page's source
+        text = text.replace(sign, plain)
+    found = linear(text)
+    if found is not None:
+        return found
+    listed = _listing(text, symbol)
+    return _TextReader(text, symbol).all() if listed is None else listed
+
+
+def _listing(text: str, symbol: Symbols) -> Listing | None:
+    """The listing that several lines with names are; None for a layout."""
+    if "\n" not in text:
+        return None
+    title, at = "", 0
+    fields: list[tuple[str, int, int]] = []
+    names: set[str] = set()
+    for line in text.split("\n"):
+        start, at = at, at + len(line) + 1
+        found = _COMMENT.match(line)
+        begin = found.end() if found is not None else len(line) - len(line.lstrip())
+        if not line[begin:].strip():
+            continue
+        said = title_of(line[begin:])
+        if said is not None:
+            title = title or said
+            continue
+        name, colon, rest = line[begin:].partition(":")
+        if not colon or not rest.strip() or not any(map(str.isalpha, name)) or "," in name or _NO_LABEL.match(name):
+            if not title and len(fields) < 2:
+                return None
+            raise ParseError("expected a name and its layout, as in LayoutA_TV: (4,2):(1,4)", text, start + begin)
+        name = FIELDS.get(name.strip(), name.strip())
+        if name in names:
+            raise ParseError(f"expected another name than {name}, which has a value already", text, start + begin)
+        names.add(name)
+        fields.append((name, start + begin + len(line[begin:].partition(":")[0]) + 1, start + len(line)))
+    if not title and len(fields) < 2:
+        return None
+    return Listing(title, tuple([(name, _TextReader(text, symbol, at, end).field()) for name, at, end in fields]))
 
 
 def _symbols(given: object) -> Symbols:
@@ -119,8 +191,8 @@ _CALLED = {"Layout": (Layout, 1, 2), "Swizzle": (Swizzle, 3, 4), "ComposedLayout
 class _TextReader:
     """Reads a text from left to right; `at` is the position."""
 
-    def __init__(self, text: str, symbol: Symbols) -> None:
-        self.text, self.symbol, self.at = text, symbol, 0
+    def __init__(self, text: str, symbol: Symbols, at: int = 0, end: int | None = None) -> None:
+        self.text, self.symbol, self.at = text[:end], symbol, at
 
     def take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         """The match at the position, which moves past it, or None."""
@@ -144,29 +216,130 @@ class _TextReader:
 
     def all(self) -> Any:
         """The object that the whole text denotes."""
+        self.labels()
+        memref = self.memref()
         wrapped = False
         while any(self.take(pattern) is not None for pattern in _WRAPPERS):
             wrapped = True
-        out = self.call(0) if _CALL.match(self.text, self.at) is not None else self.composed(0)
-        end = _AFTER.match(self.text, self.at) if wrapped or "=" in self.text[self.at :] else None
-        if self.text[end.end() if end is not None else self.at :].strip():
-            self.peek()
-            raise ParseError("there is more text after the layout", self.text, self.at)
+        out = self.object_at(memref)
+        self.behind(wrapped or memref is not None)
         return out
+
+    def object_at(self, memref: _Pointer | None) -> object:
+        """The object that stands here, behind what it is wrapped in."""
+        if memref is not None:
+            layout = self.layout()
+            return layout if memref.swizzle is None else self.under(memref.swizzle, memref, layout, self.at)
+        return self.call(0) if _CALL.match(self.text, self.at) is not None else self.composed(0)
+
+    def labels(self) -> None:
+        """Move past what stands before a layout: a comment's sign, names, words before a pointer."""
+        self.take(_COMMENT)
+        for _ in range(_LABELS):
+            label = _LABEL.match(self.text, self.at)
+            if label is None or _NO_LABEL.match(label[1]) is not None or label[1].count("(") != label[1].count(")"):
+                break
+            self.at = label.end()
+        self.take(_WORDS)
+
+    def behind(self, wrapped: bool) -> None:
+        """Refuse a text behind the layout that is neither a remark nor a closing sign."""
+        end = self.at
+        if wrapped or "=" in self.text[end:]:
+            closed = _CLOSED.match(self.text, end)
+            end = closed.end() if closed is not None else end
+        if _REMARK.match(self.text, end) is None and self.text[end:].strip():
+            self.peek()
+            raise ParseError("there is more text after the layout: expected its end", self.text, self.at)
+
+    def field(self) -> Field:
+        """The value of a name in a listing: a layout, a tuple of values, an integer, or the text of a type."""
+        self.peek()
+        start, whole = self.at, _WIDTH.match(self.text, self.at)
+        if whole is not None and any(map(str.isalpha, whole[0])):
+            return whole[0].strip()
+        out = self.value(0)
+        if _REMARK.match(self.text, self.at) is None:
+            self.at = start
+            self.labels()
+            return self.all_of_line()
+        return out
+
+    def all_of_line(self) -> Field:
+        """A layout with a pointer or a swizzle before it."""
+        out: Field = self.all()
+        return out
+
+    def value(self, depth: int) -> Field:
+        """A layout, an integer, `_` for None, or a tuple of these."""
+        sign = self.peek()
+        if self.take(_NOTHING) is not None:
+            return None
+        opens = sign in ("(", "[")
+        if (opens and not self._colon_behind_bracket()) or (not opens and not self._colon_behind_entry()):
+            if not opens:
+                number = sign in "_?-" or sign.isdigit()
+                return cast("Field", self.entries(depth) if number else self.composed(0))
+            if depth >= DEPTH:
+                raise ParseError(f"tuples nest at most {DEPTH} deep", self.text, self.at)
+            self.at += 1
+            out: list[Field] = []
+            close = ")" if sign == "(" else "]"
+            while self.peek() != close:
+                out.append(self.value(depth + 1))
+                if self.peek() in (",", ";"):
+                    self.at += 1
+                elif self.peek() != close:
+                    raise self.fail(f"',' or '{close}'")
+            self.at += 1
+            return tuple(out)
+        return self.layout()
+
+    def _colon_behind_bracket(self) -> bool:
+        """True if the bracket that opens here is a shape: a colon follows its end."""
+        depth = 0
+        for i in range(self.at, len(self.text)):
+            depth += (self.text[i] in "([") - (self.text[i] in ")]")
+            if depth == 0:
+                return self.text[i + 1 :].lstrip()[:1] == ":"
+        return False
+
+    def _colon_behind_entry(self) -> bool:
+        """True if the integer that stands here is a shape."""
+        return re.compile(r"_?\d+\s*:").match(self.text, self.at) is not None
+
+    def memref(self) -> _Pointer | None:
+        """The pointer of a memref of the IR, up to its layout; None for none."""
+        if self.take(_MEMREF) is None:
+            return None
+        start, end = self.at, self.text.index('"', self.at)
+        pointer = self.typed(self.text[start:end], start)
+        self.at = end + 1
+        return pointer
 
     def composed(self, count: int) -> Any:
         """A swizzle and its operands, or a layout, with or without a pointer before it."""
-        found = self.take(_SWIZZLE)
+        found = self.take(_SWIZZLE) or self.take(_CALLED_SWIZZLE)
         if found is None:
             start = self.at
             pointer = self.pointer()
+            if pointer is not None and _SWIZZLE.match(self.text, self.at) is not None:
+                return self.elements(pointer, self.composed(count), start)
+            bracketed = pointer is None and self._bracketed()
+            if bracketed:
+                self.peek()
+                self.at += 1
             layout = self.layout()
+            if bracketed:
+                if self.peek() != ")":
+                    raise self.fail("')'")
+                self.at += 1
             if pointer is None or pointer.swizzle is None:
                 return layout
             return self.under(pointer.swizzle, pointer, layout, start)
         if count >= SWIZZLES:
             raise ParseError(f"more than {SWIZZLES} swizzles, one after another", self.text, found.start())
-        *numbers, in_bytes, width = found.groups()
+        numbers, (in_bytes, width) = found.groups()[:3], (*found.groups()[3:], None, None)[:2]
         swizzle = self.made(lambda: _swizzle(numbers, "bytes" if in_bytes else _unit(width)), found)
         start = self.at
         linked = self.take(_LINK) is not None
@@ -183,8 +356,32 @@ class _TextReader:
         follows = self.composed(count + 1)
         if isinstance(follows, Swizzle):
             raise ParseError("a composed layout ends with a layout", self.text, self.at)
-        number = 0 if offset is None else self.made(lambda: _int(str(offset[1])), offset)
+        number = 0 if offset is None else self.made(lambda: _int(offset[1] or offset[2]), offset)
         return self.made(lambda: ComposedLayout(swizzle, number, follows), found)
+
+    def _bracketed(self) -> bool:
+        """True if a layout stands in brackets here, as in ((8, 64) : (64, 1))."""
+        depth = 0
+        for i in range(self.at, len(self.text)):
+            sign = self.text[i]
+            if depth == 1 and sign in ":,":
+                return sign == ":"
+            depth += (sign == "(") - (sign == ")")
+            if (depth == 0 and sign == ")") or depth > DEPTH:
+                return False
+        return False
+
+    def elements(self, pointer: _Pointer, composed: ComposedLayout | Swizzle, start: int) -> ComposedLayout:
+        """A swizzled layout behind a typed pointer: its swizzle counts the pointer's elements."""
+        if pointer.swizzle is not None:
+            raise ParseError("two swizzles of one pointer", self.text, start)
+        if isinstance(composed, Swizzle):
+            raise self.fail("' o ' and the layout after the swizzle")
+        swizzle = composed.swizzle
+        if pointer.bits is None or swizzle.unit is not None or not isinstance(composed.layout, Layout):
+            return composed
+        by = Swizzle(swizzle.bits, swizzle.base, swizzle.shift, pointer.bits)
+        return ComposedLayout(by, composed.offset, composed.layout)
 
     def under(self, swizzle: Swizzle, pointer: _Pointer, layout: Layout, start: int) -> ComposedLayout:
         """The layout of a pointer's elements under a swizzle of its bytes. It begins where the swizzle's pattern
@@ -218,39 +415,49 @@ class _TextReader:
             address: int | None = 0  # "unset" and "nil": what is not there yet can be aligned
             if re.fullmatch(r"0x[0-9a-fA-F]+", where) is not None:
                 address = self.made(lambda: _int(where, 16), found)
-            elif where not in ("", "unset", "nil"):
+            elif _LEFT_OUT.fullmatch(where) is None:
                 address = None
             alignment = 1
         elif (coordinate := self.take(_COORDINATE)) is not None:
-            if re.search(r"[1-9]", coordinate[1]):
+            if re.search(r"[1-9?]", coordinate[1]):
                 raise ParseError("a tensor of coordinates that begins elsewhere than at 0", self.text, start)
             bits, inner, address, alignment = None, None, None, 1
         else:
             opening = self.take(_TYPED)
             if opening is None:
-                return None
+                if self.take(_ITERATOR) is None:
+                    return None
+                self.take(_LINK)
+                return _Pointer(None, None, None, 1)
             depth, end = 1, self.at
             while depth and end < len(self.text):
                 depth += (self.text[end] in "<(") - (self.text[end] in ">)")
                 end += 1
             if depth:
                 raise self.fail(f"the end of the pointer, '{'>' if opening[1] == '<' else ')'}'")
-            inside = self.text[self.at : end - 1]
-            named = _TYPE.match(inside)
-            try:
-                bits = dtype(named[2]).bits if named is not None else None
-            except LayoutError:
-                bits = None
-            swizzle = _SWIZZLE.search(inside)
-            numbers = swizzle.groups()[:3] if swizzle is not None else ()
-            inner = self.made(lambda: _swizzle(numbers, "bytes"), opening) if numbers else None
-            given = named[1] if named is not None else None
-            address = self.made(lambda: _int(given, 16), opening) if given else None
-            aligned = _ALIGNED.search(inside)
-            alignment = max(1, self.made(lambda: _int(aligned[1]), opening) if aligned else (bits or 8) // 8)
+            pointer = self.typed(self.text[self.at : end - 1], start)
+            bits, inner, address, alignment = pointer
             self.at = end
         if self.take(_LINK) is None:
             raise self.fail("' o ' and the layout after the pointer")
+        return _Pointer(bits, inner, address, alignment)
+
+    def typed(self, inside: str, start: int) -> _Pointer:
+        """A pointer of the DSL from the text in its brackets; `start` is the place of the pointer."""
+        named = _TYPE.match(inside)
+        try:
+            bits = dtype(named[2]).bits if named is not None else None
+        except LayoutError:
+            bits = None
+        swizzle = _SWIZZLE.search(inside)
+        given = named[1] if named is not None else None
+        aligned = _ALIGNED.search(inside)
+        try:
+            inner = _swizzle(swizzle.groups()[:3], "bytes") if swizzle is not None else None
+            address = _int(given, 16) if given else None
+            alignment = max(1, _int(aligned[1]) if aligned else (bits or 8) // 8)
+        except LayoutError as error:
+            raise ParseError(error.reason, self.text, start) from None
         if inner is not None and bits is None:
             raise ParseError("the pointer has a swizzle, and its element type is not known", self.text, start)
         return _Pointer(bits, inner, address, alignment)
@@ -278,10 +485,14 @@ class _TextReader:
             if count >= SWIZZLES:
                 raise ParseError(f"more than {SWIZZLES} swizzles, one after another", self.text, found.start())
             parts.append(self.call(count))
-            if self.comma():
+            if self.comma() and _CALL.match(self.text, self.at) is not None:  # as tensor-layouts prints it
+                inner = self.call(count + 1)
+                named = self.take(_OFFSET_NAMED)
+                parts += [0 if named is None else self.made(lambda: _int(named[1]), named), inner]
+            elif len(parts) == 1:
                 parts.append(self.entries(0))
-            if self.comma():
-                parts.append(self.call(count + 1))
+                if self.comma():
+                    parts.append(self.call(count + 1))
         if self.peek() != ")":
             raise self.fail("')'")
         self.at += 1
@@ -378,7 +589,7 @@ class _TextReader:
         depth = 0
         for i in range(self.at, len(self.text)):
             c = self.text[i]
-            if depth == 0 and c in "),:>\"'`=":
+            if depth == 0 and (c in "),:>\"'`=;]\n" or self.text.startswith(" // ", i)):
                 return i
             depth += (c == "(") - (c == ")")
         return len(self.text)
@@ -388,6 +599,8 @@ class _TextReader:
         depth = 0
         for i in range(self.at, len(self.text)):
             depth += (self.text[i] == "(") - (self.text[i] == ")")
+            if depth == 1 and self.text[i] == ",":
+                return False
             if depth == 0:
                 after = self.text[i + 1 :].lstrip()[:1]
                 return bool(after) and after in "+-*/%@"

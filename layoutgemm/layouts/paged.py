@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, overload
 
 from .registry import Registry
 
@@ -17,7 +17,13 @@ class Paged:
     __slots__ = ()
     _paged_by: ClassVar[str] = "layoutgemm.view.pages.html"
 
-    def html(self, path: str | Path | None = None, **options: object) -> str:
+    @overload
+    def html(self, path: None = None, **options: object) -> str: ...
+
+    @overload
+    def html(self, path: str | Path, **options: object) -> Path: ...
+
+    def html(self, path: str | Path | None = None, **options: object) -> str | Path:
         """A page to point at: one self-contained file, with mouse, touch or keyboard, light or dark.
 
         path     a file to write it to, too
@@ -26,10 +32,12 @@ class Paged:
                  Of a copy `src=`, `dst=`: where that side lies; see `view.html.copy_html`. Of a swizzle `layout=`,
                  `bits=`, `access=`; see `view.html.swizzle_html`. `title=` of each. Of a plan none
 
-        Returns the page. Raises LayoutError for what has no picture, and for more elements than a page holds.
+        Returns the page, or with a path the path. Raises LayoutError for what has no picture, and for more elements
+        than a page holds.
 
         >>> from layoutgemm.layouts import Layout
         >>> Layout((4, 8), (8, 1)).html()[:15]
         '<!DOCTYPE html>'
         """
-        return str(page(self, path, **options))
+        text = str(page(self, path, **options))
+        return text if path is None else Path(path)

@@ -12,9 +12,12 @@ unit: the 128-byte swizzle is (3, 4, 3) on bytes and (3, 3, 3) on 16-bit element
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from ..arguments import MAX_BITS, as_int, checked, is_int, refusal, shown
 from ..errors import CompositionError, LayoutError, ParseError, SwizzleError
@@ -22,11 +25,11 @@ from . import above
 from .algebra.recast import factor
 from .conversion import Convertible
 from .display import Pictured, PicturedLayout
-from .int_tuple import bit_field, check_enumerable, coal_open, show
-from .layout import Layout
+from .int_tuple import bit_field, check_enumerable, coal_open, leaves, show
+from .layout import Layout, kept
 from .paged import Paged
 from .predicates import Predicates
-from .proofs.verdicts import Answer, between, equivalent
+from .proofs.verdicts import Answer, CounterExample, Proof, between, equivalent
 from .symbols.dims import entry
 
 _set = object.__setattr__
@@ -160,7 +163,7 @@ class Swizzle(Pictured, Paged, Convertible):
             raise SwizzleError(f"{self} exchanges parts of the wider element: its M would be {base}")
         return Swizzle(self.bits, base, self.shift, unit)
 
-    def compose(self, other: object) -> Any:
+    def compose(self, other: object) -> ComposedLayout:
         """The layout c -> self(other(c)) for a Layout or ComposedLayout."""
         return ComposedLayout(self, 0, other)
 
@@ -275,9 +278,10 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
             x = x + self.offset
         return self.swizzle(x)
 
-    def offsets(self) -> Any:
+    def offsets(self) -> npt.NDArray[np.int64]:
         """All values in order of the flat index: a NumPy int64 array of length size."""
-        return self.swizzle(self.layout.offsets() + self.offset)
+        found: npt.NDArray[np.int64] = self.swizzle(self.layout.offsets() + self.offset)
+        return found
 
     def coord(self, index: object) -> Any:
         """The coordinate of a flat index."""
@@ -315,8 +319,26 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
     def __bool__(self) -> bool:
         return True
 
+    def __iter__(self) -> Iterator[ComposedLayout]:
+        return (self[i] for i in range(self.rank))
+
     def __getitem__(self, i: object) -> ComposedLayout:
+        """Mode i under the swizzle, with the offset; `[:, 0]` keeps whole modes and takes one entry of the others.
+
+        >>> from layoutgemm import Layout
+        >>> tile = Swizzle(3, 3, 3) @ Layout((8, 64), (64, 1))
+        >>> str(tile[1, :]), tile[1, :](8) == tile(1, 8)
+        ('S<3,3,3> o 64 o (64):(1)', True)
+        """
+        if i.__class__ is tuple:
+            return self.slice(kept(i, self))[0]
         return self._with(self.layout[i])
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """The facts about symbols that the layout inside rests on; () for integers."""
+        found: tuple[str, ...] = self.layout.conditions
+        return found
 
     # ------------------------------------------------------------ operations on the layout inside
 
@@ -342,6 +364,31 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
         """As few modes as the function allows, within the modes that the profile marks."""
         return self._with(self.layout.coalesce(profile))
 
+    def filter(self, profile: object = None) -> ComposedLayout:
+        """Coalesced without the modes of stride 0: the same values, fewer times. See Layout.filter."""
+        return self._with(self.layout.filter(profile))
+
+    def group(self, begin: int, end: int) -> ComposedLayout:
+        """Modes begin..end-1 as one mode."""
+        return self._with(self.layout.group(begin, end))
+
+    def select(self, *modes: int) -> ComposedLayout:
+        """The named modes, in the order named. See Layout.select."""
+        return self._with(self.layout.select(*modes))
+
+    def append(self, mode: Layout) -> ComposedLayout:
+        """One more mode at the end, whose offsets are added before the swizzle. See Layout.append.
+
+        >>> from layoutgemm import Layout
+        >>> str((Swizzle(3, 3, 3) @ Layout((8, 64), (64, 1))).append(Layout(4, 512)))
+        'S<3,3,3> o 0 o (8,64,4):(64,1,512)'
+        """
+        return self._with(self.layout.append(mode))
+
+    def prepend(self, mode: Layout) -> ComposedLayout:
+        """One more mode at the beginning, whose offsets are added before the swizzle."""
+        return self._with(self.layout.prepend(mode))
+
     def with_shape(self, *shape: object) -> ComposedLayout:
         """The same function of the flat index under another shape."""
         return self._with(self.layout.with_shape(*shape))
@@ -365,6 +412,18 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
     def logical_product(self, tiler: object) -> ComposedLayout:
         """Copies of the layout inside, all under the one swizzle."""
         return self._with(self.layout.logical_product(tiler))
+
+    def zipped_product(self, tiler: object) -> ComposedLayout:
+        """See Layout.zipped_product; the swizzle acts on the whole."""
+        return self._with(self.layout.zipped_product(tiler))
+
+    def tiled_product(self, tiler: object) -> ComposedLayout:
+        """See Layout.tiled_product; the swizzle acts on the whole."""
+        return self._with(self.layout.tiled_product(tiler))
+
+    def flat_product(self, tiler: object) -> ComposedLayout:
+        """See Layout.flat_product; the swizzle acts on the whole."""
+        return self._with(self.layout.flat_product(tiler))
 
     def blocked_product(self, tiler: object) -> ComposedLayout:
         """See Layout.blocked_product; the swizzle acts on the whole."""
@@ -391,6 +450,69 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
     def dice(self, coord: object) -> ComposedLayout:
         """The modes that have an integer in coord."""
         return self._with(self.layout.dice(coord))
+
+    # ------------------------------------------------------------ inverses and what two layouts share
+
+    def right_inverse(self) -> AnyLayout:
+        """The largest R with self(R(i)) = i, i < size(R): a Layout, or one under a swizzle of the coordinates.
+
+        Raises LayoutError where the values are not linear over GF(2), as with an extent that is no power of two. It
+        also raises where no index has value 0, and where no single swizzle says the inverse.
+
+        >>> from layoutgemm import Layout
+        >>> str((Swizzle(3, 3, 3) @ Layout((8, 64), (64, 1))).right_inverse())
+        'S<3,0,-6> o 0 o (64,8):(8,1)'
+        """
+        return self._inverse("right_inverse")
+
+    def left_inverse(self) -> AnyLayout:
+        """R with R(self(i)) = i for every flat index i.
+
+        Raises LayoutError as right_inverse does, and where two indices share a value.
+
+        >>> from layoutgemm import Layout
+        >>> tile = Swizzle(3, 3, 3) @ Layout((8, 64), (64, 1))
+        >>> tile.left_inverse()(tile(3, 17)) == 3 + 8 * 17
+        True
+        """
+        return self._inverse("left_inverse")
+
+    def _inverse(self, name: str) -> AnyLayout:
+        try:
+            found = getattr(above.matrix_of(self), name)()
+        except LayoutError as error:
+            raise LayoutError(f"{name} of {self}: {error.reason}", error.witness) from None
+        try:
+            plain: Layout = found.to_layout()
+            return plain
+        except LayoutError:
+            composed: ComposedLayout = found.to_composed()
+            return composed
+
+    def nullspace(self) -> Layout:
+        """The coordinates that the modes of stride 0 spend."""
+        found: Layout = self.layout.nullspace()
+        return found
+
+    def max_common_layout(self, other: object) -> Layout:
+        """The largest R with self(R(i)) = self(0) + i and other(R(i)) = other(0) + i.
+
+        It runs along the layouts inside, and ends where a swizzle moves an element away from its neighbour.
+
+        >>> from layoutgemm import Layout
+        >>> tile = Swizzle(3, 3, 3) @ Layout((8, 64), (64, 1))
+        >>> str(tile.max_common_layout(Layout((8, 64), (64, 1))))
+        '64:8'
+        >>> str((Swizzle(1, 1, 3) @ Layout((8, 64), (64, 1))).max_common_layout(Layout((8, 64), (64, 1))))
+        '16:8'
+        """
+        if not isinstance(other, (Layout, ComposedLayout)):
+            raise LayoutError(refusal(other, "the operand of max_common_layout", "a layout"))
+        return common_layout(self, other)
+
+    def max_common_vector(self, other: object) -> int:
+        """The number of elements that both store side by side, in one order: the size of max_common_layout."""
+        return int(self.max_common_layout(other).size)
 
     # ------------------------------------------------------------ other widths of elements
 
@@ -445,7 +567,31 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
 
     def is_injective(self) -> Answer:
         """Prove that no two coordinates share a value: a swizzle is a bijection, so the layout inside decides."""
-        return self.layout.is_injective()
+        found: Answer = self.layout.is_injective()
+        if not isinstance(found, CounterExample):
+            return found
+        value = self(found.coord[0]) if not found.sizes else found.left
+        return replace(found, left=value, right=value, statement=found.statement.replace(str(self.layout), str(self)))
+
+    def is_bijective(self) -> Answer:
+        """Prove that the values are 0..size-1, each once; else the first coordinate outside.
+
+        >>> from layoutgemm import Layout
+        >>> (Swizzle(3, 3, 3) @ Layout((8, 64), (64, 1))).is_bijective().ok
+        True
+        >>> (Swizzle(2, 0, 2) @ Layout(5)).is_bijective().explain()
+        'S<2,0,2> o 0 o 5:1 leaves 0..4: 4 gives 5 and 4'
+        """
+        found = above.injective(self)
+        return above.bijective(self) if isinstance(found, Proof) else found
+
+    def expr(self, *names: str) -> Any:
+        """The value as a SymPy expression of the coordinates, one name for each mode: see formulas.expr."""
+        return above.expression_of(self, *names)
+
+    def congruent(self, other: object) -> bool:
+        """True if both shapes have one nesting; `other` is a layout or a tuple."""
+        return bool(self.layout.congruent(other))
 
     @classmethod
     @checked(SwizzleError)
@@ -477,6 +623,30 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
         return f"{self.swizzle} o {show(self.offset)} o {self.layout}"
 
 
+def common_layout(a: AnyLayout, b: AnyLayout) -> Layout:
+    """The largest layout along which both layouts run on from their first values."""
+    whole = _innermost(a).max_common_layout(_innermost(b)).coalesce()
+    if not isinstance(whole.size, int):
+        raise LayoutError(f"{a} and {b}: the elements that a swizzle keeps together are counted for integers")
+    at, length = whole.offsets(), int(whole.size)
+    for x in (a, b):
+        values = x(at)
+        apart = np.nonzero(values - values[0] != np.arange(len(values)))[0]
+        length = min(length, int(apart[0]) if len(apart) else length)
+    end = 1
+    for s in leaves(whole.shape):
+        if end * s > length:
+            break
+        end *= s
+    return whole.compose(Layout(length // end * end)).coalesce() if length else Layout(1, 0)
+
+
+def _innermost(layout: AnyLayout) -> Layout:
+    while isinstance(layout, ComposedLayout):
+        layout = layout.layout
+    return layout
+
+
 def compose_with_swizzle(left: Any, right: object) -> ComposedLayout:
     """A plain layout after a swizzled one: answered where the layout only multiplies by a power of two.
 
@@ -506,6 +676,12 @@ def _stays_below(right: Any, end: object) -> bool:
     except LayoutError:  # symbols, or too many values to look at
         return False
     return end.__class__ is int and bool(max(before.max(), after.max()) < end and before.min() >= 0)
+
+
+@above.offset_by.register(Layout)
+def offset_by(layout: Layout, offset: object) -> ComposedLayout:
+    """The layout c -> offset + layout(c), under a swizzle that moves nothing."""
+    return ComposedLayout._new(Swizzle(0, 0, 0), entry(offset, "the offset of a layout"), layout)
 
 
 AnyLayout: TypeAlias = "Layout | ComposedLayout"

@@ -150,6 +150,37 @@ def offsets_of(layout: Drawable, rows: range | None = None, columns: range | Non
     return GridOffsets(rows, columns, tuple(tuple(flat[r * len(columns) :][: len(columns)]) for r in range(len(rows))))
 
 
+def planes_of(
+    layout: Drawable, rows: range | None = None, columns: range | None = None
+) -> list[tuple[tuple[int, ...], GridOffsets]]:
+    """Layout of any rank -> the offsets, for each coordinate of the modes past the second.
+
+    Raises LayoutError for symbols, and for more than MAX_CELLS cells in all.
+
+    >>> from layoutgemm.layouts import Layout
+    >>> [(rest, plane.values) for rest, plane in planes_of(Layout((1, 2, 2)))]
+    [((0,), ((0, 1),)), ((1,), ((2, 3),))]
+    """
+    if rank_of(layout) <= 2:
+        return [((), offsets_of(layout, rows, columns))]
+    shape = layout.shape if isinstance(layout.shape, tuple) else ()
+    height, width, *rest = map(extent, shape)
+    rows, columns = pick(rows, height, "rows"), pick(columns, width, "columns")
+    count = int(np.prod(rest, dtype=object))
+    bounded(layout, range(length(rows) * count), columns)
+    i, j = (grid.ravel() for grid in np.meshgrid(np.array(rows), np.array(columns), indexing="ij"))
+    out = []
+    for number_ in range(count):
+        at, left = [], number_
+        for size in rest:
+            at.append(left % size)
+            left //= size
+        flat = evaluate(layout, i, j, *(np.full(i.shape, c) for c in at))
+        values = tuple(tuple(flat[r * len(columns) :][: len(columns)]) for r in range(len(rows)))
+        out.append((tuple(at), GridOffsets(rows, columns, values)))
+    return out
+
+
 def owners_of(
     tv: Drawable, tile: Sequence[int], rows: range | None = None, columns: range | None = None, thread: int = 0
 ) -> Owners:

@@ -84,3 +84,23 @@ def test_none_is_proven(capsys):
 )
 def test_refusals(capsys, arguments, text):
     assert text in refusal(capsys, arguments)
+
+
+@pytest.mark.parametrize(
+    ("threads", "vector", "ways"),
+    [("(4,8):(8,1)", 4, 1), ("(32,1):(1,0)", 4, 8), ("(32,1):(1,0)", 1, 32), ("(1,32):(0,1)", 1, 1)],
+)
+def test_an_access_by_a_layout_of_threads(capsys, threads: str, vector: int, ways: int) -> None:
+    """Row-major floats, 32 to a row: a bank gives as many words as threads of a phase stand in one column."""
+    words = ["(32,32):(32,1)", "--element", "f32", "--threads", threads, "--vector", str(vector)]
+    found = told(capsys, int(ways > 1), "banks", *words)
+    assert found["ways"] == ways
+    assert told(capsys, 0, "swizzle", *words)["banks"]["ways"] == 1
+
+
+def test_an_access_by_threads_and_values_is_the_same(capsys) -> None:
+    words = ["(32,32):(32,1)", "--element", "f32", "--vector", "4"]
+    by_threads = told(capsys, 0, "banks", *words, "--threads", "(4,8):(8,1)", "--store")
+    assert told(capsys, 0, "banks", *words, "--tv", "((8,4),4):((128,1),32)", "--store")["wavefronts"] == 4
+    assert by_threads["wavefronts"] == 32
+    assert main(["banks", *words]) == 2 and "--vector and --store are for" in capsys.readouterr().err

@@ -116,7 +116,7 @@ def test_a_gpu_that_is_lost_or_full_is_one_line(
     operands = device.operands
     monkeypatch.setattr(device, "operands", full)
     text = "layoutgemm: OperandError: 48x32x64: operands and float64 products of 0.0 GB do not fit\n"
-    assert main(["bench", "48", "32", "64"]) == 1 and capsys.readouterr().err == text
+    assert main(["bench", "48", "32", "64"]) == 2 and capsys.readouterr().err == text
     # what was measured before is not lost
     monkeypatch.setattr(device, "operands", lambda p, seed: full(p, seed) if p.m == 48 else operands(p, seed))
     assert main(["bench", "16x32x64,48x32x64", "--rounds", "1"]) == 1
@@ -154,7 +154,7 @@ def test_without_a_gpu_alternatives_are_named(
     assert "torch finds none; without one `layoutgemm plan 4096 512 4096 -b bf16:col`" in said
     monkeypatch.setattr(bench_matmul.importlib.util, "find_spec", lambda name: None)
     assert "through torch, which is not installed" in refusal(capsys, "bench 4096 512 4096")
-    assert main(["bench", "4096", "--json"]) == 1
+    assert main(["bench", "4096", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["ok"] is False
 
 

@@ -164,9 +164,9 @@ def test_rank_kernel_image_inverses() -> None:
         for v in f.image():
             span |= {x ^ v for x in span}
         assert span == set(values) and len(span) == 1 << len(f.image())
-        assert f.is_injective() == (len(set(values)) == len(values))
+        assert bool(f.is_injective()) == (len(set(values)) == len(values))
         assert f.is_surjective() == (len(set(values)) == 1 << width)
-        assert f.is_bijective() == (sorted(values) == list(range(1 << width)))
+        assert bool(f.is_bijective()) == (sorted(values) == list(range(1 << width)))
         for v in range(1 << width):
             x = f.solve(v)
             assert (x is None) == (v not in values) and (x is None or values[x] == v)

@@ -39,6 +39,38 @@ PASTED = {
     "Sw<1,4,3> o smem_ptr[32b](unset) o (8,8):(8,1)": "S<1,2,3>[32b] o 0 o (8,8):(8,1)",
     "tensor<ptr<f16, smem, align<1024>, S<3,4,3>> o (8,64):(64,1)>": "S<3,3,3>[16b] o 0 o (8,64):(64,1)",
     "S<3,4,3> o 0 o (8,64):(64,1)": "S<3,4,3> o 0 o (8,64):(64,1)",
+    # labels, comments, values, another value
+    "tCsA:\tSw<3,4,3>_smem_ptr[16b](SMEM_ADDR_A) o ((_128,_16),_1,_4):((_64,_1),_0,_16)":
+        "S<3,3,3>[16b] o 0 o ((128,16),1,4):((64,1),0,16)",
+    "LayoutA_TV: ((_4,_8),(_2,_2,_2)):((_32,_1),(_16,_8,_128))": "((4,8),(2,2,2)):((32,1),(16,8,128))",
+    "layout_a = (4,8):(8,1)": "(4,8):(8,1)",
+    "[DSL INFO] logical_divide  lA = tensor<ptr<f32, gmem, align<16>> o ((2,8),(4,8)):((32,64),(1,4))>":
+        "((2,8),(4,8)):((32,64),(1,4))",
+    "Thread (?) - gA: tensor<ptr<f32, gmem, align<16>> o (128,8,4):(1,256,2048)>": "(128,8,4):(1,256,2048)",
+    "blkA raw_ptr(0x00007f12d9e00000: f32, gmem, align<16>) o (1024):(1)": "(1024):(1)",
+    "x=tensor<ptr<f32, gmem, align<16>> o (4096):(1)>; N=Int32(?)": "(4096):(1)",
+    "  // (_128,_64,4):(256,_1,_64)": "(128,64,4):(256,1,64)",
+    "(_128,_64,4):(256,_1,_64)  // tile": "(128,64,4):(256,1,64)",
+    "(4,3):(1,4)\n       0    1    2\n    +----+----+----+\n 0  |  0 |  4 |  8 |\n    +----+----+----+": "(4,3):(1,4)",
+    "tensor(raw_ptr(0x00000000014f2090: f32, generic, align<4>) o (3):(1), data=\n  [-1.5, 0.0, ],\n)": "(3):(1)",
+    # pointers of other things than elements of shared memory
+    "UMMA::DescriptorIterator o (_1,_1,_4):(_0,_0,_2)": "(1,1,4):(0,0,2)",
+    "tmem_[32b](0x0000.0000) o ((_128,_256),_1,_1):((_65536,_1),_0,_0)": "((128,256),1,1):((65536,1),0,0)",
+    "counting_iter(0) o (4,8):(8,1)": "(4,8):(8,1)",
+    "subptr[4b](0x7f0000000000.0) o (4,8):(8,1)": "(4,8):(8,1)",
+    "tensor<(0,0) o (64,32):(1@1,1@0)>": "(64,32):(1@1,1@0)",
+    # an address that is left out, the DSL's elements under a swizzle, signs of a page's source
+    "Sw<3,4,3>_smem_ptr[16b](0x7f..) o (8,64):(64,1)": "S<3,3,3>[16b] o 0 o (8,64):(64,1)",
+    "tensor<ptr<f16, smem, align<1024>> o S<3,3,3> o 0 o (8,64):(64,1)>": "S<3,3,3>[16b] o 0 o (8,64):(64,1)",
+    "Sw&lt;3,4,3&gt; o smem_ptr[16b](unset) o (_8,_64):(_64,_1)": "S<3,3,3>[16b] o 0 o (8,64):(64,1)",
+    '!cute.memref<f16, smem, align<16>, "(4,8):(8,1)">': "(4,8):(8,1)",
+    '!memref_smem_f16_ = !cute.memref<f16, smem, align<1024>, S<3,4,3>, "(8,64):(64,1)">':
+        "S<3,3,3>[16b] o 0 o (8,64):(64,1)",
+    # tensor-layouts
+    "(8, 64) : (64, 1)": "(8,64):(64,1)",
+    "(Swizzle(3, 3, 3)) o ((8, 64) : (64, 1))": "S<3,3,3> o 0 o (8,64):(64,1)",
+    "(Swizzle(3, 3, 3)) o {5} o ((8, 64) : (64, 1))": "S<3,3,3> o 5 o (8,64):(64,1)",
+    "ComposedLayout(Swizzle(3, 3, 3), Layout((8, 64), (64, 1)), offset=5)": "S<3,3,3> o 5 o (8,64):(64,1)",
 }  # fmt: skip
 
 
@@ -235,6 +267,7 @@ def test_the_address_of_a_swizzled_pointer_counts(text: str, offset: int) -> Non
         ("tensor<ptr<bf16, smem, align<16>, S<3,4,3>> o (8,64):(64,1)>", "a multiple of 16: the text does not say"),
         ("tensor<ptr<bf16, smem, S<3,4,3>> o (8,64):(64,1)>", "a multiple of 2: the text does not say"),
         ("ArithTuple(_0,_8) o (4,8):(1@0,1@1)", "begins elsewhere than at 0"),
+        ("tensor<(0,?) o (4,8):(1@0,1@1)>", "begins elsewhere than at 0"),
     ],
 )
 def test_a_pointer_that_does_not_say_where_elements_lie_is_refused(text: str, part: str) -> None:

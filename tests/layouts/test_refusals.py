@@ -100,7 +100,7 @@ def test_what_is_no_layout_is_refused_by_every_operation_on_two(x: Any) -> None:
         for name, call in two_layouts(a, x).items():
             if isinstance(a, LinearLayout) and not name.startswith(("prove", "append, turned", "make_layout_tv")):
                 continue
-            if (name, isinstance(x, (tuple, list))) == ("select", True) and isinstance(a, Layout) and x == [1]:
+            if (name, isinstance(x, (tuple, list))) == ("select", True) and hasattr(a, "select") and x == [1]:
                 continue  # a list of modes
             if isinstance(x, Swizzle) and name == "composition":
                 continue  # swizzle o layout is one

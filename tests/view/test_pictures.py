@@ -92,6 +92,8 @@ GOLDEN: dict[str, Callable[[], str]] = {
     "smem_map.svg": lambda: smem_map_svg(REGIONS, total=49176, limit=65536),
     "schedule_grouped.svg": lambda: schedule_svg(Grouped(group=2, serpentine=True), (5, 4), wave=6),
     "timeline.svg": lambda: timeline_svg(TIMELINE),
+    "layout_4x8x3x2.svg": lambda: layout_svg(Layout((4, 8, 3, 2), (8, 1, 32, 96))),
+    "layout_tiles.svg": lambda: layout_svg(Layout((8, 16), (16, 1)).logical_divide((4, 8)), tile=(4, 8)),
 }
 
 

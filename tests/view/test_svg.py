@@ -164,7 +164,6 @@ def test_empty_and_shared_cells_are_told() -> None:
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
-        (lambda: layout_svg(Layout((2, 2, 2))), r"\(2,2,2\).*has 3 modes"),
         (lambda: layout_svg(Layout((512, 256))), r"512 x 256 = 131072 cells.*rows=range\(64\)"),
         (lambda: layout_svg(Layout((4, 4)), rows=range(3, 6)), r"rows=range\(3, 6\).*4 rows"),
         (lambda: layout_svg(Layout((4, 4)), columns=range(0)), "shows nothing"),

@@ -14,6 +14,7 @@ and base offset. The reads of sm_100a are those of the documents and of the DSL.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -209,9 +210,13 @@ class OperandDescriptor(Pictured):
 
     def explain(self) -> str:
         """The fields, the reason of each value, and the advance along K and between stages."""
-        steps = ", ".join(map(str, self.k_steps))
-        stages = f"\n  advance per stage, bytes: {self.stage_bytes}" if self.stage_bytes else ""
-        return f"{self.base.explain(dict(self.reasons))}\n  advance per K block, bytes: {steps}{stages}"
+
+        def units(steps: Sequence[int]) -> str:
+            counted = ", ".join(str(step // CHUNK_BYTES) for step in steps)
+            return f"{', '.join(map(str, steps))} ({counted} in 16-byte units)"
+
+        stages = f"\n  advance per stage, bytes: {units((self.stage_bytes,))}" if self.stage_bytes else ""
+        return f"{self.base.explain(dict(self.reasons))}\n  advance per K block, bytes: {units(self.k_steps)}{stages}"
 
 
 @checked(DescriptorError)

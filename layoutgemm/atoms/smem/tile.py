@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ...arguments import checked, settle
+from ...arguments import checked, settle, shown
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import ComposedLayout, Layout, Swizzle
 from ...layouts.display import Pictured
 from ...layouts.int_tuple import Integer
 from ...layouts.paged import Paged
+from ...layouts.proofs.verdicts import Function
 
 MAJORS = ("K", "MN")
 # Rows of a swizzle atom, and bytes of the chunk that stays together: PTX ISA, "Shared Memory Matrix Layout", core
@@ -132,9 +133,19 @@ def slot_to_bit(slot: Integer, element: DType, packing: str) -> Any:
     return slot // 16 * CHUNK_BITS + slot % 16 * element.bits
 
 
+# Operations of a layout that a tile answers as its `composed`, in elements.
+_AS_A_LAYOUT = frozenset(
+    "after append blocked_product can_compose can_divide can_left_inverse can_product can_recast can_tile_to_shape "
+    "can_with_shape coalesce compose congruent coord cosize covers depth dice disjoint equivalent expr filter "
+    "flat_divide flat_product flatten group is_bijective is_injective left_inverse logical_divide logical_product "
+    "max_common_layout max_common_vector nullspace offsets prepend raked_product rank recast right_inverse select "
+    "shape size slice swizzles tile_to_shape tiled_divide tiled_product with_shape zipped_divide zipped_product".split()
+)
+
+
 @dataclass(frozen=True)
-class SmemTile(Pictured, Paged):
-    """One operand tile in shared memory.
+class SmemTile(Pictured, Paged, Function):
+    """One operand tile in shared memory. It goes where a layout goes: as `composed`, (mn, k) -> element.
 
     dtype         element type
     major         "K" when K is contiguous, "MN" when the other dimension is
@@ -143,7 +154,15 @@ class SmemTile(Pictured, Paged):
     packing       how elements narrower than a byte are stored, a key of `PACKINGS`; in a padded packing the layout
                   counts slots of 8 bits
     offset        elements (slots) that lie before the tile's first, inside the swizzle: not 0 for a part of a tile
+
+    Its modes, slices, proofs, inverses, divides and products are those of `composed`.
+
+    >>> tile = smem_tile((8, 64), "bf16", "K")
+    >>> tile(1, 8), tile.is_bijective().ok, tile.shape, str(tile[1, :])
+    (64, True, ((8, 1), (64, 1)), 'S<3,3,3>[16b] o 64 o ((64,1)):((1,0))')
     """
+
+    _swizzled = True
 
     dtype: DType
     major: str
@@ -201,6 +220,30 @@ class SmemTile(Pictured, Paged):
         The pattern repeats after 8 spans; the copy engine wants 128 bytes at least (PTX ISA, cp.async.bulk.tensor).
         """
         return max(128, ATOM_ROWS * self.span)
+
+    def __getattr__(self, name: str) -> Any:
+        """An operation of a layout, of the tile's `composed`. Raises AttributeError for another name."""
+        if name in _AS_A_LAYOUT:
+            return getattr(self.composed, name)
+        raise AttributeError(f"SmemTile has no {name}")
+
+    def __call__(self, *coord: object) -> Integer:
+        """(mn, k) -> element, swizzled; a flat index too."""
+        found: Integer = self.composed(*coord)
+        return found
+
+    def __getitem__(self, i: object) -> ComposedLayout:
+        """A mode under the swizzle, or `[:, 0]`: see ComposedLayout."""
+        return self.composed[i]
+
+    def __len__(self) -> int:
+        return 2
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __matmul__(self, other: object) -> ComposedLayout:
+        return self.composed.compose(other)
 
     @cached_property
     def composed(self) -> ComposedLayout:
@@ -264,6 +307,7 @@ def smem_tile(
     major: str,
     swizzle: str | None = None,
     packing: str | None = None,
+    order: tuple[int, int] | None = None,
 ) -> SmemTile:
     """The tile of (mn, k) elements in swizzle atoms, one TMA copy a span.
 
@@ -274,13 +318,18 @@ def smem_tile(
     major    "K" or "MN": which dimension is contiguous
     swizzle  a mode of `SWIZZLES`, or None for the widest of the common ones whose span divides the contiguous dimension
     packing  for elements narrower than a byte, as `packing_of` has it
+    order    the order of the atoms along (mn, k), smallest stride first; None runs across the spans first, so that a
+             span is one box
 
-    Raises AtomError, naming the arithmetic, when the atom does not divide the tile.
+    A tile of fewer rows than an atom's is the first rows of one: it moves as a box of so many rows. Raises AtomError,
+    naming the arithmetic, when the atom does not divide the tile.
 
     >>> print(smem_tile((64, 128), "bf16", "K").layout)
     ((8,8),(64,2)):((64,512),(1,4096))
     >>> print(smem_tile((64, 64), "bf16", "MN", "64B").layout)
     ((32,2),(8,8)):((1,2048),(32,256))
+    >>> print(smem_tile((16, 128), "bf16", "K", order=(1, 0)).layout, smem_tile((4, 128), "bf16", "K").layout)
+    ((8,2),(64,2)):((64,1024),(1,512)) ((4,1),(64,2)):((64,0),(1,256))
     """
     element = dtype(dtype_)
     if major not in MAJORS:
@@ -290,6 +339,10 @@ def smem_tile(
     if swizzle is None:
         swizzle = widest_swizzle(extent[contiguous], element, stored)
     atom = smem_atom(element, major, swizzle, stored)
+    across = 1 - contiguous
+    if 0 < extent[across] < atom[across].size:
+        fewer = tuple(extent[i] if i == across else atom[i].size for i in (0, 1))
+        atom = Layout(fewer, atom.stride)
     for axis, name in enumerate(("MN", "K")):
         if extent[axis] % atom[axis].size:
             raise AtomError(
@@ -297,7 +350,9 @@ def smem_tile(
                 f"{extent[axis]} is no multiple of the atom's {atom[axis].size}"
             )
     # The dimension across the span is tiled first, so a whole column of atoms is one box.
-    order = (0, 1) if major == "K" else (1, 0)
+    order = order or ((0, 1) if major == "K" else (1, 0))
+    if sorted(order) != [0, 1]:
+        raise AtomError(f"an order of the atoms along (mn, k) is (0, 1) or (1, 0), not {shown(order)}")
     return SmemTile(element, major, swizzle, atom.tile_to_shape(extent, order), stored)
 
 

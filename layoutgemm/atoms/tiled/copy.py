@@ -26,8 +26,8 @@ from ...layouts.conversion import Convertible
 from ...layouts.display import Pictured
 from ...layouts.int_tuple import ENUMERABLE
 from ...layouts.paged import Paged
-from ...layouts.proofs.verdicts import Answer
-from ...layouts.swizzle import Part
+from ...layouts.proofs.verdicts import Answer, layout_of
+from ...layouts.swizzle import AnyLayout, Part
 from ..copy.base import CopyAtom
 from .mma import TiledMma, check_thread, flat_strides, one_thread
 from .thread_map import View
@@ -151,20 +151,35 @@ class TiledCopy(Pictured, Paged, Convertible):
         return Layout.join(Layout.join(threads, thread_rest).coalesce(), Layout.join(values.coalesce(), value_rest))
 
     @checked(AtomError)
-    def partition(self, side: str, layout: Any) -> Any:
+    def partition(self, side: str, layout: object) -> Any:
         """(thread, (value of one instruction, instruction), rest, rest, ...) -> what `layout` gives for those elements.
 
         `layout` is the tensor on that side: offsets, coordinates, or with a swizzle; modes past the tiler's stay.
         Raises AtomError where the tile does not divide an extent, and CompositionError where no layout has the answer.
         """
+        layout = layout_of(layout)
         if isinstance(layout, ComposedLayout):
             return ComposedLayout(layout.swizzle, layout.offset, self.partition(side, layout.layout))
-        self._check_extents(layout)
-        tiles = layout.zipped_divide(self.tiler)
+        tiles = self._divisible(layout).zipped_divide(self.tiler)
         threads, values = tiles[0].compose(self.tv_layout(side))
         return Layout.join(threads, values, *tiles[1])
 
-    def _check_extents(self, layout: object) -> None:
+    def thread_value_rest(self, side: str, layout: object) -> AnyLayout:
+        """The partition as one layout of three modes: (thread, value, rest) -> what `layout` gives there.
+
+        >>> from layoutgemm.atoms.copy.vector import load_global
+        >>> from layoutgemm.atoms.tiled.derived_copies import make_tiled_copy
+        >>> copy = make_tiled_copy(load_global(128, "bf16"), Layout((16, 8), (8, 1)), Layout((1, 8)))
+        >>> str(copy.thread_value_rest("src", Layout((32, 64), (64, 1))))
+        '((8,16),(8,1),(2,1)):((8,64),(1,0),(1024,0))'
+        """
+        parts = self.partition(side, layout)
+        inner = list(parts.layout if isinstance(parts, ComposedLayout) else parts)
+        joined = Layout.join(inner[0], inner[1], Layout.join(*inner[2:]) if inner[2:] else Layout(1, 0))
+        return ComposedLayout(parts.swizzle, parts.offset, joined) if isinstance(parts, ComposedLayout) else joined
+
+    def _divisible(self, layout: object) -> Layout:
+        """The layout, whose extents the tile divides. Raises AtomError for another."""
         if not isinstance(layout, Layout):
             raise AtomError(f"a tiled copy partitions a Layout or a ComposedLayout, not {layout!r}")
         if layout.rank < len(self.tiler):
@@ -186,6 +201,7 @@ class TiledCopy(Pictured, Paged, Convertible):
                         f"{tiler} and its translates do not cut the {mode.size} elements of mode {i} of {layout}: they "
                         f"are {cut.size} and reach element {cut.cosize - 1}"
                     )
+        return layout
 
     def partition_S(self, thread: object, layout: object) -> Part:
         """((value of one instruction, instruction), rest, ...) of one thread at the source, and its offset."""
@@ -246,6 +262,7 @@ class TiledCopy(Pictured, Paged, Convertible):
         that many together. With a base aligned to the width each access is one vector. A CounterExample gives the
         coordinate in (thread, access of the instruction, instruction, rest, ...), its offset and what was needed.
         """
+        layout = layout_of(layout)
         inner = layout.layout if isinstance(layout, ComposedLayout) else layout
         part = self.partition(side, inner)
         one = part[1][0]

@@ -5,6 +5,8 @@ Source: `cute/atom/copy_atom.hpp` in NVIDIA/cutlass, make_tiled_copy and its kin
 
 from __future__ import annotations
 
+from math import gcd, prod
+
 from ...arguments import checked
 from ...errors import AtomError
 from ...layouts import Layout, make_layout_tv
@@ -14,17 +16,77 @@ from .mma import TiledMma, check_numbering
 
 
 @checked(AtomError)
-def make_tiled_copy(atom: CopyAtom, thr_layout: Layout, val_layout: Layout | None = None) -> TiledCopy:
+def make_tiled_copy(
+    atom: CopyAtom, thr_layout: Layout, val_layout: Layout | None = None, *, tiler: object = None
+) -> TiledCopy:
     """The tiled copy of threads side by side, each with a block of values: thr (M, N) -> thread, val (m, n) -> value.
+
+    With a `tiler` the layout is (thread, value) -> element of that tile, as in CuTe's make_tiled_copy_impl and the
+    DSL's make_tiled_copy.
 
     The tile is the raked product of the two: thread (i, j) moves the block (i, j) of the tile. Raises AtomError where
     one of them is no numbering 0, 1, 2, ...: CuTe asks for a compact thread layout and does not look.
     """
+    if tiler is not None:
+        if val_layout is not None:
+            raise AtomError("a tiler goes with one layout, (thread, value) -> element of the tile, not with two")
+        return TiledCopy(atom, thr_layout, tiler)
     val_layout = Layout(1) if val_layout is None else val_layout
     for name, layout in (("thread", thr_layout), ("value", val_layout)):
         check_numbering(layout, f"the {name} layout {layout} is to number {layout.size} {name}s")
     tile, layout_tv = make_layout_tv(thr_layout, val_layout)
     return TiledCopy(atom, layout_tv, tile)
+
+
+@checked(AtomError)
+def tiled_copy_of_tile(
+    atom: CopyAtom, threads: int, tile: tuple[int, ...], order: tuple[int, ...] | None = None
+) -> TiledCopy:
+    """The tiled copy of a tile by so many threads, in vectors.
+
+    atom     an atom that each thread executes alone; its values lie along the first mode of `order`
+    threads  they lie along that mode first, then along the next
+    tile     extents in elements
+    order    the modes of the tile, contiguous first; None: the last first, as in a row-major tile
+
+    Raises AtomError where vectors and threads do not fill the tile evenly.
+
+    >>> from layoutgemm.atoms.copy.vector import load_global
+    >>> copy = tiled_copy_of_tile(load_global(128, "bf16"), 128, (64, 64))
+    >>> copy.tile, copy.values, str(copy.layout_tv), copy.coverage().ok
+    ((64, 64), 32, '((8,16),(8,4)):((512,1),(64,16))', True)
+    """
+    if atom.threads != 1:
+        raise AtomError(f"{atom} is executed by {atom.threads} threads at once: give make_tiled_copy their layout")
+    along = tuple(reversed(range(len(tile)))) if order is None else order
+    if sorted(along) != list(range(len(tile))):
+        raise AtomError(f"an order of {len(tile)} modes names each once, not {along}")
+    vector = int(atom.layout_src[1].size)
+    left, extents = threads, list(tile)
+    thread_shape, thread_stride = [1] * len(tile), [0] * len(tile)
+    if extents[along[0]] % vector:
+        raise AtomError(f"{atom} moves {vector} elements, and mode {along[0]} of {tile} has {extents[along[0]]}")
+    extents[along[0]] //= vector
+    step = 1
+    for mode in along:
+        n = gcd(left, extents[mode])
+        thread_shape[mode], thread_stride[mode] = n, step
+        left, step = left // n, step * n
+    if left != 1:
+        raise AtomError(f"{threads} threads with {vector} elements each do not fill {tile} evenly: {left} left over")
+    rests = [extent // n for extent, n in zip(extents, thread_shape)]
+    # Mode by mode (vector, threads, rest) -> element of the tile.
+    pitch = [prod(tile[:mode]) for mode in range(len(tile))]
+    widths = [vector if mode == along[0] else 1 for mode in range(len(tile))]
+    by_thread = sorted(range(len(tile)), key=lambda mode: thread_stride[mode] if thread_shape[mode] > 1 else -1)
+    thread = Layout(
+        tuple(thread_shape[mode] for mode in by_thread), tuple(widths[mode] * pitch[mode] for mode in by_thread)
+    )
+    value = Layout(
+        (vector, *(rests[mode] for mode in along)),
+        (pitch[along[0]], *(widths[mode] * thread_shape[mode] * pitch[mode] for mode in along)),
+    )
+    return TiledCopy(atom, Layout.join(thread.coalesce(), value.coalesce()), tile)
 
 
 @checked(AtomError)

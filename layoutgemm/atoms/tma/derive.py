@@ -49,7 +49,7 @@ from .rules import (
     mode_of,
     multiple,
 )
-from .suggest import nearest
+from .suggest import fewest, nearest
 
 
 @dataclass(frozen=True)
@@ -184,9 +184,20 @@ def can_tma(gmem: Layout, smem: Any, dtype: Any = None, **options: Any) -> Verdi
     return Verdict(True)
 
 
+MANY = 8  # instructions of a tile from which on another shared layout is looked for
+
+
 def _answered(request: Request) -> TmaPlan:
     try:
-        return _derive(request)
+        plan = _derive(request)
+        count = len(plan.issued_by(0))
+        if count < MANY:
+            return plan
+        better = fewest(request, count)
+        if better is None:
+            return plan
+        text, fewer = better
+        return replace(plan, advice=f"{count} instructions of {plan.box_bytes} bytes; {text} needs {fewer}")
     except TmaError as error:
         raise TmaError(error.arithmetic, error.witness, error.rule, nearest(request, error)) from None
 

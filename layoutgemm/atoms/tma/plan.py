@@ -28,6 +28,9 @@ from .rules import MAX_DIM, MODES, Format, TensorMap, beyond_line, broken, forma
 # coordinate of each dimension named.
 
 
+LISTED = 16  # instructions that explain() lists
+
+
 @dataclass(frozen=True, slots=True)
 class TmaCopy:
     """One instruction of a tile: where its box starts.
@@ -61,6 +64,7 @@ class TmaPlan(Pictured):
     stages, stage_bytes   copies of the tile in shared memory, and how far apart they are
     conditions    what the sizes must obey besides, where they are symbols
     gmem, smem, tile   the layouts that the plan was derived from
+    advice        where a tile takes many small boxes: a shared layout that takes fewer, "" for none
     """
 
     dtype: DType
@@ -84,6 +88,7 @@ class TmaPlan(Pictured):
     gmem: Layout | None = field(default=None, repr=False)
     smem: Any = field(default=None, repr=False)
     tile: tuple[object, ...] = field(default=(), repr=False)
+    advice: str = field(default="", repr=False, compare=False)
 
     # -------------------------------------------------------------------------------------------------------- the map
     @checked(TmaError)
@@ -323,10 +328,15 @@ class TmaPlan(Pictured):
             over = ", ".join(map(str, self.extents))
             yield f"  tensor ({over}), strides in bytes ({', '.join(map(str, self.strides))})"
         arrow = "->" if self.operation == "load" else "<-"
-        for copy in self.instructions:
+        if self.advice:
+            yield f"  {self.advice}"
+        listed = self.instructions if len(self.instructions) <= LISTED + 1 else self.instructions[:LISTED]
+        for copy in listed:
             at = ", ".join(f"{dim} +{offset}" for dim, offset in zip(self.dims, copy.coord_offset, strict=True))
             sender = f", sent by block {copy.rank}" if self.multicast > 1 else ""
             yield f"  at ({at}) {arrow} shared byte +{copy.smem_offset}{sender}"
+        if len(listed) < len(self.instructions):
+            yield f"  ... and {len(self.instructions) - len(listed)} more: see .instructions"
         if self.multicast > 1:
             yield f"  each of {self.multicast} blocks sends {self.sent_bytes} bytes and receives {self.bytes}"
         for condition in self.conditions:

@@ -60,6 +60,19 @@ def nearest(request: Request, error: TmaError) -> Nearest | None:
     return None
 
 
+def fewest(request: Request, count: int) -> tuple[str, int] | None:
+    """A shared layout that takes fewer instructions than `count`, in words, and their number."""
+    best: tuple[str, int] | None = None
+    for text, changed in _shared_along(request):
+        try:
+            found = len(changed.derive().issued_by(0))
+        except LayoutError:
+            continue
+        if found < (count if best is None else best[1]):
+            best = text, found
+    return best
+
+
 def _works(request: Request) -> bool:
     try:
         request.derive()

@@ -9,7 +9,7 @@ of a lane are what its one vector holds, in order. For ldmatrix, stmatrix and ma
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +67,7 @@ class AccessPattern:
 
     name: str
     kind: str
-    coords: IntArray
+    coords: IntArray = field(repr=False)
 
     def __post_init__(self) -> None:
         if self.kind not in WIDTHS:

@@ -31,7 +31,7 @@ benchmarks/results/banks_h200.json.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -101,10 +101,10 @@ class Requests:
     name: str
     kind: str
     width: int
-    addresses: IntArray
-    phase_ways: IntArray
-    minima: IntArray
-    packed: IntArray
+    addresses: IntArray = field(repr=False)
+    phase_ways: IntArray = field(repr=False)
+    minima: IntArray = field(repr=False)
+    packed: IntArray = field(repr=False)
 
     def phase(self, request: int, index: int) -> Phase:
         """One phase, with the lanes at its worst bank."""

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...errors import LayoutError
 from .. import above
@@ -133,10 +134,12 @@ def bijective(a: object, given: object = ()) -> Answer:
     """Prove that the values are 0..size-1, each once, at every size."""
     _proof.check_layouts(a)
     facts, (a,) = _under(given, a)
+    if isinstance(a, (ComposedLayout, LinearLayout)):
+        if generators(*entries_of(a)):
+            return Undecided(f"{a} has symbols, and which values a swizzle gives depends on their bits")
+        return _proof.bijective_values(a) if isinstance(a, ComposedLayout) else a.is_bijective()
     if not isinstance(a, Layout) or has_basis(a.stride):
-        raise LayoutError(
-            f"{a}: bijective means onto the offsets 0..size-1, of a layout without swizzle or coordinates"
-        )
+        raise LayoutError(f"{a}: bijective means onto the offsets 0..size-1, of a layout without coordinates")
     if not generators(*entries_of(a)):
         return plain(a).is_bijective()
     why: list[str] = []
@@ -182,8 +185,11 @@ def covers(a: object, tile: object, given: object = ()) -> Answer:
     _proof.check_layouts(a)
     facts, (a, target) = _under(given, a, target)
     n = product(target)
+    if isinstance(a, (ComposedLayout, LinearLayout)):
+        top = n if n.__class__ is int else 0
+        return _by_values((a, target), lambda: _missing(a.offsets(), top, f"{a} does not cover 0..{top - 1}"))
     if not isinstance(a, Layout) or has_basis(a.stride):
-        raise LayoutError(f"{a}: covers() is about the offsets of a layout without swizzle or coordinates")
+        raise LayoutError(f"{a}: covers() is about the offsets of a layout without coordinates")
 
     def statement() -> str:
         return f"{a} does not cover 0..{show(n - 1)}"
@@ -206,13 +212,7 @@ def covers(a: object, tile: object, given: object = ()) -> Answer:
         top = val(n, env)
         if not looks.at(val(a.size, env), top):
             return None
-        values = at(a, env).offsets()
-        present = np.zeros(top, bool)
-        present[values[(values >= 0) & (values < top)]] = True
-        if present.all():
-            return Proof("exhaustion", (), (f"all of 0..{top - 1} are values",))
-        gap = int(np.argmin(present))
-        return CounterExample(gap, None, gap, gap, statement(), "exhaustion at one size")
+        return _missing(at(a, env).offsets(), top, statement())
 
     with recording() as used:
         answer = _decide((a, target), reaches, missing, "right inverse", statement, facts)
@@ -233,8 +233,13 @@ def disjoint(a: object, b: object, offset: Scalar = 0, given: object = ()) -> An
     _proof.check_layouts(a, b)
     offset = entry(offset, "the offset of disjoint")
     facts, (a, b, offset) = _under(given, a, b, offset)
+    if any(isinstance(x, (ComposedLayout, LinearLayout)) for x in (a, b)) and not any(
+        has_basis(getattr(x, "stride", 0)) for x in (a, b)
+    ):
+        said = f"{a} and {show(offset)} + {b} share values"
+        return _by_values((a, b, offset), lambda: _meeting(_values(a), _values(b) + val(offset, {}), said))
     if not (isinstance(a, Layout) and isinstance(b, Layout)) or has_basis(a.stride) or has_basis(b.stride):
-        raise LayoutError(f"{a} and {b}: disjoint() is about the offsets of layouts without swizzle or coordinates")
+        raise LayoutError(f"{a} and {b}: disjoint() is about the offsets of layouts without coordinates")
 
     def statement() -> str:
         return f"{a} and {show(offset)} + {b} share values"
@@ -251,17 +256,46 @@ def disjoint(a: object, b: object, offset: Scalar = 0, given: object = ()) -> An
     def meet(env: dict[int, int]) -> Answer | None:
         if not looks.at(val(a.size, env), val(b.size, env)):
             return None
-        x, y = at(a, env).offsets(), at(b, env).offsets() + val(offset, env)
-        common = np.intersect1d(x, y)
-        if not len(common):
-            return Proof("exhaustion", (), (f"{len(x)} and {len(y)} values, none in common",))
-        i = int(np.nonzero(np.isin(x, common))[0][0])
-        j = int(np.nonzero(y == x[i])[0][0])
-        return CounterExample((i, j), int(x[i]), int(y[j]), i, statement(), _proof.TWO_INDICES)
+        return _meeting(at(a, env).offsets(), at(b, env).offsets() + val(offset, env), statement())
 
     with recording() as used:
         answer = _decide((a, b, offset), apart, meet, "disjoint ranges", statement, facts)
     return _with_conditions(answer, (a, b), used)
+
+
+def _values(layout: object) -> npt.NDArray[np.int64]:
+    if not isinstance(layout, (Layout, ComposedLayout, LinearLayout)):
+        raise LayoutError(f"{layout} has no values")
+    found: npt.NDArray[np.int64] = layout.offsets()
+    return found
+
+
+def _missing(values: npt.NDArray[np.int64], top: int, statement: str) -> Answer:
+    """Prove that all of 0..top-1 are values, or give the first gap."""
+    present = np.zeros(top, bool)
+    present[values[(values >= 0) & (values < top)]] = True
+    if present.all():
+        return Proof("exhaustion", (), (f"all of 0..{top - 1} are values",))
+    gap = int(np.argmin(present))
+    return CounterExample(gap, None, gap, gap, statement, "exhaustion at one size")
+
+
+def _meeting(x: npt.NDArray[np.int64], y: npt.NDArray[np.int64], statement: str) -> Answer:
+    """Prove that two arrays share no value, or give the first two indices that do."""
+    common = np.intersect1d(x, y)
+    if not len(common):
+        return Proof("exhaustion", (), (f"{len(x)} and {len(y)} values, none in common",))
+    i = int(np.nonzero(np.isin(x, common))[0][0])
+    j = int(np.nonzero(y == x[i])[0][0])
+    return CounterExample((i, j), int(x[i]), int(y[j]), i, statement, _proof.TWO_INDICES)
+
+
+def _by_values(operands: tuple[object, ...], ask: Callable[[], Answer]) -> Answer:
+    """The answer for layouts under a swizzle, by all of their values; undecided where symbols stand."""
+    if generators(*[entry_ for each in operands for entry_ in entries_of(each)]):
+        named = " and ".join(map(str, operands))
+        return Undecided(f"{named}: the values that a swizzle gives depend on the bits of the symbols")
+    return ask()
 
 
 # ---------------------------------------------------------------- how a question is decided
@@ -436,7 +470,8 @@ def _between(text: str, low: object, high: object, modulus: object = 0) -> list[
 
 
 def _under(given: object, *objects: Any) -> tuple[Facts | None, tuple[Any, ...]]:
-    """The facts about the objects, None without any, and the objects under them."""
+    """The facts about the objects, None without any, and the objects under them; a tile is its layout."""
+    objects = tuple(map(_proof.layout_of, objects))
     if isinstance(given, (tuple, list)) and not given:
         return None, objects
     facts = as_facts(given).on(*objects)

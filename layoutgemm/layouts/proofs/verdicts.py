@@ -29,6 +29,12 @@ class Function:
     __slots__ = ()
 
 
+def layout_of(x: object) -> object:
+    """The layout that a tile in shared memory is, under its swizzle; any other object as it is."""
+    found = getattr(x, "composed", None)
+    return found if isinstance(found, Function) else x
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The verdict on an operation: truthy when it has an answer.
@@ -256,6 +262,7 @@ def equivalent(a: Any, b: Any) -> Answer:
     """Prove that two layouts are one function of the flat index, of one size."""
     if getattr(a.__class__, "_plain", None) is None or getattr(b.__class__, "_plain", None) is None:
         check_layouts(a, b)
+        a, b = layout_of(a), layout_of(b)
         with_symbols = symbolic_arguments.prove(a, b)
         if with_symbols is not None:
             return with_symbols
@@ -435,6 +442,30 @@ def _injective(
 def _shared(shape: Shape, stride: Stride, i: int, j: int) -> CounterExample:
     value = above.layout_of(shape, stride)(i)
     return CounterExample((i, j), value, value, j, f"{show(shape)}:{show(stride)} is not injective", TWO_INDICES)
+
+
+def bijective_values(a: Any) -> Answer:
+    """Prove that the values of a swizzled layout are 0..size-1, each once."""
+    distinct: Answer = a.is_injective()
+    if not isinstance(distinct, Proof):
+        return distinct
+    n = int(a.size)
+    try:
+        matrix = above.matrix_of(a)
+    except LayoutError:
+        if n > LIMIT:
+            return Undecided(f"{n} values, more than {LIMIT}, would have to be looked at")
+        values = a.offsets()
+        outside = np.nonzero((values < 0) | (values >= n))[0]
+        at, method = (int(outside[0]) if len(outside) else None), "exhaustion"
+    else:
+        # Values below a power of two stay there under XOR: the first outside is the first bit that leads there.
+        seen = (0, *[1 << i for i in range(len(matrix.columns))])
+        at, method = next((i for i in seen if matrix(i) >= n), None), "GF(2) matrix"
+    if at is None:
+        return Proof(method, (), (*distinct.steps, f"{n} distinct values from 0 to {n - 1}"))
+    value = int(a(at))
+    return CounterExample(a.coord(at), value, 0 if value < 0 else n - 1, at, f"{a} leaves 0..{n - 1}", method)
 
 
 def bijective(shape: Shape, stride: Stride) -> Answer:

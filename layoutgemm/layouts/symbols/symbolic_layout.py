@@ -176,7 +176,8 @@ class SymbolicLayout(Layout):
     # ------------------------------------------------------------ the algebra
 
     def __getitem__(self, i: object) -> Layout:
-        return self._again(super().__getitem__(i))
+        found = super().__getitem__(i)
+        return self._again(found) if isinstance(found, Layout) and i.__class__ is not tuple else found
 
     def _again(self, plain: Layout) -> Layout:
         """A layout made of this one's entries, with its conditions."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from layoutgemm.view.grid import Drawable, offsets_of, owners_of
+from layoutgemm.view.grid import Drawable, owners_of, planes_of
 from layoutgemm.view.svg import offset_text
 
 from ...arguments import checked
@@ -12,10 +12,10 @@ from ...arguments import checked
 
 @checked()
 def layout_table(layout: Drawable, *, rows: range | None = None, columns: range | None = None) -> str:
-    """A layout of rank 1 or 2 as a table: mode 0 downwards, mode 1 across, in every place its offset.
+    """A layout as a table: mode 0 downwards, mode 1 across, in every place its offset.
 
-    layout: (i, j) -> offset (or coordinate tuple). `rows` and `columns` show a part. Raises LayoutError for another
-    rank, for symbolic extents, and for more than 65536 cells.
+    layout: (i, j, ...) -> offset (or coordinate tuple); a table for each coordinate of the modes past the second.
+    `rows` and `columns` show a part. Raises LayoutError for symbolic extents, and for more than 65536 cells.
 
     >>> from layoutgemm.layouts import Layout
     >>> print(layout_table(Layout((4, (2, 2)), (2, (1, 8)))))
@@ -27,9 +27,12 @@ def layout_table(layout: Drawable, *, rows: range | None = None, columns: range 
     2 |  4  5 12 13
     3 |  6  7 14 15
     """
-    found = offsets_of(layout, rows, columns)
-    cells = [[offset_text(cell) for cell in row] for row in found.values]
-    return f"{layout}\n" + table(cells, found.rows, found.columns)
+    parts = []
+    for rest, found in planes_of(layout, rows, columns):
+        cells = [[offset_text(cell) for cell in row] for row in found.values]
+        above = f"[:, :, {', '.join(map(str, rest))}]\n" if rest else ""
+        parts.append(above + table(cells, found.rows, found.columns))
+    return "\n".join([str(layout), *parts])
 
 
 @checked()

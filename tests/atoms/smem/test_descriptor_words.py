@@ -158,6 +158,6 @@ def test_explanations_give_every_field_and_the_reason():
         "  [46,49) version          0x1     1      : constant 0b001",
         "  [61,64) swizzle_mode     0x4   64B      : 0 none, 1 128B_ATOM_32B, 2 128B, 4 64B, 6 32B; "
         "the layout's S<2,4,3>[bytes]",
-        "  advance per K block, bytes: 0, 1024, 2048, 3072",
+        "  advance per K block, bytes: 0, 1024, 2048, 3072 (0, 64, 128, 192 in 16-byte units)",
     ):
         assert line in text.splitlines(), text

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from layoutgemm import Layout
-from layoutgemm.atoms import SPANS, TmaCopy, smem_tile
+from layoutgemm.atoms import SPANS, TmaCopy, smem_tile, tma_load
 from layoutgemm.atoms.tma.derive import DRIVER_SWIZZLE, derive
 from layoutgemm.checks import bijective_tile, filled_by
 from layoutgemm.errors import OperandError, TmaError
@@ -112,3 +112,14 @@ def test_global_rules_name_tensor_rule_and_numbers(change, text):
     with pytest.raises(OperandError) as error:
         plan.check_global("b", **(arguments | change))
     assert text in str(error.value)
+
+
+def test_a_box_a_row_names_the_layout_that_takes_one() -> None:
+    gmem = Layout((256, 512), (512, 1))
+    padded = tma_load(gmem, Layout((64, 64), (128, 1)), "bf16")
+    assert len(padded.instructions) == 64
+    assert padded.advice == "64 instructions of 128 bytes; shared layout S<3,4,3>[bytes] o (64,64):(64,1) needs 1"
+    said = padded.explain().splitlines()
+    assert said[2].strip() == padded.advice and said[-1] == "  ... and 48 more: see .instructions" and len(said) < 30
+    dense = tma_load(gmem, Layout((64, 64), (64, 1)), "bf16")
+    assert not dense.advice and len(dense.instructions) == 1

@@ -310,8 +310,13 @@ def test_nothing_is_fetched():
 
 
 def test_text_of_a_title_is_escaped(tmp_path):
-    html = Layout((2, 2)).html(tmp_path / "new" / "page.html", title="</script><b>")
-    assert "</script><b>" not in html and (tmp_path / "new" / "page.html").read_text(encoding="utf-8") == html
+    file = Layout((2, 2)).html(tmp_path / "new" / "page.html", title="</script><b>")
+    html = Layout((2, 2)).html(title="</script><b>")
+    assert (
+        "</script><b>" not in html
+        and file == tmp_path / "new" / "page.html"
+        and file.read_text(encoding="utf-8") == html
+    )
 
 
 @pytest.mark.parametrize(("table", "form"), [

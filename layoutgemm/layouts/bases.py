@@ -1,0 +1,308 @@
+"""Triton's linear layouts from text: the bases of each input, as its compiler, Gluon and Python print them.
+
+#ttg.linear<{register = [[0, 1]], lane = [[1, 0], [2, 0]], warp = [], block = []}>
+{"register": [[0, 1]], "lane": [[1, 0], [2, 0]]}
+DistributedLinearLayout(reg_bases=[[0, 1]], lane_bases=[[1, 0], [2, 0]], warp_bases=[], block_bases=[], shape=[4, 2])
+LinearLayout.from_bases([("register", [[0, 1]]), ("lane", [[1, 0], [2, 0]])], ["dim0", "dim1"])
+- register=1 -> (0, 1)
+- lane=1 -> (1, 0)
+  lane=2 -> (2, 0)
+where out dims are: [dim0 (size 4), dim1 (size 2)]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from ..arguments import DEPTH
+from ..errors import LayoutError, ParseError
+from .linear import LinearLayout
+
+_ATTRIBUTE = re.compile(r"\s*(?:[#!]\w+\s*=\s*)?#(?:ttg|ttng|triton_gpu|gluon|amdg)\.(\w+)\s*<")
+_CLASS = re.compile(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(\w+Layout|LinearLayout\.from_bases)\(")
+_DICTIONARY = re.compile(r"\s*(?:[A-Za-z_]\w*\s*=\s*)?(?=\{\s*['\"]\w+['\"]\s*:)")
+_ARROW = re.compile(r"-?\s*([A-Za-z_]\w*)\s*=\s*(\d+)\s*->\s*\(\s*(-?\d+(?:\s*,\s*-?\d+)*)\s*\)")
+_ARROWS = re.compile(r"(?:[^\n]*:[ \t]*)?\s*-\s*(?:[A-Za-z_]\w*\s*=\s*\d+\s*->|[A-Za-z_]\w* is a size 1 dimension)")
+_ONE = re.compile(r"-?\s*([A-Za-z_]\w*) is a size 1 dimension")
+_OUT = re.compile(r"where out dims are:\s*\[([^\]]*)\]")
+_DIM = re.compile(r"\s*([A-Za-z_]\w*)\s*\(size (\d+)\)\s*")
+_INTEGER = re.compile(r"-?\d+(?![\w.])")
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_QUOTED = re.compile(r"(['\"])(.*?)\1")
+
+LINEAR = {"linear", "shared_linear", "DistributedLinearLayout", "SharedLinearLayout", "LinearLayout.from_bases"}
+# Gluon's arguments, in their order, and the names that Triton's compiler has for them
+ARGUMENTS = {
+    "DistributedLinearLayout": ("register", "lane", "warp", "block", "shape"),
+    "SharedLinearLayout": ("offset", "block", "alignment"),
+    "LinearLayout.from_bases": ("bases", "names", "shape"),
+}
+NAMES = {"reg_bases": "register", "out_dim_names": "names", "out_dim_sizes": "shape"}
+# Layouts of Gluon that depend on the shape of the tensor, which their text does not hold
+SHAPED = frozenset(
+    "BlockedLayout SliceLayout DotOperandLayout NVMMADistributedLayout NVMMASharedLayout SwizzledSharedLayout "
+    "PaddedSharedLayout AutoLayout CoalescedLayout AMDMFMALayout AMDWMMALayout TensorMemoryLayout".split()
+)
+
+
+class _List(NamedTuple):
+    at: int
+    items: tuple[_Value, ...]
+
+
+class _Fields(NamedTuple):
+    at: int
+    items: tuple[tuple[str, _Value], ...]
+
+
+_Value: TypeAlias = "_List | _Fields | int | str"
+
+
+class _Basis(NamedTuple):
+    """The values of one input's bits, lowest first, and the place of their text."""
+
+    name: str
+    vectors: tuple[tuple[int, ...], ...]
+    at: int
+
+
+def linear(text: str) -> LinearLayout | None:
+    """The linear layout of a text that is Triton's, None for another.
+
+    (register, lane, ...) -> flat index of the tensor, whose first dimension runs fastest; modes have Triton's names.
+    Raises ParseError for what Triton prints of other layouts, with the character and what was expected.
+
+    >>> found = linear("#ttg.linear<{register = [[0, 1]], lane = [[1, 0], [2, 0]], warp = [], block = []}>")
+    >>> found.names, found.bits, found(register=1, lane=2), str(found.to_layout())
+    (('register', 'lane', 'warp', 'block'), (1, 2, 0, 0), 6, '(2,4,1,1):(4,1,0,0)')
+    """
+    if _ARROWS.match(text) is not None:
+        return _arrows(text)
+    for pattern in (_ATTRIBUTE, _CLASS):
+        found = pattern.match(text)
+        if found is not None:
+            name = found[1]
+            if name not in LINEAR and (pattern is _ATTRIBUTE or name in SHAPED):
+                raise ParseError(
+                    f"{name} of Triton depends on a tensor's shape: expected a linear layout, as toLinearLayout(shape) "
+                    "prints it",
+                    text,
+                    found.start(1),
+                )
+            if name in LINEAR:
+                return _of_class(_ValueReader(text, found.end()), name)
+    found = _DICTIONARY.match(text)
+    if found is None:
+        return None
+    reader = _ValueReader(text, found.end())
+    fields = reader.fields(0)
+    reader.end("")
+    return _made(text, [_basis(text, name, value, fields.at) for name, value in fields.items], None)
+
+
+def _of_class(reader: _ValueReader, name: str) -> LinearLayout:
+    text = reader.text
+    shape: list[int] | None = None
+    if name in ARGUMENTS:
+        given = reader.arguments(ARGUMENTS[name])
+    else:
+        given = dict(reader.fields(0).items)
+        reader.end("}>", inside=True)
+    if "shape" in given:
+        shape = _integers(text, given.pop("shape"), reader.at)
+    if name == "LinearLayout.from_bases":
+        pairs = given.get("bases")
+        if not isinstance(pairs, _List):
+            raise ParseError("expected a list of (name, bases)", text, reader.at)
+        found = []
+        for pair in pairs.items:
+            if not isinstance(pair, _List) or len(pair.items) != 2 or not isinstance(pair.items[0], str):
+                raise ParseError("expected (name, bases)", text, pair.at if isinstance(pair, _List) else pairs.at)
+            found.append((pair.items[0], pair.items[1]))
+        given = dict(found)
+    given = {key: value for key, value in given.items() if isinstance(value, _List)}
+    return _made(text, [_basis(text, key, value, reader.at) for key, value in given.items()], shape)
+
+
+class _ValueReader:
+    """Reads lists, dictionaries, calls, names and integers from left to right; `at` is the position."""
+
+    def __init__(self, text: str, at: int) -> None:
+        self.text, self.at = text, at
+
+    def peek(self) -> str:
+        while self.at < len(self.text) and self.text[self.at].isspace():
+            self.at += 1
+        return self.text[self.at : self.at + 1]
+
+    def fail(self, expected: str) -> ParseError:
+        self.peek()
+        return ParseError(f"expected {expected}", self.text, self.at)
+
+    def take(self, sign: str) -> bool:
+        if self.peek() != sign:
+            return False
+        self.at += 1
+        return True
+
+    def value(self, depth: int) -> _Value:
+        sign = self.peek()
+        if depth > DEPTH:
+            raise ParseError(f"lists nest at most {DEPTH} deep", self.text, self.at)
+        if sign and sign in "[(":
+            at, items = self.at, []
+            self.at += 1
+            while self.peek() != "])"[sign == "("]:
+                items.append(self.value(depth + 1))
+                if not self.take(",") and self.peek() != "])"[sign == "("]:
+                    raise self.fail(f"',' or '{'])'[sign == '(']}'")
+            self.at += 1
+            return _List(at, tuple(items))
+        if sign == "{":
+            return self.fields(depth)
+        for pattern, group in ((_INTEGER, 0), (_QUOTED, 2), (_NAME, 0)):
+            found = pattern.match(self.text, self.at)
+            if found is not None:
+                if pattern is _INTEGER and len(found[0]) > 1000:
+                    raise ParseError(f"an integer of {len(found[0])} digits", self.text, self.at)
+                self.at = found.end()
+                return int(found[0]) if pattern is _INTEGER else found[group]
+        raise self.fail("a list of bases, as in [[0, 1], [1, 0]]")
+
+    def fields(self, depth: int) -> _Fields:
+        """`{name = value, "name": value}`."""
+        at = self.at
+        if not self.take("{"):
+            raise self.fail("'{'")
+        items: list[tuple[str, _Value]] = []
+        while self.peek() != "}":
+            place = self.at
+            name = self.value(depth + 1)
+            if not isinstance(name, str):
+                raise ParseError("expected the name of an input, as in register or lane", self.text, place)
+            if name in dict(items):
+                raise ParseError(f"expected another name than {name}, which has bases already", self.text, place)
+            if not self.take("=") and not self.take(":"):
+                raise self.fail("'=' or ':'")
+            items.append((name, self.value(depth + 1)))
+            if not self.take(",") and self.peek() != "}":
+                raise self.fail("',' or '}'")
+        self.at += 1
+        return _Fields(at, tuple(items))
+
+    def arguments(self, order: Sequence[str]) -> dict[str, _Value]:
+        """The arguments of a call behind its bracket, by name."""
+        out: dict[str, _Value] = {}
+        while self.peek() != ")":
+            found = re.compile(r"([A-Za-z_]\w*)\s*=\s*").match(self.text, self.at)
+            if found is not None:
+                name = NAMES.get(found[1], found[1].removesuffix("_bases"))
+                self.at = found.end()
+            elif len(out) < len(order):
+                name = order[len(out)]
+            else:
+                raise self.fail("')'")
+            out[name] = self.value(0)
+            if not self.take(",") and self.peek() != ")":
+                raise self.fail("',' or ')'")
+        self.at += 1
+        self.end("")
+        return out
+
+    def end(self, close: str, *, inside: bool = False) -> None:
+        """The end of the text; `inside` an attribute other entries may follow, as in `}, alignment = 16>`."""
+        if inside:
+            found = re.compile(r"\s*(?:,\s*\w+\s*=\s*[\w]+\s*)*>").match(self.text, self.at)
+            if found is None:
+                raise self.fail("'>'")
+            self.at = found.end()
+        found = re.compile(r"\s*>?\s*(?:(?:#|//|;).*)?\Z", re.DOTALL).match(self.text, self.at)
+        if found is None:
+            self.peek()
+            raise ParseError("expected the end of the text", self.text, self.at)
+
+
+def _integers(text: str, value: _Value, at: int) -> list[int]:
+    items = value.items if isinstance(value, _List) else ()
+    numbers = [x for x in items if isinstance(x, int)]
+    if not items or len(numbers) != len(items):
+        raise ParseError("expected a list of integers", text, value.at if isinstance(value, _List) else at)
+    return numbers
+
+
+def _basis(text: str, name: str, value: _Value, at: int) -> _Basis:
+    """The bases of one input: a list of vectors, or of integers where the tensor has one dimension."""
+    if not isinstance(value, _List):
+        raise ParseError(f"expected the bases of {name}, as in [[0, 1], [1, 0]]", text, at)
+    vectors: list[tuple[int, ...]] = []
+    for each in value.items:
+        vector = (each,) if isinstance(each, int) else tuple(_integers(text, each, value.at))
+        vectors.append(vector)
+    return _Basis(name, tuple(vectors), value.at)
+
+
+def _arrows(text: str) -> LinearLayout:
+    """The text of print(LinearLayout): a line for each bit."""
+    at, end = text.index("-"), len(text)
+    out = _OUT.search(text)
+    shape: list[int] | None = None
+    if out is not None:
+        end, shape = out.start(), []
+        for part in out[1].split(","):
+            dim = _DIM.fullmatch(part)
+            if dim is None:
+                raise ParseError("expected the dimensions, as in [dim0 (size 4), dim1 (size 2)]", text, out.start(1))
+            shape.append(int(dim[2][:1000]))
+    bases: dict[str, _Basis] = {}
+    blanks = re.compile(r"(?:\s|//|#)*")
+    while True:
+        skipped = blanks.match(text, at)
+        at = skipped.end() if skipped is not None else at
+        if at >= end:
+            break
+        found, one = _ARROW.match(text, at), _ONE.match(text, at)
+        if one is not None:
+            bases[one[1]] = _Basis(one[1], (), at)
+            at = one.end()
+            continue
+        if found is None:
+            raise ParseError("expected a line as in 'register=1 -> (0, 1)'", text, at)
+        before = bases.get(found[1], _Basis(found[1], (), at))
+        if found[2] != str(1 << len(before.vectors)):
+            raise ParseError(f"expected {found[1]}={1 << len(before.vectors)}, the next bit", text, at)
+        vector = tuple([int(x[:1000]) for x in found[3].split(",")])
+        bases[found[1]] = _Basis(found[1], (*before.vectors, vector), before.at)
+        at = found.end()
+    return _made(text, list(bases.values()), shape)
+
+
+def _made(text: str, bases: Sequence[_Basis], shape: list[int] | None) -> LinearLayout:
+    """(input, ...) -> flat index of the tensor, its first dimension fastest."""
+    ranks = {len(vector): basis.at for basis in bases for vector in basis.vectors}
+    rank = len(shape) if shape is not None else next(iter(ranks), 1)
+    for basis in bases:
+        for vector in basis.vectors:
+            if len(vector) != rank or min(vector) < 0:
+                raise ParseError(
+                    f"expected vectors of {rank} integers from 0 for {basis.name}, not {list(vector)}", text, basis.at
+                )
+    if shape is None:
+        shape = [1 << max([v[d].bit_length() for b in bases for v in b.vectors], default=0) for d in range(rank)]
+    shifts, width = [], 0
+    for size in shape:
+        if size < 1 or size & (size - 1):
+            raise ParseError(f"expected extents that are powers of two, not {size}", text, 0)
+        shifts.append(width)
+        width += size.bit_length() - 1
+    for basis in bases:
+        for vector in basis.vectors:
+            if any(x >= size for x, size in zip(vector, shape, strict=True)):
+                raise ParseError(f"expected a vector inside {tuple(shape)}, not {list(vector)}", text, basis.at)
+    columns = [sum(x << by for x, by in zip(v, shifts, strict=True)) for b in bases for v in b.vectors]
+    names = tuple([basis.name for basis in bases])
+    try:
+        return LinearLayout(tuple(columns), tuple([len(b.vectors) for b in bases]), names, width)
+    except LayoutError as error:
+        raise ParseError(str(error), text, 0) from None
