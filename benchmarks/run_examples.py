@@ -1,0 +1,195 @@
+"""Run other people's kernels on an emulated GPU, unchanged, and record the outcome of each.
+
+    python benchmarks/run_examples.py --cutlass ~/cutlass --quack ~/quack --flash-attention ~/flash-attention
+    python benchmarks/run_examples.py --cutlass ~/cutlass --only hopper --again    # those once more
+
+The list is `examples.json`: the script, the GPU and arguments that make it small. Each runs in a process of its own,
+by `layoutgemm emulate`, for at most --limit seconds. The record is written after each, and what it has is not run
+again without --again. The page docs/examples.md shows it. Source trees are checkouts of the public repositories.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TypedDict
+
+HERE = Path(__file__).resolve().parent
+LIST, RECORD = HERE / "examples.json", HERE / "results" / "examples.json"
+OURS = "layoutgemm"  # the source of scripts that lie in this folder and call another package's functions
+# Where the scripts of a source lie in its repository.
+FOLDERS = {"cutlass": "examples/python/CuTeDSL", "quack": ".", "flash-attention": "."}
+
+
+@dataclass(frozen=True)
+class Example:
+    """One run: a script of a source, the GPU that it is told about, and its arguments.
+
+    needs  for a script of our own: the source whose package it calls
+    """
+
+    source: str
+    script: str
+    arch: str
+    args: str = ""
+    needs: str = ""
+
+    @property
+    def name(self) -> str:
+        """The script with its arguments: the key of the record.
+
+        >>> Example("cutlass", "a/b.py", "sm_80", "--m 64").name
+        'a/b.py --m 64'
+        """
+        return f"{self.script} {self.args}".strip()
+
+
+class Found(TypedDict):
+    """A finding, and how often it came."""
+
+    kind: str
+    message: str
+    source: str | None
+    times: int
+
+
+@dataclass
+class Outcome:
+    """What a run gave.
+
+    status    the script's exit status; None if the time limit ended it, or a signal
+    error     the last line of its error, or ""
+    launches  kernels that ran
+    checked   False if the script failed in a check of its own result
+    """
+
+    status: int | None
+    error: str
+    launches: int
+    seconds: float
+    findings: list[Found] = field(default_factory=list)
+
+    @property
+    def runs(self) -> bool:
+        """True if the script came to its end, or to a check that its result did not pass."""
+        return self.status == 0 or self.wrong
+
+    @property
+    def wrong(self) -> bool:
+        """True if the script's own check of a result failed."""
+        return self.status == 1 and self.error.startswith("AssertionError")
+
+    @property
+    def right(self) -> bool:
+        """True if the script ended well."""
+        return self.status == 0
+
+    def __str__(self) -> str:
+        said = "right" if self.right else "wrong" if self.wrong else f"stopped: {self.error[:150]}"
+        kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(one["kind"] for one in self.findings).items())
+        return f"{self.seconds:6.1f} s  {self.launches} launches  {said}{'; ' + kinds if kinds else ''}"
+
+
+def examples(path: Path = LIST) -> list[Example]:
+    """The list."""
+    return [Example(**row) for row in json.loads(path.read_text())]
+
+
+def run(example: Example, roots: Mapping[str, Path], limit: float) -> Outcome:
+    """Run an example in a process of its own for at most `limit` seconds."""
+    folder = HERE if example.source == OURS else roots[example.source] / FOLDERS[example.source]
+    paths = [str(HERE.parent), *[str(root / FOLDERS[name]) for name, root in roots.items()]]
+    paths += [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
+    command = [
+        sys.executable, "-m", "layoutgemm", "emulate", "--json", "--arch", example.arch, str(folder / example.script),
+        *shlex.split(example.args),
+    ]  # fmt: skip
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="layoutgemm-example-") as work:
+        process = subprocess.Popen(
+            command, cwd=work, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, text=True, errors="replace",
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        try:
+            out, err = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return Outcome(None, f"longer than {limit:.0f} s", 0, limit)
+    return outcome(out, err, process.returncode, time.monotonic() - start)
+
+
+def outcome(out: str, err: str, status: int, seconds: float) -> Outcome:
+    """The outcome by what a process wrote."""
+    seconds = round(seconds, 1)
+    if status < 0:
+        return Outcome(None, f"ended by signal {-status}: {last_error(err)}", 0, seconds)
+    line = next((line for line in reversed(out.splitlines()) if line.startswith('{"device"')), None)
+    if line is None:
+        return Outcome(status or 1, last_error(err) or "no report", 0, seconds)
+    done = json.loads(line)
+    times = Counter((f["kind"], f["message"].splitlines()[0], f["source"]) for f in done["findings"])
+    findings: list[Found] = [
+        {"kind": kind, "message": text, "source": place and re.sub(r".*/", "", place), "times": n}
+        for (kind, text, place), n in times.items()
+    ]
+    error = last_error("\n".join(done["fatal"])) or last_error(err) if done["status"] else ""
+    return Outcome(done["status"], error, len(done["launches"]), seconds, findings)
+
+
+def last_error(text: str) -> str:
+    """The exception at the end of a traceback, in one line without colours, addresses and folders.
+
+    >>> last_error("Traceback (most recent call last):\\n  File x\\nValueError: no\\n")
+    'ValueError: no'
+    """
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    lines = text.splitlines()
+    starts = [i for i, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception|Failed|Interrupt|Warning)\b", line)]
+    said = " ".join(lines[starts[-1] :]) if starts else (lines[-1] if lines else "")
+    said = re.sub(r"\s+", " ", said).strip()
+    return re.sub(r"(?<![\w.])/(?:[\w.+-]+/)+", "", said)[:400]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what the record lacks; print one line for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in FOLDERS:
+        parser.add_argument(f"--{name}", type=Path, metavar="FOLDER", help="a checkout of its repository")
+    parser.add_argument("--only", default="", metavar="TEXT", help="names that match a regular expression")
+    parser.add_argument("--again", action="store_true", help="also what the record has")
+    parser.add_argument("--stopped", action="store_true", help="of what the record has, all that is not right")
+    parser.add_argument("--limit", type=float, default=300, help="seconds of one run (%(default)s)")
+    parser.add_argument("--record", type=Path, default=RECORD, help="the record (%(default)s)")
+    args = parser.parse_args(argv)
+    roots = {name: root.resolve() for name in FOLDERS if (root := getattr(args, name.replace("-", "_"))) is not None}
+    record: dict[str, dict[str, object]] = json.loads(args.record.read_text()) if args.record.exists() else {}
+    chosen = [
+        one for one in examples()
+        if (one.needs or one.source) in roots and re.search(args.only, one.name)
+        and (args.again or one.name not in record or (args.stopped and record[one.name]["status"] != 0))
+    ]  # fmt: skip
+    for number, one in enumerate(chosen, 1):
+        print(f"[{number}/{len(chosen)}] {one.name}", end=" ", flush=True)
+        done = run(one, roots, args.limit)
+        print(done, flush=True)
+        record[one.name] = asdict(done)
+        args.record.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+    print(f"{sum(row['status'] == 0 for row in record.values())} of {len(record)} in the record are right")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
