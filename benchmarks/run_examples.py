@@ -16,15 +16,15 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypedDict
+from typing import NoReturn, TypedDict
 
 HERE = Path(__file__).resolve().parent
 LIST, RECORD = HERE / "examples.json", HERE / "results" / "examples.json"
@@ -110,25 +110,60 @@ def examples(path: Path = LIST) -> list[Example]:
 def run(example: Example, roots: Mapping[str, Path], limit: float) -> Outcome:
     """Run an example in a process of its own for at most `limit` seconds."""
     folder = HERE if example.source == OURS else roots[example.source] / FOLDERS[example.source]
-    paths = [str(HERE.parent), *[str(root / FOLDERS[name]) for name, root in roots.items()]]
-    paths += [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
-    command = [
-        sys.executable, "-m", "layoutgemm", "emulate", "--json", "--arch", example.arch, str(folder / example.script),
-        *shlex.split(example.args),
-    ]  # fmt: skip
+    words = ["emulate", "--json", "--arch", example.arch, str(folder / example.script), *shlex.split(example.args)]
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="layoutgemm-example-") as work:
-        process = subprocess.Popen(
-            command, cwd=work, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, text=True, errors="replace",
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
-        try:
-            out, err = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+        out, err = Path(work) / "out.txt", Path(work) / "err.txt"
+        child = os.fork()  # torch and the DSL are loaded once, before the first
+        if child == 0:
+            _become(words, Path(work), out, err)
+        status = _ended(child, start + limit)
+        if status is None:
             return Outcome(None, f"longer than {limit:.0f} s", 0, limit)
-    return outcome(out, err, process.returncode, time.monotonic() - start)
+        said = [path.read_text(errors="replace") for path in (out, err)]
+    return outcome(said[0], said[1], status, time.monotonic() - start)
+
+
+def _become(words: Sequence[str], folder: Path, out: Path, err: Path) -> NoReturn:
+    """In a child process: the command `layoutgemm` with these words, in a folder, its output in files."""
+    status = 1
+    try:
+        os.setsid()
+        os.chdir(folder)
+        for number, path in ((1, out), (2, err)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        from layoutgemm.cli.main import main as command
+
+        status = command(words)
+    except SystemExit as stop:
+        status = stop.code if isinstance(stop.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _ended(child: int, until: float) -> int | None:
+    """A child's exit status, or a signal's number below zero; None if it has to be killed at that time."""
+    while time.monotonic() < until:
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.2)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+def load(roots: Mapping[str, Path]) -> None:
+    """Import torch and the DSL, and put the source trees on the path."""
+    import cutlass.cute  # noqa: F401
+    import torch
+
+    torch.set_num_threads(1)  # the results of its products do not depend on the machine then
+    sys.path[:0] = [str(root / FOLDERS[name]) for name, root in roots.items()]
 
 
 def outcome(out: str, err: str, status: int, seconds: float) -> Outcome:
@@ -157,7 +192,9 @@ def last_error(text: str) -> str:
     """
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
     lines = text.splitlines()
-    starts = [i for i, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception|Failed|Interrupt|Warning)\b", line)]
+    starts = [
+        i for i, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception|Failed|Interrupt|Warning)\b", line)
+    ]
     said = " ".join(lines[starts[-1] :]) if starts else (lines[-1] if lines else "")
     said = re.sub(r"\s+", " ", said).strip()
     return re.sub(r"(?<![\w.])/(?:[\w.+-]+/)+", "", said)[:400]
@@ -181,6 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (one.needs or one.source) in roots and re.search(args.only, one.name)
         and (args.again or one.name not in record or (args.stopped and record[one.name]["status"] != 0))
     ]  # fmt: skip
+    load(roots)
     for number, one in enumerate(chosen, 1):
         print(f"[{number}/{len(chosen)}] {one.name}", end=" ", flush=True)
         done = run(one, roots, args.limit)

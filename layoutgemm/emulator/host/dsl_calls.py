@@ -290,12 +290,14 @@ class CompiledFunction:
             raise EmulatorError(f"the compiled function has no PTX: {KEEP}")
         ffi = sys.modules.get("tvm_ffi") if hasattr(compiled, "_create_tvm_ffi_function") else None
         libraries = [ffi.libinfo.find_libtvm_ffi()] if ffi is not None else []
-        host = HostFunction.link(_object_of(compiled, ffi is not None), text, parameters_of(compiled), libraries)
-        made = CompiledFunction(compiled, host)
+        symbol = f"_mlir__mlir_ciface_{compiled.function_name}"  # printed values may be in it, and any letters
+        made = _object_of(compiled, ffi is not None)
+        host = HostFunction.link(made, text, parameters_of(compiled), libraries, symbol)
+        function = CompiledFunction(compiled, host)
         if ffi is not None:
-            symbol = ctypes.cast(host.library[f"__tvm_ffi_{compiled.function_name}"], ctypes.c_void_p)
-            made.entry = ffi.Function.__from_extern_c__(symbol.value, keep_alive_object=host.library)
-        return made
+            at = ctypes.cast(host.library[f"__tvm_ffi_{compiled.function_name}"], ctypes.c_void_p)
+            function.entry = ffi.Function.__from_extern_c__(at.value, keep_alive_object=host.library)
+        return function
 
     def call(
         self, values: Sequence[Any], extra: Sequence[Any] = (), named: Mapping[str, Any] | None = None

@@ -6,6 +6,7 @@ calls of compiled functions and of `@cute.jit` functions. Code inside is not cha
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import sys
@@ -21,9 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import EmulatorError
+from .arguments import memory_found_by
 from .cuda_calls import DeviceMemory, cuda_calls
 from .devices import GpuModel
-from .torch_device import cuda_device
+from .launcher import HostStatusError
+from .torch_device import cuda_device, tensor_at
 
 if TYPE_CHECKING:
     from ...arch import Arch
@@ -96,7 +99,9 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
         bound = compiled.execution_args.signature.bind_partial(*args, **named)  # a parameter may be called `extra`
         try:
             with _real_torch():
-                gpu.runs.append(emulate(compiled, *bound.args, extra=memory.arrays, **bound.kwargs, **options))
+                gpu.runs.append(emulate(compiled, *bound.args, **bound.kwargs, **options))
+        except HostStatusError as error:
+            raise _as_the_dsl(error) from error
         except EmulatorError as error:
             gpu.fatal.append(error)
             raise
@@ -109,7 +114,17 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
         if _importable("cutlass"):
             stack.enter_context(_launches(gpu.device, folder, launch))
         stack.enter_context(cuda_calls(gpu.device, memory))
+        stack.enter_context(memory_found_by(memory.holder))
+        stack.enter_context(memory_found_by(tensor_at))
         yield gpu
+
+
+def _as_the_dsl(error: HostStatusError) -> Exception:
+    """A host function's CUDA error as the DSL raises it."""
+    from cutlass.base_dsl.runtime import cuda
+
+    raised: Exception = cuda.create_cuda_runtime_error(error.status, cuda.cudart.cudaError_t)
+    return raised
 
 
 def _importable(name: str) -> bool:
@@ -268,10 +283,19 @@ class ScriptRun:
     error: BaseException | None
 
 
+def notebook_code(path: Path) -> str:
+    """The code cells of a notebook as a script, without lines for the shell and magic commands of IPython."""
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    lines = [line for cell in cells for line in [*"".join(cell["source"]).splitlines(), ""]]
+    return "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines)
+
+
 def run_script(
     emulate: Emulate, path: Path, arguments: Sequence[str], arch: Arch | str | int | tuple[int, int], **options: Any
 ) -> ScriptRun:
     """Run a Python script as `python path arguments` would, on an emulated GPU; its traceback goes to stderr.
+
+    A notebook (.ipynb) runs as the script of its code cells.
 
     Raises EmulatorError where the file is not there, PlanError for an architecture that is not known.
     """
@@ -283,8 +307,13 @@ def run_script(
     with session(emulate, arch, **options) as gpu, ExitStack() as stack:
         stack.enter_context(mock.patch.object(sys, "argv", [str(path), *arguments]))
         stack.enter_context(mock.patch.object(sys, "path", [str(path.resolve().parent), *sys.path]))
+        code = path
+        if path.suffix == ".ipynb":  # the DSL reads its functions' source from a file
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-notebook-"))
+            code = Path(folder) / f"{path.stem}.py"
+            code.write_text(notebook_code(path))
         try:
-            runpy.run_path(str(path), run_name="__main__")
+            runpy.run_path(str(code), run_name="__main__")
         except SystemExit as stop:
             status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
             if isinstance(stop.code, str):

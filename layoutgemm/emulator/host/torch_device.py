@@ -8,23 +8,38 @@ it. Results that are computed from a marked tensor are marked as well. A marked 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import EmulatorError
+from .arguments import Place, bytes_at
 
 if TYPE_CHECKING:
     from .devices import GpuModel
 
 MARK = "_layoutgemm_on_gpu"
+_MARKED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # tensors on the GPU, by id
 
 
 def on_gpu(x: object) -> bool:
     """True for a tensor that stands for one on a GPU."""
     return bool(getattr(x, MARK, False))
+
+
+def tensor_at(address: int) -> Place | None:
+    """The storage of a tensor on the GPU that holds an address, or None."""
+    for x in list(_MARKED.values()):
+        storage = x.untyped_storage()
+        low, size = storage.data_ptr(), storage.nbytes()
+        if low <= address < low + size:
+            name = f"a {str(x.dtype).removeprefix('torch.')} tensor {tuple(x.shape)}"
+            return name, low, bytes_at(low, size, storage)
+    return None
 
 
 @contextmanager
@@ -161,6 +176,10 @@ def _marked(torch: Any, done: Any, gpu: bool) -> Any:
     if isinstance(done, torch.Tensor):
         if gpu or on_gpu(done):
             setattr(done, MARK, gpu)
+            if gpu and type(done) in (torch.Tensor, torch.nn.Parameter):  # a fake tensor has no storage
+                _MARKED[id(done)] = done
+            else:
+                _MARKED.pop(id(done), None)
     elif isinstance(done, (list, tuple)):
         for x in done:
             _marked(torch, x, gpu)
@@ -240,10 +259,11 @@ class HostStream:
 class HostEvent:
     """An event: the time at which it was recorded, on the host."""
 
-    cuda_event = 0
+    _handles = itertools.count(1)
 
     def __init__(self, *args: object, **kwargs: object):
         self.at: float | None = None
+        self.cuda_event = next(self._handles)
 
     def record(self, stream: object = None) -> None:
         """Note the time."""
