@@ -117,7 +117,8 @@ def array_of(value: Any) -> Array | None:
         return None
     address = value.data_ptr
     bits = 8 if kind.__name__ == "Boolean" else kind.width  # a Boolean has one bit, and lies in a byte
-    return _spanned(address, _flat(value.shape), _flat(value.stride), bits, address // PAGE * PAGE)
+    base = next((found[1] for find in _FINDERS if (found := find(address))), address // PAGE * PAGE)
+    return _spanned(address, _flat(value.shape), _flat(value.stride), bits, base)
 
 
 def element_of(value: object) -> str:
@@ -258,7 +259,9 @@ class ArgumentMemory:
             view = np.frombuffer(content, dtype=np.uint8)
             if not writeable:
                 view.flags.writeable = False
-            buffer = self.memory.add("/".join(dict.fromkeys(names)), view, (low - base) % PAGE)
+            # A GPU aligns allocations, this process less; a script may also have aligned the address that it sees.
+            offset = max((low - base) % PAGE, low % PAGE, key=lambda at: at & -at or PAGE)
+            buffer = self.memory.add("/".join(dict.fromkeys(names)), view, offset)
             self.regions.append((low, high, buffer))
 
     def holds(self, host: int) -> bool:

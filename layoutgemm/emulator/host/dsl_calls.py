@@ -261,6 +261,10 @@ def _plain(error: BaseException) -> str:
     return re.sub(r"\s+", " ", re.sub(r"\x1b\[[0-9;]*m", "", str(error))).strip()
 
 
+class RefusedArgumentError(EmulatorError):
+    """An argument that TVM-FFI's own checks refuse; its error is the cause."""
+
+
 # Functions ------------------------------------------------------------------------------------------------------------
 
 
@@ -447,7 +451,7 @@ class CompiledFunction:
                     if "device" in str(error) and device == tvm_ffi.DLDeviceType.kDLCUDA:
                         device = tvm_ffi.DLDeviceType.kDLCPU
                         continue
-                    raise EmulatorError(_plain(error)) from error
+                    raise RefusedArgumentError(_plain(error)) from error
                 return
 
         return self.host.recorded(enter, arrays)

@@ -25,8 +25,9 @@ from ...errors import EmulatorError
 from .arguments import memory_found_by
 from .cuda_calls import DeviceMemory, cuda_calls
 from .devices import GpuModel
+from .dsl_calls import RefusedArgumentError
 from .launcher import HostStatusError
-from .torch_device import cuda_device, tensor_at
+from .torch_device import HostGraph, cuda_device, tensor_at
 
 if TYPE_CHECKING:
     from ...arch import Arch
@@ -96,10 +97,17 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
     gpu, memory = EmulatedGpu(GpuModel.of(arch)), DeviceMemory()
 
     def launch(compiled: Any, args: Sequence[Any], named: dict[str, Any]) -> None:
+        if (graph := HostGraph.capturing()) is not None:
+            return graph.add(lambda: now(compiled, args, named))
+        return now(compiled, args, named)
+
+    def now(compiled: Any, args: Sequence[Any], named: dict[str, Any]) -> None:
         bound = compiled.execution_args.signature.bind_partial(*args, **named)  # a parameter may be called `extra`
         try:
             with _real_torch():
                 gpu.runs.append(emulate(compiled, *bound.args, **bound.kwargs, **options))
+        except RefusedArgumentError as error:
+            raise (error.__cause__ or error) from None  # as without an emulator
         except HostStatusError as error:
             raise _as_the_dsl(error) from error
         except EmulatorError as error:

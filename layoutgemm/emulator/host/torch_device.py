@@ -2,7 +2,7 @@
 
 `cuda_device` puts a function mode before torch. A factory or a move that asks for "cuda" makes a CPU tensor and marks
 it. Results that are computed from a marked tensor are marked as well. A marked tensor answers `device`, `is_cuda` and
-`numpy()` as one on a GPU does. Devices, streams and events answer; graphs are refused by name.
+`numpy()` as one on a GPU does. Devices, streams and events answer. CUDA graphs capture launches of the DSL's kernels.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import ctypes
 import itertools
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...errors import EmulatorError
 from .arguments import Place, bytes_at
@@ -99,7 +99,10 @@ def _called(torch: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     kwargs = {key: _read(torch, x, asked) for key, x in kwargs.items()}
     gpu = any(_has_gpu(x) for x in (*args, *kwargs.values()))
     done = _summed_in_f32(torch, func, args, kwargs) if gpu and name in _PRODUCTS else func(*args, **kwargs)
-    return _marked(torch, done, asked[-1] if asked else gpu) if asked or gpu else done
+    done = _marked(torch, done, asked[-1] if asked else gpu) if asked or gpu else done
+    if gpu and HostGraph.capturing() is not None:
+        _hold_uncaptured(torch, name, _tensors(torch, args), done)
+    return done
 
 
 _PRODUCTS = (
@@ -286,9 +289,62 @@ class HostEvent:
         return True
 
 
-class _NoGraph:
+class HostGraph:
+    """A CUDA graph: the launches of kernels that were captured, which `replay` makes."""
+
+    _capturing: ClassVar[list[HostGraph]] = []
+
     def __init__(self, *args: object, **kwargs: object):
-        raise EmulatorError("torch.cuda.CUDAGraph: launches run when they are made; graphs are not emulated")
+        self._launches: list[Callable[[], object]] = []
+
+    @classmethod
+    def capturing(cls) -> HostGraph | None:
+        """The graph that captures now, or None."""
+        return cls._capturing[-1] if cls._capturing else None
+
+    def add(self, launch: Callable[[], object]) -> None:
+        """Capture a launch."""
+        self._launches.append(launch)
+
+    def capture_begin(self, *args: object, **kwargs: object) -> None:
+        """Launches from here on are captured and not made."""
+        self.reset()
+        self._capturing.append(self)
+
+    def capture_end(self) -> None:
+        """The end of what is captured."""
+        self._capturing.remove(self)
+
+    def replay(self) -> None:
+        """Make the launches, in order."""
+        for launch in self._launches:
+            launch()
+
+    def reset(self) -> None:
+        """Forget the launches."""
+        self._launches.clear()
+
+    def instantiate(self) -> None:
+        """Nothing is left to prepare."""
+
+
+@contextmanager
+def _graph(cuda_graph: HostGraph, *args: object, **kwargs: object) -> Iterator[None]:
+    """torch.cuda.graph: capture what is launched within."""
+    cuda_graph.capture_begin()
+    try:
+        yield
+    finally:
+        cuda_graph.capture_end()
+
+
+def _hold_uncaptured(torch: Any, name: str, given: Iterator[Any], done: Any) -> None:
+    """Raise EmulatorError for work of torch on the GPU while a graph captures: only kernels of the DSL are captured."""
+    fresh = isinstance(done, torch.Tensor) and on_gpu(done)
+    storages = {x.untyped_storage().data_ptr() for x in given if on_gpu(x)} if fresh else set()
+    changes = name.endswith("_") and not name.endswith("__")
+    if storages and (changes or done.untyped_storage().data_ptr() not in storages):
+        raise EmulatorError(f"torch's {name} in a CUDA graph: launches of the DSL are captured, torch's work is not")
 
 
 @contextmanager
@@ -317,5 +373,6 @@ def _answers(torch: Any, device: GpuModel) -> dict[str, Any]:
         "empty_cache": lambda: None, "memory_allocated": lambda *x: 0, "max_memory_allocated": lambda *x: 0,
         "reset_peak_memory_stats": lambda *x: None, "mem_get_info": lambda *x: (device.memory, device.memory),
         "manual_seed": lambda seed: None, "manual_seed_all": lambda seed: None,  # torch.manual_seed calls them
-        "CUDAGraph": _NoGraph, "graph": _NoGraph, "is_current_stream_capturing": lambda: False,
+        "CUDAGraph": HostGraph, "graph": _graph,
+        "is_current_stream_capturing": lambda: HostGraph.capturing() is not None,
     }  # fmt: skip
