@@ -39,8 +39,10 @@ _STREAMS = ("CUstream", "cudaStream_t", "_FakeStream", "Stream")
 def watch() -> None:
     """Have an imported CuTe DSL keep the argument types of later compilations."""
     dsl = sys.modules.get("cutlass.cutlass_dsl")
-    if dsl is not None and hasattr(dsl.CuTeDSL, "register_trace_finalize_hook"):
-        dsl.CuTeDSL._get_dsl().register_trace_finalize_hook(_keep_types)
+    for name in ("CuTeDSL", "CuteExperimentalDSL"):
+        kind = getattr(dsl, name, None)
+        if hasattr(kind, "register_trace_finalize_hook"):
+            kind._get_dsl().register_trace_finalize_hook(_keep_types)
 
 
 def _keep_types(owner: Any, module: Any, function: str) -> None:

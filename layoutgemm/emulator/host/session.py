@@ -25,7 +25,7 @@ from ...errors import EmulatorError
 from .arguments import memory_found_by
 from .cuda_calls import DeviceMemory, cuda_calls
 from .devices import GpuModel
-from .dsl_calls import RefusedArgumentError
+from .dsl_calls import RefusedArgumentError, watch
 from .launcher import HostStatusError
 from .torch_device import HostGraph, cuda_device, tensor_at
 
@@ -117,6 +117,8 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-emulated-"))
         stack.enter_context(mock.patch.dict(os.environ, _environment(gpu.device, folder)))
+        # Caches of compiled functions in the temporary folder hold machine code, from GPUs and for them.
+        stack.enter_context(mock.patch.object(tempfile, "tempdir", folder))
         if _importable("torch"):
             stack.enter_context(cuda_device(gpu.device))
         if _importable("cutlass"):
@@ -182,6 +184,7 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
         import cutlass.cutlass_dsl.tvm_ffi_provider  # its compiled functions are kinds of their own
     import cutlass.testing
 
+    watch()
     types_of = BaseDSL.generate_mlir_function_types
 
     def packed(self: Any, func: Any, name: str, args: Any, kwonly: Any, sig: Any, compile_only: bool = False) -> Any:
@@ -210,7 +213,7 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
             patch(kind, "__call__", call)
             patch(kind, "run_compiled_program", run)
             patch(kind, "to", _bound_to(kind.to))
-        for dsl in _dsls(cutlass):
+        for dsl in _dsls():
             for name, value in (
                 ("arch", device.arch.name), ("keep_ptx", True), ("lineinfo", True), ("dump_dir", folder),
             ):  # fmt: skip
@@ -242,10 +245,11 @@ def _below(kind: type) -> list[type]:
     return found
 
 
-def _dsls(cutlass: Any) -> list[Any]:
-    """The DSLs that are there, each with its settings."""
-    found = [cutlass.cutlass_dsl.CuTeDSL, *_below(cutlass.cutlass_dsl.CuTeDSL)]
-    made = [kind._get_dsl() for kind in found]
+def _dsls() -> list[Any]:
+    """The DSLs that there are, each with its settings."""
+    from cutlass.cutlass_dsl.cutlass import CutlassBaseDSL
+
+    made = [kind._get_dsl() for kind in _below(CutlassBaseDSL)]
     return [dsl for i, dsl in enumerate(made) if all(dsl is not other for other in made[:i])]
 
 

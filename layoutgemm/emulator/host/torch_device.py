@@ -8,6 +8,7 @@ it. Results that are computed from a marked tensor are marked as well. A marked 
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import time
 import weakref
@@ -57,6 +58,9 @@ def cuda_device(device: GpuModel) -> Iterator[None]:
         for name, value in _answers(torch, device).items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
         stack.enter_context(mock.patch.object(torch, "Generator", _generator(torch)))
+        for owner, name in ((torch.library, "custom_op"), (torch.library, "register_kernel")):
+            stack.enter_context(mock.patch.object(owner, name, _of_the_cpu(getattr(owner, name))))
+        stack.enter_context(mock.patch.object(torch.library.Library, "impl", _of_the_cpu(torch.library.Library.impl)))
         stack.enter_context(CudaMode())
         yield
 
@@ -213,6 +217,21 @@ def _moved(torch: Any, name: str, func: Any, args: tuple[Any, ...], kwargs: dict
     if done is x and target != on_gpu(x):
         done = x.detach().clone() if not x.requires_grad else x.clone()
     return _marked(torch, done, target)
+
+
+def _of_the_cpu(register: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that registers an operator: kernels for "cuda" are the CPU's here, where their tensors lie."""
+
+    def host(kind: object) -> object:
+        if isinstance(kind, (list, tuple)):
+            return type(kind)(map(host, kind))
+        return {"cuda": "cpu", "CUDA": "CPU"}.get(kind, kind) if isinstance(kind, str) else kind
+
+    @functools.wraps(register)
+    def registered(*args: Any, **kwargs: Any) -> Any:
+        return register(*map(host, args), **{key: host(value) for key, value in kwargs.items()})
+
+    return registered
 
 
 def _generator(torch: Any) -> type:
