@@ -127,7 +127,7 @@ def _functions(kind: str, module: Any, device: GpuModel, memory: DeviceMemory) -
             "cuDriverGetVersion": answers(13000),
             "cuStreamCreate": answers(module.CUstream(0)),
             "cuEventCreate": answers(module.CUevent(0)),
-            "cuEventElapsedTime": answers(0.0),
+            "cuEventElapsedTime": answers(1.0),
             "cuDeviceGetAttribute": lambda attribute, *_: (success, _attribute(attribute.name, device)),
         }
     else:
@@ -141,7 +141,7 @@ def _functions(kind: str, module: Any, device: GpuModel, memory: DeviceMemory) -
             "cudaStreamCreate": answers(module.cudaStream_t(0)),
             "cudaStreamCreateWithFlags": answers(module.cudaStream_t(0)),
             "cudaEventCreate": answers(module.cudaEvent_t(0)),
-            "cudaEventElapsedTime": answers(0.0),
+            "cudaEventElapsedTime": answers(1.0),
             "cudaDeviceGetAttribute": lambda attribute, *_: (success, _attribute(attribute.name, device)),
         }
     return found

@@ -10,12 +10,15 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import re
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
 
 from ...errors import EmulatorError
 from .arguments import Place, bytes_at
@@ -60,6 +63,9 @@ def cuda_device(device: GpuModel) -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch, "Generator", _generator(torch)))
         for owner, name in ((torch.library, "custom_op"), (torch.library, "register_kernel")):
             stack.enter_context(mock.patch.object(owner, name, _of_the_cpu(getattr(owner, name))))
+        import torch.profiler
+
+        stack.enter_context(mock.patch.object(torch.profiler, "profile", _profile(torch.profiler.profile)))
         stack.enter_context(mock.patch.object(torch.library.Library, "impl", _of_the_cpu(torch.library.Library.impl)))
         stack.enter_context(CudaMode())
         yield
@@ -103,7 +109,10 @@ def _called(torch: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     kwargs = {key: _read(torch, x, asked) for key, x in kwargs.items()}
     gpu = any(_has_gpu(x) for x in (*args, *kwargs.values()))
     done = _summed_in_f32(torch, func, args, kwargs) if gpu and name in _PRODUCTS else func(*args, **kwargs)
-    done = _marked(torch, done, asked[-1] if asked else gpu) if asked or gpu else done
+    target = asked[-1] if asked else gpu
+    if target and _ALLOCATES.fullmatch(name):
+        _align(torch, done, [*args, *kwargs.values()])
+    done = _marked(torch, done, target) if asked or gpu else done
     if gpu and HostGraph.capturing() is not None:
         _hold_uncaptured(torch, name, _tensors(torch, args), done)
     return done
@@ -193,6 +202,30 @@ def _marked(torch: Any, done: Any, gpu: bool) -> Any:
     return done
 
 
+# Functions of torch whose result is memory of its own, but for a clone's that is its argument.
+_ALLOCATES = re.compile(
+    r"(empty|zeros|ones|full|rand|randn|randint|randperm|arange|linspace|tensor|eye|normal|bernoulli)(_like|_strided|_permuted)?"
+    r"|new_\w+|clone|contiguous|_to_copy"
+)
+ALIGNMENT = 512  # bytes: of what cudaMalloc and torch allocate on a GPU
+
+
+def _align(torch: Any, x: Any, given: Sequence[Any]) -> None:
+    """Put a new tensor at a multiple of 512 bytes, as a GPU's allocations lie; given: what it may share memory with."""
+    if type(x) is not torch.Tensor or x.device.type != "cpu" or x.layout is not torch.strided:
+        return
+    storage = x.untyped_storage()
+    low, size = storage.data_ptr(), storage.nbytes()
+    if low % ALIGNMENT == 0 or not size or any(y.untyped_storage().data_ptr() == low for y in _tensors(torch, given)):
+        return
+    room = np.empty(size + ALIGNMENT, np.uint8)
+    first = -room.ctypes.data % ALIGNMENT
+    copy = torch.frombuffer(room[first : first + size], dtype=torch.uint8)
+    ctypes.memmove(copy.data_ptr(), low, size)
+    kind = torch.empty(0, dtype=x.dtype)
+    x.data = kind.set_(copy.untyped_storage(), x.storage_offset(), x.shape, x.stride())
+
+
 def _moved(torch: Any, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """x.cuda(), x.cpu(), x.to(...): a copy where the tensor changes sides, as between memories."""
     x = args[0]
@@ -216,7 +249,19 @@ def _moved(torch: Any, name: str, func: Any, args: tuple[Any, ...], kwargs: dict
     done = func(*args, **kwargs) if name in ("to", "type") else x
     if done is x and target != on_gpu(x):
         done = x.detach().clone() if not x.requires_grad else x.clone()
+    if target:
+        _align(torch, done, args)
     return _marked(torch, done, target)
+
+
+def _profile(plain: type) -> type:
+    """torch.profiler.profile without the activities of a GPU, which has no counters here."""
+
+    class HostProfile(plain):  # type: ignore[misc,valid-type]
+        def __init__(self, *args: Any, activities: Any = None, **kwargs: Any):
+            super().__init__(*args, activities=None, **kwargs)
+
+    return HostProfile
 
 
 def _of_the_cpu(register: Callable[..., Any]) -> Callable[..., Any]:
