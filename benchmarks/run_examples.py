@@ -3,7 +3,7 @@
     python benchmarks/run_examples.py --cutlass ~/cutlass --quack ~/quack --flash-attention ~/flash-attention
     python benchmarks/run_examples.py --cutlass ~/cutlass --only hopper --again    # those once more
 
-The list is `examples.json`: the script, the GPU and arguments that make it small. Each runs in a process of its own,
+The list is `examples/list.json`: the script, the GPU and arguments that make it small. Each runs in a process of its own,
 by `layoutgemm emulate`, for at most --limit seconds. The record is written after each, and what it has is not run
 again without --again. The page docs/examples.md shows it. Source trees are checkouts of the public repositories.
 """
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NoReturn, TypedDict
 
 HERE = Path(__file__).resolve().parent
-LIST, RECORD = HERE / "examples.json", HERE / "results" / "examples.json"
+LIST, RECORD = HERE / "examples" / "list.json", HERE / "results" / "examples.json"
 OURS = "layoutgemm"  # the source of scripts that lie in this folder and call another package's functions
 # Where the scripts of a source lie in its repository.
 FOLDERS = {"cutlass": "examples/python/CuTeDSL", "quack": ".", "flash-attention": "."}
@@ -39,6 +39,7 @@ class Example:
 
     needs   for a script of our own: the source whose package it calls
     raises  the beginning of the error with which it is meant to end
+    replace (text, text) for sizes that are written in the script, which then runs as a copy
     """
 
     source: str
@@ -47,15 +48,16 @@ class Example:
     args: str = ""
     needs: str = ""
     raises: str = ""
+    replace: Sequence[tuple[str, str]] = ()
 
     @property
     def name(self) -> str:
-        """The script with its arguments: the key of the record.
+        """The architecture, the script and its arguments: the key of the record.
 
         >>> Example("cutlass", "a/b.py", "sm_80", "--m 64").name
-        'a/b.py --m 64'
+        'sm_80 a/b.py --m 64'
         """
-        return f"{self.script} {self.args}".strip()
+        return f"{self.arch} {self.script} {self.args}".strip()
 
 
 class Found(TypedDict):
@@ -111,10 +113,17 @@ def examples(path: Path = LIST) -> list[Example]:
 
 def run(example: Example, roots: Mapping[str, Path], limit: float) -> Outcome:
     """Run an example in a process of its own for at most `limit` seconds."""
-    folder = HERE if example.source == OURS else roots[example.source] / FOLDERS[example.source]
-    words = ["emulate", "--json", "--arch", example.arch, str(folder / example.script), *shlex.split(example.args)]
+    folder = LIST.parent if example.source == OURS else roots[example.source] / FOLDERS[example.source]
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="layoutgemm-example-") as work:
+        script = folder / example.script
+        if example.replace:
+            text = script.read_text()
+            for before, after in example.replace:
+                text = text.replace(before, after)
+            script = Path(work) / script.name
+            script.write_text(text)
+        words = ["emulate", "--json", "--arch", example.arch, str(script), *shlex.split(example.args)]
         out, err = Path(work) / "out.txt", Path(work) / "err.txt"
         child = os.fork()  # torch and the DSL are loaded once, before the first
         if child == 0:

@@ -100,7 +100,9 @@ def main() -> None:
     found, wanted = KERNELS[args.kernel](x, dy)
     for number, (one, reference) in enumerate(zip(found, wanted, strict=True)):
         bound = TOLERANCE[kind]
-        torch.testing.assert_close(one.float(), reference.float(), atol=bound, rtol=bound, msg=lambda m: f"{number}: {m}")
+        torch.testing.assert_close(
+            one.float(), reference.float(), atol=bound, rtol=bound, msg=lambda m: f"{number}: {m}"
+        )
     print("right")
 
 

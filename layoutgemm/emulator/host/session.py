@@ -27,7 +27,7 @@ from .cuda_calls import DeviceMemory, cuda_calls
 from .devices import GpuModel
 from .dsl_calls import RefusedArgumentError, watch
 from .launcher import HostStatusError
-from .torch_device import HostGraph, cuda_device, tensor_at
+from .torch_device import GpuCapsule, HostGraph, cuda_device, on_gpu, tensor_at
 
 if TYPE_CHECKING:
     from ...arch import Arch
@@ -212,6 +212,8 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
             stack.enter_context(mock.patch.object(owner, name, value))
 
         patch(BaseDSL, "generate_mlir_function_types", packed)
+        if (ffi := sys.modules.get("tvm_ffi")) is not None:
+            patch(ffi, "from_dlpack", _on_the_gpu(ffi.from_dlpack))
         for kind in (JitCompiledFunction, *_below(JitCompiledFunction)):
             patch(kind, "__call__", call)
             patch(kind, "run_compiled_program", run)
@@ -229,6 +231,11 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
         patch(cutlass.cute.testing, "_benchmark", _benchmark)  # which its deprecated functions call
         patch(cutlass.cute.testing, "_benchmark_for_autotune", _benchmark_for_autotune)
         yield
+
+
+def _on_the_gpu(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """tvm_ffi.from_dlpack, which asks a tensor of torch for its device past Python."""
+    return lambda x, *args, **named: plain(GpuCapsule(x) if on_gpu(x) else x, *args, **named)
 
 
 def _has_kernels(compiled: Any) -> bool:

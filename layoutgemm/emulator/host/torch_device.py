@@ -175,6 +175,19 @@ def _on_cuda(capsule: Any) -> Any:
     return capsule
 
 
+class GpuCapsule:
+    """A tensor for DLPack alone, on a GPU."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor.detach()
+
+    def __dlpack__(self, **_: object) -> Any:
+        return _on_cuda(type(self._tensor).__dlpack__(self._tensor))
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return DL_CUDA, 0
+
+
 def _read(torch: Any, value: Any, asked: list[bool]) -> Any:
     """An argument; a device becomes the CPU, and `asked` has whether it was a GPU."""
     if isinstance(value, torch.device) or (isinstance(value, str) and value.split(":")[0] in ("cuda", "cpu")):
