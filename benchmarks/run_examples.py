@@ -1,10 +1,10 @@
 """Run other people's kernels on an emulated GPU, unchanged, and record the outcome of each.
 
-    python benchmarks/run_examples.py --cutlass ~/cutlass --quack ~/quack --flash-attention ~/flash-attention
+    python benchmarks/run_examples.py --cutlass ~/cutlass --quack ~/quack --flash-attention ~/fa
     python benchmarks/run_examples.py --cutlass ~/cutlass --only hopper --again    # those once more
 
-The list is `examples/list.json`: the script, the GPU and arguments that make it small. Each runs in a process of its own,
-by `layoutgemm emulate`, for at most --limit seconds. The record is written after each, and what it has is not run
+The list is `examples/list.json`: the script, the GPU and arguments that make it small. Each runs in a process of its
+own, by `layoutgemm emulate`, for at most --limit seconds. The record is written after each, and what it has is not run
 again without --again. The page docs/examples.md shows it. Source trees are checkouts of the public repositories.
 """
 
@@ -146,6 +146,7 @@ def _become(words: Sequence[str], folder: Path, out: Path, err: Path) -> NoRetur
         os.chdir(folder)
         for number, path in ((1, out), (2, err)):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
         from layoutgemm.cli.main import main as command
 
         status = command(words)

@@ -106,7 +106,8 @@ def gemm_grouped(a: torch.Tensor, b: torch.Tensor) -> Pair:
 KERNELS = {
     f.__name__: f
     for f in (
-        gemm, gemm_bias, gemm_add, gemm_act, gemm_dact, gemm_gated, gemm_symmetric, gemm_rms, gemm_batched, gemm_grouped,
+        gemm, gemm_bias, gemm_add, gemm_act, gemm_dact, gemm_gated, gemm_symmetric, gemm_rms, gemm_batched,
+        gemm_grouped,
     )
 }  # fmt: skip
 

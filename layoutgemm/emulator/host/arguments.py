@@ -117,7 +117,8 @@ def array_of(value: Any) -> Array | None:
         return None
     address = value.data_ptr
     bits = 8 if kind.__name__ == "Boolean" else kind.width  # a Boolean has one bit, and lies in a byte
-    base = next((found[1] for find in _FINDERS if (found := find(address))), address // PAGE * PAGE)
+    place = gpu_memory_at(address)
+    base = place[1] if place is not None else address // PAGE * PAGE
     return _spanned(address, _flat(value.shape), _flat(value.stride), bits, base)
 
 
@@ -175,12 +176,14 @@ def memory_found_by(find: Callable[[int], Place | None]) -> Iterator[None]:
         _FINDERS.remove(find)
 
 
+def gpu_memory_at(address: int) -> Place | None:
+    """The memory of an emulated GPU that holds an address, or None."""
+    return next((found for find in reversed(_FINDERS) if (found := find(address)) is not None), None)
+
+
 def array_at(address: int) -> Place | None:
     """The memory that holds an address: an emulated GPU's, or an array of the callers."""
-    for find in reversed(_FINDERS):
-        if (found := find(address)) is not None:
-            return found
-    return callers_array(address)
+    return gpu_memory_at(address) or callers_array(address)
 
 
 def bytes_at(low: int, size: int, owner: object) -> npt.NDArray[np.uint8]:
@@ -269,11 +272,11 @@ class ArgumentMemory:
         return any(low <= host < high or low == host == high for low, high, _ in self.regions)
 
     def address(self, host: int) -> int:
-        """The emulated address of a host address in an array, or in other known memory. Raises EmulatorError."""
+        """The emulated address of a host address in an array, or in an emulated GPU's memory. Raises EmulatorError."""
         for low, high, buffer in self.regions:
             if low <= host < high or low == host == high:
                 return buffer.address + host - low
-        if (found := array_at(host)) is not None:
+        if (found := gpu_memory_at(host)) is not None:
             name, first, view = found
             buffer = self.memory.add(name, view, first % PAGE)
             self.regions.append((first, first + len(view), buffer))

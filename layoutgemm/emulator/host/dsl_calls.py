@@ -40,7 +40,7 @@ def watch() -> None:
     """Have an imported CuTe DSL keep the argument types of later compilations."""
     dsl = sys.modules.get("cutlass.cutlass_dsl")
     for name in ("CuTeDSL", "CuteExperimentalDSL"):
-        kind = getattr(dsl, name, None)
+        kind: Any = getattr(dsl, name, None)
         if hasattr(kind, "register_trace_finalize_hook"):
             kind._get_dsl().register_trace_finalize_hook(_keep_types)
 

@@ -262,7 +262,8 @@ def _dsls() -> list[Any]:
     """The DSLs that there are, each with its settings."""
     from cutlass.cutlass_dsl.cutlass import CutlassBaseDSL
 
-    made = [kind._get_dsl() for kind in _below(CutlassBaseDSL)]
+    kinds: list[Any] = [*_below(CutlassBaseDSL)]
+    made = [kind._get_dsl() for kind in kinds]
     return [dsl for i, dsl in enumerate(made) if all(dsl is not other for other in made[:i])]
 
 
@@ -278,8 +279,8 @@ def _benchmark(
 
 
 def _benchmark_for_autotune(
-    function: Callable[..., Any], *args: Any, warmup_iterations: int = 0, iterations: int = 1, use_cold_l2: bool = False,
-    print_verbose: bool = False, current_stream: Any = None, **kwargs: Any,
+    function: Callable[..., Any], *args: Any, warmup_iterations: int = 0, iterations: int = 1,
+    use_cold_l2: bool = False, print_verbose: bool = False, current_stream: Any = None, **kwargs: Any,
 ) -> float:  # fmt: skip
     """cutlass.testing's benchmark of one configuration: one call, and the emulator's microseconds."""
     start = time.perf_counter()

@@ -277,6 +277,9 @@ def _profile(plain: type) -> type:
     return HostProfile
 
 
+_OF_TORCH = ("_", "aten", "prim", "c10d", "inductor")  # namespaces of its own operators
+
+
 def _of_the_cpu(register: Callable[..., Any]) -> Callable[..., Any]:
     """A function that registers an operator: kernels for "cuda" are the CPU's here, where their tensors lie."""
 
@@ -287,6 +290,8 @@ def _of_the_cpu(register: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(register)
     def registered(*args: Any, **kwargs: Any) -> Any:
+        if str(getattr(args[0], "ns", "")).startswith(_OF_TORCH):  # torch's have a kernel for the CPU, too
+            return register(*args, **kwargs)
         return register(*map(host, args), **{key: host(value) for key, value in kwargs.items()})
 
     return registered
