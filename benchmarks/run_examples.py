@@ -71,7 +71,7 @@ class Found(TypedDict):
 
 @dataclass
 class Outcome:
-    """What a run gave.
+    """The outcome of a run.
 
     status    the script's exit status; None if the time limit ended it, or a signal
     error     the last line of its error, or ""
@@ -87,7 +87,7 @@ class Outcome:
 
     @property
     def runs(self) -> bool:
-        """True if the script came to its end, or to a check that its result did not pass."""
+        """True if the script ended well, or failed a check of its result."""
         return self.status == 0 or self.wrong
 
     @property
@@ -200,7 +200,7 @@ def outcome(out: str, err: str, status: int, seconds: float) -> Outcome:
 
 
 def last_error(text: str) -> str:
-    """The exception at the end of a traceback, in one line without colours, addresses and folders.
+    """The exception at the end of a traceback, in one line without colours and folders.
 
     >>> last_error("Traceback (most recent call last):\\n  File x\\nValueError: no\\n")
     'ValueError: no'

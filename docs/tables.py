@@ -302,7 +302,7 @@ def examples_table(source: str = "") -> str:
 
 
 def examples_count(source: str = "") -> str:
-    """How many of the recorded runs came to their end, and how many are right."""
+    """A count of the recorded runs, of those that end, and of the right ones."""
     from benchmarks.run_examples import RECORD, examples
 
     found = json.loads(RECORD.read_text(encoding="utf-8"))

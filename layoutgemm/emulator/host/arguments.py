@@ -272,7 +272,7 @@ class ArgumentMemory:
         return any(low <= host < high or low == host == high for low, high, _ in self.regions)
 
     def address(self, host: int) -> int:
-        """The emulated address of a host address in an array, or in an emulated GPU's memory. Raises EmulatorError."""
+        """The emulated address of a host address in known memory. Raises EmulatorError."""
         for low, high, buffer in self.regions:
             if low <= host < high or low == host == high:
                 return buffer.address + host - low

@@ -320,7 +320,7 @@ class ScriptRun:
 
 
 def notebook_code(path: Path) -> str:
-    """The code cells of a notebook as a script, without lines for the shell and magic commands of IPython."""
+    """The code cells of a notebook as a script, without shell and magic commands."""
     cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
     lines = [line for cell in cells for line in [*"".join(cell["source"]).splitlines(), ""]]
     return "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines)

@@ -244,7 +244,7 @@ assert torch.equal(y, x + 1)
 
 @needs_dsl
 def test_addresses_of_tensors_and_graphs_in_a_notebook(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A pointer leads to any tensor on the GPU, a graph launches when it is replayed, magic commands are left out."""
+    """Pointers lead to tensors, graphs launch when replayed, and magic commands are left out."""
     cells = [
         {"cell_type": "markdown", "source": ["# text\n"]},
         {"cell_type": "code", "source": ["%matplotlib inline\n", "!nvidia-smi\n"]},
@@ -256,7 +256,7 @@ def test_addresses_of_tensors_and_graphs_in_a_notebook(tmp_path: Path, capfd: py
 
 
 def test_tensors_on_the_emulated_gpu_are_aligned_and_found() -> None:
-    """Allocations lie at multiples of 512 bytes, and an address leads to its tensor while that lives."""
+    """Allocations lie at multiples of 512 bytes, and addresses lead to tensors."""
     from layoutgemm.emulator.host.arguments import array_at
 
     with emulated_gpu():
