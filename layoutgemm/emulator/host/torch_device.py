@@ -277,7 +277,7 @@ def _profile(plain: type) -> type:
     return HostProfile
 
 
-_OF_TORCH = ("_", "aten", "prim", "c10d", "inductor")  # namespaces of its own operators
+_OF_TORCH = ("_", "aten", "prim", "c10d", "fsdp", "inductor")  # namespaces of its own operators
 
 
 def _of_the_cpu(register: Callable[..., Any]) -> Callable[..., Any]:
