@@ -14,7 +14,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 NO_BREAK = "\u00a0x\u00a0"  # sizes stay on one line
 
 __all__ = [
-    "account", "ampere_table", "behind", "changelog", "counters_table", "epilogue_table", "gated_table", "gemm_table",
+    "account", "ampere_table", "behind", "changelog", "counters_table", "epilogue_table", "examples_count",
+    "examples_table", "gated_table", "gemm_table",
     "ladder_chart", "ladder_table", "launch_table", "level", "lines_table", "machine", "measured", "notes",
     "types_table", "variants_table",
 ]  # fmt: skip
@@ -274,6 +275,41 @@ def launch_table() -> str:
     """Host time of a call."""
     found = record("launch")["seconds"]
     return table(["call", "us"], [[name, f"{s * 1e6:.1f}"] for name, s in found.items()])
+
+
+def examples_table(source: str = "") -> str:
+    """Other people's kernels on an emulated GPU, or those whose script matches: the outcome of each run."""
+    from benchmarks.run_examples import RECORD, examples
+
+    found = json.loads(RECORD.read_text(encoding="utf-8"))
+    rows = []
+    for one in examples():
+        if (done := found.get(one.name)) is None or not re.search(source, f"{one.source} {one.script}"):
+            continue
+        wrong = done["status"] == 1 and done["error"].startswith("AssertionError")
+        kinds: dict[str, int] = {}
+        for finding in done["findings"]:
+            kinds[finding["kind"]] = kinds.get(finding["kind"], 0) + 1
+        note = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
+        if done["status"] != 0:
+            said = re.sub(r"[|<>`*_\\]", " ", done["error"])[:110]
+            note = f"{note}; {said}" if note else said
+        runs = "yes" if done["status"] == 0 or wrong else "no"
+        right = "yes" if done["status"] == 0 else "no" if wrong else ""
+        call = " ".join(one.name.split()[1:]).replace("*", " ")
+        rows.append([f"`{call}`", one.arch, runs, right, f"{done['seconds']:.0f}", note])
+    return table(["script and arguments", "GPU", "runs", "right", "s", "findings, or where it stops"], rows)
+
+
+def examples_count(source: str = "") -> str:
+    """A count of the recorded runs, of those that end, and of the right ones."""
+    from benchmarks.run_examples import RECORD, examples
+
+    found = json.loads(RECORD.read_text(encoding="utf-8"))
+    done = [found[one.name] for one in examples() if one.name in found and re.search(source, one.source)]
+    right = sum(row["status"] == 0 for row in done)
+    wrong = sum(row["status"] == 1 and row["error"].startswith("AssertionError") for row in done)
+    return f"Of {len(done)} recorded runs {right + wrong} come to their end, and {right} are right."
 
 
 def lines_table() -> str:

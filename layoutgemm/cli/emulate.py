@@ -39,6 +39,7 @@ examples:
 
 exit status: 0 nothing was found, 1 something was, 2 the run could not be made, 3 the script failed by itself"""
 Argument: TypeAlias = npt.NDArray[np.generic] | Packed | TensorMapOf | bytes | int | float
+SCRIPTS = (".py", ".ipynb")
 POLICIES = {
     "late": Policy(),
     "early": Policy(loads="early", products="early", stores="early"),
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to a parser."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = ARGUMENTS
-    parser.add_argument("file", type=Path, help="PTX, or a Python script (.py), with its arguments behind it")
+    parser.add_argument("file", type=Path, help="PTX, or a Python script (.py, .ipynb), with its arguments behind it")
     parser.add_argument("--arch", default="sm_90a", help="the GPU that a script is told about (%(default)s)")
     parser.add_argument("--kernel", help="its name, where the file has several")
     parser.add_argument("--grid", type=_sizes, default=(1,), help="blocks, as 4 or 4,2,1 (%(default)s)")
@@ -93,7 +94,7 @@ def script_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     if not argv or argv[0] != "emulate":
         return list(argv), []
-    end = next((i + 1 for i, word in enumerate(argv) if word.endswith(".py")), len(argv))
+    end = next((i + 1 for i, word in enumerate(argv) if word.endswith(SCRIPTS)), len(argv))
     return list(argv[:end]), list(argv[end:])
 
 
@@ -101,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
     args.svg = args.svg or (Path(args.timeline) if args.timeline else None)
     try:
-        if args.file.suffix == ".py":
+        if args.file.suffix in SCRIPTS:
             return _script(args)
         rng = np.random.default_rng(args.seed)
         values = [argument(text, rng) for text in args.arg]

@@ -27,7 +27,7 @@ from ..atoms.tma.rules import TensorMap
 from ..dtypes import DType, dtype
 from ..errors import EmulatorError, OperandError
 from .findings import Counts, Finding
-from .host.arguments import ArgumentMemory, Array, Packed, array_of, callers_array, element_of
+from .host.arguments import ArgumentMemory, Array, Packed, array_at, array_of, element_of
 from .host.dsl_calls import CompiledFunction, watch
 from .host.launcher import HostFunction, HostLaunch
 from .host.session import EmulatedGpu, session
@@ -281,7 +281,7 @@ def emulate_host(
 def _run(
     launches: Sequence[HostLaunch], memory: GlobalMemory, policy: Orders, progress: bool, watch: Watch
 ) -> Emulation:
-    memory.follow = callers_array
+    memory.follow = array_at
 
     def run(order: Policy, watch: Watch) -> Emulation:
         return Emulation(settled(lambda of, w: _run_once(launches, memory, of, progress, w), memory, order, watch))

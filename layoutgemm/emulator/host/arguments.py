@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FunctionType, ModuleType
 from typing import Any
@@ -116,7 +117,9 @@ def array_of(value: Any) -> Array | None:
         return None
     address = value.data_ptr
     bits = 8 if kind.__name__ == "Boolean" else kind.width  # a Boolean has one bit, and lies in a byte
-    return _spanned(address, _flat(value.shape), _flat(value.stride), bits, address // PAGE * PAGE)
+    place = gpu_memory_at(address)
+    base = place[1] if place is not None else address // PAGE * PAGE
+    return _spanned(address, _flat(value.shape), _flat(value.stride), bits, base)
 
 
 def element_of(value: object) -> str:
@@ -159,7 +162,38 @@ def _flat(value: Any) -> tuple[int, ...]:
     return (int(value),)
 
 
-def callers_array(address: int) -> tuple[str, int, npt.NDArray[np.uint8]] | None:
+Place = tuple[str, int, npt.NDArray[np.uint8]]  # what holds an address: its name, its first address, its bytes
+_FINDERS: list[Callable[[int], Place | None]] = []
+
+
+@contextmanager
+def memory_found_by(find: Callable[[int], Place | None]) -> Iterator[None]:
+    """Within it `array_at` also asks `find`, which knows an emulated GPU's memory."""
+    _FINDERS.append(find)
+    try:
+        yield
+    finally:
+        _FINDERS.remove(find)
+
+
+def gpu_memory_at(address: int) -> Place | None:
+    """The memory of an emulated GPU that holds an address, or None."""
+    return next((found for find in reversed(_FINDERS) if (found := find(address)) is not None), None)
+
+
+def array_at(address: int) -> Place | None:
+    """The memory that holds an address: an emulated GPU's, or an array of the callers."""
+    return gpu_memory_at(address) or callers_array(address)
+
+
+def bytes_at(low: int, size: int, owner: object) -> npt.NDArray[np.uint8]:
+    """The bytes [low, low + size) of this process, which keep their owner alive."""
+    content: Any = (ctypes.c_uint8 * size).from_address(low)
+    content.of = owner
+    return np.frombuffer(content, dtype=np.uint8)
+
+
+def callers_array(address: int) -> Place | None:
     """The array of a calling frame that holds an address: (name, first address, bytes), or None.
 
     Only variables of the callers are searched, and the lists, tuples, dicts and objects in them. An address outside
@@ -175,9 +209,7 @@ def callers_array(address: int) -> tuple[str, int, npt.NDArray[np.uint8]] | None
                     except EmulatorError:  # on a GPU, or without a description
                         continue
                     if array is not None and array.low <= address < array.high:
-                        content: Any = (ctypes.c_uint8 * (array.high - array.low)).from_address(array.low)
-                        content.of = one  # the array lives as long as its bytes
-                        view = np.frombuffer(content, dtype=np.uint8)
+                        view = bytes_at(array.low, array.high - array.low, one)
                         view.flags.writeable = array.writeable
                         return place, array.low, view
         frame = frame.f_back  # type: ignore[assignment]
@@ -230,7 +262,9 @@ class ArgumentMemory:
             view = np.frombuffer(content, dtype=np.uint8)
             if not writeable:
                 view.flags.writeable = False
-            buffer = self.memory.add("/".join(dict.fromkeys(names)), view, (low - base) % PAGE)
+            # A GPU aligns allocations, this process less; a script may also have aligned the address that it sees.
+            offset = max((low - base) % PAGE, low % PAGE, key=lambda at: at & -at or PAGE)
+            buffer = self.memory.add("/".join(dict.fromkeys(names)), view, offset)
             self.regions.append((low, high, buffer))
 
     def holds(self, host: int) -> bool:
@@ -238,10 +272,15 @@ class ArgumentMemory:
         return any(low <= host < high or low == host == high for low, high, _ in self.regions)
 
     def address(self, host: int) -> int:
-        """The emulated address of a host address inside of an array. Raises EmulatorError for any other."""
+        """The emulated address of a host address in known memory. Raises EmulatorError."""
         for low, high, buffer in self.regions:
             if low <= host < high or low == host == high:
                 return buffer.address + host - low
+        if (found := gpu_memory_at(host)) is not None:
+            name, first, view = found
+            buffer = self.memory.add(name, view, first % PAGE)
+            self.regions.append((first, first + len(view), buffer))
+            return buffer.address + host - first
         names = ", ".join([buffer.name for *_, buffer in self.regions])
         raise EmulatorError(
             f"address {host:#x} lies in none of the arrays of this call ({names}): pass the array itself, or as `extra`"

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import EmulatorError
+from .arguments import Place
 from .devices import GpuModel
 
 # Functions that return success and nothing else: all work is done when they are called.
@@ -30,24 +31,23 @@ _DONE = {
 
 
 class DeviceMemory:
-    """Allocations, which lie in host memory.
-
-    arrays  those that have not been freed
-    """
+    """Allocations, which lie in host memory."""
 
     def __init__(self) -> None:
         self._held: dict[int, npt.NDArray[np.uint8]] = {}
-
-    @property
-    def arrays(self) -> list[npt.NDArray[np.uint8]]:
-        """The allocations, each its bytes."""
-        return list(self._held.values())
 
     def allocate(self, size: int) -> int:
         """The address of so many bytes."""
         made = np.zeros(int(size), np.uint8)
         self._held[made.ctypes.data] = made
         return made.ctypes.data
+
+    def holder(self, address: int) -> Place | None:
+        """The allocation that holds an address, or None."""
+        for low, made in self._held.items():
+            if low <= address < low + len(made):
+                return f"{len(made)} bytes of cudaMalloc", low, made
+        return None
 
     def free(self, address: int) -> None:
         """Give an allocation back. Raises EmulatorError for an address at which no allocation begins."""
@@ -127,7 +127,7 @@ def _functions(kind: str, module: Any, device: GpuModel, memory: DeviceMemory) -
             "cuDriverGetVersion": answers(13000),
             "cuStreamCreate": answers(module.CUstream(0)),
             "cuEventCreate": answers(module.CUevent(0)),
-            "cuEventElapsedTime": answers(0.0),
+            "cuEventElapsedTime": answers(1.0),
             "cuDeviceGetAttribute": lambda attribute, *_: (success, _attribute(attribute.name, device)),
         }
     else:
@@ -141,7 +141,7 @@ def _functions(kind: str, module: Any, device: GpuModel, memory: DeviceMemory) -
             "cudaStreamCreate": answers(module.cudaStream_t(0)),
             "cudaStreamCreateWithFlags": answers(module.cudaStream_t(0)),
             "cudaEventCreate": answers(module.cudaEvent_t(0)),
-            "cudaEventElapsedTime": answers(0.0),
+            "cudaEventElapsedTime": answers(1.0),
             "cudaDeviceGetAttribute": lambda attribute, *_: (success, _attribute(attribute.name, device)),
         }
     return found

@@ -39,8 +39,10 @@ _STREAMS = ("CUstream", "cudaStream_t", "_FakeStream", "Stream")
 def watch() -> None:
     """Have an imported CuTe DSL keep the argument types of later compilations."""
     dsl = sys.modules.get("cutlass.cutlass_dsl")
-    if dsl is not None and hasattr(dsl.CuTeDSL, "register_trace_finalize_hook"):
-        dsl.CuTeDSL._get_dsl().register_trace_finalize_hook(_keep_types)
+    for name in ("CuTeDSL", "CuteExperimentalDSL"):
+        kind: Any = getattr(dsl, name, None)
+        if hasattr(kind, "register_trace_finalize_hook"):
+            kind._get_dsl().register_trace_finalize_hook(_keep_types)
 
 
 def _keep_types(owner: Any, module: Any, function: str) -> None:
@@ -261,6 +263,10 @@ def _plain(error: BaseException) -> str:
     return re.sub(r"\s+", " ", re.sub(r"\x1b\[[0-9;]*m", "", str(error))).strip()
 
 
+class RefusedArgumentError(EmulatorError):
+    """An argument that TVM-FFI's own checks refuse; its error is the cause."""
+
+
 # Functions ------------------------------------------------------------------------------------------------------------
 
 
@@ -290,12 +296,14 @@ class CompiledFunction:
             raise EmulatorError(f"the compiled function has no PTX: {KEEP}")
         ffi = sys.modules.get("tvm_ffi") if hasattr(compiled, "_create_tvm_ffi_function") else None
         libraries = [ffi.libinfo.find_libtvm_ffi()] if ffi is not None else []
-        host = HostFunction.link(_object_of(compiled, ffi is not None), text, parameters_of(compiled), libraries)
-        made = CompiledFunction(compiled, host)
+        symbol = f"_mlir__mlir_ciface_{compiled.function_name}"  # printed values may be in it, and any letters
+        made = _object_of(compiled, ffi is not None)
+        host = HostFunction.link(made, text, parameters_of(compiled), libraries, symbol)
+        function = CompiledFunction(compiled, host)
         if ffi is not None:
-            symbol = ctypes.cast(host.library[f"__tvm_ffi_{compiled.function_name}"], ctypes.c_void_p)
-            made.entry = ffi.Function.__from_extern_c__(symbol.value, keep_alive_object=host.library)
-        return made
+            at = ctypes.cast(host.library[f"__tvm_ffi_{compiled.function_name}"], ctypes.c_void_p)
+            function.entry = ffi.Function.__from_extern_c__(at.value, keep_alive_object=host.library)
+        return function
 
     def call(
         self, values: Sequence[Any], extra: Sequence[Any] = (), named: Mapping[str, Any] | None = None
@@ -445,7 +453,7 @@ class CompiledFunction:
                     if "device" in str(error) and device == tvm_ffi.DLDeviceType.kDLCUDA:
                         device = tvm_ffi.DLDeviceType.kDLCPU
                         continue
-                    raise EmulatorError(_plain(error)) from error
+                    raise RefusedArgumentError(_plain(error)) from error
                 return
 
         return self.host.recorded(enter, arrays)

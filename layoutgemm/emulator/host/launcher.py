@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import re
 import shutil
@@ -115,8 +116,17 @@ _ENCODE = ctypes.CFUNCTYPE(
 )  # fmt: skip
 _LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int, *[ctypes.POINTER(ctypes.c_uint32)] * 3, ctypes.c_uint64, ctypes.c_char_p,
-    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.POINTER(ctypes.c_void_p), ctypes.c_int,
 )  # fmt: skip
+COOPERATIVE_LAUNCH_TOO_LARGE = 720  # cudaErrorCooperativeLaunchTooLarge, driver_types.h
+
+
+class HostStatusError(EmulatorError):
+    """The CUDA error that a host function returned, as on a GPU; `status` is its number."""
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 def _words(kind: Any, address: int, count: int) -> list[int]:
@@ -137,13 +147,17 @@ class HostFunction:
     entry: str
     launches: list[HostLaunch] = field(default_factory=list)
     failure: BaseException | None = None
+    refusal: str = ""
 
     @staticmethod
     def link(
-        content: bytes, ptx: str, parameters: Sequence[HostParameter], libraries: Sequence[str] = ()
+        content: bytes, ptx: str, parameters: Sequence[HostParameter], libraries: Sequence[str] = (), entry: str = ""
     ) -> HostFunction:
-        """A host function from object file, PTX and parameters, linked with the stub and `libraries`."""
-        names = sorted({name.decode() for name in _ENTRY.findall(content)}, key=len)
+        """A host function from object file, PTX and parameters, linked with the stub and `libraries`.
+
+        entry  the function's symbol, where it is known: by default the shortest that the object file has
+        """
+        names = [entry] if entry else sorted({name.decode() for name in _ENTRY.findall(content)}, key=len)
         if not names:
             raise EmulatorError("the object file has no host function of the CuTe DSL")
         function = HostFunction(read_module(ptx), list(parameters), _link(content, libraries), names[0])
@@ -190,13 +204,14 @@ class HostFunction:
             entry((ctypes.c_void_p * len(pointers))(*pointers), ctypes.c_int32(len(pointers)))
             if status.value and self.failure is None:
                 launched = len(self.launches)
-                raise EmulatorError(f"the host function gave status {status.value} and launched {launched} kernels")
+                text = f"the host function gave status {status.value} and launched {launched} kernels{self.refusal}"
+                raise HostStatusError(text, status.value)
 
         return self.recorded(enter, arrays)
 
     def recorded(self, enter: Callable[[], None], arrays: ArgumentMemory) -> list[HostLaunch]:
         """The launches while `enter` runs; each of their pointers must lie in an array."""
-        self.launches, self.failure = [], None
+        self.launches, self.failure, self.refusal = [], None, ""
         encode_call, launch_call = _ENCODE(self._encode), _LAUNCH(self._launch)
         for name, call in (("layoutgemm_encode", encode_call), ("layoutgemm_launch", launch_call)):
             ctypes.c_void_p.in_dll(self.library, name).value = ctypes.cast(call, ctypes.c_void_p).value
@@ -226,7 +241,9 @@ class HostFunction:
             return 1
         return 0
 
-    def _launch(self, grid: Any, block: Any, cluster: Any, shared: int, name: bytes | None, arguments: Any) -> int:
+    def _launch(
+        self, grid: Any, block: Any, cluster: Any, shared: int, name: bytes | None, arguments: Any, cooperative: int
+    ) -> int:
         try:
             kernel = self._kernel(name)
             parameters = bytearray(kernel.parameter_bytes)
@@ -234,6 +251,10 @@ class HostFunction:
                 content = ctypes.string_at(arguments[number], parameter.size)
                 parameters[parameter.offset : parameter.offset + parameter.size] = content
             sizes = [tuple(int(value[i]) for i in range(3)) for value in (grid, block, cluster)]
+            blocks, room = math.prod(sizes[0]), _resident(kernel.target, math.prod(sizes[1]), shared)
+            if cooperative and blocks > room:
+                self.refusal = f": a cooperative launch of {blocks} blocks, of which {room} are resident at once"
+                return COOPERATIVE_LAUNCH_TOO_LARGE
             self.launches.append(HostLaunch(kernel, sizes[0], sizes[1], sizes[2], shared, bytes(parameters)))  # type: ignore[arg-type]
         except Exception as error:
             self.failure = self.failure or error
@@ -247,6 +268,13 @@ class HostFunction:
         if found is None:
             raise EmulatorError(f"the host function launches {name!r}; the PTX has {[k.name for k in self.kernels]}")
         return found
+
+
+def _resident(target: str, threads: int, shared: int) -> int:
+    """The most blocks that a GPU holds at once, by threads and dynamic shared memory; registers may allow fewer."""
+    facts = facts_of(target)
+    of_shared = facts.smem_per_sm // shared if shared else facts.blocks_per_sm
+    return MULTIPROCESSORS * min(facts.blocks_per_sm, facts.threads_per_sm // max(1, threads), of_shared)
 
 
 # Arguments ------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ calls of compiled functions and of `@cute.jit` functions. Code inside is not cha
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import sys
@@ -21,9 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import EmulatorError
+from .arguments import memory_found_by
 from .cuda_calls import DeviceMemory, cuda_calls
 from .devices import GpuModel
-from .torch_device import cuda_device
+from .dsl_calls import RefusedArgumentError, watch
+from .launcher import HostStatusError
+from .torch_device import GpuCapsule, HostGraph, cuda_device, on_gpu, tensor_at
 
 if TYPE_CHECKING:
     from ...arch import Arch
@@ -93,10 +97,19 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
     gpu, memory = EmulatedGpu(GpuModel.of(arch)), DeviceMemory()
 
     def launch(compiled: Any, args: Sequence[Any], named: dict[str, Any]) -> None:
+        if (graph := HostGraph.capturing()) is not None:
+            return graph.add(lambda: now(compiled, args, named))
+        return now(compiled, args, named)
+
+    def now(compiled: Any, args: Sequence[Any], named: dict[str, Any]) -> None:
         bound = compiled.execution_args.signature.bind_partial(*args, **named)  # a parameter may be called `extra`
         try:
             with _real_torch():
-                gpu.runs.append(emulate(compiled, *bound.args, extra=memory.arrays, **bound.kwargs, **options))
+                gpu.runs.append(emulate(compiled, *bound.args, **bound.kwargs, **options))
+        except RefusedArgumentError as error:
+            raise (error.__cause__ or error) from None  # as without an emulator
+        except HostStatusError as error:
+            raise _as_the_dsl(error) from error
         except EmulatorError as error:
             gpu.fatal.append(error)
             raise
@@ -104,12 +117,24 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-emulated-"))
         stack.enter_context(mock.patch.dict(os.environ, _environment(gpu.device, folder)))
+        # Caches of compiled functions in the temporary folder hold machine code, from GPUs and for them.
+        stack.enter_context(mock.patch.object(tempfile, "tempdir", folder))
         if _importable("torch"):
             stack.enter_context(cuda_device(gpu.device))
         if _importable("cutlass"):
             stack.enter_context(_launches(gpu.device, folder, launch))
         stack.enter_context(cuda_calls(gpu.device, memory))
+        stack.enter_context(memory_found_by(memory.holder))
+        stack.enter_context(memory_found_by(tensor_at))
         yield gpu
+
+
+def _as_the_dsl(error: HostStatusError) -> Exception:
+    """A host function's CUDA error as the DSL raises it."""
+    from cutlass.base_dsl.runtime import cuda
+
+    raised: Exception = cuda.create_cuda_runtime_error(error.status, cuda.cudart.cudaError_t)
+    return raised
 
 
 def _importable(name: str) -> bool:
@@ -157,8 +182,10 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
 
     if _importable("tvm_ffi"):
         import cutlass.cutlass_dsl.tvm_ffi_provider  # its compiled functions are kinds of their own
+    import cutlass.cute.testing
     import cutlass.testing
 
+    watch()
     types_of = BaseDSL.generate_mlir_function_types
 
     def packed(self: Any, func: Any, name: str, args: Any, kwonly: Any, sig: Any, compile_only: bool = False) -> Any:
@@ -180,14 +207,18 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
         warnings.filterwarnings("ignore", "Cache is disabled as user wants")  # PTX is kept for the emulator
 
         def patch(owner: object, name: str, value: object) -> None:
+            if not hasattr(owner, name):  # another version of the DSL
+                return
             stack.enter_context(mock.patch.object(owner, name, value))
 
         patch(BaseDSL, "generate_mlir_function_types", packed)
+        if (ffi := sys.modules.get("tvm_ffi")) is not None:
+            patch(ffi, "from_dlpack", _on_the_gpu(ffi.from_dlpack))
         for kind in (JitCompiledFunction, *_below(JitCompiledFunction)):
             patch(kind, "__call__", call)
             patch(kind, "run_compiled_program", run)
             patch(kind, "to", _bound_to(kind.to))
-        for dsl in _dsls(cutlass):
+        for dsl in _dsls():
             for name, value in (
                 ("arch", device.arch.name), ("keep_ptx", True), ("lineinfo", True), ("dump_dir", folder),
             ):  # fmt: skip
@@ -196,7 +227,15 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
         for name, value in _hardware(device).items():
             patch(cutlass.utils.HardwareInfo, name, value)
         patch(cutlass.testing, "benchmark", _benchmark)
+        patch(cutlass.testing, "_benchmark_for_autotune", _benchmark_for_autotune)
+        patch(cutlass.cute.testing, "_benchmark", _benchmark)  # which its deprecated functions call
+        patch(cutlass.cute.testing, "_benchmark_for_autotune", _benchmark_for_autotune)
         yield
+
+
+def _on_the_gpu(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """tvm_ffi.from_dlpack, which asks a tensor of torch for its device past Python."""
+    return lambda x, *args, **named: plain(GpuCapsule(x) if on_gpu(x) else x, *args, **named)
 
 
 def _has_kernels(compiled: Any) -> bool:
@@ -219,10 +258,12 @@ def _below(kind: type) -> list[type]:
     return found
 
 
-def _dsls(cutlass: Any) -> list[Any]:
-    """The DSLs that are there, each with its settings."""
-    found = [cutlass.cutlass_dsl.CuTeDSL, *_below(cutlass.cutlass_dsl.CuTeDSL)]
-    made = [kind._get_dsl() for kind in found]
+def _dsls() -> list[Any]:
+    """The DSLs that there are, each with its settings."""
+    from cutlass.cutlass_dsl.cutlass import CutlassBaseDSL
+
+    kinds: list[Any] = [*_below(CutlassBaseDSL)]
+    made = [kind._get_dsl() for kind in kinds]
     return [dsl for i, dsl in enumerate(made) if all(dsl is not other for other in made[:i])]
 
 
@@ -234,6 +275,16 @@ def _benchmark(
     given = workspace_generator() if workspace_generator is not None else kernel_arguments
     start = time.perf_counter()
     function(*getattr(given, "args", ()), **getattr(given, "kwargs", {}))
+    return (time.perf_counter() - start) * 1e6
+
+
+def _benchmark_for_autotune(
+    function: Callable[..., Any], *args: Any, warmup_iterations: int = 0, iterations: int = 1,
+    use_cold_l2: bool = False, print_verbose: bool = False, current_stream: Any = None, **kwargs: Any,
+) -> float:  # fmt: skip
+    """cutlass.testing's benchmark of one configuration: one call, and the emulator's microseconds."""
+    start = time.perf_counter()
+    function(*args, **kwargs)
     return (time.perf_counter() - start) * 1e6
 
 
@@ -268,10 +319,19 @@ class ScriptRun:
     error: BaseException | None
 
 
+def notebook_code(path: Path) -> str:
+    """The code cells of a notebook as a script, without shell and magic commands."""
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    lines = [line for cell in cells for line in [*"".join(cell["source"]).splitlines(), ""]]
+    return "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines)
+
+
 def run_script(
     emulate: Emulate, path: Path, arguments: Sequence[str], arch: Arch | str | int | tuple[int, int], **options: Any
 ) -> ScriptRun:
     """Run a Python script as `python path arguments` would, on an emulated GPU; its traceback goes to stderr.
+
+    A notebook (.ipynb) runs as the script of its code cells.
 
     Raises EmulatorError where the file is not there, PlanError for an architecture that is not known.
     """
@@ -283,8 +343,13 @@ def run_script(
     with session(emulate, arch, **options) as gpu, ExitStack() as stack:
         stack.enter_context(mock.patch.object(sys, "argv", [str(path), *arguments]))
         stack.enter_context(mock.patch.object(sys, "path", [str(path.resolve().parent), *sys.path]))
+        code = path
+        if path.suffix == ".ipynb":  # the DSL reads its functions' source from a file
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-notebook-"))
+            code = Path(folder) / f"{path.stem}.py"
+            code.write_text(notebook_code(path))
         try:
-            runpy.run_path(str(path), run_name="__main__")
+            runpy.run_path(str(code), run_name="__main__")
         except SystemExit as stop:
             status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
             if isinstance(stop.code, str):

@@ -2,29 +2,48 @@
 
 `cuda_device` puts a function mode before torch. A factory or a move that asks for "cuda" makes a CPU tensor and marks
 it. Results that are computed from a marked tensor are marked as well. A marked tensor answers `device`, `is_cuda` and
-`numpy()` as one on a GPU does. Devices, streams and events answer; graphs are refused by name.
+`numpy()` as one on a GPU does. Devices, streams and events answer. CUDA graphs capture launches of the DSL's kernels.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import itertools
+import re
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
 
 from ...errors import EmulatorError
+from .arguments import Place, bytes_at
 
 if TYPE_CHECKING:
     from .devices import GpuModel
 
 MARK = "_layoutgemm_on_gpu"
+_MARKED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # tensors on the GPU, by id
 
 
 def on_gpu(x: object) -> bool:
     """True for a tensor that stands for one on a GPU."""
     return bool(getattr(x, MARK, False))
+
+
+def tensor_at(address: int) -> Place | None:
+    """The storage of a tensor on the GPU that holds an address, or None."""
+    for x in list(_MARKED.values()):
+        storage = x.untyped_storage()
+        low, size = storage.data_ptr(), storage.nbytes()
+        if low <= address < low + size:
+            name = f"a {str(x.dtype).removeprefix('torch.')} tensor {tuple(x.shape)}"
+            return name, low, bytes_at(low, size, storage)
+    return None
 
 
 @contextmanager
@@ -42,6 +61,12 @@ def cuda_device(device: GpuModel) -> Iterator[None]:
         for name, value in _answers(torch, device).items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
         stack.enter_context(mock.patch.object(torch, "Generator", _generator(torch)))
+        for owner, name in ((torch.library, "custom_op"), (torch.library, "register_kernel")):
+            stack.enter_context(mock.patch.object(owner, name, _of_the_cpu(getattr(owner, name))))
+        import torch.profiler
+
+        stack.enter_context(mock.patch.object(torch.profiler, "profile", _profile(torch.profiler.profile)))
+        stack.enter_context(mock.patch.object(torch.library.Library, "impl", _of_the_cpu(torch.library.Library.impl)))
         stack.enter_context(CudaMode())
         yield
 
@@ -84,7 +109,13 @@ def _called(torch: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     kwargs = {key: _read(torch, x, asked) for key, x in kwargs.items()}
     gpu = any(_has_gpu(x) for x in (*args, *kwargs.values()))
     done = _summed_in_f32(torch, func, args, kwargs) if gpu and name in _PRODUCTS else func(*args, **kwargs)
-    return _marked(torch, done, asked[-1] if asked else gpu) if asked or gpu else done
+    target = asked[-1] if asked else gpu
+    if target and _ALLOCATES.fullmatch(name):
+        _align(torch, done, [*args, *kwargs.values()])
+    done = _marked(torch, done, target) if asked or gpu else done
+    if gpu and HostGraph.capturing() is not None:
+        _hold_uncaptured(torch, name, _tensors(torch, args), done)
+    return done
 
 
 _PRODUCTS = (
@@ -144,6 +175,19 @@ def _on_cuda(capsule: Any) -> Any:
     return capsule
 
 
+class GpuCapsule:
+    """A tensor for DLPack alone, on a GPU."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor.detach()
+
+    def __dlpack__(self, **_: object) -> Any:
+        return _on_cuda(type(self._tensor).__dlpack__(self._tensor))
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return DL_CUDA, 0
+
+
 def _read(torch: Any, value: Any, asked: list[bool]) -> Any:
     """An argument; a device becomes the CPU, and `asked` has whether it was a GPU."""
     if isinstance(value, torch.device) or (isinstance(value, str) and value.split(":")[0] in ("cuda", "cpu")):
@@ -161,10 +205,38 @@ def _marked(torch: Any, done: Any, gpu: bool) -> Any:
     if isinstance(done, torch.Tensor):
         if gpu or on_gpu(done):
             setattr(done, MARK, gpu)
+            if gpu and type(done) in (torch.Tensor, torch.nn.Parameter):  # a fake tensor has no storage
+                _MARKED[id(done)] = done
+            else:
+                _MARKED.pop(id(done), None)
     elif isinstance(done, (list, tuple)):
         for x in done:
             _marked(torch, x, gpu)
     return done
+
+
+# Functions of torch whose result is memory of its own, but for a clone's that is its argument.
+_ALLOCATES = re.compile(
+    r"(empty|zeros|ones|full|rand|randn|randint|randperm|arange|linspace|tensor|eye|normal|bernoulli)(_like|_strided|_permuted)?"
+    r"|new_\w+|clone|contiguous|_to_copy"
+)
+ALIGNMENT = 512  # bytes: of what cudaMalloc and torch allocate on a GPU
+
+
+def _align(torch: Any, x: Any, given: Sequence[Any]) -> None:
+    """Put a new tensor at a multiple of 512 bytes, as a GPU's allocations lie; given: what it may share memory with."""
+    if type(x) is not torch.Tensor or x.device.type != "cpu" or x.layout is not torch.strided:
+        return
+    storage = x.untyped_storage()
+    low, size = storage.data_ptr(), storage.nbytes()
+    if low % ALIGNMENT == 0 or not size or any(y.untyped_storage().data_ptr() == low for y in _tensors(torch, given)):
+        return
+    room = np.empty(size + ALIGNMENT, np.uint8)
+    first = -room.ctypes.data % ALIGNMENT
+    copy = torch.frombuffer(room[first : first + size], dtype=torch.uint8)
+    ctypes.memmove(copy.data_ptr(), low, size)
+    kind = torch.empty(0, dtype=x.dtype)
+    x.data = kind.set_(copy.untyped_storage(), x.storage_offset(), x.shape, x.stride())
 
 
 def _moved(torch: Any, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -190,7 +262,39 @@ def _moved(torch: Any, name: str, func: Any, args: tuple[Any, ...], kwargs: dict
     done = func(*args, **kwargs) if name in ("to", "type") else x
     if done is x and target != on_gpu(x):
         done = x.detach().clone() if not x.requires_grad else x.clone()
+    if target:
+        _align(torch, done, args)
     return _marked(torch, done, target)
+
+
+def _profile(plain: type) -> type:
+    """torch.profiler.profile without the activities of a GPU, which has no counters here."""
+
+    class HostProfile(plain):  # type: ignore[misc,valid-type]
+        def __init__(self, *args: Any, activities: Any = None, **kwargs: Any):
+            super().__init__(*args, activities=None, **kwargs)
+
+    return HostProfile
+
+
+_OF_TORCH = ("_", "aten", "prim", "c10d", "fsdp", "inductor")  # namespaces of its own operators
+
+
+def _of_the_cpu(register: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that registers an operator: kernels for "cuda" are the CPU's here, where their tensors lie."""
+
+    def host(kind: object) -> object:
+        if isinstance(kind, (list, tuple)):
+            return type(kind)(map(host, kind))
+        return {"cuda": "cpu", "CUDA": "CPU"}.get(kind, kind) if isinstance(kind, str) else kind
+
+    @functools.wraps(register)
+    def registered(*args: Any, **kwargs: Any) -> Any:
+        if str(getattr(args[0], "ns", "")).startswith(_OF_TORCH):  # torch's have a kernel for the CPU, too
+            return register(*args, **kwargs)
+        return register(*map(host, args), **{key: host(value) for key, value in kwargs.items()})
+
+    return registered
 
 
 def _generator(torch: Any) -> type:
@@ -240,10 +344,11 @@ class HostStream:
 class HostEvent:
     """An event: the time at which it was recorded, on the host."""
 
-    cuda_event = 0
+    _handles = itertools.count(1)
 
     def __init__(self, *args: object, **kwargs: object):
         self.at: float | None = None
+        self.cuda_event = next(self._handles)
 
     def record(self, stream: object = None) -> None:
         """Note the time."""
@@ -266,9 +371,62 @@ class HostEvent:
         return True
 
 
-class _NoGraph:
+class HostGraph:
+    """A CUDA graph: the launches of kernels that were captured, which `replay` makes."""
+
+    _capturing: ClassVar[list[HostGraph]] = []
+
     def __init__(self, *args: object, **kwargs: object):
-        raise EmulatorError("torch.cuda.CUDAGraph: launches run when they are made; graphs are not emulated")
+        self._launches: list[Callable[[], object]] = []
+
+    @classmethod
+    def capturing(cls) -> HostGraph | None:
+        """The graph that captures now, or None."""
+        return cls._capturing[-1] if cls._capturing else None
+
+    def add(self, launch: Callable[[], object]) -> None:
+        """Capture a launch."""
+        self._launches.append(launch)
+
+    def capture_begin(self, *args: object, **kwargs: object) -> None:
+        """Launches from here on are captured and not made."""
+        self.reset()
+        self._capturing.append(self)
+
+    def capture_end(self) -> None:
+        """The end of what is captured."""
+        self._capturing.remove(self)
+
+    def replay(self) -> None:
+        """Make the launches, in order."""
+        for launch in self._launches:
+            launch()
+
+    def reset(self) -> None:
+        """Forget the launches."""
+        self._launches.clear()
+
+    def instantiate(self) -> None:
+        """Nothing is left to prepare."""
+
+
+@contextmanager
+def _graph(cuda_graph: HostGraph, *args: object, **kwargs: object) -> Iterator[None]:
+    """torch.cuda.graph: capture what is launched within."""
+    cuda_graph.capture_begin()
+    try:
+        yield
+    finally:
+        cuda_graph.capture_end()
+
+
+def _hold_uncaptured(torch: Any, name: str, given: Iterator[Any], done: Any) -> None:
+    """Raise EmulatorError for work of torch on the GPU while a graph captures: only kernels of the DSL are captured."""
+    fresh = isinstance(done, torch.Tensor) and on_gpu(done)
+    storages = {x.untyped_storage().data_ptr() for x in given if on_gpu(x)} if fresh else set()
+    changes = name.endswith("_") and not name.endswith("__")
+    if storages and (changes or done.untyped_storage().data_ptr() not in storages):
+        raise EmulatorError(f"torch's {name} in a CUDA graph: launches of the DSL are captured, torch's work is not")
 
 
 @contextmanager
@@ -297,5 +455,6 @@ def _answers(torch: Any, device: GpuModel) -> dict[str, Any]:
         "empty_cache": lambda: None, "memory_allocated": lambda *x: 0, "max_memory_allocated": lambda *x: 0,
         "reset_peak_memory_stats": lambda *x: None, "mem_get_info": lambda *x: (device.memory, device.memory),
         "manual_seed": lambda seed: None, "manual_seed_all": lambda seed: None,  # torch.manual_seed calls them
-        "CUDAGraph": _NoGraph, "graph": _NoGraph, "is_current_stream_capturing": lambda: False,
+        "CUDAGraph": HostGraph, "graph": _graph,
+        "is_current_stream_capturing": lambda: HostGraph.capturing() is not None,
     }  # fmt: skip

@@ -18,6 +18,7 @@ What runs asynchronously is deferred: it happens at once, or as late as anything
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
@@ -57,6 +58,9 @@ BLOCKED, GONE = -1, -2
 MOST = {"grid": (2**31 - 1, 65535, 65535), "block": (1024, 1024, 64), "cluster": (16, 16, 16)}
 MAX_THREADS, MAX_BLOCKS, MAX_GRID = 1024, 16, 1 << 24
 PRODUCTS = ("wgmma.mma_async", "mma.", "tcgen05.mma")
+
+POLLS = re.compile(r"(?:ld\.(?:acquire|relaxed|volatile|mmio)(?!.*\.shared)|atom\.(?!.*\.shared)).*")
+POLLED = 5  # a loop that polls does it at least once in so many operations
 
 
 class Warp:
@@ -224,6 +228,9 @@ class Cluster:
 class PtxMachine:
     """Runs a program's launch, one cluster after the other.
 
+    Threads that poll global memory may wait for another cluster's. A cluster that only polls is put aside, and the next
+    one begins. When one ends, each of those has a turn.
+
     After `run`, `findings` and `counts` describe the run, and results are in the launch's memory. `suspects` are
     findings only if a result depends on them: reads of uninitialised memory by products (`unwritten_memory.py`).
 
@@ -233,6 +240,8 @@ class PtxMachine:
 
     COMPACT = 1 << 12  # events after which the order checker drops old ones
     EVERY, LOOK = 1.0, 64  # seconds between reports of progress, and operations between looks at the clock
+    PATIENCE = 1 << 12  # operations after which another fiber runs, and polling is looked for
+    RESIDENT = 1 << 9  # clusters that may have begun and poll
 
     def __init__(
         self,
@@ -256,6 +265,8 @@ class PtxMachine:
         self.look = self.policy.limit  # operations before the next look at the clock
         self.told, self.products = 0.0, 0
         self.waiting: deque[Triple] = deque()
+        self.polling: deque[Cluster] = deque()  # begun, and put aside
+        self.owed = 0  # turns of those before another cluster begins
         self.scratch: dict[str, Any] = {}  # what operations keep for a launch
         self.printed: list[tuple[Triple, int, str]] = []  # what threads printed: (block, thread, text), in order
         if problem := _geometry(launch):
@@ -277,16 +288,8 @@ class PtxMachine:
             self.look = 0
         try:
             with np.errstate(all="ignore"):  # a kernel may overflow, or divide by 0
-                while self.waiting:
-                    x, y, z = self.waiting.popleft()
-                    inside = product(range(size[2]), range(size[1]), range(size[0]))
-                    cluster = Cluster(self, [(x + i, y + j, z + k) for k, j, i in inside])
-                    try:
-                        self._run_cluster(cluster)
-                    finally:
-                        self._record(cluster)
-                    self._tell(self.clusters - len(self.waiting), (x, y, z))
-                    self.products = self._products()
+                while self._turn():
+                    pass
         finally:
             self.program.mark(self.counts.executed)
             if self.banks is not None:
@@ -298,6 +301,31 @@ class PtxMachine:
         role = cache(cluster.role)
         self.findings.name_roles(role)
         self.suspects.name_roles(role)
+
+    def _turn(self) -> bool:
+        """Run a cluster until it ends or only polls; returns False if none is left."""
+        if self.waiting and not self.owed and len(self.polling) < self.RESIDENT:
+            (x, y, z), size = self.waiting.popleft(), self.launch.cluster
+            inside = product(range(size[2]), range(size[1]), range(size[0]))
+            cluster = Cluster(self, [(x + i, y + j, z + k) for k, j, i in inside])
+            if self.recorder is not None:
+                self.recorder.begin(cluster)
+        elif self.polling:
+            cluster = self.polling.popleft()
+            self.owed = max(0, self.owed - 1)
+        else:
+            return False
+        try:
+            ended = self._run_cluster(cluster)
+        finally:
+            self._record(cluster)
+        if ended:
+            self.owed = len(self.polling)
+            self._tell(self.clusters - len(self.waiting) - len(self.polling), cluster.ctas[0].coordinate)
+            self.products = self._products()
+        else:
+            self.polling.append(cluster)
+        return True
 
     def _tell(self, done: int, cta: Triple) -> None:
         """Report progress."""
@@ -412,11 +440,17 @@ class PtxMachine:
 
     # ------------------------------------------------------------ running
 
-    def _run_cluster(self, cluster: Cluster) -> None:
+    def _run_cluster(self, cluster: Cluster) -> bool:
+        """Run a cluster. True: it has ended; False: its threads only poll global memory."""
         compact_at = cluster.ledger.next + self.COMPACT if self.trace is None else 1 << 62
-        if self.recorder is not None:
-            self.recorder.begin(cluster)
+        mark, polls = self.operations, self._polls()
         while True:
+            if self.operations - mark >= self.PATIENCE:
+                before, mark, polls = (mark, polls), self.operations, self._polls()
+                if (polls - before[1]) * POLLED > mark - before[0]:
+                    if not cluster.pending:
+                        return False
+                    self._land(cluster)
             if cluster.ledger.next > compact_at:
                 cluster.ledger.compact(cluster.fibers, self._asked(cluster))
                 compact_at = cluster.ledger.next + self.COMPACT
@@ -436,6 +470,11 @@ class PtxMachine:
         self._after(cluster)
         if self.recorder is not None:
             self.recorder.end(cluster)
+        return True
+
+    def _polls(self) -> int:
+        """Executions of loads and atomics that may poll: of global memory, and ordered with other threads'."""
+        return sum(count for opcode, count in self.counts.instructions.items() if POLLS.match(opcode))
 
     def _land(self, cluster: Cluster) -> None:
         at = len(cluster.pending) - 1 if self.policy.lands == "newest" else 0
@@ -474,7 +513,7 @@ class PtxMachine:
     def _run_fiber(self, cluster: Cluster, fiber: Fiber) -> None:
         program, registers, warp = self.program, fiber.registers, fiber.warp
         steps, executed, counts, did = program.steps, self.counts.executed, self.counts.instructions, warp.did
-        turns = 1 << 60 if self.policy.pick == "in turn" else self.random.randrange(1, 12)
+        turns = self.PATIENCE if self.policy.pick == "in turn" else self.random.randrange(1, 12)
         end, recorder = program.size, self.recorder
         try:
             while True:

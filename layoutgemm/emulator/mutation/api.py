@@ -17,7 +17,7 @@ from pathlib import Path
 from ...arguments import checked
 from ...errors import EmulatorError
 from ..api import described
-from ..host.arguments import callers_array
+from ..host.arguments import array_at
 from ..host.dsl_calls import CompiledFunction
 from ..host.launcher import HostFunction, HostLaunch
 from ..machine.interpreter import Launch, Policy
@@ -76,7 +76,7 @@ def mutate_ptx(
 def _survey(
     launch: HostLaunch, memory: GlobalMemory, count: int | None, progress: Progress | None, edges: bool
 ) -> Survey:
-    memory.follow = callers_array
+    memory.follow = array_at
     before = memory.contents()
     after: list[Contents] = []
 

@@ -107,8 +107,6 @@ def test_tensors_on_the_emulated_gpu_say_so() -> None:
         assert x.cpu().numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
         assert torch.randn(4, device="cuda", generator=torch.Generator(device="cuda")).is_cuda
         assert torch.cuda.get_device_properties(0).multi_processor_count == 108
-        with pytest.raises(EmulatorError, match="CUDAGraph"):
-            torch.cuda.CUDAGraph()
     assert gpu.ok and not torch.cuda.is_available()
 
 
@@ -196,9 +194,10 @@ def test_the_driver_answers_and_its_memory_is_the_hosts() -> None:
 def test_devices_and_memory() -> None:
     memory = DeviceMemory()
     first = memory.allocate(16)
-    assert [x.nbytes for x in memory.arrays] == [16]
+    found = memory.holder(first + 15)
+    assert found is not None and found[1] == first and memory.holder(first + 16) is None
     memory.free(first)
-    assert memory.arrays == []
+    assert memory.holder(first) is None
     assert GpuModel.of("sm_120a").capability == (12, 0)
     with pytest.raises(PlanError, match="no architecture"), emulated_gpu("sm_7"):  # type: ignore[arg-type]
         pass
@@ -210,3 +209,75 @@ def test_devices_and_memory() -> None:
 def test_the_fixture(emulated_gpu: Any) -> None:
     assert torch.cuda.get_device_capability() == (10, 0) and torch.ones(1, device="cuda").is_cuda
     assert emulated_gpu.runs == []
+
+
+TABLE = """
+import sys
+import torch
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.runtime import from_dlpack, make_ptr
+
+
+@cute.kernel
+def kernel(pointer: cute.Pointer, b: cute.Tensor):
+    t, _, _ = cute.arch.thread_idx()
+    b[t] = cute.make_tensor(pointer, cute.make_layout(32))[t] + 1
+
+
+@cute.jit
+def add(pointer: cute.Pointer, b: cute.Tensor):
+    kernel(pointer, b).launch(grid=(1, 1, 1), block=(32, 1, 1))
+
+
+x, y = torch.arange(32, device="cuda", dtype=torch.float32), torch.zeros(32, device="cuda")
+pointer = make_ptr(cutlass.Float32, x.data_ptr(), cute.AddressSpace.gmem, assumed_align=16)
+compiled = cute.compile(add, pointer, from_dlpack(y))
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    compiled(pointer, from_dlpack(y))
+assert not y.any()
+graph.replay()
+assert torch.equal(y, x + 1)
+"""
+
+
+@needs_dsl
+def test_addresses_of_tensors_and_graphs_in_a_notebook(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Pointers lead to tensors, graphs launch when replayed, and magic commands are left out."""
+    cells = [
+        {"cell_type": "markdown", "source": ["# text\n"]},
+        {"cell_type": "code", "source": ["%matplotlib inline\n", "!nvidia-smi\n"]},
+        {"cell_type": "code", "source": TABLE.splitlines(keepends=True)},
+    ]
+    (tmp_path / "table.ipynb").write_text(json.dumps({"cells": cells}))
+    assert main(["emulate", str(tmp_path / "table.ipynb")]) == 0, capfd.readouterr().err
+    assert "1 launch(es), nothing found" in capfd.readouterr().out
+
+
+def test_tensors_on_the_emulated_gpu_are_aligned_and_found() -> None:
+    """Allocations lie at multiples of 512 bytes, and addresses lead to tensors."""
+    from layoutgemm.emulator.host.arguments import array_at
+
+    with emulated_gpu():
+        made = [torch.ones(n, device="cuda") for n in (3, 5, 7, 1000)] + [
+            torch.ones(3).cuda(),
+            torch.rand(9).to("cuda"),
+        ]
+        assert [x.data_ptr() % 512 for x in made] == [0] * len(made)
+        found = array_at(made[3].data_ptr() + 8)
+        assert found is not None and found[1] == made[3].data_ptr() and len(found[2]) == 4000
+        assert made[3].sum().item() == 1000
+        with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(EmulatorError, match="add in a CUDA graph"):
+            made[0].add(1)
+
+
+def test_operators_of_cuda_are_the_hosts() -> None:
+    """An operator that a library registers for CUDA runs on tensors of the emulated GPU."""
+    with emulated_gpu():
+
+        @torch.library.custom_op("layoutgemm_test::double", mutates_args=(), device_types="cuda")
+        def double(x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        assert double(torch.ones(3, device="cuda")).tolist() == [2, 2, 2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from layoutgemm import emulate_ptx
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import DeadlockError, EmulatorError
 from tests.emulator.run_ptx import run
@@ -212,3 +213,39 @@ def test_too_many_findings_are_given_up():
 def test_a_cluster_must_divide_the_grid():
     with pytest.raises(EmulatorError, match="not a whole number of clusters"):
         run("ret;", grid=3, cluster=2)
+
+
+MEET = """
+.version 8.7
+.target sm_90a
+.visible .entry meet(.param .u64 count, .param .u64 out)
+{
+  .reg .pred %p<3>; .reg .b32 %r<9>; .reg .b64 %d<5>;
+  ld.param.u64 %d0, [count];
+  ld.param.u64 %d1, [out];
+  mov.u32 %r0, %tid.x;
+  mov.u32 %r6, %ctaid.x;
+  setp.ne.u32 %p0, %r0, 0;
+  @%p0 bra after;
+  atom.add.release.gpu.global.u32 %r1, [%d0], 1;
+spin:
+  ld.acquire.gpu.global.u32 %r2, [%d0];
+  setp.lt.u32 %p1, %r2, 5;
+  @%p1 bra spin;
+after:
+  bar.sync 0;
+  ld.acquire.gpu.global.u32 %r3, [%d0];
+  mul.wide.u32 %d2, %r6, 4;
+  add.u64 %d1, %d1, %d2;
+  st.global.b32 [%d1], %r3;
+  ret;
+}
+"""
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(pick="random", seed=1)], ids=["in turn", "random"])
+def test_blocks_that_wait_for_each_other_take_turns(policy: Policy) -> None:
+    """A barrier of the whole grid: each block polls a counter that all others raise."""
+    count, out = np.zeros(1, np.uint32), np.zeros(5, np.uint32)
+    emulate_ptx(MEET, grid=5, block=64, args=[count, out], policy=policy).raise_for_findings()
+    assert out.tolist() == [5] * 5

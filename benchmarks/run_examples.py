@@ -1,0 +1,248 @@
+"""Run other people's kernels on an emulated GPU, unchanged, and record the outcome of each.
+
+    python benchmarks/run_examples.py --cutlass ~/cutlass --quack ~/quack --flash-attention ~/fa
+    python benchmarks/run_examples.py --cutlass ~/cutlass --only hopper --again    # those once more
+
+The list is `examples/list.json`: the script, the GPU and arguments that make it small. Each runs in a process of its
+own, by `layoutgemm emulate`, for at most --limit seconds. The record is written after each, and what it has is not run
+again without --again. The page docs/examples.md shows it. Source trees are checkouts of the public repositories.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import NoReturn, TypedDict
+
+HERE = Path(__file__).resolve().parent
+LIST, RECORD = HERE / "examples" / "list.json", HERE / "results" / "examples.json"
+OURS = "layoutgemm"  # the source of scripts that lie in this folder and call another package's functions
+# Where the scripts of a source lie in its repository.
+FOLDERS = {"cutlass": "examples/python/CuTeDSL", "quack": ".", "flash-attention": "."}
+
+
+@dataclass(frozen=True)
+class Example:
+    """One run: a script of a source, the GPU that it is told about, and its arguments.
+
+    needs   for a script of our own: the source whose package it calls
+    raises  the beginning of the error with which it is meant to end
+    replace (text, text) for sizes that are written in the script, which then runs as a copy
+    """
+
+    source: str
+    script: str
+    arch: str
+    args: str = ""
+    needs: str = ""
+    raises: str = ""
+    replace: Sequence[tuple[str, str]] = ()
+
+    @property
+    def name(self) -> str:
+        """The architecture, the script and its arguments: the key of the record.
+
+        >>> Example("cutlass", "a/b.py", "sm_80", "--m 64").name
+        'sm_80 a/b.py --m 64'
+        """
+        return f"{self.arch} {self.script} {self.args}".strip()
+
+
+class Found(TypedDict):
+    """A finding, and how often it came."""
+
+    kind: str
+    message: str
+    source: str | None
+    times: int
+
+
+@dataclass
+class Outcome:
+    """The outcome of a run.
+
+    status    the script's exit status; None if the time limit ended it, or a signal
+    error     the last line of its error, or ""
+    launches  kernels that ran
+    checked   False if the script failed in a check of its own result
+    """
+
+    status: int | None
+    error: str
+    launches: int
+    seconds: float
+    findings: list[Found] = field(default_factory=list)
+
+    @property
+    def runs(self) -> bool:
+        """True if the script ended well, or failed a check of its result."""
+        return self.status == 0 or self.wrong
+
+    @property
+    def wrong(self) -> bool:
+        """True if the script's own check of a result failed."""
+        return self.status == 1 and self.error.startswith("AssertionError")
+
+    @property
+    def right(self) -> bool:
+        """True if the script ended well."""
+        return self.status == 0
+
+    def __str__(self) -> str:
+        said = "right" if self.right else "wrong" if self.wrong else f"stopped: {self.error[:150]}"
+        kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(one["kind"] for one in self.findings).items())
+        return f"{self.seconds:6.1f} s  {self.launches} launches  {said}{'; ' + kinds if kinds else ''}"
+
+
+def examples(path: Path = LIST) -> list[Example]:
+    """The list."""
+    return [Example(**row) for row in json.loads(path.read_text())]
+
+
+def run(example: Example, roots: Mapping[str, Path], limit: float) -> Outcome:
+    """Run an example in a process of its own for at most `limit` seconds."""
+    folder = LIST.parent if example.source == OURS else roots[example.source] / FOLDERS[example.source]
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="layoutgemm-example-") as work:
+        script = folder / example.script
+        if example.replace:
+            text = script.read_text()
+            for before, after in example.replace:
+                text = text.replace(before, after)
+            script = Path(work) / script.name
+            script.write_text(text)
+        words = ["emulate", "--json", "--arch", example.arch, str(script), *shlex.split(example.args)]
+        out, err = Path(work) / "out.txt", Path(work) / "err.txt"
+        child = os.fork()  # torch and the DSL are loaded once, before the first
+        if child == 0:
+            _become(words, Path(work), out, err)
+        status = _ended(child, start + limit)
+        if status is None:
+            return Outcome(None, f"longer than {limit:.0f} s", 0, limit)
+        said = [path.read_text(errors="replace") for path in (out, err)]
+    done = outcome(said[0], said[1], status, time.monotonic() - start)
+    if example.raises and done.error.startswith(example.raises):
+        done.status = 0
+    return done
+
+
+def _become(words: Sequence[str], folder: Path, out: Path, err: Path) -> NoReturn:
+    """In a child process: the command `layoutgemm` with these words, in a folder, its output in files."""
+    status = 1
+    try:
+        os.setsid()
+        os.chdir(folder)
+        for number, path in ((1, out), (2, err)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
+        from layoutgemm.cli.main import main as command
+
+        status = command(words)
+    except SystemExit as stop:
+        status = stop.code if isinstance(stop.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _ended(child: int, until: float) -> int | None:
+    """A child's exit status, or a signal's number below zero; None if it has to be killed at that time."""
+    while time.monotonic() < until:
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.2)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+def load(roots: Mapping[str, Path]) -> None:
+    """Import torch and the DSL, and put the source trees on the path."""
+    import cutlass.cute  # noqa: F401
+    import torch
+
+    torch.set_num_threads(1)  # the results of its products do not depend on the machine then
+    sys.path[:0] = [str(root / FOLDERS[name]) for name, root in roots.items()]
+
+
+def outcome(out: str, err: str, status: int, seconds: float) -> Outcome:
+    """The outcome by what a process wrote."""
+    seconds = round(seconds, 1)
+    if status < 0:
+        return Outcome(None, f"ended by signal {-status}: {last_error(err)}", 0, seconds)
+    line = next((line for line in reversed(out.splitlines()) if line.startswith('{"device"')), None)
+    if line is None:
+        return Outcome(status or 1, last_error(err) or "no report", 0, seconds)
+    done = json.loads(line)
+    times = Counter((f["kind"], f["message"].splitlines()[0], f["source"]) for f in done["findings"])
+    findings: list[Found] = [
+        {"kind": kind, "message": text, "source": place and re.sub(r".*/", "", place), "times": n}
+        for (kind, text, place), n in times.items()
+    ]
+    error = last_error("\n".join(done["fatal"])) or last_error(err) if done["status"] else ""
+    return Outcome(done["status"], error, len(done["launches"]), seconds, findings)
+
+
+def last_error(text: str) -> str:
+    """The exception at the end of a traceback, in one line without colours and folders.
+
+    >>> last_error("Traceback (most recent call last):\\n  File x\\nValueError: no\\n")
+    'ValueError: no'
+    """
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    lines = text.splitlines()
+    starts = [
+        i for i, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception|Failed|Interrupt|Warning)\b", line)
+    ]
+    said = " ".join(lines[starts[-1] :]) if starts else (lines[-1] if lines else "")
+    said = re.sub(r"\s+", " ", said).strip()
+    return re.sub(r"(?<![\w.])/(?:[\w.+-]+/)+", "", said)[:400]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what the record lacks; print one line for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in FOLDERS:
+        parser.add_argument(f"--{name}", type=Path, metavar="FOLDER", help="a checkout of its repository")
+    parser.add_argument("--only", default="", metavar="TEXT", help="names that match a regular expression")
+    parser.add_argument("--again", action="store_true", help="also what the record has")
+    parser.add_argument("--stopped", action="store_true", help="of what the record has, all that is not right")
+    parser.add_argument("--limit", type=float, default=300, help="seconds of one run (%(default)s)")
+    parser.add_argument("--record", type=Path, default=RECORD, help="the record (%(default)s)")
+    args = parser.parse_args(argv)
+    roots = {name: root.resolve() for name in FOLDERS if (root := getattr(args, name.replace("-", "_"))) is not None}
+    record: dict[str, dict[str, object]] = json.loads(args.record.read_text()) if args.record.exists() else {}
+    chosen = [
+        one for one in examples()
+        if (one.needs or one.source) in roots and re.search(args.only, one.name)
+        and (args.again or one.name not in record or (args.stopped and record[one.name]["status"] != 0))
+    ]  # fmt: skip
+    load(roots)
+    for number, one in enumerate(chosen, 1):
+        print(f"[{number}/{len(chosen)}] {one.name}", end=" ", flush=True)
+        done = run(one, roots, args.limit)
+        print(done, flush=True)
+        record[one.name] = asdict(done)
+        args.record.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+    print(f"{sum(row['status'] == 0 for row in record.values())} of {len(record)} in the record are right")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

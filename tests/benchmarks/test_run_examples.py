@@ -1,0 +1,47 @@
+"""The program that runs other people's kernels: its list, its record, and a run of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.run_examples import LIST, RECORD, Example, examples, last_error, outcome, run
+
+
+def test_each_run_of_the_list_has_a_name_of_its_own() -> None:
+    """The record is kept by name."""
+    names = [one.name for one in examples()]
+    assert len(names) == len(set(names)) > 200
+    assert {one.source for one in examples()} == {"cutlass", "layoutgemm"}
+    assert all((LIST.parent / one.script).is_file() for one in examples() if one.source == "layoutgemm")
+
+
+def test_the_record_is_of_the_list() -> None:
+    """A run that is no longer listed is no longer recorded."""
+    assert set(json.loads(RECORD.read_text())) <= {one.name for one in examples()}
+
+
+def test_outcomes_tell_wrong_results_from_stops() -> None:
+    """A failed assertion is a wrong result; any other error stops the script."""
+    head = '{"device": "x", "arch": "sm_90a", "ok": true, "launches": [{}], "findings": [], "fatal": [], "status": 1}'
+    wrong = outcome(f"text\n{head}\n", "Traceback\nAssertionError: not close\n", 3, 1.0)
+    assert (wrong.runs, wrong.right, wrong.wrong, wrong.launches) == (True, False, True, 1)
+    stopped = outcome(head, "Traceback\n  File a\nValueError: no\nmore\n", 3, 1.0)
+    assert (stopped.runs, stopped.right, stopped.error) == (False, False, "ValueError: no more")
+    assert outcome("", "Killed", -11, 1.0).error == "ended by signal 11: Killed"
+    assert last_error("\x1b[91mfoo.bar.BazError: in /a/b/c.py\x1b[0m") == "foo.bar.BazError: in c.py"
+
+
+def test_a_run_ends_by_itself_or_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script runs as a copy where sizes are replaced; one that takes too long is killed."""
+    from benchmarks import run_examples
+
+    monkeypatch.setattr(run_examples, "LIST", tmp_path / "list.json")
+    (tmp_path / "one.py").write_text("import sys, time\ntime.sleep(100)\nassert sys.argv[1] == 'x', sys.argv\n")
+    short = Example("layoutgemm", "one.py", "sm_90a", "x", replace=[("100", "0")])
+    done = run(short, {}, 60)
+    assert done.right and done.launches == 0, done
+    assert run(Example("layoutgemm", "one.py", "sm_90a", "y", replace=[("100", "0")]), {}, 60).wrong
+    assert run(Example("layoutgemm", "one.py", "sm_90a", "x"), {}, 2).error == "longer than 2 s"
