@@ -11,8 +11,8 @@ bf16, and DeepGEMM if it is installed.
 offsets on the host. `grouped, scaled`: both; the peer is torch._scaled_grouped_mm with row scales. DeepGEMM takes both
 with each group padded to its alignment; the padding is not timed.
 
-`masked`: 4096 rows for each expert, of which as many count: `ours` does not know how many, `ours, rows known` has the
-configuration of so many rows. Peers are DeepGEMM and torch._grouped_mm of 3 dimensions, which multiplies all rows.
+`masked`: 4096 rows for each expert, of which as many count. `ours` is told how many to expect, as DeepGEMM is; `ours,
+rows not told` is not. Peers are DeepGEMM and torch._grouped_mm of 3 dimensions, which multiplies all rows.
 Beside them is torch._grouped_mm of packed rows, those that count alone, without the packing.
 
 `along K`: the gradients of experts' weights, of as many rows each. Peers are torch._grouped_mm and a loop of torch.mm.
@@ -42,8 +42,6 @@ from benchmarks import deepgemm, needs
 from layoutgemm.kernels.run import occupancy
 from layoutgemm.kernels.sm90.choose.scaled_grouped import (
     along_k_candidates,
-    grouped_config,
-    grouped_scaled_config,
     scaled_candidates,
 )
 
@@ -67,7 +65,7 @@ KINDS = {
     "scaled": SCALED, "grouped": GROUPED, "grouped, scaled": GROUPED, "masked": MASKED, "masked, scaled": MASKED,
     "along K": ALONG_K,
 }  # fmt: skip
-OURS, OURS_KNOWN = "ours", "ours, rows known"
+OURS, OURS_UNTOLD = "ours", "ours, rows not told"
 PACKED = "torch._grouped_mm, packed"
 OTHERS = ("torch._scaled_mm, rows", "torch._scaled_mm, rows, fast", "torch.mm of bf16", "ours of bf16", PACKED)
 _CHECKED_ROWS = 64
@@ -244,10 +242,9 @@ def masked(sizes: tuple[int, int, int, int], with_scales: bool) -> tuple[dict[st
                     package.m_grouped_bf16_gemm_nt_masked(a, b, c, counts, each)
 
             attempt(calls, name, [launch])
-    known = grouped_scaled_config(each) if with_scales else grouped_config(each, 2 * k)
     more = {"counts": counts, "out": c, **scales}
-    calls[OURS_KNOWN] = [lambda: layoutgemm.grouped_matmul(a, b.transpose(1, 2), config=known, **more)]
-    calls[OURS] = [lambda: layoutgemm.grouped_matmul(a, b.transpose(1, 2), **more)]
+    calls[OURS_UNTOLD] = [lambda: layoutgemm.grouped_matmul(a, b.transpose(1, 2), **more)]
+    calls[OURS] = [lambda: layoutgemm.grouped_matmul(a, b.transpose(1, 2), expected_rows=each, **more)]
     calls[OURS][0]()
     return calls, off(c[-1, rows], left @ right.T)
 

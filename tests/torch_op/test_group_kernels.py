@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from layoutgemm import Sm90Config, grouped_matmul
 from layoutgemm.errors import OperandError
+from layoutgemm.kernels.sm90.choose.scaled_grouped import grouped_config
 from layoutgemm.torch_op.scaled_grouped import kept
 from tests.torch_op.test_operator import BF16, F32, emulated, integers
 from tests.torch_op.test_scaled_kernels import OFFSETS, experts, powers, spread
@@ -183,3 +184,24 @@ def test_no_kernel_along_k_of_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     with emulated(monkeypatch):
         with pytest.raises(OperandError, match=r"groups along K of torch\.float8_e4m3fn: wgmma reads 8-bit operands"):
             grouped_matmul(a.to(E4M3), b.to(E4M3), OFFSETS)
+
+
+def test_expected_rows_choose_tiles_alone() -> None:
+    from layoutgemm.torch_op.scaled_grouped.grouped import check_grouped, expected_config
+    from layoutgemm.torch_op.scaled_grouped.scaled import NO_FINISH
+
+    a, b = torch.randn(3, 512, 256).bfloat16(), torch.randn(3, 256, 64).bfloat16()
+    counts = torch.tensor([5, 0, 512], dtype=torch.int32)
+    call = check_grouped(a, b, counts, "counts", None, None, None, ("", ""))
+    tiles = [expected_config(call, a, b, rows, NO_FINISH).tile for rows in (20, 192, 100_000)]
+    assert tiles == [grouped_config(rows).tile for rows in (20, 192, 512)]
+    told = grouped_matmul(a, b, counts=counts, expected_rows=20)
+    assert torch.equal(told, grouped_matmul(a, b, counts=counts))
+    for more, text in (
+        ({"expected_rows": 20, "offsets": torch.tensor([0, 1, 2, 3])}, "there is no counts"),
+        ({"expected_rows": 20, "counts": counts, "config": grouped_config(20)}, "there is a config"),
+        ({"expected_rows": 0, "counts": counts}, "expected_rows"),
+        ({"expected_rows": "20", "counts": counts}, "expected_rows must be an integer"),
+    ):
+        with pytest.raises(OperandError, match=text):
+            grouped_matmul(a, b, **more)

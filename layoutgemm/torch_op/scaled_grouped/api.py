@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ...arguments import as_int
 from ...errors import OperandError
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
@@ -14,7 +15,7 @@ from ..checks import NOT_RECORDED, PLAIN, autocast, differentiated, needs_dispat
 from ..compiled import check_kinds, named, refusal, refuse
 from ..operator import seen_by_autograd_alone
 from ..prepared import config_text
-from .grouped import COLUMNS, COUNTS, ENDS, OFFSETS, finished, in_groups
+from .grouped import COLUMNS, COUNTS, ENDS, OFFSETS, expected_config, finished, in_groups
 from .grouped import grouped_product as computed_grouped
 from .kept import find
 from .operators import (
@@ -32,6 +33,7 @@ from .scaled import ScaledFinish, check_config, scaled_product
 
 _is_traced = torch.compiler.is_dynamo_compiling
 _DERIVED = (torch.bfloat16, torch.float16)
+_NO_EXPECTED_ROWS = "expected_rows: not under torch.compile, where a configuration is given by config="
 
 
 def scaled_matmul(
@@ -159,6 +161,7 @@ def grouped_matmul(
     *,
     offs: torch.Tensor | None = None,
     counts: torch.Tensor | None = None,
+    expected_rows: int | None = None,
     scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None,
     recipe_a: object = None,
@@ -188,6 +191,9 @@ def grouped_matmul(
     counts    in place of both, int32 or int64 of experts: the rows of each group that count. Others are not written to
               `out`, and are unspecified in a new result. On a GPU the kernel reads the counts and skips tiles of rows
               beyond them; a count below 0 is 0, one above the group's rows is all of them
+    expected_rows   with counts: the rows of a group that the tiles are chosen for, since the host does not see the
+              counts; 128 if it is not given, or as many as a group has. Any counts give the same result. Not under
+              torch.compile, which takes config
     scale_a   of float8: float32 (rows, K blocks of 128) and scale_b (experts, N / 128, K blocks), as for scaled_matmul,
               and its recipes likewise. Not along K
     bias      of all forms but columns and K: float32, bfloat16 or float16, (N,), or (experts, N) for one of each group;
@@ -212,7 +218,12 @@ def grouped_matmul(
     >>> grouped_matmul(a.T, a, offs=torch.tensor([1, 1, 3]))[:, 0, 0].tolist()
     [1.0, 0.0, 2.0]
     """
+    if expected_rows is not None and (counts is None or config is not None) and not _is_traced():
+        what = "no counts" if counts is None else "a config"
+        raise OperandError(f"expected_rows: it chooses tiles of masked groups, and there is {what}")
     if _is_traced():
+        if expected_rows is not None:
+            refuse(_NO_EXPECTED_ROWS)
         return _traced_grouped(
             a, b, (offsets, offs, counts), (scale_a, scale_b), (bias, activation, use_fast_accum), out,
             (recipe_a, recipe_b), out_dtype, config,
@@ -220,7 +231,7 @@ def grouped_matmul(
     key: tuple[object, ...] = ()
     groups, said = _groups(offsets, offs, counts)
     if groups is not None and said != ENDS:
-        options = out_dtype, config, recipe_a, recipe_b, activation, use_fast_accum
+        options = out_dtype, config, recipe_a, recipe_b, activation, use_fast_accum, expected_rows
         key, found = find((a, b, groups, scale_a, scale_b, bias), out, said, options)
         if found is not None:
             return found
@@ -233,6 +244,8 @@ def grouped_matmul(
     names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
     a, b = autocast(a, b)
     call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, out, out_dtype, *names)
+    if expected_rows is not None:
+        config = expected_config(call, a, b, as_int(expected_rows, "expected_rows", OperandError, least=1), finish)
     check_derivable(a, b, scale_a, scale_b, bias)
     if not needs_dispatcher(a, b, groups, scale_a, scale_b, bias, out):
         return computed_grouped(call, a, b, groups, scale_a, scale_b, finish, config, out, key)

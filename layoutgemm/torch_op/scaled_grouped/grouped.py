@@ -399,14 +399,29 @@ def plan_of(
     if call.form == ALONG_K:
         return _plan_along_k(call, a, b, numbers, finish, config)
     (m, k), n, masked = a.shape[-2:], b.shape[-1], call.form == MASKED
-    recipes = call.recipes
-    scales = None if recipes is None else recipes.groups if recipes.in_mainloop else None if finish.fast else ()
-    order = "col" if a.dtype in FP8 or (b.stride(-2) == 1 and b.stride(-1) != 1) else "row"
-    types = NAMES[a.dtype], f"{NAMES[b.dtype]}:{order}", C_NAMES[call.kind]
+    types, scales = _types_and_scales(call, a, b, finish)
     ragged = Ragged.of(call.experts, "i32" if numbers.dtype == torch.int32 else "i64", masked)
     sizes = m, n, k, call.experts
     config, why = chosen(sizes, types, scales, a.get_device(), config, masked)
     return derived(sizes, types, scales, config, ragged, epilogue_of_call(call, finish)), why
+
+
+def _types_and_scales(
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, finish: ScaledFinish
+) -> tuple[tuple[str, str, str], tuple[int, ...] | None]:
+    """The types of A, B and C with their orders, and what scales the main loop applies: None for a plain sum."""
+    recipes = call.recipes
+    scales = None if recipes is None else recipes.groups if recipes.in_mainloop else None if finish.fast else ()
+    order = "col" if a.dtype in FP8 or (b.stride(-2) == 1 and b.stride(-1) != 1) else "row"
+    return (NAMES[a.dtype], f"{NAMES[b.dtype]}:{order}", C_NAMES[call.kind]), scales
+
+
+def expected_config(call: GroupedCall, a: torch.Tensor, b: torch.Tensor, rows: int, finish: ScaledFinish) -> Sm90Config:
+    """The configuration of masked groups of so many rows each."""
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    return usual_config(
+        (min(rows, max(m, 1)) * call.experts, n, k, call.experts), *_types_and_scales(call, a, b, finish)
+    )
 
 
 def _plan_along_k(
