@@ -409,7 +409,7 @@ def plan_of(
 def _types_and_scales(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, finish: ScaledFinish
 ) -> tuple[tuple[str, str, str], tuple[int, ...] | None]:
-    """The types of A, B and C with their orders, and what scales the main loop applies: None for a plain sum."""
+    """The types of A, B and C with their orders, and the main loop's scales; None for a plain sum."""
     recipes = call.recipes
     scales = None if recipes is None else recipes.groups if recipes.in_mainloop else None if finish.fast else ()
     order = "col" if a.dtype in FP8 or (b.stride(-2) == 1 and b.stride(-1) != 1) else "row"
