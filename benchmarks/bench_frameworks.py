@@ -11,11 +11,17 @@ from __future__ import annotations
 
 import copy
 import statistics
+import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
 
 from layoutgemm import inductor
 from layoutgemm.nn import swap_linears
