@@ -19,5 +19,6 @@
 from .api import LayoutgemmProvider
 from .dense import DenseOperator
 from .design import ChosenDesign
+from .hopper import GroupedOperator, ScaledOperator
 
-__all__ = ["ChosenDesign", "DenseOperator", "LayoutgemmProvider"]
+__all__ = ["ChosenDesign", "DenseOperator", "GroupedOperator", "LayoutgemmProvider", "ScaledOperator"]

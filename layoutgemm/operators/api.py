@@ -24,7 +24,11 @@ def missing_name(module: object) -> str:
 
 if lacking := missing_name(api):
     version = importlib.metadata.version("nvidia-cutlass-operators")
-    raise ImportError(f"nvidia-cutlass-operators {version} has no {lacking}: layoutgemm.operators is for 0.3.0 and later")
+    raise ImportError(
+        f"nvidia-cutlass-operators {version} has no {lacking}: layoutgemm.operators is for 0.3.0 and later"
+    )
+
+__all__ = ["LayoutgemmProvider", "api", "missing_name"]
 
 available = api.available_providers
 

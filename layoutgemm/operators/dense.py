@@ -43,7 +43,9 @@ class DenseOperator(api.Operator):
         self.code: str = metadata.design.code
         self.kernel: AnyKernel = metadata.design.kernel
         if (self.kernel.epilogue is None) is not (metadata.epilogue is None):
-            raise PlanError(f"{metadata.operator_name}: metadata and kernel disagree on an epilogue; ask for operators anew")
+            raise PlanError(
+                f"{metadata.operator_name}: metadata and kernel disagree on an epilogue; ask for operators anew"
+            )
         self._kept: dict[tuple[object, ...], Prepared] = {}
 
     @classmethod
@@ -62,7 +64,7 @@ class DenseOperator(api.Operator):
             return []
         types = args.A.dtype, args.B.dtype, args.out.dtype
         metadata = api.OperatorMetadata(
-            operator_name=name_of(kernel, code, "Dense"), operator_class=cls, supported_targets=targets_of(code),
+            operator_name=name_of(kernel, code, made, "Dense"), operator_class=cls, supported_targets=targets_of(code),
             operands=operands_of(kernel, types, args.accumulator_type), design=design_of(kernel, code, made, why),
             epilogue=None if args.epilogue is None else EpilogueMetadata.from_args(args.epilogue),
         )  # fmt: skip

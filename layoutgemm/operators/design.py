@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,11 +16,14 @@ from cutlass.operators.metadata import (
 from cutlass.operators.mma import AmpereMma, BlackwellTcgen05Mma, HopperWgmma, MmaInstruction
 
 from ..dtypes import dtype
+from ..kernels.compile.compiler import kernel_facts
 from ..kernels.compile.worker import Kernel
 from ..kernels.derive import Operand
 from ..kernels.epilogue.chain import Epilogue
+from ..kernels.plan import GemmPlan
 from ..kernels.planner import plan
 from ..kernels.sm80.choose import Sm80Choice
+from ..kernels.sm90.plan import Sm90Plan
 from ..kernels.sm100.plan import Sm100Config
 from .api import api
 
@@ -43,6 +47,18 @@ class BlackwellKernel(NamedTuple):
         )  # fmt: skip
 
 
+class PlannedKernel(NamedTuple):
+    """A kernel of sm_90a with tables or groups, by its plan."""
+
+    planned: Sm90Plan
+
+    @property
+    def operands(self) -> tuple[str, str, str]:
+        """Types and orders of A, B and C."""
+        made = self.planned
+        return f"{made.a.dtype.name}:{made.a.order}", f"{made.b.dtype.name}:{made.b.order}", f"{made.c.dtype.name}:row"
+
+
 AnyKernel = Kernel | BlackwellKernel
 
 
@@ -56,11 +72,11 @@ class ChosenDesign(BLASDesignMetadata):
     """
 
     code: str
-    kernel: AnyKernel
+    kernel: AnyKernel | PlannedKernel
     why: str = ""
 
 
-def design_of(kernel: AnyKernel, code: str, made: Any, why: str) -> ChosenDesign:
+def design_of(kernel: AnyKernel | PlannedKernel, code: str, made: Any, why: str) -> ChosenDesign:
     """The design of a kernel, whose plan is `made`."""
     mma = AmpereMma if isinstance(kernel, Kernel) and isinstance(kernel.choice, Sm80Choice) else INSTRUCTIONS[code]
     cluster = (*getattr(made.config, "cluster", (1, 1)), 1)
@@ -70,10 +86,17 @@ def design_of(kernel: AnyKernel, code: str, made: Any, why: str) -> ChosenDesign
     )  # fmt: skip
 
 
-def name_of(kernel: AnyKernel, code: str, kind: str) -> str:
-    """An operator's name: the same in every process for the same kernel."""
-    text = "_".join(text.replace(":", "-") for text in kernel.operands)
-    return f"layoutgemm.{kind}_{code}_{text}_{hashlib.sha256(repr(kernel).encode()).hexdigest()[:12]}"
+def name_of(kernel: AnyKernel | PlannedKernel, code: str, made: GemmPlan, kind: str) -> str:
+    """An operator's name: of all that decides the code of its kernel, the same in every process."""
+    text = "_".join([text.replace(":", "-") for text in kernel.operands])
+    digest = hashlib.sha256(json.dumps(code_facts(made), sort_keys=True).encode()).hexdigest()
+    return f"layoutgemm.{kind}_{code}_{text}_{digest[:12]}"
+
+
+def code_facts(made: GemmPlan) -> dict[str, object]:
+    """All of a plan that decides the code of its kernel: plans for other sizes have equal facts."""
+    facts = kernel_facts(made)
+    return {name: facts[name] for name in ("arch", "kernel", "plan")}
 
 
 def targets_of(code: str) -> list[api.TargetSm]:
@@ -98,6 +121,6 @@ def _alignment(kernel: AnyKernel) -> tuple[int, ...]:
         a, b, c = kernel.choice.config.align
         return (b, a, c) if kernel.choice.swapped else (a, b, c)
     stored = TMA_BYTES
-    if isinstance(kernel, Kernel) and kernel.choice.config.store == "direct":
+    if isinstance(kernel, Kernel) and getattr(kernel.choice.config, "store", "") == "direct":
         stored = dtype(Operand.parse(kernel.operands[2]).dtype).bytes
     return TMA_BYTES, TMA_BYTES, stored

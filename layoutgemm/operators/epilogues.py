@@ -1,12 +1,12 @@
 """Epilogues of the Operator API as this package's: a function of `accum` becomes one `Custom` step.
 
-    the API's source                      here
-    ------------------------------------  --------------------------------------------
-    + - * /, constants, names             the same, in float32
-    relu tanh sigmoid silu hardswish      by `maximum`, `minimum`, `tanh`, `sigmoid`
-    gelu                                  x times the normal distribution's function
-    exp maximum minimum multiply_add      the same
-    D = ...; return D                     C; further results, reductions and layouts are refused
+the API's source                      here
+------------------------------------  --------------------------------------------
++ - * /, constants, names             the same, in float32
+relu tanh sigmoid silu hardswish      by `maximum`, `minimum`, `tanh`, `sigmoid`
+gelu                                  x times the normal distribution's function
+exp maximum minimum multiply_add      the same
+D = ...; return D                     C; further results, reductions and layouts are refused
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def finish_for(args: api.GemmArguments) -> Finish | None:
     if given is None:
         return None
     if given.transports:
-        raise OperandError(f"{', '.join(given.transports)}: a transport is asked for, and kernels here choose their own")
+        raise OperandError(
+            f"{', '.join(given.transports)}: a transport is asked for, and kernels here choose their own"
+        )
     shape = tuple(map(int, args.out.tensor.shape))
     if not torch_type_from_cutlass_type(args.out.dtype).is_floating_point:
         raise OperandError(f"out is {args.out.dtype.__name__}, and an epilogue computes in float32")
@@ -108,7 +110,7 @@ def _check_result(d: Any, out: Any) -> None:
 
 
 def _operand(name: str, x: Any, shape: Sequence[int]) -> tuple[Operand, Any]:
-    """An operand of the epilogue and where it lies, batch in front. Raises OperandError for a shape that does not fit."""
+    """An operand of the epilogue and where it lies, batch in front. Raises OperandError for other shapes."""
     if not isinstance(x, TensorWrapper):
         if isinstance(x, bool) or not isinstance(x, (int, float)):
             raise OperandError(f"{name} is a {type(x).__name__}: a tensor or a number")
@@ -116,6 +118,7 @@ def _operand(name: str, x: Any, shape: Sequence[int]) -> tuple[Operand, Any]:
     *batch, m, n = shape
     own, strides = tuple(map(int, x.shape)), tuple(map(int, x.stride))
     kind = torch_type_from_cutlass_type(x.dtype)
+    lying: tuple[int, ...]
     if own in ((m, n), (*batch, m, n)):
         axes, lying, steps = "mn", (m, n), strides[-2:]
     elif own in ((n,), (1, n)):
@@ -156,8 +159,6 @@ def step_of(function: Callable[..., Any] | str, operands: Sequence[Operand]) -> 
     def traced(x: Any, i: Any, j: Any, ops: Any, *values: Any) -> Any:
         known = {"accum": x, **dict(zip(names, values, strict=True))}
         for line in made.body:
-            if isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant):
-                continue  # a docstring
             if isinstance(line, ast.Return):
                 if not isinstance(line.value, ast.Name) or line.value.id != RESULT:
                     raise OperandError(f"{ast.unparse(line)!r}: a kernel here returns {RESULT} alone")

@@ -1,6 +1,6 @@
 """Arguments of the Operator API as problems of torch_op, which chooses the kernel.
 
-    GemmArguments, target  --problem_of-->  Problem  --choose-->  Chosen: kernel, why
+GemmArguments, target  --problem_of-->  Problem  --choose-->  Chosen: kernel, why
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def problem_of(args: api.GemmArguments, code: str, finish: Finish | None = None)
         if 0 in x.shape:
             raise OperandError(f"{name} has shape {list(x.shape)}: a size is 0, and there is nothing to launch")
     room = room_of(code)
-    after = () if finish is None else (finish.epilogue, finish.apart)
-    return Problem(a, b, c, room.places, room.gpu, None, *after, code=code, smem=room.smem)
+    epilogue, apart = (None, False) if finish is None else (finish.epilogue, finish.apart)
+    return Problem(a, b, c, room.places, room.gpu, None, epilogue, apart, code, room.smem)
 
 
 def by(kernel: AnyKernel, problem: Problem) -> Problem:
