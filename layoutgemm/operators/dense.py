@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from cutlass.operators.metadata import EpilogueMetadata
 from cutlass.operators.utils.device import to_cuda_stream
 
 from ..errors import LayoutError, PlanError
+from ..kernels.compile.compiler import CompiledGemm
 from ..kernels.compile.worker import Kernel, plan_of
 from ..torch_op.launch import Prepared, compiled_kernel
 from ..torch_op.prepared import Finish
@@ -21,19 +22,19 @@ from .problems import BLACKWELL, by, choose, code_for, problem_of, solution_of, 
 MAX_KEPT = 256  # launches of one operator that are kept ready
 
 
-def stream_of(stream: Any) -> int:
+def stream_of(stream: object) -> int:
     """The address of a stream: of torch's, of cuda.bindings', or the number itself."""
     return stream if isinstance(stream, int) else int(to_cuda_stream(stream, skip_if_ffi=False))
 
 
-def compile_kernel(kernel: AnyKernel) -> Any:
+def compile_kernel(kernel: AnyKernel) -> CompiledGemm:
     """The compiled kernel: from memory, from the cache on disk, or compiled; no GPU is needed."""
     return compiled_kernel(kernel) if isinstance(kernel, Kernel) else plan_of(kernel).compile()  # type: ignore[arg-type]
 
 
 @LayoutgemmProvider.register
 class DenseOperator(api.Operator):
-    """A dense or batched product by one kernel, which serves every size that `_supports` does not refuse."""
+    """A dense or batched product by one kernel, of any size that `_supports` takes."""
 
     supported_args_type: ClassVar[type] = api.GemmArguments
     designed_for_min_cc: ClassVar[int] = 80
@@ -50,7 +51,7 @@ class DenseOperator(api.Operator):
 
     @classmethod
     def _generate_operators(
-        cls, metadata_filter: Callable[[api.OperatorMetadata], bool], epilogue_args: Any = None,
+        cls, metadata_filter: Callable[[api.OperatorMetadata], bool], epilogue_args: object = None,
         target_sm: api.TargetSm | None = None, args: api.GemmArguments | None = None,
     ) -> list[api.Operator]:  # fmt: skip
         """The operator of a problem, or none; none either without arguments, which are the problem."""
@@ -80,7 +81,7 @@ class DenseOperator(api.Operator):
         return api.Status.success()
 
     def _check_target(self, target_sm: api.TargetSm | None) -> None:
-        """Raise PlanError for a target of other code, and for a GPU on which the kernel is compiled only."""
+        """Raise PlanError for a target of other code, or a kernel compiled only."""
         if target_sm is not None and (code := code_for(target_sm)) != self.code:
             raise PlanError(f"target {target_sm} runs {code}, and the operator is of {self.code}")
         if self.code == BLACKWELL and torch.cuda.is_available():
@@ -93,7 +94,7 @@ class DenseOperator(api.Operator):
         return api.CompiledArtifact(compile_kernel(self.kernel), self, targets_of(self.code)[0])
 
     def _run(
-        self, args: api.GemmArguments, compiled_artifact: api.CompiledArtifact, stream: Any, workspace: Any = None
+        self, args: api.GemmArguments, compiled_artifact: api.CompiledArtifact, stream: object, workspace: object = None
     ) -> None:
         """Launch on the current GPU. Raises PlanError where the kernel is compiled only, or CUDA refuses."""
         self._check_target(None)

@@ -1,12 +1,13 @@
-"""What metadata say of a kernel: enough to build it again in another process."""
+"""Metadata of a kernel: enough to build it again in another process."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from cutlass.cute.typing import Numeric
 from cutlass.operators.metadata import (
     BLASDesignMetadata,
     DenseTensorConstraints,
@@ -23,8 +24,9 @@ from ..kernels.epilogue.chain import Epilogue
 from ..kernels.plan import GemmPlan
 from ..kernels.planner import plan
 from ..kernels.sm80.choose import Sm80Choice
+from ..kernels.sm80.plan import Sm80Plan
 from ..kernels.sm90.plan import Sm90Plan
-from ..kernels.sm100.plan import Sm100Config
+from ..kernels.sm100.plan import Sm100Config, Sm100Plan
 from .api import api
 
 TMA_BYTES = 16  # to which TMA needs addresses and pitches aligned
@@ -39,7 +41,7 @@ class BlackwellKernel(NamedTuple):
     batched: bool = False
     epilogue: Epilogue | None = None
 
-    def plan(self, m: int, n: int, k: int, batch: int) -> Any:
+    def plan(self, m: int, n: int, k: int, batch: int) -> GemmPlan:
         """The kernel's plan for these sizes."""
         a, b, c = self.operands
         return plan(
@@ -76,7 +78,9 @@ class ChosenDesign(BLASDesignMetadata):
     why: str = ""
 
 
-def design_of(kernel: AnyKernel | PlannedKernel, code: str, made: Any, why: str) -> ChosenDesign:
+def design_of(
+    kernel: AnyKernel | PlannedKernel, code: str, made: Sm90Plan | Sm80Plan | Sm100Plan, why: str
+) -> ChosenDesign:
     """The design of a kernel, whose plan is `made`."""
     mma = AmpereMma if isinstance(kernel, Kernel) and isinstance(kernel.choice, Sm80Choice) else INSTRUCTIONS[code]
     cluster = (*getattr(made.config, "cluster", (1, 1)), 1)
@@ -104,13 +108,15 @@ def targets_of(code: str) -> list[api.TargetSm]:
     return [api.TargetSm(code.removeprefix("sm_"))]
 
 
-def operands_of(kernel: AnyKernel, types: tuple[Any, Any, Any], accumulator: Any) -> GemmOperandsMetadata:
+def operands_of(
+    kernel: AnyKernel, types: tuple[type[Numeric], ...], accumulator: type[Numeric]
+) -> GemmOperandsMetadata:
     """The constraints of A, B and C: types, contiguous index, alignment of pitches and addresses."""
     made = [_constraint(text, kind, bytes_) for text, kind, bytes_ in zip(kernel.operands, types, _alignment(kernel))]
     return GemmOperandsMetadata(*made, accumulator_type=accumulator)
 
 
-def _constraint(text: str, kind: Any, alignment: int) -> OperandConstraints:
+def _constraint(text: str, kind: type[Numeric], alignment: int) -> OperandConstraints:
     stride = (0, 0, 1) if Operand.parse(text).order == "row" else (0, 1, 0)
     return DenseTensorConstraints(kind, stride, max(1, alignment * 8 // kind.width), alignment)
 

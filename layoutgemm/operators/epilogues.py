@@ -16,7 +16,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from cutlass.operators.utils.dtype import torch_type_from_cutlass_type
 from cutlass.operators.utils.tensor import TensorWrapper
@@ -29,12 +29,13 @@ from ..torch_op.prepared import Finish
 from ..torch_op.types import C_NAMES
 from .api import api
 
+Value: TypeAlias = Any  # of the traced function: a symbol or a number; of the arguments: whatever the caller gave
 RESULT = "D"
-_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+_BINARY: dict[type[ast.operator], Callable[[Value, Value], Value]] = {
     ast.Add: lambda x, y: x + y, ast.Sub: lambda x, y: x - y, ast.Mult: lambda x, y: x * y,
     ast.Div: lambda x, y: x / y,
 }  # fmt: skip
-_CALLS: dict[str, tuple[int, Callable[..., Any]]] = {
+_CALLS: dict[str, tuple[int, Callable[..., Value]]] = {
     "identity": (1, lambda ops, x: x),
     "relu": (1, lambda ops, x: ops.maximum(x, 0.0)),
     "tanh": (1, lambda ops, x: ops.tanh(x)),
@@ -77,7 +78,7 @@ class PlacedTensor:
 
 
 def finish_for(args: api.GemmArguments) -> Finish | None:
-    """What becomes of the sums: None without an epilogue.
+    """The steps between sums and stores; None without an epilogue.
 
     Raises OperandError, naming the operand or the line, for an epilogue that no kernel of this package has.
     """
@@ -101,7 +102,7 @@ def finish_for(args: api.GemmArguments) -> Finish | None:
     return finish_of(epilogue, placed, shape)
 
 
-def _check_result(d: Any, out: Any) -> None:
+def _check_result(d: Value, out: Value) -> None:
     """Raise OperandError unless D is `out`, the one matrix that a kernel writes."""
     if not isinstance(d, TensorWrapper) or any(
         getattr(d, part) != getattr(out, part) for part in ("data_ptr", "shape", "stride", "dtype")
@@ -109,7 +110,7 @@ def _check_result(d: Any, out: Any) -> None:
         raise OperandError(f"{RESULT} is another tensor than out, and a kernel here writes one")
 
 
-def _operand(name: str, x: Any, shape: Sequence[int]) -> tuple[Operand, Any]:
+def _operand(name: str, x: Value, shape: Sequence[int]) -> tuple[Operand, Value]:
     """An operand of the epilogue and where it lies, batch in front. Raises OperandError for other shapes."""
     if not isinstance(x, TensorWrapper):
         if isinstance(x, bool) or not isinstance(x, (int, float)):
@@ -139,7 +140,7 @@ def _operand(name: str, x: Any, shape: Sequence[int]) -> tuple[Operand, Any]:
     return Operand(name, axes, C_NAMES.get(kind, str(kind))), placed  # type: ignore[arg-type]
 
 
-def step_of(function: Callable[..., Any] | str, operands: Sequence[Operand]) -> Custom:
+def step_of(function: Callable[..., Value] | str, operands: Sequence[Operand]) -> Custom:
     """The function as a step: its source is read, as the API does, and never run.
 
     Raises OperandError, quoting the source, for anything that the table above does not have.
@@ -156,7 +157,7 @@ def step_of(function: Callable[..., Any] | str, operands: Sequence[Operand]) -> 
         raise OperandError(f"an epilogue is a function of accum, not {ast.unparse(made)!r}")
     names = [operand.name for operand in operands]
 
-    def traced(x: Any, i: Any, j: Any, ops: Any, *values: Any) -> Any:
+    def traced(x: Value, i: Value, j: Value, ops: Value, *values: Value) -> Value:
         known = {"accum": x, **dict(zip(names, values, strict=True))}
         for line in made.body:
             if isinstance(line, ast.Return):
@@ -171,7 +172,7 @@ def step_of(function: Callable[..., Any] | str, operands: Sequence[Operand]) -> 
     return Custom.of(traced, *operands)
 
 
-def _value(node: ast.expr, known: dict[str, Any], ops: Any) -> Any:
+def _value(node: ast.expr, known: dict[str, Value], ops: Value) -> Value:
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return float(node.value)  # type: ignore[arg-type]
     if isinstance(node, ast.Name) and node.id in known:

@@ -13,13 +13,14 @@ They are described by tensors without memory, and launched by torch_op on torch'
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from cutlass.operators.metadata import (
     DenseTensorConstraints,
     IndexPtrGroupedGemmOperandsMetadata,
     OperandConstraints,
+    OperandsMetadata,
     ScaledOperandConstraints,
 )
 from cutlass.operators.metadata import GemmOperandsMetadata as GemmOperands
@@ -74,7 +75,7 @@ def running(tensor: TensorWrapper) -> torch.Tensor:
 
 
 class HopperOperator(api.Operator):
-    """What both operators share: a plan of sm_90a, chosen by torch_op for described tensors."""
+    """The part that both operators share: a plan of sm_90a, chosen by torch_op for described tensors."""
 
     supported_args_type: ClassVar[type] = api.RuntimeArguments
     designed_for_min_cc: ClassVar[int] = 90
@@ -85,7 +86,7 @@ class HopperOperator(api.Operator):
         self.plan: Sm90Plan = metadata.design.kernel.planned
 
     @classmethod
-    def tensors(cls, args: Any, of: Callable[[TensorWrapper], torch.Tensor]) -> Tensors:
+    def tensors(cls, args: api.RuntimeArguments, of: Callable[[TensorWrapper], torch.Tensor]) -> Tensors:
         """The tensors of the arguments. Raises OperandError for arguments of another kind."""
         raise NotImplementedError
 
@@ -95,12 +96,12 @@ class HopperOperator(api.Operator):
         raise NotImplementedError
 
     @classmethod
-    def constraints(cls, args: Any) -> Any:
+    def constraints(cls, args: api.RuntimeArguments) -> OperandsMetadata:
         """The operands' metadata."""
         raise NotImplementedError
 
     @classmethod
-    def chosen(cls, args: Any, config: Sm90Config | None = None) -> tuple[Sm90Plan, str]:
+    def chosen(cls, args: api.RuntimeArguments, config: Sm90Config | None = None) -> tuple[Sm90Plan, str]:
         """The plan for these arguments, and why. Raises LayoutError where no kernel takes them in place."""
         if args.epilogue is not None:
             raise OperandError(f"an epilogue: {cls.kind} products take none here")
@@ -115,8 +116,8 @@ class HopperOperator(api.Operator):
 
     @classmethod
     def _generate_operators(
-        cls, metadata_filter: Callable[[api.OperatorMetadata], bool], epilogue_args: Any = None,
-        target_sm: api.TargetSm | None = None, args: Any = None,
+        cls, metadata_filter: Callable[[api.OperatorMetadata], bool], epilogue_args: object = None,
+        target_sm: api.TargetSm | None = None, args: api.RuntimeArguments = None,
     ) -> list[api.Operator]:  # fmt: skip
         """The operator of a problem, or none."""
         if args is None:
@@ -134,7 +135,7 @@ class HopperOperator(api.Operator):
         )  # fmt: skip
         return [cls(metadata)] if metadata_filter(metadata) else []
 
-    def _supports(self, args: Any, target_sm: api.TargetSm | None = None) -> api.Status:
+    def _supports(self, args: api.RuntimeArguments, target_sm: api.TargetSm | None = None) -> api.Status:
         """Success, or why this kernel does not compute these arguments on the target."""
         try:
             if (code := code_for(target_sm)) != CODE:
@@ -146,13 +147,19 @@ class HopperOperator(api.Operator):
             return api.Status.fail(error)
         return api.Status.success()
 
-    def _compile(self, args: Any, target_sm: api.TargetSm | None = None) -> api.CompiledArtifact:
+    def _compile(self, args: api.RuntimeArguments, target_sm: api.TargetSm | None = None) -> api.CompiledArtifact:
         """Compile by metadata alone; no GPU is needed."""
         if target_sm is not None and (code := code_for(target_sm)) != CODE:
             raise PlanError(f"target {target_sm} runs {code}, and {self.kind} products are of {CODE}")
         return api.CompiledArtifact(self.plan.compile(), self, targets_of(CODE)[0])
 
-    def _run(self, args: Any, compiled_artifact: api.CompiledArtifact, stream: Any, workspace: Any = None) -> None:
+    def _run(
+        self,
+        args: api.RuntimeArguments,
+        compiled_artifact: api.CompiledArtifact,
+        stream: object,
+        workspace: object = None,
+    ) -> None:
         """Launch on the stream. Raises OperandError for tensors that are not torch's."""
         made = self.tensors(args, running)
         with torch.cuda.stream(torch.cuda.ExternalStream(stream_of(stream), made.a.device)):
@@ -163,7 +170,7 @@ class HopperOperator(api.Operator):
         raise NotImplementedError
 
 
-def dense_constraint(x: Any, alignment: int = TMA_BYTES) -> OperandConstraints:
+def dense_constraint(x: api.DenseTensor, alignment: int = TMA_BYTES) -> OperandConstraints:
     """The constraint of one operand: its type, its contiguous index, and alignment in bytes."""
     stride = normalized_major_stride(tuple(x.shape), tuple(x.stride))
     return DenseTensorConstraints(x.dtype, stride, max(1, alignment * 8 // x.dtype.width), alignment)
@@ -251,7 +258,7 @@ class GroupedOperator(HopperOperator):
     kind = "Grouped"
 
     @classmethod
-    def tensors(cls, args: Any, of: Callable[[TensorWrapper], torch.Tensor]) -> Tensors:
+    def tensors(cls, args: api.RuntimeArguments, of: Callable[[TensorWrapper], torch.Tensor]) -> Tensors:
         """A, B, out and the groups' ends; groups of columns are rows of the transposed product."""
         for name, x in (("A", args.A), ("B", args.B), ("out", args.out)):
             torch_type(x, name)
@@ -273,7 +280,7 @@ class GroupedOperator(HopperOperator):
         return *plan_of_groups(call, a, b, groups, NO_FINISH, config), copies
 
     @classmethod
-    def constraints(cls, args: Any) -> IndexPtrGroupedGemmOperandsMetadata:
+    def constraints(cls, args: api.RuntimeArguments) -> IndexPtrGroupedGemmOperandsMetadata:
         """A, B, out and the offsets."""
         a, b, out = (dense_constraint(x) for x in (args.A, args.B, args.out))
         ends = dense_constraint(args.offsets, args.offsets.dtype.width // 8)

@@ -6,10 +6,12 @@ GemmArguments, target  --problem_of-->  Problem  --choose-->  Chosen: kernel, wh
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from cutlass.cute.typing import Numeric
 from cutlass.operators.utils.dtype import to_cutlass_type, torch_type_from_cutlass_type
+from cutlass.operators.utils.tensor import TensorWrapper
 
 from ..errors import OperandError
 from ..kernels.compile.worker import Kernel
@@ -37,7 +39,7 @@ class Room(NamedTuple):
 
 
 def code_for(asked: api.TargetSm | None) -> str:
-    """The code of a target; without one, of the current GPU, or sm_90a where there is none.
+    """The code of a target; without one, of the current GPU, or sm_90a on a machine without.
 
     Raises OperandError for a target without kernels, and for a GPU without.
 
@@ -66,7 +68,7 @@ def room_of(code: str) -> Room:
     return Room(Places(), "", 0)
 
 
-def torch_type(operand: Any, name: str) -> torch.dtype:
+def torch_type(operand: api.DenseTensor, name: str) -> torch.dtype:
     """The torch type of a dense operand. Raises OperandError, naming it, for one that no kernel multiplies."""
     if not isinstance(operand, api.DenseTensor):
         raise OperandError(f"{name} is a {type(operand).__name__}, not a DenseTensor")
@@ -84,14 +86,14 @@ def torch_type(operand: Any, name: str) -> torch.dtype:
     return kind
 
 
-def check_accumulator(kind: torch.dtype, asked: Any) -> None:
+def check_accumulator(kind: torch.dtype, asked: type[Numeric]) -> None:
     """Raise OperandError unless sums of that type are kept as asked."""
     ours = to_cutlass_type(wide_type(kind))
     if asked != ours:
         raise OperandError(f"accumulator_type is {asked.__name__}: sums of {kind} are kept in {ours.__name__}")
 
 
-def strided(tensor: Any, name: str) -> StridedOperand:
+def strided(tensor: TensorWrapper, name: str) -> StridedOperand:
     """A tensor of the arguments as part of a problem."""
     shape, stride = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride))
     return StridedOperand(shape, stride, name, alignment_of(int(tensor.data_ptr)))

@@ -40,7 +40,7 @@ def scaled(block_b: tuple[int, ...] = (1, 128, 128), swizzle: str = "SwizzleNone
 
 
 def grouped(along: str) -> Any:
-    """Three groups of 256 rows, columns or K, each operand in an order that its kernel reads."""
+    """Three groups of rows, columns or K, in orders that the kernel reads."""
     new = {
         "m": lambda: (torch.empty(256, 128), torch.empty(3, 128, 64), torch.empty(256, 64)),
         "n": lambda: (torch.empty(3, 64, 128), torch.empty(256, 128).mT, torch.empty(256, 64).mT),
@@ -268,8 +268,8 @@ def test_a_run_passes_addresses_stream_and_numbers(monkeypatch: pytest.MonkeyPat
 # ---------------------------------------------------------------------------------------------------------- on a GPU
 
 
-def on_gpu(args: Any) -> Any:
-    """The product of our operator, run through the API with fresh arguments."""
+def on_gpu(args: Any) -> None:
+    """Run our operator, built again from its metadata, on the current stream."""
     cc = "".join(map(str, torch.cuda.get_device_capability()))
     target = f"{cc}a" if int(cc) >= 90 else cc
     (operator,) = ours(args, target)
