@@ -34,7 +34,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("kernels",),
     ("interop",),
     ("torch_op", "bench"),
-    ("nn", "inductor", "distributed"),
+    ("nn", "inductor", "distributed", "operators"),
     ("cli", "__main__", "pytest_plugin"),
 )
 ROW = {name: number for number, row in enumerate(ROWS) for name in row}
@@ -67,7 +67,7 @@ ARROWS_UP: dict[str, tuple[tuple[str, ...], str]] = {
 
 # Optional or slow to import: the folders below layoutgemm that may name them, "*" being one folder.
 CONFINED: dict[str, tuple[str, ...]] = {
-    "cutlass": ("kernels/dsl", "kernels/*/device", "kernels/compile", "interop", "emulator/host"),
+    "cutlass": ("kernels/dsl", "kernels/*/device", "kernels/compile", "interop", "emulator/host", "operators"),
     "cuda": ("kernels/dsl", "kernels/compile", "kernels/run", "emulator/host"),
     "tvm_ffi": ("emulator/host",),
     "torch": (
@@ -76,6 +76,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
         "nn",
         "inductor",
         "distributed",
+        "operators",
         "kernels/run",
         "kernels/ladder",
         "cli",

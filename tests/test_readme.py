@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import doctest
 import functools
+import importlib.metadata
 import importlib.util
 import io
 import os
@@ -195,6 +196,10 @@ def absent() -> frozenset[str]:
         import torch
 
         lacking |= set() if torch.cuda.is_available() else {"gpu"}
+    try:
+        importlib.metadata.version("nvidia-cutlass-operators")
+    except importlib.metadata.PackageNotFoundError:
+        lacking.add("operators")
     return frozenset(lacking | ({"gpu"} if "torch" in lacking else set()))
 
 

@@ -218,11 +218,12 @@ def cluster_size(choice: Sm90Choice | Sm80Choice) -> int:
 
 def kernel(solution: Solution) -> CompiledGemm:
     """The solution's kernel: from memory, from the cache on disk, or compiled."""
-    return _kernel(solution.kernel)
+    return compiled_kernel(solution.kernel)
 
 
 @functools.lru_cache(MAX_KERNELS)
-def _kernel(kernel: Kernel) -> CompiledGemm:
+def compiled_kernel(kernel: Kernel) -> CompiledGemm:
+    """A kernel: from memory, from the cache on disk, or compiled."""
     compile_apart.prepare(kernel)
     return compile_apart.plan_of(kernel).compile()
 

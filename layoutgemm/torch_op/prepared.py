@@ -158,7 +158,15 @@ def given(x: torch.Tensor, name: str) -> StridedOperand:
 
 def start(x: torch.Tensor) -> int:
     """The largest power of two up to 16 that the tensor's address is a multiple of."""
-    address = x.data_ptr()
+    return alignment_of(x.data_ptr())
+
+
+def alignment_of(address: int) -> int:
+    """The largest power of two up to 16 that an address is a multiple of; 16 for 0, which stands for any.
+
+    >>> alignment_of(0x1004), alignment_of(0)
+    (4, 16)
+    """
     return min(16, address & -address) if address else 16
 
 
@@ -189,6 +197,15 @@ def gpu(index: int) -> tuple[Places, str]:
     return of_device(index), str(torch.cuda.get_device_properties(index).name)
 
 
+def code_of(major: int, minor: int) -> str | None:
+    """The code that a compute capability runs here, or None.
+
+    >>> code_of(8, 6), code_of(9, 0), code_of(10, 0)
+    ('sm_80', 'sm_90a', None)
+    """
+    return "sm_80" if major == 8 else {(9, 0): "sm_90a", (12, 0): "sm_120a"}.get((major, minor))
+
+
 @functools.cache
 def target(index: int) -> tuple[str, int]:
     """A GPU's code and the most bytes of shared memory of a block; -1 stands for an H200.
@@ -199,7 +216,7 @@ def target(index: int) -> tuple[str, int]:
         return "sm_90a", arch("sm_90a").smem_per_block
     found = torch.cuda.get_device_properties(index)
     version = found.major, found.minor
-    code = "sm_80" if found.major == 8 else {(9, 0): "sm_90a", (12, 0): "sm_120a"}.get(version)
+    code = code_of(*version)
     if code is None or torch.version.hip:
         raise OperandError(
             f"cuda:{index} is {found.name}, compute capability {found.major}.{found.minor}; these kernels run on 9.0 "

@@ -1,0 +1,120 @@
+"""Dense and batched products: C = A @ B of matrices, or of as many of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from cutlass.operators.metadata import EpilogueMetadata
+from cutlass.operators.utils.device import to_cuda_stream
+
+from ..errors import LayoutError, PlanError
+from ..kernels.compile.compiler import CompiledGemm
+from ..kernels.compile.worker import Kernel, plan_of
+from ..torch_op.launch import Prepared, compiled_kernel
+from ..torch_op.prepared import Finish
+from .api import LayoutgemmProvider, api
+from .design import AnyKernel, design_of, name_of, operands_of, targets_of
+from .epilogues import finish_for
+from .problems import BLACKWELL, by, choose, code_for, problem_of, solution_of, torch_type
+
+MAX_KEPT = 256  # launches of one operator that are kept ready
+
+
+def stream_of(stream: object) -> int:
+    """The address of a stream: of torch's, of cuda.bindings', or the number itself."""
+    return stream if isinstance(stream, int) else int(to_cuda_stream(stream, skip_if_ffi=False))
+
+
+def compile_kernel(kernel: AnyKernel) -> CompiledGemm:
+    """The compiled kernel: from memory, from the cache on disk, or compiled; no GPU is needed."""
+    return compiled_kernel(kernel) if isinstance(kernel, Kernel) else plan_of(kernel).compile()  # type: ignore[arg-type]
+
+
+@LayoutgemmProvider.register
+class DenseOperator(api.Operator):
+    """A dense or batched product by one kernel, of any size that `_supports` takes."""
+
+    supported_args_type: ClassVar[type] = api.GemmArguments
+    designed_for_min_cc: ClassVar[int] = 80
+
+    def __init__(self, metadata: api.OperatorMetadata) -> None:
+        super().__init__(metadata)
+        self.code: str = metadata.design.code
+        self.kernel: AnyKernel = metadata.design.kernel
+        if (self.kernel.epilogue is None) is not (metadata.epilogue is None):
+            raise PlanError(
+                f"{metadata.operator_name}: metadata and kernel disagree on an epilogue; ask for operators anew"
+            )
+        self._kept: dict[tuple[object, ...], Prepared] = {}
+
+    @classmethod
+    def _generate_operators(
+        cls, metadata_filter: Callable[[api.OperatorMetadata], bool], epilogue_args: object = None,
+        target_sm: api.TargetSm | None = None, args: api.GemmArguments | None = None,
+    ) -> list[api.Operator]:  # fmt: skip
+        """The operator of a problem, or none; none either without arguments, which are the problem."""
+        if args is None:
+            return []
+        try:
+            code = code_for(target_sm)
+            kernel, why = choose(problem_of(args, code, finish_for(args)))
+            made = plan_of(kernel)  # type: ignore[arg-type]
+        except LayoutError:
+            return []
+        types = args.A.dtype, args.B.dtype, args.out.dtype
+        metadata = api.OperatorMetadata(
+            operator_name=name_of(kernel, code, made, "Dense"), operator_class=cls, supported_targets=targets_of(code),
+            operands=operands_of(kernel, types, args.accumulator_type), design=design_of(kernel, code, made, why),
+            epilogue=None if args.epilogue is None else EpilogueMetadata.from_args(args.epilogue),
+        )  # fmt: skip
+        return [cls(metadata)] if metadata_filter(metadata) else []
+
+    def _supports(self, args: api.GemmArguments, target_sm: api.TargetSm | None = None) -> api.Status:
+        """Success, or why this kernel does not compute these arguments on the target."""
+        try:
+            self._check_target(target_sm)
+            solution_of(problem_of(args, self.code, finish_for(args)), self.kernel)
+        except LayoutError as error:
+            return api.Status.fail(error)
+        return api.Status.success()
+
+    def _check_target(self, target_sm: api.TargetSm | None) -> None:
+        """Raise PlanError for a target of other code, or a kernel compiled only."""
+        if target_sm is not None and (code := code_for(target_sm)) != self.code:
+            raise PlanError(f"target {target_sm} runs {code}, and the operator is of {self.code}")
+        if self.code == BLACKWELL and torch.cuda.is_available():
+            raise PlanError(f"{BLACKWELL}: its kernels are compiled only, and launched nowhere yet")
+
+    def _compile(self, args: api.GemmArguments, target_sm: api.TargetSm | None = None) -> api.CompiledArtifact:
+        """Compile for any sizes, by metadata alone."""
+        if target_sm is not None and (code := code_for(target_sm)) != self.code:
+            raise PlanError(f"target {target_sm} runs {code}, and the operator is of {self.code}")
+        return api.CompiledArtifact(compile_kernel(self.kernel), self, targets_of(self.code)[0])
+
+    def _run(
+        self, args: api.GemmArguments, compiled_artifact: api.CompiledArtifact, stream: object, workspace: object = None
+    ) -> None:
+        """Launch on the current GPU. Raises PlanError where the kernel is compiled only, or CUDA refuses."""
+        self._check_target(None)
+        a, b, c = args.A.tensor, args.B.tensor, args.out.tensor
+        addresses = int(a.data_ptr), int(b.data_ptr), int(c.data_ptr)
+        finish = finish_for(args)
+        words = () if finish is None else finish.words
+        self._prepared(args, addresses, finish).launch(*addresses, stream_of(stream), words)
+
+    def _prepared(self, args: api.GemmArguments, addresses: tuple[int, ...], finish: Finish | None) -> Prepared:
+        """The launch for these shapes, strides and alignments on the current GPU."""
+        device = torch.cuda.current_device()
+        parts = [(tuple(x.tensor.shape), tuple(x.tensor.stride)) for x in (args.A, args.B, args.out)]
+        key = (device, *parts, *[address & 15 for address in addresses], None if finish is None else finish.key)
+        found = self._kept.get(key)
+        if found is None:
+            problem = problem_of(args, self.code, finish)
+            solution_of(problem, self.kernel)
+            if len(self._kept) >= MAX_KEPT:
+                self._kept.clear()
+            kind = torch_type(args.out, "out")
+            found = self._kept[key] = Prepared(by(self.kernel, problem), problem.c.shape, kind, device)
+        return found

@@ -1,0 +1,154 @@
+"""Arguments of the Operator API as problems of torch_op, which chooses the kernel.
+
+GemmArguments, target  --problem_of-->  Problem  --choose-->  Chosen: kernel, why
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from cutlass.cute.typing import Numeric
+from cutlass.operators.utils.dtype import to_cutlass_type, torch_type_from_cutlass_type
+from cutlass.operators.utils.tensor import TensorWrapper
+
+from ..errors import OperandError
+from ..kernels.compile.worker import Kernel
+from ..kernels.sm80.choose import Sm80Choice
+from ..kernels.sm90.choose.occupancy import Places
+from ..kernels.sm90.choose.rules import Sm90Choice
+from ..kernels.sm100.plan import Sm100Config
+from ..torch_op.compute import wide_type
+from ..torch_op.prepared import Finish, alignment_of, code_of, gpu, target
+from ..torch_op.problem import Problem, Solution, StridedOperand
+from ..torch_op.solver import solve
+from ..torch_op.types import C_NAMES, NAMES
+from .api import api
+from .design import AnyKernel, BlackwellKernel
+
+BLACKWELL = "sm_100a"
+
+
+class Room(NamedTuple):
+    """The GPU of a problem: its resident clusters, its name, and bytes of shared memory of a block (0: at most)."""
+
+    places: Places
+    gpu: str
+    smem: int
+
+
+def code_for(asked: api.TargetSm | None) -> str:
+    """The code of a target; without one, of the current GPU, or sm_90a on a machine without.
+
+    Raises OperandError for a target without kernels, and for a GPU without.
+
+    >>> [code_for(api.TargetSm(text)) for text in ("86", "90a", "100a", "120a")]
+    ['sm_80', 'sm_90a', 'sm_100a', 'sm_120a']
+    """
+    if asked is None:
+        return target(torch.cuda.current_device() if torch.cuda.is_available() else -1)[0]
+    code = BLACKWELL if (asked.major, asked.minor) == (10, 0) else code_of(asked.major, asked.minor)
+    made = None if code is None else api.TargetSm(code.removeprefix("sm_"))
+    if code is None or made is None or not made.is_portable_to(asked):
+        raise OperandError(f"target {asked}: layoutgemm's kernels are for 80 to 89, 90a, 100a and 120a")
+    return code
+
+
+def room_of(code: str) -> Room:
+    """The current GPU where it runs that code; else one as large as an H200."""
+    if torch.cuda.is_available():
+        index = torch.cuda.current_device()
+        try:
+            runs, smem = target(index)
+        except OperandError:  # a GPU for which nothing is compiled here
+            runs, smem = "", 0
+        if runs == code:
+            return Room(*gpu(index), smem)
+    return Room(Places(), "", 0)
+
+
+def torch_type(operand: api.DenseTensor, name: str) -> torch.dtype:
+    """The torch type of a dense operand. Raises OperandError, naming it, for one that no kernel multiplies."""
+    if not isinstance(operand, api.DenseTensor):
+        raise OperandError(f"{name} is a {type(operand).__name__}, not a DenseTensor")
+    try:
+        kind: torch.dtype = torch_type_from_cutlass_type(operand.dtype)
+    except KeyError:
+        raise OperandError(f"{name} is {operand.dtype.__name__}, which no kernel here takes") from None
+    if name == "out":
+        if kind not in C_NAMES:
+            raise OperandError(f"out is {kind}: known are {', '.join(map(str, C_NAMES))}")
+    elif kind is torch.float32:
+        raise OperandError(f"{name} is torch.float32, multiplied as tf32 by leave alone, which arguments cannot give")
+    elif kind not in NAMES:
+        raise OperandError(f"{name} is {kind}: known are {', '.join(map(str, NAMES))}")
+    return kind
+
+
+def check_accumulator(kind: torch.dtype, asked: type[Numeric]) -> None:
+    """Raise OperandError unless sums of that type are kept as asked."""
+    ours = to_cutlass_type(wide_type(kind))
+    if asked != ours:
+        raise OperandError(f"accumulator_type is {asked.__name__}: sums of {kind} are kept in {ours.__name__}")
+
+
+def strided(tensor: TensorWrapper, name: str) -> StridedOperand:
+    """A tensor of the arguments as part of a problem."""
+    shape, stride = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride))
+    return StridedOperand(shape, stride, name, alignment_of(int(tensor.data_ptr)))
+
+
+def problem_of(args: api.GemmArguments, code: str, finish: Finish | None = None) -> Problem:
+    """Dense arguments as a problem of that code. Raises OperandError, naming the operand."""
+    kinds = torch_type(args.A, "A"), torch_type(args.B, "B")
+    check_accumulator(kinds[0], args.accumulator_type)
+    into = C_NAMES[torch_type(args.out, "out")]
+    a, b = (strided(x.tensor, NAMES[kind]) for x, kind in zip((args.A, args.B), kinds))
+    c = strided(args.out.tensor, into)
+    for name, x in (("A", a), ("B", b), ("out", c)):
+        if 0 in x.shape:
+            raise OperandError(f"{name} has shape {list(x.shape)}: a size is 0, and there is nothing to launch")
+    room = room_of(code)
+    epilogue, apart = (None, False) if finish is None else (finish.epilogue, finish.apart)
+    return Problem(a, b, c, room.places, room.gpu, None, epilogue, apart, code, room.smem)
+
+
+def by(kernel: AnyKernel, problem: Problem) -> Problem:
+    """The problem with the kernel's configuration as the caller's, where torch_op takes one."""
+    given = isinstance(kernel, Kernel) and isinstance(kernel.choice, Sm90Choice)
+    return replace(problem, config=kernel.choice) if given else problem  # type: ignore[union-attr,arg-type]
+
+
+def solution_of(problem: Problem, kernel: AnyKernel | None = None) -> Solution:
+    """The one launch of a problem: by that kernel, or by the best.
+
+    Raises OperandError for a problem that needs copies or several launches, and for one that the kernel does not take.
+    """
+    blackwell = problem.code == BLACKWELL
+    # TMA reads the same operands on sm_100a: which order each has, the rules of sm_90a say.
+    problem = replace(problem, code="sm_90a", smem=0) if blackwell else problem
+    found = solve(problem if kernel is None else by(kernel, problem))
+    for copy in found.copies:
+        if copy is not None:
+            raise OperandError(f"{copy.why}: an operator copies nothing; layoutgemm.matmul does")
+    if len(found.launches) != 1:
+        raise OperandError(f"{len(found.launches)} launches: an operator is one; layoutgemm.matmul makes them")
+    if blackwell and isinstance(found.kernel.choice, Sm80Choice):
+        raise OperandError(f"{BLACKWELL}: TMA does not read these operands in place; {found.why}")
+    ours = found.kernel if not blackwell else _blackwell(found.kernel)
+    if kernel is not None and ours != kernel:
+        raise OperandError(f"the operator is of {kernel}, and these arguments need {ours}")
+    return found
+
+
+def choose(problem: Problem) -> tuple[AnyKernel, str]:
+    """The kernel of a problem and why. Raises OperandError where none takes it in one launch, without copies."""
+    found = solution_of(problem)
+    if problem.code == BLACKWELL:
+        return _blackwell(found.kernel), "the default of sm_100a"
+    return found.kernel, found.why
+
+
+def _blackwell(kernel: Kernel) -> BlackwellKernel:
+    return BlackwellKernel(Sm100Config(), kernel.operands, kernel.batched, kernel.epilogue)

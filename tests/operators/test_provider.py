@@ -1,0 +1,345 @@
+"""The Provider of the CUTLASS Operator API: operators found, refused with the reason, built again, compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+ops = pytest.importorskip("cutlass.operators", reason="pip install nvidia-cutlass-operators")
+
+from layoutgemm import operators
+from layoutgemm.kernels.epilogue.chain import Epilogue
+from layoutgemm.operators.api import missing_name
+from layoutgemm.operators.epilogues import finish_for
+
+BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
+TARGETS = ("80", "86", "90a", "100a", "120a")
+
+
+def dense(m: int, n: int, k: int, *batch: int, kind: Any = BF16, into: Any = None, total: Any = None) -> Any:
+    a, b = torch.empty(*batch, m, k, dtype=kind), torch.empty(*batch, n, k, dtype=kind).mT
+    c = torch.empty(*batch, m, n, dtype=into or kind)
+    return ops.GemmArguments(a, b, c, total or (torch.float32 if kind.is_floating_point else torch.int32))
+
+
+def scaled(block_b: tuple[int, ...] = (1, 128, 128), swizzle: str = "SwizzleNone") -> Any:
+    a, b = torch.empty(256, 256).to(FP8), torch.empty(512, 256).to(FP8).mT
+    how = ops.ScaleSwizzleMode[swizzle]
+    scale_b = torch.empty(512 // block_b[1], 2)
+    return ops.GemmArguments(
+        ops.ScaledOperand(a, torch.empty(256, 2), (1, 1, 128), how), ops.ScaledOperand(b, scale_b, block_b, how),
+        torch.empty(256, 512, dtype=BF16), torch.float32,
+    )  # fmt: skip
+
+
+def grouped(along: str) -> Any:
+    """Three groups of rows, columns or K, in orders that the kernel reads."""
+    new = {
+        "m": lambda: (torch.empty(256, 128), torch.empty(3, 128, 64), torch.empty(256, 64)),
+        "n": lambda: (torch.empty(3, 64, 128), torch.empty(256, 128).mT, torch.empty(256, 64).mT),
+        "k": lambda: (torch.empty(256, 64).mT, torch.empty(256, 128), torch.empty(3, 64, 128)),
+    }[along]
+    ends = torch.tensor([100, 200, 256], dtype=torch.int32)
+    return ops.IndexPtrGroupedGemmArguments(*[x.to(BF16) for x in new()], torch.float32, ends, along)
+
+
+def fused(function: Any, **given: Any) -> Any:
+    a, b, d = (torch.empty(256, 256, dtype=BF16) for _ in range(3))
+    return ops.GemmArguments(a, b, d, torch.float32, epilogue=ops.EpilogueArguments(function, **{"D": d, **given}))
+
+
+def ours(args: Any, target: str = "90a") -> list[Any]:
+    return ops.get_operators(args, target_sm=target, providers=[operators.LayoutgemmProvider])
+
+
+def built_again(operator: Any) -> Any:
+    """The operator from metadata whose design went through bytes."""
+    design = pickle.loads(pickle.dumps(operator.metadata.design))
+    return operator.metadata.operator_class(dataclasses.replace(operator.metadata, design=design))
+
+
+def linear(accum, alpha, C):  # type: ignore[no-untyped-def]
+    # read, never run
+    t = accum * alpha + C
+    D = gelu(t) - 1  # noqa: F821
+    return D
+
+
+def test_the_provider_is_registered_in_front() -> None:
+    assert next(iter(ops.available_providers)) == "layoutgemm"
+    found = ops.get_operators(dense(512, 512, 512), target_sm="90a")
+    names = [operator.metadata.operator_name.partition(".")[0] for operator in found]
+    assert names[0] == "layoutgemm" and names.count("layoutgemm") == 1
+    assert "cutedsl" in names
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("batch", [(), (3,), (1,)])
+def test_one_operator_a_problem(target: str, batch: tuple[int, ...]) -> None:
+    args = dense(256, 512, 128, *batch)
+    (operator,) = ours(args, target)
+    assert operator.supports(args, target)
+    design = operator.metadata.design
+    made = design.kernel.plan(256, 512, 128, 2 if batch == (3,) else 1)
+    assert design.code == made.arch.name == {"86": "sm_80"}.get(target, f"sm_{target}")
+    assert design.tile_shape == tuple(made.tile) and "EFC" not in type(operator).__name__
+
+
+def test_the_kernel_is_that_of_matmul() -> None:
+    import layoutgemm
+
+    args = dense(4096, 4096, 4096)
+    (operator,) = ours(args)
+    a, b = torch.empty(4096, 4096, dtype=BF16, device="meta"), torch.empty(4096, 4096, dtype=BF16, device="meta").mT
+    plan = operator.metadata.design.kernel.plan(4096, 4096, 4096, 1)
+    assert str(plan) == layoutgemm.explain_matmul(a, b).kernel
+
+
+@pytest.mark.parametrize("args", [dense(256, 512, 128), scaled(), *map(grouped, "mnk")], ids=["dense", "fp8", *"mnk"])
+def test_operators_are_built_again_from_metadata(args: Any) -> None:
+    (operator,) = ours(args)
+    again = built_again(operator)
+    assert again is not operator and again.supports(args, "90a")
+
+
+def test_a_name_is_the_same_in_another_process() -> None:
+    program = (
+        "import tests.operators.test_provider as t; "
+        "print(*[t.ours(x)[0].metadata.operator_name for x in (t.dense(64, 64, 64), t.scaled(), t.grouped('m'))])"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert said == [ours(x)[0].metadata.operator_name for x in (dense(64, 64, 64), scaled(), grouped("m"))]
+
+
+@pytest.mark.parametrize(
+    ("args", "target", "part"),
+    [
+        (dense(256, 256, 256), "90", "target 90"),
+        (dense(256, 256, 256), "100a", "runs sm_100a, and the operator is of sm_90a"),
+        (dense(256, 256, 256, 4), "90a", "no kernel for"),
+        (dense(256, 256, 100), "90a", "these arguments need|copies nothing|no kernel"),
+        (dense(256, 0, 256), "90a", "out|a size is 0"),
+        (dense(256, 256, 256, total=torch.float16), "90a", "accumulator"),
+        (dense(256, 256, 256, kind=torch.float32), "90a", "float32"),
+        (fused("def f(accum): D = relu(accum); return D"), "90a", "these arguments need"),
+    ],
+)
+def test_supports_refuses_with_the_reason(args: Any, target: str, part: str) -> None:
+    (operator,) = ours(dense(256, 256, 256))
+    status = operator._supports(args, ops.TargetSm(target))
+    assert not status
+    assert any(text in str(status.error) for text in part.split("|")), status.error
+
+
+@pytest.mark.parametrize(
+    "args",
+    [dense(64, 64, 64, kind=torch.float32), dense(64, 64, 64, total=torch.float16), scaled(swizzle="Swizzle32x4x4")],
+)
+def test_no_operator_for_what_no_kernel_computes(args: Any) -> None:
+    assert ours(args) == []
+
+
+def test_operands_that_need_a_copy_are_refused() -> None:
+    args = grouped("n")
+    made = ops.IndexPtrGroupedGemmArguments(
+        torch.empty(3, 64, 128, dtype=BF16), torch.empty(128, 256, dtype=BF16), torch.empty(64, 256, dtype=BF16),
+        torch.float32, torch.tensor([100, 200, 256], dtype=torch.int32), "n",
+    )  # fmt: skip
+    (operator,) = ours(args)
+    assert ours(made) == []
+    assert "copies nothing" in str(operator._supports(made, ops.TargetSm("90a")).error)
+
+
+def test_an_epilogue_is_what_its_source_says() -> None:
+    given = {"alpha": 2.0, "C": torch.empty(256, dtype=BF16)}
+    finish = finish_for(fused(linear, **given))
+    assert finish is not None and finish.epilogue is not None
+    x, c = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4), np.arange(4, dtype=np.float32)
+    found = Epilogue(*finish.epilogue.steps).reference(x, alpha=2.0, C=c).c
+    want = torch.nn.functional.gelu(torch.from_numpy(x * 2.0 + c)) - 1
+    assert np.allclose(found, want.numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("source", "part"),
+    [
+        ("def f(accum): D = accum; total = sum(accum); return D, total", "sum"),
+        ("def f(accum): D = reshape(accum, accum); return D", "reshape"),
+        ("def f(accum): D = accum; F = accum; return D, F", "returns D alone"),
+    ],
+)
+def test_an_epilogue_that_no_kernel_has_is_refused(source: str, part: str) -> None:
+    from layoutgemm.errors import OperandError
+    from layoutgemm.operators.epilogues import step_of
+
+    with pytest.raises(OperandError, match=part):
+        step_of(source, [])
+
+
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [
+        ({"alpha": 1.0, "C": torch.empty(1, dtype=BF16)}, "shape"),
+        ({"alpha": 1.0, "C": torch.empty(256, dtype=BF16), "D": torch.empty(256, 256, dtype=BF16)}, "another tensor"),
+        ({"alpha": 1.0, "C": ops.Load(torch.empty(256, dtype=BF16), via="sync_gmem_load")}, "transport"),
+    ],
+)
+def test_an_epilogue_operand_that_does_not_fit_is_refused(given: dict[str, Any], part: str) -> None:
+    from layoutgemm.errors import OperandError
+
+    args = fused(linear, **given)
+    with pytest.raises(OperandError, match=part):
+        finish_for(args)
+    assert ours(args) == []
+
+
+def test_an_epilogue_needs_wgmma_or_tcgen05() -> None:
+    args = fused(linear, alpha=2.0, C=torch.empty(256, dtype=BF16))
+    assert [len(ours(args, target)) for target in TARGETS] == [0, 0, 1, 1, 0]
+
+
+def test_an_api_without_a_name_is_refused_by_it() -> None:
+    lacking = type("old", (), dict.fromkeys(("GemmArguments", "Provider"), 1))
+    assert missing_name(lacking) == "IndexPtrGroupedGemmArguments"
+
+
+def test_an_absent_api_is_refused_by_name() -> None:
+    program = "import sys; sys.modules['cutlass.operators'] = None; import layoutgemm.operators"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stderr
+    assert "pip install nvidia-cutlass-operators" in said
+
+
+def compiled(args: Any, target: str) -> Any:
+    (operator,) = ours(args, target)
+    artifact = built_again(operator).compile(args, target)
+    assert f".target sm_{ {'86': '80'}.get(target, target) }" in artifact.compiled_obj.ptx
+    return artifact
+
+
+@pytest.mark.parametrize("target", ["80", "90a", "100a", "120a"])
+def test_kernels_compile_from_metadata(target: str) -> None:
+    assert str(compiled(dense(256, 256, 256), target).compiled_for) == target
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("args", [scaled(), *map(grouped, "mk")], ids=["fp8", *"mk"])
+def test_scaled_and_grouped_kernels_compile_from_metadata(args: Any) -> None:
+    compiled(args, "90a")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["90a", "100a"])
+def test_kernels_with_epilogues_compile_from_metadata(target: str) -> None:
+    compiled(fused(linear, alpha=2.0, C=torch.empty(256, dtype=BF16)), target)
+
+
+class Recorded:
+    """In place of a launch on a GPU: its arguments."""
+
+    def __init__(self, problem: Any, shape: Any, kind: Any, device: int) -> None:
+        self.problem, self.calls = problem, []  # type: ignore[var-annotated]
+
+    def launch(self, *given: Any) -> None:
+        self.calls.append(given)
+
+
+def test_a_run_passes_addresses_stream_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from layoutgemm.operators import dense as module
+
+    monkeypatch.setattr(module, "Prepared", Recorded)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    args = fused(linear, alpha=2.0, C=torch.empty(256, dtype=BF16))
+    (operator,) = ours(args)
+    operator.run(args, ops.CompiledArtifact(None, operator, ops.TargetSm("90a")), 77, None, True)
+    ((prepared,),) = [list(operator._kept.values())]
+    ((a, b, c, stream, words),) = prepared.calls
+    assert (a, b, c) == tuple(int(x.tensor.data_ptr) for x in (args.A, args.B, args.out))
+    assert stream == 77 and 0x40000000 in words  # 2.0
+    assert prepared.problem.config == operator.kernel.choice
+
+
+# ---------------------------------------------------------------------------------------------------------- on a GPU
+
+
+def on_gpu(args: Any) -> None:
+    """Run our operator, built again from its metadata, on the current stream."""
+    cc = "".join(map(str, torch.cuda.get_device_capability()))
+    target = f"{cc}a" if int(cc) >= 90 else cc
+    (operator,) = ours(args, target)
+    again = built_again(operator)
+    again.run(args, again.compile(args, target), torch.cuda.current_stream())
+    torch.cuda.synchronize()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [(), (3,)])
+@pytest.mark.parametrize("size", [(512, 384, 256), (1000, 504, 264)])
+def test_dense_products_on_a_gpu(size: tuple[int, int, int], batch: tuple[int, ...]) -> None:
+    m, n, k = size
+    a, b = torch.randn(*batch, m, k, device="cuda").bfloat16(), torch.randn(*batch, k, n, device="cuda").bfloat16()
+    c = torch.empty(*batch, m, n, device="cuda", dtype=BF16)
+    on_gpu(ops.GemmArguments(a, b, c, torch.float32))
+    want = a.double() @ b.double()
+    assert (c.double() - want).abs().max() <= want.abs().max() * 2**-8
+
+
+@pytest.mark.gpu
+def test_an_epilogue_on_a_gpu() -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("an epilogue is fused on compute capability 9.0")
+    a, b = (torch.randn(256, 256, device="cuda").bfloat16() for _ in range(2))
+    bias, d = torch.randn(256, device="cuda").bfloat16(), torch.empty(256, 256, device="cuda", dtype=BF16)
+    epilogue = ops.EpilogueArguments(linear, alpha=2.0, C=bias, D=d)
+    on_gpu(ops.GemmArguments(a, b, d, torch.float32, epilogue=epilogue))
+    want = torch.nn.functional.gelu(a.double() @ b.double() * 2 + bias.double()) - 1
+    assert (d.double() - want).abs().max() <= want.abs().max() * 2**-7
+
+
+@pytest.mark.gpu
+def test_scaled_and_grouped_products_on_a_gpu() -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("scaled and grouped products run on compute capability 9.0")
+    a, b = torch.randn(256, 256, device="cuda").to(FP8), torch.randn(512, 256, device="cuda").to(FP8).mT
+    sa, sb, c = (
+        torch.rand(256, 2, device="cuda"),
+        torch.rand(4, 2, device="cuda"),
+        torch.empty(256, 512).cuda().to(BF16),
+    )
+    how = ops.ScaleSwizzleMode.SwizzleNone
+    on_gpu(ops.GemmArguments(
+        ops.ScaledOperand(a, sa, (1, 1, 128), how), ops.ScaledOperand(b, sb, (1, 128, 128), how), c, torch.float32
+    ))  # fmt: skip
+    wide_a = a.double() * sa.double().repeat_interleave(128, 1)
+    wide_b = b.double() * sb.double().repeat_interleave(128, 0).repeat_interleave(128, 1).mT
+    want = wide_a @ wide_b
+    assert (c.double() - want).abs().max() <= want.abs().max() * 2**-7
+    rows, experts = torch.randn(256, 128, device="cuda").bfloat16(), torch.randn(3, 128, 64, device="cuda").bfloat16()
+    ends, out = torch.tensor([100, 200, 256], device="cuda", dtype=torch.int32), torch.empty(256, 64).cuda().to(BF16)
+    on_gpu(ops.IndexPtrGroupedGemmArguments(rows, experts, out, torch.float32, ends, "m"))
+    parts = [rows[i:j].double() @ experts[g].double() for g, (i, j) in enumerate([(0, 100), (100, 200), (200, 256)])]
+    want = torch.cat(parts)
+    assert (out.double() - want).abs().max() <= want.abs().max() * 2**-8
+
+
+@pytest.mark.gpu
+def test_beside_nvidias_operators_in_one_process() -> None:
+    """All operators that the API finds for a product give the same result; the ratio is benchmarks/'s to record."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("NVIDIA's operators for wgmma run on compute capability 9.0")
+    a, b = (torch.randn(1024, 1024, device="cuda").bfloat16() for _ in range(2))
+    want = a.double() @ b.double()
+    args = ops.GemmArguments(a, b, c := torch.empty_like(a), torch.float32)
+    found = ops.get_operators(args, target_sm="90a")
+    assert found[0].metadata.provider is operators.LayoutgemmProvider
+    for operator in found[:4]:
+        c.zero_()
+        operator.run(args, stream=torch.cuda.current_stream())
+        torch.cuda.synchronize()
+        assert (c.double() - want).abs().max() <= want.abs().max() * 2**-8, operator.metadata.operator_name
