@@ -53,7 +53,7 @@ class Target:
 
 @functools.cache
 def target() -> Target:
-    """The first of JAX's GPUs; an H200 where there is none.
+    """The first of JAX's GPUs, or an H200 where JAX has no GPU.
 
     Raises OperandError where no kernel runs on it.
     """
@@ -148,7 +148,7 @@ def _copied(x: jax.Array, copy: Copy) -> jax.Array:
 
 
 def _call(product: Product, solution: Solution, on: Target, kind: str) -> Callable[..., jax.Array]:
-    """The launches of a solution as a function of the arrays A, B and, if any, the bias."""
+    """The launches of a solution as a function of A, B and any bias."""
     require_dsl()
     try:
         import cutlass.jax
@@ -171,7 +171,7 @@ def _call(product: Product, solution: Solution, on: Target, kind: str) -> Callab
 
 
 def _start(
-    kernel: Callable[..., object], parameters: dict[str, str], solution: Solution, steps: Sequence[int], clusters: int,
+    kernel: Any, parameters: dict[str, str], solution: Solution, steps: Sequence[int], clusters: int,
     stream: object, *tensors: Any,
 ) -> None:  # fmt: skip
     """Host side, traced: each launch at the tensors' addresses, with sizes and strides as constants.

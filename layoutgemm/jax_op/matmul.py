@@ -44,8 +44,8 @@ def matmul(
     allow_tf32   whether float32 may be multiplied as tf32
 
     Sums are float32, of integers int32. On the CPU jax computes the product in float32 and rounds it once. Works under
-    jit, grad (reverse mode, any number of times; the gradient is rounded to a's type before it is multiplied) and vmap,
-    and on meshes: rows, columns, K and batch may be sharded. A call is compiled for its shapes.
+    jit, grad (reverse mode, any number of times) and vmap, and on meshes: rows, columns, K and batch may be sharded.
+    A gradient is rounded to a's type before it is multiplied. A call is compiled for its shapes.
 
     Raises TensorError for shapes that do not meet, OperandError for types that no kernel multiplies or stores.
 
@@ -140,7 +140,7 @@ _compiled = jax.jit(_differentiable, static_argnums=0)
 
 
 def gradients(product: Product, a: jax.Array, b: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The gradients of the operands, as they are given, for the gradient of the product of a's type.
+    """The gradients of both operands, for the result's gradient in a's type.
 
     Turned operands have the transposed products, and nothing is copied for them: A @ B gives grad @ B^T and A^T @ grad.
     """

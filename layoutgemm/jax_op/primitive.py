@@ -27,7 +27,6 @@ from .product import Product
 from .reference import finish
 from .shardings import axes_of, entries_of, labels_of
 
-Sharded = jax.ShapeDtypeStruct
 Compute = Callable[[Product, jax.Array, jax.Array, "jax.Array | None"], jax.Array]
 MAX_PRODUCTS = 1024  # traced functions that are kept
 
@@ -78,7 +77,9 @@ def _partitioned(product: Product) -> Callable[..., jax.Array]:
             raise OperandError(f"a sharding without named axes, {sharding}: layoutgemm.jax needs a mesh")
         return (*own, *(None,) * (rank - len(own)))
 
-    def partition(mesh: Mesh, operands: Sequence[Sharded], result: Sharded) -> tuple[object, ...]:
+    def partition(
+        mesh: Mesh, operands: Sequence[jax.ShapeDtypeStruct], result: jax.ShapeDtypeStruct
+    ) -> tuple[object, ...]:
         sizes: Mapping[str, int] = mesh.shape
         given = [spec(x.sharding, rank) for x, rank in zip(operands, ranks, strict=True)]
         axes = axes_of(labels, given, spec(result.sharding, len(labels.result)), product.sizes[2], sizes)

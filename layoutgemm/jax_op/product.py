@@ -150,7 +150,10 @@ def check_finish(
 
 
 def check_exact(product: Product) -> None:
-    """Raise OperandError where sums of integers may leave int32, at which the kernels' stop and XLA's wrap around."""
+    """Raise OperandError where sums of integers may leave int32.
+
+    The kernels' sums stop at its ends, and XLA's wrap around.
+    """
     if product.whole:
         low, high = {"int8": (-128, 127), "uint8": (0, 255)}[product.types[0]]
         low_b, high_b = {"int8": (-128, 127), "uint8": (0, 255)}[product.types[1]]

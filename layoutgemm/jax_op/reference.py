@@ -1,4 +1,4 @@
-"""Products by jax on the CPU, and what follows the sums where no kernel does it: in float32, rounded once."""
+"""Products by jax on the CPU; bias and activation outside of kernels. In float32, rounded once."""
 
 from __future__ import annotations
 

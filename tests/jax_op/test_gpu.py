@@ -64,7 +64,7 @@ COPIED = [
 
 @pytest.mark.parametrize("product", COPIED, ids=str)
 def test_copies_lie_as_the_solution_says(product: Product) -> None:
-    """A copy is read through the solution's strides, in which the operand's elements must be found."""
+    """A copy, read through the solution's strides, holds the operand's elements."""
     problem = gpu.problem_of(product, TARGET)
     copies = gpu.solution_of(product, TARGET).copies[:2]
     assert any(copies), "choose an example that is copied"
