@@ -5,7 +5,7 @@ Layouts and proofs   Layout, Swizzle, ComposedLayout, E, parse, dim, dims, Facts
 Atoms                wgmma, smem_tile; the others are in `layoutgemm.atoms`, budgets and banks in `layoutgemm.checks`
 Kernels              plan, GemmPlan, Operand, Sm80Plan, Sm90Plan, Sm100Plan and their Sm80Config, Sm90Config,
                      Sm100Config; on torch tensors matmul, gemm, scaled_matmul, grouped_matmul, fp8_matmul,
-                     explain_matmul, tune
+                     explain_matmul, tune; on JAX's arrays jax.matmul
 Tools                emulate, emulate_ptx, emulated_gpu, mutate, mutate_ptx, from_cute
 
 Every refusal is a LayoutError; `layoutgemm.errors` has its kinds. Pictures are in `layoutgemm.view`.
@@ -77,32 +77,35 @@ _LATER = {
     "tune": "torch_op.tuning",
     "wgmma": "atoms",
 }
+_DOORS = frozenset({"jax"})  # modules that need another framework
 _old_name = old_names(__name__, frames=1)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _LATER and name not in _DOORS:
         return _old_name(name)
     from importlib import import_module
 
+    needs, without = (
+        ("jax", "") if name in _DOORS else ("torch", "; layouts, proofs, plans and the emulator do without")
+    )
     try:
-        module = import_module(f".{_LATER[name]}", __name__)
+        module = import_module(f".{_LATER.get(name, name)}", __name__)
     except ModuleNotFoundError as error:
-        if error.name != "torch":
+        if error.name != needs:
             raise
-        way_out = "pip install 'layoutgemm[torch]'; layouts, proofs, plans and the emulator do without"
-        said = f"layoutgemm.{name} needs torch: {way_out}"
+        said = f"layoutgemm.{name} needs {needs}: pip install 'layoutgemm[{needs}]'{without}"
         # `from layoutgemm import matmul` calls importlib's hasattr, which would drop the text of an AttributeError.
         if sys._getframe(1).f_code.co_name == "_handle_fromlist":
-            raise ModuleNotFoundError(said, name="torch") from None
+            raise ModuleNotFoundError(said, name=needs) from None
         raise AttributeError(said, name=name, obj=sys.modules[__name__]) from None
-    value = getattr(module, name)
+    value = module if name in _DOORS else getattr(module, name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted({*globals(), *_LATER, *_DOORS})
 
 
 # The names of a star import at a prompt: all but those that need torch, which takes seconds to load.

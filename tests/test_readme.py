@@ -191,7 +191,8 @@ def readme() -> str:
 
 
 def absent() -> frozenset[str]:
-    lacking = {tag for tag, name in (("dsl", "cutlass"), ("torch", "torch")) if importlib.util.find_spec(name) is None}
+    named = (("dsl", "cutlass"), ("torch", "torch"), ("jax", "jax"))
+    lacking = {tag for tag, name in named if importlib.util.find_spec(name) is None}
     if "torch" not in lacking:
         import torch
 

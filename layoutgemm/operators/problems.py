@@ -20,8 +20,8 @@ from ..kernels.sm90.choose.occupancy import Places
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm100.plan import Sm100Config
 from ..torch_op.compute import wide_type
-from ..torch_op.prepared import Finish, alignment_of, code_of, gpu, target
-from ..torch_op.problem import Problem, Solution, StridedOperand
+from ..torch_op.prepared import Finish, alignment_of, gpu, target
+from ..torch_op.problem import Problem, Solution, StridedOperand, code_of
 from ..torch_op.solver import solve
 from ..torch_op.types import C_NAMES, NAMES
 from .api import api
@@ -48,7 +48,7 @@ def code_for(asked: api.TargetSm | None) -> str:
     """
     if asked is None:
         return target(torch.cuda.current_device() if torch.cuda.is_available() else -1)[0]
-    code = BLACKWELL if (asked.major, asked.minor) == (10, 0) else code_of(asked.major, asked.minor)
+    code = BLACKWELL if (asked.major, asked.minor) == (10, 0) else code_of((asked.major, asked.minor))
     made = None if code is None else api.TargetSm(code.removeprefix("sm_"))
     if code is None or made is None or not made.is_portable_to(asked):
         raise OperandError(f"target {asked}: layoutgemm's kernels are for 80 to 89, 90a, 100a and 120a")

@@ -17,12 +17,40 @@ begin at the second line again.
 Under torch.compile, `compiled` calls the checks, and `library` follows.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from ..moved import old_names
-from .explain import explain_matmul
-from .operator import gemm, matmul
-from .scaled_grouped import grouped_matmul, scaled_matmul
-from .tuning import tune
+
+if TYPE_CHECKING:
+    from .explain import explain_matmul as explain_matmul
+    from .operator import gemm as gemm
+    from .operator import matmul as matmul
+    from .scaled_grouped import grouped_matmul as grouped_matmul
+    from .scaled_grouped import scaled_matmul as scaled_matmul
+    from .tuning import tune as tune
 
 __all__ = ["explain_matmul", "gemm", "grouped_matmul", "matmul", "scaled_matmul", "tune"]
 
-__getattr__ = old_names(__name__)
+# Loaded on first use: `problem`, `solver` and `choose` serve frameworks without torch, too.
+_LATER = {
+    "explain_matmul": "explain",
+    "gemm": "operator",
+    "grouped_matmul": "scaled_grouped",
+    "matmul": "operator",
+    "scaled_matmul": "scaled_grouped",
+    "tune": "tuning",
+}
+_old_name = old_names(__name__, frames=1)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        return _old_name(name)
+    value = getattr(import_module(f".{_LATER[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

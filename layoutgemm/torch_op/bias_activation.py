@@ -18,11 +18,12 @@ import torch
 
 from ..errors import OperandError
 from ..kernels.epilogue.chain import ACTIVATIONS as IN_KERNEL
-from ..kernels.epilogue.chain import Activation, Bias, Epilogue, Residual, Scale, Step
+from ..kernels.epilogue.chain import Epilogue, Residual, Scale, Step
 from ..kernels.epilogue.parameters import Placed, words_of
 from ..kernels.run.operand_checks import addressed
 from ..moved import old_names
 from .prepared import Finish
+from .problem import bias_epilogue
 from .reference import rounded
 from .types import C_NAMES, READ, Scalar
 
@@ -96,7 +97,7 @@ def fused(bias: torch.Tensor | None, activation: str | None, kind: torch.dtype, 
         return None
     at = 0 if bias is None else bias.data_ptr()
     aligned = at % 16 == 0
-    epilogue = _epilogue(None if bias is None else C_NAMES[bias.dtype], activation, aligned and columns % 2 == 0)
+    epilogue = bias_epilogue(None if bias is None else C_NAMES[bias.dtype], activation, aligned and columns % 2 == 0)
     words = () if bias is None else (at, 0)
     return Finish(epilogue, words, (*key_of(bias, activation), *(() if aligned else ("off",))))
 
@@ -104,14 +105,6 @@ def fused(bias: torch.Tensor | None, activation: str | None, kind: torch.dtype, 
 def key_of(bias: torch.Tensor | None, activation: str | None) -> tuple[object, ...]:
     """Cache key of a bias that is aligned to 16 bytes, and an activation."""
     return None if bias is None else (bias.shape, bias.stride(), bias.dtype), activation
-
-
-@functools.lru_cache(256)
-def _epilogue(bias: str | None, activation: str | None, pairs: bool) -> Epilogue:
-    steps: list[Step] = [] if bias is None else [Bias("n", bias)]
-    if activation is not None:
-        steps.append(Activation(activation))
-    return Epilogue(*steps).in_pairs(pairs)
 
 
 def fused_gemm(

@@ -10,8 +10,8 @@ import torch
 from ..errors import OperandError
 from ..kernels.compile.worker import plan_of
 from ..kernels.run.emulated import emulate_launch
-from .launch import arguments, copied, empty_copy
-from .problem import Solution
+from .launch import copied, empty_copy
+from .problem import Solution, arguments
 
 
 def emulate(

@@ -21,13 +21,8 @@ from ..kernels.compile import worker as compile_apart
 from ..kernels.compile.compiler import CompiledGemm
 from ..kernels.compile.launcher import THREAD, Block, bind, error_name
 from ..kernels.compile.worker import Kernel
-from ..kernels.epilogue.chain import MAX_WORDS
-from ..kernels.sm80.choose import Sm80Choice
-from ..kernels.sm80.plan import Sm80Config
-from ..kernels.sm90.choose.occupancy import Places
-from ..kernels.sm90.choose.rules import Sm90Choice
 from ..moved import old_names
-from .problem import Copy, Problem, Solution, StridedOperand, contiguous_strides
+from .problem import Copy, Problem, Solution, StridedOperand, arguments, contiguous_strides, workers
 from .solver import solve
 
 __getattr__ = old_names(__name__)
@@ -192,28 +187,6 @@ def copied(x: torch.Tensor, copy: Copy | None) -> torch.Tensor:
 def empty_copy(x: torch.Tensor, copy: Copy) -> torch.Tensor:
     """Memory for a copy, with its strides."""
     return torch.empty_strided(copy.shape, copy.strides, dtype=x.dtype, device=x.device)
-
-
-def arguments(
-    solution: Solution, pointers: Sequence[object], workers: int, words: Sequence[object] = ()
-) -> tuple[Any, ...]:
-    """A launch's arguments, as the kernel's `parameters` name them; the epilogue's words come last."""
-    choice = solution.kernel.choice
-    own = choice.arguments(pointers, solution.sizes, solution.leading, solution.strides, workers)
-    return (*own, *words, *[0] * (MAX_WORDS - len(words))) if solution.kernel.epilogue else own
-
-
-def workers(solution: Solution, places: Places) -> int:
-    """Clusters that run at a time: one more would begin when another has ended, and have as much to do."""
-    return places.resident(cluster_size(solution.kernel.choice))
-
-
-def cluster_size(choice: Sm90Choice | Sm80Choice) -> int:
-    """Blocks of a cluster."""
-    config = choice.config
-    if isinstance(config, Sm80Config):
-        return 1
-    return config.cluster[0] * config.cluster[1] * config.split
 
 
 def kernel(solution: Solution) -> CompiledGemm:

@@ -21,7 +21,7 @@ from ..kernels.sm90.choose.occupancy import Places
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.plan import Sm90Config
 from .launch import Prepared
-from .problem import Problem, StridedOperand, contiguous_strides, gated_shapes
+from .problem import Problem, StridedOperand, code_of, contiguous_strides, gated_shapes, shared_memory
 from .types import C_NAMES, NAMES, usual_type
 
 Config = Sm90Config | Sm90Choice
@@ -197,15 +197,6 @@ def gpu(index: int) -> tuple[Places, str]:
     return of_device(index), str(torch.cuda.get_device_properties(index).name)
 
 
-def code_of(major: int, minor: int) -> str | None:
-    """The code that a compute capability runs here, or None.
-
-    >>> code_of(8, 6), code_of(9, 0), code_of(10, 0)
-    ('sm_80', 'sm_90a', None)
-    """
-    return "sm_80" if major == 8 else {(9, 0): "sm_90a", (12, 0): "sm_120a"}.get((major, minor))
-
-
 @functools.cache
 def target(index: int) -> tuple[str, int]:
     """A GPU's code and the most bytes of shared memory of a block; -1 stands for an H200.
@@ -216,12 +207,10 @@ def target(index: int) -> tuple[str, int]:
         return "sm_90a", arch("sm_90a").smem_per_block
     found = torch.cuda.get_device_properties(index)
     version = found.major, found.minor
-    code = code_of(*version)
+    code = code_of(version)
     if code is None or torch.version.hip:
         raise OperandError(
             f"cuda:{index} is {found.name}, compute capability {found.major}.{found.minor}; these kernels run on 9.0 "
             "(H100, H200, GH200), and by mma.sync on 8.x and 12.0. torch.matmul takes the same tensors"
         )
-    # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": 99 KB on 8.6 and 8.9
-    usual = 99 << 10 if version in ((8, 6), (8, 9)) else arch(code).smem_per_block
-    return code, int(getattr(found, "shared_memory_per_block_optin", usual))
+    return code, int(getattr(found, "shared_memory_per_block_optin", shared_memory(version, code)))

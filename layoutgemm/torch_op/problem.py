@@ -7,16 +7,20 @@ Nothing here touches memory, and nothing here imports torch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from ..arch import arch
 from ..atoms.tma.rules import STRIDE_UNIT
 from ..dtypes import dtype
 from ..errors import TensorError
 from ..kernels.compile.worker import Kernel
 from ..kernels.derive import padded_leading
-from ..kernels.epilogue.chain import Epilogue
+from ..kernels.epilogue.chain import MAX_WORDS, Activation, Bias, Epilogue, Step
+from ..kernels.sm80.choose import Sm80Choice
+from ..kernels.sm80.plan import Sm80Config
 from ..kernels.sm90.choose.occupancy import Places
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..moved import old_names
@@ -276,3 +280,64 @@ class Solution:
     launches: tuple[tuple[int, int, int], ...]
     copies: tuple[Copy | None, Copy | None, Copy | None]
     why: str
+
+
+# ----------------------------------------------------------------------------------------------------------- one launch
+
+
+def arguments(
+    solution: Solution, pointers: Sequence[object], workers: int, words: Sequence[object] = ()
+) -> tuple[Any, ...]:
+    """A launch's arguments, as the kernel's `parameters` name them; the epilogue's words come last."""
+    choice = solution.kernel.choice
+    own = choice.arguments(pointers, solution.sizes, solution.leading, solution.strides, workers)
+    return (*own, *words, *[0] * (MAX_WORDS - len(words))) if solution.kernel.epilogue else own
+
+
+def workers(solution: Solution, places: Places) -> int:
+    """Clusters that run at a time: one more would begin when another has ended, and have as much to do."""
+    return places.resident(cluster_size(solution.kernel.choice))
+
+
+def cluster_size(choice: Sm90Choice | Sm80Choice) -> int:
+    """Blocks of a cluster."""
+    config = choice.config
+    if isinstance(config, Sm80Config):
+        return 1
+    return config.cluster[0] * config.cluster[1] * config.split
+
+
+@functools.lru_cache(256)
+def bias_epilogue(bias: str | None, activation: str | None, pairs: bool) -> Epilogue:
+    """The epilogue of activation(a @ b + bias).
+
+    bias   the name of its type, or None
+    pairs  two columns are read at once: their number is even, and the bias is aligned to 16 bytes
+
+    >>> [type(step).__name__ for step in bias_epilogue("f32", "relu", True).steps]
+    ['Bias', 'Activation']
+    """
+    steps: list[Step] = [] if bias is None else [Bias("n", bias)]
+    if activation is not None:
+        steps.append(Activation(activation))
+    return Epilogue(*steps).in_pairs(pairs)
+
+
+def code_of(capability: tuple[int, int]) -> str | None:
+    """The code that a GPU of this compute capability runs; None where no kernel runs on it.
+
+    >>> code_of((9, 0)), code_of((8, 6)), code_of((7, 5))
+    ('sm_90a', 'sm_80', None)
+    """
+    return "sm_80" if capability[0] == 8 else {(9, 0): "sm_90a", (12, 0): "sm_120a"}.get(capability)
+
+
+def shared_memory(capability: tuple[int, int], code: str) -> int:
+    """Bytes of shared memory that a block of such a GPU has at most.
+
+    Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+
+    >>> shared_memory((8, 9), "sm_80"), shared_memory((9, 0), "sm_90a")
+    (101376, 232448)
+    """
+    return 99 << 10 if capability in ((8, 6), (8, 9)) else arch(code).smem_per_block

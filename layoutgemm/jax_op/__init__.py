@@ -1,0 +1,9 @@
+"""The JAX operator: products of JAX arrays by layoutgemm's kernels. Its public name is `layoutgemm.jax`.
+
+matmul        checks, vectors as matrices, and the derivative (custom_vjp)
+product       the value that a product is traced as: shapes, types, bias, activation
+primitive     one product of matrices or batches: vmap, shardings, and the lowering for each platform
+shardings     axes of a mesh, factor by factor, and what each device multiplies
+gpu           the problem's solution as a call of `cutlass.jax`
+reference     on the CPU, by jax in float32, rounded once; and all that follows the sums outside a kernel
+"""

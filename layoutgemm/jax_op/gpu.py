@@ -1,0 +1,191 @@
+"""A product on the GPU: solved by `torch_op.solver`, launched by `cutlass.jax.cutlass_call`.
+
+    Product --problem_of--> Problem --solve--> Solution --multiply--> copies as XLA operations, one call of the kernel
+
+The call is compiled when XLA lowers the program, for the shapes that it is traced with. XLA's arrays are contiguous and
+aligned to 16 bytes at least. Where no GPU is found (a lowering on another machine), it is solved for an H200.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..arch import arch
+from ..errors import OperandError, PlanError
+from ..kernels.compile import cache as object_cache
+from ..kernels.compile.compiler import kernel_facts, kernel_of, require_dsl
+from ..kernels.compile.launcher import runtime_library
+from ..kernels.run.occupancy import places
+from ..kernels.sm90.choose.occupancy import Places
+from ..torch_op.problem import (
+    Copy,
+    Ints,
+    Problem,
+    Solution,
+    StridedOperand,
+    arguments,
+    bias_epilogue,
+    code_of,
+    contiguous_strides,
+    shared_memory,
+    workers,
+)
+from ..torch_op.solver import solve
+from .product import C_NAMES, NAMES, Product, bytes_of
+from .reference import finish
+
+
+@dataclass(frozen=True)
+class Target:
+    """A GPU that a product is solved for: its code, shared memory of a block in bytes, clusters at a time, name."""
+
+    code: str = "sm_90a"
+    smem: int = field(default_factory=lambda: arch("sm_90a").smem_per_block)
+    places: Places = field(default_factory=Places)
+    name: str = "NVIDIA H200"
+
+
+@functools.cache
+def target() -> Target:
+    """The first of JAX's GPUs, or an H200 where JAX has no GPU.
+
+    Raises OperandError where no kernel runs on it.
+    """
+    try:
+        found = jax.local_devices(backend="cuda")[0]
+    except RuntimeError:  # no such backend
+        return Target()
+    major, minor = (int(part) for part in found.compute_capability.split("."))
+    code = code_of((major, minor))
+    if code is None:
+        raise OperandError(
+            f"{found} is {found.device_kind}, compute capability {major}.{minor}; these kernels run on 9.0 (H100, "
+            "H200, GH200), and by mma.sync on 8.x and 12.0. jax.numpy.matmul takes the same arrays"
+        )
+    processors = int(found.core_count)
+    room = places(int(found.local_hardware_id), processors) if major >= 9 else Places(processors)
+    return Target(code, shared_memory((major, minor), code), room, str(found.device_kind))
+
+
+def fuses(product: Product, on: Target) -> bool:
+    """True if the kernel adds the bias and computes the activation, if any."""
+    return (product.bias is None and product.activation is None) or on.code == "sm_90a"
+
+
+def problem_of(product: Product, on: Target) -> Problem:
+    """The product as a problem: without bias and activation, and stored wide, where the kernel has no epilogue.
+
+    >>> found = problem_of(Product((64, 32), (48, 32), ("bfloat16",) * 3, (False, True)), Target())
+    >>> found.b.shape, found.b.strides
+    ((32, 48), (1, 32))
+    """
+    kind = product.types[2] if fuses(product, on) else product.wide
+    epilogue = None
+    if fuses(product, on) and (product.bias is not None or product.activation is not None):
+        of_bias = None if product.bias is None else C_NAMES[product.bias]
+        epilogue = bias_epilogue(of_bias, product.activation, product.sizes[1] % 2 == 0)
+    return Problem(
+        _operand(product.a, NAMES[product.types[0]], product.turned[0]),
+        _operand(product.b, NAMES[product.types[1]], product.turned[1]),
+        _operand(product.result, C_NAMES[kind], turned=False),
+        on.places, on.name, epilogue=epilogue, code=on.code, smem=on.smem,
+    )  # fmt: skip
+
+
+def _operand(shape: Ints, name: str, turned: bool) -> StridedOperand:
+    strides = contiguous_strides(shape)
+    if turned:
+        shape, strides = (*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2])
+    return StridedOperand(shape, strides, name)
+
+
+@functools.lru_cache(1024)
+def solution_of(product: Product, on: Target) -> Solution:
+    """The kernel, launches and copies of a product without empty sizes.
+
+    Raises OperandError where no kernel exists for the types or sizes.
+    """
+    found = solve(problem_of(product, on))
+    if found.copies[2] is not None:
+        raise OperandError(f"no kernel stores a contiguous C of {product.result}: {found.copies[2].why}")
+    return found
+
+
+def multiply(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """The product by a kernel: what `primitive` lowers to on a GPU.
+
+    Raises PlanError without the CuTe DSL and its `cutlass.jax`, OperandError where no kernel exists.
+    """
+    *_, kind = product.types
+    if 0 in (*product.result, product.sizes[2]):  # an empty sum is 0
+        return finish(jnp.zeros(product.result, product.wide), bias, product.activation, kind)
+    on = target()
+    found = solution_of(product, on)
+    operands = [
+        x if copy is None else _copied(jnp.swapaxes(x, -1, -2) if turned else x, copy)
+        for x, copy, turned in zip((a, b), found.copies[:2], product.turned, strict=True)
+    ]
+    if not fuses(product, on):
+        sums = _call(product, found, on, product.wide)(*operands)
+        return finish(sums, bias, product.activation, kind)
+    result: jax.Array = _call(product, found, on, kind)(*operands, *(() if bias is None else (bias,)))
+    return result
+
+
+def _copied(x: jax.Array, copy: Copy) -> jax.Array:
+    """The operand as a contiguous array with the copy's strides: lines are padded with zeros."""
+    x = jnp.broadcast_to(x, copy.shape)
+    if copy.strides[-1] != 1:
+        x = jnp.swapaxes(x, -1, -2)
+    leading = max(copy.strides[-2:])
+    return jnp.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, leading - x.shape[-1])])
+
+
+def _call(product: Product, solution: Solution, on: Target, kind: str) -> Callable[..., jax.Array]:
+    """The launches of a solution as a function of A, B and any bias."""
+    require_dsl()
+    try:
+        import cutlass.jax
+    except ImportError as error:
+        raise PlanError(f"layoutgemm.jax launches by cutlass.jax, which does not import here: {error}") from None
+
+    runtime_library()  # exporting the call links its host half against these symbols
+    plan = solution.kernel.plan(*solution.sizes)
+    steps = [bytes_of(each) for each in (*product.types[:2], kind)]
+    clusters = workers(solution, on.places)
+    facts = {**kernel_facts(plan), "launches": solution.launches, "sizes": solution.sizes, "workers": clusters,
+             "leading": solution.leading, "strides": solution.strides}  # fmt: skip
+    call: Callable[..., jax.Array] = cutlass.jax.cutlass_call(
+        functools.partial(_start, kernel_of(plan.for_any_size()), plan.parameters, solution, steps, clusters),
+        output_shape_dtype=jax.ShapeDtypeStruct(product.result, jnp.dtype(kind)),
+        compile_options=f"--gpu-arch {on.code}",
+        compile_key=object_cache.key_of(facts),
+    )
+    return call
+
+
+def _start(
+    kernel: Any, parameters: dict[str, str], solution: Solution, steps: Sequence[int], clusters: int,
+    stream: object, *tensors: Any,
+) -> None:  # fmt: skip
+    """Host side, traced: each launch at the tensors' addresses, with sizes and strides as constants.
+
+    kernel, parameters  the DSL's kernel, and the kinds of what it takes
+    steps               bytes of an element of A, B and C
+    tensors             A, B, the bias if any, and C
+    """
+    from cutlass import Int32, Int64
+
+    kinds = {"address": Int64, "size": Int32, "stride": Int64, "word": Int64}
+    a, b, *bias, c = [Int64(tensor.iterator.toint()) for tensor in tensors]
+    words = (*bias, 0) if bias else ()
+    for at in solution.launches:
+        pointers = [x + place * step for x, place, step in zip((a, b, c), at, steps, strict=True)]
+        values = arguments(solution, pointers, clusters, words)
+        kernel(*[kinds[kind](value) for kind, value in zip(parameters.values(), values, strict=True)], stream)

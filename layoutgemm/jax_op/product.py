@@ -1,0 +1,168 @@
+"""A product of JAX arrays as a value: what a trace knows of it. Nothing here imports jax.
+
+shapes and types of a, b and bias  --checked-->  Product (hashable)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..dtypes import dtype
+from ..errors import OperandError, TensorError
+from ..kernels.epilogue.chain import ACTIVATIONS
+from ..torch_op.problem import C_TYPES, Ints, broadcast
+
+# JAX's types and the names that plans use for them. float32 is multiplied as tf32.
+NAMES: Mapping[str, str] = {
+    "bfloat16": "bf16", "float16": "f16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "float32": "tf32",
+    "int8": "i8", "uint8": "u8",
+}  # fmt: skip
+C_NAMES: Mapping[str, str] = {**NAMES, "float32": "f32", "int32": "i32"}
+TYPES: Mapping[str, str] = {name: kind for kind, name in C_NAMES.items()}
+BIASES = ("float32", "bfloat16", "float16")
+_MIXED = ({"float8_e4m3fn", "float8_e5m2"}, {"int8", "uint8"})  # two kinds that may meet in one product
+
+
+@dataclass(frozen=True)
+class Product:
+    """activation(A @ B + bias) of matrices, or of batches of them, which broadcast.
+
+    a, b        shapes as the arrays have them: (..., m, k) and (..., k, n), the last two exchanged where `turned`
+    types       of a, b and of the result, as JAX names them
+    turned      whether a, and whether b, holds the transposes of the matrices that are multiplied
+    bias        the type of a vector of n, or None
+    activation  a name, or None
+    """
+
+    a: Ints
+    b: Ints
+    types: tuple[str, str, str]
+    turned: tuple[bool, bool] = (False, False)
+    bias: str | None = None
+    activation: str | None = None
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """m, n, k."""
+        m, k = self.a[-2:][::-1] if self.turned[0] else self.a[-2:]
+        return m, self.b[-2] if self.turned[1] else self.b[-1], k
+
+    @property
+    def batch(self) -> Ints:
+        """The shape of the result's batch."""
+        return broadcast(self.a[:-2], self.b[:-2])
+
+    @property
+    def result(self) -> Ints:
+        """The result's shape."""
+        return (*self.batch, *self.sizes[:2])
+
+    @property
+    def whole(self) -> bool:
+        """True for integers, whose sums are int32."""
+        return self.types[0] in ("int8", "uint8")
+
+    @property
+    def wide(self) -> str:
+        """The type of the sums."""
+        return "int32" if self.whole else "float32"
+
+
+def check_types(a: str, b: str, allow_tf32: bool) -> None:
+    """Raise TensorError or OperandError unless a kernel multiplies arrays of these types.
+
+    >>> check_types("float64", "float64", False)
+    Traceback (most recent call last):
+    ...
+    layoutgemm.errors.OperandError: a and b are float64; this library multiplies bfloat16, float16, float8_e4m3fn, \
+float8_e5m2, float32, int8, uint8. jax.numpy.matmul takes float64
+    """
+    if a != b and not any({a, b} == kinds for kinds in _MIXED):
+        raise TensorError(f"a is {a} and b is {b}: both have one type, or are 8-bit floats, or 8-bit integers")
+    if a not in NAMES:
+        raise OperandError(f"a and b are {a}; this library multiplies {', '.join(NAMES)}. jax.numpy.matmul takes {a}")
+    if a == "float32" and not allow_tf32:
+        raise OperandError(
+            "a and b are float32, and the tensor cores would round them to tf32 (11 bits of significand): say "
+            "allow_tf32=True, convert them to bfloat16 or float16, or use jax.numpy.matmul"
+        )
+
+
+def stored_as(multiplied: str, asked: str | None) -> str:
+    """The result's type. Raises OperandError for one that the kernels do not store.
+
+    >>> stored_as("float8_e4m3fn", None), stored_as("int8", "float32")
+    ('bfloat16', 'float32')
+    """
+    possible = [TYPES[name] for name in C_TYPES[NAMES[multiplied]]]
+    if asked is not None and asked not in possible:
+        raise OperandError(f"out_dtype {asked}: a product of {multiplied} is stored as {', '.join(possible)}")
+    return possible[0] if asked is None else asked
+
+
+def check_shapes(a: Sequence[int], b: Sequence[int], turned: tuple[bool, bool]) -> None:
+    """Raise TensorError, with the sizes, unless the shapes of two arrays can be multiplied.
+
+    >>> check_shapes((2, 3), (4, 5), (False, False))
+    Traceback (most recent call last):
+    ...
+    layoutgemm.errors.TensorError: K is 3 in a of shape (2, 3) and 4 in b of shape (4, 5)
+    """
+    for name, shape, is_turned in (("a", a, turned[0]), ("b", b, turned[1])):
+        if not shape:
+            raise TensorError(f"{name} is a scalar, of shape (): a product takes vectors, matrices and batches of them")
+        if is_turned and len(shape) < 2:
+            raise TensorError(f"transpose_{name}=True, and {name} is a vector of shape {tuple(shape)}")
+    k = a[-2] if turned[0] else a[-1]
+    k_of_b = b[-1] if turned[1] or len(b) == 1 else b[-2]
+    if k != k_of_b:
+        raise TensorError(f"K is {k} in a of shape {tuple(a)} and {k_of_b} in b of shape {tuple(b)}")
+    for left, right in zip(reversed(a[:-2]), reversed(b[:-2]), strict=False):
+        if left != right and 1 not in (left, right):
+            raise TensorError(
+                f"the batches of a {tuple(a[:-2])} and of b {tuple(b[:-2])} do not broadcast: {left} meets {right}"
+            )
+
+
+def check_finish(
+    bias: tuple[Sequence[int], str] | None, activation: object, columns: int | None, kind: str
+) -> str | None:
+    """The activation's name. Raises unless bias and activation fit a product that is stored as `kind`.
+
+    bias     shape and type
+    columns  of the result; None where b is a vector
+    """
+    if activation is not None and (not isinstance(activation, str) or activation not in ACTIVATIONS):
+        gates = " Gated products are not part of layoutgemm.jax." if activation in ("swiglu", "geglu") else ""
+        raise OperandError(f"activation {activation!r}: known are {', '.join(map(repr, ACTIVATIONS))}.{gates}")
+    if kind == "int32" and (bias is not None or activation is not None):
+        what = "a bias" if bias is not None else f"activation {activation!r}"
+        raise OperandError(f"{what}, and the product is stored as int32: out_dtype='float32' takes both")
+    if bias is not None:
+        shape, of_bias = tuple(bias[0]), bias[1]
+        if of_bias not in BIASES:
+            raise OperandError(f"bias is {of_bias}; it is one of {', '.join(BIASES)}")
+        if columns is None or shape != (columns,):
+            want = "b is a vector, and the result has no columns" if columns is None else f"the result has {columns}"
+            raise TensorError(f"bias has shape {shape}: a vector, one number for each column, and {want}")
+    return activation
+
+
+def check_exact(product: Product) -> None:
+    """Raise OperandError where sums of integers may leave int32.
+
+    The kernels' sums stop at its ends, and XLA's wrap around.
+    """
+    if product.whole:
+        low, high = {"int8": (-128, 127), "uint8": (0, 255)}[product.types[0]]
+        low_b, high_b = {"int8": (-128, 127), "uint8": (0, 255)}[product.types[1]]
+        k = product.sizes[2]
+        most = max(abs(x * y) for x in (low, high) for y in (low_b, high_b))
+        if k * most > 2**31 - 1:
+            raise OperandError(f"K = {k}: sums of up to {k} * {most} = {k * most} leave int32 (2147483647 at most)")
+
+
+def bytes_of(kind: str) -> int:
+    """Bytes of an element of a JAX type."""
+    return dtype(C_NAMES[kind]).bytes

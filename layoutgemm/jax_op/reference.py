@@ -1,0 +1,54 @@
+"""Products by jax on the CPU; bias and activation outside of kernels. In float32, rounded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+
+from ..kernels.epilogue.chain import ACTIVATIONS as IN_KERNEL
+from .product import Product, check_exact
+
+ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
+    "relu": jax.nn.relu,
+    "relu_sq": lambda x: jnp.square(jax.nn.relu(x)),
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "silu": jax.nn.silu,
+    "sigmoid": jax.nn.sigmoid,
+    "tanh": jnp.tanh,
+}
+assert set(ACTIVATIONS) == set(IN_KERNEL)
+
+
+def multiply(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """The product by jax: sums in float32, of integers in int32, rounded once.
+
+    float32 is multiplied as it is, without rounding to tf32.
+
+    Raises OperandError for integers whose sums may leave int32.
+    """
+    check_exact(product)
+    wide = jnp.dtype(product.wide)
+    a = jnp.swapaxes(a, -1, -2) if product.turned[0] else a
+    b = jnp.swapaxes(b, -1, -2) if product.turned[1] else b
+    sums = jnp.matmul(a.astype(wide), b.astype(wide), precision=jax.lax.Precision.HIGHEST)
+    return finish(sums, bias, product.activation, product.types[2])
+
+
+def finish(sums: jax.Array, bias: jax.Array | None, activation: str | None, kind: str) -> jax.Array:
+    """activation(sums + bias) as `kind`, rounded once.
+
+    sums  in float32, or in int32
+    """
+    if bias is not None or activation is not None:
+        sums = sums.astype(jnp.float32)
+    if bias is not None:
+        sums = sums + bias.astype(jnp.float32)
+    if activation is not None:
+        sums = ACTIVATIONS[activation](sums)
+    if kind.startswith("float8"):  # beyond the range its end, as in the kernels; a conversion gives NaN or inf
+        most = float(jnp.finfo(kind).max)
+        sums = jnp.clip(sums.astype(jnp.float32), -most, most)
+    return sums.astype(kind)
