@@ -103,7 +103,8 @@ def ladder_chart() -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{left + width + 60}" height="{height}" '
         f'viewBox="0 0 {left + width + 60} {height}" font-family="system-ui,sans-serif" font-size="12">',
         f"<title>TFLOP/s of each level at {found['size']}^3, bf16</title>",
-        "<style>.paper{fill:#fff}.ink{fill:#111}.base{fill:#b3261e}.rule{stroke:#b3261e}@media (prefers-color-scheme:dark)"
+        "<style>.paper{fill:#fff}.ink{fill:#111}.base{fill:#b3261e}.rule{stroke:#b3261e}"
+        "@media (prefers-color-scheme:dark)"
         "{.paper{fill:#14161a}.ink{fill:#ddd}.base{fill:#f2938c}.rule{stroke:#f2938c}}</style>",
         '<rect width="100%" height="100%" class="paper"/><g class="ink">',
         f'<text x="16" y="20" font-weight="600">TFLOP/s at {found["size"]}^3, bf16, {found["gpu"]}</text>',

@@ -25,7 +25,7 @@ def copy_svg(atom: CopyAtom, *, color: str = "auto", thread: int | None = None, 
     """Draws a copy atom: its reference tile at the source and at the destination, by thread and value.
 
     Matrices are stacked (row 8*matrix + row); a tile of one dimension goes on in lines of 64. `color`: "warp", "quad",
-    "thread", "register" or "auto"; `thread` frames one thread's elements.
+    "quad_lane", "thread", "register" or "auto"; `thread` frames one thread's elements.
 
     Raises LayoutError for an unknown colour, a thread that takes no part, and more than 65536 elements.
 

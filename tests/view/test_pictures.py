@@ -85,6 +85,7 @@ GOLDEN: dict[str, Callable[[], str]] = {
     "tiled_2x1x1_m16n8k8.svg": lambda: tiled_mma_svg(TiledMma(mma_sync("m16n8k8", "tf32"), (2, 1, 1))),
     "copy_ldmatrix_x1.svg": lambda: copy_svg(ldmatrix(1), color="register"),
     "copy_tcgen05_ld.svg": lambda: copy_svg(tcgen05_ld("16x64b", 1)),
+    "mma_quad_lanes.svg": lambda: fragment_svg(mma_sync("m16n8k8", "bf16"), "C", color="quad_lane"),
     "tiled_copy_8x64.svg": lambda: tiled_copy_svg(COPY),
     "swizzle_pair_8x64.svg": lambda: swizzle_pair_svg(ROWS, SW128),
     "fields_128B.svg": lambda: SmemDescriptor("128B", 1024, 16).svg(),
@@ -128,6 +129,15 @@ def titles(svg: str) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------------ threads, values
+
+
+def test_lanes_of_a_quad_have_a_hue_each() -> None:
+    svg = fragment_svg(MMA, "C", color="quad_lane")
+    assert [f"lane {lane} of its quad" in svg for lane in range(5)] == [True] * 4 + [False]
+    assert "Odd quads are lighter." in svg
+    for lane in range(4):  # lane l holds columns 2l and 2l + 1; rows 0, 2, ... are those of even quads
+        runs = re.findall(rf'<path d="([^"]+)" fill="{HUES[lane]}"/>', svg)
+        assert [path.count("M") for path in runs] == [8]
 
 
 def test_a_product_has_its_operands_in_line(read: Read) -> None:

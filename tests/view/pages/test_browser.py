@@ -161,7 +161,8 @@ def test_names_of_axes_are_covered_by_no_number(show):
     page.hover("A", 0)
     # The painted pixels of both layers in the lines of the names and of the columns' numbers.
     count = """([name, layer, from, to]) => {
-      const canvas = pictures.find((p) => p.name === name)[layer], ratio = canvas.width / parseFloat(canvas.style.width);
+      const canvas = pictures.find((p) => p.name === name)[layer];
+      const ratio = canvas.width / parseFloat(canvas.style.width);
       const {data} = canvas.getContext("2d").getImageData(0, from * ratio, canvas.width, (to - from) * ratio);
       return data.filter((value, i) => i % 4 === 3 && value > 0).length;
     }"""
