@@ -94,6 +94,8 @@ GOLDEN: dict[str, Callable[[], str]] = {
     "schedule_grouped.svg": lambda: schedule_svg(Grouped(group=2, serpentine=True), (5, 4), wave=6),
     "timeline.svg": lambda: timeline_svg(TIMELINE),
     "layout_4x8x3x2.svg": lambda: layout_svg(Layout((4, 8, 3, 2), (8, 1, 32, 96))),
+    "layout_zipped.svg": lambda: layout_svg(Layout((4, 8), (8, 1)).zipped_divide((2, 4)), divided="zipped"),
+    "layout_nested.svg": lambda: layout_svg(Layout((4, 8), (8, 1)).zipped_divide((2, 4)), nested=True),
     "layout_tiles.svg": lambda: layout_svg(Layout((8, 16), (16, 1)).logical_divide((4, 8)), tile=(4, 8)),
 }
 
@@ -129,6 +131,29 @@ def titles(svg: str) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------------ threads, values
+
+
+@pytest.mark.parametrize("kind", ["logical", "zipped", "tiled", "flat"])
+def test_tiles_stand_where_they_lie_in_the_matrix(kind: str, read: Read) -> None:
+    matrix = Layout((8, 16), (16, 1))
+    divided = getattr(matrix, f"{kind}_divide")((4, 8))
+    svg = layout_svg(divided, divided=kind)
+    assert read(svg, r"\d+") == [[str(matrix(i, j)) for j in range(16)] for i in range(8)]
+    (said,) = (text for text in titles(svg) if text.endswith("offset 91"))  # element (1, 3) of tile (1, 1)
+    nested = {"logical": "((1,1),(3,1))", "zipped": "((1,3),(1,1))", "tiled": "((1,3),1,1)", "flat": "(1,3,1,1)"}[kind]
+    assert said == f"i 1, j 3: coordinate {nested}, offset 91"
+    coordinate = eval(nested)  # what is shown is a coordinate of the layout
+    assert divided(*coordinate) == 91
+    vector = layout_svg(getattr(Layout(32, 2), f"{kind}_divide")(8), divided=kind)
+    assert read(vector, r"\d+") == [[str(2 * i) for i in range(32)]]
+
+
+def test_nested_coordinates_stand_at_rows_and_columns() -> None:
+    svg = layout_svg(Layout(((2, 2), (2, 3)), ((1, 8), (2, 16))), nested=True, rows=range(1, 4))
+    assert re.findall(r">(\([\d,]+\))<", svg) == [
+        "(0,0)", "(1,0)", "(0,1)", "(1,1)", "(0,2)", "(1,2)", "(1,0)", "(0,1)", "(1,1)",
+    ]  # fmt: skip
+    assert "i (1,0), j (0,0): offset 1" in titles(svg)
 
 
 def test_lanes_of_a_quad_have_a_hue_each() -> None:
@@ -446,6 +471,8 @@ def test_the_colours_of_small_cells_are_those_of_their_threads() -> None:
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
+        (lambda: layout_svg(ROWS, divided="halved"), "'logical', 'zipped', 'tiled' or 'flat'"),
+        (lambda: layout_svg(Layout((4, 4, 4)), divided="zipped"), r"not the zipped divide.*\(\(tile, tile\), \(tiles"),
         (lambda: product_svg(MMA, color="lane"), "color='lane'"),
         (lambda: product_svg(MMA, thread=32), "no thread 32"),
         (lambda: copy_svg(ldmatrix(1), thread=32), "no thread 32"),
