@@ -61,6 +61,7 @@ SW128 = Swizzle(3, 4, 3, "bytes")
 MMA = mma_sync("m16n8k16", "bf16")
 RAGGED = tma_load(Layout((200, 104), (104, 1)), smem_tile((128, 128), "bf16", "K"))
 COPY = make_tiled_copy(universal_copy(128, "bf16"), Layout((8, 8), (8, 1)), Layout((1, 8)))
+COPY_3D = make_tiled_copy(universal_copy(64, "bf16"), Layout((4, 2, 2), (2, 1, 8)), Layout((1, 4, 1)))
 REGIONS = [
     *[Region("A", i * 16384, 16384, i, "128x64 bf16") for i in range(3)],
     *[Region("full", 49152 + 8 * i, 8, i) for i in range(3)],
@@ -87,6 +88,7 @@ GOLDEN: dict[str, Callable[[], str]] = {
     "copy_tcgen05_ld.svg": lambda: copy_svg(tcgen05_ld("16x64b", 1)),
     "mma_quad_lanes.svg": lambda: fragment_svg(mma_sync("m16n8k8", "bf16"), "C", color="quad_lane"),
     "tiled_copy_8x64.svg": lambda: tiled_copy_svg(COPY),
+    "tiled_copy_3d.svg": lambda: tiled_copy_svg(COPY_3D),
     "swizzle_pair_8x64.svg": lambda: swizzle_pair_svg(ROWS, SW128),
     "fields_128B.svg": lambda: SmemDescriptor("128B", 1024, 16).svg(),
     "box_ragged.svg": lambda: box_svg(RAGGED, (1, 0)),
@@ -131,6 +133,22 @@ def titles(svg: str) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------------ threads, values
+
+
+def test_a_tiled_copy_of_three_modes_has_a_grid_for_each_plane(read: Read) -> None:
+    svg = tiled_copy_svg(COPY_3D)
+    threads, values = read(svg, r"T\d+"), read(svg, r"V\d+")
+    assert COPY_3D.tile == (4, 8, 2)
+    assert [len(row) for row in threads] == [
+        16
+    ] * 8  # two planes below each other, each at the source and where it goes
+    element = COPY_3D.tv_layout("src")
+    for t in range(16):
+        for v in range(4):
+            at = int(element(t, v))
+            i, j, k = at % 4, at // 4 % 8, at // 32
+            assert (threads[4 * k + i][j], values[4 * k + i][j]) == (f"T{t}", f"V{v}")
+    assert svg.count("[:, :, 1]</text>") == 2
 
 
 @pytest.mark.parametrize("kind", ["logical", "zipped", "tiled", "flat"])
