@@ -30,6 +30,7 @@ class Pictured:
     descriptors                 fields_svg: reasons
     tile orders                 schedule_svg: grid, wave
     plans                       of="fragment", "product", "smem", "order", "a" or "b"
+    Pipeline                    pipeline_svg
     Timeline                    timeline_svg: block, rows
     """
 

@@ -26,7 +26,16 @@ from layoutgemm.atoms import (
     wgmma,
 )
 from layoutgemm.atoms.smem.descriptor_words import smem_table
-from layoutgemm.checks import matrix_access, thread_access
+from layoutgemm.checks import matrix_access, ring, thread_access
+from layoutgemm.checks.pipeline.actions import ForK
+from layoutgemm.checks.pipeline.model import Pipeline
+from layoutgemm.checks.pipeline.patterns import (
+    cluster_ring,
+    multistage,
+    pingpong,
+    self_loading,
+    tcgen05_ring,
+)
 from layoutgemm.errors import DescriptorError, LayoutError
 from layoutgemm.layouts import Layout, Swizzle
 from layoutgemm.schedule import Grouped, Hilbert, Persistent
@@ -38,6 +47,7 @@ from layoutgemm.view import (
     fields_svg,
     fragment_svg,
     layout_svg,
+    pipeline_svg,
     product_svg,
     schedule_svg,
     smem_map_svg,
@@ -94,6 +104,7 @@ GOLDEN: dict[str, Callable[[], str]] = {
     "box_ragged.svg": lambda: box_svg(RAGGED, (1, 0)),
     "smem_map.svg": lambda: smem_map_svg(REGIONS, total=49176, limit=65536),
     "schedule_grouped.svg": lambda: schedule_svg(Grouped(group=2, serpentine=True), (5, 4), wave=6),
+    "pipeline_ring.svg": lambda: pipeline_svg(ring(stages=4, bytes=32768, consumers=2)),
     "timeline.svg": lambda: timeline_svg(TIMELINE),
     "layout_4x8x3x2.svg": lambda: layout_svg(Layout((4, 8, 3, 2), (8, 1, 32, 96))),
     "layout_zipped.svg": lambda: layout_svg(Layout((4, 8), (8, 1)).zipped_divide((2, 4)), divided="zipped"),
@@ -411,6 +422,37 @@ def test_a_path_without_numbers_starts_at_a_dot() -> None:
     svg = schedule_svg(Grouped(), (65, 64))
     assert svg.count("<circle") == 1 and "(the dot)" in svg
     assert float(re.findall(r'<circle[^>]* r="([\d.]+)"', svg)[0]) >= 4
+
+
+def test_a_pipeline_shows_who_does_what_at_which_barrier() -> None:
+    svg = tcgen05_ring(4, 32768, accumulators=2).svg()
+    said = titles(svg)
+    assert [svg.count(f'data-stage="{stage}"') for stage in range(5)] == [7, 6, 3, 3, 0]
+    for told in (
+        "load, 4: TMA load, ab, every k tile",
+        "load, 4: 32768 bytes land, full, every k tile",
+        "mma, 5: tcgen05.commit, empty, every k tile",
+        "mma, 6: tcgen05.commit, acc_full, outside of the k loop",
+        "epilogue, 4: arrive: 4 warps, acc_empty, outside of the k loop",
+    ):
+        assert said.count(told) == 1
+    assert "completes: 4 arrivals" in svg and "completes: 192 threads" in svg and ">tensor memory</text>" in svg
+    lacking = ring(stages=2, bytes=16384)
+    lacking = lacking.with_program("math", tuple(a for a in lacking.role("math").program if not isinstance(a, ForK)))
+    assert "wgmma reads" in ring(stages=2, bytes=16384).svg() and "wgmma reads" not in lacking.svg()
+
+
+@pytest.mark.parametrize("pattern", [
+    ring(3, 1024, store=(2, 4), registers=(40, 232)), cluster_ring(4, 1024, 512), pingpong(4, 1024), multistage(3),
+    self_loading(3, 1024), ring(40, 64),
+])  # fmt: skip
+def test_every_pattern_of_pipelines_is_drawn(pattern: Pipeline) -> None:
+    svg = pattern.svg()
+    ET.fromstring(svg)
+    for role in pattern.roles:
+        assert f">{role.name}</text>" in svg
+    for barrier in pattern.barriers:
+        assert f">{barrier.name}</text>" in svg
 
 
 def test_a_timeline_by_role() -> None:
