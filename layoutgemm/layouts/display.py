@@ -24,6 +24,7 @@ class Pictured:
     Swizzle                     swizzle_pair_svg: layout (a tile of its own unless given), bits, access
     SmemTile                    swizzle_svg: rows, columns; pair=True: before and after its swizzle
     MmaAtom                     product_svg: color, thread; with operand="A", "B" or "C": fragment_svg
+                                of tcgen05 with tmem=True: tmem_svg
     CopyAtom                    copy_svg: color, thread
     TiledMma, TiledCopy         tiled_mma_svg, tiled_copy_svg: color, thread
     TmaPlan                     box_svg: index

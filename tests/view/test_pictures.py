@@ -59,6 +59,7 @@ from layoutgemm.view import (
     tv_svg,
 )
 from layoutgemm.view.banks import bank_panel
+from layoutgemm.view.diagrams.tmem import tmem_operands, tmem_panel
 from layoutgemm.view.palette import HUES, lighter
 from layoutgemm.view.threads import ODD
 
@@ -105,6 +106,7 @@ GOLDEN: dict[str, Callable[[], str]] = {
     "smem_map.svg": lambda: smem_map_svg(REGIONS, total=49176, limit=65536),
     "schedule_grouped.svg": lambda: schedule_svg(Grouped(group=2, serpentine=True), (5, 4), wave=6),
     "pipeline_ring.svg": lambda: pipeline_svg(ring(stages=4, bytes=32768, consumers=2)),
+    "tmem_scaled.svg": lambda: tcgen05_mma("mxf8f6f4", 128, 8, "e4m3").svg(tmem=True),
     "timeline.svg": lambda: timeline_svg(TIMELINE),
     "layout_4x8x3x2.svg": lambda: layout_svg(Layout((4, 8, 3, 2), (8, 1, 32, 96))),
     "layout_zipped.svg": lambda: layout_svg(Layout((4, 8), (8, 1)).zipped_divide((2, 4)), divided="zipped"),
@@ -453,6 +455,27 @@ def test_every_pattern_of_pipelines_is_drawn(pattern: Pipeline) -> None:
         assert f">{role.name}</text>" in svg
     for barrier in pattern.barriers:
         assert f">{barrier.name}</text>" in svg
+
+
+@pytest.mark.parametrize("atom", [
+    tcgen05_mma("mxf8f6f4", 128, 8, "e4m3"),
+    tcgen05_mma("mxf4nvf4", 256, 64, cta_group=2),
+    tcgen05_mma("f16", 64, 16, "bf16", a_source="tmem"),
+])  # fmt: skip
+def test_tensor_memory_shows_every_element_where_it_lies(atom: Any) -> None:
+    for name, home in tmem_operands(atom).items():
+        panel = tmem_panel(name, home)
+        assert panel.tells is not None and len(panel.rows) == 128 and len(panel.columns) == home.columns
+        filled = 0
+        for lane in range(128):
+            for column in range(home.columns):
+                for m, k in re.findall(r"\((\d+), (\d+)\)", panel.tells(lane, column)):
+                    copies = [home.layout(int(m), int(k), c)[:2] for c in range(int(home.layout[2].size))]
+                    assert (lane, column) in [(*place, 0)[:2] for place in copies]
+                    filled += 1
+        assert filled == home.layout.size
+    with pytest.raises(LayoutError, match="takes nothing from tensor memory"):
+        MMA.svg(tmem=True)
 
 
 def test_a_timeline_by_role() -> None:
