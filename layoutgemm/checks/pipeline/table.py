@@ -109,7 +109,7 @@ def readers_of(pipeline: Pipeline, buffer: str) -> list[str]:
 
 
 def fillers_of(pipeline: Pipeline, buffer: str) -> tuple[str, list[str]]:
-    """How a buffer is filled, and the roles that fill it."""
+    """The kinds of actions that fill a buffer, and their roles."""
     kinds: list[str] = []
     fillers: list[str] = []
     for role in pipeline.roles:

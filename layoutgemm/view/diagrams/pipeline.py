@@ -130,7 +130,7 @@ def resources_of(pipeline: Pipeline) -> list[Resource]:
 
 
 def steps_of(pipeline: Pipeline, role: Role) -> list[Step]:
-    """A role's uses of buffers and barriers, each kind once, in the order of its program.
+    """The kinds of uses of buffers and barriers by a role, in program order.
 
     >>> from layoutgemm.checks import ring
     >>> two = ring(stages=2, bytes=16384)
