@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -11,7 +12,6 @@ import numpy.typing as npt
 
 from layoutgemm.arguments import as_int
 from layoutgemm.errors import LayoutError
-from layoutgemm.layouts.int_tuple import idx2crd, show_coord
 
 Offset: TypeAlias = int | tuple[int, ...]  # or a coordinate
 Indices: TypeAlias = npt.NDArray[np.int64]
@@ -141,13 +141,16 @@ def rows_by_columns(layout: Drawable) -> tuple[int, int]:
     return (1, extent(shape[0])) if len(shape) == 1 else (extent(shape[0]), extent(shape[1]))
 
 
-def coordinates_of(mode: Any) -> tuple[str, ...]:
+def coordinates_of(mode: object) -> tuple[str, ...]:
     """Nested mode -> its coordinates as text, the first entry fastest.
 
     >>> coordinates_of((2, 2)), coordinates_of(3)
     (('(0,0)', '(1,0)', '(0,1)', '(1,1)'), ('0', '1', '2'))
     """
-    return tuple([show_coord(idx2crd(index, mode)) for index in range(extent(mode))])
+    if not isinstance(mode, tuple):
+        return tuple(map(str, range(extent(mode))))
+    slowest_first = [coordinates_of(inner) for inner in reversed(mode)]
+    return tuple([f"({','.join(reversed(entries))})" for entries in product(*slowest_first)])
 
 
 DIVIDES = ("logical", "zipped", "tiled", "flat")
@@ -204,7 +207,7 @@ class DividedLayout:
         rows, columns, down, across = map(extent, modes)
         return cls(layout, kind, (rows, columns, down, across))
 
-    def __call__(self, i: Indices, j: Indices, r: Indices, c: Indices) -> Any:
+    def __call__(self, i: Indices, j: Indices, r: Indices, c: Indices) -> object:
         """Element (i, j) of tile (r, c) -> offset."""
         if self.vector:
             return self.layout(j, c)

@@ -44,7 +44,7 @@ Resource = Buffer | Mbarrier | NamedBarrier
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RoleAction:
     """One kind of use of a buffer or barrier by a role.
 
     number   place in the role's program: one action that uses two of them has one number
@@ -129,7 +129,7 @@ def resources_of(pipeline: Pipeline) -> list[Resource]:
     return found + [barrier for barrier in pipeline.barriers if barrier not in found]
 
 
-def steps_of(pipeline: Pipeline, role: Role) -> list[Step]:
+def steps_of(pipeline: Pipeline, role: Role) -> list[RoleAction]:
     """The kinds of uses of buffers and barriers by a role, in program order.
 
     >>> from layoutgemm.checks import ring
@@ -137,13 +137,13 @@ def steps_of(pipeline: Pipeline, role: Role) -> list[Step]:
     >>> [(step.number, step.place, step.does) for step in steps_of(two, two.roles[0])][1:]
     [(2, 'empty', 'wait'), (3, 'full', 'expect 16384 bytes'), (4, 'ab', 'TMA load'), (4, 'full', '16384 bytes land')]
     """
-    found: dict[tuple[str, str], Step] = {}
+    found: dict[tuple[str, str], RoleAction] = {}
     number = 0
     for action, every_k in flat(role.program, False):
         new = [use for use in uses_of(pipeline, role, action) if use[:2] not in found]
         number += bool(new)
         for place, does, changes in uses_of(pipeline, role, action):
-            step = found.setdefault((place, does), Step(number, place, does, changes, every_k))
+            step = found.setdefault((place, does), RoleAction(number, place, does, changes, every_k))
             if every_k and not step.every_k:  # in a prologue too
                 found[place, does] = replace(step, every_k=True)
     return list(found.values())
@@ -223,7 +223,7 @@ def words_of(row: Resource) -> tuple[str, str]:
     return row.name, f"completes: {count} arrival{'s' * (count != 1)}{bytes_}"
 
 
-def column_width(role: Role, steps: Sequence[Step]) -> float:
+def column_width(role: Role, steps: Sequence[RoleAction]) -> float:
     """Room for a role's column."""
     texts = [f"{step.number}. {step.does}" for step in steps]
     return max(width_of(text, TEXT) for text in [*texts, f"{role.name} ", role_words(role)]) + 2 * GAP + 16
@@ -266,7 +266,7 @@ def draw_resource(canvas: Canvas, row: Resource, x: float, y: float, height: flo
 
 
 def draw_steps(
-    canvas: Canvas, steps: Sequence[Step], role: str, x: float, width: float, y: float, height: float, fill: str
+    canvas: Canvas, steps: Sequence[RoleAction], role: str, x: float, width: float, y: float, height: float, fill: str
 ) -> None:
     """A role's actions at one buffer or barrier, in the middle of its row."""
     top = y + (height - len(steps) * (CHIP + GAP) + GAP) / 2
