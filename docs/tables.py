@@ -103,8 +103,9 @@ def ladder_chart() -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{left + width + 60}" height="{height}" '
         f'viewBox="0 0 {left + width + 60} {height}" font-family="system-ui,sans-serif" font-size="12">',
         f"<title>TFLOP/s of each level at {found['size']}^3, bf16</title>",
-        "<style>.paper{fill:#fff}.ink{fill:#111}"
-        "@media (prefers-color-scheme:dark){.paper{fill:#14161a}.ink{fill:#ddd}}</style>",
+        "<style>.paper{fill:#fff}.ink{fill:#111}.base{fill:#b3261e}.rule{stroke:#b3261e}"
+        "@media (prefers-color-scheme:dark)"
+        "{.paper{fill:#14161a}.ink{fill:#ddd}.base{fill:#f2938c}.rule{stroke:#f2938c}}</style>",
         '<rect width="100%" height="100%" class="paper"/><g class="ink">',
         f'<text x="16" y="20" font-weight="600">TFLOP/s at {found["size"]}^3, bf16, {found["gpu"]}</text>',
     ]
@@ -115,11 +116,11 @@ def ladder_chart() -> str:
             f'<rect x="{left}" y="{y + 3}" width="{entry["tflops"] * scale:.1f}" height="{step - 7}" '
             f'fill="{"#3b6fb6" if entry["tflops"] >= base else "#9db8d9"}"/>'
         )
-        x = left + entry["tflops"] * scale + 6
-        parts.append(f'<text x="{x:.1f}" y="{y + 14}">{entry["tflops"]:.0f}</text>')
+        # The rates stand in a column of their own: the line of torch.mm would run through those at the bars' ends.
+        parts.append(f'<text x="{left + width + 44}" y="{y + 14}" text-anchor="end">{entry["tflops"]:.0f}</text>')
     x, bottom = left + base * scale, top + step * len(entries)
-    parts.append(f'<path d="M{x:.1f} {top - 4}V{bottom + 4}" stroke="#b3261e" stroke-dasharray="4 3" fill="none"/>')
-    parts.append(f'<text x="{x:.1f}" y="{bottom + 20}" text-anchor="middle" fill="#b3261e">torch.mm {base:.0f}</text>')
+    parts.append(f'<path d="M{x:.1f} {top - 4}V{bottom + 4}" class="rule" stroke-dasharray="4 3" fill="none"/>')
+    parts.append(f'<text x="{x:.1f}" y="{bottom + 20}" text-anchor="middle" class="base">torch.mm {base:.0f}</text>')
     return "\n".join([*parts, "</g></svg>"])
 
 

@@ -102,6 +102,16 @@ def test_every_level_has_a_section() -> None:
     assert levels == [int(number) for number in re.findall(r"^level\((\d+)\)$", text, flags=re.MULTILINE)]
 
 
+def test_no_line_of_the_ladder_runs_through_a_label() -> None:
+    chart = tables.ladder_chart()
+    (line,) = (float(x) for x in re.findall(r'<path d="M([\d.]+) ', chart))
+    labels = re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="end">([^<]+)<', chart)
+    assert len(labels) == 2 * len(tables.record("ladder")["levels"])
+    for end, text in labels:
+        right = float(end)
+        assert right < line or right - 9 * len(text) > line, text  # digits are at most 9 pixels wide
+
+
 def test_all_claims_are_shown_and_decided() -> None:
     shown = claims.claims()
     assert len(claims.program().CLAIMS) > 20 and "not equivalent" in shown and "proven by" in shown

@@ -60,8 +60,8 @@ ARROWS_UP: dict[str, tuple[tuple[str, ...], str]] = {
     "layouts/display.py": (("view.layouts", "view.objects", "view.raster"), "an object is drawn by its method"),
     "layouts/paged.py": (("view.pages.html",), "an object has its page as a method"),
     "checks/pipeline/model.py": (
-        ("checks.pipeline.prove", "checks.pipeline.table"),
-        "a pipeline has its proof and its table as methods",
+        ("checks.pipeline.prove", "checks.pipeline.table", "view.diagrams.pipeline"),
+        "a pipeline has its proof, its table and its picture as methods",
     ),
     "emulator/machine/timeline.py": (("emulator.pictures",), "emulating loads no view"),
     "kernels/plan.py": (("kernels.page", "kernels.pictures"), "the page of a plan knows all plans"),

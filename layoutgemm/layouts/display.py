@@ -20,16 +20,18 @@ class Pictured:
 
     `svg` and `show` take the options of that function:
 
-    Layout, ComposedLayout      layout_svg: rows, columns, group, tile
+    Layout, ComposedLayout      layout_svg: rows, columns, group, tile, nested, divided
     Swizzle                     swizzle_pair_svg: layout (a tile of its own unless given), bits, access
     SmemTile                    swizzle_svg: rows, columns; pair=True: before and after its swizzle
     MmaAtom                     product_svg: color, thread; with operand="A", "B" or "C": fragment_svg
+                                of tcgen05 with tmem=True: tmem_svg
     CopyAtom                    copy_svg: color, thread
     TiledMma, TiledCopy         tiled_mma_svg, tiled_copy_svg: color, thread
     TmaPlan                     box_svg: index
     descriptors                 fields_svg: reasons
     tile orders                 schedule_svg: grid, wave
     plans                       of="fragment", "product", "smem", "order", "a" or "b"
+    Pipeline                    pipeline_svg
     Timeline                    timeline_svg: block, rows
     """
 

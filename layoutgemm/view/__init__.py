@@ -21,6 +21,8 @@ fields_svg                      a descriptor: its bits and fields
 box_svg, box_table              the TMA boxes of a tile on their tensor, edge boxes shown
 smem_map_svg, smem_map_table    a block's shared memory by stage; of `Region`s
 schedule_svg, schedule_table    an order of tiles as a path over the grid
+pipeline_svg                    a pipeline of roles: stages, barriers, and what each role does at which
+tmem_svg                        the tensor memory of a tcgen05.mma: accumulator, A and scale factors by lane and column
 timeline_svg                    the activity of warps and engines, by role, from the emulator's timeline
 png, save                       a picture as PNG; a picture into a file of either kind
 
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from layoutgemm.view.banks import own_tile, swizzle_pair_svg, swizzle_svg
     from layoutgemm.view.box import box_svg
     from layoutgemm.view.copy import copy_svg, tiled_copy_svg
+    from layoutgemm.view.diagrams.pipeline import pipeline_svg
+    from layoutgemm.view.diagrams.tmem import tmem_svg
     from layoutgemm.view.fields import fields_svg
     from layoutgemm.view.product import product_svg, tiled_mma_svg
     from layoutgemm.view.raster import png, save
@@ -61,9 +65,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Region", "access_svg", "box_svg", "box_table", "copy_svg", "copy_table", "fields_svg", "fragment_svg",
-    "layout_svg", "layout_table", "own_tile", "png", "product_svg", "product_table", "repr_svg", "save", "schedule_svg",
-    "schedule_table", "smem_map_svg", "smem_map_table", "swizzle_pair_svg", "swizzle_pair_table", "swizzle_svg",
-    "swizzle_table", "tiled_copy_svg", "tiled_mma_svg", "timeline_svg", "tv_svg", "tv_table",
+    "layout_svg", "layout_table", "own_tile", "pipeline_svg", "png", "product_svg", "product_table", "repr_svg", "save",
+    "schedule_svg", "schedule_table", "smem_map_svg", "smem_map_table", "swizzle_pair_svg", "swizzle_pair_table",
+    "swizzle_svg", "swizzle_table", "tiled_copy_svg", "tiled_mma_svg", "timeline_svg", "tmem_svg", "tv_svg",
+    "tv_table",
 ]  # fmt: skip
 
 # Where each name is: a picture of a layout loads neither atoms nor checks.
@@ -72,6 +77,8 @@ _HOMES = {
     "banks": ("own_tile", "swizzle_pair_svg", "swizzle_svg"),
     "box": ("box_svg",),
     "copy": ("copy_svg", "tiled_copy_svg"),
+    "diagrams.pipeline": ("pipeline_svg",),
+    "diagrams.tmem": ("tmem_svg",),
     "fields": ("fields_svg",),
     "product": ("product_svg", "tiled_mma_svg"),
     "raster": ("png", "save"),

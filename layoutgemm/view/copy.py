@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import prod
+
 import numpy as np
 
 from layoutgemm.atoms.copy.base import SIDES, CopyAtom
@@ -25,7 +28,7 @@ def copy_svg(atom: CopyAtom, *, color: str = "auto", thread: int | None = None, 
     """Draws a copy atom: its reference tile at the source and at the destination, by thread and value.
 
     Matrices are stacked (row 8*matrix + row); a tile of one dimension goes on in lines of 64. `color`: "warp", "quad",
-    "thread", "register" or "auto"; `thread` frames one thread's elements.
+    "quad_lane", "thread", "register" or "auto"; `thread` frames one thread's elements.
 
     Raises LayoutError for an unknown colour, a thread that takes no part, and more than 65536 elements.
 
@@ -45,7 +48,8 @@ def copy_svg(atom: CopyAtom, *, color: str = "auto", thread: int | None = None, 
 def tiled_copy_svg(copy: TiledCopy, *, color: str = "auto", thread: int | None = None, title: str | None = None) -> str:
     """Draws a tiled copy: its tile at the source and at the destination, by thread and value, warps outlined.
 
-    Raises as `copy_svg`, and LayoutError for a tile of more than two modes.
+    A tile of more than two modes has a grid for each coordinate of the others, source and destination side by side.
+    Raises as `copy_svg`.
 
     >>> from layoutgemm import Layout
     >>> from layoutgemm.atoms import make_tiled_copy, universal_copy
@@ -53,37 +57,67 @@ def tiled_copy_svg(copy: TiledCopy, *, color: str = "auto", thread: int | None =
     >>> svg = tiled_copy_svg(copy)
     >>> [svg.count(f'data-warp="{warp}"') for warp in range(5)]
     [2, 2, 2, 2, 0]
+    >>> deep = make_tiled_copy(universal_copy(128, "bf16"), Layout((8, 2, 2)), Layout((1, 8, 1)))
+    >>> deep.tile, ">source: global memory [:, :, 1]</text>" in tiled_copy_svg(deep)
+    ((8, 16, 2), True)
     """
-    tile = copy.tile if len(copy.tile) > 1 else (1, *copy.tile)
-    if len(tile) != 2:
-        raise LayoutError(f"cannot draw a tile of {len(tile)} modes, {tile}: a picture has rows and columns")
-    found = [owners_of(copy.tv_layout(side), tile, thread=thread or 0) for side in SIDES]
+    rows, columns, *rest = copy.tile if len(copy.tile) > 1 else (1, *copy.tile)
+    # The planes of the other modes lie beside each other, column-major as the tile is.
+    found = [owners_of(copy.tv_layout(side), (rows, columns * prod(rest)), thread=thread or 0) for side in SIDES]
     heading = title or f"{copy.atom} over {'x'.join(map(str, copy.tile))}"
     notes = [Note(f"(thread, value) -> element = {copy.layout_tv}", mono=True)]
-    return side_by_side(found, [("i", "j")] * 2, copy.atom, color, thread, True, heading, notes)
+    return side_by_side(found, [("i", "j")] * 2, copy.atom, color, thread, True, heading, notes, tuple(rest))
 
 
 def side_by_side(
     found: list[Owners], axes: list[tuple[str, str]], atom: CopyAtom, color: str, thread: int | None, outlined: bool,
-    title: str, notes: list[Note],
+    title: str, notes: list[Note], rest: tuple[int, ...] = (),
 ) -> str:  # fmt: skip
-    """The picture of either."""
+    """The picture of either; `rest`: the extents of the tile's modes past the second."""
     shown = coloring(color, found[0].threads, max(owners.values for owners in found))
     texts = sum(len(owners.rows) * len(owners.columns) for owners in found) <= MAX_TEXTS
-    largest = max(max(len(owners.rows), len(owners.columns)) for owners in found)
-    panels: list[Panel] = []
-    for side, owners, axis in zip(SIDES, found, axes, strict=True):
-        caption = f"{NAMES[side]}: {SPACES[atom.space(side)]}"
-        panel = tv_panel(
-            owners, axis, shown, thread=thread, texts=texts, largest=largest, outlined=outlined, caption=caption
-        )
-        panels.append(panel)
+    planes = [planes_of_owners(owners, rest) for owners in found]
+    largest = max(max(len(owners.rows), len(owners.columns)) for each in planes for _, owners in each)
+    panels: list[list[Panel]] = []
+    for side, each, axis in zip(SIDES, planes, axes, strict=True):
+        name = f"{NAMES[side]}: {SPACES[atom.space(side)]}"
+        found_panels = [
+            tv_panel(owners, axis, shown, thread=thread, texts=texts, largest=largest, outlined=outlined,
+                     caption=f"{name} {at}".rstrip())
+            for at, owners in each
+        ]  # fmt: skip
+        width = max(panel.cell[0] for panel in found_panels)
+        panels.append([replace(panel, cell=(width, panel.cell[1])) for panel in found_panels])
     notes.append(Note(told(found, shown, thread, texts)))
     if outlined:
         notes.append(Note("Outlined: what a warp names or holds; where several do, the first."))
-    wide = panels[0].width > panels[0].height and panels[0].width > 700
-    placed = tuple((panel,) for panel in panels) if wide else (tuple(panels),)
+    first = panels[0][0]
+    wide = first.width > first.height and first.width > 700
+    pairs = list(zip(*panels, strict=True))
+    placed: tuple[tuple[Panel | None, ...], ...] = tuple(pairs)
+    if wide:
+        placed = tuple((panel,) for pair in pairs for panel in pair)
     return Sheet(title=title, notes=tuple(notes), legend=shown.legend, panels=placed).render()
+
+
+def planes_of_owners(found: Owners, rest: tuple[int, ...]) -> list[tuple[str, Owners]]:
+    """The planes of a tile of several modes, which lie beside each other: coordinate as text, holders.
+
+    >>> owners = gathered([0, 0, 0, 0], [0, 1, 2, 3], (4, 1), (1, 4), range(1), range(4))
+    >>> [(at, plane.held) for at, plane in planes_of_owners(owners, (2,))]
+    [('[:, :, 0]', ((((0, 0),), ((1, 0),)),)), ('[:, :, 1]', ((((2, 0),), ((3, 0),)),))]
+    """
+    if not rest:
+        return [("", found)]
+    count = prod(rest)
+    width = len(found.columns) // count
+    out = []
+    for number in range(count):
+        at = np.unravel_index(number, rest, order="F")
+        held = tuple(row[number * width : (number + 1) * width] for row in found.held)
+        plane = replace(found, columns=range(width), held=held)
+        out.append((f"[:, :, {', '.join(str(int(c)) for c in at)}]", plane))
+    return out
 
 
 def atom_owners(atom: CopyAtom, side: str, thread: int | None) -> Owners:

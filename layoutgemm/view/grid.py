@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -138,6 +139,113 @@ def rows_by_columns(layout: Drawable) -> tuple[int, int]:
             "group or slice its modes until there are two"
         )
     return (1, extent(shape[0])) if len(shape) == 1 else (extent(shape[0]), extent(shape[1]))
+
+
+def coordinates_of(mode: object) -> tuple[str, ...]:
+    """Nested mode -> its coordinates as text, the first entry fastest.
+
+    >>> coordinates_of((2, 2)), coordinates_of(3)
+    (('(0,0)', '(1,0)', '(0,1)', '(1,1)'), ('0', '1', '2'))
+    """
+    if not isinstance(mode, tuple):
+        return tuple(map(str, range(extent(mode))))
+    slowest_first = [coordinates_of(inner) for inner in reversed(mode)]
+    return tuple([f"({','.join(reversed(entries))})" for entries in product(*slowest_first)])
+
+
+DIVIDES = ("logical", "zipped", "tiled", "flat")
+
+
+@dataclass(frozen=True, slots=True)
+class DividedLayout:
+    """A divided layout by its tiles: (i, j) within the tile, (r, c) of the tile -> offset.
+
+    layout  the result of a divide
+    kind    the divide that made it: "logical", "zipped", "tiled" or "flat"
+    shape   (rows, columns of a tile, rows, columns of tiles)
+    vector  whether it has one mode, which lies along the columns
+    """
+
+    layout: Drawable
+    kind: str
+    shape: tuple[int, int, int, int]
+    vector: bool = False
+
+    @classmethod
+    def of(cls, layout: Drawable, kind: str) -> DividedLayout:
+        """The tiles of a layout that this divide made.
+
+        A vector's tiles are rows, side by side. Raises LayoutError for an unknown kind, and for a shape that this
+        divide does not make.
+
+        >>> from layoutgemm.layouts import Layout
+        >>> DividedLayout.of(Layout((8, 16)).zipped_divide((4, 8)), "zipped").shape
+        (4, 8, 2, 2)
+        """
+        if kind not in DIVIDES:
+            raise LayoutError(f"divided={kind!r}: a divide is {', '.join(map(repr, DIVIDES[:-1]))} or {DIVIDES[-1]!r}")
+        shape = layout.shape if isinstance(layout.shape, tuple) else (layout.shape,)
+        if (
+            len(shape) == 2
+            and not isinstance(shape[1], tuple)
+            and not (kind == "logical" and isinstance(shape[0], tuple))
+        ):
+            return cls(layout, kind, (1, extent(shape[0]), 1, extent(shape[1])), vector=True)
+        modes: tuple[object, ...] = ()
+        if kind == "flat":
+            modes = shape
+        elif kind == "tiled" and len(shape) == 3:
+            modes = (*pair(shape[0]), *shape[1:])
+        elif kind in ("zipped", "logical") and len(shape) == 2:
+            (a, *b), (c, *d) = pair(shape[0]), pair(shape[1])
+            modes = (a, *b, c, *d) if kind == "zipped" else (a, c, *b, *d)
+        if len(modes) != 4 or (kind != "flat" and len(pair(shape[0])) != 2):
+            raise LayoutError(
+                f"divided={kind!r}: {layout} is not the {kind} divide of a matrix or a vector; that of a matrix has "
+                f"the shape {SHAPES[kind]}"
+            )
+        rows, columns, down, across = map(extent, modes)
+        return cls(layout, kind, (rows, columns, down, across))
+
+    def __call__(self, i: Indices, j: Indices, r: Indices, c: Indices) -> object:
+        """Element (i, j) of tile (r, c) -> offset."""
+        if self.vector:
+            return self.layout(j, c)
+        rows, columns, down, _ = self.shape
+        modes = {
+            "logical": (i + rows * r, j + columns * c),
+            "zipped": (i + rows * j, r + down * c),
+            "tiled": (i + rows * j, r, c),
+            "flat": (i, j, r, c),
+        }
+        return self.layout(*modes[self.kind])
+
+    def coordinate(self, i: int, j: int, r: int, c: int) -> str:
+        """The coordinate in the divided layout, nested as its shape is."""
+        if self.vector:
+            return f"({j},{c})"
+        return {
+            "logical": f"(({i},{r}),({j},{c}))",
+            "zipped": f"(({i},{j}),({r},{c}))",
+            "tiled": f"(({i},{j}),{r},{c})",
+            "flat": f"({i},{j},{r},{c})",
+        }[self.kind]
+
+    def __str__(self) -> str:
+        return str(self.layout)
+
+
+SHAPES = {
+    "logical": "((tile, tiles), (tile, tiles))",
+    "zipped": "((tile, tile), (tiles, tiles))",
+    "tiled": "((tile, tile), tiles, tiles)",
+    "flat": "(tile, tile, tiles, tiles)",
+}
+
+
+def pair(mode: object) -> tuple[object, ...]:
+    """The entries of a nested mode; an int is its own only one."""
+    return mode if isinstance(mode, tuple) else (mode,)
 
 
 def offsets_of(layout: Drawable, rows: range | None = None, columns: range | None = None) -> GridOffsets:

@@ -17,12 +17,15 @@ from layoutgemm.atoms import (
     TiledMma,
     TmaPlan,
 )
+from layoutgemm.atoms.mma.tcgen05 import Tcgen05Atom
+from layoutgemm.errors import LayoutError
 from layoutgemm.layouts import Layout, Swizzle
 from layoutgemm.layouts.display import picture, table
 from layoutgemm.schedule import Persistent, Schedule
 from layoutgemm.view.banks import own_tile, swizzle_pair_svg, swizzle_svg
 from layoutgemm.view.box import box_svg
 from layoutgemm.view.copy import copy_svg, tiled_copy_svg
+from layoutgemm.view.diagrams.tmem import tmem_operands, tmem_svg
 from layoutgemm.view.fields import fields_svg
 from layoutgemm.view.product import product_svg, tiled_mma_svg
 from layoutgemm.view.schedule import schedule_svg
@@ -64,13 +67,24 @@ def swizzle_view(
 
 
 @both(MmaAtom)
-def mma_view(atom: MmaAtom, operand: str | None = None, *, draws: bool, **options: Any) -> str:
-    """An instruction's product, or the fragment of one operand."""
+def mma_view(atom: MmaAtom, operand: str | None = None, tmem: bool = False, *, draws: bool, **options: Any) -> str:
+    """An instruction's product, the fragment of one operand, or the tensor memory that it takes."""
+    if tmem and draws:
+        return tmem_svg(_tcgen05(atom), **options)
+    if tmem:
+        home = _tcgen05(atom)
+        return "\n".join(f"{name}: {place}" for name, place in tmem_operands(home).items())
     if operand is None:
         return (product_svg if draws else product_table)(atom, **options)
     if draws:
         return fragment_svg(atom, operand, **options)
     return f"{atom}, {operand}: {tv_table(atom.layout(operand), atom.tile_of(operand), **options)}"
+
+
+def _tcgen05(atom: MmaAtom) -> Tcgen05Atom:
+    if not isinstance(atom, Tcgen05Atom):
+        raise LayoutError(f"{atom} takes nothing from tensor memory: tmem=True is of tcgen05.mma")
+    return atom
 
 
 @both(SmemTile)

@@ -45,6 +45,7 @@ class Panel:
     marked   places to surround by dots
     path     places joined by a line in their order, an array [number] of (row, column)
     caption  above the grid
+    names    texts of all rows, of all columns, that stand for their numbers; none: the numbers
     """
 
     axes: tuple[str, str]
@@ -64,6 +65,15 @@ class Panel:
     marked: frozenset[tuple[int, int]] = frozenset()
     path: npt.NDArray[np.int64] | None = None
     caption: str = ""
+    names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+
+    def row_name(self, place: int) -> str:
+        """The text at the row of that place."""
+        return self.names[0][place] if self.names[0] else str(self.rows[place])
+
+    def column_name(self, place: int) -> str:
+        """The text above the column of that place."""
+        return self.names[1][place] if self.names[1] else str(self.columns[place])
 
     @property
     def cells(self) -> int:
@@ -73,7 +83,8 @@ class Panel:
     @property
     def gutter(self) -> float:
         """Room at the left for the row numbers and the name of their axis."""
-        return width_of(max(str(self.rows[-1]), self.axes[0] + " \u2193", key=len), AXIS_SIZE) // 1 + 8
+        named = self.names[0] or (str(self.rows[-1]),)
+        return width_of(max(*named, self.axes[0] + " \u2193", key=len), AXIS_SIZE) // 1 + 8
 
     @property
     def head(self) -> float:
@@ -124,13 +135,14 @@ class Panel:
             canvas.text(left - 5, top - 5, self.axes[0] + " \u2193", AXIS_SIZE, fill="faint", anchor="end")
         canvas.text(left + 2, top - 8 - AXIS_SIZE, self.axes[1] + " \u2192", AXIS_SIZE, fill="faint")
         # As many column numbers as fit, at multiples of a power of two; rows likewise.
-        need, every = width_of(str(self.columns[-1]), AXIS_SIZE) + 3, self.step
+        longest = max(self.names[1] or (str(self.columns[-1]),), key=len)
+        need, every = width_of(longest, AXIS_SIZE) + 3, self.step
         while every * width < need:
             every *= 2
         canvas.open_texts(AXIS_SIZE, fill="faint")
         for place, index in enumerate(self.columns):
             if (index if self.step == 1 else place) % every == 0:
-                canvas.put(left + (place + 0.5 * self.step) * width, top - 5, str(index))
+                canvas.put(left + (place + 0.5 * self.step) * width, top - 5, self.column_name(place))
         canvas.close()
         every = RULE if self.dense else 1
         while every * height < AXIS_SIZE + 1:
@@ -138,7 +150,7 @@ class Panel:
         canvas.open_texts(AXIS_SIZE, fill="faint", anchor="end")
         for place, index in enumerate(self.rows):
             if index % every == 0 or len(self.rows) == 1:
-                canvas.put(left - 5, top + (place + 0.5) * height + 0.36 * AXIS_SIZE, str(index))
+                canvas.put(left - 5, top + (place + 0.5) * height + 0.36 * AXIS_SIZE, self.row_name(place))
         canvas.close()
 
     def _fills(self, canvas: Canvas, left: float, top: float) -> None:
@@ -298,11 +310,11 @@ class Panel:
         tells = self.says if alone and self.says is not None else self.tells
         unit = "" if alone or not self.unit else self.unit + " "
         canvas.open(f'{moved(left, top + height / 2, width, height)} fill="none" pointer-events="stroke"')
-        for r, row in enumerate(self.rows):
-            head = (f"{self.axes[0]} {row}, " if self.axes[0] else "") + f"{self.axes[1]} "
+        for r in range(len(self.rows)):
+            head = (f"{self.axes[0]} {self.row_name(r)}, " if self.axes[0] else "") + f"{self.axes[1]} "
             for c in range(0, len(self.columns), run):
                 end = min(c + run, len(self.columns))
-                place = str(self.columns[c]) if end == c + 1 else f"{self.columns[c]} to {self.columns[end - 1]}"
+                place = self.column_name(c) + (f" to {self.column_name(end - 1)}" if end > c + 1 else "")
                 said = escape(" | ".join([tells(r, k) for k in range(c, end)]))
                 parts.append(f'<path d="M{c} {r}h{end - c}"><title>{head}{place}: {unit}{said}</title></path>')
         canvas.close()

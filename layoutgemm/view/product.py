@@ -25,8 +25,8 @@ def product_svg(atom: MmaAtom, *, color: str = "auto", thread: int | None = None
     """Draws an MMA atom as its product: A (M, K), B (K, N) above, and C (M, N), rows and columns in line.
 
     Each element names its thread and value. Operands in shared or tensor memory are grey. `color`: "warp", "quad",
-    "thread", "register" or "auto"; `thread` frames one thread's elements. Above 4096 elements the texts are under the
-    pointer alone.
+    "quad_lane", "thread", "register" or "auto"; `thread` frames one thread's elements. Above 4096 elements the texts
+    are under the pointer alone.
 
     Raises LayoutError for an unknown colour, a thread that takes no part, and an operand of more than 65536 elements.
 

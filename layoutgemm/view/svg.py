@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from layoutgemm.errors import LayoutError
-from layoutgemm.view.canvas import CHARACTER
-from layoutgemm.view.grid import Drawable, GridOffsets, planes_of
+from layoutgemm.view.canvas import CHARACTER, width_of
+from layoutgemm.view.grid import DividedLayout, Drawable, GridOffsets, Offset, coordinates_of, planes_of
 from layoutgemm.view.palette import HUES, hue
-from layoutgemm.view.panel import MAX_TEXTS, Label, Panel
-from layoutgemm.view.sheet import APART, Note, Sheet
+from layoutgemm.view.panel import AXIS_SIZE, MAX_TEXTS, Label, Panel
+from layoutgemm.view.sheet import APART, Legend, Note, Sheet
 
 from ..arguments import checked
 
@@ -60,68 +61,151 @@ def layout_svg(
     rows: range | None = None,
     columns: range | None = None,
     tile: tuple[int, int] | None = None,
+    nested: bool = False,
+    divided: str | None = None,
 ) -> str:
     """Draws a layout: mode 0 downwards, mode 1 across, in every cell its offset; a grid for each further coordinate.
 
     Neighbouring offsets share a colour: `group` of them, by default an eighth of the range. So cells that lie together
-    in
-    memory look alike. `rows` and `columns` (ranges of coordinates) draw a part. `tile` outlines tiles of so many rows
-    and columns, which of a layout divided by a tuple stand side by side.
+    in memory look alike. `rows` and `columns` (ranges of coordinates) draw a part. `tile` outlines tiles of so many
+    rows and columns, which of a layout divided by a tuple stand side by side. `nested` writes the coordinates of nested
+    modes at the rows and columns, (1,0) for 1. `divided`, the divide that made the layout ("logical", "zipped", "tiled"
+    or "flat"), draws its tiles as grids of their own, side by side as they lie in the matrix.
 
     layout: (i, j) -> offset, or a coordinate tuple (scaled-basis strides), which is printed and coloured by its first
     entry. Up to 4096 cells print their offset; more are coloured alone, with the offset under the pointer. Raises
-    LayoutError for symbolic extents, and for more than 65536 cells.
+    LayoutError for symbolic extents, for more than 65536 cells, and for a shape that the divide does not make.
 
     >>> from layoutgemm.layouts import Layout
     >>> svg = layout_svg(Layout((4, 8), (8, 1)))
     >>> svg[:4], ">31</text>" in svg
     ('<svg', True)
+    >>> tiles = Layout((8, 16), (16, 1)).zipped_divide((4, 8)).svg(divided="zipped")
+    >>> ">tile (1,0)</text>" in tiles
+    True
     """
-    planes = planes_of(layout, rows, columns)
-    found = planes[0][1]
+    tiles = None if divided is None else DividedLayout.of(layout, divided)
+    planes = planes_of(layout if tiles is None else tiles, rows, columns)
+    colors = offset_colors(planes, group)
+    printed = sum(len(plane.rows) * len(plane.columns) for _, plane in planes) <= MAX_TEXTS
+    names = nested_names(layout, planes[0][1]) if nested and tiles is None else ((), ())
+    panels = layout_panels(planes, colors, printed, names)
+    if tile is not None:
+        panels = [replace(panel, zones=tiles_of(p, tile), zone_name="tile") for panel, (_, p) in zip(panels, planes)]
+    if tiles is not None:
+        panels = [tile_panel(tiles, panel, rest) for panel, (rest, _) in zip(panels, planes)]
+    notes = ((Note(str(layout), mono=True),) if title else ()) + (Note(layout_note(planes, colors, printed, tiles)),)
+    placed = side_by_side(panels) if tiles is None else as_matrix(panels, tiles.shape[2])
+    return Sheet(title=title or str(layout), notes=notes, legend=colors.legend, panels=placed).render()
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetColors:
+    """The colours of offsets: `group` neighbours have one, group `base` the first of `count`.
+
+    Groups start at multiples of their length, so that they are the same in two pictures of one memory.
+    """
+
+    group: int
+    base: int
+    count: int
+
+    def fill(self, cell: Offset) -> str:
+        """The colour of a cell."""
+        return hue(key_of(cell) // self.group - self.base)
+
+    @property
+    def legend(self) -> Legend:
+        """The offsets of each hue."""
+        groups = range(min(self.count, len(HUES)))
+        return tuple((hue(g), span_text((self.base + g) * self.group, self.group)) for g in groups)
+
+
+Planes = Sequence[tuple[tuple[int, ...], GridOffsets]]
+
+
+def offset_colors(planes: Planes, group: int | None) -> OffsetColors:
+    """The colours of these offsets: by default an eighth of their range each, a power of two."""
     every = [key_of(cell) for _, plane in planes for row in plane.values for cell in row]
     lowest, highest = min(every), max(every)
     if group is None:
         group = 1 << max(0, -(-(highest - lowest + 1) // len(HUES)) - 1).bit_length()
     if group < 1:
         raise LayoutError(f"group={group}: a colour stands for at least one offset")
-    # Groups start at multiples of their length, so that they are the same in two pictures of one memory.
-    base = lowest // group
-    count = highest // group - base + 1
-    printed = len(every) <= MAX_TEXTS
-    labels = [labels_of(plane) if printed else [] for _, plane in planes]
-    width, height, font = fitted([label for each in labels for label in each], found.rows, found.columns)
-    legend = tuple((hue(g), span_text((base + g) * group, group)) for g in range(min(count, len(HUES))))
-    what = "coordinates" if isinstance(found.values[0][0], tuple) else "offsets"
+    return OffsetColors(group, lowest // group, highest // group - lowest // group + 1)
+
+
+def layout_note(planes: Planes, colors: OffsetColors, printed: bool, tiles: DividedLayout | None) -> str:
+    """The header's note: what a cell, a colour and a grid stand for."""
+    what, group = noun_of(planes), colors.group
     says = "prints" if printed else "tells, where the pointer rests,"
     note = (
-        f"Cell (i, j) {says} its {what[:-1]}; a colour is {group} neighbouring {what}"
+        f"Cell (i, j) {says} its {what}; a colour is {group} neighbouring {what}s"
         if group > 1
-        else f"Cell (i, j) {says} its {what[:-1]}, which also gives its colour"
+        else f"Cell (i, j) {says} its {what}, which also gives its colour"
     )
-    note += "." if count <= len(HUES) else f"; after {len(HUES)} groups the colours come again."
-    if len(planes) > 1:
+    note += "." if colors.count <= len(HUES) else f"; after {len(HUES)} groups the colours come again."
+    if tiles is not None:
+        note += " Tile (r,c) stands where it lies in the matrix; the pointer shows the nested coordinate."
+    elif len(planes) > 1:
         note += " A grid stands for each coordinate of the other modes."
+    return note
+
+
+def noun_of(planes: Planes) -> str:
+    """The word for a cell's value."""
+    return "coordinate" if isinstance(planes[0][1].values[0][0], tuple) else "offset"
+
+
+def layout_panels(
+    planes: Planes, colors: OffsetColors, printed: bool, names: tuple[tuple[str, ...], tuple[str, ...]]
+) -> list[Panel]:
+    """A grid for each plane, all with cells of one size."""
+    what, found = noun_of(planes), planes[0][1]
+    labels = [labels_of(plane) if printed else [] for _, plane in planes]
+    width, height, font = fitted([label for each in labels for label in each], found.rows, found.columns)
+    if names[1] and printed and len(found.columns) <= 32:  # room for every nested coordinate
+        width = max(width, even(width_of(max(names[1], key=len), AXIS_SIZE) + 4))
 
     def panel_of(rest: tuple[int, ...], plane: GridOffsets, texts: Sequence[Label]) -> Panel:
         return Panel(
             axes=("i", "j"),
             rows=plane.rows,
             columns=plane.columns,
-            fills=tuple(tuple(hue(key_of(cell) // group - base) for cell in row) for row in plane.values),
+            fills=tuple(tuple(colors.fill(cell) for cell in row) for row in plane.values),
             labels=tuple(texts),
             cell=(max(width, height), height),
             font=font,
             tells=lambda r, c: offset_text(plane.values[r][c]),
-            says=lambda r, c: f"{what[:-1]} {offset_text(plane.values[r][c])}",
-            zones=None if tile is None else tiles_of(plane, tile),
-            zone_name="tile",
+            says=lambda r, c: f"{what} {offset_text(plane.values[r][c])}",
             caption=f"[:, :, {', '.join(map(str, rest))}]" if rest else "",
+            names=names,
         )
 
-    panels = [panel_of(rest, plane, texts) for (rest, plane), texts in zip(planes, labels)]
-    notes = ((Note(str(layout), mono=True),) if title else ()) + (Note(note),)
-    return Sheet(title=title or str(layout), notes=notes, legend=legend, panels=side_by_side(panels)).render()
+    return [panel_of(rest, plane, texts) for (rest, plane), texts in zip(planes, labels)]
+
+
+def nested_names(layout: Drawable, plane: GridOffsets) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The nested coordinates of the rows and of the columns shown."""
+    shape = layout.shape if isinstance(layout.shape, tuple) else (layout.shape,)
+    down, across = (1, shape[0]) if len(shape) == 1 else shape[:2]
+    rows, columns = coordinates_of(down), coordinates_of(across)
+    return tuple([rows[i] for i in plane.rows]), tuple([columns[j] for j in plane.columns])
+
+
+def tile_panel(tiles: DividedLayout, panel: Panel, rest: tuple[int, ...]) -> Panel:
+    """The grid of one tile: its place as caption, the nested coordinate of each cell under the pointer."""
+    (r, c), says = rest, panel.says
+
+    def told(i: int, j: int) -> str:
+        return f"coordinate {tiles.coordinate(panel.rows[i], panel.columns[j], r, c)}, {says(i, j) if says else ''}"
+
+    return replace(panel, caption=f"tile ({r},{c})" if not tiles.vector else f"tile {c}", says=told)
+
+
+def as_matrix(panels: Sequence[Panel], down: int) -> tuple[tuple[Panel | None, ...], ...]:
+    """Grids in `down` rows, given column by column."""
+    return tuple(tuple(panels[r::down]) for r in range(down))
 
 
 def tiles_of(plane: GridOffsets, tile: tuple[int, int]) -> npt.NDArray[np.int64]:

@@ -20,8 +20,9 @@ from ..arguments import checked
 ODD = 0.45  # how much lighter odd threads (or registers) are
 MAX_LISTED = 128
 WARP = 32
-PER_COLOR = {"warp": WARP, "quad": 4, "thread": 1}
-COLORS = "'warp', 'quad', 'thread', 'register' or 'auto'"
+QUAD = 4  # lanes that hold a row of an mma.sync or wgmma fragment together
+PER_COLOR = {"warp": WARP, "quad": QUAD, "thread": 1}
+COLORS = "'warp', 'quad', 'quad_lane', 'thread', 'register' or 'auto'"
 Held = tuple[tuple[int, int], ...]
 
 
@@ -37,8 +38,8 @@ class Atom(Protocol):
 class Coloring:
     """The colour of a cell, by (thread, value) of its first holder.
 
-    name    "warp", "quad", "thread" or "register"
-    per     neighbours of one hue
+    name    "warp", "quad", "quad_lane", "thread" or "register"
+    per     neighbours of one hue; of "quad_lane", threads of one shade
     groups  hues that there would be if none repeated
     """
 
@@ -48,7 +49,7 @@ class Coloring:
 
     @property
     def shades(self) -> bool:
-        """True if odd ones are lighter."""
+        """True if odd ones are lighter: threads, values, or quads."""
         return self.per > 1
 
     def fill(self, held: Held) -> str:
@@ -56,11 +57,15 @@ class Coloring:
         if not held:
             return "empty"
         key = held[0][self.name == "register"]
+        if self.name == "quad_lane":
+            return lighter(hue(key % QUAD), ODD) if key // QUAD % 2 else hue(key % QUAD)
         return lighter(hue(key // self.per), ODD) if self.shades and key % 2 else hue(key // self.per)
 
     @property
     def legend(self) -> Legend:
         """The meaning of each hue."""
+        if self.name == "quad_lane":
+            return tuple((hue(lane), f"lane {lane} of its quad") for lane in range(min(QUAD, self.groups)))
         name = {"warp": "warp", "quad": "threads", "thread": "thread", "register": "value"}[self.name]
         spans = self.name == "quad" or self.name == "register"
         return tuple((hue(g), text) for g, text in hue_texts(name, self.per if spans else 1, self.groups))
@@ -88,6 +93,8 @@ def coloring(color: str, threads: int, values: int) -> Coloring:
     if color == "register":
         per = -(-values // len(HUES))
         return Coloring(color, per, -(-values // per))
+    if color == "quad_lane":
+        return Coloring(color, QUAD, min(threads, QUAD))
     if color not in PER_COLOR:
         raise LayoutError(f"color={color!r}: cells are coloured by {COLORS}")
     return Coloring(color, PER_COLOR[color], -(-threads // PER_COLOR[color]))
@@ -108,9 +115,9 @@ def tv_svg(
 
     tv: (thread, value) -> m + M*n, the element's place in the tile counted column by column, or the pair (m, n).
     `color` groups threads by "warp" (32), "quad" (4), "thread" (1) or "auto" (warps if there are several), odd threads
-    lighter; or "register": the values of a thread. `thread` frames one thread's cells. A cell with several holders
-    shows
-    the first and the count of others; one without stays empty. Above 4096 cells the texts are under the pointer alone.
+    lighter; by "quad_lane" (thread % 4, odd quads lighter); or by "register": the values of a thread. `thread` frames
+    one thread's cells. A cell with several holders shows the first and the count of others; one without stays empty.
+    Above 4096 cells the texts are under the pointer alone.
 
     Raises LayoutError if tv has not two modes or leaves the tile (with the thread and the value that do), and for more
     than 65536 cells: draw a part with `rows` and `columns`.
@@ -287,7 +294,8 @@ def told(found: Sequence[Owners], shown: Coloring, thread: int | None, texts: bo
     out = ["T is the thread, V the value (register) that holds the element." if texts else
            "A cell is an element; the pointer on it tells the thread T and the value (register) V."]  # fmt: skip
     if shown.shades:
-        out.append(f"Odd {'values' if shown.name == 'register' else 'threads'} are lighter.")
+        shaded = {"register": "values", "quad_lane": "quads"}.get(shown.name, "threads")
+        out.append(f"Odd {shaded} are lighter.")
     if thread is not None:
         out.append(f"Framed: thread {thread}.")
     if any(owners.most > 1 for owners in found):

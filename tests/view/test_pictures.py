@@ -26,7 +26,16 @@ from layoutgemm.atoms import (
     wgmma,
 )
 from layoutgemm.atoms.smem.descriptor_words import smem_table
-from layoutgemm.checks import matrix_access, thread_access
+from layoutgemm.checks import matrix_access, ring, thread_access
+from layoutgemm.checks.pipeline.actions import ForK
+from layoutgemm.checks.pipeline.model import Pipeline
+from layoutgemm.checks.pipeline.patterns import (
+    cluster_ring,
+    multistage,
+    pingpong,
+    self_loading,
+    tcgen05_ring,
+)
 from layoutgemm.errors import DescriptorError, LayoutError
 from layoutgemm.layouts import Layout, Swizzle
 from layoutgemm.schedule import Grouped, Hilbert, Persistent
@@ -38,6 +47,7 @@ from layoutgemm.view import (
     fields_svg,
     fragment_svg,
     layout_svg,
+    pipeline_svg,
     product_svg,
     schedule_svg,
     smem_map_svg,
@@ -49,6 +59,7 @@ from layoutgemm.view import (
     tv_svg,
 )
 from layoutgemm.view.banks import bank_panel
+from layoutgemm.view.diagrams.tmem import tmem_operands, tmem_panel
 from layoutgemm.view.palette import HUES, lighter
 from layoutgemm.view.threads import ODD
 
@@ -61,6 +72,7 @@ SW128 = Swizzle(3, 4, 3, "bytes")
 MMA = mma_sync("m16n8k16", "bf16")
 RAGGED = tma_load(Layout((200, 104), (104, 1)), smem_tile((128, 128), "bf16", "K"))
 COPY = make_tiled_copy(universal_copy(128, "bf16"), Layout((8, 8), (8, 1)), Layout((1, 8)))
+COPY_3D = make_tiled_copy(universal_copy(64, "bf16"), Layout((4, 2, 2), (2, 1, 8)), Layout((1, 4, 1)))
 REGIONS = [
     *[Region("A", i * 16384, 16384, i, "128x64 bf16") for i in range(3)],
     *[Region("full", 49152 + 8 * i, 8, i) for i in range(3)],
@@ -85,14 +97,20 @@ GOLDEN: dict[str, Callable[[], str]] = {
     "tiled_2x1x1_m16n8k8.svg": lambda: tiled_mma_svg(TiledMma(mma_sync("m16n8k8", "tf32"), (2, 1, 1))),
     "copy_ldmatrix_x1.svg": lambda: copy_svg(ldmatrix(1), color="register"),
     "copy_tcgen05_ld.svg": lambda: copy_svg(tcgen05_ld("16x64b", 1)),
+    "mma_quad_lanes.svg": lambda: fragment_svg(mma_sync("m16n8k8", "bf16"), "C", color="quad_lane"),
     "tiled_copy_8x64.svg": lambda: tiled_copy_svg(COPY),
+    "tiled_copy_3d.svg": lambda: tiled_copy_svg(COPY_3D),
     "swizzle_pair_8x64.svg": lambda: swizzle_pair_svg(ROWS, SW128),
     "fields_128B.svg": lambda: SmemDescriptor("128B", 1024, 16).svg(),
     "box_ragged.svg": lambda: box_svg(RAGGED, (1, 0)),
     "smem_map.svg": lambda: smem_map_svg(REGIONS, total=49176, limit=65536),
     "schedule_grouped.svg": lambda: schedule_svg(Grouped(group=2, serpentine=True), (5, 4), wave=6),
+    "pipeline_ring.svg": lambda: pipeline_svg(ring(stages=4, bytes=32768, consumers=2)),
+    "tmem_scaled.svg": lambda: tcgen05_mma("mxf8f6f4", 128, 8, "e4m3").svg(tmem=True),
     "timeline.svg": lambda: timeline_svg(TIMELINE),
     "layout_4x8x3x2.svg": lambda: layout_svg(Layout((4, 8, 3, 2), (8, 1, 32, 96))),
+    "layout_zipped.svg": lambda: layout_svg(Layout((4, 8), (8, 1)).zipped_divide((2, 4)), divided="zipped"),
+    "layout_nested.svg": lambda: layout_svg(Layout((4, 8), (8, 1)).zipped_divide((2, 4)), nested=True),
     "layout_tiles.svg": lambda: layout_svg(Layout((8, 16), (16, 1)).logical_divide((4, 8)), tile=(4, 8)),
 }
 
@@ -128,6 +146,54 @@ def titles(svg: str) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------------ threads, values
+
+
+def test_a_tiled_copy_of_three_modes_has_a_grid_for_each_plane(read: Read) -> None:
+    svg = tiled_copy_svg(COPY_3D)
+    threads, values = read(svg, r"T\d+"), read(svg, r"V\d+")
+    assert COPY_3D.tile == (4, 8, 2)
+    assert [len(row) for row in threads] == [
+        16
+    ] * 8  # two planes below each other, each at the source and where it goes
+    element = COPY_3D.tv_layout("src")
+    for t in range(16):
+        for v in range(4):
+            at = int(element(t, v))
+            i, j, k = at % 4, at // 4 % 8, at // 32
+            assert (threads[4 * k + i][j], values[4 * k + i][j]) == (f"T{t}", f"V{v}")
+    assert svg.count("[:, :, 1]</text>") == 2
+
+
+@pytest.mark.parametrize("kind", ["logical", "zipped", "tiled", "flat"])
+def test_tiles_stand_where_they_lie_in_the_matrix(kind: str, read: Read) -> None:
+    matrix = Layout((8, 16), (16, 1))
+    divided = getattr(matrix, f"{kind}_divide")((4, 8))
+    svg = layout_svg(divided, divided=kind)
+    assert read(svg, r"\d+") == [[str(matrix(i, j)) for j in range(16)] for i in range(8)]
+    (said,) = (text for text in titles(svg) if text.endswith("offset 91"))  # element (1, 3) of tile (1, 1)
+    nested = {"logical": "((1,1),(3,1))", "zipped": "((1,3),(1,1))", "tiled": "((1,3),1,1)", "flat": "(1,3,1,1)"}[kind]
+    assert said == f"i 1, j 3: coordinate {nested}, offset 91"
+    coordinate = eval(nested)  # what is shown is a coordinate of the layout
+    assert divided(*coordinate) == 91
+    vector = layout_svg(getattr(Layout(32, 2), f"{kind}_divide")(8), divided=kind)
+    assert read(vector, r"\d+") == [[str(2 * i) for i in range(32)]]
+
+
+def test_nested_coordinates_stand_at_rows_and_columns() -> None:
+    svg = layout_svg(Layout(((2, 2), (2, 3)), ((1, 8), (2, 16))), nested=True, rows=range(1, 4))
+    assert re.findall(r">(\([\d,]+\))<", svg) == [
+        "(0,0)", "(1,0)", "(0,1)", "(1,1)", "(0,2)", "(1,2)", "(1,0)", "(0,1)", "(1,1)",
+    ]  # fmt: skip
+    assert "i (1,0), j (0,0): offset 1" in titles(svg)
+
+
+def test_lanes_of_a_quad_have_a_hue_each() -> None:
+    svg = fragment_svg(MMA, "C", color="quad_lane")
+    assert [f"lane {lane} of its quad" in svg for lane in range(5)] == [True] * 4 + [False]
+    assert "Odd quads are lighter." in svg
+    for lane in range(4):  # lane l holds columns 2l and 2l + 1; rows 0, 2, ... are those of even quads
+        runs = re.findall(rf'<path d="([^"]+)" fill="{HUES[lane]}"/>', svg)
+        assert [path.count("M") for path in runs] == [8]
 
 
 def test_a_product_has_its_operands_in_line(read: Read) -> None:
@@ -360,6 +426,58 @@ def test_a_path_without_numbers_starts_at_a_dot() -> None:
     assert float(re.findall(r'<circle[^>]* r="([\d.]+)"', svg)[0]) >= 4
 
 
+def test_a_pipeline_shows_who_does_what_at_which_barrier() -> None:
+    svg = tcgen05_ring(4, 32768, accumulators=2).svg()
+    said = titles(svg)
+    assert [svg.count(f'data-stage="{stage}"') for stage in range(5)] == [7, 6, 3, 3, 0]
+    for told in (
+        "load, 4: TMA load, ab, every k tile",
+        "load, 4: 32768 bytes land, full, every k tile",
+        "mma, 5: tcgen05.commit, empty, every k tile",
+        "mma, 6: tcgen05.commit, acc_full, outside of the k loop",
+        "epilogue, 4: arrive: 4 warps, acc_empty, outside of the k loop",
+    ):
+        assert said.count(told) == 1
+    assert "completes: 4 arrivals" in svg and "completes: 192 threads" in svg and ">tensor memory</text>" in svg
+    lacking = ring(stages=2, bytes=16384)
+    lacking = lacking.with_program("math", tuple(a for a in lacking.role("math").program if not isinstance(a, ForK)))
+    assert "wgmma reads" in ring(stages=2, bytes=16384).svg() and "wgmma reads" not in lacking.svg()
+
+
+@pytest.mark.parametrize("pattern", [
+    ring(3, 1024, store=(2, 4), registers=(40, 232)), cluster_ring(4, 1024, 512), pingpong(4, 1024), multistage(3),
+    self_loading(3, 1024), ring(40, 64),
+])  # fmt: skip
+def test_every_pattern_of_pipelines_is_drawn(pattern: Pipeline) -> None:
+    svg = pattern.svg()
+    ET.fromstring(svg)
+    for role in pattern.roles:
+        assert f">{role.name}</text>" in svg
+    for barrier in pattern.barriers:
+        assert f">{barrier.name}</text>" in svg
+
+
+@pytest.mark.parametrize("atom", [
+    tcgen05_mma("mxf8f6f4", 128, 8, "e4m3"),
+    tcgen05_mma("mxf4nvf4", 256, 64, cta_group=2),
+    tcgen05_mma("f16", 64, 16, "bf16", a_source="tmem"),
+])  # fmt: skip
+def test_tensor_memory_shows_every_element_where_it_lies(atom: Any) -> None:
+    for name, home in tmem_operands(atom).items():
+        panel = tmem_panel(name, home)
+        assert panel.tells is not None and len(panel.rows) == 128 and len(panel.columns) == home.columns
+        filled = 0
+        for lane in range(128):
+            for column in range(home.columns):
+                for m, k in re.findall(r"\((\d+), (\d+)\)", panel.tells(lane, column)):
+                    copies = [home.layout(int(m), int(k), c)[:2] for c in range(int(home.layout[2].size))]
+                    assert (lane, column) in [(*place, 0)[:2] for place in copies]
+                    filled += 1
+        assert filled == home.layout.size
+    with pytest.raises(LayoutError, match="takes nothing from tensor memory"):
+        MMA.svg(tmem=True)
+
+
 def test_a_timeline_by_role() -> None:
     svg = timeline_svg(TIMELINE)
     assert "warp 0: loads" in svg and "warp 1: mma + epilogue" in svg and "copy engine, loads" in svg
@@ -436,6 +554,8 @@ def test_the_colours_of_small_cells_are_those_of_their_threads() -> None:
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
+        (lambda: layout_svg(ROWS, divided="halved"), "'logical', 'zipped', 'tiled' or 'flat'"),
+        (lambda: layout_svg(Layout((4, 4, 4)), divided="zipped"), r"not the zipped divide.*\(\(tile, tile\), \(tiles"),
         (lambda: product_svg(MMA, color="lane"), "color='lane'"),
         (lambda: product_svg(MMA, thread=32), "no thread 32"),
         (lambda: copy_svg(ldmatrix(1), thread=32), "no thread 32"),

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ...arch import Arch
 from ...arch import arch as arch_named
 from ...arguments import as_int, checked, settle
 from ...errors import PlanError
+from ...layouts.display import Pictured
 from ...layouts.registry import Registry
 from ...report import Check, Report
 from ..budgets import role_registers
@@ -133,7 +134,7 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class Pipeline(Pictured):
     """The roles of one kernel and what they share. Raises PlanError, naming the action, when they do not fit together.
 
     cluster  CTAs of a cluster: every role runs in each
@@ -153,6 +154,7 @@ class Pipeline:
     cluster: int = 1
     arch: str | Arch = field(default="sm_90a")
     k_tiles: tuple[int, bool] = (0, False)
+    _drawn_by: ClassVar[str] = "layoutgemm.view.diagrams.pipeline"
 
     def __post_init__(self) -> None:
         settle(self, PlanError)

@@ -53,17 +53,17 @@ def explain_pipeline(pipeline: Pipeline) -> str:
     lines = [f"{pipeline.name}: {_many(warps, 'warp')}{clusters}"]
     for role in pipeline.roles:
         registers = f", {role.registers} registers" if role.registers is not None else ""
-        lines.append(f"  {role.name:<12} {_many(role.warps, 'warp'):<11} {_does(role)}{registers}")
+        lines.append(f"  {role.name:<12} {_many(role.warps, 'warp'):<11} {work_of(role)}{registers}")
     told: set[str] = set()
     for buffer in pipeline.buffers:
         if buffer.space == "reg":
             continue
-        kinds, fillers = _fillers(pipeline, buffer.name)
-        readers = [r.name for r in pipeline.roles if any(_reads(a, buffer.name) for a in walk(r.program))]
+        kinds, fillers = fillers_of(pipeline, buffer.name)
+        readers = readers_of(pipeline, buffer.name)
         joint = " or " if buffer.either else ", "
         stages = _many(buffer.stages, "stage")
         lines.append(f"  {buffer.name:<12} {kinds}: {', '.join(fillers)} -> {joint.join(readers)}, {stages}")
-        for name in _barriers_of(pipeline, buffer.name, fillers, readers):
+        for name in barriers_of(pipeline, buffer.name, fillers, readers):
             if name not in told:
                 told.add(name)
                 lines.append("    " + _mbarrier(pipeline, pipeline.mbarrier(name), 10))
@@ -85,7 +85,8 @@ def _many(count: int, thing: str) -> str:
     return f"{count} {thing}{'s' * (count != 1)}"
 
 
-def _does(role: Role) -> str:
+def work_of(role: Role) -> str:
+    """The kinds of work of a role: TMA, wgmma, stores; "waits" where it does none."""
     kinds: list[str] = []
     for action in walk(role.program):
         for kind, word in KINDS:
@@ -102,7 +103,13 @@ def _reads(action: Action, buffer: str) -> bool:
     return isinstance(action, (Read, TmaStore)) and action.buffer == buffer
 
 
-def _fillers(pipeline: Pipeline, buffer: str) -> tuple[str, list[str]]:
+def readers_of(pipeline: Pipeline, buffer: str) -> list[str]:
+    """The roles that read a buffer."""
+    return [role.name for role in pipeline.roles if any(_reads(action, buffer) for action in walk(role.program))]
+
+
+def fillers_of(pipeline: Pipeline, buffer: str) -> tuple[str, list[str]]:
+    """The kinds of actions that fill a buffer, and their roles."""
     kinds: list[str] = []
     fillers: list[str] = []
     for role in pipeline.roles:
@@ -122,7 +129,7 @@ def _fillers(pipeline: Pipeline, buffer: str) -> tuple[str, list[str]]:
     return " and ".join(kinds) or "nobody", fillers
 
 
-def _barriers_of(pipeline: Pipeline, buffer: str, fillers: list[str], readers: list[str]) -> list[str]:
+def barriers_of(pipeline: Pipeline, buffer: str, fillers: list[str], readers: list[str]) -> list[str]:
     """The mbarriers of a buffer: full, where what fills it counts; empty, where readers arrive and fillers wait."""
     full: list[str] = []
     arrived: set[str] = set()

@@ -109,8 +109,7 @@ def product_figure(
         matrices.append(operand_matrix(name, _words(atom, name, size, source), size, holder, holders, memory, facts))
     matrices += scale_matrices(mma, holder, sizes)
     blocks = {} if atom.scale is None else {BLOCK: ("k", atom.scale.vector)}
-    what = f"{mma}" if isinstance(mma, TiledMma) else atom.ptx
-    return Figure(title or what, _how(atom), tuple(matrices), holder, blocks)
+    return Figure(title or _heading(mma, atom), _how(atom), tuple(matrices), holder, blocks)
 
 
 def _tile(atom: MmaAtom, name: str, given: Tile) -> SmemTile | None:
@@ -311,6 +310,13 @@ def copy_facts(
 def _words(atom: MmaAtom, name: str, size: tuple[int, int], source: str) -> str:
     where = {"rmem": "registers", "smem": "shared memory", "tmem": "tensor memory"}[source]
     return f"{size[0]}x{size[1]} {atom.dtype_of(name)}, {where}"
+
+
+def _heading(mma: MmaAtom | TiledMma, atom: MmaAtom) -> str:
+    """The operands shown, the instruction, and the places that the page names."""
+    operands = ("A, B", "C") if atom.scale is None else ("A, B, C, SFA", "SFB")
+    places = "tensor-memory lanes and columns" if isinstance(atom, Tcgen05Atom) else "threads and registers"
+    return f"{' and '.join(operands)} of {mma if isinstance(mma, TiledMma) else atom.ptx}: {places}"
 
 
 def _how(atom: MmaAtom) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from layoutgemm.atoms import TiledMma, ldmatrix, mma_sync, smem_tile, tcgen05_mm
 from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
 from layoutgemm.layouts import Layout, Swizzle
 
-LEFT, TOP = 46, 18  # of the cells within a picture
+LEFT, TOP = 46, 32  # of the cells within a picture
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
          "--disable-sync", "--no-first-run"]  # fmt: skip
@@ -151,6 +151,27 @@ def test_an_element_of_c_lights_what_makes_it(show):
     assert said.startswith("C (9, 3)") and "m = 9, n = 3" in said
     assert f"thread\n{thread}\nvalue\n3: register 3\n" in said
     assert "A\nm = 9, k = 0 to 31\nB\nn = 3, k = 0 to 31" in said
+
+
+def test_names_of_axes_are_covered_by_no_number(show):
+    page = show(ATOM.html(a=A, b=B))
+    assert page.page.title().startswith("A, B and C of mma.sync") and page.page.title().endswith(
+        "threads and registers"
+    )
+    page.hover("A", 0)
+    # The painted pixels of both layers in the lines of the names and of the columns' numbers.
+    count = """([name, layer, from, to]) => {
+      const canvas = pictures.find((p) => p.name === name)[layer];
+      const ratio = canvas.width / parseFloat(canvas.style.width);
+      const {data} = canvas.getContext("2d").getImageData(0, from * ratio, canvas.width, (to - from) * ratio);
+      return data.filter((value, i) => i % 4 === 3 && value > 0).length;
+    }"""
+    for name in ("A", "A in shared memory"):
+        names, numbers = (0, TOP - 17), (TOP - 15, TOP - 2)
+        assert page.page.evaluate(count, [name, "base", *names]) > 50
+        assert page.page.evaluate(count, [name, "over", *names]) == 0
+        assert page.page.evaluate(count, [name, "over", *numbers]) > 50
+    assert page.page.evaluate("pictures.map((p) => p.names().join())")[:2] == ["m,k", "k,n"]
 
 
 def test_an_element_of_a_and_its_bytes(show):

@@ -6,7 +6,8 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const { hues, odd } = JSON.parse(document.getElementById("palette").textContent);
 // The element itself; what it makes or is made of; what its holder holds; what meets it in a bank.
 const SAME = 1, LINKED = 2, HELD = 4, RIVAL = 8;
-const LEFT = 46, TOP = 18; // room for the numbers of rows and columns, in pixels
+const LEFT = 46, TOP = 32; // room for the numbers of rows and columns, in pixels
+const NAMES = 24; // from the cells up to the middle of the axes' names, which have a line of their own
 const LARGEST = 1 << 24; // pixels of one picture: browsers refuse much larger ones
 const SMALLEST = 3; // pixels of a cell, unless a smaller one is asked for
 const SIZES = [3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 34, 38];

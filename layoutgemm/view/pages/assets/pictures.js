@@ -15,10 +15,18 @@ function fillOf(paint, e) {
 
 const multiples = (count, step) => Array.from({ length: Math.floor(count / step) + 1 }, (_, i) => i * step);
 
+const NAME_FONT = "11px system-ui, 'DejaVu Sans', sans-serif";
+const namesOf = (down, across) => [down && `${down} \u2193`, across && `${across} \u2192`].filter(Boolean).join("   ");
+const ruler = document.createElement("canvas").getContext("2d"); // measures text before a canvas has its size
+function nameWidth(down, across) {
+  ruler.font = NAME_FONT;
+  return ruler.measureText(namesOf(down, across)).width;
+}
+
 // A picture of cells: `cells(e)` says where element e is drawn, `find(x, y)` what is drawn there.
 class Picture {
   constructor(matrix, name, title, home) {
-    Object.assign(this, { matrix, name });
+    Object.assign(this, { matrix, name, numbers: { rows: [], columns: [] } });
     const figure = document.createElement("figure");
     figure.dataset.picture = name;
     const caption = figure.appendChild(document.createElement("figcaption"));
@@ -80,6 +88,11 @@ class Picture {
     });
   }
 
+  size() {
+    const [w, h] = this.area();
+    return [Math.max(LEFT + w, nameWidth(...this.names())) + 4, TOP + h + 4];
+  }
+
   // Both canvases at the device's resolution, as far as LARGEST allows.
   resize() {
     const [width, height] = this.size();
@@ -102,8 +115,11 @@ class Picture {
     while (every * size < need) every *= 2;
     context.textAlign = horizontal ? "center" : "right";
     context.textBaseline = "middle";
+    const shown = this.numbers[horizontal ? "columns" : "rows"] = []; // [from, to] in pixels of the canvas
     texts.forEach(([text, centre], i) => {
       if (i % every) return;
+      const half = horizontal ? context.measureText(text).width / 2 : 6, middle = (horizontal ? LEFT : TOP) + centre;
+      shown.push([middle - half, middle + half]);
       if (horizontal) context.fillText(text, LEFT + centre, TOP - 8);
       else context.fillText(text, LEFT - 5, TOP + centre);
     });
@@ -208,15 +224,27 @@ class Picture {
     return at?.matrix === this.matrix ? [[...this.cell(at.e), true]] : [];
   }
 
-  // The numbers of the element's row and column, in ink.
+  // The names of the axes, on a line above the columns' numbers.
+  nameAxes(context, down, across) {
+    context.font = NAME_FONT;
+    context.fillStyle = theme().faint;
+    context.textAlign = "left";
+    context.textBaseline = "middle";
+    context.fillText(namesOf(down, across), 0, TOP - NAMES);
+  }
+
+  // The numbers of the element's row and column, in ink. A number of the axis that one would cut is covered whole.
   tag(context, text, x, y, right) {
     const { paper, ink } = theme();
     context.font = "bold 11px system-ui, 'DejaVu Sans', sans-serif";
     context.textBaseline = "middle";
     context.textAlign = right ? "right" : "center";
-    const width = context.measureText(text).width + 6;
+    const width = context.measureText(text).width + 6, middle = right ? y : x, half = right ? 7 : width / 2;
+    const cut = this.numbers[right ? "rows" : "columns"].filter(([a, b]) => a < middle + half && b > middle - half);
+    const from = Math.min(middle - half, ...cut.map(([a]) => a)), to = Math.max(middle + half, ...cut.map(([, b]) => b));
     context.fillStyle = paper;
-    context.fillRect(right ? x - width + 3 : x - width / 2, y - 7, width, 14);
+    if (right) context.fillRect(0, from, LEFT - 2, to - from);
+    else context.fillRect(from, y - 7, to - from, 14);
     context.fillStyle = ink;
     context.fillText(text, x, y);
   }
@@ -240,7 +268,6 @@ class MatrixPicture extends Picture {
     this.tall = matrix.extent[1 - matrix.across];
   }
   area() { return [this.wide * state.cell, this.tall * state.cell]; }
-  size() { const [w, h] = this.area(); return [LEFT + w + 4, TOP + h + 4]; }
   place(e) { const at = this.matrix.coord(e); return [at[this.matrix.across], at[1 - this.matrix.across]]; }
   at(x, y) { return this.matrix.across === 1 ? this.matrix.element(y, x) : this.matrix.element(x, y); }
   cell(e) { const [x, y] = this.place(e); return [x * state.cell, y * state.cell, state.cell, state.cell]; }
@@ -264,12 +291,9 @@ class MatrixPicture extends Picture {
     const numbers = (count) => Array.from({ length: count }, (_, i) => [String(i), (i + 0.5) * state.cell]);
     this.axis(context, numbers(this.wide), true, state.cell);
     this.axis(context, numbers(this.tall), false, state.cell);
-    context.textAlign = "left";
-    const { dims, across } = this.matrix;
-    const named = (of) => `${of(dims[1 - across])}\u2193 ${of(dims[across])}\u2192`, whole = named((dim) => dim);
-    // a longer text would lie over the first column's number
-    context.fillText(context.measureText(whole).width < LEFT - 4 ? whole : named((dim) => dim[0]), 0, TOP - 8);
+    this.nameAxes(context, ...this.names());
   }
+  names() { const { dims, across } = this.matrix; return [dims[1 - across], dims[across]]; }
   here(context, e) {
     const [x, y] = this.place(e);
     this.tag(context, String(x), LEFT + (x + 0.5) * state.cell, TOP - 8, false);
@@ -292,7 +316,6 @@ class MemoryPicture extends Picture {
     return banked ? Math.max(1, Math.round((8 * state.cell) / unit)) : state.cell;
   }
   area() { return [this.matrix.memory.line * this.grainWidth, this.rows * state.cell]; }
-  size() { const [w, h] = this.area(); return [LEFT + w + 4, TOP + h + 4]; }
   cell(e) {
     const { line, grains, start } = this.matrix.memory, at = start(e);
     const x = (at % line) * this.grainWidth, y = Math.floor(at / line) * state.cell;
@@ -337,8 +360,9 @@ class MemoryPicture extends Picture {
     const lines = multiples(this.rows - 1, 1).map((i) => [String(i * per_line), (i + 0.5) * state.cell]);
     this.axis(context, ticks.map((tick, i) => [String(tick), i * w + (banked ? 6 : this.grainWidth / 2)]), true, w);
     this.axis(context, lines, false, state.cell);
-    if (banked) { context.textAlign = "right"; context.fillText("bank", LEFT - 5, TOP - 8); }
+    this.nameAxes(context, ...this.names());
   }
+  names() { return this.matrix.memory.banked ? ["byte", "bank"] : ["offset", ""]; }
   frames(at) {
     if (at?.matrix !== this.matrix) return [];
     const { line, unit, start, banked } = this.matrix.memory, first = start(at.e) - (start(at.e) % unit);

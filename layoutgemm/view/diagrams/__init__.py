@@ -1,0 +1,1 @@
+"""Pictures that are diagrams rather than grids: pipelines, and tensor memory."""

@@ -1,0 +1,93 @@
+"""The tensor memory of a tcgen05.mma: its accumulator, its A and its scale factors over lanes and columns."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from layoutgemm.arguments import checked
+from layoutgemm.atoms.mma.tcgen05 import Tcgen05Atom
+from layoutgemm.atoms.tmem.layout import LANES, WARP_LANES, TmemLayout
+from layoutgemm.view.grid import bounded, evaluate, extent
+from layoutgemm.view.palette import HUES, hue, lighter
+from layoutgemm.view.panel import Panel
+from layoutgemm.view.sheet import Note, Sheet
+from layoutgemm.view.svg import fitted
+
+COPY = 0.5  # how much lighter a further copy of an element is
+
+
+@checked()
+def tmem_svg(atom: Tcgen05Atom, *, title: str | None = None) -> str:
+    """Draws the tensor memory of a tcgen05.mma: a grid of 128 lanes and its columns for each operand that is there.
+
+    These are the accumulator C, A where it comes from tensor memory, and the scale factors SFA and SFB. Columns are
+    counted from the operand's own base. Colours are eighths of the operand's rows, the first copy of an element dark,
+    further ones pale. The lanes of each warp are outlined. Of a pair of CTAs it is the memory of one. Raises
+    LayoutError for more than 65536 words.
+
+    >>> from layoutgemm.atoms import tcgen05_mma
+    >>> svg = tmem_svg(tcgen05_mma("mxf8f6f4", 128, 64, "e4m3"))
+    >>> [f">{name}: " in svg for name in ("C", "A", "SFA", "SFB")]
+    [True, False, True, True]
+    >>> "lane 33, column 0 to 3: SFA (1, 0) | SFA (33, 0)" in svg    # each quarter of the lanes has a copy of all rows
+    True
+    """
+    panels = tuple(tmem_panel(name, home) for name, home in tmem_operands(atom).items())
+    blocks = "one CTA of the pair" if atom.cta_group > 1 else "the CTA"
+    notes = (
+        Note(f"Tensor memory of {blocks}: {LANES} lanes of 32-bit columns, counted from each operand's base."),
+        Note(
+            "The pointer tells the elements of a word. Pale: a further copy. Outlined: the 32 lanes that a warp reads."
+        ),
+    )
+    legend = tuple((hue(group), f"eighth {group} of the rows") for group in range(len(HUES)))
+    return Sheet(title=title or f"{atom.ptx}: tensor memory", notes=notes, legend=legend, panels=(panels,)).render()
+
+
+def tmem_operands(atom: Tcgen05Atom) -> dict[str, TmemLayout]:
+    """The operands that one CTA keeps in tensor memory: C, A where it comes from there, and scale factors.
+
+    >>> from layoutgemm.atoms import tcgen05_mma
+    >>> list(tmem_operands(tcgen05_mma("f16", 128, 64, "bf16", a_source="tmem")))
+    ['C', 'A']
+    """
+    homes = {"C": atom.accumulator}
+    if atom.a_source == "tmem":
+        homes["A"] = atom.operand_a
+    if atom.scale is not None:
+        homes |= {f"SF{side}": atom.scale_layout(side) for side in "AB"}
+    return homes
+
+
+def tmem_panel(name: str, home: TmemLayout) -> Panel:
+    """The lanes and columns of one operand."""
+    shape = home.layout.shape
+    assert isinstance(shape, tuple)
+    rows, depth, copies = (extent(mode) for mode in shape)
+    row, column, copy = (grid.ravel() for grid in np.meshgrid(*map(np.arange, (rows, depth, copies)), indexing="ij"))
+    lines, across = range(LANES), range(home.columns)
+    bounded(home, lines, across)
+    held: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    for place, m, k, c in zip(evaluate(home.layout, row, column, copy), row.tolist(), column.tolist(), copy.tolist()):
+        lane, word = (*place, 0)[:2] if isinstance(place, tuple) else (place, 0)
+        held.setdefault((lane, word), []).append((m, k, c))
+
+    def fill(lane: int, word: int) -> str:
+        if (lane, word) not in held:
+            return "track"
+        m, _, c = held[lane, word][0]
+        color = hue(m * len(HUES) // rows)
+        return lighter(color, COPY) if c else color
+
+    def tells(lane: int, word: int) -> str:
+        elements = " ".join(f"({m}, {k})" for m, k, _ in held.get((lane, word), ()))
+        return f"{name} {elements}" if elements else "-"
+
+    wide, high, _ = fitted((), lines, across)
+    wide = max(wide, 20.0) if len(across) <= 8 else wide  # room for the number of each column
+    zones = np.repeat(np.arange(LANES) // WARP_LANES, len(across)).reshape(LANES, len(across))
+    return Panel(
+        axes=("lane", "column"), rows=lines, columns=across, cell=(wide, high), zones=zones, tells=tells,
+        fills=tuple(tuple(fill(lane, word) for word in across) for lane in lines),
+        caption=f"{name}: {home.columns} column{'s' * (home.columns != 1)}, {home.dtype}",
+    )  # fmt: skip
