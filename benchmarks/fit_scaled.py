@@ -1,4 +1,4 @@
-"""Fits the cost model of scaled products to a record of kernels' times, without a GPU.
+"""Fits the cost model of scaled products to a record of times, without a GPU.
 
     python benchmarks/fit_scaled.py benchmarks/results/scaled_tiles_h100.json
 

@@ -4,9 +4,9 @@
     python benchmarks/run_examples.py --cutlass ~/cutlass --only hopper --again    # those once more
 
 The list is `examples/list.json`: the script, the GPU and arguments that make it small. Each runs in a process of its
-own, by `layoutgemm emulate`, for at most --limit seconds. The record is written after each, with the commit that ran it;
-what it has of this commit is not run again without --again. The page docs/examples.md shows it. Source trees are
-checkouts of the public repositories.
+own, by `layoutgemm emulate`, for at most --limit seconds. The record is written after each, with its commit.
+What the record has of this commit is not run again without --again. The page docs/examples.md shows it. Source trees
+are checkouts of the public repositories.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = [
         one for one in examples()
         if (one.needs or one.source) in roots and re.search(args.only, one.name)
-        and (args.again or record.get(one.name, {}).get("build") != now or (args.stopped and record[one.name]["status"] != 0))
+        and (args.again or (row := record.get(one.name, {})).get("build") != now or (args.stopped and row["status"] != 0))
     ]  # fmt: skip
     load(roots)
     for number, one in enumerate(chosen, 1):

@@ -35,7 +35,7 @@ def test_outcomes_tell_wrong_results_from_stops() -> None:
 
 
 def test_only_a_launch_and_a_passed_check_are_right() -> None:
-    """A script that says SKIP, checks nothing or launches nothing has a state of its own."""
+    """A script that skips, checks nothing or launches nothing is not right."""
     assert Outcome(0, "", 1, 1.0).state == "right"
     assert Outcome(0, "", 1, 1.0, checks=False).state == "unchecked"
     assert Outcome(0, "", 1, 1.0, skipped="SKIP: no GPU").state == "skipped"

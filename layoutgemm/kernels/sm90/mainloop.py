@@ -6,8 +6,8 @@
 The tensor core sums one K block of `depth` elements in registers of its own (`product`), every thread then computes the
 total of each of its elements, in f32 registers. The function also reads tables of f32 in global memory: a
 number for each K block and every `group` rows of A, or columns of B. The loader copies them into the K block's stage,
-beside A and B (`StageNumbers`): a thread has no load from global memory in flight while products run, which would stop
-them (ptxas waits for it at the next wgmma.fence). Products of 256x128 tiles take nearly all of shared memory's
+beside A and B (`StageNumbers`). A thread then has no load from global memory in flight while products run: ptxas would
+wait for it at the next wgmma.fence. Products of 256x128 tiles take nearly all of shared memory's
 bandwidth: numbers of neighbouring rows that lie next to each other are copied 16 bytes at a time.
 
 So 8-bit floats are multiplied with a scale for each 1 x 128 of A and 128 x 128 of B (DeepSeek-V3 Technical Report,

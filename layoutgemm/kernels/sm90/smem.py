@@ -76,7 +76,7 @@ def smem_map(
     a: OperandPlan, b: OperandPlan, stages: int, c_bytes: int, store: StorePlan | None, single: bool,
     table_bytes: int = 0, sums_bytes: int = 0, numbers_bytes: int = 0,
 ) -> Sm90Smem:  # fmt: skip
-    """Stages, the store's buffers, partial sums, barriers, in this order, then a table and the stages' numbers.
+    """Stages, store buffers, partial sums, barriers, a table, the stages' numbers, in this order.
 
     single         one tile a block
     numbers_bytes  of a stage

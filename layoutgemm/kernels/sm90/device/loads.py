@@ -150,7 +150,7 @@ class Sm90Loads:
         """Copy the main loop's numbers into the stage, by the whole warp. The plain main loop reads none."""
 
     def feed_numbers(self, job: bridge.Carried, tile: Int32) -> None:
-        """Copy the main loop's numbers into every stage of all tiles, by a warp of its own."""
+        """Copy the main loop's numbers into every stage of all tiles, by one warp."""
 
     def _copies(
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], name: str, origin: Mapping[str, Int32]
