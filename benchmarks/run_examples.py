@@ -257,7 +257,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = [
         one for one in examples()
         if (one.needs or one.source) in roots and re.search(args.only, one.name)
-        and (args.again or (row := record.get(one.name, {})).get("build") != now or (args.stopped and row["status"] != 0))
+        and (args.again or not (row := record.get(one.name)) or row.get("build") != now
+             or (args.stopped and row["status"] != 0))
     ]  # fmt: skip
     load(roots)
     for number, one in enumerate(chosen, 1):
