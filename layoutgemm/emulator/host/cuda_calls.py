@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
-from typing import Any, SupportsInt, TypeAlias
+from typing import SupportsInt, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,7 @@ _COPY = {
 _FILL = {"driver": ("cuMemsetD8", "cuMemsetD8Async"), "runtime": ("cudaMemset", "cudaMemsetAsync")}
 _FILL_WORDS: dict[str, tuple[str, ...]] = {"driver": ("cuMemsetD32", "cuMemsetD32Async"), "runtime": ()}
 Binding: TypeAlias = Callable[..., object]
+Memory: TypeAlias = SupportsInt | npt.NDArray[np.generic]
 
 
 class DeviceMemory:
@@ -142,15 +143,15 @@ def _memory_functions(kind: str, module: ModuleType, memory: DeviceMemory) -> di
         memory.free(int(address))
         return (success,)
 
-    def copy(to: object, source: object, size: int, *args: object) -> tuple[object]:
+    def copy(to: Memory, source: Memory, size: int, *args: object) -> tuple[object]:
         ctypes.memmove(_address(to), _address(source), int(size))
         return (success,)
 
-    def fill(to: object, value: int, size: int, *args: object) -> tuple[object]:
+    def fill(to: Memory, value: int, size: int, *args: object) -> tuple[object]:
         ctypes.memset(_address(to), int(value), int(size))
         return (success,)
 
-    def fill_words(to: object, value: int, count: int, *args: object) -> tuple[object]:
+    def fill_words(to: Memory, value: int, count: int, *args: object) -> tuple[object]:
         (ctypes.c_uint32 * int(count)).from_address(_address(to))[:] = [int(value)] * int(count)
         return (success,)
 
@@ -163,9 +164,9 @@ def _memory_functions(kind: str, module: ModuleType, memory: DeviceMemory) -> di
     return found
 
 
-def _address(place: Any) -> int:
+def _address(place: Memory) -> int:
     """The address of memory: a number, a binding's pointer, or an array on the host."""
-    if hasattr(place, "ctypes"):
+    if isinstance(place, np.ndarray):
         return int(place.ctypes.data)
     return ctypes.addressof(place) if isinstance(place, ctypes.Array) else int(place)
 

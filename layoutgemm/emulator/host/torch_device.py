@@ -11,10 +11,11 @@ import ctypes
 import functools
 import itertools
 import re
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -31,8 +32,16 @@ _MARKED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  
 
 
 def on_gpu(x: object) -> bool:
-    """True for a tensor that stands for one on a GPU."""
-    return bool(getattr(x, MARK, False))
+    """True for a tensor that stands for one on a GPU.
+
+    Autograd makes tensors that torch's Python does not see, as those that a backward function saved: they lie in a
+    storage that is marked.
+    """
+    mark, torch = getattr(x, MARK, None), sys.modules.get("torch")
+    if mark is None and torch is not None and isinstance(x, torch.Tensor):
+        plain = type(x) in (torch.Tensor, torch.nn.Parameter) and x.layout is torch.strided
+        mark = plain and getattr(x.untyped_storage(), MARK, False)
+    return bool(mark)
 
 
 def tensor_at(address: int) -> Place | None:
@@ -67,8 +76,28 @@ def cuda_device(device: GpuModel) -> Iterator[None]:
 
         stack.enter_context(mock.patch.object(torch.profiler, "profile", _profile(torch.profiler.profile)))
         stack.enter_context(mock.patch.object(torch.library.Library, "impl", _of_the_cpu(torch.library.Library.impl)))
+        backward = torch.autograd.function.BackwardCFunction
+        stack.enter_context(mock.patch.object(backward, "apply", _backward(torch, CudaMode)))
         stack.enter_context(CudaMode())
         yield
+
+
+def _backward(torch: ModuleType, mode: Callable[[], AbstractContextManager[object]]) -> Callable[..., object]:
+    """`apply` of backward functions: the engine's gradients are on the GPU where the saved tensors are.
+
+    `Tensor.backward` is a function of torch, so the mode that calls it is off within.
+    """
+    plain = torch.autograd.function.BackwardCFunction.apply
+
+    def apply(self: Any, *gradients: object) -> object:
+        if any(map(on_gpu, self.saved_tensors)):
+            _marked(torch, gradients, True)
+        on = torch.overrides._get_current_function_mode() is not None
+        with nullcontext() if on else mode():
+            done: object = plain(self, *gradients)
+        return done
+
+    return apply
 
 
 # ------------------------------------------------------------------------------------------------------------- tensors
@@ -207,6 +236,8 @@ def _marked(torch: ModuleType, done: Any, gpu: bool) -> Any:
             setattr(done, MARK, gpu)
             if gpu and type(done) in (torch.Tensor, torch.nn.Parameter):  # a fake tensor has no storage
                 _MARKED[id(done)] = done
+                if done.layout is torch.strided:
+                    setattr(done.untyped_storage(), MARK, True)
             else:
                 _MARKED.pop(id(done), None)
     elif isinstance(done, (list, tuple)):

@@ -281,3 +281,30 @@ def test_operators_of_cuda_are_the_hosts() -> None:
             return x * 2
 
         assert double(torch.ones(3, device="cuda")).tolist() == [2, 2, 2]
+
+
+def test_a_backward_function_sees_the_gpu() -> None:
+    """Saved tensors and gradients of autograd say that they are on the GPU."""
+    seen: list[str] = []
+
+    class Doubled(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            out = x * 2
+            ctx.save_for_backward(x, out)
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            made = torch.empty_like(gradient)
+            seen.extend(str(x.device) for x in (*ctx.saved_tensors, gradient, made))
+            return gradient * 2
+
+    for device in ("cuda:0", "cpu"):
+        seen.clear()
+        with emulated_gpu("sm_90a"):
+            x = torch.ones(4, device=device, requires_grad=True)
+            (Doubled.apply(x) * 3).sum().backward()
+            assert x.grad is not None and str(x.grad.device) == device
+        assert seen == [device] * 4
+        assert x.grad.tolist() == [6.0] * 4

@@ -260,7 +260,7 @@ def test_a_poll_is_known_by_its_qualifiers_in_any_order() -> None:
 
 
 def test_a_timeline_keeps_the_clusters_that_take_turns_apart() -> None:
-    """A copy that one block has in flight ends in that block's time, while others begin."""
+    """A block's copy ends in that block's time, while other blocks begin."""
     copy = "cp.async.ca.shared.global [buf], [%d1], 4; cp.async.commit_group;\n  mov.u32 %r0, %tid.x;"
     text = MEET.replace("mov.u32 %r0, %tid.x;", copy).replace(
         "  bar.sync 0;", "  cp.async.wait_all;\n  bar.sync 0;"

@@ -37,7 +37,7 @@ def test_operands():
 
 
 def test_components_of_vector_registers_are_registers():
-    """`.reg .v4 .b32 a` declares a.x to a.w, or a.r to a.a; `a` alone is all of them."""
+    """`.reg .v4 .b32 a` declares a.x to a.w. `a` alone is all of them."""
     body = """.reg .v4 .b32 all; .reg .b32 %r<2>; .reg .b64 %rd<1>;
     { .reg .v2 .b32 a; mov.b32 a.y, %r0; mov.b32 %r1, a.g; mov.b32 all.a, a.x; st.global.v2.b32 [%rd0], a; }
     st.global.v4.b32 [%rd0], all; ret;"""
