@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.run_examples import LIST, RECORD, SKIP, Example, Outcome, examples, last_error, outcome, run
+from benchmarks.run_examples import LIST, RECORD, SKIP, STATES, Example, Outcome, examples, last_error, outcome, run
 
 
 def test_each_run_of_the_list_has_a_name_of_its_own() -> None:
@@ -20,7 +20,11 @@ def test_each_run_of_the_list_has_a_name_of_its_own() -> None:
 
 def test_the_record_is_of_the_list() -> None:
     """A run that is no longer listed is no longer recorded."""
-    assert set(json.loads(RECORD.read_text())) <= {one.name for one in examples()}
+    record = json.loads(RECORD.read_text())
+    assert set(record) <= {one.name for one in examples()}
+    for name, row in record.items():
+        assert row["build"] and row["state"] in STATES, name
+        assert row["state"] != "right" or (row["launches"] and row["checks"] and not row["skipped"]), name
 
 
 def test_outcomes_tell_wrong_results_from_stops() -> None:
