@@ -14,7 +14,7 @@ import re
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 MARK = "_layoutgemm_on_gpu"
 _MARKED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # tensors on the GPU, by id
+
+# Their storages: a DLPack capsule keeps one alive without its tensor.
+_STORAGES: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def on_gpu(x: object) -> bool:
@@ -52,6 +55,10 @@ def tensor_at(address: int) -> Place | None:
         if low <= address < low + size:
             name = f"a {str(x.dtype).removeprefix('torch.')} tensor {tuple(x.shape)}"
             return name, low, bytes_at(low, size, storage)
+    for storage in list(_STORAGES.values()):
+        low, size = storage.data_ptr(), storage.nbytes()
+        if low <= address < low + size:
+            return f"{size} bytes of a tensor that is gone", low, bytes_at(low, size, storage)
     return None
 
 
@@ -179,7 +186,7 @@ def _summed_in_f32(torch: ModuleType, func: Any, args: tuple[Any, ...], kwargs: 
     return done.to(kinds.pop()) if isinstance(done, torch.Tensor) else done
 
 
-def _tensors(torch: ModuleType, values: Any) -> Iterator[Any]:
+def _tensors(torch: ModuleType, values: Iterable[object]) -> Iterator[Any]:
     for x in values:
         if isinstance(x, torch.Tensor):
             yield x
@@ -237,7 +244,9 @@ def _marked(torch: ModuleType, done: Any, gpu: bool) -> Any:
             if gpu and type(done) in (torch.Tensor, torch.nn.Parameter):  # a fake tensor has no storage
                 _MARKED[id(done)] = done
                 if done.layout is torch.strided:
-                    setattr(done.untyped_storage(), MARK, True)
+                    storage = done.untyped_storage()
+                    setattr(storage, MARK, True)
+                    _STORAGES[id(storage)] = storage
             else:
                 _MARKED.pop(id(done), None)
     elif isinstance(done, (list, tuple)):

@@ -268,6 +268,10 @@ def test_tensors_on_the_emulated_gpu_are_aligned_and_found() -> None:
         found = array_at(made[3].data_ptr() + 8)
         assert found is not None and found[1] == made[3].data_ptr() and len(found[2]) == 4000
         assert made[3].sum().item() == 1000
+        address, capsule = made[3].data_ptr(), made[3].__dlpack__()
+        del made[3]
+        left = array_at(address)  # the capsule keeps the memory
+        assert left is not None and len(left[2]) == 4000 and capsule is not None
         with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(EmulatorError, match="add in a CUDA graph"):
             made[0].add(1)
 
