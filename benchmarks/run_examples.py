@@ -1,11 +1,12 @@
-"""Run other people's kernels on an emulated GPU, unchanged, and record the outcome of each.
+"""Run other people's kernels on an emulated GPU, and record the outcome of each.
 
     python benchmarks/run_examples.py --cutlass ~/cutlass --quack ~/quack --flash-attention ~/fa
     python benchmarks/run_examples.py --cutlass ~/cutlass --only hopper --again    # those once more
 
 The list is `examples/list.json`: the script, the GPU and arguments that make it small. Each runs in a process of its
-own, by `layoutgemm emulate`, for at most --limit seconds. The record is written after each, and what it has is not run
-again without --again. The page docs/examples.md shows it. Source trees are checkouts of the public repositories.
+own, by `layoutgemm emulate`, for at most --limit seconds. The record is written after each, with its commit.
+What the record has of this commit is not run again without --again. The page docs/examples.md shows it. Source trees
+are checkouts of the public repositories.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -31,6 +33,9 @@ LIST, RECORD = HERE / "examples" / "list.json", HERE / "results" / "examples.jso
 OURS = "layoutgemm"  # the source of scripts that lie in this folder and call another package's functions
 # Where the scripts of a source lie in its repository.
 FOLDERS = {"cutlass": "examples/python/CuTeDSL", "quack": ".", "flash-attention": "."}
+# A line by which a script says that it leaves something out, and text with which it checks its results.
+SKIP = re.compile(r"^\W*(?:SKIP(?:PED|PING)?|[Ss]kipping)\b.*", re.MULTILINE)
+CHECK = re.compile(r"\bassert|allclose|array_equal|torch\.equal|\bPASS|\bsys\.exit\(|\braise \w")
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class Example:
     needs   for a script of our own: the source whose package it calls
     raises  the beginning of the error with which it is meant to end
     replace (text, text) for sizes that are written in the script, which then runs as a copy
+    judgement  what its findings are, as read in its source: real, lint, or false
     """
 
     source: str
@@ -49,6 +55,7 @@ class Example:
     needs: str = ""
     raises: str = ""
     replace: Sequence[tuple[str, str]] = ()
+    judgement: str = ""
 
     @property
     def name(self) -> str:
@@ -69,14 +76,19 @@ class Found(TypedDict):
     times: int
 
 
+STATES = ("right", "unchecked", "wrong", "launched nothing", "skipped", "stopped")
+
+
 @dataclass
 class Outcome:
     """The outcome of a run.
 
     status    the script's exit status; None if the time limit ended it, or a signal
     error     the last line of its error, or ""
-    launches  kernels that ran
-    checked   False if the script failed in a check of its own result
+    launches  kernels that ran in the emulator
+    checks    True if the script's text has a check of its results
+    skipped   the line by which the script says that it left something out, or ""
+    build     the commit that ran it, or "" where the tree was none
     """
 
     status: int | None
@@ -84,24 +96,23 @@ class Outcome:
     launches: int
     seconds: float
     findings: list[Found] = field(default_factory=list)
+    checks: bool = True
+    skipped: str = ""
+    build: str = ""
 
     @property
-    def runs(self) -> bool:
-        """True if the script ended well, or failed a check of its result."""
-        return self.status == 0 or self.wrong
-
-    @property
-    def wrong(self) -> bool:
-        """True if the script's own check of a result failed."""
-        return self.status == 1 and self.error.startswith("AssertionError")
-
-    @property
-    def right(self) -> bool:
-        """True if the script ended well."""
-        return self.status == 0
+    def state(self) -> str:
+        """One of STATES: right only where a kernel ran in the emulator and the script's own checks passed."""
+        if self.status == 1 and self.launches and self.error.startswith("AssertionError"):
+            return "wrong"
+        if self.status != 0:
+            return "stopped"
+        if not self.launches:
+            return "launched nothing"
+        return "skipped" if self.skipped else "right" if self.checks else "unchecked"
 
     def __str__(self) -> str:
-        said = "right" if self.right else "wrong" if self.wrong else f"stopped: {self.error[:150]}"
+        said = f"stopped: {self.error[:150]}" if self.state == "stopped" else self.state
         kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(one["kind"] for one in self.findings).items())
         return f"{self.seconds:6.1f} s  {self.launches} launches  {said}{'; ' + kinds if kinds else ''}"
 
@@ -111,14 +122,24 @@ def examples(path: Path = LIST) -> list[Example]:
     return [Example(**row) for row in json.loads(path.read_text())]
 
 
+def build() -> str:
+    """The commit of this tree, with a + where files differ from it; "" outside of a repository."""
+    git = ["git", "-C", str(HERE)]
+    found = subprocess.run([*git, "rev-parse", "--short=9", "HEAD"], capture_output=True, text=True)
+    if found.returncode:
+        return ""
+    changed = subprocess.run([*git, "status", "--porcelain", "--", "../layoutgemm"], capture_output=True, text=True)
+    return found.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
 def run(example: Example, roots: Mapping[str, Path], limit: float) -> Outcome:
     """Run an example in a process of its own for at most `limit` seconds."""
     folder = LIST.parent if example.source == OURS else roots[example.source] / FOLDERS[example.source]
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="layoutgemm-example-") as work:
         script = folder / example.script
+        text = script.read_text()
         if example.replace:
-            text = script.read_text()
             for before, after in example.replace:
                 text = text.replace(before, after)
             script = Path(work) / script.name
@@ -135,6 +156,8 @@ def run(example: Example, roots: Mapping[str, Path], limit: float) -> Outcome:
     done = outcome(said[0], said[1], status, time.monotonic() - start)
     if example.raises and done.error.startswith(example.raises):
         done.status = 0
+    done.checks = CHECK.search(text) is not None
+    done.skipped = "".join(SKIP.findall(said[0])[:1])[:200]
     return done
 
 
@@ -222,25 +245,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.add_argument(f"--{name}", type=Path, metavar="FOLDER", help="a checkout of its repository")
     parser.add_argument("--only", default="", metavar="TEXT", help="names that match a regular expression")
     parser.add_argument("--again", action="store_true", help="also what the record has")
-    parser.add_argument("--stopped", action="store_true", help="of what the record has, all that is not right")
+    parser.add_argument(
+        "--stopped", action="store_true", help="of what this commit has run, all that ended with an error"
+    )
     parser.add_argument("--limit", type=float, default=300, help="seconds of one run (%(default)s)")
     parser.add_argument("--record", type=Path, default=RECORD, help="the record (%(default)s)")
     args = parser.parse_args(argv)
     roots = {name: root.resolve() for name in FOLDERS if (root := getattr(args, name.replace("-", "_"))) is not None}
+    now = build()
     record: dict[str, dict[str, object]] = json.loads(args.record.read_text()) if args.record.exists() else {}
     chosen = [
         one for one in examples()
         if (one.needs or one.source) in roots and re.search(args.only, one.name)
-        and (args.again or one.name not in record or (args.stopped and record[one.name]["status"] != 0))
+        and (args.again or not (row := record.get(one.name)) or row.get("build") != now
+             or (args.stopped and row["status"] != 0))
     ]  # fmt: skip
     load(roots)
     for number, one in enumerate(chosen, 1):
         print(f"[{number}/{len(chosen)}] {one.name}", end=" ", flush=True)
         done = run(one, roots, args.limit)
+        done.build = now
         print(done, flush=True)
-        record[one.name] = asdict(done)
+        record[one.name] = {**asdict(done), "state": done.state}
         args.record.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
-    print(f"{sum(row['status'] == 0 for row in record.values())} of {len(record)} in the record are right")
+    states = Counter(str(row["state"]) for row in record.values() if row.get("build") == now)
+    print(f"of {len(examples())} listed, by {now}: {', '.join(f'{states[state]} {state}' for state in STATES)}")
     return 0
 
 

@@ -287,30 +287,36 @@ def examples_table(source: str = "") -> str:
     for one in examples():
         if (done := found.get(one.name)) is None or not re.search(source, f"{one.source} {one.script}"):
             continue
-        wrong = done["status"] == 1 and done["error"].startswith("AssertionError")
         kinds: dict[str, int] = {}
         for finding in done["findings"]:
             kinds[finding["kind"]] = kinds.get(finding["kind"], 0) + 1
-        note = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
-        if done["status"] != 0:
-            said = re.sub(r"[|<>`*_\\]", " ", done["error"])[:110]
-            note = f"{note}; {said}" if note else said
-        runs = "yes" if done["status"] == 0 or wrong else "no"
-        right = "yes" if done["status"] == 0 else "no" if wrong else ""
+        said = done["error"] if done["status"] != 0 else done["skipped"]
+        notes = [", ".join(f"{n} {kind}" for kind, n in kinds.items()), _plain(one.judgement), _plain(said)[:110]]
         call = " ".join(one.name.split()[1:]).replace("*", " ")
-        rows.append([f"`{call}`", one.arch, runs, right, f"{done['seconds']:.0f}", note])
-    return table(["script and arguments", "GPU", "runs", "right", "s", "findings, or where it stops"], rows)
+        launches = str(done["launches"])
+        state = f"{done['state']}, {done['build']}"
+        rows.append([f"`{call}`", one.arch, launches, state, f"{done['seconds']:.0f}", "; ".join(filter(None, notes))])
+    head = ["script and arguments", "GPU", "launches", "outcome, commit", "s", "findings, judgement, or stop"]
+    return table(head, rows)
+
+
+def _plain(text: str) -> str:
+    """Text without the characters that Markdown reads."""
+    return re.sub(r"[|<>`*_\\]", " ", text)
 
 
 def examples_count(source: str = "") -> str:
-    """A count of the recorded runs, of those that end, and of the right ones."""
-    from benchmarks.run_examples import RECORD, examples
+    """The number of listed runs, and the recorded ones by commit and outcome."""
+    from benchmarks.run_examples import RECORD, STATES, examples
 
     found = json.loads(RECORD.read_text(encoding="utf-8"))
-    done = [found[one.name] for one in examples() if one.name in found and re.search(source, one.source)]
-    right = sum(row["status"] == 0 for row in done)
-    wrong = sum(row["status"] == 1 and row["error"].startswith("AssertionError") for row in done)
-    return f"Of {len(done)} recorded runs {right + wrong} come to their end, and {right} are right."
+    names = [one.name for one in examples() if re.search(source, one.source)]
+    done = [found[name] for name in names if name in found]
+    rows = []
+    for build in dict.fromkeys(row["build"] for row in done):
+        own = [row["state"] for row in done if row["build"] == build]
+        rows.append([build, str(len(own)), *[str(own.count(state)) for state in STATES]])
+    return f"{len(names)} runs are listed.\n\n" + table(["commit", "runs", *STATES], rows)
 
 
 def lines_table() -> str:

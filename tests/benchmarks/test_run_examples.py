@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.run_examples import LIST, RECORD, Example, examples, last_error, outcome, run
+from benchmarks.run_examples import LIST, RECORD, SKIP, STATES, Example, Outcome, examples, last_error, outcome, run
 
 
 def test_each_run_of_the_list_has_a_name_of_its_own() -> None:
@@ -20,18 +20,32 @@ def test_each_run_of_the_list_has_a_name_of_its_own() -> None:
 
 def test_the_record_is_of_the_list() -> None:
     """A run that is no longer listed is no longer recorded."""
-    assert set(json.loads(RECORD.read_text())) <= {one.name for one in examples()}
+    record = json.loads(RECORD.read_text())
+    assert set(record) <= {one.name for one in examples()}
+    for name, row in record.items():
+        assert row["build"] and row["state"] in STATES, name
+        assert row["state"] != "right" or (row["launches"] and row["checks"] and not row["skipped"]), name
 
 
 def test_outcomes_tell_wrong_results_from_stops() -> None:
     """A failed assertion is a wrong result; any other error stops the script."""
     head = '{"device": "x", "arch": "sm_90a", "ok": true, "launches": [{}], "findings": [], "fatal": [], "status": 1}'
     wrong = outcome(f"text\n{head}\n", "Traceback\nAssertionError: not close\n", 3, 1.0)
-    assert (wrong.runs, wrong.right, wrong.wrong, wrong.launches) == (True, False, True, 1)
+    assert (wrong.state, wrong.launches) == ("wrong", 1)
     stopped = outcome(head, "Traceback\n  File a\nValueError: no\nmore\n", 3, 1.0)
-    assert (stopped.runs, stopped.right, stopped.error) == (False, False, "ValueError: no more")
+    assert (stopped.state, stopped.error) == ("stopped", "ValueError: no more")
     assert outcome("", "Killed", -11, 1.0).error == "ended by signal 11: Killed"
     assert last_error("\x1b[91mfoo.bar.BazError: in /a/b/c.py\x1b[0m") == "foo.bar.BazError: in c.py"
+
+
+def test_only_a_launch_and_a_passed_check_are_right() -> None:
+    """A script that skips, checks nothing or launches nothing is not right."""
+    assert Outcome(0, "", 1, 1.0).state == "right"
+    assert Outcome(0, "", 1, 1.0, checks=False).state == "unchecked"
+    assert Outcome(0, "", 1, 1.0, skipped="SKIP: no GPU").state == "skipped"
+    assert Outcome(0, "", 0, 1.0).state == "launched nothing"
+    assert Outcome(None, "ended by signal 11", 0, 1.0).state == "stopped"
+    assert SKIP.findall("a\n[SKIP] no GPU\n  skipped CTAs: 3\nSkipping it") == ["[SKIP] no GPU", "Skipping it"]
 
 
 def test_a_run_ends_by_itself_or_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,6 +56,6 @@ def test_a_run_ends_by_itself_or_at_the_limit(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "one.py").write_text("import sys, time\ntime.sleep(100)\nassert sys.argv[1] == 'x', sys.argv\n")
     short = Example("layoutgemm", "one.py", "sm_90a", "x", replace=[("100", "0")])
     done = run(short, {}, 60)
-    assert done.right and done.launches == 0, done
-    assert run(Example("layoutgemm", "one.py", "sm_90a", "y", replace=[("100", "0")]), {}, 60).wrong
+    assert (done.state, done.launches, done.checks) == ("launched nothing", 0, True), done
+    assert run(Example("layoutgemm", "one.py", "sm_90a", "y", replace=[("100", "0")]), {}, 60).state == "stopped"
     assert run(Example("layoutgemm", "one.py", "sm_90a", "x"), {}, 2).error == "longer than 2 s"

@@ -6,9 +6,11 @@ Each stand-in returns what the binding does, a tuple that begins with success.
 from __future__ import annotations
 
 import ctypes
+import enum
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from types import ModuleType
+from typing import SupportsInt, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +30,22 @@ _DONE = {
         "cudaEventSynchronize", "cudaEventDestroy", "cudaSetDevice", "cudaStreamWaitEvent", "cudaGetLastError",
     ),
 }  # fmt: skip
+
+_ALLOCATE = {
+    "driver": ("cuMemAlloc", "cuMemAllocAsync"),
+    "runtime": ("cudaMalloc", "cudaMallocAsync", "cudaMallocManaged", "cudaMallocHost"),
+}
+_FREE = {"driver": ("cuMemFree", "cuMemFreeAsync"), "runtime": ("cudaFree", "cudaFreeAsync", "cudaFreeHost")}
+_COPY = {
+    "driver": (
+        "cuMemcpyHtoD", "cuMemcpyDtoH", "cuMemcpyDtoD", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpy",
+    ),
+    "runtime": ("cudaMemcpy", "cudaMemcpyAsync"),
+}  # fmt: skip
+_FILL = {"driver": ("cuMemsetD8", "cuMemsetD8Async"), "runtime": ("cudaMemset", "cudaMemsetAsync")}
+_FILL_WORDS: dict[str, tuple[str, ...]] = {"driver": ("cuMemsetD32", "cuMemsetD32Async"), "runtime": ()}
+Binding: TypeAlias = Callable[..., object]
+Memory: TypeAlias = SupportsInt | npt.NDArray[np.generic]
 
 
 class DeviceMemory:
@@ -68,7 +86,7 @@ def cuda_calls(device: GpuModel, memory: DeviceMemory) -> Iterator[None]:
         yield
 
 
-def _bindings() -> dict[str, Any]:
+def _bindings() -> dict[str, ModuleType]:
     """The bindings, by kind, where they are installed."""
     try:
         from cuda.bindings import driver, runtime
@@ -77,47 +95,19 @@ def _bindings() -> dict[str, Any]:
     return {"driver": driver, "runtime": runtime}
 
 
-def _functions(kind: str, module: Any, device: GpuModel, memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
+def _functions(kind: str, module: ModuleType, device: GpuModel, memory: DeviceMemory) -> dict[str, Binding]:
     """Stand-ins by name."""
     success = module.CUresult.CUDA_SUCCESS if kind == "driver" else module.cudaError_t.cudaSuccess
 
-    def answers(*values: object) -> Callable[..., Any]:
+    def answers(*values: object) -> Binding:
         return lambda *args, **named: (success, *values)
 
-    def allocate(size: int, *args: object) -> tuple[object, object]:
-        address = memory.allocate(size)
-        return success, module.CUdeviceptr(address) if kind == "driver" else address
+    def attribute(asked: enum.Enum, *args: object) -> tuple[object, int]:
+        return success, _attribute(asked.name, device)
 
-    def free(address: Any, *args: object) -> tuple[object]:
-        memory.free(int(address))
-        return (success,)
-
-    def copy(to: Any, source: Any, size: int, *args: object) -> tuple[object]:
-        ctypes.memmove(_address(to), _address(source), int(size))
-        return (success,)
-
-    def fill(to: Any, value: int, size: int, *args: object) -> tuple[object]:
-        ctypes.memset(_address(to), int(value), int(size))
-        return (success,)
-
-    def fill_words(to: Any, value: int, count: int, *args: object) -> tuple[object]:
-        (ctypes.c_uint32 * int(count)).from_address(_address(to))[:] = [int(value)] * int(count)
-        return (success,)
-
-    found = {name: answers() for name in _DONE[kind]}
+    found = {name: answers() for name in _DONE[kind]} | _memory_functions(kind, module, memory)
     if kind == "driver":
-        found |= dict.fromkeys(("cuMemAlloc", "cuMemAllocAsync"), allocate)
-        found |= dict.fromkeys(("cuMemFree", "cuMemFreeAsync"), free)
-        found |= dict.fromkeys(
-            ("cuMemcpyHtoD", "cuMemcpyDtoH", "cuMemcpyDtoD", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpy"), copy
-        )
-        found |= {
-            "cuMemsetD8": fill,
-            "cuMemsetD8Async": fill,
-            "cuMemsetD32": fill_words,
-            "cuMemsetD32Async": fill_words,
-        }
-        found |= {
+        return found | {
             "cuDeviceGetCount": answers(1),
             "cuDeviceGet": answers(module.CUdevice(0)),
             "cuCtxGetCurrent": answers(module.CUcontext(1)),
@@ -128,28 +118,55 @@ def _functions(kind: str, module: Any, device: GpuModel, memory: DeviceMemory) -
             "cuStreamCreate": answers(module.CUstream(0)),
             "cuEventCreate": answers(module.CUevent(0)),
             "cuEventElapsedTime": answers(1.0),
-            "cuDeviceGetAttribute": lambda attribute, *_: (success, _attribute(attribute.name, device)),
+            "cuDeviceGetAttribute": attribute,
         }
-    else:
-        found |= dict.fromkeys(("cudaMalloc", "cudaMallocAsync", "cudaMallocManaged", "cudaMallocHost"), allocate)
-        found |= dict.fromkeys(("cudaFree", "cudaFreeAsync", "cudaFreeHost"), free)
-        found |= dict.fromkeys(("cudaMemcpy", "cudaMemcpyAsync"), copy)
-        found |= dict.fromkeys(("cudaMemset", "cudaMemsetAsync"), fill)
-        found |= {
-            "cudaGetDeviceCount": answers(1),
-            "cudaGetDevice": answers(0),
-            "cudaStreamCreate": answers(module.cudaStream_t(0)),
-            "cudaStreamCreateWithFlags": answers(module.cudaStream_t(0)),
-            "cudaEventCreate": answers(module.cudaEvent_t(0)),
-            "cudaEventElapsedTime": answers(1.0),
-            "cudaDeviceGetAttribute": lambda attribute, *_: (success, _attribute(attribute.name, device)),
-        }
+    return found | {
+        "cudaGetDeviceCount": answers(1),
+        "cudaGetDevice": answers(0),
+        "cudaStreamCreate": answers(module.cudaStream_t(0)),
+        "cudaStreamCreateWithFlags": answers(module.cudaStream_t(0)),
+        "cudaEventCreate": answers(module.cudaEvent_t(0)),
+        "cudaEventElapsedTime": answers(1.0),
+        "cudaDeviceGetAttribute": attribute,
+    }
+
+
+def _memory_functions(kind: str, module: ModuleType, memory: DeviceMemory) -> dict[str, Binding]:
+    """Stand-ins that allocate, copy and fill."""
+    success = module.CUresult.CUDA_SUCCESS if kind == "driver" else module.cudaError_t.cudaSuccess
+
+    def allocate(size: int, *args: object) -> tuple[object, object]:
+        address = memory.allocate(size)
+        return success, module.CUdeviceptr(address) if kind == "driver" else address
+
+    def free(address: SupportsInt, *args: object) -> tuple[object]:
+        memory.free(int(address))
+        return (success,)
+
+    def copy(to: Memory, source: Memory, size: int, *args: object) -> tuple[object]:
+        ctypes.memmove(_address(to), _address(source), int(size))
+        return (success,)
+
+    def fill(to: Memory, value: int, size: int, *args: object) -> tuple[object]:
+        ctypes.memset(_address(to), int(value), int(size))
+        return (success,)
+
+    def fill_words(to: Memory, value: int, count: int, *args: object) -> tuple[object]:
+        (ctypes.c_uint32 * int(count)).from_address(_address(to))[:] = [int(value)] * int(count)
+        return (success,)
+
+    found: dict[str, Binding] = {}
+    for function, names in (
+        (allocate, _ALLOCATE[kind]), (free, _FREE[kind]), (copy, _COPY[kind]), (fill, _FILL[kind]),
+        (fill_words, _FILL_WORDS[kind]),
+    ):  # fmt: skip
+        found |= dict.fromkeys(names, function)
     return found
 
 
-def _address(place: Any) -> int:
+def _address(place: Memory) -> int:
     """The address of memory: a number, a binding's pointer, or an array on the host."""
-    if hasattr(place, "ctypes"):
+    if isinstance(place, np.ndarray):
         return int(place.ctypes.data)
     return ctypes.addressof(place) if isinstance(place, ctypes.Array) else int(place)
 

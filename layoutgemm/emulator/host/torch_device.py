@@ -11,11 +11,12 @@ import ctypes
 import functools
 import itertools
 import re
+import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from types import SimpleNamespace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -29,10 +30,21 @@ if TYPE_CHECKING:
 MARK = "_layoutgemm_on_gpu"
 _MARKED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # tensors on the GPU, by id
 
+# Their storages: a DLPack capsule keeps one alive without its tensor.
+_STORAGES: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
 
 def on_gpu(x: object) -> bool:
-    """True for a tensor that stands for one on a GPU."""
-    return bool(getattr(x, MARK, False))
+    """True for a tensor that stands for one on a GPU.
+
+    Autograd makes tensors that torch's Python does not see, as those that a backward function saved: they lie in a
+    storage that is marked.
+    """
+    mark, torch = getattr(x, MARK, None), sys.modules.get("torch")
+    if mark is None and torch is not None and isinstance(x, torch.Tensor):
+        plain = type(x) in (torch.Tensor, torch.nn.Parameter) and x.layout is torch.strided
+        mark = plain and getattr(x.untyped_storage(), MARK, False)
+    return bool(mark)
 
 
 def tensor_at(address: int) -> Place | None:
@@ -43,6 +55,10 @@ def tensor_at(address: int) -> Place | None:
         if low <= address < low + size:
             name = f"a {str(x.dtype).removeprefix('torch.')} tensor {tuple(x.shape)}"
             return name, low, bytes_at(low, size, storage)
+    for storage in list(_STORAGES.values()):
+        low, size = storage.data_ptr(), storage.nbytes()
+        if low <= address < low + size:
+            return f"{size} bytes of a tensor that is gone", low, bytes_at(low, size, storage)
     return None
 
 
@@ -67,8 +83,28 @@ def cuda_device(device: GpuModel) -> Iterator[None]:
 
         stack.enter_context(mock.patch.object(torch.profiler, "profile", _profile(torch.profiler.profile)))
         stack.enter_context(mock.patch.object(torch.library.Library, "impl", _of_the_cpu(torch.library.Library.impl)))
+        backward = torch.autograd.function.BackwardCFunction
+        stack.enter_context(mock.patch.object(backward, "apply", _backward(torch, CudaMode)))
         stack.enter_context(CudaMode())
         yield
+
+
+def _backward(torch: ModuleType, mode: Callable[[], AbstractContextManager[object]]) -> Callable[..., object]:
+    """`apply` of backward functions: the engine's gradients are on the GPU where the saved tensors are.
+
+    `Tensor.backward` is a function of torch, so the mode that calls it is off within.
+    """
+    plain = torch.autograd.function.BackwardCFunction.apply
+
+    def apply(self: Any, *gradients: object) -> object:
+        if any(map(on_gpu, self.saved_tensors)):
+            _marked(torch, gradients, True)
+        on = torch.overrides._get_current_function_mode() is not None
+        with nullcontext() if on else mode():
+            done: object = plain(self, *gradients)
+        return done
+
+    return apply
 
 
 # ------------------------------------------------------------------------------------------------------------- tensors
@@ -76,7 +112,7 @@ def cuda_device(device: GpuModel) -> Iterator[None]:
 _MOVES = ("to", "cuda", "cpu", "type")
 
 
-def _called(torch: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _called(torch: ModuleType, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function of torch, with "cuda" in its arguments read as CPU memory."""
     if func is torch.device:
         return func(*args, **kwargs)
@@ -134,7 +170,7 @@ _PRODUCTS = (
 )
 
 
-def _summed_in_f32(torch: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _summed_in_f32(torch: ModuleType, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A product of 16-bit floats as a GPU has it: summed in float32, and rounded once."""
     short = (torch.float16, torch.bfloat16)
     kinds = {x.dtype for x in _tensors(torch, args) if x.dtype in short}
@@ -150,7 +186,7 @@ def _summed_in_f32(torch: Any, func: Any, args: tuple[Any, ...], kwargs: dict[st
     return done.to(kinds.pop()) if isinstance(done, torch.Tensor) else done
 
 
-def _tensors(torch: Any, values: Any) -> Iterator[Any]:
+def _tensors(torch: ModuleType, values: Iterable[object]) -> Iterator[Any]:
     for x in values:
         if isinstance(x, torch.Tensor):
             yield x
@@ -188,7 +224,7 @@ class GpuCapsule:
         return DL_CUDA, 0
 
 
-def _read(torch: Any, value: Any, asked: list[bool]) -> Any:
+def _read(torch: ModuleType, value: Any, asked: list[bool]) -> Any:
     """An argument; a device becomes the CPU, and `asked` has whether it was a GPU."""
     if isinstance(value, torch.device) or (isinstance(value, str) and value.split(":")[0] in ("cuda", "cpu")):
         asked.append(str(value).startswith("cuda"))
@@ -200,13 +236,17 @@ def _has_gpu(value: Any) -> bool:
     return on_gpu(value) or (isinstance(value, (list, tuple)) and any(map(_has_gpu, value)))
 
 
-def _marked(torch: Any, done: Any, gpu: bool) -> Any:
+def _marked(torch: ModuleType, done: Any, gpu: bool) -> Any:
     """A result, whose tensors are marked, or not."""
     if isinstance(done, torch.Tensor):
         if gpu or on_gpu(done):
             setattr(done, MARK, gpu)
             if gpu and type(done) in (torch.Tensor, torch.nn.Parameter):  # a fake tensor has no storage
                 _MARKED[id(done)] = done
+                if done.layout is torch.strided:
+                    storage = done.untyped_storage()
+                    setattr(storage, MARK, True)
+                    _STORAGES[id(storage)] = storage
             else:
                 _MARKED.pop(id(done), None)
     elif isinstance(done, (list, tuple)):
@@ -223,7 +263,7 @@ _ALLOCATES = re.compile(
 ALIGNMENT = 512  # bytes: of what cudaMalloc and torch allocate on a GPU
 
 
-def _align(torch: Any, x: Any, given: Sequence[Any]) -> None:
+def _align(torch: ModuleType, x: Any, given: Sequence[Any]) -> None:
     """Put a new tensor at a multiple of 512 bytes, as a GPU's allocations lie; given: what it may share memory with."""
     if type(x) is not torch.Tensor or x.device.type != "cpu" or x.layout is not torch.strided:
         return
@@ -239,7 +279,7 @@ def _align(torch: Any, x: Any, given: Sequence[Any]) -> None:
     x.data = kind.set_(copy.untyped_storage(), x.storage_offset(), x.shape, x.stride())
 
 
-def _moved(torch: Any, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _moved(torch: ModuleType, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """x.cuda(), x.cpu(), x.to(...): a copy where the tensor changes sides, as between memories."""
     x = args[0]
     if name == "cuda":
@@ -297,10 +337,10 @@ def _of_the_cpu(register: Callable[..., Any]) -> Callable[..., Any]:
     return registered
 
 
-def _generator(torch: Any) -> type:
+def _generator(torch: ModuleType) -> type:
     """torch.Generator, whose device may be "cuda"."""
 
-    class HostGenerator(torch.Generator):  # type: ignore[misc]
+    class HostGenerator(torch.Generator):  # type: ignore[misc,name-defined]
         def __new__(cls, device: object = "cpu") -> Any:
             return super().__new__(cls, device="cpu")
 
@@ -420,7 +460,7 @@ def _graph(cuda_graph: HostGraph, *args: object, **kwargs: object) -> Iterator[N
         cuda_graph.capture_end()
 
 
-def _hold_uncaptured(torch: Any, name: str, given: Iterator[Any], done: Any) -> None:
+def _hold_uncaptured(torch: ModuleType, name: str, given: Iterator[Any], done: Any) -> None:
     """Raise EmulatorError for work of torch on the GPU while a graph captures: only kernels of the DSL are captured."""
     fresh = isinstance(done, torch.Tensor) and on_gpu(done)
     storages = {x.untyped_storage().data_ptr() for x in given if on_gpu(x)} if fresh else set()
@@ -434,7 +474,7 @@ def _nothing(*args: object, **kwargs: object) -> Iterator[None]:
     yield
 
 
-def _answers(torch: Any, device: GpuModel) -> dict[str, Any]:
+def _answers(torch: ModuleType, device: GpuModel) -> dict[str, Any]:
     """Answers of torch.cuda, by name."""
     facts = SimpleNamespace(
         name=device.name, major=device.capability[0], minor=device.capability[1],

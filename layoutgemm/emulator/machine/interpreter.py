@@ -59,7 +59,8 @@ MOST = {"grid": (2**31 - 1, 65535, 65535), "block": (1024, 1024, 64), "cluster":
 MAX_THREADS, MAX_BLOCKS, MAX_GRID = 1024, 16, 1 << 24
 PRODUCTS = ("wgmma.mma_async", "mma.", "tcgen05.mma")
 
-POLLS = re.compile(r"(?:ld\.(?:acquire|relaxed|volatile|mmio)(?!.*\.shared)|atom\.(?!.*\.shared)).*")
+# Qualifiers come in any order: ptxas takes ld.global.acquire.gpu as well as ld.acquire.gpu.global.
+POLLS = re.compile(r"(?:ld\.(?!.*\.shared)(?:.*\.)?(?:acquire|relaxed|volatile|mmio)\b|atom\.(?!.*\.shared)).*")
 POLLED = 5  # a loop that polls does it at least once in so many operations
 
 
@@ -182,6 +183,7 @@ class Cluster:
         self.ready: deque[Fiber] = deque()
         self.pending: list[Callable[[], None]] = []
         self.running = 0
+        self.compact_at = machine.COMPACT  # the number of events after which the ledger drops old ones
         self.scratch: dict[str, Any] = {}
         launch, block = machine.launch, machine.launch.block
         threads = block[0] * block[1] * block[2]
@@ -442,7 +444,6 @@ class PtxMachine:
 
     def _run_cluster(self, cluster: Cluster) -> bool:
         """Run a cluster. True: it has ended; False: its threads only poll global memory."""
-        compact_at = cluster.ledger.next + self.COMPACT if self.trace is None else 1 << 62
         mark, polls = self.operations, self._polls()
         while True:
             if self.operations - mark >= self.PATIENCE:
@@ -451,9 +452,9 @@ class PtxMachine:
                     if not cluster.pending:
                         return False
                     self._land(cluster)
-            if cluster.ledger.next > compact_at:
+            if cluster.ledger.next > cluster.compact_at and self.trace is None:
                 cluster.ledger.compact(cluster.fibers, self._asked(cluster))
-                compact_at = cluster.ledger.next + self.COMPACT
+                cluster.compact_at = cluster.ledger.next + self.COMPACT
             if not cluster.ready:
                 if cluster.pending:
                     self._land(cluster)

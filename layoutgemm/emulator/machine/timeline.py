@@ -184,7 +184,8 @@ class Recorder:
         self.limit, self.kept, self.cut = limit, 0, 0
         self.kinds: dict[int, str] = {}
         self.rows: dict[tuple[tuple[int, int, int], int, str], TimelineRow] = {}
-        self.flying: list[tuple[list[MemoryEvent], Span]] = []
+        # Clusters that poll take turns: each has its own, by its first block.
+        self.flying: dict[tuple[int, int, int], list[tuple[list[MemoryEvent], Span]]] = {}
         self.created: list[MemoryEvent] = []
         self.start = 0  # of the instruction that runs
 
@@ -195,7 +196,7 @@ class Recorder:
             for cta in cluster.ctas
             for warp in cta.warps
         }
-        self.flying.clear()
+        self.flying[cluster.ctas[0].coordinate] = []
         cluster.ledger.created = self.created
 
     def end(self, cluster: Cluster) -> None:
@@ -204,9 +205,8 @@ class Recorder:
             for warp in cta.warps:
                 self.rows[cta.coordinate, warp.number, ""].role = warp.role()
         last = max(self._ends(cluster), default=0)
-        for _, span in self.flying:
+        for _, span in self.flying.pop(cluster.ctas[0].coordinate):
             span.end = max(span.begin + 1, last)
-        self.flying.clear()
 
     def _ends(self, cluster: Cluster) -> list[int]:
         places = {cta.coordinate for cta in cluster.ctas}
@@ -264,7 +264,7 @@ class Recorder:
         self.kept += 1
         span = Span(kind, now, now + 1, ins.opcode, ins.line)
         row.spans.append(span)
-        self.flying.append((events, span))
+        self.flying[fiber.cta.cluster.ctas[0].coordinate].append((events, span))
 
     def _wait(self, row: TimelineRow, fiber: Fiber, ins: PtxInstruction, now: int, blocked: bool) -> None:
         """Begin, continue or end a wait."""
@@ -278,13 +278,14 @@ class Recorder:
         scratch.pop(("waits", ins.pc), None)
         begin, detail = began if began is not None else (now, self._said(fiber, ins))
         self._put(row, "wait", begin, max(now, begin + 1), detail, ins.line)
-        ledger, still = fiber.cta.cluster.ledger, []
-        for events, span in self.flying:
-            if any(ledger.knows(fiber.knows, event) for event in events):
+        cluster, still = fiber.cta.cluster, []
+        first = cluster.ctas[0].coordinate
+        for events, span in self.flying[first]:
+            if any(cluster.ledger.knows(fiber.knows, event) for event in events):
                 span.end = max(span.begin + 1, now)
             else:
                 still.append((events, span))
-        self.flying = still
+        self.flying[first] = still
 
     @staticmethod
     def _answer(fiber: Fiber, ins: PtxInstruction) -> int:

@@ -146,7 +146,8 @@ _PARAMETER = re.compile(
 _SHARED = re.compile(
     r"(?:\.extern\s+)?\.shared\s+(?:\.align\s+(\d{1,9})\s+)?\.(\w+)\s+([\w$]+)\s*((?:\[\s*\d{0,9}\s*\]\s*)*)"
 )
-_REGISTERS = re.compile(r"\.reg\s+(?:\.v[24]\s+)?\.(\w+)\s+(.*)")
+_REGISTERS = re.compile(r"\.reg\s+(?:\.v([24])\s+)?\.(\w+)\s+(.*)")
+COMPONENTS = "xyzw"  # of a vector register, or r, g, b, a (PTX ISA, "Vectors as Operands")
 _REGISTER = re.compile(r"(%?[A-Za-z_$][\w$]*)\s*(?:<\s*(\d{1,9})\s*>)?")
 _DIRECTIVE = re.compile(r"\.(\w+)((?:\s+\d{1,9})?(?:\s*,\s*\d{1,9})*)")
 _FILE = re.compile(r'^\s*\.file\s+(\d{1,9})\s+"([^"]*)"', re.M)
@@ -329,8 +330,8 @@ def _declare(kernel: PtxKernel, statements: list[Statement], locals_: dict[str, 
                 scopes[-1][text] = f"{text}@{scopes[-1]['#']}"
         elif directive == ".reg":
             m = _REGISTERS.fullmatch(text)
-            found = [_REGISTER.fullmatch(name.strip()) for name in m.group(2).split(",")] if m is not None else []
-            if m is None or m.group(1) not in SIZES or not found or None in found:
+            found = [_REGISTER.fullmatch(name.strip()) for name in m.group(3).split(",")] if m is not None else []
+            if m is None or m.group(2) not in SIZES or not found or None in found:
                 raise PtxError(f"PTX line {line}: cannot read the declaration {text!r}")
             for prefix, count in [one.groups() for one in found if one is not None]:
                 if int(count or 1) + len(kernel.registers) > MAX_REGISTERS:
@@ -339,7 +340,9 @@ def _declare(kernel: PtxKernel, statements: list[Statement], locals_: dict[str, 
                 if inner:
                     scopes[-1].update({one: f"{one}@{scopes[-1]['#']}" for one in names})
                     names = tuple([scopes[-1][one] for one in names])
-                kernel.registers.update(dict.fromkeys(names, m.group(1)))
+                if m.group(1):
+                    names = tuple([f"{name}.{part}" for name in names for part in COMPONENTS[: int(m.group(1))]])
+                kernel.registers.update(dict.fromkeys(names, m.group(2)))
         elif directive in (".shared", ".extern"):
             declared = _SHARED.fullmatch(text)
             if declared is None:
@@ -469,6 +472,14 @@ def _operand(kernel: PtxKernel, text: str) -> PtxOperand:
         return PtxOperand("sink", bare)
     if bare in kernel.registers:
         return PtxOperand("reg", bare, negated=negated)
+    if f"{bare}.x" in kernel.registers:
+        whole = [f"{bare}.{part}" for part in COMPONENTS if f"{bare}.{part}" in kernel.registers]
+        return PtxOperand("vector", text, tuple([PtxOperand("reg", part) for part in whole]))
+    if (
+        bare[-2:] in (".r", ".g", ".b", ".a")
+        and (name := bare[:-1] + COMPONENTS["rgba".index(bare[-1])]) in kernel.registers
+    ):
+        return PtxOperand("reg", name, negated=negated)
     if _NUMBER.fullmatch(bare):
         if (len(bare) > 20 and bare[:2] not in ("0b", "0B")) or len(bare) > 67:
             raise ValueError(f"{bare[:24]}... has more than 64 bits")

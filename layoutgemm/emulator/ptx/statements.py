@@ -37,7 +37,7 @@ class Statement(NamedTuple):
     source: Source | None
 
 
-NAME = re.compile(r"%?[A-Za-z_$][\w$]*")
+NAME = re.compile(r"(?<![\w$.])%?[A-Za-z_$][\w$]*")  # not the component behind a dot
 _LOC = re.compile(r"\s*\.loc\s+(\d{1,9})\s+(\d{1,9})")
 _BLANK, _STOP = re.compile(r"\s*"), re.compile(r"[{};:]")
 

@@ -268,6 +268,10 @@ def test_tensors_on_the_emulated_gpu_are_aligned_and_found() -> None:
         found = array_at(made[3].data_ptr() + 8)
         assert found is not None and found[1] == made[3].data_ptr() and len(found[2]) == 4000
         assert made[3].sum().item() == 1000
+        address, capsule = made[3].data_ptr(), made[3].__dlpack__()
+        del made[3]
+        left = array_at(address)  # the capsule keeps the memory
+        assert left is not None and len(left[2]) == 4000 and capsule is not None
         with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(EmulatorError, match="add in a CUDA graph"):
             made[0].add(1)
 
@@ -281,3 +285,30 @@ def test_operators_of_cuda_are_the_hosts() -> None:
             return x * 2
 
         assert double(torch.ones(3, device="cuda")).tolist() == [2, 2, 2]
+
+
+def test_a_backward_function_sees_the_gpu() -> None:
+    """Saved tensors and gradients of autograd say that they are on the GPU."""
+    seen: list[str] = []
+
+    class Doubled(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            out = x * 2
+            ctx.save_for_backward(x, out)
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            made = torch.empty_like(gradient)
+            seen.extend(str(x.device) for x in (*ctx.saved_tensors, gradient, made))
+            return gradient * 2
+
+    for device in ("cuda:0", "cpu"):
+        seen.clear()
+        with emulated_gpu("sm_90a"):
+            x = torch.ones(4, device=device, requires_grad=True)
+            (Doubled.apply(x) * 3).sum().backward()
+            assert x.grad is not None and str(x.grad.device) == device
+        assert seen == [device] * 4
+        assert x.grad.tolist() == [6.0] * 4

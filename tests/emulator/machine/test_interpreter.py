@@ -249,3 +249,27 @@ def test_blocks_that_wait_for_each_other_take_turns(policy: Policy) -> None:
     count, out = np.zeros(1, np.uint32), np.zeros(5, np.uint32)
     emulate_ptx(MEET, grid=5, block=64, args=[count, out], policy=policy).raise_for_findings()
     assert out.tolist() == [5] * 5
+
+
+def test_a_poll_is_known_by_its_qualifiers_in_any_order() -> None:
+    """ptxas takes the state space before the order, too."""
+    text = MEET.replace("ld.acquire.gpu.global.u32", "ld.global.acquire.gpu.b32")
+    count, out = np.zeros(1, np.uint32), np.zeros(5, np.uint32)
+    emulate_ptx(text, grid=5, block=64, args=[count, out], policy=Policy(limit=100_000)).raise_for_findings()
+    assert out.tolist() == [5] * 5
+
+
+def test_a_timeline_keeps_the_clusters_that_take_turns_apart() -> None:
+    """A block's copy ends in that block's time, while other blocks begin."""
+    copy = "cp.async.ca.shared.global [buf], [%d1], 4; cp.async.commit_group;\n  mov.u32 %r0, %tid.x;"
+    text = MEET.replace("mov.u32 %r0, %tid.x;", copy).replace(
+        "  bar.sync 0;", "  cp.async.wait_all;\n  bar.sync 0;"
+    ).replace("  .reg .pred", "  .shared .align 16 .b8 buf[16];\n  .reg .pred")  # fmt: skip
+    count, out = np.zeros(1, np.uint32), np.zeros(5, np.uint32)
+    done = emulate_ptx(text, grid=5, block=1, args=[count, out], timeline=True)
+    (launch,) = done.launches
+    assert launch.timeline is not None
+    copies = {row.cta: span for row in launch.timeline.rows for span in row.spans if span.kind == "load"}
+    waits = {row.cta: row.spans[-1].end for row in launch.timeline.rows if row.warp == 0}
+    assert len(copies) == 5
+    assert all(span.end > span.begin + 1 and span.end <= waits[cta] for cta, span in copies.items()), (copies, waits)

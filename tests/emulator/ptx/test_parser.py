@@ -36,6 +36,21 @@ def test_operands():
     assert [o.kind for o in operands("op 0f3F800000, 0d3FF0000000000000, 1U, 0b101;")] == ["number"] * 4
 
 
+def test_components_of_vector_registers_are_registers():
+    """`.reg .v4 .b32 a` declares a.x to a.w. `a` alone is all of them."""
+    body = """.reg .v4 .b32 all; .reg .b32 %r<2>; .reg .b64 %rd<1>;
+    { .reg .v2 .b32 a; mov.b32 a.y, %r0; mov.b32 %r1, a.g; mov.b32 all.a, a.x; st.global.v2.b32 [%rd0], a; }
+    st.global.v4.b32 [%rd0], all; ret;"""
+    found = kernel(body)
+    texts = [[o.text for o in i.operands] for i in found.instructions[:3]]
+    second = texts[0][0]
+    assert second.endswith(".y") and second != "a.y" and texts[1] == ["%r1", second]
+    assert texts[2] == ["all.w", second[:-1] + "x"]
+    two, four = (i.operands[1] for i in found.instructions[3:5])
+    assert [p.text for p in two.parts] == [second[:-1] + "x", second]
+    assert [(p.kind, p.text) for p in four.parts] == [("reg", f"all.{c}") for c in "xyzw"]
+
+
 def test_predicates():
     first, second, third = kernel(
         ".reg .pred %p<2>; .reg .b32 %r<2>; @%p0 mov.u32 %r0, 1; @!%p1 bra L; L: ret;"
