@@ -219,11 +219,15 @@ def gated_table() -> str:
 
 
 def variants_table() -> str:
-    """Scaled and grouped products as users call them, beside torch's nearest functions."""
+    """Scaled and grouped products as users call them, beside DeepGEMM and torch's nearest functions."""
+    deepgemm = ("deepgemm", "deepgemm pdl")
     peers = {
-        "scaled": ("torch._scaled_mm, blocks", "torch._scaled_mm, rows", "ours of bf16"),
-        "grouped": ("torch._grouped_mm", "a loop of torch.mm"),
-        "grouped, scaled": ("torch._scaled_grouped_mm, rows",),
+        "scaled": (*deepgemm, "torch._scaled_mm, blocks", "torch._scaled_mm, rows", "ours of bf16"),
+        "grouped": (*deepgemm, "torch._grouped_mm", "a loop of torch.mm"),
+        "grouped, scaled": (*deepgemm, "torch._scaled_grouped_mm, rows"),
+        "masked": (*deepgemm, "torch._grouped_mm, packed"),
+        "masked, scaled": deepgemm,
+        "along K": ("torch._grouped_mm", "a loop of torch.mm"),
     }
     rows = []
     for name, found in record("scaled_grouped", "h100")["shapes"].items():

@@ -174,7 +174,7 @@ def shown(args: argparse.Namespace) -> Shown:
 def head_of(layout: Layout | ComposedLayout) -> str:
     """The head of a large layout, and how to print the rest.
 
-    >>> print(head_of(Layout((1000, 1000)))[-70:])
+    >>> print(head_of(Layout((1000, 1000)))[-65:])
     of 1000 columns: --rows FROM:TO and --columns FROM:TO show others
     """
     rows, columns = (int(mode.size) for mode in layout)

@@ -50,6 +50,7 @@ class Pictured:
         A name that ends in .png gives a PNG. The picture follows the reader's page, light or dark; `dark` makes a file
         dark for good. Raises LayoutError for what has no picture, and for PNG without the extra `png`.
 
+        >>> from layoutgemm import Layout
         >>> Layout((4, 8), (8, 1)).svg().count("<title>")    # hovering tells every cell
         32
         >>> Layout((4, 8), (8, 1)).svg("rows.svg").name

@@ -233,7 +233,7 @@ def test_a_missing_package_is_one_line(capsys, monkeypatch, raised, said):
 
     monkeypatch.setattr("layoutgemm.cli.main.stated", lacks)
     assert said in refusal(capsys, "prove M:1 M:1")
-    assert said in told(capsys, 1, "prove", "M:1", "M:1")["error"]
+    assert said in told(capsys, 2, "prove", "M:1", "M:1")["error"]
 
 
 @pytest.mark.parametrize(("arguments", "text"), [
