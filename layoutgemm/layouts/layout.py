@@ -691,12 +691,14 @@ def _made(pair: Pair) -> Layout:
     return self
 
 
-def kept(key: object, layout: object) -> tuple[object, ...]:
+def kept(key: object, layout: object, left: int = DEPTH) -> tuple[object, ...]:
     """The coordinate of a subscript with several modes: None for `:`. Raises LayoutError for a part of a mode.
 
     >>> kept((slice(None), 3, (None, 0)), Layout((4, 4, (2, 2))))
     (None, 3, (None, 0))
     """
+    if not left:
+        raise _t.too_deep("a subscript")
     out: list[object] = []
     for each in key if isinstance(key, tuple) else ():
         if isinstance(each, slice):
@@ -707,7 +709,7 @@ def kept(key: object, layout: object) -> tuple[object, ...]:
                     "mode is a tile of logical_divide()"
                 )
             each = None
-        out.append(kept(each, layout) if each.__class__ is tuple else each)
+        out.append(kept(each, layout, left - 1) if each.__class__ is tuple else each)
     return tuple(out)
 
 

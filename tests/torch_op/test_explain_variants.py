@@ -23,7 +23,7 @@ def test_scales_say_their_kernel() -> None:
     a, b = eight(256, 512), eight(384, 512).T
     how = explain_matmul(a, b, scale_a=torch.ones(256, 4), scale_b=torch.ones(3, 4))
     assert how.kernel.startswith("Sm90Plan 256x384x512: A e4m3 row") and (how.launches, how.copies) == (1, ())
-    assert "the main loop's; estimated fastest of scaled products: tiles of 64x16" in how.why and how.workspace == 0
+    assert "the main loop's; estimated fastest of scaled products: tiles of 64x64" in how.why and how.workspace == 0
     rows = explain_matmul(a, b, scale_a=torch.ones(256, 1), scale_b=torch.ones(1, 384))
     assert "are the epilogue's" in rows.why and (rows.launches, rows.workspace) == (1, 0)
     exact = explain_matmul(a, b, scale_a=torch.ones(256, 1), scale_b=torch.ones(1, 384), use_fast_accum=False)

@@ -347,9 +347,9 @@ def test_variants_take_what_was_measured() -> None:
     for variant, explain in (
         (SCALED, lambda: explain_matmul(a, b, **scales)), (GROUPED, lambda: explain_matmul(x, y, offsets=offsets)),
     ):  # fmt: skip
-        assert "tuned" not in explain().why and "64x64x" not in explain().kernel
+        assert "measured" not in explain().why and "cluster 2x1" not in explain().kernel
         assert tuned.store(GPU, tuned.key_of(variant.sizes, *variant.name), Sm90Choice(config), {}) is not None
-        assert explain().why.endswith("measured by layoutgemm.tune") and "tile 64x64x" in explain().kernel
+        assert explain().why.endswith("measured by layoutgemm.tune") and "cluster 2x1" in explain().kernel
 
 
 @pytest.mark.parametrize(
