@@ -126,20 +126,26 @@ def _of_class(reader: _ValueReader, name: str) -> LinearLayout:
     return _made(text, [_basis(text, key, value, reader.at) for key, value in given.items()], shape)
 
 
-class _ValueReader:
-    """Reads lists, dictionaries, calls, names and integers from left to right; `at` is the position."""
+class TextReader:
+    """Reads a text from left to right; `at` is the position."""
 
     def __init__(self, text: str, at: int) -> None:
         self.text, self.at = text, at
 
     def peek(self) -> str:
+        """The next character that is no blank, "" at the end; the position moves to it."""
         while self.at < len(self.text) and self.text[self.at].isspace():
             self.at += 1
         return self.text[self.at : self.at + 1]
 
     def fail(self, expected: str) -> ParseError:
+        """The error that says what was expected at the position."""
         self.peek()
         return ParseError(f"expected {expected}", self.text, self.at)
+
+
+class _ValueReader(TextReader):
+    """Reads lists, dictionaries, calls, names and integers."""
 
     def take(self, sign: str) -> bool:
         if self.peek() != sign:

@@ -25,7 +25,7 @@ from ..arguments import DEPTH, refusal
 from ..dtypes import dtype
 from ..errors import LayoutError, ParseError
 from . import above
-from .bases import linear
+from .bases import TextReader, linear
 from .basis import ScaledBasis
 from .int_tuple import Stride, StrideEntry
 from .layout import Layout
@@ -123,7 +123,7 @@ def read(text: str, symbol: Symbols) -> Parsed:
     if found is not None:
         return found
     listed = _listing(text, symbol)
-    return _TextReader(text, symbol).all() if listed is None else listed
+    return _LayoutReader(text, symbol).all() if listed is None else listed
 
 
 def _listing(text: str, symbol: Symbols) -> Listing | None:
@@ -155,7 +155,7 @@ def _listing(text: str, symbol: Symbols) -> Listing | None:
         fields.append((name, start + begin + len(line[begin:].partition(":")[0]) + 1, start + len(line)))
     if not title and len(fields) < 2:
         return None
-    return Listing(title, tuple([(name, _TextReader(text, symbol, at, end).field()) for name, at, end in fields]))
+    return Listing(title, tuple([(name, _LayoutReader(text, symbol, at, end).field()) for name, at, end in fields]))
 
 
 def _symbols(given: object) -> Symbols:
@@ -188,11 +188,12 @@ class _Pointer(NamedTuple):
 _CALLED = {"Layout": (Layout, 1, 2), "Swizzle": (Swizzle, 3, 4), "ComposedLayout": (ComposedLayout, 3, 3)}
 
 
-class _TextReader:
-    """Reads a text from left to right; `at` is the position."""
+class _LayoutReader(TextReader):
+    """Reads layouts, and what is printed around them."""
 
     def __init__(self, text: str, symbol: Symbols, at: int = 0, end: int | None = None) -> None:
-        self.text, self.symbol, self.at = text[:end], symbol, at
+        super().__init__(text[:end], at)
+        self.symbol = symbol
 
     def take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         """The match at the position, which moves past it, or None."""
@@ -200,17 +201,6 @@ class _TextReader:
         if found is not None:
             self.at = found.end()
         return found
-
-    def peek(self) -> str:
-        """The next character that is no blank, "" at the end; the position moves to it."""
-        while self.at < len(self.text) and self.text[self.at].isspace():
-            self.at += 1
-        return self.text[self.at : self.at + 1]
-
-    def fail(self, expected: str) -> ParseError:
-        """The error that says what was expected at the position."""
-        self.peek()
-        return ParseError(f"expected {expected}", self.text, self.at)
 
     # ------------------------------------------------------------------------------------------ layouts
 

@@ -50,9 +50,12 @@ def words_of_arrays(plan: Sm90Plan, values: Mapping[str, np.ndarray]) -> tuple[A
     """The sixteen words of a launch, with arrays in place of their addresses."""
     words: list[Any] = []
     for table in plan.mainloop.tables if plan.mainloop is not None else ():
-        lying = np.array(values[table.name], np.float32, order="C")
-        groups, k_blocks = lying.shape[-2:]
-        words += [lying, k_blocks, 1, groups * k_blocks if lying.ndim > 2 else 0]
+        value = np.asarray(values[table.name], np.float32)
+        groups, k_blocks = value.shape[-2:]
+        of_k = np.swapaxes(value, -1, -2)  # the same memory where numbers of neighbouring rows lie next to each other
+        along_k = value.flags.c_contiguous or not of_k.flags.c_contiguous
+        lying, strides = (value, (k_blocks, 1)) if along_k else (of_k, (1, groups))
+        words += [np.ascontiguousarray(lying), *strides, groups * k_blocks if value.ndim > 2 else 0]
     if plan.groups is not None:
         words.append(values[plan.groups.name].astype(np.int32 if plan.groups.offsets == "i32" else np.int64))
     return (*words, *[0] * (MAX_WORDS - len(words)))

@@ -30,14 +30,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ...arguments import checked, settle
+from ...arguments import checked
 from ...atoms import TmaPlan
 from ...atoms.tma.engine import global_bits
 from ...errors import PlanError
 from ...report import Check
 from ..numbers import W
 from ..plan import MAX_COORDINATE, present
-from .grouped import ENTRY_BYTES, STOP, box_place, capacity_for, check_ends, checked_numbers
+from .grouped import STOP, GroupEnds, box_place, capacity_for, check_ends, checked_numbers
 from .multicast import with_copies
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class AlongK:
+class AlongK(GroupEnds):
     """The largest number of groups along K, and the type of their offsets.
 
     capacity  groups that the table has room for, a power of two
@@ -58,44 +58,11 @@ class AlongK:
     (AlongK(capacity=64, offsets='i32'), 528)
     """
 
-    capacity: int
-    offsets: str = "i32"
-
-    def __post_init__(self) -> None:
-        settle(self, PlanError)
-        if self.offsets not in ("i32", "i64"):
-            raise PlanError(f"offsets of {self.offsets}: i32 or i64")
-
     @classmethod
     @checked(PlanError)
     def of(cls, groups: int, offsets: str = "i32") -> AlongK:
         """Room for so many groups. Raises PlanError for any other number of groups."""
         return cls(capacity_for(groups), offsets)
-
-    @property
-    def name(self) -> str:
-        """The array in global memory that says where groups end."""
-        return "offsets"
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The kernel's parameters: the address of the offsets."""
-        return (self.name,)
-
-    @property
-    def offset_bytes(self) -> int:
-        """Bytes of one offset; the low four are read."""
-        return int(self.offsets.removeprefix("i")) // 8
-
-    @property
-    def entries(self) -> int:
-        """Entries of the table."""
-        return self.capacity + 1
-
-    @property
-    def bytes(self) -> int:
-        """Shared memory of the table, a multiple of 16 bytes."""
-        return -(-self.entries * ENTRY_BYTES // 16) * 16
 
     @property
     def missing(self) -> str:

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,7 @@ from ...errors import OperandError, PlanError
 from ...report import Check
 from ..derive import either, one_matrix
 from ..numbers import W
-from ..plan import present
+from ..plan import present, rounded_up
 from ..store import WARP_ROWS, StorePlan
 
 if TYPE_CHECKING:
@@ -58,8 +58,51 @@ _LEAST_GROUPS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Ragged:
-    """The largest number of groups, and the type of their offsets.
+class GroupEnds:
+    """The largest number of groups, and the type of the numbers in global memory that say where they end.
+
+    TABLES  of entries that every block makes of them in shared memory
+    """
+
+    TABLES: ClassVar[int] = 1
+
+    capacity: int
+    offsets: str = "i32"
+
+    def __post_init__(self) -> None:
+        settle(self, PlanError)
+        if self.offsets not in ("i32", "i64"):
+            raise PlanError(f"{self.name} of {self.offsets}: i32 or i64")
+
+    @property
+    def name(self) -> str:
+        """The array in global memory that says where groups end."""
+        return "offsets"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The kernel's parameters: the address of that array."""
+        return (self.name,)
+
+    @property
+    def offset_bytes(self) -> int:
+        """Bytes of one of its numbers; the low four are read."""
+        return int(self.offsets.removeprefix("i")) // 8
+
+    @property
+    def entries(self) -> int:
+        """Entries of each table."""
+        return self.capacity + 1
+
+    @property
+    def bytes(self) -> int:
+        """Shared memory of the tables, a multiple of 16 bytes."""
+        return rounded_up(self.TABLES * self.entries * ENTRY_BYTES, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged(GroupEnds):
+    """The largest number of groups of rows, and the type of their offsets.
 
     capacity  groups that the table has room for, a power of two
     offsets   i32 or i64, `groups + 1` of them in global memory, from 0 to A's rows, none below the one before it
@@ -69,14 +112,9 @@ class Ragged:
     (Ragged(capacity=64, offsets='i32', masked=False), 128, ('counts',))
     """
 
-    capacity: int
-    offsets: str = "i32"
-    masked: bool = False
+    TABLES: ClassVar[int] = 2
 
-    def __post_init__(self) -> None:
-        settle(self, PlanError)
-        if self.offsets not in ("i32", "i64"):
-            raise PlanError(f"{self.name} of {self.offsets}: i32 or i64")
+    masked: bool = False
 
     @classmethod
     @checked(PlanError)
@@ -88,11 +126,6 @@ class Ragged:
     def name(self) -> str:
         """The array in global memory that says where groups end."""
         return "counts" if self.masked else "offsets"
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The kernel's parameters: the address of the offsets, or of the counts."""
-        return (self.name,)
 
     @checked(PlanError)
     def numbers(self, groups: int) -> int:
@@ -128,21 +161,6 @@ class Ragged:
         ((3, 5), (0, 3))
         """
         return (group * 0, entry(group)) if self.masked else (entry(group), entry(group + 1))
-
-    @property
-    def offset_bytes(self) -> int:
-        """Bytes of one offset; the low four are read."""
-        return int(self.offsets.removeprefix("i")) // 8
-
-    @property
-    def entries(self) -> int:
-        """Entries of each of the two tables."""
-        return self.capacity + 1
-
-    @property
-    def bytes(self) -> int:
-        """Shared memory of both tables, a multiple of 16 bytes."""
-        return -(-2 * self.entries * ENTRY_BYTES // 16) * 16
 
     @checked(PlanError)
     def find(self, first: Callable[[Any], Any], tile: Any, choose: Callable[[Any, Any, Any], Any]) -> Any:

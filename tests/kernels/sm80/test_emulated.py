@@ -72,8 +72,10 @@ def test_the_table_has_every_type_order_and_form() -> None:
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LATER)) for n in TABLE])
 def test_every_form_is_exact_and_silent(name: str) -> None:
     done = emulate(TABLE[name])
-    # A copy that refills what ldmatrix has read, behind an mbarrier and without a proxy fence, is lint.
-    assert not [finding for finding in done.findings if finding.kind != "lint"], done.report()
+    # TMA refills what ldmatrix has read, behind an mbarrier and without a proxy fence, for which PTX asks: lint.
+    refills = "fence.proxy.async by each thread that read"
+    others = [one for one in done.findings if one.kind != "lint" or not one.orders.startswith(refills)]
+    assert not others and (not done.findings or "TMA" in name), done.report()
 
 
 ORDERED = ("bf16 col-row", "late", "two stages", "odd pitches")

@@ -108,6 +108,18 @@ def test_compiled_kernel_is_exact(form: str) -> None:
 
 @needs_dsl
 @pytest.mark.dsl
+@pytest.mark.parametrize("form", ["loader", *[pytest.param(form, marks=SLOW) for form in ("pair", "five blocks")]])
+def test_scales_along_m_are_copied_sixteen_bytes_at_a_time(form: str) -> None:
+    plan, a, b, tables, want = problem(form)
+    tables = {name: np.swapaxes(np.swapaxes(x, -1, -2).copy(), -1, -2) for name, x in tables.items()}
+    done = plan.run(a, b, given=tables, device="emulator")
+    assert np.array_equal(done.c, want)
+    ptx = plan.compile().ptx
+    assert "cp.async.cg.shared.global" in ptx and plan.m % plan.tile[0]  # some lanes' rows are outside of the matrix
+
+
+@needs_dsl
+@pytest.mark.dsl
 @pytest.mark.parametrize(
     "policy",
     [

@@ -155,8 +155,8 @@ class NumberAddresses(bridge.Carried):
         slots = [first + lane * count for _, count, first in self.copies]
         super().__init__(
             starts=tuple(
-                _address(plan, job, place, k_tile, part, slot)
-                for (part, _, _), slot in zip(self.copies, slots, strict=True)
+                _address(plan, job, place, k_tile, part, slot, count)
+                for (part, count, _), slot in zip(self.copies, slots, strict=True)
             ),
             valid=tuple(
                 _valid(part, count, slot, place[0], job.m)
@@ -190,11 +190,18 @@ class NumberAddresses(bridge.Carried):
         self.__dict__["starts"] = tuple(further)
 
 
-def _address(plan: Any, job: Any, place: Any, k_tile: Any, part: NumberSlots, slot: Any) -> Any:
-    """The address of a slot's number. Rows and columns outside of the matrix read at its edge, and are not stored."""
+def _address(
+    plan: Any, job: Any, place: Any, k_tile: Any, part: NumberSlots, slot: Any, count: int
+) -> Any:  # fmt: skip
+    """The address of the `count` numbers from a slot on.
+
+    A single one outside of the matrix is read at its edge, and not stored. Several keep their place, and so their
+    alignment: of those outside no byte is valid.
+    """
     table, (row, column, matrix) = part.table, place
     origin, size = (row, job.m) if table.axis == "m" else (column, job.n)
-    group = cutlass.min(origin + slot * part.segment, size - 1) // table.group
+    at = origin + slot * part.segment
+    group = (cutlass.min(at, size - 1) if count == 1 else at) // table.group
     offset = Int64(group) * getattr(job.given, f"{table.name}_group")
     offset += Int64(k_tile) * getattr(job.given, f"{table.name}_k")
     if plan.batch > 1 and not (table.axis == "m" and plan.joined_rows):
