@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..dtypes import dtype
 from ..errors import OperandError, TensorError
 from ..kernels.epilogue.chain import ACTIVATIONS
@@ -155,12 +157,11 @@ def check_exact(product: Product) -> None:
     The kernels' sums stop at its ends, and XLA's wrap around.
     """
     if product.whole:
-        low, high = {"int8": (-128, 127), "uint8": (0, 255)}[product.types[0]]
-        low_b, high_b = {"int8": (-128, 127), "uint8": (0, 255)}[product.types[1]]
-        k = product.sizes[2]
-        most = max(abs(x * y) for x in (low, high) for y in (low_b, high_b))
-        if k * most > 2**31 - 1:
-            raise OperandError(f"K = {k}: sums of up to {k} * {most} = {k * most} leave int32 (2147483647 at most)")
+        ends = [np.iinfo(kind) for kind in product.types[:2]]
+        k, largest = product.sizes[2], np.iinfo(np.int32).max
+        most = max(abs(x * y) for x in (ends[0].min, ends[0].max) for y in (ends[1].min, ends[1].max))
+        if k * most > largest:
+            raise OperandError(f"K = {k}: sums of up to {k} * {most} = {k * most} leave int32 ({largest} at most)")
 
 
 def bytes_of(kind: str) -> int:

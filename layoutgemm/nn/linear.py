@@ -17,7 +17,7 @@ class DenseLinear(torch.nn.Linear):
     allow_tf32  whether float32 weights may be multiplied as tf32; default as `layoutgemm.matmul`
 
     Parameters and state dict are torch.nn.Linear's. Trains, and works under autocast and torch.compile. While
-    derivatives are recorded, torch adds the bias and computes the activation.
+    derivatives are recorded, the kernel computes bias and relu, and torch the other activations.
 
     Raises OperandError or TensorError as `layoutgemm.matmul`; OperandError for an activation that is not known.
 

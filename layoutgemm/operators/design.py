@@ -104,7 +104,7 @@ def code_facts(made: GemmPlan) -> dict[str, object]:
 
 
 def targets_of(code: str) -> list[api.TargetSm]:
-    """The targets of a kernel: those of compute capability 8.x for sm_80's, the code's own for others."""
+    """The one target of a kernel: the GPUs of the code that it is compiled for, and those that run such code."""
     return [api.TargetSm(code.removeprefix("sm_"))]
 
 
