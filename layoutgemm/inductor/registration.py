@@ -10,6 +10,7 @@ from types import ModuleType
 import torch
 
 from ..errors import OperandError
+from ..torch_op.compiled.lowering import register as register_lowerings
 from ..torch_op.operator import matmul
 from ..torch_op.scaled_grouped import operators as _scaled_operators  # noqa: F401
 from .rewrite import PRODUCTS, GraphReport, rewrite_graph
@@ -38,6 +39,7 @@ class Registration:
     def enter(self) -> Registration:
         """Set the hooks. Raises OperandError, naming the hook, for a torch without one."""
         config = config_with_hooks()
+        register_lowerings()
         self._before = list(config.external_matmul), config.post_grad_custom_post_pass
         if self.autotune:
             setattr(config, HOOKS[0], [*self._before[0], layoutgemm_matmul])

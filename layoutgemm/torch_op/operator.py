@@ -21,7 +21,7 @@ from ..kernels.run.operand_checks import check_operands, same_memory
 from ..moved import old_names
 from .autograd.kept import kept_gradients, recorder
 from .autograd.products import gradients, stand_in
-from .bias_activation import GATES, scaled_by_torch
+from .bias_activation import ACTIVATIONS, GATES, by_autograd, scaled_by_torch
 from .checks import (
     PLAIN,
     autocast,
@@ -41,7 +41,7 @@ from .checks import (
     tracing_state,
     transforms,
 )
-from .compiled import check_compiled, check_compiled_gemm, refuse
+from .compiled.traced import check_compiled, check_compiled_gemm, refuse
 from .compute import finished_product, gated_product, scaled_product, wide_type
 from .epilogue import check_epilogue, epilogue_product
 from .launch import Prepared
@@ -92,9 +92,9 @@ def matmul(
     bias        float32, bfloat16, float16 or integers of up to 32 bits, added along the last dimension; to a product
                 that is stored as int32 such integers, and a sum that int32 does not hold is refused. activation one of
                 relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh. Both happen in the kernel, in float32, before the
-                one rounding; by torch on a float32 product where derivatives are recorded of an activation other than
-                relu; on the CPU in float64. "tanh" in the kernel is the hardware's for a product of 16 bits or fewer:
-                relative error 2**-11
+                one rounding; on the CPU in float64. Where derivatives are recorded, an activation other than relu is
+                torch's own, of a @ b + bias in the result's type, as torch.nn.Linear has it. "tanh" in the kernel is
+                the hardware's for a product of 16 bits or fewer: relative error 2**-11
                 "swiglu" and "geglu" are gated products: b holds the gate's n columns and, beside them, the n that it
                 multiplies, and the result has n: silu(a @ b[..., :n]) * (a @ b[..., n:]), or gelu. One kernel for a b
                 whose columns are contiguous (the transpose of (2n, K) weights) and no bias; with a bias, of 2n, and for
@@ -189,6 +189,9 @@ def matmul(
                     mark_written((out,))
                 ready.launch(at_a, at_b, at_c, raw_stream(index), words)
                 return _record(a, b, bias, (c, ready, activation)) if recorded else c
+    if recorded and not plain and _finished_by_torch(a, b, out, bias, activation):
+        value = matmul(a, b, bias=bias, config=config, out_dtype=out_dtype, allow_tf32=allow_tf32)
+        return by_autograd(value, str(activation))
     if recorded and plain and _seen_by_autograd_alone(bias):
         with torch.no_grad():
             c = matmul(
@@ -202,6 +205,17 @@ def matmul(
 def _records(bias: torch.Tensor | None) -> bool:
     """True if a bias has a gradient."""
     return bias is not None and type(bias) in PLAIN and bias.requires_grad
+
+
+def _finished_by_torch(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None
+) -> bool:
+    """True if torch's operators finish a product whose derivatives are recorded: it and they are of one type."""
+    return (
+        out is None and a.ndim > 1 < b.ndim and a.dtype == b.dtype and a.dtype.itemsize > 1
+        and (activation in ACTIVATIONS or (activation in GATES and b.shape[-1] % 2 == 0))
+        and _seen_by_autograd_alone(bias)
+    )  # fmt: skip
 
 
 def _seen_by_autograd_alone(bias: torch.Tensor | None) -> bool:

@@ -12,7 +12,7 @@ from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
 from ..autograd.kept import recorder
 from ..checks import NOT_RECORDED, PLAIN, autocast, differentiated, needs_dispatcher, transforms
-from ..compiled import check_kinds, named, refusal, refuse
+from ..compiled.traced import check_kinds, named, refusal, refuse
 from ..operator import seen_by_autograd_alone
 from ..prepared import config_text
 from .grouped import COLUMNS, COUNTS, ENDS, OFFSETS, expected_config, finished, in_groups

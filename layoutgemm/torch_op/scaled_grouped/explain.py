@@ -13,7 +13,7 @@ from ...kernels.derive import OperandPlan, padded_leading
 from ...kernels.run.tensor_maps import tma_operand
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.plan import Sm90Plan
-from ..compiled import named
+from ..compiled.traced import named
 from ..epilogue import finish_of
 from ..explanation import Explanation
 from ..launch import plan_of as plan_of_solution

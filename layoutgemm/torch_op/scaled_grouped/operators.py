@@ -23,7 +23,7 @@ from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
 from ..autograd.products import dense
 from ..checks import check_device, check_out, refuse_derivatives
-from ..compiled import CHECKS, checking_operator, named
+from ..compiled.traced import CHECKS, checking_operator, named
 from ..library import configured, dispatched, with_autocast, with_autograd
 from .grouped import (
     BATCH,

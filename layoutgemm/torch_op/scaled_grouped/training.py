@@ -24,7 +24,7 @@ from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.mainloop import DEPTH
 from ..autograd.products import dense
 from ..checks import autocast
-from ..compiled import named, refuse
+from ..compiled.traced import named, refuse
 from .api import scaled_matmul
 from .recipes import BLOCK, FAMILIES, ROW, SQUARE, recipe_text
 

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch.types import Number
 
-from ..errors import LayoutError, OperandError
-from ..kernels.run.operand_checks import check_operands, same_memory
-from .checks import (
+from ...errors import LayoutError, OperandError
+from ...kernels.run.operand_checks import check_operands, same_memory
+from ..checks import (
     NOT_RECORDED,
     autocast,
     check_activation,
@@ -34,8 +34,9 @@ from .checks import (
     scalar_of,
     stored_as,
 )
-from .prepared import choice_of
-from .types import NAMES
+from ..prepared import choice_of
+from ..types import NAMES
+from .lowering import register
 
 _MOST = 2**63  # beyond the integers that an operator's schema holds
 
@@ -165,7 +166,8 @@ def check_compiled_gemm(
 
 
 def check_kinds(read: dict[str, object], written: dict[str, object]) -> None:
-    """Refuse what is no tensor, by name."""
+    """Refuse what is no tensor, by name. Every traced call begins here: Inductor is told of the operators first."""
+    register()
     for operands, kind in ((read, "read"), (written, "written")):
         for name, x in operands.items():
             if not isinstance(x, torch.Tensor):

@@ -1,0 +1,67 @@
+"""Products into a tensor that Inductor's code has allocated: what `compiled.lowering` writes calls of.
+
+The graph's fake tensors have passed the operators' checks, and derivatives are products of the graph. Optional tensors
+follow the operands in the order of `tensors`, their names.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .. import operator as _matmul
+from ..library import configured
+from ..scaled_grouped import api as _api
+from ..scaled_grouped.operators import plain_config
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, config: str, allow_tf32: bool | None) -> None:
+    """a @ b into `out`."""
+    _matmul.matmul(a, b, out=out, out_dtype=out.dtype, config=configured(config), allow_tf32=allow_tf32)
+
+
+def finished(
+    a: torch.Tensor, b: torch.Tensor, *bias: torch.Tensor, out: torch.Tensor, activation: str | None, config: str,
+    allow_tf32: bool | None, tensors: tuple[str, ...],
+) -> None:  # fmt: skip
+    """activation(a @ b + bias) into `out`."""
+    _matmul.matmul(
+        a, b, out=out, bias=bias[0] if bias else None, activation=activation, out_dtype=out.dtype,
+        config=configured(config), allow_tf32=allow_tf32,
+    )  # fmt: skip
+
+
+def gated(
+    a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, activation: str, config: str, allow_tf32: bool | None
+) -> None:
+    """The gated product into `out`."""
+    _matmul.matmul(
+        a, b, out=out, activation=activation, out_dtype=out.dtype, config=configured(config), allow_tf32=allow_tf32
+    )
+
+
+def scaled_matmul(
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, *others: torch.Tensor, out: torch.Tensor,
+    activation: str | None, recipe_a: str, recipe_b: str, use_fast_accum: bool, config: str, tensors: tuple[str, ...],
+) -> None:  # fmt: skip
+    """The product of scaled operands into `out`."""
+    given = dict(zip(tensors, others))
+    _api.scaled_matmul(
+        a, scale_a, b, given.get("scale_b"), bias=given.get("bias"), activation=activation, out=out,
+        out_dtype=out.dtype, recipe_a=recipe_a or None, recipe_b=recipe_b or None, use_fast_accum=use_fast_accum,
+        config=plain_config(config),
+    )  # fmt: skip
+
+
+def grouped_matmul(
+    a: torch.Tensor, b: torch.Tensor, *others: torch.Tensor, out: torch.Tensor, said: str, activation: str | None,
+    recipe_a: str, recipe_b: str, use_fast_accum: bool, config: str, tensors: tuple[str, ...],
+) -> None:  # fmt: skip
+    """The product of groups into `out`; rows in no group are zeros, as those of a new result are."""
+    given = dict(zip(tensors, others))
+    groups = {said: given.pop("groups")} if "groups" in given else {}
+    if said == "offs" and b.ndim == 3:
+        out.zero_()
+    _api.grouped_matmul(
+        a, b, **groups, **given, activation=activation, out=out, out_dtype=out.dtype, recipe_a=recipe_a or None,
+        recipe_b=recipe_b or None, use_fast_accum=use_fast_accum, config=plain_config(config),
+    )  # fmt: skip
