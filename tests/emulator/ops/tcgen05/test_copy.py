@@ -187,7 +187,8 @@ def test_copies_are_watched():
 
 def test_a_store_of_an_unwritten_register_is_reported_where_the_result_shows_it():
     store = "tcgen05.st.sync.aligned.32x32b.x1.b32 [%ta], {%gone}; tcgen05.wait::st.sync.aligned;"
-    for line, shown in (("tcgen05.ld.sync.aligned.32x32b.x1.b32 {%v0}, [%ta];", True), ("mov.b32 %v0, 0;", False)):
+    over = f"mov.b32 %v0, 0; {store.replace('%gone', '%v0')}"
+    for line, shown in (("mov.b32 %v0, 0;", True), (over, False)):
         found, _ = moved(f".reg .b32 %gone; {store} {line}", 32, 1, np.zeros((128, 32), np.uint32))
         assert {one.kind for one in found.machine.suspects.found} == {"uninitialised"}
         assert bool(found.findings) == shown
