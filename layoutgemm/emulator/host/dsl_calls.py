@@ -319,13 +319,12 @@ class CompiledFunction:
         found = [pair for name, value in bound.items() for pair in _arrays_in(name, value)]
         arrays = gathered(found, extra)
         arrays.memory.kept = (*arrays.memory.kept, bound, leaves)
+        ran = None if self.entry is None else self._run_ffi(bound, leaves, arrays)  # the errors of TVM-FFI come first
         words = [
             packed(_typed(parameter, leaf), leaf.name, leaf.value, arrays)
             for parameter, leaf in zip(self.parameters, leaves, strict=True)
         ]
-        if self.entry is None:
-            return arrays, self.host.run(words, arrays)
-        return arrays, self._run_ffi(bound, leaves, arrays)
+        return arrays, self.host.run(words, arrays) if ran is None else ran
 
     # -------------------------------------------------------- binding
 
