@@ -192,7 +192,7 @@ def set_registers(program: Program, ins: PtxInstruction) -> Run:
 
     PTX does not define a warp's register count at launch: the assembler decides. Here it is the most that fit. So a
     first `inc` to fewer is not an error; it returns nothing. A launch takes registers for whole warpgroups, and those
-    of warps that a block lacks lie in its pool: NVIDIA's sm_120 block of 288 threads takes them (cute/blackwell_geforce).
+    of warps that a block lacks lie in its pool: NVIDIA's blocks of 288 threads take them (cute/blackwell_geforce).
 
     All warps of a warpgroup must execute the same setmaxnreg. Seen on an H200: a block of 288 threads hung when its
     ninth warp returned registers. NVIDIA's examples for sm_100 and sm_120 break this rule, with unknown effects on that
