@@ -88,7 +88,7 @@ class Findings:
 
     >>> found = Findings()
     >>> for block in range(3):
-    ...     found.add(Finding("exit", f"CTA ({block}, 0, 0) ends without knowing of a copy by CTA ({block}, 0, 0) warp 4"))
+    ...     found.add(Finding("exit", f"CTA ({block}, 0, 0) ends without knowing of a copy by warp 4"))
     >>> len(found.found)
     1
     """
