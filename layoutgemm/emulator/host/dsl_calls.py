@@ -459,7 +459,7 @@ class CompiledFunction:
 
 
 def _with_none(execution: Any) -> dict[str, bool]:
-    """Whether a function was compiled with None, by parameter; False before version 4.8 of the DSL, which keeps it."""
+    """Parameter -> True if it was None at compilation; version 4.7 of the DSL does not keep that."""
     names = execution._meta.all_names
     kept = getattr(execution, "_compiled_with_none", None) or [False] * len(names)
     return {name: none is True for name, none in zip(names, kept, strict=True)}

@@ -1,4 +1,4 @@
-"""Matrix products of torch on an emulated GPU, computed on the CPU as tensor cores have them.
+"""Matrix products of torch on an emulated GPU, summed as tensor cores do.
 
 Products of 16-bit floats are summed in float32 and rounded once. Where a plain product or an einsum has one summed
 axis, 16 of its elements are added at a time, as by an instruction of a tensor core. `torch._scaled_mm` with block
@@ -46,7 +46,7 @@ def product(torch: ModuleType, name: str, func: Any, args: tuple[Any, ...], kwar
 
 
 def _in_steps(torch: ModuleType, name: str, func: Any, args: tuple[Any, ...]) -> Any:
-    """A product summed STEP elements at a time, or None for one with another form than one axis of two tensors."""
+    """A product summed STEP elements at a time, or None unless two tensors share one summed axis."""
     if name == "einsum" and len(args) == 3 and isinstance(args[0], str) and "." not in args[0] and "->" in args[0]:
         equation, *operands = args
         inputs, _, output = equation.replace(" ", "").partition("->")
@@ -84,9 +84,9 @@ def block_scaled(
     torch: ModuleType, a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any = None, scale_result: Any = None,
     out_dtype: Any = None, use_fast_accum: bool = False,
 ) -> Any:  # fmt: skip
-    """torch._scaled_mm of A [M, K] and B [K, N] with scale factors in cuBLAS's chunks; None for other scales.
+    """torch._scaled_mm of A [M, K] and B [K, N] with block scales, or None for other scales.
 
-    Factors are of 32 elements along K in e8m0, of 16 in e4m3, in the order of `scale_chunk`.
+    A factor is for 32 elements along K in e8m0, for 16 in e4m3. cuBLAS keeps them in the order of `scale_chunk`.
     """
     sizes = {torch.float8_e8m0fnu: 32, torch.float8_e4m3fn: 16}
     if scale_a.dtype not in sizes or scale_b.dtype is not scale_a.dtype or scale_result is not None:

@@ -114,7 +114,7 @@ def test_tensors_on_the_emulated_gpu_say_so() -> None:
 
 
 def test_products_of_short_floats_add_16_elements_at_a_time() -> None:
-    """As tensor cores do, so that a script may ask for equal bits of its kernel and of torch."""
+    """A script may ask for equal bits of its kernel and of torch."""
     torch.manual_seed(0)
     a, b = (torch.randn(shape, dtype=torch.float16) for shape in ((65, 200), (200, 33)))
     wanted = torch.zeros(65, 33)
@@ -130,7 +130,7 @@ def test_products_of_short_floats_add_16_elements_at_a_time() -> None:
 
 @pytest.mark.parametrize(("kind", "factor", "size"), [("e2m1", "e4m3", 16), ("e4m3", "ue8m0", 32)])
 def test_block_scaled_products_of_torch(kind: str, factor: str, size: int) -> None:
-    """torch._scaled_mm with scale factors in chunks of 128 rows and 4 factors, which torch has for GPUs alone."""
+    """torch._scaled_mm with chunks of 128 rows and 4 factors: torch has it for GPUs."""
     random, m, n, k = np.random.default_rng(0), 130, 16, 160
     torch_scale = {"e4m3": torch.float8_e4m3fn, "ue8m0": torch.float8_e8m0fnu}[factor]
     operands, values = [], []

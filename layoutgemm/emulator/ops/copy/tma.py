@@ -169,7 +169,7 @@ class TmaTransfer:
         return buffer
 
     def beside(self, buffer: GlobalBuffer, coordinates: list[int]) -> tuple[TmaTransfer, list[int]]:
-        """This box by a map of the rest of its tensor, where the tensor begins far before the buffer."""
+        """The same box by a map that begins at it, if its tensor begins far before the buffer."""
         if buffer.address - self.address <= FAR:
             return self, coordinates
         tmap = self.tmap
