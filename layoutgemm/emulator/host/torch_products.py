@@ -46,7 +46,7 @@ def product(torch: ModuleType, name: str, func: Any, args: tuple[Any, ...], kwar
 
 
 def _in_steps(torch: ModuleType, name: str, func: Any, args: tuple[Any, ...]) -> Any:
-    """A product summed STEP elements at a time, or None unless two tensors share one summed axis."""
+    """A product summed STEP elements at a time; None unless one axis is summed."""
     if name == "einsum" and len(args) == 3 and isinstance(args[0], str) and "." not in args[0] and "->" in args[0]:
         equation, *operands = args
         inputs, _, output = equation.replace(" ", "").partition("->")
@@ -84,7 +84,7 @@ def block_scaled(
     torch: ModuleType, a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any = None, scale_result: Any = None,
     out_dtype: Any = None, use_fast_accum: bool = False,
 ) -> Any:  # fmt: skip
-    """torch._scaled_mm of A [M, K] and B [K, N] with block scales, or None for other scales.
+    """torch._scaled_mm of A [M, K] and B [K, N] with block scales; else None.
 
     A factor is for 32 elements along K in e8m0, for 16 in e4m3. cuBLAS keeps them in the order of `scale_chunk`.
     """

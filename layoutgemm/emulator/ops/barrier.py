@@ -13,7 +13,8 @@ from ...moved import old_names
 from ..machine.deadlocks import STATES, fibers, warps
 from ..machine.interpreter import BLOCKED, Cluster, Cta, Fiber
 from ..ptx.parser import PtxInstruction
-from ..ptx.program import Program, Run
+from ..ptx.program import Program, Reader, Run
+from ..ptx.values import mask_of
 from ..races.happens_before import Knowledge, MemoryEvent
 from ..races.lanes import synchronise
 from .memory import block_of, said
@@ -35,7 +36,7 @@ class Named:
 
     def __init__(self, knows: Knowledge, expected: int | None) -> None:
         self.knows, self.expected = knows, expected
-        self.arrived = 0
+        self.arrived = self.yes = self.no = 0  # threads; of those of bar.red, by their predicates
         self.waiting: list[Fiber] = []
         self.warps: list[int] = []  # that have arrived
 
@@ -127,28 +128,68 @@ def named_barrier(program: Program, ins: PtxInstruction) -> Run:
         if fiber.scratch is PASSED:
             fiber.scratch = None
             return None
-        if aligned:
-            fiber.whole()
-        at, expected = fiber.one(number(fiber)), None
-        if threads is not None:
-            expected = fiber.one(threads(fiber))
-            if expected % 32 or expected == 0:
-                raise EmulatorError(f"barrier {at} of {expected} threads, no whole number of warps")
-        barrier = _named(fiber, at, expected)
-        fiber.cta.cluster.ledger.release(fiber, barrier.knows)
-        barrier.warps.append(fiber.warp.number)
-        barrier.arrived += 32 if aligned and expected is not None else fiber.lanes.bit_count()
-        if barrier.expected is not None and barrier.arrived > barrier.expected:
-            raise EmulatorError(f"{barrier.arrived} threads arrive at barrier {at}, which is for {barrier.expected}")
+        at, barrier = _arrive(fiber, number, threads, aligned)
         if waits:
-            barrier.waiting.append(fiber)
-        if _complete(fiber.cta, at, barrier):
-            if waits:
-                # It is among the woken fibers; it goes on at once instead.
-                fiber.cta.cluster.ready.remove(fiber)
-                fiber.scratch = None
-            return None
-        return BLOCKED if waits else None
+            return _wait(fiber, at, barrier)
+        _complete(fiber.cta, at, barrier)
+        return None
+
+    return go
+
+
+def _arrive(fiber: Fiber, number: Reader, threads: Reader | None, aligned: bool) -> tuple[int, Named]:
+    """Arrive at a barrier of the block: its number, and its state."""
+    if aligned:
+        fiber.whole()
+    at, expected = fiber.one(number(fiber)), None
+    if threads is not None:
+        expected = fiber.one(threads(fiber))
+        if expected % 32 or expected == 0:
+            raise EmulatorError(f"barrier {at} of {expected} threads, no whole number of warps")
+    barrier = _named(fiber, at, expected)
+    fiber.cta.cluster.ledger.release(fiber, barrier.knows)
+    barrier.warps.append(fiber.warp.number)
+    barrier.arrived += 32 if aligned and expected is not None else fiber.lanes.bit_count()
+    if barrier.expected is not None and barrier.arrived > barrier.expected:
+        raise EmulatorError(f"{barrier.arrived} threads arrive at barrier {at}, which is for {barrier.expected}")
+    return at, barrier
+
+
+def _wait(fiber: Fiber, at: int, barrier: Named) -> int | None:
+    """Wait for the barrier's other threads, or go on at once if the fiber is the last."""
+    barrier.waiting.append(fiber)
+    if not _complete(fiber.cta, at, barrier):
+        return BLOCKED
+    fiber.cta.cluster.ready.remove(fiber)  # it is among the woken fibers
+    fiber.scratch = None
+    return None
+
+
+@operation("bar.red", "bar.cta.red", "barrier.red", "barrier.cta.red")
+def reducing_barrier(program: Program, ins: PtxInstruction) -> Run:
+    """bar.red: a barrier at which all threads get the and, the or, or the count of their predicates."""
+    words = known(ins, "red", "cta", "aligned", "popc", "and", "or", "u32", "pred")
+    kind = next((word for word in ("popc", "and", "or") if word in words), "")
+    if not kind or (kind == "popc") != ("u32" in words) or len(ins.operands) not in (3, 4):
+        raise ValueError(f"{ins.opcode} is not known here")
+    target, number = program.index[ins.operands[0].text], program.value(ins.operands[1])
+    threads = program.value(ins.operands[2]) if len(ins.operands) == 4 else None
+    predicate, aligned = program.value(ins.operands[-1], "pred"), ins.words[0] == "bar" or "aligned" in words
+
+    def go(fiber: Fiber) -> int | None:
+        if fiber.scratch is not PASSED:
+            at, barrier = _arrive(fiber, number, threads, aligned)
+            yes = mask_of(predicate(fiber), fiber.lanes).bit_count()
+            barrier.yes += yes
+            barrier.no += fiber.lanes.bit_count() - yes
+            fiber.warp.scratch["votes"] = {**fiber.warp.scratch.get("votes", {}), fiber.lanes: barrier}
+            if _wait(fiber, at, barrier) is not None:
+                return BLOCKED
+        fiber.scratch = None
+        barrier = fiber.warp.scratch["votes"].pop(fiber.lanes)
+        results = {"popc": barrier.yes, "and": not barrier.no, "or": barrier.yes > 0}
+        fiber.registers[target] = results[kind]
+        return None
 
     return go
 

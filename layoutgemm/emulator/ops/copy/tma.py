@@ -169,7 +169,7 @@ class TmaTransfer:
         return buffer
 
     def beside(self, buffer: GlobalBuffer, coordinates: list[int]) -> tuple[TmaTransfer, list[int]]:
-        """The same box by a map that begins at it, if its tensor begins far before the buffer."""
+        """The same box by a map that begins near the buffer."""
         if buffer.address - self.address <= FAR:
             return self, coordinates
         tmap = self.tmap
