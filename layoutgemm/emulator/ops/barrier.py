@@ -156,7 +156,7 @@ def _arrive(fiber: Fiber, number: Reader, threads: Reader | None, aligned: bool)
 
 
 def _wait(fiber: Fiber, at: int, barrier: Named) -> int | None:
-    """Wait for the barrier's other threads, or go on at once if the fiber is the last."""
+    """Wait for the other threads; the last one goes on at once."""
     barrier.waiting.append(fiber)
     if not _complete(fiber.cta, at, barrier):
         return BLOCKED
