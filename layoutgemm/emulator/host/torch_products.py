@@ -7,7 +7,8 @@ scales, which torch lacks on the CPU, multiplies the scaled values in float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -40,35 +41,55 @@ def product(torch: ModuleType, name: str, func: Any, args: tuple[Any, ...], kwar
 
     args = tuple(map(wide, args))
     kwargs = {key: wide(x) for key, x in kwargs.items()}
-    found = None if kwargs else _in_steps(torch, name, func, args)
+    found = None if kwargs else _in_steps(torch, name, args)
     done = func(*args, **kwargs) if found is None else found
     return done.to(kinds.pop()) if isinstance(done, torch.Tensor) else done
 
 
-def _in_steps(torch: ModuleType, name: str, func: Any, args: tuple[Any, ...]) -> Any:
-    """A product summed STEP elements at a time; None unless one axis is summed."""
-    if name == "einsum" and len(args) == 3 and isinstance(args[0], str) and "." not in args[0] and "->" in args[0]:
-        equation, *operands = args
-        inputs, _, output = equation.replace(" ", "").partition("->")
-        names = inputs.split(",")
-        summed = {letter for letter in inputs if letter.isalpha() and letter not in output}
-        if len(names) != 2 or len(summed) != 1 or any(name.count(min(summed)) != 1 for name in names):
-            return None
-        axes = [name.index(min(summed)) for name in names]
-        times: Callable[[Any, Any], Any] = lambda a, b: func(equation, a, b)  # noqa: E731
-    elif name in ("matmul", "__matmul__", "mm", "bmm") and len(args) == 2 and all(x.dim() >= 2 for x in args):
-        operands, axes, times = list(args), [args[0].dim() - 1, args[1].dim() - 2], func
+def _in_steps(torch: ModuleType, name: str, args: tuple[Any, ...]) -> Any:
+    """A product summed STEP elements at a time; None unless one axis is summed, and for gradients."""
+    if name == "einsum" and len(args) == 3 and isinstance(args[0], str):
+        equation, a, b = args
+    elif name in ("matmul", "__matmul__", "mm", "bmm") and len(args) == 2 and args[0].dim() == args[1].dim():
+        (a, b), equation = args, {2: "mk,kn->mn", 3: "zmk,zkn->zmn"}.get(args[0].dim(), "")
     else:
         return None
-    if not all(isinstance(x, torch.Tensor) and x.dtype == torch.float32 for x in operands):
+    if not all(isinstance(x, torch.Tensor) and x.dtype == torch.float32 and x.numel() for x in (a, b)):
         return None
-    a, b = (torch.split(x, STEP, axis) for x, axis in zip(operands, axes, strict=True))
-    if len(a) != len(b) or not len(a):
+    axes = _axes(equation.replace(" ", ""))
+    if axes is None or a.requires_grad or b.requires_grad or (name != "einsum" and a.shape[:-2] != b.shape[:-2]):
         return None
-    total = times(a[0], b[0])
-    for left, right in zip(a[1:], b[1:]):
-        total = total + times(left, right)
-    return total
+    first, second, output, batch, rows, columns, along = axes
+    size = {**dict(zip(first, a.shape)), **dict(zip(second, b.shape))}
+    left = a.permute([first.index(x) for x in batch + rows + along]).numpy()
+    right = b.permute([second.index(x) for x in batch + along + columns]).numpy()
+    count, k = math.prod(size[x] for x in batch), size[along]
+    left, right = left.reshape(count, -1, k), right.reshape(count, k, -1)
+    found = np.zeros((count, left.shape[1], right.shape[2]), np.float32)
+    for one in range(count):
+        for at in range(0, k, STEP):  # by the same library as the emulator's products, in the same order
+            found[one] += np.dot(left[one, :, at : at + STEP], right[one, at : at + STEP])
+    order = batch + rows + columns
+    return torch.from_numpy(found.reshape([size[x] for x in order])).permute([order.index(x) for x in output])
+
+
+def _axes(equation: str) -> tuple[str, str, str, str, str, str, str] | None:
+    """An equation's terms, its batch, rows, columns and summed axis; None for another form than a product.
+
+    >>> _axes("mkl,nkl->mnl")
+    ('mkl', 'nkl', 'mnl', 'l', 'm', 'n', 'k')
+    """
+    inputs, arrow, output = equation.partition("->")
+    first, _, second = inputs.partition(",")
+    if not arrow or not (first + second + output).isalpha():
+        return None
+    batch = "".join([x for x in first if x in second and x in output])
+    along = "".join([x for x in first if x in second and x not in output])
+    rows, columns = ("".join([x for x in a if x not in b]) for a, b in ((first, second), (second, first)))
+    once = all(len(set(term)) == len(term) for term in (first, second, output))
+    if not once or len(along) != 1 or sorted(batch + rows + columns) != sorted(output):
+        return None
+    return first, second, output, batch, rows, columns, along
 
 
 def tensors_in(torch: ModuleType, values: Iterable[object]) -> Iterator[Any]:

@@ -21,6 +21,8 @@ from .memory import block_of, said
 from .registry import known, operation
 
 PASSED = object()  # marks a fiber that a barrier released while it waited
+# In a warp's scratch, of tensor memory alone: what a relaxed arrive hands on, what relaxed waits have acquired.
+HANDED, RELAXED = "tensor handed", "tensor relaxed"
 NAMED = 16  # named barriers of a block
 BARRIER_BYTES = 8
 SCOPES = (
@@ -329,6 +331,7 @@ class EmulatedMbarrier:
         self.arrivals: list[tuple[Callable[[], str], int]] = []
         self.waiting: list[Fiber] = []
         self.knows, self.sealed, self.members = (self.ledger.knowledge() for _ in range(3))
+        self.tensor, self.tensor_sealed = self.ledger.knowledge(), self.ledger.knowledge()
         self.ended: Knowledge | None = None
         self.earlier: Knowledge | None = None
 
@@ -403,6 +406,9 @@ class EmulatedMbarrier:
                 self.members.past |= self.ledger.bit(self.ledger.event(True, self.__str__))
             self.sealed.merge(self.knows)
             self.sealed.past |= self.members.past
+            if self.tensor.seen:
+                self.tensor_sealed.merge(self.tensor)
+                self.tensor = self.ledger.knowledge()
             self.earlier, self.ended = self.ended, self.members
             self.knows, self.members = self.ledger.knowledge(), self.ledger.knowledge()
             self.transacted = False
@@ -525,8 +531,10 @@ def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
             ledger.release_inits(fiber, handed)
             if "fenced" in fiber.warp.scratch:
                 handed.merge(fiber.warp.scratch["fenced"])
+            tensor = fiber.warp.scratch.get(HANDED)
         else:
             ledger.release(fiber, handed)
+            tensor = None
         phases: dict[EmulatedMbarrier, int] = {}
         for at in fiber.each(address(fiber)).tolist():
             barrier = mbarrier_at(fiber, int(at))
@@ -535,6 +543,8 @@ def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
             if state is not None:
                 fiber.registers[state] = barrier.phase
             barrier.knows.merge(handed)
+            if tensor is not None:
+                barrier.tensor.merge(tensor)
             if barrier.cta is not fiber.cta:
                 barrier.cta.remote.append((acted, said(fiber, ins)()))
             if drops:
@@ -585,8 +595,14 @@ def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
             fiber.registers[target] = True
             if by_parity and (wrong := barrier.stale(fiber.knows)) is not None:
                 fiber.machine.problem("protocol", wrong, fiber)
+            ledger = fiber.cta.cluster.ledger
             if not relaxed:
-                fiber.cta.cluster.ledger.acquire(fiber, barrier.sealed)
+                ledger.acquire(fiber, barrier.sealed)
+            if relaxed or barrier.tensor_sealed.seen:
+                told = fiber.warp.scratch.setdefault(RELAXED, ledger.knowledge())
+                told.merge(barrier.tensor_sealed)
+                if relaxed:
+                    told.merge(barrier.sealed)
             fiber.spin = None
             return None
         if fiber.spin == question:
