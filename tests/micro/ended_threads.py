@@ -45,7 +45,7 @@ END:
 def main() -> None:
     """Run one form on GPU 0, twice: the later blocks of an SM find what the earlier ones left."""
     with Device() as device:
-        module = device.load(text(sys.argv[1], device.target()))
+        module = device.load(text(sys.argv[1], device.target))
         for _ in range(2):
             (out,) = device.launch(module, "ended", 4096, 64, [], [4])
     print("done" if out.view(np.uint32)[0] == 1 else "not written")

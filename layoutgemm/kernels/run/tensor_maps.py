@@ -10,7 +10,7 @@ from ...errors import OperandError
 from ..derive import OperandPlan, padded_leading
 from ..plan import GemmPlan
 from ..sm90.gated import as_one_matrix
-from ..sm90.grouped import without_stop
+from ..sm90.grouped import without_groups
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
 from .arrays import batched, pitch_rule, raw_bits, refuse_or_note
@@ -88,7 +88,7 @@ def _check_maps(operand: OperandPlan, name: str, lines: torch.Tensor, leading: i
 
 def _check_map(tma: TmaPlan, name: str, lines: torch.Tensor, leading: int, pitch: int) -> None:
     shape = tuple(reversed(lines.shape))
-    without_stop(tma).check_global(name, lines.data_ptr(), shape, (leading, pitch)[: len(shape) - 1])
+    without_groups(tma).check_global(name, lines.data_ptr(), shape, (leading, pitch)[: len(shape) - 1])
 
 
 def arguments(

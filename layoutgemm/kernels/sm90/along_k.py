@@ -7,18 +7,20 @@ The tiles of C are those of a batch, group after group; each tile has as many K 
         starts[e]    offsets[e], from 0 to K: the group's first line
     K tiles          of lines starts[e] to starts[e + 1] - 1: enough to cover them, and `least_k_tiles` or more
 
-The last K tile of a group reaches into the lines of the next one, and a TMA load ends at its tensor's extents. So both
-operands' maps have the end as a dimension, as the store of groups of rows has (`kernels.sm90.grouped`):
+K tiles are counted from the group's end. The last of them reaches into the lines of the group before, and a TMA load
+ends at its tensor's extents. So both operands' maps have the first line as a dimension:
 
     dimension   extent      distance     coordinate
     m, or n     M, or N     1            row, or column, of C
-    k           T           a line       first + T - stop
-    stop        K + 1       a line       the first line that is not read: the lesser of first + T and the group's end
+    k           T           a line       lines from `start` to the tile's first line: 0, or less
+    start       K           a line       the first line that is read: the greater of the tile's and the group's first
 
-over tensors that begin T lines (a K tile) before A and B. Line r of the box is line (first + T - stop) + stop - T + r
-of the operand, first + r. Lines from stop on are out of bounds along k, and TMA fills them with zeros. It does so
-in both operands: no NaN of another group meets a zero. No tensor map is made on the device, and no thread writes to the
-stages. An empty group has K tiles of zeros alone.
+Line r of the box is line k + r + start of the operand. Lines before `start` have negative coordinates along k: they are
+out of bounds, and TMA fills them with zeros. It does so in both operands: no NaN of another group meets a zero. No
+tensor map is made on the device, and no thread writes to the stages. An empty group has K tiles of zeros alone.
+
+A map that begins before its operand, and takes the end of a group as a dimension, reads the same lines. But an H100
+reports an illegal memory access where nothing is mapped at a tensor map's address, though no box reads there.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from ...errors import PlanError
 from ...report import Check
 from ..numbers import W
 from ..plan import MAX_COORDINATE, present
-from .grouped import STOP, GroupEnds, box_place, capacity_for, check_ends, checked_numbers
+from .grouped import START, GroupEnds, capacity_for, check_ends, checked_numbers
 from .multicast import with_copies
 
 if TYPE_CHECKING:
@@ -97,27 +99,26 @@ def line_table(plan: Sm90Plan, offsets: npt.NDArray[np.int64]) -> list[int]:
 
 
 def load_extents(k: W, tile_k: int) -> dict[str, W | int]:
-    """The extents of the operands' tensor maps along K; the maps begin a K tile before the operands."""
-    return {"k": tile_k, STOP: k + 1}
+    """The extents of the operands' tensor maps along K."""
+    return {"k": tile_k, START: k}
 
 
-def load_place(plan: Sm90Plan, start: W, end: W, k_tile: W, minimum: Callable[..., W]) -> dict[str, W]:
-    """Coordinates along K of a group's K tile. Ints or traced integers."""
-    place, stop = box_place(start + k_tile * plan.tile[2], end, plan.tile[2], minimum)
-    return {"k": place, STOP: stop}
+def load_place(plan: Sm90Plan, start: W, end: W, k_tile: W, maximum: Callable[..., W]) -> dict[str, W]:
+    """Coordinates along K of a group's K tile, counted from the group's end. Ints or traced integers."""
+    first = end - (k_tile + 1) * plan.tile[2]
+    begin = maximum(first, start)
+    return {"k": first - begin, START: begin}
 
 
-def with_stops(operand: OperandPlan) -> OperandPlan:
-    """The operand with tensor maps that have the end of the group as a dimension."""
-    return with_copies(operand, [tma.batched(STOP) for tma in operand.copies])
+def with_starts(operand: OperandPlan) -> OperandPlan:
+    """The operand, its tensor maps with the first line that is read as a dimension."""
+    return with_copies(operand, [tma.batched(START) for tma in operand.copies])
 
 
-def lines_before(plan: Sm90Plan, matrix: GlobalMatrix) -> GlobalMatrix:
-    """An operand as its tensor maps have it: it begins a K tile before, and has the groups' end as a dimension."""
+def of_lines(plan: Sm90Plan, matrix: GlobalMatrix) -> GlobalMatrix:
+    """An operand as its tensor maps have it: with the first line that is read as a dimension."""
     of = load_extents(matrix.extents[1], plan.tile[2])
-    before = np.full(plan.tile[2] * matrix.leading, -1, np.int64).astype(matrix.bits.dtype)
-    extents = matrix.extents[0], int(of["k"]), int(of[STOP])
-    return replace(matrix, bits=np.concatenate([before, matrix.bits]), extents=extents, pitch=matrix.leading)
+    return replace(matrix, extents=(matrix.extents[0], int(of["k"]), int(of[START])), pitch=matrix.leading)
 
 
 def check_along_k(
@@ -191,27 +192,27 @@ def _tiles_of_groups(plan: Sm90Plan, proven: int) -> Check:
 
 
 def _lines(plan: Sm90Plan, operand: OperandPlan) -> Check:
-    """Boxes of one K tile read a group's last lines, for any number of them."""
+    """Boxes of one K tile read a group's first lines, for any number of them."""
     depth, witness, boxes = plan.tile[2], "", 0
     start, dim = 3, "m" if operand.name == "A" else "n"
     for tma in operand.copies:
-        if tma.dims != (dim, "k", STOP):
+        if tma.dims != (dim, "k", START):
             witness = witness or f"the map's dimensions are {tma.dims}"
             continue
         for left in range(-1, depth + 2):
             end = start + depth + left  # of the group: this is its second K tile
-            found = _read(plan, tma, operand.smem.extent[0], load_place(plan, start, end, 1, min), end + depth)
+            found = _read(plan, tma, operand.smem.extent[0], load_place(plan, start, end, 1, max), end + depth)
             for line, size, rows, columns in found:
                 boxes += 1
-                inside = max(0, min(size, left - line))
-                want = np.arange(inside) + start + depth + line
-                if not np.array_equal(np.unique(rows), want) or columns != tma.box[0] * inside:
+                first = end - 2 * depth + line
+                want = np.arange(max(first, start), max(first + size, start))
+                if not np.array_equal(np.unique(rows), want) or columns != tma.box[0] * want.size:
                     witness = witness or f"{left} lines left, box from line {line}: lines {np.unique(rows).tolist()}"
     statement = (
-        f"a box of {operand.name} reads the lines of its K tile up to its group's end, each once, and zeros else, for "
+        f"a box of {operand.name} reads the lines of its K tile from its group's first, each once, and zeros else, for "
         f"each of {boxes} boxes and ends"
     )
-    return Check(f"ends of groups {operand.name}", statement, not witness, "exhaustion", witness)
+    return Check(f"starts of groups {operand.name}", statement, not witness, "exhaustion", witness)
 
 
 def _read(
@@ -225,7 +226,7 @@ def _read(
     for copy in tma.instructions:
         where = [{**place, tma.dims[0]: 0}[name] + at for name, at in zip(tma.dims, copy.coord_offset, strict=True)]
         bits, inside = global_bits(tmap, where)
-        lines = bits[inside] // tma.dtype.bits // pitch - depth
+        lines = bits[inside] // tma.dtype.bits // pitch
         found.append((copy.coord_offset[1], tma.box[1], lines, int(inside.sum())))
     return found
 
@@ -238,5 +239,5 @@ def explain_along_k(plan: Sm90Plan) -> list[str]:
         f"groups along K: {plan.batch} of {plan.k} lines in all, their ends {along_k.offsets} in global memory; a "
         f"table of {along_k.entries} first lines at {plan.smem.table_offset}, {along_k.bytes} bytes; "
         f"{plan.least_k_tiles} K tile(s) or more each",
-        f"  a load ends with its group: the maps begin {plan.tile[2]} lines before A and B, along ({dims})",
+        f"  K tiles are counted from a group's end, and a load begins with its group: the maps are along ({dims})",
     ]

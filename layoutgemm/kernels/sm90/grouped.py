@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 
 STOP = "stop"  # the dimension of C's tensor map that says where a group ends
+START = "start"  # and of the operands' tensor maps, where a group along K begins
 ENTRY_BYTES = 4  # of the table: rows and tiles are 31-bit
 _LEAST_GROUPS = 64
 
@@ -232,9 +233,9 @@ def ragged_store(store: StorePlan, matrices: bool) -> StorePlan:
     return replace(store, maps=tuple([tma.batched("l") if matrices else tma for tma in maps]))
 
 
-def without_stop(tma: TmaPlan) -> TmaPlan:
-    """The copies without the end of a group as a dimension: those of a tensor as it lies."""
-    if STOP not in tma.dims:
+def without_groups(tma: TmaPlan) -> TmaPlan:
+    """The copies without the end or the start of a group as a dimension: those of a tensor as it lies."""
+    if STOP not in tma.dims and START not in tma.dims:
         return tma
     whole = one_matrix(tma)
     return whole.batched("l") if "l" in tma.dims else whole

@@ -33,7 +33,7 @@ from ..plan import (
     tile_count,
 )
 from ..store import ROWS, TILE_ALIGNMENT, WARPS_OF_GROUP, StorePlan
-from .along_k import AlongK, check_along_k, with_stops
+from .along_k import AlongK, check_along_k, with_starts
 from .config import WARPGROUP, Sm90Config, check_rows, check_tiles, loader_threads, order_of, registers_of
 from .edges import with_ends
 from .gated import HALVES, Gated, check_gated, in_halves
@@ -473,7 +473,7 @@ class _Request:
             for x in (a_plan, shared(b_whole, along_m, batched_b))
         ]
         if self.along_k is not None:
-            return with_stops(a_plan), with_stops(b_plan)
+            return with_starts(a_plan), with_starts(b_plan)
         # Beside loads between the products it costs 1%; halves of a tile ptxas serialises then (as with `stays`): 5%.
         ends = config.loader != "self" and not self.halved
         return (

@@ -31,7 +31,7 @@ from ..run.hardware_model import (
     wgmma_product,
 )
 from ..store import ROWS, WARP_ROWS, StoreChunk
-from .along_k import k_tiles_of, line_table, lines_before, load_place
+from .along_k import k_tiles_of, line_table, load_place, of_lines
 from .gated import HALF
 from .grouped import STOP, store_extents, store_place, tables
 from .mainloop import COPY_ARRIVALS
@@ -64,7 +64,7 @@ def execute_sm90(
         if plan.ragged.masked:
             c.stored = tables(plan, numbers)[0][: plan.batch]
     if plan.along_k is not None:
-        a, b = lines_before(plan, a), lines_before(plan, b)
+        a, b = of_lines(plan, a), of_lines(plan, b)
     if plan.gated is not None:  # the second half of B's columns begins n lines on
         b = GlobalMatrix(b.bits, b.leading, (b.extents[0], plan.n, plan.halves), plan.n * b.leading)
     across = plan.order.clusters(plan.tiles)
@@ -164,7 +164,7 @@ class _Cluster:
             for block in blocks:
                 origin = {**block.origin, "k": (first + at) * plan.tile[2]}
                 if plan.along_k is not None:
-                    origin |= load_place(plan, *self.lines, first + at, min)
+                    origin |= load_place(plan, *self.lines, first + at, max)
                 self._share(plan.a, self.a, origin, stage, block.column, [b for b in blocks if b.row == block.row])
                 column = [b for b in blocks if b.column == block.column]
                 self._share(plan.b, self.b, origin, stage, block.row, column)

@@ -1,4 +1,4 @@
-"""Groups along K: K tiles that end with their group, whose ends the device alone knows."""
+"""Groups along K: K tiles that begin with their group, whose ends the device alone knows."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from layoutgemm.kernels import AlongK, Sm90Config, Sm90Plan
 from layoutgemm.kernels.derive import padded_leading
 from layoutgemm.kernels.epilogue.chain import Epilogue, Scale
 from layoutgemm.kernels.sm90 import along_k as module
+from layoutgemm.kernels.sm90 import reference
 from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.mainloop import Promoted
 
@@ -166,24 +167,25 @@ def test_wrong_plans_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, a, b, offsets, _ = problem("loader")
     assert failing(plan) == set()
     plain = Sm90Plan.derive(M, N, plan.k, batch=8, a="bf16:col", b="bf16:row", config=LOADER)
-    assert "ends of groups A" in failing(replace(plan, a=plain.a))
+    assert "starts of groups A" in failing(replace(plan, a=plain.a))
     assert "shared map" in failing(replace(plan, smem=replace(plan.smem, table_offset=plan.smem.empty_offset)))
-    right = module.box_place
+    right = module.load_place
 
-    def one_line_more(first: Any, end: Any, lines: int, minimum: Any) -> Any:
-        return right(first, end + 1, lines, minimum)
+    def one_line_more(plan: Any, start: Any, end: Any, k_tile: Any, maximum: Any) -> Any:
+        return right(plan, start - 1, end, k_tile, maximum)
 
-    def whole(first: Any, end: Any, lines: int, minimum: Any) -> Any:
-        return right(first, first + lines, lines, minimum)
+    def whole(plan: Any, start: Any, end: Any, k_tile: Any, maximum: Any) -> Any:
+        return right(plan, start - plan.tile[2], end, k_tile, maximum)
 
-    a[:, 71:], b[71:] = np.nan, np.nan  # of the groups behind the one of a line
+    a[:, :70], b[:70] = np.nan, np.nan  # of the groups before the one of a line
     for wrong in (one_line_more, whole):
-        monkeypatch.setattr(module, "box_place", wrong)
-        assert failing(plan) == {"ends of groups A", "ends of groups B"}
+        for where in (module, reference):
+            monkeypatch.setattr(where, "load_place", wrong)
+        assert failing(plan) == {"starts of groups A", "starts of groups B"}
         got = plan.run(a, b, given={"offsets": offsets}, device="reference").c
         assert np.isnan(got[3]).all()
     monkeypatch.undo()
-    assert not np.isnan(plan.run(a, b, given={"offsets": offsets}, device="reference").c[:4]).any()
+    assert not np.isnan(plan.run(a, b, given={"offsets": offsets}, device="reference").c[3:]).any()
     for form, least in (("loader", 0), ("self", 2), ("early", 1)):
         monkeypatch.setattr(Sm90Plan, "least_k_tiles", least)
         assert failing(problem(form)[0]) == {"groups along K"}, form

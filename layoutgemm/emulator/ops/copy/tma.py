@@ -157,7 +157,7 @@ class TmaTransfer:
                 return memory.near(self.address)
             low = self.address + int(where[inside].min()) // 8
             high = self.address + -(-int(where[inside].max() + self.tmap.kind.gmem_bits) // 8)
-        # The tensor may begin before its buffer, if its first rows are never read: only the box counts.
+        # The tensor of a store may begin before its buffer, if its first rows are never written: only the box counts.
         buffer = memory.near(self.address, low)
         if low < buffer.address:
             memory.find(low)
@@ -165,6 +165,16 @@ class TmaTransfer:
             raise EmulatorError(
                 f"the box at {tuple(coordinates)} reaches to byte {high - buffer.address} of buffer {buffer.name}, "
                 f"which has {len(buffer.data)}: the tensor map says more than there is, {self.tmap}"
+            )
+        return buffer
+
+    def source(self, fiber: Fiber, coordinates: Sequence[int]) -> GlobalBuffer:
+        """The same of a load or a prefetch: the tensor begins in the buffer, though the box may lie elsewhere."""
+        buffer = self.tensor(fiber, coordinates)
+        if self.address < buffer.address:
+            raise EmulatorError(
+                f"the tensor map's address is {buffer.address - self.address} bytes before {buffer.name}: an H100 "
+                "reports an illegal access of a load where nothing is mapped there, wherever its box lies"
             )
         return buffer
 
@@ -355,7 +365,7 @@ def _land(
                 "between its initialisation and this",
                 fiber,
             )
-    buffer = box.tensor(fiber, coordinates)
+    buffer = box.source(fiber, coordinates)
     what = said(fiber, ins)
     event = ledger.event(True, what, by=fiber)
     machine.touch(fiber, cta, box.places(offset), True, what, event, True, by=by)
@@ -372,7 +382,6 @@ def _land(
 
 def _fill(box: TmaTransfer, buffer: GlobalBuffer, coordinates: list[int], cta: Cta, offset: int) -> None:
     """Copy the box into shared memory."""
-    box, coordinates = box.beside(buffer, coordinates)
     rows = box.rows(buffer, coordinates)
     chunks = box.chunks(offset % PERIOD) + offset // PERIOD * (PERIOD // GRANULE) if box.unit else None
     if rows is not None and chunks is not None:
@@ -542,7 +551,7 @@ def tensor_prefetch(program: Program, ins: PtxInstruction) -> Run:
         where = form.where(fiber)
         for lane, by in _issuers(fiber, where):
             box, coordinates = form.box(fiber, lane, where)
-            box.tensor(fiber, coordinates)
+            box.source(fiber, coordinates)
             fiber.machine.counts.bytes["prefetched to L2"] += box.bytes * by.bit_count()
 
     return go

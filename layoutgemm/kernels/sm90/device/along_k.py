@@ -1,4 +1,4 @@
-"""The kernel of groups along K: the table of their lines, and K tiles that end with their group.
+"""The kernel of groups along K: the table of their lines, and K tiles that begin with their group.
 
 step                          threads     does
 --------------------------    --------    --------------------------------------------------------------------------
@@ -34,10 +34,10 @@ class Sm90AlongKKernel(Sm90FusedKernel):
     def map_of_lines(
         self, tma: TmaPlan, address: Int64, extents: Mapping[str, Int32], pitches: tuple[Int64, Int64]
     ) -> bridge.TensorMap:
-        """One of the operands' tensor maps, which begins a K tile before the operand."""
-        depth, pitch = self.plan.tile[2], pitches[0]
-        base = address - Int64(depth) * pitch * tma.dtype.bytes
-        return bridge.encode_tensor_map(tma, base, {**extents, **load_extents(extents["k"], depth)}, pitch, pitch)
+        """One of the operands' tensor maps, with the first line that is read as a dimension."""
+        pitch = pitches[0]
+        of = {**extents, **load_extents(extents["k"], self.plan.tile[2])}
+        return bridge.encode_tensor_map(tma, address, of, pitch, pitch)
 
     def job_of(
         self, shared: bridge.SharedMemory, place: tuple[Int32, ...], sizes: tuple[Int32, Int32, Int32],
@@ -76,4 +76,4 @@ class Sm90AlongKKernel(Sm90FusedKernel):
 
     def place_of_k(self, job: bridge.Carried, share: tuple[Int32, ...], k_tile: Int32) -> dict[str, Int32]:
         """Coordinates along K of one of a group's K tiles."""
-        return load_place(self.plan, share[0], share[1], k_tile, cutlass.min)
+        return load_place(self.plan, share[0], share[1], k_tile, cutlass.max)

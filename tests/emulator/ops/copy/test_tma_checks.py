@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from layoutgemm.emulator.machine.interpreter import Policy
+from layoutgemm.emulator.machine.tensor_map import encode
 from layoutgemm.errors import DeadlockError, EmulatorError, PtxError
 from tests.emulator.ops.copy.tensor_copies import (
     ARM,
@@ -16,12 +17,14 @@ from tests.emulator.ops.copy.tensor_copies import (
     COMMIT,
     FENCE,
     GET,
+    IN,
     OUT,
     PAIR,
     POLICIES,
     SHARED,
     STORE,
     WAIT,
+    at,
     load,
     one,
     setting,
@@ -54,6 +57,23 @@ def test_wrong_loads_are_errors(issue: str, message: str) -> None:
     with pytest.raises(EmulatorError, match=message) as caught:
         one(ARM + issue)
     assert "PTX line" in str(caught.value)
+
+
+def test_a_map_that_begins_before_its_tensor() -> None:
+    """A load is refused though all of its box is there; a store is not."""
+    tmap, memory = tiled("bf16", (64, 24), (64, 8), "128B")
+    early = np.frombuffer(encode(tmap, at(1) - 8 * tmap.strides[0]), np.uint8).copy()
+    buffers = {"map": early, "tensor": memory, "out": np.zeros(1024, np.uint8)}
+    prefetch = "cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%map, {0, 8}];"
+    for issue in (ARM + GET.replace("{0, 0}", "{0, 8}"), prefetch):
+        with pytest.raises(EmulatorError, match="address is 1024 bytes before tensor"):
+            run(f"{BEGIN} mov.u32 %r10, 1024; @!%p0 bra WAIT; {issue} {WAIT}", buffers, shared=SHARED)
+    fill = np.arange(1024, dtype=np.uint16).astype(np.uint8)
+    body = f"""mov.u32 %r0, %tid.x; mov.u32 %r1, smem; setp.eq.u32 %p0, %r0, 0; mov.u32 %r10, 1024;
+    {IN} {FENCE} @!%p0 bra END; {STORE.format(rank=2)} [%map, {{0, 8}}], [%r1]; {COMMIT}
+    cp.async.bulk.wait_group 0; END:"""
+    assert run(body, {"map": early, "tensor": memory, "source": fill}, shared=SHARED).kinds == []
+    assert (memory[:1024].reshape(8, 8, 16) == swizzled(fill, "128B").reshape(8, 8, 16)).all()
 
 
 @pytest.mark.parametrize("amount", [1008, 1040, 512, 2048])
@@ -245,10 +265,10 @@ def test_a_box_that_holds_no_end_of_a_line_is_silent() -> None:
     """To the left of it; beyond it; and below the last row. No line is touched twice, none outside is."""
     tmap, memory = tiled("bf16", (37, 6, 4), (8, 4, 2), "none")
     source = np.full(8 * 4 * 2 * 2, 7, np.uint8)
-    for at, kinds in (
+    for place, kinds in (
         ((24, 0, 0), []), ((40, 0, 0), []), ((32, 8, 0), []), ((32, 0, 4), []), ((32, 4, 2), ["edge"]),
     ):  # fmt: skip
-        assert store(tmap, memory.copy(), source, at).kinds == kinds, at
+        assert store(tmap, memory.copy(), source, place).kinds == kinds, place
 
 
 def test_a_reduction_beyond_the_end_of_a_line() -> None:
