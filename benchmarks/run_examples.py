@@ -206,8 +206,14 @@ def _ended(child: int, until: float) -> int | None:
 
 def load(roots: Mapping[str, Path]) -> None:
     """Import torch and the DSL, and put the source trees on the path."""
+    sys.path.insert(0, str(HERE.parent))  # the package of this tree, whose commit is recorded, not an installed one
     import cutlass.cute  # noqa: F401
     import torch
+
+    import layoutgemm
+
+    if Path(layoutgemm.__file__).resolve().parents[1] != HERE.parent:
+        raise SystemExit(f"layoutgemm is {layoutgemm.__file__}, not of {HERE.parent}: its commit is recorded")
 
     torch.set_num_threads(1)  # the results of its products do not depend on the machine then
     sys.path[:0] = [str(root / FOLDERS[name]) for name, root in roots.items()]
