@@ -84,7 +84,7 @@ def take_over(fiber: Fiber) -> None:
 
 
 def known_beside(fiber: Fiber) -> Knowledge | None:
-    """What the warp knows of tensor memory beside its other knowledge, or None."""
+    """The warp's knowledge of tensor memory from relaxed waits, or None."""
     found: Knowledge | None = fiber.warp.scratch.get(KNOWN)
     return found
 
