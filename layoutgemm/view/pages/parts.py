@@ -136,7 +136,7 @@ def layout_figure(layout: Drawable, *, title: str | None = None) -> Figure:
 
 
 def mode_paints(names: Sequence[str], at: Sequence[Table], paint: Paint) -> Iterator[Paint]:
-    """Colours by the coordinate along each mode of more than one, with the texts of `paint`."""
+    """Colours by the coordinate along each mode, with the texts of `paint`."""
     for name, table in zip(names, at, strict=True):
         count = int(table.max()) + 1
         if count > 1:
