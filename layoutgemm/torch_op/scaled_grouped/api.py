@@ -17,7 +17,7 @@ from ..operator import seen_by_autograd_alone
 from ..prepared import config_text
 from .grouped import COLUMNS, COUNTS, ENDS, OFFSETS, expected_config, finished, in_groups
 from .grouped import grouped_product as computed_grouped
-from .kept import find
+from .kept import Keeping, find
 from .operators import (
     CHECK_GROUPED,
     CHECK_SCALED,
@@ -88,9 +88,9 @@ def scaled_matmul(
     if _is_traced():
         options = activation, use_fast_accum, out_dtype, config
         return _traced_scaled(a, scale_a, b, scale_b, bias, out, recipe_a, recipe_b, *options)
-    key, found = find(
-        (a, b, scale_a, scale_b, bias), out, "scaled", out_dtype, config, recipe_a, recipe_b, activation, use_fast_accum
-    )
+    others = () if bias is None else (bias,)
+    chosen = "scaled", out_dtype, config, recipe_a, recipe_b, activation, use_fast_accum
+    key, found = find(a, b, scale_a, scale_b, others, out, chosen)
     if found is not None:
         return found
     finish = ScaledFinish(bias, activation, bool(use_fast_accum))
@@ -218,9 +218,6 @@ def grouped_matmul(
     >>> grouped_matmul(a.T, a, offs=torch.tensor([1, 1, 3]))[:, 0, 0].tolist()
     [1.0, 0.0, 2.0]
     """
-    if expected_rows is not None and (counts is None or config is not None) and not _is_traced():
-        what = "no counts" if counts is None else "a config"
-        raise OperandError(f"expected_rows: it chooses tiles of masked groups, and there is {what}")
     if _is_traced():
         if expected_rows is not None:
             refuse(_NO_EXPECTED_ROWS)
@@ -229,12 +226,16 @@ def grouped_matmul(
             (recipe_a, recipe_b), out_dtype, config,
         )  # fmt: skip
     key: tuple[object, ...] = ()
-    groups, said = _groups(offsets, offs, counts)
-    if groups is not None and said != ENDS:
-        options = out_dtype, config, recipe_a, recipe_b, activation, use_fast_accum, expected_rows
-        key, found = find((a, b, groups, scale_a, scale_b, bias), out, said, options)
+    groups, said = (offsets, OFFSETS) if offs is None and counts is None else _groups(offsets, offs, counts)
+    if groups is not None:
+        options = said, out_dtype, config, recipe_a, recipe_b, activation, use_fast_accum, expected_rows
+        others = () if scale_b is None and bias is None else (scale_b, bias)
+        key, found = find(a, b, groups, scale_a, others, out, options)
         if found is not None:
             return found
+    if expected_rows is not None and (counts is None or config is not None):
+        what = "no counts" if counts is None else "a config"
+        raise OperandError(f"expected_rows: it chooses tiles of masked groups, and there is {what}")
     if _recorded_alone(a, b, groups, out, scale_a, scale_b, recipe_a, recipe_b, bias, activation):
         return _record(a, b, groups, said, out_dtype, config)
     finish = ScaledFinish(bias, activation, bool(use_fast_accum))
@@ -248,7 +249,7 @@ def grouped_matmul(
         config = expected_config(call, a, b, as_int(expected_rows, "expected_rows", OperandError, least=1), finish)
     check_derivable(a, b, scale_a, scale_b, bias)
     if not needs_dispatcher(a, b, groups, scale_a, scale_b, bias, out):
-        return computed_grouped(call, a, b, groups, scale_a, scale_b, finish, config, out, key)
+        return computed_grouped(call, a, b, groups, scale_a, scale_b, finish, config, out, Keeping(key))
     text = config_text(config)
     if scale_a is None and bias is None and activation is None:
         value = differentiable(a, b, groups, said, call.kind, text)

@@ -44,7 +44,7 @@ from ..epilogue import epilogue_product
 from ..prepared import gpu, on_gpu
 from ..reference import exact, rounded
 from ..types import C_NAMES, NAMES
-from .kept import Key, find, launch, require_hopper
+from .kept import NOT_KEPT, Keeping, behind_zero, find, launch, require_hopper
 from .recipes import SQUARE, TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 from .scaled import (
     FP8,
@@ -228,11 +228,11 @@ def _check_scales(
 def grouped_product(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None,
     scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, finish: ScaledFinish = NO_FINISH,
-    config: Sm90Config | None = None, out: torch.Tensor | None = None, key: Key = (),
+    config: Sm90Config | None = None, out: torch.Tensor | None = None, keeping: Keeping = NOT_KEPT,
 ) -> torch.Tensor:  # fmt: skip
     """The product, computed now: a new tensor, in which rows of no group are zeros on the CPU, or `out`.
 
-    key  by which the launch is kept, or ()
+    keeping  how the launch is kept
     """
     if call.form == COLUMNS:
         transposed = call._replace(form=ROWS, shape=call.shape[::-1])
@@ -240,7 +240,8 @@ def grouped_product(
             transposed = transposed._replace(recipes=Recipes(call.recipes.b, call.recipes.a))
             scale_a, scale_b = as_vector(scale_a, call.recipes.a, 3), as_vector(scale_b, call.recipes.b, 2)
         into = None if out is None else out.mT
-        value = grouped_product(transposed, b.mT, a.mT, groups, scale_b, scale_a, finish, config, into)
+        turned = keeping._replace(turned=True)
+        value = grouped_product(transposed, b.mT, a.mT, groups, scale_b, scale_a, finish, config, into, turned)
         return value.mT if out is None else out
     if call.form == BATCH:
         return _batch(call, a, b, scale_a, scale_b, finish, config, out)
@@ -254,7 +255,7 @@ def grouped_product(
         raise OperandError(why)
     if call.form != ROWS and call.experts == 1:
         return _one_group(call, a, b, groups, (scale_a, scale_b), finish, config, out)
-    return _by_kernel(call, a, b, groups, scale_a, scale_b, finish, config, out, key)
+    return _by_kernel(call, a, b, groups, scale_a, scale_b, finish, config, out, keeping)
 
 
 def _nothing(
@@ -319,7 +320,7 @@ def _one_group(
         finish = finish._replace(bias=finish.bias[0])
     inner = call._replace(shape=call.shape[1:])
     a, b = [x if x.ndim == 2 else x[0] for x in (a, b)]
-    c = _by_kernel(inner, a, b, groups, scale_a, scale_b, finish, config, None if out is None else out[0], ())
+    c = _by_kernel(inner, a, b, groups, scale_a, scale_b, finish, config, None if out is None else out[0], NOT_KEPT)
     return c.unsqueeze(0) if out is None else out
 
 
@@ -358,7 +359,8 @@ def why_not_along_k(a: torch.Tensor, call: GroupedCall) -> str:
 
 def _by_kernel(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None, finish: ScaledFinish, config: Sm90Config | None, out: torch.Tensor | None, key: Key,
+    scale_b: torch.Tensor | None, finish: ScaledFinish, config: Sm90Config | None, out: torch.Tensor | None,
+    keeping: Keeping,
 ) -> torch.Tensor:  # fmt: skip
     """Groups of rows, masked ones, or along K, by their kernel; ends are given the zero that it begins with."""
     given = {name: x for name, x in (("scale_a", scale_a), ("scale_b", scale_b)) if x is not None}
@@ -370,19 +372,22 @@ def _by_kernel(
     if finish.bias is not None:
         vectors["bias"] = line(finish.bias)
         lying = lying and vectors["bias"] is finish.bias
-    numbers = torch.nn.functional.pad(groups, (1, 0)) if call.said == ENDS else groups.contiguous()
+    numbers = behind_zero(groups) if call.said == ENDS else groups.contiguous()
     if call.leaves_rows and call.said == ENDS and out is None:
         out = _zeros(call.shape, call.kind, a.device)
     if not lying:
-        key = ()
-    elif not key or numbers is not groups:  # known by what the kernel reads
-        key, found = find(
-            (a, b, numbers, scale_a, scale_b, finish.bias), out, call.form, call.kind, call.recipes, finish[1:], config
-        )
+        keeping = NOT_KEPT
+    elif keeping.key and call.said == ENDS:
+        keeping = keeping._replace(ends=True)
+    elif not keeping.key or numbers is not groups:  # known by what the kernel reads
+        options = call.form, call.kind, call.recipes, finish[1:], config
+        others = () if scale_b is None and finish.bias is None else (scale_b, finish.bias)
+        key, found = find(a, b, numbers, scale_a, others, out, options)
         if found is not None:
             return found
+        keeping = Keeping(key)
     plan, _ = plan_of(call, a, b, numbers, finish, config)
-    return launch(key, plan, a, b, {COUNTS if call.form == MASKED else OFFSETS: numbers, **given}, vectors, out)
+    return launch(keeping, plan, a, b, {COUNTS if call.form == MASKED else OFFSETS: numbers, **given}, vectors, out)
 
 
 def _zeros(shape: tuple[int, ...], kind: torch.dtype, device: torch.device) -> torch.Tensor:
