@@ -125,7 +125,7 @@ class BareLaunches:
 
 @contextlib.contextmanager
 def bare_launches(patch: Any) -> Iterator[BareLaunches]:
-    """CPU tensors are taken for an H200's by matmul, scaled_matmul and grouped_matmul, and nothing is computed."""
+    """CPU tensors are taken for an H200's by all products, and nothing is computed."""
     noted = BareLaunches()
 
     class Launcher:

@@ -33,7 +33,7 @@ Others = Sequence["torch.Tensor | None"]
 
 
 class Keeping(NamedTuple):
-    """How the launch of a call is kept.
+    """Key of a kept launch, and its difference from the call.
 
     key     of the call's own tensors, or () for a call that cannot be kept
     turned  the launch computes the transpose: B^T @ A^T with the scales of each
@@ -150,7 +150,10 @@ def find(
 
 
 def _facts(others: Others, index: int, recording: bool) -> tuple[Key, list[int], int] | None:
-    """What a key holds of further tensors, their addresses, and all bits of these; None for what is not kept."""
+    """Part of the key for further tensors, their addresses, and all bits of these.
+
+    None where one of them cannot be kept.
+    """
     parts: list[object] = []
     addresses: list[int] = []
     low = 0
@@ -250,7 +253,7 @@ def launch(
 
 
 def _order(names: Sequence[str]) -> list[int]:
-    """For each tensor of the call, in its order, the place of the same among those of its transposed product.
+    """Places of a call's tensors among those of its transposed product.
 
     names  of what the transpose reads behind A and B
 
