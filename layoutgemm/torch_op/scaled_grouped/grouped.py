@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import torch
 
+from ...arguments import as_int
 from ...dtypes import dtype
 from ...errors import OperandError, TensorError
 from ...kernels.derive import padded_leading
@@ -92,6 +93,26 @@ class GroupedCall(NamedTuple):
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
+
+
+def groups_of(
+    offsets: torch.Tensor | None, offs: torch.Tensor | None, counts: torch.Tensor | None
+) -> tuple[torch.Tensor | None, str]:
+    """The groups, and the argument that says them. Raises OperandError for two."""
+    given = [(x, said) for x, said in ((offsets, OFFSETS), (offs, ENDS), (counts, COUNTS)) if x is not None]
+    if len(given) > 1:
+        raise OperandError(f"{given[0][1]} and {given[1][1]}: groups are said by one of offsets, offs and counts")
+    return given[0] if given else (None, OFFSETS)
+
+
+def check_expected(rows: object, counts: object, config: object) -> None:
+    """Raise OperandError for expected rows that are no int of at least 1, or of a product that takes none."""
+    if rows is None:
+        return
+    if counts is None or config is not None:
+        what = "no counts" if counts is None else "a config"
+        raise OperandError(f"expected_rows: it chooses tiles of masked groups, and there is {what}")
+    as_int(rows, "expected_rows", OperandError, least=1)
 
 
 def check_grouped(
