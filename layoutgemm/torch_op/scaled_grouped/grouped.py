@@ -29,9 +29,8 @@ from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.along_k import AlongK
 from ...kernels.sm90.choose.scaled_grouped import (
     along_k_config,
-    grouped_config,
-    grouped_scaled_config,
     masked_rows,
+    usual_config,
 )
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.grouped import Ragged
@@ -106,7 +105,7 @@ def groups_of(
 
 
 def check_expected(rows: object, counts: object, config: object) -> None:
-    """Raise OperandError for expected rows that are no int of at least 1, or of a product that takes none."""
+    """Raise OperandError for `rows` that choose no tiles: no int of at least 1, or no masked groups."""
     if rows is None:
         return
     if counts is None or config is not None:
@@ -494,17 +493,6 @@ def chosen(
     config = usual_config(sizes, types, scales)
     tile, rows = "x".join(map(str, config.tile)), -(-sizes[0] // sizes[3])
     return config, f"{rows} rows a group on average: tiles of {tile} (scaled_grouped_h100.json)"
-
-
-def usual_config(
-    sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None
-) -> Sm90Config:
-    """The configuration of a grouped product, unless it was measured or given."""
-    m, _, k, experts = sizes
-    rows = -(-m // experts)
-    if scales is not None:
-        return grouped_scaled_config(rows, scales[1:] == (1,))
-    return grouped_config(rows, k * dtype(types[0].partition(":")[0]).bytes, wide=dtype(types[2]).bits == 32)
 
 
 def ragged_name(types: tuple[str, str, str], scales: tuple[int, ...] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -22,7 +22,7 @@ from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.along_k import AlongK
 from ...kernels.sm90.choose.scaled_grouped import scaled_config
 from ...kernels.sm90.grouped import Ragged
-from ...kernels.sm90.mainloop import DEPTH
+from ...kernels.sm90.mainloop import DEPTH, mainloop_of
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from .. import tuned_store
 from ..bias_activation import ACTIVATIONS, GATES, by_torch
@@ -32,7 +32,7 @@ from ..prepared import gpu, on_gpu, prepare
 from ..reference import exact
 from ..types import C_NAMES, NAMES, READ
 from .kept import Keeping, Key, find, keep, launch, require_hopper
-from .recipes import TENSOR, Recipes, ScaledOperand, as_vector, mainloop_of, recipes_of
+from .recipes import TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _FLOAT_BYTES = 4
