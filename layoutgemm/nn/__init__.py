@@ -7,7 +7,7 @@
     ScaledLinear  Linear with float8 weights, scales of blocks    torch.nn.Linear's, or with weight_scale_inv
     MasterLinear  Linear in fp8 with gradients in fp8, to train   torch.nn.Linear's
 
-Every product is `layoutgemm.matmul`, `layoutgemm.scaled_matmul` or `layoutgemm.fp8_matmul`, with their rules and refusals.
+Every product is `layoutgemm.matmul`, `scaled_matmul` or `fp8_matmul`, with their rules and refusals.
 
 >>> import torch
 >>> from layoutgemm.nn import swap_linears

@@ -97,9 +97,7 @@ def swap_linears(
     if weights not in ("own", "fp8", "master"):
         raise OperandError(f"weights {weights!r}: 'own', 'fp8' or 'master'")
     if weights == "master" and gated:
-        raise OperandError(
-            "gated=True with weights='master': a product in fp8 has no gate; use where= and two calls"
-        )
+        raise OperandError("gated=True with weights='master': a product in fp8 has no gate; use where= and two calls")
     if isinstance(model, torch.nn.Linear):
         raise OperandError("model is a linear layer itself, and layers are replaced inside of it: Linear.of(model)")
     found: list[Swapped] = []
@@ -129,7 +127,7 @@ def swap_linears(
 
 
 def _made(layer: torch.nn.Linear, weights: str, allow_tf32: bool | None) -> torch.nn.Module:
-    """The module in a layer's place. Raises OperandError or TensorError where there is none."""
+    """The module in a layer's place. Raises OperandError or TensorError, as its product does."""
     if weights == "fp8":
         return ScaledLinear.of(layer)
     if weights == "master":

@@ -17,7 +17,7 @@ from math import prod
 from ...errors import OperandError, TensorError
 from ...kernels.sm90.mainloop import DEPTH
 from ...torch_op.problem import Ints
-from ...torch_op.scaled_grouped.recipes import ROW, SQUARE, Recipes, ScaledOperand, Scales, recipe_text, recipes_of
+from ...torch_op.scaled_grouped.recipes import SQUARE, Recipes, ScaledOperand, Scales, recipe_text, recipes_of
 from ..product import BIASES
 
 PLAIN, ROWS, ALONG_K = "plain", "rows", "K"
@@ -135,9 +135,3 @@ def check_offsets(kind: str, shape: Ints, groups: int | None) -> None:
             f"offsets is {kind} of shape {shape}: int32 or int64 of ({want},), where each group begins, and the last "
             "one ends"
         )
-
-
-def row_wise(product: Described, name: str) -> bool:
-    """True if an operand's scales are one for each row of A, or column of B."""
-    recipes = product.recipes
-    return recipes is not None and (recipes.a if name == "scale_a" else recipes.b) == ROW

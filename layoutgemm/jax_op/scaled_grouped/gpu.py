@@ -84,7 +84,7 @@ def epilogue_for(product: Described) -> Epilogue:
 
 @functools.lru_cache(1024)
 def plan_of(product: Described) -> Sm90Plan:
-    """The plan of a product whose kernel is none of matmul's. Raises PlanError."""
+    """The plan of a product that has a kernel of its own. Raises PlanError."""
     m, n, k, batch = product.sizes
     a, b, c = NAMES[product.types[0]], NAMES[product.types[1]], C_NAMES[product.types[2]]
     recipes, epilogue = product.recipes, epilogue_for(product) or None

@@ -1,4 +1,4 @@
-"""Factors of the dimensions of products with scales and of groups, and which of them a mesh may cut.
+"""Factors of the dimensions of these products, and which of them a mesh may cut.
 
     factor       plain                         rows                    K
     -----------  ----------------------------  ----------------------  ----------------------

@@ -432,7 +432,9 @@ def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums
 
 
 def mainloop_of(groups: tuple[int, ...]) -> Promoted:
-    """The main loop with scales of so many rows of A, and of so many columns of B where there are two.
+    """The main loop of a product with scales.
+
+    groups  rows of A, and columns of B where it has scales, that share one; () for a loop that only adds
 
     >>> [table.name for table in mainloop_of((1, 128)).tables]
     ['scale_a', 'scale_b']
