@@ -53,6 +53,20 @@ def test_gradients_of_groups_copy_no_operand() -> None:
     assert "stablehlo.transpose" not in text and "stablehlo.pad" not in text
 
 
+@pytest.mark.dsl
+def test_a_bias_of_each_group_is_another_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its step is a constant of the host function, which is compiled once for each key."""
+    keys = []
+    monkeypatch.setattr(
+        gpu, "called", lambda plan, on, shape, kind, facts, start: keys.append(facts) or (lambda *x: x[0])
+    )
+    monkeypatch.setattr(gpu, "target", lambda: plain_gpu.Target())
+    for shape in ((40,), (3, 40)):
+        product = Described("rows", (50, 72), (3, 72, 40), (BF16,) * 3, False, "int32", 3, bias=(F32, shape))
+        gpu.multiply(product, small(50, 72, kind=BF16), small(3, 72, 40, kind=BF16), OFFSETS, small(*shape, kind=F32))
+    assert keys[0] != keys[1]
+
+
 def small(*shape: int, kind: str, seed: int = 0) -> Any:
     """Small integers, so that sums are exact."""
     return jnp.asarray(np.random.default_rng((seed, *shape)).integers(-3, 4, shape), jnp.dtype(kind))

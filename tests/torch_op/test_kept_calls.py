@@ -134,6 +134,22 @@ def test_ends_are_read_behind_a_zero_and_rows_of_no_group_are_zeros(monkeypatch:
         assert seen[0].tolist() == [0, 32, 64, 96, 128] and seen[0].data_ptr() in noted.arguments[-1]
 
 
+def test_groups_at_any_word_are_kept_beside_a_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel reads the bias in pairs, and the groups one number at a time."""
+    given = Tensors()
+    ends = given.offsets[1:]
+    offsets = torch.cat([given.offsets, given.offsets])[5:]
+    assert ends.data_ptr() % 16 and offsets.data_ptr() % 16
+    with bare_launches(monkeypatch) as noted:
+        calls = [{"offs": ends}, {"offsets": offsets}]
+        for groups in calls:
+            grouped_matmul(given.x, given.experts, **groups, bias=given.rows)
+        monkeypatch.setattr(kept, "launch_of", None)  # the long way is shut
+        for groups in calls:
+            grouped_matmul(given.x, given.experts, **groups, bias=given.rows)
+        assert len(noted.arguments) == 4
+
+
 def test_the_transposed_launch_gets_each_operand_at_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of columns are rows of B^T @ A^T: addresses of the kept call are those of the first."""
     given = Tensors()

@@ -64,7 +64,7 @@ def multiply(product: Described, *operands: jax.Array) -> jax.Array:
 def epilogue_for(product: Described) -> Epilogue:
     """The epilogue: the scales that the main loop leaves, bias, activation.
 
-    >>> from ...torch_op.scaled_grouped.recipes import Recipes
+    >>> from layoutgemm.torch_op.scaled_grouped.recipes import Recipes
     >>> product = Described(PLAIN, (8, 16), (16, 8), ("float8_e4m3fn",) * 3, recipes=Recipes("RowWise", "TensorWise"),
     ...                     scales=((8, 1), (1,)))
     >>> [type(step).__name__ for step in epilogue_for(product).steps]
@@ -125,7 +125,7 @@ def _planned(product: Described, given: _Given, on: Target) -> jax.Array:
     numbers = (m, n, product.sizes[2], batch, *leading, *pitches, resident)
     others = [given[name] for name in product.names[2:]]
     call = called(
-        plan, on, (*product.result[:-1], made), product.types[2], {"numbers": numbers, "names": product.names},
+        plan, on, (*product.result[:-1], made), product.types[2], {"numbers": numbers, "product": str(product)},
         functools.partial(_start, kernel_of(plan.for_any_size()), plan, product, numbers),
     )  # fmt: skip
     result = call(a, b, *others)
@@ -216,7 +216,7 @@ def _solved(product: Described, given: _Given, on: Target) -> jax.Array:
     plan = found.kernel.plan(*found.sizes)
     clusters = workers(found, on.places)
     facts = {"launches": found.launches, "sizes": found.sizes, "workers": clusters, "leading": found.leading,
-             "strides": found.strides, "names": product.names}  # fmt: skip
+             "strides": found.strides, "product": str(product)}  # fmt: skip
     start = functools.partial(_start_solved, kernel_of(plan.for_any_size()), plan.parameters, found, product, clusters)
     call = called(plan, on, product.result, product.types[2], facts, start)
     return call(a, b, *[given[name] for name in product.names[2:]])

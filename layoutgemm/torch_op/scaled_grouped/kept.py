@@ -56,7 +56,7 @@ class KeptLaunch:
     shape    of the result as it is made here, with its `strides` and its type `kind`
     columns  of the result, where it is made wider: its rows have a pitch that TMA stores to; else 0
     spans    bytes from first to last element: of each tensor that is read, and of C
-    mask     bits that are 0 in the addresses of all tensors but A, B and C
+    third    bits that are 0 in the address of the third tensor, and `mask` in those of all behind it that are read
     turned, ends  as `Keeping` has them
     special  whether there is more to a new result than its memory
     """
@@ -67,6 +67,7 @@ class KeptLaunch:
     kind: torch.dtype
     columns: int
     spans: tuple[int, ...]
+    third: int
     mask: int
     turned: bool
     ends: bool
@@ -111,12 +112,12 @@ def find(
             or (recording and (a.requires_grad or b.requires_grad or third.requires_grad))
         ):  # fmt: skip
             return (), None
-        at_a, at_b, low = a.data_ptr(), b.data_ptr(), third.data_ptr()
+        at_a, at_b, at_third, low = a.data_ptr(), b.data_ptr(), third.data_ptr(), 0
         addresses: tuple[int, ...]
         if fourth is None:
             key: Key = (options, index, a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, third.shape,
                         third.stride(), third.dtype)  # fmt: skip
-            addresses = at_a, at_b, low
+            addresses = at_a, at_b, at_third
         else:
             if (
                 type(fourth) not in PLAIN or fourth.is_neg() or fourth.get_device() != index
@@ -125,9 +126,8 @@ def find(
                 return (), None
             key = (options, index, a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, third.shape,
                    third.stride(), third.dtype, fourth.shape, fourth.stride(), fourth.dtype)  # fmt: skip
-            at = fourth.data_ptr()
-            addresses = at_a, at_b, low, at
-            low |= at
+            low = fourth.data_ptr()
+            addresses = at_a, at_b, at_third, low
         if others:
             facts = _facts(others, index, recording)
             if facts is None:
@@ -140,7 +140,7 @@ def find(
         kept = READY.get(key)
     except (RuntimeError, TypeError):  # sparse tensors have no strides, and a configuration may have no hash
         return (), None
-    if kept is None or _current_device() != index or (at_a | at_b) & 15 or low & kept.mask:
+    if kept is None or _current_device() != index or (at_a | at_b) & 15 or at_third & kept.third or low & kept.mask:
         return key, None
     if out is not None or kept.special:
         return key, _special(kept, addresses, out, third, index)
@@ -248,7 +248,8 @@ def launch(
     c: torch.Tensor = made.c if out is None else out
     if keeping.key and not made.copies and not any(x.data_ptr() & _PAIRS for x in operands.values()):
         tensors = (a, b, *read.values())
-        _keep(keeping, direct, [tensors[i] for i in order], c, out is None, _PAIRS if operands else _WORD)
+        masks = _WORD if tables else _PAIRS, _PAIRS if operands else _WORD
+        _keep(keeping, direct, [tensors[i] for i in order], c, out is None, masks)
     return c
 
 
@@ -276,7 +277,7 @@ def keep(
     """
     if key and prepared.simple and not any(x.data_ptr() & _PAIRS for x in (*read, c)):
         at = [place for place, name in enumerate(names) if name]
-        _keep(Keeping(key), prepared.direct(words, at), read, c, False, _PAIRS)
+        _keep(Keeping(key), prepared.direct(words, at), read, c, False, (_PAIRS, _PAIRS))
 
 
 def _words(
@@ -290,12 +291,18 @@ def _words(
 
 
 def _keep(
-    keeping: Keeping, direct: Direct, read: Sequence[torch.Tensor], c: torch.Tensor, padded: bool, mask: int
+    keeping: Keeping,
+    direct: Direct,
+    read: Sequence[torch.Tensor],
+    c: torch.Tensor,
+    padded: bool,
+    masks: tuple[int, int],
 ) -> None:
     """Keep a launch.
 
     read    in the order of the call
     padded  whether C was made here, in rows that may be longer than its own
+    masks   bits that are 0 in the third address, and in those behind it
     """
     spans = tuple(
         [span(StridedOperand(tuple(x.shape), tuple(x.stride()), "u8")) * x.element_size() for x in (*read, c)]
@@ -306,5 +313,5 @@ def _keep(
     if len(READY) >= MAX_READY:
         READY.clear()
     READY[keeping.key] = KeptLaunch(
-        direct, made, contiguous_strides(made), c.dtype, columns, spans, mask, keeping.turned, keeping.ends
+        direct, made, contiguous_strides(made), c.dtype, columns, spans, *masks, keeping.turned, keeping.ends
     )
