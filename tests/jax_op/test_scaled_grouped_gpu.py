@@ -55,7 +55,7 @@ def test_gradients_of_groups_copy_no_operand() -> None:
 
 @pytest.mark.dsl
 def test_a_bias_of_each_group_is_another_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its step is a constant of the host function, which is compiled once for each key."""
+    """Its step is a constant of the host function, compiled once for each key."""
     keys = []
     monkeypatch.setattr(
         gpu, "called", lambda plan, on, shape, kind, facts, start: keys.append(facts) or (lambda *x: x[0])
