@@ -95,11 +95,11 @@ class Prepared(_Loaded):
     def direct(self, words: Sequence[int], at: Sequence[int]) -> Direct:
         """The one launch with an epilogue's words, of which those at `at` are addresses.
 
-        Its launch takes the addresses of A, B and C, then those.
+        Its launch takes the addresses of C, A and B, then those.
         """
         template = list(self._template)
         template[_WORDS : _WORDS + len(words)] = words
-        places = (self._a, self._b, 2, *[_WORDS + place for place in at])
+        places = (2, self._a, self._b, *[_WORDS + place for place in at])
         return Direct(kernel(self.solution), template, places, self.device, self.solution.kernel)
 
     def launch(self, a: int, b: int, c: int, stream: int, words: Sequence[int] = ()) -> None:
@@ -138,12 +138,12 @@ class Direct(_Loaded):
     what       is named in errors
     """
 
-    __slots__ = ("_places",)
+    __slots__ = ("places",)
 
     def __init__(
         self, compiled: CompiledGemm, arguments: Sequence[int], places: Sequence[int], device: int, what: object
     ):
-        self._places = tuple(places)
+        self.places = tuple(places)
         super().__init__(compiled, arguments, device, what)
 
     def launch(self, addresses: Sequence[int], stream: int) -> None:
@@ -152,8 +152,9 @@ class Direct(_Loaded):
         Raises PlanError when CUDA refuses.
         """
         block = self._take()
-        for place, address in zip(self._places, addresses):
-            block.values[place] = address
+        values = block.values
+        for place, address in zip(self.places, addresses):
+            values[place] = address
         self._start(block, stream)
 
 
