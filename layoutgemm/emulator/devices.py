@@ -53,7 +53,8 @@ def emulate_devices(
     Devices(machines, streams, order, seed).run()
     seconds = time.perf_counter() - start
     return [
-        Emulation([result_of(launch, machine, seconds)]) for (launch, _), machine in zip(launches, machines, strict=True)
+        Emulation([result_of(launch, machine, seconds)])
+        for (launch, _), machine in zip(launches, machines, strict=True)
     ]
 
 

@@ -89,9 +89,7 @@ class ShardByShard(Pictured):
     __post_init__ = Rotated.__post_init__
 
     @checked(PlanError)
-    def tile(
-        self, number: Integer, grid: Tile, first: Integer, shards: Integer, minimum: Minimum = least
-    ) -> Tile:
+    def tile(self, number: Integer, grid: Tile, first: Integer, shards: Integer, minimum: Minimum = least) -> Tile:
         """The (row, column) visited as number `number`; the grid's rows are a multiple of `shards`."""
         each = grid[0] // shards
         row, column = self.schedule.tile(number % (each * grid[1]), (each, grid[1]), minimum)

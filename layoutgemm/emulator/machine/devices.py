@@ -4,7 +4,7 @@ Each device runs one launch in a memory of its own. An array that is an argument
 address on each, as peers of one host map it. Copy engines are streams of steps beside the kernels: copies, writes of
 flags, and waits for counters. Turns are dealt out by the order:
 
-    "devices first"   a copy engine moves only when every device only polls: what a flag announces comes as late as it can
+    "devices first"   a copy engine moves only when every device only polls: flags come as late as they can
     "copies first"    engines before devices
     "random"          devices a few operations at a time, engines a part of a copy at a time
 
@@ -131,7 +131,11 @@ class Devices:
         advanced = False
         for machine in self.random.sample(self.running, len(self.running)):
             before = machine.advanced
-            if not machine.turn():
+            try:
+                ended = not machine.turn()
+            except EmulatorError as error:
+                raise type(error)(f"device {self.machines.index(machine)}: {error}") from error
+            if ended:
                 self.running.remove(machine)
                 advanced = True
             advanced = advanced or machine.advanced != before

@@ -127,7 +127,7 @@ def signals_of_chunk(plan: Sm90Plan, chunk_rows: int) -> int:
     return chunk_rows // plan.tile[0] * -(-plan.n // plan.tile[1]) * signals_of_tile(plan)
 
 
-# --------------------------------------------------------------------------------------------------------- what is refused
+# ------------------------------------------------------------------------------------------------------------- refusals
 
 
 def check_shards(shards: Shards, batch: int, config: Sm90Config, c: Operand, epilogue: Epilogue | None) -> None:
@@ -255,8 +255,8 @@ def explain_shards(plan: Sm90Plan) -> list[str]:
     order = f"tiles in the order of {plan.order.schedule}"
     if isinstance(plan.shards, Gathered):
         return [
-            f"shards: A's rows arrive by chunks; {order}, its rows rotated to begin with the own shard; the loader waits for the flag of each "
-            "chunk of a tile's rows, loads and fences (ld.acquire.sys, fence.proxy.async)"
+            f"shards: A's rows arrive by chunks; {order}, its rows rotated to begin with the own shard; the loader "
+            "waits for the flag of each chunk of a tile's rows, loads and fences (ld.acquire.sys, fence.proxy.async)"
         ]
     return [
         f"shards: C's rows are partial sums; {order}, shard after shard, the own one last; a tile of another rank adds "
