@@ -21,7 +21,6 @@ from ..kernels.compile.compiler import compile_plan
 from ..kernels.plan import MAX_WORDS
 from ..kernels.run.occupancy import of_device
 from ..kernels.run.stream_memory import wait_value
-from ..kernels.run.torch_tensors import require_gpu
 from ..kernels.sm90.config import Sm90Config
 from ..kernels.sm90.plan import Sm90Plan
 from ..kernels.sm90.shards import signals_of_chunk
@@ -49,7 +48,6 @@ def gather_buffer(
     count = chunks or gather_choice(m, 256, k, ranks=found.size(), kind=_KINDS[dtype]).chunks
     device = torch.device("cuda", torch.cuda.current_device())
     workspace = _gather_workspace(found, device, (m, k), dtype, count, timeout)
-    _wait_done(workspace)
     return _rows(workspace.buffer(workspace.rank, (m, k), dtype), workspace.rank, shape[0])
 
 
@@ -82,7 +80,7 @@ def all_gather_matmul(
         m, n, k, ranks=found.size(), kind=kind, order=order, chunks=chunks, config=config,
         places=of_device(_index(a_shard)),
     )  # fmt: skip
-    require_gpu(choice.plan, a_shard.device.index)
+    _compile(choice, _index(a_shard))
     workspace = _gather_workspace(found, a_shard.device, (m, k), a_shard.dtype, choice.chunks, timeout)
     workspace.require_alive()
     with torch.cuda.device(a_shard.device):
@@ -97,7 +95,6 @@ def _gather(
     plan, rank, ranks = choice.plan, workspace.rank, workspace.ranks
     whole = workspace.buffer(rank, (plan.m, plan.k), a_shard.dtype)
     rows = a_shard.shape[0]
-    _wait_done(workspace)
     workspace.flags.zero_()
     own = _rows(whole, rank, rows)
     if own.data_ptr() != a_shard.data_ptr():
@@ -116,8 +113,8 @@ def _gather(
                 workspace.arrive(rank, peer * choice.chunks + chunk)
     _launch(choice, workspace, (whole, b, out), ())
     with torch.cuda.stream(side):
-        workspace.meet()  # peers have read this rank's rows
-    _finish(workspace)
+        workspace.meet()  # peers have read this rank's rows: they may be written again
+    torch.cuda.current_stream().wait_stream(side)
 
 
 def matmul_reduce_scatter(
@@ -132,7 +129,7 @@ def matmul_reduce_scatter(
     group, chunks, config, timeout  as for `all_gather_matmul`
 
     A rank sums in f32: its own f32 accumulators, then each peer's partial sum, rounded to a's type once, in the order
-    of ranks; then C is rounded. So |error| <= 2**-9 * (sum of peers' |partial sums| + |C|) for bf16, 2**-12 for f16,
+    of ranks; then C is rounded. So |error| <= 2**-8 * (sum of peers' |partial sums| + |C|) for bf16, 2**-11 for f16,
     beside the f32 products'. The same bits in every run.
 
     Raises as `all_gather_matmul` does; OperandError too where M / ranks rows are no whole tiles (multiples of 64), or
@@ -153,7 +150,7 @@ def matmul_reduce_scatter(
     choice = scatter_choice(
         m, n, k, ranks=ranks, kind=kind, order=order, chunks=chunks, config=config, places=of_device(_index(a))
     )
-    require_gpu(choice.plan, a.device.index)
+    _compile(choice, _index(a))
     workspace = _scatter_workspace(found, a.device, (m, n), a.dtype, choice, timeout)
     workspace.require_alive()
     with torch.cuda.device(a.device):
@@ -192,6 +189,14 @@ def _scatter(workspace: Workspace, choice: ShardChoice, a: torch.Tensor, b: torc
 # --------------------------------------------------------------------------------------------------------------- launch
 
 
+def _compile(choice: ShardChoice, index: int) -> None:
+    """Compile before ranks wait for each other; raises PlanError for a GPU that does not run the plan."""
+    if index not in choice.ready:
+        require_gpu(choice.plan, index)
+        compile_plan(choice.plan)
+        choice.ready.add(index)
+
+
 def _launch(choice: ShardChoice, workspace: Workspace, matrices: Sequence[torch.Tensor], more: tuple[int, ...]) -> None:
     """Launch the kernel on A, B and C, with its words."""
     plan: Sm90Plan = choice.plan
@@ -211,22 +216,6 @@ def _launch(choice: ShardChoice, workspace: Workspace, matrices: Sequence[torch.
     padding = [0] * (MAX_WORDS - len(words))
     stream = torch.cuda.current_stream().cuda_stream
     compile_plan(plan).launch(*pointers, *sizes, *leading, *steps, workers, *words, *padding, stream=stream)
-
-
-def _wait_done(workspace: Workspace) -> None:
-    """The current stream waits until peers have read what the call before this one gathered."""
-    if workspace.done is not None:
-        torch.cuda.current_stream().wait_event(workspace.done)
-        workspace.done = None
-
-
-def _finish(workspace: Workspace) -> None:
-    """Note the end of the side stream; a graph that is being captured joins it now."""
-    if torch.cuda.is_current_stream_capturing():
-        torch.cuda.current_stream().wait_stream(workspace.side)
-        return
-    workspace.done = torch.cuda.Event()
-    workspace.done.record(workspace.side)
 
 
 def _gather_workspace(

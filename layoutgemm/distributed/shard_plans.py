@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import PlanError
 from ..kernels.sm90.choose.occupancy import Places
@@ -39,17 +39,20 @@ _SCATTERS = (
 
 @dataclass(frozen=True)
 class ShardChoice:
-    """A plan, and the chunks of each rank's shard."""
+    """A plan, the chunks of each rank's shard, and the GPUs for which it is compiled."""
 
     plan: Sm90Plan
     chunks: int
+    ready: set[int] = field(default_factory=set, compare=False)
 
 
 def gather_choice(
     m: int, n: int, k: int, *, ranks: int, kind: str = "bf16", order: str = "col", chunks: int | None = None,
     config: Sm90Config | None = None, places: Places = _DEFAULT,
 ) -> ShardChoice:  # fmt: skip
-    """The kernel of C[m, n] = A[m, k] @ B[k, n], where each of `ranks` has m / ranks rows of A.
+    """The kernel of C = A @ B, where each rank has m / ranks rows of A.
+
+    m, n, k      sizes of the gathered product on one rank
 
     kind, order  of A and B, and of B: "col" where K is contiguous; chunks, config: None to choose
 
@@ -65,7 +68,9 @@ def scatter_choice(
     m: int, n: int, k: int, *, ranks: int, kind: str = "bf16", order: str = "col", chunks: int | None = None,
     config: Sm90Config | None = None, places: Places = _DEFAULT,
 ) -> ShardChoice:  # fmt: skip
-    """The kernel of partial sums C[m, n] = A[m, k] @ B[k, n], of which each of `ranks` adds m / ranks rows.
+    """The kernel of partial sums A @ B, of which each rank adds m / ranks rows.
+
+    m, n, k  sizes of the partial product on one rank
 
     >>> choice = scatter_choice(4096, 14336, 2048, ranks=2)
     >>> choice.plan.config.tile, choice.chunks

@@ -30,7 +30,7 @@ class Workspace:
     buffer    this rank's part of the symmetric memory, behind the flags
     flags     words that say what has arrived here, one a chunk; counters: of tiles that are stored here
     record    a host's words that a kernel writes before it stops
-    side      the stream of the copy engines; done: its last event, which the next call waits for
+    side      the stream of the copy engines
     """
 
     handle: Any
@@ -41,7 +41,6 @@ class Workspace:
     side: torch.cuda.Stream
     timeout: float
     name: str
-    done: torch.cuda.Event | None = None
     extra: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
@@ -89,7 +88,7 @@ class Workspace:
             )
 
     def meaning(self, flag: int) -> str:
-        """What a flag announces."""
+        """The chunk and the rank that a flag stands for."""
         per_rank = self.flag_count // (self.ranks if self.name.startswith("all_gather") else self.ranks - 1)
         sender = flag // per_rank
         if not self.name.startswith("all_gather"):

@@ -20,7 +20,7 @@ DeviceLaunch = tuple[HostLaunch, GlobalMemory]
 
 @checked(EmulatorError)
 def device_launch(host: HostFunction, args: Sequence[object], extra: Sequence[object] = ()) -> DeviceLaunch:
-    """The one launch of a linked host function on a device, and the device's memory of its arrays.
+    """The launch of a linked host function on a device, and the device's memory.
 
     Raises EmulatorError for a function that launches none, or several.
     """

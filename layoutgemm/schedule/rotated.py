@@ -73,7 +73,9 @@ class Rotated(Pictured):
 
 @dataclass(frozen=True)
 class ShardByShard(Pictured):
-    """The order of `schedule` in the grid of each shard, shard after shard from shard `first` on, modulo the shards.
+    """The order of `schedule` in each shard's grid, shard after shard.
+
+    The shards come from shard `first` on, modulo their number.
 
     Raises PlanError for another schedule than a Schedule.
 
@@ -99,7 +101,7 @@ class ShardByShard(Pictured):
     def table(self, grid: tuple[int, int], first: int, shards: int) -> npt.NDArray[np.int64]:
         """All tiles of a grid in their order: an array [number] of (row, column).
 
-        Raises PlanError for rows that are no multiple of the shards, and a first shard that is none of them.
+        Raises PlanError for rows that are no multiple of the shards, and a first shard beyond them.
         """
         rows, columns = checked_grid(grid)
         as_int(shards, "the number of shards", PlanError, least=1)
@@ -110,7 +112,7 @@ class ShardByShard(Pictured):
         return np.stack(np.broadcast_arrays(*found), axis=1).astype(np.int64)
 
     def prove(self) -> Answer:
-        """Check that every tile of every grid is visited exactly once, shard after shard, for every first shard."""
+        """Check that every tile of every grid is visited exactly once, for every first shard."""
         return all_proven(self._statements(), "a permutation of the shards, for every grid")
 
     def _statements(self) -> Iterator[tuple[str, Answer]]:

@@ -17,7 +17,7 @@ POISON = 0x7FC0  # a NaN of bf16
 
 @dataclass
 class Ranks:
-    """One product of shards on `ranks` emulated devices, of small integers, so that every sum is exact."""
+    """One product of shards on several emulated devices, of small integers with exact sums."""
 
     plan: Sm90Plan
     ranks: int

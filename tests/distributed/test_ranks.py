@@ -42,7 +42,8 @@ PAIR = {"tile": (128, 64), "stages": 3, "cluster": (2, 1), "loader": "warp", "ch
     ],
 )
 def test_all_gather_product_is_exact(ranks: int, order: str, config: dict[str, object]) -> None:
-    given = Ranks(gathered(ranks * 150, 96, 192, **config), ranks, chunks=1 if ranks == 2 else 3)
+    k, chunks = (192, 1) if ranks == 2 else (64, 3)
+    given = Ranks(gathered(ranks * 150, 96, k, **config), ranks, chunks)
     done = emulate_devices(given.launches(), given.streams(), order=order, seed=ranks)  # type: ignore[arg-type]
     assert not given.wrong()
     assert not [one.report() for one in done if one.findings]
@@ -61,8 +62,8 @@ def test_all_gather_product_is_exact(ranks: int, order: str, config: dict[str, o
     ],
 )
 def test_reduce_scatter_product_is_exact(ranks: int, order: str, config: dict[str, object], c: str) -> None:
-    rows = 256 * ranks * (2 if ranks == 2 else 1)
-    given = Ranks(scattered(rows, 88, 128, c, **config), ranks, chunks=2 if ranks == 2 else 1)
+    rows, k = (1024, 128) if ranks == 2 else (256 * ranks, 64)
+    given = Ranks(scattered(rows, 88, k, c, **config), ranks, chunks=2 if ranks == 2 else 1)
     done = emulate_devices(given.launches(), given.streams(), order=order, seed=ranks)  # type: ignore[arg-type]
     assert not given.wrong()
     assert not [one.report() for one in done if one.findings]
@@ -87,7 +88,7 @@ def test_a_lost_flag_is_a_deadlock_that_names_the_device(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["gather", "scatter"])
 def test_a_wait_ends_with_rank_and_flag_on_record(kind: str) -> None:
     given = small(kind)
-    given.polls = 40
+    given.polls = 40 if kind == "gather" else 3000  # what is not lost comes sooner
     with pytest.raises(EmulatorError, match="device 1: trap was executed"):
         emulate_devices(given.launches(), given.streams(lost=(1, 0)), order="copies first")
     assert given.records[1].tolist() == [1, 0, 1, 1]  # flag 0, which was 0 and not 1, on rank 1
@@ -187,7 +188,7 @@ def test_rows_that_do_not_divide_are_refused() -> None:
     for ranks, chunks, said in ((2, 1, "no multiple of a cluster's 128"), (5, 1, "384 % 5"), (9, 1, "9 rank")):
         with pytest.raises(PlanError, match=said):
             check_division(plan, ranks, chunks)
-    with pytest.raises(PlanError, match="runs through layoutgemm.distributed"):
+    with pytest.raises(PlanError, match=r"runs through layoutgemm\.distributed"):
         plan.run(np.zeros((384, 64), np.float32), np.zeros((64, 64), np.float32))
 
 

@@ -78,7 +78,7 @@ class Stream:
         return self
 
     def advance(self) -> bool:
-        """Do the next step; returns False if there is none, or it still waits."""
+        """Do the next step; returns False at the end, and while it waits."""
         if not self.steps or not self.steps[0][1]():
             return False
         self.steps.pop(0)

@@ -1,4 +1,4 @@
-"""Writes and waits that a CUDA stream makes itself, without a kernel and without a multiprocessor.
+"""Writes and waits of a CUDA stream itself, without a kernel.
 
 A persistent kernel leaves no multiprocessor to others, so what it waits for must not need one. Source: CUDA Driver API,
 "Stream Memory Operations": cuStreamWriteValue32, cuStreamWaitValue32.
@@ -12,7 +12,7 @@ _GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ: (int32) (*address - value) >= 0
 
 
 def write_value(stream: int, address: int, value: int) -> None:
-    """Write 32 bits after everything before it on the stream, which other threads then can read (system scope).
+    """Write 32 bits after everything before it on the stream, visible to the system.
 
     stream   a CUDA stream's handle
     address  of a device's memory, or a peer's that is mapped; a multiple of 4

@@ -262,7 +262,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the 64-bit parameters of the epilogue, the main loop, the groups and the shards."""
+        """Names of the 64-bit parameters of the epilogue, main loop, groups and shards."""
         own = (self.epilogue, self.mainloop, self.groups, self.shards)
         return tuple(word for part in own if part is not None for word in part.words)
 

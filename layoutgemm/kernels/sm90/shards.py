@@ -17,8 +17,8 @@ what has arrived. No thread of a kernel moves a shard: copy engines do, beside i
 Flag f has arrived when flags[f] - target >= 0, in 32 bits. A wait ends after `polls` loads: the kernel writes
 (1 + flag, what it saw, target, rank) to `record` and stops, so that the launch ends with an error.
 
-A rank's own tiles of a Scattered product come last in its order, and persistent CTAs take tiles in order: no CTA waits
-for a peer before it has done all that a peer may wait for. So no two ranks wait for each other.
+A rank's own tiles of a Scattered product come last in its order, and persistent CTAs take tiles in order. So a CTA has
+done all that a peer may wait for before it waits for a peer, and no two ranks wait for each other.
 """
 
 from __future__ import annotations
@@ -65,9 +65,11 @@ class Gathered:
 class Scattered:
     """C's rows are partial sums, of which each rank adds one shard's.
 
-    Extra words: `counters` of all chunks; `inbox`, the peers' partial sums of the own shard, one matrix of C's type and
-    N columns for each peer, in the order of ranks; `result`, the own shard of C, and `result_ld`, its row pitch. Flag
-    p * chunks + c says that peer p's partial sums of chunk c of the own shard have arrived.
+    counters            words in global memory, one for each chunk of all rows
+    inbox               the peers' partial sums of the own shard: a matrix of C's type for each peer, in rank order
+    result, result_ld   the own shard of C, and its row pitch
+
+    Flag p * chunks + c says that peer p's partial sums of chunk c of the own shard have arrived.
 
     >>> Scattered().words[-4:]
     ('counters', 'inbox', 'result', 'result_ld')
@@ -81,7 +83,7 @@ Shards = Gathered | Scattered
 
 
 def chunks_of_rows(row: W, rows: W, m: W, chunk_rows: W, minimum: Callable[..., W] = min) -> tuple[W, W]:
-    """First chunk that a tile of `rows` rows from `row` on has rows of, and the last; ints or traced integers.
+    """The first and the last chunk of a tile's rows; ints or traced integers.
 
     Without rows below M the last one is before the first.
 
@@ -112,7 +114,7 @@ def order_of_rank(plan: Sm90Plan, grid: tuple[int, int], rank: int, ranks: int, 
 
 
 def signals_of_tile(plan: Sm90Plan) -> int:
-    """What a tile of another rank's rows adds to its chunk's counter: one for each block of 64 rows that is stored.
+    """Signals of a tile of another rank: one from each owner of a store's buffer and piece.
 
     >>> from layoutgemm.kernels import Sm90Config, Sm90Plan
     >>> signals_of_tile(Sm90Plan.derive(512, 512, 512, config=Sm90Config((256, 128)), shards=Scattered()))
@@ -151,7 +153,7 @@ def check_shards(shards: Shards, batch: int, config: Sm90Config, c: Operand, epi
 
 
 def check_division(plan: Sm90Plan, ranks: int, chunks: int) -> None:
-    """Raise PlanError for rows that do not divide into the ranks' shards and chunks of them.
+    """Raise PlanError for rows that do not divide into shards and chunks.
 
     >>> from layoutgemm.kernels import Sm90Config, Sm90Plan
     >>> check_division(Sm90Plan.derive(384, 64, 64, config=Sm90Config((128, 64)), shards=Scattered()), 2, 1)
@@ -174,7 +176,7 @@ def check_division(plan: Sm90Plan, ranks: int, chunks: int) -> None:
 
 
 def shard_checks(plan: Sm90Plan) -> list[Check]:
-    """The rotated order, the flags that a tile waits for, the counters, and that no two ranks wait for each other."""
+    """The rank's order, flags and counters, and the absence of circular waits."""
     gathers = isinstance(plan.shards, Gathered)
     order = Rotated(plan.order.schedule) if gathers else ShardByShard(plan.order.schedule)
     answer = order.prove()
@@ -187,7 +189,7 @@ def shard_checks(plan: Sm90Plan) -> list[Check]:
 
 
 def _divisions(plan: Sm90Plan) -> Iterator[tuple[int, int, int]]:
-    """(ranks, chunks, rows of a chunk) of small problems, of whole clusters where the plan needs that."""
+    """(ranks, chunks, rows of a chunk) of small problems, whole clusters if needed."""
     unit = plan.tile[0] * plan.config.cluster[0]
     ragged = () if isinstance(plan.shards, Scattered) else (1, unit - 1, unit // 2 + 1, unit + 1, 2 * unit + 3)
     for ranks in range(2, MAX_RANKS + 1):
@@ -213,7 +215,7 @@ def _flags_of_tiles(plan: Sm90Plan) -> Check:
 
 
 def _counters(plan: Sm90Plan) -> Check:
-    """A chunk's counter reaches its end when, and only when, all of its tiles have been stored."""
+    """A chunk's counter reaches its end only when all of its tiles are stored."""
     store, witness = present(plan.store), ""
     owners = plan.config.consumers * 4 // store.warps
     pieces = [piece for piece in plan.pieces(0) for _ in range(owners)]

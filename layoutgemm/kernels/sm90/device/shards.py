@@ -88,7 +88,7 @@ class Sm90GatheredKernel(Sm90ShardsKernel):
 
 
 class Sm90ScatteredKernel(Sm90ShardsKernel):
-    """Partial sums of C for other ranks, and the own rows of C with theirs added."""
+    """Partial sums for other ranks, and the own rows of C with theirs added."""
 
     def maps_of_c(
         self, c: Int64, extents: Mapping[str, Int32], pitches: Mapping[str, tuple[Int64, Int64]], words: Sequence[Int64]
@@ -111,7 +111,7 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], accumulators: Sequence[cute.Tensor],
         at: tuple[Int32, ...], origin: bridge.Place, number: int, part: int,
     ) -> None:  # fmt: skip
-        """Store a piece among the partial sums, or, of own rows, the sum over all ranks in C."""
+        """Store a piece among the partial sums; of own rows the sum of all ranks in C."""
         block, columns = self.plan.pieces(part)[number]
         row, column, matrix = origin
         own = row // job.shard_rows == job.rank_of_host
@@ -127,7 +127,7 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
     def add_partial_sums(
         self, job: bridge.Carried, accumulator: cute.Tensor, thread: Int32, of: tuple[Boolean, Int32, Int32]
     ) -> None:
-        """Add the peers' partial sums, peer after peer in the order of ranks, to a block of own rows.
+        """Add peers' partial sums, in the order of ranks, to a block of own rows.
 
         of  whether it is one; its first row in the shard, and first column
         """
@@ -154,7 +154,7 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
 
     @cute.jit
     def signal(self, job: bridge.Carried, thread: Int32, own: Boolean, place: tuple[Int32, Int32]) -> None:
-        """Count a piece of another rank's rows that is in memory, by each thread that issued its stores."""
+        """Threads that issued stores of another rank's rows count them when they are in memory."""
         row, column = place
         issuer = thread % 32 if const_expr(present(self.plan.store).warps == 1) else thread
         if (issuer == 0) & (own == Boolean(False)) & (row < job.m) & (column < job.n):
