@@ -21,6 +21,7 @@ from ..kernels.compile.compiler import compile_plan
 from ..kernels.plan import MAX_WORDS
 from ..kernels.run.occupancy import of_device
 from ..kernels.run.stream_memory import wait_value
+from ..kernels.run.torch_tensors import require_gpu
 from ..kernels.sm90.config import Sm90Config
 from ..kernels.sm90.plan import Sm90Plan
 from ..kernels.sm90.shards import signals_of_chunk
