@@ -19,7 +19,7 @@ from ..kernels.sm90.shards import Gathered, Scattered, Shards, check_division
 
 _CHUNK_BYTES = 8 << 20  # of a gathered chunk at least: a copy of less does not reach the link's rate
 _MAX_CHUNKS = 4  # more copies cost more launches of the host than they hide
-_BAND = 4  # rows of tiles of a scattered chunk at least: fewer lose reuse in L2
+_CHUNK_ROWS = 1024  # of a scattered chunk at least: fewer lose reuse of B in L2
 _DEFAULT = Places(132)
 # Tile, clusters to try, and the time of a tile for its area, over that of 256x208. 256x224 spills beside the waits.
 _GATHERS = (
@@ -91,7 +91,7 @@ def _chosen(
     for one in candidates:
         try:
             rows = sizes[0] // ranks // (one.tile[0] * one.cluster[0])
-            count = chunks or _divisor(rows, min(_MAX_CHUNKS, max(1, rows * one.cluster[0] // _BAND)))
+            count = chunks or _divisor(rows, min(_MAX_CHUNKS, max(1, sizes[0] // ranks // _CHUNK_ROWS)))
             if isinstance(shards, Scattered) and config is None:
                 one = one.tuned(group=max(1, min(8, rows // count)))
             plan = Sm90Plan.derive(*sizes, a=kind, b=f"{kind}:{order}", config=one, shards=shards)
