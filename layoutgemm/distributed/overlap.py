@@ -25,6 +25,7 @@ from ..kernels.run.torch_tensors import require_gpu
 from ..kernels.sm90.config import Sm90Config
 from ..kernels.sm90.plan import Sm90Plan
 from ..kernels.sm90.shards import signals_of_chunk
+from ..torch_op.operator import matmul
 from .reference import gathered_reference, scattered_reference
 from .shard_plans import ShardChoice, gather_choice, scatter_choice
 from .workspaces import Workspace, workspace_of
@@ -66,8 +67,8 @@ def all_gather_matmul(
     timeout  seconds to wait for a rank or a chunk. Then the kernel stops: the process's CUDA context ends with a launch
              failure, and `check_ranks` names rank and flag
 
-    All ranks call alike, on one stream. The result has the same bits in every run. A CUDA graph may capture the call
-    after a first one outside. Raises OperandError, before anything is written, for tensors, groups and sizes without
+    All ranks call alike, on one stream. The result has the same bits in every run. Flags begin at 0 in each call, so
+    that a CUDA graph's replays are right too, where the driver captures stream memory operations. Raises OperandError, before anything is written, for tensors, groups and sizes without
     a kernel, and for gradients; RankError where an earlier call's rank did not come.
     """
     found = _group(group)
@@ -77,6 +78,8 @@ def all_gather_matmul(
     out = _output(out, (m, n), a_shard)
     if a_shard.device.type == "cpu":
         return out.copy_(gathered_reference(a_shard, b, found))
+    if found.size() == 1:
+        return matmul(a_shard, b, out=out)
     choice = gather_choice(
         m, n, k, ranks=found.size(), kind=kind, order=order, chunks=chunks, config=config,
         places=of_device(_index(a_shard)),
@@ -144,6 +147,8 @@ def matmul_reduce_scatter(
     out = _output(out, (m // ranks, n), a)
     if a.device.type == "cpu":
         return out.copy_(scattered_reference(a, b, found))
+    if ranks == 1:
+        return matmul(a, b, out=out)
     if n % 8:
         raise OperandError(f"b has {n} columns: partial sums are rows of whole 16 bytes, multiples of 8 columns")
     if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":

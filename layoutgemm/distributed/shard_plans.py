@@ -2,7 +2,7 @@
 
 >>> choice = gather_choice(4096, 7168, 4096, ranks=2)
 >>> choice.plan.config.tile, choice.chunks
-((256, 208), 2)
+((128, 256), 2)
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def scatter_choice(
 
     >>> choice = scatter_choice(4096, 14336, 2048, ranks=2)
     >>> choice.plan.config.tile, choice.chunks
-    ((256, 192), 2)
+    ((128, 256), 2)
 
     Raises PlanError for rows that are no shards of whole tiles, and a configuration without a kernel.
     """
