@@ -39,7 +39,7 @@ _SCATTERS = (
 
 @dataclass(frozen=True)
 class ShardChoice:
-    """A plan, the chunks of each rank's shard, and the GPUs for which it is compiled."""
+    """A plan, the chunks of each shard, and the GPUs for which it is compiled."""
 
     plan: Sm90Plan
     chunks: int
