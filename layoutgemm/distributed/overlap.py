@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -32,7 +33,7 @@ from .workspaces import Workspace, workspace_of
 
 TIMEOUT = 30.0  # seconds
 _KINDS = {torch.bfloat16: "bf16", torch.float16: "f16"}
-Group = dist.ProcessGroup | None
+Group: TypeAlias = dist.ProcessGroup | None
 
 
 def gather_buffer(
@@ -68,8 +69,10 @@ def all_gather_matmul(
              failure, and `check_ranks` names rank and flag
 
     All ranks call alike, on one stream. The result has the same bits in every run. Flags begin at 0 in each call, so
-    that a CUDA graph's replays are right too, where the driver captures stream memory operations. Raises OperandError, before anything is written, for tensors, groups and sizes without
-    a kernel, and for gradients; RankError where an earlier call's rank did not come.
+    that a CUDA graph's replays are right too, where the driver captures stream memory operations.
+
+    Raises OperandError, before anything is written, for tensors, groups and sizes without a kernel, and for gradients;
+    RankError where an earlier call's rank did not come.
     """
     found = _group(group)
     kind, order = _checked({"a_shard": a_shard, "b": b})

@@ -107,7 +107,7 @@ def _chosen(
 def _candidates(shards: Shards, sizes: tuple[int, int, int], places: Places) -> Iterator[Sm90Config]:
     """Configurations by estimated time: waves of tiles, times a tile's area and its cost."""
     m, n, _ = sizes
-    found = []
+    found: list[tuple[float, int, Sm90Config]] = []
     for tile, clusters, cost in _GATHERS if isinstance(shards, Gathered) else _SCATTERS:
         for cluster in clusters:
             across = -(-m // (tile[0] * cluster[0])) * -(-n // (tile[1] * cluster[1]))

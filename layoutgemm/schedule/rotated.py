@@ -88,7 +88,8 @@ class ShardByShard(Pictured):
 
     schedule: Schedule
 
-    __post_init__ = Rotated.__post_init__
+    def __post_init__(self) -> None:
+        Rotated(self.schedule)
 
     @checked(PlanError)
     def tile(self, number: Integer, grid: Tile, first: Integer, shards: Integer, minimum: Minimum = least) -> Tile:

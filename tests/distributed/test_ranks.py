@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from layoutgemm.emulator.devices import Stream, device_launch, emulate_devices
+from layoutgemm.emulator.devices import Stream, emulate_devices
 from layoutgemm.emulator.host.launcher import HostFunction
-from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import DeadlockError, EmulatorError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.compile.compiler import compile_plan
@@ -88,7 +87,7 @@ def test_a_lost_flag_is_a_deadlock_that_names_the_device(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["gather", "scatter"])
 def test_a_wait_ends_with_rank_and_flag_on_record(kind: str) -> None:
     given = small(kind)
-    given.polls = 40 if kind == "gather" else 400  # what is not lost comes sooner
+    given.polls = 40 if kind == "gather" else 120  # what is not lost comes sooner
     with pytest.raises(EmulatorError, match="device 1: trap was executed"):
         emulate_devices(given.launches(), given.streams(lost=(1, 0)), order="copies first")
     assert given.records[1].tolist() == [1, 0, 1, 1]  # flag 0, which was 0 and not 1, on rank 1
@@ -114,7 +113,7 @@ def test_a_counter_that_comes_before_its_stores_is_seen(monkeypatch: pytest.Monk
     assert mutant != compiled.ptx
     host = HostFunction.link(compiled.object, mutant, emulated.host_parameters(given.plan.parameters))
     monkeypatch.setitem(emulated._HOSTS, compiled.symbol, host)
-    emulate_devices(given.launches(), given.streams(), order="random", seed=3, policy=Policy(lands="newest"))
+    emulate_devices(given.launches(), given.streams(), order="copies first")
     assert given.wrong()
 
 
@@ -164,7 +163,8 @@ def test_the_checks_hold_and_fail_where_a_number_is_changed() -> None:
         assert names >= ({"rank's order", "flags"} if make is gathered else {"counters", "own rows last"})
         assert "shards:" in plan.explain()
     wide = replace(plan.store, warps=4)
-    assert not replace(plan, store=wide).check().ok
+    failing = {check.name for check in replace(plan, store=wide).check() if not check}
+    assert "counters" in failing or "derivation" in failing
 
 
 @pytest.mark.parametrize(
@@ -190,12 +190,3 @@ def test_rows_that_do_not_divide_are_refused() -> None:
             check_division(plan, ranks, chunks)
     with pytest.raises(PlanError, match=r"runs through layoutgemm\.distributed"):
         plan.run(np.zeros((384, 64), np.float32), np.zeros((64, 64), np.float32))
-
-
-def test_a_device_runs_one_launch() -> None:
-    class Host:
-        def call(self, *_: object) -> tuple[None, list[object]]:
-            return None, []
-
-    with pytest.raises(EmulatorError, match="made 0"):
-        device_launch(Host(), ())  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ address on each, as peers of one host map it. Copy engines are streams of steps 
 flags, and waits for counters. Turns are dealt out by the order:
 
     "devices first"   a copy engine moves only when every device only polls: flags come as late as they can
-    "copies first"    engines before devices
+    "copies first"    devices a few operations at a time, and engines before them
     "random"          devices a few operations at a time, engines a part of a copy at a time
 
 multimem instructions, which reach all devices at once, are refused by name when a kernel is loaded.
@@ -26,7 +26,8 @@ from .deadlocks import stuck
 from .interpreter import PtxMachine
 
 DeviceOrder = Literal["devices first", "copies first", "random"]
-QUANTUM = 64  # operations of a device's turn in a random order
+QUANTUM = 64  # operations of a device's turn, unless devices come first
+ROUNDS = 32  # without any progress before a deadlock is reported: a kernel's own limit of a wait may end it
 PATIENCE = 1 << 8  # operations after which a device that only polls gives its turn to another
 Array = npt.NDArray[np.generic]
 
@@ -102,7 +103,7 @@ class Devices:
         self.random = random.Random(seed)
         self.running = list(self.machines)
         for machine in self.machines:
-            machine.quantum = QUANTUM if order == "random" else 0
+            machine.quantum = QUANTUM if order != "devices first" else 0
             machine.PATIENCE = PATIENCE
 
     def run(self) -> None:
@@ -116,7 +117,7 @@ class Devices:
                     still = 0
                     continue
                 still += 1
-                if still > 2 + max([len(machine.polling) for machine in self.running], default=0):
+                if still > ROUNDS + max([len(machine.polling) for machine in self.running], default=0):
                     raise DeadlockError(self._stuck())
         finally:
             for machine in self.machines:

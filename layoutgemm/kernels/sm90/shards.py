@@ -30,8 +30,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from ...errors import PlanError
+from ...layouts.int_tuple import Integer
+from ...layouts.proofs.digits import minimum as least
+from ...layouts.proofs.verdicts import Proof
 from ...report import Check
 from ...schedule import Rotated, ShardByShard
+from ...schedule.tile_order import Minimum, Tile
 from ..numbers import W
 from ..plan import present
 from ..store import ROWS
@@ -94,8 +98,9 @@ def chunks_of_rows(row: W, rows: W, m: W, chunk_rows: W, minimum: Callable[..., 
 
 
 def cluster_place(
-    plan: Sm90Plan, number: W, grid: tuple[W, W], rank: W, ranks: W, shard_rows: W, minimum: Callable[..., W] = min
-) -> tuple[W, W]:
+    plan: Sm90Plan, number: Integer, grid: Tile, rank: Integer, ranks: Integer, shard_rows: Integer,
+    minimum: Minimum = least,
+) -> Tile:  # fmt: skip
     """(Row, column) of the cluster that a rank computes as its number `number`; ints, arrays or traced integers.
 
     Gathered: rows from the own shard on. Scattered: shard after shard, the own one last.
@@ -109,7 +114,8 @@ def cluster_place(
 
 def order_of_rank(plan: Sm90Plan, grid: tuple[int, int], rank: int, ranks: int, shard_rows: int) -> np.ndarray:
     """All clusters of a grid in a rank's order: an array [number] of (row, column)."""
-    found = cluster_place(plan, np.arange(grid[0] * grid[1]), grid, rank, ranks, shard_rows, np.minimum)  # type: ignore[type-var]
+    found: tuple[np.ndarray, np.ndarray]
+    found = cluster_place(plan, np.arange(grid[0] * grid[1]), grid, rank, ranks, shard_rows)
     return np.stack(np.broadcast_arrays(*found), axis=1).astype(np.int64)
 
 
@@ -182,7 +188,8 @@ def shard_checks(plan: Sm90Plan) -> list[Check]:
     answer = order.prove()
     statement = f"{order} visits each tile once, wherever a rank begins"
     witness = "" if answer.ok else str(answer.reason)
-    checks = [Check("rank's order", statement, answer.ok, answer.method if answer.ok else "", witness)]
+    method = answer.method if isinstance(answer, Proof) else ""
+    checks = [Check("rank's order", statement, answer.ok, method, witness)]
     if gathers:
         return [*checks, _flags_of_tiles(plan)]
     return [*checks, _counters(plan), _own_rows_last(plan)]
