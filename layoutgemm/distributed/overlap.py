@@ -47,6 +47,8 @@ def gather_buffer(
     Write to it after one product and before the next, on the current stream. Raises OperandError as the product does.
     """
     found = _group(group)
+    if dtype not in _KINDS:
+        raise OperandError(f"{dtype}: bfloat16 and float16 have a kernel")
     m, k = shape[0] * found.size(), shape[1]
     count = chunks or gather_choice(m, 256, k, ranks=found.size(), kind=_KINDS[dtype]).chunks
     device = torch.device("cuda", torch.cuda.current_device())

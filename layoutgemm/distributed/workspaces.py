@@ -110,7 +110,7 @@ def workspace_of(
 
     Raises OperandError for a group of more than 8 ranks, other facts on another rank, or without symmetric memory.
     """
-    key = (name, group.group_name, device, *facts)
+    key = (name, group, device, *facts)
     found = _WORKSPACES.get(key)
     if found is None:
         found = _WORKSPACES[key] = _made(name, group, device, flags, buffer_bytes, chunks, timeout, facts)

@@ -12,6 +12,7 @@ import pytest
 
 from layoutgemm.emulator.devices import Stream, emulate_devices
 from layoutgemm.emulator.host.launcher import HostFunction
+from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import DeadlockError, EmulatorError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.compile.compiler import compile_plan
@@ -113,7 +114,8 @@ def test_a_counter_that_comes_before_its_stores_is_seen(monkeypatch: pytest.Monk
     assert mutant != compiled.ptx
     host = HostFunction.link(compiled.object, mutant, emulated.host_parameters(given.plan.parameters))
     monkeypatch.setitem(emulated._HOSTS, compiled.symbol, host)
-    emulate_devices(given.launches(), given.streams(), order="copies first")
+    only_stores_are_late = Policy(loads="early", products="early")
+    emulate_devices(given.launches(), given.streams(), order="copies first", policy=only_stores_are_late)
     assert given.wrong()
 
 
