@@ -11,12 +11,8 @@ import numpy as np
 import pytest
 
 from layoutgemm.emulator.devices import Stream, emulate_devices
-from layoutgemm.emulator.host.launcher import HostFunction
-from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import DeadlockError, EmulatorError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
-from layoutgemm.kernels.compile.compiler import compile_plan
-from layoutgemm.kernels.run import emulated
 from layoutgemm.kernels.sm90.shards import Gathered, Scattered, check_division
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -103,20 +99,6 @@ def test_without_the_wait_every_rank_is_wrong(kind: str) -> None:
     given.target = 0  # flags are 0: every wait ends at once
     emulate_devices(given.launches(), given.streams())
     assert given.wrong() == [0, 1]
-
-
-@needs_dsl
-@pytest.mark.dsl
-def test_a_counter_that_comes_before_its_stores_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = small("scatter")
-    compiled = compile_plan(given.plan)
-    mutant = compiled.ptx.replace("cp.async.bulk.wait_group \t0;", "").replace("cp.async.bulk.wait_group 0;", "")
-    assert mutant != compiled.ptx
-    host = HostFunction.link(compiled.object, mutant, emulated.host_parameters(given.plan.parameters))
-    monkeypatch.setitem(emulated._HOSTS, compiled.symbol, host)
-    only_stores_are_late = Policy(loads="early", products="early")
-    emulate_devices(given.launches(), given.streams(), order="copies first", policy=only_stores_are_late)
-    assert given.wrong()
 
 
 def test_devices_that_wait_for_each_other_are_named() -> None:

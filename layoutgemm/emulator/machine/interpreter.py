@@ -275,7 +275,7 @@ class PtxMachine:
         self.owed = 0  # turns of those before another cluster begins
         self.scratch: dict[str, Any] = {}  # what operations keep for a launch
         self.printed: list[tuple[Triple, int, str]] = []  # what threads printed: (block, thread, text), in order
-        self.quantum = 0
+        self.quantum, self.landed = 0, 0
         if problem := _geometry(launch):
             raise EmulatorError(problem)
         for variable, first in program.variables:
@@ -317,9 +317,11 @@ class PtxMachine:
 
     @property
     def advanced(self) -> int:
-        """Operations so far that are neither arithmetic nor part of a loop that polls."""
+        """Operations so far that are neither arithmetic nor part of a loop that polls, and those that landed late."""
         counts = self.counts.instructions
-        return sum(count for opcode, count in counts.items() if not WAITING.match(opcode) and not POLLS.match(opcode))
+        return self.landed + sum(
+            count for opcode, count in counts.items() if not WAITING.match(opcode) and not POLLS.match(opcode)
+        )
 
     def _record(self, cluster: Cluster) -> None:
         """Add the roles of the cluster's warps to the findings."""
@@ -469,8 +471,11 @@ class PtxMachine:
         """Run a cluster. True: it has ended; False: its threads only poll global memory, or its quantum is over."""
         mark, polls = self.operations, self._polls()
         end = self.operations + self.quantum if self.quantum else self.policy.limit + 1
+        if cluster.scratch.pop("only polls", False) and cluster.pending:
+            self._land(cluster)
         while True:
             if self.operations >= end and cluster.ready:
+                cluster.scratch["only polls"] = (self._polls() - polls) * POLLED > self.operations - mark
                 return False
             if self.operations - mark >= self.PATIENCE:
                 before, mark, polls = (mark, polls), self.operations, self._polls()
@@ -504,6 +509,7 @@ class PtxMachine:
         return sum(count for opcode, count in self.counts.instructions.items() if POLLS.match(opcode))
 
     def _land(self, cluster: Cluster) -> None:
+        self.landed += 1
         at = len(cluster.pending) - 1 if self.policy.lands == "newest" else 0
         if self.policy.pick == "random":
             at = self.random.randrange(len(cluster.pending))
