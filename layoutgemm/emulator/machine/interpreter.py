@@ -317,7 +317,7 @@ class PtxMachine:
 
     @property
     def advanced(self) -> int:
-        """Operations so far that are neither arithmetic nor part of a loop that polls, and those that landed late."""
+        """Operations so far that are no arithmetic and no polling, and late ones that landed."""
         counts = self.counts.instructions
         return self.landed + sum(
             count for opcode, count in counts.items() if not WAITING.match(opcode) and not POLLS.match(opcode)
