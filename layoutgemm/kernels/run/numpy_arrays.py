@@ -76,6 +76,8 @@ def _run(
     plan: Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor, out: np.ndarray | torch.Tensor | None,
     device: str | None, copy: bool, given: Mapping[str, object] | None,
 ) -> GemmResult:  # fmt: skip
+    if isinstance(plan, Sm90Plan) and plan.shards is not None:
+        raise PlanError(f"{plan.shards.name} is of several GPUs: it runs through layoutgemm.distributed")
     if isinstance(plan, (Sm90Plan, Sm100Plan)) and plan.epilogue:
         return run_fused(plan, a, b, given or {}, out, device, copy)
     kind = check_matrices(plan, a, b, device)

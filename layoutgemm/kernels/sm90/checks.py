@@ -33,12 +33,13 @@ from .mainloop import COPY_ARRIVALS, promotion_check
 from .multicast import uneven_shares
 from .pipeline_model import Hopper
 from .plan import WARPS_OF_GROUP, Sm90Plan
+from .shards import shard_checks
 from .store_checks import exchange_check, neighbours_check, store_checks
 
 
 def check_sm90(plan: Sm90Plan) -> Report:
     """Every check of the plan."""
-    names = ("batch", "epilogue", "gated", "mainloop", "ragged", "along_k")
+    names = ("batch", "epilogue", "gated", "mainloop", "ragged", "along_k", "shards")
     more = {name: getattr(plan, name) for name in names}
     return checked(plan, _checks, **more)
 
@@ -63,6 +64,8 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
         checks += ragged_checks(plan)
     if plan.mainloop is not None:
         checks.append(promotion_check(plan))
+    if plan.shards is not None:
+        checks += shard_checks(plan)
     if plan.store is None:
         checks.append(neighbours_check(plan))
     else:

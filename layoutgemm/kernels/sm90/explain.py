@@ -15,6 +15,7 @@ from .edges import explain_ends
 from .grouped import explain_ragged
 from .mainloop import explain_mainloop
 from .plan import WARPGROUP, Sm90Plan
+from .shards import explain_shards
 
 
 def roles(plan: Sm90Plan) -> tuple[RoleRow, ...]:
@@ -137,6 +138,8 @@ def explain_sm90(plan: Sm90Plan) -> str:
         lines += explain_along_k(plan)
     if plan.mainloop is not None:
         lines += explain_mainloop(plan)
+    if plan.shards is not None:
+        lines += explain_shards(plan)
     if plan.dead_runs:
         zeros = sum(count for _, count in plan.dead_runs)
         lines.append(f"A's tile is loaded up to row {config.rows}; {zeros} bytes of each stage are zeros, written once")

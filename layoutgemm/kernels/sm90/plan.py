@@ -41,6 +41,7 @@ from .grouped import Ragged, check_ragged, ragged_store
 from .mainloop import COPY_ARRIVALS, Promoted, StageNumbers, check_promoted
 from .multicast import columns_of, few_rows, shared, with_copies
 from .named_barriers import Sm90Meetings
+from .shards import Gathered, Shards, check_shards
 from .smem import Exchange, Sm90Smem, smem_map
 from .types import accumulator_of, operands
 
@@ -62,6 +63,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     mainloop      what makes a total of the sums of K blocks, or None: they are added
     ragged        how the ends of groups of rows are found, or None; see `joined_rows`
     along_k       how the ends of groups along K are found, or None: A and B are then one matrix, C one for each group
+    shards        the shards of several GPUs, of A's rows or of C's, or None: see `kernels.sm90.shards`
     """
 
     m: int
@@ -91,6 +93,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     mainloop: Promoted | None = None
     ragged: Ragged | None = None
     along_k: AlongK | None = None
+    shards: Shards | None = None
     half: tuple[MmaAtom, OperandDescriptor] | None = None
     remedy = ", unless store is 'direct'"
     verbs = GemmPlan.verbs | {
@@ -158,6 +161,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         mainloop: Promoted | None = None,
         ragged: Ragged | None = None,
         along_k: AlongK | None = None,
+        shards: Shards | None = None,
     ) -> Sm90Plan:
         """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -175,6 +179,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         ragged           A's m rows are `batch` groups, each of which multiplies its own matrix of B; or, masked, of m
         rows of each group as many are computed as count: see `kernels.sm90.grouped`
         along_k          K is `batch` groups, each of which has its own matrix of C: see `kernels.sm90.along_k`
+        shards           A's rows arrive from other GPUs, or C's are reduced with theirs: see `kernels.sm90.shards`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -189,6 +194,8 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             (m, n, k, batch), (a, b, c), config or Sm90Config(), epilogue, gated, mainloop, (ragged, along_k)
         )
         config, gated, c_spec = kernel.config, kernel.gated, kernel.operands[2]
+        if shards is not None:
+            kernel.check_shards(shards)
         atom, blocks, groups = kernel.instruction(config.tile[1]), kernel.blocks, kernel.groups
         tile_k, (along_m, along_n) = kernel.tile_k(atom), config.cluster
         a_plan, b_plan = kernel.operand_plans(atom, tile_k)
@@ -241,6 +248,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             mainloop=mainloop,
             ragged=ragged,
             along_k=along_k,
+            shards=shards,
             half=half,
         )
         check_words(plan.words)
@@ -250,12 +258,12 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     @property
     def reads_more(self) -> bool:
         """True if the kernel takes words."""
-        return bool(self.epilogue) or self.mainloop is not None or self.groups is not None
+        return bool(self.epilogue) or any(part is not None for part in (self.mainloop, self.groups, self.shards))
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the 64-bit parameters of the epilogue, the main loop and the groups."""
-        own = (self.epilogue, self.mainloop, self.groups)
+        """Names of the 64-bit parameters of the epilogue, main loop, groups and shards."""
+        own = (self.epilogue, self.mainloop, self.groups, self.shards)
         return tuple(word for part in own if part is not None for word in part.words)
 
     @property
@@ -346,6 +354,9 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     @property
     def device_kernel(self) -> str:
         """The kernel's class in device code."""
+        if self.shards is not None:
+            which = "Sm90GatheredKernel" if isinstance(self.shards, Gathered) else "Sm90ScatteredKernel"
+            return f"sm90.device.shards:{which}"
         if self.along_k is not None:
             return "sm90.device.along_k:Sm90AlongKKernel"
         if self.ragged is not None:
@@ -364,6 +375,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             + (f", K blocks of {self.mainloop.depth} promoted" if self.mainloop is not None else "")
             + (f", {'masked ' * self.ragged.masked}rows in {self.batch} group(s)" if self.ragged is not None else "")
             + (f", K in {self.batch} group(s)" if self.along_k is not None else "")
+            + (f", {self.shards.name}" if self.shards is not None else "")
         )
 
 
@@ -410,6 +422,14 @@ class _Request:
             named = [name for name, part in others.items() if part is not None]
             check_along_k(along_k, sizes, config, a, b, named)
         return cls(sizes, (a, b, c), config, epilogue, gated, mainloop, ragged, along_k)
+
+    def check_shards(self, shards: Shards) -> None:
+        """Raise PlanError for what a kernel of shards does not have."""
+        others = {"gated": self.gated, "mainloop": self.mainloop, "ragged": self.ragged, "along_k": self.along_k}
+        for name, part in others.items():
+            if part is not None:
+                raise PlanError(f"{name}: a product of shards takes none")
+        check_shards(shards, self.sizes[3], self.config, self.operands[2], self.epilogue)
 
     @property
     def joined_rows(self) -> bool:

@@ -80,8 +80,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         # Of a gated product the second half of B's columns begins n lines on; it has no batch.
         lines_b = (pitches["b"][0], Int64(n) * pitches["b"][0]) if plan.gated is not None else pitches["b"]
         maps_b = [self.map_of_lines(tma, b, extents, lines_b) for tma in plan.b.copies]
-        tmas_c = present(plan.store).maps if const_expr(plan.store is not None) else ()
-        maps_c = [self.map_of_c(tma, c, extents, pitches) for tma in tmas_c]
+        maps_c = self.maps_of_c(c, extents, pitches, words)
         last_a = self.maps_of_last_rows(plan.a, a, extents, pitches["a"])
         last_b = self.maps_of_last_rows(plan.b, b, extents, lines_b)
         others = maps_c + last_a + maps_b[1:] + last_b
@@ -113,6 +112,18 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
     ) -> bridge.TensorMap:
         """One of A's or of B's tensor maps."""
         return bridge.encode_tensor_map(tma, address, extents, *pitches[: len(tma.dims) - 1])
+
+    def maps_of_c(
+        self, c: Int64, extents: Mapping[str, Int32], pitches: Mapping[str, tuple[Int64, Int64]], words: Sequence[Int64]
+    ) -> list[bridge.TensorMap]:
+        """The tensor maps of the store, `store_maps` of them."""
+        tmas = self.plan.store.maps if self.plan.store is not None else ()
+        return [self.map_of_c(tma, c, extents, pitches) for tma in tmas]
+
+    @property
+    def store_maps(self) -> int:
+        """Tensor maps that the store uses."""
+        return len(self.plan.store.maps) if self.plan.store is not None else 0
 
     def map_of_c(
         self, tma: TmaPlan, c: Int64, extents: Mapping[str, Int32], pitches: Mapping[str, tuple[Int64, Int64]]
@@ -160,7 +171,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
     def maps_of(self, first: bridge.Maps, others: bridge.Maps) -> tuple[bridge.Maps, bridge.Maps, bridge.Maps]:
         """The tensor maps of A, B and C, of `others` the store's first."""
         plan = self.plan
-        of_a = len(plan.store.maps) if plan.store is not None else 0
+        of_a = self.store_maps
         of_b = of_a + plan.a.maps - 1
         return (first[0], *others[of_a:of_b]), (first[1], *others[of_b : of_b + plan.b.maps - 1]), others[:of_a]
 
