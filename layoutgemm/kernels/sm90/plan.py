@@ -427,7 +427,7 @@ class _Request:
             parts = {"gated": gated, "mainloop": mainloop, "ragged": ragged, "along_k": along_k}
             named = [name for name, part in parts.items() if part is not None]
             check_packed(weights, sizes, config, (a, b), epilogue, named)
-            config = replace(config, tile_k=UNIT_K)
+            config = replace(config, tile_k=config.tile_k or UNIT_K)
         return cls(sizes, (a, b, c), config, epilogue, gated, mainloop, ragged, along_k, weights)
 
     @property
@@ -512,7 +512,7 @@ class _Request:
         b_plan = shared(columns_of(b_spec, tile_n, tile_k, atom, halved=False), config.cluster[0], False)
         b_plan = with_copies(b_plan, [replace(tma, l2_promotion=config.tuning.l2_promotion) for tma in b_plan.copies])
         ends = config.loader != "self"
-        return packed_operand(weights, tile_m, a_spec), with_ends(b_plan, "n", tile_n, c_spec.dtype, ends)
+        return packed_operand(weights, tile_m, tile_k, a_spec), with_ends(b_plan, "n", tile_n, c_spec.dtype, ends)
 
     def half(self, b_plan: OperandPlan) -> tuple[MmaAtom, OperandDescriptor] | None:
         """The instruction of half the columns and B's descriptor, if halves are finished."""

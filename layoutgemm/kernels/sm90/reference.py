@@ -37,7 +37,7 @@ from .gated import HALF
 from .grouped import STOP, store_extents, store_place, tables
 from .mainloop import COPY_ARRIVALS
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
-from .quantized.reference import load_units, unit_in_stage
+from .quantized.reference import block_in_stage, load_blocks
 
 Values = np.ndarray  # float32, or int32 of integers
 
@@ -170,7 +170,7 @@ class _Cluster:
                 if plan.weights is None:
                     self._share(plan.a, self.a, origin, stage, block.column, [b for b in blocks if b.row == block.row])
                 else:
-                    load_units(plan, self.a.bits, origin, block.smem, self._stage(block, plan.a, stage))
+                    load_blocks(plan, self.a.bits, origin, block.smem, self._stage(block, plan.a, stage))
                     block.full[stage].complete(plan.a.bytes)
                 column = [b for b in blocks if b.column == block.column]
                 self._share(plan.b, self.b, origin, stage, block.row, column)
@@ -235,7 +235,7 @@ class _Cluster:
     def _packed_product(self, block: _Block, key: tuple[int, int], of_rows: int, stage: int) -> None:
         """A K tile of packed weights, converted, times B's K blocks."""
         plan, b, depth = self.plan, self.plan.b.descriptor, self.plan.mma.shape_mnk[2]
-        weights = unit_in_stage(plan, block.smem, self._stage(block, plan.a, stage), of_rows)
+        weights = block_in_stage(plan, block.smem, self._stage(block, plan.a, stage), of_rows)
         first_b = self._stage(block, plan.b, stage)
         for number, step in enumerate(b.k_steps):
             word = b.base.at(first_b + step).word

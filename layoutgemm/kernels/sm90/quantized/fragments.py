@@ -48,19 +48,22 @@ def words_of(order: PackedOrder, fragment: int) -> range:
     return range(first, first + order.words_of_fragment)
 
 
-def unit_values(order: PackedOrder, unit: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    """(64, 128) weights as the instruction takes them from the registers of all threads; `unit` is a unit's bytes.
+def block_values(order: PackedOrder, block: npt.NDArray[np.uint8], depth: int = UNIT_K) -> npt.NDArray[np.float32]:
+    """(64, depth) weights as the instruction takes them from the registers of all threads.
+
+    block  the bytes of a row block's K tile in a stage: codes, then scales
 
     Weights are where the instruction's own map of A has each thread's values.
     """
-    ops, thread = NumpyPairs(order.target), np.arange(THREADS)
-    as_words = np.ascontiguousarray(unit).view("<u4").astype(np.uint32)
-    vectors = [np.asarray(order.vector_bytes(thread, vector)) // 4 for vector in range(order.vectors)]
-    words = [as_words[first + word] for first in vectors for word in range(WORDS)]
+    ops, thread, vectors = NumpyPairs(order.target), np.arange(THREADS), order.vectors * depth // UNIT_K
+    as_words = np.ascontiguousarray(block).view("<u4").astype(np.uint32)
+    firsts = [np.asarray(order.vector_bytes(thread, vector)) // 4 for vector in range(vectors)]
+    words = [as_words[first + word] for first in firsts for word in range(WORDS)]
     row, column = order.atom.coords("A")(thread[:, None], np.arange(int(order.atom.layout_A[1].size))[None, :])
-    values = np.zeros((UNIT_ROWS, UNIT_K), np.float32)
-    for number in range(UNIT_K // FRAGMENT_K):
-        rows, zeros = _numbers(order, as_words, thread, order.group_of(number))
+    values = np.zeros((UNIT_ROWS, depth), np.float32)
+    for number in range(depth // FRAGMENT_K):
+        first = order.code_bytes * depth // UNIT_K
+        rows, zeros = _numbers(order, as_words[first // 4 :], thread, order.group_of(number))
         registers = fragment(order, [words[word] for word in words_of(order, number)], rows, zeros, ops)
         held = np.concatenate([halves_of(register, order.target) for register in registers], axis=1)
         values[row, column + number * FRAGMENT_K] = held
@@ -68,13 +71,13 @@ def unit_values(order: PackedOrder, unit: npt.NDArray[np.uint8]) -> npt.NDArray[
 
 
 def _numbers(
-    order: PackedOrder, as_words: npt.NDArray[np.uint32], thread: npt.NDArray[np.int64], group: int
+    order: PackedOrder, scales: npt.NDArray[np.uint32], thread: npt.NDArray[np.int64], group: int
 ) -> tuple[list[Any], list[Any]]:
     """The scales and the zeros of each thread's two rows, each in both halves of a word."""
     if not order.format.groups:
         return [], []
-    first = (order.code_bytes + np.asarray(order.scale_bytes(thread, group))) // 4
-    found = [_of_rows(as_words[first + word]) for word in range(order.scale_words)]
+    first = np.asarray(order.scale_bytes(thread, group)) // 4
+    found = [_of_rows(scales[first + word]) for word in range(order.scale_words)]
     return found[0], found[1] if order.format.zeros else []
 
 

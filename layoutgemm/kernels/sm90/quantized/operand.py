@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from ....errors import PlanError
 from ...derive import Operand
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from ..config import Sm90Config
 
 STAGE_ALIGNMENT = 128  # bytes: a warp's 16-byte vectors are whole lines of banks
-GROUPS_OF_PRODUCTS = 2  # of a K tile: one is converted while the other's products run
+DEPTHS = (64, UNIT_K)  # of a K tile: half a unit, or a whole one
+PRODUCT_K = 64  # of a group of products: its fragments are converted while the group before runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +33,24 @@ class PackedTile:
     alignment: int = STAGE_ALIGNMENT
 
 
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """One bulk copy of a row block: bytes in global memory -> bytes of the block in a stage.
+
+    source, target  first bytes: of the packed weights, an int or a traced integer, and of the block
+    """
+
+    source: Any
+    target: int
+    bytes: int
+
+
 @dataclass(frozen=True)
 class PackedOperand:
-    """Packed weights as A: a unit of 128 of K and 64 rows is one bulk copy; no tensor map and no descriptor.
+    """Packed weights as A: bulk copies of whole or half units, one row block after another; no tensor map.
 
     packing  the order of a unit
-    smem     a stage
+    smem     a stage: (rows, depth) of weights
     """
 
     packing: PackedOrder
@@ -56,30 +69,68 @@ class PackedOperand:
         return ()
 
     @property
-    def units(self) -> int:
-        """Units of a stage: bulk copies."""
+    def row_blocks(self) -> int:
+        """Blocks of 64 rows of a stage."""
         return self.smem.extent[0] // UNIT_ROWS
+
+    @property
+    def parts(self) -> int:
+        """K tiles of a unit."""
+        return UNIT_K // self.smem.extent[1]
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of a block's codes in a stage; its scales come behind them."""
+        return self.packing.code_bytes // self.parts
+
+    @property
+    def groups(self) -> int:
+        """Groups of a K tile: a group that is deeper is in each of its K tiles."""
+        return -(-self.packing.format.groups // self.parts)
+
+    @property
+    def vectors(self) -> int:
+        """16-byte vectors of a thread in a block."""
+        return self.packing.vectors // self.parts
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a row block in a stage."""
+        return self.code_bytes + self.groups * self.packing.group_bytes
 
     @property
     def bytes(self) -> int:
         """The bytes that a stage's barrier expects."""
-        return self.units * self.packing.unit_bytes
+        return self.row_blocks * self.block_bytes
 
     @property
     def sent_bytes(self) -> int:
         """The bytes that one CTA reads for a stage."""
         return self.bytes
 
-    def unit_byte(self, row_block: W, unit: W, units: W) -> W:
-        """The byte of a unit in global memory; `units` are those of a row block. Ints or traced integers."""
-        return (row_block * units + unit) * self.packing.unit_bytes
+    def block_copies(self, row_block: W, k_tile: W, units: W) -> tuple[BlockCopy, ...]:
+        """The copies of a row block's K tile; ints or traced integers of 64 bits.
+
+        units  of a row block along K
+        """
+        order = self.packing
+        first = (row_block * units + k_tile // self.parts) * order.unit_bytes
+        if self.parts == 1:
+            return (BlockCopy(first, 0, order.unit_bytes),)
+        part = k_tile % self.parts
+        codes = BlockCopy(first + part * self.code_bytes, 0, self.code_bytes)
+        if not self.groups:
+            return (codes,)
+        group = part * order.format.groups // self.parts
+        scales = first + order.code_bytes + group * order.group_bytes
+        return codes, BlockCopy(scales, self.code_bytes, self.groups * order.group_bytes)
 
 
-def packed_operand(fmt: QuantizedFormat, rows: int, spec: Operand) -> PackedOperand:
-    """The operand of a tile with so many rows; `spec` is the activations' type."""
+def packed_operand(fmt: QuantizedFormat, rows: int, depth: int, spec: Operand) -> PackedOperand:
+    """The operand of K tiles with so many rows and so much of K; `spec` is the activations' type."""
     order = PackedOrder(fmt, spec.dtype.name)
-    tile = PackedTile((rows, UNIT_K), rows // UNIT_ROWS * order.unit_bytes)
-    return PackedOperand(order, tile, spec.dtype)
+    made = PackedOperand(order, PackedTile((rows, depth), 0), spec.dtype)
+    return replace(made, smem=PackedTile((rows, depth), made.bytes))
 
 
 def check_packed(
@@ -107,8 +158,8 @@ def check_packed(
     for name, value in usual.items():
         if (found := getattr(config, name)) != value:
             raise PlanError(f"{name} = {found!r}: a product with packed weights takes {value!r}")
-    if config.tile_k not in (None, UNIT_K):
-        raise PlanError(f"tile_k = {config.tile_k}: a K tile is a packed unit, {UNIT_K} weights")
+    if config.tile_k not in (None, *DEPTHS):
+        raise PlanError(f"tile_k = {config.tile_k}: a K tile is half a packed unit or a whole one, {DEPTHS}")
     if config.cluster[1] != 1:
         raise PlanError(f"cluster = {config.cluster}: packed weights are not shared along N; take (rows, 1)")
     names = [given.name for given in epilogue.given] if epilogue else []

@@ -117,12 +117,17 @@ class PackedOrder:
         return UNIT_ROWS * UNIT_K * self.format.bits // 8
 
     @property
+    def group_bytes(self) -> int:
+        """Bytes of the scales of one group, with its zeros."""
+        return UNIT_ROWS * NUMBER_BYTES * self.scale_words
+
+    @property
     def unit_bytes(self) -> int:
         """Bytes of a unit, a multiple of 16."""
-        return self.code_bytes + self.format.groups * UNIT_ROWS * NUMBER_BYTES * self.scale_words
+        return self.code_bytes + self.format.groups * self.group_bytes
 
     def group_of(self, fragment: int) -> int:
-        """The group of a unit's fragment along K."""
+        """The group of a K tile's fragment, among the groups of the K tile."""
         return 0 if self.format.group is None else fragment * FRAGMENT_K // self.format.group
 
     def row_of(self, register: int) -> int:

@@ -2,9 +2,9 @@
 
     role        does
     --------    -------------------------------------------------------------------------------------------------------
-    loader      as in `device.gemm`; A's K tile is one bulk copy for each 64 rows, its units one after another along K
-    consumer    for each K tile: loads its own words and scales (16-byte vectors), and, for each half of the K tile and
-                each of its blocks of 64 rows: converts the half's fragments, while the products of the group before
+    loader      as in `device.gemm`; A's K tile is bulk copies of each 64 rows: a unit, or the half of one
+    consumer    for each K tile: loads its own words and scales (16-byte vectors), and, for each 64 of K and each of its
+                blocks of 64 rows: converts the fragments, while the products of the group before
                 run, multiplies them with B from shared memory, and waits for the group before
 
 Whatever a stage held is read when the first group of the next K tile has been issued and the group before it is done:
@@ -28,7 +28,7 @@ from ....store import ROWS
 from ...device.fused import Sm90FusedKernel
 from ..formats import UNIT_K, UNIT_ROWS
 from ..fragments import ROW_SELECTORS, fragment, words_of
-from ..operand import GROUPS_OF_PRODUCTS
+from ..operand import PRODUCT_K, BlockCopy
 from ..order import FRAGMENT_K, WORDS
 
 
@@ -50,23 +50,25 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         job = super().job_of(shared, place, sizes, c, words[:-1])
         return job.extended(packed=words[-1], units=tile_count(sizes[2], UNIT_K))
 
-    def packed_units(self, job: Any, m0: Any, k: Any) -> list[Int64]:
-        """The address of each unit of a K tile: rows behind the last ones are the last ones once more."""
-        last = (job.m - 1) // UNIT_ROWS
-        blocks = [cutlass.min(m0 // UNIT_ROWS + unit, last) for unit in range(self.plan.a.units)]
-        at = [self.plan.a.unit_byte(Int64(block), Int64(k // UNIT_K), Int64(job.units)) for block in blocks]
-        return [job.packed + byte for byte in at]
+    def packed_copies(self, job: Any, m0: Any, k: Any) -> list[tuple[int, BlockCopy]]:
+        """(byte of the stage's row block, copy) of a K tile: row blocks behind the last one are the last once more."""
+        operand, last = self.plan.a, (job.m - 1) // UNIT_ROWS
+        k_tile, found = Int64(k // self.plan.tile[2]), []
+        for number in range(operand.row_blocks):
+            block = Int64(cutlass.min(m0 // UNIT_ROWS + number, last))
+            copies = operand.block_copies(block, k_tile, Int64(job.units))
+            found += [(number * operand.block_bytes, copy) for copy in copies]
+        return found
 
     def load_packed(self, job: Any, m0: Any, k: Any, stage: Any, full: Any) -> None:
         """Copy A's K tile into its stage. Called by one thread."""
-        size = self.plan.a.packing.unit_bytes
-        for unit, address in enumerate(self.packed_units(job, m0, k)):
-            load_bytes(job.shared.a(stage) + unit * size, address, size, full)
+        for first, copy in self.packed_copies(job, m0, k):
+            load_bytes(job.shared.a(stage) + (first + copy.target), job.packed + copy.source, copy.bytes, full)
 
     def prefetch_packed(self, job: Any, m0: Any, k: Any) -> None:
         """Bring A's K tile into L2. Called by one thread."""
-        for address in self.packed_units(job, m0, k):
-            prefetch_bytes(address, self.plan.a.packing.unit_bytes)
+        for _, copy in self.packed_copies(job, m0, k):
+            prefetch_bytes(job.packed + copy.source, copy.bytes)
 
     @cute.jit
     def consume(self, job: Any, maps: Any, tile: Any, consumer: Any, thread: Any, ahead: Any) -> None:
@@ -78,7 +80,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         b = bridge.WgmmaOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
         packed = PackedFragments(plan, first_block, thread)
         stage, parity = Int32(0), Int32(0)
-        blocks_of_k = UNIT_K // FRAGMENT_K // GROUPS_OF_PRODUCTS
+        blocks_of_k, groups = PRODUCT_K // FRAGMENT_K, plan.tile[2] // PRODUCT_K
         while tile < job.tiles:
             m0, n0, matrix = self.origin(job, tile)
             before = stage
@@ -86,7 +88,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                 stage = bridge.uniform(stage)
                 bridge.barrier_wait(job.shared.full(stage), parity)
                 held = [packed.load(job.shared, stage, block) for block in range(plan.blocks)]
-                for group in cutlass.range_constexpr(GROUPS_OF_PRODUCTS):
+                for group in cutlass.range_constexpr(groups):
                     for block in cutlass.range_constexpr(plan.blocks):
                         first = group * blocks_of_k
                         fragments = [packed.fragment(held[block], first + i) for i in range(blocks_of_k)]
@@ -139,25 +141,25 @@ class PackedFragments(bridge.Carried):
         self.plan, self.order = plan, plan.a.packing
         self.ops = DevicePairs(self.order.activations)
         super().__init__(
-            first=first_block * self.order.unit_bytes,
+            first=first_block * plan.a.block_bytes,
             vector=self.order.vector_bytes(thread, 0),
-            scale=self.order.code_bytes + self.order.scale_bytes(thread, 0),
+            scale=plan.a.code_bytes + self.order.scale_bytes(thread, 0),
         )
 
     def load(self, shared: Any, stage: Any, block: int) -> tuple[list[Any], list[Any]]:
-        """The thread's words of one block's unit, and those of its scales, group by group."""
-        order = self.order
-        unit = shared.a(stage) + (self.first + block * order.unit_bytes)
+        """The thread's words of one block's K tile, and those of its scales, group by group."""
+        order, operand = self.order, self.plan.a
+        unit = shared.a(stage) + (self.first + block * operand.block_bytes)
         words: list[Any] = []
-        for vector in range(order.vectors):
+        for vector in range(operand.vectors):
             words += load_words(unit + (self.vector + order.vector_bytes(0, vector)), WORDS)
         scales: list[Any] = []
-        for group in range(order.format.groups):
+        for group in range(operand.groups):
             scales.append(load_words(unit + (self.scale + order.scale_bytes(0, group)), order.scale_words))
         return words, scales
 
     def fragment(self, held: tuple[list[Any], list[Any]], number: int) -> list[Any]:
-        """The registers of the unit's fragment of that number along K."""
+        """The registers of the K tile's fragment of that number along K."""
         order, (words, scales) = self.order, held
         rows: list[Any] = []
         zeros: list[Any] = []
