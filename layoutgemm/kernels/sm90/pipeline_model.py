@@ -190,6 +190,7 @@ class Hopper:
         more += ["one tile"] if self.single else []
         more += [f"the last {self.early} k tile(s) by block"] if self.early else []
         more += ["each k tile promoted"] if self.promoted else []
+        more += [f"A converted in {self.packed} group(s) of products"] if self.packed else []
         return ", ".join([f"ring of {self.stages}", loads, kind, *more])
 
     def _count(self, which: int) -> int | None:
