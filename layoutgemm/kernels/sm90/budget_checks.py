@@ -16,7 +16,7 @@ from .quantized.operand import PRODUCT_K
 from .quantized.order import FRAGMENT_K, WORDS
 
 HELD_PROMOTED = 16  # the same of a main loop that promotes: ptxas takes 153 where accumulators and tables are 143
-HELD_PACKED = 40  # of packed weights, beside fragments and words of a K tile
+HELD_PACKED = 24  # of packed weights, beside fragments and words of a K tile: ptxas takes 93 where these are 73
 HELD = 26  # registers of a consumer beside its accumulators: ptxas asks for 130 where these are 104
 
 

@@ -162,6 +162,11 @@ def check_packed(
         raise PlanError(f"tile_k = {config.tile_k}: a K tile is half a packed unit or a whole one, {DEPTHS}")
     if config.cluster[1] != 1:
         raise PlanError(f"cluster = {config.cluster}: packed weights are not shared along N; take (rows, 1)")
+    if config.tile[1] // 2 % (4 * config.split):
+        raise PlanError(
+            f"split = {config.split} of {config.tile[1]} columns: a thread has {config.tile[1] // 2} sums, and sends "
+            f"vectors of 4 to each part; take a multiple of {8 * config.split} columns"
+        )
     names = [given.name for given in epilogue.given] if epilogue else []
     if (COLUMN_SCALE in names) != (fmt.group is None):
         there = "has" if COLUMN_SCALE in names else "has no"
