@@ -18,6 +18,7 @@ from .arrays import check_arrays, check_matrices
 from .cpu import run_on_cpu
 from .epilogue_operands import execute_given, given_of, words_of_arrays
 from .fused import run_fused
+from .quantized import run_quantized
 from .records import recorded
 from .result import GemmResult
 from .tensor_maps import run_given
@@ -39,7 +40,7 @@ def run_plan(
 
     Of a gated product B is (K, 2N), the gate's columns first.
 
-    a, b    both NumPy arrays (float32 values are rounded to the plan's types) or both torch tensors of the plan's
+    a, b    of a plan with `weights`, PackedWeights and a NumPy array; else both NumPy arrays (float32 values are rounded to the plan's types) or both torch tensors of the plan's
             types, on one device; of tf32 float32 in either case, which the tensor copies round
     out     where to put C: an array or tensor of the result's kind and type and shape, rows contiguous (columns for a
             plan whose C is column-major)
@@ -76,6 +77,8 @@ def _run(
     plan: Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor, out: np.ndarray | torch.Tensor | None,
     device: str | None, copy: bool, given: Mapping[str, object] | None,
 ) -> GemmResult:  # fmt: skip
+    if isinstance(plan, Sm90Plan) and plan.weights is not None:
+        return run_quantized(plan, a, b, given or {}, out, device, copy)
     if isinstance(plan, (Sm90Plan, Sm100Plan)) and plan.epilogue:
         return run_fused(plan, a, b, given or {}, out, device, copy)
     kind = check_matrices(plan, a, b, device)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....checks import bank_conflicts
+from ....layouts import Layout
 from ....report import Check
 from .conversions import NumpyPairs, halves_of, pair_position, pairs_of
 from .formats import UNIT_K, UNIT_ROWS
@@ -35,11 +36,11 @@ def packed_checks(plan: Sm90Plan, groups: int) -> list[Check]:
     ]
 
 
-def _bijective(name: str, layout: object, size: int) -> Check:
-    verdict = layout.is_bijective()  # type: ignore[attr-defined]
+def _bijective(name: str, layout: Layout, size: int) -> Check:
+    verdict = layout.is_bijective()
     witness = "" if verdict else str(verdict)
-    if verdict and layout.size != size:  # type: ignore[attr-defined]
-        witness = f"{layout.size} of {size} elements"  # type: ignore[attr-defined]
+    if verdict and layout.size != size:
+        witness = f"{layout.size} of {size} elements"
     statement = f"{layout} is a bijection onto the {size} elements of a unit"
     return Check(name, statement, not witness, getattr(verdict, "method", "none"), witness)
 
@@ -85,19 +86,19 @@ def _wanted(operand: PackedOperand, part: int) -> npt.NDArray[np.int64]:
 def conversion_check(order: PackedOrder) -> Check:
     """Each code, at each place of a word, becomes its value exactly, whatever the other codes are."""
     fmt, ops, witness = order.format, NumpyPairs(order.target), ""
-    values, count = fmt.facts.values(), 1 << fmt.bits
-    codes, finite = np.arange(count, dtype=np.uint32), np.isfinite(values)
+    count, finite = 1 << fmt.bits, np.nonzero(np.isfinite(fmt.facts.values()))[0]
+    values, codes = fmt.facts.values()[finite].astype(np.float32), finite.astype(np.uint32)
     for others in (0, 0xFFFFFFFF, 0xA5C36987):
         for place in range(order.codes_of_word):
             mask = np.uint32(count - 1 << place * fmt.bits)
             words = np.uint32(others) & ~mask | codes << np.uint32(place * fmt.bits)
             for i, pair in enumerate(pairs_of(fmt.code, order.target, words, ops)):
                 for high in range(2):
-                    found = halves_of(pair, order.target)[:, high].astype(np.float64)
-                    if pair_position(fmt.bits, i, high) == place and (found != values)[finite].any():
-                        code = int(np.nonzero((found != values) & finite)[0][0])
-                        witness = witness or f"code {code} at {place} of a word becomes {found[code]}"
-    statement = f"each of {int(finite.sum())} codes of {fmt.code}, at each place of a word, becomes its value as "
+                    found = halves_of(pair, order.target)[:, high]
+                    if pair_position(fmt.bits, i, high) == place and (found != values).any():
+                        at = int(np.nonzero(found != values)[0][0])
+                        witness = witness or f"code {codes[at]} at {place} of a word becomes {found[at]}"
+    statement = f"each of {len(codes)} codes of {fmt.code}, at each place of a word, becomes its value as "
     statement += f"{order.target.dtype}"
     return Check("conversion A", statement, not witness, f"exhaustion ({count} codes)", witness)
 

@@ -211,9 +211,9 @@ def pack(weights: QuantizedWeights, activations: str = "bf16") -> PackedWeights:
 
     Raises OperandError for a scale that the type holds as 0 or not at all.
 
-    >>> packed = pack(quantize(np.eye(64, 128), QuantizedFormat("int4", 128)))
-    >>> packed.units.shape, bool((unpack(packed).dense() == np.eye(64, 128)).all())
-    ((1, 1, 4224), False)
+    >>> packed = pack(quantize(np.eye(100, 256) * 7, QuantizedFormat("int4", 128)))
+    >>> packed.units.shape, bool((unpack(packed).dense() == np.eye(100, 256) * 7).all())
+    ((2, 2, 4224), True)
     """
     if activations not in ACTIVATIONS:
         raise PlanError(f"activations = {activations!r}: known are {', '.join(ACTIVATIONS)}")
