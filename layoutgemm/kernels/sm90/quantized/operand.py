@@ -141,8 +141,6 @@ def check_packed(
 
     others  arguments of `Sm90Plan.derive` that such a kernel does not have
     """
-    if not isinstance(fmt, QuantizedFormat):
-        raise PlanError(f'weights = {fmt!r}: a QuantizedFormat, as in QuantizedFormat("int4", 128)')
     if others:
         raise PlanError(f"{others[0]}: a product with packed weights takes none")
     a, b = operands
