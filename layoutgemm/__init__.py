@@ -5,7 +5,8 @@ Layouts and proofs   Layout, Swizzle, ComposedLayout, E, parse, dim, dims, Facts
 Atoms                wgmma, smem_tile; the others are in `layoutgemm.atoms`, budgets and banks in `layoutgemm.checks`
 Kernels              plan, GemmPlan, Operand, Sm80Plan, Sm90Plan, Sm100Plan and their Sm80Config, Sm90Config,
                      Sm100Config; on torch tensors matmul, gemm, scaled_matmul, grouped_matmul, fp8_matmul,
-                     quantized_matmul with QuantizedFormat and QuantizedWeight, explain_matmul, tune; on JAX's arrays jax.matmul
+                     quantized_matmul with QuantizedFormat and QuantizedWeight, explain_matmul, tune; on JAX's
+                     arrays jax.matmul
 Tools                emulate, emulate_ptx, emulated_gpu, mutate, mutate_ptx, from_cute
 
 Every refusal is a LayoutError; `layoutgemm.errors` has its kinds. Pictures are in `layoutgemm.view`.

@@ -1,11 +1,11 @@
-"""Modules on layoutgemm's kernels: Linear, GatedMLP, ScaledLinear, QuantizedLinear, and swap_linears, which puts them into a model.
+"""Modules on layoutgemm's kernels, and swap_linears, which puts them into a model.
 
-    module        computes                                        state dict
-    ------------  ----------------------------------------------  ------------------------------------------
-    Linear        activation(x @ weight.T + bias), one kernel     torch.nn.Linear's
-    GatedMLP      down(act(x @ gate.T) * (x @ up.T))              gate_proj, up_proj, down_proj
-    ScaledLinear  Linear with float8 weights, scales of blocks    torch.nn.Linear's, or with weight_scale_inv
-    QuantizedLinear  Linear with packed weights of 4 or 8 bits    units, scales, bias
+    module           computes                                        state dict
+    ---------------  ----------------------------------------------  ------------------------------------------
+    Linear           activation(x @ weight.T + bias), one kernel     torch.nn.Linear's
+    GatedMLP         down(act(x @ gate.T) * (x @ up.T))              gate_proj, up_proj, down_proj
+    ScaledLinear     Linear with float8 weights, scales of blocks    torch.nn.Linear's, or with weight_scale_inv
+    QuantizedLinear  Linear with packed weights of 4 or 8 bits       units, scales, bias
 
 Every product is `layoutgemm.matmul`, `scaled_matmul` or `quantized_matmul`, with their rules and refusals.
 

@@ -7,15 +7,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from layoutgemm import QuantizedFormat, QuantizedWeight, quantized_matmul  # noqa: E402
-from layoutgemm.errors import LayoutError  # noqa: E402
-from layoutgemm.kernels.sm90.quantized.checkpoints import (  # noqa: E402
+from layoutgemm import QuantizedFormat, QuantizedWeight, quantized_matmul
+from layoutgemm.errors import LayoutError
+from layoutgemm.kernels.sm90.quantized.checkpoints import (
     from_awq,
     from_compressed_tensors,
     from_gptq,
 )
-from layoutgemm.nn import QuantizedLinear  # noqa: E402
-from layoutgemm.torch_op.quantized.launch import QuantizedCall, plan_of, readable  # noqa: E402
+from layoutgemm.nn import QuantizedLinear
+from layoutgemm.torch_op.quantized.launch import QuantizedCall, plan_of, readable
 
 FORMATS = [
     QuantizedFormat("int4", 128), QuantizedFormat("int4", 32, zeros=True), QuantizedFormat("e4m3"),
@@ -72,7 +72,9 @@ def words(codes: np.ndarray, axis: int, order: tuple[int, ...] = tuple(range(8))
     """Codes as 32-bit words along an axis: nibble i holds the code of column order[i]."""
     moved = np.moveaxis(codes, axis, -1).astype(np.uint32)
     parts = moved.reshape(*moved.shape[:-1], -1, 8)[..., list(order)]
-    return np.moveaxis((parts << (4 * np.arange(8, dtype=np.uint32))).sum(-1).astype(np.uint32), -1, axis).view(np.int32)
+    return np.moveaxis((parts << (4 * np.arange(8, dtype=np.uint32))).sum(-1).astype(np.uint32), -1, axis).view(
+        np.int32
+    )
 
 
 def test_checkpoints_become_the_weights_that_they_hold() -> None:

@@ -38,9 +38,9 @@ def run_plan(
 ) -> GemmResult:  # fmt: skip
     """C = A @ B by the plan: (M, K) and (K, N) in, (M, N) out; of a batch, each with the batch in front.
 
-    Of a gated product B is (K, 2N), the gate's columns first.
+    Of a gated product B is (K, 2N), the gate's columns first. Of a plan with `weights` A is PackedWeights.
 
-    a, b    of a plan with `weights`, PackedWeights and a NumPy array; else both NumPy arrays (float32 values are rounded to the plan's types) or both torch tensors of the plan's
+    a, b    both NumPy arrays (float32 values are rounded to the plan's types) or both torch tensors of the plan's
             types, on one device; of tf32 float32 in either case, which the tensor copies round
     out     where to put C: an array or tensor of the result's kind and type and shape, rows contiguous (columns for a
             plan whose C is column-major)

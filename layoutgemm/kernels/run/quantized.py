@@ -29,7 +29,7 @@ def run_quantized(
     plan: Sm90Plan, a: object, b: object, given: Mapping[str, object], out: np.ndarray | None, device: str | None,
     copy: bool,
 ) -> GemmResult:  # fmt: skip
-    """C = A @ B of PackedWeights a and a NumPy b, and the epilogue on operands `given` by name.
+    """C = A @ B and its epilogue, of PackedWeights a and a NumPy b.
 
     The scale of whole columns is the weights' own. Raises OperandError for operands that are not the plan's, PlanError
     where the NumPy executor is asked for an epilogue.
@@ -66,7 +66,9 @@ def check_operands_of(plan: Sm90Plan, a: object, b: object, out: object) -> tupl
     if not isinstance(a, PackedWeights):
         raise OperandError(f"a is a {type(a).__qualname__}: the plan multiplies PackedWeights, as `pack` makes them")
     if not isinstance(b, np.ndarray):
-        raise OperandError(f"b is a {type(b).__qualname__}: a NumPy array; for tensors call layoutgemm.quantized_matmul")
+        raise OperandError(
+            f"b is a {type(b).__qualname__}: a NumPy array; for tensors call layoutgemm.quantized_matmul"
+        )
     have, want = (a.format, a.activations, a.n, a.k), (plan.weights, plan.b.dtype.name, plan.m, plan.k)
     if have != want:
         raise OperandError(f"a is {a.n}x{a.k}, {a.format}, for {a.activations}; the plan takes {want}")

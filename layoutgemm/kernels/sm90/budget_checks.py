@@ -126,6 +126,6 @@ def _registers(plan: Sm90Plan) -> list[Check]:
 
 
 def _packed_registers(plan: Sm90Plan) -> int:
-    """Registers of the fragments of two groups of products, and of the words and scales of a K tile."""
+    """Registers of two groups of fragments, and of a K tile's words and scales."""
     fragments = 2 * PRODUCT_K // FRAGMENT_K * plan.mma.registers("A")
     return fragments + plan.blocks * (plan.a.vectors * WORDS + plan.a.groups * plan.a.packing.scale_words)

@@ -193,7 +193,13 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         check_sizes(m=m, n=n, k=k, batch=batch)
         arch = arch_named("sm_90a")
         kernel = _Request.of(
-            (m, n, k, batch), (a, b, c), config or Sm90Config(), epilogue, gated, mainloop, (ragged, along_k),
+            (m, n, k, batch),
+            (a, b, c),
+            config or Sm90Config(),
+            epilogue,
+            gated,
+            mainloop,
+            (ragged, along_k),
             weights,
         )
         config, gated, c_spec = kernel.config, kernel.gated, kernel.operands[2]
@@ -503,9 +509,7 @@ class _Request:
             with_ends(b_plan, "n", tile_n, c_spec.dtype, ends and self.gated is None),
         )
 
-    def packed_plans(
-        self, weights: QuantizedFormat, atom: MmaAtom, tile_k: int
-    ) -> tuple[PackedOperand, OperandPlan]:
+    def packed_plans(self, weights: QuantizedFormat, atom: MmaAtom, tile_k: int) -> tuple[PackedOperand, OperandPlan]:
         """A of packed weights, and B as everywhere."""
         config, (a_spec, b_spec, c_spec) = self.config, self.operands
         tile_m, tile_n = config.tile

@@ -48,8 +48,7 @@ def quantized_product(
     call: QuantizedCall, x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """activation(x @ weights.T + bias) of x (rows, k)."""
-    n, k = call.size
-    rows = x.shape[0]
+    n, rows = call.size[0], x.shape[0]
     if not on_gpu(x.get_device()):
         dense = dense_of(call.format, x.dtype, units, scales, call.size).double()
         return by_torch(resolved(x.detach()).double() @ dense.T, bias, call.activation, call.kind)

@@ -66,8 +66,7 @@ class QuantizedWeight:
         if weight.ndim != 2 or 0 in weight.shape:
             raise OperandError(f"weight has shape {list(weight.shape)}: (n, k), neither of them 0")
         parts = [
-            pack(quantize(rows.detach().double().cpu().numpy(), fmt, name), name)
-            for rows in weight.split(_AT_A_TIME)
+            pack(quantize(rows.detach().double().cpu().numpy(), fmt, name), name) for rows in weight.split(_AT_A_TIME)
         ]
         scales = None if fmt.group else np.concatenate([part.scales for part in parts if part.scales is not None])
         units = np.concatenate([part.units for part in parts])
@@ -146,6 +145,6 @@ def _groups(order: PackedOrder, numbers: torch.Tensor, shape: tuple[int, int]) -
 
 @lru_cache(maxsize=64)
 def _inverse(order: PackedOrder, codes: bool) -> torch.Tensor:
-    """Where each element of a unit lies among its codes, or its scales."""
+    """The place of each element of a unit among its codes, or its scales."""
     layout = order.codes if codes else order.scales
     return torch.from_numpy(np.argsort(np.asarray(layout.offsets())))

@@ -108,9 +108,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         clusters = tiles if plan.one_each else cutlass.min(tiles, workers)
         return clusters * plan.cluster_size, 1, 1
 
-    def maps_of_a(
-        self, a: Int64, extents: Mapping[str, Int32], pitches: tuple[Int64, Int64]
-    ) -> list[bridge.TensorMap]:
+    def maps_of_a(self, a: Int64, extents: Mapping[str, Int32], pitches: tuple[Int64, Int64]) -> list[bridge.TensorMap]:
         """A's tensor maps, that of its last rows behind the first."""
         own = self.map_of_lines(self.plan.a.tma, a, extents, pitches)
         return [own, *self.maps_of_last_rows(self.plan.a, a, extents, pitches)]

@@ -46,7 +46,7 @@ def _bijective(name: str, layout: Layout, size: int) -> Check:
 
 
 def _copied(operand: PackedOperand) -> Check:
-    """A K tile's copies bring its own codes and the scales of its own groups, aligned to 16 bytes, apart."""
+    """A K tile's copies bring its own codes and its own groups' scales."""
     order, witness = operand.packing, ""
     for part in range(operand.parts):
         times = np.zeros(operand.block_bytes, np.int64)
@@ -84,7 +84,7 @@ def _wanted(operand: PackedOperand, part: int) -> npt.NDArray[np.int64]:
 
 
 def conversion_check(order: PackedOrder) -> Check:
-    """Each code, at each place of a word, becomes its value exactly, whatever the other codes are."""
+    """Each code becomes its value exactly, at each place of a word."""
     fmt, ops, witness = order.format, NumpyPairs(order.target), ""
     count, finite = 1 << fmt.bits, np.nonzero(np.isfinite(fmt.facts.values()))[0]
     values, codes = fmt.facts.values()[finite].astype(np.float32), finite.astype(np.uint32)

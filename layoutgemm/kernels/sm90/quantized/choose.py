@@ -1,8 +1,8 @@
 """The configuration of a product with packed weights, by an estimate: few rows stream weights, many are a GEMM.
 
-    rows up to 64    tiles of 64 or 128 output features; K in parts until every SM has one; time is that of the busiest
-                     SM's K tiles, and of what comes once
-    more             tiles of 128 output features and up to 256 rows, K tiles of 64
+rows up to 64    tiles of 64 or 128 output features; K in parts until every SM has one; time is that of the busiest
+                 SM's K tiles, and of what comes once
+more             tiles of 128 output features and up to 256 rows, K tiles of 64
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Codes to pairs of bf16 or f16 by integer arithmetic on 32-bit words, the same in a kernel and in NumPy.
+"""Codes to pairs of bf16 or f16, by integer arithmetic on 32-bit words.
+
+The same functions run in a kernel and in NumPy.
 
 `pairs_of` takes one word, 8 codes of 4 bits or 4 of 8 bits, and gives a register for each pair. Pair i of a word has
 code i in its low half, and in its high half the code 16 bits further on: `pair_position`. A kernel spends, for a word:
@@ -61,7 +63,7 @@ def both(half: int) -> int:
 
 
 def pair_position(bits: int, i: int, high: int) -> int:
-    """The number of the code in its word that is the low (0) or high (1) half of pair i.
+    """The place in a word of the low (0) or high (1) code of pair i.
 
     >>> [pair_position(4, i, high) for i in range(4) for high in range(2)]
     [0, 4, 1, 5, 2, 6, 3, 7]
@@ -178,9 +180,7 @@ class NumpyPairs:
     def _each(self, operation: Any, x: Any, y: Any) -> npt.NDArray[np.uint32]:
         halves = []
         for shift in (0, HALF):
-            left, right = (
-                self.dtype.decode((np.asarray(z) >> np.uint32(shift)) & np.uint32(0xFFFF)) for z in (x, y)
-            )
+            left, right = (self.dtype.decode((np.asarray(z) >> np.uint32(shift)) & np.uint32(0xFFFF)) for z in (x, y))
             with np.errstate(over="ignore", invalid="ignore"):
                 exact = operation(left.astype(np.float64), right.astype(np.float64))
             halves.append(self.dtype.encode(exact).astype(np.uint32))

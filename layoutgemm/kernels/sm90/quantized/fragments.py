@@ -73,7 +73,7 @@ def block_values(order: PackedOrder, block: npt.NDArray[np.uint8], depth: int = 
 def _numbers(
     order: PackedOrder, scales: npt.NDArray[np.uint32], thread: npt.NDArray[np.int64], group: int
 ) -> tuple[list[Any], list[Any]]:
-    """The scales and the zeros of each thread's two rows, each in both halves of a word."""
+    """The scales and zeros of each thread's two rows, each in both halves."""
     if not order.format.groups:
         return [], []
     first = np.asarray(order.scale_bytes(thread, group)) // 4

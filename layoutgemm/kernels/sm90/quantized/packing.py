@@ -143,9 +143,7 @@ def units_of(n: int, k: int) -> tuple[int, int]:
 
 
 @checked(OperandError)
-def quantize(
-    weights: npt.ArrayLike, fmt: QuantizedFormat, activations: str | None = None
-) -> QuantizedWeights:
+def quantize(weights: npt.ArrayLike, fmt: QuantizedFormat, activations: str | None = None) -> QuantizedWeights:
     """Weights (N, K) rounded to the nearest code; the scale is the smallest with which no weight leaves the range.
 
     activations  round the scales of groups to this type before the weights are: what `pack` would do afterwards
@@ -303,10 +301,8 @@ def unpack(packed: PackedWeights) -> QuantizedWeights:
     return QuantizedWeights(packed.format, plain, kind.decode(found[0]), zeros)
 
 
-def _plain_numbers(
-    order: PackedOrder, bits: npt.NDArray[np.uint16], packed: PackedWeights
-) -> npt.NDArray[np.uint16]:
-    """(N, K / group) numbers of whole units' (row blocks, K units, pair, row of a thread)."""
+def _plain_numbers(order: PackedOrder, bits: npt.NDArray[np.uint16], packed: PackedWeights) -> npt.NDArray[np.uint16]:
+    """(N, K / group) numbers, of whole units in packed order."""
     rows, units = bits.shape[:2]
     lined = bits.reshape(rows, units, -1)
     plain = np.empty_like(lined)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def load_blocks(
     plan: Sm90Plan, units: npt.NDArray[np.uint8], origin: Mapping[str, int], smem: SharedBytes, address: int
 ) -> None:
-    """Copy the row blocks of a K tile from global memory into a stage, as the kernel's bulk copies do."""
+    """Copy a K tile's row blocks into a stage, as the kernel's bulk copies do."""
     (rows, along_k), k_tile = units_of(plan.m, plan.k), origin["k"] // plan.tile[2]
     for number in range(plan.a.row_blocks):
         block = min(origin["m"] // UNIT_ROWS + number, rows - 1)

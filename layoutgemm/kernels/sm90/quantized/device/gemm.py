@@ -7,8 +7,7 @@
                 blocks of 64 rows: converts the fragments, while the products of the group before
                 run, multiplies them with B from shared memory, and waits for the group before
 
-Whatever a stage held is read when the first group of the next K tile has been issued and the group before it is done:
-then the stage is released, as in `device.gemm`.
+A stage is released behind the first group of the next K tile: all products that read it are done then.
 """
 
 from __future__ import annotations
@@ -35,9 +34,7 @@ from ..order import FRAGMENT_K, WORDS
 class Sm90QuantizedKernel(Sm90FusedKernel):
     """The production kernel with packed weights in place of A's tiles."""
 
-    def maps_of_a(
-        self, a: Int64, extents: Mapping[str, Int32], pitches: tuple[Int64, Int64]
-    ) -> list[bridge.TensorMap]:
+    def maps_of_a(self, a: Int64, extents: Mapping[str, Int32], pitches: tuple[Int64, Int64]) -> list[bridge.TensorMap]:
         """Packed weights have no tensor map."""
         return []
 
@@ -147,7 +144,7 @@ class PackedFragments(bridge.Carried):
         )
 
     def load(self, shared: Any, stage: Any, block: int) -> tuple[list[Any], list[Any]]:
-        """The thread's words of one block's K tile, and those of its scales, group by group."""
+        """The thread's words of one block's K tile, and its scales by group."""
         order, operand = self.order, self.plan.a
         unit = shared.a(stage) + (self.first + block * operand.block_bytes)
         words: list[Any] = []
