@@ -363,7 +363,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     def device_kernel(self) -> str:
         """The kernel's class in device code."""
         if self.weights is not None:
-            return "sm90.quantized.device.gemm:Sm90QuantizedKernel"
+            return "sm90.device.quantized:Sm90QuantizedKernel"
         if self.along_k is not None:
             return "sm90.device.along_k:Sm90AlongKKernel"
         if self.ragged is not None:

@@ -224,8 +224,8 @@ def pack(weights: QuantizedWeights, activations: str = "bf16") -> PackedWeights:
         )
     numbers = [_scale_bits(order, weights.scales)]
     if weights.zeros is not None:
-        magic = zero_word(order.target, 0) & _HALF_WORD
-        taken = order.target.dtype.encode(order.target.dtype.decode(np.uint16(magic)) + np.asarray(weights.zeros))
+        magic = order.target.dtype.decode(np.array([zero_word(order.target, 0) & _HALF_WORD]))
+        taken = order.target.dtype.encode(magic + np.asarray(weights.zeros))
         numbers.append(taken.astype(np.uint16))
     packed[..., order.code_bytes :] = _packed_numbers(order, numbers, (rows, units))
     return PackedWeights(weights.format, activations, weights.n, weights.k, packed)
@@ -296,7 +296,7 @@ def unpack(packed: PackedWeights) -> QuantizedWeights:
     kind = order.target.dtype
     zeros = None
     if packed.format.zeros:
-        magic = kind.decode(np.uint16(zero_word(order.target, 0) & _HALF_WORD))
+        magic = kind.decode(np.array([zero_word(order.target, 0) & _HALF_WORD], np.uint16))
         zeros = (kind.decode(found[1]) - magic).astype(np.uint8)
     return QuantizedWeights(packed.format, plain, kind.decode(found[0]), zeros)
 
@@ -308,5 +308,5 @@ def _plain_numbers(order: PackedOrder, bits: npt.NDArray[np.uint16], packed: Pac
     plain = np.empty_like(lined)
     plain[..., np.asarray(order.scales.offsets())] = lined
     groups = order.format.groups
-    plain = plain.reshape(rows, units, groups, UNIT_ROWS).transpose(0, 3, 1, 2).reshape(rows * UNIT_ROWS, -1)
-    return np.ascontiguousarray(plain[: packed.n, : packed.k // (order.format.group or 1)])
+    by_row = plain.reshape(rows, units, groups, UNIT_ROWS).transpose(0, 3, 1, 2).reshape(rows * UNIT_ROWS, -1)
+    return np.ascontiguousarray(by_row[: packed.n, : packed.k // (order.format.group or 1)])

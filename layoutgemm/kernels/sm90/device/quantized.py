@@ -19,16 +19,16 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 
-from ....dsl import bridge
-from ....dsl.ampere import load_words
-from ....dsl.packed_weights import DevicePairs, RegisterWgmma, load_bytes, prefetch_bytes
-from ....plan import tile_count
-from ....store import ROWS
-from ...device.fused import Sm90FusedKernel
-from ..formats import UNIT_K, UNIT_ROWS
-from ..fragments import ROW_SELECTORS, fragment, words_of
-from ..operand import PRODUCT_K, BlockCopy
-from ..order import FRAGMENT_K, WORDS
+from ...dsl import bridge
+from ...dsl.ampere import load_words
+from ...dsl.packed_weights import DevicePairs, RegisterWgmma, load_bytes, prefetch_bytes
+from ...plan import tile_count
+from ...store import ROWS
+from ..quantized.formats import UNIT_K, UNIT_ROWS
+from ..quantized.fragments import ROW_SELECTORS, fragment, words_of
+from ..quantized.operand import PRODUCT_K, BlockCopy
+from ..quantized.order import FRAGMENT_K, WORDS
+from .fused import Sm90FusedKernel
 
 
 class Sm90QuantizedKernel(Sm90FusedKernel):

@@ -1,1 +1,0 @@
-"""Device code of kernels with packed weights."""
