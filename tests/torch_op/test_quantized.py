@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import numpy as np
 import pytest
 
@@ -9,13 +11,14 @@ torch = pytest.importorskip("torch")
 
 from layoutgemm import QuantizedFormat, QuantizedWeight, quantized_matmul
 from layoutgemm.errors import LayoutError
+from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.kernels.sm90.quantized.checkpoints import (
     from_awq,
     from_compressed_tensors,
     from_gptq,
 )
 from layoutgemm.nn import QuantizedLinear
-from layoutgemm.torch_op.quantized.launch import QuantizedCall, plan_of, readable
+from layoutgemm.torch_op.quantized.launch import QuantizedCall, arguments_of, plan_of, readable
 
 FORMATS = [
     QuantizedFormat("int4", 128), QuantizedFormat("int4", 32, zeros=True), QuantizedFormat("e4m3"),
@@ -103,6 +106,33 @@ def test_the_plan_has_what_the_call_asks_for() -> None:
     ragged = torch.randn(4, 101)[:, :100].bfloat16()
     assert readable(ragged.t().contiguous().t()).stride() == (104, 1)
     assert readable(torch.randn(4, 104).bfloat16()[:, :96]).stride() == (104, 1)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+@pytest.mark.dsl
+def test_the_launch_writes_what_the_cpu_computes() -> None:
+    fmt = QuantizedFormat("int8")
+    weight = QuantizedWeight.quantize(torch.randn(72, 128), fmt)
+    padded, bias = torch.randn(3, 136).bfloat16(), torch.randn(72)
+    x = padded[:, :128]
+    plan = plan_of(QuantizedCall(fmt, (72, 128), "relu", torch.bfloat16), 3, "bf16", "f32", 4)
+    numbers, places = arguments_of(plan, 136, 2)
+    assert list(plan.parameters)[14] == "weight_scale"
+    c = np.zeros((3, 72), np.uint16)
+    arrays = [
+        weight.units.numpy().reshape(-1),
+        padded.view(torch.int16).numpy(),
+        c,
+        weight.scales.numpy(),
+        bias.numpy(),
+    ]
+    arguments = list(numbers)
+    for place, array in zip(places, arrays, strict=True):
+        arguments[place] = array
+    emulate_launch(plan, tuple(arguments), progress=False).raise_for_findings()
+    found = torch.from_numpy(c.view(np.int16)).view(torch.bfloat16)
+    want = quantized_matmul(x, weight, bias=bias, activation="relu")
+    assert torch.allclose(found.float(), want.float(), rtol=2**-7, atol=1e-2)
 
 
 REFUSED = {

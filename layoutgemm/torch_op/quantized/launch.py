@@ -84,14 +84,23 @@ def _prepared(
     call: QuantizedCall, rows: int, stride: int, x: torch.dtype, bias: torch.dtype | None, device: int
 ) -> Direct:
     """The launch of a product for x of such lines; it takes addresses: weights, x, C, the scales of columns, bias."""
-    (n, k), places = call.size, gpu(device)[0]
+    k, places = call.size[1], gpu(device)[0]
     plan = plan_of(call, rows, NAMES[x], None if bias is None else C_NAMES[bias], places.multiprocessors)
+    pitch = stride if rows > 1 else padded_leading(plan.b.dtype, k)
+    return Direct(compile_plan(plan), *arguments_of(plan, pitch, places.resident(plan.cluster_size)), device, plan)
+
+
+def arguments_of(plan: Sm90Plan, pitch: int, workers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The launch's arguments with zeros for addresses, and their places: weights, x, C, then the epilogue's vectors.
+
+    pitch  elements from row to row of x
+    """
+    n, rows, k = plan.m, plan.n, plan.k
     names = [given.name for given in plan.epilogue.given]
     words = words_of(plan.epilogue, {name: Placed(0) for name in names})
-    pitch = stride if rows > 1 else padded_leading(plan.b.dtype, k)
-    sizes = (n, rows, k, 1, k, pitch, n, n * k, rows * pitch, rows * n, places.resident(plan.cluster_size))
+    sizes = (n, rows, k, 1, k, pitch, n, n * k, rows * pitch, rows * n, workers)
     at = [3 + len(sizes) + plan.epilogue.words.index(name) for name in names]
-    return Direct(compile_plan(plan), (0, 0, 0, *sizes, *words), (0, 1, 2, *at), device, plan)
+    return (0, 0, 0, *sizes, *words), (0, 1, 2, *at)
 
 
 @lru_cache(maxsize=1024)

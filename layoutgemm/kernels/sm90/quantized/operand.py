@@ -32,6 +32,11 @@ class PackedTile:
     bytes: int
     alignment: int = STAGE_ALIGNMENT
 
+    @property
+    def said(self) -> str:
+        """The tile's elements, for a picture."""
+        return "packed weights"
+
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
