@@ -21,7 +21,7 @@ from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.quantized.formats import QuantizedFormat
 from ..bias_activation import GATES, by_torch
 from ..checks import check_activation, check_device, refuse_derivatives, stored_as
-from ..compiled import named
+from ..compiled.traced import named
 from ..library import with_autograd
 from ..operator import matmul
 from ..scaled_grouped.operators import plain_config
