@@ -261,8 +261,14 @@ def wgmma_product(atom: MmaAtom, smem: SharedBytes, word_a: int, major_a: str, w
     A and B are read through their descriptors' own arithmetic. The sum of the products is rounded in float32, in
     whatever order NumPy adds; the hardware's order is not specified either. 32 products of 8-bit integers fit into 32.
     """
-    m, n, k = atom.shape_mnk
+    m, _, k = atom.shape_mnk
     a = atom.a_dtype.decode(smem.read(_operand_addresses(word_a, major_a, (m, k), atom.a_dtype), atom.a_dtype))
+    return register_product(atom, smem, a, word_b, major_b)
+
+
+def register_product(atom: MmaAtom, smem: SharedBytes, a: np.ndarray, word_b: int, major_b: str) -> np.ndarray:
+    """The same of an A in registers: its values, (64, K of the instruction)."""
+    _, n, k = atom.shape_mnk
     b = atom.b_dtype.decode(smem.read(_operand_addresses(word_b, major_b, (n, k), atom.b_dtype), atom.b_dtype))
     if atom.c_dtype.kind == "int":
         return np.asarray(a.astype(np.int64) @ b.T.astype(np.int64)).astype(np.int32)

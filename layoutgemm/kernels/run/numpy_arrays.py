@@ -18,6 +18,7 @@ from .arrays import check_arrays, check_matrices
 from .cpu import run_on_cpu
 from .epilogue_operands import execute_given, given_of, words_of_arrays
 from .fused import run_fused
+from .quantized import run_quantized
 from .records import recorded
 from .result import GemmResult
 from .tensor_maps import run_given
@@ -37,7 +38,7 @@ def run_plan(
 ) -> GemmResult:  # fmt: skip
     """C = A @ B by the plan: (M, K) and (K, N) in, (M, N) out; of a batch, each with the batch in front.
 
-    Of a gated product B is (K, 2N), the gate's columns first.
+    Of a gated product B is (K, 2N), the gate's columns first. Of a plan with `weights` A is PackedWeights.
 
     a, b    both NumPy arrays (float32 values are rounded to the plan's types) or both torch tensors of the plan's
             types, on one device; of tf32 float32 in either case, which the tensor copies round
@@ -78,6 +79,8 @@ def _run(
 ) -> GemmResult:  # fmt: skip
     if isinstance(plan, Sm90Plan) and plan.shards is not None:
         raise PlanError(f"{plan.shards.name} is of several GPUs: it runs through layoutgemm.distributed")
+    if isinstance(plan, Sm90Plan) and plan.weights is not None:
+        return run_quantized(plan, a, b, given or {}, out, device, copy)
     if isinstance(plan, (Sm90Plan, Sm100Plan)) and plan.epilogue:
         return run_fused(plan, a, b, given or {}, out, device, copy)
     kind = check_matrices(plan, a, b, device)

@@ -34,12 +34,14 @@ from .multicast import uneven_shares
 from .pipeline_model import Hopper
 from .plan import WARPS_OF_GROUP, Sm90Plan
 from .shards import shard_checks
+from .quantized.checks import packed_checks
+from .quantized.operand import PRODUCT_K
 from .store_checks import exchange_check, neighbours_check, store_checks
 
 
 def check_sm90(plan: Sm90Plan) -> Report:
     """Every check of the plan."""
-    names = ("batch", "epilogue", "gated", "mainloop", "ragged", "along_k", "shards")
+    names = ("batch", "epilogue", "gated", "mainloop", "ragged", "along_k", "shards", "weights")
     more = {name: getattr(plan, name) for name in names}
     return checked(plan, _checks, **more)
 
@@ -53,7 +55,10 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
         checks += along_k_checks(plan, max(least))
     if plan.config.tuning.dealt:
         checks.append(plan.dealt.check())
-    for operand, groups in ((plan.a, _groups(plan)), (plan.b, 1)):
+    if plan.weights is not None:
+        checks += packed_checks(plan, _groups(plan))
+    mapped = [(plan.a, _groups(plan)), (plan.b, 1)] if plan.weights is None else [(plan.b, 1)]
+    for operand, groups in mapped:
         checks += _operand(plan, operand, groups)
         if operand.ends is not None:
             checks.append(ends_check(operand, plan.tile["mn".index(operand.ends.dim)], plan.c.dtype))
@@ -106,6 +111,7 @@ def pipeline_of(plan: Sm90Plan) -> Hopper:
         registers=plan.registers,
         promoted=plan.mainloop is not None,
         numbers=bool(plan.numbers.parts),
+        packed=plan.tile[2] // PRODUCT_K if plan.weights is not None else 0,
     )
 
 

@@ -16,6 +16,7 @@ from .grouped import explain_ragged
 from .mainloop import explain_mainloop
 from .plan import WARPGROUP, Sm90Plan
 from .shards import explain_shards
+from .quantized.explain import explain_packed
 
 
 def roles(plan: Sm90Plan) -> tuple[RoleRow, ...]:
@@ -29,6 +30,9 @@ def roles(plan: Sm90Plan) -> tuple[RoleRow, ...]:
         if loads:
             which = f"warp {plan.loader_warp}"
             issues = f"issues {sum(boxes)} boxes, {plan.config.order_of_loads[0]}'s first"
+            if plan.weights is not None:
+                copies = plan.a.row_blocks * len(plan.a.block_copies(0, 0, 1))
+                issues = f"issues {copies} bulk copies of A, then {sum(boxes)} boxes of B"
             does = f"waits for empty[s], arms full[s] with {plan.full_bytes} bytes, {issues}"
             rows.append(RoleRow("loader", which, does))
         if any(isinstance(action, Mma) for action in actions):
@@ -121,7 +125,7 @@ def explain_sm90(plan: Sm90Plan) -> str:
         f"{plan.order.schedule}"
         + f", K in {config.split} parts" * (config.split > 1)
         + f", taken in rounds of {plan.dealt}" * bool(config.tuning.dealt),
-        explain_operand(plan.a),
+        explain_operand(plan.a) if plan.weights is None else explain_packed(plan.a),
         explain_operand(plan.b),
     ]
     lines += explain_ends(plan.a, plan.m) + explain_ends(plan.b, plan.n)

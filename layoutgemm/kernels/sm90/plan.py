@@ -42,6 +42,8 @@ from .mainloop import COPY_ARRIVALS, Promoted, StageNumbers, check_promoted
 from .multicast import columns_of, few_rows, shared, with_copies
 from .named_barriers import Sm90Meetings
 from .shards import Gathered, Shards, check_shards
+from .quantized.formats import UNIT_K, QuantizedFormat
+from .quantized.operand import PackedOperand, check_packed, packed_operand
 from .smem import Exchange, Sm90Smem, smem_map
 from .types import accumulator_of, operands
 
@@ -64,6 +66,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     ragged        how the ends of groups of rows are found, or None; see `joined_rows`
     along_k       how the ends of groups along K are found, or None: A and B are then one matrix, C one for each group
     shards        the shards of several GPUs, of A's rows or of C's, or None: see `kernels.sm90.shards`
+    weights       the format of A where it is packed weights, or None; see `kernels.sm90.quantized`
     """
 
     m: int
@@ -71,7 +74,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     k: int
     batch: int
     arch: Any
-    a: OperandPlan
+    a: Any  # an OperandPlan, or a PackedOperand where A is packed weights
     b: OperandPlan
     c: Operand
     mma: MmaAtom
@@ -94,6 +97,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     ragged: Ragged | None = None
     along_k: AlongK | None = None
     shards: Shards | None = None
+    weights: QuantizedFormat | None = None
     half: tuple[MmaAtom, OperandDescriptor] | None = None
     remedy = ", unless store is 'direct'"
     verbs = GemmPlan.verbs | {
@@ -162,6 +166,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         ragged: Ragged | None = None,
         along_k: AlongK | None = None,
         shards: Shards | None = None,
+        weights: QuantizedFormat | None = None,
     ) -> Sm90Plan:
         """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -180,6 +185,8 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         rows of each group as many are computed as count: see `kernels.sm90.grouped`
         along_k          K is `batch` groups, each of which has its own matrix of C: see `kernels.sm90.along_k`
         shards           A's rows arrive from other GPUs, or C's are reduced with theirs: see `kernels.sm90.shards`
+        weights          A is packed weights of that format, in a kernel's order; `a` is the type they become: see
+        `kernels.sm90.quantized`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -191,7 +198,14 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         check_sizes(m=m, n=n, k=k, batch=batch)
         arch = arch_named("sm_90a")
         kernel = _Request.of(
-            (m, n, k, batch), (a, b, c), config or Sm90Config(), epilogue, gated, mainloop, (ragged, along_k)
+            (m, n, k, batch),
+            (a, b, c),
+            config or Sm90Config(),
+            epilogue,
+            gated,
+            mainloop,
+            (ragged, along_k),
+            weights,
         )
         config, gated, c_spec = kernel.config, kernel.gated, kernel.operands[2]
         if shards is not None:
@@ -249,6 +263,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             ragged=ragged,
             along_k=along_k,
             shards=shards,
+            weights=weights,
             half=half,
         )
         check_words(plan.words)
@@ -258,7 +273,9 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     @property
     def reads_more(self) -> bool:
         """True if the kernel takes words."""
-        return bool(self.epilogue) or any(part is not None for part in (self.mainloop, self.groups, self.shards))
+        return bool(self.epilogue) or any(
+            part is not None for part in (self.mainloop, self.groups, self.shards, self.weights)
+        )
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -357,6 +374,8 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         if self.shards is not None:
             which = "Sm90GatheredKernel" if isinstance(self.shards, Gathered) else "Sm90ScatteredKernel"
             return f"sm90.device.shards:{which}"
+        if self.weights is not None:
+            return "sm90.device.quantized:Sm90QuantizedKernel"
         if self.along_k is not None:
             return "sm90.device.along_k:Sm90AlongKKernel"
         if self.ragged is not None:
@@ -376,6 +395,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             + (f", {'masked ' * self.ragged.masked}rows in {self.batch} group(s)" if self.ragged is not None else "")
             + (f", K in {self.batch} group(s)" if self.along_k is not None else "")
             + (f", {self.shards.name}" if self.shards is not None else "")
+            + (f", A is packed {self.weights}" if self.weights is not None else "")
         )
 
 
@@ -394,12 +414,13 @@ class _Request:
     mainloop: Promoted | None
     ragged: Ragged | None
     along_k: AlongK | None
+    weights: QuantizedFormat | None = None
 
     @classmethod
     def of(
         cls, sizes: tuple[int, int, int, int], given: tuple[Given, Given | None, Given | None], config: Sm90Config,
         epilogue: Epilogue | None, gate: Gated | str | None, mainloop: Promoted | None,
-        groups: tuple[Ragged | None, AlongK | None],
+        groups: tuple[Ragged | None, AlongK | None], weights: QuantizedFormat | None = None,
     ) -> _Request:  # fmt: skip
         """The request of a caller's arguments; raises PlanError."""
         ragged, along_k = groups
@@ -421,12 +442,17 @@ class _Request:
             others = {"gated": gated, "mainloop": mainloop, "ragged": ragged}
             named = [name for name, part in others.items() if part is not None]
             check_along_k(along_k, sizes, config, a, b, named)
-        return cls(sizes, (a, b, c), config, epilogue, gated, mainloop, ragged, along_k)
+        if weights is not None:
+            parts = {"gated": gated, "mainloop": mainloop, "ragged": ragged, "along_k": along_k}
+            named = [name for name, part in parts.items() if part is not None]
+            check_packed(weights, sizes, config, (a, b), epilogue, named)
+            config = replace(config, tile_k=config.tile_k or UNIT_K)
+        return cls(sizes, (a, b, c), config, epilogue, gated, mainloop, ragged, along_k, weights)
 
     def check_shards(self, shards: Shards) -> None:
         """Raise PlanError for what a kernel of shards does not have."""
-        others = {"gated": self.gated, "mainloop": self.mainloop, "ragged": self.ragged, "along_k": self.along_k}
-        for name, part in others.items():
+        names = ("gated", "mainloop", "ragged", "along_k", "weights")
+        for name, part in [(name, getattr(self, name)) for name in names]:
             if part is not None:
                 raise PlanError(f"{name}: a product of shards takes none")
         check_shards(shards, self.sizes[3], self.config, self.operands[2], self.epilogue)
@@ -465,7 +491,8 @@ class _Request:
         """The wgmma of so many columns, as the DSL issues it."""
         a, b, _ = self.operands
         sums = accumulator_of(a.dtype)
-        return wgmma(columns, a.dtype, b.dtype, sums, saturate=sums == "i32")
+        source = "smem" if self.weights is None else "rmem"
+        return wgmma(columns, a.dtype, b.dtype, sums, source, saturate=sums == "i32")
 
     def tile_k(self, atom: MmaAtom) -> int:
         """The depth of a stage in elements; raises PlanError."""
@@ -475,8 +502,10 @@ class _Request:
             raise PlanError(f"tile_k = {tile_k!r}: a positive multiple of the instruction's K = {depth}")
         return tile_k
 
-    def operand_plans(self, atom: MmaAtom, tile_k: int) -> tuple[OperandPlan, OperandPlan]:
+    def operand_plans(self, atom: MmaAtom, tile_k: int) -> tuple[OperandPlan | PackedOperand, OperandPlan]:
         """A and B: tiles, shared copies, edge boxes; raises PlanError."""
+        if self.weights is not None:
+            return self.packed_plans(self.weights, atom, tile_k)
         config, (a_spec, b_spec, c_spec), (m, _, _, batch) = self.config, self.operands, self.sizes
         (tile_m, tile_n), (along_m, along_n) = config.tile, config.cluster
         matrices = batch > 1 and self.along_k is None
@@ -500,6 +529,15 @@ class _Request:
             with_ends(a_plan, "m", tile_m, c_spec.dtype, ends and config.rows is None and self.ragged is None),
             with_ends(b_plan, "n", tile_n, c_spec.dtype, ends and self.gated is None),
         )
+
+    def packed_plans(self, weights: QuantizedFormat, atom: MmaAtom, tile_k: int) -> tuple[PackedOperand, OperandPlan]:
+        """A of packed weights, and B as everywhere."""
+        config, (a_spec, b_spec, c_spec) = self.config, self.operands
+        tile_m, tile_n = config.tile
+        b_plan = shared(columns_of(b_spec, tile_n, tile_k, atom, halved=False), config.cluster[0], False)
+        b_plan = with_copies(b_plan, [replace(tma, l2_promotion=config.tuning.l2_promotion) for tma in b_plan.copies])
+        ends = config.loader != "self"
+        return packed_operand(weights, tile_m, tile_k, a_spec), with_ends(b_plan, "n", tile_n, c_spec.dtype, ends)
 
     def half(self, b_plan: OperandPlan) -> tuple[MmaAtom, OperandDescriptor] | None:
         """The instruction of half the columns and B's descriptor, if halves are finished."""
@@ -538,13 +576,16 @@ class _Request:
         values = atom.accumulator_registers // split
         return Exchange(values, Layout((WARPGROUP, values // 4, self.blocks, self.config.consumers, split - 1)))
 
-    def stages(self, a: OperandPlan, b: OperandPlan, c_bytes: int, exchange: Exchange | None) -> int:
+    def stages(self, a: OperandPlan | PackedOperand, b: OperandPlan, c_bytes: int, exchange: Exchange | None) -> int:
         """The stages, as many as asked for or as fit; raises PlanError."""
         table = self.table_bytes + 16 if self.table_bytes else 0  # and up to 16 to align it
         table += 16 if self.numbers.parts else 0
         sums, barrier = (exchange.bytes, BARRIER_BYTES) if exchange is not None else (0, 0)
         beside = (0 if self.config.single else c_bytes) + table
-        each = rounded_up(a.smem.bytes, TILE_ALIGNMENT) + rounded_up(b.smem.bytes, TILE_ALIGNMENT) + 2 * BARRIER_BYTES
+        packed = self.weights is not None
+        beside += TILE_ALIGNMENT if packed else 0  # between the stages of A and of B
+        each = rounded_up(a.smem.bytes, a.smem.alignment if packed else TILE_ALIGNMENT)
+        each += rounded_up(b.smem.bytes, TILE_ALIGNMENT) + 2 * BARRIER_BYTES
         each += self.numbers.bytes
         taken = f"A {a.smem.bytes} + B {b.smem.bytes} bytes beside {beside} of the store and {sums} of partial sums"
         arch = arch_named("sm_90a")

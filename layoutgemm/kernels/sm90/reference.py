@@ -27,6 +27,7 @@ from ..run.hardware_model import (
     accumulated,
     accumulator_registers,
     copy_boxes,
+    register_product,
     store_matrices,
     wgmma_product,
 )
@@ -36,6 +37,7 @@ from .gated import HALF
 from .grouped import STOP, store_extents, store_place, tables
 from .mainloop import COPY_ARRIVALS
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
+from .quantized.reference import block_in_stage, load_blocks
 
 Values = np.ndarray  # float32, or int32 of integers
 
@@ -165,7 +167,11 @@ class _Cluster:
                 origin = {**block.origin, "k": (first + at) * plan.tile[2]}
                 if plan.along_k is not None:
                     origin |= load_place(plan, *self.lines, first + at, max)
-                self._share(plan.a, self.a, origin, stage, block.column, [b for b in blocks if b.row == block.row])
+                if plan.weights is None:
+                    self._share(plan.a, self.a, origin, stage, block.column, [b for b in blocks if b.row == block.row])
+                else:
+                    load_blocks(plan, self.a.bits, origin, block.smem, self._stage(block, plan.a, stage))
+                    block.full[stage].complete(plan.a.bytes)
                 column = [b for b in blocks if b.column == block.column]
                 self._share(plan.b, self.b, origin, stage, block.row, column)
             for block in blocks:
@@ -214,6 +220,9 @@ class _Cluster:
     def _product(self, block: _Block, consumer: int, number: int, stage: int) -> None:
         plan = self.plan
         of_rows = number + (0 if plan.config.schedule == "pingpong" else consumer * plan.blocks)
+        if plan.weights is not None:
+            self._packed_product(block, (consumer, number), of_rows, stage)
+            return
         a, b = plan.a.descriptor, plan.b.descriptor
         first_a = self._stage(block, plan.a, stage) + a.mn_steps[of_rows] - a.mn_steps[0]
         first_b = self._stage(block, plan.b, stage)
@@ -221,6 +230,17 @@ class _Cluster:
         for step_a, step_b in zip(a.k_steps, b.k_steps, strict=True):
             words = a.base.at(first_a + step_a).word, b.base.at(first_b + step_b).word
             product = wgmma_product(plan.mma, block.smem, words[0], a.major, words[1], b.major)
+            block.sums[key] = accumulated(plan.mma, block.sums[key], product) if key in block.sums else product
+
+    def _packed_product(self, block: _Block, key: tuple[int, int], of_rows: int, stage: int) -> None:
+        """A K tile of packed weights, converted, times B's K blocks."""
+        plan, b, depth = self.plan, self.plan.b.descriptor, self.plan.mma.shape_mnk[2]
+        weights = block_in_stage(plan, block.smem, self._stage(block, plan.a, stage), of_rows)
+        first_b = self._stage(block, plan.b, stage)
+        for number, step in enumerate(b.k_steps):
+            word = b.base.at(first_b + step).word
+            values = weights[:, number * depth : (number + 1) * depth]
+            product = register_product(plan.mma, block.smem, values, word, b.major)
             block.sums[key] = accumulated(plan.mma, block.sums[key], product) if key in block.sums else product
 
     def _copy_numbers(self, block: _Block, stage: int, k_tile: int) -> None:

@@ -76,17 +76,18 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         a, b, c = matrices
         m, n, k, batch = sizes
         extents = {"m": m, "n": n, "k": k, "l": batch, HALF: Int32(plan.halves)}
-        map_a = self.map_of_lines(plan.a.tma, a, extents, pitches["a"])
+        maps_a = self.maps_of_a(a, extents, pitches["a"])
         # Of a gated product the second half of B's columns begins n lines on; it has no batch.
         lines_b = (pitches["b"][0], Int64(n) * pitches["b"][0]) if plan.gated is not None else pitches["b"]
         maps_b = [self.map_of_lines(tma, b, extents, lines_b) for tma in plan.b.copies]
         maps_c = self.maps_of_c(c, extents, pitches, words)
         last_a = self.maps_of_last_rows(plan.a, a, extents, pitches["a"])
         last_b = self.maps_of_last_rows(plan.b, b, extents, lines_b)
-        others = maps_c + last_a + maps_b[1:] + last_b
+        map_a = [*maps_a, *maps_b][0]
+        others = maps_c + maps_a[1:] + maps_b[1:] + last_b
         assert len(others) <= OTHER_MAPS, f"{len(others)} tensor maps besides the first two"
         others += [map_a] * (OTHER_MAPS - len(others))  # a kernel has a fixed number of parameters
-        self.kernel(map_a, maps_b[0], *others, c, m, n, k, batch, *pitches["c"], words).launch(
+        self.kernel(map_a, maps_b[0], *others, c, m, n, k, batch, *pitches["c"], self.kernel_words(words, a)).launch(
             grid=self.launch_grid(m, n, batch, workers),
             block=(plan.threads, 1, 1),
             cluster=(plan.cluster_size, 1, 1),
@@ -106,6 +107,15 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         tiles = self.most_tiles(m, n, batch)
         clusters = tiles if plan.one_each else cutlass.min(tiles, workers)
         return clusters * plan.cluster_size, 1, 1
+
+    def maps_of_a(self, a: Int64, extents: Mapping[str, Int32], pitches: tuple[Int64, Int64]) -> list[bridge.TensorMap]:
+        """A's tensor maps, that of its last rows behind the first."""
+        own = self.map_of_lines(self.plan.a.tma, a, extents, pitches)
+        return [own, *self.maps_of_last_rows(self.plan.a, a, extents, pitches)]
+
+    def kernel_words(self, words: Sequence[Int64], a: Int64) -> Sequence[Int64]:
+        """The words of a launch as the kernel takes them; `a` is A's address."""
+        return words
 
     def map_of_lines(
         self, tma: TmaPlan, address: Int64, extents: Mapping[str, Int32], pitches: tuple[Int64, Int64]

@@ -119,7 +119,9 @@ class Sm90Loads:
 
     def issue_prefetches(self, job: bridge.Carried, maps: Sequence[bridge.Maps], origin: Mapping[str, Int32]) -> None:
         """This block's share of one k tile into L2, as `issue_loads` would load it. Called by one thread."""
-        for operand in self.plan.config.order_of_loads:
+        if const_expr(self.plan.weights is not None):
+            self.prefetch_packed(job, origin["m"], origin["k"])
+        for operand in self.mapped_operands:
             for tensor_map, tma, place, share in self._copies(job, maps, operand, origin):
                 bridge.prefetch_share(tensor_map, tma, place, share)
 
@@ -136,7 +138,9 @@ class Sm90Loads:
         full = job.shared.full(stage)
         bridge.barrier_expect(full, plan.expected(origin, job, choose))
         part = job.part * plan.sharing
-        for operand in plan.config.order_of_loads:
+        if const_expr(plan.weights is not None):
+            self.load_packed(job, m0, along_k["k"], stage, full)
+        for operand in self.mapped_operands:
             destination = job.shared.a(stage) if operand == "A" else job.shared.b(stage)
             for tensor_map, tma, place, share in self._copies(job, maps, operand, origin):
                 if tma.multicast == 1:
@@ -145,6 +149,19 @@ class Sm90Loads:
                     blocks, first, step = plan.sharers.group(operand, job.rank)
                     mask = bridge.cluster_mask(blocks, part + first, step)
                     bridge.load_share(tensor_map, tma, place, destination, full, share, mask)
+
+    @property
+    def mapped_operands(self) -> str:
+        """The operands with tensor maps, in the order of their loads."""
+        return self.plan.config.order_of_loads if self.plan.weights is None else "B"
+
+    def load_packed(self, job: bridge.Carried, m0: Int32, k: Int32, stage: Int32, full: cute.Pointer) -> None:
+        """Copy packed weights into A's stage. Only a kernel that multiplies them has any."""
+        raise NotImplementedError
+
+    def prefetch_packed(self, job: bridge.Carried, m0: Int32, k: Int32) -> None:
+        """Bring packed weights into L2, likewise."""
+        raise NotImplementedError
 
     def copy_numbers(self, job: bridge.Carried, place: bridge.Place, k_tile: Int32, stage: Int32) -> None:
         """Copy the main loop's numbers into the stage, by the whole warp. The plain main loop reads none."""
