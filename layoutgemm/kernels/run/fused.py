@@ -45,12 +45,14 @@ def run_fused(
         raise OperandError(f"the plan has an epilogue and reads more besides ({words}): run() executes either alone")
     check_shapes(plan, a, b)
     check_arrays(plan, a, b, out)
-    besides = Arrays(plan.epilogue, batched(plan, (plan.m, plan.n)), given)
+    besides = Arrays(plan.epilogue, batched(plan, (plan.m, plan.n)), given, plan.workspace)
     chosen, why = chosen_device(plan, device, otherwise="emulator")
     if chosen == "cuda":
         result = run_arrays(plan, a, b, why, besides.words)
     else:
         result = run_on_cpu(plan, a, b, chosen, why, copy, partial(executed, words=besides.words))
+    if not plan.epilogue.stores_c:
+        return replace(result, c=None, written=besides.written())
     return replace(result.into(out), written=besides.written())
 
 

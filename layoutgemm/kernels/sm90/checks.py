@@ -20,6 +20,7 @@ from ...layouts.symbols.polynomial import ge0, show
 from ...report import Check, Report
 from ..derivation import checked
 from ..derive import OperandPlan, one_matrix
+from ..partials import reductions_check
 from ..plan import MOST_BYTES
 from ..plan_checks import fragment_checks, pipelines, tiles_of_c, tiles_of_k
 from ..store import ROWS
@@ -63,6 +64,8 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
         checks += ragged_checks(plan)
     if plan.mainloop is not None:
         checks.append(promotion_check(plan))
+    if plan.epilogue.reductions or plan.epilogue.quantizes is not None:
+        checks.append(reductions_check(plan))
     if plan.store is None:
         checks.append(neighbours_check(plan))
     else:
