@@ -96,11 +96,10 @@ class BlockReductions:
         if step.axes == "m":
             line, place, inside = block.column // partial.span + block.part, at.i, at.i < block.job.m
         else:
-            line, place = block.row // WARP_ROWS + block.thread // WARP, at.j
-            inside = (line < Int32(lines)) & (at.j < block.job.n)
+            line, place, inside = block.row // WARP_ROWS + block.thread // WARP, at.j, at.j < block.job.n
         first = partials_address(block.job.given, block.plan.partials, number, block.matrix, (m, n))
         address = first + (Int64(line) * places + place) * WORD_BYTES
-        inside = inside & self.leads(step.axes)
+        inside = inside & (line < Int32(lines)) & self.leads(step.axes)  # the last columns, or warps, may lie beyond C
         for component, value in enumerate(values):
             element.store_value(address + lines * places * (component * WORD_BYTES), bits_of(value), f32, inside)
 
