@@ -1,4 +1,4 @@
-"""Maximum and log-sum-exp of each row of attention scores Q @ K.T / sqrt(d), without storing the scores.
+"""Maximum and log-sum-exp of rows of attention scores, without storing the scores.
 
     python kernels/variant_attention_statistics.py
 

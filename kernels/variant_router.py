@@ -14,7 +14,9 @@ from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce
 
 tokens, experts, width = 200, 72, 136
 epilogue = Epilogue(Bias(), RowReduce("argmax", "best"), stores_c=False)
-plan = Sm90Plan.derive(tokens, experts, width, b="bf16:col", config=Sm90Config((64, 64), consumers=1), epilogue=epilogue)
+plan = Sm90Plan.derive(
+    tokens, experts, width, b="bf16:col", config=Sm90Config((64, 64), consumers=1), epilogue=epilogue
+)
 print(f"{len(plan.check().require())} checks hold; partial results take {plan.workspace} bytes")
 used = plan.compile().resources
 print(f"compiled for {plan.arch.name}: {used.registers} registers, {used.local_bytes} bytes of local memory")

@@ -38,7 +38,7 @@ _MAPS = {"m": (1, 0), "n": (0, 1)}  # (row, column) -> the coordinate of that ax
 
 @cache
 def lanes_of(mma: MmaAtom, axis: str) -> Layout:
-    """The lanes of a warp that hold values of one row (axis "m") or column ("n"), as a layout: those of lane 0's.
+    """The lanes that hold lane 0's row (axis "m") or column ("n"), as a layout.
 
     It is the nullspace of the map from lanes to rows; lanes of any other row are those, exclusive-or the row's first.
     With axis "" all lanes.
@@ -56,7 +56,7 @@ def lanes_of(mma: MmaAtom, axis: str) -> Layout:
 
 @cache
 def exchanges_of(mma: MmaAtom, axis: str) -> tuple[int, ...]:
-    """The lane distances of the exchanges that bring such lanes' tuples together, each by exclusive or.
+    """The exclusive-or distances of the exchanges between such lanes.
 
     >>> from layoutgemm.atoms import wgmma
     >>> exchanges_of(wgmma(64), "m"), exchanges_of(wgmma(64), "n")
@@ -90,7 +90,7 @@ class Partial:
 
 
 def partials_of(epilogue: Epilogue, columns: int) -> tuple[Partial, ...]:
-    """The partial results of an epilogue's reductions, for stores of so many columns at a time."""
+    """The partial results of an epilogue, stored so many columns at a time."""
     return tuple(Partial(step, columns if step.axes == "m" else WARP_ROWS) for step in epilogue.partials)
 
 
@@ -109,7 +109,7 @@ def words_of_matrix(partials: Sequence[Partial], m: Any, n: Any) -> Any:
 
 
 def check_reductions(epilogue: Epilogue, columns: int, c: str) -> None:
-    """Raise PlanError for groups of columns that a store of so many columns cuts, and for another type of C."""
+    """Raise PlanError for groups of columns that a store cuts, or another type of C."""
     for name, each in [(step.name, step.each) for step in (*epilogue.reductions, *_quantizing(epilogue))]:
         if each is not None and columns % each:
             raise PlanError(f"{name}: each = {each} columns, and a tile is stored {columns} columns at a time")
@@ -138,14 +138,16 @@ def refuse_reductions(epilogue: Epilogue, arch: str) -> None:
 
 
 def reductions_check(plan: Sm90Plan) -> Check:
-    """Each element of a piece is combined once into its row's and its column's tuple, by the lanes of `lanes_of`."""
+    """Each element is combined once into the tuple of its row or column."""
     mma, witness = plan.stored, ""
     used = [step.axes for step in plan.epilogue.reductions if step.axes]
     used += ["m"] * (plan.epilogue.quantizes is not None)
     values = np.array(plan.stored_values(0) if plan.half is None else range(mma.accumulator_registers))
     for axis in sorted(set(used)):
         witness = witness or _uncovered(mma, axis, values)
-    lanes = ", ".join(f"{lanes_of(mma, axis)} hold a {'row' if axis == 'm' else 'column'}" for axis in sorted(set(used)))
+    lanes = ", ".join(
+        f"{lanes_of(mma, axis)} hold a {'row' if axis == 'm' else 'column'}" for axis in sorted(set(used))
+    )
     statement = f"lanes {lanes}; each element is combined once" if used else "all lanes are combined once"
     if plan.partials:
         statement += f"; partial results take {plan.workspace} bytes"
@@ -153,7 +155,7 @@ def reductions_check(plan: Sm90Plan) -> Check:
 
 
 def _uncovered(mma: MmaAtom, axis: str, values: np.ndarray) -> str:
-    """The first element of a warp's rows that is combined into another row or column, or not once; or ""."""
+    """The first element combined into another line, or not once; or ""."""
     lanes = np.arange(WARP)[:, None]
     rows, columns = (np.broadcast_to(x, (WARP, len(values))) for x in mma.coords_C(lanes, values[None, :]))
     own = rows if axis == "m" else columns

@@ -79,7 +79,9 @@ def epilogue_product(
         raise OperandError("out is given, and the epilogue stores no C (stores_c=False)")
     quantize = epilogue.quantizes
     if quantize is not None and kind != TYPES[quantize.dtype]:
-        raise OperandError(f"the product is {kind}, and Quantize gives {quantize.dtype}: out_dtype={TYPES[quantize.dtype]}")
+        raise OperandError(
+            f"the product is {kind}, and Quantize gives {quantize.dtype}: out_dtype={TYPES[quantize.dtype]}"
+        )
     shapes = shapes_of(a.shape, b.shape)
     for operand in epilogue.given:
         if operand.host:
@@ -279,7 +281,9 @@ def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int]) -> Finis
         if order == "row" and operand.axes != "m":
             even = x.data_ptr() % (2 * x.element_size()) == 0 and leading % 2 == 0 and step % 2 == 0
             pairs = pairs and even
-    alone = alone or any(isinstance(step, (Custom, Dropout, ColumnReduce)) for step in epilogue.steps)  # they may know their row
+    alone = alone or any(
+        isinstance(step, (Custom, Dropout, ColumnReduce)) for step in epilogue.steps
+    )  # they may know their row
     steps = [_ordered(step, orders) for step in epilogue.steps]
     taken = Epilogue(*steps, pairs=pairs, stores_c=epilogue.stores_c)
     return Finish(taken, words_of(taken, placed), (taken, alone), alone)

@@ -79,7 +79,19 @@ class Prepared(_Loaded):
     gradients launches of backward passes, where the product was recorded: see `autograd.kept`
     """
 
-    __slots__ = ("_a", "_b", "gradients", "kind", "shape", "simple", "solution", "spans", "strides", "tf32", "workspace")
+    __slots__ = (
+        "_a",
+        "_b",
+        "gradients",
+        "kind",
+        "shape",
+        "simple",
+        "solution",
+        "spans",
+        "strides",
+        "tf32",
+        "workspace",
+    )
 
     def __init__(self, problem: Problem, shape: Sequence[int], kind: torch.dtype, device: int):
         self.solution = solve(problem)

@@ -69,7 +69,7 @@ def test_quantised_by_groups() -> None:
     amax = exact.abs().amax(-1).clamp_min(1e-10)
     want = (exact * (448 / amax)[..., None]).reshape(5, 256)[:, :200].to(torch.float8_e4m3fn)
     assert torch.equal(scales, amax / 448) and torch.equal(c.view(torch.uint8), want.view(torch.uint8))
-    with pytest.raises(OperandError, match="Quantize gives e4m3: out_dtype=torch.float8_e4m3fn"):
+    with pytest.raises(OperandError, match="Quantize gives e4m3: out_dtype="):
         matmul(a, b, epilogue=Epilogue(Quantize()), given={"scales": scales})
 
 

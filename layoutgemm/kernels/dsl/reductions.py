@@ -1,25 +1,28 @@
-"""An epilogue's reductions on the accumulators of a block of rows, and the second launch that combines partial results.
+"""Reductions on the accumulators of a block of rows, and the second launch.
 
-    thread     combines its values of a row or column, in the order of its registers
-    warp       combines the lanes of a row or column by shuffles: `kernels.partials.exchanges_of`
-    leader     one lane of them stores the tuple: a partial result, a result of `each` columns, or an atomic operation
-    finish     threads of a second kernel combine partial results line by line, then part by part: the same order always
+thread     combines its values of a row or column, in the order of its registers
+warp       combines the lanes of a row or column by shuffles: `kernels.partials.exchanges_of`
+leader     one lane of them stores the tuple: a partial result, a result of `each` columns, or an atomic operation
+finish     threads of a second kernel combine partial results line by line, then part by part: the same order always
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
+from ...atoms import MmaAtom
 from ...atoms.copy.base import WARP
 from ...dtypes import f32
 from ..epilogue.chain import Quantize, Reducing, Reduction
 from ..partials import FINISH_LINES, FINISH_PLACES, WORD_BYTES, Partial, exchanges_of, words_of_matrix
-from ..plan import WORKSPACE, tile_count
+from ..plan import WORKSPACE, present, tile_count
 from ..store import WARP_ROWS
 from . import bridge
 from . import math as element
@@ -36,17 +39,26 @@ def typed(reduction: Reduction, values: Sequence[Any]) -> list[Any]:
     return [_KINDS[kind](value) for value, kind in zip(values, reduction.kinds, strict=True)]
 
 
+@cache
+def values_of(mma: MmaAtom) -> tuple[tuple[tuple[int, int], ...], Counter[int]]:
+    """Row and column of each value of thread 0, and its number of values of each column: of all threads the same."""
+    places = [mma.coords_C(0, v) for v in range(mma.accumulator_registers)]
+    found = tuple((int(row), int(column)) for row, column in places)
+    return found, Counter(column for _, column in found)
+
+
 def bits_of(value: Float32 | Int32) -> Float32:
     """A component, or a result, as the f32 register of the same bits."""
     return value if isinstance(value, Float32) else Int32(value).bitcast(Float32)
 
 
 class BlockReductions:
-    """The tuples of a block's rows and columns so far, by step, line and group of columns."""
+    """The tuples of a block so far, by step, line and group of columns."""
 
     def __init__(self, block: FusedBlock):
         self.block = block
         self.found: dict[tuple[str, int, int], tuple[Reducing, Element, list[Any]]] = {}
+        self.taken: Counter[tuple[str, int, int]] = Counter()
 
     def take(self, step: Reducing, at: Element, x: Float32) -> None:
         """Combine an element into its line's tuple; one outside of C leaves it."""
@@ -57,23 +69,39 @@ class BlockReductions:
         if key in self.found:
             own = typed(reduction, reduction.combined(self.found[key][2], own, math))
         self.found[key] = step, at, own
+        self.taken[key] += 1
+        if self.taken[key] == self.needed(step, key):  # its registers are free for the next columns
+            self.store(*self.found.pop(key))
+
+    def needed(self, step: Reducing, key: tuple[str, int, int]) -> int | None:
+        """A thread's values of a column, or of a row's group of columns; None of one that runs across all values."""
+        if step.axes == "n":
+            return values_of(self.block.plan.mma)[1][key[1]]
+        if step.each is None:
+            return None
+        columns = range(key[2] * step.each, (key[2] + 1) * step.each)
+        return sum(1 for row, column in values_of(self.block.plan.mma)[0] if row == key[1] and column in columns)
 
     def key(self, step: Reducing, at: Element) -> tuple[str, int, int]:
-        """Where thread 0 has it: the step, its row or column in the accumulator, and its group of columns."""
+        """The element as thread 0 has it: the step, its row or column in the accumulator, and its group of columns."""
         row, column = at.key
         line = {"m": row, "n": column, "": 0}[step.axes]
         return step.name, line, 0 if step.each is None else column // step.each
 
     def finish(self) -> None:
-        """Combine lanes and store the tuples."""
+        """Store the tuples that are left."""
         for step, at, own in self.found.values():
-            values = self.of_lanes(step.reduction, step.axes, own)
-            if step.partial:
-                self.store_partial(step, at, values)
-            elif step.each is not None:
-                self.store_group(step, at, values)
-            else:
-                self.combine_in_memory(step, at, values)
+            self.store(step, at, own)
+
+    def store(self, step: Reducing, at: Element, own: list[Any]) -> None:
+        """Combine the lanes of a line and store its tuple."""
+        values = self.of_lanes(step.reduction, step.axes, own)
+        if step.partial:
+            self.store_partial(step, at, values)
+        elif step.each is not None:
+            self.store_group(step, at, values)
+        else:
+            self.combine_in_memory(step, at, values)
 
     def of_lanes(self, reduction: Reduction, axis: str, values: list[Any]) -> list[Any]:
         """The tuple of all lanes of the line, in each of them."""
@@ -114,7 +142,9 @@ class BlockReductions:
         block = self.block
         first = at.key[1] // each * each  # the group's first column in the accumulator
         inside = (at.i < block.job.m) & (block.column + first < block.job.n) & self.leads("m")
-        address = at.pair.address(given, getattr(block.job.given, given.name), at.i, block.column // each + first // each)
+        address = at.pair.address(
+            given, getattr(block.job.given, given.name), at.i, block.column // each + first // each
+        )
         kept = f32 if given.dtype.kind == "int" else given.dtype
         element.store_value(address, bits_of(value), kept, inside)
 
@@ -126,14 +156,14 @@ class BlockReductions:
         if step.axes:
             inside = inside & (at.i < block.job.m if step.axes == "m" else at.j < block.job.n)
             word = at.pair.address(given, word, at.i, at.j)
-        element.combine_value(word, values[0], step.reduction.atomic, inside)
+        element.combine_value(word, values[0], present(step.reduction.atomic), inside)
 
     def quantized(self, step: Quantize, amax: Float32, at: Element) -> Float32:
         """The factor of a group of columns; its scale is stored. `amax` is the thread's own largest |x|."""
         (found,) = self.of_lanes(step.reduction, "m", [amax])
         found = self.block.math.largest(found, step.least)
         self.store_of_group(step.given[0], at, element.divided(found, step.most), step.each)
-        return element.divided(step.most, found)
+        return element.divided(1.0, found) * step.most  # as torch computes most / amax: by the reciprocal
 
 
 def partials_address(

@@ -100,7 +100,8 @@ class EpilogueMatrix:
         (amax,) = self._of_groups(REDUCTIONS["amax"], x, step.each)
         amax = np.maximum(amax, least)
         self.written[step.name] = amax / most
-        return x * np.repeat(most / amax, step.each, -1)[..., : x.shape[-1]]
+        inverse = np.float32(1) / amax * most  # as torch computes most / amax: by the reciprocal
+        return x * np.repeat(inverse, step.each, -1)[..., : x.shape[-1]]
 
     def random(self, name: str) -> Array:
         """16 bits for each element, 0 to 65535."""

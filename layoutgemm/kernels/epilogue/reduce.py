@@ -1,4 +1,4 @@
-"""Steps that reduce: along the rows of C, along its columns, over all of it; and fp8 values with a scale for each group.
+"""Steps that reduce rows, columns or all of C, and Quantize with scales.
 
     step            output                            combined
     ------------    ------------------------------    ------------------------------------------------------------------
@@ -8,7 +8,7 @@
     Amax            one value                         lanes of a warp, then by an atomic maximum
     Quantize        (M, ceil(N / 128)) scales         lanes of a warp
 
-`ordered=False` has lanes combine their results in memory by atomic instructions: no second launch, and of a sum no order.
+With `ordered=False` atomic instructions combine the results in memory: no second launch, and no order of a sum.
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ class _Along(Reducing):
     def _turned(self, kind: type[_Along]) -> Step:
         """The step of the other axis. A named operation counts along the axis that it reduces."""
         if self.each is not None:
-            raise PlanError(f"{self.name}: each = {self.each} columns of a row, and this product is computed transposed")
+            raise PlanError(
+                f"{self.name}: each = {self.each} columns of a row, and this product is computed transposed"
+            )
         own = self.operation if isinstance(self.operation, str) else self.operation.transposed()
         return kind(own, self.name, self.dtype, None, self.ordered, self.order)
 
@@ -115,7 +117,7 @@ class RowReduce(_Along):
     ordered    the same bits on every run. False: combined in memory with the values there, by atomic instructions
     order      of the output of `each`: which index is contiguous
 
-    Raises PlanError for an operation that is none, and for ordered=False where no atomic instruction combines it.
+    Raises PlanError for an unknown operation, and for ordered=False without an atomic instruction for it.
 
     >>> import numpy as np
     >>> from layoutgemm.kernels.epilogue.chain import Epilogue
@@ -152,7 +154,9 @@ class ColumnReduce(_Along):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.each is not None:
-            raise PlanError(f"{self.name}: each = {self.each} is for RowReduce: a tile's rows are those of several warps")
+            raise PlanError(
+                f"{self.name}: each = {self.each} is for RowReduce: a tile's rows are those of several warps"
+            )
 
     @property
     def axes(self) -> str:
@@ -172,7 +176,7 @@ class ColumnReduce(_Along):
 
 @dataclass(frozen=True)
 class Amax(Reducing):
-    """The largest |x| of all of C, kept in a float32 in memory that the caller initialises."""
+    """The largest |x| of C, in a float32 in memory that the caller initialises."""
 
     name: str = "amax"
     ordered: ClassVar[bool] = False  # type: ignore[misc]
@@ -195,10 +199,10 @@ class Amax(Reducing):
 
 @dataclass(frozen=True)
 class Quantize(Step):
-    """x / scale for a C of 8-bit floats, with a scale for every `each` columns of a row, their largest |x| / most.
+    """8-bit floats of C with a scale for every `each` columns of a row.
 
-    scale = max(amax, least) / most and C = round(x * (most / max(amax, least))), in float32, of which the division is
-    correctly rounded: what torch computes for these expressions. `most` is 448 of e4m3, 57344 of e5m2.
+    scale = max(amax, least) / most and C = round(x * (1 / max(amax, least) * most)), each operation rounded to float32:
+    the bits of torch for `amax / most` and `x * (most / amax)`. `most` is 448 of e4m3, 57344 of e5m2.
 
     name    of the scales, (M, ceil(N / each)) in f32
     each    columns of a scale, a divisor of a tile's columns
@@ -249,7 +253,9 @@ class Quantize(Step):
 
     def transposed(self) -> Step:
         """Refused: a tile's rows are those of several warps."""
-        raise PlanError(f"{self.name}: a scale for {self.each} columns of a row, and this product is computed transposed")
+        raise PlanError(
+            f"{self.name}: a scale for {self.each} columns of a row, and this product is computed transposed"
+        )
 
 
 __all__ = ["FP8_MOST", "Amax", "ColumnReduce", "Quantize", "Reducing", "RowReduce"]

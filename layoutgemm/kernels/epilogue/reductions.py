@@ -1,4 +1,4 @@
-"""Reductions: associative and commutative operations on tuples of 32-bit numbers, traced as an epilogue's functions are.
+"""Reductions: associative and commutative operations on tuples of 32-bit numbers, traced like epilogue functions.
 
     element x at (i, j) --lift--> tuple;   two tuples --combine--> one;   the last tuple --finish--> results
 
@@ -52,7 +52,7 @@ class Reduction:
         cls, lift: Callable[..., Any], combine: Callable[..., Any], identity: Sequence[float | int],
         finish: Callable[..., Any] | None = None, results: Sequence[str] = (), name: str = "reduction",
     ) -> Reduction:  # fmt: skip
-        """The operation of traced functions, each of which gives a tuple of up to 4 numbers, or one number.
+        """The operation of traced functions, each giving up to 4 numbers.
 
         lift      (x, i, j, ops) -> an element's tuple: f32 values, or whole numbers made of the coordinates
         combine   (a, b, ops) -> one tuple of two
@@ -60,8 +60,8 @@ class Reduction:
         finish    (a, ops) -> the results; by default the components themselves
         results   a name for each result, of several
 
-        Raises PlanError for another number of components, and for an operation that is not associative, not
-        commutative, or changed by its identity: tried on samples, of which the first that shows it is named.
+        Raises PlanError for another number of components, and for an operation that is not associative or not
+        commutative, or whose identity changes a tuple. The laws are tried on samples; the first failure is named.
 
         >>> product = Reduction.of(lambda x, i, j, ops: x, lambda a, b, ops: a[0] * b[0], [1.0])
         >>> product.reduce(np.array([[1.0, 2.0, 4.0]], np.float32), axis=-1)[0].tolist()
@@ -128,7 +128,7 @@ class Reduction:
         return [tracing.evaluate(expression, None, at) for expression in self.finish]
 
     def reduce(self, x: np.ndarray, axis: int | None, column: int = 0) -> list[np.ndarray]:
-        """The results over an axis of a matrix (..., M, N) in NumPy, or over all of it; float32 and int32.
+        """The results over an axis of (..., M, N), or over all of it, in NumPy.
 
         column  the number of the first one
         """
@@ -161,11 +161,11 @@ class Reduction:
 
     # --------------------------------------------------------------------------------------------------------- laws
     def check_laws(self) -> None:
-        """Raise PlanError with the first samples that show an order to matter, or an identity that changes a tuple."""
+        """Raise PlanError with the first samples that break a law."""
         places = itertools.cycle(((0, 5), (3, 1), (2, 2), (7, 0)))
         with np.errstate(all="ignore"):
             samples = [
-                self._typed(self.lifted(np.float32([x]), _Coordinates(np.int32([i]), np.int32([j]))))
+                self._typed(self.lifted(np.array([x], np.float32), _Coordinates(*np.array([[i], [j]], np.int32))))
                 for x, (i, j) in zip((*_SAMPLES, *_SAMPLES[::-1]), places, strict=False)
             ]
             samples += [self._joined(samples[0], samples[3]), self._joined(samples[5], samples[7])]
@@ -187,9 +187,7 @@ class Reduction:
         found, other = self._joined(*x), self._joined(*y)
         if not _close(found, other):
             named = ", ".join(f"{letter} = {said(value)}" for letter, value in zip("abc", given, strict=False))
-            raise PlanError(
-                f"the {self.name} is not {law}: {named}: {left} = {said(found)}, {right} = {said(other)}"
-            )
+            raise PlanError(f"the {self.name} is not {law}: {named}: {left} = {said(found)}, {right} = {said(other)}")
 
     def _typed(self, values: Sequence[Any]) -> list[Any]:
         return [
@@ -279,14 +277,16 @@ def _exponentials(a: Any, b: Any, ops: Any) -> tuple[Any, Any]:
 
 
 def _first_largest(a: Any, b: Any, ops: Any) -> tuple[Any, Any]:
-    """Of equal values the lower index; NaN is above all numbers, as in torch."""
+    """The lower index of equal values; NaN is above all numbers, as in torch."""
     lower = ops.minimum(a[1], b[1])
     unordered = ops.where(a[0] == a[0], b[1], ops.where(b[0] == b[0], a[1], lower))
     found = ops.where(a[0] > b[0], a[1], ops.where(b[0] > a[0], b[1], ops.where(a[0] == b[0], lower, unordered)))
     return ops.largest(a[0], b[0]), found
 
 
-def _of_one(name: str, lift: Callable[..., Any], combine: Callable[..., Any], identity: float, atomic: str) -> Reduction:
+def _of_one(
+    name: str, lift: Callable[..., Any], combine: Callable[..., Any], identity: float, atomic: str
+) -> Reduction:
     made = Reduction.traced(lift, lambda a, b, ops: combine(a[0], b[0], ops), [identity], name=name)
     return replace(made, atomic=atomic)
 
@@ -315,7 +315,7 @@ REDUCTIONS: Mapping[str, Reduction] = {
         ),
     )
 }  # fmt: skip
-"""name -> operation. "argmax" counts columns, in a reduction of columns rows; NaN is above all numbers in all but sums."""
+"""name -> operation. NaN is above all numbers, as in torch. "argmax" counts along the axis that it reduces."""
 
 
 def reduction_of(given: str | Reduction) -> Reduction:

@@ -132,7 +132,8 @@ class Operations:
     """The functions that a traced function may call, in f32.
 
     exp, log, sqrt, rsqrt, tanh, erf, sigmoid; normal, the distribution function, erfc(-x / sqrt(2)) / 2; maximum and
-    minimum; largest and smallest, NaN where either is; where. `float` makes a float of a coordinate, which arithmetic with floats does by itself.
+    minimum; largest and smallest, NaN where either is; where. `float` makes a float of a coordinate, which arithmetic
+    with floats does by itself.
     """
 
     def __getattr__(self, name: str) -> Callable[[Any], Symbol]:
@@ -196,7 +197,7 @@ def element() -> tuple[Symbol, Symbol, Symbol]:
 
 
 def called(function: Callable[..., Any], names: tuple[str, ...], symbols: tuple[object, ...]) -> object:
-    """What a function gives for symbols; `names` are those of its parameters, for the refusal.
+    """The result of a function of symbols; `names` are its parameters, for the refusal.
 
     Raises PlanError where it takes others, and for an error that it raises.
     """

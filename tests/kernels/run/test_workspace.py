@@ -20,7 +20,11 @@ PLANS = {
     "gated": lambda: Sm90Plan.derive(64, 64, 64, b="bf16:col", config=Sm90Config((64, 64), consumers=1), gated="silu"),
     "epilogue": lambda: Sm90Plan.derive(512, 512, 512, config=Sm90Config(), epilogue=Epilogue(Bias(), Aux())),
     "reductions": lambda: Sm90Plan.derive(
-        500, 300, 512, batch=2, config=Sm90Config((128, 128)),
+        500,
+        300,
+        512,
+        batch=2,
+        config=Sm90Config((128, 128)),
         epilogue=Epilogue(RowReduce("softmax"), ColumnReduce(), Amax()),
     ),
     "Blackwell": lambda: Sm100Plan.derive(512, 512, 512),

@@ -88,7 +88,7 @@ class Sm90Epilogue:
         return {"m": row, "n": column, "l": matrix}
 
     def fused(self, job: bridge.Carried, place: bridge.Place, thread: Int32, part: int) -> FusedBlock | None:
-        """The plan's epilogue on a block of 64 rows and a part of their columns, or None."""
+        """The plan's epilogue on 64 rows and a part of their columns, or None."""
         return FusedBlock(self.plan, job, place, thread, part) if self.plan.epilogue else None
 
     def meet(self, consumer: Int32) -> None:
@@ -157,7 +157,12 @@ class Sm90Epilogue:
 
     @cute.jit
     def store_values(
-        self, job: bridge.Carried, values: Mapping[int, Numeric], base: Int64, origin: tuple[Int32, Int32], thread: Int32
+        self,
+        job: bridge.Carried,
+        values: Mapping[int, Numeric],
+        base: Int64,
+        origin: tuple[Int32, Int32],
+        thread: Int32,
     ) -> None:
         """A thread's values, by their numbers, to C."""
         plan, (row, column) = self.plan, origin
