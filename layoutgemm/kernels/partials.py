@@ -37,7 +37,7 @@ _MAPS = {"m": (1, 0), "n": (0, 1)}  # (row, column) -> the coordinate of that ax
 
 
 @cache
-def lanes_of(mma: MmaAtom, axis: str) -> Layout:
+def lanes_of(mma: MmaAtom | None, axis: str) -> Layout:
     """The lanes that hold lane 0's row (axis "m") or column ("n"), as a layout.
 
     It is the nullspace of the map from lanes to rows; lanes of any other row are those, exclusive-or the row's first.
@@ -47,7 +47,7 @@ def lanes_of(mma: MmaAtom, axis: str) -> Layout:
     >>> [str(lanes_of(wgmma(64), axis)) for axis in ("m", "n", "")]
     ['4:1', '8:4', '32:1']
     """
-    if not axis:
+    if not axis or mma is None:
         return Layout(WARP)
     threads = Layout(mma.layout_C.shape[0], mma.layout_C.stride[0])
     of_lane = Layout(tuple(mma.shape_mnk[:2]), _MAPS[axis]).compose(threads.compose(Layout(WARP)))
@@ -55,7 +55,7 @@ def lanes_of(mma: MmaAtom, axis: str) -> Layout:
 
 
 @cache
-def exchanges_of(mma: MmaAtom, axis: str) -> tuple[int, ...]:
+def exchanges_of(mma: MmaAtom | None, axis: str) -> tuple[int, ...]:
     """The exclusive-or distances of the exchanges between such lanes.
 
     >>> from layoutgemm.atoms import wgmma

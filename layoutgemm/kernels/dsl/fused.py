@@ -12,7 +12,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 
-from ...atoms import MmaAtom
 from ..derive import Operand
 from ..epilogue.chain import Epilogue, Given, Quantize, Reducing
 from ..partials import Partial
@@ -31,7 +30,7 @@ class _StoredPlan(Protocol):
     @property
     def batch(self) -> int: ...
     @property
-    def mma(self) -> MmaAtom: ...
+    def mma(self) -> Any: ...  # an MmaAtom, or the map of a load of tensor memory: it has coords_C
     @property
     def partials(self) -> tuple[Partial, ...]: ...
 

@@ -105,14 +105,18 @@ class BlockReductions:
 
     def of_lanes(self, reduction: Reduction, axis: str, values: list[Any]) -> list[Any]:
         """The tuple of all lanes of the line, in each of them."""
-        for distance in exchanges_of(self.block.plan.mma, axis):
+        for distance in self.exchanges(axis):
             others = [cute.arch.shuffle_sync_bfly(value, distance) for value in values]
             values = typed(reduction, reduction.combined(values, others, self.block.math))
         return values
 
+    def exchanges(self, axis: str) -> tuple[int, ...]:
+        """The distances between lanes of a line; of all of C, those between all lanes."""
+        return exchanges_of(self.block.plan.mma if axis else None, axis)
+
     def leads(self, axis: str) -> Boolean:
         """True in the lane that stores for its line."""
-        return self.block.thread & sum(exchanges_of(self.block.plan.mma, axis)) == 0
+        return self.block.thread & sum(self.exchanges(axis)) == 0
 
     def store_partial(self, step: Reducing, at: Element, values: Sequence[Any]) -> None:
         """The tuple as a partial result."""
