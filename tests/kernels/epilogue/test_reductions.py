@@ -12,9 +12,11 @@ import pytest
 
 from layoutgemm import Sm90Config, Sm90Plan
 from layoutgemm.atoms import wgmma
+from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import AlongK, Promoted, Ragged, Table
 from layoutgemm.kernels.compile.worker import Kernel, entry_of, kernel_of
+from layoutgemm.kernels.epilogue.arrays import Arrays
 from layoutgemm.kernels.epilogue.chain import (
     REDUCTIONS,
     Activation,
@@ -28,6 +30,7 @@ from layoutgemm.kernels.epilogue.chain import (
     RowReduce,
 )
 from layoutgemm.kernels.partials import exchanges_of, lanes_of, reductions_check
+from layoutgemm.kernels.run.arrays import global_matrix
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm100.plan import Sm100Plan
 
@@ -264,18 +267,23 @@ def test_values_quantised_to_the_bit(form: str) -> None:
 
 @needs_dsl
 @pytest.mark.dsl
-def test_the_same_bits_on_every_run() -> None:
+def test_the_same_bits_in_every_order_of_threads() -> None:
+    from layoutgemm.kernels.run.emulated import emulate_plan
+
     epilogue = Epilogue(RowReduce(), ColumnReduce(), stores_c=False)
-    plan = Sm90Plan.derive(136, 200, 40, b="bf16:col", config=SMALL, epilogue=epilogue)
-    rng = np.random.default_rng(5)
-    kind = plan.a.dtype
-    a, b = (kind.decode(kind.encode(rng.standard_normal(shape))) for shape in ((136, 40), (40, 200)))
-    first, second = (plan.run(a, b, given={}, device="emulator").written for _ in range(2))
-    for name in first:
-        assert np.array_equal(first[name], second[name])
+    plan = Sm90Plan.derive(72, 136, 40, b="bf16:col", config=SMALL, epilogue=epilogue)
+    kind, rng = plan.a.dtype, np.random.default_rng(5)
+    a, b = (kind.decode(kind.encode(rng.standard_normal(shape))) for shape in ((72, 40), (40, 136)))
+    bits = [global_matrix(operand, value, [], True) for operand, value in ((plan.a, a), (plan.b, b))]
+    found = []
+    for policy in (Policy(), Policy(pick="random", seed=3, loads="early", lands="oldest")):
+        arrays = Arrays(epilogue, (72, 136), {}, plan.workspace)
+        emulate_plan(plan, *bits, policy, progress=False, given=arrays.words)[1].raise_for_findings()
+        found.append(arrays.written())
     exact = a.astype(np.float64) @ b
     for name, axis in (("row_sum", 1), ("column_sum", 0)):
-        assert np.allclose(first[name], exact.sum(axis), atol=1e-3), name
+        assert np.array_equal(found[0][name], found[1][name])
+        assert np.allclose(found[0][name], exact.sum(axis), atol=1e-3), name
 
 
 def test_torch_rounds_quantised_values_as_the_reference_does() -> None:
