@@ -256,7 +256,8 @@ def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int]) -> Finis
 
     shape  (M, N) or (batch, M, N)
 
-    `given` has been checked, and its tensors have the batch in front where C has one.
+    `given` has been checked, and its tensors have the batch in front where C has one. The word of a workspace, whose
+    size follows from the kernel, is 0.
     """
     several = len(shape) > 2 and shape[0] > 1
     placed: Tensors = {}
@@ -286,7 +287,7 @@ def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int]) -> Finis
     )  # they may know their row
     steps = [_ordered(step, orders) for step in epilogue.steps]
     taken = Epilogue(*steps, pairs=pairs, stores_c=epilogue.stores_c)
-    return Finish(taken, words_of(taken, placed), (taken, alone), alone)
+    return Finish(taken, words_of(taken, placed, 0), (taken, alone), alone)
 
 
 def _ordered(step: Step, orders: Mapping[str, str]) -> Step:

@@ -29,6 +29,7 @@ from layoutgemm.kernels.epilogue.chain import (
     Reduction,
     RowReduce,
 )
+from layoutgemm.kernels.epilogue.parameters import Placed, words_of
 from layoutgemm.kernels.partials import exchanges_of, lanes_of, reductions_check
 from layoutgemm.kernels.run.arrays import global_matrix
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
@@ -117,9 +118,10 @@ def test_infinities_and_nans_are_those_of_torch() -> None:
         (lambda: Quantize(least=0.0), "least = 0.0"),
         (lambda: Epilogue(Quantize(), Activation("relu")), "last step"),
         (lambda: Epilogue(Bias(), stores_c=False), "no step writes anything"),
+        (lambda: words_of(Epilogue(RowReduce()), {"row_sum": Placed(16)}), "row_sum has partial results: workspace="),
         (lambda: Epilogue(RowReduce(), RowReduce()), "two operands of the epilogue are named row_sum"),
     ],
-    ids=range(21),
+    ids=range(22),
 )  # fmt: skip
 def test_refused_with_the_first_witness(make: Any, text: str) -> None:
     with pytest.raises((PlanError, OperandError), match=text):
