@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .sm90.plan import Sm90Plan
 
 WORD_BYTES = 4  # of a component: f32 or i32
-FINISH_PLACES, FINISH_LINES = 32, 8  # threads of a block of the second launch: places, and parts of the lines
+FINISH_PLACES, FINISH_LINES = 32, 16  # threads of a block of the second launch: places, and parts of the lines
 _MAPS = {"m": (1, 0), "n": (0, 1)}  # (row, column) -> the coordinate of that axis
 
 

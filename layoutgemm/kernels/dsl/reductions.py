@@ -41,7 +41,7 @@ def typed(reduction: Reduction, values: Sequence[Any]) -> list[Any]:
 
 @cache
 def values_of(mma: MmaAtom) -> tuple[tuple[tuple[int, int], ...], Counter[int]]:
-    """Row and column of each value of thread 0, and its number of values of each column: of all threads the same."""
+    """Row and column of each value of thread 0, and its number of values of each column."""
     places = [mma.coords_C(0, v) for v in range(mma.accumulator_registers)]
     found = tuple((int(row), int(column)) for row, column in places)
     return found, Counter(column for _, column in found)
@@ -205,7 +205,7 @@ class FinishKernel:
 
     @cute.kernel
     def kernel(self, m: Int32, n: Int32, words: tuple) -> None:
-        """Device side: 32 places of one matrix; each of 8 warps combines a run of the lines."""
+        """Device side: 32 places of one matrix; each warp combines a run of the lines."""
         partial, reduction = self.partial, self.partial.step.reduction
         given = bridge.Carried(**dict(zip(self.plan.words, words, strict=True)))
         thread, _, _ = cute.arch.thread_idx()
@@ -222,7 +222,7 @@ class FinishKernel:
         start = partials_address(given, self.plan.partials, self.number, matrix, (Int64(m), Int64(n)))
         start += Int64(cutlass.min(place, places - 1)) * WORD_BYTES
         found = tuple(typed(reduction, reduction.identity))
-        for line in cutlass.range(first, end, unroll=4):
+        for line in cutlass.range(first, end, unroll=8):  # as many loads in flight
             found = self.with_line(found, start, line, lines, places)
         step = FINISH_PLACES * FINISH_LINES * WORD_BYTES  # from component to component
         for component in cutlass.range_constexpr(partial.components):
