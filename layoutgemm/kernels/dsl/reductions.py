@@ -41,7 +41,7 @@ def typed(reduction: Reduction, values: Sequence[Any]) -> list[Any]:
 
 @cache
 def values_of(mma: MmaAtom) -> tuple[tuple[tuple[int, int], ...], Counter[int]]:
-    """Row and column of each value of thread 0, and its number of values of each column."""
+    """Row and column of each value of thread 0, and its values a column."""
     places = [mma.coords_C(0, v) for v in range(mma.accumulator_registers)]
     found = tuple((int(row), int(column)) for row, column in places)
     return found, Counter(column for _, column in found)
