@@ -75,10 +75,23 @@ class Prepared(_Loaded):
     simple    one launch and no copies: `launch` alone does it
     tf32      float32 operands, for which the caller's leave is asked each time
     spans     bytes that A, B and C reach over, from their first
+    workspace bytes of an epilogue's partial results of one launch
     gradients launches of backward passes, where the product was recorded: see `autograd.kept`
     """
 
-    __slots__ = ("_a", "_b", "gradients", "kind", "shape", "simple", "solution", "spans", "strides", "tf32")
+    __slots__ = (
+        "_a",
+        "_b",
+        "gradients",
+        "kind",
+        "shape",
+        "simple",
+        "solution",
+        "spans",
+        "strides",
+        "tf32",
+        "workspace",
+    )
 
     def __init__(self, problem: Problem, shape: Sequence[int], kind: torch.dtype, device: int):
         self.solution = solve(problem)
@@ -88,6 +101,7 @@ class Prepared(_Loaded):
         self.tf32 = problem.a.dtype == "tf32"
         self.gradients: dict[tuple[object, ...], object] = {}
         self.spans = tuple([span(x) for x in (problem.a, problem.b, problem.c)])
+        self.workspace = workspace(self.solution)
         self._a, self._b = (1, 0) if self.solution.kernel.choice.swapped else (0, 1)
         template = arguments(self.solution, (0, 0, 0), workers(self.solution, problem.places))
         super().__init__(kernel(self.solution), template, device, self.solution.kernel)
@@ -128,6 +142,14 @@ class Prepared(_Loaded):
             stream = torch.cuda.current_stream().cuda_stream
             run(self.solution, a, b, c, lambda x, y, z: self.launch(x, y, z, stream, words))
         return c
+
+
+def workspace(solution: Solution) -> int:
+    """Bytes of an epilogue's partial results of one launch."""
+    epilogue = solution.kernel.epilogue
+    if epilogue is None or not epilogue.partials:
+        return 0
+    return int(solution.kernel.plan(*solution.sizes).workspace)
 
 
 class Direct(_Loaded):

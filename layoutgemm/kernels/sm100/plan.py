@@ -21,6 +21,7 @@ from ...errors import PlanError
 from ...schedule import Grouped, Persistent
 from ..derive import Given, Operand, OperandPlan, derive_operand
 from ..epilogue.chain import Epilogue
+from ..partials import refuse_reductions
 from ..plan import (
     BARRIER_BYTES,
     MAX_TILES,
@@ -194,6 +195,7 @@ class Sm100Plan(PersistentPlan):
         config = config or Sm100Config()
         check_sizes(m=m, n=n, k=k, batch=batch)
         epilogue = Epilogue.of(epilogue)
+        refuse_reductions(epilogue, "sm_100a")
         arch = arch_named("sm_100a")
         a_spec, b_spec, c_spec = _typed(a, b, c)
         (tile_m, tile_n), blocks = config.tile, config.blocks

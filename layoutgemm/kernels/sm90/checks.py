@@ -20,6 +20,7 @@ from ...layouts.symbols.polynomial import ge0, show
 from ...report import Check, Report
 from ..derivation import checked
 from ..derive import OperandPlan, one_matrix
+from ..partials import reductions_check
 from ..plan import MOST_BYTES
 from ..plan_checks import fragment_checks, pipelines, tiles_of_c, tiles_of_k
 from ..store import ROWS
@@ -33,9 +34,9 @@ from .mainloop import COPY_ARRIVALS, promotion_check
 from .multicast import uneven_shares
 from .pipeline_model import Hopper
 from .plan import WARPS_OF_GROUP, Sm90Plan
-from .shards import shard_checks
 from .quantized.checks import packed_checks
 from .quantized.operand import PRODUCT_K
+from .shards import shard_checks
 from .store_checks import exchange_check, neighbours_check, store_checks
 
 
@@ -71,6 +72,8 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
         checks.append(promotion_check(plan))
     if plan.shards is not None:
         checks += shard_checks(plan)
+    if plan.epilogue.reductions or plan.epilogue.quantizes is not None:
+        checks.append(reductions_check(plan))
     if plan.store is None:
         checks.append(neighbours_check(plan))
     else:

@@ -15,8 +15,8 @@ from .edges import explain_ends
 from .grouped import explain_ragged
 from .mainloop import explain_mainloop
 from .plan import WARPGROUP, Sm90Plan
-from .shards import explain_shards
 from .quantized.explain import explain_packed
+from .shards import explain_shards
 
 
 def roles(plan: Sm90Plan) -> tuple[RoleRow, ...]:

@@ -20,6 +20,7 @@ from ...layouts import Layout
 from ...schedule import Dealt, Persistent
 from ..derive import Given, Operand, OperandPlan, derive_operand
 from ..epilogue.chain import Epilogue
+from ..partials import WORD_BYTES, Partial, check_reductions, partials_of, words_of_matrix
 from ..plan import (
     BARRIER_BYTES,
     PERSISTENT_PARAMETERS,
@@ -41,9 +42,9 @@ from .grouped import Ragged, check_ragged, ragged_store
 from .mainloop import COPY_ARRIVALS, Promoted, StageNumbers, check_promoted
 from .multicast import columns_of, few_rows, shared, with_copies
 from .named_barriers import Sm90Meetings
-from .shards import Gathered, Shards, check_shards
 from .quantized.formats import UNIT_K, QuantizedFormat
 from .quantized.operand import PackedOperand, check_packed, packed_operand
+from .shards import Gathered, Shards, check_shards
 from .smem import Exchange, Sm90Smem, smem_map
 from .types import accumulator_of, operands
 
@@ -267,6 +268,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             half=half,
         )
         check_words(plan.words)
+        check_reductions(plan.epilogue, plan.columns_at_a_time, c_spec.dtype.name)
         return plan
 
     # ------------------------------------------------------------------------------------------------ what is asked for
@@ -328,6 +330,26 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         """
         count = self.stored.accumulator_registers // self.config.split
         return range(part * count, (part + 1) * count)
+
+    @property
+    def columns_at_a_time(self) -> int:
+        """Columns of a tile that a thread stores at a time: all, of a split K its part, or a half."""
+        return self.tile_c[1] // (2 if self.half is not None else self.config.split)
+
+    @property
+    def partials(self) -> tuple[Partial, ...]:
+        """The partial results of the epilogue's reductions."""
+        return partials_of(self.epilogue, self.columns_at_a_time)
+
+    @property
+    def workspace(self) -> int:
+        """Bytes of device memory of partial results.
+
+        >>> from layoutgemm.kernels.epilogue.chain import RowReduce
+        >>> Sm90Plan.derive(512, 512, 64, epilogue=Epilogue(RowReduce())).workspace  # two tiles of columns
+        4096
+        """
+        return words_of_matrix(self.partials, self.m, self.n) * self.batch * WORD_BYTES
 
     def part_of_k(self, k_tiles, part):  # type: ignore[no-untyped-def]  # ints or traced integers alike
         """First and end k tile of one part."""
@@ -428,6 +450,8 @@ class _Request:
         a, b, c = operands(*given)
         if epilogue and (same := set(epilogue.words) & set(PERSISTENT_PARAMETERS)):
             raise PlanError(f"an operand of the epilogue is named {min(same)}, as a parameter of the product is")
+        if epilogue.reductions and groups != (None, None):
+            raise PlanError(f"{epilogue.reductions[0].name}: a reduction of C, whose rows or K are those of groups")
         if epilogue and c.dtype.kind != "float":
             raise PlanError(f"c is {c.dtype}, and an epilogue computes in f32: store f32, or a narrower float")
         gated = Gated.of(gate)
@@ -543,7 +567,7 @@ class _Request:
         """The instruction of half the columns and B's descriptor, if halves are finished."""
         if not self.halved:
             return None
-        if self.gated is not None or self.config.store == "direct":
+        if self.gated is not None or self.config.store == "direct" or not (self.epilogue or Epilogue()).stores_c:
             what = "gated products halve them, too" if self.gated is not None else "those leave by tensor stores alone"
             raise PlanError(f"early = {self.config.early} of a single block of rows halves its columns: {what}")
         small = self.instruction(self.config.tile[1] // 2)
@@ -552,7 +576,7 @@ class _Request:
     def store(self, halved: bool) -> StorePlan | None:
         """The store through shared memory, or None for direct stores; raises PlanError."""
         config, tuning = self.config, self.config.tuning
-        if config.store != "tma":
+        if config.store != "tma" or (self.epilogue is not None and not self.epilogue.stores_c):
             return None
         stored, parts = self.instruction(self.columns), 2 if halved else config.split
         store = StorePlan.derive(

@@ -96,6 +96,10 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             use_pdl=plan.config.tuning.overlap,
             stream=stream,
         )
+        self.finish(sizes, words, stream)
+
+    def finish(self, sizes: Sequence[Int32], words: Sequence[Int64], stream: bridge.Stream) -> None:
+        """Launches behind the product's: none."""
 
     def launch_grid(self, m: Int32, n: Int32, batch: Int32, workers: Int32) -> tuple[Int32, Int32 | int, int]:
         """Blocks of the launch: of clusters in a row, or of the grid of tiles itself."""
