@@ -15,6 +15,7 @@ from ..arguments import checked
 from ..errors import LayoutError, PlanError
 from .derive import Given, Operand
 from .epilogue.chain import Epilogue
+from .orders import Order
 from .plan import GemmPlan
 from .sm80.choose import choose_sm80
 from .sm80.plan import Sm80Config, Sm80Plan
@@ -41,6 +42,7 @@ def plan(
     config: Config | None = None,
     epilogue: Epilogue | None = None,
     gated: Gated | str | None = None,
+    order: Order | None = None,
 ) -> GemmPlan:
     """The production kernel's plan for C[m, n] = A[m, k] @ B[k, n].
 
@@ -52,6 +54,8 @@ def plan(
               Sm80Config asks for the mma.sync kernel on any architecture
     epilogue  what becomes of the product before it is stored, on sm_90a and sm_100a
     gated     as for `Sm90Plan.derive`, on sm_90a: B has 2n columns
+    order     the order of tiles, of all or some of them, as for `Sm90Plan.derive`; the rule chooses for as many
+              columns as that share of the tiles has
 
     Raises PlanError naming the argument when the architecture's kernel does not take it, and passes on AtomError,
     DescriptorError and TmaError.
@@ -71,9 +75,13 @@ def plan(
     gates = Gated.of(gated)
     if kind is Sm90Config:
         refused: LayoutError | None = None
-        for each in (chosen,) if chosen else _for_hopper(m, n, k, batch, a, b, c, gates):
+        columns = n if order is None else columns_of_order(order, m, n)
+        rules = _for_order(order) if order is not None else iter(())
+        for each in (chosen,) if chosen else (*rules, *_for_hopper(m, columns, k, batch, a, b, c, gates, order)):
             try:
-                return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=each, epilogue=epilogue, gated=gates)
+                return Sm90Plan.derive(
+                    m, n, k, batch=batch, a=a, b=b, c=c, config=each, epilogue=epilogue, gated=gates, order=order
+                )  # fmt: skip
             except LayoutError as error:
                 refused = refused or error
         assert refused is not None
@@ -81,17 +89,18 @@ def plan(
     if gates is not None:
         raise PlanError(f"gated = {gated}: the kernel of {target.name} has no gated products")
     if kind is Sm100Config:
-        return Sm100Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=chosen, epilogue=epilogue)
+        return Sm100Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order)
     if epilogue is not None:
         raise PlanError(f"epilogue = {epilogue}: the kernel of {target.name} has no epilogues")
     if chosen is None and Operand.parse(a).dtype.bits == 16:
         chosen, _ = choose_sm80(m, n, k, target)
-    return Sm80Plan.derive(m, n, k, batch=batch, arch=target, a=a, b=b, c=c, config=chosen)
+    return Sm80Plan.derive(m, n, k, batch=batch, arch=target, a=a, b=b, c=c, config=chosen, order=order)
 
 
 def _for_hopper(
-    m: int, n: int, k: int, batch: int, a: Given, b: Given | None, c: Given | None, gated: Gated | None
-) -> Iterator[Sm90Config]:
+    m: int, n: int, k: int, batch: int, a: Given, b: Given | None, c: Given | None, gated: Gated | None,
+    order: Order | None = None,
+) -> Iterator[Sm90Config]:  # fmt: skip
     """Configurations for sm_90a with the operands in their places, the rule's choice first.
 
     The others are for operands of which no plan of the first can be derived: a column-major A, a wide C.

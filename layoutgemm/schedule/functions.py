@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from ..arguments import checked, is_int, settle
+from ..arguments import checked, is_int
 from ..errors import LayoutError, PlanError
 from ..layouts import Layout
 from ..layouts.int_tuple import Integer
@@ -24,7 +24,7 @@ from ..layouts.proofs.prove import injective
 from ..layouts.proofs.verdicts import Answer, Proof, Undecided
 from ..layouts.symbols.facts import Facts
 from ..layouts.symbols.generators import FactError
-from .tile_order import Linear, Minimum, Reads, Schedule, Tile, along, checked_grid
+from .tile_order import Linear, Minimum, Reads, Schedule, Tile, checked_grid
 
 # ("number",), ("rows",), ("columns",), ("row",), ("column",), ("word", name), ("int", value), or (operation, x, y).
 Expression = tuple[Any, ...]
@@ -284,7 +284,7 @@ class OfLayout(Schedule):
     """
 
     along: str = "M"
-    layout: Layout = Layout(1)
+    layout: Layout = field(default_factory=lambda: Layout(1))
 
     @checked(PlanError)
     def tile(self, number: Integer, grid: Tile, minimum: Minimum = least, reads: Reads | None = None) -> Tile:

@@ -15,9 +15,8 @@ import numpy.typing as npt
 
 from ..arguments import as_int, checked, settle
 from ..errors import OperandError, PlanError
-from ..layouts.int_tuple import Integer
 from ..layouts.proofs.digits import minimum as least
-from ..layouts.proofs.verdicts import Answer, Proof, Undecided
+from ..layouts.proofs.verdicts import Answer, Proof
 from .tile_order import Hilbert, Minimum, Reads, Schedule, Tile, checked_grid, visits_once
 
 _BASE = 1 << 16
@@ -205,5 +204,3 @@ def listed(schedule: Schedule) -> Schedule:
     if isinstance(schedule, Hilbert) or not schedule.has_formula:
         return TileList(schedule=schedule)
     return schedule
-
-

@@ -71,8 +71,10 @@ class Persistent(Pictured):
 
         The worker has a step `step` while worker + workers * step is below the number of clusters in the grid.
         """
-        number = worker + self.workers * step
-        return self.within(self.schedule.tile(number, self.clusters(grid), minimum, reads), rank)
+        number, across = worker + self.workers * step, self.clusters(grid)
+        if reads is None:
+            return self.within(self.schedule.tile(number, across, minimum), rank)
+        return self.within(self.schedule.tile(number, across, minimum, reads), rank)
 
     @checked(PlanError)
     def within(self, at: Tile, rank: Integer) -> Tile:

@@ -1,8 +1,8 @@
 """Rotated: any order of a grid, begun at a rank's own rows of tiles. The rank is a kernel parameter.
 
-Of a product whose rows (or columns) lie on `ranks` devices, one shard after the other, a device has its own shard first.
-It takes the tiles of that shard, then those of the next rank's, and so on around: what it computes first is there
-already, and the others arrive meanwhile.
+Of a product whose rows (or columns) lie on `ranks` devices, one shard after the other, a device has its own shard
+first. It takes the tiles of that shard, then those of the next rank's, and so on around: its own data is there already,
+and the others' arrives meanwhile.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class Rotated(Schedule):
         """The (row, column) visited as number `number` of a grid of (rows, columns) of tiles."""
         row, column = self.inner.tile(number, grid, minimum, reads)
         if self.fixed is None and reads is None:
-            raise PlanError(f"the order reads {self.name}, a kernel parameter, whose value is not given: for_rank(rank)")
+            raise PlanError(
+                f"the order reads {self.name}, a kernel parameter, whose value is not given: for_rank(rank)"
+            )
         rank: Any = self.fixed if reads is None or self.fixed is not None else reads.word(self.name)
         if self.axis == "M":
             return _moved(row, rank * grid[0] // self.ranks, grid[0]), column

@@ -34,6 +34,7 @@ from ..layouts.symbols.facts import Facts
 from ..layouts.symbols.polynomial import Scalar, ge0, show
 from ..report import Check
 
+
 class Reads(Protocol):
     """The values of an order's words, on the host or in a kernel."""
 
@@ -115,7 +116,7 @@ class Schedule(Pictured):
         return True
 
     def on(self, tile: tuple[int, int]) -> Schedule:
-        """The order for a grid of tiles of (rows, columns) elements of C: the same, where the elements decide nothing."""
+        """The order for tiles of (rows, columns) elements of C: the same, where the elements decide nothing."""
         return self
 
     def count(self, grid: Tile, minimum: Minimum = least, reads: Reads | None = None) -> Any:

@@ -172,7 +172,7 @@ class Triangular(Schedule):
         """Tiles of the band that ends with the grid."""
         return cut.height * cut.whole * self.block[1] + sum(self._corner(cut.height, cut.width, minimum))
 
-    # ------------------------------------------------------------------------------------------------------ the schedule
+    # ---------------------------------------------------------------------------------------------------- the schedule
     def count(self, grid: Tile, minimum: Minimum = least, reads: Reads | None = None) -> Any:
         """Tiles that are visited in a grid of (rows, columns).
 
@@ -276,9 +276,7 @@ class Triangular(Schedule):
         longer = cut.whole - 1 - nth
         first, second = longer * per + d, nth * per + d
         name = f"pair nth of {'an odd' if odd else 'an even'} number of bands"
-        of_longer = prove_formulas(
-            lambda x: self._of_pair(nth, x, cut, least), lambda x: (longer, x), {"x": first}
-        )
+        of_longer = prove_formulas(lambda x: self._of_pair(nth, x, cut, least), lambda x: (longer, x), {"x": first})
         yield f"{name}: places below {first} are band {longer}", of_longer
         of_shorter = prove_formulas(
             lambda x: self._of_pair(nth, first + x, cut, least), lambda x: (nth, x), {"x": second}
@@ -288,8 +286,9 @@ class Triangular(Schedule):
         of_middle = prove_formulas(lambda x: self._of_pair(nth, x, middle, least), lambda x: (nth, x), {"x": second})
         yield "the middle band of an odd number", of_middle
         whole = first + second == self._pair(cut) and self._paired(middle) - nth * self._pair(middle) == second
-        yield f"{name}: as many places as the two have, and the middle band's", (
-            Proof("count") if whole else Undecided("the count")
+        yield (
+            f"{name}: as many places as the two have, and the middle band's",
+            (Proof("count") if whole else Undecided("the count")),
         )
 
     def _band(self, height: int, width: int) -> Iterator[tuple[str, Answer]]:
@@ -312,7 +311,8 @@ class Triangular(Schedule):
                 of_corner = prove_formulas(
                     lambda i, at=at, number=number: self._in_band(at + i, number, height, width, least),
                     lambda i, number=number, first=first, column=column: (
-                        number * u + first + i, number * v + column,
+                        number * u + first + i,
+                        number * v + column,
                     ),
                     {"i": count},
                 )

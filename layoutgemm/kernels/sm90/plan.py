@@ -17,9 +17,10 @@ from ...atoms.smem.descriptor import derive as derive_descriptor
 from ...dtypes import DType
 from ...errors import PlanError
 from ...layouts import Layout
-from ...schedule import Dealt, Persistent
+from ...schedule import Dealt, OfLayout, Persistent, Schedule
 from ..derive import Given, Operand, OperandPlan, derive_operand
 from ..epilogue.chain import Epilogue
+from ..orders import Order, order_for
 from ..plan import (
     BARRIER_BYTES,
     PERSISTENT_PARAMETERS,
@@ -42,6 +43,8 @@ from .mainloop import COPY_ARRIVALS, Promoted, StageNumbers, check_promoted
 from .multicast import columns_of, few_rows, shared, with_copies
 from .named_barriers import Sm90Meetings
 from .smem import Exchange, Sm90Smem, smem_map
+from .triangular.mirror import check_mirror, is_mirrored, mirror_of
+from .triangular.operands import Triangles, check_triangles
 from .types import accumulator_of, operands
 
 LEAST_STAGES = 2  # one group of products is in flight: its stage is released when the next k tile's have been issued
@@ -62,6 +65,8 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     mainloop      what makes a total of the sums of K blocks, or None: they are added
     ragged        how the ends of groups of rows are found, or None; see `joined_rows`
     along_k       how the ends of groups along K are found, or None: A and B are then one matrix, C one for each group
+    triangles     which operands are triangular, or None: K tiles of zeros are skipped
+    mirror        the second store of a symmetric product, or None
     """
 
     m: int
@@ -92,6 +97,8 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     ragged: Ragged | None = None
     along_k: AlongK | None = None
     half: tuple[MmaAtom, OperandDescriptor] | None = None
+    triangles: Triangles | None = None
+    mirror: StorePlan | None = None
     remedy = ", unless store is 'direct'"
     verbs = GemmPlan.verbs | {
         "check": "sm90.checks:check_sm90",
@@ -158,6 +165,8 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         mainloop: Promoted | None = None,
         ragged: Ragged | None = None,
         along_k: AlongK | None = None,
+        order: Order | None = None,
+        triangles: Triangles | None = None,
     ) -> Sm90Plan:
         """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -175,6 +184,9 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         ragged           A's m rows are `batch` groups, each of which multiplies its own matrix of B; or, masked, of m
         rows of each group as many are computed as count: see `kernels.sm90.grouped`
         along_k          K is `batch` groups, each of which has its own matrix of C: see `kernels.sm90.along_k`
+        order            the order of tiles, of all or some of them: a Schedule, a name such as "lower", a Layout, or a
+                         function of the tile's number; see `kernels.orders`. None: the configuration's bands
+        triangles        A or B is triangular, and K tiles of zeros are skipped: see `kernels.sm90.triangles`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -206,6 +218,9 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         threads = WARPGROUP * config.consumers + loader_threads(config.loader, bool(numbers.parts))
         across = -(-m // (config.tile[0] * along_m)), -(-n // (kernel.columns * along_n))
         check_tiles(config, across, batch, kernel.joined_rows)
+        schedule = kernel.schedule(order, (config.tile[0] * along_m, kernel.columns * along_n), across)
+        if triangles is not None:
+            check_triangles(kernel.sizes, config, kernel.named)
         smem = smem_map(
             a_plan, b_plan, stages, c_bytes, store, config.single, kernel.table_bytes, sums_bytes, numbers.bytes
         )
@@ -227,7 +242,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             stages=stages,
             blocks=blocks,
             store=store,
-            order=Persistent(order_of(config), 1, config.cluster),
+            order=Persistent(schedule, 1, config.cluster),
             smem=smem,
             exchange=exchange,
             threads=threads,
@@ -242,6 +257,8 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             ragged=ragged,
             along_k=along_k,
             half=half,
+            triangles=triangles,
+            mirror=kernel.mirror(store, schedule),
         )
         check_words(plan.words)
         return plan
@@ -250,13 +267,19 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     @property
     def reads_more(self) -> bool:
         """True if the kernel takes words."""
-        return bool(self.epilogue) or self.mainloop is not None or self.groups is not None
+        more = self.mainloop is not None or self.groups is not None
+        return bool(self.epilogue) or more or bool(self.order.schedule.words)
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the 64-bit parameters of the epilogue, the main loop and the groups."""
-        own = (self.epilogue, self.mainloop, self.groups)
+        """Names of the 64-bit parameters of the epilogue, the main loop, the groups and the order of tiles."""
+        own = (self.epilogue, self.mainloop, self.groups, self.order.schedule)
         return tuple(word for part in own if part is not None for word in part.words)
+
+    @property
+    def reads_by_name(self) -> bool:
+        """True if a run takes operands by name beside an epilogue's: tables, groups, the order's own."""
+        return self.mainloop is not None or self.groups is not None or bool(self.order.schedule.words)
 
     @property
     def tiles(self) -> tuple[int, int]:
@@ -364,6 +387,8 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             + (f", K blocks of {self.mainloop.depth} promoted" if self.mainloop is not None else "")
             + (f", {'masked ' * self.ragged.masked}rows in {self.batch} group(s)" if self.ragged is not None else "")
             + (f", K in {self.batch} group(s)" if self.along_k is not None else "")
+            + (f", {self.triangles}" if self.triangles is not None else "")
+            + (", each tile off the diagonal stored twice" if self.mirror is not None else "")
         )
 
 
@@ -420,6 +445,36 @@ class _Request:
     def numbers(self) -> StageNumbers:
         """The numbers that the main loop reads in a stage."""
         return StageNumbers.of(self.mainloop, self.config.tile, not self.joined_rows)
+
+    @property
+    def named(self) -> list[str]:
+        """What is asked for beside a plain product, by its arguments' names."""
+        others = {"gated": self.gated, "mainloop": self.mainloop, "ragged": self.ragged, "along_k": self.along_k}
+        return [name for name, part in others.items() if part is not None]
+
+    def schedule(self, order: Order | None, tile: tuple[int, int], across: tuple[int, int]) -> Schedule:
+        """The order of clusters' tiles; raises PlanError for one that the kernel has not."""
+        usual = order_of(self.config)
+        found = order_for(order, usual, tile, across)
+        if found == usual:
+            return usual
+        if self.config.launch == "tiles":
+            raise PlanError(f"order = {found}: a grid of tiles has its own order; launch='workers' takes any")
+        if (self.ragged is not None or self.along_k is not None) and (not found.is_full or found.words):
+            raise PlanError(f"order = {found}: groups of rows or of K take an order of every tile, without words")
+        if self.ragged is not None and isinstance(found, OfLayout):
+            raise PlanError(f"order = {found}: each group has a grid of its own, and a layout is of one")
+        if is_mirrored(found):
+            epilogue = ["epilogue"] if self.epilogue else []
+            check_mirror(self.sizes, self.config, self.named + epilogue)
+        return found
+
+    def mirror(self, store: StorePlan | None, schedule: Schedule) -> StorePlan | None:
+        """The second store of a symmetric product, or None."""
+        if not is_mirrored(schedule) or store is None:
+            return None
+        stored, chunks = self.instruction(self.columns), self.config.tuning.chunks
+        return mirror_of(store, stored, self.blocks, chunks, self.sizes[3] > 1)
 
     @property
     def groups(self) -> int:
