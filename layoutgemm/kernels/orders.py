@@ -94,9 +94,33 @@ def _named(usual: Linear | Grouped) -> dict[str, Schedule]:
     }
 
 
+def schedule_of(plan: Any) -> Schedule:
+    """The order of a plan's tiles, without its clusters."""
+    found: Schedule = getattr(plan.order, "schedule", plan.order)
+    return found
+
+
+_NOMINAL = 128  # elements along both sides of a tile, to count an order's share before the tile is chosen
+
+
+def columns_of_order(order: Order, m: int, n: int) -> int:
+    """Columns of a full C with as many elements as the tiles that an order visits: what a rule chooses for.
+
+    >>> columns_of_order("lower", 8192, 8192), columns_of_order("rows", 8192, 8192)
+    (4224, 8192)
+    """
+    if isinstance(order, (Layout, OfLayout, TileList)) or order == "list":
+        return n
+    grid = -(-m // _NOMINAL), -(-n // _NOMINAL)
+    schedule = order_for(order, Grouped(), (_NOMINAL, _NOMINAL), grid)
+    if schedule.is_full:
+        return n
+    return max(1, min(n, -(-n * int(schedule.count(grid)) // (grid[0] * grid[1]))))
+
+
 def asked_order(plan: Any) -> dict[str, Schedule]:
     """The argument `order` of `derive` that gives the plan's order; none for bands, which configurations have."""
-    schedule = getattr(plan.order, "schedule", plan.order)
+    schedule = schedule_of(plan)
     return {"order": schedule} if isinstance(schedule, _ASKED) else {}
 
 
@@ -106,25 +130,14 @@ _ASKED = (Formula, OfLayout, Rotated, TileList, Triangular)
 def formula_for(
     order: Order | None, usual: Grouped, tile: tuple[int, int], grid: tuple[int, int], kernel: str
 ) -> Schedule:
-    """`order_for` a kernel without words or a second store; raises PlanError, naming the kernel, for what needs them."""
-    found = order_for(order, usual, tile, grid)
-    refuse_words(found, kernel)
-    refuse_mirror(found, kernel)
-    return found
-
-
-def refuse_words(schedule: Schedule, kernel: str) -> None:
-    """Raise PlanError for an order that reads kernel parameters, of a kernel that has none for it."""
-    if schedule.words:
-        raise PlanError(
-            f"order = {schedule}: it reads {', '.join(schedule.words)}, and {kernel} has no parameter for it"
-        )
-
-
-def refuse_mirror(schedule: Schedule, kernel: str) -> None:
-    """Raise PlanError for a symmetric product, of a kernel that does not store a tile's transpose."""
-    if isinstance(schedule, Triangular) and schedule.mirror:
+    """`order_for` a kernel without words or a second store; raises PlanError for an order that needs them."""
+    if order == "symmetric" or (isinstance(order, Triangular) and order.mirror):
         raise PlanError(f"order = 'symmetric': {kernel} stores no transposed tile; order='lower' stores one triangle")
+    found = order_for(order, usual, tile, grid)
+    if found.words:
+        words = ", ".join(found.words)
+        raise PlanError(f"order = {found}: it reads {words}, and {kernel} has no parameter for it")
+    return found
 
 
 def order_check(schedule: Schedule, grid: tuple[int, int]) -> Check:
@@ -183,7 +196,7 @@ def order_values(plan: GemmPlan, given: Mapping[str, object]) -> dict[str, Any]:
 
     Raises OperandError for one that is missing or out of range.
     """
-    schedule: Schedule = getattr(plan.order, "schedule", plan.order)  # type: ignore[attr-defined]
+    schedule = schedule_of(plan)
     values: dict[str, Any] = {}
     if isinstance(schedule, TileList):
         values["tiles"] = schedule.list_for(clusters_of_plan(plan), given.get("tiles"))
@@ -201,7 +214,7 @@ def order_values(plan: GemmPlan, given: Mapping[str, object]) -> dict[str, Any]:
 
 def given_names(plan: GemmPlan) -> tuple[str, ...]:
     """The names in `given` that the plan's order reads: those a caller gives, and no others."""
-    schedule: Schedule = getattr(plan.order, "schedule", plan.order)  # type: ignore[attr-defined]
+    schedule = schedule_of(plan)
     if isinstance(schedule, TileList):
         return ("tiles",) if schedule.schedule is None else ()
     return schedule.words
@@ -218,7 +231,7 @@ def stored_elements(plan: Any, values: Mapping[str, Any]) -> npt.NDArray[np.bool
 
     values  of the order's words, as `order_values` gives them
     """
-    schedule: Schedule = getattr(plan.order, "schedule", plan.order)
+    schedule = schedule_of(plan)
     if schedule.is_full or (isinstance(schedule, Triangular) and schedule.mirror):
         return None
     grid = clusters_of_plan(plan)

@@ -7,6 +7,7 @@ elsewhere. The teaching kernel is asked for by its name, `TeachingPlan.derive`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from ..arch import ArchName
@@ -15,7 +16,7 @@ from ..arguments import checked
 from ..errors import LayoutError, PlanError
 from .derive import Given, Operand
 from .epilogue.chain import Epilogue
-from .orders import Order
+from .orders import Order, columns_of_order
 from .plan import GemmPlan
 from .sm80.choose import choose_sm80
 from .sm80.plan import Sm80Config, Sm80Plan
@@ -75,9 +76,8 @@ def plan(
     gates = Gated.of(gated)
     if kind is Sm90Config:
         refused: LayoutError | None = None
-        columns = n if order is None else columns_of_order(order, m, n)
-        rules = _for_order(order) if order is not None else iter(())
-        for each in (chosen,) if chosen else (*rules, *_for_hopper(m, columns, k, batch, a, b, c, gates, order)):
+        rule = _for_hopper(m, n if order is None else columns_of_order(order, m, n), k, batch, a, b, c, gates)
+        for each in (chosen,) if chosen else rule if order is None else _for_order(order, rule):
             try:
                 return Sm90Plan.derive(
                     m, n, k, batch=batch, a=a, b=b, c=c, config=each, epilogue=epilogue, gated=gates, order=order
@@ -98,9 +98,8 @@ def plan(
 
 
 def _for_hopper(
-    m: int, n: int, k: int, batch: int, a: Given, b: Given | None, c: Given | None, gated: Gated | None,
-    order: Order | None = None,
-) -> Iterator[Sm90Config]:  # fmt: skip
+    m: int, n: int, k: int, batch: int, a: Given, b: Given | None, c: Given | None, gated: Gated | None
+) -> Iterator[Sm90Config]:
     """Configurations for sm_90a with the operands in their places, the rule's choice first.
 
     The others are for operands of which no plan of the first can be derived: a column-major A, a wide C.
@@ -117,6 +116,24 @@ def _for_hopper(
                 yield from [found.config for found, _ in nearest(choice, why, True)]
     yield from SPARE
 
+
+def _for_order(order: Order, rule: Iterator[Sm90Config]) -> Iterator[Sm90Config]:
+    """The rule's configurations as kernels with an order of their own have them: persistent, one part of K.
+
+    A symmetric product's clusters are square.
+    """
+    if order == "symmetric" or getattr(order, "mirror", False):
+        yield from SQUARE
+    for config in rule:
+        yield replace(config, launch="workers", early=0) if config.launch == "tiles" else config
+
+
+# The fastest square clusters for large and for small C.
+SQUARE = (
+    Sm90Config((128, 256), cluster=(2, 1)),
+    Sm90Config((128, 128), loader="warp"),
+    Sm90Config((64, 64), consumers=1, loader="warp"),
+)
 
 _CONFIGS: dict[str, type[Config]] = {
     "sm_80": Sm80Config, "sm_90a": Sm90Config, "sm_100a": Sm100Config, "sm_120a": Sm80Config,

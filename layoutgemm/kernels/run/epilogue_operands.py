@@ -96,7 +96,7 @@ def order_words(plan: Sm90Plan, given: Mapping[str, Any], device: torch.device) 
     schedule = plan.order.schedule
     if isinstance(schedule, TileList):
         if schedule.schedule is None:
-            tiles = given.get("tiles")
+            tiles: Any = given.get("tiles")
             shape = tuple(getattr(tiles, "shape", ()))
             _check_tensor("tiles", tiles, "torch.int32", shape[:1] or (1,), device, ", row + 2**16 * column each")
         else:

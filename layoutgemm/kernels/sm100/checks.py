@@ -85,8 +85,8 @@ def _tiles_of_c(plan: Sm100Plan) -> Check:
     statement = (
         f"{rows} x {columns} tiles of {plan.tile[0]}x{plan.tile[1]} cover {plan.m}x{plan.n}"
         + f", {plan.batch} times" * (plan.batch > 1)
-        + f", and {plan.order.schedule} visits each {'' if plan.order.schedule.is_full else 'of its set '}once, for any number of workers; {plan.blocks} block(s) of "
-        f"{BLOCK_ROWS} rows have each"
+        + f", and {plan.order.schedule} visits each {'' if plan.order.schedule.is_full else 'of its set '}once, for "
+        f"any number of workers; {plan.blocks} block(s) of {BLOCK_ROWS} rows have each"
     )
     unlike = ""
     if plan.blocks * BLOCK_ROWS != plan.tile[0]:

@@ -16,9 +16,9 @@ from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES
 from ...layouts import Layout
 from ...layouts.basis import component
 from ..derive import OperandPlan
+from ..orders import stored_elements
 from ..run.hardware_model import CLUSTERS, Barrier, GlobalMatrix, Output, Progress, SharedBytes, copy_boxes
 from ..store import StoreChunk
-from ..orders import stored_elements
 from .plan import BLOCK_ROWS, EPILOGUE_WARPS, Sm100Plan
 from .store import load_of
 

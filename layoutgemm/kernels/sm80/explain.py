@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..orders import described_order
 from ..explain import explain_workspace
+from ..orders import described_order
 from .operand import Sm80Operand
 from .plan import Sm80Plan
 from .store import BUFFERS

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from ...atoms import ldmatrix
 from ...errors import PlanError
-from .operand import VECTOR, WARP, Sm80Operand, byte_selector
 from ..orders import stored_elements
+from .operand import VECTOR, WARP, Sm80Operand, byte_selector
 from .plan import Sm80Plan
 
 if TYPE_CHECKING:

@@ -198,7 +198,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         check_sizes(m=m, n=n, k=k, batch=batch)
         arch = arch_named("sm_90a")
         kernel = _Request.of(
-            (m, n, k, batch), (a, b, c), config or Sm90Config(), epilogue, gated, mainloop, (ragged, along_k)
+            (m, n, k, batch), (a, b, c), config or _usual(triangles), epilogue, gated, mainloop, (ragged, along_k)
         )
         config, gated, c_spec = kernel.config, kernel.gated, kernel.operands[2]
         atom, blocks, groups = kernel.instruction(config.tile[1]), kernel.blocks, kernel.groups
@@ -393,6 +393,11 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
 
 
 __all__ = ["WARPGROUP", "WARPS_OF_GROUP", "Sm90Config", "Sm90Plan"]
+
+
+def _usual(triangles: Triangles | None) -> Sm90Config:
+    """The configuration of a caller who gives none."""
+    return Sm90Config() if triangles is None else Sm90Config(loader="warpgroup")
 
 
 @dataclass(frozen=True)

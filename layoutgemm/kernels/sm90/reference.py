@@ -156,9 +156,9 @@ class _Cluster:
         for part in range(plan.config.split):
             first, end = plan.part_of_k(k_tiles, part)
             if plan.triangles is not None:
-                place = self.blocks[0].origin["m"], self.blocks[0].origin["n"]
-                first, end = plan.triangles.k_tiles(plan, place, k_tiles, min, max)
-                end += first
+                corner = self.blocks[0].origin
+                at_k, many = plan.triangles.k_tiles(plan, (corner["m"], corner["n"]), k_tiles, min, max)
+                first, end = at_k, at_k + many
             self._multiply([b for b in self.blocks if b.part == part], first, end - first, step, consumers)
         held = {(block.part, block.place): block for block in self.blocks}
         finals = self._exchange(held, consumers)

@@ -87,7 +87,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         maps_c = [self.map_of_c(tma, c, extents, pitches) for tma in tmas_c]
         last_a = self.maps_of_last_rows(plan.a, a, extents, pitches["a"])
         last_b = self.maps_of_last_rows(plan.b, b, extents, lines_b)
-        tmas_mirror = plan.mirror.maps if const_expr(plan.mirror is not None) else ()
+        tmas_mirror = present(plan.mirror).maps if const_expr(plan.mirror is not None) else ()
         maps_c += [self.map_of_c(tma, c, extents, pitches) for tma in tmas_mirror]
         others = maps_c + last_a + maps_b[1:] + last_b
         assert len(others) <= OTHER_MAPS, f"{len(others)} tensor maps besides the first two"

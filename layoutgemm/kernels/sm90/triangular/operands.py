@@ -21,7 +21,6 @@ import numpy as np
 from ....arguments import settle
 from ....errors import OperandError, PlanError
 from ....report import Check
-from ...numbers import W
 
 if TYPE_CHECKING:
     from ..config import Sm90Config
@@ -71,8 +70,9 @@ class Triangles:
                 )
 
     def k_tiles(
-        self, plan: Sm90Plan, place: tuple[W, ...], k_tiles: W, minimum: Callable[..., W], maximum: Callable[..., W]
-    ) -> tuple[W, W]:
+        self, plan: Sm90Plan, place: tuple[Any, ...], k_tiles: Any, minimum: Callable[..., Any],
+        maximum: Callable[..., Any],
+    ) -> tuple[Any, Any]:  # fmt: skip
         """The first K tile and the number of K tiles of a cluster's tile. Ints or traced integers.
 
         place    first row and column of a CTA's tile of C
