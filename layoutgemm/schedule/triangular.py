@@ -224,9 +224,13 @@ class Triangular(Schedule):
         u, v = self.block
         full = height * band * v
         corner = _reached(inside, full, minimum)
+        if corner.__class__ is int and not corner:
+            return band * u + inside % height, inside // height
         row, column = self._in_corner(inside - full, height, width, minimum)
-        row = _select(corner, row, inside % height)
-        return band * u + row, _select(corner, band * v + column, inside // height)
+        row, column = band * u + row, band * v + column
+        if corner.__class__ is int:
+            return row, column
+        return _select(corner, row, band * u + inside % height), _select(corner, column, inside // height)
 
     def _in_corner(self, inside: Any, height: Any, width: Any, minimum: Minimum) -> Tile:
         """Row and column in a diagonal block, column by column."""
