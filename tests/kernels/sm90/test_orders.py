@@ -134,7 +134,7 @@ def test_the_rule_chooses_for_the_tiles_of_the_set() -> None:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"order": "spiral"}, "known are columns, rows"),
-    ({"order": 3}, "a Schedule, a name, a Layout, or a function"),
+    ({"order": 3}, "a Schedule or a Layout or a string or a function"),
     ({"order": Layout(7)}, "a layout of 7 tiles"),
     ({"order": "lower", "config": replace(SELF, launch="tiles")}, "a grid of tiles has its own order"),
     ({"order": "lower", "batch": 2, "ragged": Ragged.of(2), "a": "bf16"}, "take an order of every tile"),
