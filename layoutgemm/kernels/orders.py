@@ -1,4 +1,4 @@
-"""The order of tiles that a caller asks of a plan, and the elements of C that it stores.
+"""Orders of tiles as callers ask for them, and the elements of C that they store.
 
 given                       order
 ------------------------    ----------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ _NOMINAL = 128  # elements along both sides of a tile, to count an order's share
 
 
 def columns_of_order(order: Order, m: int, n: int) -> int:
-    """Columns of a full C with as many elements as the tiles that an order visits: what a rule chooses for.
+    """Columns of a full C with as many elements as an order's tiles, for a rule to choose for.
 
     >>> columns_of_order("lower", 8192, 8192), columns_of_order("rows", 8192, 8192)
     (4224, 8192)

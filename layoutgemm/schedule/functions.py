@@ -101,7 +101,7 @@ def _operation(name: str, x: object, y: object) -> Traced:
 
 
 def trace(function: Callable[..., Any], names: tuple[str, ...], results: int, what: str) -> tuple[Expression, ...]:
-    """The expressions of `function(*names, ops)`, or of one that takes fewer of its last arguments.
+    """The expressions of `function(*names, ops)`; the function may take fewer arguments.
 
     Raises PlanError where it does not give so many integers, or fails.
 
@@ -248,9 +248,9 @@ class Formula(Schedule):
         return row, column
 
     def prove(self) -> Answer:
-        """A proof for every grid where the function is that of a proven order, column by column or row by row.
+        """A proof for every grid if the function is a proven order's, else Undecided.
 
-        Undecided otherwise: a plan's check then looks at every tile of its own grid.
+        Proven orders are column by column and row by row. A plan's check looks at every tile of its grid otherwise.
         """
         if self.tiles is not None or self.words:
             return Undecided("some of the tiles, or an order that reads words: exhaustion over a grid decides")

@@ -1,4 +1,4 @@
-"""Orders that a kernel reads from a list in global memory, and orders that no formula of fixed length has.
+"""Orders that a kernel reads from a list in global memory.
 
 A list has one 32-bit integer for each tile, row + 2**16 * column. A kernel has two words for it: its address, and how
 many tiles it has. `TileList` makes lists, of a schedule's table or of a caller's own.
@@ -90,7 +90,7 @@ class Banded(Schedule):
         return np.argwhere(inside.T)[:, ::-1]
 
     def prove(self) -> Answer:
-        """The table lists the indices of the tiles that are visited, each once, for every grid."""
+        """The table lists each tile of the band once, for every grid."""
         return Proof("construction", (), ("the list of the set's members, each once",))
 
 
@@ -159,7 +159,7 @@ class TileList(Schedule):
         return self.schedule.prove()
 
     def list_for(self, grid: tuple[int, int], given: object = None) -> npt.NDArray[np.int32]:
-        """The list for a grid. Raises OperandError for a caller's list that is none, or visits a tile twice."""
+        """The list for a grid. Raises OperandError for a caller's list of another form, or with a tile twice."""
         if self.schedule is not None:
             if given is not None:
                 raise OperandError(f"tiles: the list is that of {self.schedule}, and given too")

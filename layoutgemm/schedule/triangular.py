@@ -59,7 +59,7 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class Triangular(Schedule):
-    """The tiles with an element on or below the diagonal of C ("lower"), or on or above it ("upper"), and no others.
+    """The tiles of one triangle of C: those with an element on or below ("lower"), or above, the diagonal.
 
     half    "lower" or "upper"
     group   rows of tiles in a band, at least ("upper": columns); a band is whole blocks of the diagonal's pattern
@@ -210,7 +210,7 @@ class Triangular(Schedule):
         return _select(below, cut.whole * u + cut.height + low, row), _select(below, right, column)
 
     def _of_pair(self, nth: Any, place: Any, cut: Cut, minimum: Minimum) -> tuple[Any, Any]:
-        """The band of a place in a pair of bands, the longer one first, and the place in that band."""
+        """The band of a place in a pair of bands, and the place in that band."""
         longer = cut.whole - 1 - nth
         end = longer * (self.block[0] * self.block[1]) + self.diagonal
         second = _reached(place, end, minimum)
@@ -244,7 +244,7 @@ class Triangular(Schedule):
 
     # ------------------------------------------------------------------------------------------------------------ proof
     def prove(self) -> Answer:
-        """Check that every tile of the triangle is visited exactly once, for every grid of tiles of this size."""
+        """Check that every tile of the triangle is visited exactly once, for every grid."""
         return all_proven(self._statements(), "pieces, for every grid")
 
     def _statements(self) -> Iterator[tuple[str, Answer]]:
@@ -262,7 +262,7 @@ class Triangular(Schedule):
         yield "rows below the bands: whole rows, since the grid ends in their last block", Grouped(group=u).prove()
 
     def _set(self) -> Answer:
-        """The tiles of a diagonal block, and no tile beyond it, have an element in the triangle."""
+        """The listed tiles of a diagonal block have an element in the triangle, no others."""
         u, v = self.block
         across, along = self._sides
         row, column = np.arange(u)[:, None], np.arange(v)[None, :]
@@ -296,7 +296,7 @@ class Triangular(Schedule):
         )
 
     def _band(self, height: int, width: int) -> Iterator[tuple[str, Answer]]:
-        """The tiles of a band of that many rows, with that many columns of its diagonal block."""
+        """A band of that many rows, with that many columns of its diagonal block."""
         u, v = self.block
         name = f"a band of {height} rows and {width} columns more"
         band = Facts()["band"]

@@ -40,8 +40,8 @@ def ordered_product(
 ) -> torch.Tensor:  # fmt: skip
     """The product in an order of tiles: see `torch_op.matmul`.
 
-    Raises OperandError for vectors, batches that broadcast, a GPU without such kernels, and a b that is not a's
-    transpose where the order is symmetric; PlanError for an order that no kernel has.
+    Raises OperandError for vectors, batches that broadcast, and a GPU without such kernels. A symmetric order takes
+    a's own transpose as b. PlanError for an order that no kernel has.
     """
     written = {} if out is None else {"out": out}
     check_operands({"a": a, "b": b}, written)

@@ -1,4 +1,4 @@
-"""Orders of some tiles, of a user's function, of a layout, of a list, and of a rank."""
+"""Orders of some tiles: triangles, functions, layouts, lists, ranks."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the 64-bit parameters of the epilogue, the main loop, the groups and the order of tiles."""
+        """Names of the 64-bit parameters: the epilogue's, the main loop's, the groups', the order's."""
         own = (self.epilogue, self.mainloop, self.groups, self.order.schedule)
         return tuple(word for part in own if part is not None for word in part.words)
 
@@ -453,7 +453,7 @@ class _Request:
 
     @property
     def named(self) -> list[str]:
-        """What is asked for beside a plain product, by its arguments' names."""
+        """Names of the arguments that ask for more than a plain product."""
         others = {"gated": self.gated, "mainloop": self.mainloop, "ragged": self.ragged, "along_k": self.along_k}
         return [name for name, part in others.items() if part is not None]
 

@@ -117,7 +117,6 @@ def test_out_keeps_its_values_outside_of_the_set(form: str) -> None:
 
 
 def test_tiles_that_are_not_of_the_set_cost_nothing() -> None:
-    """A triangle is about half of the tiles, and of the K tiles of triangular operands."""
     plan = plan_of(8192, 8192, 8192, b="bf16:col", order="lower", config=Sm90Config((128, 256), cluster=(2, 1)))
     assert "528 of 1024 tiles, 51.6% of the grid" in plan.explain()
     both = Sm90Plan.derive(4096, 4096, 4096, triangles=Triangles("lower", "lower"), order="lower")

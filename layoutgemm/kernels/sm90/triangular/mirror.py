@@ -1,9 +1,9 @@
 """The second store of a symmetric product: each tile off the diagonal again, transposed.
 
 C = A A^T is computed in the tiles of its lower triangle. A tile's transpose is a tile of the upper one, since a
-cluster's tiles are square. The store of a column-major C writes element (m, n) at m + n * pitch, which is where a
-row-major C has element (n, m): so the same accumulators leave once by C's own store and once by that of the other
-order, with stmatrix.trans and tensor maps of its own over the same memory.
+cluster's tiles are square. A column-major C has element (m, n) at m + n * pitch. A row-major C has element (n, m)
+there. So the same accumulators leave twice: by C's own store, and by that of the other order. The second one has
+stmatrix.trans, and tensor maps of its own over the same memory.
 
 The second store uses the buffers of the first. Between them, and before the next tile, each thread that issued stores
 waits until they have read the buffers, and the warpgroup meets.
@@ -77,7 +77,7 @@ def is_off_diagonal(plan: Sm90Plan, row: W, column: W) -> bool:
 
 
 def mirror_check(plan: Sm90Plan) -> Check:
-    """The transposed store writes each element of a tile once, at the place of its transpose, in the room of C's."""
+    """The transposed store writes each element once, through the room of C's buffers."""
     mirror, store = present(plan.mirror), present(plan.store)
     of_mirror: PersistentPlan = replace(plan, c=mirror.c, store=mirror)
     boxes = boxes_of_c(of_mirror, mirror, ROWS // WARPS_OF_GROUP * mirror.warps)

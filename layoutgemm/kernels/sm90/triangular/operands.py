@@ -116,7 +116,7 @@ _MOST = (1 << 31) - (1 << 20)
 
 
 def triangles_check(plan: Sm90Plan) -> Check:
-    """K tiles that are skipped are zeros in the triangular operand, for every tile, and one K tile at least is left."""
+    """Skipped K tiles are zeros of the triangular operand, and each tile of C has one K tile."""
     triangles, depth, witness = plan.triangles, plan.tile[2], ""
     assert triangles is not None
     high, wide = (t * c for t, c in zip(plan.tile_c, plan.config.cluster, strict=True))
@@ -143,7 +143,7 @@ def triangles_check(plan: Sm90Plan) -> Check:
 
 
 def share_of_work(plan: Sm90Plan, tiles: np.ndarray) -> float:
-    """K tiles that the tiles at these places of the grid of clusters multiply, relative to all of them."""
+    """The share of the K tiles that these tiles of the grid of clusters multiply."""
     high, wide = (t * c for t, c in zip(plan.tile_c, plan.config.cluster, strict=True))
     k_tiles = -(-plan.k // plan.tile[2])
     if plan.triangles is None or not len(tiles):
