@@ -1,4 +1,4 @@
-"""Orders of tiles as callers ask for them, and the elements of C that they store.
+"""Orders of tiles as callers ask for them, and the stored elements of C.
 
 given                       order
 ------------------------    ----------------------------------------------------------------------------------------
@@ -16,6 +16,7 @@ a function                  (number, rows, columns, ops) -> (row, column), trace
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import lcm
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -104,7 +105,7 @@ _NOMINAL = 128  # elements along both sides of a tile, to count an order's share
 
 
 def columns_of_order(order: Order, m: int, n: int) -> int:
-    """Columns of a full C with as many elements as an order's tiles, for a rule to choose for.
+    """Columns of a full C with as many elements as an order's tiles.
 
     >>> columns_of_order("lower", 8192, 8192), columns_of_order("rows", 8192, 8192)
     (4224, 8192)
@@ -116,6 +117,18 @@ def columns_of_order(order: Order, m: int, n: int) -> int:
     if schedule.is_full:
         return n
     return max(1, min(n, -(-n * int(schedule.count(grid)) // (grid[0] * grid[1]))))
+
+
+def diagonal_pattern(order: Order, tile: tuple[int, int]) -> int:
+    """Tiles of the period of a triangle's diagonal, 1 for other orders.
+
+    >>> diagonal_pattern("lower", (256, 256)), diagonal_pattern("lower", (256, 176)), diagonal_pattern("rows", (1, 2))
+    (1, 16, 1)
+    """
+    if not isinstance(order, Triangular) and order not in ("lower", "upper", "symmetric"):
+        return 1
+    period = lcm(*tile)
+    return period // min(tile)
 
 
 def asked_order(plan: Any) -> dict[str, Schedule]:

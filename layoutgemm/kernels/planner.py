@@ -16,7 +16,7 @@ from ..arguments import checked
 from ..errors import LayoutError, PlanError
 from .derive import Given, Operand
 from .epilogue.chain import Epilogue
-from .orders import Order, columns_of_order
+from .orders import Order, columns_of_order, diagonal_pattern
 from .plan import GemmPlan
 from .sm80.choose import choose_sm80
 from .sm80.plan import Sm80Config, Sm80Plan
@@ -120,12 +120,23 @@ def _for_hopper(
 def _for_order(order: Order, rule: Iterator[Sm90Config]) -> Iterator[Sm90Config]:
     """The rule's configurations as kernels with an order of their own have them: persistent, one part of K.
 
-    A symmetric product's clusters are square.
+    A symmetric product's clusters are square. A triangle's formula has a term for each tile of the diagonal's pattern:
+    tiles with a long pattern come last.
     """
     if order == "symmetric" or getattr(order, "mirror", False):
         yield from SQUARE
+    late = []
     for config in rule:
-        yield replace(config, launch="workers", early=0) if config.launch == "tiles" else config
+        config = replace(config, launch="workers", early=0) if config.launch == "tiles" else config
+        tile = config.tile[0] * config.cluster[0], config.tile[1] * config.cluster[1]
+        if diagonal_pattern(order, tile) > _SHORT_PATTERN:
+            late.append(config)
+        else:
+            yield config
+    yield from late
+
+
+_SHORT_PATTERN = 4  # tiles: with 16 the formula's values spill to local memory
 
 
 # The fastest square clusters for large and for small C.

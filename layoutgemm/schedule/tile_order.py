@@ -414,7 +414,7 @@ def checked_grid(grid: tuple[int, int]) -> tuple[int, int]:
 def visits_once(
     order: npt.ArrayLike, grid: tuple[int, int], name: str = "schedule", visited: Any = None, of_all: bool = True
 ) -> Check:
-    """Check by exhaustion that an order visits each tile of a grid, or of a set, once.
+    """Check by exhaustion that an order visits each tile of a set once.
 
     order    [number] -> (row, column), as `Schedule.table` gives it, or from anywhere else
     visited  array (row, column), True for the tiles of the set; None: all

@@ -210,7 +210,7 @@ class Triangular(Schedule):
         return _select(below, cut.whole * u + cut.height + low, row), _select(below, right, column)
 
     def _of_pair(self, nth: Any, place: Any, cut: Cut, minimum: Minimum) -> tuple[Any, Any]:
-        """The band of a place in a pair of bands, and the place in that band."""
+        """The band of a place in a pair of bands, and the place there."""
         longer = cut.whole - 1 - nth
         end = longer * (self.block[0] * self.block[1]) + self.diagonal
         second = _reached(place, end, minimum)

@@ -214,3 +214,26 @@ def test_a_plan_with_an_order_is_the_derived_one() -> None:
     plan = problem("lower")[0]
     other = replace(plan, order=replace(plan.order, schedule=Grouped(group=3)))
     assert other.check()  # any proven order of every tile is an order of this kernel
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"order": "lower", "config": Sm90Config((128, 256), cluster=(2, 1))},
+        {"order": "lower"},
+        {"order": "symmetric"},
+        {"triangles": Triangles("lower"), "config": Sm90Config((128, 256), cluster=(2, 1), loader="warpgroup")},
+    ],
+    ids=["lower", "chosen", "symmetric", "triangular"],
+)
+def test_the_compiled_code(asked: dict[str, Any]) -> None:
+    """No spills, and products of a K tile are issued together."""
+    make = Sm90Plan.derive if "triangles" in asked else plan_of
+    plan = make(4096, 4096, 4096, b="bf16:col", **asked)
+    compiled = plan.compile()
+    sass, used = compiled.sass(), compiled.resources
+    assert sass.local_memory == () and used.local_bytes == used.stack_bytes == 0
+    assert sass.serialised_wgmma(len(plan.a.descriptor.k_steps)) is None

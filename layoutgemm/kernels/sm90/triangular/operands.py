@@ -116,7 +116,7 @@ _MOST = (1 << 31) - (1 << 20)
 
 
 def triangles_check(plan: Sm90Plan) -> Check:
-    """Skipped K tiles are zeros of the triangular operand, and each tile of C has one K tile."""
+    """Skipped K tiles are zeros, and each tile of C has one K tile."""
     triangles, depth, witness = plan.triangles, plan.tile[2], ""
     assert triangles is not None
     high, wide = (t * c for t, c in zip(plan.tile_c, plan.config.cluster, strict=True))
