@@ -108,7 +108,7 @@ def columns_of_order(order: Order, m: int, n: int) -> int:
     """Columns of a full C with as many elements as an order's tiles.
 
     >>> columns_of_order("lower", 8192, 8192), columns_of_order("rows", 8192, 8192)
-    (4224, 8192)
+    (4160, 8192)
     """
     if isinstance(order, (Layout, OfLayout, TileList)) or order == "list":
         return n
