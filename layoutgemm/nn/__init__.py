@@ -8,7 +8,8 @@
     MasterLinear     Linear in fp8 with gradients in fp8, to train   torch.nn.Linear's
     QuantizedLinear  Linear with packed weights of 4 or 8 bits       units, scales, bias
 
-Every product is `layoutgemm.matmul`, `scaled_matmul`, `fp8_matmul` or `quantized_matmul`, with their rules and refusals.
+Every product is `layoutgemm.matmul`, `scaled_matmul`, `fp8_matmul` or `quantized_matmul`, with their rules and
+refusals.
 
 >>> import torch
 >>> from layoutgemm.nn import swap_linears

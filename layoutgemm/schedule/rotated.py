@@ -1,145 +1,108 @@
-"""Tile orders that begin at a run-time place: ranks of a host compute the same tiles, each from its own rows on.
+"""Rotated: any order of a grid, begun at a rank's own rows of tiles. The rank is a kernel parameter.
 
-A rank of a distributed product begins with the rows that it has, or that another rank needs. The place is not known
-when the kernel is compiled. Both orders permute the rows of tiles, so "each tile once" is proven for every grid and
-every place.
-
-    Rotated        rows of tiles, rotated: a band of the schedule may hold rows of two shards
-    ShardByShard   all tiles of a shard, then all of the next one
+Of a product whose rows (or columns) lie on `ranks` devices, one shard after the other, a device has its own shard
+first. It takes the tiles of that shard, then those of the next rank's, and so on around: its own data is there already,
+and the others' arrives meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..arguments import as_int, checked, settle
 from ..errors import PlanError
-from ..layouts.display import Pictured
 from ..layouts.int_tuple import Integer
 from ..layouts.proofs.digits import minimum as least
 from ..layouts.proofs.index_formulas import prove_formulas
-from ..layouts.proofs.verdicts import Answer
+from ..layouts.proofs.verdicts import Answer, Proof
 from ..layouts.symbols.facts import Facts
-from .tile_order import Minimum, Schedule, Tile, all_proven, checked_grid
+from .tile_order import Linear, Minimum, Reads, Schedule, Tile, all_proven
 
 
 @dataclass(frozen=True)
-class Rotated(Pictured):
-    """The order of `schedule`, its rows of tiles rotated: row r becomes row (r + first) % rows.
+class Rotated(Schedule):
+    """An order begun at shard `rank` of `ranks`: its rows are moved on by rank * rows // ranks, around.
 
-    Raises PlanError for another schedule than a Schedule.
+    inner  the order that is rotated; one that goes through the shards' dimension once: Linear("N"), or Grouped("M")
+    ranks  shards of the dimension, each of as many tiles where `ranks` divides them
+    axis   "M": shards of rows; "N": of columns
+    name   the kernel parameter that has the rank, 0 to ranks - 1
 
-    >>> from layoutgemm.schedule.tile_order import Linear
-    >>> Rotated(Linear("N")).table((3, 2), first=2).tolist()
-    [[2, 0], [2, 1], [0, 0], [0, 1], [1, 0], [1, 1]]
-    >>> Rotated(Linear()).prove().ok
-    True
+    Raises PlanError for an inner order of some tiles alone: they move with the rank.
+
+    >>> turned = Rotated(Linear("N"), ranks=2)
+    >>> turned.for_rank(1).table((2, 2)).tolist(), turned.words, turned.prove().ok
+    ([[1, 0], [1, 1], [0, 0], [0, 1]], ('rank',), True)
     """
 
-    schedule: Schedule
+    inner: Schedule = field(default_factory=lambda: Linear("N"))
+    ranks: int = 1
+    axis: str = "M"
+    name: str = "rank"
+    fixed: int | None = None
+    along: str = field(default="M", init=False, repr=False)
 
     def __post_init__(self) -> None:
         settle(self, PlanError)
-        if not isinstance(self.schedule, Schedule):
-            raise PlanError(f"Rotated takes a Schedule, not {type(self.schedule).__name__}")
+        as_int(self.ranks, "the number of ranks", PlanError, 1, 1 << 16)
+        if self.axis not in ("M", "N") or not self.name.isidentifier():
+            raise PlanError(f'axis = {self.axis!r}, name = {self.name!r}: "M" or "N", and the name of a parameter')
+        if not self.inner.is_full or not self.inner.has_formula:
+            raise PlanError(f"{self.inner} is of some tiles, or a list: what is rotated has a formula for every tile")
+
+    def for_rank(self, rank: int) -> Rotated:
+        """The order of one rank, a number instead of the parameter."""
+        return replace(self, fixed=as_int(rank, "the rank", PlanError, 0, self.ranks - 1))
+
+    def on(self, tile: tuple[int, int]) -> Rotated:
+        """The same order of tiles of that many elements."""
+        return replace(self, inner=self.inner.on(tile))
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The inner order's, and the rank."""
+        return (*self.inner.words, *((self.name,) if self.fixed is None else ()))
 
     @checked(PlanError)
-    def tile(self, number: Integer, grid: Tile, first: Integer, minimum: Minimum = least) -> Tile:
-        """The (row, column) visited as number `number`; `first` is the row that the schedule's row 0 becomes."""
-        row, column = self.schedule.tile(number, grid, minimum)
-        return (row + first) % grid[0], column
+    def tile(self, number: Integer, grid: Tile, minimum: Minimum = least, reads: Reads | None = None) -> Tile:
+        """The (row, column) visited as number `number` of a grid of (rows, columns) of tiles."""
+        row, column = self.inner.tile(number, grid, minimum, reads)
+        if self.fixed is None and reads is None:
+            raise PlanError(
+                f"the order reads {self.name}, a kernel parameter, whose value is not given: for_rank(rank)"
+            )
+        rank: Any = self.fixed if reads is None or self.fixed is not None else reads.word(self.name)
+        if self.axis == "M":
+            return _moved(row, rank * grid[0] // self.ranks, grid[0]), column
+        return row, _moved(column, rank * grid[1] // self.ranks, grid[1])
 
-    @checked(PlanError)
-    def table(self, grid: tuple[int, int], first: int) -> npt.NDArray[np.int64]:
-        """All tiles of a grid in their order: an array [number] of (row, column). `first` is one of the grid's rows."""
-        rows, columns = checked_grid(grid)
-        as_int(first, "the first row of tiles", PlanError, least=0, most=rows - 1)
-        found = self.tile(np.arange(rows * columns), (rows, columns), first)
-        return np.stack(np.broadcast_arrays(*found), axis=1).astype(np.int64)
+    def table(self, grid: tuple[int, int]) -> npt.NDArray[np.int64]:
+        """All tiles of a grid in their order, of a rank that is known: an array [number] of (row, column)."""
+        return super().table(grid)
 
     def prove(self) -> Answer:
-        """Check that every tile of every grid is visited exactly once, for every first row."""
-        return all_proven(self._statements(), "a permutation of the rows, for every grid")
+        """Check that every tile of every grid is visited exactly once, for every rank."""
+        return all_proven(self._statements(), "pieces, for every grid and every rank")
 
     def _statements(self) -> Iterator[tuple[str, Answer]]:
-        yield "the schedule visits each tile once", self.schedule.prove()
-        for text, answer in rotation(Facts()):
-            yield f"rows: {text}", answer
-
-
-@dataclass(frozen=True)
-class ShardByShard(Pictured):
-    """The order of `schedule` in each shard's grid, shard after shard.
-
-    The shards come from shard `first` on, modulo their number.
-
-    Raises PlanError for another schedule than a Schedule.
-
-    >>> from layoutgemm.schedule.tile_order import Linear
-    >>> ShardByShard(Linear()).table((4, 2), first=1, shards=2).tolist()
-    [[2, 0], [3, 0], [2, 1], [3, 1], [0, 0], [1, 0], [0, 1], [1, 1]]
-    >>> ShardByShard(Linear()).prove().ok
-    True
-    """
-
-    schedule: Schedule
-
-    def __post_init__(self) -> None:
-        Rotated(self.schedule)
-
-    @checked(PlanError)
-    def tile(self, number: Integer, grid: Tile, first: Integer, shards: Integer, minimum: Minimum = least) -> Tile:
-        """The (row, column) visited as number `number`; the grid's rows are a multiple of `shards`."""
-        each = grid[0] // shards
-        row, column = self.schedule.tile(number % (each * grid[1]), (each, grid[1]), minimum)
-        return (number // (each * grid[1]) + first) % shards * each + row, column
-
-    @checked(PlanError)
-    def table(self, grid: tuple[int, int], first: int, shards: int) -> npt.NDArray[np.int64]:
-        """All tiles of a grid in their order: an array [number] of (row, column).
-
-        Raises PlanError for rows that are no multiple of the shards, and a first shard beyond them.
-        """
-        rows, columns = checked_grid(grid)
-        as_int(shards, "the number of shards", PlanError, least=1)
-        as_int(first, "the first shard", PlanError, least=0, most=shards - 1)
-        if rows % shards:
-            raise PlanError(f"{rows} rows of tiles in {shards} shards: {rows} % {shards} = {rows % shards}")
-        found = self.tile(np.arange(rows * columns), (rows, columns), first, shards)
-        return np.stack(np.broadcast_arrays(*found), axis=1).astype(np.int64)
-
-    def prove(self) -> Answer:
-        """Check that every tile of every grid is visited exactly once, for every first shard."""
-        return all_proven(self._statements(), "a permutation of the shards, for every grid")
-
-    def _statements(self) -> Iterator[tuple[str, Answer]]:
-        yield "the schedule visits each tile of a shard's grid once", self.schedule.prove()
+        yield "the order that is rotated", self.inner.prove()
         given = Facts()
-        tiles, shards, each = given["tiles"], given["shards"], given["each"]
-        number = prove_formulas(
-            lambda i, s: ((i + tiles * s) % tiles, (i + tiles * s) // tiles),
-            lambda i, s: (i, s),
-            {"i": tiles, "s": shards},
-        )
-        yield "a number is one tile of one shard", number
-        for text, answer in rotation(given):
-            yield f"shards: {text}", answer
-        place = prove_formulas(
-            lambda r, s: ((r + each * s) % each, (r + each * s) // each), lambda r, s: (r, s), {"r": each, "s": shards}
-        )
-        yield "a row of tiles is one row of one shard", place
+        first, rest = given["first"], given["rest"]
+        extent = first + rest  # rows are moved on by `first`, at most all but one
+        wrapped = prove_formulas(lambda x: _moved(rest + x, first, extent), lambda x: x, {"x": first})
+        straight = prove_formulas(lambda x: _moved(x, first, extent), lambda x: first + x, {"x": rest})
+        still = prove_formulas(lambda x: _moved(x, 0, extent), lambda x: x, {"x": extent})
+        yield "rows from `rest` on become 0 to first - 1", wrapped
+        yield "those before become first to the last", straight
+        yield "moved by no row they stay", still
+        bound = Proof("bounds", (), (f"rank * rows // {self.ranks} < rows for rank < {self.ranks}",))
+        yield "a rank below the number of ranks moves by less than all rows", bound
 
 
-def rotation(given: Facts) -> Iterator[tuple[str, Answer]]:
-    """Statements that r -> (r + first) % rows permutes 0 to rows - 1, where rows = first + rest."""
-    first, rest = given["first"], given["rest"]
-    rows = first + rest
-    upper = prove_formulas(lambda r: (r + first) % rows, lambda r: r + first, {"r": rest})
-    yield "0 to rest - 1 become first to rows - 1, where rows = first + rest", upper
-    lower = prove_formulas(lambda r: (r + rest + first) % rows, lambda r: r, {"r": first})
-    yield "rest to rows - 1 become 0 to first - 1", lower
-    yield "with first = 0 each stays", prove_formulas(lambda r: r % rest, lambda r: r, {"r": rest})
+def _moved(index: Any, by: Any, extent: Any) -> Any:
+    return (index + by) % extent

@@ -17,6 +17,7 @@ import torch.autograd.forward_ad as _forward
 
 from ..errors import OperandError
 from ..kernels.epilogue.chain import Epilogue
+from ..kernels.orders import Order
 from ..kernels.run.operand_checks import check_operands, same_memory
 from ..moved import old_names
 from .autograd.kept import kept_gradients, recorder
@@ -46,6 +47,7 @@ from .compute import finished_product, gated_product, scaled_product, wide_type
 from .epilogue import check_epilogue, epilogue_product
 from .launch import Prepared
 from .library import dispatched, recorded_product
+from .ordered import ordered_product
 from .prepared import PREPARED, Config, choice_of, mark_written
 
 __getattr__ = old_names(__name__)
@@ -82,6 +84,7 @@ def matmul(
     config: Config | None = None,
     out_dtype: torch.dtype | None = None,
     allow_tf32: bool | None = None,
+    order: Order | None = None,
 ) -> torch.Tensor:
     """activation(a @ b + bias), with shapes as in torch.matmul: vectors, matrices, batches that broadcast.
 
@@ -105,6 +108,10 @@ def matmul(
                 product, or else `kernels.sm90.choose.rules.choose`
     out_dtype   default a's type; bfloat16 for 8-bit floats, int32 for integers
     allow_tf32  whether float32 may be multiplied as tf32; default torch.backends.cuda.matmul.allow_tf32
+    order       the order of tiles of C, of all or some of them: "lower", "symmetric", a Schedule, a function, ...; see
+                `kernels.orders`. Tiles left out are not computed: `out` keeps its values there, and without an `out`
+                they are zeros. `given` has what the order reads, such as a rank. No bias, activation, epilogue or
+                gradients
 
     Sums are float32, of integers int32. On the CPU the product is computed in float64 and rounded once: the reference,
     with the same refusals. Differentiable (twice, too, and in forward mode); works under torch.compile, torch.func,
@@ -130,6 +137,8 @@ def matmul(
     tensor([[-0.4760],
             [ 7.8180]])
     """
+    if order is not None:
+        return _with_order(a, b, out, bias, activation, epilogue, given, config, out_dtype, allow_tf32, order)
     if epilogue is not None or given is not None:
         return _with_epilogue(a, b, out, bias, activation, epilogue, given, config, out_dtype, allow_tf32)
     if _is_traced():
@@ -389,6 +398,22 @@ def _compiled(
     check_compiled(a, b, out, bias, activation, config, out_dtype, allow_tf32)
     a, b = autocast(a, b)
     return recorded_product(a, b, out, bias, activation, output_type(a, b, out_dtype), config)
+
+
+def _with_order(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
+    epilogue: Epilogue | None, given: Mapping[str, Any] | None, config: Config | None, out_dtype: torch.dtype | None,
+    allow_tf32: bool | None, order: Order,
+) -> torch.Tensor:  # fmt: skip
+    """The product in an order of tiles of its own."""
+    if _is_compiling():
+        refuse("order= is a launch of its own, not under torch.compile")
+    for name, value in (("bias", bias), ("activation", activation), ("epilogue", epilogue)):
+        if value is not None:
+            raise OperandError(f"{name} and order: an order is of the plain product; plan(..., epilogue=, order=)")
+    return ordered_product(
+        a, b, order, out=out, given=given, config=config, out_dtype=out_dtype, allow_tf32=allow_tf32
+    )  # fmt: skip
 
 
 def _with_epilogue(

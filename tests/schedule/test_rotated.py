@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from layoutgemm.errors import PlanError
-from layoutgemm.schedule import Grouped, Linear, Rotated, ShardByShard, visits_once
+from layoutgemm.schedule import Grouped, Linear, RotatedRows, ShardByShard, visits_once
 
 BASES = (Linear("N"), Grouped(group=2), Grouped("N", 3))
 
 
 @pytest.mark.parametrize("base", BASES, ids=str)
 def test_both_orders_are_proven_and_visit_each_tile_once(base: Linear | Grouped) -> None:
-    assert Rotated(base).prove().ok
+    assert RotatedRows(base).prove().ok
     assert ShardByShard(base).prove().ok
     for rows, columns in ((1, 1), (5, 3), (6, 4)):
         for first in range(rows):
-            table = Rotated(base).table((rows, columns), first)
+            table = RotatedRows(base).table((rows, columns), first)
             assert visits_once(table, (rows, columns)).ok
             assert table[0, 0] == first
         for shards in [count for count in range(1, rows + 1) if rows % count == 0]:
@@ -30,14 +30,14 @@ def test_both_orders_are_proven_and_visit_each_tile_once(base: Linear | Grouped)
 
 
 def test_a_rotation_alone_mixes_two_shards_in_a_band() -> None:
-    table = Rotated(Grouped(group=2)).table((2, 3), 1)
+    table = RotatedRows(Grouped(group=2)).table((2, 3), 1)
     assert table[:, 0].tolist() == [1, 0, 1, 0, 1, 0]
 
 
 def test_bad_places_are_refused() -> None:
     with pytest.raises(PlanError, match="first row of tiles"):
-        Rotated(Linear()).table((3, 2), 3)
+        RotatedRows(Linear()).table((3, 2), 3)
     with pytest.raises(PlanError, match="3 rows of tiles in 2 shards"):
         ShardByShard(Linear()).table((3, 2), 0, 2)
     with pytest.raises(PlanError):
-        Rotated((3, 2))  # type: ignore[arg-type]
+        RotatedRows((3, 2))  # type: ignore[arg-type]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...errors import OperandError
+from ...schedule import TileList
 from ..epilogue.chain import MAX_WORDS
+from ..orders import clusters_of_plan, given_names, order_values
 from ..sm90.plan import Sm90Plan
 from .cpu import executed
 from .hardware_model import GlobalMatrix
@@ -24,12 +27,12 @@ def given_of(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, np.ndarra
         found = plan.mainloop.check(rest, (plan.m, plan.n, plan.k, plan.batch), plan.joined_rows)
     if plan.groups is not None:
         found[plan.groups.name] = plan.groups.take(given[plan.groups.name], (plan.m, plan.n, plan.k, plan.batch))
-    return found
+    return {**found, **order_values(plan, given)}
 
 
 def _without_groups(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, object]:
     """The main loop's share of what is given."""
-    rest = dict(given)
+    rest = {name: value for name, value in given.items() if name not in given_names(plan)}
     groups = plan.groups
     if groups is not None and rest.pop(groups.name, None) is None:
         raise OperandError(f"{groups.name} is missing: {groups.missing}, {groups.numbers(plan.batch)} numbers")
@@ -58,6 +61,7 @@ def words_of_arrays(plan: Sm90Plan, values: Mapping[str, np.ndarray]) -> tuple[A
         words += [np.ascontiguousarray(lying), *strides, groups * k_blocks if value.ndim > 2 else 0]
     if plan.groups is not None:
         words.append(values[plan.groups.name].astype(np.int32 if plan.groups.offsets == "i32" else np.int64))
+    words += [values[name] for name in plan.order.schedule.words]
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
@@ -81,12 +85,36 @@ def words_of_tensors(plan: Sm90Plan, given: Mapping[str, torch.Tensor], device: 
         if numbers.stride(0) != 1 and numbers.shape[0] > 1:
             raise OperandError(f"{name} has stride {numbers.stride(0)}: one after the other")
         words.append(numbers.data_ptr())
-    return (*words, *[0] * (MAX_WORDS - len(words)))
+    return (*words, *order_words(plan, given, device), *[0] * (MAX_WORDS - len(plan.words)))
 
 
-def _check_tensor(
-    name: str, value: torch.Tensor, kind: str, shape: tuple[int, ...], device: torch.device, of: str
-) -> None:
+def order_words(plan: Sm90Plan, given: Mapping[str, Any], device: torch.device) -> tuple[int, ...]:
+    """The words of the plan's order on a GPU; a list that the order makes itself is kept there.
+
+    A caller's list is a CUDA tensor of int32, row + 2**16 * column each, and is not looked at.
+    """
+    schedule = plan.order.schedule
+    if isinstance(schedule, TileList):
+        if schedule.schedule is None:
+            tiles: Any = given.get("tiles")
+            shape = tuple(getattr(tiles, "shape", ()))
+            _check_tensor("tiles", tiles, "torch.int32", shape[:1] or (1,), device, ", row + 2**16 * column each")
+        else:
+            tiles = kept_list(schedule, clusters_of_plan(plan), device)
+        return tiles.data_ptr(), tiles.shape[0]
+    values = order_values(plan, given)
+    return tuple([values[name] for name in schedule.words])
+
+
+@lru_cache(maxsize=256)
+def kept_list(schedule: TileList, grid: tuple[int, int], device: torch.device) -> torch.Tensor:
+    """The list of a schedule's tiles on a GPU."""
+    import torch
+
+    return torch.from_numpy(schedule.list_for(grid)).to(device)
+
+
+def _check_tensor(name: str, value: Any, kind: str, shape: tuple[int, ...], device: torch.device, of: str) -> None:
     if getattr(value, "device", None) != device or str(value.dtype) != kind:
         said = f"{getattr(value, 'dtype', type(value).__name__)} on {getattr(value, 'device', 'no device')}"
         raise OperandError(f"{name} is {said}: it takes {kind} on {device}")

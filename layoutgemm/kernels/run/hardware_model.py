@@ -203,6 +203,7 @@ class Output:
         self.times = np.zeros(words.size, dtype=np.uint8)
         self._first = before * self.leading
         self.stored: Sequence[int] | None = None
+        self.wanted: npt.NDArray[np.bool_] | None = None  # (row, column): elements of each matrix that are stored
 
     def store(self, tma: TmaPlan, origin: Mapping[str, int], smem: SharedBytes, address: int) -> None:
         """All boxes of a tile in shared memory."""
@@ -219,6 +220,8 @@ class Output:
         wanted = np.ones_like(times)
         for matrix, lines in enumerate(self.stored or ()):
             wanted[matrix, lines:] = 0
+        if self.wanted is not None:
+            wanted[:] = self.wanted if self.c.order == "row" else self.wanted.T
         wrong = np.argwhere(times != wanted)
         if len(wrong):
             matrix, line, at = (int(i) for i in wrong[0])

@@ -20,6 +20,7 @@ from ...layouts.symbols.polynomial import ge0, show
 from ...report import Check, Report
 from ..derivation import checked
 from ..derive import OperandPlan, one_matrix
+from ..orders import asked_order
 from ..partials import reductions_check
 from ..plan import MOST_BYTES
 from ..plan_checks import fragment_checks, pipelines, tiles_of_c, tiles_of_k
@@ -38,12 +39,14 @@ from .quantized.checks import packed_checks
 from .quantized.operand import PRODUCT_K
 from .shards import shard_checks
 from .store_checks import exchange_check, neighbours_check, store_checks
+from .triangular.mirror import mirror_check
+from .triangular.operands import triangles_check
 
 
 def check_sm90(plan: Sm90Plan) -> Report:
     """Every check of the plan."""
-    names = ("batch", "epilogue", "gated", "mainloop", "ragged", "along_k", "shards", "weights")
-    more = {name: getattr(plan, name) for name in names}
+    names = ("batch", "epilogue", "gated", "mainloop", "ragged", "along_k", "shards", "weights", "triangles")
+    more = {name: getattr(plan, name) for name in names} | asked_order(plan)
     return checked(plan, _checks, **more)
 
 
@@ -68,6 +71,10 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
         checks.append(halves_meet(plan))
     if plan.ragged is not None:
         checks += ragged_checks(plan)
+    if plan.triangles is not None:
+        checks.append(triangles_check(plan))
+    if plan.mirror is not None:
+        checks.append(mirror_check(plan))
     if plan.mainloop is not None:
         checks.append(promotion_check(plan))
     if plan.shards is not None:
@@ -132,8 +139,9 @@ def _tiles_of_c(plan: Sm90Plan) -> Check:
     statement = (
         f"{plan.tiles[0]}x{plan.tiles[1]} tiles of {plan.tile_c[0]}x{plan.tile_c[1]} cover {plan.m}x{plan.n}"
         + f" of each of {plan.batch} matrices" * (plan.batch > 1)
-        + f", and {plan.order.schedule} over {across[0]}x{across[1]} clusters visits each once, for any number of "
-        "clusters that run at a time"
+        + f", and {plan.order.schedule} over {across[0]}x{across[1]} clusters visits each "
+        + "of its set " * (not plan.order.schedule.is_full)
+        + "once, for any number of clusters that run at a time"
     )
     unlike = ""
     if plan.order.cluster != plan.config.cluster:

@@ -17,9 +17,10 @@ from ...atoms.smem.descriptor import derive as derive_descriptor
 from ...dtypes import DType
 from ...errors import PlanError
 from ...layouts import Layout
-from ...schedule import Dealt, Persistent
+from ...schedule import Dealt, OfLayout, Persistent, Schedule
 from ..derive import Given, Operand, OperandPlan, derive_operand
 from ..epilogue.chain import Epilogue
+from ..orders import Order, order_for
 from ..partials import WORD_BYTES, Partial, check_reductions, partials_of, words_of_matrix
 from ..plan import (
     BARRIER_BYTES,
@@ -46,6 +47,8 @@ from .quantized.formats import UNIT_K, QuantizedFormat
 from .quantized.operand import PackedOperand, check_packed, packed_operand
 from .shards import Gathered, Shards, check_shards
 from .smem import Exchange, Sm90Smem, smem_map
+from .triangular.mirror import check_mirror, is_mirrored, mirror_of
+from .triangular.operands import Triangles, check_triangles
 from .types import accumulator_of, operands
 
 LEAST_STAGES = 2  # one group of products is in flight: its stage is released when the next k tile's have been issued
@@ -68,6 +71,8 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     along_k       how the ends of groups along K are found, or None: A and B are then one matrix, C one for each group
     shards        the shards of several GPUs, of A's rows or of C's, or None: see `kernels.sm90.shards`
     weights       the format of A where it is packed weights, or None; see `kernels.sm90.quantized`
+    triangles     which operands are triangular, or None: K tiles of zeros are skipped
+    mirror        the second store of a symmetric product, or None
     """
 
     m: int
@@ -100,6 +105,8 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     shards: Shards | None = None
     weights: QuantizedFormat | None = None
     half: tuple[MmaAtom, OperandDescriptor] | None = None
+    triangles: Triangles | None = None
+    mirror: StorePlan | None = None
     remedy = ", unless store is 'direct'"
     verbs = GemmPlan.verbs | {
         "check": "sm90.checks:check_sm90",
@@ -168,6 +175,8 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         along_k: AlongK | None = None,
         shards: Shards | None = None,
         weights: QuantizedFormat | None = None,
+        order: Order | None = None,
+        triangles: Triangles | None = None,
     ) -> Sm90Plan:
         """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -188,6 +197,9 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         shards           A's rows arrive from other GPUs, or C's are reduced with theirs: see `kernels.sm90.shards`
         weights          A is packed weights of that format, in a kernel's order; `a` is the type they become: see
         `kernels.sm90.quantized`
+        order            the order of tiles, of all or some of them: a Schedule, a name such as "lower", a Layout, or a
+                         function of the tile's number; see `kernels.orders`. None: the configuration's bands
+        triangles        A or B is triangular, and K tiles of zeros are skipped: see `kernels.sm90.triangles`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -201,7 +213,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         kernel = _Request.of(
             (m, n, k, batch),
             (a, b, c),
-            config or Sm90Config(),
+            config or _usual(triangles),
             epilogue,
             gated,
             mainloop,
@@ -211,6 +223,9 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         config, gated, c_spec = kernel.config, kernel.gated, kernel.operands[2]
         if shards is not None:
             kernel.check_shards(shards)
+        for name, part in (("shards", shards), ("weights", weights)):
+            if part is not None and (order is not None or triangles is not None):
+                raise PlanError(f"{'triangles' if order is None else 'order'}: a product with {name} takes none")
         atom, blocks, groups = kernel.instruction(config.tile[1]), kernel.blocks, kernel.groups
         tile_k, (along_m, along_n) = kernel.tile_k(atom), config.cluster
         a_plan, b_plan = kernel.operand_plans(atom, tile_k)
@@ -228,6 +243,9 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         threads = WARPGROUP * config.consumers + loader_threads(config.loader, bool(numbers.parts))
         across = -(-m // (config.tile[0] * along_m)), -(-n // (kernel.columns * along_n))
         check_tiles(config, across, batch, kernel.joined_rows)
+        schedule = kernel.schedule(order, (config.tile[0] * along_m, kernel.columns * along_n), across)
+        if triangles is not None:
+            check_triangles(kernel.sizes, config, kernel.named)
         smem = smem_map(
             a_plan, b_plan, stages, c_bytes, store, config.single, kernel.table_bytes, sums_bytes, numbers.bytes
         )
@@ -249,7 +267,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             stages=stages,
             blocks=blocks,
             store=store,
-            order=Persistent(order_of(config), 1, config.cluster),
+            order=Persistent(schedule, 1, config.cluster),
             smem=smem,
             exchange=exchange,
             threads=threads,
@@ -266,6 +284,8 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             shards=shards,
             weights=weights,
             half=half,
+            triangles=triangles,
+            mirror=kernel.mirror(store, schedule),
         )
         check_words(plan.words)
         check_reductions(plan.epilogue, plan.columns_at_a_time, c_spec.dtype.name)
@@ -275,15 +295,22 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     @property
     def reads_more(self) -> bool:
         """True if the kernel takes words."""
-        return bool(self.epilogue) or any(
-            part is not None for part in (self.mainloop, self.groups, self.shards, self.weights)
+        return (
+            bool(self.epilogue)
+            or any(part is not None for part in (self.mainloop, self.groups, self.shards, self.weights))
+            or bool(self.order.schedule.words)
         )
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the 64-bit parameters of the epilogue, main loop, groups and shards."""
-        own = (self.epilogue, self.mainloop, self.groups, self.shards)
+        """Names of the 64-bit parameters of the epilogue, main loop, groups, shards and order."""
+        own = (self.epilogue, self.mainloop, self.groups, self.shards, self.order.schedule)
         return tuple(word for part in own if part is not None for word in part.words)
+
+    @property
+    def reads_by_name(self) -> bool:
+        """True if a run takes operands by name beside an epilogue's: tables, groups, the order's own."""
+        return self.mainloop is not None or self.groups is not None or bool(self.order.schedule.words)
 
     @property
     def tiles(self) -> tuple[int, int]:
@@ -418,10 +445,17 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             + (f", K in {self.batch} group(s)" if self.along_k is not None else "")
             + (f", {self.shards.name}" if self.shards is not None else "")
             + (f", A is packed {self.weights}" if self.weights is not None else "")
+            + (f", {self.triangles}" if self.triangles is not None else "")
+            + (", each tile off the diagonal stored twice" if self.mirror is not None else "")
         )
 
 
 __all__ = ["WARPGROUP", "WARPS_OF_GROUP", "Sm90Config", "Sm90Plan"]
+
+
+def _usual(triangles: Triangles | None) -> Sm90Config:
+    """The configuration of a caller who gives none."""
+    return Sm90Config() if triangles is None else Sm90Config(loader="warpgroup")
 
 
 @dataclass(frozen=True)
@@ -490,6 +524,36 @@ class _Request:
     def numbers(self) -> StageNumbers:
         """The numbers that the main loop reads in a stage."""
         return StageNumbers.of(self.mainloop, self.config.tile, not self.joined_rows)
+
+    @property
+    def named(self) -> list[str]:
+        """Names of the arguments that ask for more than a plain product."""
+        others = {"gated": self.gated, "mainloop": self.mainloop, "ragged": self.ragged, "along_k": self.along_k}
+        return [name for name, part in others.items() if part is not None]
+
+    def schedule(self, order: Order | None, tile: tuple[int, int], across: tuple[int, int]) -> Schedule:
+        """The order of clusters' tiles; raises PlanError for one that the kernel has not."""
+        usual = order_of(self.config)
+        found = order_for(order, usual, tile, across)
+        if found == usual:
+            return usual
+        if self.config.launch == "tiles":
+            raise PlanError(f"order = {found}: a grid of tiles has its own order; launch='workers' takes any")
+        if (self.ragged is not None or self.along_k is not None) and (not found.is_full or found.words):
+            raise PlanError(f"order = {found}: groups of rows or of K take an order of every tile, without words")
+        if self.ragged is not None and isinstance(found, OfLayout):
+            raise PlanError(f"order = {found}: each group has a grid of its own, and a layout is of one")
+        if is_mirrored(found):
+            epilogue = ["epilogue"] if self.epilogue else []
+            check_mirror(self.sizes, self.config, self.named + epilogue)
+        return found
+
+    def mirror(self, store: StorePlan | None, schedule: Schedule) -> StorePlan | None:
+        """The second store of a symmetric product, or None."""
+        if not is_mirrored(schedule) or store is None:
+            return None
+        stored, chunks = self.instruction(self.columns), self.config.tuning.chunks
+        return mirror_of(store, stored, self.blocks, chunks, self.sizes[3] > 1)
 
     @property
     def groups(self) -> int:

@@ -34,7 +34,7 @@ from ...layouts.int_tuple import Integer
 from ...layouts.proofs.digits import minimum as least
 from ...layouts.proofs.verdicts import Proof
 from ...report import Check
-from ...schedule import Rotated, ShardByShard
+from ...schedule import RotatedRows, ShardByShard
 from ...schedule.tile_order import Minimum, Tile
 from ..numbers import W
 from ..plan import present
@@ -108,7 +108,7 @@ def cluster_place(
     schedule = plan.order.schedule
     if isinstance(plan.shards, Gathered):
         first = rank * shard_rows // (plan.tile[0] * plan.config.cluster[0])
-        return Rotated(schedule).tile(number, grid, first, minimum)
+        return RotatedRows(schedule).tile(number, grid, first, minimum)
     return ShardByShard(schedule).tile(number, grid, rank + 1, ranks, minimum)
 
 
@@ -184,7 +184,7 @@ def check_division(plan: Sm90Plan, ranks: int, chunks: int) -> None:
 def shard_checks(plan: Sm90Plan) -> list[Check]:
     """The rank's order, flags and counters, and the absence of circular waits."""
     gathers = isinstance(plan.shards, Gathered)
-    order = Rotated(plan.order.schedule) if gathers else ShardByShard(plan.order.schedule)
+    order = RotatedRows(plan.order.schedule) if gathers else ShardByShard(plan.order.schedule)
     answer = order.prove()
     statement = f"{order} visits each tile once, wherever a rank begins"
     witness = "" if answer.ok else str(answer.reason)

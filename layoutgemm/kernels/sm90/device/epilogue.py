@@ -65,7 +65,7 @@ class Sm90Epilogue:
         rows = warp * WARP_ROWS if const_expr(store.warps == 1) else 0
         fused = self.fused(job, (row + block * ROWS, column, matrix), thread, part)
         for i, round_ in store.rounds_of(block, part):
-            buffer = job.shared.c(owner * store.buffers + i % store.buffers)
+            buffer = self.buffer(job, owner, i)
             packed = [self.convert(accumulator, chunk, fused) for chunk in round_.chunks]
             # One thread issues the stores, so it alone can wait until they have read the buffer; then it tells.
             if issuer == 0:
@@ -82,6 +82,11 @@ class Sm90Epilogue:
                 bridge.commit_stores()
         if const_expr(fused is not None):
             present(fused).finish()
+
+    def buffer(self, job: bridge.Carried, owner: Int32, number: int) -> cute.Pointer:
+        """The buffer of an owner's round."""
+        buffers = present(self.plan.store).buffers
+        return job.shared.c(owner * buffers + number % buffers)
 
     def place(self, job: bridge.Carried, row: Int32, column: Int32, matrix: Int32) -> dict[str, Int32]:
         """The coordinates of a chunk in C's tensor map."""

@@ -75,20 +75,24 @@ class Sm90Loads:
                     tile += job.workers
                     if const_expr(not plan.stays):
                         m0, n0, matrix = self.origin(job, tile)
-                        share = self.share_of_k(job, matrix)
+                        share = self.share_of_k(job, (m0, n0, matrix))
         return tile, m0, n0, matrix, k_tile, stage, parity, backwards, share
 
-    def share_of_k(self, job: bridge.Carried, matrix: Int32) -> tuple[Int32, ...]:
-        """The tiles' own share of K, where their matrix decides on it; here all have the same: ()."""
-        return ()
+    def share_of_k(self, job: bridge.Carried, place: bridge.Place) -> tuple[Int32, ...]:
+        """The tile's own share of K, where its place decides on it: (first K tile, K tiles); else ()."""
+        if self.plan.triangles is None:
+            return ()
+        found = self.plan.triangles.k_tiles(self.plan, place, job.k_tiles, cutlass.min, cutlass.max)
+        return tuple([bridge.uniform(x) for x in found])
 
     def count_k_tiles(self, job: bridge.Carried, share: tuple[Int32, ...]) -> Int32:
         """K tiles of a tile with that share of K."""
-        return job.k_tiles
+        return job.k_tiles if self.plan.triangles is None else share[1]
 
     def place_of_k(self, job: bridge.Carried, share: tuple[Int32, ...], k_tile: Int32) -> dict[str, Int32]:
         """Coordinates along K of one of a tile's K tiles."""
-        return {"k": (job.k_first + k_tile) * self.plan.tile[2]}
+        first = job.k_first if self.plan.triangles is None else share[0]
+        return {"k": (first + k_tile) * self.plan.tile[2]}
 
     @cute.jit
     def drain(self, job: bridge.Carried, ahead: tuple[Int32, ...]) -> None:
