@@ -44,8 +44,8 @@ def run_fused(
             "for tensors call layoutgemm.matmul(a, b, epilogue=, given=)"
         )
     if isinstance(plan, Sm90Plan) and plan.order.schedule.words:
-        words = ", ".join(plan.order.schedule.words)
-        raise OperandError(f"the plan has an epilogue, and its order reads {words}: run() executes either alone")
+        names = ", ".join(plan.order.schedule.words)
+        raise OperandError(f"the plan has an epilogue, and its order reads {names}: run() executes either alone")
     if out is not None and not plan.epilogue.stores_c:
         raise OperandError("out is given, and the epilogue stores no C (stores_c=False)")
     check_shapes(plan, a, b)
