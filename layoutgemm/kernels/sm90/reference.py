@@ -354,10 +354,12 @@ class _Cluster:
     ) -> None:
         """One accumulator's rounds through the buffers; `of`: consumer, block of rows, part of its columns."""
         plan, (consumer, number, part), (row, column) = self.plan, of, place_of_c
+        # The device reads the size of C's own buffers in the map of shared memory; a mirror's lie in their place.
+        size = plan.smem.c_buffer_bytes if store is plan.store else store.buffer_bytes
         for i, round_ in store.rounds_of(number, part):
             for owner in range(WARPS_OF_GROUP // store.warps):
                 buffer = owner * store.buffers + i % store.buffers
-                address = block.smem.base + plan.smem.c_offset + consumer * self._room + buffer * store.buffer_bytes
+                address = block.smem.base + plan.smem.c_offset + consumer * self._room + buffer * size
                 for chunk in round_.chunks:
                     self._fill(store, block.smem, address + chunk.offset, chunk, owner, bits)
                 for chunk in round_.chunks:
