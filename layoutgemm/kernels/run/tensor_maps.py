@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...atoms import TmaPlan
 from ...dtypes import DType
@@ -151,14 +151,16 @@ def _store_rule(plan: Sm90Plan | Sm100Plan, out: torch.Tensor) -> str:
 
 
 def run_given(
-    plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, given: dict[str, torch.Tensor], out: torch.Tensor | None = None,
+    plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, given: dict[str, Any], out: torch.Tensor | None = None,
     copy: bool = True,
 ) -> GemmResult:  # fmt: skip
-    """Run a plan that reads more than A and B, on CUDA tensors: what it reads are CUDA tensors too, by name."""
-    check_tensors(plan, a, b, out, given)
+    """Run a plan that reads more than A and B, on CUDA tensors: by name, CUDA tensors, and an order's numbers."""
+    numbers = {name: x for name, x in given.items() if name in plan.order.schedule.words and isinstance(x, int)}
+    tensors = {name: x for name, x in given.items() if name not in numbers}
+    check_tensors(plan, a, b, out, tensors)
     require_gpu(plan, a.device.index)
-    given = {name: resolved(x.detach()) for name, x in given.items()}
-    words = words_of_tensors(plan, given, a.device)
+    tensors = {name: resolved(x.detach()) for name, x in tensors.items()}
+    words = words_of_tensors(plan, {**tensors, **numbers}, a.device)
     return launch(plan, resolved(a.detach()), resolved(b.detach()), out, "", copy, words)
 
 
