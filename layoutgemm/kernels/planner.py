@@ -18,8 +18,9 @@ from .epilogue.chain import Epilogue
 from .plan import GemmPlan
 from .sm80.choose import choose_sm80
 from .sm80.plan import Sm80Config, Sm80Plan
-from .sm90.choose.rules import NEXT, SPARE, choose, likeliest, nearest, of_estimate
-from .sm90.gated import Gated
+from .sm90.choose.rules import NEXT, SPARE, choose, likeliest, nearest, of_estimate, spare_of_sums
+from .sm90.combined import Combined
+from .sm90.gated import combination
 from .sm90.plan import Sm90Config, Sm90Plan
 from .sm90.types import operands
 from .sm100.plan import Sm100Config, Sm100Plan
@@ -40,7 +41,7 @@ def plan(
     batch: int = 1,
     config: Config | None = None,
     epilogue: Epilogue | None = None,
-    gated: Gated | str | None = None,
+    gated: Combined | str | None = None,
 ) -> GemmPlan:
     """The production kernel's plan for C[m, n] = A[m, k] @ B[k, n].
 
@@ -51,7 +52,7 @@ def plan(
     config    None: what the architecture's rule chooses for these sizes, with the operands in their places. An
               Sm80Config asks for the mma.sync kernel on any architecture
     epilogue  what becomes of the product before it is stored, on sm_90a and sm_100a
-    gated     as for `Sm90Plan.derive`, on sm_90a: B has 2n columns
+    gated     as for `Sm90Plan.derive`, on sm_90a: B has 2n columns; or a function of the sums of several matrices B
 
     Raises PlanError naming the argument when the architecture's kernel does not take it, and passes on AtomError,
     DescriptorError and TmaError.
@@ -68,7 +69,7 @@ def plan(
         given = type(config).__name__
         raise PlanError(f"config is a {given}, and the kernel of {target.name} takes a {kind.__name__}")
     chosen: Any = config  # of the kernel's own kind
-    gates = Gated.of(gated)
+    gates = combination(gated)
     if kind is Sm90Config:
         refused: LayoutError | None = None
         for each in (chosen,) if chosen else _for_hopper(m, n, k, batch, a, b, c, gates):
@@ -90,7 +91,7 @@ def plan(
 
 
 def _for_hopper(
-    m: int, n: int, k: int, batch: int, a: Given, b: Given | None, c: Given | None, gated: Gated | None
+    m: int, n: int, k: int, batch: int, a: Given, b: Given | None, c: Given | None, gated: Combined | None
 ) -> Iterator[Sm90Config]:
     """Configurations for sm_90a with the operands in their places, the rule's choice first.
 
@@ -107,6 +108,8 @@ def _for_hopper(
                 choice, why = of_estimate(estimate, m, n, k, major, batch=batch)
                 yield from [found.config for found, _ in nearest(choice, why, True)]
     yield from SPARE
+    if gated is not None:
+        yield spare_of_sums(gated)
 
 
 _CONFIGS: dict[str, type[Config]] = {

@@ -18,7 +18,8 @@ from ..kernels.compile.worker import Kernel, plan_of
 from ..kernels.plan import MAX_TILES
 from ..kernels.sm80.choose import Sm80Choice, by_lines
 from ..kernels.sm90.choose.costs import cost_model
-from ..kernels.sm90.choose.rules import NEXT, SPARE, Sm90Choice, choose, likeliest, nearest, of_estimate
+from ..kernels.sm90.choose.rules import NEXT, SPARE, Sm90Choice, choose, likeliest, nearest, of_estimate, spare_of_sums
+from ..kernels.sm90.combined import Combined
 from ..kernels.sm90.config import MAX_GRID_Y, check_rows
 from . import tuned_store as tuned
 from .problem import Problem, Solution
@@ -90,9 +91,14 @@ def _candidates(
         return
     m, n, k, batch = sizes
     if problem.gated is not None:  # what was measured is of products that are not
-        choice, why = choose(m, n, k, a=problem.a.dtype, multiprocessors=problem.places, gated=problem.gated)
+        major = "K" if orders[1] == "col" else "MN"
+        choice, why = choose(
+            m, n, k, a=problem.a.dtype, b_major=major, multiprocessors=problem.places, gated=problem.gated
+        )
         yield from nearest(choice, why, orders[0] == "row")
         yield Sm90Choice(SPARE[1]), "the store leaves little choice"
+        if isinstance(problem.gated, Combined):
+            yield Sm90Choice(spare_of_sums(problem.gated)), "the operands' orders leave little choice"
         return
     types = problem.a.dtype, problem.b.dtype, problem.c.dtype
     if (found := tuned.lookup(problem.gpu, sizes, types, tuple(orders))) is not None:

@@ -10,7 +10,7 @@ Imported when `layoutgemm.matmul` is first named; importing layoutgemm alone doe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.autograd.forward_ad as _forward
@@ -47,6 +47,7 @@ from .epilogue import check_epilogue, epilogue_product
 from .launch import Prepared
 from .library import dispatched, recorded_product
 from .prepared import PREPARED, Config, choice_of, mark_written
+from .several import Combine, matmul_combined
 
 __getattr__ = old_names(__name__)
 
@@ -72,7 +73,7 @@ empty_on_gpu = getattr(getattr(getattr(_C, "_dynamo", None), "guards", None), "_
 
 def matmul(
     a: torch.Tensor,
-    b: torch.Tensor,
+    b: torch.Tensor | Sequence[torch.Tensor],
     *,
     out: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
@@ -82,6 +83,7 @@ def matmul(
     config: Config | None = None,
     out_dtype: torch.dtype | None = None,
     allow_tf32: bool | None = None,
+    combine: Combine | None = None,
 ) -> torch.Tensor:
     """activation(a @ b + bias), with shapes as in torch.matmul: vectors, matrices, batches that broadcast.
 
@@ -105,6 +107,9 @@ def matmul(
                 product, or else `kernels.sm90.choose.rules.choose`
     out_dtype   default a's type; bfloat16 for 8-bit floats, int32 for integers
     allow_tf32  whether float32 may be multiplied as tf32; default torch.backends.cuda.matmul.allow_tf32
+    combine     for a tuple b of two to four matrices: the function of (*products, ops, **given) that makes each element
+                of the result, in one kernel of compute capability 9.0. Or the name of an activation: that of the first
+                product, times the second. Traced once for each function object. See `torch_op.several`
 
     Sums are float32, of integers int32. On the CPU the product is computed in float64 and rounded once: the reference,
     with the same refusals. Differentiable (twice, too, and in forward mode); works under torch.compile, torch.func,
@@ -130,6 +135,11 @@ def matmul(
     tensor([[-0.4760],
             [ 7.8180]])
     """
+    if combine is not None:
+        _alone(bias, activation, epilogue)
+        return matmul_combined(a, b, combine, given, out, config, out_dtype, allow_tf32)  # type: ignore[arg-type]
+    if TYPE_CHECKING:
+        assert isinstance(b, _Tensor)
     if epilogue is not None or given is not None:
         return _with_epilogue(a, b, out, bias, activation, epilogue, given, config, out_dtype, allow_tf32)
     if _is_traced():
@@ -389,6 +399,15 @@ def _compiled(
     check_compiled(a, b, out, bias, activation, config, out_dtype, allow_tf32)
     a, b = autocast(a, b)
     return recorded_product(a, b, out, bias, activation, output_type(a, b, out_dtype), config)
+
+
+def _alone(bias: object, activation: object, epilogue: object) -> None:
+    """Refuse what has no meaning beside combine=."""
+    if _is_compiling():
+        refuse("combine= is a launch of its own, not under torch.compile; bias= and activation= are")
+    for name, x in (("bias", bias), ("activation", activation), ("epilogue", epilogue)):
+        if x is not None:
+            raise OperandError(f"{name} and combine: the function of the products is all that follows them")
 
 
 def _with_epilogue(

@@ -19,6 +19,7 @@ from ..kernels.epilogue.chain import Epilogue
 from ..kernels.run.occupancy import of_device
 from ..kernels.sm90.choose.occupancy import Places
 from ..kernels.sm90.choose.rules import Sm90Choice
+from ..kernels.sm90.combined import Combined
 from ..kernels.sm90.plan import Sm90Config
 from .launch import Prepared
 from .problem import Problem, StridedOperand, code_of, contiguous_strides, gated_shapes, shared_memory
@@ -42,7 +43,7 @@ class Finish(NamedTuple):
     words: tuple[int, ...]
     key: tuple[object, ...]
     apart: bool = False
-    gated: str | None = None
+    gated: Combined | str | None = None
 
 
 NO_FINISH = Finish(None, (), (None, None))
@@ -173,7 +174,7 @@ def alignment_of(address: int) -> int:
 def problem_of(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | StridedOperand, config: Sm90Choice | None, room: Places,
     gpu: str, epilogue: Epilogue | None = None, apart: bool = False, on: tuple[str, int] | None = None,
-    gated: str | None = None,
+    gated: Combined | str | None = None,
 ) -> Problem:  # fmt: skip
     """The product of two tensors as a problem; c is a tensor, or stands for one.
 

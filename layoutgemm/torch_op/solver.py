@@ -21,6 +21,7 @@ from ..kernels.derive import padded_leading
 from ..kernels.sm80.choose import Sm80Choice
 from ..kernels.sm80.plan import MAX_BATCH
 from ..kernels.sm90.choose.rules import Sm90Choice
+from ..kernels.sm90.combined import Combined
 from ..kernels.teaching.plan import MAX_COORDINATE
 from .choose import choose_by_lines, choose_kernel, compared
 from .problem import (
@@ -101,7 +102,8 @@ def _solve(problem: Problem, copies: tuple[Copy | None, Copy | None, Copy | None
         if rule:
             return _solve(*_with_copy(problem, copies, index, k_major, rule, ()), by_lines)
         orders.append(order)
-    if problem.gated is not None and orders[1] != "col":
+    stacked = problem.gated is not None and not isinstance(problem.gated, Combined)
+    if stacked and orders[1] != "col":
         raise OperandError(f"b: rows of {b.columns} contiguous elements; a gated product's kernel reads a K-major b")
     order, direct = _writable(c)
     if not order:

@@ -31,6 +31,8 @@ from ..epilogue.chain import STEPS, Custom, Epilogue, Given, Step
 from ..sm80.choose import Sm80Choice
 from ..sm80.plan import Sm80Config
 from ..sm90.choose.rules import Sm90Choice
+from ..sm90.combined import Combined
+from ..sm90.gated import Gated
 from ..sm90.plan import Sm90Config
 from . import cache as object_cache
 from . import compiler as compiling
@@ -63,7 +65,12 @@ class Kernel(NamedTuple):
     operands: tuple[str, str, str]
     batched: bool = False
     epilogue: Epilogue | None = None
-    gated: str | None = None
+    gated: Combined | str | None = None
+
+    @property
+    def takes_words(self) -> bool:
+        """True if the kernel has parameters beyond those of a product."""
+        return self.epilogue is not None or (isinstance(self.gated, Combined) and bool(self.gated.words))
 
     def plan(self, m: int, n: int, k: int, batch: int) -> Any:
         """The kernel's plan for these sizes."""
@@ -307,7 +314,7 @@ def entry_of(kernel: Kernel) -> dict[str, Any]:
     """
     entry = {**entry_of_choice(kernel.choice), "operands": kernel.operands, "batched": kernel.batched}
     if kernel.gated is not None:
-        entry["gated"] = kernel.gated
+        entry["gated"] = _entry_of_gate(kernel.gated)
     if kernel.epilogue is not None:
         for step in kernel.epilogue.steps:
             if STEPS.get(type(step).__name__) is not type(step):
@@ -322,7 +329,23 @@ def kernel_of(entry: Any) -> Kernel:
     epilogue = None
     if "steps" in entry:
         epilogue = Epilogue(*[_step_of(name, values) for name, values in entry["steps"]], pairs=entry["pairs"])
-    return Kernel(choice_of(entry), tuple(entry["operands"]), bool(entry["batched"]), epilogue, entry.get("gated"))
+    gated = _gate_of(entry.get("gated"))
+    return Kernel(choice_of(entry), tuple(entry["operands"]), bool(entry["batched"]), epilogue, gated)
+
+
+def _entry_of_gate(gated: Combined | str) -> object:
+    """The gate of a kernel, or the function of its sums, as JSON has it."""
+    if isinstance(gated, Gated):
+        return gated.kind
+    return gated if isinstance(gated, str) else [gated.expression, gated.matrices, gated.numbers]
+
+
+def _gate_of(entry: Any) -> Combined | str | None:
+    """The gate of a kernel, or the function of its sums, from JSON."""
+    if entry is None or isinstance(entry, str):
+        return entry
+    expression, matrices, numbers = entry
+    return Combined(_tuples(expression), matrices, tuple(numbers))
 
 
 def _values_of(step: Step) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def run_fused(
             f"the plan has an epilogue ({names}), which run() executes on NumPy arrays, on a GPU or in the emulator; "
             "for tensors call layoutgemm.matmul(a, b, epilogue=, given=)"
         )
-    if isinstance(plan, Sm90Plan) and (plan.mainloop is not None or plan.groups is not None):
+    if isinstance(plan, Sm90Plan) and (plan.reads_by_name):
         words = ", ".join(plan.words)
         raise OperandError(f"the plan has an epilogue and reads more besides ({words}): run() executes either alone")
     check_shapes(plan, a, b)

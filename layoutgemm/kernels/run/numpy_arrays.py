@@ -79,7 +79,7 @@ def _run(
     if isinstance(plan, (Sm90Plan, Sm100Plan)) and plan.epilogue:
         return run_fused(plan, a, b, given or {}, out, device, copy)
     kind = check_matrices(plan, a, b, device)
-    if isinstance(plan, Sm90Plan) and (plan.mainloop is not None or plan.groups is not None):
+    if isinstance(plan, Sm90Plan) and (plan.reads_by_name):
         return _run_given(plan, a, b, given or {}, kind, out, device, copy)
     if given:
         raise OperandError(f"given = {', '.join(given)}: the plan reads a and b alone")

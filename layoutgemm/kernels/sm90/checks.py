@@ -27,7 +27,7 @@ from ..store_ring import StoreRing
 from .along_k import along_k_checks
 from .budget_checks import budget_checks
 from .edges import ends_check
-from .gated_checks import filled_by_halves, halves_meet
+from .gated_checks import filled_by_halves, filled_side_by_side, halves_meet
 from .grouped import ragged_checks
 from .mainloop import COPY_ARRIVALS, promotion_check
 from .multicast import uneven_shares
@@ -160,7 +160,7 @@ def _operand(plan: Sm90Plan, operand: OperandPlan, groups: int) -> list[Check]:
     elif name == "B" and tile.extent[0] != plan.tile[1]:
         filled = _filled_columns(plan)
     elif name == "B" and plan.gated is not None:
-        filled = filled_by_halves(plan)
+        filled = filled_side_by_side(plan) if plan.gated.separate else filled_by_halves(plan)
     else:
         filled = filled_by(f"copy {name}", tile, one_matrix(operand.tma))
     problem = ""

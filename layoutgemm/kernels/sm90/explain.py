@@ -8,10 +8,12 @@ from __future__ import annotations
 from ...checks.pipeline.actions import Arrive, ArriveExpect, ClusterArrive, Mma, Sync, TmaLoad, Wait
 from ...checks.pipeline.model import Mbarrier, Pipeline, walk
 from ..explain import BarrierRow, RoleRow, aligned, explain_operand, explain_workspace
+from ..plan import present
 from ..store import distinct_chunks
 from .along_k import explain_along_k
 from .checks import pipeline_of
 from .edges import explain_ends
+from .gated import Gated
 from .grouped import explain_ragged
 from .mainloop import explain_mainloop
 from .plan import WARPGROUP, Sm90Plan
@@ -105,6 +107,23 @@ def _arrivals(plan: Sm90Plan, name: str, count: int) -> str:
     return f"{count} arrivals, of each warp of {who}" + (f" of {blocks} blocks" if blocks > 1 else "")
 
 
+def _explain_sums(plan: Sm90Plan) -> str:
+    """The registers of one element's sums."""
+    count, width = plan.stored.accumulator_registers, plan.tile_c[1]
+    how = present(plan.gated)
+    if isinstance(how, Gated):
+        return (
+            f"gated: a tile is {width} columns of C; value v of a thread becomes {how.kind}(value v) * value "
+            f"v + {count}, for v < {count}"
+        )
+    values = ", ".join(["v", *[f"v + {i * count}" for i in range(1, plan.sums)]])
+    given = f"; numbers {', '.join(how.numbers)}" if how.numbers else ""
+    return (
+        f"combined: a tile is {width} columns of C, and of each of {plan.sums} matrices B, with a tensor map each; one "
+        f"load of A serves all. An element of C is a function of values {values} of a thread, for v < {count}{given}"
+    )
+
+
 def explain_sm90(plan: Sm90Plan) -> str:
     """The whole derivation, section by section, in the order of the data's way."""
     rows, columns = plan.tiles
@@ -126,11 +145,7 @@ def explain_sm90(plan: Sm90Plan) -> str:
     lines += explain_ends(plan.a, plan.m) + explain_ends(plan.b, plan.n)
     lines += _explain_launch(plan, across)
     if plan.gated is not None:
-        count, width = plan.stored.accumulator_registers, plan.tile_c[1]
-        lines.append(
-            f"gated: a tile is {width} columns of C; value v of a thread becomes {plan.gated.kind}(value v) * value "
-            f"v + {count}, for v < {count}"
-        )
+        lines.append(_explain_sums(plan))
     if plan.ragged is not None:
         lines += explain_ragged(plan)
     if plan.along_k is not None:

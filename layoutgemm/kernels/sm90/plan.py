@@ -34,9 +34,10 @@ from ..plan import (
 )
 from ..store import ROWS, TILE_ALIGNMENT, WARPS_OF_GROUP, StorePlan
 from .along_k import AlongK, check_along_k, with_starts
+from .combined import Combined, check_combined, side_by_side
 from .config import WARPGROUP, Sm90Config, check_rows, check_tiles, loader_threads, order_of, registers_of
 from .edges import with_ends
-from .gated import HALVES, Gated, check_gated, in_halves
+from .gated import HALVES, check_gated, combination, in_halves
 from .grouped import Ragged, check_ragged, ragged_store
 from .mainloop import COPY_ARRIVALS, Promoted, StageNumbers, check_promoted
 from .multicast import columns_of, few_rows, shared, with_copies
@@ -58,7 +59,8 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     order         number of a tile -> its place, for every cluster and rank
     full_arrivals, full_bytes, empty_arrivals   what completes a phase of the stages' barriers; see `expected`
     registers     (producer's, consumers') after setmaxnreg, or None where nothing changes hands
-    gated         what makes one element of C of two sums, or None; n is then C's columns, and B has twice as many
+    gated         what makes one element of C of several sums, or None; n is then C's columns. Of a Gated, B has twice
+                  as many; else each sum is of a matrix of its own, see `further`
     mainloop      what makes a total of the sums of K blocks, or None: they are added
     ragged        how the ends of groups of rows are found, or None; see `joined_rows`
     along_k       how the ends of groups along K are found, or None: A and B are then one matrix, C one for each group
@@ -87,7 +89,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     registers: tuple[int, int] | None
     config: Sm90Config = field(default_factory=Sm90Config)
     epilogue: Epilogue = field(default_factory=Epilogue)
-    gated: Gated | None = None
+    gated: Combined | None = None
     mainloop: Promoted | None = None
     ragged: Ragged | None = None
     along_k: AlongK | None = None
@@ -154,7 +156,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         c: Operand | DType | str | None = None,
         config: Sm90Config | None = None,
         epilogue: Epilogue | None = None,
-        gated: Gated | str | None = None,
+        gated: Combined | str | None = None,
         mainloop: Promoted | None = None,
         ragged: Ragged | None = None,
         along_k: AlongK | None = None,
@@ -169,7 +171,8 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
                          bf16 of 8-bit floats, f32 of tf32, i32 of integers: the table is in `kernels.sm90.types`
         epilogue         what happens to the sums before they are stored, see `kernels.epilogue`
         gated            "silu", "gelu", ...: C = act(A @ B[:, :n]) * (A @ B[:, n:]) for a "col" B of 2n columns, each
-                         tile half of either; the epilogue comes after it. See `kernels.sm90.gated`
+                         tile half of either; the epilogue comes after it. See `kernels.sm90.gated`. Or a Combined: C
+                         is a function of A @ B0, A @ B1, ..., of as many matrices. See `kernels.sm90.combined`
         mainloop         what happens to the sum of each K block, where it is more than added; see
         `kernels.sm90.mainloop`
         ragged           A's m rows are `batch` groups, each of which multiplies its own matrix of B; or, masked, of m
@@ -250,13 +253,32 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     @property
     def reads_more(self) -> bool:
         """True if the kernel takes words."""
-        return bool(self.epilogue) or self.mainloop is not None or self.groups is not None
+        return bool(self.epilogue) or self.reads_by_name
 
     @property
     def words(self) -> tuple[str, ...]:
         """Names of the 64-bit parameters of the epilogue, the main loop and the groups."""
-        own = (self.epilogue, self.mainloop, self.groups)
-        return tuple(word for part in own if part is not None for word in part.words)
+        return tuple(word for part in (self.epilogue, *self._own) if part is not None for word in part.words)
+
+    @property
+    def _own(self) -> tuple[Promoted | Ragged | AlongK | Combined | None, ...]:
+        """Parts that may take words, in the order after the epilogue's."""
+        return self.mainloop, self.groups, self.gated
+
+    @property
+    def numbers_given(self) -> tuple[str, ...]:
+        """Names of the numbers that a launch takes, other than the epilogue's."""
+        return self.gated.numbers if self.gated is not None else ()
+
+    @property
+    def reads_by_name(self) -> bool:
+        """True if a run takes more than A, B and the epilogue's operands, by name."""
+        return any(part is not None and part.words for part in self._own)
+
+    @property
+    def further(self) -> dict[str, tuple[OperandPlan, tuple[int, int]]]:
+        """Matrices beyond A and B by name: the operand that each lies as, and its shape."""
+        return {name: (self.b, (self.k, self.n)) for name, _ in (self.gated.places if self.gated is not None else ())}
 
     @property
     def tiles(self) -> tuple[int, int]:
@@ -265,13 +287,18 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
 
     @property
     def tile_c(self) -> tuple[int, int]:
-        """Rows and columns of C in a tile: of a gated product, half the columns that are multiplied."""
-        return self.tile[0], self.tile[1] // self.halves
+        """Rows and columns of C in a tile: of several sums, their share of the columns that are multiplied."""
+        return self.tile[0], self.tile[1] // self.sums
+
+    @property
+    def sums(self) -> int:
+        """Sums that make one element of C."""
+        return self.gated.matrices if self.gated is not None else 1
 
     @property
     def halves(self) -> int:
         """Columns of B for each column of C: 2 of a gated product, the gate's and the gated."""
-        return HALVES if self.gated is not None else 1
+        return HALVES if self.gated is not None and not self.gated.separate else 1
 
     @property
     def stored(self) -> MmaAtom:
@@ -360,7 +387,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         return (
             f"{self.described()}, {self.stages} stages, {self.config.schedule}, "
             f"{self.config.consumers} consumer(s), loads by {self.config.loader}, cluster {cluster}"
-            + (f", gated by {self.gated.kind}" if self.gated is not None else "")
+            + (f", {self.gated}" if self.gated is not None else "")
             + (f", K blocks of {self.mainloop.depth} promoted" if self.mainloop is not None else "")
             + (f", {'masked ' * self.ragged.masked}rows in {self.batch} group(s)" if self.ragged is not None else "")
             + (f", K in {self.batch} group(s)" if self.along_k is not None else "")
@@ -378,7 +405,7 @@ class _Request:
     operands: tuple[Operand, Operand, Operand]
     config: Sm90Config
     epilogue: Epilogue | None
-    gated: Gated | None
+    gated: Combined | None
     mainloop: Promoted | None
     ragged: Ragged | None
     along_k: AlongK | None
@@ -386,7 +413,7 @@ class _Request:
     @classmethod
     def of(
         cls, sizes: tuple[int, int, int, int], given: tuple[Given, Given | None, Given | None], config: Sm90Config,
-        epilogue: Epilogue | None, gate: Gated | str | None, mainloop: Promoted | None,
+        epilogue: Epilogue | None, gate: Combined | str | None, mainloop: Promoted | None,
         groups: tuple[Ragged | None, AlongK | None],
     ) -> _Request:  # fmt: skip
         """The request of a caller's arguments; raises PlanError."""
@@ -397,8 +424,10 @@ class _Request:
             raise PlanError(f"an operand of the epilogue is named {min(same)}, as a parameter of the product is")
         if epilogue and c.dtype.kind != "float":
             raise PlanError(f"c is {c.dtype}, and an epilogue computes in f32: store f32, or a narrower float")
-        gated = Gated.of(gate)
-        if gated is not None:
+        gated = combination(gate)
+        if gated is not None and gated.separate:
+            check_combined(gated, config.tile[1], sizes[3], config.split, b, c)
+        elif gated is not None:
             check_gated(config.tile[1], sizes[3], config.split, b, c)
         if mainloop is not None:
             check_promoted(mainloop, config, a, c, gated, accumulator_of(a.dtype))
@@ -434,7 +463,7 @@ class _Request:
     @property
     def columns(self) -> int:
         """Columns of C in a tile."""
-        return self.config.tile[1] // (1 if self.gated is None else HALVES)
+        return self.config.tile[1] // (1 if self.gated is None else self.gated.matrices)
 
     @property
     def halved(self) -> bool:
@@ -466,8 +495,10 @@ class _Request:
             a_plan = few_rows(a_plan, config.rows, batched_a)
             check_rows(config, m)
         b_whole = columns_of(b_spec, tile_n, tile_k, atom, halved=self.halved)
+        apart = self.gated is not None and self.gated.separate  # and there is no room for further tensor maps
         if self.gated is not None:
-            b_whole = replace(b_whole, tma=in_halves(b_whole.tma))
+            several = self.gated.matrices
+            b_whole = side_by_side(b_whole, several) if apart else replace(b_whole, tma=in_halves(b_whole.tma))
         a_plan, b_plan = [
             with_copies(x, [replace(tma, l2_promotion=config.tuning.l2_promotion) for tma in x.copies])
             for x in (a_plan, shared(b_whole, along_m, batched_b))
@@ -475,7 +506,7 @@ class _Request:
         if self.along_k is not None:
             return with_starts(a_plan), with_starts(b_plan)
         # Beside loads between the products it costs 1%; halves of a tile ptxas serialises then (as with `stays`): 5%.
-        ends = config.loader != "self" and not self.halved
+        ends = config.loader != "self" and not self.halved and not apart
         return (
             with_ends(a_plan, "m", tile_m, c_spec.dtype, ends and config.rows is None and self.ragged is None),
             with_ends(b_plan, "n", tile_n, c_spec.dtype, ends and self.gated is None),
@@ -486,7 +517,7 @@ class _Request:
         if not self.halved:
             return None
         if self.gated is not None or self.config.store == "direct":
-            what = "gated products halve them, too" if self.gated is not None else "those leave by tensor stores alone"
+            what = "gated products part them, too" if self.gated is not None else "those leave by tensor stores alone"
             raise PlanError(f"early = {self.config.early} of a single block of rows halves its columns: {what}")
         small = self.instruction(self.config.tile[1] // 2)
         return small, derive_descriptor(b_plan.smem, small, "B")

@@ -76,14 +76,13 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         a, b, c = matrices
         m, n, k, batch = sizes
         extents = {"m": m, "n": n, "k": k, "l": batch, HALF: Int32(plan.halves)}
-        map_a = self.map_of_lines(plan.a.tma, a, extents, pitches["a"])
-        # Of a gated product the second half of B's columns begins n lines on; it has no batch.
-        lines_b = (pitches["b"][0], Int64(n) * pitches["b"][0]) if plan.gated is not None else pitches["b"]
-        maps_b = [self.map_of_lines(tma, b, extents, lines_b) for tma in plan.b.copies]
+        map_a = self.map_of_lines(plan.a.tma, a, pitches["a"], extents)
+        sources_b = self.sources_of_b(b, n, pitches["b"], words)
+        maps_b = [self.map_of_lines(tma, *of, extents) for tma, of in zip(plan.b.copies, sources_b, strict=True)]
         tmas_c = present(plan.store).maps if const_expr(plan.store is not None) else ()
         maps_c = [self.map_of_c(tma, c, extents, pitches) for tma in tmas_c]
         last_a = self.maps_of_last_rows(plan.a, a, extents, pitches["a"])
-        last_b = self.maps_of_last_rows(plan.b, b, extents, lines_b)
+        last_b = self.maps_of_last_rows(plan.b, b, extents, pitches["b"])
         others = maps_c + last_a + maps_b[1:] + last_b
         assert len(others) <= OTHER_MAPS, f"{len(others)} tensor maps besides the first two"
         others += [map_a] * (OTHER_MAPS - len(others))  # a kernel has a fixed number of parameters
@@ -108,8 +107,20 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         clusters = tiles if plan.one_each else cutlass.min(tiles, workers)
         return clusters * plan.cluster_size, 1, 1
 
+    def sources_of_b(
+        self, b: Int64, n: Int32, pitches: tuple[Int64, Int64], words: Sequence[Int64]
+    ) -> list[tuple[Int64, tuple[Int64, ...]]]:
+        """(address, pitches) of the matrix that each of B's tensor maps is of."""
+        plan = self.plan
+        if plan.gated is None:
+            return [(b, pitches)] * len(plan.b.copies)
+        if not plan.gated.separate:  # the second half of B's columns begins n lines on
+            return [(b, (pitches[0], Int64(n) * pitches[0]))]
+        given = dict(zip(plan.words, words, strict=True))
+        return [(b, pitches), *[(given[at], (given[pitch],)) for at, pitch in plan.gated.places]]
+
     def map_of_lines(
-        self, tma: TmaPlan, address: Int64, extents: Mapping[str, Int32], pitches: tuple[Int64, Int64]
+        self, tma: TmaPlan, address: Int64, pitches: tuple[Int64, ...], extents: Mapping[str, Int32]
     ) -> bridge.TensorMap:
         """One of A's or of B's tensor maps."""
         return bridge.encode_tensor_map(tma, address, extents, *pitches[: len(tma.dims) - 1])
