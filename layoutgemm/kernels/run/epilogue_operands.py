@@ -80,6 +80,7 @@ def words_of_arrays(plan: Sm90Plan, values: Mapping[str, Any]) -> tuple[Any, ...
     for name in plan.further:
         words += [values[name].bits, values[name].leading]
     words += [float_word(float(values[name])) for name in plan.numbers_given]
+    words += [] if plan.pair is None else [plan.pair.k]
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
@@ -111,6 +112,7 @@ def words_of_tensors(
     for lines, leading in [(placed or {})[name] for name in plan.further]:
         words += [lines.data_ptr(), leading]
     words += [float_word(host_number(name, given[name])) for name in plan.numbers_given]
+    words += [] if plan.pair is None else [plan.pair.k]
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 

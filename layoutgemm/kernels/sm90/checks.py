@@ -31,6 +31,7 @@ from .gated_checks import filled_by_halves, filled_side_by_side, halves_meet
 from .grouped import ragged_checks
 from .mainloop import COPY_ARRIVALS, promotion_check
 from .multicast import uneven_shares
+from .pair import pair_check
 from .pipeline_model import Hopper
 from .plan import WARPS_OF_GROUP, Sm90Plan
 from .store_checks import exchange_check, neighbours_check, store_checks
@@ -38,7 +39,7 @@ from .store_checks import exchange_check, neighbours_check, store_checks
 
 def check_sm90(plan: Sm90Plan) -> Report:
     """Every check of the plan."""
-    names = ("batch", "epilogue", "gated", "mainloop", "ragged", "along_k")
+    names = ("batch", "epilogue", "gated", "mainloop", "ragged", "along_k", "pair")
     more = {name: getattr(plan, name) for name in names}
     return checked(plan, _checks, **more)
 
@@ -59,6 +60,8 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
     checks += [_barriers(plan), *(_pipelines(plan) if explored else []), *fragment_checks(plan.mma)]
     if plan.gated is not None:
         checks.append(halves_meet(plan))
+    if plan.pair is not None:
+        checks.append(pair_check(plan))
     if plan.ragged is not None:
         checks += ragged_checks(plan)
     if plan.mainloop is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...checks.pipeline.actions import Arrive, ArriveExpect, ClusterArrive, Mma, Sync, TmaLoad, Wait
 from ...checks.pipeline.model import Mbarrier, Pipeline, walk
 from ..explain import BarrierRow, RoleRow, aligned, explain_operand, explain_workspace
-from ..plan import present
+from ..plan import present, tile_count
 from ..store import distinct_chunks
 from .along_k import explain_along_k
 from .checks import pipeline_of
@@ -129,7 +129,7 @@ def explain_sm90(plan: Sm90Plan) -> str:
     rows, columns = plan.tiles
     smem, config = plan.smem, plan.config
     across = plan.order.clusters(plan.tiles)
-    k_tiles = -(-plan.k // plan.tile[2])
+    k_tiles = plan.k_tiles
     accumulators = plan.blocks * (1 if plan.mainloop is None else 2)
     held = accumulators * plan.mma.accumulator_registers
     lines = [
@@ -146,6 +146,11 @@ def explain_sm90(plan: Sm90Plan) -> str:
     lines += _explain_launch(plan, across)
     if plan.gated is not None:
         lines.append(_explain_sums(plan))
+    if plan.pair is not None:
+        first = tile_count(plan.k, plan.tile[2])
+        lines.append(
+            f"second pair: of {k_tiles} K tiles the last {k_tiles - first} are of A2 and B2, by tensor maps of their own"
+        )
     if plan.ragged is not None:
         lines += explain_ragged(plan)
     if plan.along_k is not None:

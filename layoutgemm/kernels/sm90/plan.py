@@ -42,6 +42,7 @@ from .grouped import Ragged, check_ragged, ragged_store
 from .mainloop import COPY_ARRIVALS, Promoted, StageNumbers, check_promoted
 from .multicast import columns_of, few_rows, shared, with_copies
 from .named_barriers import Sm90Meetings
+from .pair import Pair, check_maps, check_pair, pair_of
 from .smem import Exchange, Sm90Smem, smem_map
 from .types import accumulator_of, operands
 
@@ -64,6 +65,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     mainloop      what makes a total of the sums of K blocks, or None: they are added
     ragged        how the ends of groups of rows are found, or None; see `joined_rows`
     along_k       how the ends of groups along K are found, or None: A and B are then one matrix, C one for each group
+    pair          a second pair of matrices, whose product is added, or None; see `further`
     """
 
     m: int
@@ -94,6 +96,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     ragged: Ragged | None = None
     along_k: AlongK | None = None
     half: tuple[MmaAtom, OperandDescriptor] | None = None
+    pair: Pair | None = None
     remedy = ", unless store is 'direct'"
     verbs = GemmPlan.verbs | {
         "check": "sm90.checks:check_sm90",
@@ -160,6 +163,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         mainloop: Promoted | None = None,
         ragged: Ragged | None = None,
         along_k: AlongK | None = None,
+        pair: Pair | int | None = None,
     ) -> Sm90Plan:
         """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -178,6 +182,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         ragged           A's m rows are `batch` groups, each of which multiplies its own matrix of B; or, masked, of m
         rows of each group as many are computed as count: see `kernels.sm90.grouped`
         along_k          K is `batch` groups, each of which has its own matrix of C: see `kernels.sm90.along_k`
+        pair             K of a second pair: C = A @ B + A2 @ B2, in one accumulator; see `kernels.sm90.pair`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -189,7 +194,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         check_sizes(m=m, n=n, k=k, batch=batch)
         arch = arch_named("sm_90a")
         kernel = _Request.of(
-            (m, n, k, batch), (a, b, c), config or Sm90Config(), epilogue, gated, mainloop, (ragged, along_k)
+            (m, n, k, batch), (a, b, c), config or Sm90Config(), epilogue, gated, mainloop, (ragged, along_k), pair_of(pair)
         )
         config, gated, c_spec = kernel.config, kernel.gated, kernel.operands[2]
         atom, blocks, groups = kernel.instruction(config.tile[1]), kernel.blocks, kernel.groups
@@ -205,6 +210,8 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             raise PlanError(f"early = {config.early}: fewer than the {stages} stages, one of which is being refilled")
         if config.early > -(-k // tile_k) and along_k is None:
             raise PlanError(f"early = {config.early} k tiles of {tile_k}: K = {k} has {-(-k // tile_k)}")
+        second = len(a_plan.copies) + len(b_plan.copies) if kernel.pair is not None else 0
+        check_maps(store, a_plan.maps + b_plan.maps - 2 + second)
         numbers = kernel.numbers
         threads = WARPGROUP * config.consumers + loader_threads(config.loader, bool(numbers.parts))
         across = -(-m // (config.tile[0] * along_m)), -(-n // (kernel.columns * along_n))
@@ -245,6 +252,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             ragged=ragged,
             along_k=along_k,
             half=half,
+            pair=kernel.pair,
         )
         check_words(plan.words)
         return plan
@@ -261,14 +269,24 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         return tuple(word for part in (self.epilogue, *self._own) if part is not None for word in part.words)
 
     @property
-    def _own(self) -> tuple[Promoted | Ragged | AlongK | Combined | None, ...]:
+    def _own(self) -> tuple[Promoted | Ragged | AlongK | Combined | Pair | None, ...]:
         """Parts that may take words, in the order after the epilogue's."""
-        return self.mainloop, self.groups, self.gated
+        return self.mainloop, self.groups, self.gated, self.pair
 
     @property
     def numbers_given(self) -> tuple[str, ...]:
         """Names of the numbers that a launch takes, other than the epilogue's."""
         return self.gated.numbers if self.gated is not None else ()
+
+    @property
+    def k_tiles(self) -> int:
+        """K tiles of a tile of C, of both pairs."""
+        return sum(tile_count(k, self.tile[2]) for k in (self.k, *([self.pair.k] if self.pair is not None else [])))
+
+    def for_any_size(self) -> Sm90Plan:
+        """The plan of the same kernel for products of 1x1x1: what the trace sees."""
+        plan = super().for_any_size()
+        return plan if self.pair is None else replace(plan, pair=Pair())
 
     @property
     def reads_by_name(self) -> bool:
@@ -278,6 +296,8 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     @property
     def further(self) -> dict[str, tuple[OperandPlan, tuple[int, int]]]:
         """Matrices beyond A and B by name: the operand that each lies as, and its shape."""
+        if self.pair is not None:
+            return {"a2": (self.a, (self.m, self.pair.k)), "b2": (self.b, (self.pair.k, self.n))}
         return {name: (self.b, (self.k, self.n)) for name, _ in (self.gated.places if self.gated is not None else ())}
 
     @property
@@ -391,6 +411,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             + (f", K blocks of {self.mainloop.depth} promoted" if self.mainloop is not None else "")
             + (f", {'masked ' * self.ragged.masked}rows in {self.batch} group(s)" if self.ragged is not None else "")
             + (f", K in {self.batch} group(s)" if self.along_k is not None else "")
+            + (f", and a second pair of K = {self.pair.k}" if self.pair is not None else "")
         )
 
 
@@ -409,12 +430,13 @@ class _Request:
     mainloop: Promoted | None
     ragged: Ragged | None
     along_k: AlongK | None
+    pair: Pair | None
 
     @classmethod
     def of(
         cls, sizes: tuple[int, int, int, int], given: tuple[Given, Given | None, Given | None], config: Sm90Config,
         epilogue: Epilogue | None, gate: Combined | str | None, mainloop: Promoted | None,
-        groups: tuple[Ragged | None, AlongK | None],
+        groups: tuple[Ragged | None, AlongK | None], pair: Pair | None,
     ) -> _Request:  # fmt: skip
         """The request of a caller's arguments; raises PlanError."""
         ragged, along_k = groups
@@ -438,7 +460,9 @@ class _Request:
             others = {"gated": gated, "mainloop": mainloop, "ragged": ragged}
             named = [name for name, part in others.items() if part is not None]
             check_along_k(along_k, sizes, config, a, b, named)
-        return cls(sizes, (a, b, c), config, epilogue, gated, mainloop, ragged, along_k)
+        if pair is not None:
+            check_pair(sizes[3], {"gated": gated, "mainloop": mainloop, "ragged": ragged, "along_k": along_k})
+        return cls(sizes, (a, b, c), config, epilogue, gated, mainloop, ragged, along_k, pair)
 
     @property
     def joined_rows(self) -> bool:
@@ -495,7 +519,7 @@ class _Request:
             a_plan = few_rows(a_plan, config.rows, batched_a)
             check_rows(config, m)
         b_whole = columns_of(b_spec, tile_n, tile_k, atom, halved=self.halved)
-        apart = self.gated is not None and self.gated.separate  # and there is no room for further tensor maps
+        apart = self.gated is not None and self.gated.separate
         if self.gated is not None:
             several = self.gated.matrices
             b_whole = side_by_side(b_whole, several) if apart else replace(b_whole, tma=in_halves(b_whole.tma))
@@ -506,7 +530,8 @@ class _Request:
         if self.along_k is not None:
             return with_starts(a_plan), with_starts(b_plan)
         # Beside loads between the products it costs 1%; halves of a tile ptxas serialises then (as with `stays`): 5%.
-        ends = config.loader != "self" and not self.halved and not apart
+        further = apart or self.pair is not None  # whose tensor maps leave no room for those of last rows
+        ends = config.loader != "self" and not self.halved and not further
         return (
             with_ends(a_plan, "m", tile_m, c_spec.dtype, ends and config.rows is None and self.ragged is None),
             with_ends(b_plan, "n", tile_n, c_spec.dtype, ends and self.gated is None),

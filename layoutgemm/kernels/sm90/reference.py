@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ...dtypes import f32
 from ..derive import OperandPlan, either
 from ..epilogue.numpy_math import Math
-from ..plan import present
+from ..plan import present, tile_count
 from ..run.hardware_model import (
     CLUSTERS,
     Barrier,
@@ -36,6 +36,7 @@ from .along_k import k_tiles_of, line_table, load_place, of_lines
 from .gated import HALF
 from .grouped import STOP, store_extents, store_place, tables
 from .mainloop import COPY_ARRIVALS
+from .pair import SECOND, place_in_pairs
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 
 Values = np.ndarray  # float32, or int32 of integers
@@ -138,7 +139,7 @@ class _Cluster:
             block.sums = {}
         pingpong = plan.config.schedule == "pingpong"
         consumers = [step % 2] if pingpong else list(range(plan.config.consumers))
-        k_tiles = -(-plan.k // plan.tile[2])
+        k_tiles = plan.k_tiles
         if plan.along_k is not None:
             starts = line_table(plan, self.given[plan.along_k.name])
             self.lines = starts[matrix], starts[matrix + 1]
@@ -165,11 +166,17 @@ class _Cluster:
                 block.full[stage].arrive_expect(plan.expected(block.origin, plan, either))
             for block in blocks:
                 origin = {**block.origin, "k": (first + at) * plan.tile[2]}
+                of_a, of_b = [self.a], self.matrices_b
+                if plan.pair is not None:
+                    place = place_in_pairs(first + at, tile_count(plan.k, plan.tile[2]), plan.tile[2], either)
+                    origin |= place
+                    of_a, of_b = [([self.given[f"{x}2"]] if place[SECOND] else one) for x, one in
+                                  (("a", of_a), ("b", of_b[:1]))]  # fmt: skip
                 if plan.along_k is not None:
                     origin |= load_place(plan, *self.lines, first + at, max)
-                self._share(plan.a, [self.a], origin, stage, block.column, [b for b in blocks if b.row == block.row])
+                self._share(plan.a, of_a, origin, stage, block.column, [b for b in blocks if b.row == block.row])
                 column = [b for b in blocks if b.column == block.column]
-                self._share(plan.b, self.matrices_b, origin, stage, block.row, column)
+                self._share(plan.b, of_b, origin, stage, block.row, column)
             for block in blocks:
                 self._copy_numbers(block, stage, first + at)
             for block in blocks:

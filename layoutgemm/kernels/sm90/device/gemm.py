@@ -81,9 +81,10 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         maps_b = [self.map_of_lines(tma, *of, extents) for tma, of in zip(plan.b.copies, sources_b, strict=True)]
         tmas_c = present(plan.store).maps if const_expr(plan.store is not None) else ()
         maps_c = [self.map_of_c(tma, c, extents, pitches) for tma in tmas_c]
+        maps_a2, maps_b2 = self.maps_of_second_pair(extents, words)
         last_a = self.maps_of_last_rows(plan.a, a, extents, pitches["a"])
         last_b = self.maps_of_last_rows(plan.b, b, extents, pitches["b"])
-        others = maps_c + last_a + maps_b[1:] + last_b
+        others = maps_c + last_a + maps_a2 + maps_b[1:] + last_b + maps_b2
         assert len(others) <= OTHER_MAPS, f"{len(others)} tensor maps besides the first two"
         others += [map_a] * (OTHER_MAPS - len(others))  # a kernel has a fixed number of parameters
         self.kernel(map_a, maps_b[0], *others, c, m, n, k, batch, *pitches["c"], words).launch(
@@ -118,6 +119,22 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             return [(b, (pitches[0], Int64(n) * pitches[0]))]
         given = dict(zip(plan.words, words, strict=True))
         return [(b, pitches), *[(given[at], (given[pitch],)) for at, pitch in plan.gated.places]]
+
+    def maps_of_second_pair(
+        self, extents: Mapping[str, Int32], words: Sequence[Int64]
+    ) -> tuple[list[bridge.TensorMap], list[bridge.TensorMap]]:
+        """The tensor maps of A2 and of B2, if there are any."""
+        plan = self.plan
+        if plan.pair is None:
+            return [], []
+        given = dict(zip(plan.words, words, strict=True))
+        of = {**extents, "k": Int32(given["k2"])}
+        a2, b2 = [(given[x], (given[f"ld{x}"],)) for x in ("a2", "b2")]
+        maps_a, maps_b = (
+            [self.map_of_lines(tma, *place, of) for tma in operand.copies]
+            for operand, place in ((plan.a, a2), (plan.b, b2))
+        )
+        return maps_a, maps_b
 
     def map_of_lines(
         self, tma: TmaPlan, address: Int64, pitches: tuple[Int64, ...], extents: Mapping[str, Int32]
@@ -161,19 +178,26 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         """
         plan, (rank, part, warp, blocks), (m, n, k) = self.plan, place, sizes
         rows, columns = plan.order.clusters(self.grid_of(m, n))
-        k_first, k_end = plan.part_of_k(tile_count(k, plan.tile[2]), part)
-        return bridge.Carried(
+        k_tiles = first_tiles = tile_count(k, plan.tile[2])
+        given = bridge.Carried(**dict(zip(plan.words, words, strict=True)))
+        if plan.pair is not None:
+            k_tiles += tile_count(Int32(given.k2), plan.tile[2])  # type: ignore[attr-defined]
+        k_first, k_end = plan.part_of_k(k_tiles, part)
+        job = bridge.Carried(
             shared=shared, rank=rank % plan.sharing, part=part, warp=warp, rows=rows, columns=columns, tiles=Int32(0),
             k_first=k_first, k_tiles=k_end - k_first, workers=blocks // plan.cluster_size, m=m, n=n, c=c[0], ldc=c[1],
-            stride_c=c[2], given=bridge.Carried(**dict(zip(plan.words, words, strict=True))),
+            stride_c=c[2], given=given,
         )  # fmt: skip
+        return job if plan.pair is None else job.extended(first_tiles=first_tiles)
 
     def maps_of(self, first: bridge.Maps, others: bridge.Maps) -> tuple[bridge.Maps, bridge.Maps, bridge.Maps]:
         """The tensor maps of A, B and C, of `others` the store's first."""
         plan = self.plan
         of_a = len(plan.store.maps) if plan.store is not None else 0
-        of_b = of_a + plan.a.maps - 1
-        return (first[0], *others[of_a:of_b]), (first[1], *others[of_b : of_b + plan.b.maps - 1]), others[:of_a]
+        second = (0, 0) if plan.pair is None else (len(plan.a.copies), len(plan.b.copies))
+        of_b = of_a + plan.a.maps - 1 + second[0]
+        end = of_b + plan.b.maps - 1 + second[1]
+        return (first[0], *others[of_a:of_b]), (first[1], *others[of_b:end]), others[:of_a]
 
     @cute.kernel
     def kernel(
