@@ -51,7 +51,9 @@ def choose_kernel(
             choice = replace(choice, config=replace(choice.config, store="direct", split=1, early=0))
         # Of the sizes only K takes part, and only where the last k tiles are multiplied in another order.
         deep = min(k, 1 << 16) if choice.config.early else 1 << 16
-        tile, error = _derived(Kernel(choice, names, batch > 1, problem.epilogue, problem.gated), deep)
+        tile, error = _derived(
+            Kernel(choice, names, batch > 1, problem.epilogue, problem.gated, bool(problem.second_k)), deep
+        )
         if error is not None:
             last = last or error
             continue
@@ -100,6 +102,9 @@ def _candidates(
         if isinstance(problem.gated, Combined):
             yield Sm90Choice(spare_of_sums(problem.gated)), "the operands' orders leave little choice"
         return
+    if problem.second_k:
+        yield from _of_pairs(problem, (m, n, k), orders)
+        return
     types = problem.a.dtype, problem.b.dtype, problem.c.dtype
     if (found := tuned.lookup(problem.gpu, sizes, types, tuple(orders))) is not None:
         yield found, "measured by layoutgemm.tune"
@@ -118,6 +123,25 @@ def _candidates(
         yield from _next_best((rows, columns, k, batch), "K" if b_major else "MN", problem, flip)
     for config in SPARE:
         yield Sm90Choice(config), "the operands' orders leave little choice"
+
+
+def _of_pairs(problem: Problem, sizes: tuple[int, int, int], orders: Sequence[str]) -> Iterator[tuple[Sm90Choice, str]]:
+    """Choices for two pairs: those for both K's in one, with the operands in their places."""
+    m, n, k = sizes
+    major = "K" if orders[1] == "col" else "MN"
+    of, second = problem.places, f"; K = {k} and {problem.second_k} in one loop"
+    found, why = choose(
+        m, n, k + problem.second_k, a=problem.a.dtype, b_major=major, multiprocessors=of, in_place=True
+    )  # fmt: skip
+    for choice, reason in nearest(found, why, orders[0] == "row"):
+        yield choice, reason + second
+    if m > 64 and dtype(problem.a.dtype).bits == 16:
+        for estimate in likeliest(m, n, k + problem.second_k, major, multiprocessors=of)[:NEXT]:
+            if not estimate.swapped:
+                choice, reason = of_estimate(estimate, m, n, k + problem.second_k, major)
+                yield choice, reason + second
+    for config in SPARE:
+        yield Sm90Choice(config), "the operands' orders leave little choice" + second
 
 
 def _next_best(

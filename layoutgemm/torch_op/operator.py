@@ -46,6 +46,7 @@ from .compute import finished_product, gated_product, scaled_product, wide_type
 from .epilogue import check_epilogue, epilogue_product
 from .launch import Prepared
 from .library import dispatched, recorded_product
+from .pairs import matmul_pairs
 from .prepared import PREPARED, Config, choice_of, mark_written
 from .several import Combine, matmul_combined
 
@@ -72,7 +73,7 @@ empty_on_gpu = getattr(getattr(getattr(_C, "_dynamo", None), "guards", None), "_
 
 
 def matmul(
-    a: torch.Tensor,
+    a: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
     b: torch.Tensor | Sequence[torch.Tensor],
     *,
     out: torch.Tensor | None = None,
@@ -110,6 +111,8 @@ def matmul(
     combine     for a tuple b of two to four matrices: the function of (*products, ops, **given) that makes each element
                 of the result, in one kernel of compute capability 9.0. Or the name of an activation: that of the first
                 product, times the second. Traced once for each function object. See `torch_op.several`
+                Of two tuples, (a, a2) and (b, b2), the result is activation(a @ b + a2 @ b2 + bias), in one kernel too:
+                see `torch_op.pairs`
 
     Sums are float32, of integers int32. On the CPU the product is computed in float64 and rounded once: the reference,
     with the same refusals. Differentiable (twice, too, and in forward mode); works under torch.compile, torch.func,
@@ -135,11 +138,19 @@ def matmul(
     tensor([[-0.4760],
             [ 7.8180]])
     """
+    if type(a) is tuple:
+        if combine is not None or epilogue is not None or given is not None:
+            raise OperandError(
+                "two pairs, a tuple each: bias= and activation= follow their sum, combine= and epilogue= do not"
+            )
+        if _is_compiling():
+            refuse("two pairs are a launch of their own, not under torch.compile")
+        return matmul_pairs(a, b, out, bias, activation, config, out_dtype, allow_tf32)  # type: ignore[arg-type]
     if combine is not None:
         _alone(bias, activation, epilogue)
         return matmul_combined(a, b, combine, given, out, config, out_dtype, allow_tf32)  # type: ignore[arg-type]
     if TYPE_CHECKING:
-        assert isinstance(b, _Tensor)
+        assert isinstance(a, _Tensor) and isinstance(b, _Tensor)
     if epilogue is not None or given is not None:
         return _with_epilogue(a, b, out, bias, activation, epilogue, given, config, out_dtype, allow_tf32)
     if _is_traced():

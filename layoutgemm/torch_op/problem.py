@@ -167,6 +167,7 @@ class Problem:
     apart           the matrices of a batch stay apart: the epilogue has something of its own for each row or matrix
     gated           "silu", "gelu", ...: C = act(A @ B[:, :n]) * (A @ B[:, n:]), of half B's columns; or a Combined: C
                     is its function of A @ B and products with further matrices; or None
+    second_k        K of a second pair, whose product is added; 0 if there is none
     code, smem      what the GPU runs ("sm_80", "sm_90a" or "sm_120a"), and bytes of shared memory of a block; 0: what
                     the architecture has at most
     """
@@ -182,6 +183,7 @@ class Problem:
     code: str = "sm_90a"
     smem: int = 0
     gated: Combined | str | None = None
+    second_k: int = 0
 
     @property
     def multiprocessors(self) -> int:

@@ -178,8 +178,12 @@ def finish_of(how: Combined, numbers: Mapping[str, float], placed: Sequence[torc
     return Finish(None, tuple(words), (how, placed[0].stride()), gated=how)
 
 
-def as_lines(matrices: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[str]]:
+def as_lines(
+    matrices: Sequence[torch.Tensor], side: str = "b", k_major: str = "col"
+) -> tuple[list[torch.Tensor], list[str]]:
     """(matrices of one order that tensor copies read, what was copied for it, in words).
+
+    side, k_major  the operand's name, and its order with K contiguous
 
     The order is the first matrix's that is read in place; K-major if no matrix is.
 
@@ -188,25 +192,28 @@ def as_lines(matrices: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list
     ([(24, 1), (24, 1)], ['b[0]: copied row-major, no lines that tensor copies read'])
     """
     name = NAMES[matrices[0].dtype]
-    order = next((order for b in matrices for order in _orders(b, name)), "row" if name in _BOTH_MAJORS else "col")
+    kept = "row" if name in _BOTH_MAJORS else k_major
+    order = next((order for b in matrices for order in _orders(b, name, k_major)), kept)
     placed, copies = [], []
     for i, b in enumerate(matrices):
-        if order in _orders(b, name):
+        able = _orders(b, name, k_major)
+        if order in able:
             placed.append(b)
             continue
         made = torch.empty_strided(b.shape, padded_strides(tuple(b.shape), order, name), dtype=b.dtype, device=b.device)
         placed.append(made.copy_(b))
-        why = f"{_orders(b, name)[0]}-major, unlike others" if _orders(b, name) else "no lines that tensor copies read"
-        copies.append(f"b[{i}]: copied {order}-major, {why}")
+        why = f"{able[0]}-major, unlike others" if able else "no lines that tensor copies read"
+        copies.append(f"{side}[{i}]: copied {order}-major, {why}")
     return placed, copies
 
 
-def _orders(b: torch.Tensor, name: str) -> tuple[str, ...]:
+def _orders(b: torch.Tensor, name: str, k_major: str) -> tuple[str, ...]:
     """The orders in which tensor copies read a matrix; K-major first."""
     found = []
-    for order, extent, step, pitch in (("col", b.shape[0], b.stride(0), b.stride(1)),
-                                       ("row", b.shape[1], b.stride(1), b.stride(0))):  # fmt: skip
-        reads = order == "col" or name in _BOTH_MAJORS
+    lines = {"col": (b.shape[0], b.stride(0), b.stride(1)), "row": (b.shape[1], b.stride(1), b.stride(0))}
+    for order in (k_major, "row" if k_major == "col" else "col"):
+        extent, step, pitch = lines[order]
+        reads = order == k_major or name in _BOTH_MAJORS
         if reads and step == 1 and pitch >= max(extent, 2) and pitch * b.element_size() % 16 == 0 and start(b) == 16:
             found.append(order)
     return tuple(found)

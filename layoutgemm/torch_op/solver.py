@@ -58,6 +58,10 @@ def solve(problem: Problem) -> Solution:
         if problem.code != "sm_90a":
             raise OperandError(f"a gated product needs sm_90a's kernel, and the GPU runs {problem.code}")
         return _solve(problem, nothing)
+    if problem.second_k:
+        if problem.code != "sm_90a":
+            raise OperandError(f"two pairs in one product need sm_90a's kernel, and the GPU runs {problem.code}")
+        return _solve(problem, nothing)
     if problem.code != "sm_90a":
         if problem.config is not None:
             raise OperandError(f"config is one of sm_90a's kernel, and the GPU runs {problem.code}")
@@ -145,7 +149,7 @@ def _solve(problem: Problem, copies: tuple[Copy | None, Copy | None, Copy | None
         tuple([sum(i * strides[d][x] for i, d in zip(at, loops, strict=True)) for x in range(3)])
         for at in product(*[range(batch[d]) for d in loops])
     ]
-    kernel = Kernel(choice, names, sizes[3] > 1, problem.epilogue, problem.gated)
+    kernel = Kernel(choice, names, sizes[3] > 1, problem.epilogue, problem.gated, bool(problem.second_k))
     return Solution(kernel, sizes, leading, steps, tuple(launches), copies, why)  # type: ignore[arg-type]
 
 

@@ -149,7 +149,8 @@ def explain_sm90(plan: Sm90Plan) -> str:
     if plan.pair is not None:
         first = tile_count(plan.k, plan.tile[2])
         lines.append(
-            f"second pair: of {k_tiles} K tiles the last {k_tiles - first} are of A2 and B2, by tensor maps of their own"
+            f"second pair: {k_tiles - first} of {k_tiles} K tiles, the last ones, are of A2 and B2, with tensor "
+            "maps of their own"
         )
     if plan.ragged is not None:
         lines += explain_ragged(plan)

@@ -194,7 +194,14 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         check_sizes(m=m, n=n, k=k, batch=batch)
         arch = arch_named("sm_90a")
         kernel = _Request.of(
-            (m, n, k, batch), (a, b, c), config or Sm90Config(), epilogue, gated, mainloop, (ragged, along_k), pair_of(pair)
+            (m, n, k, batch),
+            (a, b, c),
+            config or Sm90Config(),
+            epilogue,
+            gated,
+            mainloop,
+            (ragged, along_k),
+            pair_of(pair),
         )
         config, gated, c_spec = kernel.config, kernel.gated, kernel.operands[2]
         atom, blocks, groups = kernel.instruction(config.tile[1]), kernel.blocks, kernel.groups

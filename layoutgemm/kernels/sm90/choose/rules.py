@@ -21,6 +21,7 @@ from ...plan import STAGE_BYTES_OF_K as _STAGE_BYTES
 from ..combined import Combined
 from ..gated import combination
 from ..multicast import LINE
+from ..pair import Pair
 from ..plan import Sm90Config, Sm90Plan
 from ..stages import TALL, buffers, warpgroups
 from ..types import operands, output_of
@@ -49,6 +50,7 @@ class Sm90Choice(Choice):
         c: Given | None = None,
         epilogue: Epilogue | None = None,
         gated: Combined | str | None = None,
+        pair: Pair | int | None = None,
     ) -> Sm90Plan:
         """The plan of C[m, n] = A[m, k] @ B[k, n]; arguments as for Sm90Plan.derive.
 
@@ -64,13 +66,17 @@ class Sm90Choice(Choice):
         if self.swapped:
             if gated is not None:
                 raise PlanError("operands that change places: a gated product has its two halves in the kernel's B")
+            if pair is not None:
+                raise PlanError("operands that change places: the second pair's A and B keep theirs")
             m, n, epilogue = n, m, epilogue.transposed() if epilogue else None
         config = self.config
         orders = a_.order, b_.order
         plain = not epilogue and c_ is not None and c_.dtype.bits == a_.dtype.bits == 16 and orders == ("row", "col")
         if config.tile == WIDE and config.early and config.loader == "warp" and not plain:
             config = replace(config, **_WHOLE)
-        return Sm90Plan.derive(m, n, k, batch=batch, a=a_, b=b_, c=c_, config=config, epilogue=epilogue, gated=gated)
+        return Sm90Plan.derive(
+            m, n, k, batch=batch, a=a_, b=b_, c=c_, config=config, epilogue=epilogue, gated=gated, pair=pair
+        )
 
 
 # ------------------------------------------------------------------------------------------------------ what is fastest
