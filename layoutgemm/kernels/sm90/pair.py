@@ -7,8 +7,8 @@ The loop over K runs over the K tiles of the first pair, and then over those of 
     0 .. T - 1           A and B           t * depth
     T .. T + T2 - 1      A2 and B2         (t - T) * depth
 
-T and T2 are the K tiles of the pairs. The copies of both pairs are the same, with tensor maps of their own: each ends
-with its own K, and TMA fills the rest of a pair's last K tile with zeros. A2 and B2 lie in the orders of A and B.
+T and T2 are the K tiles of the pairs. Both pairs have the same copies, with tensor maps of their own. Each map ends
+with its pair's K, and TMA fills the rest of the last K tile with zeros. A2 and B2 lie in the orders of A and B.
 """
 
 from __future__ import annotations

@@ -68,6 +68,8 @@ def test_executor_is_exact_and_the_checks_hold(form: str) -> None:
 def test_compiled_kernel_is_exact(form: str) -> None:
     plan, a, matrices, given, want = problem(form)
     assert np.array_equal(plan.run(a, matrices[0], given=given, device="emulator").c, want)
+    code, steps = plan.compile(), len(plan.a.descriptor.k_steps)
+    assert code.sass().serialised_wgmma(steps * plan.blocks) is None and code.resources.local_bytes == 0
 
 
 def test_a_named_gate_is_the_same_function_of_one_matrix() -> None:

@@ -60,6 +60,8 @@ def test_executor_is_exact_and_the_checks_hold(form: str) -> None:
 def test_compiled_kernel_is_exact(form: str) -> None:
     plan, a, b, given, want = problem(form)
     assert np.array_equal(plan.run(a, b, given=given, device="emulator").c, want)
+    code, steps = plan.compile(), len(plan.a.descriptor.k_steps)
+    assert code.sass().serialised_wgmma(steps * plan.blocks) is None and code.resources.local_bytes == 0
 
 
 def test_a_k_tile_of_the_wrong_pair_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
