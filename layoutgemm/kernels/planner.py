@@ -19,8 +19,8 @@ from .plan import GemmPlan
 from .sm80.choose import choose_sm80
 from .sm80.plan import Sm80Config, Sm80Plan
 from .sm90.choose.rules import NEXT, SPARE, choose, likeliest, nearest, of_estimate, spare_of_sums
-from .sm90.combined import Combined
 from .sm90.gated import combination
+from .sm90.operands.combined import Combined
 from .sm90.plan import Sm90Config, Sm90Plan
 from .sm90.types import operands
 from .sm100.plan import Sm100Config, Sm100Plan

@@ -19,8 +19,8 @@ from ..kernels.plan import MAX_TILES
 from ..kernels.sm80.choose import Sm80Choice, by_lines
 from ..kernels.sm90.choose.costs import cost_model
 from ..kernels.sm90.choose.rules import NEXT, SPARE, Sm90Choice, choose, likeliest, nearest, of_estimate, spare_of_sums
-from ..kernels.sm90.combined import Combined
 from ..kernels.sm90.config import MAX_GRID_Y, check_rows
+from ..kernels.sm90.operands.combined import Combined
 from . import tuned_store as tuned
 from .problem import Problem, Solution
 

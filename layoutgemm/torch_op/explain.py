@@ -14,12 +14,12 @@ from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
 from .explanation import Explanation
 from .launch import plan_of
-from .pairs import explain_pairs
+from .operands.pairs import explain_pairs
+from .operands.several import Combine, explain_combined
 from .prepared import NO_FINISH, Config, problem_at
 from .problem import gated_shapes
 from .scaled_grouped.explain import explain_grouped, explain_scaled
 from .scaled_grouped.scaled import ScaledFinish
-from .several import Combine, explain_combined
 from .solver import solve, why_unfused
 from .types import C_NAMES, NAMES
 

@@ -46,9 +46,9 @@ from .compute import finished_product, gated_product, scaled_product, wide_type
 from .epilogue import check_epilogue, epilogue_product
 from .launch import Prepared
 from .library import dispatched, recorded_product
-from .pairs import matmul_pairs
+from .operands.pairs import matmul_pairs
+from .operands.several import Combine, matmul_combined
 from .prepared import PREPARED, Config, choice_of, mark_written
-from .several import Combine, matmul_combined
 
 __getattr__ = old_names(__name__)
 
@@ -110,9 +110,9 @@ def matmul(
     allow_tf32  whether float32 may be multiplied as tf32; default torch.backends.cuda.matmul.allow_tf32
     combine     for a tuple b of two to four matrices: the function of (*products, ops, **given) that makes each element
                 of the result, in one kernel of compute capability 9.0. Or the name of an activation: that of the first
-                product, times the second. Traced once for each function object. See `torch_op.several`
+                product, times the second. Traced once for each function object. See `torch_op.operands.several`
                 Of two tuples, (a, a2) and (b, b2), the result is activation(a @ b + a2 @ b2 + bias), in one kernel too:
-                see `torch_op.pairs`
+                see `torch_op.operands.pairs`
 
     Sums are float32, of integers int32. On the CPU the product is computed in float64 and rounded once: the reference,
     with the same refusals. Differentiable (twice, too, and in forward mode); works under torch.compile, torch.func,

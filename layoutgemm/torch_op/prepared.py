@@ -19,7 +19,7 @@ from ..kernels.epilogue.chain import Epilogue
 from ..kernels.run.occupancy import of_device
 from ..kernels.sm90.choose.occupancy import Places
 from ..kernels.sm90.choose.rules import Sm90Choice
-from ..kernels.sm90.combined import Combined
+from ..kernels.sm90.operands.combined import Combined
 from ..kernels.sm90.plan import Sm90Config
 from .launch import Prepared
 from .problem import Problem, StridedOperand, code_of, contiguous_strides, gated_shapes, shared_memory

@@ -23,7 +23,7 @@ from ..kernels.sm80.choose import Sm80Choice
 from ..kernels.sm80.plan import Sm80Config
 from ..kernels.sm90.choose.occupancy import Places
 from ..kernels.sm90.choose.rules import Sm90Choice
-from ..kernels.sm90.combined import Combined
+from ..kernels.sm90.operands.combined import Combined
 from ..moved import old_names
 
 __getattr__ = old_names(__name__)

@@ -21,7 +21,7 @@ from ..kernels.derive import padded_leading
 from ..kernels.sm80.choose import Sm80Choice
 from ..kernels.sm80.plan import MAX_BATCH
 from ..kernels.sm90.choose.rules import Sm90Choice
-from ..kernels.sm90.combined import Combined
+from ..kernels.sm90.operands.combined import Combined
 from ..kernels.teaching.plan import MAX_COORDINATE
 from .choose import choose_by_lines, choose_kernel, compared
 from .problem import (

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import layoutgemm
 from layoutgemm.errors import OperandError, TensorError
 from layoutgemm.torch_op.explain import explain_matmul
-from layoutgemm.torch_op.pairs import finish_of_pairs, placed_pairs
+from layoutgemm.torch_op.operands.pairs import finish_of_pairs, placed_pairs
 from layoutgemm.torch_op.prepared import NO_FINISH, problem_at
 from layoutgemm.torch_op.reference import rounded
 from layoutgemm.torch_op.solver import solve

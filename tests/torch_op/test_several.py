@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 import layoutgemm
 from layoutgemm.errors import OperandError, TensorError
 from layoutgemm.torch_op.explain import explain_matmul
+from layoutgemm.torch_op.operands.several import as_lines, finish_of, function_of
 from layoutgemm.torch_op.prepared import Finish, problem_at
-from layoutgemm.torch_op.several import as_lines, finish_of, function_of
 from layoutgemm.torch_op.solver import solve
 
 

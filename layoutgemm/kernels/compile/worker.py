@@ -31,9 +31,9 @@ from ..epilogue.chain import STEPS, Custom, Epilogue, Given, Step
 from ..sm80.choose import Sm80Choice
 from ..sm80.plan import Sm80Config
 from ..sm90.choose.rules import Sm90Choice
-from ..sm90.combined import Combined
 from ..sm90.gated import Gated
-from ..sm90.pair import Pair
+from ..sm90.operands.combined import Combined
+from ..sm90.operands.pair import Pair
 from ..sm90.plan import Sm90Config
 from . import cache as object_cache
 from . import compiler as compiling

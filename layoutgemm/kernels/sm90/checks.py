@@ -31,7 +31,7 @@ from .gated_checks import filled_by_halves, filled_side_by_side, halves_meet
 from .grouped import ragged_checks
 from .mainloop import COPY_ARRIVALS, promotion_check
 from .multicast import uneven_shares
-from .pair import pair_check
+from .operands.pair import pair_check
 from .pipeline_model import Hopper
 from .plan import WARPS_OF_GROUP, Sm90Plan
 from .store_checks import exchange_check, neighbours_check, store_checks

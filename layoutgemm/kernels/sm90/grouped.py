@@ -47,8 +47,8 @@ from ..store import WARP_ROWS, StorePlan
 if TYPE_CHECKING:
     from ..derive import Operand
     from ..epilogue.chain import Epilogue
-    from ..sm90.combined import Combined
     from ..sm90.config import Sm90Config
+    from ..sm90.operands.combined import Combined
     from ..sm90.plan import Sm90Plan
 
 

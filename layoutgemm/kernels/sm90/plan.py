@@ -34,7 +34,6 @@ from ..plan import (
 )
 from ..store import ROWS, TILE_ALIGNMENT, WARPS_OF_GROUP, StorePlan
 from .along_k import AlongK, check_along_k, with_starts
-from .combined import Combined, check_combined, side_by_side
 from .config import WARPGROUP, Sm90Config, check_rows, check_tiles, loader_threads, order_of, registers_of
 from .edges import with_ends
 from .gated import HALVES, check_gated, combination, in_halves
@@ -42,7 +41,8 @@ from .grouped import Ragged, check_ragged, ragged_store
 from .mainloop import COPY_ARRIVALS, Promoted, StageNumbers, check_promoted
 from .multicast import columns_of, few_rows, shared, with_copies
 from .named_barriers import Sm90Meetings
-from .pair import Pair, check_maps, check_pair, pair_of
+from .operands.combined import Combined, check_combined, side_by_side
+from .operands.pair import Pair, check_maps, check_pair, pair_of
 from .smem import Exchange, Sm90Smem, smem_map
 from .types import accumulator_of, operands
 
@@ -176,13 +176,13 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         epilogue         what happens to the sums before they are stored, see `kernels.epilogue`
         gated            "silu", "gelu", ...: C = act(A @ B[:, :n]) * (A @ B[:, n:]) for a "col" B of 2n columns, each
                          tile half of either; the epilogue comes after it. See `kernels.sm90.gated`. Or a Combined: C
-                         is a function of A @ B0, A @ B1, ..., of as many matrices. See `kernels.sm90.combined`
+                         is a function of A @ B0, A @ B1, ..., of as many matrices. See `kernels.sm90.operands.combined`
         mainloop         what happens to the sum of each K block, where it is more than added; see
         `kernels.sm90.mainloop`
         ragged           A's m rows are `batch` groups, each of which multiplies its own matrix of B; or, masked, of m
         rows of each group as many are computed as count: see `kernels.sm90.grouped`
         along_k          K is `batch` groups, each of which has its own matrix of C: see `kernels.sm90.along_k`
-        pair             K of a second pair: C = A @ B + A2 @ B2, in one accumulator; see `kernels.sm90.pair`
+        pair             K of a second pair: C = A @ B + A2 @ B2, in one accumulator; see `kernels.sm90.operands.pair`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -549,7 +549,7 @@ class _Request:
         if not self.halved:
             return None
         if self.gated is not None or self.config.store == "direct":
-            what = "gated products part them, too" if self.gated is not None else "those leave by tensor stores alone"
+            what = "gated products halve them, too" if self.gated is not None else "those leave by tensor stores alone"
             raise PlanError(f"early = {self.config.early} of a single block of rows halves its columns: {what}")
         small = self.instruction(self.config.tile[1] // 2)
         return small, derive_descriptor(b_plan.smem, small, "B")

@@ -36,7 +36,7 @@ from .along_k import k_tiles_of, line_table, load_place, of_lines
 from .gated import HALF
 from .grouped import STOP, store_extents, store_place, tables
 from .mainloop import COPY_ARRIVALS
-from .pair import SECOND, place_in_pairs
+from .operands.pair import SECOND, place_in_pairs
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 
 Values = np.ndarray  # float32, or int32 of integers

@@ -16,8 +16,8 @@ from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.compile.worker import Kernel, entry_of, kernel_of
 from layoutgemm.kernels.epilogue.numpy_math import Math
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
-from layoutgemm.kernels.sm90.combined import Combined, side_by_side
 from layoutgemm.kernels.sm90.gated import Gated
+from layoutgemm.kernels.sm90.operands.combined import Combined, side_by_side
 
 needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
 SMALL = Sm90Config((64, 64), consumers=1, stages=2)
@@ -118,7 +118,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: derive(b="bf16"), r"64 columns, of 2 matrices B: .* 2 \* 64: its row-major lines fill spans of 128 bytes"),
     (lambda: derive(batch=2), "batch = 2: several sums are of one A"),
     (lambda: derive(config=replace(SMALL, single=True, split=2)), "split = 2"),
-    (lambda: derive(config=replace(SMALL, early=1)), "gated products part them, too"),
+    (lambda: derive(config=replace(SMALL, early=1)), "gated products halve them, too"),
     (lambda: Combined.of(lambda x, ops: x), "1 matrices B: a kernel combines 2 to 4"),
     (lambda: Combined.of(lambda x, y: x), r"a function of \(x, y\): it takes the sums, then ops"),
     (lambda: Combined.of(lambda x, y, ops: x, 3), r"called with \(sum0, sum1, sum2, ops\)"),

@@ -14,9 +14,9 @@ import pytest
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import AlongK, Ragged, Sm90Config, Sm90Plan
 from layoutgemm.kernels.compile.worker import Kernel, entry_of, kernel_of
-from layoutgemm.kernels.sm90 import pair
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
-from layoutgemm.kernels.sm90.pair import pair_check
+from layoutgemm.kernels.sm90.operands import pair
+from layoutgemm.kernels.sm90.operands.pair import pair_check
 
 needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
 SMALL = Sm90Config((64, 64), consumers=1, stages=2)

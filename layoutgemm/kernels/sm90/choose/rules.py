@@ -18,10 +18,10 @@ from ...derive import Given, Operand
 from ...epilogue.chain import Epilogue
 from ...operand_orders import Choice
 from ...plan import STAGE_BYTES_OF_K as _STAGE_BYTES
-from ..combined import Combined
 from ..gated import combination
 from ..multicast import LINE
-from ..pair import Pair
+from ..operands.combined import Combined
+from ..operands.pair import Pair
 from ..plan import Sm90Config, Sm90Plan
 from ..stages import TALL, buffers, warpgroups
 from ..types import operands, output_of

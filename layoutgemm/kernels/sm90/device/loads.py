@@ -23,7 +23,7 @@ from ....atoms import TmaPlan
 from ...dsl import bridge
 from ...dsl.tables import choose
 from ..gated import HALF
-from ..pair import SECOND, place_in_pairs
+from ..operands.pair import SECOND, place_in_pairs
 from ..plan import Sm90Plan
 
 

@@ -24,13 +24,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...arguments import checked
-from ...atoms import TmaPlan, smem_tile
-from ...atoms.tma.derive import derive as derive_tma
-from ...errors import PlanError
-from ..derive import Operand, OperandPlan
-from ..epilogue import tracing
-from .multicast import LINE
+from ....arguments import checked
+from ....atoms import TmaPlan, smem_tile
+from ....atoms.tma.derive import derive as derive_tma
+from ....errors import PlanError
+from ...derive import Operand, OperandPlan
+from ...epilogue import tracing
+from ..multicast import LINE
 
 LEAST_MATRICES, MOST_MATRICES = 2, 4
 

@@ -2,8 +2,8 @@
 
     matmul((x, x @ down), (w, up))       x @ w + (x @ down) @ up, added in float32 and rounded once
 
-One accumulator takes the K tiles of the first pair and then of the second: see `kernels.sm90.pair`. Bias and activation
-follow in the kernel. On the CPU both products are computed in float64.
+One accumulator takes the K tiles of the first pair and then of the second: see `kernels.sm90.operands.pair`. Bias and
+activation follow in the kernel. On the CPU both products are computed in float64.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Any
 
 import torch
 
-from ..dtypes import dtype
-from ..errors import OperandError, TensorError
-from ..kernels.run.operand_checks import check_operands
-from ..kernels.sm90.pair import Pair
-from .bias_activation import GATES, by_torch, fused
-from .checks import NOT_RECORDED, autocast, check_call, check_finish, check_out, differentiated, has_tangent
-from .checks import needs_dispatcher as seen_by_dispatcher
-from .compute import product
-from .explanation import Explanation
-from .launch import plan_of
-from .prepared import NO_FINISH, Config, Finish, choice_of, launched, on_gpu, problem_at, target
-from .problem import shapes_of
-from .reference import exact
+from ...dtypes import dtype
+from ...errors import OperandError, TensorError
+from ...kernels.run.operand_checks import check_operands
+from ...kernels.sm90.operands.pair import Pair
+from ..bias_activation import GATES, by_torch, fused
+from ..checks import NOT_RECORDED, autocast, check_call, check_finish, check_out, differentiated, has_tangent
+from ..checks import needs_dispatcher as seen_by_dispatcher
+from ..compute import product
+from ..explanation import Explanation
+from ..launch import plan_of
+from ..prepared import NO_FINISH, Config, Finish, choice_of, launched, on_gpu, problem_at, target
+from ..problem import shapes_of
+from ..reference import exact
+from ..solver import solve
+from ..types import NAMES
 from .several import as_lines
-from .solver import solve
-from .types import NAMES
 
 Two = Sequence[torch.Tensor]
 

@@ -4,7 +4,7 @@
     matmul(x, (w0, w1), combine=lambda p, q, ops, s: p + s * q, given={"s": 0.5})
 
 The kernel loads each tile of a once for all products, and an element's sums meet in registers: see
-`kernels.sm90.combined`. On the CPU the products are computed in float64, and the function of them, rounded once.
+`kernels.sm90.operands.combined`. On the CPU products and function are computed in float64, and rounded once.
 
 Gradients recompute the products in float32: torch differentiates the function, and each product has its two gradients.
 """
@@ -17,21 +17,21 @@ from typing import Any
 
 import torch
 
-from ..dtypes import dtype
-from ..errors import OperandError, PlanError, TensorError
-from ..kernels.epilogue.parameters import float_word, host_number
-from ..kernels.epilogue.steps import ACTIVATIONS, check_activation
-from ..kernels.run.operand_checks import check_operands
-from ..kernels.sm90.combined import LEAST_MATRICES, MOST_MATRICES, Combined
-from .checks import NOT_RECORDED, autocast, check_call, check_out, differentiated, has_tangent, needs_dispatcher
-from .compute import product
-from .explanation import Explanation
-from .launch import plan_of
-from .prepared import Config, Finish, choice_of, launched, on_gpu, problem_at, start, target
-from .problem import shapes_of
-from .reference import exact, rounded
-from .solver import padded_strides, solve
-from .types import C_NAMES, NAMES
+from ...dtypes import dtype
+from ...errors import OperandError, PlanError, TensorError
+from ...kernels.epilogue.parameters import float_word, host_number
+from ...kernels.epilogue.steps import ACTIVATIONS, check_activation
+from ...kernels.run.operand_checks import check_operands
+from ...kernels.sm90.operands.combined import LEAST_MATRICES, MOST_MATRICES, Combined
+from ..checks import NOT_RECORDED, autocast, check_call, check_out, differentiated, has_tangent, needs_dispatcher
+from ..compute import product
+from ..explanation import Explanation
+from ..launch import plan_of
+from ..prepared import Config, Finish, choice_of, launched, on_gpu, problem_at, start, target
+from ..problem import shapes_of
+from ..reference import exact, rounded
+from ..solver import padded_strides, solve
+from ..types import C_NAMES, NAMES
 
 Combine = Callable[..., Any] | Combined | str
 _BOTH_MAJORS = ("bf16", "f16")

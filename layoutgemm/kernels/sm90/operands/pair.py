@@ -17,14 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ...arguments import as_int
-from ...errors import PlanError
-from ...report import Check
-from ..derive import either
-from ..numbers import W
-from ..plan import MAX_COORDINATE, tile_count
-from ..store import StorePlan
-from .multicast import OTHER_MAPS
+from ....arguments import as_int
+from ....errors import PlanError
+from ....report import Check
+from ...derive import either
+from ...numbers import W
+from ...plan import MAX_COORDINATE, tile_count
+from ...store import StorePlan
+from ..multicast import OTHER_MAPS
 
 SECOND = "second"  # beside the coordinates of a K tile: whether it is one of the second pair's
 
