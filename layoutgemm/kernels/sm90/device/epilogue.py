@@ -21,7 +21,7 @@ from ...store import ROWS, WARP_ROWS, WARPS_OF_GROUP, StoreChunk, rows_of_values
 from ..plan import Sm90Plan
 
 
-class CombinedSums:
+class GatedSums:
     """An accumulator of several sums as the one that is stored: its value v is of values v, v + count, ..."""
 
     def __init__(self, plan: Sm90Plan, job: bridge.Carried, accumulator: cute.Tensor):
@@ -101,9 +101,9 @@ class Sm90Epilogue:
         else:
             bridge.named_sync(self.plan.store_barrier(consumer), self.plan.store_threads)
 
-    def stored(self, job: bridge.Carried, accumulator: cute.Tensor) -> cute.Tensor | CombinedSums:
+    def stored(self, job: bridge.Carried, accumulator: cute.Tensor) -> cute.Tensor | GatedSums:
         """The values that are stored, before the epilogue: the accumulator's own, or those of several sums."""
-        return CombinedSums(self.plan, job, accumulator) if self.plan.gated is not None else accumulator
+        return GatedSums(self.plan, job, accumulator) if self.plan.gated is not None else accumulator
 
     def sums(self, accumulator: cute.Tensor, first: int, count: int) -> list[Numeric]:
         """Values of an accumulator; sums of integers as f32, unless C has them as they are."""
