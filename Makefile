@@ -25,7 +25,7 @@ endif
 EMULATED := tests/emulator tests/kernels/epilogue tests/kernels/ladder $(wildcard $(foreach each,emulated fused gated \
   grouped lanes line_ends mutants promoted,tests/kernels/*/test_$(each)*.py))
 
-.PHONY: help demo test lint test-env pytest emulated docs notebooks chromium bench-algebra bench-proofs bench-gemm clean
+.PHONY: help demo test lint test-env pytest emulated docs dist playground notebooks chromium bench-algebra bench-proofs bench-gemm clean
 .DELETE_ON_ERROR:
 
 help:
@@ -36,6 +36,8 @@ help:
 	@echo "make emulated       only the tests that run kernels in the emulator, with their times; compiled kernels are cached"
 	@echo "make chromium       install the browser for the tests of HTML pages (Debian and Ubuntu, as root)"
 	@echo "make docs           build the documentation site, build/site/index.html"
+	@echo "make playground     build a page that runs the layout algebra in the browser, build/playground (needs npm)"
+	@echo "make dist           build the wheel and the source archive, and check them"
 	@echo "make notebooks      convert the scripts in notebooks/ to out/notebooks"
 	@echo "make bench-algebra  time the layout algebra against other implementations (PYCUTE=folder with pycute)"
 	@echo "make bench-proofs   time the provers"
@@ -91,6 +93,18 @@ chromium:
 # The build makes the pictures and tables. With the DSL installed (make demo) it also runs the last notebook.
 docs: $(VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "==> build/site/index.html"
+
+# Any static host can serve the folder.
+playground: $(VENV)/.base
+	@$(BIN)/python playground/build.py build/playground
+
+# Both archives pass twine, and the wheel installs and runs in an empty environment.
+dist: $(VENV)/.dist
+	@rm -rf dist build/dist-check
+	@$(BIN)/python -m build --outdir dist . >/dev/null && $(BIN)/twine check --strict dist/*
+	@$(BIN)/python -m venv build/dist-check
+	@build/dist-check/bin/python -m pip -q --disable-pip-version-check install dist/*.whl
+	@cd build && dist-check/bin/layoutgemm prove "(4,8):(8,1)" "(4,8):(8,1)" && ls ../dist
 
 notebooks: $(VENV)/.notebooks
 	@mkdir -p out/notebooks
@@ -151,6 +165,11 @@ $(VENV)/.tests: pyproject.toml | $(VENV)/.base
 $(VENV)/.docs: pyproject.toml | $(VENV)/.base
 	@echo "==> installing mkdocs-material and mkdocstrings, about 60 MB"
 	@$(PIP) install -q -e '.[docs]'
+	@touch $@
+
+$(VENV)/.dist: pyproject.toml | $(VENV)/.base
+	@echo "==> installing build and twine, about 20 MB"
+	@$(PIP) install -q -e '.[dist]'
 	@touch $@
 
 $(VENV)/.notebooks: pyproject.toml | $(VENV)/.base

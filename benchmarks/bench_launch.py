@@ -87,19 +87,26 @@ def recorded(n: int) -> dict[str, Callable[[], object]]:
 
 
 def variants(n: int) -> dict[str, Callable[[], object]]:
-    """A block-scaled product and a grouped one, of sizes in whole blocks of 128."""
+    """Products with scales and of groups, of sizes in whole blocks of 128."""
     import torch
 
     from layoutgemm import grouped_matmul, scaled_matmul
 
     n = -(-n // 128) * 128
     a, b = (torch.randn(n, n, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
+    right = b.T  # a view costs its caller a microsecond of its own
     scale_a, scale_b = (torch.rand(rows, n // 128, device="cuda") for rows in (n, n // 128))
+    rows, columns = torch.rand(n, 1, device="cuda"), torch.rand(1, n, device="cuda")
     x, experts = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((n, n), (4, n, n)))
     offsets = torch.arange(5, device="cuda", dtype=torch.int32) * (n // 4)
+    ends, out = offsets[1:].clone(), torch.empty(n, n, device="cuda", dtype=torch.bfloat16)
     return {
-        "layoutgemm.scaled_matmul": lambda: scaled_matmul(a, scale_a, b.T, scale_b),
+        "layoutgemm.scaled_matmul": lambda: scaled_matmul(a, scale_a, right, scale_b),
+        "layoutgemm.scaled_matmul, out=": lambda: scaled_matmul(a, scale_a, right, scale_b, out=out),
+        "layoutgemm.scaled_matmul, row-wise": lambda: scaled_matmul(a, rows, right, columns),
         "layoutgemm.grouped_matmul": lambda: grouped_matmul(x, experts, offsets),
+        "layoutgemm.grouped_matmul, ends": lambda: grouped_matmul(x, experts, offs=ends),
+        "layoutgemm.grouped_matmul, columns": lambda: grouped_matmul(experts, x, offsets),
     }
 
 

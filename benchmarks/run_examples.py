@@ -25,6 +25,7 @@ import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn, TypedDict
 
@@ -46,6 +47,7 @@ class Example:
     raises  the beginning of the error with which it is meant to end
     replace (text, text) for sizes that are written in the script, which then runs as a copy
     judgement  what its findings are, as read in its source: real, lint, or false
+    defect     what in its source makes the emulator stop it, or its result wrong in some order that PTX allows
     """
 
     source: str
@@ -56,6 +58,7 @@ class Example:
     raises: str = ""
     replace: Sequence[tuple[str, str]] = ()
     judgement: str = ""
+    defect: str = ""
 
     @property
     def name(self) -> str:
@@ -76,7 +79,7 @@ class Found(TypedDict):
     times: int
 
 
-STATES = ("right", "unchecked", "wrong", "launched nothing", "skipped", "stopped")
+STATES = ("right", "unchecked", "wrong", "launched nothing", "skipped", "stopped", "defect")
 
 
 @dataclass
@@ -89,6 +92,8 @@ class Outcome:
     checks    True if the script's text has a check of its results
     skipped   the line by which the script says that it left something out, or ""
     build     the commit that ran it, or "" where the tree was none
+    dsl       the version of the CuTe DSL that compiled it
+    defect    the example's defect, where it ended the script or made it wrong
     """
 
     status: int | None
@@ -99,10 +104,14 @@ class Outcome:
     checks: bool = True
     skipped: str = ""
     build: str = ""
+    dsl: str = ""
+    defect: str = ""
 
     @property
     def state(self) -> str:
         """One of STATES: right only where a kernel ran in the emulator and the script's own checks passed."""
+        if self.status != 0 and self.defect and self.error.startswith(("EmulatorError", "DeadlockError", "Assertion")):
+            return "defect"
         if self.status == 1 and self.launches and self.error.startswith("AssertionError"):
             return "wrong"
         if self.status != 0:
@@ -197,8 +206,14 @@ def _ended(child: int, until: float) -> int | None:
 
 def load(roots: Mapping[str, Path]) -> None:
     """Import torch and the DSL, and put the source trees on the path."""
+    sys.path.insert(0, str(HERE.parent))  # the package of this tree, whose commit is recorded, not an installed one
     import cutlass.cute  # noqa: F401
     import torch
+
+    import layoutgemm
+
+    if Path(layoutgemm.__file__).resolve().parents[1] != HERE.parent:
+        raise SystemExit(f"layoutgemm is {layoutgemm.__file__}, not of {HERE.parent}: its commit is recorded")
 
     torch.set_num_threads(1)  # the results of its products do not depend on the machine then
     sys.path[:0] = [str(root / FOLDERS[name]) for name, root in roots.items()]
@@ -261,10 +276,11 @@ def main(argv: Sequence[str] | None = None) -> int:
              or (args.stopped and row["status"] != 0))
     ]  # fmt: skip
     load(roots)
+    dsl = version("nvidia-cutlass-dsl")
     for number, one in enumerate(chosen, 1):
         print(f"[{number}/{len(chosen)}] {one.name}", end=" ", flush=True)
         done = run(one, roots, args.limit)
-        done.build = now
+        done.build, done.dsl, done.defect = now, dsl, one.defect
         print(done, flush=True)
         record[one.name] = {**asdict(done), "state": done.state}
         args.record.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")

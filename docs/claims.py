@@ -26,7 +26,7 @@ def claims() -> str:
     """All published claims by topic, with proof or counterexample, after a summary table."""
     found = program().CLAIMS
     rows, sections, topic = [], [], ""
-    for claim in found:
+    for number, claim in enumerate(found, 1):
         holds, line = claim.answer()
         if holds is not claim.holds:
             raise ValueError(f"{claim.says}: expected {claim.holds}, found {line}")
@@ -34,14 +34,22 @@ def claims() -> str:
             topic = claim.topic
             sections.append(f"## {topic.capitalize()}")
         kind, mark = ("success", "holds") if holds else ("failure", "does not hold")
-        text = [f'!!! {kind} "{claim.source}: {mark}"', "", "    " + _code(claim.says), "", f"    {_answer(line)}"]
+        text = [
+            f'!!! {kind} "{number}. {claim.source}: {mark}"',
+            "",
+            "    " + _code(claim.says),
+            "",
+            f"    {_answer(line)}",
+        ]
         if claim.right:
             text += ["", f"    {claim.right}"]
         sections.append("\n".join(text))
-        rows.append(f"| {claim.topic} | {mark.replace(' ', chr(0xA0))} | {_code(claim.says)} |")
+        rows.append(f"| {number} | {claim.topic} | {mark.replace(' ', chr(0xA0))} | {_code(claim.says)} |")
     wrong = sum(not claim.holds for claim in found)
     head = f"{len(found)} statements: {len(found) - wrong} hold, {wrong} do not."
-    return "\n\n".join([head, "\n".join(["| about | verdict | statement |", "|---|---|---|", *rows]), *sections])
+    return "\n\n".join(
+        [head, "\n".join(["| no. | about | verdict | statement |", "|---|---|---|---|", *rows]), *sections]
+    )
 
 
 def _code(says: str) -> str:

@@ -132,6 +132,10 @@ class TensorError(OperandError, RuntimeError):
     """Tensors that torch itself would refuse, with torch's message: mismatched shapes, types or devices."""
 
 
+class RankError(LayoutError, RuntimeError):
+    """A rank of a distributed product that did not come in time; the message names rank and flag."""
+
+
 class PtxError(LayoutError):
     """Unreadable PTX text, or an instruction that the emulator does not support."""
 

@@ -6,5 +6,6 @@
 """
 
 from .jax_op.matmul import matmul
+from .jax_op.scaled_grouped.api import grouped_matmul, scaled_matmul
 
-__all__ = ["matmul"]
+__all__ = ["grouped_matmul", "matmul", "scaled_matmul"]

@@ -150,6 +150,15 @@ def test_examples_of_the_builders(name: str) -> None:
     assert doctest.testmod(importlib.import_module(f"docs.{name}")).failed == 0
 
 
+def test_claims_are_numbered_alike_in_the_table_and_below() -> None:
+    made = claims.claims()
+    table, below = (
+        re.findall(r"^\| (\d+) \|", made, re.MULTILINE),
+        re.findall(r'^!!! \w+ "(\d+)\. ', made, re.MULTILINE),
+    )
+    assert table == below == [str(n) for n in range(1, len(claims.program().CLAIMS) + 1)]
+
+
 # Makes every page, notebook and program page as the site's hooks do, where only the modules of argv[1:] are found.
 BUILDER = """
 import json, sys

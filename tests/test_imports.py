@@ -24,7 +24,7 @@ PACKAGE = "layoutgemm"
 
 # Lowest first: a file imports its own row and those above it in this table.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("errors", "arguments", "arch", "dtypes", "report", "moved"),
+    ("errors", "arguments", "lazy_numpy", "arch", "dtypes", "report", "moved"),
     ("layouts",),
     ("atoms",),
     ("schedule",),
@@ -467,7 +467,7 @@ def fresh(code: str) -> str:
 
 
 def test_import_is_light() -> None:
-    heavy = ("cutlass", "torch", "sympy", "matplotlib", "jax", "cuda")
+    heavy = ("cutlass", "torch", "sympy", "matplotlib", "jax", "cuda", "numpy")
     loaded = f"import sys; print([m for m in {heavy!r} if m in sys.modules])"
     assert fresh(f"import layoutgemm, {loaded.removeprefix('import ')}") == "[]"
     assert fresh(f"import sympy, layoutgemm, {loaded.removeprefix('import ')}") == "['sympy']"  # the probe sees
@@ -481,7 +481,7 @@ def test_from_cute_imports_nothing_of_others() -> None:
 
 
 def test_import_loads_the_algebra_alone() -> None:
-    """Atoms, checks, kernels and views come when they are named; how long the import takes, bench_algebra tells."""
+    """Atoms, checks, kernels, views and NumPy come when they are named; bench_algebra times the import."""
     loaded = "{m.split('.')[1] for m in sys.modules if m.startswith('layoutgemm.')}"
     code = f"import sys, layoutgemm; print(sorted({loaded}))"
-    assert fresh(code) == "['arguments', 'dtypes', 'errors', 'layouts', 'moved']"
+    assert fresh(code) == "['arguments', 'dtypes', 'errors', 'layouts', 'lazy_numpy', 'moved']"

@@ -44,6 +44,8 @@ from .tiled.derived_copies import (
 from .tiled.mma import Fragment, TiledMma
 from .tiled.thread_map import View
 from .tma.derive import TmaCopy, TmaPlan, can_tma, tma_load, tma_reduce, tma_store
+from .tma.gather import GatherPlan, tma_gather
+from .tma.im2col import Im2colMap, Im2colPlan, tma_im2col
 from .tma.rules import TensorMap
 from .tmem.fragment import AccumulatorFragment, accumulator_fragment
 from .tmem.layout import TmemLayout
@@ -59,6 +61,9 @@ __all__ = [
     "Container",
     "CopyAtom",
     "Fragment",
+    "GatherPlan",
+    "Im2colMap",
+    "Im2colPlan",
     "InstructionDescriptor",
     "MmaAtom",
     "OperandDescriptor",
@@ -123,6 +128,8 @@ __all__ = [
     "tcgen05_read",
     "tcgen05_st",
     "tiled_copy_of_tile",
+    "tma_gather",
+    "tma_im2col",
     "tma_load",
     "tma_reduce",
     "tma_store",

@@ -1,9 +1,13 @@
-"""layoutgemm's operators on torch.distributed's DTensor: sharding rules for parallelize_module and others.
+"""layoutgemm on several GPUs: sharding rules for DTensor, and products that overlap with communication.
 
 >>> from layoutgemm.distributed import register_shardings
 >>> register_shardings()  # once; then DTensor multiplies with layoutgemm.matmul and layoutgemm.nn
+
+`all_gather_matmul` and `matmul_reduce_scatter` are for tensor and sequence parallel layers on the GPUs of one host.
 """
 
+from .overlap import all_gather_matmul, gather_buffer, matmul_reduce_scatter
 from .shardings import register_shardings
+from .workspaces import check_ranks
 
-__all__ = ["register_shardings"]
+__all__ = ["all_gather_matmul", "check_ranks", "gather_buffer", "matmul_reduce_scatter", "register_shardings"]

@@ -344,14 +344,17 @@ def _run_once(
             more = type(error)(f"{error}\nfound before that:{before}")
             more.printed = printed  # type: ignore[attr-defined]
             raise more from error
-        out.append(
-            LaunchResult(
-                launch.kernel, launch.grid, launch.block, launch.cluster, launch.dynamic_shared, machine.counts,
-                machine.findings.found, time.perf_counter() - start, machine.suspects.found,
-                machine.recorder.timeline() if machine.recorder is not None else None, _printed(machine),
-            )
-        )  # fmt: skip
+        out.append(result_of(launch, machine, time.perf_counter() - start))
     return out
+
+
+def result_of(launch: HostLaunch, machine: PtxMachine, seconds: float) -> LaunchResult:
+    """The result of a launch that has run on a machine."""
+    return LaunchResult(
+        launch.kernel, launch.grid, launch.block, launch.cluster, launch.dynamic_shared, machine.counts,
+        machine.findings.found, seconds, machine.suspects.found,
+        machine.recorder.timeline() if machine.recorder is not None else None, _printed(machine),
+    )  # fmt: skip
 
 
 def _progress(name: str) -> Callable[[Progress], None]:

@@ -17,6 +17,7 @@ KINDS = (
 
 
 WARP = re.compile(r"CTA \((\d+), (\d+), (\d+)\) warp (\d+)(?! \()")
+PLACE = re.compile(r"CTA \(\d+, \d+, \d+\)(?: warp \d+)?")
 RoleOf = Callable[[tuple[int, int, int], int], str]  # (block, number of a warp) -> its role, "" if unknown
 # Kinds of findings -> one sentence: the change that removes them, where the finding has none of its own.
 ORDERS = {
@@ -81,7 +82,16 @@ def with_roles(text: str, role: RoleOf) -> str:
 
 @dataclass
 class Findings:
-    """All findings of a run, up to a limit; equal ones of one instruction count once."""
+    """All findings of a run, up to a limit; those of a kind count once for an instruction.
+
+    Findings without an instruction, at the end of a block, count once for all blocks and warps.
+
+    >>> found = Findings()
+    >>> for block in range(3):
+    ...     found.add(Finding("exit", f"CTA ({block}, 0, 0) ends without knowing of a copy by warp 4"))
+    >>> len(found.found)
+    1
+    """
 
     limit: int = 50
     found: list[Finding] = field(default_factory=list)
@@ -89,7 +99,7 @@ class Findings:
 
     def add(self, finding: Finding) -> None:
         """Keep a finding, unless the same instruction had one of the same kind."""
-        key = (finding.kind, finding.line, "" if finding.line else finding.message)
+        key = (finding.kind, finding.line, "" if finding.line else PLACE.sub("", finding.message))
         self.times[key] += 1
         if self.times[key] == 1:
             self.found.append(finding)

@@ -18,7 +18,8 @@ MAPS = "the maps of an atom of it are layouts, as in from_cute(x.layout_{}_tv)"
 
 _IM2COL = (
     "a tensor copy in im2col mode: which pixel an element belongs to is said by the tensor map, and not by its atom; "
-    f"{MAPS.format('dst')}, and a box in tile mode is layoutgemm.atoms.tma_load(tensor, tile)"
+    f"{MAPS.format('dst')}, and a box in tile mode is layoutgemm.atoms.tma_load(tensor, tile); "
+    "layoutgemm.atoms.tma_im2col derives the map of a convolution"
 )
 _OVERRIDE = (
     "a tensor copy whose address, box and strides are given when it is issued, and the DSL makes no atom of it "

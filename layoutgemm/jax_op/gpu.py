@@ -9,7 +9,7 @@ aligned to 16 bytes at least. Where no GPU is found (a lowering on another machi
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +17,12 @@ import jax
 import jax.numpy as jnp
 
 from ..arch import arch
+from ..dtypes import DType
 from ..errors import OperandError, PlanError
 from ..kernels.compile import cache as object_cache
 from ..kernels.compile.compiler import kernel_facts, kernel_of, require_dsl
 from ..kernels.compile.launcher import runtime_library
+from ..kernels.derive import padded_leading
 from ..kernels.run.occupancy import places
 from ..kernels.sm90.choose.occupancy import Places
 from ..torch_op.problem import (
@@ -128,7 +130,7 @@ def multiply(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array | Non
     on = target()
     found = solution_of(product, on)
     operands = [
-        x if copy is None else _copied(jnp.swapaxes(x, -1, -2) if turned else x, copy)
+        x if copy is None else copied(jnp.swapaxes(x, -1, -2) if turned else x, copy)
         for x, copy, turned in zip((a, b), found.copies[:2], product.turned, strict=True)
     ]
     if not fuses(product, on):
@@ -138,7 +140,7 @@ def multiply(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array | Non
     return result
 
 
-def _copied(x: jax.Array, copy: Copy) -> jax.Array:
+def copied(x: jax.Array, copy: Copy) -> jax.Array:
     """The operand as a contiguous array with the copy's strides: lines are padded with zeros."""
     x = jnp.broadcast_to(x, copy.shape)
     if copy.strides[-1] != 1:
@@ -149,6 +151,25 @@ def _copied(x: jax.Array, copy: Copy) -> jax.Array:
 
 def _call(product: Product, solution: Solution, on: Target, kind: str) -> Callable[..., jax.Array]:
     """The launches of a solution as a function of A, B and any bias."""
+    plan = solution.kernel.plan(*solution.sizes)
+    steps = [bytes_of(each) for each in (*product.types[:2], kind)]
+    clusters = workers(solution, on.places)
+    facts = {"launches": solution.launches, "sizes": solution.sizes, "workers": clusters,
+             "leading": solution.leading, "strides": solution.strides}  # fmt: skip
+    start = functools.partial(_start, kernel_of(plan.for_any_size()), plan.parameters, solution, steps, clusters)
+    return called(plan, on, product.result, kind, facts, start)
+
+
+def called(
+    plan: Any, on: Target, shape: Ints, kind: str, facts: Mapping[str, object], start: Callable[..., None]
+) -> Callable[..., jax.Array]:
+    """A function of arrays that launches a kernel: `start`, traced on the host's side, has it.
+
+    shape, kind  of the result
+    facts        what else of the call decides on the code of `start`
+
+    Raises PlanError without the CuTe DSL and its `cutlass.jax`.
+    """
     require_dsl()
     try:
         import cutlass.jax
@@ -156,18 +177,19 @@ def _call(product: Product, solution: Solution, on: Target, kind: str) -> Callab
         raise PlanError(f"layoutgemm.jax launches by cutlass.jax, which does not import here: {error}") from None
 
     runtime_library()  # exporting the call links its host half against these symbols
-    plan = solution.kernel.plan(*solution.sizes)
-    steps = [bytes_of(each) for each in (*product.types[:2], kind)]
-    clusters = workers(solution, on.places)
-    facts = {**kernel_facts(plan), "launches": solution.launches, "sizes": solution.sizes, "workers": clusters,
-             "leading": solution.leading, "strides": solution.strides}  # fmt: skip
     call: Callable[..., jax.Array] = cutlass.jax.cutlass_call(
-        functools.partial(_start, kernel_of(plan.for_any_size()), plan.parameters, solution, steps, clusters),
-        output_shape_dtype=jax.ShapeDtypeStruct(product.result, jnp.dtype(kind)),
+        start,
+        output_shape_dtype=jax.ShapeDtypeStruct(shape, jnp.dtype(kind)),
         compile_options=f"--gpu-arch {on.code}",
-        compile_key=object_cache.key_of(facts),
+        compile_key=object_cache.key_of({**kernel_facts(plan), **facts}),
     )
     return call
+
+
+def lines_of(x: jax.Array, kind: DType) -> jax.Array:
+    """The array with lines as long as TMA takes them: padded with zeros where they are not."""
+    more = padded_leading(kind, x.shape[-1]) - x.shape[-1]
+    return jnp.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, more)]) if more else x
 
 
 def _start(

@@ -56,12 +56,12 @@ def matmul(
     >>> matmul(a, jnp.ones((5, 3, 4), jnp.bfloat16), bias=jnp.ones(4), activation="relu").shape
     (5, 2, 4)
     """
-    left, right = _array("a", a), _array("b", b)
+    left, right = array_of("a", a), array_of("b", b)
     turned = bool(transpose_a), bool(transpose_b)
     check_types(str(left.dtype), str(right.dtype), allow_tf32)
-    kind = stored_as(str(left.dtype), _type_name(out_dtype))
+    kind = stored_as(str(left.dtype), type_name(out_dtype))
     check_shapes(left.shape, right.shape, turned)
-    added = None if bias is None else _array("bias", bias)
+    added = None if bias is None else array_of("bias", bias)
     columns = None if right.ndim == 1 else right.shape[-2 if turned[1] else -1]
     activation = check_finish(None if added is None else (added.shape, str(added.dtype)), activation, columns, kind)
     vectors = left.ndim == 1, right.ndim == 1
@@ -77,7 +77,7 @@ def matmul(
     return jnp.squeeze(result, -1) if vectors[1] else result
 
 
-def _array(name: str, x: object) -> jax.Array:
+def array_of(name: str, x: object) -> jax.Array:
     """A JAX array; NumPy's become one. Raises OperandError for anything else, and for sizes that are symbols."""
     if not isinstance(x, (jax.Array, np.ndarray)):
         raise OperandError(f"{name} is a {type(x).__qualname__}; it is a jax.Array or a NumPy array")
@@ -89,7 +89,7 @@ def _array(name: str, x: object) -> jax.Array:
     return jnp.asarray(x)
 
 
-def _type_name(asked: object) -> str | None:
+def type_name(asked: object) -> str | None:
     """The name of an out_dtype. Raises OperandError for what is no type."""
     if asked is None:
         return None

@@ -66,23 +66,25 @@ def _front(x: jax.Array, rank: int) -> jax.Array:
     return x.reshape(x.shape[0], *(1,) * (rank + 1 - x.ndim), *x.shape[1:])
 
 
+def spec_of(sharding: NamedSharding, rank: int) -> tuple[object, ...]:
+    """The entries of a sharding's partition spec, as many as dimensions. Raises OperandError for one without axes."""
+    own = getattr(sharding, "spec", None)
+    if own is None:
+        raise OperandError(f"a sharding without named axes, {sharding}: layoutgemm.jax needs a mesh")
+    return (*own, *(None,) * (rank - len(own)))
+
+
 def _partitioned(product: Product) -> Callable[..., jax.Array]:
     """The product as a function that is partitioned over a mesh."""
     labels = labels_of(product)
     ranks = [len(names) for names in labels.operands]
 
-    def spec(sharding: NamedSharding, rank: int) -> tuple[object, ...]:
-        own = getattr(sharding, "spec", None)
-        if own is None:
-            raise OperandError(f"a sharding without named axes, {sharding}: layoutgemm.jax needs a mesh")
-        return (*own, *(None,) * (rank - len(own)))
-
     def partition(
         mesh: Mesh, operands: Sequence[jax.ShapeDtypeStruct], result: jax.ShapeDtypeStruct
     ) -> tuple[object, ...]:
         sizes: Mapping[str, int] = mesh.shape
-        given = [spec(x.sharding, rank) for x, rank in zip(operands, ranks, strict=True)]
-        axes = axes_of(labels, given, spec(result.sharding, len(labels.result)), product.sizes[2], sizes)
+        given = [spec_of(x.sharding, rank) for x, rank in zip(operands, ranks, strict=True)]
+        axes = axes_of(labels, given, spec_of(result.sharding, len(labels.result)), product.sizes[2], sizes)
 
         def sharding(names: Sequence[str]) -> NamedSharding:
             return NamedSharding(mesh, PartitionSpec(*entries_of(names, axes)))
@@ -126,7 +128,8 @@ def _lowered(compute: Compute) -> Callable[..., object]:
     return lowering
 
 
-def _refused(ctx: mlir.LoweringRuleContext, *operands: object, product: Product) -> NoReturn:
+def refused(ctx: mlir.LoweringRuleContext, *operands: object, product: object) -> NoReturn:
+    """The lowering for platforms without kernels. Raises OperandError, naming them."""
     del operands, product
     platforms = ", ".join(ctx.module_context.platforms)
     raise OperandError(f"layoutgemm.jax runs on cuda, and on the cpu as its reference; this is for {platforms}")
@@ -134,4 +137,4 @@ def _refused(ctx: mlir.LoweringRuleContext, *operands: object, product: Product)
 
 mlir.register_lowering(product_p, _lowered(gpu.multiply), platform="cuda")
 mlir.register_lowering(product_p, _lowered(reference.multiply), platform="cpu")
-mlir.register_lowering(product_p, _refused)
+mlir.register_lowering(product_p, refused)

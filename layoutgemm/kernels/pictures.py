@@ -47,6 +47,8 @@ def plan_svg(plan: Any, of: str = "fragment", **options: Any) -> str:
         )
     if of == "order":
         return view.schedule_svg(order_of(plan), grid_of(plan), **options)
+    if of == "a" and getattr(plan, "weights", None) is not None:
+        return str(plan.a.packing.codes.svg(**options))
     return str((plan.a if of == "a" else plan.b).smem.svg(**options))
 
 
@@ -67,6 +69,8 @@ def plan_table(plan: Any, of: str = "fragment", **options: Any) -> str:
         return view.product_table(plan.mma)
     if of == "fragment":
         return f"{plan.mma}, C: {view.tv_table(plan.mma.layout('C'), plan.mma.tile_of('C'), **options)}"
+    if of == "a" and getattr(plan, "weights", None) is not None:
+        return str(plan.a.packing.codes)
     tile = (plan.a if of == "a" else plan.b).smem
     return view.swizzle_table(tile.composed, tile.slot_bits, **options)
 
@@ -107,7 +111,8 @@ def regions_of(plan: Any) -> list[Any]:
     for operand in (plan.a, plan.b):
         tile, name = operand.smem, operand.name.lower()
         first, pitch = getattr(smem, f"{name}_offset"), getattr(smem, f"{name}_stage_bytes")
-        note = f"{'x'.join(map(str, tile.extent))} {tile.dtype}, {tile.swizzle_name}"
+        kind = getattr(tile, "said", "") or f"{tile.dtype}, {tile.swizzle_name}"
+        note = f"{'x'.join(map(str, tile.extent))} {kind}"
         out += [Region(operand.name, first + i * pitch, tile.bytes, i, note) for i in stages]
     size = getattr(smem, "c_buffer_bytes", 0)
     if size:

@@ -31,6 +31,7 @@ MAX_COORDINATE = (1 << 31) - 1  # tensor coordinates are signed 32-bit: PTX ISA,
 MAX_TILES = 1 << 30  # a tile's number and two steps of a grid more are a signed 32-bit integer
 STAGE_BYTES_OF_K = 128  # of a tile copied by tensor copies: one swizzle span
 MAX_GROUP = 1024  # tiles of a band: a band of 2**20 tiles across has a number below 2**31
+WORKSPACE = "workspace"  # the word that has the address of `GemmPlan.workspace` bytes
 MAX_WORDS = 16  # extra 64-bit parameters of a kernel
 # The parameters of a host function, without the stream: name -> "address" (bytes, 64 bits), "size" (elements, 32 bits),
 # "stride" (elements, 64 bits) or "word" (64 bits). Here of one product; of a batch; of a persistent kernel.
@@ -203,7 +204,7 @@ class GemmPlan(Pictured, Paged):
     def workspace(self) -> int:
         """Bytes of device memory that a call needs beyond its operands.
 
-        None: what blocks exchange, they exchange in shared memory, and no kernel has a parameter for more.
+        None, but for partial results of an epilogue's reductions: what blocks exchange, they exchange in shared memory.
 
         >>> from layoutgemm.kernels import TeachingPlan
         >>> TeachingPlan.derive(64, 64, 64).workspace
@@ -295,6 +296,11 @@ class PersistentPlan(GemmPlan):
             return PERSISTENT_PARAMETERS
         words = [*self.words, *[f"unused{i}" for i in range(len(self.words), MAX_WORDS)]]
         return {**PERSISTENT_PARAMETERS, **dict.fromkeys(words, "word")}
+
+    @property
+    def partials(self) -> tuple[Any, ...]:
+        """The partial results of an epilogue's reductions, each a `kernels.partials.Partial`."""
+        return ()
 
     @property
     def reads_more(self) -> bool:

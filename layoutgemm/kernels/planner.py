@@ -7,6 +7,7 @@ elsewhere. The teaching kernel is asked for by its name, `TeachingPlan.derive`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from ..arch import ArchName
@@ -15,6 +16,7 @@ from ..arguments import checked
 from ..errors import LayoutError, PlanError
 from .derive import Given, Operand
 from .epilogue.chain import Epilogue
+from .orders import Order, columns_of_order, diagonal_pattern
 from .plan import GemmPlan
 from .sm80.choose import choose_sm80
 from .sm80.plan import Sm80Config, Sm80Plan
@@ -42,6 +44,7 @@ def plan(
     config: Config | None = None,
     epilogue: Epilogue | None = None,
     gated: Combined | str | None = None,
+    order: Order | None = None,
 ) -> GemmPlan:
     """The production kernel's plan for C[m, n] = A[m, k] @ B[k, n].
 
@@ -53,6 +56,8 @@ def plan(
               Sm80Config asks for the mma.sync kernel on any architecture
     epilogue  what becomes of the product before it is stored, on sm_90a and sm_100a
     gated     as for `Sm90Plan.derive`, on sm_90a: B has 2n columns; or a function of the sums of several matrices B
+    order     the order of tiles, of all or some of them, as for `Sm90Plan.derive`; the rule chooses for as many
+              columns as that share of the tiles has
 
     Raises PlanError naming the argument when the architecture's kernel does not take it, and passes on AtomError,
     DescriptorError and TmaError.
@@ -72,9 +77,12 @@ def plan(
     gates = combination(gated)
     if kind is Sm90Config:
         refused: LayoutError | None = None
-        for each in (chosen,) if chosen else _for_hopper(m, n, k, batch, a, b, c, gates):
+        rule = _for_hopper(m, n if order is None else columns_of_order(order, m, n), k, batch, a, b, c, gates)
+        for each in (chosen,) if chosen else rule if order is None else _for_order(order, rule):
             try:
-                return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=each, epilogue=epilogue, gated=gates)
+                return Sm90Plan.derive(
+                    m, n, k, batch=batch, a=a, b=b, c=c, config=each, epilogue=epilogue, gated=gates, order=order
+                )  # fmt: skip
             except LayoutError as error:
                 refused = refused or error
         assert refused is not None
@@ -82,12 +90,12 @@ def plan(
     if gates is not None:
         raise PlanError(f"gated = {gated}: the kernel of {target.name} has no gated products")
     if kind is Sm100Config:
-        return Sm100Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=chosen, epilogue=epilogue)
+        return Sm100Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order)
     if epilogue is not None:
         raise PlanError(f"epilogue = {epilogue}: the kernel of {target.name} has no epilogues")
     if chosen is None and Operand.parse(a).dtype.bits == 16:
         chosen, _ = choose_sm80(m, n, k, target)
-    return Sm80Plan.derive(m, n, k, batch=batch, arch=target, a=a, b=b, c=c, config=chosen)
+    return Sm80Plan.derive(m, n, k, batch=batch, arch=target, a=a, b=b, c=c, config=chosen, order=order)
 
 
 def _for_hopper(
@@ -111,6 +119,35 @@ def _for_hopper(
     if gated is not None:
         yield spare_of_sums(gated)
 
+
+def _for_order(order: Order, rule: Iterator[Sm90Config]) -> Iterator[Sm90Config]:
+    """The rule's configurations as kernels with an order of their own have them: persistent, one part of K.
+
+    A symmetric product's clusters are square. A triangle's formula has a term for each tile of the diagonal's pattern:
+    tiles with a long pattern come last.
+    """
+    if order == "symmetric" or getattr(order, "mirror", False):
+        yield from SQUARE
+    late = []
+    for config in rule:
+        config = replace(config, launch="workers", early=0) if config.launch == "tiles" else config
+        tile = config.tile[0] * config.cluster[0], config.tile[1] * config.cluster[1]
+        if diagonal_pattern(order, tile) > _SHORT_PATTERN:
+            late.append(config)
+        else:
+            yield config
+    yield from late
+
+
+_SHORT_PATTERN = 4  # tiles: with 16 the formula's values spill to local memory
+
+
+# The fastest square clusters for large and for small C.
+SQUARE = (
+    Sm90Config((128, 256), cluster=(2, 1)),
+    Sm90Config((128, 128), loader="warp"),
+    Sm90Config((64, 64), consumers=1, loader="warp"),
+)
 
 _CONFIGS: dict[str, type[Config]] = {
     "sm_80": Sm80Config, "sm_90a": Sm90Config, "sm_100a": Sm100Config, "sm_120a": Sm80Config,

@@ -28,6 +28,7 @@ class Pictured:
     CopyAtom                    copy_svg: color, thread
     TiledMma, TiledCopy         tiled_mma_svg, tiled_copy_svg: color, thread
     TmaPlan                     box_svg: index
+    Im2colPlan, GatherPlan      im2col_svg: index, box; gather_svg: rows, column
     descriptors                 fields_svg: reasons
     tile orders                 schedule_svg: grid, wave
     plans                       of="fragment", "product", "smem", "order", "a" or "b"

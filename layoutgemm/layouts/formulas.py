@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from ..arguments import refusal, shown
 from ..errors import LayoutError, ParseError
+from ..lazy_numpy import np
 from . import above
 from .basis import ScaledBasis
 from .int_tuple import Pair, Shape, as_nested, as_shape, coal, leaves, pack, product, show, show_coord

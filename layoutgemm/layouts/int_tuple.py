@@ -14,10 +14,9 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-import numpy as np
-
 from ..arguments import DEPTH, MAX_BITS, as_int, is_int, refusal, shown
 from ..errors import CoordinateError, LayoutError
+from ..lazy_numpy import np
 from .symbols.dims import entry, extent, is_sympy
 from .symbols.generators import number
 from .symbols.polynomial import P, Scalar
@@ -55,7 +54,6 @@ class Integer(Protocol):
 
 
 ENUMERABLE = 1 << 28
-_INT64 = np.dtype(np.int64)
 BEYOND = 1 << MAX_BITS  # above every entry that a caller may give
 BELOW = -BEYOND  # below every one
 
@@ -354,8 +352,10 @@ def scalar(x: object, what: str = "a coordinate") -> Any:
     Other objects that divide or shift as integers do (traced integers, symbols) pass unchanged. Raises CoordinateError
     for what is no integer: bools, floats, texts, None, layouts, functions, and arrays of other than integers.
     """
+    if x.__class__ is int:
+        return x
     if isinstance(x, np.ndarray):
-        if x.dtype is _INT64 or x.dtype == object:
+        if x.dtype == np.int64 or x.dtype == object:
             return x
         if x.dtype.kind not in "iu":
             raise CoordinateError(f"an array of coordinates must hold integers, not {x.dtype}")

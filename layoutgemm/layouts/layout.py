@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from ..arguments import DEPTH, as_int, is_int, refusal, shown
 from ..errors import CoordinateError, LayoutError
+from ..lazy_numpy import np
 from . import above
 from . import int_tuple as _t
 from .algebra import divide as _divide

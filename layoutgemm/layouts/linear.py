@@ -20,19 +20,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from ..arguments import MAX_BITS, as_int, checked, refusal, settle, shown
 from ..errors import CoordinateError, LayoutError
+from ..lazy_numpy import np
 from . import above
 from .int_tuple import bit_field, coal, leaves, pack, product, show, show_coord
 from .layout import Layout
 from .proofs.gf2 import Elimination, add_constant, bits_of, clash, combine, rows_of, swizzle_candidates
 from .proofs.verdicts import TWO_INDICES, CounterExample, Function, Proof, layout_of
 from .swizzle import ComposedLayout, Swizzle
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 def as_bits(n: int, what: str) -> int:

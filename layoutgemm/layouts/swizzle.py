@@ -14,13 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..arguments import MAX_BITS, as_int, checked, is_int, refusal, shown
 from ..errors import CompositionError, LayoutError, ParseError, SwizzleError
+from ..lazy_numpy import has_numpy, np
 from . import above
 from .algebra.recast import factor
 from .conversion import Convertible
@@ -31,6 +29,10 @@ from .paged import Paged
 from .predicates import Predicates
 from .proofs.verdicts import Answer, CounterExample, Proof, between, equivalent
 from .symbols.dims import entry
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 
 _set = object.__setattr__
 SWIZZLES = 64  # one after another: each takes some of the 1000 calls that Python allows
@@ -301,7 +303,7 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
     def cosize(self) -> int:
         """One more than the largest value, found by looking at all of them."""
         check_enumerable("cosize", self)
-        return int(np.max(self.offsets())) + 1
+        return 1 + (int(np.max(self.offsets())) if has_numpy() else max(map(self, range(self.size))))
 
     @property
     def rank(self) -> int:

@@ -1,12 +1,15 @@
-"""Modules on layoutgemm's kernels: Linear, GatedMLP, ScaledLinear, and swap_linears, which puts them into a model.
+"""Modules on layoutgemm's kernels, and swap_linears, which puts them into a model.
 
-    module        computes                                        state dict
-    ------------  ----------------------------------------------  ------------------------------------------
-    Linear        activation(x @ weight.T + bias), one kernel     torch.nn.Linear's
-    GatedMLP      down(act(x @ gate.T) * (x @ up.T))              gate_proj, up_proj, down_proj
-    ScaledLinear  Linear with float8 weights, scales of blocks    torch.nn.Linear's, or with weight_scale_inv
+    module           computes                                        state dict
+    ---------------  ----------------------------------------------  ------------------------------------------
+    Linear           activation(x @ weight.T + bias), one kernel     torch.nn.Linear's
+    GatedMLP         down(act(x @ gate.T) * (x @ up.T))              gate_proj, up_proj, down_proj
+    ScaledLinear     Linear with float8 weights, scales of blocks    torch.nn.Linear's, or with weight_scale_inv
+    MasterLinear     Linear in fp8 with gradients in fp8, to train   torch.nn.Linear's
+    QuantizedLinear  Linear with packed weights of 4 or 8 bits       units, scales, bias
 
-Every product is `layoutgemm.matmul` or `layoutgemm.scaled_matmul`, with their rules and refusals.
+Every product is `layoutgemm.matmul`, `scaled_matmul`, `fp8_matmul` or `quantized_matmul`, with their rules and
+refusals.
 
 >>> import torch
 >>> from layoutgemm.nn import swap_linears
@@ -18,7 +21,9 @@ replaced  0  by DenseLinear
 
 from .gated import GatedMLP
 from .linear import DenseLinear as Linear
+from .master import MasterLinear
+from .quantized import QuantizedLinear
 from .scaled import ScaledLinear
 from .swap import Swapped, Swaps, swap_linears
 
-__all__ = ["GatedMLP", "Linear", "ScaledLinear", "Swapped", "Swaps", "swap_linears"]
+__all__ = ["GatedMLP", "Linear", "MasterLinear", "QuantizedLinear", "ScaledLinear", "Swapped", "Swaps", "swap_linears"]

@@ -14,6 +14,7 @@ from ..torch_op.bias_activation import ACTIVATIONS, GATES
 from ..torch_op.checks import autocast, check_types
 from .gated import NAMES, GatedMLP
 from .linear import DenseLinear
+from .master import MasterLinear
 from .scaled import ScaledLinear
 
 Where = Callable[[str, torch.nn.Module], bool]
@@ -76,7 +77,8 @@ def swap_linears(
 
     model       any module but a linear layer itself
     where       which layers: a function of name and module, or patterns of names as fnmatch has them; default all
-    weights     "own" keeps the parameters, the same tensors; "fp8" makes float8 weights with scales of blocks
+    weights     "own" keeps the parameters, the same tensors; "fp8" makes float8 weights with scales of blocks, which
+                are not trained; "master" keeps the parameters and multiplies in fp8, gradients too (`MasterLinear`)
     gated       whether modules of gate_proj, up_proj, down_proj and an act_fn (SiLU, GELU) become GatedMLP, where a run
                 on random rows agrees. Gate and up are then one parameter, so make optimizers afterwards
     allow_tf32  whether float32 layers may be multiplied as tf32; default as torch is set
@@ -84,7 +86,7 @@ def swap_linears(
     State dicts stay as they are, and hooks, parametrizations and subclasses are left alone. Layers whose weight other
     modules hold are replaced and stay tied; with float8 weights they are left.
 
-    Raises OperandError for a model that is a linear layer itself, and for unknown `weights`.
+    Raises OperandError for a model that is a linear layer itself, for unknown `weights`, and for "master" with gated.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 2)).bfloat16()
     >>> print(swap_linears(model, where="0"))
@@ -92,8 +94,10 @@ def swap_linears(
     left      1: not in where='0'
     1 of 2 linear layers replaced
     """
-    if weights not in ("own", "fp8"):
-        raise OperandError(f"weights {weights!r}: 'own' or 'fp8'")
+    if weights not in ("own", "fp8", "master"):
+        raise OperandError(f"weights {weights!r}: 'own', 'fp8' or 'master'")
+    if weights == "master" and gated:
+        raise OperandError("gated=True with weights='master': a product in fp8 has no gate; use where= and two calls")
     if isinstance(model, torch.nn.Linear):
         raise OperandError("model is a linear layer itself, and layers are replaced inside of it: Linear.of(model)")
     found: list[Swapped] = []
@@ -103,16 +107,15 @@ def swap_linears(
     shared = _shared_weights(model)
     made: dict[torch.nn.Module, torch.nn.Module] = {}
     for name, layer in list(model.named_modules()):
-        if isinstance(layer, DenseLinear | ScaledLinear) or not isinstance(layer, torch.nn.Linear):
+        if isinstance(layer, DenseLinear | ScaledLinear | MasterLinear) or not isinstance(layer, torch.nn.Linear):
             continue
-        reason = asked(name, layer) or _reason(layer, allow_tf32)
+        # float32 layers are rounded to 8 bits by the caller's word
+        reason = asked(name, layer) or _reason(layer, allow_tf32 or weights == "master")
         if not reason and weights == "fp8" and (others := shared.get(layer.weight)):
             reason = f"its weight is tied to {', '.join(others - {name}) or 'another name'}, which needs it as it is"
         if not reason:
             try:
-                made[layer] = (
-                    ScaledLinear.of(layer) if weights == "fp8" else DenseLinear.of(layer, allow_tf32=allow_tf32)
-                )
+                made[layer] = _made(layer, weights, allow_tf32)
             except LayoutError as error:
                 reason = str(error)
         found.append(Swapped(name, reason=reason) if reason else Swapped(name, type(made[layer]).__name__))
@@ -121,6 +124,15 @@ def swap_linears(
             if child in made:
                 setattr(parent, name, made[child])
     return Swaps(tuple(found))
+
+
+def _made(layer: torch.nn.Linear, weights: str, allow_tf32: bool | None) -> torch.nn.Module:
+    """The module in a layer's place. Raises OperandError or TensorError, as its product does."""
+    if weights == "fp8":
+        return ScaledLinear.of(layer)
+    if weights == "master":
+        return MasterLinear.of(layer)
+    return DenseLinear.of(layer, allow_tf32=allow_tf32)
 
 
 def _asked(where: Where | str | Iterable[str] | None) -> Callable[[str, torch.nn.Module], str]:

@@ -27,7 +27,7 @@ from ..layouts.proofs.prove import disjoint, injective
 from ..layouts.proofs.verdicts import Answer, Proof, Undecided
 from ..layouts.symbols.facts import Facts
 from ..layouts.symbols.polynomial import Scalar, show
-from .tile_order import Minimum, Schedule, Tile, all_proven, checked_grid
+from .tile_order import Minimum, Reads, Schedule, Tile, all_proven, checked_grid
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,18 @@ class Persistent(Pictured):
         return -(-grid[0] // rows), -(-grid[1] // columns)
 
     @checked(PlanError)
-    def tile(self, worker: Integer, step: Integer, rank: Integer, grid: Tile, minimum: Minimum = least) -> Tile:
+    def tile(
+        self, worker: Integer, step: Integer, rank: Integer, grid: Tile, minimum: Minimum = least,
+        reads: Reads | None = None,
+    ) -> Tile:  # fmt: skip
         """The tile that block `rank` of a worker does as its number `step`; it can lie outside of the grid.
 
         The worker has a step `step` while worker + workers * step is below the number of clusters in the grid.
         """
-        return self.within(self.schedule.tile(worker + self.workers * step, self.clusters(grid), minimum), rank)
+        number, across = worker + self.workers * step, self.clusters(grid)
+        if reads is None:
+            return self.within(self.schedule.tile(number, across, minimum), rank)
+        return self.within(self.schedule.tile(number, across, minimum, reads), rank)
 
     @checked(PlanError)
     def within(self, at: Tile, rank: Integer) -> Tile:
@@ -84,8 +90,7 @@ class Persistent(Pictured):
     @checked(PlanError)
     def steps(self, grid: tuple[int, int]) -> int:
         """The number of tiles of the busiest worker."""
-        rows, columns = self.clusters(checked_grid(grid))
-        return int(-(-rows * columns // self.workers))
+        return int(-(-self.schedule.count(self.clusters(checked_grid(grid))) // self.workers))
 
     @checked(PlanError)
     def table(self, grid: tuple[int, int]) -> npt.NDArray[np.int64]:

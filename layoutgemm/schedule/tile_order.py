@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,17 @@ from ..layouts.proofs.verdicts import Answer, CounterExample, Proof, Undecided
 from ..layouts.symbols.facts import Facts
 from ..layouts.symbols.polynomial import Scalar, ge0, show
 from ..report import Check
+
+
+class Reads(Protocol):
+    """The values of an order's words, on the host or in a kernel."""
+
+    def word(self, name: str) -> Any:
+        """The word of that name, as an integer."""
+
+    def entry(self, name: str, index: Any) -> Any:
+        """Number `index` of the 32-bit integers in the array of that name."""
+
 
 Tile = tuple[Any, Any]  # row and column of a tile, or rows and columns of a grid: of each kind of Integer
 Minimum = Callable[..., Integer]
@@ -89,11 +100,43 @@ class Schedule(Pictured):
     def _group(self) -> int:
         return 1
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of the kernel parameters that the order reads, of 64 bits each."""
+        return ()
+
+    @property
+    def is_full(self) -> bool:
+        """True if the order visits every tile of a grid."""
+        return True
+
+    @property
+    def has_formula(self) -> bool:
+        """True if a kernel computes a number's tile; False if it reads a list."""
+        return True
+
+    def on(self, tile: tuple[int, int]) -> Schedule:
+        """The order for tiles of (rows, columns) elements of C: the same, where the elements decide nothing."""
+        return self
+
+    def count(self, grid: Tile, minimum: Minimum = least, reads: Reads | None = None) -> Any:
+        """Tiles that are visited in a grid of (rows, columns).
+
+        >>> Linear().count((3, 4))
+        12
+        """
+        return grid[0] * grid[1]
+
+    def visited(self, grid: tuple[int, int]) -> npt.NDArray[np.bool_]:
+        """True for each tile (row, column) of a grid that is to be visited."""
+        return np.ones(checked_grid(grid), dtype=bool)
+
     @checked(PlanError)
-    def tile(self, number: Integer, grid: Tile, minimum: Minimum = least) -> Tile:
+    def tile(self, number: Integer, grid: Tile, minimum: Minimum = least, reads: Reads | None = None) -> Tile:
         """The (row, column) visited as number `number` of a grid of (rows, columns) of tiles.
 
-        `minimum` stands in for traced integers, which Python's own does not take.
+        minimum  stands in for traced integers, which Python's own does not take
+        reads    values of the order's `words`, of an order that has any
         """
         number = as_number(number, "the number of a tile", PlanError)
         grid = (as_number(grid[0], "rows of the grid", PlanError), as_number(grid[1], "columns of the grid", PlanError))
@@ -108,8 +151,8 @@ class Schedule(Pictured):
     def table(self, grid: tuple[int, int]) -> npt.NDArray[np.int64]:
         """All tiles of a grid in their order: an array [number] of (row, column)."""
         rows, columns = checked_grid(grid)
-        found = self.tile(np.arange(rows * columns), (rows, columns))
-        return np.stack(np.broadcast_arrays(*found), axis=1).astype(np.int64)
+        found = self.tile(np.arange(int(self.count((rows, columns)))), (rows, columns))
+        return np.stack(np.broadcast_arrays(*found), axis=1).astype(np.int64).reshape(-1, 2)
 
     def prove(self) -> Answer:
         """Check that every tile of every grid is visited exactly once, for every group size."""
@@ -225,7 +268,8 @@ class Hilbert(Schedule):
     """Tiles along Hilbert's curve over the smallest power-of-two square that holds the grid; tiles outside are left
     out.
 
-    Its tiles are read from `table`; there is no formula in `//` and `%` of a fixed length.
+    There is no formula in `//` and `%` of a fixed length. A kernel reads the tiles of its grid from a list in global
+    memory, the word "tiles": see `TileList`.
 
     >>> Hilbert().table((2, 2)).tolist()
     [[0, 0], [1, 0], [1, 1], [0, 1]]
@@ -242,8 +286,13 @@ class Hilbert(Schedule):
         (((1, 1), 2), ((0, 1), 3), ((0, 0), 3), ((1, 0), 1)),
     )
 
+    @property
+    def has_formula(self) -> bool:
+        """False: a kernel reads a list."""
+        return False
+
     @checked(PlanError)
-    def tile(self, number: Any, grid: Tile, minimum: Minimum = least) -> Tile:
+    def tile(self, number: Any, grid: Tile, minimum: Minimum = least, reads: Reads | None = None) -> Tile:
         """The (row, column) of tile `number`, an int or an array, from `table`."""
         found = self.table(grid)[number]
         return found[..., 0], found[..., 1]
@@ -362,10 +411,14 @@ def checked_grid(grid: tuple[int, int]) -> tuple[int, int]:
 
 
 @checked(PlanError)
-def visits_once(order: npt.ArrayLike, grid: tuple[int, int], name: str = "schedule") -> Check:
-    """Check by exhaustion that an order visits each tile of a grid once.
+def visits_once(
+    order: npt.ArrayLike, grid: tuple[int, int], name: str = "schedule", visited: Any = None, of_all: bool = True
+) -> Check:
+    """Check by exhaustion that an order visits each tile of a set once.
 
-    order   [number] -> (row, column), as `Schedule.table` gives it, or from anywhere else
+    order    [number] -> (row, column), as `Schedule.table` gives it, or from anywhere else
+    visited  array (row, column), True for the tiles of the set; None: all
+    of_all   False: no tile twice is enough
 
     >>> check = visits_once([(0, 0), (1, 0), (1, 0)], (2, 2))
     >>> check.ok, check.witness
@@ -373,6 +426,7 @@ def visits_once(order: npt.ArrayLike, grid: tuple[int, int], name: str = "schedu
     """
     rows, columns = checked_grid(grid)
     tiles = np.asarray(order, dtype=np.int64).reshape(-1, 2)
+    every = np.ones((rows, columns), bool) if visited is None else np.asarray(visited, bool)
     witness = ""
     outside = np.flatnonzero((tiles < 0).any(axis=1) | (tiles >= (rows, columns)).any(axis=1))
     if outside.size:
@@ -383,12 +437,17 @@ def visits_once(order: npt.ArrayLike, grid: tuple[int, int], name: str = "schedu
         first = np.full(rows * columns, -1)
         first[flat[::-1]] = np.arange(flat.size)[::-1]
         again = np.flatnonzero(first[flat] != np.arange(flat.size))
-        missing = np.flatnonzero(first < 0)
+        missing = np.flatnonzero((first < 0) & every.reshape(-1))
+        foreign = np.flatnonzero(~every.reshape(-1)[flat])
         if again.size:
             row, column = tiles[again[0]]
             before = first[flat[again[0]]]
             witness = f"tile ({row}, {column}) is visited as number {before} and again as number {again[0]}"
-        elif missing.size:
+        elif missing.size and of_all:
             witness = f"tile {divmod(int(missing[0]), columns)} is never visited"
-    statement = f"{len(tiles)} tiles, each of the {rows}x{columns} once"
+        elif foreign.size:
+            row, column = tiles[foreign[0]]
+            witness = f"number {foreign[0]} is tile ({row}, {column}), which is not one of the set"
+    which = f"each of the {rows}x{columns}" if every.all() else f"each of {int(every.sum())} of the {rows}x{columns}"
+    statement = f"{len(tiles)} tiles, {which} once"
     return Check(name, statement, not witness, f"exhaustion ({rows * columns} tiles)", witness)

@@ -11,22 +11,27 @@ What an operand of the epilogue may be, for C of shape (batch..., M, N):
     "m"     a vector whose elements are contiguous                  (M,) or (batch..., M)
     "mn"    matrices whose rows, or whose columns, are contiguous   (M, N) or (batch..., M, N)
 
+Of a matrix with a `unit`, such as one scale for every 128 columns, M and N are those of its units.
+
 The order that a step states for a matrix is not asked for: the tensor's strides say which index is contiguous.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..errors import OperandError, PlanError, TensorError
-from ..kernels.epilogue.chain import Custom, Dropout, Epilogue, Step
+from ..kernels.epilogue.chain import ColumnReduce, Custom, Dropout, Epilogue, Step
 from ..kernels.epilogue.chain import Given as Operand
+from ..kernels.epilogue.numpy_math import Math
 from ..kernels.epilogue.parameters import Placed, host_number, words_of
+from ..kernels.plan import present
 from ..moved import old_names
 from .prepared import Config, Finish, fuses, mark_written, on_gpu, prepare
 from .problem import shapes_of
@@ -36,6 +41,7 @@ from .types import TYPES
 __getattr__ = old_names(__name__)
 
 Tensors = dict[str, Any]
+_COMBINED: Mapping[str, Callable[..., torch.Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 
 
 def check_epilogue(epilogue: object, kinds: Mapping[str, type]) -> None:
@@ -60,6 +66,8 @@ def epilogue_product(
 ) -> torch.Tensor:  # fmt: skip
     """The product with its epilogue, computed now, after kinds and memory have been checked.
 
+    Without elements, of shape (0,), where the epilogue stores no C.
+
     Raises OperandError or TensorError for operands that do not fit the product, and for a GPU without such kernels.
     """
     for name, x in (("a", a), ("b", b)):
@@ -67,6 +75,13 @@ def epilogue_product(
             raise OperandError(f"{name} is a vector: an epilogue follows a product of matrices, or of a batch of them")
     if not kind.is_floating_point:
         raise OperandError(f"the product is {kind}, and an epilogue computes in float32: say out_dtype=torch.float32")
+    if out is not None and not epilogue.stores_c:
+        raise OperandError("out is given, and the epilogue stores no C (stores_c=False)")
+    quantize = epilogue.quantizes
+    if quantize is not None and kind != TYPES[quantize.dtype]:
+        raise OperandError(
+            f"the product is {kind}, and Quantize gives {quantize.dtype}: out_dtype={TYPES[quantize.dtype]}"
+        )
     shapes = shapes_of(a.shape, b.shape)
     for operand in epilogue.given:
         if operand.host:
@@ -75,20 +90,27 @@ def epilogue_product(
             _check_operand(operand, given[operand.name], shapes.result)
     with torch.no_grad():
         if 0 in shapes.result:
-            return torch.empty(shapes.result, dtype=kind, device=a.device) if out is None else out
+            _of_nothing(epilogue, given)
+            empty = shapes.result if epilogue.stores_c else (0,)
+            return torch.empty(empty, dtype=kind, device=a.device) if out is None else out
         if not on_gpu(a.get_device()):
             value = by_reference(a, b, kind, epilogue, given)
+            if not epilogue.stores_c:
+                return value.new_empty(0)
             return value if out is None else out.copy_(value)
         if not fuses(a.get_device()):
             raise OperandError(f"{a.device}: epilogue= needs compute capability 9.0; bias= and activation= do not")
         if shapes.k == 0:  # an empty sum is 0, and the epilogue follows
             a, b = a.new_zeros(*a.shape[:-1], 16), b.new_zeros(*b.shape[:-2], 16, b.shape[-1])
-        c = torch.empty(shapes.result, dtype=kind, device=a.device) if out is None else out
+        c = out
+        if c is None:  # of a C that is not stored only shape and strides are known
+            c = torch.empty(shapes.result, dtype=kind, device=a.device if epilogue.stores_c else "meta")
         given = {name: x.resolve_neg() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
-        mark_written([c, *[given[operand.name] for operand in epilogue.given if operand.written]])
+        written = [given[operand.name] for operand in epilogue.given if operand.written]
+        mark_written([c, *written] if epilogue.stores_c else written)
         for part in list(spread(a.resolve_neg(), b.resolve_neg(), c, epilogue, given)):
             _launch(*part, epilogue, kind, config)
-        return c
+        return c if epilogue.stores_c else a.new_empty(0, dtype=kind)
 
 
 def _launch(
@@ -99,7 +121,11 @@ def _launch(
     finish = finish_of(epilogue, operands, c.shape)
     found = prepare(a, b, kind, config, c, finish)
     if not finish.apart or len(found.solution.launches) == 1:
-        found.run(a, b, c, finish.words)
+        taken = present(finish.epilogue)
+        size = found.workspace if taken.partials else 0
+        parts = torch.empty(size, dtype=torch.uint8, device=a.device)
+        words = (*finish.words[: len(taken.words) - 1], parts.data_ptr()) if size else finish.words
+        found.run(a, b, c, words)
         return
     lying = {operand.name for operand in epilogue.given if operand.axes}
     for i in range(c.shape[0]):
@@ -107,12 +133,22 @@ def _launch(
         _launch(a[i], b[i], c[i], own, epilogue, kind, config)
 
 
+def _of_nothing(epilogue: Epilogue, given: Tensors) -> None:
+    """The reductions of a C without elements, where they have places: the results of no element at all."""
+    for step in epilogue.reductions:
+        if not step.ordered or step.each is not None:
+            continue
+        alone = [np.asarray([value]) for value in step.reduction.identity]
+        for operand, value in zip(step.given, step.reduction.finished(alone, Math), strict=True):
+            given[operand.name].fill_(np.asarray(value).item())
+
+
 def _check_operand(operand: Operand, x: torch.Tensor, shape: tuple[int, ...]) -> None:
     name = operand.name
     if x.dtype != TYPES[operand.dtype.name]:
         raise TensorError(f"{name} is {x.dtype}; the epilogue's step says {TYPES[operand.dtype.name]}")
     *batch, m, n = shape
-    one = {"": (), "m": (m,), "n": (n,), "mn": (m, n)}[operand.axes]
+    one = operand.shape(m, n)
     fits = [one, (*batch, *one)] if operand.axes else [(), (1,)]
     if operand.written and operand.axes:
         fits = fits[1:]
@@ -158,6 +194,7 @@ def by_reference(
 
     sums = multiply(a, b, torch.float32)
     values = {}
+    before = {step.name: given[step.name].clone() for step in epilogue.reductions if not step.ordered}
     for operand in epilogue.given:
         x = given[operand.name]
         if not operand.written:
@@ -168,10 +205,11 @@ def by_reference(
         raise OperandError(str(error)) from error
     for operand in epilogue.given:
         if operand.written:
-            value = torch.from_numpy(found.written[operand.name].copy()) if operand.axes else None
-            target = given[operand.name]
-            # the largest so far: the caller may go on from an earlier one
-            target.copy_(target.clamp_min(float(found.written[operand.name])) if value is None else value)
+            given[operand.name].copy_(torch.from_numpy(np.array(found.written[operand.name])))
+    for step in epilogue.reductions:
+        if not step.ordered:  # the caller may go on from earlier results
+            target = given[step.name]
+            target.copy_(_COMBINED[present(step.reduction.atomic)](target, before[step.name]))
     return rounded(torch.from_numpy(found.c.copy()), kind)
 
 
@@ -218,7 +256,8 @@ def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int]) -> Finis
 
     shape  (M, N) or (batch, M, N)
 
-    `given` has been checked, and its tensors have the batch in front where C has one.
+    `given` has been checked, and its tensors have the batch in front where C has one. The word of a workspace, whose
+    size follows from the kernel, is 0.
     """
     several = len(shape) > 2 and shape[0] > 1
     placed: Tensors = {}
@@ -243,9 +282,12 @@ def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int]) -> Finis
         if order == "row" and operand.axes != "m":
             even = x.data_ptr() % (2 * x.element_size()) == 0 and leading % 2 == 0 and step % 2 == 0
             pairs = pairs and even
-    alone = alone or any(isinstance(step, (Custom, Dropout)) for step in epilogue.steps)  # they may know their row
-    taken = Epilogue(*[_ordered(step, orders) for step in epilogue.steps]).in_pairs(pairs)
-    return Finish(taken, words_of(taken, placed), (taken, alone), alone)
+    alone = alone or any(
+        isinstance(step, (Custom, Dropout, ColumnReduce)) for step in epilogue.steps
+    )  # they may know their row
+    steps = [_ordered(step, orders) for step in epilogue.steps]
+    taken = Epilogue(*steps, pairs=pairs, stores_c=epilogue.stores_c)
+    return Finish(taken, words_of(taken, placed, 0), (taken, alone), alone)
 
 
 def _ordered(step: Step, orders: Mapping[str, str]) -> Step:

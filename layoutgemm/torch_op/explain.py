@@ -19,6 +19,7 @@ from .operands.several import Combine, explain_combined
 from .prepared import NO_FINISH, Config, problem_at
 from .problem import gated_shapes
 from .scaled_grouped.explain import explain_grouped, explain_scaled
+from .scaled_grouped.grouped import check_expected, groups_of
 from .scaled_grouped.scaled import ScaledFinish
 from .solver import solve, why_unfused
 from .types import C_NAMES, NAMES
@@ -32,8 +33,8 @@ def explain_matmul(
     out_dtype: torch.dtype | None = None, activation: str | None = None, bias: torch.Tensor | None = None,
     scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, recipe_a: object = None,
     recipe_b: object = None, use_fast_accum: bool = True, offsets: torch.Tensor | None = None,
-    offs: torch.Tensor | None = None, counts: torch.Tensor | None = None, combine: Combine | None = None,
-    given: Mapping[str, Any] | None = None,
+    offs: torch.Tensor | None = None, counts: torch.Tensor | None = None, expected_rows: int | None = None,
+    combine: Combine | None = None, given: Mapping[str, Any] | None = None,
 ) -> Explanation:  # fmt: skip
     """Which kernel a product takes for these tensors, why, and what it copies. Nothing is compiled or launched.
 
@@ -69,12 +70,13 @@ def explain_matmul(
         raise OperandError("given without combine: an epilogue's operands change neither copies nor configuration")
     if TYPE_CHECKING:
         assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
-    groups = [(x, said) for x, said in ((offsets, "offsets"), (offs, "offs"), (counts, "counts")) if x is not None]
-    if len(groups) > 1:
-        raise OperandError(f"{groups[0][1]} and {groups[1][1]}: groups are said by one of offsets, offs and counts")
+    groups, said = groups_of(offsets, offs, counts)
+    check_expected(expected_rows, counts, config)
     recipes, after = (recipe_a, recipe_b), ScaledFinish(bias, activation, use_fast_accum)
-    if groups:
-        return explain_grouped(a, b, *groups[0], scale_a, scale_b, after, out, out_dtype, recipes, config)
+    if groups is not None:
+        return explain_grouped(
+            a, b, groups, said, scale_a, scale_b, after, out, out_dtype, recipes, config, expected_rows
+        )
     if scale_a is not None:
         return explain_scaled(a, scale_a, b, scale_b, after, out, out_dtype, recipes, config)
     for name, x in (("scale_b", scale_b), ("recipe_a", recipe_a), ("recipe_b", recipe_b)):

@@ -75,10 +75,23 @@ class Prepared(_Loaded):
     simple    one launch and no copies: `launch` alone does it
     tf32      float32 operands, for which the caller's leave is asked each time
     spans     bytes that A, B and C reach over, from their first
+    workspace bytes of an epilogue's partial results of one launch
     gradients launches of backward passes, where the product was recorded: see `autograd.kept`
     """
 
-    __slots__ = ("_a", "_b", "gradients", "kind", "shape", "simple", "solution", "spans", "strides", "tf32")
+    __slots__ = (
+        "_a",
+        "_b",
+        "gradients",
+        "kind",
+        "shape",
+        "simple",
+        "solution",
+        "spans",
+        "strides",
+        "tf32",
+        "workspace",
+    )
 
     def __init__(self, problem: Problem, shape: Sequence[int], kind: torch.dtype, device: int):
         self.solution = solve(problem)
@@ -88,6 +101,7 @@ class Prepared(_Loaded):
         self.tf32 = problem.a.dtype == "tf32"
         self.gradients: dict[tuple[object, ...], object] = {}
         self.spans = tuple([span(x) for x in (problem.a, problem.b, problem.c)])
+        self.workspace = workspace(self.solution)
         self._a, self._b = (1, 0) if self.solution.kernel.choice.swapped else (0, 1)
         template = arguments(self.solution, (0, 0, 0), workers(self.solution, problem.places))
         super().__init__(kernel(self.solution), template, device, self.solution.kernel)
@@ -95,11 +109,11 @@ class Prepared(_Loaded):
     def direct(self, words: Sequence[int], at: Sequence[int]) -> Direct:
         """The one launch with an epilogue's words, of which those at `at` are addresses.
 
-        Its launch takes the addresses of A, B and C, then those.
+        Its launch takes the addresses of C, A and B, then those.
         """
         template = list(self._template)
         template[_WORDS : _WORDS + len(words)] = words
-        places = (self._a, self._b, 2, *[_WORDS + place for place in at])
+        places = (2, self._a, self._b, *[_WORDS + place for place in at])
         return Direct(kernel(self.solution), template, places, self.device, self.solution.kernel)
 
     def launch(self, a: int, b: int, c: int, stream: int, words: Sequence[int] = ()) -> None:
@@ -130,6 +144,14 @@ class Prepared(_Loaded):
         return c
 
 
+def workspace(solution: Solution) -> int:
+    """Bytes of an epilogue's partial results of one launch."""
+    epilogue = solution.kernel.epilogue
+    if epilogue is None or not epilogue.partials:
+        return 0
+    return int(solution.kernel.plan(*solution.sizes).workspace)
+
+
 class Direct(_Loaded):
     """A kernel and its arguments for tensors of known shapes and strides.
 
@@ -138,12 +160,12 @@ class Direct(_Loaded):
     what       is named in errors
     """
 
-    __slots__ = ("_places",)
+    __slots__ = ("places",)
 
     def __init__(
         self, compiled: CompiledGemm, arguments: Sequence[int], places: Sequence[int], device: int, what: object
     ):
-        self._places = tuple(places)
+        self.places = tuple(places)
         super().__init__(compiled, arguments, device, what)
 
     def launch(self, addresses: Sequence[int], stream: int) -> None:
@@ -152,8 +174,9 @@ class Direct(_Loaded):
         Raises PlanError when CUDA refuses.
         """
         block = self._take()
-        for place, address in zip(self._places, addresses):
-            block.values[place] = address
+        values = block.values
+        for place, address in zip(self.places, addresses):
+            values[place] = address
         self._start(block, stream)
 
 

@@ -17,6 +17,7 @@ import torch.autograd.forward_ad as _forward
 
 from ..errors import OperandError
 from ..kernels.epilogue.chain import Epilogue
+from ..kernels.orders import Order
 from ..kernels.run.operand_checks import check_operands, same_memory
 from ..moved import old_names
 from .autograd.kept import kept_gradients, recorder
@@ -48,6 +49,7 @@ from .launch import Prepared
 from .library import dispatched, recorded_product
 from .operands.pairs import matmul_pairs
 from .operands.several import Combine, matmul_combined
+from .ordered import ordered_product
 from .prepared import PREPARED, Config, choice_of, mark_written
 
 __getattr__ = old_names(__name__)
@@ -85,6 +87,7 @@ def matmul(
     out_dtype: torch.dtype | None = None,
     allow_tf32: bool | None = None,
     combine: Combine | None = None,
+    order: Order | None = None,
 ) -> torch.Tensor:
     """activation(a @ b + bias), with shapes as in torch.matmul: vectors, matrices, batches that broadcast.
 
@@ -113,6 +116,10 @@ def matmul(
                 product, times the second. Traced once for each function object. See `torch_op.operands.several`
                 Of two tuples, (a, a2) and (b, b2), the result is activation(a @ b + a2 @ b2 + bias), in one kernel too:
                 see `torch_op.operands.pairs`
+    order       the order of tiles of C, of all or some of them: "lower", "symmetric", a Schedule, a function, ...; see
+                `kernels.orders`. Tiles left out are not computed: `out` keeps its values there, and without an `out`
+                they are zeros. `given` has what the order reads, such as a rank. No bias, activation, epilogue or
+                gradients
 
     Sums are float32, of integers int32. On the CPU the product is computed in float64 and rounded once: the reference,
     with the same refusals. Differentiable (twice, too, and in forward mode); works under torch.compile, torch.func,
@@ -138,19 +145,13 @@ def matmul(
     tensor([[-0.4760],
             [ 7.8180]])
     """
-    if type(a) is tuple:
-        if combine is not None or epilogue is not None or given is not None:
-            raise OperandError(
-                "two pairs, a tuple each: bias= and activation= follow their sum, combine= and epilogue= do not"
-            )
-        if _is_compiling():
-            refuse("two pairs are a launch of their own, not under torch.compile")
-        return matmul_pairs(a, b, out, bias, activation, config, out_dtype, allow_tf32)  # type: ignore[arg-type]
-    if combine is not None:
-        _alone(bias, activation, epilogue)
-        return matmul_combined(a, b, combine, given, out, config, out_dtype, allow_tf32)  # type: ignore[arg-type]
     if TYPE_CHECKING:
-        assert isinstance(a, _Tensor) and isinstance(b, _Tensor)
+        assert isinstance(a, _Tensor) and isinstance(b, _Tensor)  # two tuples are told apart behind the fast path
+    if combine is not None:
+        alone = {"bias": bias, "activation": activation, "epilogue": epilogue, "order": order}
+        return _with_combine(a, b, combine, alone, given, out, config, out_dtype, allow_tf32)
+    if order is not None:
+        return _with_order(a, b, out, bias, activation, epilogue, given, config, out_dtype, allow_tf32, order)
     if epilogue is not None or given is not None:
         return _with_epilogue(a, b, out, bias, activation, epilogue, given, config, out_dtype, allow_tf32)
     if _is_traced():
@@ -220,6 +221,8 @@ def matmul(
             )
         first: torch.Tensor = _RecordedProduct.apply(a, b, bias, (c, PREPARED.get(key), activation))
         return first
+    if type(a) is tuple:
+        return _with_pairs(a, b, out, bias, activation, config, out_dtype, allow_tf32)
     return _checked(a, b, out, bias, activation, config, out_dtype, allow_tf32)
 
 
@@ -407,18 +410,57 @@ def _compiled(
     config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
 ) -> torch.Tensor:  # fmt: skip
     """The same under torch.compile, whose tracer meets no exception of ours."""
+    if type(a) is tuple:
+        return _with_pairs(a, b, out, bias, activation, config, out_dtype, allow_tf32)
     check_compiled(a, b, out, bias, activation, config, out_dtype, allow_tf32)
     a, b = autocast(a, b)
     return recorded_product(a, b, out, bias, activation, output_type(a, b, out_dtype), config)
 
 
-def _alone(bias: object, activation: object, epilogue: object) -> None:
-    """Refuse what has no meaning beside combine=."""
+_OF_PAIRS = "two pairs, a tuple each: bias= and activation= follow their sum, combine=, epilogue= and order= do not"
+
+
+def _with_pairs(
+    a: Any, b: Any, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None, config: Config | None,
+    out_dtype: torch.dtype | None, allow_tf32: bool | None,
+) -> torch.Tensor:  # fmt: skip
+    """The sum of the products of two pairs."""
+    if _is_compiling():
+        refuse("two pairs are a launch of their own, not under torch.compile")
+    return matmul_pairs(a, b, out, bias, activation, config, out_dtype, allow_tf32)
+
+
+def _with_combine(
+    a: Any, b: Any, combine: Combine, alone: Mapping[str, object], given: Mapping[str, Any] | None,
+    out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
+) -> torch.Tensor:  # fmt: skip
+    """A function of several products; `alone`: arguments that have no meaning beside it."""
+    if type(a) is tuple:
+        raise OperandError(_OF_PAIRS)
     if _is_compiling():
         refuse("combine= is a launch of its own, not under torch.compile; bias= and activation= are")
-    for name, x in (("bias", bias), ("activation", activation), ("epilogue", epilogue)):
+    for name, x in alone.items():
         if x is not None:
             raise OperandError(f"{name} and combine: the function of the products is all that follows them")
+    return matmul_combined(a, b, combine, given, out, config, out_dtype, allow_tf32)
+
+
+def _with_order(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
+    epilogue: Epilogue | None, given: Mapping[str, Any] | None, config: Config | None, out_dtype: torch.dtype | None,
+    allow_tf32: bool | None, order: Order,
+) -> torch.Tensor:  # fmt: skip
+    """The product in an order of tiles of its own."""
+    if type(a) is tuple:
+        raise OperandError(_OF_PAIRS)
+    if _is_compiling():
+        refuse("order= is a launch of its own, not under torch.compile")
+    for name, value in (("bias", bias), ("activation", activation), ("epilogue", epilogue)):
+        if value is not None:
+            raise OperandError(f"{name} and order: an order is of the plain product; plan(..., epilogue=, order=)")
+    return ordered_product(
+        a, b, order, out=out, given=given, config=config, out_dtype=out_dtype, allow_tf32=allow_tf32
+    )  # fmt: skip
 
 
 def _with_epilogue(
@@ -427,6 +469,8 @@ def _with_epilogue(
     allow_tf32: bool | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product with a user's own epilogue."""
+    if type(a) is tuple:
+        raise OperandError(_OF_PAIRS)
     if _is_compiling():
         refuse("epilogue= is a launch of its own, not under torch.compile; bias= and activation= are")
     if epilogue is None:

@@ -19,6 +19,8 @@ swizzle_pair_svg, -_table       the same before and after a swizzle, the lanes t
 access_svg                      an access to a tile: its banks, and the lanes and banks of the worst phase
 fields_svg                      a descriptor: its bits and fields
 box_svg, box_table              the TMA boxes of a tile on their tensor, edge boxes shown
+im2col_svg, im2col_table        the pixels of an im2col load: a plane of the image, its padding and the pixel box
+gather_svg, gather_table        the rows that gather4 or scatter4 moves, and the row of the tile for each
 smem_map_svg, smem_map_table    a block's shared memory by stage; of `Region`s
 schedule_svg, schedule_table    an order of tiles as a path over the grid
 pipeline_svg                    a pipeline of roles: stages, barriers, and what each role does at which
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from layoutgemm.view.banks import own_tile, swizzle_pair_svg, swizzle_svg
     from layoutgemm.view.box import box_svg
     from layoutgemm.view.copy import copy_svg, tiled_copy_svg
+    from layoutgemm.view.diagrams.gather import gather_svg, gather_table
+    from layoutgemm.view.diagrams.im2col import im2col_svg, im2col_table
     from layoutgemm.view.diagrams.pipeline import pipeline_svg
     from layoutgemm.view.diagrams.tmem import tmem_svg
     from layoutgemm.view.fields import fields_svg
@@ -65,10 +69,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Region", "access_svg", "box_svg", "box_table", "copy_svg", "copy_table", "fields_svg", "fragment_svg",
-    "layout_svg", "layout_table", "own_tile", "pipeline_svg", "png", "product_svg", "product_table", "repr_svg", "save",
-    "schedule_svg", "schedule_table", "smem_map_svg", "smem_map_table", "swizzle_pair_svg", "swizzle_pair_table",
-    "swizzle_svg", "swizzle_table", "tiled_copy_svg", "tiled_mma_svg", "timeline_svg", "tmem_svg", "tv_svg",
-    "tv_table",
+    "gather_svg", "gather_table", "im2col_svg", "im2col_table", "layout_svg", "layout_table", "own_tile",
+    "pipeline_svg", "png", "product_svg", "product_table", "repr_svg", "save", "schedule_svg", "schedule_table",
+    "smem_map_svg", "smem_map_table", "swizzle_pair_svg", "swizzle_pair_table", "swizzle_svg", "swizzle_table",
+    "tiled_copy_svg", "tiled_mma_svg", "timeline_svg", "tmem_svg", "tv_svg", "tv_table",
 ]  # fmt: skip
 
 # Where each name is: a picture of a layout loads neither atoms nor checks.
@@ -77,6 +81,8 @@ _HOMES = {
     "banks": ("own_tile", "swizzle_pair_svg", "swizzle_svg"),
     "box": ("box_svg",),
     "copy": ("copy_svg", "tiled_copy_svg"),
+    "diagrams.gather": ("gather_svg", "gather_table"),
+    "diagrams.im2col": ("im2col_svg", "im2col_table"),
     "diagrams.pipeline": ("pipeline_svg",),
     "diagrams.tmem": ("tmem_svg",),
     "fields": ("fields_svg",),

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Protocol, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from math import prod
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from layoutgemm.arguments import as_int
 from layoutgemm.errors import LayoutError
+from layoutgemm.layouts.int_tuple import leaves
+from layoutgemm.lazy_numpy import has_numpy, np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 
 Offset: TypeAlias = int | tuple[int, ...]  # or a coordinate
-Indices: TypeAlias = npt.NDArray[np.int64]
+Indices: TypeAlias = "npt.NDArray[np.int64]"
 # Tiles have up to 256 x 256 elements; cells of more are too small to be told apart.
 MAX_CELLS = 1 << 16
 MAX_ELEMENTS = 1 << 24  # of a tile, and held by all threads: who holds which is a table
@@ -40,7 +44,7 @@ def extent(mode: object) -> int:
     Raises LayoutError for a symbolic mode, which has no picture before its symbols have values.
     """
     if isinstance(mode, tuple):
-        return int(np.prod([extent(inner) for inner in mode], dtype=object))
+        return prod([extent(inner) for inner in mode])
     if not isinstance(mode, (int, np.integer)):
         raise LayoutError(f"cannot draw extent {mode}: a picture needs numbers, so give its symbols values first")
     return int(mode)
@@ -253,9 +257,21 @@ def offsets_of(layout: Drawable, rows: range | None = None, columns: range | Non
     height, width = rows_by_columns(layout)
     rows, columns = pick(rows, height, "rows"), pick(columns, width, "columns")
     bounded(layout, rows, columns)
+    if not has_numpy():
+        return _one_by_one(layout, rows, columns, ())
     i, j = (grid.ravel() for grid in np.meshgrid(np.array(rows), np.array(columns), indexing="ij"))
     flat = evaluate(layout, *(i, j)[-rank_of(layout) :])
     return GridOffsets(rows, columns, tuple(tuple(flat[r * len(columns) :][: len(columns)]) for r in range(len(rows))))
+
+
+def _one_by_one(layout: Drawable, rows: range, columns: range, rest: Sequence[int]) -> GridOffsets:
+    """The offsets of a plane without arrays."""
+
+    def at(i: int, j: int) -> Offset:
+        value = layout(*((i, j, *rest) if rank_of(layout) > 1 else (j,)))
+        return tuple(map(int, leaves(value))) if isinstance(value, tuple) else int(value)
+
+    return GridOffsets(rows, columns, tuple(tuple(at(i, j) for j in columns) for i in rows))
 
 
 def planes_of(
@@ -274,15 +290,18 @@ def planes_of(
     shape = layout.shape if isinstance(layout.shape, tuple) else ()
     height, width, *rest = map(extent, shape)
     rows, columns = pick(rows, height, "rows"), pick(columns, width, "columns")
-    count = int(np.prod(rest, dtype=object))
+    count = prod(rest)
     bounded(layout, range(length(rows) * count), columns)
-    i, j = (grid.ravel() for grid in np.meshgrid(np.array(rows), np.array(columns), indexing="ij"))
     out = []
     for number_ in range(count):
         at, left = [], number_
         for size in rest:
             at.append(left % size)
             left //= size
+        if not has_numpy():
+            out.append((tuple(at), _one_by_one(layout, rows, columns, at)))
+            continue
+        i, j = (grid.ravel() for grid in np.meshgrid(np.array(rows), np.array(columns), indexing="ij"))
         flat = evaluate(layout, i, j, *(np.full(i.shape, c) for c in at))
         values = tuple(tuple(flat[r * len(columns) :][: len(columns)]) for r in range(len(rows)))
         out.append((tuple(at), GridOffsets(rows, columns, values)))

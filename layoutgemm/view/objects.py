@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 from layoutgemm.atoms import (
     CopyAtom,
+    GatherPlan,
+    Im2colPlan,
     InstructionDescriptor,
     MmaAtom,
     OperandDescriptor,
@@ -25,6 +27,8 @@ from layoutgemm.schedule import Persistent, Schedule
 from layoutgemm.view.banks import own_tile, swizzle_pair_svg, swizzle_svg
 from layoutgemm.view.box import box_svg
 from layoutgemm.view.copy import copy_svg, tiled_copy_svg
+from layoutgemm.view.diagrams.gather import gather_svg, gather_table
+from layoutgemm.view.diagrams.im2col import im2col_svg, im2col_table
 from layoutgemm.view.diagrams.tmem import tmem_operands, tmem_svg
 from layoutgemm.view.fields import fields_svg
 from layoutgemm.view.product import product_svg, tiled_mma_svg
@@ -41,9 +45,13 @@ picture.register(CopyAtom)(copy_svg)
 picture.register(TiledCopy)(tiled_copy_svg)
 picture.register(TiledMma)(tiled_mma_svg)
 picture.register(TmaPlan)(box_svg)
+picture.register(Im2colPlan)(im2col_svg)
+picture.register(GatherPlan)(gather_svg)
 table.register(CopyAtom, TiledCopy)(copy_table)
 table.register(TiledMma)(product_table)
 table.register(TmaPlan)(box_table)
+table.register(Im2colPlan)(im2col_table)
+table.register(GatherPlan)(gather_table)
 
 
 def both(*kinds: type) -> Callable[[View], View]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from layoutgemm.view.canvas import Canvas, escape, number, width_of
 from layoutgemm.view.palette import FAINT, INK, PAPER, paint
+
+from ..lazy_numpy import np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 
 AXIS_SIZE, CAPTION_SIZE = 11.0, 13.0
 # Every eighth line of the grid is dark: tensor-core fragments and shared-memory atoms are made of groups of eight.

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from layoutgemm.errors import LayoutError
 from layoutgemm.view.canvas import CHARACTER, width_of
@@ -17,6 +15,11 @@ from layoutgemm.view.panel import AXIS_SIZE, MAX_TEXTS, Label, Panel
 from layoutgemm.view.sheet import APART, Legend, Note, Sheet
 
 from ..arguments import checked
+from ..lazy_numpy import np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 
 WIDEST = 1040  # pixels that the longer side of a grid without texts takes, as far as whole pixels for a cell allow
 

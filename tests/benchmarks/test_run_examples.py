@@ -45,6 +45,9 @@ def test_only_a_launch_and_a_passed_check_are_right() -> None:
     assert Outcome(0, "", 1, 1.0, skipped="SKIP: no GPU").state == "skipped"
     assert Outcome(0, "", 0, 1.0).state == "launched nothing"
     assert Outcome(None, "ended by signal 11", 0, 1.0).state == "stopped"
+    assert Outcome(1, "AssertionError: not close", 1, 1.0, defect="races").state == "defect"
+    assert Outcome(1, "ImportError: no", 0, 1.0, defect="races").state == "stopped"
+    assert Outcome(0, "", 1, 1.0, defect="races").state == "right"
     assert SKIP.findall("a\n[SKIP] no GPU\n  skipped CTAs: 3\nSkipping it") == ["[SKIP] no GPU", "Skipping it"]
 
 

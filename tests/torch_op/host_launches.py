@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 from layoutgemm.kernels.epilogue.chain import Activation, Bias
-from layoutgemm.torch_op import bias_activation, compute, launch, operator, prepared
+from layoutgemm.kernels.run import tensor_maps
+from layoutgemm.torch_op import bias_activation, compute, epilogue, launch, operator, prepared
+from layoutgemm.torch_op.scaled_grouped import grouped, kept, scaled
 from layoutgemm.torch_op.types import TYPES
 
 _KINDS = {**TYPES, "tf32": torch.float32}
@@ -111,3 +113,54 @@ def host_launches(patch: Any, computes: bool = True) -> Iterator[HostLaunches]:
         yield noted
     finally:
         prepared.forget()
+
+
+@dataclass
+class BareLaunches:
+    """Launches that compute nothing: the arguments of each, and how many results were allocated."""
+
+    arguments: list[list[int]] = field(default_factory=list)
+    allocated: int = 0
+
+
+@contextlib.contextmanager
+def bare_launches(patch: Any) -> Iterator[BareLaunches]:
+    """CPU tensors are taken for an H200's by all products, and nothing is computed."""
+    noted = BareLaunches()
+
+    class Launcher:
+        def load(self, device: int) -> None:
+            pass
+
+        def block(self, arguments: Any) -> Any:
+            values = [*arguments, 0, 0]
+            return SimpleNamespace(values=values, pointer=values)
+
+        def entry(self, values: list[int]) -> None:
+            noted.arguments.append([*values])
+
+    def empty(shape: Any, strides: Any, kind: torch.dtype) -> torch.Tensor:
+        noted.allocated += 1
+        return torch.empty_strided(shape, strides, dtype=kind)
+
+    made = SimpleNamespace(launcher=Launcher())
+    patch.setattr(launch, "kernel", lambda solution: made)
+    patch.setattr(launch, "THREAD", SimpleNamespace(bound=True))
+    patch.setattr(kept, "compile_plan", lambda plan: made)
+    patch.setattr(kept, "FIRST_GPU", -1)
+    patch.setattr(tensor_maps, "resident", lambda index, blocks: 2)
+    for module in (operator, kept):
+        patch.setattr(module, "_current_device", lambda: -1)
+        patch.setattr(module, "raw_stream", lambda index: 77)
+        patch.setattr(module, "empty_on_gpu", empty)
+    for module in (compute, epilogue, scaled, grouped):
+        patch.setattr(module, "on_gpu", lambda index: True)
+    patch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    patch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))
+    prepared.forget()
+    kept.READY.clear()
+    try:
+        yield noted
+    finally:
+        prepared.forget()
+        kept.READY.clear()

@@ -68,6 +68,9 @@ def test_groups_say_their_kernel() -> None:
     masked = explain_matmul(batch, b, counts=counts, out=torch.empty(3, 64, 384, dtype=BF16))
     assert masked.why.startswith("one launch for all groups, whose counts of rows the kernel reads; up to 64 rows")
     assert masked.kernel.endswith("masked rows in 3 group(s)") and (masked.copies, masked.workspace) == ((), 0)
+    few, many = (explain_matmul(batch, b, counts=counts, expected_rows=n) for n in (1, 64))
+    assert few.why.endswith("the kernel reads; expected_rows = 1: tiles of 64x176")
+    assert few.kernel != many.kernel and (few.copies, few.workspace) == ((), 0)
     one = explain_matmul(batch[:1], b[:1], counts=counts[:1])
     assert one.kernel.startswith("Sm90Plan 64x384x512") and one.workspace == 0
 
@@ -96,6 +99,16 @@ def test_refusals_are_the_products() -> None:
         ({"a": a, "b": a.T, "recipe_a": "RowWise"}, OperandError, "recipe_a without a scale_a"),
         ({"a": a, "b": a.T, "scale_a": torch.ones(256, 1)}, OperandError, "a is torch.bfloat16: scales are for"),
         ({"a": a, "b": b, "offsets": OFFSETS, "out": a.clone()}, TensorError, r"out has shape \[256, 512\]"),
+        (
+            {"a": a, "b": b, "offsets": OFFSETS, "expected_rows": 7},
+            OperandError,
+            "tiles of masked groups, and there is",
+        ),
+        (
+            {"a": a.view(1, 256, 512).expand(3, 256, 512), "b": b, "counts": OFFSETS[:3], "expected_rows": 0},
+            OperandError,
+            "expected_rows",
+        ),
         (
             {"a": eight(256, 512).T, "b": eight(256, 512), "offsets": OFFSETS},
             OperandError,

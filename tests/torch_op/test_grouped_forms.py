@@ -273,6 +273,29 @@ def test_gradients(form: str, said: str) -> None:
         assert torch.allclose(mine.double(), want, rtol=5e-2, atol=5e-2)
 
 
+@pytest.mark.parametrize("form", ["rows", "counts"])
+def test_second_derivatives_with_bias_and_activation(form: str) -> None:
+    """A gradient penalty through a bias of each group and silu, against float64's."""
+    a, b, bias = normal(4, 8, 5, grad=True), normal(4, 5, 6, grad=True), normal(4, 6, grad=True)
+    counts = torch.tensor([8, 0, 3, 5])
+    ends = counts.cumsum(0)
+    said: dict[str, Any] = {"counts": counts}
+    if form == "rows":
+        a, said = a.detach().flatten(0, 1)[: int(ends[-1])].clone().requires_grad_(), {"offs": ends}
+    x, y, z = (t.detach().double().requires_grad_() for t in (a, b, bias))
+    parts = [x[e, :n] if form == "counts" else x[end - n : end] for e, (n, end) in enumerate(zip(counts, ends))]
+    theirs = [torch.nn.functional.silu(part @ y[e] + z[e]) for e, part in enumerate(parts)]
+    c = grouped_matmul(a, b, **said, bias=bias, activation="silu", out_dtype=F32)
+    ours = [c[e, :n] if form == "counts" else c[end - n : end] for e, (n, end) in enumerate(zip(counts, ends))]
+    found = []
+    for results, leaves in ((ours, (a, b, bias)), (theirs, (x, y, z))):
+        first = torch.autograd.grad(sum(r.square().sum() for r in results), leaves, create_graph=True)
+        second = torch.autograd.grad(sum(g.double().square().sum() for g in first), leaves)
+        found.append((*first, *second))
+    for mine, want in zip(*found, strict=True):
+        assert float((mine.double() - want).norm()) <= 2e-2 * float(want.norm()) and want.abs().max() > 0
+
+
 def test_gradients_of_what_is_in_no_group_are_zero() -> None:
     a, b = operands("rows", grad=True)
     grouped_matmul(a, b, offs=torch.tensor([2, 2, 5, 6])).sum().backward()

@@ -119,10 +119,30 @@ def load(
     shared   shared memory's bytes, from address 0 on
     """
     source, inside = global_bits(tmap, coordinates)
+    move_in(tmap, memory, source, inside, shared, shared_bits(tmap, address))
+    return bytes_moved(tmap)
+
+
+def move_in(
+    tmap: TensorMap, memory: npt.NDArray[np.uint8], source: Ints, inside: npt.NDArray[np.bool_],
+    shared: npt.NDArray[np.uint8], target: Ints,
+) -> None:  # fmt: skip
+    """Copies elements from global to shared memory, at these bit offsets; the map's fill where `inside` is False.
+
+    The map says the format and the fill. The three arrays have one shape.
+    """
     bits = tmap.kind.gmem_bits
     values = np.where(inside, rounded(tmap, _read(memory, source, bits)), _fill(tmap))
-    _write(shared, shared_bits(tmap, address), values, bits)
-    return bytes_moved(tmap)
+    _write(shared, target, values, bits)
+
+
+def move_out(
+    tmap: TensorMap, memory: npt.NDArray[np.uint8], target: Ints, inside: npt.NDArray[np.bool_],
+    shared: npt.NDArray[np.uint8], source: Ints,
+) -> None:  # fmt: skip
+    """Copies elements from shared to global memory, at these bit offsets, where `inside` is True."""
+    bits = tmap.kind.gmem_bits
+    _write(memory, target[inside], _read(shared, source, bits)[inside], bits)
 
 
 def store(
@@ -134,9 +154,7 @@ def store(
     Of a line's last 16 bytes all are written, those beyond the tensor too.
     """
     target, inside = _stored(tmap, coordinates)
-    bits = tmap.kind.gmem_bits
-    values = _read(shared, shared_bits(tmap, address), bits)
-    _write(memory, target[inside], values[inside], bits)
+    move_out(tmap, memory, target, inside, shared, shared_bits(tmap, address))
 
 
 def reduce(

@@ -75,14 +75,23 @@ _RULES = (
          '[PTX] cp.async.bulk.tensor, ".multicast::cluster": a 16-bit mask of blocks'),
     Rule("direction", "padded 4-bit elements are loaded only", "[DRIVER] swizzle"),
     Rule("tile", "the tile fits the tensor's modes, and shared memory holds as many elements", "[CUTE] tma_partition"),
+    Rule("im2col rank", "an im2col map has 3 to 5 dimensions: channels, W, H, D, images", "[DRIVER] tensorRank"),
+    Rule("corner", "a corner of the pixel box has 16 signed bits at rank 3, 8 at rank 4, 5 at rank 5",
+         "[DRIVER] pixelBoxLowerCorner"),
+    Rule("pixel box", "the pixel box holds a pixel along every spatial dimension", "[DRIVER] pixelBoxUpperCorner"),
+    Rule("pixels", "a column has 1 to 1024 pixels", "[DRIVER] pixelsPerColumn"),
+    Rule("offset", "an im2col offset has 16 unsigned bits at rank 3, 8 at rank 4, 5 at rank 5",
+         '[PTX] cp.async.bulk.tensor, "im2colOffsets"'),
+    Rule("first pixel", "a column begins at a pixel of the box that the traversal visits", '[PTX] "im2col mode"'),
+    Rule("gather", "gather4 and scatter4 move four rows of a 2-D map, whose box has one row and steps of 1",
+         '[PTX] "tile::gather4 and tile::scatter4 modes"'),
 )  # fmt: skip
 RULES: dict[str, Rule] = {rule.name: rule for rule in _RULES}
 
 # What tensor copies can do and this module does not derive.
 LEFT_OUT = {
-    "im2col": "boxes of convolution windows (cuTensorMapEncodeIm2col): other coordinates, other bounds",
-    "im2col wide": "the same along W only (cuTensorMapEncodeIm2colWide), sm_100",
-    "gather4, scatter4": "four rows of a 2-D tensor by four row numbers, sm_100",
+    "im2col_no_offs": "stores and reductions of pixel columns; loads are in `atoms.tma.im2col`",
+    "im2col wide": "im2col along W only (cuTensorMapEncodeIm2colWide), sm_100",
     "interleave": "the NC/8HWC8 and NC/16HWC16 layouts of 16- and 32-byte channel groups",
     "128B, atom 32B flip 8B": "exchanges 8-byte halves, which no Swizzle of the algebra says",
     "128B, atom 64B": "its pattern is not written where it could be read",

@@ -5,9 +5,9 @@ Source: NVIDIA's data sheets; the CUDA C++ Programming Guide, "Compute Capabilit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ...arch import Arch
+from ...arch import Arch, facts_of
 from ...arch import arch as arch_named
 
 
@@ -36,7 +36,7 @@ class GpuModel:
         >>> GpuModel.of("sm_90a").name, GpuModel.of("hopper").multiprocessors, GpuModel.of((10, 0)).capability
         ('NVIDIA H100 80GB HBM3', 132, (10, 0))
         """
-        found = arch_named(arch)
+        found = _VARIANTS.get(str(arch).lower()) or arch_named(arch)
         digits = found.name.removeprefix("sm_").rstrip("abcdef")
         name, multiprocessors, gigabytes, megabytes = _GPUS.get(found.name, (f"a GPU of {found.name}", 132, 80, 50))
         capability = int(digits[:-1]), int(digits[-1])
@@ -50,5 +50,8 @@ _GPUS = {
     "sm_89": ("NVIDIA L40S", 142, 48, 96),
     "sm_90a": ("NVIDIA H100 80GB HBM3", 132, 80, 50),
     "sm_100a": ("NVIDIA B200", 148, 180, 126),
+    "sm_103a": ("NVIDIA B300", 148, 268, 126),
     "sm_120a": ("NVIDIA GeForce RTX 5090", 170, 32, 96),
 }
+# Targets whose limits are those of the architecture below them (CUDA C++ Programming Guide, "Compute Capabilities").
+_VARIANTS = {"sm_103a": replace(facts_of("sm_103a"), name="sm_103a")}

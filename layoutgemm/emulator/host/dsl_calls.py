@@ -319,13 +319,12 @@ class CompiledFunction:
         found = [pair for name, value in bound.items() for pair in _arrays_in(name, value)]
         arrays = gathered(found, extra)
         arrays.memory.kept = (*arrays.memory.kept, bound, leaves)
+        ran = None if self.entry is None else self._run_ffi(bound, leaves, arrays)  # the errors of TVM-FFI come first
         words = [
             packed(_typed(parameter, leaf), leaf.name, leaf.value, arrays)
             for parameter, leaf in zip(self.parameters, leaves, strict=True)
         ]
-        if self.entry is None:
-            return arrays, self.host.run(words, arrays)
-        return arrays, self._run_ffi(bound, leaves, arrays)
+        return arrays, self.host.run(words, arrays) if ran is None else ran
 
     # -------------------------------------------------------- binding
 
@@ -356,21 +355,21 @@ class CompiledFunction:
         """One value for each argument of the host function. Raises EmulatorError that lists each parameter's values."""
         execution, count = self.compiled.execution_args, len(self.parameters)
         kinds = dict(zip(execution._meta.all_names, execution._meta.annotated_types, strict=True))
-        none = dict(zip(execution._meta.all_names, execution._compiled_with_none, strict=True))
+        none = _with_none(execution)
         for name, value in bound.items():
-            if none[name] is True and value is not None:
+            if none[name] and value is not None:
                 raise EmulatorError(f"{name} was None when the function was compiled: only None can be passed")
         told: list[list[CallValue]] = []
         for scalars in (False, True):
             told = [
-                [] if none[name] is True
+                [] if none[name]
                 else [CallValue(f"{name}({n})", part) for n, part in enumerate(_algebra(value))]
                 if _is_algebra(kinds[name]) and not scalars
                 else list(_opened(name, value, kinds[name], scalars))
                 for name, value in bound.items()
             ]  # fmt: skip
             for leaves, (name, value) in zip(told, bound.items(), strict=True):
-                if value is None and none[name] is not True and _expects_value(execution.signature.parameters[name]):
+                if value is None and not none[name] and _expects_value(execution.signature.parameters[name]):
                     leaves.append(CallValue(name, None))
             flat = [leaf for leaves in told for leaf in leaves]
             if len(flat) == count:
@@ -419,7 +418,7 @@ class CompiledFunction:
                 if (wanted.kind == "tensor") != _is_array(leaf.value) and not isinstance(leaf.value, Raw):
                     return f". {leaf.name} stands where a {wanted} is taken"
                 place += 1
-            if not leaves and self.compiled.execution_args._compiled_with_none[list(bound).index(name)] is not True:
+            if not leaves and not _with_none(self.compiled.execution_args)[name]:
                 return f". {name}, a {type(bound[name]).__name__}, gives nothing: pass what it was compiled with"
         return ""
 
@@ -457,6 +456,13 @@ class CompiledFunction:
                 return
 
         return self.host.recorded(enter, arrays)
+
+
+def _with_none(execution: Any) -> dict[str, bool]:
+    """Parameter -> True if it was None at compilation; version 4.7 of the DSL does not keep that."""
+    names = execution._meta.all_names
+    kept = getattr(execution, "_compiled_with_none", None) or [False] * len(names)
+    return {name: none is True for name, none in zip(names, kept, strict=True)}
 
 
 def _may_be_stream(parameter: inspect.Parameter) -> bool:

@@ -14,7 +14,7 @@ import re
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,6 +23,7 @@ import numpy as np
 
 from ...errors import EmulatorError
 from .arguments import Place, bytes_at
+from .torch_products import PRODUCTS, product, tensors_in
 
 if TYPE_CHECKING:
     from .devices import GpuModel
@@ -144,54 +145,14 @@ def _called(torch: ModuleType, func: Any, args: tuple[Any, ...], kwargs: dict[st
     args = tuple([_read(torch, x, asked) for x in args])
     kwargs = {key: _read(torch, x, asked) for key, x in kwargs.items()}
     gpu = any(_has_gpu(x) for x in (*args, *kwargs.values()))
-    done = _summed_in_f32(torch, func, args, kwargs) if gpu and name in _PRODUCTS else func(*args, **kwargs)
+    done = product(torch, name, func, args, kwargs) if gpu and name in PRODUCTS else func(*args, **kwargs)
     target = asked[-1] if asked else gpu
     if target and _ALLOCATES.fullmatch(name):
         _align(torch, done, [*args, *kwargs.values()])
     done = _marked(torch, done, target) if asked or gpu else done
     if gpu and HostGraph.capturing() is not None:
-        _hold_uncaptured(torch, name, _tensors(torch, args), done)
+        _hold_uncaptured(torch, name, tensors_in(torch, args), done)
     return done
-
-
-_PRODUCTS = (
-    "matmul",
-    "__matmul__",
-    "__rmatmul__",
-    "mm",
-    "bmm",
-    "einsum",
-    "linear",
-    "baddbmm",
-    "addmm",
-    "addbmm",
-    "mv",
-    "dot",
-)
-
-
-def _summed_in_f32(torch: ModuleType, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A product of 16-bit floats as a GPU has it: summed in float32, and rounded once."""
-    short = (torch.float16, torch.bfloat16)
-    kinds = {x.dtype for x in _tensors(torch, args) if x.dtype in short}
-    if len(kinds) != 1 or kwargs.get("out") is not None:
-        return func(*args, **kwargs)
-
-    def wide(x: Any) -> Any:
-        if isinstance(x, torch.Tensor):
-            return x.float() if x.dtype in short else x
-        return type(x)(map(wide, x)) if type(x) in (list, tuple) else x
-
-    done = func(*map(wide, args), **{key: wide(x) for key, x in kwargs.items()})
-    return done.to(kinds.pop()) if isinstance(done, torch.Tensor) else done
-
-
-def _tensors(torch: ModuleType, values: Iterable[object]) -> Iterator[Any]:
-    for x in values:
-        if isinstance(x, torch.Tensor):
-            yield x
-        elif isinstance(x, (list, tuple)):
-            yield from _tensors(torch, x)
 
 
 # DLPack: a capsule's tensor begins with its address; its device, two 32-bit words, follows. Source: dlpack.h.
@@ -269,7 +230,7 @@ def _align(torch: ModuleType, x: Any, given: Sequence[Any]) -> None:
         return
     storage = x.untyped_storage()
     low, size = storage.data_ptr(), storage.nbytes()
-    if low % ALIGNMENT == 0 or not size or any(y.untyped_storage().data_ptr() == low for y in _tensors(torch, given)):
+    if low % ALIGNMENT == 0 or not size or any(y.untyped_storage().data_ptr() == low for y in tensors_in(torch, given)):
         return
     room = np.empty(size + ALIGNMENT, np.uint8)
     first = -room.ctypes.data % ALIGNMENT

@@ -61,6 +61,7 @@ PRODUCTS = ("wgmma.mma_async", "mma.", "tcgen05.mma")
 
 # Qualifiers come in any order: ptxas takes ld.global.acquire.gpu as well as ld.acquire.gpu.global.
 POLLS = re.compile(r"(?:ld\.(?!.*\.shared)(?:.*\.)?(?:acquire|relaxed|volatile|mmio)\b|atom\.(?!.*\.shared)).*")
+WAITING = re.compile(r"bra\b|nanosleep")  # beside the loads of a loop that polls
 POLLED = 5  # a loop that polls does it at least once in so many operations
 
 
@@ -238,6 +239,9 @@ class PtxMachine:
 
     progress  called after each cluster, and within one about every `EVERY` seconds
     trace     keeps every access (`mutation/trace.py`); then no event is forgotten
+
+    Several machines run side by side by `begin`, `turn` until it returns False, and `finish` (`machine/devices.py`).
+    `quantum` is the number of operations after which a turn ends; 0: when its cluster ends, or only polls.
     """
 
     COMPACT = 1 << 12  # events after which the order checker drops old ones
@@ -271,6 +275,7 @@ class PtxMachine:
         self.owed = 0  # turns of those before another cluster begins
         self.scratch: dict[str, Any] = {}  # what operations keep for a launch
         self.printed: list[tuple[Triple, int, str]] = []  # what threads printed: (block, thread, text), in order
+        self.quantum, self.landed = 0, 0
         if problem := _geometry(launch):
             raise EmulatorError(problem)
         for variable, first in program.variables:
@@ -281,6 +286,16 @@ class PtxMachine:
 
     def run(self) -> PtxMachine:
         """Execute every cluster; returns the machine."""
+        self.begin()
+        try:
+            while self.turn():
+                pass
+        finally:
+            self.finish()
+        return self
+
+    def begin(self) -> None:
+        """Line up the grid's clusters."""
         grid, size = self.launch.grid, self.launch.cluster
         corners = product(*[range(0, grid[axis], size[axis]) for axis in (2, 1, 0)])
         self.waiting = deque((x, y, z) for z, y, x in corners)
@@ -288,15 +303,25 @@ class PtxMachine:
         self.told = time.monotonic()
         if self.progress is not None:
             self.look = 0
-        try:
-            with np.errstate(all="ignore"):  # a kernel may overflow, or divide by 0
-                while self._turn():
-                    pass
-        finally:
-            self.program.mark(self.counts.executed)
-            if self.banks is not None:
-                self.counts.banks = self.banks.uses
-        return self
+
+    def finish(self) -> None:
+        """Complete the counts of the run."""
+        self.program.mark(self.counts.executed)
+        if self.banks is not None:
+            self.counts.banks = self.banks.uses
+
+    def turn(self) -> bool:
+        """Run a cluster until it ends, only polls, or has had its quantum; returns False if none is left."""
+        with np.errstate(all="ignore"):  # a kernel may overflow, or divide by 0
+            return self._turn()
+
+    @property
+    def advanced(self) -> int:
+        """Operations so far that are no arithmetic and no polling, and late ones that landed."""
+        counts = self.counts.instructions
+        return self.landed + sum(
+            count for opcode, count in counts.items() if not WAITING.match(opcode) and not POLLS.match(opcode)
+        )
 
     def _record(self, cluster: Cluster) -> None:
         """Add the roles of the cluster's warps to the findings."""
@@ -305,7 +330,7 @@ class PtxMachine:
         self.suspects.name_roles(role)
 
     def _turn(self) -> bool:
-        """Run a cluster until it ends or only polls; returns False if none is left."""
+        """`turn`, under the caller's NumPy settings."""
         if self.waiting and not self.owed and len(self.polling) < self.RESIDENT:
             (x, y, z), size = self.waiting.popleft(), self.launch.cluster
             inside = product(range(size[2]), range(size[1]), range(size[0]))
@@ -443,9 +468,15 @@ class PtxMachine:
     # ------------------------------------------------------------ running
 
     def _run_cluster(self, cluster: Cluster) -> bool:
-        """Run a cluster. True: it has ended; False: its threads only poll global memory."""
+        """Run a cluster. True: it has ended; False: its threads only poll global memory, or its quantum is over."""
         mark, polls = self.operations, self._polls()
+        end = self.operations + self.quantum if self.quantum else self.policy.limit + 1
+        if cluster.scratch.pop("only polls", False) and cluster.pending:
+            self._land(cluster)
         while True:
+            if self.operations >= end and cluster.ready:
+                cluster.scratch["only polls"] = (self._polls() - polls) * POLLED > self.operations - mark
+                return False
             if self.operations - mark >= self.PATIENCE:
                 before, mark, polls = (mark, polls), self.operations, self._polls()
                 if (polls - before[1]) * POLLED > mark - before[0]:
@@ -478,6 +509,7 @@ class PtxMachine:
         return sum(count for opcode, count in self.counts.instructions.items() if POLLS.match(opcode))
 
     def _land(self, cluster: Cluster) -> None:
+        self.landed += 1
         at = len(cluster.pending) - 1 if self.policy.lands == "newest" else 0
         if self.policy.pick == "random":
             at = self.random.randrange(len(cluster.pending))

@@ -150,14 +150,23 @@ class GlobalMemory:
             if (differ := buffer.data != content).any():
                 yield buffer.name, int(differ.argmax())
 
-    def near(self, address: int) -> GlobalBuffer:
-        """The buffer that holds the address, or the next one after it: a tensor may begin before its buffer."""
+    def near(self, address: int, used: int | None = None) -> GlobalBuffer:
+        """The buffer that holds the address, or the next one after it: a tensor may begin before its buffer.
+
+        used  a byte of the tensor that is accessed, whose buffer it is if the tensor begins far from all of them (maps
+              for ragged groups begin gigabytes before); None: no byte is, and any buffer will do
+        """
         number = (address - self.START) // self.GAP
         if 0 <= number < len(self.buffers) and address < self.buffers[number].end:
             return self.buffers[number]
         if -1 <= number < len(self.buffers) - 1:
             return self.buffers[number + 1]
-        return self._followed(address)
+        try:
+            return self._followed(address)
+        except EmulatorError:
+            if used is None and self.buffers:
+                return self.buffers[0]
+            return self.find(address if used is None else used)[0]
 
     def _offsets(
         self, addresses: npt.NDArray[np.int64], size: int

@@ -29,6 +29,7 @@ from ...dtypes import dtype
 from ...errors import EmulatorError
 
 BYTES, ALIGN = 128, 64
+READ = 64  # first bytes, which have all fields: the CuTe DSL copies these alone into shared memory (4.8.1, sm_100a)
 STRIDE_UNIT = 16
 # The field of the element format, and whether values are rounded to TF32 -> the format, and a type that it holds.
 _FORMAT = {

@@ -254,7 +254,7 @@ def run_doubtful(fiber: Fiber, step: Operation) -> int | None:
         if not program.needs[ins.pc] >> at & 1 or type(value) is not Undefined:
             continue
         if value.lanes & lanes:
-            if ins.words[0] in MOVES and not addresses >> at & 1:
+            if (ins.words[0] in MOVES or ins.words[:2] == ("tcgen05", "st")) and not addresses >> at & 1:
                 message = f"{ins.opcode} takes it: {_said(fiber, at)}"
                 machine.problem("uninitialised", message, fiber, suspect=True)
             elif values >> at & 1 and not addresses >> at & 1:

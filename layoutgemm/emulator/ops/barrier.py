@@ -13,13 +13,16 @@ from ...moved import old_names
 from ..machine.deadlocks import STATES, fibers, warps
 from ..machine.interpreter import BLOCKED, Cluster, Cta, Fiber
 from ..ptx.parser import PtxInstruction
-from ..ptx.program import Program, Run
+from ..ptx.program import Program, Reader, Run
+from ..ptx.values import mask_of
 from ..races.happens_before import Knowledge, MemoryEvent
 from ..races.lanes import synchronise
 from .memory import block_of, said
 from .registry import known, operation
 
 PASSED = object()  # marks a fiber that a barrier released while it waited
+# In a warp's scratch, of tensor memory alone: what a relaxed arrive hands on, what relaxed waits have acquired.
+HANDED, RELAXED = "tensor handed", "tensor relaxed"
 NAMED = 16  # named barriers of a block
 BARRIER_BYTES = 8
 SCOPES = (
@@ -35,7 +38,7 @@ class Named:
 
     def __init__(self, knows: Knowledge, expected: int | None) -> None:
         self.knows, self.expected = knows, expected
-        self.arrived = 0
+        self.arrived = self.yes = self.no = 0  # threads; of those of bar.red, by their predicates
         self.waiting: list[Fiber] = []
         self.warps: list[int] = []  # that have arrived
 
@@ -127,28 +130,68 @@ def named_barrier(program: Program, ins: PtxInstruction) -> Run:
         if fiber.scratch is PASSED:
             fiber.scratch = None
             return None
-        if aligned:
-            fiber.whole()
-        at, expected = fiber.one(number(fiber)), None
-        if threads is not None:
-            expected = fiber.one(threads(fiber))
-            if expected % 32 or expected == 0:
-                raise EmulatorError(f"barrier {at} of {expected} threads, no whole number of warps")
-        barrier = _named(fiber, at, expected)
-        fiber.cta.cluster.ledger.release(fiber, barrier.knows)
-        barrier.warps.append(fiber.warp.number)
-        barrier.arrived += 32 if aligned and expected is not None else fiber.lanes.bit_count()
-        if barrier.expected is not None and barrier.arrived > barrier.expected:
-            raise EmulatorError(f"{barrier.arrived} threads arrive at barrier {at}, which is for {barrier.expected}")
+        at, barrier = _arrive(fiber, number, threads, aligned)
         if waits:
-            barrier.waiting.append(fiber)
-        if _complete(fiber.cta, at, barrier):
-            if waits:
-                # It is among the woken fibers; it goes on at once instead.
-                fiber.cta.cluster.ready.remove(fiber)
-                fiber.scratch = None
-            return None
-        return BLOCKED if waits else None
+            return _wait(fiber, at, barrier)
+        _complete(fiber.cta, at, barrier)
+        return None
+
+    return go
+
+
+def _arrive(fiber: Fiber, number: Reader, threads: Reader | None, aligned: bool) -> tuple[int, Named]:
+    """Arrive at a barrier of the block: its number, and its state."""
+    if aligned:
+        fiber.whole()
+    at, expected = fiber.one(number(fiber)), None
+    if threads is not None:
+        expected = fiber.one(threads(fiber))
+        if expected % 32 or expected == 0:
+            raise EmulatorError(f"barrier {at} of {expected} threads, no whole number of warps")
+    barrier = _named(fiber, at, expected)
+    fiber.cta.cluster.ledger.release(fiber, barrier.knows)
+    barrier.warps.append(fiber.warp.number)
+    barrier.arrived += 32 if aligned and expected is not None else fiber.lanes.bit_count()
+    if barrier.expected is not None and barrier.arrived > barrier.expected:
+        raise EmulatorError(f"{barrier.arrived} threads arrive at barrier {at}, which is for {barrier.expected}")
+    return at, barrier
+
+
+def _wait(fiber: Fiber, at: int, barrier: Named) -> int | None:
+    """Wait for the other threads; the last one goes on at once."""
+    barrier.waiting.append(fiber)
+    if not _complete(fiber.cta, at, barrier):
+        return BLOCKED
+    fiber.cta.cluster.ready.remove(fiber)  # it is among the woken fibers
+    fiber.scratch = None
+    return None
+
+
+@operation("bar.red", "bar.cta.red", "barrier.red", "barrier.cta.red")
+def reducing_barrier(program: Program, ins: PtxInstruction) -> Run:
+    """bar.red: a barrier at which all threads get the and, the or, or the count of their predicates."""
+    words = known(ins, "red", "cta", "aligned", "popc", "and", "or", "u32", "pred")
+    kind = next((word for word in ("popc", "and", "or") if word in words), "")
+    if not kind or (kind == "popc") != ("u32" in words) or len(ins.operands) not in (3, 4):
+        raise ValueError(f"{ins.opcode} is not known here")
+    target, number = program.index[ins.operands[0].text], program.value(ins.operands[1])
+    threads = program.value(ins.operands[2]) if len(ins.operands) == 4 else None
+    predicate, aligned = program.value(ins.operands[-1], "pred"), ins.words[0] == "bar" or "aligned" in words
+
+    def go(fiber: Fiber) -> int | None:
+        if fiber.scratch is not PASSED:
+            at, barrier = _arrive(fiber, number, threads, aligned)
+            yes = mask_of(predicate(fiber), fiber.lanes).bit_count()
+            barrier.yes += yes
+            barrier.no += fiber.lanes.bit_count() - yes
+            fiber.warp.scratch["votes"] = {**fiber.warp.scratch.get("votes", {}), fiber.lanes: barrier}
+            if _wait(fiber, at, barrier) is not None:
+                return BLOCKED
+        fiber.scratch = None
+        barrier = fiber.warp.scratch["votes"].pop(fiber.lanes)
+        results = {"popc": barrier.yes, "and": not barrier.no, "or": barrier.yes > 0}
+        fiber.registers[target] = results[kind]
+        return None
 
     return go
 
@@ -288,6 +331,7 @@ class EmulatedMbarrier:
         self.arrivals: list[tuple[Callable[[], str], int]] = []
         self.waiting: list[Fiber] = []
         self.knows, self.sealed, self.members = (self.ledger.knowledge() for _ in range(3))
+        self.tensor, self.tensor_sealed = self.ledger.knowledge(), self.ledger.knowledge()
         self.ended: Knowledge | None = None
         self.earlier: Knowledge | None = None
 
@@ -362,6 +406,9 @@ class EmulatedMbarrier:
                 self.members.past |= self.ledger.bit(self.ledger.event(True, self.__str__))
             self.sealed.merge(self.knows)
             self.sealed.past |= self.members.past
+            if self.tensor.seen:
+                self.tensor_sealed.merge(self.tensor)
+                self.tensor = self.ledger.knowledge()
             self.earlier, self.ended = self.ended, self.members
             self.knows, self.members = self.ledger.knowledge(), self.ledger.knowledge()
             self.transacted = False
@@ -484,8 +531,10 @@ def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
             ledger.release_inits(fiber, handed)
             if "fenced" in fiber.warp.scratch:
                 handed.merge(fiber.warp.scratch["fenced"])
+            tensor = fiber.warp.scratch.get(HANDED)
         else:
             ledger.release(fiber, handed)
+            tensor = None
         phases: dict[EmulatedMbarrier, int] = {}
         for at in fiber.each(address(fiber)).tolist():
             barrier = mbarrier_at(fiber, int(at))
@@ -494,6 +543,8 @@ def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
             if state is not None:
                 fiber.registers[state] = barrier.phase
             barrier.knows.merge(handed)
+            if tensor is not None:
+                barrier.tensor.merge(tensor)
             if barrier.cta is not fiber.cta:
                 barrier.cta.remote.append((acted, said(fiber, ins)()))
             if drops:
@@ -544,8 +595,14 @@ def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
             fiber.registers[target] = True
             if by_parity and (wrong := barrier.stale(fiber.knows)) is not None:
                 fiber.machine.problem("protocol", wrong, fiber)
+            ledger = fiber.cta.cluster.ledger
             if not relaxed:
-                fiber.cta.cluster.ledger.acquire(fiber, barrier.sealed)
+                ledger.acquire(fiber, barrier.sealed)
+            if relaxed or barrier.tensor_sealed.seen:
+                told = fiber.warp.scratch.setdefault(RELAXED, ledger.knowledge())
+                told.merge(barrier.tensor_sealed)
+                if relaxed:
+                    told.merge(barrier.sealed)
             fiber.spin = None
             return None
         if fiber.spin == question:

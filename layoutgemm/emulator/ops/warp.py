@@ -12,7 +12,7 @@ from operator import index
 import numpy as np
 
 from ...arch import facts_of
-from ...checks.budgets import launch_registers, setmaxnreg_problem
+from ...checks.budgets import allocated_threads, launch_registers, setmaxnreg_problem
 from ...errors import EmulatorError
 from ..machine.interpreter import BLOCKED, Cta, Fiber
 from ..ptx.floats import binary32
@@ -191,7 +191,8 @@ def set_registers(program: Program, ins: PtxInstruction) -> Run:
     """setmaxnreg: return registers to the block's pool, or take some when available.
 
     PTX does not define a warp's register count at launch: the assembler decides. Here it is the most that fit. So a
-    first `inc` to fewer is not an error; it returns nothing.
+    first `inc` to fewer is not an error; it returns nothing. A launch takes registers for whole warpgroups, and those
+    of warps that a block lacks lie in its pool: NVIDIA's blocks of 288 threads take them (cute/blackwell_geforce).
 
     All warps of a warpgroup must execute the same setmaxnreg. Seen on an H200: a block of 288 threads hung when its
     ninth warp returned registers. NVIDIA's examples for sm_100 and sm_120 break this rule, with unknown effects on that
@@ -217,7 +218,8 @@ def set_registers(program: Program, ins: PtxInstruction) -> Run:
                 fiber,
             )
         at_launch = launch_registers(facts, threads)
-        pool = cta.scratch.setdefault("registers", [0, []])
+        lacking = allocated_threads(threads) - len(cta.warps) * WARP
+        pool = cta.scratch.setdefault("registers", [lacking * at_launch, []])
         have = fiber.warp.scratch.get("registers", at_launch)
         need = (count - have) * 32
         if need < 0 and not gives and "registers" not in fiber.warp.scratch:

@@ -181,6 +181,7 @@ class Program:
         """(written, read) registers, but for the predicate."""
         written = read = 0
         reads_first = ins.words[0] in READS_FIRST or ins.opcode.startswith("tcgen05.dealloc")
+        reads_first &= "red" not in ins.words  # a barrier's reduction has a result
         for place, operand in enumerate(ins.operands):
             named = 0
             for register in self.registers(operand):

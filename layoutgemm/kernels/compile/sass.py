@@ -153,12 +153,15 @@ def disassemble(cubin: bytes) -> Sass:
 
 
 def resources(cubin: bytes) -> Resources:
-    """Registers, stack and memory of the cubin's one kernel; raises PlanError when cuobjdump is absent or says none."""
+    """Registers, stack and memory of the cubin's kernel, of several the most of each.
+
+    Raises PlanError when cuobjdump is absent or says none.
+    """
     text = _run("cuobjdump", ["-res-usage"], cubin)
     found = _RESOURCES.findall(text)
-    if len(found) != 1:
-        raise PlanError(f"the cubin has {len(found)} kernels, expected one; cuobjdump -res-usage said:\n{text}")
-    return Resources(*map(int, found[0]))
+    if not found:
+        raise PlanError(f"the cubin has no kernel; cuobjdump -res-usage said:\n{text}")
+    return Resources(*[max(map(int, each)) for each in zip(*found, strict=True)])
 
 
 @functools.cache

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...dtypes import dtype
-from ..epilogue.chain import STEPS, Custom, Epilogue, Given, Step
+from ..epilogue.chain import STEPS, Custom, Epilogue, Given, Reduction, Step
 from ..sm80.choose import Sm80Choice
 from ..sm80.plan import Sm80Config
 from ..sm90.choose.rules import Sm90Choice
@@ -326,7 +326,7 @@ def entry_of(kernel: Kernel) -> dict[str, Any]:
             if STEPS.get(type(step).__name__) is not type(step):
                 raise TypeError(f"{step!r} is not one of {', '.join(STEPS)}")
         entry["steps"] = [[type(step).__name__, _values_of(step)] for step in kernel.epilogue.steps]
-        entry["pairs"] = kernel.epilogue.pairs
+        entry["pairs"], entry["stores_c"] = kernel.epilogue.pairs, kernel.epilogue.stores_c
     return entry
 
 
@@ -334,7 +334,8 @@ def kernel_of(entry: Any) -> Kernel:
     """The kernel again. Raises LayoutError, TypeError or KeyError for any other entry."""
     epilogue = None
     if "steps" in entry:
-        epilogue = Epilogue(*[_step_of(name, values) for name, values in entry["steps"]], pairs=entry["pairs"])
+        steps = [_step_of(name, values) for name, values in entry["steps"]]
+        epilogue = Epilogue(*steps, pairs=entry["pairs"], stores_c=entry["stores_c"])
     gated = _gate_of(entry.get("gated"))
     return Kernel(
         choice_of(entry), tuple(entry["operands"]), bool(entry["batched"]), epilogue, gated, "paired" in entry
@@ -357,6 +358,8 @@ def _gate_of(entry: Any) -> Combined | str | None:
 
 
 def _values_of(step: Step) -> dict[str, Any]:
+    if isinstance(own := getattr(step, "operation", None), Reduction):
+        return {**vars(step), "operation": vars(own)}
     if not isinstance(step, Custom):
         return vars(step)
     operands = [{**vars(operand), "dtype": operand.dtype.name} for operand in step.operands]
@@ -364,6 +367,8 @@ def _values_of(step: Step) -> dict[str, Any]:
 
 
 def _step_of(name: str, values: Any) -> Step:
+    if isinstance(own := values.get("operation"), dict):
+        values = {**values, "operation": Reduction(**{key: _tuples(value) for key, value in own.items()})}
     if name != "Custom":
         return STEPS[name](**values)
     operands = [Given(**{**operand, "dtype": dtype(operand["dtype"])}) for operand in values["operands"]]

@@ -13,15 +13,11 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 
 from ..derive import Operand
-from ..epilogue.chain import Epilogue, Given
+from ..epilogue.chain import Epilogue, Given, Quantize, Reducing
+from ..partials import Partial
 from . import bridge
 from . import math as element
-
-
-class _Fragment(Protocol):
-    """Maps (thread, value) to a row and a column."""
-
-    def coords_C(self, thread: Any, value: Any, /) -> Any: ...
+from .reductions import BlockReductions
 
 
 class _StoredPlan(Protocol):
@@ -34,7 +30,9 @@ class _StoredPlan(Protocol):
     @property
     def batch(self) -> int: ...
     @property
-    def mma(self) -> _Fragment: ...
+    def mma(self) -> Any: ...  # an MmaAtom, or the map of a load of tensor memory: it has coords_C
+    @property
+    def partials(self) -> tuple[Partial, ...]: ...
 
 
 class FusedBlock:
@@ -43,18 +41,59 @@ class FusedBlock:
     job      what the kernel knows at run time; `job.given` holds the epilogue's words by name
     place    first row, first column and matrix of the accumulator's tile
     thread   in the warpgroup
+    part     of the accumulator's columns, that are stored at a time
     """
 
-    def __init__(self, plan: _StoredPlan, job: bridge.Carried, place: tuple[Int32, Int32, Int32], thread: Int32):
+    def __init__(
+        self, plan: _StoredPlan, job: bridge.Carried, place: tuple[Int32, Int32, Int32], thread: Int32, part: int = 0
+    ):
+        self.part = part
         self.epilogue: Epilogue = plan.epilogue
         self.plan, self.job, self.thread = plan, job, thread
         self.row, self.column, self.matrix = place
         self.math = element.ElementMath(plan.c.dtype.bits > 16, plan.c.dtype.mantissa <= 8)
         self.read: dict[tuple[object, ...], Int64] = {}
-        self.found: dict[str, Int32] = {}
+        self.reductions = BlockReductions(self)
+        self.scaled: dict[int, Float32] = {}  # of a quantised C: values of groups of columns that are complete
 
     def values(self, accumulator: cute.Tensor, first: int, count: int) -> list[Float32]:
         """The accumulator's values from `first` on, after the epilogue; `first` and `count` are even."""
+        if self.epilogue.quantizes is not None:
+            return self.quantized(accumulator, first, count, self.epilogue.quantizes)
+        return self.applied(accumulator, first, count)
+
+    def quantized(self, accumulator: cute.Tensor, first: int, count: int, step: Quantize) -> list[Float32]:
+        """The same, where a value's factor follows from all of its row's group of columns: group by group."""
+        wanted = range(first, first + count)
+        columns = {v: int(self.plan.mma.coords_C(0, v)[1]) for v in range(self.plan.mma.accumulator_registers)}
+        for group in sorted({columns[v] // step.each for v in wanted if v not in self.scaled}):
+            of_group = [v for v, column in columns.items() if column // step.each == group]
+            factors = self.factors(dict(zip(of_group, self.of_values(accumulator, of_group), strict=True)), step)
+            self.scaled.update(factors)
+        return [self.scaled.pop(v) for v in wanted]
+
+    def of_values(self, accumulator: cute.Tensor, values: list[int]) -> list[Float32]:
+        """Values after the epilogue's steps but the last, which leaves them as they are."""
+        return [x for v in values[::2] for x in self.applied(accumulator, v, 2)]
+
+    def factors(self, values: dict[int, Float32], step: Quantize) -> dict[int, Float32]:
+        """A group's values, scaled."""
+        of_row: dict[int, list[int]] = {}
+        for v in values:
+            of_row.setdefault(int(self.plan.mma.coords_C(0, v)[0]), []).append(v)
+        scaled = {}
+        for own in of_row.values():
+            found = Float32(0.0)
+            for v in own:
+                at = Pair(self, v - v % 2).element(v % 2)
+                size = self.math.largest(values[v], -values[v])
+                found = self.math.largest(found, self.math.where(at.inside("m"), size, 0.0))
+            factor = self.reductions.quantized(step, found, Pair(self, own[0]).element(0))
+            scaled.update({v: values[v] * factor for v in own})
+        return scaled
+
+    def applied(self, accumulator: cute.Tensor, first: int, count: int) -> list[Float32]:
+        """The accumulator's values after the epilogue's steps, element by element."""
         out: list[Float32] = []
         for v in range(first, first + count, 2):
             pair = Pair(self, v)
@@ -65,8 +104,7 @@ class FusedBlock:
 
     def finish(self) -> None:
         """Reductions over all values of the block."""
-        for name, bits in self.found.items():
-            element.largest_of_warp(getattr(self.job.given, name), bits)
+        self.reductions.finish()
 
 
 class Pair:
@@ -76,7 +114,7 @@ class Pair:
         self.block = block
         i, j = block.plan.mma.coords_C(block.thread, v)
         # Where thread 0 has them: two values of one thread in one row, or in one column, are so in every thread.
-        self.key = tuple(int(x) for x in block.plan.mma.coords_C(0, v))
+        self.key: tuple[int, int] = tuple(int(x) for x in block.plan.mma.coords_C(0, v))  # type: ignore[assignment]
         self.i, self.j = block.row + i, block.column + j
         self.written: dict[str, list[Any]] = {}
 
@@ -178,11 +216,25 @@ class Element:
         """Store x here once the pair is complete."""
         self.pair.written.setdefault(name, []).append(x)
 
-    def largest(self, name: str, x: Float32) -> None:
-        """Take |x| into the block's maximum, where the element is one of C."""
-        block = self.pair.block
-        bits = self.math.where(self.pair.inside(self.e), element.magnitude(x), Int32(0))
-        block.found[name] = cutlass.max(block.found[name], bits) if name in block.found else bits
+    @property
+    def key(self) -> tuple[int, int]:
+        """Row and column in the accumulator, where thread 0 has it."""
+        return self.pair.key[0], self.pair.key[1] + self.e
+
+    def inside(self, axes: str) -> Boolean:
+        """True if a reduction to these axes takes the element: those beyond C along them are results of no line."""
+        job = self.pair.block.job
+        if axes == "m":
+            return self.j < job.n
+        return self.i < job.m if axes == "n" else self.pair.inside(self.e)
+
+    def reduce(self, step: Reducing, x: Float32) -> None:
+        """Take x into the reduction of its row or column."""
+        self.pair.block.reductions.take(step, self, x)
+
+    def quantized(self, step: Quantize, x: Float32) -> Float32:
+        """x as it is: the block scales it when all of its group is there."""
+        return x
 
     def random(self, name: str) -> Int32:
         """16 random bits."""

@@ -1,6 +1,6 @@
-"""The bridge's arithmetic on single elements: f32 functions, loads of a value or a pair, the largest of a block.
+"""The bridge's arithmetic on single elements: f32 functions, loads of a value or a pair, atomic combinations.
 
-Sources: PTX ISA, "tanh", "ex2", "rcp", "ld", "st", "redux.sync", "red".
+Sources: PTX ISA, "tanh", "ex2", "rcp", "max", "div", "ld", "st", "red".
 """
 
 from __future__ import annotations
@@ -122,9 +122,19 @@ class ElementMath:
         return cutlass.min(x, y) if isinstance(x, Int32) else cute.arch.fmin(x, y)
 
     @staticmethod
+    def largest(x: Float32, y: Float32) -> Float32:
+        """The larger of two, NaN where either is."""
+        return assembly("max.NaN.f32 $0, $1, $2;", "=f,f,f", [Float32(x), Float32(y)], (Float32,), pure=True)[0]
+
+    @staticmethod
+    def smallest(x: Float32, y: Float32) -> Float32:
+        """The smaller of two, NaN where either is."""
+        return assembly("min.NaN.f32 $0, $1, $2;", "=f,f,f", [Float32(x), Float32(y)], (Float32,), pure=True)[0]
+
+    @staticmethod
     def where(condition: Boolean, yes: Float32, no: Float32) -> Float32:
         """A choice without a branch."""
-        kind = Int32 if isinstance(yes, Int32) or isinstance(no, Int32) else Float32
+        kind = Int32 if all(isinstance(value, (Int32, int)) for value in (yes, no)) else Float32
         return kind(cutlass.select_(Boolean(condition), kind(yes), kind(no)))
 
     add = staticmethod(lambda x, y: x + y)
@@ -195,23 +205,28 @@ def store_two(address: Int64, low: Float32, high: Float32, dtype: DType, inside:
         _store_word(address, convert_pair(low, high, dtype), 32, inside)
 
 
-def magnitude(x: Float32) -> Int32:
-    """The bits of |x|: as integers they are ordered as the values are, and NaN is above them all."""
-    return Float32(x).bitcast(Int32) & Int32(0x7FFFFFFF)
+def divided(x: Float32 | float, y: Float32 | float) -> Float32:
+    """x / y, correctly rounded."""
+    return assembly("div.rn.f32 $0, $1, $2;", "=f,f,f", [Float32(x), Float32(y)], (Float32,), pure=True)[0]
 
 
-def _largest(address: Int64, bits: Int32) -> None:
+# Combination of an f32 with the one in memory. Floats that are not negative are ordered as their bits are as integers,
+# negative ones as theirs are, unsigned and backwards; NaN, which `largest` gives without a sign, is above all.
+_COMBINED = {
+    "sum": "@p red.relaxed.gpu.global.add.f32 [$0], $1;",
+    "max": "@a red.relaxed.gpu.global.max.s32 [$0], w; @b red.relaxed.gpu.global.min.u32 [$0], w;",
+    "min": "@a red.relaxed.gpu.global.min.s32 [$0], w; @b red.relaxed.gpu.global.max.u32 [$0], w;",
+}
+
+
+def combine_value(address: Int64, value: Float32, operation: str, inside: Boolean) -> None:
+    """red: the f32 in memory becomes its "sum", "max" or "min" with a value, where `inside` holds."""
     assembly(
-        "{ .reg .b32 m; .reg .b32 l; .reg .pred p; redux.sync.max.s32 m, $1, -1; mov.u32 l, %laneid; "
-        "setp.eq.u32 p, l, 0; @p red.relaxed.gpu.global.max.s32 [$0], m; }",
-        "l,r,~{memory}",
-        [Int64(address), Int32(bits)],
+        "{ .reg .pred p; .reg .pred a; .reg .pred b; .reg .pred s; .reg .b32 w; setp.ne.b32 p, $2, 0; mov.b32 w, $1; "
+        f"setp.ge.s32 s, w, 0; and.pred a, s, p; not.pred s, s; and.pred b, s, p; {_COMBINED[operation]} }}",
+        "l,f,r,~{memory}",
+        [Int64(address), Float32(value), Int32(inside)],
     )
-
-
-def largest_of_warp(address: Int64, bits: Int32) -> None:
-    """Raise a float32 in memory to the largest of a warp's magnitudes; all lanes call it. See `magnitude`."""
-    _largest(address, bits)
 
 
 def random_pair(seed: Uint32, i: Int32, pair: Int32) -> Uint32:

@@ -5,6 +5,8 @@ Sources: PTX ISA, "ld", "selp".
 
 from __future__ import annotations
 
+from typing import Any
+
 import cutlass
 from cutlass import Boolean, Int32, Int64
 from cutlass.cutlass_dsl import dsl_user_op
@@ -22,6 +24,24 @@ def load_word(address: Int64, *, loc: object = None, ip: object = None) -> Int32
 def load_word_shared(address: Int32, *, loc: object = None, ip: object = None) -> Int32:
     """ld.shared of 32 bits as an integer; `address` is an Int32 in bytes."""
     return assembly("ld.shared.b32 $0, [$1];", "=r,r,~{memory}", [Int32(address)], [Int32], loc=loc, ip=ip)[0]
+
+
+class WordReads:
+    """The words of an order of tiles in a kernel: see `schedule.tile_order.Reads`.
+
+    given  the launch's words by name
+    """
+
+    def __init__(self, given: Any):
+        self.given = given
+
+    def word(self, name: str) -> Int32:
+        """The word of that name, as a 32-bit integer."""
+        return Int32(getattr(self.given, name))
+
+    def entry(self, name: str, index: Int32) -> Int32:
+        """Number `index` of the 32-bit integers in the array whose address is the word."""
+        return load_word(getattr(self.given, name) + Int64(index) * 4)
 
 
 def choose(condition: Boolean, yes: Int32, no: Int32) -> Int32:

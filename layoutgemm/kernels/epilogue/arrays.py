@@ -9,10 +9,11 @@ import numpy as np
 
 from ...errors import OperandError
 from .chain import Epilogue
-from .numpy_math import rounded
+from .matrix import rounded
 from .parameters import Placed, words_of
 
 PADDING = 6  # elements behind each line of a matrix, which a kernel has to leave as they are
+BEYOND = -77  # their value, of whole numbers; of others NaN
 
 
 class Arrays:
@@ -20,6 +21,8 @@ class Arrays:
 
     given  what is read, by name: a number, (), (M,), (N,) or (M, N) as the operand's axes say, or one for each matrix
            of a batch; values are rounded to the operand's type
+
+    workspace  bytes of the plan's partial results: an array of them is a word of the launch
 
     Raises OperandError for an operand that is missing, is not the epilogue's, or has another shape.
 
@@ -29,18 +32,17 @@ class Arrays:
     ('0x40000000', (8,))
     """
 
-    def __init__(self, epilogue: Epilogue, shape: tuple[int, ...], given: Mapping[str, object]):
+    def __init__(self, epilogue: Epilogue, shape: tuple[int, ...], given: Mapping[str, object], workspace: int = 0):
         self.epilogue = epilogue
         self._bits: dict[str, np.ndarray] = {}
         placed: dict[str, Any] = {name: value for name, value in given.items() if self._host(name)}
-        extents = {"m": shape[-2], "n": shape[-1]}
         for operand in epilogue.given:
             if operand.host or (not operand.written and operand.name not in given):
                 continue
-            one = tuple(extents[axis] for axis in operand.axes) or (1,)
+            one = operand.shape(*shape[-2:]) or (1,)
             several = (*shape[:-2], *one)
             if operand.written:
-                value = np.zeros(several if operand.axes else one, np.float32)
+                value = np.full(several if operand.axes else one, operand.start, np.float32)
             else:
                 value = np.atleast_1d(rounded(operand, given[operand.name]))
             if value.shape not in (one, several):
@@ -49,27 +51,34 @@ class Arrays:
             if operand.axes == "mn" and operand.order == "col":
                 value = value.swapaxes(-1, -2)
             pad = PADDING if operand.axes == "mn" else 0
-            lines = np.full((*value.shape[:-1], value.shape[-1] + pad), np.nan, np.float32)
+            beyond = np.nan if operand.dtype.kind == "float" else BEYOND
+            lines = np.full((*value.shape[:-1], value.shape[-1] + pad), beyond, np.float32)
             lines[..., : value.shape[-1]] = value
-            bits = self._bits[operand.name] = operand.dtype.encode(lines)
+            whole = operand.dtype.kind == "int"
+            bits = self._bits[operand.name] = operand.dtype.encode(lines.astype(np.int32) if whole else lines)
             leading = lines.shape[-1]
             placed[operand.name] = Placed(bits, leading, int(np.prod(lines.shape[1:])) if own else 0)
         unknown = {name: value for name, value in given.items() if name not in placed}
-        self.words: tuple[Any, ...] = words_of(epilogue, {**placed, **unknown})
+        partial = np.full(max(1, workspace // 4), np.nan, np.float32)
+        self.words: tuple[Any, ...] = words_of(epilogue, {**placed, **unknown}, partial)
 
     def _host(self, name: str) -> bool:
         return any(operand.host and operand.name == name for operand in self.epilogue.given)
 
     def written(self) -> dict[str, np.ndarray]:
-        """The operands that the kernel wrote, by name, as float32. Raises OperandError for a write behind a line."""
+        """The operands that the kernel wrote, by name, as float32, whole numbers as int32.
+
+        Raises OperandError for a write behind a line.
+        """
         found: dict[str, np.ndarray] = {}
         for operand in self.epilogue.given:
             if not operand.written:
                 continue
-            value = np.asarray(operand.dtype.decode(self._bits[operand.name]), np.float32)
+            whole = operand.dtype.kind == "int"
+            value = np.asarray(operand.dtype.decode(self._bits[operand.name]), np.int32 if whole else np.float32)
             if operand.axes == "mn":
                 value, behind = value[..., :-PADDING], value[..., -PADDING:]
-                if not np.isnan(behind).all():
+                if not (behind == BEYOND if whole else np.isnan(behind)).all():
                     raise OperandError(f"{operand.name}: the kernel wrote behind its lines")
                 value = value if operand.order == "row" else value.swapaxes(-1, -2)
             found[operand.name] = value if operand.axes else value[0]

@@ -15,15 +15,16 @@ from typing import Any
 import numpy as np
 
 from ...errors import PlanError
-from ..plan import MAX_WORDS
-from .numpy_math import EpilogueMatrix, numbers_of
+from ..plan import MAX_WORDS, WORKSPACE
+from .matrix import EpilogueMatrix, numbers_of
+from .reduce import Amax, ColumnReduce, Quantize, Reducing, RowReduce
+from .reductions import REDUCTIONS, Reduction
 from .steps import (
     ACTIVATIONS,
     GRADIENTS,
     STEPS,
     Activation,
     ActivationGradient,
-    Amax,
     Aux,
     Bias,
     Clamp,
@@ -52,23 +53,30 @@ class Epilogue:
     flipped  the kernel computes the transposed C, so coordinates change places: see `transposed`
     pairs    two neighbours of a row may be read and written at once: the kernel's N is even, and every address and
              stride of an operand along its rows a multiple of two elements
+    stores_c False: nothing of C is written, only what the steps write
     """
 
     steps: tuple[Step, ...]
     flipped: bool = False
     pairs: bool = False
+    stores_c: bool = True
 
-    def __init__(self, *steps: Step, flipped: bool = False, pairs: bool = False):
+    def __init__(self, *steps: Step, flipped: bool = False, pairs: bool = False, stores_c: bool = True):
         for step in steps:
             if not isinstance(step, Step):
                 raise PlanError(f"an epilogue is made of steps, such as Bias() and Activation('relu'), not of {step!r}")
         object.__setattr__(self, "steps", tuple(steps))
         object.__setattr__(self, "flipped", flipped)
         object.__setattr__(self, "pairs", pairs)
+        object.__setattr__(self, "stores_c", stores_c)
         names = [given.name for given in self.given]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise PlanError(f"two operands of the epilogue are named {twice[0]}: give one of them another name")
+        if any(isinstance(step, Quantize) for step in steps[:-1]):
+            raise PlanError("Quantize is the last step of an epilogue: what follows would be of C's rounded values")
+        if not stores_c and not any(given.written for given in self.given):
+            raise PlanError("stores_c=False, and no step writes anything: such a product has no result")
         if len(self.words) > MAX_WORDS:
             raise PlanError(f"the epilogue's operands take {len(self.words)} parameters; a kernel has {MAX_WORDS}")
 
@@ -128,8 +136,24 @@ class Epilogue:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the kernel's parameters that carry them."""
-        return tuple(word for given in self.given for word in given.words)
+        """Names of the kernel's parameters that carry them, and the workspace of partial results last."""
+        return (*[word for given in self.given for word in given.words], *[WORKSPACE] * bool(self.partials))
+
+    @property
+    def reductions(self) -> tuple[Reducing, ...]:
+        """The steps that reduce."""
+        return tuple(step for step in self.steps if isinstance(step, Reducing))
+
+    @property
+    def partials(self) -> tuple[Reducing, ...]:
+        """Those whose results of tiles are combined by a second launch: they need a workspace."""
+        return tuple(step for step in self.reductions if step.partial)
+
+    @property
+    def quantizes(self) -> Quantize | None:
+        """The last step, where it gives 8-bit floats with scales."""
+        last = self.steps[-1] if self.steps else None
+        return last if isinstance(last, Quantize) else None
 
     def __bool__(self) -> bool:
         return bool(self.steps)
@@ -140,11 +164,12 @@ class Epilogue:
 
     def in_pairs(self, pairs: bool = True) -> Epilogue:
         """The same for operands that lie as `pairs` says."""
-        return Epilogue(*self.steps, flipped=self.flipped, pairs=pairs)
+        return Epilogue(*self.steps, flipped=self.flipped, pairs=pairs, stores_c=self.stores_c)
 
     def transposed(self) -> Epilogue:
         """The epilogue that does the same to the transposed C: for operands that change places."""
-        return Epilogue(*[step.transposed() for step in self.steps], flipped=not self.flipped, pairs=False)
+        steps = [step.transposed() for step in self.steps]
+        return Epilogue(*steps, flipped=not self.flipped, pairs=False, stores_c=self.stores_c)
 
     def apply(self, x: Any, at: Any) -> Any:
         """All steps on one element, or on a matrix of them."""
@@ -173,6 +198,7 @@ __all__ = [
     "ACTIVATIONS",
     "GRADIENTS",
     "MAX_WORDS",
+    "REDUCTIONS",
     "STEPS",
     "Activation",
     "ActivationGradient",
@@ -180,12 +206,17 @@ __all__ = [
     "Aux",
     "Bias",
     "Clamp",
+    "ColumnReduce",
     "Custom",
     "Dropout",
     "Epilogue",
     "Given",
     "Outputs",
+    "Quantize",
+    "Reducing",
+    "Reduction",
     "Residual",
+    "RowReduce",
     "Scale",
     "Step",
     "VectorScale",

@@ -33,8 +33,10 @@ class Placed:
     batch: int = 0
 
 
-def words_of(epilogue: Epilogue, given: Mapping[str, object]) -> tuple[Any, ...]:
+def words_of(epilogue: Epilogue, given: Mapping[str, object], workspace: Any = None) -> tuple[Any, ...]:
     """The words, in the kernel's order: numbers and `Placed` by name, all of the epilogue's and no others.
+
+    workspace  the address of the plan's `workspace` bytes, which an epilogue with partial results needs
 
     Raises OperandError for a missing operand, one too many, or a number where there should be an address.
 
@@ -49,6 +51,10 @@ def words_of(epilogue: Epilogue, given: Mapping[str, object]) -> tuple[Any, ...]
     words: list[Any] = []
     for operand in epilogue.given:
         words.extend(_words(operand, given[operand.name]))
+    if epilogue.partials:
+        if workspace is None:
+            raise OperandError(f"{epilogue.partials[0].name} has partial results: workspace= is their address")
+        words.append(workspace)
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 

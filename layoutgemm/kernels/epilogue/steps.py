@@ -29,7 +29,9 @@ class Given:
     dtype    "f32", "bf16" or "f16", or such a `DType`
     host     of one value: a number given at the launch, in place of an address ("f32", or "i32")
     order    of "mn": which index is contiguous in memory, as for C
-    written  whether it is written
+    written  whether it is written: then it may be "i32", too
+    unit     of a written "mn": rows and columns of C for each of its elements
+    start    of one that is combined with what is in memory: the value that changes nothing
     """
 
     name: str
@@ -38,6 +40,8 @@ class Given:
     host: bool = False
     order: str = "row"
     written: bool = False
+    unit: tuple[int, int] = (1, 1)
+    start: float = 0.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier():
@@ -47,9 +51,21 @@ class Given:
         object.__setattr__(self, "dtype", dtype_named(self.dtype))
         if self.order not in ORDERS:
             raise PlanError(f"{self.name}: order {self.order!r}; known are 'row' and 'col'")
-        known = ("f32", "i32") if self.host else ("f32", "bf16", "f16")
+        known = ("f32", "i32") if self.host else ("f32", "bf16", "f16") + ("i32",) * self.written
         if self.dtype.name not in known:
             raise PlanError(f"{self.name} is {self.dtype}; an epilogue's operand is one of {', '.join(known)}")
+        object.__setattr__(self, "unit", tuple(self.unit))
+        if self.unit != (1, 1) and not (self.written and self.axes == "mn"):
+            raise PlanError(f"{self.name}: unit {self.unit} is for a written matrix")
+
+    def shape(self, m: int, n: int) -> tuple[int, ...]:
+        """Its shape for a C of m rows and n columns.
+
+        >>> Given("scales", "mn", "f32", written=True, unit=(1, 128)).shape(4, 200)
+        (4, 2)
+        """
+        extents = {"m": -(-m // self.unit[0]), "n": -(-n // self.unit[1])}
+        return tuple(extents[axis] for axis in self.axes)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -61,7 +77,7 @@ class Given:
 
     def transposed(self) -> Given:
         """The same for the transposed C."""
-        return replace(self, axes=_FLIPPED[self.axes], order=_OTHER[self.order])
+        return replace(self, axes=_FLIPPED[self.axes], order=_OTHER[self.order], unit=self.unit[::-1])
 
 
 STEPS: dict[str, type[Step]] = {}  # this package's own by name: those that another process knows, too
@@ -70,14 +86,14 @@ STEPS: dict[str, type[Step]] = {}  # this package's own by name: those that anot
 class Step:
     """One step: `given` says what it needs, `apply` what becomes of x.
 
-    `at` is x's place: `at.read(name)`, `at.write(name, x)`, `at.largest(name, x)`, `at.random(name)` and the
+    `at` is x's place: `at.read(name)`, `at.write(name, x)`, `at.reduce(step, x)`, `at.random(name)` and the
     coordinates `at.i`, `at.j`. `at.math` has exp, tanh, erf, sigmoid, maximum, where ... in f32.
     """
 
     given: tuple[Given, ...] = ()
 
     def __init_subclass__(cls) -> None:
-        if cls.__module__ == __name__ and not cls.__name__.startswith("_"):
+        if cls.__module__.rpartition(".")[0] == __package__ and not cls.__name__.startswith("_"):
             STEPS[cls.__name__] = cls
 
     def apply(self, x: Any, at: Any) -> Any:
@@ -324,23 +340,6 @@ class Aux(Step):
     def transposed(self) -> Step:
         """The matrix in the other order."""
         return replace(self, order=_OTHER[self.order])
-
-
-@dataclass(frozen=True)
-class Amax(Step):
-    """The largest |x|, kept in a float32 in memory that the caller initialises."""
-
-    name: str = "amax"
-
-    @property
-    def given(self) -> tuple[Given, ...]:  # type: ignore[override]
-        """The maximum."""
-        return (Given(self.name, "", dtype_named("f32"), written=True),)
-
-    def apply(self, x: Any, at: Any) -> Any:
-        """x, unchanged."""
-        at.largest(self.name, x)
-        return x
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ Expression = tuple[Any, ...]
 _FLOATS = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "normal", "sigmoid")  # of one float
 MAX_POWER = 16  # of x ** n
 _INTEGERS = ("floordiv", "mod", "and_", "or_", "xor")
-_KNOWN = (*_FLOATS, "float", "maximum", "minimum", "where")  # what ops has
+_KNOWN = (*_FLOATS, "float", "maximum", "minimum", "largest", "smallest", "where")  # what ops has
 _MAX_F32 = float.fromhex("0x1.fffffep127")
 
 
@@ -132,7 +132,8 @@ class Operations:
     """The functions that a traced function may call, in f32.
 
     exp, log, sqrt, rsqrt, tanh, erf, sigmoid; normal, the distribution function, erfc(-x / sqrt(2)) / 2; maximum and
-    minimum; where. `float` makes a float of a coordinate, which arithmetic with floats does by itself.
+    minimum; largest and smallest, NaN where either is; where. `float` makes a float of a coordinate, which arithmetic
+    with floats does by itself.
     """
 
     def __getattr__(self, name: str) -> Callable[[Any], Symbol]:
@@ -156,6 +157,16 @@ class Operations:
         return _arithmetic("minimum", x, y)
 
     @staticmethod
+    def largest(x: object, y: object) -> Symbol:
+        """The larger of two floats, NaN where either is."""
+        return _apply("largest", "float", _float(x), _float(y))
+
+    @staticmethod
+    def smallest(x: object, y: object) -> Symbol:
+        """The smaller of two floats, NaN where either is."""
+        return _apply("smallest", "float", _float(x), _float(y))
+
+    @staticmethod
     def where(condition: object, yes: object, no: object) -> Symbol:
         """`yes` where the condition holds, else `no`; both are computed."""
         if not isinstance(condition, Symbol) or condition.kind != "bool":
@@ -173,14 +184,29 @@ def trace(function: Callable[..., Any], names: tuple[str, ...]) -> Expression:
     >>> trace(lambda x, i, j, ops: ops.where(i >= j, x, 0.0), ())
     ('where', ('ge', ('i',), ('j',)), ('x',), ('float', 0.0))
     """
-    taken = ("x", "i", "j", "ops", *names)
-    try:
-        inspect.signature(function).bind(*taken)
-    except TypeError as error:
-        raise PlanError(f"the epilogue's function is called with ({', '.join(taken)}): {error}") from None
     given = [Symbol(("given", name), "float") for name in names]
+    result = called(function, ("x", "i", "j", "ops", *names), (*element(), Operations(), *given))
+    if result is None:
+        raise PlanError("the epilogue's function returned nothing: it gives the new value of x")
+    return _float(result).expression
+
+
+def element() -> tuple[Symbol, Symbol, Symbol]:
+    """The symbols of an element: its f32 value, its row and its column."""
+    return Symbol(("x",), "float"), Symbol(("i",), "int"), Symbol(("j",), "int")
+
+
+def called(function: Callable[..., Any], names: tuple[str, ...], symbols: tuple[object, ...]) -> object:
+    """The result of a function of symbols; `names` are its parameters, for the refusal.
+
+    Raises PlanError where it takes others, and for an error that it raises.
+    """
     try:
-        result = function(Symbol(("x",), "float"), Symbol(("i",), "int"), Symbol(("j",), "int"), Operations(), *given)
+        inspect.signature(function).bind(*names)
+    except TypeError as error:
+        raise PlanError(f"the epilogue's function is called with ({', '.join(names)}): {error}") from None
+    try:
+        return function(*symbols)
     except LayoutError:
         raise
     except Exception as error:
@@ -188,9 +214,19 @@ def trace(function: Callable[..., Any], names: tuple[str, ...]) -> Expression:
             f"the epilogue's function raised {type(error).__name__}: {error}. It is called once with values that take "
             f"+ - * / ** and comparisons; functions of them are those of ops: {', '.join(_KNOWN)}"
         ) from error
-    if result is None:
-        raise PlanError("the epilogue's function returned nothing: it gives the new value of x")
-    return _float(result).expression
+
+
+def as_value(value: object, kind: str | None = None) -> Symbol:
+    """A function's result as a symbol of kind "float" or "int"; of its own kind without one.
+
+    Raises PlanError for a comparison, for anything that is no number, and for a float where a whole number belongs.
+    """
+    found = _symbol(value)
+    if kind == "int":
+        if found.kind != "int":
+            raise PlanError(f"{value!r} is a {found.kind}, and a whole number belongs here")
+        return _int32(found)
+    return found if found.kind == "int" and kind is None else _float(found)
 
 
 def transposed(expression: Expression) -> Expression:

@@ -17,6 +17,7 @@ from ..sm80.plan import Sm80Plan
 from .arrays import batched, raw_bits
 from .cpu import progress_line
 from .occupancy import resident
+from .partial import is_partial
 from .result import GemmResult
 from .torch_tensors import OperandPath, torch_type
 
@@ -82,7 +83,11 @@ def target(
         copies.append(f"{rule}: computed apart, then copied")
     unit = max(1, align // size)
     shape = (*batched(plan, (plan.m, -(-plan.n // unit) * unit)),)
-    return torch.empty(shape, dtype=torch_type(plan.c.dtype), device=device)[..., : plan.n], out is not None
+    make = torch.zeros if is_partial(plan) else torch.empty  # tiles that are not visited are zeros, or those of `out`
+    c = make(shape, dtype=torch_type(plan.c.dtype), device=device)[..., : plan.n]
+    if out is not None and is_partial(plan):
+        c.copy_(out)
+    return c, out is not None
 
 
 def arguments(

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...errors import OperandError
+from ...schedule import TileList
 from ..epilogue.chain import MAX_WORDS
 from ..epilogue.parameters import float_word, host_number
+from ..orders import clusters_of_plan, given_names, order_values
 from ..sm90.plan import Sm90Plan
 from .arrays import check_numpy_type, check_shape, global_matrix
 from .cpu import executed
@@ -40,12 +43,12 @@ def given_of(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, Any]:
         found[name] = global_matrix(replace(operand, name=name), value, [], True)
     for name in plan.numbers_given:
         found[name] = np.float32(host_number(name, given[name]))
-    return found
+    return {**found, **order_values(plan, given)}
 
 
 def _tables(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, object]:
     """The main loop's share of what is given."""
-    rest = dict(given)
+    rest = {name: value for name, value in given.items() if name not in given_names(plan)}
     for name in (*plan.further, *plan.numbers_given):
         if rest.pop(name, None) is None:
             raise OperandError(f"{name} is missing: the plan reads {', '.join((*plan.further, *plan.numbers_given))}")
@@ -81,6 +84,7 @@ def words_of_arrays(plan: Sm90Plan, values: Mapping[str, Any]) -> tuple[Any, ...
         words += [values[name].bits, values[name].leading]
     words += [float_word(float(values[name])) for name in plan.numbers_given]
     words += [] if plan.pair is None else [plan.pair.k]
+    words += [values[name] for name in plan.order.schedule.words]
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
@@ -113,12 +117,37 @@ def words_of_tensors(
         words += [lines.data_ptr(), leading]
     words += [float_word(host_number(name, given[name])) for name in plan.numbers_given]
     words += [] if plan.pair is None else [plan.pair.k]
+    words += order_words(plan, given, device)
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
-def _check_tensor(
-    name: str, value: torch.Tensor, kind: str, shape: tuple[int, ...], device: torch.device, of: str
-) -> None:
+def order_words(plan: Sm90Plan, given: Mapping[str, Any], device: torch.device) -> tuple[int, ...]:
+    """The words of the plan's order on a GPU; a list that the order makes itself is kept there.
+
+    A caller's list is a CUDA tensor of int32, row + 2**16 * column each, and is not looked at.
+    """
+    schedule = plan.order.schedule
+    if isinstance(schedule, TileList):
+        if schedule.schedule is None:
+            tiles: Any = given.get("tiles")
+            shape = tuple(getattr(tiles, "shape", ()))
+            _check_tensor("tiles", tiles, "torch.int32", shape[:1] or (1,), device, ", row + 2**16 * column each")
+        else:
+            tiles = kept_list(schedule, clusters_of_plan(plan), device)
+        return tiles.data_ptr(), tiles.shape[0]
+    values = order_values(plan, given)
+    return tuple([values[name] for name in schedule.words])
+
+
+@lru_cache(maxsize=256)
+def kept_list(schedule: TileList, grid: tuple[int, int], device: torch.device) -> torch.Tensor:
+    """The list of a schedule's tiles on a GPU."""
+    import torch
+
+    return torch.from_numpy(schedule.list_for(grid)).to(device)
+
+
+def _check_tensor(name: str, value: Any, kind: str, shape: tuple[int, ...], device: torch.device, of: str) -> None:
     if getattr(value, "device", None) != device or str(value.dtype) != kind:
         said = f"{getattr(value, 'dtype', type(value).__name__)} on {getattr(value, 'device', 'no device')}"
         raise OperandError(f"{name} is {said}: it takes {kind} on {device}")

@@ -11,10 +11,12 @@ import numpy as np
 
 from ...errors import OperandError
 from ..epilogue.arrays import Arrays
+from ..epilogue.chain import MAX_WORDS
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
 from .arrays import batched, check_arrays, check_shapes
 from .cpu import executed, run_on_cpu
+from .epilogue_operands import given_of, words_of_arrays
 from .result import GemmResult
 from .torch_tensors import chosen_device, run_arrays
 
@@ -28,7 +30,8 @@ def run_fused(
 ) -> GemmResult:  # fmt: skip
     """C = epilogue(A @ B): `run.run_plan` for a plan with an epilogue. NumPy arrays alone.
 
-    given   what the epilogue reads, by name: numbers, vectors along M or N, matrices of C's shape
+    given   what the epilogue reads, by name: numbers, vectors along M or N, matrices of C's shape; with a main loop's
+            tables, the offsets or counts of groups, further matrices and numbers
     device  "cuda", "emulator", or None: the GPU when there is one that can run the plan, else the emulator
 
     Raises OperandError for another device or tensors, and for operands that the epilogue does not take. Raises
@@ -40,18 +43,36 @@ def run_fused(
             f"the plan has an epilogue ({names}), which run() executes on NumPy arrays, on a GPU or in the emulator; "
             "for tensors call layoutgemm.matmul(a, b, epilogue=, given=)"
         )
-    if isinstance(plan, Sm90Plan) and (plan.reads_by_name):
-        words = ", ".join(plan.words)
-        raise OperandError(f"the plan has an epilogue and reads more besides ({words}): run() executes either alone")
+    if isinstance(plan, Sm90Plan) and plan.order.schedule.words:
+        names = ", ".join(plan.order.schedule.words)
+        raise OperandError(f"the plan has an epilogue, and its order reads {names}: run() executes either alone")
+    if out is not None and not plan.epilogue.stores_c:
+        raise OperandError("out is given, and the epilogue stores no C (stores_c=False)")
     check_shapes(plan, a, b)
     check_arrays(plan, a, b, out)
-    besides = Arrays(plan.epilogue, batched(plan, (plan.m, plan.n)), given)
+    more = {name: given[name] for name in _beside(plan) if name in given}
+    rest = {name: value for name, value in given.items() if name not in more}
+    besides = Arrays(plan.epilogue, batched(plan, (plan.m, plan.n)), rest, plan.workspace)
+    words = besides.words
+    if isinstance(plan, Sm90Plan) and _beside(plan):
+        words = (*words[: len(plan.epilogue.words)], *words_of_arrays(plan, given_of(plan, more)))[:MAX_WORDS]
     chosen, why = chosen_device(plan, device, otherwise="emulator")
     if chosen == "cuda":
-        result = run_arrays(plan, a, b, why, besides.words)
+        result = run_arrays(plan, a, b, why, words)
     else:
-        result = run_on_cpu(plan, a, b, chosen, why, copy, partial(executed, words=besides.words))
+        result = run_on_cpu(plan, a, b, chosen, why, copy, partial(executed, words=words))
+    if not plan.epilogue.stores_c:
+        return replace(result, c=None, written=besides.written())
     return replace(result.into(out), written=besides.written())
+
+
+def _beside(plan: Sm90Plan | Sm100Plan) -> tuple[str, ...]:
+    """Names of the main loop's tables, of the groups' offsets, of further matrices and numbers."""
+    if not isinstance(plan, Sm90Plan):
+        return ()
+    tables = [table.name for table in plan.mainloop.tables] if plan.mainloop is not None else []
+    groups = [plan.groups.name] if plan.groups is not None else []
+    return (*tables, *groups, *plan.further, *plan.numbers_given)
 
 
 __all__ = ["run_fused"]

@@ -203,6 +203,7 @@ class Output:
         self.times = np.zeros(words.size, dtype=np.uint8)
         self._first = before * self.leading
         self.stored: Sequence[int] | None = None
+        self.wanted: npt.NDArray[np.bool_] | None = None  # (row, column): elements of each matrix that are stored
 
     def store(self, tma: TmaPlan, origin: Mapping[str, int], smem: SharedBytes, address: int) -> None:
         """All boxes of a tile in shared memory."""
@@ -219,6 +220,8 @@ class Output:
         wanted = np.ones_like(times)
         for matrix, lines in enumerate(self.stored or ()):
             wanted[matrix, lines:] = 0
+        if self.wanted is not None:
+            wanted[:] = self.wanted if self.c.order == "row" else self.wanted.T
         wrong = np.argwhere(times != wanted)
         if len(wrong):
             matrix, line, at = (int(i) for i in wrong[0])
@@ -261,8 +264,14 @@ def wgmma_product(atom: MmaAtom, smem: SharedBytes, word_a: int, major_a: str, w
     A and B are read through their descriptors' own arithmetic. The sum of the products is rounded in float32, in
     whatever order NumPy adds; the hardware's order is not specified either. 32 products of 8-bit integers fit into 32.
     """
-    m, n, k = atom.shape_mnk
+    m, _, k = atom.shape_mnk
     a = atom.a_dtype.decode(smem.read(_operand_addresses(word_a, major_a, (m, k), atom.a_dtype), atom.a_dtype))
+    return register_product(atom, smem, a, word_b, major_b)
+
+
+def register_product(atom: MmaAtom, smem: SharedBytes, a: np.ndarray, word_b: int, major_b: str) -> np.ndarray:
+    """The same of an A in registers: its values, (64, K of the instruction)."""
+    _, n, k = atom.shape_mnk
     b = atom.b_dtype.decode(smem.read(_operand_addresses(word_b, major_b, (n, k), atom.b_dtype), atom.b_dtype))
     if atom.c_dtype.kind == "int":
         return np.asarray(a.astype(np.int64) @ b.T.astype(np.int64)).astype(np.int32)

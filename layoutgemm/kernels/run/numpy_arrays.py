@@ -18,6 +18,8 @@ from .arrays import check_arrays, check_matrices
 from .cpu import run_on_cpu
 from .epilogue_operands import execute_given, given_of, words_of_arrays
 from .fused import run_fused
+from .partial import is_partial, stored_into
+from .quantized import run_quantized
 from .records import recorded
 from .result import GemmResult
 from .tensor_maps import run_given
@@ -37,7 +39,7 @@ def run_plan(
 ) -> GemmResult:  # fmt: skip
     """C = A @ B by the plan: (M, K) and (K, N) in, (M, N) out; of a batch, each with the batch in front.
 
-    Of a gated product B is (K, 2N), the gate's columns first.
+    Of a gated product B is (K, 2N), the gate's columns first. Of a plan with `weights` A is PackedWeights.
 
     a, b    both NumPy arrays (float32 values are rounded to the plan's types) or both torch tensors of the plan's
             types, on one device; of tf32 float32 in either case, which the tensor copies round
@@ -46,6 +48,8 @@ def run_plan(
     device  "cuda"; "emulator": the compiled kernel, executed on the CPU and checked for races; "reference": the NumPy
             executor; or None: the GPU when there is one that can run the plan, else the executor; CUDA tensors always
             run on their GPU
+            a plan whose order leaves tiles of C out does not touch them: they keep their values, or are zeros without
+            an `out`
     given   what the plan reads besides, by name (an epilogue's operands, a main loop's tables, a ragged batch's
             offsets): arrays beside arrays, CUDA tensors beside CUDA tensors
     copy    an operand whose order, strides or alignment the tensor copies cannot take is copied into one they can, and
@@ -63,6 +67,17 @@ def run_plan(
     >>> result.ran_on, result.c[0].tolist()
     ('NumPy executor', [8.0, 8.0, 8.0, 8.0])
     """
+    if not is_partial(plan) or getattr(a, "is_cuda", False):
+        return _recorded(plan, a, b, out, device, copy, given, banks, timeline)
+    result = _recorded(plan, a, b, None, device, copy, given, banks, timeline)
+    return stored_into(plan, result, out, given or {})
+
+
+def _recorded(
+    plan: Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor, out: np.ndarray | torch.Tensor | None,
+    device: str | None, copy: bool, given: Mapping[str, object] | None, banks: bool, timeline: bool,
+) -> GemmResult:  # fmt: skip
+    """The run, with the emulator's records if asked for."""
     if not (banks or timeline):
         return _run(plan, a, b, out, device, copy, given)
     if device not in (None, "emulator"):
@@ -76,10 +91,16 @@ def _run(
     plan: Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor, out: np.ndarray | torch.Tensor | None,
     device: str | None, copy: bool, given: Mapping[str, object] | None,
 ) -> GemmResult:  # fmt: skip
+    if isinstance(plan, Sm90Plan) and plan.shards is not None:
+        raise PlanError(f"{plan.shards.name} is of several GPUs: it runs through layoutgemm.distributed")
+    if isinstance(plan, Sm90Plan) and plan.weights is not None:
+        return run_quantized(plan, a, b, given or {}, out, device, copy)
     if isinstance(plan, (Sm90Plan, Sm100Plan)) and plan.epilogue:
         return run_fused(plan, a, b, given or {}, out, device, copy)
     kind = check_matrices(plan, a, b, device)
-    if isinstance(plan, Sm90Plan) and (plan.reads_by_name):
+    if isinstance(plan, Sm90Plan) and plan.triangles is not None and isinstance(a, np.ndarray):
+        plan.triangles.check(a, np.asarray(b))
+    if isinstance(plan, Sm90Plan) and plan.reads_by_name:
         return _run_given(plan, a, b, given or {}, kind, out, device, copy)
     if given:
         raise OperandError(f"given = {', '.join(given)}: the plan reads a and b alone")

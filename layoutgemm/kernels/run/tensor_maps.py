@@ -19,6 +19,7 @@ from .cpu import run_on_cpu
 from .epilogue_operands import words_of_tensors
 from .occupancy import resident
 from .operand_checks import resolved
+from .partial import is_partial
 from .result import GemmResult
 from .torch_tensors import OperandPath, check_tensors, launch, require_gpu, torch_type
 
@@ -121,8 +122,12 @@ def target(
         if not copy:
             raise OperandError(f"{rule}; copy=True computes into a buffer with pitch {made}, and copies")
         copies.append(f"{rule}: computed with pitch {made}, then copied")
-    buffer = torch.empty((*batched(plan, (rows, made)),), dtype=kind, device=device)[..., :extent]
-    return (buffer if plan.c.order == "row" else buffer.transpose(-1, -2)), out is not None
+    make = torch.zeros if is_partial(plan) else torch.empty  # tiles that are not visited are zeros, or those of `out`
+    buffer = make((*batched(plan, (rows, made)),), dtype=kind, device=device)[..., :extent]
+    c = buffer if plan.c.order == "row" else buffer.transpose(-1, -2)
+    if out is not None and is_partial(plan):
+        c.copy_(out)
+    return c, out is not None
 
 
 def _store_rule(plan: Sm90Plan | Sm100Plan, out: torch.Tensor) -> str:

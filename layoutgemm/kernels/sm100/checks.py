@@ -25,6 +25,7 @@ from ...errors import LayoutError
 from ...report import Check, Report
 from ..derivation import checked
 from ..derive import OperandPlan, one_matrix
+from ..orders import asked_order
 from ..plan import MOST_BYTES
 from ..plan_checks import Region, barriers_at, buffers_of_c, misplaced, pipelines, stages_of, tiles_of_c, tiles_of_k
 from ..store import distinct_chunks
@@ -40,7 +41,7 @@ HELD = 56  # registers of an epilogue thread beside what it loads: converted val
 
 def check_sm100(plan: Sm100Plan) -> Report:
     """Every check of the plan."""
-    return checked(plan, _checks, batch=plan.batch, epilogue=plan.epilogue)
+    return checked(plan, _checks, batch=plan.batch, epilogue=plan.epilogue, **asked_order(plan))
 
 
 def _checks(plan: Sm100Plan, explored: bool) -> list[Check]:
@@ -84,8 +85,8 @@ def _tiles_of_c(plan: Sm100Plan) -> Check:
     statement = (
         f"{rows} x {columns} tiles of {plan.tile[0]}x{plan.tile[1]} cover {plan.m}x{plan.n}"
         + f", {plan.batch} times" * (plan.batch > 1)
-        + f", and {plan.order.schedule} visits each once, for any number of workers; {plan.blocks} block(s) of "
-        f"{BLOCK_ROWS} rows have each"
+        + f", and {plan.order.schedule} visits each {'' if plan.order.schedule.is_full else 'of its set '}once, for "
+        f"any number of workers; {plan.blocks} block(s) of {BLOCK_ROWS} rows have each"
     )
     unlike = ""
     if plan.blocks * BLOCK_ROWS != plan.tile[0]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from ...checks.pipeline.actions import Arrive, ArriveExpect, CommitTo, Mma, Read, TmaLoad, Wait
 from ...checks.pipeline.model import Mbarrier, walk
 from ..explain import BarrierRow, RoleRow, aligned, explain_operand, explain_workspace
+from ..orders import described_order
 from ..store import distinct_chunks
 from .checks import pipeline_of
 from .plan import EPILOGUE_WARPS, LOADER_WARP, MMA_WARP, Sm100Plan
@@ -73,7 +74,9 @@ def explain_sm100(plan: Sm100Plan) -> str:
     lines = [
         str(plan),
         f"tiles: {rows} x {columns} of C" + f", {plan.batch} times" * (plan.batch > 1) + f", "
-        f"{-(-plan.k // plan.tile[2])} along K, in the order of {plan.order.schedule}",
+        f"{-(-plan.k // plan.tile[2])} along K, in the order of {plan.order.schedule}"
+        + f", {described_order(plan.order.schedule, plan.tiles)}"
+        * (not plan.order.schedule.is_full),
         explain_operand(plan.a).replace("wgmma", "tcgen05.mma"),
         explain_operand(plan.b).replace("wgmma", "tcgen05.mma"),
         f"instruction: {plan.mma}",

@@ -21,6 +21,8 @@ from ...errors import PlanError
 from ...schedule import Grouped, Persistent
 from ..derive import Given, Operand, OperandPlan, derive_operand
 from ..epilogue.chain import Epilogue
+from ..orders import Order, formula_for
+from ..partials import refuse_reductions
 from ..plan import (
     BARRIER_BYTES,
     MAX_TILES,
@@ -171,6 +173,7 @@ class Sm100Plan(PersistentPlan):
         c: Operand | DType | str | None = None,
         config: Sm100Config | None = None,
         epilogue: Epilogue | None = None,
+        order: Order | None = None,
     ) -> Sm100Plan:
         """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -181,6 +184,8 @@ class Sm100Plan(PersistentPlan):
         c                f32, bf16, f16, e4m3 or e5m2, ":row" or ":col"; a's type unless given (bf16 for 8-bit inputs,
                          f32 for tf32)
         epilogue         what happens to the sums before they are stored, as in a Hopper kernel: see `kernels.epilogue`
+        order            the order of tiles, of all or some of them, as for `Sm90Plan.derive`: one with a formula, since
+                         the kernel has no parameters for a list or a rank
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -194,6 +199,7 @@ class Sm100Plan(PersistentPlan):
         config = config or Sm100Config()
         check_sizes(m=m, n=n, k=k, batch=batch)
         epilogue = Epilogue.of(epilogue)
+        refuse_reductions(epilogue, "sm_100a")
         arch = arch_named("sm_100a")
         a_spec, b_spec, c_spec = _typed(a, b, c)
         (tile_m, tile_n), blocks = config.tile, config.blocks
@@ -219,6 +225,7 @@ class Sm100Plan(PersistentPlan):
                 f"{across[0]} * {across[1]} * {batch} = {across[0] * across[1] * batch} tiles: a tile's number goes up "
                 f"to {MAX_TILES}"
             )
+        schedule = formula_for(order, Grouped(config.along, config.group), config.tile, across, "sm_100a's kernel")
         return cls(
             m=m,
             n=n,
@@ -235,7 +242,7 @@ class Sm100Plan(PersistentPlan):
             accumulators=config.accumulators,
             columns=allocation_columns(config.accumulators * atom.accumulator.columns),
             store=store,
-            order=Persistent(Grouped(config.along, config.group), 1),
+            order=Persistent(schedule, 1),
             smem=_smem(a_plan, b_plan, stages, config.accumulators, c_bytes, store),
             threads=THREADS,
             full_arrivals=1,

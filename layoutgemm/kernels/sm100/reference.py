@@ -16,6 +16,7 @@ from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES
 from ...layouts import Layout
 from ...layouts.basis import component
 from ..derive import OperandPlan
+from ..orders import stored_elements
 from ..run.hardware_model import CLUSTERS, Barrier, GlobalMatrix, Output, Progress, SharedBytes, copy_boxes
 from ..store import StoreChunk
 from .plan import BLOCK_ROWS, EPILOGUE_WARPS, Sm100Plan
@@ -42,7 +43,8 @@ def execute_sm100(
     Raises PlanError when a barrier would never complete, shared memory is left, or an element of C is not stored once.
     """
     c = Output(plan.c, plan.m, plan.n, plan.batch)
-    tiles = plan.tiles[0] * plan.tiles[1] * plan.batch
+    c.wanted = stored_elements(plan, {})
+    tiles = int(plan.order.schedule.count(plan.tiles)) * plan.batch
     workers, done = min(tiles, clusters), 0
     for worker in range(workers):
         group = _Group(plan, a, b, c)
@@ -79,7 +81,7 @@ class _Group:
     def compute(self, tile: int, step: int) -> None:
         """Tile number `tile` of all, this group's number `step`: load, multiply, store."""
         plan, leader = self.plan, self.blocks[0]
-        matrix, number = divmod(tile, plan.tiles[0] * plan.tiles[1])
+        matrix, number = divmod(tile, int(plan.order.schedule.count(plan.tiles)))
         row, column = plan.order.tile(number, 0, 0, plan.tiles)
         origin = {"m": row * plan.tile[0], "n": column * plan.tile[1], "l": matrix}
         which, turn = step % plan.accumulators, step // plan.accumulators & 1

@@ -27,6 +27,7 @@ from ...layouts import Layout
 from ...report import Check, Report
 from ..derivation import checked
 from ..derive import one_matrix
+from ..orders import asked_order
 from ..plan_checks import fragment_checks, tiles_of_c, tiles_of_k
 from .operand import VECTOR, WARP, Sm80Operand, byte_selector
 from .pipeline import proven
@@ -40,7 +41,7 @@ IntArray = npt.NDArray[np.int64]
 
 def check_sm80(plan: Sm80Plan) -> Report:
     """Every check of the plan."""
-    return checked(plan, _checks, arch=plan.arch, batch=plan.batch)
+    return checked(plan, _checks, arch=plan.arch, batch=plan.batch, **asked_order(plan))
 
 
 def _checks(plan: Sm80Plan, explored: bool) -> list[Check]:
@@ -69,7 +70,7 @@ def _tiles_of_c(plan: Sm80Plan) -> Check:
     statement = (
         f"{plan.tiles[0]}x{plan.tiles[1]} tiles of {plan.tile[0]}x{plan.tile[1]} cover {plan.m}x{plan.n}"
         + f" of each of {plan.batch} matrices" * (plan.batch > 1)
-        + f", and {plan.order} visits each once"
+        + f", and {plan.order} visits each {'' if plan.order.is_full else 'of its set '}once"
     )
     return tiles_of_c(plan, statement, plan.tile, batched=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..explain import explain_workspace
+from ..orders import described_order
 from .operand import Sm80Operand
 from .plan import Sm80Plan
 from .store import BUFFERS
@@ -31,7 +32,8 @@ def explain_sm80(plan: Sm80Plan) -> str:
         f"{plan.threads} threads a k tile",
         f"store        rounds of {plan.store.tile.extent[0]} rows through {plan.store.tile}, {BUFFERS} buffers of "
         f"{plan.store.buffer_bytes} bytes a warp, {plan.store.vector} bytes an access to C",
-        f"order        {plan.tiles[0]}x{plan.tiles[1]} tiles by {plan.order}",
+        f"order        {plan.tiles[0]}x{plan.tiles[1]} tiles by {plan.order}"
+        + f", {described_order(plan.order, plan.tiles)}" * (not plan.order.is_full),
         f"shared       {smem.total} bytes, {plan.config.blocks_per_sm} block(s) a multiprocessor",
         explain_workspace(plan),
     ]

@@ -14,9 +14,10 @@ from ...arguments import check_range, checked
 from ...atoms import MmaAtom, mma_sync
 from ...checks import most_stages
 from ...errors import PlanError
-from ...schedule import Grouped
+from ...schedule import Grouped, Schedule
 from ..derive import Given, Operand
 from ..numbers import W
+from ..orders import Order, formula_for
 from ..plan import (
     BARRIER_BYTES,
     BATCH_PARAMETERS,
@@ -113,7 +114,7 @@ class Sm80Plan(GemmPlan):
     stages: int
     warps: tuple[int, int]
     store: Sm80Store
-    order: Grouped
+    order: Schedule
     smem: Sm80Smem
     config: Sm80Config = field(default_factory=Sm80Config)
     operand_path = "run.ampere:BY_LINES"
@@ -143,6 +144,7 @@ class Sm80Plan(GemmPlan):
         c: Given | None = None,
         batch: int = 1,
         config: Sm80Config | None = None,
+        order: Order | None = None,
     ) -> Sm80Plan:
         """Derive the kernel of `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -153,6 +155,8 @@ class Sm80Plan(GemmPlan):
         c        f32, bf16 or f16 of float inputs (default: the inputs' type where it has 16 bits, else f32), i32 of
                  integer ones; row-major
         batch    matrices
+        order    the order of tiles, of all or some of them, as for `Sm90Plan.derive`: one with a formula, since the
+                 kernel has no parameters for a list or a rank
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists, and passes on AtomError.
 
@@ -210,10 +214,12 @@ class Sm80Plan(GemmPlan):
         tiles = -(-m // config.tile[0]) * -(-n // config.tile[1])
         if tiles > MAX_COORDINATE:
             raise PlanError(f"{m}x{n} in tiles of {config.tile} are {tiles} tiles; a grid holds 2**31 - 1 blocks")
+        across = -(-m // config.tile[0]), -(-n // config.tile[1])
+        schedule = formula_for(order, Grouped(config.along, config.group), config.tile, across, "sm_80's kernel")
         return cls(
             m=m, n=n, k=k, batch=batch, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom,
             tile=(*config.tile, tile_k), stages=stages, warps=config.warps, store=store,
-            order=Grouped(config.along, config.group), smem=smem, config=config,
+            order=schedule, smem=smem, config=config,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------ what is asked for

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ...atoms import ldmatrix
 from ...errors import PlanError
+from ..orders import stored_elements
 from .operand import VECTOR, WARP, Sm80Operand, byte_selector
 from .plan import Sm80Plan
 
@@ -36,16 +37,17 @@ def execute_sm80(
     """
     c = plan.c.dtype.encode(np.zeros((plan.batch, plan.m, plan.n), np.int64))
     times = np.zeros(c.shape, np.uint8)
-    total = plan.batch * plan.tiles[0] * plan.tiles[1]
+    count, stored = int(plan.order.count(plan.tiles)), stored_elements(plan, {})
+    total, wanted = plan.batch * count, 1 if stored is None else stored.astype(np.uint8)
     for number in range(total):
-        matrix, block = divmod(number, plan.tiles[0] * plan.tiles[1])
+        matrix, block = divmod(number, count)
         row, column = plan.order.tile(block, plan.tiles)
         sums = _block(plan, a[matrix], b[matrix], row * plan.tile[0], column * plan.tile[1])
         _store(plan, sums, c[matrix], times[matrix], row * plan.tile[0], column * plan.tile[1])
         if progress is not None:
             progress(number + 1, total)
-    if (times != 1).any():
-        at = tuple(int(i) for i in np.argwhere(times != 1)[0])
+    if (times != wanted).any():
+        at = tuple(int(i) for i in np.argwhere(times != wanted)[0])
         raise PlanError(f"C[{at[1]}, {at[2]}] is stored {int(times[at])} times")
     values = np.asarray(plan.c.dtype.decode(c))
     return values if plan.batch > 1 else values[0]

@@ -12,8 +12,11 @@ from ..plan_checks import Region, barriers_at, buffers_of_c, misplaced, stages_o
 from .config import loader_threads
 from .mainloop import table_registers
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
+from .quantized.operand import PRODUCT_K
+from .quantized.order import FRAGMENT_K, WORDS
 
 HELD_PROMOTED = 16  # the same of a main loop that promotes: ptxas takes 153 where accumulators and tables are 143
+HELD_PACKED = 24  # of packed weights, beside fragments and words of a K tile: ptxas takes 93 where these are 73
 HELD = 26  # registers of a consumer beside its accumulators: ptxas asks for 130 where these are 104
 
 
@@ -90,10 +93,12 @@ def _threads(plan: Sm90Plan) -> Check:
 def _registers(plan: Sm90Plan) -> list[Check]:
     """A consumer's registers against those of the launch or of setmaxnreg."""
     promoted = plan.mainloop is not None  # beside the totals, the products of one block of rows
+    packed = plan.weights is not None
     accumulators = plan.blocks + promoted
     held, read = accumulators * plan.mma.accumulator_registers, table_registers(plan)
+    read += _packed_registers(plan) if packed else 0
     at_launch = min(launch_registers(plan.arch, plan.threads), plan.arch.registers_per_thread)
-    beside = HELD_PROMOTED if promoted else HELD
+    beside = HELD_PROMOTED if promoted else HELD_PACKED if packed else HELD
     have = plan.registers[1] if plan.registers is not None else at_launch
     over = held + read + beside - have
     source = "after setmaxnreg" if plan.registers is not None else f"of a launch of {plan.threads} threads"
@@ -102,6 +107,7 @@ def _registers(plan: Sm90Plan) -> list[Check]:
             "registers",
             f"{accumulators} accumulator(s) {held}"
             + f" + tables {read}" * promoted
+            + f" + fragments and words of weights {read}" * packed
             + f" + descriptors, addresses and counters {beside} = {held + read + beside} registers "
             f"of a consumer <= {have} {source}",
             over <= 0,
@@ -117,3 +123,9 @@ def _registers(plan: Sm90Plan) -> list[Check]:
         }
         checks.append(replace(role_registers(plan.arch, roles), name="setmaxnreg"))
     return checks
+
+
+def _packed_registers(plan: Sm90Plan) -> int:
+    """Registers of two groups of fragments, and of a K tile's words and scales."""
+    fragments = 2 * PRODUCT_K // FRAGMENT_K * plan.mma.registers("A")
+    return fragments + plan.blocks * (plan.a.vectors * WORDS + plan.a.groups * plan.a.packing.scale_words)

@@ -20,6 +20,8 @@ from ...layouts.symbols.polynomial import ge0, show
 from ...report import Check, Report
 from ..derivation import checked
 from ..derive import OperandPlan, one_matrix
+from ..orders import asked_order
+from ..partials import reductions_check
 from ..plan import MOST_BYTES
 from ..plan_checks import fragment_checks, pipelines, tiles_of_c, tiles_of_k
 from ..store import ROWS
@@ -34,13 +36,18 @@ from .multicast import uneven_shares
 from .operands.pair import pair_check
 from .pipeline_model import Hopper
 from .plan import WARPS_OF_GROUP, Sm90Plan
+from .quantized.checks import packed_checks
+from .quantized.operand import PRODUCT_K
+from .shards import shard_checks
 from .store_checks import exchange_check, neighbours_check, store_checks
+from .triangular.mirror import mirror_check
+from .triangular.operands import triangles_check
 
 
 def check_sm90(plan: Sm90Plan) -> Report:
     """Every check of the plan."""
-    names = ("batch", "epilogue", "gated", "mainloop", "ragged", "along_k", "pair")
-    more = {name: getattr(plan, name) for name in names}
+    names = ("batch", "epilogue", "gated", "mainloop", "ragged", "along_k", "pair", "shards", "weights", "triangles")
+    more = {name: getattr(plan, name) for name in names} | asked_order(plan)
     return checked(plan, _checks, **more)
 
 
@@ -53,7 +60,10 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
         checks += along_k_checks(plan, max(least))
     if plan.config.tuning.dealt:
         checks.append(plan.dealt.check())
-    for operand, groups in ((plan.a, _groups(plan)), (plan.b, 1)):
+    if plan.weights is not None:
+        checks += packed_checks(plan, _groups(plan))
+    mapped = [(plan.a, _groups(plan)), (plan.b, 1)] if plan.weights is None else [(plan.b, 1)]
+    for operand, groups in mapped:
         checks += _operand(plan, operand, groups)
         if operand.ends is not None:
             checks.append(ends_check(operand, plan.tile["mn".index(operand.ends.dim)], plan.c.dtype))
@@ -64,8 +74,16 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
         checks.append(pair_check(plan))
     if plan.ragged is not None:
         checks += ragged_checks(plan)
+    if plan.triangles is not None:
+        checks.append(triangles_check(plan))
+    if plan.mirror is not None:
+        checks.append(mirror_check(plan))
     if plan.mainloop is not None:
         checks.append(promotion_check(plan))
+    if plan.shards is not None:
+        checks += shard_checks(plan)
+    if plan.epilogue.reductions or plan.epilogue.quantizes is not None:
+        checks.append(reductions_check(plan))
     if plan.store is None:
         checks.append(neighbours_check(plan))
     else:
@@ -106,6 +124,7 @@ def pipeline_of(plan: Sm90Plan) -> Hopper:
         registers=plan.registers,
         promoted=plan.mainloop is not None,
         numbers=bool(plan.numbers.parts),
+        packed=plan.tile[2] // PRODUCT_K if plan.weights is not None else 0,
     )
 
 
@@ -123,8 +142,9 @@ def _tiles_of_c(plan: Sm90Plan) -> Check:
     statement = (
         f"{plan.tiles[0]}x{plan.tiles[1]} tiles of {plan.tile_c[0]}x{plan.tile_c[1]} cover {plan.m}x{plan.n}"
         + f" of each of {plan.batch} matrices" * (plan.batch > 1)
-        + f", and {plan.order.schedule} over {across[0]}x{across[1]} clusters visits each once, for any number of "
-        "clusters that run at a time"
+        + f", and {plan.order.schedule} over {across[0]}x{across[1]} clusters visits each "
+        + "of its set " * (not plan.order.schedule.is_full)
+        + "once, for any number of clusters that run at a time"
     )
     unlike = ""
     if plan.order.cluster != plan.config.cluster:

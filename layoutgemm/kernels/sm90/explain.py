@@ -8,6 +8,7 @@ from __future__ import annotations
 from ...checks.pipeline.actions import Arrive, ArriveExpect, ClusterArrive, Mma, Sync, TmaLoad, Wait
 from ...checks.pipeline.model import Mbarrier, Pipeline, walk
 from ..explain import BarrierRow, RoleRow, aligned, explain_operand, explain_workspace
+from ..orders import described_order
 from ..plan import present, tile_count
 from ..store import distinct_chunks
 from .along_k import explain_along_k
@@ -16,7 +17,10 @@ from .edges import explain_ends
 from .gated import Gated
 from .grouped import explain_ragged
 from .mainloop import explain_mainloop
-from .plan import WARPGROUP, Sm90Plan
+from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
+from .quantized.explain import explain_packed
+from .shards import explain_shards
+from .triangular.operands import share_of_work
 
 
 def roles(plan: Sm90Plan) -> tuple[RoleRow, ...]:
@@ -30,6 +34,9 @@ def roles(plan: Sm90Plan) -> tuple[RoleRow, ...]:
         if loads:
             which = f"warp {plan.loader_warp}"
             issues = f"issues {sum(boxes)} boxes, {plan.config.order_of_loads[0]}'s first"
+            if plan.weights is not None:
+                copies = plan.a.row_blocks * len(plan.a.block_copies(0, 0, 1))
+                issues = f"issues {copies} bulk copies of A, then {sum(boxes)} boxes of B"
             does = f"waits for empty[s], arms full[s] with {plan.full_bytes} bytes, {issues}"
             rows.append(RoleRow("loader", which, does))
         if any(isinstance(action, Mma) for action in actions):
@@ -137,9 +144,10 @@ def explain_sm90(plan: Sm90Plan) -> str:
         f"tiles: {rows} x {columns} of C" + f", {plan.batch} times" * (plan.batch > 1) + f", {k_tiles} along K; "
         f"{across[0]} x {across[1]} for clusters of {config.cluster[0]}x{config.cluster[1]}, in the order of "
         f"{plan.order.schedule}"
+        + f", {described_order(plan.order.schedule, across)}" * (not plan.order.schedule.is_full)
         + f", K in {config.split} parts" * (config.split > 1)
         + f", taken in rounds of {plan.dealt}" * bool(config.tuning.dealt),
-        explain_operand(plan.a),
+        explain_operand(plan.a) if plan.weights is None else explain_packed(plan.a),
         explain_operand(plan.b),
     ]
     lines += explain_ends(plan.a, plan.m) + explain_ends(plan.b, plan.n)
@@ -154,10 +162,21 @@ def explain_sm90(plan: Sm90Plan) -> str:
         )
     if plan.ragged is not None:
         lines += explain_ragged(plan)
+    if plan.triangles is not None:
+        share = share_of_work(plan, plan.order.schedule.table(across))
+        lines.append(f"{plan.triangles}: {share:.1%} of the K tiles of these tiles of C, the others are zeros")
+    if plan.mirror is not None:
+        room = plan.mirror.bytes(WARPS_OF_GROUP)
+        lines.append(
+            f"second store: tiles off the diagonal again as {plan.mirror.c}, {len(plan.mirror.rounds)} rounds through "
+            f"the same buffers, {room} bytes of each consumer's"
+        )
     if plan.along_k is not None:
         lines += explain_along_k(plan)
     if plan.mainloop is not None:
         lines += explain_mainloop(plan)
+    if plan.shards is not None:
+        lines += explain_shards(plan)
     if plan.dead_runs:
         zeros = sum(count for _, count in plan.dead_runs)
         lines.append(f"A's tile is loaded up to row {config.rows}; {zeros} bytes of each stage are zeros, written once")

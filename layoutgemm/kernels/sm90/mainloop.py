@@ -429,3 +429,19 @@ def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums
                 f"{table.name}: a number for every {table.group} columns, in tiles of {tile_n}: tiles have it change "
                 f"after every {segment} columns, and threads where {segment} divides 8 or is a multiple of it"
             )
+
+
+def mainloop_of(groups: tuple[int, ...]) -> Promoted:
+    """The main loop of a product with scales.
+
+    groups  rows of A, and columns of B where it has scales, that share one; () for a loop that only adds
+
+    >>> [table.name for table in mainloop_of((1, 128)).tables]
+    ['scale_a', 'scale_b']
+    """
+    if not groups:
+        return Promoted.of(lambda total, product: total + product, depth=DEPTH)
+    if len(groups) == 1:
+        return Promoted.of(lambda total, product, a: total + a * product, Table("scale_a", "m", groups[0]), depth=DEPTH)
+    tables = Table("scale_a", "m", groups[0]), Table("scale_b", "n", groups[1])
+    return Promoted.of(lambda total, product, a, b: total + a * b * product, *tables, depth=DEPTH)

@@ -73,6 +73,7 @@ class Hopper:
     promoted          products of one accumulator are waited for and read before the next ones are issued, into the same
                       registers
     numbers           the loader's lanes copy what a promotion reads into the stage, and arrive at its barrier for it
+    packed            groups of products of a k tile whose A is packed weights, which threads read; 0 without them
     """
 
     stages: int
@@ -96,6 +97,7 @@ class Hopper:
     registers: tuple[int, int] | None = None
     promoted: bool = False
     numbers: bool = False
+    packed: int = 0
 
     @property
     def sharing(self) -> int:
@@ -188,6 +190,7 @@ class Hopper:
         more += ["one tile"] if self.single else []
         more += [f"the last {self.early} k tile(s) by block"] if self.early else []
         more += ["each k tile promoted"] if self.promoted else []
+        more += [f"A converted in {self.packed} group(s) of products"] if self.packed else []
         return ", ".join([f"ring of {self.stages}", loads, kind, *more])
 
     def _count(self, which: int) -> int | None:
@@ -290,6 +293,15 @@ class Hopper:
                 free = (*self._release(i), *refill) if product.last else ()
                 numbers = (Read("numbers", "read", last=product.last),) if self.numbers else ()
                 step += (*numbers, product, Commit("wgmma"), WaitGroup("wgmma", 0), *free, Read(product.into))
+        if self.packed:
+            step = ()
+            for group in range(self.packed):
+                last = group == self.packed - 1
+                for block, name in enumerate(names):
+                    product = Mma(("b",), "read", name, last=last and block == self.blocks - 1)
+                    loads = (Read("a", "read", last=block == self.blocks - 1),) if group == 0 else ()
+                    free = (earlier,) if group == block == 0 else ()
+                    step += (*loads, product, Commit("wgmma"), WaitGroup("wgmma", 1), *free)
         behind: list[Action] = []
         if self.early:
             # The first accumulator takes the last k tiles one by one; the others follow, on cursors that stay behind.

@@ -17,9 +17,11 @@ from ...atoms.smem.descriptor import derive as derive_descriptor
 from ...dtypes import DType
 from ...errors import PlanError
 from ...layouts import Layout
-from ...schedule import Dealt, Persistent
+from ...schedule import Dealt, OfLayout, Persistent, Schedule
 from ..derive import Given, Operand, OperandPlan, derive_operand
 from ..epilogue.chain import Epilogue
+from ..orders import Order, order_for
+from ..partials import WORD_BYTES, Partial, check_reductions, partials_of, words_of_matrix
 from ..plan import (
     BARRIER_BYTES,
     PERSISTENT_PARAMETERS,
@@ -43,7 +45,12 @@ from .multicast import columns_of, few_rows, shared, with_copies
 from .named_barriers import Sm90Meetings
 from .operands.combined import Combined, check_combined, side_by_side
 from .operands.pair import Pair, check_maps, check_pair, pair_of
+from .quantized.formats import UNIT_K, QuantizedFormat
+from .quantized.operand import PackedOperand, check_packed, packed_operand
+from .shards import Gathered, Shards, check_shards
 from .smem import Exchange, Sm90Smem, smem_map
+from .triangular.mirror import check_mirror, is_mirrored, mirror_of
+from .triangular.operands import Triangles, check_triangles
 from .types import accumulator_of, operands
 
 LEAST_STAGES = 2  # one group of products is in flight: its stage is released when the next k tile's have been issued
@@ -66,6 +73,10 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     ragged        how the ends of groups of rows are found, or None; see `joined_rows`
     along_k       how the ends of groups along K are found, or None: A and B are then one matrix, C one for each group
     pair          a second pair of matrices, whose product is added, or None; see `further`
+    shards        the shards of several GPUs, of A's rows or of C's, or None: see `kernels.sm90.shards`
+    weights       the format of A where it is packed weights, or None; see `kernels.sm90.quantized`
+    triangles     which operands are triangular, or None: K tiles of zeros are skipped
+    mirror        the second store of a symmetric product, or None
     """
 
     m: int
@@ -73,7 +84,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     k: int
     batch: int
     arch: Any
-    a: OperandPlan
+    a: Any  # an OperandPlan, or a PackedOperand where A is packed weights
     b: OperandPlan
     c: Operand
     mma: MmaAtom
@@ -95,8 +106,12 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     mainloop: Promoted | None = None
     ragged: Ragged | None = None
     along_k: AlongK | None = None
+    shards: Shards | None = None
+    weights: QuantizedFormat | None = None
     half: tuple[MmaAtom, OperandDescriptor] | None = None
     pair: Pair | None = None
+    triangles: Triangles | None = None
+    mirror: StorePlan | None = None
     remedy = ", unless store is 'direct'"
     verbs = GemmPlan.verbs | {
         "check": "sm90.checks:check_sm90",
@@ -164,6 +179,10 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         ragged: Ragged | None = None,
         along_k: AlongK | None = None,
         pair: Pair | int | None = None,
+        shards: Shards | None = None,
+        weights: QuantizedFormat | None = None,
+        order: Order | None = None,
+        triangles: Triangles | None = None,
     ) -> Sm90Plan:
         """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -183,6 +202,12 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         rows of each group as many are computed as count: see `kernels.sm90.grouped`
         along_k          K is `batch` groups, each of which has its own matrix of C: see `kernels.sm90.along_k`
         pair             K of a second pair: C = A @ B + A2 @ B2, in one accumulator; see `kernels.sm90.operands.pair`
+        shards           A's rows arrive from other GPUs, or C's are reduced with theirs: see `kernels.sm90.shards`
+        weights          A is packed weights of that format, in a kernel's order; `a` is the type they become: see
+        `kernels.sm90.quantized`
+        order            the order of tiles, of all or some of them: a Schedule, a name such as "lower", a Layout, or a
+                         function of the tile's number; see `kernels.orders`. None: the configuration's bands
+        triangles        A or B is triangular, and K tiles of zeros are skipped: see `kernels.sm90.triangles`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -196,14 +221,20 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         kernel = _Request.of(
             (m, n, k, batch),
             (a, b, c),
-            config or Sm90Config(),
+            config or _usual(triangles),
             epilogue,
             gated,
             mainloop,
             (ragged, along_k),
             pair_of(pair),
+            weights,
         )
         config, gated, c_spec = kernel.config, kernel.gated, kernel.operands[2]
+        if shards is not None:
+            kernel.check_shards(shards)
+        for name, part in (("shards", shards), ("weights", weights)):
+            if part is not None and (order is not None or triangles is not None):
+                raise PlanError(f"{'triangles' if order is None else 'order'}: a product with {name} takes none")
         atom, blocks, groups = kernel.instruction(config.tile[1]), kernel.blocks, kernel.groups
         tile_k, (along_m, along_n) = kernel.tile_k(atom), config.cluster
         a_plan, b_plan = kernel.operand_plans(atom, tile_k)
@@ -223,6 +254,9 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         threads = WARPGROUP * config.consumers + loader_threads(config.loader, bool(numbers.parts))
         across = -(-m // (config.tile[0] * along_m)), -(-n // (kernel.columns * along_n))
         check_tiles(config, across, batch, kernel.joined_rows)
+        schedule = kernel.schedule(order, (config.tile[0] * along_m, kernel.columns * along_n), across)
+        if triangles is not None:
+            check_triangles(kernel.sizes, config, kernel.named)
         smem = smem_map(
             a_plan, b_plan, stages, c_bytes, store, config.single, kernel.table_bytes, sums_bytes, numbers.bytes
         )
@@ -244,7 +278,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             stages=stages,
             blocks=blocks,
             store=store,
-            order=Persistent(order_of(config), 1, config.cluster),
+            order=Persistent(schedule, 1, config.cluster),
             smem=smem,
             exchange=exchange,
             threads=threads,
@@ -258,27 +292,37 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             mainloop=mainloop,
             ragged=ragged,
             along_k=along_k,
+            shards=shards,
+            weights=weights,
             half=half,
             pair=kernel.pair,
+            triangles=triangles,
+            mirror=kernel.mirror(store, schedule),
         )
         check_words(plan.words)
+        check_reductions(plan.epilogue, plan.columns_at_a_time, c_spec.dtype.name)
         return plan
 
     # ------------------------------------------------------------------------------------------------ what is asked for
     @property
     def reads_more(self) -> bool:
         """True if the kernel takes words."""
-        return bool(self.epilogue) or self.reads_by_name
+        return (
+            bool(self.epilogue)
+            or self.weights is not None
+            or any(part is not None for part in (self.mainloop, self.groups, self.shards))
+            or any(part is not None and part.words for part in self._own)
+        )
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the 64-bit parameters of the epilogue, the main loop and the groups."""
+        """Names of the 64-bit parameters of the epilogue, main loop, groups, shards, further operands and order."""
         return tuple(word for part in (self.epilogue, *self._own) if part is not None for word in part.words)
 
     @property
-    def _own(self) -> tuple[Promoted | Ragged | AlongK | Combined | Pair | None, ...]:
+    def _own(self) -> tuple[Promoted | Ragged | AlongK | Shards | Combined | Pair | Schedule | None, ...]:
         """Parts that may take words, in the order after the epilogue's."""
-        return self.mainloop, self.groups, self.gated, self.pair
+        return self.mainloop, self.groups, self.shards, self.gated, self.pair, self.order.schedule
 
     @property
     def numbers_given(self) -> tuple[str, ...]:
@@ -296,16 +340,17 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         return plan if self.pair is None else replace(plan, pair=Pair())
 
     @property
-    def reads_by_name(self) -> bool:
-        """True if a run takes more than A, B and the epilogue's operands, by name."""
-        return any(part is not None and part.words for part in self._own)
-
-    @property
     def further(self) -> dict[str, tuple[OperandPlan, tuple[int, int]]]:
         """Matrices beyond A and B by name: the operand that each lies as, and its shape."""
         if self.pair is not None:
             return {"a2": (self.a, (self.m, self.pair.k)), "b2": (self.b, (self.pair.k, self.n))}
         return {name: (self.b, (self.k, self.n)) for name, _ in (self.gated.places if self.gated is not None else ())}
+
+    @property
+    def reads_by_name(self) -> bool:
+        """True if a run takes operands by name beside an epilogue's: tables, groups, further matrices, the order's."""
+        named = self.mainloop is not None or self.groups is not None or bool(self.order.schedule.words)
+        return named or bool(self.further or self.numbers_given)
 
     @property
     def tiles(self) -> tuple[int, int]:
@@ -358,6 +403,26 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         count = self.stored.accumulator_registers // self.config.split
         return range(part * count, (part + 1) * count)
 
+    @property
+    def columns_at_a_time(self) -> int:
+        """Columns of a tile that a thread stores at a time: all, of a split K its part, or a half."""
+        return self.tile_c[1] // (2 if self.half is not None else self.config.split)
+
+    @property
+    def partials(self) -> tuple[Partial, ...]:
+        """The partial results of the epilogue's reductions."""
+        return partials_of(self.epilogue, self.columns_at_a_time)
+
+    @property
+    def workspace(self) -> int:
+        """Bytes of device memory of partial results.
+
+        >>> from layoutgemm.kernels.epilogue.chain import RowReduce
+        >>> Sm90Plan.derive(512, 512, 64, epilogue=Epilogue(RowReduce())).workspace  # two tiles of columns
+        4096
+        """
+        return words_of_matrix(self.partials, self.m, self.n) * self.batch * WORD_BYTES
+
     def part_of_k(self, k_tiles, part):  # type: ignore[no-untyped-def]  # ints or traced integers alike
         """First and end k tile of one part."""
         split = self.config.split
@@ -400,6 +465,11 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     @property
     def device_kernel(self) -> str:
         """The kernel's class in device code."""
+        if self.shards is not None:
+            which = "Sm90GatheredKernel" if isinstance(self.shards, Gathered) else "Sm90ScatteredKernel"
+            return f"sm90.device.shards:{which}"
+        if self.weights is not None:
+            return "sm90.device.quantized:Sm90QuantizedKernel"
         if self.along_k is not None:
             return "sm90.device.along_k:Sm90AlongKKernel"
         if self.ragged is not None:
@@ -419,10 +489,19 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             + (f", {'masked ' * self.ragged.masked}rows in {self.batch} group(s)" if self.ragged is not None else "")
             + (f", K in {self.batch} group(s)" if self.along_k is not None else "")
             + (f", and a second pair of K = {self.pair.k}" if self.pair is not None else "")
+            + (f", {self.shards.name}" if self.shards is not None else "")
+            + (f", A is packed {self.weights}" if self.weights is not None else "")
+            + (f", {self.triangles}" if self.triangles is not None else "")
+            + (", each tile off the diagonal stored twice" if self.mirror is not None else "")
         )
 
 
 __all__ = ["WARPGROUP", "WARPS_OF_GROUP", "Sm90Config", "Sm90Plan"]
+
+
+def _usual(triangles: Triangles | None) -> Sm90Config:
+    """The configuration of a caller who gives none."""
+    return Sm90Config() if triangles is None else Sm90Config(loader="warpgroup")
 
 
 @dataclass(frozen=True)
@@ -438,12 +517,13 @@ class _Request:
     ragged: Ragged | None
     along_k: AlongK | None
     pair: Pair | None
+    weights: QuantizedFormat | None = None
 
     @classmethod
     def of(
         cls, sizes: tuple[int, int, int, int], given: tuple[Given, Given | None, Given | None], config: Sm90Config,
         epilogue: Epilogue | None, gate: Combined | str | None, mainloop: Promoted | None,
-        groups: tuple[Ragged | None, AlongK | None], pair: Pair | None,
+        groups: tuple[Ragged | None, AlongK | None], pair: Pair | None, weights: QuantizedFormat | None = None,
     ) -> _Request:  # fmt: skip
         """The request of a caller's arguments; raises PlanError."""
         ragged, along_k = groups
@@ -451,6 +531,8 @@ class _Request:
         a, b, c = operands(*given)
         if epilogue and (same := set(epilogue.words) & set(PERSISTENT_PARAMETERS)):
             raise PlanError(f"an operand of the epilogue is named {min(same)}, as a parameter of the product is")
+        if epilogue.reductions and groups != (None, None):
+            raise PlanError(f"{epilogue.reductions[0].name}: a reduction of C, whose rows or K are those of groups")
         if epilogue and c.dtype.kind != "float":
             raise PlanError(f"c is {c.dtype}, and an epilogue computes in f32: store f32, or a narrower float")
         gated = combination(gate)
@@ -469,7 +551,20 @@ class _Request:
             check_along_k(along_k, sizes, config, a, b, named)
         if pair is not None:
             check_pair(sizes[3], {"gated": gated, "mainloop": mainloop, "ragged": ragged, "along_k": along_k})
-        return cls(sizes, (a, b, c), config, epilogue, gated, mainloop, ragged, along_k, pair)
+        if weights is not None:
+            parts = {"gated": gated, "mainloop": mainloop, "ragged": ragged, "along_k": along_k, "pair": pair}
+            named = [name for name, part in parts.items() if part is not None]
+            check_packed(weights, sizes, config, (a, b), epilogue, named)
+            config = replace(config, tile_k=config.tile_k or UNIT_K)
+        return cls(sizes, (a, b, c), config, epilogue, gated, mainloop, ragged, along_k, pair, weights)
+
+    def check_shards(self, shards: Shards) -> None:
+        """Raise PlanError for what a kernel of shards does not have."""
+        names = ("gated", "mainloop", "ragged", "along_k", "pair", "weights")
+        for name, part in [(name, getattr(self, name)) for name in names]:
+            if part is not None:
+                raise PlanError(f"{name}: a product of shards takes none")
+        check_shards(shards, self.sizes[3], self.config, self.operands[2], self.epilogue)
 
     @property
     def joined_rows(self) -> bool:
@@ -480,6 +575,36 @@ class _Request:
     def numbers(self) -> StageNumbers:
         """The numbers that the main loop reads in a stage."""
         return StageNumbers.of(self.mainloop, self.config.tile, not self.joined_rows)
+
+    @property
+    def named(self) -> list[str]:
+        """Names of the arguments that ask for more than a plain product."""
+        names = ("gated", "mainloop", "ragged", "along_k", "pair")
+        return [name for name in names if getattr(self, name) is not None]
+
+    def schedule(self, order: Order | None, tile: tuple[int, int], across: tuple[int, int]) -> Schedule:
+        """The order of clusters' tiles; raises PlanError for one that the kernel has not."""
+        usual = order_of(self.config)
+        found = order_for(order, usual, tile, across)
+        if found == usual:
+            return usual
+        if self.config.launch == "tiles":
+            raise PlanError(f"order = {found}: a grid of tiles has its own order; launch='workers' takes any")
+        if (self.ragged is not None or self.along_k is not None) and (not found.is_full or found.words):
+            raise PlanError(f"order = {found}: groups of rows or of K take an order of every tile, without words")
+        if self.ragged is not None and isinstance(found, OfLayout):
+            raise PlanError(f"order = {found}: each group has a grid of its own, and a layout is of one")
+        if is_mirrored(found):
+            epilogue = ["epilogue"] if self.epilogue else []
+            check_mirror(self.sizes, self.config, self.named + epilogue)
+        return found
+
+    def mirror(self, store: StorePlan | None, schedule: Schedule) -> StorePlan | None:
+        """The second store of a symmetric product, or None."""
+        if not is_mirrored(schedule) or store is None:
+            return None
+        stored, chunks = self.instruction(self.columns), self.config.tuning.chunks
+        return mirror_of(store, stored, self.blocks, chunks, self.sizes[3] > 1)
 
     @property
     def groups(self) -> int:
@@ -505,7 +630,8 @@ class _Request:
         """The wgmma of so many columns, as the DSL issues it."""
         a, b, _ = self.operands
         sums = accumulator_of(a.dtype)
-        return wgmma(columns, a.dtype, b.dtype, sums, saturate=sums == "i32")
+        source = "smem" if self.weights is None else "rmem"
+        return wgmma(columns, a.dtype, b.dtype, sums, source, saturate=sums == "i32")
 
     def tile_k(self, atom: MmaAtom) -> int:
         """The depth of a stage in elements; raises PlanError."""
@@ -515,8 +641,10 @@ class _Request:
             raise PlanError(f"tile_k = {tile_k!r}: a positive multiple of the instruction's K = {depth}")
         return tile_k
 
-    def operand_plans(self, atom: MmaAtom, tile_k: int) -> tuple[OperandPlan, OperandPlan]:
+    def operand_plans(self, atom: MmaAtom, tile_k: int) -> tuple[OperandPlan | PackedOperand, OperandPlan]:
         """A and B: tiles, shared copies, edge boxes; raises PlanError."""
+        if self.weights is not None:
+            return self.packed_plans(self.weights, atom, tile_k)
         config, (a_spec, b_spec, c_spec), (m, _, _, batch) = self.config, self.operands, self.sizes
         (tile_m, tile_n), (along_m, along_n) = config.tile, config.cluster
         matrices = batch > 1 and self.along_k is None
@@ -544,11 +672,20 @@ class _Request:
             with_ends(b_plan, "n", tile_n, c_spec.dtype, ends and self.gated is None),
         )
 
+    def packed_plans(self, weights: QuantizedFormat, atom: MmaAtom, tile_k: int) -> tuple[PackedOperand, OperandPlan]:
+        """A of packed weights, and B as everywhere."""
+        config, (a_spec, b_spec, c_spec) = self.config, self.operands
+        tile_m, tile_n = config.tile
+        b_plan = shared(columns_of(b_spec, tile_n, tile_k, atom, halved=False), config.cluster[0], False)
+        b_plan = with_copies(b_plan, [replace(tma, l2_promotion=config.tuning.l2_promotion) for tma in b_plan.copies])
+        ends = config.loader != "self"
+        return packed_operand(weights, tile_m, tile_k, a_spec), with_ends(b_plan, "n", tile_n, c_spec.dtype, ends)
+
     def half(self, b_plan: OperandPlan) -> tuple[MmaAtom, OperandDescriptor] | None:
         """The instruction of half the columns and B's descriptor, if halves are finished."""
         if not self.halved:
             return None
-        if self.gated is not None or self.config.store == "direct":
+        if self.gated is not None or self.config.store == "direct" or not (self.epilogue or Epilogue()).stores_c:
             what = "gated products halve them, too" if self.gated is not None else "those leave by tensor stores alone"
             raise PlanError(f"early = {self.config.early} of a single block of rows halves its columns: {what}")
         small = self.instruction(self.config.tile[1] // 2)
@@ -557,7 +694,7 @@ class _Request:
     def store(self, halved: bool) -> StorePlan | None:
         """The store through shared memory, or None for direct stores; raises PlanError."""
         config, tuning = self.config, self.config.tuning
-        if config.store != "tma":
+        if config.store != "tma" or (self.epilogue is not None and not self.epilogue.stores_c):
             return None
         stored, parts = self.instruction(self.columns), 2 if halved else config.split
         store = StorePlan.derive(
@@ -581,13 +718,16 @@ class _Request:
         values = atom.accumulator_registers // split
         return Exchange(values, Layout((WARPGROUP, values // 4, self.blocks, self.config.consumers, split - 1)))
 
-    def stages(self, a: OperandPlan, b: OperandPlan, c_bytes: int, exchange: Exchange | None) -> int:
+    def stages(self, a: OperandPlan | PackedOperand, b: OperandPlan, c_bytes: int, exchange: Exchange | None) -> int:
         """The stages, as many as asked for or as fit; raises PlanError."""
         table = self.table_bytes + 16 if self.table_bytes else 0  # and up to 16 to align it
         table += 16 if self.numbers.parts else 0
         sums, barrier = (exchange.bytes, BARRIER_BYTES) if exchange is not None else (0, 0)
         beside = (0 if self.config.single else c_bytes) + table
-        each = rounded_up(a.smem.bytes, TILE_ALIGNMENT) + rounded_up(b.smem.bytes, TILE_ALIGNMENT) + 2 * BARRIER_BYTES
+        packed = self.weights is not None
+        beside += TILE_ALIGNMENT if packed else 0  # between the stages of A and of B
+        each = rounded_up(a.smem.bytes, a.smem.alignment if packed else TILE_ALIGNMENT)
+        each += rounded_up(b.smem.bytes, TILE_ALIGNMENT) + 2 * BARRIER_BYTES
         each += self.numbers.bytes
         taken = f"A {a.smem.bytes} + B {b.smem.bytes} bytes beside {beside} of the store and {sums} of partial sums"
         arch = arch_named("sm_90a")

@@ -15,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import f32
+from ...schedule.listed import OnHost
 from ..derive import OperandPlan, either
 from ..epilogue.numpy_math import Math
+from ..orders import stored_elements
 from ..plan import present, tile_count
 from ..run.hardware_model import (
     CLUSTERS,
@@ -28,16 +30,19 @@ from ..run.hardware_model import (
     accumulated,
     accumulator_registers,
     copy_boxes,
+    register_product,
     store_matrices,
     wgmma_product,
 )
-from ..store import ROWS, WARP_ROWS, StoreChunk
+from ..store import ROWS, WARP_ROWS, StoreChunk, StorePlan
 from .along_k import k_tiles_of, line_table, load_place, of_lines
 from .gated import HALF
 from .grouped import STOP, store_extents, store_place, tables
 from .mainloop import COPY_ARRIVALS
 from .operands.pair import SECOND, place_in_pairs
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
+from .quantized.reference import block_in_stage, load_blocks
+from .triangular.mirror import is_off_diagonal
 
 Values = np.ndarray  # float32, or int32 of integers
 
@@ -70,7 +75,9 @@ def execute_sm90(
     if plan.halves > 1:  # the second half of B's columns begins n lines on
         b = GlobalMatrix(b.bits, b.leading, (b.extents[0], plan.n, plan.halves), plan.n * b.leading)
     across = plan.order.clusters(plan.tiles)
-    tiles = across[0] * across[1] * plan.batch
+    c.wanted = stored_elements(plan, given or {})
+    tiles = int(plan.order.schedule.count(across, reads=OnHost(given or {}) if plan.order.schedule.words else None))
+    tiles *= plan.batch
     if plan.ragged is not None:
         tiles = tables(plan, numbers)[1][-1]
     workers = tiles if plan.config.single else min(tiles, clusters)
@@ -120,11 +127,18 @@ class _Cluster:
                     at = self._stage(block, plan.a, stage) - block.smem.base + first
                     block.smem.data[at : at + count] = 0
 
+    @property
+    def _room(self) -> int:
+        """Bytes of a consumer's buffers of C."""
+        store = present(self.plan.store)
+        return WARPS_OF_GROUP // store.warps * store.buffers * self.plan.smem.c_buffer_bytes
+
     def compute(self, tile: int, step: int) -> None:
         """Tile number `tile` of all, this cluster's number `step`: load, multiply, bring together, store."""
         plan = self.plan
         rows, columns = plan.order.clusters(plan.tiles)
-        matrix, number = divmod(tile, rows * columns)
+        reads = OnHost(self.given) if plan.order.schedule.words else None
+        matrix, number = divmod(tile, int(plan.order.schedule.count((rows, columns), reads=reads)))
         start = 0
         if plan.ragged is not None:
             starts, first = tables(plan, self.given[plan.ragged.name])
@@ -134,7 +148,7 @@ class _Cluster:
             rows = (first[matrix + 1] - first[matrix]) // columns
         grid = rows * plan.config.cluster[0], columns * plan.config.cluster[1]
         for block in self.blocks:
-            row, column = plan.order.tile(number, 0, block.place, grid)
+            row, column = plan.order.tile(number, 0, block.place, grid, reads=reads)
             block.origin = {"m": start + row * plan.tile_c[0], "n": column * plan.tile_c[1], "l": matrix, HALF: 0}
             block.sums = {}
         pingpong = plan.config.schedule == "pingpong"
@@ -146,6 +160,10 @@ class _Cluster:
             k_tiles = k_tiles_of(plan, self.lines[1] - self.lines[0], max)
         for part in range(plan.config.split):
             first, end = plan.part_of_k(k_tiles, part)
+            if plan.triangles is not None:
+                corner = self.blocks[0].origin
+                at_k, many = plan.triangles.k_tiles(plan, (corner["m"], corner["n"]), k_tiles, min, max)
+                first, end = at_k, at_k + many
             self._multiply([b for b in self.blocks if b.part == part], first, end - first, step, consumers)
         held = {(block.part, block.place): block for block in self.blocks}
         finals = self._exchange(held, consumers)
@@ -174,7 +192,11 @@ class _Cluster:
                                   (("a", of_a), ("b", of_b[:1]))]  # fmt: skip
                 if plan.along_k is not None:
                     origin |= load_place(plan, *self.lines, first + at, max)
-                self._share(plan.a, of_a, origin, stage, block.column, [b for b in blocks if b.row == block.row])
+                if plan.weights is None:
+                    self._share(plan.a, of_a, origin, stage, block.column, [b for b in blocks if b.row == block.row])
+                else:
+                    load_blocks(plan, self.a.bits, origin, block.smem, self._stage(block, plan.a, stage))
+                    block.full[stage].complete(plan.a.bytes)
                 column = [b for b in blocks if b.column == block.column]
                 self._share(plan.b, of_b, origin, stage, block.row, column)
             for block in blocks:
@@ -224,6 +246,9 @@ class _Cluster:
     def _product(self, block: _Block, consumer: int, number: int, stage: int) -> None:
         plan = self.plan
         of_rows = number + (0 if plan.config.schedule == "pingpong" else consumer * plan.blocks)
+        if plan.weights is not None:
+            self._packed_product(block, (consumer, number), of_rows, stage)
+            return
         a, b = plan.a.descriptor, plan.b.descriptor
         first_a = self._stage(block, plan.a, stage) + a.mn_steps[of_rows] - a.mn_steps[0]
         first_b = self._stage(block, plan.b, stage)
@@ -231,6 +256,17 @@ class _Cluster:
         for step_a, step_b in zip(a.k_steps, b.k_steps, strict=True):
             words = a.base.at(first_a + step_a).word, b.base.at(first_b + step_b).word
             product = wgmma_product(plan.mma, block.smem, words[0], a.major, words[1], b.major)
+            block.sums[key] = accumulated(plan.mma, block.sums[key], product) if key in block.sums else product
+
+    def _packed_product(self, block: _Block, key: tuple[int, int], of_rows: int, stage: int) -> None:
+        """A K tile of packed weights, converted, times B's K blocks."""
+        plan, b, depth = self.plan, self.plan.b.descriptor, self.plan.mma.shape_mnk[2]
+        weights = block_in_stage(plan, block.smem, self._stage(block, plan.a, stage), of_rows)
+        first_b = self._stage(block, plan.b, stage)
+        for number, step in enumerate(b.k_steps):
+            word = b.base.at(first_b + step).word
+            values = weights[:, number * depth : (number + 1) * depth]
+            product = register_product(plan.mma, block.smem, values, word, b.major)
             block.sums[key] = accumulated(plan.mma, block.sums[key], product) if key in block.sums else product
 
     def _copy_numbers(self, block: _Block, stage: int, k_tile: int) -> None:
@@ -317,16 +353,24 @@ class _Cluster:
             registers = plan.gated.apply(parts, Math, self.given)
         floats = plan.c.dtype.kind == "float"  # sums of integers go through f32 to a C of floats
         bits = plan.c.dtype.encode(registers.astype(np.float32) if floats else registers)
-        store = plan.store
-        if store is None:
+        if plan.store is None:
             self._store_direct(row, column, block.origin["l"], bits, plan.stored_values(part))
             return
+        self._store_tensor(plan.store, block, (consumer, number, part), (row, column), bits)
+        if plan.mirror is not None and is_off_diagonal(plan, block.origin["m"], column):
+            self._store_tensor(plan.mirror, block, (consumer, number, part), (row, column), bits)
+
+    def _store_tensor(
+        self, store: StorePlan, block: _Block, of: tuple[int, int, int], place_of_c: tuple[int, int], bits: np.ndarray
+    ) -> None:
+        """One accumulator's rounds through the buffers; `of`: consumer, block of rows, part of its columns."""
+        plan, (consumer, number, part), (row, column) = self.plan, of, place_of_c
         for i, round_ in store.rounds_of(number, part):
             for owner in range(WARPS_OF_GROUP // store.warps):
-                buffer = (consumer * WARPS_OF_GROUP // store.warps + owner) * store.buffers + i % store.buffers
-                address = block.smem.base + plan.smem.c_offset + buffer * plan.smem.c_buffer_bytes
+                buffer = owner * store.buffers + i % store.buffers
+                address = block.smem.base + plan.smem.c_offset + consumer * self._room + buffer * store.buffer_bytes
                 for chunk in round_.chunks:
-                    self._fill(block.smem, address + chunk.offset, chunk, owner, bits)
+                    self._fill(store, block.smem, address + chunk.offset, chunk, owner, bits)
                 for chunk in round_.chunks:
                     tma = store.maps[chunk.map]
                     place = {"m": row + owner * (ROWS // WARPS_OF_GROUP), "n": column + chunk.column,
@@ -335,10 +379,11 @@ class _Cluster:
                         place = {**place, **store_place(place["m"], self.end, place["n"], min)}
                     self.c.store(tma, place, block.smem, address + chunk.offset)
 
-    def _fill(self, smem: SharedBytes, address: int, chunk: StoreChunk, owner: int, bits: np.ndarray) -> None:
+    def _fill(
+        self, store: StorePlan, smem: SharedBytes, address: int, chunk: StoreChunk, owner: int, bits: np.ndarray
+    ) -> None:
         """An owner's registers of a chunk into its tile."""
-        plan, dtype = self.plan, self.plan.c.dtype
-        warps = plan.store.warps if plan.store is not None else 1
+        plan, dtype, warps = self.plan, self.plan.c.dtype, store.warps
         values = chunk.first_value + np.arange(chunk.values)
         for warp in range(owner * warps, owner * warps + warps):
             mine = bits[32 * warp : 32 * warp + 32][:, values]
@@ -348,7 +393,7 @@ class _Cluster:
                 for i in range(words.shape[1]):
                     lanes = np.arange(8 * chunk.matrices)
                     rows = address + np.asarray([int(chunk.rows(lane, (i, inside))) for lane in lanes]) * dtype.bytes
-                    store_matrices(smem, rows, words[:, i], dtype, plan.c.order == "col")
+                    store_matrices(smem, rows, words[:, i], dtype, store.c.order == "col")
                 continue
             thread = 32 * inside + np.arange(32)[:, None]
             row, column = plan.mma.coords_C(thread, values[None, :])

@@ -24,14 +24,13 @@ The first test below is CuTe's rule of divisibility, which answers the usual cas
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, product
 from operator import mul
 from typing import Any
 
-import numpy as np
-
 from ...arguments import DEPTH
 from ...errors import CompositionError
+from ...lazy_numpy import has_numpy, np
 from .. import above
 from ..basis import Encoding, ScaledBasis, component, has_basis, paths_of
 from ..int_tuple import Pair, Shape, Stride, StrideEntry, check_depth, coal_open, flatten, leaves, pack, show, too_deep
@@ -258,11 +257,18 @@ class _Reader:
             return n
         # Carries at several boundaries cancel at n: look at the values.
         step = self.value(d)
+        if not has_numpy():
+            found = next((i for i in range(n, min(s, LIMIT)) if self.value(i * d) != i * step), None)
+            return self.all_seen(s, mode) if found is None else found
         for start in range(n, min(s, LIMIT), 1 << 16):
             i: np.ndarray = np.arange(start, min(s, start + (1 << 16)), dtype=self.dtype(s * d, s * abs(step)))
             bad = np.nonzero(self.values(i * d) != i * step)[0]
             if len(bad):
                 return start + int(bad[0])
+        return self.all_seen(s, mode)
+
+    def all_seen(self, s: int, mode: int) -> int:
+        """The extent s of a mode all of whose values were looked at. Refuses a larger one."""
         if s > LIMIT:
             self.refuse(
                 f"undecided: mode {mode} has {s} values, and more than {LIMIT} would have to be looked at", None, mode
@@ -295,7 +301,20 @@ class _Reader:
             self.refuse(
                 f"undecided: carries cancel, and {total} values, more than {LIMIT}, would have to be seen", None
             )
+        at = self.first_sum_that_differs(parts)
+        if at is None:
+            return None
+        c = 0
+        for n, _, weight in parts:
+            at, i = divmod(at, n)
+            c += i * weight
+        return c
+
+    def first_sum_that_differs(self, parts: list[tuple[int, int, int]]) -> int | None:
+        """The first flat index at which A is not additive over the parts; the first part runs fastest."""
         reach = sum((n - 1) * abs(d) for n, d, _ in parts)
+        if not has_numpy():
+            return self.first_sum_in_python(parts)
         dtype = self.dtype(reach)
         offset: np.ndarray = np.zeros(1, dtype)
         alone: np.ndarray = np.zeros(1, dtype)
@@ -304,14 +323,15 @@ class _Reader:
             offset = (offset[None, :] + step * d).ravel()
             alone = (alone[None, :] + step * self.value(d)).ravel()
         bad = np.nonzero(self.values(offset) != alone)[0]
-        if not len(bad):
-            return None
-        at = int(bad[0])
-        c = 0
-        for n, _, weight in parts:
-            at, i = divmod(at, n)
-            c += i * weight
-        return c
+        return int(bad[0]) if len(bad) else None
+
+    def first_sum_in_python(self, parts: list[tuple[int, int, int]]) -> int | None:
+        """`first_sum_that_differs` without arrays."""
+        each = [[(i * d, i * self.value(d)) for i in range(n)] for n, d, _ in parts[::-1]]
+        for at, steps in enumerate(product(*each)):
+            if self.value(sum(x for x, _ in steps)) != sum(y for _, y in steps):
+                return at
+        return None
 
     # ------------------------------------------------------------ refusals
 

@@ -14,10 +14,9 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from ...arguments import shown
 from ...errors import LayoutError
+from ...lazy_numpy import np
 from ..int_tuple import idx2crd, leaves, product, product_each, transform
 from ..symbols.generators import GENERATORS, describe
 from ..symbols.polynomial import MissingFact, P, Scalar, gens, show, val, valuations

@@ -15,12 +15,10 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from ...errors import LayoutError
+from ...lazy_numpy import np
 from .. import above
 from ..basis import component, has_basis, paths_of
 from ..int_tuple import Shape, Stride, as_shape, coal, leaves, product
@@ -40,6 +38,10 @@ from . import verdicts as _proof
 from .index_formulas import prove_layouts
 from .sizes import at, candidates, cases_of, entries_of, plain, replaced, sizes
 from .verdicts import Answer, CounterExample, Proof, Undecided
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 
 Argument = Callable[[], list[str]]  # the lines of an argument that holds, written when they are read
 EXHAUST = 1 << 16  # elements of a layout that is looked at whole, at one size

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from math import gcd, prod
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from ...arguments import shown
 from ...errors import LayoutError
+from ...lazy_numpy import has_numpy, np
 from .. import above
 from ..basis import component, has_basis, paths_of
 from ..int_tuple import Modes, Shape, Stride, coal, idx2crd, leaves, show, show_coord
@@ -338,8 +337,8 @@ def _by_exhaustion(a: Any, b: Any) -> Answer:
     n = min(a.size, b.size)
     if n > LIMIT:
         return Undecided(f"{n} values, more than {LIMIT}, would have to be compared")
-    index = None
-    for start in range(0, n, 1 << 20):
+    index = None if has_numpy() else next((i for i in range(n) if a(i) != b(i)), None)
+    for start in range(0, n, 1 << 20) if has_numpy() else ():
         i = np.arange(start, min(n, start + (1 << 20)))
         bad = np.nonzero(a(i) != b(i))[0]
         if len(bad):
@@ -418,6 +417,8 @@ def _injective(
         return Undecided(
             f"the modes {', '.join(f'{s}:{d}' for s, d, _ in rest)} overlap, and their values do not fit 64 bits"
         )
+    if not has_numpy():
+        return _distinct_in_python(rest, n, shape, stride, steps)
     x = np.zeros(1, np.int64)
     c = np.zeros(1, np.int64)
     for s, d, w in rest:
@@ -439,9 +440,40 @@ def _injective(
     return steps + [f"the {n} values of the other modes are distinct"]
 
 
+def _distinct_in_python(
+    rest: list[tuple[int, int, int]], n: int, shape: Shape, stride: Stride, steps: list[str]
+) -> Any:
+    """Proves or refutes, without arrays, that up to PROBE values of the modes are distinct."""
+    if n > PROBE:
+        names = ", ".join(f"{s}:{d}" for s, d, _ in rest)
+        return Undecided(f"the {n} values of the modes {names} overlap in span; to compare them takes NumPy")
+    seen: dict[int, int] = {}
+    clashes = []
+    for at in range(n):
+        value = index = 0
+        for s, d, w in rest:
+            at, i = divmod(at, s)
+            value, index = value + i * d, index + i * w
+        if value in seen:
+            clashes.append((index, seen[value]))
+        seen[value] = min(index, seen.get(value, index))
+    if clashes:
+        later, first = min(clashes)
+        return _shared(shape, stride, first, later)
+    return [*steps, f"the {n} values of the other modes are distinct"]
+
+
 def _shared(shape: Shape, stride: Stride, i: int, j: int) -> CounterExample:
     value = above.layout_of(shape, stride)(i)
     return CounterExample((i, j), value, value, j, f"{show(shape)}:{show(stride)} is not injective", TWO_INDICES)
+
+
+def _first_outside(a: Any, n: int) -> int | None:
+    if not has_numpy():
+        return next((i for i in range(n) if not 0 <= a(i) < n), None)
+    values = a.offsets()
+    outside = np.nonzero((values < 0) | (values >= n))[0]
+    return int(outside[0]) if len(outside) else None
 
 
 def bijective_values(a: Any) -> Answer:
@@ -455,9 +487,7 @@ def bijective_values(a: Any) -> Answer:
     except LayoutError:
         if n > LIMIT:
             return Undecided(f"{n} values, more than {LIMIT}, would have to be looked at")
-        values = a.offsets()
-        outside = np.nonzero((values < 0) | (values >= n))[0]
-        at, method = (int(outside[0]) if len(outside) else None), "exhaustion"
+        at, method = _first_outside(a, n), "exhaustion"
     else:
         # Values below a power of two stay there under XOR: the first outside is the first bit that leads there.
         seen = (0, *[1 << i for i in range(len(matrix.columns))])

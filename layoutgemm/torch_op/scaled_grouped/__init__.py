@@ -7,16 +7,42 @@ A call passes through these files, in this order:
     grouped      forms, checks and products of groups
     scaled       checks and products with scales
     kept         launches, kept for the next call
-    recipes      which part of an operand shares a scale
+    recipes      which part of an operand shares a scale: without torch, for JAX too
     training     fp8_matmul, which quantises its operands and those of its gradients, and calls `api`
 
 Imported when first named.
 """
 
-from ...kernels.sm90.mainloop import DEPTH
-from .api import grouped_matmul, scaled_matmul
-from .recipes import mainloop_of
-from .scaled import check_config
-from .training import fp8_matmul
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ...kernels.sm90.mainloop import DEPTH as DEPTH
+    from ...kernels.sm90.mainloop import mainloop_of as mainloop_of
+    from .api import grouped_matmul as grouped_matmul
+    from .api import scaled_matmul as scaled_matmul
+    from .scaled import check_config as check_config
+    from .training import fp8_matmul as fp8_matmul
 
 __all__ = ["DEPTH", "check_config", "fp8_matmul", "grouped_matmul", "mainloop_of", "scaled_matmul"]
+
+_LATER = {
+    "DEPTH": "...kernels.sm90.mainloop",
+    "check_config": ".scaled",
+    "fp8_matmul": ".training",
+    "grouped_matmul": ".api",
+    "mainloop_of": "...kernels.sm90.mainloop",
+    "scaled_matmul": ".api",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_LATER[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-from ...arguments import as_int
-from ...errors import OperandError
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
 from ..autograd.kept import recorder
@@ -15,9 +13,9 @@ from ..checks import NOT_RECORDED, PLAIN, autocast, differentiated, needs_dispat
 from ..compiled.traced import check_kinds, named, refusal, refuse
 from ..operator import seen_by_autograd_alone
 from ..prepared import config_text
-from .grouped import COLUMNS, COUNTS, ENDS, OFFSETS, expected_config, finished, in_groups
+from .grouped import COLUMNS, COUNTS, ENDS, OFFSETS, check_expected, expected_config, finished, groups_of, in_groups
 from .grouped import grouped_product as computed_grouped
-from .kept import find
+from .kept import Keeping, find
 from .operators import (
     CHECK_GROUPED,
     CHECK_SCALED,
@@ -88,9 +86,9 @@ def scaled_matmul(
     if _is_traced():
         options = activation, use_fast_accum, out_dtype, config
         return _traced_scaled(a, scale_a, b, scale_b, bias, out, recipe_a, recipe_b, *options)
-    key, found = find(
-        (a, b, scale_a, scale_b, bias), out, "scaled", out_dtype, config, recipe_a, recipe_b, activation, use_fast_accum
-    )
+    others = () if bias is None else (bias,)
+    chosen = "scaled", out_dtype, config, recipe_a, recipe_b, activation, use_fast_accum
+    key, found = find(a, b, scale_a, scale_b, others, out, chosen)
     if found is not None:
         return found
     finish = ScaledFinish(bias, activation, bool(use_fast_accum))
@@ -218,9 +216,6 @@ def grouped_matmul(
     >>> grouped_matmul(a.T, a, offs=torch.tensor([1, 1, 3]))[:, 0, 0].tolist()
     [1.0, 0.0, 2.0]
     """
-    if expected_rows is not None and (counts is None or config is not None) and not _is_traced():
-        what = "no counts" if counts is None else "a config"
-        raise OperandError(f"expected_rows: it chooses tiles of masked groups, and there is {what}")
     if _is_traced():
         if expected_rows is not None:
             refuse(_NO_EXPECTED_ROWS)
@@ -229,12 +224,14 @@ def grouped_matmul(
             (recipe_a, recipe_b), out_dtype, config,
         )  # fmt: skip
     key: tuple[object, ...] = ()
-    groups, said = _groups(offsets, offs, counts)
-    if groups is not None and said != ENDS:
-        options = out_dtype, config, recipe_a, recipe_b, activation, use_fast_accum, expected_rows
-        key, found = find((a, b, groups, scale_a, scale_b, bias), out, said, options)
+    groups, said = (offsets, OFFSETS) if offs is None and counts is None else groups_of(offsets, offs, counts)
+    if groups is not None:
+        options = said, out_dtype, config, recipe_a, recipe_b, activation, use_fast_accum, expected_rows
+        others = () if scale_b is None and bias is None else (scale_b, bias)
+        key, found = find(a, b, groups, scale_a, others, out, options)
         if found is not None:
             return found
+    check_expected(expected_rows, counts, config)
     if _recorded_alone(a, b, groups, out, scale_a, scale_b, recipe_a, recipe_b, bias, activation):
         return _record(a, b, groups, said, out_dtype, config)
     finish = ScaledFinish(bias, activation, bool(use_fast_accum))
@@ -245,10 +242,10 @@ def grouped_matmul(
     a, b = autocast(a, b)
     call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, out, out_dtype, *names)
     if expected_rows is not None:
-        config = expected_config(call, a, b, as_int(expected_rows, "expected_rows", OperandError, least=1), finish)
+        config = expected_config(call, a, b, expected_rows, finish)
     check_derivable(a, b, scale_a, scale_b, bias)
     if not needs_dispatcher(a, b, groups, scale_a, scale_b, bias, out):
-        return computed_grouped(call, a, b, groups, scale_a, scale_b, finish, config, out, key)
+        return computed_grouped(call, a, b, groups, scale_a, scale_b, finish, config, out, Keeping(key))
     text = config_text(config)
     if scale_a is None and bias is None and activation is None:
         value = differentiable(a, b, groups, said, call.kind, text)
@@ -278,14 +275,6 @@ def _recorded_alone(a: Any, b: Any, groups: Any, *others: object) -> bool:
         and a.device.type != "meta"
         and seen_by_autograd_alone()
     )
-
-
-def _groups(offsets: Any, offs: Any, counts: Any) -> tuple[Any, str]:
-    """The groups, and the argument that says them. Raises OperandError for two."""
-    given = [(x, said) for x, said in ((offsets, OFFSETS), (offs, ENDS), (counts, COUNTS)) if x is not None]
-    if len(given) > 1:
-        raise OperandError(f"{given[0][1]} and {given[1][1]}: groups are said by one of offsets, offs and counts")
-    return given[0] if given else (None, OFFSETS)
 
 
 def _placed(

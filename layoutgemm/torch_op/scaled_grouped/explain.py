@@ -20,7 +20,7 @@ from ..launch import plan_of as plan_of_solution
 from ..prepared import NO_FINISH, problem_at
 from ..solver import solve
 from ..types import C_NAMES, NAMES
-from .grouped import ALONG_K, BATCH, COLUMNS, ENDS, MASKED, GroupedCall, why_not_along_k
+from .grouped import ALONG_K, BATCH, COLUMNS, ENDS, MASKED, GroupedCall, expected_config, why_not_along_k
 from .grouped import epilogue_of_call as epilogue_of_groups
 from .grouped import plan_of as plan_of_groups
 from .kept import require_hopper
@@ -115,12 +115,18 @@ def _copied(operand: OperandPlan, x: torch.Tensor) -> list[tuple[str, int]]:
 def explain_grouped(
     a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: str, scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None, finish: ScaledFinish, out: torch.Tensor | None, out_dtype: torch.dtype | None,
-    recipes: tuple[object, object], config: Any,
+    recipes: tuple[object, object], config: Any, expected_rows: int | None = None,
 ) -> Explanation:  # fmt: skip
     """Which kernel `grouped_matmul` takes for these tensors, why, and what it copies. Raises as that does."""
     check_config(config)
     call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, out, out_dtype, *recipes)
     require_hopper(a.get_device(), "grouped_matmul")
+    if expected_rows is not None:
+        config = expected_config(call, a, b, expected_rows, finish)
+        found = _grouped(call, a, b, groups, scale_a, scale_b, finish, out, config)
+        tile = "x".join(map(str, config.tile))
+        what = f"one launch for all groups, whose counts of rows the kernel reads; expected_rows = {expected_rows}"
+        return found if found == _ZEROS else replace(found, why=f"{what}: tiles of {tile}")
     return _grouped(call, a, b, groups, scale_a, scale_b, finish, out, config)
 
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import torch
 
+from ...arguments import as_int
 from ...dtypes import dtype
 from ...errors import OperandError, TensorError
 from ...kernels.derive import padded_leading
@@ -28,9 +29,8 @@ from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.along_k import AlongK
 from ...kernels.sm90.choose.scaled_grouped import (
     along_k_config,
-    grouped_config,
-    grouped_scaled_config,
     masked_rows,
+    usual_config,
 )
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.grouped import Ragged
@@ -44,7 +44,7 @@ from ..epilogue import epilogue_product
 from ..prepared import gpu, on_gpu
 from ..reference import exact, rounded
 from ..types import C_NAMES, NAMES
-from .kept import Key, find, launch, require_hopper
+from .kept import NOT_KEPT, Keeping, behind_zero, find, launch, require_hopper
 from .recipes import SQUARE, TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 from .scaled import (
     FP8,
@@ -92,6 +92,26 @@ class GroupedCall(NamedTuple):
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
+
+
+def groups_of(
+    offsets: torch.Tensor | None, offs: torch.Tensor | None, counts: torch.Tensor | None
+) -> tuple[torch.Tensor | None, str]:
+    """The groups, and the argument that says them. Raises OperandError for two."""
+    given = [(x, said) for x, said in ((offsets, OFFSETS), (offs, ENDS), (counts, COUNTS)) if x is not None]
+    if len(given) > 1:
+        raise OperandError(f"{given[0][1]} and {given[1][1]}: groups are said by one of offsets, offs and counts")
+    return given[0] if given else (None, OFFSETS)
+
+
+def check_expected(rows: object, counts: object, config: object) -> None:
+    """Raise OperandError for `rows` that choose no tiles: no int of at least 1, or no masked groups."""
+    if rows is None:
+        return
+    if counts is None or config is not None:
+        what = "no counts" if counts is None else "a config"
+        raise OperandError(f"expected_rows: it chooses tiles of masked groups, and there is {what}")
+    as_int(rows, "expected_rows", OperandError, least=1)
 
 
 def check_grouped(
@@ -228,11 +248,11 @@ def _check_scales(
 def grouped_product(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None,
     scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, finish: ScaledFinish = NO_FINISH,
-    config: Sm90Config | None = None, out: torch.Tensor | None = None, key: Key = (),
+    config: Sm90Config | None = None, out: torch.Tensor | None = None, keeping: Keeping = NOT_KEPT,
 ) -> torch.Tensor:  # fmt: skip
     """The product, computed now: a new tensor, in which rows of no group are zeros on the CPU, or `out`.
 
-    key  by which the launch is kept, or ()
+    keeping  how the launch is kept
     """
     if call.form == COLUMNS:
         transposed = call._replace(form=ROWS, shape=call.shape[::-1])
@@ -240,7 +260,8 @@ def grouped_product(
             transposed = transposed._replace(recipes=Recipes(call.recipes.b, call.recipes.a))
             scale_a, scale_b = as_vector(scale_a, call.recipes.a, 3), as_vector(scale_b, call.recipes.b, 2)
         into = None if out is None else out.mT
-        value = grouped_product(transposed, b.mT, a.mT, groups, scale_b, scale_a, finish, config, into)
+        turned = keeping._replace(turned=True)
+        value = grouped_product(transposed, b.mT, a.mT, groups, scale_b, scale_a, finish, config, into, turned)
         return value.mT if out is None else out
     if call.form == BATCH:
         return _batch(call, a, b, scale_a, scale_b, finish, config, out)
@@ -254,7 +275,7 @@ def grouped_product(
         raise OperandError(why)
     if call.form != ROWS and call.experts == 1:
         return _one_group(call, a, b, groups, (scale_a, scale_b), finish, config, out)
-    return _by_kernel(call, a, b, groups, scale_a, scale_b, finish, config, out, key)
+    return _by_kernel(call, a, b, groups, scale_a, scale_b, finish, config, out, keeping)
 
 
 def _nothing(
@@ -319,7 +340,7 @@ def _one_group(
         finish = finish._replace(bias=finish.bias[0])
     inner = call._replace(shape=call.shape[1:])
     a, b = [x if x.ndim == 2 else x[0] for x in (a, b)]
-    c = _by_kernel(inner, a, b, groups, scale_a, scale_b, finish, config, None if out is None else out[0], ())
+    c = _by_kernel(inner, a, b, groups, scale_a, scale_b, finish, config, None if out is None else out[0], NOT_KEPT)
     return c.unsqueeze(0) if out is None else out
 
 
@@ -358,7 +379,8 @@ def why_not_along_k(a: torch.Tensor, call: GroupedCall) -> str:
 
 def _by_kernel(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None, finish: ScaledFinish, config: Sm90Config | None, out: torch.Tensor | None, key: Key,
+    scale_b: torch.Tensor | None, finish: ScaledFinish, config: Sm90Config | None, out: torch.Tensor | None,
+    keeping: Keeping,
 ) -> torch.Tensor:  # fmt: skip
     """Groups of rows, masked ones, or along K, by their kernel; ends are given the zero that it begins with."""
     given = {name: x for name, x in (("scale_a", scale_a), ("scale_b", scale_b)) if x is not None}
@@ -370,19 +392,22 @@ def _by_kernel(
     if finish.bias is not None:
         vectors["bias"] = line(finish.bias)
         lying = lying and vectors["bias"] is finish.bias
-    numbers = torch.nn.functional.pad(groups, (1, 0)) if call.said == ENDS else groups.contiguous()
+    numbers = behind_zero(groups) if call.said == ENDS else groups.contiguous()
     if call.leaves_rows and call.said == ENDS and out is None:
         out = _zeros(call.shape, call.kind, a.device)
     if not lying:
-        key = ()
-    elif not key or numbers is not groups:  # known by what the kernel reads
-        key, found = find(
-            (a, b, numbers, scale_a, scale_b, finish.bias), out, call.form, call.kind, call.recipes, finish[1:], config
-        )
+        keeping = NOT_KEPT
+    elif keeping.key and call.said == ENDS:
+        keeping = keeping._replace(ends=True)
+    elif not keeping.key or numbers is not groups:  # known by what the kernel reads
+        options = call.form, call.kind, call.recipes, finish[1:], config
+        others = () if scale_b is None and finish.bias is None else (scale_b, finish.bias)
+        key, found = find(a, b, numbers, scale_a, others, out, options)
         if found is not None:
             return found
+        keeping = Keeping(key)
     plan, _ = plan_of(call, a, b, numbers, finish, config)
-    return launch(key, plan, a, b, {COUNTS if call.form == MASKED else OFFSETS: numbers, **given}, vectors, out)
+    return launch(keeping, plan, a, b, {COUNTS if call.form == MASKED else OFFSETS: numbers, **given}, vectors, out)
 
 
 def _zeros(shape: tuple[int, ...], kind: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -468,17 +493,6 @@ def chosen(
     config = usual_config(sizes, types, scales)
     tile, rows = "x".join(map(str, config.tile)), -(-sizes[0] // sizes[3])
     return config, f"{rows} rows a group on average: tiles of {tile} (scaled_grouped_h100.json)"
-
-
-def usual_config(
-    sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None
-) -> Sm90Config:
-    """The configuration of a grouped product, unless it was measured or given."""
-    m, _, k, experts = sizes
-    rows = -(-m // experts)
-    if scales is not None:
-        return grouped_scaled_config(rows, scales[1:] == (1,))
-    return grouped_config(rows, k * dtype(types[0].partition(":")[0]).bytes, wide=dtype(types[2]).bits == 32)
 
 
 def ragged_name(types: tuple[str, str, str], scales: tuple[int, ...] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -8,6 +8,7 @@ keep      a prepared product with an epilogue, likewise
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -28,24 +29,52 @@ from ..prepared import mark_written, target
 from ..problem import StridedOperand, contiguous_strides
 
 Key = tuple[object, ...]
+Others = Sequence["torch.Tensor | None"]
 
 
-class KeptLaunch(NamedTuple):
+class Keeping(NamedTuple):
+    """Key of a kept launch, and its difference from the call.
+
+    key     of the call's own tensors, or () for a call that cannot be kept
+    turned  the launch computes the transpose: B^T @ A^T with the scales of each
+    ends    the groups are ends: the kernel reads them behind a zero, and rows of no group are zeros in a new result
+    """
+
+    key: Key
+    turned: bool = False
+    ends: bool = False
+
+
+NOT_KEPT = Keeping(())
+
+
+@dataclass(slots=True)
+class KeptLaunch:
     """A launch for tensors of known shapes and strides.
 
     direct   the launch
-    shape    of the result, and its type `kind`
-    padding  elements from the end of a row of the result to the next row, where the result is made here
+    shape    of the result as it is made here, with its `strides` and its type `kind`
+    columns  of the result, where it is made wider: its rows have a pitch that TMA stores to; else 0
     spans    bytes from first to last element: of each tensor that is read, and of C
-    mask     bits that are 0 in the addresses of all tensors but A, B and C
+    third    bits that are 0 in the address of the third tensor, and `mask` in those of all behind it that are read
+    turned, ends  as `Keeping` has them
+    special  whether there is more to a new result than its memory
     """
 
     direct: Direct
     shape: tuple[int, ...]
+    strides: tuple[int, ...]
     kind: torch.dtype
-    padding: int
+    columns: int
     spans: tuple[int, ...]
+    third: int
     mask: int
+    turned: bool
+    ends: bool
+    special: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.special = self.turned or self.ends or bool(self.columns)
 
 
 READY: dict[Key, KeptLaunch] = {}
@@ -58,60 +87,120 @@ _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.
 
 
 def find(
-    read: tuple[torch.Tensor | None, ...], out: torch.Tensor | None, *options: object
-) -> tuple[Key, torch.Tensor | None]:
-    """(key, the result of a kept launch or None).
+    a: torch.Tensor, b: torch.Tensor, third: torch.Tensor, fourth: torch.Tensor | None, others: Others,
+    out: torch.Tensor | None, options: Key,
+) -> tuple[Key, torch.Tensor | None]:  # fmt: skip
+    """(key, the result of a kept launch or None); the key () stands for a call that cannot be kept.
 
-    read     A and B first; the key () stands for a call that cannot be kept
-    options  whatever else of the call decides on the kernel
+    third, fourth  scales, or the groups and any scales of A
+    others         whatever else is read, with None for what is not; () for nothing
+    options        whatever else of the call decides on the kernel
+
+    One expression reads each tensor's facts: a loop over four tensors takes twice the time.
     """
     if (
-        modes_of_functions() or modes_of_dispatch() or _autocast() or transforms()
+        not (type(a) in PLAIN and type(b) in PLAIN and type(third) in PLAIN)
+        or modes_of_functions() or modes_of_dispatch() or _autocast() or transforms()
         or _forward._current_level >= 0 or tracing_state() is not None
     ):  # fmt: skip
         return (), None
-    recording, index = _grad_enabled(), FIRST_GPU
-    parts: list[object] = [*options]
-    addresses: list[int] = []
-    low = 0
     try:
-        for x in read:
-            if x is None:
-                parts.append(None)
-                continue
-            if type(x) not in PLAIN or (recording and x.requires_grad) or x.is_neg():
+        index, recording = a.get_device(), _grad_enabled()
+        if (
+            a.is_neg() or b.is_neg() or third.is_neg()
+            or b.get_device() != index or third.get_device() != index or index < FIRST_GPU
+            or (recording and (a.requires_grad or b.requires_grad or third.requires_grad))
+        ):  # fmt: skip
+            return (), None
+        at_a, at_b, at_third, low = a.data_ptr(), b.data_ptr(), third.data_ptr(), 0
+        addresses: tuple[int, ...]
+        if fourth is None:
+            key: Key = (options, index, a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, third.shape,
+                        third.stride(), third.dtype)  # fmt: skip
+            addresses = at_a, at_b, at_third
+        else:
+            if (
+                type(fourth) not in PLAIN or fourth.is_neg() or fourth.get_device() != index
+                or (recording and fourth.requires_grad)
+            ):  # fmt: skip
                 return (), None
-            if not addresses:
-                index = x.get_device()
-            if x.get_device() != index or index < FIRST_GPU:
+            key = (options, index, a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, third.shape,
+                   third.stride(), third.dtype, fourth.shape, fourth.stride(), fourth.dtype)  # fmt: skip
+            low = fourth.data_ptr()
+            addresses = at_a, at_b, at_third, low
+        if others:
+            facts = _facts(others, index, recording)
+            if facts is None:
                 return (), None
-            parts += (x.shape, x.stride(), x.dtype)
-            address = x.data_ptr()
-            low |= address if len(addresses) > 1 else 0
-            addresses.append(address)
+            key, addresses, low = (*key, facts[0]), (*addresses, *facts[1]), low | facts[2]
         if out is not None:
             if type(out) not in PLAIN or out.get_device() != index or out.requires_grad or out.is_neg():
                 return (), None
-            parts += (out.shape, out.stride(), out.dtype)
-        key = (*parts, index)
+            key = (*key, "out", out.shape, out.stride(), out.dtype)
         kept = READY.get(key)
     except (RuntimeError, TypeError):  # sparse tensors have no strides, and a configuration may have no hash
         return (), None
-    if kept is None or _current_device() != index or (addresses[0] | addresses[1]) & 15 or low & kept.mask:
+    if kept is None or _current_device() != index or (at_a | at_b) & 15 or at_third & kept.third or low & kept.mask:
         return key, None
-    if out is None:
-        rows = (*kept.shape[:-1], kept.shape[-1] + kept.padding)
-        c = empty_on_gpu(rows, contiguous_strides(rows), kept.kind)
-        c = c[..., : kept.shape[-1]] if kept.padding else c
-    else:
-        start = out.data_ptr()
-        apart = all(at + size <= start or start + kept.spans[-1] <= at for at, size in zip(addresses, kept.spans))
-        if start & 15 or not apart:
-            return key, None
-        mark_written((out,))
-        c = out
-    kept.direct.launch((*addresses[:2], c.data_ptr(), *addresses[2:]), raw_stream(index))
+    if out is not None or kept.special:
+        return key, _special(kept, addresses, out, third, index)
+    c = empty_on_gpu(kept.shape, kept.strides, kept.kind)
+    kept.direct.launch((c.data_ptr(), *addresses), raw_stream(index))
     return key, c
+
+
+def _facts(others: Others, index: int, recording: bool) -> tuple[Key, list[int], int] | None:
+    """Part of the key for further tensors, their addresses, and all bits of these.
+
+    None where one of them cannot be kept.
+    """
+    parts: list[object] = []
+    addresses: list[int] = []
+    low = 0
+    for x in others:
+        if x is None:
+            parts.append(None)
+            continue
+        if type(x) not in PLAIN or x.get_device() != index or (recording and x.requires_grad) or x.is_neg():
+            return None
+        parts += (x.shape, x.stride(), x.dtype)
+        addresses.append(x.data_ptr())
+        low |= addresses[-1]
+    return tuple(parts), addresses, low
+
+
+def _special(
+    kept: KeptLaunch, addresses: tuple[int, ...], out: torch.Tensor | None, groups: torch.Tensor, index: int
+) -> torch.Tensor | None:
+    """The result of a kept launch at these addresses; None where its output would be refused."""
+    if out is None:
+        c = empty_on_gpu(kept.shape, kept.strides, kept.kind)
+        at_c = c.data_ptr()
+        if kept.ends:
+            c.zero_()
+        if kept.columns:
+            c = c.narrow(-1, 0, kept.columns)
+        if kept.turned:
+            c = c.mT
+    else:
+        c, at_c = out, out.data_ptr()
+        end = at_c + kept.spans[-1]
+        if at_c & 15:
+            return None
+        for at, size in zip(addresses, kept.spans):
+            if at < end and at_c < at + size:
+                return None
+        mark_written((out,))
+    if kept.ends:
+        padded = behind_zero(groups)  # lives until it is launched; the allocator keeps the order of a stream
+        addresses = (*addresses[:2], padded.data_ptr(), *addresses[3:])
+    kept.direct.launch((at_c, *addresses), raw_stream(index))
+    return c
+
+
+def behind_zero(ends: torch.Tensor) -> torch.Tensor:
+    """The offsets of groups with these ends."""
+    return torch.constant_pad_nd(ends, (1, 0))
 
 
 def require_hopper(index: int, what: str) -> None:
@@ -125,13 +214,13 @@ def require_hopper(index: int, what: str) -> None:
 
 
 def launch(
-    key: Key, plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, tables: Mapping[str, torch.Tensor],
+    keeping: Keeping, plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, tables: Mapping[str, torch.Tensor],
     operands: Mapping[str, torch.Tensor], out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product by a plan. Where nothing is copied, the launch is kept for such tensors.
 
-    tables    what the main loop and the groups read, by name
-    operands  what the epilogue reads, by name, in the order of the call
+    tables    what the main loop and the groups read, by name, in the order of the call
+    operands  what the epilogue reads, by name, likewise; of a turned product both are in the transpose's order
 
     Raises OperandError or PlanError before anything is written.
     """
@@ -148,16 +237,33 @@ def launch(
             made.c.copy_(out)  # rows in no group stay
         first = len(made.arguments) - len(words)
         read = {**tables, **operands}
-        places = (0, 1, 2, *[first + plan.words.index(name) for name in read])
-        direct = Direct(compile_plan(plan), made.arguments, places, index, plan)
-        direct.launch([made.arguments[place] for place in places], raw_stream(index))
+        places = [0, 1, *[first + plan.words.index(name) for name in read]]
+        order = _order(list(read)) if keeping.turned else range(len(places))
+        direct = Direct(
+            compile_plan(plan), made.arguments, (2, *[places[i] for i in order]), index, plan
+        )  # C's address, then those of the call's tensors
+        direct.launch([made.arguments[place] for place in direct.places], raw_stream(index))
         if made.late and out is not None:
             out.copy_(made.c)
     c: torch.Tensor = made.c if out is None else out
-    if key and not made.copies and not any(x.data_ptr() & _PAIRS for x in operands.values()):
-        padding = 0 if out is not None else c.stride(-2) - c.shape[-1]
-        _keep(key, direct, (a, b, *read.values()), c, padding, _PAIRS if operands else _WORD)
+    if keeping.key and not made.copies and not any(x.data_ptr() & _PAIRS for x in operands.values()):
+        tensors = (a, b, *read.values())
+        masks = _WORD if tables else _PAIRS, _PAIRS if operands else _WORD
+        _keep(keeping, direct, [tensors[i] for i in order], c, out is None, masks)
     return c
+
+
+def _order(names: Sequence[str]) -> list[int]:
+    """Places of a call's tensors among those of its transposed product.
+
+    names  of what the transpose reads behind A and B
+
+    >>> _order(["offsets", "scale_a", "scale_b"])
+    [1, 0, 2, 4, 3]
+    """
+    at = {name: place for place, name in enumerate(names, 2)}
+    other = {"scale_a": "scale_b", "scale_b": "scale_a"}
+    return [1, 0, *[at[other.get(name, name)] for name in names]]
 
 
 def keep(
@@ -171,7 +277,7 @@ def keep(
     """
     if key and prepared.simple and not any(x.data_ptr() & _PAIRS for x in (*read, c)):
         at = [place for place, name in enumerate(names) if name]
-        _keep(key, prepared.direct(words, at), read, c, 0, _PAIRS)
+        _keep(Keeping(key), prepared.direct(words, at), read, c, False, (_PAIRS, _PAIRS))
 
 
 def _words(
@@ -184,10 +290,28 @@ def _words(
     return (*own, *others[: MAX_WORDS - len(own)])
 
 
-def _keep(key: Key, direct: Direct, read: Sequence[torch.Tensor], c: torch.Tensor, padding: int, mask: int) -> None:
+def _keep(
+    keeping: Keeping,
+    direct: Direct,
+    read: Sequence[torch.Tensor],
+    c: torch.Tensor,
+    padded: bool,
+    masks: tuple[int, int],
+) -> None:
+    """Keep a launch.
+
+    read    in the order of the call
+    padded  whether C was made here, in rows that may be longer than its own
+    masks   bits that are 0 in the third address, and in those behind it
+    """
     spans = tuple(
         [span(StridedOperand(tuple(x.shape), tuple(x.stride()), "u8")) * x.element_size() for x in (*read, c)]
     )
+    rows = tuple(c.shape)
+    columns = rows[-1] if padded and c.stride(-2) != rows[-1] else 0
+    made = (*rows[:-1], c.stride(-2)) if columns else rows
     if len(READY) >= MAX_READY:
         READY.clear()
-    READY[key] = KeptLaunch(direct, tuple(c.shape), c.dtype, padding, spans, mask)
+    READY[keeping.key] = KeptLaunch(
+        direct, made, contiguous_strides(made), c.dtype, columns, spans, *masks, keeping.turned, keeping.ends
+    )

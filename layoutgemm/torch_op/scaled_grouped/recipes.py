@@ -14,18 +14,44 @@ of the table, which makes a shape unambiguous: a K of one block has the same val
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import NamedTuple
-
-import torch
+from math import prod
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ...errors import OperandError, TensorError
-from ...kernels.sm90.mainloop import DEPTH, Promoted, Table
+from ...kernels.sm90.mainloop import DEPTH
 
 TENSOR, ROW, BLOCK, SQUARE = "TensorWise", "RowWise", "BlockWise1x128", "BlockWise128x128"
 FAMILIES = (BLOCK, SQUARE), (ROW, TENSOR)
 _KNOWN = (TENSOR, ROW, BLOCK, SQUARE)
 _OTHERS = ("BlockWise1x16", "BlockWise1x32")  # torch's, for the tensor cores of compute capability 10.0
+
+
+class Scales(Protocol):
+    """An array of scales, of torch or of JAX."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Its sizes."""
+
+    @property
+    def dtype(self) -> object:
+        """Its type."""
+
+
+class Squeezable(Scales, Protocol):
+    """An array of scales that can lose a dimension of 1."""
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+
+    def squeeze(self: Any, dim: int, /) -> Any:
+        """The array without a dimension."""
+
+
+Scale = TypeVar("Scale", bound=Squeezable)
 
 
 class Recipes(NamedTuple):
@@ -72,11 +98,12 @@ class ScaledOperand(NamedTuple):
             return [column, vector] if self.side == "a" else [row, column, vector]
         return [(*front, size if recipe == BLOCK else -(-size // DEPTH), self.blocks)]
 
-    def fits(self, recipe: str, scale: torch.Tensor) -> bool:
+    def fits(self, recipe: str, scale: Scales) -> bool:
         """True if the scales have the recipe's shape."""
+        own = tuple(scale.shape)
         if recipe == TENSOR:
-            return scale.ndim <= len(self.front) + 2 and scale.numel() == 1
-        return any(scale.ndim == len(shape) and tuple(scale.shape) == shape for shape in self.shapes(recipe))
+            return len(own) <= len(self.front) + 2 and prod(own) == 1
+        return any(len(own) == len(shape) and own == shape for shape in self.shapes(recipe))
 
 
 def recipe_text(name: str, recipe: object) -> str:
@@ -89,7 +116,8 @@ def recipe_text(name: str, recipe: object) -> str:
     """
     if recipe is None:
         return ""
-    kinds = getattr(torch.nn.functional, "ScalingType", None)  # since torch 2.10
+    torch = sys.modules.get("torch")  # whose types exist where it has been loaded
+    kinds = None if torch is None else getattr(torch.nn.functional, "ScalingType", None)  # since torch 2.10
     if isinstance(recipe, str) or (kinds is not None and isinstance(recipe, kinds)):
         text = recipe if isinstance(recipe, str) else str(recipe.name)
         if text in _KNOWN:
@@ -105,10 +133,10 @@ def recipe_text(name: str, recipe: object) -> str:
 
 def recipes_of(
     a: ScaledOperand,
-    scale_a: torch.Tensor,
+    scale_a: Scales,
     recipe_a: str,
     b: ScaledOperand,
-    scale_b: torch.Tensor | None,
+    scale_b: Scales | None,
     recipe_b: str,
 ) -> Recipes:
     """The recipes of two operands, by name or by the scales' shape.
@@ -118,6 +146,7 @@ def recipes_of(
     Raises TensorError for a shape that is not the recipe's, or of no recipe. OperandError for scales that are not
     float32, and for two recipes of which one is the main loop's and one an epilogue's.
 
+    >>> import torch
     >>> x, y = torch.ones(256, 4), torch.ones(2, 4)
     >>> recipes_of(ScaledOperand("a", (), 256, 4), x, "", ScaledOperand("b", (), 256, 4), y, "")
     Recipes(a='BlockWise1x128', b='BlockWise128x128')
@@ -136,9 +165,9 @@ def recipes_of(
     )
 
 
-def _candidates(of: ScaledOperand, scale: torch.Tensor, recipe: str) -> list[str]:
+def _candidates(of: ScaledOperand, scale: Scales, recipe: str) -> list[str]:
     """The recipes whose shape the scales have: of one that is named, that alone."""
-    if scale.dtype != torch.float32:
+    if str(scale.dtype).removeprefix("torch.") != "float32":
         raise OperandError(f"{of.name} is {scale.dtype}, and scales are float32")
     if recipe:
         if not of.fits(recipe, scale):
@@ -160,24 +189,16 @@ def _said(shapes: Sequence[tuple[int, ...]]) -> str:
     return ", or ".join([str(list(shape)) for shape in shapes])
 
 
-def as_vector(scale: torch.Tensor | None, recipe: str, rank: int) -> torch.Tensor | None:
+def as_vector(scale: Scale | None, recipe: str, rank: int) -> Scale | None:
     """Scales of rows or columns without their dimension of 1, and all others as they are.
 
     rank  of the operand
 
+    >>> import torch
     >>> as_vector(torch.ones(3, 1), ROW, 2).shape, as_vector(torch.ones(4, 1, 3), ROW, 3).shape
     (torch.Size([3]), torch.Size([4, 3]))
     """
     if scale is None or recipe != ROW or scale.ndim < rank:
         return scale
-    return scale.squeeze(-1 if scale.shape[-1] == 1 else -2)
-
-
-def mainloop_of(groups: tuple[int, ...]) -> Promoted:
-    """The main loop: scales of so many rows of A, and of so many columns of B where there are two."""
-    if not groups:
-        return Promoted.of(lambda total, product: total + product, depth=DEPTH)
-    if len(groups) == 1:
-        return Promoted.of(lambda total, product, a: total + a * product, Table("scale_a", "m", groups[0]), depth=DEPTH)
-    tables = Table("scale_a", "m", groups[0]), Table("scale_b", "n", groups[1])
-    return Promoted.of(lambda total, product, a, b: total + a * b * product, *tables, depth=DEPTH)
+    made: Scale = scale.squeeze(-1 if scale.shape[-1] == 1 else -2)
+    return made

@@ -22,7 +22,7 @@ from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.along_k import AlongK
 from ...kernels.sm90.choose.scaled_grouped import scaled_config
 from ...kernels.sm90.grouped import Ragged
-from ...kernels.sm90.mainloop import DEPTH
+from ...kernels.sm90.mainloop import DEPTH, mainloop_of
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from .. import tuned_store
 from ..bias_activation import ACTIVATIONS, GATES, by_torch
@@ -31,8 +31,8 @@ from ..epilogue import epilogue_product, finish_of
 from ..prepared import gpu, on_gpu, prepare
 from ..reference import exact
 from ..types import C_NAMES, NAMES, READ
-from .kept import Key, find, keep, launch, require_hopper
-from .recipes import TENSOR, Recipes, ScaledOperand, as_vector, mainloop_of, recipes_of
+from .kept import Keeping, Key, find, keep, launch, require_hopper
+from .recipes import TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _FLOAT_BYTES = 4
@@ -143,8 +143,9 @@ def scaled_product(
         c = scaled_product(inner, a[0], scales[0], b[0], scales[1], finish, config, None if out is None else out[0])  # type: ignore[arg-type]
         return c.unsqueeze(0) if out is None else out
     if not key:  # a call by the operator
-        read = a, b, scale_a, scale_b, finish.bias
-        key, found = find(read, out, "scaled", call.recipes, call.kind, finish[1:], config)
+        others = () if finish.bias is None else (finish.bias,)
+        options = "scaled", call.recipes, call.kind, finish[1:], config
+        key, found = find(a, b, scale_a, scale_b, others, out, options)
         if found is not None:
             return found
     tables = {"scale_a": scale_a} | ({} if scale_b is None else {"scale_b": scale_b})
@@ -155,7 +156,7 @@ def scaled_product(
     key = key if lying else ()
     if call.recipes.in_mainloop or not finish.fast:
         tables = tables if call.recipes.in_mainloop else {}
-        return launch(key, plan_of(call, a, b, finish, config)[0], a, b, tables, vectors, out)
+        return launch(Keeping(key), plan_of(call, a, b, finish, config)[0], a, b, tables, vectors, out)
     epilogue = epilogue_for(call, finish)
     c = epilogue_product(a, b, call.kind, epilogue, vectors, config, out)
     if key and a.ndim == 2:

@@ -9,15 +9,14 @@ Each product quantises its operands along the dimension that it sums over:
     dB = A^T @ dC  A^T (K, M), M           dC^T (N, M), M         1x128 by 1x128
 
 Scales are constants to autograd, and rounding is the identity. Accumulators are float32. The operands themselves are
-kept for the backward pass, and quantised again there.
+kept for the backward pass, and quantised again there. The last two products have gradients by the same rows of the
+table, so there are second derivatives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
 from ...errors import OperandError, TensorError
 from ...kernels.run.operand_checks import check_operands
@@ -26,7 +25,7 @@ from ..autograd.products import dense
 from ..checks import autocast
 from ..compiled.traced import named, refuse
 from .api import scaled_matmul
-from .recipes import BLOCK, FAMILIES, ROW, SQUARE, recipe_text
+from .recipes import BLOCK, FAMILIES, ROW, SQUARE, Recipes, recipe_text
 
 E4M3 = torch.float8_e4m3fn
 _LARGEST = torch.finfo(E4M3).max
@@ -76,9 +75,9 @@ def fp8_matmul(
     out_dtype default a's type
 
     Accumulators are float32; the result's own of RowWise and TensorWise are the tensor core's, of 14 bits. A gradient
-    has its operand's type, and the strides of a transposed weight where b is one. There is no second derivative. Works
-    under torch.compile. With da = max(2**-4 |a|, 2**-10 scale) and db likewise, the sums are off by at most the sum
-    over K of da |b| + |a| db + da db.
+    has its operand's type, and the strides of a transposed weight where b is one. Differentiable any number of times:
+    the gradients' products have gradients by the same rules. Works under torch.compile. With da = max(2**-4 |a|,
+    2**-10 scale) and db likewise, the sums are off by at most the sum over K of da |b| + |a| db + da db.
 
     Raises OperandError or TensorError, naming the operand.
 
@@ -96,8 +95,9 @@ def fp8_matmul(
     for family in FAMILIES:
         if names[0] in family and names[1] not in family:
             _refuse(f"recipe_a {names[0]} and recipe_b {names[1]}: both are of {' and '.join(family)}, or neither is")
-    value: torch.Tensor = _Fp8Product.apply(a, b, bias, *names, out_dtype or a.dtype)
-    return value
+    rows = a.flatten(0, -2)
+    value: torch.Tensor = _Fp8Product.apply(rows, b.mT, bias, Recipes(*names), out_dtype or a.dtype, True)
+    return value if a.ndim == 2 else value.view(*a.shape[:-1], b.shape[1])
 
 
 def _check(a: torch.Tensor, b: torch.Tensor) -> None:
@@ -117,40 +117,54 @@ def _refuse(text: str, kind: type[OperandError] | type[TensorError] = OperandErr
 
 
 class _Fp8Product(torch.autograd.Function):
-    """The product and its gradients, each of operands that are quantised for it."""
+    """left @ right^T + bias of operands that are quantised for it; its gradients are such products too.
+
+    With G the result's gradient, left's is G @ right by the same recipes, and right's is G^T @ left by `lines`. So the
+    second derivative, and each after it, is the same rule once more.
+    """
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, recipe_a: str, recipe_b: str,
-        kind: torch.dtype,
+        ctx: FunctionCtx, left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None, recipes: Recipes,
+        kind: torch.dtype, fast: bool,
     ) -> torch.Tensor:  # fmt: skip
         # each operand is kept for the other's gradient alone
-        ctx.save_for_backward(a if b.requires_grad else None, b if a.requires_grad else None)
-        ctx.of_a, ctx.of_b = (a.shape, a.dtype), (b.dtype, b.stride(0) == 1 and b.stride(1) != 1)
-        ctx.recipes, ctx.bias = (recipe_a, recipe_b), None if bias is None else bias.dtype
-        return _product(a.flatten(0, -2), b.mT, ctx.recipes, kind, bias, True).view(*a.shape[:-1], b.shape[1])
+        ctx.save_for_backward(left if right.requires_grad else None, right if left.requires_grad else None)
+        ctx.recipes, ctx.types = recipes, (left.dtype, right.dtype, None if bias is None else bias.dtype)
+        ctx.by_columns = right.stride(0) == 1 and right.stride(1) != 1
+        return _product(left, right, recipes, kind, bias, fast)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        a, b = ctx.saved_tensors
-        wants_a, wants_b, wants_bias = ctx.needs_input_grad[:3]
-        rows, left, right, of_bias = dense(grad).flatten(0, -2), None, None, None
-        if wants_a:
-            left = _product(rows, b, ctx.recipes, ctx.of_a[1]).view(ctx.of_a[0])
-        if wants_b:
-            lines = (BLOCK if ctx.recipes[0] in FAMILIES[0] else ROW,) * 2
-            columns, grads = a.flatten(0, -2).mT, rows.mT
-            kind, transposed = ctx.of_b
-            made = _product(*((grads, columns) if transposed else (columns, grads)), lines, kind)
-            right = made.mT if transposed else made
-        if wants_bias:
-            of_bias = rows.sum(0, dtype=torch.float32).to(ctx.bias)
-        return left, right, of_bias, None, None, None
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        left, right = ctx.saved_tensors
+        of_left, of_right, of_bias = ctx.types
+        wants_left, wants_right, wants_bias = ctx.needs_input_grad[:3]
+        grad = dense(grad)
+        # Recorded where a derivative of these is asked for; else without a node of autograd.
+        multiply = _recorded if torch.is_grad_enabled() else _product
+        made_left = multiply(grad, right.mT, ctx.recipes, of_left) if wants_left else None
+        made_right = None
+        if wants_right and ctx.by_columns:  # with the strides of the operand that it is of
+            made_right = multiply(left.mT, grad.mT, _lines(ctx.recipes), of_right).mT
+        elif wants_right:
+            made_right = multiply(grad.mT, left.mT, _lines(ctx.recipes), of_right)
+        made_bias = grad.sum(0, dtype=torch.float32).to(of_bias) if wants_bias else None
+        return made_left, made_right, made_bias, None, None, None
+
+
+def _recorded(left: torch.Tensor, right: torch.Tensor, recipes: Recipes, kind: torch.dtype) -> torch.Tensor:
+    """A product of a derivative, which autograd records."""
+    value: torch.Tensor = _Fp8Product.apply(left, right, None, recipes, kind, False)
+    return value
+
+
+def _lines(recipes: Recipes) -> Recipes:
+    """The recipes of a product for the second operand's gradient: a scale for each line of both operands."""
+    return Recipes(BLOCK, BLOCK) if recipes.in_mainloop else Recipes(ROW, ROW)
 
 
 def _product(
-    left: torch.Tensor, right: torch.Tensor, recipes: Sequence[str], kind: torch.dtype,
+    left: torch.Tensor, right: torch.Tensor, recipes: Recipes, kind: torch.dtype,
     bias: torch.Tensor | None = None, fast: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """left @ right^T, both quantised along their rows; `fast` sums of row-wise scales stay in the tensor core."""

@@ -10,13 +10,13 @@ import torch
 
 from ...errors import OperandError
 from ...kernels.sm90.choose.rules import Sm90Choice
-from ...kernels.sm90.choose.scaled_grouped import scaled_config
+from ...kernels.sm90.choose.scaled_grouped import scaled_config, usual_config
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.grouped import Ragged
 from ...kernels.sm90.mainloop import DEPTH
 from ..types import TYPES, usual_type
 from .api import grouped_matmul, scaled_matmul
-from .grouped import ragged_name, usual_config
+from .grouped import ragged_name
 from .recipes import FAMILIES, Recipes, recipe_text
 from .scaled import derived, tuned_name
 

@@ -211,12 +211,25 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Planes:
+    """The dimensions of a matrix beyond two: each of their coordinates is a plane of `width` columns.
+
+    Column c of the matrix is column c % width of plane c // width; planes are counted with the first name fastest.
+    """
+
+    names: tuple[str, ...]
+    extents: tuple[int, ...]
+    width: int
+
+
+@dataclass(frozen=True)
 class PageMatrix:
     """One matrix: its two dimensions by name, and the data of its elements.
 
     across   the dimension that is drawn from left to right: 0 or 1
     place    "left", "top" or "middle" of the product, "farleft" or "fartop" beyond these, or "alone"
     rivals   element -> a number shared by those that conflict in a bank; -1 without conflict
+    planes   further dimensions, drawn as grids of their own; None for a matrix of two
     """
 
     name: str
@@ -230,6 +243,7 @@ class PageMatrix:
     paints: tuple[Paint, ...] = ()
     memory: Memory | None = None
     rivals: Table | None = None
+    planes: Planes | None = None
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from math import prod
 
 import numpy as np
 
 from layoutgemm.atoms import SmemTile
-from layoutgemm.view.grid import Drawable, Offset, evaluate, rank_of, rows_by_columns
-from layoutgemm.view.pages.model import Fact, Figure, Holder, Holders, Memory, PageMatrix, Paint, Table
+from layoutgemm.view.grid import Drawable, Offset, evaluate, extent
+from layoutgemm.view.pages.model import Fact, Figure, Holder, Holders, Memory, PageMatrix, Paint, Planes, Table
 from layoutgemm.view.palette import HUES
 from layoutgemm.view.svg import span_text
 from layoutgemm.view.threads import hue_texts
@@ -17,6 +18,7 @@ BANKS, BANK_BITS, UNIT_BITS = 32, 32, 128  # of shared memory; conflicts are cou
 LINE_BITS = BANKS * BANK_BITS
 MAX_OFFSETS = 1 << 15  # of a layout's codomain that is drawn
 OFFSETS_A_LINE = 32
+AXES = "ijklmnpq"  # names of a layout's modes
 
 
 def axes(shape: tuple[int, int]) -> tuple[Table, Table]:
@@ -103,18 +105,44 @@ def tile_figure(tile: SmemTile, *, title: str | None = None) -> Figure:
 
 
 def layout_figure(layout: Drawable, *, title: str | None = None) -> Figure:
-    """The page of a layout of rank 1 or 2: coordinates, and beside them the offsets in order.
+    """The page of a layout of any rank: coordinates, and beside them the offsets in order.
 
-    Raises LayoutError for another rank, for symbolic extents and for too many elements.
+    The first two modes are rows and columns. Each coordinate of further modes is a grid of its own. Cells are coloured
+    by offset, or by the coordinate along a mode. Raises LayoutError for symbolic extents and for too many elements.
+
+    >>> from layoutgemm.layouts import Layout
+    >>> layout_figure(Layout((4, 8, 3))).matrices[0].planes
+    Planes(names=('k',), extents=(3,), width=8)
     """
-    size = rows_by_columns(layout)
+    extents = [extent(mode) for mode in (layout.shape if isinstance(layout.shape, tuple) else (layout.shape,))]
+    names = tuple(AXES[at] if len(extents) <= len(AXES) else f"i{at}" for at in range(max(len(extents), 2)))
+    height, width, *rest = extents if len(extents) > 1 else (1, *extents)
+    size = (height, width * prod(rest))
     # A figure too large is refused before its offsets are computed.
-    Figure("", (), (PageMatrix("layout", "", ("i", "j"), size),))
+    Figure("", (), (PageMatrix("layout", "", (names[0], names[1]), size),))
     row, column = axes(size)
-    found = evaluate(layout, *(axis.ravel() for axis in (row, column)[-rank_of(layout) :]))
+    at, plane = [row, column % width], column // width
+    for count in rest:
+        at.append(plane % count)
+        plane = plane // count
+    found = evaluate(layout, *(axis.ravel() for axis in at[-len(extents) :]))
     facts, memory, paints = offsets_parts(found, size)
-    matrix = PageMatrix("layout", "coordinates", ("i", "j"), size, facts=facts, paints=paints, memory=memory)
+    matrix = PageMatrix(
+        "layout", "coordinates", (names[0], names[1]), size, facts=facts, memory=memory,
+        paints=(*paints, *mode_paints(names, at, paints[0])),
+        planes=Planes(names[2:], tuple(rest), width) if rest else None,
+    )  # fmt: skip
     return Figure(title or str(layout), (str(layout),) if title else (), (matrix,))
+
+
+def mode_paints(names: Sequence[str], at: Sequence[Table], paint: Paint) -> Iterator[Paint]:
+    """Colours by the coordinate along each mode, with the texts of `paint`."""
+    for name, table in zip(names, at, strict=True):
+        count = int(table.max()) + 1
+        if count > 1:
+            per = -(-count // len(HUES))
+            legend = tuple((hue, span_text(hue * per, per)) for hue in range(-(-count // per)))
+            yield Paint(f"mode {name}", table, per, False, paint.texts, legend)
 
 
 def offsets_parts(

@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from layoutgemm import emulated_gpu
+from layoutgemm.atoms.tmem.layout import scale_chunk
 from layoutgemm.cli.main import main
+from layoutgemm.dtypes import dtype
 from layoutgemm.emulator.host.cuda_calls import DeviceMemory
 from layoutgemm.emulator.host.devices import GpuModel
 from layoutgemm.errors import EmulatorError, PlanError
@@ -108,6 +111,46 @@ def test_tensors_on_the_emulated_gpu_say_so() -> None:
         assert torch.randn(4, device="cuda", generator=torch.Generator(device="cuda")).is_cuda
         assert torch.cuda.get_device_properties(0).multi_processor_count == 108
     assert gpu.ok and not torch.cuda.is_available()
+
+
+def test_products_of_short_floats_add_16_elements_at_a_time() -> None:
+    """A script may ask for equal bits of its kernel and of torch."""
+    torch.manual_seed(0)
+    a, b = (torch.randn(shape, dtype=torch.float16) for shape in ((65, 200), (200, 33)))
+    wanted = torch.zeros(65, 33)
+    for k in range(0, 200, 16):
+        wanted = wanted + a[:, k : k + 16].float() @ b[k : k + 16].float()
+    assert not torch.equal(wanted, a.float() @ b.float())
+    with emulated_gpu():
+        x, y = a.cuda(), b.cuda()
+        for product in (x @ y, torch.mm(x, y), torch.einsum("mk, kn -> mn", x, y), torch.bmm(x[None], y[None])[0]):
+            assert product.is_cuda and torch.equal(product.cpu(), wanted.half())
+        assert torch.equal(torch.einsum("mk,kn->m", x, y).cpu(), (a.float() @ b.float()).sum(1).half())
+
+
+@pytest.mark.parametrize(("kind", "factor", "size"), [("e2m1", "e4m3", 16), ("e4m3", "ue8m0", 32)])
+def test_block_scaled_products_of_torch(kind: str, factor: str, size: int) -> None:
+    """torch._scaled_mm with chunks of 128 rows and 4 factors: torch has it for GPUs."""
+    random, m, n, k = np.random.default_rng(0), 130, 16, 160
+    torch_scale = {"e4m3": torch.float8_e4m3fn, "ue8m0": torch.float8_e8m0fnu}[factor]
+    operands, values = [], []
+    for rows in (m, n):
+        codes = random.integers(0, 16 if kind == "e2m1" else 0x70, (rows, k), dtype=np.uint8)
+        scales = random.integers(120, 126, (256 if rows > 128 else 128, -(-k // size // 4) * 4), dtype=np.uint8) // 2
+        values.append(dtype(kind).decode(codes) * np.repeat(dtype(factor).decode(scales), size, 1)[:rows, :k])
+        chunks = np.zeros((len(scales) // 128, scales.shape[1] // 4, 512), np.uint8)
+        for row, column in np.ndindex(scales.shape):
+            chunks[row // 128, column // 4, scale_chunk()(row % 128, column % 4)] = scales[row, column]
+        packed = torch.from_numpy(codes[:, ::2] | codes[:, 1::2] << 4 if kind == "e2m1" else codes)
+        of = torch.float4_e2m1fn_x2 if kind == "e2m1" else torch.float8_e4m3fn
+        operands += [packed.view(of), torch.from_numpy(chunks.reshape(-1)).view(torch_scale)]
+    with emulated_gpu("sm_100a"):
+        a, scale_a, b, scale_b = (x.cuda() for x in operands)
+        found = torch._scaled_mm(a, b.t(), scale_a, scale_b, out_dtype=torch.float32)
+        assert found.is_cuda
+        np.testing.assert_allclose(found.cpu(), values[0] @ values[1].T, rtol=1e-5)
+        with pytest.raises((ValueError, RuntimeError, NotImplementedError)):  # torch's own: too few factors
+            torch._scaled_mm(a, b.t(), scale_a[:-512], scale_b, out_dtype=torch.float32)
 
 
 def test_products_of_short_floats_are_summed_in_float32() -> None:

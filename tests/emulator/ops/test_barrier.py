@@ -71,6 +71,20 @@ def test_threads_that_ended_are_not_waited_for():
         kinds("setp.ge.u32 %p1, %r30, 32; @%p1 exit; bar.sync 0, 64;")
 
 
+@pytest.mark.parametrize("form", ["bar.red", "barrier.cta.red"])
+def test_a_barrier_reduces_predicates(form):
+    """PTX ISA, "bar.red": each thread gets the result of all that meet there, and they are ordered."""
+    body = f"""setp.lt.u32 %p3, %r30, 40; setp.lt.u32 %p4, %r30, 0;
+    {form}.popc.u32 %r1, 1, %p3; {form}.and.pred %p5, 2, 64, !%p4; {form}.and.pred %p6, 2, 64, %p3;
+    {form}.or.pred %p7, 1, %p3; {form}.or.pred %p8, 3, %p4;
+    selp.u32 %r2, 100, 0, %p5; add.u32 %r1, %r1, %r2; selp.u32 %r2, 200, 0, %p6; add.u32 %r1, %r1, %r2;
+    selp.u32 %r2, 400, 0, %p7; add.u32 %r1, %r1, %r2; selp.u32 %r2, 800, 0, %p8; add.u32 %r1, %r1, %r2;
+    mul.wide.u32 %d30, %r30, 4; add.s64 %d1, %out, %d30; st.global.u32 [%d1], %r1;"""
+    done = run("mov.u32 %r30, %tid.x;" + body, {"out": np.zeros(64, np.uint32)}, block=64)
+    assert done["out"].tolist() == [540] * 64 and not done.findings
+    assert kinds(WRITE + f"setp.eq.u32 %p3, %r30, 0; {form}.or.pred %p4, 0, %p3;" + READ) == []
+
+
 def test_misuse_of_barriers_of_a_block():
     with pytest.raises(EmulatorError, match=r"barriers 0\.\.15"):
         kinds("bar.sync 16;")
@@ -321,7 +335,7 @@ def test_remote_arrivals():
 
 
 @pytest.mark.parametrize(
-    "text", ["bar.red.popc.u32 %r0, 0, %p0;", "fence.proxy.foo;", "mbarrier.pending_count.b64 %r0, %d0;",
+    "text", ["bar.red.popc.pred %p1, 0, %p0;", "fence.proxy.foo;", "mbarrier.pending_count.b64 %r0, %d0;",
              "barrier.cluster.foo;", "bar.sync.foo 0;"]
 )  # fmt: skip
 def test_unknown_forms_are_refused(text):

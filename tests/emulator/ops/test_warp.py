@@ -136,6 +136,11 @@ def test_register_budgets_are_of_whole_warpgroups():
     last = "setp.ge.u32 %p1, %r30, 256; @!%p1 bra B; setmaxnreg.dec.sync.aligned.u32 40; B:"
     done = registers(last, threads=288)
     assert done.kinds == ["protocol"] and "a block of 288 threads has 1 of its 4 warps" in str(done.findings[0])
+    # The registers of the three warps that it lacks are there to take: 8 * 232 + 40 of the 12 * 168 of a launch.
+    some = "setp.ge.u32 %p1, %r30, 256; @%p1 bra A; setmaxnreg.inc.sync.aligned.u32 232; bra B;"
+    assert registers(some + " A: setmaxnreg.dec.sync.aligned.u32 40; B:", threads=288).kinds == ["protocol"]
+    with pytest.raises(DeadlockError, match=r"setmaxnreg\.inc"):
+        registers(some.replace("232", "256") + " A: setmaxnreg.dec.sync.aligned.u32 40; B:", threads=288)
     assert not registers(last).kinds
     # One warp of four, or another number in one of them.
     done = registers("setp.lt.u32 %p1, %r30, 32; @!%p1 bra B; setmaxnreg.dec.sync.aligned.u32 40; B:")

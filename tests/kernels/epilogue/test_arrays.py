@@ -66,10 +66,15 @@ def test_other_devices_are_refused() -> None:
         plan.run(a, b, given={"bias": np.ones(N)}, device="reference")
 
 
-def test_an_epilogue_beside_tables_is_refused() -> None:
+@needs_dsl
+@pytest.mark.dsl
+def test_an_epilogue_beside_tables() -> None:
     loop = Promoted.of(lambda total, product, sa: total + sa * product, Table("sa", "m"))
     plan = Sm90Plan.derive(
-        70, 40, 200, a="e4m3", b="e4m3:col", config=CONFIG, mainloop=loop, epilogue=Epilogue(Bias())
+        70, 40, 200, a="e4m3", b="e4m3:col", c="f32", config=CONFIG, mainloop=loop, epilogue=Epilogue(Bias())
     )  # fmt: skip
-    with pytest.raises(OperandError, match="reads more besides"):
-        plan.run(np.ones((70, 200), np.float32), np.ones((200, 40), np.float32), given={"bias": np.ones(40)})
+    a, b, bias, sa = integers((70, 200), 0), integers((200, 40), 1), integers((40,), 2), integers((70, 2), 3)
+    result = plan.run(a, b, given={"bias": bias, "sa": sa}, device="emulator")
+    assert np.array_equal(result.c, loop.reference(a, b, sa=sa) + bias)
+    with pytest.raises(OperandError, match="sa is missing"):
+        plan.run(a, b, given={"bias": bias})

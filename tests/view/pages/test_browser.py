@@ -293,6 +293,53 @@ def test_layouts_that_repeat_and_tensor_memory(show):
     assert page.lit("C") == {17 * 16 + n for n in range(16)}
 
 
+def test_planes_of_a_layout_of_three_modes(show):
+    layout = Layout((4, 8, 3), (1, 4, 40))
+    page = show(layout.html())
+    for at in ((0, 0, 0), (3, 7, 1), (2, 5, 2)):
+        element = at[0] * 24 + at[1] + 8 * at[2]
+        page.hover("layout", element)
+        assert page.lit("layout") == page.lit("offsets") == {element}
+        assert f"i = {at[0]}, j = {at[1]}, k = {at[2]}" in page.told() and f"\n{layout(*at)}" in page.told()
+    page.go("layout 1 2 2")
+    assert "layout (1, 2, 2)" in page.told()
+    page.go("layout 1 2 3")
+    assert "k 0 to 2" in page.page.inner_text("#complaint")
+    # the planes stand apart: the room between them is no element, and the arrow keys cross it
+    x, y, w, _ = page.page.evaluate("pictures[0].cell(7)")
+    assert page.page.evaluate("([x, y]) => pictures[0].find(x, y)", [x + w + 5, y + 2]) is None
+    page.page.focus('figure[data-picture="layout"] canvas + canvas')
+    page.go("layout 0 7 0")
+    page.page.focus('figure[data-picture="layout"] canvas + canvas')
+    page.page.keyboard.press("ArrowRight")
+    assert "layout (0, 0, 1)" in page.told()
+
+
+def test_colours_by_mode(show):
+    page = show(Layout((4, 8, 3), (1, 4, 40)).html())
+    fill = "e => fillOf(pictures[0].paint(), e)"
+    page.page.select_option("#paint", "mode k")
+    seen = [page.page.evaluate(fill, 8 * plane + 3) for plane in range(3)]
+    assert len(set(seen)) == 3 and page.page.evaluate(fill, 24 + 8) == seen[1]
+    assert "mode k" in page.page.inner_text("#legend")
+
+
+PAINTED = """y => {
+  const {over} = pictures[0], ratio = over.width / parseFloat(over.style.width);
+  const rows = [(TOP + y - 3) * ratio, (LEFT - 2) * ratio, 6 * ratio];
+  return over.getContext("2d").getImageData(0, ...rows).data.some((v, i) => i % 4 === 3 && v);
+}"""
+
+
+def test_the_tag_of_a_row_hides_no_number_beside_it(show):
+    page = show(Layout((16, 8, 11)).html())
+    page.page.evaluate("state.cell = 6; redraw()")  # every other row has its number: 12 pixels apart
+    page.hover("layout", 4 * 88)
+    assert [row for row in (2, 4, 6) if page.page.evaluate(PAINTED, (row + 0.5) * 6)] == [4]
+    page.hover("layout", 5 * 88)  # between two: both are hidden whole
+    assert [row for row in (2, 4, 6, 8) if page.page.evaluate(PAINTED, (row + 0.5) * 6)] == [4, 6]
+
+
 def test_both_sides_of_a_copy(show):
     copy = ldmatrix(4, element="bf16")
     page = show(copy.html())

@@ -30,6 +30,7 @@ from layoutgemm.layouts import Layout, Swizzle
 from layoutgemm.view.pages.banks import Meetings
 from layoutgemm.view.pages.html import page
 from layoutgemm.view.pages.model import MAX_ELEMENTS, Figure, PageMatrix, packed, unpacked
+from layoutgemm.view.pages.parts import layout_figure
 
 
 def data_of(html: str) -> dict:
@@ -220,6 +221,19 @@ def test_a_layout_lies_at_its_offsets(layout):
     assert shown.table(shown.spec["memory"]["start"]).tolist() == want
 
 
+@pytest.mark.parametrize("layout", [Layout((4, 8, 3), (1, 4, 40)), Layout((2, 3, (2, 2), 5), (60, 1, (3, 6), 12))])
+def test_planes_hold_the_offsets_of_further_modes(layout):
+    (matrix,) = layout_figure(layout).matrices
+    extents = [mode.size for mode in layout]
+    assert matrix.planes.extents == tuple(extents[2:]) and matrix.planes.width == extents[1]
+    for at in np.ndindex(*extents):
+        plane = np.ravel_multi_index(at[:1:-1], extents[:1:-1])  # the third mode fastest
+        assert matrix.facts[0].table[at[0], at[1] + extents[1] * plane] == layout(*at)
+    modes = [paint for paint in matrix.paints if paint.name.startswith("mode")]
+    assert [paint.name[-1] for paint in modes] == list("ijkl"[: len(extents)])
+    assert [int(paint.table.max()) + 1 for paint in modes] == extents
+
+
 def test_coordinates_and_thread_values():
     shown = Shown(Layout.identity((4, 8)).html(), "layout")
     assert shown.fact("coordinate 1")[2, 5] == 5 and shown.spec["memory"] is None
@@ -290,8 +304,8 @@ def test_other_plans_and_sizes():
 def test_refusals():
     with pytest.raises(LayoutError, match=r"up to 131072 elements; layout 512x512 are 262144"):
         Layout((512, 512)).html()
-    with pytest.raises(LayoutError, match="group or slice"):
-        Layout((2, 2, 2)).html()
+    with pytest.raises(LayoutError, match=r"up to 131072 elements; layout 64x8192"):
+        Layout((64, 64, 128)).html()
     with pytest.raises(LayoutError, match="holds f16, and A of"):
         wgmma(64).html(a=smem_tile((64, 64), "f16", "K"))
     with pytest.raises(LayoutError, match=r"tile of A has 64x64 elements, .* 64x64x32 has an A of 64x32"):

@@ -119,10 +119,9 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
             elif (valid > size).any():
                 raise EmulatorError(f"cp.async of {size} bytes with src-size {int(valid.max())}")
         cta.shared.check(offsets, size, ins.opcode)
-        used = sources if valid is None else sources[valid > 0]
-        if (used & size - 1).any():
-            raise EmulatorError(f"{ins.opcode}: global address {int(used[(used & size - 1) != 0][0]):#x} is not a "
-                                f"multiple of {size}")  # fmt: skip
+        odd = sources[(sources & size - 1) != 0]  # the instruction takes the address of a lane that reads nothing, too
+        if odd.size:
+            raise EmulatorError(f"{ins.opcode}: global address {int(odd[0]):#x} is not a multiple of {size}")
         one = CpAsyncCopy(fiber, cta, lanes, size, offsets, sources, valid)
         parts, touch = parts_of(offsets, size), Touch(lanes, offsets, size)
         machine.touch(fiber, cta, touch.places, True, said(fiber, ins), one.event, parts=parts, touch=touch)

@@ -20,7 +20,7 @@ import numpy as np
 from ....errors import EmulatorError
 from ...machine.interpreter import Cluster, Cta, Fiber
 from ...machine.memory import span
-from ...machine.tensor_map import ALIGN, BYTES, FIELDS, ORDERED, replaced
+from ...machine.tensor_map import ALIGN, BYTES, FIELDS, ORDERED, READ, replaced
 from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Reader, Run
 from ...races.happens_before import MemoryEvent
@@ -87,7 +87,7 @@ def _in_shared(fiber: Fiber, ins: PtxInstruction, cta: Cta, offset: int, write: 
     if cta is not fiber.cta:
         raise EmulatorError(f"{ins.opcode}: the tensor map is not in the block's own shared memory")
     cta.shared.check(np.array([_address(offset, ins.opcode)]), BYTES, ins.opcode)
-    unwritten(fiber, ins, cta, np.array([offset]), BYTES)
+    unwritten(fiber, ins, cta, np.array([offset]), READ)  # whatever the rest is, a map is the same
     fiber.machine.touch(fiber, cta, span(offset, BYTES), write, said(fiber, ins))
 
 

@@ -24,7 +24,7 @@ from ....atoms.tma.rules import EDGE_UNIT, MAX_DIM, RULES, SMEM_UNIT, check_redu
 from ....errors import EmulatorError, TmaError
 from ...machine.interpreter import Cta, Fiber
 from ...machine.memory import GRANULE, RANK_SHIFT, GlobalBuffer
-from ...machine.tensor_map import ALIGN, BYTES, decode
+from ...machine.tensor_map import ALIGN, BYTES, decode, encode
 from ...ptx.codegen import PARAMETER_BASE, SHARED_WINDOW
 from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
@@ -38,6 +38,7 @@ from . import bulk_groups
 from .tensormap import check_use
 
 PERIOD = 1024  # bytes after which every swizzle repeats
+FAR = 1 << 24  # bytes: a tensor that begins further before its buffer is a ragged group's, behind an offset
 MASK_BITS = 16  # bits of a multicast's block mask
 LOAD = "mbarrier::complete_tx::bytes"
 # The engine takes one operation for a warp. ptxas 13.0 turns a load or a reduction into a loop over the active lanes,
@@ -157,7 +158,7 @@ class TmaTransfer:
             low = self.address + int(where[inside].min()) // 8
             high = self.address + -(-int(where[inside].max() + self.tmap.kind.gmem_bits) // 8)
         # The tensor of a store may begin before its buffer, if its first rows are never written: only the box counts.
-        buffer = memory.near(self.address)
+        buffer = memory.near(self.address, low)
         if low < buffer.address:
             memory.find(low)
         if high > buffer.end:
@@ -176,6 +177,16 @@ class TmaTransfer:
                 "reports an illegal access of a load where nothing is mapped there, wherever its box lies"
             )
         return buffer
+
+    def beside(self, buffer: GlobalBuffer, coordinates: list[int]) -> tuple[TmaTransfer, list[int]]:
+        """The same box by a map that begins near the buffer."""
+        if buffer.address - self.address <= FAR:
+            return self, coordinates
+        tmap = self.tmap
+        past = [min(max(at, 0), extent - 1) for at, extent in zip(coordinates, tmap.extents, strict=True)]
+        past[0] = 0  # its lines stay: stores end them at whole units
+        rest = replace(tmap, extents=tuple([extent - by for extent, by in zip(tmap.extents, past, strict=True)]))
+        return _box(encode(rest, self.start(past))), [at - by for at, by in zip(coordinates, past, strict=True)]
 
 
 _box = lru_cache(maxsize=256)(TmaTransfer)
@@ -393,7 +404,8 @@ class Stored:
         self, event: MemoryEvent, box: TmaTransfer, buffer: GlobalBuffer, coordinates: list[int], cta: Cta,
         offset: int, reduces: str, times: int,
     ) -> None:  # fmt: skip
-        self.event, self.box, self.buffer, self.coordinates = event, box, buffer, coordinates
+        self.event, self.buffer = event, buffer
+        self.box, self.coordinates = box.beside(buffer, coordinates)
         self.cta, self.offset, self.reduces, self.times = cta, offset, reduces, times
         self.taken: npt.NDArray[np.uint8] | None = None
         self.finished = False
@@ -426,7 +438,7 @@ class Stored:
                 tma_engine.store(box.tmap, memory, self.coordinates, self.taken, phase)
             if over:
                 held[:] = memory[: held.size]
-            if box.address < self.buffer.address:
+            if 0 < self.buffer.address - box.address <= FAR:
                 self.buffer.data[:] = held[self.buffer.address - box.address :]
         else:
             end = len(self.buffer.data) // GRANULE * GRANULE
@@ -437,6 +449,8 @@ class Stored:
 def _from_start(box: TmaTransfer, buffer: GlobalBuffer) -> npt.NDArray[np.uint8]:
     """The buffer's bytes from the tensor's first one on. A copy with leading zeros if the tensor begins earlier."""
     start = box.address - buffer.address
+    if start < -FAR:
+        return buffer.data.copy()  # nothing of the box lies in the tensor: any bytes will do
     return buffer.data[start:] if start >= 0 else np.concatenate([np.zeros(-start, np.uint8), buffer.data])
 
 

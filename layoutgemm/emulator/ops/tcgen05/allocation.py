@@ -27,7 +27,7 @@ from ..barrier import mbarrier_at
 from ..memory import blocks_of, place, said
 from ..registry import known, operation
 from .tmem import STRIP, coordinate, engine_of, group_of, tensor_of, touch
-from .waits import hand_on, settle, take_over
+from .waits import hand_on, hand_on_relaxed, settle, take_over
 
 GROUPS = ("cta_group::1", "cta_group::2")
 DEALLOCATION = object()  # the engine of deallocations: those of a pair are one
@@ -210,17 +210,11 @@ def commit(program: Program, ins: PtxInstruction) -> Run:
 def fence(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.fence: order the thread's tcgen05 operations with other threads', before or after synchronising.
 
-    Without `tensor_strict` it has no effect: ordinary synchronisation orders these accesses too.
+    Without `tensor_strict` ordinary synchronisation orders these accesses too, and relaxed arrives and waits with it.
     """
     if len(ins.words) != 2:
         raise ValueError("the fence has no further words")
-    does = take_over if ins.words[1] == "fence::after_thread_sync" else hand_on
-
-    def go(fiber: Fiber) -> None:
-        if fiber.machine.policy.tensor_strict:
-            does(fiber)
-
-    return go
+    return take_over if ins.words[1] == "fence::after_thread_sync" else hand_on_relaxed
 
 
 @operation("tcgen05.wait::ld", "tcgen05.wait::st")

@@ -27,7 +27,7 @@ from ...machine.interpreter import Cta, Fiber
 from ...ptx.floats import f32
 from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
-from ...ptx.values import Lanes
+from ...ptx.values import Lanes, Value, any_of
 from ..memory import said
 from ..mma.fragments import words_of
 from ..mma.operands import SharedOperandRead, codes, lines, reading
@@ -104,6 +104,21 @@ def _window(fiber: Fiber, tensor: TensorMemory, places: TmemCoordinates, address
     return lane, column
 
 
+def _same_address(fiber: Fiber, ins: PtxInstruction, address: Value) -> int:
+    """The address of a warp's load or store, on which its lanes have to agree; the first lane's, reported, if not."""
+    if not isinstance(address, np.ndarray):
+        return int(address)
+    every = fiber.each(address)
+    if any_of(every != every[0]):
+        fiber.machine.problem(
+            "protocol",
+            f"{ins.opcode}: lanes give different addresses, {every[:4].tolist()}..., and the warp has one: the first "
+            "lane's is taken",
+            fiber,
+        )
+    return int(every[0])
+
+
 @operation("tcgen05.ld")
 def load(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.ld: lanes and columns of the warp's window into its registers; .red also reduces each thread's values.
@@ -122,7 +137,7 @@ def load(program: Program, ins: PtxInstruction) -> Run:
     def go(fiber: Fiber) -> None:
         fiber.whole()
         tensor = tensor_of(fiber.cta)
-        lane, column = _window(fiber, tensor, places, fiber.one(address(fiber)))
+        lane, column = _window(fiber, tensor, places, _same_address(fiber, ins, address(fiber)))
         event = begin(fiber, "ld", ins)
         touch(fiber, fiber.cta, places.places(lane, column), False, said(fiber, ins), event)
         fiber.machine.counts.bytes["tensor memory read"] += 4 * places.flat.size
@@ -167,7 +182,7 @@ def store(program: Program, ins: PtxInstruction) -> Run:
     def go(fiber: Fiber) -> None:
         fiber.whole()
         tensor = tensor_of(fiber.cta)
-        lane, column = _window(fiber, tensor, places, fiber.one(address(fiber)))
+        lane, column = _window(fiber, tensor, places, _same_address(fiber, ins, address(fiber)))
         touch(fiber, fiber.cta, places.places(lane, column), True, said(fiber, ins), begin(fiber, "st", ins))
         fiber.machine.counts.bytes["tensor memory write"] += 4 * places.flat.size
         words = words_of([source(fiber) for source in sources])

@@ -28,7 +28,7 @@ from ...machine.memory import POISON
 from ...ptx.parser import PtxInstruction
 from ...races.happens_before import Knowledge, MemoryEvent, Shadow
 from ..mma.operands import bits_of
-from .waits import fenced_knowledge
+from .waits import fenced_knowledge, known_beside
 
 Item = TypeVar("Item", np.uint32, np.bool_)
 STRIP = 16  # lanes that the race checker tracks together
@@ -287,6 +287,10 @@ def touch(
     event = event or cta.cluster.ledger.joint(fiber)
     if fiber.machine.policy.tensor_strict:
         knows = fenced_knowledge(fiber)
+        knows.seen |= fiber.knows.own
+    elif (beside := known_beside(fiber)) is not None:
+        knows = cta.cluster.ledger.knowledge(knows)
+        knows.merge(beside)
         knows.seen |= fiber.knows.own
     if fiber.machine.trace is not None:
         fiber.machine.trace.access(fiber, "tensor", cta, places, write, event, knows, False)

@@ -11,7 +11,10 @@ from ...machine.interpreter import Fiber
 from ...ptx.parser import PtxInstruction
 from ...ptx.values import Lanes
 from ...races.happens_before import Knowledge, MemoryEvent
+from ..barrier import HANDED, RELAXED
 from ..in_flight import InFlightRegister
+
+KNOWN = "tensor known"  # in a warp's scratch: what relaxed waits and a fence told of tensor memory
 
 
 class Loading(InFlightRegister):
@@ -57,12 +60,33 @@ def hand_on(fiber: Fiber) -> None:
         fiber.cta.cluster.ledger.learn(fiber.knows, event)
 
 
-def take_over(fiber: Fiber) -> None:
-    """tcgen05.fence::after_thread_sync: apply the warp's acquired knowledge to tensor memory."""
+def hand_on_relaxed(fiber: Fiber) -> None:
+    """The same, and relaxed arrives after it hand on accesses to tensor memory."""
     ledger, scratch = fiber.cta.cluster.ledger, fiber.warp.scratch
+    hand_on(fiber)
+    scratch[HANDED] = ledger.knowledge()
+    ledger.release(fiber, scratch[HANDED])
+
+
+def take_over(fiber: Fiber) -> None:
+    """tcgen05.fence::after_thread_sync: apply the warp's acquired knowledge to tensor memory.
+
+    So is that of relaxed waits before it (PTX ISA, "tcgen05", "Canonical synchronization patterns").
+    """
+    ledger, scratch = fiber.cta.cluster.ledger, fiber.warp.scratch
+    if RELAXED in scratch:
+        scratch.setdefault(KNOWN, ledger.knowledge()).merge(scratch.pop(RELAXED))
     fenced = scratch["tensor fenced"] = ledger.knowledge(fiber.knows)
+    if KNOWN in scratch:
+        fenced.merge(scratch[KNOWN])
     for event in scratch.get("tensor waited", ()):
         ledger.learn(fenced, event)
+
+
+def known_beside(fiber: Fiber) -> Knowledge | None:
+    """The warp's knowledge of tensor memory from relaxed waits, or None."""
+    found: Knowledge | None = fiber.warp.scratch.get(KNOWN)
+    return found
 
 
 def fenced_knowledge(fiber: Fiber) -> Knowledge:

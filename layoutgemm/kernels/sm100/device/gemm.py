@@ -69,7 +69,8 @@ class Sm100GemmKernel(GemmEntry):
         map_b = bridge.encode_tensor_map(plan.b.tma, b, extents, *pitches["b"][:used])
         maps_c = [bridge.encode_tensor_map(tma, c, extents, *pitches["c"][:used]) for tma in plan.store.maps]
         maps_c = (maps_c + [map_b] * 4)[:4]  # a kernel has a fixed number of parameters
-        tiles = tile_count(m, plan.tile[0]) * tile_count(n, plan.tile[1]) * batch
+        across = tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])
+        tiles = plan.order.schedule.count(across, cutlass.min) * batch
         self.kernel(map_a, map_b, *maps_c, m, n, k, batch, words).launch(
             grid=(cutlass.min(tiles, workers) * plan.blocks, 1, 1),
             block=(plan.threads, 1, 1),
@@ -119,6 +120,7 @@ class Sm100GemmKernel(GemmEntry):
         accumulators = tensor.tensor_address(shared.slot)
 
         rows, columns = tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])
+        count = plan.order.schedule.count((rows, columns), cutlass.min)
         job = bridge.Carried(
             shared=shared,
             accumulators=accumulators,
@@ -126,7 +128,8 @@ class Sm100GemmKernel(GemmEntry):
             warp=warp,
             rows=rows,
             columns=columns,
-            tiles=rows * columns * batch,
+            count=count,
+            tiles=count * batch,
             k_tiles=tile_count(k, plan.tile[2]),
             first=block // plan.blocks,
             workers=blocks // plan.blocks,
@@ -178,8 +181,8 @@ class Sm100GemmKernel(GemmEntry):
         plan = self.plan
         matrix = Int32(0)
         if plan.batch > 1:
-            matrix = tile // (job.rows * job.columns)
-            tile = tile % (job.rows * job.columns)
+            matrix = tile // job.count
+            tile = tile % job.count
         row, column = plan.order.tile(tile, 0, 0, (job.rows, job.columns), cutlass.min)
         return row * plan.tile[0] + job.rank * BLOCK_ROWS, column * plan.tile[1], matrix
 

@@ -15,6 +15,7 @@ from ...derive import Operand
 from ...dsl import bridge
 from ...dsl.fused import FusedBlock
 from ...epilogue.chain import Epilogue
+from ...partials import Partial
 from ..plan import Sm100Plan
 
 
@@ -45,6 +46,10 @@ class _LoadedFragment:
     @property
     def batch(self) -> int:
         return int(self.plan.batch)
+
+    @property
+    def partials(self) -> tuple[Partial, ...]:
+        return ()
 
 
 def fused_values(

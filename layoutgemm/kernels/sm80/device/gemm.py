@@ -58,7 +58,8 @@ class Sm80GemmKernel(TileEntry):
         plan = self.plan
         m, n, k, batch = sizes
         pitch, stride = ([pitches[name][i] for name in "abc"] for i in range(2))
-        blocks = tile_count(m, plan.tile[0]) * tile_count(n, plan.tile[1])
+        grid_of_tiles = tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])
+        blocks = plan.order.count(grid_of_tiles, cutlass.min)
         grid = (blocks, 1, batch if const_expr(plan.batch > 1) else 1)
         self.kernel(*matrices, m, n, k, *pitch, *stride).launch(grid=grid, stream=stream, **self.launch_options())
 

@@ -46,7 +46,8 @@ class Sm120GemmKernel(Sm80GemmKernel):
         used = 2 if plan.batch > 1 else 1
         map_a = bridge.encode_tensor_map(present(plan.a.tma), a, extents, *pitches["a"][:used])
         map_b = bridge.encode_tensor_map(present(plan.b.tma), b, extents, *pitches["b"][:used])
-        blocks = tile_count(m, plan.tile[0]) * tile_count(n, plan.tile[1])
+        grid_of_tiles = tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])
+        blocks = plan.order.count(grid_of_tiles, cutlass.min)
         self.tensor_kernel(map_a, map_b, c, m, n, k, *pitches["c"]).launch(
             grid=(blocks, 1, batch if const_expr(plan.batch > 1) else 1), stream=stream, **self.launch_options()
         )

@@ -36,7 +36,8 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
         """Host side: launch at most `workers` blocks; the batch is one matrix. See `TileEntry.start`."""
         plan = self.plan
         m, n, k, _ = sizes
-        blocks = cutlass.min(tile_count(m, plan.tile[0]) * tile_count(n, plan.tile[1]), workers)
+        across = tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])
+        blocks = cutlass.min(plan.order.count(across, cutlass.min), workers)
         self.persistent_kernel(*matrices, m, n, k, *[pitches[name][0] for name in "abc"]).launch(
             grid=(blocks, 1, 1), stream=stream, **self.launch_options()
         )
@@ -53,7 +54,7 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
         lane, warp = thread % 32, bridge.uniform(thread // 32)
         warp_m, warp_n = plan.warp_place(warp)
         grid = (tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1]))
-        tiles, k_tiles = grid[0] * grid[1], tile_count(k, plan.tile[2])
+        tiles, k_tiles = plan.order.count(grid, cutlass.min), tile_count(k, plan.tile[2])
         pitch = plan.smem.a_stage_bytes
 
         # 1. Where the threads copy from and to, where the lanes read.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache, partial
 
+from ....dtypes import dtype
 from ...plan import STAGE_BYTES_OF_K
 from ..config import Sm90Config
 from ..mainloop import DEPTH
@@ -222,3 +223,18 @@ def grouped_scaled_config(rows: int, each_column: bool = False) -> Sm90Config:
     if rows <= 192:
         return Sm90Config((192, 128), consumers=3, loader="warpgroup", chunks=2, buffers=1)
     return Sm90Config((256, 128), loader="warpgroup", cluster=(2, 1), chunks=1, buffers=1)
+
+
+def usual_config(
+    sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None
+) -> Sm90Config:
+    """The configuration of a grouped product, unless it was measured or given.
+
+    sizes   M, N, K and the groups
+    scales  rows of A, and columns of B, that share one; None for a main loop that only adds
+    """
+    m, _, k, experts = sizes
+    rows = -(-m // experts)
+    if scales is not None:
+        return grouped_scaled_config(rows, scales[1:] == (1,))
+    return grouped_config(rows, k * dtype(types[0].partition(":")[0]).bytes, wide=dtype(types[2]).bits == 32)

@@ -58,15 +58,15 @@ class Sm90AlongKKernel(Sm90FusedKernel):
                 held = cutlass.max(cutlass.min(offset, job.k), 0)
                 bridge.store_shared(self.entry(job, entry), (held,))
         bridge.block_sync()
-        return job.rows * job.columns * batch
+        return job.count * batch
 
     def entry(self, job: bridge.Carried, group: Int32) -> Int32:
         """The address of an entry of the table in shared memory."""
         return (job.shared.base + self.plan.smem.table_offset + group * ENTRY_BYTES).toint()
 
-    def share_of_k(self, job: bridge.Carried, matrix: Int32) -> tuple[Int32, ...]:
+    def share_of_k(self, job: bridge.Carried, place: bridge.Place) -> tuple[Int32, ...]:
         """(first line, end, K tiles) of a group; of a tile beyond the last one of some group."""
-        group = cutlass.min(matrix, present(self.plan.along_k).capacity - 1)
+        group = cutlass.min(place[2], present(self.plan.along_k).capacity - 1)
         start, end = [bridge.uniform(load_word_shared(self.entry(job, group + i))) for i in range(2)]
         return start, end, k_tiles_of(self.plan, cutlass.max(end - start, 0), cutlass.max)
 

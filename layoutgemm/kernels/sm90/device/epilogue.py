@@ -6,7 +6,7 @@ the plan's StorePlan.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import cutlass
 import cutlass.cute as cute
@@ -66,9 +66,9 @@ class Sm90Epilogue:
         owner = (consumer * WARPS_OF_GROUP + warp) // store.warps
         issuer = lane if const_expr(store.warps == 1) else thread
         rows = warp * WARP_ROWS if const_expr(store.warps == 1) else 0
-        fused = self.fused(job, (row + block * ROWS, column, matrix), thread)
+        fused = self.fused(job, (row + block * ROWS, column, matrix), thread, part)
         for i, round_ in store.rounds_of(block, part):
-            buffer = job.shared.c(owner * store.buffers + i % store.buffers)
+            buffer = self.buffer(job, owner, i)
             packed = [self.convert(job, accumulator, chunk, fused) for chunk in round_.chunks]
             # One thread issues the stores, so it alone can wait until they have read the buffer; then it tells.
             if issuer == 0:
@@ -86,13 +86,18 @@ class Sm90Epilogue:
         if const_expr(fused is not None):
             present(fused).finish()
 
+    def buffer(self, job: bridge.Carried, owner: Int32, number: int) -> cute.Pointer:
+        """The buffer of an owner's round."""
+        buffers = present(self.plan.store).buffers
+        return job.shared.c(owner * buffers + number % buffers)
+
     def place(self, job: bridge.Carried, row: Int32, column: Int32, matrix: Int32) -> dict[str, Int32]:
         """The coordinates of a chunk in C's tensor map."""
         return {"m": row, "n": column, "l": matrix}
 
-    def fused(self, job: bridge.Carried, place: bridge.Place, thread: Int32) -> FusedBlock | None:
-        """The plan's epilogue on a block of 64 rows, or None."""
-        return FusedBlock(self.plan, job, place, thread) if self.plan.epilogue else None
+    def fused(self, job: bridge.Carried, place: bridge.Place, thread: Int32, part: int) -> FusedBlock | None:
+        """The plan's epilogue on 64 rows and a part of their columns, or None."""
+        return FusedBlock(self.plan, job, place, thread, part) if self.plan.epilogue else None
 
     def meet(self, consumer: Int32) -> None:
         """The threads that share a buffer meet."""
@@ -152,11 +157,25 @@ class Sm90Epilogue:
         row, column, matrix = origin
         row += block * ROWS
         base = job.c + Int64(matrix) * job.stride_c * plan.c.dtype.bytes
-        fused = self.fused(job, (row, column, matrix), thread)
+        fused = self.fused(job, (row, column, matrix), thread, part)
         sums, take = self.stored(job, accumulator), self.sums if fused is None else fused.values
         values = dict(zip(mine, take(sums, mine.start, len(mine)), strict=True))
         if const_expr(fused is not None):
             present(fused).finish()
+        if const_expr(plan.epilogue.stores_c):
+            self.store_values(job, values, base, (row, column), thread)
+
+    @cute.jit
+    def store_values(
+        self,
+        job: bridge.Carried,
+        values: Mapping[int, Numeric],
+        base: Int64,
+        origin: tuple[Int32, Int32],
+        thread: Int32,
+    ) -> None:
+        """A thread's values, by their numbers, to C."""
+        plan, (row, column) = self.plan, origin
         size = plan.c.dtype.bytes
         paired = base % (2 * size) == 0 and job.ldc % 2 == 0 and column <= job.n - plan.tile_c[1]
         if const_expr(plan.c.order == "row"):

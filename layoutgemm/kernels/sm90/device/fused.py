@@ -5,9 +5,22 @@ The epilogue says what the words are; `dsl.fused` applies it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from cutlass import Int32, Int64
+
+from ...dsl import bridge
 from ...dsl.entry import FusedEntry
+from ...dsl.reductions import FinishKernel
 from .gemm import Sm90GemmKernel
 
 
 class Sm90FusedKernel(FusedEntry, Sm90GemmKernel):
     """The production kernel with room for an epilogue's operands."""
+
+    def finish(self, sizes: Sequence[Int32], words: Sequence[Int64], stream: bridge.Stream) -> None:
+        """A launch for each reduction of which tiles have partial results."""
+        m, n, _, batch = sizes
+        for number in range(len(self.plan.partials)):
+            named = dict(zip(self.plan.words, words, strict=True))
+            FinishKernel(self.plan, number).launch(named, (m, n, batch), stream)

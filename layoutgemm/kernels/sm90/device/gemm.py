@@ -47,6 +47,7 @@ from ....atoms import TmaPlan
 from ...derive import OperandPlan
 from ...dsl import bridge
 from ...dsl.entry import GemmEntry
+from ...dsl.tables import WordReads
 from ...plan import present, tile_count
 from ...store import ROWS
 from ..config import WARPGROUP
@@ -55,6 +56,7 @@ from ..multicast import OTHER_MAPS
 from ..plan import Sm90Plan
 from .epilogue import Sm90Epilogue
 from .loads import Sm90Loads
+from .mirror import MirrorStore
 
 
 class Sm90GemmKernel(Sm90Loads, GemmEntry):
@@ -65,6 +67,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
     def __init__(self, plan: Sm90Plan):
         self.plan = plan
         self.epilogue: Sm90Epilogue = Sm90Epilogue(plan)
+        self.mirror = MirrorStore(plan)
 
     @cute.jit
     def start(
@@ -76,19 +79,20 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         a, b, c = matrices
         m, n, k, batch = sizes
         extents = {"m": m, "n": n, "k": k, "l": batch, HALF: Int32(plan.halves)}
-        map_a = self.map_of_lines(plan.a.tma, a, pitches["a"], extents)
+        maps_a = self.maps_of_a(a, extents, pitches["a"])
         sources_b = self.sources_of_b(b, n, pitches["b"], words)
         maps_b = [self.map_of_lines(tma, *of, extents) for tma, of in zip(plan.b.copies, sources_b, strict=True)]
-        tmas_c = present(plan.store).maps if const_expr(plan.store is not None) else ()
-        maps_c = [self.map_of_c(tma, c, extents, pitches) for tma in tmas_c]
-        maps_a2, maps_b2 = self.maps_of_second_pair(extents, words)
-        last_a = self.maps_of_last_rows(plan.a, a, extents, pitches["a"])
+        maps_c = self.maps_of_c(c, extents, pitches, words)
         last_b = self.maps_of_last_rows(plan.b, b, extents, pitches["b"])
-        others = maps_c + last_a + maps_a2 + maps_b[1:] + last_b + maps_b2
+        tmas_mirror = present(plan.mirror).maps if const_expr(plan.mirror is not None) else ()
+        maps_c += [self.map_of_c(tma, c, extents, pitches) for tma in tmas_mirror]
+        maps_a2, maps_b2 = self.maps_of_second_pair(extents, words)
+        map_a = [*maps_a, *maps_b][0]
+        others = maps_c + maps_a[1:] + maps_a2 + maps_b[1:] + last_b + maps_b2
         assert len(others) <= OTHER_MAPS, f"{len(others)} tensor maps besides the first two"
         others += [map_a] * (OTHER_MAPS - len(others))  # a kernel has a fixed number of parameters
-        self.kernel(map_a, maps_b[0], *others, c, m, n, k, batch, *pitches["c"], words).launch(
-            grid=self.launch_grid(m, n, batch, workers),
+        self.kernel(map_a, maps_b[0], *others, c, m, n, k, batch, *pitches["c"], self.kernel_words(words, a)).launch(
+            grid=self.launch_grid(m, n, batch, workers, self.reads_of(words)),
             block=(plan.threads, 1, 1),
             cluster=(plan.cluster_size, 1, 1),
             smem=plan.smem.total,
@@ -96,17 +100,38 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             use_pdl=plan.config.tuning.overlap,
             stream=stream,
         )
+        self.finish(sizes, words, stream)
 
-    def launch_grid(self, m: Int32, n: Int32, batch: Int32, workers: Int32) -> tuple[Int32, Int32 | int, int]:
+    def finish(self, sizes: Sequence[Int32], words: Sequence[Int64], stream: bridge.Stream) -> None:
+        """Launches behind the product's: none."""
+
+    def reads_of(self, words: Sequence[Int64]) -> WordReads | None:
+        """The words of the order of tiles, if it reads any."""
+        if not self.plan.order.schedule.words:
+            return None
+        return WordReads(bridge.Carried(**dict(zip(self.plan.words, words, strict=True))))
+
+    def launch_grid(
+        self, m: Int32, n: Int32, batch: Int32, workers: Int32, reads: WordReads | None
+    ) -> tuple[Int32, Int32 | int, int]:
         """Blocks of the launch: of clusters in a row, or of the grid of tiles itself."""
         plan = self.plan
         if plan.by_place:
             rows, columns = plan.order.clusters(self.grid_of(m, n))
             across = (rows, columns) if plan.config.tuning.along == "M" else (columns, rows)
             return across[0] * plan.cluster_size, across[1], 1
-        tiles = self.most_tiles(m, n, batch)
+        tiles = self.most_tiles(m, n, batch, reads)
         clusters = tiles if plan.one_each else cutlass.min(tiles, workers)
         return clusters * plan.cluster_size, 1, 1
+
+    def maps_of_a(self, a: Int64, extents: Mapping[str, Int32], pitches: tuple[Int64, Int64]) -> list[bridge.TensorMap]:
+        """A's tensor maps, that of its last rows behind the first."""
+        own = self.map_of_lines(self.plan.a.tma, a, pitches, extents)
+        return [own, *self.maps_of_last_rows(self.plan.a, a, extents, pitches)]
+
+    def kernel_words(self, words: Sequence[Int64], a: Int64) -> Sequence[Int64]:
+        """The words of a launch as the kernel takes them; `a` is A's address."""
+        return words
 
     def sources_of_b(
         self, b: Int64, n: Int32, pitches: tuple[Int64, Int64], words: Sequence[Int64]
@@ -142,6 +167,18 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         """One of A's or of B's tensor maps."""
         return bridge.encode_tensor_map(tma, address, extents, *pitches[: len(tma.dims) - 1])
 
+    def maps_of_c(
+        self, c: Int64, extents: Mapping[str, Int32], pitches: Mapping[str, tuple[Int64, Int64]], words: Sequence[Int64]
+    ) -> list[bridge.TensorMap]:
+        """The tensor maps of the store, `store_maps` of them."""
+        tmas = self.plan.store.maps if self.plan.store is not None else ()
+        return [self.map_of_c(tma, c, extents, pitches) for tma in tmas]
+
+    @property
+    def store_maps(self) -> int:
+        """Tensor maps that the stores use, a symmetric product's second one too."""
+        return sum(len(store.maps) for store in (self.plan.store, self.plan.mirror) if store is not None)
+
     def map_of_c(
         self, tma: TmaPlan, c: Int64, extents: Mapping[str, Int32], pitches: Mapping[str, tuple[Int64, Int64]]
     ) -> bridge.TensorMap:
@@ -158,10 +195,10 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         box = {ends.dim: ends.last(extents[ends.dim])}
         return [bridge.encode_tensor_map(tma, address, extents, *pitches[: len(tma.dims) - 1], box=box)]
 
-    def most_tiles(self, m: Int32, n: Int32, batch: Int32) -> Int32:
+    def most_tiles(self, m: Int32, n: Int32, batch: Int32, reads: WordReads | None) -> Int32:
         """Tiles of clusters, at most: what the host knows of their number."""
-        rows, columns = self.plan.order.clusters(self.grid_of(m, n))
-        return rows * columns * batch
+        order = self.plan.order
+        return order.schedule.count(order.clusters(self.grid_of(m, n)), cutlass.min, reads) * batch  # type: ignore[no-any-return]
 
     def grid_of(self, m: Int32, n: Int32) -> tuple[Int32, Int32]:
         """Tiles along M and N."""
@@ -183,18 +220,19 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         if plan.pair is not None:
             k_tiles += tile_count(Int32(given.k2), plan.tile[2])  # type: ignore[attr-defined]
         k_first, k_end = plan.part_of_k(k_tiles, part)
+        count = plan.order.schedule.count((rows, columns), cutlass.min, self.reads_of(words))
         job = bridge.Carried(
-            shared=shared, rank=rank % plan.sharing, part=part, warp=warp, rows=rows, columns=columns, tiles=Int32(0),
-            k_first=k_first, k_tiles=k_end - k_first, workers=blocks // plan.cluster_size, m=m, n=n, c=c[0], ldc=c[1],
-            stride_c=c[2], given=given,
+            shared=shared, rank=rank % plan.sharing, part=part, warp=warp, rows=rows, columns=columns, count=count,
+            tiles=Int32(0), k_first=k_first, k_tiles=k_end - k_first, workers=blocks // plan.cluster_size, m=m, n=n,
+            c=c[0], ldc=c[1], stride_c=c[2], given=given,
         )  # fmt: skip
         return job if plan.pair is None else job.extended(first_tiles=first_tiles)
 
     def maps_of(self, first: bridge.Maps, others: bridge.Maps) -> tuple[bridge.Maps, bridge.Maps, bridge.Maps]:
         """The tensor maps of A, B and C, of `others` the store's first."""
         plan = self.plan
-        of_a = len(plan.store.maps) if plan.store is not None else 0
         second = (0, 0) if plan.pair is None else (len(plan.a.copies), len(plan.b.copies))
+        of_a = self.store_maps
         of_b = of_a + plan.a.maps - 1 + second[0]
         end = of_b + plan.b.maps - 1 + second[1]
         return (first[0], *others[of_a:of_b]), (first[1], *others[of_b:end]), others[:of_a]
@@ -255,7 +293,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         # tile's own share of K, if it has one.
         # Uniform, which also keeps the divisions up here: the compiler would move them to where their results are used.
         origin = [bridge.uniform(x) for x in self.origin(job, first)]
-        ahead = (first, *origin, Int32(0), Int32(0), Int32(1), Int32(0), self.share_of_k(job, origin[2]))
+        ahead = (first, *origin, Int32(0), Int32(0), Int32(1), Int32(0), self.share_of_k(job, tuple(origin)))
 
         if const_expr(tuning.prefetch > 0):
             self.fetch_ahead(job, maps, (first, *origin))
@@ -297,7 +335,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
     # ------------------------------------------------------------------------------------------------------------ tiles
     def count_tiles(self, job: bridge.Carried, batch: Int32, thread: Int32) -> Int32:
         """The number of all tiles of clusters. Called by all threads, once."""
-        return job.rows * job.columns * batch
+        return job.count * batch
 
     def origin(self, job: bridge.Carried, tile: Int32) -> bridge.Place:
         """This CTA's first row, first column and matrix, for a cluster tile's number."""
@@ -309,10 +347,11 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             row, column = plan.order.within((x, y) if plan.config.tuning.along == "M" else (y, x), job.rank)
             return row * plan.tile_c[0], column * plan.tile_c[1], matrix
         if plan.batch > 1:
-            matrix = tile // (job.rows * job.columns)
-            tile = tile % (job.rows * job.columns)
+            matrix = tile // job.count
+            tile = tile % job.count
         grid = (job.rows * plan.config.cluster[0], job.columns * plan.config.cluster[1])
-        row, column = plan.order.tile(tile, 0, job.rank, grid, cutlass.min)
+        reads = WordReads(job.given) if plan.order.schedule.words else None
+        row, column = plan.order.tile(tile, 0, job.rank, grid, cutlass.min, reads)
         return row * plan.tile_c[0], column * plan.tile_c[1], matrix
 
     # --------------------------------------------------------------------------------------------------------- products
@@ -347,7 +386,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
 
         while tile < job.tiles:
             m0, n0, matrix = self.origin(job, tile)
-            k_tiles = self.count_k_tiles(job, self.share_of_k(job, matrix))
+            k_tiles = self.count_k_tiles(job, self.share_of_k(job, (m0, n0, matrix)))
             if const_expr(pingpong):
                 passed = done * job.k_tiles
                 stage = passed % plan.stages
@@ -451,6 +490,8 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         """Store the piece of that number of this part of K."""
         block, columns = self.plan.pieces(part)[number]
         self.epilogue.store(job, maps[2], accumulators[block], at, origin, block, columns)
+        if self.plan.mirror is not None and number == len(self.plan.pieces(part)) - 1:
+            self.mirror.store(job, maps[2], accumulators, at, origin)
 
     @cute.jit
     def release(self, job: bridge.Carried, stage: Int32) -> None:

@@ -68,7 +68,7 @@ class RaggedTiles:
         of = {**store_extents(extents["m"], extents["n"]), "l": extents["l"]}
         return bridge.encode_tensor_map(tma, base, of, *(pitch, pitch, matrices)[: len(tma.dims) - 1])
 
-    def most_tiles(self, m: Any, n: Any, batch: Any) -> Any:
+    def most_tiles(self, m: Any, n: Any, batch: Any, reads: Any) -> Any:
         """Tiles of clusters, at most: each group may end with a part of one, or, masked, have all its rows."""
         rows, columns = self.plan.order.clusters(self.grid_of(m, n))  # type: ignore[attr-defined]
         return (rows * batch if self.plan.ragged.masked else rows + batch) * columns

@@ -76,22 +76,26 @@ class Sm90Loads:
                     tile += job.workers
                     if const_expr(not plan.stays):
                         m0, n0, matrix = self.origin(job, tile)
-                        share = self.share_of_k(job, matrix)
+                        share = self.share_of_k(job, (m0, n0, matrix))
         return tile, m0, n0, matrix, k_tile, stage, parity, backwards, share
 
-    def share_of_k(self, job: bridge.Carried, matrix: Int32) -> tuple[Int32, ...]:
-        """The tiles' own share of K, where their matrix decides on it; here all have the same: ()."""
-        return ()
+    def share_of_k(self, job: bridge.Carried, place: bridge.Place) -> tuple[Int32, ...]:
+        """The tile's own share of K, where its place decides on it: (first K tile, K tiles); else ()."""
+        if self.plan.triangles is None:
+            return ()
+        found = self.plan.triangles.k_tiles(self.plan, place, job.k_tiles, cutlass.min, cutlass.max)
+        return tuple([bridge.uniform(x) for x in found])
 
     def count_k_tiles(self, job: bridge.Carried, share: tuple[Int32, ...]) -> Int32:
         """K tiles of a tile with that share of K."""
-        return job.k_tiles
+        return job.k_tiles if self.plan.triangles is None else share[1]
 
     def place_of_k(self, job: bridge.Carried, share: tuple[Int32, ...], k_tile: Int32) -> dict[str, Int32]:
         """Coordinates along K of one of a tile's K tiles; of two pairs, also which it is of."""
         if self.plan.pair is not None:
             return place_in_pairs(job.k_first + k_tile, job.first_tiles, self.plan.tile[2], choose)
-        return {"k": (job.k_first + k_tile) * self.plan.tile[2]}
+        first = job.k_first if self.plan.triangles is None else share[0]
+        return {"k": (first + k_tile) * self.plan.tile[2]}
 
     @cute.jit
     def drain(self, job: bridge.Carried, ahead: tuple[Int32, ...]) -> None:
@@ -125,7 +129,9 @@ class Sm90Loads:
 
     def issue_prefetches(self, job: bridge.Carried, maps: Sequence[bridge.Maps], origin: Mapping[str, Int32]) -> None:
         """This block's share of one k tile into L2, as `issue_loads` would load it. Called by one thread."""
-        for operand in self.plan.config.order_of_loads:
+        if const_expr(self.plan.weights is not None):
+            self.prefetch_packed(job, origin["m"], origin["k"])
+        for operand in self.mapped_operands:
             for tensor_map, tma, place, share in self._copies(job, maps, operand, origin):
                 bridge.prefetch_share(tensor_map, tma, place, share)
 
@@ -142,7 +148,9 @@ class Sm90Loads:
         full = job.shared.full(stage)
         bridge.barrier_expect(full, plan.expected(origin, job, choose))
         part = job.part * plan.sharing
-        for operand in plan.config.order_of_loads:
+        if const_expr(plan.weights is not None):
+            self.load_packed(job, m0, along_k["k"], stage, full)
+        for operand in self.mapped_operands:
             destination = job.shared.a(stage) if operand == "A" else job.shared.b(stage)
             for tensor_map, tma, place, share in self._copies(job, maps, operand, origin):
                 if tma.multicast == 1:
@@ -151,6 +159,19 @@ class Sm90Loads:
                     blocks, first, step = plan.sharers.group(operand, job.rank)
                     mask = bridge.cluster_mask(blocks, part + first, step)
                     bridge.load_share(tensor_map, tma, place, destination, full, share, mask)
+
+    @property
+    def mapped_operands(self) -> str:
+        """The operands with tensor maps, in the order of their loads."""
+        return self.plan.config.order_of_loads if self.plan.weights is None else "B"
+
+    def load_packed(self, job: bridge.Carried, m0: Int32, k: Int32, stage: Int32, full: cute.Pointer) -> None:
+        """Copy packed weights into A's stage. Only a kernel that multiplies them has any."""
+        raise NotImplementedError
+
+    def prefetch_packed(self, job: bridge.Carried, m0: Int32, k: Int32) -> None:
+        """Bring packed weights into L2, likewise."""
+        raise NotImplementedError
 
     def copy_numbers(self, job: bridge.Carried, place: bridge.Place, k_tile: Int32, stage: Int32) -> None:
         """Copy the main loop's numbers into the stage, by the whole warp. The plain main loop reads none."""

@@ -61,6 +61,39 @@ class Matrix {
     }
   }
   coord(e) { return [Math.floor(e / this.extent[1]), e % this.extent[1]]; }
+  // The coordinate along every dimension, those of planes included, and the element of such a coordinate.
+  get axes() { return [...this.dims, ...(this.planes?.names ?? [])]; }
+  get extents() { return this.planes ? [this.extent[0], this.planes.width, ...this.planes.extents] : this.extent; }
+  full(e) {
+    const [row, column] = this.coord(e);
+    if (!this.planes) return [row, column];
+    return [row, column % this.planes.width, ...this.plane(Math.floor(column / this.planes.width))];
+  }
+  plane(number) {
+    return this.planes.extents.map((extent) => {
+      const at = number % extent;
+      number = Math.floor(number / extent);
+      return at;
+    });
+  }
+  elementAt([row, column, ...rest]) {
+    const { extents, width } = this.planes ?? { extents: [], width: 0 };
+    const plane = extents.reduceRight((number, extent, d) => number * extent + rest[d], 0);
+    return this.element(row, column + plane * width);
+  }
+  // Planes side by side and below each other, about as wide as a window: [in a row, rows].
+  get grid() {
+    if (!this.planes) return [1, 1];
+    const count = this.extent[1] / this.planes.width, [tall] = this.extent;
+    const ratio = (1.6 * count * (tall + 2)) / (this.planes.width + 1);
+    const across = Math.max(1, Math.min(count, Math.ceil(Math.sqrt(ratio))));
+    return [across, Math.ceil(count / across)];
+  }
+  // Cells across and down, with room between planes.
+  get span() {
+    const across = this.extent[this.across], down = this.extent[1 - this.across];
+    return this.planes ? [this.grid[0] * (this.planes.width + 1), this.grid[1] * (down + 2)] : [across, down];
+  }
   element(i, j) { return i * this.extent[1] + j; }
   twin(other) { return other !== this && this.dims.every((dim, d) => dim === other.dims[d]); }
   heldBy(e) {

@@ -38,12 +38,12 @@ function tell() {
   const panel = document.getElementById("told"), at = shown(), parts = [];
   let summary = "";
   if (at) {
-    const [i, j] = at.matrix.coord(at.e), [di, dj] = at.matrix.dims;
-    parts.push(element("h2", `${at.matrix.name} (${i}, ${j})`));
-    const pairs = [["coordinate", `${di} = ${i}, ${dj} = ${j}`], ...facts(at.matrix, at.e)];
+    const full = at.matrix.full(at.e), said_at = at.matrix.axes.map((dim, d) => `${dim} = ${full[d]}`);
+    parts.push(element("h2", `${at.matrix.name} (${full.join(", ")})`));
+    const pairs = [["coordinate", said_at.join(", ")], ...facts(at.matrix, at.e)];
     parts.push(list(pairs));
     const said = (all) => all.map(([name, value]) => `${name} ${value}`);
-    summary = [`${at.matrix.name} ${i}, ${j}`, ...said(pairs.slice(1))].join("; ");
+    summary = [`${at.matrix.name} ${full.join(", ")}`, ...said(pairs.slice(1))].join("; ");
     // of the same element on the other side of a copy, or after a swizzle, too
     for (const matrix of [at.matrix, ...matrices.filter((other) => at.matrix.twin(other))]) {
       const told = (matrix.memory?.facts ?? []).map((fact) => [fact.name, factText(fact, at.e)]);
@@ -127,11 +127,11 @@ function jump(text) {
       return complain(`${matrix.name} has no ${data.holder.value} ${value} in ${name} ${who}.`);
     return go({ holder: who, cursor: value === undefined ? null : { matrix, e: found[0][1] } });
   }
-  if (form !== "2") return complain(`Not understood: write ${placeholder()}.`);
-  const [i, j] = numbers, [rows, columns] = here.extent, [di, dj] = here.dims;
-  if (i < 0 || j < 0 || i >= rows || j >= columns)
-    return complain(`${here.name} has ${di} 0 to ${rows - 1}, ${dj} 0 to ${columns - 1}.`);
-  go({ cursor: { matrix: here, e: here.element(i, j) } });
+  const { extents, axes } = here;
+  if (form !== String(axes.length)) return complain(`Not understood: write ${placeholder()}.`);
+  if (numbers.some((at, d) => at < 0 || at >= extents[d]))
+    return complain(`${here.name} has ${axes.map((dim, d) => `${dim} 0 to ${extents[d] - 1}`).join(", ")}.`);
+  go({ cursor: { matrix: here, e: here.elementAt(numbers) } });
 }
 
 function jumpToByte(matrix, byte) {
@@ -151,7 +151,7 @@ function go(where) {
 
 function placeholder() {
   const last = matrices[matrices.length - 1];
-  const forms = [`${last.name} 1 2`];
+  const forms = [[last.name, 1, 2, ...last.axes.slice(2).map(() => 0)].join(" ")];
   if (data.holder) forms.push(`${data.holder.name} 5`, `${data.holder.name[0]}5 ${data.holder.value[0]}2`);
   const stored = matrices.find((matrix) => matrix.memory);
   if (stored) forms.push(stored.memory.banked ? `${stored.name} byte 144` : "offset 3");

@@ -106,7 +106,8 @@ class Picture {
     }
   }
 
-  axis(context, texts, horizontal, size) {
+  // `more`: beside numbers that are drawn already.
+  axis(context, texts, horizontal, size, more = false) {
     // As many numbers as fit; those of eight-element groups first.
     context.font = "11px system-ui, 'DejaVu Sans', sans-serif";
     context.fillStyle = theme().faint;
@@ -115,7 +116,8 @@ class Picture {
     while (every * size < need) every *= 2;
     context.textAlign = horizontal ? "center" : "right";
     context.textBaseline = "middle";
-    const shown = this.numbers[horizontal ? "columns" : "rows"] = []; // [from, to] in pixels of the canvas
+    const which = horizontal ? "columns" : "rows";
+    const shown = this.numbers[which] = more ? this.numbers[which] : []; // [from, to] in pixels of the canvas
     texts.forEach(([text, centre], i) => {
       if (i % every) return;
       const half = horizontal ? context.measureText(text).width / 2 : 6, middle = (horizontal ? LEFT : TOP) + centre;
@@ -140,9 +142,8 @@ class Picture {
     this.resize();
     const context = this.base.getContext("2d"), colors = theme();
     context.clearRect(0, 0, this.base.width, this.base.height);
-    const [width, height] = this.area();
     context.fillStyle = paint ? colors.empty : colors.plain;
-    context.fillRect(LEFT, TOP, width, height);
+    for (const [x, y, width, height] of this.regions()) context.fillRect(LEFT + x, TOP + y, width, height);
     const boxes = [];
     for (let e = 0; e < this.matrix.count; e++) {
       const box = this.cell(e), fill = paint && fillOf(paint, e);
@@ -164,12 +165,14 @@ class Picture {
   }
 
   lines(context, color, xs, ys) {
-    const [width, height] = this.area();
     context.strokeStyle = color;
     context.lineWidth = 1;
     context.beginPath();
-    for (const x of xs) { context.moveTo(LEFT + x + 0.5, TOP); context.lineTo(LEFT + x + 0.5, TOP + height); }
-    for (const y of ys) { context.moveTo(LEFT, TOP + y + 0.5); context.lineTo(LEFT + width, TOP + y + 0.5); }
+    for (const [left, top, width, height] of this.regions()) {
+      const from = LEFT + left + 0.5, down = TOP + top + 0.5;
+      for (const x of xs) { context.moveTo(from + x, down - 0.5); context.lineTo(from + x, down + height - 0.5); }
+      for (const y of ys) { context.moveTo(from - 0.5, down + y); context.lineTo(from + width - 0.5, down + y); }
+    }
     context.stroke();
   }
 
@@ -183,10 +186,9 @@ class Picture {
     Object.assign(this.figure.dataset, { lit, same: marked(SAME), linked: marked(LINKED), held: marked(HELD), rivals: marked(RIVAL) });
     const at = shown();
     if (!lit && !at && state.holder === null) return;
-    const [width, height] = this.area();
     context.globalAlpha = Number(dim);
     context.fillStyle = paper;
-    context.fillRect(LEFT, TOP, width, height);
+    for (const [x, y, width, height] of this.regions()) context.fillRect(LEFT + x, TOP + y, width, height);
     context.globalAlpha = 1;
     for (let e = 0; e < count; e++) {
       if (!marks[e]) continue;
@@ -220,6 +222,8 @@ class Picture {
     if (at?.matrix === this.matrix) this.here(context, at.e);
   }
 
+  regions() { return [[0, 0, ...this.area()]]; } // the grids, [left, top, width, height]
+
   frames(at) {
     return at?.matrix === this.matrix ? [[...this.cell(at.e), true]] : [];
   }
@@ -239,8 +243,9 @@ class Picture {
     context.font = "bold 11px system-ui, 'DejaVu Sans', sans-serif";
     context.textBaseline = "middle";
     context.textAlign = right ? "right" : "center";
-    const width = context.measureText(text).width + 6, middle = right ? y : x, half = right ? 7 : width / 2;
-    const cut = this.numbers[right ? "rows" : "columns"].filter(([a, b]) => a < middle + half && b > middle - half);
+    const width = context.measureText(text).width + 6, middle = right ? y : x, half = right ? 5 : width / 2;
+    const near = right ? ([a, b]) => Math.abs((a + b) / 2 - middle) < 10 : ([a, b]) => a < middle + half && b > middle - half;
+    const cut = this.numbers[right ? "rows" : "columns"].filter(near);
     const from = Math.min(middle - half, ...cut.map(([a]) => a)), to = Math.max(middle + half, ...cut.map(([, b]) => b));
     context.fillStyle = paper;
     if (right) context.fillRect(0, from, LEFT - 2, to - from);
@@ -260,24 +265,56 @@ class Picture {
   }
 }
 
+const APART = [18, 26]; // pixels between two planes, across and down: a plane's name is below it
+
 class MatrixPicture extends Picture {
   constructor(matrix, home) {
     super(matrix, matrix.name, matrix.title, home);
     this.figure.classList.add(matrix.place);
-    this.wide = matrix.extent[matrix.across];
+    this.wide = matrix.planes?.width ?? matrix.extent[matrix.across];
     this.tall = matrix.extent[1 - matrix.across];
+    this.count = matrix.planes ? matrix.extent[1] / this.wide : 1; // planes
+    this.grid = matrix.grid;
   }
-  area() { return [this.wide * state.cell, this.tall * state.cell]; }
-  place(e) { const at = this.matrix.coord(e); return [at[this.matrix.across], at[1 - this.matrix.across]]; }
-  at(x, y) { return this.matrix.across === 1 ? this.matrix.element(y, x) : this.matrix.element(x, y); }
-  cell(e) { const [x, y] = this.place(e); return [x * state.cell, y * state.cell, state.cell, state.cell]; }
+  get pitch() { return [this.wide * state.cell + APART[0], this.tall * state.cell + APART[1]]; }
+  corner(plane) { return [(plane % this.grid[0]) * this.pitch[0], Math.floor(plane / this.grid[0]) * this.pitch[1]]; }
+  regions() {
+    const size = [this.wide * state.cell, this.tall * state.cell];
+    return Array.from({ length: this.count }, (_, plane) => [...this.corner(plane), ...size]);
+  }
+  area() {
+    if (!this.matrix.planes) return [this.wide * state.cell, this.tall * state.cell];
+    return [this.grid[0] * this.pitch[0] - APART[0], this.grid[1] * this.pitch[1]];
+  }
+  // [across, down, plane] of an element, and the element there.
+  place(e) {
+    const at = this.matrix.coord(e), across = at[this.matrix.across];
+    return [across % this.wide, at[1 - this.matrix.across], Math.floor(across / this.wide)];
+  }
+  at(x, y, plane) {
+    const across = x + plane * this.wide;
+    return this.matrix.across === 1 ? this.matrix.element(y, across) : this.matrix.element(across, y);
+  }
+  cell(e) {
+    const [x, y, plane] = this.place(e), [left, top] = this.corner(plane);
+    return [left + x * state.cell, top + y * state.cell, state.cell, state.cell];
+  }
   find(px, py) {
-    const x = Math.floor(px / state.cell), y = Math.floor(py / state.cell);
-    return x >= 0 && y >= 0 && x < this.wide && y < this.tall ? this.at(x, y) : null;
+    if (px < 0 || py < 0) return null;
+    const [right, down] = this.matrix.planes ? this.pitch : [Infinity, Infinity];
+    const across = Math.floor(px / right), below = Math.floor(py / down), plane = across + this.grid[0] * below;
+    const x = Math.floor((px - (across && across * right)) / state.cell);
+    const y = Math.floor((py - (below && below * down)) / state.cell);
+    return across < this.grid[0] && plane < this.count && x < this.wide && y < this.tall ? this.at(x, y, plane) : null;
   }
-  step(e, dx, dy) {
-    const [x, y] = this.place(e);
-    return this.at(Math.max(0, Math.min(this.wide - 1, x + dx)), Math.max(0, Math.min(this.tall - 1, y + dy)));
+  step(e, dx, dy) { // through the planes as if they were one grid
+    const [x, y, plane] = this.place(e), [across, down] = this.grid;
+    const clamp = (at, most) => Math.max(0, Math.min(most - 1, at));
+    const column = clamp((plane % across) * this.wide + x + dx, across * this.wide);
+    const row = clamp(Math.floor(plane / across) * this.tall + y + dy, down * this.tall);
+    const below = Math.floor(row / this.tall) * across, there = below + Math.floor(column / this.wide);
+    if (there < this.count) return this.at(column % this.wide, row % this.tall, there);
+    return dy ? e : this.at(this.wide - 1, row % this.tall, this.count - 1); // the last row of planes may be short
   }
   paint() { return this.matrix.paints.find((p) => p.name === state.paint) ?? this.matrix.paints[0] ?? null; }
   redraw() { this.draw(this.paint()); }
@@ -288,16 +325,30 @@ class MatrixPicture extends Picture {
     this.lines(context, colors.faint, [this.wide * state.cell], [this.tall * state.cell]);
   }
   axes(context) {
-    const numbers = (count) => Array.from({ length: count }, (_, i) => [String(i), (i + 0.5) * state.cell]);
-    this.axis(context, numbers(this.wide), true, state.cell);
-    this.axis(context, numbers(this.tall), false, state.cell);
+    const numbers = (count, from) => Array.from({ length: count }, (_, i) => [String(i), from + (i + 0.5) * state.cell]);
+    for (let i = 0; i < this.grid[0]; i++)
+      this.axis(context, numbers(this.wide, i && i * this.pitch[0]), true, state.cell, i > 0);
+    for (let i = 0; i < this.grid[1]; i++)
+      this.axis(context, numbers(this.tall, i && i * this.pitch[1]), false, state.cell, i > 0);
     this.nameAxes(context, ...this.names());
+    if (this.matrix.planes) this.nameAxesOfPlanes(context);
+  }
+  nameAxesOfPlanes(context) {
+    context.font = NAME_FONT;
+    context.fillStyle = theme().ink;
+    context.textAlign = "left";
+    context.textBaseline = "middle";
+    const { names } = this.matrix.planes;
+    this.regions().forEach(([x, y, , height], plane) => {
+      const text = this.matrix.plane(plane).map((at, d) => `${names[d]} = ${at}`).join(", ");
+      context.fillText(text, LEFT + x, TOP + y + height + 11, this.pitch[0]);
+    });
   }
   names() { const { dims, across } = this.matrix; return [dims[1 - across], dims[across]]; }
   here(context, e) {
-    const [x, y] = this.place(e);
-    this.tag(context, String(x), LEFT + (x + 0.5) * state.cell, TOP - 8, false);
-    this.tag(context, String(y), LEFT - 5, TOP + (y + 0.5) * state.cell, true);
+    const [x, y, plane] = this.place(e), [left, top] = this.corner(plane);
+    this.tag(context, String(x), LEFT + left + (x + 0.5) * state.cell, TOP - 8, false);
+    this.tag(context, String(y), LEFT - 5, TOP + top + (y + 0.5) * state.cell, true);
   }
 }
 
@@ -340,7 +391,7 @@ class MemoryPicture extends Picture {
   }
   redraw() {
     const { banked, paint, start, line, unit } = this.matrix.memory;
-    if (!banked) return this.draw(paint);
+    if (!banked) return this.draw(this.matrix.paints.find((p) => p.name === state.paint) ?? paint);
     const of = this.matrix.coord.bind(this.matrix);
     this.draw({
       key: (e) => Math.floor((start(e) % line) / unit), per: 1, odd: false,

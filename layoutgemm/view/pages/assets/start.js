@@ -10,8 +10,8 @@ for (const matrix of matrices) if (matrix.memory) pictures.push(new MemoryPictur
 function fit() {
   const sum = (values) => values.reduce((a, b) => a + b, 0), most = (values) => Math.max(0, ...values);
   const at = (place) => matrices.filter((matrix) => matrix.place === place);
-  const wide = (place) => most(at(place).map((matrix) => matrix.extent[matrix.across]));
-  const tall = (place) => most(at(place).map((matrix) => matrix.extent[1 - matrix.across]));
+  const wide = (place) => most(at(place).map((matrix) => matrix.span[0]));
+  const tall = (place) => most(at(place).map((matrix) => matrix.span[1]));
   // Pictures beside and above each other: of a product two, or three with block scales; others as they fit better.
   const alone = at("alone").length, stacked = alone > 1 && wide("alone") > 2 * tall("alone");
   const scales = at("farleft").length;

@@ -243,6 +243,7 @@ def test_red_async():
     ("text", "says"),
     [
         (LOAD.replace("512", "520"), "520 bytes: they are multiples of 16"),
+        (LOAD.replace("512", "0"), "a bulk copy of 0 bytes"),
         (LOAD.replace("[%r29]", "[%r29+8]"), "shared offset 0x808 is not a multiple of 16"),
         (LOAD.replace("[%a]", "[%a+8]"), "global address .* is not a multiple of 16"),
         (LOAD.replace("[%a]", "[%a+1008]"), "512 bytes there are outside"),
@@ -254,6 +255,11 @@ def test_red_async():
 def test_misuse_is_an_error(text, says):
     with pytest.raises(EmulatorError, match=says):
         go(text)
+
+
+def test_what_is_predicated_off_is_not_misuse():
+    for text in (LOAD.replace("[%a]", "[%a+8]"), LOAD.replace("512", "0"), "@%p0 st.global.b32 [%out+2], %r30;"):
+        assert not go("setp.lt.u32 %p0, %r30, 0;" + text).findings
 
 
 @pytest.mark.parametrize(

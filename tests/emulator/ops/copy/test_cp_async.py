@@ -70,13 +70,13 @@ def test_source_size_of_each_lane():
     assert np.array_equal(result["out"].reshape(32, 16), want)
 
 
-def test_a_lane_that_reads_nothing_may_have_any_source():
-    body = """setp.gt.u32 %p0, %r30, 7; selp.b32 %r5, 0, 16, %p0; selp.b64 %d0, 1234567, %d0, %p0;
+def test_a_lane_that_reads_nothing_may_have_any_aligned_source():
+    body = """setp.gt.u32 %p0, %r30, 7; selp.b32 %r5, 0, 16, %p0; selp.b64 %d0, 1234560, %d0, %p0;
     cp.async.cg.shared.global [%r10], [%d0], 16, %r5; cp.async.wait_all;"""
     result = go(body + BACK)
     assert np.array_equal(result["out"][:128], result["a"][:128]) and not result["out"][128:].any()
     with pytest.raises(EmulatorError, match=r"lies in no buffer|outside|different buffers"):
-        go(body.replace("selp.b32 %r5, 0, 16, %p0", "mov.u32 %r5, 16").replace("1234567", "1234560") + BACK)
+        go(body.replace("selp.b32 %r5, 0, 16, %p0", "mov.u32 %r5, 16") + BACK)
 
 
 def test_ignore_src_fills_zeros():
@@ -216,3 +216,17 @@ def test_misuse_is_reported():
         go("add.s64 %d0, %d0, 1600;" + COPY + "cp.async.wait_all;")
     with pytest.raises(EmulatorError, match="of 0x4400 bytes"):
         go("add.u32 %r10, %r10, 16384;" + COPY)
+
+
+@pytest.mark.parametrize(("size", "cache"), [(4, "ca"), (8, "ca"), (16, "cg")])
+@pytest.mark.parametrize("nothing", ["0", "%r5", "%p2"])
+def test_a_lane_that_reads_nothing_needs_an_aligned_address(nothing, size, cache):
+    """PTX aligns the address operand to the size; src-size and ignore-src say what is read there."""
+    copy = f"cp.async.{cache}.shared.global [%r10], [%d0], {size}, {nothing};"
+    last = "setp.eq.u32 %p1, %r30, 31; selp.u32 %r5, 0, 4, %p1; mov.pred %p2, %p1;"
+    off = "@%p1 add.s64 %d0, %d0, OFF;"
+    outside = off.replace("OFF", str(1 << 20))
+    assert not go(last + outside + "@%p1 " + copy + "cp.async.wait_all;").findings
+    with pytest.raises(EmulatorError, match=rf"global address 0x\w+2 is not a multiple of {size}"):
+        go(last + off.replace("OFF", "2") + copy)
+    assert not go(last + off.replace("OFF", "2") + "@!%p1 " + copy + "cp.async.wait_all;").findings  # predicated off

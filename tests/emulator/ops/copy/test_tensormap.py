@@ -205,9 +205,11 @@ def test_another_warp_that_copies_has_to_know_of_the_acquire():
 
 def test_shared_memory_is_watched():
     rest = REPLACE + PUBLISH + ACQUIRE + COPY
-    few = "setp.lt.u32 %p6, %r0, 31; @%p6 st.shared.b32 [%r22]"
-    found, _ = change(HEAD.replace("st.shared.b32 [%r22]", few) + rest)
+    few = "setp.lt.u32 %p6, %r0, WORDS; @%p6 st.shared.b32 [%r22]"
+    found, _ = change(HEAD.replace("st.shared.b32 [%r22]", few.replace("WORDS", "15")) + rest)
     assert found.kinds[0] == "uninitialised" and "tensormap.replace" in found.findings[0].message
+    found, right = change(HEAD.replace("st.shared.b32 [%r22]", few.replace("WORDS", "16")) + rest)
+    assert found.kinds == [] and right  # the first 64 bytes have all fields
     found, _ = change(HEAD + rest.replace("tensormap.cp_fence", "@%p0 tensormap.cp_fence"))
     assert found.kinds[0] == "divergence"
     # Another warp reads the map while it is changed, or writes it while it is published.

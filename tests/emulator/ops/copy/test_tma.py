@@ -10,7 +10,7 @@ import pytest
 
 from layoutgemm.atoms.tma import engine as tma_engine
 from layoutgemm.emulator.machine.interpreter import Policy
-from layoutgemm.emulator.machine.memory import GlobalBuffer
+from layoutgemm.emulator.machine.memory import GlobalBuffer, GlobalMemory
 from layoutgemm.emulator.machine.tensor_map import encode
 from layoutgemm.emulator.ops.copy.tma import TmaTransfer
 from layoutgemm.errors import DeadlockError, EmulatorError
@@ -104,6 +104,21 @@ def test_a_tensor_that_its_buffer_does_not_align() -> None:
     made = TmaTransfer(encode(tmap, at(0) + 16))
     assert made.rows(GlobalBuffer("x", at(0) + 8, np.zeros(4096, np.uint8)), (0, 0)) is None
     assert made.rows(GlobalBuffer("x", at(0), np.zeros(4096, np.uint8)), (0, 0)) is not None
+
+
+def test_a_tensor_that_begins_far_before_its_buffer() -> None:
+    """As maps of ragged groups: a large coordinate leads back, and the tensor ends at the group's last row."""
+    tmap, memory = tiled("bf16", (64, 24), (64, 8), "128B")
+    offset = 1 << 22  # rows of 128 bytes
+    far = replace(tmap, extents=(64, offset + 21))
+    buffer = GlobalBuffer("x", at(0), memory.copy())
+    box, first = TmaTransfer(encode(far, at(0) - offset * 128)).beside(buffer, [0, offset + 16])
+    assert (box.address, first, box.tmap.extents) == (at(0) + 16 * 128, [0, 0], (64, 5))
+    assert TmaTransfer(encode(tmap, at(0))).beside(buffer, [0, 16])[1] == [0, 16]
+    outside, there = TmaTransfer(encode(far, at(0) - offset * 128)).beside(buffer, [0, offset + 24])
+    assert not outside.whole(there) and there[1] >= outside.tmap.extents[1]
+    held = GlobalMemory()
+    assert held.add("a", memory) is held.near(at(0) - offset * 128 - (1 << 40), at(0)) is held.near(1 << 20)
 
 
 def test_tf32_is_rounded() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from layoutgemm.atoms.copy.tmem import FRAGMENTS, SPREADS, repetitions, tcgen05_cp
 from layoutgemm.atoms.mma.tcgen05 import tcgen05_mma
+from layoutgemm.errors import EmulatorError
 from tests.emulator.ops.tcgen05.case import EARLY, Case, only
 from tests.emulator.run_ptx import Result, run
 from tests.micro import tcgen05 as text_of
@@ -182,3 +183,21 @@ def test_copies_are_watched():
     only(run(text.replace("  @!%done bra wait;\n", ""), buffers, block=128), "race", "tensor memory of CTA")
     store = "  mov.u32 %to, smemA;\n  setp.eq.u32 %stop, %lane, 64;\n  @%stop st.shared.b32 [%to+16], %w;\n"
     only(run(text.replace("wait:\n", store + "wait:\n"), buffers, block=128), "race", "shared memory of CTA")
+
+
+def test_a_store_of_an_unwritten_register_is_a_suspect():
+    store = "tcgen05.st.sync.aligned.32x32b.x1.b32 [%ta], {%gone}; tcgen05.wait::st.sync.aligned;"
+    found, _ = moved(f".reg .b32 %gone; {store} mov.b32 %v0, 0;", 32, 1, np.zeros((128, 32), np.uint32))
+    assert {one.kind for one in found.machine.suspects.found} == {"uninitialised"}
+    assert not found.machine.findings.found
+    with pytest.raises(EmulatorError, match="register %gone is read and was never written"):
+        moved(f".reg .b32 %gone; {store.replace('[%ta]', '[%gone]')}", 32, 1, np.zeros((128, 32), np.uint32))
+
+
+def test_a_warp_has_one_address():
+    """PTX ISA, "tcgen05.ld": all threads of the warp give the same one."""
+    image = np.arange(128 * 32, dtype=np.uint32).reshape(128, 32)
+    own = "mov.u32 %at, %laneid; shl.b32 %at, %at, 16; add.u32 %at, %at, %ta;"
+    found, out = moved(f"{own} tcgen05.ld.sync.aligned.32x32b.x1.b32 {{%v0}}, [%at];", 32, 1, image.copy())
+    assert set(found.kinds) == {"protocol"} and "lanes give different addresses" in found.findings[0].message
+    assert np.array_equal(out[:, 0], image[:, 0])

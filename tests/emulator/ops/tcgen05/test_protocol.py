@@ -291,6 +291,16 @@ def test_the_strict_switch_asks_for_waits_and_fences():
     only(broken(BASE, fence, "", STRICT), "race", "nothing orders them")
 
 
+def test_a_relaxed_wait_orders_tensor_memory_with_the_fence_after_it():
+    """PTX ISA, "tcgen05", "Canonical synchronization patterns": the wait is relaxed, and the fence follows."""
+    relaxed = BASE.text.replace("try_wait.parity.shared::cta", "try_wait.parity.relaxed.cta.shared::cta")
+    assert relaxed != BASE.text
+    for policy in (None, STRICT):
+        assert BASE.run(relaxed, policy).findings == []
+    without = relaxed.replace("  tcgen05.fence::after_thread_sync;\n", "")
+    only(BASE.run(without), "race", "nothing orders them")
+
+
 @pytest.mark.parametrize("which,what", ((0, "tcgen05.st"), (1, "tcgen05.ld")))
 def test_the_strict_switch_asks_for_the_fence_before_others_are_told(which, what):
     """The first fence orders four warps' stores before the product, the second loads before dealloc."""

@@ -1,0 +1,141 @@
+"""Matrix products of torch on an emulated GPU, summed as tensor cores do.
+
+Products of 16-bit floats are summed in float32 and rounded once. Where a plain product or an einsum has one summed
+axis, 16 of its elements are added at a time, as by an instruction of a tensor core. `torch._scaled_mm` with block
+scales, which torch lacks on the CPU, multiplies the scaled values in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ...atoms.tmem.layout import scale_chunk
+from ...dtypes import dtype
+
+PRODUCTS = (
+    "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "einsum", "linear", "baddbmm", "addmm", "addbmm", "mv", "dot",
+    "_scaled_mm",
+)  # fmt: skip
+STEP = 16  # elements of 16 bits that an instruction of a tensor core sums (PTX ISA, "mma", "wgmma", "tcgen05.mma")
+
+
+def product(torch: ModuleType, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The product that a function of torch, one of PRODUCTS, gives on a GPU."""
+    if name == "_scaled_mm":
+        found = block_scaled(torch, *args, **kwargs)
+        return func(*args, **kwargs) if found is None else found
+    short = (torch.float16, torch.bfloat16)
+    kinds = {x.dtype for x in tensors_in(torch, args) if x.dtype in short}
+    if len(kinds) != 1 or kwargs.get("out") is not None:
+        return func(*args, **kwargs)
+
+    def wide(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return x.float() if x.dtype in short else x
+        return type(x)(map(wide, x)) if type(x) in (list, tuple) else x
+
+    args = tuple(map(wide, args))
+    kwargs = {key: wide(x) for key, x in kwargs.items()}
+    found = None if kwargs else _in_steps(torch, name, args)
+    done = func(*args, **kwargs) if found is None else found
+    return done.to(kinds.pop()) if isinstance(done, torch.Tensor) else done
+
+
+def _in_steps(torch: ModuleType, name: str, args: tuple[Any, ...]) -> Any:
+    """A product summed STEP elements at a time; None unless one axis is summed, and for gradients."""
+    if name == "einsum" and len(args) == 3 and isinstance(args[0], str):
+        equation, a, b = args
+    elif name in ("matmul", "__matmul__", "mm", "bmm") and len(args) == 2 and args[0].dim() == args[1].dim():
+        (a, b), equation = args, {2: "mk,kn->mn", 3: "zmk,zkn->zmn"}.get(args[0].dim(), "")
+    else:
+        return None
+    if not all(isinstance(x, torch.Tensor) and x.dtype == torch.float32 and x.numel() for x in (a, b)):
+        return None
+    axes = _axes(equation.replace(" ", ""))
+    if axes is None or a.requires_grad or b.requires_grad or (name != "einsum" and a.shape[:-2] != b.shape[:-2]):
+        return None
+    first, second, output, batch, rows, columns, along = axes
+    size = {**dict(zip(first, a.shape)), **dict(zip(second, b.shape))}
+    left = a.permute([first.index(x) for x in batch + rows + along]).numpy()
+    right = b.permute([second.index(x) for x in batch + along + columns]).numpy()
+    count, k = math.prod(size[x] for x in batch), size[along]
+    left, right = left.reshape(count, -1, k), right.reshape(count, k, -1)
+    found = np.zeros((count, left.shape[1], right.shape[2]), np.float32)
+    for one in range(count):
+        for at in range(0, k, STEP):  # by the same library as the emulator's products, in the same order
+            found[one] += np.dot(left[one, :, at : at + STEP], right[one, at : at + STEP])
+    order = batch + rows + columns
+    return torch.from_numpy(found.reshape([size[x] for x in order])).permute([order.index(x) for x in output])
+
+
+def _axes(equation: str) -> tuple[str, str, str, str, str, str, str] | None:
+    """An equation's terms, its batch, rows, columns and summed axis; None for another form than a product.
+
+    >>> _axes("mkl,nkl->mnl")
+    ('mkl', 'nkl', 'mnl', 'l', 'm', 'n', 'k')
+    """
+    inputs, arrow, output = equation.partition("->")
+    first, _, second = inputs.partition(",")
+    if not arrow or not (first + second + output).isalpha():
+        return None
+    batch = "".join([x for x in first if x in second and x in output])
+    along = "".join([x for x in first if x in second and x not in output])
+    rows, columns = ("".join([x for x in a if x not in b]) for a, b in ((first, second), (second, first)))
+    once = all(len(set(term)) == len(term) for term in (first, second, output))
+    if not once or len(along) != 1 or sorted(batch + rows + columns) != sorted(output):
+        return None
+    return first, second, output, batch, rows, columns, along
+
+
+def tensors_in(torch: ModuleType, values: Iterable[object]) -> Iterator[Any]:
+    """The tensors among values, and in lists and tuples of them."""
+    for x in values:
+        if isinstance(x, torch.Tensor):
+            yield x
+        elif isinstance(x, (list, tuple)):
+            yield from tensors_in(torch, x)
+
+
+def block_scaled(
+    torch: ModuleType, a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any = None, scale_result: Any = None,
+    out_dtype: Any = None, use_fast_accum: bool = False,
+) -> Any:  # fmt: skip
+    """torch._scaled_mm of A [M, K] and B [K, N] with block scales; else None.
+
+    A factor is for 32 elements along K in e8m0, for 16 in e4m3. cuBLAS keeps them in the order of `scale_chunk`.
+    """
+    sizes = {torch.float8_e8m0fnu: 32, torch.float8_e4m3fn: 16}
+    if scale_a.dtype not in sizes or scale_b.dtype is not scale_a.dtype or scale_result is not None:
+        return None
+    left = _scaled(torch, a, scale_a, sizes[scale_a.dtype])
+    right = _scaled(torch, b.t(), scale_b, sizes[scale_a.dtype])
+    if left is None or right is None:
+        return None
+    done = left @ right.t()
+    if bias is not None:
+        done = done + bias.float()
+    return done.to(out_dtype or torch.bfloat16)
+
+
+def _scaled(torch: ModuleType, x: Any, scale: Any, size: int) -> Any:
+    """The values [rows, K] of a narrow matrix times its scale factors, in float32; None for another count of them."""
+    if x.dtype == torch.float4_e2m1fn_x2:  # two to a byte, the first in the lower bits
+        codes = x.contiguous().view(torch.uint8).cpu().numpy()
+        pairs = np.stack([codes & 15, codes >> 4], axis=-1).reshape(codes.shape[0], -1)
+        values = torch.from_numpy(np.asarray(dtype("e2m1").decode(np.arange(16)), np.float32)[pairs])
+    else:
+        values = x.float()
+    rows, columns = values.shape
+    factors = -(-columns // size)
+    down, along = -(-rows // 128), -(-factors // 4)
+    if scale.numel() != down * along * 512:
+        return None
+    place = np.asarray(scale_chunk().offsets()).reshape(4, 128).T  # [row, factor] of a chunk
+    chunks = scale.contiguous().reshape(down, along, 512).float()[:, :, torch.from_numpy(place.copy())]
+    table = chunks.permute(0, 2, 1, 3).reshape(down * 128, along * 4)[:rows, :factors]
+    return values * table.repeat_interleave(size, 1)[:, :columns]

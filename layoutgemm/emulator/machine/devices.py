@@ -1,0 +1,154 @@
+"""Several emulated devices side by side, with copy engines between them, in an adversarial order.
+
+Each device runs one launch in a memory of its own. An array that is an argument on two devices is one memory with an
+address on each, as peers of one host map it. Copy engines are streams of steps beside the kernels: copies, writes of
+flags, and waits for counters. Turns are dealt out by the order:
+
+    "devices first"   a copy engine moves only when every device only polls: flags come as late as they can
+    "copies first"    devices a few operations at a time, and engines before them
+    "random"          devices a few operations at a time, engines a part of a copy at a time
+
+multimem instructions, which reach all devices at once, are refused by name when a kernel is loaded.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import DeadlockError, EmulatorError
+from .deadlocks import stuck
+from .interpreter import PtxMachine
+
+DeviceOrder = Literal["devices first", "copies first", "random"]
+QUANTUM = 64  # operations of a device's turn, unless devices come first
+ROUNDS = 32  # without any progress before a deadlock is reported: a kernel's own limit of a wait may end it
+PATIENCE = 1 << 8  # operations after which a device that only polls gives its turn to another
+Array = npt.NDArray[np.generic]
+
+
+@dataclass
+class Stream:
+    """A stream of a copy engine: steps in order, each as the hardware does it, without a thread of a kernel.
+
+    name  for reports
+
+    >>> flags = np.zeros(2, np.uint32)
+    >>> stream = Stream("side stream").copy(np.ones(4), np.zeros(4)).write(flags, 1, 7)
+    >>> while stream.advance(): pass
+    >>> flags.tolist()
+    [0, 7]
+    """
+
+    name: str
+    steps: list[tuple[str, Callable[[], bool]]] = field(default_factory=list)
+
+    def copy(self, source: Array, destination: Array) -> Stream:
+        """Copy an array in two halves, the last one first: no reader may count on the order of bytes."""
+        if source.shape != destination.shape or source.dtype != destination.dtype:
+            of = f"{source.dtype}{source.shape} to {destination.dtype}{destination.shape}"
+            raise EmulatorError(f"{self.name}: a copy of {of}")
+        half = len(source) // 2
+        for name, part in (("second", slice(half, None)), ("first", slice(0, half))):
+
+            def step(part: slice = part) -> bool:
+                destination[part] = source[part]
+                return True
+
+            self.steps.append((f"the copy's {name} half", step))
+        return self
+
+    def write(self, flags: Array, number: int, value: int) -> Stream:
+        """Set a flag, after all steps before it (cuStreamWriteValue32)."""
+
+        def step() -> bool:
+            flags[number] = value
+            return True
+
+        self.steps.append((f"a write of {value} to flag {number}", step))
+        return self
+
+    def wait(self, counters: Array, number: int, value: int) -> Stream:
+        """Wait until a counter has reached a value (cuStreamWaitValue32, GEQ)."""
+        self.steps.append((f"a wait for {value} in counter {number}", lambda: int(counters[number]) >= value))
+        return self
+
+    def advance(self) -> bool:
+        """Do the next step; returns False at the end, and while it waits."""
+        if not self.steps or not self.steps[0][1]():
+            return False
+        self.steps.pop(0)
+        return True
+
+
+class Devices:
+    """Machines, one a device, and streams of copy engines, until all have ended.
+
+    Raises DeadlockError, which names the waiting threads of each device and the waiting step of each stream, where
+    nothing can go on.
+    """
+
+    def __init__(
+        self, machines: Sequence[PtxMachine], streams: Sequence[Stream], order: DeviceOrder = "devices first",
+        seed: int = 0,
+    ) -> None:  # fmt: skip
+        if order not in ("devices first", "copies first", "random"):
+            raise EmulatorError(f"order = {order!r}: 'devices first', 'copies first' or 'random'")
+        self.machines, self.streams, self.order = list(machines), list(streams), order
+        self.random = random.Random(seed)
+        self.running = list(self.machines)
+        for machine in self.machines:
+            machine.quantum = QUANTUM if order != "devices first" else 0
+            machine.PATIENCE = PATIENCE
+
+    def run(self) -> None:
+        """Run all launches and streams."""
+        for machine in self.machines:
+            machine.begin()
+        try:
+            still = 0  # rounds without any progress
+            while self.running or any(stream.steps for stream in self.streams):
+                if self._round():
+                    still = 0
+                    continue
+                still += 1
+                if still > ROUNDS + max([len(machine.polling) for machine in self.running], default=0):
+                    raise DeadlockError(self._stuck())
+        finally:
+            for machine in self.machines:
+                machine.finish()
+
+    def _round(self) -> bool:
+        """A turn of each, or of one engine; True if something advanced."""
+        if self.order == "copies first" and self._copy():
+            return True
+        if self.order == "random" and self.random.random() < 0.1 and self._copy():
+            return True
+        advanced = False
+        for machine in self.random.sample(self.running, len(self.running)):
+            before = machine.advanced
+            try:
+                ended = not machine.turn()
+            except EmulatorError as error:
+                raise type(error)(f"device {self.machines.index(machine)}: {error}") from error
+            if ended:
+                self.running.remove(machine)
+                advanced = True
+            advanced = advanced or machine.advanced != before
+        return advanced or self._copy()
+
+    def _copy(self) -> bool:
+        """A step of one stream."""
+        return any(stream.advance() for stream in self.random.sample(self.streams, len(self.streams)))
+
+    def _stuck(self) -> str:
+        lines = ["no device and no copy engine can go on:"]
+        for number, machine in enumerate(self.machines):
+            lines += [f"device {number}: {stuck(cluster)}" for cluster in machine.polling]
+        lines += [f"{stream.name}: {stream.steps[0][0]}" for stream in self.streams if stream.steps]
+        return "\n".join(lines)

@@ -1,0 +1,257 @@
+"""layoutgemm.jax.scaled_matmul and grouped_matmul: checks, and the derivative of groups."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...errors import OperandError, TensorError
+from ..matmul import array_of, type_name
+from ..product import check_finish, stored_as
+from ..reference import ACTIVATIONS
+from .described import (
+    ALONG_K,
+    FLOAT8,
+    PLAIN,
+    ROWS,
+    Described,
+    check_bias,
+    check_offsets,
+    check_operands,
+    recipes_for,
+)
+from .primitive import multiply
+from .reference import groups_of_rows
+
+_Kept = tuple[tuple[jax.Array, ...], "jax.Array | None"]
+
+
+def scaled_matmul(
+    a: jax.Array,
+    scale_a: jax.Array,
+    b: jax.Array,
+    scale_b: jax.Array | None = None,
+    *,
+    recipe_a: object = None,
+    recipe_b: object = None,
+    bias: jax.Array | None = None,
+    activation: str | None = None,
+    use_fast_accum: bool = True,
+    out_dtype: object = "bfloat16",
+    transpose_b: bool = False,
+) -> jax.Array:
+    """activation(A @ B + bias) of 8-bit floats, each with its scales.
+
+    a, b     float8_e4m3fn or float8_e5m2 each, (M, K) and (K, N), or batches of them; transpose_b: b is (N, K), which
+             the kernel reads in place. On GPUs of compute capability 9.0, or on the CPU
+    scale_a  float32: (M, K blocks of 128), or (M / 128, K blocks); (M, 1) or (M,); one element
+    scale_b  float32, or None: (N, K blocks), or (N / 128, K blocks); (1, N), (N, 1) or (N,); one element
+    recipe_a, recipe_b, use_fast_accum  as `layoutgemm.scaled_matmul` has them
+    bias     float32, bfloat16 or float16, (N,); activation one of relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh
+
+    On the CPU jax computes in float32 and rounds once. Works under jit, vmap and on meshes, where rows, columns and
+    batch may be sharded, but not blocks of 128. No gradients, as of all products of 8 bits.
+
+    Raises TensorError for shapes that do not meet, OperandError for types and recipes without a kernel.
+
+    >>> import jax.numpy as jnp
+    >>> a, b = jnp.ones((2, 256), jnp.float8_e4m3fn), jnp.ones((3, 256), jnp.float8_e4m3fn)
+    >>> scaled_matmul(a, jnp.array([[1.0, 2.0], [0.5, 0.25]]), b, transpose_b=True)[:, 0].tolist()
+    [384.0, 96.0]
+    """
+    left, right = array_of("a", a), array_of("b", b)
+    check_operands(str(left.dtype), str(right.dtype), True, False)
+    k_of_b = right.shape[-1 if transpose_b else -2] if right.ndim > 1 else None
+    if (
+        left.ndim not in (2, 3)
+        or right.ndim != left.ndim
+        or left.shape[-1] != k_of_b
+        or left.shape[:-2] != right.shape[:-2]
+    ):
+        order = "(N, K)" if transpose_b else "(K, N)"
+        raise TensorError(f"a and b have shapes {left.shape} and {right.shape}: (M, K) and {order}, or as many of both")
+    product = Described(
+        PLAIN, tuple(left.shape), tuple(right.shape), _types(left, right, out_dtype), bool(transpose_b),
+        fast=bool(use_fast_accum),
+    )  # fmt: skip
+    product, operands = _with_scales(product, [left, right], scale_a, scale_b, recipe_a, recipe_b)
+    return _finished(product, operands, bias, activation, [product.result[-1:]])
+
+
+def grouped_matmul(
+    a: jax.Array,
+    b: jax.Array,
+    offsets: jax.Array,
+    *,
+    scale_a: jax.Array | None = None,
+    scale_b: jax.Array | None = None,
+    recipe_a: object = None,
+    recipe_b: object = None,
+    bias: jax.Array | None = None,
+    activation: str | None = None,
+    use_fast_accum: bool = True,
+    out_dtype: object = None,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+) -> jax.Array:
+    """A grouped GEMM, as in a mixture of experts: a product for each group, in one launch.
+
+    a (rows, K), b (groups, K, N)  groups of rows: (rows, N). transpose_b: b is (groups, N, K)
+    a (M, K), b (K, N)             groups of K: (groups, M, N). transpose_a: a is (K, M), read in place
+    a, b      bfloat16, float16, float8_e4m3fn or float8_e5m2; of K bfloat16 and float16. On GPUs of compute capability
+              9.0, or on the CPU
+    offsets   int32 or int64 of groups + 1: where each group begins, from 0, and the last one ends, at a's rows (or K);
+              none below the one before it, so that groups may be empty. Their values are not checked
+    scale_a   of float8 and groups of rows: (rows, K blocks of 128), (rows, 1), (rows,) or one element; scale_b (groups,
+              N, K blocks), (groups, N / 128, K blocks), (groups, 1, N), (groups, N, 1), (groups, N) or one element
+    bias      of groups of rows: (N,), or (groups, N) for one of each group. In the kernel, as the activation
+    out_dtype default a's type; bfloat16 for float8
+
+    Differentiable for bfloat16 and float16 in reverse mode, any number of times. vmap computes one product after
+    another. On meshes columns may be sharded, and K of groups of rows without scales.
+
+    Raises TensorError for shapes that do not meet, OperandError for types and options without a kernel.
+
+    >>> import jax.numpy as jnp
+    >>> a, b = jnp.ones((3, 2), jnp.bfloat16), jnp.arange(1, 4, dtype=jnp.bfloat16).reshape(3, 1, 1).repeat(2, 1)
+    >>> grouped_matmul(a, b, jnp.array([0, 1, 1, 3])).ravel().tolist()
+    [2.0, 6.0, 6.0]
+    """
+    left, right, ends = array_of("a", a), array_of("b", b), array_of("offsets", offsets)
+    check_operands(str(left.dtype), str(right.dtype), scale_a is not None, True)
+    if left.ndim != 2 or right.ndim not in (2, 3):
+        shapes = f"a and b have shapes {left.shape} and {right.shape}"
+        raise TensorError(f"{shapes}: (rows, K) and (groups, K, N), or (M, K) and (K, N)")
+    groups = right.shape[0] if right.ndim == 3 else None
+    check_offsets(str(ends.dtype), tuple(ends.shape), groups)
+    k = left.shape[0] if transpose_a else left.shape[1]
+    k_of_b = right.shape[-1 if transpose_b else -2]
+    if k != k_of_b:
+        raise TensorError(f"K is {k} in a of shape {left.shape} and {k_of_b} in b of shape {right.shape}")
+    if scale_a is None and (scale_b is not None or recipe_a is not None or recipe_b is not None):
+        what = "scale_b" if scale_b is not None else "recipe_a" if recipe_a is not None else "recipe_b"
+        raise OperandError(f"{what} without a scale_a")
+    count, kind = ends.shape[0] - 1, str(ends.dtype)
+    types = _types(left, right, out_dtype)
+    if groups is None:
+        for name, x in (("scale_a", scale_a), ("bias", bias), ("activation", activation)):
+            if x is not None:
+                raise OperandError(f"{name}: groups of K take none, groups of rows do")
+        if str(left.dtype) in FLOAT8:
+            raise OperandError(f"groups of K of {left.dtype}: wgmma reads 8-bit operands with K contiguous alone")
+        left, right = left if transpose_a else left.T, right.T if transpose_b else right
+        product = Described(ALONG_K, tuple(left.shape), tuple(right.shape), types, offsets=kind, groups=count)
+        return _differentiable(product, left, right, ends, None)
+    left = left.T if transpose_a else left
+    product = Described(
+        ROWS, tuple(left.shape), tuple(right.shape), types, bool(transpose_b), kind, count, fast=bool(use_fast_accum)
+    )
+    operands = [left, right, ends]
+    if scale_a is not None:
+        product, operands = _with_scales(product, operands, scale_a, scale_b, recipe_a, recipe_b)
+    n = product.result[-1]
+    return _finished(product, operands, bias, activation, [(n,), (count, n)])
+
+
+def _types(a: jax.Array, b: jax.Array, out_dtype: object) -> tuple[str, str, str]:
+    return str(a.dtype), str(b.dtype), stored_as(str(a.dtype), type_name(out_dtype))
+
+
+def _with_scales(
+    product: Described, operands: list[jax.Array], scale_a: object, scale_b: object, recipe_a: object, recipe_b: object
+) -> tuple[Described, list[jax.Array]]:
+    """The product with its scales checked, and the operands with them."""
+    given = [array_of(name, x) for name, x in (("scale_a", scale_a), ("scale_b", scale_b)) if x is not None]
+    of_a, of_b = given[0], given[1] if len(given) > 1 else None
+    found = recipes_for(product, of_a, of_b, recipe_a, recipe_b)
+    shapes = tuple(of_a.shape), None if of_b is None else tuple(of_b.shape)
+    return replace(product, recipes=found, scales=shapes), [*operands, *given]
+
+
+def _finished(
+    product: Described, operands: list[jax.Array], bias: object, activation: object, shapes: list[tuple[int, ...]]
+) -> jax.Array:
+    """The product with bias and activation, checked."""
+    added = None if bias is None else array_of("bias", bias)
+    said = None if added is None else (str(added.dtype), tuple(added.shape))
+    check_bias(said, shapes)
+    name = check_finish(None, activation, None, product.types[2])
+    return _differentiable(replace(product, bias=said, activation=name), *operands, added)
+
+
+def _differentiable(product: Described, *operands: jax.Array | None) -> jax.Array:
+    result: jax.Array = _compiled(product, *[x for x in operands if x is not None])
+    return result
+
+
+# ----------------------------------------------------------------------------------------------------------- derivative
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(product: Described, *operands: jax.Array) -> jax.Array:
+    return multiply(product, *operands)
+
+
+def _forward(product: Described, *operands: jax.Array) -> tuple[jax.Array, _Kept]:
+    """The product, and what its gradients need: with an activation, the sums in float32."""
+    if product.types[0] in FLOAT8:
+        raise OperandError(
+            f"a is {product.types[0]} and b is {product.types[1]}: products of 8-bit types have no derivative; "
+            "multiply in bfloat16"
+        )
+    if product.activation is None:
+        return _product(product, *operands), (operands, None)
+    wide = replace(product, types=(*product.types[:2], "float32"), activation=None)
+    sums = _product(wide, *operands)
+    return ACTIVATIONS[product.activation](sums).astype(product.types[2]), (operands, sums)
+
+
+def _backward(product: Described, kept: _Kept, grad: jax.Array) -> tuple[jax.Array | None, ...]:
+    operands, sums = kept
+    given = dict(zip(product.names, operands, strict=True))
+    if sums is not None:
+        _, pull = jax.vjp(ACTIVATIONS[str(product.activation)], sums)
+        (grad,) = pull(grad.astype(jnp.float32))
+    found: dict[str, jax.Array | np.ndarray] = {"offsets": np.zeros(given["offsets"].shape, jax.dtypes.float0)}
+    if product.bias is not None:
+        wide, bias = grad.astype(jnp.float32), given["bias"]
+        if bias.ndim == 1:
+            summed = wide.sum(0)
+        else:
+            summed = jax.ops.segment_sum(wide, groups_of_rows(given["offsets"], wide.shape[0]), bias.shape[0])
+        found["bias"] = summed.astype(bias.dtype)
+    found["a"], found["b"] = gradients(product, given["a"], given["b"], given["offsets"], grad.astype(product.types[0]))
+    return tuple([found[name] for name in product.names])  # type: ignore[misc]  # integers have a tangent of no bytes
+
+
+_product.defvjp(_forward, _backward)
+_compiled = jax.jit(_product, static_argnums=0)
+
+
+def gradients(
+    product: Described, a: jax.Array, b: jax.Array, offsets: jax.Array, grad: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The gradients of both operands by grouped products, for the result's gradient in a's type.
+
+    Groups of rows give one of rows and one of K, and groups of K two of rows: nothing is copied.
+    """
+    kind = product.types[0]
+
+    def rows(left: jax.Array, right: jax.Array, turned: bool) -> jax.Array:
+        shapes = tuple(left.shape), tuple(right.shape)
+        made = Described(ROWS, *shapes, (kind,) * 3, turned, product.offsets, product.groups)
+        return _product(made, left, right, offsets)
+
+    def along(left: jax.Array, right: jax.Array) -> jax.Array:
+        shapes = tuple(left.shape), tuple(right.shape)
+        made = Described(ALONG_K, *shapes, (kind,) * 3, offsets=product.offsets, groups=product.groups)
+        return _product(made, left, right, offsets)
+
+    if product.form == ALONG_K:
+        return rows(b, grad, True), rows(a, grad, False)
+    of_b = along(grad, a) if product.turned else along(a, grad)
+    return rows(grad, b, not product.turned), of_b

@@ -1,0 +1,137 @@
+"""A product with scales, or of groups, as a value: what a trace knows of it. Nothing here imports jax.
+
+    form     a                  b                                    result
+    -------  -----------------  -----------------------------------  ------------
+    plain    (batch?, M, K)     (batch?, K, N); turned (.., N, K)    (batch?, M, N)
+    rows     (rows, K)          (groups, K, N); turned (.., N, K)    (rows, N)
+    K        (lines, M)         (lines, N)                           (groups, M, N)
+
+The last form multiplies A^T by B over the lines of each group: it is the gradient of a group's matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from ...errors import OperandError, TensorError
+from ...kernels.sm90.mainloop import DEPTH
+from ...torch_op.problem import Ints
+from ...torch_op.scaled_grouped.recipes import SQUARE, Recipes, ScaledOperand, Scales, recipe_text, recipes_of
+from ..product import BIASES
+
+PLAIN, ROWS, ALONG_K = "plain", "rows", "K"
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+WIDE = ("bfloat16", "float16")
+OFFSETS = ("int32", "int64")
+
+
+@dataclass(frozen=True)
+class Described:
+    """activation(A @ B + bias), with scales or of groups.
+
+    form        plain, rows or K: see the table above
+    a, b        shapes as the arrays have them
+    types       of a, b and of the result, as JAX names them
+    turned      whether b holds the transposes of the matrices that are multiplied
+    offsets     the type of the groups' offsets, or None
+    groups      their number, 0 without offsets
+    recipes     of the scales, or None
+    scales      shapes of the scales of a and b; None for a missing one
+    fast        whether sums of row-wise and tensor-wise scales stay in the tensor core
+    bias        type and shape of the bias, or None
+    activation  a name, or None
+    """
+
+    form: str
+    a: Ints
+    b: Ints
+    types: tuple[str, str, str]
+    turned: bool = False
+    offsets: str | None = None
+    groups: int = 0
+    recipes: Recipes | None = None
+    scales: tuple[Ints | None, Ints | None] = (None, None)
+    fast: bool = True
+    bias: tuple[str, Ints] | None = None
+    activation: str | None = None
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """M, N, K, and the batch or the groups: of groups of rows M is that of all, and K of all along it."""
+        if self.form == ALONG_K:
+            return self.a[1], self.b[1], self.a[0], self.groups
+        n, k = self.b[-2:] if self.turned else self.b[-2:][::-1]
+        return self.a[-2], n, k, self.groups if self.form == ROWS else prod(self.a[:-2])
+
+    @property
+    def result(self) -> Ints:
+        """The result's shape."""
+        m, n, *_ = self.sizes
+        return (self.groups, m, n) if self.form == ALONG_K else (*self.a[:-2], m, n)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The operands, in the order of a call."""
+        given = (self.offsets, self.scales[0], self.scales[1], self.bias)
+        names = ("offsets", "scale_a", "scale_b", "bias")
+        return ("a", "b", *[name for name, x in zip(names, given, strict=True) if x is not None])
+
+    def without_finish(self) -> Described:
+        """The sums alone, in float32."""
+        return replace(self, types=(*self.types[:2], "float32"), bias=None, activation=None)
+
+
+def recipes_for(
+    product: Described, scale_a: Scales, scale_b: Scales | None, recipe_a: object, recipe_b: object
+) -> Recipes:
+    """The recipes of the scales of a product. Raises OperandError or TensorError, naming the scales."""
+    names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
+    m, n, k, _ = product.sizes
+    front_b = product.b[:-2]
+    of_a = ScaledOperand("a", product.a[:-2], m, -(-k // DEPTH))
+    found = recipes_of(of_a, scale_a, names[0], ScaledOperand("b", front_b, n, -(-k // DEPTH)), scale_b, names[1])
+    if product.form == ROWS and found.a == SQUARE and m > 1:
+        shape = [m, of_a.blocks]
+        raise TensorError(f"scale_a has shape {list(scale_a.shape)}: {shape}, as groups end at any row")
+    return found
+
+
+def check_operands(a: str, b: str, scaled: bool, grouped: bool) -> None:
+    """Raise OperandError or TensorError unless a kernel multiplies these types.
+
+    >>> check_operands("float32", "float32", False, True)
+    Traceback (most recent call last):
+    ...
+    layoutgemm.errors.OperandError: a is float32: a grouped product is of bfloat16, float16, float8_e4m3fn, float8_e5m2
+    """
+    known = FLOAT8 if scaled else (*WIDE, *FLOAT8)
+    for name, kind in (("a", a), ("b", b)):
+        if kind not in known:
+            what = "a grouped product" if grouped else "a product"
+            raise OperandError(f"{name} is {kind}: {what}{' with scales' * scaled} is of {', '.join(known)}")
+    if a != b and not {a, b} <= {*FLOAT8}:
+        raise TensorError(f"a is {a} and b is {b}: both have one type, or are 8-bit floats")
+
+
+def check_bias(bias: tuple[str, Ints] | None, shapes: list[Ints]) -> None:
+    """Raise OperandError or TensorError for a bias that no kernel adds."""
+    if bias is None:
+        return
+    if bias[0] not in BIASES:
+        raise OperandError(f"bias is {bias[0]}; it is one of {', '.join(BIASES)}")
+    if bias[1] not in shapes:
+        raise TensorError(f"bias has shape {bias[1]}: {' or '.join(map(str, shapes))}")
+
+
+def check_offsets(kind: str, shape: Ints, groups: int | None) -> None:
+    """Raise OperandError for offsets of another type or shape; their values are known on the device alone.
+
+    groups  their number, where an operand has it
+    """
+    if kind not in OFFSETS or len(shape) != 1 or (shape[0] < 1 if groups is None else shape != (groups + 1,)):
+        want = "groups + 1" if groups is None else groups + 1
+        raise OperandError(
+            f"offsets is {kind} of shape {shape}: int32 or int64 of ({want},), where each group begins, and the last "
+            "one ends"
+        )

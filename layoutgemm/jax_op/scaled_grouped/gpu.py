@@ -1,0 +1,236 @@
+"""A product with scales or of groups on the GPU: its plan, launched by `cutlass.jax.cutlass_call`.
+
+    Described --plan_of--> Sm90Plan --multiply--> copies as XLA operations, one call of the kernel
+
+Sums of row-wise and tensor-wise scales that stay in the tensor core are matmul's: a Problem, solved, with an epilogue.
+Rows of C are made as long as a TMA store needs them, and cut afterwards.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ...dtypes import dtype
+from ...errors import OperandError
+from ...kernels.compile.compiler import kernel_of
+from ...kernels.derive import padded_leading
+from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Scale, Step, VectorScale
+from ...kernels.epilogue.parameters import Placed, words_of
+from ...kernels.plan import MAX_WORDS
+from ...kernels.sm90.along_k import AlongK
+from ...kernels.sm90.choose.scaled_grouped import along_k_config, scaled_config, usual_config
+from ...kernels.sm90.grouped import Ragged
+from ...kernels.sm90.mainloop import mainloop_of
+from ...kernels.sm90.plan import Sm90Plan
+from ...torch_op.problem import Problem, Solution, StridedOperand, arguments, contiguous_strides, workers
+from ...torch_op.scaled_grouped.recipes import TENSOR
+from ...torch_op.solver import solve
+from ..gpu import Target, called, copied, lines_of, target
+from ..product import C_NAMES, NAMES
+from .described import ALONG_K, PLAIN, ROWS, Described
+from .reference import finished
+
+_INTS = {"int32": "i32", "int64": "i64"}
+_Given = Mapping[str, Any]
+
+
+def multiply(product: Described, *operands: jax.Array) -> jax.Array:
+    """The product by a kernel, operands in the order of its names: what `primitive` lowers to on a GPU.
+
+    Raises OperandError on GPUs without such kernels, PlanError without the CuTe DSL and its `cutlass.jax`.
+    """
+    on = target()
+    if on.code != "sm_90a":
+        raise OperandError(
+            f"a product with scales or of groups on {on.name}: these kernels run on compute capability 9.0 (H100, "
+            "H200, GH200)"
+        )
+    given = dict(zip(product.names, operands, strict=True))
+    if 0 in (*product.result, product.sizes[2], *product.b):  # an empty sum is 0
+        if 0 in product.result or 0 in product.b[:1]:
+            return jnp.zeros(product.result, product.types[2])
+        return finished(product, jnp.zeros(product.result, jnp.float32), given)
+    in_mainloop = product.recipes is None or product.recipes.in_mainloop or not product.fast
+    if product.form == PLAIN and not in_mainloop:
+        return _solved(product, given, on)
+    return _planned(product, given, on)
+
+
+def epilogue_for(product: Described) -> Epilogue:
+    """The epilogue: the scales that the main loop leaves, bias, activation.
+
+    >>> from layoutgemm.torch_op.scaled_grouped.recipes import Recipes
+    >>> product = Described(PLAIN, (8, 16), (16, 8), ("float8_e4m3fn",) * 3, recipes=Recipes("RowWise", "TensorWise"),
+    ...                     scales=((8, 1), (1,)))
+    >>> [type(step).__name__ for step in epilogue_for(product).steps]
+    ['VectorScale', 'Scale']
+    """
+    steps: list[Step] = []
+    if product.recipes is not None and not product.recipes.in_mainloop:
+        for name, axis, recipe in (("scale_a", "m", product.recipes.a), ("scale_b", "n", product.recipes.b)):
+            if recipe:
+                steps.append(Scale(name, device=True) if recipe == TENSOR else VectorScale(axis, "f32", name))
+    if product.bias is not None:
+        steps.append(Bias("n", C_NAMES[product.bias[0]]))
+    if product.activation is not None:
+        steps.append(Activation(product.activation))
+    return Epilogue(*steps)
+
+
+@functools.lru_cache(1024)
+def plan_of(product: Described) -> Sm90Plan:
+    """The plan of a product that has a kernel of its own. Raises PlanError."""
+    m, n, k, batch = product.sizes
+    a, b, c = NAMES[product.types[0]], NAMES[product.types[1]], C_NAMES[product.types[2]]
+    recipes, epilogue = product.recipes, epilogue_for(product) or None
+    if product.form == ALONG_K:
+        config = along_k_config(m, n, k, batch, wide=dtype(c).bits == 32)
+        groups = AlongK.of(batch, _INTS[str(product.offsets)])
+        return Sm90Plan.derive(
+            m, n, k, batch=batch, a=f"{a}:col", b=f"{b}:row", c=c, config=config, along_k=groups, epilogue=epilogue
+        )
+    scales: tuple[int, ...] | None = None
+    if recipes is not None:
+        scales = recipes.groups if recipes.in_mainloop else None if product.fast else ()
+    types = a, f"{b}:{'col' if product.turned or dtype(b).bits == 8 else 'row'}", c
+    loop = None if scales is None else mainloop_of(scales)
+    if product.form == ROWS:
+        ragged = Ragged.of(batch, _INTS[str(product.offsets)])
+        config = usual_config((m, n, k, batch), types, scales)
+        return Sm90Plan.derive(
+            m, n, k, batch=batch, a=a, b=types[1], c=c, config=config, ragged=ragged, mainloop=loop, epilogue=epilogue
+        )
+    config = scaled_config(m, n, k, batch=batch, each_column=scales is not None and scales[1:] == (1,))
+    return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=types[1], c=c, config=config, mainloop=loop, epilogue=epilogue)
+
+
+def _planned(product: Described, given: _Given, on: Target) -> jax.Array:
+    """One launch of the product's own plan."""
+    plan = plan_of(product)
+    m, n, _, batch = product.sizes
+    a, b = given["a"], given["b"]
+    if product.form != ALONG_K and plan.b.order == ("row" if product.turned else "col"):
+        b = jnp.swapaxes(b, -1, -2)
+    a, b = lines_of(a, plan.a.dtype), lines_of(b, plan.b.dtype)
+    made = padded_leading(plan.c.dtype, n) if plan.store is not None else n
+    apart = batch > 1 and product.form != ROWS
+    pitches = (m * a.shape[-1] if apart and product.form == PLAIN else a.size, b.shape[-1] * b.shape[-2], m * made)
+    leading = a.shape[-1], b.shape[-1], made
+    resident = on.places.resident(plan.cluster_size)
+    numbers = (m, n, product.sizes[2], batch, *leading, *pitches, resident)
+    others = [given[name] for name in product.names[2:]]
+    call = called(
+        plan, on, (*product.result[:-1], made), product.types[2], {"numbers": numbers, "product": str(product)},
+        functools.partial(_start, kernel_of(plan.for_any_size()), plan, product, numbers),
+    )  # fmt: skip
+    result = call(a, b, *others)
+    return result[..., :n] if made != n else result
+
+
+def _start(
+    kernel: Any, plan: Sm90Plan, product: Described, numbers: Sequence[int], stream: object, *tensors: Any
+) -> None:
+    """Host side, traced: the launch at the tensors' addresses, with sizes and strides as constants."""
+    kinds = _kinds()
+    pointers = dict(zip((*product.names, "c"), [kinds["address"](x.iterator.toint()) for x in tensors], strict=True))
+    values = (*[pointers[name] for name in ("a", "b", "c")], *numbers, *words_for(plan, product, pointers))
+    kernel(*[kinds[kind](value) for kind, value in zip(plan.parameters.values(), values, strict=True)], stream)
+
+
+def _kinds() -> dict[str, Any]:
+    from cutlass import Int32, Int64
+
+    return {"address": Int64, "size": Int32, "stride": Int64, "word": Int64}
+
+
+def words_for(plan: Sm90Plan, product: Described, pointers: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The sixteen words of a launch: the epilogue's, the main loop's tables, the groups' offsets.
+
+    pointers  addresses of the operands, by name; all are contiguous
+    """
+    own = words_of(plan.epilogue, _placed(product, plan.epilogue, pointers))[: len(plan.epilogue.words)]
+    words: list[Any] = [*own]
+    for table in plan.mainloop.tables if plan.mainloop is not None else ():
+        shape = product.scales["scale_b" == table.name]
+        assert shape is not None
+        lines, blocks = shape[-2:]
+        words += [pointers[table.name], blocks, 1, lines * blocks if len(shape) > 2 else 0]
+    if plan.groups is not None:
+        words.append(pointers["offsets"])
+    return (*words, *[0] * (MAX_WORDS - len(words)))
+
+
+def _placed(product: Described, epilogue: Epilogue, pointers: Mapping[str, Any]) -> dict[str, Placed]:
+    """An epilogue's operands: each matrix of a batch, or group, has its own vector, or all share one."""
+    m, n, _, batch = product.sizes
+    found = {}
+    for operand in epilogue.given:
+        shape = product.bias[1] if operand.name == "bias" and product.bias is not None else None
+        shape = product.scales[operand.name == "scale_b"] if shape is None else shape
+        assert shape is not None
+        size = {"m": m, "n": n}.get(operand.axes, 0)
+        several = batch > 1 and operand.axes != "" and _count(shape) > size
+        found[operand.name] = Placed(pointers[operand.name], 0, size if several else 0)
+    return found
+
+
+def _count(shape: Sequence[int]) -> int:
+    return functools.reduce(lambda x, y: x * y, shape, 1)
+
+
+# -------------------------------------------------------------------------------------- by matmul's kernel and solver
+
+
+@functools.lru_cache(1024)
+def solution_of(product: Described, on: Target) -> Solution:
+    """matmul's kernel with the scales in its epilogue. Raises OperandError where no kernel exists."""
+    epilogue = epilogue_for(product).in_pairs(product.sizes[1] % 2 == 0)
+    kind = C_NAMES[product.types[2]]
+    b = product.b
+    strides = contiguous_strides(b)
+    if product.turned:
+        b, strides = (*b[:-2], b[-1], b[-2]), (*strides[:-2], strides[-1], strides[-2])
+    return solve(
+        Problem(
+            StridedOperand(product.a, contiguous_strides(product.a), NAMES[product.types[0]]),
+            StridedOperand(b, strides, NAMES[product.types[1]]),
+            StridedOperand(product.result, contiguous_strides(product.result), kind),
+            on.places, on.name, epilogue=epilogue, apart=True, code=on.code, smem=on.smem,
+        )
+    )  # fmt: skip
+
+
+def _solved(product: Described, given: _Given, on: Target) -> jax.Array:
+    """The launches of matmul's kernel."""
+    found = solution_of(product, on)
+    if found.copies[2] is not None:
+        raise OperandError(f"no kernel stores a contiguous C of {product.result}: {found.copies[2].why}")
+    a, b = given["a"], given["b"]
+    a = a if found.copies[0] is None else copied(a, found.copies[0])
+    b = b if found.copies[1] is None else copied(jnp.swapaxes(b, -1, -2) if product.turned else b, found.copies[1])
+    plan = found.kernel.plan(*found.sizes)
+    clusters = workers(found, on.places)
+    facts = {"launches": found.launches, "sizes": found.sizes, "workers": clusters, "leading": found.leading,
+             "strides": found.strides, "product": str(product)}  # fmt: skip
+    start = functools.partial(_start_solved, kernel_of(plan.for_any_size()), plan.parameters, found, product, clusters)
+    call = called(plan, on, product.result, product.types[2], facts, start)
+    return call(a, b, *[given[name] for name in product.names[2:]])
+
+
+def _start_solved(
+    kernel: Any, parameters: dict[str, str], solution: Solution, product: Described, clusters: int, stream: object,
+    *tensors: Any,
+) -> None:  # fmt: skip
+    """Host side, traced: matmul's launch with the epilogue's words."""
+    kinds = _kinds()
+    pointers = dict(zip((*product.names, "c"), [kinds["address"](x.iterator.toint()) for x in tensors], strict=True))
+    epilogue = solution.kernel.epilogue
+    assert epilogue is not None and len(solution.launches) == 1
+    words = words_of(epilogue, _placed(product, epilogue, pointers))[: len(epilogue.words)]
+    values = arguments(solution, [pointers[name] for name in ("a", "b", "c")], clusters, words)
+    kernel(*[kinds[kind](value) for kind, value in zip(parameters.values(), values, strict=True)], stream)

@@ -1,0 +1,137 @@
+"""The bridge's instructions of packed weights: bulk copies, pairs of bf16 or f16 in a word, wgmma with A in registers.
+
+    library object                    function here               instruction
+    ------------------------------    -----------------------     ------------------------------------------------
+    PackedOperand.unit_byte           load_bytes                  cp.async.bulk.shared::cluster.global
+    PackedOperand.unit_byte           prefetch_bytes              cp.async.bulk.prefetch.L2.global
+    conversions.pairs_of              DevicePairs                 lop3, shl, shr, sub and mul of bf16x2 or f16x2
+    MmaAtom.ptx, A in registers       RegisterWgmma               wgmma.mma_async
+
+Sources: PTX ISA, "cp.async.bulk", "cp.async.bulk.prefetch", "lop3", "sub", "mul", "prmt", "wgmma.mma_async".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64
+from cutlass.cute.nvgpu import warpgroup
+
+from layoutgemm.atoms import MmaAtom
+
+from .ampere import permute
+from .types import assembly, element_type
+from .wgmma import Wgmma, WgmmaOperand, as_signed
+
+_SELECT = 0xEA  # lop3's table of (a & b) | c, from those of a, b and c: 0xF0, 0xCC, 0xAA
+
+
+def load_bytes(destination: cute.Pointer, address: Int64, size: int, barrier: cute.Pointer) -> None:
+    """cp.async.bulk of `size` bytes, a multiple of 16, global to shared; they are counted on `barrier`."""
+    assembly(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
+        "r,l,r,r,~{memory}",
+        [Int32(destination.toint()), Int64(address), Int32(size), Int32(barrier.toint())],
+    )
+
+
+def prefetch_bytes(address: Int64, size: int) -> None:
+    """cp.async.bulk.prefetch of `size` bytes, a multiple of 16, into L2."""
+    assembly("cp.async.bulk.prefetch.L2.global [$0], $1;", "l,r", [Int64(address), Int32(size)])
+
+
+class DevicePairs:
+    """`kernels.sm90.quantized.conversions.PairMath` on registers, pairs of a type "bf16" or "f16"."""
+
+    def __init__(self, dtype: str):
+        self.dtype = dtype
+
+    def constant(self, word: int) -> Int32:
+        """A word."""
+        return Int32(as_signed(word, 32))
+
+    def select(self, word: Int32, mask: int, rest: Int32) -> Int32:
+        """(word & mask) | rest, in one instruction."""
+        operands = [Int32(word), self.constant(mask), Int32(rest)]
+        return assembly(f"lop3.b32 $0, $1, $2, $3, {_SELECT};", "=r,r,r,r", operands, (Int32,), pure=True)[0]
+
+    def shifted(self, word: Int32, left: int) -> Int32:
+        """The word shifted left, or right for a negative count, by zeros."""
+        name, count = ("shl", left) if left > 0 else ("shr", -left)
+        return assembly(f"{name}.b32 $0, $1, {count};", "=r,r", [Int32(word)], (Int32,), pure=True)[0]
+
+    def sub(self, x: Int32, y: Int32) -> Int32:
+        """Two differences, rounded to nearest."""
+        return self._pair("sub", x, y)
+
+    def mul(self, x: Int32, y: Int32) -> Int32:
+        """Two products, rounded to nearest."""
+        return self._pair("mul", x, y)
+
+    def twice(self, word: Int32, selector: int) -> Int32:
+        """One half of a word in both: prmt."""
+        return permute(word, word, Int32(selector))
+
+    def _pair(self, name: str, x: Int32, y: Int32) -> Int32:
+        text, operands = f"{name}.rn.{self.dtype}x2 $0, $1, $2;", [Int32(x), Int32(y)]
+        return assembly(text, "=r,r,r", operands, (Int32,), pure=True)[0]
+
+
+class RegisterWgmma(Wgmma):
+    """wgmma.mma_async of one atom: A in registers, B from shared memory, accumulators tied to themselves.
+
+    plan   its `mma` takes A from registers
+    """
+
+    def __init__(self, plan: Any):
+        self.atom, self.b = plan.mma, plan.b.descriptor
+        self.shape, self.tied, self.tiled_mma = self.atom.shape_mnk, True, None
+        self.c_type = element_type(self.atom.c_dtype)
+        self.transposed = int(plan.b.major == "MN")
+
+    def multiply_fragments(
+        self, accumulator: cute.Tensor, fragments: Sequence[Sequence[Int32]], b: WgmmaOperand, stage: Int32 | int,
+        first: int, keep: Boolean | bool,
+    ) -> None:  # fmt: skip
+        """Fragments along K times B's K blocks from `first` on: a wgmma each, then commit the group.
+
+        keep  the first one adds to the accumulator, else it replaces it
+        """
+        flat = _held([register for fragment in fragments for register in fragment])
+        warpgroup.fence()  # behind the last write of a fragment's register
+        count = len(fragments[0])
+        for i in range(len(fragments)):
+            registers = [accumulator[v] for v in range(self.atom.accumulator_registers)]
+            word = b.at(stage, first + i)
+            kept = keep if i == 0 else True
+            given = flat[i * count : (i + 1) * count]
+            for v, value in enumerate(_multiply(self.atom, registers, given, word, kept, self.transposed)):
+                accumulator[v] = value
+        warpgroup.commit_group()
+
+
+def _held(registers: Sequence[Int32]) -> list[Int32]:
+    """The same registers, computed above whatever stands below: LLVM would move conversions beyond the fence."""
+    count = len(registers)
+    ties = ",".join(["=r"] * count + [str(v) for v in range(count)])
+    return assembly("// held", ties, list(registers), (Int32,) * count)
+
+
+def _multiply(
+    atom: MmaAtom, registers: Sequence[Float32], a: Sequence[Int32], word_b: Int64, keep: Boolean | bool,
+    transposed: int,
+) -> list[Float32]:  # fmt: skip
+    """The atom's wgmma.mma_async on f32 accumulators; each register comes back as itself."""
+    count, of_a = len(registers), len(a)
+    names = ", ".join(f"${v}" for v in range(count))
+    names_a = ", ".join(f"${count + v}" for v in range(of_a))
+    b, predicate = count + of_a, count + of_a + 1
+    return assembly(
+        f"{{ .reg .pred keep; setp.ne.b32 keep, ${predicate}, 0; "
+        f"{atom.ptx} {{{names}}}, {{{names_a}}}, ${b}, keep, 1, 1, {transposed}; }}",
+        ",".join(["=f"] * count + ["r"] * of_a + ["l", "r"] + [str(v) for v in range(count)]),
+        [*map(Int32, a), Int64(word_b), Int32(keep), *map(Float32, registers)],
+        (Float32,) * count,
+    )

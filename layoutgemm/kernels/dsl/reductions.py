@@ -1,0 +1,269 @@
+"""Reductions on the accumulators of a block of rows, and the second launch.
+
+thread     combines its values of a row or column, in the order of its registers
+warp       combines the lanes of a row or column by shuffles: `kernels.partials.exchanges_of`
+leader     one lane of them stores the tuple: a partial result, a result of `each` columns, or an atomic operation
+finish     threads of a second kernel combine partial results line by line, then part by part: the same order always
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
+
+from ...atoms import MmaAtom
+from ...atoms.copy.base import WARP
+from ...dtypes import f32
+from ..epilogue.chain import Quantize, Reducing, Reduction
+from ..partials import FINISH_LINES, FINISH_PLACES, WORD_BYTES, Partial, exchanges_of, words_of_matrix
+from ..plan import WORKSPACE, present, tile_count
+from ..store import WARP_ROWS
+from . import bridge
+from . import math as element
+from .tables import load_word_shared
+
+if TYPE_CHECKING:
+    from .fused import Element, FusedBlock
+
+_KINDS = {"float": Float32, "int": Int32}
+
+
+def typed(reduction: Reduction, values: Sequence[Any]) -> list[Any]:
+    """A tuple's components as registers."""
+    return [_KINDS[kind](value) for value, kind in zip(values, reduction.kinds, strict=True)]
+
+
+@cache
+def values_of(mma: MmaAtom) -> tuple[tuple[tuple[int, int], ...], Counter[int]]:
+    """Row and column of each value of thread 0, and its values a column."""
+    places = [mma.coords_C(0, v) for v in range(mma.accumulator_registers)]
+    found = tuple((int(row), int(column)) for row, column in places)
+    return found, Counter(column for _, column in found)
+
+
+def bits_of(value: Float32 | Int32) -> Float32:
+    """A component, or a result, as the f32 register of the same bits."""
+    return value if isinstance(value, Float32) else Int32(value).bitcast(Float32)
+
+
+class BlockReductions:
+    """The tuples of a block so far, by step, line and group of columns."""
+
+    def __init__(self, block: FusedBlock):
+        self.block = block
+        self.found: dict[tuple[str, int, int], tuple[Reducing, Element, list[Any]]] = {}
+        self.taken: Counter[tuple[str, int, int]] = Counter()
+
+    def take(self, step: Reducing, at: Element, x: Float32) -> None:
+        """Combine an element into its line's tuple; one outside of C leaves it."""
+        reduction, math, key = step.reduction, self.block.math, self.key(step, at)
+        lifted = typed(reduction, reduction.lifted(x, at))
+        inside = at.inside(step.axes)
+        own = [math.where(inside, value, fill) for value, fill in zip(lifted, reduction.identity, strict=True)]
+        if key in self.found:
+            own = typed(reduction, reduction.combined(self.found[key][2], own, math))
+        self.found[key] = step, at, own
+        self.taken[key] += 1
+        if self.taken[key] == self.needed(step, key):  # its registers are free for the next columns
+            self.store(*self.found.pop(key))
+
+    def needed(self, step: Reducing, key: tuple[str, int, int]) -> int | None:
+        """A thread's values of a column, or of a row's group of columns; None of one that runs across all values."""
+        if step.axes == "n":
+            return values_of(self.block.plan.mma)[1][key[1]]
+        if step.each is None:
+            return None
+        columns = range(key[2] * step.each, (key[2] + 1) * step.each)
+        return sum(1 for row, column in values_of(self.block.plan.mma)[0] if row == key[1] and column in columns)
+
+    def key(self, step: Reducing, at: Element) -> tuple[str, int, int]:
+        """The element as thread 0 has it: the step, its row or column in the accumulator, and its group of columns."""
+        row, column = at.key
+        line = {"m": row, "n": column, "": 0}[step.axes]
+        return step.name, line, 0 if step.each is None else column // step.each
+
+    def finish(self) -> None:
+        """Store the tuples that are left."""
+        for step, at, own in self.found.values():
+            self.store(step, at, own)
+
+    def store(self, step: Reducing, at: Element, own: list[Any]) -> None:
+        """Combine the lanes of a line and store its tuple."""
+        values = self.of_lanes(step.reduction, step.axes, own)
+        if step.partial:
+            self.store_partial(step, at, values)
+        elif step.each is not None:
+            self.store_group(step, at, values)
+        else:
+            self.combine_in_memory(step, at, values)
+
+    def of_lanes(self, reduction: Reduction, axis: str, values: list[Any]) -> list[Any]:
+        """The tuple of all lanes of the line, in each of them."""
+        for distance in self.exchanges(axis):
+            others = [cute.arch.shuffle_sync_bfly(value, distance) for value in values]
+            values = typed(reduction, reduction.combined(values, others, self.block.math))
+        return values
+
+    def exchanges(self, axis: str) -> tuple[int, ...]:
+        """The distances between lanes of a line; of all of C, those between all lanes."""
+        return exchanges_of(self.block.plan.mma if axis else None, axis)
+
+    def leads(self, axis: str) -> Boolean:
+        """True in the lane that stores for its line."""
+        return self.block.thread & sum(self.exchanges(axis)) == 0
+
+    def store_partial(self, step: Reducing, at: Element, values: Sequence[Any]) -> None:
+        """The tuple as a partial result."""
+        block = self.block
+        m, n = Int64(block.job.m), Int64(block.job.n)
+        number = next(i for i, partial in enumerate(block.plan.partials) if partial.step.name == step.name)
+        partial = block.plan.partials[number]
+        lines, places = partial.extents(m, n)
+        if step.axes == "m":
+            line, place, inside = block.column // partial.span + block.part, at.i, at.i < block.job.m
+        else:
+            line, place, inside = block.row // WARP_ROWS + block.thread // WARP, at.j, at.j < block.job.n
+        first = partials_address(block.job.given, block.plan.partials, number, block.matrix, (m, n))
+        address = first + (Int64(line) * places + place) * WORD_BYTES
+        inside = inside & (line < Int32(lines)) & self.leads(step.axes)  # the last columns, or warps, may lie beyond C
+        for component, value in enumerate(values):
+            element.store_value(address + lines * places * (component * WORD_BYTES), bits_of(value), f32, inside)
+
+    def store_group(self, step: Reducing, at: Element, values: Sequence[Any]) -> None:
+        """The results of a group of columns."""
+        results = step.reduction.finished(values, self.block.math)
+        for given, value, (_, kind) in zip(step.given, results, step.reduction.results, strict=True):
+            self.store_of_group(given, at, _KINDS[kind](value), step.each or 1)
+
+    def store_of_group(self, given: Any, at: Element, value: Any, each: int) -> None:
+        """One value for each row and group of columns."""
+        block = self.block
+        first = at.key[1] // each * each  # the group's first column in the accumulator
+        inside = (at.i < block.job.m) & (block.column + first < block.job.n) & self.leads("m")
+        address = at.pair.address(
+            given, getattr(block.job.given, given.name), at.i, block.column // each + first // each
+        )
+        kept = f32 if given.dtype.kind == "int" else given.dtype
+        element.store_value(address, bits_of(value), kept, inside)
+
+    def combine_in_memory(self, step: Reducing, at: Element, values: Sequence[Any]) -> None:
+        """The result combined with the one in memory, by an atomic instruction."""
+        (given,), block = step.given, self.block
+        word = getattr(block.job.given, given.name)
+        inside = self.leads(step.axes)
+        if step.axes:
+            inside = inside & (at.i < block.job.m if step.axes == "m" else at.j < block.job.n)
+            word = at.pair.address(given, word, at.i, at.j)
+        element.combine_value(word, values[0], present(step.reduction.atomic), inside)
+
+    def quantized(self, step: Quantize, amax: Float32, at: Element) -> Float32:
+        """The factor of a group of columns; its scale is stored. `amax` is the thread's own largest |x|."""
+        (found,) = self.of_lanes(step.reduction, "m", [amax])
+        found = self.block.math.largest(found, step.least)
+        self.store_of_group(step.given[0], at, element.divided(found, step.most), step.each)
+        return element.divided(1.0, found) * step.most  # as torch computes most / amax: by the reciprocal
+
+
+def partials_address(
+    given: Any, partials: Sequence[Partial], number: int, matrix: Int32, sizes: tuple[Int64, Int64]
+) -> Int64:
+    """The first byte of a reduction's partial results of one matrix."""
+    words = Int64(matrix) * words_of_matrix(partials, *sizes) + words_of_matrix(partials[:number], *sizes)
+    return getattr(given, WORKSPACE) + words * WORD_BYTES
+
+
+class FinishKernel:
+    """The second launch: one reduction's partial results combined, its results stored."""
+
+    def __init__(self, plan: Any, number: int):
+        self.plan, self.number = plan, number
+        self.partial: Partial = plan.partials[number]
+        self.math = element.ElementMath(exact=True)
+
+    def launch(self, words: Mapping[str, Int64], sizes: tuple[Int32, Int32, Int32], stream: bridge.Stream) -> None:
+        """Host side. `sizes`: m, n and matrices."""
+        m, n, batch = sizes
+        _, places = self.partial.extents(m, n)
+        self.kernel(m, n, tuple(words.values())).launch(
+            grid=(tile_count(places, FINISH_PLACES) * batch, 1, 1),
+            block=(FINISH_PLACES * FINISH_LINES, 1, 1),
+            smem=self.shared_bytes,
+            use_pdl=True,
+            stream=stream,
+        )
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block: a tuple for each thread."""
+        return FINISH_PLACES * FINISH_LINES * self.partial.components * WORD_BYTES
+
+    @cute.kernel
+    def kernel(self, m: Int32, n: Int32, words: tuple) -> None:
+        """Device side: 32 places of one matrix; each warp combines a run of the lines."""
+        partial, reduction = self.partial, self.partial.step.reduction
+        given = bridge.Carried(**dict(zip(self.plan.words, words, strict=True)))
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        lines, places = partial.extents(m, n)
+        across = tile_count(places, FINISH_PLACES)
+        matrix, place = block // across, block % across * FINISH_PLACES + thread % FINISH_PLACES
+        run = tile_count(lines, FINISH_LINES)
+        first = cutlass.min(thread // FINISH_PLACES * run, lines)
+        end = cutlass.min(first + run, lines)
+        shared = cutlass.memory.SmemAllocator().allocate(self.shared_bytes, 16).toint() + thread * WORD_BYTES
+        bridge.wait_for_previous_kernel()
+
+        start = partials_address(given, self.plan.partials, self.number, matrix, (Int64(m), Int64(n)))
+        start += Int64(cutlass.min(place, places - 1)) * WORD_BYTES
+        found = tuple(typed(reduction, reduction.identity))
+        for line in cutlass.range(first, end, unroll=8):  # as many loads in flight
+            found = self.with_line(found, start, line, lines, places)
+        step = FINISH_PLACES * FINISH_LINES * WORD_BYTES  # from component to component
+        for component in cutlass.range_constexpr(partial.components):
+            bridge.store_shared(shared + component * step, [bits_of(found[component])])
+        bridge.block_sync()
+        if thread < FINISH_PLACES:
+            for other in cutlass.range_constexpr(1, FINISH_LINES):
+                at = shared + other * FINISH_PLACES * WORD_BYTES
+                loaded = [load_word_shared(at + component * step) for component in range(partial.components)]
+                found = tuple(self.combined(found, loaded))
+            self.store(given, found, matrix, place, places)
+
+    def with_line(
+        self, found: tuple[Any, ...], start: Int64, line: Int32, lines: Int32, places: Int32
+    ) -> tuple[Any, ...]:
+        """The tuple combined with that of a line."""
+        at = start + Int64(line) * places * WORD_BYTES
+        step = Int64(lines) * places * WORD_BYTES
+        loaded = [element.load_value(at + component * step, f32) for component in range(self.partial.components)]
+        return tuple(self.combined(found, loaded))
+
+    def combined(self, found: Sequence[Any], loaded: Sequence[Any]) -> list[Any]:
+        """A tuple combined with one from memory."""
+        reduction = self.partial.step.reduction
+        other = [
+            bridge.as_floats([value])[0] if kind == "float" else Int32(bits_of(value).bitcast(Int32))
+            for value, kind in zip(loaded, reduction.kinds, strict=True)
+        ]
+        return typed(reduction, reduction.combined(found, other, self.math))
+
+    def store(self, given: Any, found: Sequence[Any], matrix: Int32, place: Int32, places: Int32) -> None:
+        """The results of a place that is there."""
+        step = self.partial.step
+        results = step.reduction.finished(found, self.math)
+        for operand, value, (_, kind) in zip(step.given, results, step.reduction.results, strict=True):
+            offset = Int64(place)
+            if const_expr(self.plan.batch > 1):
+                offset += Int64(matrix) * getattr(given, f"{operand.name}_batch")
+            kept = f32 if operand.dtype.kind == "int" else operand.dtype
+            address = getattr(given, operand.name) + offset * kept.bytes
+            element.store_value(address, bits_of(_KINDS[kind](value)), kept, place < places)
+
+
+__all__ = ["BlockReductions", "FinishKernel"]

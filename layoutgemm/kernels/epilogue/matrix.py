@@ -1,0 +1,114 @@
+"""Epilogues on whole matrices, in NumPy: what a kernel's registers are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import OperandError, PlanError
+from .numpy_math import Array, Math, mix
+from .parameters import host_number
+from .reduce import Quantize, Reducing
+from .reductions import REDUCTIONS, Reduction
+
+if TYPE_CHECKING:
+    from .chain import Epilogue
+    from .steps import Given
+
+
+def numbers_of(name: str, value: object) -> Array:
+    """An array of real numbers. Raises OperandError for anything else."""
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # of rows that differ
+        raise OperandError(f"{name} is no array of numbers: {error}") from None
+    if array.dtype.name != "bfloat16" and array.dtype.kind not in "iuf":
+        raise OperandError(f"{name} is of {array.dtype}, and an epilogue computes with real numbers")
+    return array
+
+
+def rounded(operand: Given, value: object) -> Array:
+    """Values of an epilogue's operand, rounded once to its type, as float32."""
+    return np.asarray(operand.dtype.decode(operand.dtype.encode(numbers_of(operand.name, value))), np.float32)
+
+
+class EpilogueMatrix:
+    """All elements of C at once, as a step's `at`."""
+
+    math = Math
+
+    def __init__(self, epilogue: Epilogue, accumulator: Array, given: Mapping[str, object]):
+        names = {operand.name for operand in epilogue.given if not operand.written}
+        if set(given) != names:
+            missing, more = sorted(names - set(given)), sorted(set(given) - names)
+            what = f"{missing[0]} is missing" if missing else f"{more[0]} is no operand of it"
+            raise PlanError(f"the epilogue takes {', '.join(sorted(names)) or 'no operands'}: {what}")
+        self.epilogue = epilogue
+        self.accumulator = accumulator
+        self.written: dict[str, Array] = {}
+        rows, columns = accumulator.shape[-2:]
+        self.i = np.arange(rows, dtype=np.int32)[:, None]
+        self.j = np.arange(columns, dtype=np.int32)[None, :]
+        self._values = {name: self._placed(name, value) for name, value in given.items()}
+
+    def _placed(self, name: str, value: object) -> Any:
+        operand = self.epilogue.named_given(name)
+        if operand.host:
+            number = host_number(name, value, operand.dtype.name == "i32")
+            return number if isinstance(number, int) else np.float32(number)
+        array = rounded(operand, value)
+        rows, columns = self.accumulator.shape[-2:]
+        one = {"": (), "m": (rows,), "n": (columns,), "mn": (rows, columns)}[operand.axes]
+        if array.shape not in (one, (*self.accumulator.shape[:-2], *one)):
+            raise PlanError(f"{name} has shape {array.shape}; the epilogue takes {one}")
+        if not operand.axes:
+            return array[()]
+        return array[..., :, None] if operand.axes == "m" else array[..., None, :] if operand.axes == "n" else array
+
+    def read(self, name: str) -> Array:
+        """An operand, broadcast along C."""
+        return self._values[name]
+
+    def write(self, name: str, x: Array) -> None:
+        """Keep a matrix, rounded to its type."""
+        dtype = self.epilogue.named_given(name).dtype
+        self.written[name] = np.asarray(dtype.decode(dtype.encode(np.broadcast_to(x, self.accumulator.shape))))
+
+    def reduce(self, step: Reducing, x: Array) -> None:
+        """Keep a reduction's results, rounded to their types."""
+        x = np.broadcast_to(x, self.accumulator.shape).astype(np.float32)
+        axis = {"m": -1, "n": -2, "": None}[step.axes]
+        if step.each is None:
+            found = step.reduction.reduce(x, axis)
+        else:
+            found = self._of_groups(step.reduction, x, step.each)
+        for given, value in zip(step.given, found, strict=True):
+            self.written[given.name] = value if given.dtype.kind == "int" else rounded(given, value)
+
+    def _of_groups(self, reduction: Reduction, x: Array, each: int) -> list[Array]:
+        """The results of every `each` columns."""
+        parts = [x[..., first : first + each] for first in range(0, x.shape[-1], each)]
+        found = [reduction.reduce(part, -1, first * each) for first, part in enumerate(parts)]
+        return [np.stack(values, -1) for values in zip(*found, strict=True)]
+
+    def quantized(self, step: Quantize, x: Array) -> Array:
+        """Values scaled to the range of C's type, and the scales kept."""
+        x = np.broadcast_to(x, self.accumulator.shape).astype(np.float32)
+        most, least = np.float32(step.most), np.float32(step.least)
+        (amax,) = self._of_groups(REDUCTIONS["amax"], x, step.each)
+        amax = np.maximum(amax, least)
+        self.written[step.name] = amax / most
+        inverse = np.float32(1) / amax * most  # as torch computes most / amax: by the reciprocal
+        return x * np.repeat(inverse, step.each, -1)[..., : x.shape[-1]]
+
+    def random(self, name: str) -> Array:
+        """16 bits for each element, 0 to 65535."""
+        i, j = (self.j, self.i) if self.epilogue.flipped else (self.i, self.j)
+        with np.errstate(over="ignore"):
+            bits = mix(np.uint32(self._values[name] & 0xFFFFFFFF), i.astype(np.uint32), (j // 2).astype(np.uint32))
+        return (bits >> np.where(j % 2, 16, 0).astype(np.uint32)) & np.uint32(0xFFFF)
+
+
+__all__ = ["EpilogueMatrix", "numbers_of", "rounded"]

@@ -1,0 +1,334 @@
+"""Reductions: associative and commutative operations on tuples of 32-bit numbers, traced like epilogue functions.
+
+    element x at (i, j) --lift--> tuple;   two tuples --combine--> one;   the last tuple --finish--> results
+
+Which tuples meet in which order is the kernel's choice, so the order must not matter. `Reduction.of` tries the laws on
+samples and refuses an operation with the first tuples that break one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ...errors import PlanError
+from . import tracing
+from .numpy_math import Math
+from .tracing import Expression
+
+LOWEST = -3.4028234663852886e38  # the least finite float32
+MOST_COMPONENTS = 4
+_SAMPLES = (-3.0, -0.5, 0.0, 1.0, 2.5, 7.0)
+_CLOSE = 1e-4  # relative: sums in another order round otherwise
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """An operation: see `Reduction.of`.
+
+    lift, combine, finish  expressions for each component, or for each result
+    identity               the tuple that changes no other, of places outside of C
+    kinds                  "float" (f32) or "int" (i32) of each component
+    results                (name, kind) of each result; the name "" is that of an only one
+    atomic                 "sum", "max" or "min" where one component can be combined in memory by an atomic instruction
+    """
+
+    name: str
+    lift: tuple[Expression, ...]
+    combine: tuple[Expression, ...]
+    finish: tuple[Expression, ...]
+    identity: tuple[float | int, ...]
+    kinds: tuple[str, ...]
+    results: tuple[tuple[str, str], ...]
+    atomic: str | None = None
+
+    @classmethod
+    def of(
+        cls, lift: Callable[..., Any], combine: Callable[..., Any], identity: Sequence[float | int],
+        finish: Callable[..., Any] | None = None, results: Sequence[str] = (), name: str = "reduction",
+    ) -> Reduction:  # fmt: skip
+        """The operation of traced functions, each giving up to 4 numbers.
+
+        lift      (x, i, j, ops) -> an element's tuple: f32 values, or whole numbers made of the coordinates
+        combine   (a, b, ops) -> one tuple of two
+        identity  the tuple that changes no other; finite numbers, since arithmetic of infinities gives NaN
+        finish    (a, ops) -> the results; by default the components themselves
+        results   a name for each result, of several
+
+        Raises PlanError for another number of components, and for an operation that is not associative or not
+        commutative, or whose identity changes a tuple. The laws are tried on samples; the first failure is named.
+
+        >>> product = Reduction.of(lambda x, i, j, ops: x, lambda a, b, ops: a[0] * b[0], [1.0])
+        >>> product.reduce(np.array([[1.0, 2.0, 4.0]], np.float32), axis=-1)[0].tolist()
+        [8.0]
+        >>> Reduction.of(lambda x, i, j, ops: x, lambda a, b, ops: a[0] - b[0], [0.0])
+        Traceback (most recent call last):
+            ...
+        layoutgemm.errors.PlanError: the reduction is not commutative: a = (-3.0,), b = (-0.5,): combine(a, b) = \
+(-2.5,), combine(b, a) = (2.5,)
+        """
+        made = cls.traced(lift, combine, identity, finish, results, name)
+        made.check_laws()
+        return made
+
+    @classmethod
+    def traced(
+        cls, lift: Callable[..., Any], combine: Callable[..., Any], identity: Sequence[float | int],
+        finish: Callable[..., Any] | None = None, results: Sequence[str] = (), name: str = "reduction",
+    ) -> Reduction:  # fmt: skip
+        """The same without its laws being tried: this package's own are tried by its tests."""
+        lifted = _several(tracing.called(lift, ("x", "i", "j", "ops"), (*tracing.element(), tracing.Operations())))
+        values = [tracing.as_value(value) for value in lifted]
+        kinds = tuple(value.kind for value in values)
+        if not isinstance(identity, Sequence) or len(identity) != len(values):
+            raise PlanError(f"identity = {identity!r}: one number for each of {len(values)} component(s)")
+        a, b = (_components(letter, kinds) for letter in "ab")
+        both = tracing.called(combine, ("a", "b", "ops"), (a, b, tracing.Operations()))
+        combined = [tracing.as_value(value, kind).expression for value, kind in _zipped("combine", both, kinds)]
+        last = a if finish is None else tracing.called(finish, ("a", "ops"), (a, tracing.Operations()))
+        done = [tracing.as_value(value) for value in _several(last)]
+        names = tuple(results) or (("",) if len(done) == 1 else tuple(str(i) for i in range(len(done))))
+        if len(names) != len(done) or len(set(names)) < len(names):
+            raise PlanError(f"results = {names!r}: {len(done)} different names, one for each result of the reduction")
+        return cls(
+            name,
+            tuple(value.expression for value in values),
+            tuple(combined),
+            tuple(value.expression for value in done),
+            tuple(_number(number, kind) for number, kind in zip(identity, kinds, strict=True)),
+            kinds,
+            tuple((name, value.kind) for name, value in zip(names, done, strict=True)),
+        )
+
+    def transposed(self) -> Reduction:
+        """The same for the transposed matrix: i and j change places."""
+        lift = tuple(tracing.transposed(expression) for expression in self.lift)
+        return Reduction(
+            self.name, lift, self.combine, self.finish, self.identity, self.kinds, self.results, self.atomic
+        )
+
+    # ----------------------------------------------------------------------------------------- registers and arrays
+    def lifted(self, x: Any, at: Any) -> list[Any]:
+        """An element's tuple; `at` as for a step's `apply`."""
+        return [tracing.evaluate(expression, x, at) for expression in self.lift]
+
+    def combined(self, a: Sequence[Any], b: Sequence[Any], math: Any) -> list[Any]:
+        """One tuple of two."""
+        at = _Tuples(math, {"a": a, "b": b})
+        return [tracing.evaluate(expression, None, at) for expression in self.combine]
+
+    def finished(self, a: Sequence[Any], math: Any) -> list[Any]:
+        """The results of the last tuple."""
+        at = _Tuples(math, {"a": a})
+        return [tracing.evaluate(expression, None, at) for expression in self.finish]
+
+    def reduce(self, x: np.ndarray, axis: int | None, column: int = 0) -> list[np.ndarray]:
+        """The results over an axis of (..., M, N), or over all of it, in NumPy.
+
+        column  the number of the first one
+        """
+        rows, columns = x.shape[-2:]
+        i, j = np.arange(rows, dtype=np.int32)[:, None], np.arange(columns, dtype=np.int32)[None, :]
+        at = _Coordinates(i, j + np.int32(column))
+        kinds = [np.float32 if kind == "float" else np.int32 for kind in self.kinds]
+        with np.errstate(all="ignore"):
+            lifted = [
+                np.broadcast_to(np.asarray(value, kind), x.shape)
+                for value, kind in zip(self.lifted(x, at), kinds, strict=True)
+            ]
+            if axis is None:
+                lifted, axis = [value.reshape(-1) for value in lifted], 0
+            found = self.folded([np.moveaxis(value, axis, 0) for value in lifted])
+            done = self.finished(found, Math)
+        types = [np.float32 if kind == "float" else np.int32 for _, kind in self.results]
+        return [
+            np.broadcast_to(np.asarray(value, kind), found[0].shape)[0] for value, kind in zip(done, types, strict=True)
+        ]
+
+    def folded(self, values: list[np.ndarray]) -> list[np.ndarray]:
+        """Tuples along the first axis as one, by halves; the axis stays, of extent 1."""
+        while (count := len(values[0])) > 1:
+            half = count // 2
+            first, second = [value[:half] for value in values], [value[half : 2 * half] for value in values]
+            halves = [np.asarray(value) for value in self.combined(first, second, Math)]
+            values = [np.concatenate([x, y[2 * half :]]) for x, y in zip(halves, values, strict=True)]
+        return values
+
+    # --------------------------------------------------------------------------------------------------------- laws
+    def check_laws(self) -> None:
+        """Raise PlanError with the first samples that break a law."""
+        places = itertools.cycle(((0, 5), (3, 1), (2, 2), (7, 0)))
+        with np.errstate(all="ignore"):
+            samples = [
+                self._typed(self.lifted(np.array([x], np.float32), _Coordinates(*np.array([[i], [j]], np.int32))))
+                for x, (i, j) in zip((*_SAMPLES, *_SAMPLES[::-1]), places, strict=False)
+            ]
+            samples += [self._joined(samples[0], samples[3]), self._joined(samples[5], samples[7])]
+            for a, b in itertools.combinations(samples, 2):
+                self._equal("commutative", "combine(a, b)", "combine(b, a)", (a, b), (a, b), (b, a))
+            for a, b, c in itertools.combinations(samples, 3):
+                left, right = (self._joined(a, b), c), (a, self._joined(b, c))
+                names = "combine(combine(a, b), c)", "combine(a, combine(b, c))"
+                self._equal("associative", *names, (a, b, c), left, right)
+            identity = self._typed(self.identity)
+            for a in (*samples, identity):
+                found = self._joined(a, identity)
+                if not _close(found, a):
+                    raise PlanError(
+                        f"identity = {said(identity)}: combine({said(a)}, identity) = {said(found)}, not {said(a)}"
+                    )
+
+    def _equal(self, law: str, left: str, right: str, given: Sequence[Any], x: Any, y: Any) -> None:
+        found, other = self._joined(*x), self._joined(*y)
+        if not _close(found, other):
+            named = ", ".join(f"{letter} = {said(value)}" for letter, value in zip("abc", given, strict=False))
+            raise PlanError(f"the {self.name} is not {law}: {named}: {left} = {said(found)}, {right} = {said(other)}")
+
+    def _typed(self, values: Sequence[Any]) -> list[Any]:
+        return [
+            np.asarray(value, np.float32 if kind == "float" else np.int32).reshape(1)
+            for value, kind in zip(values, self.kinds, strict=True)
+        ]
+
+    def _joined(self, a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
+        return self._typed(self.combined(a, b, Math))
+
+
+@dataclass(frozen=True)
+class _Tuples:
+    """Components by name, as an expression reads them."""
+
+    math: Any
+    values: Mapping[str, Sequence[Any]]
+
+    def read(self, name: str) -> Any:
+        """Component number name[1:] of a or of b."""
+        return self.values[name[0]][int(name[1:])]
+
+
+@dataclass(frozen=True)
+class _Coordinates:
+    """A place, as an expression reads it in NumPy."""
+
+    i: Any
+    j: Any
+    math: Any = Math
+
+
+def said(values: Sequence[Any]) -> str:
+    """A tuple of NumPy's numbers as Python writes it."""
+    return repr(tuple(value.item() for value in values))
+
+
+def _close(x: Sequence[Any], y: Sequence[Any]) -> bool:
+    return all(
+        np.array_equal(a, b, equal_nan=True)
+        if a.dtype.kind == "i"
+        else np.allclose(a, b, rtol=_CLOSE, atol=_CLOSE, equal_nan=True)
+        for a, b in zip(x, y, strict=True)
+    )
+
+
+def _several(values: object) -> tuple[Any, ...]:
+    found = tuple(values) if isinstance(values, (tuple, list)) else (values,)
+    if not 1 <= len(found) <= MOST_COMPONENTS or values is None:
+        raise PlanError(f"the reduction's function gives {values!r}: one number, or a tuple of up to {MOST_COMPONENTS}")
+    return found
+
+
+def _zipped(what: str, values: object, kinds: tuple[str, ...]) -> list[tuple[Any, str]]:
+    found = _several(values)
+    if len(found) != len(kinds):
+        raise PlanError(f"{what} gives {len(found)} number(s), and lift {len(kinds)}")
+    return list(zip(found, kinds, strict=True))
+
+
+def _components(letter: str, kinds: tuple[str, ...]) -> tuple[tracing.Symbol, ...]:
+    return tuple(tracing.Symbol(("given", f"{letter}{i}"), kind) for i, kind in enumerate(kinds))
+
+
+def _number(value: object, kind: str) -> float | int:
+    """A component of the identity. Raises PlanError for anything but a number that 32 bits hold."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise PlanError(f"a component of the identity is {value!r}: a number")
+    if kind == "float" and np.isfinite(value):
+        return float(tracing.as_value(float(value)).expression[1])
+    if kind == "float":
+        return float(value)
+    whole: int = tracing.as_value(value, "int").expression[1]
+    return whole
+
+
+def _exponential(x: Any, i: Any, j: Any, ops: Any) -> tuple[Any, Any]:
+    """The maximum, kept finite, and the sum of exp(x - maximum) of one x: of -inf it is 0."""
+    return ops.largest(x, LOWEST), ops.where(x < LOWEST, 0.0, 1.0)
+
+
+def _exponentials(a: Any, b: Any, ops: Any) -> tuple[Any, Any]:
+    """One exponential: the larger maximum's sum stays as it is. Two infinities are equal, their difference is NaN."""
+    most, least = ops.largest(a[0], b[0]), ops.smallest(a[0], b[0])
+    factor = ops.where(least == most, 1.0, ops.exp(least - most))
+    return most, ops.where(a[0] < b[0], a[1] * factor + b[1], b[1] * factor + a[1])
+
+
+def _first_largest(a: Any, b: Any, ops: Any) -> tuple[Any, Any]:
+    """The lower index of equal values; NaN is above all numbers, as in torch."""
+    lower = ops.minimum(a[1], b[1])
+    unordered = ops.where(a[0] == a[0], b[1], ops.where(b[0] == b[0], a[1], lower))
+    found = ops.where(a[0] > b[0], a[1], ops.where(b[0] > a[0], b[1], ops.where(a[0] == b[0], lower, unordered)))
+    return ops.largest(a[0], b[0]), found
+
+
+def _of_one(
+    name: str, lift: Callable[..., Any], combine: Callable[..., Any], identity: float, atomic: str
+) -> Reduction:
+    made = Reduction.traced(lift, lambda a, b, ops: combine(a[0], b[0], ops), [identity], name=name)
+    return replace(made, atomic=atomic)
+
+
+def _log_sum_exp(name: str, finish: Callable[..., Any], results: Sequence[str] = ()) -> Reduction:
+    return Reduction.traced(_exponential, _exponentials, [LOWEST, 0.0], finish, results, name)
+
+
+REDUCTIONS: Mapping[str, Reduction] = {
+    made.name: made
+    for made in (
+        _of_one("sum", lambda x, i, j, ops: x, lambda a, b, ops: a + b, 0.0, "sum"),
+        _of_one("sum_of_squares", lambda x, i, j, ops: x * x, lambda a, b, ops: a + b, 0.0, "sum"),
+        _of_one("max", lambda x, i, j, ops: x, lambda a, b, ops: ops.largest(a, b), -math.inf, "max"),
+        _of_one("min", lambda x, i, j, ops: x, lambda a, b, ops: ops.smallest(a, b), math.inf, "min"),
+        _of_one("amax", lambda x, i, j, ops: ops.largest(x, -x), lambda a, b, ops: ops.largest(a, b), 0.0, "max"),
+        _log_sum_exp("log_sum_exp", lambda a, ops: a[0] + ops.log(a[1])),
+        _log_sum_exp(
+            "softmax",
+            lambda a, ops: (ops.where(a[1] == 0.0, -math.inf, a[0]), a[0] + ops.log(a[1])),
+            ("max", "log_sum_exp"),
+        ),
+        Reduction.traced(
+            lambda x, i, j, ops: (x, j), _first_largest, [-math.inf, 2**31 - 1], results=("value", "index"),
+            name="argmax",
+        ),
+    )
+}  # fmt: skip
+"""name -> operation. NaN is above all numbers, as in torch. "argmax" counts along the axis that it reduces."""
+
+
+def reduction_of(given: str | Reduction) -> Reduction:
+    """An operation by its name, or itself. Raises PlanError for anything else.
+
+    >>> reduction_of("softmax").results
+    (('max', 'float'), ('log_sum_exp', 'float'))
+    """
+    if isinstance(given, Reduction):
+        return given
+    if not isinstance(given, str) or given not in REDUCTIONS:
+        raise PlanError(f"a reduction by {given!r}: known are {', '.join(REDUCTIONS)}, and a Reduction of one's own")
+    return REDUCTIONS[given]
+
+
+__all__ = ["LOWEST", "REDUCTIONS", "Reduction", "reduction_of", "said"]

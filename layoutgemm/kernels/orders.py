@@ -1,0 +1,265 @@
+"""Orders of tiles as callers ask for them, and the stored elements of C.
+
+given                       order
+------------------------    ----------------------------------------------------------------------------------------
+a Schedule                  the same, for the plan's tiles
+"columns", "rows"           Linear("M"), Linear("N")
+"grouped", "snake"          Grouped in bands of the configuration's `group`; every second band walked back
+"hilbert"                   Hilbert's curve, from a list
+"lower", "upper"            Triangular: the tiles of one triangle of C alone
+"symmetric"                 the same, each tile off the diagonal stored twice, once transposed
+"list"                      TileList: `given["tiles"]` of each launch
+a Layout                    tile number -> row + rows * column, or (row, column)
+a function                  (number, rows, columns, ops) -> (row, column), traced: `Formula.of`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import lcm
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import OperandError, PlanError
+from ..layouts import Layout
+from ..report import Check
+from ..schedule import (
+    Formula,
+    Grouped,
+    Hilbert,
+    Linear,
+    OfLayout,
+    Rotated,
+    Schedule,
+    TileList,
+    Triangular,
+    visits_once,
+)
+from ..schedule.listed import OnHost, listed
+
+if TYPE_CHECKING:
+    from .plan import GemmPlan
+
+Order: TypeAlias = Schedule | Layout | str | Callable[..., Any]
+MOST_LOOKED_AT = 1 << 22  # tiles of a grid that a check goes through one by one
+
+
+def order_for(order: Order | None, usual: Linear | Grouped, tile: tuple[int, int], grid: tuple[int, int]) -> Schedule:
+    """The schedule that a caller asks for; `usual` for None.
+
+    usual  the configuration's
+    tile   elements of C in a tile of the grid, a cluster's
+    grid   rows and columns of such tiles
+
+    Raises PlanError for an unknown name, a layout of another grid, and anything else that is no order.
+
+    >>> order_for("lower", Grouped(), (256, 256), (32, 32)).count((32, 32))
+    528
+    >>> order_for("spiral", Grouped(), (256, 256), (32, 32))
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.PlanError: order = 'spiral': known are columns, rows, grouped, snake, hilbert, lower, upper, symmetric, list
+    """  # noqa: E501
+    if order is None:
+        return usual
+    if isinstance(order, str):
+        known = _named(usual)
+        if order not in known:
+            raise PlanError(f"order = {order!r}: known are {', '.join(known)}")
+        order = known[order]
+    elif isinstance(order, Layout):
+        order = OfLayout(layout=order)
+    elif not isinstance(order, Schedule):
+        if not callable(order):
+            raise PlanError(f"order = {order!r}: a Schedule, a name, a Layout, or a function of the tile's number")
+        order = Formula.of(order)
+    if isinstance(order, OfLayout):
+        order.check_grid(grid)
+    return listed(order.on(tile))
+
+
+def _named(usual: Linear | Grouped) -> dict[str, Schedule]:
+    group = usual.group if isinstance(usual, Grouped) else 1
+    return {
+        "columns": Linear("M"),
+        "rows": Linear("N"),
+        "grouped": Grouped(usual.along, group),
+        "snake": Grouped(usual.along, group, True),
+        "hilbert": Hilbert(usual.along),
+        "lower": Triangular("lower"),
+        "upper": Triangular("upper"),
+        "symmetric": Triangular("lower", mirror=True),
+        "list": TileList(),
+    }
+
+
+def schedule_of(plan: Any) -> Schedule:
+    """The order of a plan's tiles, without its clusters."""
+    found: Schedule = getattr(plan.order, "schedule", plan.order)
+    return found
+
+
+_NOMINAL = 128  # elements along both sides of a tile, to count an order's share before the tile is chosen
+
+
+def columns_of_order(order: Order, m: int, n: int) -> int:
+    """Columns of a full C with as many elements as an order's tiles.
+
+    >>> columns_of_order("lower", 8192, 8192), columns_of_order("rows", 8192, 8192)
+    (4160, 8192)
+    """
+    if isinstance(order, (Layout, OfLayout, TileList)) or order == "list":
+        return n
+    grid = -(-m // _NOMINAL), -(-n // _NOMINAL)
+    schedule = order_for(order, Grouped(), (_NOMINAL, _NOMINAL), grid)
+    if schedule.is_full:
+        return n
+    return max(1, min(n, -(-n * int(schedule.count(grid)) // (grid[0] * grid[1]))))
+
+
+def diagonal_pattern(order: Order, tile: tuple[int, int]) -> int:
+    """Tiles of the period of a triangle's diagonal, 1 for other orders.
+
+    >>> diagonal_pattern("lower", (256, 256)), diagonal_pattern("lower", (256, 176)), diagonal_pattern("rows", (1, 2))
+    (1, 16, 1)
+    """
+    if not isinstance(order, Triangular) and order not in ("lower", "upper", "symmetric"):
+        return 1
+    period = lcm(*tile)
+    return period // min(tile)
+
+
+def asked_order(plan: Any) -> dict[str, Schedule]:
+    """The argument `order` of `derive` that gives the plan's order; none for bands, which configurations have."""
+    schedule = schedule_of(plan)
+    return {"order": schedule} if isinstance(schedule, _ASKED) else {}
+
+
+_ASKED = (Formula, OfLayout, Rotated, TileList, Triangular)
+
+
+def formula_for(
+    order: Order | None, usual: Grouped, tile: tuple[int, int], grid: tuple[int, int], kernel: str
+) -> Schedule:
+    """`order_for` a kernel without words or a second store; raises PlanError for an order that needs them."""
+    if order == "symmetric" or (isinstance(order, Triangular) and order.mirror):
+        raise PlanError(f"order = 'symmetric': {kernel} stores no transposed tile; order='lower' stores one triangle")
+    found = order_for(order, usual, tile, grid)
+    if found.words:
+        words = ", ".join(found.words)
+        raise PlanError(f"order = {found}: it reads {words}, and {kernel} has no parameter for it")
+    return found
+
+
+def order_check(schedule: Schedule, grid: tuple[int, int]) -> Check:
+    """The order visits each tile of its set once: proven for every grid, or else looked at in this one.
+
+    grid  rows and columns of tiles
+
+    >>> order_check(Linear(), (3, 4)).method
+    'pieces, for every grid'
+    >>> twice = Formula.of(lambda t, rows, columns: (t % rows, t % columns))
+    >>> check = order_check(twice, (2, 2))
+    >>> check.ok, check.witness
+    (False, 'tile (0, 0) is visited as number 0 and again as number 2')
+    """
+    statement = f"{schedule} visits each tile of its set once"
+    answer = schedule.prove()
+    if answer:
+        return Check("order", statement, True, getattr(answer, "method", "none"), "")
+    if grid[0] * grid[1] > MOST_LOOKED_AT:
+        witness = f"{answer}; and a grid of {grid[0]}x{grid[1]} tiles is not looked at one by one"
+        return Check("order", statement, False, "none", witness)
+    for one in _ranks(schedule):
+        try:
+            found = visits_once(one.table(grid), grid, "order", one.visited(grid))
+        except (PlanError, OperandError) as error:
+            return Check("order", statement, False, "exhaustion", str(error))
+        if not found:
+            return found
+    return found
+
+
+def _ranks(schedule: Schedule) -> list[Schedule]:
+    """The schedule for each rank that it may be given."""
+    if isinstance(schedule, Rotated) and schedule.fixed is None:
+        return [schedule.for_rank(rank) for rank in range(schedule.ranks)]
+    return [schedule]
+
+
+def described_order(schedule: Schedule, grid: tuple[int, int]) -> str:
+    """The tiles that an order visits, and their share of the grid.
+
+    >>> described_order(Triangular(tile_shape=(64, 64)), (8, 8))
+    '36 of 64 tiles, 56.2% of the grid'
+    """
+    if isinstance(schedule, TileList) and schedule.schedule is None:
+        return "the tiles that each launch lists"
+    count, every = int(schedule.count(grid)), grid[0] * grid[1]
+    return f"{count} of {every} tiles, {count / every:.1%} of the grid"
+
+
+# ------------------------------------------------------------------------------------------------------------ at launch
+
+
+def order_values(plan: GemmPlan, given: Mapping[str, object]) -> dict[str, Any]:
+    """The values of the words that the plan's order reads: numbers, and the list of tiles.
+
+    Raises OperandError for one that is missing or out of range.
+    """
+    schedule = schedule_of(plan)
+    values: dict[str, Any] = {}
+    if isinstance(schedule, TileList):
+        values["tiles"] = schedule.list_for(clusters_of_plan(plan), given.get("tiles"))
+        values["tile_count"] = len(values["tiles"])
+        return values
+    for name in schedule.words:
+        value = given.get(name)
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= int(value) < 1 << 31:
+            raise OperandError(f"{name} is an integer from 0 on that the order of tiles reads, not {value!r}")
+        if isinstance(schedule, Rotated) and name == schedule.name and value >= schedule.ranks:
+            raise OperandError(f"{name} = {value}: the order is of {schedule.ranks} ranks, from 0 on")
+        values[name] = int(value)
+    return values
+
+
+def given_names(plan: GemmPlan) -> tuple[str, ...]:
+    """The names in `given` that the plan's order reads: those a caller gives, and no others."""
+    schedule = schedule_of(plan)
+    if isinstance(schedule, TileList):
+        return ("tiles",) if schedule.schedule is None else ()
+    return schedule.words
+
+
+def clusters_of_plan(plan: Any) -> tuple[int, int]:
+    """Rows and columns of the grid that the plan's order is of."""
+    rows, columns = plan.order.clusters(plan.tiles) if hasattr(plan.order, "clusters") else plan.tiles
+    return int(rows), int(columns)
+
+
+def stored_elements(plan: Any, values: Mapping[str, Any]) -> npt.NDArray[np.bool_] | None:
+    """True for each element (row, column) of C that the plan stores; None for all.
+
+    values  of the order's words, as `order_values` gives them
+    """
+    schedule = schedule_of(plan)
+    if schedule.is_full or (isinstance(schedule, Triangular) and schedule.mirror):
+        return None
+    grid = clusters_of_plan(plan)
+    if isinstance(schedule, TileList) and schedule.schedule is None:
+        visited = np.zeros(grid, dtype=bool)
+        for number in range(len(values["tiles"])):
+            row, column = schedule.tile(number, grid, reads=OnHost(values))
+            visited[row, column] = True
+    else:
+        visited = schedule.visited(grid)
+    high, wide = cluster_tile(plan)
+    return np.repeat(np.repeat(visited, high, axis=0), wide, axis=1)[: plan.m, : plan.n]
+
+
+def cluster_tile(plan: Any) -> tuple[int, int]:
+    """Elements of C in a tile of the grid that the plan's order is of."""
+    tile, cluster = getattr(plan, "tile_c", plan.tile[:2]), getattr(plan.order, "cluster", (1, 1))
+    return tile[0] * cluster[0], tile[1] * cluster[1]

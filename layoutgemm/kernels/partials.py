@@ -1,0 +1,179 @@
+"""Reductions of C in registers: the lanes that hold a row or a column, and where partial results of tiles lie.
+
+    values of a thread --combine--> one tuple a row     (thread, value) -> (row, column) is the accumulator's layout
+    lanes of a row     --shuffles--> one tuple a warp    the lanes: the nullspace of lane -> row, a layout
+    tiles of a row     --second launch--> results        partial results: (matrix, reduction, component, line, place)
+
+A place is a row (of a reduction to rows) or a column, a line the columns of a tile, or the rows of a warp. Lines are
+combined in their order by threads that have places beside each other, so that reads of a line are contiguous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..atoms import MmaAtom
+from ..atoms.copy.base import WARP
+from ..errors import PlanError
+from ..layouts import Layout
+from ..report import Check
+from .epilogue.chain import Epilogue
+from .epilogue.reduce import Reducing
+from .numbers import W
+from .plan import tile_count
+from .store import WARP_ROWS
+
+if TYPE_CHECKING:
+    from .sm90.plan import Sm90Plan
+
+WORD_BYTES = 4  # of a component: f32 or i32
+FINISH_PLACES, FINISH_LINES = 32, 16  # threads of a block of the second launch: places, and parts of the lines
+_MAPS = {"m": (1, 0), "n": (0, 1)}  # (row, column) -> the coordinate of that axis
+
+
+@cache
+def lanes_of(mma: MmaAtom | None, axis: str) -> Layout:
+    """The lanes that hold lane 0's row (axis "m") or column ("n"), as a layout.
+
+    It is the nullspace of the map from lanes to rows; lanes of any other row are those, exclusive-or the row's first.
+    With axis "" all lanes.
+
+    >>> from layoutgemm.atoms import wgmma
+    >>> [str(lanes_of(wgmma(64), axis)) for axis in ("m", "n", "")]
+    ['4:1', '8:4', '32:1']
+    """
+    if not axis or mma is None:
+        return Layout(WARP)
+    threads = Layout(mma.layout_C.shape[0], mma.layout_C.stride[0])
+    of_lane = Layout(tuple(mma.shape_mnk[:2]), _MAPS[axis]).compose(threads.compose(Layout(WARP)))
+    return of_lane.nullspace()
+
+
+@cache
+def exchanges_of(mma: MmaAtom | None, axis: str) -> tuple[int, ...]:
+    """The exclusive-or distances of the exchanges between such lanes.
+
+    >>> from layoutgemm.atoms import wgmma
+    >>> exchanges_of(wgmma(64), "m"), exchanges_of(wgmma(64), "n")
+    ((1, 2), (4, 8, 16))
+    """
+    lanes = lanes_of(mma, axis).coalesce()
+    size = lanes.size
+    return tuple(int(lanes(1 << bit)) for bit in range(size.bit_length() - 1))
+
+
+@dataclass(frozen=True)
+class Partial:
+    """The partial results of one reduction.
+
+    step   the reduction: of axis "m" one place a row, of axis "n" one a column
+    span   columns, or rows, of C that one partial result is of
+    """
+
+    step: Reducing
+    span: int
+
+    @property
+    def components(self) -> int:
+        """Numbers of a tuple."""
+        return len(self.step.reduction.kinds)
+
+    def extents(self, m: W, n: W) -> tuple[W, W]:
+        """Lines and places, for a C of m rows and n columns."""
+        reduced, kept = (n, m) if self.step.axes == "m" else (m, n)
+        return tile_count(reduced, self.span), kept
+
+
+def partials_of(epilogue: Epilogue, columns: int) -> tuple[Partial, ...]:
+    """The partial results of an epilogue, stored so many columns at a time."""
+    return tuple(Partial(step, columns if step.axes == "m" else WARP_ROWS) for step in epilogue.partials)
+
+
+def words_of_matrix(partials: Sequence[Partial], m: Any, n: Any) -> Any:
+    """Words of the partial results of one matrix; sizes as Python's or traced 64-bit integers.
+
+    >>> from layoutgemm.kernels.epilogue.chain import RowReduce
+    >>> words_of_matrix(partials_of(Epilogue(RowReduce("softmax")), 128), 100, 300)
+    600
+    """
+    total = m * 0
+    for partial in partials:
+        lines, places = partial.extents(m, n)
+        total += lines * places * partial.components
+    return total
+
+
+def check_reductions(epilogue: Epilogue, columns: int, c: str) -> None:
+    """Raise PlanError for groups of columns that a store cuts, or another type of C."""
+    for name, each in [(step.name, step.each) for step in (*epilogue.reductions, *_quantizing(epilogue))]:
+        if each is not None and columns % each:
+            raise PlanError(f"{name}: each = {each} columns, and a tile is stored {columns} columns at a time")
+        if each is not None and each % 8:
+            raise PlanError(f"{name}: each = {each}: a multiple of 8 columns, those that lanes of a row share")
+    quantize = epilogue.quantizes
+    if quantize is not None and quantize.dtype != c:
+        raise PlanError(f"{quantize.name}: Quantize gives {quantize.dtype}, and c is {c}")
+
+
+def _quantizing(epilogue: Epilogue) -> tuple[Any, ...]:
+    return () if epilogue.quantizes is None else (epilogue.quantizes,)
+
+
+def refuse_reductions(epilogue: Epilogue, arch: str) -> None:
+    """Raise PlanError for an architecture whose kernels have no reductions but a maximum of all."""
+    for step in (*epilogue.partials, *_quantizing(epilogue)):
+        raise PlanError(f"{step.name}: {type(step).__name__} is a step of sm_90a's kernel, and this is one for {arch}")
+    for step in epilogue.reductions:
+        if step.axes or step.each:
+            raise PlanError(
+                f"{step.name}: {type(step).__name__} is a step of sm_90a's kernel, and this is one for {arch}"
+            )
+    if not epilogue.stores_c:
+        raise PlanError(f"stores_c=False is for sm_90a's kernel, and this is one for {arch}")
+
+
+def reductions_check(plan: Sm90Plan) -> Check:
+    """Each element is combined once into the tuple of its row or column."""
+    mma, witness = plan.stored, ""
+    used = [step.axes for step in plan.epilogue.reductions if step.axes]
+    used += ["m"] * (plan.epilogue.quantizes is not None)
+    values = np.array(plan.stored_values(0) if plan.half is None else range(mma.accumulator_registers))
+    for axis in sorted(set(used)):
+        witness = witness or _uncovered(mma, axis, values)
+    lanes = ", ".join(
+        f"{lanes_of(mma, axis)} hold a {'row' if axis == 'm' else 'column'}" for axis in sorted(set(used))
+    )
+    statement = f"lanes {lanes}; each element is combined once" if used else "all lanes are combined once"
+    if plan.partials:
+        statement += f"; partial results take {plan.workspace} bytes"
+    return Check("reductions", statement, not witness, f"exhaustion ({WARP * len(values)} elements)", witness)
+
+
+def _uncovered(mma: MmaAtom, axis: str, values: np.ndarray) -> str:
+    """The first element combined into another line, or not once; or ""."""
+    lanes = np.arange(WARP)[:, None]
+    rows, columns = (np.broadcast_to(x, (WARP, len(values))) for x in mma.coords_C(lanes, values[None, :]))
+    own = rows if axis == "m" else columns
+    group = [0]
+    for distance in exchanges_of(mma, axis):
+        group += [lane ^ distance for lane in group]
+    if len(set(group)) < len(group):
+        return f"exchanges over {exchanges_of(mma, axis)} lanes meet a lane twice"
+    for lane in range(WARP):
+        for other in group:
+            unlike = np.nonzero(own[lane] != own[lane ^ other])[0]
+            if len(unlike):
+                v = int(unlike[0])
+                return f"value {v} of lanes {lane} and {lane ^ other} is of {own[lane, v]} and {own[lane ^ other, v]}"
+    # Lanes of one line are one such group: then each element of the line is in it, and in it once.
+    leaders = [lane for lane in range(WARP) if lane == min(lane ^ other for other in group)]
+    for v in range(len(values)):
+        found = [int(own[lane, v]) for lane in leaders]
+        if len(set(found)) < len(found):
+            return f"value {v}: two groups of lanes hold line {next(x for x in found if found.count(x) > 1)}"
+    return ""

@@ -1,0 +1,167 @@
+"""C = A @ B on Hopper with packed weights as A: copied in bulk, converted in registers, multiplied from there.
+
+    role        does
+    --------    -------------------------------------------------------------------------------------------------------
+    loader      as in `device.gemm`; A's K tile is bulk copies of each 64 rows: a unit, or the half of one
+    consumer    for each K tile: loads its own words and scales (16-byte vectors), and, for each 64 of K and each of its
+                blocks of 64 rows: converts the fragments, while the products of the group before
+                run, multiplies them with B from shared memory, and waits for the group before
+
+A stage is released behind the first group of the next K tile: all products that read it are done then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64, const_expr
+
+from ...dsl import bridge
+from ...dsl.ampere import load_words
+from ...dsl.packed_weights import DevicePairs, RegisterWgmma, load_bytes, prefetch_bytes
+from ...plan import tile_count
+from ...store import ROWS
+from ..quantized.formats import UNIT_K, UNIT_ROWS
+from ..quantized.fragments import ROW_SELECTORS, fragment, words_of
+from ..quantized.operand import PRODUCT_K, BlockCopy
+from ..quantized.order import FRAGMENT_K, WORDS
+from .fused import Sm90FusedKernel
+
+
+class Sm90QuantizedKernel(Sm90FusedKernel):
+    """The production kernel with packed weights in place of A's tiles."""
+
+    def maps_of_a(self, a: Int64, extents: Mapping[str, Int32], pitches: tuple[Int64, Int64]) -> list[bridge.TensorMap]:
+        """Packed weights have no tensor map."""
+        return []
+
+    def kernel_words(self, words: Sequence[Int64], a: Int64) -> Sequence[Int64]:
+        """The epilogue's words, then the address of the packed weights."""
+        return (*words, a)
+
+    def job_of(self, shared: Any, place: Any, sizes: Any, c: Any, words: Any) -> bridge.Carried:
+        """The same, with the packed weights and their units of a row block."""
+        job = super().job_of(shared, place, sizes, c, words[:-1])
+        return job.extended(packed=words[-1], units=tile_count(sizes[2], UNIT_K))
+
+    def packed_copies(self, job: Any, m0: Any, k: Any) -> list[tuple[int, BlockCopy]]:
+        """(byte of the stage's row block, copy) of a K tile: row blocks behind the last one are the last once more."""
+        operand, last = self.plan.a, (job.m - 1) // UNIT_ROWS
+        k_tile, found = Int64(k // self.plan.tile[2]), []
+        for number in range(operand.row_blocks):
+            block = Int64(cutlass.min(m0 // UNIT_ROWS + number, last))
+            copies = operand.block_copies(block, k_tile, Int64(job.units))
+            found += [(number * operand.block_bytes, copy) for copy in copies]
+        return found
+
+    def load_packed(self, job: Any, m0: Any, k: Any, stage: Any, full: Any) -> None:
+        """Copy A's K tile into its stage. Called by one thread."""
+        for first, copy in self.packed_copies(job, m0, k):
+            load_bytes(job.shared.a(stage) + (first + copy.target), job.packed + copy.source, copy.bytes, full)
+
+    def prefetch_packed(self, job: Any, m0: Any, k: Any) -> None:
+        """Bring A's K tile into L2. Called by one thread."""
+        for _, copy in self.packed_copies(job, m0, k):
+            prefetch_bytes(job.packed + copy.source, copy.bytes)
+
+    @cute.jit
+    def consume(self, job: Any, maps: Any, tile: Any, consumer: Any, thread: Any, ahead: Any) -> None:
+        """A consumer warpgroup: all its tiles, conversions, products and stores."""
+        plan = self.plan
+        mma = RegisterWgmma(plan)
+        accumulators = [mma.accumulator() for _ in range(plan.blocks)]
+        first_block = consumer * plan.blocks
+        b = bridge.WgmmaOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
+        packed = PackedFragments(plan, first_block, thread)
+        stage, parity = Int32(0), Int32(0)
+        blocks_of_k, groups = PRODUCT_K // FRAGMENT_K, plan.tile[2] // PRODUCT_K
+        while tile < job.tiles:
+            m0, n0, matrix = self.origin(job, tile)
+            before = stage
+            for k_tile in cutlass.range(job.k_tiles, unroll=1):
+                stage = bridge.uniform(stage)
+                bridge.barrier_wait(job.shared.full(stage), parity)
+                held = [packed.load(job.shared, stage, block) for block in range(plan.blocks)]
+                for group in cutlass.range_constexpr(groups):
+                    for block in cutlass.range_constexpr(plan.blocks):
+                        first = group * blocks_of_k
+                        fragments = [packed.fragment(held[block], first + i) for i in range(blocks_of_k)]
+                        keep = k_tile > 0 if group == 0 else True
+                        mma.multiply_fragments(accumulators[block], fragments, b, stage, first, keep)
+                        mma.wait(1)
+                        if const_expr(group == 0 and block == 0):
+                            if k_tile > 0:
+                                self.release(job, before)
+                                if const_expr(plan.config.loader == "self"):
+                                    ahead = self.load_next(job, maps, ahead)
+                before = stage
+                stage += 1
+                if stage == plan.stages:
+                    stage = Int32(0)
+                    parity ^= 1
+
+            mma.wait(0)
+            if const_expr(plan.config.split > 1):
+                if job.k_tiles == 0:
+                    for block in cutlass.range_constexpr(plan.blocks):
+                        accumulators[block].fill(0)
+            mma.settle(*accumulators)
+            self.bring_together(job, accumulators, (consumer, thread))
+            if const_expr(plan.drains or not plan.config.single):
+                self.release(job, before)
+                if const_expr(plan.config.loader == "self"):
+                    ahead = self.load_next(job, maps, ahead)
+            row = m0 + first_block * ROWS
+            for number in cutlass.range_constexpr(len(plan.pieces(0))):
+                for part in cutlass.range_constexpr(plan.config.split):
+                    if job.part == part:
+                        self.store_piece(job, maps, accumulators, (consumer, thread), (row, n0, matrix), number, part)
+            tile += job.workers
+        if const_expr(plan.drains and plan.config.loader == "self"):
+            self.drain(job, ahead)
+        if const_expr(plan.store is not None):
+            bridge.wait_stores_read(0)
+
+
+class PackedFragments(bridge.Carried):
+    """One thread's words of packed weights: the bytes that depend on the thread.
+
+    first   byte of a stage at which the warpgroup's first unit begins
+    vector  the thread's first 16 bytes in a unit
+    scale   the bytes of its rows' scales in a unit
+    """
+
+    def __init__(self, plan: Any, first_block: Any, thread: Any):
+        self.plan, self.order = plan, plan.a.packing
+        self.ops = DevicePairs(self.order.activations)
+        super().__init__(
+            first=first_block * plan.a.block_bytes,
+            vector=self.order.vector_bytes(thread, 0),
+            scale=plan.a.code_bytes + self.order.scale_bytes(thread, 0),
+        )
+
+    def load(self, shared: Any, stage: Any, block: int) -> tuple[list[Any], list[Any]]:
+        """The thread's words of one block's K tile, and its scales by group."""
+        order, operand = self.order, self.plan.a
+        unit = shared.a(stage) + (self.first + block * operand.block_bytes)
+        words: list[Any] = []
+        for vector in range(operand.vectors):
+            words += load_words(unit + (self.vector + order.vector_bytes(0, vector)), WORDS)
+        scales: list[Any] = []
+        for group in range(operand.groups):
+            scales.append(load_words(unit + (self.scale + order.scale_bytes(0, group)), order.scale_words))
+        return words, scales
+
+    def fragment(self, held: tuple[list[Any], list[Any]], number: int) -> list[Any]:
+        """The registers of the K tile's fragment of that number along K."""
+        order, (words, scales) = self.order, held
+        rows: list[Any] = []
+        zeros: list[Any] = []
+        if scales:
+            found = [[self.ops.twice(word, selector) for selector in ROW_SELECTORS]
+                     for word in scales[order.group_of(number)]]  # fmt: skip
+            rows, zeros = found[0], found[1] if order.format.zeros else []
+        return fragment(order, [words[word] for word in words_of(order, number)], rows, zeros, self.ops)

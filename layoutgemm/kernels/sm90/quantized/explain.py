@@ -1,0 +1,24 @@
+"""Packed weights as text."""
+
+from __future__ import annotations
+
+from .operand import PackedOperand
+
+
+def explain_packed(operand: PackedOperand) -> str:
+    """The order of packed weights, their copies, and a thread's share."""
+    order, fmt = operand.packing, operand.packing.format
+    rows, depth = operand.smem.extent
+    lines = [
+        f"A: packed {fmt}, converted to {order.target.dtype} in registers",
+        f"  unit 64x128: {order.code_bytes} bytes of codes, {order.unit_bytes - order.code_bytes} of scales",
+        f"  codes ((code, word), thread, vector) -> row + 64*column: {order.codes}",
+    ]
+    if fmt.groups:
+        lines.append(f"  scales (row of a thread, lane's row, warp, group) -> row + 64*group: {order.scales}")
+    lines += [
+        f"  shared tile {rows}x{depth}: {operand.row_blocks} block(s) of {operand.block_bytes} bytes, "
+        f"{len(operand.block_copies(0, 0, 1))} bulk cop(ies) each",
+        f"  a thread loads {operand.vectors} vector(s) of 16 bytes a block and K tile: {depth // 16} fragments",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,86 @@
+"""A thread's registers of packed weights: the way from its words to the fragments that wgmma takes, as the kernel goes.
+
+The functions take a `PairMath`, and so run in a kernel on traced words and here on arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .conversions import NumpyPairs, PairMath, halves_of, pairs_of
+from .formats import UNIT_K, UNIT_ROWS
+from .order import FRAGMENT_K, THREADS, WORDS, PackedOrder
+
+ROW_SELECTORS = (0x1010, 0x3232)  # prmt's, for the low or the high half of a word twice
+
+
+def fragment(
+    order: PackedOrder, words: Sequence[Any], rows: Sequence[Any], zeros: Sequence[Any], ops: PairMath
+) -> list[Any]:
+    """The registers of one fragment.
+
+    words  the fragment's words: `order.words_of_fragment`
+    rows   the scale of each of the thread's two rows, in both halves of a word; empty where a column has one
+    zeros  the `zero_word` of each of the two rows; empty without zero points
+    """
+    registers: list[Any] = []
+    for word in words:
+        # With zero points a word is a whole fragment, each register of one of the two rows.
+        taken = [zeros[order.row_of(i)] for i in range(order.codes_of_word // 2)] if zeros else ()
+        registers += pairs_of(order.format.code, order.target, word, ops, taken)
+    if not rows:
+        return registers
+    return [ops.mul(register, rows[order.row_of(i)]) for i, register in enumerate(registers)]
+
+
+def words_of(order: PackedOrder, fragment: int) -> range:
+    """The words of a unit's fragment, among the thread's words of all its vectors.
+
+    >>> from .formats import QuantizedFormat
+    >>> words_of(PackedOrder(QuantizedFormat("e4m3"), "bf16"), 3)
+    range(6, 8)
+    """
+    first = fragment * order.words_of_fragment
+    return range(first, first + order.words_of_fragment)
+
+
+def block_values(order: PackedOrder, block: npt.NDArray[np.uint8], depth: int = UNIT_K) -> npt.NDArray[np.float32]:
+    """(64, depth) weights as the instruction takes them from the registers of all threads.
+
+    block  the bytes of a row block's K tile in a stage: codes, then scales
+
+    Weights are where the instruction's own map of A has each thread's values.
+    """
+    ops, thread, vectors = NumpyPairs(order.target), np.arange(THREADS), order.vectors * depth // UNIT_K
+    as_words = np.ascontiguousarray(block).view("<u4").astype(np.uint32)
+    firsts = [np.asarray(order.vector_bytes(thread, vector)) // 4 for vector in range(vectors)]
+    words = [as_words[first + word] for first in firsts for word in range(WORDS)]
+    row, column = order.atom.coords("A")(thread[:, None], np.arange(int(order.atom.layout_A[1].size))[None, :])
+    values = np.zeros((UNIT_ROWS, depth), np.float32)
+    for number in range(depth // FRAGMENT_K):
+        first = order.code_bytes * depth // UNIT_K
+        rows, zeros = _numbers(order, as_words[first // 4 :], thread, order.group_of(number))
+        registers = fragment(order, [words[word] for word in words_of(order, number)], rows, zeros, ops)
+        held = np.concatenate([halves_of(register, order.target) for register in registers], axis=1)
+        values[row, column + number * FRAGMENT_K] = held
+    return values
+
+
+def _numbers(
+    order: PackedOrder, scales: npt.NDArray[np.uint32], thread: npt.NDArray[np.int64], group: int
+) -> tuple[list[Any], list[Any]]:
+    """The scales and zeros of each thread's two rows, each in both halves."""
+    if not order.format.groups:
+        return [], []
+    first = np.asarray(order.scale_bytes(thread, group)) // 4
+    found = [_of_rows(scales[first + word]) for word in range(order.scale_words)]
+    return found[0], found[1] if order.format.zeros else []
+
+
+def _of_rows(word: npt.NDArray[np.uint32]) -> list[Any]:
+    low, high = word & np.uint32(0xFFFF), word >> np.uint32(16)
+    return [half | half << np.uint32(16) for half in (low, high)]

@@ -1,0 +1,136 @@
+"""The order of packed weights: that of the registers in which a wgmma takes A, so that no thread shuffles a code.
+
+    unit             64 output features x 128 of K: the codes of both, then the scales of its groups
+    codes            each thread of a warpgroup has whole 16-byte vectors: (code in a word, word, thread, vector)
+    scales           16-bit numbers, side by side those of a thread's two rows: (row of a fragment, lane's row, warp,
+                     group); with zero points, twice as many: the two rows' scales, then their magic zeros
+    packed weights   (row block, K unit) -> unit, K units next to each other
+
+Both orders are layouts onto (row + 64 * column) of the unit. They are derived from the instruction's own map of A, and
+`checks` proves that each is a bijection, and that a thread's fragment is what its words become.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ....atoms import MmaAtom, wgmma
+from ....layouts import Layout
+from .conversions import TARGETS, WORD, Target
+from .formats import UNIT_K, UNIT_ROWS, QuantizedFormat
+
+VECTOR_BYTES, WORDS = 16, 4  # of a vector: the widest load from shared memory
+FRAGMENT_K = 16  # of an instruction of bf16 or f16
+NUMBER_BYTES = 2  # of a scale
+THREADS = 128
+
+
+@dataclass(frozen=True)
+class PackedOrder:
+    """The order of a packed unit for a format and an activation type.
+
+    >>> order = PackedOrder(QuantizedFormat("int4", 128), "bf16")
+    >>> print(order.codes)
+    (((2,2),2),4,(4,8,4),2):(((8,512),64),1024,(128,1,16),4096)
+    >>> order.unit_bytes, order.vectors, order.codes.is_bijective().method
+    (4224, 2, 'injective onto its span')
+    """
+
+    format: QuantizedFormat
+    activations: str
+
+    @property
+    def target(self) -> Target:
+        """The type that codes become."""
+        return TARGETS[self.activations]
+
+    @cached_property
+    def atom(self) -> MmaAtom:
+        """An instruction that takes A from registers: all have the same map of A."""
+        return wgmma(8, self.activations, a_source="rmem")
+
+    @property
+    def codes_of_word(self) -> int:
+        """Codes of a 32-bit word."""
+        return WORD // self.format.bits
+
+    @property
+    def words_of_fragment(self) -> int:
+        """Words that become a fragment of one instruction: 8 values of a thread."""
+        return int(self.atom.layout_A[1].size) // self.codes_of_word
+
+    @property
+    def fragments(self) -> int:
+        """Fragments of a 16-byte vector, one after the other along K."""
+        return WORDS // self.words_of_fragment
+
+    @property
+    def vectors(self) -> int:
+        """16-byte vectors of a thread in a unit."""
+        return UNIT_K // (FRAGMENT_K * self.fragments)
+
+    @cached_property
+    def codes(self) -> Layout:
+        """(code of a word, word of a vector, thread, vector) -> row + 64 * column of the unit."""
+        thread, value = self.atom.layout_A[0], self.atom.layout_A[1]
+        pairs = self.codes_of_word // 2
+        word = value.compose(Layout((pairs, 2), (2, 1)))  # code i + pairs * high is half `high` of pair i
+        step = FRAGMENT_K * UNIT_ROWS
+        words = Layout(self.fragments, step)
+        if self.words_of_fragment > 1:
+            inside = value.compose(Layout(self.words_of_fragment, self.codes_of_word))
+            words = Layout((inside.shape, self.fragments), (inside.stride, step))
+        vectors = Layout(self.vectors, step * self.fragments)
+        parts = (word, words, thread, vectors)
+        return Layout(tuple(x.shape for x in parts), tuple(x.stride for x in parts))
+
+    @cached_property
+    def scales(self) -> Layout:
+        """(row of a fragment, lane's row, warp, group) -> row + 64 * group of the unit."""
+        thread, value = self.atom.layout_A[0], self.atom.layout_A[1]
+        parts = (value[1], thread[1], thread[2], Layout(max(1, self.format.groups), UNIT_ROWS))
+        return Layout(tuple(x.shape for x in parts), tuple(x.stride for x in parts))
+
+    @property
+    def scale_words(self) -> int:
+        """32-bit words that a thread reads for a group: the scales of its two rows, then their zeros."""
+        return 1 + self.format.zeros
+
+    @cached_property
+    def vector_bytes(self) -> Layout:
+        """(thread, vector) -> the vector's byte in the unit."""
+        return Layout((THREADS, self.vectors), (VECTOR_BYTES, VECTOR_BYTES * THREADS))
+
+    @cached_property
+    def scale_bytes(self) -> Layout:
+        """(thread, group) -> the byte of the thread's scales in the unit, behind `code_bytes`: four lanes read one."""
+        word = 4 * self.scale_words
+        rows, warps = int(self.scales[1].size), int(self.scales[2].size)
+        lanes = THREADS // (rows * warps)
+        thread = ((lanes, rows, warps), (0, word, word * rows))
+        return Layout((thread[0], max(1, self.format.groups)), (thread[1], word * rows * warps))
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of a unit's codes."""
+        return UNIT_ROWS * UNIT_K * self.format.bits // 8
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of the scales of one group, with its zeros."""
+        return UNIT_ROWS * NUMBER_BYTES * self.scale_words
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of a unit, a multiple of 16."""
+        return self.code_bytes + self.format.groups * self.group_bytes
+
+    def group_of(self, fragment: int) -> int:
+        """The group of a K tile's fragment, among the groups of the K tile."""
+        return 0 if self.format.group is None else fragment * FRAGMENT_K // self.format.group
+
+    def row_of(self, register: int) -> int:
+        """Which of a thread's two rows a register of a fragment holds."""
+        row, _ = self.atom.coords("A")(0, 2 * register)
+        return int(row) // int(self.scales[0].stride)

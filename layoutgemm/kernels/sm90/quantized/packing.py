@@ -1,0 +1,312 @@
+"""Weights to codes and scales, codes to packed units, and back.
+
+    quantize     (N, K) weights -> QuantizedWeights, rounded to the nearest code
+    pack         QuantizedWeights -> PackedWeights, in the order of `order.PackedOrder`
+    unpack       PackedWeights -> QuantizedWeights
+
+Weights are (out features, in features), as torch.nn.Linear has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....arguments import checked
+from ....dtypes import dtype
+from ....errors import OperandError, PlanError
+from .conversions import zero_word
+from .formats import ACTIVATIONS, MOST_ZERO, UNIT_K, UNIT_ROWS, QuantizedFormat
+from .order import PackedOrder
+
+Floats = npt.NDArray[np.floating[Any]]
+_HALF_WORD = 0xFFFF
+
+
+@dataclass(frozen=True)
+class QuantizedWeights:
+    """Codes of weights and their scales, in plain order.
+
+    codes   uint8, (N, K): the bits of each code
+    scales  (N, K / group), or (N,) where a column has one
+    zeros   (N, K / group) zero points, 0 to 16, or None
+
+    Raises OperandError for shapes that do not fit, a K that groups do not divide, codes of NaN or infinity, and zero
+    points that are no integers from 0 to 16.
+    """
+
+    format: QuantizedFormat
+    codes: npt.NDArray[np.uint8]
+    scales: Floats
+    zeros: npt.NDArray[Any] | None = None
+
+    def __post_init__(self) -> None:
+        fmt, codes = self.format, np.asarray(self.codes)
+        if codes.ndim != 2 or codes.dtype != np.uint8 or 0 in codes.shape:
+            raise OperandError(f"codes are {codes.dtype} of shape {codes.shape}: uint8 of (N, K), neither of them 0")
+        n, k = codes.shape
+        check_k(fmt, k)
+        shape = (n,) if fmt.group is None else (n, k // fmt.group)
+        given = {"scales": self.scales} | ({"zeros": self.zeros} if fmt.zeros else {})
+        for name, value in given.items():
+            if value is None or np.shape(value) != shape:
+                found = "missing" if value is None else f"of shape {np.shape(value)}"
+                raise OperandError(f"{name} are {found}: weights of {n}x{k}, {fmt}, take {shape}")
+        if self.zeros is not None and not fmt.zeros:
+            raise OperandError(f"zeros are given, and {fmt} has none")
+        self._check_values(codes)
+
+    def _check_values(self, codes: npt.NDArray[np.uint8]) -> None:
+        fmt, values = self.format, self.format.facts.values()
+        wrong = np.argwhere(codes >= len(values)) if fmt.bits < 8 else np.argwhere(~np.isfinite(values[codes]))
+        if len(wrong):
+            row, column = (int(x) for x in wrong[0])
+            raise OperandError(f"code {int(codes[row, column])} at ({row}, {column}): {fmt.code} has no such weight")
+        wrong = np.argwhere(~np.isfinite(np.asarray(self.scales, np.float64)))
+        if len(wrong):
+            raise OperandError(f"scale {tuple(int(x) for x in wrong[0])} is not finite")
+        if self.zeros is not None:
+            zeros = np.asarray(self.zeros, np.float64)
+            wrong = np.argwhere((zeros != np.round(zeros)) | (zeros < 0) | (zeros > MOST_ZERO))
+            if len(wrong):
+                at = tuple(int(x) for x in wrong[0])
+                raise OperandError(f"zero point {zeros[at]} at {at}: an integer from 0 to {MOST_ZERO}")
+
+    @property
+    def n(self) -> int:
+        """Output features."""
+        return int(self.codes.shape[0])
+
+    @property
+    def k(self) -> int:
+        """Input features."""
+        return int(self.codes.shape[1])
+
+    def dense(self) -> npt.NDArray[np.float64]:
+        """The weights (N, K) in float64: (value - zero point) * scale."""
+        facts, group = self.format.facts, self.format.group
+        if self.zeros is None:
+            value = facts.values()[self.codes]
+        else:
+            value = self.codes.astype(np.float64) - np.repeat(np.asarray(self.zeros, np.float64), group or 1, axis=1)
+        scales = np.asarray(self.scales, np.float64)
+        return np.asarray(value * (scales[:, None] if group is None else np.repeat(scales, group, axis=1)))
+
+
+@dataclass(frozen=True)
+class PackedWeights:
+    """Weights in a kernel's order: what `quantized_matmul` reads.
+
+    units   uint8, (row blocks, K units, bytes of a unit): see `order`
+    scales  float32, (N,): of whole columns; None where groups have scales, which are in the units
+    n, k    output and input features
+    activations  "bf16" or "f16": the type that codes become, and of the scales in the units
+    """
+
+    format: QuantizedFormat
+    activations: str
+    n: int
+    k: int
+    units: npt.NDArray[np.uint8]
+    scales: npt.NDArray[np.float32] | None = None
+
+    @property
+    def order(self) -> PackedOrder:
+        """The order of the units."""
+        return PackedOrder(self.format, self.activations)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of units and scales."""
+        return int(self.units.nbytes) + (0 if self.scales is None else int(self.scales.nbytes))
+
+
+def check_k(fmt: QuantizedFormat, k: int) -> None:
+    """Raise OperandError for a K that groups do not divide."""
+    if fmt.group is not None and k % fmt.group:
+        raise OperandError(f"K = {k} is {k // fmt.group} groups of {fmt.group} and {k % fmt.group} more: no whole one")
+
+
+def units_of(n: int, k: int) -> tuple[int, int]:
+    """Row blocks and K units of weights.
+
+    >>> units_of(100, 300)
+    (2, 3)
+    """
+    return -(-n // UNIT_ROWS), -(-k // UNIT_K)
+
+
+# ------------------------------------------------------------------------------------------------------------- rounding
+
+
+@checked(OperandError)
+def quantize(weights: npt.ArrayLike, fmt: QuantizedFormat, activations: str | None = None) -> QuantizedWeights:
+    """Weights (N, K) rounded to the nearest code; the scale is the smallest with which no weight leaves the range.
+
+    activations  round the scales of groups to this type before the weights are: what `pack` would do afterwards
+
+    Raises OperandError for weights that are not finite, or not (N, K), and for a K that groups do not divide.
+
+    >>> found = quantize(np.array([[0.0, 7.0, -7.0, 3.0]] * 2).repeat(4, axis=1), QuantizedFormat("int4", 16))
+    >>> found.scales.tolist(), found.dense()[0, ::4].tolist()
+    ([[1.0], [1.0]], [0.0, 7.0, -7.0, 3.0])
+    """
+    wide = np.asarray(weights, np.float64)
+    if wide.ndim != 2 or 0 in wide.shape or not np.isfinite(wide).all():
+        raise OperandError(f"weights have shape {wide.shape}: finite ones of (N, K), neither of them 0")
+    n, k = wide.shape
+    check_k(fmt, k)
+    grouped = wide.reshape(n, -1, fmt.group or k)
+    if fmt.zeros:
+        return _with_zeros(grouped, fmt, activations, (n, k))
+    most = fmt.facts.largest
+    scales = _rounded(np.abs(grouped).max(axis=2) / most, fmt, activations)
+    ratio = grouped / np.where(scales == 0, 1, scales)[..., None]
+    stored = fmt.facts.stored
+    if stored.kind == "float":
+        codes = stored.encode(np.clip(ratio, -most, most))
+    else:
+        low = float(fmt.facts.values().min())
+        whole = np.clip(np.rint(ratio), low, most) + fmt.facts.excess
+        codes = stored.encode(whole.astype(np.int64))
+    flat = scales[:, 0] if fmt.group is None else scales
+    return QuantizedWeights(fmt, codes.reshape(n, k).astype(np.uint8), flat)
+
+
+def _with_zeros(
+    grouped: npt.NDArray[np.float64], fmt: QuantizedFormat, activations: str | None, shape: tuple[int, int]
+) -> QuantizedWeights:
+    """int4 from 0 to 15: the least weight of a group is near 0, the largest near 15."""
+    low, high = np.minimum(grouped.min(axis=2), 0), np.maximum(grouped.max(axis=2), 0)
+    scales = _rounded((high - low) / 15, fmt, activations)
+    safe = np.where(scales == 0, 1, scales)
+    zeros = np.clip(np.rint(-low / safe), 0, 15)
+    codes = np.clip(np.rint(grouped / safe[..., None]) + zeros[..., None], 0, 15)
+    return QuantizedWeights(fmt, codes.reshape(shape).astype(np.uint8), scales, zeros.astype(np.uint8))
+
+
+def _rounded(scales: npt.NDArray[np.float64], fmt: QuantizedFormat, activations: str | None) -> Floats:
+    if fmt.group is None:
+        return scales.astype(np.float32)
+    if activations is None:
+        return scales
+    kind = dtype(activations)
+    return np.asarray(kind.decode(kind.encode(scales)), np.float64)
+
+
+# -------------------------------------------------------------------------------------------------------------- packing
+
+
+@checked(OperandError)
+def pack(weights: QuantizedWeights, activations: str = "bf16") -> PackedWeights:
+    """Weights in the order of a kernel that multiplies activations of that type.
+
+    Scales of groups are rounded to the activations' type. N is filled up to whole blocks of 64 rows, K to whole units
+    of 128, with weights of 0.
+
+    Raises OperandError for a scale that the type holds as 0 or not at all.
+
+    >>> packed = pack(quantize(np.eye(100, 256) * 7, QuantizedFormat("int4", 128)))
+    >>> packed.units.shape, bool((unpack(packed).dense() == np.eye(100, 256) * 7).all())
+    ((2, 2, 4224), True)
+    """
+    if activations not in ACTIVATIONS:
+        raise PlanError(f"activations = {activations!r}: known are {', '.join(ACTIVATIONS)}")
+    order, (rows, units) = PackedOrder(weights.format, activations), units_of(weights.n, weights.k)
+    packed = np.zeros((rows, units, order.unit_bytes), np.uint8)
+    packed[..., : order.code_bytes] = _packed_codes(order, _filled(weights.codes, rows * UNIT_ROWS, units * UNIT_K))
+    if weights.format.group is None:
+        return PackedWeights(
+            weights.format, activations, weights.n, weights.k, packed, np.asarray(weights.scales, np.float32)
+        )
+    numbers = [_scale_bits(order, weights.scales)]
+    if weights.zeros is not None:
+        magic = order.target.dtype.decode(np.array([zero_word(order.target, 0) & _HALF_WORD]))
+        taken = order.target.dtype.encode(magic + np.asarray(weights.zeros))
+        numbers.append(taken.astype(np.uint16))
+    packed[..., order.code_bytes :] = _packed_numbers(order, numbers, (rows, units))
+    return PackedWeights(weights.format, activations, weights.n, weights.k, packed)
+
+
+def _filled(codes: npt.NDArray[Any], rows: int, columns: int) -> npt.NDArray[Any]:
+    return np.pad(codes, ((0, rows - codes.shape[0]), (0, columns - codes.shape[1])))
+
+
+def _packed_codes(order: PackedOrder, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """(row blocks, K units, bytes) of whole units."""
+    rows, units = codes.shape[0] // UNIT_ROWS, codes.shape[1] // UNIT_K
+    by_unit = codes.reshape(rows, UNIT_ROWS, units, UNIT_K).transpose(0, 2, 3, 1).reshape(rows, units, -1)
+    lined = by_unit[..., np.asarray(order.codes.offsets())]
+    if order.format.bits == 8:
+        return lined
+    return np.asarray(lined[..., ::2] | lined[..., 1::2] << 4)
+
+
+def _scale_bits(order: PackedOrder, scales: Floats) -> npt.NDArray[np.uint16]:
+    kind, wide = order.target.dtype, np.asarray(scales, np.float64)
+    bits = kind.encode(wide)
+    back = np.asarray(kind.decode(bits), np.float64)
+    wrong = np.argwhere(~np.isfinite(back) | ((back == 0) & (wide != 0)))
+    if len(wrong):
+        at = tuple(int(x) for x in wrong[0])
+        raise OperandError(f"scale {wide[at]} at {at} is {back[at]} as {kind}, the activations' type")
+    return np.asarray(bits, np.uint16)
+
+
+def _packed_numbers(
+    order: PackedOrder, numbers: list[npt.NDArray[np.uint16]], shape: tuple[int, int]
+) -> npt.NDArray[np.uint8]:
+    """(row blocks, K units, bytes) of the scales, and of the zeros beside them."""
+    (rows, units), groups = shape, order.format.groups
+    parts = []
+    for each in numbers:
+        full = _filled(each, rows * UNIT_ROWS, units * groups)
+        by_unit = full.reshape(rows, UNIT_ROWS, units, groups).transpose(0, 2, 3, 1).reshape(rows, units, -1)
+        lined = by_unit[..., np.asarray(order.scales.offsets())]
+        parts.append(lined.reshape(rows, units, -1, 2))  # side by side: a thread's two rows
+    together = np.stack(parts, axis=3).reshape(rows, units, -1)
+    return np.ascontiguousarray(together.astype("<u2")).view(np.uint8)
+
+
+@checked(OperandError)
+def unpack(packed: PackedWeights) -> QuantizedWeights:
+    """The inverse of `pack`: plain codes, scales and zero points; scales as they were rounded."""
+    order, (rows, units) = packed.order, units_of(packed.n, packed.k)
+    want = (rows, units, order.unit_bytes)
+    if packed.units.shape != want or packed.units.dtype != np.uint8:
+        raise OperandError(f"units are {packed.units.dtype} of {packed.units.shape}: uint8 of {want}")
+    codes = packed.units[..., : order.code_bytes]
+    if order.format.bits == 4:
+        codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(rows, units, -1)
+    plain = np.empty_like(codes)
+    plain[..., np.asarray(order.codes.offsets())] = codes
+    plain = plain.reshape(rows, units, UNIT_K, UNIT_ROWS).transpose(0, 3, 1, 2).reshape(rows * UNIT_ROWS, -1)
+    plain = np.ascontiguousarray(plain[: packed.n, : packed.k])
+    if packed.format.group is None:
+        scales = packed.scales
+        if scales is None:
+            raise OperandError(f"scales are missing: {packed.format} takes ({packed.n},)")
+        return QuantizedWeights(packed.format, plain, scales)
+    bits = np.ascontiguousarray(packed.units[..., order.code_bytes :]).view("<u2")
+    kinds = bits.reshape(rows, units, -1, order.scale_words, 2)
+    found = [_plain_numbers(order, kinds[..., kind, :], packed) for kind in range(order.scale_words)]
+    kind = order.target.dtype
+    zeros = None
+    if packed.format.zeros:
+        magic = kind.decode(np.array([zero_word(order.target, 0) & _HALF_WORD], np.uint16))
+        zeros = (kind.decode(found[1]) - magic).astype(np.uint8)
+    return QuantizedWeights(packed.format, plain, kind.decode(found[0]), zeros)
+
+
+def _plain_numbers(order: PackedOrder, bits: npt.NDArray[np.uint16], packed: PackedWeights) -> npt.NDArray[np.uint16]:
+    """(N, K / group) numbers, of whole units in packed order."""
+    rows, units = bits.shape[:2]
+    lined = bits.reshape(rows, units, -1)
+    plain = np.empty_like(lined)
+    plain[..., np.asarray(order.scales.offsets())] = lined
+    groups = order.format.groups
+    by_row = plain.reshape(rows, units, groups, UNIT_ROWS).transpose(0, 3, 1, 2).reshape(rows * UNIT_ROWS, -1)
+    return np.ascontiguousarray(by_row[: packed.n, : packed.k // (order.format.group or 1)])

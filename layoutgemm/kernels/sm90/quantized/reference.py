@@ -1,0 +1,37 @@
+"""The NumPy executor's packed weights: bulk copies into a stage, and a stage's blocks as a warpgroup's registers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ....dtypes import u8
+from ...run.hardware_model import SharedBytes
+from .formats import UNIT_ROWS
+from .fragments import block_values
+from .packing import units_of
+
+if TYPE_CHECKING:
+    from ..plan import Sm90Plan
+
+
+def load_blocks(
+    plan: Sm90Plan, units: npt.NDArray[np.uint8], origin: Mapping[str, int], smem: SharedBytes, address: int
+) -> None:
+    """Copy a K tile's row blocks into a stage, as the kernel's bulk copies do."""
+    (rows, along_k), k_tile = units_of(plan.m, plan.k), origin["k"] // plan.tile[2]
+    for number in range(plan.a.row_blocks):
+        block = min(origin["m"] // UNIT_ROWS + number, rows - 1)
+        for copy in plan.a.block_copies(block, k_tile, along_k):
+            target = address + number * plan.a.block_bytes + copy.target
+            smem.write(target + np.arange(copy.bytes), units[copy.source : copy.source + copy.bytes], u8)
+
+
+def block_in_stage(plan: Sm90Plan, smem: SharedBytes, address: int, number: int) -> npt.NDArray[np.float32]:
+    """(64, depth) weights of a stage's row block, as the instruction takes them from registers."""
+    size = plan.a.block_bytes
+    block = smem.read(address + number * size + np.arange(size), u8)
+    return block_values(plan.a.packing, block, plan.tile[2])

@@ -1,0 +1,1 @@
+"""Triangular matrices in a Hopper kernel: operands whose zeros are skipped, and symmetric products."""

@@ -1,0 +1,80 @@
+"""torch.nn.Linear with master weights of 16 or 32 bits, multiplied in fp8 in both passes."""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import OperandError
+from ..torch_op.bias_activation import ACTIVATIONS, GATES
+from ..torch_op.checks import check_activation
+from ..torch_op.scaled_grouped.recipes import BLOCK, FAMILIES, SQUARE, recipe_text
+from ..torch_op.scaled_grouped.training import fp8_matmul
+
+
+class MasterLinear(torch.nn.Linear):
+    """activation(x @ weight.T + bias) in fp8, with gradients in fp8: torch.nn.Linear by `layoutgemm.fp8_matmul`.
+
+    in_features, out_features, bias, device, dtype  as torch.nn.Linear has them: bfloat16, float16 or float32
+    activation  None, relu, relu_sq, gelu, gelu_tanh, silu, sigmoid or tanh; by torch, on a float32 product
+    recipe_a    of x, and of the result's gradient; recipe_b of the weights. The weights' gradient takes a scale for 128
+                of a line on both sides, or for a line
+
+    The parameters are the master weights: they and the state dict are torch.nn.Linear's. Each call quantises them
+    anew, as optimizers change them. Works under autocast and torch.compile.
+
+    Raises OperandError for recipes that do not meet, and for an activation that the product does not have.
+
+    >>> layer = MasterLinear(256, 2, bias=False, dtype=torch.bfloat16)
+    >>> _ = layer.load_state_dict({"weight": torch.ones(2, 256)})
+    >>> layer(torch.ones(3, 256).bfloat16()).sum().backward()
+    >>> layer.weight.grad[0, 0].item(), layer.weight.dtype
+    (3.0, torch.bfloat16)
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None, *,
+        activation: str | None = None, recipe_a: object = BLOCK, recipe_b: object = SQUARE,
+    ) -> None:  # fmt: skip
+        check_activation(activation)
+        if activation in GATES:
+            raise OperandError(f"activation {activation!r}: a product with scales has no gate; Linear has")
+        names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
+        if not any(names[0] in family and names[1] in family for family in FAMILIES):
+            raise OperandError(f"recipe_a {names[0]} and recipe_b {names[1]}: both are of blocks, or neither is")
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.activation, self.recipe_a, self.recipe_b = activation, *names
+
+    @classmethod
+    def of(
+        cls, layer: torch.nn.Linear, *, activation: str | None = None, recipe_a: object = BLOCK,
+        recipe_b: object = SQUARE,
+    ) -> MasterLinear:  # fmt: skip
+        """The layer with the parameters of another: the same tensors, so that ties and optimizers stay.
+
+        >>> layer = torch.nn.Linear(2, 3)
+        >>> MasterLinear.of(layer).weight is layer.weight
+        True
+        """
+        sizes = layer.in_features, layer.out_features
+        options = {"activation": activation, "recipe_a": recipe_a, "recipe_b": recipe_b}
+        made = cls(*sizes, layer.bias is not None, device="meta", **options)  # type: ignore[arg-type]
+        made.weight, made.bias = layer.weight, layer.bias
+        return made.train(layer.training)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """activation(x @ weight.T + bias), of shape (..., out_features)."""
+        rows = x if x.ndim > 1 else x.unsqueeze(0)
+        wide = None if self.activation is None else torch.float32
+        value = fp8_matmul(
+            rows, self.weight.mT, bias=self.bias, recipe_a=self.recipe_a, recipe_b=self.recipe_b, out_dtype=wide
+        )
+        if self.activation is not None:
+            kind = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+            value = ACTIVATIONS[self.activation](value).to(kind)
+        return value if x.ndim > 1 else value.squeeze(0)
+
+    def extra_repr(self) -> str:
+        """Sizes, recipes, and what is not torch.nn.Linear's default."""
+        said = f"{super().extra_repr()}, recipes={self.recipe_a} x {self.recipe_b}"
+        return said if self.activation is None else f"{said}, activation={self.activation!r}"

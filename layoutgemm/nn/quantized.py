@@ -1,0 +1,116 @@
+"""A linear layer with packed weights of 4 or 8 bits, quantised once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ..errors import OperandError
+from ..kernels.sm90.quantized.checkpoints import from_awq, from_gptq
+from ..kernels.sm90.quantized.formats import QuantizedFormat
+from ..kernels.sm90.quantized.packing import QuantizedWeights
+from ..torch_op.bias_activation import GATES
+from ..torch_op.checks import check_activation
+from ..torch_op.quantized import QuantizedWeight, quantized_matmul
+
+INT4 = QuantizedFormat("int4", 128)
+
+
+class QuantizedLinear(torch.nn.Module):
+    """activation(x @ weight.T + bias) with packed weights; `from_linear` and `from_checkpoint` make one.
+
+    units, scales  buffers, as `QuantizedWeight` has them: not trained. x and bias have gradients
+    bias           a parameter, or None
+
+    A state dict has units, scales and bias. Raises OperandError for an activation that the product does not have.
+
+    >>> layer = torch.nn.Linear(128, 2, bias=False, dtype=torch.bfloat16)
+    >>> _ = layer.load_state_dict({"weight": torch.ones(2, 128)})
+    >>> QuantizedLinear.from_linear(layer, QuantizedFormat("int8"))(torch.ones(1, 128).bfloat16()).tolist()
+    [[128.0, 128.0]]
+    """
+
+    units: torch.Tensor
+    scales: torch.Tensor | None
+
+    def __init__(
+        self, weight: QuantizedWeight, bias: torch.nn.Parameter | None = None, *, activation: str | None = None
+    ) -> None:
+        super().__init__()
+        check_activation(activation)
+        if activation in GATES:
+            raise OperandError(f"activation {activation!r}: a product with packed weights has no gate")
+        self.format, self.activations, self.activation = weight.format, weight.activations, activation
+        self.in_features, self.out_features = weight.k, weight.n
+        self.register_buffer("units", weight.units)
+        self.register_buffer("scales", weight.scales)
+        self.bias = bias
+
+    @classmethod
+    def from_linear(
+        cls, layer: torch.nn.Linear, fmt: QuantizedFormat = INT4, *, activation: str | None = None
+    ) -> QuantizedLinear:
+        """The layer with another's weights, rounded to codes, and its bias.
+
+        Raises OperandError unless its weights are bfloat16 or float16 and groups divide its in_features.
+        """
+        weight = QuantizedWeight.quantize(layer.weight, fmt, layer.weight.dtype)
+        return cls(weight, layer.bias, activation=activation).train(layer.training)
+
+    @classmethod
+    def from_checkpoint(
+        cls, tensors: dict[str, torch.Tensor], kind: str, *, dtype: torch.dtype = torch.float16,
+        activation: str | None = None,
+    ) -> QuantizedLinear:  # fmt: skip
+        """The layer of a checkpoint's tensors: qweight, qzeros, scales, and bias if there is one.
+
+        kind   "gptq" or "awq", both of 4 bits
+        dtype  of activations: scales are rounded to it
+
+        Raises OperandError naming a tensor that is missing or does not fit.
+        """
+        if kind not in ("gptq", "awq"):
+            raise OperandError(f"kind {kind!r}: known are 'gptq' and 'awq'")
+        missing = [name for name in ("qweight", "qzeros", "scales") if name not in tensors]
+        if missing:
+            raise OperandError(f"{missing[0]} is missing: a checkpoint has qweight, qzeros and scales")
+        found = {name: value.detach().cpu() for name, value in tensors.items() if name != "bias"}
+        scales = found["scales"].double().numpy()
+        qweight, qzeros = found["qweight"].numpy(), found["qzeros"].numpy()
+        plain: QuantizedWeights
+        if kind == "gptq":
+            g_idx = found["g_idx"].numpy() if "g_idx" in found else None
+            plain = from_gptq(qweight, qzeros, scales, g_idx)
+        else:
+            plain = from_awq(qweight, qzeros, scales)
+        bias = torch.nn.Parameter(tensors["bias"].to(dtype)) if tensors.get("bias") is not None else None
+        weight = QuantizedWeight.pack(plain, dtype).to(tensors["qweight"].device)
+        return cls(weight, bias, activation=activation)
+
+    @property
+    def weight(self) -> QuantizedWeight:
+        """The packed weights."""
+        size = self.out_features, self.in_features
+        return QuantizedWeight(self.format, self.units, self.scales, *size, self.activations)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """activation(x @ weight.T + bias), of shape (..., out_features)."""
+        return quantized_matmul(x, self.weight, bias=self.bias, activation=self.activation)
+
+    def dequantized(self) -> torch.Tensor:
+        """The weights (out_features, in_features) in the activations' type."""
+        return self.weight.dense(self.activations)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> QuantizedLinear:
+        """Move the module; a cast leaves codes and scales as they are."""
+        scales = self.scales
+        super()._apply(fn, recurse)
+        if scales is not None and self.scales is not None and self.scales.dtype != scales.dtype:
+            self.scales = scales.to(self.scales.device)
+        return self
+
+    def extra_repr(self) -> str:
+        """Sizes and format."""
+        said = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return f"{said}, {self.format}" + ("" if self.activation is None else f", activation={self.activation!r}")

@@ -1,0 +1,162 @@
+"""matmul(a, b, order=...): the tiles of C that an order visits, by a plan of their own.
+
+    order  --planner.plan-->  plan, compiled once  --run.torch_tensors-->  a launch
+
+Tiles that are not visited cost nothing: `out` keeps its values there, and without an `out` they are zeros. On the CPU
+the product is computed in float64 and stored where the kernel would store it: the same tiles of the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+
+from ..errors import OperandError
+from ..kernels import plan as plan_of
+from ..kernels.compile.compiler import CompiledGemm, compile_plan
+from ..kernels.orders import Order, given_names, order_values, stored_elements
+from ..kernels.plan import present
+from ..kernels.run.epilogue_operands import words_of_tensors
+from ..kernels.run.operand_checks import check_operands
+from ..kernels.run.torch_tensors import launch_of
+from ..kernels.sm90.choose.rules import Sm90Choice
+from ..kernels.sm90.plan import Sm90Plan
+from .checks import check_call, check_out, needs_dispatcher, product_shape, refuse_derivatives
+from .prepared import Config, choice_of, fuses, mark_written, on_gpu
+from .reference import multiply
+from .types import NAMES, TYPES
+
+_NAMES_OF_C = {kind: name for name, kind in TYPES.items() if name != "tf32"}
+_WAY_OUT = "call it under torch.no_grad(), or give its detach()"
+
+
+def ordered_product(
+    a: torch.Tensor, b: torch.Tensor, order: Order, *, out: torch.Tensor | None, given: Mapping[str, Any] | None,
+    config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
+) -> torch.Tensor:  # fmt: skip
+    """The product in an order of tiles: see `torch_op.matmul`.
+
+    Raises OperandError for vectors, batches that broadcast, and a GPU without such kernels. A symmetric order takes
+    a's own transpose as b. PlanError for an order that no kernel has.
+    """
+    written = {} if out is None else {"out": out}
+    check_operands({"a": a, "b": b}, written)
+    choice = choice_of(config)
+    a, b, kind = check_call(a, b, None, out_dtype, allow_tf32)
+    if a.ndim not in (2, 3) or a.ndim != b.ndim or a.shape[:-2] != b.shape[:-2]:
+        raise OperandError(
+            f"order= is of two matrices, or of two batches of as many: not of shapes {list(a.shape)} and "
+            f"{list(b.shape)}; expand() makes a batch"
+        )
+    shape = product_shape(a, b)
+    if 0 in (*shape, a.shape[-1]):
+        raise OperandError(f"order= of a product of shape {list(shape)} over K = {a.shape[-1]}: no size may be 0")
+    if out is not None:
+        check_out(out, shape, kind, {"a": a, "b": b})
+    refuse_derivatives({"a": a, "b": b, **written}, _WAY_OUT)
+    if needs_dispatcher(a, b, out):
+        raise OperandError(
+            "order= is a launch of its own: not under torch.compile, torch.func or a mode, nor of fake tensors or "
+            "tensor subclasses"
+        )
+    if on_gpu(a.get_device()) and not fuses(a.get_device()):
+        raise OperandError(f"{a.device}: order= needs compute capability 9.0")
+    ready = _plan_for(a, b, kind, order, choice)
+    plan = ready.plan
+    _check_mirror(plan, a, b)
+    names = given_names(plan)
+    if extra := [name for name in given or {} if name not in names]:
+        raise OperandError(f"given = {', '.join(extra)}: the order reads {', '.join(names) or 'no parameter'}")
+    with torch.no_grad():
+        a, b = a.resolve_neg(), b.resolve_neg()
+        if not on_gpu(a.get_device()):
+            return _by_reference(plan, a, b, kind, out, dict(given or {}))
+        return _launched(ready, a, b, out, dict(given or {}))
+
+
+def _plan_for(a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, order: Order, choice: Sm90Choice | None) -> _Ready:
+    if choice is not None and choice.swapped:
+        raise OperandError("config is of the transposed product (swapped), and an order is of C itself")
+    names = f"{NAMES[a.dtype]}:{_order_of(a, 'row')}", f"{NAMES[b.dtype]}:{_order_of(b, 'col')}", _NAMES_OF_C[kind]
+    batch = a.shape[0] if a.ndim > 2 else 1
+    sizes = a.shape[-2], b.shape[-1], a.shape[-1], batch
+    return _plan(sizes, names, order, None if choice is None else choice.config)
+
+
+@dataclass(frozen=True, eq=False)
+class _Ready:
+    """A plan, compiled when it is first launched."""
+
+    plan: Sm90Plan
+
+    @cached_property
+    def compiled(self) -> CompiledGemm:
+        return compile_plan(self.plan)
+
+
+@lru_cache(maxsize=1024)
+def _plan(sizes: tuple[int, int, int, int], names: tuple[str, str, str], order: Order, config: Any) -> _Ready:
+    m, n, k, batch = sizes
+    found = plan_of(
+        m, n, k, batch=batch, arch="sm_90a", a=names[0], b=names[1], c=names[2], order=order, config=config
+    )  # fmt: skip
+    assert isinstance(found, Sm90Plan)
+    return _Ready(found)
+
+
+def _order_of(x: torch.Tensor, k_major: str) -> str:
+    """The order in which a kernel reads an operand: 8-bit types and tf32 with K contiguous alone."""
+    if x.dtype not in (torch.bfloat16, torch.float16):
+        return k_major
+    along = {"row": x.stride(-1), "col": x.stride(-2)}
+    other = "col" if k_major == "row" else "row"
+    return other if along[other] == 1 and along[k_major] != 1 else k_major
+
+
+def _check_mirror(plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Raise OperandError unless b is a's transpose, of a symmetric product."""
+    if plan.mirror is None:
+        return
+    same = a.data_ptr() == b.data_ptr() and a.stride() == b.mT.stride() and a.shape == b.mT.shape
+    if not same or a.dtype != b.dtype:
+        raise OperandError("order = 'symmetric': b is a's own transpose, as in matmul(a, a.mT, order='symmetric')")
+
+
+def _launched(
+    ready: _Ready, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, given: dict[str, Any]
+) -> torch.Tensor:
+    """One launch on the current stream of the operands' device."""
+    plan = ready.plan
+    words = words_of_tensors(plan, given, a.device) if plan.reads_more else ()
+    if out is not None:
+        mark_written((out,))
+    batched = a.ndim > 2 and plan.batch == 1
+    with torch.cuda.device(a.device):
+        if batched:  # a batch of one is a product of two matrices
+            a, b, into = a[0], b[0], None if out is None else out[0]
+        else:
+            into = out
+        made = launch_of(plan, a, b, into, True, words)
+        ready.compiled.launch(*made.arguments, stream=torch.cuda.current_stream(a.device).cuda_stream)
+        if made.late:
+            present(into).copy_(made.c)
+    if out is not None:
+        return out
+    c: torch.Tensor = made.c
+    return c.view(plan.batch, plan.m, plan.n) if batched else c
+
+
+def _by_reference(
+    plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, out: torch.Tensor | None, given: dict[str, Any]
+) -> torch.Tensor:
+    """The float64 product where the plan stores it."""
+    value = multiply(a, b, kind)
+    stored = stored_elements(plan, order_values(plan, given))
+    if stored is not None:
+        inside = torch.from_numpy(stored.copy())
+        value = torch.where(inside, value, torch.zeros((), dtype=kind) if out is None else out)
+    return value if out is None else out.copy_(value)

@@ -1,0 +1,134 @@
+"""A checked product with packed weights, computed now: on a Hopper GPU by a kernel, on the CPU in float64.
+
+The kernel computes the transposed product: packed weights are its A, and x its B.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from ...errors import OperandError
+from ...kernels.compile.compiler import compile_plan
+from ...kernels.derive import padded_leading
+from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Step
+from ...kernels.epilogue.parameters import Placed, words_of
+from ...kernels.run.operand_checks import resolved
+from ...kernels.sm90.plan import Sm90Config, Sm90Plan
+from ...kernels.sm90.quantized.choose import packed_config
+from ...kernels.sm90.quantized.formats import COLUMN_SCALE, QuantizedFormat
+from ..bias_activation import by_torch
+from ..launch import Direct
+from ..operator import raw_stream
+from ..prepared import gpu, on_gpu
+from ..scaled_grouped.kept import require_hopper
+from ..types import C_NAMES, NAMES, READ
+from .weights import dense_of
+
+_VECTOR = 16  # bytes: alignment of lines that TMA reads
+
+
+@dataclass(frozen=True)
+class QuantizedCall:
+    """A checked product with packed weights.
+
+    size  (n, k) of the weights
+    """
+
+    format: QuantizedFormat
+    size: tuple[int, int]
+    activation: str | None
+    kind: torch.dtype
+    config: Sm90Config | None = None
+
+
+def quantized_product(
+    call: QuantizedCall, x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """activation(x @ weights.T + bias) of x (rows, k)."""
+    n, rows = call.size[0], x.shape[0]
+    if not on_gpu(x.get_device()):
+        dense = dense_of(call.format, x.dtype, units, scales, call.size).double()
+        return by_torch(resolved(x.detach()).double() @ dense.T, bias, call.activation, call.kind)
+    require_hopper(x.get_device(), "quantized_matmul")
+    c = torch.empty((rows, n), dtype=call.kind, device=x.device)
+    if rows == 0:
+        return c
+    lines = readable(resolved(x.detach()))
+    vectors = {COLUMN_SCALE: scales, "bias": None if bias is None else resolved(bias.detach()).contiguous()}
+    read = [value for value in vectors.values() if value is not None]
+    key = (call, rows, lines.stride(0), x.dtype, None if bias is None else bias.dtype, x.get_device())
+    with torch.cuda.device(x.device):
+        direct = _prepared(*key)
+        addresses = [t.data_ptr() for t in (units, lines, c, *read)]
+        direct.launch(addresses, raw_stream(x.get_device()))
+    return c
+
+
+def readable(x: torch.Tensor) -> torch.Tensor:
+    """x as TMA reads it, K contiguous and lines of whole 16 bytes: itself, or a copy."""
+    size = x.element_size()
+    lines = x.stride(0) * size if x.shape[0] > 1 else 0
+    overlap = x.shape[0] > 1 and x.stride(0) < x.shape[1]
+    if (x.stride(1) == 1 or x.shape[1] == 1) and not (lines % _VECTOR or x.data_ptr() % _VECTOR or overlap):
+        return x
+    pitch = -(-x.shape[1] * size // _VECTOR) * _VECTOR // size
+    made = x.new_empty((x.shape[0], pitch))[:, : x.shape[1]]
+    return made.copy_(x)
+
+
+@lru_cache(maxsize=4096)
+def _prepared(
+    call: QuantizedCall, rows: int, stride: int, x: torch.dtype, bias: torch.dtype | None, device: int
+) -> Direct:
+    """The launch of a product for x of such lines; it takes addresses: weights, x, C, the scales of columns, bias."""
+    k, places = call.size[1], gpu(device)[0]
+    plan = plan_of(call, rows, NAMES[x], None if bias is None else C_NAMES[bias], places.multiprocessors)
+    pitch = stride if rows > 1 else padded_leading(plan.b.dtype, k)
+    return Direct(compile_plan(plan), *arguments_of(plan, pitch, places.resident(plan.cluster_size)), device, plan)
+
+
+def arguments_of(plan: Sm90Plan, pitch: int, workers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The launch's arguments with zeros for addresses, and their places: weights, x, C, then the epilogue's vectors.
+
+    pitch  elements from row to row of x
+    """
+    n, rows, k = plan.m, plan.n, plan.k
+    names = [given.name for given in plan.epilogue.given]
+    words = words_of(plan.epilogue, {name: Placed(0) for name in names})
+    sizes = (n, rows, k, 1, k, pitch, n, n * k, rows * pitch, rows * n, workers)
+    at = [3 + len(sizes) + plan.epilogue.words.index(name) for name in names]
+    return (0, 0, 0, *sizes, *words), (0, 1, 2, *at)
+
+
+@lru_cache(maxsize=1024)
+def plan_of(call: QuantizedCall, rows: int, x: str, bias: str | None, sms: int) -> Sm90Plan:
+    """The plan of a product for x of that many rows and that type."""
+    n, k = call.size
+    config = call.config or packed_config(n, rows, k, sms)
+    return Sm90Plan.derive(
+        n, rows, k, a=x, b=f"{x}:col", c=f"{C_NAMES[call.kind]}:col", config=config, weights=call.format,
+        epilogue=epilogue_of(call.format, bias, call.activation) or None,
+    )  # fmt: skip
+
+
+def epilogue_of(fmt: QuantizedFormat, bias: str | None, activation: str | None) -> Epilogue:
+    """The epilogue of the transposed product: scales of columns, a bias of that type, an activation.
+
+    >>> [type(step).__name__ for step in epilogue_of(QuantizedFormat("int8"), "bf16", "silu").steps]
+    ['VectorScale', 'Bias', 'Activation']
+    """
+    steps: list[Step] = []
+    if bias is not None:
+        steps.append(Bias("m", bias))
+    if activation is not None:
+        steps.append(Activation(activation))
+    return fmt.epilogue(*steps)
+
+
+def check_bias(bias: torch.Tensor | None, n: int) -> None:
+    """Raise OperandError for a bias that no kernel reads."""
+    if bias is not None and (bias.dtype not in READ or tuple(bias.shape) != (n,)):
+        raise OperandError(f"bias is {bias.dtype} of shape {list(bias.shape)}: float32, bfloat16 or float16 of [{n}]")

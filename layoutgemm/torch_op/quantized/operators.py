@@ -1,0 +1,156 @@
+"""torch.ops.layoutgemm.quantized_matmul and dequantized: as torch's compiler, autograd and functorch see them.
+
+    quantized_matmul(Tensor x, Tensor units, Tensor? scales, Tensor? bias, str? activation, str code, int group,
+                     bool zeros, int n, int k, ScalarType? out_dtype=None, str config="") -> Tensor
+    dequantized(Tensor units, Tensor? scales, ScalarType activations, str code, int group, bool zeros, int n, int k)
+                -> Tensor
+
+x is (rows, k); `group` is 0 where a column has one scale. The gradient of x is grad @ weights, the weights in x's type;
+a bias has its gradient by torch; the weights have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...errors import OperandError, TensorError
+from ...kernels.run.operand_checks import check_operands
+from ...kernels.sm90.quantized.formats import QuantizedFormat
+from ..bias_activation import GATES, by_torch
+from ..checks import check_activation, check_device, refuse_derivatives, stored_as
+from ..compiled.traced import named
+from ..library import with_autograd
+from ..operator import matmul
+from ..scaled_grouped.operators import plain_config
+from .launch import QuantizedCall, check_bias, quantized_product
+from .weights import QuantizedWeight, dense_of
+
+Facts = tuple[str, int, bool, int, int]  # code, group, zeros, n, k
+_WAY_OUT = "weights and their scales are not trained; give its detach()"
+
+
+def format_of(code: str, group: int, zeros: bool) -> QuantizedFormat:
+    """The format of an operator's arguments."""
+    return QuantizedFormat(code, group or None, zeros)
+
+
+def facts_of(fmt: QuantizedFormat, n: int, k: int) -> Facts:
+    """An operator's arguments of a format and sizes."""
+    return fmt.code, fmt.group or 0, fmt.zeros, n, k
+
+
+def checked_call(
+    x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None,
+    activation: str | None, facts: Facts, out_dtype: torch.dtype | None, config: str,
+) -> QuantizedCall:  # fmt: skip
+    """The checked product. Raises OperandError or TensorError, naming the operand."""
+    check_operands({"x": x, "units": units, **named(scales=scales, bias=bias)})
+    check_device(x)
+    refuse_derivatives(named(scales=scales), _WAY_OUT)
+    fmt, (n, k) = format_of(*facts[:3]), facts[3:]
+    QuantizedWeight(fmt, units, scales, n, k, x.dtype)
+    if x.ndim != 2 or x.shape[1] != k:
+        raise TensorError(f"x has shape {list(x.shape)}: (rows, {k}), the weights being {n}x{k}")
+    check_activation(activation)
+    if activation in GATES:
+        raise OperandError(f"activation {activation!r}: a product with packed weights has no gate")
+    check_bias(bias, n)
+    return QuantizedCall(fmt, (n, k), activation, stored_as(x.dtype, out_dtype), plain_config(config))
+
+
+@torch.library.custom_op("layoutgemm::quantized_matmul", mutates_args=())
+def _quantized(
+    x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None,
+    activation: str | None, code: str, group: int, zeros: bool, n: int, k: int, out_dtype: torch.dtype | None = None,
+    config: str = "",
+) -> torch.Tensor:  # fmt: skip
+    facts = code, group, zeros, n, k
+    call = checked_call(x, units, scales, bias, activation, facts, out_dtype, config)
+    return quantized_product(call, x, units, scales, bias)
+
+
+@_quantized.register_fake
+def _(
+    x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None,
+    activation: str | None, code: str, group: int, zeros: bool, n: int, k: int, out_dtype: torch.dtype | None = None,
+    config: str = "",
+) -> torch.Tensor:  # fmt: skip
+    call = checked_call(x, units, scales, bias, activation, (code, group, zeros, n, k), out_dtype, config)
+    return x.new_empty((x.shape[0], n), dtype=call.kind)
+
+
+@torch.library.custom_op("layoutgemm::dequantized", mutates_args=())
+def _dequantized(
+    units: torch.Tensor, scales: torch.Tensor | None, activations: torch.dtype, code: str, group: int, zeros: bool,
+    n: int, k: int,
+) -> torch.Tensor:  # fmt: skip
+    return dense_of(format_of(code, group, zeros), activations, units, scales, (n, k)).to(activations)
+
+
+@_dequantized.register_fake
+def _(
+    units: torch.Tensor, scales: torch.Tensor | None, activations: torch.dtype, code: str, group: int, zeros: bool,
+    n: int, k: int,
+) -> torch.Tensor:  # fmt: skip
+    return units.new_empty((n, k), dtype=activations)
+
+
+class _Product(torch.autograd.Function):
+    """x @ weights.T with the derivative by x."""
+
+    @staticmethod
+    def forward(
+        x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, facts: Facts, kind: torch.dtype, config: str
+    ) -> torch.Tensor:
+        value: torch.Tensor = torch.ops.layoutgemm.quantized_matmul(x, units, scales, None, None, *facts, kind, config)
+        return value
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
+        x, units, scales, ctx.facts, ctx.kind, ctx.config = inputs
+        ctx.save_for_backward(units, scales)
+        ctx.save_for_forward(units, scales)
+        ctx.like = x.dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        units, scales = ctx.saved_tensors
+        dense = torch.ops.layoutgemm.dequantized(units, scales, ctx.like, *ctx.facts)
+        return matmul(grad.to(ctx.like), dense), None, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, dx: torch.Tensor, *others: None) -> torch.Tensor:  # type: ignore[override]
+        units, scales = ctx.saved_tensors
+        value: torch.Tensor = _Product.apply(dx, units, scales, ctx.facts, ctx.kind, ctx.config)
+        return value
+
+
+def _recorded(
+    x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None,
+    activation: str | None, code: str, group: int, zeros: bool, n: int, k: int, out_dtype: torch.dtype | None = None,
+    config: str = "",
+) -> torch.Tensor:  # fmt: skip
+    """The product with derivatives; torch adds the bias and computes the activation."""
+    facts = code, group, zeros, n, k
+    call = checked_call(x, units, scales, bias, activation, facts, out_dtype, config)
+    finishes = bias is not None or activation is not None
+    kind = torch.float32 if finishes else call.kind
+    value: torch.Tensor = _Product.apply(x, units, scales, facts, kind, config)
+    return by_torch(value, bias, activation, call.kind) if finishes else value
+
+
+with_autograd("quantized_matmul", _recorded)
+
+
+@_quantized.register_vmap
+def _(info: Any, in_dims: Sequence[int | None], x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, int]:
+    """Slices of x are more rows of one product."""
+    mapped = [at for at in in_dims[1:] if at is not None]
+    if mapped or in_dims[0] is None:
+        raise OperandError("torch.ops.layoutgemm.quantized_matmul is mapped along x alone")
+    moved = x.movedim(in_dims[0], 0)
+    value = torch.ops.layoutgemm.quantized_matmul(moved.reshape(-1, moved.shape[-1]), *others)
+    return value.reshape(*moved.shape[:-1], value.shape[-1]), 0

@@ -1,0 +1,150 @@
+"""Packed weights as tensors: from plain ones and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from ...errors import OperandError
+from ...kernels.sm90.quantized.conversions import TARGETS, zero_word
+from ...kernels.sm90.quantized.formats import UNIT_K, UNIT_ROWS, QuantizedFormat
+from ...kernels.sm90.quantized.order import PackedOrder
+from ...kernels.sm90.quantized.packing import PackedWeights, QuantizedWeights, pack, quantize, units_of, unpack
+from ..types import C_NAMES, TYPES
+
+_AT_A_TIME = 1024  # rows, whole blocks: what is quantised at a time
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """Weights (out features, in features) of 4 or 8 bits, packed for a kernel.
+
+    units        uint8 (row blocks, K units, bytes): codes, and the scales of groups
+    scales       float32 (n,): of whole columns; None where groups have scales
+    n, k         out and in features
+    activations  torch.bfloat16 or torch.float16: the type of x
+
+    >>> weight = QuantizedWeight.quantize(torch.eye(64, 128), QuantizedFormat("int8"))
+    >>> weight.units.shape, weight.dense()[3, :5].tolist()
+    (torch.Size([1, 1, 8192]), [0.0, 0.0, 0.0, 1.0, 0.0])
+    """
+
+    format: QuantizedFormat
+    units: torch.Tensor
+    scales: torch.Tensor | None
+    n: int
+    k: int
+    activations: torch.dtype = torch.bfloat16
+
+    def __post_init__(self) -> None:
+        name = C_NAMES.get(self.activations)
+        if name not in TARGETS:
+            raise OperandError(f"activations are {self.activations}: bfloat16 or float16")
+        order = PackedOrder(self.format, str(name))
+        want = (*units_of(self.n, self.k), order.unit_bytes)
+        if self.units.dtype != torch.uint8 or tuple(self.units.shape) != want or not self.units.is_contiguous():
+            found = f"{self.units.dtype} of shape {list(self.units.shape)}"
+            raise OperandError(f"units are {found}: contiguous uint8 of {list(want)} for {self.n}x{self.k} weights")
+        given = self.scales
+        if (given is None) != (self.format.group is not None):
+            raise OperandError(f"scales are {'missing' if given is None else 'given'}, and weights are {self.format}")
+        if given is not None and (given.dtype != torch.float32 or tuple(given.shape) != (self.n,)):
+            raise OperandError(f"scales are {given.dtype} of shape {list(given.shape)}: float32 of [{self.n}]")
+
+    @classmethod
+    def quantize(
+        cls, weight: torch.Tensor, fmt: QuantizedFormat, activations: torch.dtype = torch.bfloat16
+    ) -> QuantizedWeight:
+        """Weights (n, k) rounded to the nearest codes, on the CPU, and packed; the result is where `weight` is.
+
+        Raises OperandError for weights that are not finite, or a k that groups do not divide.
+        """
+        name = _name_of(activations)
+        if weight.ndim != 2 or 0 in weight.shape:
+            raise OperandError(f"weight has shape {list(weight.shape)}: (n, k), neither of them 0")
+        parts = [
+            pack(quantize(rows.detach().double().cpu().numpy(), fmt, name), name) for rows in weight.split(_AT_A_TIME)
+        ]
+        scales = None if fmt.group else np.concatenate([part.scales for part in parts if part.scales is not None])
+        units = np.concatenate([part.units for part in parts])
+        n, k = weight.shape
+        return cls.of(PackedWeights(fmt, name, n, k, units, scales)).to(weight.device)
+
+    @classmethod
+    def pack(cls, weights: QuantizedWeights, activations: torch.dtype = torch.bfloat16) -> QuantizedWeight:
+        """Codes and scales that are there already, packed; see `kernels.sm90.quantized.packing`."""
+        return cls.of(pack(weights, _name_of(activations)))
+
+    @classmethod
+    def of(cls, packed: PackedWeights) -> QuantizedWeight:
+        """Packed NumPy weights as tensors."""
+        scales = None if packed.scales is None else torch.from_numpy(np.ascontiguousarray(packed.scales))
+        units = torch.from_numpy(np.ascontiguousarray(packed.units))
+        return cls(packed.format, units, scales, packed.n, packed.k, TYPES[packed.activations])
+
+    def to(self, device: torch.device | str) -> QuantizedWeight:
+        """The same on a device."""
+        scales = None if self.scales is None else self.scales.to(device)
+        return replace(self, units=self.units.to(device), scales=scales)
+
+    def plain(self) -> QuantizedWeights:
+        """Codes, scales and zero points in plain order, as NumPy arrays."""
+        scales = None if self.scales is None else self.scales.cpu().numpy()
+        name = _name_of(self.activations)
+        return unpack(PackedWeights(self.format, name, self.n, self.k, self.units.cpu().numpy(), scales))
+
+    def dense(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """The weights (n, k), where the packed ones are."""
+        return dense_of(self.format, self.activations, self.units, self.scales, (self.n, self.k)).to(dtype)
+
+
+def _name_of(activations: torch.dtype) -> str:
+    name = C_NAMES.get(activations)
+    if name not in TARGETS:
+        raise OperandError(f"activations are {activations}: bfloat16 or float16")
+    return str(name)
+
+
+def dense_of(
+    fmt: QuantizedFormat, activations: torch.dtype, units: torch.Tensor, scales: torch.Tensor | None,
+    shape: tuple[int, int],
+) -> torch.Tensor:  # fmt: skip
+    """The weights (n, k) in float32: (value - zero point) * scale, by torch."""
+    order, device = PackedOrder(fmt, _name_of(activations)), units.device
+    rows, along_k = units.shape[:2]
+    codes = units[..., : order.code_bytes]
+    if fmt.bits == 4:
+        codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)
+    places = _inverse(order, True).to(device)
+    plain = codes[..., places].reshape(rows, along_k, UNIT_K, UNIT_ROWS).permute(0, 3, 1, 2)
+    plain = plain.reshape(rows * UNIT_ROWS, along_k * UNIT_K)[: shape[0], : shape[1]].long()
+    table = torch.from_numpy(np.nan_to_num(fmt.facts.values(), nan=0.0, posinf=0.0, neginf=0.0)).float().to(device)
+    if scales is not None:
+        return table[plain] * scales[:, None]
+    numbers = units[..., order.code_bytes :].contiguous().view(activations).float()
+    kinds = numbers.reshape(rows, along_k, -1, order.scale_words, 2)
+    found = [_groups(order, kinds[..., kind, :], shape) for kind in range(order.scale_words)]
+    if not fmt.zeros:
+        return table[plain] * found[0]
+    magic = float(order.target.dtype.decode(np.array([zero_word(order.target, 0) & 0xFFFF]))[0])
+    return (plain.float() - (found[1] - magic)) * found[0]
+
+
+def _groups(order: PackedOrder, numbers: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    """The numbers of groups, one for each weight."""
+    rows, along_k = numbers.shape[:2]
+    places = _inverse(order, False).to(numbers.device)
+    plain = numbers.reshape(rows, along_k, -1)[..., places]
+    plain = plain.reshape(rows, along_k, order.format.groups, UNIT_ROWS).permute(0, 3, 1, 2)
+    wide = plain.reshape(rows * UNIT_ROWS, -1)[: shape[0]]
+    return wide.repeat_interleave(order.format.group or 1, dim=1)[:, : shape[1]]
+
+
+@lru_cache(maxsize=64)
+def _inverse(order: PackedOrder, codes: bool) -> torch.Tensor:
+    """The place of each element of a unit among its codes, or its scales."""
+    layout = order.codes if codes else order.scales
+    return torch.from_numpy(np.argsort(np.asarray(layout.offsets())))

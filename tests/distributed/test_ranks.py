@@ -1,0 +1,176 @@
+"""Kernels of shards on several emulated devices: copies, flags and counters in adversarial orders between them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from layoutgemm.emulator.devices import Stream, emulate_devices
+from layoutgemm.errors import DeadlockError, EmulatorError, PlanError
+from layoutgemm.kernels import Sm90Config, Sm90Plan
+from layoutgemm.kernels.sm90.shards import Gathered, Scattered, check_division
+
+sys.path.insert(0, str(Path(__file__).parent))
+from ranks import Ranks, gathered, scattered
+
+needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+SLOW = [pytest.mark.slow]
+# Rows of a shard are no whole tiles of A; C has a ragged edge along N.
+GATHER = {"tile": (128, 64), "stages": 3}
+PAIR = {"tile": (128, 64), "stages": 3, "cluster": (2, 1), "loader": "warp", "chunks": 1, "buffers": 2}
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize(
+    ("ranks", "order", "config"),
+    [
+        (2, "devices first", GATHER),
+        (4, "random", GATHER),
+        pytest.param(2, "copies first", PAIR, marks=SLOW),
+        pytest.param(3, "random", PAIR, marks=SLOW),
+        pytest.param(4, "devices first", GATHER, marks=SLOW),
+    ],
+)
+def test_all_gather_product_is_exact(ranks: int, order: str, config: dict[str, object]) -> None:
+    k, chunks = (192, 1) if ranks == 2 else (64, 3)
+    given = Ranks(gathered(ranks * 150, 96, k, **config), ranks, chunks)
+    done = emulate_devices(given.launches(), given.streams(), order=order, seed=ranks)  # type: ignore[arg-type]
+    assert not given.wrong()
+    assert not [one.report() for one in done if one.findings]
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize(
+    ("ranks", "order", "config", "c"),
+    [
+        (2, "devices first", GATHER, "bf16"),
+        (4, "random", GATHER, "bf16"),
+        pytest.param(2, "random", PAIR, "bf16", marks=SLOW),
+        pytest.param(3, "copies first", PAIR, "f32", marks=SLOW),
+        pytest.param(4, "devices first", GATHER, "bf16", marks=SLOW),
+    ],
+)
+def test_reduce_scatter_product_is_exact(ranks: int, order: str, config: dict[str, object], c: str) -> None:
+    rows, k = (1024, 128) if ranks == 2 else (256 * ranks, 64)
+    given = Ranks(scattered(rows, 88, k, c, **config), ranks, chunks=2 if ranks == 2 else 1)
+    done = emulate_devices(given.launches(), given.streams(), order=order, seed=ranks)  # type: ignore[arg-type]
+    assert not given.wrong()
+    assert not [one.report() for one in done if one.findings]
+
+
+def small(kind: str) -> Ranks:
+    plan = gathered(300, 96, 192, **GATHER) if kind == "gather" else scattered(512, 88, 128, **GATHER)
+    return Ranks(plan, 2, chunks=1)
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize("kind", ["gather", "scatter"])
+def test_a_lost_flag_is_a_deadlock_that_names_the_device(kind: str) -> None:
+    given = small(kind)
+    with pytest.raises(DeadlockError, match=r"device 1: no thread can go on(.|\n)*ld.global.acquire.sys"):
+        emulate_devices(given.launches(), given.streams(lost=(1, 0)))
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize("kind", ["gather", "scatter"])
+def test_a_wait_ends_with_rank_and_flag_on_record(kind: str) -> None:
+    given = small(kind)
+    given.polls = 40 if kind == "gather" else 120  # what is not lost comes sooner
+    with pytest.raises(EmulatorError, match="device 1: trap was executed"):
+        emulate_devices(given.launches(), given.streams(lost=(1, 0)), order="copies first")
+    assert given.records[1].tolist() == [1, 0, 1, 1]  # flag 0, which was 0 and not 1, on rank 1
+    assert given.records[0].tolist() == [0, 0, 0, 0]
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize("kind", ["gather", "scatter"])
+def test_without_the_wait_every_rank_is_wrong(kind: str) -> None:
+    given = small(kind)
+    given.target = 0  # flags are 0: every wait ends at once
+    emulate_devices(given.launches(), given.streams())
+    assert given.wrong() == [0, 1]
+
+
+def test_devices_that_wait_for_each_other_are_named() -> None:
+    from layoutgemm.emulator.api import described
+
+    text = """
+    .version 8.0
+    .target sm_80
+    .visible .entry pass(.param .u64 mine, .param .u64 theirs) { .reg .pred %p; .reg .b32 %r<2>; .reg .b64 %d<2>;
+      ld.param.u64 %d0, [mine];
+      ld.param.u64 %d1, [theirs];
+    AGAIN:
+      ld.acquire.sys.global.u32 %r0, [%d0];
+      setp.eq.u32 %p, %r0, 0;
+      @%p bra AGAIN;
+      st.release.sys.global.u32 [%d1], %r0;
+      ret; }"""
+    words = [np.zeros(1, np.uint32) for _ in range(2)]
+    launches = [described(text, 1, 1, 1, 0, (words[i], words[1 - i]), None) for i in range(2)]
+    with pytest.raises(DeadlockError, match=r"device 0(.|\n)*device 1"):
+        emulate_devices(launches)
+    launches = [described(text, 1, 1, 1, 0, (words[i], words[1 - i]), None) for i in range(2)]
+    emulate_devices(launches, [Stream("host").write(words[0], 0, 7)])
+    assert [int(word[0]) for word in words] == [7, 7]
+
+
+def test_multimem_is_refused_by_name() -> None:
+    from layoutgemm.emulator.api import emulate_ptx
+
+    text = """
+    .version 8.1
+    .target sm_90
+    .visible .entry reduce(.param .u64 x) { .reg .b32 %r<1>; .reg .b64 %d<1>;
+      ld.param.u64 %d0, [x];
+      multimem.ld_reduce.relaxed.sys.global.add.u32 %r0, [%d0];
+      ret; }"""
+    with pytest.raises(EmulatorError.__bases__[0], match="multimem"):
+        emulate_ptx(text, block=1, args=[np.zeros(1, np.uint32)])
+
+
+def test_the_checks_hold_and_fail_where_a_number_is_changed() -> None:
+    for make, m in ((gathered, 300), (scattered, 512)):
+        plan = make(m, 96, 128, **GATHER)
+        plan.check().require()
+        names = {check.name for check in plan.check().checks}
+        assert names >= ({"rank's order", "flags"} if make is gathered else {"counters", "own rows last"})
+        assert "shards:" in plan.explain()
+    wide = replace(plan.store, warps=4)
+    failing = {check.name for check in replace(plan, store=wide).check() if not check}
+    assert "counters" in failing or "derivation" in failing
+
+
+@pytest.mark.parametrize(
+    ("shards", "config", "said"),
+    [
+        (Gathered(), {"snake": True}, "snake = True"),
+        (Gathered(), {"overlap": True}, "overlap = True"),
+        (Gathered(), {"along": "N"}, "along = 'N'"),
+        (Scattered(), {"schedule": "pingpong", "loader": "warp", "tile": (128, 64)}, "schedule = 'pingpong'"),
+        (Scattered(), {"store": "direct"}, "store = 'direct'"),
+        (Scattered(), {"early": 1}, "early = 1"),
+    ],
+)
+def test_other_kernels_are_refused_by_name(shards: object, config: dict[str, object], said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        Sm90Plan.derive(512, 64, 64, config=Sm90Config(**config), shards=shards)  # type: ignore[arg-type]
+
+
+def test_rows_that_do_not_divide_are_refused() -> None:
+    plan = scattered(384, 64, 64, **GATHER)
+    for ranks, chunks, said in ((2, 1, "no multiple of a cluster's 128"), (5, 1, "384 % 5"), (9, 1, "9 rank")):
+        with pytest.raises(PlanError, match=said):
+            check_division(plan, ranks, chunks)
+    with pytest.raises(PlanError, match=r"runs through layoutgemm\.distributed"):
+        plan.run(np.zeros((384, 64), np.float32), np.zeros((64, 64), np.float32))

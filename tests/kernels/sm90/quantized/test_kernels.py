@@ -1,0 +1,182 @@
+"""Kernels with packed weights: plans are proven, executed, and emulated under adverse orders; what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from layoutgemm.emulator.machine.interpreter import Policy
+from layoutgemm.errors import OperandError, PlanError
+from layoutgemm.kernels import Sm90Config, Sm90Plan
+from layoutgemm.kernels.epilogue.chain import Activation, Bias, Epilogue
+from layoutgemm.kernels.run.emulated import emulate_plan
+from layoutgemm.kernels.run.hardware_model import GlobalMatrix
+from layoutgemm.kernels.sm90.quantized.choose import packed_config
+from layoutgemm.kernels.sm90.quantized.formats import NVFP4, QuantizedFormat
+from layoutgemm.kernels.sm90.quantized.packing import PackedWeights, pack, quantize, unpack
+
+needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+INT4 = QuantizedFormat("int4", 128)
+FEW = {"store": "direct", "loader": "warp"}
+# Format, activations, (out features, rows, in features), configuration
+FORMS = {
+    "self": (INT4, "bf16", (100, 13, 384), Sm90Config((64, 16), consumers=1, store="direct", stages=3)),
+    "split": (
+        QuantizedFormat("int4", 32, True), "f16", (150, 20, 416),
+        Sm90Config((128, 32), consumers=2, split=2, single=True, **FEW),
+    ),
+    "cluster": (
+        QuantizedFormat("e4m3", 64), "bf16", (328, 70, 192),
+        Sm90Config((128, 64), cluster=(2, 1), loader="warpgroup", tile_k=64, stages=3),
+    ),
+    "half units": (
+        NVFP4, "bf16", (64, 8, 272),
+        Sm90Config((64, 8), consumers=1, tile_k=64, stages=2, launch="tiles", **FEW),
+    ),
+    "two blocks": (QuantizedFormat("int8", 128), "f16", (264, 40, 256), Sm90Config((256, 32), stages=2)),
+}  # fmt: skip
+
+
+def problem(form: str) -> tuple[Sm90Plan, PackedWeights, np.ndarray, np.ndarray, np.ndarray]:
+    """The plan, packed weights, B, the product in float64, and its bound of error."""
+    fmt, kind, (m, n, k), config = FORMS[form]
+    plan = Sm90Plan.derive(m, n, k, a=kind, b=f"{kind}:col", c=f"{kind}:col", weights=fmt, config=config)
+    rng = np.random.default_rng(3)
+    packed = pack(quantize(rng.standard_normal((m, k)), fmt, kind), kind)
+    b = np.asarray(plan.b.dtype.decode(plan.b.dtype.encode(rng.standard_normal((k, n)))), np.float32)
+    dense = np.asarray(plan.b.dtype.decode(plan.b.dtype.encode(unpack(packed).dense())), np.float64)
+    want, size = dense @ b, np.abs(dense) @ np.abs(b)
+    return plan, packed, b, want, plan.c.dtype.unit_roundoff * np.abs(want) + 2.0**-18 * size
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_checks_hold_and_the_executor_is_right(form: str) -> None:
+    plan, packed, b, want, bound = problem(form)
+    plan.check().require()
+    assert (np.abs(plan.run(packed, b, device="reference").c - want) <= bound).all()
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize("form", ["split", pytest.param("cluster", marks=pytest.mark.slow), "half units"])
+def test_the_compiled_kernel_is_right_and_free_of_races(form: str) -> None:
+    plan, packed, b, want, bound = problem(form)
+    assert (np.abs(plan.run(packed, b, device="emulator").c - want) <= bound).all()
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy(loads="early", stores="early", pick="random", waits="reluctant"),
+        pytest.param(Policy(products="early", lands="oldest", elect="highest"), marks=pytest.mark.slow),
+    ],
+)
+def test_orders_of_copies_and_products_change_nothing(policy: Policy) -> None:
+    plan, packed, b, want, bound = problem("self")
+    bits = packed.units.reshape(-1)
+    lines = np.ascontiguousarray(plan.b.dtype.encode(b.T)).reshape(-1)
+    matrix = GlobalMatrix(lines, plan.k, (plan.k, plan.n), lines.size)
+    given = (0,) * 16
+    words, done = emulate_plan(plan, GlobalMatrix(bits, bits.size, (bits.size, 1)), matrix, policy, False, given)
+    done.raise_for_findings()
+    assert (np.abs(np.asarray(plan.c.dtype.decode(words), np.float64) - want) <= bound).all()
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_column_scales_bias_and_activation_are_applied_in_this_order() -> None:
+    fmt = QuantizedFormat("int4")
+    config = Sm90Config((64, 16), consumers=1, stages=2)
+    plan = Sm90Plan.derive(
+        72, 9, 100, a="bf16", b="bf16:col", c="bf16:col", weights=fmt, config=config,
+        epilogue=fmt.epilogue(Bias("m"), Activation("relu")),
+    )  # fmt: skip
+    plan.check().require()
+    rng = np.random.default_rng(4)
+    packed = pack(quantize(rng.integers(-7, 8, (72, 100)), fmt))
+    b, bias = rng.integers(-3, 4, (100, 9)).astype(np.float32), rng.standard_normal(72).astype(np.float32)
+    want = np.maximum(unpack(packed).dense() @ b + bias[:, None], 0)
+    found = plan.run(packed, b, given={"bias": bias}, device="emulator").c
+    assert np.allclose(found, want, rtol=2**-8, atol=1e-3)
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_products_overlap_and_nothing_spills() -> None:
+    compiled = problem("self")[0].compile()
+    assert compiled.sass().serialised_wgmma(4) is None
+    assert not compiled.sass().local_memory
+
+
+CHANGES = {
+    "copy A": lambda plan: replace(plan.a, packing=replace(plan.a.packing, format=QuantizedFormat("int4", 32))),
+    "fragments A": lambda plan: replace(plan.a, packing=replace(plan.a.packing, activations="f16")),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_changed_operand_fails_its_check(what: str) -> None:
+    plan = problem("half units" if what == "copy A" else "self")[0]
+    report = replace(plan, a=CHANGES[what](plan)).check()
+    assert not report
+    assert any(check.name in (what, "derivation") and not check for check in report.checks)
+
+
+REFUSED = {
+    "group": ({"k": 200}, "k = 200 with groups of 128: the last group has 72 weights"),
+    "batch": ({"batch": 2}, "batch = 2: packed weights are one matrix"),
+    "type": ({"a": "e4m3", "b": "e4m3:col", "c": "bf16:col"}, "a is e4m3 and b e4m3: packed weights become bf16 or"),
+    "depth": ({"config": Sm90Config((64, 16), consumers=1, tile_k=32)}, "tile_k = 32: a K tile is half a packed unit"),
+    "cluster": ({"config": Sm90Config((64, 16), consumers=1, cluster=(1, 2))}, "packed weights are not shared along N"),
+    "pingpong": (
+        {"config": Sm90Config((64, 64), schedule="pingpong", loader="warp")},
+        "schedule = 'pingpong': a product with packed weights takes 'cooperative'",
+    ),
+    "gated": ({"gated": "silu", "n": 16}, "gated: a product with packed weights takes none"),
+    "split": (
+        {"config": Sm90Config((64, 8), consumers=1, split=2, single=True)},
+        "split = 2 of 8 columns: a thread has 4 sums, and sends vectors of 4 to each part; take a multiple of 16",
+    ),
+    "scale": ({"epilogue": INT4.epilogue(Bias("m"), Bias("m", name="weight_scale"))}, "the epilogue has weight_scale"),
+    "no scale": ({"weights": QuantizedFormat("int8"), "epilogue": Epilogue(Bias("m"))}, "has no weight_scale"),
+    "format": ({"weights": "int4"}, "weights of Sm90Plan.derive must be a QuantizedFormat or None"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refusals_name_the_obstacle(what: str) -> None:
+    change, said = REFUSED[what]
+    usual = {
+        "m": 128, "n": 16, "k": 256, "a": "bf16", "b": "bf16:col", "c": "bf16:col", "weights": INT4,
+        "config": Sm90Config((64, 16), consumers=1),
+    }  # fmt: skip
+    if what == "gated":
+        usual["config"] = Sm90Config((64, 32), consumers=1)
+    given = {**usual, **change}
+    with pytest.raises(PlanError) as refused:
+        Sm90Plan.derive(given.pop("m"), given.pop("n"), given.pop("k"), **given)
+    assert said in str(refused.value)
+
+
+def test_operands_of_another_plan_are_refused() -> None:
+    plan, packed, b, _, _ = problem("self")
+    with pytest.raises(OperandError, match="a is a ndarray: the plan multiplies PackedWeights"):
+        plan.run(b.T, b)
+    with pytest.raises(OperandError, match="a is 100x384, int4 in groups of 128, for f16; the plan takes"):
+        plan.run(replace(packed, activations="f16"), b)
+
+
+def test_chosen_configurations_have_plans_that_hold() -> None:
+    for rows in (1, 8, 17, 64, 65, 200, 4096):
+        for n, k in ((8192, 8192), (6144, 4096), (100, 128)):
+            plan = Sm90Plan.derive(
+                n, rows, k, a="bf16", b="bf16:col", c="bf16:col", weights=INT4, config=packed_config(n, rows, k)
+            )
+            assert plan.config.tile[1] >= min(rows, 64)
+            if n == 6144 and rows in (1, 200):
+                plan.check().require()

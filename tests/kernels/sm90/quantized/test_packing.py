@@ -1,0 +1,129 @@
+"""Formats, conversions and the packed order: exhaustion, inverses, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from layoutgemm.atoms import wgmma
+from layoutgemm.checks import bank_conflicts
+from layoutgemm.errors import LayoutError, OperandError, PlanError
+from layoutgemm.kernels.sm90.quantized import conversions
+from layoutgemm.kernels.sm90.quantized.checks import conversion_check
+from layoutgemm.kernels.sm90.quantized.formats import CODES, MXFP4, NVFP4, QuantizedFormat
+from layoutgemm.kernels.sm90.quantized.fragments import block_values
+from layoutgemm.kernels.sm90.quantized.order import PackedOrder
+from layoutgemm.kernels.sm90.quantized.packing import QuantizedWeights, pack, quantize, unpack
+
+FORMATS = [
+    QuantizedFormat("int4", 128), QuantizedFormat("int4", 32, zeros=True), QuantizedFormat("int4"), MXFP4, NVFP4,
+    QuantizedFormat("int8"), QuantizedFormat("int8", 64), QuantizedFormat("e4m3"), QuantizedFormat("e5m2", 128),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("activations", ["bf16", "f16"])
+@pytest.mark.parametrize("code", CODES)
+def test_every_code_becomes_its_value_at_each_place_of_a_word(code: str, activations: str) -> None:
+    assert conversion_check(PackedOrder(QuantizedFormat(code, 128), activations))
+
+
+def test_a_wrong_magic_number_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = replace(CODES["int4"], excess=7)
+    monkeypatch.setattr(conversions, "CODES", {**CODES, "int4": wrong})
+    check = conversion_check(PackedOrder(QuantizedFormat("int4", 128), "bf16"))
+    assert not check and check.witness == "code 0 at 0 of a word becomes -7.0"
+
+
+@pytest.mark.parametrize("activations", ["bf16", "f16"])
+@pytest.mark.parametrize("fmt", FORMATS, ids=str)
+def test_unpack_is_the_inverse_of_pack(fmt: QuantizedFormat, activations: str) -> None:
+    weights = quantize(np.random.default_rng(0).standard_normal((100, 384)), fmt, activations)
+    packed = pack(weights, activations)
+    again = unpack(packed)
+    assert packed.units.shape == (2, 3, PackedOrder(fmt, activations).unit_bytes)
+    assert np.array_equal(again.codes, weights.codes)
+    assert np.array_equal(again.dense(), weights.dense())
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=str)
+def test_threads_make_the_instructions_fragments_of_their_own_vectors(fmt: QuantizedFormat) -> None:
+    weights = quantize(np.random.default_rng(1).standard_normal((64, 128)), fmt, "f16")
+    packed = pack(weights, "f16")
+    dense = weights.dense() if fmt.group else fmt.facts.values()[weights.codes]
+    assert np.array_equal(block_values(packed.order, packed.units[0, 0]), dense.astype(np.float16).astype(np.float32))
+
+
+def test_the_order_is_that_of_the_registers_of_wgmma() -> None:
+    order = PackedOrder(QuantizedFormat("int4", 128), "bf16")
+    assert str(order.codes) == "(((2,2),2),4,(4,8,4),2):(((8,512),64),1024,(128,1,16),4096)"
+    row, column = wgmma(16, a_source="rmem").coords("A")(77, 3)  # code 5 of a word is the high half of pair 1
+    assert order.codes((5, 2, 77, 1)) == row + 64 * (column + 16 * 2 + 64)
+    for layout in (order.codes, order.scales, PackedOrder(QuantizedFormat("e4m3", 16), "f16").codes):
+        assert layout.is_bijective()
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=str)
+def test_vectors_and_scales_are_loaded_without_bank_conflicts(fmt: QuantizedFormat) -> None:
+    order, lanes = PackedOrder(fmt, "bf16"), np.arange(32)
+    for warp in range(4):
+        assert bank_conflicts(np.asarray(order.vector_bytes(32 * warp + lanes, 0)), 16).conflict_free
+        assert bank_conflicts(np.asarray(order.scale_bytes(32 * warp + lanes, 0)), 4 * order.scale_words).conflict_free
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=str)
+def test_rounding_is_to_the_nearest_code(fmt: QuantizedFormat) -> None:
+    wide = np.random.default_rng(2).standard_normal((32, 256))
+    found = quantize(wide, fmt)
+    scales = np.asarray(found.scales)
+    each = scales[:, None] if fmt.group is None else np.repeat(scales, fmt.group, axis=1)
+    finite = fmt.facts.values()[np.isfinite(fmt.facts.values())]
+    if fmt.zeros:
+        assert (np.abs(found.dense() - wide) <= each * 1.01).all()  # zero point and weight are rounded
+    else:
+        nearest = np.abs(wide[..., None] - each[..., None] * finite).min(axis=-1)
+        assert np.allclose(np.abs(found.dense() - wide), nearest, atol=1e-12)
+
+
+def test_a_scale_that_the_activations_hold_not_is_refused() -> None:
+    weights = QuantizedWeights(QuantizedFormat("int4", 128), np.zeros((2, 128), np.uint8), np.full((2, 1), 1e-9))
+    with pytest.raises(OperandError, match=r"scale 1e-09 at \(0, 0\) is 0.0 as f16"):
+        pack(weights, "f16")
+    assert unpack(pack(weights)).scales[0, 0] == pytest.approx(1e-9, rel=2**-8)
+
+
+REFUSED = {
+    "codes": (lambda: _weights(codes=np.full((2, 128), 16, np.uint8)), "code 16 at (0, 0): int4 has no such weight"),
+    "K": (lambda: _weights(codes=np.zeros((2, 200), np.uint8)), "K = 200 is 1 groups of 128 and 72 more"),
+    "scales": (lambda: _weights(scales=np.ones(2)), "scales are of shape (2,)"),
+    "infinite": (lambda: _weights(scales=np.full((2, 1), np.inf)), "scale (0, 0) is not finite"),
+    "zeros": (lambda: _weights(zeros=np.zeros((2, 1))), "zeros are given, and int4 in groups of 128 has none"),
+    "NaN": (
+        lambda: QuantizedWeights(QuantizedFormat("e4m3"), np.full((1, 4), 0x7F, np.uint8), np.ones(1)),
+        "code 127 at (0, 0): e4m3 has no such weight",
+    ),
+    "zero point": (
+        lambda: QuantizedWeights(
+            QuantizedFormat("int4", 128, True), np.zeros((1, 128), np.uint8), np.ones((1, 1)), np.full((1, 1), 17)
+        ),
+        "zero point 17.0 at (0, 0): an integer from 0 to 16",
+    ),
+    "format": (lambda: QuantizedFormat("int3"), "code = 'int3': known are int4, e2m1, int8, e4m3, e5m2"),
+    "zeros of floats": (lambda: QuantizedFormat("e4m3", 128, True), "zero points are of int4 in groups"),
+    "type": (lambda: pack(_weights(), "f32"), "activations = 'f32': known are bf16, f16"),
+}  # fmt: skip
+
+
+def _weights(**other: object) -> QuantizedWeights:
+    usual = {"codes": np.zeros((2, 128), np.uint8), "scales": np.ones((2, 1))}
+    return QuantizedWeights(QuantizedFormat("int4", 128), **{**usual, **other})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refusals_name_the_operand(what: str) -> None:
+    call, said = REFUSED[what]
+    with pytest.raises(LayoutError) as refused:
+        call()
+    assert said in str(refused.value)
+    assert isinstance(refused.value, (OperandError, PlanError))

@@ -1,0 +1,239 @@
+"""Orders of tiles in Hopper's kernel: some tiles, lists, ranks, triangular operands, symmetric products."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from layoutgemm import plan as plan_of
+from layoutgemm.emulator.machine.interpreter import Policy
+from layoutgemm.errors import OperandError, PlanError
+from layoutgemm.kernels import AlongK, Ragged, Sm90Config, Sm90Plan
+from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
+from layoutgemm.kernels.orders import order_values, stored_elements
+from layoutgemm.kernels.sm90.triangular.operands import Triangles
+from layoutgemm.layouts import Layout
+from layoutgemm.schedule import Banded, Formula, Grouped, Linear, Rotated, Triangular
+
+needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+SLOW = [pytest.mark.slow]
+ONE = Sm90Config((64, 64), consumers=1, stages=3, loader="warp")
+SELF = replace(ONE, loader="self")
+PAIR = Sm90Config((64, 128), consumers=1, stages=2, cluster=(2, 1))
+PINGPONG = Sm90Config((64, 64), schedule="pingpong", loader="warp", stages=3)
+SPLIT = Sm90Config((64, 64), consumers=1, stages=2, split=2, single=True)
+BACKWARDS = Formula.of(lambda t, rows, columns: (rows - 1 - t % rows, columns - 1 - t // rows))
+RANKS = Rotated(Linear("N"), ranks=4)
+# Configuration, type of C, sizes, batch, what `derive` is given, and what a run is.
+FORMS: dict[str, tuple[Sm90Config, str, tuple[int, int, int], int, dict[str, Any], dict[str, Any]]] = {
+    "lower": (ONE, "f32", (200, 264, 72), 1, {"order": "lower"}, {}),
+    "upper": (PAIR, "bf16", (300, 264, 72), 1, {"order": "upper"}, {}),
+    "lower pingpong": (PINGPONG, "bf16:col", (200, 200, 136), 1, {"order": Triangular(group=1)}, {}),
+    "lower split": (SPLIT, "f32", (200, 136, 200), 1, {"order": "lower"}, {}),
+    "lower batch": (SELF, "f32", (136, 136, 72), 3, {"order": "lower"}, {}),
+    "lower threads": (replace(SELF, store="direct"), "bf16", (199, 199, 72), 1, {"order": "lower"}, {}),
+    "hilbert": (ONE, "f32", (200, 264, 72), 1, {"order": "hilbert"}, {}),
+    "band": (SELF, "bf16", (264, 264, 72), 1, {"order": Banded("M", 70, 0)}, {}),
+    "list": (ONE, "f32", (200, 264, 72), 2, {"order": "list"}, {"tiles": np.array([[1, 2], [3, 0], [0, 4]])}),
+    "rank": (ONE, "f32", (264, 136, 72), 1, {"order": RANKS}, {"rank": 3}),
+    "function": (PAIR, "f32", (264, 200, 72), 2, {"order": BACKWARDS}, {}),
+    "layout": (ONE, "f32", (136, 136, 72), 1, {"order": Layout((3, 3), (3, 1))}, {}),
+    "A lower": (ONE, "f32", (264, 136, 264), 1, {"triangles": Triangles("lower")}, {}),
+    "A upper": (replace(ONE, tile_k=32), "bf16", (136, 72, 328), 2, {"triangles": Triangles("upper")}, {}),
+    "B lower": (replace(PAIR, loader="warpgroup"), "f32", (136, 264, 264), 1, {"triangles": Triangles(b="lower")}, {}),
+    "both": (ONE, "f32", (200, 200, 200), 1, {"triangles": Triangles("lower", "lower"), "order": "lower"}, {}),
+    "symmetric": (ONE, "bf16", (264, 264, 72), 1, {"order": "symmetric"}, {}),
+    "symmetric pair": (PAIR, "f32", (328, 328, 72), 1, {"order": "symmetric"}, {}),
+    "symmetric col": (replace(PAIR, loader="warp", chunks=1, buffers=2), "f16:col", (264, 264, 72), 2,
+                      {"order": "symmetric"}, {}),
+    "symmetric pingpong": (PINGPONG, "bf16", (200, 200, 136), 1, {"order": "symmetric"}, {}),
+}  # fmt: skip
+QUICK = ("lower", "upper", "list", "A lower", "symmetric")
+Problem = tuple[Sm90Plan, np.ndarray, np.ndarray, dict[str, Any], np.ndarray, np.ndarray]
+
+
+def problem(form: str) -> Problem:
+    """Plan, A, B, what is given, the product, and True where it is stored."""
+    config, c, (m, n, k), batch, asked, given = FORMS[form]
+    plan = Sm90Plan.derive(m, n, k, batch=batch, b="bf16:col", c=c, config=config, **asked)
+    rng = np.random.default_rng(1)
+    front = (batch,) * (batch > 1)
+    a, b = (rng.integers(-2, 3, (*front, *shape)).astype(np.float32) for shape in ((m, k), (k, n)))
+    cut = {None: lambda x: x, "lower": np.tril, "upper": np.triu}
+    if plan.triangles is not None:
+        a, b = cut[plan.triangles.a](a), cut[plan.triangles.b](b)  # type: ignore[operator]
+    if plan.mirror is not None:
+        b = a.swapaxes(-1, -2)
+    want = np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(a @ b)))
+    stored = stored_elements(plan, order_values(plan, given))
+    return plan, a, b, given, want, np.ones(want.shape[-2:], bool) if stored is None else stored
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_executor_is_exact_and_the_checks_hold(form: str) -> None:
+    plan, a, b, given, want, stored = problem(form)
+    plan.check().require()
+    found = plan.run(a, b, given=given, device="reference").c
+    assert np.array_equal(found, np.where(stored, want, 0))
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize("form", [pytest.param(x, marks=SLOW * (x not in QUICK)) for x in FORMS])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy(loads="early", stores="early", pick="random", waits="reluctant"),
+        pytest.param(Policy(products="early", lands="oldest", elect="highest"), marks=SLOW),
+    ],
+    ids=["early", "late"],
+)
+def test_compiled_kernel_is_exact_and_touches_no_other_tile(form: str, policy: Policy) -> None:
+    from layoutgemm.kernels.run.arrays import global_matrix
+    from layoutgemm.kernels.run.emulated import emulate_plan
+    from layoutgemm.kernels.run.epilogue_operands import given_of, words_of_arrays
+    from layoutgemm.kernels.run.hardware_model import unwritten
+
+    plan, a, b, given, want, stored = problem(form)
+    lying = [global_matrix(op, x, [], True) for op, x in ((plan.a, a), (plan.b, b))]
+    words = words_of_arrays(plan, given_of(plan, given)) if plan.reads_more else ()
+    found, done = emulate_plan(plan, lying[0], lying[1], policy, progress=False, given=words)
+    assert not done.findings, done.report()
+    outside = np.broadcast_to(~stored, found.shape)
+    assert np.array_equal(found[~outside], plan.c.dtype.encode(want)[~outside])
+    assert np.array_equal(found[outside], unwritten(plan.c.dtype, found.shape)[outside])
+
+
+@pytest.mark.parametrize("form", ["lower", "list"])
+def test_out_keeps_its_values_outside_of_the_set(form: str) -> None:
+    plan, a, b, given, want, stored = problem(form)
+    out = np.full(want.shape, 7, np.float32)
+    assert plan.run(a, b, given=given, device="reference", out=out).c is out
+    assert np.array_equal(out, np.where(stored, want, 7))
+
+
+def test_tiles_that_are_not_of_the_set_cost_nothing() -> None:
+    plan = plan_of(8192, 8192, 8192, b="bf16:col", order="lower", config=Sm90Config((128, 256), cluster=(2, 1)))
+    assert "528 of 1024 tiles, 51.6% of the grid" in plan.explain()
+    both = Sm90Plan.derive(4096, 4096, 4096, triangles=Triangles("lower", "lower"), order="lower")
+    share = next(line for line in both.explain().splitlines() if line.startswith("Triangles"))
+    assert 30 < float(share.split(": ")[1].split("%")[0]) < 40
+
+
+def test_the_rule_chooses_for_the_tiles_of_the_set() -> None:
+    lower, narrow = (plan_of(2048, 2048, 4096, b="bf16:col", order=order) for order in ("lower", None))
+    assert isinstance(lower, Sm90Plan) and lower.check() and lower.config != narrow.config
+    for sizes in ((128, 128, 64), (4096, 4096, 512)):
+        assert plan_of(*sizes, b="bf16:col", order="symmetric").check()
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"order": "spiral"}, "known are columns, rows"),
+    ({"order": 3}, "a Schedule or a Layout or a string or a function"),
+    ({"order": Layout(7)}, "a layout of 7 tiles"),
+    ({"order": "lower", "config": replace(SELF, launch="tiles")}, "a grid of tiles has its own order"),
+    ({"order": "lower", "batch": 2, "ragged": Ragged.of(2), "a": "bf16"}, "take an order of every tile"),
+    ({"order": RANKS, "batch": 2, "along_k": AlongK.of(2), "a": "bf16:col", "b": "bf16:row"}, "without words"),
+    ({"order": "symmetric", "n": 256}, "C is square, not 128x256"),
+    ({"order": "symmetric", "config": replace(ONE, tile=(64, 128))}, "needs square tiles"),
+    ({"order": "symmetric", "config": replace(ONE, store="direct")}, "a symmetric product takes 'tma'"),
+    ({"order": "symmetric", "config": SPLIT}, "split = 2: a symmetric product takes 1"),
+    ({"order": "symmetric", "epilogue": Epilogue(Bias())}, "epilogue: a symmetric product takes none"),
+    ({"triangles": Triangles("lower"), "config": SELF}, "loader = 'self'"),
+    ({"triangles": Triangles("lower"), "config": PINGPONG}, "schedule = 'pingpong'"),
+    ({"triangles": Triangles("lower"), "config": ONE.tuned(snake=True)}, "snake = True"),
+    ({"triangles": Triangles("lower"), "gated": "silu", "config": ONE}, "gated: a product of triangular matrices"),
+]
+
+
+@pytest.mark.parametrize(("asked", "said"), REFUSED)
+def test_what_has_no_kernel_is_refused_by_name(asked: dict[str, Any], said: str) -> None:
+    asked = {"config": ONE, "b": "bf16:col", "n": 128, **asked}
+    with pytest.raises(PlanError, match=said):
+        Sm90Plan.derive(128, asked.pop("n"), 64, **asked)
+
+
+def test_wrong_operands_are_refused_by_name() -> None:
+    plan, a, b, _, _, _ = problem("A lower")
+    a[3, 5] = 2
+    with pytest.raises(OperandError, match=r"a is lower triangular, and a\[3, 5\] is 2.0"):
+        plan.run(a, b, device="reference")
+    plan, a, b, _, _, _ = problem("rank")
+    for given, said in (({}, "rank is an integer"), ({"rank": 4}, "of 4 ranks"), ({"rank": -1}, "from 0 on")):
+        with pytest.raises(OperandError, match=said):
+            plan.run(a, b, given=given, device="reference")
+    with pytest.raises(OperandError, match="reads no such thing"):
+        plan.run(a, b, given={"rank": 0, "tiles": 1}, device="reference")
+    fused = Sm90Plan.derive(64, 64, 64, config=ONE, order=RANKS, epilogue=Epilogue(Bias()))
+    with pytest.raises(OperandError, match="reads more besides"):
+        fused.run(np.ones((64, 64), np.float32), np.ones((64, 64), np.float32), given={"rank": 0}, device="emulator")
+
+
+def failing(plan: Sm90Plan) -> dict[str, str]:
+    return {check.name: check.witness for check in plan.check() if not check and check.name != "derivation"}
+
+
+def test_a_refused_order_names_the_first_tile() -> None:
+    twice = Formula.of(lambda t, rows, columns: (t % rows, t % columns))
+    plan = Sm90Plan.derive(128, 128, 64, config=ONE, order=twice)
+    assert failing(plan) == {"tiles of C": "tile (0, 0) is visited as number 0 and again as number 2"}
+    missed = Formula.of(
+        lambda t, rows, columns: (t % rows, t // rows), lambda rows, columns: rows * columns - 1,
+        lambda row, column, rows, columns: row * 0 + 1,
+    )  # fmt: skip
+    plan = Sm90Plan.derive(128, 128, 64, config=ONE, order=missed)
+    assert failing(plan) == {"tiles of C": "tile (1, 1) is never visited"}
+
+
+def test_wrong_plans_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = problem("symmetric")[0]
+    assert failing(plan) == {} and plan.mirror is not None
+    rounds = plan.mirror.rounds
+    assert "transposed store" in failing(replace(plan, mirror=replace(plan.mirror, rounds=rounds[1:])))
+    assert "transposed store" in failing(replace(plan, mirror=plan.store))
+    assert "transposed store" in failing(replace(plan, mirror=replace(plan.mirror, buffers=2)))
+    triangular = problem("A lower")[0]
+    assert failing(triangular) == {}
+
+    def shorter(self: Triangles, *arguments: Any) -> tuple[Any, Any]:
+        first, count = of_triangles(self, *arguments)
+        return first, count - 1
+
+    of_triangles = Triangles.k_tiles
+    monkeypatch.setattr(Triangles, "k_tiles", shorter)
+    assert "triangular operands" in failing(triangular)
+
+
+def test_a_plan_with_an_order_is_the_derived_one() -> None:
+    for form in ("lower", "rank", "symmetric", "function"):
+        assert problem(form)[0].check()
+    plan = problem("lower")[0]
+    other = replace(plan, order=replace(plan.order, schedule=Grouped(group=3)))
+    assert other.check()  # any proven order of every tile is an order of this kernel
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"order": "lower", "config": Sm90Config((128, 256), cluster=(2, 1))},
+        {"order": "lower"},
+        {"order": "symmetric"},
+        {"triangles": Triangles("lower"), "config": Sm90Config((128, 256), cluster=(2, 1), loader="warpgroup")},
+    ],
+    ids=["lower", "chosen", "symmetric", "triangular"],
+)
+def test_the_compiled_code(asked: dict[str, Any]) -> None:
+    """No spills, and products of a K tile are issued together."""
+    make = Sm90Plan.derive if "triangles" in asked else plan_of
+    plan = make(4096, 4096, 4096, b="bf16:col", **asked)
+    compiled = plan.compile()
+    sass, used = compiled.sass(), compiled.resources
+    assert sass.local_memory == () and used.local_bytes == used.stack_bytes == 0
+    assert sass.serialised_wgmma(len(plan.a.descriptor.k_steps)) is None

@@ -1,0 +1,139 @@
+"""layoutgemm.nn.MasterLinear: training in fp8 by recipe, alone and through swap_linears."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+
+from layoutgemm.errors import OperandError
+from layoutgemm.nn import MasterLinear, swap_linears
+from layoutgemm.torch_op.reference import rounded
+from layoutgemm.torch_op.scaled_grouped import training
+from layoutgemm.torch_op.scaled_grouped.training import quantise
+
+BF16, F32 = torch.bfloat16, torch.float32
+BLOCK, SQUARE = "BlockWise1x128", "BlockWise128x128"
+
+
+def normal(*shape: int, dtype: Any = BF16, seed: int = 0) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape) + seed)).to(dtype)
+
+
+def spread(values: Any, scales: Any, rows: int) -> Any:
+    wide = scales.double().repeat_interleave(rows, 0)[: values.shape[0]].repeat_interleave(128, 1)
+    return values.double() * wide[:, : values.shape[1]]
+
+
+def test_each_pass_has_its_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1x128 by 128x128 forward and for x, 1x128 by 1x128 for the weights; each product of what is quantised."""
+    seen: list[Any] = []
+    real = training.scaled_matmul
+    monkeypatch.setattr(
+        training, "scaled_matmul", lambda *x, **o: seen.append((o["recipe_a"], o["recipe_b"])) or real(*x, **o)
+    )
+    layer = MasterLinear(272, 144, dtype=BF16)
+    x = normal(3, 50, 272).requires_grad_()
+    grad = normal(3, 50, 144, seed=1)
+    c = layer(x)
+    c.backward(grad)
+    assert seen == [(BLOCK, SQUARE), (BLOCK, SQUARE), (BLOCK, BLOCK)]
+    with torch.no_grad():
+        rows, of_c = x.flatten(0, 1), grad.flatten(0, 1)
+        want = spread(*quantise(rows, BLOCK), 1) @ spread(*quantise(layer.weight, SQUARE), 128).mT + layer.bias.double()
+        assert torch.equal(c.flatten(0, 1), rounded(want, BF16))
+        of_weight = spread(*quantise(of_c.mT, BLOCK), 1) @ spread(*quantise(rows.mT, BLOCK), 1).mT
+        assert torch.equal(layer.weight.grad, rounded(of_weight, BF16))
+
+
+def model(kind: Any) -> Any:
+    torch.manual_seed(0)
+    made = torch.nn.Sequential(torch.nn.Linear(64, 144), torch.nn.GELU(), torch.nn.Linear(144, 16))
+    return made.to(kind)
+
+
+@pytest.mark.parametrize("kind", [BF16, F32])
+def test_a_swapped_model_trains_as_its_original(kind: Any) -> None:
+    """The loss falls along with the original's; parameters and state dict are its own."""
+    theirs = model(kind)
+    ours = copy.deepcopy(theirs)
+    before = list(ours.parameters())
+    swaps = swap_linears(ours, weights="master")
+    assert [each.by for each in swaps] == ["MasterLinear"] * 2
+    assert all(x is y for x, y in zip(ours.parameters(), before, strict=True))
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    x, target = normal(48, 64, dtype=kind), normal(48, 16, dtype=kind, seed=1)
+    losses: list[list[float]] = []
+    for each in (ours, theirs):
+        optimizer = torch.optim.SGD(each.parameters(), lr=1.0)
+        losses.append([])
+        for _ in range(5):
+            loss = (each(x) - target).float().square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(float(loss))
+    assert losses[1][-1] < 0.97 * losses[1][0]
+    fallen = [curve[0] - curve[-1] for curve in losses]
+    assert abs(fallen[0] - fallen[1]) < 0.1 * fallen[1]
+    theirs.load_state_dict(ours.state_dict())
+
+
+def test_vectors_activations_autocast_copies_and_compilation() -> None:
+    layer = MasterLinear(32, 16, activation="silu", dtype=BF16)
+    x = normal(4, 32)
+    plain = MasterLinear.of(layer)
+    want = torch.nn.functional.silu(plain(x).float())
+    assert layer(x).dtype == BF16 and torch.allclose(layer(x).float(), want, atol=2e-2)
+    assert layer(x[0]).shape == (16,)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(other(x), layer(x))
+    wide = MasterLinear(32, 16)
+    with torch.autocast("cpu", BF16):
+        assert wide(x.float()).dtype == BF16
+    step = torch.compile(lambda x: layer(x).square().sum(), fullgraph=True, backend="aot_eager")
+    got, eager = (torch.autograd.grad(f(x), layer.weight)[0] for f in (step, lambda x: layer(x).square().sum()))
+    assert torch.equal(got, eager)
+    assert "BlockWise1x128 x BlockWise128x128, activation='silu'" in repr(layer)
+
+
+def test_tied_weights_stay_tied() -> None:
+    tied = model(BF16)
+    tied.append(torch.nn.Linear(144, 16, bias=False, dtype=BF16))
+    tied[3].weight = tied[2].weight
+    swap_linears(tied, weights="master")
+    assert tied[3].weight is tied[2].weight
+
+
+@pytest.mark.parametrize(
+    "call, text",
+    [
+        (lambda: MasterLinear(8, 8, activation="swiglu"), "activation 'swiglu': a product with scales has no gate"),
+        (lambda: MasterLinear(8, 8, recipe_a="RowWise"), "recipe_a RowWise and recipe_b BlockWise128x128: both"),
+        (lambda: MasterLinear(8, 8, recipe_b="BlockWise1x32"), "compute capability 10.0"),
+        (lambda: swap_linears(model(BF16), weights="master", gated=True), "gated=True with weights='master'"),
+        (lambda: swap_linears(model(BF16), weights="fp4"), "weights 'fp4': 'own', 'fp8' or 'master'"),
+    ],
+)
+def test_refusals(call: Any, text: str) -> None:
+    with pytest.raises(OperandError, match=text):
+        call()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [BF16, F32])
+def test_a_swapped_model_trains_on_a_gpu(kind: Any) -> None:
+    """Gradients within the recipe's bound of the original's."""
+    theirs = model(kind).cuda()
+    ours = copy.deepcopy(theirs)
+    swap_linears(ours, weights="master")
+    x = normal(300, 64, dtype=kind).cuda()
+    for each in (ours, theirs):
+        each(x).float().square().sum().backward()
+    for mine, want in zip(ours.parameters(), theirs.parameters(), strict=True):
+        off = (mine.grad.double() - want.grad.double()).norm() / want.grad.double().norm()
+        assert mine.grad.dtype == kind and float(off) < 2**-3

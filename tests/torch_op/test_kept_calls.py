@@ -1,0 +1,218 @@
+"""The second call of scaled_matmul and grouped_matmul: one allocation, one launch, few calls, and every refusal.
+
+Counts, not times: CPU tensors are taken for a GPU's, and launches compute nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+
+from layoutgemm import grouped_matmul, matmul, scaled_matmul
+from layoutgemm.errors import OperandError, TensorError
+from layoutgemm.torch_op.scaled_grouped import api, kept
+from tests.torch_op.host_launches import bare_launches
+
+BF16, E4M3, F32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32
+SIZE = 128
+# Each tensor that a call reads is asked for its strides, address, device, negation and gradient.
+CALLS_PER_TENSOR = 5
+
+
+class Tensors:
+    """Operands of each product."""
+
+    def __init__(self) -> None:
+        self.x, self.y = torch.ones(SIZE, SIZE, dtype=BF16), torch.ones(SIZE, SIZE, dtype=BF16)
+        self.a, self.b = torch.ones(SIZE, SIZE).to(E4M3), torch.ones(SIZE, SIZE).to(E4M3).T
+        self.scale_a, self.scale_b, self.rows = torch.ones(SIZE, 1), torch.ones(1, 1), torch.ones(SIZE)
+        self.experts = torch.ones(4, SIZE, SIZE, dtype=BF16)
+        self.offsets = torch.arange(5, dtype=torch.int32) * (SIZE // 4)
+        self.counts = torch.full((4,), 7)
+        self.out = torch.zeros(SIZE, SIZE, dtype=BF16)
+
+    def matmul(self) -> Any:
+        return matmul(self.x, self.y)
+
+    def scaled(self, **options: Any) -> Any:
+        return scaled_matmul(self.a, self.scale_a, self.b, self.scale_b, **options)
+
+    def row_wise(self) -> Any:
+        return scaled_matmul(self.a, self.rows, self.b, self.rows)
+
+    def grouped(self, **options: Any) -> Any:
+        return grouped_matmul(self.x, self.experts, self.offsets, **options)
+
+    def ends(self) -> Any:
+        return grouped_matmul(self.x, self.experts, offs=self.offsets[1:])
+
+    def masked(self) -> Any:
+        return grouped_matmul(self.x.view(4, -1, SIZE), self.experts, counts=self.counts)
+
+    def columns(self) -> Any:
+        return grouped_matmul(self.experts.mT, self.x.T, self.offsets)
+
+    def along_k(self) -> Any:
+        return grouped_matmul(self.x.T, self.y, self.offsets)
+
+
+# How many tensors a call reads beside A and B.
+READS = {"scaled": 2, "row_wise": 2, "grouped": 1, "masked": 1, "columns": 1, "along_k": 1}
+
+
+def calls_of(run: Callable[[], object]) -> int:
+    """Calls of Python and of C in one run."""
+    made = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal made
+        made += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return made
+
+
+@pytest.mark.parametrize("name", [*READS, "ends"])
+def test_a_second_call_allocates_once_and_launches_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Tensors()
+    with bare_launches(monkeypatch) as noted:
+        run = getattr(given, name)
+        first = run()
+        for where, shut in ((api, "checked_scaled"), (api, "checked_grouped"), (kept, "launch_of")):
+            monkeypatch.setattr(where, shut, None)
+        noted.allocated = 0
+        noted.arguments.clear()
+        again = run()
+        assert noted.allocated == len(noted.arguments) == 1
+        assert (again.shape, again.stride(), again.dtype) == (first.shape, first.stride(), first.dtype)
+        assert again.data_ptr() in noted.arguments[0][:3] and noted.arguments[0][-2] == 77
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_second_call_makes_few_calls_more_than_matmul(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Tensors()
+    with bare_launches(monkeypatch):
+        counts = {}
+        for each in ("matmul", name):
+            run = getattr(given, each)
+            run(), run()
+            counts[each] = calls_of(run)
+        # `find` itself; a view that the test makes, and whose argument says the groups; a transposed result's memory
+        own = {"masked": 4, "columns": 5, "along_k": 2}.get(name, 1)
+        assert counts[name] <= counts["matmul"] + CALLS_PER_TENSOR * READS[name] + own, counts
+
+
+def test_into_an_output_nothing_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Tensors()
+    with bare_launches(monkeypatch) as noted:
+        for run in (given.scaled, given.grouped):
+            run(out=given.out)
+            noted.allocated, version = 0, given.out._version
+            assert run(out=given.out) is given.out
+            assert noted.allocated == 0 and given.out._version == version + 1
+            assert given.out.data_ptr() in noted.arguments[-1][:3]
+
+
+def test_ends_are_read_behind_a_zero_and_rows_of_no_group_are_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Tensors()
+    real = kept.behind_zero
+    seen: list[Any] = []
+    with bare_launches(monkeypatch) as noted:
+        given.ends()
+        monkeypatch.setattr(kept, "behind_zero", lambda x: seen.append(real(x)) or seen[-1])
+        assert (given.ends() == 0).all()  # nothing is computed
+        assert seen[0].tolist() == [0, 32, 64, 96, 128] and seen[0].data_ptr() in noted.arguments[-1]
+
+
+def test_groups_at_any_word_are_kept_beside_a_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel reads the bias in pairs, and the groups one number at a time."""
+    given = Tensors()
+    ends = given.offsets[1:]
+    offsets = torch.cat([given.offsets, given.offsets])[5:]
+    assert ends.data_ptr() % 16 and offsets.data_ptr() % 16
+    with bare_launches(monkeypatch) as noted:
+        calls = [{"offs": ends}, {"offsets": offsets}]
+        for groups in calls:
+            grouped_matmul(given.x, given.experts, **groups, bias=given.rows)
+        monkeypatch.setattr(kept, "launch_of", None)  # the long way is shut
+        for groups in calls:
+            grouped_matmul(given.x, given.experts, **groups, bias=given.rows)
+        assert len(noted.arguments) == 4
+
+
+def test_the_transposed_launch_gets_each_operand_at_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of columns are rows of B^T @ A^T: addresses of the kept call are those of the first."""
+    given = Tensors()
+    x, y = given.experts.to(E4M3), given.x.to(E4M3).T
+    scales = {"scale_a": torch.ones(4, SIZE), "scale_b": torch.ones(1, SIZE)}
+    with bare_launches(monkeypatch) as noted:
+        results = [grouped_matmul(x, y, given.offsets, **scales) for _ in (1, 2)]
+        first, second = [dict(enumerate(x)) for x in noted.arguments]
+        differ = {at for at in first if first[at] != second[at]}
+        assert first[2] == results[0].data_ptr() and second[2] == results[1].data_ptr()
+        assert differ <= {2, len(first) - 2}, "C's address and the stream alone"
+        read = {x.data_ptr(): x for x in (x, y, given.offsets, *scales.values())}
+        assert {*read} <= {*second.values()}
+
+
+REFUSED: list[tuple[str, Callable[[Tensors], Any], type[Exception], str]] = [
+    ("a gradient of a", lambda t: (t.a.requires_grad_(), t.scaled(out=t.out)), TensorError, "a requires grad"),
+    ("of scale_b", lambda t: (t.scale_b.requires_grad_(), t.scaled()), TensorError, "scale_b requires grad"),
+    ("another type of scales", lambda t: scaled_matmul(t.a, t.scale_a.double(), t.b, t.scale_b, out=t.out),
+     OperandError, "scale_a is torch.float64"),
+    ("another shape of scales", lambda t: scaled_matmul(t.a, torch.ones(64, 1), t.b, t.scale_b, out=t.out),
+     TensorError, "scale_a has shape"),
+    ("a sparse operand", lambda t: scaled_matmul(t.x.to_sparse(), t.scale_a, t.b, t.scale_b),
+     OperandError, "a is .*sparse"),
+    ("an output that is read", lambda t: grouped_matmul(t.x, t.experts, t.offsets, out=t.x), OperandError, "out"),
+    ("offsets of floats", lambda t: grouped_matmul(t.x, t.experts, t.offsets.float(), out=t.out),
+     OperandError, "offsets is torch.float32"),
+    ("offsets that are too many", lambda t: grouped_matmul(t.x, t.experts, torch.zeros(9, dtype=torch.int32)),
+     OperandError, r"offsets is torch.int32 of shape \[9\]"),
+    ("expected rows of offsets", lambda t: t.grouped(expected_rows=7), OperandError, "there is no counts"),
+    ("no tensor", lambda t: grouped_matmul([[1.0]], t.experts, t.offsets), OperandError, "a is a builtins.list"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "said"), [x[1:] for x in REFUSED], ids=[x[0] for x in REFUSED])
+def test_refusals_stay_once_a_launch_is_kept(
+    call: Callable[[Tensors], Any], error: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = Tensors()
+    with bare_launches(monkeypatch) as noted:
+        given.scaled(), given.scaled(out=given.out), given.grouped(), given.grouped(out=given.out)
+        noted.arguments.clear()
+        with pytest.raises(error, match=said):
+            call(given)
+        assert noted.arguments == []
+    assert (given.out == 0).all()
+
+
+def test_scales_at_an_odd_address_are_refused_once_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Tensors()
+    raw = torch.zeros(SIZE * 4 + 4, dtype=torch.uint8)
+    odd = torch.frombuffer(raw.numpy(), dtype=F32, count=SIZE, offset=1).view(SIZE, 1)
+    with bare_launches(monkeypatch) as noted:
+        given.scaled(), given.scaled()
+        noted.arguments.clear()
+        with pytest.raises(OperandError, match="scale_a starts at"):
+            scaled_matmul(given.a, odd, given.b, given.scale_b)
+        assert noted.arguments == []
+
+
+def test_a_negated_operand_is_not_read_as_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Tensors()
+    with bare_launches(monkeypatch) as noted:
+        given.grouped(), given.grouped()
+        grouped_matmul(torch._neg_view(given.x), given.experts, given.offsets)
+        assert noted.arguments[-1][0] != given.x.data_ptr() == noted.arguments[-2][0]

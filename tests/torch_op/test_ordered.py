@@ -1,0 +1,105 @@
+"""matmul(a, b, order=...): the tiles of an order, stored where the kernel would store them."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import layoutgemm
+from layoutgemm import Sm90Config, Sm90Plan
+from layoutgemm.errors import OperandError, PlanError, TensorError
+from layoutgemm.kernels.orders import stored_elements
+from layoutgemm.kernels.run.epilogue_operands import order_words
+from layoutgemm.schedule import Hilbert, Linear, Rotated, Triangular
+
+CONFIG = Sm90Config((64, 64), consumers=1, loader="warp")
+RANKS = Rotated(Linear("N"), ranks=4)
+generator = torch.Generator().manual_seed(0)
+A, B = (torch.randn(shape, generator=generator).bfloat16() for shape in ((200, 72), (72, 264)))
+
+
+def stored(m: int, n: int, order: Any) -> torch.Tensor:
+    plan = Sm90Plan.derive(m, n, 72, b="bf16:col", config=CONFIG, order=order)
+    found = stored_elements(plan, {})
+    assert found is not None
+    return torch.from_numpy(found.copy())
+
+
+@pytest.mark.parametrize("order", ["lower", "upper", Triangular("lower", 1)])
+def test_tiles_left_out_are_zeros_or_keep_the_values_of_out(order: Any) -> None:
+    whole, inside = layoutgemm.matmul(A, B), stored(200, 264, order)
+    found = layoutgemm.matmul(A, B, order=order, config=CONFIG)
+    assert torch.equal(found, torch.where(inside, whole, torch.zeros_like(whole))) and not inside.all()
+    out = torch.full_like(whole, 7)
+    assert layoutgemm.matmul(A, B, order=order, config=CONFIG, out=out) is out
+    assert torch.equal(out, torch.where(inside, whole, torch.full_like(whole, 7)))
+
+
+@pytest.mark.parametrize(
+    ("order", "given"),
+    [("hilbert", None), ("snake", None), (RANKS, {"rank": 2}), (lambda t, rows, columns: (t % rows, t // rows), None)],
+)
+def test_orders_of_every_tile_give_the_product(order: Any, given: Any) -> None:
+    assert torch.equal(layoutgemm.matmul(A, B, order=order, given=given), layoutgemm.matmul(A, B))
+
+
+def test_batches_types_and_symmetric_products() -> None:
+    a = torch.randn(2, 136, 40, generator=generator).half()
+    want = layoutgemm.matmul(a, a.mT, out_dtype=torch.float32)
+    assert torch.equal(layoutgemm.matmul(a, a.mT, order="symmetric", out_dtype=torch.float32), want)
+    assert torch.equal(layoutgemm.matmul(a[:1], a.mT[:1], order="symmetric", out_dtype=torch.float32), want[:1])
+    tiles = {"tiles": np.array([[0, 0]])}
+    one = layoutgemm.matmul(A, B, order="list", given=tiles, config=CONFIG)
+    assert (
+        torch.equal(one[:64, :64], layoutgemm.matmul(A, B)[:64, :64]) and not one[64:].any() and not one[:, 64:].any()
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "said"),
+    [
+        ({"order": "symmetric"}, PlanError, "C is square, not 200x264"),
+        ({"order": "spiral"}, PlanError, "known are"),
+        ({"order": RANKS}, OperandError, "rank is an integer"),
+        ({"order": RANKS, "given": {"rank": 4}}, OperandError, "of 4 ranks"),
+        ({"order": "lower", "given": {"rank": 0}}, OperandError, "reads no parameter"),
+        ({"order": "lower", "bias": torch.zeros(264)}, OperandError, "bias and order"),
+        ({"order": "lower", "activation": "relu"}, OperandError, "activation and order"),
+        ({"order": "lower", "out": torch.zeros(200, 264)}, TensorError, "out"),
+    ],
+)
+def test_refusals_name_the_operand(asked: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        layoutgemm.matmul(A, B, **asked)
+
+
+def test_other_refusals() -> None:
+    with pytest.raises(OperandError, match="two matrices, or of two batches"):
+        layoutgemm.matmul(A[None], B, order="lower")
+    with pytest.raises(OperandError, match="b is a's own transpose"):
+        layoutgemm.matmul(A, A.mT.clone(), order="symmetric")
+    with pytest.raises(OperandError, match="no size may be 0"):
+        layoutgemm.matmul(A[:0], B, order="lower")
+    with pytest.raises(TensorError, match="requires grad"):
+        layoutgemm.matmul(A.clone().requires_grad_(), B, order="lower")
+
+
+def test_words_of_a_launch() -> None:
+    """A list lies in memory as the kernel reads it; a rank is a number."""
+    device = torch.device("cpu")
+    plan = Sm90Plan.derive(200, 264, 72, config=CONFIG, order="hilbert")
+    address, count = order_words(plan, {}, device)
+    assert count == 20
+    found = np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_int32)), (count,))
+    assert np.array_equal(np.stack([found % 2**16, found // 2**16], 1), Hilbert().table((4, 5)))
+    assert order_words(Sm90Plan.derive(200, 264, 72, config=CONFIG, order=RANKS), {"rank": 3}, device) == (3,)
+    listed = Sm90Plan.derive(200, 264, 72, config=CONFIG, order="list")
+    tiles = torch.tensor([5, 7], dtype=torch.int32)
+    assert order_words(listed, {"tiles": tiles}, device) == (tiles.data_ptr(), 2)
+    with pytest.raises(OperandError, match=r"tiles is torch\.int64"):
+        order_words(listed, {"tiles": tiles.long()}, device)

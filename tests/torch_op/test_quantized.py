@@ -1,0 +1,160 @@
+"""quantized_matmul and QuantizedLinear: values, gradients, compilers, checkpoints, refusals."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from layoutgemm import QuantizedFormat, QuantizedWeight, quantized_matmul
+from layoutgemm.errors import LayoutError
+from layoutgemm.kernels.run.emulated import emulate_launch
+from layoutgemm.kernels.sm90.quantized.checkpoints import (
+    from_awq,
+    from_compressed_tensors,
+    from_gptq,
+)
+from layoutgemm.nn import QuantizedLinear
+from layoutgemm.torch_op.quantized.launch import QuantizedCall, arguments_of, plan_of, readable
+
+FORMATS = [
+    QuantizedFormat("int4", 128), QuantizedFormat("int4", 32, zeros=True), QuantizedFormat("e4m3"),
+    QuantizedFormat("int8", 64),
+]  # fmt: skip
+
+
+def weight_of(fmt: QuantizedFormat, kind: torch.dtype = torch.bfloat16) -> QuantizedWeight:
+    dense = torch.randn(100, 384, generator=torch.Generator().manual_seed(0))
+    return QuantizedWeight.quantize(dense, fmt, kind)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("fmt", FORMATS, ids=str)
+def test_values_and_gradients_match_float64(fmt: QuantizedFormat, kind: torch.dtype) -> None:
+    weight = weight_of(fmt, kind)
+    dense = weight.dense(torch.float64)
+    assert np.array_equal(weight.plain().dense().astype(np.float32), dense.numpy().astype(np.float32))
+    x = torch.randn(2, 5, 384).to(kind).requires_grad_()
+    bias = torch.randn(100).to(kind).requires_grad_()
+    found = quantized_matmul(x, weight, bias=bias, activation="silu")
+    found.sum().backward()
+    wide, other = x.detach().double().requires_grad_(), bias.detach().double().requires_grad_()
+    want = torch.nn.functional.silu(wide @ dense.T + other)
+    want.sum().backward()
+    unit = torch.finfo(kind).eps
+    assert torch.allclose(found.double(), want, rtol=unit, atol=unit)
+    assert torch.allclose(x.grad.double(), wide.grad, rtol=8 * unit, atol=8 * unit)
+    assert torch.allclose(bias.grad.double(), other.grad, rtol=8 * unit, atol=8 * unit)
+
+
+def test_compilers_and_vmap_see_one_operator() -> None:
+    weight, x = weight_of(FORMATS[0]), torch.randn(3, 4, 384).bfloat16()
+    want = quantized_matmul(x, weight)
+    compiled = torch.compile(lambda x: quantized_matmul(x, weight), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x), want)
+    assert torch.equal(torch.vmap(lambda x: quantized_matmul(x, weight))(x), want)
+    assert quantized_matmul(x.to("meta"), weight.to("meta")).shape == (3, 4, 100)
+    assert quantized_matmul(x[:, :0], weight).shape == (3, 0, 100)
+
+
+def test_a_linear_layer_is_quantised_moved_and_saved() -> None:
+    layer = torch.nn.Linear(256, 64, dtype=torch.bfloat16)
+    made = QuantizedLinear.from_linear(layer, QuantizedFormat("int8"))
+    x = torch.randn(7, 256).bfloat16()
+    assert (made(x) - layer(x)).abs().max() < 0.05
+    assert made.half().scales.dtype == torch.float32
+    other = QuantizedLinear.from_linear(torch.nn.Linear(256, 64, dtype=torch.bfloat16), QuantizedFormat("int8"))
+    other.load_state_dict(QuantizedLinear.from_linear(layer, QuantizedFormat("int8")).state_dict())
+    assert torch.equal(other.dequantized(), QuantizedLinear.from_linear(layer, QuantizedFormat("int8")).dequantized())
+
+
+def words(codes: np.ndarray, axis: int, order: tuple[int, ...] = tuple(range(8))) -> np.ndarray:
+    """Codes as 32-bit words along an axis: nibble i holds the code of column order[i]."""
+    moved = np.moveaxis(codes, axis, -1).astype(np.uint32)
+    parts = moved.reshape(*moved.shape[:-1], -1, 8)[..., list(order)]
+    return np.moveaxis((parts << (4 * np.arange(8, dtype=np.uint32))).sum(-1).astype(np.uint32), -1, axis).view(
+        np.int32
+    )
+
+
+def test_checkpoints_become_the_weights_that_they_hold() -> None:
+    rng = np.random.default_rng(5)
+    codes, zeros = rng.integers(0, 16, (64, 256)).astype(np.uint8), rng.integers(1, 16, (64, 2))
+    scales = rng.integers(1, 9, (64, 2)) / 64
+    want = (codes - np.repeat(zeros, 128, axis=1).astype(float)) * np.repeat(scales, 128, axis=1)
+    gptq = from_gptq(words(codes.T, 0), words(zeros.T - 1, 1), scales.T, np.arange(256) // 128)
+    awq = from_awq(words(codes.T, 1, (0, 2, 4, 6, 1, 3, 5, 7)), words(zeros.T, 1, (0, 2, 4, 6, 1, 3, 5, 7)), scales.T)
+    compressed = from_compressed_tensors(words(codes, 1), scales, words(zeros, 0))
+    for found in (gptq, awq, compressed):
+        assert np.array_equal(found.dense(), want)
+    assert from_compressed_tensors(words(codes, 1), scales).format == QuantizedFormat("int4", 128)
+    tensors = {"qweight": words(codes.T, 0), "qzeros": words(zeros.T - 1, 1), "scales": scales.T}
+    layer = QuantizedLinear.from_checkpoint({name: torch.from_numpy(x) for name, x in tensors.items()}, "gptq")
+    assert np.array_equal(layer.weight.plain().dense(), want)
+    with pytest.raises(LayoutError, match=r"g_idx\[0\] = 1: groups are not in order"):
+        from_gptq(tensors["qweight"], tensors["qzeros"], tensors["scales"], (np.arange(256) // 128)[::-1])
+
+
+def test_the_plan_has_what_the_call_asks_for() -> None:
+    fmt = QuantizedFormat("int8")
+    plan = plan_of(QuantizedCall(fmt, (100, 384), "relu", torch.bfloat16), 13, "bf16", "f32", 132)
+    assert (plan.m, plan.n, plan.k, plan.weights) == (100, 13, 384, fmt)
+    assert [given.name for given in plan.epilogue.given] == ["weight_scale", "bias"]
+    ragged = torch.randn(4, 101)[:, :100].bfloat16()
+    assert readable(ragged.t().contiguous().t()).stride() == (104, 1)
+    assert readable(torch.randn(4, 104).bfloat16()[:, :96]).stride() == (104, 1)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+@pytest.mark.dsl
+def test_the_launch_writes_what_the_cpu_computes() -> None:
+    fmt = QuantizedFormat("int8")
+    weight = QuantizedWeight.quantize(torch.randn(72, 128), fmt)
+    padded, bias = torch.randn(3, 136).bfloat16(), torch.randn(72)
+    x = padded[:, :128]
+    plan = plan_of(QuantizedCall(fmt, (72, 128), "relu", torch.bfloat16), 3, "bf16", "f32", 4)
+    numbers, places = arguments_of(plan, 136, 2)
+    assert list(plan.parameters)[14] == "weight_scale"
+    c = np.zeros((3, 72), np.uint16)
+    arrays = [
+        weight.units.numpy().reshape(-1),
+        padded.view(torch.int16).numpy(),
+        c,
+        weight.scales.numpy(),
+        bias.numpy(),
+    ]
+    arguments = list(numbers)
+    for place, array in zip(places, arrays, strict=True):
+        arguments[place] = array
+    emulate_launch(plan, tuple(arguments), progress=False).raise_for_findings()
+    found = torch.from_numpy(c.view(np.int16)).view(torch.bfloat16)
+    want = quantized_matmul(x, weight, bias=bias, activation="relu")
+    assert torch.allclose(found.float(), want.float(), rtol=2**-7, atol=1e-2)
+
+
+REFUSED = {
+    "type": (lambda w: quantized_matmul(torch.randn(2, 384), w), "x is torch.float32, and the weights are packed for"),
+    "shape": (lambda w: quantized_matmul(torch.randn(2, 100).bfloat16(), w), "x has shape [2, 100]: (..., 384)"),
+    "weight": (lambda w: quantized_matmul(torch.randn(2, 384).bfloat16(), w.units), "weight is a Tensor: a Quantized"),
+    "bias": (
+        lambda w: quantized_matmul(torch.randn(2, 384).bfloat16(), w, bias=torch.ones(3)),
+        "bias is torch.float32 of shape [3]: float32, bfloat16 or float16 of [100]",
+    ),
+    "gate": (
+        lambda w: quantized_matmul(torch.randn(2, 384).bfloat16(), w, activation="swiglu"),
+        "activation 'swiglu': a product with packed weights has no gate",
+    ),
+    "units": (lambda w: QuantizedWeight(w.format, w.units[:1], None, 100, 384), "contiguous uint8 of [2, 3, 4224]"),
+    "kind": (lambda w: QuantizedLinear.from_checkpoint({}, "gguf"), "kind 'gguf': known are 'gptq' and 'awq'"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refusals_name_the_operand(what: str) -> None:
+    call, said = REFUSED[what]
+    with pytest.raises(LayoutError) as refused:
+        call(weight_of(FORMATS[0]))
+    assert said in str(refused.value)
