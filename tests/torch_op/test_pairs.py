@@ -73,7 +73,7 @@ REFUSED: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (TensorError, r"b\[1\] of \[16, 8\]", {"b": (W, U[:, :8])}),
     (TensorError, "K is 16 in a and 8 in b", {"b": (W, U[:8])}),
     (TensorError, r"a\[1\] is torch.float16", {"a": (X, H.half()), "b": (W, U.half())}),
-    (OperandError, "combine= and epilogue= do not", {"combine": "silu"}),
+    (OperandError, "epilogue= and order= do not", {"combine": "silu"}),
     (OperandError, "'swiglu' of two pairs", {"activation": "swiglu"}),
     (OperandError, "two pairs are summed in float32", {"a": (X.char(), H.char()), "b": (W.char(), U.char())}),
     (
