@@ -237,6 +237,7 @@ def _finished_by_torch(
     """True if torch's operators finish a product whose derivatives are recorded: it and they are of one type."""
     return (
         out is None and a.ndim > 1 < b.ndim and a.dtype == b.dtype and a.dtype.itemsize > 1
+        and isinstance(activation, str)
         and (activation in ACTIVATIONS or (activation in GATES and b.shape[-1] % 2 == 0))
         and _seen_by_autograd_alone(bias)
     )  # fmt: skip

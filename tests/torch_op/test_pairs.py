@@ -74,6 +74,8 @@ REFUSED: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (TensorError, "K is 16 in a and 8 in b", {"b": (W, U[:8])}),
     (TensorError, r"a\[1\] is torch.float16", {"a": (X, H.half()), "b": (W, U.half())}),
     (OperandError, "epilogue= and order= do not", {"combine": "silu"}),
+    (OperandError, "epilogue= and order= do not", {"order": "lower"}),
+    (OperandError, "epilogue= and order= do not", {"given": {"s": 1.0}}),
     (OperandError, "'swiglu' of two pairs", {"activation": "swiglu"}),
     (OperandError, "two pairs are summed in float32", {"a": (X.char(), H.char()), "b": (W.char(), U.char())}),
     (

@@ -94,6 +94,7 @@ REFUSED: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (TensorError, "a is a vector", {"a": A[0]}),
     (OperandError, "bias and combine", {"bias": X[0]}),
     (OperandError, "activation and combine", {"activation": "relu"}),
+    (OperandError, "order and combine", {"order": "lower"}),
     (OperandError, "sums are combined in float32", {"a": A.char(), "b": (X.char(), Y.char())}),
     (TensorError, "out, which is written to, shares memory with b", {"out": X[:8]}),
     (TensorError, "products of 8 bits have no gradient", {"a": A.to(torch.float8_e4m3fn),

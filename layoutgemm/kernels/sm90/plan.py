@@ -316,7 +316,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the 64-bit parameters of the epilogue, main loop, groups, shards, further operands and order."""
+        """Names of the 64-bit parameters: of epilogue, main loop, groups, shards, further operands, order."""
         return tuple(word for part in (self.epilogue, *self._own) if part is not None for word in part.words)
 
     @property

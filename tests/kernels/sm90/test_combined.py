@@ -14,10 +14,14 @@ import pytest
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.compile.worker import Kernel, entry_of, kernel_of
+from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce
 from layoutgemm.kernels.epilogue.numpy_math import Math
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
 from layoutgemm.kernels.sm90.gated import Gated
 from layoutgemm.kernels.sm90.operands.combined import Combined, side_by_side
+from layoutgemm.kernels.sm90.quantized.formats import MXFP4
+from layoutgemm.kernels.sm90.shards import Gathered
+from layoutgemm.kernels.sm90.triangular.operands import Triangles
 
 needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
 SMALL = Sm90Config((64, 64), consumers=1, stages=2)
@@ -72,6 +76,35 @@ def test_compiled_kernel_is_exact(form: str) -> None:
     assert code.sass().serialised_wgmma(steps * plan.blocks) is None and code.resources.local_bytes == 0
 
 
+@needs_dsl
+@pytest.mark.dsl
+def test_a_list_of_tiles() -> None:
+    """The words of the order come behind those of the further matrices."""
+    _, a, matrices, given, want = problem("two")
+    plan = Sm90Plan.derive(*SIZES, b="bf16:col", c="f32", config=SMALL, gated=TWO, order="list")
+    assert plan.words == ("b1", "ldb1", "tiles", "tile_count")
+    given["tiles"] = np.array([[1, 2], [0, 1]])
+    stored = np.zeros(want.shape, bool)
+    stored[64:, 64:] = stored[:64, 32:64] = True
+    for device in ("reference", "emulator"):
+        found = plan.run(a, matrices[0], given=given, device=device).c
+        assert np.array_equal(np.where(stored, found, 0), np.where(stored, want, 0))
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_an_epilogue_follows_the_function() -> None:
+    _, a, matrices, given, want = problem("four")
+    epilogue = Epilogue(Bias(), RowReduce())
+    config = replace(SMALL, tile=(64, 96))
+    plan = Sm90Plan.derive(*SIZES, b="bf16:col", c="f32", config=config, gated=FOUR, epilogue=epilogue)
+    bias = integers((SIZES[1],), 9)
+    plan.check().require()
+    found = plan.run(a, matrices[0], given={**given, "bias": bias}, device="emulator")
+    assert np.array_equal(found.c, want + bias)
+    assert np.array_equal(found.written["row_sum"], (want + bias).sum(1))
+
+
 def test_a_named_gate_is_the_same_function_of_one_matrix() -> None:
     """The forms of two halves and of two matrices share one expression."""
     plan, a, (gate, up), _, want = problem("two")
@@ -118,6 +151,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: derive(b="bf16"), r"64 columns, of 2 matrices B: .* 2 \* 64: its row-major lines fill spans of 128 bytes"),
     (lambda: derive(batch=2), "batch = 2: several sums are of one A"),
     (lambda: derive(config=replace(SMALL, single=True, split=2)), "split = 2"),
+    (lambda: derive(order="symmetric", config=replace(SMALL, tile=(64, 128))), "gated: a symmetric product takes none"),
+    (lambda: derive(triangles=Triangles("lower")), "gated: a product of triangular matrices takes none"),
+    (lambda: derive(weights=MXFP4, c="bf16:col"), "gated: a product with packed weights takes none"),
+    (lambda: derive(shards=Gathered()), "gated: a product of shards takes none"),
     (lambda: derive(config=replace(SMALL, early=1)), "gated products halve them, too"),
     (lambda: Combined.of(lambda x, ops: x), "1 matrices B: a kernel combines 2 to 4"),
     (lambda: Combined.of(lambda x, y: x), r"a function of \(x, y\): it takes the sums, then ops"),

@@ -14,9 +14,15 @@ import pytest
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import AlongK, Ragged, Sm90Config, Sm90Plan
 from layoutgemm.kernels.compile.worker import Kernel, entry_of, kernel_of
+from layoutgemm.kernels.epilogue.chain import Bias, ColumnReduce, Epilogue
+from layoutgemm.kernels.orders import order_values, stored_elements
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.operands import pair
 from layoutgemm.kernels.sm90.operands.pair import pair_check
+from layoutgemm.kernels.sm90.quantized.formats import MXFP4
+from layoutgemm.kernels.sm90.shards import Gathered
+from layoutgemm.kernels.sm90.triangular.operands import Triangles
+from layoutgemm.schedule import Linear, Rotated
 
 needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
 SMALL = Sm90Config((64, 64), consumers=1, stages=2)
@@ -64,6 +70,38 @@ def test_compiled_kernel_is_exact(form: str) -> None:
     assert code.sass().serialised_wgmma(steps * plan.blocks) is None and code.resources.local_bytes == 0
 
 
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize(
+    ("order", "more"), [("lower", {}), (Rotated(Linear("N"), ranks=4), {"rank": 3})], ids=["lower", "rank"]
+)
+def test_orders_of_tiles(order: Any, more: dict[str, int]) -> None:
+    """The words of the order come behind those of the second pair."""
+    _, a, b, given, want = problem("self")
+    plan = Sm90Plan.derive(*SIZES, b="bf16:col", c="f32", config=SMALL, pair=16, order=order)
+    assert plan.words == ("a2", "lda2", "b2", "ldb2", "k2", *more)
+    plan.check().require()
+    stored = stored_elements(plan, order_values(plan, more))
+    for device in ("reference", "emulator"):
+        found = plan.run(a, b, given={**given, **more}, device=device).c
+        inside = np.ones(want.shape, bool) if stored is None else stored
+        assert np.array_equal(np.where(inside, found, 0), np.where(inside, want, 0))
+    assert (stored is None) == bool(more)
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_an_epilogue_follows_the_sum() -> None:
+    _, a, b, given, want = problem("self")
+    epilogue = Epilogue(Bias(), ColumnReduce(), stores_c=False)
+    plan = Sm90Plan.derive(*SIZES, b="bf16:col", c="f32", config=SMALL, pair=16, epilogue=epilogue)
+    bias = integers((SIZES[1],), 9)
+    found = plan.run(a, b, given={**given, "bias": bias}, device="emulator")
+    assert found.c is None and np.array_equal(found.written["column_sum"], (want + bias).sum(0))
+    with pytest.raises(OperandError, match="a2 is missing"):
+        plan.run(a, b, given={"bias": bias}, device="emulator")
+
+
 def test_a_k_tile_of_the_wrong_pair_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = problem("self")[0]
     assert pair_check(plan)
@@ -99,6 +137,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "along_k and a",
     ),
     (lambda: derive(b="bf16:row", config=replace(SMALL, tile=(64, 120))), "4 tensor maps of C's chunks and 4 further"),
+    (lambda: derive(order="symmetric"), "pair: a symmetric product takes none"),
+    (lambda: derive(triangles=Triangles("lower")), "pair: a product of triangular matrices takes none"),
+    (lambda: derive(weights=MXFP4, c="bf16:col"), "pair: a product with packed weights takes none"),
+    (lambda: derive(shards=Gathered()), "pair: a product of shards takes none"),
     (lambda: Sm90Choice(SMALL, swapped=True).plan(64, 64, 64, b="bf16:col", pair=16), "change places"),
 ]
 
