@@ -143,6 +143,7 @@ class OperandPlan:
     major  "K" when K is contiguous in it, else "MN": shared memory keeps the order, since a tensor copy does not
            transpose
     rest   where the tile's last span is not full: the copies of what it has, `tma` being those of the full ones
+    others the copies from further matrices, which lie side by side in the tile: see `kernels.sm90.operands.combined`
     ends   where the copies end with the matrix, by a tensor map of the rows that are left: see `kernels.sm90.edges`
     """
 
@@ -155,11 +156,12 @@ class OperandPlan:
     descriptor: OperandDescriptor
     rest: TmaPlan | None = None
     ends: Ends | None = None
+    others: tuple[TmaPlan, ...] = ()
 
     @property
     def copies(self) -> tuple[TmaPlan, ...]:
         """The copies of a tile, those of each tensor map."""
-        return (self.tma,) if self.rest is None else (self.tma, self.rest)
+        return (self.tma, *(() if self.rest is None else (self.rest,)), *self.others)
 
     @property
     def maps(self) -> int:

@@ -77,7 +77,8 @@ def _hopper(plan: Sm90Plan) -> Figure:
     holder = THREADS(WARPGROUP * groups)
     several = groups < plan.config.consumers
     turns = " Two warpgroups in turn hold a tile each; the page shows the first's." if several else ""
-    halves = " Columns of B and of the sums: first those of the gate, then those that it gates." if plan.gated else ""
+    of = "first those of the gate, then those that it gates" if plan.halves > 1 else "those of each matrix in turn"
+    halves = f" Columns of B and of the sums: {of}." if plan.gated else ""
     matrices = (
         *(_by_descriptor(operand, plan.mma, 1) for operand in (plan.a, plan.b)),
         operand_matrix("C", _words(size, plan.mma, "C") + ", registers", size, holder, held),

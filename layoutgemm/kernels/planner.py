@@ -20,8 +20,9 @@ from .orders import Order, columns_of_order, diagonal_pattern
 from .plan import GemmPlan
 from .sm80.choose import choose_sm80
 from .sm80.plan import Sm80Config, Sm80Plan
-from .sm90.choose.rules import NEXT, SPARE, choose, likeliest, nearest, of_estimate
-from .sm90.gated import Gated
+from .sm90.choose.rules import NEXT, SPARE, choose, likeliest, nearest, of_estimate, spare_of_sums
+from .sm90.gated import combination
+from .sm90.operands.combined import Combined
 from .sm90.plan import Sm90Config, Sm90Plan
 from .sm90.types import operands
 from .sm100.plan import Sm100Config, Sm100Plan
@@ -42,7 +43,7 @@ def plan(
     batch: int = 1,
     config: Config | None = None,
     epilogue: Epilogue | None = None,
-    gated: Gated | str | None = None,
+    gated: Combined | str | None = None,
     order: Order | None = None,
 ) -> GemmPlan:
     """The production kernel's plan for C[m, n] = A[m, k] @ B[k, n].
@@ -54,7 +55,7 @@ def plan(
     config    None: what the architecture's rule chooses for these sizes, with the operands in their places. An
               Sm80Config asks for the mma.sync kernel on any architecture
     epilogue  what becomes of the product before it is stored, on sm_90a and sm_100a
-    gated     as for `Sm90Plan.derive`, on sm_90a: B has 2n columns
+    gated     as for `Sm90Plan.derive`, on sm_90a: B has 2n columns; or a function of the sums of several matrices B
     order     the order of tiles, of all or some of them, as for `Sm90Plan.derive`; the rule chooses for as many
               columns as that share of the tiles has
 
@@ -73,7 +74,7 @@ def plan(
         given = type(config).__name__
         raise PlanError(f"config is a {given}, and the kernel of {target.name} takes a {kind.__name__}")
     chosen: Any = config  # of the kernel's own kind
-    gates = Gated.of(gated)
+    gates = combination(gated)
     if kind is Sm90Config:
         refused: LayoutError | None = None
         rule = _for_hopper(m, n if order is None else columns_of_order(order, m, n), k, batch, a, b, c, gates)
@@ -98,7 +99,7 @@ def plan(
 
 
 def _for_hopper(
-    m: int, n: int, k: int, batch: int, a: Given, b: Given | None, c: Given | None, gated: Gated | None
+    m: int, n: int, k: int, batch: int, a: Given, b: Given | None, c: Given | None, gated: Combined | None
 ) -> Iterator[Sm90Config]:
     """Configurations for sm_90a with the operands in their places, the rule's choice first.
 
@@ -115,6 +116,8 @@ def _for_hopper(
                 choice, why = of_estimate(estimate, m, n, k, major, batch=batch)
                 yield from [found.config for found, _ in nearest(choice, why, True)]
     yield from SPARE
+    if gated is not None:
+        yield spare_of_sums(gated)
 
 
 def _for_order(order: Order, rule: Iterator[Sm90Config]) -> Iterator[Sm90Config]:

@@ -18,8 +18,9 @@ from ..kernels.compile.worker import Kernel, plan_of
 from ..kernels.plan import MAX_TILES
 from ..kernels.sm80.choose import Sm80Choice, by_lines
 from ..kernels.sm90.choose.costs import cost_model
-from ..kernels.sm90.choose.rules import NEXT, SPARE, Sm90Choice, choose, likeliest, nearest, of_estimate
+from ..kernels.sm90.choose.rules import NEXT, SPARE, Sm90Choice, choose, likeliest, nearest, of_estimate, spare_of_sums
 from ..kernels.sm90.config import MAX_GRID_Y, check_rows
+from ..kernels.sm90.operands.combined import Combined
 from . import tuned_store as tuned
 from .problem import Problem, Solution
 
@@ -50,7 +51,9 @@ def choose_kernel(
             choice = replace(choice, config=replace(choice.config, store="direct", split=1, early=0))
         # Of the sizes only K takes part, and only where the last k tiles are multiplied in another order.
         deep = min(k, 1 << 16) if choice.config.early else 1 << 16
-        tile, error = _derived(Kernel(choice, names, batch > 1, problem.epilogue, problem.gated), deep)
+        tile, error = _derived(
+            Kernel(choice, names, batch > 1, problem.epilogue, problem.gated, bool(problem.second_k)), deep
+        )
         if error is not None:
             last = last or error
             continue
@@ -90,9 +93,17 @@ def _candidates(
         return
     m, n, k, batch = sizes
     if problem.gated is not None:  # what was measured is of products that are not
-        choice, why = choose(m, n, k, a=problem.a.dtype, multiprocessors=problem.places, gated=problem.gated)
+        major = "K" if orders[1] == "col" else "MN"
+        choice, why = choose(
+            m, n, k, a=problem.a.dtype, b_major=major, multiprocessors=problem.places, gated=problem.gated
+        )
         yield from nearest(choice, why, orders[0] == "row")
         yield Sm90Choice(SPARE[1]), "the store leaves little choice"
+        if isinstance(problem.gated, Combined):
+            yield Sm90Choice(spare_of_sums(problem.gated)), "the operands' orders leave little choice"
+        return
+    if problem.second_k:
+        yield from _of_pairs(problem, (m, n, k), orders)
         return
     types = problem.a.dtype, problem.b.dtype, problem.c.dtype
     if (found := tuned.lookup(problem.gpu, sizes, types, tuple(orders))) is not None:
@@ -112,6 +123,25 @@ def _candidates(
         yield from _next_best((rows, columns, k, batch), "K" if b_major else "MN", problem, flip)
     for config in SPARE:
         yield Sm90Choice(config), "the operands' orders leave little choice"
+
+
+def _of_pairs(problem: Problem, sizes: tuple[int, int, int], orders: Sequence[str]) -> Iterator[tuple[Sm90Choice, str]]:
+    """Choices for two pairs: those for both K's in one, with the operands in their places."""
+    m, n, k = sizes
+    major = "K" if orders[1] == "col" else "MN"
+    of, second = problem.places, f"; K = {k} and {problem.second_k} in one loop"
+    found, why = choose(
+        m, n, k + problem.second_k, a=problem.a.dtype, b_major=major, multiprocessors=of, in_place=True
+    )  # fmt: skip
+    for choice, reason in nearest(found, why, orders[0] == "row"):
+        yield choice, reason + second
+    if m > 64 and dtype(problem.a.dtype).bits == 16:
+        for estimate in likeliest(m, n, k + problem.second_k, major, multiprocessors=of)[:NEXT]:
+            if not estimate.swapped:
+                choice, reason = of_estimate(estimate, m, n, k + problem.second_k, major)
+                yield choice, reason + second
+    for config in SPARE:
+        yield Sm90Choice(config), "the operands' orders leave little choice" + second
 
 
 def _next_best(

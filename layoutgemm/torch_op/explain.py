@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import prod
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,6 +14,8 @@ from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
 from .explanation import Explanation
 from .launch import plan_of
+from .operands.pairs import explain_pairs
+from .operands.several import Combine, explain_combined
 from .prepared import NO_FINISH, Config, problem_at
 from .problem import gated_shapes
 from .scaled_grouped.explain import explain_grouped, explain_scaled
@@ -24,16 +28,19 @@ __all__ = ["Explanation", "explain_matmul"]
 
 
 def explain_matmul(
-    a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, config: Config | None = None,
+    a: torch.Tensor | tuple[torch.Tensor, torch.Tensor], b: torch.Tensor | Sequence[torch.Tensor], *,
+    out: torch.Tensor | None = None, config: Config | None = None,
     out_dtype: torch.dtype | None = None, activation: str | None = None, bias: torch.Tensor | None = None,
     scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, recipe_a: object = None,
     recipe_b: object = None, use_fast_accum: bool = True, offsets: torch.Tensor | None = None,
     offs: torch.Tensor | None = None, counts: torch.Tensor | None = None, expected_rows: int | None = None,
+    combine: Combine | None = None, given: Mapping[str, Any] | None = None,
 ) -> Explanation:  # fmt: skip
     """Which kernel a product takes for these tensors, why, and what it copies. Nothing is compiled or launched.
 
     The product is `matmul`'s; `grouped_matmul`'s where one of offsets, offs and counts is given, and else
-    `scaled_matmul`'s where scale_a is. The arguments are theirs.
+    `scaled_matmul`'s where scale_a is. With `combine`, b is the tuple that `matmul` takes, and `given` its numbers; two
+    pairs are tuples. The arguments are theirs.
 
     For CPU tensors it tells what would be done with such tensors on an H200. Of `matmul`, `activation` is looked at
     where it is one of a gated product, and `bias` is not: others change neither copies nor configuration.
@@ -55,6 +62,14 @@ def explain_matmul(
     >>> explain_matmul(a, torch.empty(2, 4096, 64).bfloat16(), offsets=ends).why.partition(";")[0]
     'one launch for all groups, whose ends the kernel reads'
     """
+    if isinstance(a, tuple):
+        return explain_pairs(a, b, out, activation, config, out_dtype)  # type: ignore[arg-type]
+    if combine is not None:
+        return explain_combined(a, b, combine, given, out, config, out_dtype)  # type: ignore[arg-type]
+    if given is not None:
+        raise OperandError("given without combine: an epilogue's operands change neither copies nor configuration")
+    if TYPE_CHECKING:
+        assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
     groups, said = groups_of(offsets, offs, counts)
     check_expected(expected_rows, counts, config)
     recipes, after = (recipe_a, recipe_b), ScaledFinish(bias, activation, use_fast_accum)

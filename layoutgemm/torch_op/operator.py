@@ -10,7 +10,7 @@ Imported when `layoutgemm.matmul` is first named; importing layoutgemm alone doe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.autograd.forward_ad as _forward
@@ -47,6 +47,8 @@ from .compute import finished_product, gated_product, scaled_product, wide_type
 from .epilogue import check_epilogue, epilogue_product
 from .launch import Prepared
 from .library import dispatched, recorded_product
+from .operands.pairs import matmul_pairs
+from .operands.several import Combine, matmul_combined
 from .ordered import ordered_product
 from .prepared import PREPARED, Config, choice_of, mark_written
 
@@ -73,8 +75,8 @@ empty_on_gpu = getattr(getattr(getattr(_C, "_dynamo", None), "guards", None), "_
 
 
 def matmul(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+    b: torch.Tensor | Sequence[torch.Tensor],
     *,
     out: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
@@ -84,6 +86,7 @@ def matmul(
     config: Config | None = None,
     out_dtype: torch.dtype | None = None,
     allow_tf32: bool | None = None,
+    combine: Combine | None = None,
     order: Order | None = None,
 ) -> torch.Tensor:
     """activation(a @ b + bias), with shapes as in torch.matmul: vectors, matrices, batches that broadcast.
@@ -108,6 +111,11 @@ def matmul(
                 product, or else `kernels.sm90.choose.rules.choose`
     out_dtype   default a's type; bfloat16 for 8-bit floats, int32 for integers
     allow_tf32  whether float32 may be multiplied as tf32; default torch.backends.cuda.matmul.allow_tf32
+    combine     for a tuple b of two to four matrices: the function of (*products, ops, **given) that makes each element
+                of the result, in one kernel of compute capability 9.0. Or the name of an activation: that of the first
+                product, times the second. Traced once for each function object. See `torch_op.operands.several`
+                Of two tuples, (a, a2) and (b, b2), the result is activation(a @ b + a2 @ b2 + bias), in one kernel too:
+                see `torch_op.operands.pairs`
     order       the order of tiles of C, of all or some of them: "lower", "symmetric", a Schedule, a function, ...; see
                 `kernels.orders`. Tiles left out are not computed: `out` keeps its values there, and without an `out`
                 they are zeros. `given` has what the order reads, such as a rank. No bias, activation, epilogue or
@@ -137,6 +145,11 @@ def matmul(
     tensor([[-0.4760],
             [ 7.8180]])
     """
+    if TYPE_CHECKING:
+        assert isinstance(a, _Tensor) and isinstance(b, _Tensor)  # two tuples are told apart behind the fast path
+    if combine is not None:
+        alone = {"bias": bias, "activation": activation, "epilogue": epilogue, "order": order}
+        return _with_combine(a, b, combine, alone, given, out, config, out_dtype, allow_tf32)
     if order is not None:
         return _with_order(a, b, out, bias, activation, epilogue, given, config, out_dtype, allow_tf32, order)
     if epilogue is not None or given is not None:
@@ -208,6 +221,8 @@ def matmul(
             )
         first: torch.Tensor = _RecordedProduct.apply(a, b, bias, (c, PREPARED.get(key), activation))
         return first
+    if type(a) is tuple:
+        return _with_pairs(a, b, out, bias, activation, config, out_dtype, allow_tf32)
     return _checked(a, b, out, bias, activation, config, out_dtype, allow_tf32)
 
 
@@ -222,6 +237,7 @@ def _finished_by_torch(
     """True if torch's operators finish a product whose derivatives are recorded: it and they are of one type."""
     return (
         out is None and a.ndim > 1 < b.ndim and a.dtype == b.dtype and a.dtype.itemsize > 1
+        and isinstance(activation, str)
         and (activation in ACTIVATIONS or (activation in GATES and b.shape[-1] % 2 == 0))
         and _seen_by_autograd_alone(bias)
     )  # fmt: skip
@@ -395,9 +411,39 @@ def _compiled(
     config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
 ) -> torch.Tensor:  # fmt: skip
     """The same under torch.compile, whose tracer meets no exception of ours."""
+    if type(a) is tuple:
+        return _with_pairs(a, b, out, bias, activation, config, out_dtype, allow_tf32)
     check_compiled(a, b, out, bias, activation, config, out_dtype, allow_tf32)
     a, b = autocast(a, b)
     return recorded_product(a, b, out, bias, activation, output_type(a, b, out_dtype), config)
+
+
+_OF_PAIRS = "two pairs, a tuple each: bias= and activation= follow their sum, combine=, epilogue= and order= do not"
+
+
+def _with_pairs(
+    a: Any, b: Any, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None, config: Config | None,
+    out_dtype: torch.dtype | None, allow_tf32: bool | None,
+) -> torch.Tensor:  # fmt: skip
+    """The sum of the products of two pairs."""
+    if _is_compiling():
+        refuse("two pairs are a launch of their own, not under torch.compile")
+    return matmul_pairs(a, b, out, bias, activation, config, out_dtype, allow_tf32)
+
+
+def _with_combine(
+    a: Any, b: Any, combine: Combine, alone: Mapping[str, object], given: Mapping[str, Any] | None,
+    out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
+) -> torch.Tensor:  # fmt: skip
+    """A function of several products; `alone`: arguments that have no meaning beside it."""
+    if type(a) is tuple:
+        raise OperandError(_OF_PAIRS)
+    if _is_compiling():
+        refuse("combine= is a launch of its own, not under torch.compile; bias= and activation= are")
+    for name, x in alone.items():
+        if x is not None:
+            raise OperandError(f"{name} and combine: the function of the products is all that follows them")
+    return matmul_combined(a, b, combine, given, out, config, out_dtype, allow_tf32)
 
 
 def _with_order(
@@ -406,6 +452,8 @@ def _with_order(
     allow_tf32: bool | None, order: Order,
 ) -> torch.Tensor:  # fmt: skip
     """The product in an order of tiles of its own."""
+    if type(a) is tuple:
+        raise OperandError(_OF_PAIRS)
     if _is_compiling():
         refuse("order= is a launch of its own, not under torch.compile")
     for name, value in (("bias", bias), ("activation", activation), ("epilogue", epilogue)):
@@ -422,6 +470,8 @@ def _with_epilogue(
     allow_tf32: bool | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product with a user's own epilogue."""
+    if type(a) is tuple:
+        raise OperandError(_OF_PAIRS)
     if _is_compiling():
         refuse("epilogue= is a launch of its own, not under torch.compile; bias= and activation= are")
     if epilogue is None:

@@ -23,6 +23,7 @@ from ..kernels.sm80.choose import Sm80Choice
 from ..kernels.sm80.plan import Sm80Config
 from ..kernels.sm90.choose.occupancy import Places
 from ..kernels.sm90.choose.rules import Sm90Choice
+from ..kernels.sm90.operands.combined import Combined
 from ..moved import old_names
 
 __getattr__ = old_names(__name__)
@@ -74,7 +75,7 @@ def shapes_of(a: Sequence[int], b: Sequence[int]) -> Shapes:
     return Shapes(m, n, k, batch, (*batch, *((m,) * (len(a) > 1)), *((n,) * (len(b) > 1))))
 
 
-def gated_shapes(a: Sequence[int], b: Sequence[int], gated: str | None) -> Shapes:
+def gated_shapes(a: Sequence[int], b: Sequence[int], gated: Combined | str | None) -> Shapes:
     """The sizes of a product that may be gated: b = [gate | up], and n is C's.
 
     Raises TensorError for a b that is a vector, or of an odd number of columns.
@@ -83,7 +84,7 @@ def gated_shapes(a: Sequence[int], b: Sequence[int], gated: str | None) -> Shape
     Shapes(m=2, n=4, k=3, batch=(7,), result=(7, 2, 4))
     """
     shapes = shapes_of(a, b)
-    if gated is None:
+    if gated is None or isinstance(gated, Combined):
         return shapes
     n = half(len(b), shapes.n)
     return shapes._replace(n=n, result=(*shapes.result[:-1], n))
@@ -164,7 +165,9 @@ class Problem:
     config          what the caller chose, or None
     epilogue        what the kernel does to each element before it is stored, or None
     apart           the matrices of a batch stay apart: the epilogue has something of its own for each row or matrix
-    gated           "silu", "gelu", ...: C = act(A @ B[:, :n]) * (A @ B[:, n:]), of half B's columns; or None
+    gated           "silu", "gelu", ...: C = act(A @ B[:, :n]) * (A @ B[:, n:]), of half B's columns; or a Combined: C
+                    is its function of A @ B and products with further matrices; or None
+    second_k        K of a second pair, whose product is added; 0 if there is none
     code, smem      what the GPU runs ("sm_80", "sm_90a" or "sm_120a"), and bytes of shared memory of a block; 0: what
                     the architecture has at most
     """
@@ -179,7 +182,8 @@ class Problem:
     apart: bool = False
     code: str = "sm_90a"
     smem: int = 0
-    gated: str | None = None
+    gated: Combined | str | None = None
+    second_k: int = 0
 
     @property
     def multiprocessors(self) -> int:
@@ -291,7 +295,7 @@ def arguments(
     """A launch's arguments, as the kernel's `parameters` name them; the epilogue's words come last."""
     choice = solution.kernel.choice
     own = choice.arguments(pointers, solution.sizes, solution.leading, solution.strides, workers)
-    return (*own, *words, *[0] * (MAX_WORDS - len(words))) if solution.kernel.epilogue else own
+    return (*own, *words, *[0] * (MAX_WORDS - len(words))) if solution.kernel.takes_words else own
 
 
 def workers(solution: Solution, places: Places) -> int:

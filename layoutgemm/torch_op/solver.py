@@ -21,6 +21,7 @@ from ..kernels.derive import padded_leading
 from ..kernels.sm80.choose import Sm80Choice
 from ..kernels.sm80.plan import MAX_BATCH
 from ..kernels.sm90.choose.rules import Sm90Choice
+from ..kernels.sm90.operands.combined import Combined
 from ..kernels.teaching.plan import MAX_COORDINATE
 from .choose import choose_by_lines, choose_kernel, compared
 from .problem import (
@@ -56,6 +57,10 @@ def solve(problem: Problem) -> Solution:
     if problem.gated is not None:
         if problem.code != "sm_90a":
             raise OperandError(f"a gated product needs sm_90a's kernel, and the GPU runs {problem.code}")
+        return _solve(problem, nothing)
+    if problem.second_k:
+        if problem.code != "sm_90a":
+            raise OperandError(f"two pairs in one product need sm_90a's kernel, and the GPU runs {problem.code}")
         return _solve(problem, nothing)
     if problem.code != "sm_90a":
         if problem.config is not None:
@@ -101,7 +106,8 @@ def _solve(problem: Problem, copies: tuple[Copy | None, Copy | None, Copy | None
         if rule:
             return _solve(*_with_copy(problem, copies, index, k_major, rule, ()), by_lines)
         orders.append(order)
-    if problem.gated is not None and orders[1] != "col":
+    stacked = problem.gated is not None and not isinstance(problem.gated, Combined)
+    if stacked and orders[1] != "col":
         raise OperandError(f"b: rows of {b.columns} contiguous elements; a gated product's kernel reads a K-major b")
     order, direct = _writable(c)
     if not order:
@@ -143,7 +149,7 @@ def _solve(problem: Problem, copies: tuple[Copy | None, Copy | None, Copy | None
         tuple([sum(i * strides[d][x] for i, d in zip(at, loops, strict=True)) for x in range(3)])
         for at in product(*[range(batch[d]) for d in loops])
     ]
-    kernel = Kernel(choice, names, sizes[3] > 1, problem.epilogue, problem.gated)
+    kernel = Kernel(choice, names, sizes[3] > 1, problem.epilogue, problem.gated, bool(problem.second_k))
     return Solution(kernel, sizes, leading, steps, tuple(launches), copies, why)  # type: ignore[arg-type]
 
 

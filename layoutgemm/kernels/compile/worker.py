@@ -31,6 +31,9 @@ from ..epilogue.chain import STEPS, Custom, Epilogue, Given, Reduction, Step
 from ..sm80.choose import Sm80Choice
 from ..sm80.plan import Sm80Config
 from ..sm90.choose.rules import Sm90Choice
+from ..sm90.gated import Gated
+from ..sm90.operands.combined import Combined
+from ..sm90.operands.pair import Pair
 from ..sm90.plan import Sm90Config
 from . import cache as object_cache
 from . import compiler as compiling
@@ -57,18 +60,26 @@ importlib.import_module(start["main"]).main()
 
 
 class Kernel(NamedTuple):
-    """A kernel to compile: configuration, operand types and orders, batch, epilogue, gate."""
+    """A kernel to compile: configuration, operand types and orders, batch, epilogue, gate; `paired`: of two pairs."""
 
     choice: Sm90Choice | Sm80Choice
     operands: tuple[str, str, str]
     batched: bool = False
     epilogue: Epilogue | None = None
-    gated: str | None = None
+    gated: Combined | str | None = None
+    paired: bool = False
+
+    @property
+    def takes_words(self) -> bool:
+        """True if the kernel has parameters beyond those of a product."""
+        return self.epilogue is not None or self.paired or (isinstance(self.gated, Combined) and bool(self.gated.words))
 
     def plan(self, m: int, n: int, k: int, batch: int) -> Any:
         """The kernel's plan for these sizes."""
         a, b, c = self.operands
-        more = {} if self.gated is None else {"gated": self.gated}
+        more: dict[str, Any] = {} if self.gated is None else {"gated": self.gated}
+        if self.paired:
+            more["pair"] = Pair()
         return self.choice.plan(m, n, k, batch=batch, a=a, b=b, c=c, epilogue=self.epilogue, **more)
 
 
@@ -307,7 +318,9 @@ def entry_of(kernel: Kernel) -> dict[str, Any]:
     """
     entry = {**entry_of_choice(kernel.choice), "operands": kernel.operands, "batched": kernel.batched}
     if kernel.gated is not None:
-        entry["gated"] = kernel.gated
+        entry["gated"] = _entry_of_gate(kernel.gated)
+    if kernel.paired:
+        entry["paired"] = True
     if kernel.epilogue is not None:
         for step in kernel.epilogue.steps:
             if STEPS.get(type(step).__name__) is not type(step):
@@ -323,7 +336,25 @@ def kernel_of(entry: Any) -> Kernel:
     if "steps" in entry:
         steps = [_step_of(name, values) for name, values in entry["steps"]]
         epilogue = Epilogue(*steps, pairs=entry["pairs"], stores_c=entry["stores_c"])
-    return Kernel(choice_of(entry), tuple(entry["operands"]), bool(entry["batched"]), epilogue, entry.get("gated"))
+    gated = _gate_of(entry.get("gated"))
+    return Kernel(
+        choice_of(entry), tuple(entry["operands"]), bool(entry["batched"]), epilogue, gated, "paired" in entry
+    )
+
+
+def _entry_of_gate(gated: Combined | str) -> object:
+    """The gate of a kernel, or the function of its sums, as JSON has it."""
+    if isinstance(gated, Gated):
+        return gated.kind
+    return gated if isinstance(gated, str) else [gated.expression, gated.matrices, gated.numbers]
+
+
+def _gate_of(entry: Any) -> Combined | str | None:
+    """The gate of a kernel, or the function of its sums, from JSON."""
+    if entry is None or isinstance(entry, str):
+        return entry
+    expression, matrices, numbers = entry
+    return Combined(_tuples(expression), matrices, tuple(numbers))
 
 
 def _values_of(step: Step) -> dict[str, Any]:

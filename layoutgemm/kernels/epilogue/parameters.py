@@ -83,12 +83,19 @@ def host_number(name: str, value: Any, whole: bool = False) -> int | float:
     return number
 
 
+def float_word(number: float) -> int:
+    """A float32 as a kernel's 64-bit parameter carries it.
+
+    >>> hex(float_word(1.0))
+    '0x3f800000'
+    """
+    return int.from_bytes(struct.pack("<f", number), "little")
+
+
 def _words(operand: Given, value: object) -> tuple[Any, ...]:
     if operand.host:
         number = host_number(operand.name, value, operand.dtype.name == "i32")
-        if isinstance(number, int):
-            return (number & 0xFFFFFFFF,)
-        return (int.from_bytes(struct.pack("<f", number), "little"),)
+        return (number & 0xFFFFFFFF if isinstance(number, int) else float_word(number),)
     if not isinstance(value, Placed):
         raise OperandError(f"{operand.name} lies in memory: an address, not {value!r}")
     if not operand.axes:

@@ -1,8 +1,12 @@
-"""Running plans that read more than A and B, by name: a main loop's tables, the offsets or counts of groups."""
+"""Running plans that read more than A and B, by name.
+
+A main loop's tables, the offsets or counts of groups, further matrices and numbers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +15,10 @@ import numpy as np
 from ...errors import OperandError
 from ...schedule import TileList
 from ..epilogue.chain import MAX_WORDS
+from ..epilogue.parameters import float_word, host_number
 from ..orders import clusters_of_plan, given_names, order_values
 from ..sm90.plan import Sm90Plan
+from .arrays import check_numpy_type, check_shape, global_matrix
 from .cpu import executed
 from .hardware_model import GlobalMatrix
 
@@ -20,19 +26,32 @@ if TYPE_CHECKING:
     import torch
 
 
-def given_of(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, np.ndarray]:
+def given_of(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, Any]:
     """The plan's extra NumPy operands, checked. Raises OperandError for one that does not fit."""
-    found, rest = {}, _without_groups(plan, given)
+    found: dict[str, Any] = {}
+    rest = _tables(plan, given)
     if plan.mainloop is not None:
         found = plan.mainloop.check(rest, (plan.m, plan.n, plan.k, plan.batch), plan.joined_rows)
     if plan.groups is not None:
         found[plan.groups.name] = plan.groups.take(given[plan.groups.name], (plan.m, plan.n, plan.k, plan.batch))
+    for name, (operand, shape) in plan.further.items():
+        value = given[name]
+        if not isinstance(value, np.ndarray):
+            raise OperandError(f"{name} is a {type(value).__qualname__}; give NumPy arrays")
+        check_shape(name, value, shape)
+        check_numpy_type(replace(operand, name=name), value)
+        found[name] = global_matrix(replace(operand, name=name), value, [], True)
+    for name in plan.numbers_given:
+        found[name] = np.float32(host_number(name, given[name]))
     return {**found, **order_values(plan, given)}
 
 
-def _without_groups(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, object]:
+def _tables(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, object]:
     """The main loop's share of what is given."""
     rest = {name: value for name, value in given.items() if name not in given_names(plan)}
+    for name in (*plan.further, *plan.numbers_given):
+        if rest.pop(name, None) is None:
+            raise OperandError(f"{name} is missing: the plan reads {', '.join((*plan.further, *plan.numbers_given))}")
     groups = plan.groups
     if groups is not None and rest.pop(groups.name, None) is None:
         raise OperandError(f"{groups.name} is missing: {groups.missing}, {groups.numbers(plan.batch)} numbers")
@@ -49,7 +68,7 @@ def execute_given(
     return executed(plan, a, b, device, values, words_of_arrays(plan, values))
 
 
-def words_of_arrays(plan: Sm90Plan, values: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
+def words_of_arrays(plan: Sm90Plan, values: Mapping[str, Any]) -> tuple[Any, ...]:
     """The sixteen words of a launch, with arrays in place of their addresses."""
     words: list[Any] = []
     for table in plan.mainloop.tables if plan.mainloop is not None else ():
@@ -61,17 +80,26 @@ def words_of_arrays(plan: Sm90Plan, values: Mapping[str, np.ndarray]) -> tuple[A
         words += [np.ascontiguousarray(lying), *strides, groups * k_blocks if value.ndim > 2 else 0]
     if plan.groups is not None:
         words.append(values[plan.groups.name].astype(np.int32 if plan.groups.offsets == "i32" else np.int64))
+    for name in plan.further:
+        words += [values[name].bits, values[name].leading]
+    words += [float_word(float(values[name])) for name in plan.numbers_given]
+    words += [] if plan.pair is None else [plan.pair.k]
     words += [values[name] for name in plan.order.schedule.words]
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
-def words_of_tensors(plan: Sm90Plan, given: Mapping[str, torch.Tensor], device: torch.device) -> tuple[int, ...]:
+def words_of_tensors(
+    plan: Sm90Plan, given: Mapping[str, Any], device: torch.device,
+    placed: Mapping[str, tuple[torch.Tensor, int]] | None = None,
+) -> tuple[int, ...]:  # fmt: skip
     """The sixteen words of a launch on CUDA tensors, tables of any strides; raises OperandError for what does not fit.
+
+    placed  the plan's further matrices by name: lines that tensor copies read, and elements from line to line
 
     What the offsets or counts are is known on the device alone, and not looked at.
     """
     words: list[int] = []
-    rest = _without_groups(plan, given)
+    rest = _tables(plan, given)
     if plan.mainloop is not None:
         sizes = plan.m, plan.n, plan.k, plan.batch
         for table, shape in plan.mainloop.expected(rest, sizes, plan.joined_rows):
@@ -85,7 +113,12 @@ def words_of_tensors(plan: Sm90Plan, given: Mapping[str, torch.Tensor], device: 
         if numbers.stride(0) != 1 and numbers.shape[0] > 1:
             raise OperandError(f"{name} has stride {numbers.stride(0)}: one after the other")
         words.append(numbers.data_ptr())
-    return (*words, *order_words(plan, given, device), *[0] * (MAX_WORDS - len(plan.words)))
+    for lines, leading in [(placed or {})[name] for name in plan.further]:
+        words += [lines.data_ptr(), leading]
+    words += [float_word(host_number(name, given[name])) for name in plan.numbers_given]
+    words += [] if plan.pair is None else [plan.pair.k]
+    words += order_words(plan, given, device)
+    return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
 def order_words(plan: Sm90Plan, given: Mapping[str, Any], device: torch.device) -> tuple[int, ...]:

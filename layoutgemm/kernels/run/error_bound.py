@@ -41,7 +41,7 @@ def error_bound(plan: GemmPlan, a: np.ndarray, b: np.ndarray) -> npt.NDArray[np.
     and for a main loop of its own.
     """
     if isinstance(plan, Sm90Plan) and plan.gated is not None:
-        raise PlanError(f"the bound is of sums of products; the plan's are gated by {plan.gated.kind}")
+        raise PlanError(f"the bound is of sums of products; the plan's are {plan.gated}")
     if isinstance(plan, Sm90Plan) and plan.mainloop is not None:
         raise PlanError("the bound is of sums of products; the plan has a main loop of its own")
     depth = plan.mma.shape_mnk[2]

@@ -31,7 +31,7 @@ def run_fused(
     """C = epilogue(A @ B): `run.run_plan` for a plan with an epilogue. NumPy arrays alone.
 
     given   what the epilogue reads, by name: numbers, vectors along M or N, matrices of C's shape; with a main loop's
-            tables and the offsets or counts of groups
+            tables, the offsets or counts of groups, further matrices and numbers
     device  "cuda", "emulator", or None: the GPU when there is one that can run the plan, else the emulator
 
     Raises OperandError for another device or tensors, and for operands that the epilogue does not take. Raises
@@ -67,11 +67,12 @@ def run_fused(
 
 
 def _beside(plan: Sm90Plan | Sm100Plan) -> tuple[str, ...]:
-    """Names of the main loop's tables and of the groups' offsets."""
+    """Names of the main loop's tables, of the groups' offsets, of further matrices and numbers."""
     if not isinstance(plan, Sm90Plan):
         return ()
     tables = [table.name for table in plan.mainloop.tables] if plan.mainloop is not None else []
-    return (*tables, *([plan.groups.name] if plan.groups is not None else []))
+    groups = [plan.groups.name] if plan.groups is not None else []
+    return (*tables, *groups, *plan.further, *plan.numbers_given)
 
 
 __all__ = ["run_fused"]

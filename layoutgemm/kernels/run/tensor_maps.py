@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...atoms import TmaPlan
@@ -154,14 +155,29 @@ def run_given(
     plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, given: dict[str, Any], out: torch.Tensor | None = None,
     copy: bool = True,
 ) -> GemmResult:  # fmt: skip
-    """Run a plan that reads more than A and B, on CUDA tensors: by name, CUDA tensors, and an order's numbers."""
-    numbers = {name: x for name, x in given.items() if name in plan.order.schedule.words and isinstance(x, int)}
+    """Run a plan that reads more than A and B, on CUDA tensors: what it reads are CUDA tensors too, by name.
+
+    Further matrices are read in place; raises OperandError where tensor copies cannot.
+    """
+    names = (*plan.numbers_given, *plan.order.schedule.words)
+    numbers = {name: given[name] for name in names if isinstance(given.get(name), (int, float))}
     tensors = {name: x for name, x in given.items() if name not in numbers}
     check_tensors(plan, a, b, out, tensors)
     require_gpu(plan, a.device.index)
     tensors = {name: resolved(x.detach()) for name, x in tensors.items()}
-    words = words_of_tensors(plan, {**tensors, **numbers}, a.device)
+    placed = {name: _placed(plan, name, tensors[name]) for name in plan.further if name in tensors}
+    words = words_of_tensors(plan, {**tensors, **numbers}, a.device, placed)
     return launch(plan, resolved(a.detach()), resolved(b.detach()), out, "", copy, words)
+
+
+def _placed(plan: Sm90Plan, name: str, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """(lines, leading) of one of the plan's further matrices; raises OperandError for one that does not fit."""
+    operand, shape = plan.further[name]
+    if x.dtype != torch_type(operand.dtype) or tuple(x.shape) != shape:
+        of = f"{x.dtype} of shape {tuple(x.shape)}"
+        raise OperandError(f"{name} is {of}: it takes {torch_type(operand.dtype)} of {shape}")
+    lines, leading, _ = tma_operand(replace(operand, name=name), x, [], False)
+    return lines, leading
 
 
 BY_MAPS = OperandPath(raw_bits, run_on_cpu, lines_of, target, arguments)

@@ -29,10 +29,11 @@ from ..store_ring import StoreRing
 from .along_k import along_k_checks
 from .budget_checks import budget_checks
 from .edges import ends_check
-from .gated_checks import filled_by_halves, halves_meet
+from .gated_checks import filled_by_halves, filled_side_by_side, halves_meet
 from .grouped import ragged_checks
 from .mainloop import COPY_ARRIVALS, promotion_check
 from .multicast import uneven_shares
+from .operands.pair import pair_check
 from .pipeline_model import Hopper
 from .plan import WARPS_OF_GROUP, Sm90Plan
 from .quantized.checks import packed_checks
@@ -45,7 +46,7 @@ from .triangular.operands import triangles_check
 
 def check_sm90(plan: Sm90Plan) -> Report:
     """Every check of the plan."""
-    names = ("batch", "epilogue", "gated", "mainloop", "ragged", "along_k", "shards", "weights", "triangles")
+    names = ("batch", "epilogue", "gated", "mainloop", "ragged", "along_k", "pair", "shards", "weights", "triangles")
     more = {name: getattr(plan, name) for name in names} | asked_order(plan)
     return checked(plan, _checks, **more)
 
@@ -69,6 +70,8 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
     checks += [_barriers(plan), *(_pipelines(plan) if explored else []), *fragment_checks(plan.mma)]
     if plan.gated is not None:
         checks.append(halves_meet(plan))
+    if plan.pair is not None:
+        checks.append(pair_check(plan))
     if plan.ragged is not None:
         checks += ragged_checks(plan)
     if plan.triangles is not None:
@@ -180,7 +183,7 @@ def _operand(plan: Sm90Plan, operand: OperandPlan, groups: int) -> list[Check]:
     elif name == "B" and tile.extent[0] != plan.tile[1]:
         filled = _filled_columns(plan)
     elif name == "B" and plan.gated is not None:
-        filled = filled_by_halves(plan)
+        filled = filled_side_by_side(plan) if plan.gated.separate else filled_by_halves(plan)
     else:
         filled = filled_by(f"copy {name}", tile, one_matrix(operand.tma))
     problem = ""

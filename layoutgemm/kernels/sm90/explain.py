@@ -9,10 +9,12 @@ from ...checks.pipeline.actions import Arrive, ArriveExpect, ClusterArrive, Mma,
 from ...checks.pipeline.model import Mbarrier, Pipeline, walk
 from ..explain import BarrierRow, RoleRow, aligned, explain_operand, explain_workspace
 from ..orders import described_order
+from ..plan import present, tile_count
 from ..store import distinct_chunks
 from .along_k import explain_along_k
 from .checks import pipeline_of
 from .edges import explain_ends
+from .gated import Gated
 from .grouped import explain_ragged
 from .mainloop import explain_mainloop
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
@@ -112,12 +114,29 @@ def _arrivals(plan: Sm90Plan, name: str, count: int) -> str:
     return f"{count} arrivals, of each warp of {who}" + (f" of {blocks} blocks" if blocks > 1 else "")
 
 
+def _explain_sums(plan: Sm90Plan) -> str:
+    """The registers of one element's sums."""
+    count, width = plan.stored.accumulator_registers, plan.tile_c[1]
+    how = present(plan.gated)
+    if isinstance(how, Gated):
+        return (
+            f"gated: a tile is {width} columns of C; value v of a thread becomes {how.kind}(value v) * value "
+            f"v + {count}, for v < {count}"
+        )
+    values = ", ".join(["v", *[f"v + {i * count}" for i in range(1, plan.sums)]])
+    given = f"; numbers {', '.join(how.numbers)}" if how.numbers else ""
+    return (
+        f"combined: a tile is {width} columns of C, and of each of {plan.sums} matrices B, with a tensor map each; one "
+        f"load of A serves all. An element of C is a function of values {values} of a thread, for v < {count}{given}"
+    )
+
+
 def explain_sm90(plan: Sm90Plan) -> str:
     """The whole derivation, section by section, in the order of the data's way."""
     rows, columns = plan.tiles
     smem, config = plan.smem, plan.config
     across = plan.order.clusters(plan.tiles)
-    k_tiles = -(-plan.k // plan.tile[2])
+    k_tiles = plan.k_tiles
     accumulators = plan.blocks * (1 if plan.mainloop is None else 2)
     held = accumulators * plan.mma.accumulator_registers
     lines = [
@@ -134,10 +153,12 @@ def explain_sm90(plan: Sm90Plan) -> str:
     lines += explain_ends(plan.a, plan.m) + explain_ends(plan.b, plan.n)
     lines += _explain_launch(plan, across)
     if plan.gated is not None:
-        count, width = plan.stored.accumulator_registers, plan.tile_c[1]
+        lines.append(_explain_sums(plan))
+    if plan.pair is not None:
+        first = tile_count(plan.k, plan.tile[2])
         lines.append(
-            f"gated: a tile is {width} columns of C; value v of a thread becomes {plan.gated.kind}(value v) * value "
-            f"v + {count}, for v < {count}"
+            f"second pair: {k_tiles - first} of {k_tiles} K tiles, the last ones, are of A2 and B2, with tensor "
+            "maps of their own"
         )
     if plan.ragged is not None:
         lines += explain_ragged(plan)

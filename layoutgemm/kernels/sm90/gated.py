@@ -13,47 +13,59 @@ of two elements H lines apart. The map's end along n, which is H, keeps a ragged
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ...atoms import TmaPlan
 from ...errors import PlanError, TmaError
 from ..derive import Operand, OperandPlan
 from ..epilogue.steps import ACTIVATIONS, check_activation
+from .operands.combined import Combined
 
 HALF = "half"  # the dimension of a tensor map: 0 for the gate's columns of B, 1 for those that it multiplies
 HALVES = 2
 
 
-@dataclass(frozen=True)
-class Gated:
+class Gated(Combined):
     """kind(gate) * up, in f32; kind is one of `kernels.epilogue.steps.ACTIVATIONS`: "silu" makes SwiGLU, "gelu" GeGLU.
 
     Raises PlanError for another kind.
 
     >>> import numpy as np
     >>> from layoutgemm.kernels.epilogue.numpy_math import Math
-    >>> Gated("relu").apply(np.array([-1.0, 2.0]), np.array([3.0, 4.0]), Math).tolist()
+    >>> Gated("relu").apply((np.array([-1.0, 2.0]), np.array([3.0, 4.0])), Math).tolist()
     [0.0, 8.0]
     """
 
     kind: str
 
-    def __post_init__(self) -> None:
-        check_activation(self.kind, "gated =")
+    def __init__(self, kind: str):
+        check_activation(kind, "gated =")
+        made = Combined.of(lambda gate, up, ops: ACTIVATIONS[kind](gate, ops) * up)
+        super().__init__(made.expression, made.matrices, made.numbers)
+        object.__setattr__(self, "kind", kind)
 
-    @classmethod
-    def of(cls, given: Any) -> Gated | None:
-        """The gate of an argument: a Gated, its kind's name, or None. Raises PlanError for anything else.
+    @property
+    def separate(self) -> bool:
+        """False: both are in one matrix."""
+        return False
 
-        >>> Gated.of("silu") == Gated("silu"), Gated.of(None)
-        (True, None)
-        """
-        return given if given is None or isinstance(given, cls) else cls(given)
+    def __repr__(self) -> str:
+        return f"Gated({self.kind!r})"
 
-    def apply(self, gate: Any, up: Any, math: Any) -> Any:
-        """One element, or matrices of them; `math` is a kernel's functions or NumPy's, as for a step of an epilogue."""
-        return ACTIVATIONS[self.kind](gate, math) * up
+    def __str__(self) -> str:
+        return f"gated by {self.kind}"
+
+
+def combination(given: Any) -> Combined | None:
+    """The function of the sums of an argument: a Combined, the name of a gate, or None.
+
+    Raises PlanError for anything else.
+
+    >>> combination("silu") == Gated("silu"), combination(None)
+    (True, None)
+    """
+    return given if given is None or isinstance(given, Combined) else Gated(given)
 
 
 def check_gated(tile_n: int, batch: int, split: int, b: Operand, c: Operand) -> None:

@@ -1,4 +1,4 @@
-"""Checks of a gated plan: the halves of B's tile, and the registers of their sums."""
+"""Checks of a plan of several sums: the parts of B's tile, and the registers of an element's sums."""
 
 from __future__ import annotations
 
@@ -8,6 +8,38 @@ from ...atoms.tma.engine import shared_bits
 from ...report import Check
 from .gated import HALF, HALVES
 from .plan import WARPGROUP, Sm90Plan
+
+
+def filled_side_by_side(plan: Sm90Plan) -> Check:
+    """Every byte of B's tile is copied once: row r from line r % w of matrix r // w, for w columns of C."""
+    tile, width = plan.b.smem, plan.tile_c[1]
+    size = tile.dtype.bytes
+    times = np.zeros(tile.bytes, dtype=np.int64)
+    witness = "" if len(plan.b.copies) == plan.sums else f"{len(plan.b.copies)} tensor maps of {plan.sums} matrices"
+    for matrix, tma in enumerate(plan.b.copies):
+        box = tma.over([1 << 31] * len(tma.box), (1 << 20,) * (len(tma.box) - 1))
+        for copy in tma.instructions:
+            at = shared_bits(box, copy.smem_offset) // 8
+            steps = [first + np.arange(n) for first, n in zip(copy.coord_offset, at.shape, strict=True)]
+            along = dict(zip(tma.dims, np.meshgrid(*steps, indexing="ij"), strict=True))
+            k, n = along["k"], along["n"]
+            inside = (n < width) & (k < tile.extent[1])
+            place = tile.byte((matrix * width + n) % tile.extent[0], k % tile.extent[1])
+            wrong = np.argwhere(~inside | (at != place))
+            if len(wrong) and not witness:
+                where = tuple(int(x) for x in wrong[0])
+                of = f"k {int(k[where])} of line {int(n[where])} of matrix {matrix}"
+                witness = f"{of} lands at byte {int(at[where])}"
+            np.add.at(times, np.clip(at[..., None] + np.arange(size), 0, tile.bytes - 1).ravel(), 1)
+    if not witness and (times != 1).any():
+        byte = int(np.nonzero(times != 1)[0][0])
+        witness = f"byte {byte} of the tile is written {int(times[byte])} times, should be 1"
+    boxes = sum(len(tma.instructions) for tma in plan.b.copies)
+    statement = (
+        f"{boxes} box(es) bring {width} columns of each of {plan.sums} matrices B, one matrix beside the other, each "
+        "element once, in its place"
+    )
+    return Check("copy B", statement, not witness, f"exhaustion ({tile.bytes} bytes)", witness)
 
 
 def filled_by_halves(plan: Sm90Plan) -> Check:
@@ -44,18 +76,20 @@ def filled_by_halves(plan: Sm90Plan) -> Check:
 
 
 def halves_meet(plan: Sm90Plan) -> Check:
-    """A thread's value v and value v + count are a gate and what it multiplies; the store has v where C has it."""
-    count, width = plan.stored.accumulator_registers, plan.tile_c[1]
+    """Values v, v + count, ... of a thread are the sums of one element; the store has v where C has it."""
+    count, width, sums = plan.stored.accumulator_registers, plan.tile_c[1], plan.sums
     thread, value = np.arange(WARPGROUP)[:, None], np.arange(count)[None, :]
-    gate, up = plan.mma.coords_C(thread, value), plan.mma.coords_C(thread, value + count)
-    stored = plan.stored.coords_C(thread, value)
+    first, stored = plan.mma.coords_C(thread, value), plan.stored.coords_C(thread, value)
     witness = ""
-    if HALVES * count != plan.mma.accumulator_registers or HALVES * width != plan.mma.shape_mnk[1]:
-        witness = f"{HALVES} * {count} of {plan.mma.accumulator_registers} values, {HALVES} * {width} columns"
-    for what, at, shift in (("up", up, width), ("stored", stored, 0)):
-        wrong = np.argwhere((at[0] != gate[0]) | (at[1] != gate[1] + shift))
+    if sums * count != plan.mma.accumulator_registers or sums * width != plan.mma.shape_mnk[1]:
+        witness = f"{sums} * {count} of {plan.mma.accumulator_registers} values, {sums} * {width} columns"
+    others = [(f"sum {i}", plan.mma.coords_C(thread, value + i * count), i * width) for i in range(1, sums)]
+    for what, at, shift in (*others, ("stored", stored, 0)):
+        wrong = np.argwhere((at[0] != first[0]) | (at[1] != first[1] + shift))
         if len(wrong):
             t, v = (int(x) for x in wrong[0])
-            witness = witness or f"{what}: thread {t}, value {v} is not {shift} columns from its gate"
-    statement = f"values v and v + {count} of a thread are columns j and j + {width} of one row, and C has j of it"
+            witness = witness or f"{what}: thread {t}, value {v} is not {shift} columns from the first sum"
+    values = " and ".join(["v", *[f"v + {i * count}" for i in range(1, sums)]])
+    columns = " and ".join(["j", *[f"j + {i * width}" for i in range(1, sums)]])
+    statement = f"values {values} of a thread are columns {columns} of one row, and C has j of it"
     return Check("gated", statement, not witness, f"exhaustion ({WARPGROUP * count} pairs)", witness)

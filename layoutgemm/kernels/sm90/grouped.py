@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ..derive import Operand
     from ..epilogue.chain import Epilogue
     from ..sm90.config import Sm90Config
-    from ..sm90.gated import Gated
+    from ..sm90.operands.combined import Combined
     from ..sm90.plan import Sm90Plan
 
 
@@ -286,13 +286,13 @@ def check_ends(offsets: npt.NDArray[np.int64], size: int, things: str) -> None:
 
 def check_ragged(
     ragged: Ragged, groups: int, config: Sm90Config, a: Operand, c: Operand, epilogue: Epilogue | None,
-    gated: Gated | None,
+    gated: Combined | None,
 ) -> None:  # fmt: skip
     """Raise PlanError, naming the obstacle, for a problem without a grouped kernel."""
     if not isinstance(ragged, Ragged) or groups > ragged.capacity:
         raise PlanError(f"ragged = {ragged!r}, batch = {groups}: Ragged.of(groups) has room for them")
     if gated is not None:
-        raise PlanError("gated: the two halves of B are a dimension of its tensor map, and so are the groups")
+        raise PlanError("gated: several matrices of B meet in a tile, and each group has a matrix of its own")
     usual = {"rows": None, "single": False, "split": 1, "overlap": False, "store": "tma", "launch": "workers"}
     for name, value in usual.items():
         if getattr(config, name) != value:

@@ -104,7 +104,10 @@ def shared(operand: OperandPlan, blocks: int, batch: bool) -> OperandPlan:
 
 def with_copies(operand: OperandPlan, copies: Sequence[TmaPlan]) -> OperandPlan:
     """The operand with other copies, those of each tensor map."""
-    return replace(operand, tma=copies[0], rest=copies[1] if len(copies) > 1 else None)
+    first, *rest = copies
+    if operand.others:
+        return replace(operand, tma=first, others=tuple(rest))
+    return replace(operand, tma=first, rest=rest[0] if rest else None)
 
 
 def few_rows(a: OperandPlan, rows: int, batch: bool) -> OperandPlan:

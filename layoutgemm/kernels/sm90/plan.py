@@ -38,11 +38,13 @@ from ..store import ROWS, TILE_ALIGNMENT, WARPS_OF_GROUP, StorePlan
 from .along_k import AlongK, check_along_k, with_starts
 from .config import WARPGROUP, Sm90Config, check_rows, check_tiles, loader_threads, order_of, registers_of
 from .edges import with_ends
-from .gated import HALVES, Gated, check_gated, in_halves
+from .gated import HALVES, check_gated, combination, in_halves
 from .grouped import Ragged, check_ragged, ragged_store
 from .mainloop import COPY_ARRIVALS, Promoted, StageNumbers, check_promoted
 from .multicast import columns_of, few_rows, shared, with_copies
 from .named_barriers import Sm90Meetings
+from .operands.combined import Combined, check_combined, side_by_side
+from .operands.pair import Pair, check_maps, check_pair, pair_of
 from .quantized.formats import UNIT_K, QuantizedFormat
 from .quantized.operand import PackedOperand, check_packed, packed_operand
 from .shards import Gathered, Shards, check_shards
@@ -65,10 +67,12 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     order         number of a tile -> its place, for every cluster and rank
     full_arrivals, full_bytes, empty_arrivals   what completes a phase of the stages' barriers; see `expected`
     registers     (producer's, consumers') after setmaxnreg, or None where nothing changes hands
-    gated         what makes one element of C of two sums, or None; n is then C's columns, and B has twice as many
+    gated         what makes one element of C of several sums, or None; n is then C's columns. Of a Gated, B has twice
+                  as many; else each sum is of a matrix of its own, see `further`
     mainloop      what makes a total of the sums of K blocks, or None: they are added
     ragged        how the ends of groups of rows are found, or None; see `joined_rows`
     along_k       how the ends of groups along K are found, or None: A and B are then one matrix, C one for each group
+    pair          a second pair of matrices, whose product is added, or None; see `further`
     shards        the shards of several GPUs, of A's rows or of C's, or None: see `kernels.sm90.shards`
     weights       the format of A where it is packed weights, or None; see `kernels.sm90.quantized`
     triangles     which operands are triangular, or None: K tiles of zeros are skipped
@@ -98,13 +102,14 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     registers: tuple[int, int] | None
     config: Sm90Config = field(default_factory=Sm90Config)
     epilogue: Epilogue = field(default_factory=Epilogue)
-    gated: Gated | None = None
+    gated: Combined | None = None
     mainloop: Promoted | None = None
     ragged: Ragged | None = None
     along_k: AlongK | None = None
     shards: Shards | None = None
     weights: QuantizedFormat | None = None
     half: tuple[MmaAtom, OperandDescriptor] | None = None
+    pair: Pair | None = None
     triangles: Triangles | None = None
     mirror: StorePlan | None = None
     remedy = ", unless store is 'direct'"
@@ -169,10 +174,11 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         c: Operand | DType | str | None = None,
         config: Sm90Config | None = None,
         epilogue: Epilogue | None = None,
-        gated: Gated | str | None = None,
+        gated: Combined | str | None = None,
         mainloop: Promoted | None = None,
         ragged: Ragged | None = None,
         along_k: AlongK | None = None,
+        pair: Pair | int | None = None,
         shards: Shards | None = None,
         weights: QuantizedFormat | None = None,
         order: Order | None = None,
@@ -188,12 +194,14 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
                          bf16 of 8-bit floats, f32 of tf32, i32 of integers: the table is in `kernels.sm90.types`
         epilogue         what happens to the sums before they are stored, see `kernels.epilogue`
         gated            "silu", "gelu", ...: C = act(A @ B[:, :n]) * (A @ B[:, n:]) for a "col" B of 2n columns, each
-                         tile half of either; the epilogue comes after it. See `kernels.sm90.gated`
+                         tile half of either; the epilogue comes after it. See `kernels.sm90.gated`. Or a Combined: C
+                         is a function of A @ B0, A @ B1, ..., of as many matrices. See `kernels.sm90.operands.combined`
         mainloop         what happens to the sum of each K block, where it is more than added; see
         `kernels.sm90.mainloop`
         ragged           A's m rows are `batch` groups, each of which multiplies its own matrix of B; or, masked, of m
         rows of each group as many are computed as count: see `kernels.sm90.grouped`
         along_k          K is `batch` groups, each of which has its own matrix of C: see `kernels.sm90.along_k`
+        pair             K of a second pair: C = A @ B + A2 @ B2, in one accumulator; see `kernels.sm90.operands.pair`
         shards           A's rows arrive from other GPUs, or C's are reduced with theirs: see `kernels.sm90.shards`
         weights          A is packed weights of that format, in a kernel's order; `a` is the type they become: see
         `kernels.sm90.quantized`
@@ -218,6 +226,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             gated,
             mainloop,
             (ragged, along_k),
+            pair_of(pair),
             weights,
         )
         config, gated, c_spec = kernel.config, kernel.gated, kernel.operands[2]
@@ -239,6 +248,8 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             raise PlanError(f"early = {config.early}: fewer than the {stages} stages, one of which is being refilled")
         if config.early > -(-k // tile_k) and along_k is None:
             raise PlanError(f"early = {config.early} k tiles of {tile_k}: K = {k} has {-(-k // tile_k)}")
+        second = len(a_plan.copies) + len(b_plan.copies) if kernel.pair is not None else 0
+        check_maps(store, a_plan.maps + b_plan.maps - 2 + second)
         numbers = kernel.numbers
         threads = WARPGROUP * config.consumers + loader_threads(config.loader, bool(numbers.parts))
         across = -(-m // (config.tile[0] * along_m)), -(-n // (kernel.columns * along_n))
@@ -284,6 +295,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             shards=shards,
             weights=weights,
             half=half,
+            pair=kernel.pair,
             triangles=triangles,
             mirror=kernel.mirror(store, schedule),
         )
@@ -297,20 +309,48 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         """True if the kernel takes words."""
         return (
             bool(self.epilogue)
-            or any(part is not None for part in (self.mainloop, self.groups, self.shards, self.weights))
-            or bool(self.order.schedule.words)
+            or self.weights is not None
+            or any(part is not None for part in (self.mainloop, self.groups, self.shards))
+            or any(part is not None and part.words for part in self._own)
         )
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the 64-bit parameters of the epilogue, main loop, groups, shards and order."""
-        own = (self.epilogue, self.mainloop, self.groups, self.shards, self.order.schedule)
-        return tuple(word for part in own if part is not None for word in part.words)
+        """Names of the 64-bit parameters: of epilogue, main loop, groups, shards, further operands, order."""
+        return tuple(word for part in (self.epilogue, *self._own) if part is not None for word in part.words)
+
+    @property
+    def _own(self) -> tuple[Promoted | Ragged | AlongK | Shards | Combined | Pair | Schedule | None, ...]:
+        """Parts that may take words, in the order after the epilogue's."""
+        return self.mainloop, self.groups, self.shards, self.gated, self.pair, self.order.schedule
+
+    @property
+    def numbers_given(self) -> tuple[str, ...]:
+        """Names of the numbers that a launch takes, other than the epilogue's."""
+        return self.gated.numbers if self.gated is not None else ()
+
+    @property
+    def k_tiles(self) -> int:
+        """K tiles of a tile of C, of both pairs."""
+        return sum(tile_count(k, self.tile[2]) for k in (self.k, *([self.pair.k] if self.pair is not None else [])))
+
+    def for_any_size(self) -> Sm90Plan:
+        """The plan of the same kernel for products of 1x1x1: what the trace sees."""
+        plan = super().for_any_size()
+        return plan if self.pair is None else replace(plan, pair=Pair())
+
+    @property
+    def further(self) -> dict[str, tuple[OperandPlan, tuple[int, int]]]:
+        """Matrices beyond A and B by name: the operand that each lies as, and its shape."""
+        if self.pair is not None:
+            return {"a2": (self.a, (self.m, self.pair.k)), "b2": (self.b, (self.pair.k, self.n))}
+        return {name: (self.b, (self.k, self.n)) for name, _ in (self.gated.places if self.gated is not None else ())}
 
     @property
     def reads_by_name(self) -> bool:
-        """True if a run takes operands by name beside an epilogue's: tables, groups, the order's own."""
-        return self.mainloop is not None or self.groups is not None or bool(self.order.schedule.words)
+        """True if a run takes operands by name beside an epilogue's: tables, groups, further matrices, the order's."""
+        named = self.mainloop is not None or self.groups is not None or bool(self.order.schedule.words)
+        return named or bool(self.further or self.numbers_given)
 
     @property
     def tiles(self) -> tuple[int, int]:
@@ -319,13 +359,18 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
 
     @property
     def tile_c(self) -> tuple[int, int]:
-        """Rows and columns of C in a tile: of a gated product, half the columns that are multiplied."""
-        return self.tile[0], self.tile[1] // self.halves
+        """Rows and columns of C in a tile: of several sums, their share of the columns that are multiplied."""
+        return self.tile[0], self.tile[1] // self.sums
+
+    @property
+    def sums(self) -> int:
+        """Sums that make one element of C."""
+        return self.gated.matrices if self.gated is not None else 1
 
     @property
     def halves(self) -> int:
         """Columns of B for each column of C: 2 of a gated product, the gate's and the gated."""
-        return HALVES if self.gated is not None else 1
+        return HALVES if self.gated is not None and not self.gated.separate else 1
 
     @property
     def stored(self) -> MmaAtom:
@@ -439,10 +484,11 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         return (
             f"{self.described()}, {self.stages} stages, {self.config.schedule}, "
             f"{self.config.consumers} consumer(s), loads by {self.config.loader}, cluster {cluster}"
-            + (f", gated by {self.gated.kind}" if self.gated is not None else "")
+            + (f", {self.gated}" if self.gated is not None else "")
             + (f", K blocks of {self.mainloop.depth} promoted" if self.mainloop is not None else "")
             + (f", {'masked ' * self.ragged.masked}rows in {self.batch} group(s)" if self.ragged is not None else "")
             + (f", K in {self.batch} group(s)" if self.along_k is not None else "")
+            + (f", and a second pair of K = {self.pair.k}" if self.pair is not None else "")
             + (f", {self.shards.name}" if self.shards is not None else "")
             + (f", A is packed {self.weights}" if self.weights is not None else "")
             + (f", {self.triangles}" if self.triangles is not None else "")
@@ -466,17 +512,18 @@ class _Request:
     operands: tuple[Operand, Operand, Operand]
     config: Sm90Config
     epilogue: Epilogue | None
-    gated: Gated | None
+    gated: Combined | None
     mainloop: Promoted | None
     ragged: Ragged | None
     along_k: AlongK | None
+    pair: Pair | None
     weights: QuantizedFormat | None = None
 
     @classmethod
     def of(
         cls, sizes: tuple[int, int, int, int], given: tuple[Given, Given | None, Given | None], config: Sm90Config,
-        epilogue: Epilogue | None, gate: Gated | str | None, mainloop: Promoted | None,
-        groups: tuple[Ragged | None, AlongK | None], weights: QuantizedFormat | None = None,
+        epilogue: Epilogue | None, gate: Combined | str | None, mainloop: Promoted | None,
+        groups: tuple[Ragged | None, AlongK | None], pair: Pair | None, weights: QuantizedFormat | None = None,
     ) -> _Request:  # fmt: skip
         """The request of a caller's arguments; raises PlanError."""
         ragged, along_k = groups
@@ -488,8 +535,10 @@ class _Request:
             raise PlanError(f"{epilogue.reductions[0].name}: a reduction of C, whose rows or K are those of groups")
         if epilogue and c.dtype.kind != "float":
             raise PlanError(f"c is {c.dtype}, and an epilogue computes in f32: store f32, or a narrower float")
-        gated = Gated.of(gate)
-        if gated is not None:
+        gated = combination(gate)
+        if gated is not None and gated.separate:
+            check_combined(gated, config.tile[1], sizes[3], config.split, b, c)
+        elif gated is not None:
             check_gated(config.tile[1], sizes[3], config.split, b, c)
         if mainloop is not None:
             check_promoted(mainloop, config, a, c, gated, accumulator_of(a.dtype))
@@ -500,16 +549,18 @@ class _Request:
             others = {"gated": gated, "mainloop": mainloop, "ragged": ragged}
             named = [name for name, part in others.items() if part is not None]
             check_along_k(along_k, sizes, config, a, b, named)
+        if pair is not None:
+            check_pair(sizes[3], {"gated": gated, "mainloop": mainloop, "ragged": ragged, "along_k": along_k})
         if weights is not None:
-            parts = {"gated": gated, "mainloop": mainloop, "ragged": ragged, "along_k": along_k}
+            parts = {"gated": gated, "mainloop": mainloop, "ragged": ragged, "along_k": along_k, "pair": pair}
             named = [name for name, part in parts.items() if part is not None]
             check_packed(weights, sizes, config, (a, b), epilogue, named)
             config = replace(config, tile_k=config.tile_k or UNIT_K)
-        return cls(sizes, (a, b, c), config, epilogue, gated, mainloop, ragged, along_k, weights)
+        return cls(sizes, (a, b, c), config, epilogue, gated, mainloop, ragged, along_k, pair, weights)
 
     def check_shards(self, shards: Shards) -> None:
         """Raise PlanError for what a kernel of shards does not have."""
-        names = ("gated", "mainloop", "ragged", "along_k", "weights")
+        names = ("gated", "mainloop", "ragged", "along_k", "pair", "weights")
         for name, part in [(name, getattr(self, name)) for name in names]:
             if part is not None:
                 raise PlanError(f"{name}: a product of shards takes none")
@@ -528,8 +579,8 @@ class _Request:
     @property
     def named(self) -> list[str]:
         """Names of the arguments that ask for more than a plain product."""
-        others = {"gated": self.gated, "mainloop": self.mainloop, "ragged": self.ragged, "along_k": self.along_k}
-        return [name for name, part in others.items() if part is not None]
+        names = ("gated", "mainloop", "ragged", "along_k", "pair")
+        return [name for name in names if getattr(self, name) is not None]
 
     def schedule(self, order: Order | None, tile: tuple[int, int], across: tuple[int, int]) -> Schedule:
         """The order of clusters' tiles; raises PlanError for one that the kernel has not."""
@@ -568,7 +619,7 @@ class _Request:
     @property
     def columns(self) -> int:
         """Columns of C in a tile."""
-        return self.config.tile[1] // (1 if self.gated is None else HALVES)
+        return self.config.tile[1] // (1 if self.gated is None else self.gated.matrices)
 
     @property
     def halved(self) -> bool:
@@ -603,8 +654,10 @@ class _Request:
             a_plan = few_rows(a_plan, config.rows, batched_a)
             check_rows(config, m)
         b_whole = columns_of(b_spec, tile_n, tile_k, atom, halved=self.halved)
+        apart = self.gated is not None and self.gated.separate
         if self.gated is not None:
-            b_whole = replace(b_whole, tma=in_halves(b_whole.tma))
+            several = self.gated.matrices
+            b_whole = side_by_side(b_whole, several) if apart else replace(b_whole, tma=in_halves(b_whole.tma))
         a_plan, b_plan = [
             with_copies(x, [replace(tma, l2_promotion=config.tuning.l2_promotion) for tma in x.copies])
             for x in (a_plan, shared(b_whole, along_m, batched_b))
@@ -612,7 +665,8 @@ class _Request:
         if self.along_k is not None:
             return with_starts(a_plan), with_starts(b_plan)
         # Beside loads between the products it costs 1%; halves of a tile ptxas serialises then (as with `stays`): 5%.
-        ends = config.loader != "self" and not self.halved
+        further = apart or self.pair is not None  # whose tensor maps leave no room for those of last rows
+        ends = config.loader != "self" and not self.halved and not further
         return (
             with_ends(a_plan, "m", tile_m, c_spec.dtype, ends and config.rows is None and self.ragged is None),
             with_ends(b_plan, "n", tile_n, c_spec.dtype, ends and self.gated is None),

@@ -9,6 +9,7 @@ stated failure.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from ...schedule.listed import OnHost
 from ..derive import OperandPlan, either
 from ..epilogue.numpy_math import Math
 from ..orders import stored_elements
-from ..plan import present
+from ..plan import present, tile_count
 from ..run.hardware_model import (
     CLUSTERS,
     Barrier,
@@ -38,6 +39,7 @@ from .along_k import k_tiles_of, line_table, load_place, of_lines
 from .gated import HALF
 from .grouped import STOP, store_extents, store_place, tables
 from .mainloop import COPY_ARRIVALS
+from .operands.pair import SECOND, place_in_pairs
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 from .quantized.reference import block_in_stage, load_blocks
 from .triangular.mirror import is_off_diagonal
@@ -47,14 +49,14 @@ Values = np.ndarray  # float32, or int32 of integers
 
 def execute_sm90(
     plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, progress: Progress | None = None, clusters: int = CLUSTERS,
-    given: dict[str, Values] | None = None,
+    given: dict[str, Any] | None = None,
 ) -> Values:  # fmt: skip
     """C as (M, N) or (batch, M, N) float32 values, rounded to its type; integers as int32.
 
     a, b      the operands' bits, innermost extent first
     progress  called with (tiles done, tiles in all) after each tile of a cluster
     clusters  how many run at a time
-    given     what the plan's main loop reads, by name
+    given     what the plan reads besides, by name: tables, ends of groups, numbers, and `further` matrices
 
     Raises PlanError when a barrier would never complete, shared memory is left, or an element of C is not stored once.
     """
@@ -70,7 +72,7 @@ def execute_sm90(
             c.stored = tables(plan, numbers)[0][: plan.batch]
     if plan.along_k is not None:
         a, b = of_lines(plan, a), of_lines(plan, b)
-    if plan.gated is not None:  # the second half of B's columns begins n lines on
+    if plan.halves > 1:  # the second half of B's columns begins n lines on
         b = GlobalMatrix(b.bits, b.leading, (b.extents[0], plan.n, plan.halves), plan.n * b.leading)
     across = plan.order.clusters(plan.tiles)
     c.wanted = stored_elements(plan, given or {})
@@ -112,11 +114,12 @@ class _Block:
 class _Cluster:
     """The blocks of one cluster, which compute tile after tile."""
 
-    def __init__(self, plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, c: Output, given: dict[str, Values]) -> None:
+    def __init__(self, plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, c: Output, given: dict[str, Any]) -> None:
         self.given = given
         self.end = plan.m  # of the group that is computed
         self.lines = 0, plan.k  # of it, along K
-        self.plan, self.a, self.b, self.c = plan, a, b, c
+        self.plan, self.a, self.c = plan, a, c
+        self.matrices_b = [b, *[given[name] for name in plan.further]]
         self.blocks = [_Block(plan, rank) for rank in range(plan.cluster_size)]
         for block in self.blocks:
             for stage in range(plan.stages):
@@ -150,7 +153,7 @@ class _Cluster:
             block.sums = {}
         pingpong = plan.config.schedule == "pingpong"
         consumers = [step % 2] if pingpong else list(range(plan.config.consumers))
-        k_tiles = -(-plan.k // plan.tile[2])
+        k_tiles = plan.k_tiles
         if plan.along_k is not None:
             starts = line_table(plan, self.given[plan.along_k.name])
             self.lines = starts[matrix], starts[matrix + 1]
@@ -181,15 +184,21 @@ class _Cluster:
                 block.full[stage].arrive_expect(plan.expected(block.origin, plan, either))
             for block in blocks:
                 origin = {**block.origin, "k": (first + at) * plan.tile[2]}
+                of_a, of_b = [self.a], self.matrices_b
+                if plan.pair is not None:
+                    place = place_in_pairs(first + at, tile_count(plan.k, plan.tile[2]), plan.tile[2], either)
+                    origin |= place
+                    of_a, of_b = [([self.given[f"{x}2"]] if place[SECOND] else one) for x, one in
+                                  (("a", of_a), ("b", of_b[:1]))]  # fmt: skip
                 if plan.along_k is not None:
                     origin |= load_place(plan, *self.lines, first + at, max)
                 if plan.weights is None:
-                    self._share(plan.a, self.a, origin, stage, block.column, [b for b in blocks if b.row == block.row])
+                    self._share(plan.a, of_a, origin, stage, block.column, [b for b in blocks if b.row == block.row])
                 else:
                     load_blocks(plan, self.a.bits, origin, block.smem, self._stage(block, plan.a, stage))
                     block.full[stage].complete(plan.a.bytes)
                 column = [b for b in blocks if b.column == block.column]
-                self._share(plan.b, self.b, origin, stage, block.row, column)
+                self._share(plan.b, of_b, origin, stage, block.row, column)
             for block in blocks:
                 self._copy_numbers(block, stage, first + at)
             for block in blocks:
@@ -218,17 +227,18 @@ class _Cluster:
         return np.zeros(self.plan.mma.shape_mnk[:2], kind)
 
     def _share(
-        self, operand: OperandPlan, matrix: GlobalMatrix, origin: dict[str, int], stage: int, rank: int,
+        self, operand: OperandPlan, matrices: list[GlobalMatrix], origin: dict[str, int], stage: int, rank: int,
         targets: list[_Block],
     ) -> None:  # fmt: skip
-        """One block's boxes of a tile, into every block that needs it."""
+        """One block's boxes of a tile, into every block that needs it; of each matrix, or all of the only one."""
         copies, ends = operand.copies, operand.ends
         if ends is not None:
             extent = getattr(self.plan, ends.dim)
             whole, row = ends.place(extent, origin[ends.dim], rank, either)
             origin = {**origin, ends.dim: row}
             copies = (operand.tma if whole else ends.of_last_rows(operand.tma, extent),)
-        for tma in copies:
+        for number, tma in enumerate(copies):
+            matrix = matrices[min(number, len(matrices) - 1)]
             for block in targets:
                 address = self._stage(block, operand, stage)
                 copy_boxes(tma, tma.issued_by(rank), matrix, origin, block.smem, address, block.full[stage])
@@ -339,7 +349,8 @@ class _Cluster:
         if plan.gated is not None:
             sums = registers.astype(np.float32)
             count = plan.stored.accumulator_registers
-            registers = plan.gated.apply(sums[:, :count], sums[:, count:], Math)
+            parts = [sums[:, i * count : (i + 1) * count] for i in range(plan.sums)]
+            registers = plan.gated.apply(parts, Math, self.given)
         floats = plan.c.dtype.kind == "float"  # sums of integers go through f32 to a C of floats
         bits = plan.c.dtype.encode(registers.astype(np.float32) if floats else registers)
         if plan.store is None:

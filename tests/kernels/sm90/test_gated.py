@@ -41,7 +41,7 @@ def integers(shape: tuple[int, ...], seed: int, most: int = 3) -> np.ndarray:
 def product(a: np.ndarray, w: np.ndarray, kind: str = "relu") -> np.ndarray:
     """The gated product from the definition: w is (2H, K)."""
     gate, up = np.split(w.astype(np.float64), 2)
-    return Gated(kind).apply((a @ gate.T).astype(np.float32), (a @ up.T).astype(np.float32), Math)
+    return Gated(kind).apply([(a @ w.T).astype(np.float32) for w in (gate, up)], Math)
 
 
 def problem(form: str, kind: str = "relu") -> tuple[Sm90Plan, np.ndarray, np.ndarray]:

@@ -18,8 +18,10 @@ from ...derive import Given, Operand
 from ...epilogue.chain import Epilogue
 from ...operand_orders import Choice
 from ...plan import STAGE_BYTES_OF_K as _STAGE_BYTES
-from ..gated import HALVES, Gated
+from ..gated import combination
 from ..multicast import LINE
+from ..operands.combined import Combined
+from ..operands.pair import Pair
 from ..plan import Sm90Config, Sm90Plan
 from ..stages import TALL, buffers, warpgroups
 from ..types import operands, output_of
@@ -47,7 +49,8 @@ class Sm90Choice(Choice):
         b: Given | None = None,
         c: Given | None = None,
         epilogue: Epilogue | None = None,
-        gated: Gated | str | None = None,
+        gated: Combined | str | None = None,
+        pair: Pair | int | None = None,
     ) -> Sm90Plan:
         """The plan of C[m, n] = A[m, k] @ B[k, n]; arguments as for Sm90Plan.derive.
 
@@ -63,13 +66,17 @@ class Sm90Choice(Choice):
         if self.swapped:
             if gated is not None:
                 raise PlanError("operands that change places: a gated product has its two halves in the kernel's B")
+            if pair is not None:
+                raise PlanError("operands that change places: the second pair's A and B keep theirs")
             m, n, epilogue = n, m, epilogue.transposed() if epilogue else None
         config = self.config
         orders = a_.order, b_.order
         plain = not epilogue and c_ is not None and c_.dtype.bits == a_.dtype.bits == 16 and orders == ("row", "col")
         if config.tile == WIDE and config.early and config.loader == "warp" and not plain:
             config = replace(config, **_WHOLE)
-        return Sm90Plan.derive(m, n, k, batch=batch, a=a_, b=b_, c=c_, config=config, epilogue=epilogue, gated=gated)
+        return Sm90Plan.derive(
+            m, n, k, batch=batch, a=a_, b=b_, c=c_, config=config, epilogue=epilogue, gated=gated, pair=pair
+        )
 
 
 # ------------------------------------------------------------------------------------------------------ what is fastest
@@ -96,10 +103,20 @@ SPARE = tuple(
 )
 
 
+def spare_of_sums(how: Combined) -> Sm90Config:
+    """A configuration for several sums of every type and order: 64 rows, and spans of 64 columns of each matrix.
+
+    >>> from layoutgemm.kernels.sm90.gated import Gated
+    >>> spare_of_sums(Gated("silu")).tile
+    (64, 128)
+    """
+    return Sm90Config((64, 64 * how.matrices), consumers=1, loader="warp")
+
+
 @checked(PlanError)
 def choose(
     m: int, n: int, k: int, *, batch: int = 1, a: Given = "bf16", b_major: str = "K",
-    multiprocessors: int | Places = 132, gated: Gated | str | None = None, matrices: bool = False,
+    multiprocessors: int | Places = 132, gated: Combined | str | None = None, matrices: bool = False,
     in_place: bool = False,
 ) -> tuple[Sm90Choice, str]:  # fmt: skip
     """The configuration for C[m, n] = A[m, k] @ B[k, n], and the reason.
@@ -109,7 +126,8 @@ def choose(
              tiles in turn. C is taken to be of the type that follows from A's
     b_major  "K", or "MN" for a B whose rows are contiguous
     gated    as for Sm90Plan.derive: B has 2n columns, and a tile as many of the gate as of what it multiplies. Its
-             halves are widths of the instruction, and operands keep their places
+             halves are widths of the instruction, and operands keep their places. Or a Combined: each of its matrices
+             has n columns, and a tile as many of each
     multiprocessors  the GPU's, or its `Places`; of a number alone it is taken to place clusters as an H200 does
     matrices whether an epilogue reads or writes matrices of C's shape, across whose rows it goes where operands change
              places: products of 16 bits and more than 64 rows then change them for a larger gain
@@ -133,15 +151,18 @@ def choose(
         as_int(size, name, PlanError, least=1)
     kind = operands(a, None if b_major == "MN" else f"{Operand.parse(a).dtype}:col", None)[0].dtype
     halves = 1
-    if (kind_of := Gated.of(gated)) is not None:
-        if b_major != "K" or batch > 1:
+    if (how := combination(gated)) is not None:
+        if batch > 1 or (b_major != "K" and not how.separate):
             what = f"batch = {batch}" if batch > 1 else f"b_major = {b_major!r}"
-            raise PlanError(f"{what}: gated by {kind_of.kind}, a product is of one pair of matrices, B K-major")
-        halves, n = HALVES, HALVES * n
+            alike = "set of matrices" if how.separate else "pair of matrices, B K-major"
+            raise PlanError(f"{what}: {how}, a product is of one {alike}")
+        halves, n = how.matrices, how.matrices * n
     places = Places.of(multiprocessors)
     if m <= 64:
-        few = for_few_rows(m, n, k, batch, kind, b_major, places, _unit(kind, halves), halves == 1 and not in_place)
-        return Sm90Choice(few.config, few.swapped), few.reason + _gated_reason(few.config.tile[1], halves)
+        few = for_few_rows(
+            m, n, k, batch, kind, b_major, places, _unit(kind, halves, b_major), halves == 1 and not in_place
+        )
+        return Sm90Choice(few.config, few.swapped), few.reason + _gated_reason(few.config.tile[1], how)
     if kind.bits == 16 and halves == 1:
         ranked = likeliest(m, n, k, b_major, batch=batch, multiprocessors=places, matrices=matrices)
         best = next(each for each in ranked if not (in_place and each.swapped))
@@ -155,12 +176,12 @@ def choose(
         for rows in (256, 128, 64)
         for columns in _WIDTHS
         for pingpong in ((False, True) if rows == 128 and columns in _PINGPONG and not fp8 else (False,))
-        if (rows, columns) != (256, 256) and columns % _unit(kind, halves) == 0
+        if (rows, columns) != (256, 256) and columns % _unit(kind, halves, b_major) == 0
     ]
     best = min(estimates, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0]))
     lines = _on_lines(k, None if b_major == "K" else n, kind)
     config = _configured(best, k, batch, kind, work < MODEL.short_work, False, lines)
-    return Sm90Choice(config), _reason(best, config) + _gated_reason(best.tile[1], halves)
+    return Sm90Choice(config), _reason(best, config) + _gated_reason(best.tile[1], how)
 
 
 def likeliest(
@@ -314,13 +335,19 @@ def _of_parts(best: Estimate) -> tuple[Sm90Choice, str]:
     return Sm90Choice(config, best.swapped), why + shared
 
 
-def _unit(kind: DType, halves: int) -> int:
-    """The unit of a tile's columns: each half of a gated one is an instruction's width."""
-    return 1 if halves == 1 else halves * (8 if kind.kind == "float" else 16)
+def _unit(kind: DType, sums: int, b_major: str) -> int:
+    """The unit of a tile's columns: several sums have an instruction's width each, or spans of an MN-major B."""
+    if sums == 1:
+        return 1
+    return sums * (LINE // kind.bytes if b_major != "K" else 8 if kind.kind == "float" else 16)
 
 
-def _gated_reason(columns: int, halves: int) -> str:
-    return f"; gated: {columns // halves} columns of C from {columns} of B" if halves > 1 else ""
+def _gated_reason(columns: int, how: Combined | None) -> str:
+    """The columns of a tile, of several sums."""
+    if how is None:
+        return ""
+    what = "gated" if not how.separate else f"{how.matrices} matrices B, A loaded once"
+    return f"; {what}: {columns // how.matrices} columns of C from {columns} of B"
 
 
 def _tall_wave(best: Estimate) -> bool:

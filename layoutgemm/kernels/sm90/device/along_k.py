@@ -32,9 +32,9 @@ class Sm90AlongKKernel(Sm90FusedKernel):
     """The production kernel with K tiles of a group each."""
 
     def map_of_lines(
-        self, tma: TmaPlan, address: Int64, extents: Mapping[str, Int32], pitches: tuple[Int64, Int64]
+        self, tma: TmaPlan, address: Int64, pitches: tuple[Int64, ...], extents: Mapping[str, Int32]
     ) -> bridge.TensorMap:
-        """One of the operands' tensor maps, with the first line that is read as a dimension."""
+        """One of the operands' tensor maps, the first line that is read a dimension."""
         pitch = pitches[0]
         of = {**extents, **load_extents(extents["k"], self.plan.tile[2])}
         return bridge.encode_tensor_map(tma, address, of, pitch, pitch)

@@ -12,24 +12,27 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Numeric, const_expr
 
+from ....dtypes import f32
 from ...dsl import bridge
 from ...dsl.fused import FusedBlock
-from ...dsl.math import ElementMath
+from ...dsl.math import ElementMath, number
 from ...plan import present
 from ...store import ROWS, WARP_ROWS, WARPS_OF_GROUP, StoreChunk, rows_of_values
 from ..plan import Sm90Plan
 
 
 class GatedSums:
-    """An accumulator of a gated product as the one that is stored: its value v is act(value v) * value v + count."""
+    """An accumulator of several sums as the one that is stored: its value v is of values v, v + count, ..."""
 
-    def __init__(self, plan: Sm90Plan, accumulator: cute.Tensor):
-        self.gated, self.accumulator, self.count = present(plan.gated), accumulator, plan.stored.accumulator_registers
+    def __init__(self, plan: Sm90Plan, job: bridge.Carried, accumulator: cute.Tensor):
+        self.gated, self.accumulator = present(plan.gated), accumulator
+        self.count, self.sums = plan.stored.accumulator_registers, plan.sums
         self.math = ElementMath(plan.c.dtype.bits > 16, plan.c.dtype.mantissa <= 8)
+        self.numbers = {name: number(getattr(job.given, name), f32) for name in self.gated.numbers}
 
     def __getitem__(self, v: int) -> Float32:
-        gate, up = bridge.number(self.accumulator[v]), bridge.number(self.accumulator[v + self.count])
-        return self.gated.apply(gate, up, self.math)
+        sums = [bridge.number(self.accumulator[v + i * self.count]) for i in range(self.sums)]
+        return self.gated.apply(sums, self.math, self.numbers)
 
 
 class Sm90Epilogue:
@@ -66,7 +69,7 @@ class Sm90Epilogue:
         fused = self.fused(job, (row + block * ROWS, column, matrix), thread, part)
         for i, round_ in store.rounds_of(block, part):
             buffer = self.buffer(job, owner, i)
-            packed = [self.convert(accumulator, chunk, fused) for chunk in round_.chunks]
+            packed = [self.convert(job, accumulator, chunk, fused) for chunk in round_.chunks]
             # One thread issues the stores, so it alone can wait until they have read the buffer; then it tells.
             if issuer == 0:
                 bridge.wait_stores_read(store.pending(i))
@@ -103,18 +106,20 @@ class Sm90Epilogue:
         else:
             bridge.named_sync(self.plan.store_barrier(consumer), self.plan.store_threads)
 
-    def stored(self, accumulator: cute.Tensor) -> cute.Tensor | GatedSums:
-        """The values that are stored, before the epilogue: the accumulator's own, or gated ones."""
-        return GatedSums(self.plan, accumulator) if self.plan.gated is not None else accumulator
+    def stored(self, job: bridge.Carried, accumulator: cute.Tensor) -> cute.Tensor | GatedSums:
+        """The values that are stored, before the epilogue: the accumulator's own, or those of several sums."""
+        return GatedSums(self.plan, job, accumulator) if self.plan.gated is not None else accumulator
 
     def sums(self, accumulator: cute.Tensor, first: int, count: int) -> list[Numeric]:
         """Values of an accumulator; sums of integers as f32, unless C has them as they are."""
         values = [accumulator[v] for v in range(first, first + count)]
         return values if self.plan.c.dtype.kind == "int" else [bridge.number(value) for value in values]
 
-    def convert(self, accumulator: cute.Tensor, chunk: StoreChunk, fused: FusedBlock | None) -> list[Numeric]:
+    def convert(
+        self, job: bridge.Carried, accumulator: cute.Tensor, chunk: StoreChunk, fused: FusedBlock | None
+    ) -> list[Numeric]:
         """A chunk's values in C's type, as they go into shared memory: pairs in one register, or pairs of f32."""
-        accumulator = self.stored(accumulator)
+        accumulator = self.stored(job, accumulator)
         if fused is not None:
             values = fused.values(accumulator, chunk.first_value, chunk.values)
         else:
@@ -153,7 +158,7 @@ class Sm90Epilogue:
         row += block * ROWS
         base = job.c + Int64(matrix) * job.stride_c * plan.c.dtype.bytes
         fused = self.fused(job, (row, column, matrix), thread, part)
-        sums, take = self.stored(accumulator), self.sums if fused is None else fused.values
+        sums, take = self.stored(job, accumulator), self.sums if fused is None else fused.values
         values = dict(zip(mine, take(sums, mine.start, len(mine)), strict=True))
         if const_expr(fused is not None):
             present(fused).finish()

@@ -80,15 +80,15 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         m, n, k, batch = sizes
         extents = {"m": m, "n": n, "k": k, "l": batch, HALF: Int32(plan.halves)}
         maps_a = self.maps_of_a(a, extents, pitches["a"])
-        # Of a gated product the second half of B's columns begins n lines on; it has no batch.
-        lines_b = (pitches["b"][0], Int64(n) * pitches["b"][0]) if plan.gated is not None else pitches["b"]
-        maps_b = [self.map_of_lines(tma, b, extents, lines_b) for tma in plan.b.copies]
+        sources_b = self.sources_of_b(b, n, pitches["b"], words)
+        maps_b = [self.map_of_lines(tma, *of, extents) for tma, of in zip(plan.b.copies, sources_b, strict=True)]
         maps_c = self.maps_of_c(c, extents, pitches, words)
-        last_b = self.maps_of_last_rows(plan.b, b, extents, lines_b)
+        last_b = self.maps_of_last_rows(plan.b, b, extents, pitches["b"])
         tmas_mirror = present(plan.mirror).maps if const_expr(plan.mirror is not None) else ()
         maps_c += [self.map_of_c(tma, c, extents, pitches) for tma in tmas_mirror]
+        maps_a2, maps_b2 = self.maps_of_second_pair(extents, words)
         map_a = [*maps_a, *maps_b][0]
-        others = maps_c + maps_a[1:] + maps_b[1:] + last_b
+        others = maps_c + maps_a[1:] + maps_a2 + maps_b[1:] + last_b + maps_b2
         assert len(others) <= OTHER_MAPS, f"{len(others)} tensor maps besides the first two"
         others += [map_a] * (OTHER_MAPS - len(others))  # a kernel has a fixed number of parameters
         self.kernel(map_a, maps_b[0], *others, c, m, n, k, batch, *pitches["c"], self.kernel_words(words, a)).launch(
@@ -126,15 +126,43 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
 
     def maps_of_a(self, a: Int64, extents: Mapping[str, Int32], pitches: tuple[Int64, Int64]) -> list[bridge.TensorMap]:
         """A's tensor maps, that of its last rows behind the first."""
-        own = self.map_of_lines(self.plan.a.tma, a, extents, pitches)
+        own = self.map_of_lines(self.plan.a.tma, a, pitches, extents)
         return [own, *self.maps_of_last_rows(self.plan.a, a, extents, pitches)]
 
     def kernel_words(self, words: Sequence[Int64], a: Int64) -> Sequence[Int64]:
         """The words of a launch as the kernel takes them; `a` is A's address."""
         return words
 
+    def sources_of_b(
+        self, b: Int64, n: Int32, pitches: tuple[Int64, Int64], words: Sequence[Int64]
+    ) -> list[tuple[Int64, tuple[Int64, ...]]]:
+        """(address, pitches) of the matrix that each of B's tensor maps is of."""
+        plan = self.plan
+        if plan.gated is None:
+            return [(b, pitches)] * len(plan.b.copies)
+        if not plan.gated.separate:  # the second half of B's columns begins n lines on
+            return [(b, (pitches[0], Int64(n) * pitches[0]))]
+        given = dict(zip(plan.words, words, strict=True))
+        return [(b, pitches), *[(given[at], (given[pitch],)) for at, pitch in plan.gated.places]]
+
+    def maps_of_second_pair(
+        self, extents: Mapping[str, Int32], words: Sequence[Int64]
+    ) -> tuple[list[bridge.TensorMap], list[bridge.TensorMap]]:
+        """The tensor maps of A2 and of B2, if there are any."""
+        plan = self.plan
+        if plan.pair is None:
+            return [], []
+        given = dict(zip(plan.words, words, strict=True))
+        of = {**extents, "k": Int32(given["k2"])}
+        a2, b2 = [(given[x], (given[f"ld{x}"],)) for x in ("a2", "b2")]
+        maps_a, maps_b = (
+            [self.map_of_lines(tma, *place, of) for tma in operand.copies]
+            for operand, place in ((plan.a, a2), (plan.b, b2))
+        )
+        return maps_a, maps_b
+
     def map_of_lines(
-        self, tma: TmaPlan, address: Int64, extents: Mapping[str, Int32], pitches: tuple[Int64, Int64]
+        self, tma: TmaPlan, address: Int64, pitches: tuple[Int64, ...], extents: Mapping[str, Int32]
     ) -> bridge.TensorMap:
         """One of A's or of B's tensor maps."""
         return bridge.encode_tensor_map(tma, address, extents, *pitches[: len(tma.dims) - 1])
@@ -187,20 +215,27 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         """
         plan, (rank, part, warp, blocks), (m, n, k) = self.plan, place, sizes
         rows, columns = plan.order.clusters(self.grid_of(m, n))
-        k_first, k_end = plan.part_of_k(tile_count(k, plan.tile[2]), part)
+        k_tiles = first_tiles = tile_count(k, plan.tile[2])
+        given = bridge.Carried(**dict(zip(plan.words, words, strict=True)))
+        if plan.pair is not None:
+            k_tiles += tile_count(Int32(given.k2), plan.tile[2])  # type: ignore[attr-defined]
+        k_first, k_end = plan.part_of_k(k_tiles, part)
         count = plan.order.schedule.count((rows, columns), cutlass.min, self.reads_of(words))
-        return bridge.Carried(
+        job = bridge.Carried(
             shared=shared, rank=rank % plan.sharing, part=part, warp=warp, rows=rows, columns=columns, count=count,
             tiles=Int32(0), k_first=k_first, k_tiles=k_end - k_first, workers=blocks // plan.cluster_size, m=m, n=n,
-            c=c[0], ldc=c[1], stride_c=c[2], given=bridge.Carried(**dict(zip(plan.words, words, strict=True))),
+            c=c[0], ldc=c[1], stride_c=c[2], given=given,
         )  # fmt: skip
+        return job if plan.pair is None else job.extended(first_tiles=first_tiles)
 
     def maps_of(self, first: bridge.Maps, others: bridge.Maps) -> tuple[bridge.Maps, bridge.Maps, bridge.Maps]:
         """The tensor maps of A, B and C, of `others` the store's first."""
         plan = self.plan
+        second = (0, 0) if plan.pair is None else (len(plan.a.copies), len(plan.b.copies))
         of_a = self.store_maps
-        of_b = of_a + plan.a.maps - 1
-        return (first[0], *others[of_a:of_b]), (first[1], *others[of_b : of_b + plan.b.maps - 1]), others[:of_a]
+        of_b = of_a + plan.a.maps - 1 + second[0]
+        end = of_b + plan.b.maps - 1 + second[1]
+        return (first[0], *others[of_a:of_b]), (first[1], *others[of_b:end]), others[:of_a]
 
     @cute.kernel
     def kernel(

@@ -23,6 +23,7 @@ from ....atoms import TmaPlan
 from ...dsl import bridge
 from ...dsl.tables import choose
 from ..gated import HALF
+from ..operands.pair import SECOND, place_in_pairs
 from ..plan import Sm90Plan
 
 
@@ -90,7 +91,9 @@ class Sm90Loads:
         return job.k_tiles if self.plan.triangles is None else share[1]
 
     def place_of_k(self, job: bridge.Carried, share: tuple[Int32, ...], k_tile: Int32) -> dict[str, Int32]:
-        """Coordinates along K of one of a tile's K tiles."""
+        """Coordinates along K of one of a tile's K tiles; of two pairs, also which it is of."""
+        if self.plan.pair is not None:
+            return place_in_pairs(job.k_first + k_tile, job.first_tiles, self.plan.tile[2], choose)
         first = job.k_first if self.plan.triangles is None else share[0]
         return {"k": (first + k_tile) * self.plan.tile[2]}
 
@@ -118,7 +121,10 @@ class Sm90Loads:
         if job.warp == plan.loader_warp and tile < job.tiles:
             if bridge.elect():
                 for i in cutlass.range(cutlass.min(job.k_tiles, plan.config.tuning.prefetch), unroll=1):
-                    origin = {"m": m0, "n": n0, "k": (job.k_first + i) * plan.tile[2], "l": matrix, HALF: Int32(0)}
+                    along_k = {"k": (job.k_first + i) * plan.tile[2]}
+                    if const_expr(plan.pair is not None):
+                        along_k = self.place_of_k(job, (), i)
+                    origin = {"m": m0, "n": n0, **along_k, "l": matrix, HALF: Int32(0)}
                     self.issue_prefetches(job, maps, origin)
 
     def issue_prefetches(self, job: bridge.Carried, maps: Sequence[bridge.Maps], origin: Mapping[str, Int32]) -> None:
@@ -180,6 +186,10 @@ class Sm90Loads:
         plan = self.plan
         operand, own = (plan.a, maps[0]) if name == "A" else (plan.b, maps[1])
         share = plan.sharers.share(name, job.rank) if operand.tma.multicast > 1 else 0
+        if plan.pair is not None:
+            first, second = own[: len(operand.copies)], own[len(operand.copies) :]
+            either = [bridge.EitherMap(origin[SECOND], two, one) for one, two in zip(first, second, strict=True)]
+            return [(one, tma, origin, share) for one, tma in zip(either, operand.copies, strict=True)]
         if operand.ends is None:
             return [(tensor_map, tma, origin, share) for tensor_map, tma in zip(own, operand.copies, strict=True)]
         ends = operand.ends

@@ -1,0 +1,1 @@
+"""Further operands of a Hopper product: several matrices B, a second pair."""

@@ -1,0 +1,177 @@
+"""One element of C from several accumulators: C = f(A @ B0, A @ B1, ...), with one loop over A's tiles.
+
+    Combined.of(lambda g, u, ops: g * ops.sigmoid(g) * u)                      SwiGLU of two weights
+    Combined.of(lambda x, y, ops, s: x + s * y, numbers=("s",))                (A @ B0) + s * (A @ B1)
+
+The function is traced once, and evaluated on a thread's accumulator registers. B's tile has as many columns of each
+matrix, so that a thread's accumulator holds all sums of one element:
+
+    matrix      rows of B's tile       a thread's accumulator
+    ------      -------------------    ----------------------------
+    B0          0 .. w                 value v
+    B1          w .. 2 w               value v + count
+    B2          2 w .. 3 w             value v + 2 count
+
+w is the tile's N over the number of matrices, and count the accumulator's registers over that number. One wgmma
+multiplies all of them. Each matrix has a tensor map, an address and a pitch of its own. `kernels.sm90.gated` has the
+form of two matrices in one, with a single map.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ....arguments import checked
+from ....atoms import TmaPlan, smem_tile
+from ....atoms.tma.derive import derive as derive_tma
+from ....errors import PlanError
+from ...derive import Operand, OperandPlan
+from ...epilogue import tracing
+from ..multicast import LINE
+
+LEAST_MATRICES, MOST_MATRICES = 2, 4
+
+
+def sum_name(matrix: int) -> str:
+    """The name of a matrix's sum in an expression."""
+    return f"sum{matrix}"
+
+
+@dataclass(frozen=True)
+class Combined:
+    """The function of the sums of several matrices B that makes one element of C; see `of`.
+
+    expression  traced, in f32; the sums are named by `sum_name`
+    matrices    sums that it takes
+    numbers     names of the numbers that it takes, given at each launch
+    """
+
+    expression: tracing.Expression
+    matrices: int = LEAST_MATRICES
+    numbers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not LEAST_MATRICES <= self.matrices <= MOST_MATRICES:
+            raise PlanError(f"{self.matrices} matrices B: a kernel combines {LEAST_MATRICES} to {MOST_MATRICES}")
+
+    @classmethod
+    @checked(PlanError)
+    def of(cls, function: Callable[..., Any], matrices: int | None = None, numbers: Sequence[str] = ()) -> Combined:
+        """The function (*sums, ops, *numbers) -> value, called once with symbols.
+
+        matrices  number of sums; default the parameters before `ops`
+        numbers   names of the parameters after `ops`
+
+        Raises PlanError where the function does not take these arguments, or gives no number.
+
+        >>> import numpy as np
+        >>> from layoutgemm.kernels.epilogue.numpy_math import Math
+        >>> both = Combined.of(lambda x, y, ops, s: x + s * y, numbers=("s",))
+        >>> both.matrices, both.words, both.apply((np.float32(1), np.float32(2)), Math, {"s": np.float32(3)}).tolist()
+        (2, ('b1', 'ldb1', 's'), 7.0)
+        """
+        count = sums_of(function) if matrices is None else matrices
+        if not LEAST_MATRICES <= count <= MOST_MATRICES:
+            raise PlanError(f"{count} matrices B: a kernel combines {LEAST_MATRICES} to {MOST_MATRICES}")
+        sums, names = [sum_name(i) for i in range(count)], tuple(numbers)
+        try:
+            inspect.signature(function).bind(*sums, "ops", **dict.fromkeys(names))
+        except TypeError as error:
+            taken = ", ".join((*sums, "ops", *names))
+            raise PlanError(f"the function of the sums is called with ({taken}): {error}") from None
+
+        def traced(x: Any, i: Any, j: Any, ops: Any, *values: Any) -> Any:
+            return function(*values[:count], ops, **dict(zip(names, values[count:], strict=True)))
+
+        return Combined(tracing.trace(traced, (*sums, *names)), count, names)
+
+    @property
+    def separate(self) -> bool:
+        """True if each matrix has an address of its own."""
+        return True
+
+    @property
+    def places(self) -> tuple[tuple[str, str], ...]:
+        """Names of the kernel's parameters for each matrix after the first: (address, pitch in elements)."""
+        return tuple((f"b{i}", f"ldb{i}") for i in range(1, self.matrices)) if self.separate else ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of the kernel's further parameters: of matrices, then the numbers."""
+        return (*[word for place in self.places for word in place], *self.numbers)
+
+    def apply(self, sums: Sequence[Any], math: Any, numbers: Mapping[str, Any] | None = None) -> Any:
+        """One element, or matrices of them; `math` is a kernel's functions or NumPy's, as for a step of an epilogue."""
+        values = {**{sum_name(i): x for i, x in enumerate(sums)}, **(numbers or {})}
+        return tracing.evaluate(self.expression, None, _Values(values, math))
+
+    def __str__(self) -> str:
+        return f"{self.matrices} matrices B combined"
+
+
+class _Values:
+    """The sums and numbers of one element, as an expression reads them."""
+
+    def __init__(self, values: Mapping[str, Any], math: Any):
+        self.values, self.math = values, math
+
+    def read(self, name: str) -> Any:
+        """A value by its name."""
+        return self.values[name]
+
+
+def sums_of(function: Callable[..., Any]) -> int:
+    """The sums that a function takes: its parameters before `ops`. Raises PlanError for one without `ops`.
+
+    >>> sums_of(lambda g, u, ops, s: g)
+    2
+    """
+    names = list(inspect.signature(function).parameters)
+    if "ops" not in names:
+        raise PlanError(f"a function of ({', '.join(names)}): it takes the sums, then ops, then its numbers")
+    return names.index("ops")
+
+
+def check_combined(how: Combined, tile_n: int, batch: int, split: int, b: Operand, c: Operand) -> None:
+    """Raise PlanError, naming the obstacle, for a problem without a kernel of several sums."""
+    unit = 8 if b.order == "col" or b.dtype.bits != 16 else LINE // b.dtype.bytes
+    if c.dtype.kind != "float":
+        raise PlanError(f"c is {c.dtype}, and several sums are combined in f32: store f32, or a narrower float")
+    if tile_n % (how.matrices * unit):
+        of = f": its {b.order}-major lines fill spans of {LINE} bytes" if unit > 8 else ""
+        raise PlanError(
+            f"a tile of {tile_n} columns, of {how.matrices} matrices B: a multiple of {how.matrices} * {unit}{of}"
+        )
+    if batch > 1:
+        raise PlanError(f"batch = {batch}: several sums are of one A and of one set of matrices")
+    if split > 1:
+        raise PlanError(f"split = {split}: its parts share out columns, and would part the sums of one element")
+
+
+def side_by_side(operand: OperandPlan, matrices: int) -> OperandPlan:
+    """B's tile with copies from so many matrices: each fills as many of its rows, by a tensor map of its own.
+
+    >>> from layoutgemm.atoms import wgmma
+    >>> from layoutgemm.kernels.derive import derive_operand
+    >>> whole = derive_operand("B", Operand.parse("bf16:col"), "N", 96, 64, None, wgmma(96))
+    >>> three = side_by_side(whole, 3)
+    >>> [(tma.box, tma.instructions[0].smem_offset) for tma in three.copies]
+    [((64, 32), 0), ((64, 32), 4096), ((64, 32), 8192)]
+    """
+    tile, dims = operand.smem, operand.tma.dims
+    width = tile.extent[0] // matrices
+    part = derive_tma(smem_tile((width, tile.extent[1]), tile.dtype, tile.major, tile.swizzle_name), (dims[0], dims[1]))
+    first, *others = [_moved(operand, part, i * width) for i in range(matrices)]
+    return replace(operand, tma=first, rest=None, others=tuple(others))
+
+
+def _moved(operand: OperandPlan, part: TmaPlan, first: int) -> TmaPlan:
+    """The copies of a part, to the rows of the whole tile from `first` on."""
+    moved = []
+    for copy in part.instructions:
+        at = dict(zip(part.dims, copy.coord_offset, strict=True))
+        moved.append(replace(copy, smem_offset=int(operand.smem.byte(first + at["n"], at["k"]))))
+    return replace(part, instructions=tuple(moved))

@@ -1,0 +1,102 @@
+"""A second pair of matrices into the same accumulators: C = A @ B + A2 @ B2, as for a low-rank update of weights.
+
+The loop over K runs over the K tiles of the first pair, and then over those of the second:
+
+    K tile               copied from       coordinate along K
+    ----------------     -------------     ------------------------
+    0 .. T - 1           A and B           t * depth
+    T .. T + T2 - 1      A2 and B2         (t - T) * depth
+
+T and T2 are the K tiles of the pairs. Both pairs have the same copies, with tensor maps of their own. Each map ends
+with its pair's K, and TMA fills the rest of the last K tile with zeros. A2 and B2 lie in the orders of A and B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ....arguments import as_int
+from ....errors import PlanError
+from ....report import Check
+from ...derive import either
+from ...numbers import W
+from ...plan import MAX_COORDINATE, tile_count
+from ...store import StorePlan
+from ..multicast import OTHER_MAPS
+
+SECOND = "second"  # beside the coordinates of a K tile: whether it is one of the second pair's
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The second pair's K. A2 is M x K, and B2 K x N.
+
+    >>> Pair(16).words
+    ('a2', 'lda2', 'b2', 'ldb2', 'k2')
+    """
+
+    k: int = 1
+
+    def __post_init__(self) -> None:
+        as_int(self.k, "K of the second pair", PlanError, 1, MAX_COORDINATE)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The kernel's further parameters: addresses with pitches in elements, and K."""
+        return "a2", "lda2", "b2", "ldb2", "k2"
+
+
+def pair_of(given: Pair | int | None) -> Pair | None:
+    """The second pair of an argument: a Pair, its K, or None. Raises PlanError for anything else."""
+    return given if given is None or isinstance(given, Pair) else Pair(given)
+
+
+def place_in_pairs(tile: W, first_tiles: W, depth: int, choose: Callable[[Any, Any, Any], Any]) -> dict[str, Any]:
+    """The coordinate of a K tile, and whether it is one of the second pair's; ints or traced integers alike.
+
+    >>> [place_in_pairs(tile, 2, 64, either) for tile in (1, 2)]
+    [{'k': 64, 'second': False}, {'k': 0, 'second': True}]
+    """
+    second = tile >= first_tiles
+    return {"k": (tile - choose(second, first_tiles, 0)) * depth, SECOND: second}
+
+
+def check_pair(batch: int, others: dict[str, object]) -> None:
+    """Raise PlanError, naming the obstacle, for a problem without a kernel of two pairs."""
+    if batch > 1:
+        raise PlanError(f"batch = {batch}: a second pair is of one product")
+    if named := [name for name, part in others.items() if part is not None]:
+        raise PlanError(f"{named[0]} and a second pair: a kernel has one or the other")
+
+
+def check_maps(store: StorePlan | None, copies: int) -> None:
+    """Raise PlanError for more tensor maps than a kernel has.
+
+    copies  tensor maps of A and B after their first
+    """
+    of_c = len(store.maps) if store is not None else 0
+    if of_c + copies > OTHER_MAPS:
+        raise PlanError(
+            f"{of_c} tensor maps of C's chunks and {copies} further ones of A and B: a kernel has {OTHER_MAPS} after "
+            "the first two; a tile with fewer chunks of columns has fewer"
+        )
+
+
+def pair_check(plan: Any) -> Check:
+    """Each K tile of either pair is copied once, the first pair's before the second's."""
+    depth, witness, cases = plan.tile[2], "", 0
+    for first in (1, depth, depth + 1, 3 * depth - 1):
+        for second in (1, depth, 2 * depth + 3):
+            tiles = tile_count(first, depth), tile_count(second, depth)
+            want = [(False, i * depth) for i in range(tiles[0])] + [(True, i * depth) for i in range(tiles[1])]
+            found = [place_in_pairs(t, tiles[0], depth, either) for t in range(sum(tiles))]
+            cases += 1
+            if [(x[SECOND], x["k"]) for x in found] != want:
+                witness = witness or f"K = {first} and {second}: the K tiles begin at {found}"
+    statement = (
+        f"K tiles of {depth}: those that cover the first pair's K, then those that cover the second's, each once; both "
+        "have the same boxes"
+    )
+    return Check("second pair", statement, not witness, f"{cases} pairs of sizes", witness)

@@ -1,0 +1,1 @@
+"""matmul of several matrices B, and of two pairs."""

@@ -1,0 +1,113 @@
+"""matmul of two pairs: their sum by the reference, with bias, activation and gradients, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import layoutgemm
+from layoutgemm.errors import OperandError, TensorError
+from layoutgemm.torch_op.explain import explain_matmul
+from layoutgemm.torch_op.operands.pairs import finish_of_pairs, placed_pairs
+from layoutgemm.torch_op.prepared import NO_FINISH, problem_at
+from layoutgemm.torch_op.reference import rounded
+from layoutgemm.torch_op.solver import solve
+
+
+def tensors(*shapes: tuple[int, ...], kind: Any = torch.bfloat16) -> list[Any]:
+    made = torch.Generator().manual_seed(0)
+    return [(torch.randint(-8, 9, shape, generator=made).float() / 8).to(kind) for shape in shapes]
+
+
+SHAPES = ((3, 8, 64), (3, 8, 16), (64, 48), (16, 48), (48,))
+
+
+@pytest.mark.parametrize("activation", [None, "gelu"])
+def test_the_sum_is_rounded_once(activation: str | None) -> None:
+    x, h, w, u, bias = tensors(*SHAPES)
+    found = layoutgemm.matmul((x, h), (w, u), bias=bias, activation=activation)
+    want = x.double() @ w.double() + h.double() @ u.double() + bias.double()
+    want = torch.nn.functional.gelu(want) if activation else want
+    assert found.shape == (3, 8, 48) and torch.equal(found, rounded(want, torch.bfloat16))
+    out = torch.empty(3, 8, 48).bfloat16()
+    assert layoutgemm.matmul((x, h), (w, u), bias=bias, activation=activation, out=out) is out
+    assert torch.equal(out, found)
+
+
+def test_gradients_are_those_of_both_products() -> None:
+    plain = [x.requires_grad_() for x in tensors(*SHAPES, kind=torch.float32)]
+    wide = [x.detach().double().requires_grad_() for x in plain]
+    x, h, w, u, bias = plain
+    found = layoutgemm.matmul((x, h), (w, u), bias=bias, allow_tf32=True)
+    slope = torch.randn(found.shape, generator=torch.Generator().manual_seed(1))
+    want = torch.autograd.grad(wide[0] @ wide[2] + wide[1] @ wide[3] + wide[4], wide, slope.double())
+    for got, right in zip(torch.autograd.grad(found, plain, slope), want, strict=True):
+        torch.testing.assert_close(got.double(), right, rtol=1e-5, atol=1e-5)
+    again = layoutgemm.matmul((x, h), (w, u), allow_tf32=True)
+    with pytest.raises(TensorError, match="first derivatives alone"):
+        torch.autograd.grad(again.sum(), x, create_graph=True)
+    (only,) = torch.autograd.grad(
+        layoutgemm.matmul((x.detach(), h), (w.detach(), u.detach()), allow_tf32=True).sum(), h
+    )
+    assert only.shape == h.shape
+
+
+def test_an_empty_pair_adds_nothing() -> None:
+    x, h, w, u, bias = tensors(*SHAPES)
+    alone = layoutgemm.matmul((x, h[..., :0]), (w, u[:0]), bias=bias)
+    assert torch.equal(alone, layoutgemm.matmul(x, w, bias=bias))
+    none = layoutgemm.matmul((x[..., :0], h[..., :0]), (w[:0], u[:0]), bias=bias)
+    assert torch.equal(none, bias.expand(3, 8, 48))
+    assert layoutgemm.matmul((x[:0], h[:0]), (w, u)).shape == (0, 8, 48)
+
+
+X, H, W, U, BIAS = tensors(*SHAPES)
+REFUSED: list[tuple[type[Exception], str, dict[str, Any]]] = [
+    (OperandError, "a is 3 tensors", {"a": (X, H, H)}),
+    (OperandError, "b is a Tensor: the sum of two products takes a tuple", {"b": W}),
+    (OperandError, r"a\[1\] is a builtins.int", {"a": (X, 1)}),
+    (TensorError, r"a\[1\] of \[8, 16\] and b\[1\] of \[16, 48\]", {"a": (X, H[0])}),
+    (TensorError, r"b\[1\] of \[16, 8\]", {"b": (W, U[:, :8])}),
+    (TensorError, "K is 16 in a and 8 in b", {"b": (W, U[:8])}),
+    (TensorError, r"a\[1\] is torch.float16", {"a": (X, H.half()), "b": (W, U.half())}),
+    (OperandError, "epilogue= and order= do not", {"combine": "silu"}),
+    (OperandError, "epilogue= and order= do not", {"order": "lower"}),
+    (OperandError, "epilogue= and order= do not", {"given": {"s": 1.0}}),
+    (OperandError, "'swiglu' of two pairs", {"activation": "swiglu"}),
+    (OperandError, "two pairs are summed in float32", {"a": (X.char(), H.char()), "b": (W.char(), U.char())}),
+    (
+        TensorError,
+        "with activation 'relu' have no gradient",
+        {"a": (X.clone().requires_grad_(), H), "activation": "relu"},
+    ),
+    (TensorError, r"out, which is written to, shares memory with a\[0\]", {"out": X.view(-1)[:1152].view(3, 8, 48)}),
+    (TensorError, "bias", {"bias": BIAS[:8]}),
+]
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_refusals(number: int) -> None:
+    kind, text, changed = REFUSED[number]
+    with pytest.raises(kind, match=text):
+        layoutgemm.matmul(**{"a": (X, H), "b": (W, U), **changed})
+
+
+def test_a_transform_is_refused_by_name() -> None:
+    with pytest.raises(OperandError, match="two pairs are a launch of their own"):
+        torch.func.vmap(lambda x: layoutgemm.matmul((x, H[0]), (W, U)))(X)
+
+
+def test_one_kernel_of_both_is_explained_and_launched_with_its_words() -> None:
+    how = explain_matmul((X, H), (W, U))
+    assert how.kernel.endswith("and a second pair of K = 16") and how.copies == () and how.launches == 1
+    assert how.why.endswith("K = 64 and 16 in one loop")
+    how = explain_matmul((X, H), (W.T.contiguous().T, U))
+    assert how.copies == ("b[1]: copied col-major, row-major, unlike others",)
+    rows, columns, _ = placed_pairs((X, H), (W, U))
+    finish = finish_of_pairs(rows, columns, NO_FINISH)
+    assert finish.words == (H.data_ptr(), 16, U.data_ptr(), 48, 16) and finish.second_k == 16
+    solution = solve(problem_at(rows[0], columns[0], torch.bfloat16, None, None, finish))
+    assert solution.kernel.paired and solution.kernel.takes_words and not solution.kernel.choice.swapped
