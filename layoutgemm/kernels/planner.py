@@ -77,8 +77,9 @@ def plan(
     gates = combination(gated)
     if kind is Sm90Config:
         refused: LayoutError | None = None
-        rule = _for_hopper(m, n if order is None else columns_of_order(order, m, n), k, batch, a, b, c, gates)
-        for each in (chosen,) if chosen else rule if order is None else _for_order(order, rule):
+        columns = n if order is None else columns_of_order(order, m, n)
+        rule = _for_hopper(m, columns, k, batch, a, b, c, gates)
+        for each in (chosen,) if chosen else rule if order is None else _for_order(order, rule, (m, n, columns)):
             try:
                 return Sm90Plan.derive(
                     m, n, k, batch=batch, a=a, b=b, c=c, config=each, epilogue=epilogue, gated=gates, order=order
@@ -120,14 +121,19 @@ def _for_hopper(
         yield spare_of_sums(gated)
 
 
-def _for_order(order: Order, rule: Iterator[Sm90Config]) -> Iterator[Sm90Config]:
+def _for_order(order: Order, rule: Iterator[Sm90Config], sizes: tuple[int, int, int]) -> Iterator[Sm90Config]:
     """The rule's configurations as kernels with an order of their own have them: persistent, one part of K.
+
+    sizes  M, N, and the columns of a full C with as many elements as the order's tiles
 
     A symmetric product's clusters are square. A triangle's formula has a term for each tile of the diagonal's pattern:
     tiles with a long pattern come last.
     """
+    m, n, columns = sizes
     if order == "symmetric" or getattr(order, "mirror", False):
         yield from SQUARE
+    elif columns < n and -(-m // _SQUARE) * -(-columns // _SQUARE) >= _MANY:
+        yield SQUARE[0]
     late = []
     for config in rule:
         config = replace(config, launch="workers", early=0) if config.launch == "tiles" else config
@@ -139,6 +145,7 @@ def _for_order(order: Order, rule: Iterator[Sm90Config]) -> Iterator[Sm90Config]
     yield from late
 
 
+_SQUARE, _MANY = 256, 264  # a square cluster's side; four rounds of them: from there the last, partial one is cheap
 _SHORT_PATTERN = 4  # tiles: with 16 the formula's values spill to local memory
 
 
