@@ -1,27 +1,27 @@
 """The configuration of a product with packed weights: few rows stream weights, many are a GEMM.
 
-rows up to 64    tiles of 64 or 128 output features; K in parts until every SM has one; time is that of the busiest
-                 SM's K tiles, and of what comes once. First K tiles are brought to L2 before the kernel before it ends
-up to 128        tiles of 64 output features
-up to 512        tiles of 128 output features, K tiles of 128
-more             tiles of 256 output features and 128 rows, K tiles of 64
+An estimate for each kind of tile: the rounds of its clusters on the GPU's SMs, times the K tiles of a part of K, times
+the microseconds of one K tile, and what comes once. The times were fitted to products of 1 to 4096 rows with int4
+weights of four shapes on an H100 (`benchmarks/results/quantized_h100.json`).
 
-The kinds are those that were fastest for int4 weights of 8192 x 8192 on an H100 (`benchmarks/NOTES.md`).
+rows up to 64    tiles of 64 or 128 output features, K in up to 4 parts. First K tiles are brought to L2 before the
+                 kernel before it ends
+more             tiles of 64 to 256 output features and up to 128 rows
 """
 
 from __future__ import annotations
 
 from functools import cache
-from itertools import product
 
 from ..config import Sm90Config
 from .formats import UNIT_K
 
-_FEW, _SOME, _MORE = 64, 128, 512  # rows
-_ONCE = 12  # K tiles: what a CTA takes for its start, its exchange of sums and its store
-_SPLITS = (1, 2, 4)  # each part of K stores its columns: 8 at least
-_K_TILE = {64: 1.0, 128: 1.05}  # time of a K tile by the tile's output features: two consumers read twice as much
+_FEW = 64  # rows
 _AHEAD = 4  # K tiles that are brought to L2 ahead
+_ONCE = {1: 1.4, 2: 1.4, 4: 1.6}  # us of the start, the exchange of sums and the store, by parts of K
+_FEW_ROWS = {64: 0.316, 128: 0.40}  # us of a K tile of 128, by the tile's output features
+_MANY_ROWS = {(64, 1): (0.47, 0.0), (64, 2): (0.47, 5.0), (128, 1): (0.72, 0.0), (256, 1): (1.367, 0.0)}
+_WIDTH = 128  # rows of a tile of many
 SMS = 132  # H100 SXM, H200
 
 
@@ -29,33 +29,48 @@ SMS = 132  # H100 SXM, H200
 def packed_config(n: int, rows: int, k: int, sms: int = SMS) -> Sm90Config:
     """The configuration for `rows` activations and weights (n, k).
 
-    >>> packed_config(8192, 1, 8192).tile, packed_config(8192, 4096, 8192).tile
-    ((128, 16), (256, 128))
+    >>> packed_config(8192, 1, 8192).tile, packed_config(4096, 128, 14336).split, packed_config(8192, 4096, 8192).tile
+    ((128, 16), 2, (256, 128))
     """
-    store = "tma" if n % 8 == 0 else "direct"
-    if rows <= _FEW:
-        return _few(n, rows, k, sms)
-    if rows <= _SOME:
-        width = -(-rows // 8) * 8
-        return Sm90Config((64, width), consumers=1, loader="warp", store=store)
-    if rows <= _MORE:
-        return Sm90Config((128, 128), consumers=2, loader="warp", store=store)
-    return Sm90Config((256, 128), tile_k=64, consumers=2, loader="warpgroup", store=store)
+    return _few(n, rows, k, sms) if rows <= _FEW else _many(n, rows, k, sms)
+
+
+def _rounds(blocks: int, split: int, sms: int) -> int:
+    """Rounds of clusters of `split` blocks; of four, two fewer fit than SMs say: they do not cross a GPC."""
+    return -(-blocks // (sms // split - 2 * (split > 2)))
 
 
 def _few(n: int, rows: int, k: int, sms: int) -> Sm90Config:
     """The tile and the parts of K with the least estimate; of equal ones the fewest parts."""
     k_tiles = -(-k // UNIT_K)
     found = []
-    for tile, split in product(_K_TILE, _SPLITS):
-        if split > k_tiles:
-            continue
-        blocks = -(-n // tile) * split
-        each = -(-k_tiles // split) * _K_TILE[tile]
-        found.append((-(-blocks // sms) * each + _ONCE * (1 + (split > 1)), split, tile))
+    for tile, time in _FEW_ROWS.items():
+        for split, once in _ONCE.items():
+            if split <= k_tiles:
+                estimate = _rounds(-(-n // tile), split, sms) * -(-k_tiles // split) * time + once
+                found.append((estimate, split, tile))
     _, split, tile = min(found)
     width = -(-rows // (8 * split)) * (8 * split)
     return Sm90Config(
         (tile, width), consumers=tile // 64, split=split, single=split > 1, store="direct", loader="warp", overlap=True,
         prefetch=min(_AHEAD, k_tiles),
     )  # fmt: skip
+
+
+def _many(n: int, rows: int, k: int, sms: int) -> Sm90Config:
+    """The tile and the parts of K with the least estimate."""
+    k_tiles, width = -(-k // UNIT_K), min(_WIDTH, -(-rows // 16) * 16)
+    found = []
+    for (tile, split), (time, once) in _MANY_ROWS.items():
+        if split <= k_tiles:
+            blocks = -(-n // tile) * -(-rows // width)
+            found.append((_rounds(blocks, split, sms) * -(-k_tiles // split) * time + once, split, tile))
+    _, split, tile = min(found)
+    store = "tma" if n % 8 == 0 else "direct"
+    if tile == 256:
+        return Sm90Config((tile, width), tile_k=64, consumers=2, loader="warpgroup", store=store)
+    if split > 1:
+        return Sm90Config(
+            (tile, width), tile_k=64, consumers=1, loader="warp", split=split, single=True, store=store
+        )  # fmt: skip
+    return Sm90Config((tile, width), consumers=tile // 64, loader="warp", store=store)
