@@ -98,6 +98,7 @@ def __getattr__(name: str) -> Any:
     )
     try:
         module = import_module(f".{_LATER.get(name, name)}", __name__)
+        value = module if name in _DOORS else getattr(module, name)  # which may import more
     except ModuleNotFoundError as error:
         if error.name != needs:
             raise
@@ -106,7 +107,6 @@ def __getattr__(name: str) -> Any:
         if sys._getframe(1).f_code.co_name == "_handle_fromlist":
             raise ModuleNotFoundError(said, name=needs) from None
         raise AttributeError(said, name=name, obj=sys.modules[__name__]) from None
-    value = module if name in _DOORS else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -170,8 +170,14 @@ def test_powers_are_products() -> None:
         (lambda: Clamp("a", "b"), "low = 'a'"),
         (lambda: Dropout("x"), "p = 'x'"),
         (lambda: Epilogue.named(5), "named by text"),
-        (lambda: Sm90Plan.derive(64, 64, 64, b="bf16:col", config=SMALL, gated=lambda x: x), "gated = <function"),
-        (lambda: Sm90Plan.derive(64, 64, 64, b="bf16:col", config=SMALL, gated=["silu"]), "gated ="),
+        (
+            lambda: Sm90Plan.derive(64, 64, 64, b="bf16:col", config=SMALL, gated=lambda x: x),
+            "gated of Sm90Plan.derive must be a Combined",
+        ),
+        (
+            lambda: Sm90Plan.derive(64, 64, 64, b="bf16:col", config=SMALL, gated=["silu"]),
+            "gated of Sm90Plan.derive must be a Combined",
+        ),
         (lambda: Epilogue(Bias()).reference(np.zeros((2, 2)), bias="x"), "bias is of <U1"),
         (lambda: Epilogue(Bias()).reference(np.zeros((2, 2)), bias=[1j, 2]), "bias is of complex"),
         (lambda: Epilogue(Bias()).reference(np.zeros(2), bias=[1, 2]), r"accumulator has shape \(2,\)"),

@@ -14,7 +14,7 @@ from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.derive import padded_leading
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
-from layoutgemm.kernels.sm90.grouped import Ragged, tables, without_stop
+from layoutgemm.kernels.sm90.grouped import Ragged, tables, without_groups
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
 
 needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
@@ -162,8 +162,8 @@ def test_wrong_plans_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     joined = Sm90Plan.derive(90, N, K, batch=7, b="bf16:col", config=SMALL, ragged=Ragged.of(7))
     assert "ends of groups" in failing(replace(plan, store=joined.store))
     assert joined.store is not None
-    assert without_stop(plan.store.maps[0]).dims == ("n", "m", "l")
-    assert without_stop(joined.store.maps[0]).dims == ("n", "m")
+    assert without_groups(plan.store.maps[0]).dims == ("n", "m", "l")
+    assert without_groups(joined.store.maps[0]).dims == ("n", "m")
     right = Ragged.rows
     monkeypatch.setattr(Ragged, "rows", lambda self, entry, group: (0, right(self, entry, group)[1] + 1))
     assert failing(plan) == {"groups"}
