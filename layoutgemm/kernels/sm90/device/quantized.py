@@ -78,6 +78,9 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         packed = PackedFragments(plan, first_block, thread)
         stage, parity = Int32(0), Int32(0)
         blocks_of_k, groups = PRODUCT_K // FRAGMENT_K, plan.tile[2] // PRODUCT_K
+        # A group of products reads its fragments until it is done, and each group of a K tile has registers of its own.
+        # Where there is one, the next K tile is converted into the same registers: nothing may be in flight then.
+        open_groups = 1 if groups * plan.blocks > 1 else 0
         while tile < job.tiles:
             m0, n0, matrix = self.origin(job, tile)
             before = stage
@@ -91,7 +94,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                         fragments = [packed.fragment(held[block], first + i) for i in range(blocks_of_k)]
                         keep = k_tile > 0 if group == 0 else True
                         mma.multiply_fragments(accumulators[block], fragments, b, stage, first, keep)
-                        mma.wait(1)
+                        mma.wait(open_groups)
                         if const_expr(group == 0 and block == 0):
                             if k_tile > 0:
                                 self.release(job, before)
