@@ -1,19 +1,22 @@
 """Times layoutgemm inside torch's frameworks against torch's own choice, on the current GPU.
 
-    python benchmarks/bench_frameworks.py
+    python benchmarks/bench_frameworks.py --json frameworks.json        # on the GPU, about three minutes
 
 A line for each door and size: us of torch, us of layoutgemm, and the ratio (above 1: layoutgemm is faster). Operands
 are random normal and larger than L2 in rotation; results are compared before anything is timed, contenders alternate,
-and times are medians of CUDA events.
+and times are medians of CUDA events around a call from Python. Inductor compiles each size for itself, without its
+caches.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
+import json
 import statistics
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +26,14 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from benchmarks import needs
 from layoutgemm import inductor
+from layoutgemm.bench import machine
 from layoutgemm.nn import swap_linears
 
 BF16 = torch.bfloat16
 Run = Callable[[Any], Any]
+Times = dict[str, dict[str, dict[str, float]]]  # us by door, size and contender
 SIZES = [(16, 4096, 14336), (1024, 4096, 14336), (8192, 4096, 14336)]  # rows, width, hidden width
 ROUNDS, INPUTS = 50, 8
 
@@ -65,9 +71,8 @@ def timed(calls: list[Callable[[Any], Any]], inputs: list[Any]) -> list[float]:
     return [statistics.median(each) for each in times]
 
 
-def line(
-    name: str, size: tuple[int, ...], theirs: Callable[[Any], Any], ours: Callable[[Any], Any], bound: float
-) -> None:
+def line(times: Times, name: str, size: tuple[int, ...], theirs: Run, ours: Run, bound: float) -> None:
+    """Compares the results, times both, prints and records a line."""
     inputs = [torch.randn(size[0], size[1], device="cuda", dtype=BF16) for _ in range(INPUTS)]
     want, got = theirs(inputs[0]), ours(inputs[0])
     if isinstance(want, torch.Tensor):
@@ -75,7 +80,9 @@ def line(
         assert off <= bound, f"{name} {size}: off by {off}"
     slow, fast = timed([theirs, ours], inputs)
     said = f"torch {slow:9.1f} us   layoutgemm {fast:9.1f} us   {slow / fast:.3f}"
-    print(f"{name:<34} {'x'.join(map(str, size)):<18} {said}")
+    sizes = "x".join(map(str, size))
+    print(f"{name:<34} {sizes:<18} {said}", flush=True)
+    times.setdefault(name, {})[sizes] = {"torch": round(slow, 1), "layoutgemm": round(fast, 1)}
 
 
 def apart(model: Any) -> Any:
@@ -94,10 +101,32 @@ def step(model: Any) -> Callable[[Any], None]:
     return run
 
 
-def main() -> None:
+def compiled_line(times: Times, model: torch.nn.Module, size: tuple[int, ...]) -> None:
+    """Compiles the model twice, without and with layoutgemm's hooks, and times both."""
+    torch._dynamo.reset()  # else rows become a symbol, and a later size takes the code of an earlier one
+    torch._inductor.config.force_disable_caches = True
+    sample = torch.randn(size[0], size[1], device="cuda", dtype=BF16)
+    theirs = torch.compile(apart(model), mode="max-autotune-no-cudagraphs")
+    theirs(sample)
+    with inductor.register() as registered:
+        ours = torch.compile(apart(model), mode="max-autotune-no-cudagraphs")
+        ours(sample)
+    assert registered.graphs, "Inductor compiled nothing"
+    line(times, f"inductor {type(model).__name__}, max-autotune", size, theirs, ours, 0.03)
+    print(registered, flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; exits 2 without a GPU."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(argv)
+    if status := needs.refused(needs.no_gpu()):
+        return status
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
-    for rows, width, hidden in SIZES:
-        size = rows, width, hidden
+    times: Times = {}
+    for size in SIZES:
+        _, width, hidden = size
         for kind, gated in ((Mlp, False), (GatedMlp, True)):
             theirs = kind(width, hidden).to("cuda", BF16)
             ours = torch.nn.ModuleDict({"mlp": copy.deepcopy(theirs)})
@@ -105,19 +134,16 @@ def main() -> None:
             assert not swaps.left, str(swaps)
             name = kind.__name__
             with torch.no_grad():
-                line(f"nn {name}, eager", size, theirs, ours["mlp"], 0.03)
-                compiled = torch.compile(apart(theirs), mode="max-autotune-no-cudagraphs")
-                compiled(torch.randn(rows, width, device="cuda", dtype=BF16))
-                with inductor.register() as registered:
-                    mine = torch.compile(apart(theirs), mode="max-autotune-no-cudagraphs")
-                    mine(torch.randn(rows, width, device="cuda", dtype=BF16))
-                line(f"inductor {name}, max-autotune", size, compiled, mine, 0.03)
-                print(registered)
+                line(times, f"nn {name}, eager", size, theirs, ours["mlp"], 0.03)
+                compiled_line(times, theirs, size)
                 eight = torch.nn.ModuleDict({"mlp": copy.deepcopy(theirs)})
                 swap_linears(eight, weights="fp8")
-                line(f"nn {name}, float8 weights", size, theirs, eight["mlp"], 0.2)
-            line(f"nn {name}, training step", size, step(theirs), step(ours["mlp"]), 0.03)
+                line(times, f"nn {name}, float8 weights", size, theirs, eight["mlp"], 0.2)
+            line(times, f"nn {name}, training step", size, step(theirs), step(ours["mlp"]), 0.03)
+    if options.json:
+        options.json.write_text(json.dumps({"machine": machine.facts(), "us": times}, indent=1) + "\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -15,9 +15,9 @@ NO_BREAK = "\u00a0x\u00a0"  # sizes stay on one line
 
 __all__ = [
     "account", "ampere_table", "behind", "changelog", "counters_table", "epilogue_table", "examples_count",
-    "examples_table", "gated_table", "gemm_table",
-    "ladder_chart", "ladder_table", "launch_table", "level", "lines_table", "machine", "measured", "notes",
-    "types_table", "variants_table",
+    "examples_table", "frameworks_table", "gated_table", "gemm_table",
+    "ladder_chart", "ladder_table", "launch_table", "level", "lines_table", "machine", "measured", "models_table",
+    "notes", "operands_table", "types_table", "variants_table",
 ]  # fmt: skip
 
 
@@ -242,6 +242,43 @@ def variants_table() -> str:
         "others, us (ratio: above 1 layoutgemm is faster)",
     ]
     return table(heads, rows)
+
+
+def operands_table() -> str:
+    """Functions of several products in the chosen tile, beside torch.compile in both forms."""
+    from benchmarks.bench_operands import ratio
+
+    said = {"silu": "silu(p) q", "blend": "p + 0.5 q", "four": "max(p q - r s, 0)"}
+    rows = []
+    for row in record("operands", "h100")["times"]:
+        us = row["us"]
+        times = [f"{us[name]:.1f}" for name in ("ours", "torch.compile", "torch.compile, f32")]
+        rows.append([said[row["formula"]], " x ".join(map(str, row["size"])), *times, f"{ratio(us):.3f}"])
+    heads = ["function", "M x N x K", "us", "torch.compile, us", "torch.compile, f32, us", "faster torch / layoutgemm"]
+    return table(heads, rows)
+
+
+def frameworks_table() -> str:
+    """Torch's time over ours for each door and number of rows."""
+    times = record("frameworks", "h100")["us"]
+    sizes = list(dict.fromkeys(size for found in times.values() for size in found))
+    rows = [
+        [name, *[f"{us['torch'] / us['layoutgemm']:.3f}" if (us := found.get(size)) else "-" for size in sizes]]
+        for name, found in sorted(times.items(), key=lambda item: item[0].partition(", ")[2])
+    ]
+    return table(["door, model", *[f"{size.partition('x')[0]} rows" for size in sizes]], rows)
+
+
+def models_table() -> str:
+    """The compiled models: times of a step by torch's products and by ours."""
+    rows = [
+        [
+            f"{found['model']}, {found['step']}", found["shape"], f"{found['torch_ms']:.3f}", f"{found['ours_ms']:.3f}",
+            f"{found['ratio']:.3f}",
+        ]
+        for found in record("models_compiled", "h100")["figures"]
+    ]  # fmt: skip
+    return table(["model, step", "tokens", "torch, ms", "layoutgemm, ms", "torch / layoutgemm"], rows)
 
 
 def types_table() -> str:

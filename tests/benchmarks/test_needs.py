@@ -18,12 +18,14 @@ ROOT = Path(__file__).resolve().parents[2]
 BY_TORCH = {
     "bench_ampere": ["run FOLDER"],
     "bench_epilogue": [""],
+    "bench_frameworks": [""],
     "bench_gated": [""],
     "bench_gemm": [""],
     "bench_ladder": [""],
     "bench_launch": [""],
     "bench_lines": [""],
     "bench_models": [""],
+    "bench_operands": ["", "--parts pairs"],
     "bench_types": ["run"],
     "bench_variants": [""],
     "profile_gemm": ["", "--launch"],
@@ -39,10 +41,10 @@ BY_DRIVER = {
     "verify_copies": ["matrix", "edges"],
     "verify_emulator": [""],
 }
-# bench_frameworks needs torch with a GPU, and says so itself; verify_ptx looks at a stored file without one.
+# verify_ptx looks at a stored file without one.
 WITHOUT = {
-    "bench_algebra", "bench_emulator", "bench_frameworks", "bench_proofs", "fit_choice", "fit_scaled", "run_examples",
-    "tables", "verify_ptx",
+    "bench_algebra", "bench_emulator", "bench_proofs", "fit_choice", "fit_scaled", "run_examples", "tables",
+    "verify_ptx",
 }  # fmt: skip
 
 
