@@ -23,6 +23,14 @@ def no_gpu(install: str = "pip install 'layoutgemm[dsl,torch]'") -> str | None:
     return None if torch.cuda.is_available() else "torch finds no CUDA GPU: nothing can be measured"
 
 
+def few_gpus(count: int) -> str | None:
+    """The reason why torch has fewer GPUs than `count`, or None."""
+    import torch
+
+    found = torch.cuda.device_count()
+    return None if found >= count else f"torch finds {found} CUDA GPU(s): {count} ranks need one each"
+
+
 def no_driver() -> str | None:
     """The reason why the CUDA driver has no GPU, or None."""
     from tests.micro.cuda_driver import available

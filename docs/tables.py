@@ -15,9 +15,9 @@ NO_BREAK = "\u00a0x\u00a0"  # sizes stay on one line
 
 __all__ = [
     "account", "ampere_table", "behind", "changelog", "counters_table", "epilogue_table", "examples_count",
-    "examples_table", "frameworks_table", "gated_table", "gemm_table",
-    "ladder_chart", "ladder_table", "launch_table", "level", "lines_table", "machine", "measured", "models_table",
-    "notes", "operands_table", "types_table", "variants_table",
+    "examples_table", "frameworks_table", "gated_table", "gemm_table", "ladder_chart", "ladder_table",
+    "launch_table", "level", "lines_table", "machine", "measured", "models_table", "notes", "operands_table",
+    "overlap_table", "quantized_formats_table", "quantized_table", "types_table", "variants_table",
 ]  # fmt: skip
 
 
@@ -279,6 +279,55 @@ def models_table() -> str:
         for found in record("models_compiled", "h100")["figures"]
     ]  # fmt: skip
     return table(["model, step", "tokens", "torch, ms", "layoutgemm, ms", "torch / layoutgemm"], rows)
+
+
+def quantized_table() -> str:
+    """Packed int4 weights: time, and its ratio to reading the weights, to bf16 and to torch's int4 product."""
+    rows: dict[str, list[str]] = {}
+    for row in record("quantized", "h100")["rows"]:
+        size = f"{row['rows']} x {row['n']} x {row['k']}"
+        if row.get("format", "int4 g128") != "int4 g128" or size in rows:
+            continue
+        times = row["us"]
+        us = times[row.get("chosen", "default")]
+        reading = f"{us / row['ideal us']:.2f}" if row["rows"] <= 64 else "-"  # more rows compute, rather than read
+        peers = [f"{times[name] / us:.2f}" if name in times else "-" for name in ("bf16 matmul", "_weight_int4pack_mm")]
+        rows[size] = [size, f"{us:.1f}" + "*" * ("differs" in row), reading, *peers]
+    head = ["M x N x K", "us", "time, x reading", "speed, x bf16 matmul", "speed, x torch._weight_int4pack_mm"]
+    return table(head, list(rows.values()))
+
+
+def quantized_formats_table() -> str:
+    """Formats of packed weights of 8192 x 8192: time, and its ratio to reading the weights."""
+    found: dict[str, dict[int, tuple[float, float]]] = {}
+    for row in record("quantized", "h100")["rows"]:
+        if "format" in row and row["rows"] in (1, 16, 4096):
+            found.setdefault(row["format"], {})[row["rows"]] = row["us"]["default"], row["ideal us"]
+    rows = [
+        [name, *[f"{us[m][0]:.1f} ({us[m][0] / us[m][1]:.2f})" for m in (1, 16)], f"{us[4096][0]:.0f}"]
+        for name, us in found.items()
+    ]
+    return table(["weights of 8192 x 8192", "M = 1, us (x reading)", "M = 16", "M = 4096, us"], rows)
+
+
+def overlap_table() -> str:
+    """Products that overlap with communication, beside the product alone and the best peer."""
+    rows = []
+    for name, times in record("overlap", "h100")["us"].items():
+        if "NCCL" not in " ".join(times):
+            continue
+        what, _, sizes = name.rpartition(" ")
+        alone = times["product alone"]
+        us = times.get("ours 128x256 loader") or times["ours"]
+        peer, best = min(
+            ((label, t) for label, t in times.items() if "NCCL" in label or "symm" in label), key=lambda x: x[1]
+        )
+        said = f"{best:.0f}, {'NCCL' if 'NCCL' in peer else 'symm_mem'}"
+        rows.append(
+            [f"{what}, {sizes.replace('x', ' x ')}", f"{us:.0f}", f"{us / alone:.2f}", said, f"{best / us:.2f}"]
+        )
+    head = ["M x N x K of both GPUs", "us", "time, x product alone", "best peer, us", "speed, x best peer"]
+    return table(head, rows)
 
 
 def types_table() -> str:

@@ -26,6 +26,8 @@ BY_TORCH = {
     "bench_lines": [""],
     "bench_models": [""],
     "bench_operands": ["", "--parts pairs"],
+    "bench_overlap": [""],
+    "bench_quantized": ["", "--quick"],
     "bench_types": ["run"],
     "bench_variants": [""],
     "profile_gemm": ["", "--launch"],
@@ -67,6 +69,14 @@ def test_without_a_gpu(
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert refusal(program, line, capsys) == "torch finds no CUDA GPU: nothing can be measured\n"
+
+
+def test_fewer_gpus_than_ranks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    said = refusal("bench_overlap", "--ranks 4", capsys)
+    assert said == "torch finds 3 CUDA GPU(s): 4 ranks need one each\n"
 
 
 @pytest.mark.parametrize(("program", "line"), lines(BY_DRIVER))

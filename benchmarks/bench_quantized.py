@@ -1,0 +1,302 @@
+"""Products of packed weights of 4 and 8 bits, against torch and our bf16 kernel.
+
+    python benchmarks/bench_quantized.py --json benchmarks/results/quantized_h100.json      # a Hopper GPU, 5 minutes
+
+`default` is the configuration that `quantized_matmul` takes; a few others are timed beside it. Peers are
+`layoutgemm.matmul` and `torch.mm` of bf16 weights, and `torch._weight_int4pack_mm` (groups of 128) up to 256 rows.
+
+- Every format is first compared with float64, at ragged sizes and with bf16 and f16 activations. A wrong result is
+  named, and the program exits with 1. Every timed contender is compared too; a wrong one is not timed.
+- Times are bursts by `layoutgemm/bench/method.py`. Weights rotate through more than 240 MB.
+- `ideal us` is the time to read the packed weights at the rate of a device copy of 512 MB, reads and writes counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from benchmarks import needs
+from layoutgemm.bench.method import GRAPH_SECONDS, ROTATION_BYTES, Device, burst
+from layoutgemm.kernels.sm90.config import Sm90Config
+from layoutgemm.kernels.sm90.quantized.formats import QuantizedFormat
+
+Call = Callable[[], Any]
+ROWS = (1, 16, 64, 128, 256, 1024, 4096)
+SHAPES = ((8192, 8192), (28672, 4096), (4096, 14336), (6144, 4096))  # N, K
+INT4 = "int4 g128"
+FORMATS = {
+    INT4: QuantizedFormat("int4", 128),
+    "int4 g32 zeros": QuantizedFormat("int4", 32, True),
+    "int4 g128 zeros": QuantizedFormat("int4", 128, True),
+    "int4 column": QuantizedFormat("int4"),
+    "e4m3 column": QuantizedFormat("e4m3"),
+    "int8 column": QuantizedFormat("int8"),
+    "mxfp4": QuantizedFormat("e2m1", 32),
+    "nvfp4": QuantizedFormat("e2m1", 16),
+    "int8 g128": QuantizedFormat("int8", 128),
+    "e5m2 g64": QuantizedFormat("e5m2", 64),
+}
+OTHER_ROWS = (1, 16, 4096)  # of the formats that are not `INT4`, at the first of SHAPES
+RAGGED = ((1, 100, 384), (13, 1000, 4224), (70, 328, 256), (300, 520, 1152))  # rows, N, K
+DEFAULT, BF16, TORCH, INT4PACK = "default", "bf16 matmul", "torch.mm", "_weight_int4pack_mm"
+_BLOCK = 1024  # rows of weights that are quantised; taller weights repeat them
+_PACK_ROWS = 256  # the most for `torch._weight_int4pack_mm`: its time grows with every row
+
+
+@dataclass
+class Row:
+    """One line of the record: microseconds of each contender, and the reason for each one without a time."""
+
+    format: str
+    n: int
+    k: int
+    rows: int
+    ideal_us: float
+    us: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """The row as the record has it."""
+        sizes = {"format": self.format, "n": self.n, "k": self.k, "rows": self.rows}
+        return {**sizes, "ideal us": round(self.ideal_us, 2), "us": self.us, "errors": self.errors}
+
+    def __str__(self) -> str:
+        said = ", ".join(f"{name} {us:.2f}" for name, us in sorted(self.us.items(), key=lambda each: each[1]))
+        size = f"{self.format} M {self.rows} N {self.n} K {self.k}"
+        return f"{size}: read {self.ideal_us:.2f} us; {said} {self.errors or ''}"
+
+
+def others(rows: int) -> dict[str, Sm90Config]:
+    """Configurations that are timed beside the default.
+
+    >>> list(others(1))
+    ['128 split2 pdl p4', '128 split2 pdl', '128 split2', '64 split2 pdl p4', '64 split2']
+    """
+    if rows <= 64:
+        width = -(-rows // 16) * 16
+        found = {}
+        for tile in (128, 64):
+            plain = Sm90Config(
+                (tile, width), consumers=tile // 64, split=2, single=True, store="direct", loader="warp"
+            )  # fmt: skip
+            found[f"{tile} split2 pdl p4"] = plain.tuned(overlap=True, prefetch=4)
+            if tile == 128:
+                found[f"{tile} split2 pdl"] = plain.tuned(overlap=True)
+            found[f"{tile} split2"] = plain
+        return found
+    if rows <= 256:
+        return {
+            "64x128 warp": Sm90Config((64, 128), consumers=1, loader="warp"),
+            "64x128 split2": Sm90Config((64, 128), tile_k=64, consumers=1, loader="warp", split=2, single=True),
+            "128x128 k128": Sm90Config((128, 128), loader="warp"),
+            "(256, 128) wg": Sm90Config((256, 128), tile_k=64, loader="warpgroup"),
+        }
+    return {
+        "(256, 128) wg": Sm90Config((256, 128), tile_k=64, loader="warpgroup"),
+        "(256, 128) self": Sm90Config((256, 128), tile_k=64),
+        "(256, 112) wg": Sm90Config((256, 112), tile_k=64, loader="warpgroup"),
+        "128x128 k128": Sm90Config((128, 128), loader="warp"),
+    }
+
+
+def random_weight(fmt: QuantizedFormat, n: int, k: int, kind: Any, device: str = "cuda") -> Any:
+    """A QuantizedWeight of normal values; more than 1024 rows repeat the first ones."""
+    import torch
+
+    from layoutgemm import QuantizedWeight
+
+    block = QuantizedWeight.quantize(torch.randn(min(n, _BLOCK), k, device=device), fmt, kind)
+    times, rest = divmod(n, block.n)
+    if rest:
+        raise ValueError(f"{n} rows of weights are no multiple of {block.n}")
+    scales = None if block.scales is None else block.scales.repeat(times)
+    return replace(block, units=block.units.repeat(times, 1, 1), scales=scales, n=n)
+
+
+def wrong(c: Any, x: Any, weight: Any) -> float:
+    """The largest error of x @ weight.T as a share of its bound: right up to 1.
+
+    The bound is half a unit of the result's type, doubled, and 2**-17 of the sum of absolute products. Scales of groups
+    multiply before the weight is rounded to the type of x.
+    """
+    import torch
+
+    kind = weight.activations
+    dense = weight.dense(torch.float64) if weight.format.group is None else weight.dense().to(kind).double()
+    wide = x.double()
+    want, size = wide @ dense.T, wide.abs() @ dense.abs().T
+    unit = 2.0**-8 if kind is torch.bfloat16 else 2.0**-11
+    share = (c.double() - want).abs() / (unit * want.abs() + size * 2.0**-17 + 1e-6)
+    return float(share.nan_to_num(nan=math.inf).max())
+
+
+def checked(device: str = "cuda") -> tuple[dict[str, float], list[str]]:
+    """Errors of all formats as shares of their bounds, and the names of wrong ones.
+
+    Each format is multiplied in both types of activations, at every size of RAGGED.
+    """
+    import torch
+
+    import layoutgemm
+
+    found: dict[str, float] = {}
+    for name, fmt in FORMATS.items():
+        for kind in (torch.bfloat16, torch.float16):
+            for rows, n, k in RAGGED:
+                weight = random_weight(fmt, n, k, kind, device)
+                x = torch.randn(rows, k, device=device, dtype=kind)
+                error = wrong(layoutgemm.quantized_matmul(x, weight), x, weight)
+                found[f"{name} {kind} {rows}x{n}x{k}"] = error
+    return found, [name for name, error in found.items() if not error <= 1]
+
+
+def product(weight: Any, x: Any, config: Sm90Config | None) -> Call:
+    """A call of the product in a configuration; None takes the library's choice."""
+    from layoutgemm.torch_op.quantized.launch import QuantizedCall, quantized_product
+
+    call = QuantizedCall(weight.format, (weight.n, weight.k), None, x.dtype, config)
+    return lambda: quantized_product(call, x, weight.units, weight.scales, None)
+
+
+def add(
+    row: Row, calls: dict[str, Sequence[Call]], name: str, each: Sequence[Call], check: Callable[[Any], float]
+) -> None:
+    """Keeps a contender that runs and is right; else its reason."""
+    try:
+        error = check(each[0]())
+    except Exception as problem:  # a peer without a kernel for the case, or a configuration that is refused
+        row.errors[name] = f"{type(problem).__name__}: {problem}"[:200]
+        return
+    if error <= 1:
+        calls[name] = each
+    else:
+        row.errors[name] = f"wrong: {error:.3g} times the bound"
+
+
+def peers(row: Row, calls: dict[str, Sequence[Call]], xs: list[Any], wide: list[Any]) -> None:
+    """Adds our bf16 product, torch's, and torch's product of int4 weights, which is not compared."""
+    import torch
+
+    import layoutgemm
+
+    def right(c: Any) -> float:
+        exact = xs[0].double() @ wide[0].double().T
+        return float((c.double() - exact).norm() / exact.norm() / 2.0**-7)
+
+    pairs = list(zip(xs, wide, strict=False))
+    add(row, calls, BF16, [partial(layoutgemm.matmul, x, w.T) for x, w in pairs], right)
+    add(row, calls, TORCH, [partial(torch.mm, x, w.T) for x, w in pairs], right)
+    if row.rows <= _PACK_ROWS:
+        n, k = row.n, row.k
+        codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device="cuda")
+        packed = torch._convert_weight_to_int4pack(codes, 8)
+        scales = torch.rand(k // 128, n, 2, device="cuda").bfloat16()
+        each = [partial(torch._weight_int4pack_mm, x, packed.clone(), 128, scales.clone()) for x in xs]
+        add(row, calls, INT4PACK, each, lambda c: 0.0)
+
+
+def timed(device: Device, row: Row, calls: dict[str, Sequence[Call]], rounds: int) -> None:
+    """Fills in the microseconds of every contender."""
+    guess = max(row.ideal_us * 1e-6, 2 * row.rows * row.n * row.k / 6e14) + 2e-6
+    counts, replays = {}, {}
+    for name, each in calls.items():
+        times = max(1, round(GRAPH_SECONDS / guess / len(each)))
+        counts[name] = times * len(each)
+        replays[name] = device.record(list(each) * times)
+    for name, samples in burst(device, replays, rounds, random.Random(0)).items():
+        row.us[name] = round(statistics.median(samples) / counts[name] * 1e6, 2)
+
+
+def measured(
+    device: Device, name: str, size: tuple[int, int], rate: float, rounds: int, save: Callable[[Row], None]
+) -> None:
+    """Checks and times a format at one size of weights, for every number of rows."""
+    import torch
+
+    n, k = size
+    fmt = FORMATS[name]
+    first = random_weight(fmt, n, k, torch.bfloat16)
+    count = math.floor(ROTATION_BYTES / first.units.numel()) + 1
+    weights = [first, *[replace(first, units=first.units.clone()) for _ in range(count - 1)]]
+    full = name == INT4
+    bf16 = [
+        torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
+        for _ in range(math.floor(ROTATION_BYTES / (2 * n * k)) + 1)
+    ] * full
+    for rows in ROWS if full else OTHER_ROWS:
+        row = Row(name, n, k, rows, first.units.numel() / rate * 1e6)
+        xs = [torch.randn(rows, k, device="cuda", dtype=torch.bfloat16) for _ in weights]
+        calls: dict[str, Sequence[Call]] = {}
+        for label, config in {DEFAULT: None, **(others(rows) if full else {})}.items():
+            each = [product(weight, x, config) for weight, x in zip(weights, xs, strict=True)]
+            add(row, calls, label, each, partial(wrong, x=xs[0], weight=first))
+        if full:
+            peers(row, calls, xs, bf16)
+        timed(device, row, calls, rounds)
+        save(row)
+        del calls
+        torch.cuda.empty_cache()
+
+
+def copy_rate(device: Device) -> float:
+    """Bytes/s of a device copy of 512 MB, reads and writes counted: the best of six."""
+    import torch
+
+    source = torch.empty(1 << 29, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.numel() / min(device.seconds(lambda: target.copy_(source)) for _ in range(6))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; exits 1 for a wrong result, 2 without a GPU."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--quick", action="store_true", help="the first shape and format only")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(argv)
+    if status := needs.refused(needs.no_gpu()):
+        return status
+    import torch
+
+    from layoutgemm.bench import machine
+    from layoutgemm.bench.method import CudaDevice
+
+    torch.manual_seed(0)
+    device = CudaDevice()
+    rate = copy_rate(device)
+    correct, bad = checked()
+    found: dict[str, Any] = {"machine": machine.facts(), "copy TB/s": rate / 1e12, "correct": correct, "rows": []}
+    print(found["machine"], f"copy {rate / 1e12:.3f} TB/s; wrong: {bad or 'none'}", flush=True)
+
+    def save(row: Row) -> None:
+        print(row, flush=True)
+        found["rows"].append(row.recorded)
+        if DEFAULT in row.errors:
+            bad.append(str(row))
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+    for size in SHAPES[: 1 if options.quick else None]:
+        measured(device, INT4, size, rate, options.rounds, save)
+    for name in () if options.quick else [name for name in FORMATS if name != INT4]:
+        measured(device, name, SHAPES[0], rate, options.rounds, save)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

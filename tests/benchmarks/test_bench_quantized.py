@@ -1,0 +1,86 @@
+"""The benchmark of packed weights: its configurations have kernels, and its check finds wrong results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+
+from benchmarks.bench_quantized import (
+    DEFAULT,
+    FORMATS,
+    INT4,
+    ROWS,
+    SHAPES,
+    Row,
+    add,
+    others,
+    random_weight,
+    timed,
+    wrong,
+)
+from layoutgemm import quantized_matmul
+from layoutgemm.kernels.sm90.plan import Sm90Plan
+from layoutgemm.kernels.sm90.quantized.choose import packed_config
+from tests.benchmarks.model_device import ModelDevice
+
+RECORD = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "quantized_h100.json"
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_every_configuration_has_a_plan(rows: int) -> None:
+    fmt = FORMATS[INT4]
+    found = list(others(rows).values())
+    assert len(set(found)) == len(found)
+    for config in found:
+        plan = Sm90Plan.derive(8192, rows, 8192, b="bf16:col", c="bf16:col", config=config, weights=fmt)
+        assert plan.config.tile == config.tile
+
+
+@pytest.mark.parametrize("name", ["int4 column", "e4m3 column"])
+def test_repeated_weights_are_right_and_a_wrong_element_is_found(name: str) -> None:
+    weight = random_weight(FORMATS[name], 2048, 128, torch.bfloat16, "cpu")
+    assert weight.dense().shape == (2048, 128) and torch.equal(*weight.dense().split(1024))
+    x = torch.randn(3, 128).bfloat16()
+    c = quantized_matmul(x, weight)
+    assert wrong(c, x, weight) <= 1
+    c[2, 1500] += 1
+    assert wrong(c, x, weight) > 1
+    c[2, 1500] = float("nan")
+    assert wrong(c, x, weight) == float("inf")
+
+
+def test_weights_that_do_not_repeat_are_refused() -> None:
+    with pytest.raises(ValueError, match="1500 rows of weights are no multiple of 1024"):
+        random_weight(FORMATS[INT4], 1500, 128, torch.bfloat16, "cpu")
+
+
+def test_contenders_are_kept_timed_or_named() -> None:
+    row, device, calls = Row(INT4, 8, 128, 1, 1.0), ModelDevice(), {}
+
+    def refuse() -> None:
+        raise RuntimeError("no kernel")
+
+    add(row, calls, DEFAULT, [lambda: device.idle(3e-6)], lambda c: 0.5)
+    add(row, calls, "off", [lambda: 0], lambda c: 2.0)
+    add(row, calls, "refused", [refuse], lambda c: 0.0)
+    assert list(calls) == [DEFAULT]
+    assert row.errors == {"off": "wrong: 2 times the bound", "refused": "RuntimeError: no kernel"}
+    timed(device, row, calls, 3)
+    assert row.recorded["us"] == {DEFAULT: 3.0}
+
+
+def test_the_record_has_every_row_and_names_measured_kernels() -> None:
+    rows = json.loads(RECORD.read_text(encoding="utf-8"))["rows"]
+    assert {(row["rows"], row["n"], row["k"]) for row in rows} >= {(m, *nk) for m in ROWS for nk in SHAPES}
+    assert {row.get("format", INT4) for row in rows} == set(FORMATS)
+    for row in rows:
+        name = row.get("chosen", DEFAULT)
+        assert name in row["us"]
+        config = others(row["rows"]).get(name)
+        if config is not None and "differs" not in row:
+            chosen = packed_config(row["n"], row["rows"], row["k"])
+            assert (config.tile, config.split, config.overlap) == (chosen.tile, chosen.split, chosen.overlap)
