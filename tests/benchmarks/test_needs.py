@@ -24,6 +24,8 @@ BY_TORCH = {
     "bench_launch": [""],
     "bench_lines": [""],
     "bench_models": [""],
+    "bench_orders": [""],
+    "bench_reductions": [""],
     "bench_types": ["run"],
     "bench_variants": [""],
     "profile_gemm": ["", "--launch"],
