@@ -208,13 +208,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     timed = {size: {name: case.plan(size, size, size) for name, case in TIMED.items()} for size in options.size}
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(compile_plan, [plan for _, plan in checked] + [p for of in timed.values() for p in of.values()]))
-    device, record = CudaDevice(), {"machine": machine.facts(), "faults": [], "sizes": {}}
+    device = CudaDevice()
+    record: dict[str, Any] = {"machine": machine.facts(), "faults": [], "sizes": {}, "checked": len(checked)}
     for case, plan in checked:
         if said := fault(case, plan):
             record["faults"].append(f"{plan}: {said}")
             print(f"WRONG {plan}: {said}", flush=True)
     print(f"{len(checked)} plans, {len(record['faults'])} wrong", flush=True)
-    record["checked"] = len(checked)
     for size, plans in timed.items():
         us = times(device, size, plans, options.rounds)
         tiles = {name: tile_of(plan) for name, plan in plans.items()}

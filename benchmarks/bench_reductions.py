@@ -33,6 +33,7 @@ if str(ROOT) not in sys.path:
 from benchmarks import needs
 from benchmarks.bench_variants import attempt
 from layoutgemm.bench.method import BenchProblem, CudaDevice, Launch, burst
+from layoutgemm.dtypes import f32
 from layoutgemm.kernels.epilogue.chain import (
     Amax,
     Bias,
@@ -128,7 +129,7 @@ def quantise(a: Any, b: Any) -> tuple[Any, ...]:
 
 
 CAUSAL = Custom.of(lambda x, i, j, ops: ops.where(j <= i, x * 0.125, NEGATIVE_INFINITY))
-PICKED = Custom.of(lambda x, i, j, ops, label: ops.where(ops.float(j) == label, x, 0.0), Given("label", "m", "f32"))
+PICKED = Custom.of(lambda x, i, j, ops, label: ops.where(ops.float(j) == label, x, 0.0), Given("label", "m", f32))
 INVERSE_RMS = Reduction.of(
     lambda x, i, j, ops: x * x, lambda a, b, ops: a[0] + b[0], [0.0], lambda a, ops: ops.rsqrt(a[0] / WIDTH + 1e-6)
 )
@@ -308,8 +309,8 @@ def compiled_calls(program: Program, calls: dict[str, list[Launch]]) -> None:
 
     for mode in MODES:
         made = torch.compile(program.formula, mode=mode, dynamic=False)
-        each = [functools.partial(made, *call.args) for call in calls[EAGER] if isinstance(call, functools.partial)]
-        attempt(calls, f"torch.compile {mode}", each)
+        eager = [call for call in calls[EAGER] if isinstance(call, functools.partial)]
+        attempt(calls, f"torch.compile {mode}", [functools.partial(made, *call.args) for call in eager])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -326,14 +327,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from layoutgemm.bench import machine
 
-    device, record = CudaDevice(), {"machine": machine.facts(), "faults": {}, "costs": {}, "programs": {}}
+    device = CudaDevice()
+    record: dict[str, Any] = {"machine": machine.facts(), "faults": {}, "costs": {}, "programs": {}}
     for name, epilogue in CASES.items():
         for shape in RAGGED:
             record["faults"][f"{name} {'x'.join(map(str, shape))}"] = fault(epilogue, shape)
         wrong = [case for case, said in record["faults"].items() if said and case.startswith(f"{name} ")]
         print(f"{name}: {'; '.join(wrong) or 'right'}", flush=True)
     for size in options.size:
-        record["costs"][str(size)] = found = costs(device, size, options.rounds)
+        found = record["costs"][str(size)] = costs(device, size, options.rounds)
         print(f"{size}^3: plain {2 * size**3 / found['plain'] / 1e6:.0f} TFLOP/s", flush=True)
         for name, us in found.items():
             print(f"    {us / found['plain']:6.4f}  {name}", flush=True)
