@@ -343,9 +343,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         calls, said = program_calls(PROGRAMS[name])
         compiled_calls(PROGRAMS[name], calls)
         record["faults"][name] = said
-        us = times(device, calls, options.rounds)
-        record["programs"][name] = {"sizes": list(PROGRAMS[name].sizes), "us": us}
-        print(f"{name}: {said or 'right'}; " + ", ".join(f"{key} {x:.1f} us" for key, x in us.items()), flush=True)
+        timed = times(device, calls, options.rounds)
+        record["programs"][name] = {"sizes": list(PROGRAMS[name].sizes), "us": timed}
+        print(f"{name}: {said or 'right'}; " + ", ".join(f"{key} {x:.1f} us" for key, x in timed.items()), flush=True)
         del calls
         torch.cuda.empty_cache()
     if options.json:
