@@ -17,7 +17,8 @@ __all__ = [
     "account", "ampere_table", "behind", "changelog", "counters_table", "epilogue_table", "examples_count",
     "examples_table", "frameworks_table", "gated_table", "gemm_table", "ladder_chart", "ladder_table",
     "launch_table", "level", "lines_table", "machine", "measured", "models_table", "notes", "operands_table",
-    "overlap_table", "quantized_formats_table", "quantized_table", "types_table", "variants_table",
+    "orders_table", "overlap_table", "programs_table", "quantized_formats_table", "quantized_table",
+    "reductions_table", "types_table", "variants_table",
 ]  # fmt: skip
 
 
@@ -216,6 +217,48 @@ def gated_table() -> str:
         times = [f"{us:.0f}" for us in (best[0], alone, three)]
         rows.append([shape.replace("x", " x "), *times, f"{three / best[0]:.2f}"])
     return table(["tokens x H x K", "gated, us", "torch.mm alone", "torch, three calls", "x"], rows)
+
+
+def reductions_table() -> str:
+    """Time of each reduction at two sizes, relative to the product without one."""
+    costs = record("reductions", "h100")["costs"]
+    names = [name for name in next(iter(costs.values())) if name != "plain"]
+    rows = [[name, *[f"{found[name] / found['plain']:.3f}" for found in costs.values()]] for name in names]
+    return table(["reduction", *[f"M = N = K = {size}" for size in costs]], rows)
+
+
+def programs_table() -> str:
+    """Products with reductions, the product alone, and torch's eager and fastest formula."""
+    rows = []
+    for name, found in record("reductions", "h100")["programs"].items():
+        us = found["us"]
+        peers = {peer: value for peer, value in us.items() if peer == "eager" or peer.startswith("torch")}
+        best = min(peers, key=lambda peer: peers[peer])
+        times = [f"{us['ours']:.1f}", f"{us['product alone']:.1f}", f"{us['eager']:.1f}", f"{us[best]:.1f}"]
+        rows.append([name, " x ".join(map(str, found["sizes"])), *times, f"{us[best] / us['ours']:.2f}"])
+    head = ["program", "M x N x K", "us", "product alone", "torch, eager", "torch, fastest", "speed, x torch's fastest"]
+    return table(head, rows)
+
+
+def orders_table() -> str:
+    """Triangular and symmetric products: microseconds, and time relative to the full product."""
+    sizes = record("orders", "h100")["sizes"]
+    names = {
+        "the lower triangle": "lower",
+        "A @ A.T, symmetric": "symmetric",
+        "A lower triangular": "A lower",
+        "A and B lower triangular": "A and B lower",
+        "all of C": "full",
+        "torch.mm": "torch.mm",
+        "torch.compile, (a @ b).tril()": "torch.compile (a @ b).tril()",
+    }
+
+    def cell(us: dict[str, float], name: str) -> str:
+        best = min(value for key, value in us.items() if key == name or key.startswith(f"{name}, "))
+        return f"{best:.1f} ({best / us['full']:.3f})"
+
+    rows = [[said, *[cell(found["us"], name) for found in sizes.values()]] for said, name in names.items()]
+    return table(["product", *[f"M = N = K = {size}" for size in sizes]], rows)
 
 
 def variants_table() -> str:

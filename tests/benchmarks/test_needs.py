@@ -28,6 +28,8 @@ BY_TORCH = {
     "bench_operands": ["", "--parts pairs"],
     "bench_overlap": [""],
     "bench_quantized": ["", "--quick"],
+    "bench_orders": [""],
+    "bench_reductions": [""],
     "bench_types": ["run"],
     "bench_variants": [""],
     "profile_gemm": ["", "--launch"],
