@@ -514,7 +514,12 @@ def _for_ffi(name: str, value: Any, pointers: Collection[str], arrays: ArgumentM
         array = array_of(value)
         raw = array.address if array is not None else getattr(value, "_pointer", value)
         raw = raw.value if isinstance(raw, ctypes.c_void_p) else raw
-        return ctypes.c_void_p(arrays.address(raw)) if isinstance(raw, int) and raw else ctypes.c_void_p(0)
+        if not isinstance(raw, int) or not raw:
+            return ctypes.c_void_p(0)
+        try:
+            return ctypes.c_void_p(arrays.address(raw))
+        except EmulatorError as error:
+            raise EmulatorError(f"{name}: {error}") from None
     if _is_array(value):
         array = array_of(value)
         assert array is not None

@@ -334,12 +334,16 @@ def _give_back(fiber: Fiber, group: Group, warp: int, product: IssuedWgmma) -> N
     for register in product.lent.pop(warp):
         now = fiber.registers[register]
         if computed >> register & 1 and type(now) is not Lent:
-            name = _name(fiber, register)
-            fiber.machine.problem("protocol", f"{name} of A is written while it is in flight", fiber, product.ins)
+            _written_in_flight(fiber, register, product)
     for register, value in enumerate(fiber.registers):
         if type(value) is Lent and value.product is product:
             fiber.registers[register] = value.value
             fiber.written |= 1 << register
+
+
+def _written_in_flight(fiber: Fiber, register: int, product: IssuedWgmma) -> None:
+    name = _name(fiber, register)
+    fiber.machine.problem("protocol", f"{name} of A is written while it is in flight", fiber, product.ins)
 
 
 def _name(fiber: Fiber, register: int) -> str:
@@ -521,6 +525,11 @@ def _lend(fiber: Fiber, group: Group, warp: int, found: IssuedWgmma, lent: list[
     assert found.form.a is not None and found.a is not None
     values = [fiber.registers[register] for register in lent]
     values = [value.value if type(value) is Lent else value for value in values]
+    computed = group.dirty[warp] | fiber.dirty  # since they were lent last: to a product that may still read them
+    for product in [p for products in (*group.groups[warp], group.open[warp]) for p in products if p is not found]:
+        for register in product.lent.get(warp, ()):
+            if computed >> register & 1 and register in lent:
+                _written_in_flight(fiber, register, product)
     found.form.a.put(found.a, warp, values)
     for register, value in zip(lent, values, strict=True):
         fiber.registers[register] = Lent(found, value)

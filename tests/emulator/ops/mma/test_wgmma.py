@@ -345,6 +345,17 @@ def test_products_may_share_registers_of_a():
     assert found.findings == [] and np.array_equal(REGISTERS.result(found), REGISTERS.exact + product)
 
 
+def test_registers_of_a_computed_again_for_the_next_product_in_flight_are_reported():
+    """As a loop converts the next K tile's A while one group is left in flight: wrong on an H100."""
+    one, again = mma(REGISTERS), "  add.u32 %a1, %w, 1;\n  wgmma.fence.sync.aligned;\n"
+    commit = "  wgmma.commit_group.sync.aligned;\n"
+    found = broken(REGISTERS, one, one + commit + again + one)
+    assert set(found.kinds) == {"protocol"}
+    assert all("register %a1 of A is written while" in each.message for each in found.findings)
+    waits = "  wgmma.wait_group.sync.aligned 0;\n"
+    assert broken(REGISTERS, one, one + commit + waits + again + one).kinds == []
+
+
 def test_without_a_commit_nothing_is_waited_for():
     with pytest.raises(EmulatorError, match="in flight"):
         broken(BASE, "  wgmma.commit_group.sync.aligned;\n", "")
