@@ -60,7 +60,7 @@ _LEAST_GROUPS = 64
 
 @dataclass(frozen=True, slots=True)
 class GroupEnds:
-    """The largest number of groups, and the type of the numbers in global memory that say where they end.
+    """The most groups, and the type of the numbers that say where they end.
 
     TABLES  of entries that every block makes of them in shared memory
     """

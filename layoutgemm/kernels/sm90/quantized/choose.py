@@ -1,7 +1,7 @@
 """The configuration of a product with packed weights: few rows stream weights, many are a GEMM.
 
-An estimate for each kind of tile: the rounds of its clusters on the GPU's SMs, times the K tiles of a part of K, times
-the microseconds of one K tile, and what comes once. The times were fitted to products of 1 to 4096 rows with int4
+Each kind of tile has an estimate: rounds of its clusters on the GPU's SMs, times K tiles of a part of K, times the
+microseconds of one. What comes once is added. The times were fitted to products of 1 to 4096 rows with int4
 weights of four shapes on an H100 (`benchmarks/results/quantized_h100.json`).
 
 rows up to 64    tiles of 64 or 128 output features, K in up to 4 parts. First K tiles are brought to L2 before the
