@@ -72,7 +72,7 @@ def test_the_readme_of_the_index_has_absolute_links(monkeypatch):
     for name in ("hatchling", "hatchling.metadata", "hatchling.metadata.plugin"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, plugin.__name__, plugin)
-    spec = importlib.util.spec_from_file_location("readme_links", ROOT / "readme_links.py")
+    spec = importlib.util.spec_from_file_location("readme_links", ROOT / "docs" / "readme_links.py")
     hook = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hook)
     text = hook.absolute(text_of("README.md"), REPOSITORY)
