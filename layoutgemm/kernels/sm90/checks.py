@@ -29,11 +29,11 @@ from ..store_ring import StoreRing
 from .along_k import along_k_checks
 from .budget_checks import budget_checks
 from .edges import ends_check
-from .gated_checks import filled_by_halves, filled_side_by_side, halves_meet
 from .grouped import ragged_checks
 from .mainloop import COPY_ARRIVALS, promotion_check
 from .multicast import uneven_shares
 from .operands.pair import pair_check
+from .operands.sum_checks import filled_by_halves, filled_side_by_side, halves_meet
 from .pipeline_model import Hopper
 from .plan import WARPS_OF_GROUP, Sm90Plan
 from .quantized.checks import packed_checks

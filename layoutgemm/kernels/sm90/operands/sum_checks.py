@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...atoms.tma.engine import shared_bits
-from ...report import Check
-from .gated import HALF, HALVES
-from .plan import WARPGROUP, Sm90Plan
+from ....atoms.tma.engine import shared_bits
+from ....report import Check
+from ..gated import HALF, HALVES
+from ..plan import WARPGROUP, Sm90Plan
 
 
 def filled_side_by_side(plan: Sm90Plan) -> Check:
