@@ -399,11 +399,13 @@ def leading(x: int, signed: bool, bits: int, shift: bool) -> int:
 
 
 def find_set(mask: int, base: int, offset: int) -> int:
-    """fns: the place of the n-th set bit from `base`, up or down; all ones without one."""
+    """fns: the place of the n-th set bit from `base`, up or down; all ones without one, and for a base beyond 31."""
     offset = offset - (1 << 32) if offset >> 31 else offset
+    if offset == -(1 << 31):
+        return 0  # as an H100 gives it: PTX takes its absolute value
     if not offset:
         return base if base < 32 and mask >> base & 1 else M32
-    places = range(base, 32) if offset > 0 else range(min(base, 31), -1, -1)
+    places = range(base, 32) if offset > 0 else range(base if base < 32 else -1, -1, -1)
     found = [place for place in places if mask >> place & 1]
     return found[abs(offset) - 1] if abs(offset) <= len(found) else M32
 

@@ -8,6 +8,7 @@ import operator
 import numpy as np
 import pytest
 
+from layoutgemm.emulator.ptx.values import find_set
 from layoutgemm.errors import PtxError
 from tests.emulator.ptx.lanewise import agree, evaluate
 from tests.emulator.run_ptx import run
@@ -358,3 +359,17 @@ def test_unknown_forms_are_refused_with_their_line(text):
 
 def test_evaluate_wants_arithmetic():
     assert evaluate("mov.b32 {0}, {a}", [("b32", [3] * 32)], ["b32"]) == [[3] * 32]
+
+
+@pytest.mark.parametrize(
+    ("mask", "base", "offset", "found"),
+    [
+        (0b10100, 0, 2, 4), (0b10100, 4, -2, 2), (0b10100, 4, 0, 4), (0b10100, 3, 0, 0xFFFFFFFF),
+        (0b10100, 0, 3, 0xFFFFFFFF),
+        # As an H100 gave them: a base beyond 31, downwards, finds nothing; -2**31 gives 0.
+        (0x8, 0xFFFFFFFF, -1, 0xFFFFFFFF), (0x800000, 0x4000600, -1, 0xFFFFFFFF), (0x5, 0x5, -(1 << 31), 0),
+        (0x80FFFFFF, 0x3F895BA3, -(1 << 31), 0),
+    ],
+)  # fmt: skip
+def test_the_nth_set_bit(mask: int, base: int, offset: int, found: int) -> None:
+    assert find_set(mask, base, offset & 0xFFFFFFFF) == found
