@@ -169,9 +169,13 @@ def directed32(name: str, mode: str, flush: bool, saturate: bool, *values: Value
 
 
 def upper64(name: str, a: Value, flush: bool) -> Value:
-    """rcp.approx, rsqrt.approx of f64: the upper 32 bits of the result; the lower ones are 0."""
+    """rcp.approx, rsqrt.approx of f64: the upper 32 bits of the result; the lower ones are 0.
+
+    The reciprocal of a NaN whose upper half is an infinity's is that of the infinity, as on an H100.
+    """
     with np.errstate(all="ignore"):
         x = f64(a)
+        x = np.where(np.isnan(x) & (name == "rcp"), f64(np.asarray(a, np.uint64) & np.uint64(M64 - M32)), x)
         x = np.where(np.abs(x) < np.finfo(np.float64).tiny, np.copysign(0.0, x), x) if flush else x
         y = np.asarray(UNARY[name](x))
         y = np.where(flush & (np.abs(y) < np.finfo(np.float64).tiny), np.copysign(0.0, y), y)

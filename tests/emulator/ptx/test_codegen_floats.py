@@ -444,3 +444,10 @@ def test_functions():
     assert roots[:4] == [0x7FFFFFFF, 0x80000000, 0x40000000, 0x3FB504F3]
     assert evaluate("ex2.approx.ftz.bf16x2 {0}, {a}", [("b32", [0x40003F80] * 32)], ["b32"])[0][0] == 0x40804000
     assert evaluate("tanh.approx.f16 {0}, {a}", [("b16", [0x3C00] * 32)], ["b16"])[0][0] == 0x3A18
+
+
+def test_the_reciprocal_of_f64_reads_the_upper_half_of_a_nan() -> None:
+    """0xfff0000000000001 gave the reciprocal of -infinity on an H100."""
+    given = [0xFFF0000000000001, 0x7FF0000000000001, 0x7FF8000000000000, 0xFFF0000000000000] * 8
+    (found,) = evaluate("rcp.approx.ftz.f64 {0}, {a}", [("b64", given)], ["b64"])
+    assert list(found[:4]) == [1 << 63, 0, 0x7FFFFFFF00000000, 1 << 63]
