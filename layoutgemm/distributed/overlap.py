@@ -21,6 +21,7 @@ from ..errors import OperandError
 from ..kernels.compile.compiler import compile_plan
 from ..kernels.plan import MAX_WORDS
 from ..kernels.run.occupancy import of_device
+from ..kernels.run.operand_checks import check_operands
 from ..kernels.run.stream_memory import wait_value
 from ..kernels.run.torch_tensors import require_gpu
 from ..kernels.sm90.config import Sm90Config
@@ -80,7 +81,7 @@ def all_gather_matmul(
     kind, order = _checked({"a_shard": a_shard, "b": b})
     rows, k = a_shard.shape
     m, n = rows * found.size(), b.shape[1]
-    out = _output(out, (m, n), a_shard)
+    out = _output(out, (m, n), {"a_shard": a_shard, "b": b})
     if a_shard.device.type == "cpu":
         return out.copy_(gathered_reference(a_shard, b, found))
     if found.size() == 1:
@@ -149,7 +150,7 @@ def matmul_reduce_scatter(
     (m, k), n, ranks = a.shape, b.shape[1], found.size()
     if m % ranks:
         raise OperandError(f"a has {m} rows for {ranks} ranks: {m} % {ranks} = {m % ranks}")
-    out = _output(out, (m // ranks, n), a)
+    out = _output(out, (m // ranks, n), {"a": a, "b": b})
     if a.device.type == "cpu":
         return out.copy_(scattered_reference(a, b, found))
     if ranks == 1:
@@ -301,7 +302,10 @@ def _check_lines(name: str, x: torch.Tensor, strides: Sequence[int], shape: Sequ
         )
 
 
-def _output(out: torch.Tensor | None, shape: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
+def _output(out: torch.Tensor | None, shape: tuple[int, int], read: dict[str, torch.Tensor]) -> torch.Tensor:
+    """A result, or `out`; raises OperandError for one that does not fit or shares memory with what is read."""
+    like = next(iter(read.values()))
+    check_operands(read, {} if out is None else {"out": out})
     if out is None:
         if like.device.type == "cuda" and shape[1] % 8:
             raise OperandError(

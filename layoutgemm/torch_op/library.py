@@ -371,7 +371,7 @@ def recorded_product(
         finishes = False
     else:
         wide = torch.float32 if gated else wide_type(a.dtype)
-        if differentiated(a, b, bias) and kind.itemsize < wide.itemsize and kind.is_floating_point:
+        if differentiated(a, b, bias) and kind.itemsize == 2:
             wide = kind  # what is recorded is half as large
         value = dispatched(a, b, wide if finishes else kind, config)
     if sizes_later() and not torch.compiler.is_dynamo_compiling():

@@ -99,8 +99,8 @@ def matmul(
                 that is stored as int32 such integers, and a sum that int32 does not hold is refused. activation one of
                 relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh. Both happen in the kernel, in float32, before the
                 one rounding; on the CPU in float64. Where derivatives are recorded, an activation other than relu is
-                torch's own, of a @ b + bias in the result's type, as torch.nn.Linear has it. "tanh" in the kernel is
-                the hardware's for a product of 16 bits or fewer: relative error 2**-11
+                torch's own, of a @ b + bias in the result's type, as torch.nn.Linear has it; in float32 for a result
+                of 8 bits. "tanh" in the kernel is the hardware's for a product of 16 bits or fewer: relative error 2**-11
                 "swiglu" and "geglu" are gated products: b holds the gate's n columns and, beside them, the n that it
                 multiplies, and the result has n: silu(a @ b[..., :n]) * (a @ b[..., n:]), or gelu. One kernel for a b
                 whose columns are contiguous (the transpose of (2n, K) weights) and no bias; with a bias, of 2n, and for
@@ -211,7 +211,7 @@ def matmul(
                     mark_written((out,))
                 ready.launch(at_a, at_b, at_c, raw_stream(index), words)
                 return _record(a, b, bias, (c, ready, activation)) if recorded else c
-    if recorded and not plain and _finished_by_torch(a, b, out, bias, activation):
+    if recorded and not plain and _finished_by_torch(a, b, out, bias, activation, out_dtype):
         value = matmul(a, b, bias=bias, config=config, out_dtype=out_dtype, allow_tf32=allow_tf32)
         return by_autograd(value, str(activation))
     if recorded and plain and _seen_by_autograd_alone(bias):
@@ -232,11 +232,13 @@ def _records(bias: torch.Tensor | None) -> bool:
 
 
 def _finished_by_torch(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None
-) -> bool:
-    """True if torch's operators finish a product whose derivatives are recorded: it and they are of one type."""
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None, activation: str | None,
+    kind: torch.dtype | None,
+) -> bool:  # fmt: skip
+    """True if torch's operators finish a product whose derivatives are recorded: they compute in its type."""
     return (
         out is None and a.ndim > 1 < b.ndim and a.dtype == b.dtype and a.dtype.itemsize > 1
+        and (kind is None or getattr(kind, "itemsize", 0) > 1)  # of 8-bit floats torch has no activations
         and isinstance(activation, str)
         and (activation in ACTIVATIONS or (activation in GATES and b.shape[-1] % 2 == 0))
         and _seen_by_autograd_alone(bias)

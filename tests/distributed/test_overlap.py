@@ -16,7 +16,7 @@ if not torch.distributed.is_available():
     pytest.skip("this torch is built without torch.distributed", allow_module_level=True)
 
 from layoutgemm.distributed import overlap, shard_plans, workspaces
-from layoutgemm.errors import PlanError, RankError
+from layoutgemm.errors import PlanError, RankError, TensorError
 from layoutgemm.kernels.sm90.choose.occupancy import Places
 
 PROGRAM = Path(__file__).with_name("overlap_program.py")
@@ -153,3 +153,14 @@ def test_stream_memory_operations_exist() -> None:
     from cuda.bindings import driver
 
     assert callable(driver.cuStreamWriteValue32) and callable(driver.cuStreamWaitValue32)
+
+
+def test_an_output_over_an_operand_is_refused() -> None:
+    """By the check that every product has: views of one memory, and an output that lies on itself."""
+    room = torch.zeros(64, 64, dtype=torch.bfloat16)
+    read = {"a": room[:32], "b": torch.zeros(64, 64, dtype=torch.bfloat16)}
+    with pytest.raises(TensorError, match="out, which is written to, shares memory with a"):
+        overlap._output(room[16:48], (32, 64), read)
+    with pytest.raises(TensorError, match="more than one element of out"):
+        overlap._output(torch.zeros(1, 64, dtype=torch.bfloat16).expand(32, 64), (32, 64), read)
+    assert overlap._output(room[32:], (32, 64), read) is not None

@@ -94,6 +94,19 @@ def test_types_without_gradients_say_so() -> None:
         matmul(a, a.detach()).sum().backward()
 
 
+@pytest.mark.parametrize("lines", [1, 4])
+def test_a_result_of_8_bits_is_rounded_once_while_derivatives_are_recorded(lines: int) -> None:
+    """torch has no activations of float8; a vector takes another way than matrices."""
+    a, b = normal(lines, 16, dtype=torch.bfloat16), normal(16, 24, dtype=torch.bfloat16)
+    a = a[0] if lines == 1 else a
+    eight = torch.float8_e4m3fn
+    for bias in (None, normal(24, dtype=torch.bfloat16)):
+        want = matmul(a, b, bias=bias, activation="gelu", out_dtype=eight)
+        got = matmul(a.clone().requires_grad_(), b, bias=bias, activation="gelu", out_dtype=eight)
+        off = (got.float() - want.float()).abs()
+        assert got.dtype == eight and bool((off <= 2.0**-3 * want.float().abs() + 2.0**-9).all())
+
+
 def test_nothing_is_recorded_without_need() -> None:
     a, b = normal(5, 8, grad=True), normal(8, 6)
     with torch.no_grad():

@@ -70,6 +70,14 @@ def test_sizes_may_be_symbols() -> None:
             assert torch.equal(call(a, B), matmul(a, B))
 
 
+def test_rows_may_be_counted_at_run_time() -> None:
+    """As tokens that a router picks: their number is no size that the compiler knows."""
+    kept = torch.tensor([True, False, True] * 8)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        got, lines = compiled(lambda a, b, keep: matmul(a[keep.nonzero().squeeze(-1)], b), A, B, kept)
+    assert torch.equal(got, matmul(A[kept], B)) and len(lines) == 1
+
+
 def test_gradients_are_direct_calls_too() -> None:
     torch._dynamo.reset()
     a, b = normal(24, 64).requires_grad_(), normal(64, 40).requires_grad_()

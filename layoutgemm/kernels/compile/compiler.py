@@ -164,10 +164,20 @@ def kernel_facts(plan: Plan) -> dict[str, object]:
         "arch": plan.arch.name,
         "kernel": type(plan).__name__,
         "plan": {name: object_cache.facts_of(getattr(generic, name)) for name in fields},
-        "dsl": dsl_version(),
-        "host": object_cache.host(),
-        "sources": object_cache.source_hash(),
+        **_toolchain(),
     }
+
+
+def _toolchain() -> dict[str, object]:
+    """What decides any kernel's code beside its own facts.
+
+    The DSL writes source lines into the code where CUTE_DSL_LINEINFO asks for them, as for a profiler or in an emulated
+    session: that is another kernel.
+    """
+    lines = os.environ.get("CUTE_DSL_LINEINFO", "").lower() in ("1", "true")
+    return {
+        "dsl": dsl_version(), "host": object_cache.host(), "sources": object_cache.source_hash(), "lines": lines,
+    }  # fmt: skip
 
 
 def compile_kernel(kernel: object, arch: str, facts: dict[str, object], origin: Any) -> CompiledGemm:
@@ -178,8 +188,8 @@ def compile_kernel(kernel: object, arch: str, facts: dict[str, object], origin: 
             sources are added here
     origin  what the result names as its plan; its `parameters` say what the kernel takes
     """
-    version = require_dsl()
-    facts = {**facts, "arch": arch, "dsl": version, "host": object_cache.host(), "sources": object_cache.source_hash()}
+    require_dsl()
+    facts = {**facts, "arch": arch, **_toolchain()}
     with _LOCK:
         return _compiled(origin, facts, lambda symbol: _machine_code(kernel, arch, origin.parameters, symbol))
 

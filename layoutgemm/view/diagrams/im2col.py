@@ -141,7 +141,8 @@ def _notes(plan: Im2colPlan, copy: Im2colCopy, index: tuple[int, int]) -> tuple[
     by = ", ".join(f"{name} {at}" for name, at in zip(names, copy.offsets, strict=True))
     steps = ", ".join(f"{name} {step}" for name, step in zip(names, tmap.steps[1:-1], strict=True))
     shown, last = len(_pixels(plan, copy)), tmap.channels + copy.coordinates[0] - 1
-    further = "" if shown == tmap.pixels else f" {tmap.pixels - shown} more pixels lie in the planes that follow."
+    hidden = tmap.pixels - shown
+    further = f" The planes that follow have {hidden} more pixel{'s' * (hidden != 1)}." if hidden else ""
     return (
         Note(
             f"Tile {index[0]}, {index[1]} of A: tap ({tap}), offsets ({by}), channels {copy.coordinates[0]} to {last}."

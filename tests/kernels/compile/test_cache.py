@@ -116,6 +116,16 @@ def test_a_kernel_is_named_by_all_that_decides_its_code() -> None:
     assert len(keys) == len(different) + 1
 
 
+def test_source_lines_in_the_code_make_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that was compiled for a profiler, or in an emulated session, is not found by other calls."""
+    plan = TeachingPlan.derive(64, 64, 64)
+    keys = []
+    for value in ("", "0", "1", "True"):
+        monkeypatch.setenv("CUTE_DSL_LINEINFO", value)
+        keys.append(object_cache.key_of(compiling.kernel_facts(plan)))
+    assert keys[0] == keys[1] != keys[2] == keys[3]
+
+
 def test_invalid_names_are_refused() -> None:
     with pytest.raises(TypeError, match="cannot be part of a kernel's name"):
         object_cache.facts_of({"epilogue": lambda x: x})

@@ -346,7 +346,7 @@ def test_products_may_share_registers_of_a():
 
 
 def test_registers_of_a_computed_again_for_the_next_product_in_flight_are_reported():
-    """As a loop converts the next K tile's A while one group is left in flight: wrong on an H100."""
+    """A loop that converts the next K tile with one group in flight: wrong on an H100."""
     one, again = mma(REGISTERS), "  add.u32 %a1, %w, 1;\n  wgmma.fence.sync.aligned;\n"
     commit = "  wgmma.commit_group.sync.aligned;\n"
     found = broken(REGISTERS, one, one + commit + again + one)
