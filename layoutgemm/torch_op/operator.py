@@ -100,7 +100,8 @@ def matmul(
                 relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh. Both happen in the kernel, in float32, before the
                 one rounding; on the CPU in float64. Where derivatives are recorded, an activation other than relu is
                 torch's own, of a @ b + bias in the result's type, as torch.nn.Linear has it; in float32 for a result
-                of 8 bits. "tanh" in the kernel is the hardware's for a product of 16 bits or fewer: relative error 2**-11
+                of 8 bits. "tanh" in the kernel is the hardware's for a product of 16 bits or fewer: relative error
+                2**-11
                 "swiglu" and "geglu" are gated products: b holds the gate's n columns and, beside them, the n that it
                 multiplies, and the result has n: silu(a @ b[..., :n]) * (a @ b[..., n:]), or gelu. One kernel for a b
                 whose columns are contiguous (the transpose of (2n, K) weights) and no bias; with a bias, of 2n, and for

@@ -169,7 +169,7 @@ def kernel_facts(plan: Plan) -> dict[str, object]:
 
 
 def _toolchain() -> dict[str, object]:
-    """What decides any kernel's code beside its own facts.
+    """The toolchain's share of what decides a kernel's code.
 
     The DSL writes source lines into the code where CUTE_DSL_LINEINFO asks for them, as for a profiler or in an emulated
     session: that is another kernel.

@@ -117,7 +117,7 @@ def test_a_kernel_is_named_by_all_that_decides_its_code() -> None:
 
 
 def test_source_lines_in_the_code_make_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that was compiled for a profiler, or in an emulated session, is not found by other calls."""
+    """Kernels compiled for a profiler, or in an emulated session, are not found by others."""
     plan = TeachingPlan.derive(64, 64, 64)
     keys = []
     for value in ("", "0", "1", "True"):
