@@ -319,12 +319,25 @@ class CompiledFunction:
         found = [pair for name, value in bound.items() for pair in _arrays_in(name, value)]
         arrays = gathered(found, extra)
         arrays.memory.kept = (*arrays.memory.kept, bound, leaves)
-        ran = None if self.entry is None else self._run_ffi(bound, leaves, arrays)  # the errors of TVM-FFI come first
-        words = [
+        if self.entry is None:
+            return arrays, self.host.run(self._words(leaves, arrays), arrays)
+        try:
+            ran = self._run_ffi(bound, leaves, arrays)
+        except RefusedArgumentError as error:  # a script may expect TVM-FFI's error, a reader the argument's name
+            try:
+                self._words(leaves, arrays)
+            except EmulatorError as named_error:
+                raise RefusedArgumentError(f"{named_error}; TVM-FFI: {error}") from error.__cause__
+            raise
+        self._words(leaves, arrays)  # what TVM-FFI takes and a kernel does not
+        return arrays, ran
+
+    def _words(self, leaves: Sequence[CallValue], arrays: ArgumentMemory) -> list[Any]:
+        """The host function's arguments. Raises EmulatorError, naming the argument, for one that it does not take."""
+        return [
             packed(_typed(parameter, leaf), leaf.name, leaf.value, arrays)
             for parameter, leaf in zip(self.parameters, leaves, strict=True)
         ]
-        return arrays, self.host.run(words, arrays) if ran is None else ran
 
     # -------------------------------------------------------- binding
 

@@ -171,10 +171,12 @@ class TmaTransfer:
     def source(self, fiber: Fiber, coordinates: Sequence[int]) -> GlobalBuffer:
         """The same of a load or a prefetch: the tensor begins in the buffer, though the box may lie elsewhere."""
         buffer = self.tensor(fiber, coordinates)
-        if self.address < buffer.address:
+        if not buffer.address <= self.address < buffer.end:
+            before = buffer.address - self.address
+            place = f"{before} bytes before {buffer.name}" if before > 0 else f"{self.address:#x}, in no buffer"
             raise EmulatorError(
-                f"the tensor map's address is {buffer.address - self.address} bytes before {buffer.name}: an H100 "
-                "reports an illegal access of a load where nothing is mapped there, wherever its box lies"
+                f"the tensor map's address is {place}: an H100 reports an illegal access of a load where nothing is "
+                "mapped there, wherever its box lies"
             )
         return buffer
 

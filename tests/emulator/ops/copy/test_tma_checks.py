@@ -68,6 +68,10 @@ def test_a_map_that_begins_before_its_tensor() -> None:
     for issue in (ARM + GET.replace("{0, 0}", "{0, 8}"), prefetch):
         with pytest.raises(EmulatorError, match="address is 1024 bytes before tensor"):
             run(f"{BEGIN} mov.u32 %r10, 1024; @!%p0 bra WAIT; {issue} {WAIT}", buffers, shared=SHARED)
+    beyond = np.frombuffer(encode(tmap, at(3) + 4096), np.uint8).copy()  # behind all buffers, and no row is in the box
+    with pytest.raises(EmulatorError, match="in no buffer: an H100"):
+        load_of = ARM + GET.replace("{0, 0}", "{0, 24}")
+        run(f"{BEGIN} mov.u32 %r10, 1024; @!%p0 bra WAIT; {load_of} {WAIT}", {**buffers, "map": beyond}, shared=SHARED)
     fill = np.arange(1024, dtype=np.uint16).astype(np.uint8)
     body = f"""mov.u32 %r0, %tid.x; mov.u32 %r1, smem; setp.eq.u32 %p0, %r0, 0; mov.u32 %r10, 1024;
     {IN} {FENCE} @!%p0 bra END; {STORE.format(rank=2)} [%map, {{0, 8}}], [%r1]; {COMMIT}
