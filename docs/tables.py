@@ -53,11 +53,11 @@ def machine(name: str, gpu: str = "h200") -> str:
     return f"*{', '.join(said)}; {facts['date']}. The record: `benchmarks/results/{name}_{gpu}.json`.*"
 
 
-def gemm_table(name: str = "gemm") -> str:
+def gemm_table(name: str = "gemm", gpu: str = "h200") -> str:
     """GEMM against torch.mm and the best peer, as in the README."""
     from benchmarks import tables
 
-    head, rule, *lines = tables.gemm(record(name))
+    head, rule, *lines = tables.gemm(record(name, gpu))
     return "\n".join([head, rule, *[NO_BREAK.join(line.split(" x ")) for line in lines]])
 
 
