@@ -42,6 +42,7 @@ FAST_SUMS, SUMS = (
     2.0**-12,
     2.0**-19,
 )  # of 8-bit floats that stay in the tensor core, of all others: relative to sum |a b|
+FAST_TANH = 2.0**-11  # relative error of the hardware's tanh, which products of 16 bits take
 SLOPE = 1.2  # of the activations below
 ACTIVATIONS = (None, None, "relu", "gelu", "silu", "tanh")
 LAYOUTS = ("row", "row", "turned", "pitch", "odd")
@@ -195,7 +196,7 @@ def draw_grouped(rng: random.Random) -> Drawn:
         return made(t, activation=None, out_dtype=F32)
 
     text = f"{form} {sizes} n {n} k {k} {kind} {said} {values[said].dtype} {options}"
-    return Drawn(f"grouped, {form}", text, values, _layouts(rng, values), made, size)
+    return Drawn(f"grouped, {form}", text, values, _layouts(rng, values), made, size, FAST_SUMS if scaled else SUMS)
 
 
 def draw_quantized(rng: random.Random) -> Drawn:
@@ -252,7 +253,11 @@ def draw_reduced(rng: random.Random) -> Drawn:
     def size(t: Tensors) -> Tensors:
         c = _product_size(t)["c"]
         along = 1 if rows else 0
-        return {"c": c, "r": c.sum(along) * (1 + 2.0**-6) if operation == "sum" else c.amax(along)}
+        sizes = {"c": c, "r": c.sum(along) if operation == "sum" else c.amax(along) + 1}
+        coarse = FAST_TANH / SUMS * (name == "tanh") + 8 * (
+            operation == "log_sum_exp"
+        )  # of exp2 and log2 of the hardware
+        return {key: value * (1 + coarse) for key, value in sizes.items()}
 
     return Drawn("reduced", f"{m}x{n}x{k} {epilogue}", values, layouts, call, size)
 

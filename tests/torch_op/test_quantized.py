@@ -37,15 +37,18 @@ def test_values_and_gradients_match_float64(fmt: QuantizedFormat, kind: torch.dt
     weight = weight_of(fmt, kind)
     dense = weight.dense(torch.float64)
     assert np.array_equal(weight.plain().dense().astype(np.float32), dense.numpy().astype(np.float32))
+    rounded = dense if fmt.group is None else dense.to(kind).double()  # what is multiplied
     x = torch.randn(2, 5, 384).to(kind).requires_grad_()
     bias = torch.randn(100).to(kind).requires_grad_()
     found = quantized_matmul(x, weight, bias=bias, activation="silu")
     found.sum().backward()
     wide, other = x.detach().double().requires_grad_(), bias.detach().double().requires_grad_()
-    want = torch.nn.functional.silu(wide @ dense.T + other)
+    want = torch.nn.functional.silu(wide @ rounded.T + other)
     want.sum().backward()
     unit = torch.finfo(kind).eps
     assert torch.allclose(found.double(), want, rtol=unit, atol=unit)
+    sums = quantized_matmul(x.detach(), weight, out_dtype=torch.float32)
+    assert torch.allclose(sums.double(), wide.detach() @ rounded.T, rtol=2.0**-23, atol=1e-6)
     assert torch.allclose(x.grad.double(), wide.grad, rtol=8 * unit, atol=8 * unit)
     assert torch.allclose(bias.grad.double(), other.grad, rtol=8 * unit, atol=8 * unit)
 

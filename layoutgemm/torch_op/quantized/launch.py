@@ -25,7 +25,7 @@ from ..operator import raw_stream
 from ..prepared import gpu, on_gpu
 from ..scaled_grouped.kept import require_hopper
 from ..types import C_NAMES, NAMES, READ
-from .weights import dense_of
+from .weights import dense_of, multiplied
 
 _VECTOR = 16  # bytes: alignment of lines that TMA reads
 
@@ -50,8 +50,8 @@ def quantized_product(
     """activation(x @ weights.T + bias) of x (rows, k)."""
     n, rows = call.size[0], x.shape[0]
     if not on_gpu(x.get_device()):
-        dense = dense_of(call.format, x.dtype, units, scales, call.size).double()
-        return by_torch(resolved(x.detach()).double() @ dense.T, bias, call.activation, call.kind)
+        dense = multiplied(call.format, dense_of(call.format, x.dtype, units, scales, call.size), x.dtype)
+        return by_torch(resolved(x.detach()).double() @ dense.double().T, bias, call.activation, call.kind)
     require_hopper(x.get_device(), "quantized_matmul")
     c = torch.empty((rows, n), dtype=call.kind, device=x.device)
     if rows == 0:

@@ -97,7 +97,7 @@ class QuantizedWeight:
         return unpack(PackedWeights(self.format, name, self.n, self.k, self.units.cpu().numpy(), scales))
 
     def dense(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """The weights (n, k), where the packed ones are."""
+        """The weights (n, k), where the packed ones are; a product rounds those of groups to x's type."""
         return dense_of(self.format, self.activations, self.units, self.scales, (self.n, self.k)).to(dtype)
 
 
@@ -131,6 +131,14 @@ def dense_of(
         return table[plain] * found[0]
     magic = float(order.target.dtype.decode(np.array([zero_word(order.target, 0) & 0xFFFF]))[0])
     return (plain.float() - (found[1] - magic)) * found[0]
+
+
+def multiplied(fmt: QuantizedFormat, dense: torch.Tensor, activations: torch.dtype) -> torch.Tensor:
+    """Weights as a product multiplies them: those of groups are rounded to the activations' type.
+
+    The scale of a column multiplies the sums, in float32.
+    """
+    return dense if fmt.group is None else dense.to(activations).to(dense.dtype)
 
 
 def _groups(order: PackedOrder, numbers: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
