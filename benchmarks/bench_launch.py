@@ -90,7 +90,8 @@ def variants(n: int) -> dict[str, Callable[[], object]]:
     """Products with scales and of groups, of sizes in whole blocks of 128."""
     import torch
 
-    from layoutgemm import grouped_matmul, scaled_matmul
+    from layoutgemm import QuantizedFormat, QuantizedWeight, grouped_matmul, quantized_matmul, scaled_matmul
+    from layoutgemm.nn import QuantizedLinear
 
     n = -(-n // 128) * 128
     a, b = (torch.randn(n, n, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
@@ -99,6 +100,8 @@ def variants(n: int) -> dict[str, Callable[[], object]]:
     rows, columns = torch.rand(n, 1, device="cuda"), torch.rand(1, n, device="cuda")
     x, experts = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((n, n), (4, n, n)))
     offsets = torch.arange(5, device="cuda", dtype=torch.int32) * (n // 4)
+    packed = QuantizedWeight.quantize(x, QuantizedFormat("int4", 128))
+    layer = QuantizedLinear(packed)
     ends, out = offsets[1:].clone(), torch.empty(n, n, device="cuda", dtype=torch.bfloat16)
     return {
         "layoutgemm.scaled_matmul": lambda: scaled_matmul(a, scale_a, right, scale_b),
@@ -106,7 +109,10 @@ def variants(n: int) -> dict[str, Callable[[], object]]:
         "layoutgemm.scaled_matmul, row-wise": lambda: scaled_matmul(a, rows, right, columns),
         "layoutgemm.grouped_matmul": lambda: grouped_matmul(x, experts, offsets),
         "layoutgemm.grouped_matmul, ends": lambda: grouped_matmul(x, experts, offs=ends),
-        "layoutgemm.grouped_matmul, columns": lambda: grouped_matmul(experts, x, offsets),
+        "layoutgemm.grouped_matmul, columns": lambda: grouped_matmul(experts, x.T, offsets),
+        "layoutgemm.grouped_matmul, columns, copied": lambda: grouped_matmul(experts, x, offsets),
+        "layoutgemm.quantized_matmul": lambda: quantized_matmul(x, packed),
+        "layoutgemm.nn.QuantizedLinear": lambda: layer(x),
     }
 
 

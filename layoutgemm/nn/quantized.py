@@ -90,9 +90,18 @@ class QuantizedLinear(torch.nn.Module):
 
     @property
     def weight(self) -> QuantizedWeight:
-        """The packed weights."""
-        size = self.out_features, self.in_features
-        return QuantizedWeight(self.format, self.units, self.scales, *size, self.activations)
+        """The packed weights, checked once for the same tensors."""
+        made = self.__dict__.get("_weight")
+        if made is None or made.units is not self.units or made.scales is not self.scales:
+            size = self.out_features, self.in_features
+            made = QuantizedWeight(self.format, self.units, self.scales, *size, self.activations)
+            if not torch.compiler.is_compiling():
+                self.__dict__["_weight"] = made
+        return made
+
+    def __getstate__(self) -> dict[str, object]:
+        """The module's state, without what `weight` keeps."""
+        return {name: value for name, value in self.__dict__.items() if name != "_weight"}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""

@@ -18,6 +18,8 @@ import torch
 from layoutgemm.kernels.epilogue.chain import Activation, Bias
 from layoutgemm.kernels.run import tensor_maps
 from layoutgemm.torch_op import bias_activation, compute, epilogue, launch, operator, prepared
+from layoutgemm.torch_op.quantized import kept as quantized_kept
+from layoutgemm.torch_op.quantized import launch as quantized
 from layoutgemm.torch_op.scaled_grouped import grouped, kept, scaled
 from layoutgemm.torch_op.types import TYPES
 
@@ -149,18 +151,27 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
     patch.setattr(kept, "compile_plan", lambda plan: made)
     patch.setattr(kept, "FIRST_GPU", -1)
     patch.setattr(tensor_maps, "resident", lambda index, blocks: 2)
-    for module in (operator, kept):
+    patch.setattr(quantized_kept, "FIRST_GPU", -1)
+    patch.setattr(quantized, "compile_plan", lambda plan: made)
+    patch.setattr(quantized, "require_hopper", lambda index, what: None)
+    patch.setattr(quantized, "raw_stream", lambda index: 77)
+    for module in (operator, kept, quantized_kept):
         patch.setattr(module, "_current_device", lambda: -1)
         patch.setattr(module, "raw_stream", lambda index: 77)
         patch.setattr(module, "empty_on_gpu", empty)
-    for module in (compute, epilogue, scaled, grouped):
+    for module in (compute, epilogue, scaled, grouped, quantized):
         patch.setattr(module, "on_gpu", lambda index: True)
     patch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     patch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))
+    keeping = kept.READY, quantized_kept.READY
     prepared.forget()
-    kept.READY.clear()
+    quantized.forget()
+    for ready in keeping:
+        ready.clear()
     try:
         yield noted
     finally:
         prepared.forget()
-        kept.READY.clear()
+        quantized.forget()
+        for ready in keeping:
+            ready.clear()

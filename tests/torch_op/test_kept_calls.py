@@ -1,4 +1,4 @@
-"""The second call of scaled_matmul and grouped_matmul: one allocation, one launch, few calls, and every refusal.
+"""The second call of scaled, grouped and quantised products: one allocation, one launch, few calls, and every refusal.
 
 Counts, not times: CPU tensors are taken for a GPU's, and launches compute nothing.
 """
@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
 
-from layoutgemm import grouped_matmul, matmul, scaled_matmul
+from layoutgemm import QuantizedFormat, QuantizedWeight, grouped_matmul, matmul, quantized_matmul, scaled_matmul
 from layoutgemm.errors import OperandError, TensorError
+from layoutgemm.torch_op.quantized import api as packed_api
+from layoutgemm.torch_op.quantized import kept as packed_kept
 from layoutgemm.torch_op.scaled_grouped import api, kept
 from tests.torch_op.host_launches import bare_launches
 
@@ -35,9 +38,18 @@ class Tensors:
         self.offsets = torch.arange(5, dtype=torch.int32) * (SIZE // 4)
         self.counts = torch.full((4,), 7)
         self.out = torch.zeros(SIZE, SIZE, dtype=BF16)
+        self.packed, self.by_column = (
+            QuantizedWeight.quantize(torch.ones(SIZE, SIZE), QuantizedFormat("int4", group)) for group in (32, None)
+        )
 
     def matmul(self) -> Any:
         return matmul(self.x, self.y)
+
+    def packed_weights(self) -> Any:
+        return quantized_matmul(self.x.view(2, -1, SIZE), self.packed)
+
+    def packed_with_bias(self) -> Any:
+        return quantized_matmul(self.x, self.by_column, bias=self.rows, activation="silu", out_dtype=torch.float32)
 
     def scaled(self, **options: Any) -> Any:
         return scaled_matmul(self.a, self.scale_a, self.b, self.scale_b, **options)
@@ -63,6 +75,7 @@ class Tensors:
 
 # How many tensors a call reads beside A and B.
 READS = {"scaled": 2, "row_wise": 2, "grouped": 1, "masked": 1, "columns": 1, "along_k": 1}
+PACKED = ("packed_weights", "packed_with_bias")
 
 
 def calls_of(run: Callable[[], object]) -> int:
@@ -82,13 +95,18 @@ def calls_of(run: Callable[[], object]) -> int:
     return made
 
 
-@pytest.mark.parametrize("name", [*READS, "ends"])
+@pytest.mark.parametrize("name", [*READS, *PACKED, "ends"])
 def test_a_second_call_allocates_once_and_launches_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given = Tensors()
     with bare_launches(monkeypatch) as noted:
         run = getattr(given, name)
         first = run()
-        for where, shut in ((api, "checked_scaled"), (api, "checked_grouped"), (kept, "launch_of")):
+        for where, shut in (
+            (api, "checked_scaled"),
+            (api, "checked_grouped"),
+            (kept, "launch_of"),
+            (packed_api, "checked_call"),
+        ):
             monkeypatch.setattr(where, shut, None)
         noted.allocated = 0
         noted.arguments.clear()
@@ -216,3 +234,31 @@ def test_a_negated_operand_is_not_read_as_it_lies(monkeypatch: pytest.MonkeyPatc
         given.grouped(), given.grouped()
         grouped_matmul(torch._neg_view(given.x), given.experts, given.offsets)
         assert noted.arguments[-1][0] != given.x.data_ptr() == noted.arguments[-2][0]
+
+
+@pytest.mark.parametrize("change", ["rows", "stride", "type", "bias", "gradient", "weights"])
+def test_another_product_with_packed_weights_is_not_taken_for_a_kept_one(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = Tensors()
+    with bare_launches(monkeypatch) as noted:
+        given.packed_with_bias()
+        given.packed_with_bias()
+        kept_before = len(packed_kept.READY)
+        assert kept_before == 1
+        if change == "rows":
+            given.x = given.x[:-1]
+        elif change == "stride":
+            given.x = torch.ones(SIZE, 2 * SIZE, dtype=BF16)[:, :SIZE]
+        elif change == "type":
+            given.x, given.by_column = given.x.half(), replace(given.by_column, activations=torch.float16)
+        elif change == "bias":
+            given.rows = given.rows.half()
+        elif change == "weights":
+            given.by_column = QuantizedWeight.quantize(torch.ones(SIZE, SIZE), QuantizedFormat("int8"))
+        else:
+            given.rows.requires_grad_()
+        noted.arguments.clear()
+        result = given.packed_with_bias()
+        assert result.requires_grad == (change == "gradient")
+        assert len(packed_kept.READY) == kept_before + (change != "gradient") and len(noted.arguments) == 1

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from torch._inductor.utils import run_and_get_code
 
-from layoutgemm import grouped_matmul, matmul, scaled_matmul
+from layoutgemm import QuantizedFormat, QuantizedWeight, grouped_matmul, matmul, quantized_matmul, scaled_matmul
 from layoutgemm.torch_op.compiled import lowering
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
@@ -35,6 +35,7 @@ SCALES = torch.rand(24, 1), torch.rand(1, 1)
 EIGHT = normal(24, 64, dtype=E4M3), normal(40, 64, dtype=E4M3).mT
 OFFS = torch.tensor([5, 20], dtype=torch.int32)
 EACH = normal(2, 40, 64).mT
+PACKED, BY_COLUMN = (QuantizedWeight.quantize(B.mT, QuantizedFormat("int4", group)) for group in (32, None))
 CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "matmul": (lambda a, b: matmul(a, b), (A, B)),
     "matmul of f32": (lambda a, b: matmul(a, b, out_dtype=torch.float32), (A, B)),
@@ -48,6 +49,11 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         (EIGHT[0], SCALES[0], EIGHT[1], SCALES[1], BIAS),
     ),
     "grouped_matmul": (lambda a, b, offs: grouped_matmul(a, b, offs=offs), (A, EACH, OFFS)),
+    "quantized_matmul": (lambda a: quantized_matmul(a, PACKED), (A,)),
+    "quantized_matmul with bias": (
+        lambda a, c: quantized_matmul(a, BY_COLUMN, bias=c, activation="silu", out_dtype=torch.float32),
+        (A, BIAS),
+    ),
 }
 
 
@@ -101,5 +107,5 @@ def test_every_operator_has_a_lowering() -> None:
     assert lowering.register()
     from torch._inductor.lowering import lowerings
 
-    for name in ("matmul", "finished", "gated", "scaled_matmul", "grouped_matmul"):
+    for name in ("matmul", "finished", "gated", "scaled_matmul", "grouped_matmul", "quantized_matmul"):
         assert getattr(torch.ops.layoutgemm, name).default in lowerings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 
 import numpy as np
@@ -161,3 +162,13 @@ def test_refusals_name_the_operand(what: str) -> None:
     with pytest.raises(LayoutError) as refused:
         call(weight_of(FORMATS[0]))
     assert said in str(refused.value)
+
+
+def test_a_layer_checks_its_weights_once_for_the_same_tensors() -> None:
+    made = QuantizedLinear.from_linear(torch.nn.Linear(128, 64, dtype=torch.bfloat16), QuantizedFormat("int8"))
+    first = made.weight
+    assert made.weight is first
+    made.units = made.units.clone()
+    assert made.weight is not first and made.weight.units is made.units
+    other = copy.deepcopy(made)
+    assert other.weight.units is other.units and "_weight" not in made.__getstate__()

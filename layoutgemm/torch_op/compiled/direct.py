@@ -10,6 +10,8 @@ import torch
 
 from .. import operator as _matmul
 from ..library import configured
+from ..quantized.launch import quantized_product
+from ..quantized.operators import quantized_call
 from ..scaled_grouped import api as _api
 from ..scaled_grouped.operators import plain_config
 
@@ -65,3 +67,13 @@ def grouped_matmul(
         a, b, **groups, **given, activation=activation, out=out, out_dtype=out.dtype, recipe_a=recipe_a or None,
         recipe_b=recipe_b or None, use_fast_accum=use_fast_accum, config=plain_config(config),
     )  # fmt: skip
+
+
+def quantized_matmul(
+    x: torch.Tensor, units: torch.Tensor, *others: torch.Tensor, out: torch.Tensor, activation: str | None, code: str,
+    group: int, zeros: bool, n: int, k: int, config: str, tensors: tuple[str, ...],
+) -> None:  # fmt: skip
+    """The product with packed weights into `out`."""
+    given = dict(zip(tensors, others))
+    call = quantized_call((code, group, zeros, n, k), activation, out.dtype, config)
+    quantized_product(call, x, units, given.get("scales"), given.get("bias"), out)

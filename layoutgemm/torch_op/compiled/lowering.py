@@ -20,7 +20,9 @@ _OPTIONAL: dict[str, tuple[str, ...]] = {
     "gated": (),
     "scaled_matmul": ("scale_b", "bias"),
     "grouped_matmul": ("groups", "scale_a", "scale_b", "bias"),
+    "quantized_matmul": ("scales", "bias"),
 }
+_ALWAYS = ("a", "scale_a", "b", "x", "units")  # tensors of the operators, in the order of their arguments
 
 
 _lowered: set[str] = set()
@@ -84,7 +86,7 @@ def _lowering(name: str, operator: Any) -> Callable[..., object]:
 def _split(name: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tensors of a call, and its other arguments. `tensors` among these names the optional ones that are given."""
     optional = _OPTIONAL[name]
-    always = [x for x in ("a", "scale_a", "b") if x in given and x not in optional]
+    always = [x for x in _ALWAYS if x in given and x not in optional]
     there = [x for x in optional if given[x] is not None]
     others = {x: value for x, value in given.items() if x not in (*always, *optional, "out_dtype")}
     return {x: given[x] for x in (*always, *there)}, {**others, **({"tensors": tuple(there)} if optional else {})}

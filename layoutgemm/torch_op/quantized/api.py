@@ -7,11 +7,15 @@ import torch
 from ...errors import OperandError, TensorError
 from ...kernels.sm90.config import Sm90Config
 from ..checks import needs_dispatcher
+from ..compiled.lowering import register
 from ..prepared import config_text
 from ..scaled_grouped.scaled import check_config
+from .kept import Key, find
 from .launch import quantized_product
 from .operators import checked_call, facts_of
 from .weights import QuantizedWeight
+
+_is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo
 
 
 def quantized_matmul(
@@ -43,6 +47,13 @@ def quantized_matmul(
     >>> quantized_matmul(torch.arange(128.0).bfloat16(), weight, bias=torch.ones(3)).tolist()
     [1.0, 2.0, 3.0]
     """
+    key: Key = ()
+    if _is_traced():
+        register()  # Inductor is told of the operator before it meets it
+    elif type(weight) is QuantizedWeight:
+        key, found = find(x, weight.units, weight.scales, bias, (weight.kind, activation, out_dtype, config))
+        if found is not None:
+            return found
     if not isinstance(weight, QuantizedWeight):
         raise OperandError(f"weight is a {type(weight).__qualname__}: a QuantizedWeight, as QuantizedWeight.quantize")
     if not isinstance(x, torch.Tensor):
@@ -59,5 +70,6 @@ def quantized_matmul(
         value = torch.ops.layoutgemm.quantized_matmul(*operands, activation, *facts, out_dtype, text)
     else:
         call = checked_call(*operands, activation, facts, out_dtype, text)
-        value = quantized_product(call, *operands)
+        copied = rows.data_ptr() != x.data_ptr()
+        value = quantized_product(call, *operands, None, () if copied else key, (*x.shape[:-1], weight.n))
     return value.reshape(*x.shape[:-1], weight.n)

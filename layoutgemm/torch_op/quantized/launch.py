@@ -5,6 +5,7 @@ The kernel computes the transposed product: packed weights are its A, and x its 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,13 +19,14 @@ from ...kernels.epilogue.parameters import Placed, words_of
 from ...kernels.run.operand_checks import resolved
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from ...kernels.sm90.quantized.choose import packed_config
-from ...kernels.sm90.quantized.formats import COLUMN_SCALE, QuantizedFormat
+from ...kernels.sm90.quantized.formats import QuantizedFormat
 from ..bias_activation import by_torch
 from ..launch import Direct
 from ..operator import raw_stream
 from ..prepared import gpu, on_gpu
 from ..scaled_grouped.kept import require_hopper
 from ..types import C_NAMES, NAMES, READ
+from .kept import Key, keep
 from .weights import dense_of, multiplied
 
 _VECTOR = 16  # bytes: alignment of lines that TMA reads
@@ -45,25 +47,31 @@ class QuantizedCall:
 
 
 def quantized_product(
-    call: QuantizedCall, x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """activation(x @ weights.T + bias) of x (rows, k)."""
+    call: QuantizedCall, x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None,
+    out: torch.Tensor | None = None, key: Key = (), shape: Sequence[int] = (),
+) -> torch.Tensor:  # fmt: skip
+    """activation(x @ weights.T + bias) of x (rows, k): a new tensor, or `out`, which is contiguous.
+
+    key, shape  by which the launch is kept, unless it is (), and the result's shape there
+    """
     n, rows = call.size[0], x.shape[0]
     if not on_gpu(x.get_device()):
         dense = multiplied(call.format, dense_of(call.format, x.dtype, units, scales, call.size), x.dtype)
-        return by_torch(resolved(x.detach()).double() @ dense.double().T, bias, call.activation, call.kind)
+        value = by_torch(resolved(x.detach()).double() @ dense.double().T, bias, call.activation, call.kind)
+        return value if out is None else out.copy_(value)
     require_hopper(x.get_device(), "quantized_matmul")
-    c = torch.empty((rows, n), dtype=call.kind, device=x.device)
+    c = torch.empty((rows, n), dtype=call.kind, device=x.device) if out is None else out
     if rows == 0:
         return c
     lines = readable(resolved(x.detach()))
-    vectors = {COLUMN_SCALE: scales, "bias": None if bias is None else resolved(bias.detach()).contiguous()}
-    read = [value for value in vectors.values() if value is not None]
-    key = (call, rows, lines.stride(0), x.dtype, None if bias is None else bias.dtype, x.get_device())
+    vector = bias if bias is None or (bias.is_contiguous() and not bias.is_neg()) else resolved(bias).contiguous()
+    read = [value for value in (scales, vector) if value is not None]  # in the order of the epilogue's steps
     with torch.cuda.device(x.device):
-        direct = _prepared(*key)
+        direct = _prepared(call, rows, lines.stride(0), x.dtype, None if bias is None else bias.dtype, x.get_device())
         addresses = [t.data_ptr() for t in (units, lines, c, *read)]
         direct.launch(addresses, raw_stream(x.get_device()))
+    if key and lines.data_ptr() == x.data_ptr() and (bias is None or vector is bias):
+        keep(key, direct, shape, call.kind)
     return c
 
 
@@ -88,6 +96,11 @@ def _prepared(
     plan = plan_of(call, rows, NAMES[x], None if bias is None else C_NAMES[bias], places.multiprocessors)
     pitch = stride if rows > 1 else padded_leading(plan.b.dtype, k)
     return Direct(compile_plan(plan), *arguments_of(plan, pitch, places.resident(plan.cluster_size)), device, plan)
+
+
+def forget() -> None:
+    """Drop every prepared product; what was compiled stays."""
+    _prepared.cache_clear()
 
 
 def arguments_of(plan: Sm90Plan, pitch: int, workers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -11,6 +11,7 @@ a bias has its gradient by torch; the weights have none.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,7 +59,13 @@ def checked_call(
     if activation in GATES:
         raise OperandError(f"activation {activation!r}: a product with packed weights has no gate")
     check_bias(bias, n)
-    return QuantizedCall(fmt, (n, k), activation, stored_as(x.dtype, out_dtype), plain_config(config))
+    return quantized_call(facts, activation, stored_as(x.dtype, out_dtype), config)
+
+
+@functools.lru_cache(1024)
+def quantized_call(facts: Facts, activation: str | None, kind: torch.dtype, config: str) -> QuantizedCall:
+    """The product of checked arguments, with a result of a type."""
+    return QuantizedCall(format_of(*facts[:3]), facts[3:], activation, kind, plain_config(config))
 
 
 @torch.library.custom_op("layoutgemm::quantized_matmul", mutates_args=())

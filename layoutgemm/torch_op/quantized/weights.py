@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -53,6 +54,15 @@ class QuantizedWeight:
             raise OperandError(f"scales are {'missing' if given is None else 'given'}, and weights are {self.format}")
         if given is not None and (given.dtype != torch.float32 or tuple(given.shape) != (self.n,)):
             raise OperandError(f"scales are {given.dtype} of shape {list(given.shape)}: float32 of [{self.n}]")
+
+    @cached_property
+    def kind(self) -> str:
+        """The format, the sizes and the type of x as a text: the same launches read weights of one kind.
+
+        >>> QuantizedWeight.quantize(torch.eye(64, 128), QuantizedFormat("int8")).kind
+        'int8 with a scale a column, 64x128, torch.bfloat16'
+        """
+        return sys.intern(f"{self.format}, {self.n}x{self.k}, {self.activations}")
 
     @classmethod
     def quantize(
