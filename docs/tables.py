@@ -312,16 +312,19 @@ def frameworks_table() -> str:
     return table(["door, model", *[f"{size.partition('x')[0]} rows" for size in sizes]], rows)
 
 
-def models_table() -> str:
-    """The compiled models: times of a step by torch's products and by ours."""
-    rows = [
-        [
-            f"{found['model']}, {found['step']}", found["shape"], f"{found['torch_ms']:.3f}", f"{found['ours_ms']:.3f}",
-            f"{found['ratio']:.3f}",
-        ]
-        for found in record("models_compiled", "h100")["figures"]
-    ]  # fmt: skip
-    return table(["model, step", "tokens", "torch, ms", "layoutgemm, ms", "torch / layoutgemm"], rows)
+def models_table(name: str) -> str:
+    """A model's steps in each mode: milliseconds of ours, and torch's time over it."""
+    figures = record(name, "h100")["figures"]
+    modes = list(dict.fromkeys(found["mode"] for found in figures))
+    steps: dict[tuple[str, str], dict[str, Any]] = {}
+    for found in figures:
+        steps.setdefault((f"{found['model']}, {found['step']}", found["shape"]), {})[found["mode"]] = found
+    rows = []
+    for (step, tokens), by_mode in steps.items():
+        cells = [(f"{by_mode[mode]['ours_ms']:.3f}", f"{by_mode[mode]['ratio']:.3f}") for mode in modes]
+        rows.append([step, tokens, *[text for pair in cells for text in pair]])
+    head = [text for mode in modes for text in (f"{mode}, ms", f"x torch, {mode}")]
+    return table(["model, step", "tokens", *head], rows)
 
 
 def quantized_table() -> str:
