@@ -32,6 +32,7 @@ from ..plan import (
     check_words,
     fitting_stages,
     rounded_up,
+    stage_depth,
     tile_count,
 )
 from ..store import ROWS, TILE_ALIGNMENT, WARPS_OF_GROUP, StorePlan
@@ -217,7 +218,6 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         (3, 256, 217136, 61440)
         """
         check_sizes(m=m, n=n, k=k, batch=batch)
-        arch = arch_named("sm_90a")
         kernel = _Request.of(
             (m, n, k, batch),
             (a, b, c),
@@ -229,42 +229,32 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             pair_of(pair),
             weights,
         )
-        config, gated, c_spec = kernel.config, kernel.gated, kernel.operands[2]
-        if shards is not None:
-            kernel.check_shards(shards)
-        for name, part in (("shards", shards), ("weights", weights)):
-            if part is not None and (order is not None or triangles is not None):
-                raise PlanError(f"{'triangles' if order is None else 'order'}: a product with {name} takes none")
-        atom, blocks, groups = kernel.instruction(config.tile[1]), kernel.blocks, kernel.groups
-        tile_k, (along_m, along_n) = kernel.tile_k(atom), config.cluster
+        kernel.check_others(shards, order, triangles)
+        plan = cls._of(kernel, shards, order, triangles)
+        check_words(plan.words)
+        check_reductions(plan.epilogue, plan.columns_at_a_time, plan.c.dtype.name)
+        return plan
+
+    @classmethod
+    def _of(
+        cls, kernel: _Request, shards: Shards | None, order: Order | None, triangles: Triangles | None
+    ) -> Sm90Plan:  # fmt: skip
+        """The plan of a request: each object from those before it."""
+        config, (m, n, k, batch), arch = kernel.config, kernel.sizes, arch_named("sm_90a")
+        atom = kernel.instruction(config.tile[1])
+        tile_k = stage_depth(config.tile_k, STAGE_BYTES_OF_K, kernel.operands[0].dtype, atom)
         a_plan, b_plan = kernel.operand_plans(atom, tile_k)
         half = kernel.half(b_plan)
-        store = kernel.store(half is not None)
-        exchange = kernel.exchange(atom)
-        c_bytes = store.bytes(config.consumers * WARPS_OF_GROUP) if store else 0
-        sums_bytes = exchange.bytes if exchange is not None else 0
-        stages = kernel.stages(a_plan, b_plan, c_bytes, exchange)
-        if config.early and not config.early < stages:
-            raise PlanError(f"early = {config.early}: fewer than the {stages} stages, one of which is being refilled")
-        if config.early > -(-k // tile_k) and along_k is None:
-            raise PlanError(f"early = {config.early} k tiles of {tile_k}: K = {k} has {-(-k // tile_k)}")
-        second = len(a_plan.copies) + len(b_plan.copies) if kernel.pair is not None else 0
-        check_maps(store, a_plan.maps + b_plan.maps - 2 + second)
-        numbers = kernel.numbers
-        threads = WARPGROUP * config.consumers + loader_threads(config.loader, bool(numbers.parts))
-        across = -(-m // (config.tile[0] * along_m)), -(-n // (kernel.columns * along_n))
-        check_tiles(config, across, batch, kernel.joined_rows)
-        schedule = kernel.schedule(order, (config.tile[0] * along_m, kernel.columns * along_n), across)
+        store, exchange = kernel.store(half is not None), kernel.exchange(atom)
+        stages = kernel.stages(a_plan, b_plan, store, exchange)
+        kernel.check_early(stages, tile_k)
+        kernel.check_maps(store, a_plan, b_plan)
+        schedule = kernel.schedule(order)
         if triangles is not None:
             check_triangles(kernel.sizes, config, kernel.named)
-        smem = smem_map(
-            a_plan, b_plan, stages, c_bytes, store, config.single, kernel.table_bytes, sums_bytes, numbers.bytes
-        )
-        if exchange is not None:
-            exchange = replace(exchange, offset=smem.barrier_offset - sums_bytes)
-        if config.single and c_bytes > smem.barrier_offset - sums_bytes:
-            raise PlanError(f"the store's buffers take {c_bytes} bytes, the stages {smem.barrier_offset - sums_bytes}")
-        plan = cls(
+        smem, exchange = kernel.memory(a_plan, b_plan, stages, store, exchange)
+        has_numbers = bool(kernel.numbers.parts)
+        return cls(
             m=m,
             n=n,
             k=k,
@@ -272,36 +262,33 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             arch=arch,
             a=a_plan,
             b=b_plan,
-            c=c_spec,
+            c=kernel.operands[2],
             mma=atom,
             tile=(*config.tile, tile_k),
             stages=stages,
-            blocks=blocks,
+            blocks=kernel.blocks,
             store=store,
             order=Persistent(schedule, 1, config.cluster),
             smem=smem,
             exchange=exchange,
-            threads=threads,
-            full_arrivals=1 + COPY_ARRIVALS * bool(numbers.parts),
+            threads=kernel.threads,
+            full_arrivals=1 + COPY_ARRIVALS * has_numbers,
             full_bytes=a_plan.bytes + b_plan.bytes,
-            empty_arrivals=groups * WARPS_OF_GROUP * (along_m + along_n - 1),
-            registers=registers_of(config, arch, threads, bool(numbers.parts)),
+            empty_arrivals=kernel.groups * WARPS_OF_GROUP * (sum(config.cluster) - 1),
+            registers=registers_of(config, arch, kernel.threads, has_numbers),
             config=config,
             epilogue=kernel.epilogue or Epilogue(),
-            gated=gated,
-            mainloop=mainloop,
-            ragged=ragged,
-            along_k=along_k,
+            gated=kernel.gated,
+            mainloop=kernel.mainloop,
+            ragged=kernel.ragged,
+            along_k=kernel.along_k,
             shards=shards,
-            weights=weights,
+            weights=kernel.weights,
             half=half,
             pair=kernel.pair,
             triangles=triangles,
             mirror=kernel.mirror(store, schedule),
         )
-        check_words(plan.words)
-        check_reductions(plan.epilogue, plan.columns_at_a_time, c_spec.dtype.name)
-        return plan
 
     # ------------------------------------------------------------------------------------------------ what is asked for
     @property
@@ -558,13 +545,16 @@ class _Request:
             config = replace(config, tile_k=config.tile_k or UNIT_K)
         return cls(sizes, (a, b, c), config, epilogue, gated, mainloop, ragged, along_k, pair, weights)
 
-    def check_shards(self, shards: Shards) -> None:
-        """Raise PlanError for what a kernel of shards does not have."""
-        names = ("gated", "mainloop", "ragged", "along_k", "pair", "weights")
-        for name, part in [(name, getattr(self, name)) for name in names]:
-            if part is not None:
-                raise PlanError(f"{name}: a product of shards takes none")
-        check_shards(shards, self.sizes[3], self.config, self.operands[2], self.epilogue)
+    def check_others(self, shards: Shards | None, order: Order | None, triangles: Triangles | None) -> None:
+        """Raise PlanError for what a kernel of shards or of packed weights does not have."""
+        if shards is not None:
+            for name in ("gated", "mainloop", "ragged", "along_k", "pair", "weights"):
+                if getattr(self, name) is not None:
+                    raise PlanError(f"{name}: a product of shards takes none")
+            check_shards(shards, self.sizes[3], self.config, self.operands[2], self.epilogue)
+        for name, part in (("shards", shards), ("weights", self.weights)):
+            if part is not None and (order is not None or triangles is not None):
+                raise PlanError(f"{'triangles' if order is None else 'order'}: a product with {name} takes none")
 
     @property
     def joined_rows(self) -> bool:
@@ -582,9 +572,31 @@ class _Request:
         names = ("gated", "mainloop", "ragged", "along_k", "pair")
         return [name for name in names if getattr(self, name) is not None]
 
-    def schedule(self, order: Order | None, tile: tuple[int, int], across: tuple[int, int]) -> Schedule:
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return WARPGROUP * self.config.consumers + loader_threads(self.config.loader, bool(self.numbers.parts))
+
+    def check_early(self, stages: int, tile_k: int) -> None:
+        """Raise PlanError for more early k tiles than stages, or than K has."""
+        early, k = self.config.early, self.sizes[2]
+        if early and not early < stages:
+            raise PlanError(f"early = {early}: fewer than the {stages} stages, one of which is being refilled")
+        if early > -(-k // tile_k) and self.along_k is None:
+            raise PlanError(f"early = {early} k tiles of {tile_k}: K = {k} has {-(-k // tile_k)}")
+
+    def check_maps(self, store: StorePlan | None, a: OperandPlan | PackedOperand, b: OperandPlan) -> None:
+        """Raise PlanError for more tensor maps than the kernel has parameters for."""
+        second = len(a.copies) + len(b.copies) if self.pair is not None else 0
+        check_maps(store, a.maps + b.maps - 2 + second)
+
+    def schedule(self, order: Order | None) -> Schedule:
         """The order of clusters' tiles; raises PlanError for one that the kernel has not."""
-        usual = order_of(self.config)
+        config, (m, n, _, batch) = self.config, self.sizes
+        tile = config.tile[0] * config.cluster[0], self.columns * config.cluster[1]
+        across = -(-m // tile[0]), -(-n // tile[1])
+        check_tiles(config, across, batch, self.joined_rows)
+        usual = order_of(config)
         found = order_for(order, usual, tile, across)
         if found == usual:
             return usual
@@ -604,7 +616,7 @@ class _Request:
         if not is_mirrored(schedule) or store is None:
             return None
         stored, chunks = self.instruction(self.columns), self.config.tuning.chunks
-        return mirror_of(store, stored, self.blocks, chunks, self.sizes[3] > 1)
+        return mirror_of(store, stored, self.blocks, chunks, self.sizes[3])
 
     @property
     def groups(self) -> int:
@@ -632,14 +644,6 @@ class _Request:
         sums = accumulator_of(a.dtype)
         source = "smem" if self.weights is None else "rmem"
         return wgmma(columns, a.dtype, b.dtype, sums, source, saturate=sums == "i32")
-
-    def tile_k(self, atom: MmaAtom) -> int:
-        """The depth of a stage in elements; raises PlanError."""
-        given, depth = self.config.tile_k, atom.shape_mnk[2]
-        tile_k = given if given is not None else STAGE_BYTES_OF_K * 8 // self.operands[0].dtype.bits
-        if tile_k < depth or tile_k % depth:
-            raise PlanError(f"tile_k = {tile_k!r}: a positive multiple of the instruction's K = {depth}")
-        return tile_k
 
     def operand_plans(self, atom: MmaAtom, tile_k: int) -> tuple[OperandPlan | PackedOperand, OperandPlan]:
         """A and B: tiles, shared copies, edge boxes; raises PlanError."""
@@ -702,7 +706,7 @@ class _Request:
         )
         if self.ragged is not None:
             return ragged_store(store, self.sizes[3] > 1 and not self.joined_rows)
-        return replace(store, maps=tuple(tma.batched("l") for tma in store.maps)) if self.sizes[3] > 1 else store
+        return store.of_batch(self.sizes[3])
 
     @property
     def table_bytes(self) -> int:
@@ -718,12 +722,18 @@ class _Request:
         values = atom.accumulator_registers // split
         return Exchange(values, Layout((WARPGROUP, values // 4, self.blocks, self.config.consumers, split - 1)))
 
-    def stages(self, a: OperandPlan | PackedOperand, b: OperandPlan, c_bytes: int, exchange: Exchange | None) -> int:
+    def store_bytes(self, store: StorePlan | None) -> int:
+        """Shared memory of the store's buffers."""
+        return store.bytes(self.config.consumers * WARPS_OF_GROUP) if store else 0
+
+    def stages(
+        self, a: OperandPlan | PackedOperand, b: OperandPlan, store: StorePlan | None, exchange: Exchange | None
+    ) -> int:
         """The stages, as many as asked for or as fit; raises PlanError."""
         table = self.table_bytes + 16 if self.table_bytes else 0  # and up to 16 to align it
         table += 16 if self.numbers.parts else 0
         sums, barrier = (exchange.bytes, BARRIER_BYTES) if exchange is not None else (0, 0)
-        beside = (0 if self.config.single else c_bytes) + table
+        beside = (0 if self.config.single else self.store_bytes(store)) + table
         packed = self.weights is not None
         beside += TILE_ALIGNMENT if packed else 0  # between the stages of A and of B
         each = rounded_up(a.smem.bytes, a.smem.alignment if packed else TILE_ALIGNMENT)
@@ -732,3 +742,16 @@ class _Request:
         taken = f"A {a.smem.bytes} + B {b.smem.bytes} bytes beside {beside} of the store and {sums} of partial sums"
         arch = arch_named("sm_90a")
         return fitting_stages(arch, self.config.stages, LEAST_STAGES, each, beside + sums + barrier, taken)
+
+    def memory(
+        self, a: OperandPlan | PackedOperand, b: OperandPlan, stages: int, store: StorePlan | None,
+        exchange: Exchange | None,
+    ) -> tuple[Sm90Smem, Exchange | None]:  # fmt: skip
+        """The map of shared memory, and the exchange at its place; raises PlanError."""
+        single, c_bytes = self.config.single, self.store_bytes(store)
+        sums_bytes = exchange.bytes if exchange is not None else 0
+        smem = smem_map(a, b, stages, c_bytes, store, single, self.table_bytes, sums_bytes, self.numbers.bytes)
+        end = smem.barrier_offset - sums_bytes
+        if single and c_bytes > end:
+            raise PlanError(f"the store's buffers take {c_bytes} bytes, the stages {end}")
+        return smem, None if exchange is None else replace(exchange, offset=end)
