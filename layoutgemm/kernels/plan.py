@@ -83,9 +83,9 @@ def present(part: T | None) -> T:
 def stage_depth(asked: int | None, span: int, kind: DType, atom: MmaAtom) -> int:
     """Elements of K in a stage: what is asked for, or `span` bytes; raises PlanError.
 
-    >>> from layoutgemm import dtype
     >>> from layoutgemm.atoms import mma_sync
-    >>> stage_depth(None, 128, dtype("bf16"), mma_sync((16, 8, 16)))
+    >>> from layoutgemm.dtypes import bf16
+    >>> stage_depth(None, 128, bf16, mma_sync((16, 8, 16)))
     64
     """
     depth = atom.shape_mnk[2]
@@ -196,6 +196,7 @@ class GemmPlan(Pictured, Paged):
     mma: Any
     tile: tuple[int, int, int]
     stages: int
+    smem: SmemMap
     config: Any
     operand_path: ClassVar[str] = "run.tensor_maps:BY_MAPS"
     verbs: ClassVar[dict[str, str]] = {
@@ -232,6 +233,11 @@ class GemmPlan(Pictured, Paged):
     @property
     def parameters(self) -> dict[str, str]:
         """The launch parameters, name -> kind, in order."""
+        raise NotImplementedError
+
+    @property
+    def tiles(self) -> tuple[int, ...]:
+        """The number of tiles along M and N."""
         raise NotImplementedError
 
     @property
