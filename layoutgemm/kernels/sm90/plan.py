@@ -246,12 +246,9 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         a_plan, b_plan = kernel.operand_plans(atom, tile_k)
         half = kernel.half(b_plan)
         store, exchange = kernel.store(half is not None), kernel.exchange(atom)
-        stages = kernel.stages(a_plan, b_plan, store, exchange)
-        kernel.check_early(stages, tile_k)
+        stages = kernel.stages(a_plan, b_plan, store, exchange, tile_k)
         kernel.check_maps(store, a_plan, b_plan)
-        schedule = kernel.schedule(order)
-        if triangles is not None:
-            check_triangles(kernel.sizes, config, kernel.named)
+        schedule = kernel.schedule(order, triangles)
         smem, exchange = kernel.memory(a_plan, b_plan, stages, store, exchange)
         has_numbers = bool(kernel.numbers.parts)
         return cls(
@@ -590,8 +587,14 @@ class _Request:
         second = len(a.copies) + len(b.copies) if self.pair is not None else 0
         check_maps(store, a.maps + b.maps - 2 + second)
 
-    def schedule(self, order: Order | None) -> Schedule:
+    def schedule(self, order: Order | None, triangles: Triangles | None) -> Schedule:
         """The order of clusters' tiles; raises PlanError for one that the kernel has not."""
+        found = self._schedule(order)
+        if triangles is not None:
+            check_triangles(self.sizes, self.config, self.named)
+        return found
+
+    def _schedule(self, order: Order | None) -> Schedule:
         config, (m, n, _, batch) = self.config, self.sizes
         tile = config.tile[0] * config.cluster[0], self.columns * config.cluster[1]
         across = -(-m // tile[0]), -(-n // tile[1])
@@ -727,8 +730,9 @@ class _Request:
         return store.bytes(self.config.consumers * WARPS_OF_GROUP) if store else 0
 
     def stages(
-        self, a: OperandPlan | PackedOperand, b: OperandPlan, store: StorePlan | None, exchange: Exchange | None
-    ) -> int:
+        self, a: OperandPlan | PackedOperand, b: OperandPlan, store: StorePlan | None, exchange: Exchange | None,
+        tile_k: int,
+    ) -> int:  # fmt: skip
         """The stages, as many as asked for or as fit; raises PlanError."""
         table = self.table_bytes + 16 if self.table_bytes else 0  # and up to 16 to align it
         table += 16 if self.numbers.parts else 0
@@ -741,7 +745,9 @@ class _Request:
         each += self.numbers.bytes
         taken = f"A {a.smem.bytes} + B {b.smem.bytes} bytes beside {beside} of the store and {sums} of partial sums"
         arch = arch_named("sm_90a")
-        return fitting_stages(arch, self.config.stages, LEAST_STAGES, each, beside + sums + barrier, taken)
+        stages = fitting_stages(arch, self.config.stages, LEAST_STAGES, each, beside + sums + barrier, taken)
+        self.check_early(stages, tile_k)
+        return stages
 
     def memory(
         self, a: OperandPlan | PackedOperand, b: OperandPlan, stages: int, store: StorePlan | None,
