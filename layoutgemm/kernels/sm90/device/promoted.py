@@ -133,10 +133,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
             bridge.barrier_wait(job.shared.empty(stage), parity)
             numbers.copy(job, stage)
             numbers.advance()
-            stage += 1
-            if stage == self.plan.stages:
-                stage = Int32(0)
-                parity ^= 1
+            stage, parity = bridge.next_in_ring(stage, parity, self.plan.stages)
         return stage, parity
 
     def copy_numbers(self, job: bridge.Carried, place: bridge.Place, k_tile: Int32, stage: Int32) -> None:
