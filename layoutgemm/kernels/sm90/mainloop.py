@@ -153,7 +153,7 @@ class Promoted:
     @checked(PlanError)
     def apply(self, total: Any, product: Any, values: dict[str, Any]) -> Any:
         """The same in NumPy."""
-        return self.evaluate(product, _Values({TOTAL: total, **values}))
+        return self.evaluate(product, tracing.Values({TOTAL: total, **values}, Math))
 
     @checked(PlanError)
     def reference(
@@ -215,19 +215,6 @@ class Promoted:
 def _occurs(part: tracing.Expression, expression: Any) -> bool:
     """True if an expression is, or has among its operands, that part."""
     return expression == part or (isinstance(expression, tuple) and any(_occurs(part, x) for x in expression))
-
-
-class _Values:
-    """The values and operations of an expression in NumPy."""
-
-    math = Math
-
-    def __init__(self, values: dict[str, Any]):
-        self.values = values
-
-    def read(self, name: str) -> Any:
-        """A value by its name."""
-        return self.values[name]
 
 
 @dataclass(frozen=True, slots=True)

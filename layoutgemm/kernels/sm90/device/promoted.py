@@ -30,6 +30,7 @@ from ...dsl import bridge
 from ...dsl.ampere import copy_bytes
 from ...dsl.math import ElementMath
 from ...dsl.tables import load_word_shared
+from ...epilogue.tracing import Values
 from ...plan import present
 from ...store import ROWS
 from ..config import WARPGROUP
@@ -38,6 +39,7 @@ from ..plan import Sm90Plan
 from .fused import Sm90FusedKernel
 
 Numbers = dict[tuple[Any, ...], Float32]  # by `key_of`
+_MATH = ElementMath(exact=True)
 
 
 class Sm90PromotedKernel(Sm90FusedKernel):
@@ -253,22 +255,9 @@ class StageTables(bridge.Carried):
             found[key] = bridge.as_floats([load_word_shared(base + at)])[0]
         return found
 
-    def element(self, numbers: Numbers, block: int, v: int, total: Float32) -> PromotedElement:
+    def element(self, numbers: Numbers, block: int, v: int, total: Float32) -> Values:
         """The values that the promotion of one element reads."""
         values = {
             table.name: numbers[key_of(self.plan, table, block, v)] for table in present(self.plan.mainloop).tables
         }
-        return PromotedElement({TOTAL: total, **values})
-
-
-class PromotedElement:
-    """One element, as an expression reads it."""
-
-    math = ElementMath(exact=True)
-
-    def __init__(self, values: dict[str, Float32]):
-        self.values = values
-
-    def read(self, name: str) -> Float32:
-        """The total, or a table's number."""
-        return self.values[name]
+        return Values({TOTAL: total, **values}, _MATH)
