@@ -176,7 +176,10 @@ def _derivable(
 
 
 def _keep(gpu_name: str, key: str, best: Sm90Choice, seconds: tuple[float, float, float]) -> Path | None:
-    """Store a choice for the product, with its seconds, torch's and the heuristic's, and forget what was prepared."""
+    """Store a choice for the product, and forget what was prepared.
+
+    seconds  its own, torch's and the heuristic's
+    """
     times = dict(zip(("us", "torch_us", "heuristic_us"), seconds, strict=True))
     kept = tuned.store(gpu_name, key, best, {name: round(value * 1e6, 3) for name, value in times.items()})
     forget()

@@ -152,7 +152,7 @@ def explain_sm90(plan: Sm90Plan) -> str:
 
 
 def _explain_tiles(plan: Sm90Plan, across: tuple[int, int]) -> str:
-    """How many tiles there are, and in which order."""
+    """The number of tiles, and their order."""
     (rows, columns), config, schedule = plan.tiles, plan.config, plan.order.schedule
     return (
         f"tiles: {rows} x {columns} of C" + f", {plan.batch} times" * (plan.batch > 1) + f", {plan.k_tiles} along K; "
@@ -164,7 +164,7 @@ def _explain_tiles(plan: Sm90Plan, across: tuple[int, int]) -> str:
 
 
 def _explain_parts(plan: Sm90Plan, across: tuple[int, int]) -> list[str]:
-    """What makes the product more than a plain one, part by part."""
+    """The parts that a plain product does not have, one by one."""
     lines = [_explain_sums(plan)] if plan.gated is not None else []
     if plan.pair is not None:
         k_tiles = plan.k_tiles
