@@ -48,15 +48,11 @@ SHAPED = frozenset(
 
 
 class _List(NamedTuple):
-    """Values in brackets, and where they begin in the text."""
-
     at: int
     items: tuple[_Value, ...]
 
 
 class _Fields(NamedTuple):
-    """Named values in braces, and where they begin in the text."""
-
     at: int
     items: tuple[tuple[str, _Value], ...]
 

@@ -229,7 +229,11 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             pair_of(pair),
             weights,
         )
-        kernel.check_others(shards, order, triangles)
+        if shards is not None:
+            kernel.check_shards(shards)
+        for name, part in (("shards", shards), ("weights", weights)):
+            if part is not None and (order is not None or triangles is not None):
+                raise PlanError(f"{'triangles' if order is None else 'order'}: a product with {name} takes none")
         plan = cls._of(kernel, shards, order, triangles)
         check_words(plan.words)
         check_reductions(plan.epilogue, plan.columns_at_a_time, plan.c.dtype.name)
@@ -240,17 +244,20 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         cls, kernel: _Request, shards: Shards | None, order: Order | None, triangles: Triangles | None
     ) -> Sm90Plan:  # fmt: skip
         """The plan of a request: each object from those before it."""
-        config, (m, n, k, batch), arch = kernel.config, kernel.sizes, arch_named("sm_90a")
-        atom = kernel.instruction(config.tile[1])
-        tile_k = stage_depth(config.tile_k, STAGE_BYTES_OF_K, kernel.operands[0].dtype, atom)
+        config, gated, c_spec = kernel.config, kernel.gated, kernel.operands[2]
+        (m, n, k, batch), arch = kernel.sizes, arch_named("sm_90a")
+        atom, blocks, groups = kernel.instruction(config.tile[1]), kernel.blocks, kernel.groups
+        tile_k, (along_m, along_n) = kernel.tile_k(atom), config.cluster
         a_plan, b_plan = kernel.operand_plans(atom, tile_k)
         half = kernel.half(b_plan)
-        store, exchange = kernel.store(half is not None), kernel.exchange(atom)
-        stages = kernel.stages(a_plan, b_plan, store, exchange, tile_k)
+        store = kernel.store(half is not None)
+        exchange = kernel.exchange(atom)
+        stages = kernel.stages(a_plan, b_plan, kernel.store_bytes(store), exchange)
+        kernel.check_early(stages, tile_k)
         kernel.check_maps(store, a_plan, b_plan)
+        numbers, threads = kernel.numbers, kernel.threads
         schedule = kernel.schedule(order, triangles)
         smem, exchange = kernel.memory(a_plan, b_plan, stages, store, exchange)
-        has_numbers = bool(kernel.numbers.parts)
         return cls(
             m=m,
             n=n,
@@ -259,23 +266,23 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             arch=arch,
             a=a_plan,
             b=b_plan,
-            c=kernel.operands[2],
+            c=c_spec,
             mma=atom,
             tile=(*config.tile, tile_k),
             stages=stages,
-            blocks=kernel.blocks,
+            blocks=blocks,
             store=store,
             order=Persistent(schedule, 1, config.cluster),
             smem=smem,
             exchange=exchange,
-            threads=kernel.threads,
-            full_arrivals=1 + COPY_ARRIVALS * has_numbers,
+            threads=threads,
+            full_arrivals=1 + COPY_ARRIVALS * bool(numbers.parts),
             full_bytes=a_plan.bytes + b_plan.bytes,
-            empty_arrivals=kernel.groups * WARPS_OF_GROUP * (sum(config.cluster) - 1),
-            registers=registers_of(config, arch, kernel.threads, has_numbers),
+            empty_arrivals=groups * WARPS_OF_GROUP * (along_m + along_n - 1),
+            registers=registers_of(config, arch, threads, bool(numbers.parts)),
             config=config,
             epilogue=kernel.epilogue or Epilogue(),
-            gated=kernel.gated,
+            gated=gated,
             mainloop=kernel.mainloop,
             ragged=kernel.ragged,
             along_k=kernel.along_k,
@@ -542,16 +549,13 @@ class _Request:
             config = replace(config, tile_k=config.tile_k or UNIT_K)
         return cls(sizes, (a, b, c), config, epilogue, gated, mainloop, ragged, along_k, pair, weights)
 
-    def check_others(self, shards: Shards | None, order: Order | None, triangles: Triangles | None) -> None:
-        """Raise PlanError for what a kernel of shards or of packed weights does not have."""
-        if shards is not None:
-            for name in ("gated", "mainloop", "ragged", "along_k", "pair", "weights"):
-                if getattr(self, name) is not None:
-                    raise PlanError(f"{name}: a product of shards takes none")
-            check_shards(shards, self.sizes[3], self.config, self.operands[2], self.epilogue)
-        for name, part in (("shards", shards), ("weights", self.weights)):
-            if part is not None and (order is not None or triangles is not None):
-                raise PlanError(f"{'triangles' if order is None else 'order'}: a product with {name} takes none")
+    def check_shards(self, shards: Shards) -> None:
+        """Raise PlanError for what a kernel of shards does not have."""
+        names = ("gated", "mainloop", "ragged", "along_k", "pair", "weights")
+        for name, part in [(name, getattr(self, name)) for name in names]:
+            if part is not None:
+                raise PlanError(f"{name}: a product of shards takes none")
+        check_shards(shards, self.sizes[3], self.config, self.operands[2], self.epilogue)
 
     @property
     def joined_rows(self) -> bool:
@@ -599,7 +603,7 @@ class _Request:
         tile = config.tile[0] * config.cluster[0], self.columns * config.cluster[1]
         across = -(-m // tile[0]), -(-n // tile[1])
         check_tiles(config, across, batch, self.joined_rows)
-        usual = order_of(config)
+        usual = order_of(self.config)
         found = order_for(order, usual, tile, across)
         if found == usual:
             return usual
@@ -647,6 +651,10 @@ class _Request:
         sums = accumulator_of(a.dtype)
         source = "smem" if self.weights is None else "rmem"
         return wgmma(columns, a.dtype, b.dtype, sums, source, saturate=sums == "i32")
+
+    def tile_k(self, atom: MmaAtom) -> int:
+        """The depth of a stage in elements; raises PlanError."""
+        return stage_depth(self.config.tile_k, STAGE_BYTES_OF_K, self.operands[0].dtype, atom)
 
     def operand_plans(self, atom: MmaAtom, tile_k: int) -> tuple[OperandPlan | PackedOperand, OperandPlan]:
         """A and B: tiles, shared copies, edge boxes; raises PlanError."""
@@ -725,19 +733,12 @@ class _Request:
         values = atom.accumulator_registers // split
         return Exchange(values, Layout((WARPGROUP, values // 4, self.blocks, self.config.consumers, split - 1)))
 
-    def store_bytes(self, store: StorePlan | None) -> int:
-        """Shared memory of the store's buffers."""
-        return store.bytes(self.config.consumers * WARPS_OF_GROUP) if store else 0
-
-    def stages(
-        self, a: OperandPlan | PackedOperand, b: OperandPlan, store: StorePlan | None, exchange: Exchange | None,
-        tile_k: int,
-    ) -> int:  # fmt: skip
+    def stages(self, a: OperandPlan | PackedOperand, b: OperandPlan, c_bytes: int, exchange: Exchange | None) -> int:
         """The stages, as many as asked for or as fit; raises PlanError."""
         table = self.table_bytes + 16 if self.table_bytes else 0  # and up to 16 to align it
         table += 16 if self.numbers.parts else 0
         sums, barrier = (exchange.bytes, BARRIER_BYTES) if exchange is not None else (0, 0)
-        beside = (0 if self.config.single else self.store_bytes(store)) + table
+        beside = (0 if self.config.single else c_bytes) + table
         packed = self.weights is not None
         beside += TILE_ALIGNMENT if packed else 0  # between the stages of A and of B
         each = rounded_up(a.smem.bytes, a.smem.alignment if packed else TILE_ALIGNMENT)
@@ -745,9 +746,11 @@ class _Request:
         each += self.numbers.bytes
         taken = f"A {a.smem.bytes} + B {b.smem.bytes} bytes beside {beside} of the store and {sums} of partial sums"
         arch = arch_named("sm_90a")
-        stages = fitting_stages(arch, self.config.stages, LEAST_STAGES, each, beside + sums + barrier, taken)
-        self.check_early(stages, tile_k)
-        return stages
+        return fitting_stages(arch, self.config.stages, LEAST_STAGES, each, beside + sums + barrier, taken)
+
+    def store_bytes(self, store: StorePlan | None) -> int:
+        """Shared memory of the store's buffers."""
+        return store.bytes(self.config.consumers * WARPS_OF_GROUP) if store else 0
 
     def memory(
         self, a: OperandPlan | PackedOperand, b: OperandPlan, stages: int, store: StorePlan | None,
