@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import lcm
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -173,7 +173,7 @@ class Triangular(Schedule):
         return cut.height * cut.whole * self.block[1] + sum(self._corner(cut.height, cut.width, minimum))
 
     # ---------------------------------------------------------------------------------------------------- the schedule
-    def count(self, grid: Tile, minimum: Minimum = least, reads: Reads | None = None) -> Integer:
+    def count(self, grid: Tile, minimum: Minimum = least, reads: Reads | None = None) -> Any:
         """Tiles that are visited in a grid of (rows, columns).
 
         >>> Triangular(tile_shape=(128, 128)).count((64, 64))

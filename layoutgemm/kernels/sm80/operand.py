@@ -40,7 +40,6 @@ from ...dtypes import DType
 from ...errors import PlanError
 from ...layouts import Layout
 from ..derive import Operand
-from ..numbers import W
 
 WARP = 32
 VECTOR = 16  # bytes that a copy writes to shared memory at most: PTX ISA, "cp.async"
@@ -50,9 +49,6 @@ _ASYNC = (16, 8, 4)  # bytes of cp.async: PTX ISA, "cp.async"
 PARTED = Layout((8, 2), (2, 1))
 
 Index = tuple[int, ...]
-
-
-Coordinates = Callable[..., tuple[Any, Any]]  # of a thread or a lane, and of which access -> (mn, k)
 
 
 @dataclass(frozen=True)
@@ -111,7 +107,7 @@ class TileCopy:
     vector: int
     tiled: TiledCopy
     parts: tuple[int, int]
-    coordinates: Coordinates  # (thread, part along MN, part along K) -> (mn, k) of the vector's first element
+    coordinates: Any  # (thread, part along MN, part along K) -> (mn, k) of the vector's first element
     places: ThreadAddresses
 
     @property
@@ -164,7 +160,7 @@ class _First:
 
     places: Layout
 
-    def __call__(self, thread: W, i: int, j: int) -> tuple[W, W]:
+    def __call__(self, thread: Any, i: int, j: int) -> tuple[Any, Any]:
         mn, k = self.places(thread, 0, i, j)
         return mn, k
 
@@ -189,7 +185,7 @@ class FragmentLoad:
     blocks: int
     loads: int
     steps: int
-    rows: Coordinates
+    rows: Any
     words: tuple[tuple[int, int], ...]
     order: Layout
     places: ThreadAddresses  # (lane and warp, (load, step, register)) -> byte
@@ -199,7 +195,7 @@ class FragmentLoad:
         """Registers of one load."""
         return len(self.words) or 4
 
-    def byte(self, tile: SmemTile, lane: W, warp: W, index: Index) -> W:
+    def byte(self, tile: SmemTile, lane: Any, warp: Any, index: Index) -> Any:
         """(lane, number of the warp along MN, (load, step, register)) -> byte in the tile."""
         mn, k = self.rows(lane, index[0], index[1])
         dmn, dk = self.words[index[2]] if self.words else (0, 0)
@@ -270,7 +266,7 @@ def _fragment_load(name: str, tile: SmemTile, warps: int, atom: MmaAtom) -> Frag
     if tile.major == "K" or tile.dtype.bits == 16:
         kind = "ldmatrix" if tile.major == "K" else "ldmatrix.trans"
         copy = ldmatrix(4, transpose=tile.major == "MN", element=tile.dtype)
-        rows: Coordinates = _Rows(operand_map(copy, atom, name, (blocks, 1)), block * blocks, depth)
+        rows: Any = _Rows(operand_map(copy, atom, name, (blocks, 1)), block * blocks, depth)
         words: tuple[tuple[int, int], ...] = ()
     elif tile.dtype.bits == 32:
         kind = "words"
@@ -303,7 +299,7 @@ class _Rows:
     extent: int
     depth: int
 
-    def __call__(self, lane: W, load: int, step: int) -> tuple[W, W]:
+    def __call__(self, lane: Any, load: int, step: int) -> tuple[Any, Any]:
         element = self.map[0][0](lane)
         return element % self.extent + load * self.extent, element // self.extent + step * self.depth
 
@@ -318,7 +314,7 @@ class _ByteRows:
     every swizzled tile these lie in different banks. `byte_selector` puts the four in order.
     """
 
-    def __call__(self, lane: W, load: int, step: int) -> tuple[W, W]:
+    def __call__(self, lane: Any, load: int, step: int) -> tuple[Any, Any]:
         matrix, row = lane // 8, lane % 8
         t, e = row // 2, row % 2
         k = 16 * (matrix // 2) + 4 * t + 2 * ((matrix % 2) ^ (t // 2)) + e
@@ -345,6 +341,6 @@ class _Elements:
     extent: int
     depth: int
 
-    def __call__(self, lane: W, load: int, step: int) -> tuple[W, W]:
+    def __call__(self, lane: Any, load: int, step: int) -> tuple[Any, Any]:
         mn, k = self.places(lane, 0)
         return mn + load * self.extent, k + step * self.depth

@@ -8,8 +8,8 @@ rows of one instruction, 16, are a round; a warp has two buffers and meets itsel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from ...checks import AccessPattern, bank_conflicts
 from ...errors import PlanError
 from ...layouts import Layout
 from ..derive import Operand
-from ..numbers import W
 from .operand import VECTOR, WARP, ThreadAddresses
 
 BUFFERS = 2
@@ -64,12 +63,12 @@ class Sm80Store:
         """Bytes of one buffer, a multiple of the swizzle's period."""
         return -(-self.tile.bytes // self.tile.alignment) * self.tile.alignment
 
-    def chunk_of(self, lane: W, drain: int) -> tuple[W, W]:
+    def chunk_of(self, lane: Any, drain: int) -> tuple[Any, Any]:
         """(row, chunk) of a round that a lane takes: consecutive lanes take a row's chunks in order."""
         number = lane + drain * WARP
         return number // self.per_row, number % self.per_row
 
-    def place(self, lane: W, register: int) -> tuple[W, W]:
+    def place(self, lane: Any, register: int) -> tuple[Any, Any]:
         """(row, column) in the round of what a lane holds in one of its registers."""
         block, value = divmod(register, self.mma.accumulator_registers)
         width = self.mma.shape_mnk[1]
@@ -135,10 +134,10 @@ class Sm80Store:
             groups = [(g,) for g in range(columns // 16)]
             matrices = ThreadAddresses.derive(lambda lane, at: tile.byte(*matrix_row(mma, lane, at[0])), WARP, groups)
 
-        def place_of(lane: W, at: Sequence[int]) -> W:
+        def place_of(lane: Any, at: Any) -> Any:
             return tile.byte(*bare.place(lane, bare.registers[at[0]][0]))
 
-        def chunk_at(lane: W, at: Sequence[int]) -> W:
+        def chunk_at(lane: Any, at: Any) -> Any:
             row, chunk = bare.chunk_of(lane, at[0])
             # lanes beyond the last row take part in no access
             return tile.byte(row % tile.extent[0], chunk * (VECTOR // c.dtype.bytes))
@@ -151,7 +150,7 @@ class Sm80Store:
         )
 
 
-def matrix_row(mma: MmaAtom, lane: W, group: int) -> tuple[W, W]:
+def matrix_row(mma: MmaAtom, lane: Any, group: int) -> tuple[Any, Any]:
     """The (row, column) that a lane gives to stmatrix.x4, for 16 columns of a round.
 
     >>> from layoutgemm.atoms import mma_sync
