@@ -341,6 +341,28 @@ def test_arrows_up_are_those_of_the_list() -> None:
     assert {path: names for path, names in found.items() if names} == {p: set(n) for p, (n, _) in ARROWS_UP.items()}
 
 
+def lines_of(node: ast.stmt) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def long_functions(root: Path) -> dict[str, int]:
+    """ "file:function" -> its lines without the docstring, where they are more than `MOST_LINES`."""
+    found = {}
+    for path in sorted((root / PACKAGE).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                lines = lines_of(node) - (lines_of(node.body[0]) if ast.get_docstring(node) is not None else 0)
+                if lines > MOST_LINES:
+                    found[f"{path.relative_to(root / PACKAGE).as_posix()}:{node.name}"] = lines
+    return found
+
+
+def test_functions_are_short_but_for_those_of_the_list() -> None:
+    """A longer one does more than one thing, or has its reason in the list."""
+    found = long_functions(ROOT)
+    assert found.keys() == LONG.keys(), found
+
+
 def test_imports_between_architectures_do_not_grow() -> None:
     kernels = ROOT / PACKAGE / "kernels"
     found = Counter()
@@ -370,6 +392,19 @@ INNER: dict[str, tuple[int, str]] = {
     "cli/main.py": (1, "tuning needs torch, which no other command does"),
     "interop/cute_writer.py": (1, "to_dsl imports the CuTe DSL, which need not be installed"),
     "pytest_plugin.py": (1, "every run of pytest loads the plugin, and few emulate"),
+}
+# Functions longer than `MOST_LINES`, without their docstrings, and why each is one.
+MOST_LINES = 60
+_ROLES = "the roles of a kernel and their barriers stand in the order in which they happen"
+LONG: dict[str, str] = {
+    "emulator/races/happens_before.py:access": "the emulator's innermost loop: a call in it is felt in every run",
+    "kernels/sm80/device/gemm.py:kernel": _ROLES,
+    "kernels/sm80/device/gemm_tma.py:tensor_kernel": _ROLES,
+    "kernels/sm90/device/gemm.py:consume": "the registers of a consumer live through its whole loop",
+    "kernels/sm90/device/gemm.py:kernel": _ROLES,
+    "kernels/sm100/device/gemm.py:kernel": _ROLES,
+    "kernels/teaching/device/kernel.py:kernel": _ROLES,
+    "torch_op/operator.py:matmul": "the fast path of a call: each function call in it delays every launch",
 }
 PRIVATE = 3
 BETWEEN_ARCHITECTURES: dict[tuple[str, str], int] = {}
@@ -427,6 +462,13 @@ PLANTED = [
     ("layoutgemm/layouts/layouts.py", "", "repeats its folder's name"),
     ("kernels/__init__.py", "", "holds programs"),
 ]
+
+
+def test_a_long_function_is_found(tmp_path: Path) -> None:
+    body, told = "    x = 1\n" * MOST_LINES, '    """Told.\n\n    At length.\n    """\n'
+    short = f"def short():\n{told}" + body.removeprefix("    x = 1\n")
+    plant(tmp_path, {"layoutgemm/a.py": f"class A:\n    def long():\n{body.replace('    ', '        ')}\n{short}"})
+    assert long_functions(tmp_path) == {"a.py:long": MOST_LINES + 1}
 
 
 def plant(root: Path, files: dict[str, str]) -> None:

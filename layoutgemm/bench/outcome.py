@@ -135,6 +135,8 @@ def measure(
 
 
 class _Admitted(NamedTuple):
+    """A contender whose result was accurate, and its prepared calls."""
+
     contender: Contender
     verdict: Accuracy
     replay: Replay

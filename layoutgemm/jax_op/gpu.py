@@ -119,7 +119,7 @@ def solution_of(product: Product, on: Target) -> Solution:
     return found
 
 
-def multiply(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array | None) -> jax.Array:
+def multiply(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """The product by a kernel: what `primitive` lowers to on a GPU.
 
     Raises PlanError without the CuTe DSL and its `cutlass.jax`, OperandError where no kernel exists.

@@ -25,12 +25,11 @@ from ..errors import OperandError
 from . import gpu, reference
 from .product import Product
 from .reference import finish
-from .shardings import axes_of, entries_of, labels_of
+from .shardings import Axes, Labels, axes_of, entries_of, labels_of
 
-Compute = Callable[[Product, jax.Array, jax.Array, "jax.Array | None"], jax.Array]
+Entries = Callable[[NamedSharding, Sequence[str]], tuple[object, ...]]
+Local = Callable[..., jax.Array]
 MAX_PRODUCTS = 1024  # traced functions that are kept
-
-product_p = Primitive("layoutgemm_product")
 
 
 def multiply(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array | None = None) -> jax.Array:
@@ -74,67 +73,83 @@ def spec_of(sharding: NamedSharding, rank: int) -> tuple[object, ...]:
     return (*own, *(None,) * (rank - len(own)))
 
 
-def _partitioned(product: Product) -> Callable[..., jax.Array]:
-    """The product as a function that is partitioned over a mesh."""
-    labels = labels_of(product)
-    ranks = [len(names) for names in labels.operands]
+def partition_rule(labels: Labels, k: int, entries: Entries, local: Local) -> Callable[..., tuple[object, ...]]:
+    """A custom_partitioning rule: mesh axes of each factor, and the product of one device's parts.
+
+    k        its size
+    entries  (sharding, factors of the dimensions) -> entries of the partition spec
+    local    (axes of each factor, parts of the operands) -> part of the result
+    """
 
     def partition(
         mesh: Mesh, operands: Sequence[jax.ShapeDtypeStruct], result: jax.ShapeDtypeStruct
     ) -> tuple[object, ...]:
         sizes: Mapping[str, int] = mesh.shape
-        given = [spec_of(x.sharding, rank) for x, rank in zip(operands, ranks, strict=True)]
-        axes = axes_of(labels, given, spec_of(result.sharding, len(labels.result)), product.sizes[2], sizes)
+        given = [entries(x.sharding, names) for x, names in zip(operands, labels.operands, strict=True)]
+        axes = axes_of(labels, given, entries(result.sharding, labels.result), k, sizes)
 
         def sharding(names: Sequence[str]) -> NamedSharding:
             return NamedSharding(mesh, PartitionSpec(*entries_of(names, axes)))
 
-        def local(a: jax.Array, b: jax.Array, *bias: jax.Array) -> jax.Array:
-            own = replace(product, a=a.shape, b=b.shape)
-            if "k" not in axes:
-                return _bound(own, a, b, *bias)
-            wide = replace(own, types=(*own.types[:2], own.wide), bias=None, activation=None)
-            sums = jax.lax.psum(_bound(wide, a, b), axes["k"])
-            return finish(sums, bias[0] if bias else None, own.activation, own.types[2])
+        def of_parts(*parts: jax.Array) -> jax.Array:
+            return local(axes, *parts)
 
-        return mesh, local, sharding(labels.result), tuple([sharding(names) for names in labels.operands])
+        return mesh, of_parts, sharding(labels.result), tuple([sharding(names) for names in labels.operands])
 
+    return partition
+
+
+def _partitioned(product: Product) -> Callable[..., jax.Array]:
+    """The product as a function that is partitioned over a mesh."""
+    labels = labels_of(product)
+
+    def local(axes: Mapping[str, Axes], a: jax.Array, b: jax.Array, *bias: jax.Array) -> jax.Array:
+        own = replace(product, a=a.shape, b=b.shape)
+        if "k" not in axes:
+            return _bound(own, a, b, *bias)
+        wide = replace(own, types=(*own.types[:2], own.wide), bias=None, activation=None)
+        sums = jax.lax.psum(_bound(wide, a, b), axes["k"])
+        return finish(sums, bias[0] if bias else None, own.activation, own.types[2])
+
+    rule = partition_rule(labels, product.sizes[2], lambda sharding, names: spec_of(sharding, len(names)), local)
     shared = custom_partitioning(functools.partial(_bound, product))
-    shared.def_partition(partition, sharding_rule=labels.rule, reduction_factors=("k",))
+    shared.def_partition(rule, sharding_rule=labels.rule, reduction_factors=("k",))
     return shared
 
 
-def _bound(product: Product, *operands: jax.Array) -> jax.Array:
-    result: jax.Array = product_p.bind(*operands, product=product)
-    return result
+def primitive_of(
+    name: str, on_cuda: Callable[..., jax.Array], on_cpu: Callable[..., jax.Array]
+) -> Callable[..., jax.Array]:
+    """A primitive with its shape and its lowerings; gives the function that binds it: (product, *operands) -> array.
+
+    on_cuda, on_cpu  (product, *operands) -> array; the product has `result`, its shape, and `types`, its own the third
+    """
+    made = Primitive(name)
+
+    def bound(product: object, *operands: jax.Array) -> jax.Array:
+        result: jax.Array = made.bind(*operands, product=product)
+        return result
+
+    def lowering(compute: Callable[..., jax.Array]) -> Callable[..., object]:
+        def lowered(*operands: jax.Array, product: object) -> jax.Array:
+            return compute(product, *operands)
+
+        found: Callable[..., object] = mlir.lower_fun(lowered, multiple_results=False)
+        return found
+
+    made.def_abstract_eval(lambda *_, product: jax.core.ShapedArray(product.result, jax.numpy.dtype(product.types[2])))
+    made.def_impl(lambda *operands, product: jax.jit(functools.partial(bound, product))(*operands))
+    mlir.register_lowering(made, lowering(on_cuda), platform="cuda")
+    mlir.register_lowering(made, lowering(on_cpu), platform="cpu")
+    mlir.register_lowering(made, _refused)
+    return bound
 
 
-@product_p.def_abstract_eval
-def _abstract(*operands: jax.core.ShapedArray, product: Product) -> jax.core.ShapedArray:
-    del operands
-    return jax.core.ShapedArray(product.result, jax.numpy.dtype(product.types[2]))
-
-
-@product_p.def_impl
-def _by_itself(*operands: jax.Array, product: Product) -> jax.Array:
-    return jax.jit(functools.partial(_bound, product))(*operands)
-
-
-def _lowered(compute: Compute) -> Callable[..., object]:
-    def lowered(a: jax.Array, b: jax.Array, bias: jax.Array | None = None, *, product: Product) -> jax.Array:
-        return compute(product, a, b, bias)
-
-    lowering: Callable[..., object] = mlir.lower_fun(lowered, multiple_results=False)
-    return lowering
-
-
-def refused(ctx: mlir.LoweringRuleContext, *operands: object, product: object) -> NoReturn:
+def _refused(ctx: mlir.LoweringRuleContext, *operands: object, product: object) -> NoReturn:
     """The lowering for platforms without kernels. Raises OperandError, naming them."""
     del operands, product
     platforms = ", ".join(ctx.module_context.platforms)
     raise OperandError(f"layoutgemm.jax runs on cuda, and on the cpu as its reference; this is for {platforms}")
 
 
-mlir.register_lowering(product_p, _lowered(gpu.multiply), platform="cuda")
-mlir.register_lowering(product_p, _lowered(reference.multiply), platform="cpu")
-mlir.register_lowering(product_p, refused)
+_bound = primitive_of("layoutgemm_product", gpu.multiply, reference.multiply)

@@ -22,7 +22,7 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
 assert set(ACTIVATIONS) == set(IN_KERNEL)
 
 
-def multiply(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array | None) -> jax.Array:
+def multiply(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """The product by jax: sums in float32, of integers in int32, rounded once.
 
     float32 is multiplied as it is, without rounding to tf32.

@@ -131,7 +131,7 @@ def diagonal_pattern(order: Order, tile: tuple[int, int]) -> int:
     return period // min(tile)
 
 
-def asked_order(plan: Any) -> dict[str, Schedule]:
+def asked_order(plan: GemmPlan) -> dict[str, Schedule]:
     """The argument `order` of `derive` that gives the plan's order; none for bands, which configurations have."""
     schedule = schedule_of(plan)
     return {"order": schedule} if isinstance(schedule, _ASKED) else {}
@@ -239,7 +239,7 @@ def clusters_of_plan(plan: Any) -> tuple[int, int]:
     return int(rows), int(columns)
 
 
-def stored_elements(plan: Any, values: Mapping[str, Any]) -> npt.NDArray[np.bool_] | None:
+def stored_elements(plan: GemmPlan, values: Mapping[str, Any]) -> npt.NDArray[np.bool_] | None:
     """True for each element (row, column) of C that the plan stores; None for all.
 
     values  of the order's words, as `order_values` gives them

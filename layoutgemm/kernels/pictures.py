@@ -27,7 +27,7 @@ MOST_TILES = 64  # of a grid drawn, along each dimension
 
 
 @picture.register(GemmPlan)
-def plan_svg(plan: Any, of: str = "fragment", **options: Any) -> str:
+def plan_svg(plan: GemmPlan, of: str = "fragment", **options: Any) -> str:
     """One of `PICTURES` of any plan, as an SVG document; options as of the view's function. Raises PlanError.
 
     >>> from layoutgemm.kernels import TeachingPlan
@@ -53,7 +53,7 @@ def plan_svg(plan: Any, of: str = "fragment", **options: Any) -> str:
 
 
 @table.register(GemmPlan)
-def plan_table(plan: Any, of: str = "fragment", **options: Any) -> str:
+def plan_table(plan: GemmPlan, of: str = "fragment", **options: Any) -> str:
     """The same as text. Raises PlanError.
 
     >>> from layoutgemm.kernels import TeachingPlan
@@ -82,7 +82,7 @@ def check_name(of: str) -> None:
         raise PlanError(f"of={of!r}: a plan shows {known}")
 
 
-def fragment_of(plan: Any, **options: Any) -> str:
+def fragment_of(plan: GemmPlan, **options: Any) -> str:
     """The accumulator's fragment map: which thread holds an element in which value."""
     return view.fragment_svg(plan.mma, "C", **options)
 
@@ -95,12 +95,12 @@ def tmem_load_svg(plan: Any, **_: Any) -> str:
     return view.tv_svg(load.tmem, (WARP_LANES, chunk.width), title=title, thread=0)
 
 
-def grid_of(plan: Any) -> tuple[int, int]:
+def grid_of(plan: GemmPlan) -> tuple[int, int]:
     """Tiles along M and N, as many as are drawn."""
     return min(plan.tiles[0], MOST_TILES), min(plan.tiles[1], MOST_TILES)
 
 
-def order_of(plan: Any) -> Any:
+def order_of(plan: GemmPlan) -> Any:
     """The order of the tiles: the plan's, or the one in which its blocks are numbered, along N first."""
     return getattr(plan, "order", None) or Linear("N")
 
@@ -143,6 +143,6 @@ def buffers_of(plan: Any) -> int:
     return plan.config.warps[0] * plan.config.warps[1] * BUFFERS
 
 
-def accumulators_of(plan: Any) -> int:
+def accumulators_of(plan: GemmPlan) -> int:
     """Accumulators in tensor memory, which have barriers of their own."""
     return int(getattr(plan.config, "accumulators", 0))

@@ -21,6 +21,8 @@ from .verbs import named
 
 if TYPE_CHECKING:
     from ..arch import Arch
+    from ..atoms import MmaAtom
+    from ..dtypes import DType
     from ..report import Report
     from .derive import Operand
     from .epilogue.chain import Epilogue
@@ -76,6 +78,21 @@ def present(part: T | None) -> T:
     """A part that this kind of plan has: not None."""
     assert part is not None
     return part
+
+
+def stage_depth(asked: int | None, span: int, kind: DType, atom: MmaAtom) -> int:
+    """Elements of K in a stage: what is asked for, or `span` bytes; raises PlanError.
+
+    >>> from layoutgemm.atoms import mma_sync
+    >>> from layoutgemm.dtypes import bf16
+    >>> stage_depth(None, 128, bf16, mma_sync((16, 8, 16)))
+    64
+    """
+    depth = atom.shape_mnk[2]
+    found = span * 8 // kind.bits if asked is None else asked
+    if found < depth or found % depth:
+        raise PlanError(f"tile_k = {found!r}: a positive multiple of the instruction's K = {depth}")
+    return found
 
 
 def fitting_stages(arch: Arch, stages: int | None, least: int, each: int, beside: int, taken: str) -> int:
@@ -179,6 +196,7 @@ class GemmPlan(Pictured, Paged):
     mma: Any
     tile: tuple[int, int, int]
     stages: int
+    smem: SmemMap
     config: Any
     operand_path: ClassVar[str] = "run.tensor_maps:BY_MAPS"
     verbs: ClassVar[dict[str, str]] = {
@@ -215,6 +233,11 @@ class GemmPlan(Pictured, Paged):
     @property
     def parameters(self) -> dict[str, str]:
         """The launch parameters, name -> kind, in order."""
+        raise NotImplementedError
+
+    @property
+    def tiles(self) -> tuple[int, ...]:
+        """The number of tiles along M and N."""
         raise NotImplementedError
 
     @property

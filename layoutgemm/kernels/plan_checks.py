@@ -25,7 +25,7 @@ from ..layouts.symbols.facts import Facts
 from ..report import Check
 from .derive import OperandPlan, one_matrix
 from .orders import clusters_of_plan, order_check
-from .plan import BARRIER_BYTES, PersistentPlan, StoreSmemMap
+from .plan import BARRIER_BYTES, GemmPlan, PersistentPlan, StoreSmemMap
 from .store import StorePlan, distinct_chunks
 
 Region = tuple[str, int, int, int]  # name, first byte, bytes, alignment
@@ -135,7 +135,7 @@ def barriers_at(pitch: int, **rings: tuple[int, int]) -> list[Region]:
     ]
 
 
-def tiles_of_k(plan: Any, said: str, rest: str, method: str = "arithmetic", unlike: str = "") -> Check:
+def tiles_of_k(plan: GemmPlan, said: str, rest: str, method: str = "arithmetic", unlike: str = "") -> Check:
     """The K tiles cover K, and the tiles of A and B have their depth.
 
     said, rest   what else a statement says of the k tiles, and of the last one's elements beyond K
@@ -172,7 +172,7 @@ def _proven(pipeline: Pipeline) -> PipelineProof | Interleaving:
     return pipeline.prove()
 
 
-def stages_of(plan: Any) -> list[Region]:
+def stages_of(plan: GemmPlan) -> list[Region]:
     """The stages of A and of B in shared memory."""
     return [
         (f"{op.name}[{s}]", plan.smem.stage(op.name, s), op.smem.bytes, op.smem.alignment)

@@ -16,7 +16,7 @@ A warp that stores its own rows waits for no other; columns of C run across all 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..arguments import as_int
@@ -154,6 +154,10 @@ class StorePlan:
         6
         """
         return max(tma.beyond_line(line) for tma in self.maps) * self.c.dtype.bytes
+
+    def of_batch(self, batch: int) -> StorePlan:
+        """The store of one of `batch` matrices: tensor maps with a dimension more, or this one."""
+        return self if batch == 1 else replace(self, maps=tuple(tma.batched("l") for tma in self.maps))
 
     def bytes(self, warps: int) -> int:
         """Shared memory of all buffers of so many warps."""

@@ -32,7 +32,7 @@ _MOST_INT = 1 << 31
 _OPERATIONS = "+ - * // % and ops.minimum"
 
 
-class Traced:
+class TracedIndex:
     """An integer that the kernel will know, as an expression."""
 
     __slots__ = ("expression",)
@@ -48,56 +48,56 @@ class Traced:
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _known  # type: ignore[assignment]
     __truediv__ = __rtruediv__ = __pow__ = __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = _known
 
-    def __add__(self, other: object) -> Traced:
+    def __add__(self, other: object) -> TracedIndex:
         return _operation("+", self, other)
 
-    def __radd__(self, other: object) -> Traced:
+    def __radd__(self, other: object) -> TracedIndex:
         return _operation("+", other, self)
 
-    def __sub__(self, other: object) -> Traced:
+    def __sub__(self, other: object) -> TracedIndex:
         return _operation("-", self, other)
 
-    def __rsub__(self, other: object) -> Traced:
+    def __rsub__(self, other: object) -> TracedIndex:
         return _operation("-", other, self)
 
-    def __mul__(self, other: object) -> Traced:
+    def __mul__(self, other: object) -> TracedIndex:
         return _operation("*", self, other)
 
-    def __rmul__(self, other: object) -> Traced:
+    def __rmul__(self, other: object) -> TracedIndex:
         return _operation("*", other, self)
 
-    def __floordiv__(self, other: object) -> Traced:
+    def __floordiv__(self, other: object) -> TracedIndex:
         return _operation("//", self, other)
 
-    def __rfloordiv__(self, other: object) -> Traced:
+    def __rfloordiv__(self, other: object) -> TracedIndex:
         return _operation("//", other, self)
 
-    def __mod__(self, other: object) -> Traced:
+    def __mod__(self, other: object) -> TracedIndex:
         return _operation("%", self, other)
 
-    def __rmod__(self, other: object) -> Traced:
+    def __rmod__(self, other: object) -> TracedIndex:
         return _operation("%", other, self)
 
 
-class Operations:
+class OrderOperations:
     """The functions that an order's function may call."""
 
     @staticmethod
-    def minimum(x: object, y: object) -> Traced:
+    def minimum(x: object, y: object) -> TracedIndex:
         """The smaller of two."""
         return _operation("minimum", x, y)
 
 
-def _traced(value: object) -> Traced:
-    if isinstance(value, Traced):
+def _traced(value: object) -> TracedIndex:
+    if isinstance(value, TracedIndex):
         return value
     if not is_int(value) or not -_MOST_INT <= int(value) < _MOST_INT:
         raise PlanError(f"an order is computed with 32-bit integers, not with {value!r}")
-    return Traced(("int", int(value)))
+    return TracedIndex(("int", int(value)))
 
 
-def _operation(name: str, x: object, y: object) -> Traced:
-    return Traced((name, _traced(x).expression, _traced(y).expression))
+def _operation(name: str, x: object, y: object) -> TracedIndex:
+    return TracedIndex((name, _traced(x).expression, _traced(y).expression))
 
 
 def trace(function: Callable[..., Any], names: tuple[str, ...], results: int, what: str) -> tuple[Expression, ...]:
@@ -108,9 +108,9 @@ def trace(function: Callable[..., Any], names: tuple[str, ...], results: int, wh
     >>> trace(lambda t, rows: (t % rows, t // rows), ("number", "rows"), 2, "order")
     (('%', ('number',), ('rows',)), ('//', ('number',), ('rows',)))
     """
-    taken = [Traced((name,)) for name in names]
+    taken = [TracedIndex((name,)) for name in names]
     words = tuple(inspect.signature(function).parameters)[len(names) + 1 :]
-    given = [*taken, Operations(), *[Traced(("word", name)) for name in words]]
+    given = [*taken, OrderOperations(), *[TracedIndex(("word", name)) for name in words]]
     count = len(inspect.signature(function).parameters)
     try:
         found = function(*given[:count])

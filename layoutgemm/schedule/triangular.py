@@ -44,15 +44,15 @@ class Cut(NamedTuple):
     columns  of the grid
     """
 
-    half: Any
-    odd: Any
-    height: Any
-    width: Any
-    beyond: Any
-    columns: Any
+    half: Integer
+    odd: Integer
+    height: Integer
+    width: Integer
+    beyond: Integer
+    columns: Integer
 
     @property
-    def whole(self) -> Any:
+    def whole(self) -> Integer:
         """Bands whose blocks all lie in the grid."""
         return 2 * self.half + self.odd
 
@@ -145,30 +145,30 @@ class Triangular(Schedule):
         """Tiles of a diagonal block."""
         return sum(self.block[0] - first for first in self.firsts)
 
-    def _cut(self, rows: Any, columns: Any, minimum: Minimum) -> Cut:
+    def _cut(self, rows: Integer, columns: Integer, minimum: Minimum) -> Cut:
         u, v = self.block
         whole = minimum(rows // u, columns // v)
         height = minimum(rows - whole * u, u)
         width = minimum(columns - whole * v, v)
         return Cut(whole // 2, whole % 2, height, width, rows - whole * u - height, columns)
 
-    def _pair(self, cut: Cut) -> Any:
+    def _pair(self, cut: Cut) -> Integer:
         """Tiles of two bands that are numbered together."""
         return (cut.whole - 1) * (self.block[0] * self.block[1]) + 2 * self.diagonal
 
-    def _paired(self, cut: Cut) -> Any:
+    def _paired(self, cut: Cut) -> Integer:
         """Tiles of all whole bands; of an odd number of them the middle one comes last."""
         middle = cut.half * (self.block[0] * self.block[1]) + self.diagonal
         return cut.half * self._pair(cut) + cut.odd * middle
 
-    def _corner(self, height: Any, width: Any, minimum: Minimum) -> list[Any]:
+    def _corner(self, height: Integer, width: Integer, minimum: Minimum) -> list[Integer]:
         """Tiles of each column in the first rows and columns of a diagonal block."""
         return [
             _reached(width, column + 1, minimum) * _positive(height - first, minimum)
             for column, first in enumerate(self.firsts)
         ]
 
-    def _last(self, cut: Cut, minimum: Minimum) -> Any:
+    def _last(self, cut: Cut, minimum: Minimum) -> Integer:
         """Tiles of the band that ends with the grid."""
         return cut.height * cut.whole * self.block[1] + sum(self._corner(cut.height, cut.width, minimum))
 
@@ -195,7 +195,7 @@ class Triangular(Schedule):
     def _tile(self, number: Integer, rows: Integer, columns: Integer, group: Integer, minimum: Minimum) -> Tile:
         return self._at(number, self._cut(rows, columns, minimum), minimum)
 
-    def _at(self, number: Any, cut: Cut, minimum: Minimum) -> Tile:
+    def _at(self, number: Integer, cut: Cut, minimum: Minimum) -> Tile:
         """The tile of a number: in one of the paired bands, in the band that ends with the grid, or below."""
         u, v = self.block
         pair, paired = self._pair(cut), self._paired(cut)
@@ -209,14 +209,14 @@ class Triangular(Schedule):
         low, right = Grouped(group=u).tile(number - rest, under, minimum)
         return _select(below, cut.whole * u + cut.height + low, row), _select(below, right, column)
 
-    def _of_pair(self, nth: Any, place: Any, cut: Cut, minimum: Minimum) -> tuple[Any, Any]:
+    def _of_pair(self, nth: Integer, place: Integer, cut: Cut, minimum: Minimum) -> tuple[Integer, Integer]:
         """The band of a place in a pair of bands, and the place there."""
         longer = cut.whole - 1 - nth
         end = longer * (self.block[0] * self.block[1]) + self.diagonal
         second = _reached(place, end, minimum)
         return _select(second, nth, longer), _select(second, place - end, place)
 
-    def _in_band(self, inside: Any, band: Any, height: Any, width: Any, minimum: Minimum) -> Tile:
+    def _in_band(self, inside: Integer, band: Integer, height: Integer, width: Integer, minimum: Minimum) -> Tile:
         """The tile of a place in a band of that many rows: in its full blocks, or in its diagonal block.
 
         width  columns of the diagonal block that lie in the grid
@@ -232,7 +232,7 @@ class Triangular(Schedule):
             return row, column
         return _select(corner, row, band * u + inside % height), _select(corner, column, inside // height)
 
-    def _in_corner(self, inside: Any, height: Any, width: Any, minimum: Minimum) -> Tile:
+    def _in_corner(self, inside: Integer, height: Integer, width: Integer, minimum: Minimum) -> Tile:
         """Row and column in a diagonal block, column by column."""
         counts, start, row, column = self._corner(height, width, minimum), 0, inside, 0
         for nth in range(1, self.block[1]):
@@ -309,7 +309,7 @@ class Triangular(Schedule):
         for number in (0, band):
             at = height * number * v
             for column, count in enumerate(self._corner(height, width, least)):
-                if not count:
+                if count == 0:
                     continue
                 first = self.firsts[column]
                 of_corner = prove_formulas(
@@ -324,22 +324,22 @@ class Triangular(Schedule):
                 at = at + count
 
 
-def _reached(number: Any, limit: Any, minimum: Minimum) -> Any:
+def _reached(number: Integer, limit: Integer, minimum: Minimum) -> Integer:
     """1 from a limit on, else 0."""
     return 1 - minimum(1, limit - minimum(number, limit))
 
 
-def _positive(number: Any, minimum: Minimum) -> Any:
+def _positive(number: Integer, minimum: Minimum) -> Integer:
     """The number, or 0 where it is negative."""
     return number - minimum(number, 0)
 
 
-def _at_least_one(number: Any, minimum: Minimum) -> Any:
+def _at_least_one(number: Integer, minimum: Minimum) -> Integer:
     """The number, or 1 where it is less: a divisor."""
     return number + 1 - minimum(number, 1)
 
 
-def _select(flag: Any, yes: Any, no: Any) -> Any:
+def _select(flag: Integer, yes: Integer, no: Integer) -> Integer:
     """`yes` where the flag is 1, `no` where it is 0."""
     if flag.__class__ is int:
         return yes if flag else no

@@ -15,7 +15,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,17 +112,12 @@ def tune(
     places, gpu_name = _tunable_gpu()
     orders = _MAJORS[a_major]["a"], _MAJORS[b_major]["b"], "row"
     operands = f"{dtype}:{orders[0]}", f"{dtype}:{orders[1]}", f"{dtype}:{orders[2]}"
-    good, failed = [], []
-    found = candidates(m, n, k, a_major, b_major, places) if variant is None else variant.candidates()
-    for choice in found:
-        try:
-            if variant is None:
-                choice.plan(m, n, k, a=operands[0], b=operands[1], c=operands[2])
-            else:
-                variant.plan(choice)
-            good.append(choice)
-        except LayoutError as error:
-            failed.append((choice, str(error)))
+    if variant is None:
+        a, b, c = operands
+        found = candidates(m, n, k, a_major, b_major, places)
+        good, failed = _derivable(found, lambda choice: choice.plan(m, n, k, a=a, b=b, c=c))
+    else:
+        good, failed = _derivable(variant.candidates(), variant.plan)
     good = good[:most]
     if object_cache.cache_dir() is not None and variant is None:  # others are compiled by this process, when called
         answers = build([Kernel(choice, operands) for choice in good], jobs, say)
@@ -138,14 +133,8 @@ def tune(
     ranked = tuple(sorted(measured.items(), key=lambda item: item[1]))
     best, seconds = ranked[0]
     own = measured.get(good[0], seconds)
-    kept = None
-    if store:
-        times = {"us": seconds, "torch_us": of_torch, "heuristic_us": own}
-        facts = {name: round(value * 1e6, 3) for name, value in times.items()}
-        sizes, name = ((m, n, k, 1), ((dtype,) * 3, orders)) if variant is None else (variant.sizes, variant.name)
-        kept = tuned.store(gpu_name, tuned.key_of(sizes, *name), best, facts)
-        forget()
-        READY.clear()
+    sizes, name = ((m, n, k, 1), ((dtype,) * 3, orders)) if variant is None else (variant.sizes, variant.name)
+    kept = _keep(gpu_name, tuned.key_of(sizes, *name), best, (seconds, of_torch, own)) if store else None
     tuning = Tuning(best, seconds, own, of_torch, ranked, tuple(failed), kept)
     say(str(tuning))
     return tuning
@@ -170,6 +159,32 @@ def _tunable_gpu() -> tuple[Places, str]:
     if (code := target(torch.cuda.current_device())[0]) != "sm_90a":
         raise PlanError(f"{name} runs {code}; what is tuned are configurations of sm_90a's kernel")
     return places, name
+
+
+def _derivable(
+    found: Iterable[Sm90Choice], plan: Callable[[Sm90Choice], object]
+) -> tuple[list[Sm90Choice], list[tuple[Sm90Choice, str]]]:
+    """Configurations of which a plan can be derived, and the others with the reason."""
+    good, failed = [], []
+    for choice in found:
+        try:
+            plan(choice)
+            good.append(choice)
+        except LayoutError as error:
+            failed.append((choice, str(error)))
+    return good, failed
+
+
+def _keep(gpu_name: str, key: str, best: Sm90Choice, seconds: tuple[float, float, float]) -> Path | None:
+    """Store a choice for the product, and forget what was prepared.
+
+    seconds  its own, torch's and the heuristic's
+    """
+    times = dict(zip(("us", "torch_us", "heuristic_us"), seconds, strict=True))
+    kept = tuned.store(gpu_name, key, best, {name: round(value * 1e6, 3) for name, value in times.items()})
+    forget()
+    READY.clear()
+    return kept
 
 
 def candidates(

@@ -123,14 +123,7 @@ def bank_panel(
             caption += f", {axes[0]} = {down[first]} to {down[min(last, len(down)) - 1]} of {len(down)}"
             grid, down = grid[first:last], down[first:last]
             starts = {(r - first, c): lane for (r, c), lane in starts.items()}
-    labels = bank_labels(grid, starts, step) if len(down) * len(across) <= MAX_FIELD_CELLS else []
-    font = 10.0 if step > 1 else sizes(down, across)[0]
-    if labels:
-        longest = max(len(line) / label.span for label in labels for line in label.lines)
-        lines = max(len(label.lines) for label in labels)
-        cell = (even(longest * CHARACTER * font * step + 12) / step, even(lines * 1.15 * font + 8))
-    else:
-        cell = fitted((), down, across)[:2]
+    labels, font, cell = _fields(grid, starts, step, down, across)
     if cell[1] * len(down) > tall:
         font, cell, labels = compact(starts, step, len(down), tall)
 
@@ -156,6 +149,19 @@ def bank_panel(
         caption=caption,
     )
     return panel, grid
+
+
+def _fields(
+    grid: list[list[int]], starts: Mapping[tuple[int, int], int], step: int, down: range, across: range
+) -> tuple[list[Label], float, tuple[float, float]]:
+    """The texts, their font and the size of a cell that holds them; no texts where there are too many cells."""
+    font = 10.0 if step > 1 else sizes(down, across)[0]
+    labels = bank_labels(grid, starts, step) if len(down) * len(across) <= MAX_FIELD_CELLS else []
+    if not labels:
+        return [], font, fitted((), down, across)[:2]
+    longest = max(len(line) / label.span for label in labels for line in label.lines)
+    lines = max(len(label.lines) for label in labels)
+    return labels, font, (even(longest * CHARACTER * font * step + 12) / step, even(lines * 1.15 * font + 8))
 
 
 def bank_labels(grid: list[list[int]], starts: Mapping[tuple[int, int], int], step: int) -> list[Label]:

@@ -121,20 +121,8 @@ def mma_sync(
     d_type = c_type if d is None else dtype(d)
     what = f"mma.sync {_text(mnk)} of {a_type} and {b_type}"
     volta = mnk == _VOLTA and a_type.name == "f16"
-    for wanted in (c_type, d_type):
-        if wanted.name not in form.accumulators:
-            raise AtomError(f"{what} accumulates in {' or '.join(form.accumulators)}, not in {wanted}")
-    if c_type != d_type and not (volta and d_type.name == "f32"):
-        only = "takes C and D of one type, or C f16 and D f32" if volta else "takes C and D of one type"
-        raise AtomError(f"{what} {only}; got C {c_type} and D {d_type}")
-    if tuple(layouts) != ("row", "col") and not (volta and len(layouts) == 2 and set(layouts) <= {"row", "col"}):
-        raise AtomError(
-            f'{what} takes A "row" and B "col"{" or any other pair of these" if volta else ""}, not {layouts!r}'
-        )
-    if saturate and not (c_type.name == "i32" and a_type.bits > 1):
-        raise AtomError(f"{what} does not saturate: .satfinite is for 8-bit and 4-bit integers")
-    if bit_op not in BIT_OPS or (bit_op != "xor" and a_type.bits > 1):
-        raise AtomError(f'{what} has no bit operation {bit_op!r}: b1 has "xor" and "and", other types none')
+    _check_accumulators(what, form, c_type, d_type, volta)
+    _check_options(what, a_type, c_type, volta, layouts, saturate, bit_op)
     factors = _scale(form, what, mnk, scale, vector)
     archs = form.archs
     if a_type.bits == 1:
@@ -170,6 +158,30 @@ def mma_sync(
         a_container=_container(a_type) if in_bytes else None,
         b_container=_container(b_type) if in_bytes else None,
     )
+
+
+def _check_accumulators(what: str, form: SyncForm, c: DType, d: DType, volta: bool) -> None:
+    """Raise AtomError for types of C and D that the form has not; `volta`: for m8n8k4 on f16."""
+    for wanted in (c, d):
+        if wanted.name not in form.accumulators:
+            raise AtomError(f"{what} accumulates in {' or '.join(form.accumulators)}, not in {wanted}")
+    if c != d and not (volta and d.name == "f32"):
+        only = "takes C and D of one type, or C f16 and D f32" if volta else "takes C and D of one type"
+        raise AtomError(f"{what} {only}; got C {c} and D {d}")
+
+
+def _check_options(
+    what: str, a: DType, c: DType, volta: bool, layouts: tuple[str, str], saturate: bool, bit_op: str
+) -> None:
+    """Raise AtomError for majors, a saturation or a bit operation that the types have not."""
+    if tuple(layouts) != ("row", "col") and not (volta and len(layouts) == 2 and set(layouts) <= {"row", "col"}):
+        raise AtomError(
+            f'{what} takes A "row" and B "col"{" or any other pair of these" if volta else ""}, not {layouts!r}'
+        )
+    if saturate and not (c.name == "i32" and a.bits > 1):
+        raise AtomError(f"{what} does not saturate: .satfinite is for 8-bit and 4-bit integers")
+    if bit_op not in BIT_OPS or (bit_op != "xor" and a.bits > 1):
+        raise AtomError(f'{what} has no bit operation {bit_op!r}: b1 has "xor" and "and", other types none')
 
 
 def mma_sync_atoms() -> Iterator[MmaAtom]:

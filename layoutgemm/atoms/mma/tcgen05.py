@@ -204,6 +204,24 @@ def _shared(rows: int, depth: int, blocks: int) -> Layout:
     return Layout((blocks, (own, depth)), (own if blocks > 1 else 0, (1, rows)))
 
 
+def _operand_types(
+    kind: str, given: tuple[DType | str | None, DType | str | None, DType | str | None], legal: tuple[str, ...],
+    where: str,
+) -> tuple[DType, DType, DType]:  # fmt: skip
+    """Types of A, B and the accumulator, the kind's own where none are given; raises AtomError."""
+    entry, (a, b, c) = KINDS[kind], given
+    a_type = dtype(entry.types[0] if a is None else a)
+    b_type = a_type if b is None else dtype(b)
+    for name, found in (("A", a_type), ("B", b_type)):
+        _one_of(found.name, legal, f"the type of {name} of {where}")
+    if a_type != b_type and not entry.mixed:
+        raise AtomError(f"kind::{kind} multiplies equal types, not A {a_type} with B {b_type}")
+    accumulators = entry.accumulators.get(a_type.name) or entry.accumulators[""]
+    c_type = dtype(accumulators[0] if c is None else c)
+    _one_of(c_type.name, accumulators, f"the accumulator of kind::{kind} with {a_type} inputs")
+    return a_type, b_type, c_type
+
+
 @checked(AtomError)
 def tcgen05_mma(
     kind: str,
@@ -260,17 +278,7 @@ def tcgen05_mma(
     where = f"kind::{kind}{form}, cta_group::{cta_group}"
     _one_of(m, legal_m(kind, cta_group, depth, ws, sparse), f"M of {where}{f', K = {depth}' if k else ''}")
     _one_of(n, legal_n(kind, cta_group, ws, sparse), f"N of {where}")
-
-    a_type = dtype(entry.types[0] if a is None else a)
-    b_type = a_type if b is None else dtype(b)
-    for name, given in (("A", a_type), ("B", b_type)):
-        _one_of(given.name, _types(entry, depth, sparse), f"the type of {name} of {where}, K = {depth}")
-    if a_type != b_type and not entry.mixed:
-        raise AtomError(f"kind::{kind} multiplies equal types, not A {a_type} with B {b_type}")
-    accumulators = entry.accumulators.get(a_type.name) or entry.accumulators[""]
-    c_type = dtype(accumulators[0] if c is None else c)
-    _one_of(c_type.name, accumulators, f"the accumulator of kind::{kind} with {a_type} inputs")
-
+    a_type, b_type, c_type = _operand_types(kind, (a, b, c), _types(entry, depth, sparse), f"{where}, K = {depth}")
     factors = _scales(entry, m, n, depth, cta_group, scale, vector, doubled)
     archs = entry.archs if depth == depths[0] else entry.more_k[depth]
     block = f".block_scale.block{factors.vector // doubled}" if factors is not None else ""

@@ -6,6 +6,8 @@ Every constructor returns a `Pipeline`; a kernel's plan calls one with its own n
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ...arch import arch
 from ...arguments import as_int, checked
 from ...errors import PlanError
@@ -113,42 +115,68 @@ def ring(
       cta          bar.sync: 288 threads = producer 32 + math0 128 + math1 128
     """
     _check_counts(stages=stages, consumers=consumers, warps=warps, lag=lag, store=store)
-    names = [f"math{i}" for i in range(consumers)] if consumers > 1 else ["math"]
-    load: Program = (
-        Wait("empty", "load", flip=True, by="one"),
-        ArriveExpect("full", "load"),
-        TmaLoad("ab", "load", "full"),
-        Advance("load"),
+    mine, theirs = registers or (None, None)
+    math = _Consumers(consumers, warps, stages, lag, persistent, store, theirs)
+    load = _loads(TmaLoad("ab", "load", "full"))
+    producer = (*start(True), *_tiles(persistent, (ForK(load),)))
+    roles = (
+        Role("producer", 4 if registers else 1, producer, (Cursor("load", stages),), mine),
+        *math.roles(start(False), _products(lag)),
     )
-    roles = [
-        Role(
-            "producer",
-            4 if registers else 1,
-            (*start(True), *_tiles(persistent, (ForK(load),))),
-            (Cursor("load", stages),),
-            registers[0] if registers else None,
-        )
-    ]
-    for i, name in enumerate(names):
-        epilogue: Program = (Read("acc"),)
-        cursors = [Cursor("read", stages), Cursor("release", stages)][: 1 + bool(lag)]
-        if store:
-            epilogue += store_ring(f"c{i}", f"store{i}", *store)
-            cursors.append(Cursor("store", store[0]))
-        body = (*_products(lag), *epilogue)
-        last: Program = (WaitGroup("bulk", 0, by="one"),) if store else ()
-        registered = registers[1] if registers else None
-        program = (*start(False), *_tiles(persistent, body), *last)
-        roles.append(Role(name, warps, program, tuple(cursors), registered))
-    threads = 32 * sum(role.warps for role in roles)
-    barriers = [Mbarrier("full", 1, stages, bytes), Mbarrier("empty", consumers * warps, stages)]
-    barriers_named = [NamedBarrier(CTA, threads)]
-    buffers = [Buffer("ab", stages), Buffer("acc", space="reg")]
-    if store:
-        barriers_named += [NamedBarrier(f"store{i}", 32 * warps) for i in range(consumers)]
-        buffers += [Buffer(f"c{i}", store[0]) for i in range(consumers)]
+    barriers: tuple[Mbarrier | NamedBarrier, ...] = (
+        Mbarrier("full", 1, stages, bytes),
+        Mbarrier("empty", consumers * warps, stages),
+        NamedBarrier(CTA, 32 * sum(role.warps for role in roles)),
+        *math.barriers,
+    )
     title = f"ring of {stages}" + (", persistent" if persistent else "") + (", TMA store" if store else "")
-    return Pipeline(title, tuple(roles), (*barriers, *barriers_named), tuple(buffers))
+    return Pipeline(title, roles, barriers, (Buffer("ab", stages), Buffer("acc", space="reg"), *math.buffers))
+
+
+@dataclass(frozen=True)
+class _Consumers:
+    """Warpgroups that each read every stage, and store through buffers of their own: see `ring`."""
+
+    count: int
+    warps: int
+    stages: int
+    lag: int
+    persistent: bool
+    store: tuple[int, int] | None
+    registers: int | None
+
+    def roles(self, begin: Program, products: Program, after: Program = (), end: Program = ()) -> list[Role]:
+        """A role each: at the start, for the products of a tile, behind its store, at the end."""
+        cursors = [Cursor("read", self.stages), Cursor("release", self.stages)][: 1 + bool(self.lag)]
+        cursors += [Cursor("store", self.store[0])] if self.store else []
+        roles = []
+        for i in range(self.count):
+            stores = store_ring(f"c{i}", f"store{i}", *self.store) if self.store else ()
+            tile = (*products, Read("acc"), *stores, *after)
+            program = (*begin, *_tiles(self.persistent, tile), *_stored(self.store), *end)
+            name = f"math{i}" if self.count > 1 else "math"
+            roles.append(Role(name, self.warps, program, tuple(cursors), self.registers))
+        return roles
+
+    @property
+    def barriers(self) -> list[NamedBarrier]:
+        """The named barriers of the stores."""
+        return [NamedBarrier(f"store{i}", 32 * self.warps) for i in range(self.count) if self.store]
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """The buffers of the stores."""
+        return [Buffer(f"c{i}", self.store[0]) for i in range(self.count) if self.store]
+
+
+def _loads(*loads: Action) -> Program:
+    """One thread's loads of a stage, when it is free."""
+    return (Wait("empty", "load", flip=True, by="one"), ArriveExpect("full", "load"), *loads, Advance("load"))
+
+
+def _stored(store: tuple[int, int] | None) -> Program:
+    """The last wait of a role that stores by TMA."""
+    return (WaitGroup("bulk", 0, by="one"),) if store else ()
 
 
 def _products(lag: int, release_to: Targets = "own", reads: tuple[str, ...] = ("ab",)) -> Program:
@@ -210,56 +238,52 @@ def cluster_ring(
         raise PlanError(f"tail = {tail!r}: 'wait' or 'sync'")
     if senders not in ("all", "first"):
         raise PlanError(f"senders = {senders!r}: 'all' or 'first'")
-    same_m = tuple(tuple(s for s in range(size) if s % along_m == r % along_m) for r in range(size))
-    same_n = tuple(tuple(s for s in range(size) if s // along_m == r // along_m) for r in range(size))
-    if senders == "all":
-        release = tuple(tuple(sorted({*m, *n})) for m, n in zip(same_m, same_n))
-        loads: Program = (
-            TmaLoad("a", "load", "full", bytes_a // along_n, same_m, part="rank"),
-            TmaLoad("b", "load", "full", bytes_b // along_m, same_n, part="rank"),
-        )
-    else:
-        release = tuple(tuple(sorted({r, m[0], n[0]})) for r, (m, n) in enumerate(zip(same_m, same_n)))
-        loads = (
-            If(OnRank(tuple(sorted({m[0] for m in same_m}))), (TmaLoad("a", "load", "full", bytes_a, same_m),)),
-            If(OnRank(tuple(sorted({n[0] for n in same_n}))), (TmaLoad("b", "load", "full", bytes_b, same_n),)),
-        )
-    load: Program = (Wait("empty", "load", flip=True, by="one"), ArriveExpect("full", "load"), *loads, Advance("load"))
+    loads, release = _multicast(bytes_a, bytes_b, cluster, senders)
     drain: Program = (Wait("empty", "load", flip=True, by="one"), Advance("load")) * stages if tail == "wait" else ()
     end: Program = (ClusterArrive(), ClusterWait()) if tail == "sync" else ()
     after: Program = (Sync(CTA),) if meet else ()
     mine, theirs = registers or (None, None)
-    producer = (*start(True, size), *_tiles(persistent, (ForK(load), *after)), *drain, *end)
-    roles = [Role("producer", 4 if registers else 1, producer, (Cursor("load", stages),), mine)]
-    buffers = [Buffer("a", stages), Buffer("b", stages), Buffer("acc", space="reg")]
-    named = []
-    for i in range(consumers):
-        name = f"math{i}" if consumers > 1 else "math"
-        cursors = [Cursor("read", stages), Cursor("release", stages)][: 1 + bool(lag)]
-        epilogue: Program = (Read("acc"),)
-        if store:
-            epilogue += store_ring(f"c{i}", f"store{i}", *store)
-            cursors.append(Cursor("store", store[0]))
-            buffers.append(Buffer(f"c{i}", store[0]))
-            named.append(NamedBarrier(f"store{i}", 32 * warps))
-        last: Program = (WaitGroup("bulk", 0, by="one"),) if store else ()
-        body = (*_products(lag, release, ("a", "b")), *epilogue, *after)
-        math = (*start(False, size), *_tiles(persistent, body), *last, *end)
-        roles.append(Role(name, warps, math, tuple(cursors), theirs))
-    if meet:
-        named.append(NamedBarrier(CTA, 32 * sum(role.warps for role in roles)))
+    math = _Consumers(consumers, warps, stages, lag, persistent, store, theirs)
+    producer = (*start(True, size), *_tiles(persistent, (ForK(_loads(*loads)), *after)), *drain, *end)
+    roles = (
+        Role("producer", 4 if registers else 1, producer, (Cursor("load", stages),), mine),
+        *math.roles(start(False, size), _products(lag, release, ("a", "b")), after, end),
+    )
+    meeting = [NamedBarrier(CTA, 32 * sum(role.warps for role in roles))] if meet else []
     arrivals = tuple(consumers * warps * sum(r in to for to in release) for r in range(size))
     return Pipeline(
         f"cluster {along_m}x{along_n}, ring of {stages}",
-        tuple(roles),
+        roles,
         (
             Mbarrier("full", 1, stages, bytes_a + bytes_b),
             Mbarrier("empty", arrivals[0] if len(set(arrivals)) == 1 else arrivals, stages),
-            *named,
+            *math.barriers,
+            *meeting,
         ),
-        tuple(buffers),
+        (Buffer("a", stages), Buffer("b", stages), Buffer("acc", space="reg"), *math.buffers),
         cluster=size,
     )
+
+
+def _multicast(
+    bytes_a: int, bytes_b: int, cluster: tuple[int, int], senders: str
+) -> tuple[Program, tuple[tuple[int, ...], ...]]:
+    """The loads of a stage, and the ranks that each rank's consumers release it to."""
+    along_m, along_n = cluster
+    ranks = range(along_m * along_n)
+    same_m = tuple(tuple(s for s in ranks if s % along_m == r % along_m) for r in ranks)
+    same_n = tuple(tuple(s for s in ranks if s // along_m == r // along_m) for r in ranks)
+    if senders == "all":
+        release = tuple(tuple(sorted({*m, *n})) for m, n in zip(same_m, same_n))
+        return (
+            TmaLoad("a", "load", "full", bytes_a // along_n, same_m, part="rank"),
+            TmaLoad("b", "load", "full", bytes_b // along_m, same_n, part="rank"),
+        ), release
+    release = tuple(tuple(sorted({r, m[0], n[0]})) for r, (m, n) in enumerate(zip(same_m, same_n)))
+    return (
+        If(OnRank(tuple(sorted({m[0] for m in same_m}))), (TmaLoad("a", "load", "full", bytes_a, same_m),)),
+        If(OnRank(tuple(sorted({n[0] for n in same_n}))), (TmaLoad("b", "load", "full", bytes_b, same_n),)),
+    ), release
 
 
 @checked(PlanError)
@@ -322,9 +346,8 @@ def pingpong(stages: int, bytes: int, *, warps: int = 4, store: tuple[int, int] 
             *(store_ring(f"c{i}", f"store{i}", *store) if store else ()),
         )
         cursors = [Cursor("read", stages), Cursor("turn", 1), *([Cursor("store", store[0])] if store else [])]
-        last: Program = (WaitGroup("bulk", 0, by="one"),) if store else ()
         tiles = ForTiles((If(TileIs(2, i), mine, (ForK((Advance("read"),)),)),))
-        roles.append(Role(f"math{i}", warps, (*start(False), tiles, *last), tuple(cursors)))
+        roles.append(Role(f"math{i}", warps, (*start(False), tiles, *_stored(store)), tuple(cursors)))
     return Pipeline(
         f"pingpong, ring of {stages}",
         tuple(roles),
@@ -406,9 +429,41 @@ def tcgen05_ring(
     """
     _check_counts(stages=stages, accumulators=accumulators, warps=warps, store=store)
     size = 2 if pair else 1
+    load, tile, drain = _tcgen05_programs(bytes, pair, store)
+    meet: Program = (ClusterArrive(), ClusterWait()) if pair else ()
+    epilogue_cursors = (Cursor("acc", accumulators), *([Cursor("store", store[0])] if store else []))
+    return Pipeline(
+        f"tcgen05{' pair' if pair else ''}, ring of {stages}, {accumulators} accumulator(s)",
+        (
+            Role("load", 1, (*start(True, size), ForTiles((ForK(load),)), *meet), (Cursor("load", stages),)),
+            Role(
+                "mma",
+                1,
+                (*start(False, size), *_on_leader(pair, ForTiles(tile)), *meet),
+                (Cursor("read", stages), Cursor("acc", accumulators)),
+            ),
+            Role("epilogue", warps, (*start(False, size), ForTiles(drain), *_stored(store), *meet), epilogue_cursors),
+        ),
+        (
+            Mbarrier("full", 1, stages, bytes * size),
+            Mbarrier("empty", 1, stages),
+            Mbarrier("acc_full", 1, accumulators),
+            Mbarrier("acc_empty", warps * size, accumulators),
+            *([] if pair else [NamedBarrier(CTA, 32 * (2 + warps))]),
+            *([NamedBarrier("store", 32 * warps)] if store else []),
+        ),
+        (Buffer("ab", stages), Buffer("acc", accumulators, "tmem"), *([Buffer("c", store[0])] if store else [])),
+        cluster=size,
+        arch="sm_100a",
+    )
+
+
+def _tcgen05_programs(
+    bytes: int, pair: bool, store: tuple[int, int] | None
+) -> tuple[Program, Program, Program]:  # fmt: skip
+    """The loads of a stage, the products of a tile, and its epilogue."""
     both = ((0, 1), (0, 1)) if pair else "own"
     leader = ((0,), (0,)) if pair else "own"
-
     load: Program = (
         Wait("empty", "load", flip=True),
         *_on_leader(pair, ArriveExpect("full", "load")),
@@ -434,33 +489,7 @@ def tcgen05_ring(
         Advance("acc"),
         *(store_ring("c", "store", *store) if store else ()),
     )
-    meet: Program = (ClusterArrive(), ClusterWait()) if pair else ()
-    last: Program = (WaitGroup("bulk", 0, by="one"),) if store else ()
-    epilogue_cursors = (Cursor("acc", accumulators), *([Cursor("store", store[0])] if store else []))
-    return Pipeline(
-        f"tcgen05{' pair' if pair else ''}, ring of {stages}, {accumulators} accumulator(s)",
-        (
-            Role("load", 1, (*start(True, size), ForTiles((ForK(load),)), *meet), (Cursor("load", stages),)),
-            Role(
-                "mma",
-                1,
-                (*start(False, size), *_on_leader(pair, ForTiles(tile)), *meet),
-                (Cursor("read", stages), Cursor("acc", accumulators)),
-            ),
-            Role("epilogue", warps, (*start(False, size), ForTiles(drain), *last, *meet), epilogue_cursors),
-        ),
-        (
-            Mbarrier("full", 1, stages, bytes * size),
-            Mbarrier("empty", 1, stages),
-            Mbarrier("acc_full", 1, accumulators),
-            Mbarrier("acc_empty", warps * size, accumulators),
-            *([] if pair else [NamedBarrier(CTA, 32 * (2 + warps))]),
-            *([NamedBarrier("store", 32 * warps)] if store else []),
-        ),
-        (Buffer("ab", stages), Buffer("acc", accumulators, "tmem"), *([Buffer("c", store[0])] if store else [])),
-        cluster=size,
-        arch="sm_100a",
-    )
+    return load, tile, drain
 
 
 def _on_leader(pair: bool, *program: Action) -> Program:

@@ -15,18 +15,14 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.extend.core import Primitive
-from jax.interpreters import mlir
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from ...torch_op.scaled_grouped.recipes import TENSOR
-from ..primitive import MAX_PRODUCTS, refused, spec_of
-from ..shardings import axes_of, entries_of
+from ..primitive import MAX_PRODUCTS, partition_rule, primitive_of, spec_of
+from ..shardings import Axes
 from . import gpu, reference
 from .described import PLAIN, Described
 from .sharded import cut, labels_of
-
-described_p = Primitive("layoutgemm_described")
 
 
 def multiply(product: Described, *operands: jax.Array) -> jax.Array:
@@ -71,65 +67,27 @@ def with_shapes(product: Described, operands: Sequence[jax.Array]) -> Described:
 def _partitioned(product: Described) -> Callable[..., jax.Array]:
     """The product as a function that is partitioned over a mesh."""
     labels, may = labels_of(product), cut(product)
-    k = product.sizes[2]
 
     def entries(sharding: NamedSharding, names: Sequence[str]) -> tuple[object, ...]:
         return tuple([x if name in may else None for name, x in zip(names, spec_of(sharding, len(names)), strict=True)])
 
-    def partition(
-        mesh: Mesh, operands: Sequence[jax.ShapeDtypeStruct], result: jax.ShapeDtypeStruct
-    ) -> tuple[object, ...]:
-        sizes: Mapping[str, int] = mesh.shape
-        given = [entries(x.sharding, names) for x, names in zip(operands, labels.operands, strict=True)]
-        axes = axes_of(labels, given, entries(result.sharding, labels.result), k, sizes)
-
-        def sharding(names: Sequence[str]) -> NamedSharding:
-            return NamedSharding(mesh, PartitionSpec(*entries_of(names, axes)))
-
-        def local(*parts: jax.Array) -> jax.Array:
-            own = with_shapes(product, parts)
-            if "k" not in axes:
-                return _bound(own, *parts)
-            sums = own.without_finish()
-            given = dict(zip(own.names, parts, strict=True))
-            whole = jax.lax.psum(_bound(sums, *[given[name] for name in sums.names]), axes["k"])
-            return reference.finished(own, whole, given)
-
-        return mesh, local, sharding(labels.result), tuple([sharding(names) for names in labels.operands])
+    def local(axes: Mapping[str, Axes], *parts: jax.Array) -> jax.Array:
+        own = with_shapes(product, parts)
+        if "k" not in axes:
+            return _bound(own, *parts)
+        sums = own.without_finish()
+        given = dict(zip(own.names, parts, strict=True))
+        whole = jax.lax.psum(_bound(sums, *[given[name] for name in sums.names]), axes["k"])
+        return reference.finished(own, whole, given)
 
     factors = dict.fromkeys(name for names in (*labels.operands, labels.result) for name in names)  # in their order
     shared = custom_partitioning(functools.partial(_bound, product))
+    rule = partition_rule(labels, product.sizes[2], entries, local)
     shared.def_partition(
-        partition, sharding_rule=labels.rule, reduction_factors=("k",) if "k" in may else (),
+        rule, sharding_rule=labels.rule, reduction_factors=("k",) if "k" in may else (),
         need_replication_factors=tuple([name for name in factors if name not in may]),
     )  # fmt: skip
     return shared
 
 
-def _bound(product: Described, *operands: jax.Array) -> jax.Array:
-    result: jax.Array = described_p.bind(*operands, product=product)
-    return result
-
-
-@described_p.def_abstract_eval
-def _abstract(*operands: jax.core.ShapedArray, product: Described) -> jax.core.ShapedArray:
-    del operands
-    return jax.core.ShapedArray(product.result, jnp.dtype(product.types[2]))
-
-
-@described_p.def_impl
-def _by_itself(*operands: jax.Array, product: Described) -> jax.Array:
-    return jax.jit(functools.partial(_bound, product))(*operands)
-
-
-def _lowered(compute: Callable[..., jax.Array]) -> Callable[..., object]:
-    def lowered(*operands: jax.Array, product: Described) -> jax.Array:
-        return compute(product, *operands)
-
-    lowering: Callable[..., object] = mlir.lower_fun(lowered, multiple_results=False)
-    return lowering
-
-
-mlir.register_lowering(described_p, _lowered(gpu.multiply), platform="cuda")
-mlir.register_lowering(described_p, _lowered(reference.multiply), platform="cpu")
-mlir.register_lowering(described_p, refused)
+_bound = primitive_of("layoutgemm_described", gpu.multiply, reference.multiply)

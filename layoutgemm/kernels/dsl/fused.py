@@ -85,10 +85,10 @@ class FusedBlock:
         for own in of_row.values():
             found = Float32(0.0)
             for v in own:
-                at = Pair(self, v - v % 2).element(v % 2)
+                at = Neighbours(self, v - v % 2).element(v % 2)
                 size = self.math.largest(values[v], -values[v])
                 found = self.math.largest(found, self.math.where(at.inside("m"), size, 0.0))
-            factor = self.reductions.quantized(step, found, Pair(self, own[0]).element(0))
+            factor = self.reductions.quantized(step, found, Neighbours(self, own[0]).element(0))
             scaled.update({v: values[v] * factor for v in own})
         return scaled
 
@@ -96,7 +96,7 @@ class FusedBlock:
         """The accumulator's values after the epilogue's steps, element by element."""
         out: list[Float32] = []
         for v in range(first, first + count, 2):
-            pair = Pair(self, v)
+            pair = Neighbours(self, v)
             done = [self.epilogue.apply(bridge.number(accumulator[v + e]), pair.element(e)) for e in range(2)]
             pair.flush()
             out.extend(done)
@@ -107,7 +107,7 @@ class FusedBlock:
         self.reductions.finish()
 
 
-class Pair:
+class Neighbours:
     """Two neighbours of a row: a fragment holds them as values v and v + 1 of one thread."""
 
     def __init__(self, block: FusedBlock, v: int):
@@ -203,7 +203,7 @@ class Pair:
 class Element:
     """One element, as a step's `at`."""
 
-    def __init__(self, pair: Pair, e: int):
+    def __init__(self, pair: Neighbours, e: int):
         self.pair, self.e = pair, e
         self.math = pair.block.math
         self.i, self.j = pair.i, pair.j + e

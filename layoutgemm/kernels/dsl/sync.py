@@ -6,6 +6,7 @@ Each function is one instruction, named after what it does. Sources: PTX ISA, "m
 
 from __future__ import annotations
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 from cutlass.experimental import primitives
@@ -40,6 +41,16 @@ def barrier_wait(barrier: cute.Pointer, phase: Int32 | int) -> None:
 def barrier_done(barrier: cute.Pointer, phase: Int32) -> Boolean:
     """True if that phase has completed, and then acquires what arrived; does not wait."""
     return cute.arch.mbarrier_test_wait(barrier, phase)
+
+
+@cute.jit
+def next_in_ring(stage: Int32, parity: Int32, stages: cutlass.Constexpr) -> tuple[Int32, Int32]:
+    """The stage after this one of a ring, and the parity of its barriers' phase: it flips at the ring's end."""
+    stage += 1
+    if stage == stages:
+        stage = Int32(0)
+        parity ^= 1
+    return stage, parity
 
 
 def barrier_arrive(barrier: cute.Pointer) -> None:

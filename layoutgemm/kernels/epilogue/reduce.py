@@ -61,6 +61,8 @@ class Reducing(Step):
 
 @dataclass(frozen=True)
 class _Along(Reducing):
+    """A reduction of each row or each column of C."""
+
     operation: str | Reduction = "sum"
     name: str = ""
     dtype: str = "f32"

@@ -124,6 +124,8 @@ class Scale(Step):
 
 @dataclass(frozen=True)
 class _Vector(Step):
+    """A step that reads one value for each row or column of C."""
+
     axis: str = "n"
     dtype: str = "f32"
     name: str = "vector"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -250,6 +250,17 @@ def evaluate(expression: Expression, x: Any, at: Any) -> Any:
     if head == "given":
         return at.read(rest[0])
     return getattr(at.math, head)(*[evaluate(part, x, at) for part in rest])
+
+
+class Values:
+    """Values by name, and the operations on them: the place at which an expression without coordinates is evaluated."""
+
+    def __init__(self, values: Mapping[str, Any], math: Any):
+        self.values, self.math = values, math
+
+    def read(self, name: str) -> Any:
+        """A value by its name."""
+        return self.values[name]
 
 
 def _symbol(value: Any) -> Symbol:

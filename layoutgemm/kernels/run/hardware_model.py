@@ -210,6 +210,23 @@ class Output:
         for where, at in _placed(tma, tma.instructions, origin, address):
             tensor_store(tma, self.matrix, where, smem, at, self.times)
 
+    def store_registers(
+        self, atom: MmaAtom, first: tuple[int, int, int], extent: tuple[int, int], bits: np.ndarray, values: range
+    ) -> None:
+        """Threads' own elements of a tile, those that are inside.
+
+        first   row, column and matrix of the tile;   extent  rows and columns of C
+        bits    [thread, value] of an accumulator of `atom`, of which `values` are stored
+        """
+        mine = np.asarray(values)
+        i, j = atom.coords_C(np.arange(bits.shape[0])[:, None], mine[None, :])
+        i, j = np.broadcast_arrays(first[0] + i, first[1] + j)
+        inside = (i < extent[0]) & (j < extent[1])
+        line, at = (i, j) if self.c.order == "row" else (j, i)
+        element = (first[2] * self.matrix.pitch + line * self.leading + at)[inside]
+        self.matrix.bits[element] = bits[:, mine][inside]
+        np.add.at(self.times, element, 1)
+
     def values(self) -> np.ndarray:
         """C as (M, N) or (batch, M, N) values. Raises PlanError if an element was not stored once.
 

@@ -18,7 +18,7 @@ from ...atoms.smem.instruction_descriptor import InstructionDescriptor, instruct
 from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES, allocation_columns
 from ...dtypes import DType
 from ...errors import PlanError
-from ...schedule import Grouped, Persistent
+from ...schedule import Grouped, Persistent, Schedule
 from ..derive import Given, Operand, OperandPlan, derive_operand
 from ..epilogue.chain import Epilogue
 from ..orders import Order, formula_for
@@ -34,6 +34,7 @@ from ..plan import (
     check_sizes,
     fitting_stages,
     rounded_up,
+    stage_depth,
     tile_count,
 )
 from ..store import StorePlan
@@ -205,27 +206,12 @@ class Sm100Plan(PersistentPlan):
         (tile_m, tile_n), blocks = config.tile, config.blocks
         kind = _KINDS[a_spec.dtype.name]
         atom = tcgen05_mma(kind, tile_m, tile_n, a_spec.dtype, b_spec.dtype, "f32", blocks)
-        tile_k = config.tile_k if config.tile_k is not None else STAGE_BYTES_OF_K * 8 // a_spec.dtype.bits
-        depth = atom.shape_mnk[2]
-        if tile_k < depth or tile_k % depth:
-            raise PlanError(f"tile_k = {tile_k!r}: a positive multiple of the instruction's K = {depth}")
+        tile_k = stage_depth(config.tile_k, STAGE_BYTES_OF_K, a_spec.dtype, atom)
         a_plan = _operand("A", a_spec, "M", BLOCK_ROWS, tile_k, atom, batch)
         b_plan = _operand("B", b_spec, "N", tile_n // blocks, tile_k, atom, batch)
-        store = derive_store(tile_n, c_spec, config.width, config.chunks, config.buffers)
-        if batch > 1:
-            store = replace(store, maps=tuple(tma.batched("l") for tma in store.maps))
-        c_bytes = store.bytes(EPILOGUE_WARPS)
-        stage_bytes = rounded_up(a_plan.smem.bytes, 1024) + rounded_up(b_plan.smem.bytes, 1024)
-        beside = c_bytes + 2 * config.accumulators * BARRIER_BYTES + SLOT_BYTES
-        taken = f"A {a_plan.smem.bytes} + B {b_plan.smem.bytes} bytes beside {c_bytes} of the store"
-        stages = fitting_stages(arch, config.stages, LEAST_STAGES, stage_bytes + 2 * BARRIER_BYTES, beside, taken)
-        across = -(-m // tile_m), -(-n // tile_n)
-        if across[0] * across[1] * batch > MAX_TILES:
-            raise PlanError(
-                f"{across[0]} * {across[1]} * {batch} = {across[0] * across[1] * batch} tiles: a tile's number goes up "
-                f"to {MAX_TILES}"
-            )
-        schedule = formula_for(order, Grouped(config.along, config.group), config.tile, across, "sm_100a's kernel")
+        store = derive_store(tile_n, c_spec, config.width, config.chunks, config.buffers).of_batch(batch)
+        stages = _stages(a_plan, b_plan, store, config)
+        schedule = _schedule(order, config, (m, n, batch))
         return cls(
             m=m,
             n=n,
@@ -243,7 +229,7 @@ class Sm100Plan(PersistentPlan):
             columns=allocation_columns(config.accumulators * atom.accumulator.columns),
             store=store,
             order=Persistent(schedule, 1),
-            smem=_smem(a_plan, b_plan, stages, config.accumulators, c_bytes, store),
+            smem=_smem(a_plan, b_plan, stages, config.accumulators, store),
             threads=THREADS,
             full_arrivals=1,
             full_bytes=blocks * (a_plan.tma.bytes + b_plan.tma.bytes),
@@ -314,11 +300,29 @@ def _operand(
     return replace(plan, tma=plan.tma.batched("l")) if batch > 1 else plan
 
 
-def _smem(a: OperandPlan, b: OperandPlan, stages: int, accumulators: int, c_bytes: int, store: StorePlan) -> Sm100Smem:
+def _stages(a: OperandPlan, b: OperandPlan, store: StorePlan, config: Sm100Config) -> int:
+    """The stages, as many as asked for or as fit; raises PlanError."""
+    c_bytes = store.bytes(EPILOGUE_WARPS)
+    each = rounded_up(a.smem.bytes, 1024) + rounded_up(b.smem.bytes, 1024) + 2 * BARRIER_BYTES
+    beside = c_bytes + 2 * config.accumulators * BARRIER_BYTES + SLOT_BYTES
+    taken = f"A {a.smem.bytes} + B {b.smem.bytes} bytes beside {c_bytes} of the store"
+    return fitting_stages(arch_named("sm_100a"), config.stages, LEAST_STAGES, each, beside, taken)
+
+
+def _schedule(order: Order | None, config: Sm100Config, sizes: tuple[int, int, int]) -> Schedule:
+    """The order of tiles of M, N and a batch; raises PlanError for more than have numbers."""
+    m, n, batch = sizes
+    across = -(-m // config.tile[0]), -(-n // config.tile[1])
+    if (tiles := across[0] * across[1] * batch) > MAX_TILES:
+        raise PlanError(f"{across[0]} * {across[1]} * {batch} = {tiles} tiles: a tile's number goes up to {MAX_TILES}")
+    return formula_for(order, Grouped(config.along, config.group), config.tile, across, "sm_100a's kernel")
+
+
+def _smem(a: OperandPlan, b: OperandPlan, stages: int, accumulators: int, store: StorePlan) -> Sm100Smem:
     a_stage, b_stage = rounded_up(a.smem.bytes, a.smem.alignment), rounded_up(b.smem.bytes, b.smem.alignment)
     b_offset = rounded_up(stages * a_stage, 1024)
     c_offset = rounded_up(b_offset + stages * b_stage, 1024)
-    barriers = c_offset + c_bytes
+    barriers = c_offset + store.bytes(EPILOGUE_WARPS)
     acc_full = barriers + 2 * stages * BARRIER_BYTES
     slot = acc_full + 2 * accumulators * BARRIER_BYTES
     return Sm100Smem(

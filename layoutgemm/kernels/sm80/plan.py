@@ -27,6 +27,7 @@ from ..plan import (
     StoreSmemMap,
     check_fields,
     rounded_up,
+    stage_depth,
     tile_count,
 )
 from .operand import Sm80Operand, by_tensor_copy, derive_operand
@@ -163,44 +164,16 @@ class Sm80Plan(GemmPlan):
         >>> print(Sm80Plan.derive(4096, 4096, 4096, b="bf16:col"))
         Sm80Plan 4096x4096x4096 sm_80: A bf16 row, B bf16 col, C bf16 row-major, tile 128x256x32, 4 stages, 2x4 warps
         """
-        config = config or Sm80Config()
-        target = arch_named(arch)
-        if target.name not in ARCHES:
-            raise PlanError(f"this kernel is for {', '.join(ARCHES)}, not for {target.name}")
+        config, target = config or Sm80Config(), _target(arch)
         check_range(PlanError, MAX_COORDINATE, f"it is 1 to {MAX_COORDINATE}", m=m, n=n, k=k)
         check_range(PlanError, MAX_BATCH, f"it is 1 to {MAX_BATCH}", batch=batch)
         if config.persistent and batch > 1:
             raise PlanError(f"batch = {batch}: a persistent kernel multiplies one pair of matrices")
-        a_spec = Operand.parse(a)
-        b_spec = Operand.parse(a_spec.dtype if b is None else b)
-        for name, spec in (("a", a_spec), ("b", b_spec)):
-            if spec.dtype.name not in _INSTRUCTIONS:
-                raise PlanError(f"{name} is {spec.dtype}; this kernel multiplies {', '.join(_INSTRUCTIONS)}")
-        atom = mma_sync(_INSTRUCTIONS[a_spec.dtype.name], a_spec.dtype, b_spec.dtype)
-        if target.name not in atom.archs:
-            raise PlanError(f"{target.name} has no {atom.ptx}: it exists on {', '.join(atom.archs)}")
+        a_spec, b_spec, atom = _typed(a, b, target)
         c_spec = _output(c, a_spec, atom)
-        depth = atom.shape_mnk[2]
-        tile_k = config.tile_k if config.tile_k is not None else _STAGE_BYTES_OF_K * 8 // a_spec.dtype.bits
-        if tile_k < depth or tile_k % depth:
-            raise PlanError(f"tile_k = {tile_k!r}: a positive multiple of the instruction's K = {depth}")
-        warps = config.warps[0] * config.warps[1]
-        threads = 32 * warps
-        if threads > target.threads_per_block:
-            raise PlanError(f"{warps} warps are {threads} threads; a block has up to {target.threads_per_block}")
-        for what, extent, count in (("M", config.tile[0], config.warps[0]), ("N", config.tile[1], config.warps[1])):
-            if extent % (16 * count):
-                raise PlanError(
-                    f"{extent} of {what} for {count} warp(s): each takes a multiple of 16, {extent} = "
-                    f"{extent // (16 * count)}*{16 * count} + {extent % (16 * count)}"
-                )
-        vectors = [
-            bytes_ if bytes_ >= 4 else spec.dtype.bytes
-            for bytes_, spec in zip(config.align, (a_spec, b_spec, c_spec), strict=True)
-        ]
-        for name, bytes_, spec in zip("abc", config.align, (a_spec, b_spec, c_spec), strict=True):
-            if bytes_ < spec.dtype.bytes:
-                raise PlanError(f"{name} is {spec.dtype}, aligned to {spec.dtype.bytes} bytes at least, not {bytes_}")
+        tile_k = stage_depth(config.tile_k, _STAGE_BYTES_OF_K, a_spec.dtype, atom)
+        threads = _checked_threads(config, target)
+        vectors = _vectors(config.align, (a_spec, b_spec, c_spec))
         a_plan = derive_operand("A", a_spec, config.tile[0], tile_k, config.warps[0], threads, vectors[0], atom)
         b_plan = derive_operand("B", b_spec, config.tile[1], tile_k, config.warps[1], threads, vectors[1], atom)
         if config.loads == "tma":
@@ -210,11 +183,10 @@ class Sm80Plan(GemmPlan):
             target.require("stmatrix", "stmatrix=True")
         orders = a_plan.load.order, b_plan.load.order
         store = Sm80Store.derive(atom, config.tile[1] // config.warps[1], c_spec, vectors[2], orders, config.stmatrix)
-        stages, smem = _ring(target, a_plan, b_plan, store, warps, config)
-        tiles = -(-m // config.tile[0]) * -(-n // config.tile[1])
-        if tiles > MAX_COORDINATE:
-            raise PlanError(f"{m}x{n} in tiles of {config.tile} are {tiles} tiles; a grid holds 2**31 - 1 blocks")
+        stages, smem = _ring(target, a_plan, b_plan, store, config)
         across = -(-m // config.tile[0]), -(-n // config.tile[1])
+        if (tiles := across[0] * across[1]) > MAX_COORDINATE:
+            raise PlanError(f"{m}x{n} in tiles of {config.tile} are {tiles} tiles; a grid holds 2**31 - 1 blocks")
         schedule = formula_for(order, Grouped(config.along, config.group), config.tile, across, "sm_80's kernel")
         return cls(
             m=m, n=n, k=k, batch=batch, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom,
@@ -273,6 +245,50 @@ class Sm80Plan(GemmPlan):
         return f"{head}, {self.stages} stages, {self.warps[0]}x{self.warps[1]} warps"
 
 
+def _target(arch: str | Arch) -> Arch:
+    """The architecture; raises PlanError for one that the kernel is not for."""
+    target = arch_named(arch)
+    if target.name not in ARCHES:
+        raise PlanError(f"this kernel is for {', '.join(ARCHES)}, not for {target.name}")
+    return target
+
+
+def _typed(a: Given, b: Given | None, target: Arch) -> tuple[Operand, Operand, MmaAtom]:
+    """The operands' types and orders, and their instruction; raises PlanError where the architecture has none."""
+    a_spec = Operand.parse(a)
+    b_spec = Operand.parse(a_spec.dtype if b is None else b)
+    for name, spec in (("a", a_spec), ("b", b_spec)):
+        if spec.dtype.name not in _INSTRUCTIONS:
+            raise PlanError(f"{name} is {spec.dtype}; this kernel multiplies {', '.join(_INSTRUCTIONS)}")
+    atom = mma_sync(_INSTRUCTIONS[a_spec.dtype.name], a_spec.dtype, b_spec.dtype)
+    if target.name not in atom.archs:
+        raise PlanError(f"{target.name} has no {atom.ptx}: it exists on {', '.join(atom.archs)}")
+    return a_spec, b_spec, atom
+
+
+def _checked_threads(config: Sm80Config, target: Arch) -> int:
+    """Threads of a block; raises PlanError for too many, and for warps among which the tile cannot be divided."""
+    warps = config.warps[0] * config.warps[1]
+    threads = 32 * warps
+    if threads > target.threads_per_block:
+        raise PlanError(f"{warps} warps are {threads} threads; a block has up to {target.threads_per_block}")
+    for what, extent, count in (("M", config.tile[0], config.warps[0]), ("N", config.tile[1], config.warps[1])):
+        if extent % (16 * count):
+            raise PlanError(
+                f"{extent} of {what} for {count} warp(s): each takes a multiple of 16, {extent} = "
+                f"{extent // (16 * count)}*{16 * count} + {extent % (16 * count)}"
+            )
+    return threads
+
+
+def _vectors(align: tuple[int, int, int], specs: tuple[Operand, Operand, Operand]) -> list[int]:
+    """Bytes of an access to A, B and C; raises PlanError for an alignment below an element's bytes."""
+    for name, bytes_, spec in zip("abc", align, specs, strict=True):
+        if bytes_ < spec.dtype.bytes:
+            raise PlanError(f"{name} is {spec.dtype}, aligned to {spec.dtype.bytes} bytes at least, not {bytes_}")
+    return [bytes_ if bytes_ >= 4 else spec.dtype.bytes for bytes_, spec in zip(align, specs, strict=True)]
+
+
 def _output(c: Given | None, a: Operand, atom: MmaAtom) -> Operand:
     whole = atom.c_dtype.name == "i32"
     default = "i32" if whole else a.dtype if a.dtype.bits == 16 else "f32"
@@ -285,14 +301,12 @@ def _output(c: Given | None, a: Operand, atom: MmaAtom) -> Operand:
     return spec
 
 
-def _ring(
-    target: Arch, a: Sm80Operand, b: Sm80Operand, store: Sm80Store, warps: int, config: Sm80Config
-) -> tuple[int, Sm80Smem]:
+def _ring(target: Arch, a: Sm80Operand, b: Sm80Operand, store: Sm80Store, config: Sm80Config) -> tuple[int, Sm80Smem]:
     alignment = max(a.smem.alignment, b.smem.alignment, store.tile.alignment)
     b_offset = rounded_up(a.smem.bytes, b.smem.alignment)
     pitch = rounded_up(b_offset + b.smem.bytes, alignment)
     barrier = BARRIER_BYTES if config.loads == "tma" else 0
-    buffers = warps * BUFFERS * store.buffer_bytes
+    buffers = config.warps[0] * config.warps[1] * BUFFERS * store.buffer_bytes
     beside = buffers if config.persistent else 0
     fits = most_stages(target, pitch + barrier, beside, config.blocks_per_sm)
     stages = min(fits, 4) if config.stages is None else config.stages

@@ -133,32 +133,44 @@ def _explain_sums(plan: Sm90Plan) -> str:
 
 def explain_sm90(plan: Sm90Plan) -> str:
     """The whole derivation, section by section, in the order of the data's way."""
-    rows, columns = plan.tiles
-    smem, config = plan.smem, plan.config
     across = plan.order.clusters(plan.tiles)
-    k_tiles = plan.k_tiles
-    accumulators = plan.blocks * (1 if plan.mainloop is None else 2)
-    held = accumulators * plan.mma.accumulator_registers
     lines = [
         str(plan),
-        f"tiles: {rows} x {columns} of C" + f", {plan.batch} times" * (plan.batch > 1) + f", {k_tiles} along K; "
-        f"{across[0]} x {across[1]} for clusters of {config.cluster[0]}x{config.cluster[1]}, in the order of "
-        f"{plan.order.schedule}"
-        + f", {described_order(plan.order.schedule, across)}" * (not plan.order.schedule.is_full)
-        + f", K in {config.split} parts" * (config.split > 1)
-        + f", taken in rounds of {plan.dealt}" * bool(config.tuning.dealt),
+        _explain_tiles(plan, across),
         explain_operand(plan.a) if plan.weights is None else explain_packed(plan.a),
         explain_operand(plan.b),
+        *explain_ends(plan.a, plan.m),
+        *explain_ends(plan.b, plan.n),
+        *_explain_launch(plan, across),
+        *_explain_parts(plan, across),
     ]
-    lines += explain_ends(plan.a, plan.m) + explain_ends(plan.b, plan.n)
-    lines += _explain_launch(plan, across)
-    if plan.gated is not None:
-        lines.append(_explain_sums(plan))
+    if plan.dead_runs:
+        zeros, rows = sum(count for _, count in plan.dead_runs), plan.config.rows
+        lines.append(f"A's tile is loaded up to row {rows}; {zeros} bytes of each stage are zeros, written once")
+    lines += ["roles:", *aligned(roles(plan)), "barriers:", *aligned(barriers(plan)), *_explain_store(plan)]
+    return "\n".join([*lines, *_explain_resources(plan)])
+
+
+def _explain_tiles(plan: Sm90Plan, across: tuple[int, int]) -> str:
+    """The number of tiles, and their order."""
+    (rows, columns), config, schedule = plan.tiles, plan.config, plan.order.schedule
+    return (
+        f"tiles: {rows} x {columns} of C" + f", {plan.batch} times" * (plan.batch > 1) + f", {plan.k_tiles} along K; "
+        f"{across[0]} x {across[1]} for clusters of {config.cluster[0]}x{config.cluster[1]}, in the order of {schedule}"
+        + f", {described_order(schedule, across)}" * (not schedule.is_full)
+        + f", K in {config.split} parts" * (config.split > 1)
+        + f", taken in rounds of {plan.dealt}" * bool(config.tuning.dealt)
+    )
+
+
+def _explain_parts(plan: Sm90Plan, across: tuple[int, int]) -> list[str]:
+    """The parts that a plain product does not have, one by one."""
+    lines = [_explain_sums(plan)] if plan.gated is not None else []
     if plan.pair is not None:
-        first = tile_count(plan.k, plan.tile[2])
+        k_tiles = plan.k_tiles
         lines.append(
-            f"second pair: {k_tiles - first} of {k_tiles} K tiles, the last ones, are of A2 and B2, with tensor "
-            "maps of their own"
+            f"second pair: {k_tiles - tile_count(plan.k, plan.tile[2])} of {k_tiles} K tiles, the last ones, are of A2 "
+            "and B2, with tensor maps of their own"
         )
     if plan.ragged is not None:
         lines += explain_ragged(plan)
@@ -175,14 +187,16 @@ def explain_sm90(plan: Sm90Plan) -> str:
         lines += explain_along_k(plan)
     if plan.mainloop is not None:
         lines += explain_mainloop(plan)
-    if plan.shards is not None:
-        lines += explain_shards(plan)
-    if plan.dead_runs:
-        zeros = sum(count for _, count in plan.dead_runs)
-        lines.append(f"A's tile is loaded up to row {config.rows}; {zeros} bytes of each stage are zeros, written once")
-    lines += ["roles:", *aligned(roles(plan)), "barriers:", *aligned(barriers(plan)), *_explain_store(plan)]
+    return lines + (explain_shards(plan) if plan.shards is not None else [])
+
+
+def _explain_resources(plan: Sm90Plan) -> list[str]:
+    """Shared memory, registers, the instruction and the workspace."""
+    smem, config = plan.smem, plan.config
+    accumulators = plan.blocks * (1 if plan.mainloop is None else 2)
+    held = accumulators * plan.mma.accumulator_registers
     over = " over the stages" if config.single else ""
-    lines += [
+    return [
         f"shared memory: A at {smem.a_offset} + stage*{smem.a_stage_bytes}, B at {smem.b_offset} + "
         f"stage*{smem.b_stage_bytes}, C at {smem.c_offset} + buffer*{smem.c_buffer_bytes}{over}, barriers at "
         f"{smem.barrier_offset} and {smem.empty_offset} + stage*{smem.barrier_bytes}; {smem.total} of "
@@ -195,7 +209,6 @@ def explain_sm90(plan: Sm90Plan) -> str:
         f"  as coordinates (row, column): {plan.mma.coords_C}",
         explain_workspace(plan, 0 if plan.exchange is None else plan.exchange.bytes),
     ]  # fmt: skip
-    return "\n".join(lines)
 
 
 def _explain_launch(plan: Sm90Plan, across: tuple[int, int]) -> list[str]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +34,11 @@ from ...report import Check
 from ..epilogue import tracing
 from ..epilogue.numpy_math import Math
 from ..numbers import W
-from ..plan import rounded_up
+from ..plan import present, rounded_up
 from ..store import ROWS
+
+if TYPE_CHECKING:
+    from .plan import Sm90Plan
 
 TOTAL = "total"
 DEPTH = 128  # elements of K in a K block, unless a main loop says otherwise
@@ -150,7 +153,7 @@ class Promoted:
     @checked(PlanError)
     def apply(self, total: Any, product: Any, values: dict[str, Any]) -> Any:
         """The same in NumPy."""
-        return self.evaluate(product, _Values({TOTAL: total, **values}))
+        return self.evaluate(product, tracing.Values({TOTAL: total, **values}, Math))
 
     @checked(PlanError)
     def reference(
@@ -212,19 +215,6 @@ class Promoted:
 def _occurs(part: tracing.Expression, expression: Any) -> bool:
     """True if an expression is, or has among its operands, that part."""
     return expression == part or (isinstance(expression, tuple) and any(_occurs(part, x) for x in expression))
-
-
-class _Values:
-    """The values and operations of an expression in NumPy."""
-
-    math = Math
-
-    def __init__(self, values: dict[str, Any]):
-        self.values = values
-
-    def read(self, name: str) -> Any:
-        """A value by its name."""
-        return self.values[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +281,7 @@ class StageNumbers:
         return next(part for part in self.parts if part.table.name == name)
 
 
-def numbers_read(plan: Any) -> dict[tuple[Any, ...], tuple[Table, int, int]]:
+def numbers_read(plan: Sm90Plan) -> dict[tuple[Any, ...], tuple[Table, int, int]]:
     """The numbers that a thread reads for one K block.
 
     key -> (table, block of 64 rows, first of the thread's values that use it)
@@ -299,20 +289,20 @@ def numbers_read(plan: Any) -> dict[tuple[Any, ...], tuple[Table, int, int]]:
     Values with one key read one number, in every thread: `promotion_check` proves it.
     """
     found: dict[tuple[Any, ...], tuple[Table, int, int]] = {}
-    for table in plan.mainloop.tables:
+    for table in present(plan.mainloop).tables:
         for block in range(plan.blocks):
             for v in range(plan.mma.accumulator_registers):
                 found.setdefault(key_of(plan, table, block, v), (table, block, v))
     return found
 
 
-def key_of(plan: Any, table: Table, block: int, v: int) -> tuple[Any, ...]:
+def key_of(plan: Sm90Plan, table: Table, block: int, v: int) -> tuple[Any, ...]:
     """The place of the number for value v of thread 0: its table, and a row or a segment of columns."""
     i, j = (int(x) for x in plan.mma.coords_C(0, v))
     return (table.name, block, i) if table.axis == "m" else (table.name, j // plan.numbers.part(table.name).segment)
 
 
-def byte_of(plan: Any, table: Table, row: W, thread: W, block: int, v: int) -> W:
+def byte_of(plan: Sm90Plan, table: Table, row: W, thread: W, block: int, v: int) -> W:
     """The byte in a stage's numbers that a thread reads for value v; of ints or traced integers.
 
     row   of the tile, of the warpgroup's first accumulator
@@ -321,7 +311,7 @@ def byte_of(plan: Any, table: Table, row: W, thread: W, block: int, v: int) -> W
     return plan.numbers.part(table.name).byte(row + (block * ROWS + i) if table.axis == "m" else j)
 
 
-def same_for_all(plan: Any, table: Table, v: int) -> bool:
+def same_for_all(plan: Sm90Plan, table: Table, v: int) -> bool:
     """True if all threads of a warpgroup read one number for value v."""
     if table.axis == "m":
         return False
@@ -329,15 +319,15 @@ def same_for_all(plan: Any, table: Table, v: int) -> bool:
     return bool((read == read[0]).all())
 
 
-def table_registers(plan: Any) -> int:
+def table_registers(plan: Sm90Plan) -> int:
     """Registers of a thread for the numbers of one K block, and their address."""
     found = len(numbers_read(plan)) if plan.mainloop is not None else 0
     return found + 1 if found else 0
 
 
-def promotion_check(plan: Any) -> Check:
+def promotion_check(plan: Sm90Plan) -> Check:
     """Each value is promoted with the number of its own row or column."""
-    loop, count = plan.mainloop, plan.mma.accumulator_registers
+    loop, count = present(plan.mainloop), plan.mma.accumulator_registers
     threads, values = np.arange(plan.mma.threads)[:, None], np.arange(count)[None, :]
     i, j = np.broadcast_arrays(*plan.mma.coords_C(threads, values))
     witness = "" if plan.tile[2] == loop.depth else f"a k tile of {plan.tile[2]} elements, K blocks of {loop.depth}"
@@ -368,13 +358,14 @@ def promotion_check(plan: Any) -> Check:
     return Check("promotion", statement, not witness, f"exhaustion ({threads.size * count} values)", witness)
 
 
-def explain_mainloop(plan: Any) -> list[str]:
+def explain_mainloop(plan: Sm90Plan) -> list[str]:
     """The promotion of each K block's sum, and the numbers a thread reads."""
+    loop = present(plan.mainloop)
     lines = [
-        f"main loop: each K block of {plan.mainloop.depth} is summed in registers of its own, then "
-        f"total = {said(plan.mainloop.expression)}"
+        f"main loop: each K block of {loop.depth} is summed in registers of its own, then "
+        f"total = {said(loop.expression)}"
     ]
-    for table in plan.mainloop.tables:
+    for table in loop.tables:
         count = sum(key[0] == table.name for key in numbers_read(plan))
         part = plan.numbers.part(table.name)
         lines.append(

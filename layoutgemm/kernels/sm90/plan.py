@@ -32,6 +32,7 @@ from ..plan import (
     check_words,
     fitting_stages,
     rounded_up,
+    stage_depth,
     tile_count,
 )
 from ..store import ROWS, TILE_ALIGNMENT, WARPS_OF_GROUP, StorePlan
@@ -217,7 +218,6 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         (3, 256, 217136, 61440)
         """
         check_sizes(m=m, n=n, k=k, batch=batch)
-        arch = arch_named("sm_90a")
         kernel = _Request.of(
             (m, n, k, batch),
             (a, b, c),
@@ -229,42 +229,36 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             pair_of(pair),
             weights,
         )
-        config, gated, c_spec = kernel.config, kernel.gated, kernel.operands[2]
         if shards is not None:
             kernel.check_shards(shards)
         for name, part in (("shards", shards), ("weights", weights)):
             if part is not None and (order is not None or triangles is not None):
                 raise PlanError(f"{'triangles' if order is None else 'order'}: a product with {name} takes none")
+        plan = cls._of(kernel, shards, order, triangles)
+        check_words(plan.words)
+        check_reductions(plan.epilogue, plan.columns_at_a_time, plan.c.dtype.name)
+        return plan
+
+    @classmethod
+    def _of(
+        cls, kernel: _Request, shards: Shards | None, order: Order | None, triangles: Triangles | None
+    ) -> Sm90Plan:  # fmt: skip
+        """The plan of a request: each object from those before it."""
+        config, gated, c_spec = kernel.config, kernel.gated, kernel.operands[2]
+        (m, n, k, batch), arch = kernel.sizes, arch_named("sm_90a")
         atom, blocks, groups = kernel.instruction(config.tile[1]), kernel.blocks, kernel.groups
         tile_k, (along_m, along_n) = kernel.tile_k(atom), config.cluster
         a_plan, b_plan = kernel.operand_plans(atom, tile_k)
         half = kernel.half(b_plan)
         store = kernel.store(half is not None)
         exchange = kernel.exchange(atom)
-        c_bytes = store.bytes(config.consumers * WARPS_OF_GROUP) if store else 0
-        sums_bytes = exchange.bytes if exchange is not None else 0
-        stages = kernel.stages(a_plan, b_plan, c_bytes, exchange)
-        if config.early and not config.early < stages:
-            raise PlanError(f"early = {config.early}: fewer than the {stages} stages, one of which is being refilled")
-        if config.early > -(-k // tile_k) and along_k is None:
-            raise PlanError(f"early = {config.early} k tiles of {tile_k}: K = {k} has {-(-k // tile_k)}")
-        second = len(a_plan.copies) + len(b_plan.copies) if kernel.pair is not None else 0
-        check_maps(store, a_plan.maps + b_plan.maps - 2 + second)
-        numbers = kernel.numbers
-        threads = WARPGROUP * config.consumers + loader_threads(config.loader, bool(numbers.parts))
-        across = -(-m // (config.tile[0] * along_m)), -(-n // (kernel.columns * along_n))
-        check_tiles(config, across, batch, kernel.joined_rows)
-        schedule = kernel.schedule(order, (config.tile[0] * along_m, kernel.columns * along_n), across)
-        if triangles is not None:
-            check_triangles(kernel.sizes, config, kernel.named)
-        smem = smem_map(
-            a_plan, b_plan, stages, c_bytes, store, config.single, kernel.table_bytes, sums_bytes, numbers.bytes
-        )
-        if exchange is not None:
-            exchange = replace(exchange, offset=smem.barrier_offset - sums_bytes)
-        if config.single and c_bytes > smem.barrier_offset - sums_bytes:
-            raise PlanError(f"the store's buffers take {c_bytes} bytes, the stages {smem.barrier_offset - sums_bytes}")
-        plan = cls(
+        stages = kernel.stages(a_plan, b_plan, kernel.store_bytes(store), exchange)
+        kernel.check_early(stages, tile_k)
+        kernel.check_maps(store, a_plan, b_plan)
+        numbers, threads = kernel.numbers, kernel.threads
+        schedule = kernel.schedule(order, triangles)
+        smem, exchange = kernel.memory(a_plan, b_plan, stages, store, exchange)
+        return cls(
             m=m,
             n=n,
             k=k,
@@ -289,19 +283,16 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             config=config,
             epilogue=kernel.epilogue or Epilogue(),
             gated=gated,
-            mainloop=mainloop,
-            ragged=ragged,
-            along_k=along_k,
+            mainloop=kernel.mainloop,
+            ragged=kernel.ragged,
+            along_k=kernel.along_k,
             shards=shards,
-            weights=weights,
+            weights=kernel.weights,
             half=half,
             pair=kernel.pair,
             triangles=triangles,
             mirror=kernel.mirror(store, schedule),
         )
-        check_words(plan.words)
-        check_reductions(plan.epilogue, plan.columns_at_a_time, c_spec.dtype.name)
-        return plan
 
     # ------------------------------------------------------------------------------------------------ what is asked for
     @property
@@ -582,8 +573,36 @@ class _Request:
         names = ("gated", "mainloop", "ragged", "along_k", "pair")
         return [name for name in names if getattr(self, name) is not None]
 
-    def schedule(self, order: Order | None, tile: tuple[int, int], across: tuple[int, int]) -> Schedule:
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return WARPGROUP * self.config.consumers + loader_threads(self.config.loader, bool(self.numbers.parts))
+
+    def check_early(self, stages: int, tile_k: int) -> None:
+        """Raise PlanError for more early k tiles than stages, or than K has."""
+        early, k = self.config.early, self.sizes[2]
+        if early and not early < stages:
+            raise PlanError(f"early = {early}: fewer than the {stages} stages, one of which is being refilled")
+        if early > -(-k // tile_k) and self.along_k is None:
+            raise PlanError(f"early = {early} k tiles of {tile_k}: K = {k} has {-(-k // tile_k)}")
+
+    def check_maps(self, store: StorePlan | None, a: OperandPlan | PackedOperand, b: OperandPlan) -> None:
+        """Raise PlanError for more tensor maps than the kernel has parameters for."""
+        second = len(a.copies) + len(b.copies) if self.pair is not None else 0
+        check_maps(store, a.maps + b.maps - 2 + second)
+
+    def schedule(self, order: Order | None, triangles: Triangles | None) -> Schedule:
         """The order of clusters' tiles; raises PlanError for one that the kernel has not."""
+        found = self._schedule(order)
+        if triangles is not None:
+            check_triangles(self.sizes, self.config, self.named)
+        return found
+
+    def _schedule(self, order: Order | None) -> Schedule:
+        config, (m, n, _, batch) = self.config, self.sizes
+        tile = config.tile[0] * config.cluster[0], self.columns * config.cluster[1]
+        across = -(-m // tile[0]), -(-n // tile[1])
+        check_tiles(config, across, batch, self.joined_rows)
         usual = order_of(self.config)
         found = order_for(order, usual, tile, across)
         if found == usual:
@@ -604,7 +623,7 @@ class _Request:
         if not is_mirrored(schedule) or store is None:
             return None
         stored, chunks = self.instruction(self.columns), self.config.tuning.chunks
-        return mirror_of(store, stored, self.blocks, chunks, self.sizes[3] > 1)
+        return mirror_of(store, stored, self.blocks, chunks, self.sizes[3])
 
     @property
     def groups(self) -> int:
@@ -635,11 +654,7 @@ class _Request:
 
     def tile_k(self, atom: MmaAtom) -> int:
         """The depth of a stage in elements; raises PlanError."""
-        given, depth = self.config.tile_k, atom.shape_mnk[2]
-        tile_k = given if given is not None else STAGE_BYTES_OF_K * 8 // self.operands[0].dtype.bits
-        if tile_k < depth or tile_k % depth:
-            raise PlanError(f"tile_k = {tile_k!r}: a positive multiple of the instruction's K = {depth}")
-        return tile_k
+        return stage_depth(self.config.tile_k, STAGE_BYTES_OF_K, self.operands[0].dtype, atom)
 
     def operand_plans(self, atom: MmaAtom, tile_k: int) -> tuple[OperandPlan | PackedOperand, OperandPlan]:
         """A and B: tiles, shared copies, edge boxes; raises PlanError."""
@@ -702,7 +717,7 @@ class _Request:
         )
         if self.ragged is not None:
             return ragged_store(store, self.sizes[3] > 1 and not self.joined_rows)
-        return replace(store, maps=tuple(tma.batched("l") for tma in store.maps)) if self.sizes[3] > 1 else store
+        return store.of_batch(self.sizes[3])
 
     @property
     def table_bytes(self) -> int:
@@ -732,3 +747,20 @@ class _Request:
         taken = f"A {a.smem.bytes} + B {b.smem.bytes} bytes beside {beside} of the store and {sums} of partial sums"
         arch = arch_named("sm_90a")
         return fitting_stages(arch, self.config.stages, LEAST_STAGES, each, beside + sums + barrier, taken)
+
+    def store_bytes(self, store: StorePlan | None) -> int:
+        """Shared memory of the store's buffers."""
+        return store.bytes(self.config.consumers * WARPS_OF_GROUP) if store else 0
+
+    def memory(
+        self, a: OperandPlan | PackedOperand, b: OperandPlan, stages: int, store: StorePlan | None,
+        exchange: Exchange | None,
+    ) -> tuple[Sm90Smem, Exchange | None]:  # fmt: skip
+        """The map of shared memory, and the exchange at its place; raises PlanError."""
+        single, c_bytes = self.config.single, self.store_bytes(store)
+        sums_bytes = exchange.bytes if exchange is not None else 0
+        smem = smem_map(a, b, stages, c_bytes, store, single, self.table_bytes, sums_bytes, self.numbers.bytes)
+        end = smem.barrier_offset - sums_bytes
+        if single and c_bytes > end:
+            raise PlanError(f"the store's buffers take {c_bytes} bytes, the stages {end}")
+        return smem, None if exchange is None else replace(exchange, offset=end)

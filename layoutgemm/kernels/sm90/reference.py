@@ -354,7 +354,8 @@ class _Cluster:
         floats = plan.c.dtype.kind == "float"  # sums of integers go through f32 to a C of floats
         bits = plan.c.dtype.encode(registers.astype(np.float32) if floats else registers)
         if plan.store is None:
-            self._store_direct(row, column, block.origin["l"], bits, plan.stored_values(part))
+            corner = row, column, block.origin["l"]
+            self.c.store_registers(plan.mma, corner, (plan.m, plan.n), bits, plan.stored_values(part))
             return
         self._store_tensor(plan.store, block, (consumer, number, part), (row, column), bits)
         if plan.mirror is not None and is_off_diagonal(plan, block.origin["m"], column):
@@ -401,15 +402,3 @@ class _Cluster:
             row, column = plan.mma.coords_C(thread, values[None, :])
             at = address + np.asarray(chunk.tile.byte(row, column - chunk.column))
             smem.write(at, mine, dtype)
-
-    def _store_direct(self, row: int, column: int, matrix: int, bits: np.ndarray, mine: range) -> None:
-        """Each thread those of its own elements that are inside."""
-        plan, values = self.plan, np.asarray(mine)
-        bits = bits[:, values]
-        i, j = plan.mma.coords_C(np.arange(WARPGROUP)[:, None], values[None, :])
-        i, j = np.broadcast_arrays(row + i, column + j)
-        inside = (i < plan.m) & (j < plan.n)
-        line, at = (i, j) if plan.c.order == "row" else (j, i)
-        element = (matrix * self.c.matrix.pitch + line * self.c.leading + at)[inside]
-        self.c.matrix.bits[element] = bits[inside]
-        np.add.at(self.c.times, element, 1)

@@ -8,23 +8,20 @@ map therefore gives a wrong result or a stated failure.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import PlanError
 from ..run.hardware_model import (
     Barrier,
     GlobalMatrix,
+    Output,
+    Progress,
     SharedBytes,
     accumulator_registers,
     copy_boxes,
     wgmma_product,
 )
 from .plan import TeachingPlan
-
-Progress = Callable[[int, int], None]
 
 
 def execute(
@@ -37,30 +34,16 @@ def execute(
 
     Raises PlanError when a barrier would never complete, shared memory is left, or an element of C is not stored once.
     """
-    c = np.full((plan.m, plan.n), np.nan, dtype=np.float32)
-    stores = np.zeros((plan.m, plan.n), dtype=np.uint8)
+    c = Output(plan.c, plan.m, plan.n, 1)
     blocks = plan.grid[0]
     for block in range(blocks):
-        _run_block(plan, block, a, b, c, stores)
+        _run_block(plan, block, a, b, c)
         if progress is not None:
             progress(block + 1, blocks)
-    wrong = np.argwhere(stores != 1)
-    if len(wrong):
-        row, column = (int(i) for i in wrong[0])
-        raise PlanError(
-            f"C[{row}, {column}] is stored {stores[row, column]} times; {len(wrong)} elements are not stored once"
-        )
-    return c
+    return c.values()
 
 
-def _run_block(
-    plan: TeachingPlan,
-    block: int,
-    a: GlobalMatrix,
-    b: GlobalMatrix,
-    c: npt.NDArray[np.float32],
-    stores: npt.NDArray[np.uint8],
-) -> None:
+def _run_block(plan: TeachingPlan, block: int, a: GlobalMatrix, b: GlobalMatrix, c: Output) -> None:
     smem = SharedBytes(plan.smem.total)
     full = [Barrier(f"{plan.barrier.name}[{s}]", plan.barrier.arrivals) for s in range(plan.barrier.count)]
     m0, n0 = plan.tile_origin(block)
@@ -96,22 +79,5 @@ def _run_block(
             accumulator = product if k_tile == step == 0 else accumulator + product
         if k_tile + plan.stages < k_tiles:
             load(k_tile + plan.stages)
-    _store(plan, m0, n0, accumulator_registers(accumulator), c, stores)
-
-
-def _store(
-    plan: TeachingPlan,
-    m0: int,
-    n0: int,
-    registers: npt.NDArray[np.float32],
-    c: npt.NDArray[np.float32],
-    stores: npt.NDArray[np.uint8],
-) -> None:
-    """Each thread stores its values at the places of the fragment map inside C."""
-    threads, values = registers.shape
-    row, column = plan.mma.coords_C(np.arange(threads)[:, None], np.arange(values)[None, :])
-    row, column = np.broadcast_arrays(m0 + row, n0 + column)
-    inside = (row < plan.m) & (column < plan.n)
-    at = row[inside], column[inside]
-    c[at] = plan.c.dtype.decode(plan.c.dtype.encode(registers[inside]))
-    np.add.at(stores, at, 1)
+    bits = plan.c.dtype.encode(accumulator_registers(accumulator))
+    c.store_registers(plan.mma, (m0, n0, 0), (plan.m, plan.n), bits, range(bits.shape[1]))

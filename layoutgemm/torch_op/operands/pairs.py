@@ -63,7 +63,7 @@ def matmul_pairs(
         if activation is not None or dtype(NAMES[left[0].dtype]).bits < 16:
             what = f"activation {activation!r}" if activation is not None else f"8 bits ({left[0].dtype})"
             raise TensorError(f"two pairs with {what} have no gradient: give detached tensors")
-        first: torch.Tensor = _Recorded.apply(*left, *right, bias, kind, config)
+        first: torch.Tensor = _RecordedPairs.apply(*left, *right, bias, kind, config)
         return first
     with torch.no_grad():
         return computed_pairs(left, right, bias, activation, kind, config, out)
@@ -178,7 +178,7 @@ def explain_pairs(
     return Explanation(str(plan), found.why, 1, tuple(copied), memory)
 
 
-class _Recorded(torch.autograd.Function):
+class _RecordedPairs(torch.autograd.Function):
     """The sum of two products with its gradients, those of each product."""
 
     @staticmethod

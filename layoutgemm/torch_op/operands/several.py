@@ -85,7 +85,7 @@ def matmul_combined(
     if recorded:
         if dtype(NAMES[a.dtype]).bits < 16:
             raise TensorError(f"a is {a.dtype}, and products of 8 bits have no gradient: give detached tensors")
-        first: torch.Tensor = _Recorded.apply(a, how, numbers, kind, config, *matrices)
+        first: torch.Tensor = _RecordedSeveral.apply(a, how, numbers, kind, config, *matrices)
         return first
     with torch.no_grad():
         return computed(a, matrices, how, numbers, kind, config, out)
@@ -236,7 +236,7 @@ def explain_combined(
     return Explanation(str(plan_of(found)), found.why, len(found.launches), (*said, *copied), sum(sizes) + lines)
 
 
-class _Recorded(torch.autograd.Function):
+class _RecordedSeveral(torch.autograd.Function):
     """A product of several matrices with its gradients: products are computed again, the function's by torch."""
 
     @staticmethod

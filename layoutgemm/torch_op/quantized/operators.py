@@ -105,7 +105,7 @@ def _(
     return units.new_empty((n, k), dtype=activations)
 
 
-class _Product(torch.autograd.Function):
+class _QuantizedProduct(torch.autograd.Function):
     """x @ weights.T with the derivative by x."""
 
     @staticmethod
@@ -131,7 +131,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, dx: torch.Tensor, *others: None) -> torch.Tensor:  # type: ignore[override]
         units, scales = ctx.saved_tensors
-        value: torch.Tensor = _Product.apply(dx, units, scales, ctx.facts, ctx.kind, ctx.config)
+        value: torch.Tensor = _QuantizedProduct.apply(dx, units, scales, ctx.facts, ctx.kind, ctx.config)
         return value
 
 
@@ -145,7 +145,7 @@ def _recorded(
     call = checked_call(x, units, scales, bias, activation, facts, out_dtype, config)
     finishes = bias is not None or activation is not None
     kind = torch.float32 if finishes else call.kind
-    value: torch.Tensor = _Product.apply(x, units, scales, facts, kind, config)
+    value: torch.Tensor = _QuantizedProduct.apply(x, units, scales, facts, kind, config)
     return by_torch(value, bias, activation, call.kind) if finishes else value
 
 

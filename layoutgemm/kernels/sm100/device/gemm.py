@@ -199,19 +199,13 @@ class Sm100GemmKernel(GemmEntry):
                 bridge.barrier_wait(job.shared.empty(stage), parity)
                 if bridge.elect():
                     self.issue_loads(job, maps, m0, n0, matrix, k_tile, stage)
-                stage += 1
-                if stage == plan.stages:
-                    stage = Int32(0)
-                    parity ^= 1
+                stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
             tile += job.workers
         # The even block's commits arrive here: this block stays until the last of them has.
         if const_expr(plan.blocks > 1):
             for _ in cutlass.range(plan.stages, unroll=1):
                 bridge.barrier_wait(job.shared.empty(stage), parity)
-                stage += 1
-                if stage == plan.stages:
-                    stage = Int32(0)
-                    parity ^= 1
+                stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
 
     @cute.jit
     def issue_loads(
@@ -253,10 +247,7 @@ class Sm100GemmKernel(GemmEntry):
                     tensor.tensor_commit(job.shared.empty(stage), plan.blocks, plan.both)
                     if k_tile == job.k_tiles - 1:
                         tensor.tensor_commit(job.shared.acc_full(number), plan.blocks, plan.both)
-                stage += 1
-                if stage == plan.stages:
-                    stage = Int32(0)
-                    parity ^= 1
+                stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
             done += 1
             tile += job.workers
 

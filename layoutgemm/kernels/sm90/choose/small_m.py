@@ -61,6 +61,8 @@ class FewRows:
 
 @dataclass(frozen=True)
 class _Cost:
+    """Estimated seconds of one form of the kernel, and its settings."""
+
     seconds: float
     trigger: str
     columns: int
@@ -74,6 +76,8 @@ class _Cost:
 
 @dataclass(frozen=True)
 class _Problem:
+    """A product, and the GPU that it runs on."""
+
     m: int
     n: int
     k: int

@@ -406,10 +406,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                     if const_expr(plan.config.loader == "self"):
                         ahead = self.load_next(job, maps, ahead)
                 before = stage
-                stage += 1
-                if stage == plan.stages:
-                    stage = Int32(0)
-                    parity ^= 1
+                stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
 
             # Early: the last k tiles piece by piece, so that one can be stored while the next ones are multiplied.
             held = []
@@ -427,10 +424,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                         if const_expr(plan.config.loader == "self"):
                             ahead = self.load_next(job, maps, ahead)
                 held.append(stage)
-                stage += 1
-                if stage == plan.stages:
-                    stage = Int32(0)
-                    parity ^= 1
+                stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
             for number in cutlass.range_constexpr(1, len(pieces) if early else 0):
                 for step in cutlass.range_constexpr(early):
                     keep = k_tiles > early if step == 0 else True

@@ -65,10 +65,7 @@ class Sm90Loads:
                     self.issue_loads(job, maps, m0, n0, matrix, self.place_of_k(job, share, at), stage)
                 if const_expr(plan.config.loader == "self"):
                     self.copy_numbers(job, (m0, n0, matrix), job.k_first + k_tile, stage)
-                stage += 1
-                if stage == plan.stages:
-                    stage = Int32(0)
-                    parity ^= 1
+                stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
                 k_tile += 1
                 if k_tile == self.count_k_tiles(job, share):
                     k_tile = Int32(0)
@@ -108,10 +105,7 @@ class Sm90Loads:
         if job.warp == plan.loader_warp:
             for _ in cutlass.range(plan.stages, unroll=1):
                 bridge.barrier_wait(job.shared.empty(stage), parity)
-                stage += 1
-                if stage == plan.stages:
-                    stage = Int32(0)
-                    parity ^= 1
+                stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
 
     @cute.jit
     def fetch_ahead(self, job: bridge.Carried, maps: Sequence[bridge.Maps], first: tuple[Int32, ...]) -> None:

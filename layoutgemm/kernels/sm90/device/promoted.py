@@ -17,11 +17,12 @@ the registers of all totals, and of the products of 64 rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, const_expr
+from cutlass import Float32, Int32, Int64, const_expr
 
 from ....atoms.copy.base import WARP
 from ....dtypes import f32
@@ -29,18 +30,26 @@ from ...dsl import bridge
 from ...dsl.ampere import copy_bytes
 from ...dsl.math import ElementMath
 from ...dsl.tables import load_word_shared
+from ...epilogue.tracing import Values
 from ...plan import present
 from ...store import ROWS
 from ..config import WARPGROUP
 from ..mainloop import NUMBER_BYTES, TOTAL, VECTOR, NumberSlots, byte_of, key_of, numbers_read, same_for_all
+from ..plan import Sm90Plan
 from .fused import Sm90FusedKernel
+
+Numbers = dict[tuple[Any, ...], Float32]  # by `key_of`
+_MATH = ElementMath(exact=True)
 
 
 class Sm90PromotedKernel(Sm90FusedKernel):
     """The production kernel with the plan's `mainloop` in place of the plain sum."""
 
     @cute.jit
-    def consume(self, job: Any, maps: Any, tile: Any, consumer: Any, thread: Any, ahead: Any) -> None:
+    def consume(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, consumer: Int32, thread: Int32,
+        ahead: tuple[Int32, ...],
+    ) -> None:  # fmt: skip
         """A consumer warpgroup: all its tiles, products, promotions and stores."""
         plan = self.plan
         mma = bridge.Wgmma(plan)
@@ -100,7 +109,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
             bridge.wait_stores_read(0)
 
     @cute.jit
-    def feed_numbers(self, job: Any, tile: Any) -> None:
+    def feed_numbers(self, job: bridge.Carried, tile: Int32) -> None:
         """Copy the tables' numbers of every K block of all tiles: the loop of a warp of its own."""
         plan = self.plan
         stage, parity = Int32(0), Int32(1)
@@ -118,19 +127,18 @@ class Sm90PromotedKernel(Sm90FusedKernel):
             tile += job.workers
 
     @cute.jit
-    def feed_tile(self, job: Any, numbers: Any, stage: Any, parity: Any) -> Any:
+    def feed_tile(
+        self, job: bridge.Carried, numbers: NumberAddresses, stage: Int32, parity: Int32
+    ) -> tuple[Int32, Int32]:
         """Copy the numbers of one tile's K blocks."""
         for _ in cutlass.range(job.k_tiles, unroll=1):
             bridge.barrier_wait(job.shared.empty(stage), parity)
             numbers.copy(job, stage)
             numbers.advance()
-            stage += 1
-            if stage == self.plan.stages:
-                stage = Int32(0)
-                parity ^= 1
+            stage, parity = bridge.next_in_ring(stage, parity, self.plan.stages)
         return stage, parity
 
-    def copy_numbers(self, job: Any, place: Any, k_tile: Any, stage: Any) -> None:
+    def copy_numbers(self, job: bridge.Carried, place: bridge.Place, k_tile: Int32, stage: Int32) -> None:
         """Copy the tables' numbers of a K block into its stage: the warp that loads, without a warp for them."""
         if self.plan.numbers.parts:
             NumberAddresses(self.plan, job, place, k_tile, 1).copy(job, stage)
@@ -145,7 +153,7 @@ class NumberAddresses(bridge.Carried):
     steps   of each table, the bytes from one K block to the next
     """
 
-    def __init__(self, plan: Any, job: Any, place: Any, k_tile: Any, widest: int):
+    def __init__(self, plan: Sm90Plan, job: bridge.Carried, place: bridge.Place, k_tile: Int32, widest: int):
         self.plan, lane = plan, cute.arch.lane_idx()
         parts = plan.numbers.parts
         self.copies = [(part, min(widest, part.vector), first) for part in parts
@@ -166,7 +174,7 @@ class NumberAddresses(bridge.Carried):
             lane=lane,
         )
 
-    def aligned(self) -> Any:
+    def aligned(self) -> cutlass.Boolean:
         """True if the numbers of neighbouring rows can be copied 16 bytes at a time; the same for all lanes."""
         steps, off = dict(zip(self.names, self.steps, strict=True)), Int64(0)
         for (part, _, first), start in zip(self.copies, self.starts, strict=True):
@@ -176,7 +184,7 @@ class NumberAddresses(bridge.Carried):
                 off |= Int64(of_lane_0) | steps[name] % 16 | (getattr(self.given, f"{name}_group") ^ 1)
         return off == 0
 
-    def copy(self, job: Any, stage: Any) -> None:
+    def copy(self, job: bridge.Carried, stage: Int32) -> None:
         """Copy a K block's numbers into a stage; the lane arrives at its barrier when its own have landed."""
         for (part, count, first), start, valid in zip(self.copies, self.starts, self.valid, strict=True):
             to = job.shared.numbers(stage) + (part.first + (first + self.lane * count) * NUMBER_BYTES)
@@ -191,8 +199,8 @@ class NumberAddresses(bridge.Carried):
 
 
 def _address(
-    plan: Any, job: Any, place: Any, k_tile: Any, part: NumberSlots, slot: Any, count: int
-) -> Any:  # fmt: skip
+    plan: Sm90Plan, job: bridge.Carried, place: bridge.Place, k_tile: Int32, part: NumberSlots, slot: Int32, count: int
+) -> Int64:  # fmt: skip
     """The address of the `count` numbers from a slot on.
 
     A single one outside of the matrix is read at its edge, and not stored. Several keep their place, and so their
@@ -209,7 +217,7 @@ def _address(
     return getattr(job.given, table.name) + offset * f32.bytes
 
 
-def _valid(part: NumberSlots, count: int, slot: Any, row: Any, m: Any) -> Any:
+def _valid(part: NumberSlots, count: int, slot: Int32, row: Int32, m: Int32) -> Int32:
     """Bytes of a copy that are inside of the matrix: of a single number all, since its place is clamped."""
     if count == 1:
         return Int32(NUMBER_BYTES)
@@ -218,7 +226,7 @@ def _valid(part: NumberSlots, count: int, slot: Any, row: Any, m: Any) -> Any:
 
 @cute.jit
 def _copy(
-    to: Any, start: Any, valid: Any, lane: Any, size: cutlass.Constexpr, lanes: cutlass.Constexpr
+    to: cute.Pointer, start: Int64, valid: Int32, lane: Int32, size: cutlass.Constexpr, lanes: cutlass.Constexpr
 ) -> None:  # fmt: skip
     """cp.async of `size` bytes, by the first `lanes` lanes."""
     if const_expr(lanes >= WARP):
@@ -234,11 +242,11 @@ class StageTables(bridge.Carried):
     row   of the tile, of the warpgroup's first accumulator
     """
 
-    def __init__(self, plan: Any, row: Any, thread: Any):
+    def __init__(self, plan: Sm90Plan, row: Int32, thread: Int32):
         self.plan = plan
         super().__init__(row=row, thread=thread)
 
-    def numbers(self, shared: Any, stage: Any) -> dict[Any, Any]:
+    def numbers(self, shared: bridge.SharedMemory, stage: Int32) -> Numbers:
         """The numbers of one K block that the thread's promotions read."""
         found, base = {}, shared.numbers(stage).toint()
         for key, (table, of_block, v) in numbers_read(self.plan).items():
@@ -247,20 +255,9 @@ class StageTables(bridge.Carried):
             found[key] = bridge.as_floats([load_word_shared(base + at)])[0]
         return found
 
-    def element(self, numbers: dict[Any, Any], block: int, v: int, total: Any) -> PromotedElement:
+    def element(self, numbers: Numbers, block: int, v: int, total: Float32) -> Values:
         """The values that the promotion of one element reads."""
-        values = {table.name: numbers[key_of(self.plan, table, block, v)] for table in self.plan.mainloop.tables}
-        return PromotedElement({TOTAL: total, **values})
-
-
-class PromotedElement:
-    """One element, as an expression reads it."""
-
-    math = ElementMath(exact=True)
-
-    def __init__(self, values: dict[str, Any]):
-        self.values = values
-
-    def read(self, name: str) -> Any:
-        """The total, or a table's number."""
-        return self.values[name]
+        values = {
+            table.name: numbers[key_of(self.plan, table, block, v)] for table in present(self.plan.mainloop).tables
+        }
+        return Values({TOTAL: total, **values}, _MATH)

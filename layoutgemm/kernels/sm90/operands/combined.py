@@ -106,21 +106,10 @@ class Combined:
     def apply(self, sums: Sequence[Any], math: Any, numbers: Mapping[str, Any] | None = None) -> Any:
         """One element, or matrices of them; `math` is a kernel's functions or NumPy's, as for a step of an epilogue."""
         values = {**{sum_name(i): x for i, x in enumerate(sums)}, **(numbers or {})}
-        return tracing.evaluate(self.expression, None, _Values(values, math))
+        return tracing.evaluate(self.expression, None, tracing.Values(values, math))
 
     def __str__(self) -> str:
         return f"{self.matrices} matrices B combined"
-
-
-class _Values:
-    """The sums and numbers of one element, as an expression reads them."""
-
-    def __init__(self, values: Mapping[str, Any], math: Any):
-        self.values, self.math = values, math
-
-    def read(self, name: str) -> Any:
-        """A value by its name."""
-        return self.values[name]
 
 
 def sums_of(function: Callable[..., Any]) -> int:

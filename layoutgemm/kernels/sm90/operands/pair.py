@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....arguments import as_int
 from ....errors import PlanError
@@ -25,6 +25,9 @@ from ...numbers import W
 from ...plan import MAX_COORDINATE, tile_count
 from ...store import StorePlan
 from ..multicast import OTHER_MAPS
+
+if TYPE_CHECKING:
+    from ..plan import Sm90Plan
 
 SECOND = "second"  # beside the coordinates of a K tile: whether it is one of the second pair's
 
@@ -84,7 +87,7 @@ def check_maps(store: StorePlan | None, copies: int) -> None:
         )
 
 
-def pair_check(plan: Any) -> Check:
+def pair_check(plan: Sm90Plan) -> Check:
     """Each K tile of either pair is copied once, the first pair's before the second's."""
     depth, witness, cases = plan.tile[2], "", 0
     for first in (1, depth, depth + 1, 3 * depth - 1):

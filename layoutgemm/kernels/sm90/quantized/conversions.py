@@ -72,7 +72,7 @@ def pair_position(bits: int, i: int, high: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetFormat:
     """The facts of an activation type that the conversions use: bits of the exponent and of the mantissa."""
 
     dtype: DType
@@ -97,11 +97,11 @@ class Target:
         return both(bits)
 
 
-TARGETS = {name: Target(dtype(name), *parts) for name, parts in {"bf16": (8, 7), "f16": (5, 10)}.items()}
+TARGETS = {name: TargetFormat(dtype(name), *parts) for name, parts in {"bf16": (8, 7), "f16": (5, 10)}.items()}
 _FLOATS = {"e2m1": (2, 1, 1), "e4m3": (4, 3, 7), "e5m2": (5, 2, 15)}  # exponent, mantissa, bias
 
 
-def zero_word(target: Target, zero: float) -> int:
+def zero_word(target: TargetFormat, zero: float) -> int:
     """The word that is subtracted from an int4's magic pair: its power of two and the zero point, twice.
 
     >>> hex(zero_word(TARGETS["bf16"], 8))
@@ -110,7 +110,7 @@ def zero_word(target: Target, zero: float) -> int:
     return target.word(float(1 << target.mantissa) + zero)
 
 
-def pairs_of(code: str, target: Target, word: Any, ops: PairMath, zeros: Sequence[Any] = ()) -> list[Any]:
+def pairs_of(code: str, target: TargetFormat, word: Any, ops: PairMath, zeros: Sequence[Any] = ()) -> list[Any]:
     """The pairs of a word of codes, unscaled.
 
     zeros  of int4 the `zero_word` of each pair; by default that of the codes' excess
@@ -123,18 +123,18 @@ def pairs_of(code: str, target: Target, word: Any, ops: PairMath, zeros: Sequenc
     return _floats(code, target, word, ops)
 
 
-def _magic(target: Target, ops: PairMath, word: Any, left: int, mask: int) -> Any:
+def _magic(target: TargetFormat, ops: PairMath, word: Any, left: int, mask: int) -> Any:
     """Bits of each half, behind the bits of the magic power of two."""
     moved = ops.shifted(word, left) if left else word
     return ops.select(moved, both(mask), ops.constant(both(target.magic)))
 
 
-def _integer(target: Target, ops: PairMath, word: Any, i: int) -> Any:
+def _integer(target: TargetFormat, ops: PairMath, word: Any, i: int) -> Any:
     moved = ops.shifted(word, -8 * i) if i else word
     return ops.sub(_magic(target, ops, moved, 0, 0x7F), _magic(target, ops, moved, 0, 0x80))
 
 
-def _floats(code: str, target: Target, word: Any, ops: PairMath) -> list[Any]:
+def _floats(code: str, target: TargetFormat, word: Any, ops: PairMath) -> list[Any]:
     exponent, mantissa, bias = _FLOATS[code]
     bits, found = 1 + exponent + mantissa, []
     right = target.exponent - exponent  # from a code at the top of a half to its place
@@ -154,7 +154,7 @@ def _floats(code: str, target: Target, word: Any, ops: PairMath) -> list[Any]:
 class NumpyPairs:
     """The same on arrays of uint32."""
 
-    def __init__(self, target: Target):
+    def __init__(self, target: TargetFormat):
         self.dtype = target.dtype
 
     def constant(self, word: int) -> Any:
@@ -187,7 +187,7 @@ class NumpyPairs:
         return np.asarray(halves[0] | halves[1] << np.uint32(HALF))
 
 
-def halves_of(word: npt.NDArray[np.uint32], target: Target) -> npt.NDArray[np.float32]:
+def halves_of(word: npt.NDArray[np.uint32], target: TargetFormat) -> npt.NDArray[np.float32]:
     """The two values of each word, in a last dimension: the low half first."""
     both_halves = np.stack([word & np.uint32(0xFFFF), word >> np.uint32(HALF)], axis=-1)
     return np.asarray(target.dtype.decode(both_halves))

@@ -17,7 +17,7 @@ from functools import cached_property
 
 from ....atoms import MmaAtom, wgmma
 from ....layouts import Layout
-from .conversions import TARGETS, WORD, Target
+from .conversions import TARGETS, WORD, TargetFormat
 from .formats import UNIT_K, UNIT_ROWS, QuantizedFormat
 
 VECTOR_BYTES, WORDS = 16, 4  # of a vector: the widest load from shared memory
@@ -41,7 +41,7 @@ class PackedOrder:
     activations: str
 
     @property
-    def target(self) -> Target:
+    def target(self) -> TargetFormat:
         """The type that codes become."""
         return TARGETS[self.activations]
 

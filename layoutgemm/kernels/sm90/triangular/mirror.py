@@ -54,7 +54,7 @@ def check_mirror(sizes: tuple[int, int, int, int], config: Sm90Config, others: l
             raise PlanError(f"{name} = {getattr(config, name)!r}: a symmetric product takes {value!r}")
 
 
-def mirror_of(store: StorePlan, stored: MmaAtom, blocks: int, chunks: int, batched: bool) -> StorePlan:
+def mirror_of(store: StorePlan, stored: MmaAtom, blocks: int, chunks: int, batch: int) -> StorePlan:
     """The store of the transposed tiles, through the buffers of C's own: as many chunks a round as fit.
 
     Raises PlanError where one chunk does not fit.
@@ -63,7 +63,7 @@ def mirror_of(store: StorePlan, stored: MmaAtom, blocks: int, chunks: int, batch
     for count in range(chunks, 0, -1):
         found = StorePlan.derive(stored, blocks, other_order(store.c), count, 1)
         if found.bytes(WARPS_OF_GROUP) <= room:
-            return replace(found, maps=tuple(tma.batched("l") for tma in found.maps)) if batched else found
+            return found.of_batch(batch)
     need = found.bytes(WARPS_OF_GROUP)
     raise PlanError(
         f"a warpgroup's buffers of C have {room} bytes, and a transposed chunk {need}: more chunks or buffers"
