@@ -69,6 +69,12 @@ class Tensors:
     def columns(self) -> Any:
         return grouped_matmul(self.experts.mT, self.x.T, self.offsets)
 
+    def columns_copied(self) -> Any:
+        return grouped_matmul(self.experts, self.x, self.offsets)
+
+    def scaled_copied(self) -> Any:
+        return scaled_matmul(self.a, self.scale_a, self.a, self.scale_b)
+
     def along_k(self) -> Any:
         return grouped_matmul(self.x.T, self.y, self.offsets)
 
@@ -76,6 +82,7 @@ class Tensors:
 # How many tensors a call reads beside A and B.
 READS = {"scaled": 2, "row_wise": 2, "grouped": 1, "masked": 1, "columns": 1, "along_k": 1}
 PACKED = ("packed_weights", "packed_with_bias")
+COPIED = ("columns_copied", "scaled_copied")  # with an operand whose strides no kernel reads
 
 
 def calls_of(run: Callable[[], object]) -> int:
@@ -95,7 +102,7 @@ def calls_of(run: Callable[[], object]) -> int:
     return made
 
 
-@pytest.mark.parametrize("name", [*READS, *PACKED, "ends"])
+@pytest.mark.parametrize("name", [*READS, *PACKED, *COPIED, "ends"])
 def test_a_second_call_allocates_once_and_launches_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given = Tensors()
     with bare_launches(monkeypatch) as noted:
@@ -114,6 +121,11 @@ def test_a_second_call_allocates_once_and_launches_once(name: str, monkeypatch: 
         assert noted.allocated == len(noted.arguments) == 1
         assert (again.shape, again.stride(), again.dtype) == (first.shape, first.stride(), first.dtype)
         assert again.data_ptr() in noted.arguments[0][:3] and noted.arguments[0][-2] == 77
+        read = {x.data_ptr() for x in vars(given).values() if isinstance(x, torch.Tensor)}
+        in_place = len(read & {*noted.arguments[0][:2]})
+        assert in_place == (1 if name in COPIED or name in PACKED else 2)  # packed weights are no tensor of `given`
+        if name == "columns_copied":
+            assert given.experts.data_ptr() in noted.arguments[0][:2]
 
 
 @pytest.mark.parametrize("name", READS)

@@ -1,7 +1,7 @@
 """Kept launches of plans that read more than A and B: tables, group offsets, an epilogue's operands.
 
 find      a kept launch: the call writes addresses, and nothing is checked but the addresses themselves
-launch    the first call of a plan: all checks, copies where TMA needs them; kept where nothing was copied
+launch    the first call of a plan: all checks, copies where TMA needs them; kept unless C was copied
 keep      a prepared product with an epilogue, likewise
 """
 
@@ -20,6 +20,7 @@ from ...kernels.epilogue.parameters import Placed, words_of
 from ...kernels.plan import MAX_WORDS
 from ...kernels.run.epilogue_operands import words_of_tensors
 from ...kernels.run.operand_checks import resolved
+from ...kernels.run.tensor_maps import lines_of
 from ...kernels.run.torch_tensors import check_tensors, launch_of
 from ...kernels.sm90.plan import Sm90Plan
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, tracing_state, transforms
@@ -48,6 +49,17 @@ class Keeping(NamedTuple):
 NOT_KEPT = Keeping(())
 
 
+class CopiedOperands(NamedTuple):
+    """Operands of a plan that a launch reads as copies, since TMA cannot read their strides.
+
+    a, b  whether the plan's A is one of them, and B
+    """
+
+    plan: Sm90Plan
+    a: bool
+    b: bool
+
+
 @dataclass(slots=True)
 class KeptLaunch:
     """A launch for tensors of known shapes and strides.
@@ -58,7 +70,8 @@ class KeptLaunch:
     spans    bytes from first to last element: of each tensor that is read, and of C
     third    bits that are 0 in the address of the third tensor, and `mask` in those of all behind it that are read
     turned, ends  as `Keeping` has them
-    special  whether there is more to a new result than its memory
+    copied   what is copied before the launch, or None
+    special  whether there is more to a call than a new result's memory and the launch
     """
 
     direct: Direct
@@ -71,10 +84,11 @@ class KeptLaunch:
     mask: int
     turned: bool
     ends: bool
+    copied: CopiedOperands | None
     special: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.special = self.turned or self.ends or bool(self.columns)
+        self.special = self.turned or self.ends or bool(self.columns) or self.copied is not None
 
 
 READY: dict[Key, KeptLaunch] = {}
@@ -143,7 +157,7 @@ def find(
     if kept is None or _current_device() != index or (at_a | at_b) & 15 or at_third & kept.third or low & kept.mask:
         return key, None
     if out is not None or kept.special:
-        return key, _special(kept, addresses, out, third, index)
+        return key, _special(kept, addresses, a, b, third, out, index)
     c = empty_on_gpu(kept.shape, kept.strides, kept.kind)
     kept.direct.launch((c.data_ptr(), *addresses), raw_stream(index))
     return key, c
@@ -170,8 +184,9 @@ def _facts(others: Others, index: int, recording: bool) -> tuple[Key, list[int],
 
 
 def _special(
-    kept: KeptLaunch, addresses: tuple[int, ...], out: torch.Tensor | None, groups: torch.Tensor, index: int
-) -> torch.Tensor | None:
+    kept: KeptLaunch, addresses: tuple[int, ...], a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor,
+    out: torch.Tensor | None, index: int,
+) -> torch.Tensor | None:  # fmt: skip
     """The result of a kept launch at these addresses; None where its output would be refused."""
     if out is None:
         c = empty_on_gpu(kept.shape, kept.strides, kept.kind)
@@ -191,11 +206,24 @@ def _special(
             if at < end and at_c < at + size:
                 return None
         mark_written((out,))
+    if kept.copied is not None:
+        read = _copies(kept.copied, a, b, kept.turned)  # live until the launch, as `padded` does
+        addresses = (*[at if x is None else x.data_ptr() for x, at in zip(read, addresses)], *addresses[2:])
     if kept.ends:
         padded = behind_zero(groups)  # lives until it is launched; the allocator keeps the order of a stream
         addresses = (*addresses[:2], padded.data_ptr(), *addresses[3:])
     kept.direct.launch((at_c, *addresses), raw_stream(index))
     return c
+
+
+def _copies(
+    copied: CopiedOperands, a: torch.Tensor, b: torch.Tensor, turned: bool
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The copies that a launch reads in place of a call's a and b; None for what it reads in place."""
+    left, right = (b.mT, a.mT) if turned else (a, b)
+    of_a = lines_of(copied.plan, "A", left, [], True)[0] if copied.a else None
+    of_b = lines_of(copied.plan, "B", right, [], True)[0] if copied.b else None
+    return (of_b, of_a) if turned else (of_a, of_b)
 
 
 def behind_zero(ends: torch.Tensor) -> torch.Tensor:
@@ -217,7 +245,7 @@ def launch(
     keeping: Keeping, plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, tables: Mapping[str, torch.Tensor],
     operands: Mapping[str, torch.Tensor], out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
-    """The product by a plan. Where nothing is copied, the launch is kept for such tensors.
+    """The product by a plan. Unless C is copied, or an address is odd, the launch is kept for such tensors.
 
     tables    what the main loop and the groups read, by name, in the order of the call
     operands  what the epilogue reads, by name, likewise; of a turned product both are in the transpose's order
@@ -246,10 +274,12 @@ def launch(
         if made.late and out is not None:
             out.copy_(made.c)
     c: torch.Tensor = made.c if out is None else out
-    if keeping.key and not made.copies and not any(x.data_ptr() & _PAIRS for x in operands.values()):
+    if keeping.key and not made.late and not any(x.data_ptr() & _PAIRS for x in (a, b, *operands.values())):
         tensors = (a, b, *read.values())
         masks = _WORD if tables else _PAIRS, _PAIRS if operands else _WORD
-        _keep(keeping, direct, [tensors[i] for i in order], c, out is None, masks)
+        copies = [x.data_ptr() != lines.data_ptr() for x, lines in zip((a, b), made.read)]
+        copied = CopiedOperands(plan, *copies) if any(copies) else None
+        _keep(keeping, direct, [tensors[i] for i in order], c, out is None, masks, copied)
     return c
 
 
@@ -297,6 +327,7 @@ def _keep(
     c: torch.Tensor,
     padded: bool,
     masks: tuple[int, int],
+    copied: CopiedOperands | None = None,
 ) -> None:
     """Keep a launch.
 
@@ -313,5 +344,5 @@ def _keep(
     if len(READY) >= MAX_READY:
         READY.clear()
     READY[keeping.key] = KeptLaunch(
-        direct, made, contiguous_strides(made), c.dtype, columns, spans, *masks, keeping.turned, keeping.ends
+        direct, made, contiguous_strides(made), c.dtype, columns, spans, *masks, keeping.turned, keeping.ends, copied
     )
