@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-import numpy as np
-
 from layoutgemm.arguments import shown
 from layoutgemm.atoms import CopyAtom, MmaAtom, OperandDescriptor, SmemTile, TiledMma, feeds, ldmatrix, operand_map
 from layoutgemm.atoms.mma.tcgen05 import Tcgen05Atom
@@ -14,6 +12,7 @@ from layoutgemm.atoms.smem.descriptor import derive as derive_descriptor
 from layoutgemm.atoms.smem.tile import as_tile
 from layoutgemm.errors import AtomError, DescriptorError, LayoutError
 from layoutgemm.layouts import ComposedLayout, Layout
+from layoutgemm.lazy_numpy import np
 from layoutgemm.view.grid import Indices
 from layoutgemm.view.pages.model import THREADS, Fact, Figure, Holder, Holders, Memory, PageMatrix
 from layoutgemm.view.pages.parts import axes, bank_of, bank_paint, holder_paint, shared_memory
