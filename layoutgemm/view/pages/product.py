@@ -320,7 +320,9 @@ def _heading(mma: MmaAtom | TiledMma, atom: MmaAtom) -> str:
 
 def _how(atom: MmaAtom) -> tuple[str, ...]:
     shape = "x".join(map(str, atom.shape_mnk))
-    held = f"{atom.cta_group} block(s)" if isinstance(atom, Tcgen05Atom) else f"{atom.threads} threads"
+    held = f"{atom.threads} threads"
+    if isinstance(atom, Tcgen05Atom):
+        held = "a pair of CTAs" if atom.cta_group == 2 else "one CTA"
     product = f"{shape} by {held}. An element (m, n) of C is the product of row m of A and column n of B."
     if atom.scale is None:
         return (product,)
