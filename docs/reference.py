@@ -27,7 +27,7 @@ PACKAGES = ("layoutgemm.layouts", "layoutgemm.atoms", "layoutgemm.checks", "layo
             "layoutgemm.view")  # fmt: skip
 _BLOCK = re.compile(r"^```api ([\w.]+)\n(.*?)^```\n", flags=re.DOTALL | re.MULTILINE)
 # Pixels, measured on the built site: of a heading with its signature, and of a line of a docstring
-HEADING, LINE, WIDTH, FRAME = 92, 25, 88, 450
+HEADING, LINE, WIDTH, FRAME = 95, 21, 88, 400
 
 
 def entries(markdown: str) -> Iterator[tuple[str, str, list[str]]]:
@@ -77,8 +77,16 @@ def estimate(markdown: str) -> int:
     total = FRAME
     for module, name, members in entries(markdown):
         value = found(module, name)
-        total += height(inspect.getdoc(value))
+        total += height(_said(value))
         if inspect.isclass(value):
-            own = [key for key, each in vars(value).items() if not key.startswith("_") and inspect.getdoc(each)]
-            total += sum(height(inspect.getdoc(getattr(value, key))) for key in members or own)
+            own = [key for key, each in vars(value).items() if not key.startswith("_") and _said(each)]
+            total += sum(height(_said(inspect.getattr_static(value, key))) for key in members or own)
     return total
+
+
+def _said(value: object) -> str:
+    """The docstring that stands at an object itself; "" for none, and for the values of fields."""
+    method = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+    documented = inspect.isclass(method) or inspect.isroutine(method) or isinstance(method, property)
+    documented = documented or hasattr(method, "func")  # a cached property
+    return inspect.cleandoc(method.__doc__ or "") if documented else ""
