@@ -85,8 +85,8 @@ def check_heights(page: Any, site: Path) -> None:
 def check_search(page: Any, address: str) -> None:
     """The search finds the page of bank_conflicts, from a page of another folder."""
     page.goto(address)
-    page.click("label[for=__search]:visible")
-    page.fill("input.md-search__input", "bank_conflicts")
+    page.click("input.md-search__input")
+    page.keyboard.type("bank_conflicts")
     page.wait_for_selector(".md-search-result__link[href*='api/banks.html']", timeout=60_000)
 
 
