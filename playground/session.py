@@ -195,7 +195,7 @@ def drawn_grid(value: object) -> str:
 
 
 def refused(error: BaseException) -> dict[str, object]:
-    """What a line says that raised: the package that it needs, or the error."""
+    """The answer for a line that raised: the package that it needs, or the error."""
     absent = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     name = PACKAGES.get(absent)
     if name is not None:

@@ -149,7 +149,7 @@ class _SourceReader(TextReader):
         return self.made(lambda: ComposedLayout(swizzle, offset, layout), at)
 
     def between(self) -> tuple[int | None, int]:
-        """What stands between a swizzle and its layout: bits of an element in shared memory, and an offset."""
+        """Bits of an element in shared memory, and an offset: they stand between a swizzle and its layout."""
         self.peek()
         found = re.compile(r"(?:\w+::)*smem_ptr_flag(?:_bits\s*<\s*(\d{1,4})\s*>)?").match(self.text, self.at)
         if found is not None:
@@ -230,7 +230,7 @@ class _SourceReader(TextReader):
 
 
 def _row_major(shape: Any, width: int) -> tuple[Any, int]:
-    """The strides of a compact layout whose last mode is the fastest, from `width` on, and the first stride after."""
+    """The strides of a compact layout from `width` on, the last mode fastest, and the next stride."""
     if not isinstance(shape, tuple):
         return width, width * shape
     out: list[Any] = []

@@ -88,7 +88,7 @@ def test_a_type_gives_the_bases_of_triton(text: str, bases: dict[str, list[list[
 
 
 def test_a_128_byte_swizzle_is_the_one_of_cute() -> None:
-    """Shared memory of Triton and CuTe's atom of 128 bytes have each element in the same place."""
+    """Triton's shared memory and CuTe's atom have each element in the same place."""
     places = parse(f"!ttg.memdesc<64x64xf16, {nvmma(128)}, #smem>").inverse()  # flat index, rows fastest -> offset
     cute = parse("Sw<3,4,3> o smem_ptr[16b](unset) o (_64,_64):(_64,_1)")
     assert [places(i) for i in range(4096)] == [cute(i) for i in range(4096)]
