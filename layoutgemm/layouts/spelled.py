@@ -230,7 +230,7 @@ class _SourceReader(TextReader):
 
 
 def _row_major(shape: Any, width: int) -> tuple[Any, int]:
-    """The strides of a compact layout from `width` on, the last mode fastest, and the next stride."""
+    """The compact strides from `width` on, the last mode fastest, and the next stride."""
     if not isinstance(shape, tuple):
         return width, width * shape
     out: list[Any] = []
