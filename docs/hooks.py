@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from docs import fences, percent, tables  # noqa: E402
+from docs import fences, percent, reference, tables  # noqa: E402
 
 PROGRAMS = [path for folder in ("layouts", "atoms", "kernels") for path in sorted((ROOT / folder).glob("*.py"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
@@ -46,4 +46,4 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return percent.page(ROOT / source.replace(".md", ".py"), keep)
     if source.startswith("programs/"):
         return markdown
-    return fences.render(markdown, keep)
+    return reference.expanded(fences.render(markdown, keep))

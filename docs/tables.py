@@ -9,12 +9,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+from docs import reference
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 NO_BREAK = "\u00a0x\u00a0"  # sizes stay on one line
 
 __all__ = [
-    "account", "ampere_table", "behind", "changelog", "counters_table", "epilogue_table", "examples_count",
+    "account", "ampere_table", "api_table", "behind", "changelog", "counters_table", "epilogue_table", "examples_count",
     "examples_table", "frameworks_table", "gated_table", "gemm_table", "ladder_chart", "ladder_table",
     "launch_table", "level", "lines_table", "machine", "measured", "models_table", "notes", "operands_table",
     "orders_table", "overlap_table", "programs_table", "quantized_formats_table", "quantized_table",
@@ -374,6 +376,17 @@ def overlap_table() -> str:
         )
     head = ["M x N x K of both GPUs", "us", "time, x product alone", "best peer, us", "speed, x best peer"]
     return table(head, rows)
+
+
+def api_table() -> str:
+    """The API pages, with the objects of each."""
+    rows = []
+    for page in sorted(reference.API.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        names = ", ".join(f"`{name}`" for _, name, _ in reference.entries(text) if "." not in name)
+        if names:
+            rows.append([f"[{text.partition(chr(10))[0].lstrip('# ')}]({page.name})", names])
+    return table(["page", "names"], rows)
 
 
 def types_table() -> str:

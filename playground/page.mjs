@@ -1,9 +1,10 @@
 // Cells with their results, pictures that are linked by offset, and the cells in the address of the page.
 const START = ["A = Layout((4, 8), (8, 1))\nA.zipped_divide((2, 4))\nA @ Layout((4, 4), (1, 8))\nprove(A, Layout((4, 8)))"];
 const home = document.getElementById("cells"), status = document.getElementById("status");
-const worker = new Worker("worker.mjs", { type: "module" });
-const cells = []; // {text: null or the words between code, source, area, results}
-let turn = 0, ready = false, busy = false, again = false, began = 0;
+const FEW_CELLS = 1024; // more of a picture are painted
+const PATIENCE = 3000; // ms after which an edit ends the run before it
+const cells = []; // {area, results, shown: the JSON of each line on the page}
+let worker, turn = 0, ready = false, busy = false, again = false, began = 0;
 
 const make = (tag, text = null, ...children) => {
   const made = document.createElement(tag);
@@ -31,7 +32,7 @@ function addCell(source) {
   Object.assign(area, { value: source, spellcheck: false });
   area.setAttribute("aria-label", `cell ${cells.length + 1}`);
   results.className = "results";
-  const cell = { area, results };
+  const cell = { area, results, shown: [] };
   cells.push(cell);
   const part = make("section", null, area, results);
   home.append(part);
@@ -54,28 +55,54 @@ function show(sources, words = []) {
 
 function ask() {
   if (!ready) return;
+  if (busy && performance.now() - began > PATIENCE) return begin(); // cells that do not end
   if (busy) { again = true; return; }
   busy = true;
   began = performance.now();
   worker.postMessage({ turn: ++turn, cells: JSON.stringify(cells.map((cell) => cell.area.value)) });
 }
 
-worker.addEventListener("message", ({ data }) => {
+function begin() {
+  worker?.terminate();
+  ready = busy = again = false;
+  status.textContent = "loading Python";
+  worker = new Worker("worker.mjs", { type: "module" });
+  worker.addEventListener("message", ({ data }) => heard(data));
+  worker.addEventListener("error", (event) => { status.textContent = `Python could not be loaded: ${event.message}`; });
+}
+
+function heard(data) {
   if ("ready" in data) {
     ready = true;
-    status.dataset.ready = data.ready;
+    Object.assign(status.dataset, { ready: data.ready, from: data.from });
     status.textContent = "";
     return ask();
   }
-  JSON.parse(data.answers).forEach((lines, i) => cells[i]?.results.replaceChildren(...lines.map(result)));
+  if ("loading" in data) { status.textContent = `loading ${data.loading}`; return; }
+  status.textContent = "";
+  data.cells.forEach((lines, i) => { if (cells[i]) showLines(cells[i], lines); });
   busy = false;
-  status.dataset.turn = data.turn;
-  status.dataset.took = performance.now() - began;
   if (again) { again = false; ask(); }
-});
-worker.addEventListener("error", (event) => { status.textContent = `Python could not be loaded: ${event.message}`; });
+  requestAnimationFrame(() => setTimeout(() => { // the frame is on the screen
+    status.dataset.took = performance.now() - began;
+    status.dataset.turn = data.turn;
+  }));
+}
 
 // ----------------------------------------------------------------------------------------------------------- results
+
+// Only lines that are new are drawn: the others keep their place on the page.
+function showLines(cell, lines) {
+  const before = new Map(cell.shown.map((text, i) => [text, cell.results.children[i]]));
+  const parts = lines.map((text) => {
+    const kept = before.get(text);
+    before.delete(text);
+    return kept ?? result(JSON.parse(text));
+  });
+  if (parts.some((part, i) => part !== cell.results.children[i])) cell.results.replaceChildren(...parts);
+  else while (cell.results.children.length > parts.length) cell.results.lastChild.remove();
+  cell.shown = lines;
+}
 
 // The input beside its result; below them the picture.
 function result(line) {
@@ -87,41 +114,91 @@ function result(line) {
   row.className = "row";
   const parts = [row];
   if (line.grid) parts.push(picture(line.grid));
+  if (line.svg) parts.push(drawing(line.svg));
   return make("article", null, ...parts);
 }
 
 function picture({ planes, rest }) {
   const box = make("div");
   box.className = "planes";
-  const numbers = planes.flat(2).filter(Number.isInteger), most = Math.max(1, ...numbers);
+  const flat = planes.flat(2), most = flat.reduce((a, b) => (Number.isInteger(b) && b > a ? b : a), 1);
+  const hue = (value) => (Number.isInteger(value) ? Math.max(0, Math.min(7, Math.floor((8 * value) / (most + 1)))) : 0);
+  const wide = Math.max(...flat.map((value) => String(value).length), 2) + 2; // characters
   planes.forEach((rows, number) => {
-    const table = make("table");
-    if (rest.length) table.createCaption().textContent = where(number, rest);
-    const head = table.createTHead().insertRow();
-    head.append(make("th"), ...rows[0].map((_, j) => make("th", String(j))));
-    rows.forEach((cells, i) => {
-      const row = (table.tBodies[0] ?? table.createTBody()).insertRow();
-      row.append(make("th", String(i)), ...cells.map((value) => {
-        const cell = make("td", String(value));
-        cell.dataset.offset = value;
-        cell.className = `hue${Number.isInteger(value) ? Math.min(7, Math.floor((8 * value) / (most + 1))) : 0}`;
-        return cell;
-      }));
-    });
-    box.append(table);
+    const made = (flat.length > FEW_CELLS ? canvas : table)(rows, hue, wide);
+    box.append(rest.length ? make("figure", null, make("figcaption", where(number, rest)), made) : made);
   });
   return box;
+}
+
+// One text, parsed at once. Values are integers, or coordinates in signs that HTML does not read.
+function table(rows, hue, wide) {
+  const head = rows[0].map((_, j) => `<th>${j}</th>`).join("");
+  const body = rows.map((cells, i) => `<tr><th>${i}</th>${cells.map((value) =>
+    `<td data-offset="${value}" class="hue${hue(value)}">${value}</td>`).join("")}</tr>`).join("");
+  const made = make("table");
+  made.innerHTML = `<thead><tr><th></th>${head}</tr></thead><tbody>${body}</tbody>`;
+  made.style.width = `${(rows[0].length + 1) * wide}ch`; // known in advance: no cell is measured
+  return made;
+}
+
+// A browser takes a fifth of a second to place 4096 cells of a table, and a hundredth to paint them.
+const painted = new WeakMap(); // canvas -> how to paint it, and the offset at a point
+function canvas(rows, hue, wide) {
+  const made = make("canvas"), pen = made.getContext("2d"), scale = devicePixelRatio || 1;
+  const [w, h] = [Math.ceil(wide * 6.2), 17], style = getComputedStyle(home), hues = getComputedStyle(document.documentElement);
+  const colors = [...Array(8).keys()].map((i) => hues.getPropertyValue(`--hue${i}`));
+  const size = [(rows[0].length + 1) * w, (rows.length + 1) * h];
+  [made.width, made.height] = size.map((n) => n * scale);
+  [made.style.width, made.style.height] = size.map((n) => `${n}px`);
+  made.setAttribute("role", "img");
+  made.setAttribute("aria-label", `${rows.length} by ${rows[0].length} offsets, the first ${rows[0][0]}`);
+  const cell = (i, j, offset) => {
+    const value = rows[i][j];
+    [pen.fillStyle, pen.lineWidth] = [colors[hue(value)], 1];
+    pen.fillRect((j + 1) * w, (i + 1) * h, w - 1, h - 1);
+    if (value === offset) {
+      [pen.strokeStyle, pen.lineWidth] = ["#111", 3];
+      pen.strokeRect((j + 1) * w + 1.5, (i + 1) * h + 1.5, w - 4, h - 4);
+    }
+    pen.fillStyle = "#111";
+    pen.fillText(value, (j + 1.5) * w, (i + 1.5) * h);
+  };
+  const paint = (offset) => {
+    pen.setTransform(scale, 0, 0, scale, 0, 0);
+    pen.clearRect(0, 0, ...size);
+    Object.assign(pen, { font: "11px ui-monospace, Menlo, Consolas, monospace", textAlign: "center", textBaseline: "middle" });
+    pen.fillStyle = style.color;
+    rows[0].forEach((_, j) => pen.fillText(j, (j + 1.5) * w, h / 2));
+    rows.forEach((_, i) => pen.fillText(i, w / 2, (i + 1.5) * h));
+    rows.forEach((cells, i) => cells.forEach((_, j) => cell(i, j, offset)));
+  };
+  paint();
+  painted.set(made, { paint, at: (x, y) => rows[Math.floor(y / h) - 1]?.[Math.floor(x / w) - 1] });
+  return made;
+}
+
+function drawing(svg) {
+  const made = make("img");
+  made.src = `data:image/svg+xml,${encodeURIComponent(svg)}`;
+  made.alt = "picture";
+  return made;
 }
 
 function where(number, rest) {
   return `( , , ${rest.map((n) => { const at = number % n; number = Math.floor(number / n); return at; }).join(", ")})`;
 }
 
-home.addEventListener("pointerover", (event) => {
-  for (const lit of home.querySelectorAll(".lit")) lit.classList.remove("lit");
-  const offset = event.target.dataset?.offset;
-  if (offset === undefined) return;
-  for (const cell of home.querySelectorAll(`td[data-offset="${CSS.escape(offset)}"]`)) cell.classList.add("lit");
+let lit;
+home.addEventListener("pointermove", (event) => {
+  const { target } = event;
+  const offset = String(target.dataset?.offset ?? painted.get(target)?.at(event.offsetX, event.offsetY) ?? "");
+  if (offset === lit) return;
+  lit = offset;
+  for (const cell of home.querySelectorAll(".lit")) cell.classList.remove("lit");
+  if (lit) for (const cell of home.querySelectorAll(`td[data-offset="${CSS.escape(lit)}"]`)) cell.classList.add("lit");
+  const value = /^-?\d+$/.test(lit) ? Number(lit) : lit;
+  for (const made of home.querySelectorAll("canvas")) painted.get(made).paint(value);
 });
 
 // ------------------------------------------------------------------------------------------------------------- tools
@@ -145,3 +222,4 @@ try {
   status.textContent = "the address holds no cells";
 }
 show(sources);
+begin();

@@ -1,32 +1,55 @@
 """The Python side of the playground: runs cells, and describes each result as text and as a grid of offsets.
 
-A shared link brings cells from others. So a cell may only call what is public here: layouts, their methods and a few
-builtins. Names that begin with an underscore, imports of other modules, classes, loops and functions are refused.
+A shared link brings cells from others. The browser is the wall: cells run in a worker without a document, which can
+fetch from the page's own host only. As a fence in front of it, a cell may only call public names of the package, their
+methods and a few builtins. Names that begin with an underscore, imports of other modules and classes are refused.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import io
+import itertools
 import json
+import sys
 
+import layoutgemm.atoms as atoms
+import layoutgemm.checks as checks
+import layoutgemm.errors as errors
 import layoutgemm.layouts as layouts
-from layoutgemm import dim, dims, parse, prove
+import layoutgemm.view as view
+from layoutgemm import Facts, dim, dims, parse, prove
+from layoutgemm.atoms.smem.descriptor import derive, element_addresses
+from layoutgemm.layouts.formulas import from_expr
+from layoutgemm.layouts.proofs.index_formulas import prove_formulas
+from layoutgemm.lazy_numpy import has_numpy
 
 MOST_CELLS = 4096  # of a grid
+MOST_PICTURES = 64  # kept from edit to edit
 INSIDE = ("gi_", "cr_", "ag_", "f_", "tb_", "co_", "func_", "mro")  # frames, code and classes of the interpreter
+HELD = ("with_traceback", "obj", "exec_module")  # of exceptions and loaders: what leads to modules
 MOST_TEXT = 4000  # characters of one result
 FEW = (
-    "abs", "bool", "dict", "enumerate", "int", "len", "list", "max", "min", "print", "range", "repr", "reversed", "set",
-    "sorted", "str", "sum", "tuple", "zip",
+    "abs", "all", "any", "bool", "dict", "enumerate", "int", "isinstance", "len", "list", "max", "min", "print",
+    "range", "repr", "reversed", "set", "sorted", "str", "sum", "tuple", "zip",
 )  # fmt: skip
+FILES = ("png", "save")  # of the pictures: names that only write files
 ALLOWED = (
     ast.Module, ast.Expr, ast.Assign, ast.Assert, ast.Call, ast.keyword, ast.Attribute, ast.Name, ast.Constant,
     ast.Tuple, ast.List, ast.Dict, ast.Set, ast.Starred, ast.Subscript, ast.Slice, ast.BinOp, ast.UnaryOp, ast.BoolOp,
     ast.Compare, ast.IfExp, ast.JoinedStr, ast.FormattedValue, ast.ListComp, ast.GeneratorExp, ast.comprehension,
     ast.ImportFrom, ast.alias, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
+    ast.FunctionDef, ast.Lambda, ast.arguments, ast.arg, ast.Return, ast.If, ast.For, ast.Try, ast.ExceptHandler,
+    ast.AugAssign, ast.DictComp, ast.SetComp, ast.Pass,
 )  # fmt: skip
+MORE = {
+    "Facts": Facts, "derive": derive, "dim": dim, "dims": dims, "element_addresses": element_addresses,
+    "from_expr": from_expr, "parse": parse, "prove": prove, "prove_formulas": prove_formulas,
+}  # fmt: skip
+# The first name of an absent module -> what the page loads for it
+PACKAGES = {"layoutgemm": "layoutgemm", "numpy": "numpy", "sympy": "sympy", "mpmath": "sympy"}
 
 
 def names() -> dict[str, object]:
@@ -35,11 +58,19 @@ def names() -> dict[str, object]:
     >>> "Layout" in names() and "open" not in names()["__builtins__"]
     True
     """
-    public = {name: getattr(layouts, name) for name in layouts.__all__}
-    builtins = {
-        name: __builtins__[name] if isinstance(__builtins__, dict) else getattr(__builtins__, name) for name in FEW
-    }
-    return {**public, "dim": dim, "dims": dims, "parse": parse, "prove": prove, "__builtins__": builtins}
+    public = {name: getattr(home, name) for home in (atoms, checks, layouts) for name in home.__all__}
+    kinds = {name: kind for name, kind in vars(errors).items() if name.endswith("Error")}
+    few = {name: __builtins__[name] if isinstance(__builtins__, dict) else getattr(__builtins__, name) for name in FEW}
+    return {**public, **kinds, **pictures(), **MORE, "__builtins__": few}
+
+
+def pictures() -> dict[str, object]:
+    """The functions that draw: each loads its file, and NumPy, when it is called."""
+
+    def later(name: str) -> object:
+        return lambda *args, **options: getattr(view, name)(*args, **options)
+
+    return {name: later(name) for name in view.__all__ if name not in FILES}
 
 
 def check(tree: ast.Module) -> None:
@@ -52,19 +83,20 @@ def check(tree: ast.Module) -> None:
     """
     for node in ast.walk(tree):
         if not isinstance(node, ALLOWED):
-            raise SyntaxError(f"the playground runs expressions, assignments and asserts, no {type(node).__name__}")
-        for name in (getattr(node, field, None) for field in ("attr", "id", "arg")):
+            raise SyntaxError(f"the playground runs no {type(node).__name__}")
+        for name in (getattr(node, field, None) for field in ("attr", "id", "arg", "name")):
             if isinstance(name, str) and name.startswith("_"):
                 raise SyntaxError(f"names that begin with an underscore are not for cells: {name}")
-            if isinstance(name, str) and name.startswith(INSIDE):
+            if isinstance(name, str) and (name.startswith(INSIDE) or name in HELD):
                 raise SyntaxError(f"the insides of Python are not for cells: {name}")
             if name in ("format", "format_map"):
                 raise SyntaxError("write an f-string instead of format")
         if isinstance(node, ast.ImportFrom):
             wanted = [alias.name for alias in node.names]
-            missing = [name for name in wanted if name != "*" and name not in names()]
-            if not (node.module or "").startswith("layoutgemm") or missing:
-                raise SyntaxError(f"the playground has the layouts of layoutgemm only, not {node.module} {missing}")
+            missing = ", ".join(name for name in wanted if name != "*" and name not in names())
+            if (node.module or "").partition(".")[0] != "layoutgemm" or missing:
+                what = f"{node.module}" + (f"'s {missing}" if missing else "")
+                raise SyntaxError(f"the playground has layoutgemm's layouts, atoms, checks and pictures, not {what}")
 
 
 def grid(value: object) -> dict[str, object] | None:
@@ -80,33 +112,61 @@ def grid(value: object) -> dict[str, object] | None:
     if not extents or not all(isinstance(n, int) for n in extents) or not 1 <= value.size <= MOST_CELLS:
         return None
     height, width, *rest = extents if len(extents) > 1 else (1, *extents)
-    planes = []
-    for number in range(value.size // (height * width)):
-        at, left = [], number
-        for n in rest:
-            at.append(left % n)
-            left //= n
-        rows = [[value(*((i, j, *at) if len(extents) > 1 else (j,))) for j in range(width)] for i in range(height)]
-        planes.append([[cell if isinstance(cell, int) else str(cell) for cell in row] for row in rows])
+    cells = iter(cells_of(value))
+    columns = [list(itertools.islice(cells, height)) for _ in range(value.size // height)]
+    planes = [
+        [list(row) for row in zip(*columns[first : first + width], strict=True)]
+        for first in range(0, len(columns), width)
+    ]
     return {"planes": planes, "rest": rest}
 
 
+def cells_of(value: layouts.Layout | layouts.ComposedLayout) -> list[int | str]:
+    """The offsets of a layout in order; coordinates as text.
+
+    >>> cells_of(layouts.Layout((2, 3), (3, 1)))
+    [0, 3, 1, 4, 2, 5]
+    """
+    if isinstance(value, layouts.ComposedLayout):
+        inside = cells_of(value.layout)
+        if all(isinstance(x, int) for x in inside) and isinstance(value.offset, int):
+            return [value.swizzle(value.offset + x) for x in inside]
+        return [str(value(i)) for i in range(value.size)]
+    flat = layouts.Layout((value.shape,), (value.stride,)).flatten()
+    if not all(isinstance(d, int) for d in flat.stride):
+        return [str(value(i)) for i in range(value.size)]
+    sums = [0]
+    for n, d in zip(flat.shape, flat.stride, strict=True):
+        sums = [x + k * d for k in range(n) for x in sums]
+    return sums
+
+
+@functools.lru_cache(MOST_PICTURES)
+def picture(value: object) -> str:
+    """The grid of a value as JSON, "null" for none: kept, so that an edit draws only new values."""
+    return json.dumps(grid(value))
+
+
 def described(value: object) -> dict[str, object]:
-    """A result: its text, whether a verdict holds, and its grid."""
-    explain = getattr(value, "explain", None)
-    text = str(explain() if callable(explain) else value)
+    """A result: its text, whether a verdict holds, and a drawing of what is no layout."""
+    if isinstance(value, str) and value.startswith("<svg"):
+        return {"svg": value}
+    verdict = hasattr(value, "__bool__") and hasattr(value, "explain")
+    text = str(value.explain() if verdict else value)
     out: dict[str, object] = {"text": text[:MOST_TEXT] + ("..." if len(text) > MOST_TEXT else "")}
-    if hasattr(value, "__bool__") and callable(explain):
+    if verdict:
         out["holds"] = bool(value)
-    found = grid(value)
-    return out if found is None else {**out, "grid": found}
+    drawn = getattr(value, "_repr_svg_", None)
+    if drawn is not None and "numpy" in sys.modules and not isinstance(value, layouts.Layout | layouts.ComposedLayout):
+        out["svg"] = drawn()
+    return out
 
 
 def run(source: str, space: dict[str, object]) -> list[dict[str, object]]:
     """The results of a cell, one a statement: its lines, and what it gives. An error ends the cell.
 
     >>> run("A = Layout((4, 8), (8, 1))\\nA(1, 2)", names())[1]
-    {'first': 2, 'last': 2, 'source': 'A(1, 2)', 'text': '10'}
+    {'first': 2, 'last': 2, 'source': 'A(1, 2)', 'text': '10', 'grid': 'null'}
     """
     try:
         tree = ast.parse(source)
@@ -120,20 +180,33 @@ def run(source: str, space: dict[str, object]) -> list[dict[str, object]]:
         try:
             with contextlib.redirect_stdout(printed):
                 result = _execute(node, space)
+                line |= {} if result is None else {**described(result), "grid": drawn_grid(result)}
         except BaseException as error:
-            name = getattr(error, "name", "")
-            absent = isinstance(error, ModuleNotFoundError) and name in ("numpy", "sympy")
-            said = f"this needs {name}, which the page does not have" if absent else f"{type(error).__name__}: {error}"
-            return [*out, {**line, "error": said}]
+            return [*out, {**line, **refused(error)}]
         if printed.getvalue():
             line["printed"] = printed.getvalue()[:MOST_TEXT]
-        out.append(line if result is None else {**line, **described(result)})
+        out.append(line)
     return out
+
+
+def drawn_grid(value: object) -> str:
+    """`picture`, for values with a hash."""
+    return picture(value) if isinstance(value, layouts.Layout | layouts.ComposedLayout) else "null"
+
+
+def refused(error: BaseException) -> dict[str, object]:
+    """The answer for a line that raised: the package that it needs, or the error."""
+    absent = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    name = PACKAGES.get(absent)
+    if name is not None:
+        return {"needs": name, "error": f"this needs {name}, which this copy of the page was built without"}
+    return {"error": f"{type(error).__name__}: {error}"}
 
 
 def _execute(node: ast.stmt, space: dict[str, object]) -> object:
     """Runs one statement: the value of an expression, or of a name that it assigns."""
     if isinstance(node, ast.ImportFrom):
+        space.update({alias.asname: space[alias.name] for alias in node.names if alias.asname is not None})
         return None
     if isinstance(node, ast.Expr):
         return eval(compile(ast.Expression(node.value), "cell", "eval"), space)
@@ -143,6 +216,18 @@ def _execute(node: ast.stmt, space: dict[str, object]) -> object:
 
 
 def answers(cells: str) -> str:
-    """JSON of the sources of all cells -> JSON of their results. Cells share names, in order."""
+    """JSON of the sources of all cells -> JSON of their results. Cells share names, in order.
+
+    {"cells": for each cell the JSON text of each line, "needs": packages that a line asked for}
+    """
+    has_numpy.cache_clear()  # it may have been loaded since
     space = names()
-    return json.dumps([run(source, space) for source in json.loads(cells)])
+    found = [run(source, space) for source in json.loads(cells)]
+    needs = sorted({str(line["needs"]) for lines in found for line in lines if "needs" in line})
+    return json.dumps({"cells": [[text_of(line) for line in lines] for lines in found], "needs": needs})
+
+
+def text_of(line: dict[str, object]) -> str:
+    """A line as JSON; its grid is JSON already."""
+    drawn = line.pop("grid", "null")
+    return json.dumps(line)[:-1] + f', "grid": {drawn}}}'

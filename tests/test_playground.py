@@ -27,13 +27,18 @@ def module(name):
 session, builder = module("session"), module("build")
 
 
+def answers(*cells):
+    """The lines of each cell."""
+    return [[json.loads(line) for line in lines] for lines in json.loads(session.answers(json.dumps(cells)))["cells"]]
+
+
 def test_examples():
     assert doctest.testmod(session).failed == 0
 
 
 def test_cells_share_names_and_give_a_result_a_statement():
     cells = ["A = Layout((4, 8), (8, 1))\nA.zipped_divide((2, 4))", "A(1, 2)\nprove(A, Layout((4, 8)))\nprint(len(A))"]
-    first, second = json.loads(session.answers(json.dumps(cells)))
+    first, second = answers(*cells)
     assert [line["text"] for line in first] == ["(4,8):(8,1)", "((2,4),(2,2)):((8,1),(16,4))"]
     assert first[0]["grid"]["planes"] == [[[8 * i + j for j in range(8)] for i in range(4)]]
     assert second[0]["text"] == "10" and second[2]["printed"] == "2\n"
@@ -41,9 +46,7 @@ def test_cells_share_names_and_give_a_result_a_statement():
 
 
 def test_an_error_ends_its_cell_and_no_other():
-    first, second = json.loads(
-        session.answers(json.dumps(["Layout((4,2),(1,8)).compose(Layout((2,2),(1,3)))\n1", "2 + 2"]))
-    )
+    first, second = answers("Layout((4,2),(1,8)).compose(Layout((2,2),(1,3)))\n1", "2 + 2")
     assert len(first) == 1 and first[0]["error"].startswith("CompositionError: cannot compose")
     assert second[0]["text"] == "4"
 
@@ -58,8 +61,14 @@ def test_an_error_ends_its_cell_and_no_other():
         "'{0.__class__}'.format(1)",
         "(x for x in [1]).gi_frame",
         "Layout.mro()",
-        "lambda: 1",
-        "def f(): pass",
+        "def _f(): pass",
+        "def f(x): return f.__globals__",
+        "lambda _x: 1",
+        "try:\n    Layout(0)\nexcept LayoutError as e:\n    e.with_traceback(None)",
+        "try:\n    Layout.x\nexcept AttributeError as e:\n    e.obj",
+        "with Layout(4) as x: pass",
+        "raise LayoutError('x')",
+        "global A",
         "while True: pass",
         "class A: pass",
         "A := 1",
@@ -74,6 +83,34 @@ def test_cells_reach_layouts_only(cell):
 def test_cells_have_few_builtins(name):
     (line,) = session.run(f"{name}(1)", session.names())
     assert "error" in line
+
+
+def test_cells_define_functions_and_catch_refusals():
+    (lines,) = answers(
+        "from layoutgemm.layouts import Layout as L\ndef twice(x):\n    return 2 * x\ntwice(L(4).size)\n"
+        "try:\n    L((4, 2), (1, 8)) @ L((2, 2), (1, 3))\nexcept CompositionError as error:\n    print('refused')"
+    )
+    assert [line.get("text") for line in lines] == [None, None, "8", None] and lines[3]["printed"] == "refused\n"
+
+
+LAYOUTS = (
+    session.layouts.Layout(7, 3), session.layouts.Layout((4, 8), (8, 1)),
+    session.layouts.Layout((3, (2, 5)), (2, (60, 7))),
+    session.layouts.Layout((2, 3, (2, 2)), (5, 0, (1, 40))), session.layouts.Layout((4, 8), (8, -1)),
+    session.layouts.Layout((4, 8), (session.layouts.E(1), session.layouts.E(0))),
+    session.layouts.Swizzle(3, 3, 3) @ session.layouts.Layout((8, 64), (64, 1)),
+    session.layouts.ComposedLayout(session.layouts.Swizzle(2, 0, 2), 5, session.layouts.Layout((4, 4), (4, 1))),
+    session.layouts.Swizzle(1, 0, 3) @ (session.layouts.Swizzle(2, 0, 2) @ session.layouts.Layout((4, 4), (4, 1))),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_the_grid_of_a_layout_is_its_function(layout):
+    values = [layout(i) for i in range(layout.size)]
+    assert session.cells_of(layout) == [x if isinstance(x, int) else str(x) for x in values]
+    grid = session.grid(layout)
+    flat = [row[j] for plane in grid["planes"] for j in range(len(plane[0])) for row in plane]
+    assert flat == session.cells_of(layout)
 
 
 def test_planes_of_further_modes_and_no_picture_of_symbols():
@@ -93,7 +130,9 @@ sys.meta_path.insert(0, Absent())
 sys.path[:0] = [sys.argv[1]]
 import layoutgemm, session
 assert layoutgemm.__file__.startswith(sys.argv[1])
-print(session.answers('["A = Layout((4, 8), (8, 1)) @ Layout((4, 4), (1, 8))", "A.offsets()"]'))
+cells = ["A = Layout((4, 8), (8, 1)) @ Layout((4, 4), (1, 8))", "A.offsets()", "A.expr()", "wgmma(64).layout('A')"]
+import json
+print(session.answers(json.dumps(cells)))
 """
 
 
@@ -103,17 +142,35 @@ def test_the_archive_is_enough_without_numpy(tmp_path):
     command = [sys.executable, "-c", BLOCKED, str(tmp_path / "site")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    (composed,), (offsets,) = json.loads(done.stdout)
+    found = json.loads(done.stdout)
+    composed, offsets, formula, atom = (json.loads(lines[0]) for lines in found["cells"])
     assert composed["text"] == "(4,4):(8,2)" and composed["grid"]["planes"][0][1] == [8, 10, 12, 14]
-    assert offsets["error"] == "this needs numpy, which the page does not have"
+    assert found["needs"] == ["numpy", "sympy"] and atom["text"] == "(128,(64,16)):(0,(1,64))"
+    assert offsets["error"] == "this needs numpy, which this copy of the page was built without"
+    assert formula["error"] == "this needs sympy, which this copy of the page was built without"
 
 
-def test_notebooks_become_cells():
+def test_every_cell_of_the_notebooks_runs():
     found = builder.notebooks()
-    assert len(found) == len(list((ROOT / "notebooks").glob("*.py")))
-    assert all(book["title"] and book["cells"] for book in found)
-    (line, *_) = session.run(found[0]["cells"][0]["source"], session.names())
-    assert "error" not in line or "playground" in line["error"]
+    assert len(found) == len(list((ROOT / "notebooks").glob("*.py"))) - len(builder.WITH_KERNELS)
+    for book in found:
+        assert book["title"] and len(book["cells"]) > 4
+        lines = [line for cell in answers(*(cell["source"] for cell in book["cells"])) for line in cell]
+        assert [line["error"] for line in lines if "error" in line] == []
+
+
+def test_a_wheel_comes_from_the_distribution_with_its_digest(tmp_path):
+    (tmp_path / "from").mkdir()
+    (tmp_path / "to").mkdir()
+    (tmp_path / "from" / "numpy-1-wasm32.whl").write_bytes(b"a wheel")
+    digest = builder.hashlib.sha256(b"a wheel").hexdigest()
+    entry = {"name": "numpy", "version": "1", "file_name": "numpy-1-wasm32.whl", "sha256": digest}
+    builder._wheel(tmp_path / "to", entry, str(tmp_path / "from"))
+    assert (tmp_path / "to" / "numpy-1-wasm32.whl").read_bytes() == b"a wheel"
+    for wrong in ({**entry, "sha256": "0"}, {**entry, "file_name": "numpy-2-wasm32.whl"}):
+        with pytest.raises(OSError, match=r"another file|no wheel"):
+            builder._wheel(tmp_path / "to", wrong, str(tmp_path / "from"))
+    assert not (tmp_path / "to" / "numpy-1-wasm32.whl").exists()
 
 
 @pytest.mark.slow
@@ -122,7 +179,8 @@ def test_the_page_in_a_browser(tmp_path):
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if program is None or shutil.which("npm") is None:
         pytest.skip("no Chromium or no npm on the PATH")
-    builder.build(tmp_path)
+    absent = builder.build(tmp_path, distribution=str(tmp_path))
+    assert set(absent) <= {"numpy", "sympy"}  # where no index can be reached
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -134,14 +192,26 @@ def test_the_page_in_a_browser(tmp_path):
             browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
             page, complaints, asked = browser.new_page(), [], []
             page.on("pageerror", lambda error: complaints.append(str(error)))
+            page.on("console", lambda message: complaints.append(message.text))
             page.on("request", lambda request: asked.append(request.url))
             home = f"http://127.0.0.1:{port}/"
             page.goto(home)
             page.wait_for_selector("#status[data-turn]", state="attached", timeout=300_000)
+            assert page.get_attribute("#status", "data-from") == "snapshot"
             page.fill("textarea", "A = Layout((4, 8), (8, 1))\nA @ Layout((4, 4), (1, 8))")
-            page.wait_for_function("document.querySelectorAll('article').length === 2", timeout=60_000)
+            page.wait_for_selector("article:nth-child(2):last-child td[data-offset='10']", timeout=60_000)
             page.hover("td[data-offset='10']")
             assert page.locator("td.lit").count() == 2  # the same offset in both pictures
+            # An edit keeps the pictures of the lines that it does not change, and a large one is painted.
+            kept = page.query_selector("article:first-child table")
+            page.fill("textarea", "A = Layout((4, 8), (8, 1))\nLayout((64, 64), (64, 1))")
+            page.wait_for_selector("canvas", timeout=60_000)
+            assert kept.evaluate("(table) => table.isConnected")
+            if "sympy" not in absent:  # loaded with the first formula
+                page.fill("textarea", "wgmma(64).formula('A')")
+                page.wait_for_selector("text=(v%64, v//64)", timeout=120_000)
+            page.fill("textarea", "A = Layout((4, 8), (8, 1))\nA.svg()\nA @ Layout((4, 4), (1, 8))")
+            page.wait_for_selector("article img", timeout=60_000)
             address = page.url
             again = browser.new_page()
             again.goto(address)  # the address holds the cells

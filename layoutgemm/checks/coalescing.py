@@ -14,11 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ..arguments import checked
 from ..dtypes import DType
 from ..errors import AtomError
+from ..lazy_numpy import np
 from ..report import Check
 from .smem.access_patterns import IntArray
 from .smem.bank_conflicts import LAYOUTS, distinct, requests_of

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Iterable
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..arguments import checked
 from ..atoms import SmemTile, TmaPlan
@@ -25,10 +22,14 @@ from ..layouts.proofs.verdicts import Proof
 from ..layouts.symbols.dims import dim
 from ..layouts.symbols.facts import Facts
 from ..layouts.symbols.polynomial import make, show
+from ..lazy_numpy import np
 from ..report import Check
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 EXHAUST = 1 << 18  # elements of a tensor that is looked at whole
-Ints = npt.NDArray[np.int64]
+Ints: TypeAlias = "npt.NDArray[np.int64]"
 
 
 @checked()

@@ -1,8 +1,10 @@
 """The layout algebra: layouts, swizzles, and everything that is done with them. Where to look, by theme:
 
 Layouts of integers     int_tuple: shapes, strides, coordinates; basis: strides that lead to coordinates; layout: the
-                        Layout; algebra: its operations; swizzle: Swizzle, ComposedLayout; notation: text back into
-                        layouts; predicates: verdicts in place of exceptions; functions: CuTe's names as free functions
+                        Layout; algebra: its operations; swizzle: Swizzle, ComposedLayout; predicates: verdicts in
+                        place of exceptions; functions: CuTe's names as free functions
+Text                    notation: text back into layouts; listing: several by name; spelled: C++ types and calls;
+                        bases, encodings: Triton's
 Layouts with symbols    symbols.dims: dim; polynomial, generators: what an entry is when it is no int; facts, solver:
                         what is known; conditions: what was used; symbolic_layout, operations, views: the operations;
                         sympy_io: to and from SymPy

@@ -13,7 +13,7 @@ where out dims are: [dim0 (size 4), dim1 (size 2)]
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from ..arguments import DEPTH
@@ -21,6 +21,8 @@ from ..errors import LayoutError, ParseError
 from .linear import LinearLayout
 
 _ATTRIBUTE = re.compile(r"\s*(?:[#!]\w+\s*=\s*)?#(?:ttg|ttng|triton_gpu|gluon|amdg)\.(\w+)\s*<")
+_OPEN = re.compile(r"#(?:ttg|ttng|triton_gpu|gluon|amdg)\.(\w+)\s*<")
+_ALIAS = re.compile(r"#(\w+)(?!\s*[.<\w])")
 _CLASS = re.compile(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(\w+Layout|LinearLayout\.from_bases)\(")
 _DICTIONARY = re.compile(r"\s*(?:[A-Za-z_]\w*\s*=\s*)?(?=\{\s*['\"]\w+['\"]\s*:)")
 _ARROW = re.compile(r"-?\s*([A-Za-z_]\w*)\s*=\s*(\d+)\s*->\s*\(\s*(-?\d+(?:\s*,\s*-?\d+)*)\s*\)")
@@ -47,20 +49,32 @@ SHAPED = frozenset(
 )
 
 
-class _List(NamedTuple):
+class ListValue(NamedTuple):
+    """A list: its place in the text, and its items."""
+
     at: int
-    items: tuple[_Value, ...]
+    items: tuple[Value, ...]
 
 
-class _Fields(NamedTuple):
+class FieldsValue(NamedTuple):
+    """A dictionary: its place in the text, and its entries."""
+
     at: int
-    items: tuple[tuple[str, _Value], ...]
+    items: tuple[tuple[str, Value], ...]
 
 
-_Value: TypeAlias = "_List | _Fields | int | str"
+class AttributeValue(NamedTuple):
+    """An attribute of Triton's IR: its name, and its fields."""
+
+    at: int
+    name: str
+    fields: FieldsValue
 
 
-class _Basis(NamedTuple):
+Value: TypeAlias = "ListValue | FieldsValue | AttributeValue | int | str"
+
+
+class Basis(NamedTuple):
     """The values of one input's bits, lowest first, and the place of their text."""
 
     name: str
@@ -86,23 +100,23 @@ def linear(text: str) -> LinearLayout | None:
             name = found[1]
             if name not in LINEAR and (pattern is _ATTRIBUTE or name in SHAPED):
                 raise ParseError(
-                    f"{name} of Triton depends on a tensor's shape: expected a linear layout, as toLinearLayout(shape) "
-                    "prints it",
+                    f"{name} of Triton depends on a tensor's shape: expected a type with it, as in "
+                    "tensor<128x64xf16, #ttg.blocked<{...}>>, or a linear layout, as toLinearLayout(shape) prints it",
                     text,
                     found.start(1),
                 )
             if name in LINEAR:
-                return _of_class(_ValueReader(text, found.end()), name)
+                return _of_class(ValueReader(text, found.end()), name)
     found = _DICTIONARY.match(text)
     if found is None:
         return None
-    reader = _ValueReader(text, found.end())
+    reader = ValueReader(text, found.end())
     fields = reader.fields(0)
     reader.end("")
-    return _made(text, [_basis(text, name, value, fields.at) for name, value in fields.items], None)
+    return made(text, [basis_of(text, name, value, fields.at) for name, value in fields.items], None)
 
 
-def _of_class(reader: _ValueReader, name: str) -> LinearLayout:
+def _of_class(reader: ValueReader, name: str) -> LinearLayout:
     text = reader.text
     shape: list[int] | None = None
     if name in ARGUMENTS:
@@ -111,19 +125,19 @@ def _of_class(reader: _ValueReader, name: str) -> LinearLayout:
         given = dict(reader.fields(0).items)
         reader.end("}>", inside=True)
     if "shape" in given:
-        shape = _integers(text, given.pop("shape"), reader.at)
+        shape = integers_of(text, given.pop("shape"), reader.at)
     if name == "LinearLayout.from_bases":
         pairs = given.get("bases")
-        if not isinstance(pairs, _List):
+        if not isinstance(pairs, ListValue):
             raise ParseError("expected a list of (name, bases)", text, reader.at)
         found = []
         for pair in pairs.items:
-            if not isinstance(pair, _List) or len(pair.items) != 2 or not isinstance(pair.items[0], str):
-                raise ParseError("expected (name, bases)", text, pair.at if isinstance(pair, _List) else pairs.at)
+            if not isinstance(pair, ListValue) or len(pair.items) != 2 or not isinstance(pair.items[0], str):
+                raise ParseError("expected (name, bases)", text, pair.at if isinstance(pair, ListValue) else pairs.at)
             found.append((pair.items[0], pair.items[1]))
         given = dict(found)
-    given = {key: value for key, value in given.items() if isinstance(value, _List)}
-    return _made(text, [_basis(text, key, value, reader.at) for key, value in given.items()], shape)
+    given = {key: value for key, value in given.items() if isinstance(value, ListValue)}
+    return made(text, [basis_of(text, key, value, reader.at) for key, value in given.items()], shape)
 
 
 class TextReader:
@@ -144,16 +158,22 @@ class TextReader:
         return ParseError(f"expected {expected}", self.text, self.at)
 
 
-class _ValueReader(TextReader):
-    """Reads lists, dictionaries, calls, names and integers."""
+class ValueReader(TextReader):
+    """Reads lists, dictionaries, calls, attributes, names and integers; `known` are the attributes with a name."""
+
+    def __init__(self, text: str, at: int, known: Mapping[str, AttributeValue] | None = None) -> None:
+        super().__init__(text, at)
+        self.known = known or {}
 
     def take(self, sign: str) -> bool:
+        """True if this sign stands here, which is passed."""
         if self.peek() != sign:
             return False
         self.at += 1
         return True
 
-    def value(self, depth: int) -> _Value:
+    def value(self, depth: int) -> Value:
+        """A list, a dictionary, an attribute, an integer or a name."""
         sign = self.peek()
         if depth > DEPTH:
             raise ParseError(f"lists nest at most {DEPTH} deep", self.text, self.at)
@@ -165,9 +185,11 @@ class _ValueReader(TextReader):
                 if not self.take(",") and self.peek() != "])"[sign == "("]:
                     raise self.fail(f"',' or '{'])'[sign == '(']}'")
             self.at += 1
-            return _List(at, tuple(items))
+            return ListValue(at, tuple(items))
         if sign == "{":
             return self.fields(depth)
+        if sign == "#":
+            return self.attribute(depth)
         for pattern, group in ((_INTEGER, 0), (_QUOTED, 2), (_NAME, 0)):
             found = pattern.match(self.text, self.at)
             if found is not None:
@@ -177,12 +199,31 @@ class _ValueReader(TextReader):
                 return int(found[0]) if pattern is _INTEGER else found[group]
         raise self.fail("a list of bases, as in [[0, 1], [1, 0]]")
 
-    def fields(self, depth: int) -> _Fields:
+    def attribute(self, depth: int) -> AttributeValue:
+        """`#ttg.blocked<{...}>`, or the name of one."""
+        self.peek()
+        at = self.at
+        found = _OPEN.match(self.text, at)
+        if found is None:
+            named = _ALIAS.match(self.text, at)
+            if named is None or named[1] not in self.known:
+                raise self.fail("a layout, as in #ttg.blocked<{...}>, or the name of one that stands before it")
+            self.at = named.end()
+            return self.known[named[1]]
+        self.at = found.end()
+        if self.peek() != "{":
+            raise ParseError(f"expected the fields of {found[1]}, as in <{{order = [1, 0]}}>", self.text, self.at)
+        fields = self.fields(depth + 1)
+        if not self.take(">"):
+            raise self.fail("'>'")
+        return AttributeValue(at, found[1], fields)
+
+    def fields(self, depth: int) -> FieldsValue:
         """`{name = value, "name": value}`."""
         at = self.at
         if not self.take("{"):
             raise self.fail("'{'")
-        items: list[tuple[str, _Value]] = []
+        items: list[tuple[str, Value]] = []
         while self.peek() != "}":
             place = self.at
             name = self.value(depth + 1)
@@ -196,11 +237,11 @@ class _ValueReader(TextReader):
             if not self.take(",") and self.peek() != "}":
                 raise self.fail("',' or '}'")
         self.at += 1
-        return _Fields(at, tuple(items))
+        return FieldsValue(at, tuple(items))
 
-    def arguments(self, order: Sequence[str]) -> dict[str, _Value]:
+    def arguments(self, order: Sequence[str]) -> dict[str, Value]:
         """The arguments of a call behind its bracket, by name."""
-        out: dict[str, _Value] = {}
+        out: dict[str, Value] = {}
         while self.peek() != ")":
             found = re.compile(r"([A-Za-z_]\w*)\s*=\s*").match(self.text, self.at)
             if found is not None:
@@ -230,23 +271,24 @@ class _ValueReader(TextReader):
             raise ParseError("expected the end of the text", self.text, self.at)
 
 
-def _integers(text: str, value: _Value, at: int) -> list[int]:
-    items = value.items if isinstance(value, _List) else ()
+def integers_of(text: str, value: Value, at: int) -> list[int]:
+    """The integers of a list. Raises ParseError for another value."""
+    items = value.items if isinstance(value, ListValue) else ()
     numbers = [x for x in items if isinstance(x, int)]
     if not items or len(numbers) != len(items):
-        raise ParseError("expected a list of integers", text, value.at if isinstance(value, _List) else at)
+        raise ParseError("expected a list of integers", text, value.at if isinstance(value, ListValue) else at)
     return numbers
 
 
-def _basis(text: str, name: str, value: _Value, at: int) -> _Basis:
+def basis_of(text: str, name: str, value: Value, at: int) -> Basis:
     """The bases of one input: a list of vectors, or of integers where the tensor has one dimension."""
-    if not isinstance(value, _List):
+    if not isinstance(value, ListValue):
         raise ParseError(f"expected the bases of {name}, as in [[0, 1], [1, 0]]", text, at)
     vectors: list[tuple[int, ...]] = []
     for each in value.items:
-        vector = (each,) if isinstance(each, int) else tuple(_integers(text, each, value.at))
+        vector = (each,) if isinstance(each, int) else tuple(integers_of(text, each, value.at))
         vectors.append(vector)
-    return _Basis(name, tuple(vectors), value.at)
+    return Basis(name, tuple(vectors), value.at)
 
 
 def _arrows(text: str) -> LinearLayout:
@@ -261,7 +303,7 @@ def _arrows(text: str) -> LinearLayout:
             if dim is None:
                 raise ParseError("expected the dimensions, as in [dim0 (size 4), dim1 (size 2)]", text, out.start(1))
             shape.append(int(dim[2][:1000]))
-    bases: dict[str, _Basis] = {}
+    bases: dict[str, Basis] = {}
     blanks = re.compile(r"(?:\s|//|#)*")
     while True:
         skipped = blanks.match(text, at)
@@ -270,21 +312,21 @@ def _arrows(text: str) -> LinearLayout:
             break
         found, one = _ARROW.match(text, at), _ONE.match(text, at)
         if one is not None:
-            bases[one[1]] = _Basis(one[1], (), at)
+            bases[one[1]] = Basis(one[1], (), at)
             at = one.end()
             continue
         if found is None:
             raise ParseError("expected a line as in 'register=1 -> (0, 1)'", text, at)
-        before = bases.get(found[1], _Basis(found[1], (), at))
+        before = bases.get(found[1], Basis(found[1], (), at))
         if found[2] != str(1 << len(before.vectors)):
             raise ParseError(f"expected {found[1]}={1 << len(before.vectors)}, the next bit", text, at)
         vector = tuple([int(x[:1000]) for x in found[3].split(",")])
-        bases[found[1]] = _Basis(found[1], (*before.vectors, vector), before.at)
+        bases[found[1]] = Basis(found[1], (*before.vectors, vector), before.at)
         at = found.end()
-    return _made(text, list(bases.values()), shape)
+    return made(text, list(bases.values()), shape)
 
 
-def _made(text: str, bases: Sequence[_Basis], shape: list[int] | None) -> LinearLayout:
+def made(text: str, bases: Sequence[Basis], shape: list[int] | None) -> LinearLayout:
     """(input, ...) -> flat index of the tensor, its first dimension fastest."""
     ranks = {len(vector): basis.at for basis in bases for vector in basis.vectors}
     rank = len(shape) if shape is not None else next(iter(ranks), 1)

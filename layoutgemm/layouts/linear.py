@@ -35,6 +35,8 @@ from .swizzle import ComposedLayout, Swizzle
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+_LINES = 28  # of a matrix as text: a prompt shows it whole
+
 
 def as_bits(n: int, what: str) -> int:
     """A number of bits of integers that Python works with at once. Raises LayoutError."""
@@ -246,6 +248,8 @@ class LinearLayout(Function):
     def __str__(self) -> str:
         """The matrix as text: one line for each bit of the value, one column for each coordinate bit, dots for zeros.
 
+        At most 28 lines: more bits are counted.
+
         >>> print(LinearLayout.of(ComposedLayout(Swizzle(1, 0, 2), 0, Layout((2, 4), (4, 1))), names=("m", "k")))
                m k k
                0 0 1
@@ -261,10 +265,12 @@ class LinearLayout(Function):
         gutter = len(f"bit {max(self.width - 1, 0)}: ")
         wide = [max(len(row[j]) for row in cells) for j in range(len(labels))]
         heads = ["", "", *[f"bit {i}: " for i in range(self.width)]]
-        return "\n".join(
+        lines = [
             (head.rjust(gutter) + " ".join(x.rjust(w) for x, w in zip(row, wide, strict=True)) + end).rstrip()
             for head, row, end in zip(heads, cells, tail, strict=True)
-        )
+        ]
+        more = len(lines) - _LINES
+        return "\n".join(lines if more <= 0 else [*lines[: _LINES - 1], f"and {more + 1} bits more"])
 
     # ------------------------------------------------------------ algebra
 

@@ -22,6 +22,8 @@ FIELDS = {
     "Value type": "ValueType", "Thr VMNK": "ThrVMNK",
 }  # fmt: skip
 
+TILERS = ("Tiler_MN", "PermutationMNK", "Shape_MNK", "ThrVMNK")  # whose values are shapes, not layouts
+
 
 def title_of(line: str) -> str | None:
     """The title that a line of a listing is, None for another line.

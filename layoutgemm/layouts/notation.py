@@ -13,6 +13,8 @@ Layout((4, 8), (8, 1))                            what repr() prints
 tCsA: (4,8):(8,1)                                 a label before it, a comment or the values of a tensor after it
 TiledMMA ... MMA_Atom ...                         a listing, over several lines: each of its layouts by name
 #ttg.linear<{register = [[0, 1]], ...}>           Triton's linear layouts: see bases
+Layout<Shape<_4,_8>,Stride<_8,_1>>                C++, and calls of make_layout: see spelled
+tensor<64x64xf16, #ttg.blocked<{...}>>            its layouts of a tensor: see encodings
 """
 
 from __future__ import annotations
@@ -27,10 +29,12 @@ from ..errors import LayoutError, ParseError
 from . import above
 from .bases import TextReader, linear
 from .basis import ScaledBasis
+from .encodings import encoded
 from .int_tuple import Stride, StrideEntry
 from .layout import Layout
 from .linear import LinearLayout
-from .listing import FIELDS, Field, Listing, title_of
+from .listing import FIELDS, TILERS, Field, Listing, title_of
+from .spelled import spelled
 from .swizzle import SWIZZLES, ComposedLayout, Swizzle
 from .symbols.dims import declared, fresh_name, parse_entry, symbol
 from .symbols.facts import as_facts
@@ -64,16 +68,17 @@ _ALIGNED = re.compile(r"align<(\d+)>")
 _CALL = re.compile(r"\s*(Layout|ComposedLayout|Swizzle)\(")
 _UNIT = re.compile(r"\s*(?:'(bytes)'|(\d+)|None)")
 _WRAPPERS = (
-    re.compile(r"\s*(?:!cute\.)?(?:tensor|memref|layout|composed_layout)<\s*\"?"), re.compile(r"\s*tensor\((?=\w*ptr)"),
-    re.compile(r"\s*[\"'`]"),
+    re.compile(r"\s*(?:!cute\.)?(?:tensor|memref|layout|composed_layout|swizzle)<\s*\"?"),
+    re.compile(r"\s*tensor\((?=\w*ptr)"), re.compile(r"\s*[\"'`]"),
 )  # fmt: skip
 # What stands behind a layout: closing signs of a wrapper, then the values of a tensor, another value, a comment
 _CLOSED = re.compile(r"[\s>\"'`)]*(?:=\s*\(.*|,\s*data\s*=.*)?", re.DOTALL)
 _REMARK = re.compile(r"\s*(?:;\s*\w+=[^\n]*|(?://|#|<-)[^\n]*)?:?\s*(?:\n[-\s\d|+.,einaf]*)?\Z")
 # What stands before it: the sign of a comment, a name and ':' or '=', words before a pointer
-_COMMENT = re.compile(r"(?:\s*(?://|#|\*|>>>?|>\?\?)(?=\s))+\s*")
+_COMMENT = re.compile(r"(?:\s*(?://+|(?:#|\*|%+|>>>?|>\?\?)(?=\s)))+\s*")
 _LABEL = re.compile(r"\s*(?=[^:=\n]*[A-Za-z])([^:=\n<>\"'{}]+?)\s*[:=]\s*(?=[^:\n]*:)(?=[(\[\"'`\d_?]|[A-Za-z!])")
 _WORDS = re.compile(r"\s*[A-Za-z_][\w. ]*?\s+(?=(?:raw_)?ptr[<(]|tensor[<(]|\w*ptr\[|tmem_\[|Sw<)")
+_OPERATION = re.compile(r"\s*%\w+(?::\d+)?\s*=[^\n\"]*?(?=!cute\.)")  # of the IR, up to the type of its result
 _LABELS = 4  # in a row, as in "[host] layout A: sA = (4,8):(8,1)"
 _NO_LABEL = re.compile(r"\s*(?:S(?:w|wizzle)?<|\w*ptr[<(\[]|tensor[<(]|!cute|Layout\(|ComposedLayout\()")
 _NOTHING = re.compile(r"_(?![\w(])")  # CuTe's Underscore: a mode without an entry
@@ -119,16 +124,19 @@ def read(text: str, symbol: Symbols) -> Parsed:
         raise ParseError(f"{len(text)} characters: a layout's notation has at most {MAX_TEXT}", text, MAX_TEXT)
     for sign, plain in (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&#39;", "'")):  # copied from a page's source
         text = text.replace(sign, plain)
-    found = linear(text)
-    if found is not None:
-        return found
+    for reader in (encoded, linear, spelled):
+        found = reader(text)
+        if found is not None:
+            return found
+    text = text.partition("\\documentclass")[0]  # what print_latex prints behind the layout
     listed = _listing(text, symbol)
     return _LayoutReader(text, symbol).all() if listed is None else listed
 
 
 def _listing(text: str, symbol: Symbols) -> Listing | None:
     """The listing that several lines with names are; None for a layout."""
-    if "\n" not in text:
+    label = text.partition(":")[0].strip()
+    if "\n" not in text and FIELDS.get(label, label) not in TILERS:
         return None
     title, at = "", 0
     fields: list[tuple[str, int, int]] = []
@@ -139,11 +147,13 @@ def _listing(text: str, symbol: Symbols) -> Listing | None:
         begin = found.end() if found is not None else len(line) - len(line.lstrip())
         if not line[begin:].strip():
             continue
-        said = title_of(line[begin:])
+        name, colon, rest = line[begin:].partition(":")
+        said = title_of(line[begin:]) or title_of(rest)
         if said is not None:
             title = title or said
             continue
-        name, colon, rest = line[begin:].partition(":")
+        if colon and not rest.strip() and not title and not fields:
+            continue  # the name of what is listed
         if not colon or not rest.strip() or not any(map(str.isalpha, name)) or "," in name or _NO_LABEL.match(name):
             if not title and len(fields) < 2:
                 return None
@@ -153,7 +163,7 @@ def _listing(text: str, symbol: Symbols) -> Listing | None:
             raise ParseError(f"expected another name than {name}, which has a value already", text, start + begin)
         names.add(name)
         fields.append((name, start + begin + len(line[begin:].partition(":")[0]) + 1, start + len(line)))
-    if not title and len(fields) < 2:
+    if not title and len(fields) < 2 and not (fields and fields[0][0] in TILERS):
         return None
     return Listing(title, tuple([(name, _LayoutReader(text, symbol, at, end).field()) for name, at, end in fields]))
 
@@ -225,6 +235,7 @@ class _LayoutReader(TextReader):
     def labels(self) -> None:
         """Move past what stands before a layout: a comment's sign, names, words before a pointer."""
         self.take(_COMMENT)
+        self.take(_OPERATION)
         for _ in range(_LABELS):
             label = _LABEL.match(self.text, self.at)
             if label is None or _NO_LABEL.match(label[1]) is not None or label[1].count("(") != label[1].count(")"):

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from ..arguments import as_int, checked, settle
 from ..errors import PlanError
@@ -24,7 +22,11 @@ from ..layouts.proofs.digits import minimum as least
 from ..layouts.proofs.index_formulas import prove_formulas
 from ..layouts.proofs.verdicts import Answer
 from ..layouts.symbols.facts import Facts
+from ..lazy_numpy import np
 from .tile_order import Minimum, Schedule, Tile, all_proven, checked_grid
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..arguments import checked, is_int
 from ..errors import LayoutError, PlanError
@@ -24,7 +21,11 @@ from ..layouts.proofs.prove import injective
 from ..layouts.proofs.verdicts import Answer, Proof, Undecided
 from ..layouts.symbols.facts import Facts
 from ..layouts.symbols.generators import FactError
+from ..lazy_numpy import np
 from .tile_order import Linear, Minimum, Reads, Schedule, Tile, checked_grid
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 # ("number",), ("rows",), ("columns",), ("row",), ("column",), ("word", name), ("int", value), or (operation, x, y).
 Expression = tuple[Any, ...]

@@ -8,12 +8,14 @@ is of panels in waves, exact for tiles that keep step; what one wave leaves in L
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from ..arguments import checked
 from ..errors import PlanError
+from ..lazy_numpy import np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from ..arguments import as_int, checked, settle
 from ..errors import OperandError, PlanError
 from ..layouts.proofs.digits import minimum as least
 from ..layouts.proofs.verdicts import Answer, Proof
+from ..lazy_numpy import np
 from .tile_order import Hilbert, Minimum, Reads, Schedule, Tile, checked_grid, visits_once
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _BASE = 1 << 16
 MAX_EXTENT = 1 << 15  # rows or columns of a grid: row + 2**16 * column is a signed 32-bit integer

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..arguments import as_int, checked, settle
 from ..errors import PlanError
@@ -27,7 +24,11 @@ from ..layouts.proofs.prove import disjoint, injective
 from ..layouts.proofs.verdicts import Answer, Proof, Undecided
 from ..layouts.symbols.facts import Facts
 from ..layouts.symbols.polynomial import Scalar, show
+from ..lazy_numpy import np
 from .tile_order import Minimum, Reads, Schedule, Tile, all_proven, checked_grid
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 @dataclass(frozen=True)

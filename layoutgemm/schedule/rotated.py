@@ -9,10 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from ..arguments import as_int, checked, settle
 from ..errors import PlanError
@@ -21,7 +18,11 @@ from ..layouts.proofs.digits import minimum as least
 from ..layouts.proofs.index_formulas import prove_formulas
 from ..layouts.proofs.verdicts import Answer, Proof
 from ..layouts.symbols.facts import Facts
+from ..lazy_numpy import np
 from .tile_order import Linear, Minimum, Reads, Schedule, Tile, all_proven
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 @dataclass(frozen=True)

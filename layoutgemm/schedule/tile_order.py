@@ -16,10 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..arguments import as_number, checked, settle, shown
 from ..errors import PlanError
@@ -32,7 +29,11 @@ from ..layouts.proofs.prove import disjoint, injective
 from ..layouts.proofs.verdicts import Answer, CounterExample, Proof, Undecided
 from ..layouts.symbols.facts import Facts
 from ..layouts.symbols.polynomial import Scalar, ge0, show
+from ..lazy_numpy import np
 from ..report import Check
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 class Reads(Protocol):

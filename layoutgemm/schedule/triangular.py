@@ -18,10 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import lcm
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..arguments import as_int, settle
 from ..errors import PlanError
@@ -30,7 +27,11 @@ from ..layouts.proofs.digits import minimum as least
 from ..layouts.proofs.index_formulas import prove_formulas
 from ..layouts.proofs.verdicts import Answer, Proof, Undecided
 from ..layouts.symbols.facts import Facts
+from ..lazy_numpy import np
 from .tile_order import Grouped, Minimum, Reads, Schedule, Tile, all_proven, checked_grid
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 HALVES = ("lower", "upper")
 _MOST = 64  # tiles of a block along either side, for each tile of `group`: a column of it is a term of the formula

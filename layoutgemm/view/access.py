@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
-import numpy as np
-
 from layoutgemm.atoms import SmemTile
 from layoutgemm.checks.smem.access_patterns import AccessPattern
 from layoutgemm.checks.smem.bank_conflicts import BankReport, Requests, bank_conflicts, lanes_of_phase
 from layoutgemm.dtypes import DType, dtype
 from layoutgemm.errors import LayoutError
 from layoutgemm.layouts import ComposedLayout, Layout
+from layoutgemm.lazy_numpy import np
 from layoutgemm.view.banks import BANK_BYTES, BANKS, LEGEND, bank_panel, field_note, found_bytes, lanes_at, worst_phase
 from layoutgemm.view.canvas import CHARACTER
 from layoutgemm.view.grid import offsets_of

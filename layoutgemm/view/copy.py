@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-import numpy as np
-
 from layoutgemm.atoms.copy.base import SIDES, CopyAtom
 from layoutgemm.atoms.copy.tmem import TmemCopyAtom
 from layoutgemm.atoms.tiled.copy import TiledCopy
 from layoutgemm.errors import LayoutError
+from layoutgemm.lazy_numpy import np
 from layoutgemm.view.grid import Indices, Offset, Owners, bounded, evaluate, extent, gathered, owners_of
 from layoutgemm.view.panel import MAX_TEXTS, Panel
 from layoutgemm.view.sheet import Note, Sheet

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from layoutgemm.errors import LayoutError
+from layoutgemm.lazy_numpy import np
 from layoutgemm.schedule.persistent import Persistent
 from layoutgemm.schedule.tile_order import Schedule, checked_grid
 from layoutgemm.view.canvas import width_of
@@ -15,6 +15,9 @@ from layoutgemm.view.sheet import Note, Sheet
 from layoutgemm.view.svg import fitted, span_text
 
 from ..arguments import as_int, checked
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 @checked()

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
 from layoutgemm.errors import LayoutError
+from layoutgemm.lazy_numpy import np
 from layoutgemm.view.grid import Drawable, Owners, owners_of
 from layoutgemm.view.palette import HUES, hue, lighter
 from layoutgemm.view.panel import MAX_TEXTS, Label, Panel

@@ -370,3 +370,8 @@ def test_the_value() -> None:
     ):
         with pytest.raises(LayoutError):
             bad()
+
+
+def test_a_large_matrix_prints_on_one_screen() -> None:
+    text = str(LinearLayout.of(Layout((1 << 20, 1 << 20)))).split("\n")
+    assert len(text) == 28 and text[-1] == "and 15 bits more" and text[-2].startswith("bit 24: ")

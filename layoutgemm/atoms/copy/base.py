@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-
 from ...arguments import checked, settle
 from ...dtypes import DType, dtype
 from ...errors import AtomError
@@ -23,6 +21,7 @@ from ...layouts import E, Layout
 from ...layouts.conversion import Convertible
 from ...layouts.display import Pictured
 from ...layouts.paged import Paged
+from ...lazy_numpy import np
 from ..targets import since
 
 SPACES = ("gmem", "smem", "rmem", "tmem")

@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from ...arguments import checked, shown
 from ...errors import AtomError, CompositionError
 from ...layouts import ComposedLayout, CounterExample, Layout, Proof
+from ...lazy_numpy import np
 from ..mma.base import MmaAtom
 from ..smem.tile import SmemTile
 from .base import WARP, CopyAtom

@@ -16,10 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from ...arch import Arch
 from ...arguments import checked
@@ -27,12 +24,16 @@ from ...dtypes import DType
 from ...errors import AtomError, DescriptorError
 from ...layouts import ComposedLayout, Layout
 from ...layouts.display import Pictured
+from ...lazy_numpy import np
 from ..mma.base import MmaAtom
 from .bit_fields import Field, FieldTable
 from .canonical_layouts import canonical_layout
 from .descriptor_words import ADDRESS_MASK, SM90, SM90_FIELDS, SM100, SmemDescriptor
 from .operand_read import OperandRead, operand_read
 from .tile import CHUNK_BITS, CHUNK_BYTES, SWIZZLES, SmemTile, as_tile, packing_of, slot_bits, slot_to_bit, swizzle_of
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = [
     "ADDRESS_MASK",

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from ...arguments import as_number, checked, plain, refusal, settle, shown
 from ...errors import AtomError
 from ...layouts import ComposedLayout, CounterExample, Layout, Proof, Undecided
@@ -28,6 +26,7 @@ from ...layouts.int_tuple import ENUMERABLE
 from ...layouts.paged import Paged
 from ...layouts.proofs.verdicts import Answer, layout_of
 from ...layouts.swizzle import AnyLayout, Part
+from ...lazy_numpy import np
 from ..copy.base import CopyAtom
 from .mma import TiledMma, check_thread, flat_strides, one_thread
 from .thread_map import View

@@ -21,18 +21,20 @@ they are taken to be the stores'.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...dtypes import DType, dtype
 from ...errors import TmaError
+from ...lazy_numpy import np
 from .rules import SMEM_UNIT, TensorMap, check_reduction, whole_units
 
-Ints = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Ints: TypeAlias = "npt.NDArray[np.int64]"
 # Which bits of a shared address change, and from how much further up their partners come: PTX ISA, "Swizzling Modes".
 _XOR = {"none": (0, 3), "32B": (0x10, 3), "64B": (0x30, 3), "128B": (0x70, 3), "128B, atom 32B": (0x60, 2)}
 _SPAN = {"none": 0, "32B": 32, "64B": 64, "128B": 128, "128B, atom 32B": 128}
@@ -176,9 +178,9 @@ def reduce(
 
 
 _BITWISE: dict[str, Callable[[Any, Any], Any]] = {
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
 }
 
 

@@ -12,20 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from ...arguments import checked
 from ...dtypes import DType
 from ...errors import TmaError
 from ...layouts import Layout
 from ...layouts.display import Pictured
+from ...lazy_numpy import np
 from . import engine
 from .derive import tma_load, tma_store
 from .plan import TmaCopy
 from .rules import MODES, RULES, SMEM_UNIT, Broken, TensorMap, broken, whole_units
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 ROWS = 4  # of one instruction
 DIRECTIONS = ("gather", "scatter")

@@ -21,20 +21,21 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from ...arguments import IntTuple, checked
 from ...dtypes import DType
 from ...errors import TmaError
 from ...layouts import Layout
 from ...layouts.display import Pictured
+from ...lazy_numpy import np
 from . import engine
 from .derive import tma_load
 from .plan import TmaCopy
 from .rules import MODES, RULES, Broken, TensorMap, broken
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 MAX_PIXELS = 1024
 CORNER_BITS = {1: 16, 2: 8, 3: 5}  # bits of a corner and of an offset, by the number of spatial dimensions

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from ...arguments import checked
 from ...dtypes import DType
@@ -20,9 +17,13 @@ from ...layouts import Layout
 from ...layouts.conversion import converted
 from ...layouts.display import Pictured
 from ...layouts.int_tuple import Integer
+from ...lazy_numpy import np
 from . import engine
 from .box import Digit
 from .rules import MAX_DIM, MODES, Format, TensorMap, beyond_line, broken, format_of, whole_units
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 # One digit of a tile's number along a mode: how many tiles (None: as many as are left), and what one step adds to the
 # coordinate of each dimension named.

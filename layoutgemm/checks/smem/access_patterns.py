@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, TypeAlias
 
 from ...arch import arch
 from ...arguments import checked, is_int, shown
@@ -23,8 +21,12 @@ from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import ComposedLayout, Layout
 from ...layouts.linear import LinearLayout
+from ...lazy_numpy import np
 
-IntArray = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+IntArray: TypeAlias = "npt.NDArray[np.int64]"
 
 _HOPPER = arch("sm_90a")
 MOST_BITS = 8 * _HOPPER.smem_banks * _HOPPER.smem_bank_bytes  # of an element: a row of all banks

@@ -32,10 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from ...arch import Arch
 from ...arch import arch as arch_of
@@ -46,8 +43,12 @@ from ...dtypes import DType
 from ...errors import AtomError
 from ...layouts import ComposedLayout, Layout
 from ...layouts.linear import LinearLayout
+from ...lazy_numpy import np
 from ...report import Check
 from .access_patterns import AccessPattern, IntArray, byte_addresses, check_width
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 BANKS = 32
 BANK_BYTES = 4

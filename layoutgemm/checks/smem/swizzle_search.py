@@ -26,14 +26,13 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-import numpy as np
-
 from ...arguments import checked
 from ...atoms.smem.tile import SPANS, SmemTile, swizzle_of
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import Layout, Swizzle
 from ...layouts.proofs.gf2 import Elimination
+from ...lazy_numpy import np
 from ...report import Check
 from .access_patterns import AccessPattern, IntArray, byte_addresses, element_bits
 from .bank_conflicts import BANK_BYTES, WAVEFRONT, BankReport, bank_conflicts, judge, phases_of, ways_of

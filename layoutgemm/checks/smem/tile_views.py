@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ...arguments import checked
 from ...atoms import MmaAtom, OperandDescriptor, SmemTile
 from ...atoms.smem.descriptor import first_misfit
 from ...atoms.smem.tile import slot_to_bit
+from ...lazy_numpy import np
 from ...report import Check
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from layoutgemm.arguments import checked
 from layoutgemm.atoms.tma.im2col import SPATIAL, Im2colCopy, Im2colPlan, base_pixels
 from layoutgemm.errors import LayoutError
+from layoutgemm.lazy_numpy import np
 from layoutgemm.view.grid import MAX_CELLS
 from layoutgemm.view.palette import hue, lighter
 from layoutgemm.view.panel import MAX_TEXTS, Label, Panel

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from layoutgemm.arguments import checked
 from layoutgemm.atoms.mma.tcgen05 import Tcgen05Atom
 from layoutgemm.atoms.tmem.layout import LANES, WARP_LANES, TmemLayout
+from layoutgemm.lazy_numpy import np
 from layoutgemm.view.grid import bounded, evaluate, extent
 from layoutgemm.view.palette import HUES, hue, lighter
 from layoutgemm.view.panel import Panel

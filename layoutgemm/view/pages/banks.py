@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from layoutgemm.checks.smem.access_patterns import AccessPattern
 from layoutgemm.checks.smem.bank_conflicts import BankReport, Requests, lanes_of_phase
 from layoutgemm.errors import LayoutError
 from layoutgemm.layouts import ComposedLayout, Layout, Swizzle
+from layoutgemm.lazy_numpy import np
 from layoutgemm.view.banks import BANK_BYTES, BANKS, LINE_BYTES, on_elements, own_tile, pair_reports
 from layoutgemm.view.grid import extent
 from layoutgemm.view.pages.model import NOTHING, Fact, Figure, Holder, Holders, Memory, PageMatrix, Paint, Table

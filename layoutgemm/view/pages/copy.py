@@ -12,8 +12,6 @@ import contextlib
 from dataclasses import replace
 from typing import TypeAlias
 
-import numpy as np
-
 from layoutgemm.atoms import CopyAtom, SmemTile
 from layoutgemm.atoms.copy.base import SIDES
 from layoutgemm.atoms.smem.tile import as_tile
@@ -22,6 +20,7 @@ from layoutgemm.checks.smem.access_patterns import tiled_access
 from layoutgemm.checks.smem.bank_conflicts import bank_conflicts
 from layoutgemm.errors import AtomError, LayoutError
 from layoutgemm.layouts import ComposedLayout, Layout
+from layoutgemm.lazy_numpy import np
 from layoutgemm.view.copy import NAMES, SPACES, grid_of, moves_tmem, place_of, places_of, tmem_places
 from layoutgemm.view.grid import Indices
 from layoutgemm.view.pages.banks import byte_memory, meetings, with_meetings

@@ -15,13 +15,12 @@ from pathlib import Path
 from string import Template
 from typing import Any, ParamSpec
 
-import numpy as np
-
 from layoutgemm.atoms import CopyAtom, MmaAtom, SmemTile, TiledMma
 from layoutgemm.atoms.tiled.copy import TiledCopy
 from layoutgemm.errors import LayoutError
 from layoutgemm.layouts import Swizzle, paged
 from layoutgemm.layouts.display import PicturedLayout
+from layoutgemm.lazy_numpy import np
 from layoutgemm.view.canvas import escape
 from layoutgemm.view.grid import Drawable, evaluate, extent
 from layoutgemm.view.pages.banks import swizzle_figure

@@ -17,14 +17,15 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from math import gcd
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from layoutgemm.errors import LayoutError
+from layoutgemm.lazy_numpy import np
 
-Table = npt.NDArray[np.int64]  # (rows, columns) of a matrix -> a number; -1 for none
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Table: TypeAlias = "npt.NDArray[np.int64]"  # (rows, columns) of a matrix -> a number; -1 for none
 
 # Of one page. A tile of 256 x 256 with both of its operands 128 deep is as large as a block's tile gets.
 MAX_ELEMENTS = 1 << 17

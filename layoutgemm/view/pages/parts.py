@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
-import numpy as np
-
 from layoutgemm.atoms import SmemTile
+from layoutgemm.lazy_numpy import np
 from layoutgemm.view.grid import Drawable, Offset, evaluate, extent
 from layoutgemm.view.pages.model import Fact, Figure, Holder, Holders, Memory, PageMatrix, Paint, Planes, Table
 from layoutgemm.view.palette import HUES

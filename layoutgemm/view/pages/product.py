@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-import numpy as np
-
 from layoutgemm.arguments import shown
 from layoutgemm.atoms import CopyAtom, MmaAtom, OperandDescriptor, SmemTile, TiledMma, feeds, ldmatrix, operand_map
 from layoutgemm.atoms.mma.tcgen05 import Tcgen05Atom
@@ -14,6 +12,7 @@ from layoutgemm.atoms.smem.descriptor import derive as derive_descriptor
 from layoutgemm.atoms.smem.tile import as_tile
 from layoutgemm.errors import AtomError, DescriptorError, LayoutError
 from layoutgemm.layouts import ComposedLayout, Layout
+from layoutgemm.lazy_numpy import np
 from layoutgemm.view.grid import Indices
 from layoutgemm.view.pages.model import THREADS, Fact, Figure, Holder, Holders, Memory, PageMatrix
 from layoutgemm.view.pages.parts import axes, bank_of, bank_paint, holder_paint, shared_memory
@@ -321,7 +320,9 @@ def _heading(mma: MmaAtom | TiledMma, atom: MmaAtom) -> str:
 
 def _how(atom: MmaAtom) -> tuple[str, ...]:
     shape = "x".join(map(str, atom.shape_mnk))
-    held = f"{atom.cta_group} block(s)" if isinstance(atom, Tcgen05Atom) else f"{atom.threads} threads"
+    held = f"{atom.threads} threads"
+    if isinstance(atom, Tcgen05Atom):
+        held = "a pair of CTAs" if atom.cta_group == 2 else "one CTA"
     product = f"{shape} by {held}. An element (m, n) of C is the product of row m of A and column n of B."
     if atom.scale is None:
         return (product,)

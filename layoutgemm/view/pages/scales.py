@@ -6,12 +6,11 @@ of C, and with the factors (n, block) of SFB.
 
 from __future__ import annotations
 
-import numpy as np
-
 from layoutgemm.atoms import MmaAtom, TiledMma
 from layoutgemm.atoms.copy.base import WARP
 from layoutgemm.atoms.mma.tcgen05 import Tcgen05Atom
 from layoutgemm.errors import LayoutError
+from layoutgemm.lazy_numpy import np
 from layoutgemm.view.pages.model import Holder, Holders, PageMatrix
 from layoutgemm.view.pages.parts import axes, holder_paint
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from layoutgemm.atoms.tma.plan import TmaPlan
 from layoutgemm.checks.smem.access_patterns import AccessPattern
@@ -19,6 +18,9 @@ from layoutgemm.view.smem_map import Region, check_regions
 from layoutgemm.view.text.layouts import table
 
 from ...arguments import checked
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 @checked()

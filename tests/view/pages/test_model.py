@@ -367,4 +367,4 @@ def test_lanes_that_meet_have_another_hue_than_those_that_do_not() -> None:
 
 def test_a_product_is_by_threads_or_by_blocks() -> None:
     assert "64x16x16 by 128 threads." in wgmma(16, "bf16").html()
-    assert "128x64x16 by 1 block(s)." in tcgen05_mma("f16", 128, 64).html()
+    assert "128x64x16 by one CTA." in tcgen05_mma("f16", 128, 64).html()

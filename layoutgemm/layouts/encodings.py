@@ -1,0 +1,209 @@
+"""Triton's layouts of a tensor from text: the type of a tensor or of a buffer in shared memory holds both.
+
+tensor<16xf16, #ttg.blocked<{sizePerThread = [1], threadsPerWarp = [4], warpsPerCTA = [4], order = [0]}>>
+!ttg.memdesc<64x64xf16, #ttg.swizzled_shared<{vec = 8, perPhase = 1, maxPhase = 8, order = [1, 0]}>, #smem>
+
+Lines above it may give a layout a name, as a module of the compiler's IR does: #blocked = #ttg.blocked<{...}>.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from ..errors import ParseError
+from .bases import AttributeValue, Basis, ListValue, Value, ValueReader, basis_of, integers_of, made
+from .linear import LinearLayout
+
+_TYPE = re.compile(
+    r"(?:[%!]\w[\w:]*\s*[=:]\s*)?(?:!ttg\.memdesc|tensor)\s*<\s*((?:\d+\s*x\s*)+)(!tt\.ptr<\w+>|[A-Za-z]\w*)\s*,\s*(?=#)"
+)
+# A line that names a layout; those without fields in braces are passed over
+_NAMED = re.compile(r"\s*#(\w+)\s*=\s*(#\w+\.\w+\s*<\s*\{)?[^\n]*\n\s*")
+_REST = re.compile(r"(?:\s*,\s*(?:#[\w.]+|mutable|\d+(?:\s*x\s*\d+)*))*\s*>\s*(?:(?://|;)[^\n]*)?\s*\Z")
+RANK = 16  # dimensions of a tensor: no program prints more
+# Boxes of tensor copies have at most so many elements along a dimension
+BOX = 256
+
+Vectors = list[tuple[int, ...]]
+
+
+def encoded(text: str) -> LinearLayout | None:
+    """The linear layout of the tensor whose type the text is, None for another text.
+
+    (register, lane, warp, block), or (offset, block) of shared memory, -> flat index of the tensor, whose first
+    dimension runs fastest. Reads blocked, slice, linear, shared_linear, swizzled_shared and nvmma_shared. Raises
+    ParseError with the character and what was expected. Source: Triton's LinearLayoutConversions.
+
+    >>> found = encoded(
+    ...     "tensor<128xf32, #ttg.blocked<{sizePerThread = [1], threadsPerWarp = [4], warpsPerCTA = [4], order = [0]}>>"
+    ... )
+    >>> str(found.to_layout())    # three registers more than the layout's own 16 elements: it repeats
+    '(8,4,4,1):(16,1,4,0)'
+    """
+    at, known = 0, dict[str, AttributeValue]()
+    while (named := _NAMED.match(text, at)) is not None:
+        if named[2]:
+            known[named[1]] = ValueReader(text, named.start(2), known).attribute(0)
+        at = named.end()
+    while text[at : at + 1].isspace():
+        at += 1
+    found = _TYPE.match(text, at)
+    if found is None:
+        return None
+    shape = [int(extent) for extent in re.findall(r"\d{1,18}", found[1])]
+    if len(shape) > RANK:
+        raise ParseError(f"expected at most {RANK} dimensions, not {len(shape)}", text, found.start(1))
+    for size in shape:
+        if size & (size - 1) or not size:
+            raise ParseError(f"expected extents that are powers of two, not {size}", text, found.start(1))
+    reader = ValueReader(text, found.end(), known)
+    attribute = reader.attribute(0)
+    if _REST.match(text, reader.at) is None:
+        raise reader.fail("'>' and the end of the type")
+    return made(text, _bases(text, attribute, shape), shape)
+
+
+def _bases(text: str, attribute: AttributeValue, shape: Sequence[int]) -> list[Basis]:
+    """The bases of a layout over a tensor of this shape."""
+    if attribute.name in ("linear", "shared_linear"):
+        return [basis_of(text, key, x, attribute.at) for key, x in attribute.fields.items if isinstance(x, ListValue)]
+    if attribute.name not in _KINDS:
+        raise ParseError(
+            f"expected one of {', '.join(_KINDS)}, linear, shared_linear, not {attribute.name}", text, attribute.at
+        )
+    found = _KINDS[attribute.name](_Given(text, attribute), shape)
+    return [Basis(name, tuple(vectors), attribute.at) for name, vectors in found.items()]
+
+
+class _Given:
+    """The fields of an attribute, with what is expected of each."""
+
+    def __init__(self, text: str, attribute: AttributeValue) -> None:
+        self.text, self.name, self.at = text, attribute.name, attribute.at
+        self.fields: Mapping[str, Value] = dict(attribute.fields.items)
+
+    def fail(self, expected: str) -> ParseError:
+        return ParseError(f"expected {expected} in {self.name}", self.text, self.at)
+
+    def number(self, name: str, *, power: bool = True) -> int:
+        value = self.fields.get(name)
+        if not isinstance(value, int) or value < 0 or (power and (value < 1 or value & (value - 1))):
+            raise self.fail(f"{name} = an integer{', a power of two' if power else ''}")
+        return value
+
+    def flag(self, name: str) -> bool:
+        value = self.fields.get(name, "false")
+        if value not in ("true", "false"):
+            raise self.fail(f"{name} = true or false")
+        return value == "true"
+
+    def numbers(self, name: str, rank: int) -> list[int]:
+        """One power of two for each dimension."""
+        if name not in self.fields:
+            raise self.fail(f"{name} = [...]")
+        found = integers_of(self.text, self.fields[name], self.at)
+        if len(found) != rank:
+            raise self.fail(f"{rank} integers, one a dimension, for {name}, not {found},")
+        for n in found:
+            if n < 1 or n & (n - 1):
+                raise self.fail(f"powers of two for {name}, not {n},")
+        return found
+
+    def order(self, rank: int) -> list[int]:
+        """The dimensions, fastest first."""
+        found = integers_of(self.text, self.fields.get("order", 0), self.at)
+        if sorted(found) != list(range(rank)):
+            raise self.fail(f"order = a permutation of {rank} dimensions, not {found},")
+        return found
+
+    def one_block(self) -> None:
+        """Refuse a layout over several blocks of a cluster."""
+        for name in ("CTAsPerCGA", "CTASplitNum"):
+            each = self.fields.get(name)
+            if each is not None and set(integers_of(self.text, each, self.at)) != {1}:
+                raise self.fail(f"{name} = 1 along every dimension")
+        if isinstance(each := self.fields.get("CGALayout"), ListValue) and each.items:
+            raise self.fail("no CGALayout")
+
+
+def _unit(dim: int, value: int, rank: int) -> tuple[int, ...]:
+    return tuple([value if d == dim else 0 for d in range(rank)])
+
+
+def _blocked(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
+    """Each thread's elements, then lanes, then warps, each along `order`; what is left of the shape is registers."""
+    given.one_block()
+    rank = len(shape)
+    order, reached = given.order(rank), [1] * rank
+    out: dict[str, Vectors] = {}
+
+    def grow(name: str, extents: Sequence[int]) -> None:
+        for dim in order:
+            for _ in range(extents[dim].bit_length() - 1):
+                inside = reached[dim] < shape[dim]  # beyond the tensor bits repeat it
+                out[name].append(_unit(dim, reached[dim] if inside else 0, rank))
+                reached[dim] *= 2
+
+    for name, field in (("register", "sizePerThread"), ("lane", "threadsPerWarp"), ("warp", "warpsPerCTA")):
+        out[name] = []
+        grow(name, given.numbers(field, rank))
+    grow("register", [max(1, size // at) for size, at in zip(shape, reached, strict=True)])
+    return {**out, "block": []}
+
+
+def _slice(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
+    """The parent's layout without one dimension; registers that held that dimension alone are gone."""
+    dim, parent = given.number("dim", power=False), given.fields.get("parent")
+    if not isinstance(parent, AttributeValue):
+        raise given.fail("parent = #ttg.blocked<{...}>, or the name of a layout that stands before it,")
+    if dim > len(shape):
+        raise given.fail(f"dim = at most {len(shape)}")
+    whole = _bases(given.text, parent, [*shape[:dim], 1, *shape[dim:]])
+    left = {basis.name: [(*v[:dim], *v[dim + 1 :]) for v in basis.vectors] for basis in whole}
+    return {name: [v for v in vectors if name != "register" or any(v)] for name, vectors in left.items()}
+
+
+def _swizzled(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
+    """Rows whose groups of `vec` elements are XORed with the row's phase; further dimensions follow."""
+    given.one_block()
+    rank = len(shape)
+    order = given.order(rank)
+    vec, each, most = (given.number(name) for name in ("vec", "perPhase", "maxPhase"))
+    bits = [_unit(order[0], 1 << i, rank) for i in range(shape[order[0]].bit_length() - 1)]
+    for dim in order[1:2]:
+        for row in (1 << i for i in range(shape[dim].bit_length() - 1)):
+            column = vec * (row // each % most) % shape[order[0]]
+            bits.append(tuple([row if d == dim else column if d == order[0] else 0 for d in range(rank)]))
+    for dim in order[2:]:
+        bits += [_unit(dim, 1 << i, rank) for i in range(shape[dim].bit_length() - 1)]
+    return {"offset": bits, "block": []}
+
+
+def _nvmma(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
+    """Boxes as wide as the swizzle, 8 rows a pattern: rows first, then the next box."""
+    given.one_block()
+    width, bits = given.number("swizzlingByteWidth", power=False), given.number("elementBitWidth")
+    if len(shape) != 2 or given.flag("fp4Padded"):
+        raise given.fail("a tensor of 2 dimensions, not padded,")
+    column, row = (0, 1) if given.flag("transposed") else (1, 0)
+    if width not in (0, 32, 64, 128) or bits > 32 or bits < 4:
+        raise given.fail("swizzlingByteWidth = 0, 32, 64 or 128 and elements of 4 to 32 bits")
+    wide = min(8 * width // bits or BOX, shape[column])
+    if max(shape[row], wide) > BOX or (width and (shape[row] < 8 or wide < 8 * width // bits)):
+        raise given.fail(f"8 to {BOX} rows and whole patterns of {width} bytes")
+    vec, phases = 128 // bits, width // 16
+    found = [_unit(column, 1 << i, 2) for i in range(wide.bit_length() - 1)]
+    for at in (1 << i for i in range(shape[row].bit_length() - 1)):
+        shifted = vec * (at % 8 * width // 128 % phases) if phases else 0
+        found.append((shifted, at) if column == 0 else (at, shifted))
+    found += [_unit(column, wide << i, 2) for i in range((shape[column] // wide).bit_length() - 1)]
+    return {"offset": found, "block": []}
+
+
+_KINDS: dict[str, Callable[[_Given, Sequence[int]], dict[str, Vectors]]] = {
+    "blocked": _blocked,
+    "slice": _slice,
+    "swizzled_shared": _swizzled,
+    "nvmma_shared": _nvmma,
+}

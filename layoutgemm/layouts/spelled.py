@@ -1,0 +1,240 @@
+"""Layouts from source text: CuTe's types in C++, and the calls that make a layout in C++ and in the CuTe DSL.
+
+Layout<Shape<_4,_8>,Stride<_8,_1>>                                          a type, as compilers and authors write it
+cute::Layout<cute::tuple<cute::C<4>, cute::C<8>>, cute::tuple<...>>
+ComposedLayout<Swizzle<3,4,3>, smem_ptr_flag_bits<16>, Layout<...>>
+make_layout(make_shape(Int<4>{}, _8{}), make_stride(8, Int<1>{}))           a call; also LayoutLeft{}, LayoutRight{}
+composition(Swizzle<3,3,3>{}, Layout<Shape<_8,_64>,Stride<_64,_1>>{})
+cute.make_layout((4, 8), stride=(8, 1))                                     the DSL's
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
+
+from ..arguments import DEPTH
+from ..errors import LayoutError, ParseError
+from .bases import TextReader
+from .basis import E
+from .layout import Layout
+from .swizzle import ComposedLayout, Swizzle
+
+_T = TypeVar("_T")
+Tuple: TypeAlias = "int | tuple[Any, ...]"
+
+_HEAD = re.compile(
+    r"\s*(?:(?:using|constexpr|static|const|auto|typename)\s+)*(?:\w+\s*=\s*)?(?:decltype\s*\(\s*)?(?=(?:\w+(?:::|\.))*"
+    r"(?:(?:Layout|ComposedLayout)\s*<|make_layout\s*\(|composition\s*\(|make_composed_layout\s*\())"
+)
+_NAME = re.compile(r"(?:\w+(?:::|\.))*([A-Za-z]\w*)\s*([<(]?)")
+_INTEGER = re.compile(r"_?(-?\d+)(?![\w.])")
+_END = re.compile(r"[\s;)]*(?:\s*(?://|#)[^\n]*)?\Z")
+_KEYWORD = re.compile(r"(shape|stride|offset|inner|outer)\s*=(?!=)\s*")
+_TUPLES = ("Shape", "Stride", "Step", "tuple", "make_shape", "make_stride", "make_tuple", "Coord", "make_coord")
+_MAJORS = {"LayoutLeft": False, "GenColMajor": False, "LayoutRight": True, "GenRowMajor": True}
+
+
+def spelled(text: str) -> Layout | ComposedLayout | None:
+    """The layout that a C++ type or a call denotes, None for another text.
+
+    Raises ParseError for values that the text does not hold, with the character and what was expected.
+
+    >>> spelled("Layout<Shape<_4,Shape<_2,_2>>, Stride<_1,Stride<_4,_8>>>{}")
+    Layout((4, (2, 2)), (1, (4, 8)))
+    >>> print(spelled("composition(Swizzle<3,3,3>{}, make_layout(make_shape(Int<8>{}, _64{}), LayoutRight{}))"))
+    S<3,3,3> o 0 o (8,64):(64,1)
+    """
+    head = _HEAD.match(text)
+    if head is None:
+        return None
+    reader = _SourceReader(text, head.end())
+    out = reader.layout(0)
+    if _END.match(text, reader.at) is None:
+        raise reader.fail("the end of the text")
+    return out
+
+
+class _SourceReader(TextReader):
+    """Reads types and calls."""
+
+    def name(self, expected: str) -> tuple[str, str]:
+        """A name without its namespaces, and the bracket that opens behind it."""
+        self.peek()
+        found = _NAME.match(self.text, self.at)
+        if found is None:
+            raise self.fail(expected)
+        self.at = found.end()
+        return found[1], found[2]
+
+    def made(self, make: Callable[[], _T], at: int) -> _T:
+        """The value of `make`, whose refusal is one of this place."""
+        try:
+            return make()
+        except LayoutError as error:
+            raise ParseError(error.reason, self.text, at) from None
+
+    def close(self, opening: str) -> None:
+        """The bracket's end, and `{}` or `()` after it, which make a value of a type."""
+        if self.peek() != (">" if opening == "<" else ")"):
+            raise self.fail(f"',' or '{'>' if opening == '<' else ')'}'")
+        self.at += 1
+        self.instance()
+
+    def instance(self) -> None:
+        """Passes `{}` or `()`, which make a value of a type."""
+        self.peek()
+        if self.text[self.at : self.at + 2] in ("{}", "()"):
+            self.at += 2
+
+    def comma(self) -> bool:
+        """True if a comma stands here, which is passed, and no bracket closes behind it."""
+        if self.peek() != ",":
+            return False
+        self.at += 1
+        return self.peek() not in (">", ")")
+
+    # ------------------------------------------------------------------------------------------ layouts
+
+    def layout(self, depth: int) -> Layout | ComposedLayout:
+        """A layout's type, or a call that makes one."""
+        self.peek()
+        at = self.at
+        name, opening = self.name("a layout, as in Layout<Shape<_4,_8>,Stride<_8,_1>>")
+        if depth > DEPTH:
+            raise ParseError(f"types nest at most {DEPTH} deep", self.text, at)
+        if opening and name in ("Layout", "make_layout"):
+            return self.plain(opening, at)
+        if opening and name in ("ComposedLayout", "composition", "make_composed_layout"):
+            return self.composed(opening, at, depth)
+        raise ParseError("expected a layout, as in Layout<Shape<_4,_8>,Stride<_8,_1>>", self.text, at)
+
+    def plain(self, opening: str, at: int) -> Layout:
+        """The shape and the stride behind the bracket."""
+        shape = self.entry(0)
+        stride: Tuple | None = None
+        if self.comma():
+            self.keyword()
+            major = re.compile(r"(?:\w+::)*(\w+)").match(self.text, self.at)
+            if major is not None and major[1] in _MAJORS:
+                self.at = major.end()
+                self.instance()
+                stride = _row_major(shape, 1)[0] if _MAJORS[major[1]] else None
+            else:
+                stride = self.entry(0)
+        self.close(opening)
+        return self.made(lambda: Layout(shape, stride), at)
+
+    def composed(self, opening: str, at: int, depth: int) -> ComposedLayout:
+        """A swizzle, an offset, or the width of shared memory's elements, and a layout."""
+        self.keyword()
+        self.peek()
+        where = self.at
+        name, inside = self.name("a swizzle, as in Swizzle<3,4,3>")
+        if name not in ("Swizzle", "make_swizzle") or not inside:
+            raise ParseError("expected a swizzle, as in Swizzle<3,4,3>", self.text, where)
+        bits, base, shift = self.three()
+        self.close(inside)
+        if not self.comma():
+            raise self.fail("',' and a layout")
+        self.keyword()
+        width, offset = self.between()
+        self.keyword()
+        layout = self.layout(depth + 1)
+        self.close(opening)
+        swizzle = self.made(lambda: Swizzle(bits, base, shift, None if width is None else "bytes"), where)
+        if width is not None:
+            swizzle = self.made(lambda: swizzle.recast(width), where)
+        return self.made(lambda: ComposedLayout(swizzle, offset, layout), at)
+
+    def between(self) -> tuple[int | None, int]:
+        """Bits of an element in shared memory, and an offset: they stand between a swizzle and its layout."""
+        self.peek()
+        found = re.compile(r"(?:\w+::)*smem_ptr_flag(?:_bits\s*<\s*(\d{1,4})\s*>)?").match(self.text, self.at)
+        if found is not None:
+            self.at = found.end()
+            self.instance()
+        elif _INTEGER.match(self.text, self.at) is None and not re.compile(r"(?:\w+::)*(?:Int|C)\s*<").match(
+            self.text, self.at
+        ):
+            return None, 0
+        offset = 0 if found is not None else self.integer()
+        if not self.comma():
+            raise self.fail("',' and a layout")
+        return (int(found[1] or 1) if found is not None else None), offset
+
+    def three(self) -> tuple[int, int, int]:
+        """The numbers of a swizzle."""
+        numbers = [self.integer()]
+        while len(numbers) < 3:
+            if not self.comma():
+                raise self.fail("','")
+            numbers.append(self.integer())
+        return numbers[0], numbers[1], numbers[2]
+
+    # ------------------------------------------------------------------------------------------ integers and tuples
+
+    def keyword(self) -> None:
+        """Passes the name of an argument."""
+        self.peek()
+        found = _KEYWORD.match(self.text, self.at)
+        if found is not None:
+            self.at = found.end()
+
+    def integer(self) -> int:
+        """An entry that is an integer."""
+        value = self.entry(0)
+        if not isinstance(value, int):
+            raise self.fail("an integer")
+        return value
+
+    def entry(self, depth: int) -> Any:
+        """An integer, a coordinate's unit, or a tuple of these."""
+        self.keyword()
+        sign = self.peek()
+        at = self.at
+        if depth > DEPTH:
+            raise ParseError(f"tuples nest at most {DEPTH} deep", self.text, at)
+        number = _INTEGER.match(self.text, at)
+        if number is not None:
+            if len(number[1]) > 1000:
+                raise ParseError(f"an integer of {len(number[1])} digits", self.text, at)
+            self.at = number.end()
+            self.instance()
+            return int(number[1])
+        if sign == "(":
+            self.at += 1
+            return self.items("(", depth)
+        name, opening = self.name("an integer, as in _4, Int<4> or 4, or a tuple of them")
+        if opening and name in _TUPLES:
+            return self.items(opening, depth)
+        if opening == "<" and name in ("C", "Int", "E", "integral_constant"):
+            items = [self.integer()]
+            while self.comma():
+                items.append(self.integer())
+            self.close(opening)
+            return E(*items) if name == "E" else items[-1]
+        raise ParseError("expected an integer, as in _4, Int<4> or 4, or a tuple of them", self.text, at)
+
+    def items(self, opening: str, depth: int) -> tuple[Any, ...]:
+        """The entries of a tuple behind its bracket."""
+        out: list[Any] = []
+        closing = ">" if opening == "<" else ")"
+        while self.peek() != closing:
+            out.append(self.entry(depth + 1))
+            if not self.comma():
+                break
+        self.close(opening)
+        return tuple(out)
+
+
+def _row_major(shape: Any, width: int) -> tuple[Any, int]:
+    """The compact strides from `width` on, the last mode fastest, and the next stride."""
+    if not isinstance(shape, tuple):
+        return width, width * shape
+    out: list[Any] = []
+    for mode in reversed(shape):
+        stride, width = _row_major(mode, width)
+        out.append(stride)
+    return tuple(reversed(out)), width
