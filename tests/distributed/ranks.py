@@ -10,63 +10,115 @@ from layoutgemm.emulator.devices import DeviceLaunch, Stream, device_launch
 from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.epilogue.chain import MAX_WORDS
 from layoutgemm.kernels.run.emulated import linked
-from layoutgemm.kernels.sm90.shards import RECORD_WORDS, Gathered, Scattered, check_division, signals_of_chunk
+from layoutgemm.kernels.sm90.shards import (
+    PEER_WORDS,
+    RECORD_WORDS,
+    Gathered,
+    Scattered,
+    check_division,
+    room_bytes,
+    signals_of_chunk,
+)
 
 POISON = 0x7FC0  # a NaN of bf16
 
 
 @dataclass
 class Ranks:
-    """One product of shards on several emulated devices, of small integers with exact sums."""
+    """One product of shards on several emulated devices, of small integers with exact sums.
+
+    copies  partial sums of a scatter go to their owners by copy engines, and not by the kernels' stores
+    lag     chunks that the own shard of a scatter comes behind the others, None: all
+    calls   launches of a scatter, this one counted
+    """
 
     plan: Sm90Plan
     ranks: int
     chunks: int
     polls: int = 1 << 30
-    target: int = 1
+    target: int | None = None
     workers: int = 2
+    copies: bool = False
+    lag: int | None = None
+    calls: int = 1
     records: list[np.ndarray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        check_division(self.plan, self.ranks, self.chunks)
-        plan, rng = self.plan, np.random.default_rng(self.ranks)
-        self.chunk_rows = plan.m // (self.ranks * self.chunks)
-        self.shard_rows = self.chunks * self.chunk_rows
+        check_division(self.plan, self.ranks, self.chunks, self.lag)
+        plan, rng, ranks = self.plan, np.random.default_rng(self.ranks), range(self.ranks)
+        self.shard_rows = plan.m // self.ranks
         gathers = isinstance(plan.shards, Gathered)
         whole = 1 if gathers else self.ranks
         self.a = [rng.integers(-2, 3, (plan.m, plan.k)).astype(np.float32) for _ in range(whole)]
-        self.b = [rng.integers(-2, 3, (plan.n, plan.k)).astype(np.float32) for _ in range(self.ranks)]
-        self.flags = [np.zeros((self.ranks) * self.chunks, np.uint32) for _ in range(self.ranks)]
-        self.counters = [np.zeros(self.ranks * self.chunks, np.uint32) for _ in range(self.ranks)]
-        self.records = [np.zeros(RECORD_WORDS, np.uint32) for _ in range(self.ranks)]
-        encode = plan.a.dtype.encode
-        self.buffers = [np.full((plan.m, plan.k), POISON, np.uint16) for _ in range(self.ranks)]
+        self.b = [rng.integers(-2, 3, (plan.n, plan.k)).astype(np.float32) for _ in ranks]
+        self.records = [np.zeros(RECORD_WORDS, np.uint32) for _ in ranks]
+        self.buffers = [np.full((plan.m, plan.k), POISON, np.uint16).astype(plan.a.dtype.storage) for _ in ranks]
         for rank, buffer in enumerate(self.buffers):
             own = self.rows(rank) if gathers else slice(0, plan.m)
-            buffer[own] = encode(self.a[0 if gathers else rank][own])
-        kind = plan.c.dtype.storage
-        self.c = [np.full((plan.m, plan.n), -1, np.int64).astype(kind) for _ in range(self.ranks)]
-        self.inbox = [np.full((self.ranks - 1, self.shard_rows, plan.n), -1, np.int64).astype(kind)
-                      for _ in range(self.ranks)]  # fmt: skip
-        self.result = [np.full((self.shard_rows, plan.n), -1, np.int64).astype(kind) for _ in range(self.ranks)]
+            buffer[own] = plan.a.dtype.encode(self.a[0 if gathers else rank][own])
+        self.weights = [plan.b.dtype.encode(b) for b in self.b]
+        rows = plan.m if gathers else self.shard_rows
+        self.c = [np.full((rows, plan.n), -1, np.int64).astype(plan.c.dtype.storage) for _ in ranks]
+        before = 0
+        if not gathers:
+            self.lag = self.lag or self.chunks
+            self.done = signals_of_chunk(plan, self.ranks, self.chunks)
+            self.target = self.target if self.target is not None else 1 if self.copies else self.done
+            before = (self.calls - 1) * self.target
+            self._rooms()
+        self.target = 1 if self.target is None else self.target
+        self.flags = [np.full(self.ranks * self.chunks + self.ranks, before, np.uint32) for _ in ranks]
+        if not gathers:
+            for flags in self.flags:
+                flags[self.begun : self.begun + self.ranks - 1] = self.calls - 1
+            self.tables = [self._table(rank) for rank in ranks]
+
+    @property
+    def begun(self) -> int:
+        """The flag that says that the first peer has begun."""
+        return (self.ranks - 1) * self.chunks
+
+    def _rooms(self) -> None:
+        """Rooms of partial sums: of peers here, and of the own ones that copy engines take."""
+        size, ranks = room_bytes(self.plan, self.ranks), range(self.ranks)
+        self.inbox = [np.full((self.ranks - 1, size), 0xFF, np.uint8) for _ in ranks]
+        self.staging = [np.full((self.ranks, size), 0xFF, np.uint8) for _ in ranks]
+        self.counters = [np.zeros((self.ranks, self.chunks), np.uint32) for _ in ranks]
+        self.numbers = [np.array([self.calls], np.uint32) for _ in ranks]
+
+    def _table(self, rank: int) -> np.ndarray:
+        """A rank's table of peers."""
+        table = np.zeros((self.ranks, PEER_WORDS), np.uint64)
+        for q in range(self.ranks):
+            if q != rank:
+                slot = rank - (rank > q)
+                room, count = self.inbox[q][slot], self.flags[q][slot * self.chunks :]
+                if self.copies:
+                    room, count = self.staging[rank][q], self.counters[rank][q]
+                table[q] = [x.ctypes.data for x in (room, count, self.flags[q][self.begun + slot :])]
+        return table
 
     def rows(self, rank: int, chunk: int | None = None) -> slice:
         """Rows of a rank's shard, or of one chunk of it."""
         if chunk is None:
             return slice(rank * self.shard_rows, (rank + 1) * self.shard_rows)
-        first = rank * self.shard_rows + chunk * self.chunk_rows
-        return slice(first, first + self.chunk_rows)
+        rows = self.shard_rows // self.chunks
+        return slice(rank * self.shard_rows + chunk * rows, rank * self.shard_rows + (chunk + 1) * rows)
 
     def launch(self, rank: int) -> DeviceLaunch:
         """A rank's launch."""
         plan = self.plan
         sizes = (plan.m, plan.n, plan.k, 1, plan.k, plan.k, plan.n, 0, 0, 0, self.workers)
-        words = [self.flags[rank], self.target, rank, self.chunks, self.chunk_rows, self.polls, self.records[rank]]
+        words: list[object] = [*self.scales(rank), self.flags[rank], self.target, rank, self.ranks, self.chunks]
+        words += [self.polls, self.records[rank]]
         if isinstance(plan.shards, Scattered):
-            words += [self.counters[rank], self.inbox[rank], self.result[rank], plan.n]
-        encoded = plan.b.dtype.encode(self.b[rank])
+            words += [self.lag, self.numbers[rank], self.tables[rank], self.inbox[rank]]
         words += [0] * (MAX_WORDS - len(words))
-        return device_launch(linked(plan), (self.buffers[rank], encoded, self.c[rank], *sizes, *words))
+        return device_launch(linked(plan), (self.buffers[rank], self.weights[rank], self.c[rank], *sizes, *words))
+
+    def scales(self, rank: int) -> list[np.ndarray]:
+        """Powers of two for each operand of the epilogue: of columns, the same on all ranks."""
+        return []
 
     def launches(self) -> list[DeviceLaunch]:
         """All ranks' launches."""
@@ -74,6 +126,8 @@ class Ranks:
 
     def streams(self, lost: tuple[int, int] | None = None) -> list[Stream]:
         """Each rank's side stream; lost: (rank, flag) of a flag that is never written."""
+        if isinstance(self.plan.shards, Scattered) and not self.copies:
+            return []
         make = self._pulls if isinstance(self.plan.shards, Gathered) else self._pushes
         return [make(rank, lost) for rank in range(self.ranks)]
 
@@ -89,14 +143,15 @@ class Ranks:
         return stream
 
     def _pushes(self, rank: int, lost: tuple[int, int] | None) -> Stream:
-        stream, done = Stream(f"side stream of rank {rank}"), signals_of_chunk(self.plan, self.chunk_rows)
-        for step in range(1, self.ranks):
-            owner = (rank + step) % self.ranks
+        stream = Stream(f"side stream of rank {rank}")
+        step = room_bytes(self.plan, self.ranks) // self.chunks
+        for distance in range(1, self.ranks):
+            owner = (rank + distance) % self.ranks
             slot = rank - (rank > owner)
             for chunk in range(self.chunks):
-                local = slice(chunk * self.chunk_rows, (chunk + 1) * self.chunk_rows)
-                stream.wait(self.counters[rank], owner * self.chunks + chunk, done)
-                stream.copy(self.c[rank][self.rows(owner, chunk)], self.inbox[owner][slot][local])
+                part = slice(chunk * step, (chunk + 1) * step)
+                stream.wait(self.counters[rank][owner], chunk, self.done)
+                stream.copy(self.staging[rank][owner][part], self.inbox[owner][slot][part])
                 if (owner, slot * self.chunks + chunk) != lost:
                     stream.write(self.flags[owner], slot * self.chunks + chunk, self.target)
         return stream
@@ -108,7 +163,7 @@ class Ranks:
             if isinstance(plan.shards, Gathered):
                 found, want = self.c[rank], self.a[0] @ self.b[rank].T
             else:
-                found = self.result[rank]
+                found = self.c[rank]
                 want = sum((a @ b.T for a, b in zip(self.a, self.b, strict=True)), np.float32(0))[self.rows(rank)]
             if not np.array_equal(plan.c.dtype.decode(found), plan.c.dtype.decode(plan.c.dtype.encode(want))):
                 bad.append(rank)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from layoutgemm.atoms import wgmma
 from layoutgemm.emulator.devices import Stream, emulate_devices
 from layoutgemm.errors import DeadlockError, EmulatorError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
@@ -22,6 +23,8 @@ needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reas
 SLOW = [pytest.mark.slow]
 # Rows of a shard are no whole tiles of A; C has a ragged edge along N.
 GATHER = {"tile": (128, 64), "stages": 3}
+SCATTER = {"tile": (128, 64), "stages": 3, "loader": "warpgroup", "chunks": 1, "buffers": 2}
+WIDE = {**SCATTER, "cluster": (2, 1)}
 PAIR = {"tile": (128, 64), "stages": 3, "cluster": (2, 1), "loader": "warp", "chunks": 1, "buffers": 2}
 
 
@@ -48,26 +51,29 @@ def test_all_gather_product_is_exact(ranks: int, order: str, config: dict[str, o
 @needs_dsl
 @pytest.mark.dsl
 @pytest.mark.parametrize(
-    ("ranks", "order", "config", "c"),
+    ("ranks", "order", "config", "c", "how"),
     [
-        (2, "devices first", GATHER, "bf16"),
-        (4, "random", GATHER, "bf16"),
-        pytest.param(2, "random", PAIR, "bf16", marks=SLOW),
-        pytest.param(3, "copies first", PAIR, "f32", marks=SLOW),
-        pytest.param(4, "devices first", GATHER, "bf16", marks=SLOW),
+        (2, "devices first", SCATTER, "bf16", {"chunks": 4, "lag": 1}),
+        (4, "random", SCATTER, "bf16", {"chunks": 2, "lag": 1, "calls": 3}),
+        (2, "random", SCATTER, "bf16", {"chunks": 2, "copies": True}),
+        pytest.param(2, "random", WIDE, "bf16", {"chunks": 2}, marks=SLOW),
+        pytest.param(3, "copies first", WIDE, "f32", {"chunks": 2, "lag": 1, "copies": True}, marks=SLOW),
+        pytest.param(4, "devices first", SCATTER, "bf16", {"chunks": 4, "lag": 2}, marks=SLOW),
     ],
 )
-def test_reduce_scatter_product_is_exact(ranks: int, order: str, config: dict[str, object], c: str) -> None:
+def test_reduce_scatter_product_is_exact(
+    ranks: int, order: str, config: dict[str, object], c: str, how: dict[str, int]
+) -> None:
     rows, k = (1024, 128) if ranks == 2 else (256 * ranks, 64)
-    given = Ranks(scattered(rows, 88, k, c, **config), ranks, chunks=2 if ranks == 2 else 1)
+    given = Ranks(scattered(rows, 88, k, c, **config), ranks, **how)  # type: ignore[arg-type]
     done = emulate_devices(given.launches(), given.streams(), order=order, seed=ranks)  # type: ignore[arg-type]
     assert not given.wrong()
     assert not [one.report() for one in done if one.findings]
 
 
 def small(kind: str) -> Ranks:
-    plan = gathered(300, 96, 192, **GATHER) if kind == "gather" else scattered(512, 88, 128, **GATHER)
-    return Ranks(plan, 2, chunks=1)
+    plan = gathered(300, 96, 192, **GATHER) if kind == "gather" else scattered(512, 88, 128, **SCATTER)
+    return Ranks(plan, 2, chunks=1, copies=kind == "scatter")
 
 
 @needs_dsl
@@ -84,11 +90,21 @@ def test_a_lost_flag_is_a_deadlock_that_names_the_device(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["gather", "scatter"])
 def test_a_wait_ends_with_rank_and_flag_on_record(kind: str) -> None:
     given = small(kind)
-    given.polls = 40 if kind == "gather" else 120  # what is not lost comes sooner
+    given.polls = 40 if kind == "gather" else 1000  # what is not lost comes sooner
     with pytest.raises(EmulatorError, match="device 1: trap was executed"):
         emulate_devices(given.launches(), given.streams(lost=(1, 0)), order="copies first")
     assert given.records[1].tolist() == [1, 0, 1, 1]  # flag 0, which was 0 and not 1, on rank 1
     assert given.records[0].tolist() == [0, 0, 0, 0]
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_a_rank_that_does_not_begin_is_on_record() -> None:
+    given = Ranks(scattered(512, 88, 128, **SCATTER), 2, chunks=1, polls=40)
+    with pytest.raises(EmulatorError, match="trap was executed"):
+        emulate_devices([given.launch(1)])
+    assert given.records[1].tolist() == [1 + given.begun, 0, 1, 1]  # rank 1 waited for rank 0 to begin its first call
+    assert (given.inbox[0] == 0xFF).all()  # and stored nothing into its room before
 
 
 @needs_dsl
@@ -140,15 +156,14 @@ def test_multimem_is_refused_by_name() -> None:
 
 
 def test_the_checks_hold_and_fail_where_a_number_is_changed() -> None:
-    for make, m in ((gathered, 300), (scattered, 512)):
-        plan = make(m, 96, 128, **GATHER)
+    for make, m, config in ((gathered, 300, GATHER), (scattered, 512, SCATTER)):
+        plan = make(m, 96, 128, **config)
         plan.check().require()
         names = {check.name for check in plan.check().checks}
-        assert names >= ({"rank's order", "flags"} if make is gathered else {"counters", "own rows last"})
+        assert names >= ({"rank's order", "flags"} if make is gathered else {"partial sums", "counters", "no circular wait"})
         assert "shards:" in plan.explain()
-    wide = replace(plan.store, warps=4)
-    failing = {check.name for check in replace(plan, store=wide).check() if not check}
-    assert "counters" in failing or "derivation" in failing
+    sized = replace(plan, mma=wgmma(128, "bf16", "bf16", "f32"))
+    assert {"partial sums", "derivation"} & {check.name for check in sized.check() if not check}
 
 
 @pytest.mark.parametrize(
@@ -160,6 +175,7 @@ def test_the_checks_hold_and_fail_where_a_number_is_changed() -> None:
         (Scattered(), {"schedule": "pingpong", "loader": "warp", "tile": (128, 64)}, "schedule = 'pingpong'"),
         (Scattered(), {"store": "direct"}, "store = 'direct'"),
         (Scattered(), {"early": 1}, "early = 1"),
+        (Scattered(), {"tile": (128, 72)}, "no whole 16 bytes"),
     ],
 )
 def test_other_kernels_are_refused_by_name(shards: object, config: dict[str, object], said: str) -> None:
@@ -169,8 +185,14 @@ def test_other_kernels_are_refused_by_name(shards: object, config: dict[str, obj
 
 def test_rows_that_do_not_divide_are_refused() -> None:
     plan = scattered(384, 64, 64, **GATHER)
-    for ranks, chunks, said in ((2, 1, "no multiple of a cluster's 128"), (5, 1, "384 % 5"), (9, 1, "9 rank")):
+    for ranks, chunks, lag, said in (
+        (2, 1, 1, "no multiple of a cluster's 128"),
+        (5, 1, 1, "384 % 5"),
+        (9, 1, 1, "9 rank"),
+        (3, 2, 1, "1 tiles of clusters of a shard in 2 chunks"),
+        (3, 1, 2, "lag = 2 chunks"),
+    ):
         with pytest.raises(PlanError, match=said):
-            check_division(plan, ranks, chunks)
+            check_division(plan, ranks, chunks, lag)
     with pytest.raises(PlanError, match=r"runs through layoutgemm\.distributed"):
         plan.run(np.zeros((384, 64), np.float32), np.zeros((64, 64), np.float32))

@@ -6,6 +6,7 @@ Sources: PTX ISA, "tanh", "ex2", "rcp", "max", "div", "ld", "st", "red".
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import cutlass
 import cutlass.cute as cute
@@ -176,6 +177,34 @@ def load_value(address: Int64, dtype: DType) -> Float32:
 def load_two(address: Int64, dtype: DType) -> list[Float32]:
     """ld.global of two neighbours, as f32; the address is a multiple of twice their size."""
     return assembly(_TWO[dtype.name], "=f,=f,l", [Int64(address)], (Float32, Float32))
+
+
+def load_sixteen_bytes(address: Int64) -> list[Int32]:
+    """ld.global of four 32-bit registers; the address is a multiple of 16."""
+    text = "ld.global.v4.b32 {$0, $1, $2, $3}, [$4];"
+    return assembly(text, "=r,=r,=r,=r,l", [Int64(address)], (Int32,) * 4)
+
+
+def as_words(values: Sequence[Float32], dtype: DType) -> list[Int32]:
+    """f32 values as 32-bit registers: rounded pairs of bf16 or f16, or their own bits."""
+    if dtype.name == "f32":
+        return [Float32(value).bitcast(Int32) for value in values]
+    return [Int32(convert_pair(low, high, dtype)) for low, high in zip(values[::2], values[1::2], strict=True)]
+
+
+_UNPACK = {
+    "bf16": "{ .reg .b16 l; .reg .b16 h; .reg .b16 z; mov.b16 z, 0; mov.b32 {l, h}, $2; mov.b32 $0, {z, l}; "
+    "mov.b32 $1, {z, h}; }",
+    "f16": "{ .reg .b16 l; .reg .b16 h; mov.b32 {l, h}, $2; cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; }",
+}
+
+
+def from_words(words: Sequence[Int32], dtype: DType) -> list[Float32]:
+    """Values of 32-bit registers as f32: what `as_words` made."""
+    if dtype.name == "f32":
+        return [Int32(word).bitcast(Float32) for word in words]
+    pairs = [assembly(_UNPACK[dtype.name], "=f,=f,r", [Int32(word)], (Float32,) * 2, pure=True) for word in words]
+    return [value for pair in pairs for value in pair]
 
 
 def _store_word(address: Int64, word: Int32 | Int64, bits: int, inside: Boolean) -> None:

@@ -23,7 +23,7 @@ LAUNCHES = ("workers", "tiles")
 TRIGGERS = ("start", "end")
 WARPGROUP = 128
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
-_NUMBERS_REGISTERS = 40  # of a producer whose lanes hold the addresses of up to 9 numbers each
+_NUMBERS_REGISTERS = 40  # of a producer whose lanes hold the addresses of up to 9 numbers each, or that finds shards
 MAX_GRID_Y = 65535  # CUDA C++ Programming Guide, "Compute Capabilities": blocks of a grid's second dimension
 MAX_CLUSTER = arch_named("sm_90a").cluster_portable  # blocks
 
@@ -280,7 +280,8 @@ def loader_threads(loader: str, numbers: bool) -> int:
 def registers_of(config: Sm90Config, arch: Arch, threads: int, numbers: bool = False) -> tuple[int, int] | None:
     """The (producer's, consumers') registers after setmaxnreg, or None without it.
 
-    numbers  a warp of the producer's copies a main loop's numbers, and holds the addresses of its own
+    numbers  a warp of the producer's copies a main loop's numbers, and holds the addresses of its own; or the loader
+             waits for the partial sums of other GPUs
 
     Only whole warpgroups may execute it (PTX ISA, setmaxnreg): a loader that is one warp leaves registers as they are.
     Raises PlanError for counts that the instruction does not take.

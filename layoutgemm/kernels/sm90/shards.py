@@ -1,44 +1,54 @@
 """Products that overlap with communication: GPUs of one host that gather A's rows, or reduce and scatter C's.
 
-M rows are `ranks` shards of equal size, shard r of rank r; a shard is some chunks of rows. Words in global memory tell
-what has arrived. No thread of a kernel moves a shard: copy engines do, beside it.
+M rows are `ranks` shards of equal size, shard r of rank r; a shard is some chunks. Words in global memory tell what has
+arrived.
 
     part         before a product                        tiles, in order           after a tile
     ---------    ------------------------------------    ----------------------    -----------------------------------
     Gathered     the loader waits for the flag of each   own shard's rows first,   nothing
                  chunk that the tile of A has rows of,   then the next rank's
                  but for its own shard's
-    Scattered    nothing                                 the next rank's rows      rows of others: counters[chunk] is
-                                                         first, own ones last      one more for each warpgroup's block;
-                                                                                   own rows: wait for the flags of all
-                                                                                   peers' partial sums of the chunk,
-                                                                                   add them in f32, store C
+    Scattered    of an own tile, before its last K       chunk by chunk, each of   rows of others: the accumulators go
+                 tile: the loader waits for the flags    the other ranks' shards   to the room of their owner, then one
+                 of all peers' partial sums of its       before the own one, of    more on its counter for each warp;
+                 chunk; of another's, for the owner to   an earlier chunk          own rows: peers' partial sums are
+                 have begun                                                        added in f32, and C is stored
+
+A chunk of a Gathered product is rows of A. Copy engines move it beside the kernel, then set its flag. A chunk of a
+Scattered product is consecutive tiles of a shard, in the order of the schedule: in a room of partial sums it is
+consecutive bytes. A room lies in the owner's memory (the kernel's stores cross NVLink), or in the own (copy engines
+move complete chunks): the launch's table of peers says where.
 
 Flag f has arrived when flags[f] - target >= 0, in 32 bits. A wait ends after `polls` loads: the kernel writes
 (1 + flag, what it saw, target, rank) to `record` and stops, so that the launch ends with an error.
 
-A rank's own tiles of a Scattered product come last in its order, and persistent CTAs take tiles in order. So a CTA has
-done all that a peer may wait for before it waits for a peer, and no two ranks wait for each other.
+All ranks take the same chunks of the same number in time, and a chunk of the own shard comes later than that chunk of
+all other shards. Persistent CTAs take tiles in order, so the first tile that is not done waits for none that is later:
+no ranks wait for each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from ...dtypes import DType
 from ...errors import PlanError
+from ...layouts import Layout
 from ...layouts.int_tuple import Integer
 from ...layouts.proofs.digits import minimum as least
 from ...layouts.proofs.verdicts import Proof
 from ...report import Check
 from ...schedule import RotatedRows, ShardByShard
+from ...schedule.by_shard import MAX_CHUNKS, MAX_SHARDS
 from ...schedule.tile_order import Minimum, Tile
+from ..epilogue.steps import Scale, VectorScale
 from ..numbers import W
-from ..plan import present
-from ..store import ROWS
+from ..store import WARPS_OF_GROUP
+from .config import WARPGROUP
 
 if TYPE_CHECKING:
     from ..derive import Operand
@@ -46,11 +56,13 @@ if TYPE_CHECKING:
     from .config import Sm90Config
     from .plan import Sm90Plan
 
-# The 64-bit parameters: addresses of flags and of the record, the value that a flag has to reach, this rank, chunks of
-# a shard, rows of a chunk, and loads of a flag before a wait is given up.
-WORDS = ("flags", "target", "rank", "chunks", "chunk_rows", "polls", "record")
+# The 64-bit parameters: addresses of flags and of the record, the value that a flag has to reach, this rank, the ranks,
+# chunks of a shard, and loads of a flag before a wait is given up.
+WORDS = ("flags", "target", "rank", "ranks", "chunks", "polls", "record")
 RECORD_WORDS = 4  # 32-bit words of a record: 1 + flag, the value seen, the target, the rank that waited
-MAX_RANKS = 8  # GPUs of a host
+PEER_WORDS = 3  # 64-bit words of a rank in the table of peers: see Scattered
+MAX_RANKS = MAX_SHARDS  # GPUs of a host
+VECTOR = 16  # bytes that a thread stores at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +79,22 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True)
 class Scattered:
-    """C's rows are partial sums, of which each rank adds one shard's.
+    """C's rows are partial sums, of which each rank adds one shard's. C of a launch is the own shard alone.
 
-    counters            words in global memory, one for each chunk of all rows
-    inbox               the peers' partial sums of the own shard: a matrix of C's type for each peer, in rank order
-    result, result_ld   the own shard of C, and its row pitch
+    lag     chunks that the own shard comes behind the others
+    calls   address of a 32-bit number of launches, this one counted: flags go up by `target` in each
+    peers   a table of 3 addresses a rank: the room for the partial sums of its shard, their counters (one a chunk),
+            and the word there that says that this rank has begun
+    inbox   the peers' partial sums of the own shard, a room for each peer in the order of ranks
 
-    Flag p * chunks + c says that peer p's partial sums of chunk c of the own shard have arrived.
+    Flag p * chunks + c counts peer p's partial sums of chunk c of the own shard; flag (ranks - 1) * chunks + p the
+    launches that peer p has begun. An epilogue is applied to the sums of each rank before they are rounded and added.
 
     >>> Scattered().words[-4:]
-    ('counters', 'inbox', 'result', 'result_ld')
+    ('lag', 'calls', 'peers', 'inbox')
     """
 
-    words: ClassVar[tuple[str, ...]] = (*WORDS, "counters", "inbox", "result", "result_ld")
+    words: ClassVar[tuple[str, ...]] = (*WORDS, "lag", "calls", "peers", "inbox")
     name: ClassVar[str] = "a reduce-scatter"
 
 
@@ -97,42 +112,99 @@ def chunks_of_rows(row: W, rows: W, m: W, chunk_rows: W, minimum: Callable[..., 
     return row // chunk_rows, (minimum(row + rows, m) - 1) // chunk_rows
 
 
-def cluster_place(
-    plan: Sm90Plan, number: Integer, grid: Tile, rank: Integer, ranks: Integer, shard_rows: Integer,
-    minimum: Minimum = least,
-) -> Tile:  # fmt: skip
+class Share(NamedTuple):
+    """A rank's part of a product; ints, arrays or traced integers."""
+
+    rank: Any
+    ranks: Any
+    chunks: Any
+    lag: Any
+    shard_rows: Any
+
+
+def cluster_place(plan: Sm90Plan, number: Integer, grid: Tile, share: Share, minimum: Minimum = least) -> Tile:
     """(Row, column) of the cluster that a rank computes as its number `number`; ints, arrays or traced integers.
 
-    Gathered: rows from the own shard on. Scattered: shard after shard, the own one last.
+    Gathered: rows from the own shard on. Scattered: chunk by chunk of the shards, those of the own one late.
     """
     schedule = plan.order.schedule
     if isinstance(plan.shards, Gathered):
-        first = rank * shard_rows // (plan.tile[0] * plan.config.cluster[0])
+        first = share.rank * share.shard_rows // (plan.tile[0] * plan.config.cluster[0])
         return RotatedRows(schedule).tile(number, grid, first, minimum)
-    return ShardByShard(schedule).tile(number, grid, rank + 1, ranks, minimum)
+    return ShardByShard(schedule).tile(
+        number, grid, share.rank + 1, share.ranks, minimum, share.chunks, share.lag
+    )  # fmt: skip
 
 
-def order_of_rank(plan: Sm90Plan, grid: tuple[int, int], rank: int, ranks: int, shard_rows: int) -> np.ndarray:
+def order_of_rank(plan: Sm90Plan, grid: tuple[int, int], share: Share) -> np.ndarray:
     """All clusters of a grid in a rank's order: an array [number] of (row, column)."""
     found: tuple[np.ndarray, np.ndarray]
-    found = cluster_place(plan, np.arange(grid[0] * grid[1]), grid, rank, ranks, shard_rows)
+    found = cluster_place(plan, np.arange(grid[0] * grid[1]), grid, share)
     return np.stack(np.broadcast_arrays(*found), axis=1).astype(np.int64)
 
 
-def signals_of_tile(plan: Sm90Plan) -> int:
-    """Signals of a tile of another rank: one from each owner of a store's buffer and piece.
+@dataclass(frozen=True)
+class PartialTile:
+    """A tile's partial sums in a room, as the threads hold them: vectors of 16 bytes.
+
+    dtype   of a partial sum, C's
+    layout  (thread, vector, accumulator, consumer) -> vectors of 16 bytes
 
     >>> from layoutgemm.kernels import Sm90Config, Sm90Plan
-    >>> signals_of_tile(Sm90Plan.derive(512, 512, 512, config=Sm90Config((256, 128)), shards=Scattered()))
-    16
+    >>> tile = PartialTile.of(Sm90Plan.derive(512, 512, 512, config=Sm90Config((128, 256)), shards=Scattered()))
+    >>> tile.values, tile.vectors, tile.bytes, tile.byte(0, 1, 0, 2, 1)
+    (8, 16, 65536, 36880)
     """
-    warps = present(plan.store).warps
-    return plan.tile[0] // ROWS * len({part for _, part in plan.pieces(0)}) * (4 // warps)
+
+    dtype: DType
+    layout: Layout
+
+    @classmethod
+    def of(cls, plan: Sm90Plan) -> PartialTile:
+        """A plan's; whole vectors of each accumulator, as `check_shards` asks."""
+        vectors = plan.mma.accumulator_registers * plan.c.dtype.bytes // VECTOR
+        return cls(plan.c.dtype, Layout((WARPGROUP, vectors, plan.blocks, plan.config.consumers)))
+
+    @property
+    def values(self) -> int:
+        """Values of a vector."""
+        return VECTOR // self.dtype.bytes
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of one accumulator of a thread."""
+        return int(self.layout[1].size)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a tile."""
+        return int(self.layout.size) * VECTOR
+
+    def byte(self, tile, consumer, block, vector, thread):  # type: ignore[no-untyped-def]  # ints or traced integers
+        """The byte of a room at which a vector lies, `tile` being the number of a CTA's tile in it."""
+        return tile * self.bytes + self.layout((thread, vector, block, consumer)) * VECTOR
 
 
-def signals_of_chunk(plan: Sm90Plan, chunk_rows: int) -> int:
-    """The value of a chunk's counter when every tile of it is in memory."""
-    return chunk_rows // plan.tile[0] * -(-plan.n // plan.tile[1]) * signals_of_tile(plan)
+def tiles_of_shard(plan: Sm90Plan, ranks: int) -> int:
+    """Clusters' tiles of a shard."""
+    rows, columns = plan.order.clusters(plan.tiles)
+    return rows // ranks * columns
+
+
+def room_bytes(plan: Sm90Plan, ranks: int) -> int:
+    """Bytes of one rank's partial sums of a shard."""
+    return tiles_of_shard(plan, ranks) * plan.cluster_size * PartialTile.of(plan).bytes
+
+
+def signals_of_chunk(plan: Sm90Plan, ranks: int, chunks: int) -> int:
+    """How much a chunk's counter goes up by: one for each consumer warp of each of its tiles.
+
+    >>> from layoutgemm.kernels import Sm90Config, Sm90Plan
+    >>> signals_of_chunk(Sm90Plan.derive(512, 512, 512, config=Sm90Config((256, 128)), shards=Scattered()), 2, 4)
+    8
+    """
+    tiles = tiles_of_shard(plan, ranks) // chunks * plan.cluster_size
+    return tiles * plan.config.consumers * WARPS_OF_GROUP
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals
@@ -148,34 +220,55 @@ def check_shards(shards: Shards, batch: int, config: Sm90Config, c: Operand, epi
     knobs: dict[str, object] = {"overlap": False, "snake": False, "along": "M", "dealt": ()}
     if isinstance(shards, Scattered):
         usual |= {"schedule": "cooperative", "store": "tma", "early": 0}
-        if epilogue:
-            raise PlanError(f"{epilogue}: an epilogue is of whole sums, and {shards.name} stores partial ones")
-        if c.order != "row" or c.dtype.name not in ("f32", "bf16", "f16"):
-            raise PlanError(f"c is {c}: partial sums are rows of f32, bf16 or f16")
+        _check_partial_sums(shards, config, c, epilogue)
     for name, value in (*usual.items(), *knobs.items()):
         found = getattr(config.tuning if name in knobs else config, name)
         if found != value:
             raise PlanError(f"{name} = {found!r}: {shards.name} takes {value!r}")
 
 
-def check_division(plan: Sm90Plan, ranks: int, chunks: int) -> None:
+def _check_partial_sums(shards: Scattered, config: Sm90Config, c: Operand, epilogue: Epilogue | None) -> None:
+    """Raise PlanError for partial sums that are no whole vectors, or of which an epilogue is more than factors."""
+    if others := [str(step) for step in epilogue.steps if not isinstance(step, (Scale, VectorScale))] if epilogue else []:
+        raise PlanError(f"{others[0]}: an epilogue of whole sums, and {shards.name} has partial ones: scales alone")
+    if c.order != "row" or c.dtype.name not in ("f32", "bf16", "f16"):
+        raise PlanError(f"c is {c}: partial sums are rows of f32, bf16 or f16")
+    if config.tile[1] // 2 * c.dtype.bytes % VECTOR:
+        raise PlanError(
+            f"tile = {config.tile}: a thread has {config.tile[1] // 2} partial sums of a row of {c.dtype.name}, which "
+            f"are no whole {VECTOR} bytes"
+        )
+
+
+def check_division(plan: Sm90Plan, ranks: int, chunks: int, lag: int | None = None) -> None:
     """Raise PlanError for rows that do not divide into shards and chunks.
+
+    lag  of the own shard's chunks; None: all of them
 
     >>> from layoutgemm.kernels import Sm90Config, Sm90Plan
     >>> check_division(Sm90Plan.derive(384, 64, 64, config=Sm90Config((128, 64)), shards=Scattered()), 2, 1)
     Traceback (most recent call last):
         ...
-    layoutgemm.errors.PlanError: M = 384 in 2 shards of 1 chunk(s): 192 rows each, no multiple of a cluster's 128
+    layoutgemm.errors.PlanError: M = 384 in 2 shards: 192 rows each, no multiple of a cluster's 128
     """
     if not 2 <= ranks <= MAX_RANKS:
         raise PlanError(f"{ranks} rank(s): 2 to {MAX_RANKS} GPUs of one host")
-    if chunks < 1 or plan.m % (ranks * chunks):
-        raise PlanError(f"M = {plan.m} rows in {ranks} shards of {chunks} chunk(s): {plan.m} % {ranks * chunks} != 0")
-    rows, unit = plan.m // (ranks * chunks), plan.tile[0] * plan.config.cluster[0]
-    if isinstance(plan.shards, Scattered) and rows % unit:
-        raise PlanError(
-            f"M = {plan.m} in {ranks} shards of {chunks} chunk(s): {rows} rows each, no multiple of a cluster's {unit}"
-        )
+    if isinstance(plan.shards, Gathered):
+        if chunks < 1 or plan.m % (ranks * chunks):
+            raise PlanError(
+                f"M = {plan.m} rows in {ranks} shards of {chunks} chunk(s): {plan.m} % {ranks * chunks} != 0"
+            )
+        return
+    if plan.m % ranks:
+        raise PlanError(f"M = {plan.m} rows in {ranks} shards: {plan.m} % {ranks} != 0")
+    rows, unit = plan.m // ranks, plan.tile[0] * plan.config.cluster[0]
+    if rows % unit:
+        raise PlanError(f"M = {plan.m} in {ranks} shards: {rows} rows each, no multiple of a cluster's {unit}")
+    tiles = tiles_of_shard(plan, ranks)
+    if not 1 <= chunks <= MAX_CHUNKS or tiles % chunks:
+        raise PlanError(f"{tiles} tiles of clusters of a shard in {chunks} chunks: a divisor of them, up to {MAX_CHUNKS}")
+    if lag is not None and not 1 <= lag <= chunks:
+        raise PlanError(f"lag = {lag} chunks: 1 to {chunks}, all of a shard's")
 
 
 # ---------------------------------------------------------------------------------------------------------------- proof
@@ -192,16 +285,15 @@ def shard_checks(plan: Sm90Plan) -> list[Check]:
     checks = [Check("rank's order", statement, answer.ok, method, witness)]
     if gathers:
         return [*checks, _flags_of_tiles(plan)]
-    return [*checks, _counters(plan), _own_rows_last(plan)]
+    return [*checks, _partial_tile(plan), _counters(plan), _no_circle(plan)]
 
 
 def _divisions(plan: Sm90Plan) -> Iterator[tuple[int, int, int]]:
-    """(ranks, chunks, rows of a chunk) of small problems, whole clusters if needed."""
+    """(ranks, chunks, rows of a chunk) of small gathers."""
     unit = plan.tile[0] * plan.config.cluster[0]
-    ragged = () if isinstance(plan.shards, Scattered) else (1, unit - 1, unit // 2 + 1, unit + 1, 2 * unit + 3)
     for ranks in range(2, MAX_RANKS + 1):
         for chunks in (1, 2, 3):
-            for rows in (unit, 2 * unit, *ragged):
+            for rows in (unit, 2 * unit, 1, unit - 1, unit // 2 + 1, unit + 1, 2 * unit + 3):
                 yield ranks, chunks, rows
 
 
@@ -221,42 +313,57 @@ def _flags_of_tiles(plan: Sm90Plan) -> Check:
     return Check("flags", statement, not witness, f"exhaustion ({tiles} tiles)", witness)
 
 
+def _partial_tile(plan: Sm90Plan) -> Check:
+    """Every value of every thread has a place of its own in a room."""
+    tile = PartialTile.of(plan)
+    threads = plan.config.consumers * WARPGROUP
+    want = threads * plan.blocks * plan.mma.accumulator_registers * plan.c.dtype.bytes
+    answer = tile.layout.is_bijective()
+    witness = "" if answer and tile.bytes == want else f"{tile.layout}: {tile.bytes} bytes for values of {want}"
+    statement = f"{threads} threads' partial sums of a tile fill {want} bytes, each {VECTOR} once"
+    return Check("partial sums", statement, not witness, "bijective", witness)
+
+
+def _orders(plan: Sm90Plan) -> Iterator[tuple[Share, tuple[int, int], np.ndarray, np.ndarray]]:
+    """Orders of small scatters: the share, the grid of clusters, and the shard and the chunk of each number."""
+    unit = plan.tile[0] * plan.config.cluster[0]
+    for ranks in range(2, MAX_RANKS + 1):
+        for rows, columns, chunks in ((1, 1, 1), (2, 3, 2), (2, 3, 3), (4, 2, 8)):
+            for lag in sorted({1, chunks // 2 or 1, chunks}):
+                for rank in range(ranks):
+                    share, tiles = Share(rank, ranks, chunks, lag, rows * unit), rows * columns
+                    numbers = np.arange(ranks * tiles)
+                    part, within = ShardByShard.place(numbers, tiles, ranks, chunks, lag)
+                    yield share, (ranks * rows, columns), (part + rank + 1) % ranks, within // (tiles // chunks)
+
+
 def _counters(plan: Sm90Plan) -> Check:
     """A chunk's counter reaches its end only when all of its tiles are stored."""
-    store, witness = present(plan.store), ""
-    owners = plan.config.consumers * 4 // store.warps
-    pieces = [piece for piece in plan.pieces(0) for _ in range(owners)]
-    if len(pieces) != signals_of_tile(plan):
-        witness = f"{len(pieces)} signals of a tile, {signals_of_tile(plan)} expected"
-    for ranks, chunks, rows in _divisions(plan):
-        unit = plan.tile[0] * plan.config.cluster[0]
-        grid = ranks * chunks * rows // unit, 1
-        for rank in range(ranks):
-            order = order_of_rank(plan, grid, rank, ranks, chunks * rows)
-            found = np.bincount(order[:, 0] * unit // rows, minlength=ranks * chunks)
-            if set(found.tolist()) != {rows // unit}:
-                witness = witness or f"rank {rank} of {ranks}: chunks have {found.tolist()} rows of clusters"
-    statement = (
-        f"each of {owners} owners of a buffer signals each of {len(plan.pieces(0))} piece(s) of a tile once; a chunk "
-        "is whole rows of clusters"
-    )
+    witness = ""
+    for share, grid, shard, chunk in _orders(plan):
+        found = np.bincount(shard * share.chunks + chunk, minlength=share.ranks * share.chunks)
+        order = order_of_rank(plan, grid, share)
+        if set(found.tolist()) != {grid[0] // share.ranks * grid[1] // share.chunks}:
+            witness = witness or f"{share}: chunks have {found.tolist()} tiles"
+        if not np.array_equal(order[:, 0] // (grid[0] // share.ranks), shard):
+            witness = witness or f"{share}: tiles of {shard.tolist()} have rows of other shards"
+    statement = f"each of {plan.config.consumers * WARPS_OF_GROUP} consumer warps signals each tile of a chunk once"
     return Check("counters", statement, not witness, "exhaustion", witness)
 
 
-def _own_rows_last(plan: Sm90Plan) -> Check:
-    """In a rank's order all tiles of other ranks come before all of its own."""
-    witness, orders, unit = "", 0, plan.tile[0] * plan.config.cluster[0]
-    for ranks, chunks, rows in _divisions(plan):
-        shard = chunks * rows
-        for columns in (1, 3):
-            grid = ranks * shard // unit, columns
-            for rank in range(ranks):
-                own = order_of_rank(plan, grid, rank, ranks, shard)[:, 0] * unit // shard == rank
-                orders += 1
-                if not own[np.argmax(own) :].all():
-                    witness = witness or f"rank {rank} of {ranks}, {grid} clusters: a tile of others after an own one"
-    statement = "a rank's own tiles, which wait for peers, come after all tiles that peers wait for"
-    return Check("own rows last", statement, not witness, f"exhaustion ({orders} orders)", witness)
+def _no_circle(plan: Sm90Plan) -> Check:
+    """A tile of the own shard comes later than all tiles of other ranks that it waits for."""
+    witness, orders = "", 0
+    for share, _, shard, chunk in _orders(plan):
+        orders += 1
+        numbers = np.arange(len(shard))
+        own = shard == share.rank
+        for each in range(share.chunks):
+            # the other ranks' tiles of a chunk have the numbers of this rank's tiles of that chunk of other shards
+            if numbers[own & (chunk == each)].min() < numbers[~own & (chunk == each)].max():
+                witness = witness or f"{share}: chunk {each} of the own shard before that of another"
+    statement = "a chunk of the own shard, which waits for peers, comes later than that chunk of all other shards"
+    return Check("no circular wait", statement, not witness, f"exhaustion ({orders} orders)", witness)
 
 
 def explain_shards(plan: Sm90Plan) -> list[str]:
@@ -267,7 +374,9 @@ def explain_shards(plan: Sm90Plan) -> list[str]:
             f"shards: A's rows arrive by chunks; {order}, its rows rotated to begin with the own shard; the loader "
             "waits for the flag of each chunk of a tile's rows, loads and fences (ld.acquire.sys, fence.proxy.async)"
         ]
+    tile = PartialTile.of(plan)
     return [
-        f"shards: C's rows are partial sums; {order}, shard after shard, the own one last; a tile of another rank adds "
-        f"{signals_of_tile(plan)} to its chunk's counter, an own one adds the peers' partial sums in f32"
+        f"shards: C's rows are partial sums; {order}, chunk by chunk of the shards, the own one late; a tile of another "
+        f"rank goes to its room, {tile.bytes} bytes as the threads hold them, and counts "
+        f"{plan.config.consumers * WARPS_OF_GROUP} there; to an own one the peers' partial sums are added in f32"
     ]

@@ -385,8 +385,11 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                 bridge.named_arrive(plan.turn_barrier(0), plan.turn_threads)
 
         while tile < job.tiles:
-            m0, n0, matrix = self.origin(job, tile)
-            k_tiles = self.count_k_tiles(job, self.share_of_k(job, (m0, n0, matrix)))
+            if const_expr(plan.shards is None):
+                m0, n0, matrix = self.origin(job, tile)
+                k_tiles = self.count_k_tiles(job, self.share_of_k(job, (m0, n0, matrix)))
+            else:
+                k_tiles = job.k_tiles
             if const_expr(pingpong):
                 passed = done * job.k_tiles
                 stage = passed % plan.stages
@@ -434,7 +437,9 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                 if tile + job.workers < job.tiles:  # the other has one more
                     bridge.named_arrive(plan.turn_barrier(1 - consumer), plan.turn_threads)
 
-            row = m0 + first_block * ROWS
+            if const_expr(plan.shards is not None):  # many divisions, which the last products hide
+                m0, n0, matrix = self.origin(job, tile)
+            row, at = m0 + first_block * ROWS, (consumer, thread, tile)
             last = len(pieces) - 1 if plan.config.early else 0  # the piece whose products free the last stage
             frees = plan.drains or not plan.config.single  # of a single tile only the blocks of a cluster still ask
             if const_expr(plan.config.single):
@@ -457,7 +462,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                     finish.settle(sums[number])
                 for part in cutlass.range_constexpr(plan.config.split):
                     if job.part == part:
-                        self.store_piece(job, maps, accumulators, (consumer, thread), (row, n0, matrix), number, part)
+                        self.store_piece(job, maps, accumulators, at, (row, n0, matrix), number, part)
             tile += (2 if pingpong else 1) * job.workers
             done += 2
         if const_expr(plan.drains and plan.config.loader == "self"):
@@ -481,8 +486,9 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], accumulators: Sequence[cute.Tensor],
         at: tuple[Int32, ...], origin: bridge.Place, number: int, part: int,
     ) -> None:  # fmt: skip
-        """Store the piece of that number of this part of K."""
+        """Store the piece of that number of this part of K. `at`: (consumer, thread, number of the tile)."""
         block, columns = self.plan.pieces(part)[number]
+        at = at[:2]
         self.epilogue.store(job, maps[2], accumulators[block], at, origin, block, columns)
         if self.plan.mirror is not None and number == len(self.plan.pieces(part)) - 1:
             self.mirror.store(job, maps[2], accumulators, at, origin)

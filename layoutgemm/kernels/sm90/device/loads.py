@@ -6,7 +6,8 @@ init_barriers  at the start, by one       sets up full[s] and empty[s]; and the 
                thread                     expects all that other blocks will send
 fetch_ahead    before the kernel          first k tiles into L2: nobody sees them there, so that kernel may still
                before this has ended      write them; later copies find what it wrote
-load_next      for each k tile            waits for empty[s], arms full[s], issues the copies
+load_next      for each k tile            waits for empty[s], arms full[s], issues the copies; a kernel of shards waits
+                                          for its flags before
 drain          at the end, where blocks   waits for every empty[s] once more: no block sends to this one, or arrives
                share loads                at its barriers, after that
 """
@@ -62,6 +63,7 @@ class Sm90Loads:
                     at = k_tile
                     if const_expr(plan.config.tuning.snake):
                         at = k_tile + backwards * (job.k_tiles - 1 - 2 * k_tile)
+                    self.before_loads(job, tile, m0, k_tile)
                     self.issue_loads(job, maps, m0, n0, matrix, self.place_of_k(job, share, at), stage)
                 if const_expr(plan.config.loader == "self"):
                     self.copy_numbers(job, (m0, n0, matrix), job.k_first + k_tile, stage)
@@ -75,6 +77,9 @@ class Sm90Loads:
                         m0, n0, matrix = self.origin(job, tile)
                         share = self.share_of_k(job, (m0, n0, matrix))
         return tile, m0, n0, matrix, k_tile, stage, parity, backwards, share
+
+    def before_loads(self, job: bridge.Carried, tile: Int32, m0: Int32, k_tile: Int32) -> None:
+        """Before the loads of one of a tile's K tiles, by the thread that issues them: nothing to wait for."""
 
     def share_of_k(self, job: bridge.Carried, place: bridge.Place) -> tuple[Int32, ...]:
         """The tile's own share of K, where its place decides on it: (first K tile, K tiles); else ()."""

@@ -99,7 +99,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
             for number in cutlass.range_constexpr(len(plan.pieces(0))):
                 for part in cutlass.range_constexpr(plan.config.split):
                     if job.part == part:
-                        self.store_piece(job, maps, totals, (consumer, thread), (row, n0, matrix), number, part)
+                        self.store_piece(job, maps, totals, (consumer, thread, tile), (row, n0, matrix), number, part)
             if const_expr(plan.config.loader == "self" and not plan.config.single):
                 ahead = self.load_next(job, maps, ahead)
             tile += job.workers

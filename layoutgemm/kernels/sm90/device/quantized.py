@@ -117,11 +117,11 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                 self.release(job, before)
                 if const_expr(plan.config.loader == "self"):
                     ahead = self.load_next(job, maps, ahead)
-            row = m0 + first_block * ROWS
+            row, at = m0 + first_block * ROWS, (consumer, thread, tile)
             for number in cutlass.range_constexpr(len(plan.pieces(0))):
                 for part in cutlass.range_constexpr(plan.config.split):
                     if job.part == part:
-                        self.store_piece(job, maps, accumulators, (consumer, thread), (row, n0, matrix), number, part)
+                        self.store_piece(job, maps, accumulators, at, (row, n0, matrix), number, part)
             tile += job.workers
         if const_expr(plan.drains and plan.config.loader == "self"):
             self.drain(job, ahead)

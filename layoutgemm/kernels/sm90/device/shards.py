@@ -1,12 +1,15 @@
-"""The kernels of shards: tiles in a rotated order, waits for flags, and counters. See `kernels.sm90.shards`.
+"""The kernels of shards: tiles in an order by shards, waits for flags, and counters. See `kernels.sm90.shards`.
 
 step                     threads             does
 ---------------------    ----------------    -----------------------------------------------------------------------
-a tile's first loads     the loader's one    Gathered: acquires the flags of the chunks of the tile's rows, and fences
-a tile's store           consumers           Scattered, own rows: acquire each peer's flag and add its partial sums;
-                                             C goes out by the second tensor map, that of `result`
-                         issuers of stores   Scattered, rows of others: wait until their TMA stores are in memory,
-                                             then add one to the chunk's counter (red.release.sys)
+a tile's first loads     the loader's one    Gathered: acquires the flags of the chunks of the tile's rows, and fences.
+                                             Scattered, the first tile of all: tells each peer that this rank has begun
+a tile's last loads      the loader's one    Scattered, own rows: acquires the flag of each peer's chunk, and prefetches
+                                             its partial sums into L2; rows of others: acquires that their owner has
+                                             begun. full[stage] hands on to the consumers what was acquired
+a tile's store           consumers           Scattered, own rows: add each peer's partial sums, and store C by TMA;
+                                             rows of others: store partial sums, meet in the warp, and add one to the
+                                             chunk's counter (red.release.sys)
 """
 
 from __future__ import annotations
@@ -15,21 +18,24 @@ from collections.abc import Mapping, Sequence
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int32, Int64, const_expr
 
+from ....schedule import ShardByShard
 from ...dsl import bridge
-from ...dsl.copies import wait_stores
-from ...dsl.flags import abort, add_released, global_reads_visible, load_acquired
-from ...dsl.math import load_two
-from ...dsl.tables import choose
-from ...plan import present
+from ...dsl.ampere import store_vector
+from ...dsl.flags import abort, add_released, global_reads_visible, load_acquired, load_address, prefetch_bytes
+from ...dsl.fused import FusedBlock
+from ...dsl.math import as_words, from_words, load_sixteen_bytes
+from ...dsl.tables import load_word
 from ...store import ROWS
-from ..shards import chunks_of_rows, cluster_place
+from ..plan import Sm90Plan
+from ..shards import PEER_WORDS, PartialTile, Share, chunks_of_rows, cluster_place
+from .epilogue import Sm90Epilogue
 from .fused import Sm90FusedKernel
 
 
 class Sm90ShardsKernel(Sm90FusedKernel):
-    """Tiles in the rotated order, and waits for flags."""
+    """Tiles in an order by shards, and waits for flags."""
 
     def job_of(
         self, shared: bridge.SharedMemory, place: tuple[Int32, ...], sizes: tuple[Int32, Int32, Int32],
@@ -37,26 +43,28 @@ class Sm90ShardsKernel(Sm90FusedKernel):
     ) -> bridge.Carried:  # fmt: skip
         """The same, and the shards."""
         job = super().job_of(shared, place, sizes, c, words)
-        given = {name: Int32(getattr(job.given, name)) for name in ("rank", "chunks", "chunk_rows")}
-        shard_rows = given["chunks"] * given["chunk_rows"]
+        ranks, chunks = (bridge.uniform(Int32(getattr(job.given, name))) for name in ("ranks", "chunks"))
         return job.extended(
-            shard_rows=shard_rows, rank_of_host=given["rank"], chunks=given["chunks"], chunk_rows=given["chunk_rows"],
-            ranks=bridge.uniform(sizes[0] // shard_rows),
-        )  # fmt: skip
+            rank_of_host=Int32(job.given.rank), ranks=ranks, chunks=chunks, shard_rows=bridge.uniform(sizes[0] // ranks)
+        )
+
+    def lag(self, job: bridge.Carried) -> Int32:
+        """Chunks that the own shard comes behind the others."""
+        return Int32(0)
 
     def origin(self, job: bridge.Carried, tile: Int32) -> bridge.Place:
-        """First row and first column of this CTA's tile of C, in the rotated order."""
+        """First row and first column of this CTA's tile of C, in the rank's order."""
         plan = self.plan
-        grid = job.rows, job.columns
-        place = cluster_place(plan, tile, grid, job.rank_of_host, job.ranks, job.shard_rows, cutlass.min)
+        share = Share(job.rank_of_host, job.ranks, job.chunks, self.lag(job), job.shard_rows)
+        place = cluster_place(plan, tile, (job.rows, job.columns), share, cutlass.min)
         row, column = plan.order.within(place, job.rank)
         return row * plan.tile_c[0], column * plan.tile_c[1], Int32(0)
 
     @cute.jit
-    def await_flag(self, job: bridge.Carried, number: Int32) -> None:
-        """Wait until a flag has reached its target; stop the kernel after too many loads of it."""
+    def await_flag(self, job: bridge.Carried, number: Int32, target: Int32) -> None:
+        """Wait until a flag has reached a target; stop the kernel after too many loads of it."""
         address = job.given.flags + Int64(number) * 4
-        target, left = Int32(job.given.target), Int32(job.given.polls)
+        left = Int32(job.given.polls)
         seen = load_acquired(address)
         while (seen - target < 0) & (left > 0):
             seen = load_acquired(address)
@@ -68,98 +76,158 @@ class Sm90ShardsKernel(Sm90FusedKernel):
 class Sm90GatheredKernel(Sm90ShardsKernel):
     """C = A @ B, where A's rows arrive while the kernel runs."""
 
-    def issue_loads(
-        self, job: bridge.Carried, maps: Sequence[bridge.Maps], m0: Int32, n0: Int32, matrix: Int32,
-        along_k: dict[str, Int32], stage: Int32,
-    ) -> None:  # fmt: skip
-        """The same; before a tile's first loads its rows have to be there."""
-        self.await_rows(job, m0, along_k["k"])
-        super().issue_loads(job, maps, m0, n0, matrix, along_k, stage)
-
     @cute.jit
-    def await_rows(self, job: bridge.Carried, m0: Int32, k: Int32) -> None:
+    def before_loads(self, job: bridge.Carried, tile: Int32, m0: Int32, k_tile: Int32) -> None:
         """Acquire the chunks of a tile's rows, but for own ones, when its K begins."""
-        if k == 0:
-            first, last = chunks_of_rows(m0, self.plan.tile[0], job.m, job.chunk_rows, cutlass.min)
+        if k_tile == 0:
+            chunk_rows = job.shard_rows // job.chunks
+            first, last = chunks_of_rows(m0, self.plan.tile[0], job.m, chunk_rows, cutlass.min)
             for chunk in cutlass.range(first, last + 1, unroll=1):
                 if chunk // job.chunks != job.rank_of_host:
-                    self.await_flag(job, chunk)
+                    self.await_flag(job, chunk, Int32(job.given.target))
             global_reads_visible()
+
+
+class ScatteredEpilogue(Sm90Epilogue):
+    """The store of sums to which the epilogue has been applied."""
+
+    def fused(self, job: bridge.Carried, place: bridge.Place, thread: Int32, part: int) -> FusedBlock | None:
+        """None: `Sm90ScatteredKernel.finished` applies it."""
+        return None
 
 
 class Sm90ScatteredKernel(Sm90ShardsKernel):
     """Partial sums for other ranks, and the own rows of C with theirs added."""
 
+    def __init__(self, plan: Sm90Plan):
+        super().__init__(plan)
+        self.epilogue = ScatteredEpilogue(plan)
+        self.partial = PartialTile.of(plan)
+
     def maps_of_c(
         self, c: Int64, extents: Mapping[str, Int32], pitches: Mapping[str, tuple[Int64, Int64]], words: Sequence[Int64]
     ) -> list[bridge.TensorMap]:
-        """The maps of the partial sums, then those of the own rows."""
-        of = dict(zip(self.plan.words, words, strict=True))
-        own = {**extents, "m": Int32(of["chunks"]) * Int32(of["chunk_rows"])}
-        pitch = {**pitches, "c": (of["result_ld"], Int64(0))}
-        return [
-            *super().maps_of_c(c, extents, pitches, words),
-            *super().maps_of_c(of["result"], own, pitch, words),
-        ]
+        """The maps of the own rows: C has no others."""
+        ranks = Int32(dict(zip(self.plan.words, words, strict=True))["ranks"])
+        return super().maps_of_c(c, {**extents, "m": extents["m"] // ranks}, pitches, words)
 
-    @property
-    def store_maps(self) -> int:
-        """Tensor maps that the store uses: of partial sums, and of own rows."""
-        return 2 * super().store_maps
+    def lag(self, job: bridge.Carried) -> Int32:
+        """As the launch says."""
+        return Int32(job.given.lag)
 
+    def numbers(self, job: bridge.Carried, tile: Int32) -> tuple[Int32, Int32, Int32]:
+        """Of a cluster's tile: its shard, counted from the next rank's, its number in the shard, and its chunk."""
+        from_next, number = ShardByShard.place(
+            tile, job.tiles // job.ranks, job.ranks, job.chunks, self.lag(job), cutlass.min
+        )
+        return from_next, number, number // (job.tiles // job.ranks // job.chunks)
+
+    def room(self, job: bridge.Carried, slot: Int32) -> Int64:
+        """Bytes before a peer's room of the inbox, of the CTA's own rank in its cluster."""
+        return Int64(slot) * (job.tiles // job.ranks * self.plan.cluster_size) * self.partial.bytes
+
+    # ----------------------------------------------------------------------------------------------------------- loader
+    @cute.jit
+    def before_loads(self, job: bridge.Carried, tile: Int32, m0: Int32, k_tile: Int32) -> None:
+        """Tell peers of the start, before the first tile; acquire what a tile's store needs, before its last K tile."""
+        if (tile == 0) & (k_tile == 0) & (job.rank == 0):
+            for q in cutlass.range(job.ranks, unroll=1):
+                if q != job.rank_of_host:
+                    add_released(self.peer(job, q, 2), 1)
+        if k_tile == job.k_tiles - 1:
+            calls = load_word(job.given.calls)
+            from_next, number, chunk = self.numbers(job, tile)
+            if from_next == job.ranks - 1:
+                for p in cutlass.range(job.ranks - 1, unroll=1):
+                    self.await_flag(job, p * job.chunks + chunk, Int32(job.given.target) * calls)
+                    sums = self.room(job, p) + Int64(self.index(job, number)) * self.partial.bytes
+                    prefetch_bytes(job.given.inbox + sums, self.partial.bytes)
+            else:
+                owner = (job.rank_of_host + 1 + from_next) % job.ranks
+                slot = owner - Int32(owner > job.rank_of_host)
+                self.await_flag(job, (job.ranks - 1) * job.chunks + slot, calls)
+
+    def peer(self, job: bridge.Carried, rank: Int32, word: int) -> Int64:
+        """An address of the table of peers."""
+        return load_address(job.given.peers + Int64(rank * PEER_WORDS + word) * 8)
+
+    def index(self, job: bridge.Carried, number: Int32) -> Int32:
+        """The number of this CTA's tile in a room."""
+        return number * self.plan.cluster_size + job.rank
+
+    # -------------------------------------------------------------------------------------------------------- consumers
     def store_piece(
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], accumulators: Sequence[cute.Tensor],
         at: tuple[Int32, ...], origin: bridge.Place, number: int, part: int,
     ) -> None:  # fmt: skip
-        """Store a piece among the partial sums; of own rows the sum of all ranks in C."""
-        block, columns = self.plan.pieces(part)[number]
+        """Store a piece's partial sums in their owner's room; of own rows the sum of all ranks in C."""
+        consumer, thread, tile = at
+        from_next, of_shard, chunk = self.numbers(job, tile)
+        where = consumer, thread, from_next, self.index(job, of_shard), chunk
+        piece, last = self.plan.pieces(part)[number], number == len(self.plan.pieces(part)) - 1
+        self.send(job, accumulators, where, origin, piece, last)
+        self.keep(job, maps, accumulators, where, origin, piece)
+
+    def finished(
+        self, job: bridge.Carried, accumulator: cute.Tensor, origin: bridge.Place, thread: Int32, block: int
+    ) -> list[Float32]:
+        """A block's own sums after the epilogue."""
+        count = self.plan.mma.accumulator_registers
+        if not self.plan.epilogue:
+            return [bridge.number(accumulator[v]) for v in range(count)]
         row, column, matrix = origin
-        own = row // job.shard_rows == job.rank_of_host
-        local = row - job.rank_of_host * job.shard_rows
-        self.add_partial_sums(job, accumulators[block], at[1], (own, local + block * ROWS, column))
-        half = self.store_maps // 2
-        chosen = [bridge.EitherMap(own, maps[2][half + i], maps[2][i]) for i in range(half)]
-        place = choose(own, local, row), column, matrix
-        self.epilogue.store(job, chosen, accumulators[block], at, place, block, columns)
-        self.signal(job, at[1], own, (row, column))
+        return FusedBlock(self.plan, job, (row + block * ROWS, column, matrix), thread).values(accumulator, 0, count)
 
     @cute.jit
-    def add_partial_sums(
-        self, job: bridge.Carried, accumulator: cute.Tensor, thread: Int32, of: tuple[Boolean, Int32, Int32]
-    ) -> None:
-        """Add peers' partial sums, in the order of ranks, to a block of own rows.
-
-        of  whether it is one; its first row in the shard, and first column
-        """
-        own, row, column = of
-        if own:
-            chunk = row // job.chunk_rows
-            for peer in cutlass.range(job.ranks - 1, unroll=1):
-                self.await_flag(job, peer * job.chunks + chunk)
-                self.add_peer(job, accumulator, thread, (peer, row, column))
-
-    def add_peer(
-        self, job: bridge.Carried, accumulator: cute.Tensor, thread: Int32, of: tuple[Int32, Int32, Int32]
-    ) -> None:
-        """Add one peer's partial sums to the accumulator; columns beyond N are read at its end, and not stored."""
-        atom, dtype = self.plan.stored, self.plan.c.dtype
-        peer, row, column = of
-        base = job.given.inbox + Int64(peer * job.shard_rows + row) * job.n * dtype.bytes
-        for v in range(0, atom.accumulator_registers, 2):
-            i, j = atom.coords_C(thread, v)
-            place = cutlass.min(column + j, job.n - 2)
-            pair = load_two(base + (Int64(i) * job.n + place) * dtype.bytes, dtype)
-            for e in range(2):
-                accumulator[v + e] = accumulator[v + e] + Float32(pair[e])
+    def send(
+        self, job: bridge.Carried, accumulators: Sequence[cute.Tensor], where: tuple[Int32, ...], origin: bridge.Place,
+        piece: tuple[int, int], last: bool,
+    ) -> None:  # fmt: skip
+        """Store another rank's partial sums, 16 bytes at a time; after the last piece, count the warp."""
+        tile, block = self.partial, piece[0]
+        consumer, thread, from_next, index, chunk = where
+        if from_next != job.ranks - 1:
+            owner = (job.rank_of_host + 1 + from_next) % job.ranks
+            base = self.peer(job, owner, 0)
+            values = self.finished(job, accumulators[block], origin, thread, block)
+            for i in cutlass.range_constexpr(tile.vectors):
+                words = as_words(values[i * tile.values : (i + 1) * tile.values], tile.dtype)
+                store_vector(base + tile.byte(Int64(index), consumer, block, i, thread), words)
+            if const_expr(last):
+                bridge.warp_sync()
+                if thread % 32 == 0:
+                    add_released(self.peer(job, owner, 1) + Int64(chunk) * 4, 1)
 
     @cute.jit
-    def signal(self, job: bridge.Carried, thread: Int32, own: Boolean, place: tuple[Int32, Int32]) -> None:
-        """Threads that issued stores of another rank's rows count them when they are in memory."""
-        row, column = place
-        issuer = thread % 32 if const_expr(present(self.plan.store).warps == 1) else thread
-        if (issuer == 0) & (own == Boolean(False)) & (row < job.m) & (column < job.n):
-            wait_stores(0)
-            add_released(job.given.counters + Int64(row // job.chunk_rows) * 4, 1)
+    def keep(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], accumulators: Sequence[cute.Tensor],
+        where: tuple[Int32, ...], origin: bridge.Place, piece: tuple[int, int],
+    ) -> None:  # fmt: skip
+        """Add peers' partial sums, in the order of ranks, to a block of own rows, and store it in C."""
+        block, columns = piece
+        consumer, thread, from_next, index, _ = where
+        row, column, matrix = origin
+        if from_next == job.ranks - 1:
+            accumulator = accumulators[block]
+            if const_expr(bool(self.plan.epilogue)):
+                for v, value in enumerate(self.finished(job, accumulator, origin, thread, block)):
+                    accumulator[v] = value
+            for p in cutlass.range(job.ranks - 1, unroll=1):
+                self.add(accumulator, job.given.inbox + self.room(job, p), (index, consumer, block, thread))
+            local = row - job.rank_of_host * job.shard_rows
+            self.epilogue.store(
+                job, maps[2], accumulator, (consumer, thread), (local, column, matrix), block, columns
+            )  # fmt: skip
+
+    def add(self, accumulator: cute.Tensor, room: Int64, at: tuple[Int32, Int32, int, Int32]) -> None:
+        """Add one peer's partial sums: all loads, then the sums. `at`: (tile in the room, consumer, block, thread)."""
+        tile = self.partial
+        index, consumer, block, thread = at
+        places = [tile.byte(Int64(index), consumer, block, i, thread) for i in range(tile.vectors)]
+        loaded = [load_sixteen_bytes(room + place) for place in places]
+        for i, words in enumerate(loaded):
+            for e, value in enumerate(from_words(words, tile.dtype)):
+                accumulator[i * tile.values + e] = accumulator[i * tile.values + e] + value
 
 
 __all__ = ["Sm90GatheredKernel", "Sm90ScatteredKernel", "Sm90ShardsKernel"]
