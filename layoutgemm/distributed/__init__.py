@@ -7,7 +7,15 @@
 """
 
 from .overlap import all_gather_matmul, gather_buffer, matmul_reduce_scatter
+from .shard_plans import Transfer
 from .shardings import register_shardings
 from .workspaces import check_ranks
 
-__all__ = ["all_gather_matmul", "check_ranks", "gather_buffer", "matmul_reduce_scatter", "register_shardings"]
+__all__ = [
+    "Transfer",
+    "all_gather_matmul",
+    "check_ranks",
+    "gather_buffer",
+    "matmul_reduce_scatter",
+    "register_shardings",
+]

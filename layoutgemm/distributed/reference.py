@@ -2,24 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
 import torch
 import torch.distributed as dist
 
+from ..errors import RankError
 
-def gathered_reference(a_shard: torch.Tensor, b: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+
+def gathered_reference(
+    a_shard: torch.Tensor, b: torch.Tensor, group: dist.ProcessGroup, scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None, kind: torch.dtype, timeout: float,
+) -> torch.Tensor:  # fmt: skip
     """C of all ranks' rows, summed in f32 and rounded once."""
-    return (torch.cat(_every(a_shard, group)).float() @ b.float()).to(a_shard.dtype)
+    with _named("all_gather_matmul", group, timeout):
+        sums = torch.cat(_every(a_shard, group)).float() @ b.float()
+        if scale_a is not None:
+            factors = torch.cat(_every(scale_a.reshape(-1, 1).expand(a_shard.shape[0], 1), group))
+            sums = _scaled(sums, factors, scale_b)
+        return sums.to(kind)
 
 
-def scattered_reference(a: torch.Tensor, b: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def scattered_reference(
+    a: torch.Tensor, b: torch.Tensor, group: dist.ProcessGroup, scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None, kind: torch.dtype, timeout: float,
+) -> torch.Tensor:  # fmt: skip
     """This rank's rows: its own sums in f32, then each peer's rounded ones in the order of ranks, rounded once."""
     own, rank, rows = a.float() @ b.float(), group.rank(), a.shape[0] // group.size()
+    if scale_a is not None:
+        own = _scaled(own, scale_a.reshape(-1, 1), scale_b)
     mine = slice(rank * rows, (rank + 1) * rows)
     total = own[mine]
-    for peer, partial in enumerate(_every(own.to(a.dtype), group)):
-        if peer != rank:
-            total = total + partial[mine].float()
-    return total.to(a.dtype)
+    with _named("matmul_reduce_scatter", group, timeout):
+        for peer, partial in enumerate(_every(own.to(kind), group)):
+            if peer != rank:
+                total = total + partial[mine].float()
+    return total.to(kind)
+
+
+def _scaled(sums: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor | None) -> torch.Tensor:
+    assert scale_b is not None
+    return sums * scale_a * scale_b.reshape(1, -1)
+
+
+@contextmanager
+def _named(name: str, group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
+    """Raise RankError, naming the product, for a rank that has ended or does not come within the timeout."""
+    try:
+        if dist.get_backend(group) == "gloo":  # says which ranks are missing; a collective alone does not
+            dist.monitored_barrier(group, timedelta(seconds=timeout), wait_all_ranks=True)
+        yield
+    except RuntimeError as error:
+        raise RankError(f"{name}: rank {group.rank()} of {group.size()} waited up to {timeout:g} s: {error}") from error
 
 
 def _every(x: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:

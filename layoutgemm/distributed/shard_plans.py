@@ -9,17 +9,28 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from ..dtypes import dtype as dtype_named
 from ..errors import PlanError
+from ..kernels.epilogue.chain import Epilogue
+from ..kernels.plan import present
 from ..kernels.sm90.choose.occupancy import Places
 from ..kernels.sm90.config import Sm90Config
 from ..kernels.sm90.plan import Sm90Plan
-from ..kernels.sm90.shards import Gathered, Scattered, Shards, check_division
+from ..kernels.sm90.shards import (
+    Gathered,
+    Scattered,
+    Shards,
+    check_division,
+    room_bytes,
+    signals_of_chunk,
+    tiles_of_shard,
+)
 
 _CHUNK_BYTES = 8 << 20  # of a gathered chunk at least: a copy of less does not reach the link's rate
-_MAX_CHUNKS = 4  # more copies cost more launches of the host than they hide
-_CHUNK_ROWS = 1024  # of a scattered chunk at least: fewer lose reuse of B in L2
+_MAX_CHUNKS = 4  # of a gathered shard: more copies cost more launches of the host than they hide
+_COPIED_CHUNKS, _STORED_CHUNKS = 4, 16  # of a scattered shard at most: copied, and counted as the kernel stores it
 _DEFAULT = Places(132)
 # Tile, clusters to try, and the time of a tile for its area, over that of 128x256: measured on two H100s, where a
 # loader of its own, which waits for flags while consumers multiply, took 0.67 to 1.04 of the time of consumers that
@@ -39,35 +50,78 @@ _SCATTERS = (
 
 
 @dataclass(frozen=True)
+class Transfer:
+    """How shards move between GPUs; None lets the plan choose.
+
+    chunks  of a shard, each with a flag of its own: of rows of a gather, of tiles of a scatter
+    by      of a scatter: "stores", by the kernel, across NVLink; "copies", by copy engines as chunks are complete
+    lag     of a scatter: chunks that a rank's own rows come behind those of the others; None: all of them
+    beside  of a gather: ranks meet beside the kernel, by memory operations of a stream, and not before it
+
+    Raises PlanError for another value of `by`; the plan checks numbers.
+
+    >>> Transfer(chunks=2)
+    Transfer(chunks=2, by='stores', lag=None, beside=True)
+    """
+
+    chunks: int | None = None
+    by: str = "stores"
+    lag: int | None = None
+    beside: bool = True
+
+    def __post_init__(self) -> None:
+        if self.by not in ("stores", "copies"):
+            raise PlanError(f"by = {self.by!r}: known are 'stores' and 'copies'")
+
+
+@dataclass(frozen=True)
 class ShardChoice:
-    """A plan, the chunks of each shard, and the GPUs for which it is compiled."""
+    """A plan, its shards' way, whose numbers are chosen, and the GPUs for which it is compiled."""
 
     plan: Sm90Plan
-    chunks: int
+    ranks: int
+    transfer: Transfer
     ready: set[int] = field(default_factory=set, compare=False)
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a shard."""
+        return present(self.transfer.chunks)
+
+    @functools.cached_property
+    def done(self) -> int:
+        """How much a scattered chunk's counter goes up by in a launch."""
+        return signals_of_chunk(self.plan, self.ranks, self.chunks)
+
+    @functools.cached_property
+    def room_bytes(self) -> int:
+        """Bytes of the partial sums of a scattered shard."""
+        return room_bytes(self.plan, self.ranks)
 
 
 def gather_choice(
-    m: int, n: int, k: int, *, ranks: int, kind: str = "bf16", order: str = "col", chunks: int | None = None,
-    config: Sm90Config | None = None, places: Places = _DEFAULT,
+    m: int, n: int, k: int, *, ranks: int, kind: str = "bf16", order: str = "col", transfer: Transfer | None = None,
+    config: Sm90Config | None = None, epilogue: Epilogue | None = None, places: Places = _DEFAULT,
 ) -> ShardChoice:  # fmt: skip
     """The kernel of C = A @ B, where each rank has m / ranks rows of A.
 
     m, n, k      sizes of the gathered product on one rank
 
-    kind, order  of A and B, and of B: "col" where K is contiguous; chunks, config: None to choose
+    kind, order  of A and B, and of B: "col" where K is contiguous; transfer, config: None to choose
 
     Raises PlanError for sizes that do not divide, and a configuration without a kernel.
     """
-    if chunks is None:
-        shard_bytes = m // ranks * k * 2
+    given = transfer or Transfer()
+    if given.chunks is None:
+        shard_bytes = m // ranks * k * dtype_named(kind).bytes
         chunks = _divisor(m // ranks, min(_MAX_CHUNKS, max(1, shard_bytes // _CHUNK_BYTES)))
-    return _chosen(Gathered(), (m, n, k), ranks, kind, order, chunks, config, places)
+        given = replace(given, chunks=chunks)
+    return _chosen(Gathered(), (m, n, k), ranks, kind, order, given, config, epilogue, places)
 
 
 def scatter_choice(
-    m: int, n: int, k: int, *, ranks: int, kind: str = "bf16", order: str = "col", chunks: int | None = None,
-    config: Sm90Config | None = None, places: Places = _DEFAULT,
+    m: int, n: int, k: int, *, ranks: int, kind: str = "bf16", order: str = "col", transfer: Transfer | None = None,
+    config: Sm90Config | None = None, epilogue: Epilogue | None = None, places: Places = _DEFAULT,
 ) -> ShardChoice:  # fmt: skip
     """The kernel of partial sums A @ B, of which each rank adds m / ranks rows.
 
@@ -75,32 +129,34 @@ def scatter_choice(
 
     >>> choice = scatter_choice(4096, 14336, 2048, ranks=2)
     >>> choice.plan.config.tile, choice.chunks
-    ((128, 256), 2)
+    ((128, 256), 16)
 
     Raises PlanError for rows that are no shards of whole tiles, and a configuration without a kernel.
     """
-    return _chosen(Scattered(), (m, n, k), ranks, kind, order, chunks, config, places)
+    return _chosen(Scattered(), (m, n, k), ranks, kind, order, transfer or Transfer(), config, epilogue, places)
 
 
 @functools.lru_cache(1024)
 def _chosen(
-    shards: Shards, sizes: tuple[int, int, int], ranks: int, kind: str, order: str, chunks: int | None,
-    config: Sm90Config | None, places: Places,
+    shards: Shards, sizes: tuple[int, int, int], ranks: int, kind: str, order: str, transfer: Transfer,
+    config: Sm90Config | None, epilogue: Epilogue | None, places: Places,
 ) -> ShardChoice:  # fmt: skip
     candidates = [config] if config is not None else list(_candidates(shards, sizes, places))
     refused: PlanError | None = None
     for one in candidates:
         try:
-            rows = sizes[0] // ranks // (one.tile[0] * one.cluster[0])
-            count = chunks or _divisor(rows, min(_MAX_CHUNKS, max(1, sizes[0] // ranks // _CHUNK_ROWS)))
-            if isinstance(shards, Scattered) and config is None:
-                one = one.tuned(group=max(1, min(8, rows // count)))
-            plan = Sm90Plan.derive(*sizes, a=kind, b=f"{kind}:{order}", config=one, shards=shards)
-            check_division(plan, ranks, count)
+            plan = Sm90Plan.derive(*sizes, a=kind, b=f"{kind}:{order}", config=one, epilogue=epilogue, shards=shards)
+            found = transfer
+            if isinstance(shards, Scattered):
+                check_division(plan, ranks, 1)
+                most = _COPIED_CHUNKS if transfer.by == "copies" else _STORED_CHUNKS
+                chunks = transfer.chunks or _divisor(tiles_of_shard(plan, ranks), most)
+                found = replace(transfer, chunks=chunks, lag=transfer.lag or chunks)
+            check_division(plan, ranks, present(found.chunks), found.lag)
         except PlanError as error:
             refused = refused or error
             continue
-        return ShardChoice(plan, count)
+        return ShardChoice(plan, ranks, found)
     assert refused is not None
     raise refused
 

@@ -1,5 +1,9 @@
 """Symmetric memory of a group's products: buffers, flags, the record of a failed wait, and a side stream.
 
+    flags     one a chunk, and of a scatter one a peer: what has arrived here (`kernels.sm90.shards`)
+    meetings  a word a rank, of meetings without a kernel
+    buffer    gathered rows and their scales, or rooms of partial sums
+
 A workspace is made once for a group and its sizes, by all ranks together, and used by every later call. Its bytes are
 those of torch.distributed._symmetric_memory: each rank has the addresses of its peers' (NVLink or PCIe peer access).
 NVLink multicast is not used.
@@ -15,7 +19,7 @@ import torch.distributed as dist
 
 from ..errors import OperandError, RankError
 from ..kernels.plan import rounded_up
-from ..kernels.run.stream_memory import write_value
+from ..kernels.run.stream_memory import wait_value, write_value
 from ..kernels.sm90.shards import MAX_RANKS, RECORD_WORDS
 
 POLLS_PER_SECOND = 1_300_000  # loads of a flag in a second: one takes about 0.75 us on an H100
@@ -27,16 +31,16 @@ _WORKSPACES: dict[tuple[object, ...], Workspace] = {}
 class Workspace:
     """The memory of one kind of product of a group.
 
-    buffer    this rank's part of the symmetric memory, behind the flags
-    flags     words that say what has arrived here, one a chunk; counters: of tiles that are stored here
+    memory    this rank's part of the symmetric memory
     record    a host's words that a kernel writes before it stops
+    extra     further memory of this rank's GPU: counters, tables
     side      the stream of the copy engines
     """
 
     handle: Any
     memory: torch.Tensor
     flag_count: int
-    counters: torch.Tensor
+    chunks: int
     record: torch.Tensor
     side: torch.cuda.Stream
     timeout: float
@@ -63,19 +67,42 @@ class Workspace:
         """This rank's flags."""
         return self.memory[: 4 * self.flag_count].view(torch.int32)
 
-    def buffer(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A rank's buffer, in this rank's address space."""
-        offset = _buffer_offset(self.flag_count) // dtype.itemsize
+    def buffer(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype, byte: int = 0) -> torch.Tensor:
+        """A rank's buffer from a byte on, in this rank's address space."""
+        offset = (buffer_offset(self.flag_count) + byte) // dtype.itemsize
         found: torch.Tensor = self.handle.get_buffer(rank, shape, dtype, offset)
         return found
 
+    def address(self, rank: int, byte: int = 0) -> int:
+        """The address of a byte of a rank's buffer, in this rank's address space."""
+        return int(self.handle.buffer_ptrs[rank]) + buffer_offset(self.flag_count) + byte
+
+    def flag_address(self, rank: int, flag: int) -> int:
+        """The address of a rank's flag."""
+        return int(self.handle.buffer_ptrs[rank]) + 4 * flag
+
     def arrive(self, rank: int, flag: int) -> None:
         """Set a rank's flag, on the side stream after what was copied there."""
-        write_value(self.side.cuda_stream, int(self.handle.buffer_ptrs[rank]) + 4 * flag, 1)
+        write_value(self.side.cuda_stream, self.flag_address(rank, flag), 1)
 
     def meet(self) -> None:
         """All ranks meet, on the current stream; a rank that does not come within the timeout ends the launch."""
         self.handle.barrier(channel=0, timeout_ms=max(1, int(self.timeout * 1000)))
+
+    def meet_beside(self) -> None:
+        """All ranks meet on the side stream without a kernel, which would find no room beside a persistent one.
+
+        The wait has no limit: what a rank waits for is what a kernel's flags wait for, and that wait ends. A word is 0
+        again before its writer can come once more: that takes what this rank sends behind the meeting.
+        """
+        stream = self.side.cuda_stream
+        peers = [rank for rank in range(self.ranks) if rank != self.rank]
+        for rank in peers:
+            write_value(stream, self.flag_address(rank, self.flag_count + self.rank), 1)
+        for rank in peers:
+            own = self.flag_address(self.rank, self.flag_count + rank)
+            wait_value(stream, own, 1)
+            write_value(stream, own, 0)
 
     def require_alive(self) -> None:
         """Raise RankError if a kernel of an earlier call has given up a wait."""
@@ -88,16 +115,18 @@ class Workspace:
             )
 
     def meaning(self, flag: int) -> str:
-        """The chunk and the rank that a flag stands for."""
-        per_rank = self.flag_count // (self.ranks if self.name.startswith("all_gather") else self.ranks - 1)
-        sender = flag // per_rank
-        if not self.name.startswith("all_gather"):
-            sender += sender >= self.rank
-        return f"chunk {flag % per_rank} of rank {sender}"
+        """What a flag stands for."""
+        sender = flag // self.chunks
+        if self.name.startswith("all_gather"):
+            return f"chunk {flag % self.chunks} of rank {sender}"
+        if (peer := flag - (self.ranks - 1) * self.chunks) >= 0:
+            return f"the beginning of rank {peer + (peer >= self.rank)}'s call"
+        return f"chunk {flag % self.chunks} of rank {sender + (sender >= self.rank)}"
 
 
-def _buffer_offset(flags: int) -> int:
-    return rounded_up(4 * flags, _ALIGNMENT)
+def buffer_offset(flags: int) -> int:
+    """Bytes of symmetric memory before the buffer: flags, and the words of meetings."""
+    return rounded_up(4 * (flags + MAX_RANKS), _ALIGNMENT)
 
 
 def workspace_of(
@@ -133,17 +162,17 @@ def _made(
     try:
         import torch.distributed._symmetric_memory as symmetric
 
-        memory = symmetric.empty(_buffer_offset(flags) + buffer_bytes, dtype=torch.uint8, device=device)
+        memory = symmetric.empty(buffer_offset(flags) + buffer_bytes, dtype=torch.uint8, device=device)
+        memory[: buffer_offset(flags)].zero_()
+        torch.cuda.synchronize(device)  # before a peer can know the address
         handle = symmetric.rendezvous(memory, group)
     except (ImportError, RuntimeError) as error:
         raise OperandError(f"{name}: the group has no symmetric memory: {error}") from error
     if handle is None:
         raise OperandError(f"{name}: the group has no symmetric memory: its GPUs are not peers of one host")
-    memory[: 4 * flags].zero_()
-    counters = torch.zeros(ranks * chunks, dtype=torch.int32, device=device)
     record = torch.zeros(RECORD_WORDS, dtype=torch.int32, pin_memory=True)
     side = torch.cuda.Stream(device, priority=-1)
-    return Workspace(handle, memory, flags, counters, record, side, timeout, name)
+    return Workspace(handle, memory, flags, chunks, record, side, timeout, name)
 
 
 def check_ranks() -> None:

@@ -144,7 +144,7 @@ class ShardByShard(Pictured):
         return np.stack(np.broadcast_arrays(*found), axis=1).astype(np.int64)
 
     def prove(self) -> Answer:
-        """Check that every tile of every grid is visited once, for every first shard, and up to 8 shards of 32 chunks."""
+        """Check that every tile of every grid is visited once: any first shard, up to 8 shards of 32 chunks."""
         return all_proven(self._statements(), "a permutation of the chunks, for every grid")
 
     def _statements(self) -> Iterator[tuple[str, Answer]]:
@@ -189,7 +189,7 @@ def chunk_of_block(
 
 @functools.cache
 def _blocks_proven() -> Answer:
-    """By exhaustion, for 1 to 8 shards of 1 to 32 chunks and every lag: each chunk once, those of the last shard late."""
+    """By exhaustion, for 1 to 8 shards of 1 to 32 chunks and every lag: each chunk of each shard once."""
     for shards in range(1, MAX_SHARDS + 1):
         for chunks in range(1, MAX_CHUNKS + 1):
             for lag in range(1, chunks + 1):

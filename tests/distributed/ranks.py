@@ -8,7 +8,8 @@ import numpy as np
 
 from layoutgemm.emulator.devices import DeviceLaunch, Stream, device_launch
 from layoutgemm.kernels import Sm90Config, Sm90Plan
-from layoutgemm.kernels.epilogue.chain import MAX_WORDS
+from layoutgemm.kernels.epilogue.chain import MAX_WORDS, Epilogue
+from layoutgemm.kernels.epilogue.steps import VectorScale
 from layoutgemm.kernels.run.emulated import linked
 from layoutgemm.kernels.sm90.shards import (
     PEER_WORDS,
@@ -59,6 +60,10 @@ class Ranks:
         self.weights = [plan.b.dtype.encode(b) for b in self.b]
         rows = plan.m if gathers else self.shard_rows
         self.c = [np.full((rows, plan.n), -1, np.int64).astype(plan.c.dtype.storage) for _ in ranks]
+        rows = [np.exp2(rng.integers(-1, 2, plan.m)).astype(np.float32) for _ in ranks]
+        self.factors = [
+            (rows[0 if gathers else rank], np.exp2(rng.integers(-1, 2, plan.n)).astype(np.float32)) for rank in ranks
+        ]
         before = 0
         if not gathers:
             self.lag = self.lag or self.chunks
@@ -109,16 +114,18 @@ class Ranks:
         """A rank's launch."""
         plan = self.plan
         sizes = (plan.m, plan.n, plan.k, 1, plan.k, plan.k, plan.n, 0, 0, 0, self.workers)
-        words: list[object] = [*self.scales(rank), self.flags[rank], self.target, rank, self.ranks, self.chunks]
+        words: list[object] = [*self.scale_words(rank), self.flags[rank], self.target, rank, self.ranks, self.chunks]
         words += [self.polls, self.records[rank]]
         if isinstance(plan.shards, Scattered):
             words += [self.lag, self.numbers[rank], self.tables[rank], self.inbox[rank]]
         words += [0] * (MAX_WORDS - len(words))
         return device_launch(linked(plan), (self.buffers[rank], self.weights[rank], self.c[rank], *sizes, *words))
 
-    def scales(self, rank: int) -> list[np.ndarray]:
-        """Powers of two for each operand of the epilogue: of columns, the same on all ranks."""
-        return []
+    def scale_words(self, rank: int) -> list[object]:
+        """The words of the epilogue's factors."""
+        if not self.plan.epilogue:
+            return []
+        return [word for factors in self.factors[rank] for word in (factors, len(factors))]
 
     def launches(self) -> list[DeviceLaunch]:
         """All ranks' launches."""
@@ -156,15 +163,21 @@ class Ranks:
                     stream.write(self.flags[owner], slot * self.chunks + chunk, self.target)
         return stream
 
+    def product(self, rank: int) -> np.ndarray:
+        """A rank's own product, scaled."""
+        sums = self.a[rank % len(self.a)] @ self.b[rank].T
+        rows, columns = self.factors[rank]
+        return sums * rows[:, None] * columns if self.plan.epilogue else sums
+
     def wrong(self) -> list[int]:
         """The ranks whose results are not the exact ones."""
         plan, bad = self.plan, []
         for rank in range(self.ranks):
             if isinstance(plan.shards, Gathered):
-                found, want = self.c[rank], self.a[0] @ self.b[rank].T
+                found, want = self.c[rank], self.product(rank)
             else:
                 found = self.c[rank]
-                want = sum((a @ b.T for a, b in zip(self.a, self.b, strict=True)), np.float32(0))[self.rows(rank)]
+                want = sum((self.product(r) for r in range(self.ranks)), np.float32(0))[self.rows(rank)]
             if not np.array_equal(plan.c.dtype.decode(found), plan.c.dtype.decode(plan.c.dtype.encode(want))):
                 bad.append(rank)
         return bad
@@ -173,6 +186,13 @@ class Ranks:
 def gathered(m: int, n: int, k: int, **config: object) -> Sm90Plan:
     """A plan of an all-gather product."""
     return Sm90Plan.derive(m, n, k, b="bf16:col", config=Sm90Config(**config), shards=Gathered())
+
+
+def scaled(shards: Gathered | Scattered, m: int, n: int, k: int, **config: object) -> Sm90Plan:
+    """A plan of a product of shards of 8 bits, with a factor for each row and column."""
+    steps = VectorScale("m", "f32", "scale_a"), VectorScale("n", "f32", "scale_b")
+    kinds = {"a": "e4m3", "b": "e4m3:col", "c": "bf16"}
+    return Sm90Plan.derive(m, n, k, **kinds, config=Sm90Config(**config), epilogue=Epilogue(*steps), shards=shards)
 
 
 def scattered(m: int, n: int, k: int, c: str = "bf16", **config: object) -> Sm90Plan:

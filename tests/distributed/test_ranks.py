@@ -17,7 +17,7 @@ from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.sm90.shards import Gathered, Scattered, check_division
 
 sys.path.insert(0, str(Path(__file__).parent))
-from ranks import Ranks, gathered, scattered
+from ranks import Ranks, gathered, scaled, scattered
 
 needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
 SLOW = [pytest.mark.slow]
@@ -67,6 +67,18 @@ def test_reduce_scatter_product_is_exact(
     rows, k = (1024, 128) if ranks == 2 else (256 * ranks, 64)
     given = Ranks(scattered(rows, 88, k, c, **config), ranks, **how)  # type: ignore[arg-type]
     done = emulate_devices(given.launches(), given.streams(), order=order, seed=ranks)  # type: ignore[arg-type]
+    assert not given.wrong()
+    assert not [one.report() for one in done if one.findings]
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize("kind", ["gather", "scatter"])
+def test_products_of_8_bits_with_scales_are_exact(kind: str) -> None:
+    """Each rank has scales of its own; a scatter applies them before sums are rounded and sent."""
+    shards, rows = (Gathered(), 300) if kind == "gather" else (Scattered(), 512)
+    given = Ranks(scaled(shards, rows, 88, 256, **SCATTER), 2, chunks=2)
+    done = emulate_devices(given.launches(), given.streams(), order="random", seed=3)
     assert not given.wrong()
     assert not [one.report() for one in done if one.findings]
 
@@ -160,7 +172,9 @@ def test_the_checks_hold_and_fail_where_a_number_is_changed() -> None:
         plan = make(m, 96, 128, **config)
         plan.check().require()
         names = {check.name for check in plan.check().checks}
-        assert names >= ({"rank's order", "flags"} if make is gathered else {"partial sums", "counters", "no circular wait"})
+        assert names >= (
+            {"rank's order", "flags"} if make is gathered else {"partial sums", "counters", "no circular wait"}
+        )
         assert "shards:" in plan.explain()
     sized = replace(plan, mma=wgmma(128, "bf16", "bf16", "f32"))
     assert {"partial sums", "derivation"} & {check.name for check in sized.check() if not check}

@@ -1,7 +1,8 @@
-"""Writes and waits of a CUDA stream itself, without a kernel.
+"""Writes, waits and copies of a CUDA stream itself, without a kernel.
 
 A persistent kernel leaves no multiprocessor to others, so what it waits for must not need one. Source: CUDA Driver API,
-"Stream Memory Operations": cuStreamWriteValue32, cuStreamWaitValue32.
+"Stream Memory Operations": cuStreamWriteValue32, cuStreamWaitValue32;
+"Memory Management": cuMemcpyAsync.
 """
 
 from __future__ import annotations
@@ -29,3 +30,11 @@ def wait_value(stream: int, address: int, value: int) -> None:
     from cuda.bindings import driver
 
     got(driver.cuStreamWaitValue32(driver.CUstream(stream), driver.CUdeviceptr(address), value, _GEQ))
+
+
+def copy_bytes(stream: int, destination: int, source: int, nbytes: int) -> None:
+    """Copy memory of a device, or of a peer that is mapped. Raises RuntimeError with the driver's error."""
+    from cuda.bindings import driver
+
+    to, of = driver.CUdeviceptr(destination), driver.CUdeviceptr(source)
+    got(driver.cuMemcpyAsync(to, of, nbytes, driver.CUstream(stream)))

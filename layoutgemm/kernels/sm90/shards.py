@@ -229,7 +229,11 @@ def check_shards(shards: Shards, batch: int, config: Sm90Config, c: Operand, epi
 
 def _check_partial_sums(shards: Scattered, config: Sm90Config, c: Operand, epilogue: Epilogue | None) -> None:
     """Raise PlanError for partial sums that are no whole vectors, or of which an epilogue is more than factors."""
-    if others := [str(step) for step in epilogue.steps if not isinstance(step, (Scale, VectorScale))] if epilogue else []:
+    if (
+        others := [str(step) for step in epilogue.steps if not isinstance(step, (Scale, VectorScale))]
+        if epilogue
+        else []
+    ):
         raise PlanError(f"{others[0]}: an epilogue of whole sums, and {shards.name} has partial ones: scales alone")
     if c.order != "row" or c.dtype.name not in ("f32", "bf16", "f16"):
         raise PlanError(f"c is {c}: partial sums are rows of f32, bf16 or f16")
@@ -266,7 +270,9 @@ def check_division(plan: Sm90Plan, ranks: int, chunks: int, lag: int | None = No
         raise PlanError(f"M = {plan.m} in {ranks} shards: {rows} rows each, no multiple of a cluster's {unit}")
     tiles = tiles_of_shard(plan, ranks)
     if not 1 <= chunks <= MAX_CHUNKS or tiles % chunks:
-        raise PlanError(f"{tiles} tiles of clusters of a shard in {chunks} chunks: a divisor of them, up to {MAX_CHUNKS}")
+        raise PlanError(
+            f"{tiles} tiles of clusters of a shard in {chunks} chunks: a divisor of them, up to {MAX_CHUNKS}"
+        )
     if lag is not None and not 1 <= lag <= chunks:
         raise PlanError(f"lag = {lag} chunks: 1 to {chunks}, all of a shard's")
 
@@ -376,7 +382,7 @@ def explain_shards(plan: Sm90Plan) -> list[str]:
         ]
     tile = PartialTile.of(plan)
     return [
-        f"shards: C's rows are partial sums; {order}, chunk by chunk of the shards, the own one late; a tile of another "
-        f"rank goes to its room, {tile.bytes} bytes as the threads hold them, and counts "
+        f"shards: C's rows are partial sums; {order}, chunk by chunk of the shards, the own one late; a tile of "
+        f"another rank goes to its room, {tile.bytes} bytes as the threads hold them, and counts "
         f"{plan.config.consumers * WARPS_OF_GROUP} there; to an own one the peers' partial sums are added in f32"
     ]

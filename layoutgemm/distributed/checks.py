@@ -1,0 +1,121 @@
+"""Checks of the operands of products of shards: matrices, their lines and scales, and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from ..errors import OperandError
+from ..kernels.run.operand_checks import check_operands
+from ..torch_op.scaled_grouped.recipes import ROW, TENSOR, Recipes
+
+KINDS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+_SCALED = (torch.float8_e4m3fn, torch.float8_e5m2)
+Group: TypeAlias = dist.ProcessGroup | None
+
+
+class Product(NamedTuple):
+    """What a kernel depends on beside the sizes.
+
+    kind     of A and B; order: of B, "col" where K is contiguous
+    out      type of C
+    recipes  of scales: ("", "") without
+    """
+
+    kind: str
+    order: str
+    out: torch.dtype
+    recipes: Recipes
+
+
+def group_of(group: Group) -> dist.ProcessGroup:
+    """The group, or that of all ranks; raises OperandError."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise OperandError("torch.distributed is not initialised: dist.init_process_group first")
+    found = group if group is not None else dist.group.WORLD
+    if not isinstance(found, dist.ProcessGroup):
+        raise OperandError(f"group is {type(found).__name__}: a ProcessGroup that this rank is part of")
+    return found
+
+
+def product_of(
+    tensors: dict[str, torch.Tensor], scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+) -> Product:
+    """The product of A and B, by their names. Raises OperandError for operands without a kernel."""
+    (name_a, a), (name_b, b) = tensors.items()
+    for name, x in tensors.items():
+        if not isinstance(x, torch.Tensor) or x.ndim != 2 or 0 in x.shape:
+            shape = tuple(getattr(x, "shape", ()))
+            raise OperandError(f"{name} is a {type(x).__name__} of shape {shape}: a matrix with rows and columns")
+        if x.dtype not in KINDS:
+            known = ", ".join(str(kind).removeprefix("torch.") for kind in KINDS)
+            raise OperandError(f"{name} is {x.dtype}: {known} have a kernel")
+        if x.requires_grad and torch.is_grad_enabled():
+            raise OperandError(f"{name} requires grad: this product has no derivative; call it under torch.no_grad()")
+    if a.dtype != b.dtype or a.device != b.device:
+        raise OperandError(f"{name_a} is {a.dtype} on {a.device}, {name_b} {b.dtype} on {b.device}")
+    if a.shape[1] != b.shape[0]:
+        raise OperandError(f"{name_a} has {a.shape[1]} columns, {name_b} {b.shape[0]} rows")
+    if a.device.type not in ("cuda", "cpu"):
+        raise OperandError(f"{name_a} is on {a.device}: GPUs, and the CPU for tests")
+    check_lines(name_a, a, a.stride(), a.shape)
+    order = "col" if b.stride(0) == 1 and (b.shape[0] > 1 or b.stride(1) != 1) else "row"
+    if a.dtype in _SCALED and order != "col":
+        raise OperandError(f"{name_b} is {b.dtype} with strides {b.stride()}: K contiguous, as w.t() of w (N, K)")
+    check_lines(
+        name_b, b, b.stride()[::-1] if order == "col" else b.stride(), b.shape[::-1] if order == "col" else b.shape
+    )
+    return Product(KINDS[a.dtype], order, torch.bfloat16 if a.dtype in _SCALED else a.dtype, _recipes(a, b, *scales))
+
+
+def _recipes(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None) -> Recipes:
+    """The recipes of both scales; raises OperandError."""
+    found = []
+    for name, x, scale, size in (("scale_a", a, scale_a, a.shape[0]), ("scale_b", b, scale_b, b.shape[1])):
+        if (scale is None) == (x.dtype in _SCALED):
+            raise OperandError(f"{name} is {'missing' if scale is None else 'given'} for {x.dtype}: of 8 bits alone")
+        if scale is None:
+            found.append("")
+            continue
+        shapes = ((size, 1), (size,)) if name == "scale_a" else ((1, size), (size,))
+        if scale.dtype != torch.float32 or scale.device != x.device or not scale.is_contiguous():
+            raise OperandError(f"{name} is {scale.dtype} on {scale.device}: contiguous float32 on {x.device}")
+        if scale.numel() != 1 and tuple(scale.shape) not in shapes:
+            raise OperandError(f"{name} has shape {list(scale.shape)}: one element, or {list(shapes[0])}")
+        found.append(TENSOR if scale.numel() == 1 else ROW)
+    return Recipes(*found)
+
+
+def check_lines(name: str, x: torch.Tensor, strides: Sequence[int], shape: Sequence[int]) -> None:
+    """Raise OperandError for lines that a tensor map does not take: (pitch, 1), both address and pitch of 16 bytes."""
+    if x.device.type == "cpu":
+        return
+    (pitch, inner), each = strides, 16 // x.element_size()
+    if inner != 1 or (shape[0] > 1 and (pitch < shape[1] or pitch % each)) or x.data_ptr() % 16:
+        raise OperandError(
+            f"{name} has strides {tuple(x.stride())} at address {x.data_ptr():#x}: lines are contiguous, 16 bytes "
+            f"({each} elements) or a multiple apart, from an address that is a multiple of 16"
+        )
+
+
+def output_of(
+    out: torch.Tensor | None, shape: tuple[int, int], kind: torch.dtype, read: dict[str, torch.Tensor]
+) -> torch.Tensor:
+    """A result, or `out`; raises OperandError for one that does not fit or shares memory with what is read."""
+    device = next(iter(read.values())).device
+    check_operands(read, {} if out is None else {"out": out})
+    if out is None:
+        if device.type == "cuda" and shape[1] % 8:
+            raise OperandError(
+                f"C has {shape[1]} columns: lines of whole 16 bytes, multiples of 8, or out= with a pitch"
+            )
+        return torch.empty(shape, dtype=kind, device=device)
+    if tuple(out.shape) != shape or out.dtype != kind or out.device != device:
+        raise OperandError(f"out is {out.dtype}{tuple(out.shape)} on {out.device}: {kind}{shape} on {device}")
+    if device.type == "cuda" and (shape[1] * out.element_size()) % 16:
+        raise OperandError(f"out has {shape[1]} columns: a tensor store ends lines at 16 bytes, multiples of 8 columns")
+    check_lines("out", out, out.stride(), shape)
+    return out
