@@ -1,4 +1,4 @@
-"""One gloo process of several: reference paths of overlapping products, and refusals. Run by test_overlap."""
+"""One gloo process of several: reference paths, refusals, and a rank that leaves. Run by test_overlap."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from layoutgemm.distributed import all_gather_matmul, matmul_reduce_scatter
-from layoutgemm.errors import OperandError
+from layoutgemm.errors import OperandError, RankError
 
 
 def normal(seed: int, *shape: int) -> torch.Tensor:
@@ -22,6 +22,49 @@ def refused(said: str, function: object, *given: object, **named: object) -> Non
         assert said in str(error), (said, error)
     else:
         raise AssertionError(said)
+
+
+def eight_bits(rank: int, world: int) -> None:
+    """Both products of float8, each rank with scales of its own: of rows, of columns, of a tensor."""
+    m, n, k = 12 * world, 24, 40
+    of = [[normal(seed + r, *shape).to(torch.float8_e4m3fn) for r in range(world)] for seed, shape in (
+        (400, (12, k)), (500, (n, k)), (600, (m, k)))]  # fmt: skip
+    shards, weights, wide = of
+    rows = [torch.rand(12, 1, generator=torch.Generator().manual_seed(r)) + 0.5 for r in range(world)]
+    whole, columns = torch.cat(shards).double() * torch.cat(rows), torch.rand(1, n) + 0.5
+    found = all_gather_matmul(shards[rank], weights[rank].t(), scale_a=rows[rank], scale_b=columns)
+    near(found, whole @ (weights[rank].double() * columns.t()).t())
+    one = torch.tensor(0.5 + rank)
+    found = matmul_reduce_scatter(wide[rank], weights[rank].t(), scale_a=one, scale_b=torch.ones(n))
+    want = sum((wide[r].double() @ weights[r].t().double() * (0.5 + r) for r in range(world)), torch.zeros(()))
+    near(found, want[12 * rank : 12 * rank + 12])
+    missing = all_gather_matmul, shards[rank], weights[rank].t()
+    refused("scale_a is missing", *missing)
+    refused("scale_b has shape [3]", *missing, scale_a=one, scale_b=torch.ones(3))
+    refused("float64", *missing, scale_a=one.double(), scale_b=one)
+    refused("K contiguous", missing[0], shards[rank], weights[rank].t().contiguous(), scale_a=one, scale_b=one)
+    refused("scale_a is given", missing[0], shards[rank].bfloat16(), weights[rank].t().bfloat16(), scale_a=one)
+
+
+def near(found: torch.Tensor, want: torch.Tensor) -> None:
+    assert found.shape == want.shape and found.dtype == torch.bfloat16
+    assert (found.double() - want).abs().max() <= 2.0**-6 * want.abs().max()
+
+
+def one_leaves(rank: int, world: int) -> None:
+    """The last rank does not call: the first names it, within the timeout, and no rank hangs."""
+    if rank == world - 1:
+        return
+    for function, a in ((all_gather_matmul, normal(1, 12, 40)), (matmul_reduce_scatter, normal(2, 12 * world, 40))):
+        try:
+            function(a, normal(3, 40, 24), timeout=1.0)
+        except RankError as error:
+            name = getattr(function, "__name__", "")
+            assert str(error).startswith(f"{name}: rank {rank} of {world} waited up to 1 s"), error
+            said = f"Ranks {world - 1} failed", "Connection closed by peer"  # missing; ended
+            assert rank or any(text in str(error) for text in said), error
+        else:
+            raise AssertionError(function)
 
 
 def main() -> None:
@@ -47,6 +90,8 @@ def main() -> None:
     refused("out is", all_gather_matmul, shards[rank], weights[rank].t(), out=out)
     refused("a matrix", all_gather_matmul, shards[rank][None], weights[rank].t())
     refused("group is", all_gather_matmul, shards[rank], weights[rank].t(), "world")
+    eight_bits(rank, world)
+    one_leaves(rank, world)
     dist.destroy_process_group()
     refused("not initialised", all_gather_matmul, shards[rank], weights[rank].t())
     print("right")
