@@ -1,19 +1,23 @@
 """Products that overlap with communication, against torch's symmetric memory and NCCL.
 
-    python benchmarks/bench_overlap.py --json benchmarks/results/overlap_h100.json      # 2 GPUs of one host, 2 minutes
-    python benchmarks/bench_overlap.py --ranks 4
+    python benchmarks/bench_overlap.py --json benchmarks/results/overlap_h100.json      # 2 GPUs of one host, 4 minutes
+    python benchmarks/bench_overlap.py --ranks 8 --parts shapes                         # 8 GPUs, bf16 and float8
+    python benchmarks/bench_overlap.py --parts checks --repeat 500                      # ranks delayed at random
+    python benchmarks/bench_overlap.py --parts block                                    # a block of a Llama
 
-A process for each GPU. Sizes are M x N x K of the whole product; A and B are bf16, B has K contiguous.
+A process for each GPU. Sizes are M x N x K of the whole product; B has K contiguous.
 
 - all-gather: each rank has M / ranks rows of A and N / ranks columns of B.
 - reduce-scatter: each rank has K / ranks of A and B, and receives M / ranks rows of the sum.
 
-Peers are torch.mm alone ("product alone"), NCCL with torch.mm, and the fused operators of `torch.ops.symm_mem`. NVLink
-multicast is off for all.
+Peers are torch.mm alone ("product alone"; of float8 torch._scaled_mm), NCCL with it, and the fused operators of
+`torch.ops.symm_mem`. NVLink multicast is off for all.
 
 - All ranks first check results against float64, with random delays, rotating operands, and bits of repeated calls.
-- A time is the median of 7 rounds of 20 calls between two events, of the slowest rank.
+- A time is the median of 7 rounds of 20 calls between two events, of the slowest rank. "host" is what the calls of one
+  round took on the host before the GPUs were done, each.
 - CUDA graphs of one call are replayed, compared and timed for the first shape.
+- The block: attention and MLP of a Llama of 4096 columns, sequence parallel, forward and backward (`parallel_block`).
 """
 
 from __future__ import annotations
@@ -36,20 +40,37 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import needs
-from layoutgemm.kernels.sm90.config import Sm90Config
+from layoutgemm.distributed import Transfer
 
 Call = Callable[[], Any]
 Make = Callable[[], Call]
-SHAPES = ((4096, 14336, 4096), (8192, 8192, 8192), (16384, 4096, 14336))  # M, N, K
-CHECKS = ((1024, 512, 256, None), (2048, 1032, 520, 2), (4096, 3584, 4096, None))  # M, N or K of a rank, K or N, chunks
-CONFIGS = {
-    "256x192 loader": Sm90Config((256, 192), cluster=(2, 1), loader="warpgroup", chunks=1, buffers=2),
-    "128x256 self": Sm90Config((128, 256), cluster=(2, 1), chunks=1, buffers=2, l2_promotion="256B"),
+SHAPES = (
+    (4096, 14336, 4096), (8192, 8192, 8192), (16384, 4096, 14336), (8192, 28672, 8192), (16384, 8192, 28672)
+)  # M, N, K  # fmt: skip
+PARTS = ("checks", "shapes", "graphs", "block")
+GATHERS = {  # ways of a gather, then of a scatter
+    "meeting before": Transfer(beside=False),
+    "1 chunk": Transfer(1),
+    "4 chunks": Transfer(4),
 }
-CHUNKS = (1, 4)
-ALONE, OURS = "product alone", "ours"
+SCATTERS = {
+    "stores, lag 1/4": Transfer(16, lag=4),
+    "stores, lag 1/2": Transfer(16, lag=8),
+    "copies, 2 chunks": Transfer(2, "copies"),
+    "copies, 4 chunks": Transfer(4, "copies"),
+    "copies, 4 chunks, lag 2": Transfer(4, "copies", lag=2),
+}
+# M, N, K of a rank, and the ways of a gather and of a scatter
+CHECKS = (
+    (1024, 512, 256, Transfer(), Transfer()),
+    (2048, 1032, 520, Transfer(2, beside=False), Transfer(1, "copies")),
+    (4096, 3584, 4096, Transfer(), Transfer(4, lag=1)),
+    (4096, 1024, 2048, Transfer(4), Transfer(2, "copies")),
+)
+ALONE, ALONE_BLOCK, OURS = "product alone", "NCCL", "ours"
 ROUNDS, CALLS, WARM = 7, 20, 4
-LIMIT = 560  # seconds for all processes
+LIMIT = 590  # seconds for all processes
+TIMEOUT = 20.0  # seconds that a rank waits for another
 
 
 @dataclass
@@ -109,48 +130,83 @@ def delays(seed: int) -> Call:
     return delay
 
 
-def gathered(me: Rank, m: int, n: int, k: int, chunks: int | None) -> tuple[float, bool]:
+def eight(x: Any) -> Any:
+    """A matrix as float8, its largest value of a row at 448, and the scale of each row."""
+    import torch
+
+    scale = x.float().abs().amax(1, keepdim=True).clamp(min=1e-6) / 448
+    return (x.float() / scale).to(torch.float8_e4m3fn), scale
+
+
+def scaled(x: Any, wide: bool) -> tuple[Any, Any]:
+    """A matrix as it is multiplied, and its scales or None: of float8 if `wide` is false."""
+    return (x, None) if wide else eight(x)
+
+
+def exact(x: Any, scale: Any) -> Any:
+    """The values in float64."""
+    return x.double() if scale is None else x.double() * scale.double()
+
+
+def gathered(me: Rank, m: int, n: int, k: int, transfer: Transfer, wide: bool) -> tuple[float, bool]:
     """The error of all_gather_matmul, and False if a repeated call or rotated operands differ."""
     import torch
 
     from layoutgemm.distributed import all_gather_matmul
 
-    delay, b = delays(me.rank), normal(100 + me.rank, n, k)
-    shards = [normal(rank, m // me.ranks, k) for rank in range(me.ranks)]
-    whole = torch.cat(shards).double()
-    want, size = whole @ b.t().double(), whole.abs() @ b.t().double().abs()
-    first = all_gather_matmul(shards[me.rank], b.t(), chunks=chunks)
-    same = True
+    delay, (b, scale_b) = delays(me.rank), scaled(normal(100 + me.rank, n, k), wide)
+
+    def call(shard: tuple[Any, Any]) -> Any:
+        delay()
+        factors = {} if wide else {"scale_a": shard[1], "scale_b": scale_b.t().contiguous()}
+        return all_gather_matmul(shard[0], b.t(), transfer=transfer, timeout=TIMEOUT, **factors)
+
+    def bound(shards: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+        whole, other = torch.cat([exact(*shard) for shard in shards]), exact(b, scale_b).t()
+        want, size = whole @ other, whole.abs() @ other.abs()
+        return want, want.abs() * 2.0**-8 + size * (2.0**-20 if wide else 2.0**-11) + 1e-6
+
+    shards = [scaled(normal(rank, m // me.ranks, k), wide) for rank in range(me.ranks)]
+    first = call(shards[me.rank])
+    error, same = share(first, *bound(shards)), True
     for _ in range(me.repeat):
-        delay()
-        same = torch.equal(all_gather_matmul(shards[me.rank], b.t(), chunks=chunks), first) and same
+        same = torch.equal(call(shards[me.rank]), first) and same
     for i in range(min(me.repeat, 20)):  # other operands in one workspace: a stale row would show
-        delay()
-        x = [normal(1000 + 10 * i + rank, m // me.ranks, k) for rank in range(me.ranks)]
-        got = all_gather_matmul(x[me.rank], b.t(), chunks=chunks)
-        reference = torch.mm(torch.cat(x), b.t()).double()
-        same = bool(((got.double() - reference).abs() <= reference.abs() * 2.0**-6 + 0.5).all()) and same
-    return share(first, want, want.abs() * 2.0**-8 + size * 2.0**-20 + 1e-6), same
+        x = [scaled(normal(1000 + 10 * i + rank, m // me.ranks, k), wide) for rank in range(me.ranks)]
+        error = max(error, share(call(x[me.rank]), *bound(x)))
+    return error, same
 
 
-def scattered(me: Rank, m: int, n: int, k: int, chunks: int | None) -> tuple[float, bool]:
+def scattered(me: Rank, m: int, n: int, k: int, transfer: Transfer, wide: bool) -> tuple[float, bool]:
     """The error of matmul_reduce_scatter, and False if a repeated call differs."""
     import torch
 
     from layoutgemm.distributed import matmul_reduce_scatter
 
     delay = delays(me.rank)
-    x, y = ([normal(seed + rank, *of, k) for rank in range(me.ranks)] for seed, of in ((200, [m]), (300, [n])))
     mine = slice(me.rank * m // me.ranks, (me.rank + 1) * m // me.ranks)
-    partial = [one[mine].double() @ two.t().double() for one, two in zip(x, y, strict=True)]
-    want = torch.stack(partial).sum(0)
-    bound = (torch.stack(partial).abs().sum(0) + want.abs()) * 2.0**-8 + 1e-3
-    a, b = x[me.rank], y[me.rank].t()
-    first, same = matmul_reduce_scatter(a, b, chunks=chunks), True
-    for _ in range(me.repeat):
-        delay()
-        same = torch.equal(matmul_reduce_scatter(a, b, chunks=chunks), first) and same
-    return share(first, want, bound), same
+    error, same = 0.0, True
+    for seed in (200, 1200):  # other operands in one workspace
+        x, y = ([scaled(normal(seed + 100 * i + r, *of, k), wide) for r in range(me.ranks)]
+                for i, of in enumerate(([m], [n])))  # fmt: skip
+        pairs = [(exact(*one)[mine], exact(*two).t()) for one, two in zip(x, y, strict=True)]
+        partial = torch.stack([one @ two for one, two in pairs])
+        want = partial.sum(0)
+        bound = (partial.abs().sum(0) + want.abs()) * 2.0**-8 + 1e-3
+        if not wide:  # sums of 14 bits
+            bound += sum(one.abs() @ two.abs() for one, two in pairs) * 2.0**-11
+        (a, scale_a), (b, scale_b) = x[me.rank], y[me.rank]
+        factors = {} if wide else {"scale_a": scale_a, "scale_b": scale_b.t().contiguous()}
+
+        def call() -> Any:
+            delay()
+            return matmul_reduce_scatter(a, b.t(), transfer=transfer, timeout=TIMEOUT, **factors)  # noqa: B023
+
+        first = call()
+        error = max(error, share(first, want, bound))
+        for _ in range(me.repeat // 2):
+            same = torch.equal(call(), first) and same
+    return error, same
 
 
 def checked(me: Rank) -> bool:
@@ -158,56 +214,70 @@ def checked(me: Rank) -> bool:
     from layoutgemm.distributed import check_ranks
 
     right = True
-    for m, n, k, chunks in CHECKS:
-        gather, same = gathered(me, m, n, k, chunks)
-        scatter, alike = scattered(me, m, n, k, chunks)
-        check_ranks()
-        found = me.largest(gather, scatter, float(not (same and alike)))
-        right = right and found[0] <= 1 and found[1] <= 1 and not found[2]
-        me.keep("correct", f"{m}x{n}x{k} chunks {chunks}", found)
-        me.say(f"{m}x{n}x{k} chunks {chunks}: error / bound {found[0]:.3f} (gather), {found[1]:.3f} (scatter); "
-               f"{'results differ between runs' if found[2] else 'the same bits in every run'}")  # fmt: skip
+    for wide in (True, False):
+        for m, n, k, gather_way, scatter_way in CHECKS if wide else CHECKS[:3:2]:
+            gather, same = gathered(me, m, n, k, gather_way, wide)
+            scatter, alike = scattered(me, m, n, k, scatter_way, wide)
+            check_ranks()
+            found = me.largest(gather, scatter, float(not same), float(not alike))
+            right = right and found[0] <= 1 and found[1] <= 1 and not found[2] and not found[3]
+            name = f"{'bf16' if wide else 'float8'} {m}x{n}x{k} {gather_way} {scatter_way}"
+            me.keep("correct", name, found)
+            bits = ", ".join(f"{part}: {'results differ between runs' if found[i] else 'the same bits in every run'}"
+                             for i, part in ((2, "gather"), (3, "scatter")))  # fmt: skip
+            me.say(f"{name}: error / bound {found[0]:.3f} (gather), {found[1]:.3f} (scatter); {bits}")
     return right
 
 
-def timed(me: Rank, call: Call) -> float:
-    """Microseconds of a call on the slowest rank."""
+def timed(me: Rank, call: Call) -> tuple[float, float]:
+    """Microseconds of a call on the slowest rank: on the GPU, and on the host alone."""
     import torch
     import torch.distributed as dist
 
     for _ in range(WARM):
         call()
-    found = []
+    found, host = [], []
     for _ in range(ROUNDS):
         torch.cuda.synchronize()
         dist.barrier()
         torch.cuda.synchronize()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
+        began = time.perf_counter()
         for _ in range(CALLS):
             call()
+        host.append((time.perf_counter() - began) / CALLS * 1e6)
         end.record()
         end.synchronize()
         found.append(start.elapsed_time(end) / CALLS * 1e3)
-    return me.largest(statistics.median(found))[0]
+    gpu, calls = me.largest(statistics.median(found), statistics.median(host))
+    return gpu, calls
 
 
-def row(me: Rank, name: str, contenders: dict[str, Make]) -> None:
+def row(me: Rank, name: str, contenders: dict[str, Make], base: str = ALONE) -> None:
     """Times the contenders of one line; a refused one has its reason instead."""
     times: dict[str, float | str] = {}
+    hosts: dict[str, float] = {}
     for label, make in contenders.items():
         try:
-            times[label] = round(timed(me, make()), 1)
+            gpu, host = timed(me, make())
+            times[label] = round(gpu, 1)
+            hosts[label] = round(host, 1)
         except Exception as problem:  # a peer without a kernel for the case
             times[label] = f"{type(problem).__name__}: {str(problem)[:200]}"
     me.keep("us", name, times)
-    alone = times[ALONE]
+    me.keep("host us", name, hosts)
+    alone = times[base]
     assert isinstance(alone, float), alone
-    said = [f"{us} {label} ({us / alone:.3f})" for label, us in times.items() if isinstance(us, float)]
-    me.say(f"{name}, us (ratio to the product alone): {', '.join(said)}")
+    said = [
+        f"{us} {label} ({us / alone:.3f}, host {hosts[label]:.0f})"
+        for label, us in times.items()
+        if isinstance(us, float)
+    ]
+    me.say(f"{name}, us (ratio to {base}): {', '.join(said)}")
 
 
-def gather_row(me: Rank, m: int, n: int, k: int) -> None:
+def gather_row(me: Rank, m: int, n: int, k: int, wide: bool) -> None:
     """Times an all-gather and a product."""
     import torch
     import torch.distributed as dist
@@ -215,36 +285,57 @@ def gather_row(me: Rank, m: int, n: int, k: int) -> None:
 
     from layoutgemm.distributed import all_gather_matmul, gather_buffer
 
-    columns, rows, kind = n // me.ranks, m // me.ranks, torch.bfloat16
-    a, b = normal(me.rank, rows, k), normal(50 + me.rank, columns, k).t()
-    full, whole = normal(7, m, k), torch.empty(m, k, device="cuda", dtype=kind)
-    out = torch.empty(m, columns, device="cuda", dtype=kind)
-    slot = gather_buffer((rows, k))
-    shared = symm.empty((rows, k), dtype=kind, device="cuda")
+    columns, rows = n // me.ranks, m // me.ranks
+    (a, scale_a), (b, scale_b) = scaled(normal(me.rank, rows, k), wide), scaled(normal(50 + me.rank, columns, k), wide)
+    (full, scale), b = scaled(normal(7, m, k), wide), b.t()
+    out = torch.empty(m, columns, device="cuda", dtype=torch.bfloat16)
+    whole, slot = torch.empty_like(full), gather_buffer((rows, k), dtype=a.dtype)
+    shared = symm.empty((rows, k), dtype=a.dtype, device="cuda")
     symm.rendezvous(shared, dist.group.WORLD)
     for target in (slot, shared):
         target.copy_(a)
     group = dist.group.WORLD.group_name
+    factors = {} if wide else {"scale_a": scale_a, "scale_b": scale_b.t().contiguous()}
+    alone = product(b, factors.get("scale_b"), out)
 
     def nccl() -> None:
-        dist.all_gather_into_tensor(whole, a)
-        torch.mm(whole, b, out=out)
+        dist.all_gather_into_tensor(whole.view(torch.uint8), a.view(torch.uint8))
+        alone(whole, scale)
+
+    def fused() -> Any:
+        if wide:
+            return torch.ops.symm_mem.fused_all_gather_matmul(shared, [b], 0, group)
+        return torch.ops.symm_mem.fused_all_gather_scaled_matmul(
+            shared, [b], scale_a, [factors["scale_b"]], 0, group, [None], [None], [torch.bfloat16], [True]
+        )
+
+    def ours(x: Any, way: Transfer | None = None) -> Make:
+        if way is not None and way.chunks is not None and x is slot:
+            x = a
+        return lambda: lambda: all_gather_matmul(x, b, out=out, transfer=way, timeout=TIMEOUT, **factors)
 
     contenders: dict[str, Make] = {
-        ALONE: lambda: lambda: torch.mm(full, b, out=out),
-        "NCCL, then torch.mm": lambda: nccl,
-        "symm_mem fused": lambda: lambda: torch.ops.symm_mem.fused_all_gather_matmul(shared, [b], 0, group),
-        OURS: lambda: lambda: all_gather_matmul(a, b, out=out),
-        f"{OURS}, resident rows": lambda: lambda: all_gather_matmul(slot, b, out=out),
+        ALONE: lambda: lambda: alone(full, scale),
+        "NCCL, then the product": lambda: nccl,
+        "symm_mem fused": lambda: fused,
+        OURS: ours(a),
+        f"{OURS}, resident rows": ours(slot),
     }
-    for name, config in CONFIGS.items():
-        contenders[f"{OURS} {name}"] = lambda c=config: lambda: all_gather_matmul(slot, b, out=out, config=c)  # type: ignore[misc]
-    for count in CHUNKS:
-        contenders[f"{OURS} {count} chunks"] = lambda c=count: lambda: all_gather_matmul(a, b, out=out, chunks=c)  # type: ignore[misc]
-    row(me, f"all-gather {m}x{n}x{k}", contenders)
+    ways = GATHERS if wide else {}
+    contenders |= {f"{OURS}, resident rows, {name}": ours(slot, way) for name, way in ways.items()}
+    row(me, f"all-gather {'bf16' if wide else 'float8'} {m}x{n}x{k}", contenders)
 
 
-def scatter_row(me: Rank, m: int, n: int, k: int) -> None:
+def product(b: Any, scale_b: Any, out: Any) -> Callable[[Any, Any], Any]:
+    """torch's product with B: of a matrix A and its scales."""
+    import torch
+
+    if scale_b is None:
+        return lambda a, _: torch.mm(a, b, out=out)
+    return lambda a, scale: torch._scaled_mm(a, b, scale, scale_b, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+
+def scatter_row(me: Rank, m: int, n: int, k: int, wide: bool) -> None:
     """Times a product and a reduce-scatter."""
     import torch
     import torch.distributed as dist
@@ -252,26 +343,36 @@ def scatter_row(me: Rank, m: int, n: int, k: int) -> None:
     from layoutgemm.distributed import matmul_reduce_scatter
 
     depth = k // me.ranks
-    x, y = normal(me.rank, m, depth), normal(60 + me.rank, n, depth).t()
+    (x, scale_x), (y, scale_y) = scaled(normal(me.rank, m, depth), wide), scaled(normal(60 + me.rank, n, depth), wide)
+    y = y.t()
     partial = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
     mine = torch.empty(m // me.ranks, n, device="cuda", dtype=torch.bfloat16)
     group = dist.group.WORLD.group_name
+    factors = {} if wide else {"scale_a": scale_x, "scale_b": scale_y.t().contiguous()}
+    alone = product(y, factors.get("scale_b"), partial)
 
     def nccl() -> None:
-        torch.mm(x, y, out=partial)
-        dist.reduce_scatter_tensor(mine, partial)
+        dist.reduce_scatter_tensor(mine, alone(x, scale_x))
+
+    def fused() -> Any:
+        if wide:
+            return torch.ops.symm_mem.fused_matmul_reduce_scatter(x, y, "sum", 0, group)
+        return torch.ops.symm_mem.fused_scaled_matmul_reduce_scatter(
+            x, y, scale_x, factors["scale_b"], "sum", 0, 0, group, [m, n], None, None, torch.bfloat16, True
+        )
+
+    def ours(way: Transfer | None = None) -> Make:
+        return lambda: lambda: matmul_reduce_scatter(x, y, out=mine, transfer=way, timeout=TIMEOUT, **factors)
 
     contenders: dict[str, Make] = {
-        ALONE: lambda: lambda: torch.mm(x, y, out=partial),
-        "torch.mm, then NCCL": lambda: nccl,
-        "symm_mem fused": lambda: lambda: torch.ops.symm_mem.fused_matmul_reduce_scatter(x, y, "sum", 0, group),
-        OURS: lambda: lambda: matmul_reduce_scatter(x, y, out=mine),
+        ALONE: lambda: lambda: alone(x, scale_x),
+        "product, then NCCL": lambda: nccl,
+        "symm_mem fused": lambda: fused,
+        OURS: ours(),
     }
-    for name, config in CONFIGS.items():
-        contenders[f"{OURS} {name}"] = lambda c=config: lambda: matmul_reduce_scatter(x, y, out=mine, config=c)  # type: ignore[misc]
-    for count in CHUNKS:
-        contenders[f"{OURS} {count} chunks"] = lambda c=count: lambda: matmul_reduce_scatter(x, y, out=mine, chunks=c)  # type: ignore[misc]
-    row(me, f"reduce-scatter {m}x{n}x{k}", contenders)
+    ways = SCATTERS if wide else {}
+    contenders |= {f"{OURS}, {name}": ours(way) for name, way in ways.items()}
+    row(me, f"reduce-scatter {'bf16' if wide else 'float8'} {m}x{n}x{k}", contenders)
 
 
 def replayed(call: Call) -> Call:
@@ -304,6 +405,21 @@ def graph_row(me: Rank, m: int, n: int, k: int) -> bool:
     return torch.equal(out, wanted[0]) and torch.equal(mine, wanted[1])
 
 
+def block_row(me: Rank) -> bool:
+    """Times a block of a Llama, forward and backward; False if its gradients differ from those with NCCL."""
+    from benchmarks.parallel_block import Block, difference
+
+    blocks = {name: Block(me.rank, me.ranks, overlaps=name == OURS) for name in (ALONE_BLOCK, OURS)}
+    apart = me.largest(difference(blocks[OURS], blocks[ALONE_BLOCK]))[0]
+    me.keep("correct", "block: largest difference over the largest value", apart)
+    contenders = {name: (lambda block=block: block.step) for name, block in blocks.items()}
+    row(me, "a block of a Llama, forward and backward, 4096 tokens", contenders, ALONE_BLOCK)
+    row(me, "a block of a Llama, forward, 4096 tokens", {
+        name: (lambda block=block: block.forward) for name, block in blocks.items()}, ALONE_BLOCK)  # fmt: skip
+    me.say(f"block: largest difference {apart:.2e} of the largest value")
+    return apart < 2.0**-5
+
+
 def worker(rank: int, ranks: int, port: int, options: argparse.Namespace) -> None:
     """One process; exits with 1 for a wrong result."""
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1",
@@ -318,12 +434,18 @@ def worker(rank: int, ranks: int, port: int, options: argparse.Namespace) -> Non
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
     me = Rank(rank, ranks, options.repeat, options.json, {"machine": machine.facts(), "ranks": ranks})
     me.say(me.record["machine"])
-    right = checked(me)
-    for sizes in SHAPES if right else ():
-        gather_row(me, *sizes)
-        scatter_row(me, *sizes)
-        torch.cuda.empty_cache()
-    right = right and graph_row(me, *SHAPES[0])
+    parts = options.parts
+    right = checked(me) if "checks" in parts else True
+    if right and "shapes" in parts:
+        for sizes in SHAPES[: options.shapes]:
+            for wide in (True, False):
+                gather_row(me, *sizes, wide)
+                scatter_row(me, *sizes, wide)
+                torch.cuda.empty_cache()
+    if right and "graphs" in parts:
+        right = graph_row(me, *SHAPES[0])
+    if right and "block" in parts:
+        right = block_row(me)
     check_ranks()
     dist.destroy_process_group()
     sys.exit(0 if right else 1)
@@ -334,6 +456,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--ranks", type=int, default=2, help="GPUs, 2 to 8")
     parser.add_argument("--repeat", type=int, default=100, help="calls of each check, with random delays")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to run; all of it by default")
+    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="how many of the shapes, the first ones")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
     if status := needs.refused(needs.no_gpu(), needs.few_gpus(options.ranks)):
