@@ -101,13 +101,12 @@ class ShardByShard(Pictured):
 
     @staticmethod
     def place(
-        number: Integer, tiles: Integer, shards: Integer, chunks: Integer, lag: Integer, minimum: Minimum = least
+        number: Integer, each: Integer, shards: Integer, chunks: Integer, lag: Integer, minimum: Minimum = least
     ) -> tuple[Any, Any]:
         """Of tile `number`: its shard, counted from `first`, and its number in the shard.
 
-        tiles  of a shard, a multiple of the chunks
+        each  tiles of a chunk
         """
-        each = tiles // chunks
         shard, chunk = chunk_of_block(number // each, shards, chunks, lag, minimum)
         return shard, chunk * each + number % each
 
@@ -118,7 +117,7 @@ class ShardByShard(Pictured):
     ) -> Tile:  # fmt: skip
         """The (row, column) visited as number `number`; the grid's rows are a multiple of `shards`."""
         rows = grid[0] // shards
-        shard, within = self.place(number, rows * grid[1], shards, chunks, lag, minimum)
+        shard, within = self.place(number, rows * grid[1] // chunks, shards, chunks, lag, minimum)
         row, column = self.schedule.tile(within, (rows, grid[1]), minimum)
         return (shard + first) % shards * rows + row, column
 

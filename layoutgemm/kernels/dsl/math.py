@@ -182,7 +182,7 @@ def load_two(address: Int64, dtype: DType) -> list[Float32]:
 def load_sixteen_bytes(address: Int64) -> list[Int32]:
     """ld.global of four 32-bit registers; the address is a multiple of 16."""
     text = "ld.global.v4.b32 {$0, $1, $2, $3}, [$4];"
-    return assembly(text, "=r,=r,=r,=r,l", [Int64(address)], (Int32,) * 4)
+    return assembly(text, "=r,=r,=r,=r,l,~{memory}", [Int64(address)], (Int32,) * 4)
 
 
 def as_words(values: Sequence[Float32], dtype: DType) -> list[Int32]:

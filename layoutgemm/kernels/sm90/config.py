@@ -23,7 +23,8 @@ LAUNCHES = ("workers", "tiles")
 TRIGGERS = ("start", "end")
 WARPGROUP = 128
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
-_NUMBERS_REGISTERS = 40  # of a producer whose lanes hold the addresses of up to 9 numbers each, or that finds shards
+_NUMBERS_REGISTERS = 40  # of a producer whose lanes hold the addresses of up to 9 numbers each
+_WAITS_REGISTERS = 56  # of a producer that waits for other GPUs: with 40 the compiler spills
 MAX_GRID_Y = 65535  # CUDA C++ Programming Guide, "Compute Capabilities": blocks of a grid's second dimension
 MAX_CLUSTER = arch_named("sm_90a").cluster_portable  # blocks
 
@@ -277,11 +278,13 @@ def loader_threads(loader: str, numbers: bool) -> int:
     return {"self": 0, "warp": WARP * (1 + numbers), "warpgroup": WARPGROUP}[loader]
 
 
-def registers_of(config: Sm90Config, arch: Arch, threads: int, numbers: bool = False) -> tuple[int, int] | None:
+def registers_of(
+    config: Sm90Config, arch: Arch, threads: int, numbers: bool = False, waits: bool = False
+) -> tuple[int, int] | None:
     """The (producer's, consumers') registers after setmaxnreg, or None without it.
 
-    numbers  a warp of the producer's copies a main loop's numbers, and holds the addresses of its own; or the loader
-             waits for the partial sums of other GPUs
+    numbers  a warp of the producer's copies a main loop's numbers, and holds the addresses of its own
+    waits    the loader waits for other GPUs
 
     Only whole warpgroups may execute it (PTX ISA, setmaxnreg): a loader that is one warp leaves registers as they are.
     Raises PlanError for counts that the instruction does not take.
@@ -289,7 +292,7 @@ def registers_of(config: Sm90Config, arch: Arch, threads: int, numbers: bool = F
     if config.loader != "warpgroup" or launch_registers(arch, threads) >= 240:
         return None
     pool = threads * launch_registers(arch, threads) // WARPGROUP
-    producer = _NUMBERS_REGISTERS if numbers else _PRODUCER_REGISTERS
+    producer = _NUMBERS_REGISTERS if numbers else _WAITS_REGISTERS if waits else _PRODUCER_REGISTERS
     consumer = min((pool - producer) // config.consumers // 8 * 8, 240)
     for count in (producer, consumer):
         problem = setmaxnreg_problem(count)

@@ -48,7 +48,7 @@ from .operands.combined import Combined, check_combined, side_by_side
 from .operands.pair import Pair, check_maps, check_pair, pair_of
 from .quantized.formats import UNIT_K, QuantizedFormat
 from .quantized.operand import PackedOperand, check_packed, packed_operand
-from .shards import Gathered, Scattered, Shards, check_shards
+from .shards import Gathered, Shards, check_shards
 from .smem import Exchange, Sm90Smem, smem_map
 from .triangular.mirror import check_mirror, is_mirrored, mirror_of
 from .triangular.operands import Triangles, check_triangles
@@ -279,7 +279,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             full_arrivals=1 + COPY_ARRIVALS * bool(numbers.parts),
             full_bytes=a_plan.bytes + b_plan.bytes,
             empty_arrivals=groups * WARPS_OF_GROUP * (along_m + along_n - 1),
-            registers=registers_of(config, arch, threads, bool(numbers.parts) or isinstance(shards, Scattered)),
+            registers=registers_of(config, arch, threads, bool(numbers.parts), shards is not None),
             config=config,
             epilogue=kernel.epilogue or Epilogue(),
             gated=gated,

@@ -339,7 +339,7 @@ def _orders(plan: Sm90Plan) -> Iterator[tuple[Share, tuple[int, int], np.ndarray
                 for rank in range(ranks):
                     share, tiles = Share(rank, ranks, chunks, lag, rows * unit), rows * columns
                     numbers = np.arange(ranks * tiles)
-                    part, within = ShardByShard.place(numbers, tiles, ranks, chunks, lag)
+                    part, within = ShardByShard.place(numbers, tiles // chunks, ranks, chunks, lag)
                     yield share, (ranks * rows, columns), (part + rank + 1) % ranks, within // (tiles // chunks)
 
 

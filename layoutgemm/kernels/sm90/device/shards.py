@@ -45,7 +45,11 @@ class Sm90ShardsKernel(Sm90FusedKernel):
         job = super().job_of(shared, place, sizes, c, words)
         ranks, chunks = (bridge.uniform(Int32(getattr(job.given, name))) for name in ("ranks", "chunks"))
         return job.extended(
-            rank_of_host=Int32(job.given.rank), ranks=ranks, chunks=chunks, shard_rows=bridge.uniform(sizes[0] // ranks)
+            rank_of_host=Int32(job.given.rank),
+            ranks=ranks,
+            chunks=chunks,
+            shard_rows=bridge.uniform(sizes[0] // ranks),
+            chunk_tiles=bridge.uniform(job.count // (ranks * chunks)),
         )
 
     def lag(self, job: bridge.Carried) -> Int32:
@@ -117,14 +121,13 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
 
     def numbers(self, job: bridge.Carried, tile: Int32) -> tuple[Int32, Int32, Int32]:
         """Of a cluster's tile: its shard, counted from the next rank's, its number in the shard, and its chunk."""
-        from_next, number = ShardByShard.place(
-            tile, job.tiles // job.ranks, job.ranks, job.chunks, self.lag(job), cutlass.min
-        )
-        return from_next, number, number // (job.tiles // job.ranks // job.chunks)
+        each = job.chunk_tiles
+        from_next, number = ShardByShard.place(tile, each, job.ranks, job.chunks, self.lag(job), cutlass.min)
+        return from_next, number, number // each
 
     def room(self, job: bridge.Carried, slot: Int32) -> Int64:
         """Bytes before a peer's room of the inbox, of the CTA's own rank in its cluster."""
-        return Int64(slot) * (job.tiles // job.ranks * self.plan.cluster_size) * self.partial.bytes
+        return Int64(slot) * (job.chunk_tiles * job.chunks * self.plan.cluster_size) * self.partial.bytes
 
     # ----------------------------------------------------------------------------------------------------------- loader
     @cute.jit
@@ -168,15 +171,17 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
         self.send(job, accumulators, where, origin, piece, last)
         self.keep(job, maps, accumulators, where, origin, piece)
 
-    def finished(
-        self, job: bridge.Carried, accumulator: cute.Tensor, origin: bridge.Place, thread: Int32, block: int
-    ) -> list[Float32]:
-        """A block's own sums after the epilogue."""
-        count = self.plan.mma.accumulator_registers
-        if not self.plan.epilogue:
-            return [bridge.number(accumulator[v]) for v in range(count)]
+    def fused(self, job: bridge.Carried, origin: bridge.Place, thread: Int32, block: int) -> FusedBlock | None:
+        """The epilogue of a block of rows, or None."""
         row, column, matrix = origin
-        return FusedBlock(self.plan, job, (row + block * ROWS, column, matrix), thread).values(accumulator, 0, count)
+        place = row + block * ROWS, column, matrix
+        return FusedBlock(self.plan, job, place, thread) if self.plan.epilogue else None
+
+    def finished(self, accumulator: cute.Tensor, fused: FusedBlock | None, first: int, count: int) -> list[Float32]:
+        """Own sums after the epilogue."""
+        if fused is None:
+            return [bridge.number(accumulator[v]) for v in range(first, first + count)]
+        return fused.values(accumulator, first, count)
 
     @cute.jit
     def send(
@@ -189,10 +194,11 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
         if from_next != job.ranks - 1:
             owner = (job.rank_of_host + 1 + from_next) % job.ranks
             base = self.peer(job, owner, 0)
-            values = self.finished(job, accumulators[block], origin, thread, block)
-            for i in cutlass.range_constexpr(tile.vectors):
-                words = as_words(values[i * tile.values : (i + 1) * tile.values], tile.dtype)
-                store_vector(base + tile.byte(Int64(index), consumer, block, i, thread), words)
+            fused = self.fused(job, origin, thread, block)
+            for i in cutlass.range_constexpr(tile.vectors):  # factors are loaded vector by vector: all would not fit
+                values = self.finished(accumulators[block], fused, i * tile.values, tile.values)
+                place = tile.byte(Int64(index), consumer, block, i, thread)
+                store_vector(base + place, as_words(values, tile.dtype))
             if const_expr(last):
                 bridge.warp_sync()
                 if thread % 32 == 0:
@@ -210,8 +216,10 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
         if from_next == job.ranks - 1:
             accumulator = accumulators[block]
             if const_expr(bool(self.plan.epilogue)):
-                for v, value in enumerate(self.finished(job, accumulator, origin, thread, block)):
-                    accumulator[v] = value
+                fused = self.fused(job, origin, thread, block)
+                for v in bridge.unrolled(self.plan.mma.accumulator_registers // 2):
+                    pair = self.finished(accumulator, fused, 2 * v, 2)
+                    accumulator[2 * v], accumulator[2 * v + 1] = pair
             for p in cutlass.range(job.ranks - 1, unroll=1):
                 self.add(accumulator, job.given.inbox + self.room(job, p), (index, consumer, block, thread))
             local = row - job.rank_of_host * job.shard_rows
