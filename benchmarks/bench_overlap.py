@@ -131,7 +131,7 @@ def delays(seed: int) -> Call:
 
 
 def eight(x: Any) -> Any:
-    """A matrix as float8, its largest value of a row at 448, and the scale of each row."""
+    """A matrix as float8, each row's largest value at 448, and the rows' scales."""
     import torch
 
     scale = x.float().abs().amax(1, keepdim=True).clamp(min=1e-6) / 448

@@ -64,7 +64,7 @@ class Gathered(torch.autograd.Function):
 
 
 class Scattered(torch.autograd.Function):
-    """This rank's rows of the sum over ranks of h @ w.t(), w (N, K of this rank)."""
+    """This rank's rows of all ranks' sum of h @ w.t(), w (N, K)."""
 
     @staticmethod
     def forward(ctx: Any, h: torch.Tensor, w: torch.Tensor, overlaps: bool) -> torch.Tensor:
@@ -101,7 +101,7 @@ class Block:
 
     @property
     def parameters(self) -> tuple[torch.Tensor, ...]:
-        """What has gradients."""
+        """The tensors that have gradients."""
         return self.x, self.qkv, self.out, self.up, self.down
 
     def value(self) -> torch.Tensor:

@@ -18,7 +18,7 @@ Group: TypeAlias = dist.ProcessGroup | None
 
 
 class Product(NamedTuple):
-    """What a kernel depends on beside the sizes.
+    """Types, orders and scales of a product: a kernel depends on them beside the sizes.
 
     kind     of A and B; order: of B, "col" where K is contiguous
     out      type of C

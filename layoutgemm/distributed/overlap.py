@@ -228,7 +228,7 @@ def _scatter(
 
 
 def _push(workspace: Workspace, choice: ShardChoice) -> None:
-    """Copy each chunk of partial sums to its owner when it is complete, on the side stream, and set its flag."""
+    """Copy each complete chunk of partial sums to its owner, and set its flag."""
     rank, stream, chunks = workspace.rank, workspace.side.cuda_stream, choice.chunks
     room, counters = choice.room_bytes, workspace.extra["counters"].data_ptr()
     step, staging = room // chunks, workspace.extra["partial sums"].data_ptr()

@@ -49,7 +49,7 @@ def _scaled(sums: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor | N
 
 @contextmanager
 def _named(name: str, group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
-    """Raise RankError, naming the product, for a rank that has ended or does not come within the timeout."""
+    """Raise RankError, naming the product, where a rank has ended or is late."""
     try:
         if dist.get_backend(group) == "gloo":  # says which ranks are missing; a collective alone does not
             dist.monitored_barrier(group, timedelta(seconds=timeout), wait_all_ranks=True)

@@ -50,7 +50,7 @@ _SCATTERS = (  # 256x192 spills: the loads of a peer's partial sums take 48 regi
 
 @dataclass(frozen=True)
 class Transfer:
-    """How shards move between GPUs; None lets the plan choose.
+    """The way of shards between GPUs; None lets the plan choose.
 
     chunks  of a shard, each with a flag of its own: of rows of a gather, of tiles of a scatter
     by      of a scatter: "stores", by the kernel, across NVLink; "copies", by copy engines as chunks are complete
@@ -75,7 +75,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class ShardChoice:
-    """A plan, its shards' way, whose numbers are chosen, and the GPUs for which it is compiled."""
+    """A plan, its shards' way, and the GPUs for which it is compiled."""
 
     plan: Sm90Plan
     ranks: int
@@ -89,7 +89,7 @@ class ShardChoice:
 
     @functools.cached_property
     def done(self) -> int:
-        """How much a scattered chunk's counter goes up by in a launch."""
+        """The signals of a scattered chunk in one launch."""
         return signals_of_chunk(self.plan, self.ranks, self.chunks)
 
     @functools.cached_property

@@ -90,9 +90,9 @@ class Workspace:
         self.handle.barrier(channel=0, timeout_ms=max(1, int(self.timeout * 1000)))
 
     def meet_beside(self) -> None:
-        """All ranks meet on the side stream without a kernel, which would find no room beside a persistent one.
+        """All ranks meet on the side stream without a kernel.
 
-        The wait has no limit: what a rank waits for is what a kernel's flags wait for, and that wait ends. A word is 0
+        A kernel would find no room beside a persistent one.        The wait has no limit: what a rank waits for is what a kernel's flags wait for, and that wait ends. A word is 0
         again before its writer can come once more: that takes what this rank sends behind the meeting.
         """
         stream = self.side.cuda_stream
@@ -115,7 +115,7 @@ class Workspace:
             )
 
     def meaning(self, flag: int) -> str:
-        """What a flag stands for."""
+        """The chunk or the beginning that a flag stands for."""
         sender = flag // self.chunks
         if self.name.startswith("all_gather"):
             return f"chunk {flag % self.chunks} of rank {sender}"

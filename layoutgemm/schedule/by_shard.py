@@ -103,7 +103,7 @@ class ShardByShard(Pictured):
     def place(
         number: Integer, each: Integer, shards: Integer, chunks: Integer, lag: Integer, minimum: Minimum = least
     ) -> tuple[Any, Any]:
-        """Of tile `number`: its shard, counted from `first`, and its number in the shard.
+        """The shard of tile `number`, counted from `first`, and its number in the shard.
 
         each  tiles of a chunk
         """
@@ -127,7 +127,7 @@ class ShardByShard(Pictured):
     ) -> npt.NDArray[np.int64]:
         """All tiles of a grid in their order: an array [number] of (row, column).
 
-        Raises PlanError for rows that are no multiple of the shards, tiles of a shard that are none of the chunks, a
+        Raises PlanError for rows that are no multiple of the shards, tiles of a shard that are not the chunks', a
         first shard beyond them and a lag beyond the chunks.
         """
         rows, columns = checked_grid(grid)

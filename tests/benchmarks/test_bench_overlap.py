@@ -43,7 +43,7 @@ def test_every_check_has_a_kernel(case: tuple[int, int, int, Transfer, Transfer]
 
 @pytest.mark.parametrize("overlaps", [True, False])
 def test_the_block_of_one_rank_is_that_of_torch(monkeypatch: pytest.MonkeyPatch, overlaps: bool) -> None:
-    """Gradients of all weights, with products of a group of one rank, beside those of plain torch."""
+    """Gradients of all weights, in a group of one rank, beside plain torch's."""
     for name, value in (("TOKENS", 16), ("WIDTH", 32), ("HIDDEN", 64), ("HEADS", 4), ("GROUPS", 2), ("HEAD", 8)):
         monkeypatch.setattr(parallel_block, name, value)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -189,7 +189,7 @@ def gathered(m: int, n: int, k: int, **config: object) -> Sm90Plan:
 
 
 def scaled(shards: Gathered | Scattered, m: int, n: int, k: int, **config: object) -> Sm90Plan:
-    """A plan of a product of shards of 8 bits, with a factor for each row and column."""
+    """A plan of shards of 8 bits, with a factor for each row and column."""
     steps = VectorScale("m", "f32", "scale_a"), VectorScale("n", "f32", "scale_b")
     kinds = {"a": "e4m3", "b": "e4m3:col", "c": "bf16"}
     return Sm90Plan.derive(m, n, k, **kinds, config=Sm90Config(**config), epilogue=Epilogue(*steps), shards=shards)

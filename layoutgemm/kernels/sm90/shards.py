@@ -181,7 +181,7 @@ class PartialTile:
         return int(self.layout.size) * VECTOR
 
     def byte(self, tile, consumer, block, vector, thread):  # type: ignore[no-untyped-def]  # ints or traced integers
-        """The byte of a room at which a vector lies, `tile` being the number of a CTA's tile in it."""
+        """The byte of a room at which a vector of its tile number `tile` lies."""
         return tile * self.bytes + self.layout((thread, vector, block, consumer)) * VECTOR
 
 
@@ -197,7 +197,7 @@ def room_bytes(plan: Sm90Plan, ranks: int) -> int:
 
 
 def signals_of_chunk(plan: Sm90Plan, ranks: int, chunks: int) -> int:
-    """How much a chunk's counter goes up by: one for each consumer warp of each of its tiles.
+    """The signals of a chunk in a launch: one of each consumer warp, each tile.
 
     >>> from layoutgemm.kernels import Sm90Config, Sm90Plan
     >>> signals_of_chunk(Sm90Plan.derive(512, 512, 512, config=Sm90Config((256, 128)), shards=Scattered()), 2, 4)
@@ -228,7 +228,7 @@ def check_shards(shards: Shards, batch: int, config: Sm90Config, c: Operand, epi
 
 
 def _check_partial_sums(shards: Scattered, config: Sm90Config, c: Operand, epilogue: Epilogue | None) -> None:
-    """Raise PlanError for partial sums that are no whole vectors, or of which an epilogue is more than factors."""
+    """Raise PlanError for partial vectors, and for an epilogue of more than factors."""
     if (
         others := [str(step) for step in epilogue.steps if not isinstance(step, (Scale, VectorScale))]
         if epilogue
@@ -358,7 +358,7 @@ def _counters(plan: Sm90Plan) -> Check:
 
 
 def _no_circle(plan: Sm90Plan) -> Check:
-    """A tile of the own shard comes later than all tiles of other ranks that it waits for."""
+    """A tile of the own shard comes later than all tiles that it waits for."""
     witness, orders = "", 0
     for share, _, shard, chunk in _orders(plan):
         orders += 1

@@ -79,7 +79,7 @@ class Sm90Loads:
         return tile, m0, n0, matrix, k_tile, stage, parity, backwards, share
 
     def before_loads(self, job: bridge.Carried, tile: Int32, m0: Int32, k_tile: Int32) -> None:
-        """Before the loads of one of a tile's K tiles, by the thread that issues them: nothing to wait for."""
+        """Called by the loading thread before each K tile's loads: nothing to wait for."""
 
     def share_of_k(self, job: bridge.Carried, place: bridge.Place) -> tuple[Int32, ...]:
         """The tile's own share of K, where its place decides on it: (first K tile, K tiles); else ()."""

@@ -120,13 +120,13 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
         return Int32(job.given.lag)
 
     def numbers(self, job: bridge.Carried, tile: Int32) -> tuple[Int32, Int32, Int32]:
-        """Of a cluster's tile: its shard, counted from the next rank's, its number in the shard, and its chunk."""
+        """A tile's shard, counted from the next rank's, its number in the shard, and its chunk."""
         each = job.chunk_tiles
         from_next, number = ShardByShard.place(tile, each, job.ranks, job.chunks, self.lag(job), cutlass.min)
         return from_next, number, number // each
 
     def room(self, job: bridge.Carried, slot: Int32) -> Int64:
-        """Bytes before a peer's room of the inbox, of the CTA's own rank in its cluster."""
+        """Bytes of the inbox before a peer's room."""
         return Int64(slot) * (job.chunk_tiles * job.chunks * self.plan.cluster_size) * self.partial.bytes
 
     # ----------------------------------------------------------------------------------------------------------- loader
@@ -209,7 +209,7 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], accumulators: Sequence[cute.Tensor],
         where: tuple[Int32, ...], origin: bridge.Place, piece: tuple[int, int],
     ) -> None:  # fmt: skip
-        """Add peers' partial sums, in the order of ranks, to a block of own rows, and store it in C."""
+        """Add peers' partial sums, in the order of ranks, and store own rows in C."""
         block, columns = piece
         consumer, thread, from_next, index, _ = where
         row, column, matrix = origin
