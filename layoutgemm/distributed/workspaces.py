@@ -92,8 +92,9 @@ class Workspace:
     def meet_beside(self) -> None:
         """All ranks meet on the side stream without a kernel.
 
-        A kernel would find no room beside a persistent one.        The wait has no limit: what a rank waits for is what a kernel's flags wait for, and that wait ends. A word is 0
-        again before its writer can come once more: that takes what this rank sends behind the meeting.
+        A kernel would find no room beside a persistent one. The wait has no limit: the kernel's flags wait for the same
+        rank, and that wait ends. A word is 0 again before its writer can come once more: that takes what this rank
+        sends behind the meeting.
         """
         stream = self.side.cuda_stream
         peers = [rank for rank in range(self.ranks) if rank != self.rank]

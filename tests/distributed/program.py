@@ -25,6 +25,7 @@ def normal(*shape: int) -> Any:
 
 def near(got: Any, want: Any, what: object) -> None:
     got = got.full_tensor() if isinstance(got, DTensor) else got
+    got, want = got.detach(), want.detach()
     off = float((got.double() - want.double()).abs().max())
     assert got.shape == want.shape and off <= 2.0**-5 * float(want.double().abs().max()), (what, off)
 
@@ -61,6 +62,30 @@ def products(mesh: Any) -> None:
                     near(got, want if activation is None else want.relu(), (x, y, z, activation))
 
 
+def finishes(mesh: Any) -> None:
+    """Gradients of products with a bias and an activation, and of gated ones, for every pair of placements."""
+    for activation, columns in ((None, 12), ("relu", 12), ("swiglu", 24)):
+        a, b, bias = normal(8, 16), normal(16, columns), normal(columns)
+        if activation == "swiglu":
+            bias = None
+        whole = [None if x is None else x.double().requires_grad_() for x in (a, b, bias)]
+        want = whole[0] @ whole[1] + (0 if bias is None else whole[2])
+        if activation == "swiglu":
+            gate, up = want.chunk(2, 1)
+            want = torch.nn.functional.silu(gate) * up
+        want = want.relu() if activation == "relu" else want
+        want.sum().backward()
+        of = (Replicate(), Shard(0), Shard(1))
+        for x, y, z in itertools.product(of, of, (Replicate(), Shard(0)) if bias is not None else (None,)):
+            given = [None if t is None else placed(t, mesh, p).requires_grad_() for t, p in ((a, x), (b, y), (bias, z))]
+            got = matmul(given[0], given[1], bias=given[2], activation=activation)
+            near(got, want, (activation, x, y, z))
+            got.sum().backward()
+            for name, one, two in zip(("dA", "dB", "dbias"), given, whole, strict=True):
+                if one is not None:
+                    near(one.grad, two.grad, (activation, name, x, y, z))
+
+
 def scaled(mesh: Any) -> None:
     a, b = normal(8, 128).to(torch.float8_e4m3fn), normal(128, 12).to(torch.float8_e4m3fn)
     rows, columns = torch.rand(8, 1) + 0.5, torch.rand(1, 12) + 0.5
@@ -73,20 +98,32 @@ def scaled(mesh: Any) -> None:
         near(scaled_matmul(*given, recipe_a="RowWise", recipe_b="RowWise"), want, ("scaled", x, y))
 
 
-def plans(mesh: Any) -> None:
-    """parallelize_module, column-wise then row-wise, beside the same model in one process."""
+def plans(mesh: Any, sequence: bool) -> None:
+    """parallelize_module, column-wise then row-wise, beside the same model in one process.
+
+    sequence  whether each process has its rows of the input and of the result
+    """
     torch.manual_seed(0)
     alone = torch.nn.Sequential(Linear(16, 32, dtype=BF16, activation="gelu"), Linear(32, 16, dtype=BF16))
     torch.manual_seed(0)
     spread = torch.nn.Sequential(Linear(16, 32, dtype=BF16, activation="gelu"), Linear(32, 16, dtype=BF16))
-    parallelize_module(spread, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    ways = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+    if sequence:  # rows of activations are sharded between the layers' pairs
+        rows = Shard(0)
+        ways = {"0": ColwiseParallel(input_layouts=rows), "1": RowwiseParallel(output_layouts=rows)}
+    parallelize_module(spread, mesh, ways)
     assert spread[0].weight.placements == (Shard(0),) and spread[1].weight.placements == (Shard(1),)
     x, y = normal(4, 16).requires_grad_(), normal(4, 16).requires_grad_()
+    lines = slice(None)
+    if sequence:
+        each = 4 // mesh.size()
+        lines = slice(mesh.get_local_rank() * each, (mesh.get_local_rank() + 1) * each)
+    mine = y[lines].detach().requires_grad_()
     with torch.no_grad():
-        near(spread(x), alone(x), "inference")
+        near(spread(mine), alone(x)[lines], "inference")
     alone(x).float().square().sum().backward()
-    spread(y).float().square().sum().backward()
-    near(y.grad, x.grad, "dx")
+    spread(mine).float().square().sum().backward()
+    near(mine.grad, x.grad[lines], "dx")
     for one, two in zip(alone.parameters(), spread.parameters(), strict=True):
         near(two.grad, one.grad, "parameters")
 
@@ -99,7 +136,9 @@ def main() -> None:
     mesh = init_device_mesh("cpu", (world,))
     products(mesh)
     scaled(mesh)
-    plans(mesh)
+    finishes(mesh)
+    for sequence in (False, True):
+        plans(mesh, sequence)
     print("right", flush=True)
     dist.destroy_process_group()
 

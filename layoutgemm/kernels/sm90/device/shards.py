@@ -120,7 +120,7 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
         return Int32(job.given.lag)
 
     def numbers(self, job: bridge.Carried, tile: Int32) -> tuple[Int32, Int32, Int32]:
-        """A tile's shard, counted from the next rank's, its number in the shard, and its chunk."""
+        """A tile's shard, counted from the next rank's, its number there, and its chunk."""
         each = job.chunk_tiles
         from_next, number = ShardByShard.place(tile, each, job.ranks, job.chunks, self.lag(job), cutlass.min)
         return from_next, number, number // each
