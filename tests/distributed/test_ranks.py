@@ -15,6 +15,7 @@ from layoutgemm.emulator.devices import Stream, emulate_devices
 from layoutgemm.errors import DeadlockError, EmulatorError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.sm90.shards import Gathered, Scattered, check_division
+from layoutgemm.schedule import ShardByShard
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import Ranks, gathered, scaled, scattered
@@ -178,6 +179,16 @@ def test_the_checks_hold_and_fail_where_a_number_is_changed() -> None:
         assert "shards:" in plan.explain()
     sized = replace(plan, mma=wgmma(128, "bf16", "bf16", "f32"))
     assert {"partial sums", "derivation"} & {check.name for check in sized.check() if not check}
+
+
+def test_own_chunks_before_others_are_a_circular_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, place = scattered(512, 96, 128, **SCATTER), ShardByShard.place
+
+    def backwards(number: object, each: int, shards: int, chunks: int, lag: int, *least: object) -> object:
+        return place(each * shards * chunks - 1 - number, each, shards, chunks, lag, *least)  # type: ignore[operator]
+
+    monkeypatch.setattr(ShardByShard, "place", staticmethod(backwards))
+    assert "no circular wait" in {check.name for check in plan.check().checks if not check}
 
 
 @pytest.mark.parametrize(
