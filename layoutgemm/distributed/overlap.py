@@ -27,11 +27,13 @@ from ..kernels.run.torch_tensors import require_gpu
 from ..kernels.sm90.config import Sm90Config
 from ..kernels.sm90.plan import Sm90Plan
 from ..kernels.sm90.shards import PEER_WORDS, VECTOR
+from ..torch_op.launch import Direct
 from ..torch_op.operator import matmul
 from ..torch_op.scaled_grouped.api import scaled_matmul
 from ..torch_op.scaled_grouped.recipes import ROW, Recipes
 from ..torch_op.scaled_grouped.scaled import epilogue_of
 from .checks import KINDS, Group, Product, group_of, output_of, product_of
+from .kept import KeptCall, find, keep
 from .reference import gathered_reference, scattered_reference
 from .shard_plans import ShardChoice, Transfer, gather_choice, scatter_choice
 from .workspaces import Workspace, workspace_of
@@ -85,8 +87,16 @@ def all_gather_matmul(
     Raises OperandError, before anything is written, for tensors, groups and sizes without a kernel, and for gradients;
     RankError where an earlier call's rank did not come.
     """
-    found = group_of(group)
-    product = product_of({"a_shard": a_shard, "b": b}, (scale_a, scale_b))
+    found, scales = group_of(group), (scale_a, scale_b)
+    key, kept = find("gather", found, (a_shard, b), scales, (transfer, config, timeout)) if out is None else ((), None)
+    if kept is not None:
+        kept.workspace.timeout = timeout
+        kept.workspace.require_alive()
+        with torch.cuda.device(a_shard.device):
+            out = torch.empty(kept.shape, dtype=kept.kind, device=a_shard.device)
+            _gather(kept.workspace, kept.choice, a_shard, b, out, scales)
+        return out
+    product = product_of({"a_shard": a_shard, "b": b}, scales)
     rows, k = a_shard.shape
     m, n = rows * found.size(), b.shape[1]
     out = output_of(out, (m, n), product.out, _read({"a_shard": a_shard, "b": b}, scale_a, scale_b))
@@ -102,7 +112,8 @@ def all_gather_matmul(
     workspace = _gather_workspace(found, a_shard.device, (m, k), a_shard.dtype, choice.chunks, timeout)
     workspace.require_alive()
     with torch.cuda.device(a_shard.device):
-        _gather(workspace, choice, a_shard, b, out, (scale_a, scale_b))
+        _gather(workspace, choice, a_shard, b, out, scales)
+    keep(key, KeptCall(choice, workspace, (m, n), product.out))
     return out
 
 
@@ -176,8 +187,18 @@ def matmul_reduce_scatter(
     Raises as `all_gather_matmul` does; OperandError too where M / ranks rows are no whole tiles (multiples of 64), or
     for transfer by "copies" with CUDA_LAUNCH_BLOCKING=1, under which a kernel cannot wait for later launches.
     """
-    found = group_of(group)
-    product = product_of({"a": a, "b": b}, (scale_a, scale_b))
+    found, scales = group_of(group), (scale_a, scale_b)
+    # CUDA_LAUNCH_BLOCKING is a part of the key: it decides below on what is refused.
+    options = transfer, config, timeout, os.environ.get("CUDA_LAUNCH_BLOCKING")
+    key, kept = find("scatter", found, (a, b), scales, options) if out is None else ((), None)
+    if kept is not None:
+        kept.workspace.timeout = timeout
+        kept.workspace.require_alive()
+        with torch.cuda.device(a.device):
+            out = torch.empty(kept.shape, dtype=kept.kind, device=a.device)
+            _scatter(kept.workspace, kept.choice, a, b, out, scales)
+        return out
+    product = product_of({"a": a, "b": b}, scales)
     (m, k), n, ranks = a.shape, b.shape[1], found.size()
     if m % ranks:
         raise OperandError(f"a has {m} rows for {ranks} ranks: {m} % {ranks} = {m % ranks}")
@@ -196,7 +217,8 @@ def matmul_reduce_scatter(
     workspace = _scatter_workspace(found, a.device, choice, product, timeout)
     workspace.require_alive()
     with torch.cuda.device(a.device):
-        _scatter(workspace, choice, a, b, out, (scale_a, scale_b))
+        _scatter(workspace, choice, a, b, out, scales)
+    keep(key, KeptCall(choice, workspace, (m // ranks, n), product.out))
     return out
 
 
@@ -258,23 +280,29 @@ def _launch(
     more: tuple[int, ...],
 ) -> None:  # fmt: skip
     """Launch the kernel on A, B and C, with its words: the epilogue's, those of all shards, and more."""
-    plan: Sm90Plan = choice.plan
     a, b, c = matrices
-    lines_b = b.stride(1) if plan.b.order == "col" else b.stride(0)
     leading = [
-        max(stride, VECTOR // x.element_size()) for stride, x in ((a.stride(0), a), (lines_b, b), (c.stride(0), c))
+        max(stride, VECTOR // x.element_size())
+        for stride, x in ((a.stride(0), a), (b.stride(1 if choice.plan.b.order == "col" else 0), b), (c.stride(0), c))
     ]
-    steps = [x * lines for x, lines in zip(leading, (plan.m, max(plan.n, plan.k), plan.m), strict=True)]
-    workers = of_device(_index(a)).resident(plan.cluster_size)
-    pointers = a.data_ptr(), b.data_ptr(), c.data_ptr()
-    placed = {name: Placed(address) for name, address in factors.items()}
-    own = words_of(plan.epilogue, placed)[: len(plan.epilogue.words)]
     place = workspace.flag_address(workspace.rank, 0), target, workspace.rank, workspace.ranks, choice.chunks
-    words = (*own, *place, workspace.polls, workspace.record.data_ptr(), *more)
-    sizes = plan.m, plan.n, plan.k, 1
-    padding = [0] * (MAX_WORDS - len(words))
-    stream = torch.cuda.current_stream().cuda_stream
-    compile_plan(plan).launch(*pointers, *sizes, *leading, *steps, workers, *words, *padding, stream=stream)
+    words = (*place, workspace.polls, workspace.record.data_ptr(), *more)
+    key = (_index(a), *leading, *words)
+    direct = choice.launches.get(key)
+    if direct is None:
+        direct = choice.launches[key] = _direct(choice.plan, key[0], leading, words, list(factors))
+    addresses = c.data_ptr(), a.data_ptr(), b.data_ptr(), *factors.values()
+    direct.launch(addresses, torch.cuda.current_stream().cuda_stream)
+
+
+def _direct(plan: Sm90Plan, index: int, leading: Sequence[int], words: Sequence[int], factors: Sequence[str]) -> Direct:
+    """The launch of a plan for such lines; it takes addresses: C, A, B, then the epilogue's factors by name."""
+    steps = [x * lines for x, lines in zip(leading, (plan.m, max(plan.n, plan.k), plan.m), strict=True)]
+    sizes = (plan.m, plan.n, plan.k, 1, *leading, *steps, of_device(index).resident(plan.cluster_size))
+    own = words_of(plan.epilogue, {name: Placed(0) for name in factors})[: len(plan.epilogue.words)]
+    places = [3 + len(sizes) + plan.epilogue.words.index(name) for name in factors]
+    padding = [0] * (MAX_WORDS - len(own) - len(words))
+    return Direct(compile_plan(plan), (0, 0, 0, *sizes, *own, *words, *padding), (2, 0, 1, *places), index, plan)
 
 
 def _epilogue(product: Product, recipe_b: str = "") -> Epilogue | None:

@@ -27,6 +27,7 @@ from ..kernels.sm90.shards import (
     signals_of_chunk,
     tiles_of_shard,
 )
+from ..torch_op.launch import Direct
 
 _CHUNK_BYTES = 8 << 20  # of a gathered chunk at least: a copy of less does not reach the link's rate
 _MAX_CHUNKS = 4  # of a gathered shard: more copies cost more launches of the host than they hide
@@ -75,12 +76,13 @@ class Transfer:
 
 @dataclass(frozen=True)
 class ShardChoice:
-    """A plan, its shards' way, and the GPUs for which it is compiled."""
+    """A plan, its shards' way, the GPUs for which it is compiled, and its launches by their arguments."""
 
     plan: Sm90Plan
     ranks: int
     transfer: Transfer
     ready: set[int] = field(default_factory=set, compare=False)
+    launches: dict[tuple[int, ...], Direct] = field(default_factory=dict, compare=False)
 
     @property
     def chunks(self) -> int:

@@ -11,6 +11,7 @@ NVLink multicast is not used.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,8 @@ class Workspace:
     record    a host's words that a kernel writes before it stops
     extra     further memory of this rank's GPU: counters, tables
     side      the stream of the copy engines
+    rank, ranks  this rank of the group, and how many there are
+    starts    the address of each rank's memory, in this rank's address space
     """
 
     handle: Any
@@ -46,40 +49,43 @@ class Workspace:
     timeout: float
     name: str
     extra: dict[str, torch.Tensor] = field(default_factory=dict)
+    rank: int = field(init=False)
+    ranks: int = field(init=False)
+    starts: tuple[int, ...] = field(init=False)
 
-    @property
-    def rank(self) -> int:
-        """This rank of the group."""
-        return int(self.handle.rank)
-
-    @property
-    def ranks(self) -> int:
-        """Ranks of the group."""
-        return int(self.handle.world_size)
+    def __post_init__(self) -> None:
+        # The handle makes a list of its addresses at each question: some microseconds, many times a call.
+        self.rank, self.ranks = int(self.handle.rank), int(self.handle.world_size)
+        self.starts = tuple([int(at) for at in self.handle.buffer_ptrs])
 
     @property
     def polls(self) -> int:
         """Loads of a flag before a wait ends."""
         return min((1 << 31) - 1, max(1, int(self.timeout * POLLS_PER_SECOND)))
 
-    @property
+    @functools.cached_property
     def flags(self) -> torch.Tensor:
         """This rank's flags."""
         return self.memory[: 4 * self.flag_count].view(torch.int32)
 
+    @functools.cached_property
+    def first(self) -> int:
+        """The buffer's first byte."""
+        return buffer_offset(self.flag_count)
+
     def buffer(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype, byte: int = 0) -> torch.Tensor:
         """A rank's buffer from a byte on, in this rank's address space."""
-        offset = (buffer_offset(self.flag_count) + byte) // dtype.itemsize
+        offset = (self.first + byte) // dtype.itemsize
         found: torch.Tensor = self.handle.get_buffer(rank, shape, dtype, offset)
         return found
 
     def address(self, rank: int, byte: int = 0) -> int:
         """The address of a byte of a rank's buffer, in this rank's address space."""
-        return int(self.handle.buffer_ptrs[rank]) + buffer_offset(self.flag_count) + byte
+        return self.starts[rank] + self.first + byte
 
     def flag_address(self, rank: int, flag: int) -> int:
         """The address of a rank's flag."""
-        return int(self.handle.buffer_ptrs[rank]) + 4 * flag
+        return self.starts[rank] + 4 * flag
 
     def arrive(self, rank: int, flag: int) -> None:
         """Set a rank's flag, on the side stream after what was copied there."""

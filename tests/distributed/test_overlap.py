@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +18,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 if not torch.distributed.is_available():
     pytest.skip("this torch is built without torch.distributed", allow_module_level=True)
 
-from layoutgemm.distributed import Transfer, overlap, shard_plans, workspaces
+from layoutgemm.distributed import Transfer, kept, overlap, shard_plans, workspaces
 from layoutgemm.distributed.checks import Product, output_of
 from layoutgemm.errors import PlanError, RankError, TensorError
 from layoutgemm.kernels.sm90.choose.occupancy import Places
@@ -95,14 +97,20 @@ class Rank:
         monkeypatch.setattr(torch.cuda, "stream", lambda _: __import__("contextlib").nullcontext())
         monkeypatch.setattr(overlap, "_index", lambda _: 0)
         monkeypatch.setattr(overlap, "of_device", lambda _: Places(132))
-        monkeypatch.setattr(overlap, "compile_plan", lambda plan: SimpleNamespace(launch=self.launch))
+        monkeypatch.setattr(overlap, "compile_plan", lambda plan: None)
+        monkeypatch.setattr(
+            overlap, "Direct", lambda *given: SimpleNamespace(launch=functools.partial(self.launch, given))
+        )
         monkeypatch.setattr(overlap, "copy_bytes", lambda _, to, of, nbytes: ctypes.memmove(to, of, nbytes))
         for module in (overlap, workspaces):
             monkeypatch.setattr(module, "wait_value", lambda *given: self.log.append(f"wait for {given[2]}"))
         monkeypatch.setattr(workspaces, "write_value", self.write)
 
-    def launch(self, *arguments: int, stream: int) -> None:
-        self.arguments = arguments
+    def launch(self, given: Sequence[Any], addresses: Sequence[int], stream: int) -> None:
+        values = [*given[1]]
+        for place, address in zip(given[2], addresses, strict=True):
+            values[place] = address
+        self.arguments = tuple(values)
         self.log.append("launch")
 
     def write(self, stream: int, address: int, value: int) -> None:
@@ -125,6 +133,7 @@ def test_a_gather_copies_flags_and_launches_in_order(monkeypatch: pytest.MonkeyP
     theirs[256:] = 7
     a, b = torch.ones(256, 64, dtype=torch.bfloat16), torch.ones(128, 64, dtype=torch.bfloat16)
     out = torch.empty(512, 128, dtype=torch.bfloat16)
+    choice.launches.clear()
     overlap._gather(rank.space, choice, a, b.t(), out)
     begins = ["join", *MEETING] if beside else ["meet", "join"]
     assert rank.log == [*begins, "flag 2 of rank 0", "flag 3 of rank 0", "launch", "meet", "join"]
@@ -144,6 +153,7 @@ def test_a_gather_of_8_bits_moves_scales_before_rows(monkeypatch: pytest.MonkeyP
     rank.space.buffer(1, (512,), torch.float32, 512 * 64)[256:] = 5
     a, b = (torch.ones(rows, 64).to(torch.float8_e4m3fn) for rows in (256, 128))
     scales = torch.tensor([3.0]), torch.ones(128)
+    choice.launches.clear()
     overlap._gather(rank.space, choice, a, b.t(), torch.empty(512, 128, dtype=torch.bfloat16), scales)
     found = rank.space.buffer(0, (512,), torch.float32, 512 * 64)
     assert found[:256].eq(3).all() and found[256:].eq(5).all()
@@ -161,6 +171,7 @@ def scatter(monkeypatch: pytest.MonkeyPatch, transfer: Transfer) -> tuple[Rank, 
     if transfer.by == "copies":
         rank.space.extra["partial sums"][:] = torch.arange(2 * choice.room_bytes) % 251
     out = torch.empty(256, 128, dtype=torch.bfloat16)
+    choice.launches.clear()
     overlap._scatter(rank.space, choice, a, b.t(), out)
     return rank, choice, dict(zip(choice.plan.parameters, rank.arguments, strict=True)), out
 
@@ -217,3 +228,26 @@ def test_an_output_over_an_operand_is_refused() -> None:
     with pytest.raises(TensorError, match="more than one element of out"):
         output_of(torch.zeros(1, 64, dtype=kind).expand(32, 64), (32, 64), kind, read)
     assert output_of(room[32:], (32, 64), kind, read) is not None
+
+
+def test_a_call_is_kept_for_the_same_shapes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "FIRST_GPU", -1)
+    a, b, scale = torch.ones(8, 16).bfloat16(), torch.ones(24, 16).bfloat16().T, torch.ones(8, 1)
+
+    def key(x: Any = a, y: Any = b, scales: Any = (None, None), options: Any = (None,)) -> Any:
+        return kept.find("gather", "group", (x, y), scales, options)[0]
+
+    others = [
+        key(a[:4]), key(torch.ones(8, 32).bfloat16()[:, :16]), key(a.half()), key(y=b.contiguous()),
+        key(scales=(scale, None)), key(scales=(None, scale)), key(options=(1,)),
+    ]  # fmt: skip
+    assert key() and len({key(), *others}) == 8
+    assert key(a.clone().requires_grad_()) == () and key(torch.ones(129).bfloat16()[1:].view(8, 16)) == ()
+    with torch.no_grad():
+        assert key(a.clone().requires_grad_()) == key()
+    call = kept.KeptCall(None, None, (8, 24), torch.bfloat16)
+    kept.keep((), call)
+    kept.keep(key(), call)
+    assert kept.find("gather", "group", (a, b), (None, None), (None,))[1] is call
+    assert () not in kept._KEPT
+    kept._KEPT.clear()

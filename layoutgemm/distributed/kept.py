@@ -1,0 +1,64 @@
+"""Calls of products of shards that have been checked, kept for tensors of the same shapes, strides and types."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ..torch_op.checks import PLAIN
+from ..torch_op.operator import seen_by_autograd_alone
+from .shard_plans import ShardChoice
+from .workspaces import Workspace
+
+Key = tuple[object, ...]
+
+FIRST_GPU = 0  # of the indices of devices; below are CPUs
+MAX_KEPT = 1024  # beyond, all go
+_ALIGNED = 15  # bits that are 0 in an address that TMA reads
+_KEPT: dict[Key, KeptCall] = {}
+
+
+class KeptCall(NamedTuple):
+    """A checked call: its kernel, its memory, and the result's shape and type."""
+
+    choice: ShardChoice
+    workspace: Workspace
+    shape: tuple[int, int]
+    kind: torch.dtype
+
+
+def find(
+    name: str, group: dist.ProcessGroup, matrices: tuple[torch.Tensor, torch.Tensor],
+    scales: tuple[torch.Tensor | None, torch.Tensor | None], options: Key,
+) -> tuple[Key, KeptCall | None]:  # fmt: skip
+    """(key, the kept call or None); the key () stands for a call that is checked each time.
+
+    options  whatever else decides on kernel and memory
+    """
+    tensors = (*matrices, *[x for x in scales if x is not None])
+    if any(type(x) not in PLAIN for x in tensors) or not seen_by_autograd_alone():
+        return (), None
+    index, recording = matrices[0].get_device(), torch.is_grad_enabled()
+    if index < FIRST_GPU or any(
+        x.layout is not torch.strided or x.get_device() != index or x.is_neg() or (recording and x.requires_grad)
+        for x in tensors
+    ):
+        return (), None
+    if (matrices[0].data_ptr() | matrices[1].data_ptr()) & _ALIGNED:
+        return (), None
+    try:
+        facts = [fact for x in tensors for fact in (x.shape, x.stride(), x.dtype)]
+        key = (name, group, index, options, *[x is None for x in scales], *facts)
+        return key, _KEPT.get(key)
+    except TypeError:  # a configuration without a hash
+        return (), None
+
+
+def keep(key: Key, call: KeptCall) -> None:
+    """Keep a call under the key of `find`, unless that is ()."""
+    if key:
+        if len(_KEPT) >= MAX_KEPT:
+            _KEPT.clear()
+        _KEPT[key] = call
