@@ -63,7 +63,7 @@ def products(mesh: Any) -> None:
 
 
 def finishes(mesh: Any) -> None:
-    """Gradients of products with a bias and an activation, and of gated ones, for every pair of placements."""
+    """Gradients of finished and gated products, for every pair of placements."""
     for activation, columns in ((None, 12), ("relu", 12), ("swiglu", 24)):
         a, b, bias = normal(8, 16), normal(16, columns), normal(columns)
         if activation == "swiglu":
