@@ -31,13 +31,14 @@ class KeptCall(NamedTuple):
 
 def find(
     name: str, group: dist.ProcessGroup, matrices: tuple[torch.Tensor, torch.Tensor],
-    scales: tuple[torch.Tensor | None, torch.Tensor | None], options: Key,
+    scales: tuple[torch.Tensor | None, torch.Tensor | None], out: torch.Tensor | None, options: Key,
 ) -> tuple[Key, KeptCall | None]:  # fmt: skip
     """(key, the kept call or None); the key () stands for a call that is checked each time.
 
+    out      a result's tensor, whose storage no operand shares
     options  whatever else decides on kernel and memory
     """
-    tensors = (*matrices, *[x for x in scales if x is not None])
+    tensors = (*matrices, *[x for x in (*scales, out) if x is not None])
     if any(type(x) not in PLAIN for x in tensors) or not seen_by_autograd_alone():
         return (), None
     index, recording = matrices[0].get_device(), torch.is_grad_enabled()
@@ -46,11 +47,13 @@ def find(
         for x in tensors
     ):
         return (), None
-    if (matrices[0].data_ptr() | matrices[1].data_ptr()) & _ALIGNED:
+    if (matrices[0].data_ptr() | matrices[1].data_ptr() | (0 if out is None else out.data_ptr())) & _ALIGNED:
+        return (), None
+    if out is not None and out.untyped_storage().data_ptr() in [x.untyped_storage().data_ptr() for x in tensors[:-1]]:
         return (), None
     try:
         facts = [fact for x in tensors for fact in (x.shape, x.stride(), x.dtype)]
-        key = (name, group, index, options, *[x is None for x in scales], *facts)
+        key = (name, group, index, options, *[x is None for x in (*scales, out)], *facts)
         return key, _KEPT.get(key)
     except TypeError:  # a configuration without a hash
         return (), None

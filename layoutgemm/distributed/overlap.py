@@ -88,12 +88,13 @@ def all_gather_matmul(
     RankError where an earlier call's rank did not come.
     """
     found, scales = group_of(group), (scale_a, scale_b)
-    key, kept = find("gather", found, (a_shard, b), scales, (transfer, config, timeout)) if out is None else ((), None)
+    key, kept = find("gather", found, (a_shard, b), scales, out, (transfer, config, timeout))
     if kept is not None:
         kept.workspace.timeout = timeout
         kept.workspace.require_alive()
         with torch.cuda.device(a_shard.device):
-            out = torch.empty(kept.shape, dtype=kept.kind, device=a_shard.device)
+            if out is None:
+                out = torch.empty(kept.shape, dtype=kept.kind, device=a_shard.device)
             _gather(kept.workspace, kept.choice, a_shard, b, out, scales)
         return out
     product = product_of({"a_shard": a_shard, "b": b}, scales)
@@ -190,12 +191,13 @@ def matmul_reduce_scatter(
     found, scales = group_of(group), (scale_a, scale_b)
     # CUDA_LAUNCH_BLOCKING is a part of the key: it decides below on what is refused.
     options = transfer, config, timeout, os.environ.get("CUDA_LAUNCH_BLOCKING")
-    key, kept = find("scatter", found, (a, b), scales, options) if out is None else ((), None)
+    key, kept = find("scatter", found, (a, b), scales, out, options)
     if kept is not None:
         kept.workspace.timeout = timeout
         kept.workspace.require_alive()
         with torch.cuda.device(a.device):
-            out = torch.empty(kept.shape, dtype=kept.kind, device=a.device)
+            if out is None:
+                out = torch.empty(kept.shape, dtype=kept.kind, device=a.device)
             _scatter(kept.workspace, kept.choice, a, b, out, scales)
         return out
     product = product_of({"a": a, "b": b}, scales)

@@ -234,20 +234,21 @@ def test_a_call_is_kept_for_the_same_shapes_alone(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(kept, "FIRST_GPU", -1)
     a, b, scale = torch.ones(8, 16).bfloat16(), torch.ones(24, 16).bfloat16().T, torch.ones(8, 1)
 
-    def key(x: Any = a, y: Any = b, scales: Any = (None, None), options: Any = (None,)) -> Any:
-        return kept.find("gather", "group", (x, y), scales, options)[0]
+    def key(x: Any = a, y: Any = b, scales: Any = (None, None), options: Any = (None,), out: Any = None) -> Any:
+        return kept.find("gather", "group", (x, y), scales, out, options)[0]
 
     others = [
         key(a[:4]), key(torch.ones(8, 32).bfloat16()[:, :16]), key(a.half()), key(y=b.contiguous()),
-        key(scales=(scale, None)), key(scales=(None, scale)), key(options=(1,)),
+        key(scales=(scale, None)), key(scales=(None, scale)), key(options=(1,)), key(out=torch.ones(8, 24)), key(out=torch.ones(8, 24).half()),
     ]  # fmt: skip
-    assert key() and len({key(), *others}) == 8
+    assert key() and len({key(), *others}) == 10
     assert key(a.clone().requires_grad_()) == () and key(torch.ones(129).bfloat16()[1:].view(8, 16)) == ()
     with torch.no_grad():
         assert key(a.clone().requires_grad_()) == key()
     call = kept.KeptCall(None, None, (8, 24), torch.bfloat16)
     kept.keep((), call)
     kept.keep(key(), call)
-    assert kept.find("gather", "group", (a, b), (None, None), (None,))[1] is call
+    assert key(out=a) == () and key(out=torch.ones(25)[1:]) == ()
+    assert kept.find("gather", "group", (a, b), (None, None), None, (None,))[1] is call
     assert () not in kept._KEPT
     kept._KEPT.clear()
