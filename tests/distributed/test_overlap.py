@@ -239,7 +239,8 @@ def test_a_call_is_kept_for_the_same_shapes_alone(monkeypatch: pytest.MonkeyPatc
 
     others = [
         key(a[:4]), key(torch.ones(8, 32).bfloat16()[:, :16]), key(a.half()), key(y=b.contiguous()),
-        key(scales=(scale, None)), key(scales=(None, scale)), key(options=(1,)), key(out=torch.ones(8, 24)), key(out=torch.ones(8, 24).half()),
+        key(scales=(scale, None)), key(scales=(None, scale)), key(options=(1,)),
+        key(out=torch.ones(8, 24)), key(out=torch.ones(8, 24).half()),
     ]  # fmt: skip
     assert key() and len({key(), *others}) == 10
     assert key(a.clone().requires_grad_()) == () and key(torch.ones(129).bfloat16()[1:].view(8, 16)) == ()
