@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -32,6 +33,10 @@ from ..torch_op.launch import Direct
 _CHUNK_BYTES = 8 << 20  # of a gathered chunk at least: a copy of less does not reach the link's rate
 _MAX_CHUNKS = 4  # of a gathered shard: more copies cost more launches of the host than they hide
 _COPIED_CHUNKS, _STORED_CHUNKS = 4, 16  # of a scattered shard at most: copied, and counted as the kernel stores it
+_COPIED_LAG, _STORED_LAG = 2, 4  # chunks that a rank's own rows come behind the others', at most
+# A scatter of more operations moves its partial sums by copy engines: on two H100s copies were faster at 550 and 962
+# GFLOP, and stores at 240, where the host needs longer for the copies than the GPU for the product.
+_COPIED_FROM = 4e11
 _DEFAULT = Places(132)
 # Tile, clusters to try, and the time of a tile for its area, over that of 128x256: measured on two H100s, where a
 # loader of its own, which waits for flags while consumers multiply, took 0.67 to 1.04 of the time of consumers that
@@ -55,23 +60,23 @@ class Transfer:
 
     chunks  of a shard, each with a flag of its own: of rows of a gather, of tiles of a scatter
     by      of a scatter: "stores", by the kernel, across NVLink; "copies", by copy engines as chunks are complete
-    lag     of a scatter: chunks that a rank's own rows come behind those of the others; None: all of them
+    lag     of a scatter: chunks that a rank's own rows come behind those of the others
     beside  of a gather: ranks meet beside the kernel, by memory operations of a stream, and not before it
 
     Raises PlanError for another value of `by`; the plan checks numbers.
 
     >>> Transfer(chunks=2)
-    Transfer(chunks=2, by='stores', lag=None, beside=True)
+    Transfer(chunks=2, by=None, lag=None, beside=True)
     """
 
     chunks: int | None = None
-    by: str = "stores"
+    by: str | None = None
     lag: int | None = None
     beside: bool = True
 
     def __post_init__(self) -> None:
-        if self.by not in ("stores", "copies"):
-            raise PlanError(f"by = {self.by!r}: known are 'stores' and 'copies'")
+        if self.by not in (None, "stores", "copies"):
+            raise PlanError(f"by = {self.by!r}: known are 'stores', 'copies' and None")
 
 
 @dataclass(frozen=True)
@@ -150,9 +155,7 @@ def _chosen(
             found = transfer
             if isinstance(shards, Scattered):
                 check_division(plan, ranks, 1)
-                most = _COPIED_CHUNKS if transfer.by == "copies" else _STORED_CHUNKS
-                chunks = transfer.chunks or _divisor(tiles_of_shard(plan, ranks), most)
-                found = replace(transfer, chunks=chunks, lag=transfer.lag or chunks)
+                found = _scattered(transfer, sizes, tiles_of_shard(plan, ranks))
             check_division(plan, ranks, present(found.chunks), found.lag)
         except PlanError as error:
             refused = refused or error
@@ -160,6 +163,20 @@ def _chosen(
         return ShardChoice(plan, ranks, found)
     assert refused is not None
     raise refused
+
+
+def _scattered(transfer: Transfer, sizes: tuple[int, int, int], tiles: int) -> Transfer:
+    """The way of a scatter's partial sums.
+
+    tiles  of a shard
+
+    >>> _scattered(Transfer(), (4096, 14336, 2048), 448)
+    Transfer(chunks=16, by='stores', lag=4, beside=True)
+    """
+    by = transfer.by or ("copies" if 2 * math.prod(sizes) > _COPIED_FROM else "stores")
+    most, lag = (_COPIED_CHUNKS, _COPIED_LAG) if by == "copies" else (_STORED_CHUNKS, _STORED_LAG)
+    chunks = transfer.chunks or _divisor(tiles, most)
+    return replace(transfer, by=by, chunks=chunks, lag=transfer.lag or min(lag, chunks))
 
 
 def _candidates(shards: Shards, sizes: tuple[int, int, int], places: Places) -> Iterator[Sm90Config]:
