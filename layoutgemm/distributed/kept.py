@@ -1,4 +1,4 @@
-"""Calls of products of shards that have been checked, kept for tensors of the same shapes, strides and types."""
+"""Checked calls of products of shards, kept for tensors of the same shapes and types."""
 
 from __future__ import annotations
 

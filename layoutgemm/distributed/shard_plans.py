@@ -81,7 +81,10 @@ class Transfer:
 
 @dataclass(frozen=True)
 class ShardChoice:
-    """A plan, its shards' way, the GPUs for which it is compiled, and its launches by their arguments."""
+    """A plan, its shards' way, and its launches by their arguments.
+
+    ready  the GPUs for which it is compiled
+    """
 
     plan: Sm90Plan
     ranks: int
