@@ -1,0 +1,1 @@
+"""layoutgemm.quantize."""
