@@ -2,7 +2,7 @@
 
     group    elements that share a scale    CTA                               reads its elements
     -----    ---------------------------    -------------------------------   ---------------------------------
-    1        128 of a row                   32 or 64 blocks, or 128x128       once, in registers
+    1        128 of a row                   64 blocks, or 128x128             once, in registers
     128      128x128                        128x128                           once, in registers
     0        a row                          one row                           twice, the second time from L1 or L2
 
@@ -38,7 +38,8 @@ VECTOR_BYTES = 16  # of a thread's load; addresses and sizes may leave less
 ROWS_ALIGNED = 16  # bytes: rows of values begin at multiples, as TMA has it
 SCALES_ALIGNED = 4  # scales: columns of scales begin at multiples of 16 bytes
 _SOURCES = ("bf16", "f16", "f32")
-_LINES_OF_BLOCKS = 4  # passes of a CTA whose blocks are 1x128: that many loads of a thread are in flight
+_LANES = 8  # threads of a line of a "row" tile: 128 contiguous bytes a load, and two or four loads a line
+_LINES_OF_BLOCKS = 64  # of a CTA whose blocks are 1x128
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class QuantizePlan:
 
     >>> plan = QuantizePlan("bf16", "e4m3", 1)
     >>> plan.vector, plan.passes, plan.lines, str(plan.tile)
-    (8, 4, 64, '((16,16),(8,4)):((8,128),(1,2048))')
+    (8, 2, 64, '((8,32),(8,2,2)):((8,128),(1,64,4096))')
     >>> bool(plan.check())
     True
     """
@@ -73,7 +74,9 @@ class QuantizePlan:
     parameters: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("x", "values", "scales"), "address"),
         **dict.fromkeys(("m", "k", "batch"), "size"),
-        **dict.fromkeys(("ldx", "stride_x", "ldv", "stride_v", "scale_m", "scale_k", "stride_s"), "stride"),
+        **dict.fromkeys(("ldx", "stride_x", "ldv", "stride_v"), "stride"),
+        **dict.fromkeys(("scale_m", "scale_k"), "size"),
+        "stride_s": "stride",
     }
 
     def __post_init__(self) -> None:
@@ -106,30 +109,34 @@ class QuantizePlan:
     @property
     def lanes(self) -> int:
         """Threads of a line of 128 contiguous elements."""
-        return BLOCK // self.vector
+        return _LANES if self.order == "row" else BLOCK // self.vector
 
     @property
-    def passes(self) -> int:
-        """Lines of a thread."""
-        return _LINES_OF_BLOCKS if self.group == 1 and self.order == "row" else BLOCK * self.lanes // THREADS
+    def vectors(self) -> int:
+        """A thread's vectors of a line."""
+        return BLOCK // (self.lanes * self.vector)
 
     @property
     def lines(self) -> int:
         """Lines of a CTA: of "col" and of squares 128, else blocks of 1x128."""
-        return THREADS // self.lanes * self.passes
+        return _LINES_OF_BLOCKS if self.group == 1 and self.order == "row" else BLOCK
+
+    @property
+    def passes(self) -> int:
+        """Lines of a thread."""
+        return self.lines * self.lanes // THREADS
 
     @property
     def tile(self) -> Layout:
         """(thread, value) -> line * 128 + place in the line.
 
-        A thread of a "row" tile has every 16th or 8th line, so that a warp's load is of neighbours. One of a "col" tile
-        has neighbouring lines: four of them are a word of values.
+        A thread of a "row" tile has every 32nd line, so that a warp's load is of neighbours. One of a "col" tile has
+        neighbouring lines: four of them are a word of values.
         """
         if self.order == "row":
-            step = THREADS // self.lanes
-            return Layout(
-                ((self.lanes, step), (self.vector, self.passes)), ((self.vector, BLOCK), (1, step * BLOCK))
-            )  # fmt: skip
+            step, across = THREADS // self.lanes, self.lanes * self.vector
+            values = Layout((self.vector, self.vectors, self.passes), (1, across, step * BLOCK))
+            return Layout(((self.lanes, step), values.shape), ((self.vector, BLOCK), values.stride))
         warps, halves = THREADS // WARP, WARP // self.lanes
         own = self.passes * BLOCK
         threads = Layout((self.lanes, halves, warps), (self.vector, warps * own, own))

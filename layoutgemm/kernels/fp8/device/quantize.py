@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr
 
 from ....atoms.copy.base import WARP
 from ....dtypes import dtype, f32
@@ -50,8 +50,8 @@ class QuantizeKernel:
         stride_x: Int64,
         ldv: Int64,
         stride_v: Int64,
-        scale_m: Int64,
-        scale_k: Int64,
+        scale_m: Int32,
+        scale_k: Int32,
         stride_s: Int64,
         stream: bridge.Stream,
     ) -> None:
@@ -80,7 +80,7 @@ class QuantizeKernel:
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         x, values, scales, m, k, ldx, stride_x, ldv, stride_v, scale_m, scale_k, stride_s = given
-        matrix = block // tiles
+        matrix, tile = _divided(block, tiles)
         job = bridge.Carried(
             x=x + Int64(matrix) * stride_x * self.plan.x.bytes, values=values + Int64(matrix) * stride_v,
             scales=scales + Int64(matrix) * stride_s * f32.bytes, m=m, k=k, ldx=ldx, ldv=ldv, scale_m=scale_m,
@@ -91,7 +91,7 @@ class QuantizeKernel:
             shared = cutlass.memory.SmemAllocator().allocate(self.plan.shared_bytes, 16).toint()
         bridge.wait_for_previous_kernel()
         bridge.allow_next_kernel()
-        self.run(job, thread, block % tiles, shared)
+        self.run(job, thread, tile, shared)
 
     def run(self, job: bridge.Carried, thread: Int32, tile: Int32, shared: Int32) -> None:
         """One tile."""
@@ -119,7 +119,7 @@ class QuantizeKernel:
 
     @staticmethod
     def across(found: Float32, lanes: int, least: int = 1) -> Float32:
-        """The largest of neighbouring lanes; of every `least`-th of `lanes`."""
+        """The largest of `lanes` neighbouring lanes; of every `least`-th of them."""
         distance = lanes // 2
         while distance >= least:
             found = _largest(found, cute.arch.shuffle_sync_bfly(found, distance))
@@ -169,34 +169,68 @@ class LineTiles(QuantizeKernel):
     def run(self, job: bridge.Carried, thread: Int32, tile: Int32, shared: Int32) -> None:
         """Load all lines, find the maxima, store."""
         plan = self.plan
-        blocks = tile_count(job.k, BLOCK)
-        first = plan.tile(thread, 0)
-        places, held = [], []
-        for number in range(plan.passes):
-            line = first // BLOCK + plan.tile(0, number * plan.vector) // BLOCK
-            if plan.group == 1:
-                line = tile * plan.lines + line
-                row, k_block = line // blocks, line % blocks
-            else:
-                row, k_block = tile // blocks * BLOCK + line, tile % blocks
-            column = k_block * BLOCK + first % BLOCK
-            room = element.ElementMath.where(row < job.m, job.k - column, Int32(0))
-            places.append((row, k_block, column, room))
-            held.append(self.load(job, row, column, room))
+        places = self.places(job, thread, tile)
+        held = [self.load_line(job, place) for place in places]
         found = [self.amax(values) for values in held]
+        leads = thread % plan.lanes == 0
         if plan.group == 1:
             for (row, k_block, column, room), values, own in zip(places, held, found, strict=True):
                 scale, inverse = self.scaled(self.across(own, plan.lanes))
-                self.store_scale(job, row, k_block, scale, (first % BLOCK == 0) & (room > 0))
-                self.store(job, row, column, self.words_of(values, inverse), room)
+                self.store_scale(job, row, k_block, scale, leads & (room > 0))
+                self.store_line(job, (row, k_block, column, room), self.words_of(values, inverse))
             return
         most = found[0]
         for own in found[1:]:
             most = _largest(most, own)
         scale, inverse = self.scaled(self.across_warps(shared, thread, self.across(most, WARP)))
-        self.store_scale(job, tile // blocks, tile % blocks, scale, thread == 0)
-        for (row, _, column, room), values in zip(places, held, strict=True):
-            self.store(job, row, column, self.words_of(values, inverse), room)
+        row, k_block, _, _ = places[0]
+        self.store_scale(job, row // BLOCK, k_block, scale, thread == 0)
+        for place, values in zip(places, held, strict=True):
+            self.store_line(job, place, self.words_of(values, inverse))
+
+    def places(self, job: bridge.Carried, thread: Int32, tile: Int32) -> list[tuple[Int32, Int32, Int32, Int32]]:
+        """Row, K block, first column, and columns from there on that are inside, of each of a thread's lines.
+
+        The lines of a tile of blocks are numbered along rows. So the next of a thread's, 32 further, is as many rows
+        and K blocks on for all threads, and at most one row more.
+        """
+        plan = self.plan
+        blocks = tile_count(job.k, BLOCK)
+        first = plan.tile(thread, 0)
+        step = plan.tile(0, plan.vector * plan.vectors) // BLOCK
+        if plan.group == 1:
+            row, k_block = _divided(tile * plan.lines + first // BLOCK, blocks)
+            rows, across = _divided(Int32(step), blocks)
+        else:
+            square, k_block = _divided(tile, blocks)
+            row, rows, across = square * BLOCK + first // BLOCK, Int32(step), Int32(0)
+        found = []
+        for number in range(plan.passes):
+            if number:
+                row, k_block = row + rows, k_block + across
+                if plan.group == 1:
+                    over = k_block >= blocks
+                    row = element.ElementMath.where(over, row + 1, row)
+                    k_block = element.ElementMath.where(over, k_block - blocks, k_block)
+            column = k_block * BLOCK + first % BLOCK
+            found.append((row, k_block, column, element.ElementMath.where(row < job.m, job.k - column, Int32(0))))
+        return found
+
+    def load_line(self, job: bridge.Carried, place: tuple[Int32, Int32, Int32, Int32]) -> list[Float32]:
+        """A thread's vectors of a line."""
+        row, _, column, room = place
+        step = self.plan.lanes * self.plan.vector
+        parts = [self.load(job, row, column + i * step, room - i * step) for i in range(self.plan.vectors)]
+        return [value for part in parts for value in part]
+
+    def store_line(
+        self, job: bridge.Carried, place: tuple[Int32, Int32, Int32, Int32], words: Sequence[Int32]
+    ) -> None:  # fmt: skip
+        """A thread's values of a line."""
+        row, _, column, room = place
+        step, each = self.plan.lanes * self.plan.vector, self.plan.vector // 4
+        for i in range(self.plan.vectors):
+            self.store(job, row, column + i * step, words[i * each : (i + 1) * each], room - i * step)
 
     def store(self, job: bridge.Carried, row: Int32, column: Int32, words: Sequence[Int32], room: Int32) -> None:
         """A vector of values; rows are as long as whole vectors."""
@@ -237,8 +271,8 @@ class Transposed(QuantizeKernel):
     def run(self, job: bridge.Carried, thread: Int32, tile: Int32, shared: Int32) -> None:
         """Load all lines, find the maxima, store through shared memory."""
         plan = self.plan
-        down = tile_count(job.m, BLOCK)  # neighbouring CTAs read neighbours of a line
-        row0, k_block = tile % down * BLOCK, tile // down
+        k_block, down = _divided(tile, tile_count(job.m, BLOCK))  # neighbouring CTAs read neighbours of a line
+        row0 = down * BLOCK
         first = plan.tile(thread, 0)
         row, line = row0 + first % BLOCK, first // BLOCK
         held = []
@@ -302,7 +336,14 @@ def _store_first(thread: Int32, address: Int32, value: Float32) -> None:
         bridge.store_shared(address, [value])
 
 
+def _divided(x: Int32, y: Int32) -> tuple[Int32, Int32]:
+    """x // y and x % y of numbers that are not negative: a signed division has corrections."""
+    quotient = Int32(Uint32(x) // Uint32(y))
+    return quotient, x - quotient * y
+
+
 def _number(address: Int32) -> Float32:
+    """A number in shared memory."""
     return bridge.as_floats([load_word_shared(address)])[0]
 
 
