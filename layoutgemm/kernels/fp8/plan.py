@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ...arch import Arch, arch
 from ...atoms.copy.base import WARP
@@ -30,6 +30,10 @@ from ...layouts import ComposedLayout, Layout, Swizzle
 from ...report import Check, Report
 from ..epilogue.reduce import FP8_MOST
 from ..plan import rounded_up
+from ..verbs import named
+
+if TYPE_CHECKING:
+    from ..compile.compiler import CompiledGemm
 
 BLOCK = 128  # elements of a scale, along each dimension that it is of
 THREADS = 256
@@ -70,7 +74,7 @@ class QuantizePlan:
     powers: bool = False
     arch: Arch = arch("sm_90a")
 
-    device_kernel: ClassVar[str] = "fp8.device.quantize:kernel_of"
+    device_kernel: ClassVar[str] = "fp8.device.quantize:kernel_of"  # as `kernels.verbs.named` takes it
     parameters: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("x", "values", "scales"), "address"),
         **dict.fromkeys(("m", "k", "batch"), "size"),
@@ -158,6 +162,15 @@ class QuantizePlan:
         if self.order == "row":
             return 0 if self.group == 1 else THREADS // WARP * 4
         return (THREADS // WARP + 1) * BLOCK * 4 + BLOCK * BLOCK
+
+    def compile(self) -> CompiledGemm:
+        """The kernel, compiled or from the cache; it needs the DSL, and a GPU only to launch."""
+        own = ("source", "values", "group", "order", "access", "powers")
+        facts = {"quantize": {name: getattr(self, name) for name in own}}
+        made: CompiledGemm = named("compile.compiler:compile_kernel")(
+            named(self.device_kernel)(self), self.arch.name, facts, self
+        )
+        return made
 
     def check(self) -> Report:
         """The tile covers each element once, in aligned vectors; shared memory has no bank conflict."""
