@@ -72,8 +72,8 @@ class QuantizePlan:
     order: str = "row"
     access: int = VECTOR_BYTES
     powers: bool = False
-    arch: Arch = arch("sm_90a")
 
+    arch: ClassVar[Arch] = arch("sm_90a")
     device_kernel: ClassVar[str] = "fp8.device.quantize:kernel_of"  # as `kernels.verbs.named` takes it
     parameters: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("x", "values", "scales"), "address"),

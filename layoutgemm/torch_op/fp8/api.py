@@ -8,8 +8,15 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad as _forward
 
-from ..checks import PLAIN, differentiated, modes_of_dispatch, modes_of_functions, needs_dispatcher
-from ..checks import tracing_state, transforms
+from ..checks import (
+    PLAIN,
+    differentiated,
+    modes_of_dispatch,
+    modes_of_functions,
+    needs_dispatcher,
+    tracing_state,
+    transforms,
+)
 from ..compiled.traced import check_kinds, refusal, refuse
 from ..scaled_grouped.recipes import BLOCK, recipe_text
 from .launch import READY, Key, computed

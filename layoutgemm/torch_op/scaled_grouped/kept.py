@@ -16,7 +16,7 @@ import torch.autograd.forward_ad as _forward
 
 from ...errors import OperandError
 from ...kernels.compile.compiler import compile_plan
-from ...kernels.epilogue.parameters import Placed, words_of
+from ...kernels.epilogue.parameters import words_of
 from ...kernels.plan import MAX_WORDS
 from ...kernels.run.epilogue_operands import words_of_tensors
 from ...kernels.run.operand_checks import resolved
@@ -24,6 +24,7 @@ from ...kernels.run.tensor_maps import lines_of
 from ...kernels.run.torch_tensors import check_tensors, launch_of
 from ...kernels.sm90.plan import Sm90Plan
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, tracing_state, transforms
+from ..epilogue import placed_of
 from ..launch import Direct, Prepared, span
 from ..operator import empty_on_gpu, raw_stream
 from ..prepared import mark_written, target
@@ -314,7 +315,7 @@ def _words(
     plan: Sm90Plan, tables: Mapping[str, torch.Tensor], operands: Mapping[str, torch.Tensor], device: torch.device
 ) -> tuple[int, ...]:
     """The launch's sixteen words: the epilogue's, the main loop's, the groups'."""
-    placed = {name: Placed(x.data_ptr(), 0, x.stride(0) if x.ndim > 1 else 0) for name, x in operands.items()}
+    placed = {each.name: placed_of(each, operands[each.name]) for each in plan.epilogue.given}
     own = words_of(plan.epilogue, placed)[: len(plan.epilogue.words)]
     others = words_of_tensors(plan, tables, device)
     return (*own, *others[: MAX_WORDS - len(own)])

@@ -8,9 +8,9 @@ Each product quantises its operands along the dimension that it sums over:
     dA = dC @ B^T  dC (M, N), N            B (K, N), N            as named, the same for square ones
     dB = A^T @ dC  A^T (K, M), M           dC^T (N, M), M         1x128 by 1x128
 
-`layoutgemm.quantize` makes values and scales, of a transpose likewise. Scales are constants to autograd, and rounding is
-the identity. Accumulators are float32. The operands themselves are kept for the backward pass, and quantised again
-there. The last two products have gradients by the same rows of the table, so there are second derivatives.
+`layoutgemm.quantize` makes values and scales. Scales are constants to autograd, and rounding is the identity.
+Accumulators are float32. The operands themselves are kept for the backward pass, and quantised again there. The last
+two products have gradients by the same rows of the table, so there are second derivatives.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from ...dsl import math as element
 from ...dsl.fp8 import floats_of, four_values, load_bytes, magnitude, store_words
 from ...dsl.tables import load_word_shared
 from ...plan import tile_count
-from ..plan import BLOCK, LEAST, THREADS, VECTOR_BYTES, QuantizePlan
+from ..plan import BLOCK, LEAST, THREADS, QuantizePlan
 
 _WARPS = THREADS // WARP
 _largest = element.ElementMath.largest
