@@ -35,7 +35,7 @@ def load_bytes(address: Int64, inside: Boolean, count: int) -> list[Int32]:
 
 
 def store_words(address: Int64, words: Sequence[Int32], inside: Boolean) -> None:
-    """st.global of one or two words at a multiple of their size, where `inside` holds."""
+    """st.global of one or two words, aligned to their size, where `inside` holds."""
     names = ", ".join(f"${i + 1}" for i in range(len(words)))
     target, at = ("b32", names) if len(words) == 1 else ("v2.b32", f"{{{names}}}")
     assembly(

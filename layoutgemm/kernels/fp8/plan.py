@@ -216,7 +216,7 @@ def pitch_of(columns: int) -> int:
 
 
 def scale_pitch(lines: int) -> int:
-    """Scales from one K block to the next, where those of neighbouring rows lie next to each other.
+    """Scales from one K block to the next, where neighbouring rows' lie together.
 
     >>> scale_pitch(64), scale_pitch(3)
     (64, 4)

@@ -78,6 +78,9 @@ def shapes_of(shape: tuple[int, ...], asked: Asked) -> Shapes:
     return Shapes(values, (own, (*matrices, 1, pitch)), k if wide[-1] != k else 0)
 
 
+kept_shapes = functools.lru_cache(4096)(shapes_of)  # of plain numbers: a size that is a symbol has no hash
+
+
 @dataclass(slots=True)
 class KeptLaunch:
     """A launch for tensors of one shape, strides and type: results, the launch, and address bits that are 0."""

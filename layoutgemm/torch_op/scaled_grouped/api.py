@@ -11,12 +11,14 @@ from ...kernels.sm90.config import Sm90Config
 from ..autograd.kept import recorder
 from ..checks import NOT_RECORDED, PLAIN, autocast, differentiated, needs_dispatcher, transforms
 from ..compiled.traced import check_kinds, named, refusal, refuse
+from ..fp8.launch import kept_shapes
 from ..operator import seen_by_autograd_alone
 from ..prepared import config_text
 from .grouped import COLUMNS, COUNTS, ENDS, OFFSETS, check_expected, expected_config, finished, groups_of, in_groups
 from .grouped import grouped_product as computed_grouped
-from .kept import Keeping, find
+from .kept import Keeping, find, memory_beside
 from .operators import (
+    AS_QUANTIZE,
     CHECK_GROUPED,
     CHECK_SCALED,
     WAY_OUT,
@@ -25,7 +27,6 @@ from .operators import (
     checked_scaled,
     differentiable,
     grouped_gradients,
-    scales_of_c,
 )
 from .recipes import recipe_text
 from .scaled import ScaledFinish, check_config, scaled_product
@@ -130,8 +131,9 @@ def scaled_matmul(
         options = activation, use_fast_accum, out_dtype, config
         return _traced_scaled(a, scale_a, b, scale_b, bias, out, recipe_a, recipe_b, *options, out_recipe)
     if out_recipe is not None:
-        options = recipe_a, recipe_b, out_dtype, out_recipe, config
-        return _quantized(a, scale_a, b, scale_b, ScaledFinish(bias, activation, bool(use_fast_accum)), out, *options)
+        finish = ScaledFinish(bias, activation, bool(use_fast_accum))
+        named_by = recipe_a, recipe_b, out_dtype, out_recipe
+        return _quantized(a, scale_a, b, scale_b, finish, out, *named_by, config)
     others = () if bias is None else (bias,)
     chosen = "scaled", out_dtype, config, recipe_a, recipe_b, activation, use_fast_accum
     key, found = find(a, b, scale_a, scale_b, others, out, chosen)
@@ -161,7 +163,7 @@ def _quantized(
     scales = None
     bias = finish.bias
     try:
-        scales = scales_of_c((*a.shape[:-1], b.shape[-1]), a)
+        scales = memory_beside(a, *kept_shapes((*a.shape[:-1], b.shape[-1]), AS_QUANTIZE).scales, torch.float32)
         others = (scales,) if bias is None else (bias, scales)
         chosen = "quantized", out_dtype, config, recipe_a, recipe_b, out_recipe, *finish[1:], bias is None
         key, found = find(a, b, scale_a, scale_b, others, out, chosen)

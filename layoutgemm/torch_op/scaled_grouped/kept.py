@@ -227,6 +227,16 @@ def _copies(
     return (of_b, of_a) if turned else (of_a, of_b)
 
 
+def memory_beside(
+    x: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], kind: torch.dtype
+) -> torch.Tensor:  # fmt: skip
+    """Memory on a tensor's device, which takes half the time on the current GPU."""
+    index = x.get_device() if type(x) in PLAIN else FIRST_GPU - 1
+    if index >= FIRST_GPU and index == _current_device():
+        return empty_on_gpu(shape, strides, kind)
+    return torch.empty_strided(shape, strides, dtype=kind, device=x.device)
+
+
 def behind_zero(ends: torch.Tensor) -> torch.Tensor:
     """The offsets of groups with these ends."""
     return torch.constant_pad_nd(ends, (1, 0))

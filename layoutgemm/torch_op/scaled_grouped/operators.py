@@ -40,6 +40,7 @@ from .recipes import BLOCK, recipe_text
 from .scaled import FP8, NO_FINISH, ScaledCall, ScaledFinish, check_config, check_scaled, scaled_product
 
 WAY_OUT = "use torch.no_grad(), or give its detach()"
+AS_QUANTIZE = Asked(BLOCK, torch.float8_e4m3fn, False, "mn")
 _SAID = ("offsets", "offs", "counts")
 
 
@@ -94,10 +95,9 @@ def _(
     return a.new_empty(call.shape, dtype=call.kind), scales_of_c(call.shape, a)
 
 
-def scales_of_c(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+def scales_of_c(shape: tuple[int, ...], beside: torch.Tensor) -> torch.Tensor:
     """Memory for the scales of a quantised result, as `layoutgemm.quantize` lays them out."""
-    made = shapes_of(shape, Asked(BLOCK, torch.float8_e4m3fn, False, "mn")).scales
-    return torch.empty_strided(*made, dtype=torch.float32, device=like.device)
+    return torch.empty_strided(*shapes_of(shape, AS_QUANTIZE).scales, dtype=torch.float32, device=beside.device)
 
 
 def checked_scaled(

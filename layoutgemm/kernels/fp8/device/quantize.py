@@ -32,7 +32,7 @@ _largest = element.ElementMath.largest
 
 
 class QuantizeKernel:
-    """What all three have: the host's entry, loads, scales and stores."""
+    """The common part of all three: the host's entry, loads, scales and stores."""
 
     def __init__(self, plan: QuantizePlan):
         self.plan, self.values = plan, dtype(plan.values)
@@ -98,7 +98,7 @@ class QuantizeKernel:
         raise NotImplementedError
 
     def load(self, job: bridge.Carried, line: Int32, place: Int32, room: Int32) -> list[Float32]:
-        """A thread's vector from a place of a line of x on, of which `room` elements are inside."""
+        """A thread's vector at a place of a line of x; `room` elements are inside."""
         plan = self.plan
         size, count = plan.x.bytes, plan.access // plan.x.bytes  # of an access
         address = job.x + (Int64(line) * job.ldx + place) * size
@@ -189,7 +189,7 @@ class LineTiles(QuantizeKernel):
             self.store_line(job, place, self.words_of(values, inverse))
 
     def places(self, job: bridge.Carried, thread: Int32, tile: Int32) -> list[tuple[Int32, Int32, Int32, Int32]]:
-        """Row, K block, first column, and columns from there on that are inside, of each of a thread's lines.
+        """Row, K block, first column, and how many columns are inside: of each of a thread's lines.
 
         The lines of a tile of blocks are numbered along rows. So the next of a thread's, 32 further, is as many rows
         and K blocks on for all threads, and at most one row more.
