@@ -51,7 +51,7 @@ NOT_KEPT = Keeping(())
 
 
 class CopiedOperands(NamedTuple):
-    """Operands of a plan that a launch reads as copies, since TMA cannot read their strides.
+    """Operands of a plan that are copied first, since TMA cannot read their strides.
 
     a, b  whether the plan's A is one of them, and B
     """
