@@ -90,7 +90,7 @@ def variants(n: int) -> dict[str, Callable[[], object]]:
     """Products with scales and of groups, of sizes in whole blocks of 128."""
     import torch
 
-    from layoutgemm import QuantizedFormat, QuantizedWeight, grouped_matmul, quantized_matmul, scaled_matmul
+    from layoutgemm import QuantizedFormat, QuantizedWeight, grouped_matmul, quantize, quantized_matmul, scaled_matmul
     from layoutgemm.nn import QuantizedLinear
 
     n = -(-n // 128) * 128
@@ -106,6 +106,10 @@ def variants(n: int) -> dict[str, Callable[[], object]]:
     return {
         "layoutgemm.scaled_matmul": lambda: scaled_matmul(a, scale_a, right, scale_b),
         "layoutgemm.scaled_matmul, out=": lambda: scaled_matmul(a, scale_a, right, scale_b, out=out),
+        "layoutgemm.scaled_matmul, quantised": lambda: scaled_matmul(
+            a, scale_a, right, scale_b, out_dtype=torch.float8_e4m3fn, out_recipe="BlockWise1x128"
+        ),
+        "layoutgemm.quantize": lambda: quantize(x),
         "layoutgemm.scaled_matmul, row-wise": lambda: scaled_matmul(a, rows, right, columns),
         "layoutgemm.grouped_matmul": lambda: grouped_matmul(x, experts, offsets),
         "layoutgemm.grouped_matmul, ends": lambda: grouped_matmul(x, experts, offs=ends),

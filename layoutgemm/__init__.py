@@ -5,8 +5,8 @@ Layouts and proofs   Layout, Swizzle, ComposedLayout, E, parse, dim, dims, Facts
 Atoms                wgmma, smem_tile; the others are in `layoutgemm.atoms`, budgets and banks in `layoutgemm.checks`
 Kernels              plan, GemmPlan, Operand, Sm80Plan, Sm90Plan, Sm100Plan and their Sm80Config, Sm90Config,
                      Sm100Config; on torch tensors matmul, gemm, scaled_matmul, grouped_matmul, fp8_matmul,
-                     quantized_matmul with QuantizedFormat and QuantizedWeight, explain_matmul, tune; on JAX's
-                     arrays jax.matmul
+                     quantize, quantized_matmul with QuantizedFormat and QuantizedWeight, explain_matmul, tune; on
+                     JAX's arrays jax.matmul
 Tools                emulate, emulate_ptx, emulated_gpu, mutate, mutate_ptx, from_cute
 
 Every refusal is a LayoutError; `layoutgemm.errors` has its kinds. Pictures are in `layoutgemm.view`.
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .layouts.symbols.dims import dim, dims
     from .layouts.symbols.facts import Facts
     from .torch_op.explain import explain_matmul as explain_matmul
+    from .torch_op.fp8.api import quantize as quantize
     from .torch_op.operator import gemm as gemm
     from .torch_op.operator import matmul as matmul
     from .torch_op.quantized import QuantizedWeight as QuantizedWeight
@@ -78,6 +79,7 @@ _LATER = {
     "mutate_ptx": "emulator.mutation.api",
     "plan": "kernels.planner",
     "prove": "layouts.proofs.prove",
+    "quantize": "torch_op.fp8.api",
     "quantized_matmul": "torch_op.quantized",
     "scaled_matmul": "torch_op.scaled_grouped",
     "smem_tile": "atoms",

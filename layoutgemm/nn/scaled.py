@@ -1,7 +1,7 @@
 """A linear layer with float8 weights, quantised where they are loaded.
 
     weights (N, K) of 16 or 32 bits  --quantized-->  float8_e4m3fn (N, K), float32 scales (N / 128, K / 128)
-    x (..., K)                       --rows_of-->    float8_e4m3fn, float32 scales (..., K / 128), at each call
+    x (..., K)                       --quantize-->   float8_e4m3fn, float32 scales (..., K / 128), at each call
 
 A scale that is made here is a power of two. Then scale and value are exact in bfloat16, and a state dict that is saved
 and loaded again gives the same weights.
@@ -16,13 +16,12 @@ import torch
 from ..errors import OperandError, TensorError
 from ..torch_op.bias_activation import ACTIVATIONS, GATES
 from ..torch_op.checks import check_activation, differentiated
+from ..torch_op.fp8.api import quantize
 from ..torch_op.operator import matmul
 from ..torch_op.scaled_grouped import DEPTH, scaled_matmul
 from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE
 
 FLOAT8 = torch.float8_e4m3fn
-LARGEST = torch.finfo(FLOAT8).max
-_SMALLEST = 2.0**-100  # a block of zeros has this scale
 
 
 def quantized(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,38 +33,13 @@ def quantized(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     >>> value.float().tolist(), scale.tolist()
     ([[224.0, 3.5], [-448.0, 0.0]], [[2.0]])
     """
-    wide = weight.detach().float()
-    n, k = wide.shape
-    padded = torch.nn.functional.pad(wide, (0, -k % DEPTH, 0, -n % DEPTH))
-    blocks = padded.reshape(-(-n // DEPTH), DEPTH, -(-k // DEPTH), DEPTH)
-    scale = _power_above(blocks.abs().amax((1, 3)))
-    return (wide / spread(scale, n, k)).to(FLOAT8), scale
-
-
-def _power_above(largest: torch.Tensor) -> torch.Tensor:
-    """The least powers of two by which values up to `largest` fit float8."""
-    mantissa, exponent = torch.frexp(largest.clamp_min(_SMALLEST) / LARGEST)
-    return torch.ldexp(torch.ones_like(mantissa), exponent - (mantissa == 0.5).int())
+    value, scale = quantize(weight.detach(), SQUARE, power_of_two=True, scale_major="k")
+    return value.contiguous(), scale
 
 
 def spread(scale: torch.Tensor, n: int, k: int) -> torch.Tensor:
     """Scales of blocks, one for each of (N, K) weights."""
     return scale.repeat_interleave(DEPTH, 0)[:n].repeat_interleave(DEPTH, 1)[:, :k]
-
-
-def rows_of(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x (M, K) as float8_e4m3fn, and float32 scales (M, K / 128) of 128 elements of a row.
-
-    >>> value, scale = rows_of(torch.tensor([[224.0, 1.0]]))
-    >>> value.float().tolist(), scale.tolist()
-    ([[448.0, 2.0]], [[0.5]])
-    """
-    wide = x.detach().float()
-    m, k = wide.shape
-    blocks = torch.nn.functional.pad(wide, (0, -k % DEPTH)).reshape(m, -(-k // DEPTH), DEPTH)
-    scale = _power_above(blocks.abs().amax(-1))
-    value = (blocks / scale.unsqueeze(-1)).to(FLOAT8).reshape(m, -1)[:, :k]
-    return value.contiguous(), scale
 
 
 class ScaledLinear(torch.nn.Module):
@@ -130,7 +104,7 @@ class ScaledLinear(torch.nn.Module):
             if self.activation is not None:
                 value = ACTIVATIONS[self.activation](value)
         else:
-            eight, scale = rows_of(rows)
+            eight, scale = quantize(rows, BLOCK, power_of_two=True)
             value = scaled_matmul(
                 eight, scale, self.weight.mT, self.weight_scale, recipe_a=BLOCK, recipe_b=SQUARE, bias=self.bias,
                 activation=self.activation, out_dtype=self.wide,
@@ -207,7 +181,7 @@ class _StraightThrough(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(weight, scale)
         ctx.like = x.dtype
-        eight, of_rows = rows_of(x)
+        eight, of_rows = quantize(x, BLOCK, power_of_two=True)
         return scaled_matmul(eight, of_rows, weight.mT, scale, recipe_a=BLOCK, recipe_b=SQUARE, out_dtype=kind)
 
     @staticmethod

@@ -269,15 +269,12 @@ def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int]) -> Finis
         if operand.host:
             placed[operand.name] = x
             continue
+        made = placed[operand.name] = placed_of(operand, x, several)
         if not operand.axes:
-            placed[operand.name] = Placed(x.data_ptr())
             continue
-        step, leading, order = (x.stride(0) if several else 0), 0, "row"
+        step, leading, order = made.batch, made.leading, "row"
         if operand.axes == "mn":
             order = orders[operand.name] = _order(x)
-            across, along = (-2, -1) if order == "row" else (-1, -2)
-            leading = x.stride(across) if x.shape[across] > 1 else x.shape[along]
-        placed[operand.name] = Placed(x.data_ptr(), leading, step)
         alone = alone or operand.axes != "n" or step != 0
         if order == "row" and operand.axes != "m":
             even = x.data_ptr() % (2 * x.element_size()) == 0 and leading % 2 == 0 and step % 2 == 0
@@ -288,6 +285,17 @@ def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int]) -> Finis
     steps = [_ordered(step, orders) for step in epilogue.steps]
     taken = Epilogue(*steps, pairs=pairs, stores_c=epilogue.stores_c)
     return Finish(taken, words_of(taken, placed, 0), (taken, alone), alone)
+
+
+def placed_of(operand: Operand, x: torch.Tensor, several: bool = True) -> Placed:
+    """Where a tensor's elements lie; `several`: matrices, each with operands of its own where x has one rank more."""
+    if not operand.axes:
+        return Placed(x.data_ptr())
+    leading = 0
+    if operand.axes == "mn":
+        across, along = (-2, -1) if _order(x) == "row" else (-1, -2)
+        leading = x.stride(across) if x.shape[across] > 1 else x.shape[along]
+    return Placed(x.data_ptr(), leading, x.stride(0) if several and x.ndim > len(operand.axes) else 0)
 
 
 def _ordered(step: Step, orders: Mapping[str, str]) -> Step:

@@ -10,11 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
 
+from layoutgemm import quantize
 from layoutgemm.errors import OperandError
 from layoutgemm.nn import MasterLinear, swap_linears
 from layoutgemm.torch_op.reference import rounded
 from layoutgemm.torch_op.scaled_grouped import training
-from layoutgemm.torch_op.scaled_grouped.training import quantise
 
 BF16, F32 = torch.bfloat16, torch.float32
 BLOCK, SQUARE = "BlockWise1x128", "BlockWise128x128"
@@ -44,9 +44,9 @@ def test_each_pass_has_its_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == [(BLOCK, SQUARE), (BLOCK, SQUARE), (BLOCK, BLOCK)]
     with torch.no_grad():
         rows, of_c = x.flatten(0, 1), grad.flatten(0, 1)
-        want = spread(*quantise(rows, BLOCK), 1) @ spread(*quantise(layer.weight, SQUARE), 128).mT + layer.bias.double()
+        want = spread(*quantize(rows, BLOCK), 1) @ spread(*quantize(layer.weight, SQUARE), 128).mT + layer.bias.double()
         assert torch.equal(c.flatten(0, 1), rounded(want, BF16))
-        of_weight = spread(*quantise(of_c.mT, BLOCK), 1) @ spread(*quantise(rows.mT, BLOCK), 1).mT
+        of_weight = spread(*quantize(of_c.mT, BLOCK), 1) @ spread(*quantize(rows.mT, BLOCK), 1).mT
         assert torch.equal(layer.weight.grad, rounded(of_weight, BF16))
 
 

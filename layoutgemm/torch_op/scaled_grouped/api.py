@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -11,12 +11,14 @@ from ...kernels.sm90.config import Sm90Config
 from ..autograd.kept import recorder
 from ..checks import NOT_RECORDED, PLAIN, autocast, differentiated, needs_dispatcher, transforms
 from ..compiled.traced import check_kinds, named, refusal, refuse
+from ..fp8.launch import kept_shapes
 from ..operator import seen_by_autograd_alone
 from ..prepared import config_text
 from .grouped import COLUMNS, COUNTS, ENDS, OFFSETS, check_expected, expected_config, finished, groups_of, in_groups
 from .grouped import grouped_product as computed_grouped
-from .kept import Keeping, find
+from .kept import Keeping, find, memory_beside
 from .operators import (
+    AS_QUANTIZE,
     CHECK_GROUPED,
     CHECK_SCALED,
     WAY_OUT,
@@ -34,6 +36,7 @@ _DERIVED = (torch.bfloat16, torch.float16)
 _NO_EXPECTED_ROWS = "expected_rows: not under torch.compile, where a configuration is given by config="
 
 
+@overload
 def scaled_matmul(
     a: torch.Tensor,
     scale_a: torch.Tensor,
@@ -47,8 +50,46 @@ def scaled_matmul(
     use_fast_accum: bool = True,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = torch.bfloat16,
+    out_recipe: None = None,
     config: Sm90Config | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor: ...
+
+
+@overload
+def scaled_matmul(
+    a: torch.Tensor,
+    scale_a: torch.Tensor,
+    b: torch.Tensor,
+    scale_b: torch.Tensor | None = None,
+    *,
+    recipe_a: object = None,
+    recipe_b: object = None,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    use_fast_accum: bool = True,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None,
+    out_recipe: object,
+    config: Sm90Config | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def scaled_matmul(
+    a: torch.Tensor,
+    scale_a: torch.Tensor,
+    b: torch.Tensor,
+    scale_b: torch.Tensor | None = None,
+    *,
+    recipe_a: object = None,
+    recipe_b: object = None,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    use_fast_accum: bool = True,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = torch.bfloat16,
+    out_recipe: object = None,
+    config: Sm90Config | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """activation(A @ B + bias) of 8-bit floats, each with its scales.
 
     With scales of blocks, C[i, j] = sum over K blocks kb of 128 of
@@ -67,6 +108,9 @@ def scaled_matmul(
     use_fast_accum  for RowWise and TensorWise: whether sums stay in the tensor core's registers of 14 bits; False adds
              each 128 of K in float32, as a product with scales of blocks does always
     out      where the product goes, of its shape and type, apart from what is read
+    out_recipe  BlockWise1x128 to quantise the result to an 8-bit out_dtype: (C, its float32 scales), the next product's
+             A. These are the values and scales that `layoutgemm.quantize` makes of the same sums in float32. In the
+             kernel, but for a scale of each column of b and 128 of K, which float32 and `quantize` follow
     config   the kernel's configuration; default what `layoutgemm.tune` measured, or the one estimated fastest
 
     Scales, bias and activation are applied in the kernel, in float32, before the one rounding; on the CPU in float64.
@@ -85,7 +129,11 @@ def scaled_matmul(
     """
     if _is_traced():
         options = activation, use_fast_accum, out_dtype, config
-        return _traced_scaled(a, scale_a, b, scale_b, bias, out, recipe_a, recipe_b, *options)
+        return _traced_scaled(a, scale_a, b, scale_b, bias, out, recipe_a, recipe_b, *options, out_recipe)
+    if out_recipe is not None:
+        finish = ScaledFinish(bias, activation, bool(use_fast_accum))
+        named_by = recipe_a, recipe_b, out_dtype, out_recipe
+        return _quantized(a, scale_a, b, scale_b, finish, out, *named_by, config)
     others = () if bias is None else (bias,)
     chosen = "scaled", out_dtype, config, recipe_a, recipe_b, activation, use_fast_accum
     key, found = find(a, b, scale_a, scale_b, others, out, chosen)
@@ -105,10 +153,41 @@ def scaled_matmul(
     return scaled_product(call, a, scale_a, b, scale_b, finish, config, out, key)
 
 
+def _quantized(
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: ScaledFinish,
+    out: torch.Tensor | None, recipe_a: object, recipe_b: object, out_dtype: object, out_recipe: object,
+    config: Sm90Config | None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The same with a quantised result, and its scales."""
+    key: tuple[object, ...] = ()
+    scales = None
+    bias = finish.bias
+    try:
+        scales = memory_beside(a, *kept_shapes((*a.shape[:-1], b.shape[-1]), AS_QUANTIZE).scales, torch.float32)
+        others = (scales,) if bias is None else (bias, scales)
+        chosen = "quantized", out_dtype, config, recipe_a, recipe_b, out_recipe, *finish[1:], bias is None
+        key, found = find(a, b, scale_a, scale_b, others, out, chosen)
+        if found is not None:
+            return found, scales
+    except (RuntimeError, AttributeError, IndexError, TypeError):  # no tensors, or none that multiply: checked below
+        pass
+    check_config(config)
+    names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
+    call = checked_scaled(a, scale_a, b, scale_b, finish, out, out_dtype, *names, out_recipe)
+    if needs_dispatcher(a, scale_a, b, scale_b, bias, out):
+        c: torch.Tensor
+        c, scales = torch.ops.layoutgemm.scaled_matmul_quantized(
+            a, scale_a, b, scale_b, bias, finish.activation, out_dtype, *names, finish.fast, config_text(config)
+        )
+        return (c if out is None else out.copy_(c)), scales
+    assert scales is not None
+    return scaled_product(call, a, scale_a, b, scale_b, finish, config, out, key, scales), scales
+
+
 def _traced_scaled(
     a: Any, scale_a: Any, b: Any, scale_b: Any, bias: Any, out: Any, recipe_a: object, recipe_b: object,
-    activation: Any, use_fast_accum: bool, out_dtype: Any, config: Any,
-) -> torch.Tensor:  # fmt: skip
+    activation: Any, use_fast_accum: bool, out_dtype: Any, config: Any, out_recipe: object,
+) -> Any:  # fmt: skip
     """The same under torch.compile, whose tracer meets no exception of ours."""
     read = {"a": a, "scale_a": scale_a, "b": b, **named(scale_b=scale_b, bias=bias)}
     check_kinds(read, named(out=out))
@@ -118,7 +197,16 @@ def _traced_scaled(
         refuse(refusal("out_dtype", a.dtype, out_dtype))
     _refuse_recorded(read, out)
     names = _recipe_text(recipe_a), _recipe_text(recipe_b)
-    CHECK_SCALED(a, scale_a, b, scale_b, bias, out, activation, out_dtype, *names)
+    quantizes = out_recipe is not None
+    if quantizes:
+        refuse(refusal("out recipe", out_recipe, out_dtype))
+    of_out = _recipe_text(out_recipe)
+    CHECK_SCALED(a, scale_a, b, scale_b, bias, out, activation, out_dtype, *names, of_out)
+    if quantizes:
+        c, scales = torch.ops.layoutgemm.scaled_matmul_quantized(
+            a, scale_a, b, scale_b, bias, activation, out_dtype, *names, bool(use_fast_accum), config_text(config)
+        )
+        return (c if out is None else out.copy_(c)), scales
     value: torch.Tensor = torch.ops.layoutgemm.scaled_matmul(
         a, scale_a, b, scale_b, bias, activation, out_dtype, *names, bool(use_fast_accum), config_text(config)
     )

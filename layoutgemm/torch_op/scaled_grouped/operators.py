@@ -2,6 +2,7 @@
 
     scaled_matmul(Tensor a, Tensor scale_a, Tensor b, Tensor? scale_b=None, Tensor? bias=None, str? activation=None,
                   ScalarType? out_dtype=None, str recipe_a="", str recipe_b="", bool use_fast_accum=True, str config="")
+    scaled_matmul_quantized(the same) -> (Tensor, Tensor)
     grouped_matmul(Tensor a, Tensor b, Tensor? groups=None, str said="offsets", Tensor? scale_a=None,
                    Tensor? scale_b=None, ScalarType? out_dtype=None, str recipe_a="", str recipe_b="", str config="",
                    Tensor? bias=None, str? activation=None, bool use_fast_accum=True)
@@ -24,6 +25,7 @@ from ...kernels.sm90.config import Sm90Config
 from ..autograd.products import dense
 from ..checks import check_device, check_out, refuse_derivatives
 from ..compiled.traced import CHECKS, checking_operator, named
+from ..fp8.launch import Asked, shapes_of
 from ..library import configured, dispatched, with_autocast, with_autograd
 from .grouped import (
     BATCH,
@@ -34,10 +36,11 @@ from .grouped import (
     finished,
     grouped_product,
 )
-from .recipes import recipe_text
-from .scaled import NO_FINISH, ScaledCall, ScaledFinish, check_config, check_scaled, scaled_product
+from .recipes import BLOCK, recipe_text
+from .scaled import FP8, NO_FINISH, ScaledCall, ScaledFinish, check_config, check_scaled, scaled_product
 
 WAY_OUT = "use torch.no_grad(), or give its detach()"
+AS_QUANTIZE = Asked(BLOCK, torch.float8_e4m3fn, False, "mn")
 _SAID = ("offsets", "offs", "counts")
 
 
@@ -67,9 +70,39 @@ def _(
     return a.new_empty(call.shape, dtype=call.kind)
 
 
+@torch.library.custom_op("layoutgemm::scaled_matmul_quantized", mutates_args=())
+def _quantized(
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, activation: str | None = None, out_dtype: torch.dtype | None = None,
+    recipe_a: str = "", recipe_b: str = "", use_fast_accum: bool = True, config: str = "",
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    finish = ScaledFinish(bias, activation, use_fast_accum)
+    call = checked_scaled(a, scale_a, b, scale_b, finish, None, out_dtype, recipe_a, recipe_b, BLOCK)
+    scales = scales_of_c(call.shape, a)
+    c = scaled_product(call, a, scale_a, b, scale_b, finish, plain_config(config), None, (), scales)
+    return c.contiguous(), scales
+
+
+@_quantized.register_fake
+def _(
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, activation: str | None = None, out_dtype: torch.dtype | None = None,
+    recipe_a: str = "", recipe_b: str = "", use_fast_accum: bool = True, config: str = "",
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    finish = ScaledFinish(bias, activation, use_fast_accum)
+    call = checked_scaled(a, scale_a, b, scale_b, finish, None, out_dtype, recipe_a, recipe_b, BLOCK)
+    plain_config(config)
+    return a.new_empty(call.shape, dtype=call.kind), scales_of_c(call.shape, a)
+
+
+def scales_of_c(shape: tuple[int, ...], beside: torch.Tensor) -> torch.Tensor:
+    """Memory for the scales of a quantised result, as `layoutgemm.quantize` lays them out."""
+    return torch.empty_strided(*shapes_of(shape, AS_QUANTIZE).scales, dtype=torch.float32, device=beside.device)
+
+
 def checked_scaled(
     a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: ScaledFinish,
-    out: torch.Tensor | None, out_dtype: object, recipe_a: object, recipe_b: object,
+    out: torch.Tensor | None, out_dtype: object, recipe_a: object, recipe_b: object, out_recipe: object = None,
 ) -> ScaledCall:  # fmt: skip
     """The checked product: operands, recipes, output. Raises OperandError or TensorError, naming the operand."""
     tensors = {"a": a, "scale_a": scale_a, "b": b, **named(scale_b=scale_b, bias=finish.bias)}
@@ -78,9 +111,20 @@ def checked_scaled(
     refuse_derivatives(tensors, WAY_OUT)
     names = recipe_text("recipe_a", recipe_a or None), recipe_text("recipe_b", recipe_b or None)
     call = check_scaled(a, scale_a, b, scale_b, finish, out_dtype, names)
+    if out_recipe:
+        check_out_recipe(out_recipe, call.kind)
+        call = call._replace(quantizes=True)
     if out is not None:
         check_out(out, call.shape, call.kind, tensors)
     return call
+
+
+def check_out_recipe(recipe: object, kind: object) -> None:
+    """Raise OperandError for scales of a result that no kernel writes."""
+    if recipe_text("out_recipe", recipe) != BLOCK:
+        raise OperandError(f"out_recipe {recipe_text('out_recipe', recipe)}: a result is quantised by {BLOCK}")
+    if kind not in FP8:
+        raise OperandError(f"out_recipe: out_dtype is {kind}, and what has scales is float8_e4m3fn or float8_e5m2")
 
 
 def plain_config(text: str) -> Sm90Config | None:
@@ -100,6 +144,7 @@ def _underived(*operands: Any) -> torch.Tensor:
 
 
 with_autograd("scaled_matmul", _underived)
+with_autograd("scaled_matmul_quantized", _underived)
 
 
 # -------------------------------------------------------------------------------------------------------------- grouped
@@ -189,10 +234,12 @@ class _GroupedProduct(torch.autograd.Function):
 
 def one_by_one(info: Any, in_dims: Sequence[int | None], arguments: Sequence[Any], call: Multiply) -> torch.Tensor:
     """A call for each slice along the mapped dimension, stacked: groups differ from slice to slice."""
-    slices = [
-        [x if at is None else x.select(at, i) for x, at in zip(arguments, in_dims)] for i in range(info.batch_size)
-    ]
-    return torch.stack([call(*each) for each in slices])
+    return torch.stack([call(*each) for each in slices_of(info, in_dims, arguments)])
+
+
+def slices_of(info: Any, in_dims: Sequence[int | None], arguments: Sequence[Any]) -> list[list[Any]]:
+    """The arguments of each slice."""
+    return [[x if at is None else x.select(at, i) for x, at in zip(arguments, in_dims)] for i in range(info.batch_size)]
 
 
 def differentiable_of(
@@ -297,6 +344,13 @@ def _(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[torch.
     return one_by_one(info, _dims(in_dims, arguments), arguments, torch.ops.layoutgemm.scaled_matmul), 0
 
 
+@_quantized.register_vmap
+def _(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[tuple[torch.Tensor, ...], tuple[int, int]]:
+    call = torch.ops.layoutgemm.scaled_matmul_quantized
+    found = [call(*each) for each in slices_of(info, _dims(in_dims, arguments), arguments)]
+    return tuple([torch.stack(parts) for parts in zip(*found)]), (0, 0)
+
+
 @_grouped.register_vmap
 def _(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[torch.Tensor, int]:
     return one_by_one(info, _dims(in_dims, arguments), arguments, torch.ops.layoutgemm.grouped_matmul), 0
@@ -313,8 +367,10 @@ with_autocast(_library, "grouped_matmul")
 def _check_scaled(
     a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, bias: torch.Tensor | None,
     out: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype | None, recipe_a: str, recipe_b: str,
+    out_recipe: str,
 ) -> None:  # fmt: skip
-    checked_scaled(a, scale_a, b, scale_b, ScaledFinish(bias, activation), out, out_dtype, recipe_a, recipe_b)
+    finish = ScaledFinish(bias, activation)
+    checked_scaled(a, scale_a, b, scale_b, finish, out, out_dtype, recipe_a, recipe_b, out_recipe)
 
 
 def _check_grouped(
@@ -329,7 +385,7 @@ def _check_grouped(
 CHECK_SCALED = checking_operator(
     "check_scaled",
     "(Tensor a, Tensor scale_a, Tensor b, Tensor? scale_b, Tensor? bias, Tensor? out, str? activation,"
-    " ScalarType? out_dtype, str recipe_a, str recipe_b) -> ()",
+    " ScalarType? out_dtype, str recipe_a, str recipe_b, str out_recipe) -> ()",
     _check_scaled,
 )
 CHECK_GROUPED = checking_operator(
@@ -339,4 +395,5 @@ CHECK_GROUPED = checking_operator(
     _check_grouped,
 )
 CHECKS["recipe"] = recipe_text
+CHECKS["out recipe"] = check_out_recipe
 CHECKS["plain config"] = check_config

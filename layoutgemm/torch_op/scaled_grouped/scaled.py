@@ -17,7 +17,9 @@ import numpy as np
 import torch
 
 from ...errors import OperandError, TensorError
-from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Scale, Step, VectorScale
+from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Quantize, Scale, Step, VectorScale
+from ...kernels.fp8.plan import BLOCK as BLOCK_OF_C
+from ...kernels.fp8.plan import LEAST
 from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.along_k import AlongK
 from ...kernels.sm90.choose.scaled_grouped import scaled_config
@@ -28,6 +30,7 @@ from .. import tuned_store
 from ..bias_activation import ACTIVATIONS, GATES, by_torch
 from ..checks import check_activation, stored_as
 from ..epilogue import epilogue_product, finish_of
+from ..fp8.api import quantize
 from ..prepared import gpu, on_gpu, prepare
 from ..reference import exact
 from ..types import C_NAMES, NAMES, READ
@@ -35,15 +38,20 @@ from .kept import Keeping, Key, find, keep, launch, require_hopper
 from .recipes import TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+SCALE_C = "scale_c"  # the epilogue's operand
 _FLOAT_BYTES = 4
 
 
 class ScaledCall(NamedTuple):
-    """A checked product with scales: both operands' recipes, the result's type and shape."""
+    """A checked product with scales: both operands' recipes, the result's type and shape.
+
+    quantizes  whether the result has a scale for each 1x128 of it
+    """
 
     recipes: Recipes
     kind: torch.dtype
     shape: tuple[int, ...]
+    quantizes: bool = False
 
 
 class ScaledFinish(NamedTuple):
@@ -120,11 +128,19 @@ def check_config(config: object) -> None:
 def scaled_product(
     call: ScaledCall, a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None,
     finish: ScaledFinish = NO_FINISH, config: Sm90Config | None = None, out: torch.Tensor | None = None, key: Key = (),
+    scale_c: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The product, computed now: a new tensor, or `out`.
 
-    key  by which the launch is kept, or ()
+    key      by which the launch is kept, or ()
+    scale_c  written: the scales of a result that is quantised
     """
+    if call.quantizes and not _quantizes_in_kernel(call, a, finish, config):
+        assert scale_c is not None
+        wide = call._replace(kind=torch.float32, quantizes=False)
+        values, scales = quantize(scaled_product(wide, a, scale_a, b, scale_b, finish, config), dtype=call.kind)
+        scale_c.copy_(scales)
+        return values if out is None else out.copy_(values)
     if 0 in call.shape:
         return torch.empty(call.shape, dtype=call.kind, device=a.device) if out is None else out
     if 0 in a.shape:  # an empty sum is 0, and bias and activation follow
@@ -140,11 +156,12 @@ def scaled_product(
         inner = call._replace(shape=call.shape[1:])
         if finish.bias is not None and finish.bias.ndim > 1:
             finish = finish._replace(bias=finish.bias[0])
-        c = scaled_product(inner, a[0], scales[0], b[0], scales[1], finish, config, None if out is None else out[0])  # type: ignore[arg-type]
+        into = [None if x is None else x[0] for x in (out, scale_c)]
+        c = scaled_product(inner, a[0], scales[0], b[0], scales[1], finish, config, into[0], (), into[1])  # type: ignore[arg-type]
         return c.unsqueeze(0) if out is None else out
     if not key:  # a call by the operator
-        others = () if finish.bias is None else (finish.bias,)
-        options = "scaled", call.recipes, call.kind, finish[1:], config
+        others = tuple([x for x in (finish.bias, scale_c) if x is not None])
+        options = "scaled", call.recipes, call.kind, finish[1:], finish.bias is None, config
         key, found = find(a, b, scale_a, scale_b, others, out, options)
         if found is not None:
             return found
@@ -153,6 +170,8 @@ def scaled_product(
     if finish.bias is not None:
         vectors["bias"] = line(finish.bias)
         lying = lying and vectors["bias"] is finish.bias
+    if scale_c is not None:
+        vectors[SCALE_C] = scale_c
     key = key if lying else ()
     if call.recipes.in_mainloop or not finish.fast:
         tables = tables if call.recipes.in_mainloop else {}
@@ -161,7 +180,7 @@ def scaled_product(
     c = epilogue_product(a, b, call.kind, epilogue, vectors, config, out)
     if key and a.ndim == 2:
         made = finish_of(epilogue, vectors, c.shape)
-        names = [name if place == 0 else "" for name in vectors for place in range(1 + bool(vectors[name].ndim))]
+        names = [name if name in vectors else "" for name in epilogue.words]
         keep(key, prepare(a, b, call.kind, config, out, made), names, made.words, (a, b, *vectors.values()), c)
     return c
 
@@ -226,9 +245,21 @@ def line(x: torch.Tensor) -> torch.Tensor:
 # ---------------------------------------------------------------------------------------------------------------- plans
 
 
+def _quantizes_in_kernel(call: ScaledCall, a: torch.Tensor, finish: ScaledFinish, config: Sm90Config | None) -> bool:
+    """True if a kernel quantises the result: one whose CTAs store 128 columns of a row, or a multiple.
+
+    A tile of a B with a scale of each column has fewer.
+    """
+    if 0 in (*call.shape, *a.shape) or not on_gpu(a.get_device()):
+        return False
+    return config is not None or call.recipes.groups[1:] != (1,) or not call.recipes.in_mainloop
+
+
 @lru_cache(maxsize=256)
-def epilogue_of(recipes: Recipes, bias: str | None, activation: str | None) -> Epilogue:
+def epilogue_of(recipes: Recipes, bias: str | None, activation: str | None, quantized: str | None = None) -> Epilogue:
     """The epilogue of a product: the scales that the main loop leaves, a bias of that type, an activation.
+
+    quantized  the type of a result with scales of its own
 
     >>> [type(step).__name__ for step in epilogue_of(Recipes("RowWise", "TensorWise"), "bf16", "relu").steps]
     ['VectorScale', 'Scale', 'Bias', 'Activation']
@@ -242,13 +273,15 @@ def epilogue_of(recipes: Recipes, bias: str | None, activation: str | None) -> E
         steps.append(Bias("n", bias))
     if activation is not None:
         steps.append(Activation(activation))
+    if quantized is not None:
+        steps.append(Quantize(SCALE_C, BLOCK_OF_C, quantized, LEAST, "col"))
     return Epilogue(*steps)
 
 
 def epilogue_for(call: ScaledCall, finish: ScaledFinish) -> Epilogue:
     """The epilogue of a call."""
     bias = None if finish.bias is None else C_NAMES[finish.bias.dtype]
-    return epilogue_of(call.recipes, bias, finish.activation)
+    return epilogue_of(call.recipes, bias, finish.activation, C_NAMES[call.kind] if call.quantizes else None)
 
 
 def plan_of(
@@ -259,22 +292,25 @@ def plan_of(
     sizes = call.shape[-2], call.shape[-1], a.shape[-1], batch
     groups = call.recipes.groups if call.recipes.in_mainloop else ()
     types = NAMES[a.dtype], f"{NAMES[b.dtype]}:col", C_NAMES[call.kind]
-    config, why = chosen(sizes, types, groups, a.get_device(), config)
+    config, why = chosen(sizes, types, groups, a.get_device(), config, BLOCK_OF_C if call.quantizes else 1)
     return derived(sizes, types, groups, config, None, epilogue_for(call, finish)), why
 
 
 def chosen(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], groups: tuple[int, ...], index: int,
-    config: Sm90Config | None,
+    config: Sm90Config | None, columns: int = 1,
 ) -> tuple[Sm90Config, str]:  # fmt: skip
-    """The configuration of a promoted product, and why: the caller's, the measured one, or the estimate."""
+    """The configuration of a promoted product, and why: the caller's, the measured one, or the estimate.
+
+    columns  of C that a CTA stores: a multiple of so many
+    """
     if config is not None:
         return config, "given by the caller"
     found = tuned_store.lookup(gpu(index)[1], sizes, *tuned_name(types, groups)) if groups else None
-    if found is not None:
+    if found is not None and found.config.tile[1] // found.config.split % columns == 0:
         return found.config, "measured by layoutgemm.tune"
     m, n, k, batch = sizes
-    config = scaled_config(m, n, k, batch=batch, each_column=groups[1:] == (1,))
+    config = scaled_config(m, n, k, batch=batch, each_column=groups[1:] == (1,), columns=columns)
     tile, parts = "x".join(map(str, config.tile)), f", K in {config.split} parts" if config.split > 1 else ""
     return config, f"estimated fastest of scaled products: tiles of {tile}{parts} (scaled_grouped_h100.json)"
 

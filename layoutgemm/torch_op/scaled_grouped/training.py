@@ -8,9 +8,9 @@ Each product quantises its operands along the dimension that it sums over:
     dA = dC @ B^T  dC (M, N), N            B (K, N), N            as named, the same for square ones
     dB = A^T @ dC  A^T (K, M), M           dC^T (N, M), M         1x128 by 1x128
 
-Scales are constants to autograd, and rounding is the identity. Accumulators are float32. The operands themselves are
-kept for the backward pass, and quantised again there. The last two products have gradients by the same rows of the
-table, so there are second derivatives.
+`layoutgemm.quantize` makes values and scales. Scales are constants to autograd, and rounding is the identity.
+Accumulators are float32. The operands themselves are kept for the backward pass, and quantised again there. The last
+two products have gradients by the same rows of the table, so there are second derivatives.
 """
 
 from __future__ import annotations
@@ -20,40 +20,14 @@ from torch.autograd.function import FunctionCtx
 
 from ...errors import OperandError, TensorError
 from ...kernels.run.operand_checks import check_operands
-from ...kernels.sm90.mainloop import DEPTH
 from ..autograd.products import dense
 from ..checks import autocast
 from ..compiled.traced import named, refuse
+from ..fp8.api import quantize
 from .api import scaled_matmul
 from .recipes import BLOCK, FAMILIES, ROW, SQUARE, Recipes, recipe_text
 
-E4M3 = torch.float8_e4m3fn
-_LARGEST = torch.finfo(E4M3).max
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
-
-
-def quantise(x: torch.Tensor, recipe: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """A matrix as float8_e4m3fn and scales of a recipe, along its rows: x is about values * scales.
-
-    Values are (M, K), in rows of a multiple of 128 elements. Scales are float32: (M, K / 128) of BlockWise1x128,
-    (M / 128, K / 128) of BlockWise128x128, (M, 1) of RowWise, (1, 1) of TensorWise, the divisions rounded up. A scale
-    is 1/448 of the largest magnitude that shares it, and 1 for zeros. So an element is off by at most 2**-4 of itself,
-    or by 2**-10 scales where that is more.
-
-    >>> values, scales = quantise(torch.tensor([[1.0, -448.0, 30.0], [0.0, 0.0, 0.0]]), "BlockWise1x128")
-    >>> values.float(), scales.flatten()
-    (tensor([[   1., -448.,   30.],
-            [   0.,    0.,    0.]]), tensor([1., 1.]))
-    """
-    rows, columns = x.shape
-    high = DEPTH if recipe == SQUARE else 1 if recipe in (BLOCK, ROW) else max(rows, 1)
-    wide = DEPTH if recipe in (BLOCK, SQUARE) else -(-max(columns, 1) // DEPTH) * DEPTH
-    padded = torch.nn.functional.pad(x.float(), (0, -columns % DEPTH, 0, -rows % high))
-    blocks = padded.unflatten(1, (-1, wide)).unflatten(0, (-1, high))  # rows of blocks, rows, blocks, columns
-    largest = blocks.abs().amax((1, 3), keepdim=True) if x.numel() else blocks.new_zeros(len(blocks), 1, 1, 1)
-    scales = torch.where(largest > 0, largest / _LARGEST, 1.0)
-    values = (blocks / scales).clamp(-_LARGEST, _LARGEST).to(E4M3)
-    return values.flatten(2).flatten(0, 1)[:rows, :columns], scales.flatten(2).flatten(0, 1)
 
 
 def fp8_matmul(
@@ -168,7 +142,7 @@ def _product(
     bias: torch.Tensor | None = None, fast: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """left @ right^T, both quantised along their rows; `fast` sums of row-wise scales stay in the tensor core."""
-    (x, scale_x), (y, scale_y) = quantise(left, recipes[0]), quantise(right, recipes[1])
+    (x, scale_x), (y, scale_y) = quantize(left, recipes[0]), quantize(right, recipes[1])
     return scaled_matmul(
         x, scale_x, y.mT, scale_y, recipe_a=recipes[0], recipe_b=recipes[1], bias=bias, use_fast_accum=fast,
         out_dtype=kind,

@@ -30,11 +30,13 @@ _MASKED_ROWS = 128  # a group of masked ones, for which tiles are chosen: see `m
 
 @lru_cache(4096)
 def scaled_config(
-    m: int, n: int, k: int, *, batch: int = 1, each_column: bool = False, multiprocessors: int | None = None
-) -> Sm90Config:
+    m: int, n: int, k: int, *, batch: int = 1, each_column: bool = False, multiprocessors: int | None = None,
+    columns: int = 1,
+) -> Sm90Config:  # fmt: skip
     """The configuration of a scaled product that is estimated fastest.
 
     each_column  every column of B has a scale
+    columns      of C that a CTA stores: a multiple of so many, unless there is no such tile
 
     >>> scaled_config(64, 2112, 7168).tile, scaled_config(64, 2112, 7168).split
     ((64, 32), 2)
@@ -42,7 +44,8 @@ def scaled_config(
     ((256, 128), (128, 192))
     """
     places = multiprocessors or MODEL.multiprocessors
-    return scaled_candidates((m, n, k, batch), each_column, places)[0]
+    found = scaled_candidates((m, n, k, batch), each_column, places)
+    return next((config for config in found if config.tile[1] // config.split % columns == 0), found[0])
 
 
 def scaled_candidates(sizes: tuple[int, int, int, int], each_column: bool, places: int) -> list[Sm90Config]:

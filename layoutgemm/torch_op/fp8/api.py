@@ -1,0 +1,120 @@
+"""layoutgemm.quantize: a kept launch, or all checks, then the kernel, the reference, or torch's dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as _forward
+
+from ..checks import (
+    PLAIN,
+    differentiated,
+    modes_of_dispatch,
+    modes_of_functions,
+    needs_dispatcher,
+    tracing_state,
+    transforms,
+)
+from ..compiled.traced import check_kinds, refusal, refuse
+from ..scaled_grouped.recipes import BLOCK, recipe_text
+from .launch import READY, Key, computed
+from .operators import CHECK_QUANTIZE, WAY_OUT, asked_of, check_quantized
+
+_is_traced = torch.compiler.is_dynamo_compiling
+_grad_enabled = torch.is_grad_enabled
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+
+
+def quantize(
+    x: torch.Tensor,
+    recipe: object = BLOCK,
+    *,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    power_of_two: bool = False,
+    scale_major: str = "mn",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """8-bit floats of x, and the scales by which they are x: (values, scales) for `scaled_matmul`.
+
+    x       (..., M, K), bfloat16, float16 or float32, K being what a product sums over; on one GPU or on the CPU. Rows
+            or columns contiguous: quantize(weight.mT) is read in place. What else lies otherwise is copied
+    recipe  of the scales: torch.nn.functional.ScalingType or its name
+    dtype   of the values: float8_e4m3fn, largest value 448, or float8_e5m2, 57344
+    power_of_two  round scales up to powers of two
+    scale_major   "mn": scales of neighbouring rows lie next to each other, in lines of a multiple of 4, as TMA loads
+            them and `scaled_matmul` reads them fastest; "k": row-major
+
+    values  x's shape, in rows of a multiple of 16 elements
+    scales  float32: BlockWise1x128 (..., M, K / 128), BlockWise128x128 (..., M / 128, K / 128), divisions rounded up;
+            RowWise (..., M, 1); TensorWise one element
+
+    With amax the largest |x| of those that share a scale, or 1e-30 if that is more, and most the type's largest value,
+    each operation rounded to float32:
+
+        scale = amax / most                        or the least power of two that is not less
+        value = round(x * inverse), saturating     inverse = 1 / amax * most, or 1 / scale
+
+    These are the bits of the epilogue step Quantize(least=1e-30). A NaN makes all values that share its scale NaN
+    (0x7f), and the scale. An infinity makes the scale infinite, itself NaN, and the others 0.
+
+    On a GPU of compute capability 9.0 one kernel, but for TensorWise; elsewhere torch's operators, with the same bits.
+    Works under torch.compile, FakeTensor, vmap and in CUDA graphs. No gradients.
+
+    Raises OperandError, or TensorError for shapes and derivatives, naming the argument.
+
+    >>> import torch
+    >>> values, scales = quantize(torch.tensor([[1.0, -3.5], [0.0, 0.0]]))
+    >>> values.float().tolist(), scales[0].tolist()
+    ([[128.0, -448.0], [0.0, 0.0]], [0.0078125])
+    """
+    if _is_traced():
+        return _traced(x, recipe, dtype, power_of_two, scale_major)
+    key: Key = ()
+    if type(x) in PLAIN and not (
+        modes_of_functions() or modes_of_dispatch() or transforms() or _forward._current_level >= 0
+        or tracing_state() is not None
+    ):  # fmt: skip
+        try:
+            index = x.get_device()
+            key = x.shape, x.stride(), x.dtype, index, recipe, dtype, power_of_two, scale_major
+            kept = READY.get(key)
+            if (
+                kept is not None
+                and _current_device() == index
+                and not (x.is_neg() or (x.requires_grad and _grad_enabled()))
+                and not (at := x.data_ptr()) & kept.mask
+            ):
+                return kept.run(at, index)
+        except (RuntimeError, TypeError):  # sparse tensors have no strides, and an option may have no hash
+            key = ()
+    asked = asked_of(recipe, dtype, power_of_two, scale_major)
+    check_quantized(x)
+    if needs_dispatcher(x):
+        return _by_operator(x, *asked)
+    return computed(x, asked, key)
+
+
+def _by_operator(x: torch.Tensor, *options: object) -> tuple[torch.Tensor, torch.Tensor]:
+    found: tuple[torch.Tensor, torch.Tensor] = torch.ops.layoutgemm.quantize(x, *options)
+    return found
+
+
+def _traced(
+    x: Any, recipe: object, dtype: Any, power_of_two: Any, scale_major: Any
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The same under torch.compile, whose tracer meets no exception of ours."""
+    check_kinds({"x": x}, {})
+    refuse(refusal("quantize", recipe, dtype, power_of_two, scale_major))
+    if differentiated(x):
+        refuse(f"x requires grad, and quantize has no gradient: {WAY_OUT}")
+    CHECK_QUANTIZE(x)
+    return _by_operator(x, _name(recipe), dtype, power_of_two, scale_major)
+
+
+def _name(recipe: object) -> str:
+    """The name of a recipe that has been checked: a constant to the compiler."""
+    return recipe_text("recipe", recipe)
+
+
+_name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as `prepared.config_text`

@@ -1,0 +1,185 @@
+"""Checked tensors quantised: by the kernel, or by the reference where it does not run.
+
+on a GPU of compute capability 9.0   all but TensorWise by the kernel; what it reads in neither order is copied
+on others, on the CPU, of no element the reference, into results of the same strides
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import torch
+
+from ...errors import OperandError
+from ...kernels.compile.compiler import CompiledGemm
+from ...kernels.fp8.plan import BLOCK as DEPTH
+from ...kernels.fp8.plan import VECTOR_BYTES, QuantizePlan, pitch_of, scale_pitch
+from ...kernels.plan import MAX_COORDINATE, tile_count
+from ..launch import Direct
+from ..operator import empty_on_gpu, raw_stream
+from ..prepared import on_gpu, target
+from ..problem import contiguous_strides
+from ..scaled_grouped.recipes import BLOCK, ROW, SQUARE, TENSOR
+from ..types import C_NAMES
+from .reference import quantized
+
+Key = tuple[object, ...]
+_GROUPS = {BLOCK: 1, SQUARE: DEPTH, ROW: 0}
+
+
+class Asked(NamedTuple):
+    """A checked call.
+
+    recipe, dtype  of the scales, and the values' type
+    powers         whether scales are powers of two
+    major          of the scales: "mn" or "k"
+    """
+
+    recipe: str
+    dtype: torch.dtype
+    powers: bool
+    major: str
+
+
+class Shapes(NamedTuple):
+    """The results as they are allocated, and what is cut off: values have rows of a multiple of 16 elements.
+
+    values, scales  (shape, strides)
+    columns         of the values, where they are narrower; else 0
+    """
+
+    values: tuple[tuple[int, ...], tuple[int, ...]]
+    scales: tuple[tuple[int, ...], tuple[int, ...]]
+    columns: int
+
+
+def shapes_of(shape: tuple[int, ...], asked: Asked) -> Shapes:
+    """The results' shapes for x's.
+
+    >>> shapes_of((5, 200), Asked("BlockWise1x128", torch.float8_e4m3fn, False, "mn"))
+    Shapes(values=((5, 208), (208, 1)), scales=((5, 2), (1, 8)), columns=200)
+    """
+    *front, m, k = shape
+    wide = (*front, m, pitch_of(k))
+    values = wide, contiguous_strides(wide)
+    if asked.recipe == TENSOR:
+        one = (1,) * len(shape)
+        return Shapes(values, (one, one), k if wide[-1] != k else 0)
+    groups = tile_count(m, DEPTH) if asked.recipe == SQUARE else m
+    blocks = 1 if asked.recipe == ROW else tile_count(k, DEPTH)
+    own = (*front, groups, blocks)
+    if asked.recipe == ROW or asked.major == "k":
+        return Shapes(values, (own, contiguous_strides(own)), k if wide[-1] != k else 0)
+    pitch = scale_pitch(groups)
+    matrices = contiguous_strides((*front, blocks, pitch))[: len(front)]
+    return Shapes(values, (own, (*matrices, 1, pitch)), k if wide[-1] != k else 0)
+
+
+kept_shapes = functools.lru_cache(4096)(shapes_of)  # of plain numbers: a size that is a symbol has no hash
+
+
+@dataclass(slots=True)
+class KeptLaunch:
+    """A launch for tensors of one shape, strides and type: results, the launch, and address bits that are 0."""
+
+    values: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+    scales: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+    columns: int
+    direct: Direct
+    mask: int
+
+    def run(self, at: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Quantise what lies at an address, on the current device and stream."""
+        values, scales = empty_on_gpu(*self.values), empty_on_gpu(*self.scales)
+        self.direct.launch((at, values.data_ptr(), scales.data_ptr()), raw_stream(index))
+        return values.narrow(-1, 0, self.columns) if self.columns else values, scales
+
+
+READY: dict[Key, KeptLaunch] = {}
+MAX_READY = 4096  # beyond, all go
+
+
+def computed(x: torch.Tensor, asked: Asked, key: Key = ()) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values and scales of a checked tensor, now.
+
+    key  by which the launch is kept, or ()
+    """
+    index = x.get_device()
+    if not (x.numel() and asked.recipe in _GROUPS and on_gpu(index) and target(index)[0] == "sm_90a"):
+        return _by_torch(x, asked)
+    read = _readable(x.detach().resolve_neg(), asked.recipe)
+    with torch.cuda.device(index):
+        kept = _prepared(read, shapes_of(tuple(x.shape), asked), asked, index)
+        found = kept.run(read.data_ptr(), index)
+    if key and read.data_ptr() == x.data_ptr():
+        if len(READY) >= MAX_READY:
+            READY.clear()
+        READY[key] = kept
+    return found
+
+
+def empty_results(x: torch.Tensor, asked: Asked) -> tuple[torch.Tensor, torch.Tensor]:
+    """Results with nothing in them, on x's device."""
+    made = shapes_of(tuple(x.shape), asked)
+    values = x.new_empty(made.values[0], dtype=asked.dtype)
+    scales = torch.empty_strided(*made.scales, dtype=torch.float32, device=x.device)
+    return values.narrow(-1, 0, made.columns) if made.columns else values, scales
+
+
+def _by_torch(x: torch.Tensor, asked: Asked) -> tuple[torch.Tensor, torch.Tensor]:
+    """The reference's results, with the kernel's strides."""
+    values, scales = empty_results(x, asked)
+    of_values, of_scales = quantized(x.detach(), *asked[:3])
+    return values.copy_(of_values), scales.copy_(of_scales)
+
+
+def _readable(x: torch.Tensor, recipe: str) -> torch.Tensor:
+    """x as (batch, M, K) whose rows, or but for RowWise columns, are contiguous: itself, or a copy."""
+    *front, m, k = x.shape
+    rows, columns = x.stride(-1) == 1 or k == 1, x.stride(-2) == 1 or m == 1
+    if not (rows or (columns and recipe != ROW)):
+        x = x.contiguous()
+    try:
+        return x.view(prod(front), m, k)
+    except RuntimeError:  # matrices that are not evenly apart
+        return x.contiguous().view(prod(front), m, k)
+
+
+def _prepared(x: torch.Tensor, made: Shapes, asked: Asked, index: int) -> KeptLaunch:
+    """The launch for (batch, M, K). Raises OperandError for more scales than a grid has CTAs."""
+    batch, m, k = x.shape
+    order = "row" if x.stride(-1) == 1 or k == 1 else "col"
+    pitch, lines, length = (x.stride(1), m, k) if order == "row" else (x.stride(2), k, m)
+    size = x.element_size()
+    steps = [step * size for step, count in ((pitch, lines), (x.stride(0), batch)) if count > 1]
+    access = _alignment(x.data_ptr(), length * size, *steps)
+    plan = QuantizePlan(C_NAMES[x.dtype], C_NAMES[asked.dtype], _GROUPS[asked.recipe], order, access, asked.powers)
+    (groups, blocks), (scale_m, scale_k) = made.scales[0][-2:], made.scales[1][-2:]
+    if batch * m * tile_count(k, DEPTH) > MAX_COORDINATE or max(scale_m, scale_k) > MAX_COORDINATE:
+        raise OperandError(f"x has shape {list(x.shape)}, {batch * m} rows of blocks: more than 2**31 - 1 blocks")
+    matrix = groups * blocks if scale_k == 1 else scale_k * blocks
+    arguments = (0, 0, 0, m, k, batch, pitch, x.stride(0), made.values[1][-2], m * made.values[1][-2],
+                 scale_m, scale_k, matrix)  # fmt: skip
+    direct = Direct(compiled(plan), arguments, (0, 1, 2), index, plan)
+    return KeptLaunch((*made.values, asked.dtype), (*made.scales, torch.float32), made.columns, direct, access - 1)
+
+
+@functools.lru_cache(256)
+def compiled(plan: QuantizePlan) -> CompiledGemm:
+    """The kernel of a plan."""
+    return plan.compile()
+
+
+def _alignment(*numbers: int) -> int:
+    """The largest power of two up to 16 that divides all.
+
+    >>> _alignment(0x1000, 400, 4096), _alignment(0x1000, 402)
+    (16, 2)
+    """
+    bits = VECTOR_BYTES
+    for number in numbers:
+        bits |= number
+    return bits & -bits

@@ -1,0 +1,100 @@
+"""torch.ops.layoutgemm.quantize: as torch's compiler, autograd and functorch see it.
+
+    quantize(Tensor x, str recipe="BlockWise1x128", ScalarType? dtype=None, bool power_of_two=False,
+             str scale_major="mn") -> (Tensor, Tensor)
+
+It has no derivative: rounding has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...errors import OperandError, TensorError
+from ...kernels.run.operand_checks import addressed, check_operands
+from ..checks import check_device, differentiated, has_tangent
+from ..compiled.traced import CHECKS, checking_operator
+from ..library import with_autograd
+from ..scaled_grouped.recipes import BLOCK, recipe_text
+from ..types import READ
+from .launch import Asked, computed, empty_results
+
+WAY_OUT = "use torch.no_grad(), or give its detach()"
+_VALUES = (torch.float8_e4m3fn, torch.float8_e5m2)
+_MAJORS = ("mn", "k")
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def asked_of(recipe: object, dtype: object, power_of_two: object, scale_major: object) -> Asked:
+    """The options of a call. Raises OperandError, naming the option."""
+    name = recipe_text("recipe", recipe) or BLOCK
+    if dtype is None:
+        dtype = _VALUES[0]
+    if dtype not in _VALUES:
+        raise OperandError(f"dtype {dtype!r}: float8_e4m3fn or float8_e5m2")
+    if not isinstance(power_of_two, bool):
+        raise OperandError(f"power_of_two = {power_of_two!r}: True or False")
+    if scale_major not in _MAJORS:
+        raise OperandError(f"scale_major {scale_major!r}: 'mn', scales of neighbouring rows together, or 'k'")
+    assert isinstance(dtype, torch.dtype) and isinstance(scale_major, str)
+    return Asked(name, dtype, power_of_two, scale_major)
+
+
+def check_quantized(x: torch.Tensor) -> None:
+    """Raise OperandError or TensorError for a tensor that is not quantised."""
+    check_operands({"x": x})
+    if x.device.type not in ("cuda", "cpu", "meta"):
+        check_device(x)
+    if differentiated(x):
+        what = "has a tangent" if has_tangent(x) else "requires grad"
+        raise TensorError(f"x {what}, and quantize has no gradient: {WAY_OUT}")
+    if x.dtype not in READ:
+        known = ", ".join(str(kind).removeprefix("torch.") for kind in READ)
+        raise OperandError(f"x is {x.dtype}: quantize takes {known}")
+    if x.ndim < 2:
+        raise TensorError(f"x has shape {list(x.shape)}: (..., M, K), rows of K elements that are summed over")
+    if addressed(x) and x.data_ptr() % x.element_size():
+        raise OperandError(f"x starts at {x.data_ptr():#x}, no multiple of {x.element_size()}: x.clone() does")
+
+
+@torch.library.custom_op("layoutgemm::quantize", mutates_args=())
+def _quantize(
+    x: torch.Tensor, recipe: str = BLOCK, dtype: torch.dtype | None = None, power_of_two: bool = False,
+    scale_major: str = "mn",
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    asked = asked_of(recipe, dtype, power_of_two, scale_major)
+    check_quantized(x)
+    return computed(x, asked)
+
+
+@_quantize.register_fake
+def _(
+    x: torch.Tensor, recipe: str = BLOCK, dtype: torch.dtype | None = None, power_of_two: bool = False,
+    scale_major: str = "mn",
+) -> Pair:  # fmt: skip
+    asked = asked_of(recipe, dtype, power_of_two, scale_major)
+    check_quantized(x)
+    return empty_results(x, asked)
+
+
+def _underived(x: torch.Tensor, *others: object) -> Pair:
+    check_quantized(x)
+    raise OperandError("torch.ops.layoutgemm.quantize has no derivative")
+
+
+with_autograd("quantize", _underived)
+
+
+@_quantize.register_vmap
+def _(info: Any, in_dims: Sequence[int | None], x: torch.Tensor, *options: Any) -> tuple[Pair, tuple[int, int]]:
+    """Matrices of a batch have scales of their own, so the mapped dimension is one more in front."""
+    at = in_dims[0]
+    assert at is not None  # what else is mapped is no tensor
+    return torch.ops.layoutgemm.quantize(x.movedim(at, 0), *options), (0, 0)
+
+
+CHECK_QUANTIZE = checking_operator("check_quantize", "(Tensor x) -> ()", check_quantized)
+CHECKS["quantize"] = asked_of
