@@ -35,6 +35,19 @@ def packed_config(n: int, rows: int, k: int, sms: int = SMS) -> Sm90Config:
     return _few(n, rows, k, sms) if rows <= _FEW else _many(n, rows, k, sms)
 
 
+def experts_config(rows: int, experts: int) -> Sm90Config:
+    """The configuration for groups of rows, each times its expert's weights: tiles as wide as two average groups.
+
+    The sizes of groups are known on the device alone. A wider group takes several tiles, which read the weights again.
+
+    >>> experts_config(256, 64).tile, experts_config(4096, 8).tile
+    ((128, 8), (128, 128))
+    """
+    usual = -(-rows // experts)
+    width = min(_WIDTH, -(-2 * usual // 8) * 8)
+    return Sm90Config((128, width), consumers=2, loader="warp", store="direct")
+
+
 def _rounds(blocks: int, split: int, sms: int) -> int:
     """Rounds of clusters of `split` blocks; of four, two fewer fit than SMs say: they do not cross a GPC."""
     return -(-blocks // (sms // split - 2 * (split > 2)))
