@@ -113,10 +113,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                                 if const_expr(plan.config.loader == "self"):
                                     ahead = self.load_next(job, maps, ahead)
                 before = stage
-                stage += 1
-                if stage == plan.stages:
-                    stage = Int32(0)
-                    parity ^= 1
+                stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
 
             mma.wait(0)
             if const_expr(plan.config.split > 1):
@@ -161,10 +158,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                         mma.multiply(chains[number % CHAINS][block], a, columns, number)
                 bridge.warp_sync()
                 self.release(job, stage)
-                stage += 1
-                if stage == plan.stages:
-                    stage = Int32(0)
-                    parity ^= 1
+                stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
             for block in cutlass.range_constexpr(plan.blocks):
                 mma.add_up(accumulators[block], [chain[block] for chain in chains])
             self.bring_together(job, accumulators, (consumer, thread))
