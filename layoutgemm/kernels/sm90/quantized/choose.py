@@ -79,7 +79,8 @@ def _few(n: int, rows: int, k: int, sms: int) -> Sm90Config:
 def _many(n: int, rows: int, k: int, sms: int) -> Sm90Config:
     """The tile and the parts of K with the least estimate."""
     k_tiles, width = -(-k // UNIT_K), min(_WIDTH, -(-rows // 16) * 16)
-    store, found = "tma" if n % 8 == 0 else "direct", []
+    store = "tma" if n % 8 == 0 else "direct"
+    found: list[tuple[float, int, Sm90Config]] = []
     for (tile, split), (time, once) in _MANY_ROWS.items():
         if split <= k_tiles:
             blocks = -(-n // tile) * -(-rows // width)
