@@ -107,6 +107,8 @@ def others(rows: int) -> dict[str, Sm90Config]:
             "(256, 128) wg": Sm90Config((256, 128), tile_k=64, loader="warpgroup"),
         }
     return {
+        "(128, 256) wg (2,1)": Sm90Config((128, 256), tile_k=64, loader="warpgroup", cluster=(2, 1)),
+        "(128, 256) wg": Sm90Config((128, 256), tile_k=64, loader="warpgroup"),
         "(256, 128) wg": Sm90Config((256, 128), tile_k=64, loader="warpgroup"),
         "(256, 128) self": Sm90Config((256, 128), tile_k=64),
         "(256, 112) wg": Sm90Config((256, 112), tile_k=64, loader="warpgroup"),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from ..errors import OperandError
-from ..kernels.sm90.quantized.checkpoints import from_awq, from_gptq
+from ..kernels.sm90.quantized.checkpoints import from_awq, from_gptq, order_of_groups
 from ..kernels.sm90.quantized.formats import QuantizedFormat
 from ..kernels.sm90.quantized.packing import QuantizedWeights
 from ..torch_op.bias_activation import GATES
@@ -22,8 +23,9 @@ class QuantizedLinear(torch.nn.Module):
 
     units, scales  buffers, as `QuantizedWeight` has them: not trained. x and bias have gradients
     bias           a parameter, or None
+    order          a buffer: the input features in the order in which `weight` has them; None for their own order
 
-    A state dict has units, scales and bias. Raises OperandError for an activation that the product does not have.
+    A state dict has all four. Raises OperandError for an activation that the product does not have.
 
     >>> layer = torch.nn.Linear(128, 2, bias=False, dtype=torch.bfloat16)
     >>> _ = layer.load_state_dict({"weight": torch.ones(2, 128)})
@@ -33,10 +35,12 @@ class QuantizedLinear(torch.nn.Module):
 
     units: torch.Tensor
     scales: torch.Tensor | None
+    order: torch.Tensor | None
 
     def __init__(
-        self, weight: QuantizedWeight, bias: torch.nn.Parameter | None = None, *, activation: str | None = None
-    ) -> None:
+        self, weight: QuantizedWeight, bias: torch.nn.Parameter | None = None, *, activation: str | None = None,
+        order: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         check_activation(activation)
         if activation in GATES:
@@ -45,6 +49,9 @@ class QuantizedLinear(torch.nn.Module):
         self.in_features, self.out_features = weight.k, weight.n
         self.register_buffer("units", weight.units)
         self.register_buffer("scales", weight.scales)
+        if order is not None and (order.dtype != torch.int64 or tuple(order.shape) != (weight.k,)):
+            raise OperandError(f"order is {order.dtype} of shape {list(order.shape)}: int64 of [{weight.k}]")
+        self.register_buffer("order", order)
         self.bias = bias
 
     @classmethod
@@ -63,10 +70,12 @@ class QuantizedLinear(torch.nn.Module):
         cls, tensors: dict[str, torch.Tensor], kind: str, *, dtype: torch.dtype = torch.float16,
         activation: str | None = None,
     ) -> QuantizedLinear:  # fmt: skip
-        """The layer of a checkpoint's tensors: qweight, qzeros, scales, and bias if there is one.
+        """The layer of a checkpoint's tensors: qweight, qzeros, scales, and bias and g_idx if there are.
 
         kind   "gptq" or "awq", both of 4 bits
         dtype  of activations: scales are rounded to it
+
+        With groups out of order in g_idx ("act-order"), the layer reorders x in every call.
 
         Raises OperandError naming a tensor that is missing or does not fit.
         """
@@ -79,18 +88,21 @@ class QuantizedLinear(torch.nn.Module):
         scales = found["scales"].double().numpy()
         qweight, qzeros = found["qweight"].numpy(), found["qzeros"].numpy()
         plain: QuantizedWeights
+        order: torch.Tensor | None = None
         if kind == "gptq":
             g_idx = found["g_idx"].numpy() if "g_idx" in found else None
-            plain = from_gptq(qweight, qzeros, scales, g_idx)
+            if g_idx is not None and (np.diff(g_idx) < 0).any():
+                order = torch.from_numpy(order_of_groups(g_idx, scales.shape[0])).to(tensors["qweight"].device)
+            plain = from_gptq(qweight, qzeros, scales, g_idx, None if order is None else order.cpu().numpy())
         else:
             plain = from_awq(qweight, qzeros, scales)
         bias = torch.nn.Parameter(tensors["bias"].to(dtype)) if tensors.get("bias") is not None else None
         weight = QuantizedWeight.pack(plain, dtype).to(tensors["qweight"].device)
-        return cls(weight, bias, activation=activation)
+        return cls(weight, bias, activation=activation, order=order)
 
     @property
     def weight(self) -> QuantizedWeight:
-        """The packed weights, checked once for the same tensors."""
+        """The packed weights, of input features in `order`; checked once for the same tensors."""
         made = self.__dict__.get("_weight")
         if made is None or made.units is not self.units or made.scales is not self.scales:
             size = self.out_features, self.in_features
@@ -105,11 +117,13 @@ class QuantizedLinear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
+        x = x if self.order is None else x.index_select(-1, self.order)
         return quantized_matmul(x, self.weight, bias=self.bias, activation=self.activation)
 
     def dequantized(self) -> torch.Tensor:
         """The weights (out_features, in_features) in the activations' type."""
-        return self.weight.dense(self.activations)
+        dense = self.weight.dense(self.activations)
+        return dense if self.order is None else dense[:, self.order.argsort()]
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> QuantizedLinear:
         """Move the module; a cast leaves codes and scales as they are."""

@@ -10,15 +10,23 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from layoutgemm import QuantizedFormat, QuantizedWeight, quantized_matmul
+from layoutgemm import (
+    QuantizedExperts,
+    QuantizedFormat,
+    QuantizedWeight,
+    quantized_grouped_matmul,
+    quantized_matmul,
+)
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.kernels.sm90.quantized.checkpoints import (
     from_awq,
     from_compressed_tensors,
     from_gptq,
+    order_of_groups,
 )
 from layoutgemm.nn import QuantizedLinear
+from layoutgemm.torch_op.quantized.experts import experts_plan
 from layoutgemm.torch_op.quantized.launch import QuantizedCall, arguments_of, plan_of, readable
 
 FORMATS = [
@@ -102,6 +110,27 @@ def test_checkpoints_become_the_weights_that_they_hold() -> None:
         from_gptq(tensors["qweight"], tensors["qzeros"], tensors["scales"], (np.arange(256) // 128)[::-1])
 
 
+def test_an_act_order_checkpoint_reorders_x() -> None:
+    rng = np.random.default_rng(6)
+    codes, zeros = rng.integers(0, 16, (64, 256)).astype(np.uint8), rng.integers(1, 16, (64, 4))
+    scales, g_idx = rng.integers(1, 9, (64, 4)) / 64, rng.permutation(np.arange(256) // 64)
+    want = (codes - zeros[:, g_idx].astype(float)) * scales[:, g_idx]
+    tensors = {"qweight": words(codes.T, 0), "qzeros": words(zeros.T - 1, 1), "scales": scales.T, "g_idx": g_idx}
+    given = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in tensors.items()}
+    layer = QuantizedLinear.from_checkpoint(given, "gptq", dtype=torch.bfloat16)
+    assert np.array_equal(layer.dequantized().double().numpy(), want)
+    x = torch.randint(-3, 4, (5, 256)).bfloat16()
+    assert torch.equal(layer(x), (x.double() @ torch.from_numpy(want).T).bfloat16())
+    other = QuantizedLinear.from_checkpoint(given, "gptq", dtype=torch.bfloat16)
+    other.order.zero_()
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other(x), layer(x))
+    with pytest.raises(LayoutError, match="group 0 has 65 of 256 input features: 64 each"):
+        order_of_groups(np.where(np.arange(256) == np.argmax(g_idx == 1), 0, g_idx), 4)
+    with pytest.raises(LayoutError, match="each of 256 input features once"):
+        from_gptq(*[tensors[name] for name in ("qweight", "qzeros", "scales", "g_idx")], np.zeros(256, int))
+
+
 def test_the_plan_has_what_the_call_asks_for() -> None:
     fmt = QuantizedFormat("int8")
     plan = plan_of(QuantizedCall(fmt, (100, 384), "relu", torch.bfloat16), 13, "bf16", "f32", 132)
@@ -172,3 +201,54 @@ def test_a_layer_checks_its_weights_once_for_the_same_tensors() -> None:
     assert made.weight is not first and made.weight.units is made.units
     other = copy.deepcopy(made)
     assert other.weight.units is other.units and "_weight" not in made.__getstate__()
+
+
+def experts_of(fmt: QuantizedFormat) -> QuantizedExperts:
+    rng = torch.Generator().manual_seed(1)
+    return QuantizedExperts.of([QuantizedWeight.quantize(torch.randn(72, 128, generator=rng), fmt) for _ in range(3)])
+
+
+@pytest.mark.parametrize("fmt", [QuantizedFormat("int4", 64), QuantizedFormat("int8")], ids=str)
+def test_groups_of_rows_are_multiplied_by_their_experts_weights(fmt: QuantizedFormat) -> None:
+    weights, x = experts_of(fmt), torch.randn(7, 128).bfloat16()
+    for kind in (torch.int32, torch.int64):
+        found = quantized_grouped_matmul(x, weights, torch.tensor([0, 4, 4, 7], dtype=kind), activation="relu")
+        want = [quantized_matmul(x[:4], weights.expert(0), activation="relu"),
+                quantized_matmul(x[4:], weights.expert(2), activation="relu")]  # fmt: skip
+        assert torch.equal(found, torch.cat(want))
+    compiled = torch.compile(lambda x, at: quantized_grouped_matmul(x, weights, at), backend="eager", fullgraph=True)
+    offsets = torch.tensor([0, 0, 7, 7])
+    assert torch.equal(compiled(x, offsets), quantized_matmul(x, weights.expert(1)))
+    assert quantized_grouped_matmul(x.to("meta"), weights.to("meta"), offsets.to("meta")).shape == (7, 72)
+
+
+def test_experts_that_do_not_fit_are_refused() -> None:
+    weights, x = experts_of(QuantizedFormat("int8")), torch.randn(7, 128).bfloat16()
+    with pytest.raises(LayoutError, match=r"offsets are torch\.int64 of shape"):
+        quantized_grouped_matmul(x, weights, torch.tensor([0, 7]))
+    with pytest.raises(LayoutError, match="none below the one before it"):
+        quantized_grouped_matmul(x, weights, torch.tensor([0, 5, 4, 7]))
+    with pytest.raises(LayoutError, match="x requires grad, and this product has no gradient"):
+        quantized_grouped_matmul(x.requires_grad_(), weights, torch.tensor([0, 1, 4, 7]))
+    with pytest.raises(LayoutError, match=r"weights\[1\] is .* experts are alike"):
+        QuantizedExperts.of([weights.expert(0), weight_of(QuantizedFormat("int8"))])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+@pytest.mark.dsl
+def test_the_launch_of_experts_writes_what_the_cpu_computes() -> None:
+    weights, x = experts_of(QuantizedFormat("int8")), torch.randn(7, 128).bfloat16()
+    offsets = torch.tensor([0, 4, 4, 7], dtype=torch.int32)
+    call = QuantizedCall(weights.format, (72, 128), "relu", torch.bfloat16)
+    plan = experts_plan(call, 3, 7, "bf16", "i32")
+    numbers, places = arguments_of(plan, 128, 2)
+    c = np.zeros((7, 72), np.uint16)
+    arrays = [weights.units.numpy().reshape(-1), x.view(torch.int16).numpy(), c, weights.scales.numpy(),
+              offsets.numpy()]  # fmt: skip
+    arguments = list(numbers)
+    for place, array in zip(places, arrays, strict=True):
+        arguments[place] = array
+    emulate_launch(plan, tuple(arguments)).raise_for_findings()
+    found = torch.from_numpy(c.view(np.int16)).view(torch.bfloat16)
+    want = quantized_grouped_matmul(x, weights, offsets, activation="relu")
+    assert torch.allclose(found.float(), want.float(), rtol=2**-7, atol=2**-6)

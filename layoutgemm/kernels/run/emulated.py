@@ -60,7 +60,7 @@ def _emulate_persistent(
     if own > inner:
         leading += STRIDE_UNIT // plan.c.dtype.bytes
         policy = replace(policy or Policy(), edges=False)
-    batch = 1 if isinstance(plan, Sm90Plan) and plan.joined_rows else plan.batch
+    batch = plan.matrices_of_c if isinstance(plan, Sm90Plan) else plan.batch
     words = unwritten(plan.c.dtype, (batch, lines, leading))
     before = words[..., own:].copy()
     pitches = [padded_leading(op.dtype, m.extents[0]) if m.extents[1] == 1 else m.leading

@@ -16,13 +16,9 @@ computes once, and constants. That is possible because a swizzle leaves alone wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from ...atoms import (
     MmaAtom,
@@ -40,6 +36,7 @@ from ...dtypes import DType
 from ...errors import PlanError
 from ...layouts import Layout
 from ..derive import Operand
+from ..thread_addresses import Index, ThreadAddresses
 
 WARP = 32
 VECTOR = 16  # bytes that a copy writes to shared memory at most: PTX ISA, "cp.async"
@@ -47,51 +44,6 @@ _ASYNC = (16, 8, 4)  # bytes of cp.async: PTX ISA, "cp.async"
 
 # Rows (or columns) 0 to 7 of an instruction are the even ones of 16 of an MN-major operand of bytes, 8 to 15 the odd.
 PARTED = Layout((8, 2), (2, 1))
-
-Index = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class ThreadAddresses:
-    """(thread, index) -> byte, as one of a few addresses of the thread plus a constant.
-
-    bases    the indices whose address a thread computes
-    entries  (index, (number of a base, bytes to add)) of every index
-    """
-
-    bases: tuple[Index, ...]
-    entries: tuple[tuple[Index, tuple[int, int]], ...]
-
-    @cached_property
-    def of(self) -> dict[Index, tuple[int, int]]:
-        """Index -> (number of a base, bytes to add)."""
-        return dict(self.entries)
-
-    @classmethod
-    def derive(cls, byte: Callable[[Any, Index], Any], threads: int, indices: Sequence[Index]) -> ThreadAddresses:
-        """Group the indices whose addresses differ by the same number of bytes for all threads.
-
-        >>> tile = smem_tile((64, 64), "bf16", "K")
-        >>> byte = lambda t, i: tile.byte(t + 32 * i[0], 8 * i[1])
-        >>> places = ThreadAddresses.derive(byte, 32, [(0, 0), (1, 0), (0, 1)])
-        >>> places.bases, places.of
-        (((0, 0), (0, 1)), {(0, 0): (0, 0), (1, 0): (0, 4096), (0, 1): (1, 0)})
-        """
-        lanes = np.arange(threads)
-        bases: list[Index] = []
-        tables: list[npt.NDArray[np.int64]] = []
-        of: dict[Index, tuple[int, int]] = {}
-        for index in indices:
-            table = np.asarray(byte(lanes, index), np.int64) + np.zeros(threads, np.int64)
-            for number, known in enumerate(tables):
-                if (table - known == table[0] - known[0]).all():
-                    of[index] = number, int(table[0] - known[0])
-                    break
-            else:
-                of[index] = len(bases), 0
-                bases.append(index)
-                tables.append(table)
-        return cls(tuple(bases), tuple(of.items()))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from .operand import VECTOR, WARP, Sm80Operand, byte_selector
 from .plan import Sm80Plan
 
 if TYPE_CHECKING:
-    from ..sm80.operand import Index
+    from ..thread_addresses import Index
 
 
 Bytes = npt.NDArray[np.uint8]

@@ -18,7 +18,8 @@ from ...checks import AccessPattern, bank_conflicts
 from ...errors import PlanError
 from ...layouts import Layout
 from ..derive import Operand
-from .operand import VECTOR, WARP, ThreadAddresses
+from ..thread_addresses import ThreadAddresses
+from .operand import VECTOR, WARP
 
 BUFFERS = 2
 

@@ -12,7 +12,6 @@ from ..plan_checks import Region, barriers_at, buffers_of_c, misplaced, stages_o
 from .config import loader_threads
 from .mainloop import table_registers
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
-from .quantized.operand import PRODUCT_K
 from .quantized.order import FRAGMENT_K, WORDS
 
 HELD_PROMOTED = 16  # the same of a main loop that promotes: ptxas takes 153 where accumulators and tables are 143
@@ -127,5 +126,5 @@ def _registers(plan: Sm90Plan) -> list[Check]:
 
 def _packed_registers(plan: Sm90Plan) -> int:
     """Registers of two groups of fragments, and of a K tile's words and scales."""
-    fragments = 2 * PRODUCT_K // FRAGMENT_K * plan.mma.registers("A")
+    fragments = 2 * plan.tile[2] // plan.a.product_groups(plan.blocks) // FRAGMENT_K * plan.mma.registers("A")
     return fragments + plan.blocks * (plan.a.vectors * WORDS + plan.a.groups * plan.a.packing.scale_words)

@@ -37,7 +37,8 @@ from .operands.sum_checks import filled_by_halves, filled_side_by_side, halves_m
 from .pipeline_model import Hopper
 from .plan import WARPS_OF_GROUP, Sm90Plan
 from .quantized.checks import packed_checks
-from .quantized.operand import PRODUCT_K
+from .quantized.experts import expert_checks
+from .quantized.warp_products import warp_checks
 from .shards import shard_checks
 from .store_checks import exchange_check, neighbours_check, store_checks
 from .triangular.mirror import mirror_check
@@ -46,7 +47,19 @@ from .triangular.operands import triangles_check
 
 def check_sm90(plan: Sm90Plan) -> Report:
     """Every check of the plan."""
-    names = ("batch", "epilogue", "gated", "mainloop", "ragged", "along_k", "pair", "shards", "weights", "triangles")
+    names = (
+        "batch",
+        "epilogue",
+        "gated",
+        "mainloop",
+        "ragged",
+        "along_k",
+        "pair",
+        "shards",
+        "weights",
+        "experts",
+        "triangles",
+    )
     more = {name: getattr(plan, name) for name in names} | asked_order(plan)
     return checked(plan, _checks, **more)
 
@@ -74,6 +87,10 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
         checks.append(pair_check(plan))
     if plan.ragged is not None:
         checks += ragged_checks(plan)
+    if plan.experts is not None:
+        checks += expert_checks(plan)
+    if plan.products is not None:
+        checks += warp_checks(plan)
     if plan.triangles is not None:
         checks.append(triangles_check(plan))
     if plan.mirror is not None:
@@ -124,7 +141,8 @@ def pipeline_of(plan: Sm90Plan) -> Hopper:
         registers=plan.registers,
         promoted=plan.mainloop is not None,
         numbers=bool(plan.numbers.parts),
-        packed=plan.tile[2] // PRODUCT_K if plan.weights is not None else 0,
+        packed=plan.a.product_groups(plan.blocks) if plan.weights is not None else 0,
+        by_warps=plan.products is not None,
     )
 
 

@@ -21,6 +21,7 @@ LOADERS = ("self", "warp", "warpgroup")
 STORES = ("tma", "direct")
 LAUNCHES = ("workers", "tiles")
 TRIGGERS = ("start", "end")
+PRODUCTS = ("warpgroup", "warp")
 WARPGROUP = 128
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
 _NUMBERS_REGISTERS = 40  # of a producer whose lanes hold the addresses of up to 9 numbers each
@@ -52,6 +53,8 @@ class Sm90Tuning:
                cluster share, which takes longest, else A
     l2_promotion   bytes that an L2 miss of a load fetches: "none", "64B", "128B" or "256B"; see `TensorMap`
     chunks, buffers   of the store; see StorePlan
+    products   of packed weights: "warpgroup" is wgmma, "warp" is mma.sync, each warp for its own 16 rows; see
+               `quantized.warp_products`
     dealt      rounds of (places, times) in which the hardware assigns clusters to GPCs, for neighbours that take
                adjacent tiles; see `schedule.Dealt`. For a kernel that starts on an idle GPU: with PDL, CTAs start
                wherever earlier ones exit
@@ -74,12 +77,14 @@ class Sm90Tuning:
     l2_promotion: str = "128B"
     chunks: int = 2
     buffers: int = 1
+    products: str = "warpgroup"
     dealt: Rounds = ()
 
     def __post_init__(self) -> None:
         check_fields(self, prefetch=0)
         _check_known(self, {
             "along": ("M", "N"), "trigger": TRIGGERS, "l2_promotion": tuple(L2_PROMOTION), "first": (None, "A", "B"),
+            "products": PRODUCTS,
         })  # fmt: skip
         Dealt(self.dealt)
         if self.prefetch and not self.overlap:

@@ -18,6 +18,7 @@ from .gated import Gated
 from .grouped import explain_ragged
 from .mainloop import explain_mainloop
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
+from .quantized.experts import explain_experts
 from .quantized.explain import explain_packed
 from .shards import explain_shards
 from .triangular.operands import share_of_work
@@ -174,6 +175,8 @@ def _explain_parts(plan: Sm90Plan, across: tuple[int, int]) -> list[str]:
         )
     if plan.ragged is not None:
         lines += explain_ragged(plan)
+    if plan.experts is not None:
+        lines += explain_experts(plan)
     if plan.triangles is not None:
         share = share_of_work(plan, plan.order.schedule.table(across))
         lines.append(f"{plan.triangles}: {share:.1%} of the K tiles of these tiles of C, the others are zeros")

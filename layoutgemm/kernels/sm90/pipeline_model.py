@@ -74,6 +74,7 @@ class Hopper:
                       registers
     numbers           the loader's lanes copy what a promotion reads into the stage, and arrive at its barrier for it
     packed            groups of products of a k tile whose A is packed weights, which threads read; 0 without them
+    by_warps          mma.sync multiplies them: a k tile is read by threads alone, and done when it is released
     """
 
     stages: int
@@ -98,6 +99,7 @@ class Hopper:
     promoted: bool = False
     numbers: bool = False
     packed: int = 0
+    by_warps: bool = False
 
     @property
     def sharing(self) -> int:
@@ -160,7 +162,7 @@ class Hopper:
             Mbarrier("empty", empty, self.stages),
         ]
         buffers = [Buffer("a", self.stages, either=either), Buffer("b", self.stages, either=either)]
-        buffers += [Buffer(f"acc{i}", space="reg") for i in range(1 if self.promoted else self.blocks)]
+        buffers += [Buffer(f"acc{i}", space="reg") for i in range(self._asynchronous)]
         if self.size == 1:
             barriers.append(NamedBarrier(CTA, self.threads))
         if self.pingpong:
@@ -190,7 +192,9 @@ class Hopper:
         more += ["one tile"] if self.single else []
         more += [f"the last {self.early} k tile(s) by block"] if self.early else []
         more += ["each k tile promoted"] if self.promoted else []
-        more += [f"A converted in {self.packed} group(s) of products"] if self.packed else []
+        by_warps = ["A converted, multiplied by warps"]
+        converted = [f"A converted in {self.packed} group(s) of products"]
+        more += by_warps if self.by_warps else converted if self.packed else []
         return ", ".join([f"ring of {self.stages}", loads, kind, *more])
 
     def _count(self, which: int) -> int | None:
@@ -201,6 +205,11 @@ class Hopper:
         if self._loads_for_itself(consumer):
             mine.append(Cursor("load", self.stages))
         return (*mine, *[Cursor(f"again{block}", self.stages) for block in self._later_blocks])
+
+    @property
+    def _asynchronous(self) -> int:
+        """Accumulators that wgmma writes."""
+        return 0 if self.by_warps else 1 if self.promoted else self.blocks
 
     @property
     def _later_blocks(self) -> range:
@@ -281,6 +290,8 @@ class Hopper:
         return (If(self._ahead(self.stages - 1 if distance is None else distance), self._load),)
 
     def _consumer(self, i: int) -> Program:
+        if self.by_warps:
+            return self._by_warps(i)
         names = ["acc0" if self.promoted else f"acc{block}" for block in range(self.blocks)]
         reads = ("a", "b", "zeros") if self.padding else ("a", "b")
         products = [Mma(reads, "read", name, last=block == self.blocks - 1) for block, name in enumerate(names)]
@@ -334,6 +345,13 @@ class Hopper:
         drain = self._drain if self._loads_for_itself(i) else ()
         return (*self._start(i == 0), *first, *self._tiles(*whole), *drain)
 
+    def _by_warps(self, i: int) -> Program:
+        """A consumer whose warps multiply by mma.sync, and release a stage when they have."""
+        step: Program = (Read("a", "read"), Read("b", "read"), *self._release(i))
+        tile: list[Action] = [ForK((Wait("full", "read"), *step, Advance("read")))]
+        tile += self._single_end(i) if self.single else self._tile_end(i)
+        return (*self._start(i == 0), *self._tiles(*tile))
+
     def _tile_end(self, i: int) -> list[Action]:
         """Store block by block; the stages of the last k tiles are free when the last of their products are done."""
         last = self.blocks - 1 if self.early else 0
@@ -343,7 +361,7 @@ class Hopper:
                 actions.append(WaitGroup("wgmma", (last - block) * self.early))
             if block == last and self.promoted:
                 actions += [If(Later(1), self._refill(i))] if self._loads_for_itself(i) else []
-            elif block == last and not self.early:
+            elif block == last and not self.early and not self.by_warps:
                 actions += [WaitGroup("wgmma", 0), If(Later(1), self._release(i))]
             if block == last:
                 for step in range(self.early):
@@ -354,7 +372,7 @@ class Hopper:
 
     def _single_end(self, i: int) -> list[Action]:
         """The cluster's only tile: parts of K exchange their sums, consumers meet, and C goes over the stages."""
-        actions: list[Action] = [WaitGroup("wgmma", 0)]
+        actions: list[Action] = [] if self.by_warps else [WaitGroup("wgmma", 0)]
         stages = [(name, s) for name in ("a", "b") for s in range(self.stages)]
         if self.split > 1:
             # Blocks of the same place in another part: they have the same tile.
@@ -367,7 +385,7 @@ class Hopper:
             actions.append(Sync("stages"))
         if self.split > 1:
             actions += [Wait("sums", 0), Read("sums")]
-        if self._drain and not self.promoted:
+        if self._drain and not self.promoted and not self.by_warps:
             actions.append(If(Later(1), self._release(i)))
         if self.store:
             actions += [Write(name, s, new=False) for name, s in stages]
@@ -377,5 +395,6 @@ class Hopper:
 
     def _stored(self, i: int, block: int) -> list[Action]:
         together = self.store is not None and self.store.warps == WARPS
-        read = [] if self.promoted else [Read(f"acc{block}")]  # a promotion has read the products
+        done = self.promoted or self.by_warps  # a promotion has read the products, and mma.sync waits for them
+        read = [] if done else [Read(f"acc{block}")]
         return [*read, *([Sync(f"store{i}")] if together else [])]

@@ -46,8 +46,10 @@ from .multicast import columns_of, few_rows, shared, with_copies
 from .named_barriers import Sm90Meetings
 from .operands.combined import Combined, check_combined, side_by_side
 from .operands.pair import Pair, check_maps, check_pair, pair_of
+from .quantized.experts import check_experts
 from .quantized.formats import UNIT_K, QuantizedFormat
 from .quantized.operand import PackedOperand, check_packed, packed_operand
+from .quantized.warp_products import WarpProducts, warp_products
 from .shards import Gathered, Shards, check_shards
 from .smem import Exchange, Sm90Smem, smem_map
 from .triangular.mirror import check_mirror, is_mirrored, mirror_of
@@ -76,6 +78,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     pair          a second pair of matrices, whose product is added, or None; see `further`
     shards        the shards of several GPUs, of A's rows or of C's, or None: see `kernels.sm90.shards`
     weights       the format of A where it is packed weights, or None; see `kernels.sm90.quantized`
+    experts       groups of C's columns, each of its own packed weights, or None: see `kernels.sm90.quantized.experts`
     triangles     which operands are triangular, or None: K tiles of zeros are skipped
     mirror        the second store of a symmetric product, or None
     """
@@ -109,6 +112,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     along_k: AlongK | None = None
     shards: Shards | None = None
     weights: QuantizedFormat | None = None
+    experts: Ragged | None = None
     half: tuple[MmaAtom, OperandDescriptor] | None = None
     pair: Pair | None = None
     triangles: Triangles | None = None
@@ -137,13 +141,25 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
 
     @property
     def groups(self) -> Ragged | AlongK | None:
-        """The groups of rows, or those along K, or None."""
-        return self.along_k if self.ragged is None else self.ragged
+        """The groups of rows, of columns, or those along K, or None."""
+        return self.ragged or self.along_k or self.experts
 
     @property
     def joined_rows(self) -> bool:
         """True if all groups' rows are those of one matrix of A and of C; B has a matrix for each in any case."""
         return self.ragged is not None and not self.ragged.masked
+
+    @property
+    def products(self) -> WarpProducts | None:
+        """The products by mma.sync, where warps multiply packed weights, or None."""
+        if self.config.tuning.products == "warpgroup":
+            return None
+        return warp_products(self.config, self.b, self.tile[2])
+
+    @property
+    def matrices_of_c(self) -> int:
+        """Matrices of C: one where groups are rows or columns of the same."""
+        return 1 if self.joined_rows or self.experts is not None else self.batch
 
     @property
     def aligned_rows(self) -> bool:
@@ -182,6 +198,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         pair: Pair | int | None = None,
         shards: Shards | None = None,
         weights: QuantizedFormat | None = None,
+        experts: Ragged | None = None,
         order: Order | None = None,
         triangles: Triangles | None = None,
     ) -> Sm90Plan:
@@ -206,6 +223,8 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         shards           A's rows arrive from other GPUs, or C's are reduced with theirs: see `kernels.sm90.shards`
         weights          A is packed weights of that format, in a kernel's order; `a` is the type they become: see
         `kernels.sm90.quantized`
+        experts          C's n columns are `batch` groups, each times packed weights of its own: see
+        `kernels.sm90.quantized.experts`
         order            the order of tiles, of all or some of them: a Schedule, a name such as "lower", a Layout, or a
                          function of the tile's number; see `kernels.orders`. None: the configuration's bands
         triangles        A or B is triangular, and K tiles of zeros are skipped: see `kernels.sm90.triangles`
@@ -228,6 +247,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             (ragged, along_k),
             pair_of(pair),
             weights,
+            experts,
         )
         if shards is not None:
             kernel.check_shards(shards)
@@ -255,6 +275,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         stages = kernel.stages(a_plan, b_plan, kernel.store_bytes(store), exchange)
         kernel.check_early(stages, tile_k)
         kernel.check_maps(store, a_plan, b_plan)
+        kernel.check_products(b_plan, tile_k)
         numbers, threads = kernel.numbers, kernel.threads
         schedule = kernel.schedule(order, triangles)
         smem, exchange = kernel.memory(a_plan, b_plan, stages, store, exchange)
@@ -288,6 +309,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             along_k=kernel.along_k,
             shards=shards,
             weights=kernel.weights,
+            experts=kernel.experts,
             half=half,
             pair=kernel.pair,
             triangles=triangles,
@@ -459,6 +481,8 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         if self.shards is not None:
             which = "Sm90GatheredKernel" if isinstance(self.shards, Gathered) else "Sm90ScatteredKernel"
             return f"sm90.device.shards:{which}"
+        if self.experts is not None:
+            return "sm90.device.experts:Sm90ExpertsKernel"
         if self.weights is not None:
             return "sm90.device.quantized:Sm90QuantizedKernel"
         if self.along_k is not None:
@@ -482,6 +506,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             + (f", and a second pair of K = {self.pair.k}" if self.pair is not None else "")
             + (f", {self.shards.name}" if self.shards is not None else "")
             + (f", A is packed {self.weights}" if self.weights is not None else "")
+            + (f", columns in {self.batch} group(s)" if self.experts is not None else "")
             + (f", {self.triangles}" if self.triangles is not None else "")
             + (", each tile off the diagonal stored twice" if self.mirror is not None else "")
         )
@@ -509,12 +534,14 @@ class _Request:
     along_k: AlongK | None
     pair: Pair | None
     weights: QuantizedFormat | None = None
+    experts: Ragged | None = None
 
     @classmethod
     def of(
         cls, sizes: tuple[int, int, int, int], given: tuple[Given, Given | None, Given | None], config: Sm90Config,
         epilogue: Epilogue | None, gate: Combined | str | None, mainloop: Promoted | None,
         groups: tuple[Ragged | None, AlongK | None], pair: Pair | None, weights: QuantizedFormat | None = None,
+        experts: Ragged | None = None,
     ) -> _Request:  # fmt: skip
         """The request of a caller's arguments; raises PlanError."""
         ragged, along_k = groups
@@ -542,12 +569,14 @@ class _Request:
             check_along_k(along_k, sizes, config, a, b, named)
         if pair is not None:
             check_pair(sizes[3], {"gated": gated, "mainloop": mainloop, "ragged": ragged, "along_k": along_k})
+        if experts is not None:
+            check_experts(experts, sizes[3], weights, config, c, epilogue)
         if weights is not None:
             parts = {"gated": gated, "mainloop": mainloop, "ragged": ragged, "along_k": along_k, "pair": pair}
             named = [name for name, part in parts.items() if part is not None]
-            check_packed(weights, sizes, config, (a, b), epilogue, named)
+            check_packed(weights, sizes, config, (a, b), epilogue, named, experts is not None)
             config = replace(config, tile_k=config.tile_k or UNIT_K)
-        return cls(sizes, (a, b, c), config, epilogue, gated, mainloop, ragged, along_k, pair, weights)
+        return cls(sizes, (a, b, c), config, epilogue, gated, mainloop, ragged, along_k, pair, weights, experts)
 
     def check_shards(self, shards: Shards) -> None:
         """Raise PlanError for what a kernel of shards does not have."""
@@ -561,6 +590,11 @@ class _Request:
     def joined_rows(self) -> bool:
         """True if all groups' rows are those of one matrix."""
         return self.ragged is not None and not self.ragged.masked
+
+    @property
+    def grouped_lines(self) -> bool:
+        """True if groups are lines of one C: each may end with a part of a tile."""
+        return self.joined_rows or self.experts is not None
 
     @property
     def numbers(self) -> StageNumbers:
@@ -586,6 +620,13 @@ class _Request:
         if early > -(-k // tile_k) and self.along_k is None:
             raise PlanError(f"early = {early} k tiles of {tile_k}: K = {k} has {-(-k // tile_k)}")
 
+    def check_products(self, b: OperandPlan, tile_k: int) -> None:
+        """Raise PlanError for products of warps that the kernel has not."""
+        if self.config.tuning.products == "warp":
+            if self.weights is None:
+                raise PlanError("products = 'warp': only those of packed weights are by mma.sync")
+            warp_products(self.config, b, tile_k)
+
     def check_maps(self, store: StorePlan | None, a: OperandPlan | PackedOperand, b: OperandPlan) -> None:
         """Raise PlanError for more tensor maps than the kernel has parameters for."""
         second = len(a.copies) + len(b.copies) if self.pair is not None else 0
@@ -602,7 +643,7 @@ class _Request:
         config, (m, n, _, batch) = self.config, self.sizes
         tile = config.tile[0] * config.cluster[0], self.columns * config.cluster[1]
         across = -(-m // tile[0]), -(-n // tile[1])
-        check_tiles(config, across, batch, self.joined_rows)
+        check_tiles(config, across if self.experts is None else across[::-1], batch, self.grouped_lines)
         usual = order_of(self.config)
         found = order_for(order, usual, tile, across)
         if found == usual:
@@ -693,7 +734,7 @@ class _Request:
         tile_m, tile_n = config.tile
         b_plan = shared(columns_of(b_spec, tile_n, tile_k, atom, halved=False), config.cluster[0], False)
         b_plan = with_copies(b_plan, [replace(tma, l2_promotion=config.tuning.l2_promotion) for tma in b_plan.copies])
-        ends = config.loader != "self"
+        ends = config.loader != "self" and self.experts is None  # groups begin at any column
         return packed_operand(weights, tile_m, tile_k, a_spec), with_ends(b_plan, "n", tile_n, c_spec.dtype, ends)
 
     def half(self, b_plan: OperandPlan) -> tuple[MmaAtom, OperandDescriptor] | None:
@@ -722,7 +763,7 @@ class _Request:
     @property
     def table_bytes(self) -> int:
         """Shared memory of the table of groups."""
-        groups = self.along_k if self.ragged is None else self.ragged
+        groups = self.ragged or self.along_k or self.experts
         return 0 if groups is None else groups.bytes
 
     def exchange(self, atom: MmaAtom) -> Exchange | None:

@@ -41,6 +41,7 @@ from .grouped import STOP, store_extents, store_place, tables
 from .mainloop import COPY_ARRIVALS
 from .operands.pair import SECOND, place_in_pairs
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
+from .quantized.experts import expert_tables
 from .quantized.reference import block_in_stage, load_blocks
 from .triangular.mirror import is_off_diagonal
 
@@ -62,7 +63,7 @@ def execute_sm90(
     """
     numbers = given[plan.ragged.name] if plan.ragged is not None and given else np.zeros(0, np.int64)
     if plan.ragged is None:
-        c = Output(plan.c, plan.m, plan.n, plan.batch)
+        c = Output(plan.c, plan.m, plan.n, plan.matrices_of_c)
     else:  # its map begins some lines before C
         c = Output(plan.c, plan.m, plan.n, 1 if plan.joined_rows else plan.batch, before=WARP_ROWS)
         of, matrices = store_extents(c.lines, c.inner), c.batch > 1
@@ -80,6 +81,8 @@ def execute_sm90(
     tiles *= plan.batch
     if plan.ragged is not None:
         tiles = tables(plan, numbers)[1][-1]
+    if plan.experts is not None:
+        tiles = expert_tables(plan, (given or {})[plan.experts.name])[1][-1]
     workers = tiles if plan.config.single else min(tiles, clusters)
     done = 0
     for worker in range(workers):
@@ -117,6 +120,7 @@ class _Cluster:
     def __init__(self, plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, c: Output, given: dict[str, Any]) -> None:
         self.given = given
         self.end = plan.m  # of the group that is computed
+        self.columns_end = plan.n  # of the group of columns
         self.lines = 0, plan.k  # of it, along K
         self.plan, self.a, self.c = plan, a, c
         self.matrices_b = [b, *[given[name] for name in plan.further]]
@@ -146,10 +150,17 @@ class _Cluster:
             start, self.end = plan.ragged.rows(starts.__getitem__, matrix)
             number = tile - first[matrix]
             rows = (first[matrix + 1] - first[matrix]) // columns
+        first_column = 0
+        if plan.experts is not None:
+            starts, first = expert_tables(plan, self.given[plan.experts.name])
+            matrix = plan.experts.find(first.__getitem__, tile, either)
+            first_column, self.columns_end = plan.experts.rows(starts.__getitem__, matrix)
+            number, columns = tile - first[matrix], tile_count(self.columns_end - first_column, plan.tile_c[1])
         grid = rows * plan.config.cluster[0], columns * plan.config.cluster[1]
         for block in self.blocks:
             row, column = plan.order.tile(number, 0, block.place, grid, reads=reads)
-            block.origin = {"m": start + row * plan.tile_c[0], "n": column * plan.tile_c[1], "l": matrix, HALF: 0}
+            corner = {"m": start + row * plan.tile_c[0], "n": first_column + column * plan.tile_c[1], "l": matrix}
+            block.origin = {**corner, HALF: 0}
             block.sums = {}
         pingpong = plan.config.schedule == "pingpong"
         consumers = [step % 2] if pingpong else list(range(plan.config.consumers))
@@ -354,8 +365,8 @@ class _Cluster:
         floats = plan.c.dtype.kind == "float"  # sums of integers go through f32 to a C of floats
         bits = plan.c.dtype.encode(registers.astype(np.float32) if floats else registers)
         if plan.store is None:
-            corner = row, column, block.origin["l"]
-            self.c.store_registers(plan.mma, corner, (plan.m, plan.n), bits, plan.stored_values(part))
+            corner = row, column, 0 if plan.experts is not None else block.origin["l"]
+            self.c.store_registers(plan.mma, corner, (plan.m, self.columns_end), bits, plan.stored_values(part))
             return
         self._store_tensor(plan.store, block, (consumer, number, part), (row, column), bits)
         if plan.mirror is not None and is_off_diagonal(plan, block.origin["m"], column):

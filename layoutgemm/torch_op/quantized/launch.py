@@ -104,15 +104,18 @@ def forget() -> None:
 
 
 def arguments_of(plan: Sm90Plan, pitch: int, workers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The launch's arguments with zeros for addresses, and their places: weights, x, C, then the epilogue's vectors.
+    """The launch's arguments with zeros for addresses, and their places.
+
+    Places: weights, x, C, then the epilogue's vectors, then the offsets of experts.
 
     pitch  elements from row to row of x
     """
     n, rows, k = plan.m, plan.n, plan.k
     names = [given.name for given in plan.epilogue.given]
-    words = words_of(plan.epilogue, {name: Placed(0) for name in names})
-    sizes = (n, rows, k, 1, k, pitch, n, n * k, rows * pitch, rows * n, workers)
-    at = [3 + len(sizes) + plan.epilogue.words.index(name) for name in names]
+    words = words_of(plan.epilogue, {name: Placed(0, 0, n if plan.batch > 1 else 0) for name in names})
+    sizes = (n, rows, k, plan.batch, k, pitch, n, n * k, rows * pitch, rows * n, workers)
+    names += [plan.experts.name] if plan.experts is not None else []
+    at = [3 + len(sizes) + plan.words.index(name) for name in names]
     return (0, 0, 0, *sizes, *words), (0, 1, 2, *at)
 
 

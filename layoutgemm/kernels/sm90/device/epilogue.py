@@ -163,7 +163,11 @@ class Sm90Epilogue:
         if const_expr(fused is not None):
             present(fused).finish()
         if const_expr(plan.epilogue.stores_c):
-            self.store_values(job, values, base, (row, column), thread)
+            self.store_values(job, values, base, (row, column, matrix), thread)
+
+    def limits(self, job: bridge.Carried, matrix: Int32) -> tuple[Int32, Int32]:
+        """Rows and columns of C: a direct store ends there."""
+        return job.m, job.n
 
     @cute.jit
     def store_values(
@@ -171,32 +175,34 @@ class Sm90Epilogue:
         job: bridge.Carried,
         values: Mapping[int, Numeric],
         base: Int64,
-        origin: tuple[Int32, Int32],
+        origin: bridge.Place,
         thread: Int32,
     ) -> None:
         """A thread's values, by their numbers, to C."""
-        plan, (row, column) = self.plan, origin
+        plan, (row, column, matrix) = self.plan, origin
+        limits = self.limits(job, matrix)
         size = plan.c.dtype.bytes
-        paired = base % (2 * size) == 0 and job.ldc % 2 == 0 and column <= job.n - plan.tile_c[1]
+        paired = base % (2 * size) == 0 and job.ldc % 2 == 0 and column <= limits[1] - plan.tile_c[1]
         if const_expr(plan.c.order == "row"):
             if paired:
-                self.store_pairs(job, values, base, (row, column), thread)
+                self.store_pairs(job, values, base, (row, column), limits, thread)
             else:
-                self.store_elements(job, values, base, (row, column), thread)
+                self.store_elements(job, values, base, (row, column), limits, thread)
         else:
-            self.store_elements(job, values, base, (row, column), thread)
+            self.store_elements(job, values, base, (row, column), limits, thread)
 
     @cute.jit
     def store_pairs(
-        self, job: bridge.Carried, values: Sequence[Numeric], base: Int64, origin: tuple[Int32, Int32], thread: Int32
-    ) -> None:
+        self, job: bridge.Carried, values: Mapping[int, Numeric], base: Int64, origin: tuple[Int32, Int32],
+        limits: tuple[Int32, Int32], thread: Int32,
+    ) -> None:  # fmt: skip
         """Neighbours in a row of C in one store; all columns of the tile are in C, so that only rows are asked for."""
         atom, size = self.plan.stored, self.plan.c.dtype.bytes
         row, column = origin
         rows = rows_of_values(atom, list(values))
         for r in cutlass.range_constexpr(len(rows)):
             i, _ = atom.coords_C(thread, rows[r][0])
-            if i < job.m - row:
+            if i < limits[0] - row:
                 line = base + (Int64(row + i) * job.ldc + column) * size
                 for e in cutlass.range_constexpr(0, len(rows[r]), 2):
                     low, high = rows[r][e], rows[r][e + 1]
@@ -205,14 +211,15 @@ class Sm90Epilogue:
 
     @cute.jit
     def store_elements(
-        self, job: bridge.Carried, values: Sequence[Numeric], base: Int64, origin: tuple[Int32, Int32], thread: Int32
-    ) -> None:
+        self, job: bridge.Carried, values: Mapping[int, Numeric], base: Int64, origin: tuple[Int32, Int32],
+        limits: tuple[Int32, Int32], thread: Int32,
+    ) -> None:  # fmt: skip
         """Element by element, each asked whether it is in C."""
         atom, dtype = self.plan.stored, self.plan.c.dtype
         row, column = origin
         for v in tuple(values):
             i, j = atom.coords_C(thread, v)
-            if i < job.m - row and j < job.n - column:
+            if i < limits[0] - row and j < limits[1] - column:
                 if const_expr(self.plan.c.order == "row"):
                     element = Int64(row + i) * job.ldc + (column + j)
                 else:

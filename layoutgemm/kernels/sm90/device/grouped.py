@@ -32,7 +32,7 @@ class GroupTable(bridge.Carried):
 
     def __init__(self, plan: Any, shared: Any):
         starts = shared.base + plan.smem.table_offset
-        super().__init__(starts=starts, firsts=starts + plan.ragged.entries * ENTRY_BYTES)
+        super().__init__(starts=starts, firsts=starts + plan.groups.entries * ENTRY_BYTES)
 
     def entry(self, group: Int32) -> Int32:
         """First row of a group; beyond the last group A's rows. Of masked groups the rows that count."""
@@ -77,8 +77,7 @@ class RaggedTiles:
     def count_tiles(self, job: Any, batch: Any, thread: Any) -> Any:
         """Make the table; the number of all tiles of clusters."""
         plan = self.plan
-        ragged, table = plan.ragged, GroupTable(plan, job.shared)
-        columns = tile_count(job.n, plan.tile_c[1])
+        ragged, table = plan.groups, GroupTable(plan, job.shared)
         steps = -(-ragged.entries // plan.threads)
         for i in cutlass.range_constexpr(steps):
             entry = i * plan.threads + thread
@@ -92,14 +91,19 @@ class RaggedTiles:
                 tiles = Int32(0)
                 for group in cutlass.range(cutlass.min(entry, batch), unroll=4):
                     start, end = ragged.rows(table.entry, group)
-                    tiles += clusters_of(plan, cutlass.max(end - start, 0), columns)
+                    tiles += self.group_tiles(job, cutlass.max(end - start, 0))
                 bridge.store_shared((table.firsts + entry * ENTRY_BYTES).toint(), (tiles,))
         bridge.block_sync()
         return bridge.uniform(table.first(ragged.capacity))
 
+    def group_tiles(self, job: Any, lines: Any) -> Any:
+        """Tiles of clusters of a group of that many rows."""
+        return clusters_of(self.plan, lines, tile_count(job.n, self.plan.tile_c[1]))
+
     def number(self, job: bridge.Carried, entry: Int32, batch: Int32) -> Int32:
         """An entry of the first table, from global memory."""
-        ragged, last = self.plan.ragged, batch - 1 if self.plan.ragged.masked else batch
+        ragged = self.plan.groups
+        last = batch - 1 if ragged.masked else batch
         address = getattr(job.given, ragged.name) + Int64(cutlass.min(entry, last)) * ragged.offset_bytes
         found = load_word(address)
         if ragged.masked:

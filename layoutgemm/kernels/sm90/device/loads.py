@@ -129,7 +129,7 @@ class Sm90Loads:
     def issue_prefetches(self, job: bridge.Carried, maps: Sequence[bridge.Maps], origin: Mapping[str, Int32]) -> None:
         """This block's share of one k tile into L2, as `issue_loads` would load it. Called by one thread."""
         if const_expr(self.plan.weights is not None):
-            self.prefetch_packed(job, origin["m"], origin["k"])
+            self.prefetch_packed(job, origin)
         for operand in self.mapped_operands:
             for tensor_map, tma, place, share in self._copies(job, maps, operand, origin):
                 bridge.prefetch_share(tensor_map, tma, place, share)
@@ -148,7 +148,7 @@ class Sm90Loads:
         bridge.barrier_expect(full, plan.expected(origin, job, choose))
         part = job.part * plan.sharing
         if const_expr(plan.weights is not None):
-            self.load_packed(job, m0, along_k["k"], stage, full)
+            self.load_packed(job, origin, stage, full)
         for operand in self.mapped_operands:
             destination = job.shared.a(stage) if operand == "A" else job.shared.b(stage)
             for tensor_map, tma, place, share in self._copies(job, maps, operand, origin):
@@ -164,11 +164,11 @@ class Sm90Loads:
         """The operands with tensor maps, in the order of their loads."""
         return self.plan.config.order_of_loads if self.plan.weights is None else "B"
 
-    def load_packed(self, job: bridge.Carried, m0: Int32, k: Int32, stage: Int32, full: cute.Pointer) -> None:
+    def load_packed(self, job: bridge.Carried, origin: Mapping[str, Int32], stage: Int32, full: cute.Pointer) -> None:
         """Copy packed weights into A's stage. Only a kernel that multiplies them has any."""
         raise NotImplementedError
 
-    def prefetch_packed(self, job: bridge.Carried, m0: Int32, k: Int32) -> None:
+    def prefetch_packed(self, job: bridge.Carried, origin: Mapping[str, Int32]) -> None:
         """Bring packed weights into L2, likewise."""
         raise NotImplementedError
 

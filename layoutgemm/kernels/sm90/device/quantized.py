@@ -17,17 +17,21 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, const_expr
+from cutlass import Float32, Int32, Int64, const_expr
 
+from ....atoms.copy.base import WARP
 from ...dsl import bridge
 from ...dsl.ampere import load_words
 from ...dsl.packed_weights import DevicePairs, RegisterWgmma, load_bytes, prefetch_bytes
+from ...dsl.warp import load_matrices, multiply_warp
 from ...plan import tile_count
 from ...store import ROWS
+from ..quantized.experts import weight_block
 from ..quantized.formats import UNIT_K, UNIT_ROWS
 from ..quantized.fragments import ROW_SELECTORS, fragment, words_of
-from ..quantized.operand import PRODUCT_K, BlockCopy
+from ..quantized.operand import BlockCopy
 from ..quantized.order import FRAGMENT_K, WORDS
+from ..quantized.warp_products import CHAINS
 from .fused import Sm90FusedKernel
 
 
@@ -47,29 +51,39 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         job = super().job_of(shared, place, sizes, c, words[:-1])
         return job.extended(packed=words[-1], units=tile_count(sizes[2], UNIT_K))
 
-    def packed_copies(self, job: Any, m0: Any, k: Any) -> list[tuple[int, BlockCopy]]:
+    def packed_copies(self, job: Any, origin: Mapping[str, Any]) -> list[tuple[int, BlockCopy]]:
         """(byte of the stage's row block, copy) of a K tile: row blocks behind the last one are the last once more."""
         operand, last = self.plan.a, (job.m - 1) // UNIT_ROWS
-        k_tile, found = Int64(k // self.plan.tile[2]), []
+        k_tile, found = Int64(origin["k"] // self.plan.tile[2]), []
         for number in range(operand.row_blocks):
-            block = Int64(cutlass.min(m0 // UNIT_ROWS + number, last))
-            copies = operand.block_copies(block, k_tile, Int64(job.units))
+            block = cutlass.min(origin["m"] // UNIT_ROWS + number, last)
+            if self.plan.experts is not None:
+                block = weight_block(job.m, origin["l"], block)
+            copies = operand.block_copies(Int64(block), k_tile, Int64(job.units))
             found += [(number * operand.block_bytes, copy) for copy in copies]
         return found
 
-    def load_packed(self, job: Any, m0: Any, k: Any, stage: Any, full: Any) -> None:
+    def load_packed(self, job: Any, origin: Mapping[str, Any], stage: Any, full: Any) -> None:
         """Copy A's K tile into its stage. Called by one thread."""
-        for first, copy in self.packed_copies(job, m0, k):
+        for first, copy in self.packed_copies(job, origin):
             load_bytes(job.shared.a(stage) + (first + copy.target), job.packed + copy.source, copy.bytes, full)
 
-    def prefetch_packed(self, job: Any, m0: Any, k: Any) -> None:
+    def prefetch_packed(self, job: Any, origin: Mapping[str, Any]) -> None:
         """Bring A's K tile into L2. Called by one thread."""
-        for _, copy in self.packed_copies(job, m0, k):
+        for _, copy in self.packed_copies(job, origin):
             prefetch_bytes(job.packed + copy.source, copy.bytes)
 
     @cute.jit
     def consume(self, job: Any, maps: Any, tile: Any, consumer: Any, thread: Any, ahead: Any) -> None:
         """A consumer warpgroup: all its tiles, conversions, products and stores."""
+        if const_expr(self.plan.products is not None):
+            self.consume_by_warps(job, maps, tile, consumer, thread)
+        else:
+            self.consume_by_warpgroup(job, maps, tile, consumer, thread, ahead)
+
+    @cute.jit
+    def consume_by_warpgroup(self, job: Any, maps: Any, tile: Any, consumer: Any, thread: Any, ahead: Any) -> None:
+        """Products by wgmma with A in registers."""
         plan = self.plan
         mma = RegisterWgmma(plan)
         accumulators = [mma.accumulator() for _ in range(plan.blocks)]
@@ -77,12 +91,10 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         b = bridge.WgmmaOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
         packed = PackedFragments(plan, first_block, thread)
         stage, parity = Int32(0), Int32(0)
-        blocks_of_k, groups = PRODUCT_K // FRAGMENT_K, plan.tile[2] // PRODUCT_K
-        # A group of products reads its fragments until it is done, and each group of a K tile has registers of its own.
-        # Where there is one, the next K tile is converted into the same registers: nothing may be in flight then.
-        open_groups = 1 if groups * plan.blocks > 1 else 0
+        groups = plan.a.product_groups(plan.blocks)
+        blocks_of_k = plan.tile[2] // FRAGMENT_K // groups
         while tile < job.tiles:
-            m0, n0, matrix = self.origin(job, tile)
+            origin = self.origin(job, tile)
             before = stage
             for k_tile in cutlass.range(job.k_tiles, unroll=1):
                 stage = bridge.uniform(stage)
@@ -94,17 +106,14 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                         fragments = [packed.fragment(held[block], first + i) for i in range(blocks_of_k)]
                         keep = k_tile > 0 if group == 0 else True
                         mma.multiply_fragments(accumulators[block], fragments, b, stage, first, keep)
-                        mma.wait(open_groups)
+                        mma.wait(1)
                         if const_expr(group == 0 and block == 0):
                             if k_tile > 0:
                                 self.release(job, before)
                                 if const_expr(plan.config.loader == "self"):
                                     ahead = self.load_next(job, maps, ahead)
                 before = stage
-                stage += 1
-                if stage == plan.stages:
-                    stage = Int32(0)
-                    parity ^= 1
+                stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
 
             mma.wait(0)
             if const_expr(plan.config.split > 1):
@@ -117,16 +126,100 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                 self.release(job, before)
                 if const_expr(plan.config.loader == "self"):
                     ahead = self.load_next(job, maps, ahead)
-            row, at = m0 + first_block * ROWS, (consumer, thread, tile)
-            for number in cutlass.range_constexpr(len(plan.pieces(0))):
-                for part in cutlass.range_constexpr(plan.config.split):
-                    if job.part == part:
-                        self.store_piece(job, maps, accumulators, at, (row, n0, matrix), number, part)
+            self.store_tile(job, maps, accumulators, (consumer, thread, tile), origin)
             tile += job.workers
         if const_expr(plan.drains and plan.config.loader == "self"):
             self.drain(job, ahead)
         if const_expr(plan.store is not None):
             bridge.wait_stores_read(0)
+
+    @cute.jit
+    def consume_by_warps(self, job: Any, maps: Any, tile: Any, consumer: Any, thread: Any) -> None:
+        """Products by mma.sync: a stage is released when the warp has multiplied it."""
+        plan = self.plan
+        mma = WarpMultiply(plan, thread)
+        accumulators = [mma.accumulator() for _ in range(plan.blocks)]
+        packed = PackedFragments(plan, consumer * plan.blocks, thread)
+        stage, parity = Int32(0), Int32(0)
+        while tile < job.tiles:
+            origin = self.origin(job, tile)
+            chains = [[mma.accumulator() for _ in range(plan.blocks)] for _ in range(CHAINS)]
+            for chain in chains:
+                for accumulator in chain:
+                    accumulator.fill(0)
+            for _ in cutlass.range(job.k_tiles, unroll=1):
+                stage = bridge.uniform(stage)
+                bridge.barrier_wait(job.shared.full(stage), parity)
+                held = [packed.load(job.shared, stage, block) for block in range(plan.blocks)]
+                columns = mma.load(job.shared, stage)
+                for number in cutlass.range_constexpr(plan.tile[2] // FRAGMENT_K):
+                    for block in cutlass.range_constexpr(plan.blocks):
+                        a = packed.fragment(held[block], number)
+                        mma.multiply(chains[number % CHAINS][block], a, columns, number)
+                bridge.warp_sync()
+                self.release(job, stage)
+                stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
+            for block in cutlass.range_constexpr(plan.blocks):
+                mma.add_up(accumulators[block], [chain[block] for chain in chains])
+            self.bring_together(job, accumulators, (consumer, thread))
+            self.store_tile(job, maps, accumulators, (consumer, thread, tile), origin)
+            tile += job.workers
+        if const_expr(plan.store is not None):
+            bridge.wait_stores_read(0)
+
+    @cute.jit
+    def store_tile(self, job: Any, maps: Any, accumulators: Any, at: Any, origin: Any) -> None:
+        """Store the warpgroup's share of a tile, piece by piece; of a split K the own part."""
+        plan, (m0, n0, matrix) = self.plan, origin
+        row = m0 + at[0] * plan.blocks * ROWS
+        for number in cutlass.range_constexpr(len(plan.pieces(0))):
+            for part in cutlass.range_constexpr(plan.config.split):
+                if job.part == part:
+                    self.store_piece(job, maps, accumulators, at, (row, n0, matrix), number, part)
+
+
+class WarpMultiply(bridge.Carried):
+    """A lane's share of mma.sync products: the addresses of its rows of B, and the instruction.
+
+    bases  the lane's bytes in a tile of B, as `WarpProducts.places` has them
+    """
+
+    def __init__(self, plan: Any, thread: Any):
+        self.products, self.count = plan.products, plan.mma.accumulator_registers
+        bases = {
+            f"base{number}": self.products.byte(thread % WARP, 0, load)
+            for number, (load,) in enumerate(self.products.places.bases)
+        }
+        super().__init__(**bases)
+
+    def accumulator(self) -> Any:
+        """Registers for a block of rows, as wgmma has them."""
+        return cute.make_rmem_tensor(cute.make_layout(self.count), Float32)
+
+    def load(self, shared: Any, stage: Any) -> list[list[Any]]:
+        """The registers of every load of B's K tile."""
+        places, tile = self.products.places, shared.b(stage)
+        at = [places.of[(load,)] for load in range(self.products.loads)]
+        return [load_matrices(tile + (getattr(self, f"base{base}") + further), 4) for base, further in at]
+
+    def multiply(self, accumulator: Any, a: Sequence[Any], columns: list[list[Any]], fragment: int) -> None:
+        """accumulator += A's fragment of that number along K @ B, an mma.sync for each 8 columns."""
+        atom = self.products.atom
+        of_c, of_b = int(atom.registers("C")), int(atom.registers("B"))
+        for column in range(self.products.blocks[0]):
+            load, first = self.products.load_of(column, fragment)
+            sums = [accumulator[of_c * column + v] for v in range(of_c)]
+            found = multiply_warp(atom, a, columns[load][first : first + of_b], sums)
+            for v, value in enumerate(found):
+                accumulator[of_c * column + v] = value
+
+    def add_up(self, accumulator: Any, chains: Sequence[Any]) -> None:
+        """accumulator = the sum of the chains, in order."""
+        for v in range(self.count):
+            total = chains[0][v]
+            for chain in chains[1:]:
+                total = total + chain[v]
+            accumulator[v] = total
 
 
 class PackedFragments(bridge.Carried):

@@ -61,25 +61,57 @@ def _weights(codes: npt.NDArray[np.uint8], scales: Any, zeros: npt.NDArray[Any])
 
 
 @checked(OperandError)
+def order_of_groups(g_idx: npt.ArrayLike, groups: int) -> npt.NDArray[np.int64]:
+    """The order in which input features lie group by group, of an "act-order" checkpoint.
+
+    g_idx  (K,): the group of each input feature
+
+    Raises OperandError, with the first group, where groups are not of the same size.
+
+    >>> order_of_groups([1, 0, 1, 0], 2).tolist()
+    [1, 3, 0, 2]
+    """
+    given = np.asarray(g_idx)
+    if given.ndim != 1 or given.dtype.kind not in "iu" or groups < 1 or given.size % groups:
+        raise OperandError(f"g_idx is {given.dtype} of shape {given.shape}: (K,) integers of {groups} groups")
+    sizes = np.array([int((given == group).sum()) for group in range(groups)])
+    wrong = np.nonzero(sizes != given.size // groups)[0]
+    if len(wrong):
+        at = int(wrong[0])
+        raise OperandError(f"group {at} has {sizes[at]} of {given.size} input features: {given.size // groups} each")
+    return np.argsort(given, kind="stable").astype(np.int64)
+
+
+@checked(OperandError)
 def from_gptq(
-    qweight: Words, qzeros: Words, scales: npt.ArrayLike, g_idx: npt.ArrayLike | None = None
-) -> QuantizedWeights:
+    qweight: Words, qzeros: Words, scales: npt.ArrayLike, g_idx: npt.ArrayLike | None = None,
+    order: npt.ArrayLike | None = None,
+) -> QuantizedWeights:  # fmt: skip
     """The weights of a GPTQ checkpoint of 4 bits.
 
     qweight  (K / 8, N); qzeros (groups, N / 8), one less than the zero points; scales (groups, N)
-    g_idx    (K,): the group of each input feature, which must be in order: "act-order" checkpoints are refused
+    g_idx    (K,): the group of each input feature
+    order    the input features in the order of their groups, as `order_of_groups` has them: of an "act-order"
+             checkpoint. The weights are of input features in that order, and x has to be given in it
 
     Raises OperandError for shapes that do not fit, and for groups out of order.
     """
     codes, zeros = _codes("qweight", qweight, 0).T, _codes("qzeros", qzeros, 1).T.astype(np.int64) + 1
+    if order is not None and g_idx is None:
+        raise OperandError("order without g_idx: it is of input features whose groups are not in order")
     if g_idx is not None:
         given, count = np.asarray(g_idx), codes.shape[1]
         if given.shape != (count,):
             raise OperandError(f"g_idx has shape {given.shape}: ({count},)")
+        if order is not None:
+            taken = np.asarray(order)
+            if not np.array_equal(np.sort(taken.reshape(-1)), np.arange(count)):
+                raise OperandError(f"order has shape {taken.shape}: each of {count} input features once")
+            codes, given = codes[:, taken], given[taken]
         wrong = np.nonzero(given != np.arange(count) // (count // max(1, zeros.shape[1])))[0]
         if len(wrong):
             at = int(wrong[0])
-            raise OperandError(f"g_idx[{at}] = {given[at]}: groups are not in order (act-order), which no kernel reads")
+            raise OperandError(f"g_idx[{at}] = {given[at]}: groups are not in order (act-order): give order=")
     return _weights(np.ascontiguousarray(codes), np.asarray(scales, np.float64).T, zeros)
 
 

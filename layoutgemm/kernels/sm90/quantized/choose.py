@@ -2,11 +2,12 @@
 
 Each kind of tile has an estimate: rounds of its clusters on the GPU's SMs, times K tiles of a part of K, times the
 microseconds of one. What comes once is added. The times were fitted to products of 1 to 4096 rows with int4
-weights of four shapes on an H100 (`benchmarks/results/quantized_h100.json`).
+weights of five shapes on an H100 (`benchmarks/NOTES.md`, "Packed weights of 4 and 8 bits").
 
-rows up to 64    tiles of 64 or 128 output features, K in up to 4 parts. First K tiles are brought to L2 before the
-                 kernel before it ends
-more             tiles of 64 to 256 output features and up to 128 rows
+rows up to 64    tiles of 64, 128 or 448 output features, K in up to 4 parts. First K tiles are brought to L2 before
+                 the kernel before it ends. Few rows of a tile of 64 are multiplied by mma.sync
+more             tiles of 64 to 256 output features and up to 128 rows; of 128 features and 224 rows; and of 128
+                 features and 256 rows, in clusters of two that share x
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from __future__ import annotations
 from functools import cache
 
 from ..config import Sm90Config
-from .formats import UNIT_K
+from .formats import UNIT_K, UNIT_ROWS
 
 _FEW = 64  # rows
 _AHEAD = 4  # K tiles that are brought to L2 ahead
 _ONCE = {1: 1.4, 2: 1.4, 4: 1.6}  # us of the start, the exchange of sums and the store, by parts of K
-_FEW_ROWS = {64: 0.316, 128: 0.40}  # us of a K tile of 128, by the tile's output features
+_FEW_ROWS = {64: 0.29, 128: 0.40, 448: 1.49}  # us of a K tile of 128, by the tile's output features
+_TALL = 448, 2  # the tall tile, and the parts of K that it is measured in
+_BY_WARPS = 16  # rows: the most of a tile of 64 features that mma.sync multiplies
 _MANY_ROWS = {(64, 1): (0.47, 0.0), (64, 2): (0.47, 5.0), (128, 1): (0.72, 0.0), (256, 1): (1.367, 0.0)}
 _WIDTH = 128  # rows of a tile of many
+_WIDE = {(256, 2): 1.275, (224, 1): 1.13}  # us of a K tile of 128: tiles of 128 features, by (rows, CTAs of a cluster)
 SMS = 132  # H100 SXM, H200
 
 
@@ -30,9 +34,22 @@ def packed_config(n: int, rows: int, k: int, sms: int = SMS) -> Sm90Config:
     """The configuration for `rows` activations and weights (n, k).
 
     >>> packed_config(8192, 1, 8192).tile, packed_config(4096, 128, 14336).split, packed_config(8192, 4096, 8192).tile
-    ((128, 16), 2, (256, 128))
+    ((128, 16), 2, (128, 256))
     """
     return _few(n, rows, k, sms) if rows <= _FEW else _many(n, rows, k, sms)
+
+
+def experts_config(rows: int, experts: int) -> Sm90Config:
+    """The configuration for groups of rows, each times its expert's weights: tiles of half as many again as usual.
+
+    The sizes of groups are known on the device alone. A wider group takes several tiles, which read the weights again.
+
+    >>> experts_config(292, 64).tile, experts_config(4096, 8).tile
+    ((128, 8), (128, 128))
+    """
+    width = max(8, min(_WIDTH, -(-3 * rows // (16 * experts)) * 8))
+    products = "warp" if width <= _BY_WARPS else "warpgroup"
+    return Sm90Config((128, width), consumers=2, loader="warp", store="direct", products=products)
 
 
 def _rounds(blocks: int, split: int, sms: int) -> int:
@@ -46,27 +63,40 @@ def _few(n: int, rows: int, k: int, sms: int) -> Sm90Config:
     found = []
     for tile, time in _FEW_ROWS.items():
         for split, once in _ONCE.items():
-            if split <= k_tiles:
+            tall_enough = tile != _TALL[0] or (split == _TALL[1] and rows <= _BY_WARPS)
+            if split <= k_tiles and tall_enough:
                 estimate = _rounds(-(-n // tile), split, sms) * -(-k_tiles // split) * time + once
                 found.append((estimate, split, tile))
     _, split, tile = min(found)
     width = -(-rows // (8 * split)) * (8 * split)
+    products = "warp" if tile == UNIT_ROWS and width <= _BY_WARPS else "warpgroup"
     return Sm90Config(
-        (tile, width), consumers=tile // 64, split=split, single=split > 1, store="direct", loader="warp", overlap=True,
-        prefetch=min(_AHEAD, k_tiles),
+        (tile, width), consumers=2 if tile == 2 * UNIT_ROWS else 1, split=split, single=split > 1, store="direct",
+        loader="warp", overlap=True, prefetch=min(_AHEAD, k_tiles), products=products,
     )  # fmt: skip
 
 
 def _many(n: int, rows: int, k: int, sms: int) -> Sm90Config:
     """The tile and the parts of K with the least estimate."""
     k_tiles, width = -(-k // UNIT_K), min(_WIDTH, -(-rows // 16) * 16)
-    found = []
+    store = "tma" if n % 8 == 0 else "direct"
+    found: list[tuple[float, int, Sm90Config]] = []
     for (tile, split), (time, once) in _MANY_ROWS.items():
         if split <= k_tiles:
             blocks = -(-n // tile) * -(-rows // width)
-            found.append((_rounds(blocks, split, sms) * -(-k_tiles // split) * time + once, split, tile))
-    _, split, tile = min(found)
-    store = "tma" if n % 8 == 0 else "direct"
+            estimate = _rounds(blocks, split, sms) * -(-k_tiles // split) * time + once
+            found.append((estimate, len(found), _many_config(tile, width, split, store)))
+    for (wide, along_m), time in _WIDE.items() if rows > _WIDTH else ():
+        clusters = -(-n // (128 * along_m)) * -(-rows // wide)
+        config = Sm90Config(
+            (128, wide), tile_k=64, consumers=2, loader="warpgroup", cluster=(along_m, 1), store=store
+        )  # fmt: skip
+        found.append((_rounds(clusters, along_m, sms) * k_tiles * time, len(found), config))
+    return min(found)[2]
+
+
+def _many_config(tile: int, width: int, split: int, store: str) -> Sm90Config:
+    """The kernel of a tile of up to 128 rows."""
     if tile == 256:
         return Sm90Config((tile, width), tile_k=64, consumers=2, loader="warpgroup", store=store)
     if split > 1:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 STAGE_ALIGNMENT = 128  # bytes: a warp's 16-byte vectors are whole lines of banks
 DEPTHS = (64, UNIT_K)  # of a K tile: half a unit, or a whole one
-PRODUCT_K = 64  # of a group of products: its fragments are converted while the group before runs
+PRODUCT_K = 64  # of a group of products, at most: its fragments are converted while the group before runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,17 @@ class PackedOperand:
         """The bytes that one CTA reads for a stage."""
         return self.bytes
 
+    def product_groups(self, blocks: int) -> int:
+        """Groups of products of a K tile and a row block; `blocks` of a warpgroup.
+
+        Groups alternate between two sets of fragment registers, so a warpgroup has two or more in a K tile.
+
+        >>> fmt, spec = QuantizedFormat("int4"), Operand.parse("bf16")
+        >>> [packed_operand(fmt, 128, depth, spec).product_groups(blocks) for depth in DEPTHS for blocks in (1, 2)]
+        [2, 1, 2, 2]
+        """
+        return max(self.smem.extent[1] // PRODUCT_K, 2 // blocks)
+
     def block_copies(self, row_block: W, k_tile: W, units: W) -> tuple[BlockCopy, ...]:
         """The copies of a row block's K tile; ints or traced integers of 64 bits.
 
@@ -140,11 +151,12 @@ def packed_operand(fmt: QuantizedFormat, rows: int, depth: int, spec: Operand) -
 
 def check_packed(
     fmt: QuantizedFormat, sizes: tuple[int, int, int, int], config: Sm90Config, operands: tuple[Operand, Operand],
-    epilogue: Epilogue | None, others: list[str],
+    epilogue: Epilogue | None, others: list[str], experts: bool = False,
 ) -> None:  # fmt: skip
     """Raise PlanError, naming the obstacle, for a problem without a kernel of packed weights.
 
-    others  arguments of `Sm90Plan.derive` that such a kernel does not have
+    others   arguments of `Sm90Plan.derive` that such a kernel does not have
+    experts  the batch is experts, each with weights of its own
     """
     if others:
         raise PlanError(f"{others[0]}: a product with packed weights takes none")
@@ -153,8 +165,8 @@ def check_packed(
         raise PlanError(f"a is {a.dtype} and b {b.dtype}: packed weights become {' or '.join(ACTIVATIONS)}, as b is")
     if a.order != "row":
         raise PlanError(f"a is {a}: packed weights have K contiguous, a 'row'")
-    if sizes[3] > 1:
-        raise PlanError(f"batch = {sizes[3]}: packed weights are one matrix")
+    if sizes[3] > 1 and not experts:
+        raise PlanError(f"batch = {sizes[3]}: packed weights are one matrix; those of several take experts=")
     if fmt.group is not None and sizes[2] % fmt.group:
         raise PlanError(f"k = {sizes[2]} with groups of {fmt.group}: the last group has {sizes[2] % fmt.group} weights")
     usual = {"rows": None, "early": 0, "schedule": "cooperative"}

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ....dtypes import u8
 from ...run.hardware_model import SharedBytes
+from .experts import weight_block
 from .formats import UNIT_ROWS
 from .fragments import block_values
 from .packing import units_of
@@ -24,7 +25,7 @@ def load_blocks(
     """Copy a K tile's row blocks into a stage, as the kernel's bulk copies do."""
     (rows, along_k), k_tile = units_of(plan.m, plan.k), origin["k"] // plan.tile[2]
     for number in range(plan.a.row_blocks):
-        block = min(origin["m"] // UNIT_ROWS + number, rows - 1)
+        block = weight_block(plan.m, origin["l"], min(origin["m"] // UNIT_ROWS + number, rows - 1))
         for copy in plan.a.block_copies(block, k_tile, along_k):
             target = address + number * plan.a.block_bytes + copy.target
             smem.write(target + np.arange(copy.bytes), units[copy.source : copy.source + copy.bytes], u8)

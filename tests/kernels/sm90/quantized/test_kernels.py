@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from layoutgemm import Layout
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
@@ -17,6 +18,7 @@ from layoutgemm.kernels.run.hardware_model import GlobalMatrix
 from layoutgemm.kernels.sm90.quantized.choose import packed_config
 from layoutgemm.kernels.sm90.quantized.formats import NVFP4, QuantizedFormat
 from layoutgemm.kernels.sm90.quantized.packing import PackedWeights, pack, quantize, unpack
+from layoutgemm.kernels.sm90.quantized.warp_products import WarpProducts, warp_checks
 
 needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
 INT4 = QuantizedFormat("int4", 128)
@@ -36,18 +38,32 @@ FORMS = {
         NVFP4, "bf16", (64, 8, 272),
         Sm90Config((64, 8), consumers=1, tile_k=64, stages=2, launch="tiles", **FEW),
     ),
+    "warps, split": (
+        INT4, "bf16", (136, 13, 384), Sm90Config((128, 16), split=2, single=True, products="warp", stages=2, **FEW),
+    ),
+    "warps, half units": (
+        QuantizedFormat("int8"), "f16", (72, 9, 300),
+        Sm90Config((64, 24), consumers=1, loader="warpgroup", tile_k=64, products="warp", stages=3),
+    ),
     "two blocks": (QuantizedFormat("int8", 128), "f16", (264, 40, 256), Sm90Config((256, 32), stages=2)),
 }  # fmt: skip
+
+
+WARPS = ("warps, split", "warps, half units")
 
 
 def problem(form: str) -> tuple[Sm90Plan, PackedWeights, np.ndarray, np.ndarray, np.ndarray]:
     """The plan, packed weights, B, the product in float64, and its bound of error."""
     fmt, kind, (m, n, k), config = FORMS[form]
-    plan = Sm90Plan.derive(m, n, k, a=kind, b=f"{kind}:col", c=f"{kind}:col", weights=fmt, config=config)
+    epilogue = fmt.epilogue() or None
+    plan = Sm90Plan.derive(
+        m, n, k, a=kind, b=f"{kind}:col", c=f"{kind}:col", weights=fmt, config=config, epilogue=epilogue
+    )
     rng = np.random.default_rng(3)
     packed = pack(quantize(rng.standard_normal((m, k)), fmt, kind), kind)
     b = np.asarray(plan.b.dtype.decode(plan.b.dtype.encode(rng.standard_normal((k, n)))), np.float32)
-    dense = np.asarray(plan.b.dtype.decode(plan.b.dtype.encode(unpack(packed).dense())), np.float64)
+    wide = unpack(packed).dense()
+    dense = np.asarray(plan.b.dtype.decode(plan.b.dtype.encode(wide)) if fmt.group else wide, np.float64)
     want, size = dense @ b, np.abs(dense) @ np.abs(b)
     return plan, packed, b, want, plan.c.dtype.unit_roundoff * np.abs(want) + 2.0**-18 * size
 
@@ -56,12 +72,13 @@ def problem(form: str) -> tuple[Sm90Plan, PackedWeights, np.ndarray, np.ndarray,
 def test_the_checks_hold_and_the_executor_is_right(form: str) -> None:
     plan, packed, b, want, bound = problem(form)
     plan.check().require()
-    assert (np.abs(plan.run(packed, b, device="reference").c - want) <= bound).all()
+    if not plan.epilogue:
+        assert (np.abs(plan.run(packed, b, device="reference").c - want) <= bound).all()
 
 
 @needs_dsl
 @pytest.mark.dsl
-@pytest.mark.parametrize("form", ["split", pytest.param("cluster", marks=pytest.mark.slow), "half units"])
+@pytest.mark.parametrize("form", ["split", pytest.param("cluster", marks=pytest.mark.slow), "half units", *WARPS])
 def test_the_compiled_kernel_is_right_and_free_of_races(form: str) -> None:
     plan, packed, b, want, bound = problem(form)
     assert (np.abs(plan.run(packed, b, device="emulator").c - want) <= bound).all()
@@ -113,6 +130,27 @@ def test_products_overlap_and_nothing_spills() -> None:
     assert not compiled.sass().local_memory
 
 
+def test_loads_of_other_columns_fail_their_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = problem("warps, split")[0]
+    monkeypatch.setattr(WarpProducts, "load_of", lambda self, column, fragment: (0, 0))
+    assert [check.name for check in warp_checks(plan) if not check] == ["fragments B"]
+
+
+def test_accumulators_of_another_order_fail_their_check() -> None:
+    plan = problem("warps, split")[0]
+    other = Layout(((4, 8, 4), (2, 2, 2)), ((128, 1, 16), (64, 512, 8)))  # the halves of rows last
+    wrong = replace(plan, mma=replace(plan.mma, layout_C=other))
+    assert [check.name for check in warp_checks(wrong) if not check] == ["warp products"]
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_products_of_warps_are_mma_sync_without_spills() -> None:
+    sass = problem("warps, split")[0].compile().sass()
+    assert (sass.count("HMMA"), sass.count("LDSM"), sass.count("HGMMA")) == (16, 8, 0)
+    assert not sass.local_memory
+
+
 CHANGES = {
     "copy A": lambda plan: replace(plan.a, packing=replace(plan.a.packing, format=QuantizedFormat("int4", 32))),
     "fragments A": lambda plan: replace(plan.a, packing=replace(plan.a.packing, activations="f16")),
@@ -144,6 +182,18 @@ REFUSED = {
     ),
     "scale": ({"epilogue": INT4.epilogue(Bias("m"), Bias("m", name="weight_scale"))}, "the epilogue has weight_scale"),
     "no scale": ({"weights": QuantizedFormat("int8"), "epilogue": Epilogue(Bias("m"))}, "has no weight_scale"),
+    "warps that load": (
+        {"config": Sm90Config((64, 16), consumers=1, products="warp")},
+        "products = 'warp' by consumers that load for themselves: give loader='warp'",
+    ),
+    "warps and rows": (
+        {"b": "bf16", "config": Sm90Config((64, 16), consumers=1, products="warp", loader="warp")},
+        "products = 'warp' with b row-major: ldmatrix reads a 'col'",
+    ),
+    "warps alone": (
+        {"weights": None, "config": Sm90Config((64, 16), consumers=1, products="warp")},
+        "products = 'warp': only those of packed weights are by mma.sync",
+    ),
     "format": ({"weights": "int4"}, "weights of Sm90Plan.derive must be a QuantizedFormat or None"),
 }  # fmt: skip
 

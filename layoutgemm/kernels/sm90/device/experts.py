@@ -1,0 +1,56 @@
+"""Packed weights of several experts in one launch: the tiles of groups of C's columns. See `quantized.experts`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+from cutlass import Int32, Int64
+
+from ...dsl import bridge
+from ...dsl.tables import choose
+from ...plan import present, tile_count
+from ..quantized.experts import tiles_of_group
+from .epilogue import Sm90Epilogue
+from .grouped import GroupTable, RaggedTiles
+from .quantized import Sm90QuantizedKernel
+
+
+class ExpertsEpilogue(Sm90Epilogue):
+    """Direct stores that end with a group."""
+
+    def limits(self, job: bridge.Carried, matrix: Int32) -> tuple[Int32, Int32]:
+        """Rows of C, and the end of the group's columns."""
+        _, end = present(self.plan.experts).rows(GroupTable(self.plan, job.shared).entry, matrix)
+        return job.m, end
+
+
+class Sm90ExpertsKernel(RaggedTiles, Sm90QuantizedKernel):
+    """The kernel with packed weights over groups of columns."""
+
+    def __init__(self, plan: Any):
+        super().__init__(plan)
+        self.epilogue = ExpertsEpilogue(plan)
+
+    def job_of(self, shared: Any, place: Any, sizes: Any, c: Any, words: Any) -> bridge.Carried:
+        """The same; C is one matrix."""
+        return super().job_of(shared, place, sizes, (c[0], c[1], Int64(0)), words)
+
+    def most_tiles(self, m: Any, n: Any, batch: Any, reads: Any) -> Any:
+        """Tiles at most: each group may end with a part of one."""
+        rows, columns = self.grid_of(m, n)
+        return rows * (columns + batch)
+
+    def group_tiles(self, job: Any, lines: Any) -> Any:
+        """Tiles of a group of that many columns."""
+        return tiles_of_group(self.plan, lines, tile_count(job.m, self.plan.tile_c[0]))
+
+    def origin(self, job: bridge.Carried, tile: Int32) -> bridge.Place:
+        """First row, first column and expert of this CTA's tile of C."""
+        plan = self.plan
+        table, experts = GroupTable(plan, job.shared), present(plan.experts)
+        group = experts.find(table.first, tile, choose)
+        start, end = experts.rows(table.entry, group)
+        columns = cutlass.max(tile_count(end - start, plan.tile_c[1]), 1)
+        row, column = plan.order.tile(tile - table.first(group), 0, job.rank, (job.rows, columns), cutlass.min)
+        return row * plan.tile_c[0], start + column * plan.tile_c[1], group

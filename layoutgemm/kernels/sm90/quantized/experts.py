@@ -1,0 +1,141 @@
+"""Grouped GEMM with packed weights of several experts: each group of x's rows times its own, in one launch.
+
+The kernel computes the transposed product: packed weights are A, and x's rows are columns of B and of C. Group e is
+columns offsets[e] to offsets[e + 1]. The offsets are read on the device. A table in shared memory, made by every CTA:
+
+    starts[e]    offsets[e]: the group's first column
+    first[e]     tiles in the groups before it: row tiles of a weight matrix * column tiles of the group
+    tile t       the last group e with first[e] <= t, an empty one never; tile t - first[e] of its grid
+
+A tile of x may reach into the next group: its rows are loaded, and their sums are not stored. The packed weights of an
+expert lie behind those of the one before.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ....errors import PlanError
+from ....report import Check
+from ...derive import either
+from ...numbers import W
+from ...plan import present, tile_count
+from ..grouped import Ragged
+from .formats import UNIT_ROWS
+
+if TYPE_CHECKING:
+    from ...derive import Operand
+    from ...epilogue.chain import Epilogue
+    from ..config import Sm90Config
+    from ..plan import Sm90Plan
+
+
+def check_experts(
+    experts: Ragged, groups: int, weights: object, config: Sm90Config, c: Operand, epilogue: Epilogue | None
+) -> None:
+    """Raise PlanError, naming the obstacle, for a problem without a kernel of several experts."""
+    if experts.masked or groups > experts.capacity:
+        raise PlanError(f"experts = {experts!r}, batch = {groups}: Ragged.of(groups) has room for them, not masked")
+    if weights is None:
+        raise PlanError("experts without weights: they are groups of columns of a product with packed weights")
+    usual = {
+        "cluster": (1, 1), "split": 1, "single": False, "overlap": False, "store": "direct", "launch": "workers",
+    }  # fmt: skip
+    for name, value in usual.items():
+        if (found := getattr(config, name)) != value:
+            raise PlanError(f"{name} = {found!r}: a product of several experts takes {value!r}")
+    if c.order != "col":
+        raise PlanError(f"c is {c}: a group of rows of x is a group of columns of C, a 'col'")
+    written = [given.name for given in epilogue.given if given.written] if epilogue else []
+    if written or (epilogue and epilogue.reductions):
+        name = written[0] if written else "a reduction"
+        raise PlanError(f"the epilogue writes {name}: a tile reaches into the next group, and would write there")
+
+
+def weight_block(m: W, matrix: W, block: W) -> W:
+    """A row block's number among those of all experts, from its number in its own; ints or traced integers.
+
+    >>> weight_block(100, 3, 1)
+    7
+    """
+    return matrix * tile_count(m, UNIT_ROWS) + block
+
+
+def tiles_of_group(plan: Sm90Plan, columns: W, row_tiles: W) -> W:
+    """Tiles of a group with that many columns; ints or traced integers."""
+    return tile_count(columns, plan.tile_c[1]) * row_tiles
+
+
+def expert_tables(
+    plan: Sm90Plan, offsets: npt.NDArray[np.int64], row_tiles: int | None = None
+) -> tuple[list[int], list[int]]:
+    """starts and first, as every CTA makes them; `row_tiles` along M, or the plan's."""
+    experts, last = present(plan.experts), len(offsets) - 1
+    rows = plan.tiles[0] if row_tiles is None else row_tiles
+    starts = [int(offsets[min(e, last)]) for e in range(experts.entries)]
+    first = [0]
+    for start, end in pairwise(starts):
+        first.append(first[-1] + tiles_of_group(plan, end - start, rows))
+    return starts, first
+
+
+def expert_checks(plan: Sm90Plan) -> list[Check]:
+    """Checks of the tiles of all groups, and of the weights that they read."""
+    return [_tiles_of_experts(plan), _weights_of_experts(plan)]
+
+
+def _samples(plan: Sm90Plan) -> list[npt.NDArray[np.int64]]:
+    """Offsets of groups of random sizes, many of them empty or on a tile's border."""
+    rng, width, most = np.random.default_rng(0), plan.tile_c[1], present(plan.experts).capacity
+    found = [np.asarray(sizes, np.int64) for sizes in ([0], [1], [0] * (most - 1) + [width + 1])]
+    sizes = [0, 0, 1, width - 1, width, width + 1, 3 * width + 5]
+    for groups in (1, 2, 7, most - 1, most):
+        found += [rng.choice(sizes, groups) for _ in range(3)]
+    return [np.concatenate([[0], np.cumsum(each)]) for each in found]
+
+
+def _tiles_of_experts(plan: Sm90Plan) -> Check:
+    """The numbers of all tiles of sample batches against each group's grid."""
+    samples, witness, tiles, row_tiles, experts = _samples(plan), "", 0, 3, present(plan.experts)
+    for offsets in samples:
+        starts, first = expert_tables(plan, offsets, row_tiles)
+        wanted = []
+        for e, (start, end) in enumerate(pairwise(offsets.tolist())):
+            columns = -(-(end - start) // plan.tile_c[1])
+            corners = [start + column * plan.tile_c[1] for column in range(columns)]
+            wanted += [(e, row, corner) for corner in corners for row in range(row_tiles)]
+        found = []
+        for tile in range(first[-1]):
+            group = experts.find(first.__getitem__, tile, either)
+            start, end = experts.rows(starts.__getitem__, group)
+            grid = (row_tiles, max(tile_count(end - start, plan.tile_c[1]), 1))
+            row, column = plan.order.tile(tile - first[group], 0, 0, grid)
+            found.append((group, row, start + column * plan.tile_c[1]))
+        if sorted(found) != sorted(wanted):
+            witness = witness or f"offsets {offsets.tolist()}: {len(found)} tiles, {len(wanted)} of the groups' grids"
+        tiles += len(wanted)
+    statement = f"groups of up to {experts.capacity} experts: each tile of each group's grid has one number"
+    return Check("groups", statement, not witness, f"{len(samples)} ragged batches ({tiles} tiles)", witness)
+
+
+def _weights_of_experts(plan: Sm90Plan) -> Check:
+    """Row blocks of all experts have numbers of their own, without gaps."""
+    rows = tile_count(plan.m, UNIT_ROWS)
+    found = [weight_block(plan.m, matrix, block) for matrix in range(plan.batch) for block in range(rows)]
+    witness = "" if found == list(range(plan.batch * rows)) else f"row blocks are {found[:8]}..."
+    statement = f"{plan.batch} expert(s) of {rows} row blocks, those of an expert behind those of the one before"
+    return Check("weights of experts", statement, not witness, f"exhaustion ({len(found)} row blocks)", witness)
+
+
+def explain_experts(plan: Sm90Plan) -> list[str]:
+    """The groups and their table."""
+    experts = present(plan.experts)
+    return [
+        f"experts: {plan.batch} weight matrices; {plan.n} columns in as many groups, their ends {experts.offsets} in "
+        f"global memory; tables of {experts.entries} first columns and first tiles at {plan.smem.table_offset}, "
+        f"{experts.bytes} bytes",
+    ]

@@ -1,0 +1,258 @@
+"""layoutgemm.quantized_grouped_matmul: rows in groups, each times packed weights of its own expert, in one launch.
+
+    quantized_grouped_matmul(Tensor x, Tensor units, Tensor? scales, Tensor offsets, str? activation, str code,
+                             int group, bool zeros, int n, int k, ScalarType? out_dtype=None, str config="") -> Tensor
+
+The operator has no derivative. On the CPU groups are multiplied one by one in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from ...errors import OperandError, TensorError
+from ...kernels.compile.compiler import compile_plan
+from ...kernels.derive import padded_leading
+from ...kernels.run.operand_checks import addressed, check_operands, resolved
+from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm90.grouped import Ragged
+from ...kernels.sm90.plan import Sm90Plan
+from ...kernels.sm90.quantized.choose import experts_config
+from ...kernels.sm90.quantized.formats import QuantizedFormat
+from ..bias_activation import GATES, by_torch
+from ..checks import check_activation, check_device, refuse_derivatives, stored_as
+from ..compiled.traced import named
+from ..launch import Direct
+from ..library import with_autograd
+from ..operator import raw_stream
+from ..prepared import config_text, gpu, on_gpu
+from ..scaled_grouped.grouped import OFFSETS, check_values
+from ..scaled_grouped.kept import require_hopper
+from ..scaled_grouped.operators import plain_config
+from ..scaled_grouped.scaled import check_config
+from ..types import C_NAMES, NAMES
+from .launch import QuantizedCall, arguments_of, epilogue_of, readable
+from .operators import Facts, facts_of, format_of
+from .weights import QuantizedWeight, dense_of, multiplied
+
+_WAY_OUT = "it is for inference; give its detach()"
+_INDEX = {torch.int32: "i32", torch.int64: "i64"}
+
+
+@dataclass(frozen=True)
+class QuantizedExperts:
+    """Packed weights (experts, out features, in features) of 4 or 8 bits.
+
+    units        uint8 (experts, row blocks, K units, bytes)
+    scales       float32 (experts, n): of whole columns; None where groups have scales
+    n, k         out and in features of each expert
+    activations  torch.bfloat16 or torch.float16: the type of x
+
+    >>> one = QuantizedWeight.quantize(torch.eye(64, 128), QuantizedFormat("int8"))
+    >>> QuantizedExperts.of([one, one, one]).units.shape
+    torch.Size([3, 1, 1, 8192])
+    """
+
+    format: QuantizedFormat
+    units: torch.Tensor
+    scales: torch.Tensor | None
+    n: int
+    k: int
+    activations: torch.dtype = torch.bfloat16
+
+    def __post_init__(self) -> None:
+        if self.units.ndim != 4 or self.units.shape[0] == 0 or not self.units.is_contiguous():
+            raise OperandError(f"units have shape {list(self.units.shape)}: contiguous (experts, rows, K, bytes)")
+        if self.scales is not None and self.scales.shape != (self.experts, self.n):
+            raise OperandError(f"scales have shape {list(self.scales.shape)}: {[self.experts, self.n]}")
+        self.expert(0)
+
+    @classmethod
+    def of(cls, weights: Sequence[QuantizedWeight]) -> QuantizedExperts:
+        """The packed weights of all experts, alike in format, sizes and device. Raises OperandError for others."""
+        if not weights:
+            raise OperandError("weights are empty: a product has one expert or more")
+        first = weights[0]
+        for e, each in enumerate(weights):
+            if not isinstance(each, QuantizedWeight):
+                raise OperandError(f"weights[{e}] is a {type(each).__qualname__}: a QuantizedWeight")
+            have, want = [(w.format, w.n, w.k, w.activations, w.units.device) for w in (each, first)]
+            if have != want:
+                raise OperandError(f"weights[{e}] is {have}, and weights[0] {want}: experts are alike")
+        scales = [each.scales for each in weights if each.scales is not None]
+        units = torch.stack([each.units for each in weights])
+        return cls(first.format, units, torch.stack(scales) if scales else None, first.n, first.k, first.activations)
+
+    @property
+    def experts(self) -> int:
+        """The number of experts."""
+        return int(self.units.shape[0])
+
+    def expert(self, e: int) -> QuantizedWeight:
+        """The weights of one expert: a view."""
+        scales = None if self.scales is None else self.scales[e]
+        return QuantizedWeight(self.format, self.units[e], scales, self.n, self.k, self.activations)
+
+    def to(self, device: torch.device | str) -> QuantizedExperts:
+        """The same on a device."""
+        scales = None if self.scales is None else self.scales.to(device)
+        return replace(self, units=self.units.to(device), scales=scales)
+
+
+def quantized_grouped_matmul(
+    x: torch.Tensor,
+    weights: QuantizedExperts,
+    offsets: torch.Tensor,
+    *,
+    activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
+    config: Sm90Config | None = None,
+) -> torch.Tensor:
+    """activation(x[g] @ weights[e].T) for each expert e and its rows g.
+
+    x          bfloat16 or float16, (rows, k), the type that `weights` are packed for: on one GPU of compute capability
+               9.0, or on the CPU, where the products are computed in float64
+    weights    of all experts, on x's device
+    offsets    int32 or int64, (experts + 1,): group e is rows offsets[e] to offsets[e + 1]; from 0 to x's rows, none
+               below the one before it. On a GPU their values are read by the kernel alone, and not checked
+    activation relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh
+    out_dtype  default x's
+    config     the kernel's configuration, of the transposed product; default a tile as wide as two usual groups
+
+    An empty group costs nothing. Works under torch.compile, FakeTensor and in CUDA graphs. There are no gradients.
+
+    Raises OperandError, or TensorError for shapes, naming the operand.
+
+    >>> eye = QuantizedWeight.quantize(torch.eye(2, 128), QuantizedFormat("int8"))
+    >>> two = QuantizedWeight.quantize(2 * torch.eye(2, 128), QuantizedFormat("int8"))
+    >>> x = torch.ones(3, 128).bfloat16()
+    >>> quantized_grouped_matmul(x, QuantizedExperts.of([eye, two]), torch.tensor([0, 1, 3])).tolist()
+    [[1.0, 1.0], [2.0, 2.0], [2.0, 2.0]]
+    """
+    if not isinstance(weights, QuantizedExperts):
+        raise OperandError(f"weights are a {type(weights).__qualname__}: QuantizedExperts, as QuantizedExperts.of")
+    if not isinstance(x, torch.Tensor) or not isinstance(offsets, torch.Tensor):
+        found = type(offsets if isinstance(x, torch.Tensor) else x).__qualname__
+        raise OperandError(f"x and offsets are torch tensors; got a {found}")
+    if x.dtype != weights.activations:
+        raise OperandError(f"x is {x.dtype}, and the weights are packed for {weights.activations}")
+    check_config(config)
+    facts = facts_of(weights.format, weights.n, weights.k)
+    value: torch.Tensor = torch.ops.layoutgemm.quantized_grouped_matmul(
+        x, weights.units, weights.scales, offsets, activation, *facts, out_dtype, config_text(config)
+    )
+    return value
+
+
+# ----------------------------------------------------------------------------------------------------------- operator
+
+
+def _checked(
+    x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, offsets: torch.Tensor, activation: str | None,
+    facts: Facts, out_dtype: torch.dtype | None, config: str,
+) -> QuantizedCall:  # fmt: skip
+    """The checked product. Raises OperandError or TensorError, naming the operand."""
+    check_operands({"x": x, "units": units, "offsets": offsets, **named(scales=scales)})
+    check_device(x)
+    fmt, (n, k) = format_of(*facts[:3]), facts[3:]
+    weights = QuantizedExperts(fmt, units, scales, n, k, x.dtype)
+    if x.ndim != 2 or x.shape[1] != k:
+        raise TensorError(f"x has shape {list(x.shape)}: (rows, {k}), the weights being {n}x{k}")
+    if offsets.dtype not in _INDEX or tuple(offsets.shape) != (weights.experts + 1,):
+        raise OperandError(
+            f"offsets are {offsets.dtype} of shape {list(offsets.shape)}: int32 or int64 of [{weights.experts + 1}]"
+        )
+    if addressed(offsets) and offsets.device.type == "cpu":
+        check_values(offsets.tolist(), OFFSETS, x, units[..., 0])
+    check_activation(activation)
+    if activation in GATES:
+        raise OperandError(f"activation {activation!r}: a product with packed weights has no gate")
+    return QuantizedCall(fmt, (n, k), activation, stored_as(x.dtype, out_dtype), plain_config(config))
+
+
+@torch.library.custom_op("layoutgemm::quantized_grouped_matmul", mutates_args=())
+def _grouped(
+    x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, offsets: torch.Tensor, activation: str | None,
+    code: str, group: int, zeros: bool, n: int, k: int, out_dtype: torch.dtype | None = None, config: str = "",
+) -> torch.Tensor:  # fmt: skip
+    call = _checked(x, units, scales, offsets, activation, (code, group, zeros, n, k), out_dtype, config)
+    return experts_product(call, x, units, scales, offsets)
+
+
+@_grouped.register_fake
+def _(
+    x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, offsets: torch.Tensor, activation: str | None,
+    code: str, group: int, zeros: bool, n: int, k: int, out_dtype: torch.dtype | None = None, config: str = "",
+) -> torch.Tensor:  # fmt: skip
+    call = _checked(x, units, scales, offsets, activation, (code, group, zeros, n, k), out_dtype, config)
+    return x.new_empty((x.shape[0], n), dtype=call.kind)
+
+
+def _underived(*operands: Any) -> torch.Tensor:
+    refuse_derivatives({"x": operands[0], "scales": operands[2]}, _WAY_OUT)
+    raise OperandError("torch.ops.layoutgemm.quantized_grouped_matmul has no derivative")
+
+
+with_autograd("quantized_grouped_matmul", _underived)
+
+
+# ------------------------------------------------------------------------------------------------------------- product
+
+
+def experts_product(
+    call: QuantizedCall, x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, offsets: torch.Tensor
+) -> torch.Tensor:
+    """activation(x[g] @ weights[e].T) of x (rows, k): a checked call."""
+    rows, n = x.shape[0], call.size[0]
+    if not on_gpu(x.get_device()):
+        return _on_cpu(call, x, units, scales, offsets)
+    require_hopper(x.get_device(), "quantized_grouped_matmul")
+    c = torch.empty((rows, n), dtype=call.kind, device=x.device)
+    if rows == 0:
+        return c
+    lines, ends = readable(resolved(x)), offsets.contiguous()
+    key = (call, units.shape[0], rows, lines.stride(0), x.dtype, offsets.dtype, x.get_device())
+    with torch.cuda.device(x.device):
+        direct = _prepared(*key)
+        read = [units, lines, c, *([] if scales is None else [scales]), ends]
+        direct.launch([t.data_ptr() for t in read], raw_stream(x.get_device()))
+    return c
+
+
+def _on_cpu(
+    call: QuantizedCall, x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, offsets: torch.Tensor
+) -> torch.Tensor:
+    found = torch.empty((x.shape[0], call.size[0]), dtype=call.kind)
+    for e, (start, end) in enumerate(pairwise(offsets.tolist())):
+        wide = dense_of(call.format, x.dtype, units[e], None if scales is None else scales[e], call.size)
+        dense = multiplied(call.format, wide, x.dtype).double()
+        found[start:end] = by_torch(resolved(x[start:end]).double() @ dense.T, None, call.activation, call.kind)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _prepared(
+    call: QuantizedCall, experts: int, rows: int, stride: int, x: torch.dtype, offsets: torch.dtype, device: int
+) -> Direct:
+    """The launch of a product for x of such lines; it takes addresses: weights, x, C, scales of columns, offsets."""
+    places = gpu(device)[0]
+    plan = experts_plan(call, experts, rows, NAMES[x], _INDEX[offsets])
+    pitch = stride if rows > 1 else padded_leading(plan.b.dtype, call.size[1])
+    return Direct(compile_plan(plan), *arguments_of(plan, pitch, places.resident(1)), device, plan)
+
+
+@lru_cache(maxsize=1024)
+def experts_plan(call: QuantizedCall, experts: int, rows: int, x: str, offsets: str) -> Sm90Plan:
+    """The plan of a product of that many rows, all groups together."""
+    n, k = call.size
+    return Sm90Plan.derive(
+        n, rows, k, batch=experts, a=x, b=f"{x}:col", c=f"{C_NAMES[call.kind]}:col",
+        config=call.config or experts_config(rows, experts), weights=call.format,
+        experts=Ragged.of(experts, offsets), epilogue=epilogue_of(call.format, None, call.activation) or None,
+    )  # fmt: skip

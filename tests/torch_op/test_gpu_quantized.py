@@ -1,0 +1,52 @@
+"""Products with packed weights on a Hopper GPU: values of both instructions, and CUDA graphs."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from layoutgemm import QuantizedExperts, QuantizedFormat, QuantizedWeight, quantized_grouped_matmul, quantized_matmul
+from layoutgemm.kernels.sm90.config import Sm90Config
+
+pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
+WARPS = Sm90Config((128, 16), loader="warp", store="direct", products="warp")
+
+
+def weights_of(count: int) -> list[QuantizedWeight]:
+    fmt = QuantizedFormat("int4", 128)
+    return [QuantizedWeight.quantize(torch.randn(328, 384), fmt).to("cuda") for _ in range(count)]
+
+
+def near(found: torch.Tensor, x: torch.Tensor, weight: QuantizedWeight) -> bool:
+    dense = weight.dense(torch.bfloat16).double()
+    want, size = x.double() @ dense.T, x.double().abs() @ dense.abs().T
+    return bool(((found.double() - want).abs() <= 2.0**-8 * want.abs() + 2.0**-17 * size).all())
+
+
+@pytest.mark.parametrize("config", [None, WARPS], ids=["default", "warps"])
+def test_a_captured_product_follows_its_input(config: Sm90Config | None) -> None:
+    weight = weights_of(1)[0]
+    x = torch.randn(13, 384, device="cuda").bfloat16()
+    assert near(quantized_matmul(x, weight, config=config), x, weight)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = quantized_matmul(x, weight, config=config)
+    x.copy_(torch.randn(13, 384))
+    graph.replay()
+    assert near(found, x, weight)
+
+
+@pytest.mark.parametrize("config", [None, WARPS], ids=["default", "warps"])
+def test_a_captured_product_follows_its_offsets(config: Sm90Config | None) -> None:
+    weights = weights_of(3)
+    experts = QuantizedExperts.of(weights)
+    x = torch.randn(40, 384, device="cuda").bfloat16()
+    offsets = torch.tensor([0, 40, 40, 40], dtype=torch.int32, device="cuda")
+    assert near(quantized_grouped_matmul(x, experts, offsets, config=config), x, weights[0])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = quantized_grouped_matmul(x, experts, offsets, config=config)
+    offsets.copy_(torch.tensor([0, 7, 7, 40]))
+    graph.replay()
+    assert near(found[:7], x[:7], weights[0]) and near(found[7:], x[7:], weights[2])
