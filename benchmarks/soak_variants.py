@@ -406,7 +406,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
-    if options.device != "cpu" and (status := needs.refused(needs.no_gpu("--device cpu tries the draws"))):
+    if options.device != "cpu" and (status := needs.refused(needs.no_gpu())):
         return status
     started = time.time()
     work = [

@@ -30,7 +30,7 @@ def test_every_contender_has_a_kernel(shape: tuple[int, int, int], kind: str, ra
         assert gather_way is None or found.chunks == (gather_way.chunks or found.chunks)
     for way in (None, *scatters):
         found = scatter_choice(m, n, k // ranks, ranks=ranks, kind=kind, transfer=way).transfer
-        assert way is None or found.chunks == way.chunks and way.by in (None, found.by)
+        assert way is None or (found.chunks == way.chunks and way.by in (None, found.by))
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])

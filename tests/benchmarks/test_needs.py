@@ -35,6 +35,7 @@ BY_TORCH = {
     "profile_gemm": ["", "--launch"],
     "profile_ladder": ["table", "launch hopper_03_tma.py 0"],
     "soak": [""],
+    "soak_variants": ["", "--seconds 5"],
     "tune_gemm": ["run FOLDER"],
     "verify_gpu": ["", "--plant"],
     "verify_places": ["", "--plant 1"],
