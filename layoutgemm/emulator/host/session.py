@@ -102,10 +102,12 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
         return now(compiled, args, named)
 
     def now(compiled: Any, args: Sequence[Any], named: dict[str, Any]) -> None:
-        bound = compiled.execution_args.signature.bind_partial(*args, **named)  # a parameter may be called `extra`
+        signature = compiled.execution_args.signature
+        own = len(args) - getattr(compiled, "total_added_arguments", 0)  # workspaces come behind them
+        bound = signature.bind_partial(*args[:own], **named)  # a parameter may be called `extra`
         try:
             with _real_torch():
-                gpu.runs.append(emulate(compiled, *bound.args, **bound.kwargs, **options))
+                gpu.runs.append(emulate(compiled, *bound.args, *args[own:], **bound.kwargs, **options))
         except RefusedArgumentError as error:
             raise (error.__cause__ or error) from None  # as without an emulator
         except HostStatusError as error:
