@@ -157,6 +157,7 @@ def run(example: Example, roots: Mapping[str, Path], limit: float) -> Outcome:
         out, err = Path(work) / "out.txt", Path(work) / "err.txt"
         child = os.fork()  # torch and the DSL are loaded once, before the first
         if child == 0:
+            sys.path[:0] = [str((folder / example.script).parent)] * bool(example.replace)  # what a copy imports
             _become(words, Path(work), out, err)
         status = _ended(child, start + limit)
         if status is None:

@@ -225,9 +225,10 @@ def emulate(
     """
     if isinstance(compiled, (str, bytes, Path)):
         raise TypeError("emulate takes what cute.compile returned; PTX, as text or as a file, is for emulate_ptx")
-    if not callable(compiled):
+    host = compiled if isinstance(compiled, CompiledFunction) else None
+    if host is None and not callable(compiled):
         raise TypeError(f"emulate takes what cute.compile returned, not {type(compiled).__name__}")
-    host = _HOSTS.get(compiled)
+    host = host or _HOSTS.get(compiled)
     if host is None:
         host = _HOSTS[compiled] = CompiledFunction.of(compiled)
     arrays, launches = host.call(args, extra, named)

@@ -288,8 +288,8 @@ class CompiledFunction:
         """The arguments of the host function, in order."""
         return self.host.parameters
 
-    @staticmethod
-    def of(compiled: Any) -> CompiledFunction:
+    @classmethod
+    def of(cls, compiled: Any) -> CompiledFunction:
         """The compiled function of `compiled`. Raises EmulatorError without kept PTX, or for another object."""
         text = getattr(compiled, "__ptx__", None)
         if not isinstance(text, str) or ".entry" not in text:
@@ -299,7 +299,7 @@ class CompiledFunction:
         symbol = f"_mlir__mlir_ciface_{compiled.function_name}"  # printed values may be in it, and any letters
         made = _object_of(compiled, ffi is not None)
         host = HostFunction.link(made, text, parameters_of(compiled), libraries, symbol)
-        function = CompiledFunction(compiled, host)
+        function = cls(compiled, host)
         if ffi is not None:
             at = ctypes.cast(host.library[f"__tvm_ffi_{compiled.function_name}"], ctypes.c_void_p)
             function.entry = ffi.Function.__from_extern_c__(at.value, keep_alive_object=host.library)

@@ -26,6 +26,7 @@ from .arguments import memory_found_by
 from .cuda_calls import DeviceMemory, cuda_calls
 from .devices import GpuModel
 from .dsl_calls import RefusedArgumentError, watch
+from .jax_calls import XlaFunction, jax_calls
 from .launcher import HostStatusError
 from .torch_device import GpuCapsule, HostGraph, cuda_device, on_gpu, tensor_at
 
@@ -102,12 +103,17 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
         return now(compiled, args, named)
 
     def now(compiled: Any, args: Sequence[Any], named: dict[str, Any]) -> None:
+        if isinstance(compiled, XlaFunction):
+            return ran(compiled, *args)
         signature = compiled.execution_args.signature
         own = len(args) - getattr(compiled, "total_added_arguments", 0)  # workspaces come behind them
         bound = signature.bind_partial(*args[:own], **named)  # a parameter may be called `extra`
+        return ran(compiled, *bound.args, *args[own:], **bound.kwargs)
+
+    def ran(compiled: Any, *args: Any, **named: Any) -> None:
         try:
             with _real_torch():
-                gpu.runs.append(emulate(compiled, *bound.args, *args[own:], **bound.kwargs, **options))
+                gpu.runs.append(emulate(compiled, *args, **named, **options))
         except RefusedArgumentError as error:
             raise (error.__cause__ or error) from None  # as without an emulator
         except HostStatusError as error:
@@ -118,6 +124,7 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
 
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-emulated-"))
+        gpu.device.nvidia_smi(Path(folder))
         stack.enter_context(mock.patch.dict(os.environ, _environment(gpu.device, folder)))
         # Caches of compiled functions in the temporary folder hold machine code, from GPUs and for them.
         stack.enter_context(mock.patch.object(tempfile, "tempdir", folder))
@@ -125,6 +132,7 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
             stack.enter_context(cuda_device(gpu.device))
         if _importable("cutlass"):
             stack.enter_context(_launches(gpu.device, folder, launch))
+            stack.enter_context(jax_calls(launch))
         stack.enter_context(cuda_calls(gpu.device, memory))
         stack.enter_context(memory_found_by(memory.holder))
         stack.enter_context(memory_found_by(tensor_at))
@@ -147,7 +155,7 @@ def _environment(device: GpuModel, folder: str) -> dict[str, str]:
     """Environment variables of the DSL, for a later import or another process."""
     return {
         "CUTE_DSL_ARCH": device.arch.name, "CUTE_DSL_KEEP": "ptx", "CUTE_DSL_LINEINFO": "1",
-        "CUTE_DSL_DUMP_DIR": folder,
+        "CUTE_DSL_DUMP_DIR": folder, "PATH": os.pathsep.join([folder, os.environ.get("PATH", os.defpath)]),
     }  # fmt: skip
 
 

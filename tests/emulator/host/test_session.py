@@ -151,6 +151,15 @@ def test_block_scaled_products_of_torch(kind: str, factor: str, size: int) -> No
         np.testing.assert_allclose(found.cpu(), values[0] @ values[1].T, rtol=1e-5)
         with pytest.raises((ValueError, RuntimeError, NotImplementedError)):  # torch's own: too few factors
             torch._scaled_mm(a, b.t(), scale_a[:-512], scale_b, out_dtype=torch.float32)
+        ends = torch.tensor([128, 130], dtype=torch.int32, device="cuda")  # of two groups of rows: each its own chunks
+        both, factors = (torch.stack([x.view(torch.uint8)] * 2).view(x.dtype) for x in (b, scale_b))
+        more = torch.tensor([1.0, 4.0], device="cuda")
+        grouped = torch._scaled_grouped_mm_v2(
+            a, both.transpose(1, 2), [scale_a, more], [2, 0], [1], [factors], [2], [1], ends, None, torch.float32
+        )
+        wanted = values[0] @ values[1].T * np.where(np.arange(m) < 128, 1, 4)[:, None]
+        assert grouped.is_cuda
+        np.testing.assert_allclose(grouped.cpu(), wanted, rtol=1e-5)
 
 
 def test_products_of_short_floats_are_summed_in_float32() -> None:
