@@ -14,7 +14,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -99,7 +99,7 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
 
     def launch(compiled: Any, args: Sequence[Any], named: dict[str, Any]) -> None:
         if (graph := HostGraph.capturing()) is not None:
-            return graph.add(lambda: now(compiled, args, named))
+            return graph.add(lambda: now(compiled, args, named), _stream_among((*args, *named.values())))
         return now(compiled, args, named)
 
     def now(compiled: Any, args: Sequence[Any], named: dict[str, Any]) -> None:
@@ -137,6 +137,11 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
         stack.enter_context(memory_found_by(memory.holder))
         stack.enter_context(memory_found_by(tensor_at))
         yield gpu
+
+
+def _stream_among(values: Iterable[object]) -> int | None:
+    """The handle of the stream among a call's arguments, or None."""
+    return next((int(x) for x in values if type(x).__name__ in ("CUstream", "cudaStream_t")), None)  # type: ignore[call-overload]
 
 
 def _as_the_dsl(error: HostStatusError) -> Exception:
@@ -337,11 +342,14 @@ def notebook_code(path: Path) -> str:
 
 
 def run_script(
-    emulate: Emulate, path: Path, arguments: Sequence[str], arch: Arch | str | int | tuple[int, int], **options: Any
-) -> ScriptRun:
+    emulate: Emulate, path: Path, arguments: Sequence[str], arch: Arch | str | int | tuple[int, int],
+    runner: Callable[[Callable[[], None]], None] | None = None, **options: Any,
+) -> ScriptRun:  # fmt: skip
     """Run a Python script as `python path arguments` would, on an emulated GPU; its traceback goes to stderr.
 
     A notebook (.ipynb) runs as the script of its code cells.
+
+    runner  calls the script: by default once
 
     Raises EmulatorError where the file is not there, PlanError for an architecture that is not known.
     """
@@ -358,8 +366,12 @@ def run_script(
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-notebook-"))
             code = Path(folder) / f"{path.stem}.py"
             code.write_text(notebook_code(path))
-        try:
+
+        def script() -> None:
             runpy.run_path(str(code), run_name="__main__")
+
+        try:
+            (runner or (lambda body: body()))(script)
         except SystemExit as stop:
             status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
             if isinstance(stop.code, str):

@@ -276,6 +276,7 @@ class PtxMachine:
         self.scratch: dict[str, Any] = {}  # what operations keep for a launch
         self.printed: list[tuple[Triple, int, str]] = []  # what threads printed: (block, thread, text), in order
         self.quantum, self.landed = 0, 0
+        self.device = ""  # the name of the device that it runs on, beside others
         if problem := _geometry(launch):
             raise EmulatorError(problem)
         for variable, first in program.variables:
