@@ -33,8 +33,8 @@ from .ops import program_of
 class RankLaunches:
     """The launches of all ranks that have not run yet."""
 
-    def __init__(self, ranks: Ranks, policy: Policy) -> None:
-        self.ranks, self.policy = ranks, policy
+    def __init__(self, ranks: Ranks, policy: Policy, multicast: Multicast) -> None:
+        self.ranks, self.policy, self.multicast = ranks, policy, multicast
         self.pending: list[Stream] = []
         self.captured: Stream | None = None  # where launches of a graph go
         self.devices: Devices | None = None
@@ -46,6 +46,7 @@ class RankLaunches:
     ) -> Emulation:  # fmt: skip
         """`emulate` of the current rank, whose kernels run beside those of others."""
         memory, launches = launches_of(compiled, args, extra, named)
+        memory.windows = self.multicast.replicas
         done = Emulation()
         stream = Stream(f"rank {self.ranks.current}") if self.captured is None else self.captured
         for launch in launches:
@@ -130,7 +131,8 @@ def run_ranks(
     Raises EmulatorError where the file is not there or torch is missing, PlanError for an unknown architecture.
     """
     together = Ranks(as_int(ranks, "the number of ranks", EmulatorError, least=1))
-    launches, multicast = RankLaunches(together, policy or Policy()), Multicast()
+    multicast = Multicast()
+    launches = RankLaunches(together, policy or Policy(), multicast)
 
     def runner(body: Callable[[], None]) -> None:
         from unittest import mock

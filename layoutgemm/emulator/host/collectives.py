@@ -209,8 +209,8 @@ def _nvshmem(torch: ModuleType, ranks: Ranks, multicast: Multicast) -> dict[str,
 
     made: dict[int, list[Any]] = {}  # a tensor's address -> the tensors of all ranks
 
-    def tensor(shape: Sequence[int], dtype: Any = torch.float32) -> Any:
-        own = torch.zeros(tuple(shape), dtype=dtype, device="cuda")
+    def tensor(shape: int | Sequence[int], dtype: Any = torch.float32) -> Any:
+        own = torch.zeros(shape, dtype=dtype, device="cuda")
         every = ranks.together("nvshmem.core.tensor", own)
         made[own.data_ptr()] = every
         return own

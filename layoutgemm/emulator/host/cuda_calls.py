@@ -40,6 +40,7 @@ _FREE = {"driver": ("cuMemFree", "cuMemFreeAsync"), "runtime": ("cudaFree", "cud
 _COPY = {
     "driver": (
         "cuMemcpyHtoD", "cuMemcpyDtoH", "cuMemcpyDtoD", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpy",
+        "cuMemcpyDtoDAsync", "cuMemcpyAsync",
     ),
     "runtime": ("cudaMemcpy", "cudaMemcpyAsync"),
 }  # fmt: skip

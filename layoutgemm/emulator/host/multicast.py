@@ -50,6 +50,10 @@ class Multicast:
                 return f"a multicast window of {len(window)} bytes", low, window
         return None
 
-    def replicas(self, address: int) -> list[npt.NDArray[np.uint8]] | None:
-        """The bytes of each device's tensor under the window that begins at an address of this process; else None."""
-        return next((parts for window, parts in self._windows if window.ctypes.data == address), None)
+    def replicas(self, address: int, size: int) -> list[npt.NDArray[np.uint8]] | None:
+        """The bytes of each device's tensor under a part of a window, by its address in this process; else None."""
+        for window, parts in self._windows:
+            first = address - int(window.ctypes.data)
+            if 0 <= first < len(window):
+                return [part[first : first + size] for part in parts]
+        return None

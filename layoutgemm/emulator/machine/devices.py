@@ -141,7 +141,9 @@ class Devices:
             try:
                 ended = not machine.turn()
             except EmulatorError as error:
-                raise type(error)(f"{self._name(machine)}: {error}") from error
+                found = "".join([f"\n{one}" for one in machine.findings.found])
+                before = f"\nfound before that:{found}" if found else ""
+                raise type(error)(f"{self._name(machine)}: {error}{before}") from error
             if ended:
                 self.running.remove(machine)
                 advanced = True
