@@ -82,6 +82,13 @@ class Collectives:
         tensor.copy_(self._reduced(self.ranks.together("all_reduce", tensor.clone()), op))
         return _Done() if async_op else None
 
+    def multimem_all_reduce(self, tensor: Any, op: str, group: object = None) -> Any:
+        """torch.ops.symm_mem.multimem_all_reduce_: the sum, in place."""
+        if op != "sum":
+            raise EmulatorError(f"multimem_all_reduce_ with {op!r}: it is 'sum'")
+        self.all_reduce(tensor)
+        return tensor
+
     def all_gather(self, into: list[Any], tensor: Any, group: object = None, async_op: bool = False) -> Any:
         """All ranks' tensors."""
         for place, part in zip(into, self.ranks.together("all_gather", tensor.clone()), strict=True):
@@ -180,9 +187,11 @@ def distributed(torch: ModuleType, ranks: Ranks, multicast: Multicast) -> Iterat
         def patch(owner: object, name: str, value: object) -> None:
             stack.enter_context(mock.patch.object(owner, name, value, create=True))
 
-        for name, function in Collectives(torch, ranks).functions().items():
+        collectives = Collectives(torch, ranks)
+        for name, function in collectives.functions().items():
             patch(dist, name, function)
         patch(dist, "group", SimpleNamespace(WORLD=group))
+        patch(torch.ops, "symm_mem", SimpleNamespace(multimem_all_reduce_=collectives.multimem_all_reduce))
         patch(symmetric, "empty", _empty(torch))
         patch(symmetric, "rendezvous", rendezvous)
         native = getattr(torch._C, "_distributed_c10d", None)
