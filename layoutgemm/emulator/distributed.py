@@ -1,7 +1,7 @@
 """A distributed script on several emulated GPUs of one host: its ranks take turns, and their kernels run side by side.
 
-`layoutgemm emulate --ranks 4 script.py` does what `torchrun --nproc-per-node 4 script.py` does. A launch ends before its
-rank goes on. What a CUDA graph has captured on several streams runs at once, copies by the copy engines among it.
+`layoutgemm emulate --ranks 4 script.py` does what `torchrun --nproc-per-node 4 script.py` does. A launch ends before
+its rank goes on. What a CUDA graph has captured on several streams runs at once, with its copies.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class RankLaunches:
         done = Emulation()
         stream = Stream(f"rank {self.ranks.current}") if self.captured is None else self.captured
         for launch in launches:
-            stream.steps.append((f"kernel {launch.kernel.name}", self._step(launch, memory, done, Watch(banks, timeline))))
+            stream.steps.append(
+                (f"kernel {launch.kernel.name}", self._step(launch, memory, done, Watch(banks, timeline)))
+            )
         if self.captured is None:
             self._hand_over([stream])
         return done
@@ -137,10 +139,8 @@ def run_ranks(
     def runner(body: Callable[[], None]) -> None:
         from unittest import mock
 
-        import torch
-
         with ExitStack() as stack:
-            stack.enter_context(distributed(torch, together, multicast))
+            stack.enter_context(distributed(together, multicast))
             stack.enter_context(memory_found_by(multicast.holder))
             stack.enter_context(mock.patch.object(HostGraph, "replays", launches.replay))
             together.run(lambda rank: body(), gpu_mode)

@@ -164,7 +164,7 @@ def test_multimem_is_refused_where_no_ranks_share_memory() -> None:
       ld.param.u64 %d0, [x];
       multimem.ld_reduce.relaxed.sys.global.add.u32 %r0, [%d0];
       ret; }"""
-    with pytest.raises(EmulatorError.__bases__[0], match="multimem.*which is no multicast address"):
+    with pytest.raises(EmulatorError.__bases__[0], match=r"multimem.*which is no multicast address"):
         emulate_ptx(text, block=1, args=[np.zeros(1, np.uint32)])
 
 

@@ -169,11 +169,12 @@ def _empty(torch: ModuleType) -> Callable[..., Any]:
 
 
 @contextmanager
-def distributed(torch: ModuleType, ranks: Ranks, multicast: Multicast) -> Iterator[None]:
+def distributed(ranks: Ranks, multicast: Multicast) -> Iterator[None]:
     """Within it torch.distributed, its symmetric memory, and NVSHMEM's Python package are those of the ranks."""
     from unittest import mock
 
-    import torch.distributed as dist  # type: ignore[no-redef]
+    import torch
+    import torch.distributed as dist
     import torch.distributed._symmetric_memory as symmetric
 
     def rendezvous(tensor: Any, group: object = None) -> SymmetricMemory:
@@ -203,7 +204,12 @@ def distributed(torch: ModuleType, ranks: Ranks, multicast: Multicast) -> Iterat
         ):  # fmt: skip
             patch(torch.cuda, name, value)
         modules = _nvshmem(torch, ranks, multicast)
-        stack.enter_context(mock.patch.dict(sys.modules, modules))
+        for name, module in modules.items():  # what is imported meanwhile stays
+            if name in sys.modules:
+                stack.callback(sys.modules.__setitem__, name, sys.modules[name])
+            else:
+                stack.callback(sys.modules.pop, name, None)
+            sys.modules[name] = module
         import cuda.pathfinder
 
         patch(cuda, "core", modules["cuda.core"])

@@ -44,7 +44,6 @@ class GpuModel:
         capability = int(digits[:-1]), int(digits[-1])
         return cls(found, name, capability, multiprocessors, gigabytes << 30, megabytes << 20)
 
-
     def nvidia_smi(self, folder: Path) -> None:
         """Write a command `nvidia-smi` into a folder, which answers --query-gpu and lists the device."""
         facts = {

@@ -49,16 +49,15 @@ class Ranks:
         """The current rank's own state."""
         return self.states[self._turn]
 
-    def run(
-        self, body: Callable[[int], None], within: Callable[[], AbstractContextManager[Any]] = nullcontext
-    ) -> None:
+    def run(self, body: Callable[[int], None], within: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
         """Run `body(rank)` for each rank, in a context of its own; the first failure is raised at the end."""
         main = sys.modules.get("__main__")
         for rank, state in enumerate(self.states):
             state["main"] = main
             state["environment"] = {
-                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.count), "LOCAL_WORLD_SIZE": str(self.count),
-                "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "GROUP_RANK": "0",
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.count),
+                "LOCAL_WORLD_SIZE": str(self.count), "MASTER_ADDR": "localhost", "MASTER_PORT": "29500",
+                "GROUP_RANK": "0",
             }  # fmt: skip
 
         def thread(rank: int) -> None:
@@ -143,7 +142,8 @@ class Ranks:
             if not found:
                 said = ", ".join(f"rank {one} in {what}" for one, (what, _) in sorted(self._waiting.items()))
                 self.failures[rank] = EmulatorError(
-                    f"the ranks wait for one another: {said}" + "".join(f"; rank {one} has ended" for one in self._ended)
+                    f"the ranks wait for one another: {said}"
+                    + "".join(f"; rank {one} has ended" for one in self._ended)
                 )
 
     def _abandon(self) -> None:

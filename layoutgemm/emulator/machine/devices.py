@@ -141,9 +141,9 @@ class Devices:
             try:
                 ended = not machine.turn()
             except EmulatorError as error:
-                found = "".join([f"\n{one}" for one in machine.findings.found])
-                before = f"\nfound before that:{found}" if found else ""
-                raise type(error)(f"{self._name(machine)}: {error}{before}") from error
+                said = "".join([f"\n{one}" for one in machine.findings.found])
+                said = f"\nfound before that:{said}" if said else ""
+                raise type(error)(f"{self._name(machine)}: {error}{said}") from error
             if ended:
                 self.running.remove(machine)
                 advanced = True

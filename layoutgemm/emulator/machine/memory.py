@@ -190,8 +190,8 @@ class GlobalMemory:
         buffer, _ = self.find(low, size)
         if self.windows is not None and self.replicas(buffer) is not None:
             raise EmulatorError(
-                f"global address {low:#x} is a multicast address, {buffer.name}: multimem instructions and stores of the "
-                "copy engine alone may use it"
+                f"global address {low:#x} is a multicast address, {buffer.name}: multimem instructions and stores of "
+                "the copy engine alone may use it"
             )
         if high + size > buffer.end:
             self.find(high, size)

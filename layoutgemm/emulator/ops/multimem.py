@@ -138,4 +138,3 @@ def multimem(program: Program, ins: PtxInstruction) -> Run:
         return None
 
     return go
-

@@ -301,7 +301,9 @@ def test_a_k_tile_of_48_bytes_goes_on_at_the_absolute_leading_address():
             place ^= (place >> 7 & 7) << 4
             assert found[row, k] == place * 8 + k % 2 * 4, (start, row, k)
     with pytest.raises(DescriptorError, match="48 bytes along K from byte 96 of a line leave it"):
-        element_bits(dataclasses.replace(first, leading_mode=0).word, "K", (rows, 96), dtype("e2m1"), "sm_100a", "packed")
+        element_bits(
+            dataclasses.replace(first, leading_mode=0).word, "K", (rows, 96), dtype("e2m1"), "sm_100a", "packed"
+        )
 
 
 FLIPPED = [("K", "128B", "f16", "bf16"), ("MN", "64B", "f8f6f4", "e4m3"), ("MN", "128B_ATOM_32B", "tf32", "tf32")]

@@ -63,7 +63,11 @@ def test_stores_and_reductions_reach_every_device() -> None:
     run("multimem.red.relaxed.gpu.global.add.s32 [%d0], 5;", parts, out)
     for part, old in zip(parts, before, strict=True):
         assert np.array_equal(part, old + 5 * (np.arange(16) % 4 == 0))
-    run("mov.u32 %r0, %tid.x; setp.ne.u32 %p0, %r0, 2; @%p0 multimem.st.weak.global.v2.f32 [%d0], {%r0, %r31};", parts, out)
+    run(
+        "mov.u32 %r0, %tid.x; setp.ne.u32 %p0, %r0, 2; @%p0 multimem.st.weak.global.v2.f32 [%d0], {%r0, %r31};",
+        parts,
+        out,
+    )
     for part, old in zip(parts, before, strict=True):
         assert part.reshape(4, 4)[[0, 1, 3], 0].tolist() == [0, 1, 3] == part.reshape(4, 4)[[0, 1, 3], 1].tolist()
         assert part[8] == old[8] + 5
