@@ -177,11 +177,9 @@ def _lowered(module: Any, calls: _Calls, stack: ExitStack) -> None:
     def compiled(fn: Any, spec: Any, **_: object) -> Any:
         return calls.compile(compiling, fn, spec)
 
+    impl = getattr(module, "_cutlass_call_inner_p_impl", None) or module.cutlass_call_inner_p_impl  # 4.8, 4.7
     stack.enter_context(mock.patch.object(module, "get_or_compile_kernel", compiled))
-    mlir.register_lowering(
-        module.cutlass_call_inner_p, mlir.lower_fun(module._cutlass_call_inner_p_impl, multiple_results=True),
-        platform="cpu",
-    )  # fmt: skip
+    mlir.register_lowering(module.cutlass_call_inner_p, mlir.lower_fun(impl, multiple_results=True), platform="cpu")
     for name in set().union(*ffi._CUTLASS_CALL_TARGETS.values()):
         jax.ffi.register_ffi_target(name, _handler(jax), platform="cpu")
 
