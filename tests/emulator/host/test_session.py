@@ -364,3 +364,32 @@ def test_a_backward_function_sees_the_gpu() -> None:
             assert x.grad is not None and str(x.grad.device) == device
         assert seen == [device] * 4
         assert x.grad.tolist() == [6.0] * 4
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_a_workspace_comes_behind_the_arguments() -> None:
+    """`cute.experimental` adds parameters to a function, which its signature does not have."""
+    import dataclasses
+
+    import cutlass.cute as cute
+    from cutlass.cute.runtime import from_dlpack
+
+    from tests.emulator.kernels.small import Room
+
+    with emulated_gpu() as gpu:
+        a, room = torch.arange(4.0, device="cuda"), torch.zeros(4, device="cuda")
+        compiled = cute.compile(Room(), from_dlpack(a), from_dlpack(room))
+        execution = compiled.execution_args
+        own = [x for name, x in execution.signature.parameters.items() if name != "room"]
+        execution.signature = execution.signature.replace(parameters=own)
+        meta = execution._meta
+        execution._meta = dataclasses.replace(
+            meta, all_names=meta.all_names[:1], annotated_types=meta.annotated_types[:1], arg_count=1
+        )
+        execution._compiled_with_none = [False]
+        compiled.total_added_arguments = 1
+        compiled(from_dlpack(a), from_dlpack(room))
+        assert room.cpu().tolist() == [1, 2, 3, 4] and gpu.ok
+        with pytest.raises(EmulatorError, match=r"the last 1 of a call are workspaces|0 arguments"):
+            compiled()
