@@ -23,6 +23,7 @@ from .registry import known, operation
 PASSED = object()  # marks a fiber that a barrier released while it waited
 # In a warp's scratch, of tensor memory alone: what a relaxed arrive hands on, what relaxed waits have acquired.
 HANDED, RELAXED = "tensor handed", "tensor relaxed"
+WAITED = "relaxed waits"  # in a warp's scratch: what ended phases hand on, once a fence follows
 NAMED = 16  # named barriers of a block
 BARRIER_BYTES = 8
 SCOPES = (
@@ -607,6 +608,8 @@ def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
             ledger = fiber.cta.cluster.ledger
             if not relaxed:
                 ledger.acquire(fiber, barrier.sealed)
+            else:
+                fiber.warp.scratch.setdefault(WAITED, ledger.knowledge()).merge(barrier.sealed)
             if relaxed or barrier.tensor_sealed.seen:
                 told = fiber.warp.scratch.setdefault(RELAXED, ledger.knowledge())
                 told.merge(barrier.tensor_sealed)
@@ -640,9 +643,13 @@ def fence(program: Program, ins: PtxInstruction) -> Run:
     if "proxy" in words and "alias" not in words:
         raise ValueError(f"{ins.opcode} is not known here")
 
+    acquires = "release" not in words
+
     def go(fiber: Fiber) -> None:
-        # A relaxed arrive after it hands on earlier accesses.
+        # What relaxed waits have seen is acquired; a relaxed arrive after it hands on earlier accesses.
         ledger = fiber.cta.cluster.ledger
+        if acquires and (waited := fiber.warp.scratch.pop(WAITED, None)) is not None:
+            ledger.acquire(fiber, waited)
         fenced = fiber.warp.scratch["fenced"] = ledger.knowledge()
         ledger.release(fiber, fenced)
 

@@ -271,6 +271,19 @@ def test_a_missing_arrival_without_a_waiter_is_reported_at_the_end():
     assert kinds(INIT.replace("COUNT", "65") + gone) == []
 
 
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.pick}{p.seed}")
+def test_a_relaxed_wait_acquires_by_a_fence_behind_it(policy):
+    """The waits of `cute.experimental`: relaxed ones, then fence.acquire restricted to mbarriers."""
+    arrive = "mbarrier.arrive.shared.b64 _, [%r20];"
+    wait = WAIT.replace("PHASE", "0").replace("parity.", "parity.relaxed.cluster.", 1)
+    assert wait != WAIT.replace("PHASE", "0")
+    for fence in ("fence.acquire.sync_restrict::shared::cluster.cluster;", "fence.acq_rel.cta;"):
+        assert mbarrier(WRITE + arrive + wait + fence + READ, policy=policy) == []
+    for fence in ("", "fence.release.sync_restrict::shared::cta.cluster;"):
+        assert "race" in mbarrier(WRITE + arrive + wait + fence + READ, policy=policy)
+    assert "race" in mbarrier(WRITE + arrive + "fence.acq_rel.cta;" + wait + READ, policy=policy)
+
+
 def test_an_extra_arrival_begins_the_next_phase():
     """63 of 64 lanes end the phase, the last lane's arrival counts for another: whoever waits goes on too early."""
     body = "mbarrier.arrive.shared.b64 _, [%r20];" + WAIT.replace("PHASE", "0")
