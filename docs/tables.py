@@ -439,7 +439,8 @@ def examples_table(source: str = "") -> str:
         kinds: dict[str, int] = {}
         for finding in done["findings"]:
             kinds[finding["kind"]] = kinds.get(finding["kind"], 0) + 1
-        said = (one.reason or done["error"]) if done["status"] != 0 else done["skipped"]
+        why = one.defect if done["state"] == "defect" else one.reason
+        said = (why or done["error"]) if done["status"] != 0 else done["skipped"]
         notes = [", ".join(f"{n} {kind}" for kind, n in kinds.items()), _plain(one.judgement), _plain(said)[:160]]
         call = " ".join(one.name.split()[1:]).replace("*", " ")
         launches = str(done["launches"])
