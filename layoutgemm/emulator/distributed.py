@@ -58,7 +58,7 @@ class RankLaunches:
         return done
 
     def _step(self, launch: HostLaunch, memory: GlobalMemory, done: Emulation, watch: Watch) -> Callable[[], bool]:
-        """The step of a stream that starts a kernel, and is over when it has ended."""
+        """The step that starts a kernel, and is over when it has ended."""
         name = f"rank {self.ranks.current}"
         running: list[tuple[PtxMachine, float]] = []
 
@@ -80,7 +80,7 @@ class RankLaunches:
         return step
 
     def replay(self, work: Sequence[Captured]) -> None:
-        """What a graph of the current rank has captured: each stream in order, behind others where it has to be."""
+        """Do the work of a graph of the current rank: each stream in order, behind others where it has to be."""
         streams: dict[int, Stream] = {}
         over: dict[int, int] = {}  # of each stream: how much of it is done
         for one in work:
@@ -128,7 +128,7 @@ def run_ranks(
     path: Path, arguments: Sequence[str], arch: Arch | str | int | tuple[int, int], ranks: int,
     policy: Policy | None = None, **options: Any,
 ) -> ScriptRun:  # fmt: skip
-    """Run a Python script as `torchrun --nproc-per-node ranks path arguments` would, each rank on an emulated GPU.
+    """Run a Python script as torchrun would, each rank on an emulated GPU.
 
     Raises EmulatorError where the file is not there or torch is missing, PlanError for an unknown architecture.
     """

@@ -95,10 +95,11 @@ def element_bits(
 def _beyond_line(
     fields: SmemDescriptor, major: str, k: npt.NDArray[np.int64], dtype: DType, packing: str
 ) -> npt.NDArray[np.bool_] | None:
-    """Which k of an operand of 48 bytes along K lie beyond the 128-byte line of its start: at the leading address.
+    """Flags of the k that lie beyond the 128-byte line of the start.
 
-    None for other operands. Source: PTX ISA, "Leading dimension byte offset" of tcgen05 (sm_103a, K = 96).
-    Raises DescriptorError where the word says the leading dimension in a way that the operand does not have.
+    An operand of 48 bytes along K has them at the leading address; None for other operands. Source: PTX ISA, "Leading
+    dimension byte offset" of tcgen05 (sm_103a, K = 96). Raises DescriptorError where the word says the leading
+    dimension in a way that the operand does not have.
     """
     deep = np.asarray(slot_to_bit(k[0], dtype, packing))
     in_line = major == "K" and fields.swizzle_name == "128B" and k.size * dtype.bits == 48 * 8

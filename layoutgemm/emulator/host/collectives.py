@@ -34,7 +34,7 @@ class HostGroup:
 
 
 class Collectives:
-    """What torch.distributed has, for a group of all ranks. Sums of 16-bit floats are rounded once."""
+    """The functions of torch.distributed, for a group of all ranks. Sums of 16-bit floats are rounded once."""
 
     def __init__(self, torch: ModuleType, ranks: Ranks) -> None:
         self.torch, self.ranks = torch, ranks
@@ -170,7 +170,7 @@ def _empty(torch: ModuleType) -> Callable[..., Any]:
 
 @contextmanager
 def distributed(ranks: Ranks, multicast: Multicast) -> Iterator[None]:
-    """Within it torch.distributed, its symmetric memory, and NVSHMEM's Python package are those of the ranks."""
+    """Within it torch.distributed, symmetric memory and NVSHMEM are those of the ranks."""
     from unittest import mock
 
     import torch

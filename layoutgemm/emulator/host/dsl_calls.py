@@ -345,7 +345,7 @@ class CompiledFunction:
 
     @property
     def _added(self) -> int:
-        """How many arguments the compiler added behind the function's own: workspaces of `cute.experimental`."""
+        """The number of workspaces of `cute.experimental` behind the function's own arguments."""
         return int(getattr(self.compiled, "total_added_arguments", 0))
 
     def _apart(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -59,7 +59,7 @@ class XlaFunction(CompiledFunction):
 
 
 class _Calls:
-    """The functions that `cutlass_call` has compiled, by key, and the calls that XLA makes of them."""
+    """The functions that `cutlass_call` has compiled, by key, and XLA's calls of them."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
@@ -70,7 +70,7 @@ class _Calls:
         self._said = b""
 
     def compile(self, module: ModuleType, fn: Any, spec: Any) -> Any:
-        """What `cutlass.jax.compile.get_or_compile_kernel` does, with a key in place of machine code."""
+        """Compile as `cutlass.jax` does, with a key in place of machine code."""
         import cuda.bindings.driver as cuda
         import cutlass.cute
 
@@ -185,7 +185,7 @@ def _lowered(module: Any, calls: _Calls, stack: ExitStack) -> None:
 
 
 def _registered(module: Any, launch: Launch, stack: ExitStack) -> None:
-    """Register compiled functions for the CPU, where JAX's arrays lie, as functions that launch in the emulator."""
+    """Register compiled functions for the CPU, where JAX's arrays lie."""
     from unittest import mock
 
     import numpy as np

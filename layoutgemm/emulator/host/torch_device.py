@@ -343,7 +343,7 @@ class HostStream:
             graph.order(self.cuda_stream, *event.place)
 
     def wait_stream(self, other: HostStream) -> None:
-        """Order what this stream has captured from now on behind what the other has so far."""
+        """Order what this stream captures from now on behind the other."""
         if (graph := HostGraph.capturing()) is not None:
             graph.order(self.cuda_stream, other.cuda_stream, graph.length(other.cuda_stream))
 
@@ -439,7 +439,7 @@ class HostGraph:
         self._work.append(Captured(stream, run, dict(self._behind.get(stream, {})), copies))
 
     def length(self, stream: int) -> int:
-        """How much a stream has captured so far."""
+        """The length of what a stream has captured so far."""
         return sum(one.stream == stream for one in self._work)
 
     def order(self, stream: int, other: int, count: int) -> None:

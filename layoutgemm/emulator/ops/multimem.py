@@ -92,7 +92,7 @@ def _replicas(memory: GlobalMemory, address: int, size: int, ins: PtxInstruction
 
 
 def _aliases(memory: GlobalMemory, parts: list[Bytes]) -> Iterator[int]:
-    """Addresses of these bytes in the memory of a kernel, which may wait there for what is released."""
+    """Addresses of these bytes in a kernel's own memory, where it may wait."""
     places = [part.__array_interface__["data"][0] for part in parts]
     for buffer in (*memory.buffers, *memory.followed):
         low = buffer.data.__array_interface__["data"][0]

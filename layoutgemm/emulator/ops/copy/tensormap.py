@@ -174,9 +174,7 @@ def _release(fiber: Fiber) -> None:
     known = [
         found
         for found in changed_maps(fiber).values()
-        if found.cluster is fiber.cta.cluster
-        and not found.releases
-        and _follows(fiber, found.change)
+        if found.cluster is fiber.cta.cluster and not found.releases and _follows(fiber, found.change)
     ]
     made = _mark(fiber)
     for found in known:
