@@ -243,7 +243,8 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
             patch(cutlass.utils.HardwareInfo, name, value)
         patch(cutlass.testing, "benchmark", _benchmark)
         patch(cutlass.testing, "_benchmark_for_autotune", _benchmark_for_autotune)
-        patch(cutlass.cute.testing, "_benchmark", _benchmark)  # which its deprecated functions call
+        patch(cutlass.cute.testing, "_benchmark", _benchmark)  # which its deprecated functions call, or
+        patch(cutlass.cute.testing, "benchmark", _benchmark)  # have bound already
         patch(cutlass.cute.testing, "_benchmark_for_autotune", _benchmark_for_autotune)
         yield
 

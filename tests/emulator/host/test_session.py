@@ -368,6 +368,20 @@ def test_a_backward_function_sees_the_gpu() -> None:
 
 @needs_dsl
 @pytest.mark.dsl
+def test_a_benchmark_is_one_call() -> None:
+    import cutlass.cute.testing
+    import cutlass.testing
+
+    called: list[int] = []
+    with emulated_gpu():
+        for module in (cutlass.testing, cutlass.cute.testing):
+            arguments = module.JitArguments(7)
+            assert module.benchmark(called.append, kernel_arguments=arguments, iterations=100) > 0
+    assert called == [7, 7]
+
+
+@needs_dsl
+@pytest.mark.dsl
 def test_a_workspace_comes_behind_the_arguments() -> None:
     """`cute.experimental` adds parameters to a function, which its signature does not have."""
     import dataclasses
