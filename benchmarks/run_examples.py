@@ -3,7 +3,8 @@
     python benchmarks/run_examples.py --cutlass ~/cutlass --quack ~/quack --flash-attention ~/fa
     python benchmarks/run_examples.py --cutlass ~/cutlass --only hopper --again    # those once more
 
-The list is `examples/list.json`: the script, the GPU and arguments that make it small. Each runs in a process of its
+The list is `examples/list.json`: the script, the GPU and arguments that make it small. An example that names a version
+of the CuTe DSL needs that one installed; --only chooses, and the others keep their rows. Each runs in a process of its
 own, by `layoutgemm emulate`, for at most --limit seconds. The record is written after each, with its commit.
 What the record has of this commit is not run again without --again. The page docs/examples.md shows it. Source trees
 are checkouts of the public repositories.
@@ -48,6 +49,9 @@ class Example:
     replace (text, text) for sizes that are written in the script, which then runs as a copy
     judgement  what its findings are, as read in its source: real, lint, or false
     defect     what in its source makes the emulator stop it, or its result wrong in some order that PTX allows
+    ranks      GPUs of a distributed script, as of torchrun
+    dsl        the version of the DSL that it needs: another does not run it
+    reason     why it cannot run
     """
 
     source: str
@@ -59,6 +63,9 @@ class Example:
     replace: Sequence[tuple[str, str]] = ()
     judgement: str = ""
     defect: str = ""
+    ranks: int = 1
+    dsl: str = ""
+    reason: str = ""
 
     @property
     def name(self) -> str:
@@ -153,10 +160,12 @@ def run(example: Example, roots: Mapping[str, Path], limit: float) -> Outcome:
                 text = text.replace(before, after)
             script = Path(work) / script.name
             script.write_text(text)
-        words = ["emulate", "--json", "--arch", example.arch, str(script), *shlex.split(example.args)]
+        words = ["emulate", "--json", "--arch", example.arch, "--ranks", str(example.ranks), str(script)]
+        words += shlex.split(example.args)
         out, err = Path(work) / "out.txt", Path(work) / "err.txt"
         child = os.fork()  # torch and the DSL are loaded once, before the first
         if child == 0:
+            sys.path[:0] = [str((folder / example.script).parent)] * bool(example.replace)  # what a copy imports
             _become(words, Path(work), out, err)
         status = _ended(child, start + limit)
         if status is None:
@@ -277,6 +286,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]  # fmt: skip
     load(roots)
     dsl = version("nvidia-cutlass-dsl")
+    chosen = [one for one in chosen if dsl.startswith(one.dsl)]
     for number, one in enumerate(chosen, 1):
         print(f"[{number}/{len(chosen)}] {one.name}", end=" ", flush=True)
         done = run(one, roots, args.limit)

@@ -439,8 +439,9 @@ def examples_table(source: str = "") -> str:
         kinds: dict[str, int] = {}
         for finding in done["findings"]:
             kinds[finding["kind"]] = kinds.get(finding["kind"], 0) + 1
-        said = done["error"] if done["status"] != 0 else done["skipped"]
-        notes = [", ".join(f"{n} {kind}" for kind, n in kinds.items()), _plain(one.judgement), _plain(said)[:110]]
+        why = one.defect if done["state"] == "defect" else one.reason
+        said = (why or done["error"]) if done["status"] != 0 else done["skipped"]
+        notes = [", ".join(f"{n} {kind}" for kind, n in kinds.items()), _plain(one.judgement), _plain(said)[:160]]
         call = " ".join(one.name.split()[1:]).replace("*", " ")
         launches = str(done["launches"])
         state = f"{done['state']}, {done['build']}"
@@ -465,7 +466,10 @@ def examples_count(source: str = "") -> str:
     for build in dict.fromkeys(row["build"] for row in done):
         own = [row["state"] for row in done if row["build"] == build]
         rows.append([build, str(len(own)), *[str(own.count(state)) for state in STATES]])
-    return f"{len(names)} runs are listed.\n\n" + table(["commit", "runs", *STATES], rows)
+    every = [row["state"] for row in done]
+    ended = sum(every.count(state) for state in ("right", "unchecked", "launched nothing"))
+    said = f"{len(names)} runs are listed; {ended} ended as the script wants, and {every.count('defect')} met a defect."
+    return f"{said}\n\n" + table(["commit", "runs", *STATES], rows)
 
 
 def lines_table() -> str:

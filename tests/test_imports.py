@@ -80,7 +80,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
     ),
     "cuda": ("kernels/dsl", "kernels/compile", "kernels/run", "emulator/host"),
     "tvm_ffi": ("emulator/host",),
-    "jax": ("jax_op",),
+    "jax": ("jax_op", "emulator/host"),
     "torch": (
         "torch_op",
         "bench",

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ..dtypes import dtype
 from ..emulator.api import LaunchResult, TensorMapOf, emulate, emulate_ptx
+from ..emulator.distributed import run_ranks
 from ..emulator.host.arguments import Packed
 from ..emulator.host.session import run_script
 from ..emulator.machine.launch import Policy
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = ARGUMENTS
     parser.add_argument("file", type=Path, help="PTX, or a Python script (.py, .ipynb), with its arguments behind it")
     parser.add_argument("--arch", default="sm_90a", help="the GPU that a script is told about (%(default)s)")
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="run a script as torchrun would, on N GPUs")
     parser.add_argument("--kernel", help="its name, where the file has several")
     parser.add_argument("--grid", type=_sizes, default=(1,), help="blocks, as 4 or 4,2,1 (%(default)s)")
     parser.add_argument("--block", type=_sizes, help="threads; default what the kernel requires, else 32")
@@ -158,10 +160,13 @@ def _script(args: argparse.Namespace) -> int:
     for name, usual in _OF_PTX.items():
         if getattr(args, name) != usual:
             raise EmulatorError(f"--{name} describes a launch of PTX, and {args.file} makes its own")
-    done = run_script(
-        emulate, args.file, args.script, args.arch, policy=_policy(args), banks=args.banks,
-        timeline=_timed(args), progress=sys.stderr.isatty(),
-    )  # fmt: skip
+    options = {
+        "policy": _policy(args), "banks": args.banks, "timeline": _timed(args), "progress": sys.stderr.isatty(),
+    }  # fmt: skip
+    if args.ranks > 1:
+        done = run_ranks(args.file, args.script, args.arch, args.ranks, **options)
+    else:
+        done = run_script(emulate, args.file, args.script, args.arch, **options)
     gpu = done.gpu
     _drawn(args, [launch for run in gpu.runs for launch in run.launches])
     if args.json:

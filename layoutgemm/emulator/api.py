@@ -223,15 +223,25 @@ def emulate(
     Raises EmulatorError that names an argument that does not fit. Raises EmulatorError (DeadlockError, PtxError) where
     a run cannot go on, with the findings so far. Raises TypeError for anything but a compiled function.
     """
+    memory, launches = launches_of(compiled, args, extra, named)
+    return _run(launches, memory, policy, progress, Watch(banks, timeline))
+
+
+def launches_of(
+    compiled: object, args: Sequence[object], extra: Sequence[object], named: Mapping[str, object]
+) -> tuple[GlobalMemory, list[HostLaunch]]:
+    """Run the host half of a compiled function: the memory that its kernels see, and its launches; see `emulate`."""
     if isinstance(compiled, (str, bytes, Path)):
         raise TypeError("emulate takes what cute.compile returned; PTX, as text or as a file, is for emulate_ptx")
-    if not callable(compiled):
+    host = compiled if isinstance(compiled, CompiledFunction) else None
+    if host is None and not callable(compiled):
         raise TypeError(f"emulate takes what cute.compile returned, not {type(compiled).__name__}")
-    host = _HOSTS.get(compiled)
+    host = host or _HOSTS.get(compiled)
     if host is None:
         host = _HOSTS[compiled] = CompiledFunction.of(compiled)
     arrays, launches = host.call(args, extra, named)
-    return _run(launches, arrays.memory, policy, progress, Watch(banks, timeline))
+    arrays.memory.follow = array_at
+    return arrays.memory, launches
 
 
 @contextmanager

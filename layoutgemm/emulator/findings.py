@@ -80,9 +80,12 @@ def with_roles(text: str, role: RoleOf) -> str:
     return WARP.sub(named, text)
 
 
+LINT = "lint"  # the kind of a finding that is legal and suspicious
+
+
 @dataclass
 class Findings:
-    """All findings of a run, up to a limit; those of a kind count once for an instruction.
+    """All findings of a run, up to a limit; those of a kind count once for an instruction. Lint has no limit.
 
     Findings without an instruction, at the end of a block, count once for all blocks and warps.
 
@@ -113,8 +116,8 @@ class Findings:
 
     @property
     def full(self) -> bool:
-        """True at the limit of distinct findings, when the run stops."""
-        return len(self.found) >= self.limit
+        """True at the limit of distinct findings that are no lint, when the run stops."""
+        return len(self.found) >= self.limit and sum(one.kind != LINT for one in self.found) >= self.limit
 
 
 @dataclass

@@ -52,6 +52,9 @@ __all__ = [
 ]
 
 
+LINE_BYTES = SWIZZLES["128B"].span
+
+
 def element_bits(
     word: int,
     major: str,
@@ -73,8 +76,6 @@ def element_bits(
     Raises DescriptorError when the word is not of this architecture, or has no such layout.
     """
     fields = SmemDescriptor.decode(word, arch)
-    if fields.leading_mode:
-        raise DescriptorError(f"{word:#x} gives the leading dimension as an absolute address, which only sm_103a has")
     stored = packing_of(dtype, packing)
     layout = canonical_layout(
         major, fields.swizzle_name, slot_bits(dtype, stored), extent, fields.leading_bytes, fields.stride_bytes
@@ -82,10 +83,38 @@ def element_bits(
     mn = np.arange(extent[0], dtype=np.int64)[:, None]
     k = np.arange(extent[1], dtype=np.int64)[None, :]
     address = fields.address * 8 + np.asarray(slot_to_bit(layout(mn, k), dtype, stored))
+    beyond = _beyond_line(fields, major, k, dtype, stored)
+    if beyond is not None:
+        address[:, beyond] += (fields.leading_bytes - fields.address // LINE_BYTES * LINE_BYTES - LINE_BYTES) * 8
     swizzle = swizzle_of(fields.swizzle_name).recast(1)
     # The pattern is a function of absolute address bits; base_offset turns it back by whole 128-byte lines.
     phase = address - (fields.base_offset << 10)
     return np.asarray((address ^ (swizzle(phase) ^ phase)) & (ADDRESS_MASK << 3 | 7))
+
+
+def _beyond_line(
+    fields: SmemDescriptor, major: str, k: npt.NDArray[np.int64], dtype: DType, packing: str
+) -> npt.NDArray[np.bool_] | None:
+    """Flags of the k that lie beyond the 128-byte line of the start.
+
+    An operand of 48 bytes along K has them at the leading address; None for other operands. Source: PTX ISA, "Leading
+    dimension byte offset" of tcgen05 (sm_103a, K = 96). Raises DescriptorError where the word says the leading
+    dimension in a way that the operand does not have.
+    """
+    deep = np.asarray(slot_to_bit(k[0], dtype, packing))
+    in_line = major == "K" and fields.swizzle_name == "128B" and k.size * dtype.bits == 48 * 8
+    beyond = np.asarray(fields.address % LINE_BYTES * 8 + deep >= LINE_BYTES * 8)
+    if fields.leading_mode and not in_line:
+        raise DescriptorError(
+            f"{fields.word:#x} gives the leading dimension as an absolute address, which only K-major operands of 48 "
+            "bytes along K with swizzle 128B have (sm_103a)"
+        )
+    if not fields.leading_mode and in_line and beyond.any():
+        raise DescriptorError(
+            f"{fields.word:#x}: 48 bytes along K from byte {fields.address % LINE_BYTES} of a line leave it, and the "
+            "leading dimension is no absolute address"
+        )
+    return beyond if fields.leading_mode else None
 
 
 def element_addresses(

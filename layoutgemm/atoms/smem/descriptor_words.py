@@ -83,8 +83,8 @@ class SmemDescriptor(Pictured):
     """The fields of one shared-memory matrix descriptor, in bytes.
 
     swizzle_name  a mode that the architecture has
-    leading_mode  1: the leading offset is an absolute address. PTX has this for sm_103a alone; the word can be taken
-                  apart here, but nothing derives it or reads through it
+    leading_mode  1: the leading offset is an absolute address. PTX has this for sm_103a alone: operands of 48 bytes
+                  along K go on there at the end of a 128-byte line. `element_bits` reads it; nothing derives it
     arch          "sm_90a" or "sm_100a": which word
 
     >>> d = SmemDescriptor(swizzle_name="128B", stride_bytes=1024, leading_bytes=16)

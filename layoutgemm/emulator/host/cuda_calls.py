@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ...errors import EmulatorError
 from .arguments import Place
 from .devices import GpuModel
+from .torch_device import HostGraph
 
 # Functions that return success and nothing else: all work is done when they are called.
 _DONE = {
@@ -39,6 +40,7 @@ _FREE = {"driver": ("cuMemFree", "cuMemFreeAsync"), "runtime": ("cudaFree", "cud
 _COPY = {
     "driver": (
         "cuMemcpyHtoD", "cuMemcpyDtoH", "cuMemcpyDtoD", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpy",
+        "cuMemcpyDtoDAsync", "cuMemcpyAsync",
     ),
     "runtime": ("cudaMemcpy", "cudaMemcpyAsync"),
 }  # fmt: skip
@@ -143,8 +145,15 @@ def _memory_functions(kind: str, module: ModuleType, memory: DeviceMemory) -> di
         memory.free(int(address))
         return (success,)
 
-    def copy(to: Memory, source: Memory, size: int, *args: object) -> tuple[object]:
-        ctypes.memmove(_address(to), _address(source), int(size))
+    def copy(to: Memory, source: Memory, size: int, *args: SupportsInt) -> tuple[object]:
+        def run() -> None:
+            ctypes.memmove(_address(to), _address(source), int(size))
+
+        graph = HostGraph.capturing()
+        if graph is None:
+            run()
+        else:  # the stream is the last argument
+            graph.add(run, int(args[-1]) if args else None, copies=True)
         return (success,)
 
     def fill(to: Memory, value: int, size: int, *args: object) -> tuple[object]:

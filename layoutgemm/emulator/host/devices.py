@@ -5,7 +5,9 @@ Source: NVIDIA's data sheets; the CUDA C++ Programming Guide, "Compute Capabilit
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ...arch import Arch, facts_of
 from ...arch import arch as arch_named
@@ -41,6 +43,25 @@ class GpuModel:
         name, multiprocessors, gigabytes, megabytes = _GPUS.get(found.name, (f"a GPU of {found.name}", 132, 80, 50))
         capability = int(digits[:-1]), int(digits[-1])
         return cls(found, name, capability, multiprocessors, gigabytes << 30, megabytes << 20)
+
+    def nvidia_smi(self, folder: Path) -> None:
+        """Write a command `nvidia-smi` into a folder, which answers --query-gpu and lists the device."""
+        facts = {
+            "name": self.name, "gpu_name": self.name, "compute_cap": "{}.{}".format(*self.capability), "index": 0,
+            "count": 1, "memory.total": f"{self.memory >> 20} MiB", "driver_version": "580.00",
+        }  # fmt: skip
+        path = folder / "nvidia-smi"
+        path.write_text(
+            f"#!{sys.executable}\nimport sys\nfacts = {facts!r}\n"
+            "asked = [x.partition('=')[2].split(',') for x in sys.argv if x.startswith('--query-gpu=')]\n"
+            "unknown = [x for x in sum(asked, []) if x not in facts]\n"
+            "sys.exit('not a field of the emulated GPU: ' + ', '.join(unknown)) if unknown else None\n"
+            "header = not any('noheader' in x for x in sys.argv)\n"
+            "for fields in asked:\n"
+            "    print(*[', '.join(fields)] * header, ', '.join(str(facts[x]) for x in fields), sep='\\n')\n"
+            "if not asked:\n    print('GPU 0: ' + facts['name'])\n"
+        )
+        path.chmod(0o755)
 
 
 # name, multiprocessors, GB of memory, MB of L2

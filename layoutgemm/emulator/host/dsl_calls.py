@@ -288,8 +288,8 @@ class CompiledFunction:
         """The arguments of the host function, in order."""
         return self.host.parameters
 
-    @staticmethod
-    def of(compiled: Any) -> CompiledFunction:
+    @classmethod
+    def of(cls, compiled: Any) -> CompiledFunction:
         """The compiled function of `compiled`. Raises EmulatorError without kept PTX, or for another object."""
         text = getattr(compiled, "__ptx__", None)
         if not isinstance(text, str) or ".entry" not in text:
@@ -299,7 +299,7 @@ class CompiledFunction:
         symbol = f"_mlir__mlir_ciface_{compiled.function_name}"  # printed values may be in it, and any letters
         made = _object_of(compiled, ffi is not None)
         host = HostFunction.link(made, text, parameters_of(compiled), libraries, symbol)
-        function = CompiledFunction(compiled, host)
+        function = cls(compiled, host)
         if ffi is not None:
             at = ctypes.cast(host.library[f"__tvm_ffi_{compiled.function_name}"], ctypes.c_void_p)
             function.entry = ffi.Function.__from_extern_c__(at.value, keep_alive_object=host.library)
@@ -314,8 +314,10 @@ class CompiledFunction:
         extra   further arrays that kernels reach by addresses in them
         named   arguments by keyword
         """
-        bound = self._bound(tuple(values), dict(named or {}))
-        leaves = self._leaves(bound)
+        values, added = self._apart(tuple(values))
+        bound = self._bound(values, dict(named or {}))
+        leaves = [*self._leaves(bound), *[CallValue(name, value) for name, value in added.items()]]
+        bound |= added
         found = [pair for name, value in bound.items() for pair in _arrays_in(name, value)]
         arrays = gathered(found, extra)
         arrays.memory.kept = (*arrays.memory.kept, bound, leaves)
@@ -340,6 +342,21 @@ class CompiledFunction:
         ]
 
     # -------------------------------------------------------- binding
+
+    @property
+    def _added(self) -> int:
+        """The number of workspaces of `cute.experimental` behind the function's own arguments."""
+        return int(getattr(self.compiled, "total_added_arguments", 0))
+
+    def _apart(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The values of the function's own arguments, and the workspaces behind them by name.
+
+        Raises EmulatorError where the workspaces are missing.
+        """
+        own = len(values) - self._added
+        if own < 0:
+            raise EmulatorError(f"{len(values)} arguments; the last {self._added} of a call are workspaces")
+        return values[:own], {f"workspace[{n}]": value for n, value in enumerate(values[own:])}
 
     def _bound(self, values: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
         """Values by parameter, with defaults, and None for omitted streams."""
@@ -366,7 +383,7 @@ class CompiledFunction:
 
     def _leaves(self, bound: Mapping[str, Any]) -> list[CallValue]:
         """One value for each argument of the host function. Raises EmulatorError that lists each parameter's values."""
-        execution, count = self.compiled.execution_args, len(self.parameters)
+        execution, count = self.compiled.execution_args, len(self.parameters) - self._added
         kinds = dict(zip(execution._meta.all_names, execution._meta.annotated_types, strict=True))
         none = _with_none(execution)
         for name, value in bound.items():

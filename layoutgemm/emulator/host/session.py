@@ -14,7 +14,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -26,6 +26,7 @@ from .arguments import memory_found_by
 from .cuda_calls import DeviceMemory, cuda_calls
 from .devices import GpuModel
 from .dsl_calls import RefusedArgumentError, watch
+from .jax_calls import XlaFunction, jax_calls
 from .launcher import HostStatusError
 from .torch_device import GpuCapsule, HostGraph, cuda_device, on_gpu, tensor_at
 
@@ -98,14 +99,21 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
 
     def launch(compiled: Any, args: Sequence[Any], named: dict[str, Any]) -> None:
         if (graph := HostGraph.capturing()) is not None:
-            return graph.add(lambda: now(compiled, args, named))
+            return graph.add(lambda: now(compiled, args, named), _stream_among((*args, *named.values())))
         return now(compiled, args, named)
 
     def now(compiled: Any, args: Sequence[Any], named: dict[str, Any]) -> None:
-        bound = compiled.execution_args.signature.bind_partial(*args, **named)  # a parameter may be called `extra`
+        if isinstance(compiled, XlaFunction):
+            return ran(compiled, *args)
+        signature = compiled.execution_args.signature
+        own = len(args) - getattr(compiled, "total_added_arguments", 0)  # workspaces come behind them
+        bound = signature.bind_partial(*args[:own], **named)  # a parameter may be called `extra`
+        return ran(compiled, *bound.args, *args[own:], **bound.kwargs)
+
+    def ran(compiled: Any, *args: Any, **named: Any) -> None:
         try:
             with _real_torch():
-                gpu.runs.append(emulate(compiled, *bound.args, **bound.kwargs, **options))
+                gpu.runs.append(emulate(compiled, *args, **named, **options))
         except RefusedArgumentError as error:
             raise (error.__cause__ or error) from None  # as without an emulator
         except HostStatusError as error:
@@ -116,6 +124,7 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
 
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-emulated-"))
+        gpu.device.nvidia_smi(Path(folder))
         stack.enter_context(mock.patch.dict(os.environ, _environment(gpu.device, folder)))
         # Caches of compiled functions in the temporary folder hold machine code, from GPUs and for them.
         stack.enter_context(mock.patch.object(tempfile, "tempdir", folder))
@@ -123,10 +132,16 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
             stack.enter_context(cuda_device(gpu.device))
         if _importable("cutlass"):
             stack.enter_context(_launches(gpu.device, folder, launch))
+            stack.enter_context(jax_calls(launch))
         stack.enter_context(cuda_calls(gpu.device, memory))
         stack.enter_context(memory_found_by(memory.holder))
         stack.enter_context(memory_found_by(tensor_at))
         yield gpu
+
+
+def _stream_among(values: Iterable[object]) -> int | None:
+    """The handle of the stream among a call's arguments, or None."""
+    return next((int(x) for x in values if type(x).__name__ in ("CUstream", "cudaStream_t")), None)  # type: ignore[call-overload]
 
 
 def _as_the_dsl(error: HostStatusError) -> Exception:
@@ -145,7 +160,7 @@ def _environment(device: GpuModel, folder: str) -> dict[str, str]:
     """Environment variables of the DSL, for a later import or another process."""
     return {
         "CUTE_DSL_ARCH": device.arch.name, "CUTE_DSL_KEEP": "ptx", "CUTE_DSL_LINEINFO": "1",
-        "CUTE_DSL_DUMP_DIR": folder,
+        "CUTE_DSL_DUMP_DIR": folder, "PATH": os.pathsep.join([folder, os.environ.get("PATH", os.defpath)]),
     }  # fmt: skip
 
 
@@ -228,7 +243,8 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
             patch(cutlass.utils.HardwareInfo, name, value)
         patch(cutlass.testing, "benchmark", _benchmark)
         patch(cutlass.testing, "_benchmark_for_autotune", _benchmark_for_autotune)
-        patch(cutlass.cute.testing, "_benchmark", _benchmark)  # which its deprecated functions call
+        patch(cutlass.cute.testing, "_benchmark", _benchmark)  # which its deprecated functions call, or
+        patch(cutlass.cute.testing, "benchmark", _benchmark)  # have bound already
         patch(cutlass.cute.testing, "_benchmark_for_autotune", _benchmark_for_autotune)
         yield
 
@@ -327,11 +343,14 @@ def notebook_code(path: Path) -> str:
 
 
 def run_script(
-    emulate: Emulate, path: Path, arguments: Sequence[str], arch: Arch | str | int | tuple[int, int], **options: Any
-) -> ScriptRun:
+    emulate: Emulate, path: Path, arguments: Sequence[str], arch: Arch | str | int | tuple[int, int],
+    runner: Callable[[Callable[[], None]], None] | None = None, **options: Any,
+) -> ScriptRun:  # fmt: skip
     """Run a Python script as `python path arguments` would, on an emulated GPU; its traceback goes to stderr.
 
     A notebook (.ipynb) runs as the script of its code cells.
+
+    runner  calls the script: by default once
 
     Raises EmulatorError where the file is not there, PlanError for an architecture that is not known.
     """
@@ -348,8 +367,12 @@ def run_script(
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-notebook-"))
             code = Path(folder) / f"{path.stem}.py"
             code.write_text(notebook_code(path))
-        try:
+
+        def script() -> None:
             runpy.run_path(str(code), run_name="__main__")
+
+        try:
+            (runner or (lambda body: body()))(script)
         except SystemExit as stop:
             status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
             if isinstance(stop.code, str):

@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -70,10 +71,6 @@ def cuda_device(device: GpuModel) -> Iterator[None]:
 
     import torch
 
-    class CudaMode(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return _called(torch, func, args, dict(kwargs or {}))
-
     with ExitStack() as stack:
         for name, value in _answers(torch, device).items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
@@ -85,9 +82,21 @@ def cuda_device(device: GpuModel) -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch.profiler, "profile", _profile(torch.profiler.profile)))
         stack.enter_context(mock.patch.object(torch.library.Library, "impl", _of_the_cpu(torch.library.Library.impl)))
         backward = torch.autograd.function.BackwardCFunction
-        stack.enter_context(mock.patch.object(backward, "apply", _backward(torch, CudaMode)))
-        stack.enter_context(CudaMode())
+        stack.enter_context(mock.patch.object(backward, "apply", _backward(torch, gpu_mode)))
+        stack.enter_context(gpu_mode())
         yield
+
+
+def gpu_mode() -> AbstractContextManager[Any]:
+    """A mode in which torch reads "cuda" as CPU memory; each thread has its own."""
+    import torch
+
+    class CudaMode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return _called(torch, func, args, dict(kwargs or {}))
+
+    mode: AbstractContextManager[Any] = CudaMode()
+    return mode
 
 
 def _backward(torch: ModuleType, mode: Callable[[], AbstractContextManager[object]]) -> Callable[..., object]:
@@ -123,11 +132,11 @@ def _called(torch: ModuleType, func: Any, args: tuple[Any, ...], kwargs: dict[st
     if name == "__get__" and owner is not None and on_gpu(first):
         which = getattr(owner, "__name__", "")
         if which == "device":
-            return torch.device("cuda", 0)
+            return torch.device("cuda", torch.cuda.current_device())
         if which == "is_cuda":
             return True
     if name == "get_device" and on_gpu(first):
-        return 0
+        return torch.cuda.current_device()
     if name == "__dlpack_device__" and on_gpu(first):
         return DL_CUDA, 0
     if name == "__dlpack__" and on_gpu(first):
@@ -191,6 +200,11 @@ def _read(torch: ModuleType, value: Any, asked: list[bool]) -> Any:
         asked.append(str(value).startswith("cuda"))
         return torch.device("cpu")
     return value
+
+
+def marked(x: Any) -> Any:
+    """A tensor in CPU memory, which stands for one on a GPU from now on."""
+    return _marked(sys.modules["torch"], x, True)
 
 
 def _has_gpu(value: Any) -> bool:
@@ -312,21 +326,32 @@ def _generator(torch: ModuleType) -> type:
 
 
 class HostStream:
-    """A stream: all work is done when it is asked for."""
+    """A stream: all work is done when it is asked for, but for what a graph captures."""
 
-    cuda_stream = 0
     device_index = 0
+    _handles = itertools.count(1)
 
     def __init__(self, *args: object, **kwargs: object):
-        pass
+        self.cuda_stream = next(self._handles) << 12
 
     def synchronize(self) -> None:
         """Nothing is left to wait for."""
 
-    def wait_event(self, *args: object) -> None:
-        """Nothing is left to wait for."""
+    def wait_event(self, event: HostEvent) -> None:
+        """Order what this stream has captured from now on behind an event."""
+        if (graph := HostGraph.capturing()) is not None and event.place is not None:
+            graph.order(self.cuda_stream, *event.place)
 
-    wait_stream = record_event = wait_event
+    def wait_stream(self, other: HostStream) -> None:
+        """Order what this stream captures from now on behind the other."""
+        if (graph := HostGraph.capturing()) is not None:
+            graph.order(self.cuda_stream, other.cuda_stream, graph.length(other.cuda_stream))
+
+    def record_event(self, event: HostEvent | None = None) -> HostEvent:
+        """An event at the end of what the stream has so far."""
+        event = event or HostEvent()
+        event.record(self)
+        return event
 
     def query(self) -> bool:
         """True: all work is done."""
@@ -339,7 +364,7 @@ class HostStream:
         pass
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, 0
+        return 0, self.cuda_stream
 
 
 class HostEvent:
@@ -349,11 +374,15 @@ class HostEvent:
 
     def __init__(self, *args: object, **kwargs: object):
         self.at: float | None = None
+        self.place: tuple[int, int] | None = None  # in a graph: a stream, and how much it had captured
         self.cuda_event = next(self._handles)
 
-    def record(self, stream: object = None) -> None:
-        """Note the time."""
+    def record(self, stream: HostStream | None = None) -> None:
+        """Note the time, and the place in a graph that captures."""
         self.at = time.perf_counter()
+        if (graph := HostGraph.capturing()) is not None:
+            handle = graph.stream if stream is None else stream.cuda_stream
+            self.place = handle, graph.length(handle)
 
     def elapsed_time(self, end: HostEvent) -> float:
         """Milliseconds between two events: of the emulator, which say nothing of a GPU's."""
@@ -372,25 +401,56 @@ class HostEvent:
         return True
 
 
+@dataclass
+class Captured:
+    """Work that a graph has captured on a stream: a launch, or a copy.
+
+    behind  how much of other streams has to be done before it
+    """
+
+    stream: int
+    run: Callable[[], object]
+    behind: dict[int, int]
+    copies: bool = False
+
+
 class HostGraph:
-    """A CUDA graph: the launches of kernels that were captured, which `replay` makes."""
+    """A CUDA graph: the launches of kernels and the copies that were captured, which `replay` makes.
+
+    replays  what makes them: by default one after another, in the order of their capture
+    """
 
     _capturing: ClassVar[list[HostGraph]] = []
+    replays: ClassVar[Callable[[Sequence[Captured]], None] | None] = None
 
     def __init__(self, *args: object, **kwargs: object):
-        self._launches: list[Callable[[], object]] = []
+        self._work: list[Captured] = []
+        self._behind: dict[int, dict[int, int]] = {}
+        self.stream = 0  # the current one, while it captures
 
     @classmethod
     def capturing(cls) -> HostGraph | None:
         """The graph that captures now, or None."""
         return cls._capturing[-1] if cls._capturing else None
 
-    def add(self, launch: Callable[[], object]) -> None:
-        """Capture a launch."""
-        self._launches.append(launch)
+    def add(self, run: Callable[[], object], stream: int | None = None, copies: bool = False) -> None:
+        """Capture a launch or a copy."""
+        stream = self.stream if stream is None else stream
+        self._work.append(Captured(stream, run, dict(self._behind.get(stream, {})), copies))
+
+    def length(self, stream: int) -> int:
+        """The length of what a stream has captured so far."""
+        return sum(one.stream == stream for one in self._work)
+
+    def order(self, stream: int, other: int, count: int) -> None:
+        """Order what a stream captures from now on behind the first `count` of another."""
+        behind = self._behind.setdefault(stream, {})
+        for name, number in {**self._behind.get(other, {}), other: count}.items():
+            if name != stream:
+                behind[name] = max(behind.get(name, 0), number)
 
     def capture_begin(self, *args: object, **kwargs: object) -> None:
-        """Launches from here on are captured and not made."""
+        """Work from here on is captured and not done."""
         self.reset()
         self._capturing.append(self)
 
@@ -399,22 +459,29 @@ class HostGraph:
         self._capturing.remove(self)
 
     def replay(self) -> None:
-        """Make the launches, in order."""
-        for launch in self._launches:
-            launch()
+        """Do the work, each stream in order."""
+        if HostGraph.replays is not None:
+            HostGraph.replays(self._work)
+            return
+        for one in self._work:
+            one.run()
 
     def reset(self) -> None:
-        """Forget the launches."""
-        self._launches.clear()
+        """Forget the work."""
+        self._work.clear()
+        self._behind.clear()
 
     def instantiate(self) -> None:
         """Nothing is left to prepare."""
 
 
 @contextmanager
-def _graph(cuda_graph: HostGraph, *args: object, **kwargs: object) -> Iterator[None]:
+def _graph(
+    cuda_graph: HostGraph, pool: object = None, stream: HostStream | None = None, **kwargs: object
+) -> Iterator[None]:
     """torch.cuda.graph: capture what is launched within."""
     cuda_graph.capture_begin()
+    cuda_graph.stream = 0 if stream is None else stream.cuda_stream
     try:
         yield
     finally:
@@ -446,6 +513,7 @@ def _answers(torch: ModuleType, device: GpuModel) -> dict[str, Any]:
         regs_per_multiprocessor=device.arch.registers_per_sm, is_integrated=False, is_multi_gpu_board=False,
     )  # fmt: skip
     stream = HostStream()
+    stream.cuda_stream = 0
     return {
         "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0, "init": lambda: None,
         "is_initialized": lambda: True, "set_device": lambda *x: None, "synchronize": lambda *x: None,

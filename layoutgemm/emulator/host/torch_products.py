@@ -1,8 +1,8 @@
 """Matrix products of torch on an emulated GPU, summed as tensor cores do.
 
 Products of 16-bit floats are summed in float32 and rounded once. Where a plain product or an einsum has one summed
-axis, 16 of its elements are added at a time, as by an instruction of a tensor core. `torch._scaled_mm` with block
-scales, which torch lacks on the CPU, multiplies the scaled values in float32.
+axis, 16 of its elements are added at a time, as by an instruction of a tensor core. Products with block scales, also
+of groups, which torch lacks on the CPU, multiply the scaled values in float32.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...dtypes import dtype
 
 PRODUCTS = (
     "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "einsum", "linear", "baddbmm", "addmm", "addbmm", "mv", "dot",
-    "_scaled_mm",
+    "_scaled_mm", "_scaled_grouped_mm_v2",
 )  # fmt: skip
 STEP = 16  # elements of 16 bits that an instruction of a tensor core sums (PTX ISA, "mma", "wgmma", "tcgen05.mma")
 
@@ -28,6 +28,9 @@ def product(torch: ModuleType, name: str, func: Any, args: tuple[Any, ...], kwar
     """The product that a function of torch, one of PRODUCTS, gives on a GPU."""
     if name == "_scaled_mm":
         found = block_scaled(torch, *args, **kwargs)
+        return func(*args, **kwargs) if found is None else found
+    if name == "_scaled_grouped_mm_v2":
+        found = grouped_block_scaled(torch, *args, **kwargs)
         return func(*args, **kwargs) if found is None else found
     short = (torch.float16, torch.bfloat16)
     kinds = {x.dtype for x in tensors_in(torch, args) if x.dtype in short}
@@ -120,6 +123,36 @@ def block_scaled(
     if bias is not None:
         done = done + bias.float()
     return done.to(out_dtype or torch.bfloat16)
+
+
+def grouped_block_scaled(
+    torch: ModuleType, a: Any, b: Any, scale_a: Any, recipe_a: Any, swizzle_a: Any, scale_b: Any, recipe_b: Any,
+    swizzle_b: Any, ends: Any = None, bias: Any = None, out_dtype: Any = None, *others: object,
+) -> Any:  # fmt: skip
+    """The products of groups of rows of A [rows, K] with B [groups, K, N] and block scales; None for another form.
+
+    ends  where each group's rows end. The factors of each group begin a new chunk of 128 rows. A second scale has a
+          factor for each group.
+    """
+    size = {torch.float8_e8m0fnu: 32, torch.float8_e4m3fn: 16}.get(scale_a[0].dtype)
+    if size is None or scale_b[0].dtype is not scale_a[0].dtype or ends is None or a.dim() != 2 or b.dim() != 3:
+        return None
+    done = torch.zeros(a.shape[0], b.shape[2], dtype=out_dtype or torch.bfloat16)
+    packed = 2 if a.dtype == torch.float4_e2m1fn_x2 else 1
+    factors = 4 * -(-a.shape[1] * packed // size // 4)
+    flat, first, used = scale_a[0].reshape(-1), 0, 0
+    for group, end in enumerate(ends.tolist()):
+        room = 128 * -(-(end - first) // 128) * factors
+        left = _scaled(torch, a[first:end], flat[used : used + room], size)
+        right = _scaled(torch, b[group].t(), scale_b[0][group].reshape(-1), size)
+        if left is None or right is None:
+            return None
+        found = left @ right.t()
+        for more in (*scale_a[1:], *scale_b[1:]):
+            found = found * more[group]
+        done[first:end] = (found if bias is None else found + bias[group].float()).to(done.dtype)
+        first, used = end, used + room
+    return done
 
 
 def _scaled(torch: ModuleType, x: Any, scale: Any, size: int) -> Any:

@@ -8,7 +8,7 @@ flags, and waits for counters. Turns are dealt out by the order:
     "copies first"    devices a few operations at a time, and engines before them
     "random"          devices a few operations at a time, engines a part of a copy at a time
 
-multimem instructions, which reach all devices at once, are refused by name when a kernel is loaded.
+A stream of a device may also start kernels, one after another: `Devices.start`.
 """
 
 from __future__ import annotations
@@ -101,15 +101,21 @@ class Devices:
             raise EmulatorError(f"order = {order!r}: 'devices first', 'copies first' or 'random'")
         self.machines, self.streams, self.order = list(machines), list(streams), order
         self.random = random.Random(seed)
-        self.running = list(self.machines)
-        for machine in self.machines:
-            machine.quantum = QUANTUM if order != "devices first" else 0
-            machine.PATIENCE = PATIENCE
+        self.running: list[PtxMachine] = []
+        self.started = False
+
+    def start(self, machine: PtxMachine) -> None:
+        """Let a machine run beside the others from now on."""
+        machine.quantum = QUANTUM if self.order != "devices first" else 0
+        machine.PATIENCE = PATIENCE
+        machine.begin()
+        self.running.append(machine)
+        self.started = True
 
     def run(self) -> None:
         """Run all launches and streams."""
         for machine in self.machines:
-            machine.begin()
+            self.start(machine)
         try:
             still = 0  # rounds without any progress
             while self.running or any(stream.steps for stream in self.streams):
@@ -135,7 +141,9 @@ class Devices:
             try:
                 ended = not machine.turn()
             except EmulatorError as error:
-                raise type(error)(f"device {self.machines.index(machine)}: {error}") from error
+                said = "".join([f"\n{one}" for one in machine.findings.found])
+                said = f"\nfound before that:{said}" if said else ""
+                raise type(error)(f"{self._name(machine)}: {error}{said}") from error
             if ended:
                 self.running.remove(machine)
                 advanced = True
@@ -143,12 +151,20 @@ class Devices:
         return advanced or self._copy()
 
     def _copy(self) -> bool:
-        """A step of one stream."""
-        return any(stream.advance() for stream in self.random.sample(self.streams, len(self.streams)))
+        """A step of one stream, or the start of a kernel."""
+        self.started = False
+        for stream in self.random.sample(self.streams, len(self.streams)):
+            if stream.advance() or self.started:
+                return True
+        return False
+
+    def _name(self, machine: PtxMachine) -> str:
+        """The device that runs a machine."""
+        return machine.device or f"device {self.machines.index(machine)}"
 
     def _stuck(self) -> str:
         lines = ["no device and no copy engine can go on:"]
-        for number, machine in enumerate(self.machines):
-            lines += [f"device {number}: {stuck(cluster)}" for cluster in machine.polling]
+        for machine in dict.fromkeys([*self.machines, *self.running]):
+            lines += [f"{self._name(machine)}: {stuck(cluster)}" for cluster in machine.polling]
         lines += [f"{stream.name}: {stream.steps[0][0]}" for stream in self.streams if stream.steps]
         return "\n".join(lines)

@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from ...arguments import shown
 from ...errors import DeadlockError, EmulatorError
-from ..findings import ORDERS, Counts, Finding, Findings
+from ..findings import LINT, ORDERS, Counts, Finding, Findings
 from ..ptx.parser import MAX_SHARED_BYTES, PtxInstruction
 from ..ptx.program import CodeSegment, Operation, Program
 from ..ptx.values import FULL, LANES, Lanes, Undefined, Value, any_of, bool_of, mask_of
@@ -276,6 +276,7 @@ class PtxMachine:
         self.scratch: dict[str, Any] = {}  # what operations keep for a launch
         self.printed: list[tuple[Triple, int, str]] = []  # what threads printed: (block, thread, text), in order
         self.quantum, self.landed = 0, 0
+        self.device = ""  # the name of the device that it runs on, beside others
         if problem := _geometry(launch):
             raise EmulatorError(problem)
         for variable, first in program.variables:
@@ -407,7 +408,8 @@ class PtxMachine:
             )
         )
         if self.findings.full:
-            raise EmulatorError(f"{len(self.findings.found)} different findings: given up\n{self.findings.found[0]}")
+            first = next(one for one in self.findings.found if one.kind != LINT)
+            raise EmulatorError(f"{self.findings.limit} different findings: given up\n{first}")
 
     def conflict(self, found: Conflict, fiber: Fiber) -> None:
         """Report two accesses that nothing orders."""

@@ -63,6 +63,8 @@ class GlobalMemory:
         self.followed: list[GlobalBuffer] = []
         self.before: list[npt.NDArray[np.uint8] | None] = []  # what each held when it was found; None: an argument
         self.follow: Callable[[int], tuple[str, int, npt.NDArray[np.uint8]] | None] | None = None
+        # (address of this process, bytes) -> the bytes of each device that a multicast window there stands for, or None
+        self.windows: Callable[[int, int], list[npt.NDArray[np.uint8]] | None] | None = None
         self.given: dict[str, npt.NDArray[np.uint8]] = {}  # the bytes of module variables by name
         self.kept: tuple[object, ...] = ()  # objects whose memory the buffers are, where they hold it by address alone
 
@@ -93,6 +95,17 @@ class GlobalMemory:
         if address + size > buffer.end:
             raise EmulatorError(f"global address {address:#x} and {size} bytes leave {buffer.name}")
         return buffer, address - buffer.address
+
+    def replicas(self, buffer: GlobalBuffer) -> list[npt.NDArray[np.uint8]] | None:
+        """The bytes of each device, for a buffer in a multicast window; None for ordinary memory."""
+        if self.windows is None:
+            return None
+        return self.windows(buffer.data.__array_interface__["data"][0], len(buffer.data))
+
+    def targets(self, buffer: GlobalBuffer) -> list[GlobalBuffer]:
+        """What the copy engine writes for a buffer: itself, or of a multicast window the memory of each device."""
+        parts = self.replicas(buffer)
+        return [buffer] if parts is None else [GlobalBuffer(buffer.name, buffer.address, part) for part in parts]
 
     def _followed(self, address: int) -> GlobalBuffer:
         """The array of this process at an address that the kernel read from memory. Raises EmulatorError."""
@@ -175,6 +188,11 @@ class GlobalMemory:
         every = addresses.tolist()  # for a few numbers, Python finds the minimum and the maximum sooner than NumPy
         low, high = min(every), max(every)
         buffer, _ = self.find(low, size)
+        if self.windows is not None and self.replicas(buffer) is not None:
+            raise EmulatorError(
+                f"global address {low:#x} is a multicast address, {buffer.name}: multimem instructions and stores of "
+                "the copy engine alone may use it"
+            )
         if high + size > buffer.end:
             self.find(high, size)
             return None

@@ -17,7 +17,7 @@ from ..ptx.program import Program, Run
 from .registry import BUILDERS, GUARDS, guarded
 
 MODULES = (
-    "barrier", "calls", "control", "launch_control", "memory", "warp",
+    "barrier", "calls", "control", "launch_control", "memory", "multimem", "warp",
     "copy.bulk", "copy.bulk_groups", "copy.cp_async", "copy.ldmatrix", "copy.tensormap", "copy.tma",
     "mma.sync", "mma.wgmma", "tcgen05.allocation", "tcgen05.copy", "tcgen05.mma", "tcgen05.shift",
 )  # fmt: skip

@@ -53,7 +53,7 @@ def hint(program: Program, ins: PtxInstruction) -> Run:
     return lambda fiber: None
 
 
-@operation("mma.sp", "mma.sp::ordered_metadata", "wmma", "multimem")
+@operation("mma.sp", "mma.sp::ordered_metadata", "wmma")
 def left_out(program: Program, ins: PtxInstruction) -> Run:
-    """Refuse sparse products, wmma and multimem, which no dense example of the DSL uses."""
+    """Refuse sparse products and wmma, which no dense example of the DSL uses."""
     raise ValueError(f"{ins.words[0]}{'.' + ins.words[1] if ins.words[0] == 'mma' else ''} is left out of the emulator")

@@ -349,7 +349,7 @@ def store(program: Program, ins: PtxInstruction) -> Run:
             machine.counts.bytes["global write"] += raw.size
             _touch_global(fiber, ins, offsets, size, lanes, "writes")
             if form.release:
-                _release(fiber, offsets)
+                release_at(fiber, offsets)
             machine.launch.memory.write(offsets, raw)
             return None
         cta.shared.check(offsets, size, ins.opcode)
@@ -358,7 +358,7 @@ def store(program: Program, ins: PtxInstruction) -> Run:
         if cta is not fiber.cta:
             cta.remote.append((fiber.epoch, said(fiber, ins)()))
         if form.release:
-            _release(fiber, offsets + (cta.rank << RANK_SHIFT))
+            release_at(fiber, offsets + (cta.rank << RANK_SHIFT))
         cta.shared.write(offsets, raw)
         if lost_bytes is not None:
             cta.shared.forget(offsets, lost_bytes)
@@ -370,7 +370,8 @@ def store(program: Program, ins: PtxInstruction) -> Run:
 # Flags: a release at an address hands on the thread's knowledge, an acquire of that address takes it.
 
 
-def _release(fiber: Fiber, addresses: npt.NDArray[np.int64]) -> None:
+def release_at(fiber: Fiber, addresses: npt.NDArray[np.int64]) -> None:
+    """Hand the thread's knowledge on at these addresses."""
     flags = fiber.cta.cluster.scratch.setdefault("flags", {})
     ledger = fiber.cta.cluster.ledger
     for at in set(addresses.tolist()):
@@ -471,7 +472,7 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
             _touch_shared(fiber, ins, cta, offsets, total, lanes, "st.shared", one)
             did(cta.cluster.ledger, fiber, one)
         if form.release:
-            _release(fiber, offsets)
+            release_at(fiber, offsets)
         if form.acquire:
             _acquire(fiber, offsets)
         columns = [[lanewise(source(fiber), lanes).tolist() for source in group] for group in values]

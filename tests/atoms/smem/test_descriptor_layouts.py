@@ -1,6 +1,7 @@
 """Descriptors of any shared layout: what can be said is taken, the rest is refused with its reason and element."""
 
 import dataclasses
+import itertools
 import pickle
 
 import numpy as np
@@ -17,6 +18,7 @@ from layoutgemm.atoms.smem.descriptor import (
     layout_of_values,
 )
 from layoutgemm.atoms.smem.tile import slot_bits
+from layoutgemm.dtypes import dtype
 from layoutgemm.errors import DescriptorError
 
 
@@ -287,6 +289,23 @@ def test_stages_and_blocks_are_counted():
     assert pickle.loads(pickle.dumps(made)) == made
 
 
+def test_a_k_tile_of_48_bytes_goes_on_at_the_absolute_leading_address():
+    """sm_103a: four of them lie in a ring of 128-byte lines, and the third begins in one line and ends in the next."""
+    line, ring, rows = 128, (0x4000, 0x8000), 16
+    for start in (0, 48, 96):
+        first = SmemDescriptor("128B", 1024, ring[1], 0, ring[0] + start, 1, "sm_100a")
+        found = element_bits(first.word, "K", (rows, 96), dtype("e2m1"), "sm_100a", "packed")
+        for row, k in itertools.product(range(rows), range(96)):
+            byte = start + k // 2
+            place = ring[byte // line] + row * line + byte % line
+            place ^= (place >> 7 & 7) << 4
+            assert found[row, k] == place * 8 + k % 2 * 4, (start, row, k)
+    with pytest.raises(DescriptorError, match="48 bytes along K from byte 96 of a line leave it"):
+        element_bits(
+            dataclasses.replace(first, leading_mode=0).word, "K", (rows, 96), dtype("e2m1"), "sm_100a", "packed"
+        )
+
+
 FLIPPED = [("K", "128B", "f16", "bf16"), ("MN", "64B", "f8f6f4", "e4m3"), ("MN", "128B_ATOM_32B", "tf32", "tf32")]
 FLIPPED += [("K", "none", "mxf4", "e2m1"), ("MN", "none", "f16", "f16"), ("K", "32B", "f8f6f4", "e3m2")]
 
@@ -305,7 +324,7 @@ def test_any_flipped_bit_of_an_sm100_word_moves_an_element_or_is_ignored_or_refu
             assert field is None or field.name in ("version", "swizzle_mode")
             continue
         if field.name == "leading_mode":
-            with pytest.raises(DescriptorError, match="only sm_103a has"):
+            with pytest.raises(DescriptorError, match="only K-major operands of 48 bytes"):
                 first_misfit(dataclasses.replace(made, base=changed), tile, read, "A")
             continue
         if field.name == "address":

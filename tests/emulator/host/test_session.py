@@ -151,6 +151,15 @@ def test_block_scaled_products_of_torch(kind: str, factor: str, size: int) -> No
         np.testing.assert_allclose(found.cpu(), values[0] @ values[1].T, rtol=1e-5)
         with pytest.raises((ValueError, RuntimeError, NotImplementedError)):  # torch's own: too few factors
             torch._scaled_mm(a, b.t(), scale_a[:-512], scale_b, out_dtype=torch.float32)
+        ends = torch.tensor([128, 130], dtype=torch.int32, device="cuda")  # of two groups of rows: each its own chunks
+        both, factors = (torch.stack([x.view(torch.uint8)] * 2).view(x.dtype) for x in (b, scale_b))
+        more = torch.tensor([1.0, 4.0], device="cuda")
+        grouped = torch._scaled_grouped_mm_v2(
+            a, both.transpose(1, 2), [scale_a, more], [2, 0], [1], [factors], [2], [1], ends, None, torch.float32
+        )
+        wanted = values[0] @ values[1].T * np.where(np.arange(m) < 128, 1, 4)[:, None]
+        assert grouped.is_cuda
+        np.testing.assert_allclose(grouped.cpu(), wanted, rtol=1e-5)
 
 
 def test_products_of_short_floats_are_summed_in_float32() -> None:
@@ -355,3 +364,46 @@ def test_a_backward_function_sees_the_gpu() -> None:
             assert x.grad is not None and str(x.grad.device) == device
         assert seen == [device] * 4
         assert x.grad.tolist() == [6.0] * 4
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_a_benchmark_is_one_call() -> None:
+    import cutlass.cute.testing
+    import cutlass.testing
+
+    called: list[int] = []
+    with emulated_gpu():
+        for module in (cutlass.testing, cutlass.cute.testing):
+            arguments = module.JitArguments(7)
+            assert module.benchmark(called.append, kernel_arguments=arguments, iterations=100) > 0
+    assert called == [7, 7]
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_a_workspace_comes_behind_the_arguments() -> None:
+    """`cute.experimental` adds parameters to a function, which its signature does not have."""
+    import dataclasses
+
+    import cutlass.cute as cute
+    from cutlass.cute.runtime import from_dlpack
+
+    from tests.emulator.kernels.small import Room
+
+    with emulated_gpu() as gpu:
+        a, room = torch.arange(4.0, device="cuda"), torch.zeros(4, device="cuda")
+        compiled = cute.compile(Room(), from_dlpack(a), from_dlpack(room))
+        execution = compiled.execution_args
+        own = [x for name, x in execution.signature.parameters.items() if name != "room"]
+        execution.signature = execution.signature.replace(parameters=own)
+        meta = execution._meta
+        execution._meta = dataclasses.replace(
+            meta, all_names=meta.all_names[:1], annotated_types=meta.annotated_types[:1], arg_count=1
+        )
+        execution._compiled_with_none = [False]
+        compiled.total_added_arguments = 1
+        compiled(from_dlpack(a), from_dlpack(room))
+        assert room.cpu().tolist() == [1, 2, 3, 4] and gpu.ok
+        with pytest.raises(EmulatorError, match=r"the last 1 of a call are workspaces|0 arguments"):
+            compiled()

@@ -30,6 +30,19 @@ class Scale:
         self.kernel(x, y, count, factor).launch(grid=(blocks, 1, 1), block=(THREADS, 1, 1), stream=stream)
 
 
+class Room:
+    """room = a + 1, of four elements: what stands behind the arguments of a function is a workspace."""
+
+    @cute.kernel
+    def kernel(self, a: cute.Tensor, room: cute.Tensor) -> None:
+        thread, _, _ = cute.arch.thread_idx()
+        room[thread] = a[thread] + 1.0
+
+    @cute.jit
+    def __call__(self, a: cute.Tensor, room: cute.Tensor) -> None:
+        self.kernel(a, room).launch(grid=(1, 1, 1), block=(4, 1, 1))
+
+
 class Twice:
     """Two launches of different kernels: x += 1, then x *= 2, the second in clusters of two."""
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from layoutgemm import emulate_ptx
+from layoutgemm.emulator.findings import Finding, Findings
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import DeadlockError, EmulatorError
 from tests.emulator.run_ptx import run
@@ -273,3 +274,14 @@ def test_a_timeline_keeps_the_clusters_that_take_turns_apart() -> None:
     waits = {row.cta: row.spans[-1].end for row in launch.timeline.rows if row.warp == 0}
     assert len(copies) == 5
     assert all(span.end > span.begin + 1 and span.end <= waits[cta] for cta, span in copies.items()), (copies, waits)
+
+
+def test_lint_does_not_end_a_run() -> None:
+    """A kernel whose loops are unrolled has the same lint at more lines than a run has findings."""
+    found = Findings(limit=3)
+    for line in range(9):
+        found.add(Finding("lint", "legal and suspicious", line=line))
+        found.add(Finding("race", "two writes", line=min(line, 1)))
+    assert len(found.found) == 11 and not found.full
+    found.add(Finding("exit", "left under way", line=1))
+    assert found.full

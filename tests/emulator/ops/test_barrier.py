@@ -263,18 +263,32 @@ def test_a_missing_arrival_without_a_waiter_is_reported_at_the_end():
     ):
         found = run(HEAD + body, {}, block=64, shared=1024, static=64, policy=Policy(strict=True))
         assert found.kinds == ["exit"] and says in found.findings[0].message, found.findings
-        # Arrivals at a named barrier that no thread waits for are lint, but by the strict word.
-        kind = "lint" if "barrier 2" in says else "exit"
-        assert run(HEAD + body, {}, block=64, shared=1024, static=64).kinds == [kind]
+        # PTX asks nothing of a barrier at the end: lint, but by the strict word.
+        assert run(HEAD + body, {}, block=64, shared=1024, static=64).kinds == ["lint"]
+        writers = run(HEAD + body, {}, block=64, shared=1024, static=64, policy=Policy(fences="writers")).kinds
+        assert writers == ["lint" if "barrier 2" in says else "exit"]
     gone = "mbarrier.arrive.shared.b64 _, [%r20]; bar.sync 1; @%p0 mbarrier.inval.shared.b64 [%r20];"
     assert kinds(INIT.replace("COUNT", "65") + gone) == []
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.pick}{p.seed}")
+def test_a_relaxed_wait_acquires_by_a_fence_behind_it(policy):
+    """The waits of `cute.experimental`: relaxed ones, then fence.acquire restricted to mbarriers."""
+    arrive = "mbarrier.arrive.shared.b64 _, [%r20];"
+    wait = WAIT.replace("PHASE", "0").replace("parity.", "parity.relaxed.cluster.", 1)
+    assert wait != WAIT.replace("PHASE", "0")
+    for fence in ("fence.acquire.sync_restrict::shared::cluster.cluster;", "fence.acq_rel.cta;"):
+        assert mbarrier(WRITE + arrive + wait + fence + READ, policy=policy) == []
+    for fence in ("", "fence.release.sync_restrict::shared::cta.cluster;"):
+        assert "race" in mbarrier(WRITE + arrive + wait + fence + READ, policy=policy)
+    assert "race" in mbarrier(WRITE + arrive + "fence.acq_rel.cta;" + wait + READ, policy=policy)
 
 
 def test_an_extra_arrival_begins_the_next_phase():
     """63 of 64 lanes end the phase, the last lane's arrival counts for another: whoever waits goes on too early."""
     body = "mbarrier.arrive.shared.b64 _, [%r20];" + WAIT.replace("PHASE", "0")
     found = run(HEAD + INIT.replace("COUNT", "63") + body, {}, block=64, shared=1024, static=64)
-    assert set(found.kinds) == {"protocol", "exit"}
+    assert set(found.kinds) == {"protocol", "lint"}
     assert "lanes of one arrive fall into two phases" in found.findings[0].message
     # Lanes may arrive at barriers of their own, and at different phases of these.
     own = "shl.b32 %r26, %r30, 3; add.u32 %r26, %r26, %r29; mbarrier.init.shared.b64 [%r26], 1;"
@@ -293,7 +307,7 @@ def test_an_arrival_that_another_schedule_counts_for_another_phase():
         # One warp's own arrivals come one after the other, and a wait or a barrier puts the other's after them.
         assert mbarrier(one + each * 3 + "END:", 32) == []
     # The last lane's is chance, too, and stands alone at the end.
-    assert mbarrier(one + arrive + "END:", 31) == ["protocol", "exit"]
+    assert mbarrier(one + arrive + "END:", 31) == ["protocol", "lint"]
     second = "setp.lt.u32 %p1, %r30, 32; @%p1 bra A; WAIT bar.warp.sync -1; A: " + arrive
     assert mbarrier(second.replace("WAIT", WAIT.replace("PHASE", "0")), 32) == []
     assert mbarrier(second.replace("WAIT", ""), 32) == ["protocol"]

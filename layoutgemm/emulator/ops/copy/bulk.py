@@ -250,11 +250,13 @@ def _outward(
 
             def take(own: Cta = own, at: int = at, target: int = target) -> None:
                 buffer, first = machine.launch.memory.find(target, size)
-                there, data = buffer.data[first : first + size], own.shared.bytes[at : at + size]
-                if chosen is not None:
-                    there[chosen] = data[chosen]
-                else:
-                    there[:] = data if combine is None else combine(there, data)
+                data = own.shared.bytes[at : at + size]
+                for one in machine.launch.memory.targets(buffer):
+                    there = one.data[first : first + size]
+                    if chosen is not None:
+                        there[chosen] = data[chosen]
+                    else:
+                        there[:] = data if combine is None else combine(there, data)
 
             store = BulkStore(event, take)
             bulk_groups.add(fiber, store, lane)

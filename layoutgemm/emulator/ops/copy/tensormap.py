@@ -164,14 +164,17 @@ def fence(program: Program, ins: PtxInstruction) -> Run:
     return _acquire(program.address(ins.operands[0]))
 
 
+def _follows(fiber: Fiber, event: MemoryEvent) -> bool:
+    """True if an event comes before what the fiber does now: its own, one of its lanes', or one that it knows."""
+    ledger = fiber.cta.cluster.ledger
+    return event is fiber.epoch or ledger.knows(fiber.knows, event) or bool(fiber.knows.own & ledger.bit(event))
+
+
 def _release(fiber: Fiber) -> None:
-    ledger, own = fiber.cta.cluster.ledger, fiber.epoch
     known = [
         found
         for found in changed_maps(fiber).values()
-        if found.cluster is fiber.cta.cluster
-        and not found.releases
-        and (found.change is own or ledger.knows(fiber.knows, found.change))
+        if found.cluster is fiber.cta.cluster and not found.releases and _follows(fiber, found.change)
     ]
     made = _mark(fiber)
     for found in known:
@@ -180,11 +183,10 @@ def _release(fiber: Fiber) -> None:
 
 def _acquire(address: Reader) -> Run:
     def go(fiber: Fiber) -> None:
-        ledger = fiber.cta.cluster.ledger
         for at in set(fiber.each(address(fiber)).tolist()):
             found = changed_maps(fiber).get(int(at))
             if found is not None and found.cluster is fiber.cta.cluster:
-                if any(event is fiber.epoch or ledger.knows(fiber.knows, event) for event in found.releases):
+                if any(_follows(fiber, event) for event in found.releases):
                     found.acquires.append(_mark(fiber))
 
     return go

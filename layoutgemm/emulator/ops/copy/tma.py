@@ -406,7 +406,7 @@ class Stored:
         self, event: MemoryEvent, box: TmaTransfer, buffer: GlobalBuffer, coordinates: list[int], cta: Cta,
         offset: int, reduces: str, times: int,
     ) -> None:  # fmt: skip
-        self.event, self.buffer = event, buffer
+        self.event, self.targets = event, cta.cluster.machine.launch.memory.targets(buffer)
         self.box, self.coordinates = box.beside(buffer, coordinates)
         self.cta, self.offset, self.reduces, self.times = cta, offset, reduces, times
         self.taken: npt.NDArray[np.uint8] | None = None
@@ -425,13 +425,17 @@ class Stored:
             return
         self.read()
         self.finished = True
+        for buffer in self.targets:
+            self._write(buffer)
+
+    def _write(self, buffer: GlobalBuffer) -> None:
         assert self.taken is not None
         box, phase = self.box, self.offset % PERIOD
         # A row's last 16 bytes may extend over the buffer's end, where nothing is stored.
-        over = box.over(self.buffer, self.coordinates)
-        rows = None if self.reduces or over else box.rows(self.buffer, self.coordinates, stores=True)
+        over = box.over(buffer, self.coordinates)
+        rows = None if self.reduces or over else box.rows(buffer, self.coordinates, stores=True)
         if rows is None:
-            held = _from_start(box, self.buffer)
+            held = _from_start(box, buffer)
             memory = np.concatenate([held, np.zeros(over, np.uint8)]) if over else held
             if self.reduces:
                 for _ in range(self.times):
@@ -440,12 +444,12 @@ class Stored:
                 tma_engine.store(box.tmap, memory, self.coordinates, self.taken, phase)
             if over:
                 held[:] = memory[: held.size]
-            if 0 < self.buffer.address - box.address <= FAR:
-                self.buffer.data[:] = held[self.buffer.address - box.address :]
+            if 0 < buffer.address - box.address <= FAR:
+                buffer.data[:] = held[buffer.address - box.address :]
         else:
-            end = len(self.buffer.data) // GRANULE * GRANULE
+            end = len(buffer.data) // GRANULE * GRANULE
             data = self.taken.reshape(-1, GRANULE)[box.chunks(phase)]
-            self.buffer.data[:end].reshape(-1, GRANULE)[rows // GRANULE] = data
+            buffer.data[:end].reshape(-1, GRANULE)[rows // GRANULE] = data
 
 
 def _from_start(box: TmaTransfer, buffer: GlobalBuffer) -> npt.NDArray[np.uint8]:

@@ -124,7 +124,7 @@ def _resolved(word: int, read: SharedOperandRead, rank: int) -> tuple[Reading, i
                 f"{word:#x}: the upper bits of the shared address, the block's rank {rank}, reach leading_bytes: mask "
                 "the address to 18 bits"
             )
-    base = fields.address // PERIOD * PERIOD
+    base = 0 if fields.leading_mode else fields.address // PERIOD * PERIOD  # the leading address does not move with it
     found = _reading(fields.at(fields.address - base).word, read)
     return found, base // CHUNK_BYTES, tuple(problems)
 

@@ -272,7 +272,7 @@ def test_what_is_predicated_off_is_not_misuse():
         ("cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.f32 [%r2], [%r3], 16, [%r4]"
          ";", "f32 is not reduced"),
         ("st.async.weak.shared::cluster.b32 [%r0], %r1, [%r2];", "not known"),
-        ("multimem.ld_reduce.global.add.f32 %f0, [%d0];", "left out"),
+        ("multimem.ld_reduce.global.f32 %f0, [%d0];", "without a reduction"),
         ("cp.async.bulk.wait_group.foo 0;", "foo"),
     ],
 )  # fmt: skip

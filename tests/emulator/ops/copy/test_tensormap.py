@@ -167,6 +167,11 @@ RELEASE = "fence.proxy.tensormap::generic.release.gpu;\n"
 def test_a_map_changed_in_global_memory():
     found, right = change(HEAD + GLOBAL + RELEASE + ACQUIRE + COPY)
     assert found.kinds == [] and right
+    branch = GLOBAL.replace(
+        IN_PLACE, "@!%p0 bra AFTER; " + IN_PLACE.replace("@%p0 ", "").replace("bar.warp.sync -1;", "") + "AFTER: "
+    )
+    found, right = change(HEAD + branch + RELEASE + ACQUIRE + COPY)  # one lane's change, the warp's fences
+    assert found.kinds == [] and right
     generic = GLOBAL.replace(".global.b1024", ".b1024")
     found, right = change(HEAD + generic + RELEASE + ACQUIRE + COPY)
     assert found.kinds == [] and right

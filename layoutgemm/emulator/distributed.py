@@ -1,0 +1,154 @@
+"""A distributed script on several emulated GPUs of one host: its ranks take turns, and their kernels run side by side.
+
+`layoutgemm emulate --ranks 4 script.py` does what `torchrun --nproc-per-node 4 script.py` does. A launch ends before
+its rank goes on. What a CUDA graph has captured on several streams runs at once, with its copies.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from ..arch import Arch
+from ..arguments import as_int
+from ..errors import EmulatorError
+from .api import Emulation, Orders, launches_of, result_of
+from .host.arguments import memory_found_by
+from .host.collectives import distributed
+from .host.launcher import HostLaunch
+from .host.multicast import Multicast
+from .host.ranks import Ranks
+from .host.session import ScriptRun, run_script
+from .host.torch_device import Captured, HostGraph, gpu_mode
+from .machine.devices import DeviceOrder, Devices, Stream
+from .machine.interpreter import Policy, PtxMachine
+from .machine.launch import Watch
+from .machine.memory import GlobalMemory
+from .ops import program_of
+
+
+class RankLaunches:
+    """The launches of all ranks that have not run yet."""
+
+    def __init__(self, ranks: Ranks, policy: Policy, multicast: Multicast) -> None:
+        self.ranks, self.policy, self.multicast = ranks, policy, multicast
+        self.pending: list[Stream] = []
+        self.captured: Stream | None = None  # where launches of a graph go
+        self.devices: Devices | None = None
+        ranks.work = self.work
+
+    def emulate(
+        self, compiled: object, *args: object, policy: Orders = None, progress: bool = True,
+        extra: Sequence[object] = (), banks: bool = False, timeline: bool = False, **named: object,
+    ) -> Emulation:  # fmt: skip
+        """`emulate` of the current rank, whose kernels run beside those of others."""
+        memory, launches = launches_of(compiled, args, extra, named)
+        memory.windows = self.multicast.replicas
+        done = Emulation()
+        stream = Stream(f"rank {self.ranks.current}") if self.captured is None else self.captured
+        for launch in launches:
+            stream.steps.append(
+                (f"kernel {launch.kernel.name}", self._step(launch, memory, done, Watch(banks, timeline)))
+            )
+        if self.captured is None:
+            self._hand_over([stream])
+        return done
+
+    def _step(self, launch: HostLaunch, memory: GlobalMemory, done: Emulation, watch: Watch) -> Callable[[], bool]:
+        """The step that starts a kernel, and is over when it has ended."""
+        name = f"rank {self.ranks.current}"
+        running: list[tuple[PtxMachine, float]] = []
+
+        def step() -> bool:
+            assert self.devices is not None
+            if not running:
+                machine = PtxMachine(program_of(launch.kernel), launch.within(memory), self.policy, None, watch)
+                machine.device = name
+                running.append((machine, time.perf_counter()))
+                self.devices.start(machine)
+                return False
+            machine, start = running[0]
+            if machine in self.devices.running:
+                return False
+            machine.finish()
+            done.launches.append(result_of(launch, machine, time.perf_counter() - start))
+            return True
+
+        return step
+
+    def replay(self, work: Sequence[Captured]) -> None:
+        """Do the work of a graph of the current rank: each stream in order, behind others where it has to be."""
+        streams: dict[int, Stream] = {}
+        over: dict[int, int] = {}  # of each stream: how much of it is done
+        for one in work:
+            stream = streams.setdefault(one.stream, Stream(f"rank {self.ranks.current}, stream {len(streams)}"))
+            over.setdefault(one.stream, 0)
+            for other, count in one.behind.items():
+                name = f"a wait for {count} of another stream"
+                stream.steps.append((name, lambda other=other, count=count: over.get(other, 0) >= count))  # type: ignore[misc]
+            if one.copies:
+                stream.steps.append(("a copy", lambda one=one: one.run() or True))  # type: ignore[misc]
+            else:
+                self.captured = stream
+                try:
+                    one.run()
+                finally:
+                    self.captured = None
+
+            def ends(handle: int = one.stream) -> bool:
+                over[handle] += 1
+                return True
+
+            stream.steps.append(("the end of it", ends))
+        self._hand_over(list(streams.values()))
+
+    def _hand_over(self, streams: list[Stream]) -> None:
+        self.pending += streams
+        self.ranks.wait("its kernels", lambda: not any(stream.steps for stream in streams))
+
+    def work(self) -> bool:
+        """Run all that the ranks have handed over."""
+        streams, self.pending = self.pending, []
+        if not streams:
+            return False
+        self.devices = Devices([], streams, self._order(), self.policy.seed)
+        self.devices.run()
+        return True
+
+    def _order(self) -> DeviceOrder:
+        if self.policy.pick == "random":
+            return "random"
+        return "copies first" if self.policy.loads == "early" else "devices first"
+
+
+def run_ranks(
+    path: Path, arguments: Sequence[str], arch: Arch | str | int | tuple[int, int], ranks: int,
+    policy: Policy | None = None, **options: Any,
+) -> ScriptRun:  # fmt: skip
+    """Run a Python script as torchrun would, each rank on an emulated GPU.
+
+    Raises EmulatorError where the file is not there or torch is missing, PlanError for an unknown architecture.
+    """
+    together = Ranks(as_int(ranks, "the number of ranks", EmulatorError, least=1))
+    multicast = Multicast()
+    launches = RankLaunches(together, policy or Policy(), multicast)
+
+    def runner(body: Callable[[], None]) -> None:
+        from unittest import mock
+
+        with ExitStack() as stack:
+            stack.enter_context(distributed(together, multicast))
+            stack.enter_context(memory_found_by(multicast.holder))
+            stack.enter_context(mock.patch.object(HostGraph, "replays", launches.replay))
+            together.run(lambda rank: body(), gpu_mode)
+
+    done = run_script(launches.emulate, path, arguments, arch, runner=runner, policy=policy, **options)
+    if isinstance(done.error, EmulatorError) and done.error not in done.gpu.fatal:
+        done.gpu.fatal.append(done.error)
+    return done
+
+
+__all__ = ["RankLaunches", "run_ranks"]
