@@ -112,7 +112,7 @@ def target(
     import torch
 
     kind = torch_type(plan.c.dtype)
-    rows, extent = (plan.m, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
+    rows, extent = (plan.rows_of_c, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
     through_maps = isinstance(plan, PERSISTENT) and plan.store is not None
     made = padded_leading(plan.c.dtype, extent) if through_maps else extent
     if out is not None:
@@ -137,7 +137,7 @@ def _store_rule(plan: Sm90Plan | Sm100Plan, out: torch.Tensor) -> str:
     size = plan.c.dtype.bytes
     if lines.shape[-1] > 1 and lines.stride(-1) != 1:
         return f"out: the plan writes it {plan.c.order}-major, but its strides are {tuple(out.stride())}"
-    if plan.store is None:
+    if not plan.stores_by_maps:
         return ""
     if leading * size % 16:
         return f"out: leading dimension {leading} elements * {size} = {leading * size} bytes, no multiple of 16"
