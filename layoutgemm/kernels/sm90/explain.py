@@ -16,6 +16,7 @@ from .checks import pipeline_of
 from .edges import explain_ends
 from .gated import Gated
 from .grouped import explain_ragged
+from .indexed.checks import explain_indexed
 from .mainloop import explain_mainloop
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 from .quantized.explain import explain_packed
@@ -174,6 +175,8 @@ def _explain_parts(plan: Sm90Plan, across: tuple[int, int]) -> list[str]:
         )
     if plan.ragged is not None:
         lines += explain_ragged(plan)
+    if plan.indexed is not None:
+        lines += explain_indexed(plan)
     if plan.triangles is not None:
         share = share_of_work(plan, plan.order.schedule.table(across))
         lines.append(f"{plan.triangles}: {share:.1%} of the K tiles of these tiles of C, the others are zeros")
