@@ -9,7 +9,7 @@ from ...atoms import TmaPlan
 from ...dtypes import DType
 from ...errors import OperandError
 from ..derive import OperandPlan, padded_leading
-from ..plan import GemmPlan
+from ..plan import GemmPlan, present
 from ..sm90.gated import as_one_matrix
 from ..sm90.grouped import without_groups
 from ..sm90.plan import Sm90Plan
@@ -147,7 +147,7 @@ def _store_rule(plan: Sm90Plan | Sm100Plan, out: torch.Tensor) -> str:
         return f"out starts at {out.data_ptr():#x}, which is no multiple of 16 bytes, as a tensor map needs"
     if plan.beyond_line:  # what follows a line of the caller's tensor may belong to another tensor
         return plan.beyond_line
-    _check_map(plan.store.maps[0], "out", lines, leading, pitch)
+    _check_map(present(plan.store).maps[0], "out", lines, leading, pitch)
     return ""
 
 

@@ -327,9 +327,8 @@ def _barriers(plan: Sm90Plan) -> Check:
     else:
         witness = _unlike_groups(plan)
     statement = (
-        f"a stage is full with {1 + copied + gathered} arrival(s) and {' + '.join(sent)} = {plan.full_bytes} bytes, and "
-        f"empty with "
-        f"{plan.empty_arrivals} arrivals: {warps} warps of {reach} block(s)"
+        f"a stage is full with {1 + copied + gathered} arrival(s) and {' + '.join(sent)} = {plan.full_bytes} bytes, "
+        f"and empty with {plan.empty_arrivals} arrivals: {warps} warps of {reach} block(s)"
     )
     return Check("barriers", statement, not witness, "arithmetic", witness)
 

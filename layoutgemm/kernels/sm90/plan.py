@@ -596,8 +596,8 @@ class _Request:
             check_packed(weights, sizes, config, (a, b), epilogue, named)
             config = replace(config, tile_k=config.tile_k or UNIT_K)
         if indexed is not None:
-            parts = {"gated": gated, "mainloop": mainloop, "along_k": along_k, "pair": pair, "weights": weights}
-            named = [name for name, part in parts.items() if part is not None]
+            taken = {"gated": gated, "mainloop": mainloop, "along_k": along_k, "pair": pair, "weights": weights}
+            named = [name for name, part in taken.items() if part is not None]
             named += ["masked groups"] * (ragged is not None and ragged.masked)
             check_indexed(indexed, sizes, config, (a, c), ragged is not None, named)
         return cls(sizes, (a, b, c), config, epilogue, gated, mainloop, ragged, along_k, pair, weights, indexed)

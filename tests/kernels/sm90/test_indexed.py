@@ -120,7 +120,7 @@ def test_weights_with_other_tables_keep_their_places() -> None:
     assert plan.words[-4:] == ("rows", "a_rows", "out_rows", "c_rows") and plan.words[0] == "w"
 
 
-# ------------------------------------------------------------------------------------------ the kernel, launch by launch
+# ----------------------------------------------------------------------------------------- the kernel, launch by launch
 
 
 def launch_of(plan: Sm90Plan, sizes: tuple[int, ...], worse: dict[str, Any]) -> tuple[tuple[Any, ...], np.ndarray]:
@@ -209,7 +209,7 @@ def test_a_missing_fence_or_arrival_is_found() -> None:
     fences = [row for row in rows if names[0] in str(row.mutant)]
     assert len(fences) >= 2 and len(rows) > len(fences)
     judge = Explainer(kernel, found, ())
-    left = [row for row in map(judge.row, [row.mutant for row in rows if not row.caught])]
+    left = list(map(judge.row, [row.mutant for row in rows if not row.caught]))
     assert [str(row) for row in left if row.reason.split(":")[0] not in PROVEN] == []  # that of the barriers' init
     assert any("wgmma" in row.how and "cp.async.cg" in row.how for row in fences), [row.how for row in fences]
 
@@ -237,14 +237,16 @@ def test_every_instruction_is_reached() -> None:
     assert all("st.global" in text or "setp" in text or "bra" in text or "shr" in text for text in left), left
 
 
-# ----------------------------------------------------------------------------------------------------- proofs that fail
+# ---------------------------------------------------------------------------------------------------- proofs that fail
 
 
 def test_a_wrong_copy_fails_its_check() -> None:
     plan = plan_of("gather")
     for swizzle in ("none", "32B", "64B"):
         other = replace(plan.a.copy, tile=smem_tile(plan.a.smem.extent, "f16", "K", swizzle))
-        found = {check.name: check.witness for check in replace(plan, a=replace(plan.a, copy=other)).check() if not check}
+        found = {
+            check.name: check.witness for check in replace(plan, a=replace(plan.a, copy=other)).check() if not check
+        }
         assert "lands at byte" in found["copy A"]
 
 
@@ -276,7 +278,7 @@ def test_a_count_of_arrivals_that_is_off_fails() -> None:
     assert "barriers" in names
 
 
-# -------------------------------------------------------------------------------------------------------------- refusals
+# ------------------------------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
@@ -301,7 +303,9 @@ def test_a_row_of_c_with_two_sources_is_refused() -> None:
     plan = plan_of("turns")
     a, b, given, _ = problem(plan)
     given["out_rows"][7] = given["out_rows"][2]
-    with pytest.raises(OperandError, match=r"out_rows\[2\] and out_rows\[7\] are both \d+: a row of the result has one"):
+    with pytest.raises(
+        OperandError, match=r"out_rows\[2\] and out_rows\[7\] are both \d+: a row of the result has one"
+    ):
         plan.run(a, b, given=given, device="reference")
 
 

@@ -1,18 +1,19 @@
 """A Hopper GEMM whose rows of A are gathered, or whose rows of C are scattered. See `kernels.sm90.indexed.rows`.
 
-    role        does
-    --------    -------------------------------------------------------------------------------------------------------
-    loader      gathers: all four warps wait for empty[s]; one thread arms full[s] and issues B's TMA loads; then each
-                thread copies its vectors of A (cp.async) and arrives at full[s] when they have landed. It reads its
-                rows' indices once for each tile of C
-    consumer    gathers: fences behind full[s]: wgmma reads what cp.async wrote through the generic proxy
-                scatters: a warp writes a round's buffer as for a TMA store, then its lanes read 16-byte vectors of it
-                and store them, each to its own row of C
+role        does
+--------    -------------------------------------------------------------------------------------------------------
+loader      gathers: all four warps wait for empty[s]; one thread arms full[s] and issues B's TMA loads; then each
+            thread copies its vectors of A (cp.async) and arrives at full[s] when they have landed. It reads its
+            rows' indices once for each tile of C
+consumer    gathers: fences behind full[s]: wgmma reads what cp.async wrote through the generic proxy
+            scatters: a warp writes a round's buffer as for a TMA store, then its lanes read 16-byte vectors of it
+            and store them, each to its own row of C
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -68,10 +69,9 @@ class GatheredRows(bridge.Carried):
             further = copy.element(0, span) - copy.element(0, 0)
             valid = copy.valid(job.k - k - self.element - further, cutlass.min, cutlass.max)
             for number in range(copy.passes):
-                bytes_ = choose((self.inside >> number) & 1 == 1, valid, 0)
-                copy_bytes(
-                    base + copy.step(number, span), self.starts[number] + Int64(k + further) * size, VECTOR_BYTES, bytes_
-                )
+                read = choose((self.inside >> number) & 1 == 1, valid, 0)
+                source = self.starts[number] + Int64(k + further) * size
+                copy_bytes(base + copy.step(number, span), source, VECTOR_BYTES, read)
         bridge.barrier_arrive_copied(job.shared.full(stage))
 
 
@@ -120,9 +120,9 @@ class ScatteredRows:
             scatter = RowScatter(chunk.tile)
             if scatter.vectors not in self.rows:
                 places = [scatter.place(number, lane)[0] for number in range(scatter.passes)]
+                ends = [end if scatter.is_even else choose(i < WARP_ROWS, end, 0) for i in places]
                 self.rows[scatter.vectors] = [
-                    load_index(plan, job, OUT_ROWS, first + i, end if scatter.is_even else choose(i < WARP_ROWS, end, 0))
-                    for i in places
+                    load_index(plan, job, OUT_ROWS, first + i, last) for i, last in zip(places, ends, strict=True)
                 ]
 
     def store(self, job: bridge.Carried, chunk: StoreChunk, tile: cute.Pointer, column: Int32) -> None:
@@ -167,7 +167,7 @@ def end_of_rows(plan: Sm90Plan, job: bridge.Carried, matrix: Int32) -> Int32:
 class IndexedRowsKernel:
     """The loads and the store of a plan with indexed rows."""
 
-    plan: Sm90Plan
+    plan: Any
 
     def __init__(self, plan: Sm90Plan):
         super().__init__(plan)  # type: ignore[call-arg]

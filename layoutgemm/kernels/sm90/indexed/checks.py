@@ -1,4 +1,4 @@
-"""The claims about indexed rows: each vector of a tile is copied once, in its place, and each of a chunk stored once."""
+"""Checks of indexed rows: vectors of A's tile and of C's chunks move once, each to its place, without conflicts."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def _gathered(operand: GatheredOperand) -> Check:
             if (to % VECTOR_BYTES).any():
                 witness = witness or f"thread {int(np.argmax(to % VECTOR_BYTES > 0))} copies to an odd byte"
     if (times != 1).any() and not witness:
-        row, k = (int(x[0]) for x in np.nonzero(times != 1))
-        witness = f"row {row}, k {k} is copied {int(times[row, k])} times"
+        at_row, at_k = (int(x[0]) for x in np.nonzero(times != 1))
+        witness = f"row {at_row}, k {at_k} is copied {int(times[at_row, at_k])} times"
     statement = (
-        f"{operand.arrivals} threads copy {copy.passes} row(s) each in {copy.spans} vector(s) of 16 bytes: each element "
-        f"of {tile.extent[0]}x{tile.extent[1]} once, where its tile has it"
+        f"{operand.arrivals} threads copy {copy.passes} row(s) each in {copy.spans} vector(s) of 16 bytes: each "
+        f"element of {tile.extent[0]}x{tile.extent[1]} once, where its tile has it"
     )
     return Check("copy A", statement, not witness, f"exhaustion ({times.size} elements)", witness)
 

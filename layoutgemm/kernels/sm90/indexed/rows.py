@@ -4,11 +4,12 @@
     IndexedRows(scatter=RowIndices(1000, "i64"))           row i of the product is row out_rows[i] of a C of 1000 rows
 
     part       before        with indices
-    -------    ----------    -------------------------------------------------------------------------------------------
-    loads A    TMA           cp.async of 16 bytes by the loader's 128 threads, into the same swizzled tile; each thread's
-                             arrival at full[s] follows its copies (cp.async.mbarrier.arrive.noinc)
-    consumer   waits full    and then fences: cp.async writes through the generic proxy, wgmma reads through the async one
-    stores C   TMA           16-byte vectors from the store's buffers, a row of C each few lanes
+    -------    ----------    ------------------------------------------------------------------------------------------
+    loads A    TMA           cp.async of 16 bytes by the loader's 128 threads, into the same swizzled tile. A thread
+                             arrives at full[s] when its copies have landed (cp.async.mbarrier.arrive.noinc)
+    consumer   waits full    the same, then fence.proxy.async: cp.async writes through the generic proxy, and wgmma
+                             reads through the async proxy
+    stores C   TMA           16-byte vectors from the store's buffers: 8 lanes store 128 bytes of a row
 
 An index outside of its matrix reads nothing, and the row is zeros; or writes nothing. Where the host sees the indices
 they are refused instead, with the first one. Rows of C that no index names are left. An index of C that repeats is
