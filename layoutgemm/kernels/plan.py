@@ -241,7 +241,10 @@ class GemmPlan(Pictured, Paged):
         return self.m
 
     def stored_rows(self, values: Mapping[str, Any]) -> Any:
-        """The rows of C that are stored, an array, by the values that the plan reads by name; None for all."""
+        """The rows of C that are stored, as an array; None for all.
+
+        values  that the plan reads, by name
+        """
         return None
 
     @property

@@ -67,7 +67,7 @@ def run_fused(
 
 
 def _beside(plan: Sm90Plan | Sm100Plan) -> tuple[str, ...]:
-    """Names of the main loop's tables, of the groups' offsets, of row indices, of further matrices and numbers."""
+    """Names of operands beside the epilogue's: tables, offsets, row indices, further matrices, numbers."""
     if not isinstance(plan, Sm90Plan):
         return ()
     tables = [table.name for table in plan.mainloop.tables] if plan.mainloop is not None else []

@@ -353,7 +353,10 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         return self.m if self.indexed is None or self.indexed.scatter is None else self.indexed.scatter.rows
 
     def stored_rows(self, values: Mapping[str, Any]) -> Any:
-        """The rows of C that are stored, an array, by the values that the plan reads by name; None for all."""
+        """The rows of C that are stored, as an array; None for all.
+
+        values  that the plan reads, by name
+        """
         return values[OUT_ROWS] if self.scatters else None
 
     @property

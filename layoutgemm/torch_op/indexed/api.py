@@ -1,4 +1,4 @@
-"""What `matmul` and `grouped_matmul` do with row indices."""
+"""Calls of `matmul` and `grouped_matmul` with row indices."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _INDICES = {torch.int32: "i32", torch.int64: "i64"}
 
 
 class IndexedOperands(NamedTuple):
-    """The tensors of a call: those that are missing are None.
+    """The tensors of a call, None for those that are not given.
 
     a, b      (rows of A, K) and (K, N), or (groups, K, N) with `offsets`
     rows, out_rows, row_weights   vectors of the product's rows

@@ -152,7 +152,7 @@ def test_in_other_orders_of_events(policy: Policy) -> None:
 @needs_dsl
 @pytest.mark.dsl
 def test_indices_outside_read_zeros_and_write_nothing() -> None:
-    """What a GPU does: no finding of an access beyond the arrays, and no other row is touched."""
+    """As on a GPU: no access beyond the arrays, and no other row is touched."""
     plan = plan_of("groups")
     _, _, given, _ = problem(plan, SIZES)
     rows, out_rows = given["rows"].astype(np.int64), given["out_rows"].astype(np.int64)

@@ -1,4 +1,4 @@
-"""A Hopper GEMM whose rows of A are gathered, or whose rows of C are scattered. See `kernels.sm90.indexed.rows`.
+"""A Hopper GEMM that gathers rows of A, or scatters rows of C. See `kernels.sm90.indexed.rows`.
 
 role        does
 --------    -------------------------------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ def load_index(plan: Sm90Plan, job: bridge.Carried, name: str, number: Int32, en
 
 
 class GatheredRows(bridge.Carried):
-    """The rows of A that a thread of the loader copies, for one tile of C.
+    """The rows of A that one loader thread copies for a tile of C.
 
     starts   of each row, the address of the thread's first element of K
     inside   bit i: row i is one of A's

@@ -165,7 +165,7 @@ class Sm90Loads:
         return self.plan.config.order_of_loads if self.plan.weights is None else "B"
 
     def gather_tiles(self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, thread: Int32) -> None:
-        """Load all tiles of a kernel that gathers A's rows, by all threads of the loader."""
+        """Load all tiles of a kernel that gathers A's rows, by the whole loader."""
         raise NotImplementedError
 
     def load_packed(self, job: bridge.Carried, m0: Int32, k: Int32, stage: Int32, full: cute.Pointer) -> None:

@@ -1,1 +1,1 @@
-"""Products whose rows of A are gathered, and whose rows of C are scattered, through vectors of row indices."""
+"""Products that gather rows of A, or scatter rows of C, through row indices."""

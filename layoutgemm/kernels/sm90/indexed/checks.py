@@ -31,7 +31,7 @@ def indexed_checks(plan: Sm90Plan) -> list[Check]:
 
 
 def _gathered(operand: GatheredOperand) -> Check:
-    """Every vector of the tile is copied once, into the place that the tile has for it."""
+    """Every vector of the tile is copied once, to its place."""
     copy, tile, witness = operand.copy, operand.smem, ""
     width, thread = VECTOR_BYTES // tile.dtype.bytes, np.arange(WARPGROUP)
     times = np.zeros(tile.extent, np.int64)

@@ -78,7 +78,9 @@ class RowGather:
         return self.tile.byte(self.row(thread, 0), self.element(thread, 0))  # type: ignore[no-any-return]
 
     def valid(self, left: W, minimum: Callable[..., W] = min, maximum: Callable[..., W] = max) -> W:
-        """Bytes of a vector that are read where so many elements are left in the row; ints or traced integers.
+        """Bytes of a vector that are read, with `left` elements left in its row.
+
+        Ints or traced integers.
 
         >>> from layoutgemm.atoms import smem_tile
         >>> [RowGather.derive(smem_tile((64, 64), "bf16", "K")).valid(left) for left in (-3, 0, 5, 8, 90)]
@@ -152,7 +154,10 @@ class RowScatter:
         return self.tile.extent[0] * self.vectors % WARP == 0
 
     def place(self, number: int, lane: W) -> tuple[W, W]:
-        """(row, first column) of a lane's vector; rows beyond the tile's are none. Ints, arrays or traced integers."""
+        """(row, first column) of a lane's vector; from the tile's last row on, no vector.
+
+        Ints, arrays or traced integers.
+        """
         at = number * WARP + lane
         return at // self.vectors, at % self.vectors * self.width
 

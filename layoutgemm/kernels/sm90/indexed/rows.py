@@ -154,7 +154,7 @@ class IndexedRows:
 
 
 def check_inside(name: str, indices: npt.NDArray[np.int64], rows: int, matrix: str) -> None:
-    """Raise OperandError, naming it, for the first index outside of a matrix of so many rows."""
+    """Raise OperandError for the first index outside of 0 to `rows` - 1."""
     outside = (indices < 0) | (indices >= rows)
     if outside.any():
         at = int(np.argmax(outside))
