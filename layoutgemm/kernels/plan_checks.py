@@ -158,7 +158,7 @@ def pipelines(cases: Sequence[Pipeline], statement: str, anyones: int = 0) -> Ch
     for number, case in enumerate(cases):
         found: PipelineProof | Interleaving | str
         try:
-            found = _proven(case, "any" if number < anyones else "writer")
+            found = _proven(case, "any") if number < anyones else _proven(case)
         except PlanError as error:  # more states than are walked through: neither proven nor refuted
             found = f"undecided: {error}"
         if isinstance(found, PipelineProof):
@@ -170,7 +170,7 @@ def pipelines(cases: Sequence[Pipeline], statement: str, anyones: int = 0) -> Ch
 
 
 @lru_cache(maxsize=256)
-def _proven(pipeline: Pipeline, fences: str) -> PipelineProof | Interleaving:
+def _proven(pipeline: Pipeline, fences: str = "writer") -> PipelineProof | Interleaving:
     """A pipeline's proof: many plans have the same pipeline."""
     return pipeline.prove(fences=fences)
 

@@ -38,6 +38,9 @@ def roles(plan: Sm90Plan) -> tuple[RoleRow, ...]:
             if plan.weights is not None:
                 copies = plan.a.row_blocks * len(plan.a.block_copies(0, 0, 1))
                 issues = f"issues {copies} bulk copies of A, then {sum(boxes)} boxes of B"
+            if plan.gathers:
+                which = f"warps {plan.loader_warp} to {plan.loader_warp + 3}"
+                issues = f"issues {sum(boxes)} boxes of B; each thread copies its rows of A, and arrives at full[s]"
             does = f"waits for empty[s], arms full[s] with {plan.full_bytes} bytes, {issues}"
             rows.append(RoleRow("loader", which, does))
         if any(isinstance(action, Mma) for action in actions):
@@ -105,7 +108,10 @@ def _arrivals(plan: Sm90Plan, name: str, count: int) -> str:
         if any(isinstance(a, arriving) and a.barrier == name for a in walk(role.program))
     ]  # fmt: skip
     if name == "full":
-        lanes = f"s, of the loader and of its lanes' {count - 1} copies of numbers" if count > 1 else ", of the loader"
+        copies = (
+            f"its threads' {count - 1} copies of rows" if plan.gathers else f"its lanes' {count - 1} copies of numbers"
+        )
+        lanes = f"s, of the loader and of {copies}" if count > 1 else ", of the loader"
         return f"{count} arrival{lanes}, and {plan.full_bytes} bytes"
     if name == "sums":
         return f"{count} arrival, of {_said(roles_[0].name)}, and {plan.exchange.bytes if plan.exchange else 0} bytes"

@@ -85,7 +85,9 @@ def test_executor_is_exact_and_the_checks_hold(form: str) -> None:
     plan = plan_of(form)
     a, b, given, want = problem(plan, FORMS[form][-1])
     plan.check().require()
-    assert str(plan.indexed) in plan.explain()
+    told = plan.explain()
+    assert str(plan.indexed) in told
+    assert ("its threads' 128 copies of rows" in told) == plan.gathers
     assert np.array_equal(plan.run(a, b, given=given, device="reference").c, want)
 
 
