@@ -148,12 +148,12 @@ def matmul(
     """
     if TYPE_CHECKING:
         assert isinstance(a, _Tensor) and isinstance(b, _Tensor)  # two tuples are told apart behind the fast path
+    if rows is not None or out_rows is not None or row_weights is not None:
+        others = {"bias": bias, "epilogue": epilogue, "given": given, "order": order, "combine": combine}
+        return _with_rows(a, b, (rows, out_rows, row_weights), others, activation, out, config, out_dtype)
     if combine is not None:
         alone = {"bias": bias, "activation": activation, "epilogue": epilogue, "order": order}
         return _with_combine(a, b, combine, alone, given, out, config, out_dtype, allow_tf32)
-    if rows is not None or out_rows is not None or row_weights is not None:
-        others = {"bias": bias, "epilogue": epilogue, "given": given, "order": order}
-        return _with_rows(a, b, (rows, out_rows, row_weights), others, activation, out, config, out_dtype)
     if order is not None:
         return _with_order(a, b, out, bias, activation, epilogue, given, config, out_dtype, allow_tf32, order)
     if epilogue is not None or given is not None:

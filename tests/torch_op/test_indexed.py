@@ -160,6 +160,7 @@ def test_operator_passes_torchs_checks() -> None:
         ({"rows": torch.tensor([0]), "row_weights": torch.ones(1).half()}, "row_weights is torch.float16"),
         ({"rows": torch.tensor([0]), "bias": torch.zeros(N)}, "bias: a product with row indices takes none"),
         ({"rows": torch.tensor([0]), "order": "lower"}, "order: a product with row indices takes none"),
+        ({"rows": torch.tensor([0]), "combine": "silu"}, "combine: a product with row indices takes none"),
         ({"rows": torch.tensor([0]), "activation": "swiglu"}, "is not gated"),
         ({"rows": torch.tensor([0]), "out": torch.zeros(2, N).bfloat16()}, "out has shape"),
         ({"rows": torch.tensor([0]), "out": torch.zeros(1, N)}, "to have dtype"),

@@ -91,6 +91,15 @@ def test_executor_is_exact_and_the_checks_hold(form: str) -> None:
     assert np.array_equal(plan.run(a, b, given=given, device="reference").c, want)
 
 
+@pytest.mark.parametrize("tile_k", [32, 128])
+def test_tiles_of_half_a_span_and_of_two(tile_k: int) -> None:
+    config, indexed = replace(SMALL, tile_k=tile_k), IndexedRows(RowIndices(50))
+    plan = Sm90Plan.derive(70, 64, 200, b="bf16:col", config=config, indexed=indexed)
+    a, b, given, want = problem(plan)
+    plan.check().require()
+    assert np.array_equal(plan.run(a, b, given=given, device="reference").c, want)
+
+
 @needs_dsl
 @pytest.mark.dsl
 @pytest.mark.parametrize("form", ALL)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..choose.occupancy import Places
 from ..choose.scaled_grouped import grouped_config
 from ..config import Sm90Config
@@ -27,11 +25,10 @@ def indexed_config(sizes: tuple[int, int, int, int], gathers: bool, grouped: boo
         return grouped_config(rows, 2 * k, wide)
     tile = _tile_of_groups(rows) if grouped else _tile_of_one(m, n)
     pairs = rows > 2 * tile[0] and tile[0] == 128
-    config = Sm90Config(
+    return Sm90Config(
         tile, consumers=_TILES.get(tile, 3), loader="warpgroup", cluster=(2, 1) if pairs else (1, 1),
-        along="N" if pairs and grouped else "M", chunks=1, buffers=1 if wide else 2,
+        along="N" if pairs and grouped else "M", chunks=1, buffers=1 if wide else 2, l2_promotion="256B",
     )  # fmt: skip
-    return config if not wide or tile[1] < 256 else replace(config, tile=(tile[0], 192))
 
 
 def _tile_of_groups(rows: int) -> tuple[int, int]:
