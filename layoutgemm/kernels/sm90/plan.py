@@ -57,6 +57,7 @@ from .triangular.mirror import check_mirror, is_mirrored, mirror_of
 from .triangular.operands import Triangles, check_triangles
 from .types import accumulator_of, operands
 
+OperandOfA = OperandPlan | PackedOperand | GatheredOperand
 LEAST_STAGES = 2  # one group of products is in flight: its stage is released when the next k tile's have been issued
 
 
@@ -303,7 +304,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             pair=kernel.pair,
             triangles=triangles,
             mirror=kernel.mirror(store, schedule),
-            indexed=indexed,
+            indexed=kernel.indexed,
         )
 
     # ------------------------------------------------------------------------------------------------ what is asked for
@@ -610,7 +611,7 @@ class _Request:
         """True if A's rows are gathered."""
         return self.indexed is not None and self.indexed.gather is not None
 
-    def gather_arrivals(self, a: OperandPlan | PackedOperand | GatheredOperand) -> int:
+    def gather_arrivals(self, a: OperandOfA) -> int:
         """Arrivals at a stage's barrier of threads that gather A."""
         return a.arrivals if isinstance(a, GatheredOperand) else 0
 
@@ -651,7 +652,7 @@ class _Request:
         if early > -(-k // tile_k) and self.along_k is None:
             raise PlanError(f"early = {early} k tiles of {tile_k}: K = {k} has {-(-k // tile_k)}")
 
-    def check_maps(self, store: StorePlan | None, a: OperandPlan | PackedOperand, b: OperandPlan) -> None:
+    def check_maps(self, store: StorePlan | None, a: OperandOfA, b: OperandPlan) -> None:
         """Raise PlanError for more tensor maps than the kernel has parameters for."""
         second = len(a.copies) + len(b.copies) if self.pair is not None else 0
         check_maps(store, a.maps + b.maps - 2 + second)
@@ -723,9 +724,7 @@ class _Request:
         """The depth of a stage in elements; raises PlanError."""
         return stage_depth(self.config.tile_k, STAGE_BYTES_OF_K, self.operands[0].dtype, atom)
 
-    def operand_plans(
-        self, atom: MmaAtom, tile_k: int
-    ) -> tuple[OperandPlan | PackedOperand | GatheredOperand, OperandPlan]:
+    def operand_plans(self, atom: MmaAtom, tile_k: int) -> tuple[OperandOfA, OperandPlan]:
         """A and B: tiles, shared copies, edge boxes; raises PlanError."""
         if self.weights is not None:
             return self.packed_plans(self.weights, atom, tile_k)
@@ -808,9 +807,7 @@ class _Request:
         values = atom.accumulator_registers // split
         return Exchange(values, Layout((WARPGROUP, values // 4, self.blocks, self.config.consumers, split - 1)))
 
-    def stages(
-        self, a: OperandPlan | PackedOperand | GatheredOperand, b: OperandPlan, c_bytes: int, exchange: Exchange | None
-    ) -> int:
+    def stages(self, a: OperandOfA, b: OperandPlan, c_bytes: int, exchange: Exchange | None) -> int:
         """The stages, as many as asked for or as fit; raises PlanError."""
         table = self.table_bytes + 16 if self.table_bytes else 0  # and up to 16 to align it
         table += 16 if self.numbers.parts else 0
@@ -830,7 +827,7 @@ class _Request:
         return store.bytes(self.config.consumers * WARPS_OF_GROUP) if store else 0
 
     def memory(
-        self, a: OperandPlan | PackedOperand, b: OperandPlan, stages: int, store: StorePlan | None,
+        self, a: OperandOfA, b: OperandPlan, stages: int, store: StorePlan | None,
         exchange: Exchange | None,
     ) -> tuple[Sm90Smem, Exchange | None]:  # fmt: skip
         """The map of shared memory, and the exchange at its place; raises PlanError."""
