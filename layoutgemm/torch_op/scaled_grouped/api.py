@@ -243,27 +243,13 @@ _recipe_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def grouped_matmul(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offsets: torch.Tensor | None = None,
-    *,
-    offs: torch.Tensor | None = None,
-    counts: torch.Tensor | None = None,
-    expected_rows: int | None = None,
-    scale_a: torch.Tensor | None = None,
-    scale_b: torch.Tensor | None = None,
-    recipe_a: object = None,
-    recipe_b: object = None,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-    use_fast_accum: bool = True,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    config: Sm90Config | None = None,
-    rows: torch.Tensor | None = None,
-    out_rows: torch.Tensor | None = None,
-    row_weights: torch.Tensor | None = None,
-) -> torch.Tensor:
+    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor | None = None, *, offs: torch.Tensor | None = None,
+    counts: torch.Tensor | None = None, expected_rows: int | None = None, scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None, recipe_a: object = None, recipe_b: object = None,
+    bias: torch.Tensor | None = None, activation: str | None = None, use_fast_accum: bool = True,
+    out: torch.Tensor | None = None, out_dtype: torch.dtype | None = None, config: Sm90Config | None = None,
+    rows: torch.Tensor | None = None, out_rows: torch.Tensor | None = None, row_weights: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     """A grouped GEMM, as in a mixture of experts: a product for each group, in one launch.
 
     The ranks of a and b say what the groups are of, as in torch.nn.functional.grouped_mm:

@@ -225,10 +225,7 @@ class IndexedRowsKernel:
             if job.warp == plan.loader_warp:
                 for _ in cutlass.range(plan.stages, unroll=1):
                     bridge.barrier_wait(job.shared.empty(stage), parity)
-                    stage += 1
-                    if stage == plan.stages:
-                        stage = Int32(0)
-                        parity ^= 1
+                    stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
 
     @cute.jit
     def gather_tile(
@@ -245,10 +242,7 @@ class IndexedRowsKernel:
                 if bridge.elect():
                     self.issue_loads(job, maps, m0, n0, matrix, {"k": k}, stage)  # type: ignore[attr-defined]
             rows.copy(job, k, stage)
-            stage += 1
-            if stage == plan.stages:
-                stage = Int32(0)
-                parity ^= 1
+            stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
         return stage, parity
 
 
