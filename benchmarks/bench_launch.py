@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from layoutgemm import matmul
     from layoutgemm.bench import machine
-    from layoutgemm.torch_op.operator import empty_on_gpu
+    from layoutgemm.torch_op.launch import empty_on_gpu
     from layoutgemm.torch_op.prepared import prepare
 
     n = options.size

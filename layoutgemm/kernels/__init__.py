@@ -21,6 +21,7 @@ from .sm80.plan import Sm80Config, Sm80Plan
 from .sm90.along_k import AlongK
 from .sm90.config import Sm90Tuning
 from .sm90.grouped import Ragged
+from .sm90.indexed.rows import IndexedRows, RowIndices
 from .sm90.mainloop import Promoted, Table
 from .sm90.plan import Sm90Config, Sm90Plan
 from .sm100.plan import Sm100Config, Sm100Plan
@@ -30,9 +31,11 @@ __all__ = [
     "AlongK",
     "GemmPlan",
     "GemmResult",
+    "IndexedRows",
     "Operand",
     "Promoted",
     "Ragged",
+    "RowIndices",
     "Sm80Config",
     "Sm80Plan",
     "Sm90Config",

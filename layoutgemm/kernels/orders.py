@@ -245,6 +245,10 @@ def stored_elements(plan: GemmPlan, values: Mapping[str, Any]) -> npt.NDArray[np
     values  of the order's words, as `order_values` gives them
     """
     schedule = schedule_of(plan)
+    if (rows := plan.stored_rows(values)) is not None:
+        found = np.zeros((plan.rows_of_c, plan.n), dtype=bool)
+        found[rows] = True
+        return found
     if schedule.is_full or (isinstance(schedule, Triangular) and schedule.mirror):
         return None
     grid = clusters_of_plan(plan)

@@ -231,6 +231,23 @@ class GemmPlan(Pictured, Paged):
         return 0
 
     @property
+    def rows_of_a(self) -> int:
+        """Rows of the matrix A: the product's, unless they are gathered."""
+        return self.m
+
+    @property
+    def rows_of_c(self) -> int:
+        """Rows of the matrix C: the product's, unless they are scattered."""
+        return self.m
+
+    def stored_rows(self, values: Mapping[str, Any]) -> Any:
+        """The rows of C that are stored, as an array; None for all.
+
+        values  that the plan reads, by name
+        """
+        return None
+
+    @property
     def parameters(self) -> dict[str, str]:
         """The launch parameters, name -> kind, in order."""
         raise NotImplementedError
@@ -336,6 +353,11 @@ class PersistentPlan(GemmPlan):
         return self.epilogue.words
 
     @property
+    def stores_by_maps(self) -> bool:
+        """True if TMA stores C, by tensor maps."""
+        return self.store is not None
+
+    @property
     def bytes_beyond_line(self) -> int:
         """Bytes beyond the end of each line of C that the kernel's stores write.
 
@@ -350,7 +372,7 @@ class PersistentPlan(GemmPlan):
         >>> [Sm100Plan.derive(64, n, 64).bytes_beyond_line for n in (1037, 1040)]
         [6, 0]
         """
-        store: StorePlan | None = self.store
+        store: StorePlan | None = self.store if self.stores_by_maps else None
         return store.bytes_beyond(self._line) if store is not None else 0
 
     @property

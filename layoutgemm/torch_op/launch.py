@@ -31,6 +31,19 @@ _NO_COPIES = (None, None, None)
 MAX_KERNELS = 1024
 _WORDS = 14  # where an epilogue's words begin, after the product's own arguments
 
+raw_stream: Callable[[int], int] = getattr(
+    torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
+)
+
+
+def _empty_strided(shape: Sequence[int], strides: Sequence[int], kind: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=kind, device="cuda")
+
+
+# What torch's own generated code allocates with: half the time of torch.empty, and all the dispatcher adds is skipped.
+_guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+empty_on_gpu = getattr(_guards, "_empty_strided_cuda", _empty_strided)
+
 
 class _Loaded:
     """A kernel on one GPU, with blocks of its arguments: one block for each call at a time."""

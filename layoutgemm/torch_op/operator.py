@@ -45,7 +45,9 @@ from .checks import (
 from .compiled.traced import check_compiled, check_compiled_gemm, refuse
 from .compute import finished_product, gated_product, scaled_product, wide_type
 from .epilogue import check_epilogue, epilogue_product
-from .launch import Prepared
+from .indexed.api import indexed_matmul
+from .indexed.product import IndexedOperands
+from .launch import Prepared, empty_on_gpu, raw_stream
 from .library import dispatched, recorded_product
 from .operands.pairs import matmul_pairs
 from .operands.several import Combine, matmul_combined
@@ -61,17 +63,6 @@ _is_compiling = torch.compiler.is_compiling
 _is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo; others that compile are modes
 _autocast = _C._is_any_autocast_enabled
 _current_device: Callable[[], int] = getattr(_C, "_cuda_getDevice", torch.cuda.current_device)
-raw_stream: Callable[[int], int] = getattr(
-    _C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
-)
-
-
-def _empty_strided(shape: Sequence[int], strides: Sequence[int], kind: torch.dtype) -> torch.Tensor:
-    return torch.empty_strided(shape, strides, dtype=kind, device="cuda")
-
-
-# What torch's own generated code allocates with: half the time of torch.empty, and all the dispatcher adds is skipped.
-empty_on_gpu = getattr(getattr(getattr(_C, "_dynamo", None), "guards", None), "_empty_strided_cuda", _empty_strided)
 
 
 def matmul(
@@ -88,6 +79,9 @@ def matmul(
     allow_tf32: bool | None = None,
     combine: Combine | None = None,
     order: Order | None = None,
+    rows: torch.Tensor | None = None,
+    out_rows: torch.Tensor | None = None,
+    row_weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """activation(a @ b + bias), with shapes as in torch.matmul: vectors, matrices, batches that broadcast.
 
@@ -121,6 +115,12 @@ def matmul(
                 `kernels.orders`. Tiles left out are not computed: `out` keeps its values there, and without an `out`
                 they are zeros. `given` has what the order reads, such as a rank. No bias, activation, epilogue or
                 gradients
+    rows        int32 or int64: row i of the product reads row rows[i] of a, a matrix. A kernel of compute capability
+                9.0 gathers the rows, without a copy of a. See `torch_op.indexed.product`
+    out_rows    likewise: row i of the product is row out_rows[i] of the result, which has zeros elsewhere. An `out` may
+                have more rows, and keeps those that no index names. An index may not repeat
+    row_weights float32: a factor of each row of the product, with `rows` or `out_rows`
+                On the CPU an index outside of its matrix is refused. On a GPU it reads zeros, or writes nothing
 
     Sums are float32, of integers int32. On the CPU the product is computed in float64 and rounded once: the reference,
     with the same refusals. Differentiable (twice, too, and in forward mode); works under torch.compile, torch.func,
@@ -148,6 +148,9 @@ def matmul(
     """
     if TYPE_CHECKING:
         assert isinstance(a, _Tensor) and isinstance(b, _Tensor)  # two tuples are told apart behind the fast path
+    if rows is not None or out_rows is not None or row_weights is not None:
+        others = {"bias": bias, "epilogue": epilogue, "given": given, "order": order, "combine": combine}
+        return _with_rows(a, b, (rows, out_rows, row_weights), others, activation, out, config, out_dtype)
     if combine is not None:
         alone = {"bias": bias, "activation": activation, "epilogue": epilogue, "order": order}
         return _with_combine(a, b, combine, alone, given, out, config, out_dtype, allow_tf32)
@@ -447,6 +450,18 @@ def _with_combine(
         if x is not None:
             raise OperandError(f"{name} and combine: the function of the products is all that follows them")
     return matmul_combined(a, b, combine, given, out, config, out_dtype, allow_tf32)
+
+
+def _with_rows(
+    a: Any, b: Any, vectors: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+    others: dict[str, Any], activation: str | None, out: torch.Tensor | None, config: Config | None,
+    out_dtype: torch.dtype | None,
+) -> torch.Tensor:  # fmt: skip
+    """A product with row indices."""
+    return indexed_matmul(
+        IndexedOperands(a, b, *vectors), activation=activation, out=out, out_dtype=out_dtype, config=config,
+        others=others,
+    )  # fmt: skip
 
 
 def _with_order(

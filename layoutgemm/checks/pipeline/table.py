@@ -196,7 +196,8 @@ def _mbarrier(pipeline: Pipeline, barrier: Mbarrier, width: int) -> str:
 def _arrival(barrier: Mbarrier, role: Role, action: Arrive | ArriveExpect | CommitTo | CpAsyncArrive) -> str:
     warps = 1 if action.by == "one" else role.warps
     if isinstance(action, CpAsyncArrive):
-        return f"{role.name} of {WARP} lanes, when their cp.async have landed"
+        times = f" {warps} warps" * (warps > 1)
+        return f"{role.name}{times} of {WARP} lanes, when their cp.async have landed"
     times = f" {warps} warps" * (warps > 1) + f" of {WARP} lanes" * (action.by == "lanes")
     if isinstance(action, ArriveExpect):
         return f"{role.name}{times} expecting {barrier.bytes if action.bytes is None else action.bytes} bytes"

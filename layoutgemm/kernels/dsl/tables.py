@@ -21,6 +21,12 @@ def load_word(address: Int64, *, loc: object = None, ip: object = None) -> Int32
 
 
 @dsl_user_op
+def load_long(address: Int64, *, loc: object = None, ip: object = None) -> Int64:
+    """ld.global of 64 bits as an integer; the address is a multiple of 8."""
+    return assembly("ld.global.b64 $0, [$1];", "=l,l,~{memory}", [Int64(address)], [Int64], loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
 def load_word_shared(address: Int32, *, loc: object = None, ip: object = None) -> Int32:
     """ld.shared of 32 bits as an integer; `address` is an Int32 in bytes."""
     return assembly("ld.shared.b32 $0, [$1];", "=r,r,~{memory}", [Int32(address)], [Int32], loc=loc, ip=ip)[0]

@@ -105,7 +105,7 @@ def check_matrices(
 
 def check_shapes(plan: GemmPlan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor) -> None:
     """Raise OperandError for an operand whose shape is not the plan's."""
-    for name, value, shape in (("a", a, (plan.m, plan.k)), ("b", b, (plan.k, columns_of_b(plan)))):
+    for name, value, shape in (("a", a, (plan.rows_of_a, plan.k)), ("b", b, (plan.k, columns_of_b(plan)))):
         check_shape(name, value, batched(plan, shape, name))
 
 
@@ -150,6 +150,6 @@ def check_numpy_out(plan: GemmPlan, out: object) -> None:
     want = "a float32" if plan.c.dtype.kind == "float" else "an int32"
     if not isinstance(out, np.ndarray) or out.dtype.name != want.split()[1]:
         raise OperandError(f"out must be {want} NumPy array, as the result is; got {getattr(out, 'dtype', type(out))}")
-    check_shape("out", out, batched(plan, (plan.m, plan.n)))
+    check_shape("out", out, batched(plan, (plan.rows_of_c, plan.n)))
     if not out.flags.writeable:
         raise OperandError("out is read-only")

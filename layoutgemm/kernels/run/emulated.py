@@ -54,7 +54,7 @@ def _emulate_persistent(
 
     But for what the plan writes there by its own word (`bytes_beyond_line`): C has 16 bytes of pitch more.
     """
-    lines, inner = (plan.m, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
+    lines, inner = (plan.rows_of_c, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
     leading = padded_leading(plan.c.dtype, inner) if plan.store is not None else inner
     own = inner + plan.bytes_beyond_line // plan.c.dtype.bytes
     if own > inner:

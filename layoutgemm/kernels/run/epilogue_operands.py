@@ -17,6 +17,7 @@ from ...schedule import TileList
 from ..epilogue.chain import MAX_WORDS
 from ..epilogue.parameters import float_word, host_number
 from ..orders import clusters_of_plan, given_names, order_values
+from ..plan import present
 from ..sm90.plan import Sm90Plan
 from .arrays import check_numpy_type, check_shape, global_matrix
 from .cpu import executed
@@ -34,6 +35,8 @@ def given_of(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, Any]:
         found = plan.mainloop.check(rest, (plan.m, plan.n, plan.k, plan.batch), plan.joined_rows)
     if plan.groups is not None:
         found[plan.groups.name] = plan.groups.take(given[plan.groups.name], (plan.m, plan.n, plan.k, plan.batch))
+    if plan.indexed is not None:
+        found |= plan.indexed.take(given, plan.m)
     for name, (operand, shape) in plan.further.items():
         value = given[name]
         if not isinstance(value, np.ndarray):
@@ -55,6 +58,9 @@ def _tables(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, object]:
     groups = plan.groups
     if groups is not None and rest.pop(groups.name, None) is None:
         raise OperandError(f"{groups.name} is missing: {groups.missing}, {groups.numbers(plan.batch)} numbers")
+    for name in plan.indexed.names if plan.indexed is not None else ():
+        if rest.pop(name, None) is None:
+            raise OperandError(f"{name} is missing: {present(plan.indexed).missing}, {plan.m} numbers")
     if rest and plan.mainloop is None:
         raise OperandError(f"given = {', '.join(rest)}: the plan reads no such thing")
     return rest
@@ -85,6 +91,10 @@ def words_of_arrays(plan: Sm90Plan, values: Mapping[str, Any]) -> tuple[Any, ...
     words += [float_word(float(values[name])) for name in plan.numbers_given]
     words += [] if plan.pair is None else [plan.pair.k]
     words += [values[name] for name in plan.order.schedule.words]
+    for name in plan.indexed.names if plan.indexed is not None else ():
+        part, matrix = present(plan.indexed).of(name)
+        kind = np.int32 if part.kind == "i32" else np.int64
+        words += [np.ascontiguousarray(values[name], kind), plan.rows_of_a if matrix == "a" else plan.rows_of_c]
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
@@ -118,6 +128,14 @@ def words_of_tensors(
     words += [float_word(host_number(name, given[name])) for name in plan.numbers_given]
     words += [] if plan.pair is None else [plan.pair.k]
     words += order_words(plan, given, device)
+    for name in plan.indexed.names if plan.indexed is not None else ():
+        part, matrix = present(plan.indexed).of(name)
+        kind = "torch.int32" if part.kind == "i32" else "torch.int64"
+        indices = given[name]
+        _check_tensor(name, indices, kind, (plan.m,), device, ", a row index for each row of the product")
+        if indices.stride(0) != 1 and plan.m > 1:
+            raise OperandError(f"{name} has stride {indices.stride(0)}: one after the other")
+        words += [indices.data_ptr(), plan.rows_of_a if matrix == "a" else plan.rows_of_c]
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 

@@ -67,12 +67,13 @@ def run_fused(
 
 
 def _beside(plan: Sm90Plan | Sm100Plan) -> tuple[str, ...]:
-    """Names of the main loop's tables, of the groups' offsets, of further matrices and numbers."""
+    """Names of operands beside the epilogue's: tables, offsets, row indices, further matrices, numbers."""
     if not isinstance(plan, Sm90Plan):
         return ()
     tables = [table.name for table in plan.mainloop.tables] if plan.mainloop is not None else []
     groups = [plan.groups.name] if plan.groups is not None else []
-    return (*tables, *groups, *plan.further, *plan.numbers_given)
+    rows = plan.indexed.names if plan.indexed is not None else ()
+    return (*tables, *groups, *rows, *plan.further, *plan.numbers_given)
 
 
 __all__ = ["run_fused"]

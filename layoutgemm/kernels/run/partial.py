@@ -1,4 +1,4 @@
-"""C of a plan whose order visits some tiles alone: the others keep the values of `out`, or are zeros without one."""
+"""C of a plan that stores some tiles or rows alone: the others keep the values of `out`, or are zeros without one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def is_partial(plan: GemmPlan) -> bool:
-    """True if the plan's order may leave tiles of C out.
+    """True if the plan may leave elements of C out: its order tiles, or its row indices rows.
 
     >>> from layoutgemm import Sm90Config, Sm90Plan
     >>> small = Sm90Config((64, 64), consumers=1)
@@ -27,6 +27,8 @@ def is_partial(plan: GemmPlan) -> bool:
     [False, True]
     """
     order: Any = getattr(plan, "order", None)
+    if getattr(plan, "scatters", False):
+        return True
     schedule = getattr(order, "schedule", order)
     return schedule is not None and not schedule.is_full and not getattr(schedule, "mirror", False)
 
@@ -35,7 +37,7 @@ def stored_into(
     plan: GemmPlan, result: GemmResult, out: np.ndarray | torch.Tensor | None, given: Mapping[str, object]
 ) -> GemmResult:
     """The result with what the plan stores in `out`, or beside zeros. NumPy arrays, or tensors on the CPU."""
-    stored = stored_elements(plan, order_values(plan, given))
+    stored = stored_elements(plan, {**given, **order_values(plan, given)})
     assert stored is not None
     c: Any = result.c
     if isinstance(c, np.ndarray):

@@ -9,7 +9,7 @@ from ...atoms import TmaPlan
 from ...dtypes import DType
 from ...errors import OperandError
 from ..derive import OperandPlan, padded_leading
-from ..plan import GemmPlan
+from ..plan import GemmPlan, present
 from ..sm90.gated import as_one_matrix
 from ..sm90.grouped import without_groups
 from ..sm90.plan import Sm90Plan
@@ -112,7 +112,7 @@ def target(
     import torch
 
     kind = torch_type(plan.c.dtype)
-    rows, extent = (plan.m, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
+    rows, extent = (plan.rows_of_c, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
     through_maps = isinstance(plan, PERSISTENT) and plan.store is not None
     made = padded_leading(plan.c.dtype, extent) if through_maps else extent
     if out is not None:
@@ -137,7 +137,7 @@ def _store_rule(plan: Sm90Plan | Sm100Plan, out: torch.Tensor) -> str:
     size = plan.c.dtype.bytes
     if lines.shape[-1] > 1 and lines.stride(-1) != 1:
         return f"out: the plan writes it {plan.c.order}-major, but its strides are {tuple(out.stride())}"
-    if plan.store is None:
+    if not plan.stores_by_maps:
         return ""
     if leading * size % 16:
         return f"out: leading dimension {leading} elements * {size} = {leading * size} bytes, no multiple of 16"
@@ -147,7 +147,7 @@ def _store_rule(plan: Sm90Plan | Sm100Plan, out: torch.Tensor) -> str:
         return f"out starts at {out.data_ptr():#x}, which is no multiple of 16 bytes, as a tensor map needs"
     if plan.beyond_line:  # what follows a line of the caller's tensor may belong to another tensor
         return plan.beyond_line
-    _check_map(plan.store.maps[0], "out", lines, leading, pitch)
+    _check_map(present(plan.store).maps[0], "out", lines, leading, pitch)
     return ""
 
 

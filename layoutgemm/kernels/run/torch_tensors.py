@@ -249,7 +249,7 @@ def check_out(plan: GemmPlan, out: torch.Tensor | None, a: torch.Tensor) -> None
     import torch
 
     want = torch_type(plan.c.dtype)
-    shape = batched(plan, (plan.m, plan.n))
+    shape = batched(plan, (plan.rows_of_c, plan.n))
     if not isinstance(out, torch.Tensor) or out.dtype != want:
         raise OperandError(f"out must be a {want} tensor; got {getattr(out, 'dtype', type(out))}")
     check_operands({"out": out})

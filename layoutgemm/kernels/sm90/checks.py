@@ -28,8 +28,11 @@ from ..store import ROWS
 from ..store_ring import StoreRing
 from .along_k import along_k_checks
 from .budget_checks import budget_checks
+from .config import loader_threads
 from .edges import ends_check
 from .grouped import ragged_checks
+from .indexed.checks import indexed_checks
+from .indexed.copies import GatheredOperand
 from .mainloop import COPY_ARRIVALS, promotion_check
 from .multicast import uneven_shares
 from .operands.pair import pair_check
@@ -59,6 +62,7 @@ def check_sm90(plan: Sm90Plan) -> Report:
         "weights",
         "experts",
         "triangles",
+        "indexed",
     )
     more = {name: getattr(plan, name) for name in names} | asked_order(plan)
     return checked(plan, _checks, **more)
@@ -75,8 +79,12 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
         checks.append(plan.dealt.check())
     if plan.weights is not None:
         checks += packed_checks(plan, _groups(plan))
-    mapped = [(plan.a, _groups(plan)), (plan.b, 1)] if plan.weights is None else [(plan.b, 1)]
-    for operand, groups in mapped:
+    if plan.indexed is not None:
+        checks += indexed_checks(plan)
+    if plan.gathers:
+        checks += [*_multiplied(plan, plan.a), _blocks(plan, plan.a, _groups(plan))]
+    mapped = [(plan.a, _groups(plan))] if plan.weights is None and not plan.gathers else []
+    for operand, groups in [*mapped, (plan.b, 1)]:
         checks += _operand(plan, operand, groups)
         if operand.ends is not None:
             checks.append(ends_check(operand, plan.tile["mn".index(operand.ends.dim)], plan.c.dtype))
@@ -118,7 +126,7 @@ def pipeline_of(plan: Sm90Plan) -> Hopper:
     if plan.store is not None:
         part = [plan.store.rounds_of(*piece) for piece in plan.pieces(0)]
         rounds = tuple(tuple((i % plan.store.buffers, plan.store.pending(i)) for i, _ in of_block) for of_block in part)
-        ring = StoreRing(plan.store.warps, plan.store.buffers, rounds)
+        ring = StoreRing(plan.store.warps, plan.store.buffers, rounds, threads=plan.scatters)
     return Hopper(
         stages=plan.stages,
         lands=(plan.a.sent_bytes, plan.b.sent_bytes),
@@ -143,6 +151,7 @@ def pipeline_of(plan: Sm90Plan) -> Hopper:
         numbers=bool(plan.numbers.parts),
         packed=plan.a.product_groups(plan.blocks) if plan.weights is not None else 0,
         by_warps=plan.products is not None,
+        gathers=plan.gathers,
     )
 
 
@@ -218,18 +227,22 @@ def _operand(plan: Sm90Plan, operand: OperandPlan, groups: int) -> list[Check]:
         "exhaustion",
         problem,
     )
+    bijective, *read = _multiplied(plan, operand)
+    return [bijective, filled, shares, *read, _blocks(plan, operand, groups)]
+
+
+def _multiplied(plan: Sm90Plan, operand: OperandPlan | GatheredOperand) -> list[Check]:
+    """The tile as wgmma reads it: a bijection, its descriptor, banks."""
+    name, tile = operand.name, operand.smem
     banks = bank_conflicts(tile, matrix_access(tile.extent, tile.dtype, tile.major, "wgmma"))
     return [
         bijective_tile(f"tile {name}", tile),
-        filled,
-        shares,
         read_by(f"descriptor {name}", tile, operand.descriptor, plan.mma, name),
-        _blocks(plan, operand, groups),
         banks.as_check(f"banks {name}"),
     ]
 
 
-def _blocks(plan: Sm90Plan, operand: OperandPlan, groups: int) -> Check:
+def _blocks(plan: Sm90Plan, operand: OperandPlan | GatheredOperand, groups: int) -> Check:
     """Consumer g begins with block g * blocks, a constant distance from the one before."""
     steps = operand.descriptor.mn_steps
     distances = {b - a for a, b in pairwise(steps)}
@@ -317,21 +330,24 @@ def _barriers(plan: Sm90Plan) -> Check:
     warps = _groups(plan) * WARPS_OF_GROUP
     reach = rows + columns - 1
     copied = COPY_ARRIVALS if plan.numbers.parts else 0
+    gathered = plan.a.arrivals if isinstance(plan.a, GatheredOperand) else 0
     witness = ""
     if plan.full_bytes != landed:
         witness = f"{landed} bytes land"
     elif landed > MOST_BYTES:
         witness = f"a phase counts up to {MOST_BYTES} bytes"
-    elif plan.full_arrivals != 1 + copied:
+    elif plan.full_arrivals != 1 + copied + gathered:
         witness = f"{plan.full_arrivals} arrivals: one thread arms the stage, and {copied} lanes copy numbers"
+        witness += f", {gathered} threads rows" * bool(gathered)
+    elif gathered and (gathered, plan.config.loader) != (loader_threads("warpgroup", False), "warpgroup"):
+        witness = f"{gathered} threads gather rows, and the loader is a {plan.config.loader}"
     elif plan.empty_arrivals != warps * reach:
         witness = f"{warps * reach} arrive"
     else:
         witness = _unlike_groups(plan)
     statement = (
-        f"a stage is full with {1 + copied} arrival(s) and {' + '.join(sent)} = {plan.full_bytes} bytes, and "
-        f"empty with "
-        f"{plan.empty_arrivals} arrivals: {warps} warps of {reach} block(s)"
+        f"a stage is full with {1 + copied + gathered} arrival(s) and {' + '.join(sent)} = {plan.full_bytes} bytes, "
+        f"and empty with {plan.empty_arrivals} arrivals: {warps} warps of {reach} block(s)"
     )
     return Check("barriers", statement, not witness, "arithmetic", witness)
 
@@ -352,7 +368,8 @@ def _pipelines(plan: Sm90Plan) -> list[Check]:
     """No deadlock and no race, for any number of k tiles and of tiles; and the registers that change hands."""
     cases = pipeline_of(plan).cases()
     statement = f"{cases[-1 if plan.store is None else -2].name}: no deadlock, no race, for any number of k tiles"
-    return [pipelines(cases, statement)]
+    ring = len(cases) - (plan.store is not None)
+    return [pipelines(cases, statement, anyones=ring if plan.gathers else 0)]
 
 
 def _named_barriers(plan: Sm90Plan) -> Check:

@@ -26,6 +26,7 @@ WARPGROUP = 128
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
 _NUMBERS_REGISTERS = 40  # of a producer whose lanes hold the addresses of up to 9 numbers each
 _WAITS_REGISTERS = 56  # of a producer that waits for other GPUs: with 40 the compiler spills
+_GATHER_REGISTERS = 56  # of a producer whose threads hold the addresses of up to 16 rows each
 MAX_GRID_Y = 65535  # CUDA C++ Programming Guide, "Compute Capabilities": blocks of a grid's second dimension
 MAX_CLUSTER = arch_named("sm_90a").cluster_portable  # blocks
 
@@ -284,12 +285,13 @@ def loader_threads(loader: str, numbers: bool) -> int:
 
 
 def registers_of(
-    config: Sm90Config, arch: Arch, threads: int, numbers: bool = False, waits: bool = False
+    config: Sm90Config, arch: Arch, threads: int, numbers: bool = False, waits: bool = False, gathers: bool = False
 ) -> tuple[int, int] | None:
     """The (producer's, consumers') registers after setmaxnreg, or None without it.
 
     numbers  a warp of the producer's copies a main loop's numbers, and holds the addresses of its own
     waits    the loader waits for other GPUs
+    gathers  all threads of the producer's gather rows of A
 
     Only whole warpgroups may execute it (PTX ISA, setmaxnreg): a loader that is one warp leaves registers as they are.
     Raises PlanError for counts that the instruction does not take.
@@ -298,6 +300,7 @@ def registers_of(
         return None
     pool = threads * launch_registers(arch, threads) // WARPGROUP
     producer = _NUMBERS_REGISTERS if numbers else _WAITS_REGISTERS if waits else _PRODUCER_REGISTERS
+    producer = _GATHER_REGISTERS if gathers else producer
     consumer = min((pool - producer) // config.consumers // 8 * 8, 240)
     for count in (producer, consumer):
         problem = setmaxnreg_problem(count)

@@ -16,6 +16,7 @@ from .checks import pipeline_of
 from .edges import explain_ends
 from .gated import Gated
 from .grouped import explain_ragged
+from .indexed.checks import explain_indexed
 from .mainloop import explain_mainloop
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 from .quantized.experts import explain_experts
@@ -38,6 +39,9 @@ def roles(plan: Sm90Plan) -> tuple[RoleRow, ...]:
             if plan.weights is not None:
                 copies = plan.a.row_blocks * len(plan.a.block_copies(0, 0, 1))
                 issues = f"issues {copies} bulk copies of A, then {sum(boxes)} boxes of B"
+            if plan.gathers:
+                which = f"warps {plan.loader_warp} to {plan.loader_warp + 3}"
+                issues = f"issues {sum(boxes)} boxes of B; each thread copies its rows of A, and arrives at full[s]"
             does = f"waits for empty[s], arms full[s] with {plan.full_bytes} bytes, {issues}"
             rows.append(RoleRow("loader", which, does))
         if any(isinstance(action, Mma) for action in actions):
@@ -105,7 +109,10 @@ def _arrivals(plan: Sm90Plan, name: str, count: int) -> str:
         if any(isinstance(a, arriving) and a.barrier == name for a in walk(role.program))
     ]  # fmt: skip
     if name == "full":
-        lanes = f"s, of the loader and of its lanes' {count - 1} copies of numbers" if count > 1 else ", of the loader"
+        copies = (
+            f"its threads' {count - 1} copies of rows" if plan.gathers else f"its lanes' {count - 1} copies of numbers"
+        )
+        lanes = f"s, of the loader and of {copies}" if count > 1 else ", of the loader"
         return f"{count} arrival{lanes}, and {plan.full_bytes} bytes"
     if name == "sums":
         return f"{count} arrival, of {_said(roles_[0].name)}, and {plan.exchange.bytes if plan.exchange else 0} bytes"
@@ -177,6 +184,8 @@ def _explain_parts(plan: Sm90Plan, across: tuple[int, int]) -> list[str]:
         lines += explain_ragged(plan)
     if plan.experts is not None:
         lines += explain_experts(plan)
+    if plan.indexed is not None:
+        lines += explain_indexed(plan)
     if plan.triangles is not None:
         share = share_of_work(plan, plan.order.schedule.table(across))
         lines.append(f"{plan.triangles}: {share:.1%} of the K tiles of these tiles of C, the others are zeros")

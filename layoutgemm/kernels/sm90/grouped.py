@@ -311,7 +311,7 @@ def check_ragged(
 
 def ragged_checks(plan: Sm90Plan) -> list[Check]:
     """Every tile of every group is computed once, and every row stored once."""
-    return [_tiles_of_groups(plan), _ends(plan)]
+    return [_tiles_of_groups(plan), *([_ends(plan)] if plan.stores_by_maps else [])]
 
 
 def _samples(plan: Sm90Plan) -> list[npt.NDArray[np.int64]]:
@@ -394,9 +394,12 @@ def explain_ragged(plan: Sm90Plan) -> list[str]:
         of, entries = f"{plan.m} rows each, of which as many count as an {ragged.offsets}", "counts"
     else:
         of, entries = f"{plan.m} rows in all, their ends {ragged.offsets}", "first rows"
-    dims = ", ".join(present(plan.store).maps[0].dims)
+    ends = "threads store the rows of a group alone"
+    if plan.stores_by_maps:
+        dims = ", ".join(present(plan.store).maps[0].dims)
+        ends = f"a warp's store ends with its group: C's map begins {WARP_ROWS} rows before C, along ({dims})"
     return [
         f"groups: {plan.batch} of {of} in global memory{' says' * ragged.masked}; tables of "
         f"{ragged.entries} {entries} and first tiles at {plan.smem.table_offset}, {ragged.bytes} bytes",
-        f"  a warp's store ends with its group: C's map begins {WARP_ROWS} rows before C, along ({dims})",
+        f"  {ends}",
     ]

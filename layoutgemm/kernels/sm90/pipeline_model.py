@@ -75,6 +75,7 @@ class Hopper:
     numbers           the loader's lanes copy what a promotion reads into the stage, and arrive at its barrier for it
     packed            groups of products of a k tile whose A is packed weights, which threads read; 0 without them
     by_warps          mma.sync multiplies them: a k tile is read by threads alone, and done when it is released
+    gathers           the loader's warps copy A by cp.async, and a thread arrives for its own copies; consumers fence
     """
 
     stages: int
@@ -100,6 +101,7 @@ class Hopper:
     numbers: bool = False
     packed: int = 0
     by_warps: bool = False
+    gathers: bool = False
 
     @property
     def sharing(self) -> int:
@@ -195,6 +197,7 @@ class Hopper:
         by_warps = ["A converted, multiplied by warps"]
         converted = [f"A converted in {self.packed} group(s) of products"]
         more += by_warps if self.by_warps else converted if self.packed else []
+        more += ["A gathered"] if self.gathers else []
         return ", ".join([f"ring of {self.stages}", loads, kind, *more])
 
     def _count(self, which: int) -> int | None:
@@ -249,14 +252,17 @@ class Hopper:
         """One k tile: this block's share of A and of B."""
         copies: list[TmaLoad] = []
         for name, lands, to, blocks in zip("ab", self.lands, self.sharers(), self.cluster[::-1]):
+            if name == "a" and self.gathers:
+                continue
             alone = blocks == 1
             copies.append(
                 TmaLoad(name, "load", "full", lands, "own" if alone else to, part="whole" if alone else "rank")
             )
         numbers = (CpAsyncArrive("numbers", "load", "full"),) if self.numbers and not self.loader else ()
+        rows = (CpAsyncArrive("a", "load", "full", by="warp"),) if self.gathers else ()
         return (
-            Wait("empty", "load", flip=True, by="one"), ArriveExpect("full", "load"), *copies, *numbers,
-            Advance("load"),
+            Wait("empty", "load", flip=True, by="warp" if self.gathers else "one"), ArriveExpect("full", "load"),
+            *copies, *rows, *numbers, Advance("load"),
         )  # fmt: skip
 
     def _tiles(self, *body: Action) -> Program:
@@ -325,7 +331,9 @@ class Hopper:
             for block in self._later_blocks:
                 product = Mma(reads, f"again{block}", names[block], last=block == self.blocks - 1)
                 behind += [product, Commit("wgmma"), Advance(f"again{block}")] * self.early
-        tile: list[Action] = [ForK((Wait("full", "read"), *step, Advance("read"))), *behind]
+        # cp.async writes through the generic proxy: a fence of the threads that multiply, who know of the copies.
+        landed: Program = (Wait("full", "read"), *([FenceProxy()] if self.gathers else []))
+        tile: list[Action] = [ForK((*landed, *step, Advance("read"))), *behind]
         if self.pingpong:
             pass_on = If(MoreTiles(1), (Sync(f"turn{1 - i}", wait=False),))
             tile = [Sync(f"turn{i}"), *tile, pass_on]

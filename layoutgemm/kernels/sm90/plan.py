@@ -6,6 +6,7 @@ problem, Sm90Config --> wgmma atom, tiles of A and B, multicast copies, descript
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,6 +42,8 @@ from .config import WARPGROUP, Sm90Config, check_rows, check_tiles, loader_threa
 from .edges import with_ends
 from .gated import HALVES, check_gated, combination, in_halves
 from .grouped import Ragged, check_ragged, ragged_store
+from .indexed.copies import GatheredOperand, RowGather
+from .indexed.rows import OUT_ROWS, IndexedRows, check_indexed, check_order
 from .mainloop import COPY_ARRIVALS, Promoted, StageNumbers, check_promoted
 from .multicast import columns_of, few_rows, shared, with_copies
 from .named_barriers import Sm90Meetings
@@ -56,6 +59,7 @@ from .triangular.mirror import check_mirror, is_mirrored, mirror_of
 from .triangular.operands import Triangles, check_triangles
 from .types import accumulator_of, operands
 
+OperandOfA = OperandPlan | PackedOperand | GatheredOperand
 LEAST_STAGES = 2  # one group of products is in flight: its stage is released when the next k tile's have been issued
 
 
@@ -81,6 +85,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     experts       groups of C's columns, each of its own packed weights, or None: see `kernels.sm90.quantized.experts`
     triangles     which operands are triangular, or None: K tiles of zeros are skipped
     mirror        the second store of a symmetric product, or None
+    indexed       the row indices of A or of C, or None; A is then a GatheredOperand. See `kernels.sm90.indexed.rows`
     """
 
     m: int
@@ -88,7 +93,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     k: int
     batch: int
     arch: Any
-    a: Any  # an OperandPlan, or a PackedOperand where A is packed weights
+    a: Any  # an OperandPlan; a PackedOperand where A is packed weights, a GatheredOperand where its rows are gathered
     b: OperandPlan
     c: Operand
     mma: MmaAtom
@@ -117,6 +122,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     pair: Pair | None = None
     triangles: Triangles | None = None
     mirror: StorePlan | None = None
+    indexed: IndexedRows | None = None
     remedy = ", unless store is 'direct'"
     verbs = GemmPlan.verbs | {
         "check": "sm90.checks:check_sm90",
@@ -201,6 +207,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         experts: Ragged | None = None,
         order: Order | None = None,
         triangles: Triangles | None = None,
+        indexed: IndexedRows | None = None,
     ) -> Sm90Plan:
         """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -228,6 +235,8 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         order            the order of tiles, of all or some of them: a Schedule, a name such as "lower", a Layout, or a
                          function of the tile's number; see `kernels.orders`. None: the configuration's bands
         triangles        A or B is triangular, and K tiles of zeros are skipped: see `kernels.sm90.triangles`
+        indexed          A's rows are gathered, or C's scattered, through vectors of indices; m is the product's rows:
+                         see `kernels.sm90.indexed.rows`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -248,9 +257,12 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             pair_of(pair),
             weights,
             experts,
+            indexed,
         )
         if shards is not None:
             kernel.check_shards(shards)
+        if indexed is not None and triangles is not None:
+            raise PlanError("triangles: a product with indexed rows takes none")
         for name, part in (("shards", shards), ("weights", weights)):
             if part is not None and (order is not None or triangles is not None):
                 raise PlanError(f"{'triangles' if order is None else 'order'}: a product with {name} takes none")
@@ -297,10 +309,10 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             smem=smem,
             exchange=exchange,
             threads=threads,
-            full_arrivals=1 + COPY_ARRIVALS * bool(numbers.parts),
+            full_arrivals=1 + COPY_ARRIVALS * bool(numbers.parts) + kernel.gather_arrivals(a_plan),
             full_bytes=a_plan.bytes + b_plan.bytes,
             empty_arrivals=groups * WARPS_OF_GROUP * (along_m + along_n - 1),
-            registers=registers_of(config, arch, threads, bool(numbers.parts), shards is not None),
+            registers=registers_of(config, arch, threads, bool(numbers.parts), shards is not None, kernel.gathers),
             config=config,
             epilogue=kernel.epilogue or Epilogue(),
             gated=gated,
@@ -314,6 +326,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             pair=kernel.pair,
             triangles=triangles,
             mirror=kernel.mirror(store, schedule),
+            indexed=kernel.indexed,
         )
 
     # ------------------------------------------------------------------------------------------------ what is asked for
@@ -323,19 +336,51 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         return (
             bool(self.epilogue)
             or self.weights is not None
-            or any(part is not None for part in (self.mainloop, self.groups, self.shards))
+            or any(part is not None for part in (self.mainloop, self.groups, self.shards, self.indexed))
             or any(part is not None and part.words for part in self._own)
         )
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the 64-bit parameters: of epilogue, main loop, groups, shards, further operands, order."""
+        """Names of the 64-bit parameters: of epilogue, main loop, groups, shards, further operands, order, rows."""
         return tuple(word for part in (self.epilogue, *self._own) if part is not None for word in part.words)
 
     @property
-    def _own(self) -> tuple[Promoted | Ragged | AlongK | Shards | Combined | Pair | Schedule | None, ...]:
+    def _own(self) -> tuple[Promoted | Ragged | AlongK | Shards | Combined | Pair | Schedule | IndexedRows | None, ...]:
         """Parts that may take words, in the order after the epilogue's."""
-        return self.mainloop, self.groups, self.shards, self.gated, self.pair, self.order.schedule
+        return self.mainloop, self.groups, self.shards, self.gated, self.pair, self.order.schedule, self.indexed
+
+    @property
+    def gathers(self) -> bool:
+        """True if A's rows are gathered."""
+        return self.indexed is not None and self.indexed.gather is not None
+
+    @property
+    def scatters(self) -> bool:
+        """True if C's rows are scattered."""
+        return self.indexed is not None and self.indexed.scatter is not None
+
+    @property
+    def stores_by_maps(self) -> bool:
+        """True if TMA stores C: scattered rows are stored by threads."""
+        return self.store is not None and not self.scatters
+
+    @property
+    def rows_of_a(self) -> int:
+        """Rows of the matrix A: the product's, unless they are gathered."""
+        return self.m if self.indexed is None or self.indexed.gather is None else self.indexed.gather.rows
+
+    @property
+    def rows_of_c(self) -> int:
+        """Rows of the matrix C: the product's, unless they are scattered."""
+        return self.m if self.indexed is None or self.indexed.scatter is None else self.indexed.scatter.rows
+
+    def stored_rows(self, values: Mapping[str, Any]) -> Any:
+        """The rows of C that are stored, as an array; None for all.
+
+        values  that the plan reads, by name
+        """
+        return values[OUT_ROWS] if self.scatters else None
 
     @property
     def numbers_given(self) -> tuple[str, ...]:
@@ -350,7 +395,8 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     def for_any_size(self) -> Sm90Plan:
         """The plan of the same kernel for products of 1x1x1: what the trace sees."""
         plan = super().for_any_size()
-        return plan if self.pair is None else replace(plan, pair=Pair())
+        plan = plan if self.pair is None else replace(plan, pair=Pair())
+        return plan if self.indexed is None else replace(plan, indexed=self.indexed.for_any_size())
 
     @property
     def further(self) -> dict[str, tuple[OperandPlan, tuple[int, int]]]:
@@ -363,7 +409,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     def reads_by_name(self) -> bool:
         """True if a run takes operands by name beside an epilogue's: tables, groups, further matrices, the order's."""
         named = self.mainloop is not None or self.groups is not None or bool(self.order.schedule.words)
-        return named or bool(self.further or self.numbers_given)
+        return named or self.indexed is not None or bool(self.further or self.numbers_given)
 
     @property
     def tiles(self) -> tuple[int, int]:
@@ -487,6 +533,9 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             return "sm90.device.quantized:Sm90QuantizedKernel"
         if self.along_k is not None:
             return "sm90.device.along_k:Sm90AlongKKernel"
+        if self.indexed is not None:
+            which = "Sm90IndexedKernel" if self.ragged is None else "Sm90IndexedGroupsKernel"
+            return f"sm90.device.indexed:{which}"
         if self.ragged is not None:
             which = "Sm90RaggedKernel" if self.mainloop is None else "Sm90RaggedPromotedKernel"
             return f"sm90.device.grouped:{which}"
@@ -509,6 +558,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             + (f", columns in {self.batch} group(s)" if self.experts is not None else "")
             + (f", {self.triangles}" if self.triangles is not None else "")
             + (", each tile off the diagonal stored twice" if self.mirror is not None else "")
+            + (f", {self.indexed}" if self.indexed is not None else "")
         )
 
 
@@ -535,6 +585,7 @@ class _Request:
     pair: Pair | None
     weights: QuantizedFormat | None = None
     experts: Ragged | None = None
+    indexed: IndexedRows | None = None
 
     @classmethod
     def of(
@@ -542,6 +593,7 @@ class _Request:
         epilogue: Epilogue | None, gate: Combined | str | None, mainloop: Promoted | None,
         groups: tuple[Ragged | None, AlongK | None], pair: Pair | None, weights: QuantizedFormat | None = None,
         experts: Ragged | None = None,
+        indexed: IndexedRows | None = None,
     ) -> _Request:  # fmt: skip
         """The request of a caller's arguments; raises PlanError."""
         ragged, along_k = groups
@@ -576,11 +628,26 @@ class _Request:
             named = [name for name, part in parts.items() if part is not None]
             check_packed(weights, sizes, config, (a, b), epilogue, named, experts is not None)
             config = replace(config, tile_k=config.tile_k or UNIT_K)
-        return cls(sizes, (a, b, c), config, epilogue, gated, mainloop, ragged, along_k, pair, weights, experts)
+        if indexed is not None:
+            taken = {"gated": gated, "mainloop": mainloop, "along_k": along_k, "pair": pair, "weights": weights}
+            named = [name for name, part in taken.items() if part is not None]
+            named += ["masked groups"] * (ragged is not None and ragged.masked)
+            check_indexed(indexed, sizes, config, (a, c), ragged is not None, named)
+        parts_of_k = mainloop, ragged, along_k, pair
+        return cls(sizes, (a, b, c), config, epilogue, gated, *parts_of_k, weights, experts, indexed)
+
+    @property
+    def gathers(self) -> bool:
+        """True if A's rows are gathered."""
+        return self.indexed is not None and self.indexed.gather is not None
+
+    def gather_arrivals(self, a: OperandOfA) -> int:
+        """Arrivals at a stage's barrier of threads that gather A."""
+        return a.arrivals if isinstance(a, GatheredOperand) else 0
 
     def check_shards(self, shards: Shards) -> None:
         """Raise PlanError for what a kernel of shards does not have."""
-        names = ("gated", "mainloop", "ragged", "along_k", "pair", "weights")
+        names = ("gated", "mainloop", "ragged", "along_k", "pair", "weights", "indexed")
         for name, part in [(name, getattr(self, name)) for name in names]:
             if part is not None:
                 raise PlanError(f"{name}: a product of shards takes none")
@@ -627,7 +694,7 @@ class _Request:
                 raise PlanError("products = 'warp': only those of packed weights are by mma.sync")
             warp_products(self.config, b, tile_k)
 
-    def check_maps(self, store: StorePlan | None, a: OperandPlan | PackedOperand, b: OperandPlan) -> None:
+    def check_maps(self, store: StorePlan | None, a: OperandOfA, b: OperandPlan) -> None:
         """Raise PlanError for more tensor maps than the kernel has parameters for."""
         second = len(a.copies) + len(b.copies) if self.pair is not None else 0
         check_maps(store, a.maps + b.maps - 2 + second)
@@ -646,6 +713,8 @@ class _Request:
         check_tiles(config, across if self.experts is None else across[::-1], batch, self.grouped_lines)
         usual = order_of(self.config)
         found = order_for(order, usual, tile, across)
+        if self.indexed is not None:
+            check_order(found)
         if found == usual:
             return usual
         if self.config.launch == "tiles":
@@ -697,7 +766,7 @@ class _Request:
         """The depth of a stage in elements; raises PlanError."""
         return stage_depth(self.config.tile_k, STAGE_BYTES_OF_K, self.operands[0].dtype, atom)
 
-    def operand_plans(self, atom: MmaAtom, tile_k: int) -> tuple[OperandPlan | PackedOperand, OperandPlan]:
+    def operand_plans(self, atom: MmaAtom, tile_k: int) -> tuple[OperandOfA, OperandPlan]:
         """A and B: tiles, shared copies, edge boxes; raises PlanError."""
         if self.weights is not None:
             return self.packed_plans(self.weights, atom, tile_k)
@@ -723,6 +792,10 @@ class _Request:
         # Beside loads between the products it costs 1%; halves of a tile ptxas serialises then (as with `stays`): 5%.
         further = apart or self.pair is not None  # whose tensor maps leave no room for those of last rows
         ends = config.loader != "self" and not self.halved and not further
+        if self.gathers:
+            copy = RowGather.derive(a_plan.smem)
+            gathered = GatheredOperand(a_plan.dtype, a_plan.smem, a_plan.descriptor, copy)
+            return gathered, with_ends(b_plan, "n", tile_n, c_spec.dtype, ends)
         return (
             with_ends(a_plan, "m", tile_m, c_spec.dtype, ends and config.rows is None and self.ragged is None),
             with_ends(b_plan, "n", tile_n, c_spec.dtype, ends and self.gated is None),
@@ -756,6 +829,8 @@ class _Request:
         store = StorePlan.derive(
             stored, self.blocks, self.operands[2], tuning.chunks, tuning.buffers, parts, dealt=config.split > 1
         )
+        if self.indexed is not None and self.indexed.scatter is not None:
+            return store  # by vectors of C's rows, wherever they are
         if self.ragged is not None:
             return ragged_store(store, self.sizes[3] > 1 and not self.joined_rows)
         return store.of_batch(self.sizes[3])
@@ -774,7 +849,7 @@ class _Request:
         values = atom.accumulator_registers // split
         return Exchange(values, Layout((WARPGROUP, values // 4, self.blocks, self.config.consumers, split - 1)))
 
-    def stages(self, a: OperandPlan | PackedOperand, b: OperandPlan, c_bytes: int, exchange: Exchange | None) -> int:
+    def stages(self, a: OperandOfA, b: OperandPlan, c_bytes: int, exchange: Exchange | None) -> int:
         """The stages, as many as asked for or as fit; raises PlanError."""
         table = self.table_bytes + 16 if self.table_bytes else 0  # and up to 16 to align it
         table += 16 if self.numbers.parts else 0
@@ -794,7 +869,7 @@ class _Request:
         return store.bytes(self.config.consumers * WARPS_OF_GROUP) if store else 0
 
     def memory(
-        self, a: OperandPlan | PackedOperand, b: OperandPlan, stages: int, store: StorePlan | None,
+        self, a: OperandOfA, b: OperandPlan, stages: int, store: StorePlan | None,
         exchange: Exchange | None,
     ) -> tuple[Sm90Smem, Exchange | None]:  # fmt: skip
         """The map of shared memory, and the exchange at its place; raises PlanError."""

@@ -38,6 +38,7 @@ from ..store import ROWS, WARP_ROWS, StoreChunk, StorePlan
 from .along_k import k_tiles_of, line_table, load_place, of_lines
 from .gated import HALF
 from .grouped import STOP, store_extents, store_place, tables
+from .indexed.reference import gather_tile, scatter_chunk
 from .mainloop import COPY_ARRIVALS
 from .operands.pair import SECOND, place_in_pairs
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
@@ -62,8 +63,8 @@ def execute_sm90(
     Raises PlanError when a barrier would never complete, shared memory is left, or an element of C is not stored once.
     """
     numbers = given[plan.ragged.name] if plan.ragged is not None and given else np.zeros(0, np.int64)
-    if plan.ragged is None:
-        c = Output(plan.c, plan.m, plan.n, plan.matrices_of_c)
+    if plan.ragged is None or not plan.stores_by_maps:
+        c = Output(plan.c, plan.rows_of_c, plan.n, plan.matrices_of_c)
     else:  # its map begins some lines before C
         c = Output(plan.c, plan.m, plan.n, 1 if plan.joined_rows else plan.batch, before=WARP_ROWS)
         of, matrices = store_extents(c.lines, c.inner), c.batch > 1
@@ -203,7 +204,11 @@ class _Cluster:
                                   (("a", of_a), ("b", of_b[:1]))]  # fmt: skip
                 if plan.along_k is not None:
                     origin |= load_place(plan, *self.lines, first + at, max)
-                if plan.weights is None:
+                if plan.gathers:
+                    at_stage = self._stage(block, plan.a, stage)
+                    gather_tile(plan, self.given, self.a, origin, self.end, block.smem, at_stage)
+                    block.full[stage].arrive(plan.a.arrivals)
+                elif plan.weights is None:
                     self._share(plan.a, of_a, origin, stage, block.column, [b for b in blocks if b.row == block.row])
                 else:
                     load_blocks(plan, self.a.bits, origin, block.smem, self._stage(block, plan.a, stage))
@@ -386,6 +391,12 @@ class _Cluster:
                 for chunk in round_.chunks:
                     self._fill(store, block.smem, address + chunk.offset, chunk, owner, bits)
                 for chunk in round_.chunks:
+                    if plan.scatters:
+                        first = row + owner * WARP_ROWS, column + chunk.column
+                        scatter_chunk(
+                            plan, self.given, self.c, chunk, first, self.end, block.smem, address + chunk.offset
+                        )
+                        continue
                     tma = store.maps[chunk.map]
                     place = {"m": row + owner * (ROWS // WARPS_OF_GROUP), "n": column + chunk.column,
                              "l": block.origin["l"]}  # fmt: skip

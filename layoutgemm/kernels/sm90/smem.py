@@ -8,6 +8,7 @@ from ...layouts import Layout
 from ..derive import OperandPlan
 from ..plan import BARRIER_BYTES, StoreSmemMap, rounded_up
 from ..store import TILE_ALIGNMENT, StorePlan
+from .indexed.copies import GatheredOperand
 from .quantized.operand import PackedOperand
 
 
@@ -74,8 +75,8 @@ class Exchange:
 
 
 def smem_map(
-    a: OperandPlan | PackedOperand, b: OperandPlan, stages: int, c_bytes: int, store: StorePlan | None, single: bool,
-    table_bytes: int = 0, sums_bytes: int = 0, numbers_bytes: int = 0,
+    a: OperandPlan | PackedOperand | GatheredOperand, b: OperandPlan, stages: int, c_bytes: int,
+    store: StorePlan | None, single: bool, table_bytes: int = 0, sums_bytes: int = 0, numbers_bytes: int = 0,
 ) -> Sm90Smem:  # fmt: skip
     """The map, in this order.
 

@@ -18,8 +18,7 @@ from ...kernels.compile.compiler import CompiledGemm
 from ...kernels.fp8.plan import BLOCK as DEPTH
 from ...kernels.fp8.plan import VECTOR_BYTES, QuantizePlan, pitch_of, scale_pitch
 from ...kernels.plan import MAX_COORDINATE, tile_count
-from ..launch import Direct
-from ..operator import empty_on_gpu, raw_stream
+from ..launch import Direct, empty_on_gpu, raw_stream
 from ..prepared import on_gpu, target
 from ..problem import contiguous_strides
 from ..scaled_grouped.recipes import BLOCK, ROW, SQUARE, TENSOR

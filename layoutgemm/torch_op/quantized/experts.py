@@ -28,9 +28,8 @@ from ...kernels.sm90.quantized.formats import QuantizedFormat
 from ..bias_activation import GATES, by_torch
 from ..checks import check_activation, check_device, refuse_derivatives, stored_as
 from ..compiled.traced import named
-from ..launch import Direct
+from ..launch import Direct, raw_stream
 from ..library import with_autograd
-from ..operator import raw_stream
 from ..prepared import config_text, gpu, on_gpu
 from ..scaled_grouped.grouped import OFFSETS, check_values
 from ..scaled_grouped.kept import require_hopper

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 
 from ..checks import PLAIN
-from ..launch import Direct
-from ..operator import empty_on_gpu, raw_stream, seen_by_autograd_alone
+from ..launch import Direct, empty_on_gpu, raw_stream
+from ..operator import seen_by_autograd_alone
 from ..problem import contiguous_strides
 
 Key = tuple[object, ...]

@@ -21,8 +21,7 @@ from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from ...kernels.sm90.quantized.choose import packed_config
 from ...kernels.sm90.quantized.formats import QuantizedFormat
 from ..bias_activation import by_torch
-from ..launch import Direct
-from ..operator import raw_stream
+from ..launch import Direct, raw_stream
 from ..prepared import gpu, on_gpu
 from ..scaled_grouped.kept import require_hopper
 from ..types import C_NAMES, NAMES, READ

@@ -12,6 +12,8 @@ from ..autograd.kept import recorder
 from ..checks import NOT_RECORDED, PLAIN, autocast, differentiated, needs_dispatcher, transforms
 from ..compiled.traced import check_kinds, named, refusal, refuse
 from ..fp8.launch import kept_shapes
+from ..indexed.api import indexed_matmul
+from ..indexed.product import IndexedOperands
 from ..operator import seen_by_autograd_alone
 from ..prepared import config_text
 from .grouped import COLUMNS, COUNTS, ENDS, OFFSETS, check_expected, expected_config, finished, groups_of, in_groups
@@ -241,24 +243,13 @@ _recipe_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def grouped_matmul(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offsets: torch.Tensor | None = None,
-    *,
-    offs: torch.Tensor | None = None,
-    counts: torch.Tensor | None = None,
-    expected_rows: int | None = None,
-    scale_a: torch.Tensor | None = None,
-    scale_b: torch.Tensor | None = None,
-    recipe_a: object = None,
-    recipe_b: object = None,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-    use_fast_accum: bool = True,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    config: Sm90Config | None = None,
-) -> torch.Tensor:
+    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor | None = None, *, offs: torch.Tensor | None = None,
+    counts: torch.Tensor | None = None, expected_rows: int | None = None, scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None, recipe_a: object = None, recipe_b: object = None,
+    bias: torch.Tensor | None = None, activation: str | None = None, use_fast_accum: bool = True,
+    out: torch.Tensor | None = None, out_dtype: torch.dtype | None = None, config: Sm90Config | None = None,
+    rows: torch.Tensor | None = None, out_rows: torch.Tensor | None = None, row_weights: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     """A grouped GEMM, as in a mixture of experts: a product for each group, in one launch.
 
     The ranks of a and b say what the groups are of, as in torch.nn.functional.grouped_mm:
@@ -287,6 +278,8 @@ def grouped_matmul(
     out       where the product goes, of its shape and type, apart from what is read
     out_dtype default a's type; bfloat16 for float8
     config    the kernel's configuration; of groups of columns, that of the transposed product
+    rows, out_rows, row_weights   of groups of rows with `offsets`, as for `matmul`: groups are of the product's rows.
+              Row i reads row rows[i] of a, and is row out_rows[i] of the result
 
     On a GPU the values of offsets, offs and counts are read by the kernel alone: the host does not wait for them, and
     they are not checked. No row is written outside of its group.
@@ -304,6 +297,11 @@ def grouped_matmul(
     >>> grouped_matmul(a.T, a, offs=torch.tensor([1, 1, 3]))[:, 0, 0].tolist()
     [1.0, 0.0, 2.0]
     """
+    if rows is not None or out_rows is not None or row_weights is not None:
+        untaken = {"offs": offs, "counts": counts, "expected_rows": expected_rows, "scale_a": scale_a,
+                  "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias}  # fmt: skip
+        given = IndexedOperands(a, b, rows, out_rows, row_weights, offsets)
+        return indexed_matmul(given, activation=activation, out=out, out_dtype=out_dtype, config=config, others=untaken)
     if _is_traced():
         if expected_rows is not None:
             refuse(_NO_EXPECTED_ROWS)

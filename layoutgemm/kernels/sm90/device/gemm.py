@@ -91,7 +91,8 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         others = maps_c + maps_a[1:] + maps_a2 + maps_b[1:] + last_b + maps_b2
         assert len(others) <= OTHER_MAPS, f"{len(others)} tensor maps besides the first two"
         others += [map_a] * (OTHER_MAPS - len(others))  # a kernel has a fixed number of parameters
-        self.kernel(map_a, maps_b[0], *others, c, m, n, k, batch, *pitches["c"], self.kernel_words(words, a)).launch(
+        more = self.kernel_words(words, a, pitches["a"][0])
+        self.kernel(map_a, maps_b[0], *others, c, m, n, k, batch, *pitches["c"], more).launch(
             grid=self.launch_grid(m, n, batch, workers, self.reads_of(words)),
             block=(plan.threads, 1, 1),
             cluster=(plan.cluster_size, 1, 1),
@@ -129,8 +130,8 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         own = self.map_of_lines(self.plan.a.tma, a, pitches, extents)
         return [own, *self.maps_of_last_rows(self.plan.a, a, extents, pitches)]
 
-    def kernel_words(self, words: Sequence[Int64], a: Int64) -> Sequence[Int64]:
-        """The words of a launch as the kernel takes them; `a` is A's address."""
+    def kernel_words(self, words: Sequence[Int64], a: Int64, lda: Int64) -> Sequence[Int64]:
+        """The words of a launch as the kernel takes them; `a` and `lda` are A's address and pitch."""
         return words
 
     def sources_of_b(
@@ -316,11 +317,14 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             if group == plan.config.consumers:
                 if const_expr(plan.registers is not None):
                     bridge.give_registers(present(plan.registers)[0])
-                if warp == plan.loader_warp and job.k_tiles > 0:
-                    while ahead[0] < job.tiles:
-                        ahead = self.load_next(job, maps, ahead)
-                if const_expr(plan.drains):
-                    self.drain(job, ahead)
+                if const_expr(plan.gathers):
+                    self.gather_tiles(job, maps, first, thread % WARPGROUP)
+                else:
+                    if warp == plan.loader_warp and job.k_tiles > 0:
+                        while ahead[0] < job.tiles:
+                            ahead = self.load_next(job, maps, ahead)
+                    if const_expr(plan.drains):
+                        self.drain(job, ahead)
                 if const_expr(plan.numbers_warp is not None):
                     if warp == plan.numbers_warp:
                         self.feed_numbers(job, first)
@@ -401,7 +405,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             early = plan.config.early
             for k_tile in cutlass.range(k_tiles - early, unroll=1):
                 stage = bridge.uniform(stage)
-                bridge.barrier_wait(job.shared.full(stage), parity)
+                self.await_stage(job, stage, parity)
                 mma.multiply_blocks(accumulators, a, b, stage, k_tile > 0)
                 mma.wait(1)
                 if k_tile > 0:
@@ -415,7 +419,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             held = []
             for step in cutlass.range_constexpr(early):
                 stage = bridge.uniform(stage)
-                bridge.barrier_wait(job.shared.full(stage), parity)
+                self.await_stage(job, stage, parity)
                 if const_expr(step == 0 and plan.half is not None):
                     mma.wait(0)  # only instructions of one shape keep their order over an accumulator by themselves
                 keep = k_tiles > early if step == 0 else True
@@ -469,6 +473,12 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             self.drain(job, ahead)
         if const_expr(plan.store is not None):
             bridge.wait_stores_read(0)
+
+    def await_stage(self, job: bridge.Carried, stage: Int32, parity: Int32) -> None:
+        """Wait until a stage has landed. A thread that multiplies what cp.async wrote fences behind the wait."""
+        bridge.barrier_wait(job.shared.full(stage), parity)
+        if const_expr(self.plan.gathers):
+            bridge.shared_writes_visible()
 
     @cute.jit
     def bring_together(self, job: bridge.Carried, sums: Sequence[cute.Tensor], at: tuple[Int32, ...]) -> None:

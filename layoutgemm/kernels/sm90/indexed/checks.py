@@ -1,0 +1,138 @@
+"""Checks of indexed rows: vectors of A's tile and of C's chunks move once, each to its place, without conflicts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ....atoms.copy.base import WARP
+from ....checks import bank_conflicts
+from ....report import Check
+from ...plan import present
+from ...store import WARP_ROWS, StoreChunk, distinct_chunks
+from ..config import WARPGROUP
+from .copies import VECTOR_BYTES, GatheredOperand, RowScatter
+
+if TYPE_CHECKING:
+    from ..plan import Sm90Plan
+
+
+def indexed_checks(plan: Sm90Plan) -> list[Check]:
+    """The copies of gathered rows, and the stores of scattered ones."""
+    checks = [_gathered(plan.a), _ends_of_k(plan.a), _gather_banks(plan.a)] if plan.gathers else []
+    if plan.scatters:
+        chunks = distinct_chunks(present(plan.store))
+        found = [_scattered(chunk) for chunk in chunks]
+        checks.append(next((check for check in found if not check), found[0]))
+        found = [_scatter_banks(chunk) for chunk in chunks]
+        checks.append(next((check for check in found if not check), found[0]))
+    return checks
+
+
+def _gathered(operand: GatheredOperand) -> Check:
+    """Every vector of the tile is copied once, to its place."""
+    copy, tile, witness = operand.copy, operand.smem, ""
+    width, thread = VECTOR_BYTES // tile.dtype.bytes, np.arange(WARPGROUP)
+    times = np.zeros(tile.extent, np.int64)
+    for number in range(copy.passes):
+        for span in range(copy.spans):
+            row, first = copy.row(thread, number), copy.element(thread, span)
+            to = np.asarray(copy.byte(thread)) + copy.step(number, span)
+            for e in range(width):
+                wrong = np.nonzero(to + e * tile.dtype.bytes != tile.byte(row, first + e))[0]
+                if len(wrong):
+                    at = int(wrong[0])
+                    place = f"row {int(row[at])}, k {int(first[at]) + e}"
+                    witness = witness or f"{place} lands at byte {int(to[at]) + e * tile.dtype.bytes}"
+                np.add.at(times, (row, first + e), 1)
+            if (to % VECTOR_BYTES).any():
+                witness = witness or f"thread {int(np.argmax(to % VECTOR_BYTES > 0))} copies to an odd byte"
+    if (times != 1).any() and not witness:
+        at_row, at_k = (int(x[0]) for x in np.nonzero(times != 1))
+        witness = f"row {at_row}, k {at_k} is copied {int(times[at_row, at_k])} times"
+    statement = (
+        f"{operand.arrivals} threads copy {copy.passes} row(s) each in {copy.spans} vector(s) of 16 bytes: each "
+        f"element of {tile.extent[0]}x{tile.extent[1]} once, where its tile has it"
+    )
+    return Check("copy A", statement, not witness, f"exhaustion ({times.size} elements)", witness)
+
+
+def _ends_of_k(operand: GatheredOperand) -> Check:
+    """The bytes that a vector reads, wherever the row ends."""
+    copy, size, witness = operand.copy, operand.dtype.bytes, ""
+    tests = range(-operand.smem.extent[1] - 1, operand.smem.extent[1] + VECTOR_BYTES)
+    for left in tests:
+        inside = sum(e < left for e in range(VECTOR_BYTES // size)) * size
+        if copy.valid(left) != inside:
+            witness = witness or f"with {left} elements left {copy.valid(left)} bytes are read, not {inside}"
+    statement = "a vector reads the bytes of its row up to K, and the others are zeros"
+    return Check("ends of K", statement, not witness, f"exhaustion ({len(tests)} ends)", witness)
+
+
+def _gather_banks(operand: GatheredOperand) -> Check:
+    """Writes of a warp's vectors to shared memory."""
+    copy, thread = operand.copy, np.arange(WARPGROUP)
+    steps = [copy.step(number, span) for number in range(copy.passes) for span in range(copy.spans)]
+    bytes_ = np.concatenate([(np.asarray(copy.byte(thread)) + step).reshape(-1, WARP) for step in steps])
+    return bank_conflicts(bytes_, VECTOR_BYTES, "cp.async").as_check("banks of copies")
+
+
+def _lanes(chunk: StoreChunk) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """(row, column, byte) of each lane's vector for each pass; -1 where it has none."""
+    scatter, found = RowScatter(chunk.tile), []
+    for number in range(scatter.passes):
+        row, column = (np.asarray(x) for x in scatter.place(number, np.arange(WARP)))
+        inside = row < chunk.tile.extent[0]
+        bytes_ = np.asarray(scatter.byte((np.where(inside, row, 0), column)))
+        found.append((np.where(inside, row, -1), column, np.where(inside, bytes_, -1)))
+    return found
+
+
+def _scattered(chunk: StoreChunk) -> Check:
+    """Every element of a warp's chunk is stored once, from its place."""
+    scatter, witness = RowScatter(chunk.tile), ""
+    times, size = np.zeros(chunk.tile.extent, np.int64), chunk.tile.dtype.bytes
+    for row, column, bytes_ in _lanes(chunk):
+        lanes = row >= 0
+        for e in range(scatter.width):
+            at = (row[lanes], column[lanes] + e)
+            np.add.at(times, at, 1)
+            wrong = np.nonzero(bytes_[lanes] + e * size != chunk.tile.byte(*at))[0]
+            if len(wrong):
+                place = f"row {at[0][wrong[0]]}, column {at[1][wrong[0]]}"
+                witness = witness or f"{place} is read from byte {bytes_[lanes][wrong[0]] + e * size}"
+    if chunk.tile.extent[0] != WARP_ROWS or chunk.column * size % VECTOR_BYTES:
+        witness = witness or f"a chunk of {chunk.tile.extent[0]} rows from column {chunk.column} on"
+    if (times != 1).any() and not witness:
+        row_, column_ = (int(x[0]) for x in np.nonzero(times != 1))
+        witness = f"row {row_}, column {column_} is stored {int(times[row_, column_])} times"
+    statement = (
+        f"lanes store {WARP_ROWS} rows of {chunk.width} columns in {scatter.passes} vector(s) of 16 bytes each: each "
+        "element once, from where its tile has it"
+    )
+    return Check("scatter C", statement, not witness, f"exhaustion ({times.size} elements)", witness)
+
+
+def _scatter_banks(chunk: StoreChunk) -> Check:
+    """A warp's loads of its buffer."""
+    bytes_ = np.stack([bytes_ for _, _, bytes_ in _lanes(chunk)])
+    return bank_conflicts(bytes_, VECTOR_BYTES, "ld.shared").as_check("banks of scatter")
+
+
+def explain_indexed(plan: Sm90Plan) -> list[str]:
+    """The indices, the loader's copies and the stores as text."""
+    lines = [f"indexed: {plan.indexed}; an index outside of its matrix reads zeros, or stores nothing"]
+    if plan.gathers:
+        copy = plan.a.copy
+        lines.append(
+            f"  A: {plan.a.arrivals} threads copy {copy.passes * copy.spans} vectors of 16 bytes each of a K tile "
+            f"(cp.async), {copy.tiled.layout_tv}; consumers fence (fence.proxy.async) behind full[s]"
+        )
+    if plan.scatters:
+        chunk = distinct_chunks(present(plan.store))[0]
+        lines.append(
+            f"  C: {RowScatter(chunk.tile).passes} vectors of 16 bytes a lane of a {WARP_ROWS}x{chunk.width} chunk, "
+            "from shared memory; elements one by one where C's rows are not aligned, or at N's end"
+        )
+    return lines

@@ -1,0 +1,48 @@
+"""The configuration of a product with indexed rows, where none is given or measured."""
+
+from __future__ import annotations
+
+from ..choose.occupancy import Places
+from ..choose.scaled_grouped import grouped_config
+from ..config import Sm90Config
+
+# Tiles of C, and the warpgroups that multiply them. Columns come by TMA, rows by threads: tiles are wide.
+_TILES = {(128, 256): 2, (128, 192): 2, (128, 128): 2, (64, 256): 1, (64, 128): 1, (64, 64): 1}
+_OVERHEAD = 64  # columns of a tile that its start and its store cost
+
+
+def indexed_config(sizes: tuple[int, int, int, int], gathers: bool, grouped: bool, wide: bool = False) -> Sm90Config:
+    """The configuration for M, N, K and the groups; `wide`: C has 32 bits an element.
+
+    >>> indexed_config((8192, 4096, 4096, 1), True, False).tile, indexed_config((32, 4096, 4096, 1), True, False).tile
+    ((128, 256), (64, 64))
+    >>> indexed_config((32768, 4096, 4096, 8), True, True).loader, indexed_config((160, 4096, 4096, 8), True, True).tile
+    ('warpgroup', (64, 256))
+    """
+    m, n, k, groups = sizes
+    rows = -(-m // groups)
+    if grouped and not gathers:
+        return grouped_config(rows, 2 * k, wide)
+    tile = _tile_of_groups(rows) if grouped else _tile_of_one(m, n)
+    pairs = rows > 2 * tile[0] and tile[0] == 128
+    return Sm90Config(
+        tile, consumers=_TILES.get(tile, 3), loader="warpgroup", cluster=(2, 1) if pairs else (1, 1),
+        along="N" if pairs and grouped else "M", chunks=1, buffers=1 if wide else 2, l2_promotion="256B",
+    )  # fmt: skip
+
+
+def _tile_of_groups(rows: int) -> tuple[int, int]:
+    """Few rows: a group's weights are read once; many: large tiles. Tiles of 192 rows waste few of 129 to 192."""
+    if rows <= 64:
+        return 64, 256
+    return (192, 160) if 128 < rows <= 192 else (128, 256)
+
+
+def _tile_of_one(m: int, n: int) -> tuple[int, int]:
+    """The tile whose rounds over all multiprocessors take least."""
+
+    def work(tile: tuple[int, int]) -> int:
+        tiles = -(-m // tile[0]) * -(-n // tile[1])
+        return -(-tiles // Places().multiprocessors) * max(tile[0], 128) * (tile[1] + _OVERHEAD)
+
+    return min(_TILES, key=work)

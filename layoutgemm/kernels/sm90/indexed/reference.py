@@ -1,0 +1,65 @@
+"""The NumPy executor's share of indexed rows: the loader's copies into a stage, and the lanes' stores of a chunk."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....atoms.copy.base import WARP
+from ...run.hardware_model import GlobalMatrix, Output, SharedBytes
+from ...store import StoreChunk
+from ..config import WARPGROUP
+from .copies import VECTOR_BYTES, RowScatter
+from .rows import OUT_ROWS, ROWS
+
+if TYPE_CHECKING:
+    from ..plan import Sm90Plan
+
+
+def rows_found(
+    plan: Sm90Plan, given: dict[str, Any], name: str, numbers: npt.NDArray[np.int64], end: int
+) -> npt.NDArray[np.int64]:
+    """The rows of A or of C that are rows `numbers` of the product; -1 from row `end` on, and outside of the matrix."""
+    rows = plan.rows_of_a if name == ROWS else plan.rows_of_c
+    found = given[name][np.minimum(numbers, plan.m - 1)]
+    return np.where((numbers < end) & (found >= 0) & (found < rows), found, -1)
+
+
+def gather_tile(
+    plan: Sm90Plan, given: dict[str, Any], a: GlobalMatrix, origin: dict[str, int], end: int, smem: SharedBytes,
+    address: int,
+) -> None:  # fmt: skip
+    """A's K tile by the loader's threads, from the rows that the indices name."""
+    copy, dtype, thread = plan.a.copy, plan.a.dtype, np.arange(WARPGROUP)
+    elements = np.arange(VECTOR_BYTES // dtype.bytes)
+    for number in range(copy.passes):
+        rows = rows_found(plan, given, ROWS, origin["m"] + np.asarray(copy.row(thread, number)), end)
+        for span in range(copy.spans):
+            first = origin["k"] + np.asarray(copy.element(thread, span))
+            valid = np.asarray(copy.valid(plan.k - first, np.minimum, np.maximum))
+            read = (rows[:, None] >= 0) & (elements * dtype.bytes < valid[:, None])
+            source = np.where(read, rows[:, None] * a.leading + first[:, None] + elements, 0)
+            bits = np.where(read, a.bits[source], a.bits.dtype.type(0))
+            to = address + np.asarray(copy.byte(thread)) + copy.step(number, span)
+            smem.write(to[:, None] + elements * dtype.bytes, bits, dtype)
+
+
+def scatter_chunk(
+    plan: Sm90Plan, given: dict[str, Any], c: Output, chunk: StoreChunk, place: tuple[int, int], end: int,
+    smem: SharedBytes, address: int,
+) -> None:  # fmt: skip
+    """A warp's chunk, in a buffer, to the rows that the indices name; `place` is its first row and column."""
+    scatter, dtype, lane = RowScatter(chunk.tile), plan.c.dtype, np.arange(WARP)
+    elements = np.arange(scatter.width)
+    for number in range(scatter.passes):
+        row, column = (np.asarray(x) for x in scatter.place(number, lane))
+        row, column = row[row < chunk.tile.extent[0]], column[row < chunk.tile.extent[0]]
+        rows = rows_found(plan, given, OUT_ROWS, place[0] + row, end)
+        bits = smem.read(address + np.asarray(scatter.byte((row, column)))[:, None] + elements * dtype.bytes, dtype)
+        columns = place[1] + column[:, None] + elements
+        stored = (rows[:, None] >= 0) & (columns < plan.n)
+        at = (rows[:, None] * c.leading + columns)[stored]
+        c.matrix.bits[at] = bits[stored]
+        np.add.at(c.times, at, 1)

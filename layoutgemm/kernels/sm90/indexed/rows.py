@@ -1,0 +1,226 @@
+"""Row indices: A's rows are gathered, C's rows are scattered, without a copy of either in global memory.
+
+    IndexedRows(gather=RowIndices(1000))                   row i of the product reads row rows[i] of an A of 1000 rows
+    IndexedRows(scatter=RowIndices(1000, "i64"))           row i of the product is row out_rows[i] of a C of 1000 rows
+
+    part       before        with indices
+    -------    ----------    ------------------------------------------------------------------------------------------
+    loads A    TMA           cp.async of 16 bytes by the loader's 128 threads, into the same swizzled tile. A thread
+                             arrives at full[s] when its copies have landed (cp.async.mbarrier.arrive.noinc)
+    consumer   waits full    the same, then fence.proxy.async: cp.async writes through the generic proxy, and wgmma
+                             reads through the async proxy
+    stores C   TMA           16-byte vectors from the store's buffers: 8 lanes store 128 bytes of a row
+
+An index outside of its matrix reads nothing, and the row is zeros; or writes nothing. Where the host sees the indices
+they are refused instead, with the first one. Rows of C that no index names are left. An index of C that repeats is
+refused where the host sees it; on a GPU the row is then of either product row, or of parts of both.
+
+With groups of rows the product's rows are those of the groups, so a mixture of experts gathers its tokens and
+multiplies them in one kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ....arguments import checked, settle
+from ....errors import OperandError, PlanError
+from ...plan import check_sizes
+from ..grouped import checked_numbers
+
+if TYPE_CHECKING:
+    from ....schedule import Schedule
+    from ...derive import Operand
+    from ..config import Sm90Config
+
+INDEX_TYPES = ("i32", "i64")
+ROWS, OUT_ROWS = "rows", "out_rows"  # names of the two vectors
+
+
+@dataclass(frozen=True, slots=True)
+class RowIndices:
+    """The rows of an indexed matrix, and the type of their indices.
+
+    rows  of the matrix, 1 or more; a launch may say another number
+    kind  of the indices, "i32" or "i64"
+
+    Raises PlanError for other numbers or types.
+
+    >>> RowIndices(1000, "i64").bytes, RowIndices(1000).kind
+    (8, 'i32')
+    """
+
+    rows: int
+    kind: str = "i32"
+
+    def __post_init__(self) -> None:
+        settle(self, PlanError)
+        check_sizes(rows=self.rows)
+        if self.kind not in INDEX_TYPES:
+            raise PlanError(f"row indices of {self.kind}: i32 or i64")
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one index."""
+        return int(self.kind.removeprefix("i")) // 8
+
+    @checked(PlanError)
+    def take(self, name: str, indices: object, count: int, matrix: str) -> npt.NDArray[np.int64]:
+        """NumPy indices as int64. Raises OperandError for another type or number, and for one outside of the matrix.
+
+        >>> RowIndices(4).take("rows", np.array([3, 4], np.int32), 2, "a")
+        Traceback (most recent call last):
+            ...
+        layoutgemm.errors.OperandError: rows[1] = 4: a has 4 rows, 0 to 3
+        """
+        found = checked_numbers(name, indices, self.kind, count)
+        check_inside(name, found, self.rows, matrix)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedRows:
+    """The row indices of A, of C, or of both.
+
+    gather   of A: row i of the product reads row rows[i]
+    scatter  of C: row i of the product is row out_rows[i]
+
+    Raises PlanError without either.
+
+    >>> IndexedRows(RowIndices(9), RowIndices(7)).words
+    ('rows', 'a_rows', 'out_rows', 'c_rows')
+    """
+
+    gather: RowIndices | None = None
+    scatter: RowIndices | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("gather", "scatter"):
+            if not isinstance(part := getattr(self, name), RowIndices | None):
+                raise PlanError(f"{name} = {part!r}: RowIndices(rows), or None")
+        if self.gather is None and self.scatter is None:
+            raise PlanError("indexed: neither rows to gather nor rows to scatter")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The vectors that a launch gives."""
+        return tuple(name for name, part in ((ROWS, self.gather), (OUT_ROWS, self.scatter)) if part is not None)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The kernel's parameters: the address of each vector, and the rows of its matrix."""
+        return tuple(word for name in self.names for word in (name, {ROWS: "a_rows", OUT_ROWS: "c_rows"}[name]))
+
+    def of(self, name: str) -> tuple[RowIndices, str]:
+        """(the indices of that name, the matrix that they are of)."""
+        part, matrix = (self.gather, "a") if name == ROWS else (self.scatter, "c")
+        if part is None:
+            raise PlanError(f"{name}: the plan has no such indices")
+        return part, matrix
+
+    @checked(PlanError)
+    def take(self, given: Mapping[str, object], m: int) -> dict[str, npt.NDArray[np.int64]]:
+        """The vectors by name, checked. Raises OperandError for one that does not fit, or that repeats a row of C."""
+        found: dict[str, npt.NDArray[np.int64]] = {}
+        for name in self.names:
+            part, matrix = self.of(name)
+            found[name] = part.take(name, given[name], m, matrix)
+        if OUT_ROWS in found:
+            check_distinct(OUT_ROWS, found[OUT_ROWS])
+        return found
+
+    @property
+    def missing(self) -> str:
+        """The meaning of the vectors, for an error."""
+        return "an index for each row of the product"
+
+    def for_any_size(self) -> IndexedRows:
+        """The same for matrices of one row: what the trace sees."""
+        gather, scatter = [None if part is None else RowIndices(1, part.kind) for part in (self.gather, self.scatter)]
+        return IndexedRows(gather, scatter)
+
+    def __str__(self) -> str:
+        parts = []
+        if self.gather is not None:
+            parts.append(f"rows gathered from {self.gather.rows} of A ({self.gather.kind})")
+        if self.scatter is not None:
+            parts.append(f"rows scattered to {self.scatter.rows} of C ({self.scatter.kind})")
+        return ", ".join(parts)
+
+
+def check_inside(name: str, indices: npt.NDArray[np.int64], rows: int, matrix: str) -> None:
+    """Raise OperandError for the first index outside of 0 to `rows` - 1."""
+    outside = (indices < 0) | (indices >= rows)
+    if outside.any():
+        at = int(np.argmax(outside))
+        raise OperandError(f"{name}[{at}] = {indices[at]}: {matrix} has {rows} rows, 0 to {rows - 1}")
+
+
+def check_distinct(name: str, indices: npt.NDArray[np.int64]) -> None:
+    """Raise OperandError, naming both places, for the first index that repeats.
+
+    >>> check_distinct("out_rows", np.array([5, 1, 5]))
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.OperandError: out_rows[0] and out_rows[2] are both 5: a row of the result has one source
+    """
+    order = np.argsort(indices, kind="stable")
+    again = np.nonzero(indices[order][1:] == indices[order][:-1])[0]
+    if len(again):
+        second = int(order[again + 1].min())
+        first = int(np.argmax(indices == indices[second]))
+        raise OperandError(
+            f"{name}[{first}] and {name}[{second}] are both {indices[second]}: a row of the result has one source"
+        )
+
+
+def check_indexed(
+    indexed: IndexedRows, sizes: tuple[int, int, int, int], config: Sm90Config, operands: tuple[Operand, Operand],
+    ragged: bool, others: list[str],
+) -> None:  # fmt: skip
+    """Raise PlanError, naming the obstacle, for a problem without a kernel of indexed rows.
+
+    operands  A and C
+    ragged    the rows are those of groups
+    others    arguments of `Sm90Plan.derive` that such a kernel does not have
+    """
+    if not isinstance(indexed, IndexedRows):
+        raise PlanError(f"indexed = {indexed!r}: IndexedRows(gather=RowIndices(rows), scatter=RowIndices(rows))")
+    if others:
+        raise PlanError(f"{others[0]}: a product with indexed rows takes none")
+    if sizes[3] > 1 and not ragged:
+        raise PlanError(f"batch = {sizes[3]}: row indices are of one matrix, or of groups of its rows")
+    usual: dict[str, object] = {"rows": None, "single": False, "split": 1, "store": "tma", "launch": "workers"}
+    for name, value in usual.items():
+        if (found := getattr(config, name)) != value:
+            raise PlanError(f"{name} = {found!r}: a product with indexed rows takes {value!r}")
+    a, c = operands
+    if indexed.gather is not None:
+        _check_gather(config, a)
+    if indexed.scatter is not None and c.order != "row":
+        raise PlanError(f"c is {c}: scattered rows are contiguous, a 'row' C")
+
+
+def _check_gather(config: Sm90Config, a: Operand) -> None:
+    if a.order != "row":
+        raise PlanError(f"a is {a}: gathered rows are contiguous, a 'row' A")
+    if a.dtype.name == "tf32":
+        raise PlanError("a is tf32: TMA rounds float32 as it copies, and cp.async, which gathers rows, does not")
+    if config.loader != "warpgroup":
+        raise PlanError(f"loader = {config.loader!r}: rows are gathered by a warpgroup, loader='warpgroup'")
+    if config.cluster[1] != 1:
+        raise PlanError(f"cluster = {config.cluster}: cp.async does not multicast A along N; take (rows, 1)")
+    for name in ("snake", "prefetch"):
+        if found := getattr(config.tuning, name):
+            raise PlanError(f"{name} = {found!r}: gathered rows are loaded in order of K, and not prefetched")
+
+
+def check_order(schedule: Schedule) -> None:
+    """Raise PlanError for an order that leaves tiles out, mirrors them, or reads words."""
+    if not schedule.is_full or schedule.words or getattr(schedule, "mirror", False):
+        raise PlanError(f"order = {schedule}: indexed rows take an order of every tile, without words")

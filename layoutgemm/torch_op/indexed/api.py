@@ -1,0 +1,109 @@
+"""Calls of `matmul` and `grouped_matmul` with row indices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...errors import OperandError, TensorError
+from ...kernels.sm90.choose.rules import Sm90Choice
+from ...kernels.sm90.config import Sm90Config
+from ..checks import NOT_RECORDED, autocast, differentiated, needs_dispatcher
+from ..compiled.traced import refusal, refuse
+from ..prepared import config_text
+from ..scaled_grouped.kept import find
+from ..scaled_grouped.scaled import check_config
+from .operators import CHECK_INDEXED
+from .product import IndexedOperands, check_indexed, indexed_product, placed
+
+
+def indexed_matmul(
+    given: IndexedOperands, *, activation: str | None = None, out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None, config: Any = None, others: dict[str, Any] | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """activation(A[rows] @ B) * row_weights, in rows out_rows of the result: see `torch_op.indexed.product`.
+
+    others  arguments that such a product does not take, by name
+
+    Raises OperandError, or TensorError in torch's words, naming the operand.
+
+    >>> a, b = torch.arange(6.0).reshape(3, 2).bfloat16(), torch.eye(2).bfloat16()
+    >>> indexed_matmul(IndexedOperands(a, b, torch.tensor([2, 0]), torch.tensor([1, 0]))).tolist()
+    [[0.0, 1.0], [4.0, 5.0]]
+    """
+    for name, x in (others or {}).items():
+        if x is not None:
+            _refuse(f"{name}: a product with row indices takes none")
+    if given.rows is None and given.out_rows is None:
+        _refuse("row_weights: the rows of a product with rows= or out_rows= have weights")
+    if isinstance(config, Sm90Choice) and not config.swapped:
+        config = config.config
+    if torch.compiler.is_dynamo_compiling():
+        return _traced(given, activation, out, out_dtype, config)
+    key: tuple[object, ...] = ()
+    first = given.rows if given.rows is not None else given.out_rows
+    if isinstance(first, torch.Tensor) and (out is not None or given.out_rows is None):
+        names = tuple(given.named)
+        rest = tuple(x for x in given[2:] if x is not None and x is not first)
+        weights_last = given.row_weights is None
+        rest = rest if weights_last else (*[x for x in rest if x is not given.row_weights], given.row_weights)
+        key, found = find(given.a, given.b, first, None, rest, out, ("indexed", names, activation, out_dtype, config))
+        if found is not None:
+            return found
+    check_config(config)
+    call = check_indexed(given, out, activation, out_dtype)
+    a, b = autocast(given.a, given.b)
+    if a is not given.a or b is not given.b:
+        given = given._replace(a=a, b=b)
+        call = check_indexed(given, out, activation, out_dtype)
+    if not needs_dispatcher(*given, out):
+        return indexed_product(call, given, config, out, key)
+    if out is not None and differentiated(*given.named.values(), out):
+        raise TensorError(NOT_RECORDED)
+    if out is not None:
+        return placed(call, given, _operator(_in_order(given), activation, call.kind, config), out)
+    return _operator(given, activation, call.kind, config)
+
+
+def _operator(
+    given: IndexedOperands, activation: str | None, kind: torch.dtype | None, config: Sm90Config | None
+) -> torch.Tensor:
+    """The operator on operands that have been checked."""
+    value: torch.Tensor = torch.ops.layoutgemm.indexed_matmul(
+        given.a, given.b, given.rows, given.out_rows, given.row_weights, given.offsets, activation, kind,
+        config_text(config),
+    )  # fmt: skip
+    return value
+
+
+def _traced(
+    given: IndexedOperands, activation: str | None, out: torch.Tensor | None, out_dtype: torch.dtype | None,
+    config: Sm90Config | None,
+) -> torch.Tensor:  # fmt: skip
+    """The same under torch.compile, whose tracer meets no exception of ours."""
+    refuse(refusal("activation", activation))
+    refuse(refusal("plain config", config))
+    if out is not None and differentiated(*given.named.values(), out):
+        refuse(NOT_RECORDED)
+    a, b = autocast(given.a, given.b)
+    given = given._replace(a=a, b=b)
+    CHECK_INDEXED(*given, out, activation, out_dtype)
+    if out is None:
+        return _operator(given, activation, out_dtype, config)
+    value = _operator(_in_order(given), activation, out_dtype, config)
+    if given.out_rows is None:
+        return out.copy_(value)
+    return out.index_copy_(0, given.out_rows.long(), value)
+
+
+def _in_order(given: IndexedOperands) -> IndexedOperands:
+    """The same product with its rows in order: without `out_rows`, and with `rows` in any case."""
+    rows = torch.arange(given.a.shape[0], device=given.a.device) if given.rows is None else given.rows
+    return given._replace(rows=rows, out_rows=None)
+
+
+def _refuse(text: str) -> None:
+    if torch.compiler.is_dynamo_compiling():
+        refuse(text)
+    raise OperandError(text)

@@ -1,0 +1,139 @@
+"""torch.ops.layoutgemm.indexed_matmul: products with row indices as torch's compiler and autograd see them.
+
+    indexed_matmul(Tensor a, Tensor b, Tensor? rows, Tensor? out_rows, Tensor? row_weights, Tensor? offsets,
+                   str? activation, ScalarType? out_dtype, str config="") -> Tensor
+
+With g the gradient of the product's rows, and u = g @ B^T, which gathers g from that of the result:
+
+    dA[rows[i]] += row_weights[i] * u[i]     dB = A[rows]^T @ (row_weights * g)     d row_weights[i] = u[i] . A[rows[i]]
+
+They are products, too, and have derivatives of their own. A product with an activation has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from ...errors import OperandError, TensorError
+from ..autograd.products import dense
+from ..checks import has_tangent, refuse_derivatives
+from ..compiled.traced import checking_operator
+from ..library import dispatched, with_autograd
+from ..scaled_grouped.operators import differentiable, plain_config
+from .product import IndexedOperands, check_indexed, indexed_product
+
+_WAY_OUT = "use torch.no_grad(), or give its detach()"
+Vector: TypeAlias = "torch.Tensor | None"
+
+
+@torch.library.custom_op("layoutgemm::indexed_matmul", mutates_args=())
+def _indexed(
+    a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor | None, out_rows: torch.Tensor | None,
+    row_weights: torch.Tensor | None, offsets: torch.Tensor | None, activation: str | None,
+    out_dtype: torch.dtype | None, config: str = "",
+) -> torch.Tensor:  # fmt: skip
+    given = IndexedOperands(a, b, rows, out_rows, row_weights, offsets)
+    call = check_indexed(given, None, activation, out_dtype)
+    return indexed_product(call, given, plain_config(config)).contiguous()
+
+
+@_indexed.register_fake
+def _(
+    a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor | None, out_rows: torch.Tensor | None,
+    row_weights: torch.Tensor | None, offsets: torch.Tensor | None, activation: str | None,
+    out_dtype: torch.dtype | None, config: str = "",
+) -> torch.Tensor:  # fmt: skip
+    call = check_indexed(IndexedOperands(a, b, rows, out_rows, row_weights, offsets), None, activation, out_dtype)
+    plain_config(config)
+    return a.new_empty(call.shape, dtype=call.kind)
+
+
+def _checked(
+    a: torch.Tensor, b: torch.Tensor, rows: Vector, out_rows: Vector, row_weights: Vector, offsets: Vector,
+    out: Vector, activation: str | None, out_dtype: torch.dtype | None,
+) -> None:  # fmt: skip
+    check_indexed(IndexedOperands(a, b, rows, out_rows, row_weights, offsets), out, activation, out_dtype)
+
+
+CHECK_INDEXED = checking_operator(
+    "check_indexed",
+    "(Tensor a, Tensor b, Tensor? rows, Tensor? out_rows, Tensor? row_weights, Tensor? offsets, Tensor? out,"
+    " str? activation, ScalarType? out_dtype) -> ()",
+    _checked,
+)
+
+
+class _IndexedProduct(torch.autograd.Function):
+    """The operator with its gradients."""
+
+    @staticmethod
+    def forward(
+        a: torch.Tensor, b: torch.Tensor, rows: Vector, out_rows: Vector, row_weights: Vector, offsets: Vector,
+        out_dtype: torch.dtype | None, config: str,
+    ) -> torch.Tensor:  # fmt: skip
+        value: torch.Tensor = torch.ops.layoutgemm.indexed_matmul(
+            a, b, rows, out_rows, row_weights, offsets, None, out_dtype, config
+        )
+        return value
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
+        ctx.save_for_backward(*inputs[:6])
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        a, b, rows, out_rows, weights, offsets = ctx.saved_tensors
+        wants_a, wants_b, _, _, wants_weights, _ = ctx.needs_input_grad[:6]
+        grad = dense(grad.to(a.dtype))
+        read = a if rows is None else a.index_select(0, rows)
+        of_a = of_b = of_weights = None
+        if wants_a or wants_weights:
+            sums = _gathered(grad, b, out_rows, offsets)
+            if wants_weights:
+                of_weights = (sums.float() * read.float()).sum(-1)
+            if wants_a:
+                sums = sums if weights is None else (sums * weights[:, None]).to(a.dtype)
+                of_a = sums if rows is None else torch.zeros_like(a).index_add(0, rows, sums)
+        if wants_b:
+            scaled = grad if out_rows is None else grad.index_select(0, out_rows)
+            scaled = scaled if weights is None else (scaled * weights[:, None]).to(a.dtype)
+            if offsets is None:
+                of_b = dispatched(read.mT, scaled, b.dtype, None)
+            else:
+                of_b = differentiable(read.mT, scaled, offsets, "offsets", b.dtype)
+        return of_a, of_b, None, None, of_weights, None, None, None
+
+
+def _gathered(grad: torch.Tensor, b: torch.Tensor, out_rows: Vector, offsets: Vector) -> torch.Tensor:
+    """The product's rows of the result's gradient, times B^T."""
+    if out_rows is None and offsets is None:
+        return dispatched(grad, b.mT, grad.dtype, None)
+    if out_rows is None:
+        return differentiable(grad, b.mT, offsets, "offsets", grad.dtype)
+    value: torch.Tensor = torch.ops.layoutgemm.indexed_matmul(
+        grad, b.mT, out_rows, None, None, offsets, None, grad.dtype, ""
+    )
+    return value
+
+
+def _recorded(
+    a: torch.Tensor, b: torch.Tensor, rows: Vector, out_rows: Vector, row_weights: Vector, offsets: Vector,
+    activation: str | None, out_dtype: torch.dtype | None, config: str = "",
+) -> torch.Tensor:  # fmt: skip
+    given = IndexedOperands(a, b, rows, out_rows, row_weights, offsets)
+    check_indexed(given, None, activation, out_dtype)
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise OperandError("row indices: torch.func takes no operator's derivative, and these products have no other")
+    if any(has_tangent(x) for x in given.named.values()):
+        raise TensorError("row indices have no forward derivatives: give unpack_dual(x).primal of each tensor")
+    if a.dtype.itemsize == 1 or activation is not None:
+        why = "with an activation has none; apply torch's own" if activation is not None else "of 8 bits has none"
+        refuse_derivatives(given.named, f"a product {why}; or {_WAY_OUT}")
+    value: torch.Tensor = _IndexedProduct.apply(a, b, rows, out_rows, row_weights, offsets, out_dtype, config)
+    return value
+
+
+with_autograd("indexed_matmul", _recorded)

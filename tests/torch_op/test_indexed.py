@@ -1,0 +1,236 @@
+"""matmul and grouped_matmul with row indices: the CPU's reference, refusals, gradients, compilers, and the launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
+
+from layoutgemm import Sm90Config, grouped_matmul, matmul
+from layoutgemm.errors import LayoutError, OperandError, TensorError
+from layoutgemm.torch_op.scaled_grouped import kept
+from tests.torch_op.test_operator import BF16, F32, emulated, integers
+
+SMALL = Sm90Config((64, 64), consumers=1, stages=3, loader="warpgroup")
+OFFSETS = torch.tensor([0, 7, 7, 60, 90], dtype=torch.int32)
+M, N, K, TOKENS, EXPERTS = 90, 48, 72, 33, 4
+
+
+def problem(kind: Any = BF16) -> dict[str, Any]:
+    torch.manual_seed(0)
+    return {
+        "a": integers(TOKENS, K, dtype=kind), "b": integers(N, K, dtype=kind).mT,
+        "experts": integers(EXPERTS, N, K, dtype=kind).mT, "rows": torch.randint(0, TOKENS, (M,), dtype=torch.int32),
+        "out_rows": torch.randperm(M), "weights": torch.exp2(torch.randint(-1, 2, (M,)).float()),
+    }  # fmt: skip
+
+
+def by_hand(x: dict[str, Any], groups: bool, scatter: bool, weighted: bool) -> Any:
+    """The product in float32 by torch's own operators."""
+    read = x["a"].float().index_select(0, x["rows"])
+    if groups:
+        parts = [read[f:e] @ b.float() for f, e, b in zip(OFFSETS.tolist(), OFFSETS.tolist()[1:], x["experts"])]
+        value = torch.cat(parts)
+    else:
+        value = read @ x["b"].float()
+    value = value * x["weights"][:, None] if weighted else value
+    return torch.zeros_like(value).index_copy(0, x["out_rows"], value) if scatter else value
+
+
+def ours(x: dict[str, Any], groups: bool, scatter: bool, weighted: bool, **more: Any) -> Any:
+    vectors = {"rows": x["rows"], "out_rows": x["out_rows"] if scatter else None,
+               "row_weights": x["weights"] if weighted else None}  # fmt: skip
+    if groups:
+        return grouped_matmul(x["a"], x["experts"], OFFSETS, **vectors, **more)
+    return matmul(x["a"], x["b"], **vectors, **more)
+
+
+WAYS = [(g, s, w) for g in (False, True) for s in (False, True) for w in (False, True)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_reference_is_exact(way: tuple[bool, bool, bool]) -> None:
+    x = problem()
+    assert torch.equal(ours(x, *way, out_dtype=F32), by_hand(x, *way))
+    assert ours(x, *way).dtype == BF16
+
+
+def test_an_output_keeps_rows_that_no_index_names() -> None:
+    x = problem()
+    x["out_rows"] = torch.arange(M) * 2
+    out = torch.full((2 * M, N), 7.0)
+    assert matmul(x["a"], x["b"], rows=x["rows"], out_rows=x["out_rows"], out=out, out_dtype=F32) is out
+    assert torch.equal(out[::2], by_hand(x, False, False, False)) and bool((out[1::2] == 7).all())
+
+
+def test_rows_of_c_alone_and_an_activation() -> None:
+    x = problem()
+    a = x["a"]
+    got = matmul(a, x["b"], out_rows=torch.arange(TOKENS).flip(0), activation="relu", out_dtype=F32)
+    assert torch.equal(got, (a.float() @ x["b"].float()).relu().flip(0))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_are_those_of_torchs_own_operators(way: tuple[bool, bool, bool]) -> None:
+    x, y = problem(), problem()
+    names = ["a", "experts" if way[0] else "b", *["weights"] * way[2]]
+    for name in names:
+        x[name].requires_grad_()
+        y[name].requires_grad_()
+    grad = integers(M, N, dtype=F32)
+    ours(x, *way, out_dtype=F32).backward(grad)
+    by_hand(y, *way).backward(grad)
+    for name in names:
+        want = y[name].grad.to(y[name].dtype)
+        assert torch.allclose(x[name].grad.float(), want.float(), rtol=0.03, atol=0.5), name
+
+
+def test_second_derivatives() -> None:
+    x, y = problem(), problem()
+    grads = []
+    for z, run in ((x, ours), (y, by_hand)):
+        z["a"].requires_grad_()
+        z["b"].requires_grad_()
+        more = {"out_dtype": F32} if run is ours else {}
+        value = run(z, False, True, True, **more)
+        (first,) = torch.autograd.grad((value * value).sum() / 64, z["a"], create_graph=True)
+        (second,) = torch.autograd.grad(first.float().sum() / 64, z["b"])
+        grads.append(second.float())
+    assert torch.allclose(*grads, rtol=0.05, atol=0.02 * float(grads[1].abs().max()))
+
+
+@pytest.mark.parametrize("way", [(False, True, True), (True, True, False)])
+@pytest.mark.parametrize("records", [False, True])
+def test_under_torch_compile(way: tuple[bool, bool, bool], records: bool) -> None:
+    x = problem()
+    if records:
+        x["a"].requires_grad_()
+    compiled = torch.compile(lambda x: ours(x, *way, out_dtype=F32) + 1, fullgraph=True, backend="aot_eager")
+    got = compiled(x)
+    assert torch.equal(got, by_hand(x, *way) + 1)
+    if records:
+        got.sum().backward()
+        twin = problem()
+        twin["a"].requires_grad_()
+        by_hand(twin, *way).sum().backward()
+        assert torch.allclose(x["a"].grad.float(), twin["a"].grad.float(), rtol=0.03, atol=0.5)
+
+
+def test_under_torch_compile_into_an_output() -> None:
+    x, out = problem(), torch.zeros(M, N)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def run(x: dict[str, Any], out: Any) -> Any:
+        return matmul(x["a"], x["b"], rows=x["rows"], out_rows=x["out_rows"], out=out, out_dtype=F32)
+
+    run(x, out)
+    assert torch.equal(out, by_hand(x, False, True, False))
+
+
+def test_fake_tensors_have_the_shape_and_the_refusals() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        a, b, rows = torch.empty(9, K).bfloat16(), torch.empty(K, N).bfloat16(), torch.empty(M, dtype=torch.int32)
+        assert matmul(a, b, rows=rows).shape == (M, N)
+        with pytest.raises(LayoutError, match="row_weights is"):
+            matmul(a, b, rows=rows, row_weights=torch.empty(3))
+
+
+def test_operator_passes_torchs_checks() -> None:
+    x = problem()
+    arguments = (x["a"], x["b"], x["rows"], x["out_rows"], x["weights"], None, None, F32)
+    torch.library.opcheck(torch.ops.layoutgemm.indexed_matmul, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rows": torch.tensor([0, 33])}, r"rows\[1\] = 33: a has 33 rows, 0 to 32"),
+        ({"rows": torch.tensor([-1])}, r"rows\[0\] = -1: a has 33 rows"),
+        ({"rows": torch.tensor([0.0])}, "rows is torch.float32 of shape"),
+        ({"rows": torch.zeros(3, 1, dtype=torch.int32)}, r"rows is torch.int32 of shape \[3, 1\]"),
+        ({"rows": torch.zeros(2, dtype=torch.int32), "out_rows": torch.zeros(3, dtype=torch.int32)}, "out_rows is"),
+        ({"out_rows": torch.zeros(33, dtype=torch.int32)}, r"out_rows\[0\] and out_rows\[1\] are both 0"),
+        ({"out_rows": torch.arange(33) + 1}, r"out_rows\[32\] = 33: the result has 33 rows"),
+        ({"row_weights": torch.ones(33)}, "row_weights: the rows of a product with rows= or out_rows="),
+        ({"rows": torch.tensor([0]), "row_weights": torch.ones(2)}, r"row_weights is torch.float32 of shape \[2\]"),
+        ({"rows": torch.tensor([0]), "row_weights": torch.ones(1).half()}, "row_weights is torch.float16"),
+        ({"rows": torch.tensor([0]), "bias": torch.zeros(N)}, "bias: a product with row indices takes none"),
+        ({"rows": torch.tensor([0]), "order": "lower"}, "order: a product with row indices takes none"),
+        ({"rows": torch.tensor([0]), "combine": "silu"}, "combine: a product with row indices takes none"),
+        ({"rows": torch.tensor([0]), "activation": "swiglu"}, "is not gated"),
+        ({"rows": torch.tensor([0]), "out": torch.zeros(2, N).bfloat16()}, "out has shape"),
+        ({"rows": torch.tensor([0]), "out": torch.zeros(1, N)}, "to have dtype"),
+        ({"rows": torch.tensor([0], device="meta")}, "rows is on meta"),
+        ({"rows": [0]}, "rows"),
+    ],
+)
+def test_calls_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
+    x = problem()
+    with pytest.raises((OperandError, TensorError), match=message):
+        matmul(x["a"], x["b"], **changes)
+
+
+def test_an_output_over_an_operand_is_refused() -> None:
+    square = integers(64, 64)
+    rows = torch.arange(64)
+    with pytest.raises(TensorError, match="out"):
+        matmul(square, integers(64, 64), rows=rows, out_rows=rows.flip(0), out=square)
+    held = torch.zeros(64 * 64 * 2, dtype=torch.uint8)
+    words, out = held[: 64 * 4].view(torch.int32), held.view(BF16).view(64, 64)
+    with pytest.raises(TensorError, match="out"):
+        matmul(square, integers(64, 64), out_rows=words, out=out)
+
+
+def test_derivatives_that_there_are_not_are_refused() -> None:
+    x = problem()
+    x["a"].requires_grad_()
+    with pytest.raises(TensorError, match="no gradient"):
+        matmul(x["a"], x["b"], rows=x["rows"], activation="relu")
+    with pytest.raises(TensorError, match="out"):
+        matmul(x["a"], x["b"], rows=x["rows"], out=torch.zeros(M, N).bfloat16())
+    with pytest.raises(OperandError, match="float32"):
+        matmul(x["a"].detach().float(), x["b"].float(), rows=x["rows"])
+    with pytest.raises(OperandError, match="counts: a product with row indices takes none"):
+        grouped_matmul(x["a"], x["experts"], counts=OFFSETS[:4], rows=x["rows"])
+
+
+@pytest.mark.parametrize("sizes", [(0, N, K), (5, 0, K), (5, N, 0)])
+def test_sizes_of_zero(sizes: tuple[int, int, int]) -> None:
+    m, n, k = sizes
+    a, b = torch.ones(9, k).bfloat16(), torch.ones(k, n).bfloat16()
+    got = matmul(a, b, rows=torch.zeros(m, dtype=torch.int64), out_rows=torch.arange(m))
+    assert got.shape == (m, n) and not got.any()
+
+
+# ------------------------------------------------------------------------------------- the launches that a GPU gets
+
+
+@pytest.mark.dsl
+@pytest.mark.parametrize("way", [(True, True, True), pytest.param((False, False, False), marks=pytest.mark.slow)])
+def test_launches_twice(way: tuple[bool, bool, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The long way into a new result and into the caller's; then kept, with other values."""
+    x = problem()
+    out = torch.full((M, N), 7.0, dtype=BF16)
+    with emulated(monkeypatch) as calls:
+        assert torch.equal(ours(x, *way, config=SMALL), by_hand(x, *way).bfloat16())
+        assert ours(x, *way, config=SMALL, out=out) is out and torch.equal(out, by_hand(x, *way).bfloat16())
+        assert len(calls) == 2
+        monkeypatch.setattr(kept, "launch_of", None)  # the long way is shut
+        y = problem()
+        y["rows"] = y["rows"].flip(0).contiguous()
+        y["out_rows"] = y["out_rows"].flip(0).contiguous()
+        ours(y, *way, config=SMALL, out=out)
+        assert len(calls) == 3 and torch.equal(out, by_hand(y, *way).bfloat16())
+
+
+@pytest.mark.dsl
+def test_indices_with_strides_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = problem()
+    x["rows"] = torch.stack([x["rows"], x["rows"]], 1)[:, 0]
+    with emulated(monkeypatch):
+        for _ in range(2):
+            assert torch.equal(ours(x, True, True, True, config=SMALL), by_hand(x, True, True, True).bfloat16())
