@@ -17,7 +17,7 @@ NO_BREAK = "\u00a0x\u00a0"  # sizes stay on one line
 
 __all__ = [
     "account", "ampere_table", "api_table", "behind", "changelog", "counters_table", "epilogue_table", "examples_count",
-    "examples_table", "frameworks_table", "gated_table", "gemm_table", "ladder_chart", "ladder_table",
+    "examples_table", "frameworks_table", "gated_table", "gemm_table", "indexed_table", "ladder_chart", "ladder_table",
     "launch_table", "level", "lines_table", "machine", "measured", "models_table", "notes", "operands_table",
     "orders_table", "overlap_table", "programs_table", "quantized_formats_table", "quantized_table",
     "reductions_table", "types_table", "variants_table",
@@ -419,6 +419,15 @@ def ampere_table() -> str:
         return f"{case['tflops']:.0f}" + (f" ({2 * m * n * k / held / 1e6:.0f})" if held else "")
 
     return table(["contender", *shapes], [[name, *[cell(shape, name) for shape in shapes]] for name in contenders])
+
+
+def indexed_table() -> str:
+    """Rows by index: microseconds, and those of a copy and a product."""
+    names = ("gather", "scatter", "gather, scatter, factors", "rows in order", "index_select, ours",
+             "index_select, torch", "ours, index_copy_")  # fmt: skip
+    found = record("indexed", "h100")["us"]
+    rows = [[shape, *[f"{us[name]:.1f}" for name in names]] for shape, us in found.items()]
+    return table(["product", *names], rows)
 
 
 def launch_table() -> str:

@@ -21,6 +21,7 @@ BY_TORCH = {
     "bench_frameworks": [""],
     "bench_gated": [""],
     "bench_gemm": [""],
+    "bench_indexed": [""],
     "bench_ladder": [""],
     "bench_launch": [""],
     "bench_lines": [""],
