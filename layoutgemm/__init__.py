@@ -5,8 +5,8 @@ Layouts and proofs   Layout, Swizzle, ComposedLayout, E, parse, dim, dims, Facts
 Atoms                wgmma, smem_tile; the others are in `layoutgemm.atoms`, budgets and banks in `layoutgemm.checks`
 Kernels              plan, GemmPlan, Operand, Sm80Plan, Sm90Plan, Sm100Plan and their Sm80Config, Sm90Config,
                      Sm100Config; on torch tensors matmul, gemm, scaled_matmul, grouped_matmul, fp8_matmul,
-                     quantize, quantized_matmul and quantized_grouped_matmul with QuantizedFormat, QuantizedWeight and
-                     QuantizedExperts, explain_matmul, tune; on JAX's arrays jax.matmul
+                     quantize, quantized_matmul with QuantizedFormat and QuantizedWeight, explain_matmul, tune; on
+                     JAX's arrays jax.matmul
 Tools                emulate, emulate_ptx, emulated_gpu, mutate, mutate_ptx, from_cute
 
 Every refusal is a LayoutError; `layoutgemm.errors` has its kinds. Pictures are in `layoutgemm.view`.
@@ -39,9 +39,7 @@ if TYPE_CHECKING:
     from .torch_op.fp8.api import quantize as quantize
     from .torch_op.operator import gemm as gemm
     from .torch_op.operator import matmul as matmul
-    from .torch_op.quantized import QuantizedExperts as QuantizedExperts
     from .torch_op.quantized import QuantizedWeight as QuantizedWeight
-    from .torch_op.quantized import quantized_grouped_matmul as quantized_grouped_matmul
     from .torch_op.quantized import quantized_matmul as quantized_matmul
     from .torch_op.scaled_grouped import fp8_matmul as fp8_matmul
     from .torch_op.scaled_grouped import grouped_matmul as grouped_matmul
@@ -58,7 +56,6 @@ _LATER = {
     "Facts": "layouts.symbols.facts",
     "GemmPlan": "kernels",
     "Operand": "kernels",
-    "QuantizedExperts": "torch_op.quantized",
     "QuantizedFormat": "kernels.sm90.quantized.formats",
     "QuantizedWeight": "torch_op.quantized",
     "Sm80Config": "kernels",
@@ -83,7 +80,6 @@ _LATER = {
     "plan": "kernels.planner",
     "prove": "layouts.proofs.prove",
     "quantize": "torch_op.fp8.api",
-    "quantized_grouped_matmul": "torch_op.quantized",
     "quantized_matmul": "torch_op.quantized",
     "scaled_matmul": "torch_op.scaled_grouped",
     "smem_tile": "atoms",

@@ -6,8 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from layoutgemm import QuantizedExperts, QuantizedFormat, QuantizedWeight, quantized_grouped_matmul, quantized_matmul
+from layoutgemm import QuantizedFormat, QuantizedWeight, quantized_matmul
 from layoutgemm.kernels.sm90.config import Sm90Config
+from layoutgemm.torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
 
 pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
 WARPS = Sm90Config((128, 16), loader="warp", store="direct", products="warp")

@@ -11,10 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from layoutgemm import (
-    QuantizedExperts,
     QuantizedFormat,
     QuantizedWeight,
-    quantized_grouped_matmul,
     quantized_matmul,
 )
 from layoutgemm.errors import LayoutError
@@ -26,6 +24,7 @@ from layoutgemm.kernels.sm90.quantized.checkpoints import (
     order_of_groups,
 )
 from layoutgemm.nn import QuantizedLinear
+from layoutgemm.torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
 from layoutgemm.torch_op.quantized.experts import experts_plan
 from layoutgemm.torch_op.quantized.launch import QuantizedCall, arguments_of, plan_of, readable
 
