@@ -17,7 +17,7 @@ _SCALED = (torch.float8_e4m3fn, torch.float8_e5m2)
 Group: TypeAlias = dist.ProcessGroup | None
 
 
-class Product(NamedTuple):
+class ShardProduct(NamedTuple):
     """Types, orders and scales of a product: a kernel depends on them beside the sizes.
 
     kind     of A and B; order: of B, "col" where K is contiguous
@@ -43,7 +43,7 @@ def group_of(group: Group) -> dist.ProcessGroup:
 
 def product_of(
     tensors: dict[str, torch.Tensor], scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
-) -> Product:
+) -> ShardProduct:
     """The product of A and B, by their names. Raises OperandError for operands without a kernel."""
     (name_a, a), (name_b, b) = tensors.items()
     for name, x in tensors.items():
@@ -68,7 +68,9 @@ def product_of(
     check_lines(
         name_b, b, b.stride()[::-1] if order == "col" else b.stride(), b.shape[::-1] if order == "col" else b.shape
     )
-    return Product(KINDS[a.dtype], order, torch.bfloat16 if a.dtype in _SCALED else a.dtype, _recipes(a, b, *scales))
+    return ShardProduct(
+        KINDS[a.dtype], order, torch.bfloat16 if a.dtype in _SCALED else a.dtype, _recipes(a, b, *scales)
+    )
 
 
 def _recipes(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None) -> Recipes:

@@ -32,7 +32,7 @@ from ..torch_op.operator import matmul
 from ..torch_op.scaled_grouped.api import scaled_matmul
 from ..torch_op.scaled_grouped.recipes import ROW, Recipes
 from ..torch_op.scaled_grouped.scaled import epilogue_of
-from .checks import KINDS, Group, Product, group_of, output_of, product_of
+from .checks import KINDS, Group, ShardProduct, group_of, output_of, product_of
 from .kept import KeptCall, find, keep
 from .reference import gathered_reference, scattered_reference
 from .shard_plans import ShardChoice, Transfer, gather_choice, scatter_choice
@@ -307,7 +307,7 @@ def _direct(plan: Sm90Plan, index: int, leading: Sequence[int], words: Sequence[
     return Direct(compile_plan(plan), (0, 0, 0, *sizes, *own, *words, *padding), (2, 0, 1, *places), index, plan)
 
 
-def _epilogue(product: Product, recipe_b: str = "") -> Epilogue | None:
+def _epilogue(product: ShardProduct, recipe_b: str = "") -> Epilogue | None:
     """The factors of a scaled product. A gathered one, whose `recipe_b` is given, has those of A by rows."""
     if not product.recipes.a:
         return None
@@ -341,7 +341,7 @@ def _gather_workspace(
 
 
 def _scatter_workspace(
-    group: dist.ProcessGroup, device: torch.device, choice: ShardChoice, product: Product, timeout: float
+    group: dist.ProcessGroup, device: torch.device, choice: ShardChoice, product: ShardProduct, timeout: float
 ) -> Workspace:
     plan, ranks, chunks = choice.plan, group.size(), choice.chunks
     facts = (plan.m, plan.n, str(product.out), plan.tile, plan.config.cluster, choice.transfer)

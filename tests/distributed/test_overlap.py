@@ -19,7 +19,7 @@ if not torch.distributed.is_available():
     pytest.skip("this torch is built without torch.distributed", allow_module_level=True)
 
 from layoutgemm.distributed import Transfer, kept, overlap, shard_plans, workspaces
-from layoutgemm.distributed.checks import Product, output_of
+from layoutgemm.distributed.checks import ShardProduct, output_of
 from layoutgemm.errors import PlanError, RankError, TensorError
 from layoutgemm.kernels.sm90.choose.occupancy import Places
 from layoutgemm.kernels.sm90.shards import tiles_of_shard
@@ -150,7 +150,9 @@ def test_a_gather_copies_flags_and_launches_in_order(monkeypatch: pytest.MonkeyP
 
 def test_a_gather_of_8_bits_moves_scales_before_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scales of all rows lie behind them; one of a tensor is one of each row."""
-    epilogue = overlap._epilogue(Product("e4m3", "col", torch.bfloat16, Recipes("TensorWise", "RowWise")), "RowWise")
+    epilogue = overlap._epilogue(
+        ShardProduct("e4m3", "col", torch.bfloat16, Recipes("TensorWise", "RowWise")), "RowWise"
+    )
     choice = shard_plans.gather_choice(512, 128, 64, ranks=2, kind="e4m3", transfer=Transfer(1), epilogue=epilogue)
     rank = Rank(monkeypatch, "all_gather_matmul", 2, 512 * (64 + 4), 1)
     rank.space.buffer(1, (512,), torch.float32, 512 * 64)[256:] = 5

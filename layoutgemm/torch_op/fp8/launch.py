@@ -43,7 +43,7 @@ class Asked(NamedTuple):
     major: str
 
 
-class Shapes(NamedTuple):
+class QuantizedShapes(NamedTuple):
     """The results as they are allocated, and what is cut off: values have rows of a multiple of 16 elements.
 
     values, scales  (shape, strides)
@@ -55,33 +55,33 @@ class Shapes(NamedTuple):
     columns: int
 
 
-def shapes_of(shape: tuple[int, ...], asked: Asked) -> Shapes:
+def shapes_of(shape: tuple[int, ...], asked: Asked) -> QuantizedShapes:
     """The results' shapes for x's.
 
     >>> shapes_of((5, 200), Asked("BlockWise1x128", torch.float8_e4m3fn, False, "mn"))
-    Shapes(values=((5, 208), (208, 1)), scales=((5, 2), (1, 8)), columns=200)
+    QuantizedShapes(values=((5, 208), (208, 1)), scales=((5, 2), (1, 8)), columns=200)
     """
     *front, m, k = shape
     wide = (*front, m, pitch_of(k))
     values = wide, contiguous_strides(wide)
     if asked.recipe == TENSOR:
         one = (1,) * len(shape)
-        return Shapes(values, (one, one), k if wide[-1] != k else 0)
+        return QuantizedShapes(values, (one, one), k if wide[-1] != k else 0)
     groups = tile_count(m, DEPTH) if asked.recipe == SQUARE else m
     blocks = 1 if asked.recipe == ROW else tile_count(k, DEPTH)
     own = (*front, groups, blocks)
     if asked.recipe == ROW or asked.major == "k":
-        return Shapes(values, (own, contiguous_strides(own)), k if wide[-1] != k else 0)
+        return QuantizedShapes(values, (own, contiguous_strides(own)), k if wide[-1] != k else 0)
     pitch = scale_pitch(groups)
     matrices = contiguous_strides((*front, blocks, pitch))[: len(front)]
-    return Shapes(values, (own, (*matrices, 1, pitch)), k if wide[-1] != k else 0)
+    return QuantizedShapes(values, (own, (*matrices, 1, pitch)), k if wide[-1] != k else 0)
 
 
 kept_shapes = functools.lru_cache(4096)(shapes_of)  # of plain numbers: a size that is a symbol has no hash
 
 
 @dataclass(slots=True)
-class KeptLaunch:
+class KeptQuantizer:
     """A launch for tensors of one shape, strides and type: results, the launch, and address bits that are 0."""
 
     values: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -97,7 +97,7 @@ class KeptLaunch:
         return values.narrow(-1, 0, self.columns) if self.columns else values, scales
 
 
-READY: dict[Key, KeptLaunch] = {}
+READY: dict[Key, KeptQuantizer] = {}
 MAX_READY = 4096  # beyond, all go
 
 
@@ -147,7 +147,7 @@ def _readable(x: torch.Tensor, recipe: str) -> torch.Tensor:
         return x.contiguous().view(prod(front), m, k)
 
 
-def _prepared(x: torch.Tensor, made: Shapes, asked: Asked, index: int) -> KeptLaunch:
+def _prepared(x: torch.Tensor, made: QuantizedShapes, asked: Asked, index: int) -> KeptQuantizer:
     """The launch for (batch, M, K). Raises OperandError for more scales than a grid has CTAs."""
     batch, m, k = x.shape
     order = "row" if x.stride(-1) == 1 or k == 1 else "col"
@@ -163,7 +163,7 @@ def _prepared(x: torch.Tensor, made: Shapes, asked: Asked, index: int) -> KeptLa
     arguments = (0, 0, 0, m, k, batch, pitch, x.stride(0), made.values[1][-2], m * made.values[1][-2],
                  scale_m, scale_k, matrix)  # fmt: skip
     direct = Direct(compiled(plan), arguments, (0, 1, 2), index, plan)
-    return KeptLaunch((*made.values, asked.dtype), (*made.scales, torch.float32), made.columns, direct, access - 1)
+    return KeptQuantizer((*made.values, asked.dtype), (*made.scales, torch.float32), made.columns, direct, access - 1)
 
 
 @functools.lru_cache(256)
