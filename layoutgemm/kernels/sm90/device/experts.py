@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import cutlass
 from cutlass import Int32, Int64
 
 from ...dsl import bridge
-from ...dsl.tables import choose
+from ...dsl.tables import WordReads, choose
 from ...plan import present, tile_count
+from ..plan import Sm90Plan
 from ..quantized.experts import tiles_of_group
 from .epilogue import Sm90Epilogue
 from .grouped import GroupTable, RaggedTiles
@@ -28,20 +27,23 @@ class ExpertsEpilogue(Sm90Epilogue):
 class Sm90ExpertsKernel(RaggedTiles, Sm90QuantizedKernel):
     """The kernel with packed weights over groups of columns."""
 
-    def __init__(self, plan: Any):
+    def __init__(self, plan: Sm90Plan):
         super().__init__(plan)
         self.epilogue = ExpertsEpilogue(plan)
 
-    def job_of(self, shared: Any, place: Any, sizes: Any, c: Any, words: Any) -> bridge.Carried:
+    def job_of(
+        self, shared: bridge.SharedMemory, place: tuple[Int32, ...], sizes: tuple[Int32, Int32, Int32],
+        c: tuple[Int64, Int64, Int64], words: tuple[Int64, ...],
+    ) -> bridge.Carried:  # fmt: skip
         """The same; C is one matrix."""
         return super().job_of(shared, place, sizes, (c[0], c[1], Int64(0)), words)
 
-    def most_tiles(self, m: Any, n: Any, batch: Any, reads: Any) -> Any:
+    def most_tiles(self, m: Int32, n: Int32, batch: Int32, reads: WordReads | None) -> Int32:
         """Tiles at most: each group may end with a part of one."""
         rows, columns = self.grid_of(m, n)
         return rows * (columns + batch)
 
-    def group_tiles(self, job: Any, lines: Any) -> Any:
+    def group_tiles(self, job: bridge.Carried, lines: Int32) -> Int32:
         """Tiles of a group of that many columns."""
         return tiles_of_group(self.plan, lines, tile_count(job.m, self.plan.tile_c[0]))
 

@@ -24,8 +24,9 @@ from ...dsl import bridge
 from ...dsl.ampere import load_words
 from ...dsl.packed_weights import DevicePairs, RegisterWgmma, load_bytes, prefetch_bytes
 from ...dsl.warp import load_matrices, multiply_warp
-from ...plan import tile_count
+from ...plan import present, tile_count
 from ...store import ROWS
+from ..plan import Sm90Plan
 from ..quantized.experts import weight_block
 from ..quantized.formats import UNIT_K, UNIT_ROWS
 from ..quantized.fragments import ROW_SELECTORS, fragment, words_of
@@ -46,12 +47,15 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         """The epilogue's words, then the address of the packed weights."""
         return (*words, a)
 
-    def job_of(self, shared: Any, place: Any, sizes: Any, c: Any, words: Any) -> bridge.Carried:
+    def job_of(
+        self, shared: bridge.SharedMemory, place: tuple[Int32, ...], sizes: tuple[Int32, Int32, Int32],
+        c: tuple[Int64, Int64, Int64], words: tuple[Int64, ...],
+    ) -> bridge.Carried:  # fmt: skip
         """The same, with the packed weights and their units of a row block."""
         job = super().job_of(shared, place, sizes, c, words[:-1])
         return job.extended(packed=words[-1], units=tile_count(sizes[2], UNIT_K))
 
-    def packed_copies(self, job: Any, origin: Mapping[str, Any]) -> list[tuple[int, BlockCopy]]:
+    def packed_copies(self, job: bridge.Carried, origin: Mapping[str, Int32]) -> list[tuple[int, BlockCopy]]:
         """(byte of the stage's row block, copy) of a K tile: row blocks behind the last one are the last once more."""
         operand, last = self.plan.a, (job.m - 1) // UNIT_ROWS
         k_tile, found = Int64(origin["k"] // self.plan.tile[2]), []
@@ -63,18 +67,21 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
             found += [(number * operand.block_bytes, copy) for copy in copies]
         return found
 
-    def load_packed(self, job: Any, origin: Mapping[str, Any], stage: Any, full: Any) -> None:
+    def load_packed(self, job: bridge.Carried, origin: Mapping[str, Int32], stage: Int32, full: cute.Pointer) -> None:
         """Copy A's K tile into its stage. Called by one thread."""
         for first, copy in self.packed_copies(job, origin):
             load_bytes(job.shared.a(stage) + (first + copy.target), job.packed + copy.source, copy.bytes, full)
 
-    def prefetch_packed(self, job: Any, origin: Mapping[str, Any]) -> None:
+    def prefetch_packed(self, job: bridge.Carried, origin: Mapping[str, Int32]) -> None:
         """Bring A's K tile into L2. Called by one thread."""
         for _, copy in self.packed_copies(job, origin):
             prefetch_bytes(job.packed + copy.source, copy.bytes)
 
     @cute.jit
-    def consume(self, job: Any, maps: Any, tile: Any, consumer: Any, thread: Any, ahead: Any) -> None:
+    def consume(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, consumer: Int32, thread: Int32,
+        ahead: tuple[Int32, ...],
+    ) -> None:  # fmt: skip
         """A consumer warpgroup: all its tiles, conversions, products and stores."""
         if const_expr(self.plan.products is not None):
             self.consume_by_warps(job, maps, tile, consumer, thread)
@@ -82,7 +89,10 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
             self.consume_by_warpgroup(job, maps, tile, consumer, thread, ahead)
 
     @cute.jit
-    def consume_by_warpgroup(self, job: Any, maps: Any, tile: Any, consumer: Any, thread: Any, ahead: Any) -> None:
+    def consume_by_warpgroup(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, consumer: Int32, thread: Int32,
+        ahead: tuple[Int32, ...],
+    ) -> None:  # fmt: skip
         """Products by wgmma with A in registers."""
         plan = self.plan
         mma = RegisterWgmma(plan)
@@ -134,7 +144,9 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
             bridge.wait_stores_read(0)
 
     @cute.jit
-    def consume_by_warps(self, job: Any, maps: Any, tile: Any, consumer: Any, thread: Any) -> None:
+    def consume_by_warps(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, consumer: Int32, thread: Int32
+    ) -> None:  # fmt: skip
         """Products by mma.sync: a stage is released when the warp has multiplied it."""
         plan = self.plan
         mma = WarpMultiply(plan, thread)
@@ -168,7 +180,10 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
             bridge.wait_stores_read(0)
 
     @cute.jit
-    def store_tile(self, job: Any, maps: Any, accumulators: Any, at: Any, origin: Any) -> None:
+    def store_tile(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], accumulators: Sequence[cute.Tensor],
+        at: tuple[Int32, ...], origin: bridge.Place,
+    ) -> None:  # fmt: skip
         """Store the warpgroup's share of a tile, piece by piece; of a split K the own part."""
         plan, (m0, n0, matrix) = self.plan, origin
         row = m0 + at[0] * plan.blocks * ROWS
@@ -184,8 +199,8 @@ class WarpMultiply(bridge.Carried):
     bases  the lane's bytes in a tile of B, as `WarpProducts.places` has them
     """
 
-    def __init__(self, plan: Any, thread: Any):
-        self.products, self.count = plan.products, plan.mma.accumulator_registers
+    def __init__(self, plan: Sm90Plan, thread: Int32):
+        self.products, self.count = present(plan.products), plan.mma.accumulator_registers
         bases = {
             f"base{number}": self.products.byte(thread % WARP, 0, load)
             for number, (load,) in enumerate(self.products.places.bases)
@@ -196,13 +211,13 @@ class WarpMultiply(bridge.Carried):
         """Registers for a block of rows, as wgmma has them."""
         return cute.make_rmem_tensor(cute.make_layout(self.count), Float32)
 
-    def load(self, shared: Any, stage: Any) -> list[list[Any]]:
+    def load(self, shared: bridge.SharedMemory, stage: Int32) -> list[list[Int32]]:
         """The registers of every load of B's K tile."""
         places, tile = self.products.places, shared.b(stage)
         at = [places.of[(load,)] for load in range(self.products.loads)]
         return [load_matrices(tile + (getattr(self, f"base{base}") + further), 4) for base, further in at]
 
-    def multiply(self, accumulator: Any, a: Sequence[Any], columns: list[list[Any]], fragment: int) -> None:
+    def multiply(self, accumulator: cute.Tensor, a: Sequence[Int32], columns: list[list[Int32]], fragment: int) -> None:
         """accumulator += A's fragment of that number along K @ B, an mma.sync for each 8 columns."""
         atom = self.products.atom
         of_c, of_b = int(atom.registers("C")), int(atom.registers("B"))
@@ -213,7 +228,7 @@ class WarpMultiply(bridge.Carried):
             for v, value in enumerate(found):
                 accumulator[of_c * column + v] = value
 
-    def add_up(self, accumulator: Any, chains: Sequence[Any]) -> None:
+    def add_up(self, accumulator: cute.Tensor, chains: Sequence[cute.Tensor]) -> None:
         """accumulator = the sum of the chains, in order."""
         for v in range(self.count):
             total = chains[0][v]
@@ -230,7 +245,7 @@ class PackedFragments(bridge.Carried):
     scale   the bytes of its rows' scales in a unit
     """
 
-    def __init__(self, plan: Any, first_block: Any, thread: Any):
+    def __init__(self, plan: Sm90Plan, first_block: Int32, thread: Int32):
         self.plan, self.order = plan, plan.a.packing
         self.ops = DevicePairs(self.order.activations)
         super().__init__(
@@ -239,23 +254,23 @@ class PackedFragments(bridge.Carried):
             scale=plan.a.code_bytes + self.order.scale_bytes(thread, 0),
         )
 
-    def load(self, shared: Any, stage: Any, block: int) -> tuple[list[Any], list[Any]]:
+    def load(self, shared: bridge.SharedMemory, stage: Int32, block: int) -> tuple[list[Int32], list[Int32]]:
         """The thread's words of one block's K tile, and its scales by group."""
         order, operand = self.order, self.plan.a
         unit = shared.a(stage) + (self.first + block * operand.block_bytes)
-        words: list[Any] = []
+        words: list[Int32] = []
         for vector in range(operand.vectors):
             words += load_words(unit + (self.vector + order.vector_bytes(0, vector)), WORDS)
-        scales: list[Any] = []
+        scales: list[Int32] = []
         for group in range(operand.groups):
             scales.append(load_words(unit + (self.scale + order.scale_bytes(0, group)), order.scale_words))
         return words, scales
 
-    def fragment(self, held: tuple[list[Any], list[Any]], number: int) -> list[Any]:
+    def fragment(self, held: tuple[list[Int32], list[Int32]], number: int) -> list[Int32]:
         """The registers of the K tile's fragment of that number along K."""
         order, (words, scales) = self.order, held
-        rows: list[Any] = []
-        zeros: list[Any] = []
+        rows: list[Int32] = []
+        zeros: list[Int32] = []
         if scales:
             found = [[self.ops.twice(word, selector) for selector in ROW_SELECTORS]
                      for word in scales[order.group_of(number)]]  # fmt: skip
