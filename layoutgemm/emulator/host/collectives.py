@@ -9,11 +9,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import EmulatorError
 from .multicast import Multicast
 from .ranks import Ranks
+
+if TYPE_CHECKING:
+    from torch import Tensor, dtype
 
 
 class HostGroup:
@@ -63,7 +66,7 @@ class Collectives:
         self.ranks.state["group"] = False
         self.ranks.together("destroy_process_group")
 
-    def _reduced(self, parts: Sequence[Any], op: Any) -> Any:
+    def _reduced(self, parts: Sequence[Tensor], op: object) -> Tensor:
         op = getattr(op, "op", op)
         kinds = self.torch.distributed.ReduceOp
         wide = [x.float() if x.dtype in (self.torch.float16, self.torch.bfloat16) else x for x in parts]
@@ -76,47 +79,53 @@ class Collectives:
             raise EmulatorError(f"a collective operation with {op}: SUM, AVG, MAX and MIN are emulated")
         return found.to(parts[0].dtype)
 
-    def all_reduce(self, tensor: Any, op: Any = None, group: object = None, async_op: bool = False) -> Any:
+    def all_reduce(
+        self, tensor: Tensor, op: object = None, group: object = None, async_op: bool = False
+    ) -> _Done | None:
         """The reduction of all ranks' tensors, in place."""
         op = self.torch.distributed.ReduceOp.SUM if op is None else op
         tensor.copy_(self._reduced(self.ranks.together("all_reduce", tensor.clone()), op))
         return _Done() if async_op else None
 
-    def multimem_all_reduce(self, tensor: Any, op: str, group: object = None) -> Any:
+    def multimem_all_reduce(self, tensor: Tensor, op: str, group: object = None) -> Tensor:
         """torch.ops.symm_mem.multimem_all_reduce_: the sum, in place."""
         if op != "sum":
             raise EmulatorError(f"multimem_all_reduce_ with {op!r}: it is 'sum'")
         self.all_reduce(tensor)
         return tensor
 
-    def all_gather(self, into: list[Any], tensor: Any, group: object = None, async_op: bool = False) -> Any:
+    def all_gather(
+        self, into: list[Tensor], tensor: Tensor, group: object = None, async_op: bool = False
+    ) -> _Done | None:
         """All ranks' tensors."""
         for place, part in zip(into, self.ranks.together("all_gather", tensor.clone()), strict=True):
             place.copy_(part)
         return _Done() if async_op else None
 
-    def all_gather_into_tensor(self, into: Any, tensor: Any, group: object = None, async_op: bool = False) -> Any:
+    def all_gather_into_tensor(
+        self, into: Tensor, tensor: Tensor, group: object = None, async_op: bool = False
+    ) -> _Done | None:
         """All ranks' tensors, side by side in one."""
         parts = self.ranks.together("all_gather_into_tensor", tensor.clone())
         into.view(len(parts), *tensor.shape).copy_(self.torch.stack(parts))
         return _Done() if async_op else None
 
-    def all_gather_object(self, into: list[Any], value: object, group: object = None) -> None:
+    def all_gather_object(self, into: list[object], value: object, group: object = None) -> None:
         """All ranks' objects."""
         into[:] = self.ranks.together("all_gather_object", value)
 
-    def broadcast(self, tensor: Any, src: int = 0, group: object = None, async_op: bool = False) -> Any:
+    def broadcast(self, tensor: Tensor, src: int = 0, group: object = None, async_op: bool = False) -> _Done | None:
         """One rank's tensor."""
         tensor.copy_(self.ranks.together("broadcast", tensor.clone())[src])
         return _Done() if async_op else None
 
-    def broadcast_object_list(self, values: list[Any], src: int = 0, *others: object, **named: object) -> None:
+    def broadcast_object_list(self, values: list[object], src: int = 0, *others: object, **named: object) -> None:
         """One rank's objects."""
         values[:] = self.ranks.together("broadcast_object_list", list(values))[src]
 
     def reduce_scatter_tensor(
-        self, into: Any, tensor: Any, op: Any = None, group: object = None, async_op: bool = False
-    ) -> Any:
+        self, into: Tensor, tensor: Tensor, op: object = None, group: object = None, async_op: bool = False
+    ) -> _Done | None:
         """This rank's part of the reduction."""
         op = self.torch.distributed.ReduceOp.SUM if op is None else op
         found = self._reduced(self.ranks.together("reduce_scatter_tensor", tensor.clone()), op)
@@ -138,14 +147,14 @@ class _Done:
 class SymmetricMemory:
     """The handle of torch's symmetric memory: a tensor of each rank, of the same size, and their multicast address."""
 
-    def __init__(self, torch: ModuleType, ranks: Ranks, tensors: Sequence[Any], multicast: int) -> None:
+    def __init__(self, torch: ModuleType, ranks: Ranks, tensors: Sequence[Tensor], multicast: int) -> None:
         self._torch, self._ranks, self._tensors = torch, ranks, tensors
         self.rank, self.world_size = ranks.current, ranks.count
         self.buffer_ptrs = [x.untyped_storage().data_ptr() for x in tensors]
         self.multicast_ptr = multicast
         self.buffer_size = tensors[0].untyped_storage().nbytes()
 
-    def get_buffer(self, rank: int, sizes: Sequence[int], dtype: Any, storage_offset: int = 0) -> Any:
+    def get_buffer(self, rank: int, sizes: Sequence[int], dtype: dtype, storage_offset: int = 0) -> Tensor:
         """The tensor of a rank, as another shape and type."""
         count = 1
         for size in sizes:
@@ -158,10 +167,10 @@ class SymmetricMemory:
         self._ranks.together("a barrier of symmetric memory")
 
 
-def _empty(torch: ModuleType) -> Callable[..., Any]:
+def _empty(torch: ModuleType) -> Callable[..., Tensor]:
     """torch's symmetric memory, which is zero at first."""
 
-    def empty(*size: Any, dtype: Any = None, device: Any = None) -> Any:
+    def empty(*size: Any, dtype: dtype | None = None, device: object = None) -> Tensor:
         shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
         return torch.zeros(tuple(shape), dtype=dtype, device="cuda")
 
@@ -177,7 +186,7 @@ def distributed(ranks: Ranks, multicast: Multicast) -> Iterator[None]:
     import torch.distributed as dist
     import torch.distributed._symmetric_memory as symmetric
 
-    def rendezvous(tensor: Any, group: object = None) -> SymmetricMemory:
+    def rendezvous(tensor: Tensor, group: object = None) -> SymmetricMemory:
         tensors = ranks.together("rendezvous", tensor)
         windows = ranks.together("multicast", multicast.over(tensors) if ranks.current == 0 else 0)
         return SymmetricMemory(torch, ranks, tensors, windows[0])
@@ -222,15 +231,15 @@ def _nvshmem(torch: ModuleType, ranks: Ranks, multicast: Multicast) -> dict[str,
     """Modules that stand for NVSHMEM's Python package and for cuda.core, which drive real GPUs; and the loader."""
     import numpy as np
 
-    made: dict[int, list[Any]] = {}  # a tensor's address -> the tensors of all ranks
+    made: dict[int, list[Tensor]] = {}  # a tensor's address -> the tensors of all ranks
 
-    def tensor(shape: int | Sequence[int], dtype: Any = torch.float32) -> Any:
+    def tensor(shape: int | Sequence[int], dtype: dtype = torch.float32) -> Tensor:
         own = torch.zeros(shape, dtype=dtype, device="cuda")
         every = ranks.together("nvshmem.core.tensor", own)
         made[own.data_ptr()] = every
         return own
 
-    def multicast_tensor(team: object, own: Any) -> Any:
+    def multicast_tensor(team: object, own: Tensor) -> Tensor:
         windows = ranks.together(
             "get_multicast_tensor", multicast.over(made[own.data_ptr()]) if ranks.current == 0 else 0
         )

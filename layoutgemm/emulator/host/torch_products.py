@@ -8,14 +8,18 @@ of groups, which torch lacks on the CPU, multiply the scaled values in float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...atoms.tmem.layout import scale_chunk
 from ...dtypes import dtype
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch import dtype as TorchType
 
 PRODUCTS = (
     "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "einsum", "linear", "baddbmm", "addmm", "addbmm", "mv", "dot",
@@ -49,7 +53,7 @@ def product(torch: ModuleType, name: str, func: Any, args: tuple[Any, ...], kwar
     return done.to(kinds.pop()) if isinstance(done, torch.Tensor) else done
 
 
-def _in_steps(torch: ModuleType, name: str, args: tuple[Any, ...]) -> Any:
+def _in_steps(torch: ModuleType, name: str, args: tuple[Any, ...]) -> Tensor | None:
     """A product summed STEP elements at a time; None unless one axis is summed, and for gradients."""
     if name == "einsum" and len(args) == 3 and isinstance(args[0], str):
         equation, a, b = args
@@ -95,7 +99,7 @@ def _axes(equation: str) -> tuple[str, str, str, str, str, str, str] | None:
     return first, second, output, batch, rows, columns, along
 
 
-def tensors_in(torch: ModuleType, values: Iterable[object]) -> Iterator[Any]:
+def tensors_in(torch: ModuleType, values: Iterable[object]) -> Iterator[Tensor]:
     """The tensors among values, and in lists and tuples of them."""
     for x in values:
         if isinstance(x, torch.Tensor):
@@ -105,9 +109,9 @@ def tensors_in(torch: ModuleType, values: Iterable[object]) -> Iterator[Any]:
 
 
 def block_scaled(
-    torch: ModuleType, a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any = None, scale_result: Any = None,
-    out_dtype: Any = None, use_fast_accum: bool = False,
-) -> Any:  # fmt: skip
+    torch: ModuleType, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None = None,
+    scale_result: Tensor | None = None, out_dtype: TorchType | None = None, use_fast_accum: bool = False,
+) -> Tensor | None:  # fmt: skip
     """torch._scaled_mm of A [M, K] and B [K, N] with block scales; else None.
 
     A factor is for 32 elements along K in e8m0, for 16 in e4m3. cuBLAS keeps them in the order of `scale_chunk`.
@@ -126,9 +130,10 @@ def block_scaled(
 
 
 def grouped_block_scaled(
-    torch: ModuleType, a: Any, b: Any, scale_a: Any, recipe_a: Any, swizzle_a: Any, scale_b: Any, recipe_b: Any,
-    swizzle_b: Any, ends: Any = None, bias: Any = None, out_dtype: Any = None, *others: object,
-) -> Any:  # fmt: skip
+    torch: ModuleType, a: Tensor, b: Tensor, scale_a: Sequence[Tensor], recipe_a: object, swizzle_a: object,
+    scale_b: Sequence[Tensor], recipe_b: object, swizzle_b: object, ends: Tensor | None = None,
+    bias: Tensor | None = None, out_dtype: TorchType | None = None, *others: object,
+) -> Tensor | None:  # fmt: skip
     """The products of groups of rows of A [rows, K] with B [groups, K, N] and block scales; None for another form.
 
     ends  where each group's rows end. The factors of each group begin a new chunk of 128 rows. A second scale has a
@@ -155,7 +160,7 @@ def grouped_block_scaled(
     return done
 
 
-def _scaled(torch: ModuleType, x: Any, scale: Any, size: int) -> Any:
+def _scaled(torch: ModuleType, x: Tensor, scale: Tensor, size: int) -> Tensor | None:
     """The values [rows, K] of a narrow matrix times its scale factors, in float32; None for another count of them."""
     if x.dtype == torch.float4_e2m1fn_x2:  # two to a byte, the first in the lower bits
         codes = x.contiguous().view(torch.uint8).cpu().numpy()

@@ -11,14 +11,16 @@ barrier 0                     all         from here on both tables are only read
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
+from ....atoms.tma.plan import TmaPlan
 from ...dsl import bridge
-from ...dsl.tables import choose, load_word, load_word_shared
+from ...dsl.tables import WordReads, choose, load_word, load_word_shared
 from ...plan import present, tile_count
 from ...store import WARP_ROWS
 from ..grouped import ENTRY_BYTES, clusters_of, store_extents, store_place
@@ -30,7 +32,7 @@ from .promoted import Sm90PromotedKernel
 class GroupTable(bridge.Carried):
     """The two tables in a block's shared memory."""
 
-    def __init__(self, plan: Any, shared: Any):
+    def __init__(self, plan: Any, shared: bridge.SharedMemory):
         starts = shared.base + plan.smem.table_offset
         super().__init__(starts=starts, firsts=starts + plan.groups.entries * ENTRY_BYTES)
 
@@ -61,20 +63,22 @@ class RaggedTiles:
         super().__init__(plan)  # type: ignore[call-arg]
         self.epilogue: Sm90Epilogue = RaggedEpilogue(plan)
 
-    def map_of_c(self, tma: Any, c: Any, extents: Any, pitches: Any) -> Any:
+    def map_of_c(
+        self, tma: TmaPlan, c: Int64, extents: Mapping[str, Int32], pitches: Mapping[str, tuple[Int64, Int64]]
+    ) -> bridge.TensorMap:
         """C's map, with the end of a group as a dimension: it begins some rows before C."""
         pitch, matrices = pitches["c"]
         base = c - Int64(WARP_ROWS) * pitch * self.plan.c.dtype.bytes
         of = {**store_extents(extents["m"], extents["n"]), "l": extents["l"]}
         return bridge.encode_tensor_map(tma, base, of, *(pitch, pitch, matrices)[: len(tma.dims) - 1])
 
-    def most_tiles(self, m: Any, n: Any, batch: Any, reads: Any) -> Any:
+    def most_tiles(self, m: Int32, n: Int32, batch: Int32, reads: WordReads | None) -> Int32:
         """Tiles of clusters, at most: each group may end with a part of one, or, masked, have all its rows."""
         rows, columns = self.plan.order.clusters(self.grid_of(m, n))  # type: ignore[attr-defined]
         return (rows * batch if self.plan.ragged.masked else rows + batch) * columns
 
     @cute.jit
-    def count_tiles(self, job: Any, batch: Any, thread: Any) -> Any:
+    def count_tiles(self, job: bridge.Carried, batch: Int32, thread: Int32) -> Int32:
         """Make the table; the number of all tiles of clusters."""
         plan = self.plan
         ragged, table = plan.groups, GroupTable(plan, job.shared)
@@ -96,7 +100,7 @@ class RaggedTiles:
         bridge.block_sync()
         return bridge.uniform(table.first(ragged.capacity))
 
-    def group_tiles(self, job: Any, lines: Any) -> Any:
+    def group_tiles(self, job: bridge.Carried, lines: Int32) -> Int32:
         """Tiles of clusters of a group of that many rows."""
         return clusters_of(self.plan, lines, tile_count(job.n, self.plan.tile_c[1]))
 
