@@ -163,7 +163,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @needs_dsl
 def test_a_launch_reads_x_where_it_lies(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows or columns, a pitch, matrices apart, an address between two vectors, and what has to be copied."""
+    """Rows or columns, a pitch, matrices apart, odd addresses, and copies."""
     whole = normal(2, 40, 300)
     cases = (
         (whole, BLOCK, 0), (whole[0, :, 1:257], BLOCK, 0), (whole[:, :, 8:200].mT, BLOCK, 0),

@@ -134,7 +134,9 @@ def grouped_block_scaled(
     scale_b: Sequence[Tensor], recipe_b: object, swizzle_b: object, ends: Tensor | None = None,
     bias: Tensor | None = None, out_dtype: TorchType | None = None, *others: object,
 ) -> Tensor | None:  # fmt: skip
-    """The products of groups of rows of A [rows, K] with B [groups, K, N] and block scales; None for another form.
+    """The products of groups of rows with block scales; None for another form.
+
+    a, b  [rows, K] and [groups, K, N]
 
     ends  where each group's rows end. The factors of each group begin a new chunk of 128 rows. A second scale has a
           factor for each group.

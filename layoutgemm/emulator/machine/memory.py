@@ -103,7 +103,7 @@ class GlobalMemory:
         return self.windows(buffer.data.__array_interface__["data"][0], len(buffer.data))
 
     def targets(self, buffer: GlobalBuffer) -> list[GlobalBuffer]:
-        """What the copy engine writes for a buffer: itself, or of a multicast window the memory of each device."""
+        """The memory that a copy to a buffer writes: the buffer, or of a multicast window each device's."""
         parts = self.replicas(buffer)
         return [buffer] if parts is None else [GlobalBuffer(buffer.name, buffer.address, part) for part in parts]
 

@@ -49,8 +49,8 @@ def quantize(
     scales  float32: BlockWise1x128 (..., M, K / 128), BlockWise128x128 (..., M / 128, K / 128), divisions rounded up;
             RowWise (..., M, 1); TensorWise one element
 
-    With amax the largest |x| of those that share a scale, or 1e-30 if that is more, and most the type's largest value,
-    each operation rounded to float32:
+    amax is the largest |x| that shares the scale, but 1e-30 at least; most is the type's largest value. Each operation
+    is rounded to float32:
 
         scale = amax / most                        or the least power of two that is not less
         value = round(x * inverse), saturating     inverse = 1 / amax * most, or 1 / scale

@@ -90,7 +90,7 @@ with_autograd("quantize", _underived)
 
 @_quantize.register_vmap
 def _(info: Any, in_dims: Sequence[int | None], x: torch.Tensor, *options: Any) -> tuple[Pair, tuple[int, int]]:
-    """Matrices of a batch have scales of their own, so the mapped dimension is one more in front."""
+    """The mapped dimension comes in front: matrices of a batch have scales of their own."""
     at = in_dims[0]
     assert at is not None  # what else is mapped is no tensor
     return torch.ops.layoutgemm.quantize(x.movedim(at, 0), *options), (0, 0)

@@ -277,7 +277,7 @@ def test_a_timeline_keeps_the_clusters_that_take_turns_apart() -> None:
 
 
 def test_lint_does_not_end_a_run() -> None:
-    """A kernel whose loops are unrolled has the same lint at more lines than a run has findings."""
+    """An unrolled loop has the same lint at more lines than a run has findings."""
     found = Findings(limit=3)
     for line in range(9):
         found.add(Finding("lint", "legal and suspicious", line=line))

@@ -49,7 +49,7 @@ def values(plan: QuantizePlan, *shape: int) -> Any:
 
 @dataclass
 class Done:
-    """What a launch wrote: bytes of all rows of values, and scales."""
+    """The bytes of all rows of values that a launch wrote, and scales."""
 
     values: np.ndarray
     scales: np.ndarray
