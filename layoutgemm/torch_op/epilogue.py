@@ -288,7 +288,10 @@ def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int]) -> Finis
 
 
 def placed_of(operand: Operand, x: torch.Tensor, several: bool = True) -> Placed:
-    """The place of a tensor's elements; `several`: matrices, each with operands of its own where x has one rank more."""
+    """The place of a tensor's elements.
+
+    several  matrices, each with operands of its own where x has one rank more
+    """
     if not operand.axes:
         return Placed(x.data_ptr())
     leading = 0

@@ -137,7 +137,6 @@ def grouped_block_scaled(
     """The products of groups of rows with block scales; None for another form.
 
     a, b  [rows, K] and [groups, K, N]
-
     ends  where each group's rows end. The factors of each group begin a new chunk of 128 rows. A second scale has a
           factor for each group.
     """
