@@ -117,9 +117,12 @@ def test_program(path: Path, tmp_path: Path, server: Server | None) -> None:
     assert problem is None, problem
 
 
-def test_a_variant_is_at_most_thirty_lines() -> None:
-    lines = {path.name: len(path.read_text().splitlines()) for path in (ROOT / "kernels").glob("variant_*.py")}
-    assert len(lines) >= 3 and max(lines.values()) <= 30, lines
+def test_a_variant_is_at_most_thirty_lines_behind_its_docstring() -> None:
+    lines = {}
+    for path in (ROOT / "kernels").glob("variant_*.py"):
+        text = path.read_text()
+        lines[path.name] = len(text.splitlines()) - (ast.parse(text).body[0].end_lineno or 0)
+    assert len(lines) >= 10 and max(lines.values()) <= 30, lines
 
 
 def limit(problem: str | None) -> float:
