@@ -426,7 +426,7 @@ def indexed_table() -> str:
     names = ("gather", "scatter", "gather, scatter, factors", "rows in order", "index_select, ours",
              "index_select, torch", "ours, index_copy_")  # fmt: skip
     found = record("indexed", "h100")["us"]
-    rows = [[shape, *[f"{us[name]:.1f}" for name in names]] for shape, us in found.items()]
+    rows = [[shape, *[f"{us[name]:.1f}" if name in us else "-" for name in names]] for shape, us in found.items()]
     return table(["product", *names], rows)
 
 
