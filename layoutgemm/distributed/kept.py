@@ -7,8 +7,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from ..torch_op.checks import PLAIN
-from ..torch_op.operator import seen_by_autograd_alone
+from ..torch_op.checks import launched_alone
 from .shard_plans import ShardChoice
 from .workspaces import Workspace
 
@@ -39,13 +38,8 @@ def find(
     options  whatever else decides on kernel and memory
     """
     tensors = (*matrices, *[x for x in (*scales, out) if x is not None])
-    if any(type(x) not in PLAIN for x in tensors) or not seen_by_autograd_alone():
-        return (), None
-    index, recording = matrices[0].get_device(), torch.is_grad_enabled()
-    if index < FIRST_GPU or any(
-        x.layout is not torch.strided or x.get_device() != index or x.is_neg() or (recording and x.requires_grad)
-        for x in tensors
-    ):
+    index = launched_alone(tensors)
+    if index is None or index < FIRST_GPU:
         return (), None
     if (matrices[0].data_ptr() | matrices[1].data_ptr() | (0 if out is None else out.data_ptr())) & _ALIGNED:
         return (), None

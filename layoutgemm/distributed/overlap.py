@@ -11,7 +11,7 @@ computed without overlap, for tests (`reference`).
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ from ..kernels.sm90.plan import Sm90Plan
 from ..kernels.sm90.shards import PEER_WORDS, VECTOR
 from ..torch_op.launch import Direct
 from ..torch_op.operator import matmul
+from ..torch_op.prepared import mark_written
 from ..torch_op.scaled_grouped.api import scaled_matmul
 from ..torch_op.scaled_grouped.recipes import ROW, Recipes
 from ..torch_op.scaled_grouped.scaled import epilogue_of
@@ -90,13 +91,7 @@ def all_gather_matmul(
     found, scales = group_of(group), (scale_a, scale_b)
     key, kept = find("gather", found, (a_shard, b), scales, out, (transfer, config, timeout))
     if kept is not None:
-        kept.workspace.timeout = timeout
-        kept.workspace.require_alive()
-        with torch.cuda.device(a_shard.device):
-            if out is None:
-                out = torch.empty(kept.shape, dtype=kept.kind, device=a_shard.device)
-            _gather(kept.workspace, kept.choice, a_shard, b, out, scales)
-        return out
+        return _again(kept, _gather, a_shard, b, scales, out, timeout)
     product = product_of({"a_shard": a_shard, "b": b}, scales)
     rows, k = a_shard.shape
     m, n = rows * found.size(), b.shape[1]
@@ -115,6 +110,20 @@ def all_gather_matmul(
     with torch.cuda.device(a_shard.device):
         _gather(workspace, choice, a_shard, b, out, scales)
     keep(key, KeptCall(choice, workspace, (m, n), product.out))
+    return out
+
+
+def _again(
+    kept: KeptCall, run: Callable[..., None], a: torch.Tensor, b: torch.Tensor,
+    scales: tuple[torch.Tensor | None, torch.Tensor | None], out: torch.Tensor | None, timeout: float,
+) -> torch.Tensor:  # fmt: skip
+    """A call that has been checked, by `_gather` or `_scatter`."""
+    kept.workspace.timeout = timeout
+    kept.workspace.require_alive()
+    with torch.cuda.device(a.device):
+        if out is None:
+            out = torch.empty(kept.shape, dtype=kept.kind, device=a.device)
+        run(kept.workspace, kept.choice, a, b, out, scales)
     return out
 
 
@@ -193,13 +202,7 @@ def matmul_reduce_scatter(
     options = transfer, config, timeout, os.environ.get("CUDA_LAUNCH_BLOCKING")
     key, kept = find("scatter", found, (a, b), scales, out, options)
     if kept is not None:
-        kept.workspace.timeout = timeout
-        kept.workspace.require_alive()
-        with torch.cuda.device(a.device):
-            if out is None:
-                out = torch.empty(kept.shape, dtype=kept.kind, device=a.device)
-            _scatter(kept.workspace, kept.choice, a, b, out, scales)
-        return out
+        return _again(kept, _scatter, a, b, scales, out, timeout)
     product = product_of({"a": a, "b": b}, scales)
     (m, k), n, ranks = a.shape, b.shape[1], found.size()
     if m % ranks:
@@ -293,6 +296,7 @@ def _launch(
     direct = choice.launches.get(key)
     if direct is None:
         direct = choice.launches[key] = _direct(choice.plan, key[0], leading, words, list(factors))
+    mark_written((c,))
     addresses = c.data_ptr(), a.data_ptr(), b.data_ptr(), *factors.values()
     direct.launch(addresses, torch.cuda.current_stream().cuda_stream)
 

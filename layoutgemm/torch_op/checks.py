@@ -265,6 +265,34 @@ def needs_dispatcher(*tensors: torch.Tensor | None) -> bool:
     )
 
 
+def seen_by_autograd_alone() -> bool:
+    """True without modes, transforms, forward mode, autocast and traces."""
+    return (
+        not (modes_of_functions() or modes_of_dispatch() or torch._C._is_any_autocast_enabled() or transforms())
+        and _forward._current_level < 0
+        and tracing_state() is None
+    )
+
+
+def launched_alone(tensors: Sequence[torch.Tensor]) -> int | None:
+    """The device of tensors whose call is a launch and no more; None where torch has to see it.
+
+    They are plain, dense and of one device, and no derivative is recorded. -1 is the CPU.
+
+    >>> x = torch.ones(2)
+    >>> launched_alone([x, x[:1]]), launched_alone([x, torch.ones(2, requires_grad=True)])
+    (-1, None)
+    """
+    if any(type(x) not in PLAIN for x in tensors) or not seen_by_autograd_alone():
+        return None
+    index, recording = tensors[0].get_device(), torch.is_grad_enabled()
+    for x in tensors:
+        other = x.get_device() != index or x.layout is not torch.strided
+        if other or x.is_neg() or (recording and x.requires_grad):
+            return None
+    return index
+
+
 def refuse_derivatives(tensors: Mapping[str, object], way_out: str) -> None:
     """Raise TensorError, naming the tensor, where the derivative of one is recorded."""
     for name, x in tensors.items():

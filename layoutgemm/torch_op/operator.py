@@ -37,6 +37,7 @@ from .checks import (
     output_type,
     product_shape,
     refuse_derivatives,
+    seen_by_autograd_alone,
     sizes_later,
     tf32_allowed,
     tracing_state,
@@ -251,15 +252,6 @@ def _finished_by_torch(
 
 def _seen_by_autograd_alone(bias: torch.Tensor | None) -> bool:
     return (bias is None or type(bias) in PLAIN) and seen_by_autograd_alone()
-
-
-def seen_by_autograd_alone() -> bool:
-    """True without modes, transforms, forward mode, autocast and traces."""
-    return (
-        not (modes_of_functions() or modes_of_dispatch() or _autocast() or transforms())
-        and _forward._current_level < 0
-        and tracing_state() is None
-    )
 
 
 class _RecordedProduct(torch.autograd.Function):

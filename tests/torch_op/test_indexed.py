@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from layoutgemm import Sm90Config, grouped_matmul, matmul
 from layoutgemm.errors import LayoutError, OperandError, TensorError
+from layoutgemm.torch_op.indexed import product
 from layoutgemm.torch_op.scaled_grouped import kept
 from tests.torch_op.test_operator import BF16, F32, emulated, integers
 
@@ -127,6 +128,57 @@ def test_under_torch_compile_into_an_output() -> None:
 
     run(x, out)
     assert torch.equal(out, by_hand(x, False, True, False))
+
+
+def outside(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], Any, Any]:
+    """A problem some of whose indices name no row, as only a GPU's may, and which are inside."""
+    monkeypatch.setattr(product, "_check_values", lambda *_: None)
+    x = problem()
+    x["rows"][::5], x["rows"][3::7], x["out_rows"][1::4], x["out_rows"][2::9] = -1, TOKENS, M, -3
+    return x, (x["rows"] >= 0) & (x["rows"] < TOKENS), (x["out_rows"] >= 0) & (x["out_rows"] < M)
+
+
+def clean(x: dict[str, Any], reads: Any, writes: Any) -> Any:
+    """`by_hand` with the rows that are outside left out."""
+    read = torch.where(reads[:, None], x["a"].float().index_select(0, x["rows"].clamp(0, TOKENS - 1).long()), 0.0)
+    value = (read @ x["b"].float() * x["weights"][:, None])[writes]
+    return torch.zeros(M, N).index_copy(0, x["out_rows"][writes], value)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_indices_outside_read_zeros_and_write_nothing(compiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever torch moves rows in the kernel's place, too: its own functions would end a GPU's context."""
+    x, reads, writes = outside(monkeypatch)
+    run = torch.compile(ours, fullgraph=True, backend="aot_eager") if compiles else ours
+    want = clean(x, reads, writes)
+    assert torch.equal(run(x, False, True, True, out_dtype=F32), want)
+    out = torch.full((M, N), 7.0)
+    run(x, False, True, True, out=out, out_dtype=F32)
+    named = torch.zeros(M, dtype=torch.bool)
+    named[x["out_rows"][writes]] = True
+    assert torch.equal(out, torch.where(named[:, None], want, 7.0))
+    x["a"], x["b"] = x["a"][:, :0], x["b"][:0]  # sums of nothing are torch's
+    assert bool((ours(x, False, True, True) == 0).all())
+
+
+def test_gradients_of_rows_outside_are_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, reads, writes = outside(monkeypatch)
+    y = {name: value.clone() for name, value in x.items()}
+    for z in (x, y):
+        for name in ("a", "b", "weights"):
+            z[name].requires_grad_()
+    grad = integers(M, N, dtype=F32)
+    ours(x, False, True, True, out_dtype=F32).backward(grad)
+    clean(y, reads, writes).backward(grad)
+    for name in ("a", "b", "weights"):
+        assert torch.allclose(x[name].grad.float(), y[name].grad.float(), rtol=0.03, atol=0.5), name
+    assert bool((x["weights"].grad[~(reads & writes)] == 0).all())
+
+
+def test_results_of_8_bits_are_scattered_too() -> None:
+    x = problem(torch.float8_e4m3fn)
+    got = ours(x, False, True, False, out_dtype=torch.float8_e4m3fn)
+    assert torch.equal(got.float(), by_hand(x, False, True, False).to(torch.float8_e4m3fn).float())
 
 
 def test_fake_tensors_have_the_shape_and_the_refusals() -> None:

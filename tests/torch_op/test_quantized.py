@@ -27,6 +27,7 @@ from layoutgemm.nn import QuantizedLinear
 from layoutgemm.torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
 from layoutgemm.torch_op.quantized.experts import experts_plan
 from layoutgemm.torch_op.quantized.launch import QuantizedCall, arguments_of, plan_of, readable
+from layoutgemm.torch_op.quantized.operators import facts_of
 
 FORMATS = [
     QuantizedFormat("int4", 128), QuantizedFormat("int4", 32, zeros=True), QuantizedFormat("e4m3"),
@@ -251,3 +252,33 @@ def test_the_launch_of_experts_writes_what_the_cpu_computes() -> None:
     found = torch.from_numpy(c.view(np.int16)).view(torch.bfloat16)
     want = quantized_grouped_matmul(x, weights, offsets, activation="relu")
     assert torch.allclose(found.float(), want.float(), rtol=2**-7, atol=2**-6)
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=str)
+def test_operators_pass_torchs_checks(fmt: QuantizedFormat) -> None:
+    """Strides among them: compiled code relies on what the fake kernel says."""
+    weight, x = weight_of(fmt), torch.randn(5, 384).bfloat16()
+    facts, own = facts_of(fmt, weight.n, weight.k), torch.ops.layoutgemm
+    calls = [
+        (own.quantized_matmul, (x, weight.units, weight.scales, torch.randn(100), "silu", *facts, torch.float32)),
+        (own.dequantized, (weight.units, weight.scales, torch.bfloat16, *facts)),
+    ]
+    for operator, given in calls:
+        results = torch.library.opcheck(operator.default, given)
+        assert {*results.values()} == {"SUCCESS"}, (operator, results)
+
+
+@pytest.mark.parametrize("fmt", FORMATS[:1] + FORMATS[2:3], ids=str)
+def test_a_compiled_layer_has_gradients_after_an_eager_call(fmt: QuantizedFormat) -> None:
+    layer = QuantizedLinear.from_linear(torch.nn.Linear(128, 64, dtype=torch.bfloat16), fmt)
+    x, y = (torch.ones(3, 128).bfloat16().requires_grad_() for _ in range(2))
+    want = layer(x)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True)
+    got = compiled(y)
+    want.sum().backward()
+    got.sum().backward()
+    assert torch.equal(got, want) and torch.equal(x.grad, y.grad)
+    layer.units = layer.units.flip(0) ^ 1  # other weights: what the layer keeps is not these
+    with torch.no_grad():
+        assert torch.equal(compiled(y), layer(x))

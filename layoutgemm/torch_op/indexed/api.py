@@ -15,7 +15,7 @@ from ..prepared import config_text
 from ..scaled_grouped.kept import find
 from ..scaled_grouped.scaled import check_config
 from .operators import CHECK_INDEXED
-from .product import IndexedOperands, check_indexed, indexed_product, placed
+from .product import IndexedOperands, check_indexed, indexed_product, placed, scattered
 
 
 def indexed_matmul(
@@ -92,9 +92,7 @@ def _traced(
     if out is None:
         return _operator(given, activation, out_dtype, config)
     value = _operator(_in_order(given), activation, out_dtype, config)
-    if given.out_rows is None:
-        return out.copy_(value)
-    return out.index_copy_(0, given.out_rows.long(), value)
+    return out.copy_(value) if given.out_rows is None else scattered(out, given.out_rows, value)
 
 
 def _in_order(given: IndexedOperands) -> IndexedOperands:

@@ -23,7 +23,7 @@ from ..checks import has_tangent, refuse_derivatives
 from ..compiled.traced import checking_operator
 from ..library import dispatched, with_autograd
 from ..scaled_grouped.operators import differentiable, plain_config
-from .product import IndexedOperands, check_indexed, indexed_product
+from .product import IndexedOperands, added, check_indexed, indexed_product, selected
 
 _WAY_OUT = "use torch.no_grad(), or give its detach()"
 Vector: TypeAlias = "torch.Tensor | None"
@@ -88,7 +88,7 @@ class _IndexedProduct(torch.autograd.Function):
         a, b, rows, out_rows, weights, offsets = ctx.saved_tensors
         wants_a, wants_b, _, _, wants_weights, _ = ctx.needs_input_grad[:6]
         grad = dense(grad.to(a.dtype))
-        read = a if rows is None else a.index_select(0, rows)
+        read = a if rows is None else selected(a, rows)
         of_a = of_b = of_weights = None
         if wants_a or wants_weights:
             sums = _gathered(grad, b, out_rows, offsets)
@@ -96,9 +96,9 @@ class _IndexedProduct(torch.autograd.Function):
                 of_weights = (sums.float() * read.float()).sum(-1)
             if wants_a:
                 sums = sums if weights is None else (sums * weights[:, None]).to(a.dtype)
-                of_a = sums if rows is None else torch.zeros_like(a).index_add(0, rows, sums)
+                of_a = sums if rows is None else added(torch.zeros_like(a), rows, sums)
         if wants_b:
-            scaled = grad if out_rows is None else grad.index_select(0, out_rows)
+            scaled = grad if out_rows is None else selected(grad, out_rows)
             scaled = scaled if weights is None else (scaled * weights[:, None]).to(a.dtype)
             if offsets is None:
                 of_b = dispatched(read.mT, scaled, b.dtype, None)

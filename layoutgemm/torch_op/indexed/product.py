@@ -211,7 +211,7 @@ def _order_of(b: torch.Tensor) -> str:
 
 def _on_cpu(call: IndexedCall, given: IndexedOperands) -> torch.Tensor:
     """The product's rows in float64, rounded once."""
-    a = given.a if given.rows is None else given.a[given.rows.long()]
+    a = given.a if given.rows is None else selected(given.a, given.rows)
     if given.offsets is None:
         wide = exact(a, given.b)
     else:
@@ -227,8 +227,52 @@ def placed(call: IndexedCall, given: IndexedOperands, value: torch.Tensor, out: 
     """The product's rows in a new result, or in `out`, where `out_rows` says."""
     if given.out_rows is None:
         return value if out is None else out.copy_(value)
-    into = value.new_zeros(call.shape) if out is None else out
-    return into.index_copy_(0, given.out_rows.long(), value)
+    return scattered(value.new_zeros(call.shape) if out is None else out, given.out_rows, value)
+
+
+# As in the kernel, an index outside reads zeros and writes nothing: torch's own functions end a GPU's context there.
+
+
+def _inside(indices: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which indices name one of so many rows, as a column, and indices that all do."""
+    return ((indices >= 0) & (indices < rows)).unsqueeze(-1), indices.clamp(0, rows - 1).long()
+
+
+def selected(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """The rows of x that indices name, zeros for those outside.
+
+    >>> selected(torch.tensor([[1.0], [2.0]]), torch.tensor([1, -1, 2])).tolist()
+    [[2.0], [0.0], [0.0]]
+    """
+    inside, named = _inside(indices, x.shape[0])
+    return torch.where(inside, x.index_select(0, named), 0)
+
+
+def added(x: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """x with each of the rows added to the one that its index names; those outside are dropped.
+
+    >>> added(torch.zeros(2, 1), torch.tensor([1, 2, 1]), torch.tensor([[1.0], [2.0], [3.0]])).tolist()
+    [[0.0], [4.0]]
+    """
+    inside, named = _inside(indices, x.shape[0])
+    return x.index_add(0, named, torch.where(inside, rows, 0))
+
+
+def scattered(into: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """`into`, with rows copied to where their indices say; those outside are dropped.
+
+    >>> scattered(torch.zeros(2, 1), torch.tensor([1, 2]), torch.tensor([[1.0], [2.0]])).tolist()
+    [[0.0], [1.0]]
+    """
+    if 0 in (*into.shape, rows.shape[0]):
+        return into
+    inside, _ = _inside(indices, into.shape[0])
+    # The product's row of each row of `into`, by one place more, for all that are outside.
+    numbers = torch.arange(rows.shape[0], device=into.device)
+    sources = numbers.new_full((into.shape[0] + 1,), -1)
+    sources.index_copy_(0, torch.where(inside.squeeze(-1), indices, into.shape[0]).long(), numbers)
+    source = sources[:-1]
+    return into.copy_(torch.where((source >= 0).unsqueeze(-1), rows.index_select(0, source.clamp(min=0)), into))
 
 
 def _empty(call: IndexedCall, given: IndexedOperands, out: torch.Tensor | None) -> torch.Tensor:

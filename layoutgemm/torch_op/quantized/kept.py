@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from ..checks import PLAIN
+from ..checks import launched_alone
 from ..launch import Direct, empty_on_gpu, raw_stream
-from ..operator import seen_by_autograd_alone
 from ..problem import contiguous_strides
 
 Key = tuple[object, ...]
@@ -21,7 +20,6 @@ Key = tuple[object, ...]
 FIRST_GPU = 0  # of the indices of devices; below are CPUs
 MAX_READY = 4096  # beyond, all go
 _ALIGNED = 15  # bits that are 0 in an address that TMA or a bulk copy reads, or stores to
-_grad_enabled = torch.is_grad_enabled
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
@@ -48,23 +46,17 @@ def find(
 
     options  whatever else of the call decides on the kernel, the weights' format and sizes among it
     """
-    if type(x) not in PLAIN or (index := x.get_device()) < FIRST_GPU or not seen_by_autograd_alone():
-        return (), None
     vectors = [v for v in (scales, bias) if v is not None]
-    recording = _grad_enabled()
-    for given in (x, units, *vectors):
-        if (
-            type(given) not in PLAIN or given.get_device() != index or given.is_neg()
-            or (recording and given.requires_grad)
-        ):  # fmt: skip
-            return (), None
+    index = launched_alone((x, units, *vectors))
+    if index is None or index < FIRST_GPU:
+        return (), None
     try:
         key: Key = (options, index, x.shape, x.stride(), x.dtype, scales is None)
         if bias is not None:
             key = (*key, bias.shape, bias.stride(), bias.dtype)
         kept = READY.get(key)
         at_x, at_units = x.data_ptr(), units.data_ptr()
-    except (RuntimeError, TypeError):  # sparse tensors have no strides, and a configuration may have no hash
+    except TypeError:  # a configuration without a hash
         return (), None
     if kept is None or _current_device() != index or (at_x | at_units) & _ALIGNED:
         return key, None

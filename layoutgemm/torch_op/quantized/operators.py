@@ -94,7 +94,7 @@ def _dequantized(
     units: torch.Tensor, scales: torch.Tensor | None, activations: torch.dtype, code: str, group: int, zeros: bool,
     n: int, k: int,
 ) -> torch.Tensor:  # fmt: skip
-    return dense_of(format_of(code, group, zeros), activations, units, scales, (n, k)).to(activations)
+    return dense_of(format_of(code, group, zeros), activations, units, scales, (n, k)).to(activations).contiguous()
 
 
 @_dequantized.register_fake

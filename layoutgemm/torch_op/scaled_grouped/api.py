@@ -9,12 +9,19 @@ import torch
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
 from ..autograd.kept import recorder
-from ..checks import NOT_RECORDED, PLAIN, autocast, differentiated, needs_dispatcher, transforms
+from ..checks import (
+    NOT_RECORDED,
+    PLAIN,
+    autocast,
+    differentiated,
+    needs_dispatcher,
+    seen_by_autograd_alone,
+    transforms,
+)
 from ..compiled.traced import check_kinds, named, refusal, refuse
 from ..fp8.launch import kept_shapes
 from ..indexed.api import indexed_matmul
 from ..indexed.product import IndexedOperands
-from ..operator import seen_by_autograd_alone
 from ..prepared import config_text
 from .grouped import COLUMNS, COUNTS, ENDS, OFFSETS, check_expected, expected_config, finished, groups_of, in_groups
 from .grouped import grouped_product as computed_grouped
