@@ -277,6 +277,13 @@ def test_launches_twice(way: tuple[bool, bool, bool], monkeypatch: pytest.Monkey
         y["out_rows"] = y["out_rows"].flip(0).contiguous()
         ours(y, *way, config=SMALL, out=out)
         assert len(calls) == 3 and torch.equal(out, by_hand(y, *way).bfloat16())
+        y["out_rows"][::3] = M  # names no row of the result, which is new
+        got = ours(y, *way, config=SMALL)
+        assert len(calls) == 4
+        if way[1]:
+            left = torch.ones(M, dtype=torch.bool)
+            left[y["out_rows"][y["out_rows"] < M]] = False
+            assert bool(left.any()) and bool((got[left] == 0).all()) and bool((got[~left] != 0).any())
 
 
 @pytest.mark.dsl

@@ -43,7 +43,7 @@ def indexed_matmul(
         return _traced(given, activation, out, out_dtype, config)
     key: tuple[object, ...] = ()
     first = given.rows if given.rows is not None else given.out_rows
-    if isinstance(first, torch.Tensor) and (out is not None or given.out_rows is None):
+    if isinstance(first, torch.Tensor):
         names = tuple(given.named)
         rest = tuple(x for x in given[2:] if x is not None and x is not first)
         weights_last = given.row_weights is None

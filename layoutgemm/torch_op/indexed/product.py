@@ -171,9 +171,8 @@ def indexed_product(
     sizes = given.m, b.shape[-1], a.shape[1], a.shape[0], call.shape[0]
     types = NAMES[a.dtype], f"{NAMES[b.dtype]}:{_order_of(b)}", C_NAMES[call.kind]
     plan = plan_of(sizes, types, b.shape[0] if b.ndim == 3 else 0, kinds, (call.activation, bool(weights)), config)
-    zeros = given.out_rows is not None and out is None
     copied = not all(x.is_contiguous() for name, x in given.named.items() if name not in ("a", "b"))
-    return launch(NOT_KEPT if zeros or copied else Keeping(key), plan, a, b, vectors, weights, out)
+    return launch(NOT_KEPT if copied else Keeping(key), plan, a, b, vectors, weights, out)
 
 
 @lru_cache(maxsize=1024)

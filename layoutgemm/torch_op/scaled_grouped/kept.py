@@ -20,6 +20,7 @@ from ...kernels.epilogue.parameters import words_of
 from ...kernels.plan import MAX_WORDS
 from ...kernels.run.epilogue_operands import words_of_tensors
 from ...kernels.run.operand_checks import resolved
+from ...kernels.run.partial import is_partial
 from ...kernels.run.tensor_maps import lines_of
 from ...kernels.run.torch_tensors import check_tensors, launch_of
 from ...kernels.sm90.plan import Sm90Plan
@@ -70,6 +71,7 @@ class KeptLaunch:
     spans    bytes from first to last element: of each tensor that is read, and of C
     third    bits that are 0 in the address of the third tensor, and `mask` in those of all behind it that are read
     turned, ends  as `Keeping` has them
+    zeros    whether a new result is zero where the kernel stores nothing
     copied   what is copied before the launch, or None
     special  whether there is more to a call than a new result's memory and the launch
     """
@@ -84,11 +86,12 @@ class KeptLaunch:
     mask: int
     turned: bool
     ends: bool
+    zeros: bool
     copied: CopiedOperands | None
     special: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.special = self.turned or self.ends or bool(self.columns) or self.copied is not None
+        self.special = self.turned or self.ends or self.zeros or bool(self.columns) or self.copied is not None
 
 
 READY: dict[Key, KeptLaunch] = {}
@@ -191,7 +194,7 @@ def _special(
     if out is None:
         c = empty_on_gpu(kept.shape, kept.strides, kept.kind)
         at_c = c.data_ptr()
-        if kept.ends:
+        if kept.zeros:
             c.zero_()
         if kept.columns:
             c = c.narrow(-1, 0, kept.columns)
@@ -289,7 +292,8 @@ def launch(
         masks = _WORD if tables else _PAIRS, _PAIRS if operands else _WORD
         copies = [x.data_ptr() != lines.data_ptr() for x, lines in zip((a, b), made.read)]
         copied = CopiedOperands(plan, *copies) if any(copies) else None
-        _keep(keeping, direct, [tensors[i] for i in order], c, out is None, masks, copied)
+        zeros = keeping.ends or is_partial(plan)
+        _keep(keeping, direct, [tensors[i] for i in order], c, out is None, masks, zeros, copied)
     return c
 
 
@@ -337,6 +341,7 @@ def _keep(
     c: torch.Tensor,
     padded: bool,
     masks: tuple[int, int],
+    zeros: bool = False,
     copied: CopiedOperands | None = None,
 ) -> None:
     """Keep a launch.
@@ -354,5 +359,15 @@ def _keep(
     if len(READY) >= MAX_READY:
         READY.clear()
     READY[keeping.key] = KeptLaunch(
-        direct, made, contiguous_strides(made), c.dtype, columns, spans, *masks, keeping.turned, keeping.ends, copied
+        direct,
+        made,
+        contiguous_strides(made),
+        c.dtype,
+        columns,
+        spans,
+        *masks,
+        keeping.turned,
+        keeping.ends,
+        zeros,
+        copied,
     )
