@@ -18,6 +18,7 @@ import torch
 from layoutgemm.kernels.epilogue.chain import Activation, Bias
 from layoutgemm.kernels.run import tensor_maps
 from layoutgemm.torch_op import bias_activation, compute, epilogue, launch, operator, prepared
+from layoutgemm.torch_op.indexed import product as indexed
 from layoutgemm.torch_op.quantized import kept as quantized_kept
 from layoutgemm.torch_op.quantized import launch as quantized
 from layoutgemm.torch_op.scaled_grouped import grouped, kept, scaled
@@ -159,7 +160,8 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
         patch.setattr(module, "_current_device", lambda: -1)
         patch.setattr(module, "raw_stream", lambda index: 77)
         patch.setattr(module, "empty_on_gpu", empty)
-    for module in (compute, epilogue, scaled, grouped, quantized):
+    patch.setattr(indexed, "require_hopper", lambda index, what: None)
+    for module in (compute, epilogue, scaled, grouped, quantized, indexed):
         patch.setattr(module, "on_gpu", lambda index: True)
     patch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     patch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))

@@ -37,6 +37,7 @@ class Tensors:
         self.experts = torch.ones(4, SIZE, SIZE, dtype=BF16)
         self.offsets = torch.arange(5, dtype=torch.int32) * (SIZE // 4)
         self.counts = torch.full((4,), 7)
+        self.indices = torch.arange(SIZE)
         self.out = torch.zeros(SIZE, SIZE, dtype=BF16)
         self.packed, self.by_column = (
             QuantizedWeight.quantize(torch.ones(SIZE, SIZE), QuantizedFormat("int4", group)) for group in (32, None)
@@ -72,6 +73,12 @@ class Tensors:
     def columns_copied(self) -> Any:
         return grouped_matmul(self.experts, self.x, self.offsets)
 
+    def gathered(self) -> Any:
+        return matmul(self.x, self.y, rows=self.indices)
+
+    def scattered(self) -> Any:
+        return matmul(self.x, self.y, out_rows=self.indices)
+
     def scaled_copied(self) -> Any:
         return scaled_matmul(self.a, self.scale_a, self.a, self.scale_b)
 
@@ -80,7 +87,16 @@ class Tensors:
 
 
 # How many tensors a call reads beside A and B.
-READS = {"scaled": 2, "row_wise": 2, "grouped": 1, "masked": 1, "columns": 1, "along_k": 1}
+READS = {
+    "gathered": 1,
+    "scattered": 1,
+    "scaled": 2,
+    "row_wise": 2,
+    "grouped": 1,
+    "masked": 1,
+    "columns": 1,
+    "along_k": 1,
+}
 PACKED = ("packed_weights", "packed_with_bias")
 COPIED = ("columns_copied", "scaled_copied")  # with an operand whose strides no kernel reads
 

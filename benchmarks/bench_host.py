@@ -1,0 +1,98 @@
+"""The host's part of a repeated call, without a GPU: launches compute nothing.
+
+    python benchmarks/bench_host.py
+
+CPU tensors are taken for a GPU's. Each figure is the least of the rounds, in microseconds; what a driver takes comes on
+top (`bench_launch.py`). Only figures of one run compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+import pytest
+import torch
+
+from layoutgemm import (
+    QuantizedFormat,
+    QuantizedWeight,
+    grouped_matmul,
+    matmul,
+    quantized_matmul,
+    scaled_matmul,
+)
+from layoutgemm.nn import QuantizedLinear
+from tests.torch_op.host_launches import bare_launches
+
+SIZE = 128
+
+
+class Discarded(list[Any]):
+    """A list that keeps nothing: noting each launch would be timed too."""
+
+    def append(self, value: object) -> None:
+        """Drop the value."""
+
+
+def calls() -> dict[str, Callable[[], object]]:
+    """Calls by name."""
+    x, experts = torch.randn(SIZE, SIZE).bfloat16(), torch.randn(4, SIZE, SIZE).bfloat16()
+    a, offsets = torch.randn(SIZE, SIZE).to(torch.float8_e4m3fn), torch.arange(5, dtype=torch.int32) * (SIZE // 4)
+    right, scale_a, scale_b = a.T, torch.rand(SIZE, 1), torch.rand(1, 1)
+    rows, ends = torch.randint(0, SIZE, (SIZE,)), offsets[1:].clone()
+    out_rows = torch.randperm(SIZE)
+    weight = QuantizedWeight.quantize(torch.randn(SIZE, SIZE), QuantizedFormat("int4", 128))
+    layer = QuantizedLinear(weight)
+    return {
+        "matmul": lambda: matmul(x, x),
+        "scaled_matmul": lambda: scaled_matmul(a, scale_a, right, scale_b),
+        "grouped_matmul": lambda: grouped_matmul(x, experts, offsets),
+        "grouped_matmul, ends": lambda: grouped_matmul(x, experts, offs=ends),
+        "grouped_matmul of columns": lambda: grouped_matmul(experts, x.T, offsets),
+        "grouped_matmul of columns, copied": lambda: grouped_matmul(experts, x, offsets),
+        "matmul, gathered rows": lambda: matmul(x, x, rows=rows),
+        "matmul, scattered rows": lambda: matmul(x, x, out_rows=out_rows),
+        "quantized_matmul": lambda: quantized_matmul(x, weight),
+        "QuantizedLinear": lambda: layer(x),
+    }
+
+
+def least(run: Callable[[], object], rounds: int, count: int = 100) -> float:
+    """The least time of a call over the rounds, in microseconds."""
+    run()
+    best = float("inf")
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(count):
+            run()
+        best = min(best, (time.perf_counter() - start) / count)
+    return best * 1e6
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=60)
+    options = parser.parse_args(argv)
+    patch = pytest.MonkeyPatch()
+    try:
+        with bare_launches(patch) as noted, torch.no_grad():
+            noted.arguments = Discarded()
+            for name, run in calls().items():
+                print(f"{name:36s} {least(run, options.rounds):7.2f} us", flush=True)
+    finally:
+        patch.undo()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
