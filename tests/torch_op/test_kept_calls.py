@@ -87,17 +87,9 @@ class Tensors:
 
 
 # How many tensors a call reads beside A and B.
-READS = {
-    "gathered": 1,
-    "scattered": 1,
-    "scaled": 2,
-    "row_wise": 2,
-    "grouped": 1,
-    "masked": 1,
-    "columns": 1,
-    "along_k": 1,
-}
+READS = {"scaled": 2, "row_wise": 2, "grouped": 1, "masked": 1, "columns": 1, "along_k": 1}
 PACKED = ("packed_weights", "packed_with_bias")
+BY_INDEX = ("gathered", "scattered")
 COPIED = ("columns_copied", "scaled_copied")  # with an operand whose strides no kernel reads
 
 
@@ -118,7 +110,7 @@ def calls_of(run: Callable[[], object]) -> int:
     return made
 
 
-@pytest.mark.parametrize("name", [*READS, *PACKED, *COPIED, "ends"])
+@pytest.mark.parametrize("name", [*READS, *PACKED, *COPIED, *BY_INDEX, "ends"])
 def test_a_second_call_allocates_once_and_launches_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given = Tensors()
     with bare_launches(monkeypatch) as noted:
