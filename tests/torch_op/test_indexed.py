@@ -131,7 +131,7 @@ def test_under_torch_compile_into_an_output() -> None:
 
 
 def outside(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], Any, Any]:
-    """A problem with indices outside, as only a GPU's may be, and masks of those inside."""
+    """A problem with indices outside, as a GPU's may be, and masks of those inside."""
     monkeypatch.setattr(product, "_check_values", lambda *_: None)
     x = problem()
     x["rows"][::5], x["rows"][3::7], x["out_rows"][1::4], x["out_rows"][2::9] = -1, TOKENS, M, -3

@@ -233,7 +233,7 @@ def placed(call: IndexedCall, given: IndexedOperands, value: torch.Tensor, out: 
 
 
 def _inside(indices: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whether indices name one of so many rows, as a column, and indices that all do."""
+    """A mask of indices inside of so many rows, as a column, and clamped ones."""
     return ((indices >= 0) & (indices < rows)).unsqueeze(-1), indices.clamp(0, rows - 1).long()
 
 
