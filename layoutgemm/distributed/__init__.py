@@ -6,7 +6,7 @@
 `all_gather_matmul` and `matmul_reduce_scatter` are for tensor and sequence parallel layers on the GPUs of one host.
 """
 
-from .overlap import all_gather_matmul, gather_buffer, matmul_reduce_scatter
+from .overlap import all_gather_matmul, matmul_reduce_scatter
 from .shard_plans import Transfer
 from .shardings import register_shardings
 from .workspaces import check_ranks
@@ -15,7 +15,6 @@ __all__ = [
     "Transfer",
     "all_gather_matmul",
     "check_ranks",
-    "gather_buffer",
     "matmul_reduce_scatter",
     "register_shardings",
 ]

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.distributed as dist
 
 from ..torch_op.checks import launched_alone
-from .shard_plans import ShardChoice
-from .workspaces import Workspace
+from .calls import ShardCall
 
 Key = tuple[object, ...]
 
 FIRST_GPU = 0  # of the indices of devices; below are CPUs
 MAX_KEPT = 1024  # beyond, all go
 _ALIGNED = 15  # bits that are 0 in an address that TMA reads
-_KEPT: dict[Key, KeptCall] = {}
-
-
-class KeptCall(NamedTuple):
-    """A checked call: its kernel, its memory, and the result's shape and type."""
-
-    choice: ShardChoice
-    workspace: Workspace
-    shape: tuple[int, int]
-    kind: torch.dtype
+_KEPT: dict[Key, ShardCall] = {}
 
 
 def find(
     name: str, group: dist.ProcessGroup, matrices: tuple[torch.Tensor, torch.Tensor],
     scales: tuple[torch.Tensor | None, torch.Tensor | None], out: torch.Tensor | None, options: Key,
-) -> tuple[Key, KeptCall | None]:  # fmt: skip
+) -> tuple[Key, ShardCall | None]:  # fmt: skip
     """(key, the kept call or None); the key () stands for a call that is checked each time.
 
     out      a result's tensor, whose storage no operand shares
@@ -53,7 +41,7 @@ def find(
         return (), None
 
 
-def keep(key: Key, call: KeptCall) -> None:
+def keep(key: Key, call: ShardCall) -> None:
     """Keep a call under the key of `find`, unless that is ()."""
     if key:
         if len(_KEPT) >= MAX_KEPT:

@@ -28,7 +28,6 @@ from ..kernels.sm90.shards import (
     signals_of_chunk,
     tiles_of_shard,
 )
-from ..torch_op.launch import Direct
 
 _CHUNK_BYTES = 8 << 20  # of a gathered chunk at least: a copy of less does not reach the link's rate
 _MAX_CHUNKS = 4  # of a gathered shard: more copies cost more launches of the host than they hide
@@ -61,18 +60,16 @@ class Transfer:
     chunks  of a shard, each with a flag of its own: of rows of a gather, of tiles of a scatter
     by      of a scatter: "stores", by the kernel, across NVLink; "copies", by copy engines as chunks are complete
     lag     of a scatter: chunks that a rank's own rows come behind those of the others
-    beside  of a gather: ranks meet beside the kernel, by memory operations of a stream, and not before it
 
     Raises PlanError for another value of `by`; the plan checks numbers.
 
     >>> Transfer(chunks=2)
-    Transfer(chunks=2, by=None, lag=None, beside=True)
+    Transfer(chunks=2, by=None, lag=None)
     """
 
     chunks: int | None = None
     by: str | None = None
     lag: int | None = None
-    beside: bool = True
 
     def __post_init__(self) -> None:
         if self.by not in (None, "stores", "copies"):
@@ -81,7 +78,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class ShardChoice:
-    """A plan, its shards' way, and its launches by their arguments.
+    """A plan, and its shards' way.
 
     ready  the GPUs for which it is compiled
     """
@@ -90,7 +87,6 @@ class ShardChoice:
     ranks: int
     transfer: Transfer
     ready: set[int] = field(default_factory=set, compare=False)
-    launches: dict[tuple[int, ...], Direct] = field(default_factory=dict, compare=False)
 
     @property
     def chunks(self) -> int:
@@ -174,7 +170,7 @@ def _scattered(transfer: Transfer, sizes: tuple[int, int, int], tiles: int) -> T
     tiles  of a shard
 
     >>> _scattered(Transfer(), (4096, 14336, 2048), 448)
-    Transfer(chunks=16, by='stores', lag=4, beside=True)
+    Transfer(chunks=16, by='stores', lag=4)
     """
     by = transfer.by or ("copies" if 2 * math.prod(sizes) > _COPIED_FROM else "stores")
     most, lag = (_COPIED_CHUNKS, _COPIED_LAG) if by == "copies" else (_STORED_CHUNKS, _STORED_LAG)

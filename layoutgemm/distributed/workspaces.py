@@ -1,7 +1,7 @@
 """Symmetric memory of a group's products: buffers, flags, the record of a failed wait, and a side stream.
 
     flags     one a chunk, and of a scatter one a peer: what has arrived here (`kernels.sm90.shards`)
-    meetings  a word a rank, of meetings without a kernel
+    begun     a word a rank, which says that it may be sent to
     buffer    gathered rows and their scales, or rooms of partial sums
 
 A workspace is made once for a group and its sizes, by all ranks together, and used by every later call. Its bytes are
@@ -11,21 +11,45 @@ NVLink multicast is not used.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from ..errors import OperandError, RankError
 from ..kernels.plan import rounded_up
-from ..kernels.run.stream_memory import wait_value, write_value
+from ..kernels.run.stream_memory import (
+    MemoryOperation,
+    copy_bytes,
+    follow,
+    memory_operations,
+    new_event,
+    wait,
+    write,
+)
 from ..kernels.sm90.shards import MAX_RANKS, RECORD_WORDS
 
 POLLS_PER_SECOND = 1_300_000  # loads of a flag in a second: one takes about 0.75 us on an H100
 _ALIGNMENT = 4096  # of the buffer behind the flags
 _WORKSPACES: dict[tuple[object, ...], Workspace] = {}
+
+
+class Send(NamedTuple):
+    """Memory operations of the side stream, and a copy behind them.
+
+    source   an address; of own rows, which may lie elsewhere in each call, their byte
+    of_rows  True for own rows
+    nbytes   of the copy, 0 for none
+    """
+
+    operations: tuple[MemoryOperation, ...]
+    destination: int = 0
+    source: int = 0
+    nbytes: int = 0
+    of_rows: bool = False
 
 
 @dataclass
@@ -36,6 +60,7 @@ class Workspace:
     record    a host's words that a kernel writes before it stops
     extra     further memory of this rank's GPU: counters, tables
     side      the stream of the copy engines
+    sends     what goes to peers in each call, by copy engines
     rank, ranks  this rank of the group, and how many there are
     starts    the address of each rank's memory, in this rank's address space
     """
@@ -49,6 +74,8 @@ class Workspace:
     timeout: float
     name: str
     extra: dict[str, torch.Tensor] = field(default_factory=dict)
+    sends: tuple[Send, ...] = ()
+    views: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict)
     rank: int = field(init=False)
     ranks: int = field(init=False)
     starts: tuple[int, ...] = field(init=False)
@@ -64,6 +91,16 @@ class Workspace:
         return min((1 << 31) - 1, max(1, int(self.timeout * POLLS_PER_SECOND)))
 
     @functools.cached_property
+    def events(self) -> tuple[int, int]:
+        """The driver's events of `fork` and `join`."""
+        return new_event(), new_event()
+
+    @functools.cached_property
+    def given_up(self) -> ctypes.c_int32:
+        """The record's first word: 0 while each wait has ended with what it waited for."""
+        return ctypes.c_int32.from_address(self.record.data_ptr())
+
+    @functools.cached_property
     def flags(self) -> torch.Tensor:
         """This rank's flags."""
         return self.memory[: 4 * self.flag_count].view(torch.int32)
@@ -75,9 +112,10 @@ class Workspace:
 
     def buffer(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype, byte: int = 0) -> torch.Tensor:
         """A rank's buffer from a byte on, in this rank's address space."""
-        offset = (self.first + byte) // dtype.itemsize
-        found: torch.Tensor = self.handle.get_buffer(rank, shape, dtype, offset)
-        return found
+        key = rank, shape, dtype, byte
+        if key not in self.views:
+            self.views[key] = self.handle.get_buffer(rank, shape, dtype, (self.first + byte) // dtype.itemsize)
+        return self.views[key]
 
     def address(self, rank: int, byte: int = 0) -> int:
         """The address of a byte of a rank's buffer, in this rank's address space."""
@@ -87,34 +125,51 @@ class Workspace:
         """The address of a rank's flag."""
         return self.starts[rank] + 4 * flag
 
-    def arrive(self, rank: int, flag: int) -> None:
-        """Set a rank's flag, on the side stream after what was copied there."""
-        write_value(self.side.cuda_stream, self.flag_address(rank, flag), 1)
+    @property
+    def peers(self) -> list[int]:
+        """The other ranks, in the order in which they need what this one has: the rank before it is the first."""
+        return [(self.rank - distance) % self.ranks for distance in range(1, self.ranks)]
 
-    def meet(self) -> None:
-        """All ranks meet, on the current stream; a rank that does not come within the timeout ends the launch."""
-        self.handle.barrier(channel=0, timeout_ms=max(1, int(self.timeout * 1000)))
+    def arrival(self, rank: int, flag: int) -> MemoryOperation:
+        """Set a rank's flag, behind what was copied there."""
+        return write(self.flag_address(rank, flag), 1)
 
-    def meet_beside(self) -> None:
-        """All ranks meet on the side stream without a kernel.
+    def begins(self) -> tuple[MemoryOperation, ...]:
+        """Tell all peers that this rank has begun, so that they may send to it."""
+        return tuple([write(self.flag_address(peer, self.flag_count + self.rank), 1) for peer in self.peers])
 
-        A kernel would find no room beside a persistent one. The wait has no limit: the kernel's flags wait for the same
-        rank, and that wait ends. A word is 0 again before its writer can come once more: that takes what this rank
-        sends behind the meeting.
+    def has_begun(self, peer: int) -> tuple[MemoryOperation, ...]:
+        """Wait until a peer has begun.
+
+        The wait has no limit: the kernel's flags wait for the same rank, and that wait ends. The word is 0 again before
+        the peer can begin once more: that takes what this rank sends behind.
+        """
+        own = self.flag_address(self.rank, self.flag_count + peer)
+        return wait(own, 1), write(own, 0)
+
+    def fork(self, stream: int) -> None:
+        """Let the side stream wait for what is on a stream."""
+        follow(self.side.cuda_stream, stream, self.events[0])
+
+    def join(self, stream: int) -> None:
+        """Let a stream wait for what is on the side stream."""
+        follow(stream, self.side.cuda_stream, self.events[1])
+
+    def send(self, rows: int = 0) -> None:
+        """Put all sends on the side stream.
+
+        rows  the address of own rows
         """
         stream = self.side.cuda_stream
-        peers = [rank for rank in range(self.ranks) if rank != self.rank]
-        for rank in peers:
-            write_value(stream, self.flag_address(rank, self.flag_count + self.rank), 1)
-        for rank in peers:
-            own = self.flag_address(self.rank, self.flag_count + rank)
-            wait_value(stream, own, 1)
-            write_value(stream, own, 0)
+        for operations, destination, source, nbytes, of_rows in self.sends:
+            memory_operations(stream, operations)
+            if nbytes:
+                copy_bytes(stream, destination, source + (rows if of_rows else 0), nbytes)
 
     def require_alive(self) -> None:
         """Raise RankError if a kernel of an earlier call has given up a wait."""
-        flag, seen, target, rank = self.record.tolist()
-        if flag:
+        if self.given_up.value:
+            flag, seen, target, rank = self.record.tolist()
             raise RankError(
                 f"{self.name}: rank {rank} waited {self.timeout:g} s for flag {flag - 1}, which was {seen} and not "
                 f"{target}: {self.meaning(flag - 1)} did not arrive. A rank has ended or has not called; restart the "
@@ -132,7 +187,7 @@ class Workspace:
 
 
 def buffer_offset(flags: int) -> int:
-    """Bytes of symmetric memory before the buffer: flags, and the words of meetings."""
+    """Bytes of symmetric memory before the buffer: flags, and a word a rank that has begun."""
     return rounded_up(4 * (flags + MAX_RANKS), _ALIGNMENT)
 
 

@@ -17,6 +17,7 @@ from layoutgemm.kernels.sm90.shards import (
     Gathered,
     Scattered,
     check_division,
+    crosses_shards,
     room_bytes,
     signals_of_chunk,
 )
@@ -54,9 +55,13 @@ class Ranks:
         self.b = [rng.integers(-2, 3, (plan.n, plan.k)).astype(np.float32) for _ in ranks]
         self.records = [np.zeros(RECORD_WORDS, np.uint32) for _ in ranks]
         self.buffers = [np.full((plan.m, plan.k), POISON, np.uint16).astype(plan.a.dtype.storage) for _ in ranks]
+        if gathers:  # own rows lie elsewhere; in the gathered matrix where a tile has rows of two shards
+            self.own = [plan.a.dtype.encode(self.a[0][self.rows(rank)]) for rank in ranks]
         for rank, buffer in enumerate(self.buffers):
-            own = self.rows(rank) if gathers else slice(0, plan.m)
-            buffer[own] = plan.a.dtype.encode(self.a[0 if gathers else rank][own])
+            if not gathers:
+                buffer[:] = plan.a.dtype.encode(self.a[rank])
+            elif crosses_shards(plan, self.ranks):
+                buffer[self.rows(rank)] = self.own[rank]
         self.weights = [plan.b.dtype.encode(b) for b in self.b]
         rows = plan.m if gathers else self.shard_rows
         self.c = [np.full((rows, plan.n), -1, np.int64).astype(plan.c.dtype.storage) for _ in ranks]
@@ -118,6 +123,8 @@ class Ranks:
         words += [self.polls, self.records[rank]]
         if isinstance(plan.shards, Scattered):
             words += [self.lag, self.numbers[rank], self.tables[rank], self.inbox[rank]]
+        else:
+            words.append(self.own[rank])
         words += [0] * (MAX_WORDS - len(words))
         return device_launch(linked(plan), (self.buffers[rank], self.weights[rank], self.c[rank], *sizes, *words))
 
@@ -135,21 +142,22 @@ class Ranks:
         """Each rank's side stream; lost: (rank, flag) of a flag that is never written."""
         if isinstance(self.plan.shards, Scattered) and not self.copies:
             return []
-        make = self._pulls if isinstance(self.plan.shards, Gathered) else self._pushes
+        make = self._rows_sent if isinstance(self.plan.shards, Gathered) else self._sums_sent
         return [make(rank, lost) for rank in range(self.ranks)]
 
-    def _pulls(self, rank: int, lost: tuple[int, int] | None) -> Stream:
-        stream = Stream(f"side stream of rank {rank}")
+    def _rows_sent(self, rank: int, lost: tuple[int, int] | None) -> Stream:
+        stream, rows = Stream(f"side stream of rank {rank}"), self.shard_rows // self.chunks
         for step in range(1, self.ranks):
-            peer = (rank + step) % self.ranks
+            peer = (rank - step) % self.ranks
             for chunk in range(self.chunks):
-                rows, flag = self.rows(peer, chunk), peer * self.chunks + chunk
-                stream.copy(self.buffers[peer][rows], self.buffers[rank][rows])
-                if (rank, flag) != lost:
-                    stream.write(self.flags[rank], flag, self.target)
+                flag = rank * self.chunks + chunk
+                own = self.own[rank][chunk * rows : (chunk + 1) * rows]
+                stream.copy(own, self.buffers[peer][self.rows(rank, chunk)])
+                if (peer, flag) != lost:
+                    stream.write(self.flags[peer], flag, self.target)
         return stream
 
-    def _pushes(self, rank: int, lost: tuple[int, int] | None) -> Stream:
+    def _sums_sent(self, rank: int, lost: tuple[int, int] | None) -> Stream:
         stream = Stream(f"side stream of rank {rank}")
         step = room_bytes(self.plan, self.ranks) // self.chunks
         for distance in range(1, self.ranks):

@@ -18,9 +18,11 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 if not torch.distributed.is_available():
     pytest.skip("this torch is built without torch.distributed", allow_module_level=True)
 
-from layoutgemm.distributed import Transfer, kept, overlap, shard_plans, workspaces
+from layoutgemm.distributed import Transfer, calls, kept, overlap, shard_plans, workspaces
 from layoutgemm.distributed.checks import ShardProduct, output_of
 from layoutgemm.errors import PlanError, RankError, TensorError
+from layoutgemm.kernels.run import stream_memory
+from layoutgemm.kernels.run.stream_memory import MemoryOperation
 from layoutgemm.kernels.sm90.choose.occupancy import Places
 from layoutgemm.kernels.sm90.shards import tiles_of_shard
 from layoutgemm.torch_op.scaled_grouped.recipes import Recipes
@@ -68,8 +70,8 @@ def test_sizes_without_a_kernel_are_refused() -> None:
 class Handle:
     """A rank's symmetric memory, on the CPU."""
 
-    def __init__(self, rank: int, memories: list[Any], log: list[str]) -> None:
-        self.rank, self.world_size, self.memories, self.log = rank, len(memories), memories, log
+    def __init__(self, rank: int, memories: list[Any]) -> None:
+        self.rank, self.world_size, self.memories = rank, len(memories), memories
         self.buffer_ptrs = [memory.data_ptr() for memory in memories]
 
     def get_buffer(self, rank: int, shape: tuple[int, ...], dtype: Any, offset: int) -> Any:
@@ -78,8 +80,9 @@ class Handle:
             count *= extent
         return self.memories[rank].view(dtype)[offset : offset + count].view(shape)
 
-    def barrier(self, channel: int, timeout_ms: int) -> None:
-        self.log.append("meet")
+
+NO_SCALES = (None, None)
+SIDE = 77  # the side stream's handle; the product's is 0
 
 
 class Rank:
@@ -89,25 +92,24 @@ class Rank:
         self.log: list[str] = []
         size = workspaces.buffer_offset(flags) + nbytes
         memories = [torch.zeros(size, dtype=torch.uint8) for _ in range(2)]
-        nothing = SimpleNamespace(
-            cuda_stream=0, wait_stream=lambda _: self.log.append("join"), wait_event=lambda _: self.log.append("join")
-        )
+        nothing = SimpleNamespace(cuda_stream=SIDE)
         record = torch.zeros(4, dtype=torch.int32)
-        handle = Handle(0, memories, self.log)
+        handle = Handle(0, memories)
         self.space = workspaces.Workspace(handle, memories[0], flags, chunks, record, nothing, 3.0, name)
         self.arguments: tuple[int, ...] = ()
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: nothing)
-        monkeypatch.setattr(torch.cuda, "stream", lambda _: __import__("contextlib").nullcontext())
-        monkeypatch.setattr(overlap, "_index", lambda _: 0)
-        monkeypatch.setattr(overlap, "of_device", lambda _: Places(132))
-        monkeypatch.setattr(overlap, "compile_plan", lambda plan: None)
+        self.space.events = 1, 2  # type: ignore[misc]
+        monkeypatch.setattr(calls, "of_device", lambda _: Places(132))
+        monkeypatch.setattr(calls, "compile_plan", lambda plan: None)
+        monkeypatch.setattr(calls, "set_words", lambda _, to, value, count: ctypes.memset(to, value, 4 * count))
+        monkeypatch.setattr(workspaces, "follow", self.follow)
         monkeypatch.setattr(
-            overlap, "Direct", lambda *given: SimpleNamespace(launch=functools.partial(self.launch, given))
+            calls, "Direct", lambda *given: SimpleNamespace(launch=functools.partial(self.launch, given))
         )
-        monkeypatch.setattr(overlap, "copy_bytes", lambda _, to, of, nbytes: ctypes.memmove(to, of, nbytes))
-        for module in (overlap, workspaces):
-            monkeypatch.setattr(module, "wait_value", lambda *given: self.log.append(f"wait for {given[2]}"))
-        monkeypatch.setattr(workspaces, "write_value", self.write)
+        monkeypatch.setattr(workspaces, "copy_bytes", self.copy)
+        monkeypatch.setattr(workspaces, "memory_operations", self.operate)
+
+    def follow(self, stream: int, other: int, event: int) -> None:
+        self.log.append("fork" if stream == SIDE else "join")
 
     def launch(self, given: Sequence[Any], addresses: Sequence[int], stream: int) -> None:
         values = [*given[1]]
@@ -116,36 +118,69 @@ class Rank:
         self.arguments = tuple(values)
         self.log.append("launch")
 
-    def write(self, stream: int, address: int, value: int) -> None:
-        handle = self.space.handle
-        words = self.space.flag_count + 2
-        rank = next(r for r in (0, 1) if 0 <= address - handle.buffer_ptrs[r] < 4 * words)
-        flag = (address - handle.buffer_ptrs[rank]) // 4
-        meets = flag - self.space.flag_count
-        self.log.append(f"flag {flag} of rank {rank}" if meets < 0 else f"meeting {meets} of rank {rank} = {value}")
+    def copy(self, stream: int, to: int, of: int, nbytes: int) -> None:
+        ctypes.memmove(to, of, nbytes)
+        self.log.append(f"copy of {nbytes}")
+
+    def operate(self, stream: int, operations: Sequence[MemoryOperation]) -> None:
+        for waits, address, value in operations:
+            self.log.append(f"wait for {value}" if waits else f"{self.word(address)} = {value}")
+
+    def word(self, address: int) -> str:
+        starts, words = self.space.handle.buffer_ptrs, self.space.flag_count + 2
+        rank = next(r for r in (0, 1) if 0 <= address - starts[r] < 4 * words)
+        flag = (address - starts[rank]) // 4
+        begun = flag - self.space.flag_count
+        return f"flag {flag} of rank {rank}" if begun < 0 else f"begun {begun} of rank {rank}"
 
 
-MEETING = ["meeting 0 of rank 1 = 1", "wait for 1", "meeting 1 of rank 0 = 0"]
+BEGINS = ["begun 0 of rank 1 = 1", "wait for 1", "begun 1 of rank 0 = 0"]
 
 
-@pytest.mark.parametrize("beside", [True, False])
-def test_a_gather_copies_flags_and_launches_in_order(monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
-    choice = shard_plans.gather_choice(512, 128, 64, ranks=2, transfer=Transfer(2, beside=beside))
-    rank = Rank(monkeypatch, "all_gather_matmul", 4, 512 * 64 * 2, 2)
-    theirs = rank.space.buffer(1, (512, 64), torch.bfloat16)
-    theirs[256:] = 7
-    a, b = torch.ones(256, 64, dtype=torch.bfloat16), torch.ones(128, 64, dtype=torch.bfloat16)
-    out = torch.empty(512, 128, dtype=torch.bfloat16)
-    choice.launches.clear()
-    overlap._gather(rank.space, choice, a, b.t(), out)
-    begins = ["join", *MEETING] if beside else ["meet", "join"]
-    assert rank.log == [*begins, "flag 2 of rank 0", "flag 3 of rank 0", "launch", "meet", "join"]
-    whole = rank.space.buffer(0, (512, 64), torch.bfloat16)
-    assert whole[:256].eq(1).all() and whole[256:].eq(7).all()
+@pytest.mark.parametrize("m", [512, 300])
+def test_a_gather_sends_rows_and_flags_and_launches(monkeypatch: pytest.MonkeyPatch, m: int) -> None:
+    """Own rows go from where they lie, unless a tile has rows of two shards."""
+    choice = shard_plans.gather_choice(m, 128, 64, ranks=2, transfer=Transfer(2))
+    rank, rows = Rank(monkeypatch, "all_gather_matmul", 4, m * 64 * 2, 2), m // 2
+    rank.space.sends = tuple(calls.sends_of_rows(rank.space, choice.plan))
+    for r in (0, 1):
+        rank.space.buffer(r, (m, 64), torch.bfloat16).fill_(7)
+    a, b = torch.ones(rows, 64, dtype=torch.bfloat16), torch.ones(128, 64, dtype=torch.bfloat16)
+    out = torch.empty(m, 128, dtype=torch.bfloat16)
+    calls.GatherCall(rank.space, choice, a, b.t(), out, False, 0).start(a, b.t(), NO_SCALES, out, 0)
+    chunk = f"copy of {rows // 2 * 64 * 2}"
+    sent = [chunk, "flag 0 of rank 1 = 1", chunk, "flag 1 of rank 1 = 1"]
+    assert rank.log == ["fork", *BEGINS, *sent, "launch", "join"]
+    theirs, whole = (rank.space.buffer(r, (m, 64), torch.bfloat16) for r in (1, 0))
+    assert theirs[:rows].eq(1).all() and theirs[rows:].eq(7).all() and whole[rows:].eq(7).all()
     named = dict(zip(choice.plan.parameters, rank.arguments, strict=True))
-    assert (named["m"], named["n"], named["k"], named["lda"], named["ldb"], named["ldc"]) == (512, 128, 64, 64, 64, 128)
+    assert whole[:rows].eq(1 if m == 300 else 7).all()
+    assert named["own"] == (whole if m == 300 else a).data_ptr()
+    assert (named["m"], named["n"], named["k"], named["lda"], named["ldb"], named["ldc"]) == (m, 128, 64, 64, 64, 128)
     assert (named["rank"], named["ranks"], named["chunks"], named["target"]) == (0, 2, 2, 1)
     assert named["a"] == whole.data_ptr() and named["flags"] == rank.space.memory.data_ptr()
+
+
+def test_own_rows_of_another_pitch_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = shard_plans.gather_choice(512, 128, 64, ranks=2, transfer=Transfer(1))
+    rank = Rank(monkeypatch, "all_gather_matmul", 2, 512 * 64 * 2, 1)
+    rank.space.sends = tuple(calls.sends_of_rows(rank.space, choice.plan))
+    a = torch.ones(256, 128, dtype=torch.bfloat16)[:, :64]
+    b, out = torch.ones(128, 64).bfloat16().t(), torch.empty(512, 128).bfloat16()
+    calls.GatherCall(rank.space, choice, a, b, out, False, 0).start(a, b, NO_SCALES, out, 0)
+    here, there = (rank.space.buffer(r, (512, 64), torch.bfloat16) for r in (0, 1))
+    assert here[:256].eq(1).all() and there[:256].eq(1).all()
+    assert dict(zip(choice.plan.parameters, rank.arguments, strict=True))["own"] == here.data_ptr()
+
+
+def test_ranks_send_first_to_the_one_that_needs_it_first() -> None:
+    """Each takes its own rows, then the next rank's: so at each time a rank receives from one other alone."""
+    memories = [torch.zeros(8192, dtype=torch.uint8) for _ in range(4)]
+    record, peers = torch.zeros(4, dtype=torch.int32), []
+    for rank in range(4):
+        space = workspaces.Workspace(Handle(rank, memories), memories[rank], 4, 1, record, None, 3.0, "")  # type: ignore[arg-type]
+        peers.append(space.peers)
+    assert peers[1] == [0, 3, 2] and all(sorted(each) == [0, 1, 2, 3] for each in zip(range(4), *zip(*peers)))
 
 
 def test_a_gather_of_8_bits_moves_scales_before_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,13 +190,15 @@ def test_a_gather_of_8_bits_moves_scales_before_rows(monkeypatch: pytest.MonkeyP
     )
     choice = shard_plans.gather_choice(512, 128, 64, ranks=2, kind="e4m3", transfer=Transfer(1), epilogue=epilogue)
     rank = Rank(monkeypatch, "all_gather_matmul", 2, 512 * (64 + 4), 1)
-    rank.space.buffer(1, (512,), torch.float32, 512 * 64)[256:] = 5
+    rank.space.sends = tuple(calls.sends_of_rows(rank.space, choice.plan))
     a, b = (torch.ones(rows, 64).to(torch.float8_e4m3fn) for rows in (256, 128))
     scales = torch.tensor([3.0]), torch.ones(128)
-    choice.launches.clear()
-    overlap._gather(rank.space, choice, a, b.t(), torch.empty(512, 128, dtype=torch.bfloat16), scales)
-    found = rank.space.buffer(0, (512,), torch.float32, 512 * 64)
-    assert found[:256].eq(3).all() and found[256:].eq(5).all()
+    out = torch.empty(512, 128, dtype=torch.bfloat16)
+    calls.GatherCall(rank.space, choice, a, b.t(), out, True, 0).start(a, b.t(), scales, out, 0)
+    found, there = (rank.space.buffer(r, (512,), torch.float32, 512 * 64) for r in (0, 1))
+    assert found[:256].eq(3).all() and there[:256].eq(3).all()
+    copies = [said for said in rank.log if said.startswith("copy")]
+    assert copies == ["copy of 1024", f"copy of {256 * 64}"]
     named = dict(zip(choice.plan.parameters, rank.arguments, strict=True))
     assert (named["scale_a"], named["scale_b"]) == (found.data_ptr(), scales[1].data_ptr())
     assert named["lda"] == named["ldb"] == 64 and named["flags"] == rank.space.memory.data_ptr()
@@ -172,12 +209,11 @@ def scatter(monkeypatch: pytest.MonkeyPatch, transfer: Transfer) -> tuple[Rank, 
     choice = shard_plans.scatter_choice(512, 128, 64, ranks=2, transfer=transfer)
     rank = Rank(monkeypatch, "matmul_reduce_scatter", choice.chunks + 1, choice.room_bytes, choice.chunks)
     a, b = torch.ones(512, 64, dtype=torch.bfloat16), torch.ones(128, 64, dtype=torch.bfloat16)
-    overlap._furnish(rank.space, choice, torch.device("cpu"))
+    calls.furnish(rank.space, choice, torch.device("cpu"))
     if transfer.by == "copies":
         rank.space.extra["partial sums"][:] = torch.arange(2 * choice.room_bytes) % 251
     out = torch.empty(256, 128, dtype=torch.bfloat16)
-    choice.launches.clear()
-    overlap._scatter(rank.space, choice, a, b.t(), out)
+    calls.ScatterCall(rank.space, choice, a, b.t(), out, False, 0).start(a, b.t(), NO_SCALES, out, 0)
     return rank, choice, dict(zip(choice.plan.parameters, rank.arguments, strict=True)), out
 
 
@@ -195,8 +231,9 @@ def test_a_scatter_is_one_launch_that_stores_into_peers(monkeypatch: pytest.Monk
 def test_copies_of_a_scatter_leave_as_chunks_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     rank, choice, named, _ = scatter(monkeypatch, Transfer(2, "copies"))
     done, half = choice.done, choice.room_bytes // 2
-    sent = [f"wait for {done}", "flag 0 of rank 1", f"wait for {done}", "flag 1 of rank 1"]
-    assert rank.log == ["join", *MEETING, "launch", *sent, "join"]
+    copy = f"copy of {half}"
+    sent = [f"wait for {done}", copy, "flag 0 of rank 1 = 1", f"wait for {done}", copy, "flag 1 of rank 1 = 1"]
+    assert rank.log == ["fork", "launch", *BEGINS, *sent, "join"]
     staging = rank.space.extra["partial sums"]
     assert torch.equal(rank.space.buffer(1, (2 * half,), torch.uint8), staging[2 * half :])
     peers, counters = rank.space.extra["peers"][1].tolist(), rank.space.extra["counters"].data_ptr()
@@ -220,7 +257,11 @@ def test_a_wait_that_ended_names_rank_and_flag(monkeypatch: pytest.MonkeyPatch) 
 def test_stream_memory_operations_exist() -> None:
     from cuda.bindings import driver
 
-    assert callable(driver.cuStreamWriteValue32) and callable(driver.cuStreamWaitValue32)
+    assert callable(driver.cuStreamBatchMemOp)
+    [one, two] = stream_memory._parameters((stream_memory.write(64, 3), stream_memory.wait(128, 5)))
+    kinds = driver.CUstreamBatchMemOpType
+    assert one.operation == kinds.CU_STREAM_MEM_OP_WRITE_VALUE_32 and int(one.writeValue.address) == 64
+    assert two.operation == kinds.CU_STREAM_MEM_OP_WAIT_VALUE_32 and int(two.waitValue.value) == 5
 
 
 def test_an_output_over_an_operand_is_refused() -> None:
@@ -251,7 +292,7 @@ def test_a_call_is_kept_for_the_same_shapes_alone(monkeypatch: pytest.MonkeyPatc
     assert key(a.clone().requires_grad_()) == () and key(torch.ones(129).bfloat16()[1:].view(8, 16)) == ()
     with torch.no_grad():
         assert key(a.clone().requires_grad_()) == key()
-    call = kept.KeptCall(None, None, (8, 24), torch.bfloat16)
+    call: Any = object()
     kept.keep((), call)
     kept.keep(key(), call)
     assert key(out=a) == () and key(out=torch.ones(25)[1:]) == ()

@@ -32,18 +32,20 @@ PAIR = {"tile": (128, 64), "stages": 3, "cluster": (2, 1), "loader": "warp", "ch
 @needs_dsl
 @pytest.mark.dsl
 @pytest.mark.parametrize(
-    ("ranks", "order", "config"),
+    ("ranks", "order", "config", "rows"),
     [
-        (2, "devices first", GATHER),
-        (4, "random", GATHER),
-        pytest.param(2, "copies first", PAIR, marks=SLOW),
-        pytest.param(3, "random", PAIR, marks=SLOW),
-        pytest.param(4, "devices first", GATHER, marks=SLOW),
+        (2, "devices first", GATHER, 150),
+        (4, "random", GATHER, 150),
+        (2, "random", GATHER, 256),
+        pytest.param(2, "copies first", PAIR, 150, marks=SLOW),
+        pytest.param(3, "random", PAIR, 384, marks=SLOW),
+        pytest.param(4, "devices first", GATHER, 384, marks=SLOW),
     ],
 )
-def test_all_gather_product_is_exact(ranks: int, order: str, config: dict[str, object]) -> None:
+def test_all_gather_product_is_exact(ranks: int, order: str, config: dict[str, object], rows: int) -> None:
+    """A shard of `rows` is some whole tiles, or not: then a tile has rows of two shards."""
     k, chunks = (192, 1) if ranks == 2 else (64, 3)
-    given = Ranks(gathered(ranks * 150, 96, k, **config), ranks, chunks)
+    given = Ranks(gathered(ranks * rows, 96, k, **config), ranks, chunks)
     done = emulate_devices(given.launches(), given.streams(), order=order, seed=ranks)  # type: ignore[arg-type]
     assert not given.wrong()
     assert not [one.report() for one in done if one.findings]
@@ -174,7 +176,9 @@ def test_the_checks_hold_and_fail_where_a_number_is_changed() -> None:
         plan.check().require()
         names = {check.name for check in plan.check().checks}
         assert names >= (
-            {"rank's order", "flags"} if make is gathered else {"partial sums", "counters", "no circular wait"}
+            {"rank's order", "flags", "own rows"}
+            if make is gathered
+            else {"partial sums", "counters", "no circular wait"}
         )
         assert "shards:" in plan.explain()
     sized = replace(plan, mma=wgmma(128, "bf16", "bf16", "f32"))
@@ -198,9 +202,10 @@ def test_own_chunks_before_others_are_a_circular_wait(monkeypatch: pytest.Monkey
         (Gathered(), {"overlap": True}, "overlap = True"),
         (Gathered(), {"along": "N"}, "along = 'N'"),
         (Scattered(), {"schedule": "pingpong", "loader": "warp", "tile": (128, 64)}, "schedule = 'pingpong'"),
-        (Scattered(), {"store": "direct"}, "store = 'direct'"),
-        (Scattered(), {"early": 1}, "early = 1"),
-        (Scattered(), {"tile": (128, 72)}, "no whole 16 bytes"),
+        (Scattered(), {"loader": "self"}, "loader = 'self'"),
+        (Scattered(), {"store": "direct", "loader": "warp"}, "store = 'direct'"),
+        (Scattered(), {"early": 1, "loader": "warp"}, "early = 1"),
+        (Scattered(), {"tile": (128, 72), "loader": "warp"}, "no whole 16 bytes"),
     ],
 )
 def test_other_kernels_are_refused_by_name(shards: object, config: dict[str, object], said: str) -> None:
@@ -209,7 +214,7 @@ def test_other_kernels_are_refused_by_name(shards: object, config: dict[str, obj
 
 
 def test_rows_that_do_not_divide_are_refused() -> None:
-    plan = scattered(384, 64, 64, **GATHER)
+    plan = scattered(384, 64, 64, **GATHER, loader="warp")
     for ranks, chunks, lag, said in (
         (2, 1, 1, "no multiple of a cluster's 128"),
         (5, 1, 1, "384 % 5"),

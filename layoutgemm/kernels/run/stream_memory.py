@@ -1,40 +1,95 @@
 """Writes, waits and copies of a CUDA stream itself, without a kernel.
 
-A persistent kernel leaves no multiprocessor to others, so what it waits for must not need one. Source: CUDA Driver API,
-"Stream Memory Operations": cuStreamWriteValue32, cuStreamWaitValue32;
-"Memory Management": cuMemcpyAsync.
+A persistent kernel leaves no multiprocessor to others, so what it waits for must not need one. Streams and events are
+handles, as torch has them. Source: CUDA Driver API, "Stream Memory Operations": cuStreamBatchMemOp; "Memory Management":
+cuMemcpyAsync, cuMemsetD32Async; "Event Management": cuEventRecord; "Stream Management": cuStreamWaitEvent.
 """
 
 from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
 
 from .occupancy import got
 
 _GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ: (int32) (*address - value) >= 0
 
 
-def write_value(stream: int, address: int, value: int) -> None:
-    """Write 32 bits after everything before it on the stream, visible to the system.
+class MemoryOperation(NamedTuple):
+    """A write of 32 bits behind everything before it, visible to the system; or a wait for them.
 
-    stream   a CUDA stream's handle
+    waits    True: until the bits have reached the value, cyclically
     address  of a device's memory, or a peer's that is mapped; a multiple of 4
+    """
+
+    waits: bool
+    address: int
+    value: int
+
+
+def write(address: int, value: int) -> MemoryOperation:
+    """A write of 32 bits."""
+    return MemoryOperation(False, address, value)
+
+
+def wait(address: int, value: int) -> MemoryOperation:
+    """A wait for 32 bits."""
+    return MemoryOperation(True, address, value)
+
+
+def memory_operations(stream: int, operations: tuple[MemoryOperation, ...]) -> None:
+    """Put writes and waits on a stream, in their order, by one call of the driver.
+
+    stream  a CUDA stream's handle
 
     Raises RuntimeError with the driver's error.
     """
     from cuda.bindings import driver
 
-    got(driver.cuStreamWriteValue32(driver.CUstream(stream), driver.CUdeviceptr(address), value, 0))
+    if operations:
+        got(driver.cuStreamBatchMemOp(stream, len(operations), _parameters(operations), 0))
 
 
-def wait_value(stream: int, address: int, value: int) -> None:
-    """Let the stream wait until the 32 bits at an address have reached a value, cyclically. Raises RuntimeError."""
+@functools.lru_cache(4096)
+def _parameters(operations: tuple[MemoryOperation, ...]) -> list[Any]:
+    """The driver's structures of operations."""
     from cuda.bindings import driver
 
-    got(driver.cuStreamWaitValue32(driver.CUstream(stream), driver.CUdeviceptr(address), value, _GEQ))
+    kinds = driver.CUstreamBatchMemOpType
+    found = []
+    for waits, address, value in operations:
+        each = driver.CUstreamBatchMemOpParams()
+        part = each.waitValue if waits else each.writeValue
+        part.operation = kinds.CU_STREAM_MEM_OP_WAIT_VALUE_32 if waits else kinds.CU_STREAM_MEM_OP_WRITE_VALUE_32
+        part.address, part.value, part.flags = driver.CUdeviceptr(address), value, _GEQ if waits else 0
+        found.append(each)
+    return found
 
 
 def copy_bytes(stream: int, destination: int, source: int, nbytes: int) -> None:
     """Copy memory of a device, or of a peer that is mapped. Raises RuntimeError with the driver's error."""
     from cuda.bindings import driver
 
-    to, of = driver.CUdeviceptr(destination), driver.CUdeviceptr(source)
-    got(driver.cuMemcpyAsync(to, of, nbytes, driver.CUstream(stream)))
+    got(driver.cuMemcpyAsync(destination, source, nbytes, stream))
+
+
+def set_words(stream: int, address: int, value: int, count: int) -> None:
+    """Set 32-bit words of the current device. Raises RuntimeError with the driver's error."""
+    from cuda.bindings import driver
+
+    got(driver.cuMemsetD32Async(address, value, count, stream))
+
+
+def new_event() -> int:
+    """An event without a time. Raises RuntimeError with the driver's error."""
+    from cuda.bindings import driver
+
+    return int(got(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)))
+
+
+def follow(stream: int, other: int, event: int) -> None:
+    """Let what comes on a stream wait for what is on another, by an event that is recorded there."""
+    from cuda.bindings import driver
+
+    got(driver.cuEventRecord(event, other))
+    got(driver.cuStreamWaitEvent(stream, event, 0))

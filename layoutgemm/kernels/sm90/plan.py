@@ -261,20 +261,19 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         )
         if shards is not None:
             kernel.check_shards(shards)
+            kernel = replace(kernel, shards=shards)
         if indexed is not None and triangles is not None:
             raise PlanError("triangles: a product with indexed rows takes none")
         for name, part in (("shards", shards), ("weights", weights)):
             if part is not None and (order is not None or triangles is not None):
                 raise PlanError(f"{'triangles' if order is None else 'order'}: a product with {name} takes none")
-        plan = cls._of(kernel, shards, order, triangles)
+        plan = cls._of(kernel, order, triangles)
         check_words(plan.words)
         check_reductions(plan.epilogue, plan.columns_at_a_time, plan.c.dtype.name)
         return plan
 
     @classmethod
-    def _of(
-        cls, kernel: _Request, shards: Shards | None, order: Order | None, triangles: Triangles | None
-    ) -> Sm90Plan:  # fmt: skip
+    def _of(cls, kernel: _Request, order: Order | None, triangles: Triangles | None) -> Sm90Plan:
         """The plan of a request: each object from those before it."""
         config, gated, c_spec = kernel.config, kernel.gated, kernel.operands[2]
         (m, n, k, batch), arch = kernel.sizes, arch_named("sm_90a")
@@ -312,14 +311,16 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             full_arrivals=1 + COPY_ARRIVALS * bool(numbers.parts) + kernel.gather_arrivals(a_plan),
             full_bytes=a_plan.bytes + b_plan.bytes,
             empty_arrivals=groups * WARPS_OF_GROUP * (along_m + along_n - 1),
-            registers=registers_of(config, arch, threads, bool(numbers.parts), shards is not None, kernel.gathers),
+            registers=registers_of(
+                config, arch, threads, bool(numbers.parts), kernel.shards is not None, kernel.gathers
+            ),
             config=config,
             epilogue=kernel.epilogue or Epilogue(),
             gated=gated,
             mainloop=kernel.mainloop,
             ragged=kernel.ragged,
             along_k=kernel.along_k,
-            shards=shards,
+            shards=kernel.shards,
             weights=kernel.weights,
             experts=kernel.experts,
             half=half,
@@ -498,6 +499,11 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         return self.loader_warp + 1 if self.numbers.parts and self.config.loader != "self" else None
 
     @property
+    def second_maps(self) -> tuple[int, int]:
+        """Tensor maps of further matrices that are loaded as A is, and as B is."""
+        return second_maps(self.pair, self.shards, self.a, self.b)
+
+    @property
     def stays(self) -> bool:
         """True if the loader's one tile begins at constants."""
         return self.config.launch == "tiles" and self.half is None
@@ -570,6 +576,13 @@ def _usual(triangles: Triangles | None) -> Sm90Config:
     return Sm90Config() if triangles is None else Sm90Config(loader="warpgroup")
 
 
+def second_maps(pair: Pair | None, shards: Shards | None, a: OperandOfA, b: OperandPlan) -> tuple[int, int]:
+    """Tensor maps of a second pair's A and B, or of the own rows of gathered A."""
+    if pair is not None:
+        return len(a.copies), len(b.copies)
+    return int(isinstance(shards, Gathered)), 0
+
+
 @dataclass(frozen=True)
 class _Request:
     """The arguments of `Sm90Plan.derive`, read and checked against each other."""
@@ -586,6 +599,7 @@ class _Request:
     weights: QuantizedFormat | None = None
     experts: Ragged | None = None
     indexed: IndexedRows | None = None
+    shards: Shards | None = None
 
     @classmethod
     def of(
@@ -696,8 +710,7 @@ class _Request:
 
     def check_maps(self, store: StorePlan | None, a: OperandOfA, b: OperandPlan) -> None:
         """Raise PlanError for more tensor maps than the kernel has parameters for."""
-        second = len(a.copies) + len(b.copies) if self.pair is not None else 0
-        check_maps(store, a.maps + b.maps - 2 + second)
+        check_maps(store, a.maps + b.maps - 2 + sum(second_maps(self.pair, self.shards, a, b)))
 
     def schedule(self, order: Order | None, triangles: Triangles | None) -> Schedule:
         """The order of clusters' tiles; raises PlanError for one that the kernel has not."""
@@ -792,12 +805,19 @@ class _Request:
         # Beside loads between the products it costs 1%; halves of a tile ptxas serialises then (as with `stays`): 5%.
         further = apart or self.pair is not None  # whose tensor maps leave no room for those of last rows
         ends = config.loader != "self" and not self.halved and not further
+        own_rows = isinstance(self.shards, Gathered)  # have a map of their own, whatever rows are last
         if self.gathers:
             copy = RowGather.derive(a_plan.smem)
             gathered = GatheredOperand(a_plan.dtype, a_plan.smem, a_plan.descriptor, copy)
             return gathered, with_ends(b_plan, "n", tile_n, c_spec.dtype, ends)
         return (
-            with_ends(a_plan, "m", tile_m, c_spec.dtype, ends and config.rows is None and self.ragged is None),
+            with_ends(
+                a_plan,
+                "m",
+                tile_m,
+                c_spec.dtype,
+                ends and config.rows is None and self.ragged is None and not own_rows,
+            ),
             with_ends(b_plan, "n", tile_n, c_spec.dtype, ends and self.gated is None),
         )
 

@@ -7,7 +7,8 @@ arrived.
     ---------    ------------------------------------    ----------------------    -----------------------------------
     Gathered     the loader waits for the flag of each   own shard's rows first,   nothing
                  chunk that the tile of A has rows of,   then the next rank's
-                 but for its own shard's
+                 but for its own shard's, which it
+                 loads from where they lie
     Scattered    of an own tile, before its last K       chunk by chunk, each of   rows of others: the accumulators go
                  tile: the loader waits for the flags    the other ranks' shards   to the room of their owner, then one
                  of all peers' partial sums of its       before the own one, of    more on its counter for each warp;
@@ -45,6 +46,7 @@ from ...report import Check
 from ...schedule import RotatedRows, ShardByShard
 from ...schedule.by_shard import MAX_CHUNKS, MAX_SHARDS
 from ...schedule.tile_order import Minimum, Tile
+from ..derive import either
 from ..epilogue.steps import Scale, VectorScale
 from ..numbers import W
 from ..store import WARPS_OF_GROUP
@@ -69,11 +71,14 @@ VECTOR = 16  # bytes that a thread stores at a time
 class Gathered:
     """A's rows arrive in shards: flag c says that chunk c of all rows has arrived.
 
-    >>> Gathered().words[:3]
-    ('flags', 'target', 'rank')
+    own  address of the own shard's rows, one behind the other: tiles of them alone are loaded from there, and never
+         from the gathered matrix
+
+    >>> Gathered().words[-1:]
+    ('own',)
     """
 
-    words: ClassVar[tuple[str, ...]] = WORDS
+    words: ClassVar[tuple[str, ...]] = (*WORDS, "own")
     name: ClassVar[str] = "an all-gather"
 
 
@@ -110,6 +115,24 @@ def chunks_of_rows(row: W, rows: W, m: W, chunk_rows: W, minimum: Callable[..., 
     ((0, 1), (2, 2), (3, 2))
     """
     return row // chunk_rows, (minimum(row + rows, m) - 1) // chunk_rows
+
+
+def place_in_own(row: W, rows: W, first: W, shard_rows: W, choose: Callable[[Any, Any, Any], Any]) -> tuple[Any, Any]:
+    """(True if all of a tile's rows are of the own shard, its first row there or in the gathered matrix).
+
+    first  row of the own shard in the gathered matrix
+
+    >>> from layoutgemm.kernels.derive import either
+    >>> [place_in_own(row, 128, 256, 256, either) for row in (128, 256, 384, 448)]
+    [(False, 128), (True, 0), (True, 128), (False, 448)]
+    """
+    inside = (row >= first) & (row + rows <= first + shard_rows)
+    return inside, row - choose(inside, first, 0)
+
+
+def crosses_shards(plan: Sm90Plan, ranks: int) -> bool:
+    """True if a tile has rows of two shards: own rows then have to lie in the gathered matrix, too."""
+    return plan.m // ranks % plan.tile[0] != 0
 
 
 class Share(NamedTuple):
@@ -151,7 +174,8 @@ class PartialTile:
     layout  (thread, vector, accumulator, consumer) -> vectors of 16 bytes
 
     >>> from layoutgemm.kernels import Sm90Config, Sm90Plan
-    >>> tile = PartialTile.of(Sm90Plan.derive(512, 512, 512, config=Sm90Config((128, 256)), shards=Scattered()))
+    >>> config = Sm90Config((128, 256), loader="warp")
+    >>> tile = PartialTile.of(Sm90Plan.derive(512, 512, 512, config=config, shards=Scattered()))
     >>> tile.values, tile.vectors, tile.bytes, tile.byte(0, 1, 0, 2, 1)
     (8, 16, 65536, 36880)
     """
@@ -200,7 +224,8 @@ def signals_of_chunk(plan: Sm90Plan, ranks: int, chunks: int) -> int:
     """The signals of a chunk in a launch: one of each consumer warp, each tile.
 
     >>> from layoutgemm.kernels import Sm90Config, Sm90Plan
-    >>> signals_of_chunk(Sm90Plan.derive(512, 512, 512, config=Sm90Config((256, 128)), shards=Scattered()), 2, 4)
+    >>> config = Sm90Config((256, 128), loader="warp")
+    >>> signals_of_chunk(Sm90Plan.derive(512, 512, 512, config=config, shards=Scattered()), 2, 4)
     8
     """
     tiles = tiles_of_shard(plan, ranks) // chunks * plan.cluster_size
@@ -237,6 +262,8 @@ def _check_partial_sums(shards: Scattered, config: Sm90Config, c: Operand, epilo
         raise PlanError(f"{others[0]}: an epilogue of whole sums, and {shards.name} has partial ones: scales alone")
     if c.order != "row" or c.dtype.name not in ("f32", "bf16", "f16"):
         raise PlanError(f"c is {c}: partial sums are rows of f32, bf16 or f16")
+    if config.loader == "self":  # it would wait for peers' sums of its next tile before it stores those they wait for
+        raise PlanError(f"loader = 'self': {shards.name} takes 'warp' or 'warpgroup', which wait while consumers store")
     if config.tile[1] // 2 * c.dtype.bytes % VECTOR:
         raise PlanError(
             f"tile = {config.tile}: a thread has {config.tile[1] // 2} partial sums of a row of {c.dtype.name}, which "
@@ -250,7 +277,8 @@ def check_division(plan: Sm90Plan, ranks: int, chunks: int, lag: int | None = No
     lag  of the own shard's chunks; None: all of them
 
     >>> from layoutgemm.kernels import Sm90Config, Sm90Plan
-    >>> check_division(Sm90Plan.derive(384, 64, 64, config=Sm90Config((128, 64)), shards=Scattered()), 2, 1)
+    >>> config = Sm90Config((128, 64), loader="warp")
+    >>> check_division(Sm90Plan.derive(384, 64, 64, config=config, shards=Scattered()), 2, 1)
     Traceback (most recent call last):
         ...
     layoutgemm.errors.PlanError: M = 384 in 2 shards: 192 rows each, no multiple of a cluster's 128
@@ -290,7 +318,7 @@ def shard_checks(plan: Sm90Plan) -> list[Check]:
     method = answer.method if isinstance(answer, Proof) else ""
     checks = [Check("rank's order", statement, answer.ok, method, witness)]
     if gathers:
-        return [*checks, _flags_of_tiles(plan)]
+        return [*checks, _flags_of_tiles(plan), _own_tiles(plan)]
     return [*checks, _partial_tile(plan), _counters(plan), _no_circle(plan)]
 
 
@@ -317,6 +345,23 @@ def _flags_of_tiles(plan: Sm90Plan) -> Check:
                 witness = witness or f"{m} rows in chunks of {rows}: rows from {row} on wait for {first} to {last}"
     statement = f"a tile of {tile} rows waits for the flags of the chunks that it has rows of, and no other"
     return Check("flags", statement, not witness, f"exhaustion ({tiles} tiles)", witness)
+
+
+def _own_tiles(plan: Sm90Plan) -> Check:
+    """A tile is loaded from the own shard if, and only if, all of its rows are of it."""
+    witness, tiles, tile = "", 0, plan.tile[0]
+    for ranks, chunks, rows in _divisions(plan):
+        shard = chunks * rows
+        for rank in range(ranks):
+            own = range(rank * shard, (rank + 1) * shard)
+            for row in range(0, ranks * shard, tile):
+                inside, first = place_in_own(row, tile, own.start, shard, either)
+                want = set(range(row, row + tile)) <= set(own)
+                tiles += 1
+                if inside != want or first + (own.start if inside else 0) != row:
+                    witness = witness or f"{ranks} shards of {shard} rows, rank {rank}: rows from {row} on"
+    statement = f"a tile of {tile} rows is loaded from the own shard if all of its rows are of it"
+    return Check("own rows", statement, not witness, f"exhaustion ({tiles} tiles)", witness)
 
 
 def _partial_tile(plan: Sm90Plan) -> Check:
@@ -378,7 +423,8 @@ def explain_shards(plan: Sm90Plan) -> list[str]:
     if isinstance(plan.shards, Gathered):
         return [
             f"shards: A's rows arrive by chunks; {order}, its rows rotated to begin with the own shard; the loader "
-            "waits for the flag of each chunk of a tile's rows, loads and fences (ld.acquire.sys, fence.proxy.async)"
+            "waits for the flag of each chunk of a tile's rows, loads and fences (ld.acquire.sys, fence.proxy.async); "
+            "tiles of own rows alone come from where those lie"
         ]
     tile = PartialTile.of(plan)
     return [

@@ -149,7 +149,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
     def maps_of_second_pair(
         self, extents: Mapping[str, Int32], words: Sequence[Int64]
     ) -> tuple[list[bridge.TensorMap], list[bridge.TensorMap]]:
-        """The tensor maps of A2 and of B2, if there are any."""
+        """The tensor maps of A2 and of B2, `plan.second_maps` of them."""
         plan = self.plan
         if plan.pair is None:
             return [], []
@@ -232,10 +232,9 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
     def maps_of(self, first: bridge.Maps, others: bridge.Maps) -> tuple[bridge.Maps, bridge.Maps, bridge.Maps]:
         """The tensor maps of A, B and C, of `others` the store's first."""
         plan = self.plan
-        second = (0, 0) if plan.pair is None else (len(plan.a.copies), len(plan.b.copies))
         of_a = self.store_maps
-        of_b = of_a + plan.a.maps - 1 + second[0]
-        end = of_b + plan.b.maps - 1 + second[1]
+        of_b = of_a + plan.a.maps - 1 + plan.second_maps[0]
+        end = of_b + plan.b.maps - 1 + plan.second_maps[1]
         return (first[0], *others[of_a:of_b]), (first[1], *others[of_b:end]), others[:of_a]
 
     @cute.kernel
@@ -405,6 +404,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             early = plan.config.early
             for k_tile in cutlass.range(k_tiles - early, unroll=1):
                 stage = bridge.uniform(stage)
+                self.between_products(job, tile, k_tile)
                 self.await_stage(job, stage, parity)
                 mma.multiply_blocks(accumulators, a, b, stage, k_tile > 0)
                 mma.wait(1)
@@ -469,10 +469,17 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                         self.store_piece(job, maps, accumulators, at, (row, n0, matrix), number, part)
             tile += (2 if pingpong else 1) * job.workers
             done += 2
+        self.after_tiles(job, tile)
         if const_expr(plan.drains and plan.config.loader == "self"):
             self.drain(job, ahead)
         if const_expr(plan.store is not None):
             bridge.wait_stores_read(0)
+
+    def between_products(self, job: bridge.Carried, tile: Int32, k_tile: Int32) -> None:
+        """Called by each consumer before it waits for a K tile: nothing to do."""
+
+    def after_tiles(self, job: bridge.Carried, tile: Int32) -> None:
+        """Called by each consumer after its last tile; `tile` is the one that it would take next."""
 
     def await_stage(self, job: bridge.Carried, stage: Int32, parity: Int32) -> None:
         """Wait until a stage has landed. A thread that multiplies what cp.async wrote fences behind the wait."""

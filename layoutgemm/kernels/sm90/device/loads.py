@@ -15,6 +15,7 @@ drain          at the end, where blocks   waits for every empty[s] once more: no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import cutlass
 import cutlass.cute as cute
@@ -26,6 +27,8 @@ from ...dsl.tables import choose
 from ..gated import HALF
 from ..operands.pair import SECOND, place_in_pairs
 from ..plan import Sm90Plan
+
+Copy: TypeAlias = "tuple[bridge.TensorMap | bridge.EitherMap, TmaPlan, Mapping[str, Int32], Int32 | int]"
 
 
 class Sm90Loads:
@@ -131,7 +134,7 @@ class Sm90Loads:
         if const_expr(self.plan.weights is not None):
             self.prefetch_packed(job, origin)
         for operand in self.mapped_operands:
-            for tensor_map, tma, place, share in self._copies(job, maps, operand, origin):
+            for tensor_map, tma, place, share in self.copies_of(job, maps, operand, origin):
                 bridge.prefetch_share(tensor_map, tma, place, share)
 
     def issue_loads(
@@ -151,7 +154,7 @@ class Sm90Loads:
             self.load_packed(job, origin, stage, full)
         for operand in self.mapped_operands:
             destination = job.shared.a(stage) if operand == "A" else job.shared.b(stage)
-            for tensor_map, tma, place, share in self._copies(job, maps, operand, origin):
+            for tensor_map, tma, place, share in self.copies_of(job, maps, operand, origin):
                 if tma.multicast == 1:
                     bridge.load_tile(tensor_map, tma, place, destination, full)
                 else:
@@ -182,9 +185,9 @@ class Sm90Loads:
     def feed_numbers(self, job: bridge.Carried, tile: Int32) -> None:
         """Copy the main loop's numbers for all tiles, by a warp of their own."""
 
-    def _copies(
+    def copies_of(
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], name: str, origin: Mapping[str, Int32]
-    ) -> list[tuple[bridge.TensorMap, TmaPlan, Mapping[str, Int32], Int32 | int]]:
+    ) -> list[Copy]:
         """(tensor map, its copies, where they begin, this block's share) of an operand's tile."""
         plan = self.plan
         operand, own = (plan.a, maps[0]) if name == "A" else (plan.b, maps[1])

@@ -2,14 +2,17 @@
 
 step                     threads             does
 ---------------------    ----------------    -----------------------------------------------------------------------
+a tile's loads           the loader's one    Gathered: of own rows alone, with a tensor map of the own shard
 a tile's first loads     the loader's one    Gathered: acquires the flags of the chunks of the tile's rows, and fences.
                                              Scattered, the first tile of all: tells each peer that this rank has begun
 a tile's last loads      the loader's one    Scattered, own rows: acquires the flag of each peer's chunk, and prefetches
                                              its partial sums into L2; rows of others: acquires that their owner has
                                              begun. full[stage] hands on to the consumers what was acquired
 a tile's store           consumers           Scattered, own rows: add each peer's partial sums, and store C by TMA;
-                                             rows of others: store partial sums, meet in the warp, and add one to the
-                                             chunk's counter (red.release.sys)
+                                             rows of others: store partial sums
+the next tile's          consumers           Scattered, after a tile with rows of others: one more on its chunk's
+products                                     counter (red.release.sys), before the loader waits for peers. The stores
+                                             have arrived by then: right behind them the release took longer
 """
 
 from __future__ import annotations
@@ -26,12 +29,15 @@ from ...dsl.ampere import store_vector
 from ...dsl.flags import abort, add_released, global_reads_visible, load_acquired, load_address, prefetch_bytes
 from ...dsl.fused import FusedBlock
 from ...dsl.math import as_words, from_words, load_sixteen_bytes
-from ...dsl.tables import load_word
+from ...dsl.tables import choose, load_word
 from ...store import ROWS
 from ..plan import Sm90Plan
-from ..shards import PEER_WORDS, PartialTile, Share, chunks_of_rows, cluster_place
+from ..shards import PEER_WORDS, PartialTile, Share, chunks_of_rows, cluster_place, place_in_own
 from .epilogue import Sm90Epilogue
 from .fused import Sm90FusedKernel
+from .loads import Copy
+
+SIGNAL_AFTER = 4  # K tiles of the next tile: 3 us at least, in which a tile's stores arrive
 
 
 class Sm90ShardsKernel(Sm90FusedKernel):
@@ -79,6 +85,27 @@ class Sm90ShardsKernel(Sm90FusedKernel):
 
 class Sm90GatheredKernel(Sm90ShardsKernel):
     """C = A @ B, where A's rows arrive while the kernel runs."""
+
+    def maps_of_second_pair(
+        self, extents: Mapping[str, Int32], words: Sequence[Int64]
+    ) -> tuple[list[bridge.TensorMap], list[bridge.TensorMap]]:
+        """A map of the own shard's rows."""
+        given = dict(zip(self.plan.words, words, strict=True))
+        of = {**extents, "m": extents["m"] // Int32(given["ranks"])}
+        return [self.map_of_lines(self.plan.a.tma, given["own"], (Int64(extents["k"]),), of)], []
+
+    def copies_of(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], name: str, origin: Mapping[str, Int32]
+    ) -> list[Copy]:
+        """The same; a tile of own rows comes from the own shard."""
+        gathered, own = maps[0]
+        found = super().copies_of(job, ((gathered,), *maps[1:]), name, origin)
+        if name != "A":
+            return found
+        [(_, tma, place, share)] = found
+        first = job.rank_of_host * job.shard_rows
+        inside, row = place_in_own(origin["m"], self.plan.tile[0], first, job.shard_rows, choose)
+        return [(bridge.EitherMap(inside, own, gathered), tma, {**place, "m": row}, share)]
 
     @cute.jit
     def before_loads(self, job: bridge.Carried, tile: Int32, m0: Int32, k_tile: Int32) -> None:
@@ -159,16 +186,38 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
         return number * self.plan.cluster_size + job.rank
 
     # -------------------------------------------------------------------------------------------------------- consumers
+    @cute.jit
+    def between_products(self, job: bridge.Carried, tile: Int32, k_tile: Int32) -> None:
+        """Count the tile before, some K tiles into this one: before the last, whose loads may wait for a peer."""
+        if k_tile == cutlass.min(SIGNAL_AFTER, job.k_tiles - 1):
+            self.count_tile(job, tile - job.workers)
+
+    @cute.jit
+    def after_tiles(self, job: bridge.Carried, tile: Int32) -> None:
+        """Count the last tile."""
+        self.count_tile(job, tile - job.workers)
+
+    @cute.jit
+    def count_tile(self, job: bridge.Carried, tile: Int32) -> None:
+        """One more on the counter of a tile's chunk, if there is such a tile and it has rows of another rank."""
+        if tile >= 0:
+            from_next, _, chunk = self.numbers(job, tile)
+            if from_next != job.ranks - 1:
+                owner = (job.rank_of_host + 1 + from_next) % job.ranks
+                bridge.warp_sync()
+                if cute.arch.lane_idx() == 0:
+                    add_released(self.peer(job, owner, 1) + Int64(chunk) * 4, 1)
+
     def store_piece(
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], accumulators: Sequence[cute.Tensor],
         at: tuple[Int32, ...], origin: bridge.Place, number: int, part: int,
     ) -> None:  # fmt: skip
         """Store a piece's partial sums in their owner's room; of own rows the sum of all ranks in C."""
         consumer, thread, tile = at
-        from_next, of_shard, chunk = self.numbers(job, tile)
-        where = consumer, thread, from_next, self.index(job, of_shard), chunk
-        piece, last = self.plan.pieces(part)[number], number == len(self.plan.pieces(part)) - 1
-        self.send(job, accumulators, where, origin, piece, last)
+        from_next, of_shard, _ = self.numbers(job, tile)
+        where = consumer, thread, from_next, self.index(job, of_shard)
+        piece = self.plan.pieces(part)[number]
+        self.send(job, accumulators, where, origin, piece)
         self.keep(job, maps, accumulators, where, origin, piece)
 
     def fused(self, job: bridge.Carried, origin: bridge.Place, thread: Int32, block: int) -> FusedBlock | None:
@@ -186,11 +235,11 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
     @cute.jit
     def send(
         self, job: bridge.Carried, accumulators: Sequence[cute.Tensor], where: tuple[Int32, ...], origin: bridge.Place,
-        piece: tuple[int, int], last: bool,
+        piece: tuple[int, int],
     ) -> None:  # fmt: skip
-        """Store another rank's partial sums, 16 bytes at a time; after the last piece, count the warp."""
+        """Store another rank's partial sums, 16 bytes at a time."""
         tile, block = self.partial, piece[0]
-        consumer, thread, from_next, index, chunk = where
+        consumer, thread, from_next, index = where
         if from_next != job.ranks - 1:
             owner = (job.rank_of_host + 1 + from_next) % job.ranks
             base = self.peer(job, owner, 0)
@@ -199,10 +248,6 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
                 values = self.finished(accumulators[block], fused, i * tile.values, tile.values)
                 place = tile.byte(Int64(index), consumer, block, i, thread)
                 store_vector(base + place, as_words(values, tile.dtype))
-            if const_expr(last):
-                bridge.warp_sync()
-                if thread % 32 == 0:
-                    add_released(self.peer(job, owner, 1) + Int64(chunk) * 4, 1)
 
     @cute.jit
     def keep(
@@ -211,7 +256,7 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
     ) -> None:  # fmt: skip
         """Add peers' partial sums, in the order of ranks, and store own rows in C."""
         block, columns = piece
-        consumer, thread, from_next, index, _ = where
+        consumer, thread, from_next, index = where
         row, column, matrix = origin
         if from_next == job.ranks - 1:
             accumulator = accumulators[block]

@@ -1,0 +1,232 @@
+"""A call of a checked product of shards: what it writes, what moves beside the kernel, and the launch.
+
+    GatherCall   flags to 0; own rows to the peers on the side stream, and the kernel
+    ScatterCall  the kernel, which stores into peers' memory, or the side stream moves its partial sums to their owners
+
+A call is prepared once for tensors of the same shapes, strides and types (`kept`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from ..kernels.compile.compiler import compile_plan
+from ..kernels.epilogue.parameters import Placed, words_of
+from ..kernels.plan import MAX_WORDS
+from ..kernels.run.occupancy import of_device
+from ..kernels.run.stream_memory import set_words, wait
+from ..kernels.sm90.plan import Sm90Plan
+from ..kernels.sm90.shards import PEER_WORDS, VECTOR, crosses_shards
+from ..torch_op.launch import Direct, empty_on_gpu, raw_stream
+from ..torch_op.prepared import mark_written
+from ..torch_op.problem import contiguous_strides
+from .shard_plans import ShardChoice
+from .workspaces import Send, Workspace
+
+Scales = tuple[torch.Tensor | None, torch.Tensor | None]
+
+_FAR = 1 << 30  # launches that a peer is taken to have begun where copies wait for its beginning
+_FLOAT = torch.float32.itemsize
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+
+
+class ShardCall:
+    """A product's memory, and its kernel with all arguments but addresses.
+
+    shape, kind  of the result
+    """
+
+    names: tuple[str, ...] = ()  # of the 64-bit words that are addresses of a call
+
+    def __init__(self, workspace: Workspace, choice: ShardChoice, shape: Sequence[int], kind: torch.dtype, index: int):
+        self.workspace, self.choice, self.index = workspace, choice, index
+        self.shape, self.strides, self.kind = tuple(shape), contiguous_strides(shape), kind
+
+    def prepare(self, matrices: Sequence[torch.Tensor], scaled: bool, target: int, more: Sequence[int]) -> None:
+        """The launch for A, B and C with such lines.
+
+        scaled  scales of A and B are among the addresses
+        target  the value of a flag that has arrived
+        more    the kernel's words behind those of all shards
+        """
+        a, b, c = matrices
+        plan, workspace = self.choice.plan, self.workspace
+        pitches = (a, a.stride(0)), (b, b.stride(1 if plan.b.order == "col" else 0)), (c, c.stride(0))
+        leading = [max(pitch, VECTOR // x.element_size()) for x, pitch in pitches]
+        place = workspace.flag_address(workspace.rank, 0), target, workspace.rank, workspace.ranks, self.choice.chunks
+        words = (*place, workspace.polls, workspace.record.data_ptr(), *more)
+        names = (*(("scale_a", "scale_b") if scaled else ()), *self.names)
+        self.direct = _direct(plan, self.index, leading, words, names)
+
+    def run(self, a: torch.Tensor, b: torch.Tensor, scales: Scales, out: torch.Tensor | None) -> torch.Tensor:
+        """The product of tensors like those that were checked. Raises RankError where a rank did not come before."""
+        self.workspace.require_alive()
+        if _current_device() != self.index:
+            with torch.cuda.device(self.index):
+                return self.run(a, b, scales, out)
+        if out is None:
+            out = empty_on_gpu(self.shape, self.strides, self.kind)
+        else:
+            mark_written((out,))
+        self.start(a, b, scales, out, raw_stream(self.index))
+        return out
+
+    def start(self, a: torch.Tensor, b: torch.Tensor, scales: Scales, out: torch.Tensor, stream: int) -> None:
+        """Put the call on a stream of the current device."""
+        raise NotImplementedError
+
+
+class GatherCall(ShardCall):
+    """An all-gather and a product. Own rows are read where they lie, if no tile has rows of two shards."""
+
+    names = ("own",)
+
+    def __init__(
+        self, workspace: Workspace, choice: ShardChoice, a_shard: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
+        scaled: bool, index: int,
+    ):  # fmt: skip
+        super().__init__(workspace, choice, out.shape, out.dtype, index)
+        plan, rank, rows = choice.plan, workspace.rank, a_shard.shape[0]
+        pitch = plan.k * a_shard.element_size()
+        whole = workspace.buffer(rank, (plan.m, plan.k), a_shard.dtype)
+        self.whole, self.own, self.factors = whole.data_ptr(), None, None
+        if crosses_shards(plan, workspace.ranks) or not a_shard.is_contiguous():
+            self.own = workspace.buffer(rank, (rows, plan.k), a_shard.dtype, rank * rows * pitch)
+        if scaled:
+            behind = plan.m * pitch
+            self.all_factors = workspace.address(rank, behind)
+            self.factors = workspace.buffer(rank, (rows,), torch.float32, behind + rank * rows * _FLOAT)
+        self.prepare((whole, b, out), scaled, 1, (0,))
+
+    def start(self, a: torch.Tensor, b: torch.Tensor, scales: Scales, out: torch.Tensor, stream: int) -> None:
+        """Flags to 0; then own rows to the peers on the side stream, and the kernel."""
+        workspace, (scale_a, scale_b) = self.workspace, scales
+        set_words(stream, workspace.flag_address(workspace.rank, 0), 0, workspace.flag_count)
+        if self.own is not None:
+            a = self.own.copy_(a)
+        addresses = [out.data_ptr(), self.whole, b.data_ptr()]
+        if self.factors is not None and scale_a is not None and scale_b is not None:
+            self.factors.copy_(scale_a.reshape(-1))
+            addresses += [self.all_factors, scale_b.data_ptr()]
+        own = a.data_ptr()
+        workspace.fork(stream)
+        workspace.send(own)
+        self.direct.launch((*addresses, own), stream)
+        workspace.join(stream)  # own rows may be written again
+
+
+class ScatterCall(ShardCall):
+    """A product and a reduce-scatter."""
+
+    def __init__(
+        self, workspace: Workspace, choice: ShardChoice, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
+        scaled: bool, index: int,
+    ):  # fmt: skip
+        super().__init__(workspace, choice, out.shape, out.dtype, index)
+        self.copies, self.calls = choice.transfer.by == "copies", workspace.extra["calls"]
+        tables = self.calls.data_ptr(), workspace.extra["peers"].data_ptr()
+        more = choice.transfer.lag or 0, *tables, workspace.address(workspace.rank)
+        self.prepare((a, b, out), scaled, 1 if self.copies else choice.done, more)
+        if self.copies:
+            counters = workspace.extra["counters"]
+            flags = (workspace.ranks - 1) * choice.chunks
+            self.zeros = (workspace.flag_address(workspace.rank, 0), flags), (counters.data_ptr(), counters.numel())
+
+    def start(self, a: torch.Tensor, b: torch.Tensor, scales: Scales, out: torch.Tensor, stream: int) -> None:
+        """The kernel, and the way of its partial sums to their owners."""
+        workspace = self.workspace
+        if self.copies:  # flags begin at 0 in each call, and peers write them when they know that this rank has begun
+            for address, count in self.zeros:
+                set_words(stream, address, 0, count)
+            workspace.fork(stream)
+        else:
+            self.calls.add_(1)
+        factors = [scale.data_ptr() for scale in scales if scale is not None]
+        self.direct.launch((out.data_ptr(), a.data_ptr(), b.data_ptr(), *factors), stream)
+        if self.copies:
+            workspace.send()
+            workspace.join(stream)
+
+
+def _direct(plan: Sm90Plan, index: int, leading: Sequence[int], words: Sequence[int], names: Sequence[str]) -> Direct:
+    """The launch of a plan for such lines; it takes addresses: C, A, B, then words by name."""
+    steps = [x * lines for x, lines in zip(leading, (plan.m, max(plan.n, plan.k), plan.m), strict=True)]
+    sizes = (plan.m, plan.n, plan.k, 1, *leading, *steps, of_device(index).resident(plan.cluster_size))
+    placed = {name: Placed(0) for name in names if name in plan.epilogue.words}
+    own = words_of(plan.epilogue, placed)[: len(plan.epilogue.words)]
+    places = [3 + len(sizes) + plan.words.index(name) for name in names]
+    padding = [0] * (MAX_WORDS - len(own) - len(words))
+    return Direct(compile_plan(plan), (0, 0, 0, *sizes, *own, *words, *padding), (2, 0, 1, *places), index, plan)
+
+
+# ---------------------------------------------------------------------------------------------- what moves in each call
+
+
+def sends_of_rows(workspace: Workspace, plan: Sm90Plan) -> Iterator[Send]:
+    """Own rows to each peer that has begun, and their scales before; a flag for each chunk."""
+    rank, chunks, rows = workspace.rank, workspace.chunks, plan.m // workspace.ranks
+    each = plan.a.dtype.bytes * plan.k
+    step = rows // chunks * each
+    before = workspace.begins()
+    for peer in workspace.peers:
+        before += workspace.has_begun(peer)
+        if plan.a.dtype.bits == 8:  # each product of float8 has scales
+            scales = plan.m * each + rank * rows * _FLOAT
+            yield Send(before, workspace.address(peer, scales), workspace.address(rank, scales), rows * _FLOAT)
+            before = ()
+        for chunk in range(chunks):
+            to = workspace.address(peer, (rank * chunks + chunk) * step)
+            yield Send(before, to, chunk * step, step, of_rows=True)
+            before = (workspace.arrival(peer, rank * chunks + chunk),)
+    yield Send(before)
+
+
+def sends_of_sums(workspace: Workspace, choice: ShardChoice) -> Iterator[Send]:
+    """Each complete chunk of partial sums to its owner that has begun, and a flag."""
+    rank, chunks, room = workspace.rank, choice.chunks, choice.room_bytes
+    counters, staging = (workspace.extra[name].data_ptr() for name in ("counters", "partial sums"))
+    step = room // chunks
+    before = workspace.begins()
+    for chunk in range(chunks):
+        for distance in range(1, workspace.ranks):
+            owner = (rank + distance) % workspace.ranks
+            slot = rank - (rank > owner)
+            if chunk == 0:
+                before += workspace.has_begun(owner)
+            before += (wait(counters + 4 * (owner * chunks + chunk), choice.done),)
+            to = workspace.address(owner, slot * room + chunk * step)
+            yield Send(before, to, staging + owner * room + chunk * step, step)
+            before = (workspace.arrival(owner, slot * chunks + chunk),)
+    yield Send(before)
+
+
+def furnish(workspace: Workspace, choice: ShardChoice, device: torch.device) -> None:
+    """A scatter's number of calls and table of peers; for copies the rooms that they begin in, and counters."""
+    ranks, rank, chunks, room = workspace.ranks, workspace.rank, choice.chunks, choice.room_bytes
+    extra, copies = workspace.extra, choice.transfer.by == "copies"
+    begun = (ranks - 1) * chunks
+    extra["calls"] = torch.full((1,), int(copies), dtype=torch.int32, device=device)
+    if copies:
+        extra["partial sums"] = torch.empty(ranks * room, dtype=torch.uint8, device=device)
+        extra["counters"] = torch.zeros(ranks * chunks, dtype=torch.int32, device=device)
+        extra["nobody"] = torch.zeros(1, dtype=torch.int32, device=device)
+        workspace.flags[begun:].fill_(_FAR)
+        workspace.sends = tuple(sends_of_sums(workspace, choice))
+    table = []
+    for owner in range(ranks):
+        slot = rank - (rank > owner)
+        entry = [workspace.address(owner, slot * room), workspace.flag_address(owner, slot * chunks)]
+        entry.append(workspace.flag_address(owner, begun + slot))
+        if copies:
+            entry = [extra["partial sums"].data_ptr() + owner * room, extra["counters"].data_ptr() + 4 * owner * chunks]
+            entry.append(extra["nobody"].data_ptr())
+        assert len(entry) == PEER_WORDS
+        table.append(entry if owner != rank else [0] * PEER_WORDS)
+    extra["peers"] = torch.tensor(table, dtype=torch.int64, device=device)
+
+
+def gathered_bytes(plan: Sm90Plan) -> int:
+    """Bytes of a gather's buffer: A's rows, and a scale for each."""
+    return plan.m * (plan.k * plan.a.dtype.bytes + _FLOAT)
