@@ -1,7 +1,7 @@
 """A call of a checked product of shards: what it writes, what moves beside the kernel, and the launch.
 
-    GatherCall   flags to 0; own rows to the peers on the side stream, and the kernel
-    ScatterCall  the kernel, which stores into peers' memory, or the side stream moves its partial sums to their owners
+    GatherCall   flags to 0; rows go around the ring of ranks on the side stream, and the kernel
+    ScatterCall  the kernel, which stores sums into the memory of the rank before, or the side stream moves them there
 
 A call is prepared once for tensors of the same shapes, strides and types (`kept`).
 """
@@ -18,7 +18,7 @@ from ..kernels.plan import MAX_WORDS
 from ..kernels.run.occupancy import of_device
 from ..kernels.run.stream_memory import set_words, wait
 from ..kernels.sm90.plan import Sm90Plan
-from ..kernels.sm90.shards import PEER_WORDS, VECTOR, crosses_shards
+from ..kernels.sm90.shards import VECTOR, crosses_shards
 from ..torch_op.launch import Direct, empty_on_gpu, raw_stream
 from ..torch_op.prepared import mark_written
 from ..torch_op.problem import contiguous_strides
@@ -27,7 +27,7 @@ from .workspaces import Send, Workspace
 
 Scales = tuple[torch.Tensor | None, torch.Tensor | None]
 
-_FAR = 1 << 30  # launches that a peer is taken to have begun where copies wait for its beginning
+_FAR = 1 << 30  # launches that the rank before is taken to have begun where copies wait for its beginning
 _FLOAT = torch.float32.itemsize
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
@@ -66,6 +66,7 @@ class ShardCall:
         if _current_device() != self.index:
             with torch.cuda.device(self.index):
                 return self.run(a, b, scales, out)
+        self.direct.bind()
         if out is None:
             out = empty_on_gpu(self.shape, self.strides, self.kind)
         else:
@@ -101,7 +102,7 @@ class GatherCall(ShardCall):
         self.prepare((whole, b, out), scaled, 1, (0,))
 
     def start(self, a: torch.Tensor, b: torch.Tensor, scales: Scales, out: torch.Tensor, stream: int) -> None:
-        """Flags to 0; then own rows to the peers on the side stream, and the kernel."""
+        """Flags to 0; then rows go around on the side stream, and the kernel."""
         workspace, (scale_a, scale_b) = self.workspace, scales
         set_words(stream, workspace.flag_address(workspace.rank, 0), 0, workspace.flag_count)
         if self.own is not None:
@@ -125,19 +126,24 @@ class ScatterCall(ShardCall):
         scaled: bool, index: int,
     ):  # fmt: skip
         super().__init__(workspace, choice, out.shape, out.dtype, index)
-        self.copies, self.calls = choice.transfer.by == "copies", workspace.extra["calls"]
-        tables = self.calls.data_ptr(), workspace.extra["peers"].data_ptr()
-        more = choice.transfer.lag or 0, *tables, workspace.address(workspace.rank)
+        self.copies, self.calls, extra = choice.transfer.by == "copies", workspace.extra["calls"], workspace.extra
+        before, to_next = workspace.before, workspace.flag_address(workspace.next, workspace.flag_count - 1)
+        goes_on = workspace.address(before), workspace.flag_address(before, 0), to_next
+        if self.copies:
+            goes_on = tuple([extra[name].data_ptr() for name in ("partial sums", "counters", "nobody")])
+        more = self.calls.data_ptr(), *goes_on, workspace.address(workspace.rank)
         self.prepare((a, b, out), scaled, 1 if self.copies else choice.done, more)
         if self.copies:
-            counters = workspace.extra["counters"]
+            counters = extra["counters"]
             flags = (workspace.ranks - 1) * choice.chunks
             self.zeros = (workspace.flag_address(workspace.rank, 0), flags), (counters.data_ptr(), counters.numel())
 
     def start(self, a: torch.Tensor, b: torch.Tensor, scales: Scales, out: torch.Tensor, stream: int) -> None:
         """The kernel, and the way of its partial sums to their owners."""
         workspace = self.workspace
-        if self.copies:  # flags begin at 0 in each call, and peers write them when they know that this rank has begun
+        if (
+            self.copies
+        ):  # flags begin at 0 in each call: the next rank writes them when it knows that this one has begun
             for address, count in self.zeros:
                 set_words(stream, address, 0, count)
             workspace.fork(stream)
@@ -165,66 +171,51 @@ def _direct(plan: Sm90Plan, index: int, leading: Sequence[int], words: Sequence[
 
 
 def sends_of_rows(workspace: Workspace, plan: Sm90Plan) -> Iterator[Send]:
-    """Own rows to each peer that has begun, and their scales before; a flag for each chunk."""
-    rank, chunks, rows = workspace.rank, workspace.chunks, plan.m // workspace.ranks
-    each = plan.a.dtype.bytes * plan.k
+    """Own rows to the rank before, then those that have come from the next one; a flag for each chunk."""
+    rank, ranks, to, chunks = workspace.rank, workspace.ranks, workspace.before, workspace.chunks
+    rows, each = plan.m // ranks, plan.a.dtype.bytes * plan.k
     step = rows // chunks * each
-    before = workspace.begins()
-    for peer in workspace.peers:
-        before += workspace.has_begun(peer)
-        if plan.a.dtype.bits == 8:  # each product of float8 has scales
-            scales = plan.m * each + rank * rows * _FLOAT
-            yield Send(before, workspace.address(peer, scales), workspace.address(rank, scales), rows * _FLOAT)
-            before = ()
+    first = workspace.meeting()
+    for distance in range(ranks - 1):
+        shard = (rank + distance) % ranks
         for chunk in range(chunks):
-            to = workspace.address(peer, (rank * chunks + chunk) * step)
-            yield Send(before, to, chunk * step, step, of_rows=True)
-            before = (workspace.arrival(peer, rank * chunks + chunk),)
-    yield Send(before)
+            flag = shard * chunks + chunk
+            if distance:
+                first += (wait(workspace.flag_address(rank, flag), 1),)
+            if chunk == 0 and plan.a.dtype.bits == 8:  # each product of float8 has scales
+                scales = plan.m * each + shard * rows * _FLOAT
+                yield Send(first, workspace.address(to, scales), workspace.address(rank, scales), rows * _FLOAT)
+                first = ()
+            source = workspace.address(rank, flag * step) if distance else chunk * step
+            yield Send(first, workspace.address(to, flag * step), source, step, of_rows=not distance)
+            first = (workspace.arrival(to, flag),)
+    yield Send(first)
 
 
 def sends_of_sums(workspace: Workspace, choice: ShardChoice) -> Iterator[Send]:
-    """Each complete chunk of partial sums to its owner that has begun, and a flag."""
-    rank, chunks, room = workspace.rank, choice.chunks, choice.room_bytes
+    """Each complete chunk of sums to the rank before, and a flag."""
+    chunks, room, to = choice.chunks, choice.room_bytes, workspace.before
     counters, staging = (workspace.extra[name].data_ptr() for name in ("counters", "partial sums"))
     step = room // chunks
-    before = workspace.begins()
-    for chunk in range(chunks):
-        for distance in range(1, workspace.ranks):
-            owner = (rank + distance) % workspace.ranks
-            slot = rank - (rank > owner)
-            if chunk == 0:
-                before += workspace.has_begun(owner)
-            before += (wait(counters + 4 * (owner * chunks + chunk), choice.done),)
-            to = workspace.address(owner, slot * room + chunk * step)
-            yield Send(before, to, staging + owner * room + chunk * step, step)
-            before = (workspace.arrival(owner, slot * chunks + chunk),)
-    yield Send(before)
+    first = workspace.meeting()
+    for number in range((workspace.ranks - 1) * chunks):
+        first += (wait(counters + 4 * number, choice.done),)
+        yield Send(first, workspace.address(to, number * step), staging + number * step, step)
+        first = (workspace.arrival(to, number),)
+    yield Send(first)
 
 
 def furnish(workspace: Workspace, choice: ShardChoice, device: torch.device) -> None:
-    """A scatter's number of calls and table of peers; for copies the rooms that they begin in, and counters."""
-    ranks, rank, chunks, room = workspace.ranks, workspace.rank, choice.chunks, choice.room_bytes
-    extra, copies = workspace.extra, choice.transfer.by == "copies"
-    begun = (ranks - 1) * chunks
+    """A scatter's number of calls; for copies also the rooms that they begin in, and counters."""
+    extra, rooms = workspace.extra, workspace.ranks - 1
+    copies = choice.transfer.by == "copies"
     extra["calls"] = torch.full((1,), int(copies), dtype=torch.int32, device=device)
     if copies:
-        extra["partial sums"] = torch.empty(ranks * room, dtype=torch.uint8, device=device)
-        extra["counters"] = torch.zeros(ranks * chunks, dtype=torch.int32, device=device)
+        extra["partial sums"] = torch.empty(rooms * choice.room_bytes, dtype=torch.uint8, device=device)
+        extra["counters"] = torch.zeros(rooms * choice.chunks, dtype=torch.int32, device=device)
         extra["nobody"] = torch.zeros(1, dtype=torch.int32, device=device)
-        workspace.flags[begun:].fill_(_FAR)
+        workspace.flags[-1:].fill_(_FAR)
         workspace.sends = tuple(sends_of_sums(workspace, choice))
-    table = []
-    for owner in range(ranks):
-        slot = rank - (rank > owner)
-        entry = [workspace.address(owner, slot * room), workspace.flag_address(owner, slot * chunks)]
-        entry.append(workspace.flag_address(owner, begun + slot))
-        if copies:
-            entry = [extra["partial sums"].data_ptr() + owner * room, extra["counters"].data_ptr() + 4 * owner * chunks]
-            entry.append(extra["nobody"].data_ptr())
-        assert len(entry) == PEER_WORDS
-        table.append(entry if owner != rank else [0] * PEER_WORDS)
-    extra["peers"] = torch.tensor(table, dtype=torch.int64, device=device)
 
 
 def gathered_bytes(plan: Sm90Plan) -> int:

@@ -85,7 +85,7 @@ def matmul_reduce_scatter(
     scale_b: torch.Tensor | None = None, out: torch.Tensor | None = None, transfer: Transfer | None = None,
     config: Sm90Config | None = None, timeout: float = TIMEOUT,
 ) -> torch.Tensor:  # fmt: skip
-    """This rank's M / ranks rows of the sum over ranks of a @ b: other ranks' rows are computed and sent first.
+    """This rank's M / ranks rows of the sum over ranks of a @ b: other ranks' rows are computed and sent on first.
 
     a        (M, K), bf16, f16 or float8, rows contiguous; each rank has its own part of K
     b        (K, N) of the same type, K or N contiguous (float8: K)
@@ -93,9 +93,9 @@ def matmul_reduce_scatter(
     out      (M / ranks, N), rows contiguous: a's type, bf16 of float8
     group, transfer, config, timeout  as for `all_gather_matmul`
 
-    A rank sums in f32: its own f32 accumulators, scaled, then each peer's partial sum, rounded to C's type once, in the
-    order of ranks; then C is rounded. So |error| <= 2**-8 * (sum of peers' |partial sums| + |C|) for bf16, 2**-11 for
-    f16, beside the f32 products'. The same bits in every run, and in a CUDA graph's replays.
+    A shard's sums go around the ranks, from the one before its owner down to the owner, as in a ring of NCCL: each adds
+    its own f32 sums, scaled, and rounds to C's type. So |error| <= 2**-8 * (the sum over ranks of |what each rounds|)
+    for bf16, 2**-11 for f16, beside the f32 products'. The same bits in every run, and in a CUDA graph's replays.
 
     Raises as `all_gather_matmul` does; OperandError too where M / ranks rows are no whole tiles (multiples of 64), or
     for transfer by "copies" with CUDA_LAUNCH_BLOCKING=1, under which a kernel cannot wait for later launches.
@@ -174,7 +174,7 @@ def _scatter_workspace(
 ) -> Workspace:
     plan, ranks, chunks = choice.plan, group.size(), choice.chunks
     facts = (plan.m, plan.n, str(product.out), plan.tile, plan.config.cluster, choice.transfer)
-    flags = (ranks - 1) * (chunks + 1)
+    flags = (ranks - 1) * chunks + 1
     nbytes = (ranks - 1) * choice.room_bytes
     found = workspace_of("matmul_reduce_scatter", group, device, flags, nbytes, chunks, timeout, facts)
     if not found.extra:

@@ -29,17 +29,17 @@ def scattered_reference(
     a: torch.Tensor, b: torch.Tensor, group: dist.ProcessGroup, scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None, kind: torch.dtype, timeout: float,
 ) -> torch.Tensor:  # fmt: skip
-    """This rank's rows: its own sums in f32, then each peer's rounded ones in the order of ranks, rounded once."""
+    """This rank's rows, from the rank before it around to itself: each adds its f32 sums and rounds."""
     own, rank, rows = a.float() @ b.float(), group.rank(), a.shape[0] // group.size()
     if scale_a is not None:
         own = _scaled(own, scale_a.reshape(-1, 1), scale_b)
-    mine = slice(rank * rows, (rank + 1) * rows)
-    total = own[mine]
+    mine, ranks = slice(rank * rows, (rank + 1) * rows), group.size()
     with _named("matmul_reduce_scatter", group, timeout):
-        for peer, partial in enumerate(_every(own.to(kind), group)):
-            if peer != rank:
-                total = total + partial[mine].float()
-    return total.to(kind)
+        every = _every(own, group)
+    total = every[(rank - 1) % ranks][mine].to(kind)
+    for distance in range(2, ranks + 1):
+        total = (total.float() + every[(rank - distance) % ranks][mine]).to(kind)
+    return total
 
 
 def _scaled(sums: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor | None) -> torch.Tensor:

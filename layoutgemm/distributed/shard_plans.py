@@ -29,19 +29,24 @@ from ..kernels.sm90.shards import (
     tiles_of_shard,
 )
 
-_CHUNK_BYTES = 8 << 20  # of a gathered chunk at least: a copy of less does not reach the link's rate
+# Measured between H200s of one host: a copy of 8, 16, 32 and 64 MiB reached 278, 322, 342 and 375 GB/s, and the
+# kernel's own stores 230.
+_CHUNK_BYTES = 32 << 20  # of a gathered chunk at least
 _MAX_CHUNKS = 4  # of a gathered shard: more copies cost more launches of the host than they hide
+_COPIED_BYTES = 32 << 20  # sums that go on from one rank, of which on copy engines move them, and not stores
 _COPIED_CHUNKS, _STORED_CHUNKS = 4, 16  # of a scattered shard at most: copied, and counted as the kernel stores it
-_COPIED_LAG, _STORED_LAG = 2, 4  # chunks that a rank's own rows come behind the others', at most
-# A scatter of more operations moves its partial sums by copy engines: on two H100s copies were faster at 550 and 962
-# GFLOP, and stores at 240, where the host needs longer for the copies than the GPU for the product.
-_COPIED_FROM = 4e11
+_LINK, _RATE = 340e9, {1: 1300e12, 2: 700e12}  # bytes and operations a second, those by the bytes of an element
+_HIDDEN = 0.6  # of the product's time: a transfer that takes more is bound by the link, and has fewer, larger chunks
 _DEFAULT = Places(132)
 # Tile, clusters to try, and the time of a tile for its area, over that of 128x256: measured on two H100s, where a
 # loader of its own, which waits for flags while consumers multiply, took 0.67 to 1.04 of the time of consumers that
 # load. 256x224 spills beside the waits.
 _GATHERS = (
     ((128, 256), ((2, 1), (1, 1)), 1.0),
+    ((128, 240), ((2, 1),), 1.03),
+    ((128, 224), ((2, 1),), 1.07),
+    ((128, 208), ((2, 1),), 1.03),
+    ((128, 192), ((2, 1),), 1.05),
     ((256, 192), ((2, 1), (1, 2), (1, 1)), 1.1),
     ((128, 128), ((1, 1),), 1.1),
 )
@@ -59,17 +64,15 @@ class Transfer:
 
     chunks  of a shard, each with a flag of its own: of rows of a gather, of tiles of a scatter
     by      of a scatter: "stores", by the kernel, across NVLink; "copies", by copy engines as chunks are complete
-    lag     of a scatter: chunks that a rank's own rows come behind those of the others
 
     Raises PlanError for another value of `by`; the plan checks numbers.
 
     >>> Transfer(chunks=2)
-    Transfer(chunks=2, by=None, lag=None)
+    Transfer(chunks=2, by=None)
     """
 
     chunks: int | None = None
     by: str | None = None
-    lag: int | None = None
 
     def __post_init__(self) -> None:
         if self.by not in (None, "stores", "copies"):
@@ -133,8 +136,8 @@ def scatter_choice(
     m, n, k  sizes of the partial product on one rank
 
     >>> choice = scatter_choice(4096, 14336, 2048, ranks=2)
-    >>> choice.plan.config.tile, choice.chunks
-    ((128, 256), 16)
+    >>> choice.plan.config.tile, choice.transfer
+    ((128, 256), Transfer(chunks=4, by='copies'))
 
     Raises PlanError for rows that are no shards of whole tiles, and a configuration without a kernel.
     """
@@ -154,8 +157,8 @@ def _chosen(
             found = transfer
             if isinstance(shards, Scattered):
                 check_division(plan, ranks, 1)
-                found = _scattered(transfer, sizes, tiles_of_shard(plan, ranks))
-            check_division(plan, ranks, present(found.chunks), found.lag)
+                found = _scattered(transfer, sizes, plan, ranks)
+            check_division(plan, ranks, present(found.chunks))
         except PlanError as error:
             refused = refused or error
             continue
@@ -164,18 +167,15 @@ def _chosen(
     raise refused
 
 
-def _scattered(transfer: Transfer, sizes: tuple[int, int, int], tiles: int) -> Transfer:
-    """The way of a scatter's partial sums.
-
-    tiles  of a shard
-
-    >>> _scattered(Transfer(), (4096, 14336, 2048), 448)
-    Transfer(chunks=16, by='stores', lag=4)
-    """
-    by = transfer.by or ("copies" if 2 * math.prod(sizes) > _COPIED_FROM else "stores")
-    most, lag = (_COPIED_CHUNKS, _COPIED_LAG) if by == "copies" else (_STORED_CHUNKS, _STORED_LAG)
-    chunks = transfer.chunks or _divisor(tiles, most)
-    return replace(transfer, by=by, chunks=chunks, lag=transfer.lag or min(lag, chunks))
+def _scattered(transfer: Transfer, sizes: tuple[int, int, int], plan: Sm90Plan, ranks: int) -> Transfer:
+    """The way of a scatter's partial sums."""
+    moved = (ranks - 1) * room_bytes(plan, ranks)
+    by = transfer.by or ("copies" if moved >= _COPIED_BYTES else "stores")
+    most = _STORED_CHUNKS
+    if by == "copies":
+        of_link = moved / _LINK > _HIDDEN * 2 * math.prod(sizes) / _RATE[plan.a.dtype.bytes]
+        most = _COPIED_CHUNKS // 2 if of_link else _COPIED_CHUNKS
+    return replace(transfer, by=by, chunks=transfer.chunks or _divisor(tiles_of_shard(plan, ranks), most))
 
 
 def _candidates(shards: Shards, sizes: tuple[int, int, int], places: Places) -> Iterator[Sm90Config]:

@@ -1,7 +1,7 @@
 """Symmetric memory of a group's products: buffers, flags, the record of a failed wait, and a side stream.
 
-    flags     one a chunk, and of a scatter one a peer: what has arrived here (`kernels.sm90.shards`)
-    begun     a word a rank, which says that it may be sent to
+    flags     one a chunk, and of a scatter one more: what has arrived here (`kernels.sm90.shards`)
+    begun     a word that says that the rank before may be sent to
     buffer    gathered rows and their scales, or rooms of partial sums
 
 A workspace is made once for a group and its sizes, by all ranks together, and used by every later call. Its bytes are
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,13 +28,17 @@ from ..kernels.run.stream_memory import (
     follow,
     memory_operations,
     new_event,
+    recorded,
+    replay,
     wait,
     write,
 )
 from ..kernels.sm90.shards import MAX_RANKS, RECORD_WORDS
 
 POLLS_PER_SECOND = 1_300_000  # loads of a flag in a second: one takes about 0.75 us on an H100
+MAX_GRAPHS = 256  # addresses of own rows: beyond, sends are put on the stream one by one
 _ALIGNMENT = 4096  # of the buffer behind the flags
+_is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
 _WORKSPACES: dict[tuple[object, ...], Workspace] = {}
 
 
@@ -60,7 +65,8 @@ class Workspace:
     record    a host's words that a kernel writes before it stops
     extra     further memory of this rank's GPU: counters, tables
     side      the stream of the copy engines
-    sends     what goes to peers in each call, by copy engines
+    sends     what goes to the rank before in each call, by copy engines
+    graphs    of all sends, by the address of own rows; `seen` has those that have come once
     rank, ranks  this rank of the group, and how many there are
     starts    the address of each rank's memory, in this rank's address space
     """
@@ -76,6 +82,8 @@ class Workspace:
     extra: dict[str, torch.Tensor] = field(default_factory=dict)
     sends: tuple[Send, ...] = ()
     views: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict)
+    graphs: dict[int, object] = field(default_factory=dict)
+    seen: set[int] = field(default_factory=set)
     rank: int = field(init=False)
     ranks: int = field(init=False)
     starts: tuple[int, ...] = field(init=False)
@@ -126,26 +134,28 @@ class Workspace:
         return self.starts[rank] + 4 * flag
 
     @property
-    def peers(self) -> list[int]:
-        """The other ranks, in the order in which they need what this one has: the rank before it is the first."""
-        return [(self.rank - distance) % self.ranks for distance in range(1, self.ranks)]
+    def before(self) -> int:
+        """The rank that this one sends to."""
+        return (self.rank - 1) % self.ranks
+
+    @property
+    def next(self) -> int:
+        """The rank that sends to this one."""
+        return (self.rank + 1) % self.ranks
 
     def arrival(self, rank: int, flag: int) -> MemoryOperation:
         """Set a rank's flag, behind what was copied there."""
         return write(self.flag_address(rank, flag), 1)
 
-    def begins(self) -> tuple[MemoryOperation, ...]:
-        """Tell all peers that this rank has begun, so that they may send to it."""
-        return tuple([write(self.flag_address(peer, self.flag_count + self.rank), 1) for peer in self.peers])
+    def meeting(self) -> tuple[MemoryOperation, ...]:
+        """Tell the next rank that it may send, and wait for that of the rank before.
 
-    def has_begun(self, peer: int) -> tuple[MemoryOperation, ...]:
-        """Wait until a peer has begun.
-
-        The wait has no limit: the kernel's flags wait for the same rank, and that wait ends. The word is 0 again before
-        the peer can begin once more: that takes what this rank sends behind.
+        The wait has no limit: the kernel's flags wait for the same ranks, and that wait ends. The word is 0 again
+        before that rank can begin once more: that takes what this rank sends behind.
         """
-        own = self.flag_address(self.rank, self.flag_count + peer)
-        return wait(own, 1), write(own, 0)
+        told = write(self.flag_address(self.next, self.flag_count), 1)
+        own = self.flag_address(self.rank, self.flag_count)
+        return told, wait(own, 1), write(own, 0)
 
     def fork(self, stream: int) -> None:
         """Let the side stream wait for what is on a stream."""
@@ -156,15 +166,31 @@ class Workspace:
         follow(stream, self.side.cuda_stream, self.events[1])
 
     def send(self, rows: int = 0) -> None:
-        """Put all sends on the side stream.
+        """Put all sends on the side stream: by one launch of a graph, once they have been seen for these rows.
 
         rows  the address of own rows
         """
+        graph = self.graphs.get(rows)
+        if graph is None or _is_capturing():  # a user's graph takes the operations themselves
+            self._send(rows)
+            if graph is None and not _is_capturing():
+                self._record(rows)
+        else:
+            replay(self.side.cuda_stream, graph)
+
+    def _send(self, rows: int) -> None:
         stream = self.side.cuda_stream
         for operations, destination, source, nbytes, of_rows in self.sends:
             memory_operations(stream, operations)
             if nbytes:
                 copy_bytes(stream, destination, source + (rows if of_rows else 0), nbytes)
+
+    def _record(self, rows: int) -> None:
+        """Keep a graph of the sends of rows that come a second time."""
+        if rows not in self.seen:
+            self.seen.add(rows)
+        elif len(self.graphs) < MAX_GRAPHS:
+            self.graphs[rows] = recorded(self.side.cuda_stream, lambda: self._send(rows))
 
     def require_alive(self) -> None:
         """Raise RankError if a kernel of an earlier call has given up a wait."""
@@ -178,17 +204,17 @@ class Workspace:
 
     def meaning(self, flag: int) -> str:
         """The chunk or the beginning that a flag stands for."""
-        sender = flag // self.chunks
+        shard, chunk = flag // self.chunks, flag % self.chunks
         if self.name.startswith("all_gather"):
-            return f"chunk {flag % self.chunks} of rank {sender}"
-        if (peer := flag - (self.ranks - 1) * self.chunks) >= 0:
-            return f"the beginning of rank {peer + (peer >= self.rank)}'s call"
-        return f"chunk {flag % self.chunks} of rank {sender + (sender >= self.rank)}"
+            return f"chunk {chunk} of rank {shard}, by way of rank {self.next},"
+        if shard == self.ranks - 1:
+            return f"the beginning of rank {self.before}'s call"
+        return f"chunk {chunk} of the sums for rank {(self.rank + 2 + shard) % self.ranks}, from rank {self.next},"
 
 
 def buffer_offset(flags: int) -> int:
-    """Bytes of symmetric memory before the buffer: flags, and a word a rank that has begun."""
-    return rounded_up(4 * (flags + MAX_RANKS), _ALIGNMENT)
+    """Bytes of symmetric memory before the buffer: flags, and a word that the rank before has begun."""
+    return rounded_up(4 * (flags + 1), _ALIGNMENT)
 
 
 def workspace_of(

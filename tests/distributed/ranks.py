@@ -12,7 +12,6 @@ from layoutgemm.kernels.epilogue.chain import MAX_WORDS, Epilogue
 from layoutgemm.kernels.epilogue.steps import VectorScale
 from layoutgemm.kernels.run.emulated import linked
 from layoutgemm.kernels.sm90.shards import (
-    PEER_WORDS,
     RECORD_WORDS,
     Gathered,
     Scattered,
@@ -30,7 +29,6 @@ class Ranks:
     """One product of shards on several emulated devices, of small integers with exact sums.
 
     copies  partial sums of a scatter go to their owners by copy engines, and not by the kernels' stores
-    lag     chunks that the own shard of a scatter comes behind the others, None: all
     calls   launches of a scatter, this one counted
     """
 
@@ -41,12 +39,11 @@ class Ranks:
     target: int | None = None
     workers: int = 2
     copies: bool = False
-    lag: int | None = None
     calls: int = 1
     records: list[np.ndarray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        check_division(self.plan, self.ranks, self.chunks, self.lag)
+        check_division(self.plan, self.ranks, self.chunks)
         plan, rng, ranks = self.plan, np.random.default_rng(self.ranks), range(self.ranks)
         self.shard_rows = plan.m // self.ranks
         gathers = isinstance(plan.shards, Gathered)
@@ -71,7 +68,6 @@ class Ranks:
         ]
         before = 0
         if not gathers:
-            self.lag = self.lag or self.chunks
             self.done = signals_of_chunk(plan, self.ranks, self.chunks)
             self.target = self.target if self.target is not None else 1 if self.copies else self.done
             before = (self.calls - 1) * self.target
@@ -80,33 +76,27 @@ class Ranks:
         self.flags = [np.full(self.ranks * self.chunks + self.ranks, before, np.uint32) for _ in ranks]
         if not gathers:
             for flags in self.flags:
-                flags[self.begun : self.begun + self.ranks - 1] = self.calls - 1
-            self.tables = [self._table(rank) for rank in ranks]
+                flags[self.begun] = (1 << 30) if self.copies else self.calls - 1
 
     @property
     def begun(self) -> int:
-        """The flag that says that the first peer has begun."""
+        """The flag that says that the rank before has begun."""
         return (self.ranks - 1) * self.chunks
 
     def _rooms(self) -> None:
-        """Rooms of partial sums: of peers here, and of the own ones that copy engines take."""
+        """Rooms of sums: of what comes, and of those that copy engines take."""
         size, ranks = room_bytes(self.plan, self.ranks), range(self.ranks)
-        self.inbox = [np.full((self.ranks - 1, size), 0xFF, np.uint8) for _ in ranks]
-        self.staging = [np.full((self.ranks, size), 0xFF, np.uint8) for _ in ranks]
-        self.counters = [np.zeros((self.ranks, self.chunks), np.uint32) for _ in ranks]
+        self.inbox, self.staging = ([np.full((self.ranks - 1, size), 0xFF, np.uint8) for _ in ranks] for _ in range(2))
+        self.counters = [np.zeros((self.ranks - 1) * self.chunks, np.uint32) for _ in ranks]
         self.numbers = [np.array([self.calls], np.uint32) for _ in ranks]
+        self.nobody = np.zeros(1, np.uint32)
 
-    def _table(self, rank: int) -> np.ndarray:
-        """A rank's table of peers."""
-        table = np.zeros((self.ranks, PEER_WORDS), np.uint64)
-        for q in range(self.ranks):
-            if q != rank:
-                slot = rank - (rank > q)
-                room, count = self.inbox[q][slot], self.flags[q][slot * self.chunks :]
-                if self.copies:
-                    room, count = self.staging[rank][q], self.counters[rank][q]
-                table[q] = [x.ctypes.data for x in (room, count, self.flags[q][self.begun + slot :])]
-        return table
+    def _goes_on(self, rank: int) -> list[np.ndarray]:
+        """Rooms and counters of what a rank sends, and the word of the next one that it tells of its start."""
+        if self.copies:
+            return [self.staging[rank], self.counters[rank], self.nobody]
+        to = (rank - 1) % self.ranks
+        return [self.inbox[to], self.flags[to], self.flags[(rank + 1) % self.ranks][self.begun :]]
 
     def rows(self, rank: int, chunk: int | None = None) -> slice:
         """Rows of a rank's shard, or of one chunk of it."""
@@ -122,7 +112,7 @@ class Ranks:
         words: list[object] = [*self.scale_words(rank), self.flags[rank], self.target, rank, self.ranks, self.chunks]
         words += [self.polls, self.records[rank]]
         if isinstance(plan.shards, Scattered):
-            words += [self.lag, self.numbers[rank], self.tables[rank], self.inbox[rank]]
+            words += [self.numbers[rank], *self._goes_on(rank), self.inbox[rank]]
         else:
             words.append(self.own[rank])
         words += [0] * (MAX_WORDS - len(words))
@@ -147,28 +137,28 @@ class Ranks:
 
     def _rows_sent(self, rank: int, lost: tuple[int, int] | None) -> Stream:
         stream, rows = Stream(f"side stream of rank {rank}"), self.shard_rows // self.chunks
-        for step in range(1, self.ranks):
-            peer = (rank - step) % self.ranks
+        to = (rank - 1) % self.ranks
+        for distance in range(self.ranks - 1):
+            shard = (rank + distance) % self.ranks
             for chunk in range(self.chunks):
-                flag = rank * self.chunks + chunk
-                own = self.own[rank][chunk * rows : (chunk + 1) * rows]
-                stream.copy(own, self.buffers[peer][self.rows(rank, chunk)])
-                if (peer, flag) != lost:
-                    stream.write(self.flags[peer], flag, self.target)
+                flag, place = shard * self.chunks + chunk, self.rows(shard, chunk)
+                if distance:
+                    stream.wait(self.flags[rank], flag, self.target)
+                rows_of = self.buffers[rank][place] if distance else self.own[rank][chunk * rows : (chunk + 1) * rows]
+                stream.copy(rows_of, self.buffers[to][place])
+                if (to, flag) != lost:
+                    stream.write(self.flags[to], flag, self.target)
         return stream
 
     def _sums_sent(self, rank: int, lost: tuple[int, int] | None) -> Stream:
         stream = Stream(f"side stream of rank {rank}")
-        step = room_bytes(self.plan, self.ranks) // self.chunks
-        for distance in range(1, self.ranks):
-            owner = (rank + distance) % self.ranks
-            slot = rank - (rank > owner)
-            for chunk in range(self.chunks):
-                part = slice(chunk * step, (chunk + 1) * step)
-                stream.wait(self.counters[rank][owner], chunk, self.done)
-                stream.copy(self.staging[rank][owner][part], self.inbox[owner][slot][part])
-                if (owner, slot * self.chunks + chunk) != lost:
-                    stream.write(self.flags[owner], slot * self.chunks + chunk, self.target)
+        step, to = room_bytes(self.plan, self.ranks) // self.chunks, (rank - 1) % self.ranks
+        for number in range((self.ranks - 1) * self.chunks):
+            place = number // self.chunks, slice(number % self.chunks * step, (number % self.chunks + 1) * step)
+            stream.wait(self.counters[rank], number, self.done)
+            stream.copy(self.staging[rank][place], self.inbox[to][place])
+            if (to, number) != lost:
+                stream.write(self.flags[to], number, self.target)
         return stream
 
     def product(self, rank: int) -> np.ndarray:

@@ -55,9 +55,9 @@ def test_kernels_are_found_for_every_number_of_ranks(ranks: int, sizes: tuple[in
     scatter = shard_plans.scatter_choice(m, n, k // ranks, ranks=ranks)
     assert m // ranks % gather.chunks == 0
     assert tiles_of_shard(scatter.plan, ranks) % scatter.chunks == 0
-    large = 2 * m * n * k / ranks > 4e11
-    most, lag, by = (4, 2, "copies") if large else (16, 4, "stores")
-    assert scatter.transfer.by == by and scatter.chunks <= most and scatter.transfer.lag == min(lag, scatter.chunks)
+    large = (ranks - 1) * m // ranks * n * 2 >= 32 << 20  # bytes that go on
+    most, by = (4, "copies") if large else (16, "stores")
+    assert scatter.transfer.by == by and scatter.chunks <= most
 
 
 def test_sizes_without_a_kernel_are_refused() -> None:
@@ -102,6 +102,7 @@ class Rank:
         monkeypatch.setattr(calls, "compile_plan", lambda plan: None)
         monkeypatch.setattr(calls, "set_words", lambda _, to, value, count: ctypes.memset(to, value, 4 * count))
         monkeypatch.setattr(workspaces, "follow", self.follow)
+        monkeypatch.setattr(workspaces, "_is_capturing", lambda: False)
         monkeypatch.setattr(
             calls, "Direct", lambda *given: SimpleNamespace(launch=functools.partial(self.launch, given))
         )
@@ -127,14 +128,13 @@ class Rank:
             self.log.append(f"wait for {value}" if waits else f"{self.word(address)} = {value}")
 
     def word(self, address: int) -> str:
-        starts, words = self.space.handle.buffer_ptrs, self.space.flag_count + 2
+        starts, words = self.space.handle.buffer_ptrs, self.space.flag_count + 1
         rank = next(r for r in (0, 1) if 0 <= address - starts[r] < 4 * words)
         flag = (address - starts[rank]) // 4
-        begun = flag - self.space.flag_count
-        return f"flag {flag} of rank {rank}" if begun < 0 else f"begun {begun} of rank {rank}"
+        return f"flag {flag} of rank {rank}" if flag < self.space.flag_count else f"begun of rank {rank}"
 
 
-BEGINS = ["begun 0 of rank 1 = 1", "wait for 1", "begun 1 of rank 0 = 0"]
+BEGINS = ["begun of rank 1 = 1", "wait for 1", "begun of rank 0 = 0"]
 
 
 @pytest.mark.parametrize("m", [512, 300])
@@ -161,6 +161,32 @@ def test_a_gather_sends_rows_and_flags_and_launches(monkeypatch: pytest.MonkeyPa
     assert named["a"] == whole.data_ptr() and named["flags"] == rank.space.memory.data_ptr()
 
 
+def test_sends_are_one_launch_from_the_third_call_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each address of own rows; a user's graph takes the operations themselves."""
+    choice = shard_plans.gather_choice(512, 128, 64, ranks=2, transfer=Transfer(1))
+    rank = Rank(monkeypatch, "all_gather_matmul", 2, 512 * 64 * 2, 1)
+    rank.space.sends = tuple(calls.sends_of_rows(rank.space, choice.plan))
+    a, b = (torch.ones(rows, 64, dtype=torch.bfloat16) for rows in (256, 128))
+    out = torch.empty(512, 128, dtype=torch.bfloat16)
+    call = calls.GatherCall(rank.space, choice, a, b.t(), out, False, 0)
+    each = ["fork", *BEGINS, f"copy of {256 * 128}", "flag 0 of rank 1 = 1", "launch", "join"]
+    copies, replayed = ["copy" in said for said in each], ["fork", "replay", "launch", "join"]
+    monkeypatch.setattr(workspaces, "recorded", lambda stream, operations: operations)
+    monkeypatch.setattr(workspaces, "replay", lambda stream, graph: rank.log.append("replay"))
+    for want in (each, each, replayed, replayed):
+        rank.log.clear()
+        call.start(a, b.t(), NO_SCALES, out, 0)
+        assert rank.log == want
+    rank.log.clear()
+    monkeypatch.setattr(workspaces, "_is_capturing", lambda: True)
+    call.start(a, b.t(), NO_SCALES, out, 0)
+    assert rank.log == each and sum(copies) == 1
+    monkeypatch.setattr(workspaces, "_is_capturing", lambda: False)
+    rank.log.clear()
+    call.start(a.clone(), b.t(), NO_SCALES, out, 0)
+    assert rank.log == each
+
+
 def test_own_rows_of_another_pitch_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     choice = shard_plans.gather_choice(512, 128, 64, ranks=2, transfer=Transfer(1))
     rank = Rank(monkeypatch, "all_gather_matmul", 2, 512 * 64 * 2, 1)
@@ -173,14 +199,19 @@ def test_own_rows_of_another_pitch_are_copied_once(monkeypatch: pytest.MonkeyPat
     assert dict(zip(choice.plan.parameters, rank.arguments, strict=True))["own"] == here.data_ptr()
 
 
-def test_ranks_send_first_to_the_one_that_needs_it_first() -> None:
-    """Each takes its own rows, then the next rank's: so at each time a rank receives from one other alone."""
-    memories = [torch.zeros(8192, dtype=torch.uint8) for _ in range(4)]
-    record, peers = torch.zeros(4, dtype=torch.int32), []
-    for rank in range(4):
-        space = workspaces.Workspace(Handle(rank, memories), memories[rank], 4, 1, record, None, 3.0, "")  # type: ignore[arg-type]
-        peers.append(space.peers)
-    assert peers[1] == [0, 3, 2] and all(sorted(each) == [0, 1, 2, 3] for each in zip(range(4), *zip(*peers)))
+def test_rows_go_around_the_ring_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of four ranks sends to the one before it alone: its own rows, then what has come."""
+    plan = shard_plans.gather_choice(512, 128, 64, ranks=4, transfer=Transfer(1)).plan
+    memories = [torch.zeros(4096 + 512 * 64 * 2, dtype=torch.uint8) for _ in range(4)]
+    record = torch.zeros(4, dtype=torch.int32)
+    space = workspaces.Workspace(Handle(1, memories), memories[1], 4, 1, record, None, 3.0, "")  # type: ignore[arg-type]
+    sends, shard = list(calls.sends_of_rows(space, plan)), 128 * 64 * 2
+    assert [send.destination - memories[0].data_ptr() for send in sends[:3]] == [4096 + i * shard for i in (1, 2, 3)]
+    assert [send.of_rows for send in sends[:3]] == [True, False, False] and sends[3].nbytes == 0
+    assert [send.source - memories[1].data_ptr() for send in sends[1:3]] == [4096 + i * shard for i in (2, 3)]
+    words = [[(one.waits, one.address - memories[int(not one.waits) * -1 + 1].data_ptr()) for one in send.operations]
+             for send in sends[1:]]  # fmt: skip
+    assert words == [[(False, 4), (True, 8)], [(False, 8), (True, 12)], [(False, 12)]]
 
 
 def test_a_gather_of_8_bits_moves_scales_before_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +242,7 @@ def scatter(monkeypatch: pytest.MonkeyPatch, transfer: Transfer) -> tuple[Rank, 
     a, b = torch.ones(512, 64, dtype=torch.bfloat16), torch.ones(128, 64, dtype=torch.bfloat16)
     calls.furnish(rank.space, choice, torch.device("cpu"))
     if transfer.by == "copies":
-        rank.space.extra["partial sums"][:] = torch.arange(2 * choice.room_bytes) % 251
+        rank.space.extra["partial sums"][:] = torch.arange(choice.room_bytes) % 251
     out = torch.empty(256, 128, dtype=torch.bfloat16)
     calls.ScatterCall(rank.space, choice, a, b.t(), out, False, 0).start(a, b.t(), NO_SCALES, out, 0)
     return rank, choice, dict(zip(choice.plan.parameters, rank.arguments, strict=True)), out
@@ -221,11 +252,10 @@ def test_a_scatter_is_one_launch_that_stores_into_peers(monkeypatch: pytest.Monk
     rank, choice, named, out = scatter(monkeypatch, Transfer())
     space = rank.space
     assert rank.log == ["launch"] and space.extra["calls"].tolist() == [1]
-    there = space.address(1), space.flag_address(1, 0), space.flag_address(1, choice.chunks)
-    assert space.extra["peers"].tolist() == [[0, 0, 0], list(there)]
+    assert (named["outbox"], named["counts"]) == (space.address(1), space.flag_address(1, 0))
+    assert named["told"] == space.flag_address(1, choice.chunks) and named["calls"] == space.extra["calls"].data_ptr()
     assert named["c"] == out.data_ptr() and named["ldc"] == 128 and named["target"] == choice.done
-    assert named["inbox"] == space.address(0) and named["lag"] == choice.transfer.lag
-    assert (named["calls"], named["peers"]) == (space.extra["calls"].data_ptr(), space.extra["peers"].data_ptr())
+    assert named["inbox"] == space.address(0)
 
 
 def test_copies_of_a_scatter_leave_as_chunks_complete(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,19 +265,20 @@ def test_copies_of_a_scatter_leave_as_chunks_complete(monkeypatch: pytest.Monkey
     sent = [f"wait for {done}", copy, "flag 0 of rank 1 = 1", f"wait for {done}", copy, "flag 1 of rank 1 = 1"]
     assert rank.log == ["fork", "launch", *BEGINS, *sent, "join"]
     staging = rank.space.extra["partial sums"]
-    assert torch.equal(rank.space.buffer(1, (2 * half,), torch.uint8), staging[2 * half :])
-    peers, counters = rank.space.extra["peers"][1].tolist(), rank.space.extra["counters"].data_ptr()
-    assert peers[:2] == [staging.data_ptr() + 2 * half, counters + 8] and named["target"] == 1
+    assert torch.equal(rank.space.buffer(1, (2 * half,), torch.uint8), staging)
+    assert named["outbox"] == staging.data_ptr() and named["target"] == 1
+    assert named["counts"] == rank.space.extra["counters"].data_ptr()
 
 
 def test_a_wait_that_ended_names_rank_and_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank(monkeypatch, "all_gather_matmul", 4, 64, 2)
     rank.space.require_alive()
     rank.space.record[:] = torch.tensor([3, 0, 1, 0], dtype=torch.int32)
-    with pytest.raises(RankError, match=r"rank 0 waited 3 s for flag 2, which was 0 and not 1: chunk 0 of rank 1"):
+    said = "rank 0 waited 3 s for flag 2, which was 0 and not 1: chunk 0 of rank 1, by way of rank 1, did not"
+    with pytest.raises(RankError, match=said):
         rank.space.require_alive()
     rank = Rank(monkeypatch, "matmul_reduce_scatter", 5, 64, 4)
-    for flag, said in ((3, "chunk 3 of rank 1"), (4, "the beginning of rank 1's call")):
+    for flag, said in ((3, "chunk 3 of the sums for rank 0, from rank 1,"), (4, "the beginning of rank 1's call")):
         rank.space.record[:] = torch.tensor([flag + 1, 0, 1, 0], dtype=torch.int32)
         with pytest.raises(RankError, match=said):
             rank.space.require_alive()

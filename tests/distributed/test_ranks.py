@@ -56,12 +56,12 @@ def test_all_gather_product_is_exact(ranks: int, order: str, config: dict[str, o
 @pytest.mark.parametrize(
     ("ranks", "order", "config", "c", "how"),
     [
-        (2, "devices first", SCATTER, "bf16", {"chunks": 4, "lag": 1}),
-        (4, "random", SCATTER, "bf16", {"chunks": 2, "lag": 1, "calls": 3}),
+        (2, "devices first", SCATTER, "bf16", {"chunks": 4}),
+        (4, "random", SCATTER, "bf16", {"chunks": 2, "calls": 3}),
         (2, "random", SCATTER, "bf16", {"chunks": 2, "copies": True}),
         pytest.param(2, "random", WIDE, "bf16", {"chunks": 2}, marks=SLOW),
-        pytest.param(3, "copies first", WIDE, "f32", {"chunks": 2, "lag": 1, "copies": True}, marks=SLOW),
-        pytest.param(4, "devices first", SCATTER, "bf16", {"chunks": 4, "lag": 2}, marks=SLOW),
+        pytest.param(3, "copies first", WIDE, "f32", {"chunks": 2, "copies": True}, marks=SLOW),
+        pytest.param(4, "devices first", SCATTER, "bf16", {"chunks": 4}, marks=SLOW),
     ],
 )
 def test_reduce_scatter_product_is_exact(
@@ -185,13 +185,14 @@ def test_the_checks_hold_and_fail_where_a_number_is_changed() -> None:
     assert {"partial sums", "derivation"} & {check.name for check in sized.check() if not check}
 
 
-def test_own_chunks_before_others_are_a_circular_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_in_another_order_are_a_circular_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, place = scattered(512, 96, 128, **SCATTER), ShardByShard.place
 
-    def backwards(number: object, each: int, shards: int, chunks: int, lag: int, *least: object) -> object:
-        return place(each * shards * chunks - 1 - number, each, shards, chunks, lag, *least)  # type: ignore[operator]
+    def alternating(number: object, each: int) -> object:
+        shard, within = place(number, each)
+        return shard, (within + shard % 2) % each
 
-    monkeypatch.setattr(ShardByShard, "place", staticmethod(backwards))
+    monkeypatch.setattr(ShardByShard, "place", staticmethod(alternating))
     assert "no circular wait" in {check.name for check in plan.check().checks if not check}
 
 
@@ -215,14 +216,13 @@ def test_other_kernels_are_refused_by_name(shards: object, config: dict[str, obj
 
 def test_rows_that_do_not_divide_are_refused() -> None:
     plan = scattered(384, 64, 64, **GATHER, loader="warp")
-    for ranks, chunks, lag, said in (
-        (2, 1, 1, "no multiple of a cluster's 128"),
-        (5, 1, 1, "384 % 5"),
-        (9, 1, 1, "9 rank"),
-        (3, 2, 1, "1 tiles of clusters of a shard in 2 chunks"),
-        (3, 1, 2, "lag = 2 chunks"),
+    for ranks, chunks, said in (
+        (2, 1, "no multiple of a cluster's 128"),
+        (5, 1, "384 % 5"),
+        (9, 1, "9 rank"),
+        (3, 2, "1 tiles of clusters of a shard in 2 chunks"),
     ):
         with pytest.raises(PlanError, match=said):
-            check_division(plan, ranks, chunks, lag)
+            check_division(plan, ranks, chunks)
     with pytest.raises(PlanError, match=r"runs through layoutgemm\.distributed"):
         plan.run(np.zeros((384, 64), np.float32), np.zeros((64, 64), np.float32))

@@ -27,11 +27,6 @@ def global_reads_visible() -> None:
     assembly("fence.proxy.async.global;", "~{memory}", [])
 
 
-def load_address(address: Int64) -> Int64:
-    """ld.global of 64 bits: an entry of a table of addresses."""
-    return assembly("ld.global.b64 $0, [$1];", "=l,l,~{memory}", [Int64(address)], [Int64])[0]
-
-
 def prefetch_bytes(address: Int64, nbytes: int) -> None:
     """cp.async.bulk.prefetch.L2 of consecutive bytes; address and number are multiples of 16."""
     assembly("cp.async.bulk.prefetch.L2.global [$0], $1;", "l,r", [Int64(address), Int32(nbytes)])

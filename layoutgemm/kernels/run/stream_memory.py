@@ -1,13 +1,16 @@
 """Writes, waits and copies of a CUDA stream itself, without a kernel.
 
 A persistent kernel leaves no multiprocessor to others, so what it waits for must not need one. Streams and events are
-handles, as torch has them. Source: CUDA Driver API, "Stream Memory Operations": cuStreamBatchMemOp; "Memory Management":
-cuMemcpyAsync, cuMemsetD32Async; "Event Management": cuEventRecord; "Stream Management": cuStreamWaitEvent.
+handles, as torch has them.
+
+Source: CUDA Driver API: cuStreamBatchMemOp, cuMemcpyAsync, cuMemsetD32Async, cuEventRecord, cuStreamWaitEvent,
+cuStreamBeginCapture, cuGraphInstantiate, cuGraphLaunch.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .occupancy import got
@@ -93,3 +96,27 @@ def follow(stream: int, other: int, event: int) -> None:
 
     got(driver.cuEventRecord(event, other))
     got(driver.cuStreamWaitEvent(stream, event, 0))
+
+
+def recorded(stream: int, operations: Callable[[], None]) -> object:
+    """What some operations put on a stream, as a graph that one call launches: `replay`. Nothing is done yet.
+
+    Raises RuntimeError with the driver's error.
+    """
+    from cuda.bindings import driver
+
+    got(driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+    try:
+        operations()
+    finally:
+        graph = got(driver.cuStreamEndCapture(stream))
+    made = got(driver.cuGraphInstantiate(graph, 0))
+    got(driver.cuGraphDestroy(graph))
+    return made
+
+
+def replay(stream: int, graph: object) -> None:
+    """Launch a recorded graph on a stream. Raises RuntimeError with the driver's error."""
+    from cuda.bindings import driver
+
+    got(driver.cuGraphLaunch(graph, stream))

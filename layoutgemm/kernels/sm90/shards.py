@@ -9,23 +9,25 @@ arrived.
                  chunk that the tile of A has rows of,   then the next rank's
                  but for its own shard's, which it
                  loads from where they lie
-    Scattered    of an own tile, before its last K       chunk by chunk, each of   rows of others: the accumulators go
-                 tile: the loader waits for the flags    the other ranks' shards   to the room of their owner, then one
-                 of all peers' partial sums of its       before the own one, of    more on its counter for each warp;
-                 chunk; of another's, for the owner to   an earlier chunk          own rows: peers' partial sums are
-                 have begun                                                        added in f32, and C is stored
+    Scattered    before its last K tile the loader       shard by shard, from the  the rank before has partial
+                 waits for the flag of what the next     next rank's on to the     sums of it too: what came is
+                 rank has sent for the tile: none for    own one                   added, the sum goes on to the
+                 the first shard                                                   rank before; of own rows it is C
 
-A chunk of a Gathered product is rows of A. Copy engines move it beside the kernel, then set its flag. A chunk of a
-Scattered product is consecutive tiles of a shard, in the order of the schedule: in a room of partial sums it is
-consecutive bytes. A room lies in the owner's memory (the kernel's stores cross NVLink), or in the own (copy engines
-move complete chunks): the launch's table of peers says where.
+A chunk of a Gathered product is rows of A. Copy engines move it beside the kernel, then set its flag.
+
+Partial sums of a shard go around a ring, each time one rank down, and end at their owner: rank r computes shard r + 1
+first, which begins there, and its own last. So each rank receives from the next one alone: of copies to several ranks
+at once, two would meet at one receiver and both be slow. A chunk of a Scattered product is consecutive tiles of a
+shard, in the order of the schedule: in a room of partial sums it is consecutive bytes. A rank has a room for each shard
+but the first. Rooms that are written lie in the memory of the rank before (the kernel's stores cross NVLink), or in the
+own (copy engines move complete chunks).
 
 Flag f has arrived when flags[f] - target >= 0, in 32 bits. A wait ends after `polls` loads: the kernel writes
 (1 + flag, what it saw, target, rank) to `record` and stops, so that the launch ends with an error.
 
-All ranks take the same chunks of the same number in time, and a chunk of the own shard comes later than that chunk of
-all other shards. Persistent CTAs take tiles in order, so the first tile that is not done waits for none that is later:
-no ranks wait for each other.
+Persistent CTAs take tiles in order. A tile waits for tiles that the next rank takes a whole shard before, so the first
+tile that is not done on any rank waits for none.
 """
 
 from __future__ import annotations
@@ -44,7 +46,6 @@ from ...layouts.proofs.digits import minimum as least
 from ...layouts.proofs.verdicts import Proof
 from ...report import Check
 from ...schedule import RotatedRows, ShardByShard
-from ...schedule.by_shard import MAX_CHUNKS, MAX_SHARDS
 from ...schedule.tile_order import Minimum, Tile
 from ..derive import either
 from ..epilogue.steps import Scale, VectorScale
@@ -62,8 +63,8 @@ if TYPE_CHECKING:
 # chunks of a shard, and loads of a flag before a wait is given up.
 WORDS = ("flags", "target", "rank", "ranks", "chunks", "polls", "record")
 RECORD_WORDS = 4  # 32-bit words of a record: 1 + flag, the value seen, the target, the rank that waited
-PEER_WORDS = 3  # 64-bit words of a rank in the table of peers: see Scattered
-MAX_RANKS = MAX_SHARDS  # GPUs of a host
+MAX_RANKS = 8  # GPUs of a host
+MAX_CHUNKS = 32  # of a shard
 VECTOR = 16  # bytes that a thread stores at a time
 
 
@@ -86,20 +87,20 @@ class Gathered:
 class Scattered:
     """C's rows are partial sums, of which each rank adds one shard's. C of a launch is the own shard alone.
 
-    lag     chunks that the own shard comes behind the others
-    calls   address of a 32-bit number of launches, this one counted: flags go up by `target` in each
-    peers   a table of 3 addresses a rank: the room for the partial sums of its shard, their counters (one a chunk),
-            and the word there that says that this rank has begun
-    inbox   the peers' partial sums of the own shard, a room for each peer in the order of ranks
+    calls    address of a 32-bit number of launches, this one counted: flags go up by `target` in each
+    outbox   address of the rooms for partial sums that go on to the rank before: one a shard, but for the own one
+    counts   address of their counters, one a chunk
+    told     address of a word of the next rank that counts this one's launches: it may send
+    inbox    address of the rooms for what comes from the next rank: one a shard, but for the first
 
-    Flag p * chunks + c counts peer p's partial sums of chunk c of the own shard; flag (ranks - 1) * chunks + p the
-    launches that peer p has begun. An epilogue is applied to the sums of each rank before they are rounded and added.
+    Flag d * chunks + c counts what has come of chunk c of the shard of room d; the flag behind them counts the launches
+    that the rank before has begun. An epilogue is applied to the sums of each rank before they are added.
 
-    >>> Scattered().words[-4:]
-    ('lag', 'calls', 'peers', 'inbox')
+    >>> Scattered().words[-5:]
+    ('calls', 'outbox', 'counts', 'told', 'inbox')
     """
 
-    words: ClassVar[tuple[str, ...]] = (*WORDS, "lag", "calls", "peers", "inbox")
+    words: ClassVar[tuple[str, ...]] = (*WORDS, "calls", "outbox", "counts", "told", "inbox")
     name: ClassVar[str] = "a reduce-scatter"
 
 
@@ -141,22 +142,19 @@ class Share(NamedTuple):
     rank: Any
     ranks: Any
     chunks: Any
-    lag: Any
     shard_rows: Any
 
 
 def cluster_place(plan: Sm90Plan, number: Integer, grid: Tile, share: Share, minimum: Minimum = least) -> Tile:
     """(Row, column) of the cluster that a rank computes as its number `number`; ints, arrays or traced integers.
 
-    Gathered: rows from the own shard on. Scattered: chunk by chunk of the shards, those of the own one late.
+    Gathered: rows from the own shard on. Scattered: shard by shard, from the next rank's on.
     """
     schedule = plan.order.schedule
     if isinstance(plan.shards, Gathered):
         first = share.rank * share.shard_rows // (plan.tile[0] * plan.config.cluster[0])
         return RotatedRows(schedule).tile(number, grid, first, minimum)
-    return ShardByShard(schedule).tile(
-        number, grid, share.rank + 1, share.ranks, minimum, share.chunks, share.lag
-    )  # fmt: skip
+    return ShardByShard(schedule).tile(number, grid, share.rank + 1, share.ranks, minimum)
 
 
 def order_of_rank(plan: Sm90Plan, grid: tuple[int, int], share: Share) -> np.ndarray:
@@ -271,10 +269,8 @@ def _check_partial_sums(shards: Scattered, config: Sm90Config, c: Operand, epilo
         )
 
 
-def check_division(plan: Sm90Plan, ranks: int, chunks: int, lag: int | None = None) -> None:
+def check_division(plan: Sm90Plan, ranks: int, chunks: int) -> None:
     """Raise PlanError for rows that do not divide into shards and chunks.
-
-    lag  of the own shard's chunks; None: all of them
 
     >>> from layoutgemm.kernels import Sm90Config, Sm90Plan
     >>> config = Sm90Config((128, 64), loader="warp")
@@ -301,8 +297,6 @@ def check_division(plan: Sm90Plan, ranks: int, chunks: int, lag: int | None = No
         raise PlanError(
             f"{tiles} tiles of clusters of a shard in {chunks} chunks: a divisor of them, up to {MAX_CHUNKS}"
         )
-    if lag is not None and not 1 <= lag <= chunks:
-        raise PlanError(f"lag = {lag} chunks: 1 to {chunks}, all of a shard's")
 
 
 # ---------------------------------------------------------------------------------------------------------------- proof
@@ -380,12 +374,10 @@ def _orders(plan: Sm90Plan) -> Iterator[tuple[Share, tuple[int, int], np.ndarray
     unit = plan.tile[0] * plan.config.cluster[0]
     for ranks in range(2, MAX_RANKS + 1):
         for rows, columns, chunks in ((1, 1, 1), (2, 3, 2), (2, 3, 3), (4, 2, 8)):
-            for lag in sorted({1, chunks // 2 or 1, chunks}):
-                for rank in range(ranks):
-                    share, tiles = Share(rank, ranks, chunks, lag, rows * unit), rows * columns
-                    numbers = np.arange(ranks * tiles)
-                    part, within = ShardByShard.place(numbers, tiles // chunks, ranks, chunks, lag)
-                    yield share, (ranks * rows, columns), (part + rank + 1) % ranks, within // (tiles // chunks)
+            for rank in range(ranks):
+                share, tiles = Share(rank, ranks, chunks, rows * unit), rows * columns
+                part, within = ShardByShard.place(np.arange(ranks * tiles), tiles)
+                yield share, (ranks * rows, columns), (part + rank + 1) % ranks, within // (tiles // chunks)
 
 
 def _counters(plan: Sm90Plan) -> Check:
@@ -403,17 +395,16 @@ def _counters(plan: Sm90Plan) -> Check:
 
 
 def _no_circle(plan: Sm90Plan) -> Check:
-    """A tile of the own shard comes later than all tiles that it waits for."""
+    """A tile waits for tiles that the next rank takes earlier, and at the same place of their shard."""
     witness, orders = "", 0
-    for share, _, shard, chunk in _orders(plan):
+    for share, grid, shard, _ in _orders(plan):
         orders += 1
-        numbers = np.arange(len(shard))
-        own = shard == share.rank
-        for each in range(share.chunks):
-            # the other ranks' tiles of a chunk have the numbers of this rank's tiles of that chunk of other shards
-            if numbers[own & (chunk == each)].min() < numbers[~own & (chunk == each)].max():
-                witness = witness or f"{share}: chunk {each} of the own shard before that of another"
-    statement = "a chunk of the own shard, which waits for peers, comes later than that chunk of all other shards"
+        tiles = len(shard) // share.ranks
+        mine = order_of_rank(plan, grid, share)[tiles:]  # the first shard waits for nothing
+        theirs = order_of_rank(plan, grid, share._replace(rank=(share.rank + 1) % share.ranks))[:-tiles]
+        if not np.array_equal(mine, theirs):
+            witness = witness or f"{share}: {tiles} tiles later than the next rank it takes others than that one"
+    statement = "a tile comes a whole shard later than on the next rank, whose partial sums of it are waited for"
     return Check("no circular wait", statement, not witness, f"exhaustion ({orders} orders)", witness)
 
 
@@ -428,7 +419,7 @@ def explain_shards(plan: Sm90Plan) -> list[str]:
         ]
     tile = PartialTile.of(plan)
     return [
-        f"shards: C's rows are partial sums; {order}, chunk by chunk of the shards, the own one late; a tile of "
-        f"another rank goes to its room, {tile.bytes} bytes as the threads hold them, and counts "
-        f"{plan.config.consumers * WARPS_OF_GROUP} there; to an own one the peers' partial sums are added in f32"
+        f"shards: C's rows are partial sums; {order}, shard by shard, the own one last; to a tile what came of it from "
+        f"the next rank is added in f32, {tile.bytes} bytes as the threads hold them; the sum goes on to the rank "
+        f"before and counts {plan.config.consumers * WARPS_OF_GROUP} there, or is C"
     ]

@@ -4,15 +4,16 @@ step                     threads             does
 ---------------------    ----------------    -----------------------------------------------------------------------
 a tile's loads           the loader's one    Gathered: of own rows alone, with a tensor map of the own shard
 a tile's first loads     the loader's one    Gathered: acquires the flags of the chunks of the tile's rows, and fences.
-                                             Scattered, the first tile of all: tells each peer that this rank has begun
-a tile's last loads      the loader's one    Scattered, own rows: acquires the flag of each peer's chunk, and prefetches
-                                             its partial sums into L2; rows of others: acquires that their owner has
-                                             begun. full[stage] hands on to the consumers what was acquired
-a tile's store           consumers           Scattered, own rows: add each peer's partial sums, and store C by TMA;
-                                             rows of others: store partial sums
-the next tile's          consumers           Scattered, after a tile with rows of others: one more on its chunk's
-products                                     counter (red.release.sys), before the loader waits for peers. The stores
-                                             have arrived by then: right behind them the release took longer
+                                             Scattered, the first tile of all: tells the next rank that this one has
+                                             begun
+a tile's last loads      the loader's one    Scattered: acquires the flag of what the next rank has sent for the tile,
+                                             and prefetches it into L2; a CTA's first tile: acquires that the rank
+                                             before has begun. full[stage] hands on to consumers what was acquired
+a tile's store           consumers           Scattered: add what has come; store the sum for the rank before, or C by
+                                             TMA
+the next tile's          consumers           Scattered, after a tile that goes on: one more on its chunk's counter
+products                                     (red.release.sys), before the loader waits. The stores have arrived by
+                                             then: right behind them the release took longer
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from collections.abc import Mapping, Sequence
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Int32, Int64
 
 from ....schedule import ShardByShard
 from ...dsl import bridge
 from ...dsl.ampere import store_vector
-from ...dsl.flags import abort, add_released, global_reads_visible, load_acquired, load_address, prefetch_bytes
+from ...dsl.flags import abort, add_released, global_reads_visible, load_acquired, prefetch_bytes
 from ...dsl.fused import FusedBlock
 from ...dsl.math import as_words, from_words, load_sixteen_bytes
 from ...dsl.tables import choose, load_word
 from ...store import ROWS
 from ..plan import Sm90Plan
-from ..shards import PEER_WORDS, PartialTile, Share, chunks_of_rows, cluster_place, place_in_own
+from ..shards import PartialTile, Share, chunks_of_rows, cluster_place, place_in_own
 from .epilogue import Sm90Epilogue
 from .fused import Sm90FusedKernel
 from .loads import Copy
@@ -58,14 +59,10 @@ class Sm90ShardsKernel(Sm90FusedKernel):
             chunk_tiles=bridge.uniform(job.count // (ranks * chunks)),
         )
 
-    def lag(self, job: bridge.Carried) -> Int32:
-        """Chunks that the own shard comes behind the others."""
-        return Int32(0)
-
     def origin(self, job: bridge.Carried, tile: Int32) -> bridge.Place:
         """First row and first column of this CTA's tile of C, in the rank's order."""
         plan = self.plan
-        share = Share(job.rank_of_host, job.ranks, job.chunks, self.lag(job), job.shard_rows)
+        share = Share(job.rank_of_host, job.ranks, job.chunks, job.shard_rows)
         place = cluster_place(plan, tile, (job.rows, job.columns), share, cutlass.min)
         row, column = plan.order.within(place, job.rank)
         return row * plan.tile_c[0], column * plan.tile_c[1], Int32(0)
@@ -142,44 +139,31 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
         ranks = Int32(dict(zip(self.plan.words, words, strict=True))["ranks"])
         return super().maps_of_c(c, {**extents, "m": extents["m"] // ranks}, pitches, words)
 
-    def lag(self, job: bridge.Carried) -> Int32:
-        """As the launch says."""
-        return Int32(job.given.lag)
-
     def numbers(self, job: bridge.Carried, tile: Int32) -> tuple[Int32, Int32, Int32]:
         """A tile's shard, counted from the next rank's, its number there, and its chunk."""
-        each = job.chunk_tiles
-        from_next, number = ShardByShard.place(tile, each, job.ranks, job.chunks, self.lag(job), cutlass.min)
-        return from_next, number, number // each
+        from_next, number = ShardByShard.place(tile, job.chunk_tiles * job.chunks)
+        return from_next, number, number // job.chunk_tiles
 
-    def room(self, job: bridge.Carried, slot: Int32) -> Int64:
-        """Bytes of the inbox before a peer's room."""
-        return Int64(slot) * (job.chunk_tiles * job.chunks * self.plan.cluster_size) * self.partial.bytes
+    def place_of_sums(self, job: bridge.Carried, rooms: Int64, room: Int32, number: Int32) -> Int64:
+        """The address of this CTA's part of a tile's sums in one of some rooms."""
+        tiles = room * (job.chunk_tiles * job.chunks) + number
+        return rooms + Int64(self.index(job, tiles)) * self.partial.bytes
 
     # ----------------------------------------------------------------------------------------------------------- loader
     @cute.jit
     def before_loads(self, job: bridge.Carried, tile: Int32, m0: Int32, k_tile: Int32) -> None:
-        """Tell peers of the start, before the first tile; acquire what a tile's store needs, before its last K tile."""
+        """Tell the next rank of the start; before a tile's last K tile, acquire what its store needs."""
         if (tile == 0) & (k_tile == 0) & (job.rank == 0):
-            for q in cutlass.range(job.ranks, unroll=1):
-                if q != job.rank_of_host:
-                    add_released(self.peer(job, q, 2), 1)
+            add_released(job.given.told, 1)
         if k_tile == job.k_tiles - 1:
             calls = load_word(job.given.calls)
             from_next, number, chunk = self.numbers(job, tile)
-            if from_next == job.ranks - 1:
-                for p in cutlass.range(job.ranks - 1, unroll=1):
-                    self.await_flag(job, p * job.chunks + chunk, Int32(job.given.target) * calls)
-                    sums = self.room(job, p) + Int64(self.index(job, number)) * self.partial.bytes
-                    prefetch_bytes(job.given.inbox + sums, self.partial.bytes)
-            else:
-                owner = (job.rank_of_host + 1 + from_next) % job.ranks
-                slot = owner - Int32(owner > job.rank_of_host)
-                self.await_flag(job, (job.ranks - 1) * job.chunks + slot, calls)
-
-    def peer(self, job: bridge.Carried, rank: Int32, word: int) -> Int64:
-        """An address of the table of peers."""
-        return load_address(job.given.peers + Int64(rank * PEER_WORDS + word) * 8)
+            if tile < job.workers:
+                self.await_flag(job, (job.ranks - 1) * job.chunks, calls)
+            if from_next > 0:
+                room = from_next - 1
+                self.await_flag(job, room * job.chunks + chunk, Int32(job.given.target) * calls)
+                prefetch_bytes(self.place_of_sums(job, job.given.inbox, room, number), self.partial.bytes)
 
     def index(self, job: bridge.Carried, number: Int32) -> Int32:
         """The number of this CTA's tile in a room."""
@@ -199,88 +183,77 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
 
     @cute.jit
     def count_tile(self, job: bridge.Carried, tile: Int32) -> None:
-        """One more on the counter of a tile's chunk, if there is such a tile and it has rows of another rank."""
+        """One more on the counter of a tile's chunk, if there is such a tile and its sums go on."""
         if tile >= 0:
             from_next, _, chunk = self.numbers(job, tile)
             if from_next != job.ranks - 1:
-                owner = (job.rank_of_host + 1 + from_next) % job.ranks
                 bridge.warp_sync()
                 if cute.arch.lane_idx() == 0:
-                    add_released(self.peer(job, owner, 1) + Int64(chunk) * 4, 1)
+                    add_released(job.given.counts + Int64(from_next * job.chunks + chunk) * 4, 1)
 
     def store_piece(
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], accumulators: Sequence[cute.Tensor],
         at: tuple[Int32, ...], origin: bridge.Place, number: int, part: int,
     ) -> None:  # fmt: skip
-        """Store a piece's partial sums in their owner's room; of own rows the sum of all ranks in C."""
+        """Add what has come to a piece's sums; store them for the rank before, of own rows in C."""
         consumer, thread, tile = at
+        block, columns = self.plan.pieces(part)[number]
         from_next, of_shard, _ = self.numbers(job, tile)
-        where = consumer, thread, from_next, self.index(job, of_shard)
-        piece = self.plan.pieces(part)[number]
-        self.send(job, accumulators, where, origin, piece)
-        self.keep(job, maps, accumulators, where, origin, piece)
-
-    def fused(self, job: bridge.Carried, origin: bridge.Place, thread: Int32, block: int) -> FusedBlock | None:
-        """The epilogue of a block of rows, or None."""
+        accumulator, where = accumulators[block], (consumer, block, thread)
         row, column, matrix = origin
-        place = row + block * ROWS, column, matrix
-        return FusedBlock(self.plan, job, place, thread) if self.plan.epilogue else None
+        if self.plan.epilogue:
+            self.finish_sums(job, accumulator, (row + block * ROWS, column, matrix), thread)
+        self.add(job, accumulator, where, from_next, of_shard)
+        self.send(job, accumulator, where, from_next, of_shard)
+        local = row - job.rank_of_host * job.shard_rows
+        self.keep(job, maps, accumulator, (consumer, thread), (local, column, matrix), (block, columns), from_next)
 
-    def finished(self, accumulator: cute.Tensor, fused: FusedBlock | None, first: int, count: int) -> list[Float32]:
-        """Own sums after the epilogue."""
-        if fused is None:
-            return [bridge.number(accumulator[v]) for v in range(first, first + count)]
-        return fused.values(accumulator, first, count)
+    def finish_sums(self, job: bridge.Carried, accumulator: cute.Tensor, place: bridge.Place, thread: Int32) -> None:
+        """Apply the epilogue to own sums."""
+        fused = FusedBlock(self.plan, job, place, thread)
+        for v in bridge.unrolled(self.plan.mma.accumulator_registers // 2):
+            accumulator[2 * v], accumulator[2 * v + 1] = fused.values(accumulator, 2 * v, 2)
+
+    @cute.jit
+    def add(
+        self, job: bridge.Carried, accumulator: cute.Tensor, where: tuple[Int32, int, Int32], from_next: Int32,
+        of_shard: Int32,
+    ) -> None:  # fmt: skip
+        """Add what the next rank has sent, of every shard but the first: all loads, then the sums."""
+        tile = self.partial
+        consumer, block, thread = where
+        if from_next > 0:
+            base = self.place_of_sums(job, job.given.inbox, from_next - 1, of_shard)
+            places = [base + tile.byte(Int64(0), consumer, block, i, thread) for i in range(tile.vectors)]
+            loaded = [load_sixteen_bytes(place) for place in places]
+            for i in cutlass.range_constexpr(tile.vectors):
+                values = from_words(loaded[i], tile.dtype)
+                for e in cutlass.range_constexpr(tile.values):
+                    accumulator[i * tile.values + e] = accumulator[i * tile.values + e] + values[e]
 
     @cute.jit
     def send(
-        self, job: bridge.Carried, accumulators: Sequence[cute.Tensor], where: tuple[Int32, ...], origin: bridge.Place,
-        piece: tuple[int, int],
+        self, job: bridge.Carried, accumulator: cute.Tensor, where: tuple[Int32, int, Int32], from_next: Int32,
+        of_shard: Int32,
     ) -> None:  # fmt: skip
-        """Store another rank's partial sums, 16 bytes at a time."""
-        tile, block = self.partial, piece[0]
-        consumer, thread, from_next, index = where
+        """Store sums that go on, 16 bytes at a time."""
+        tile = self.partial
+        consumer, block, thread = where
         if from_next != job.ranks - 1:
-            owner = (job.rank_of_host + 1 + from_next) % job.ranks
-            base = self.peer(job, owner, 0)
-            fused = self.fused(job, origin, thread, block)
-            for i in cutlass.range_constexpr(tile.vectors):  # factors are loaded vector by vector: all would not fit
-                values = self.finished(accumulators[block], fused, i * tile.values, tile.values)
-                place = tile.byte(Int64(index), consumer, block, i, thread)
-                store_vector(base + place, as_words(values, tile.dtype))
+            base = self.place_of_sums(job, job.given.outbox, from_next, of_shard)
+            for i in cutlass.range_constexpr(tile.vectors):
+                first = i * tile.values
+                values = [bridge.number(accumulator[v]) for v in range(first, first + tile.values)]
+                store_vector(base + tile.byte(Int64(0), consumer, block, i, thread), as_words(values, tile.dtype))
 
     @cute.jit
     def keep(
-        self, job: bridge.Carried, maps: Sequence[bridge.Maps], accumulators: Sequence[cute.Tensor],
-        where: tuple[Int32, ...], origin: bridge.Place, piece: tuple[int, int],
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], accumulator: cute.Tensor, who: tuple[Int32, Int32],
+        local: bridge.Place, piece: tuple[int, int], from_next: Int32,
     ) -> None:  # fmt: skip
-        """Add peers' partial sums, in the order of ranks, and store own rows in C."""
-        block, columns = piece
-        consumer, thread, from_next, index = where
-        row, column, matrix = origin
+        """Store own rows in C."""
         if from_next == job.ranks - 1:
-            accumulator = accumulators[block]
-            if const_expr(bool(self.plan.epilogue)):
-                fused = self.fused(job, origin, thread, block)
-                for v in bridge.unrolled(self.plan.mma.accumulator_registers // 2):
-                    pair = self.finished(accumulator, fused, 2 * v, 2)
-                    accumulator[2 * v], accumulator[2 * v + 1] = pair
-            for p in cutlass.range(job.ranks - 1, unroll=1):
-                self.add(accumulator, job.given.inbox + self.room(job, p), (index, consumer, block, thread))
-            local = row - job.rank_of_host * job.shard_rows
-            self.epilogue.store(
-                job, maps[2], accumulator, (consumer, thread), (local, column, matrix), block, columns
-            )  # fmt: skip
-
-    def add(self, accumulator: cute.Tensor, room: Int64, at: tuple[Int32, Int32, int, Int32]) -> None:
-        """Add one peer's partial sums: all loads, then the sums. `at`: (tile in the room, consumer, block, thread)."""
-        tile = self.partial
-        index, consumer, block, thread = at
-        places = [tile.byte(Int64(index), consumer, block, i, thread) for i in range(tile.vectors)]
-        loaded = [load_sixteen_bytes(room + place) for place in places]
-        for i, words in enumerate(loaded):
-            for e, value in enumerate(from_words(words, tile.dtype)):
-                accumulator[i * tile.values + e] = accumulator[i * tile.values + e] + value
+            self.epilogue.store(job, maps[2], accumulator, who, local, *piece)
 
 
 __all__ = ["Sm90GatheredKernel", "Sm90ScatteredKernel", "Sm90ShardsKernel"]
