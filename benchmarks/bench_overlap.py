@@ -1,9 +1,10 @@
 """Products that overlap with communication, against torch's symmetric memory and NCCL.
 
-    python benchmarks/bench_overlap.py --json benchmarks/results/overlap_h100.json      # 2 GPUs of one host, 4 minutes
-    python benchmarks/bench_overlap.py --ranks 8 --parts shapes                         # 8 GPUs, bf16 and float8
-    python benchmarks/bench_overlap.py --parts checks --repeat 500                      # ranks delayed at random
-    python benchmarks/bench_overlap.py --parts block                                    # a block of a Llama
+    python benchmarks/bench_overlap.py --json FILE                      # 2 GPUs of one host, 2 minutes
+    python benchmarks/bench_overlap.py --ranks 8 --parts shapes         # 8 GPUs, bf16 and float8
+    python benchmarks/bench_overlap.py --parts checks --repeat 500      # ranks delayed at random
+    python benchmarks/bench_overlap.py --parts block                    # a block of a Llama
+    python benchmarks/bench_overlap.py --ranks 4 --parts links          # copies between GPUs, with a flag behind each
 
 A process for each GPU. Sizes are M x N x K of the whole product; B has K contiguous.
 
@@ -18,6 +19,7 @@ Peers are torch.mm alone ("product alone"; of float8 torch._scaled_mm), NCCL wit
   round took on the host before the GPUs were done, each.
 - CUDA graphs of one call are replayed, compared and timed for the first shape.
 - The block: attention and MLP of a Llama of 4096 columns, sequence parallel, forward and backward (`parallel_block`).
+- Links: all ranks send 192 MiB at once in pieces, to the rank before, or to each of the others in turn.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ Make = Callable[[], Call]
 SHAPES = (
     (4096, 14336, 4096), (8192, 8192, 8192), (16384, 4096, 14336), (8192, 28672, 8192), (16384, 8192, 28672)
 )  # M, N, K  # fmt: skip
-PARTS = ("checks", "shapes", "graphs", "block")
+PARTS = ("checks", "links", "shapes", "graphs", "block")
+SENT, PIECES = 192, (8, 16, 32, 64)  # MiB that each rank sends, and of a piece
 GATHERS = {"1 chunk": Transfer(1), "2 chunks": Transfer(2), "4 chunks": Transfer(4), "8 chunks": Transfer(8)}
 SCATTERS = {"stores, 16 chunks": Transfer(16, "stores"), "stores, 4 chunks": Transfer(4, "stores")} | {
     f"copies, {chunks} chunks": Transfer(chunks, "copies") for chunks in (1, 2, 4, 8)
@@ -413,6 +416,36 @@ def block_row(me: Rank) -> bool:
     return apart < 2.0**-5
 
 
+def links(me: Rank) -> None:
+    """GB/s that each rank sends and receives: pieces with a flag behind each, to one rank or to all in turn."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._symmetric_memory as symm
+
+    from layoutgemm.kernels.run.stream_memory import copy_bytes, memory_operations, write
+
+    total, room = SENT << 20, 4096  # bytes, and bytes of flags before
+    there = symm.empty(total + room, dtype=torch.uint8, device="cuda")
+    starts = [int(at) for at in symm.rendezvous(there, dist.group.WORLD).buffer_ptrs]
+    here = torch.ones(total, dtype=torch.uint8, device="cuda")
+
+    def sends(size: int, turns: int) -> Call:
+        def send() -> None:
+            stream = torch.cuda.current_stream().cuda_stream
+            for number in range(total // size):
+                to, byte = starts[(me.rank - 1 - number % turns) % me.ranks], number * size
+                copy_bytes(stream, to + room + byte, here.data_ptr() + byte, size)
+                memory_operations(stream, (write(to + 4 * number, 1),))
+
+        return send
+
+    for size in PIECES:
+        for name, turns in {"to one rank": 1, "to all in turn": me.ranks - 1}.items():
+            us, _ = timed(me, sends(size << 20, turns))
+            me.keep("GB/s", f"{size} MiB {name}", round(total / us / 1e3, 1))
+    me.say("GB/s each way:", ", ".join(f"{name} {rate}" for name, rate in me.record["GB/s"].items()))
+
+
 def worker(rank: int, ranks: int, port: int, options: argparse.Namespace) -> None:
     """One process; exits with 1 for a wrong result."""
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1",
@@ -429,6 +462,8 @@ def worker(rank: int, ranks: int, port: int, options: argparse.Namespace) -> Non
     me.say(me.record["machine"])
     parts = options.parts
     right = checked(me) if "checks" in parts else True
+    if "links" in parts:
+        links(me)
     if right and "shapes" in parts:
         for sizes in SHAPES[: options.shapes]:
             for wide in (True, False):

@@ -358,23 +358,28 @@ def quantized_formats_table() -> str:
     return table(["weights of 8192 x 8192", "M = 1, us (x reading)", "M = 16", "M = 4096, us"], rows)
 
 
-def overlap_table() -> str:
+def overlap_table(name: str, gpu: str = "h200") -> str:
     """Products that overlap with communication, beside the product alone and the best peer."""
+    found = record(name, gpu)
     rows = []
-    for name, times in record("overlap", "h100")["us"].items():
-        if "NCCL" not in " ".join(times) or "product alone" not in times:
+    for case, times in found["us"].items():
+        peers = [
+            (us, peer) for peer, us in times.items() if ("NCCL" in peer or "symm" in peer) and us.__class__ is float
+        ]
+        if not peers or "product alone" not in times:
             continue
-        what, _, sizes = name.rpartition(" ")
-        alone = times["product alone"]
-        us = times.get("ours 128x256 loader") or times["ours"]
-        peer, best = min(
-            ((label, t) for label, t in times.items() if "NCCL" in label or "symm" in label), key=lambda x: x[1]
-        )
+        what, _, sizes = case.rpartition(" ")
+        us, (best, peer) = times["ours"], min(peers)
         said = f"{best:.0f}, {'NCCL' if 'NCCL' in peer else 'symm_mem'}"
-        rows.append(
-            [f"{what}, {sizes.replace('x', ' x ')}", f"{us:.0f}", f"{us / alone:.2f}", said, f"{best / us:.2f}"]
-        )
-    head = ["M x N x K of both GPUs", "us", "time, x product alone", "best peer, us", "speed, x best peer"]
+        alone = f"{us / times['product alone']:.2f}"
+        rows.append([f"{what}, {sizes.replace('x', ' x ')}", f"{us:.0f}", alone, said, f"{best / us:.2f}"])
+    head = [
+        f"M x N x K of all {found['ranks']} GPUs",
+        "us",
+        "time, x product alone",
+        "best peer, us",
+        "speed, x best peer",
+    ]
     return table(head, rows)
 
 

@@ -16,7 +16,7 @@ from ..kernels.compile.compiler import compile_plan
 from ..kernels.epilogue.parameters import Placed, words_of
 from ..kernels.plan import MAX_WORDS
 from ..kernels.run.occupancy import of_device
-from ..kernels.run.stream_memory import set_words, wait
+from ..kernels.run.stream_memory import copy_bytes, set_words, wait
 from ..kernels.sm90.plan import Sm90Plan
 from ..kernels.sm90.shards import VECTOR, crosses_shards
 from ..torch_op.launch import Direct, empty_on_gpu, raw_stream
@@ -99,6 +99,7 @@ class GatherCall(ShardCall):
             behind = plan.m * pitch
             self.all_factors = workspace.address(rank, behind)
             self.factors = workspace.buffer(rank, (rows,), torch.float32, behind + rank * rows * _FLOAT)
+            self.own_factors = self.factors.data_ptr()
         self.prepare((whole, b, out), scaled, 1, (0,))
 
     def start(self, a: torch.Tensor, b: torch.Tensor, scales: Scales, out: torch.Tensor, stream: int) -> None:
@@ -109,7 +110,10 @@ class GatherCall(ShardCall):
             a = self.own.copy_(a)
         addresses = [out.data_ptr(), self.whole, b.data_ptr()]
         if self.factors is not None and scale_a is not None and scale_b is not None:
-            self.factors.copy_(scale_a.reshape(-1))
+            if scale_a.numel() == self.factors.numel():
+                copy_bytes(stream, self.own_factors, scale_a.data_ptr(), self.factors.nbytes)
+            else:  # one of the tensor is each row's
+                self.factors.copy_(scale_a.reshape(-1))
             addresses += [self.all_factors, scale_b.data_ptr()]
         own = a.data_ptr()
         workspace.fork(stream)

@@ -16,7 +16,8 @@ from docs import tables
 from layoutgemm.distributed import Transfer
 from layoutgemm.distributed.shard_plans import gather_choice, scatter_choice
 
-RECORD = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "overlap_h100.json"
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+RECORDS = ("two_h200", "four_h200")
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
@@ -85,10 +86,14 @@ def test_a_line_has_times_and_reasons(
     assert "12.0 ours (1.200, host 5)" in capsys.readouterr().out
 
 
-def test_the_record_has_every_shape() -> None:
-    found = json.loads(RECORD.read_text(encoding="utf-8"))
+@pytest.mark.parametrize("name", RECORDS)
+def test_the_records_have_every_shape(name: str) -> None:
+    found = json.loads((RESULTS / f"overlap_{name}.json").read_text(encoding="utf-8"))
     for what in ("all-gather", "reduce-scatter"):
-        for shape in SHAPES[:3]:
-            assert {ALONE, OURS} <= found["us"][f"{what} {'x'.join(map(str, shape))}"].keys()
-    assert all(max(errors[:2]) <= 1 and not errors[2] for errors in found["correct"].values())
-    assert len(tables.overlap_table().splitlines()) == 2 + 2 * 3
+        for kind in ("bf16", "float8"):
+            for shape in SHAPES:
+                assert {ALONE, OURS} <= found["us"][f"{what} {kind} {'x'.join(map(str, shape))}"].keys()
+    assert all(max(errors) <= 1 for case, errors in found["correct"].items() if "block" not in case)
+    assert not any(any(errors[2:]) for case, errors in found["correct"].items() if "block" not in case)
+    of, _, gpu = name.rpartition("_")
+    assert len(tables.overlap_table(f"overlap_{of}", gpu).splitlines()) == 2 + 2 * 2 * len(SHAPES)

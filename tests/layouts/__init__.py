@@ -1,1 +1,0 @@
-"""Tests of the layout algebra against definitions, reference vectors and other implementations."""
