@@ -11,9 +11,10 @@ a tile's last loads      the loader's one    Scattered: acquires the flag of wha
                                              before has begun. full[stage] hands on to consumers what was acquired
 a tile's store           consumers           Scattered: add what has come; store the sum for the rank before, or C by
                                              TMA
-the next tile's          consumers           Scattered, after a tile that goes on: one more on its chunk's counter
-products                                     (red.release.sys), before the loader waits. The stores have arrived by
-                                             then: right behind them the release took longer
+the next tile's          the loader's one    Scattered, after a tile that goes on: counts it on its chunk's counter
+products                                     (red.release.sys), when the consumers have released a stage of the next
+                                             tile: their stores lie before. Consumers would wait for the release
+                         consumers           the same, where a tile has too few K tiles for that, and after the last
 """
 
 from __future__ import annotations
@@ -31,14 +32,12 @@ from ...dsl.flags import abort, add_released, global_reads_visible, load_acquire
 from ...dsl.fused import FusedBlock
 from ...dsl.math import as_words, from_words, load_sixteen_bytes
 from ...dsl.tables import choose, load_word
-from ...store import ROWS
+from ...store import ROWS, WARPS_OF_GROUP
 from ..plan import Sm90Plan
 from ..shards import PartialTile, Share, chunks_of_rows, cluster_place, place_in_own
 from .epilogue import Sm90Epilogue
 from .fused import Sm90FusedKernel
 from .loads import Copy
-
-SIGNAL_AFTER = 4  # K tiles of the next tile: 3 us at least, in which a tile's stores arrive
 
 
 class Sm90ShardsKernel(Sm90FusedKernel):
@@ -155,6 +154,8 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
         """Tell the next rank of the start; before a tile's last K tile, acquire what its store needs."""
         if (tile == 0) & (k_tile == 0) & (job.rank == 0):
             add_released(job.given.told, 1)
+        if (k_tile == self.plan.stages) & self.loader_counts(job):
+            self.count_tile(job, tile - job.workers, self.plan.config.consumers * WARPS_OF_GROUP)
         if k_tile == job.k_tiles - 1:
             calls = load_word(job.given.calls)
             from_next, number, chunk = self.numbers(job, tile)
@@ -170,26 +171,35 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
         return number * self.plan.cluster_size + job.rank
 
     # -------------------------------------------------------------------------------------------------------- consumers
+    def loader_counts(self, job: bridge.Carried) -> cutlass.Boolean:
+        """True if the loader counts tiles: it waits for a stage that was released in a tile, before its last K tile."""
+        return job.k_tiles > self.plan.stages + 1
+
     @cute.jit
     def between_products(self, job: bridge.Carried, tile: Int32, k_tile: Int32) -> None:
-        """Count the tile before, some K tiles into this one: before the last, whose loads may wait for a peer."""
-        if k_tile == cutlass.min(SIGNAL_AFTER, job.k_tiles - 1):
-            self.count_tile(job, tile - job.workers)
+        """Count the tile before in one of few K tiles: before the last, whose loads may wait for a peer."""
+        if (k_tile == job.k_tiles - 1) & (job.k_tiles <= self.plan.stages + 1):
+            self.count_warp(job, tile - job.workers)
 
     @cute.jit
     def after_tiles(self, job: bridge.Carried, tile: Int32) -> None:
         """Count the last tile."""
-        self.count_tile(job, tile - job.workers)
+        self.count_warp(job, tile - job.workers)
 
     @cute.jit
-    def count_tile(self, job: bridge.Carried, tile: Int32) -> None:
-        """One more on the counter of a tile's chunk, if there is such a tile and its sums go on."""
+    def count_warp(self, job: bridge.Carried, tile: Int32) -> None:
+        """Count this warp's part of a tile."""
+        bridge.warp_sync()
+        if cute.arch.lane_idx() == 0:
+            self.count_tile(job, tile, 1)
+
+    @cute.jit
+    def count_tile(self, job: bridge.Carried, tile: Int32, warps: cutlass.Constexpr[int]) -> None:
+        """So many more on the counter of a tile's chunk, if there is such a tile and its sums go on."""
         if tile >= 0:
             from_next, _, chunk = self.numbers(job, tile)
             if from_next != job.ranks - 1:
-                bridge.warp_sync()
-                if cute.arch.lane_idx() == 0:
-                    add_released(job.given.counts + Int64(from_next * job.chunks + chunk) * 4, 1)
+                add_released(job.given.counts + Int64(from_next * job.chunks + chunk) * 4, warps)
 
     def store_piece(
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], accumulators: Sequence[cute.Tensor],
@@ -245,6 +255,7 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
                 first = i * tile.values
                 values = [bridge.number(accumulator[v]) for v in range(first, first + tile.values)]
                 store_vector(base + tile.byte(Int64(0), consumer, block, i, thread), as_words(values, tile.dtype))
+            bridge.warp_sync()  # one lane releases a stage for all, and with it these stores
 
     @cute.jit
     def keep(
