@@ -93,8 +93,8 @@ def matmul_reduce_scatter(
     out      (M / ranks, N), rows contiguous: a's type, bf16 of float8
     group, transfer, config, timeout  as for `all_gather_matmul`
 
-    A shard's sums go around the ranks, from the one before its owner down to the owner, as in a ring of NCCL: each adds
-    its own f32 sums, scaled, and rounds to C's type. So |error| <= 2**-8 * (the sum over ranks of |what each rounds|)
+    A shard's sums go around the ranks and end at its owner, as in a ring of NCCL. Each rank adds its own f32 sums,
+    scaled, and rounds to C's type. So |error| <= 2**-8 * (the sum over ranks of |what each rounds|)
     for bf16, 2**-11 for f16, beside the f32 products'. The same bits in every run, and in a CUDA graph's replays.
 
     Raises as `all_gather_matmul` does; OperandError too where M / ranks rows are no whole tiles (multiples of 64), or

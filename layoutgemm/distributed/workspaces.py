@@ -148,7 +148,7 @@ class Workspace:
         return write(self.flag_address(rank, flag), 1)
 
     def meeting(self) -> tuple[MemoryOperation, ...]:
-        """Tell the next rank that it may send, and wait for that of the rank before.
+        """Tell the next rank that it may send, and wait for the rank before.
 
         The wait has no limit: the kernel's flags wait for the same ranks, and that wait ends. The word is 0 again
         before that rank can begin once more: that takes what this rank sends behind.

@@ -122,7 +122,7 @@ class ShardByShard(Pictured):
         return np.stack(np.broadcast_arrays(*found), axis=1).astype(np.int64)
 
     def prove(self) -> Answer:
-        """Check that every tile of every grid is visited once, for every number of shards and every first one."""
+        """Check that every tile is visited once: any grid, any number of shards, any first."""
         return all_proven(self._statements(), "a permutation of the shards, for every grid")
 
     def _statements(self) -> Iterator[tuple[str, Answer]]:

@@ -84,7 +84,7 @@ class Ranks:
         return (self.ranks - 1) * self.chunks
 
     def _rooms(self) -> None:
-        """Rooms of sums: of what comes, and of those that copy engines take."""
+        """Rooms of sums that come, and of sums for the copy engines."""
         size, ranks = room_bytes(self.plan, self.ranks), range(self.ranks)
         self.inbox, self.staging = ([np.full((self.ranks - 1, size), 0xFF, np.uint8) for _ in ranks] for _ in range(2))
         self.counters = [np.zeros((self.ranks - 1) * self.chunks, np.uint32) for _ in ranks]
@@ -92,7 +92,7 @@ class Ranks:
         self.nobody = np.zeros(1, np.uint32)
 
     def _goes_on(self, rank: int) -> list[np.ndarray]:
-        """Rooms and counters of what a rank sends, and the word of the next one that it tells of its start."""
+        """A rank's rooms and counters of sums that go on, and the word that tells of its start."""
         if self.copies:
             return [self.staging[rank], self.counters[rank], self.nobody]
         to = (rank - 1) % self.ranks

@@ -41,7 +41,7 @@ def wait(address: int, value: int) -> MemoryOperation:
 
 
 def memory_operations(stream: int, operations: tuple[MemoryOperation, ...]) -> None:
-    """Put writes and waits on a stream, in their order, by one call of the driver.
+    """Put writes and waits on a stream by one call of the driver.
 
     stream  a CUDA stream's handle
 
@@ -91,7 +91,7 @@ def new_event() -> int:
 
 
 def follow(stream: int, other: int, event: int) -> None:
-    """Let what comes on a stream wait for what is on another, by an event that is recorded there."""
+    """Let a stream wait for what is on another, by an event."""
     from cuda.bindings import driver
 
     got(driver.cuEventRecord(event, other))
@@ -99,7 +99,7 @@ def follow(stream: int, other: int, event: int) -> None:
 
 
 def recorded(stream: int, operations: Callable[[], None]) -> object:
-    """What some operations put on a stream, as a graph that one call launches: `replay`. Nothing is done yet.
+    """A graph of what operations put on a stream; `replay` launches it.
 
     Raises RuntimeError with the driver's error.
     """

@@ -119,9 +119,9 @@ def chunks_of_rows(row: W, rows: W, m: W, chunk_rows: W, minimum: Callable[..., 
 
 
 def place_in_own(row: W, rows: W, first: W, shard_rows: W, choose: Callable[[Any, Any, Any], Any]) -> tuple[Any, Any]:
-    """(True if all of a tile's rows are of the own shard, its first row there or in the gathered matrix).
+    """(True for a tile of own rows alone, its first row where it is loaded from).
 
-    first  row of the own shard in the gathered matrix
+    Others are loaded from the gathered matrix, in which the own shard's first row is `first`.
 
     >>> from layoutgemm.kernels.derive import either
     >>> [place_in_own(row, 128, 256, 256, either) for row in (128, 256, 384, 448)]
@@ -342,7 +342,7 @@ def _flags_of_tiles(plan: Sm90Plan) -> Check:
 
 
 def _own_tiles(plan: Sm90Plan) -> Check:
-    """A tile is loaded from the own shard if, and only if, all of its rows are of it."""
+    """Tiles of own rows alone are loaded from the own shard."""
     witness, tiles, tile = "", 0, plan.tile[0]
     for ranks, chunks, rows in _divisions(plan):
         shard = chunks * rows
@@ -395,7 +395,7 @@ def _counters(plan: Sm90Plan) -> Check:
 
 
 def _no_circle(plan: Sm90Plan) -> Check:
-    """A tile waits for tiles that the next rank takes earlier, and at the same place of their shard."""
+    """Each tile that is waited for comes a whole shard earlier on the next rank."""
     witness, orders = "", 0
     for share, grid, shard, _ in _orders(plan):
         orders += 1

@@ -195,7 +195,7 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
 
     @cute.jit
     def count_tile(self, job: bridge.Carried, tile: Int32, warps: cutlass.Constexpr[int]) -> None:
-        """So many more on the counter of a tile's chunk, if there is such a tile and its sums go on."""
+        """Count some warps of a tile whose sums go on; there may be no such tile."""
         if tile >= 0:
             from_next, _, chunk = self.numbers(job, tile)
             if from_next != job.ranks - 1:
