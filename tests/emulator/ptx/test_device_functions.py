@@ -1,0 +1,172 @@
+"""Device functions, local memory, module variables, printf and assert: what nvcc emits for small CUDA C++ kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from layoutgemm import emulate_ptx
+from layoutgemm.emulator.ptx.parser import parse, read_module
+from layoutgemm.errors import EmulatorError, PtxError
+
+MODULE = (Path(__file__).parents[1] / "recorded" / "device_functions.ptx").read_text()
+COEFFICIENTS, TABLE = np.array([1, 2, 3, 4], np.float32), np.array([[1, 2, 3], [-4, 5, 0]])
+
+
+def expected(x: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+    """`functions` of device_functions.cu, in float64."""
+    out = []
+    for i, value in enumerate(x.astype(np.float64)):
+        u, v = (100 + i, i) if i % 3 else (i, 100 + i)
+        total = np.polyval(coefficients, value)
+        out.append(total + value + (i * 3 & 7) + 2 * v + v * 0.25 + u + TABLE[i & 1, i % 3])
+    return np.array(out)
+
+
+def test_functions_by_value_by_reference_and_with_a_struct():
+    x = np.linspace(0, 3, 40, dtype=np.float32)
+    want = expected(x, COEFFICIENTS)
+    done = emulate_ptx(MODULE, kernel="functions", grid=2, block=32, args=[x, 40])
+    assert done.ok and not done.findings
+    np.testing.assert_allclose(x, want, rtol=1e-6)
+
+
+def test_variables_can_be_given_and_read_back():
+    x = np.linspace(0, 3, 40, dtype=np.float32)
+    other, counter = np.array([0, -1, 2, 0.5], np.float32), np.array([7], np.int32)
+    want = expected(x, other)
+    given = {"coefficients": other, "counter": counter}
+    emulate_ptx(MODULE, kernel="functions", grid=2, block=32, args=[x, 40], variables=given)
+    np.testing.assert_allclose(x, want, rtol=1e-6)
+    assert counter.tolist() == [47]
+    with pytest.raises(EmulatorError, match=r"no variable nothing; it has .*coefficients, counter"):
+        emulate_ptx(MODULE, kernel="functions", grid=2, block=32, args=[x, 40], variables={"nothing": other})
+    with pytest.raises(EmulatorError, match="coefficients has 16 bytes, and 8 were given"):
+        emulate_ptx(MODULE, kernel="functions", args=[x, 40], variables={"coefficients": other[:2]})
+
+
+def test_printf_in_the_order_of_blocks_and_threads(capsys: pytest.CaptureFixture[str]):
+    done = emulate_ptx(MODULE, kernel="prints", grid=2, block=32, args=[34])
+    want = "".join(f"{i} is {('even', 'odd')[i & 1]}: {i * 0.5:5.2f} {i << 33}%\n" for i in range(34))
+    assert capsys.readouterr().out == want == done.launches[0].printed
+
+
+def test_assert_reports_its_text_as_cuda_does():
+    emulate_ptx(MODULE, kernel="asserts", block=4, args=[np.array([0, 1, 2, 2], np.int32)])
+    with pytest.raises(EmulatorError) as caught:
+        emulate_ptx(MODULE, kernel="asserts", block=4, args=[np.array([0, 1, 5, 2], np.int32)])
+    assert "device_functions.cu:43: void asserts(int *): block: [0, 0, 0], thread: [2, 0, 0] " in str(caught.value)
+    assert "Assertion `x[threadIdx.x] < 3` failed." in str(caught.value)
+
+
+def test_recursion_is_refused_by_name_and_only_where_it_is_asked_for():
+    with pytest.raises(PtxError, match=r"fibonacci.*it reaches itself \(_Z9fibonaccii -> _Z9fibonaccii\)"):
+        emulate_ptx(MODULE, kernel="recurses", args=[np.zeros(32, np.int32)])
+
+
+def test_the_exponential_of_nvcc():
+    x = np.linspace(-90, 88, 32, dtype=np.float32)
+    want = np.exp(x.astype(np.float64))
+    emulate_ptx(MODULE, kernel="exponential", args=[x])
+    np.testing.assert_allclose(x, want, rtol=3e-7, atol=1e-44)
+
+
+HEAD = ".version 8.6\n.target sm_90a\n.address_size 64\n"
+START = ".reg .b32 %r<9>; .reg .b64 %d<9>; .reg .pred %p<4>; .reg .b16 %h<4>; mov.u32 %r0, %tid.x; ld.param.u64 %d0, [out]; mul.wide.u32 %d1, %r0, 4; add.u64 %d0, %d0, %d1;"  # noqa: E501
+
+
+def run(body: str, before: str = "", variables: dict[str, np.ndarray] | None = None) -> list[int]:
+    """The values of %r1 in 32 threads after these instructions."""
+    text = f"{HEAD}{before}\n.visible .entry k(.param .u64 out) {{ {START}\n{body}\nst.global.u32 [%d0], %r1; ret; }}"
+    out = np.zeros(32, np.uint32)
+    done = emulate_ptx(text, args=[out], variables=variables)
+    assert not done.findings
+    return out.tolist()
+
+
+def test_parameters_and_results_in_registers():
+    twice = ".func (.reg .b32 %a) twice(.reg .b32 %b, .reg .b32 %c) { .reg .pred %p; setp.gt.u32 %p, %b, 9; mov.u32 %a, 0; @%p ret; mad.lo.u32 %a, %b, 2, %c; ret; }"  # noqa: E501
+    assert run("call (%r1), twice, (%r0, 5);", twice) == [2 * i + 5 if i <= 9 else 0 for i in range(32)]
+    guarded = "mov.u32 %r1, 77; setp.lt.u32 %p1, %r0, 4; @!%p1 call.uni (%r1), twice, (%r0, %r0);"
+    assert run(guarded, twice) == [77] * 4 + [3 * i for i in range(4, 10)] + [0] * 22
+
+
+def test_a_function_called_twice_and_within_another():
+    functions = """
+    .func (.param .b32 r) inc(.param .b32 a) { .reg .b32 %x; ld.param.u32 %x, [a]; add.u32 %x, %x, 1; st.param.b32 [r], %x; ret; }
+    .func (.param .b32 r) two(.param .b32 a) { .reg .b32 %x; ld.param.u32 %x, [a];
+      { .param .b32 p; .param .b32 q; st.param.b32 [p], %x; call.uni (q), inc, (p); ld.param.b32 %x, [q]; }
+      { .param .b32 p; .param .b32 q; st.param.b32 [p], %x; call.uni (q), inc, (p); ld.param.b32 %x, [q]; }
+      st.param.b32 [r], %x; ret; }"""  # noqa: E501
+    body = "{ .param .b32 p; .param .b32 q; st.param.b32 [p], %r0; call.uni (q), two, (p); ld.param.b32 %r1, [q]; }"
+    assert run(body, functions) == [i + 2 for i in range(32)]
+
+
+def test_local_memory_is_each_threads_own():
+    body = """.local .align 8 .b8 own[64]; .reg .b64 %sp, %g;
+    mov.u64 %sp, own; cvta.local.u64 %g, %sp; and.b32 %r2, %r0, 7; mul.wide.u32 %d2, %r2, 8; add.u64 %d3, %g, %d2;
+    st.u32 [%d3], %r0; add.u64 %d4, %sp, %d2; ld.local.u32 %r1, [%d4]; isspacep.local %p1, %d3;
+    isspacep.global %p2, %d3;
+    @%p1 add.u32 %r1, %r1, 100; @%p2 add.u32 %r1, %r1, 1000; cvta.to.local.u64 %d5, %d3; sub.u64 %d5, %d5, %d4;
+    cvt.u32.u64 %r3, %d5; add.u32 %r1, %r1, %r3;"""
+    assert run(body) == [i + 100 for i in range(32)]
+    with pytest.raises(EmulatorError, match="local offset 0x40 and 4 bytes, of 0x40 bytes of a thread"):
+        run(".local .align 8 .b8 own[64]; .reg .b64 %sp; mov.u64 %sp, own; ld.local.u32 %r1, [%sp+64];")
+
+
+def test_a_read_of_local_memory_that_nothing_wrote_matters_where_the_result_does():
+    with pytest.raises(AssertionError):
+        run(".local .align 4 .b8 own[8]; .reg .b64 %sp; mov.u64 %sp, own; ld.local.u32 %r1, [%sp];")
+    body = ".local .align 4 .b8 own[8]; .reg .b64 %sp; mov.u64 %sp, own; ld.local.u32 %r1, [%sp]; and.b32 %r1, %r1, 0;"
+    assert run(body) == [0] * 32
+
+
+def test_initialisers():
+    variables = """
+    .global .align 4 .u32 one = 7; .const .f32 half = 0.5; .global .f32 bits = 0f40490FDB;
+    .global .align 2 .b16 rows[2][3] = {{1, 2}, {-3, 0x10, 017}};
+    .global .align 8 .u64 links[2] = {generic(one), rows+4};
+    .visible .global .align 1 .b8 parts[8] = {0xFF(one), 0xFF00(one), 0, 0, 5}; .global .v2 .u32 pair = {3, 4};"""
+    body = "mov.u64 %d2, links; ld.global.u64 %d3, [%d2]; ld.u32 %r1, [%d3]; ld.global.u64 %d4, [links+8]; ld.u16 %h0, [%d4]; cvt.u32.u16 %r2, %h0; add.u32 %r1, %r1, %r2;"  # noqa: E501
+    assert run(body, variables)[0] == 7 + 0
+    assert run("ld.global.s16 %r1, [rows+6];", variables)[0] == 0xFFFFFFFD
+    assert run("ld.global.u16 %r1, [rows+10];", variables)[0] == 15
+    assert run("ld.const.b32 %r1, [half];", variables)[0] == 0x3F000000
+    assert run("ld.global.b32 %r1, [bits];", variables)[0] == 0x40490FDB
+    assert run("ld.global.u32 %r1, [pair+4];", variables)[0] == 4
+    low = "mov.u64 %d2, one; cvt.u32.u64 %r2, %d2; and.b32 %r2, %r2, 65535; ld.global.u8 %r3, [parts]; ld.global.u8 %r4, [parts+1]; mad.lo.u32 %r3, %r4, 256, %r3; sub.u32 %r1, %r2, %r3;"  # noqa: E501
+    assert run(low, variables)[0] == 0
+    with pytest.raises(EmulatorError, match="external: pass its bytes as variables"):
+        run("ld.global.u32 %r1, [far];", ".extern .global .align 4 .u32 far;")
+    far = np.array([9], np.uint32)
+    assert run("ld.global.u32 %r1, [far];", ".extern .global .align 4 .u32 far;", {"far": far}) == [9] * 32
+    assert run("mov.u32 %r1, 3;", ".extern .global .u32 far; .global .u64 a = nowhere;") == [3] * 32
+    with pytest.raises(PtxError, match=r"line 4: \.global a: its initialiser names nowhere"):
+        run("ld.global.u64 %d2, [a];", ".global .u64 a = nowhere;")
+
+
+def test_everything_that_is_unsupported_is_listed_at_once():
+    text = f"""{HEAD}
+.extern .func (.param .b64 r) malloc(.param .b64 n);
+.visible .entry bad(.param .u64 out) {{
+  .reg .b32 %r<4>; .reg .b64 %d<4>; .param .b64 p; .param .b64 q;
+  frobnicate.u32 %r0, %r1;
+  add.sat.u32 %r0, %r1, %r2;
+  alloca.u64 %d0, %d1;
+  call.uni (q), malloc, (p);
+  add.sat.u32 %r0, %r1, %r2;
+  mov.u32 %r0, ?;
+  ret; }}
+.visible .entry good(.param .u64 out) {{ ret; }}
+"""
+    with pytest.raises(PtxError) as caught:
+        emulate_ptx(text, kernel="bad", args=[np.zeros(4)])
+    said = str(caught.value)
+    assert "kernel bad, 5 refusals" in said and "PTX line 9, 12: add.sat.u32" in said
+    assert all(word in said for word in ("frobnicate", "alloca is left out", "malloc: it has no body", "cannot read"))
+    assert emulate_ptx(text, kernel="good", args=[np.zeros(4)]).ok
+    with pytest.raises(PtxError, match="cannot read"):
+        parse(text)
+    assert [bool(kernel.problems) for kernel in read_module(text)] == [True, False]

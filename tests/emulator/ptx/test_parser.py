@@ -1,0 +1,133 @@
+"""The parser: scopes, operands, line information, several kernels, and errors with their line."""
+
+from __future__ import annotations
+
+import pytest
+
+from layoutgemm.emulator.ptx.parser import Parameter, SharedSymbol, Source, parse
+from layoutgemm.errors import PtxError
+
+HEAD = ".version 8.7\n.target sm_90a\n.address_size 64\n"
+
+
+def kernel(body: str, parameters: str = "", head: str = ""):
+    return parse(f"{HEAD}{head}.visible .entry k({parameters})\n{{\n{body}\n}}\n")[0]
+
+
+def operands(statement: str, declared: str = ".reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .pred %p<9>; .reg .b16 %rs<9>;"):
+    return kernel(f"{declared}\n{statement}").instructions[0].operands
+
+
+def test_operands():
+    reg, number, special, symbol = operands("op %r1, -0x10, %tid.x, smem;")
+    assert [o.kind for o in (reg, number, special, symbol)] == ["reg", "number", "special", "symbol"]
+    vector, address = operands("ld.v4.b32 {%r0, _, %r2, %r3}, [%rd1+-16];")
+    assert [p.kind for p in vector.parts] == ["reg", "sink", "reg", "reg"]
+    assert address.kind == "address" and address.parts[0].text == "%rd1" and address.offset == -16
+    assert operands("ld.b32 %r0, [%rd1 + 0x20];")[1].offset == 32
+    assert operands("ld.b32 %r0, [%rd1-4];")[1].offset == -4
+    assert operands("ld.b32 %r0, [smem+8];")[1].parts[0] == operands("ld.b32 %r0, smem;")[1]
+    assert operands("ld.b32 %r0, [4096];")[1].parts[0].kind == "number"
+    (pair,) = operands("op %p1|%r2;")
+    assert pair.kind == "pair" and [p.text for p in pair.parts] == ["%p1", "%r2"]
+    (map_,) = operands("op [%rd1, {%r1, %r2, 3}];")
+    assert [p.text for p in map_.parts] == ["%rd1", "%r1", "%r2", "3"]
+    assert operands("op !%p1;")[0].negated
+    assert [o.kind for o in operands("op 0f3F800000, 0d3FF0000000000000, 1U, 0b101;")] == ["number"] * 4
+
+
+def test_components_of_vector_registers_are_registers():
+    """`.reg .v4 .b32 a` declares a.x to a.w. `a` alone is all of them."""
+    body = """.reg .v4 .b32 all; .reg .b32 %r<2>; .reg .b64 %rd<1>;
+    { .reg .v2 .b32 a; mov.b32 a.y, %r0; mov.b32 %r1, a.g; mov.b32 all.a, a.x; st.global.v2.b32 [%rd0], a; }
+    st.global.v4.b32 [%rd0], all; ret;"""
+    found = kernel(body)
+    texts = [[o.text for o in i.operands] for i in found.instructions[:3]]
+    second = texts[0][0]
+    assert second.endswith(".y") and second != "a.y" and texts[1] == ["%r1", second]
+    assert texts[2] == ["all.w", second[:-1] + "x"]
+    two, four = (i.operands[1] for i in found.instructions[3:5])
+    assert [p.text for p in two.parts] == [second[:-1] + "x", second]
+    assert [(p.kind, p.text) for p in four.parts] == [("reg", f"all.{c}") for c in "xyzw"]
+
+
+def test_predicates():
+    first, second, third = kernel(
+        ".reg .pred %p<2>; .reg .b32 %r<2>; @%p0 mov.u32 %r0, 1; @!%p1 bra L; L: ret;"
+    ).instructions
+    assert (first.predicate, first.negated, second.predicate, second.negated, third.predicate) == (
+        "%p0",
+        False,
+        "%p1",
+        True,
+        None,
+    )
+
+
+def test_scopes_of_inline_assembly_have_names_of_their_own():
+    body = """.reg .b32 %r<2>;
+    { .reg .b32 t; .reg .pred p; mov.u32 t, 1; L: setp.eq.u32 p, t, 0; @p bra L; mov.u32 %r0, t; }
+    { .reg .b32 t; .reg .pred p; mov.u32 t, 2; L: setp.eq.u32 p, t, 0; @p bra L;
+      { .reg .b32 t; mov.u32 t, 3; } mov.u32 %r1, t; }
+    ret;"""
+    found = kernel(body)
+    names = [i.operands[0].text for i in found.instructions if i.opcode == "mov.u32"]
+    assert len({names[0], names[2], names[3]}) == 3 and names[1] == "%r0"
+    assert found.instructions[-2].operands[1].text == names[2]
+    branches = [i for i in found.instructions if i.opcode == "bra"]
+    assert [found.labels[b.operands[0].text] for b in branches] == [1, 5]
+    assert all(b.predicate != "p" and b.predicate in found.registers for b in branches)
+
+
+def test_lines_of_the_text_and_of_the_source():
+    text = (
+        HEAD
+        + ".visible .entry k()\n{\n.reg .b32 %r<2>;\n.loc 1 20 3\nmov.u32 %r0, 1; // here\n"
+        + "/* two\nlines */ .loc 2 7 0\n"
+    )
+    text += 'mov.u32 %r1,\n 2;\n.loc 1 0 0\nret;\n}\n.file 1 "a.py"\n.file 2 "b.py"\n'
+    first, second, third = parse(text)[0].instructions
+    assert (first.line, first.source) == (8, Source("a.py", 20))
+    assert (second.line, second.source) == (11, Source("b.py", 7))
+    assert (third.line, third.source) == (14, None)  # the second one has two lines
+    assert str(first) == "PTX line 8 (a.py:20): mov.u32 %r0, 1"
+
+
+def test_parameters_are_aligned_and_shared_symbols_found():
+    names = (
+        ".param .u8 a, .param .u64 b, .param .align 64 .b8 c[128], .param .u32 d, .param .u64 .ptr .global .align 16 e"
+    )
+    found = kernel(
+        ".shared .align 16 .b8 own[40]; ret;", names, ".extern .shared .align 1024 .b8 smem[];\n.shared .b32 one;\n"
+    )
+    assert found.parameters == (
+        Parameter("a", 0, 1), Parameter("b", 8, 8), Parameter("c", 64, 128), Parameter("d", 192, 4),
+        Parameter("e", 200, 8),
+    )  # fmt: skip
+    assert found.parameter_bytes == 208
+    assert found.shared == (SharedSymbol("smem", 1024, 0), SharedSymbol("one", 4, 4), SharedSymbol("own", 16, 40))
+
+
+def test_several_kernels_and_directives():
+    text = (
+        HEAD
+        + ".visible .entry a()\n.reqntid 128, 1, 1\n.minnctapersm 2\n{\nret;\n}\n.entry b(.param .u32 x)\n{\nexit;\n}\n"
+    )
+    a, b = parse(text)
+    assert (a.name, b.name, a.directives) == ("a", "b", {".reqntid": (128, 1, 1), ".minnctapersm": (2,)})
+    assert b.instructions[0].opcode == "exit" and a.target == "sm_90a"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("nothing", "no .target"),
+        (HEAD, "no .entry"),
+        (HEAD + ".entry k()\n{\nret;\n", "does not end"),
+        (HEAD + ".entry k()\n{\n.reg .b32 %r<2>;\nmov.u32 %r0, #;\n}", "PTX line 7.*cannot read the operand"),
+        (HEAD + ".entry k()\n{\n.reg b32;\n}", "PTX line 6.*cannot read the declaration"),
+    ],
+)
+def test_errors(text, says):
+    with pytest.raises(PtxError, match=says):
+        parse(text)

@@ -1,0 +1,94 @@
+"""Blocks, meeting points, liveness, and the refusal of what is not known."""
+
+from __future__ import annotations
+
+import pytest
+
+from layoutgemm.emulator.ptx.program import CodeSegment, Program
+from layoutgemm.errors import PtxError
+from tests.emulator.run_ptx import module, program
+
+
+def made(body: str) -> tuple[Program, int]:
+    """The program, and the pc of the first instruction of the body."""
+    return program(module(body, {}, shared=False)), 0
+
+
+def names(made_: Program, bits: int) -> set[str]:
+    return {name for name, at in made_.index.items() if bits >> at & 1}
+
+
+def test_blocks_and_meeting_points_of_nested_branches():
+    body = """
+    @%p0 bra A;
+    @%p1 bra B;
+    mov.u32 %r0, 1;
+    bra C;
+    B: mov.u32 %r0, 2;
+    C: mov.u32 %r1, 1;
+    bra D;
+    A: mov.u32 %r0, 3;
+    D: mov.u32 %r2, %r0;"""
+    found, _ = made(body)
+    assert found.leaders == [0, 1, 2, 4, 5, 7, 8]
+    assert found.meets[0] == 8 and found.meets[1] == 5
+
+
+def test_lanes_that_exit_keep_no_others_from_meeting():
+    found, _ = made("@%p0 bra A;\n mov.u32 %r0, 1;\n bra B;\n A: exit;\n B: mov.u32 %r1, 1;")
+    assert found.meets[0] == found.size  # the ways meet at the end alone
+    found, _ = made("@%p0 exit;\n @%p1 bra A;\n mov.u32 %r0, 1;\n A: mov.u32 %r1, 1;")
+    assert found.meets[1] == 3
+
+
+def test_a_loop_without_a_way_out():
+    found, _ = made("@%p0 bra A;\n mov.u32 %r0, 1;\n ret;\n A: mov.u32 %r1, 1;\n bra A;")
+    assert found.meets[0] == found.size
+    found, _ = made("L: @%p0 bra L;\n mov.u32 %r1, 1;")
+    assert found.meets[0] == 1
+
+
+def test_liveness():
+    body = """
+    mov.u32 %r0, 1;
+    @%p0 bra A;
+    add.u32 %r1, %r0, 1;
+    bra B;
+    A: mov.u32 %r1, 2;
+    B: add.u32 %r2, %r1, %r3;
+    @%p1 mov.u32 %r4, 1;
+    add.u32 %r5, %r4, %r2;"""
+    found, _ = made(body)
+    assert names(found, found.live[0]) == {"%p0", "%p1", "%r3", "%r4"}  # a predicated write keeps the old value alive
+    assert names(found, found.live[2]) == {"%r0", "%r3", "%r4", "%p1"}
+    assert names(found, found.live[4]) == {"%r3", "%r4", "%p1"}
+    assert names(found, found.live[5]) == {"%r1", "%r3", "%r4", "%p1"}
+    assert found.live[found.size] == 0
+
+
+def test_runs_of_arithmetic_are_one_step():
+    found, _ = made("mov.u32 %r0, 1;\n add.u32 %r1, %r0, 1;\n bar.sync 0;\n add.u32 %r2, %r1, 1;")
+    first, third = found.steps[0], found.steps[3]
+    assert isinstance(first, CodeSegment) and first.end == 2 and names(found, first.writes) == {"%r0", "%r1"}
+    assert names(found, first.moved) == {"%r0"}
+    assert isinstance(third, CodeSegment) and third.end == 4
+    assert found.steps[2].ins.opcode == "bar.sync"
+
+
+def test_shared_symbols_do_not_begin_at_0_and_the_dynamic_part_comes_last():
+    found = program(module("mov.u32 %r0, smem; mov.u32 %r1, fixed;", {}, static=48))
+    assert found.symbols["fixed"] == 1024 and found.symbols["smem"] == 2048 == found.shared_bytes
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("frobnicate.b32 %r0;", "does not know frobnicate.b32"),
+        ("bra nowhere;", "no label nowhere"),
+        ("ld.frob.b32 %r0, [%d0];", "frob is not known"),
+        ("mov.u32 %r0, %r1, %r2;", "unknown form of mov"),
+    ],
+)
+def test_refusals_name_the_line(body, says):
+    with pytest.raises(PtxError, match=rf"PTX line \d+.*{says}"):
+        made(body)

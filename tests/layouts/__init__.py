@@ -1,0 +1,1 @@
+"""Tests of the layout algebra against definitions, reference vectors and other implementations."""

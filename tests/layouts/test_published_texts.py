@@ -1,0 +1,255 @@
+"""Texts as people publish them, in issues, tutorials and logs: each is read as the layout that it denotes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from layoutgemm import Layout, Swizzle, dim, parse, wgmma
+from layoutgemm.errors import LayoutError, ParseError
+from layoutgemm.layouts import ComposedLayout
+from layoutgemm.layouts.listing import Listing
+from layoutgemm.layouts.proofs.prove import prove
+
+# (what CuTe, the CuTe DSL, a compiler or an author prints, the layout in this library's notation)
+PUBLISHED = [
+    ("Sw<3,4,3> o smem_ptr[16b](unset) o ((_64,_4),(_8,_8),(_1,_3)):((_1,_512),(_64,_2048),(_0,_16384))",
+     "S<3,3,3>[16b] o 0 o ((64,4),(8,8),(1,3)):((1,512),(64,2048),(0,16384))"),
+    ("  // Sw<3,4,3> o smem_ptr[16b](unset) o ((_64,_4),(_8,_8),(_1,_3)):((_1,_4096),(_64,_512),(_0,_16384))",
+     "S<3,3,3>[16b] o 0 o ((64,4),(8,8),(1,3)):((1,4096),(64,512),(0,16384))"),
+    ("smem_ptr[16b](0x7f8f00000c00) o Sw<3,3,3> o _0 o (((_64,_256),_2)):(((_1,_64),_16384))",
+     "S<3,3,3>[16b] o 0 o (((64,256),2)):(((1,64),16384))"),
+    ("smem_ptr[16b](0x7f8f00000c00) o (64,256):(_1,64)", "(64,256):(1,64)"),
+    ("smem_ptr[16b](0x7f8f00001380) o ((_8,_1),_1,_16,_1):((_1,_0),_0,_1024,_0)", "((8,1),1,16,1):((1,0),0,1024,0)"),
+    ("smem_ptr[16b](0x7f8f00000c00) o Sw<3,3,3> o _0 o (((_64,_256),_2),_1,_1,_1):(((_1,_64),_16384),_0,_0,_0)",
+     "S<3,3,3>[16b] o 0 o (((64,256),2),1,1,1):(((1,64),16384),0,0,0)"),
+    ("tensor(raw_ptr(0x0000000000000400: f16, smem, align<1024>) o (8,8):(8,1), data=\n       [[", "(8,8):(8,1)"),
+    ("NotImplementedError: load & store swizzled memory is not supported yet: tensor<ptr<f32, smem,"
+     " align<1024>, S<3,4,3>> o ((32,2),(8,8),(1,2)):((1,2048),(32,256),(0,4096))>",
+     "S<3,2,3>[32b] o 0 o ((32,2),(8,8),(1,2)):((1,2048),(32,256),(0,4096))"),
+    ("CUTE A:\tptr[4b](0x61d41db20660) o (_16,_16):(_1,_16):\n    4.00    2.00", "(16,16):(1,16)"),
+    ("    tAsA shape = smem_ptr[16b](0x7f424e000040) o ((_8,_1),_4,_2,_3):((_1,_0),_1024,16,_4096)",
+     "((8,1),4,2,3):((1,0),1024,16,4096)"),
+    ("    tCrD shape = ptr[16b](0x7f424cfffbe0) o ((_2,_2),_4,_8):((_1,_2),_4,_16)", "((2,2),4,8):((1,2),4,16)"),
+    ("smem_ptr[16b](0x7f7200004404) o ((_2,(_2,_2)),_1,_1,_2):((_1,(_256,16)),_0,_0,_1024)",
+     "((2,(2,2)),1,1,2):((1,(256,16)),0,0,1024)"),
+    ("// [print] stensor_v: Sw<3,4,3>_smem_ptr[16b](0x7ef800000400) o ((_512,_16),(_1,_3)):((_1,_512),(_0,_8192))",
+     "S<3,3,3>[16b] o 0 o ((512,16),(1,3)):((1,512),(0,8192))"),
+    ("swizzle_atom: Sw<3,3,3> o _0 o (_8,(_8,_8)):(_8,(_1,_64))", "S<3,3,3> o 0 o (8,(8,8)):(8,(1,64))"),
+    ("sA layout: Sw<3,3,3> o _0 o ((_8,_16),((_8,_8),_1),(_1,_3)):((_8,_512),((_1,_64),_0),(_0,_8192))",
+     "S<3,3,3> o 0 o ((8,16),((8,8),1),(1,3)):((8,512),((1,64),0),(0,8192))"),
+    ("  // tensor_sfa: ((_1,256),(_1,8),1):((_0,_1),(_0,256),2048)", "((1,256),(1,8),1):((0,1),(0,256),2048)"),
+    ("Sw<1,4,3> o smem_ptr[16b](unset) o (_64,_16):(_16,_1)\n"
+     "         0      1      2\n    +------+------+------+\n 0  |    0 |    1 |    2 |\n    +------+------+------+",
+     "S<1,3,3>[16b] o 0 o (64,16):(16,1)"),
+    ("ptr[32b](0x7ffd) o (_4,_8):(_8,_1)\n    0.00    1.00", "(4,8):(8,1)"),
+    ("gmem_ptr[32b](0x7f1d5a000000) o (_128,_8,32):(_1,_512,4096)", "(128,8,32):(1,512,4096)"),
+    ("gC : gmem_ptr[32b](0x7f36ac000000) o (_128,_128):(_1,512)", "(128,128):(1,512)"),
+    ("ArithTuple(0,_0,_0,_0) o ((_64,_128),_1,_4):((_1@0,_1@1),_0,_64@0)", "((64,128),1,4):((1@0,1@1),0,64@0)"),
+    ("ArithTuple(_0,0) o (((_64,_128),_1),4):(((_1@0,_1@1),_0),_64@0)", "(((64,128),1),4):(((1@0,1@1),0),64@0)"),
+    ("mA: ArithTuple(_0,_0,_0) o (5120,5120,1):(_1@1,_1@0,_1@2)", "(5120,5120,1):(1@1,1@0,1@2)"),
+    ("layout: ((2, 4), 8):((1, 2), 8)", "((2,4),8):((1,2),8)"),
+    ("((2,4),8):((1,2),8)", "((2,4),8):((1,2),8)"),
+    ("Layout_MN: (_8,_1024):(_1024,_1)", "(8,1024):(1024,1)"),
+    ("Layout<Shape<_4,_8>,Stride<_8,_1>>", "(4,8):(8,1)"),
+    ("cute::Layout<cute::tuple<cute::C<4>, cute::C<8>>, cute::tuple<cute::C<8>, cute::C<1>>>", "(4,8):(8,1)"),
+    ("Layout<Shape <Shape < _4,_8>,Shape < _2,_2,  _2>>, Stride<Stride<_32,_1>,Stride<_16,_8,_128>>>",
+     "((4,8),(2,2,2)):((32,1),(16,8,128))"),
+    ("Layout<_64>", "64:1"),
+    ("Layout<Shape<_64,_4>,\n                           Stride<_128,_32>>", "(64,4):(128,32)"),
+    ("ComposedLayout<Swizzle<3,4,3>, smem_ptr_flag, Layout<Shape<_1024,_8>,Stride<_1,_1024>>>",
+     "S<3,7,3>[1b] o 0 o (1024,8):(1,1024)"),
+    ("composition(Swizzle<3,3,3>{}, Layout<Shape<_8,_64>,Stride<_64,_1>>{})", "S<3,3,3> o 0 o (8,64):(64,1)"),
+    ("make_layout(make_shape(Int<32>{}, Int<4>{}), make_stride(Int<4>{}, Int<1>{}))", "(32,4):(4,1)"),
+    ("make_layout((4,8), stride=(8,1))", "(4,8):(8,1)"),
+    ("cute.make_layout((4, 8), stride=(8, 1))", "(4,8):(8,1)"),
+    ("(((_8,_4),_2),_4):(((_1,_16),_8),_64)", "(((8,4),2),4):(((1,16),8),64)"),
+    ("tCgA: gmem_ptr[16b](GMEM_ADDR_A) o ((_128,_16),_1,_4,4):((256,_1),_0,_16,_64)",
+     "((128,16),1,4,4):((256,1),0,16,64)"),
+    ("tCtAcc: tmem_[32b](TMEM_ADDR) o ((_128,_256),_1,_1):((_65536,_1),_0,_0)", "((128,256),1,1):((65536,1),0,0)"),
+    ("tCrA: UMMA::DescriptorIterator o (_1,_1,_4):(_0,_0,_2)", "(1,1,4):(0,0,2)"),
+    ("tCtAcc: tmem_[32b](0x0000.0000) o (((_128,_256)),_1,_1):(((_65536,_1)),_0,_0)",
+     "(((128,256)),1,1):(((65536,1)),0,0)"),
+    ("GMMA::DescriptorIterator o (_1,_2,_4,(_1,_3)):(_0,_64,_256,(_0,_1024))", "(1,2,4,(1,3)):(0,64,256,(0,1024))"),
+    ("raw_ptr(0x00007f15f1e00000: f16, gmem, align<16>) o (512,256,1):(256,1,131072) = \n  ( 0.1, 0.2 )",
+     "(512,256,1):(256,1,131072)"),
+    ("tensor<ptr<f32, tmem, align<16>> o ((128,256),1,1):((65536,1),0,0)>", "((128,256),1,1):((65536,1),0,0)"),
+    ('!cute.composed_layout<"S<3,4,3> o 0 o (8,64):(64,1)">', "S<3,4,3> o 0 o (8,64):(64,1)"),
+    ('!cute.swizzle<"S<3,4,3>">', "S<3,4,3>"),
+    ("S<3,4,3> o 0 o ((8,16),(64,1),(1,4)):((64,512),(1,0),(0,8192))",
+     "S<3,4,3> o 0 o ((8,16),(64,1),(1,4)):((64,512),(1,0),(0,8192))"),
+    ("ComposedLayout(Swizzle(3,3,3),0,Layout((8,64),(64,1)))", "S<3,3,3> o 0 o (8,64):(64,1)"),
+    ("(4, 8):(8, 1)", "(4,8):(8,1)"),
+    ("Swizzle<3,3,3>", "S<3,3,3>"),
+    ('%0 = cute.make_layout() : !cute.layout<"(4,8):(8,1)">', "(4,8):(8,1)"),
+    ("_8:_1", "8:1"),
+    ("(_1):(_0)", "(1):(0)"),
+    ("(4,8):(8,1) ", "(4,8):(8,1)"),
+    ('%lay_2:2 = !cute.layout<"(4,8):(8,1)">', "(4,8):(8,1)"),
+    ("% Layout: (_4,_8):(_8,_1)\n\\documentclass[convert]{standalone}\n\\usepackage{tikz}", "(4,8):(8,1)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "right"), PUBLISHED, ids=range(len(PUBLISHED)))
+def test_a_published_text_is_its_layout(text: str, right: str) -> None:
+    assert str(parse(text)) == right
+    assert parse(right) == parse(text)
+
+
+LISTED = [
+    """TiledCopy
+  Tiler_MN:       (_32,_16)
+  TiledLayout_TV: ((_4,_8,_2,_4),((_2,_2,_2),(_1,_1))):((_64,_1,_16,_0),((_32,_8,_256),(_0,_0)))
+Copy_Atom
+  ThrID:        _1:_0
+  ValLayoutSrc: (_1,_1):(_0,_0)
+  ValLayoutDst: (_1,_1):(_0,_0)
+  ValLayoutRef: (_1,_1):(_0,_0)
+  ValueType:    16b""",
+    """//tiled_t2r_copy:
+//TiledCopy
+//  Tiler_MN:       ((_16,_32):(_32,_1),_1:_0,_1:_0)
+//  TiledLayout_TV: ((_32,_4),(_4,_32)):((_0,_1),(_4,_16))
+//Copy_Atom
+//  ThrID:        _32:_1
+//  ValLayoutSrc: (_32,_128):(_0,_1)
+//  ValLayoutDst: (_32,_4):(_4,_1)
+//  ValLayoutRef: (_32,_128):(_0,_1)
+//  ValueType:    32b""",
+    """  // tma_load_sfa: TiledCopy
+  //   Tiler_MN:       (_128,_1)
+  //   TiledLayout_TV: (_1,((_128,_1))):(_0,((_1,_0)))
+  // Copy_Atom
+  //   ThrID:        _1:_0
+  //   ValLayoutSrc: (_1,_128):(_0,_1)
+  //   ValLayoutDst: (_1,_128):(_0,_1)
+  //   ValLayoutRef: (_1,_128):(_0,_1)
+  //   ValueType:    32b""",
+    """  // Copy_Atom
+  //   ThrID:        _1:_0
+  //   ValLayoutSrc: (_1,_8):(_0,_1)
+  //   ValLayoutDst: (_1,_8):(_0,_1)
+  //   ValLayoutRef: (_1,_8):(_0,_1)
+  //   ValueType:    16b
+  // ThrCopy
+  //   ThrIdx: 0
+  // TiledCopy
+  //   Tiler_MN:       (_16,_64)
+  //   TiledLayout_TV: ((_8,_16),_8):((_128,_1),_16)""",
+    """TiledLayout_TV: ((_8,_16),_8):((_128,_1),_16)
+Tiler_MN: (_16, _64)
+layout S_TV: ((_8,_16),(_8,_1)):((_128,_1),(_16,_0))""",
+    """TiledMMA
+  ThrLayoutVMNK:  (_4,_1,_1,_1):(_1,_0,_0,_0)
+  PermutationMNK: (_,_,_)
+MMA_Atom
+  ThrID:      _4:_1
+  Shape_MNK:  (_128,_256,_16)
+  LayoutA_TV: (_1,(_128,_16)):(_0,(_1,_128))
+  LayoutB_TV: (_1,(_256,_16)):(_0,(_1,_256))
+  LayoutC_TV: (_1,(_128,_256)):(_0,(_1,_128))""",
+    """ThrMMA
+  Thr VMNK: (_0,_1,_0,_0)
+TiledMMA
+  ThrLayoutVMNK:  (_128,_1,_1,_1):(_1,_0,_0,_0)
+  PermutationMNK: (_,_,_)
+MMA_Atom
+  ThrID:      _128:_1
+  Shape_MNK:  (_64,_64,_16)
+  LayoutA_TV: (_128,(_64,_16)):(_0,(_1,_64))
+  LayoutB_TV: (_128,(_64,_16)):(_0,(_1,_64))
+  LayoutC_TV: ((_4,_8,_4),(_2,_2,_8)):((_128,_1,_16),(_64,_8,_512))""",
+    """Tiler_MN:       (_128,_8)""",
+    """% LayoutC: ((_4,_8),(_2,_2)):((_32,_1),(_16,_8))
+% ThrIDC: _32:_1
+\\documentclass[convert]{standalone}""",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", LISTED, ids=range(len(LISTED)))
+def test_every_value_of_a_published_listing(text: str) -> None:
+    found = Layout.parse(text)
+    assert isinstance(found, Listing)
+    lines = [re.sub(r"^[\s/%]+", "", line) for line in text.replace("_", "\0").split("\n")]
+    fields = dict(line.replace("\0", "_").split(":", 1) for line in lines if re.search(r":\s*\S", line))
+    plain = {
+        name.replace("Thr VMNK", "ThrVMNK"): re.sub(r"_(?=\d)|\s", "", value)
+        for name, value in fields.items()
+        if value.strip() not in ("TiledCopy", "TiledMMA")
+    }
+    assert dict(line.strip().split(": ") for line in str(found).split("\n") if ":" in line) == plain
+
+
+def test_a_published_accumulator_is_that_of_wgmma() -> None:
+    (listing,) = [parse(text) for text in LISTED if text.startswith("ThrMMA")]
+    assert isinstance(listing, Listing)
+    assert prove(listing["LayoutC_TV"], wgmma(64).layout("C"))
+    assert prove(listing["LayoutA_TV"], wgmma(64).layout("A"))
+
+
+def test_the_swizzle_of_a_pointer_acts_on_its_bytes() -> None:
+    """CuTe's Sw<3,4,3> of halves and floats, against the byte addresses that it stands for."""
+    by = Swizzle(3, 4, 3)
+    for bits in (8, 16, 32):
+        found = parse(f"Sw<3,4,3> o smem_ptr[{bits}b](unset) o (_8,_{1024 // bits}):(_{1024 // bits},_1)")
+        assert isinstance(found, ComposedLayout)
+        assert [found(i) * bits // 8 for i in range(found.size)] == [
+            by(found.layout(i) * bits // 8) for i in range(found.size)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("Layout<Shape<_4,_8>>{}", "(4,8):(1,4)"),
+        ("using L = Layout<Shape<_4,Shape<_2,_3>>, Stride<_6,Stride<_3,_1>>>;", "(4,(2,3)):(6,(3,1))"),
+        ("auto l = make_layout(make_shape(_4{}, make_shape(2, Int<3>{})), LayoutRight{});", "(4,(2,3)):(6,(3,1))"),
+        ("make_layout(make_shape(_4{}, make_shape(2, Int<3>{})), LayoutLeft{})", "(4,(2,3)):(1,(4,8))"),
+        ("Layout<Shape<_4,_8>, Stride<E<0>,E<1,2>>>", "(4,8):(1@0,1@2@1)"),
+        ("cute.make_composed_layout(cute.make_swizzle(3, 3, 3), 0, cute.make_layout((8, 64), stride=(64, 1)))",
+         "S<3,3,3> o 0 o (8,64):(64,1)"),
+        ("composition(Swizzle<2,0,2>{}, Int<4>{}, Layout<_16>{})", "S<2,0,2> o 4 o 16:1"),
+        ("ComposedLayout<Swizzle<3,4,3>, smem_ptr_flag_bits<16>, Layout<Shape<_8,_64>,Stride<_64,_1>>>",
+         "S<3,3,3>[16b] o 0 o (8,64):(64,1)"),
+        ("make_layout(make_shape(Int<128>{}, Int<64>{}), GenRowMajor{}) // C++ before CUTLASS 3.5", "(128,64):(64,1)"),
+    ],
+)  # fmt: skip
+def test_source_text_is_its_layout(text: str, right: str) -> None:
+    assert str(Layout.parse(text)) == right
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "expected"),
+    [
+        ("Layout<Shape<_4,M>,Stride<_1,_4>>", "M", "an integer, as in _4"),
+        ("Layout<Shape<_4,_8>,Stride<_1>>", "Layout", "not congruent"),
+        ("Layout<Shape<_4,_8>,Stride<_1,_4>", "", "',' or '>'"),
+        ("make_layout(make_shape(4, 8)) junk", "junk", "the end of the text"),
+        ("composition(A, Layout<_8>{})", "A", "a swizzle"),
+        ("make_layout(make_shape(M, 8))", "M", "an integer"),
+        ("tensor<(?{div=128},0) o (128,64):(1@1,1@0)>", "(?", "begins elsewhere than at 0"),
+        ("(_4,_8)", "", "':'"),
+    ],
+)
+def test_what_is_not_read_says_where_and_what_was_expected(text: str, at: str, expected: str) -> None:
+    with pytest.raises(ParseError) as error:
+        parse(text)
+    assert expected in str(error.value)
+    assert error.value.position == (text.index(at) if at else len(text))
+
+
+def test_damaged_texts_are_read_or_refused() -> None:
+    for text in [*LISTED, *[text for text, _ in PUBLISHED]]:
+        for at in range(0, len(text), 3):
+            try:
+                parse(text[:at] + text[at + 1 :])
+            except LayoutError:
+                continue
+
+
+def test_an_unknown_of_the_dsl_keeps_what_is_known() -> None:
+    found = parse("tensor<ptr<i8, gmem, align<16>> o (4096,?,?):(?{i64 div=16},1,?{i64 div=16})>")
+    assert isinstance(found, Layout)
+    assert found.shape[0] == 4096 and found.stride[0] % 16 == 0 and found.stride[1] == 1
+    assert dim("M") not in found.shape

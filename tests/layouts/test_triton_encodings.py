@@ -1,0 +1,130 @@
+"""Triton's layouts of a tensor, as its compiler prints their types: the bases that its own tests state."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from layoutgemm import parse
+from layoutgemm.errors import LayoutError, ParseError
+from layoutgemm.layouts import Layout, LinearLayout
+
+
+def blocked(each: list[int], threads: list[int], warps: list[int], order: list[int], head: str = "ttg") -> str:
+    fields = f"sizePerThread = {each}, threadsPerWarp = {threads}, warpsPerCTA = {warps}, order = {order}"
+    return f"#{head}.blocked<{{{fields}}}>"
+
+
+def nvmma(width: int, transposed: bool = False, bits: int = 16) -> str:
+    said = str(transposed).lower()
+    return f"#ttg.nvmma_shared<{{swizzlingByteWidth = {width}, transposed = {said}, elementBitWidth = {bits}}}>"
+
+
+def swizzled(vec: int, each: int, most: int, order: list[int]) -> str:
+    return f"#ttg.swizzled_shared<{{vec = {vec}, perPhase = {each}, maxPhase = {most}, order = {order}}}>"
+
+
+# (type, input -> bases)
+BLOCKED = blocked([1, 8], [2, 16], [4, 1], [1, 0])
+FOUND = [
+    (f"tensor<16xf32, {blocked([1], [4], [4], [0])}>",
+     {"register": [], "lane": [[1], [2]], "warp": [[4], [8]], "block": []}),
+    (f"tensor<128xf32, {blocked([1], [4], [4], [0], 'triton_gpu')}>",
+     {"register": [[16], [32], [64]], "lane": [[1], [2]], "warp": [[4], [8]]}),
+    (f"tensor<128x1x!tt.ptr<f32>, {blocked([1, 1], [4, 1], [4, 1], [0, 1])}>",
+     {"register": [[16, 0], [32, 0], [64, 0]], "lane": [[1, 0], [2, 0]], "warp": [[4, 0], [8, 0]]}),
+    (f"tensor<8xi1, {blocked([4], [4], [4], [0])}>",
+     {"register": [[1], [2]], "lane": [[4], [0]], "warp": [[0], [0]]}),
+    (f"tensor<1x64xbf16, {blocked([1, 1], [32, 1], [1, 8], [0, 1])}>",
+     {"register": [[0, 8], [0, 16], [0, 32]], "lane": [[0, 0]] * 5, "warp": [[0, 1], [0, 2], [0, 4]]}),
+    (f"%0 : tensor<32xf16, {blocked([2], [4], [1], [0])}>",
+     {"register": [[1], [8], [16]], "lane": [[2], [4]], "warp": []}),
+    (f"tensor<512x64xf16, {blocked([2, 2], [4, 8], [2, 2], [1, 0])}>  // one block of four",
+     {"register": [[0, 1], [1, 0], [0, 32], [16, 0], [32, 0], [64, 0], [128, 0], [256, 0]],
+      "lane": [[0, 2], [0, 4], [0, 8], [2, 0], [4, 0]], "warp": [[0, 16], [8, 0]]}),
+    (f"tensor<2x1x1x1xf16, {blocked([1, 1, 1, 4], [2, 1, 1, 16], [1, 2, 4, 1], [3, 0, 1, 2])}>",
+     {"register": [[0, 0, 0, 0]] * 2, "lane": [[0, 0, 0, 0]] * 4 + [[1, 0, 0, 0]], "warp": [[0, 0, 0, 0]] * 3}),
+    (f"#blocked = {BLOCKED}\n#smem = #ttg.shared_memory\n%x = tensor<8x128xf16, #blocked>",
+     {"register": [[0, 1], [0, 2], [0, 4]], "lane": [[0, 8], [0, 16], [0, 32], [0, 64], [1, 0]],
+      "warp": [[2, 0], [4, 0]]}),
+    (f"#blocked = {BLOCKED}\ntensor<128xf16, #ttg.slice<{{dim = 0, parent = #blocked}}>>",
+     {"register": [[1], [2], [4]], "lane": [[8], [16], [32], [64], [0]], "warp": [[0], [0]]}),
+    (f"tensor<8xi32, #ttg.slice<{{dim = 1, parent = {BLOCKED}}}>>",
+     {"register": [], "lane": [[0], [0], [0], [0], [1]], "warp": [[2], [4]]}),
+    ("tensor<4x2xf16, #ttg.linear<{register = [[0, 1]], lane = [[1, 0], [2, 0]], warp = [], block = []}>>",
+     {"register": [[0, 1]], "lane": [[1, 0], [2, 0]], "warp": []}),
+    # shared memory: offset -> the element there
+    (f"!ttg.memdesc<1024xf16, {swizzled(1, 1, 1, [0])}, #smem>", {"offset": [[1 << i] for i in range(10)]}),
+    (f"!ttg.memdesc<8x32xf16, {swizzled(4, 1, 8, [1, 0])}, #ttg.shared_memory, mutable>",
+     {"offset": [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [1, 4], [2, 8], [4, 16]]}),
+    (f"!ttg.memdesc<8x8xf32, {swizzled(2, 2, 2, [0, 1])}, #smem>",
+     {"offset": [[1, 0], [2, 0], [4, 0], [0, 1], [2, 2], [0, 4]]}),
+    (f"#shared = {nvmma(128)}\n!ttg.memdesc<8x64xf16, #shared, #smem, mutable>",
+     {"offset": [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32], [1, 8], [2, 16], [4, 32]]}),
+    (f"!ttg.memdesc<8x32xf16, {nvmma(64)}, #smem>",
+     {"offset": [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [1, 0], [2, 8], [4, 16]]}),
+    (f"!ttg.memdesc<128x16xf16, {nvmma(32)}, #smem>",
+     {"offset": [[0, 1], [0, 2], [0, 4], [0, 8], [1, 0], [2, 0], [4, 8], [8, 0], [16, 0], [32, 0], [64, 0]]}),
+    (f"!ttg.memdesc<16x64xf32, {nvmma(128, bits=32)}, #smem>",
+     {"offset": [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [1, 4], [2, 8], [4, 16], [8, 0], [0, 32]]}),
+    (f"!ttg.memdesc<64x8xf16, {nvmma(128, True)}, #smem>",
+     {"offset": [[1, 0], [2, 0], [4, 0], [8, 0], [16, 0], [32, 0], [8, 1], [16, 2], [32, 4]]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "bases"), FOUND, ids=range(len(FOUND)))
+def test_a_type_gives_the_bases_of_triton(text: str, bases: dict[str, list[list[int]]]) -> None:
+    found = Layout.parse(text)
+    assert isinstance(found, LinearLayout)
+    shape = tuple(map(int, re.findall(r"(\d+)x", text[re.search(r"(memdesc|tensor)<\d", text).start() :])))  # type: ignore[union-attr]
+    rank = len(next(vector for vectors in bases.values() for vector in vectors))
+    flat = Layout(shape[:rank])
+    assert set(bases) | {"block"} == set(found.names)
+    for name, vectors in bases.items():
+        assert found.bits[found.names.index(name)] == len(vectors)
+        for i, vector in enumerate(vectors):
+            assert found(**{name: 1 << i}) == flat(tuple(vector)), (name, i)
+
+
+def test_a_128_byte_swizzle_is_the_one_of_cute() -> None:
+    """Triton's shared memory and CuTe's atom have each element in the same place."""
+    places = parse(f"!ttg.memdesc<64x64xf16, {nvmma(128)}, #smem>").inverse()  # flat index, rows fastest -> offset
+    cute = parse("Sw<3,4,3> o smem_ptr[16b](unset) o (_64,_64):(_64,_1)")
+    assert [places(i) for i in range(4096)] == [cute(i) for i in range(4096)]
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "expected"),
+    [
+        (BLOCKED, "blocked", "a type with it"),
+        (f"tensor<96x64xf16, {BLOCKED}>", "96", "powers of two, not 96"),
+        (f"tensor<64xf16, {BLOCKED}>", "#ttg", "a permutation of 1 dimensions"),
+        ("tensor<64xf16, #blocked>", "#blocked", "the name of one that stands before it"),
+        ("tensor<64x64xf16, #ttg.nvidia_mma<{versionMajor = 3}>>", "#ttg", "one of blocked, slice"),
+        ("tensor<64x64xf16, #ttg.blocked<{order = [1, 0]}>>", "#ttg", "sizePerThread = [...]"),
+        (f"tensor<8x128xf16, {BLOCKED.replace('[1, 0]', '[1, 1]')}>", "#ttg", "a permutation of 2"),
+        (f"tensor<8x128xf16, {BLOCKED.replace('[1, 8]', '[1, 6]')}>", "#ttg", "powers of two for sizePerThread"),
+        (f"tensor<8x128xf16, {BLOCKED.replace('order', 'CTAsPerCGA = [2, 1], order')}>", "#ttg", "CTAsPerCGA = 1"),
+        (f"!ttg.memdesc<512x64xf16, {nvmma(128)}, #smem>", "#ttg", "8 to 256 rows"),
+        (f"!ttg.memdesc<64x16xf16, {nvmma(128)}, #smem>", "#ttg", "whole patterns of 128 bytes"),
+        (f"!ttg.memdesc<64x64xf16, {nvmma(128)}, #smem> junk", ", #smem", "the end of the type"),
+        (f"tensor<{'2x' * 17}f16, {BLOCKED}>", "2x", "at most 16 dimensions"),
+        ("#ttg.padded_shared<[32:+8] {order = [1, 0], shape = [128, 32]}>", "padded_shared", "a type with it"),
+    ],
+)
+def test_what_cannot_be_read_says_where_and_what_was_expected(text: str, at: str, expected: str) -> None:
+    with pytest.raises(ParseError, match="expected") as error:
+        parse(text)
+    assert expected in str(error.value)
+    assert error.value.position in (text.index(at), text.index(at) + 1)
+
+
+def test_damaged_types_are_read_or_refused() -> None:
+    for text, _ in FOUND:
+        for at in range(len(text)):
+            for damaged in (text[:at] + text[at + 1 :], text[:at]):
+                try:
+                    parse(damaged)
+                except LayoutError:
+                    continue
