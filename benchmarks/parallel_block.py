@@ -5,9 +5,8 @@ Each rank has TOKENS / ranks rows of the residual stream, and its share of heads
     rows of all ranks @ columns of wq, wk, wv  attention of the rank's heads   @ rows of wo, summed: the rank's rows
     rows of all ranks @ columns of w1, w3      silu(gate) * up                 @ rows of w2, summed: the rank's rows
 
-`Gathered` and `Scattered` are those products with their gradients. The gradient of one is the product of the other;
-those of weights need the rows of all ranks once more, which NCCL gathers. Without overlap the same sums are NCCL's and
-torch.mm's.
+With overlap they are layoutgemm's products, which have gradients. `Gathered` and `Scattered` are the same sums by NCCL
+and torch.mm. The gradient of one is the product of the other; those of weights need the rows of all ranks once more.
 """
 
 from __future__ import annotations
@@ -30,18 +29,10 @@ def gather(x: torch.Tensor) -> torch.Tensor:
     return whole
 
 
-def product_of_all(x: torch.Tensor, b: torch.Tensor, overlaps: bool) -> torch.Tensor:
-    """All ranks' rows @ b."""
-    return all_gather_matmul(x, b) if overlaps else gather(x) @ b
-
-
-def sum_of_all(x: torch.Tensor, b: torch.Tensor, overlaps: bool) -> torch.Tensor:
-    """This rank's rows of the sum over ranks of x @ b."""
-    if overlaps:
-        return matmul_reduce_scatter(x, b)
-    whole = x @ b
-    mine = torch.empty(whole.shape[0] // dist.get_world_size(), whole.shape[1], dtype=x.dtype, device=x.device)
-    dist.reduce_scatter_tensor(mine, whole)
+def sum_of_all(x: torch.Tensor) -> torch.Tensor:
+    """This rank's rows of the sum over ranks, by NCCL."""
+    mine = torch.empty(x.shape[0] // dist.get_world_size(), x.shape[1], dtype=x.dtype, device=x.device)
+    dist.reduce_scatter_tensor(mine, x)
     return mine
 
 
@@ -49,36 +40,43 @@ class Gathered(torch.autograd.Function):
     """All ranks' rows of x @ w.t(), w (columns of this rank, K)."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, overlaps: bool) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         """The product."""
         ctx.save_for_backward(x, w)
-        ctx.overlaps = overlaps
-        return product_of_all(x.detach(), w.detach().t(), overlaps)
+        return gather(x) @ w.t()
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Gradients of x, and of w."""
         x, w = ctx.saved_tensors
-        dy = dy.contiguous()
-        return sum_of_all(dy, w.detach(), ctx.overlaps), dy.t() @ gather(x), None
+        return sum_of_all(dy @ w), dy.t() @ gather(x)
 
 
 class Scattered(torch.autograd.Function):
     """This rank's rows of all ranks' sum of h @ w.t(), w (N, K)."""
 
     @staticmethod
-    def forward(ctx: Any, h: torch.Tensor, w: torch.Tensor, overlaps: bool) -> torch.Tensor:
+    def forward(ctx: Any, h: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         """The product."""
         ctx.save_for_backward(h, w)
-        ctx.overlaps = overlaps
-        return sum_of_all(h.detach(), w.detach().t(), overlaps)
+        return sum_of_all(h @ w.t())
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Gradients of h, and of w."""
         h, w = ctx.saved_tensors
-        dy = dy.contiguous()
-        return product_of_all(dy, w.detach(), ctx.overlaps), gather(dy).t() @ h, None
+        whole = gather(dy)
+        return whole @ w, whole.t() @ h
+
+
+def gathered_product(x: torch.Tensor, w: torch.Tensor, overlaps: bool) -> torch.Tensor:
+    """All ranks' rows of x @ w.t()."""
+    return all_gather_matmul(x, w.t()) if overlaps else Gathered.apply(x, w)
+
+
+def scattered_product(h: torch.Tensor, w: torch.Tensor, overlaps: bool) -> torch.Tensor:
+    """This rank's rows of all ranks' sum of h @ w.t()."""
+    return matmul_reduce_scatter(h, w.t()) if overlaps else Scattered.apply(h, w)
 
 
 class Block:
@@ -107,12 +105,13 @@ class Block:
     def value(self) -> torch.Tensor:
         """The block's value, recorded for a gradient."""
         x, heads, groups = self.x, HEADS // self.ranks, GROUPS // self.ranks
-        qkv = Gathered.apply(F.rms_norm(x, (WIDTH,)), self.qkv, self.overlaps)
+        qkv = gathered_product(F.rms_norm(x, (WIDTH,)), self.qkv, self.overlaps)
         q, k, v = qkv.view(1, TOKENS, heads + 2 * groups, HEAD).transpose(1, 2).split([heads, groups, groups], 1)
         values = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        x = x + Scattered.apply(values.transpose(1, 2).reshape(TOKENS, heads * HEAD), self.out, self.overlaps)
-        gate, up = Gathered.apply(F.rms_norm(x, (WIDTH,)), self.up, self.overlaps).chunk(2, 1)
-        return x + Scattered.apply(F.silu(gate) * up, self.down, self.overlaps)
+        heads_joined = values.transpose(1, 2).reshape(TOKENS, heads * HEAD)
+        x = x + scattered_product(heads_joined, self.out, self.overlaps)
+        gate, up = gathered_product(F.rms_norm(x, (WIDTH,)), self.up, self.overlaps).chunk(2, 1)
+        return x + scattered_product(F.silu(gate) * up, self.down, self.overlaps)
 
     def forward(self) -> torch.Tensor:
         """The value alone."""

@@ -13,7 +13,8 @@ from ..kernels.run.operand_checks import check_operands
 from ..torch_op.scaled_grouped.recipes import ROW, TENSOR, Recipes
 
 KINDS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
-_SCALED = (torch.float8_e4m3fn, torch.float8_e5m2)
+SCALED = (torch.float8_e4m3fn, torch.float8_e5m2)
+SHARD_ROWS = 64  # whose multiples a scatter's shards have
 Group: TypeAlias = dist.ProcessGroup | None
 
 
@@ -53,8 +54,6 @@ def product_of(
         if x.dtype not in KINDS:
             known = ", ".join(str(kind).removeprefix("torch.") for kind in KINDS)
             raise OperandError(f"{name} is {x.dtype}: {known} have a kernel")
-        if x.requires_grad and torch.is_grad_enabled():
-            raise OperandError(f"{name} requires grad: this product has no derivative; call it under torch.no_grad()")
     if a.dtype != b.dtype or a.device != b.device:
         raise OperandError(f"{name_a} is {a.dtype} on {a.device}, {name_b} {b.dtype} on {b.device}")
     if a.shape[1] != b.shape[0]:
@@ -63,13 +62,13 @@ def product_of(
         raise OperandError(f"{name_a} is on {a.device}: GPUs, and the CPU for tests")
     check_lines(name_a, a, a.stride(), a.shape)
     order = "col" if b.stride(0) == 1 and (b.shape[0] > 1 or b.stride(1) != 1) else "row"
-    if a.dtype in _SCALED and order != "col":
+    if a.dtype in SCALED and order != "col":
         raise OperandError(f"{name_b} is {b.dtype} with strides {b.stride()}: K contiguous, as w.t() of w (N, K)")
     check_lines(
         name_b, b, b.stride()[::-1] if order == "col" else b.stride(), b.shape[::-1] if order == "col" else b.shape
     )
     return ShardProduct(
-        KINDS[a.dtype], order, torch.bfloat16 if a.dtype in _SCALED else a.dtype, _recipes(a, b, *scales)
+        KINDS[a.dtype], order, torch.bfloat16 if a.dtype in SCALED else a.dtype, _recipes(a, b, *scales)
     )
 
 
@@ -77,7 +76,7 @@ def _recipes(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, sca
     """The recipes of both scales; raises OperandError."""
     found = []
     for name, x, scale, size in (("scale_a", a, scale_a, a.shape[0]), ("scale_b", b, scale_b, b.shape[1])):
-        if (scale is None) == (x.dtype in _SCALED):
+        if (scale is None) == (x.dtype in SCALED):
             raise OperandError(f"{name} is {'missing' if scale is None else 'given'} for {x.dtype}: of 8 bits alone")
         if scale is None:
             found.append("")

@@ -10,27 +10,18 @@ computed without overlap, for tests (`reference`).
 
 from __future__ import annotations
 
-import os
-
 import torch
-import torch.distributed as dist
 
 from ..errors import OperandError
-from ..kernels.compile.compiler import compile_plan
-from ..kernels.epilogue.chain import Epilogue
-from ..kernels.run.occupancy import of_device
-from ..kernels.run.torch_tensors import require_gpu
 from ..kernels.sm90.config import Sm90Config
-from ..torch_op.operator import matmul
-from ..torch_op.scaled_grouped.api import scaled_matmul
-from ..torch_op.scaled_grouped.recipes import ROW, Recipes
-from ..torch_op.scaled_grouped.scaled import epilogue_of
-from .calls import GatherCall, ScatterCall, furnish, gathered_bytes, sends_of_rows
-from .checks import Group, ShardProduct, group_of, output_of, product_of
-from .kept import find, keep
-from .reference import gathered_reference, scattered_reference
-from .shard_plans import ShardChoice, Transfer, gather_choice, scatter_choice
-from .workspaces import Workspace, workspace_of
+from ..torch_op.checks import differentiated, needs_dispatcher, seen_by_autograd_alone
+from ..torch_op.compiled.traced import refuse
+from .calls import Scales
+from .checks import Group, group_of
+from .kept import find
+from .operators import name_of, recorded
+from .products import PRODUCTS, Way
+from .shard_plans import Transfer
 
 TIMEOUT = 30.0  # seconds
 
@@ -54,30 +45,13 @@ def all_gather_matmul(
     All ranks call alike, on one stream. The result has the same bits in every run. Flags begin at 0 in each call, so
     that a CUDA graph's replays are right too, where the driver captures stream memory operations.
 
-    Raises OperandError, before anything is written, for tensors, groups and sizes without a kernel, and for gradients;
-    RankError where an earlier call's rank did not come.
+    An operator of torch: it compiles, and has a gradient, but of float8. That of a_shard is a `matmul_reduce_scatter`,
+    which wants shards of whole 64 rows; that of b gathers the rows once more.
+
+    Raises OperandError, before anything is written, for tensors, groups and sizes without a kernel; RankError where an
+    earlier call's rank did not come.
     """
-    found, scales = group_of(group), (scale_a, scale_b)
-    key, kept = find("gather", found, (a_shard, b), scales, out, (transfer, config, timeout))
-    if kept is not None:
-        return kept.run(a_shard, b, scales, out)
-    product = product_of({"a_shard": a_shard, "b": b}, scales)
-    rows, k = a_shard.shape
-    m, n = rows * found.size(), b.shape[1]
-    out = output_of(out, (m, n), product.out, _read({"a_shard": a_shard, "b": b}, scale_a, scale_b))
-    if a_shard.device.type == "cpu":
-        return out.copy_(gathered_reference(a_shard, b, found, scale_a, scale_b, product.out, timeout))
-    if found.size() == 1:
-        return _alone(a_shard, b, scale_a, scale_b, out)
-    choice = gather_choice(
-        m, n, k, ranks=found.size(), kind=product.kind, order=product.order, transfer=transfer, config=config,
-        epilogue=_epilogue(product, product.recipes.b), places=of_device(_index(a_shard)),
-    )  # fmt: skip
-    _compile(choice, _index(a_shard))
-    workspace = _gather_workspace(found, a_shard.device, choice, a_shard.dtype, timeout)
-    call = GatherCall(workspace, choice, a_shard, b, out, scale_a is not None, _index(a_shard))
-    keep(key, call)
-    return call.run(a_shard, b, scales, out)
+    return _product("all_gather_matmul", a_shard, b, group, (scale_a, scale_b), out, Way(transfer, config, timeout))
 
 
 def matmul_reduce_scatter(
@@ -97,90 +71,40 @@ def matmul_reduce_scatter(
     scaled, and rounds to C's type. So |error| <= 2**-8 * (the sum over ranks of |what each rounds|)
     for bf16, 2**-11 for f16, beside the f32 products'. The same bits in every run, and in a CUDA graph's replays.
 
+    The gradient of a is an `all_gather_matmul`; that of b gathers those of the result's rows.
+
     Raises as `all_gather_matmul` does; OperandError too where M / ranks rows are no whole tiles (multiples of 64), or
     for transfer by "copies" with CUDA_LAUNCH_BLOCKING=1, under which a kernel cannot wait for later launches.
     """
-    found, scales = group_of(group), (scale_a, scale_b)
-    key, kept = find("scatter", found, (a, b), scales, out, (transfer, config, timeout))
-    if kept is not None:
-        return kept.run(a, b, scales, out)
-    product = product_of({"a": a, "b": b}, scales)
-    (m, k), n, ranks = a.shape, b.shape[1], found.size()
-    if m % ranks:
-        raise OperandError(f"a has {m} rows for {ranks} ranks: {m} % {ranks} = {m % ranks}")
-    out = output_of(out, (m // ranks, n), product.out, _read({"a": a, "b": b}, scale_a, scale_b))
-    if a.device.type == "cpu":
-        return out.copy_(scattered_reference(a, b, found, scale_a, scale_b, product.out, timeout))
-    if ranks == 1:
-        return _alone(a, b, scale_a, scale_b, out)
-    choice = scatter_choice(
-        m, n, k, ranks=ranks, kind=product.kind, order=product.order, transfer=transfer, config=config,
-        epilogue=_epilogue(product), places=of_device(_index(a)),
-    )  # fmt: skip
-    if choice.transfer.by == "copies" and os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
-        raise OperandError("CUDA_LAUNCH_BLOCKING=1: the kernel waits for copies that are launched after it")
-    _compile(choice, _index(a))
-    workspace = _scatter_workspace(found, a.device, choice, product, timeout)
-    call = ScatterCall(workspace, choice, a, b, out, scale_a is not None, _index(a))
-    keep(key, call)
-    return call.run(a, b, scales, out)
+    return _product("matmul_reduce_scatter", a, b, group, (scale_a, scale_b), out, Way(transfer, config, timeout))
 
 
-def _compile(choice: ShardChoice, index: int) -> None:
-    """Compile before ranks wait for each other; raises PlanError for a GPU that does not run the plan."""
-    if index not in choice.ready:
-        require_gpu(choice.plan, index)
-        compile_plan(choice.plan)
-        choice.ready.add(index)
-
-
-def _epilogue(product: ShardProduct, recipe_b: str = "") -> Epilogue | None:
-    """The factors of a scaled product. A gathered one, whose `recipe_b` is given, has those of A by rows."""
-    if not product.recipes.a:
-        return None
-    return epilogue_of(Recipes(ROW, recipe_b) if recipe_b else product.recipes, None, None)
-
-
-def _alone(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, out: torch.Tensor
+def _product(
+    name: str, a: torch.Tensor, b: torch.Tensor, group: Group, scales: Scales, out: torch.Tensor | None, way: Way
 ) -> torch.Tensor:
-    """The product of a group of one rank."""
-    if scale_a is None:
-        return matmul(a, b, out=out)
-    return scaled_matmul(a, scale_a, b, scale_b, out=out)
+    """The product of that name: computed now, or by its operator where torch has to see it."""
+    traced = torch.compiler.is_dynamo_compiling()
+    if not traced:
+        found = group_of(group)
+        key, kept = find(name, found, (a, b), scales, out, way)
+        if kept is not None:
+            return kept.run(a, b, scales, out)
+    given = [x for x in (a, b, *scales, out) if isinstance(x, torch.Tensor)]
+    if not traced and not needs_dispatcher(*given):
+        return PRODUCTS[name](a, b, found, scales, out, way, key)
+    if way.transfer is not None or way.config is not None:
+        _refuse(f"transfer and config: {name} takes none where it is recorded or traced")
+    if out is not None and differentiated(*given):
+        _refuse(f"out: {name} does not record a result that is given")
+    arguments = a, b, *scales, name_of(group), way.timeout
+    if not torch.compiler.is_compiling() and seen_by_autograd_alone():  # the derivative is what is recorded
+        value = recorded(name, *arguments)
+    else:
+        value = getattr(torch.ops.layoutgemm, name)(*arguments)
+    return value if out is None else out.copy_(value)
 
 
-def _read(
-    tensors: dict[str, torch.Tensor], scale_a: torch.Tensor | None, scale_b: torch.Tensor | None
-) -> dict[str, torch.Tensor]:
-    """All operands by name."""
-    scales = {"scale_a": scale_a, "scale_b": scale_b}
-    return {**tensors, **{name: scale for name, scale in scales.items() if scale is not None}}
-
-
-def _gather_workspace(
-    group: dist.ProcessGroup, device: torch.device, choice: ShardChoice, dtype: torch.dtype, timeout: float
-) -> Workspace:
-    plan, chunks = choice.plan, choice.chunks
-    facts = (plan.m, plan.k, str(dtype), chunks)
-    nbytes = gathered_bytes(plan)
-    found = workspace_of("all_gather_matmul", group, device, group.size() * chunks, nbytes, chunks, timeout, facts)
-    found.sends = found.sends or tuple(sends_of_rows(found, plan))
-    return found
-
-
-def _scatter_workspace(
-    group: dist.ProcessGroup, device: torch.device, choice: ShardChoice, product: ShardProduct, timeout: float
-) -> Workspace:
-    plan, ranks, chunks = choice.plan, group.size(), choice.chunks
-    facts = (plan.m, plan.n, str(product.out), plan.tile, plan.config.cluster, choice.transfer)
-    flags = (ranks - 1) * chunks + 1
-    nbytes = (ranks - 1) * choice.room_bytes
-    found = workspace_of("matmul_reduce_scatter", group, device, flags, nbytes, chunks, timeout, facts)
-    if not found.extra:
-        furnish(found, choice, device)
-    return found
-
-
-def _index(x: torch.Tensor) -> int:
-    return x.device.index if x.device.index is not None else torch.cuda.current_device()
+def _refuse(text: str) -> None:
+    if torch.compiler.is_dynamo_compiling():
+        refuse(text)
+    raise OperandError(text)

@@ -2,7 +2,7 @@
 
 >>> choice = gather_choice(4096, 7168, 4096, ranks=2)
 >>> choice.plan.config.tile, choice.chunks
-((128, 256), 2)
+((128, 256), 1)
 """
 
 from __future__ import annotations

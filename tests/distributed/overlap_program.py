@@ -7,7 +7,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from layoutgemm.distributed import all_gather_matmul, matmul_reduce_scatter
+from layoutgemm.distributed import Transfer, all_gather_matmul, matmul_reduce_scatter
 from layoutgemm.errors import OperandError, RankError
 
 
@@ -46,6 +46,62 @@ def eight_bits(rank: int, world: int) -> None:
     refused("scale_a is given", missing[0], shards[rank].bfloat16(), weights[rank].t().bfloat16(), scale_a=one)
 
 
+def gradients(rank: int, world: int) -> None:
+    """Both products recorded, eager and compiled, against float64 of all ranks' operands in one process."""
+    m, n, k = 12 * world, 24, 40
+    parts = {
+        all_gather_matmul: ([normal(700 + r, 12, k) for r in range(world)], (m, n)),
+        matmul_reduce_scatter: ([normal(800 + r, m, k) for r in range(world)], (12, n)),
+    }
+    for function, (every, shape) in parts.items():
+        weights = [normal(900 + r, n, k) for r in range(world)]
+        dys = [normal(1000 + r, *shape) for r in range(world)]
+        exact = [[x.double().requires_grad_() for x in of] for of in (every, weights)]
+        if function is all_gather_matmul:
+            whole = torch.cat(exact[0])
+            values = [whole @ w.t() for w in exact[1]]
+        else:
+            values = list(torch.stack([x @ w.t() for x, w in zip(*exact, strict=True)]).sum(0).chunk(world))
+        torch.autograd.backward(values, [dy.double() for dy in dys])
+        compiled = torch.compile(lambda x, w, call=function: call(x, w.t()) * 2, fullgraph=True, backend="aot_eager")
+        for call, factor in ((lambda x, w, call=function: call(x, w.t()), 1), (compiled, 2)):
+            x, w = (of[rank].detach().requires_grad_() for of in (every, weights))
+            value = call(x, w)
+            near(value, factor * values[rank].detach())
+            value.backward(dys[rank])
+            near(x.grad, factor * exact[0][rank].grad)
+            near(w.grad, factor * exact[1][rank].grad)
+        with torch.no_grad():
+            near(compiled(every[rank], weights[rank]), 2 * values[rank].detach())
+    a, b = every[rank].detach().requires_grad_(), weights[rank].t()
+    refused(
+        "out: matmul_reduce_scatter does not record", matmul_reduce_scatter, a, b, out=torch.empty(12, n).bfloat16()
+    )
+    refused("transfer and config", matmul_reduce_scatter, a, b, transfer=Transfer(1))
+    second_derivatives(rank, world)
+
+
+def second_derivatives(rank: int, world: int) -> None:
+    """The gradient's gradient by b and by the result's gradient, against float64 of one process."""
+    m, n, k = 12 * world, 24, 40
+    for function, a_rows, c_rows in ((all_gather_matmul, 12, m), (matmul_reduce_scatter, m, 12)):
+        every = [[normal(seed + r, *of) for r in range(world)] for seed, of in (
+            (1100, (a_rows, k)), (1200, (n, k)), (1300, (c_rows, n)), (1400, (a_rows, k)), (1500, (n, k)))]  # fmt: skip
+        exact = [[x.double().requires_grad_() for x in of] for of in every]
+        xs, ws, dys, us, vs = exact
+        if function is all_gather_matmul:
+            values = [torch.cat(xs) @ w.t() for w in ws]
+        else:
+            values = list(torch.stack([x @ w.t() for x, w in zip(xs, ws, strict=True)]).sum(0).chunk(world))
+        first = torch.autograd.grad(values, [*xs, *ws], dys, create_graph=True)
+        torch.autograd.backward(first, [x.detach() for x in (*us, *vs)])
+        x, w, dy, u, v = (of[rank].detach().requires_grad_() for of in every)
+        first = torch.autograd.grad(function(x, w.t()), [x, w], dy, create_graph=True)
+        torch.autograd.backward(first, [u.detach(), v.detach()])
+        for one, of in ((x, xs), (w, ws), (dy, dys)):
+            near(one.grad, of[rank].grad)
+
+
 def near(found: torch.Tensor, want: torch.Tensor) -> None:
     assert found.shape == want.shape and found.dtype == torch.bfloat16
     assert (found.double() - want).abs().max() <= 2.0**-6 * want.abs().max()
@@ -61,7 +117,8 @@ def one_leaves(rank: int, world: int) -> None:
         except RankError as error:
             name = getattr(function, "__name__", "")
             assert str(error).startswith(f"{name}: rank {rank} of {world} waited up to 1 s"), error
-            said = f"Ranks {world - 1} failed", "by peer"  # missing; ended, so that its connection is closed or reset
+            # Missing; ended, so that its connection is closed or reset; or given up in the call before.
+            said = f"Ranks {world - 1} failed", "by peer", "pair closure"
             assert rank or any(text in str(error) for text in said), error
         else:
             raise AssertionError(function)
@@ -86,7 +143,7 @@ def main() -> None:
     refused("37 rows for", matmul_reduce_scatter, normal(1, 37, k), part[rank].t())
     refused("40 columns, b 24 rows", all_gather_matmul, shards[rank], weights[rank])
     refused("torch.float32", all_gather_matmul, shards[rank].float(), weights[rank].t())
-    refused("requires grad", all_gather_matmul, shards[rank].detach().requires_grad_(), weights[rank].t())
+    gradients(rank, world)
     refused("out is", all_gather_matmul, shards[rank], weights[rank].t(), out=out)
     refused("a matrix", all_gather_matmul, shards[rank][None], weights[rank].t())
     refused("group is", all_gather_matmul, shards[rank], weights[rank].t(), "world")

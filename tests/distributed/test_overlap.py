@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 if not torch.distributed.is_available():
     pytest.skip("this torch is built without torch.distributed", allow_module_level=True)
 
-from layoutgemm.distributed import Transfer, calls, kept, overlap, shard_plans, workspaces
+from layoutgemm.distributed import Transfer, calls, kept, products, shard_plans, workspaces
 from layoutgemm.distributed.checks import ShardProduct, output_of
 from layoutgemm.errors import PlanError, RankError, TensorError
 from layoutgemm.kernels.run import stream_memory
@@ -218,7 +218,7 @@ def test_rows_go_around_the_ring_of_ranks(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("count", [1, 256])
 def test_a_gather_of_8_bits_moves_scales_before_rows(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """The scales of all rows lie behind them; one of a tensor is one of each row."""
-    epilogue = overlap._epilogue(
+    epilogue = products._epilogue(
         ShardProduct("e4m3", "col", torch.bfloat16, Recipes("TensorWise", "RowWise")), "RowWise"
     )
     choice = shard_plans.gather_choice(512, 128, 64, ranks=2, kind="e4m3", transfer=Transfer(1), epilogue=epilogue)

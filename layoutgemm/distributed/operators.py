@@ -1,0 +1,232 @@
+"""torch.ops.layoutgemm.all_gather_matmul and matmul_reduce_scatter: as torch's compiler and autograd see them.
+
+    all_gather_matmul(Tensor a, Tensor b, Tensor? scale_a, Tensor? scale_b, str group, float timeout) -> Tensor
+    matmul_reduce_scatter(the same) -> Tensor
+    gathered_rows(Tensor x, str group) -> Tensor     the rows of all ranks
+    summed_rows(Tensor x, str group) -> Tensor       this rank's rows of all ranks' sum
+
+A group is given by its name. The gradient of one product is the other one; those of b need the rows of all ranks:
+
+    C = gathered(A) @ B           dA = this rank's rows of the sum of dC @ B^T      dB = gathered(A)^T @ dC
+    C = this rank's rows of the   dA = gathered(dC) @ B^T                           dB = A^T @ gathered(dC)
+        sum of A @ B
+
+They are made of the same operators, so they have gradients of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from ..errors import OperandError, TensorError
+from ..torch_op.checks import has_tangent, needs_dispatcher, refuse_derivatives
+from ..torch_op.library import dispatched, with_autograd
+from .checks import KINDS, SCALED, SHARD_ROWS, Group, group_of
+from .kept import find
+from .products import PRODUCTS, Way, gather_product, scatter_product
+
+Scale: TypeAlias = "torch.Tensor | None"
+
+
+def name_of(group: Group) -> str:
+    """The name by which an operator knows a group."""
+    return str((dist.distributed_c10d._get_default_group() if group is None else group).group_name)
+
+
+def _group(name: str) -> dist.ProcessGroup:
+    found: dist.ProcessGroup = dist.distributed_c10d._resolve_process_group(name)
+    return group_of(found)
+
+
+def _result(a: torch.Tensor, b: torch.Tensor, group: str, gathers: bool) -> torch.Tensor:
+    """A result's shape and type; the product checks the operands."""
+    if a.ndim != 2 or b.ndim != 2 or a.dtype not in KINDS:
+        raise OperandError(f"a and b are {a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}: no product of shards")
+    ranks = _group(group).size()
+    if not gathers and a.shape[0] % ranks:
+        raise OperandError(f"a has {a.shape[0]} rows for {ranks} ranks: {a.shape[0]} % {ranks} != 0")
+    rows = a.shape[0] * ranks if gathers else a.shape[0] // ranks
+    return a.new_empty((rows, b.shape[1]), dtype=torch.bfloat16 if a.dtype in SCALED else a.dtype)
+
+
+@torch.library.custom_op("layoutgemm::all_gather_matmul", mutates_args=())
+def _gather(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, group: str,
+    timeout: float,
+) -> torch.Tensor:  # fmt: skip
+    return gather_product(a.detach(), b.detach(), _group(group), (scale_a, scale_b), None, Way(None, None, timeout))
+
+
+@_gather.register_fake
+def _(a: torch.Tensor, b: torch.Tensor, scale_a: Scale, scale_b: Scale, group: str, timeout: float) -> torch.Tensor:
+    return _result(a, b, group, True)
+
+
+@torch.library.custom_op("layoutgemm::matmul_reduce_scatter", mutates_args=())
+def _scatter(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, group: str,
+    timeout: float,
+) -> torch.Tensor:  # fmt: skip
+    return scatter_product(a.detach(), b.detach(), _group(group), (scale_a, scale_b), None, Way(None, None, timeout))
+
+
+@_scatter.register_fake
+def _(a: torch.Tensor, b: torch.Tensor, scale_a: Scale, scale_b: Scale, group: str, timeout: float) -> torch.Tensor:
+    return _result(a, b, group, False)
+
+
+@torch.library.custom_op("layoutgemm::gathered_rows", mutates_args=())
+def _gathered_rows(x: torch.Tensor, group: str) -> torch.Tensor:
+    return gather_rows(x, group)
+
+
+@_gathered_rows.register_fake
+def _(x: torch.Tensor, group: str) -> torch.Tensor:
+    return x.new_empty((x.shape[0] * _group(group).size(), *x.shape[1:]))
+
+
+@torch.library.custom_op("layoutgemm::summed_rows", mutates_args=())
+def _summed_rows(x: torch.Tensor, group: str) -> torch.Tensor:
+    return sum_rows(x, group)
+
+
+@_summed_rows.register_fake
+def _(x: torch.Tensor, group: str) -> torch.Tensor:
+    return x.new_empty((x.shape[0] // _group(group).size(), *x.shape[1:]))
+
+
+def gather_rows(x: torch.Tensor, group: str) -> torch.Tensor:
+    """The rows of all ranks. They are sent as bytes: a CPU group does not send every type."""
+    found, x = _group(group), x.detach().contiguous()
+    whole = x.new_empty((x.shape[0] * found.size(), *x.shape[1:]))
+    dist.all_gather_into_tensor(whole.view(torch.uint8), x.view(torch.uint8), group=found)
+    return whole
+
+
+def sum_rows(x: torch.Tensor, group: str) -> torch.Tensor:
+    """This rank's rows of all ranks' sum."""
+    found, x = _group(group), x.detach().contiguous()
+    if x.device.type == "cpu":  # not every CPU group sums, and none every type
+        every = gather_rows(x, group).float().unflatten(0, (found.size(), -1))
+        return every.sum(0).chunk(found.size())[found.rank()].to(x.dtype)
+    mine = x.new_empty((x.shape[0] // found.size(), *x.shape[1:]))
+    dist.reduce_scatter_tensor(mine, x, group=found)
+    return mine
+
+
+# Eager products and their gradients skip torch's dispatcher, unless something there has to see them.
+
+
+def _product(name: str, a: torch.Tensor, b: torch.Tensor, group: str, timeout: float) -> torch.Tensor:
+    if not torch.compiler.is_compiling():
+        none, way, found = (None, None), Way(None, None, timeout), _group(group)
+        key, kept = find(name, found, (a, b), none, None, way)
+        if kept is not None:
+            return kept.run(a, b, none, None)
+        if not needs_dispatcher(a, b):
+            return PRODUCTS[name](a, b, found, none, None, way, key)
+    value: torch.Tensor = getattr(torch.ops.layoutgemm, name)(a, b, None, None, group, timeout)
+    return value
+
+
+def _rows(gathers: bool, x: torch.Tensor, group: str) -> torch.Tensor:
+    if not needs_dispatcher(x):
+        return (gather_rows if gathers else sum_rows)(x, group)
+    operators = torch.ops.layoutgemm
+    value: torch.Tensor = (operators.gathered_rows if gathers else operators.summed_rows)(x, group)
+    return value
+
+
+class _Rows(torch.autograd.Function):
+    """Gathered rows, or summed ones: each is the other's gradient."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, group: str, gathers: bool) -> torch.Tensor:
+        return _rows(gathers, x, group)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
+        ctx.group, ctx.gathers = inputs[1:]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return _rows(not ctx.gathers, grad, ctx.group), None, None
+
+
+with_autograd("gathered_rows", lambda x, group: _Rows.apply(x, group, True))
+with_autograd("summed_rows", lambda x, group: _Rows.apply(x, group, False))
+
+
+class _GatherProduct(torch.autograd.Function):
+    """All ranks' rows of A @ B, with its gradients."""
+
+    @staticmethod
+    def forward(a: torch.Tensor, b: torch.Tensor, group: str, timeout: float) -> torch.Tensor:
+        return _product("all_gather_matmul", a, b, group, timeout)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
+        ctx.way = inputs[2:]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        a, b = ctx.saved_tensors
+        grad, (group, timeout) = grad.contiguous(), ctx.way
+        of_a = of_b = None
+        if ctx.needs_input_grad[0]:
+            of_a = _product("matmul_reduce_scatter", grad, b.mT, group, timeout)
+        if ctx.needs_input_grad[1]:
+            of_b = dispatched(_rows(True, a, group).mT, grad, b.dtype, None)
+        return of_a, of_b, None, None
+
+
+class _ScatterProduct(torch.autograd.Function):
+    """This rank's rows of the sum of A @ B, with its gradients."""
+
+    @staticmethod
+    def forward(a: torch.Tensor, b: torch.Tensor, group: str, timeout: float) -> torch.Tensor:
+        return _product("matmul_reduce_scatter", a, b, group, timeout)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
+        ctx.way = inputs[2:]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        a, b = ctx.saved_tensors
+        grad, (group, timeout) = grad.contiguous(), ctx.way
+        of_a = of_b = None
+        if ctx.needs_input_grad[0]:
+            of_a = _product("all_gather_matmul", grad, b.mT, group, timeout)
+        if ctx.needs_input_grad[1]:
+            of_b = dispatched(a.mT, _rows(True, grad, group), b.dtype, None)
+        return of_a, of_b, None, None
+
+
+def recorded(
+    name: str, a: torch.Tensor, b: torch.Tensor, scale_a: Scale, scale_b: Scale, group: str, timeout: float
+) -> torch.Tensor:
+    """A product whose derivative is recorded. Raises OperandError and TensorError for those that have none."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise OperandError(f"{name}: torch.func takes no operator's derivative, and this product has no other")
+    named = {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b}
+    if any(x is not None and has_tangent(x) for x in named.values()):
+        raise TensorError(f"{name} has no forward derivative: give unpack_dual(x).primal of each tensor")
+    gathers = name == "all_gather_matmul"
+    if scale_a is not None or scale_b is not None:
+        refuse_derivatives(named, "a product of float8 has none; use torch.no_grad(), or give its detach()")
+    elif gathers and a.requires_grad and a.shape[0] % SHARD_ROWS and a.device.type == "cuda":
+        raise OperandError(f"a has {a.shape[0]} rows: its gradient wants shards of whole {SHARD_ROWS} rows")
+    value: torch.Tensor = (_GatherProduct if gathers else _ScatterProduct).apply(a, b, group, timeout)
+    return value
+
+
+for _name in PRODUCTS:
+    with_autograd(_name, functools.partial(recorded, _name))
