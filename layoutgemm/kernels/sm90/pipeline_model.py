@@ -74,8 +74,8 @@ class Hopper:
                       registers
     numbers           the loader's lanes copy what a promotion reads into the stage, and arrive at its barrier for it
     packed            groups of products of a k tile whose A is packed weights, which threads read; 0 without them
-    apart             sums of a k tile, of one or more of these groups, each waited for and read before the next begins in
-                      the same registers; 0 where all groups add to one
+    apart             sums of a k tile, each of one or more of these groups, and read before the next one begins in the
+                      same registers; 0 where all groups add to one
     by_warps          mma.sync multiplies them: a k tile is read by threads alone, and done when it is released
     gathers           the loader's warps copy A by cp.async, and a thread arrives for its own copies; consumers fence
     """

@@ -71,6 +71,8 @@ class QuantizedExperts:
         if self.scales is not None and self.scales.shape != (self.experts, self.n):
             raise OperandError(f"scales have shape {list(self.scales.shape)}: {[self.experts, self.n]}")
         self.expert(0)
+        if self.activations.itemsize == 1:
+            raise OperandError(f"activations are {self.activations}: experts take bfloat16 or float16")
 
     @classmethod
     def of(cls, weights: Sequence[QuantizedWeight]) -> QuantizedExperts:

@@ -40,13 +40,14 @@ READY: dict[Key, KeptProduct] = {}
 
 
 def find(
-    x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None, options: Key
-) -> tuple[Key, torch.Tensor | None]:
+    x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None, options: Key,
+    scale_x: torch.Tensor | None = None,
+) -> tuple[Key, torch.Tensor | None]:  # fmt: skip
     """(key, the result of a kept launch or None); the key () stands for a call that cannot be kept.
 
     options  whatever else of the call decides on the kernel, the weights' format and sizes among it
     """
-    vectors = [v for v in (scales, bias) if v is not None]
+    vectors = [v for v in (scales, scale_x, bias) if v is not None]
     index = launched_alone((x, units, *vectors))
     if index is None or index < FIRST_GPU:
         return (), None
@@ -54,6 +55,8 @@ def find(
         key: Key = (options, index, x.shape, x.stride(), x.dtype, scales is None)
         if bias is not None:
             key = (*key, bias.shape, bias.stride(), bias.dtype)
+        if scale_x is not None:
+            key = (*key, "scale_x", scale_x.shape, scale_x.stride(), scale_x.dtype)
         kept = READY.get(key)
         at_x, at_units = x.data_ptr(), units.data_ptr()
     except TypeError:  # a configuration without a hash
