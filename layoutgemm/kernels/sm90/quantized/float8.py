@@ -47,14 +47,23 @@ def refusal(fmt: QuantizedFormat) -> str:
     >>> refusal(QuantizedFormat("int8")), refusal(QuantizedFormat("e2m1", 16))
     ('code 17 of int8 is 17, and the nearest e4m3 16', 'groups of 16: an instruction of float8 sums 32 of K')
     """
-    kind, values = TARGETS["e4m3"].dtype, fmt.facts.values()
-    for code, value in enumerate(values):
-        if np.isfinite(value) and float(kind.decode(kind.encode(value))) != value:
-            near = float(kind.decode(kind.encode(value)))
-            return f"code {code} of {fmt.code} is {value:g}, and the nearest e4m3 {near:g}"
+    if reason := _INEXACT[fmt.code]:
+        return reason
     if fmt.group is not None and fmt.group < DEPTH:
         return f"groups of {fmt.group}: an instruction of float8 sums {DEPTH} of K"
     return ""
+
+
+def _inexact(code: str) -> str:
+    """The first code of a kind that is no e4m3, or ""."""
+    kind = TARGETS["e4m3"].dtype
+    for number, value in enumerate(CODES[code].values()):
+        if np.isfinite(value) and (near := float(kind.decode(kind.encode(value)))) != value:
+            return f"code {number} of {code} is {value:g}, and the nearest e4m3 {near:g}"
+    return ""
+
+
+_INEXACT = {code: _inexact(code) for code in CODES}  # known to a compiler's trace, which runs no NumPy
 
 
 def word_values(fmt: QuantizedFormat) -> Layout:
