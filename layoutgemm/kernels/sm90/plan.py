@@ -164,7 +164,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
 
     @property
     def sums_apart(self) -> bool:
-        """True if products of packed weights are summed in registers of their own, and scales multiply these sums."""
+        """True if the scales of packed weights multiply sums, which have registers of their own."""
         return self.weights is not None and self.a.packing.scales_sums
 
     @property

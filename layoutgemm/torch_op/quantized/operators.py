@@ -72,7 +72,10 @@ def checked_call(
 def quantized_call(
     facts: Facts, activation: str | None, kind: torch.dtype, config: str, scale: str = ""
 ) -> QuantizedCall:
-    """The product of checked arguments, with a result of a type, and scales of x as `scale_recipe` names them."""
+    """The product of checked arguments, with a result of a type.
+
+    scale  of x, as `scale_recipe` names it
+    """
     return QuantizedCall(format_of(*facts[:3]), facts[3:], activation, kind, plain_config(config), scale)
 
 

@@ -161,7 +161,10 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, consumer: Int32, thread: Int32,
         ahead: tuple[Int32, ...],
     ) -> None:  # fmt: skip
-        """Products by wgmma, each sum of K in registers of its own, then times its scale into the total."""
+        """Products by wgmma: each sum of K in registers of its own, multiplied by its scale.
+
+        The totals are float32.
+        """
         plan = self.plan
         mma = RegisterWgmma(plan)
         products, totals = mma.accumulator(), [mma.accumulator() for _ in range(plan.blocks)]
@@ -262,7 +265,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         self, mma: WarpMultiply, packed: PackedFragments, words: Sequence[Words], columns: list[list[Int32]],
         chains: Sequence[Sequence[cute.Tensor]],
     ) -> None:  # fmt: skip
-        """A K tile's sums by mma.sync, each in registers of its own, then times its scale into a chain."""
+        """Add a K tile's sums, each multiplied by its scale, to the chains: mma.sync."""
         plan, sums = self.plan, self.plan.a.sums
         fragments = plan.tile[2] // plan.a.packing.depth // sums
         scales = ScaledSums(plan)
@@ -377,7 +380,10 @@ class PackedFragments(bridge.Carried):
         return fragment(order, [words[word] for word in words_of(order, number)], rows, zeros, self.ops)
 
     def factors(self, held: Words, number: int) -> list[Float32]:
-        """The scales of the thread's two rows for a sum of the K tile, in float32: a bf16 is its upper half."""
+        """The float32 scales of the thread's two rows for a sum of the K tile.
+
+        A bf16 is the upper half of its float32.
+        """
         word = held[1][number][0]
         halves = self.ops.shifted(word, HALF), self.ops.select(word, 0xFFFF << HALF, self.ops.constant(0))
         factor = self.order.factor

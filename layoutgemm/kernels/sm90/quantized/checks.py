@@ -85,7 +85,7 @@ def _wanted(operand: PackedOperand, part: int) -> npt.NDArray[np.int64]:
 
 
 def conversion_check(order: PackedOrder) -> Check:
-    """Each code becomes its value exactly, at each place of a word, with each zero point."""
+    """Each code becomes its value exactly: at each place of a word, with each zero point."""
     fmt, witness = order.format, ""
     count, finite = 1 << fmt.bits, np.nonzero(np.isfinite(fmt.facts.values()))[0]
     plain, codes = fmt.facts.values()[finite], finite.astype(np.uint32)

@@ -76,8 +76,9 @@ def both(half: int) -> int:
 
 
 def pair_values(bits: int) -> Layout:
-    """Place of a code in its word -> the value of the word's registers that it becomes: code i + pairs * high is half
-    `high` of pair i.
+    """Place of a code in its word -> value of the word's registers.
+
+    Code i + pairs * high is half `high` of pair i.
 
     >>> [int(pair_values(4)(place)) for place in range(8)]
     [0, 2, 4, 6, 1, 3, 5, 7]

@@ -67,7 +67,7 @@ _INEXACT = {code: _inexact(code) for code in CODES}  # known to a compiler's tra
 
 
 def word_values(fmt: QuantizedFormat) -> Layout:
-    """Place of a code in its word -> the value of the word's registers that it becomes.
+    """Place of a code in its word -> value of the word's registers.
 
     >>> [int(word_values(QuantizedFormat("int4", 32, zeros))(3)) for zeros in (False, True)]
     [3, 5]

@@ -116,7 +116,7 @@ class PackedOperand:
 
     @property
     def sums(self) -> int:
-        """Sums of a K tile and a row block, each with a scale, where scales multiply sums: one for each of its groups.
+        """Sums of a K tile and a row block: one for each of its groups, if scales multiply sums.
 
         >>> fmt, spec = QuantizedFormat("int4", 32), Operand.parse("e4m3")
         >>> [packed_operand(fmt, 128, depth, spec).sums for depth in DEPTHS]

@@ -72,7 +72,7 @@ class PackedOrder:
 
     @property
     def factor(self) -> float:
-        """What the values of the registers are multiplied by, to be those of the codes: a power of two."""
+        """The value of a code over that of its register: a power of two."""
         return ZERO_FACTOR if self.scales_sums and self.format.zeros else 1.0
 
     @property
@@ -97,7 +97,7 @@ class PackedOrder:
 
     @property
     def word_values(self) -> Layout:
-        """Place of a code in its word -> the value, of the word's registers, that it becomes."""
+        """Place of a code in its word -> value of the word's registers."""
         return word_values(self.format) if self.scales_sums else pair_values(self.format.bits)
 
     @cached_property

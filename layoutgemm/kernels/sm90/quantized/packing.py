@@ -124,7 +124,7 @@ class PackedWeights:
 
 
 def check_activations(fmt: QuantizedFormat, activations: str) -> None:
-    """Raise OperandError for a type of activations that weights of a format are not multiplied by."""
+    """Raise OperandError for activations that weights of a format are not multiplied by."""
     if activations not in ACTIVATIONS:
         raise OperandError(f"activations = {activations!r}: known are {', '.join(ACTIVATIONS)}")
     if activations == "e4m3" and (reason := refusal(fmt)):
