@@ -20,6 +20,7 @@ Key = tuple[object, ...]
 FIRST_GPU = 0  # of the indices of devices; below are CPUs
 MAX_READY = 4096  # beyond, all go
 _ALIGNED = 15  # bits that are 0 in an address that TMA or a bulk copy reads, or stores to
+_ALIGNED_FLOAT = 3  # and in that of a float32
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
@@ -62,6 +63,8 @@ def find(
     except TypeError:  # a configuration without a hash
         return (), None
     if kept is None or _current_device() != index or (at_x | at_units) & _ALIGNED:
+        return key, None
+    if scale_x is not None and scale_x.data_ptr() & _ALIGNED_FLOAT:
         return key, None
     c = empty_on_gpu(kept.shape, kept.strides, kept.kind)
     kept.direct.launch((at_units, at_x, c.data_ptr(), *[v.data_ptr() for v in vectors]), raw_stream(index))
