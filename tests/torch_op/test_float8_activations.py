@@ -16,7 +16,8 @@ from layoutgemm.errors import LayoutError
 from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.kernels.sm90.quantized.formats import MXFP4, NVFP4
 from layoutgemm.nn import QuantizedLinear
-from layoutgemm.torch_op.quantized import QuantizedExperts
+from layoutgemm.torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
+from layoutgemm.torch_op.quantized.experts import experts_plan
 from layoutgemm.torch_op.quantized.launch import QuantizedCall, arguments_of, plan_of
 from layoutgemm.torch_op.quantized.operators import facts_of
 
@@ -119,6 +120,52 @@ def test_the_launch_writes_what_the_cpu_computes() -> None:
     assert torch.allclose(found.float(), want.float(), rtol=2**-7, atol=1e-2)
 
 
+def experts_of(fmt: QuantizedFormat) -> QuantizedExperts:
+    rng = torch.Generator().manual_seed(1)
+    return QuantizedExperts.of(
+        [QuantizedWeight.quantize(torch.randn(72, 128, generator=rng), fmt, E4M3) for _ in range(3)]
+    )
+
+
+def test_groups_of_rows_have_their_experts_weights_and_their_own_scales() -> None:
+    x, scale = quantize(torch.randn(7, 128), "RowWise")
+    for fmt in (INT4, QuantizedFormat("int4")):
+        weights = experts_of(fmt)
+        found = quantized_grouped_matmul(x, weights, torch.tensor([0, 4, 4, 7]), scale_x=scale, activation="relu")
+        want = [
+            quantized_matmul(x[:4], weights.expert(0), scale_x=scale[:4], activation="relu"),
+            quantized_matmul(x[4:], weights.expert(2), scale_x=scale[4:], activation="relu"),
+        ]
+        assert torch.equal(found, torch.cat(want))
+    one, offsets = torch.tensor(0.5), torch.tensor([0, 0, 7, 7])
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x, at: quantized_grouped_matmul(x, weights, at, scale_x=one), backend="eager", fullgraph=True
+    )
+    assert torch.equal(compiled(x, offsets), quantized_matmul(x, weights.expert(1), scale_x=one))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+@pytest.mark.dsl
+def test_the_launch_of_experts_writes_what_the_cpu_computes() -> None:
+    weights, (x, scale) = experts_of(QuantizedFormat("int4")), quantize(torch.randn(11, 128), "RowWise")
+    offsets = torch.tensor([0, 4, 4, 11], dtype=torch.int32)
+    call = QuantizedCall(weights.format, (72, 128), None, torch.bfloat16, None, "RowWise")
+    plan = experts_plan(call, 3, 11, "e4m3", "i32")
+    plan.check().require()
+    numbers, places = arguments_of(plan, 128, 2)
+    c = np.zeros((11, 72), np.uint16)
+    arrays = [weights.units.numpy().reshape(-1), x.view(torch.uint8).numpy(), c, weights.scales.numpy(),
+              scale.reshape(-1).numpy(), offsets.numpy()]  # fmt: skip
+    arguments = list(numbers)
+    for place, array in zip(places, arrays, strict=True):
+        arguments[place] = array
+    emulate_launch(plan, tuple(arguments)).raise_for_findings()
+    found = torch.from_numpy(c.view(np.int16)).view(torch.bfloat16)
+    want = quantized_grouped_matmul(x, weights, offsets, scale_x=scale)
+    assert torch.allclose(found.float(), want.float(), rtol=2**-7, atol=2**-6)
+
+
 def test_a_layer_quantises_x_with_a_scale_a_row() -> None:
     layer = torch.nn.Linear(256, 64, dtype=torch.bfloat16)
     made = QuantizedLinear.from_linear(layer, QuantizedFormat("int4", 32, zeros=True), activations=E4M3)
@@ -156,7 +203,16 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor, QuantizedWeight], Any], str]] =
         ),
         "scale_x is given, and x is torch.bfloat16: scales are of float8 activations",
     ),
-    "experts": (lambda x, w: QuantizedExperts.of([w, w]), "experts take bfloat16 or float16"),
+    "rows of experts": (
+        lambda x, w: quantized_grouped_matmul(
+            x, QuantizedExperts.of([w, w]), torch.tensor([0, 2, 5]), scale_x=torch.ones(4)
+        ),
+        "scale_x has shape [4]: [5, 1] or [5], a scale of each row, or one element",
+    ),
+    "experts": (
+        lambda x, w: quantized_grouped_matmul(x.half(), QuantizedExperts.of([w, w]), torch.tensor([0, 2, 5])),
+        "x is torch.float16, and the weights are packed for torch.float8_e4m3fn",
+    ),
 }
 
 

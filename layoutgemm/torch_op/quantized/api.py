@@ -11,7 +11,7 @@ from ..compiled.lowering import register
 from ..prepared import config_text
 from ..scaled_grouped.scaled import check_config
 from .kept import Key, find
-from .launch import quantized_product
+from .launch import flat, quantized_product
 from .operators import checked_call, facts_of
 from .weights import QuantizedWeight
 
@@ -77,7 +77,7 @@ def quantized_matmul(
     rows = x.reshape(-1, weight.k)
     facts, text = facts_of(weight.format, weight.n, weight.k), config_text(config)
     operands = rows, weight.units, weight.scales, bias
-    factors = _flat(scale_x, x)
+    factors = flat(scale_x, x)
     if needs_dispatcher(*operands, factors):
         value = torch.ops.layoutgemm.quantized_matmul(*operands, activation, *facts, out_dtype, text, factors)
     else:
@@ -87,16 +87,3 @@ def quantized_matmul(
         )
         value = quantized_product(call, *operands, factors, None, () if copied else key, (*x.shape[:-1], weight.n))
     return value.reshape(*x.shape[:-1], weight.n)
-
-
-def _flat(scale_x: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor | None:
-    """The scales of x's rows as a vector, and all others as they are. Raises TensorError for shapes that do not fit."""
-    if not isinstance(scale_x, torch.Tensor) or scale_x.numel() == 1:
-        return scale_x
-    front = tuple(x.shape[:-1])
-    if tuple(scale_x.shape) not in (front, (*front, 1)):
-        raise TensorError(
-            f"scale_x has shape {list(scale_x.shape)}: {[*front, 1]} or {list(front)}, a scale of each row, or "
-            "one element"
-        )
-    return scale_x.reshape(-1)

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import torch
 
-from ...errors import OperandError
+from ...errors import OperandError, TensorError
 from ...kernels.compile.compiler import compile_plan
 from ...kernels.derive import padded_leading
 from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Scale, Step, VectorScale
@@ -71,7 +71,7 @@ def quantized_product(
     if rows == 0:
         return c
     lines = readable(resolved(x.detach()))
-    factor, vector = (None if v is None else _in_place(v) for v in (scale_x, bias))
+    factor, vector = (None if v is None else in_place(v) for v in (scale_x, bias))
     read = [value for value in (scales, factor, vector) if value is not None]  # in the order of the epilogue's steps
     with torch.cuda.device(x.device):
         direct = _prepared(call, rows, lines.stride(0), x.dtype, None if bias is None else bias.dtype, x.get_device())
@@ -82,7 +82,7 @@ def quantized_product(
     return c
 
 
-def _in_place(vector: torch.Tensor) -> torch.Tensor:
+def in_place(vector: torch.Tensor) -> torch.Tensor:
     """A vector whose elements are contiguous: itself, or a copy."""
     return vector if vector.is_contiguous() and not vector.is_neg() else resolved(vector).contiguous()
 
@@ -127,7 +127,8 @@ def arguments_of(plan: Sm90Plan, pitch: int, workers: int) -> tuple[tuple[int, .
     """
     n, rows, k = plan.m, plan.n, plan.k
     names = [given.name for given in plan.epilogue.given]
-    words = words_of(plan.epilogue, {name: Placed(0, 0, n if plan.batch > 1 else 0) for name in names})
+    own = {name: n if plan.batch > 1 and name != SCALE_X else 0 for name in names}  # of each expert; x's are of rows
+    words = words_of(plan.epilogue, {name: Placed(0, 0, step) for name, step in own.items()})
     sizes = (n, rows, k, plan.batch, k, pitch, n, n * k, rows * pitch, rows * n, workers)
     names += [plan.experts.name] if plan.experts is not None else []
     at = [3 + len(sizes) + plan.words.index(name) for name in names]
@@ -182,3 +183,16 @@ def scale_recipe(scale_x: torch.Tensor | None, rows: int, x: torch.dtype) -> str
         raise OperandError(f"scale_x is {found}: float32, one for each of {rows} rows, or one element")
     check_addresses(scale_x=scale_x)
     return TENSOR if scale_x.numel() == 1 else ROW
+
+
+def flat(scale_x: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor | None:
+    """The scales of x's rows as a vector, and all others as they are. Raises TensorError for shapes that do not fit."""
+    if not isinstance(scale_x, torch.Tensor) or scale_x.numel() == 1:
+        return scale_x
+    front = tuple(x.shape[:-1])
+    if tuple(scale_x.shape) not in (front, (*front, 1)):
+        raise TensorError(
+            f"scale_x has shape {list(scale_x.shape)}: {[*front, 1]} or {list(front)}, a scale of each row, or "
+            "one element"
+        )
+    return scale_x.reshape(-1)

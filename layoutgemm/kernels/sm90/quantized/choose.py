@@ -46,8 +46,10 @@ def packed_config(n: int, rows: int, k: int, sms: int = SMS, become: str = "bf16
     return _few(n, rows, k, sms, float8) if rows <= _FEW else _many(n, rows, k, sms, float8)
 
 
-def experts_config(rows: int, experts: int) -> Sm90Config:
+def experts_config(rows: int, experts: int, become: str = "bf16") -> Sm90Config:
     """The configuration for groups of rows, each times its expert's weights: tiles of half as many again as usual.
+
+    Weights become that type.
 
     The sizes of groups are known on the device alone. A wider group takes several tiles, which read the weights again.
 
@@ -56,7 +58,8 @@ def experts_config(rows: int, experts: int) -> Sm90Config:
     """
     width = max(8, min(_WIDTH, -(-3 * rows // (16 * experts)) * 8))
     products = "warp" if width <= _BY_WARPS else "warpgroup"
-    return Sm90Config((128, width), consumers=2, loader="warp", store="direct", products=products)
+    loader = "warpgroup" if become == "e4m3" and width > _FEW else "warp"
+    return Sm90Config((128, width), consumers=2, loader=loader, store="direct", products=products)
 
 
 def _rounds(blocks: int, split: int, sms: int) -> int:

@@ -17,7 +17,6 @@ from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.epilogue.chain import Bias, VectorScale
 from layoutgemm.kernels.run.emulated import emulate_plan
 from layoutgemm.kernels.run.hardware_model import GlobalMatrix
-from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.pipeline_model import Hopper
 from layoutgemm.kernels.sm90.quantized import float8, fragments
 from layoutgemm.kernels.sm90.quantized.checks import conversion_check
@@ -216,10 +215,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "small groups": ({"weights": NVFP4}, "groups of 16: an instruction of float8 sums 32 of K"),
     "b": ({"b": "bf16:col"}, "a is e4m3 and b bf16: packed weights become bf16 or f16, as b is, or e4m3 for a b"),
     "a": ({"a": "e5m2"}, "a is e5m2 and b e4m3: packed weights become bf16 or f16, as b is, or e4m3 for a b of float8"),
-    "experts": (
-        {"batch": 3, "experts": Ragged.of(3), "config": Sm90Config((64, 16), consumers=1, store="direct")},
-        "a is e4m3: weights of several experts become bf16 or f16",
-    ),
 }  # fmt: skip
 
 
