@@ -116,7 +116,7 @@ def quantized_grouped_matmul(
     out_dtype: torch.dtype | None = None,
     config: Sm90Config | None = None,
 ) -> torch.Tensor:
-    """activation(scale_x[g] * x[g] @ weights[e].T) for each expert e and its rows g.
+    """activation(scale_x[g] * x[g] @ weights[e].T) for each expert e, g its rows.
 
     x          bfloat16 or float16, (rows, k), the type that `weights` are packed for; float8_e4m3fn or float8_e5m2 if
                that is float8_e4m3fn. On one GPU of compute capability 9.0, or on the CPU, where the products are
