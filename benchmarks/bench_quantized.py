@@ -1,6 +1,7 @@
 """Products of packed weights of 4 and 8 bits, against torch and our bf16 kernel.
 
     python benchmarks/bench_quantized.py --json benchmarks/results/quantized_h100.json      # a Hopper GPU, 5 minutes
+    python benchmarks/bench_quantized.py --float8 --json FILE       # float8 activations, beside bf16 ones
 
 `default` is the configuration that `quantized_matmul` takes; a few others are timed beside it. Peers are
 `layoutgemm.matmul` and `torch.mm` of bf16 weights, and `torch._weight_int4pack_mm` (groups of 128) up to 256 rows.
@@ -52,6 +53,8 @@ FORMATS = {
 }
 OTHER_ROWS = (1, 16, 4096)  # of the formats that are not `INT4`, at the first of SHAPES
 RAGGED = ((1, 100, 384), (13, 1000, 4224), (70, 328, 256), (300, 520, 1152))  # rows, N, K
+FLOAT8 = "int4 g128, float8 x"  # with a scale for each row
+W4A16 = "bf16 x"  # the same weights, packed for bf16
 DEFAULT, BF16, TORCH, INT4PACK = "default", "bf16 matmul", "torch.mm", "_weight_int4pack_mm"
 _BLOCK = 1024  # rows of weights that are quantised; taller weights repeat them
 _PACK_ROWS = 256  # the most for `torch._weight_int4pack_mm`: its time grows with every row
@@ -130,20 +133,22 @@ def random_weight(fmt: QuantizedFormat, n: int, k: int, kind: Any, device: str =
     return replace(block, units=block.units.repeat(times, 1, 1), scales=scales, n=n)
 
 
-def wrong(c: Any, x: Any, weight: Any) -> float:
-    """The largest error of x @ weight.T as a share of its bound: right up to 1.
+def wrong(c: Any, x: Any, weight: Any, scale: Any = None) -> float:
+    """The largest error of scale * x @ weight.T as a share of its bound: right up to 1.
 
     The bound is half a unit of the result's type, doubled, and 2**-17 of the sum of absolute products. Scales of groups
-    multiply before the weight is rounded to the type of x.
+    multiply before the weight is rounded to the type of x. Of float8 the weight is exact, and the tensor core adds
+    products with 14 bits: 2**-12 of their sum.
     """
     import torch
 
     kind = weight.activations
-    dense = weight.dense(torch.float64) if weight.format.group is None else weight.dense().to(kind).double()
-    wide = x.double()
+    exact, sums = weight.format.group is None or kind.itemsize == 1, 2.0**-12 if kind.itemsize == 1 else 2.0**-17
+    dense = weight.dense(torch.float64) if exact else weight.dense().to(kind).double()
+    wide = x.double() if scale is None else x.double() * scale.double().reshape(-1, 1)
     want, size = wide @ dense.T, wide.abs() @ dense.abs().T
-    unit = 2.0**-8 if kind is torch.bfloat16 else 2.0**-11
-    share = (c.double() - want).abs() / (unit * want.abs() + size * 2.0**-17 + 1e-6)
+    unit = 2.0**-11 if kind is torch.float16 else 2.0**-8
+    share = (c.double() - want).abs() / (unit * want.abs() + size * sums + 1e-6)
     return float(share.nan_to_num(nan=math.inf).max())
 
 
@@ -167,12 +172,14 @@ def checked(device: str = "cuda") -> tuple[dict[str, float], list[str]]:
     return found, [name for name, error in found.items() if not error <= 1]
 
 
-def product(weight: Any, x: Any, config: Sm90Config | None) -> Call:
-    """A call of the product in a configuration; None takes the library's choice."""
-    from layoutgemm.torch_op.quantized.launch import QuantizedCall, quantized_product
+def product(weight: Any, x: Any, config: Sm90Config | None, scale: Any = None) -> Call:
+    """A call of the product in a configuration; None takes the library's choice. `scale` has one for each row of x."""
+    from layoutgemm.torch_op.quantized.launch import QuantizedCall, quantized_product, scale_recipe
+    from layoutgemm.torch_op.types import usual_type
 
-    call = QuantizedCall(weight.format, (weight.n, weight.k), None, x.dtype, config)
-    return lambda: quantized_product(call, x, weight.units, weight.scales, None)
+    recipe = scale_recipe(scale, x.shape[0], x.dtype)
+    call = QuantizedCall(weight.format, (weight.n, weight.k), None, usual_type(x.dtype), config, recipe)
+    return lambda: quantized_product(call, x, weight.units, weight.scales, None, scale)
 
 
 def add(
@@ -255,6 +262,36 @@ def measured(
         torch.cuda.empty_cache()
 
 
+def measured_float8(
+    device: Device, size: tuple[int, int], rate: float, rounds: int, save: Callable[[Row], None]
+) -> None:
+    """Checks and times float8 activations at one size of weights, beside two bf16 products."""
+    import torch
+
+    import layoutgemm
+
+    n, k = size
+    first, other = (random_weight(FORMATS[INT4], n, k, kind) for kind in (torch.float8_e4m3fn, torch.bfloat16))
+    count = math.floor(ROTATION_BYTES / first.units.numel()) + 1
+    sets = [(first, other), *[(replace(first, units=first.units.clone()), replace(other, units=other.units.clone()))
+                              for _ in range(count - 1)]]  # fmt: skip
+    dense = [torch.randn(n, k, device="cuda").bfloat16() for _ in range(math.floor(ROTATION_BYTES / (2 * n * k)) + 1)]
+    for rows in ROWS:
+        row = Row(FLOAT8, n, k, rows, first.units.numel() / rate * 1e6)
+        wide = [torch.randn(rows, k, device="cuda", dtype=torch.bfloat16) for _ in sets]
+        narrow = [layoutgemm.quantize(x, "RowWise") for x in wide]
+        calls: dict[str, Sequence[Call]] = {}
+        each = [product(w, x, None, scale.reshape(-1)) for (w, _), (x, scale) in zip(sets, narrow, strict=True)]
+        add(row, calls, DEFAULT, each, partial(wrong, x=narrow[0][0], weight=first, scale=narrow[0][1]))
+        same = [product(w, x, None) for (_, w), x in zip(sets, wide, strict=True)]
+        add(row, calls, W4A16, same, partial(wrong, x=wide[0], weight=other))
+        calls[BF16] = [partial(layoutgemm.matmul, x, w.T) for x, w in zip(wide, dense, strict=False)]
+        timed(device, row, calls, rounds)
+        save(row)
+        del calls
+        torch.cuda.empty_cache()
+
+
 def copy_rate(device: Device) -> float:
     """Bytes/s of a device copy of 512 MB, reads and writes counted: the best of six."""
     import torch
@@ -268,6 +305,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command; exits 1 for a wrong result, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--float8", action="store_true", help="float8 activations alone")
     parser.add_argument("--quick", action="store_true", help="the first shape and format only")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
@@ -293,6 +331,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.json:
             options.json.write_text(json.dumps(found, indent=1) + "\n")
 
+    if options.float8:
+        for size in SHAPES[: 1 if options.quick else None]:
+            measured_float8(device, size, rate, options.rounds, save)
+        return 1 if bad else 0
     for size in SHAPES[: 1 if options.quick else None]:
         measured(device, INT4, size, rate, options.rounds, save)
     for name in () if options.quick else [name for name in FORMATS if name != INT4]:

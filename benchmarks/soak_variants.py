@@ -32,8 +32,9 @@ from benchmarks import needs
 from layoutgemm import grouped_matmul, matmul, quantized_matmul, scaled_matmul
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels.epilogue.chain import Activation, Bias, ColumnReduce, Epilogue, Quantize, RowReduce
+from layoutgemm.kernels.sm90.quantized.float8 import refusal
 from layoutgemm.kernels.sm90.quantized.formats import QuantizedFormat
-from layoutgemm.torch_op.quantized.weights import QuantizedWeight
+from layoutgemm.torch_op.quantized.weights import QuantizedWeight, packed_for
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -200,24 +201,29 @@ def draw_grouped(rng: random.Random) -> Drawn:
 
 
 def draw_quantized(rng: random.Random) -> Drawn:
-    """Packed weights of each format."""
+    """Packed weights of each format, times 16-bit or float8 activations."""
     code = rng.choice(["int4", "int4", "e2m1", "int8", "e4m3", "e5m2"])
     group = rng.choice([16, 32, 64, 128, None])
     fmt = QuantizedFormat(code, group, zeros=code == "int4" and group is not None and rng.random() < 0.4)
     m, n, k = _rows(rng), _wide(rng), _wide(rng, group or 1)
-    kind = rng.choice([BF16, F16])
-    weights = QuantizedWeight.quantize(_normal(rng, n, k, kind=F32), fmt, activations=kind)
+    kind = rng.choice([BF16, F16, E4M3, E5M2] if not refusal(fmt) else [BF16, F16])
+    weights = QuantizedWeight.quantize(_normal(rng, n, k, kind=F32), fmt, activations=packed_for(kind) or kind)
     values = {"x": _normal(rng, m, k, kind=kind)}
+    if kind.itemsize == 1:
+        values["scale_x"] = _scale(rng, rng.choice([m, 1]), 1)
     options = {**_finish(rng, values, n), "out_dtype": rng.choice([None, F32])}
 
     def call(t: Tensors) -> Tensors:
-        return {"c": quantized_matmul(t["x"], weights.to(t["x"].device), bias=t.get("bias"), **options)}
+        given = {"scale_x": t.get("scale_x"), "bias": t.get("bias"), **options}
+        return {"c": quantized_matmul(t["x"], weights.to(t["x"].device), **given)}
 
     def size(t: Tensors) -> Tensors:
-        c = t["x"].float() @ weights.dense().abs().T
+        c = t["x"].float() @ weights.dense().abs().T * t.get("scale_x", torch.ones(()))
         return {"c": c + t.get("bias", torch.zeros(())).float()}
 
-    return Drawn("quantized", f"{fmt} {m}x{n}x{k} {kind} {options}", values, _layouts(rng, values), call, size)
+    text = f"{fmt} {m}x{n}x{k} {kind} {options}"
+    sums = FAST_SUMS if kind.itemsize == 1 else SUMS
+    return Drawn("quantized", text, values, _layouts(rng, values), call, size, sums)
 
 
 def _operands(rng: random.Random) -> tuple[tuple[int, int, int], Tensors, dict[str, str]]:

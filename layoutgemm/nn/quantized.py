@@ -13,13 +13,18 @@ from ..kernels.sm90.quantized.formats import QuantizedFormat
 from ..kernels.sm90.quantized.packing import QuantizedWeights
 from ..torch_op.bias_activation import GATES
 from ..torch_op.checks import check_activation
+from ..torch_op.fp8.api import quantize
 from ..torch_op.quantized import QuantizedWeight, quantized_matmul
+from ..torch_op.scaled_grouped.recipes import ROW
 
 INT4 = QuantizedFormat("int4", 128)
 
 
 class QuantizedLinear(torch.nn.Module):
     """activation(x @ weight.T + bias) with packed weights; `from_linear` and `from_checkpoint` make one.
+
+    With weights packed for float8, x is bfloat16, float16 or float32. Each call quantises it to float8_e4m3fn, with a
+    scale for each row; the result has x's type. x then has no gradient.
 
     units, scales  buffers, as `QuantizedWeight` has them: not trained. x and bias have gradients
     bias           a parameter, or None
@@ -56,13 +61,16 @@ class QuantizedLinear(torch.nn.Module):
 
     @classmethod
     def from_linear(
-        cls, layer: torch.nn.Linear, fmt: QuantizedFormat = INT4, *, activation: str | None = None
-    ) -> QuantizedLinear:
+        cls, layer: torch.nn.Linear, fmt: QuantizedFormat = INT4, *, activation: str | None = None,
+        activations: torch.dtype | None = None,
+    ) -> QuantizedLinear:  # fmt: skip
         """The layer with another's weights, rounded to codes, and its bias.
+
+        activations  the type of x: that of its weights, or torch.float8_e4m3fn
 
         Raises OperandError unless its weights are bfloat16 or float16 and groups divide its in_features.
         """
-        weight = QuantizedWeight.quantize(layer.weight, fmt, layer.weight.dtype)
+        weight = QuantizedWeight.quantize(layer.weight, fmt, activations or layer.weight.dtype)
         return cls(weight, layer.bias, activation=activation).train(layer.training)
 
     @classmethod
@@ -73,7 +81,7 @@ class QuantizedLinear(torch.nn.Module):
         """The layer of a checkpoint's tensors: qweight, qzeros, scales, and bias and g_idx if there are.
 
         kind   "gptq" or "awq", both of 4 bits
-        dtype  of activations: scales are rounded to it
+        dtype  of activations: scales are rounded to it, those for float8_e4m3fn to bfloat16
 
         With groups out of order in g_idx ("act-order"), the layer reorders x in every call.
 
@@ -96,7 +104,8 @@ class QuantizedLinear(torch.nn.Module):
             plain = from_gptq(qweight, qzeros, scales, g_idx, None if order is None else order.cpu().numpy())
         else:
             plain = from_awq(qweight, qzeros, scales)
-        bias = torch.nn.Parameter(tensors["bias"].to(dtype)) if tensors.get("bias") is not None else None
+        kind = torch.bfloat16 if dtype.itemsize == 1 else dtype
+        bias = torch.nn.Parameter(tensors["bias"].to(kind)) if tensors.get("bias") is not None else None
         weight = QuantizedWeight.pack(plain, dtype).to(tensors["qweight"].device)
         return cls(weight, bias, activation=activation, order=order)
 
@@ -118,11 +127,17 @@ class QuantizedLinear(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
         x = x if self.order is None else x.index_select(-1, self.order)
-        return quantized_matmul(x, self.weight, bias=self.bias, activation=self.activation)
+        if self.activations.itemsize > 1:
+            return quantized_matmul(x, self.weight, bias=self.bias, activation=self.activation)
+        values, scale = quantize(x.reshape(-1, x.shape[-1]), ROW, dtype=self.activations)
+        made = quantized_matmul(
+            values, self.weight, scale_x=scale, bias=self.bias, activation=self.activation, out_dtype=x.dtype
+        )
+        return made.reshape(*x.shape[:-1], self.out_features)
 
     def dequantized(self) -> torch.Tensor:
-        """The weights (out_features, in_features) in the activations' type."""
-        dense = self.weight.dense(self.activations)
+        """The weights (out_features, in_features) in the activations' type; those for float8 in float32."""
+        dense = self.weight.dense(torch.float32 if self.activations.itemsize == 1 else self.activations)
         return dense if self.order is None else dense[:, self.order.argsort()]
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> QuantizedLinear:

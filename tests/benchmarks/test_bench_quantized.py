@@ -18,11 +18,12 @@ from benchmarks.bench_quantized import (
     Row,
     add,
     others,
+    product,
     random_weight,
     timed,
     wrong,
 )
-from layoutgemm import quantized_matmul
+from layoutgemm import quantize, quantized_matmul
 from layoutgemm.kernels.sm90.plan import Sm90Plan
 from layoutgemm.kernels.sm90.quantized.choose import packed_config
 from tests.benchmarks.model_device import ModelDevice
@@ -51,6 +52,15 @@ def test_repeated_weights_are_right_and_a_wrong_element_is_found(name: str) -> N
     assert wrong(c, x, weight) > 1
     c[2, 1500] = float("nan")
     assert wrong(c, x, weight) == float("inf")
+
+
+def test_a_wrong_element_of_float8_activations_is_found() -> None:
+    weight = random_weight(FORMATS[INT4], 64, 128, torch.float8_e4m3fn, "cpu")
+    x, scale = quantize(torch.randn(3, 128), "RowWise")
+    c = product(weight, x, None, scale.reshape(-1))()
+    assert c.dtype == torch.bfloat16 and wrong(c, x, weight, scale) <= 1
+    c[2, 50] += 1
+    assert wrong(c, x, weight, scale) > 1
 
 
 def test_weights_that_do_not_repeat_are_refused() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from layoutgemm import QuantizedFormat, QuantizedWeight, quantized_matmul
+from layoutgemm import QuantizedFormat, QuantizedWeight, quantize, quantized_matmul
 from layoutgemm.kernels.sm90.config import Sm90Config
 from layoutgemm.torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
 
@@ -51,3 +51,16 @@ def test_a_captured_product_follows_its_offsets(config: Sm90Config | None) -> No
     offsets.copy_(torch.tensor([0, 7, 7, 40]))
     graph.replay()
     assert near(found[:7], x[:7], weights[0]) and near(found[7:], x[7:], weights[2])
+
+
+@pytest.mark.parametrize("rows", [1, 13, 300])
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_float8_activations_match_float64(rows: int, kind: torch.dtype) -> None:
+    """8-bit products are added with 14 bits in the tensor core."""
+    for fmt in (QuantizedFormat("int4", 32, zeros=True), QuantizedFormat("int4"), QuantizedFormat("e2m1", 32)):
+        weight = QuantizedWeight.quantize(torch.randn(328, 1152), fmt, torch.float8_e4m3fn).to("cuda")
+        x, scale = quantize(torch.randn(rows, 1152, device="cuda"), "RowWise", dtype=kind)
+        found = quantized_matmul(x, weight, scale_x=scale)
+        wide, dense = x.double() * scale.double(), weight.dense(torch.float64)
+        want, size = wide @ dense.T, wide.abs() @ dense.abs().T
+        assert ((found.double() - want).abs() <= 2.0**-8 * want.abs() + 2.0**-12 * size).all()

@@ -42,6 +42,7 @@ class Tensors:
         self.packed, self.by_column = (
             QuantizedWeight.quantize(torch.ones(SIZE, SIZE), QuantizedFormat("int4", group)) for group in (32, None)
         )
+        self.for_float8 = QuantizedWeight.quantize(torch.ones(SIZE, SIZE), QuantizedFormat("int4", 32), E4M3)
 
     def matmul(self) -> Any:
         return matmul(self.x, self.y)
@@ -51,6 +52,9 @@ class Tensors:
 
     def packed_with_bias(self) -> Any:
         return quantized_matmul(self.x, self.by_column, bias=self.rows, activation="silu", out_dtype=torch.float32)
+
+    def packed_float8(self, **options: Any) -> Any:
+        return quantized_matmul(self.a, self.for_float8, **{"scale_x": self.scale_a, "bias": self.rows, **options})
 
     def scaled(self, **options: Any) -> Any:
         return scaled_matmul(self.a, self.scale_a, self.b, self.scale_b, **options)
@@ -88,7 +92,7 @@ class Tensors:
 
 # How many tensors a call reads beside A and B.
 READS = {"scaled": 2, "row_wise": 2, "grouped": 1, "masked": 1, "columns": 1, "along_k": 1}
-PACKED = ("packed_weights", "packed_with_bias")
+PACKED = ("packed_weights", "packed_with_bias", "packed_float8")
 BY_INDEX = ("gathered", "scattered")
 COPIED = ("columns_copied", "scaled_copied")  # with an operand whose strides no kernel reads
 
@@ -282,3 +286,15 @@ def test_another_product_with_packed_weights_is_not_taken_for_a_kept_one(
         result = given.packed_with_bias()
         assert result.requires_grad == (change == "gradient")
         assert len(packed_kept.READY) == kept_before + (change != "gradient") and len(noted.arguments) == 1
+
+
+def test_scales_of_x_decide_on_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Tensors()
+    strided = torch.ones(SIZE, 2)[:, :1]
+    with bare_launches(monkeypatch) as noted:
+        for scale, kept_then in ((given.scale_a, 1), (given.rows, 2), (given.scale_b, 3), (None, 4), (strided, 4)):
+            for _ in range(2):
+                given.packed_float8(scale_x=scale)
+            assert len(packed_kept.READY) == kept_then
+            read = 0 if scale is None else scale.data_ptr()
+            assert (read in noted.arguments[-1]) == (scale is not strided)

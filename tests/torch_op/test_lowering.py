@@ -36,6 +36,7 @@ EIGHT = normal(24, 64, dtype=E4M3), normal(40, 64, dtype=E4M3).mT
 OFFS = torch.tensor([5, 20], dtype=torch.int32)
 EACH = normal(2, 40, 64).mT
 PACKED, BY_COLUMN = (QuantizedWeight.quantize(B.mT, QuantizedFormat("int4", group)) for group in (32, None))
+OF_EIGHT = QuantizedWeight.quantize(B.mT, QuantizedFormat("int4", 32), E4M3)
 CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "matmul": (lambda a, b: matmul(a, b), (A, B)),
     "matmul of f32": (lambda a, b: matmul(a, b, out_dtype=torch.float32), (A, B)),
@@ -53,6 +54,10 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "quantized_matmul with bias": (
         lambda a, c: quantized_matmul(a, BY_COLUMN, bias=c, activation="silu", out_dtype=torch.float32),
         (A, BIAS),
+    ),
+    "quantized_matmul of float8": (
+        lambda a, s, c: quantized_matmul(a, OF_EIGHT, scale_x=s, bias=c),
+        (EIGHT[0], SCALES[0], BIAS),
     ),
 }
 

@@ -1,10 +1,12 @@
-"""The bridge's instructions of packed weights: bulk copies, pairs of bf16 or f16 in a word, wgmma with A in registers.
+"""The bridge's instructions of packed weights: bulk copies, conversions in words, wgmma with A in registers.
 
     library object                    function here               instruction
     ------------------------------    -----------------------     ------------------------------------------------
     PackedOperand.unit_byte           load_bytes                  cp.async.bulk.shared::cluster.global
     PackedOperand.unit_byte           prefetch_bytes              cp.async.bulk.prefetch.L2.global
     conversions.pairs_of              DevicePairs                 lop3, shl, shr, sub and mul of bf16x2 or f16x2
+    float8.quads_of                   DevicePairs                 lop3, shr, prmt, add, sub
+    sums times their scales           multiply_add                fma.rn.f32
     MmaAtom.ptx, A in registers       RegisterWgmma               wgmma.mma_async
 
 Sources: PTX ISA, "cp.async.bulk", "cp.async.bulk.prefetch", "lop3", "sub", "mul", "prmt", "wgmma.mma_async".
@@ -25,7 +27,9 @@ from .ampere import permute
 from .types import assembly, element_type
 from .wgmma import Wgmma, WgmmaOperand, as_signed
 
-_SELECT = 0xEA  # lop3's table of (a & b) | c, from those of a, b and c: 0xF0, 0xCC, 0xAA
+# lop3's tables of (a & b) | c and of a ^ (~b | c), from those of a, b and c: 0xF0, 0xCC, 0xAA
+_SELECT = 0xF0 & 0xCC | 0xAA
+_DIFFER = 0xF0 ^ (~0xCC & 0xFF | 0xAA)
 
 
 def load_bytes(destination: cute.Pointer, address: Int64, size: int, barrier: cute.Pointer) -> None:
@@ -54,8 +58,11 @@ class DevicePairs:
 
     def select(self, word: Int32, mask: int, rest: Int32) -> Int32:
         """(word & mask) | rest, in one instruction."""
-        operands = [Int32(word), self.constant(mask), Int32(rest)]
-        return assembly(f"lop3.b32 $0, $1, $2, $3, {_SELECT};", "=r,r,r,r", operands, (Int32,), pure=True)[0]
+        return self._logic(_SELECT, word, self.constant(mask), rest)
+
+    def differ(self, x: Int32, y: Int32, rest: int) -> Int32:
+        """x ^ (~y | rest), in one instruction."""
+        return self._logic(_DIFFER, x, y, self.constant(rest))
 
     def shifted(self, word: Int32, left: int) -> Int32:
         """The word shifted left, or right for a negative count, by zeros."""
@@ -73,6 +80,22 @@ class DevicePairs:
     def twice(self, word: Int32, selector: int) -> Int32:
         """One half of a word in both: prmt."""
         return permute(word, word, Int32(selector))
+
+    def permute(self, x: Int32, y: Int32, selector: Int32) -> Int32:
+        """Four bytes of the eight of x and y."""
+        return permute(x, y, selector)
+
+    def plus(self, x: Int32, y: Int32) -> Int32:
+        """The sum of two words."""
+        return Int32(x) + Int32(y)
+
+    def minus(self, x: Int32, y: Int32) -> Int32:
+        """Their difference."""
+        return Int32(x) - Int32(y)
+
+    def _logic(self, table: int, x: Int32, y: Int32, z: Int32) -> Int32:
+        text, operands = f"lop3.b32 $0, $1, $2, $3, {table};", [Int32(x), Int32(y), Int32(z)]
+        return assembly(text, "=r,r,r,r", operands, (Int32,), pure=True)[0]
 
     def _pair(self, name: str, x: Int32, y: Int32) -> Int32:
         text, operands = f"{name}.rn.{self.dtype}x2 $0, $1, $2;", [Int32(x), Int32(y)]
@@ -99,24 +122,30 @@ class RegisterWgmma(Wgmma):
 
         keep  the first one adds to the accumulator, else it replaces it
         """
-        flat = _held([register for fragment in fragments for register in fragment])
+        settled = held(fragments)
         warpgroup.fence()  # behind the last write of a fragment's register
-        count = len(fragments[0])
-        for i in range(len(fragments)):
+        for i, given in enumerate(settled):
             registers = [accumulator[v] for v in range(self.atom.accumulator_registers)]
             word = b.at(stage, first + i)
             kept = keep if i == 0 else True
-            given = flat[i * count : (i + 1) * count]
             for v, value in enumerate(_multiply(self.atom, registers, given, word, kept, self.transposed)):
                 accumulator[v] = value
         warpgroup.commit_group()
 
 
-def _held(registers: Sequence[Int32]) -> list[Int32]:
-    """The same registers, computed above whatever stands below: LLVM would move conversions beyond the fence."""
+def multiply_add(x: Float32, y: Float32, z: Float32) -> Float32:
+    """x * y + z, rounded once."""
+    operands = [Float32(value) for value in (x, y, z)]
+    return assembly("fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", operands, (Float32,), pure=True)[0]
+
+
+def held(fragments: Sequence[Sequence[Int32]]) -> list[list[Int32]]:
+    """The same registers, computed above whatever stands below: LLVM would move conversions beyond a fence."""
+    registers, size = [register for fragment in fragments for register in fragment], len(fragments[0])
     count = len(registers)
     ties = ",".join(["=r"] * count + [str(v) for v in range(count)])
-    return assembly("// held", ties, list(registers), (Int32,) * count)
+    found = assembly("// held", ties, registers, (Int32,) * count)
+    return [list(found[i : i + size]) for i in range(0, count, size)]
 
 
 def _multiply(
@@ -128,9 +157,10 @@ def _multiply(
     names = ", ".join(f"${v}" for v in range(count))
     names_a = ", ".join(f"${count + v}" for v in range(of_a))
     b, predicate = count + of_a, count + of_a + 1
+    order = f", {transposed}" if atom.b_dtype.bits == 16 else ""  # others are K-major alone
     return assembly(
         f"{{ .reg .pred keep; setp.ne.b32 keep, ${predicate}, 0; "
-        f"{atom.ptx} {{{names}}}, {{{names_a}}}, ${b}, keep, 1, 1, {transposed}; }}",
+        f"{atom.ptx} {{{names}}}, {{{names_a}}}, ${b}, keep, 1, 1{order}; }}",
         ",".join(["=f"] * count + ["r"] * of_a + ["l", "r"] + [str(v) for v in range(count)]),
         [*map(Int32, a), Int64(word_b), Int32(keep), *map(Float32, registers)],
         (Float32,) * count,

@@ -103,7 +103,7 @@ def check_operands_of(
 def _packed(plan: Sm90Plan, a: object) -> PackedWeights:
     if not isinstance(a, PackedWeights):
         raise OperandError(f"a is a {type(a).__qualname__}: the plan multiplies PackedWeights, as `pack` makes them")
-    have, want = (a.format, a.activations, a.n, a.k), (plan.weights, plan.b.dtype.name, plan.m, plan.k)
+    have, want = (a.format, a.activations, a.n, a.k), (plan.weights, plan.a.dtype.name, plan.m, plan.k)
     if have != want:
         raise OperandError(f"a is {a.n}x{a.k}, {a.format}, for {a.activations}; the plan takes {want}")
     return a

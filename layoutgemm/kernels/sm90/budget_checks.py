@@ -12,7 +12,7 @@ from ..plan_checks import Region, barriers_at, buffers_of_c, misplaced, stages_o
 from .config import loader_threads
 from .mainloop import table_registers
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
-from .quantized.order import FRAGMENT_K, WORDS
+from .quantized.order import WORDS
 
 HELD_PROMOTED = 16  # the same of a main loop that promotes: ptxas takes 153 where accumulators and tables are 143
 HELD_PACKED = 24  # of packed weights, beside fragments and words of a K tile: ptxas takes 93 where these are 73
@@ -93,7 +93,7 @@ def _registers(plan: Sm90Plan) -> list[Check]:
     """A consumer's registers against those of the launch or of setmaxnreg."""
     promoted = plan.mainloop is not None  # beside the totals, the products of one block of rows
     packed = plan.weights is not None
-    accumulators = plan.blocks + promoted
+    accumulators = plan.blocks + (promoted or plan.sums_apart)
     held, read = accumulators * plan.mma.accumulator_registers, table_registers(plan)
     read += _packed_registers(plan) if packed else 0
     at_launch = min(launch_registers(plan.arch, plan.threads), plan.arch.registers_per_thread)
@@ -126,5 +126,6 @@ def _registers(plan: Sm90Plan) -> list[Check]:
 
 def _packed_registers(plan: Sm90Plan) -> int:
     """Registers of two groups of fragments, and of a K tile's words and scales."""
-    fragments = 2 * plan.tile[2] // plan.a.product_groups(plan.blocks) // FRAGMENT_K * plan.mma.registers("A")
+    depth = plan.a.packing.depth * plan.a.product_groups(plan.blocks)
+    fragments = 2 * plan.tile[2] // depth * plan.mma.registers("A")
     return fragments + plan.blocks * (plan.a.vectors * WORDS + plan.a.groups * plan.a.packing.scale_words)

@@ -150,6 +150,7 @@ def pipeline_of(plan: Sm90Plan) -> Hopper:
         promoted=plan.mainloop is not None,
         numbers=bool(plan.numbers.parts),
         packed=plan.a.product_groups(plan.blocks) if plan.weights is not None else 0,
+        apart=plan.a.sums if plan.sums_apart else 0,
         by_warps=plan.products is not None,
         gathers=plan.gathers,
     )

@@ -74,6 +74,8 @@ class Hopper:
                       registers
     numbers           the loader's lanes copy what a promotion reads into the stage, and arrive at its barrier for it
     packed            groups of products of a k tile whose A is packed weights, which threads read; 0 without them
+    apart             sums of a k tile, each of one or more of these groups, and read before the next one begins in the
+                      same registers; 0 where all groups add to one
     by_warps          mma.sync multiplies them: a k tile is read by threads alone, and done when it is released
     gathers           the loader's warps copy A by cp.async, and a thread arrives for its own copies; consumers fence
     """
@@ -100,6 +102,7 @@ class Hopper:
     promoted: bool = False
     numbers: bool = False
     packed: int = 0
+    apart: int = 0
     by_warps: bool = False
     gathers: bool = False
 
@@ -196,6 +199,7 @@ class Hopper:
         more += ["each k tile promoted"] if self.promoted else []
         by_warps = ["A converted, multiplied by warps"]
         converted = [f"A converted in {self.packed} group(s) of products"]
+        converted += [f"{self.apart} sum(s) read apart"] if self.apart else []
         more += by_warps if self.by_warps else converted if self.packed else []
         more += ["A gathered"] if self.gathers else []
         return ", ".join([f"ring of {self.stages}", loads, kind, *more])
@@ -212,7 +216,7 @@ class Hopper:
     @property
     def _asynchronous(self) -> int:
         """Accumulators that wgmma writes."""
-        return 0 if self.by_warps else 1 if self.promoted else self.blocks
+        return 0 if self.by_warps else 1 if self.promoted or self.apart else self.blocks
 
     @property
     def _later_blocks(self) -> range:
@@ -310,7 +314,9 @@ class Hopper:
                 free = (*self._release(i), *refill) if product.last else ()
                 numbers = (Read("numbers", "read", last=product.last),) if self.numbers else ()
                 step += (*numbers, product, Commit("wgmma"), WaitGroup("wgmma", 0), *free, Read(product.into))
-        if self.packed:
+        if self.apart:
+            step = self._apart(earlier)
+        elif self.packed:
             step = ()
             for group in range(self.packed):
                 last = group == self.packed - 1
@@ -353,6 +359,20 @@ class Hopper:
         drain = self._drain if self._loads_for_itself(i) else ()
         return (*self._start(i == 0), *first, *self._tiles(*whole), *drain)
 
+    def _apart(self, earlier: Action) -> Program:
+        """A k tile whose sums are read one by one: while a group of products runs, A is converted for the next."""
+        step: Program = ()
+        sums, parts = self.apart * self.blocks, self.packed // self.apart
+        for number in range(sums):
+            loads = (Read("a", "read", last=number == self.blocks - 1),) if number < self.blocks else ()
+            release = () if number else (earlier,)
+            read: Program = (Read("acc0"),) if number else (If(Later(1), (Read("acc0"),)),)
+            step += (*loads, WaitGroup("wgmma", 0), *release, *read)
+            for part in range(parts):
+                last = number == sums - 1 and part == parts - 1
+                step += (Mma(("b",), "read", "acc0", last=last), Commit("wgmma"), WaitGroup("wgmma", 1))
+        return step
+
     def _by_warps(self, i: int) -> Program:
         """A consumer whose warps multiply by mma.sync, and release a stage when they have."""
         step: Program = (Read("a", "read"), Read("b", "read"), *self._release(i))
@@ -363,7 +383,7 @@ class Hopper:
     def _tile_end(self, i: int) -> list[Action]:
         """Store block by block; the stages of the last k tiles are free when the last of their products are done."""
         last = self.blocks - 1 if self.early else 0
-        actions: list[Action] = []
+        actions: list[Action] = [WaitGroup("wgmma", 0), Read("acc0")] if self.apart and not self.by_warps else []
         for block in range(self.blocks):
             if block < last:
                 actions.append(WaitGroup("wgmma", (last - block) * self.early))
@@ -381,6 +401,7 @@ class Hopper:
     def _single_end(self, i: int) -> list[Action]:
         """The cluster's only tile: parts of K exchange their sums, consumers meet, and C goes over the stages."""
         actions: list[Action] = [] if self.by_warps else [WaitGroup("wgmma", 0)]
+        actions += [Read("acc0")] if self.apart and not self.by_warps else []
         stages = [(name, s) for name in ("a", "b") for s in range(self.stages)]
         if self.split > 1:
             # Blocks of the same place in another part: they have the same tile.
@@ -403,6 +424,7 @@ class Hopper:
 
     def _stored(self, i: int, block: int) -> list[Action]:
         together = self.store is not None and self.store.warps == WARPS
-        done = self.promoted or self.by_warps  # a promotion has read the products, and mma.sync waits for them
+        # Sums that are read one by one have been, and mma.sync waits for its own.
+        done = self.promoted or self.apart or self.by_warps
         read = [] if done else [Read(f"acc{block}")]
         return [*read, *([Sync(f"store{i}")] if together else [])]

@@ -163,6 +163,11 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         return warp_products(self.config, self.b, self.tile[2])
 
     @property
+    def sums_apart(self) -> bool:
+        """True if the scales of packed weights multiply sums, which have registers of their own."""
+        return self.weights is not None and self.a.packing.scales_sums
+
+    @property
     def matrices_of_c(self) -> int:
         """Matrices of C: one where groups are rows or columns of the same."""
         return 1 if self.joined_rows or self.experts is not None else self.batch

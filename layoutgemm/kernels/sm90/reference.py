@@ -43,7 +43,7 @@ from .mainloop import COPY_ARRIVALS
 from .operands.pair import SECOND, place_in_pairs
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 from .quantized.experts import expert_tables
-from .quantized.reference import block_in_stage, load_blocks
+from .quantized.reference import block_in_stage, load_blocks, scales_in_stage
 from .triangular.mirror import is_off_diagonal
 
 Values = np.ndarray  # float32, or int32 of integers
@@ -279,11 +279,20 @@ class _Cluster:
         plan, b, depth = self.plan, self.plan.b.descriptor, self.plan.mma.shape_mnk[2]
         weights = block_in_stage(plan, block.smem, self._stage(block, plan.a, stage), of_rows)
         first_b = self._stage(block, plan.b, stage)
+        apart: dict[int, Values] = {}  # where scales multiply sums: by the sum's number
         for number, step in enumerate(b.k_steps):
             word = b.base.at(first_b + step).word
             values = weights[:, number * depth : (number + 1) * depth]
             product = register_product(plan.mma, block.smem, values, word, b.major)
+            if plan.a.packing.scales_sums:
+                which = number * plan.a.sums // len(b.k_steps)
+                apart[which] = accumulated(plan.mma, apart[which], product) if which in apart else product
+                continue
             block.sums[key] = accumulated(plan.mma, block.sums[key], product) if key in block.sums else product
+        for which, product in apart.items():
+            scales = scales_in_stage(plan, block.smem, self._stage(block, plan.a, stage), of_rows)
+            total = block.sums.get(key, self._nothing())
+            block.sums[key] = (total + scales[:, which, None].astype(np.float64) * product).astype(np.float32)
 
     def _copy_numbers(self, block: _Block, stage: int, k_tile: int) -> None:
         """The loader's copies of a K block's numbers into a stage."""

@@ -10,7 +10,7 @@ import torch
 
 from .. import operator as _matmul
 from ..library import configured
-from ..quantized.launch import quantized_product
+from ..quantized.launch import quantized_product, scale_recipe
 from ..quantized.operators import quantized_call
 from ..scaled_grouped import api as _api
 from ..scaled_grouped.operators import plain_config
@@ -75,5 +75,7 @@ def quantized_matmul(
 ) -> None:  # fmt: skip
     """The product with packed weights into `out`."""
     given = dict(zip(tensors, others))
-    call = quantized_call((code, group, zeros, n, k), activation, out.dtype, config)
-    quantized_product(call, x, units, given.get("scales"), given.get("bias"), out)
+    scale_x = given.get("scale_x")
+    scale = scale_recipe(scale_x, x.shape[0], x.dtype)
+    call = quantized_call((code, group, zeros, n, k), activation, out.dtype, config, scale)
+    quantized_product(call, x, units, given.get("scales"), given.get("bias"), scale_x, out)

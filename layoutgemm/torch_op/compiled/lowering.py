@@ -20,7 +20,7 @@ _OPTIONAL: dict[str, tuple[str, ...]] = {
     "gated": (),
     "scaled_matmul": ("scale_b", "bias"),
     "grouped_matmul": ("groups", "scale_a", "scale_b", "bias"),
-    "quantized_matmul": ("scales", "bias"),
+    "quantized_matmul": ("scales", "bias", "scale_x"),
 }
 _ALWAYS = ("a", "scale_a", "b", "x", "units")  # tensors of the operators, in the order of their arguments
 

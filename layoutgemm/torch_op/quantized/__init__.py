@@ -1,4 +1,4 @@
-"""layoutgemm.quantized_matmul: 16-bit activations times packed weights of 4 and 8 bits.
+"""layoutgemm.quantized_matmul: activations of 16 bits or float8 times packed weights of 4 and 8 bits.
 
 weights     QuantizedWeight: packed units as a tensor, from plain weights and back
 experts     quantized_grouped_matmul: several experts' weights in one launch

@@ -11,7 +11,7 @@ from ..compiled.lowering import register
 from ..prepared import config_text
 from ..scaled_grouped.scaled import check_config
 from .kept import Key, find
-from .launch import quantized_product
+from .launch import flat, quantized_product
 from .operators import checked_call, facts_of
 from .weights import QuantizedWeight
 
@@ -22,23 +22,29 @@ def quantized_matmul(
     x: torch.Tensor,
     weight: QuantizedWeight,
     *,
+    scale_x: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     activation: str | None = None,
     out_dtype: torch.dtype | None = None,
     config: Sm90Config | None = None,
 ) -> torch.Tensor:
-    """activation(x @ weight.T + bias) with packed weights of 4 or 8 bits.
+    """activation(scale_x * x @ weight.T + bias) with packed weights of 4 or 8 bits.
 
-    x          bfloat16 or float16, (..., k), the type that `weight` was packed for: on one GPU of compute capability
-               9.0, or on the CPU, where the product is computed in float64
+    x          bfloat16 or float16, (..., k), the type that `weight` was packed for; float8_e4m3fn or float8_e5m2 if
+               that is float8_e4m3fn. On one GPU of compute capability 9.0, or on the CPU, where the product is computed
+               in float64
     weight     (n, k), on x's device
+    scale_x    of a float8 x: float32, one for each row, (..., 1) or (...), or one element; as `layoutgemm.quantize`
+               makes them for RowWise and TensorWise
     bias       float32, bfloat16 or float16, (n,)
     activation relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh
-    out_dtype  default x's
+    out_dtype  default x's, or bfloat16 of a float8 x
     config     the kernel's configuration, of the transposed product; default the one estimated fastest
 
-    A weight of groups is rounded to x's type when it is multiplied; sums are float32. Bias and activation are applied
-    before the one rounding. Works under torch.compile, FakeTensor and in CUDA graphs. x and bias have gradients.
+    A weight of groups is rounded to x's type when it is multiplied; sums are float32. With float8 the codes are
+    multiplied, exactly; each group's sum, or each 128 of K, is multiplied by its scale and added in float32. Scales,
+    bias and activation are applied before the one rounding. Works under torch.compile, FakeTensor and in CUDA graphs.
+    x and bias have gradients, but for a float8 x.
 
     Raises OperandError, or TensorError for shapes, naming the operand.
 
@@ -46,19 +52,24 @@ def quantized_matmul(
     >>> weight = QuantizedWeight.quantize(torch.eye(3, 128), QuantizedFormat("int8"))
     >>> quantized_matmul(torch.arange(128.0).bfloat16(), weight, bias=torch.ones(3)).tolist()
     [1.0, 2.0, 3.0]
+    >>> weight = QuantizedWeight.quantize(torch.eye(3, 128), QuantizedFormat("int4", 128), torch.float8_e4m3fn)
+    >>> x = torch.ones(2, 128).to(torch.float8_e4m3fn)
+    >>> quantized_matmul(x, weight, scale_x=torch.tensor([[1.0], [0.5]])).tolist()
+    [[1.0, 1.0, 1.0], [0.5, 0.5, 0.5]]
     """
     key: Key = ()
     if _is_traced():
         register()  # Inductor is told of the operator before it meets it
     elif type(weight) is QuantizedWeight:
-        key, found = find(x, weight.units, weight.scales, bias, (weight.kind, activation, out_dtype, config))
+        options = weight.kind, activation, out_dtype, config
+        key, found = find(x, weight.units, weight.scales, bias, options, scale_x)
         if found is not None:
             return found
     if not isinstance(weight, QuantizedWeight):
         raise OperandError(f"weight is a {type(weight).__qualname__}: a QuantizedWeight, as QuantizedWeight.quantize")
     if not isinstance(x, torch.Tensor):
         raise OperandError(f"x is a {type(x).__qualname__}, not a torch tensor")
-    if x.dtype != weight.activations:
+    if not weight.takes(x.dtype):
         raise OperandError(f"x is {x.dtype}, and the weights are packed for {weight.activations}")
     if x.ndim == 0 or x.shape[-1] != weight.k:
         raise TensorError(f"x has shape {list(x.shape)}: (..., {weight.k}), the weights being {weight.n}x{weight.k}")
@@ -66,10 +77,13 @@ def quantized_matmul(
     rows = x.reshape(-1, weight.k)
     facts, text = facts_of(weight.format, weight.n, weight.k), config_text(config)
     operands = rows, weight.units, weight.scales, bias
-    if needs_dispatcher(*operands):
-        value = torch.ops.layoutgemm.quantized_matmul(*operands, activation, *facts, out_dtype, text)
+    factors = flat(scale_x, x)
+    if needs_dispatcher(*operands, factors):
+        value = torch.ops.layoutgemm.quantized_matmul(*operands, activation, *facts, out_dtype, text, factors)
     else:
-        call = checked_call(*operands, activation, facts, out_dtype, text)
-        copied = rows.data_ptr() != x.data_ptr()
-        value = quantized_product(call, *operands, None, () if copied else key, (*x.shape[:-1], weight.n))
+        call = checked_call(*operands, activation, facts, out_dtype, text, factors)
+        copied = rows.data_ptr() != x.data_ptr() or (
+            scale_x is not None and factors is not None and factors.data_ptr() != scale_x.data_ptr()
+        )
+        value = quantized_product(call, *operands, factors, None, () if copied else key, (*x.shape[:-1], weight.n))
     return value.reshape(*x.shape[:-1], weight.n)

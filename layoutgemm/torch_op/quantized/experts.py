@@ -1,7 +1,8 @@
 """layoutgemm.quantized_grouped_matmul: rows in groups, each times packed weights of its own expert, in one launch.
 
     quantized_grouped_matmul(Tensor x, Tensor units, Tensor? scales, Tensor offsets, str? activation, str code,
-                             int group, bool zeros, int n, int k, ScalarType? out_dtype=None, str config="") -> Tensor
+                             int group, bool zeros, int n, int k, ScalarType? out_dtype=None, str config="",
+                             Tensor? scale_x=None) -> Tensor
 
 The operator has no derivative. On the CPU groups are multiplied one by one in float64.
 """
@@ -24,7 +25,7 @@ from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.grouped import Ragged
 from ...kernels.sm90.plan import Sm90Plan
 from ...kernels.sm90.quantized.choose import experts_config
-from ...kernels.sm90.quantized.formats import QuantizedFormat
+from ...kernels.sm90.quantized.formats import FLOAT8, QuantizedFormat
 from ..bias_activation import GATES, by_torch
 from ..checks import check_activation, check_device, refuse_derivatives, stored_as
 from ..compiled.traced import named
@@ -36,11 +37,12 @@ from ..scaled_grouped.kept import require_hopper
 from ..scaled_grouped.operators import plain_config
 from ..scaled_grouped.scaled import check_config
 from ..types import C_NAMES, NAMES
-from .launch import QuantizedCall, arguments_of, epilogue_of, readable
+from .launch import QuantizedCall, arguments_of, epilogue_of, flat, in_place, readable, scale_recipe
 from .operators import Facts, facts_of, format_of
-from .weights import QuantizedWeight, dense_of, multiplied
+from .weights import QuantizedWeight, dense_of, multiplied, packed_for
 
 _WAY_OUT = "it is for inference; give its detach()"
+_SCALE_X = 12  # its place among the operator's arguments
 _INDEX = {torch.int32: "i32", torch.int64: "i64"}
 
 
@@ -51,7 +53,7 @@ class QuantizedExperts:
     units        uint8 (experts, row blocks, K units, bytes)
     scales       float32 (experts, n): of whole columns; None where groups have scales
     n, k         out and in features of each expert
-    activations  torch.bfloat16 or torch.float16: the type of x
+    activations  torch.bfloat16 or torch.float16: the type of x; torch.float8_e4m3fn: x is float8_e4m3fn or float8_e5m2
 
     >>> one = QuantizedWeight.quantize(torch.eye(64, 128), QuantizedFormat("int8"))
     >>> QuantizedExperts.of([one, one, one]).units.shape
@@ -109,19 +111,22 @@ def quantized_grouped_matmul(
     weights: QuantizedExperts,
     offsets: torch.Tensor,
     *,
+    scale_x: torch.Tensor | None = None,
     activation: str | None = None,
     out_dtype: torch.dtype | None = None,
     config: Sm90Config | None = None,
 ) -> torch.Tensor:
-    """activation(x[g] @ weights[e].T) for each expert e and its rows g.
+    """activation(scale_x[g] * x[g] @ weights[e].T) for each expert e, g its rows.
 
-    x          bfloat16 or float16, (rows, k), the type that `weights` are packed for: on one GPU of compute capability
-               9.0, or on the CPU, where the products are computed in float64
+    x          bfloat16 or float16, (rows, k), the type that `weights` are packed for; float8_e4m3fn or float8_e5m2 if
+               that is float8_e4m3fn. On one GPU of compute capability 9.0, or on the CPU, where the products are
+               computed in float64
     weights    of all experts, on x's device
     offsets    int32 or int64, (experts + 1,): group e is rows offsets[e] to offsets[e + 1]; from 0 to x's rows, none
                below the one before it. On a GPU their values are read by the kernel alone, and not checked
+    scale_x    of a float8 x: float32, one for each row, (rows, 1) or (rows,), or one element
     activation relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh
-    out_dtype  default x's
+    out_dtype  default x's, or bfloat16 of a float8 x
     config     the kernel's configuration, of the transposed product; default a tile as wide as two usual groups
 
     An empty group costs nothing. Works under torch.compile, FakeTensor and in CUDA graphs. There are no gradients.
@@ -139,12 +144,12 @@ def quantized_grouped_matmul(
     if not isinstance(x, torch.Tensor) or not isinstance(offsets, torch.Tensor):
         found = type(offsets if isinstance(x, torch.Tensor) else x).__qualname__
         raise OperandError(f"x and offsets are torch tensors; got a {found}")
-    if x.dtype != weights.activations:
+    if not weights.expert(0).takes(x.dtype):
         raise OperandError(f"x is {x.dtype}, and the weights are packed for {weights.activations}")
     check_config(config)
     facts = facts_of(weights.format, weights.n, weights.k)
     value: torch.Tensor = torch.ops.layoutgemm.quantized_grouped_matmul(
-        x, weights.units, weights.scales, offsets, activation, *facts, out_dtype, config_text(config)
+        x, weights.units, weights.scales, offsets, activation, *facts, out_dtype, config_text(config), flat(scale_x, x)
     )
     return value
 
@@ -154,13 +159,13 @@ def quantized_grouped_matmul(
 
 def _checked(
     x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, offsets: torch.Tensor, activation: str | None,
-    facts: Facts, out_dtype: torch.dtype | None, config: str,
+    facts: Facts, out_dtype: torch.dtype | None, config: str, scale_x: torch.Tensor | None,
 ) -> QuantizedCall:  # fmt: skip
     """The checked product. Raises OperandError or TensorError, naming the operand."""
-    check_operands({"x": x, "units": units, "offsets": offsets, **named(scales=scales)})
+    check_operands({"x": x, "units": units, "offsets": offsets, **named(scales=scales, scale_x=scale_x)})
     check_device(x)
     fmt, (n, k) = format_of(*facts[:3]), facts[3:]
-    weights = QuantizedExperts(fmt, units, scales, n, k, x.dtype)
+    weights = QuantizedExperts(fmt, units, scales, n, k, packed_for(x.dtype) or x.dtype)
     if x.ndim != 2 or x.shape[1] != k:
         raise TensorError(f"x has shape {list(x.shape)}: (rows, {k}), the weights being {n}x{k}")
     if offsets.dtype not in _INDEX or tuple(offsets.shape) != (weights.experts + 1,):
@@ -172,29 +177,33 @@ def _checked(
     check_activation(activation)
     if activation in GATES:
         raise OperandError(f"activation {activation!r}: a product with packed weights has no gate")
-    return QuantizedCall(fmt, (n, k), activation, stored_as(x.dtype, out_dtype), plain_config(config))
+    scale = scale_recipe(scale_x, x.shape[0], x.dtype)
+    return QuantizedCall(fmt, (n, k), activation, stored_as(x.dtype, out_dtype), plain_config(config), scale)
 
 
 @torch.library.custom_op("layoutgemm::quantized_grouped_matmul", mutates_args=())
 def _grouped(
     x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, offsets: torch.Tensor, activation: str | None,
     code: str, group: int, zeros: bool, n: int, k: int, out_dtype: torch.dtype | None = None, config: str = "",
+    scale_x: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    call = _checked(x, units, scales, offsets, activation, (code, group, zeros, n, k), out_dtype, config)
-    return experts_product(call, x, units, scales, offsets)
+    call = _checked(x, units, scales, offsets, activation, (code, group, zeros, n, k), out_dtype, config, scale_x)
+    return experts_product(call, x, units, scales, offsets, scale_x)
 
 
 @_grouped.register_fake
 def _(
     x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, offsets: torch.Tensor, activation: str | None,
     code: str, group: int, zeros: bool, n: int, k: int, out_dtype: torch.dtype | None = None, config: str = "",
+    scale_x: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    call = _checked(x, units, scales, offsets, activation, (code, group, zeros, n, k), out_dtype, config)
+    call = _checked(x, units, scales, offsets, activation, (code, group, zeros, n, k), out_dtype, config, scale_x)
     return x.new_empty((x.shape[0], n), dtype=call.kind)
 
 
 def _underived(*operands: Any) -> torch.Tensor:
-    refuse_derivatives({"x": operands[0], "scales": operands[2]}, _WAY_OUT)
+    scale_x = operands[_SCALE_X] if len(operands) > _SCALE_X else None
+    refuse_derivatives({"x": operands[0], "scales": operands[2], "scale_x": scale_x}, _WAY_OUT)
     raise OperandError("torch.ops.layoutgemm.quantized_grouped_matmul has no derivative")
 
 
@@ -205,12 +214,13 @@ with_autograd("quantized_grouped_matmul", _underived)
 
 
 def experts_product(
-    call: QuantizedCall, x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, offsets: torch.Tensor
-) -> torch.Tensor:
-    """activation(x[g] @ weights[e].T) of x (rows, k): a checked call."""
+    call: QuantizedCall, x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, offsets: torch.Tensor,
+    scale_x: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """activation(scale_x[g] * x[g] @ weights[e].T) of x (rows, k): a checked call."""
     rows, n = x.shape[0], call.size[0]
     if not on_gpu(x.get_device()):
-        return _on_cpu(call, x, units, scales, offsets)
+        return _on_cpu(call, x, units, scales, offsets, scale_x)
     require_hopper(x.get_device(), "quantized_grouped_matmul")
     c = torch.empty((rows, n), dtype=call.kind, device=x.device)
     if rows == 0:
@@ -219,19 +229,23 @@ def experts_product(
     key = (call, units.shape[0], rows, lines.stride(0), x.dtype, offsets.dtype, x.get_device())
     with torch.cuda.device(x.device):
         direct = _prepared(*key)
-        read = [units, lines, c, *([] if scales is None else [scales]), ends]
-        direct.launch([t.data_ptr() for t in read], raw_stream(x.get_device()))
+        vectors = [v for v in (scales, None if scale_x is None else in_place(scale_x)) if v is not None]
+        direct.launch([t.data_ptr() for t in (units, lines, c, *vectors, ends)], raw_stream(x.get_device()))
     return c
 
 
 def _on_cpu(
-    call: QuantizedCall, x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, offsets: torch.Tensor
-) -> torch.Tensor:
+    call: QuantizedCall, x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, offsets: torch.Tensor,
+    scale_x: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
     found = torch.empty((x.shape[0], call.size[0]), dtype=call.kind)
+    factors = torch.ones(1) if scale_x is None else resolved(scale_x)
+    factors = factors.double().reshape(-1, 1).expand(x.shape[0], 1)
     for e, (start, end) in enumerate(pairwise(offsets.tolist())):
         wide = dense_of(call.format, x.dtype, units[e], None if scales is None else scales[e], call.size)
         dense = multiplied(call.format, wide, x.dtype).double()
-        found[start:end] = by_torch(resolved(x[start:end]).double() @ dense.T, None, call.activation, call.kind)
+        sums = resolved(x[start:end]).double() @ dense.T * factors[start:end]
+        found[start:end] = by_torch(sums, None, call.activation, call.kind)
     return found
 
 
@@ -239,7 +253,10 @@ def _on_cpu(
 def _prepared(
     call: QuantizedCall, experts: int, rows: int, stride: int, x: torch.dtype, offsets: torch.dtype, device: int
 ) -> Direct:
-    """The launch of a product for x of such lines; it takes addresses: weights, x, C, scales of columns, offsets."""
+    """The launch of a product for x of such lines.
+
+    It takes addresses: weights, x, C, the scales of columns, of x, the offsets.
+    """
     places = gpu(device)[0]
     plan = experts_plan(call, experts, rows, NAMES[x], _INDEX[offsets])
     pitch = stride if rows > 1 else padded_leading(plan.b.dtype, call.size[1])
@@ -249,9 +266,10 @@ def _prepared(
 @lru_cache(maxsize=1024)
 def experts_plan(call: QuantizedCall, experts: int, rows: int, x: str, offsets: str) -> Sm90Plan:
     """The plan of a product of that many rows, all groups together."""
-    n, k = call.size
+    become = "e4m3" if x in FLOAT8 else x
+    (n, k), epilogue = call.size, epilogue_of(call.format, None, call.activation, call.scale)
     return Sm90Plan.derive(
-        n, rows, k, batch=experts, a=x, b=f"{x}:col", c=f"{C_NAMES[call.kind]}:col",
-        config=call.config or experts_config(rows, experts), weights=call.format,
-        experts=Ragged.of(experts, offsets), epilogue=epilogue_of(call.format, None, call.activation) or None,
+        n, rows, k, batch=experts, a=become, b=f"{x}:col", c=f"{C_NAMES[call.kind]}:col",
+        config=call.config or experts_config(rows, experts, become), weights=call.format,
+        experts=Ragged.of(experts, offsets), epilogue=epilogue or None,
     )  # fmt: skip

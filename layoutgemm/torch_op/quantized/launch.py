@@ -11,23 +11,26 @@ from functools import lru_cache
 
 import torch
 
-from ...errors import OperandError
+from ...errors import OperandError, TensorError
 from ...kernels.compile.compiler import compile_plan
 from ...kernels.derive import padded_leading
-from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Step
+from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Scale, Step, VectorScale
 from ...kernels.epilogue.parameters import Placed, words_of
 from ...kernels.run.operand_checks import resolved
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from ...kernels.sm90.quantized.choose import packed_config
-from ...kernels.sm90.quantized.formats import QuantizedFormat
+from ...kernels.sm90.quantized.formats import FLOAT8, QuantizedFormat
 from ..bias_activation import by_torch
 from ..launch import Direct, raw_stream
 from ..prepared import gpu, on_gpu
 from ..scaled_grouped.kept import require_hopper
+from ..scaled_grouped.recipes import ROW, TENSOR
+from ..scaled_grouped.scaled import check_addresses
 from ..types import C_NAMES, NAMES, READ
 from .kept import Key, keep
 from .weights import dense_of, multiplied
 
+SCALE_X = "scale_x"  # the epilogue's operand
 _VECTOR = 16  # bytes: alignment of lines that TMA reads
 
 
@@ -35,7 +38,8 @@ _VECTOR = 16  # bytes: alignment of lines that TMA reads
 class QuantizedCall:
     """A checked product with packed weights.
 
-    size  (n, k) of the weights
+    size   (n, k) of the weights
+    scale  of x: "RowWise", "TensorWise", or "" without one
     """
 
     format: QuantizedFormat
@@ -43,35 +47,44 @@ class QuantizedCall:
     activation: str | None
     kind: torch.dtype
     config: Sm90Config | None = None
+    scale: str = ""
 
 
 def quantized_product(
     call: QuantizedCall, x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None,
-    out: torch.Tensor | None = None, key: Key = (), shape: Sequence[int] = (),
+    scale_x: torch.Tensor | None = None, out: torch.Tensor | None = None, key: Key = (), shape: Sequence[int] = (),
 ) -> torch.Tensor:  # fmt: skip
-    """activation(x @ weights.T + bias) of x (rows, k): a new tensor, or `out`, which is contiguous.
+    """activation(scale_x * x @ weights.T + bias) of x (rows, k): a new tensor, or `out`, which is contiguous.
 
     key, shape  by which the launch is kept, unless it is (), and the result's shape there
     """
     n, rows = call.size[0], x.shape[0]
     if not on_gpu(x.get_device()):
         dense = multiplied(call.format, dense_of(call.format, x.dtype, units, scales, call.size), x.dtype)
-        value = by_torch(resolved(x.detach()).double() @ dense.double().T, bias, call.activation, call.kind)
+        wide = resolved(x.detach()).double() @ dense.double().T
+        if scale_x is not None:
+            wide = wide * resolved(scale_x.detach()).double().reshape(-1, 1)
+        value = by_torch(wide, bias, call.activation, call.kind)
         return value if out is None else out.copy_(value)
     require_hopper(x.get_device(), "quantized_matmul")
     c = torch.empty((rows, n), dtype=call.kind, device=x.device) if out is None else out
     if rows == 0:
         return c
     lines = readable(resolved(x.detach()))
-    vector = bias if bias is None or (bias.is_contiguous() and not bias.is_neg()) else resolved(bias).contiguous()
-    read = [value for value in (scales, vector) if value is not None]  # in the order of the epilogue's steps
+    factor, vector = (None if v is None else in_place(v) for v in (scale_x, bias))
+    read = [value for value in (scales, factor, vector) if value is not None]  # in the order of the epilogue's steps
     with torch.cuda.device(x.device):
         direct = _prepared(call, rows, lines.stride(0), x.dtype, None if bias is None else bias.dtype, x.get_device())
         addresses = [t.data_ptr() for t in (units, lines, c, *read)]
         direct.launch(addresses, raw_stream(x.get_device()))
-    if key and lines.data_ptr() == x.data_ptr() and (bias is None or vector is bias):
+    if key and lines.data_ptr() == x.data_ptr() and vector is bias and factor is scale_x:
         keep(key, direct, shape, call.kind)
     return c
+
+
+def in_place(vector: torch.Tensor) -> torch.Tensor:
+    """A vector whose elements are contiguous: itself, or a copy."""
+    return vector if vector.is_contiguous() and not vector.is_neg() else resolved(vector).contiguous()
 
 
 def readable(x: torch.Tensor) -> torch.Tensor:
@@ -90,7 +103,10 @@ def readable(x: torch.Tensor) -> torch.Tensor:
 def _prepared(
     call: QuantizedCall, rows: int, stride: int, x: torch.dtype, bias: torch.dtype | None, device: int
 ) -> Direct:
-    """The launch of a product for x of such lines; it takes addresses: weights, x, C, the scales of columns, bias."""
+    """The launch of a product for x of such lines.
+
+    It takes addresses: weights, x, C, the scales of columns, of x, the bias.
+    """
     k, places = call.size[1], gpu(device)[0]
     plan = plan_of(call, rows, NAMES[x], None if bias is None else C_NAMES[bias], places.multiprocessors)
     pitch = stride if rows > 1 else padded_leading(plan.b.dtype, k)
@@ -111,7 +127,8 @@ def arguments_of(plan: Sm90Plan, pitch: int, workers: int) -> tuple[tuple[int, .
     """
     n, rows, k = plan.m, plan.n, plan.k
     names = [given.name for given in plan.epilogue.given]
-    words = words_of(plan.epilogue, {name: Placed(0, 0, n if plan.batch > 1 else 0) for name in names})
+    own = {name: n if plan.batch > 1 and name != SCALE_X else 0 for name in names}  # of each expert; x's are of rows
+    words = words_of(plan.epilogue, {name: Placed(0, 0, step) for name, step in own.items()})
     sizes = (n, rows, k, plan.batch, k, pitch, n, n * k, rows * pitch, rows * n, workers)
     names += [plan.experts.name] if plan.experts is not None else []
     at = [3 + len(sizes) + plan.words.index(name) for name in names]
@@ -122,20 +139,23 @@ def arguments_of(plan: Sm90Plan, pitch: int, workers: int) -> tuple[tuple[int, .
 def plan_of(call: QuantizedCall, rows: int, x: str, bias: str | None, sms: int) -> Sm90Plan:
     """The plan of a product for x of that many rows and that type."""
     n, k = call.size
-    config = call.config or packed_config(n, rows, k, sms)
+    become = "e4m3" if x in FLOAT8 else x
+    config = call.config or packed_config(n, rows, k, sms, become)
     return Sm90Plan.derive(
-        n, rows, k, a=x, b=f"{x}:col", c=f"{C_NAMES[call.kind]}:col", config=config, weights=call.format,
-        epilogue=epilogue_of(call.format, bias, call.activation) or None,
+        n, rows, k, a=become, b=f"{x}:col", c=f"{C_NAMES[call.kind]}:col", config=config, weights=call.format,
+        epilogue=epilogue_of(call.format, bias, call.activation, call.scale) or None,
     )  # fmt: skip
 
 
-def epilogue_of(fmt: QuantizedFormat, bias: str | None, activation: str | None) -> Epilogue:
-    """The epilogue of the transposed product: scales of columns, a bias of that type, an activation.
+def epilogue_of(fmt: QuantizedFormat, bias: str | None, activation: str | None, scale: str = "") -> Epilogue:
+    """The epilogue of the transposed product: scales of columns, those of x, a bias of that type, an activation.
 
-    >>> [type(step).__name__ for step in epilogue_of(QuantizedFormat("int8"), "bf16", "silu").steps]
-    ['VectorScale', 'Bias', 'Activation']
+    >>> [type(step).__name__ for step in epilogue_of(QuantizedFormat("int4"), "bf16", "silu", "TensorWise").steps]
+    ['VectorScale', 'Scale', 'Bias', 'Activation']
     """
     steps: list[Step] = []
+    if scale:
+        steps.append(Scale(SCALE_X, device=True) if scale == TENSOR else VectorScale("n", "f32", SCALE_X))
     if bias is not None:
         steps.append(Bias("m", bias))
     if activation is not None:
@@ -147,3 +167,32 @@ def check_bias(bias: torch.Tensor | None, n: int) -> None:
     """Raise OperandError for a bias that no kernel reads."""
     if bias is not None and (bias.dtype not in READ or tuple(bias.shape) != (n,)):
         raise OperandError(f"bias is {bias.dtype} of shape {list(bias.shape)}: float32, bfloat16 or float16 of [{n}]")
+
+
+def scale_recipe(scale_x: torch.Tensor | None, rows: int, x: torch.dtype) -> str:
+    """ "RowWise" or "TensorWise", of the scales of x (rows, k), or "" without any.
+
+    Raises OperandError for scales that no kernel reads.
+    """
+    if scale_x is None:
+        return ""
+    if x.itemsize != 1:
+        raise OperandError(f"scale_x is given, and x is {x}: scales are of float8 activations")
+    if scale_x.dtype != torch.float32 or not (scale_x.numel() == 1 or tuple(scale_x.shape) == (rows,)):
+        found = f"{scale_x.dtype} of shape {list(scale_x.shape)}"
+        raise OperandError(f"scale_x is {found}: float32, one for each of {rows} rows, or one element")
+    check_addresses(scale_x=scale_x)
+    return TENSOR if scale_x.numel() == 1 else ROW
+
+
+def flat(scale_x: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor | None:
+    """The scales of x's rows as a vector, and all others as they are. Raises TensorError for shapes that do not fit."""
+    if not isinstance(scale_x, torch.Tensor) or scale_x.numel() == 1:
+        return scale_x
+    front = tuple(x.shape[:-1])
+    if tuple(scale_x.shape) not in (front, (*front, 1)):
+        raise TensorError(
+            f"scale_x has shape {list(scale_x.shape)}: {[*front, 1]} or {list(front)}, a scale of each row, or "
+            "one element"
+        )
+    return scale_x.reshape(-1)

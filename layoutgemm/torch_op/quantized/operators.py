@@ -1,12 +1,13 @@
 """torch.ops.layoutgemm.quantized_matmul and dequantized: as torch's compiler, autograd and functorch see them.
 
     quantized_matmul(Tensor x, Tensor units, Tensor? scales, Tensor? bias, str? activation, str code, int group,
-                     bool zeros, int n, int k, ScalarType? out_dtype=None, str config="") -> Tensor
+                     bool zeros, int n, int k, ScalarType? out_dtype=None, str config="", Tensor? scale_x=None)
+                     -> Tensor
     dequantized(Tensor units, Tensor? scales, ScalarType activations, str code, int group, bool zeros, int n, int k)
                 -> Tensor
 
-x is (rows, k); `group` is 0 where a column has one scale. The gradient of x is grad @ weights, the weights in x's type;
-a bias has its gradient by torch; the weights have none.
+x is (rows, k); `group` is 0 where a column has one scale; scale_x is (rows,), or one element. The gradient of x is grad
+@ weights, the weights in x's type; a bias has its gradient by torch; the weights have none, and neither has a float8 x.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from ..compiled.traced import named
 from ..library import with_autograd
 from ..operator import matmul
 from ..scaled_grouped.operators import plain_config
-from .launch import QuantizedCall, check_bias, quantized_product
-from .weights import QuantizedWeight, dense_of
+from .launch import QuantizedCall, check_bias, quantized_product, scale_recipe
+from .weights import QuantizedWeight, dense_of, packed_for
 
 Facts = tuple[str, int, bool, int, int]  # code, group, zeros, n, k
+_SCALE_X = 11  # its place among the operator's arguments behind x
 _WAY_OUT = "weights and their scales are not trained; give its detach()"
 
 
@@ -46,46 +48,55 @@ def facts_of(fmt: QuantizedFormat, n: int, k: int) -> Facts:
 def checked_call(
     x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None,
     activation: str | None, facts: Facts, out_dtype: torch.dtype | None, config: str,
+    scale_x: torch.Tensor | None = None,
 ) -> QuantizedCall:  # fmt: skip
     """The checked product. Raises OperandError or TensorError, naming the operand."""
-    check_operands({"x": x, "units": units, **named(scales=scales, bias=bias)})
+    check_operands({"x": x, "units": units, **named(scales=scales, bias=bias, scale_x=scale_x)})
     check_device(x)
-    refuse_derivatives(named(scales=scales), _WAY_OUT)
+    refuse_derivatives(named(scales=scales, scale_x=scale_x), _WAY_OUT)
+    if x.dtype.itemsize == 1:
+        refuse_derivatives({"x": x}, "use torch.no_grad(), or give its detach()")
     fmt, (n, k) = format_of(*facts[:3]), facts[3:]
-    QuantizedWeight(fmt, units, scales, n, k, x.dtype)
+    QuantizedWeight(fmt, units, scales, n, k, packed_for(x.dtype) or x.dtype)
     if x.ndim != 2 or x.shape[1] != k:
         raise TensorError(f"x has shape {list(x.shape)}: (rows, {k}), the weights being {n}x{k}")
     check_activation(activation)
     if activation in GATES:
         raise OperandError(f"activation {activation!r}: a product with packed weights has no gate")
     check_bias(bias, n)
-    return quantized_call(facts, activation, stored_as(x.dtype, out_dtype), config)
+    scale = scale_recipe(scale_x, x.shape[0], x.dtype)
+    return quantized_call(facts, activation, stored_as(x.dtype, out_dtype), config, scale)
 
 
 @functools.lru_cache(1024)
-def quantized_call(facts: Facts, activation: str | None, kind: torch.dtype, config: str) -> QuantizedCall:
-    """The product of checked arguments, with a result of a type."""
-    return QuantizedCall(format_of(*facts[:3]), facts[3:], activation, kind, plain_config(config))
+def quantized_call(
+    facts: Facts, activation: str | None, kind: torch.dtype, config: str, scale: str = ""
+) -> QuantizedCall:
+    """The product of checked arguments, with a result of a type.
+
+    scale  of x, as `scale_recipe` names it
+    """
+    return QuantizedCall(format_of(*facts[:3]), facts[3:], activation, kind, plain_config(config), scale)
 
 
 @torch.library.custom_op("layoutgemm::quantized_matmul", mutates_args=())
 def _quantized(
     x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None,
     activation: str | None, code: str, group: int, zeros: bool, n: int, k: int, out_dtype: torch.dtype | None = None,
-    config: str = "",
+    config: str = "", scale_x: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     facts = code, group, zeros, n, k
-    call = checked_call(x, units, scales, bias, activation, facts, out_dtype, config)
-    return quantized_product(call, x, units, scales, bias)
+    call = checked_call(x, units, scales, bias, activation, facts, out_dtype, config, scale_x)
+    return quantized_product(call, x, units, scales, bias, scale_x)
 
 
 @_quantized.register_fake
 def _(
     x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None,
     activation: str | None, code: str, group: int, zeros: bool, n: int, k: int, out_dtype: torch.dtype | None = None,
-    config: str = "",
+    config: str = "", scale_x: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    call = checked_call(x, units, scales, bias, activation, (code, group, zeros, n, k), out_dtype, config)
+    call = checked_call(x, units, scales, bias, activation, (code, group, zeros, n, k), out_dtype, config, scale_x)
     return x.new_empty((x.shape[0], n), dtype=call.kind)
 
 
@@ -110,14 +121,16 @@ class _QuantizedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, facts: Facts, kind: torch.dtype, config: str
-    ) -> torch.Tensor:
-        value: torch.Tensor = torch.ops.layoutgemm.quantized_matmul(x, units, scales, None, None, *facts, kind, config)
+        x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, facts: Facts, kind: torch.dtype, config: str,
+        scale_x: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        options = kind, config, scale_x
+        value: torch.Tensor = torch.ops.layoutgemm.quantized_matmul(x, units, scales, None, None, *facts, *options)
         return value
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
-        x, units, scales, ctx.facts, ctx.kind, ctx.config = inputs
+        x, units, scales, ctx.facts, ctx.kind, ctx.config, _ = inputs  # a scale of x is of a float8 one: no derivative
         ctx.save_for_backward(units, scales)
         ctx.save_for_forward(units, scales)
         ctx.like = x.dtype
@@ -126,26 +139,26 @@ class _QuantizedProduct(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         units, scales = ctx.saved_tensors
         dense = torch.ops.layoutgemm.dequantized(units, scales, ctx.like, *ctx.facts)
-        return matmul(grad.to(ctx.like), dense), None, None, None, None, None
+        return matmul(grad.to(ctx.like), dense), None, None, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, dx: torch.Tensor, *others: None) -> torch.Tensor:  # type: ignore[override]
         units, scales = ctx.saved_tensors
-        value: torch.Tensor = _QuantizedProduct.apply(dx, units, scales, ctx.facts, ctx.kind, ctx.config)
+        value: torch.Tensor = _QuantizedProduct.apply(dx, units, scales, ctx.facts, ctx.kind, ctx.config, None)
         return value
 
 
 def _recorded(
     x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None,
     activation: str | None, code: str, group: int, zeros: bool, n: int, k: int, out_dtype: torch.dtype | None = None,
-    config: str = "",
+    config: str = "", scale_x: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The product with derivatives; torch adds the bias and computes the activation."""
     facts = code, group, zeros, n, k
-    call = checked_call(x, units, scales, bias, activation, facts, out_dtype, config)
+    call = checked_call(x, units, scales, bias, activation, facts, out_dtype, config, scale_x)
     finishes = bias is not None or activation is not None
     kind = torch.float32 if finishes else call.kind
-    value: torch.Tensor = _QuantizedProduct.apply(x, units, scales, facts, kind, config)
+    value: torch.Tensor = _QuantizedProduct.apply(x, units, scales, facts, kind, config, scale_x)
     return by_torch(value, bias, activation, call.kind) if finishes else value
 
 
@@ -154,10 +167,16 @@ with_autograd("quantized_matmul", _recorded)
 
 @_quantized.register_vmap
 def _(info: Any, in_dims: Sequence[int | None], x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, int]:
-    """Slices of x are more rows of one product."""
-    mapped = [at for at in in_dims[1:] if at is not None]
+    """Slices of x, and of its scales, are more rows of one product."""
+    scaled = len(others) > _SCALE_X and others[_SCALE_X] is not None
+    mapped = [at for i, at in enumerate(in_dims[1:]) if at is not None and not (scaled and i == _SCALE_X)]
     if mapped or in_dims[0] is None:
-        raise OperandError("torch.ops.layoutgemm.quantized_matmul is mapped along x alone")
+        raise OperandError("torch.ops.layoutgemm.quantized_matmul is mapped along x and scale_x alone")
     moved = x.movedim(in_dims[0], 0)
+    if scaled:
+        scale, at = others[_SCALE_X], in_dims[1 + _SCALE_X]
+        if at is not None or scale.numel() > 1:
+            slices = scale.movedim(at, 0).reshape(moved.shape[0], -1) if at is not None else scale.reshape(1, -1)
+            others = (*others[:_SCALE_X], slices.expand(*moved.shape[:-1]).reshape(-1), *others[_SCALE_X + 1 :])
     value = torch.ops.layoutgemm.quantized_matmul(moved.reshape(-1, moved.shape[-1]), *others)
     return value.reshape(*moved.shape[:-1], value.shape[-1]), 0

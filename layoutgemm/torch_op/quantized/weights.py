@@ -10,12 +10,23 @@ import numpy as np
 import torch
 
 from ...errors import OperandError
-from ...kernels.sm90.quantized.conversions import TARGETS, zero_word
-from ...kernels.sm90.quantized.formats import UNIT_K, UNIT_ROWS, QuantizedFormat
+from ...kernels.sm90.quantized.conversions import TARGETS, zero_bits
+from ...kernels.sm90.quantized.formats import MOST_ZERO, UNIT_K, UNIT_ROWS, QuantizedFormat
 from ...kernels.sm90.quantized.order import PackedOrder
-from ...kernels.sm90.quantized.packing import PackedWeights, QuantizedWeights, pack, quantize, units_of, unpack
+from ...kernels.sm90.quantized.packing import (
+    PackedWeights,
+    QuantizedWeights,
+    check_activations,
+    pack,
+    quantize,
+    units_of,
+    unpack,
+)
 from ..types import C_NAMES, TYPES
 
+FLOAT8 = torch.float8_e4m3fn  # the activations of weights that are multiplied by float8, of either kind
+_PACKED_FOR = {torch.bfloat16: torch.bfloat16, torch.float16: torch.float16, FLOAT8: FLOAT8, torch.float8_e5m2: FLOAT8}
+_KNOWN = "bfloat16, float16, or float8_e4m3fn for float8 of either kind"
 _AT_A_TIME = 1024  # rows, whole blocks: what is quantised at a time
 
 
@@ -26,7 +37,7 @@ class QuantizedWeight:
     units        uint8 (row blocks, K units, bytes): codes, and the scales of groups
     scales       float32 (n,): of whole columns; None where groups have scales
     n, k         out and in features
-    activations  torch.bfloat16 or torch.float16: the type of x
+    activations  torch.bfloat16 or torch.float16: the type of x; torch.float8_e4m3fn: x is float8_e4m3fn or float8_e5m2
 
     >>> weight = QuantizedWeight.quantize(torch.eye(64, 128), QuantizedFormat("int8"))
     >>> weight.units.shape, weight.dense()[3, :5].tolist()
@@ -41,10 +52,9 @@ class QuantizedWeight:
     activations: torch.dtype = torch.bfloat16
 
     def __post_init__(self) -> None:
-        name = C_NAMES.get(self.activations)
-        if name not in TARGETS:
-            raise OperandError(f"activations are {self.activations}: bfloat16 or float16")
-        order = PackedOrder(self.format, str(name))
+        name = _name_of(self.activations)
+        check_activations(self.format, name)
+        order = PackedOrder(self.format, name)
         want = (*units_of(self.n, self.k), order.unit_bytes)
         if self.units.dtype != torch.uint8 or tuple(self.units.shape) != want or not self.units.is_contiguous():
             found = f"{self.units.dtype} of shape {list(self.units.shape)}"
@@ -54,6 +64,10 @@ class QuantizedWeight:
             raise OperandError(f"scales are {'missing' if given is None else 'given'}, and weights are {self.format}")
         if given is not None and (given.dtype != torch.float32 or tuple(given.shape) != (self.n,)):
             raise OperandError(f"scales are {given.dtype} of shape {list(given.shape)}: float32 of [{self.n}]")
+
+    def takes(self, kind: torch.dtype) -> bool:
+        """True for the types of x that the weights are multiplied by."""
+        return packed_for(kind) == self.activations
 
     @cached_property
     def kind(self) -> str:
@@ -70,7 +84,8 @@ class QuantizedWeight:
     ) -> QuantizedWeight:
         """Weights (n, k) rounded to the nearest codes, on the CPU, and packed; the result is where `weight` is.
 
-        Raises OperandError for weights that are not finite, or a k that groups do not divide.
+        Raises OperandError for weights that are not finite, a k that groups do not divide, or codes that float8 does
+        not hold.
         """
         name = _name_of(activations)
         if weight.ndim != 2 or 0 in weight.shape:
@@ -111,10 +126,19 @@ class QuantizedWeight:
         return dense_of(self.format, self.activations, self.units, self.scales, (self.n, self.k)).to(dtype)
 
 
+def packed_for(kind: torch.dtype) -> torch.dtype | None:
+    """The `activations` of weights for an x of a type, or None.
+
+    >>> packed_for(torch.float8_e5m2)
+    torch.float8_e4m3fn
+    """
+    return _PACKED_FOR.get(kind)
+
+
 def _name_of(activations: torch.dtype) -> str:
     name = C_NAMES.get(activations)
     if name not in TARGETS:
-        raise OperandError(f"activations are {activations}: bfloat16 or float16")
+        raise OperandError(f"activations are {activations}: {_KNOWN}")
     return str(name)
 
 
@@ -123,7 +147,7 @@ def dense_of(
     shape: tuple[int, int],
 ) -> torch.Tensor:  # fmt: skip
     """The weights (n, k) in float32: (value - zero point) * scale, by torch."""
-    order, device = PackedOrder(fmt, _name_of(activations)), units.device
+    order, device = PackedOrder(fmt, _name_of(packed_for(activations) or activations)), units.device
     rows, along_k = units.shape[:2]
     codes = units[..., : order.code_bytes]
     if fmt.bits == 4:
@@ -134,21 +158,30 @@ def dense_of(
     table = torch.from_numpy(np.nan_to_num(fmt.facts.values(), nan=0.0, posinf=0.0, neginf=0.0)).float().to(device)
     if scales is not None:
         return table[plain] * scales[:, None]
-    numbers = units[..., order.code_bytes :].contiguous().view(activations).float()
-    kinds = numbers.reshape(rows, along_k, -1, order.scale_words, 2)
-    found = [_groups(order, kinds[..., kind, :], shape) for kind in range(order.scale_words)]
+    kinds = (
+        units[..., order.code_bytes :].contiguous().view(torch.int16).reshape(rows, along_k, -1, order.scale_words, 2)
+    )
+    each = _groups(order, kinds[..., 0, :].contiguous().view(TYPES[order.target.scales.name]).float(), shape)
     if not fmt.zeros:
-        return table[plain] * found[0]
-    magic = float(order.target.dtype.decode(np.array([zero_word(order.target, 0) & 0xFFFF]))[0])
-    return (plain.float() - (found[1] - magic)) * found[0]
+        return table[plain] * each
+    zeros = _groups(order, _zeros(order, kinds[..., 1, :]), shape)
+    return (plain.float() - zeros) * each
 
 
 def multiplied(fmt: QuantizedFormat, dense: torch.Tensor, activations: torch.dtype) -> torch.Tensor:
-    """Weights as a product multiplies them: those of groups are rounded to the activations' type.
+    """Weights as a product multiplies them: those of groups are rounded to the activations' type of 16 bits.
 
-    The scale of a column multiplies the sums, in float32.
+    The scale of a column multiplies the sums, in float32, and with float8 activations so does that of a group.
     """
-    return dense if fmt.group is None else dense.to(activations).to(dense.dtype)
+    return dense if fmt.group is None or activations.itemsize == 1 else dense.to(activations).to(dense.dtype)
+
+
+def _zeros(order: PackedOrder, bits: torch.Tensor) -> torch.Tensor:
+    """Zero points of their 16 bits."""
+    table = torch.full((1 << 16,), -1.0)
+    values = np.arange(MOST_ZERO + 1)
+    table[torch.from_numpy(zero_bits(order.target, values).astype(np.int64))] = torch.from_numpy(values).float()
+    return table.to(bits.device)[bits.long() & 0xFFFF]
 
 
 def _groups(order: PackedOrder, numbers: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:

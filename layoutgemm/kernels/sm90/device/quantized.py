@@ -8,6 +8,15 @@
                 run, multiplies them with B from shared memory, and waits for the group before
 
 A stage is released behind the first group of the next K tile: all products that read it are done then.
+
+Weights that become e4m3 are summed apart: where scales of groups are not exact as e4m3, they multiply the f32 sums.
+
+    consumer    for each sum of K, a group or a K tile, and each of its blocks of 64 rows: converts fragments, while the
+                last products of the sum before run, waits for these, computes total += scale * sum, and multiplies into
+                the same registers
+
+No more than 128 products are so added in the tensor core's registers, which keep 14 bits of 8-bit products (DeepSeek-V3
+Technical Report, 3.5.2).
 """
 
 from __future__ import annotations
@@ -17,21 +26,23 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
+import numpy as np
 from cutlass import Float32, Int32, Int64, const_expr
 
 from ....atoms.copy.base import WARP
 from ...dsl import bridge
 from ...dsl.ampere import load_words
-from ...dsl.packed_weights import DevicePairs, RegisterWgmma, load_bytes, prefetch_bytes
+from ...dsl.packed_weights import DevicePairs, RegisterWgmma, held, load_bytes, multiply_add, prefetch_bytes
 from ...dsl.warp import load_matrices, multiply_warp
 from ...plan import present, tile_count
 from ...store import ROWS
 from ..plan import Sm90Plan
+from ..quantized.conversions import HALF
 from ..quantized.experts import weight_block
 from ..quantized.formats import UNIT_K, UNIT_ROWS
 from ..quantized.fragments import ROW_SELECTORS, fragment, words_of
 from ..quantized.operand import BlockCopy
-from ..quantized.order import FRAGMENT_K, WORDS
+from ..quantized.order import WORDS
 from ..quantized.warp_products import CHAINS
 from .fused import Sm90FusedKernel
 
@@ -85,6 +96,8 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         """A consumer warpgroup: all its tiles, conversions, products and stores."""
         if const_expr(self.plan.products is not None):
             self.consume_by_warps(job, maps, tile, consumer, thread)
+        elif const_expr(self.plan.sums_apart):
+            self.consume_apart(job, maps, tile, consumer, thread, ahead)
         else:
             self.consume_by_warpgroup(job, maps, tile, consumer, thread, ahead)
 
@@ -102,18 +115,18 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         packed = PackedFragments(plan, first_block, thread)
         stage, parity = Int32(0), Int32(0)
         groups = plan.a.product_groups(plan.blocks)
-        blocks_of_k = plan.tile[2] // FRAGMENT_K // groups
+        blocks_of_k = plan.tile[2] // plan.a.packing.depth // groups
         while tile < job.tiles:
             origin = self.origin(job, tile)
             before = stage
             for k_tile in cutlass.range(job.k_tiles, unroll=1):
                 stage = bridge.uniform(stage)
                 bridge.barrier_wait(job.shared.full(stage), parity)
-                held = [packed.load(job.shared, stage, block) for block in range(plan.blocks)]
+                words = [packed.load(job.shared, stage, block) for block in range(plan.blocks)]
                 for group in cutlass.range_constexpr(groups):
                     for block in cutlass.range_constexpr(plan.blocks):
                         first = group * blocks_of_k
-                        fragments = [packed.fragment(held[block], first + i) for i in range(blocks_of_k)]
+                        fragments = [packed.fragment(words[block], first + i) for i in range(blocks_of_k)]
                         keep = k_tile > 0 if group == 0 else True
                         mma.multiply_fragments(accumulators[block], fragments, b, stage, first, keep)
                         mma.wait(1)
@@ -144,6 +157,72 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
             bridge.wait_stores_read(0)
 
     @cute.jit
+    def consume_apart(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, consumer: Int32, thread: Int32,
+        ahead: tuple[Int32, ...],
+    ) -> None:  # fmt: skip
+        """Products by wgmma: each sum of K in registers of its own, multiplied by its scale.
+
+        The totals are float32.
+        """
+        plan = self.plan
+        mma = RegisterWgmma(plan)
+        products, totals = mma.accumulator(), [mma.accumulator() for _ in range(plan.blocks)]
+        b = bridge.WgmmaOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
+        packed = PackedFragments(plan, consumer * plan.blocks, thread)
+        scales = ScaledSums(plan)
+        stage, parity = Int32(0), Int32(0)
+        groups = plan.a.product_groups(plan.blocks)
+        fragments = plan.tile[2] // plan.a.packing.depth // groups  # of a group
+        parts = groups // plan.a.sums  # groups of a sum
+        while tile < job.tiles:
+            origin = self.origin(job, tile)
+            before = stage
+            products.fill(0)  # the sum before the first one
+            scales.clear()
+            for total in totals:
+                total.fill(0)
+            for k_tile in cutlass.range(job.k_tiles, unroll=1):
+                stage = bridge.uniform(stage)
+                bridge.barrier_wait(job.shared.full(stage), parity)
+                if const_expr(not plan.a.packing.converts):
+                    mma.wait(0)  # the products that run read the registers that are loaded now
+                words = [packed.load(job.shared, stage, block) for block in range(plan.blocks)]
+                for group in cutlass.range_constexpr(plan.a.sums * plan.blocks * parts):
+                    block, begins = group // parts % plan.blocks, group % parts == 0
+                    number, part = group // (parts * plan.blocks), group % parts
+                    first = (number * parts + part) * fragments
+                    converted = [packed.fragment(words[block], first + i) for i in range(fragments)]
+                    if const_expr(begins):
+                        converted = held(converted)  # while the sum before still runs
+                        mma.wait(0, products)
+                        if const_expr(group == 0):
+                            if k_tile > 0:
+                                self.release(job, before)
+                                if const_expr(plan.config.loader == "self"):
+                                    ahead = self.load_next(job, maps, ahead)
+                        scales.add(totals[(block - 1) % plan.blocks], products)
+                        scales.take(packed, words[block], number)
+                    mma.multiply_fragments(products, converted, b, stage, first, not begins)
+                    mma.wait(1)
+                before = stage
+                stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
+
+            mma.wait(0, products)
+            scales.add(totals[plan.blocks - 1], products)
+            self.bring_together(job, totals, (consumer, thread))
+            if const_expr(plan.drains or not plan.config.single):
+                self.release(job, before)
+                if const_expr(plan.config.loader == "self"):
+                    ahead = self.load_next(job, maps, ahead)
+            self.store_tile(job, maps, totals, (consumer, thread, tile), origin)
+            tile += job.workers
+        if const_expr(plan.drains and plan.config.loader == "self"):
+            self.drain(job, ahead)
+        if const_expr(plan.store is not None):
+            bridge.wait_stores_read(0)
+
+    @cute.jit
     def consume_by_warps(
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, consumer: Int32, thread: Int32
     ) -> None:  # fmt: skip
@@ -162,12 +241,15 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
             for _ in cutlass.range(job.k_tiles, unroll=1):
                 stage = bridge.uniform(stage)
                 bridge.barrier_wait(job.shared.full(stage), parity)
-                held = [packed.load(job.shared, stage, block) for block in range(plan.blocks)]
+                words = [packed.load(job.shared, stage, block) for block in range(plan.blocks)]
                 columns = mma.load(job.shared, stage)
-                for number in cutlass.range_constexpr(plan.tile[2] // FRAGMENT_K):
-                    for block in cutlass.range_constexpr(plan.blocks):
-                        a = packed.fragment(held[block], number)
-                        mma.multiply(chains[number % CHAINS][block], a, columns, number)
+                if const_expr(plan.sums_apart):
+                    self.multiply_apart(mma, packed, words, columns, chains)
+                else:
+                    for number in cutlass.range_constexpr(plan.tile[2] // plan.a.packing.depth):
+                        for block in cutlass.range_constexpr(plan.blocks):
+                            a = packed.fragment(words[block], number)
+                            mma.multiply(chains[number % CHAINS][block], a, columns, number)
                 bridge.warp_sync()
                 self.release(job, stage)
                 stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
@@ -178,6 +260,23 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
             tile += job.workers
         if const_expr(plan.store is not None):
             bridge.wait_stores_read(0)
+
+    def multiply_apart(
+        self, mma: WarpMultiply, packed: PackedFragments, words: Sequence[Words], columns: list[list[Int32]],
+        chains: Sequence[Sequence[cute.Tensor]],
+    ) -> None:  # fmt: skip
+        """Add a K tile's sums, each multiplied by its scale, to the chains: mma.sync."""
+        plan, sums = self.plan, self.plan.a.sums
+        fragments = plan.tile[2] // plan.a.packing.depth // sums
+        scales = ScaledSums(plan)
+        for number in range(sums):
+            for block in range(plan.blocks):
+                products = mma.accumulator()
+                products.fill(0)
+                for i in range(number * fragments, (number + 1) * fragments):
+                    mma.multiply(products, packed.fragment(words[block], i), columns, i)
+                scales.take(packed, words[block], number)
+                scales.add(chains[number % CHAINS][block], products)
 
     @cute.jit
     def store_tile(
@@ -191,6 +290,9 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
             for part in cutlass.range_constexpr(plan.config.split):
                 if job.part == part:
                     self.store_piece(job, maps, accumulators, at, (row, n0, matrix), number, part)
+
+
+Words = tuple[list[Int32], list[list[Int32]]]  # a thread's words of a block's K tile, and its scales by group
 
 
 class WarpMultiply(bridge.Carried):
@@ -254,19 +356,19 @@ class PackedFragments(bridge.Carried):
             scale=plan.a.code_bytes + self.order.scale_bytes(thread, 0),
         )
 
-    def load(self, shared: bridge.SharedMemory, stage: Int32, block: int) -> tuple[list[Int32], list[Int32]]:
+    def load(self, shared: bridge.SharedMemory, stage: Int32, block: int) -> Words:
         """The thread's words of one block's K tile, and its scales by group."""
         order, operand = self.order, self.plan.a
         unit = shared.a(stage) + (self.first + block * operand.block_bytes)
         words: list[Int32] = []
         for vector in range(operand.vectors):
             words += load_words(unit + (self.vector + order.vector_bytes(0, vector)), WORDS)
-        scales: list[Int32] = []
+        scales: list[list[Int32]] = []
         for group in range(operand.groups):
             scales.append(load_words(unit + (self.scale + order.scale_bytes(0, group)), order.scale_words))
         return words, scales
 
-    def fragment(self, held: tuple[list[Int32], list[Int32]], number: int) -> list[Int32]:
+    def fragment(self, held: Words, number: int) -> list[Int32]:
         """The registers of the K tile's fragment of that number along K."""
         order, (words, scales) = self.order, held
         rows: list[Int32] = []
@@ -276,3 +378,45 @@ class PackedFragments(bridge.Carried):
                      for word in scales[order.group_of(number)]]  # fmt: skip
             rows, zeros = found[0], found[1] if order.format.zeros else []
         return fragment(order, [words[word] for word in words_of(order, number)], rows, zeros, self.ops)
+
+    def factors(self, held: Words, number: int) -> list[Float32]:
+        """The float32 scales of the thread's two rows for a sum of the K tile.
+
+        A bf16 is the upper half of its float32.
+        """
+        word = held[1][number][0]
+        halves = self.ops.shifted(word, HALF), self.ops.select(word, 0xFFFF << HALF, self.ops.constant(0))
+        factor = self.order.factor
+        return [value if factor == 1 else value * Float32(factor) for value in bridge.as_floats(halves)]
+
+
+class ScaledSums(bridge.Carried):
+    """total += scale * sum, for the two rows of each of a thread's accumulators.
+
+    scales  of the sum that runs; without groups a sum is added as it is
+    """
+
+    def __init__(self, plan: Sm90Plan):
+        self.plan, self.grouped = plan, plan.a.groups > 0
+        rows, _ = plan.mma.coords("C")(0, np.arange(plan.mma.accumulator_registers))
+        self.rows = [int(row > 0) for row in np.broadcast_to(rows, plan.mma.accumulator_registers)]
+        super().__init__(**({"scales": cute.make_rmem_tensor(cute.make_layout(2), Float32)} if self.grouped else {}))
+
+    def clear(self) -> None:
+        """Scales of 0, for the sum before the first one."""
+        if self.grouped:
+            self.scales.fill(0)
+
+    def take(self, packed: PackedFragments, words: Words, number: int) -> None:
+        """The scales of a sum that begins."""
+        if self.grouped:
+            for row, scale in enumerate(packed.factors(words, number)):
+                self.scales[row] = scale
+
+    def add(self, total: cute.Tensor, products: cute.Tensor) -> None:
+        """Add the sum that has ended."""
+        for v, row in enumerate(self.rows):
+            if self.grouped:
+                total[v] = multiply_add(products[v], self.scales[row], total[v])
+            else:
+                total[v] = total[v] + products[v]

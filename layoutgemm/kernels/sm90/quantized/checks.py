@@ -10,9 +10,10 @@ import numpy.typing as npt
 from ....checks import bank_conflicts
 from ....layouts import Layout
 from ....report import Check
-from .conversions import NumpyPairs, halves_of, pair_position, pairs_of
-from .formats import UNIT_K, UNIT_ROWS
-from .fragments import block_values
+from .conversions import NumpyPairs, pairs_of, values_of, zero_bits
+from .float8 import quads_of
+from .formats import MOST_ZERO, UNIT_K, UNIT_ROWS
+from .fragments import block_scales, block_values
 from .order import VECTOR_BYTES, PackedOrder
 from .packing import QuantizedWeights, pack, unpack
 
@@ -84,23 +85,35 @@ def _wanted(operand: PackedOperand, part: int) -> npt.NDArray[np.int64]:
 
 
 def conversion_check(order: PackedOrder) -> Check:
-    """Each code becomes its value exactly, at each place of a word."""
-    fmt, ops, witness = order.format, NumpyPairs(order.target), ""
+    """Each code becomes its value exactly: at each place of a word, with each zero point."""
+    fmt, witness = order.format, ""
     count, finite = 1 << fmt.bits, np.nonzero(np.isfinite(fmt.facts.values()))[0]
-    values, codes = fmt.facts.values()[finite].astype(np.float32), finite.astype(np.uint32)
-    for others in (0, 0xFFFFFFFF, 0xA5C36987):
-        for place in range(order.codes_of_word):
-            mask = np.uint32(count - 1 << place * fmt.bits)
-            words = np.uint32(others) & ~mask | codes << np.uint32(place * fmt.bits)
-            for i, pair in enumerate(pairs_of(fmt.code, order.target, words, ops)):
-                for high in range(2):
-                    found = halves_of(pair, order.target)[:, high]
-                    if pair_position(fmt.bits, i, high) == place and (found != values).any():
-                        at = int(np.nonzero(found != values)[0][0])
-                        witness = witness or f"code {codes[at]} at {place} of a word becomes {found[at]}"
+    plain, codes = fmt.facts.values()[finite], finite.astype(np.uint32)
+    for zero in range(MOST_ZERO + 1) if fmt.zeros else (None,):
+        values = (plain if zero is None else codes - float(zero)).astype(np.float32)
+        for others in (0, 0xFFFFFFFF, 0xA5C36987):
+            for place in range(order.codes_of_word):
+                mask = np.uint32(count - 1 << place * fmt.bits)
+                words = np.uint32(others) & ~mask | codes << np.uint32(place * fmt.bits)
+                found = _converted(order, words, zero)[:, int(order.word_values(place))] * np.float32(order.factor)
+                if (found != values).any():
+                    at = int(np.nonzero(found != values)[0][0])
+                    less = "" if zero is None else f" less {zero}"
+                    witness = witness or f"code {codes[at]}{less} at {place} of a word becomes {found[at]}"
     statement = f"each of {len(codes)} codes of {fmt.code}, at each place of a word, becomes its value as "
-    statement += f"{order.target.dtype}"
+    statement += f"{order.target.dtype}" + f", with each zero point up to {MOST_ZERO}" * fmt.zeros
     return Check("conversion A", statement, not witness, f"exhaustion ({count} codes)", witness)
+
+
+def _converted(order: PackedOrder, words: npt.NDArray[np.uint32], zero: int | None) -> npt.NDArray[np.float32]:
+    """(words, values of a word's registers), by the kernel's steps, unscaled."""
+    fmt, ops, taken = order.format, NumpyPairs(order.target), []
+    if zero is not None:
+        taken = [np.uint32(int(zero_bits(order.target, zero)) * 0x10001)] * (order.codes_of_word // order.target.values)
+    registers = quads_of(fmt, words, ops, taken) if order.scales_sums else pairs_of(
+        fmt.code, order.target, words, ops, taken
+    )  # fmt: skip
+    return np.concatenate([values_of(register, order.target) for register in registers], axis=1)
 
 
 def _registers(plan: Sm90Plan) -> Check:
@@ -109,9 +122,7 @@ def _registers(plan: Sm90Plan) -> Check:
     order, depth = operand.packing, operand.smem.extent[1]
     weights, witness = _probe(order), ""
     units = pack(weights, order.activations).units.reshape(-1)
-    kind = order.target.dtype
-    dense = weights.dense() if order.format.group else order.format.facts.values()[weights.codes]
-    wanted = kind.decode(kind.encode(dense))
+    wanted, factors = _multiplied(order, weights)
     again = unpack(pack(weights, order.activations))
     if not np.array_equal(again.codes, weights.codes):
         witness = "unpack is not the inverse of pack"
@@ -124,13 +135,34 @@ def _registers(plan: Sm90Plan) -> Check:
         if len(wrong):
             row, column = (int(x) for x in wrong[0])
             witness = witness or f"row {row}, column {column} of K tile {part} of a unit is {found[row, column]}"
+        if order.scales_sums:
+            scales = block_scales(order, block, depth)
+            groups = part * depth // (order.format.group or UNIT_K) + np.arange(operand.sums)
+            wrong = np.argwhere(scales != factors[:, groups])
+            if len(wrong):
+                row, group = (int(x) for x in wrong[0])
+                witness = witness or f"sum {group} of row {row} of K tile {part} is multiplied by {scales[row, group]}"
     if plan.mma.layout_A != order.atom.layout_A:
         witness = witness or f"the instruction's map of A is {plan.mma.layout_A}, the order's {order.atom.layout_A}"
     statement = (
-        f"what a thread makes of its {operand.vectors} vector(s) of 16 bytes is its {depth // 16} fragments of A, "
-        "each with the scale of its row and group"
+        f"what a thread makes of its {operand.vectors} vector(s) of 16 bytes is its {depth // order.depth} fragments "
+        "of A, each with the scale of its row and group"
     )
     return Check("fragments A", statement, not witness, f"exhaustion ({UNIT_ROWS}x{UNIT_K} weights)", witness)
+
+
+def _multiplied(
+    order: PackedOrder, weights: QuantizedWeights
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """A unit's (rows, columns) as the instruction takes them, and (rows, groups) factors of sums."""
+    fmt, kind = order.format, order.target.dtype
+    dense = weights.dense() if fmt.group else fmt.facts.values()[weights.codes]
+    factors = np.full((UNIT_ROWS, max(1, fmt.groups)), order.factor, np.float32)
+    if order.scales_sums and fmt.group:
+        scales = np.asarray(weights.scales, np.float64)
+        dense = dense / np.repeat(scales, fmt.group, axis=1) / order.factor
+        factors = (scales * order.factor).astype(np.float32)
+    return np.asarray(kind.decode(kind.encode(dense)), np.float32), factors
 
 
 def _probe(order: PackedOrder) -> QuantizedWeights:

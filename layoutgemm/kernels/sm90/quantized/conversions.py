@@ -1,9 +1,9 @@
-"""Codes to pairs of bf16 or f16, by integer arithmetic on 32-bit words.
+"""Codes to registers of bf16, f16 or e4m3, by integer arithmetic on 32-bit words.
 
-The same functions run in a kernel and in NumPy.
+The same functions run in a kernel and in NumPy. Those to e4m3 are in `float8`.
 
 `pairs_of` takes one word, 8 codes of 4 bits or 4 of 8 bits, and gives a register for each pair. Pair i of a word has
-code i in its low half, and in its high half the code 16 bits further on: `pair_position`. A kernel spends, for a word:
+code i in its low half, and in its high half the code 16 bits further on: `pair_values`. A kernel spends, for a word:
 
     code    target    shifts    lop3    sub or mul    how
     ----    ------    ------    ----    ----------    ----------------------------------------------------------------
@@ -32,6 +32,7 @@ import numpy.typing as npt
 
 from ....dtypes import DType, dtype
 from ....errors import PlanError
+from ....layouts import Layout
 from .formats import CODES
 
 WORD = 32
@@ -39,7 +40,7 @@ HALF = 16
 
 
 class PairMath(Protocol):
-    """32-bit words, and pairs of floats in them, in a kernel or in NumPy."""
+    """32-bit words, and numbers of 8 or 16 bits in them, in a kernel or in NumPy."""
 
     def select(self, word: Any, mask: int, rest: Any) -> Any:
         """(word & mask) | rest."""
@@ -53,6 +54,18 @@ class PairMath(Protocol):
     def mul(self, x: Any, y: Any) -> Any:
         """Two products, rounded to nearest."""
 
+    def permute(self, x: Any, y: Any, selector: Any) -> Any:
+        """Four bytes of the eight of x and y, by the selector's four low digits; prmt.b32."""
+
+    def plus(self, x: Any, y: Any) -> Any:
+        """The sum of two words, modulo 2**32."""
+
+    def minus(self, x: Any, y: Any) -> Any:
+        """Their difference, likewise."""
+
+    def differ(self, x: Any, y: Any, rest: int) -> Any:
+        """x ^ (~y | rest)."""
+
     def constant(self, word: int) -> Any:
         """A word."""
 
@@ -62,22 +75,33 @@ def both(half: int) -> int:
     return half << HALF | half
 
 
-def pair_position(bits: int, i: int, high: int) -> int:
-    """The place in a word of the low (0) or high (1) code of pair i.
+def pair_values(bits: int) -> Layout:
+    """Place of a code in its word -> value of the word's registers.
 
-    >>> [pair_position(4, i, high) for i in range(4) for high in range(2)]
-    [0, 4, 1, 5, 2, 6, 3, 7]
+    Code i + pairs * high is half `high` of pair i.
+
+    >>> [int(pair_values(4)(place)) for place in range(8)]
+    [0, 2, 4, 6, 1, 3, 5, 7]
     """
-    return i + high * (HALF // bits)
+    return Layout((HALF // bits, 2), (2, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class TargetFormat:
-    """The facts of an activation type that the conversions use: bits of the exponent and of the mantissa."""
+    """The facts of a type that codes become: bits of the exponent and of the mantissa.
+
+    scales  the type of the scales of groups: its own, but for e4m3, whose scales multiply sums in float32
+    """
 
     dtype: DType
     exponent: int
     mantissa: int
+    scales: DType
+
+    @property
+    def values(self) -> int:
+        """Values of a register."""
+        return WORD // self.dtype.bits
 
     @property
     def bias(self) -> int:
@@ -97,7 +121,11 @@ class TargetFormat:
         return both(bits)
 
 
-TARGETS = {name: TargetFormat(dtype(name), *parts) for name, parts in {"bf16": (8, 7), "f16": (5, 10)}.items()}
+_PARTS = {"bf16": (8, 7, "bf16"), "f16": (5, 10, "f16"), "e4m3": (4, 3, "bf16")}
+TARGETS = {
+    name: TargetFormat(dtype(name), exponent, mantissa, dtype(scales))
+    for name, (exponent, mantissa, scales) in _PARTS.items()
+}
 _FLOATS = {"e2m1": (2, 1, 1), "e4m3": (4, 3, 7), "e5m2": (5, 2, 15)}  # exponent, mantissa, bias
 
 
@@ -108,6 +136,24 @@ def zero_word(target: TargetFormat, zero: float) -> int:
     '0x43084308'
     """
     return target.word(float(1 << target.mantissa) + zero)
+
+
+def zero_bits(target: TargetFormat, zeros: npt.ArrayLike) -> npt.NDArray[np.uint16]:
+    """Zero points as 16 bits, of which a register takes two: with the magic power of two, or of e4m3 a byte each.
+
+    >>> [hex(zero_bits(TARGETS[name], 8)) for name in ("bf16", "e4m3")]
+    ['0x4308', '0x808']
+    """
+    if target.values > 2:
+        return np.asarray(np.asarray(zeros).astype(np.uint16) * np.uint16(0x0101))
+    return np.asarray(target.dtype.encode(float(1 << target.mantissa) + np.asarray(zeros)), np.uint16)
+
+
+def zeros_of(target: TargetFormat, bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint8]:
+    """The inverse of `zero_bits`."""
+    if target.values > 2:
+        return (bits & np.uint16(0xFF)).astype(np.uint8)
+    return np.asarray(target.dtype.decode(bits) - float(1 << target.mantissa)).astype(np.uint8)
 
 
 def pairs_of(code: str, target: TargetFormat, word: Any, ops: PairMath, zeros: Sequence[Any] = ()) -> list[Any]:
@@ -152,7 +198,7 @@ def _floats(code: str, target: TargetFormat, word: Any, ops: PairMath) -> list[A
 
 
 class NumpyPairs:
-    """The same on arrays of uint32."""
+    """`PairMath` on arrays of uint32."""
 
     def __init__(self, target: TargetFormat):
         self.dtype = target.dtype
@@ -177,6 +223,30 @@ class NumpyPairs:
         """Two products, rounded to nearest."""
         return self._each(np.multiply, x, y)
 
+    def permute(self, x: Any, y: Any, selector: Any) -> Any:
+        """Four bytes of the eight of x and y; a digit of 8 or more repeats its byte's highest bit."""
+        both_words = np.uint64(0) + x | (np.uint64(0) + y) << np.uint64(WORD)
+        found = np.zeros(np.broadcast_shapes(np.shape(both_words), np.shape(selector)), np.uint32)
+        for place in range(4):
+            digit = np.asarray(selector, np.uint32) >> np.uint32(4 * place) & np.uint32(15)
+            byte = both_words >> np.uint64(8) * (digit & np.uint32(7)).astype(np.uint64) & np.uint64(0xFF)
+            repeated = np.where(byte & np.uint64(0x80), np.uint64(0xFF), np.uint64(0))
+            taken = np.where(digit & np.uint32(8), repeated, byte).astype(np.uint32)
+            found |= taken << np.uint32(8 * place)
+        return found
+
+    def plus(self, x: Any, y: Any) -> Any:
+        """The sum of two words, modulo 2**32."""
+        return (np.uint64(0) + x + y & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+
+    def minus(self, x: Any, y: Any) -> Any:
+        """Their difference, likewise."""
+        return ((np.uint64(1) << np.uint64(WORD)) + x - y & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+
+    def differ(self, x: Any, y: Any, rest: int) -> Any:
+        """x ^ (~y | rest)."""
+        return x ^ (~np.asarray(y, np.uint32) | np.uint32(rest))
+
     def _each(self, operation: Any, x: Any, y: Any) -> npt.NDArray[np.uint32]:
         halves = []
         for shift in (0, HALF):
@@ -187,7 +257,8 @@ class NumpyPairs:
         return np.asarray(halves[0] | halves[1] << np.uint32(HALF))
 
 
-def halves_of(word: npt.NDArray[np.uint32], target: TargetFormat) -> npt.NDArray[np.float32]:
-    """The two values of each word, in a last dimension: the low half first."""
-    both_halves = np.stack([word & np.uint32(0xFFFF), word >> np.uint32(HALF)], axis=-1)
-    return np.asarray(target.dtype.decode(both_halves))
+def values_of(word: npt.NDArray[np.uint32], target: TargetFormat) -> npt.NDArray[np.float32]:
+    """The values of each word, in a last dimension: the lowest bits first."""
+    bits = target.dtype.bits
+    parts = [word >> np.uint32(bits * i) & np.uint32((1 << bits) - 1) for i in range(target.values)]
+    return np.asarray(target.dtype.decode(np.stack(parts, axis=-1)))

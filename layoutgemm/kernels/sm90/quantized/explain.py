@@ -19,6 +19,12 @@ def explain_packed(operand: PackedOperand) -> str:
     lines += [
         f"  shared tile {rows}x{depth}: {operand.row_blocks} block(s) of {operand.block_bytes} bytes, "
         f"{len(operand.block_copies(0, 0, 1))} bulk cop(ies) each",
-        f"  a thread loads {operand.vectors} vector(s) of 16 bytes a block and K tile: {depth // 16} fragments",
+        f"  a thread loads {operand.vectors} vector(s) of 16 bytes a block and K tile: "
+        f"{depth // order.depth} fragments",
     ]
+    if order.scales_sums:
+        each = f"of {min(fmt.group or depth, depth)} of K"
+        by = f", times {order.factor:g}" if order.factor != 1 else ""
+        times = "added" if fmt.group is None else f"multiplied by its row's scale{by} and added"
+        lines.append(f"  {operand.sums} sum(s) {each} in a K tile, each in registers of its own, {times} in float32")
     return "\n".join(lines)

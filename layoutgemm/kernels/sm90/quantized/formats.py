@@ -10,7 +10,8 @@
 
 A weight is value * scale. Every `group` weights along K of an output feature share a scale; group=None: all of them.
 Scales of groups have the activations' type, and a weight is rounded to that type before it is multiplied. The scale of
-a whole column is float32, and multiplies the sums.
+a whole column is float32, and multiplies the sums. With float8 activations codes are multiplied as they are, as e4m3;
+the scales of groups are bf16, and multiply the sums of each group in float32.
 
 Sources: OCP Microscaling Formats 1.0; OCP 8-bit Floating Point 1.0.
 """
@@ -30,7 +31,8 @@ from ...epilogue.chain import Epilogue, Step, VectorScale
 UNIT_ROWS, UNIT_K = 64, 128  # of a packed unit: one instruction's rows, and a K tile
 GROUPS = (16, 32, 64, 128)
 COLUMN_SCALE = "weight_scale"  # the epilogue's operand, where a column has one scale
-ACTIVATIONS = ("bf16", "f16")
+ACTIVATIONS = ("bf16", "f16", "e4m3")  # the types that codes become
+FLOAT8 = ("e4m3", "e5m2")  # the types of x, for weights that become e4m3
 MOST_ZERO = 16  # a zero point: GPTQ stores one less than it
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .conversions import NumpyPairs, PairMath, halves_of, pairs_of
+from .conversions import NumpyPairs, PairMath, pairs_of, values_of
+from .float8 import quads_of
 from .formats import UNIT_K, UNIT_ROWS
-from .order import FRAGMENT_K, THREADS, WORDS, PackedOrder
+from .order import THREADS, WORDS, PackedOrder
 
 ROW_SELECTORS = (0x1010, 0x3232)  # prmt's, for the low or the high half of a word twice
 
@@ -24,15 +25,19 @@ def fragment(
     """The registers of one fragment.
 
     words  the fragment's words: `order.words_of_fragment`
-    rows   the scale of each of the thread's two rows, in both halves of a word; empty where a column has one
-    zeros  the `zero_word` of each of the two rows; empty without zero points
+    rows   the scale of each of the thread's two rows, in both halves of a word; empty where a column has one. Scales
+           that multiply sums are not used
+    zeros  the zero points of each of the two rows, as `zero_bits` has them, twice; empty without them
     """
     registers: list[Any] = []
     for word in words:
-        # With zero points a word is a whole fragment, each register of one of the two rows.
-        taken = [zeros[order.row_of(i)] for i in range(order.codes_of_word // 2)] if zeros else ()
-        registers += pairs_of(order.format.code, order.target, word, ops, taken)
-    if not rows:
+        # Each register is of one of the two rows, and a word begins with the first.
+        taken = [zeros[order.row_of(i)] for i in range(order.codes_of_word // order.target.values)] if zeros else ()
+        if order.scales_sums:
+            registers += quads_of(order.format, word, ops, taken)
+        else:
+            registers += pairs_of(order.format.code, order.target, word, ops, taken)
+    if not rows or order.scales_sums:
         return registers
     return [ops.mul(register, rows[order.row_of(i)]) for i, register in enumerate(registers)]
 
@@ -61,13 +66,34 @@ def block_values(order: PackedOrder, block: npt.NDArray[np.uint8], depth: int = 
     words = [as_words[first + word] for first in firsts for word in range(WORDS)]
     row, column = order.atom.coords("A")(thread[:, None], np.arange(int(order.atom.layout_A[1].size))[None, :])
     values = np.zeros((UNIT_ROWS, depth), np.float32)
-    for number in range(depth // FRAGMENT_K):
+    for number in range(depth // order.depth):
         first = order.code_bytes * depth // UNIT_K
         rows, zeros = _numbers(order, as_words[first // 4 :], thread, order.group_of(number))
         registers = fragment(order, [words[word] for word in words_of(order, number)], rows, zeros, ops)
-        held = np.concatenate([halves_of(register, order.target) for register in registers], axis=1)
-        values[row, column + number * FRAGMENT_K] = held
+        held = np.concatenate([values_of(register, order.target) for register in registers], axis=1)
+        values[row, column + number * order.depth] = held
     return values
+
+
+def block_scales(order: PackedOrder, block: npt.NDArray[np.uint8], depth: int = UNIT_K) -> npt.NDArray[np.float32]:
+    """(64, sums) factors of a K tile's sums, where scales multiply sums: as the threads of the rows read them.
+
+    block  as `block_values` takes it
+
+    A K tile has a sum for each of its groups, or one.
+    """
+    sums = depth // min(order.format.group or depth, depth)
+    row, _ = order.atom.coords("A")(np.arange(THREADS)[:, None], np.arange(int(order.atom.layout_A[1].size))[None, :])
+    found = np.full((UNIT_ROWS, sums), order.factor, np.float32)
+    if not order.format.groups:
+        return found
+    as_words = np.ascontiguousarray(block).view("<u4").astype(np.uint32)[order.code_bytes * depth // UNIT_K // 4 :]
+    for number in range(sums):
+        words, _ = _numbers(order, as_words, np.arange(THREADS), number)
+        for i, word in enumerate(words):
+            value = order.target.scales.decode((word & np.uint32(0xFFFF)).astype(np.uint16))
+            found[row[:, order.target.values * i], number] = value * np.float32(order.factor)
+    return found
 
 
 def _numbers(

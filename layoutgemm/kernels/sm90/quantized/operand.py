@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ....errors import PlanError
 from ...derive import Operand
 from ...numbers import W
-from .formats import ACTIVATIONS, COLUMN_SCALE, UNIT_K, UNIT_ROWS, QuantizedFormat
+from .float8 import refusal
+from .formats import ACTIVATIONS, COLUMN_SCALE, FLOAT8, UNIT_K, UNIT_ROWS, QuantizedFormat
 from .order import PackedOrder
 
 if TYPE_CHECKING:
@@ -113,16 +114,28 @@ class PackedOperand:
         """The bytes that one CTA reads for a stage."""
         return self.bytes
 
+    @property
+    def sums(self) -> int:
+        """Sums of a K tile and a row block: one for each of its groups, if scales multiply sums.
+
+        >>> fmt, spec = QuantizedFormat("int4", 32), Operand.parse("e4m3")
+        >>> [packed_operand(fmt, 128, depth, spec).sums for depth in DEPTHS]
+        [2, 4]
+        """
+        return max(1, self.groups)
+
     def product_groups(self, blocks: int) -> int:
         """Groups of products of a K tile and a row block; `blocks` of a warpgroup.
 
-        Groups alternate between two sets of fragment registers, so a warpgroup has two or more in a K tile.
+        Groups alternate between two sets of fragment registers, so a warpgroup has two or more in a K tile. Where
+        scales multiply sums, a sum is of one or more.
 
         >>> fmt, spec = QuantizedFormat("int4"), Operand.parse("bf16")
         >>> [packed_operand(fmt, 128, depth, spec).product_groups(blocks) for depth in DEPTHS for blocks in (1, 2)]
         [2, 1, 2, 2]
         """
-        return max(self.smem.extent[1] // PRODUCT_K, 2 // blocks)
+        sums = self.sums if self.packing.scales_sums else 1
+        return max(sums, self.smem.extent[1] // PRODUCT_K, 2 // blocks)
 
     def block_copies(self, row_block: W, k_tile: W, units: W) -> tuple[BlockCopy, ...]:
         """The copies of a row block's K tile; ints or traced integers of 64 bits.
@@ -161,8 +174,7 @@ def check_packed(
     if others:
         raise PlanError(f"{others[0]}: a product with packed weights takes none")
     a, b = operands
-    if a.dtype.name not in ACTIVATIONS or b.dtype != a.dtype:
-        raise PlanError(f"a is {a.dtype} and b {b.dtype}: packed weights become {' or '.join(ACTIVATIONS)}, as b is")
+    check_types(fmt, a, b)
     if a.order != "row":
         raise PlanError(f"a is {a}: packed weights have K contiguous, a 'row'")
     if sizes[3] > 1 and not experts:
@@ -186,3 +198,14 @@ def check_packed(
     if (COLUMN_SCALE in names) != (fmt.group is None):
         there = "has" if COLUMN_SCALE in names else "has no"
         raise PlanError(f"the epilogue {there} {COLUMN_SCALE}, and weights are {fmt}: fmt.epilogue(*steps) is its own")
+
+
+def check_types(fmt: QuantizedFormat, a: Operand, b: Operand) -> None:
+    """Raise PlanError for operands that packed weights are not multiplied as."""
+    wanted = FLOAT8 if a.dtype.name == "e4m3" else (a.dtype.name,)
+    if a.dtype.name not in ACTIVATIONS or b.dtype.name not in wanted:
+        raise PlanError(
+            f"a is {a.dtype} and b {b.dtype}: packed weights become bf16 or f16, as b is, or e4m3 for a b of float8"
+        )
+    if a.dtype.name in FLOAT8 and (reason := refusal(fmt)):
+        raise PlanError(f"weights are {fmt}, for a b of {b.dtype}: {reason}")

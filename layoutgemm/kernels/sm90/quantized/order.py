@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ....atoms import MmaAtom, wgmma
+from ....errors import PlanError
 from ....layouts import Layout
-from .conversions import TARGETS, WORD, TargetFormat
+from .conversions import TARGETS, WORD, TargetFormat, pair_values
+from .float8 import ZERO_FACTOR, refusal, word_values
 from .formats import UNIT_K, UNIT_ROWS, QuantizedFormat
 
 VECTOR_BYTES, WORDS = 16, 4  # of a vector: the widest load from shared memory
-FRAGMENT_K = 16  # of an instruction of bf16 or f16
 NUMBER_BYTES = 2  # of a scale
 THREADS = 128
 
@@ -40,6 +41,10 @@ class PackedOrder:
     format: QuantizedFormat
     activations: str
 
+    def __post_init__(self) -> None:
+        if self.activations == "e4m3" and (reason := refusal(self.format)):
+            raise PlanError(f"weights are {self.format}, for float8 activations: {reason}")
+
     @property
     def target(self) -> TargetFormat:
         """The type that codes become."""
@@ -51,13 +56,33 @@ class PackedOrder:
         return wgmma(8, self.activations, a_source="rmem")
 
     @property
+    def depth(self) -> int:
+        """K of a fragment: of one instruction."""
+        return int(self.atom.shape_mnk[2])
+
+    @property
+    def scales_sums(self) -> bool:
+        """True if the scales of groups multiply sums, and not weights: those of float8 would not be exact."""
+        return self.target.values > 2
+
+    @property
+    def converts(self) -> bool:
+        """True if fragments are other registers than the words that are loaded."""
+        return self.format.facts.stored != self.target.dtype
+
+    @property
+    def factor(self) -> float:
+        """The value of a code over that of its register: a power of two."""
+        return ZERO_FACTOR if self.scales_sums and self.format.zeros else 1.0
+
+    @property
     def codes_of_word(self) -> int:
         """Codes of a 32-bit word."""
         return WORD // self.format.bits
 
     @property
     def words_of_fragment(self) -> int:
-        """Words that become a fragment of one instruction: 8 values of a thread."""
+        """Words that become a fragment of one instruction: 8 or 16 values of a thread."""
         return int(self.atom.layout_A[1].size) // self.codes_of_word
 
     @property
@@ -68,15 +93,19 @@ class PackedOrder:
     @property
     def vectors(self) -> int:
         """16-byte vectors of a thread in a unit."""
-        return UNIT_K // (FRAGMENT_K * self.fragments)
+        return UNIT_K // (self.depth * self.fragments)
+
+    @property
+    def word_values(self) -> Layout:
+        """Place of a code in its word -> value of the word's registers."""
+        return word_values(self.format) if self.scales_sums else pair_values(self.format.bits)
 
     @cached_property
     def codes(self) -> Layout:
         """(code of a word, word of a vector, thread, vector) -> row + 64 * column of the unit."""
         thread, value = self.atom.layout_A[0], self.atom.layout_A[1]
-        pairs = self.codes_of_word // 2
-        word = value.compose(Layout((pairs, 2), (2, 1)))  # code i + pairs * high is half `high` of pair i
-        step = FRAGMENT_K * UNIT_ROWS
+        word = value.compose(self.word_values)
+        step = self.depth * UNIT_ROWS
         words = Layout(self.fragments, step)
         if self.words_of_fragment > 1:
             inside = value.compose(Layout(self.words_of_fragment, self.codes_of_word))
@@ -128,9 +157,9 @@ class PackedOrder:
 
     def group_of(self, fragment: int) -> int:
         """The group of a K tile's fragment, among the groups of the K tile."""
-        return 0 if self.format.group is None else fragment * FRAGMENT_K // self.format.group
+        return 0 if self.format.group is None else fragment * self.depth // self.format.group
 
     def row_of(self, register: int) -> int:
         """Which of a thread's two rows a register of a fragment holds."""
-        row, _ = self.atom.coords("A")(0, 2 * register)
+        row, _ = self.atom.coords("A")(0, self.target.values * register)
         return int(row) // int(self.scales[0].stride)

@@ -16,14 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ....arguments import checked
-from ....dtypes import dtype
-from ....errors import OperandError, PlanError
-from .conversions import zero_word
+from ....errors import OperandError
+from .conversions import TARGETS, zero_bits, zeros_of
+from .float8 import refusal
 from .formats import ACTIVATIONS, MOST_ZERO, UNIT_K, UNIT_ROWS, QuantizedFormat
 from .order import PackedOrder
 
 Floats = npt.NDArray[np.floating[Any]]
-_HALF_WORD = 0xFFFF
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class PackedWeights:
     units   uint8, (row blocks, K units, bytes of a unit): see `order`
     scales  float32, (N,): of whole columns; None where groups have scales, which are in the units
     n, k    output and input features
-    activations  "bf16" or "f16": the type that codes become, and of the scales in the units
+    activations  "bf16" or "f16": the type that codes become, and of the scales in the units; "e4m3", with bf16 scales
     """
 
     format: QuantizedFormat
@@ -122,6 +121,14 @@ class PackedWeights:
     def nbytes(self) -> int:
         """Bytes of units and scales."""
         return int(self.units.nbytes) + (0 if self.scales is None else int(self.scales.nbytes))
+
+
+def check_activations(fmt: QuantizedFormat, activations: str) -> None:
+    """Raise OperandError for activations that weights of a format are not multiplied by."""
+    if activations not in ACTIVATIONS:
+        raise OperandError(f"activations = {activations!r}: known are {', '.join(ACTIVATIONS)}")
+    if activations == "e4m3" and (reason := refusal(fmt)):
+        raise OperandError(f"weights are {fmt}, for float8 activations: {reason}")
 
 
 def check_k(fmt: QuantizedFormat, k: int) -> None:
@@ -146,9 +153,10 @@ def units_of(n: int, k: int) -> tuple[int, int]:
 def quantize(weights: npt.ArrayLike, fmt: QuantizedFormat, activations: str | None = None) -> QuantizedWeights:
     """Weights (N, K) rounded to the nearest code; the scale is the smallest with which no weight leaves the range.
 
-    activations  round the scales of groups to this type before the weights are: what `pack` would do afterwards
+    activations  round the scales of groups as `pack` would afterwards, before the weights are
 
-    Raises OperandError for weights that are not finite, or not (N, K), and for a K that groups do not divide.
+    Raises OperandError for weights that are not finite, or not (N, K), for a K that groups do not divide, and for
+    activations that the weights are not multiplied by.
 
     >>> found = quantize(np.array([[0.0, 7.0, -7.0, 3.0]] * 2).repeat(4, axis=1), QuantizedFormat("int4", 16))
     >>> found.scales.tolist(), found.dense()[0, ::4].tolist()
@@ -159,6 +167,8 @@ def quantize(weights: npt.ArrayLike, fmt: QuantizedFormat, activations: str | No
         raise OperandError(f"weights have shape {wide.shape}: finite ones of (N, K), neither of them 0")
     n, k = wide.shape
     check_k(fmt, k)
+    if activations is not None:
+        check_activations(fmt, activations)
     grouped = wide.reshape(n, -1, fmt.group or k)
     if fmt.zeros:
         return _with_zeros(grouped, fmt, activations, (n, k))
@@ -193,7 +203,7 @@ def _rounded(scales: npt.NDArray[np.float64], fmt: QuantizedFormat, activations:
         return scales.astype(np.float32)
     if activations is None:
         return scales
-    kind = dtype(activations)
+    kind = TARGETS[activations].scales
     return np.asarray(kind.decode(kind.encode(scales)), np.float64)
 
 
@@ -204,17 +214,18 @@ def _rounded(scales: npt.NDArray[np.float64], fmt: QuantizedFormat, activations:
 def pack(weights: QuantizedWeights, activations: str = "bf16") -> PackedWeights:
     """Weights in the order of a kernel that multiplies activations of that type.
 
-    Scales of groups are rounded to the activations' type. N is filled up to whole blocks of 64 rows, K to whole units
-    of 128, with weights of 0.
+    activations  "bf16" or "f16", or "e4m3" for float8 activations of either kind
 
-    Raises OperandError for a scale that the type holds as 0 or not at all.
+    Scales of groups are rounded to the activations' type, or to bf16 for float8. N is filled up to whole blocks of 64
+    rows, K to whole units of 128, with codes of 0.
+
+    Raises OperandError for a scale that the type holds as 0 or not at all, and for codes that it does not hold.
 
     >>> packed = pack(quantize(np.eye(100, 256) * 7, QuantizedFormat("int4", 128)))
     >>> packed.units.shape, bool((unpack(packed).dense() == np.eye(100, 256) * 7).all())
     ((2, 2, 4224), True)
     """
-    if activations not in ACTIVATIONS:
-        raise PlanError(f"activations = {activations!r}: known are {', '.join(ACTIVATIONS)}")
+    check_activations(weights.format, activations)
     order, (rows, units) = PackedOrder(weights.format, activations), units_of(weights.n, weights.k)
     packed = np.zeros((rows, units, order.unit_bytes), np.uint8)
     packed[..., : order.code_bytes] = _packed_codes(order, _filled(weights.codes, rows * UNIT_ROWS, units * UNIT_K))
@@ -224,9 +235,7 @@ def pack(weights: QuantizedWeights, activations: str = "bf16") -> PackedWeights:
         )
     numbers = [_scale_bits(order, weights.scales)]
     if weights.zeros is not None:
-        magic = order.target.dtype.decode(np.array([zero_word(order.target, 0) & _HALF_WORD]))
-        taken = order.target.dtype.encode(magic + np.asarray(weights.zeros))
-        numbers.append(taken.astype(np.uint16))
+        numbers.append(zero_bits(order.target, weights.zeros))
     packed[..., order.code_bytes :] = _packed_numbers(order, numbers, (rows, units))
     return PackedWeights(weights.format, activations, weights.n, weights.k, packed)
 
@@ -246,13 +255,13 @@ def _packed_codes(order: PackedOrder, codes: npt.NDArray[np.uint8]) -> npt.NDArr
 
 
 def _scale_bits(order: PackedOrder, scales: Floats) -> npt.NDArray[np.uint16]:
-    kind, wide = order.target.dtype, np.asarray(scales, np.float64)
+    kind, wide = order.target.scales, np.asarray(scales, np.float64)
     bits = kind.encode(wide)
     back = np.asarray(kind.decode(bits), np.float64)
     wrong = np.argwhere(~np.isfinite(back) | ((back == 0) & (wide != 0)))
     if len(wrong):
         at = tuple(int(x) for x in wrong[0])
-        raise OperandError(f"scale {wide[at]} at {at} is {back[at]} as {kind}, the activations' type")
+        raise OperandError(f"scale {wide[at]} at {at} is {back[at]} as {kind}, the type of scales")
     return np.asarray(bits, np.uint16)
 
 
@@ -293,12 +302,8 @@ def unpack(packed: PackedWeights) -> QuantizedWeights:
     bits = np.ascontiguousarray(packed.units[..., order.code_bytes :]).view("<u2")
     kinds = bits.reshape(rows, units, -1, order.scale_words, 2)
     found = [_plain_numbers(order, kinds[..., kind, :], packed) for kind in range(order.scale_words)]
-    kind = order.target.dtype
-    zeros = None
-    if packed.format.zeros:
-        magic = kind.decode(np.array([zero_word(order.target, 0) & _HALF_WORD], np.uint16))
-        zeros = (kind.decode(found[1]) - magic).astype(np.uint8)
-    return QuantizedWeights(packed.format, plain, kind.decode(found[0]), zeros)
+    zeros = zeros_of(order.target, found[1]) if packed.format.zeros else None
+    return QuantizedWeights(packed.format, plain, order.target.scales.decode(found[0]), zeros)
 
 
 def _plain_numbers(order: PackedOrder, bits: npt.NDArray[np.uint16], packed: PackedWeights) -> npt.NDArray[np.uint16]:

@@ -12,7 +12,7 @@ from ....dtypes import u8
 from ...run.hardware_model import SharedBytes
 from .experts import weight_block
 from .formats import UNIT_ROWS
-from .fragments import block_values
+from .fragments import block_scales, block_values
 from .packing import units_of
 
 if TYPE_CHECKING:
@@ -36,3 +36,10 @@ def block_in_stage(plan: Sm90Plan, smem: SharedBytes, address: int, number: int)
     size = plan.a.block_bytes
     block = smem.read(address + number * size + np.arange(size), u8)
     return block_values(plan.a.packing, block, plan.tile[2])
+
+
+def scales_in_stage(plan: Sm90Plan, smem: SharedBytes, address: int, number: int) -> npt.NDArray[np.float32]:
+    """(64, sums of a K tile) factors of the sums of a stage's row block."""
+    size = plan.a.block_bytes
+    block = smem.read(address + number * size + np.arange(size), u8)
+    return block_scales(plan.a.packing, block, plan.tile[2])

@@ -29,7 +29,6 @@ from ....layouts import Layout
 from ....report import Check
 from ...plan import present
 from ...thread_addresses import ThreadAddresses
-from .order import FRAGMENT_K
 
 if TYPE_CHECKING:
     from ...derive import OperandPlan
@@ -46,7 +45,7 @@ CHAINS = 2  # accumulators that take turns, as an mma.sync waits for the one bef
 class WarpProducts:
     """The instruction, and the loads of B's fragments from a stage.
 
-    atom   mma.sync.m16n8k16
+    atom   mma.sync.m16n8k16, or .m16n8k32 of 8-bit types
     tile   B's tile in shared memory
     extent (columns, depth) of the products of a K tile
     """
@@ -58,7 +57,7 @@ class WarpProducts:
     @property
     def blocks(self) -> tuple[int, int]:
         """Tiles of B along N and along K."""
-        return self.extent[0] // COLUMNS, self.extent[1] // FRAGMENT_K
+        return self.extent[0] // COLUMNS, self.extent[1] // int(self.atom.shape_mnk[2])
 
     @property
     def copy(self) -> Any:
@@ -103,7 +102,9 @@ def warp_products(config: Sm90Config, b: OperandPlan, depth: int) -> WarpProduct
         raise PlanError("products = 'warp' by consumers that load for themselves: give loader='warp'")
     if b.major != "K":
         raise PlanError(f"products = 'warp' with b {b.order}-major: ldmatrix reads a 'col'")
-    return WarpProducts(mma_sync((16, COLUMNS, FRAGMENT_K), b.dtype), b.smem, (config.tile[1], depth))
+    float8 = b.dtype.bits == 8  # of which A is e4m3
+    atom = mma_sync((16, COLUMNS, 256 // b.dtype.bits), "e4m3" if float8 else b.dtype, b.dtype)
+    return WarpProducts(atom, b.smem, (config.tile[1], depth))
 
 
 def warp_checks(plan: Sm90Plan) -> list[Check]:
@@ -117,7 +118,7 @@ def _same_registers(plan: Sm90Plan) -> Check:
     lane, columns = np.arange(WARP)[:, None], products.blocks[0]
     for warp in range(4):
         for name, parts in (("A", 1), ("C", columns)):
-            values = np.arange(4 * parts if name == "C" else 8)[None, :]
+            values = np.arange(4 * parts if name == "C" else int(products.atom.layout_A[1].size))[None, :]
             found = plan.mma.coords(name)(WARP * warp + lane, values)
             own = values % 4 if name == "C" else values
             rows, along = products.atom.coords(name)(lane, own)
@@ -153,12 +154,12 @@ def _feeds(plan: Sm90Plan) -> Check:
 def _misread(products: WarpProducts, column: int, fragment: int) -> str:
     """The first register of a tile of B that `load_of` takes from elsewhere, or ""."""
     load, first = products.load_of(column, fragment)
-    registers = products.copy.layout_dst
+    registers, in_register = products.copy.layout_dst, 32 // products.tile.dtype.bits
     for lane in range(WARP):
         for value in range(int(products.atom.layout_B[1].size)):
             n, k = products.atom.coords("B")(lane, value)
-            want = int(products.tile.byte(int(n) + COLUMNS * column, int(k) + FRAGMENT_K * fragment))
-            source = int(registers(lane, 2 * first + value))
+            want = int(products.tile.byte(int(n) + COLUMNS * column, int(k) + products.atom.shape_mnk[2] * fragment))
+            source = int(registers(lane, in_register * first + value))
             row, j = divmod(source, _ROW_BYTES // products.tile.dtype.bytes)
             if int(products.byte(row, j, load)) != want:
                 return f"column {column}, fragment {fragment}, lane {lane}, value {value}: the tile has it at {want}"

@@ -168,7 +168,7 @@ def test_a_changed_operand_fails_its_check(what: str) -> None:
 REFUSED = {
     "group": ({"k": 200}, "k = 200 with groups of 128: the last group has 72 weights"),
     "batch": ({"batch": 2}, "batch = 2: packed weights are one matrix"),
-    "type": ({"a": "e4m3", "b": "e4m3:col", "c": "bf16:col"}, "a is e4m3 and b e4m3: packed weights become bf16 or"),
+    "type": ({"a": "tf32", "b": "tf32:col", "c": "bf16:col"}, "a is tf32 and b tf32: packed weights become bf16 or"),
     "depth": ({"config": Sm90Config((64, 16), consumers=1, tile_k=32)}, "tile_k = 32: a K tile is half a packed unit"),
     "cluster": ({"config": Sm90Config((64, 16), consumers=1, cluster=(1, 2))}, "packed weights are not shared along N"),
     "pingpong": (
