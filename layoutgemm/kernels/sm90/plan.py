@@ -582,7 +582,7 @@ def _usual(triangles: Triangles | None) -> Sm90Config:
 
 
 def second_maps(pair: Pair | None, shards: Shards | None, a: OperandOfA, b: OperandPlan) -> tuple[int, int]:
-    """Tensor maps of a second pair's A and B, or of the own rows of gathered A."""
+    """Tensor maps of a second A and B, or of own rows of gathered A."""
     if pair is not None:
         return len(a.copies), len(b.copies)
     return int(isinstance(shards, Gathered)), 0
