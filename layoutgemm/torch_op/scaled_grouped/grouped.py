@@ -34,6 +34,7 @@ from ...kernels.sm90.choose.scaled_grouped import (
     usual_config,
 )
 from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.grouped import Ragged
 from ...kernels.sm90.mainloop import DEPTH
 from ...kernels.sm90.plan import Sm90Plan
@@ -462,7 +463,7 @@ def plan_of(
     ragged = Ragged.of(call.experts, "i32" if numbers.dtype == torch.int32 else "i64", masked)
     sizes = m, n, k, call.experts
     gate = gate_of(finish)
-    config, why = chosen(sizes, types, scales, a.get_device(), config, masked, gate is not None)
+    config, why = chosen(sizes, types, scales, a.get_device(), config, masked, 1 if gate is None else HALVES)
     return derived(sizes, types, scales, config, ragged, epilogue_of_call(call, finish), gate), why
 
 
@@ -480,7 +481,9 @@ def expected_config(call: GroupedCall, a: torch.Tensor, b: torch.Tensor, rows: i
     """The configuration of masked groups of so many rows each."""
     (m, k), n = a.shape[-2:], b.shape[-1]
     return usual_config(
-        (min(rows, max(m, 1)) * call.experts, n, k, call.experts), *_types_and_scales(call, a, b, finish)
+        (min(rows, max(m, 1)) * call.experts, n, k, call.experts),
+        *_types_and_scales(call, a, b, finish),
+        1 if gate_of(finish) is None else HALVES,
     )
 
 
@@ -510,24 +513,24 @@ def epilogue_of_call(call: GroupedCall, finish: ScaledFinish) -> Epilogue:
 
 def chosen(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None, index: int,
-    config: Sm90Config | None, masked: bool = False, gated: bool = False,
+    config: Sm90Config | None, masked: bool = False, sums: int = 1,
 ) -> tuple[Sm90Config, str]:  # fmt: skip
     """The configuration of a grouped kernel, and why: the caller's, the measured one, or the default for its rows.
 
     sizes  M, N, K and the groups; of masked groups M is each one's
-    gated  no measured one is of such products
+    sums   of an element of C: 2 of a gated product, which is not measured
     """
     if config is not None:
         return config, "given by the caller"
     if masked:
         rows = masked_rows(sizes[0])
-        config = usual_config((rows * sizes[3], *sizes[1:]), types, scales)
+        config = usual_config((rows * sizes[3], *sizes[1:]), types, scales, sums)
         tile = "x".join(map(str, config.tile))
         return config, f"up to {sizes[0]} rows a group, taken to be {rows}: tiles of {tile}"
-    found = None if gated else tuned_store.lookup(gpu(index)[1], sizes, *ragged_name(types, scales))
+    found = None if sums > 1 else tuned_store.lookup(gpu(index)[1], sizes, *ragged_name(types, scales))
     if found is not None:
         return found.config, "measured by layoutgemm.tune"
-    config = usual_config(sizes, types, scales)
+    config = usual_config(sizes, types, scales, sums)
     tile, rows = "x".join(map(str, config.tile)), -(-sizes[0] // sizes[3])
     return config, f"{rows} rows a group on average: tiles of {tile} (scaled_grouped_h100.json)"
 

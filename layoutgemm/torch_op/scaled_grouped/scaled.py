@@ -313,7 +313,7 @@ def chosen(
     if found is not None and found.config.tile[1] // found.config.split % columns == 0:
         return found.config, "measured by layoutgemm.tune"
     m, n, k, batch = sizes
-    config = scaled_config(m, n, k, batch=batch, each_column=groups[1:] == (1,), columns=columns)
+    config = scaled_config(m, n, k, batch=batch, each_column=groups[1:] == (1,), columns=columns, c=types[2])
     tile, parts = "x".join(map(str, config.tile)), f", K in {config.split} parts" if config.split > 1 else ""
     return config, f"estimated fastest of scaled products: tiles of {tile}{parts} (scaled_grouped_h100.json)"
 
