@@ -184,6 +184,9 @@ def draw_grouped(rng: random.Random) -> Drawn:
     options: dict[str, Any] = {"out_dtype": rng.choice([None, F32])}
     if form in ("rows", "masked"):
         options.update(_finish(rng, values, n, experts))
+    gated = form in ("rows", "masked") and not scaled and n % 2 == 0 and "bias" not in values and rng.random() < 0.3
+    if gated:
+        options["activation"] = rng.choice(["swiglu", "geglu"])
 
     def made(t: Tensors, **more: Any) -> Tensors:
         named = {name: x for name, x in t.items() if name not in "ab"}
@@ -194,7 +197,11 @@ def draw_grouped(rng: random.Random) -> Drawn:
         return {"c": c}
 
     def size(t: Tensors) -> Tensors:
-        return made(t, activation=None, out_dtype=F32)
+        found = made(t, activation=None, out_dtype=F32)
+        if gated:  # |d(silu(p) q)| <= |p dq| + 1.1 |q dp|
+            gate, up = found["c"].chunk(2, -1)
+            return {"c": 2.1 * gate * up}
+        return found
 
     text = f"{form} {sizes} n {n} k {k} {kind} {said} {values[said].dtype} {options}"
     return Drawn(f"grouped, {form}", text, values, _layouts(rng, values), made, size, FAST_SUMS if scaled else SUMS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +11,7 @@ from ..errors import OperandError
 from ..kernels.run.operand_checks import check_operands
 from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
-from .explanation import Explanation
+from .explanation import Explanation, gated_after
 from .launch import plan_of
 from .operands.pairs import explain_pairs
 from .operands.several import Combine, explain_combined
@@ -105,9 +104,5 @@ def explain_matmul(
     names = NAMES[a.dtype], NAMES[b.dtype], C_NAMES[kind]
     sizes = [0 if copy is None else copy.bytes(name) for copy, name in zip(found.copies, names, strict=True)]
     copies = tuple([f"{copy.why}, {size} bytes" for copy, size in zip(found.copies, sizes, strict=True) if copy])
-    kernel, why, workspace = str(plan_of(found)), found.why, sum(sizes)
-    if unfused:
-        half = 4 * prod(shapes.result)  # of 2n columns; then with act(gate) and its product with up
-        kernel, workspace = f"{kernel}; then torch gates it", max(workspace + 2 * half, 4 * half)
-        why = f"not in one kernel: {unfused}; {why}"
-    return Explanation(kernel, why, len(found.launches), copies, workspace)
+    told = Explanation(str(plan_of(found)), found.why, len(found.launches), copies, sum(sizes))
+    return gated_after(told, unfused, shapes.result) if unfused else told

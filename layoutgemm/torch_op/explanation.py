@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
 
 
 @dataclass(frozen=True)
@@ -33,3 +35,16 @@ class Explanation:
         copies = "".join(f"\n  copied: {copy}" for copy in self.copies) or "\n  no copies"
         times = f", {self.launches} launches" if self.launches > 1 else ""
         return f"{self.kernel}{times}\n  {self.why}{copies}\n  workspace: {self.workspace} bytes"
+
+
+def gated_after(found: Explanation, why: str, shape: Sequence[int]) -> Explanation:
+    """A product of all columns in float32 that torch gates.
+
+    why    no kernel does
+    shape  of the result
+    """
+    half = 4 * prod(shape)  # bytes: of the product twice as many; then with act(gate) and its product with up
+    return replace(
+        found, kernel=f"{found.kernel}; then torch gates it", why=f"not in one kernel: {why}; {found.why}",
+        workspace=max(found.workspace + 2 * half, 4 * half),
+    )  # fmt: skip

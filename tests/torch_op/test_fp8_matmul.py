@@ -102,6 +102,28 @@ def test_sequences_bias_and_types() -> None:
     assert float((c - close).float().norm() / close.float().norm()) < 2**-4
 
 
+@pytest.mark.parametrize("recipes", PAIRS)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_batch_is_a_product_of_each_matrix(recipes: tuple[str, str], transposed: bool) -> None:
+    """Results and gradients, with the operand's strides; a scale of all is of all matrices."""
+    one = TENSOR not in recipes
+    a = normal(3, 20, 272).requires_grad_()
+    weight = normal(3, 48, 272) if transposed else normal(3, 272, 48)
+    weight, bias = weight.requires_grad_(), normal(48, kind=F32).requires_grad_()
+    options = {"bias": bias, "recipe_a": recipes[0], "recipe_b": recipes[1]}
+    c = fp8_matmul(a, weight.mT if transposed else weight, **options)
+    grad = normal(3, 20, 48, seed=1)
+    found = torch.autograd.grad(c, (a, weight, bias), grad)
+    assert c.shape == (3, 20, 48) and found[1].stride() == weight.stride()
+    for i in range(3):
+        x, w, of = (t.detach()[i].clone().requires_grad_() for t in (a, weight, grad))
+        want = fp8_matmul(x, w.mT if transposed else w, **options)
+        right = want, *torch.autograd.grad(want, (x, w), of.detach())
+        for got, wanted in zip((c[i], found[0][i], found[1][i]), right, strict=True):
+            assert torch.equal(got, wanted) or (not one and (got - wanted).norm() < 0.1 * wanted.norm())
+    assert torch.allclose(found[2], grad.float().sum((0, 1)))
+
+
 def test_gradients_that_nothing_reads_are_not_kept() -> None:
     x, weight = normal(16, 128), normal(32, 128).requires_grad_()
     for a, b, kept in ((x, weight, [True, False]), (x.clone().requires_grad_(), weight.detach(), [False, True])):

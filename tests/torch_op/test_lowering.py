@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +10,22 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
 
+from torch._inductor import config as inductor
 from torch._inductor.utils import run_and_get_code
 
-from layoutgemm import QuantizedFormat, QuantizedWeight, grouped_matmul, matmul, quantized_matmul, scaled_matmul
+from layoutgemm import (
+    QuantizedFormat,
+    QuantizedWeight,
+    fp8_matmul,
+    grouped_matmul,
+    matmul,
+    quantize,
+    quantized_matmul,
+    scaled_matmul,
+)
 from layoutgemm.torch_op.compiled import lowering
 
+CALL = re.compile(r"(\w+ = )?(layoutgemm_direct|torch\.ops\.layoutgemm)\.")
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 
 
@@ -22,12 +34,12 @@ def normal(*shape: int, dtype: Any = BF16) -> Any:
 
 
 def compiled(function: Callable[..., Any], *inputs: Any, **options: Any) -> tuple[Any, list[str]]:
-    """The result, and the calls of ours in the code that Inductor wrote."""
+    """The result, and the calls of ours in the code that Inductor wrote, now: kept code may be another version's."""
     torch._dynamo.reset()
-    with torch.no_grad():
+    with torch.no_grad(), inductor.patch(force_disable_caches=True):
         result, sources = run_and_get_code(torch.compile(function, fullgraph=True, **options), *inputs)
     lines = "\n".join(sources).splitlines()
-    return result, [line.strip() for line in lines if "(" in line and "layoutgemm" in line and "#" not in line]
+    return result, [line.strip() for line in lines if CALL.match(line.strip())]
 
 
 A, B, BIAS = normal(24, 64), normal(40, 64).mT, normal(40)
@@ -72,6 +84,62 @@ def test_generated_code_calls_it_directly(name: str) -> None:
     assert line.startswith(f"layoutgemm_direct.{name.split()[0]}(") and "out=" in line
 
 
+SEVERAL: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "quantize": (lambda x: quantize(x), (normal(24, 200),)),
+    "quantize with options": (
+        lambda x: quantize(x.mT, "RowWise", dtype=torch.float8_e5m2, power_of_two=True, scale_major="k"),
+        (normal(24, 200),),
+    ),
+    "scaled_matmul_quantized": (
+        lambda a, s, b, t: scaled_matmul(a, s, b, t, out_dtype=E4M3, out_recipe="BlockWise1x128"),
+        (EIGHT[0], SCALES[0], EIGHT[1], SCALES[1]),
+    ),
+    "scaled_matmul_quantized with bias": (
+        lambda a, s, b, c: scaled_matmul(
+            a, s, b, bias=c, activation="silu", out_dtype=torch.float8_e5m2, out_recipe="BlockWise1x128"
+        ),
+        (EIGHT[0], SCALES[0], EIGHT[1], BIAS),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_calls_with_two_results_are_direct_too(name: str) -> None:
+    function, inputs = SEVERAL[name]
+    got, lines = compiled(function, *inputs)
+    want = function(*inputs)
+    for x, y in zip(got, want, strict=True):
+        assert (x.shape, x.dtype) == (y.shape, y.dtype) and torch.equal(x.float(), y.float())
+        assert x.stride() == y.stride() or x.is_contiguous()
+    (line,) = lines
+    assert f"= layoutgemm_direct.{name.split()[0]}(" in line
+
+
+def test_a_float8_layer_is_direct_calls_forward_and_backward() -> None:
+    """With a size that is a symbol, and results of one call in the next."""
+    torch._dynamo.reset()
+    a, b = normal(24, 256).requires_grad_(), normal(136, 256).requires_grad_()
+
+    def layer(a: Any, b: Any) -> Any:
+        return fp8_matmul(torch.relu(a), b.mT)
+
+    call = torch.compile(layer, fullgraph=True, dynamic=True)
+    grad = normal(24, 136)
+
+    def step() -> tuple[Any, ...]:
+        result = call(a, b)
+        return result, *torch.autograd.grad(result, (a, b), grad)
+
+    with inductor.patch(force_disable_caches=True):
+        found, sources = run_and_get_code(step)
+    wanted = layer(a, b)
+    want = wanted, *torch.autograd.grad(wanted, (a, b), grad)
+    assert all(torch.equal(x, y) for x, y in zip(found, want, strict=True))
+    calls = [line.strip() for line in "".join(sources).splitlines() if CALL.match(line.strip())]
+    assert len(sources) == 2 and sum("= layoutgemm_direct.quantize(" in line for line in calls) == 6
+    assert sum(line.startswith("layoutgemm_direct.scaled_matmul(") for line in calls) == 3 and len(calls) == 9
+
+
 def test_sizes_may_be_symbols() -> None:
     torch._dynamo.reset()
     call = torch.compile(lambda a, b: matmul(a, b), fullgraph=True, dynamic=True)
@@ -112,5 +180,5 @@ def test_every_operator_has_a_lowering() -> None:
     assert lowering.register()
     from torch._inductor.lowering import lowerings
 
-    for name in ("matmul", "finished", "gated", "scaled_matmul", "grouped_matmul", "quantized_matmul"):
+    for name in ("matmul", "finished", "gated", *(x for x in (*CALLS, *SEVERAL) if " " not in x)):
         assert getattr(torch.ops.layoutgemm, name).default in lowerings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
 
-from layoutgemm import Sm90Config, grouped_matmul, scaled_matmul
+from layoutgemm import Sm90Config, explain_matmul, grouped_matmul, scaled_matmul
 from layoutgemm.errors import OperandError
 from layoutgemm.torch_op.prepared import config_text
 from layoutgemm.torch_op.scaled_grouped import kept
@@ -114,6 +115,37 @@ def test_a_batch_of_row_wise_scales(monkeypatch: pytest.MonkeyPatch) -> None:
             assert torch.equal(got.double(), want)
         one = scaled_matmul(a[:1], sa[:1], b[:1], sb[:1], out_dtype=F32, config=SMALL)
         assert torch.equal(one.double(), want[:1])
+
+
+@pytest.mark.parametrize("groups", [(1, 128), pytest.param((1, 1), marks=pytest.mark.slow)])
+def test_a_batch_of_scales_of_blocks(groups: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scales of any strides are read in place: along K, along M, TMA-aligned, of all matrices, batch innermost."""
+    m, n, k = 70, 48, 272
+    a, b = integers(3, m, k, dtype=E4M3), integers(3, n, k, dtype=E4M3).mT
+    sb = powers(3, -(-n // groups[1]), 3)
+    right = torch.stack([b[i].double() * spread(sb[i], groups[1], n, k).mT for i in range(3)])
+    plain, aligned = powers(3, m, 3), torch.zeros(3, 3, 72).mT[:, :m]
+    aligned.copy_(plain)
+    lying = (
+        plain, plain.mT.contiguous().mT, aligned, plain[:1].expand(3, -1, -1),
+        plain.permute(1, 2, 0).contiguous().permute(2, 0, 1),
+    )  # fmt: skip
+    with emulated(monkeypatch) as calls:
+        for sa in lying:
+            want = torch.stack([(a[i].double() * spread(sa[i], 1, m, k)) @ right[i] for i in range(3)])
+            assert torch.equal(scaled_matmul(a, sa, b, sb, out_dtype=F32, config=SMALL).double(), want)
+        assert len(calls) == len(kept.READY) == len(lying)
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_chosen_tiles_store_results_of_8_bits(blocks: bool) -> None:
+    """Whole 16 bytes of a row: also where K is in parts, each of which stores a share of the columns."""
+    for m, n, k in product((1, 16, 64, 300), (8, 128, 576, 2112), (128, 1536, 7168)):
+        a, b = torch.empty(m, k, dtype=E4M3), torch.empty(n, k, dtype=E4M3).mT
+        shapes = ((m, k // 128), (-(-n // 128), k // 128)) if blocks else ((m,), (n,))
+        sa, sb = map(torch.ones, shapes)
+        found = explain_matmul(a, b, scale_a=sa, scale_b=sb, out_dtype=E4M3, use_fast_accum=False)
+        assert found.kernel.startswith("Sm90Plan") and found.launches == 1
 
 
 OFFSETS = torch.tensor([0, 30, 30, 65, 70], dtype=torch.int32)

@@ -105,7 +105,7 @@ def plan_of(product: Described) -> Sm90Plan:
         return Sm90Plan.derive(
             m, n, k, batch=batch, a=a, b=types[1], c=c, config=config, ragged=ragged, mainloop=loop, epilogue=epilogue
         )
-    config = scaled_config(m, n, k, batch=batch, each_column=scales is not None and scales[1:] == (1,))
+    config = scaled_config(m, n, k, batch=batch, each_column=scales is not None and scales[1:] == (1,), c=c)
     return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=types[1], c=c, config=config, mainloop=loop, epilogue=epilogue)
 
 

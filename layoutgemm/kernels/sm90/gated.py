@@ -9,12 +9,13 @@ of B is half gate columns and half up columns of the same numbers, so that a thr
 
 w is half the tile's N, count half the accumulator's registers. The copies' tensor map has one more dimension, `half`,
 of two elements H lines apart. The map's end along n, which is H, keeps a ragged last tile from reading W_up as W_gate.
+Groups of rows, and masked ones, have such a matrix each; the map's last dimension is theirs.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from ...atoms import TmaPlan
 from ...errors import PlanError, TmaError
@@ -24,6 +25,7 @@ from .operands.combined import Combined
 
 HALF = "half"  # the dimension of a tensor map: 0 for the gate's columns of B, 1 for those that it multiplies
 HALVES = 2
+T = TypeVar("T")
 
 
 class Gated(Combined):
@@ -69,7 +71,10 @@ def combination(given: Any) -> Combined | None:
 
 
 def check_gated(tile_n: int, batch: int, split: int, b: Operand, c: Operand) -> None:
-    """Raise PlanError, naming the obstacle, for a problem without a gated kernel."""
+    """Raise PlanError, naming the obstacle, for a problem without a gated kernel.
+
+    batch  of products that are no groups
+    """
     if b.order != "col":
         raise PlanError(f"b is {b}: a gated product takes the weights as one (2H, K) matrix, a 'col' B")
     if c.dtype.kind != "float":
@@ -111,5 +116,11 @@ def as_one_matrix(operand: OperandPlan) -> OperandPlan:
     tma = operand.tma
     if HALF not in tma.dims:
         return operand
-    copies = tuple(replace(copy, coord_offset=copy.coord_offset[:-1]) for copy in tma.instructions)
-    return replace(operand, tma=replace(tma, dims=tma.dims[:-1], box=tma.box[:-1], instructions=copies))
+    at = tma.dims.index(HALF)
+    copies = tuple(replace(copy, coord_offset=_without(copy.coord_offset, at)) for copy in tma.instructions)
+    whole = replace(tma, dims=_without(tma.dims, at), box=_without(tma.box, at), instructions=copies)
+    return replace(operand, tma=replace(whole, steps=_without(tma.steps, at)))
+
+
+def _without(each: tuple[T, ...], at: int) -> tuple[T, ...]:
+    return (*each[:at], *each[at + 1 :])

@@ -291,8 +291,8 @@ def check_ragged(
     """Raise PlanError, naming the obstacle, for a problem without a grouped kernel."""
     if not isinstance(ragged, Ragged) or groups > ragged.capacity:
         raise PlanError(f"ragged = {ragged!r}, batch = {groups}: Ragged.of(groups) has room for them")
-    if gated is not None:
-        raise PlanError("gated: several matrices of B meet in a tile, and each group has a matrix of its own")
+    if gated is not None and gated.separate:
+        raise PlanError("gated: several matrices of B meet in a tile, and each group has one; it may be [gate | up]")
     usual = {"rows": None, "single": False, "split": 1, "overlap": False, "store": "tma", "launch": "workers"}
     for name, value in usual.items():
         if getattr(config, name) != value:

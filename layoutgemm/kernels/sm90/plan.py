@@ -628,7 +628,7 @@ class _Request:
         if gated is not None and gated.separate:
             check_combined(gated, config.tile[1], sizes[3], config.split, b, c)
         elif gated is not None:
-            check_gated(config.tile[1], sizes[3], config.split, b, c)
+            check_gated(config.tile[1], sizes[3] if ragged is None else 1, config.split, b, c)
         if mainloop is not None:
             check_promoted(mainloop, config, a, c, gated, accumulator_of(a.dtype))
             config = replace(config, tile_k=mainloop.depth)

@@ -75,7 +75,8 @@ def execute_sm90(
     if plan.along_k is not None:
         a, b = of_lines(plan, a), of_lines(plan, b)
     if plan.halves > 1:  # the second half of B's columns begins n lines on
-        b = GlobalMatrix(b.bits, b.leading, (b.extents[0], plan.n, plan.halves), plan.n * b.leading)
+        inner, _, *groups = b.extents
+        b = GlobalMatrix(b.bits, b.leading, (inner, plan.n, plan.halves, *groups), plan.n * b.leading, (b.pitch,))
     across = plan.order.clusters(plan.tiles)
     c.wanted = stored_elements(plan, given or {})
     tiles = int(plan.order.schedule.count(across, reads=OnHost(given or {}) if plan.order.schedule.words else None))

@@ -1,7 +1,7 @@
-"""Products into a tensor that Inductor's code has allocated: what `compiled.lowering` writes calls of.
+"""The operators' functions as Inductor's code calls them, into a tensor that it has allocated: see `compiled.lowering`.
 
 The graph's fake tensors have passed the operators' checks, and derivatives are products of the graph. Optional tensors
-follow the operands in the order of `tensors`, their names.
+follow the operands in the order of `tensors`, their names. Calls with several results return new tensors.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import torch
 
 from .. import operator as _matmul
+from ..fp8 import api as _fp8
 from ..library import configured
 from ..quantized.launch import quantized_product, scale_recipe
 from ..quantized.operators import quantized_call
 from ..scaled_grouped import api as _api
 from ..scaled_grouped.operators import plain_config
+from ..scaled_grouped.recipes import BLOCK
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, config: str, allow_tf32: bool | None) -> None:
@@ -75,7 +77,34 @@ def quantized_matmul(
 ) -> None:  # fmt: skip
     """The product with packed weights into `out`."""
     given = dict(zip(tensors, others))
+<<<<<<< HEAD
     scale_x = given.get("scale_x")
     scale = scale_recipe(scale_x, x.shape[0], x.dtype)
     call = quantized_call((code, group, zeros, n, k), activation, out.dtype, config, scale)
     quantized_product(call, x, units, given.get("scales"), given.get("bias"), scale_x, out)
+=======
+    call = quantized_call((code, group, zeros, n, k), activation, out.dtype, config)
+    quantized_product(call, x, units, given.get("scales"), given.get("bias"), out)
+
+
+def quantize(
+    x: torch.Tensor, *, recipe: str, dtype: torch.dtype | None, power_of_two: bool, scale_major: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values and scales of x."""
+    kind = dtype or torch.float8_e4m3fn
+    return _fp8.quantize(x, recipe, dtype=kind, power_of_two=power_of_two, scale_major=scale_major)
+
+
+def scaled_matmul_quantized(
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, *others: torch.Tensor, out_dtype: torch.dtype | None,
+    activation: str | None, recipe_a: str, recipe_b: str, use_fast_accum: bool, config: str, tensors: tuple[str, ...],
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The product of scaled operands, quantised, with rows as the operator's lie, and its scales."""
+    given = dict(zip(tensors, others))
+    c, scales = _api.scaled_matmul(
+        a, scale_a, b, given.get("scale_b"), bias=given.get("bias"), activation=activation, out_dtype=out_dtype,
+        out_recipe=BLOCK, recipe_a=recipe_a or None, recipe_b=recipe_b or None, use_fast_accum=use_fast_accum,
+        config=plain_config(config),
+    )  # fmt: skip
+    return c.contiguous(), scales
+>>>>>>> train

@@ -1,18 +1,25 @@
 """Inductor's code for layoutgemm's operators: plain calls in place of calls through torch's dispatcher.
 
 By default generated code calls torch.ops.layoutgemm.matmul: the dispatcher, torch.library's wrappers in Python, and
-checks that the graph has passed already. A lowering makes the call one of `compiled.direct`, which writes to a tensor
-that Inductor allocates, and reuses. With cpp_wrapper, and where a result's columns are contiguous, the operator stays.
+checks that the graph has passed already. A lowering makes the call one of `compiled.direct`:
+
+    operator's results   the function
+    ------------------   --------------------------------------------------
+    one                  writes to a tensor that Inductor allocates, and reuses
+    several              returns new tensors, of the strides of the operator's
+
+With cpp_wrapper, and where a single result's columns are contiguous, the operator stays.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-_MODULE = "layoutgemm.torch_op.compiled"
+_IMPORT = "from layoutgemm.torch_op.compiled import direct as layoutgemm_direct"
 # The tensors that an operator of each name may be without.
 _OPTIONAL: dict[str, tuple[str, ...]] = {
     "matmul": (),
@@ -21,10 +28,11 @@ _OPTIONAL: dict[str, tuple[str, ...]] = {
     "scaled_matmul": ("scale_b", "bias"),
     "grouped_matmul": ("groups", "scale_a", "scale_b", "bias"),
     "quantized_matmul": ("scales", "bias", "scale_x"),
+    "quantize": (),
+    "scaled_matmul_quantized": ("scale_b", "bias"),
 }
 _ALWAYS = ("a", "scale_a", "b", "x", "units")  # tensors of the operators, in the order of their arguments
-
-
+_NODES = ("ExternKernelOut", "ExternKernelAlloc", "MultiOutput", "MultiOutputLayout", "convert_shape_to_inductor")
 _lowered: set[str] = set()
 
 
@@ -37,7 +45,7 @@ def register() -> bool:
         from torch._inductor import ir, lowering
     except ImportError:
         return False
-    if not hasattr(ir, "ExternKernelOut") or not hasattr(ir, "convert_shape_to_inductor"):
+    if not all(hasattr(ir, name) for name in _NODES):
         return False
     for name in missing:
         operator = getattr(torch.ops.layoutgemm, name).default
@@ -58,35 +66,66 @@ def _lowering(name: str, operator: Any) -> Callable[..., object]:
     defaults = {x.name: x.default_value for x in operator._schema.arguments if x.has_default_value()}
     stays = lowering.fallback_handler(operator, add_to_fallback_set=False)
 
-    class DirectCall(ir.ExternKernelOut):  # type: ignore[misc]
-        """A call of a function of `compiled.direct`."""
-
-        def codegen(self, wrapper: Any) -> None:
-            """Import the functions, and write the call."""
-            wrapper.add_import_once(f"from {_MODULE} import direct as layoutgemm_direct")
-            super().codegen(wrapper)
+    one_result, several_results = _calls()
 
     def lower(*args: Any, **kwargs: Any) -> object:
         value = V.graph.current_node.meta["val"]
-        if V.graph.cpp_wrapper or not value.is_contiguous():
+        several = isinstance(value, (tuple, list))
+        if V.graph.cpp_wrapper or not (several or value.is_contiguous()):
             return stays(*args, **kwargs)
         given = {**defaults, **dict(zip(names, args)), **kwargs}
-        tensors, others = _split(name, given)
-        layout = ir.FixedLayout(
-            value.device, value.dtype, ir.convert_shape_to_inductor(value.size()),
-            ir.convert_shape_to_inductor(value.stride()),
-        )  # fmt: skip
+        tensors, others = _split(name, given, several)
         inputs = [ir.ExternKernel.realize_input(x) for x in tensors.values()]
-        node = DirectCall(layout=layout, inputs=inputs, kwargs=others, python_kernel_name=f"layoutgemm_direct.{name}")
-        return ir.TensorBox.create(node)
+        call = {"inputs": inputs, "kwargs": others, "python_kernel_name": f"layoutgemm_direct.{name}"}
+        if not several:
+            return ir.TensorBox.create(one_result(layout=_layout(value), **call))
+        made = several_results(layout=ir.MultiOutputLayout(device=value[0].device), **call)
+        made.outputs = [ir.MultiOutput(_layout(x), made, [(tuple, i)]) for i, x in enumerate(value)]
+        return tuple([ir.TensorBox.create(x) for x in made.outputs])
 
     return lower
 
 
-def _split(name: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The tensors of a call, and its other arguments. `tensors` among these names the optional ones that are given."""
+@functools.cache
+def _calls() -> tuple[Any, Any]:
+    """Inductor's nodes of calls of `compiled.direct`: with one result, and with several."""
+    from torch._inductor import ir
+
+    class DirectCall(ir.ExternKernelOut):  # type: ignore[misc]
+        """A call of a function that writes to `out`."""
+
+        def codegen(self, wrapper: Any) -> None:
+            """Import the functions, and write the call."""
+            wrapper.add_import_once(_IMPORT)
+            super().codegen(wrapper)
+
+    class DirectCalls(ir.ExternKernelAlloc):  # type: ignore[misc]
+        """A call of a function that returns several tensors."""
+
+        def codegen(self, wrapper: Any) -> None:
+            """Import the functions, and write the call."""
+            wrapper.add_import_once(_IMPORT)
+            super().codegen(wrapper)
+
+    return DirectCall, DirectCalls
+
+
+def _layout(value: torch.Tensor) -> Any:
+    """Inductor's layout of a result, from the graph's fake tensor."""
+    from torch._inductor import ir
+
+    shape, strides = (ir.convert_shape_to_inductor(x) for x in (value.size(), value.stride()))
+    return ir.FixedLayout(value.device, value.dtype, shape, strides)
+
+
+def _split(name: str, given: Mapping[str, Any], several: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tensors of a call, and its other arguments. `tensors` among these names the optional ones that are given.
+
+    several  whether the function makes the results, and has to know their type
+    """
     optional = _OPTIONAL[name]
     always = [x for x in _ALWAYS if x in given and x not in optional]
     there = [x for x in optional if given[x] is not None]
-    others = {x: value for x, value in given.items() if x not in (*always, *optional, "out_dtype")}
+    left = (*always, *optional, *(() if several else ("out_dtype",)))
+    others = {x: value for x, value in given.items() if x not in left}
     return {x: given[x] for x in (*always, *there)}, {**others, **({"tensors": tuple(there)} if optional else {})}

@@ -36,6 +36,7 @@ from .operators import (
     checked_scaled,
     differentiable,
     grouped_gradients,
+    recorded_type,
 )
 from .recipes import recipe_text
 from .scaled import ScaledFinish, check_config, scaled_product
@@ -282,6 +283,9 @@ def grouped_matmul(
               and its recipes likewise. Not along K
     bias      of all forms but columns and K: float32, bfloat16 or float16, (N,), or (experts, N) for one of each group;
               activation, use_fast_accum  as for scaled_matmul. In the kernel; by torch where derivatives are recorded
+    activation  of the same forms also a gate, "swiglu" or "geglu", without bias and scales: b is [gate | up] of each
+              expert, (experts, K, 2N), and the result act(a @ gate) * (a @ up). In one launch for a b that is the
+              transpose of (experts, 2N, K); else, and for derivatives, torch gates a product of all columns
     out       where the product goes, of its shape and type, apart from what is read
     out_dtype default a's type; bfloat16 for float8
     config    the kernel's configuration; of groups of columns, that of the transposed product
@@ -343,7 +347,8 @@ def grouped_matmul(
     if scale_a is None and bias is None and activation is None:
         value = differentiable(a, b, groups, said, call.kind, text)
     elif scale_a is None and transforms():
-        value = finished(call, differentiable(a, b, groups, said, torch.float32, text), groups, finish)
+        wide = differentiable(a, b, groups, said, recorded_type(call, finish, a, b), text)
+        value = finished(call, wide, groups, finish)
     else:
         value = torch.ops.layoutgemm.grouped_matmul(
             a, b, groups, said, scale_a, scale_b, call.kind, *names, text, *finish

@@ -13,14 +13,16 @@ from ...kernels.derive import OperandPlan, padded_leading
 from ...kernels.run.tensor_maps import tma_operand
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.plan import Sm90Plan
+from ..bias_activation import gated_finish
 from ..compiled.traced import named
 from ..epilogue import finish_of
-from ..explanation import Explanation
+from ..explanation import Explanation, gated_after
 from ..launch import plan_of as plan_of_solution
 from ..prepared import NO_FINISH, problem_at
-from ..solver import solve
+from ..solver import solve, why_unfused
 from ..types import C_NAMES, NAMES
-from .grouped import ALONG_K, BATCH, COLUMNS, ENDS, MASKED, GroupedCall, expected_config, why_not_along_k
+from .gated import gate_of, why_by_torch
+from .grouped import ALONG_K, BATCH, COLUMNS, ENDS, MASKED, GroupedCall, expected_config, ungated, why_not_along_k
 from .grouped import epilogue_of_call as epilogue_of_groups
 from .grouped import plan_of as plan_of_groups
 from .kept import require_hopper
@@ -163,6 +165,10 @@ def _grouped(
     elif not groups.is_contiguous():
         rule = f"{call.said}: stride {groups.stride(0)}, and the kernel reads one after the other"
         copies.append((rule, groups.nbytes))
+    if gate_of(finish) is not None and (by_torch := why_by_torch(b)):
+        wide = ungated(call, b, torch.float32)
+        found = _grouped(wide, a, b, groups, None, None, finish._replace(activation=None), None, config)
+        return gated_after(found, by_torch, call.shape)
     if call.form != "rows" and call.experts == 1:
         a, b = [x if x.ndim == 2 else x[0] for x in (a, b)]
         out = None if out is None else out[0]
@@ -183,7 +189,13 @@ def _batches(
         return _ZEROS
     else:
         made = NO_FINISH
-        if finish.bias is not None or finish.activation is not None:
+        if gate_of(finish) is not None:
+            made = gated_finish(str(finish.activation))
+            if unfused := why_unfused(problem_at(a, b, call.kind, config, out, made)):
+                wide = ungated(call, b, torch.float32)
+                found = _batches(wide, a, b, None, None, finish._replace(activation=None), None, config)
+                return gated_after(found, unfused, call.shape)
+        elif finish.bias is not None or finish.activation is not None:
             given = {} if finish.bias is None else {"bias": finish.bias}
             made = finish_of(epilogue_of_groups(call, finish), given, call.shape)
         solution = solve(problem_at(a, b, call.kind, config, out, made))

@@ -8,8 +8,9 @@
     (E, M, K)     (E, K, N)     none           (E, M, N)    C[e] = A[e] @ B[e]                       matmul
     (E, rows, K)  (E, K, N)     counts         (E, rows, N) C[e, :count] = A[e, :count] @ B[e]       the grouped kernel
 
-The derivatives of the first three forms are among them: with dC in place of C, dA = dC @ B^T and dB = A^T @ dC. The
-result of the second form is column-major, as the transpose of the first form's.
+Rows, and masked ones, may be gated: see `gated`. The derivatives of the first three forms are among them: with dC in
+place of C, dA = dC @ B^T and dB = A^T @ dC. The result of the second form is column-major, as the transpose of the
+first form's.
 """
 
 from __future__ import annotations
@@ -33,17 +34,19 @@ from ...kernels.sm90.choose.scaled_grouped import (
     usual_config,
 )
 from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.grouped import Ragged
 from ...kernels.sm90.mainloop import DEPTH
 from ...kernels.sm90.plan import Sm90Plan
 from .. import tuned_store
-from ..bias_activation import by_torch
-from ..checks import stored_as
-from ..compute import product
+from ..bias_activation import by_torch, gate_by_torch
+from ..checks import check_activation, stored_as
+from ..compute import gated_product, product
 from ..epilogue import epilogue_product
 from ..prepared import gpu, on_gpu
 from ..reference import exact, rounded
 from ..types import C_NAMES, NAMES
+from .gated import columns_of, gate_of, why_by_torch
 from .kept import NOT_KEPT, Keeping, behind_zero, find, launch, require_hopper
 from .recipes import SQUARE, TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 from .scaled import (
@@ -133,12 +136,13 @@ def check_grouped(
     if groups is not None:
         experts = _check_groups(a, b, groups, said, experts)
     kind = stored_as(a.dtype, out_dtype)
-    front = (experts,) if a.ndim == b.ndim else ()
-    shape = (*front, a.shape[-2], b.shape[-1])
+    check_activation(finish.activation)
     if form in (COLUMNS, ALONG_K) and (finish.bias is not None or finish.activation is not None):
         name = "bias" if finish.bias is not None else "activation"
         raise OperandError(f"{name}: groups of {form} take none, groups of rows do")
-    check_finish(finish, [shape[-1:], (experts, *shape[-1:])])
+    front = (experts,) if a.ndim == b.ndim else ()
+    shape = (*front, a.shape[-2], columns_of(b, finish, scaled))
+    check_finish(finish, [shape[-1:], (experts, *shape[-1:])], gates=True)
     if scale_a is None:
         if scaled or any(names):
             what = "scale_b" if scaled else "recipe_a" if names[0] else "recipe_b"
@@ -265,6 +269,8 @@ def grouped_product(
         return value.mT if out is None else out
     if call.form == BATCH:
         return _batch(call, a, b, scale_a, scale_b, finish, config, out)
+    if gate_of(finish) is not None and on_gpu(a.get_device()) and why_by_torch(b):
+        return _gated_by_torch(call, a, b, groups, finish, config, out)
     if 0 in (*call.shape, call.experts, a.shape[-1]):
         return _nothing(call, groups, finish, a.device, out)
     if not on_gpu(a.get_device()):
@@ -278,13 +284,33 @@ def grouped_product(
     return _by_kernel(call, a, b, groups, scale_a, scale_b, finish, config, out, keeping)
 
 
+def ungated(call: GroupedCall, b: torch.Tensor, kind: torch.dtype) -> GroupedCall:
+    """The product of all columns that a gate is of, stored as `kind`."""
+    return call._replace(kind=kind, shape=(*call.shape[:-1], b.shape[-1]))
+
+
+def _gated_by_torch(
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, finish: ScaledFinish,
+    config: Sm90Config | None, out: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """The product of all columns in float32, gated by torch; rows in no group stay."""
+    every = ungated(call, b, torch.float32)
+    wide = grouped_product(every, a, b, groups, None, None, finish._replace(activation=None), config)
+    value = finished(call, wide, groups, finish)
+    if out is None:
+        return value
+    if call.leaves_rows and groups is not None:
+        value = torch.where(in_groups(call.shape, call.said, groups), value, out)
+    return out.copy_(value)
+
+
 def _nothing(
     call: GroupedCall, groups: torch.Tensor | None, finish: ScaledFinish, device: torch.device,
     out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """Empty sums are 0, and bias and activation follow."""
     value = torch.zeros(call.shape, dtype=torch.float32, device=device)
-    if call.experts:
+    if call.experts and gate_of(finish) is None:  # a gated one of zeros is 0
         value = finished(call, value, groups, finish)
     if out is None:
         return value.to(call.kind)
@@ -294,17 +320,24 @@ def _nothing(
 
 
 def finished(call: GroupedCall, wide: torch.Tensor, groups: torch.Tensor | None, finish: ScaledFinish) -> torch.Tensor:
-    """Bias and activation by torch on sums in float32, rounded once; what is in no group is 0."""
+    """Bias and activation by torch on sums, rounded once; what is in no group is 0."""
     bias = finish.bias
     if bias is None and finish.activation is None:
         return rounded(wide, call.kind)
+    if gate_of(finish) is not None:
+        value = gate_by_torch(wide, None, str(finish.activation), call.kind)
+        return _in_groups_alone(call, value, groups)
     if bias is not None and bias.ndim == 2 and call.form == ROWS and groups is not None:
         ends = groups[1:] if call.said == OFFSETS else groups
         row = torch.arange(call.shape[0], device=wide.device)
         bias = bias[torch.searchsorted(ends.long(), row, right=True).clamp(max=call.experts - 1)]
     elif bias is not None:
         bias = beside(bias)
-    value = by_torch(wide, bias, finish.activation, call.kind)
+    return _in_groups_alone(call, by_torch(wide, bias, finish.activation, call.kind), groups)
+
+
+def _in_groups_alone(call: GroupedCall, value: torch.Tensor, groups: torch.Tensor | None) -> torch.Tensor:
+    """The result with zeros in no group."""
     if call.leaves_rows and groups is not None:
         value = torch.where(in_groups(call.shape, call.said, groups), value, 0)
     return value
@@ -315,6 +348,8 @@ def _batch(
     finish: ScaledFinish, config: Sm90Config | None, out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """Groups of as many rows each, all of them."""
+    if gate_of(finish) is not None:
+        return gated_product(a, b, None, str(finish.activation), call.kind, config, out)
     if call.recipes is None and finish.bias is None and finish.activation is None:
         return product(a, b, call.kind, config, out)
     if call.recipes is None and on_gpu(a.get_device()):
@@ -423,12 +458,13 @@ def plan_of(
     """The plan of a product by kernel, and why this configuration."""
     if call.form == ALONG_K:
         return _plan_along_k(call, a, b, numbers, finish, config)
-    (m, k), n, masked = a.shape[-2:], b.shape[-1], call.form == MASKED
+    (m, k), n, masked = a.shape[-2:], call.shape[-1], call.form == MASKED
     types, scales = _types_and_scales(call, a, b, finish)
     ragged = Ragged.of(call.experts, "i32" if numbers.dtype == torch.int32 else "i64", masked)
     sizes = m, n, k, call.experts
-    config, why = chosen(sizes, types, scales, a.get_device(), config, masked)
-    return derived(sizes, types, scales, config, ragged, epilogue_of_call(call, finish)), why
+    gate = gate_of(finish)
+    config, why = chosen(sizes, types, scales, a.get_device(), config, masked, 1 if gate is None else HALVES)
+    return derived(sizes, types, scales, config, ragged, epilogue_of_call(call, finish), gate), why
 
 
 def _types_and_scales(
@@ -445,7 +481,9 @@ def expected_config(call: GroupedCall, a: torch.Tensor, b: torch.Tensor, rows: i
     """The configuration of masked groups of so many rows each."""
     (m, k), n = a.shape[-2:], b.shape[-1]
     return usual_config(
-        (min(rows, max(m, 1)) * call.experts, n, k, call.experts), *_types_and_scales(call, a, b, finish)
+        (min(rows, max(m, 1)) * call.experts, n, k, call.experts),
+        *_types_and_scales(call, a, b, finish),
+        1 if gate_of(finish) is None else HALVES,
     )
 
 
@@ -467,30 +505,32 @@ def _plan_along_k(
 
 
 def epilogue_of_call(call: GroupedCall, finish: ScaledFinish) -> Epilogue:
-    """The epilogue of a call: the scales that the main loop leaves, bias, activation."""
+    """The epilogue of a call: the scales that the main loop leaves, bias, and an activation but for a gate."""
     bias = None if finish.bias is None else C_NAMES[finish.bias.dtype]
-    return epilogue_of(call.recipes or Recipes("", ""), bias, finish.activation)
+    activation = finish.activation if gate_of(finish) is None else None
+    return epilogue_of(call.recipes or Recipes("", ""), bias, activation)
 
 
 def chosen(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None, index: int,
-    config: Sm90Config | None, masked: bool = False,
+    config: Sm90Config | None, masked: bool = False, sums: int = 1,
 ) -> tuple[Sm90Config, str]:  # fmt: skip
     """The configuration of a grouped kernel, and why: the caller's, the measured one, or the default for its rows.
 
     sizes  M, N, K and the groups; of masked groups M is each one's
+    sums   of an element of C: 2 of a gated product, which is not measured
     """
     if config is not None:
         return config, "given by the caller"
     if masked:
         rows = masked_rows(sizes[0])
-        config = usual_config((rows * sizes[3], *sizes[1:]), types, scales)
+        config = usual_config((rows * sizes[3], *sizes[1:]), types, scales, sums)
         tile = "x".join(map(str, config.tile))
         return config, f"up to {sizes[0]} rows a group, taken to be {rows}: tiles of {tile}"
-    found = tuned_store.lookup(gpu(index)[1], sizes, *ragged_name(types, scales))
+    found = None if sums > 1 else tuned_store.lookup(gpu(index)[1], sizes, *ragged_name(types, scales))
     if found is not None:
         return found.config, "measured by layoutgemm.tune"
-    config = usual_config(sizes, types, scales)
+    config = usual_config(sizes, types, scales, sums)
     tile, rows = "x".join(map(str, config.tile)), -(-sizes[0] // sizes[3])
     return config, f"{rows} rows a group on average: tiles of {tile} (scaled_grouped_h100.json)"
 
@@ -533,6 +573,8 @@ def _on_cpu(
 
 def _finished_group(call: GroupedCall, wide: torch.Tensor, finish: ScaledFinish, e: int) -> torch.Tensor:
     """A group's bias and activation on its sums in float64, rounded once."""
+    if gate_of(finish) is not None:
+        return gate_by_torch(wide, None, str(finish.activation), call.kind)
     bias = finish.bias if finish.bias is None or finish.bias.ndim < 2 else finish.bias[e]
     return by_torch(wide, bias, finish.activation, call.kind)
 

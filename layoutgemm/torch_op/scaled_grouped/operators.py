@@ -23,10 +23,11 @@ from ...errors import OperandError
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
 from ..autograd.products import dense
-from ..checks import check_device, check_out, refuse_derivatives
+from ..checks import check_device, check_out, differentiated, refuse_derivatives
 from ..compiled.traced import CHECKS, checking_operator, named
 from ..fp8.launch import Asked, shapes_of
 from ..library import configured, dispatched, with_autocast, with_autograd
+from .gated import gate_of
 from .grouped import (
     BATCH,
     COLUMNS,
@@ -321,7 +322,13 @@ def _recorded(
     call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
     if bias is None and activation is None:
         return _derivable(a, b, groups, said, out_dtype, config)
-    return finished(call, _derivable(a, b, groups, said, torch.float32, config), groups, finish)
+    return finished(call, _derivable(a, b, groups, said, recorded_type(call, finish, a, b), config), groups, finish)
+
+
+def recorded_type(call: GroupedCall, finish: ScaledFinish, a: torch.Tensor, b: torch.Tensor) -> torch.dtype:
+    """The type of a product that torch finishes: before a gate the result's own where it is kept, as by `matmul`."""
+    kept = gate_of(finish) is not None and call.kind.itemsize == 2 and differentiated(a, b)
+    return call.kind if kept else torch.float32
 
 
 def check_derivable(

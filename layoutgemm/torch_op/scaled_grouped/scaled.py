@@ -92,12 +92,15 @@ def check_scaled(
     return ScaledCall(recipes, kind, shape)
 
 
-def check_finish(finish: ScaledFinish, shapes: Sequence[tuple[int, ...]]) -> None:
-    """Raise OperandError or TensorError for an activation or bias that no kernel takes."""
+def check_finish(finish: ScaledFinish, shapes: Sequence[tuple[int, ...]], gates: bool = False) -> None:
+    """Raise OperandError or TensorError for an activation or bias that no kernel takes.
+
+    gates  whether the activation may be a gate
+    """
     check_activation(finish.activation)
-    if finish.activation in GATES:
+    if finish.activation in GATES and not gates:
         known = ", ".join(map(repr, ACTIVATIONS))
-        raise OperandError(f"activation {finish.activation!r}: a product with scales, or of groups, takes {known}")
+        raise OperandError(f"activation {finish.activation!r}: a product with scales takes {known}")
     bias = finish.bias
     if bias is None:
         return
@@ -310,7 +313,7 @@ def chosen(
     if found is not None and found.config.tile[1] // found.config.split % columns == 0:
         return found.config, "measured by layoutgemm.tune"
     m, n, k, batch = sizes
-    config = scaled_config(m, n, k, batch=batch, each_column=groups[1:] == (1,), columns=columns)
+    config = scaled_config(m, n, k, batch=batch, each_column=groups[1:] == (1,), columns=columns, c=types[2])
     tile, parts = "x".join(map(str, config.tile)), f", K in {config.split} parts" if config.split > 1 else ""
     return config, f"estimated fastest of scaled products: tiles of {tile}{parts} (scaled_grouped_h100.json)"
 
@@ -329,16 +332,17 @@ def tuned_name(types: tuple[str, str, str], groups: tuple[int, ...]) -> tuple[tu
 @lru_cache(maxsize=1024)
 def derived(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], groups: tuple[int, ...] | None, config: Sm90Config,
-    ragged: Ragged | AlongK | None = None, epilogue: Epilogue | None = None,
+    ragged: Ragged | AlongK | None = None, epilogue: Epilogue | None = None, gate: str | None = None,
 ) -> Sm90Plan:  # fmt: skip
     """The plan of a product.
 
     ragged  groups of rows, or along K
+    gate    the function of a gate; N is C's columns
     groups  rows of A, and columns of B, that share a scale; None for a main loop that only adds
     """
     m, n, k, batch = sizes
     a, b, c = types
     loop = None if groups is None else mainloop_of(groups)
     name = "along_k" if isinstance(ragged, AlongK) else "ragged"
-    more: dict[str, Any] = {"mainloop": loop, name: ragged, "epilogue": epilogue or None}
+    more: dict[str, Any] = {"mainloop": loop, name: ragged, "epilogue": epilogue or None, "gated": gate}
     return Sm90Plan.derive(m, n, k, batch=batch, a=a, b=b, c=c, config=config, **more)

@@ -8,9 +8,10 @@ Each product quantises its operands along the dimension that it sums over:
     dA = dC @ B^T  dC (M, N), N            B (K, N), N            as named, the same for square ones
     dB = A^T @ dC  A^T (K, M), M           dC^T (N, M), M         1x128 by 1x128
 
-`layoutgemm.quantize` makes values and scales. Scales are constants to autograd, and rounding is the identity.
-Accumulators are float32. The operands themselves are kept for the backward pass, and quantised again there. The last
-two products have gradients by the same rows of the table, so there are second derivatives.
+Of batches each matrix is such a product. `layoutgemm.quantize` makes values and scales. Scales are constants to
+autograd, and rounding is the identity. Accumulators are float32. The operands themselves are kept for the backward
+pass, and quantised again there. The last two products have gradients by the same rows of the table, so there are
+second derivatives.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ def fp8_matmul(
 ) -> torch.Tensor:
     """a @ b + bias in float8_e4m3fn with scales, and gradients by such products.
 
-    a, b      bfloat16, float16 or float32: (..., M, K) and a matrix (K, N), on a GPU of compute capability 9.0 or on
-              the CPU. Autocast casts them
+    a, b      bfloat16, float16 or float32: (..., M, K) and a matrix (K, N), or (batch, M, K) and (batch, K, N); on a
+              GPU of compute capability 9.0 or on the CPU. Autocast casts them
     bias      (N,), float32, bfloat16 or float16, added in the kernel
     recipe_a  of a, and of the result's gradient; recipe_b of b: torch.nn.functional.ScalingType or its name. Both are
               of blocks, or neither is. The weights' gradient takes BlockWise1x128, or RowWise, on both sides
@@ -69,9 +70,9 @@ def fp8_matmul(
     for family in FAMILIES:
         if names[0] in family and names[1] not in family:
             _refuse(f"recipe_a {names[0]} and recipe_b {names[1]}: both are of {' and '.join(family)}, or neither is")
-    rows = a.flatten(0, -2)
+    rows = a.flatten(0, -2) if b.ndim == 2 else a
     value: torch.Tensor = _Fp8Product.apply(rows, b.mT, bias, Recipes(*names), out_dtype or a.dtype, True)
-    return value if a.ndim == 2 else value.view(*a.shape[:-1], b.shape[1])
+    return value if value.ndim == a.ndim else value.view(*a.shape[:-1], b.shape[1])
 
 
 def _check(a: torch.Tensor, b: torch.Tensor) -> None:
@@ -79,8 +80,10 @@ def _check(a: torch.Tensor, b: torch.Tensor) -> None:
         if x.dtype not in _TYPES:
             known = ", ".join(str(kind).removeprefix("torch.") for kind in _TYPES)
             _refuse(f"{name} is {x.dtype}: fp8_matmul quantises {known}; scaled_matmul takes 8-bit floats")
-    if a.ndim < 2 or b.ndim != 2 or a.shape[-1] != b.shape[0]:
-        _refuse(f"a and b have shapes {list(a.shape)} and {list(b.shape)}: (..., M, K) and (K, N)", TensorError)
+    batch = b.ndim == 3 and a.ndim == 3 and a.shape[0] == b.shape[0]
+    if a.ndim < 2 or not (b.ndim == 2 or batch) or a.shape[-1] != b.shape[-2]:
+        shapes = f"a and b have shapes {list(a.shape)} and {list(b.shape)}"
+        _refuse(f"{shapes}: (..., M, K) and (K, N), or (batch, M, K) and (batch, K, N)", TensorError)
 
 
 def _refuse(text: str, kind: type[OperandError] | type[TensorError] = OperandError) -> None:
@@ -105,7 +108,7 @@ class _Fp8Product(torch.autograd.Function):
         # each operand is kept for the other's gradient alone
         ctx.save_for_backward(left if right.requires_grad else None, right if left.requires_grad else None)
         ctx.recipes, ctx.types = recipes, (left.dtype, right.dtype, None if bias is None else bias.dtype)
-        ctx.by_columns = right.stride(0) == 1 and right.stride(1) != 1
+        ctx.by_columns = right.stride(-2) == 1 and right.stride(-1) != 1
         return _product(left, right, recipes, kind, bias, fast)
 
     @staticmethod
@@ -122,7 +125,7 @@ class _Fp8Product(torch.autograd.Function):
             made_right = multiply(left.mT, grad.mT, _lines(ctx.recipes), of_right).mT
         elif wants_right:
             made_right = multiply(grad.mT, left.mT, _lines(ctx.recipes), of_right)
-        made_bias = grad.sum(0, dtype=torch.float32).to(of_bias) if wants_bias else None
+        made_bias = grad.flatten(0, -2).sum(0, dtype=torch.float32).to(of_bias) if wants_bias else None
         return made_left, made_right, made_bias, None, None, None
 
 

@@ -14,7 +14,9 @@ from layoutgemm.kernels import Sm90Config, Sm90Plan, error_bound
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, Scale
 from layoutgemm.kernels.epilogue.numpy_math import Math
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
+from layoutgemm.kernels.sm90.choose.scaled_grouped import grouped_config
 from layoutgemm.kernels.sm90.gated import Gated, as_one_matrix
+from layoutgemm.kernels.sm90.grouped import Ragged
 
 needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
 SMALL = Sm90Config((64, 64), consumers=1, stages=2)
@@ -95,6 +97,94 @@ def test_an_epilogue_comes_after_the_gate() -> None:
     given: dict[str, Any] = {"alpha": 0.5, "bias": integers((n,), 3)}
     found, _ = emulate(plan, given, product(a, w), (a, w.T))
     assert np.array_equal(found, epilogue.reference(product(a, w), **given).c)
+
+
+# ---------------------------------------------------------------------------------------------------- groups of rows
+
+# Configuration, types of A, B and C, rows of each group, and whether these are counts of masked groups.
+GROUPS: dict[str, tuple[Sm90Config, str, str, str, tuple[int, ...], bool]] = {
+    "rows": (SMALL, "bf16", "bf16:col", "bf16", (0, 70, 1, 64, 0, 15), False),
+    "pair": (replace(SMALL, cluster=(2, 1), loader="warpgroup"), "bf16", "bf16:col", "f32", (70, 0, 33), False),
+    "masked": (replace(SMALL, cluster=(1, 2), loader="warp"), "f16", "f16:col", "f16", (90, 0, 3, 64), True),
+    "one masked": (SMALL, "e4m3", "e4m3:col", "bf16", (66,), True),
+    "early": (Sm90Config((256, 64), early=1, stages=2), "bf16", "bf16:col", "bf16", (300, 0, 1), False),
+}
+Grouped = tuple[Sm90Plan, np.ndarray, np.ndarray, dict[str, Any], np.ndarray]
+
+
+def of_groups(form: str, kind: str = "relu") -> Grouped:
+    """A plan, A and B, the groups, and C: of masked groups NaN in rows that do not count."""
+    config, a_type, b_type, c_type, rows, masked = GROUPS[form]
+    groups, m, (n, k) = len(rows), max(rows) if masked else sum(rows), SIZES[1:]
+    plan = Sm90Plan.derive(
+        m, n, k, batch=groups, a=a_type, b=b_type, c=c_type, config=config, gated=kind,
+        ragged=Ragged.of(groups, "i32", masked),
+    )  # fmt: skip
+    w = integers((groups, 2 * n, k), 2, 1)
+    a = integers((groups, m, k) if masked else (m, k), 1, 1)
+    ends = np.cumsum([0, *rows])
+    if not masked:
+        given = {"offsets": ends.astype(np.int32)}
+        want = np.concatenate([product(a[ends[e] : ends[e + 1]], w[e], kind) for e in range(groups)])
+        return plan, a, w.swapaxes(1, 2), given, rounded(plan, want)
+    want = rounded(plan, np.stack([product(a[e], w[e], kind) for e in range(groups)]))
+    want[np.arange(m)[None, :] >= np.asarray(rows)[:, None]] = np.nan
+    which = slice(None) if groups > 1 else 0  # one masked group's plan has no batch
+    return plan, a[which], w.swapaxes(1, 2)[which], {"counts": np.asarray(rows, np.int32)}, want[which]
+
+
+@pytest.mark.parametrize("form", GROUPS)
+def test_groups_are_exact_and_the_checks_hold(form: str) -> None:
+    plan, a, b, given, want = of_groups(form)
+    plan.check().require()
+    assert np.array_equal(plan.run(a, b, given=given, device="reference").c, want, equal_nan=True)
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize("form", [pytest.param(x, marks=[pytest.mark.slow] * (x in ("pair", "early"))) for x in GROUPS])
+def test_compiled_groups_are_exact(form: str) -> None:
+    plan, a, b, given, want = of_groups(form)
+    assert np.array_equal(plan.run(a, b, given=given, device="emulator").c, want, equal_nan=True)
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_groups_in_another_order_of_events() -> None:
+    from layoutgemm.emulator.machine.interpreter import Policy
+    from layoutgemm.kernels.run.arrays import global_matrix
+    from layoutgemm.kernels.run.emulated import emulate_plan
+    from layoutgemm.kernels.run.epilogue_operands import given_of, words_of_arrays
+
+    plan, a, b, given, want = of_groups("rows")
+    lying = [global_matrix(op, x, [], True) for op, x in ((plan.a, a), (plan.b, b))]
+    policy = Policy(loads="early", stores="early", pick="random", waits="reluctant")
+    words = words_of_arrays(plan, given_of(plan, given))
+    found, done = emulate_plan(plan, lying[0], lying[1], policy, progress=False, given=words)
+    assert not done.findings, done.report()
+    assert np.array_equal(plan.c.dtype.decode(found), want)
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_kernels_of_chosen_groups_have_no_local_memory() -> None:
+    for rows in (192, 8192):
+        config = grouped_config(rows, 8192)
+        plan = Sm90Plan.derive(
+            8 * rows, 3072, 4096, batch=8, b="bf16:col", config=config, ragged=Ragged.of(8), gated="silu"
+        )
+        compiled = plan.compile()
+        assert compiled.sass().local_memory == () and compiled.resources.local_bytes == 0
+
+
+def test_groups_that_meet_the_wrong_half_are_found() -> None:
+    plan = of_groups("rows")[0]
+    assert plan.b.tma.dims == ("k", "n", "half", "l")
+    (copy,) = plan.b.tma.instructions
+    assert "copy B" in broken(plan, instructions=(replace(copy, coord_offset=(0, 0, 1, 0)),))
+    assert "copy B" in broken(plan, dims=("k", "n", "l", "half"))
+    whole = as_one_matrix(plan.b)
+    assert whole.tma.dims == ("k", "n", "l") and whole.tma.box == (64, 32, 1)
 
 
 def test_integers_are_gated_as_floats() -> None:

@@ -17,6 +17,7 @@ from layoutgemm.kernels.derive import padded_leading
 from layoutgemm.kernels.epilogue.chain import Aux, Bias, Epilogue
 from layoutgemm.kernels.sm90.grouped import Ragged, store_place, tables
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
+from layoutgemm.kernels.sm90.operands.combined import Combined
 
 needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
 SLOW = [pytest.mark.slow]
@@ -236,7 +237,7 @@ def test_refusals() -> None:
         ({"config": replace(SMALL, single=True)}, "single = True"),
         ({"config": replace(SMALL, overlap=True)}, "overlap = True"),
         ({"config": replace(SMALL, store="direct")}, "store = 'direct'"),
-        ({"gated": "silu", "batch": 1}, "gated"),
+        ({"gated": Combined.of(lambda x, y, ops: x * y), "batch": 1}, "gated: several matrices of B meet"),
         ({"batch": 65}, r"batch = 65: Ragged.of\(groups\) has room"),
         ({"ragged": 2}, "ragged of Sm90Plan.derive must be a Ragged or None, not 2"),
         ({"epilogue": Epilogue(Aux())}, "the epilogue writes aux"),

@@ -7,6 +7,7 @@ exchange of partial sums. Groups have one rule each for their average rows: the 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache, partial
 
 from ....dtypes import dtype
@@ -25,27 +26,35 @@ _EACH_COLUMN = 64  # columns of a tile at most if each has a scale, of which a t
 _FEW_ROWS = 128  # up to which "full" kernels were not timed
 _ALONG_K = ((64, 64), (64, 128), (64, 256), (128, 128), (128, 192), (128, 256), (256, 128), (256, 192))  # tiles
 _MAX_LOADED_ROWS = 56  # rows of A's tile that are loaded apart from zeros: less than all 64
+STORE_UNIT = 16  # bytes of a row of C that a TMA store is a multiple of
 _MASKED_ROWS = 128  # a group of masked ones, for which tiles are chosen: see `masked_rows`
 
 
 @lru_cache(4096)
 def scaled_config(
     m: int, n: int, k: int, *, batch: int = 1, each_column: bool = False, multiprocessors: int | None = None,
-    columns: int = 1,
+    columns: int = 1, c: str = "bf16",
 ) -> Sm90Config:  # fmt: skip
     """The configuration of a scaled product that is estimated fastest.
 
     each_column  every column of B has a scale
     columns      of C that a CTA stores: a multiple of so many, unless there is no such tile
+    c            the result's type: a CTA stores whole 16 bytes of a row
 
     >>> scaled_config(64, 2112, 7168).tile, scaled_config(64, 2112, 7168).split
     ((64, 32), 2)
     >>> scaled_config(4096, 7168, 16384).tile, scaled_config(4096, 2112, 7168).tile
     ((256, 128), (128, 192))
+    >>> scaled_config(64, 576, 7168).tile, scaled_config(64, 576, 7168, c="e4m3").tile
+    ((64, 32), (64, 64))
     """
     places = multiprocessors or MODEL.multiprocessors
-    found = scaled_candidates((m, n, k, batch), each_column, places)
-    return next((config for config in found if config.tile[1] // config.split % columns == 0), found[0])
+    unit = STORE_UNIT // dtype(c).bytes
+    stored = [
+        (config.tile[1] // config.split, config) for config in scaled_candidates((m, n, k, batch), each_column, places)
+    ]
+    found = [(width, config) for width, config in stored if width % unit == 0]
+    return next((config for width, config in found if width % columns == 0), found[0][1])
 
 
 def scaled_candidates(sizes: tuple[int, int, int, int], each_column: bool, places: int) -> list[Sm90Config]:
@@ -229,15 +238,22 @@ def grouped_scaled_config(rows: int, each_column: bool = False) -> Sm90Config:
 
 
 def usual_config(
-    sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None
+    sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None, sums: int = 1
 ) -> Sm90Config:
     """The configuration of a grouped product, unless it was measured or given.
 
     sizes   M, N, K and the groups
     scales  rows of A, and columns of B, that share one; None for a main loop that only adds
+    sums    of an element of C: 2 of a gated product
+
+    >>> types = ("e4m3", "e4m3:col", "e4m3")
+    >>> usual_config((160, 3072, 4096, 8), types, None).tile, usual_config((160, 3072, 4096, 8), types, None, 2).tile
+    ((64, 176), (64, 160))
     """
     m, _, k, experts = sizes
     rows = -(-m // experts)
     if scales is not None:
         return grouped_scaled_config(rows, scales[1:] == (1,))
-    return grouped_config(rows, k * dtype(types[0].partition(":")[0]).bytes, wide=dtype(types[2]).bits == 32)
+    found = grouped_config(rows, k * dtype(types[0].partition(":")[0]).bytes, wide=dtype(types[2]).bits == 32)
+    unit = STORE_UNIT // dtype(types[2]).bytes * sums
+    return found if found.tile[1] % unit == 0 else replace(found, tile=(found.tile[0], found.tile[1] // unit * unit))

@@ -142,7 +142,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         if plan.gated is None:
             return [(b, pitches)] * len(plan.b.copies)
         if not plan.gated.separate:  # the second half of B's columns begins n lines on
-            return [(b, (pitches[0], Int64(n) * pitches[0]))]
+            return [(b, (pitches[0], Int64(n) * pitches[0], pitches[1]))]
         given = dict(zip(plan.words, words, strict=True))
         return [(b, pitches), *[(given[at], (given[pitch],)) for at, pitch in plan.gated.places]]
 

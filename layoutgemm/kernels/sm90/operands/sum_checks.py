@@ -47,14 +47,14 @@ def filled_by_halves(plan: Sm90Plan) -> Check:
     tile, tma, width = plan.b.smem, plan.b.tma, plan.tile_c[1]
     size = tile.dtype.bytes
     times = np.zeros(tile.bytes, dtype=np.int64)
-    witness = "" if tma.dims == ("k", "n", HALF) else f"the map's dimensions are {tma.dims}"
+    witness = "" if tma.dims in (("k", "n", HALF), ("k", "n", HALF, "l")) else f"the map's dimensions are {tma.dims}"
     box = tma.over([1 << 31] * len(tma.box), (0,) * (len(tma.box) - 1))
     for copy in () if witness else tma.instructions:
         if copy.smem_offset % 128:
             witness = witness or f"the box at {copy.coord_offset} starts at shared byte {copy.smem_offset}"
             continue
         at = shared_bits(box, copy.smem_offset) // 8
-        k, n, half = np.meshgrid(
+        k, n, half, *_ = np.meshgrid(
             *[first + np.arange(count) for first, count in zip(copy.coord_offset, at.shape, strict=True)], indexing="ij"
         )
         inside = (n < width) & (half < HALVES) & (k < tile.extent[1])
