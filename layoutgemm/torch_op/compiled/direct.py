@@ -77,14 +77,10 @@ def quantized_matmul(
 ) -> None:  # fmt: skip
     """The product with packed weights into `out`."""
     given = dict(zip(tensors, others))
-<<<<<<< HEAD
     scale_x = given.get("scale_x")
     scale = scale_recipe(scale_x, x.shape[0], x.dtype)
     call = quantized_call((code, group, zeros, n, k), activation, out.dtype, config, scale)
     quantized_product(call, x, units, given.get("scales"), given.get("bias"), scale_x, out)
-=======
-    call = quantized_call((code, group, zeros, n, k), activation, out.dtype, config)
-    quantized_product(call, x, units, given.get("scales"), given.get("bias"), out)
 
 
 def quantize(
@@ -107,4 +103,3 @@ def scaled_matmul_quantized(
         config=plain_config(config),
     )  # fmt: skip
     return c.contiguous(), scales
->>>>>>> train
