@@ -49,6 +49,7 @@ class Example:
     replace (text, text) for sizes that are written in the script, which then runs as a copy
     judgement  what its findings are, as read in its source: real, lint, or false
     defect     what in its source makes the emulator stop it, or its result wrong in some order that PTX allows
+    after      a script that runs before it in the same folder, as one that exports what it loads
     ranks      GPUs of a distributed script, as of torchrun
     dsl        the version of the DSL that it needs: another does not run it
     reason     why it cannot run
@@ -63,6 +64,7 @@ class Example:
     replace: Sequence[tuple[str, str]] = ()
     judgement: str = ""
     defect: str = ""
+    after: str = ""
     ranks: int = 1
     dsl: str = ""
     reason: str = ""
@@ -160,16 +162,20 @@ def run(example: Example, roots: Mapping[str, Path], limit: float) -> Outcome:
                 text = text.replace(before, after)
             script = Path(work) / script.name
             script.write_text(text)
-        words = ["emulate", "--json", "--arch", example.arch, "--ranks", str(example.ranks), str(script)]
-        words += shlex.split(example.args)
+        words = ["emulate", "--json", "--arch", example.arch, "--ranks", str(example.ranks)]
+        calls = [[*words, str(folder / example.after)]] if example.after else []
+        calls += [[*words, str(script), *shlex.split(example.args)]]
         out, err = Path(work) / "out.txt", Path(work) / "err.txt"
-        child = os.fork()  # torch and the DSL are loaded once, before the first
-        if child == 0:
-            sys.path[:0] = [str((folder / example.script).parent)] * bool(example.replace)  # what a copy imports
-            _become(words, Path(work), out, err)
-        status = _ended(child, start + limit)
-        if status is None:
-            return Outcome(None, f"longer than {limit:.0f} s", 0, limit)
+        for call in calls:
+            child = os.fork()  # torch and the DSL are loaded once, before the first
+            if child == 0:
+                sys.path[:0] = [str((folder / example.script).parent)] * bool(example.replace)  # what a copy imports
+                _become(call, Path(work), out, err)
+            status = _ended(child, start + limit)
+            if status is None:
+                return Outcome(None, f"longer than {limit:.0f} s", 0, limit)
+            if status:
+                break
         said = [path.read_text(errors="replace") for path in (out, err)]
     done = outcome(said[0], said[1], status, time.monotonic() - start)
     if example.raises and done.error.startswith(example.raises):

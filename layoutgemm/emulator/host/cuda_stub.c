@@ -90,10 +90,16 @@ int _cudaDeviceSynchronize(void) { return 0; }
 int _cudaStreamSynchronize(void) { return 0; }
 int _cudaGetLastError(void) { return 0; }
 int _cudaPeekAtLastError(void) { return 0; }
-/* What TVM-FFI's entry calls besides: the kernels' handles are asked for before. */
-int cuda_dialect_init_library_once(void **library, void *init, void *load, void *raise) {
-  (void)library, (void)init, (void)load, (void)raise;
-  return 0;
+/* TVM-FFI's entry calls this first: the kernels' handles are asked for once. */
+typedef int (*init_function)(void **library);
+typedef int (*load_function)(void **library, int device);
+int cuda_dialect_init_library_once(void **library, init_function init, load_function load, void *raise) {
+  int failed;
+  (void)raise;
+  if (*library != NULL)
+    return 0;
+  failed = init(library);
+  return failed ? failed : load(library, 0);
 }
 void cuda_dialect_unload_library_once(void *library) { (void)library; }
 const char *cuda_dialect_get_error_name(int error) { return (void)error, "an error of the emulated runtime"; }

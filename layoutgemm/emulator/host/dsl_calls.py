@@ -28,6 +28,7 @@ import numpy as np
 
 from ...errors import EmulatorError
 from .arguments import ArgumentMemory, Packed, array_of
+from .exported import WAY_OUT, loaded_from_file
 from .launcher import HostFunction, HostLaunch, gathered
 from .types import HostParameter, Raw, packed, parameter_of
 
@@ -56,7 +57,7 @@ def _keep_types(owner: Any, module: Any, function: str) -> None:
 
 
 def parameters_of(compiled: object) -> list[HostParameter]:
-    """The arguments of a compiled function, read from its module."""
+    """The arguments of a compiled function, read from its module or its file's record."""
     machine, traced = types_of(compiled)
     if len(machine) != len(traced):
         traced = [""] * len(machine)
@@ -65,6 +66,8 @@ def parameters_of(compiled: object) -> list[HostParameter]:
 
 def types_of(compiled: Any) -> tuple[list[str], list[str]]:
     """The machine types of a compiled function's arguments, and their types before lowering if kept."""
+    if (loaded := loaded_from_file(compiled)) is not None:
+        return loaded.record.machine, loaded.record.traced
     module, entry = compiled.ir_module, f"_mlir_ciface_{compiled.function_name}"
     attributes = module.operation.attributes
     traced = json.loads(attributes[TYPES].value) if TYPES in attributes else []
@@ -293,15 +296,20 @@ class CompiledFunction:
         """The compiled function of `compiled`. Raises EmulatorError without kept PTX, or for another object."""
         text = getattr(compiled, "__ptx__", None)
         if not isinstance(text, str) or ".entry" not in text:
+            if getattr(compiled, "load_from_binary", False):
+                raise EmulatorError(f"the function was loaded from a file, as machine code alone: {WAY_OUT}")
             raise EmulatorError(f"the compiled function has no PTX: {KEEP}")
         ffi = sys.modules.get("tvm_ffi") if hasattr(compiled, "_create_tvm_ffi_function") else None
         libraries = [ffi.libinfo.find_libtvm_ffi()] if ffi is not None else []
-        symbol = f"_mlir__mlir_ciface_{compiled.function_name}"  # printed values may be in it, and any letters
-        made = _object_of(compiled, ffi is not None)
-        host = HostFunction.link(made, text, parameters_of(compiled), libraries, symbol)
+        if (loaded := loaded_from_file(compiled)) is not None:
+            content, entry = loaded.content, loaded.entry
+        else:
+            content = _object_of(compiled, ffi is not None)  # printed values may be in the name, and any letters
+            entry = f"{'__tvm_ffi' if ffi is not None else '_mlir__mlir_ciface'}_{compiled.function_name}"
+        host = HostFunction.link(content, text, parameters_of(compiled), libraries, entry)
         function = cls(compiled, host)
         if ffi is not None:
-            at = ctypes.cast(host.library[f"__tvm_ffi_{compiled.function_name}"], ctypes.c_void_p)
+            at = ctypes.cast(host.library[entry], ctypes.c_void_p)
             function.entry = ffi.Function.__from_extern_c__(at.value, keep_alive_object=host.library)
         return function
 

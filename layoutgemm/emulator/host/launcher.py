@@ -32,6 +32,7 @@ from .arguments import ArgumentMemory, Array, array_of
 from .types import HostParameter, packed
 
 STUB = Path(__file__).with_name("cuda_stub.c")
+ET_DYN = 3  # the type of a shared library in its ELF header
 
 
 @dataclass(frozen=True)
@@ -92,20 +93,27 @@ def _stub(compiler: str) -> bytes:
 
 
 def _link(content: bytes, libraries: Sequence[str] = ()) -> ctypes.CDLL:
-    """The object file linked with the stub, as a library. Raises EmulatorError with the linker's message."""
+    """An object file, or a library, linked with the stub. Raises EmulatorError with the linker's message."""
+    is_library = int.from_bytes(content[16:18], "little") == ET_DYN
     with tempfile.TemporaryDirectory(prefix="layoutgemm-host-") as folder:
         made, compiler = Path(folder) / "host.so", c_compiler()
-        objects = {Path(folder) / "kernel.o": content, Path(folder) / "stub.o": _stub(compiler)}
+        kernel = Path(folder) / ("kernel.so" if is_library else "kernel.o")
+        objects = {Path(folder) / "stub.o": _stub(compiler), kernel: content}
         for path, data in objects.items():
             path.write_bytes(data)
         # -Bsymbolic: the stub's functions, also where the real runtime was loaded for the whole process.
         command = [compiler, "-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wl,--no-undefined", "-o", str(made)]
+        command += ["-Wl,--no-as-needed", f"-Wl,-rpath,{folder}"] if is_library else []
         done = subprocess.run([*command, *map(str, objects), *libraries], capture_output=True, text=True)
         if done.returncode:
             missing = sorted(set(re.findall(r"undefined reference to [`'](\w+)'", done.stderr)))
             what = f"it calls {', '.join(missing)}, which the stub runtime does not have" if missing else done.stderr
             raise EmulatorError(f"the host function cannot be linked: {what}")
-        return ctypes.CDLL(str(made))
+        try:
+            # A library's references are bound to the stub before the real runtime, which it may name as its own.
+            return ctypes.CDLL(str(made), mode=ctypes.DEFAULT_MODE | (os.RTLD_DEEPBIND if is_library else 0))
+        except OSError as error:
+            raise EmulatorError(f"the host function cannot be loaded: {error}") from None
 
 
 # Host functions -------------------------------------------------------------------------------------------------------

@@ -25,7 +25,8 @@ from ...errors import EmulatorError
 from .arguments import memory_found_by
 from .cuda_calls import DeviceMemory, cuda_calls
 from .devices import GpuModel
-from .dsl_calls import RefusedArgumentError, watch
+from .dsl_calls import RefusedArgumentError, types_of, watch
+from .exported import exports
 from .jax_calls import XlaFunction, jax_calls
 from .launcher import HostStatusError
 from .torch_device import GpuCapsule, HostGraph, cuda_device, on_gpu, tensor_at
@@ -201,10 +202,10 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
     import cutlass.testing
 
     watch()
-    types_of = BaseDSL.generate_mlir_function_types
+    plain_types = BaseDSL.generate_mlir_function_types
 
     def packed(self: Any, func: Any, name: str, args: Any, kwonly: Any, sig: Any, compile_only: bool = False) -> Any:
-        packs, *rest = types_of(self, func, name, args, kwonly, sig, compile_only)
+        packs, *rest = plain_types(self, func, name, args, kwonly, sig, compile_only)
         return (packs if compile_only else _Call({**dict(zip(sig.parameters, args)), **kwonly}), *rest)
 
     plain, plain_run = JitCompiledFunction.__call__, JitCompiledFunction.run_compiled_program
@@ -246,6 +247,7 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
         patch(cutlass.cute.testing, "_benchmark", _benchmark)  # which its deprecated functions call, or
         patch(cutlass.cute.testing, "benchmark", _benchmark)  # have bound already
         patch(cutlass.cute.testing, "_benchmark_for_autotune", _benchmark_for_autotune)
+        stack.enter_context(exports(device, types_of))
         yield
 
 
