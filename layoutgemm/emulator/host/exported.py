@@ -173,7 +173,11 @@ def exports(device: GpuModel, types_of: TypesOf) -> Iterator[None]:
 
     def look_up(self: Any, name: str) -> Any:
         found = attribute(self, name)
-        return files[self].function(name, found) if self in files else found
+        if self in files:
+            return files[self].function(name, found)
+        if self.enable_tvm_ffi or found.has_gpu_module:
+            raise EmulatorError(f"{name} is of a module that was loaded outside of this emulated GPU: load it within")
+        return found
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(JitCompiledFunction, "dump_to_object", dumped))

@@ -211,7 +211,11 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
     plain, plain_run = JitCompiledFunction.__call__, JitCompiledFunction.run_compiled_program
 
     def call(self: Any, *args: Any, **named: Any) -> Any:
-        return launch(self, args, named) if _has_kernels(self) else plain(self, *args, **named)
+        if _has_kernels(self):
+            return launch(self, args, named)
+        if getattr(self, "load_from_binary", False) and self.has_gpu_module:
+            raise EmulatorError("the function was loaded from a file outside of this emulated GPU: load it within")
+        return plain(self, *args, **named)
 
     def run(self: Any, packs: Any) -> Any:
         if not isinstance(packs, _Call):

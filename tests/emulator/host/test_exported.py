@@ -192,3 +192,15 @@ def test_outside_of_an_emulated_gpu_a_loaded_function_is_refused(folder: Path) -
     a, b = tensors()
     with pytest.raises(EmulatorError, match="loaded from a file, as machine code alone: export it within"):
         emulate(load(folder / "add.o").add, a, b, 5)
+
+
+def test_what_was_loaded_outside_of_an_emulated_gpu_is_refused_within(folder: Path) -> None:
+    a, b = tensors()
+    module = load(folder / "add.o")
+    added = module.add
+    with emulated_gpu("sm_90a"):
+        with pytest.raises(EmulatorError, match="add is of a module that was loaded outside of this emulated GPU"):
+            module.add  # noqa: B018
+        with pytest.raises(EmulatorError, match="loaded from a file outside of this emulated GPU: load it within"):
+            added(dynamic(a), dynamic(b), 5)
+    assert not b.any()
