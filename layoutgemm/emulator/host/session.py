@@ -211,11 +211,7 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
     plain, plain_run = JitCompiledFunction.__call__, JitCompiledFunction.run_compiled_program
 
     def call(self: Any, *args: Any, **named: Any) -> Any:
-        if _has_kernels(self):
-            return launch(self, args, named)
-        if getattr(self, "load_from_binary", False) and self.has_gpu_module:
-            raise EmulatorError("the function was loaded from a file outside of this emulated GPU: load it within")
-        return plain(self, *args, **named)
+        return launch(self, args, named) if _has_kernels(self) else plain(self, *args, **named)
 
     def run(self: Any, packs: Any) -> Any:
         if not isinstance(packs, _Call):
@@ -246,11 +242,10 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
                     patch(dsl.envar, name, value)
         for name, value in _hardware(device).items():
             patch(cutlass.utils.HardwareInfo, name, value)
-        patch(cutlass.testing, "benchmark", _benchmark)
-        patch(cutlass.testing, "_benchmark_for_autotune", _benchmark_for_autotune)
-        patch(cutlass.cute.testing, "_benchmark", _benchmark)  # which its deprecated functions call, or
-        patch(cutlass.cute.testing, "benchmark", _benchmark)  # have bound already
-        patch(cutlass.cute.testing, "_benchmark_for_autotune", _benchmark_for_autotune)
+        for module in (cutlass.testing, cutlass.cute.testing):  # deprecated functions of the latter call these, or
+            patch(module, "_benchmark", _benchmark)
+            patch(module, "benchmark", _benchmark)  # have bound this one already
+            patch(module, "_benchmark_for_autotune", _benchmark_for_autotune)
         stack.enter_context(exports(device, types_of))
         yield
 
@@ -261,9 +256,15 @@ def _on_the_gpu(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _has_kernels(compiled: Any) -> bool:
-    """True unless a compiled function is of the host alone: there is nothing to emulate."""
+    """True unless a compiled function is of the host alone: there is nothing to emulate.
+
+    Raises EmulatorError for kernels without PTX, which a real GPU would run.
+    """
     text = getattr(compiled, "__ptx__", None)
-    return isinstance(text, str) and ".entry" in text
+    found = isinstance(text, str) and ".entry" in text
+    if not found and getattr(compiled, "load_from_binary", False) and compiled.has_gpu_module:
+        raise EmulatorError("the function was loaded from a file outside of this emulated GPU: load it within")
+    return found
 
 
 def _bound_to(plain: Callable[..., Any]) -> Callable[..., Any]:
