@@ -10,6 +10,7 @@ An ELF file (System V ABI, "Object Files") of the CUDA machine, EM_CUDA, within 
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import re
@@ -48,7 +49,7 @@ def machine_code(content: bytes) -> list[str]:
     []
     """
     found, at = [], content.find(b"\x7fELF\x02\x01", 1)
-    while at >= 0:
+    while 0 <= at <= len(content) - 64:
         if int.from_bytes(content[at + 18 : at + 20], "little") == EM_CUDA:
             found.append(hashlib.sha256(content[at : at + _elf_bytes(content, at)]).hexdigest())
         at = content.find(b"\x7fELF\x02\x01", at + 1)
@@ -273,8 +274,8 @@ def runs_on(target: str, device: GpuModel) -> bool:
 
     Source: CUDA C++ Programming Guide, "Binary Compatibility".
 
-    >>> [runs_on(target, GpuModel.of("sm_89")) for target in ("sm_80", "sm_89", "sm_90", "sm_90a")]
-    [True, True, False, False]
+    >>> [runs_on(target, GpuModel.of("sm_103a")) for target in ("sm_100", "sm_100f", "sm_103a", "sm_100a", "sm_90")]
+    [True, True, True, False, False]
     """
     digits = re.fullmatch(r"sm_(\d+)(\d)([af]?)", target)
     if digits is None:
@@ -293,18 +294,30 @@ def _artifacts(ptx: str) -> Any:
     return made
 
 
-def _with_signature(record: ExportedFunction) -> Any:
-    """A function with TVM-FFI that has no machine code: the emulator runs its calls."""
+@functools.cache
+def _loaded_ffi_function() -> Any:
+    """The DSL's class of functions with TVM-FFI, for those that have no machine code."""
     from cutlass.cutlass_dsl.tvm_ffi_provider import TVMFFIJitCompiledFunction
 
-    processor = TVMFFIJitCompiledFunction.export_provider.signature_processor
+    class LoadedFfiFunction(TVMFFIJitCompiledFunction):  # type: ignore[misc]
+        # TVM-FFI compares handles, and those of all such functions are null.
+        __eq__ = object.__eq__
+        __hash__ = object.__hash__
+
+    return LoadedFfiFunction
+
+
+def _with_signature(record: ExportedFunction) -> Any:
+    """A function with TVM-FFI whose calls the emulator runs."""
+    kind = _loaded_ffi_function()
+    processor = kind.export_provider.signature_processor
     if not record.signature:
         raise EmulatorError(f"the signature of {record.symbol} could not be pickled at its export: no local types")
     try:
         signature = processor.loads(base64.b64decode(record.signature))
     except Exception as error:
         raise EmulatorError(f"the signature of {record.symbol} cannot be read here: {error}") from error
-    return TVMFFIJitCompiledFunction(
+    return kind(
         ir_module=None, engine=None, capi_func=None, signature=signature, function_name=record.name, kernel_info=None,
         jit_time_profiling=False, jit_function_artifacts=None,
     )  # fmt: skip

@@ -63,7 +63,7 @@ def library(folder: Path, *objects: Path, libraries: tuple[str, ...] = ()) -> Pa
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder of exported objects: add.o, twice.o, ffi.o, and lib.so of the first two."""
+    """A folder of exported objects: add.o, twice.o, lib.so of both; ffi_add.o and ffi_twice.o."""
     made = tmp_path_factory.mktemp("exported")
     (made / "exported_kernels.py").write_text(KERNELS)
     spec = importlib.util.spec_from_file_location("exported_kernels", made / "exported_kernels.py")
@@ -79,8 +79,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             cute.compile(function, a, b, 1).export_to_c(str(made), name, name)
         if importlib.util.find_spec("tvm_ffi") is not None:
             a, b = (dynamic(x, enable_tvm_ffi=True) for x in tensors())
-            compiled = cute.compile(kernels.add, a, b, 1, options="--enable-tvm-ffi")
-            compiled.export_to_c(str(made / "ffi.o"), function_name="add", export_only_tvm_ffi_symbols=True)
+            for function in (kernels.add, kernels.twice):
+                name = function.__name__
+                compiled = cute.compile(function, a, b, 1, options="--enable-tvm-ffi")
+                compiled.export_to_c(str(made / f"ffi_{name}.o"), function_name=name, export_only_tvm_ffi_symbols=True)
     library(made, made / "add.o", made / "twice.o")
     yield made
 
@@ -118,19 +120,22 @@ def test_a_library_of_two_objects_has_both_functions(folder: Path) -> None:
 def test_a_function_with_tvm_ffi_is_entered_through_the_symbol_of_its_file(folder: Path, linked: bool) -> None:
     from cutlass.cute.runtime import find_runtime_libraries
 
-    path = folder / "ffi.o"
+    paths = {name: folder / f"ffi_{name}.o" for name in ("add", "twice")}
     if linked:  # with the real CUDA runtime, whose functions are not the emulator's
         (folder / "ffi").mkdir()
-        path = library(folder / "ffi", path, libraries=tuple(find_runtime_libraries(enable_tvm_ffi=True)))
+        libraries = tuple(find_runtime_libraries(enable_tvm_ffi=True))
+        paths = dict.fromkeys(paths, library(folder / "ffi", *paths.values(), libraries=libraries))
     a, b = tensors()
     with emulated_gpu("sm_90a") as gpu:
-        added = load(path, enable_tvm_ffi=True).add
+        added, doubled = (getattr(load(path, enable_tvm_ffi=True), name) for name, path in paths.items())
         for n in (5, -3):
             added(a, b, n)
             assert np.array_equal(b, a + n)
+        doubled(a, b, 5)
+        assert np.array_equal(b, a + 10)
         with pytest.raises(Exception, match="Mismatched"):
             added(a, b.astype(np.float32), 5)
-    assert len(gpu.runs) == 2
+    assert len(gpu.runs) == 3
 
 
 def test_findings_of_a_loaded_function_name_its_python_lines(folder: Path) -> None:
@@ -163,7 +168,7 @@ def test_machine_code_alone_is_refused_with_the_way_out(folder: Path, tmp_path: 
 @needs_ffi
 def test_machine_code_alone_with_tvm_ffi_is_refused(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "ffi.o"
-    path.write_bytes((folder / "ffi.o").read_bytes().replace(MAGIC, MAGIC.replace(b"1", b"0")))
+    path.write_bytes((folder / "ffi_add.o").read_bytes().replace(MAGIC, MAGIC.replace(b"1", b"0")))
     assert f"add of {path} is machine code alone" in refusal(path, enable_tvm_ffi=True)
 
 
