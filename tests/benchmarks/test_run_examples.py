@@ -62,3 +62,18 @@ def test_a_run_ends_by_itself_or_at_the_limit(tmp_path: Path, monkeypatch: pytes
     assert (done.state, done.launches, done.checks) == ("launched nothing", 0, True), done
     assert run(Example("layoutgemm", "one.py", "sm_90a", "y", replace=[("100", "0")]), {}, 60).state == "stopped"
     assert run(Example("layoutgemm", "one.py", "sm_90a", "x"), {}, 2).error == "longer than 2 s"
+
+
+def test_a_script_finds_what_the_one_before_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the first one fails, the second does not run."""
+    from benchmarks import run_examples
+
+    monkeypatch.setattr(run_examples, "LIST", tmp_path / "list.json")
+    (tmp_path / "first.py").write_text("open('made', 'w').write('3')\n")
+    (tmp_path / "second.py").write_text("assert open('made').read() == '3'\n")
+    (tmp_path / "wrong.py").write_text("open('made', 'w').write('3')\nraise ValueError('no')\n")
+    second = Example("layoutgemm", "second.py", "sm_90a", after="first.py")
+    assert run(second, {}, 60).state == "launched nothing"
+    assert run(Example("layoutgemm", "second.py", "sm_90a"), {}, 60).state == "stopped"
+    failed = run(Example("layoutgemm", "second.py", "sm_90a", after="wrong.py"), {}, 60)
+    assert (failed.state, failed.error) == ("stopped", "ValueError: no")
