@@ -65,7 +65,7 @@ def test_a_run_ends_by_itself_or_at_the_limit(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_script_finds_what_the_one_before_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the first one fails, the second does not run."""
+    """The second does not run if the first one fails."""
     from benchmarks import run_examples
 
     monkeypatch.setattr(run_examples, "LIST", tmp_path / "list.json")
