@@ -137,14 +137,17 @@ def constant(value: Any) -> Constant:
 def shapes_of(
     tile: tuple[int, int, int], stages: int, align: int = 8, tiles: tuple[int, int] = (2, 2), ragged: bool = True
 ) -> tuple[Shape, ...]:
-    """The shapes at which a kernel's loops differ: 1, stages - 1, stages, stages + 1, and 4n + r k tiles; more tiles
-    than clusters; and ragged ones, to the alignment of the contiguous modes. Where `ragged` is False, whole tiles."""
+    """The shapes at which a kernel's loops differ.
+
+    They have 1, stages - 1, stages, stages + 1, and 4n + r k tiles, more tiles than clusters, and batches of two tiles
+    along N. The others are ragged, to the alignment of the contiguous modes; they are left out if `ragged` is False.
+    """
     bm, bn, bk = tile
     big = (tiles[0] * bm, tiles[1] * bn)
     counts = sorted({1, 2, max(1, stages - 1), max(1, stages), stages + 1, 2 * stages + 3})
     out: list[Shape] = [(bm, bn, bk, 1)]
     out += [(*big, count * bk, 1) for count in counts[:-1]]
-    out += [(bm, bn, counts[-1] * bk, 1)]
+    out += [(bm, bn, counts[-1] * bk, 1), (bm, 2 * bn, counts[-1] * bk, 2)]
     if ragged:
         out += [(bm + 8 * align, bn + align, bk + align, 1), (big[0] - 5 * align, big[1] - align, 3 * bk - align, 1)]
     out += [(bm, bn, bk, 3)]

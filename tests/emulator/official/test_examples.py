@@ -183,7 +183,11 @@ _SPARE_REPAIR = (
     "It is of `running.repaired`, which puts a barrier before each of two stmatrix with an address computed between "
     "them: the second of the two keeps apart nothing that the example shares."
 )
+_CONSTANT = "Coordinate 0 of the scale factors' loads is a register that one `mov.b32 %r, 0` writes: it is 0 anyway."
+_SCALES = "cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+_NVF4 = ("blackwell_nvf4", "geforce_nvf4_cooperative", "geforce_nvf4_pingpong")
 ARGUED = {
+    **{(name, _SCALES, number): _CONSTANT for name in _NVF4 for number in (0, 1)},
     ("geforce_bf16_mnn", "bar.sync", 3): _SPARE_REPAIR,
     ("geforce_bf16_mnn", "bar.sync", 6): _SPARE_REPAIR,
     ("geforce_nvf4_pingpong", "bar.sync", 2): (
