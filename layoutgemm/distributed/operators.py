@@ -17,7 +17,6 @@ They are made of the same operators, so they have gradients of their own.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -25,7 +24,8 @@ import torch.distributed as dist
 
 from ..errors import OperandError, TensorError
 from ..torch_op.checks import has_tangent, needs_dispatcher, refuse_derivatives
-from ..torch_op.library import dispatched, with_autograd
+from ..torch_op.library import with_autograd
+from ..torch_op.operator import matmul
 from .checks import KINDS, SCALED, SHARD_ROWS, Group, group_of
 from .kept import find
 from .products import PRODUCTS, Way, gather_product, scatter_product
@@ -142,16 +142,16 @@ def _rows(gathers: bool, x: torch.Tensor, group: str) -> torch.Tensor:
     return value
 
 
+# With `setup_context` in place of `forward(ctx, ...)` torch looks up the signature in each call: 100 us.
+
+
 class _Rows(torch.autograd.Function):
     """Gathered rows, or summed ones: each is the other's gradient."""
 
     @staticmethod
-    def forward(x: torch.Tensor, group: str, gathers: bool) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, group: str, gathers: bool) -> torch.Tensor:  # type: ignore[override]
+        ctx.group, ctx.gathers = group, gathers
         return _rows(gathers, x, group)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
-        ctx.group, ctx.gathers = inputs[1:]
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -166,13 +166,12 @@ class _GatherProduct(torch.autograd.Function):
     """All ranks' rows of A @ B, with its gradients."""
 
     @staticmethod
-    def forward(a: torch.Tensor, b: torch.Tensor, group: str, timeout: float) -> torch.Tensor:
+    def forward(  # type: ignore[override]
+        ctx: Any, a: torch.Tensor, b: torch.Tensor, group: str, timeout: float
+    ) -> torch.Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.way = group, timeout
         return _product("all_gather_matmul", a, b, group, timeout)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2])
-        ctx.way = inputs[2:]
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -182,7 +181,7 @@ class _GatherProduct(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             of_a = _product("matmul_reduce_scatter", grad, b.mT, group, timeout)
         if ctx.needs_input_grad[1]:
-            of_b = dispatched(_rows(True, a, group).mT, grad, b.dtype, None)
+            of_b = matmul(_rows(True, a, group).mT, grad)
         return of_a, of_b, None, None
 
 
@@ -190,13 +189,12 @@ class _ScatterProduct(torch.autograd.Function):
     """This rank's rows of the sum of A @ B, with its gradients."""
 
     @staticmethod
-    def forward(a: torch.Tensor, b: torch.Tensor, group: str, timeout: float) -> torch.Tensor:
+    def forward(  # type: ignore[override]
+        ctx: Any, a: torch.Tensor, b: torch.Tensor, group: str, timeout: float
+    ) -> torch.Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.way = group, timeout
         return _product("matmul_reduce_scatter", a, b, group, timeout)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2])
-        ctx.way = inputs[2:]
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -206,7 +204,7 @@ class _ScatterProduct(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             of_a = _product("all_gather_matmul", grad, b.mT, group, timeout)
         if ctx.needs_input_grad[1]:
-            of_b = dispatched(a.mT, _rows(True, grad, group), b.dtype, None)
+            of_b = matmul(a.mT, _rows(True, grad, group))
         return of_a, of_b, None, None
 
 
