@@ -15,8 +15,8 @@ Peers are torch.mm alone ("product alone"; of float8 torch._scaled_mm), NCCL wit
 `torch.ops.symm_mem`. NVLink multicast is off for all.
 
 - All ranks first check results against float64, with random delays, rotating operands, and bits of repeated calls.
-- A time is the median of 7 rounds of 20 calls between two events, of the slowest rank. "host" is what the calls of one
-  round took on the host before the GPUs were done, each.
+- A time is the median of 7 rounds of 20 calls between two events, of the slowest rank; all contenders of a line take
+  part in each round. "host" is what the calls of one round took on the host before the GPUs were done, each.
 - CUDA graphs of one call are replayed, compared and timed for the first shape.
 - The block: attention and MLP of a Llama of 4096 columns, sequence parallel, forward and backward (`parallel_block`).
 - Links: all ranks send 192 MiB at once in pieces, to the rank before, or to each of the others in turn.
@@ -230,42 +230,53 @@ def checked(me: Rank) -> bool:
     return right
 
 
-def timed(me: Rank, call: Call) -> tuple[float, float]:
-    """Microseconds of a call on the slowest rank: on the GPU, and on the host alone."""
+def once(call: Call) -> tuple[float, float]:
+    """Microseconds of a call in one round: on the GPU, and on the host alone."""
     import torch
     import torch.distributed as dist
 
-    for _ in range(WARM):
+    torch.cuda.synchronize()
+    dist.barrier()
+    torch.cuda.synchronize()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    began = time.perf_counter()
+    for _ in range(CALLS):
         call()
-    found, host = [], []
-    for _ in range(ROUNDS):
-        torch.cuda.synchronize()
-        dist.barrier()
-        torch.cuda.synchronize()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        began = time.perf_counter()
-        for _ in range(CALLS):
+    host = (time.perf_counter() - began) / CALLS * 1e6
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / CALLS * 1e3, host
+
+
+def timed(me: Rank, calls: dict[str, Call]) -> dict[str, tuple[float, float]]:
+    """Microseconds of calls on the slowest rank, on the GPU and on the host: medians of common rounds."""
+    for call in calls.values():
+        for _ in range(WARM):
             call()
-        host.append((time.perf_counter() - began) / CALLS * 1e6)
-        end.record()
-        end.synchronize()
-        found.append(start.elapsed_time(end) / CALLS * 1e3)
-    gpu, calls = me.largest(statistics.median(found), statistics.median(host))
-    return gpu, calls
+    found: dict[str, list[tuple[float, float]]] = {label: [] for label in calls}
+    for _ in range(ROUNDS):
+        for label, call in calls.items():
+            found[label].append(once(call))
+    medians = [statistics.median(x) for rounds in found.values() for x in zip(*rounds, strict=True)]
+    slowest = me.largest(*medians)
+    return dict(zip(calls, zip(slowest[::2], slowest[1::2], strict=True), strict=True))
 
 
 def row(me: Rank, name: str, contenders: dict[str, Make], base: str = ALONE) -> None:
     """Times the contenders of one line; a refused one has its reason instead."""
     times: dict[str, float | str] = {}
-    hosts: dict[str, float] = {}
+    calls: dict[str, Call] = {}
     for label, make in contenders.items():
         try:
-            gpu, host = timed(me, make())
-            times[label] = round(gpu, 1)
-            hosts[label] = round(host, 1)
+            calls[label] = make()
+            calls[label]()
         except Exception as problem:  # a peer without a kernel for the case
+            calls.pop(label, None)
             times[label] = f"{type(problem).__name__}: {str(problem)[:200]}"
+    found = timed(me, calls)
+    times |= {label: round(gpu, 1) for label, (gpu, _) in found.items()}
+    hosts = {label: round(host, 1) for label, (_, host) in found.items()}
     me.keep("us", name, times)
     me.keep("host us", name, hosts)
     alone = times[base]
@@ -441,7 +452,7 @@ def links(me: Rank) -> None:
 
     for size in PIECES:
         for name, turns in {"to one rank": 1, "to all in turn": me.ranks - 1}.items():
-            us, _ = timed(me, sends(size << 20, turns))
+            us, _ = timed(me, {name: sends(size << 20, turns)})[name]
             me.keep("GB/s", f"{size} MiB {name}", round(total / us / 1e3, 1))
     me.say("GB/s each way:", ", ".join(f"{name} {rate}" for name, rate in me.record["GB/s"].items()))
 

@@ -142,7 +142,7 @@ def _rows(gathers: bool, x: torch.Tensor, group: str) -> torch.Tensor:
     return value
 
 
-# With `setup_context` in place of `forward(ctx, ...)` torch looks up the signature in each call: 100 us.
+# With `setup_context` in place of `forward(ctx, ...)` torch would look up the signature in each call.
 
 
 class _Rows(torch.autograd.Function):
