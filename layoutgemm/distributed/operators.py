@@ -28,7 +28,7 @@ from ..torch_op.library import with_autograd
 from ..torch_op.operator import matmul
 from .checks import KINDS, SCALED, SHARD_ROWS, Group, group_of
 from .kept import find
-from .products import PRODUCTS, Way, gather_product, scatter_product
+from .products import GATHER, PRODUCTS, SCATTER, Way, gather_product, scatter_product
 
 Scale: TypeAlias = "torch.Tensor | None"
 
@@ -145,7 +145,7 @@ def _rows(gathers: bool, x: torch.Tensor, group: str) -> torch.Tensor:
 # With `setup_context` in place of `forward(ctx, ...)` torch would look up the signature in each call.
 
 
-class _Rows(torch.autograd.Function):
+class _RowsOfRanks(torch.autograd.Function):
     """Gathered rows, or summed ones: each is the other's gradient."""
 
     @staticmethod
@@ -158,54 +158,31 @@ class _Rows(torch.autograd.Function):
         return _rows(not ctx.gathers, grad, ctx.group), None, None
 
 
-with_autograd("gathered_rows", lambda x, group: _Rows.apply(x, group, True))
-with_autograd("summed_rows", lambda x, group: _Rows.apply(x, group, False))
+with_autograd("gathered_rows", lambda x, group: _RowsOfRanks.apply(x, group, True))
+with_autograd("summed_rows", lambda x, group: _RowsOfRanks.apply(x, group, False))
 
 
-class _GatherProduct(torch.autograd.Function):
-    """All ranks' rows of A @ B, with its gradients."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, a: torch.Tensor, b: torch.Tensor, group: str, timeout: float
-    ) -> torch.Tensor:
-        ctx.save_for_backward(a, b)
-        ctx.way = group, timeout
-        return _product("all_gather_matmul", a, b, group, timeout)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        a, b = ctx.saved_tensors
-        grad, (group, timeout) = grad.contiguous(), ctx.way
-        of_a = of_b = None
-        if ctx.needs_input_grad[0]:
-            of_a = _product("matmul_reduce_scatter", grad, b.mT, group, timeout)
-        if ctx.needs_input_grad[1]:
-            of_b = matmul(_rows(True, a, group).mT, grad)
-        return of_a, of_b, None, None
-
-
-class _ScatterProduct(torch.autograd.Function):
-    """This rank's rows of the sum of A @ B, with its gradients."""
+class _ShardProduct(torch.autograd.Function):
+    """The product of a name, with its gradients."""
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, a: torch.Tensor, b: torch.Tensor, group: str, timeout: float
+        ctx: Any, name: str, a: torch.Tensor, b: torch.Tensor, group: str, timeout: float
     ) -> torch.Tensor:
         ctx.save_for_backward(a, b)
-        ctx.way = group, timeout
-        return _product("matmul_reduce_scatter", a, b, group, timeout)
+        ctx.way = name, group, timeout
+        return _product(name, a, b, group, timeout)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        a, b = ctx.saved_tensors
-        grad, (group, timeout) = grad.contiguous(), ctx.way
+        (a, b), (name, group, timeout) = ctx.saved_tensors, ctx.way
+        grad, gathers = grad.contiguous(), name == GATHER
         of_a = of_b = None
-        if ctx.needs_input_grad[0]:
-            of_a = _product("all_gather_matmul", grad, b.mT, group, timeout)
         if ctx.needs_input_grad[1]:
-            of_b = matmul(a.mT, _rows(True, grad, group))
-        return of_a, of_b, None, None
+            of_a = _product(SCATTER if gathers else GATHER, grad, b.mT, group, timeout)
+        if ctx.needs_input_grad[2]:
+            of_b = matmul(_rows(True, a, group).mT, grad) if gathers else matmul(a.mT, _rows(True, grad, group))
+        return None, of_a, of_b, None, None
 
 
 def recorded(
@@ -217,12 +194,11 @@ def recorded(
     named = {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b}
     if any(x is not None and has_tangent(x) for x in named.values()):
         raise TensorError(f"{name} has no forward derivative: give unpack_dual(x).primal of each tensor")
-    gathers = name == "all_gather_matmul"
     if scale_a is not None or scale_b is not None:
         refuse_derivatives(named, "a product of float8 has none; use torch.no_grad(), or give its detach()")
-    elif gathers and a.requires_grad and a.shape[0] % SHARD_ROWS and a.device.type == "cuda":
+    elif name == GATHER and a.requires_grad and a.shape[0] % SHARD_ROWS and a.device.type == "cuda":
         raise OperandError(f"a has {a.shape[0]} rows: its gradient wants shards of whole {SHARD_ROWS} rows")
-    value: torch.Tensor = (_GatherProduct if gathers else _ScatterProduct).apply(a, b, group, timeout)
+    value: torch.Tensor = _ShardProduct.apply(name, a, b, group, timeout)
     return value
 
 

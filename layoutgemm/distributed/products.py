@@ -29,6 +29,8 @@ from .reference import gathered_reference, scattered_reference
 from .shard_plans import ShardChoice, Transfer, gather_choice, scatter_choice
 from .workspaces import Workspace, workspace_of
 
+GATHER, SCATTER = "all_gather_matmul", "matmul_reduce_scatter"
+
 
 class Way(NamedTuple):
     """The choices of a call: see `all_gather_matmul`."""
@@ -91,7 +93,7 @@ def scatter_product(
     return call.run(a, b, scales, out)
 
 
-PRODUCTS = {"all_gather_matmul": gather_product, "matmul_reduce_scatter": scatter_product}
+PRODUCTS = {GATHER: gather_product, SCATTER: scatter_product}
 
 
 def _compile(choice: ShardChoice, index: int) -> None:
@@ -132,7 +134,7 @@ def _gather_workspace(
     plan, chunks = choice.plan, choice.chunks
     facts = (plan.m, plan.k, str(dtype), chunks)
     nbytes = gathered_bytes(plan)
-    found = workspace_of("all_gather_matmul", group, device, group.size() * chunks, nbytes, chunks, timeout, facts)
+    found = workspace_of(GATHER, group, device, group.size() * chunks, nbytes, chunks, timeout, facts)
     found.sends = found.sends or tuple(sends_of_rows(found, plan))
     return found
 
@@ -144,7 +146,7 @@ def _scatter_workspace(
     facts = (plan.m, plan.n, str(product.out), plan.tile, plan.config.cluster, choice.transfer)
     flags = (ranks - 1) * chunks + 1
     nbytes = (ranks - 1) * choice.room_bytes
-    found = workspace_of("matmul_reduce_scatter", group, device, flags, nbytes, chunks, timeout, facts)
+    found = workspace_of(SCATTER, group, device, flags, nbytes, chunks, timeout, facts)
     if not found.extra:
         furnish(found, choice, device)
     return found

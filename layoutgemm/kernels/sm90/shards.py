@@ -119,7 +119,7 @@ def chunks_of_rows(row: W, rows: W, m: W, chunk_rows: W, minimum: Callable[..., 
 
 
 def place_in_own(row: W, rows: W, first: W, shard_rows: W, choose: Callable[[Any, Any, Any], Any]) -> tuple[Any, Any]:
-    """(True for a tile of own rows alone, its first row where it is loaded from).
+    """(True for a tile of own rows alone, its first row where it lies).
 
     Others are loaded from the gathered matrix, in which the own shard's first row is `first`.
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -39,34 +39,37 @@ WORD = 32
 HALF = 16
 
 
+Word: TypeAlias = Any  # 32 bits: an integer, a NumPy array of them, or a traced Int32
+
+
 class PairMath(Protocol):
     """32-bit words, and numbers of 8 or 16 bits in them, in a kernel or in NumPy."""
 
-    def select(self, word: Any, mask: int, rest: Any) -> Any:
+    def select(self, word: Word, mask: int, rest: Word) -> Word:
         """(word & mask) | rest."""
 
-    def shifted(self, word: Any, left: int) -> Any:
+    def shifted(self, word: Word, left: int) -> Word:
         """The word shifted left, or right for a negative count."""
 
-    def sub(self, x: Any, y: Any) -> Any:
+    def sub(self, x: Word, y: Word) -> Word:
         """Two differences, rounded to nearest."""
 
-    def mul(self, x: Any, y: Any) -> Any:
+    def mul(self, x: Word, y: Word) -> Word:
         """Two products, rounded to nearest."""
 
-    def permute(self, x: Any, y: Any, selector: Any) -> Any:
+    def permute(self, x: Word, y: Word, selector: Word) -> Word:
         """Four bytes of the eight of x and y, by the selector's four low digits; prmt.b32."""
 
-    def plus(self, x: Any, y: Any) -> Any:
+    def plus(self, x: Word, y: Word) -> Word:
         """The sum of two words, modulo 2**32."""
 
-    def minus(self, x: Any, y: Any) -> Any:
+    def minus(self, x: Word, y: Word) -> Word:
         """Their difference, likewise."""
 
-    def differ(self, x: Any, y: Any, rest: int) -> Any:
+    def differ(self, x: Word, y: Word, rest: int) -> Word:
         """x ^ (~y | rest)."""
 
-    def constant(self, word: int) -> Any:
+    def constant(self, word: int) -> Word:
         """A word."""
 
 
@@ -156,7 +159,7 @@ def zeros_of(target: TargetFormat, bits: npt.NDArray[np.uint16]) -> npt.NDArray[
     return np.asarray(target.dtype.decode(bits) - float(1 << target.mantissa)).astype(np.uint8)
 
 
-def pairs_of(code: str, target: TargetFormat, word: Any, ops: PairMath, zeros: Sequence[Any] = ()) -> list[Any]:
+def pairs_of(code: str, target: TargetFormat, word: Word, ops: PairMath, zeros: Sequence[Word] = ()) -> list[Word]:
     """The pairs of a word of codes, unscaled.
 
     zeros  of int4 the `zero_word` of each pair; by default that of the codes' excess
@@ -169,18 +172,18 @@ def pairs_of(code: str, target: TargetFormat, word: Any, ops: PairMath, zeros: S
     return _floats(code, target, word, ops)
 
 
-def _magic(target: TargetFormat, ops: PairMath, word: Any, left: int, mask: int) -> Any:
+def _magic(target: TargetFormat, ops: PairMath, word: Word, left: int, mask: int) -> Word:
     """Bits of each half, behind the bits of the magic power of two."""
     moved = ops.shifted(word, left) if left else word
     return ops.select(moved, both(mask), ops.constant(both(target.magic)))
 
 
-def _integer(target: TargetFormat, ops: PairMath, word: Any, i: int) -> Any:
+def _integer(target: TargetFormat, ops: PairMath, word: Word, i: int) -> Word:
     moved = ops.shifted(word, -8 * i) if i else word
     return ops.sub(_magic(target, ops, moved, 0, 0x7F), _magic(target, ops, moved, 0, 0x80))
 
 
-def _floats(code: str, target: TargetFormat, word: Any, ops: PairMath) -> list[Any]:
+def _floats(code: str, target: TargetFormat, word: Word, ops: PairMath) -> list[Word]:
     exponent, mantissa, bias = _FLOATS[code]
     bits, found = 1 + exponent + mantissa, []
     right = target.exponent - exponent  # from a code at the top of a half to its place
@@ -203,27 +206,27 @@ class NumpyPairs:
     def __init__(self, target: TargetFormat):
         self.dtype = target.dtype
 
-    def constant(self, word: int) -> Any:
+    def constant(self, word: int) -> Word:
         """A word."""
         return np.uint32(word)
 
-    def select(self, word: Any, mask: int, rest: Any) -> Any:
+    def select(self, word: Word, mask: int, rest: Word) -> Word:
         """(word & mask) | rest."""
         return word & np.uint32(mask) | rest
 
-    def shifted(self, word: Any, left: int) -> Any:
+    def shifted(self, word: Word, left: int) -> Word:
         """The word shifted left, or right for a negative count."""
         return word << np.uint32(left) if left > 0 else word >> np.uint32(-left)
 
-    def sub(self, x: Any, y: Any) -> Any:
+    def sub(self, x: Word, y: Word) -> Word:
         """Two differences, rounded to nearest."""
         return self._each(np.subtract, x, y)
 
-    def mul(self, x: Any, y: Any) -> Any:
+    def mul(self, x: Word, y: Word) -> Word:
         """Two products, rounded to nearest."""
         return self._each(np.multiply, x, y)
 
-    def permute(self, x: Any, y: Any, selector: Any) -> Any:
+    def permute(self, x: Word, y: Word, selector: Word) -> Word:
         """Four bytes of the eight of x and y; a digit of 8 or more repeats its byte's highest bit."""
         both_words = np.uint64(0) + x | (np.uint64(0) + y) << np.uint64(WORD)
         found = np.zeros(np.broadcast_shapes(np.shape(both_words), np.shape(selector)), np.uint32)
@@ -235,19 +238,19 @@ class NumpyPairs:
             found |= taken << np.uint32(8 * place)
         return found
 
-    def plus(self, x: Any, y: Any) -> Any:
+    def plus(self, x: Word, y: Word) -> Word:
         """The sum of two words, modulo 2**32."""
         return (np.uint64(0) + x + y & np.uint64(0xFFFFFFFF)).astype(np.uint32)
 
-    def minus(self, x: Any, y: Any) -> Any:
+    def minus(self, x: Word, y: Word) -> Word:
         """Their difference, likewise."""
         return ((np.uint64(1) << np.uint64(WORD)) + x - y & np.uint64(0xFFFFFFFF)).astype(np.uint32)
 
-    def differ(self, x: Any, y: Any, rest: int) -> Any:
+    def differ(self, x: Word, y: Word, rest: int) -> Word:
         """x ^ (~y | rest)."""
         return x ^ (~np.asarray(y, np.uint32) | np.uint32(rest))
 
-    def _each(self, operation: Any, x: Any, y: Any) -> npt.NDArray[np.uint32]:
+    def _each(self, operation: Word, x: Word, y: Word) -> npt.NDArray[np.uint32]:
         halves = []
         for shift in (0, HALF):
             left, right = (self.dtype.decode((np.asarray(z) >> np.uint32(shift)) & np.uint32(0xFFFF)) for z in (x, y))

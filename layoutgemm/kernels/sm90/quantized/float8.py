@@ -24,12 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 
 from ....layouts import Layout
-from .conversions import TARGETS, WORD, PairMath
+from .conversions import TARGETS, WORD, PairMath, Word
 from .formats import CODES, QuantizedFormat
 
 _BYTES = 4  # of a word
@@ -87,7 +86,7 @@ def table_of(code: str) -> tuple[int, ...]:
     return tuple(int(word) for word in np.asarray(found, np.uint8).view("<u4"))
 
 
-def quads_of(fmt: QuantizedFormat, word: Any, ops: PairMath, zeros: Sequence[Any] = ()) -> list[Any]:
+def quads_of(fmt: QuantizedFormat, word: Word, ops: PairMath, zeros: Sequence[Word] = ()) -> list[Word]:
     """The registers of a word of codes, unscaled.
 
     zeros  with zero points that of each register, in its four bytes; the registers are then `ZERO_FACTOR` too small
@@ -102,16 +101,16 @@ def quads_of(fmt: QuantizedFormat, word: Any, ops: PairMath, zeros: Sequence[Any
     return [_looked_up(ops, table, digits, halves), _looked_up(ops, table, *_upper(ops, digits, halves))]
 
 
-def _upper(ops: PairMath, *words: Any) -> list[Any]:
+def _upper(ops: PairMath, *words: Word) -> list[Word]:
     return [ops.shifted(word, -WORD // 2) for word in words]
 
 
-def _looked_up(ops: PairMath, table: list[Any], digits: Any, halves: Any) -> Any:
+def _looked_up(ops: PairMath, table: list[Word], digits: Word, halves: Word) -> Word:
     low, high = (ops.permute(table[i], table[i + 1], digits) for i in (0, 2))
     return ops.permute(low, high, halves)
 
 
-def _less(ops: PairMath, word: Any, i: int, zero: Any) -> Any:
+def _less(ops: PairMath, word: Word, i: int, zero: Word) -> Word:
     """Sign and magnitude of each digit less the byte of `zero`; from a byte of 128 nothing is borrowed."""
     moved = ops.shifted(word, -4 * i) if i else word
     offset = ops.minus(ops.select(moved, _DIGITS, ops.constant(_TOPS)), zero)  # 128 + difference
