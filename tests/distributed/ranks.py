@@ -92,7 +92,7 @@ class Ranks:
         self.nobody = np.zeros(1, np.uint32)
 
     def _goes_on(self, rank: int) -> list[np.ndarray]:
-        """Rooms and counters of sums that go on, and the word that tells of a start."""
+        """Rooms and counters of sums that go on; the word that tells of a start."""
         if self.copies:
             return [self.staging[rank], self.counters[rank], self.nobody]
         to = (rank - 1) % self.ranks
