@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from ..kernels.compile.compiler import compile_plan
+from ..kernels.compile.launcher import THREAD, bind
 from ..kernels.epilogue.parameters import Placed, words_of
 from ..kernels.plan import MAX_WORDS
 from ..kernels.run.occupancy import of_device
@@ -66,7 +67,8 @@ class ShardCall:
         if _current_device() != self.index:
             with torch.cuda.device(self.index):
                 return self.run(a, b, scales, out)
-        self.direct.bind()
+        if not hasattr(THREAD, "bound"):  # calls of the driver before the launch need a context, too
+            bind(self.index)
         if out is None:
             out = empty_on_gpu(self.shape, self.strides, self.kind)
         else:

@@ -57,16 +57,12 @@ class _Loaded:
         self._what, self.device = what, device  # `what` is named in errors
         self._free: list[Block] = []
 
-    def bind(self) -> None:
-        """Give the calling thread a context, if it has none yet: calls of the driver before a launch need it, too."""
+    def _take(self) -> Block:
+        """A block that no other call has."""
         try:
             THREAD.bound  # noqa: B018  # absent in a thread that has no context yet
         except AttributeError:
             bind(self.device)
-
-    def _take(self) -> Block:
-        """A block that no other call has."""
-        self.bind()
         try:
             return self._free.pop()
         except IndexError:  # as many blocks as there were calls at once
