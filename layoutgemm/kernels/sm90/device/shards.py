@@ -119,12 +119,12 @@ class ScatteredEpilogue(Sm90Epilogue):
     """The store of sums to which the epilogue has been applied."""
 
     def fused(self, job: bridge.Carried, place: bridge.Place, thread: Int32, part: int) -> FusedBlock | None:
-        """None: `Sm90ScatteredKernel.finished` applies it."""
+        """None: `Sm90ScatteredKernel.finish_sums` applies it."""
         return None
 
 
 class Sm90ScatteredKernel(Sm90ShardsKernel):
-    """Partial sums for other ranks, and the own rows of C with theirs added."""
+    """Partial sums that go around the ranks, and the own rows of C."""
 
     def __init__(self, plan: Sm90Plan):
         super().__init__(plan)
