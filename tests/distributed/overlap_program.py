@@ -79,6 +79,20 @@ def gradients(rank: int, world: int) -> None:
     )
     refused("transfer and config", matmul_reduce_scatter, a, b, transfer=Transfer(1))
     second_derivatives(rank, world)
+    if world == 2:
+        operators_are_right(rank)
+
+
+def operators_are_right(rank: int) -> None:
+    """torch's own checks: schemas, fake kernels, registered derivatives, and tracing with symbolic sizes."""
+    rows, wide, weight = normal(rank, 12, 40), normal(rank, 24, 40), normal(9, 24, 40).t()
+    group = dist.group.WORLD.group_name
+    for name, x in (("all_gather_matmul", rows), ("matmul_reduce_scatter", wide)):
+        operands = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        torch.library.opcheck(getattr(torch.ops.layoutgemm, name).default, (*operands, None, None, group, 30.0))
+    for name in ("gathered_rows", "summed_rows"):
+        operator = getattr(torch.ops.layoutgemm, name).default
+        torch.library.opcheck(operator, (wide.clone().requires_grad_(), group))
 
 
 def second_derivatives(rank: int, world: int) -> None:
