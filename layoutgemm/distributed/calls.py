@@ -43,6 +43,7 @@ class ShardCall:
 
     def __init__(self, workspace: Workspace, choice: ShardChoice, shape: Sequence[int], kind: torch.dtype, index: int):
         self.workspace, self.choice, self.index = workspace, choice, index
+        self.timeout = workspace.timeout  # which the launch's number of loads stands for
         self.shape, self.strides, self.kind = tuple(shape), contiguous_strides(shape), kind
 
     def prepare(self, matrices: Sequence[torch.Tensor], scaled: bool, target: int, more: Sequence[int]) -> None:
@@ -64,6 +65,7 @@ class ShardCall:
     def run(self, a: torch.Tensor, b: torch.Tensor, scales: Scales, out: torch.Tensor | None) -> torch.Tensor:
         """The product of tensors like those that were checked. Raises RankError where a rank did not come before."""
         self.workspace.require_alive()
+        self.workspace.timeout = self.timeout
         if _current_device() != self.index:
             with torch.cuda.device(self.index):
                 return self.run(a, b, scales, out)
@@ -147,9 +149,7 @@ class ScatterCall(ShardCall):
     def start(self, a: torch.Tensor, b: torch.Tensor, scales: Scales, out: torch.Tensor, stream: int) -> None:
         """The kernel, and the way of its partial sums to their owners."""
         workspace = self.workspace
-        if (
-            self.copies
-        ):  # flags begin at 0 in each call: the next rank writes them when it knows that this one has begun
+        if self.copies:  # flags begin at 0: the next rank writes them when it knows that this one has begun
             for address, count in self.zeros:
                 set_words(stream, address, 0, count)
             workspace.fork(stream)

@@ -14,7 +14,7 @@ import torch
 
 from ..errors import OperandError
 from ..kernels.sm90.config import Sm90Config
-from ..torch_op.checks import differentiated, needs_dispatcher, seen_by_autograd_alone
+from ..torch_op.checks import autocast, differentiated, needs_dispatcher, seen_by_autograd_alone
 from ..torch_op.compiled.traced import refuse
 from .calls import Scales
 from .checks import Group, group_of
@@ -45,8 +45,8 @@ def all_gather_matmul(
     All ranks call alike, on one stream. The result has the same bits in every run. Flags begin at 0 in each call, so
     that a CUDA graph's replays are right too, where the driver captures stream memory operations.
 
-    An operator of torch: it compiles, and has a gradient, but of float8. That of a_shard is a `matmul_reduce_scatter`,
-    which wants shards of whole 64 rows; that of b gathers the rows once more.
+    An operator of torch: it compiles, takes part in autocast, and has a gradient, but of float8. The gradient of
+    a_shard is a `matmul_reduce_scatter`, which wants shards of whole 64 rows; that of b gathers the rows once more.
 
     Raises OperandError, before anything is written, for tensors, groups and sizes without a kernel; RankError where an
     earlier call's rank did not come.
@@ -84,11 +84,17 @@ def _product(
 ) -> torch.Tensor:
     """The product of that name: computed now, or by its operator where torch has to see it."""
     traced = torch.compiler.is_dynamo_compiling()
-    if not traced:
+    if traced:
+        a, b = autocast(a, b)
+    else:
         found = group_of(group)
         key, kept = find(name, found, (a, b), scales, out, way)
         if kept is not None:
             return kept.run(a, b, scales, out)
+        if isinstance(a, torch.Tensor) and torch.is_autocast_enabled(a.device.type):
+            a, b = autocast(a, b)  # outside of the region calls are kept
+            with torch.autocast(a.device.type, enabled=False):
+                return _product(name, a, b, group, scales, out, way)
     given = [x for x in (a, b, *scales, out) if isinstance(x, torch.Tensor)]
     if not traced and not needs_dispatcher(*given):
         return PRODUCTS[name](a, b, found, scales, out, way, key)

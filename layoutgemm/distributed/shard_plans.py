@@ -20,6 +20,7 @@ from ..kernels.sm90.choose.occupancy import Places
 from ..kernels.sm90.config import Sm90Config
 from ..kernels.sm90.plan import Sm90Plan
 from ..kernels.sm90.shards import (
+    VECTOR,
     Gathered,
     Scattered,
     Shards,
@@ -33,7 +34,7 @@ from ..kernels.sm90.shards import (
 # kernel's own stores 230.
 _CHUNK_BYTES = 32 << 20  # of a gathered chunk at least
 _MAX_CHUNKS = 4  # of a gathered shard: more copies cost more launches of the host than they hide
-_COPIED_BYTES = 32 << 20  # sums that go on from one rank, of which on copy engines move them, and not stores
+_COPIED_BYTES = 32 << 20  # sums that one rank sends on: from so many bytes on by copy engines, below by stores
 _COPIED_CHUNKS, _STORED_CHUNKS = 4, 16  # of a scattered shard at most: copied, and counted as the kernel stores it
 _LINK, _RATE = 340e9, {1: 1300e12, 2: 700e12}  # bytes and operations a second, those by the bytes of an element
 _HIDDEN = 0.6  # of the product's time: a transfer that takes more is bound by the link, and has fewer, larger chunks
@@ -117,11 +118,13 @@ def gather_choice(
 
     kind, order  of A and B, and of B: "col" where K is contiguous; transfer, config: None to choose
 
-    Raises PlanError for sizes that do not divide, and a configuration without a kernel.
+    Raises PlanError for sizes that do not divide, rows of no whole 16 bytes, and a configuration without a kernel.
     """
-    given = transfer or Transfer()
+    given, row = transfer or Transfer(), k * dtype_named(kind).bytes
+    if row % VECTOR:
+        raise PlanError(f"rows of K = {k} {kind} are {row} bytes, one behind the other: {row} % {VECTOR} != 0")
     if given.chunks is None:
-        shard_bytes = m // ranks * k * dtype_named(kind).bytes
+        shard_bytes = m // ranks * row
         chunks = _divisor(m // ranks, min(_MAX_CHUNKS, max(1, shard_bytes // _CHUNK_BYTES)))
         given = replace(given, chunks=chunks)
     return _chosen(Gathered(), (m, n, k), ranks, kind, order, given, config, epilogue, places)

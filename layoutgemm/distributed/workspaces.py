@@ -36,7 +36,7 @@ from ..kernels.run.stream_memory import (
 from ..kernels.sm90.shards import MAX_RANKS, RECORD_WORDS
 
 POLLS_PER_SECOND = 1_300_000  # loads of a flag in a second: one takes about 0.75 us on an H100
-MAX_GRAPHS = 256  # addresses of own rows: beyond, sends are put on the stream one by one
+MAX_GRAPHS, MAX_SEEN = 256, 65536  # addresses of own rows: beyond, sends are put on the stream one by one
 _ALIGNMENT = 4096  # of the buffer behind the flags
 _is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
 _WORKSPACES: dict[tuple[object, ...], Workspace] = {}
@@ -187,9 +187,11 @@ class Workspace:
 
     def _record(self, rows: int) -> None:
         """Keep a graph of the sends of rows that come a second time."""
+        if len(self.graphs) >= MAX_GRAPHS or len(self.seen) >= MAX_SEEN:
+            return
         if rows not in self.seen:
             self.seen.add(rows)
-        elif len(self.graphs) < MAX_GRAPHS:
+        else:
             self.graphs[rows] = recorded(self.side.cuda_stream, lambda: self._send(rows))
 
     def require_alive(self) -> None:

@@ -71,6 +71,13 @@ def gradients(rank: int, world: int) -> None:
             value.backward(dys[rank])
             near(x.grad, factor * exact[0][rank].grad)
             near(w.grad, factor * exact[1][rank].grad)
+        x, w = (of[rank].float().requires_grad_() for of in (every, weights))
+        with torch.autocast("cpu", torch.bfloat16):
+            for call, factor in ((function, 1), (lambda x, w, call=compiled: call(x, w.t()), 2)):
+                near(call(x, w.t()), factor * values[rank].detach())
+            function(x, w.t()).backward(dys[rank])
+        assert x.grad.dtype == w.grad.dtype == torch.float32
+        near(x.grad.bfloat16(), exact[0][rank].grad)
         with torch.no_grad():
             near(compiled(every[rank], weights[rank]), 2 * values[rank].detach())
     a, b = every[rank].detach().requires_grad_(), weights[rank].t()

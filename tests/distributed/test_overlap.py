@@ -24,7 +24,7 @@ from layoutgemm.errors import PlanError, RankError, TensorError
 from layoutgemm.kernels.run import stream_memory
 from layoutgemm.kernels.run.stream_memory import MemoryOperation
 from layoutgemm.kernels.sm90.choose.occupancy import Places
-from layoutgemm.kernels.sm90.shards import tiles_of_shard
+from layoutgemm.kernels.sm90.shards import Gathered, tiles_of_shard
 from layoutgemm.torch_op.scaled_grouped.recipes import Recipes
 
 PROGRAM = Path(__file__).with_name("overlap_program.py")
@@ -65,6 +65,16 @@ def test_sizes_without_a_kernel_are_refused() -> None:
         shard_plans.scatter_choice(200, 256, 256, ranks=2)
     with pytest.raises(PlanError, match="401 % 2"):
         shard_plans.gather_choice(401, 256, 256, ranks=2)
+    for k, kind, said in ((12, "bf16", "24 % 16"), (520, "e4m3", "520 % 16")):  # a shard of one row has any pitch
+        with pytest.raises(PlanError, match=said):
+            shard_plans.gather_choice(2, 256, k, ranks=2, kind=kind)
+
+
+@pytest.mark.parametrize("tile", [(128, n) for n in (192, 208, 224, 240)])
+def test_tiles_that_a_gather_may_choose_hold_their_checks(tile: tuple[int, int]) -> None:
+    [config] = [each for each in shard_plans._candidates(Gathered(), (4096, 3584, 4096), Places(132))
+                if each.tile == tile]  # fmt: skip
+    shard_plans.gather_choice(4096, 3584, 4096, ranks=4, config=config).plan.check().require()
 
 
 class Handle:

@@ -37,6 +37,7 @@ PAIR = {"tile": (128, 64), "stages": 3, "cluster": (2, 1), "loader": "warp", "ch
         (2, "devices first", GATHER, 150),
         (4, "random", GATHER, 150),
         (2, "random", GATHER, 256),
+        (2, "random", {**PAIR, "tile": (128, 240), "loader": "warpgroup"}, 256),
         pytest.param(2, "copies first", PAIR, 150, marks=SLOW),
         pytest.param(3, "random", PAIR, 384, marks=SLOW),
         pytest.param(4, "devices first", GATHER, 384, marks=SLOW),
