@@ -22,6 +22,7 @@ BY_TORCH = {
     "bench_gated": [""],
     "bench_gemm": [""],
     "bench_indexed": [""],
+    "bench_quantize": [""],
     "bench_ladder": [""],
     "bench_launch": [""],
     "bench_lines": [""],
