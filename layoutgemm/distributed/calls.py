@@ -23,13 +23,13 @@ from ..kernels.sm90.shards import VECTOR, crosses_shards
 from ..torch_op.launch import Direct, empty_on_gpu, raw_stream
 from ..torch_op.prepared import mark_written
 from ..torch_op.problem import contiguous_strides
+from .gathered_rows import FLOAT, begin_rows, clear_flags, fill_own
 from .shard_plans import ShardChoice
 from .workspaces import Send, Workspace
 
 Scales = tuple[torch.Tensor | None, torch.Tensor | None]
 
 _FAR = 1 << 30  # launches that the rank before is taken to have begun where copies wait for its beginning
-_FLOAT = torch.float32.itemsize
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
@@ -96,20 +96,20 @@ class GatherCall(ShardCall):
         plan, rank, rows = choice.plan, workspace.rank, a_shard.shape[0]
         pitch = plan.k * a_shard.element_size()
         whole = workspace.buffer(rank, (plan.m, plan.k), a_shard.dtype)
-        self.whole, self.own, self.factors = whole.data_ptr(), None, None
+        self.gathered, self.whole, self.own, self.factors = whole, whole.data_ptr(), None, None
         if crosses_shards(plan, workspace.ranks) or not a_shard.is_contiguous():
             self.own = workspace.buffer(rank, (rows, plan.k), a_shard.dtype, rank * rows * pitch)
         if scaled:
             behind = plan.m * pitch
             self.all_factors = workspace.address(rank, behind)
-            self.factors = workspace.buffer(rank, (rows,), torch.float32, behind + rank * rows * _FLOAT)
+            self.factors = workspace.buffer(rank, (rows,), torch.float32, behind + rank * rows * FLOAT)
             self.own_factors = self.factors.data_ptr()
         self.prepare((whole, b, out), scaled, 1, (0,))
 
     def start(self, a: torch.Tensor, b: torch.Tensor, scales: Scales, out: torch.Tensor, stream: int) -> None:
         """Flags to 0; then rows go around on the side stream, and the kernel."""
         workspace, (scale_a, scale_b) = self.workspace, scales
-        set_words(stream, workspace.flag_address(workspace.rank, 0), 0, workspace.flag_count)
+        clear_flags(workspace, stream)
         if self.own is not None:
             a = self.own.copy_(a)
         addresses = [out.data_ptr(), self.whole, b.data_ptr()]
@@ -120,10 +120,16 @@ class GatherCall(ShardCall):
                 self.factors.copy_(scale_a.reshape(-1))
             addresses += [self.all_factors, scale_b.data_ptr()]
         own = a.data_ptr()
-        workspace.fork(stream)
-        workspace.send(own)
+        begin_rows(workspace, own, stream)
         self.direct.launch((*addresses, own), stream)
         workspace.join(stream)  # own rows may be written again
+
+    def rows_of_all(self, a: torch.Tensor) -> torch.Tensor:
+        """The rows that the last call has gathered, and `a`, its own ones. They stay until the next call."""
+        if self.own is None:
+            fill_own(self.workspace, a)
+            self.workspace.join(raw_stream(self.index))
+        return self.gathered
 
 
 class ScatterCall(ShardCall):
@@ -176,28 +182,6 @@ def _direct(plan: Sm90Plan, index: int, leading: Sequence[int], words: Sequence[
 # ---------------------------------------------------------------------------------------------- what moves in each call
 
 
-def sends_of_rows(workspace: Workspace, plan: Sm90Plan) -> Iterator[Send]:
-    """Own rows to the rank before, then those that have come from the next one; a flag for each chunk."""
-    rank, ranks, to, chunks = workspace.rank, workspace.ranks, workspace.before, workspace.chunks
-    rows, each = plan.m // ranks, plan.a.dtype.bytes * plan.k
-    step = rows // chunks * each
-    first = workspace.meeting()
-    for distance in range(ranks - 1):
-        shard = (rank + distance) % ranks
-        for chunk in range(chunks):
-            flag = shard * chunks + chunk
-            if distance:
-                first += (wait(workspace.flag_address(rank, flag), 1),)
-            if chunk == 0 and plan.a.dtype.bits == 8:  # each product of float8 has scales
-                scales = plan.m * each + shard * rows * _FLOAT
-                yield Send(first, workspace.address(to, scales), workspace.address(rank, scales), rows * _FLOAT)
-                first = ()
-            source = workspace.address(rank, flag * step) if distance else chunk * step
-            yield Send(first, workspace.address(to, flag * step), source, step, of_rows=not distance)
-            first = (workspace.arrival(to, flag),)
-    yield Send(first)
-
-
 def sends_of_sums(workspace: Workspace, choice: ShardChoice) -> Iterator[Send]:
     """Each complete chunk of sums to the rank before, and a flag."""
     chunks, room, to = choice.chunks, choice.room_bytes, workspace.before
@@ -222,8 +206,3 @@ def furnish(workspace: Workspace, choice: ShardChoice, device: torch.device) -> 
         extra["nobody"] = torch.zeros(1, dtype=torch.int32, device=device)
         workspace.flags[-1:].fill_(_FAR)
         workspace.sends = tuple(sends_of_sums(workspace, choice))
-
-
-def gathered_bytes(plan: Sm90Plan) -> int:
-    """Bytes of a gather's buffer: A's rows, and a scale for each."""
-    return plan.m * (plan.k * plan.a.dtype.bytes + _FLOAT)

@@ -26,9 +26,10 @@ from ..errors import OperandError, TensorError
 from ..torch_op.checks import has_tangent, needs_dispatcher, refuse_derivatives
 from ..torch_op.library import with_autograd
 from ..torch_op.operator import matmul
+from .calls import GatherCall
 from .checks import KINDS, SCALED, SHARD_ROWS, Group, group_of
 from .kept import find
-from .products import GATHER, PRODUCTS, SCATTER, Way, gather_product, scatter_product
+from .products import GATHER, PRODUCTS, SCATTER, Way, gather_product, rows_beside, scatter_product
 
 Scale: TypeAlias = "torch.Tensor | None"
 
@@ -177,12 +178,39 @@ class _ShardProduct(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (a, b), (name, group, timeout) = ctx.saved_tensors, ctx.way
         grad, gathers = grad.contiguous(), name == GATHER
+        wants_a, wants_b = ctx.needs_input_grad[1:3]
+        if wants_a and wants_b and _group(group).size() > 1 and grad.device.type == "cuda":
+            if not needs_dispatcher(grad, a, b):
+                both = _gradients_of_gather if gathers else _gradients_of_scatter
+                return None, *both(grad, a, b, group, timeout), None, None
         of_a = of_b = None
-        if ctx.needs_input_grad[1]:
+        if wants_a:
             of_a = _product(SCATTER if gathers else GATHER, grad, b.mT, group, timeout)
-        if ctx.needs_input_grad[2]:
+        if wants_b:
             of_b = matmul(_rows(True, a, group).mT, grad) if gathers else matmul(a.mT, _rows(True, grad, group))
         return None, of_a, of_b, None, None
+
+
+def _gradients_of_gather(
+    grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, group: str, timeout: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of a and b: the rows of A that b's needs come while a's is computed."""
+    a = a.contiguous()
+    rows = rows_beside(a, _group(group), timeout)
+    rows.begin(a)
+    of_a = _product(SCATTER, grad, b.mT, group, timeout)
+    return of_a, matmul(rows.end().mT, grad)
+
+
+def _gradients_of_scatter(
+    grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, group: str, timeout: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of a and b: the product for a's has gathered the rows that b's needs."""
+    of_a = _product(GATHER, grad, b.mT, group, timeout)
+    none, way, found = (None, None), Way(None, None, timeout), _group(group)
+    _, call = find(GATHER, found, (grad, b.mT), none, None, way)
+    whole = call.rows_of_all(grad) if isinstance(call, GatherCall) else _rows(True, grad, group)
+    return of_a, matmul(a.mT, whole)
 
 
 def recorded(

@@ -29,11 +29,10 @@ from ..kernels.sm90.shards import (
     signals_of_chunk,
     tiles_of_shard,
 )
+from .gathered_rows import sent_chunks
 
 # Measured between H200s of one host: copies of 8, 16, 32 and 64 MiB reached 302, 336, 362 and 376 GB/s, and the
 # kernel's own stores 230.
-_CHUNK_BYTES = 32 << 20  # of a gathered chunk at least
-_MAX_CHUNKS = 4  # of a gathered shard: more copies cost more launches of the host than they hide
 _COPIED_BYTES = 32 << 20  # sums that one rank sends on: from so many bytes on by copy engines, below by stores
 _COPIED_CHUNKS, _STORED_CHUNKS = 4, 16  # of a scattered shard at most: copied, and counted as the kernel stores it
 _LINK, _RATE = 340e9, {1: 1300e12, 2: 700e12}  # bytes and operations a second, those by the bytes of an element
@@ -124,9 +123,7 @@ def gather_choice(
     if row % VECTOR:
         raise PlanError(f"rows of K = {k} {kind} are {row} bytes, one behind the other: {row} % {VECTOR} != 0")
     if given.chunks is None:
-        shard_bytes = m // ranks * row
-        chunks = _divisor(m // ranks, min(_MAX_CHUNKS, max(1, shard_bytes // _CHUNK_BYTES)))
-        given = replace(given, chunks=chunks)
+        given = replace(given, chunks=sent_chunks(m // ranks, row))
     return _chosen(Gathered(), (m, n, k), ranks, kind, order, given, config, epilogue, places)
 
 

@@ -65,7 +65,7 @@ def plan_html(plan: Any, path: Any = None) -> str:
 
 
 def _hopper(plan: Sm90Plan) -> Figure:
-    groups = 1 if plan.config.schedule == "pingpong" else plan.config.consumers
+    groups = plan.config.warpgroups_of_tile
     columns = plan.tile[1]
     layout = plan.mma.layout_C
     group, block, t, v = np.indices((groups, plan.blocks, WARPGROUP, int(layout[1].size)))

@@ -26,6 +26,7 @@ SLOW = [pytest.mark.slow]
 GATHER = {"tile": (128, 64), "stages": 3}
 SCATTER = {"tile": (128, 64), "stages": 3, "loader": "warpgroup", "chunks": 1, "buffers": 2}
 WIDE = {**SCATTER, "cluster": (2, 1)}
+TURNS = {**SCATTER, "schedule": "pingpong"}
 PAIR = {"tile": (128, 64), "stages": 3, "cluster": (2, 1), "loader": "warp", "chunks": 1, "buffers": 2}
 
 
@@ -61,6 +62,9 @@ def test_all_gather_product_is_exact(ranks: int, order: str, config: dict[str, o
         (2, 384, "random", SCATTER, "bf16", {"chunks": 2}),
         (4, 64, "random", SCATTER, "bf16", {"chunks": 2, "calls": 3}),
         (2, 128, "random", SCATTER, "bf16", {"chunks": 2, "copies": True}),
+        (2, 128, "random", {**TURNS, "cluster": (2, 1)}, "bf16", {"chunks": 2, "copies": True}),
+        (2, 384, "random", TURNS, "bf16", {"chunks": 2, "calls": 2}),
+        pytest.param(2, 64, "copies first", {**TURNS, "tile": (64, 64)}, "f32", {"chunks": 4}, marks=SLOW),
         pytest.param(2, 320, "random", WIDE, "bf16", {"chunks": 2}, marks=SLOW),
         pytest.param(3, 512, "copies first", WIDE, "f32", {"chunks": 2, "copies": True}, marks=SLOW),
         pytest.param(4, 64, "devices first", SCATTER, "bf16", {"chunks": 4}, marks=SLOW),
@@ -205,7 +209,6 @@ def test_shards_in_another_order_are_a_circular_wait(monkeypatch: pytest.MonkeyP
         (Gathered(), {"snake": True}, "snake = True"),
         (Gathered(), {"overlap": True}, "overlap = True"),
         (Gathered(), {"along": "N"}, "along = 'N'"),
-        (Scattered(), {"schedule": "pingpong", "loader": "warp", "tile": (128, 64)}, "schedule = 'pingpong'"),
         (Scattered(), {"loader": "self"}, "loader = 'self'"),
         (Scattered(), {"store": "direct", "loader": "warp"}, "store = 'direct'"),
         (Scattered(), {"early": 1, "loader": "warp"}, "early = 1"),

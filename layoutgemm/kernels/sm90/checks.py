@@ -78,12 +78,12 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
     if plan.config.tuning.dealt:
         checks.append(plan.dealt.check())
     if plan.weights is not None:
-        checks += packed_checks(plan, _groups(plan))
+        checks += packed_checks(plan, plan.config.warpgroups_of_tile)
     if plan.indexed is not None:
         checks += indexed_checks(plan)
     if plan.gathers:
-        checks += [*_multiplied(plan, plan.a), _blocks(plan, plan.a, _groups(plan))]
-    mapped = [(plan.a, _groups(plan))] if plan.weights is None and not plan.gathers else []
+        checks += [*_multiplied(plan, plan.a), _blocks(plan, plan.a, plan.config.warpgroups_of_tile)]
+    mapped = [(plan.a, plan.config.warpgroups_of_tile)] if plan.weights is None and not plan.gathers else []
     for operand, groups in [*mapped, (plan.b, 1)]:
         checks += _operand(plan, operand, groups)
         if operand.ends is not None:
@@ -154,11 +154,6 @@ def pipeline_of(plan: Sm90Plan) -> Hopper:
         by_warps=plan.products is not None,
         gathers=plan.gathers,
     )
-
-
-def _groups(plan: Sm90Plan) -> int:
-    """Warpgroups that share a tile's rows."""
-    return 1 if plan.config.schedule == "pingpong" else plan.config.consumers
 
 
 # ---------------------------------------------------------------------------------------------------------------- tiles
@@ -328,7 +323,7 @@ def _barriers(plan: Sm90Plan) -> Check:
     rows, columns = plan.config.cluster
     sent = [f"{blocks} * {op.sent_bytes}" for op, blocks in ((plan.a, columns), (plan.b, rows))]
     landed = plan.a.sent_bytes * columns + plan.b.sent_bytes * rows
-    warps = _groups(plan) * WARPS_OF_GROUP
+    warps = plan.config.warpgroups_of_tile * WARPS_OF_GROUP
     reach = rows + columns - 1
     copied = COPY_ARRIVALS if plan.numbers.parts else 0
     gathered = plan.a.arrivals if isinstance(plan.a, GatheredOperand) else 0

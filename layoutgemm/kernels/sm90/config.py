@@ -222,12 +222,21 @@ class Sm90Config:
             raise PlanError(f"consumers = {self.consumers}: three warpgroups and a producer are all that a block holds")
         if self.schedule == "pingpong" and self.consumers != 2:
             raise PlanError(f"pingpong takes two consumers in turn, not {self.consumers}")
-        each = self.tile[0] if self.schedule == "pingpong" else self.tile[0] // self.consumers
-        if each < ROWS or each % ROWS or (self.schedule != "pingpong" and self.tile[0] % self.consumers):
+        each = self.tile[0] // self.warpgroups_of_tile
+        if each < ROWS or each % ROWS or self.tile[0] % self.warpgroups_of_tile:
             raise PlanError(
                 f"{self.tile[0]} rows for {self.consumers} {self.schedule} warpgroup(s): each takes a multiple of "
                 f"{ROWS}"
             )
+
+    @property
+    def warpgroups_of_tile(self) -> int:
+        """Warpgroups that share a tile's rows: all consumers, but in pingpong, where each has a tile.
+
+        >>> Sm90Config((128, 64), schedule="pingpong", loader="warp").warpgroups_of_tile
+        1
+        """
+        return 1 if self.schedule == "pingpong" else self.consumers
 
     @property
     def order_of_loads(self) -> str:

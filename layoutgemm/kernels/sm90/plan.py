@@ -756,7 +756,7 @@ class _Request:
     @property
     def groups(self) -> int:
         """Warpgroups that share a tile's rows."""
-        return 1 if self.config.schedule == "pingpong" else self.config.consumers
+        return self.config.warpgroups_of_tile
 
     @property
     def blocks(self) -> int:

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from ...checks.budgets import launch_registers
 from ...dtypes import DType
 from ...errors import PlanError
 from ...layouts import Layout
@@ -66,6 +67,9 @@ RECORD_WORDS = 4  # 32-bit words of a record: 1 + flag, the value seen, the targ
 MAX_RANKS = 8  # GPUs of a host
 MAX_CHUNKS = 32  # of a shard
 VECTOR = 16  # bytes that a thread stores at a time
+_VECTOR_REGISTERS = VECTOR // 4
+_OTHER_REGISTERS = 24  # of a consumer, beside its sums and the loads of partial ones: addresses, the place of a tile
+_LEAST_LOADS = 4  # vectors of partial sums that are loaded at once, however few registers are left
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +172,9 @@ def order_of_rank(plan: Sm90Plan, grid: tuple[int, int], share: Share) -> np.nda
 class PartialTile:
     """A tile's partial sums in a room, as the threads hold them: vectors of 16 bytes.
 
-    dtype   of a partial sum, C's
-    layout  (thread, vector, accumulator, consumer) -> vectors of 16 bytes
+    dtype    of a partial sum, C's
+    layout   (thread, vector, accumulator, consumer) -> vectors of 16 bytes
+    at_once  vectors that a thread loads before it adds them
 
     >>> from layoutgemm.kernels import Sm90Config, Sm90Plan
     >>> config = Sm90Config((128, 256), loader="warp")
@@ -180,12 +185,16 @@ class PartialTile:
 
     dtype: DType
     layout: Layout
+    at_once: int
 
     @classmethod
     def of(cls, plan: Sm90Plan) -> PartialTile:
         """A plan's; whole vectors of each accumulator, as `check_shards` asks."""
         vectors = plan.mma.accumulator_registers * plan.c.dtype.bytes // VECTOR
-        return cls(plan.c.dtype, Layout((WARPGROUP, vectors, plan.blocks, plan.config.consumers)))
+        registers = plan.registers[1] if plan.registers else launch_registers(plan.arch, plan.threads)
+        free = registers - plan.mma.accumulator_registers * plan.blocks - _OTHER_REGISTERS
+        at_once = max(_LEAST_LOADS, min(vectors, free // _VECTOR_REGISTERS))
+        return cls(plan.c.dtype, Layout((WARPGROUP, vectors, plan.blocks, plan.config.warpgroups_of_tile)), at_once)
 
     @property
     def values(self) -> int:
@@ -227,7 +236,12 @@ def signals_of_chunk(plan: Sm90Plan, ranks: int, chunks: int) -> int:
     8
     """
     tiles = tiles_of_shard(plan, ranks) // chunks * plan.cluster_size
-    return tiles * plan.config.consumers * WARPS_OF_GROUP
+    return tiles * signals_of_tile(plan)
+
+
+def signals_of_tile(plan: Sm90Plan) -> int:
+    """The signals of a tile that goes on: one of each warp that stores it."""
+    return plan.config.warpgroups_of_tile * WARPS_OF_GROUP
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals
@@ -242,7 +256,7 @@ def check_shards(shards: Shards, batch: int, config: Sm90Config, c: Operand, epi
     usual: dict[str, object] = {"rows": None, "single": False, "split": 1, "launch": "workers"}
     knobs: dict[str, object] = {"overlap": False, "snake": False, "along": "M", "dealt": ()}
     if isinstance(shards, Scattered):
-        usual |= {"schedule": "cooperative", "store": "tma", "early": 0}
+        usual |= {"store": "tma", "early": 0}
         _check_partial_sums(shards, config, c, epilogue)
     for name, value in (*usual.items(), *knobs.items()):
         found = getattr(config.tuning if name in knobs else config, name)
@@ -361,7 +375,7 @@ def _own_tiles(plan: Sm90Plan) -> Check:
 def _partial_tile(plan: Sm90Plan) -> Check:
     """Every value of every thread has a place of its own in a room."""
     tile = PartialTile.of(plan)
-    threads = plan.config.consumers * WARPGROUP
+    threads = plan.config.warpgroups_of_tile * WARPGROUP
     want = threads * plan.blocks * plan.mma.accumulator_registers * plan.c.dtype.bytes
     answer = tile.layout.is_bijective()
     witness = "" if answer and tile.bytes == want else f"{tile.layout}: {tile.bytes} bytes for values of {want}"
@@ -390,7 +404,7 @@ def _counters(plan: Sm90Plan) -> Check:
             witness = witness or f"{share}: chunks have {found.tolist()} tiles"
         if not np.array_equal(order[:, 0] // (grid[0] // share.ranks), shard):
             witness = witness or f"{share}: tiles of {shard.tolist()} have rows of other shards"
-    statement = f"each of {plan.config.consumers * WARPS_OF_GROUP} consumer warps signals each tile of a chunk once"
+    statement = f"each of {signals_of_tile(plan)} warps of a tile signals each tile of a chunk once"
     return Check("counters", statement, not witness, "exhaustion", witness)
 
 
@@ -421,5 +435,5 @@ def explain_shards(plan: Sm90Plan) -> list[str]:
     return [
         f"shards: C's rows are partial sums; {order}, shard by shard, the own one last; to a tile what came of it from "
         f"the next rank is added in f32, {tile.bytes} bytes as the threads hold them; the sum goes on to the rank "
-        f"before and counts {plan.config.consumers * WARPS_OF_GROUP} there, or is C"
+        f"before and counts {signals_of_tile(plan)} there, or is C"
     ]

@@ -14,7 +14,8 @@ a tile's store           consumers           Scattered: add what has come; store
 the next tile's          the loader's one    Scattered, after a tile that goes on: counts it on its chunk's counter
 products                                     (red.release.sys), when the consumers have released a stage of the next
                                              tile: their stores lie before. Consumers would wait for the release
-                         consumers           the same, where a tile has too few K tiles for that, and after the last
+                         consumers           the same, where a tile has too few K tiles for that, and after the last.
+                                             In pingpong behind each store: the other one multiplies meanwhile
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Mapping, Sequence
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32, Int64, const_expr
 
 from ....schedule import ShardByShard
 from ...dsl import bridge
@@ -32,9 +33,9 @@ from ...dsl.flags import abort, add_released, global_reads_visible, load_acquire
 from ...dsl.fused import FusedBlock
 from ...dsl.math import as_words, from_words, load_sixteen_bytes
 from ...dsl.tables import choose, load_word
-from ...store import ROWS, WARPS_OF_GROUP
+from ...store import ROWS
 from ..plan import Sm90Plan
-from ..shards import PartialTile, Share, chunks_of_rows, cluster_place, place_in_own
+from ..shards import PartialTile, Share, chunks_of_rows, cluster_place, place_in_own, signals_of_tile
 from .epilogue import Sm90Epilogue
 from .fused import Sm90FusedKernel
 from .loads import Copy
@@ -130,6 +131,8 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
         super().__init__(plan)
         self.epilogue = ScatteredEpilogue(plan)
         self.partial = PartialTile.of(plan)
+        self.signals = signals_of_tile(plan)
+        self.counts_at_store = plan.config.schedule == "pingpong"
 
     def maps_of_c(
         self, c: Int64, extents: Mapping[str, Int32], pitches: Mapping[str, tuple[Int64, Int64]], words: Sequence[Int64]
@@ -155,7 +158,7 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
         if (tile == 0) & (k_tile == 0) & (job.rank == 0):
             add_released(job.given.told, 1)
         if (k_tile == self.plan.stages) & self.loader_counts(job):
-            self.count_tile(job, tile - job.workers, self.plan.config.consumers * WARPS_OF_GROUP)
+            self.count_tile(job, tile - job.workers, self.signals)
         if k_tile == job.k_tiles - 1:
             calls = load_word(job.given.calls)
             from_next, number, chunk = self.numbers(job, tile)
@@ -173,18 +176,22 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
     # -------------------------------------------------------------------------------------------------------- consumers
     def loader_counts(self, job: bridge.Carried) -> cutlass.Boolean:
         """True if the loader counts tiles: it waits for a stage that was released in a tile, before its last K tile."""
+        if self.counts_at_store:
+            return cutlass.Boolean(False)
         return job.k_tiles > self.plan.stages + 1
 
     @cute.jit
     def between_products(self, job: bridge.Carried, tile: Int32, k_tile: Int32) -> None:
         """Count the tile before in one of few K tiles: before the last, whose loads may wait for a peer."""
-        if (k_tile == job.k_tiles - 1) & (job.k_tiles <= self.plan.stages + 1):
-            self.count_warp(job, tile - job.workers)
+        if const_expr(not self.counts_at_store):
+            if (k_tile == job.k_tiles - 1) & (job.k_tiles <= self.plan.stages + 1):
+                self.count_warp(job, tile - job.workers)
 
     @cute.jit
     def after_tiles(self, job: bridge.Carried, tile: Int32) -> None:
         """Count the last tile."""
-        self.count_warp(job, tile - job.workers)
+        if const_expr(not self.counts_at_store):
+            self.count_warp(job, tile - job.workers)
 
     @cute.jit
     def count_warp(self, job: bridge.Carried, tile: Int32) -> None:
@@ -207,9 +214,11 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
     ) -> None:  # fmt: skip
         """Add what has come to a piece's sums; store them for the rank before, of own rows in C."""
         consumer, thread, tile = at
-        block, columns = self.plan.pieces(part)[number]
+        pieces = self.plan.pieces(part)
+        block, columns = pieces[number]
+        consumer_of_tile = Int32(0) if self.counts_at_store else consumer
         from_next, of_shard, _ = self.numbers(job, tile)
-        accumulator, where = accumulators[block], (consumer, block, thread)
+        accumulator, where = accumulators[block], (consumer_of_tile, block, thread)
         row, column, matrix = origin
         if self.plan.epilogue:
             self.finish_sums(job, accumulator, (row + block * ROWS, column, matrix), thread)
@@ -217,6 +226,8 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
         self.send(job, accumulator, where, from_next, of_shard)
         local = row - job.rank_of_host * job.shard_rows
         self.keep(job, maps, accumulator, (consumer, thread), (local, column, matrix), (block, columns), from_next)
+        if self.counts_at_store and number == len(pieces) - 1:
+            self.count_warp(job, tile)
 
     def finish_sums(self, job: bridge.Carried, accumulator: cute.Tensor, place: bridge.Place, thread: Int32) -> None:
         """Apply the epilogue to own sums."""
@@ -229,17 +240,19 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
         self, job: bridge.Carried, accumulator: cute.Tensor, where: tuple[Int32, int, Int32], from_next: Int32,
         of_shard: Int32,
     ) -> None:  # fmt: skip
-        """Add what the next rank has sent, of every shard but the first: all loads, then the sums."""
+        """Add what the next rank has sent, of every shard but the first: some loads, then their sums."""
         tile = self.partial
         consumer, block, thread = where
         if from_next > 0:
             base = self.place_of_sums(job, job.given.inbox, from_next - 1, of_shard)
             places = [base + tile.byte(Int64(0), consumer, block, i, thread) for i in range(tile.vectors)]
-            loaded = [load_sixteen_bytes(place) for place in places]
-            for i in cutlass.range_constexpr(tile.vectors):
-                values = from_words(loaded[i], tile.dtype)
-                for e in cutlass.range_constexpr(tile.values):
-                    accumulator[i * tile.values + e] = accumulator[i * tile.values + e] + values[e]
+            for first in cutlass.range_constexpr(0, tile.vectors, tile.at_once):
+                loaded = [load_sixteen_bytes(place) for place in places[first : first + tile.at_once]]
+                for i in cutlass.range_constexpr(len(loaded)):
+                    values = from_words(loaded[i], tile.dtype)
+                    for e in cutlass.range_constexpr(tile.values):
+                        at = (first + i) * tile.values + e
+                        accumulator[at] = accumulator[at] + values[e]
 
     @cute.jit
     def send(
