@@ -187,7 +187,8 @@ class _ShardProduct(torch.autograd.Function):
         if wants_a:
             of_a = _product(SCATTER if gathers else GATHER, grad, b.mT, group, timeout)
         if wants_b:
-            of_b = matmul(_rows(True, a, group).mT, grad) if gathers else matmul(a.mT, _rows(True, grad, group))
+            rows = (_rows(True, a, group), grad) if gathers else (a, _rows(True, grad, group))
+            of_b = _gradient_of_b(*rows, b)
         return None, of_a, of_b, None, None
 
 
@@ -199,7 +200,7 @@ def _gradients_of_gather(
     rows = rows_beside(a, _group(group), timeout)
     rows.begin(a)
     of_a = _product(SCATTER, grad, b.mT, group, timeout)
-    return of_a, matmul(rows.end().mT, grad)
+    return of_a, _gradient_of_b(rows.end(), grad, b)
 
 
 def _gradients_of_scatter(
@@ -210,7 +211,12 @@ def _gradients_of_scatter(
     none, way, found = (None, None), Way(None, None, timeout), _group(group)
     _, call = find(GATHER, found, (grad, b.mT), none, None, way)
     whole = call.rows_of_all(grad) if isinstance(call, GatherCall) else _rows(True, grad, group)
-    return of_a, matmul(a.mT, whole)
+    return of_a, _gradient_of_b(a, whole, b)
+
+
+def _gradient_of_b(a: torch.Tensor, grad: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """A^T @ dC, rows contiguous as in B: torch would copy another gradient of a weight."""
+    return matmul(a.mT, grad) if b.stride(-1) == 1 else matmul(grad.mT, a).mT
 
 
 def recorded(

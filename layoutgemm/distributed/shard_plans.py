@@ -11,6 +11,7 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from ..dtypes import dtype as dtype_named
 from ..errors import PlanError
@@ -38,23 +39,43 @@ _COPIED_CHUNKS, _STORED_CHUNKS = 4, 16  # of a scattered shard at most: copied, 
 _LINK, _RATE = 340e9, {1: 1300e12, 2: 700e12}  # bytes and operations a second, those by the bytes of an element
 _HIDDEN = 0.6  # of the product's time: a transfer that takes more is bound by the link, and has fewer, larger chunks
 _DEFAULT = Places(132)
-# Tile, clusters to try, and the time of a tile for its area, over that of 128x256: measured on two H100s, where a
-# loader of its own, which waits for flags while consumers multiply, took 0.67 to 1.04 of the time of consumers that
-# load. 256x224 spills beside the waits.
+_TURNS = "pingpong"  # one consumer stores while the other one multiplies
+
+
+class _Candidate(NamedTuple):
+    """Configurations to choose from.
+
+    cost  the time of a tile for its area, over that of 128x256 without turns
+    """
+
+    tile: tuple[int, int]
+    clusters: tuple[tuple[int, int], ...]
+    cost: float
+    schedule: str = "cooperative"
+
+
+# Measured on two H100s. A loader of its own, which waits for flags while consumers multiply, took 0.67 to 1.04 of the
+# time of consumers that load. Scatters in pingpong took 0.83 to 0.96: loads of partial sums, and the release behind
+# their stores, hide behind the other consumer's products. 256x224 spills beside the waits.
 _GATHERS = (
-    ((128, 256), ((2, 1), (1, 1)), 1.0),
-    ((128, 240), ((2, 1),), 1.03),
-    ((128, 224), ((2, 1),), 1.07),
-    ((128, 208), ((2, 1),), 1.03),
-    ((128, 192), ((2, 1),), 1.05),
-    ((256, 192), ((2, 1), (1, 2), (1, 1)), 1.1),
-    ((128, 128), ((1, 1),), 1.1),
+    _Candidate((128, 256), ((2, 1), (1, 1)), 1.0),
+    _Candidate((128, 192), ((2, 1),), 0.985, _TURNS),
+    _Candidate((128, 240), ((2, 1),), 1.03),
+    _Candidate((128, 224), ((2, 1),), 1.07),
+    _Candidate((128, 208), ((2, 1),), 1.03),
+    _Candidate((128, 192), ((2, 1),), 1.05),
+    _Candidate((256, 192), ((2, 1), (1, 2), (1, 1)), 1.1),
+    _Candidate((128, 128), ((1, 1),), 1.1),
 )
 _SCATTERS = (  # 256x192 spills: the loads of a peer's partial sums take 48 registers beside 192 accumulators
-    ((128, 256), ((2, 1), (1, 2), (1, 1)), 1.0),
-    ((128, 128), ((1, 1),), 1.1),
-    ((64, 256), ((1, 1),), 1.3),
-    ((64, 128), ((1, 1),), 1.5),
+    _Candidate((128, 192), ((2, 1), (1, 1)), 0.9, _TURNS),
+    _Candidate((128, 176), ((2, 1),), 0.905, _TURNS),
+    _Candidate((128, 160), ((2, 1),), 0.93, _TURNS),
+    _Candidate((128, 128), ((2, 1), (1, 1)), 0.97, _TURNS),
+    _Candidate((128, 256), ((2, 1), (1, 2), (1, 1)), 1.0),
+    _Candidate((128, 128), ((1, 1),), 1.1),
+    _Candidate((64, 256), ((1, 1),), 1.3),
+    _Candidate((64, 128), ((1, 1),), 1.5),
 )
 
 
@@ -137,7 +158,7 @@ def scatter_choice(
 
     >>> choice = scatter_choice(4096, 14336, 2048, ranks=2)
     >>> choice.plan.config.tile, choice.transfer
-    ((128, 256), Transfer(chunks=4, by='copies'))
+    ((128, 176), Transfer(chunks=4, by='copies'))
 
     Raises PlanError for rows that are no shards of whole tiles, and a configuration without a kernel.
     """
@@ -182,7 +203,7 @@ def _candidates(shards: Shards, sizes: tuple[int, int, int], places: Places) -> 
     """Configurations by estimated time: waves of tiles, times a tile's area and its cost."""
     m, n, _ = sizes
     found: list[tuple[float, int, Sm90Config]] = []
-    for tile, clusters, cost in _GATHERS if isinstance(shards, Gathered) else _SCATTERS:
+    for tile, clusters, cost, schedule in _GATHERS if isinstance(shards, Gathered) else _SCATTERS:
         for cluster in clusters:
             across = -(-m // (tile[0] * cluster[0])) * -(-n // (tile[1] * cluster[1]))
             blocks = cluster[0] * cluster[1]
@@ -190,8 +211,9 @@ def _candidates(shards: Shards, sizes: tuple[int, int, int], places: Places) -> 
             single = 1.0 if blocks > 1 else 1.02  # loads of a pair are shared
             consumers = 1 if tile[0] == 64 else 2
             config = Sm90Config(
-                tile, cluster=cluster, consumers=consumers, loader="warpgroup", chunks=1, buffers=2, l2_promotion="256B"
-            )
+                tile, cluster=cluster, consumers=consumers, schedule=schedule, loader="warpgroup", chunks=1, buffers=2,
+                l2_promotion="256B",
+            )  # fmt: skip
             found.append((waves * tile[0] * tile[1] * cost * single, len(found), config))
     for _, _, config in sorted(found, key=lambda each: each[:2]):
         yield config
