@@ -35,9 +35,10 @@ from .gathered_rows import sent_chunks
 # Measured between H200s of one host: copies of 8, 16, 32 and 64 MiB reached 302, 336, 362 and 376 GB/s, and the
 # kernel's own stores 230.
 _COPIED_BYTES = 32 << 20  # sums that one rank sends on: from so many bytes on by copy engines, below by stores
-_COPIED_CHUNKS, _STORED_CHUNKS = 4, 16  # of a scattered shard at most: copied, and counted as the kernel stores it
-_LINK, _RATE = 340e9, {1: 1300e12, 2: 700e12}  # bytes and operations a second, those by the bytes of an element
-_HIDDEN = 0.6  # of the product's time: a transfer that takes more is bound by the link, and has fewer, larger chunks
+_RATE = {1: 1300e12, 2: 700e12}  # operations a second, by the bytes of an element
+_HIDING = 120e9  # bytes a second: where the product takes longer than the sums at this rate, copies took less, too
+_COPIED_CHUNKS, _STORED_CHUNKS = (2, 4), 16  # of a scattered shard: copied, and counted as the kernel stores it
+_COPIED_CHUNK = 8 << 20  # bytes of a copied chunk, above the fewest chunks
 _DEFAULT = Places(132)
 _TURNS = "pingpong"  # one consumer stores while the other one multiplies
 
@@ -190,12 +191,14 @@ def _chosen(
 
 def _scattered(transfer: Transfer, sizes: tuple[int, int, int], plan: Sm90Plan, ranks: int) -> Transfer:
     """The way of a scatter's partial sums."""
-    moved = (ranks - 1) * room_bytes(plan, ranks)
-    by = transfer.by or ("copies" if moved >= _COPIED_BYTES else "stores")
+    room = room_bytes(plan, ranks)
+    moved, seconds = (ranks - 1) * room, 2 * math.prod(sizes) / _RATE[plan.a.dtype.bytes]
+    hides = moved >= _COPIED_BYTES or seconds > moved / _HIDING
+    by = transfer.by or ("copies" if hides else "stores")
     most = _STORED_CHUNKS
     if by == "copies":
-        of_link = moved / _LINK > _HIDDEN * 2 * math.prod(sizes) / _RATE[plan.a.dtype.bytes]
-        most = _COPIED_CHUNKS // 2 if of_link else _COPIED_CHUNKS
+        fewest, most = _COPIED_CHUNKS
+        most = min(most, max(fewest, room // _COPIED_CHUNK))
     return replace(transfer, by=by, chunks=transfer.chunks or _divisor(tiles_of_shard(plan, ranks), most))
 
 

@@ -25,7 +25,7 @@ from layoutgemm.errors import PlanError, RankError, TensorError
 from layoutgemm.kernels.run import stream_memory
 from layoutgemm.kernels.run.stream_memory import MemoryOperation
 from layoutgemm.kernels.sm90.choose.occupancy import Places
-from layoutgemm.kernels.sm90.shards import Gathered, tiles_of_shard
+from layoutgemm.kernels.sm90.shards import Gathered, Scattered, tiles_of_shard
 from layoutgemm.torch_op.scaled_grouped.recipes import Recipes
 
 PROGRAM = Path(__file__).with_name("overlap_program.py")
@@ -71,11 +71,19 @@ def test_sizes_without_a_kernel_are_refused() -> None:
             shard_plans.gather_choice(2, 256, k, ranks=2, kind=kind)
 
 
-@pytest.mark.parametrize("tile", [(128, n) for n in (192, 208, 224, 240)])
-def test_tiles_that_a_gather_may_choose_hold_their_checks(tile: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("tile", "schedule"), [((128, n), "cooperative") for n in (192, 208, 224, 240)] + [
+    ((128, 192), "pingpong")])  # fmt: skip
+def test_tiles_that_a_gather_may_choose_hold_their_checks(tile: tuple[int, int], schedule: str) -> None:
     [config] = [each for each in shard_plans._candidates(Gathered(), (4096, 3584, 4096), Places(132))
-                if each.tile == tile]  # fmt: skip
+                if (each.tile, each.schedule) == (tile, schedule)]  # fmt: skip
     shard_plans.gather_choice(4096, 3584, 4096, ranks=4, config=config).plan.check().require()
+
+
+@pytest.mark.parametrize("tile", [(128, n) for n in (128, 160, 176, 192)])
+def test_scatters_in_turns_hold_their_checks(tile: tuple[int, int]) -> None:
+    [config] = [each for each in shard_plans._candidates(Scattered(), (4096, 4096, 4096), Places(132))
+                if (each.tile, each.schedule, each.cluster) == (tile, "pingpong", (2, 1))]  # fmt: skip
+    shard_plans.scatter_choice(4096, 4096, 1024, ranks=4, config=config).plan.check().require()
 
 
 class Handle:
