@@ -104,9 +104,9 @@ def fill_own(workspace: Workspace, a: torch.Tensor) -> None:
 
 
 class RowsCall:
-    """The rows of all ranks, which come while a product of shards runs that does not need them.
+    """The rows of all ranks, gathered beside a product that does not need them.
 
-    That product ends with an error where a rank does not come: waits of streams have no end.
+    That product, of shards, ends with an error where a rank does not come: waits of streams have no end.
     """
 
     def __init__(self, workspace: Workspace, rows: Rows, kind: torch.dtype, index: int):
