@@ -156,10 +156,10 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/.base
 
 # The tests' further requirements, in one call of pip: each call resolves and builds layoutgemm again.
 $(VENV)/.tests: pyproject.toml | $(VENV)/.base
-	@echo "==> installing the CuTe DSL, the SASS tools, torch and playwright, 450 MB to 3 GB to fetch"
-	@$(PIP) install -q $(if $(TORCH_INDEX),--extra-index-url "$(TORCH_INDEX)") -e '.[dsl,torch,browser]' \
+	@echo "==> installing the CuTe DSL, the SASS tools, torch, JAX and playwright, 550 MB to 3 GB to fetch"
+	@$(PIP) install -q $(if $(TORCH_INDEX),--extra-index-url "$(TORCH_INDEX)") -e '.[dsl,operators,torch,jax,browser]' \
 	  || { echo "==> trying without playwright: the tests of HTML pages will be skipped"; \
-	       $(PIP) install -q $(if $(TORCH_INDEX),--extra-index-url "$(TORCH_INDEX)") -e '.[dsl,torch]'; }
+	       $(PIP) install -q $(if $(TORCH_INDEX),--extra-index-url "$(TORCH_INDEX)") -e '.[dsl,operators,torch,jax]'; }
 	@touch $@ $(VENV)/.dsl $(VENV)/.torch
 
 $(VENV)/.docs: pyproject.toml | $(VENV)/.base

@@ -195,8 +195,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
-    missing = "" if importlib.util.find_spec("cutlass.operators") else "pip install nvidia-cutlass-operators"
-    if status := needs.refused(needs.no_gpu() or missing):
+    missing = None if importlib.util.find_spec("cutlass.operators") else "pip install nvidia-cutlass-operators"
+    if status := needs.refused(needs.no_gpu(), missing):
         return status
     from layoutgemm.bench import machine
 

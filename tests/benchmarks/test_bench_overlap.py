@@ -17,7 +17,7 @@ from layoutgemm.distributed import Transfer
 from layoutgemm.distributed.shard_plans import gather_choice, scatter_choice
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
-RECORDS = ("two_h200", "four_h200")
+RECORDS = ("two_h200", "four_h200", "two_h100", "four_h100")
 
 
 @pytest.mark.parametrize("ranks", [2, 8])

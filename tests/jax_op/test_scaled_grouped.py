@@ -143,7 +143,7 @@ def test_groups_of_k() -> None:
     assert (exact(grouped_matmul(a, b, OFFSETS, transpose_a=True))[1] == 0).all()  # an empty group
 
 
-@pytest.mark.parametrize("form", ["rows", "rows, turned", "K"])
+@pytest.mark.parametrize("form", ["rows", pytest.param("rows, turned", marks=pytest.mark.slow), "K"])
 def test_gradients_once_and_twice_are_those_of_jax(form: str) -> None:
     a = normal(M, 16, kind="float16")
     b = normal(M, 8, kind="float16", seed=1) if form == "K" else normal(4, 16, 8, kind="float16", seed=1)
