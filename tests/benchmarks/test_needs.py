@@ -20,6 +20,7 @@ BY_TORCH = {
     "bench_epilogue": [""],
     "bench_frameworks": [""],
     "bench_gated": [""],
+    "bench_gated_groups": [""],
     "bench_gemm": [""],
     "bench_inductor": [""],
     "bench_indexed": [""],
