@@ -34,6 +34,7 @@ OURS, TORCH = "layoutgemm", "torch"
 ROTATED = 240_000_000  # bytes that rotating operands take
 LOOP, TRIED_LOOP = 4e-3, 1e-3  # seconds of a recorded loop, and of one that only finds the fastest
 ROUNDS, HOST_CALLS = 7, 200
+ROUNDING = 2.0**-7  # of an error's norm: bf16 rounds to 2**-9 of each value, and 8-bit sums keep 14 bits a step
 WORKERS = 8  # problems that compile at a time
 _LOCK: Any = None  # held by the process that uses the GPU
 
@@ -91,14 +92,15 @@ def torch_call(a: Any, b: Any, c: Any) -> Callable[[], Any]:
     return lambda: torch._scaled_mm(a, b, one, one, out=c, out_dtype=c.dtype)
 
 
-def wrong(call: Callable[[], Any], one: tuple[Any, Any, Any], want: Any) -> bool:
-    """True if a product differs from float64 by more than its rounding."""
+def off(call: Callable[[], Any], one: tuple[Any, Any, Any], want: Any) -> float:
+    """The norm of a product's error, over that of the wanted values; NaN counts as infinite."""
     import torch
 
     one[2].fill_(float("nan"))
     call()
     torch.cuda.synchronize()
-    return not bool((one[2].double() - want).abs().max() <= want.abs().max() * 2.0**-8)
+    found = float((one[2].double() - want).norm() / want.norm())
+    return found if found == found else float("inf")
 
 
 def compiled_calls(
@@ -165,7 +167,8 @@ def case_row(case: Case) -> dict[str, Any]:
     calls, refused = compiled_calls(case, sets)
     with _LOCK:
         want = sets[0][0].double() @ sets[0][1].double()
-        bad = [name for name, each in calls.items() if wrong(each[0], sets[0], want)]
+        errors = {name: off(each[0], sets[0], want) for name, each in calls.items()}
+        bad = [name for name, error in errors.items() if not error <= ROUNDING]
         right = {name: each for name, each in calls.items() if name not in bad}
         expected = max(2 * math.prod(case[:4]) / 6e14, sum(x.nbytes for x in sets[0]) / 3e12) + 2e-6
         theirs = {name: each for name, each in right.items() if name != OURS}
@@ -180,7 +183,7 @@ def case_row(case: Case) -> dict[str, Any]:
         del sets, want
         torch.cuda.empty_cache()
     return {
-        "case": str(case), "found": len(calls), "wrong": bad, "refused": refused, "theirs": best, "us": us,
+        "case": str(case), "found": len(calls), "wrong": {name: errors[name] for name in bad}, "refused": refused, "theirs": best, "us": us,
         "host us": hosts,
     }  # fmt: skip
 
@@ -207,7 +210,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for row in pool.map(case_row, CASES):
             record["cases"].append(row)
             us = row["us"]
-            ratios = ", ".join(f"{name} {x:.1f} us ({x / us[OURS]:.2f})" for name, x in us.items())
+            base = us.get(OURS, float("nan"))
+            ratios = ", ".join(f"{name} {x:.1f} us ({x / base:.2f})" for name, x in us.items())
             hosts = ", ".join(f"{x:.1f}" for x in row["host us"].values())
             print(f"{row['case']}: {ratios}; host {hosts}; {row['found']} operators, wrong: {row['wrong']}, "
                   f"refused: {len(row['refused'])}", flush=True)  # fmt: skip

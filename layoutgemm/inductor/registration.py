@@ -9,7 +9,7 @@ from types import ModuleType
 
 import torch
 
-from ..errors import OperandError
+from ..errors import LayoutError, OperandError
 from ..torch_op.compiled.lowering import register as register_lowerings
 from ..torch_op.operator import matmul
 from ..torch_op.scaled_grouped import operators as _scaled_operators  # noqa: F401
@@ -21,19 +21,30 @@ _active: list[Registration] = []
 
 
 def layoutgemm_matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> None:
-    """a @ b into `out`: the function that Inductor's autotuning times beside its own."""
-    matmul(a, b, out=out, out_dtype=out.dtype)
+    """a @ b into `out`: the function that Inductor's autotuning times beside its own.
+
+    Raises RuntimeError for a product without a kernel, such as of float32: Inductor then takes another one.
+    """
+    try:
+        matmul(a, b, out=out, out_dtype=out.dtype)
+    except LayoutError as problem:
+        said = f"mm of {list(a.shape)} and {list(b.shape)}: {problem}"
+        for registration in _active[-1:]:
+            registration.refused.setdefault(said)
+        raise RuntimeError(f"layoutgemm does not compute {said}") from problem
 
 
 class Registration:
     """The hooks of one register(), a context manager that removes them.
 
-    graphs  a report of each graph that was compiled since, the oldest first
+    graphs   a report of each graph that was compiled since, the oldest first
+    refused  products that Inductor's autotuning asked for and that have no kernel, with the reason
     """
 
     def __init__(self, products: frozenset[str], devices: frozenset[str], autotune: bool) -> None:
         self.products, self.devices, self.autotune = products, devices, autotune
         self.graphs: list[GraphReport] = []
+        self.refused: dict[str, None] = {}
         self._before: tuple[list[Callable[..., None]], object] | None = None
 
     def enter(self) -> Registration:
@@ -68,7 +79,8 @@ class Registration:
 
     def __str__(self) -> str:
         graphs = f"{len(self.graphs)} graph{'s' * (len(self.graphs) != 1)} seen"
-        return "\n".join([*map(str, self.graphs), graphs])
+        refused = [f"not tuned   {said}" for said in self.refused]
+        return "\n".join([*map(str, self.graphs), *refused, graphs])
 
 
 def register(

@@ -20,10 +20,13 @@ from .epilogues import finish_for
 from .problems import BLACKWELL, by, choose, code_for, problem_of, solution_of, torch_type
 
 MAX_KEPT = 256  # launches of one operator that are kept ready
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
 def stream_of(stream: object) -> int:
     """The address of a stream: of torch's, of cuda.bindings', or the number itself."""
+    if isinstance(stream, torch.cuda.Stream):  # what torch passes; the API's own conversion takes longer than a launch
+        return stream.cuda_stream
     return stream if isinstance(stream, int) else int(to_cuda_stream(stream, skip_if_ffi=False))
 
 
@@ -97,24 +100,21 @@ class DenseOperator(api.Operator):
         self, args: api.GemmArguments, compiled_artifact: api.CompiledArtifact, stream: object, workspace: object = None
     ) -> None:
         """Launch on the current GPU. Raises PlanError where the kernel is compiled only, or CUDA refuses."""
-        self._check_target(None)
         a, b, c = args.A.tensor, args.B.tensor, args.out.tensor
-        addresses = int(a.data_ptr), int(b.data_ptr), int(c.data_ptr)
+        of_a, of_b, of_c = int(a.data_ptr), int(b.data_ptr), int(c.data_ptr)
         finish = finish_for(args)
-        words = () if finish is None else finish.words
-        self._prepared(args, addresses, finish).launch(*addresses, stream_of(stream), words)
+        device, aligned = _current_device(), (of_a & 15, of_b & 15, of_c & 15)
+        key = (device, a.shape, a.stride, b.shape, b.stride, c.shape, c.stride, aligned, finish and finish.key)
+        prepared = self._kept.get(key) or self._keep(key, args, finish, device)
+        prepared.launch(of_a, of_b, of_c, stream_of(stream), () if finish is None else finish.words)
 
-    def _prepared(self, args: api.GemmArguments, addresses: tuple[int, ...], finish: Finish | None) -> Prepared:
-        """The launch for these shapes, strides and alignments on the current GPU."""
-        device = torch.cuda.current_device()
-        parts = [(tuple(x.tensor.shape), tuple(x.tensor.stride)) for x in (args.A, args.B, args.out)]
-        key = (device, *parts, *[address & 15 for address in addresses], None if finish is None else finish.key)
-        found = self._kept.get(key)
-        if found is None:
-            problem = problem_of(args, self.code, finish)
-            solution_of(problem, self.kernel)
-            if len(self._kept) >= MAX_KEPT:
-                self._kept.clear()
-            kind = torch_type(args.out, "out")
-            found = self._kept[key] = Prepared(by(self.kernel, problem), problem.c.shape, kind, device)
+    def _keep(self, key: tuple[object, ...], args: api.GemmArguments, finish: Finish | None, device: int) -> Prepared:
+        """The launch for these shapes, strides and alignments on a GPU, kept."""
+        self._check_target(None)
+        problem = problem_of(args, self.code, finish)
+        solution_of(problem, self.kernel)
+        if len(self._kept) >= MAX_KEPT:
+            self._kept.clear()
+        kind = torch_type(args.out, "out")
+        found = self._kept[key] = Prepared(by(self.kernel, problem), problem.c.shape, kind, device)
         return found

@@ -139,6 +139,15 @@ def test_the_hook_writes_the_product() -> None:
     assert near(out, a @ b)
 
 
+def test_a_product_without_a_kernel_is_left_to_other_choices() -> None:
+    """Inductor drops a choice that raises RuntimeError, and ends the compilation at any other error."""
+    a, b, out = torch.ones(4, 16), torch.ones(16, 8), torch.empty(4, 8)
+    with inductor.register() as registered:
+        with pytest.raises(RuntimeError, match=r"layoutgemm does not compute mm of \[4, 16\] and \[16, 8\].*tf32"):
+            config.external_matmul[-1](a, b, out=out)
+    assert "not tuned   mm of [4, 16] and [16, 8]: a and b are float32" in str(registered)
+
+
 def test_a_torch_without_the_hook_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import ModuleType
 

@@ -254,7 +254,7 @@ def test_a_run_passes_addresses_stream_and_numbers(monkeypatch: pytest.MonkeyPat
     from layoutgemm.operators import dense as module
 
     monkeypatch.setattr(module, "Prepared", Recorded)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(module, "_current_device", lambda: 0)
     args = fused(linear, alpha=2.0, C=torch.empty(256, dtype=BF16))
     (operator,) = ours(args)
     operator.run(args, ops.CompiledArtifact(None, operator, ops.TargetSm("90a")), 77, None, True)

@@ -6,7 +6,7 @@ exchange of partial sums. Groups have one rule each for their average rows: the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 
@@ -27,6 +27,10 @@ _FEW_ROWS = 128  # up to which "full" kernels were not timed
 _ALONG_K = ((64, 64), (64, 128), (64, 256), (128, 128), (128, 192), (128, 256), (256, 128), (256, 192))  # tiles
 _MAX_LOADED_ROWS = 56  # rows of A's tile that are loaded apart from zeros: less than all 64
 STORE_UNIT = 16  # bytes of a row of C that a TMA store is a multiple of
+_ONE_TILE = 64  # rows of a group that are one tile
+_FEW_ROWS_WIDTHS, _FEW_ROWS_SCALED_WIDTHS = range(256, 48, -16), (192, 128, 96, 64)  # of the tiles of few rows
+_START_COLUMNS = 48  # of a tile of few rows, that its start and its rows of A cost
+_SHORT_K = 4096  # bytes of K up to which stores that hide behind another tile's products gain more than larger tiles
 _MASKED_ROWS = 128  # a group of masked ones, for which tiles are chosen: see `masked_rows`
 
 
@@ -141,26 +145,46 @@ def _tiles(sizes: tuple[int, int, int, int], tile: tuple[int, int], cluster: tup
     return -(-m // (tile[0] * cluster[0])) * -(-n // (tile[1] * cluster[1])) * batch
 
 
-def grouped_config(rows: int, k_bytes: int = 1 << 16, wide: bool = False) -> Sm90Config:
+def grouped_config(
+    rows: int, k_bytes: int = 1 << 16, wide: bool = False, *, columns: int = 1 << 14, groups: int = 8
+) -> Sm90Config:
     """The configuration for groups of so many rows on average. A tile is one group's.
 
     k_bytes  bytes of a row of A: a tile that is finished by blocks has two k tiles or more
     wide     C has 32 bits an element: its store takes the shared memory of stages
+    columns  of B, for groups of few rows: their tiles share it out among the multiprocessors
+    groups   that have rows
 
-    >>> grouped_config(8192).tile, grouped_config(192).tile, grouped_config(20).tile
-    ((256, 192), (192, 160), (64, 176))
+    >>> grouped_config(8192).tile, grouped_config(8192, 4096).tile, grouped_config(192).tile
+    ((256, 192), (128, 192), (192, 160))
+    >>> [grouped_config(20, columns=n, groups=6).tile[1] for n in (4096, 6144, 7168)]
+    [192, 144, 176]
     """
-    if rows <= 64:
-        tile = (64, 176) if rows <= 32 else (64, 256)
+    if rows <= _ONE_TILE:
+        tile = _ONE_TILE, _evenly(_FEW_ROWS_WIDTHS, columns, groups)
         return Sm90Config(tile, consumers=1, loader="warp", chunks=1, buffers=2, l2_promotion="256B")
     if wide or rows <= 128:
         return Sm90Config((128, 256), cluster=(1, 2), chunks=1, buffers=1 if wide else 2, l2_promotion="256B")
     if rows <= 192:
         return Sm90Config((192, 160), consumers=3, cluster=(1, 2), chunks=1, buffers=2, l2_promotion="256B")
-    if rows <= 1024:
+    if rows < 1024:
         return Sm90Config((128, 256), cluster=(2, 1), along="N", chunks=1, buffers=2, l2_promotion="256B")
+    if k_bytes <= _SHORT_K:
+        return Sm90Config(
+            (128, 192), schedule="pingpong", loader="warpgroup", cluster=(2, 1), chunks=1, buffers=2,
+            l2_promotion="256B",
+        )  # fmt: skip
     early = 2 if k_bytes > STAGE_BYTES_OF_K else 0
     return Sm90Config((256, 192), cluster=(1, 2), early=early, group=16, chunks=1, buffers=2, l2_promotion="256B")
+
+
+def _evenly(widths: Sequence[int], columns: int, groups: int) -> int:
+    """The width of tiles, one of rows in each group, for which the busiest multiprocessor has least to do."""
+
+    def work(width: int) -> int:
+        return -(-(-(-columns // width) * groups) // MODEL.multiprocessors) * (width + _START_COLUMNS)
+
+    return min(widths, key=work)
 
 
 @lru_cache(4096)
@@ -222,19 +246,24 @@ def masked_rows(most: int) -> int:
     return min(most, _MASKED_ROWS)
 
 
-def grouped_scaled_config(rows: int, each_column: bool = False) -> Sm90Config:
+def grouped_scaled_config(
+    rows: int, each_column: bool = False, *, columns: int = 1 << 14, groups: int = 8
+) -> Sm90Config:
     """The same for groups whose products are scaled.
 
     >>> grouped_scaled_config(8192).tile, grouped_scaled_config(192).tile, grouped_scaled_config(64, True).tile
     ((256, 128), (192, 128), (64, 64))
+    >>> [grouped_scaled_config(20, columns=n, groups=6).tile[1] for n in (4096, 6144, 7168)]
+    [192, 96, 192]
     """
-    if rows <= 64:
-        return Sm90Config((64, 64), consumers=1, loader="warp", chunks=1, buffers=1)
+    if rows <= _ONE_TILE:
+        width = _EACH_COLUMN if each_column else _evenly(_FEW_ROWS_SCALED_WIDTHS, columns, groups)
+        return Sm90Config((_ONE_TILE, width), consumers=1, loader="warp", chunks=1, buffers=1 if each_column else 2)
     if rows <= 128 or each_column:
         return Sm90Config((128, _EACH_COLUMN if each_column else 128), loader="warpgroup", chunks=1, buffers=1)
     if rows <= 192:
         return Sm90Config((192, 128), consumers=3, loader="warpgroup", chunks=2, buffers=1)
-    return Sm90Config((256, 128), loader="warpgroup", cluster=(2, 1), chunks=1, buffers=1)
+    return Sm90Config((256, 128), loader="warpgroup", cluster=(1, 2), chunks=1, buffers=1)
 
 
 def usual_config(
@@ -248,12 +277,13 @@ def usual_config(
 
     >>> types = ("e4m3", "e4m3:col", "e4m3")
     >>> usual_config((160, 3072, 4096, 8), types, None).tile, usual_config((160, 3072, 4096, 8), types, None, 2).tile
-    ((64, 176), (64, 160))
+    ((64, 192), (64, 192))
     """
-    m, _, k, experts = sizes
+    m, n, k, experts = sizes
     rows = -(-m // experts)
     if scales is not None:
-        return grouped_scaled_config(rows, scales[1:] == (1,))
-    found = grouped_config(rows, k * dtype(types[0].partition(":")[0]).bytes, wide=dtype(types[2]).bits == 32)
+        return grouped_scaled_config(rows, scales[1:] == (1,), columns=n, groups=experts)
+    k_bytes, wide = k * dtype(types[0].partition(":")[0]).bytes, dtype(types[2]).bits == 32
+    found = grouped_config(rows, k_bytes, wide, columns=n * sums, groups=experts)
     unit = STORE_UNIT // dtype(types[2]).bytes * sums
     return found if found.tile[1] % unit == 0 else replace(found, tile=(found.tile[0], found.tile[1] // unit * unit))

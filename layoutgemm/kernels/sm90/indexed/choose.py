@@ -22,7 +22,7 @@ def indexed_config(sizes: tuple[int, int, int, int], gathers: bool, grouped: boo
     m, n, k, groups = sizes
     rows = -(-m // groups)
     if grouped and not gathers:
-        return grouped_config(rows, 2 * k, wide)
+        return grouped_config(rows, 2 * k, wide, columns=n, groups=groups)
     tile = _tile_of_groups(rows) if grouped else _tile_of_one(m, n)
     pairs = rows > (4 if grouped else 2) * tile[0] and tile[0] == 128
     return Sm90Config(
