@@ -183,8 +183,8 @@ def case_row(case: Case) -> dict[str, Any]:
         del sets, want
         torch.cuda.empty_cache()
     return {
-        "case": str(case), "found": len(calls), "wrong": {name: errors[name] for name in bad}, "refused": refused, "theirs": best, "us": us,
-        "host us": hosts,
+        "case": str(case), "found": len(calls), "wrong": {name: errors[name] for name in bad}, "refused": refused,
+        "theirs": best, "us": us, "host us": hosts,
     }  # fmt: skip
 
 
