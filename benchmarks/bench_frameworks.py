@@ -1,6 +1,6 @@
 """Times layoutgemm inside torch's frameworks against torch's own choice, on the current GPU.
 
-    python benchmarks/bench_frameworks.py --json frameworks.json        # on the GPU, about three minutes
+    python benchmarks/bench_frameworks.py --json frameworks.json        # on the GPU, about five minutes
 
 A line for each door and size: us of torch, us of layoutgemm, and the ratio (above 1: layoutgemm is faster). Operands
 are random normal and larger than L2 in rotation; results are compared before anything is timed, contenders alternate,
@@ -140,8 +140,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 swap_linears(eight, weights="fp8")
                 line(times, f"nn {name}, float8 weights", size, theirs, eight["mlp"], 0.2)
             line(times, f"nn {name}, training step", size, step(theirs), step(ours["mlp"]), 0.03)
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine.facts(), "us": times}, indent=1) + "\n")
+            if options.json:
+                options.json.write_text(json.dumps({"machine": machine.facts(), "us": times}, indent=1) + "\n")
     return 0
 
 
