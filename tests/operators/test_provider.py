@@ -265,6 +265,23 @@ def test_a_run_passes_addresses_stream_and_numbers(monkeypatch: pytest.MonkeyPat
     assert prepared.problem.config == operator.kernel.choice
 
 
+def test_torchs_autotuning_finds_the_operator_first() -> None:
+    """The query of torch's NVGEMM backend, for dense products: ours is the first without a fusible epilogue."""
+    cache = pytest.importorskip("torch._inductor.codegen.nv_universal_gemm.kernel_cache")
+    if not hasattr(cache, "get_kernel_by_name_via_args"):
+        pytest.skip("torch asks for operators by their arguments from 2.14 on")
+    backend = pytest.importorskip("torch._inductor.codegen.nv_universal_gemm.nv_universal_gemm")
+    for args in (dense(4096, 4096, 4096), dense(16, 512, 1024), dense(256, 256, 256, 3), dense(64, 64, 64, kind=FP8)):
+        [found] = cache.partition_compatible_kernels(args, 90, lambda metadata: 0, 1, candidate_source="args")
+        first = found[0]
+        assert first.metadata.provider is operators.LayoutgemmProvider
+        assert backend._exclude_efc_kernels(first.metadata) and not backend._include_efc_kernels_only(first.metadata)
+        assert first.get_workspace_size(args).size_bytes == 0
+        name = first.metadata.operator_name
+        cache.clear_cache()  # as in a worker that compiles
+        assert built_again(cache.get_kernel_by_name_via_args(name, args, 90)).metadata.operator_name == name
+
+
 # ---------------------------------------------------------------------------------------------------------- on a GPU
 
 
