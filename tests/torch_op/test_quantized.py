@@ -16,13 +16,13 @@ from layoutgemm import (
     quantized_matmul,
 )
 from layoutgemm.errors import LayoutError
-from layoutgemm.kernels.run.emulated import emulate_launch
-from layoutgemm.kernels.sm90.quantized.checkpoints import (
+from layoutgemm.kernels.quantized.checkpoints import (
     from_awq,
     from_compressed_tensors,
     from_gptq,
     order_of_groups,
 )
+from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.nn import QuantizedLinear
 from layoutgemm.torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
 from layoutgemm.torch_op.quantized.experts import experts_plan

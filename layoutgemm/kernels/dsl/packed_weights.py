@@ -47,7 +47,7 @@ def prefetch_bytes(address: Int64, size: int) -> None:
 
 
 class DevicePairs:
-    """`kernels.sm90.quantized.conversions.PairMath` on registers, pairs of a type "bf16" or "f16"."""
+    """`kernels.quantized.conversions.PairMath` on registers, pairs of a type "bf16" or "f16"."""
 
     def __init__(self, dtype: str):
         self.dtype = dtype

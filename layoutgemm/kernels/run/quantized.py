@@ -11,9 +11,9 @@ from ...errors import OperandError, PlanError
 from ..compile.compiler import compile_plan
 from ..epilogue.arrays import Arrays
 from ..plan import MAX_WORDS
+from ..quantized.formats import COLUMN_SCALE
+from ..quantized.packing import PackedWeights
 from ..sm90.plan import Sm90Plan
-from ..sm90.quantized.formats import COLUMN_SCALE
-from ..sm90.quantized.packing import PackedWeights
 from .arrays import check_numpy_out, check_numpy_type, check_shape, global_matrix
 from .cpu import executed
 from .hardware_model import GlobalMatrix

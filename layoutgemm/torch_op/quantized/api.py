@@ -48,7 +48,7 @@ def quantized_matmul(
 
     Raises OperandError, or TensorError for shapes, naming the operand.
 
-    >>> from layoutgemm.kernels.sm90.quantized.formats import QuantizedFormat
+    >>> from layoutgemm.kernels.quantized.formats import QuantizedFormat
     >>> weight = QuantizedWeight.quantize(torch.eye(3, 128), QuantizedFormat("int8"))
     >>> quantized_matmul(torch.arange(128.0).bfloat16(), weight, bias=torch.ones(3)).tolist()
     [1.0, 2.0, 3.0]

@@ -16,10 +16,10 @@ from ...kernels.compile.compiler import compile_plan
 from ...kernels.derive import padded_leading
 from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Scale, Step, VectorScale
 from ...kernels.epilogue.parameters import Placed, words_of
+from ...kernels.quantized.formats import FLOAT8, QuantizedFormat
 from ...kernels.run.operand_checks import resolved
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from ...kernels.sm90.quantized.choose import packed_config
-from ...kernels.sm90.quantized.formats import FLOAT8, QuantizedFormat
 from ..bias_activation import by_torch
 from ..launch import Direct, raw_stream
 from ..prepared import gpu, on_gpu

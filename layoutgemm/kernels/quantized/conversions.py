@@ -17,7 +17,7 @@ code i in its low half, and in its high half the code 16 bits further on: `pair_
     e4m3    both      5         6       2             power of two moves the exponent's bias, subnormals too
     e5m2    both      5         6       2             (e5m2 to f16 is a shift alone)
 
-Every step is exact: `tests/kernels/sm90/quantized` goes through all codes. Source: PTX ISA, "lop3", "sub.bf16x2",
+Every step is exact: `checks.conversion_check` goes through all codes. Source: PTX ISA, "lop3", "sub.bf16x2",
 "mul.bf16x2" (subnormal numbers are supported).
 """
 
@@ -30,9 +30,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ....dtypes import DType, dtype
-from ....errors import PlanError
-from ....layouts import Layout
+from ...dtypes import DType, dtype
+from ...errors import PlanError
+from ...layouts import Layout
 from .formats import CODES
 
 WORD = 32

@@ -10,12 +10,12 @@ import pytest
 from layoutgemm.atoms import wgmma
 from layoutgemm.checks import bank_conflicts
 from layoutgemm.errors import LayoutError, OperandError, PlanError
-from layoutgemm.kernels.sm90.quantized import conversions
-from layoutgemm.kernels.sm90.quantized.checks import conversion_check
-from layoutgemm.kernels.sm90.quantized.formats import CODES, MXFP4, NVFP4, QuantizedFormat
-from layoutgemm.kernels.sm90.quantized.fragments import block_values
-from layoutgemm.kernels.sm90.quantized.order import PackedOrder
-from layoutgemm.kernels.sm90.quantized.packing import QuantizedWeights, pack, quantize, unpack
+from layoutgemm.kernels.quantized import conversions
+from layoutgemm.kernels.quantized.checks import conversion_check
+from layoutgemm.kernels.quantized.formats import CODES, MXFP4, NVFP4, QuantizedFormat
+from layoutgemm.kernels.quantized.fragments import block_values
+from layoutgemm.kernels.quantized.order import PackedOrder
+from layoutgemm.kernels.quantized.packing import QuantizedWeights, pack, quantize, unpack
 
 FORMATS = [
     QuantizedFormat("int4", 128), QuantizedFormat("int4", 32, zeros=True), QuantizedFormat("int4"), MXFP4, NVFP4,
