@@ -81,24 +81,38 @@ class Sm80GemmKernel(TileEntry):
     ) -> None:
         """Device side: one block, one tile of C."""
         plan = self.plan
-        thread, _, _ = cute.arch.thread_idx()
-        block, _, matrix = cute.arch.block_idx()
-        lane, warp = thread % 32, bridge.uniform(thread // 32)
-        warp_m, warp_n = plan.warp_place(warp)
+        _, _, matrix = cute.arch.block_idx()
         if const_expr(plan.batch > 1):
             a += Int64(matrix) * stride_a * plan.a.dtype.bytes
             b += Int64(matrix) * stride_b * plan.b.dtype.bytes
             c += Int64(matrix) * stride_c * plan.c.dtype.bytes
+        self.compute_tile((a, b, c), (m, n, k), (lda, ldb, ldc), ())
+
+    @cute.jit
+    def compute_tile(
+        self, matrices: tuple[Int64, ...], sizes: tuple[Int32, ...], pitches: tuple[Int64, ...],
+        words: tuple[Int64, ...],
+    ) -> None:  # fmt: skip
+        """The block's tile of C.
+
+        matrices, pitches  addresses of A, B and C, and elements from line to line
+        words              that the epilogue reads
+        """
+        plan, (m, n, k) = self.plan, sizes
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        lane, warp = thread % 32, bridge.uniform(thread // 32)
+        warp_m, warp_n = plan.warp_place(warp)
 
         # 1. The tile of C that this block owns; where its threads copy from and to, where its lanes read.
         grid = (tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1]))
         row, column = plan.order.tile(block, grid, cutlass.min)
         m0, n0 = row * plan.tile[0], column * plan.tile[1]
         shared = bridge.SharedMemory(plan.smem).base
-        copy_a = Copies(plan.a, plan.smem.a_offset, thread, a, lda, m0, m, k)
-        copy_b = Copies(plan.b, plan.smem.b_offset, thread, b, ldb, n0, n, k)
+        copy_a = Copies(plan.a, plan.smem.a_offset, thread, matrices[0], pitches[0], m0, m, k)
+        copy_b = self.copies_of_b(thread, matrices[1], pitches[1], n0, n, k)
         load_a = Loads(plan.a, plan.smem.a_offset, lane, warp_m)
-        load_b = Loads(plan.b, plan.smem.b_offset, lane, warp_n)
+        load_b = self.loads_of_b(lane, warp_n)
         pitch = plan.smem.a_stage_bytes
         k_tiles = tile_count(k, plan.tile[2])
 
@@ -130,7 +144,22 @@ class Sm80GemmKernel(TileEntry):
         bridge.wait_copies(0)
         bridge.block_sync()
         place = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.b.warp_extent
-        self.epilogue.store(sums, shared, warp, lane, c, ldc, m, n, *place)
+        self.finish(sums, lane, sizes, place, words)
+        self.epilogue.store(sums, shared, warp, lane, matrices[2], pitches[2], m, n, *place)
+
+    def copies_of_b(self, thread: Int32, b: Int64, ldb: Int64, start: Int32, n: Int32, k: Int32) -> Copies:
+        """A thread's copies of B, whose tile begins at column `start`."""
+        return Copies(self.plan.b, self.plan.smem.b_offset, thread, b, ldb, start, n, k)
+
+    def loads_of_b(self, lane: Int32, warp: Int32) -> Loads:
+        """A lane's loads of B's fragments; `warp` is the warp's number along N."""
+        return Loads(self.plan.b, self.plan.smem.b_offset, lane, warp)
+
+    def finish(
+        self, sums: cute.Tensor, lane: Int32, sizes: tuple[Int32, ...], place: tuple[Int32, Int32],
+        words: tuple[Int64, ...],
+    ) -> None:  # fmt: skip
+        """An epilogue on a warp's accumulators: none."""
 
     def launch_options(self) -> dict[str, object]:
         """The options of a launch that the plan decides."""
