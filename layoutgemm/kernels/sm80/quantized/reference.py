@@ -1,0 +1,78 @@
+"""The NumPy executor's packed weights: chunks into a stage, and a warp's pieces of one depth as registers of B."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ....atoms.copy.base import WARP
+from ...quantized.conversions import values_of
+from ...quantized.formats import UNIT_ROWS
+from ...quantized.fragments import fragment, words_of
+from ...quantized.order import VECTOR_BYTES, WORDS
+from ...quantized.packing import units_of
+
+if TYPE_CHECKING:
+    from ..plan import Sm80Plan
+    from .operand import Sm80PackedOperand
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def filled_stage(plan: Sm80Plan, units: Bytes, n0: int, k0: int) -> Bytes:
+    """A stage's bytes after the threads' chunks; 0xFF where none of them wrote."""
+    operand: Sm80PackedOperand = plan.b
+    (rows, along_k), (unit, part) = units_of(plan.n, plan.k), divmod(k0 // plan.tile[2], operand.parts)
+    memory, threads = np.full(operand.bytes, 0xFF, np.uint8), np.arange(operand.threads)
+    for number in range(operand.rounds):
+        there = threads if operand.whole(number) else threads[: operand.chunks - number * operand.threads]
+        block, inside = (np.asarray(x) for x in operand.chunk(there, number))
+        base, step = (np.asarray(x) for x in operand.source(inside))
+        row_block = np.minimum(n0 // UNIT_ROWS + block, rows - 1)
+        source = (row_block * along_k + unit) * operand.packing.unit_bytes + base + part * step
+        target = (there + number * operand.threads) * VECTOR_BYTES
+        run = np.arange(VECTOR_BYTES)
+        memory[target[:, None] + run] = units[source[:, None] + run]
+    return memory
+
+
+def packed_fragments(plan: Sm80Plan, stage: Bytes, warp: int, step: int) -> npt.NDArray[np.float32]:
+    """Values of one depth: (8 features, lane, value)."""
+    operand: Sm80PackedOperand = plan.b
+    order, ops, found = operand.packing, operand.pairs(operand.packing.target), []
+    for piece in range(operand.pieces):
+        words = [_word(operand, stage, warp, piece, word) for word in words_of(order, step)]
+        rows, zeros = _numbers(operand, stage, warp, (piece, order.group_of(step)))
+        registers = fragment(order, words, rows, zeros, ops)
+        for half in operand.halves:
+            held = [values_of(np.broadcast_to(registers[r], WARP), order.target) for r in half]
+            found.append(np.concatenate(held, axis=1))
+    return np.stack(found)
+
+
+def _loaded(stage: Bytes, first: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+    raw = np.ascontiguousarray(stage[first[:, None] + np.arange(4)])
+    return raw.view("<u4").reshape(-1).astype(np.uint32)
+
+
+def _word(operand: Sm80PackedOperand, stage: Bytes, warp: int, piece: int, word: int) -> npt.NDArray[np.uint32]:
+    """One of the lanes' words of a piece."""
+    base, constant = operand.words.of[piece, word // WORDS]
+    first = np.asarray(operand.word_byte(np.arange(WARP), warp, operand.words.bases[base])) + constant
+    return _loaded(stage, first + 4 * (word % WORDS))
+
+
+def _numbers(
+    operand: Sm80PackedOperand, stage: Bytes, warp: int, index: tuple[int, int]
+) -> tuple[list[npt.NDArray[np.uint32]], list[npt.NDArray[np.uint32]]]:
+    """The scales and zeros of the lanes' two features, each in both halves of a word."""
+    if not operand.groups:
+        return [], []
+    base, constant = operand.scales.of[index]
+    first = np.asarray(operand.scale_byte(np.arange(WARP), warp, operand.scales.bases[base])) + constant
+    words = [_loaded(stage, first + 4 * word) for word in range(operand.packing.scale_words)]
+    halves = [[x & np.uint32(0xFFFF), x >> np.uint32(16)] for x in words]
+    twice = [[half | half << np.uint32(16) for half in pair] for pair in halves]
+    return twice[0], twice[1] if operand.packing.format.zeros else []
