@@ -33,7 +33,6 @@ from ..plan import (
     GemmPlan,
     StoreSmemMap,
     check_fields,
-    check_words,
     rounded_up,
     stage_depth,
     tile_count,
@@ -254,7 +253,7 @@ class Sm80Plan(GemmPlan):
         self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True,
         given: Mapping[str, Any] | None = None, banks: bool = False, timeline: bool = False,
     ) -> Any:  # fmt: skip
-        """C = A @ B, of packed weights with the epilogue on operands `given` by name. See `kernels.run.numpy_arrays`."""
+        """C = A @ B, with packed weights the epilogue on operands `given` too. See `kernels.run.numpy_arrays`."""
         return self.does("run")(
             self, a, b, out=out, device=device, copy=copy, given=given, banks=banks, timeline=timeline
         )

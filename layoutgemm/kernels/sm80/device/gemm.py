@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy as shallow_copy
 from functools import partial
+from typing import Protocol
 
 import cutlass
 import cutlass.cute as cute
@@ -38,6 +39,25 @@ from ..plan import Sm80Plan
 from .epilogue import Sm80Epilogue
 
 ALL_SHARED = 100  # percent of what shared memory and L1 have in common, for several blocks a multiprocessor
+
+
+class _TileCopies(Protocol):
+    """A thread's copies of an operand's K tiles.
+
+    step  is added to the offset from one K tile to the next
+    """
+
+    @property
+    def step(self) -> Int64: ...
+    def work(self, stage: cute.Pointer, offset: Int64, left: Int32) -> list[Callable[[], None]]: ...
+    def issue(self, stage: cute.Pointer, offset: Int64, left: Int32) -> None: ...
+
+
+class _FragmentLoads(Protocol):
+    """A lane's loads of an operand's fragments, depth by depth of a K tile."""
+
+    def begin(self) -> None: ...
+    def fragments(self, stage: cute.Pointer, step: int) -> list[Int32]: ...
 
 
 class Sm80GemmKernel(TileEntry):
@@ -147,11 +167,11 @@ class Sm80GemmKernel(TileEntry):
         self.finish(sums, lane, sizes, place, words)
         self.epilogue.store(sums, shared, warp, lane, matrices[2], pitches[2], m, n, *place)
 
-    def copies_of_b(self, thread: Int32, b: Int64, ldb: Int64, start: Int32, n: Int32, k: Int32) -> Copies:
+    def copies_of_b(self, thread: Int32, b: Int64, ldb: Int64, start: Int32, n: Int32, k: Int32) -> _TileCopies:
         """A thread's copies of B, whose tile begins at column `start`."""
         return Copies(self.plan.b, self.plan.smem.b_offset, thread, b, ldb, start, n, k)
 
-    def loads_of_b(self, lane: Int32, warp: Int32) -> Loads:
+    def loads_of_b(self, lane: Int32, warp: Int32) -> _FragmentLoads:
         """A lane's loads of B's fragments; `warp` is the warp's number along N."""
         return Loads(self.plan.b, self.plan.smem.b_offset, lane, warp)
 
@@ -179,7 +199,7 @@ class Sm80GemmKernel(TileEntry):
         return sums, held_a, cute.make_rmem_tensor(count_n * mma.registers("B"), Int32)
 
     def multiply_k_tile(
-        self, registers: tuple[cute.Tensor, ...], loads: Sequence[Loads], copies: list[Callable[[], None]],
+        self, registers: tuple[cute.Tensor, ...], loads: Sequence[_FragmentLoads], copies: list[Callable[[], None]],
         shared: cute.Pointer, read: Int32,
     ) -> Int32:  # fmt: skip
         """All products of one k tile, among them the copies of another; gives the first byte of the next stage.
@@ -189,6 +209,8 @@ class Sm80GemmKernel(TileEntry):
         read       first byte of the k tile's stage
         """
         plan, ahead, (sums, *held) = self.plan, self.plan.config.ahead, registers
+        for load in loads:
+            load.begin()
         totals = [sums[i] for i in bridge.unrolled(sums.shape)]
         fragments = [[of[i] for i in range(of.shape)] for of in held] if ahead else []
         for step in range(plan.steps):
@@ -364,6 +386,9 @@ class Loads(ampere.Held):
         self.selectors = [
             cutlass.select_(late, Int32(byte_selector(1, odd)), Int32(byte_selector(0, odd))) for odd in range(2)
         ]
+
+    def begin(self) -> None:
+        """A K tile begins: nothing of the one before is held."""
 
     def fragments(self, stage: cute.Pointer, step: int) -> list[Int32]:
         """Registers of one depth, block by block along M or N."""

@@ -63,14 +63,6 @@ class Sm80QuantizedKernel(FusedEntry, Sm80GemmKernel):
         """A lane's loads of its words; `warp` is the warp's number along N."""
         return PackedLoads(self.plan.b, self.plan.smem.b_offset, lane, warp)
 
-    def multiply_k_tile(
-        self, registers: tuple[cute.Tensor, ...], loads: Sequence[PackedLoads], copies: list[Callable[[], None]],
-        shared: cute.Pointer, read: Int32,
-    ) -> Int32:  # fmt: skip
-        """The same; words that an earlier K tile has loaded are not this one's."""
-        loads[1].forget()
-        return super().multiply_k_tile(registers, loads, copies, shared, read)
-
     def finish(
         self, sums: cute.Tensor, lane: Int32, sizes: tuple[Int32, ...], place: tuple[Int32, Int32],
         words: tuple[Int64, ...],
@@ -179,14 +171,14 @@ class PackedLoads(ampere.Held):
         self.scales = [first + operand.scale_byte(lane, warp, index) for index in operand.scales.bases]
         self.loaded: dict[tuple[str, int, int], list[Int32]] = {}
 
-    def forget(self) -> None:
-        """Load words anew: the K tile is another."""
+    def begin(self) -> None:
+        """A K tile begins: words that were loaded are of another."""
         self.loaded = {}
 
     def fragments(self, stage: cute.Pointer, step: int) -> list[Int32]:
         """Registers of one depth, 8 features after the other."""
         if step == 0:
-            self.forget()
+            self.begin()
         order, found = self.order, []
         for piece in range(self.operand.pieces):
             at = words_of(order, step)
@@ -207,11 +199,12 @@ class PackedLoads(ampere.Held):
 
     def load(self, stage: cute.Pointer, what: str, index: tuple[int, int], count: int) -> list[Int32]:
         """A lane's words of a piece, once for each K tile."""
-        if (what, *index) not in self.loaded:
+        key = (what, *index)
+        if key not in self.loaded:
             places, bases = (self.operand.words, self.words) if what == "words" else (self.operand.scales, self.scales)
             base, constant = places.of[index]
-            self.loaded[what, *index] = ampere.load_words(stage + bases[base] + constant, count)
-        return self.loaded[what, *index]
+            self.loaded[key] = ampere.load_words(stage + bases[base] + constant, count)
+        return self.loaded[key]
 
 
 __all__ = ["Sm80QuantizedKernel"]

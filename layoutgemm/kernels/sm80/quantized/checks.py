@@ -48,9 +48,9 @@ def _chunks(operand: Sm80PackedOperand) -> Check:
             there = threads[target < operand.bytes]
             if (len(there) == len(threads)) != operand.whole(number):
                 witness = witness or f"round {number} is of {len(there)} threads"
-            block, inside = (np.asarray(x) for x in operand.chunk(there, number))
+            row_block, inside = (np.asarray(x) for x in operand.chunk(there, number))
             base, step = (np.asarray(x) for x in operand.source(inside))
-            source = ((3 + block) * units + unit) * operand.packing.unit_bytes + base + part * step
+            source = ((3 + row_block) * units + unit) * operand.packing.unit_bytes + base + part * step
             for byte in range(VECTOR_BYTES):
                 found[target[: len(there)] + byte] = source + byte
                 times[target[: len(there)] + byte] += 1
@@ -59,8 +59,8 @@ def _chunks(operand: Sm80PackedOperand) -> Check:
             at = int(wrong[0])
             witness = witness or f"K tile {k_tile}, byte {at}: {times[at]} time(s), from {found[at]}, not {wanted[at]}"
     statement = (
-        f"{operand.threads} threads with {operand.rounds} chunk(s) of {VECTOR_BYTES} bytes copy each of {operand.bytes} "
-        "bytes of a stage once"
+        f"{operand.threads} threads with {operand.rounds} chunk(s) of {VECTOR_BYTES} bytes copy each of "
+        f"{operand.bytes} bytes of a stage once"
     )
     return Check("chunks B", statement, not witness, f"exhaustion ({operand.bytes} bytes)", witness)
 

@@ -5,10 +5,12 @@
     up to 16       16             64 or 128        128       4 along N
     up to 32       32             64 or 128        128       4 along N
     up to 64       64             64 or 128        64        4 along N
-    more           128            64, 128, 256     64        2 along M, 2 or 4 along N
+    more           128            64, 128          64        2 along M, 4 along N
+                                  256              64        the same; fragments as they are multiplied
 
 Few rows read weights: each is multiplied once for all rows, and K tiles are deep. Of the features the most are taken
-with which there is a tile for each multiprocessor; they read x fewer times.
+with which there is a tile for each multiprocessor; they read x fewer times. With fragments
+one depth ahead, a warp of 64x64 spills to local memory.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from functools import cache
 
 from ....arch import arch as arch_named
 from ....checks import most_stages
+from ....errors import PlanError
 from ...quantized.blocks import DEPTHS
 from ...quantized.formats import QuantizedFormat
 from ..plan import Sm80Config
@@ -25,37 +28,38 @@ from ..plan import Sm80Config
 _ROWS = (16, 32, 64, 128)
 _FEATURES = (256, 128, 64)
 _DEEP = 32  # rows: up to these a K tile is a whole unit
-_STAGES = 4
+_STAGES, _LEAST_STAGES = 4, 2
+_BYTES = 2  # of an element of x
 _LARGE = 128  # rows: with these 256 features, too
 
 
 @cache
 def packed_config(
-    fmt: QuantizedFormat, rows: int, n: int, k: int, processors: int = 108, shared: int = 0, arch: str = "sm_80"
+    fmt: QuantizedFormat, rows: int, n: int, processors: int = 108, shared: int = 0, arch: str = "sm_80"
 ) -> Sm80Config:
-    """The configuration for `rows` activations and weights (n, k).
+    """The configuration for `rows` activations and weights of n output features.
 
     processors  multiprocessors of the GPU: 108 of an A100
     shared      bytes of shared memory that a block may have; 0: the architecture's. 99 KiB on 8.6 and 8.9
 
     >>> int4 = QuantizedFormat("int4", 128)
-    >>> [packed_config(int4, rows, 8192, 8192).tile for rows in (1, 40, 4096)]
+    >>> [packed_config(int4, rows, 8192).tile for rows in (1, 40, 4096)]
     [(16, 64), (64, 64), (128, 256)]
     """
     height = next((x for x in _ROWS if rows <= x), _ROWS[-1])
     depth = DEPTHS[1] if height <= _DEEP else DEPTHS[0]
     facts = arch_named(arch)
     room = min(shared or facts.smem_per_block, facts.smem_per_block)
-    found = Sm80Config((height, _FEATURES[-1]), depth, 2, _warps(height, _FEATURES[-1]), 8)
     for width in _FEATURES:
         tiles = -(-rows // height) * -(-n // width)
         if (width > _LARGE and height < _LARGE) or (tiles < processors and width > _FEATURES[-1]):
             continue
-        stage = height * depth * 2 + stage_bytes(fmt, width, depth)
+        stage = height * depth * _BYTES + stage_bytes(fmt, width, depth)
         stages = min(most_stages(replace(facts, smem_per_block=room), stage), _STAGES)
-        if stages >= 2:
-            return replace(found, tile=(height, width), stages=stages, warps=_warps(height, width))
-    return found
+        if stages >= _LEAST_STAGES:
+            warps = (2, 4) if height == _LARGE else (1, 4)
+            return Sm80Config((height, width), depth, stages, warps, 8, ahead=width <= _LARGE)
+    raise PlanError(f"{room} bytes of shared memory: 2 stages of packed weights do not fit")
 
 
 def stage_bytes(fmt: QuantizedFormat, features: int, depth: int) -> int:
@@ -66,9 +70,3 @@ def stage_bytes(fmt: QuantizedFormat, features: int, depth: int) -> int:
     """
     scales = 0 if fmt.group is None else -(-depth // fmt.group) * 2 * (1 + fmt.zeros)
     return features * (depth * fmt.bits // 8 + scales)
-
-
-def _warps(height: int, width: int) -> tuple[int, int]:
-    if height < _LARGE:
-        return 1, 4
-    return 2, 4 if width > _LARGE else 2

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 QUARTERS = THREADS // WARP  # of a unit, one for each warp of a warpgroup
 PIECE = UNIT_ROWS // QUARTERS  # features
+_NONE = ThreadAddresses((), ())
 _FUSED = ("bf16",)  # types whose differences and products are fused multiply-adds before sm_90
 
 
@@ -57,8 +58,8 @@ class Sm80PackedOperand(PackedBlocks):
     warps: int
     threads: int
     halves: tuple[tuple[int, ...], ...] = ()
-    words: ThreadAddresses = ThreadAddresses((), ())
-    scales: ThreadAddresses = ThreadAddresses((), ())
+    words: ThreadAddresses = _NONE
+    scales: ThreadAddresses = _NONE
     tma: None = None
 
     @property
@@ -242,8 +243,8 @@ def _check_types(a: Operand, b: Operand) -> None:
     """Raise PlanError for operands that packed weights are not multiplied as."""
     if a.dtype.name in FLOAT8 or b.dtype.name in FLOAT8:
         raise PlanError(
-            f"a is {a.dtype} and b {b.dtype}: scales of groups multiply the sums of float8, and the mma.sync kernel has "
-            "one sum of all K; take bf16 or f16, or sm_90a"
+            f"a is {a.dtype} and b {b.dtype}: scales of groups multiply the sums of float8, and the mma.sync kernel "
+            "has one sum of all K; take bf16 or f16, or sm_90a"
         )
     if a.dtype.name not in ACTIVATIONS or b.dtype.name != a.dtype.name:
         raise PlanError(f"a is {a.dtype} and b {b.dtype}: packed weights become bf16 or f16, as a is")
