@@ -19,8 +19,11 @@ from dataclasses import replace
 from functools import cache
 
 from ....arch import arch as arch_named
+from ....atoms import smem_tile
 from ....checks import most_stages
+from ....dtypes import bf16
 from ....errors import PlanError
+from ...plan import rounded_up
 from ...quantized.blocks import DEPTHS
 from ...quantized.formats import QuantizedFormat
 from ..plan import Sm80Config
@@ -29,7 +32,6 @@ _ROWS = (16, 32, 64, 128)
 _FEATURES = (256, 128, 64)
 _DEEP = 32  # rows: up to these a K tile is a whole unit
 _STAGES, _LEAST_STAGES = 4, 2
-_BYTES = 2  # of an element of x
 _LARGE = 128  # rows: with these 256 features, too
 
 
@@ -50,11 +52,12 @@ def packed_config(
     depth = DEPTHS[1] if height <= _DEEP else DEPTHS[0]
     facts = arch_named(arch)
     room = min(shared or facts.smem_per_block, facts.smem_per_block)
+    x = smem_tile((height, depth), bf16, "K")
     for width in _FEATURES:
         tiles = -(-rows // height) * -(-n // width)
         if (width > _LARGE and height < _LARGE) or (tiles < processors and width > _FEATURES[-1]):
             continue
-        stage = height * depth * _BYTES + stage_bytes(fmt, width, depth)
+        stage = rounded_up(x.bytes + stage_bytes(fmt, width, depth), x.alignment)
         stages = min(most_stages(replace(facts, smem_per_block=room), stage), _STAGES)
         if stages >= _LEAST_STAGES:
             warps = (2, 4) if height == _LARGE else (1, 4)
