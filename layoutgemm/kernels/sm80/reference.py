@@ -66,13 +66,11 @@ def _block(plan: Sm80Plan, a: np.ndarray, b: np.ndarray, m0: int, n0: int) -> di
         tile_a = _filled(plan, plan.a, a, m0, plan.m, k0)
         tile_b = _filled(plan, plan.b, b, n0, plan.n, k0) if plan.weights is None else filled_stage(plan, b, n0, k0)
         for step in range(plan.steps):
+            packed = None if plan.weights is None else packed_fragments(plan, tile_b, step)
             for warp, total in sums.items():
                 place = plan.warp_place(warp)
                 fa = _fragments(plan, plan.a, tile_a, place[0], step)
-                if plan.weights is None:
-                    fb = _fragments(plan, plan.b, tile_b, place[1], step)
-                else:
-                    fb = packed_fragments(plan, tile_b, place[1], step)
+                fb = _fragments(plan, plan.b, tile_b, place[1], step) if packed is None else packed[place[1]]
                 _multiply(plan, fa, fb, total)
     return sums
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from ...quantized.order import VECTOR_BYTES, WORDS
 from ...quantized.packing import units_of
 
 if TYPE_CHECKING:
+    from ...thread_addresses import ThreadAddresses
     from ..plan import Sm80Plan
     from .operand import Sm80PackedOperand
 
@@ -38,40 +40,50 @@ def filled_stage(plan: Sm80Plan, units: Bytes, n0: int, k0: int) -> Bytes:
     return memory
 
 
-def packed_fragments(plan: Sm80Plan, stage: Bytes, warp: int, step: int) -> npt.NDArray[np.float32]:
-    """Values of one depth: (8 features, lane, value)."""
+def packed_fragments(plan: Sm80Plan, stage: Bytes, step: int) -> npt.NDArray[np.float32]:
+    """Values of one depth, of all warps along N: (warp, 8 features, lane, value)."""
     operand: Sm80PackedOperand = plan.b
-    order, ops, found = operand.packing, operand.pairs(operand.packing.target), []
-    for piece in range(operand.pieces):
-        words = [_word(operand, stage, warp, piece, word) for word in words_of(order, step)]
-        rows, zeros = _numbers(operand, stage, warp, (piece, order.group_of(step)))
-        registers = fragment(order, words, rows, zeros, ops)
-        for half in operand.halves:
-            held = [values_of(np.broadcast_to(registers[r], WARP), order.target) for r in half]
-            found.append(np.concatenate(held, axis=1))
-    return np.stack(found)
+    order, ops = operand.packing, operand.pairs(operand.packing.target)
+    words = [_word(operand, stage, word) for word in words_of(order, step)]
+    registers = fragment(order, words, *_numbers(operand, stage, order.group_of(step)), ops)
+    shape = operand.warps, operand.pieces, WARP
+    found = []
+    for half in operand.halves:
+        held = [values_of(np.broadcast_to(registers[r], shape), order.target) for r in half]
+        found.append(np.concatenate(held, axis=-1))
+    return np.stack(found, axis=2).reshape(operand.warps, -1, WARP, found[0].shape[-1])
 
 
 def _loaded(stage: Bytes, first: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-    raw = np.ascontiguousarray(stage[first[:, None] + np.arange(4)])
-    return raw.view("<u4").reshape(-1).astype(np.uint32)
+    raw = np.ascontiguousarray(stage[first[..., None] + np.arange(4)])
+    return raw.view("<u4")[..., 0].astype(np.uint32)
 
 
-def _word(operand: Sm80PackedOperand, stage: Bytes, warp: int, piece: int, word: int) -> npt.NDArray[np.uint32]:
-    """One of the lanes' words of a piece."""
-    base, constant = operand.words.of[piece, word // WORDS]
-    first = np.asarray(operand.word_byte(np.arange(WARP), warp, operand.words.bases[base])) + constant
-    return _loaded(stage, first + 4 * (word % WORDS))
+def _word(operand: Sm80PackedOperand, stage: Bytes, word: int) -> npt.NDArray[np.uint32]:
+    """One word of each piece: (warp, piece, lane)."""
+    vector, inside = divmod(word, WORDS)
+    first = _first(operand, operand.words, operand.word_byte, vector)
+    return _loaded(stage, first + 4 * inside)
+
+
+def _first(
+    operand: Sm80PackedOperand, places: ThreadAddresses, byte: Callable[..., Any], number: int
+) -> npt.NDArray[np.int64]:
+    """The bytes at which the lanes' loads of a vector, or of a group's scales, begin: (warp, piece, lane)."""
+    lanes, found = np.arange(WARP), []
+    for warp in range(operand.warps):
+        of_warp = [places.of[piece, number] for piece in range(operand.pieces)]
+        found.append([np.asarray(byte(lanes, warp, places.bases[base])) + constant for base, constant in of_warp])
+    return np.asarray(found)
 
 
 def _numbers(
-    operand: Sm80PackedOperand, stage: Bytes, warp: int, index: tuple[int, int]
+    operand: Sm80PackedOperand, stage: Bytes, group: int
 ) -> tuple[list[npt.NDArray[np.uint32]], list[npt.NDArray[np.uint32]]]:
-    """The scales and zeros of the lanes' two features, each in both halves of a word."""
+    """The scales and zeros of the lanes' two features, each in both halves of a word: (warp, piece, lane)."""
     if not operand.groups:
         return [], []
-    base, constant = operand.scales.of[index]
-    first = np.asarray(operand.scale_byte(np.arange(WARP), warp, operand.scales.bases[base])) + constant
+    first = _first(operand, operand.scales, operand.scale_byte, group)
     words = [_loaded(stage, first + 4 * word) for word in range(operand.packing.scale_words)]
     halves = [[x & np.uint32(0xFFFF), x >> np.uint32(16)] for x in words]
     twice = [[half | half << np.uint32(16) for half in pair] for pair in halves]
