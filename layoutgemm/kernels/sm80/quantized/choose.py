@@ -1,14 +1,15 @@
 """The configuration of a product with packed weights by mma.sync. Nothing of it was measured on an sm_80 GPU.
 
-    rows of x      tile's rows    features         K tile    warps
-    -----------    -----------    -------------    ------    -----------------------------
-    up to 16       16             64 or 128        128       4 along N
-    up to 32       32             64 or 128        128       4 along N
-    up to 64       64             64 or 128        64        4 along N
-    more           128            64, 128          64        2 along M, 4 along N
-                                  256              64        the same; fragments as they are multiplied
+    rows of x      tile's rows    features         K tile    stages     warps
+    -----------    -----------    -------------    ------    -------    -----------------------------
+    up to 16       16             64 or 128        128       up to 8    4 along N
+    up to 32       32             64 or 128        128       up to 8    4 along N
+    up to 64       64             64 or 128        64        up to 4    4 along N
+    more           128            64, 128          64        up to 4    2 along M, 4 along N
+                                  256              64        up to 4    the same; fragments as they are multiplied
 
-Few rows read weights: each is multiplied once for all rows, and K tiles are deep. Of the features the most are taken
+Few rows read weights: each is multiplied once for all rows. Their K tiles are deep, and many are in flight: a CTA of 64
+features has 4 KiB of int4 in each. Of the features the most are taken
 with which there is a tile for each multiprocessor; they read x fewer times. With fragments
 one depth ahead, a warp of 64x64 spills to local memory.
 """
@@ -31,7 +32,7 @@ from ..plan import Sm80Config
 _ROWS = (16, 32, 64, 128)
 _FEATURES = (256, 128, 64)
 _DEEP = 32  # rows: up to these a K tile is a whole unit
-_STAGES, _LEAST_STAGES = 4, 2
+_STAGES, _DEEP_STAGES, _LEAST_STAGES = 4, 8, 2
 _LARGE = 128  # rows: with these 256 features, too
 
 
@@ -49,7 +50,7 @@ def packed_config(
     [(16, 64), (64, 64), (128, 256)]
     """
     height = next((x for x in _ROWS if rows <= x), _ROWS[-1])
-    depth = DEPTHS[1] if height <= _DEEP else DEPTHS[0]
+    depth, most = (DEPTHS[1], _DEEP_STAGES) if height <= _DEEP else (DEPTHS[0], _STAGES)
     facts = arch_named(arch)
     room = min(shared or facts.smem_per_block, facts.smem_per_block)
     x = smem_tile((height, depth), bf16, "K")
@@ -58,7 +59,7 @@ def packed_config(
         if (width > _LARGE and height < _LARGE) or (tiles < processors and width > _FEATURES[-1]):
             continue
         stage = rounded_up(x.bytes + stage_bytes(fmt, width, depth), x.alignment)
-        stages = min(most_stages(replace(facts, smem_per_block=room), stage), _STAGES)
+        stages = min(most_stages(replace(facts, smem_per_block=room), stage), most)
         if stages >= _LEAST_STAGES:
             warps = (2, 4) if height == _LARGE else (1, 4)
             return Sm80Config((height, width), depth, stages, warps, 8, ahead=width <= _LARGE)
