@@ -17,8 +17,8 @@ code i in its low half, and in its high half the code 16 bits further on: `pair_
     e4m3    both      5         6       2             power of two moves the exponent's bias, subnormals too
     e5m2    both      5         6       2             (e5m2 to f16 is a shift alone)
 
-Before sm_90, bf16 has fma alone (PTX ISA, "sub", "mul": Target ISA Notes): x - y is fma(y, -1, x), and x * y is
-fma(x, y, -0), which keeps the sign of a product that is 0. `FusedPairs` computes so.
+Before sm_90, bf16 has fma alone. `FusedPairs` computes x - y as fma(y, -1, x). Its x * y is fma(x, y, -0), which keeps
+the sign of a product that is 0. Source: PTX ISA, "sub" and "mul", Target ISA Notes.
 
 Every step is exact: `checks.conversion_check` goes through all codes. Source: PTX ISA, "lop3", "sub.bf16x2",
 "mul.bf16x2" and "fma.rn.bf16x2" (subnormal numbers are supported).
@@ -267,7 +267,7 @@ class NumpyPairs:
 
 
 class FusedPairs(NumpyPairs):
-    """The same by one fused multiply-add for a difference or a product, as bf16 has it before sm_90."""
+    """The same by fused multiply-adds, which alone bf16 has before sm_90."""
 
     def sub(self, x: Word, y: Word) -> Word:
         """fma(y, -1, x), twice."""

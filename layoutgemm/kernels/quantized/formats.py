@@ -136,7 +136,7 @@ class QuantizedFormat:
             raise PlanError(f"k = {k} with groups of {self.group}: the last group has {k % self.group} weights")
 
     def check_epilogue(self, epilogue: Epilogue | None) -> None:
-        """Raise PlanError unless the epilogue has the scale of a column exactly where a column has one."""
+        """Raise PlanError unless the epilogue has a column's scale where the weights have one."""
         names = [given.name for given in epilogue.given] if epilogue else []
         if (COLUMN_SCALE in names) != (self.group is None):
             there = "has" if COLUMN_SCALE in names else "has no"

@@ -67,7 +67,7 @@ def run_quantized(
 
 
 def _by_lines(plan: Sm80Plan, x: np.ndarray, units: np.ndarray, device: str, words: tuple[Any, ...]) -> np.ndarray:
-    """C of the mma.sync kernel, whose A has lines of the pitch that the plan's alignment asks for."""
+    """C of the mma.sync kernel; lines of A have the pitch that the plan's alignment asks for."""
     bits = lines_of_bits(plan.a, x)
     if device == "reference":
         return np.asarray(plan.does("execute")(plan, bits, units[None], progress=progress_line()), np.float32)

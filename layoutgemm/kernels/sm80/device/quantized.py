@@ -159,7 +159,7 @@ class PackedCopies(ampere.Held):
 
 
 class PackedLoads(ampere.Held):
-    """A lane's loads of its words of packed weights, and their conversion to registers of B."""
+    """A lane's loads of packed words, and their conversion to registers of B."""
 
     held = ("words", "scales")
 
@@ -190,7 +190,7 @@ class PackedLoads(ampere.Held):
         return found
 
     def numbers(self, stage: cute.Pointer, index: tuple[int, int]) -> tuple[list[Int32], list[Int32]]:
-        """The scales and zeros of the lane's two features, each in both halves of a word."""
+        """Scales and zeros of the lane's two features, each twice in a word."""
         if not self.operand.groups:
             return [], []
         words = self.load(stage, "scales", index, self.order.scale_words)

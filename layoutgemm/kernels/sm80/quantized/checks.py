@@ -66,7 +66,7 @@ def _chunks(operand: Sm80PackedOperand) -> Check:
 
 
 def _unlike(plan: Sm80Plan) -> str:
-    """The first register of a piece that is not the instruction's B for its features and K, or ""."""
+    """The first register of a piece that is not the instruction's B, or ""."""
     operand: Sm80PackedOperand = plan.b
     order, atom, lanes = operand.packing, plan.mma, np.arange(WARP)[:, None]
     width, of_b = int(atom.shape_mnk[1]), int(atom.layout_B[1].size)
@@ -90,7 +90,7 @@ def _unlike(plan: Sm80Plan) -> str:
 
 
 def _addresses(operand: Sm80PackedOperand) -> Check:
-    """The warps' pieces are all of the tile, and a lane's few addresses plus constants are its vectors and scales."""
+    """Warps have all pieces of the tile; a lane's addresses plus constants are its loads."""
     witness, lanes = "", np.arange(WARP)
     pieces = [operand.place(warp, piece) for warp in range(operand.warps) for piece in range(operand.pieces)]
     if pieces != [(block, quarter) for block in range(operand.row_blocks) for quarter in range(QUARTERS)]:

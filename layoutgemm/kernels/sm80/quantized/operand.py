@@ -2,9 +2,9 @@
 
     packed units --cp.async of 16 bytes--> stage --ld.shared of 16 bytes--> words --conversions--> registers of B
 
-The units are those of sm_90a. A lane's four registers of a fragment of 16 features x 16 of K, in the order of wgmma's
-A, are mma.sync's B for 8 of the features, and its B for the other 8: `halves` is which. So weights are packed once, for
-all architectures.
+The units are those of sm_90a: weights are packed once, for all architectures. A lane has four registers of a fragment
+of 16 features x 16 of K, in the order of wgmma's A. Two are mma.sync's B for 8 of the features, two for the other 8.
+`halves` says which.
 
     piece    16 features: a warp's quarter of a unit's 64; a warp has a contiguous run of them
     chunk    16 bytes that a thread copies: those of a stage, block after block, in the order of the threads
@@ -148,7 +148,7 @@ class Sm80PackedOperand(PackedBlocks):
 
 
 def halves_of(order: PackedOrder, atom: MmaAtom) -> tuple[tuple[int, ...], ...]:
-    """The registers of a fragment that are B of an instruction, for each 8 of its features.
+    """Registers of a fragment that are B of an instruction, for each 8 features.
 
     Raises PlanError if a register's two values are not neighbours in any register of B.
 
@@ -186,7 +186,11 @@ def _register(held: Any, wanted: Any) -> int:
 def packed_b(
     fmt: QuantizedFormat, spec: Operand, extent: tuple[int, int], warps: int, threads: int, atom: MmaAtom
 ) -> Sm80PackedOperand:
-    """Packed weights as B of K tiles with `extent` (features, depth), for activations of `spec`'s type."""
+    """Packed weights as B of a K tile.
+
+    spec    the activations' type
+    extent  of the tile: (features, depth)
+    """
     order = PackedOrder(fmt, spec.dtype.name)
     bare = Sm80PackedOperand(
         order, PackedTile(extent, 0), spec.dtype, atom=atom, warps=warps, threads=threads, halves=halves_of(order, atom)

@@ -69,7 +69,7 @@ def _word(operand: Sm80PackedOperand, stage: Bytes, word: int) -> npt.NDArray[np
 def _first(
     operand: Sm80PackedOperand, places: ThreadAddresses, byte: Callable[..., Any], number: int
 ) -> npt.NDArray[np.int64]:
-    """The bytes at which the lanes' loads of a vector, or of a group's scales, begin: (warp, piece, lane)."""
+    """First bytes of the lanes' loads of a vector, or of scales: (warp, piece, lane)."""
     lanes, found = np.arange(WARP), []
     for warp in range(operand.warps):
         of_warp = [places.of[piece, number] for piece in range(operand.pieces)]
@@ -80,7 +80,7 @@ def _first(
 def _numbers(
     operand: Sm80PackedOperand, stage: Bytes, group: int
 ) -> tuple[list[npt.NDArray[np.uint32]], list[npt.NDArray[np.uint32]]]:
-    """The scales and zeros of the lanes' two features, each in both halves of a word: (warp, piece, lane)."""
+    """Scales and zeros of the lanes' two features, each twice in a word: (warp, piece, lane)."""
     if not operand.groups:
         return [], []
     first = _first(operand, operand.scales, operand.scale_byte, group)
