@@ -129,7 +129,7 @@ class Sm80GemmKernel(TileEntry):
         row, column = plan.order.tile(block, grid, cutlass.min)
         m0, n0 = row * plan.tile[0], column * plan.tile[1]
         shared = bridge.SharedMemory(plan.smem).base
-        copy_a = Copies(plan.a, plan.smem.a_offset, thread, matrices[0], pitches[0], m0, m, k)
+        copy_a = self.copies_of_a(thread, matrices[0], pitches[0], m0, m, k)
         copy_b = self.copies_of_b(thread, matrices[1], pitches[1], n0, n, k)
         load_a = Loads(plan.a, plan.smem.a_offset, lane, warp_m)
         load_b = self.loads_of_b(lane, warp_n)
@@ -166,6 +166,10 @@ class Sm80GemmKernel(TileEntry):
         place = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.b.warp_extent
         self.finish(sums, lane, sizes, place, words)
         self.epilogue.store(sums, shared, warp, lane, matrices[2], pitches[2], m, n, *place)
+
+    def copies_of_a(self, thread: Int32, a: Int64, lda: Int64, start: Int32, m: Int32, k: Int32) -> _TileCopies:
+        """A thread's copies of A, whose tile begins at row `start`."""
+        return Copies(self.plan.a, self.plan.smem.a_offset, thread, a, lda, start, m, k)
 
     def copies_of_b(self, thread: Int32, b: Int64, ldb: Int64, start: Int32, n: Int32, k: Int32) -> _TileCopies:
         """A thread's copies of B, whose tile begins at column `start`."""
@@ -306,8 +310,9 @@ class Copies(ampere.Held):
         self.bases = [first + operand.smem.byte(*copy.coordinates(thread, *index)) for index in copy.places.bases]
 
     def lines(self, start: Int32) -> tuple[list[Int64], list[Int32]]:
-        """Addresses of the thread's lines at K = 0. The tile begins at index `start` along M or N. If K is not
-        contiguous, also the bytes from each of its vectors to the line's end.
+        """Addresses of the thread's lines at K = 0, and bytes. The tile begins at index `start` along M or N.
+
+        The bytes are those from each of its vectors to the line's end; none where K is contiguous.
         """
         depth, _, mn, matrix, pitch, extent = self.others
         copy, size = self.copy, self.operand.dtype.bytes
@@ -351,6 +356,8 @@ class Copies(ampere.Held):
         if self.by_k:
             source = self.anchors[i] + offset + k * size
             valid = clamp(there * size, width)
+            if self.rooms:
+                valid = cutlass.min(valid, self.rooms[i])
         else:
             source = self.anchors[j] + offset + mn * size
             valid = cutlass.select_(there > 0, self.rooms[i], Int32(0))

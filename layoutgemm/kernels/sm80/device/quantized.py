@@ -2,7 +2,8 @@
 
 As `device.gemm`, whose loop it is. What is other:
 
-    copies    16 bytes of packed units, in the order of the threads; K tiles are counted, a unit is one or two
+    copies    16 bytes of packed units, in the order of the threads; K tiles are counted, a unit is one or two. Rows of
+              x beyond the last are zeros, and not read: of few rows, x would be as many bytes as the weights
     loads     ld.shared of 16 bytes: the lane's own words of 16 features, for all depths that they hold
     between   the words of the next depth become registers of B while those of this depth are multiplied
     store     behind the epilogue's steps on the warp's accumulators
@@ -27,7 +28,7 @@ from ...quantized.fragments import ROW_SELECTORS, fragment, words_of
 from ...quantized.order import VECTOR_BYTES, WORDS
 from ..plan import Sm80Plan
 from ..quantized.operand import Sm80PackedOperand
-from .gemm import Sm80GemmKernel
+from .gemm import Copies, Sm80GemmKernel
 
 
 class Sm80QuantizedKernel(FusedEntry, Sm80GemmKernel):
@@ -54,6 +55,10 @@ class Sm80QuantizedKernel(FusedEntry, Sm80GemmKernel):
     ) -> None:  # fmt: skip
         """Device side: one block, one tile of C."""
         self.compute_tile((a, b, c), (m, n, k), (lda, ldb, ldc), words)
+
+    def copies_of_a(self, thread: Int32, a: Int64, lda: Int64, start: Int32, m: Int32, k: Int32) -> InsideCopies:
+        """A thread's copies of x, whose tile begins at row `start`."""
+        return InsideCopies(self.plan.a, self.plan.smem.a_offset, thread, a, lda, start, m, k)
 
     def copies_of_b(self, thread: Int32, b: Int64, ldb: Int64, start: Int32, n: Int32, k: Int32) -> PackedCopies:
         """A thread's copies of packed weights, whose tile begins at feature `start`."""
@@ -99,6 +104,19 @@ class WarpSums:
         row, column = self.atom.coords_C(lane, inside)
         i, j = block % self.blocks[0], block // self.blocks[0]
         return row + i * self.atom.shape_mnk[0], column + j * self.atom.shape_mnk[1]
+
+
+class InsideCopies(Copies):
+    """A thread's copies of an operand with K contiguous: no line beyond the matrix is read."""
+
+    def lines(self, start: Int32) -> tuple[list[Int64], list[Int32]]:
+        """The same addresses; and for each line its vectors' bytes, or 0 of one beyond the matrix."""
+        anchors, rooms = super().lines(start)
+        if self.by_k:
+            mn, extent, copy = self.others[2], self.others[5], self.copy
+            rows = [start + mn + self.away[i, 0][0] for i in range(copy.parts[0])]
+            rooms = [cutlass.select_(row < extent, Int32(copy.vector_bytes), Int32(0)) for row in rows]
+        return anchors, rooms
 
 
 class PackedCopies(ampere.Held):

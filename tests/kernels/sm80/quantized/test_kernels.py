@@ -22,7 +22,7 @@ from layoutgemm.kernels.sm80.quantized.operand import Sm80PackedOperand
 
 needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
 INT4 = QuantizedFormat("int4", 128)
-# Format, activations, (rows, out features, in features), configuration, C
+# Format, A, (rows, out features, in features), configuration, C
 FORMS = {
     "few rows": (INT4, "bf16", (13, 100, 384), Sm80Config((16, 64), 128, 3, (1, 4)), "bf16"),
     "half units": (
@@ -35,6 +35,7 @@ FORMS = {
     ),
     "sixteen features a warp": (MXFP8, "f16", (17, 65, 160), Sm80Config((32, 64), 128, 2, (2, 4)), "f32"),
     "groups of 16": (NVFP4, "bf16", (33, 130, 144), Sm80Config((32, 128), 64, 2, (2, 2)), "bf16"),
+    "x by column": (INT4, "bf16:col", (24, 64, 128), Sm80Config((32, 64), 64, 2, (2, 2)), "bf16"),
     "warps across units": (
         QuantizedFormat("int4", 64), "bf16", (16, 190, 192), Sm80Config((16, 192), 64, 2, (1, 4)), "bf16",
     ),
@@ -48,9 +49,10 @@ FORMATS = [
 
 def problem(form: str) -> tuple[Sm80Plan, np.ndarray, PackedWeights, np.ndarray, np.ndarray]:
     """The plan, A, packed weights, the product in float64, and its bound of error."""
-    fmt, kind, (m, n, k), config, c = FORMS[form]
+    fmt, a, (m, n, k), config, c = FORMS[form]
+    kind = a.removesuffix(":col")
     plan = Sm80Plan.derive(
-        m, n, k, a=kind, c=c, weights=fmt, config=config, epilogue=fmt.epilogue(axis="n") or None
+        m, n, k, a=a, c=c, weights=fmt, config=config, epilogue=fmt.epilogue(axis="n") or None
     )  # fmt: skip
     rng = np.random.default_rng(3)
     packed = pack(quantize(rng.standard_normal((n, k)), fmt, kind), kind)
@@ -77,7 +79,7 @@ def test_the_checks_hold_and_the_executor_is_right(form: str) -> None:
 @pytest.mark.dsl
 @pytest.mark.parametrize("form", ["half units", "odd lines", *[
     pytest.param(form, marks=pytest.mark.slow)
-    for form in ("few rows", "sixteen features a warp", "groups of 16", "warps across units")
+    for form in ("few rows", "sixteen features a warp", "groups of 16", "x by column", "warps across units")
 ]])  # fmt: skip
 def test_the_compiled_kernel_is_right_and_free_of_races(form: str) -> None:
     plan, x, packed, want, bound = problem(form)
