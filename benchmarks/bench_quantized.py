@@ -32,8 +32,8 @@ if str(ROOT) not in sys.path:
 
 from benchmarks import needs
 from layoutgemm.bench.method import GRAPH_SECONDS, ROTATION_BYTES, Device, burst
+from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.kernels.sm90.config import Sm90Config
-from layoutgemm.kernels.sm90.quantized.formats import QuantizedFormat
 
 Call = Callable[[], Any]
 ROWS = (1, 16, 64, 128, 256, 1024, 4096)

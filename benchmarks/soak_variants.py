@@ -32,8 +32,8 @@ from benchmarks import needs
 from layoutgemm import grouped_matmul, matmul, quantized_matmul, scaled_matmul
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels.epilogue.chain import Activation, Bias, ColumnReduce, Epilogue, Quantize, RowReduce
-from layoutgemm.kernels.sm90.quantized.float8 import refusal
-from layoutgemm.kernels.sm90.quantized.formats import QuantizedFormat
+from layoutgemm.kernels.quantized.float8 import refusal
+from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.torch_op.quantized.weights import QuantizedWeight, packed_for
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32

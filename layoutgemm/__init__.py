@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .interop import from_cute
     from .kernels import GemmPlan, Operand, Sm80Config, Sm80Plan, Sm90Config, Sm90Plan, Sm100Config, Sm100Plan
     from .kernels.planner import plan
-    from .kernels.sm90.quantized.formats import QuantizedFormat as QuantizedFormat
+    from .kernels.quantized.formats import QuantizedFormat as QuantizedFormat
     from .layouts.proofs.prove import prove
     from .layouts.symbols.dims import dim, dims
     from .layouts.symbols.facts import Facts
@@ -56,7 +56,7 @@ _LATER = {
     "Facts": "layouts.symbols.facts",
     "GemmPlan": "kernels",
     "Operand": "kernels",
-    "QuantizedFormat": "kernels.sm90.quantized.formats",
+    "QuantizedFormat": "kernels.quantized.formats",
     "QuantizedWeight": "torch_op.quantized",
     "Sm80Config": "kernels",
     "Sm80Plan": "kernels",

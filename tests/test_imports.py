@@ -398,7 +398,6 @@ MOST_LINES = 60
 _ROLES = "the roles of a kernel and their barriers stand in the order in which they happen"
 LONG: dict[str, str] = {
     "emulator/races/happens_before.py:access": "the emulator's innermost loop: a call in it is felt in every run",
-    "kernels/sm80/device/gemm.py:kernel": _ROLES,
     "kernels/sm80/device/gemm_tma.py:tensor_kernel": _ROLES,
     "kernels/sm90/device/gemm.py:consume": "the registers of a consumer live through its whole loop",
     "kernels/sm90/device/gemm.py:kernel": _ROLES,

@@ -40,11 +40,9 @@ def plan_figure(plan: TeachingPlan | Sm80Plan | Sm90Plan | Sm100Plan) -> Figure:
 
     Raises PlanError for another plan, LayoutError for a tile of more elements than a page holds.
     """
+    if isinstance(plan, (Sm80Plan, Sm90Plan)) and plan.weights is not None:
+        raise PlanError("a page links what lies in shared memory as the instruction reads it, and weights are packed")
     if isinstance(plan, Sm90Plan):
-        if plan.weights is not None:
-            raise PlanError(
-                "a page links what lies in shared memory as the instruction reads it, and weights are packed"
-            )
         return _hopper(plan)
     if isinstance(plan, Sm80Plan):
         return _ampere(plan)

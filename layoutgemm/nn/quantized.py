@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from ..errors import OperandError
-from ..kernels.sm90.quantized.checkpoints import from_awq, from_gptq, order_of_groups
-from ..kernels.sm90.quantized.formats import QuantizedFormat
-from ..kernels.sm90.quantized.packing import QuantizedWeights
+from ..kernels.quantized.checkpoints import from_awq, from_gptq, order_of_groups
+from ..kernels.quantized.formats import QuantizedFormat
+from ..kernels.quantized.packing import QuantizedWeights
 from ..torch_op.bias_activation import GATES
 from ..torch_op.checks import check_activation
 from ..torch_op.fp8.api import quantize

@@ -154,7 +154,6 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
     patch.setattr(tensor_maps, "resident", lambda index, blocks: 2)
     patch.setattr(quantized_kept, "FIRST_GPU", -1)
     patch.setattr(quantized, "compile_plan", lambda plan: made)
-    patch.setattr(quantized, "require_hopper", lambda index, what: None)
     patch.setattr(quantized, "raw_stream", lambda index: 77)
     for module in (operator, kept, quantized_kept):
         patch.setattr(module, "_current_device", lambda: -1)

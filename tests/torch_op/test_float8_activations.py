@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 
 from layoutgemm import QuantizedFormat, QuantizedWeight, quantize, quantized_matmul
 from layoutgemm.errors import LayoutError
+from layoutgemm.kernels.quantized.formats import MXFP4, NVFP4
 from layoutgemm.kernels.run.emulated import emulate_launch
-from layoutgemm.kernels.sm90.quantized.formats import MXFP4, NVFP4
 from layoutgemm.nn import QuantizedLinear
 from layoutgemm.torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
 from layoutgemm.torch_op.quantized.experts import experts_plan

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.util
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,17 +19,26 @@ from layoutgemm import (
     quantized_matmul,
 )
 from layoutgemm.errors import LayoutError
-from layoutgemm.kernels.run.emulated import emulate_launch
-from layoutgemm.kernels.sm90.quantized.checkpoints import (
+from layoutgemm.kernels import Sm90Config
+from layoutgemm.kernels.quantized.checkpoints import (
     from_awq,
     from_compressed_tensors,
     from_gptq,
     order_of_groups,
 )
+from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.nn import QuantizedLinear
-from layoutgemm.torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
+from layoutgemm.torch_op import launch as launches
+from layoutgemm.torch_op.quantized import QuantizedExperts, launch, quantized_grouped_matmul
 from layoutgemm.torch_op.quantized.experts import experts_plan
-from layoutgemm.torch_op.quantized.launch import QuantizedCall, arguments_of, plan_of, readable
+from layoutgemm.torch_op.quantized.launch import (
+    QuantizedCall,
+    arguments_of,
+    mma_arguments_of,
+    mma_plan_of,
+    plan_of,
+    readable,
+)
 from layoutgemm.torch_op.quantized.operators import facts_of
 
 FORMATS = [
@@ -166,6 +178,91 @@ def test_the_launch_writes_what_the_cpu_computes() -> None:
     found = torch.from_numpy(c.view(np.int16)).view(torch.bfloat16)
     want = quantized_matmul(x, weight, bias=bias, activation="relu")
     assert torch.allclose(found.float(), want.float(), rtol=2**-7, atol=1e-2)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+@pytest.mark.dsl
+def test_the_launch_by_mma_sync_writes_what_the_cpu_computes() -> None:
+    fmt = QuantizedFormat("int8")
+    weight = QuantizedWeight.quantize(torch.randn(71, 128), fmt)
+    padded, bias = torch.randn(3, 136).bfloat16(), torch.randn(71)
+    call = QuantizedCall(fmt, (71, 128), "relu", torch.bfloat16)
+    plan = mma_plan_of(call, 3, "bf16", "f32", 108, "sm_80", 99 << 10)
+    assert plan.config.align == (16, 16, 2)  # lines of 142 bytes
+    numbers, places = mma_arguments_of(plan, 136)
+    c = np.zeros((3, 71), np.uint16)
+    arrays = [
+        weight.units.numpy().reshape(-1),
+        padded.view(torch.int16).numpy(),
+        c,
+        weight.scales.numpy(),
+        bias.numpy(),
+    ]
+    arguments = list(numbers)
+    for place, array in zip(places, arrays, strict=True):
+        arguments[place] = array
+    emulate_launch(plan, tuple(arguments), progress=False).raise_for_findings()
+    found = torch.from_numpy(c.view(np.int16)).view(torch.bfloat16)
+    want = quantized_matmul(padded[:, :128], weight, bias=bias, activation="relu")
+    assert torch.allclose(found.float(), want.float(), rtol=2**-7, atol=1e-2)
+
+
+class _Launched:
+    """A compiled kernel that keeps its launches' arguments."""
+
+    def __init__(self, plan: object, seen: list[tuple[object, list[int]]]):
+        self.plan, self.seen, self.launcher = plan, seen, self
+
+    def load(self, device: int) -> None:
+        pass
+
+    def block(self, arguments: tuple[int, ...]) -> SimpleNamespace:
+        values = [*arguments, 0, 0]
+        return SimpleNamespace(values=values, pointer=values)
+
+    def entry(self, values: list[int]) -> None:
+        self.seen.append((self.plan, [*values]))
+
+
+@pytest.fixture
+def ampere(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[object, list[int]]]]:
+    """CPU tensors are taken for those of a GPU of compute capability 8.9: the plans and arguments of its launches."""
+    seen: list[tuple[object, list[int]]] = []
+    monkeypatch.setattr(launch, "on_gpu", lambda index: True)
+    monkeypatch.setattr(launch, "target", lambda index: ("sm_80", 99 << 10))
+    monkeypatch.setattr(launch, "compile_plan", lambda plan: _Launched(plan, seen))
+    monkeypatch.setattr(launch, "raw_stream", lambda index: 77)
+    monkeypatch.setattr(launches, "THREAD", SimpleNamespace(bound=True))
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    launch.forget()
+    yield seen
+    launch.forget()
+
+
+def test_a_gpu_of_compute_capability_8_multiplies_the_same_weights(ampere: list[tuple[object, list[int]]]) -> None:
+    weight, x = weight_of(FORMATS[0]), torch.randn(2, 3, 384).bfloat16()
+    bias = torch.randn(100)
+    assert quantized_matmul(x, weight, bias=bias).shape == (2, 3, 100)
+    ((plan, values),) = ampere
+    assert (type(plan).__name__, plan.arch.name, plan.m, plan.n, plan.k) == ("Sm80Plan", "sm_80", 6, 100, 384)
+    assert values[:2] == [x.data_ptr(), weight.units.data_ptr()]
+    assert values[3:7] == [6, 100, 384, 1] and values[7] == 384 and values[9] == 100
+    assert values[14] == bias.data_ptr()
+    assert plan.smem.total <= 99 << 10
+
+
+def test_a_gpu_of_compute_capability_8_refuses_float8_and_a_configuration_by_name(
+    ampere: list[tuple[object, list[int]]],
+) -> None:
+    float8 = weight_of(FORMATS[0], torch.float8_e4m3fn)
+    with pytest.raises(
+        LayoutError, match=r"x is torch.float8_e4m3fn on cpu, whose kernel is sm_80's: scales of groups"
+    ):
+        quantized_matmul(torch.ones(2, 384).to(torch.float8_e4m3fn), float8, scale_x=torch.ones(2, 1))
+    with pytest.raises(LayoutError, match="an Sm90Config, and cpu runs sm_80's kernel; leave it out"):
+        config = Sm90Config((64, 16), consumers=1, store="direct")
+        quantized_matmul(torch.ones(2, 384).bfloat16(), weight_of(FORMATS[0]), config=config)
+    assert not ampere
 
 
 REFUSED = {

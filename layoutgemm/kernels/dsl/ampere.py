@@ -3,6 +3,7 @@
     library object                    function here               instruction
     ------------------------------    -----------------------     ------------------------------------------------
     CopyAtom cp_async(16, 8, 4)       copy_bytes                  cp.async.cg / .ca, zeros beyond the valid bytes
+    Sm80PackedOperand.chunk           copy_chunk                  cp.async.cg of 16 bytes, by some threads
     CopyAtom ldmatrix(4)              load_fragment               ldmatrix.sync.aligned.m8n8.x4(.trans)
     CopyAtom store_global(...)        store_vector                st.global of 4, 8 or 16 bytes
 
@@ -50,6 +51,15 @@ def copy_bytes(destination: cute.Pointer, address: Int64, size: int, valid: Int3
     source = cute.make_ptr(Int8, address, cute.AddressSpace.gmem, assumed_align=size)
     cache = primitives.LoadCacheModifier.CG if size == 16 else primitives.LoadCacheModifier.CA
     primitives.cp_async_shared_global(raw(destination), raw(source), size, cache, cp_size=valid)
+
+
+def copy_chunk(destination: cute.Pointer, address: Int64, valid: Int32, there: Boolean) -> None:
+    """cp.async of 16 bytes by the threads for which `there` is true; the first `valid` are read, others are zeros."""
+    assembly(
+        "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p cp.async.cg.shared.global [$0], [$1], 16, $2; }",
+        "r,l,r,r,~{memory}",
+        [Int32(destination.toint()), Int64(address), Int32(valid), Int32(there)],
+    )
 
 
 def load_fragment(address: cute.Pointer, transpose: bool) -> list[Int32]:

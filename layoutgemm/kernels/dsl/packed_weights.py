@@ -2,14 +2,14 @@
 
     library object                    function here               instruction
     ------------------------------    -----------------------     ------------------------------------------------
-    PackedOperand.unit_byte           load_bytes                  cp.async.bulk.shared::cluster.global
-    PackedOperand.unit_byte           prefetch_bytes              cp.async.bulk.prefetch.L2.global
-    conversions.pairs_of              DevicePairs                 lop3, shl, shr, sub and mul of bf16x2 or f16x2
+    PackedBlocks.block_copies         load_bytes                  cp.async.bulk.shared::cluster.global
+    PackedBlocks.block_copies         prefetch_bytes              cp.async.bulk.prefetch.L2.global
+    conversions.pairs_of              DevicePairs                 lop3, shl, shr, sub and mul of bf16x2 or f16x2, or fma
     float8.quads_of                   DevicePairs                 lop3, shr, prmt, add, sub
     sums times their scales           multiply_add                fma.rn.f32
     MmaAtom.ptx, A in registers       RegisterWgmma               wgmma.mma_async
 
-Sources: PTX ISA, "cp.async.bulk", "cp.async.bulk.prefetch", "lop3", "sub", "mul", "prmt", "wgmma.mma_async".
+Sources: PTX ISA, "cp.async.bulk", "cp.async.bulk.prefetch", "lop3", "sub", "mul", "prmt", "fma", "wgmma.mma_async".
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from layoutgemm.atoms import MmaAtom
 
+from ..quantized.conversions import NEGATIVE_ZERO, TARGETS
 from .ampere import permute
 from .types import assembly, element_type
 from .wgmma import Wgmma, WgmmaOperand, as_signed
@@ -47,10 +48,13 @@ def prefetch_bytes(address: Int64, size: int) -> None:
 
 
 class DevicePairs:
-    """`kernels.sm90.quantized.conversions.PairMath` on registers, pairs of a type "bf16" or "f16"."""
+    """`kernels.quantized.conversions.PairMath` on registers, pairs of a type "bf16" or "f16".
 
-    def __init__(self, dtype: str):
-        self.dtype = dtype
+    fused  differences and products are each a fused multiply-add: `conversions.FusedPairs`
+    """
+
+    def __init__(self, dtype: str, fused: bool = False):
+        self.dtype, self.fused = dtype, fused
 
     def constant(self, word: int) -> Int32:
         """A word."""
@@ -71,11 +75,13 @@ class DevicePairs:
 
     def sub(self, x: Int32, y: Int32) -> Int32:
         """Two differences, rounded to nearest."""
+        if self.fused:
+            return self._fma(y, self.constant(TARGETS[self.dtype].word(-1.0)), x)
         return self._pair("sub", x, y)
 
     def mul(self, x: Int32, y: Int32) -> Int32:
         """Two products, rounded to nearest."""
-        return self._pair("mul", x, y)
+        return self._fma(x, y, self.constant(NEGATIVE_ZERO)) if self.fused else self._pair("mul", x, y)
 
     def twice(self, word: Int32, selector: int) -> Int32:
         """One half of a word in both: prmt."""
@@ -100,6 +106,10 @@ class DevicePairs:
     def _pair(self, name: str, x: Int32, y: Int32) -> Int32:
         text, operands = f"{name}.rn.{self.dtype}x2 $0, $1, $2;", [Int32(x), Int32(y)]
         return assembly(text, "=r,r,r", operands, (Int32,), pure=True)[0]
+
+    def _fma(self, x: Int32, y: Int32, z: Int32) -> Int32:
+        text, operands = f"fma.rn.{self.dtype}x2 $0, $1, $2, $3;", [Int32(x), Int32(y), Int32(z)]
+        return assembly(text, "=r,r,r,r", operands, (Int32,), pure=True)[0]
 
 
 class RegisterWgmma(Wgmma):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 WORKERS = 2  # blocks of a persistent grid in the emulator: each has several tiles
 
 
-def _lines_of_bits(operand: Sm80Operand, value: np.ndarray) -> np.ndarray:
+def lines_of_bits(operand: Sm80Operand, value: np.ndarray) -> np.ndarray:
     """Raw bits as (batch, lines, elements): lines are contiguous in the plan's order."""
     lines = value if operand.order == "row" else value.swapaxes(-1, -2)
     return np.ascontiguousarray(raw_bits(operand, lines.reshape((-1, *lines.shape[-2:])), rounds=True))
@@ -38,12 +38,12 @@ def run_on_cpu(
     plan: Sm80Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor, device: str, why: str, copy: bool
 ) -> GemmResult:
     """Run the NumPy executor ("reference"), or the emulator, on arrays that have been checked; `copy` is the maps'."""
-    bits = _lines_of_bits(plan.a, a), _lines_of_bits(plan.b, b)
+    bits = lines_of_bits(plan.a, a), lines_of_bits(plan.b, b)
     kind = np.float32 if plan.c.dtype.kind == "float" else np.int32
     if device == "reference":
         c = plan.does("execute")(plan, *bits, progress=progress_line())
         return GemmResult(np.asarray(c, kind), "NumPy executor", why)
-    padded = [_padded(op, x, plan.config.align[i]) for i, (op, x) in enumerate(zip((plan.a, plan.b), bits))]
+    padded = [padded_lines(op, x, plan.config.align[i]) for i, (op, x) in enumerate(zip((plan.a, plan.b), bits))]
     (lines_a, lda), (lines_b, ldb) = padded
     unit = max(1, plan.config.align[2] // plan.c.dtype.bytes)
     ldc = -(-plan.n // unit) * unit
@@ -59,7 +59,8 @@ def run_on_cpu(
     return GemmResult(values if plan.batch > 1 else values[0], "emulator", why)
 
 
-def _padded(operand: Sm80Operand, bits: torch.Tensor, align: int) -> tuple[torch.Tensor, int]:
+def padded_lines(operand: Sm80Operand, bits: np.ndarray, align: int) -> tuple[np.ndarray, int]:
+    """(lines whose pitch is a multiple of `align` bytes, elements of the pitch)."""
     unit = max(1, align // operand.dtype.bytes)
     pitch = -(-bits.shape[2] // unit) * unit
     out = np.zeros((*bits.shape[:2], pitch), bits.dtype)

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...errors import OperandError, PlanError
 from ..plan import GemmPlan
+from ..sm80.plan import Sm80Plan
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
 from ..verbs import named
@@ -39,7 +40,8 @@ def run_plan(
 ) -> GemmResult:  # fmt: skip
     """C = A @ B by the plan: (M, K) and (K, N) in, (M, N) out; of a batch, each with the batch in front.
 
-    Of a gated product B is (K, 2N), the gate's columns first. Of a plan with `weights` A is PackedWeights.
+    Of a gated product B is (K, 2N), the gate's columns first. Of a plan with `weights` A is PackedWeights,
+    or B of an Sm80Plan.
 
     a, b    both NumPy arrays (float32 values are rounded to the plan's types) or both torch tensors of the plan's
             types, on one device; of tf32 float32 in either case, which the tensor copies round
@@ -93,7 +95,7 @@ def _run(
 ) -> GemmResult:  # fmt: skip
     if isinstance(plan, Sm90Plan) and plan.shards is not None:
         raise PlanError(f"{plan.shards.name} is of several GPUs: it runs through layoutgemm.distributed")
-    if isinstance(plan, Sm90Plan) and plan.weights is not None:
+    if isinstance(plan, (Sm80Plan, Sm90Plan)) and plan.weights is not None:
         return run_quantized(plan, a, b, given or {}, out, device, copy)
     if isinstance(plan, (Sm90Plan, Sm100Plan)) and plan.epilogue:
         return run_fused(plan, a, b, given or {}, out, device, copy)

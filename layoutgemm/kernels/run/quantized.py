@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import OperandError, PlanError
+from ...errors import EmulatorError, OperandError, PlanError
 from ..compile.compiler import compile_plan
 from ..epilogue.arrays import Arrays
 from ..plan import MAX_WORDS
+from ..quantized.formats import COLUMN_SCALE
+from ..quantized.packing import PackedWeights
+from ..sm80.plan import Sm80Plan
 from ..sm90.plan import Sm90Plan
-from ..sm90.quantized.formats import COLUMN_SCALE
-from ..sm90.quantized.packing import PackedWeights
+from .ampere import lines_of_bits, padded_lines
 from .arrays import check_numpy_out, check_numpy_type, check_shape, global_matrix
-from .cpu import executed
-from .hardware_model import GlobalMatrix
+from .cpu import executed, progress_line
+from .hardware_model import GlobalMatrix, unwritten, values_of
 from .occupancy import resident
 from .result import DEVICES, GemmResult
 from .torch_tensors import chosen_device, require_gpu, torch_type
@@ -25,11 +27,14 @@ if TYPE_CHECKING:
     import torch
 
 
+Plan = Sm80Plan | Sm90Plan
+
+
 def run_quantized(
-    plan: Sm90Plan, a: object, b: object, given: Mapping[str, object], out: np.ndarray | None, device: str | None,
+    plan: Plan, a: object, b: object, given: Mapping[str, object], out: np.ndarray | None, device: str | None,
     copy: bool,
 ) -> GemmResult:  # fmt: skip
-    """C = A @ B and its epilogue, of PackedWeights a and a NumPy b.
+    """C = A @ B and its epilogue, of PackedWeights a and a NumPy b; of an Sm80Plan b is packed, and a is not.
 
     Of a plan of experts, `a` is a sequence of as many PackedWeights, and `given` has the offsets. The scale of whole
     columns is the weights' own. Raises OperandError for operands that are not the plan's, PlanError where the NumPy
@@ -47,20 +52,42 @@ def run_quantized(
     words = (*words, *offsets.values())
     words = (*words, *[0] * (MAX_WORDS - len(words)))
     copies: list[str] = []
-    matrix = global_matrix(plan.b, x, copies, copy)
     units = np.concatenate([each.units.reshape(-1) for each in packed])
-    if chosen == "cuda":
-        c, where = _on_gpu(plan, units, matrix, words), "GPU"
+    if isinstance(plan, Sm80Plan):
+        c = _by_lines(plan, x, units, chosen, words)
     else:
-        c = executed(plan, GlobalMatrix(units, units.size, (units.size, 1)), matrix, chosen, offsets, words)
-        where = "emulator" if chosen == "emulator" else "NumPy executor"
+        matrix = global_matrix(plan.b, x, copies, copy)
+        if chosen == "cuda":
+            c = _on_gpu(plan, (units, matrix.bits), matrix.leading, words)
+        else:
+            c = executed(plan, GlobalMatrix(units, units.size, (units.size, 1)), matrix, chosen, offsets, words)
+    where = {"cuda": "GPU", "emulator": "emulator"}.get(chosen, "NumPy executor")
     written = {} if besides is None else besides.written()
     return GemmResult(c, where, why, tuple(copies), written=written).into(out)
 
 
-def _offsets(plan: Sm90Plan, given: Mapping[str, object]) -> tuple[dict[str, np.ndarray], dict[str, object]]:
+def _by_lines(plan: Sm80Plan, x: np.ndarray, units: np.ndarray, device: str, words: tuple[Any, ...]) -> np.ndarray:
+    """C of the mma.sync kernel; lines of A have the pitch that the plan's alignment asks for."""
+    bits = lines_of_bits(plan.a, x)
+    if device == "reference":
+        return np.asarray(plan.does("execute")(plan, bits, units[None], progress=progress_line()), np.float32)
+    lines, lda = padded_lines(plan.a, bits, plan.config.align[0])
+    if device == "cuda":
+        return _on_gpu(plan, (lines, units), lda, words)
+    unit = max(1, plan.config.align[2] // plan.c.dtype.bytes)
+    ldc = -(-plan.n // unit) * unit
+    c = unwritten(plan.c.dtype, (plan.m, ldc))
+    before = c[:, plan.n :].copy()
+    sizes = (plan.m, plan.n, plan.k, 1, lda, plan.k, ldc, 0, 0, c.size, 1)
+    plan.does("emulate")(plan, (lines, units, c, *sizes, *words)).raise_for_findings()
+    if not np.array_equal(before, c[:, plan.n :]):
+        raise EmulatorError(f"{plan}: elements between the lines of C were written")
+    return values_of(plan.c.dtype, c[:, : plan.n])
+
+
+def _offsets(plan: Plan, given: Mapping[str, object]) -> tuple[dict[str, np.ndarray], dict[str, object]]:
     """The checked offsets of a plan of experts, by their name; and the other operands."""
-    if plan.experts is None:
+    if isinstance(plan, Sm80Plan) or plan.experts is None:
         return {}, dict(given)
     name, rest = plan.experts.name, dict(given)
     if rest.get(name) is None:
@@ -69,7 +96,7 @@ def _offsets(plan: Sm90Plan, given: Mapping[str, object]) -> tuple[dict[str, np.
     return {name: found.astype(np.int32 if plan.experts.offsets == "i32" else np.int64)}, rest
 
 
-def _epilogue_arrays(plan: Sm90Plan, packed: Sequence[PackedWeights], given: Mapping[str, object]) -> Arrays | None:
+def _epilogue_arrays(plan: Plan, packed: Sequence[PackedWeights], given: Mapping[str, object]) -> Arrays | None:
     """The epilogue's operands, the weights' own scales among them; None without an epilogue."""
     if not plan.epilogue:
         if given:
@@ -81,36 +108,49 @@ def _epilogue_arrays(plan: Sm90Plan, packed: Sequence[PackedWeights], given: Map
     return Arrays(plan.epilogue, shape, {**given, **own})
 
 
-def check_operands_of(
-    plan: Sm90Plan, a: object, b: object, out: object
-) -> tuple[tuple[PackedWeights, ...], np.ndarray]:
-    """The operands; raises OperandError unless they are the plan's."""
-    several = tuple(a) if plan.experts is not None and isinstance(a, (list, tuple)) else (a,)
+def check_operands_of(plan: Plan, a: object, b: object, out: object) -> tuple[tuple[PackedWeights, ...], np.ndarray]:
+    """(packed weights, the other operand); raises OperandError unless they are the plan's."""
+    name, weights, other, x = ("b", b, "a", a) if isinstance(plan, Sm80Plan) else ("a", a, "b", b)
+    operand, shape = (plan.a, (plan.m, plan.k)) if name == "b" else (plan.b, (plan.k, plan.n))
+    several = tuple(weights) if isinstance(weights, (list, tuple)) and _has_experts(plan) else (weights,)
     if len(several) != plan.batch:
-        raise OperandError(f"a is {len(several)} PackedWeights: the plan takes a list of {plan.batch}")
-    packed = tuple([_packed(plan, each) for each in several])
-    if not isinstance(b, np.ndarray):
+        raise OperandError(f"{name} is {len(several)} PackedWeights: the plan takes a list of {plan.batch}")
+    packed = tuple([_packed(plan, each, name) for each in several])
+    if not isinstance(x, np.ndarray):
         raise OperandError(
-            f"b is a {type(b).__qualname__}: a NumPy array; for tensors call layoutgemm.quantized_matmul"
+            f"{other} is a {type(x).__qualname__}: a NumPy array; for tensors call layoutgemm.quantized_matmul"
         )
-    check_shape("b", b, (plan.k, plan.n))
-    check_numpy_type(plan.b, b)
+    check_shape(other, x, shape)
+    check_numpy_type(operand, x)
     if out is not None:
         check_numpy_out(plan, out)
-    return packed, b
+    return packed, x
 
 
-def _packed(plan: Sm90Plan, a: object) -> PackedWeights:
-    if not isinstance(a, PackedWeights):
-        raise OperandError(f"a is a {type(a).__qualname__}: the plan multiplies PackedWeights, as `pack` makes them")
-    have, want = (a.format, a.activations, a.n, a.k), (plan.weights, plan.a.dtype.name, plan.m, plan.k)
+def _has_experts(plan: Plan) -> bool:
+    return isinstance(plan, Sm90Plan) and plan.experts is not None
+
+
+def _packed(plan: Plan, given: object, name: str) -> PackedWeights:
+    if not isinstance(given, PackedWeights):
+        raise OperandError(
+            f"{name} is a {type(given).__qualname__}: the plan multiplies PackedWeights, as `pack` makes them"
+        )
+    features = plan.n if isinstance(plan, Sm80Plan) else plan.m
+    have = given.format, given.activations, given.n, given.k
+    want = plan.weights, plan.a.dtype.name, features, plan.k
     if have != want:
-        raise OperandError(f"a is {a.n}x{a.k}, {a.format}, for {a.activations}; the plan takes {want}")
-    return a
+        raise OperandError(
+            f"{name} is {given.n}x{given.k}, {given.format}, for {given.activations}; the plan takes {want}"
+        )
+    return given
 
 
-def _on_gpu(plan: Sm90Plan, units: np.ndarray, b: GlobalMatrix, words: tuple[Any, ...]) -> np.ndarray:
-    """C by the kernel on torch's current GPU."""
+def _on_gpu(plan: Plan, matrices: tuple[np.ndarray, np.ndarray], leading: int, words: tuple[Any, ...]) -> np.ndarray:
+    """C by the kernel on torch's current GPU.
+
+    matrices, leading  A and B as they lie in memory, and the pitch of the one that is not packed
+    """
     require_gpu(plan, None)
     import torch
 
@@ -118,17 +158,19 @@ def _on_gpu(plan: Sm90Plan, units: np.ndarray, b: GlobalMatrix, words: tuple[Any
         return torch.from_numpy(np.ascontiguousarray(x).view(np.uint8).reshape(-1)).cuda()
 
     arrays = [word for word in words if isinstance(word, np.ndarray)]
-    tensors = [there(units), there(b.bits), *[there(x) for x in arrays]]
+    tensors = [there(x) for x in (*matrices, *arrays)]
     addresses = iter([x.data_ptr() for x in tensors[2:]])
     numbers = [next(addresses) if isinstance(word, np.ndarray) else word for word in words]
     lines, inner = (plan.m, plan.n) if plan.c.order == "row" else (plan.n, plan.m)
     pitch = -(-inner // 16) * 16
     c = torch.zeros((lines, pitch), dtype=torch_type(plan.c.dtype), device="cuda")
     index = torch.cuda.current_device()
-    sizes = (plan.m, plan.n, plan.k, plan.batch, plan.k, b.leading, pitch, 0, 0, lines * pitch)
+    pitches = (leading, plan.k) if isinstance(plan, Sm80Plan) else (plan.k, leading)
+    clusters = 1 if isinstance(plan, Sm80Plan) else plan.cluster_size
+    sizes = (plan.m, plan.n, plan.k, plan.batch, *pitches, pitch, 0, 0, lines * pitch)
     stream = torch.cuda.current_stream().cuda_stream
     pointers = [x.data_ptr() for x in (*tensors[:2], c)]
-    compile_plan(plan).launch(*pointers, *sizes, resident(index, plan.cluster_size), *numbers, stream=stream)
+    compile_plan(plan).launch(*pointers, *sizes, resident(index, clusters), *numbers, stream=stream)
     for array, tensor in zip(arrays, tensors[2:], strict=True):
         array.reshape(-1).view(np.uint8)[...] = tensor.cpu().numpy()
     found = c[:, :inner].float().cpu().numpy()

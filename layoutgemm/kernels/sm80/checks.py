@@ -32,6 +32,7 @@ from ..plan_checks import fragment_checks, tiles_of_c, tiles_of_k
 from .operand import VECTOR, WARP, Sm80Operand, byte_selector
 from .pipeline import proven
 from .plan import Sm80Plan
+from .quantized.checks import packed_checks
 from .store import BUFFERS
 from .store_checks import store_checks
 
@@ -41,13 +42,14 @@ IntArray = npt.NDArray[np.int64]
 
 def check_sm80(plan: Sm80Plan) -> Report:
     """Every check of the plan."""
-    return checked(plan, _checks, arch=plan.arch, batch=plan.batch, **asked_order(plan))
+    more = asked_order(plan) if plan.weights is None else {"weights": plan.weights, "epilogue": plan.epilogue or None}
+    return checked(plan, _checks, arch=plan.arch, batch=plan.batch, **more)
 
 
 def _checks(plan: Sm80Plan, explored: bool) -> list[Check]:
     checks: list[Check] = [_tiles_of_c(plan), _tiles_of_k(plan)]
-    for operand in (plan.a, plan.b):
-        checks += operand_checks(plan, operand)
+    checks += operand_checks(plan, plan.a)
+    checks += operand_checks(plan, plan.b) if plan.weights is None else packed_checks(plan)
     checks += [_warps(plan), *([_pipeline(plan)] if explored else [])]
     checks += [*fragment_checks(plan.mma), *store_checks(plan), _stages(plan)]
     parts = {f"{plan.stages} stages of A and B": plan.stages * plan.smem.a_stage_bytes}
@@ -56,7 +58,7 @@ def _checks(plan: Sm80Plan, explored: bool) -> list[Check]:
     m, n = plan.blocks
     held = {
         "accumulators": m * n * plan.mma.accumulator_registers,
-        "fragments": m * plan.mma.registers("A") + n * plan.mma.registers("B"),
+        "fragments": m * plan.mma.registers("A") + n * plan.mma.registers("B") + plan.packed_registers,
         "addresses and counters": HELD,
     }
     checks.append(registers(plan.arch, plan.threads, held, plan.config.blocks_per_sm))

@@ -6,6 +6,7 @@ from ..explain import explain_workspace
 from ..orders import described_order
 from .operand import Sm80Operand
 from .plan import Sm80Plan
+from .quantized.explain import explain_packed
 from .store import BUFFERS
 
 
@@ -22,8 +23,8 @@ def explain_sm80(plan: Sm80Plan) -> str:
         f"warps        {plan.warps[0]}x{plan.warps[1]} of {plan.a.warp_extent}x{plan.b.warp_extent}: {m}x{n} products "
         f"a depth, {m * n * plan.mma.accumulator_registers} accumulators a thread",
     ]
-    for operand in (plan.a, plan.b):
-        lines += _operand(operand)
+    lines += _operand(plan.a)
+    lines += _operand(plan.b) if plan.weights is None else explain_packed(plan.b)
     smem = plan.smem
     lines += [
         f"ring         {plan.stages} stages of {smem.a_stage_bytes} bytes, copies {plan.stages - 1} k tiles ahead, "
@@ -35,6 +36,7 @@ def explain_sm80(plan: Sm80Plan) -> str:
         f"order        {plan.tiles[0]}x{plan.tiles[1]} tiles by {plan.order}"
         + f", {described_order(plan.order, plan.tiles)}" * (not plan.order.is_full),
         f"shared       {smem.total} bytes, {plan.config.blocks_per_sm} block(s) a multiprocessor",
+        *[f"epilogue     {step}" for step in plan.epilogue.steps],
         explain_workspace(plan),
     ]
     return "\n".join(lines)

@@ -181,6 +181,11 @@ class Sm80Operand:
         """M (of A) or N (of B) of one warp."""
         return self.smem.extent[0] // self.warps
 
+    @property
+    def mn_order(self) -> Layout:
+        """Index along M or N within 16 as the instructions count them -> index in the tile."""
+        return self.load.order
+
 
 def derive_operand(
     name: str, spec: Operand, extent: int, tile_k: int, warps: int, threads: int, vector: int, atom: MmaAtom

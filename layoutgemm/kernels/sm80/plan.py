@@ -2,11 +2,15 @@
 
 problem, Sm80Config --> mma.sync atom, tiles of A and B, cp.async maps, fragment loads, store, order of tiles,
                         shared-memory map, pipeline
+
+B may be packed weights of 4 and 8 bits: `kernels.sm80.quantized`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ...arch import Arch
 from ...arch import arch as arch_named
@@ -16,12 +20,15 @@ from ...checks import most_stages
 from ...errors import PlanError
 from ...schedule import Grouped, Schedule
 from ..derive import Given, Operand
+from ..epilogue.chain import Epilogue
 from ..numbers import W
 from ..orders import Order, formula_for
+from ..partials import Partial, refuse_reductions
 from ..plan import (
     BARRIER_BYTES,
     BATCH_PARAMETERS,
     MAX_COORDINATE,
+    MAX_WORDS,
     PERSISTENT_PARAMETERS,
     GemmPlan,
     StoreSmemMap,
@@ -30,7 +37,10 @@ from ..plan import (
     stage_depth,
     tile_count,
 )
+from ..quantized.formats import UNIT_K, QuantizedFormat
+from ..quantized.order import WORDS
 from .operand import Sm80Operand, by_tensor_copy, derive_operand
+from .quantized.operand import Sm80PackedOperand, check_packed, packed_b
 from .store import BUFFERS, Sm80Store
 
 ARCHES = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
@@ -40,6 +50,7 @@ MAX_BATCH = 65535  # of a grid's y and z: CUDA C++ Programming Guide, "Technical
 _INSTRUCTIONS = {"bf16": "m16n8k16", "f16": "m16n8k16", "tf32": "m16n8k8",
                  "e4m3": "m16n8k32", "e5m2": "m16n8k32", "i8": "m16n8k32", "u8": "m16n8k32"}  # fmt: skip
 _STAGE_BYTES_OF_K = 64
+OperandOfB = Sm80Operand | Sm80PackedOperand
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +100,9 @@ class Sm80Config:
                 raise PlanError(f"align = {self.align!r}: each is one of {', '.join(map(str, ALIGNMENTS))} bytes")
 
 
+PACKED = Sm80Config((64, 128), UNIT_K, None, (1, 4), 8)  # of packed weights, where none is given
+
+
 @dataclass(frozen=True, slots=True)
 class Sm80Smem(StoreSmemMap):
     """The map of an Ampere kernel's shared memory.
@@ -100,7 +114,12 @@ class Sm80Smem(StoreSmemMap):
 
 @dataclass(frozen=True)
 class Sm80Plan(GemmPlan):
-    """C[l, M, N] = A[l, M, K] @ B[l, K, N] by mma.sync; see `derive` and Sm80Config."""
+    """C[l, M, N] = A[l, M, K] @ B[l, K, N] by mma.sync; see `derive` and Sm80Config.
+
+    b         an Sm80Operand; an Sm80PackedOperand where B is packed weights
+    weights   the format of B where it is packed weights, or None; see `kernels.sm80.quantized`
+    epilogue  steps between the sums and C, of a plan with packed weights
+    """
 
     m: int
     n: int
@@ -108,7 +127,7 @@ class Sm80Plan(GemmPlan):
     batch: int
     arch: Arch
     a: Sm80Operand
-    b: Sm80Operand
+    b: Any
     c: Operand
     mma: MmaAtom
     tile: tuple[int, int, int]
@@ -118,6 +137,8 @@ class Sm80Plan(GemmPlan):
     order: Schedule
     smem: Sm80Smem
     config: Sm80Config = field(default_factory=Sm80Config)
+    weights: QuantizedFormat | None = None
+    epilogue: Epilogue = field(default_factory=Epilogue)
     operand_path = "run.ampere:BY_LINES"
     verbs = GemmPlan.verbs | {
         "check": "sm80.checks:check_sm80",
@@ -128,8 +149,24 @@ class Sm80Plan(GemmPlan):
 
     @property
     def parameters(self) -> dict[str, str]:
-        """The launch parameters, name -> kind, in order; `workers` bounds a persistent grid."""
+        """The launch parameters, name -> kind, in order; `workers` bounds a persistent grid.
+
+        With packed weights sixteen words follow, the first the epilogue's.
+        """
+        if self.weights is not None:
+            words = [*self.words, *[f"unused{i}" for i in range(len(self.words), MAX_WORDS)]]
+            return {**PERSISTENT_PARAMETERS, **dict.fromkeys(words, "word")}
         return PERSISTENT_PARAMETERS if self.config.persistent else BATCH_PARAMETERS
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of the epilogue's 64-bit parameters."""
+        return self.epilogue.words
+
+    @property
+    def partials(self) -> tuple[Partial, ...]:
+        """Partial results of an epilogue's reductions: none."""
+        return ()
 
     @classmethod
     @checked(PlanError)
@@ -146,6 +183,8 @@ class Sm80Plan(GemmPlan):
         batch: int = 1,
         config: Sm80Config | None = None,
         order: Order | None = None,
+        weights: QuantizedFormat | None = None,
+        epilogue: Epilogue | None = None,
     ) -> Sm80Plan:
         """Derive the kernel of `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -158,30 +197,45 @@ class Sm80Plan(GemmPlan):
         batch    matrices
         order    the order of tiles, of all or some of them, as for `Sm90Plan.derive`: one with a formula, since the
                  kernel has no parameters for a list or a rank
+        weights  B is packed weights of that format, of n output features: a is bf16 or f16, b the same and "col"
+        epilogue of a plan with packed weights: `weights.epilogue(*steps, axis="n")`, None for no steps
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists, and passes on AtomError.
 
         >>> print(Sm80Plan.derive(4096, 4096, 4096, b="bf16:col"))
         Sm80Plan 4096x4096x4096 sm_80: A bf16 row, B bf16 col, C bf16 row-major, tile 128x256x32, 4 stages, 2x4 warps
         """
-        config, target = config or Sm80Config(), _target(arch)
+        config = config or (Sm80Config() if weights is None else PACKED)
+        target = _target(arch)
         check_range(PlanError, MAX_COORDINATE, f"it is 1 to {MAX_COORDINATE}", m=m, n=n, k=k)
         check_range(PlanError, MAX_BATCH, f"it is 1 to {MAX_BATCH}", batch=batch)
         if config.persistent and batch > 1:
             raise PlanError(f"batch = {batch}: a persistent kernel multiplies one pair of matrices")
+        if weights is not None:
+            b = _like(a) if b is None else b
+            others = [] if order is None else ["order"]
+            check_packed(weights, (k, batch), config, (Operand.parse(a), Operand.parse(b)), epilogue, others)
+            config = replace(config, tile_k=config.tile_k or UNIT_K)
+        elif epilogue:
+            raise PlanError("epilogue without weights: this kernel has epilogues of products with packed weights alone")
+        _check_epilogue(epilogue or Epilogue(), target)
         a_spec, b_spec, atom = _typed(a, b, target)
         c_spec = _output(c, a_spec, atom)
         tile_k = stage_depth(config.tile_k, _STAGE_BYTES_OF_K, a_spec.dtype, atom)
         threads = _checked_threads(config, target)
         vectors = _vectors(config.align, (a_spec, b_spec, c_spec))
         a_plan = derive_operand("A", a_spec, config.tile[0], tile_k, config.warps[0], threads, vectors[0], atom)
-        b_plan = derive_operand("B", b_spec, config.tile[1], tile_k, config.warps[1], threads, vectors[1], atom)
-        if config.loads == "tma":
-            target.require("cp.async.bulk.tensor", "loads='tma'")
-            a_plan, b_plan = by_tensor_copy(a_plan, batch), by_tensor_copy(b_plan, batch)
+        b_plan: OperandOfB
+        if weights is None:
+            b_plan = derive_operand("B", b_spec, config.tile[1], tile_k, config.warps[1], threads, vectors[1], atom)
+            if config.loads == "tma":
+                target.require("cp.async.bulk.tensor", "loads='tma'")
+                a_plan, b_plan = by_tensor_copy(a_plan, batch), by_tensor_copy(b_plan, batch)
+        else:
+            b_plan = packed_b(weights, b_spec, (config.tile[1], tile_k), config.warps[1], threads, atom)
         if config.stmatrix:
             target.require("stmatrix", "stmatrix=True")
-        orders = a_plan.load.order, b_plan.load.order
+        orders = a_plan.mn_order, b_plan.mn_order
         store = Sm80Store.derive(atom, config.tile[1] // config.warps[1], c_spec, vectors[2], orders, config.stmatrix)
         stages, smem = _ring(target, a_plan, b_plan, store, config)
         across = -(-m // config.tile[0]), -(-n // config.tile[1])
@@ -191,8 +245,18 @@ class Sm80Plan(GemmPlan):
         return cls(
             m=m, n=n, k=k, batch=batch, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom,
             tile=(*config.tile, tile_k), stages=stages, warps=config.warps, store=store,
-            order=schedule, smem=smem, config=config,
+            order=schedule, smem=smem, config=config, weights=weights, epilogue=epilogue or Epilogue(),
         )  # fmt: skip
+
+    @checked(PlanError)
+    def run(
+        self, a: Any, b: Any, *, out: Any = None, device: str | None = None, copy: bool = True,
+        given: Mapping[str, Any] | None = None, banks: bool = False, timeline: bool = False,
+    ) -> Any:  # fmt: skip
+        """C = A @ B, with packed weights the epilogue on operands `given` too. See `kernels.run.numpy_arrays`."""
+        return self.does("run")(
+            self, a, b, out=out, device=device, copy=copy, given=given, banks=banks, timeline=timeline
+        )
 
     # ------------------------------------------------------------------------------------------------ what is asked for
     @property
@@ -227,6 +291,13 @@ class Sm80Plan(GemmPlan):
         return tuple((i if j % 2 == 0 else m - 1 - i, j) for j in range(n) for i in range(m))
 
     @property
+    def packed_registers(self) -> int:
+        """Registers of a thread's packed words and scales; 0 without packed weights."""
+        if self.weights is None:
+            return 0
+        return self.b.pieces * (WORDS + (self.b.packing.scale_words if self.b.groups else 0))
+
+    @property
     def full_bytes(self) -> int:
         """Bytes that an mbarrier of a stage waits for: those of both tiles' tensor copies."""
         return sum(operand.tma.bytes for operand in (self.a, self.b) if operand.tma is not None)
@@ -234,6 +305,8 @@ class Sm80Plan(GemmPlan):
     @property
     def device_kernel(self) -> str:
         """The kernel's class in device code."""
+        if self.weights is not None:
+            return "sm80.device.quantized:Sm80QuantizedKernel"
         if self.config.loads == "tma":
             return "sm80.device.gemm_tma:Sm120GemmKernel"
         if self.config.persistent:
@@ -242,7 +315,8 @@ class Sm80Plan(GemmPlan):
 
     def __str__(self) -> str:
         head = self.described(f" {self.arch.name}")
-        return f"{head}, {self.stages} stages, {self.warps[0]}x{self.warps[1]} warps"
+        packed = f", B packed {self.weights}" * (self.weights is not None)
+        return f"{head}, {self.stages} stages, {self.warps[0]}x{self.warps[1]} warps{packed}"
 
 
 def _target(arch: str | Arch) -> Arch:
@@ -251,6 +325,18 @@ def _target(arch: str | Arch) -> Arch:
     if target.name not in ARCHES:
         raise PlanError(f"this kernel is for {', '.join(ARCHES)}, not for {target.name}")
     return target
+
+
+def _like(a: Given) -> Operand:
+    """Packed weights as an operand, for activations of a type."""
+    return Operand(Operand.parse(a).dtype, "col")
+
+
+def _check_epilogue(epilogue: Epilogue, target: Arch) -> None:
+    """Raise PlanError for steps that this kernel does not have: those that reduce."""
+    refuse_reductions(epilogue, target.name)
+    for step in epilogue.reductions:
+        raise PlanError(f"{step.name}: {type(step).__name__} reduces C, and the mma.sync kernel has no reductions")
 
 
 def _typed(a: Given, b: Given | None, target: Arch) -> tuple[Operand, Operand, MmaAtom]:
@@ -301,7 +387,7 @@ def _output(c: Given | None, a: Operand, atom: MmaAtom) -> Operand:
     return spec
 
 
-def _ring(target: Arch, a: Sm80Operand, b: Sm80Operand, store: Sm80Store, config: Sm80Config) -> tuple[int, Sm80Smem]:
+def _ring(target: Arch, a: Sm80Operand, b: OperandOfB, store: Sm80Store, config: Sm80Config) -> tuple[int, Sm80Smem]:
     alignment = max(a.smem.alignment, b.smem.alignment, store.tile.alignment)
     b_offset = rounded_up(a.smem.bytes, b.smem.alignment)
     pitch = rounded_up(b_offset + b.smem.bytes, alignment)

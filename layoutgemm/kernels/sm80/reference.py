@@ -19,6 +19,7 @@ from ...errors import PlanError
 from ..orders import stored_elements
 from .operand import VECTOR, WARP, Sm80Operand, byte_selector
 from .plan import Sm80Plan
+from .quantized.reference import filled_stage, packed_fragments
 
 if TYPE_CHECKING:
     from ..thread_addresses import Index
@@ -32,7 +33,8 @@ def execute_sm80(
 ) -> np.ndarray:
     """C as values, (M, N) or (batch, M, N), of the plan's output type.
 
-    a, b      raw bits of the operands, (batch, lines, elements of a line): lines are contiguous
+    a, b      raw bits of the operands, (batch, lines, elements of a line): lines are contiguous. Packed weights are
+              (1, bytes)
     progress  called with (tiles done, tiles in all)
     """
     c = plan.c.dtype.encode(np.zeros((plan.batch, plan.m, plan.n), np.int64))
@@ -61,13 +63,14 @@ def _block(plan: Sm80Plan, a: np.ndarray, b: np.ndarray, m0: int, n0: int) -> di
         warp: np.zeros((*count, WARP, plan.mma.accumulator_registers), kind) for warp in range(plan.threads // WARP)
     }
     for k0 in range(0, plan.k, plan.tile[2]):
-        tiles = [_filled(plan, op, x, first, extent, k0)
-                 for op, x, first, extent in ((plan.a, a, m0, plan.m), (plan.b, b, n0, plan.n))]  # fmt: skip
+        tile_a = _filled(plan, plan.a, a, m0, plan.m, k0)
+        tile_b = _filled(plan, plan.b, b, n0, plan.n, k0) if plan.weights is None else filled_stage(plan, b, n0, k0)
         for step in range(plan.steps):
+            packed = None if plan.weights is None else packed_fragments(plan, tile_b, step)
             for warp, total in sums.items():
                 place = plan.warp_place(warp)
-                fa, fb = (_fragments(plan, op, tile, place[i], step)
-                          for i, (op, tile) in enumerate(((plan.a, tiles[0]), (plan.b, tiles[1]))))  # fmt: skip
+                fa = _fragments(plan, plan.a, tile_a, place[0], step)
+                fb = _fragments(plan, plan.b, tile_b, place[1], step) if packed is None else packed[place[1]]
                 _multiply(plan, fa, fb, total)
     return sums
 

@@ -31,7 +31,7 @@ def store_checks(plan: Sm80Plan) -> list[Check]:
     times = np.bincount(put.coords.ravel(), minlength=extent[0] * extent[1])
     if len(times) != extent[0] * extent[1] or (times != 1).any():
         witness = witness or f"element {int(np.nonzero(times != 1)[0][0])} of a round is put {int(times.max())} times"
-    if (store.orders[0], store.orders[1]) != (plan.a.load.order, plan.b.load.order):
+    if (store.orders[0], store.orders[1]) != (plan.a.mn_order, plan.b.mn_order):
         witness = witness or f"C is stored in the orders {store.orders}, the operands are loaded in others"
     filled = Check(
         "fragments of C", f"{len(store.registers)} pairs of a lane fill the {extent[0]}x{extent[1]} of a round",

@@ -9,10 +9,10 @@ from ...checks import shared_memory_of
 from ...checks.budgets import launch_registers, role_registers
 from ...report import Check
 from ..plan_checks import Region, barriers_at, buffers_of_c, misplaced, stages_of
+from ..quantized.order import WORDS
 from .config import loader_threads
 from .mainloop import table_registers
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
-from .quantized.order import WORDS
 
 HELD_PROMOTED = 16  # the same of a main loop that promotes: ptxas takes 153 where accumulators and tables are 143
 HELD_PACKED = 24  # of packed weights, beside fragments and words of a K tile: ptxas takes 93 where these are 73

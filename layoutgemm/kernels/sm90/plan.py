@@ -36,6 +36,7 @@ from ..plan import (
     stage_depth,
     tile_count,
 )
+from ..quantized.formats import UNIT_K, QuantizedFormat
 from ..store import ROWS, TILE_ALIGNMENT, WARPS_OF_GROUP, StorePlan
 from .along_k import AlongK, check_along_k, with_starts
 from .config import WARPGROUP, Sm90Config, check_rows, check_tiles, loader_threads, order_of, registers_of
@@ -50,7 +51,6 @@ from .named_barriers import Sm90Meetings
 from .operands.combined import Combined, check_combined, side_by_side
 from .operands.pair import Pair, check_maps, check_pair, pair_of
 from .quantized.experts import check_experts
-from .quantized.formats import UNIT_K, QuantizedFormat
 from .quantized.operand import PackedOperand, check_packed, packed_operand
 from .quantized.warp_products import WarpProducts, warp_products
 from .shards import Gathered, Shards, check_shards

@@ -3,7 +3,7 @@
 weights     QuantizedWeight: packed units as a tensor, from plain weights and back
 experts     quantized_grouped_matmul: several experts' weights in one launch
 operators   torch.ops.layoutgemm.quantized_matmul and dequantized, as compilers and autograd see them
-launch      a checked product on a Hopper GPU, or in float64 on the CPU
+launch      a checked product on a GPU, or in float64 on the CPU
 api         the function
 """
 

@@ -31,15 +31,15 @@ def quantized_matmul(
     """activation(scale_x * x @ weight.T + bias) with packed weights of 4 or 8 bits.
 
     x          bfloat16 or float16, (..., k), the type that `weight` was packed for; float8_e4m3fn or float8_e5m2 if
-               that is float8_e4m3fn. On one GPU of compute capability 9.0, or on the CPU, where the product is computed
-               in float64
+               that is float8_e4m3fn. On one GPU of compute capability 9.0, or by mma.sync of 8.x and 12.0 without
+               float8, or on the CPU, where the product is computed in float64
     weight     (n, k), on x's device
     scale_x    of a float8 x: float32, one for each row, (..., 1) or (...), or one element; as `layoutgemm.quantize`
                makes them for RowWise and TensorWise
     bias       float32, bfloat16 or float16, (n,)
     activation relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh
     out_dtype  default x's, or bfloat16 of a float8 x
-    config     the kernel's configuration, of the transposed product; default the one estimated fastest
+    config     the configuration of 9.0's kernel, of the transposed product; default the one estimated fastest
 
     A weight of groups is rounded to x's type when it is multiplied; sums are float32. With float8 the codes are
     multiplied, exactly; each group's sum, or each 128 of K, is multiplied by its scale and added in float32. Scales,
@@ -48,7 +48,7 @@ def quantized_matmul(
 
     Raises OperandError, or TensorError for shapes, naming the operand.
 
-    >>> from layoutgemm.kernels.sm90.quantized.formats import QuantizedFormat
+    >>> from layoutgemm.kernels.quantized.formats import QuantizedFormat
     >>> weight = QuantizedWeight.quantize(torch.eye(3, 128), QuantizedFormat("int8"))
     >>> quantized_matmul(torch.arange(128.0).bfloat16(), weight, bias=torch.ones(3)).tolist()
     [1.0, 2.0, 3.0]

@@ -20,12 +20,12 @@ import torch
 from ...errors import OperandError, TensorError
 from ...kernels.compile.compiler import compile_plan
 from ...kernels.derive import padded_leading
+from ...kernels.quantized.formats import FLOAT8, QuantizedFormat
 from ...kernels.run.operand_checks import addressed, check_operands, resolved
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.grouped import Ragged
 from ...kernels.sm90.plan import Sm90Plan
 from ...kernels.sm90.quantized.choose import experts_config
-from ...kernels.sm90.quantized.formats import FLOAT8, QuantizedFormat
 from ..bias_activation import GATES, by_torch
 from ..checks import check_activation, check_device, refuse_derivatives, stored_as
 from ..compiled.traced import named

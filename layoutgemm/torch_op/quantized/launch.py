@@ -1,29 +1,36 @@
-"""A checked product with packed weights, computed now: on a Hopper GPU by a kernel, on the CPU in float64.
+"""A checked product with packed weights, computed now: on a GPU by a kernel, on the CPU in float64.
 
-The kernel computes the transposed product: packed weights are its A, and x its B.
+    compute capability    kernel                 packed weights    x    C
+    ------------------    -------------------    --------------    -    --------------------------------
+    9.0                   wgmma (Sm90Plan)       its A             B    the transposed product's, by column
+    8.x, 12.0             mma.sync (Sm80Plan)    its B             A    by row
+
+Both read the same packed weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 
+from ...dtypes import dtype
 from ...errors import OperandError, TensorError
 from ...kernels.compile.compiler import compile_plan
 from ...kernels.derive import padded_leading
 from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Scale, Step, VectorScale
 from ...kernels.epilogue.parameters import Placed, words_of
+from ...kernels.quantized.formats import FLOAT8, QuantizedFormat
 from ...kernels.run.operand_checks import resolved
+from ...kernels.sm80.plan import Sm80Plan
+from ...kernels.sm80.quantized import choose as by_mma
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from ...kernels.sm90.quantized.choose import packed_config
-from ...kernels.sm90.quantized.formats import FLOAT8, QuantizedFormat
 from ..bias_activation import by_torch
 from ..launch import Direct, raw_stream
-from ..prepared import gpu, on_gpu
-from ..scaled_grouped.kept import require_hopper
+from ..prepared import alignment_of, gpu, on_gpu, target
 from ..scaled_grouped.recipes import ROW, TENSOR
 from ..scaled_grouped.scaled import check_addresses
 from ..types import C_NAMES, NAMES, READ
@@ -31,7 +38,8 @@ from .kept import Key, keep
 from .weights import dense_of, multiplied
 
 SCALE_X = "scale_x"  # the epilogue's operand
-_VECTOR = 16  # bytes: alignment of lines that TMA reads
+HOPPER = "sm_90a"
+_VECTOR = 16  # bytes: alignment of lines that TMA reads, and of vectors that cp.async copies
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ def quantized_product(
             wide = wide * resolved(scale_x.detach()).double().reshape(-1, 1)
         value = by_torch(wide, bias, call.activation, call.kind)
         return value if out is None else out.copy_(value)
-    require_hopper(x.get_device(), "quantized_matmul")
+    check_target(call, x)
     c = torch.empty((rows, n), dtype=call.kind, device=x.device) if out is None else out
     if rows == 0:
         return c
@@ -80,6 +88,21 @@ def quantized_product(
     if key and lines.data_ptr() == x.data_ptr() and vector is bias and factor is scale_x:
         keep(key, direct, shape, call.kind)
     return c
+
+
+def check_target(call: QuantizedCall, x: torch.Tensor) -> None:
+    """Raise OperandError, naming the GPU, for a product that it has no kernel for."""
+    code = target(x.get_device())[0]
+    if code == HOPPER:
+        return
+    if x.dtype.itemsize == 1:
+        raise OperandError(
+            f"x is {x.dtype} on {x.device}, whose kernel is {code}'s: scales of groups multiply the sums of float8, "
+            "and its mma.sync has one sum of all K. Float8 activations take compute capability 9.0; pack the weights "
+            "for bfloat16 or float16"
+        )
+    if call.config is not None:
+        raise OperandError(f"config = {call.config}: an Sm90Config, and {x.device} runs {code}'s kernel; leave it out")
 
 
 def in_place(vector: torch.Tensor) -> torch.Tensor:
@@ -107,9 +130,13 @@ def _prepared(
 
     It takes addresses: weights, x, C, the scales of columns, of x, the bias.
     """
-    k, places = call.size[1], gpu(device)[0]
-    plan = plan_of(call, rows, NAMES[x], None if bias is None else C_NAMES[bias], places.multiprocessors)
-    pitch = stride if rows > 1 else padded_leading(plan.b.dtype, k)
+    k, places, on = call.size[1], gpu(device)[0], target(device)
+    types = NAMES[x], None if bias is None else C_NAMES[bias]
+    pitch = stride if rows > 1 else padded_leading(dtype(NAMES[x]), k)
+    if on[0] != HOPPER:
+        by_rows = mma_plan_of(call, rows, *types, places.multiprocessors, *on)
+        return Direct(compile_plan(by_rows), *mma_arguments_of(by_rows, pitch), device, by_rows)
+    plan = plan_of(call, rows, *types, places.multiprocessors)
     return Direct(compile_plan(plan), *arguments_of(plan, pitch, places.resident(plan.cluster_size)), device, plan)
 
 
@@ -147,8 +174,36 @@ def plan_of(call: QuantizedCall, rows: int, x: str, bias: str | None, sms: int) 
     )  # fmt: skip
 
 
-def epilogue_of(fmt: QuantizedFormat, bias: str | None, activation: str | None, scale: str = "") -> Epilogue:
-    """The epilogue of the transposed product: scales of columns, those of x, a bias of that type, an activation.
+@lru_cache(maxsize=1024)
+def mma_plan_of(call: QuantizedCall, rows: int, x: str, bias: str | None, sms: int, code: str, shared: int) -> Sm80Plan:
+    """The same by mma.sync.
+
+    code, shared  the GPU's target, and bytes of shared memory that a block may have
+    """
+    n, k = call.size
+    config = by_mma.packed_config(call.format, rows, n, sms, shared, code)
+    kind = C_NAMES[call.kind]
+    lines = alignment_of(n * dtype(kind).bytes)
+    return Sm80Plan.derive(
+        rows, n, k, arch=code, a=x, c=kind, config=replace(config, align=(_VECTOR, _VECTOR, lines)),
+        weights=call.format, epilogue=epilogue_of(call.format, bias, call.activation, axis="n") or None,
+    )  # fmt: skip
+
+
+def mma_arguments_of(plan: Sm80Plan, pitch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The same as `arguments_of`, of the kernel by mma.sync: one block a tile, so workers are not read."""
+    words = words_of(plan.epilogue, {given.name: Placed(0) for given in plan.epilogue.given})
+    sizes = (plan.m, plan.n, plan.k, 1, pitch, plan.k, plan.n, 0, 0, 0, 1)
+    at = [3 + len(sizes) + plan.words.index(given.name) for given in plan.epilogue.given]
+    return (0, 0, 0, *sizes, *words), (1, 0, 2, *at)
+
+
+def epilogue_of(
+    fmt: QuantizedFormat, bias: str | None, activation: str | None, scale: str = "", axis: str = "m"
+) -> Epilogue:
+    """The epilogue of the product: scales of columns, those of x, a bias of that type, an activation.
+
+    axis  of C along which output features lie: "m" of the transposed product
 
     >>> [type(step).__name__ for step in epilogue_of(QuantizedFormat("int4"), "bf16", "silu", "TensorWise").steps]
     ['VectorScale', 'Scale', 'Bias', 'Activation']
@@ -157,10 +212,10 @@ def epilogue_of(fmt: QuantizedFormat, bias: str | None, activation: str | None, 
     if scale:
         steps.append(Scale(SCALE_X, device=True) if scale == TENSOR else VectorScale("n", "f32", SCALE_X))
     if bias is not None:
-        steps.append(Bias("m", bias))
+        steps.append(Bias(axis, bias))
     if activation is not None:
         steps.append(Activation(activation))
-    return fmt.epilogue(*steps)
+    return fmt.epilogue(*steps, axis=axis)
 
 
 def check_bias(bias: torch.Tensor | None, n: int) -> None:

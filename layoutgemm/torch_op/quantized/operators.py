@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from ...errors import OperandError, TensorError
+from ...kernels.quantized.formats import QuantizedFormat
 from ...kernels.run.operand_checks import check_operands
-from ...kernels.sm90.quantized.formats import QuantizedFormat
 from ..bias_activation import GATES, by_torch
 from ..checks import check_activation, check_device, refuse_derivatives, stored_as
 from ..compiled.traced import named

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from ...errors import OperandError
-from ...kernels.sm90.quantized.conversions import TARGETS, zero_bits
-from ...kernels.sm90.quantized.formats import MOST_ZERO, UNIT_K, UNIT_ROWS, QuantizedFormat
-from ...kernels.sm90.quantized.order import PackedOrder
-from ...kernels.sm90.quantized.packing import (
+from ...kernels.quantized.conversions import TARGETS, zero_bits
+from ...kernels.quantized.formats import MOST_ZERO, UNIT_K, UNIT_ROWS, QuantizedFormat
+from ...kernels.quantized.order import PackedOrder
+from ...kernels.quantized.packing import (
     PackedWeights,
     QuantizedWeights,
     check_activations,
@@ -100,7 +100,7 @@ class QuantizedWeight:
 
     @classmethod
     def pack(cls, weights: QuantizedWeights, activations: torch.dtype = torch.bfloat16) -> QuantizedWeight:
-        """Codes and scales that are there already, packed; see `kernels.sm90.quantized.packing`."""
+        """Codes and scales that are there already, packed; see `kernels.quantized.packing`."""
         return cls.of(pack(weights, _name_of(activations)))
 
     @classmethod

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy as shallow_copy
 from functools import partial
+from typing import Protocol
 
 import cutlass
 import cutlass.cute as cute
@@ -38,6 +39,25 @@ from ..plan import Sm80Plan
 from .epilogue import Sm80Epilogue
 
 ALL_SHARED = 100  # percent of what shared memory and L1 have in common, for several blocks a multiprocessor
+
+
+class _TileCopies(Protocol):
+    """A thread's copies of an operand's K tiles.
+
+    step  is added to the offset from one K tile to the next
+    """
+
+    @property
+    def step(self) -> Int64: ...
+    def work(self, stage: cute.Pointer, offset: Int64, left: Int32) -> list[Callable[[], None]]: ...
+    def issue(self, stage: cute.Pointer, offset: Int64, left: Int32) -> None: ...
+
+
+class _FragmentLoads(Protocol):
+    """A lane's loads of an operand's fragments, depth by depth of a K tile."""
+
+    def begin(self) -> None: ...
+    def fragments(self, stage: cute.Pointer, step: int) -> list[Int32]: ...
 
 
 class Sm80GemmKernel(TileEntry):
@@ -81,24 +101,38 @@ class Sm80GemmKernel(TileEntry):
     ) -> None:
         """Device side: one block, one tile of C."""
         plan = self.plan
-        thread, _, _ = cute.arch.thread_idx()
-        block, _, matrix = cute.arch.block_idx()
-        lane, warp = thread % 32, bridge.uniform(thread // 32)
-        warp_m, warp_n = plan.warp_place(warp)
+        _, _, matrix = cute.arch.block_idx()
         if const_expr(plan.batch > 1):
             a += Int64(matrix) * stride_a * plan.a.dtype.bytes
             b += Int64(matrix) * stride_b * plan.b.dtype.bytes
             c += Int64(matrix) * stride_c * plan.c.dtype.bytes
+        self.compute_tile((a, b, c), (m, n, k), (lda, ldb, ldc), ())
+
+    @cute.jit
+    def compute_tile(
+        self, matrices: tuple[Int64, ...], sizes: tuple[Int32, ...], pitches: tuple[Int64, ...],
+        words: tuple[Int64, ...],
+    ) -> None:  # fmt: skip
+        """The block's tile of C.
+
+        matrices, pitches  addresses of A, B and C, and elements from line to line
+        words              that the epilogue reads
+        """
+        plan, (m, n, k) = self.plan, sizes
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        lane, warp = thread % 32, bridge.uniform(thread // 32)
+        warp_m, warp_n = plan.warp_place(warp)
 
         # 1. The tile of C that this block owns; where its threads copy from and to, where its lanes read.
         grid = (tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1]))
         row, column = plan.order.tile(block, grid, cutlass.min)
         m0, n0 = row * plan.tile[0], column * plan.tile[1]
         shared = bridge.SharedMemory(plan.smem).base
-        copy_a = Copies(plan.a, plan.smem.a_offset, thread, a, lda, m0, m, k)
-        copy_b = Copies(plan.b, plan.smem.b_offset, thread, b, ldb, n0, n, k)
+        copy_a = self.copies_of_a(thread, matrices[0], pitches[0], m0, m, k)
+        copy_b = self.copies_of_b(thread, matrices[1], pitches[1], n0, n, k)
         load_a = Loads(plan.a, plan.smem.a_offset, lane, warp_m)
-        load_b = Loads(plan.b, plan.smem.b_offset, lane, warp_n)
+        load_b = self.loads_of_b(lane, warp_n)
         pitch = plan.smem.a_stage_bytes
         k_tiles = tile_count(k, plan.tile[2])
 
@@ -130,7 +164,26 @@ class Sm80GemmKernel(TileEntry):
         bridge.wait_copies(0)
         bridge.block_sync()
         place = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.b.warp_extent
-        self.epilogue.store(sums, shared, warp, lane, c, ldc, m, n, *place)
+        self.finish(sums, lane, sizes, place, words)
+        self.epilogue.store(sums, shared, warp, lane, matrices[2], pitches[2], m, n, *place)
+
+    def copies_of_a(self, thread: Int32, a: Int64, lda: Int64, start: Int32, m: Int32, k: Int32) -> _TileCopies:
+        """A thread's copies of A, whose tile begins at row `start`."""
+        return Copies(self.plan.a, self.plan.smem.a_offset, thread, a, lda, start, m, k)
+
+    def copies_of_b(self, thread: Int32, b: Int64, ldb: Int64, start: Int32, n: Int32, k: Int32) -> _TileCopies:
+        """A thread's copies of B, whose tile begins at column `start`."""
+        return Copies(self.plan.b, self.plan.smem.b_offset, thread, b, ldb, start, n, k)
+
+    def loads_of_b(self, lane: Int32, warp: Int32) -> _FragmentLoads:
+        """A lane's loads of B's fragments; `warp` is the warp's number along N."""
+        return Loads(self.plan.b, self.plan.smem.b_offset, lane, warp)
+
+    def finish(
+        self, sums: cute.Tensor, lane: Int32, sizes: tuple[Int32, ...], place: tuple[Int32, Int32],
+        words: tuple[Int64, ...],
+    ) -> None:  # fmt: skip
+        """An epilogue on a warp's accumulators: none."""
 
     def launch_options(self) -> dict[str, object]:
         """The options of a launch that the plan decides."""
@@ -150,7 +203,7 @@ class Sm80GemmKernel(TileEntry):
         return sums, held_a, cute.make_rmem_tensor(count_n * mma.registers("B"), Int32)
 
     def multiply_k_tile(
-        self, registers: tuple[cute.Tensor, ...], loads: Sequence[Loads], copies: list[Callable[[], None]],
+        self, registers: tuple[cute.Tensor, ...], loads: Sequence[_FragmentLoads], copies: list[Callable[[], None]],
         shared: cute.Pointer, read: Int32,
     ) -> Int32:  # fmt: skip
         """All products of one k tile, among them the copies of another; gives the first byte of the next stage.
@@ -160,6 +213,8 @@ class Sm80GemmKernel(TileEntry):
         read       first byte of the k tile's stage
         """
         plan, ahead, (sums, *held) = self.plan, self.plan.config.ahead, registers
+        for load in loads:
+            load.begin()
         totals = [sums[i] for i in bridge.unrolled(sums.shape)]
         fragments = [[of[i] for i in range(of.shape)] for of in held] if ahead else []
         for step in range(plan.steps):
@@ -255,8 +310,9 @@ class Copies(ampere.Held):
         self.bases = [first + operand.smem.byte(*copy.coordinates(thread, *index)) for index in copy.places.bases]
 
     def lines(self, start: Int32) -> tuple[list[Int64], list[Int32]]:
-        """Addresses of the thread's lines at K = 0. The tile begins at index `start` along M or N. If K is not
-        contiguous, also the bytes from each of its vectors to the line's end.
+        """Addresses of the thread's lines at K = 0, and bytes. The tile begins at index `start` along M or N.
+
+        The bytes are those from each of its vectors to the line's end; none where K is contiguous.
         """
         depth, _, mn, matrix, pitch, extent = self.others
         copy, size = self.copy, self.operand.dtype.bytes
@@ -300,6 +356,8 @@ class Copies(ampere.Held):
         if self.by_k:
             source = self.anchors[i] + offset + k * size
             valid = clamp(there * size, width)
+            if self.rooms:
+                valid = cutlass.min(valid, self.rooms[i])
         else:
             source = self.anchors[j] + offset + mn * size
             valid = cutlass.select_(there > 0, self.rooms[i], Int32(0))
@@ -335,6 +393,9 @@ class Loads(ampere.Held):
         self.selectors = [
             cutlass.select_(late, Int32(byte_selector(1, odd)), Int32(byte_selector(0, odd))) for odd in range(2)
         ]
+
+    def begin(self) -> None:
+        """A K tile begins: nothing of the one before is held."""
 
     def fragments(self, stage: cute.Pointer, step: int) -> list[Int32]:
         """Registers of one depth, block by block along M or N."""

@@ -35,14 +35,14 @@ from ...dsl.ampere import load_words
 from ...dsl.packed_weights import DevicePairs, RegisterWgmma, held, load_bytes, multiply_add, prefetch_bytes
 from ...dsl.warp import load_matrices, multiply_warp
 from ...plan import present, tile_count
+from ...quantized.blocks import BlockCopy
+from ...quantized.conversions import HALF
+from ...quantized.formats import UNIT_K, UNIT_ROWS
+from ...quantized.fragments import ROW_SELECTORS, fragment, words_of
+from ...quantized.order import WORDS
 from ...store import ROWS
 from ..plan import Sm90Plan
-from ..quantized.conversions import HALF
 from ..quantized.experts import weight_block
-from ..quantized.formats import UNIT_K, UNIT_ROWS
-from ..quantized.fragments import ROW_SELECTORS, fragment, words_of
-from ..quantized.operand import BlockCopy
-from ..quantized.order import WORDS
 from ..quantized.warp_products import CHAINS
 from .fused import Sm90FusedKernel
 

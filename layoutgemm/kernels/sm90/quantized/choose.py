@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from functools import cache
 
+from ...quantized.formats import UNIT_K, UNIT_ROWS
 from ..config import Sm90Config
-from .formats import UNIT_K, UNIT_ROWS
 
 _FEW = 64  # rows
 _AHEAD = 4  # K tiles that are brought to L2 ahead

@@ -24,8 +24,8 @@ from ....report import Check
 from ...derive import either
 from ...numbers import W
 from ...plan import present, tile_count
+from ...quantized.formats import UNIT_ROWS
 from ..grouped import Ragged
-from .formats import UNIT_ROWS
 
 if TYPE_CHECKING:
     from ...derive import Operand

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ....dtypes import u8
+from ...quantized.formats import UNIT_ROWS
+from ...quantized.fragments import block_scales, block_values
+from ...quantized.packing import units_of
 from ...run.hardware_model import SharedBytes
 from .experts import weight_block
-from .formats import UNIT_ROWS
-from .fragments import block_scales, block_values
-from .packing import units_of
 
 if TYPE_CHECKING:
     from ..plan import Sm90Plan

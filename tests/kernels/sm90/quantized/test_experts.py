@@ -13,10 +13,10 @@ import pytest
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.epilogue.chain import RowReduce
+from layoutgemm.kernels.quantized.formats import QuantizedFormat
+from layoutgemm.kernels.quantized.packing import PackedWeights, pack, quantize, unpack
 from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.quantized import experts as experts_of
-from layoutgemm.kernels.sm90.quantized.formats import QuantizedFormat
-from layoutgemm.kernels.sm90.quantized.packing import PackedWeights, pack, quantize, unpack
 
 needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
 INT4 = QuantizedFormat("int4", 128)

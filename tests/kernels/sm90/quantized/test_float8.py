@@ -15,16 +15,16 @@ from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.epilogue.chain import Bias, VectorScale
+from layoutgemm.kernels.quantized import float8, fragments
+from layoutgemm.kernels.quantized.checks import conversion_check
+from layoutgemm.kernels.quantized.formats import MXFP4, MXFP8, NVFP4, QuantizedFormat
+from layoutgemm.kernels.quantized.fragments import block_scales, block_values
+from layoutgemm.kernels.quantized.order import PackedOrder
+from layoutgemm.kernels.quantized.packing import PackedWeights, pack, quantize, unpack
 from layoutgemm.kernels.run.emulated import emulate_plan
 from layoutgemm.kernels.run.hardware_model import GlobalMatrix
 from layoutgemm.kernels.sm90.pipeline_model import Hopper
-from layoutgemm.kernels.sm90.quantized import float8, fragments
-from layoutgemm.kernels.sm90.quantized.checks import conversion_check
 from layoutgemm.kernels.sm90.quantized.choose import packed_config
-from layoutgemm.kernels.sm90.quantized.formats import MXFP4, MXFP8, NVFP4, QuantizedFormat
-from layoutgemm.kernels.sm90.quantized.fragments import block_scales, block_values
-from layoutgemm.kernels.sm90.quantized.order import PackedOrder
-from layoutgemm.kernels.sm90.quantized.packing import PackedWeights, pack, quantize, unpack
 
 needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
 INT4, ZEROS = QuantizedFormat("int4", 128), QuantizedFormat("int4", 32, zeros=True)

@@ -13,11 +13,11 @@ from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.epilogue.chain import Activation, Bias, Epilogue
+from layoutgemm.kernels.quantized.formats import NVFP4, QuantizedFormat
+from layoutgemm.kernels.quantized.packing import PackedWeights, pack, quantize, unpack
 from layoutgemm.kernels.run.emulated import emulate_plan
 from layoutgemm.kernels.run.hardware_model import GlobalMatrix
 from layoutgemm.kernels.sm90.quantized.choose import packed_config
-from layoutgemm.kernels.sm90.quantized.formats import NVFP4, QuantizedFormat
-from layoutgemm.kernels.sm90.quantized.packing import PackedWeights, pack, quantize, unpack
 from layoutgemm.kernels.sm90.quantized.warp_products import WarpProducts, warp_checks
 
 needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")

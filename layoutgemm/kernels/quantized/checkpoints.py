@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ....arguments import checked
-from ....errors import OperandError
+from ...arguments import checked
+from ...errors import OperandError
 from .formats import GROUPS, QuantizedFormat
 from .packing import QuantizedWeights
 

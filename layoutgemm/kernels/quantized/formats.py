@@ -23,10 +23,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ....arguments import checked, settle
-from ....dtypes import DType, dtype
-from ....errors import PlanError
-from ...epilogue.chain import Epilogue, Step, VectorScale
+from ...arguments import checked, settle
+from ...dtypes import DType, dtype
+from ...errors import PlanError
+from ..epilogue.chain import Epilogue, Step, VectorScale
 
 UNIT_ROWS, UNIT_K = 64, 128  # of a packed unit: one instruction's rows, and a K tile
 GROUPS = (16, 32, 64, 128)
@@ -120,13 +120,29 @@ class QuantizedFormat:
         return 0 if self.group is None else UNIT_K // self.group
 
     @checked(PlanError)
-    def epilogue(self, *steps: Step) -> Epilogue:
+    def epilogue(self, *steps: Step, axis: str = "m") -> Epilogue:
         """The epilogue of a plan with these weights: the scale of a column first, then the given steps.
+
+        axis  of C, along which output features lie: "m" where weights are A, "n" where they are B
 
         >>> [type(step).__name__ for step in QuantizedFormat("e4m3").epilogue().steps]
         ['VectorScale']
         """
-        return Epilogue(*([] if self.group else [VectorScale("m", "f32", COLUMN_SCALE)]), *steps)
+        return Epilogue(*([] if self.group else [VectorScale(axis, "f32", COLUMN_SCALE)]), *steps)
+
+    def check_depth(self, k: int) -> None:
+        """Raise PlanError for a K that groups do not divide."""
+        if self.group is not None and k % self.group:
+            raise PlanError(f"k = {k} with groups of {self.group}: the last group has {k % self.group} weights")
+
+    def check_epilogue(self, epilogue: Epilogue | None) -> None:
+        """Raise PlanError unless the epilogue has a column's scale where the weights have one."""
+        names = [given.name for given in epilogue.given] if epilogue else []
+        if (COLUMN_SCALE in names) != (self.group is None):
+            there = "has" if COLUMN_SCALE in names else "has no"
+            raise PlanError(
+                f"the epilogue {there} {COLUMN_SCALE}, and weights are {self}: fmt.epilogue(*steps) is its own"
+            )
 
     def __str__(self) -> str:
         groups = "with a scale a column" if self.group is None else f"in groups of {self.group}"

@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ....atoms import MmaAtom, wgmma
-from ....errors import PlanError
-from ....layouts import Layout
+from ...atoms import MmaAtom, wgmma
+from ...errors import PlanError
+from ...layouts import Layout
 from .conversions import TARGETS, WORD, TargetFormat, pair_values
 from .float8 import ZERO_FACTOR, refusal, word_values
 from .formats import UNIT_K, UNIT_ROWS, QuantizedFormat

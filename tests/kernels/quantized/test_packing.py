@@ -10,12 +10,13 @@ import pytest
 from layoutgemm.atoms import wgmma
 from layoutgemm.checks import bank_conflicts
 from layoutgemm.errors import LayoutError, OperandError, PlanError
-from layoutgemm.kernels.sm90.quantized import conversions
-from layoutgemm.kernels.sm90.quantized.checks import conversion_check
-from layoutgemm.kernels.sm90.quantized.formats import CODES, MXFP4, NVFP4, QuantizedFormat
-from layoutgemm.kernels.sm90.quantized.fragments import block_values
-from layoutgemm.kernels.sm90.quantized.order import PackedOrder
-from layoutgemm.kernels.sm90.quantized.packing import QuantizedWeights, pack, quantize, unpack
+from layoutgemm.kernels.quantized import conversions
+from layoutgemm.kernels.quantized.checks import conversion_check
+from layoutgemm.kernels.quantized.conversions import TARGETS, FusedPairs, NumpyPairs
+from layoutgemm.kernels.quantized.formats import CODES, MXFP4, NVFP4, QuantizedFormat
+from layoutgemm.kernels.quantized.fragments import block_values
+from layoutgemm.kernels.quantized.order import PackedOrder
+from layoutgemm.kernels.quantized.packing import QuantizedWeights, pack, quantize, unpack
 
 FORMATS = [
     QuantizedFormat("int4", 128), QuantizedFormat("int4", 32, zeros=True), QuantizedFormat("int4"), MXFP4, NVFP4,
@@ -27,6 +28,22 @@ FORMATS = [
 @pytest.mark.parametrize("code", CODES)
 def test_every_code_becomes_its_value_at_each_place_of_a_word(code: str, activations: str) -> None:
     assert conversion_check(PackedOrder(QuantizedFormat(code, 128), activations))
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_fused_differences_and_products_convert_every_code_to_bf16(code: str) -> None:
+    assert conversion_check(PackedOrder(QuantizedFormat(code, 128), "bf16"), FusedPairs)
+    assert conversion_check(PackedOrder(QuantizedFormat("int4", 128, zeros=True), "bf16"), FusedPairs)
+
+
+def test_a_fused_product_with_any_scale_is_the_product() -> None:
+    target = TARGETS["bf16"]
+    every = np.arange(1 << 16, dtype=np.uint32)
+    scales = every[np.isfinite(target.dtype.decode(every))]
+    for value in (-8.0, -3.0, -0.0, 0.0, 7.0, 1.5, 448.0):
+        word = np.uint32(int(target.dtype.encode(value)) << 16)
+        fused, plain = (pairs(target).mul(scales << np.uint32(16), word) for pairs in (FusedPairs, NumpyPairs))
+        assert np.array_equal(fused >> np.uint32(16), plain >> np.uint32(16))
 
 
 def test_a_wrong_magic_number_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from functools import cache
 
 import numpy as np
 
-from ....layouts import Layout
+from ...layouts import Layout
 from .conversions import TARGETS, WORD, PairMath, Word
 from .formats import CODES, QuantizedFormat
 

@@ -17,8 +17,11 @@ code i in its low half, and in its high half the code 16 bits further on: `pair_
     e4m3    both      5         6       2             power of two moves the exponent's bias, subnormals too
     e5m2    both      5         6       2             (e5m2 to f16 is a shift alone)
 
-Every step is exact: `tests/kernels/sm90/quantized` goes through all codes. Source: PTX ISA, "lop3", "sub.bf16x2",
-"mul.bf16x2" (subnormal numbers are supported).
+Before sm_90, bf16 has fma alone. `FusedPairs` computes x - y as fma(y, -1, x). Its x * y is fma(x, y, -0), which keeps
+the sign of a product that is 0. Source: PTX ISA, "sub" and "mul", Target ISA Notes.
+
+Every step is exact: `checks.conversion_check` goes through all codes. Source: PTX ISA, "lop3", "sub.bf16x2",
+"mul.bf16x2" and "fma.rn.bf16x2" (subnormal numbers are supported).
 """
 
 from __future__ import annotations
@@ -30,9 +33,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ....dtypes import DType, dtype
-from ....errors import PlanError
-from ....layouts import Layout
+from ...dtypes import DType, dtype
+from ...errors import PlanError
+from ...layouts import Layout
 from .formats import CODES
 
 WORD = 32
@@ -130,6 +133,9 @@ TARGETS = {
     for name, (exponent, mantissa, scales) in _PARTS.items()
 }
 _FLOATS = {"e2m1": (2, 1, 1), "e4m3": (4, 3, 7), "e5m2": (5, 2, 15)}  # exponent, mantissa, bias
+
+
+NEGATIVE_ZERO = both(1 << HALF - 1)  # of 16-bit types
 
 
 def zero_word(target: TargetFormat, zero: float) -> int:
@@ -258,6 +264,18 @@ class NumpyPairs:
                 exact = operation(left.astype(np.float64), right.astype(np.float64))
             halves.append(self.dtype.encode(exact).astype(np.uint32))
         return np.asarray(halves[0] | halves[1] << np.uint32(HALF))
+
+
+class FusedPairs(NumpyPairs):
+    """The same by fused multiply-adds, which alone bf16 has before sm_90."""
+
+    def sub(self, x: Word, y: Word) -> Word:
+        """fma(y, -1, x), twice."""
+        return self._each(lambda left, right: right * -1.0 + left, x, y)
+
+    def mul(self, x: Word, y: Word) -> Word:
+        """fma(x, y, -0), twice."""
+        return self._each(lambda left, right: left * right + -0.0, x, y)
 
 
 def values_of(word: npt.NDArray[np.uint32], target: TargetFormat) -> npt.NDArray[np.float32]:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ....arguments import checked
-from ....errors import OperandError
+from ...arguments import checked
+from ...errors import OperandError
 from .conversions import TARGETS, zero_bits, zeros_of
 from .float8 import refusal
 from .formats import ACTIVATIONS, MOST_ZERO, UNIT_K, UNIT_ROWS, QuantizedFormat

@@ -53,14 +53,17 @@ def words_of(order: PackedOrder, fragment: int) -> range:
     return range(first, first + order.words_of_fragment)
 
 
-def block_values(order: PackedOrder, block: npt.NDArray[np.uint8], depth: int = UNIT_K) -> npt.NDArray[np.float32]:
+def block_values(
+    order: PackedOrder, block: npt.NDArray[np.uint8], depth: int = UNIT_K, pairs: type[NumpyPairs] = NumpyPairs
+) -> npt.NDArray[np.float32]:
     """(64, depth) weights as the instruction takes them from the registers of all threads.
 
     block  the bytes of a row block's K tile in a stage: codes, then scales
+    pairs  the arithmetic of an architecture
 
     Weights are where the instruction's own map of A has each thread's values.
     """
-    ops, thread, vectors = NumpyPairs(order.target), np.arange(THREADS), order.vectors * depth // UNIT_K
+    ops, thread, vectors = pairs(order.target), np.arange(THREADS), order.vectors * depth // UNIT_K
     as_words = np.ascontiguousarray(block).view("<u4").astype(np.uint32)
     firsts = [np.asarray(order.vector_bytes(thread, vector)) // 4 for vector in range(vectors)]
     words = [as_words[first + word] for first in firsts for word in range(WORDS)]

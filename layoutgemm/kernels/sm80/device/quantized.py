@@ -1,0 +1,228 @@
+"""C = A @ B by mma.sync with packed weights as B: copied by cp.async, converted in registers, multiplied from there.
+
+As `device.gemm`, whose loop it is. What is other:
+
+    copies    16 bytes of packed units, in the order of the threads; K tiles are counted, a unit is one or two. Rows of
+              x beyond the last are zeros, and not read: of few rows, x would be as many bytes as the weights
+    loads     ld.shared of 16 bytes: the lane's own words of 16 features, for all depths that they hold
+    between   the words of the next depth become registers of B while those of this depth are multiplied
+    store     behind the epilogue's steps on the warp's accumulators
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64
+
+from ...dsl import ampere, bridge
+from ...dsl.entry import FusedEntry
+from ...dsl.fused import FusedBlock
+from ...dsl.packed_weights import DevicePairs
+from ...plan import tile_count
+from ...quantized.formats import UNIT_K, UNIT_ROWS
+from ...quantized.fragments import ROW_SELECTORS, fragment, words_of
+from ...quantized.order import VECTOR_BYTES, WORDS
+from ..plan import Sm80Plan
+from ..quantized.operand import Sm80PackedOperand
+from .gemm import Copies, Sm80GemmKernel
+
+
+class Sm80QuantizedKernel(FusedEntry, Sm80GemmKernel):
+    """The kernel for one plan with packed weights."""
+
+    @cute.jit
+    def start(
+        self, matrices: Sequence[Int64], sizes: Sequence[Int32], pitches: Mapping[str, tuple[Int64, Int64]],
+        workers: Int32 | None, words: Sequence[Int64], stream: bridge.Stream,
+    ) -> None:  # fmt: skip
+        """Host side: launch a block for each tile of C; the batch is one matrix. See `TileEntry.start`."""
+        plan = self.plan
+        m, n, k, _ = sizes
+        blocks = plan.order.count((tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])), cutlass.min)
+        pitch = [pitches[name][0] for name in "abc"]
+        self.quantized_kernel(*matrices, m, n, k, *pitch, tuple(words)).launch(
+            grid=(blocks, 1, 1), stream=stream, **self.launch_options()
+        )
+
+    @cute.kernel
+    def quantized_kernel(
+        self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32, lda: Int64, ldb: Int64, ldc: Int64,
+        words: tuple,
+    ) -> None:  # fmt: skip
+        """Device side: one block, one tile of C."""
+        self.compute_tile((a, b, c), (m, n, k), (lda, ldb, ldc), words)
+
+    def copies_of_a(self, thread: Int32, a: Int64, lda: Int64, start: Int32, m: Int32, k: Int32) -> InsideCopies:
+        """A thread's copies of x, whose tile begins at row `start`."""
+        return InsideCopies(self.plan.a, self.plan.smem.a_offset, thread, a, lda, start, m, k)
+
+    def copies_of_b(self, thread: Int32, b: Int64, ldb: Int64, start: Int32, n: Int32, k: Int32) -> PackedCopies:
+        """A thread's copies of packed weights, whose tile begins at feature `start`."""
+        return PackedCopies(self.plan.b, self.plan.smem.b_offset, thread, b, start, n, k)
+
+    def loads_of_b(self, lane: Int32, warp: Int32) -> PackedLoads:
+        """A lane's loads of its words; `warp` is the warp's number along N."""
+        return PackedLoads(self.plan.b, self.plan.smem.b_offset, lane, warp)
+
+    def finish(
+        self, sums: cute.Tensor, lane: Int32, sizes: tuple[Int32, ...], place: tuple[Int32, Int32],
+        words: tuple[Int64, ...],
+    ) -> None:  # fmt: skip
+        """The epilogue's steps on a warp's accumulators."""
+        plan = self.plan
+        if not plan.epilogue:
+            return
+        given = bridge.Carried(**dict(zip(plan.words, words, strict=True)))
+        job = bridge.Carried(m=sizes[0], n=sizes[1], given=given)
+        block = FusedBlock(WarpSums(plan), job, (*place, Int32(0)), lane)
+        count = bridge.unrolled(sums.shape)
+        values = block.values(sums, 0, len(count))
+        for i in count:
+            sums[i] = values[i]
+
+
+class WarpSums:
+    """A warp's accumulators as `FusedBlock` sees them: one fragment of all of its rows and columns."""
+
+    def __init__(self, plan: Sm80Plan):
+        self.epilogue, self.c, self.batch, self.partials = plan.epilogue, plan.c, plan.batch, plan.partials
+        self.atom, self.blocks = plan.mma, plan.blocks
+        self.accumulator_registers = plan.mma.accumulator_registers * plan.blocks[0] * plan.blocks[1]
+
+    @property
+    def mma(self) -> WarpSums:
+        """The map of the accumulators."""
+        return self
+
+    def coords_C(self, lane: Int32, value: int) -> tuple[Int32, Int32]:
+        """(lane, value) -> (row, column) of the warp's part of C."""
+        block, inside = divmod(value, self.atom.accumulator_registers)
+        row, column = self.atom.coords_C(lane, inside)
+        i, j = block % self.blocks[0], block // self.blocks[0]
+        return row + i * self.atom.shape_mnk[0], column + j * self.atom.shape_mnk[1]
+
+
+class InsideCopies(Copies):
+    """A thread's copies of an operand with K contiguous: no line beyond the matrix is read."""
+
+    def lines(self, start: Int32) -> tuple[list[Int64], list[Int32]]:
+        """The same addresses; and for each line its vectors' bytes, or 0 of one beyond the matrix."""
+        anchors, rooms = super().lines(start)
+        if self.by_k:
+            mn, extent, copy = self.others[2], self.others[5], self.copy
+            rows = [start + mn + self.away[i, 0][0] for i in range(copy.parts[0])]
+            rooms = [cutlass.select_(row < extent, Int32(copy.vector_bytes), Int32(0)) for row in rows]
+        return anchors, rooms
+
+
+class PackedCopies(ampere.Held):
+    """A thread's copies of packed weights: where they come from, and where they go."""
+
+    held = ("anchors", "steps", "others")
+
+    def __init__(
+        self, operand: Sm80PackedOperand, first: int, thread: Int32, packed: Int64, start: Int32, n: Int32, k: Int32
+    ):  # fmt: skip
+        """Addresses of the thread's chunks in the first K tile.
+
+        first   byte of the packed weights in a stage
+        packed  global address; `start` is the tile's first feature
+        """
+        self.operand, self.first = operand, first
+        units, last = tile_count(k, UNIT_K), tile_count(n, UNIT_ROWS) - 1
+        self.anchors, self.steps = [], []
+        for number in range(operand.rounds):
+            block, inside = operand.chunk(thread, number)
+            base, step = operand.source(inside)
+            row_block = cutlass.min(start // UNIT_ROWS + block, last)  # a block beyond the last is the last once more
+            self.anchors.append(packed + (Int64(row_block) * units * operand.packing.unit_bytes + base))
+            if operand.parts > 1:
+                self.steps.append(Int32(step))
+        self.others = [thread]
+
+    @property
+    def step(self) -> Int64:
+        """K tiles from one to the next."""
+        return Int64(1)
+
+    def work(self, stage: cute.Pointer, offset: Int64, left: Int32) -> list[Callable[[], None]]:
+        """A function for each copy of the K tile with number `offset`; `left` elements of K are left from it on."""
+        return [partial(self.one, number, stage, offset, left) for number in range(self.operand.rounds)]
+
+    def issue(self, stage: cute.Pointer, offset: Int64, left: Int32) -> None:
+        """All copies of one K tile."""
+        for copy in self.work(stage, offset, left):
+            copy()
+
+    def one(self, number: int, stage: cute.Pointer, offset: Int64, left: Int32) -> None:
+        """One chunk: zeros for a K tile that is not there."""
+        operand, (thread,) = self.operand, self.others
+        source = self.anchors[number]
+        if operand.parts > 1:
+            unit, part = offset // operand.parts, offset % operand.parts
+            source = source + unit * operand.packing.unit_bytes + part * Int64(self.steps[number])
+        else:
+            source = source + offset * operand.packing.unit_bytes
+        destination = stage + (self.first + number * operand.threads * VECTOR_BYTES) + thread * VECTOR_BYTES
+        valid = cutlass.select_(left > 0, Int32(VECTOR_BYTES), Int32(0))
+        if operand.whole(number):
+            ampere.copy_bytes(destination, source, VECTOR_BYTES, valid)
+        else:
+            there: Boolean = thread < operand.chunks - number * operand.threads
+            ampere.copy_chunk(destination, source, valid, there)
+
+
+class PackedLoads(ampere.Held):
+    """A lane's loads of packed words, and their conversion to registers of B."""
+
+    held = ("words", "scales")
+
+    def __init__(self, operand: Sm80PackedOperand, first: int, lane: Int32, warp: Int32):
+        """Addresses of the lane in the first stage; `warp` is the warp's number along N."""
+        self.operand, self.order = operand, operand.packing
+        self.ops = DevicePairs(self.order.activations, operand.fused)
+        self.words = [first + operand.word_byte(lane, warp, index) for index in operand.words.bases]
+        self.scales = [first + operand.scale_byte(lane, warp, index) for index in operand.scales.bases]
+        self.loaded: dict[tuple[str, int, int], list[Int32]] = {}
+
+    def begin(self) -> None:
+        """A K tile begins: words that were loaded are of another."""
+        self.loaded = {}
+
+    def fragments(self, stage: cute.Pointer, step: int) -> list[Int32]:
+        """Registers of one depth, 8 features after the other."""
+        if step == 0:
+            self.begin()
+        order, found = self.order, []
+        for piece in range(self.operand.pieces):
+            at = words_of(order, step)
+            held = self.load(stage, "words", (piece, at[0] // WORDS), WORDS)
+            words = [held[word % WORDS] for word in at]
+            rows, zeros = self.numbers(stage, (piece, order.group_of(step)))
+            registers = fragment(order, words, rows, zeros, self.ops)
+            found += [registers[r] for half in self.operand.halves for r in half]
+        return found
+
+    def numbers(self, stage: cute.Pointer, index: tuple[int, int]) -> tuple[list[Int32], list[Int32]]:
+        """Scales and zeros of the lane's two features, each twice in a word."""
+        if not self.operand.groups:
+            return [], []
+        words = self.load(stage, "scales", index, self.order.scale_words)
+        twice = [[self.ops.twice(word, selector) for selector in ROW_SELECTORS] for word in words]
+        return twice[0], twice[1] if self.order.format.zeros else []
+
+    def load(self, stage: cute.Pointer, what: str, index: tuple[int, int], count: int) -> list[Int32]:
+        """A lane's words of a piece, once for each K tile."""
+        key = (what, *index)
+        if key not in self.loaded:
+            places, bases = (self.operand.words, self.words) if what == "words" else (self.operand.scales, self.scales)
+            base, constant = places.of[index]
+            self.loaded[key] = ampere.load_words(stage + bases[base] + constant, count)
+        return self.loaded[key]
+
+
+__all__ = ["Sm80QuantizedKernel"]
