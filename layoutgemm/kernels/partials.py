@@ -150,7 +150,7 @@ def reductions_check(plan: Sm90Plan) -> Check:
     )
     statement = f"lanes {lanes}; each element is combined once" if used else "all lanes are combined once"
     if plan.partials:
-        statement += f"; partial results take {plan.workspace} bytes"
+        statement += f"; partial results take {plan.partial_bytes} bytes"
     return Check("reductions", statement, not witness, f"exhaustion ({WARP * len(values)} elements)", witness)
 
 

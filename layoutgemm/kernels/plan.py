@@ -222,7 +222,8 @@ class GemmPlan(Pictured, Paged):
     def workspace(self) -> int:
         """Bytes of device memory that a call needs beyond its operands.
 
-        None, but for partial results of an epilogue's reductions: what blocks exchange, they exchange in shared memory.
+        None, but for partial results of an epilogue's reductions, and for rows of A that are copied first: what blocks
+        exchange, they exchange in shared memory.
 
         >>> from layoutgemm.kernels import TeachingPlan
         >>> TeachingPlan.derive(64, 64, 64).workspace
@@ -341,6 +342,11 @@ class PersistentPlan(GemmPlan):
     def partials(self) -> tuple[Any, ...]:
         """The partial results of an epilogue's reductions, each a `kernels.partials.Partial`."""
         return ()
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of device memory of these."""
+        return 0
 
     @property
     def reads_more(self) -> bool:

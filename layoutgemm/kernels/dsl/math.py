@@ -185,6 +185,15 @@ def load_sixteen_bytes(address: Int64) -> list[Int32]:
     return assembly(text, "=r,=r,=r,=r,l,~{memory}", [Int64(address)], (Int32,) * 4)
 
 
+def load_sixteen_bytes_if(address: Int64, inside: Boolean) -> list[Int32]:
+    """The same where `inside`; else four zeros, and no access."""
+    text = (
+        "{ .reg .pred p; setp.ne.b32 p, $5, 0; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0; "
+        "@p ld.global.v4.b32 {$0, $1, $2, $3}, [$4]; }"
+    )
+    return assembly(text, "=&r,=&r,=&r,=&r,l,r,~{memory}", [Int64(address), Int32(inside)], (Int32,) * 4)
+
+
 def as_words(values: Sequence[Float32], dtype: DType) -> list[Int32]:
     """f32 values as 32-bit registers: rounded pairs of bf16 or f16, or their own bits."""
     if dtype.name == "f32":

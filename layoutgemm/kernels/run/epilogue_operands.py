@@ -18,6 +18,7 @@ from ..epilogue.chain import MAX_WORDS
 from ..epilogue.parameters import float_word, host_number
 from ..orders import clusters_of_plan, given_names, order_values
 from ..plan import present
+from ..sm90.indexed.row_copy import copied_bytes
 from ..sm90.plan import Sm90Plan
 from .arrays import check_numpy_type, check_shape, global_matrix
 from .cpu import executed
@@ -36,7 +37,7 @@ def given_of(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, Any]:
     if plan.groups is not None:
         found[plan.groups.name] = plan.groups.take(given[plan.groups.name], (plan.m, plan.n, plan.k, plan.batch))
     if plan.indexed is not None:
-        found |= plan.indexed.take(given, plan.m)
+        found |= plan.indexed.take(given, indexed_rows(plan))
     for name, (operand, shape) in plan.further.items():
         value = given[name]
         if not isinstance(value, np.ndarray):
@@ -60,7 +61,7 @@ def _tables(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, object]:
         raise OperandError(f"{groups.name} is missing: {groups.missing}, {groups.numbers(plan.batch)} numbers")
     for name in plan.indexed.names if plan.indexed is not None else ():
         if rest.pop(name, None) is None:
-            raise OperandError(f"{name} is missing: {present(plan.indexed).missing}, {plan.m} numbers")
+            raise OperandError(f"{name} is missing: {present(plan.indexed).missing}, {indexed_rows(plan)} numbers")
     if rest and plan.mainloop is None:
         raise OperandError(f"given = {', '.join(rest)}: the plan reads no such thing")
     return rest
@@ -95,16 +96,18 @@ def words_of_arrays(plan: Sm90Plan, values: Mapping[str, Any]) -> tuple[Any, ...
         part, matrix = present(plan.indexed).of(name)
         kind = np.int32 if part.kind == "i32" else np.int64
         words += [np.ascontiguousarray(values[name], kind), plan.rows_of_a if matrix == "a" else plan.rows_of_c]
+    words += [np.full(copied_bytes(plan), 0xFF, np.uint8)] * plan.copies_rows
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
 def words_of_tensors(
     plan: Sm90Plan, given: Mapping[str, Any], device: torch.device,
-    placed: Mapping[str, tuple[torch.Tensor, int]] | None = None,
+    placed: Mapping[str, tuple[torch.Tensor, int]] | None = None, workspace: torch.Tensor | None = None,
 ) -> tuple[int, ...]:  # fmt: skip
     """The sixteen words of a launch on CUDA tensors, tables of any strides; raises OperandError for what does not fit.
 
-    placed  the plan's further matrices by name: lines that tensor copies read, and elements from line to line
+    placed     the plan's further matrices by name: lines that tensor copies read, and elements from line to line
+    workspace  memory of the rows that are copied first, `rows_memory`
 
     What the offsets or counts are is known on the device alone, and not looked at.
     """
@@ -132,11 +135,27 @@ def words_of_tensors(
         part, matrix = present(plan.indexed).of(name)
         kind = "torch.int32" if part.kind == "i32" else "torch.int64"
         indices = given[name]
-        _check_tensor(name, indices, kind, (plan.m,), device, ", a row index for each row of the product")
-        if indices.stride(0) != 1 and plan.m > 1:
+        rows = indexed_rows(plan)
+        _check_tensor(name, indices, kind, (rows,), device, ", a row index for each row of the product")
+        if indices.stride(0) != 1 and rows > 1:
             raise OperandError(f"{name} has stride {indices.stride(0)}: one after the other")
         words += [indices.data_ptr(), plan.rows_of_a if matrix == "a" else plan.rows_of_c]
+    words += [present(workspace).data_ptr()] * plan.copies_rows
     return (*words, *[0] * (MAX_WORDS - len(words)))
+
+
+def indexed_rows(plan: Sm90Plan) -> int:
+    """Row indices of a launch: one for each row of the product, of each matrix of a batch."""
+    return plan.m * (1 if plan.joined_rows else plan.batch)
+
+
+def rows_memory(plan: Sm90Plan, device: torch.device) -> torch.Tensor | None:
+    """Memory for the rows that a launch copies first, or None. It lives until the launch has been enqueued."""
+    if not plan.copies_rows:
+        return None
+    import torch
+
+    return torch.empty(copied_bytes(plan), dtype=torch.uint8, device=device)
 
 
 def order_words(plan: Sm90Plan, given: Mapping[str, Any], device: torch.device) -> tuple[int, ...]:

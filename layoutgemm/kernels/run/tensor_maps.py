@@ -16,7 +16,7 @@ from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
 from .arrays import batched, pitch_rule, raw_bits, refuse_or_note
 from .cpu import run_on_cpu
-from .epilogue_operands import words_of_tensors
+from .epilogue_operands import rows_memory, words_of_tensors
 from .occupancy import resident
 from .operand_checks import resolved
 from .partial import is_partial
@@ -166,7 +166,8 @@ def run_given(
     require_gpu(plan, a.device.index)
     tensors = {name: resolved(x.detach()) for name, x in tensors.items()}
     placed = {name: _placed(plan, name, tensors[name]) for name in plan.further if name in tensors}
-    words = words_of_tensors(plan, {**tensors, **numbers}, a.device, placed)
+    workspace = rows_memory(plan, a.device)  # the allocator keeps the order of the stream
+    words = words_of_tensors(plan, {**tensors, **numbers}, a.device, placed, workspace)
     return launch(plan, resolved(a.detach()), resolved(b.detach()), out, "", copy, words)
 
 

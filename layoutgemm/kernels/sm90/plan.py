@@ -44,6 +44,7 @@ from .edges import with_ends
 from .gated import HALVES, check_gated, combination, in_halves
 from .grouped import Ragged, check_ragged, ragged_store
 from .indexed.copies import GatheredOperand, RowGather
+from .indexed.row_copy import copied_bytes
 from .indexed.rows import OUT_ROWS, IndexedRows, check_indexed, check_order
 from .mainloop import COPY_ARRIVALS, Promoted, StageNumbers, check_promoted
 from .multicast import columns_of, few_rows, shared, with_copies
@@ -60,6 +61,12 @@ from .triangular.operands import Triangles, check_triangles
 from .types import accumulator_of, operands
 
 OperandOfA = OperandPlan | PackedOperand | GatheredOperand
+# Why a product with indexed rows has no such operand.
+_NOT_INDEXED = {
+    "along_k": "its A is read along M, and rows of A are not contiguous",
+    "weights": "its A is packed in blocks of 64 rows",
+    "triangles": "rows in another order are no triangle",
+}
 LEAST_STAGES = 2  # one group of products is in flight: its stage is released when the next k tile's have been issued
 
 
@@ -85,7 +92,8 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     experts       groups of C's columns, each of its own packed weights, or None: see `kernels.sm90.quantized.experts`
     triangles     which operands are triangular, or None: K tiles of zeros are skipped
     mirror        the second store of a symmetric product, or None
-    indexed       the row indices of A or of C, or None; A is then a GatheredOperand. See `kernels.sm90.indexed.rows`
+    indexed       the row indices of A or of C, or None; A is a GatheredOperand unless its rows are copied first. See
+                  `kernels.sm90.indexed.rows`
     """
 
     m: int
@@ -268,7 +276,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             kernel.check_shards(shards)
             kernel = replace(kernel, shards=shards)
         if indexed is not None and triangles is not None:
-            raise PlanError("triangles: a product with indexed rows takes none")
+            raise PlanError(f"triangles: a product with indexed rows takes none; {_NOT_INDEXED['triangles']}")
         for name, part in (("shards", shards), ("weights", weights)):
             if part is not None and (order is not None or triangles is not None):
                 raise PlanError(f"{'triangles' if order is None else 'order'}: a product with {name} takes none")
@@ -358,8 +366,13 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
 
     @property
     def gathers(self) -> bool:
-        """True if A's rows are gathered."""
-        return self.indexed is not None and self.indexed.gather is not None
+        """True if the product's kernel gathers A's rows."""
+        return self.indexed is not None and self.indexed.gather is not None and not self.indexed.copies
+
+    @property
+    def copies_rows(self) -> bool:
+        """True if a kernel of its own gathers A's rows, before the product."""
+        return self.indexed is not None and self.indexed.copies
 
     @property
     def scatters(self) -> bool:
@@ -479,14 +492,24 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         return partials_of(self.epilogue, self.columns_at_a_time)
 
     @property
-    def workspace(self) -> int:
+    def partial_bytes(self) -> int:
         """Bytes of device memory of partial results.
 
         >>> from layoutgemm.kernels.epilogue.chain import RowReduce
-        >>> Sm90Plan.derive(512, 512, 64, epilogue=Epilogue(RowReduce())).workspace  # two tiles of columns
+        >>> Sm90Plan.derive(512, 512, 64, epilogue=Epilogue(RowReduce())).partial_bytes  # two tiles of columns
         4096
         """
         return words_of_matrix(self.partials, self.m, self.n) * self.batch * WORD_BYTES
+
+    @property
+    def workspace(self) -> int:
+        """Bytes of device memory of partial results and of copied rows.
+
+        >>> from layoutgemm.kernels import IndexedRows, RowIndices
+        >>> Sm90Plan.derive(512, 512, 64, indexed=IndexedRows(RowIndices(9), copy=True)).workspace
+        65536
+        """
+        return self.partial_bytes + copied_bytes(self)
 
     def part_of_k(self, k_tiles, part):  # type: ignore[no-untyped-def]  # ints or traced integers alike
         """First and end k tile of one part."""
@@ -544,7 +567,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
             return "sm90.device.quantized:Sm90QuantizedKernel"
         if self.along_k is not None:
             return "sm90.device.along_k:Sm90AlongKKernel"
-        if self.indexed is not None:
+        if self.gathers or self.scatters:
             which = "Sm90IndexedKernel" if self.ragged is None else "Sm90IndexedGroupsKernel"
             return f"sm90.device.indexed:{which}"
         if self.ragged is not None:
@@ -648,7 +671,10 @@ class _Request:
             check_packed(weights, sizes, config, (a, b), epilogue, named, experts is not None)
             config = replace(config, tile_k=config.tile_k or UNIT_K)
         if indexed is not None:
-            taken = {"gated": gated, "mainloop": mainloop, "along_k": along_k, "pair": pair, "weights": weights}
+            for name, part in (("along_k", along_k), ("weights", weights)):
+                if part is not None:
+                    raise PlanError(f"{name}: a product with indexed rows takes none; {_NOT_INDEXED[name]}")
+            taken = {"gated": gated, "mainloop": mainloop, "pair": pair}
             named = [name for name, part in taken.items() if part is not None]
             named += ["masked groups"] * (ragged is not None and ragged.masked)
             check_indexed(indexed, sizes, config, (a, c), ragged is not None, named)
@@ -657,8 +683,8 @@ class _Request:
 
     @property
     def gathers(self) -> bool:
-        """True if A's rows are gathered."""
-        return self.indexed is not None and self.indexed.gather is not None
+        """True if the product's kernel gathers A's rows."""
+        return self.indexed is not None and self.indexed.gather is not None and not self.indexed.copies
 
     def gather_arrivals(self, a: OperandOfA) -> int:
         """Arrivals at a stage's barrier of threads that gather A."""
@@ -732,7 +758,7 @@ class _Request:
         usual = order_of(self.config)
         found = order_for(order, usual, tile, across)
         if self.indexed is not None:
-            check_order(found)
+            check_order(found, self.indexed)
         if found == usual:
             return usual
         if self.config.launch == "tiles":

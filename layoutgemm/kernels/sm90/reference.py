@@ -38,7 +38,7 @@ from ..store import ROWS, WARP_ROWS, StoreChunk, StorePlan
 from .along_k import k_tiles_of, line_table, load_place, of_lines
 from .gated import HALF
 from .grouped import STOP, store_extents, store_place, tables
-from .indexed.reference import gather_tile, scatter_chunk
+from .indexed.reference import copied_matrix, gather_tile, scatter_chunk
 from .mainloop import COPY_ARRIVALS
 from .operands.pair import SECOND, place_in_pairs
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
@@ -72,6 +72,8 @@ def execute_sm90(
         c.matrix = replace(c.matrix, extents=extents, pitch=c.leading, further=(c.lines * c.leading,) * matrices)
         if plan.ragged.masked:
             c.stored = tables(plan, numbers)[0][: plan.batch]
+    if plan.copies_rows:
+        a = copied_matrix(plan, a, given or {})
     if plan.along_k is not None:
         a, b = of_lines(plan, a), of_lines(plan, b)
     if plan.halves > 1:  # the second half of B's columns begins n lines on

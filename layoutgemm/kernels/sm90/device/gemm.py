@@ -76,10 +76,11 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
     ) -> None:  # fmt: skip
         """Host side: encode the tensor maps, launch at most `workers` clusters. See `TileEntry.start`."""
         plan = self.plan
-        a, b, c = matrices
+        _, b, c = matrices
         m, n, k, batch = sizes
+        a, pitches_a = self.prepare_rows(matrices[0], pitches["a"], sizes, words, stream)
         extents = {"m": m, "n": n, "k": k, "l": batch, HALF: Int32(plan.halves)}
-        maps_a = self.maps_of_a(a, extents, pitches["a"])
+        maps_a = self.maps_of_a(a, extents, pitches_a)
         sources_b = self.sources_of_b(b, n, pitches["b"], words)
         maps_b = [self.map_of_lines(tma, *of, extents) for tma, of in zip(plan.b.copies, sources_b, strict=True)]
         maps_c = self.maps_of_c(c, extents, pitches, words)
@@ -91,7 +92,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         others = maps_c + maps_a[1:] + maps_a2 + maps_b[1:] + last_b + maps_b2
         assert len(others) <= OTHER_MAPS, f"{len(others)} tensor maps besides the first two"
         others += [map_a] * (OTHER_MAPS - len(others))  # a kernel has a fixed number of parameters
-        more = self.kernel_words(words, a, pitches["a"][0])
+        more = self.kernel_words(words, a, pitches_a[0])
         self.kernel(map_a, maps_b[0], *others, c, m, n, k, batch, *pitches["c"], more).launch(
             grid=self.launch_grid(m, n, batch, workers, self.reads_of(words)),
             block=(plan.threads, 1, 1),
@@ -102,6 +103,13 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             stream=stream,
         )
         self.finish(sizes, words, stream)
+
+    def prepare_rows(
+        self, a: Int64, pitches: tuple[Int64, Int64], sizes: Sequence[Int32], words: Sequence[Int64],
+        stream: bridge.Stream,
+    ) -> tuple[Int64, tuple[Int64, Int64]]:  # fmt: skip
+        """A launch before the product's: none. Returns the address and the pitches of the A that the product reads."""
+        return a, pitches
 
     def finish(self, sizes: Sequence[Int32], words: Sequence[Int64], stream: bridge.Stream) -> None:
         """Launches behind the product's: none."""

@@ -21,7 +21,7 @@ from cutlass import Boolean, Int32, Int64, const_expr
 
 from ...dsl import bridge
 from ...dsl.ampere import copy_bytes, load_words, store_part, store_vector
-from ...dsl.tables import choose, load_long, load_word
+from ...dsl.tables import choose
 from ...plan import present
 from ...store import ROWS, WARP_ROWS, StoreChunk
 from ..indexed.copies import VECTOR_BYTES, RowScatter
@@ -31,15 +31,7 @@ from ..plan import Sm90Plan
 from .epilogue import Sm90Epilogue
 from .fused import Sm90FusedKernel
 from .grouped import GroupTable, RaggedEpilogue, RaggedTiles
-
-
-def load_index(plan: Sm90Plan, job: bridge.Carried, name: str, number: Int32, end: Int32) -> Int64:
-    """The row of A or of C that is row `number` of the product; -1 from row `end` on, and for one outside of it."""
-    indices, matrix = present(plan.indexed).of(name)
-    address = getattr(job.given, name) + Int64(cutlass.min(number, job.m - 1)) * indices.bytes
-    found = Int64(load_word(address)) if const_expr(indices.bytes == 4) else load_long(address)
-    inside = (number < end) & (found >= 0) & (found < getattr(job.given, f"{matrix}_rows"))
-    return Int64(cutlass.select_(Boolean(inside), found, Int64(-1)))
+from .row_copy import load_index
 
 
 class GatheredRows(bridge.Carried):

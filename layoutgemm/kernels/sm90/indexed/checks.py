@@ -9,10 +9,11 @@ import numpy as np
 from ....atoms.copy.base import WARP
 from ....checks import bank_conflicts
 from ....report import Check
-from ...plan import present
+from ...plan import present, tile_count
 from ...store import WARP_ROWS, StoreChunk, distinct_chunks
 from ..config import WARPGROUP
 from .copies import VECTOR_BYTES, GatheredOperand, RowScatter
+from .row_copy import COPIED, copied_bytes, copied_shape, row_copy_check
 
 if TYPE_CHECKING:
     from ..plan import Sm90Plan
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 def indexed_checks(plan: Sm90Plan) -> list[Check]:
     """The copies of gathered rows, and the stores of scattered ones."""
     checks = [_gathered(plan.a), _ends_of_k(plan.a), _gather_banks(plan.a)] if plan.gathers else []
+    if plan.copies_rows:
+        checks.append(row_copy_check(present(plan.indexed).row_copy, plan.a.dtype))
     if plan.scatters:
         chunks = distinct_chunks(present(plan.store))
         found = [_scattered(chunk) for chunk in chunks]
@@ -123,6 +126,8 @@ def _scatter_banks(chunk: StoreChunk) -> Check:
 def explain_indexed(plan: Sm90Plan) -> list[str]:
     """The indices, the loader's copies and the stores as text."""
     lines = [f"indexed: {plan.indexed}; an index outside of its matrix reads zeros, or stores nothing"]
+    if plan.copies_rows:
+        lines.append(_explain_row_copy(plan))
     if plan.gathers:
         copy = plan.a.copy
         lines.append(
@@ -136,3 +141,16 @@ def explain_indexed(plan: Sm90Plan) -> list[str]:
             "from shared memory; elements one by one where C's rows are not aligned, or at N's end"
         )
     return lines
+
+
+def _explain_row_copy(plan: Sm90Plan) -> str:
+    """The copy of rows as text: its launch and its workspace."""
+    copy, size = present(plan.indexed).row_copy, plan.a.dtype.bytes
+    matrices, rows, pitch = copied_shape(plan)
+    blocks = tile_count(matrices * rows * copy.runs(plan.k, size), copy.warps)
+    counted = ", of those that count" if plan.ragged is not None and plan.ragged.masked else ""
+    return (
+        f"  A: {matrices * rows} rows{counted} are copied first, by {blocks} CTAs of {copy.warps} warps: {copy.run} "
+        f"bytes a warp, {copy.vectors} vectors of 16 bytes a lane. The product reads the copy, {copied_bytes(plan)} "
+        f"bytes of workspace at '{COPIED}', rows {pitch} elements apart"
+    )

@@ -1,4 +1,4 @@
-"""The NumPy executor's share of indexed rows: the loader's copies into a stage, and the lanes' stores of a chunk."""
+"""The NumPy executor's share of indexed rows: copies to a workspace or into a stage, and the lanes' stores of a chunk."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ....atoms.copy.base import WARP
-from ...run.hardware_model import GlobalMatrix, Output, SharedBytes
+from ...plan import present
+from ...run.hardware_model import GlobalMatrix, Output, SharedBytes, unwritten
 from ...store import StoreChunk
 from ..config import WARPGROUP
 from .copies import VECTOR_BYTES, RowScatter
+from .row_copy import copied_shape
 from .rows import OUT_ROWS, ROWS
 
 if TYPE_CHECKING:
@@ -25,6 +27,22 @@ def rows_found(
     rows = plan.rows_of_a if name == ROWS else plan.rows_of_c
     found = given[name][np.minimum(numbers, plan.m - 1)]
     return np.where((numbers < end) & (found >= 0) & (found < rows), found, -1)
+
+
+def copied_matrix(plan: Sm90Plan, a: GlobalMatrix, given: dict[str, Any]) -> GlobalMatrix:
+    """The workspace as the copy kernel leaves it. Of masked groups, rows that do not count are not written."""
+    matrices, rows, pitch = copied_shape(plan)
+    bits, ragged = unwritten(plan.a.dtype, (matrices, rows, pitch)), plan.ragged
+    indices, last = np.reshape(given[ROWS], (matrices, rows)), present(present(plan.indexed).gather).rows
+    for matrix in range(matrices):
+        counted = rows if ragged is None or not ragged.masked else min(max(int(given[ragged.name][matrix]), 0), rows)
+        found = indices[matrix, :counted]
+        inside = (found >= 0) & (found < last)
+        first = matrix * a.pitch + np.where(inside, found, 0) * a.leading
+        values = a.bits[first[:, None] + np.arange(plan.k)]
+        bits[matrix, :counted, : plan.k] = np.where(inside[:, None], values, values.dtype.type(0))
+    extents = (plan.k, rows, *[matrices] * (matrices > 1))
+    return GlobalMatrix(bits.reshape(-1), pitch, extents, rows * pitch)
 
 
 def gather_tile(

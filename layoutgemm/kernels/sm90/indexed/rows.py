@@ -1,7 +1,10 @@
-"""Row indices: A's rows are gathered, C's rows are scattered, without a copy of either in global memory.
+"""Row indices: A's rows are gathered, C's rows are scattered.
 
     IndexedRows(gather=RowIndices(1000))                   row i of the product reads row rows[i] of an A of 1000 rows
     IndexedRows(scatter=RowIndices(1000, "i64"))           row i of the product is row out_rows[i] of a C of 1000 rows
+    IndexedRows(gather=RowIndices(1000), copy=True)        A's chosen rows are copied to a workspace before the product
+
+Without `copy` neither matrix has a copy in global memory:
 
     part       before        with indices
     -------    ----------    ------------------------------------------------------------------------------------------
@@ -17,6 +20,10 @@ refused where the host sees it; on a GPU the row is then of either product row, 
 
 With groups of rows the product's rows are those of the groups, so a mixture of experts gathers its tokens and
 multiplies them in one kernel.
+
+With `copy` a kernel of its own gathers the rows (`indexed.row_copy`), and the product is an ordinary one: of any
+configuration, and of a batch, where matrix l's row i reads row rows[l * M + i] of matrix l of A. It has the same bits as
+without, since products see the same values in the same order.
 """
 
 from __future__ import annotations
@@ -32,6 +39,7 @@ from ....arguments import checked, settle
 from ....errors import OperandError, PlanError
 from ...plan import check_sizes
 from ..grouped import checked_numbers
+from .row_copy import COPIED, RowCopy
 
 if TYPE_CHECKING:
     from ....schedule import Schedule
@@ -89,15 +97,20 @@ class IndexedRows:
 
     gather   of A: row i of the product reads row rows[i]
     scatter  of C: row i of the product is row out_rows[i]
+    copy     A's chosen rows are copied to a workspace first: a RowCopy, or True for the usual one; None or False: the
+             product's kernel gathers
 
-    Raises PlanError without either.
+    Raises PlanError without indices, and for a copy of rows that are not gathered.
 
     >>> IndexedRows(RowIndices(9), RowIndices(7)).words
     ('rows', 'a_rows', 'out_rows', 'c_rows')
+    >>> IndexedRows(RowIndices(9), copy=True).words
+    ('rows', 'a_rows', 'copied_rows')
     """
 
     gather: RowIndices | None = None
     scatter: RowIndices | None = None
+    copy: RowCopy | bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("gather", "scatter"):
@@ -105,6 +118,24 @@ class IndexedRows:
                 raise PlanError(f"{name} = {part!r}: RowIndices(rows), or None")
         if self.gather is None and self.scatter is None:
             raise PlanError("indexed: neither rows to gather nor rows to scatter")
+        if isinstance(self.copy, bool):
+            object.__setattr__(self, "copy", RowCopy() if self.copy else None)
+        if not isinstance(self.copy, RowCopy | None):
+            raise PlanError(f"copy = {self.copy!r}: True, a RowCopy, or None")
+        if self.copy is not None and self.gather is None:
+            raise PlanError("copy: rows of A are copied where they are gathered, and gather is None")
+
+    @property
+    def copies(self) -> bool:
+        """True if a kernel of its own gathers A's rows."""
+        return self.copy is not None
+
+    @property
+    def row_copy(self) -> RowCopy:
+        """The kernel that copies rows. Raises PlanError where none are copied."""
+        if not isinstance(self.copy, RowCopy):
+            raise PlanError("copy: the product's kernel gathers the rows")
+        return self.copy
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -114,7 +145,8 @@ class IndexedRows:
     @property
     def words(self) -> tuple[str, ...]:
         """The kernel's parameters: the address of each vector, and the rows of its matrix."""
-        return tuple(word for name in self.names for word in (name, {ROWS: "a_rows", OUT_ROWS: "c_rows"}[name]))
+        found = [word for name in self.names for word in (name, {ROWS: "a_rows", OUT_ROWS: "c_rows"}[name])]
+        return (*found, *[COPIED] * self.copies)
 
     def of(self, name: str) -> tuple[RowIndices, str]:
         """(the indices of that name, the matrix that they are of)."""
@@ -125,7 +157,10 @@ class IndexedRows:
 
     @checked(PlanError)
     def take(self, given: Mapping[str, object], m: int) -> dict[str, npt.NDArray[np.int64]]:
-        """The vectors by name, checked. Raises OperandError for one that does not fit, or that repeats a row of C."""
+        """The vectors by name, checked. Raises OperandError for one that does not fit, or that repeats a row of C.
+
+        m  rows of the product, of all matrices of a batch
+        """
         found: dict[str, npt.NDArray[np.int64]] = {}
         for name in self.names:
             part, matrix = self.of(name)
@@ -142,12 +177,12 @@ class IndexedRows:
     def for_any_size(self) -> IndexedRows:
         """The same for matrices of one row: what the trace sees."""
         gather, scatter = [None if part is None else RowIndices(1, part.kind) for part in (self.gather, self.scatter)]
-        return IndexedRows(gather, scatter)
+        return IndexedRows(gather, scatter, self.copy)
 
     def __str__(self) -> str:
         parts = []
         if self.gather is not None:
-            parts.append(f"rows gathered from {self.gather.rows} of A ({self.gather.kind})")
+            parts.append(f"rows {'copied' if self.copies else 'gathered'} from {self.gather.rows} of A ({self.gather.kind})")
         if self.scatter is not None:
             parts.append(f"rows scattered to {self.scatter.rows} of C ({self.scatter.kind})")
         return ", ".join(parts)
@@ -187,30 +222,36 @@ def check_indexed(
 
     operands  A and C
     ragged    the rows are those of groups
-    others    arguments of `Sm90Plan.derive` that such a kernel does not have
+    others    what the product has that only rows which are copied first go with
     """
-    if not isinstance(indexed, IndexedRows):
-        raise PlanError(f"indexed = {indexed!r}: IndexedRows(gather=RowIndices(rows), scatter=RowIndices(rows))")
-    if others:
-        raise PlanError(f"{others[0]}: a product with indexed rows takes none")
+    a, c = operands
+    if indexed.gather is not None and a.order != "row":
+        raise PlanError(f"a is {a}: gathered rows are contiguous, a 'row' A")
+    if indexed.copies and indexed.scatter is None:
+        return  # the product behind the copy is an ordinary one
+    moved = "scattered" if indexed.copies else "indexed"
     if sizes[3] > 1 and not ragged:
-        raise PlanError(f"batch = {sizes[3]}: row indices are of one matrix, or of groups of its rows")
+        others = [*others, f"batch = {sizes[3]}"]
+    if others:
+        way = "scatter by torch" if indexed.scatter is not None else "IndexedRows(..., copy=True) copies A's rows first"
+        raise PlanError(f"{others[0]}: a product with {moved} rows takes none; {way}")
     usual: dict[str, object] = {"rows": None, "single": False, "split": 1, "store": "tma", "launch": "workers"}
     for name, value in usual.items():
         if (found := getattr(config, name)) != value:
-            raise PlanError(f"{name} = {found!r}: a product with indexed rows takes {value!r}")
-    a, c = operands
-    if indexed.gather is not None:
+            raise PlanError(f"{name} = {found!r}: a product with {moved} rows takes {value!r}")
+    if indexed.gather is not None and not indexed.copies:
         _check_gather(config, a)
     if indexed.scatter is not None and c.order != "row":
         raise PlanError(f"c is {c}: scattered rows are contiguous, a 'row' C")
 
 
 def _check_gather(config: Sm90Config, a: Operand) -> None:
-    if a.order != "row":
-        raise PlanError(f"a is {a}: gathered rows are contiguous, a 'row' A")
+    """Raise PlanError for a configuration or a type without a loader that gathers."""
     if a.dtype.name == "tf32":
-        raise PlanError("a is tf32: TMA rounds float32 as it copies, and cp.async, which gathers rows, does not")
+        raise PlanError(
+            "a is tf32: TMA rounds float32 as it copies, and cp.async, which gathers rows, does not; copy=True copies "
+            "rows first"
+        )
     if config.loader != "warpgroup":
         raise PlanError(f"loader = {config.loader!r}: rows are gathered by a warpgroup, loader='warpgroup'")
     if config.cluster[1] != 1:
@@ -220,7 +261,10 @@ def _check_gather(config: Sm90Config, a: Operand) -> None:
             raise PlanError(f"{name} = {found!r}: gathered rows are loaded in order of K, and not prefetched")
 
 
-def check_order(schedule: Schedule) -> None:
-    """Raise PlanError for an order that leaves tiles out, mirrors them, or reads words."""
-    if not schedule.is_full or schedule.words or getattr(schedule, "mirror", False):
+def check_order(schedule: Schedule, indexed: IndexedRows) -> None:
+    """Raise PlanError for an order that mirrors tiles; unless rows are copied, for one of some tiles or with words."""
+    mirrors = getattr(schedule, "mirror", False)
+    if indexed.copies and indexed.scatter is None and not mirrors:
+        return
+    if not schedule.is_full or schedule.words or mirrors:
         raise PlanError(f"order = {schedule}: indexed rows take an order of every tile, without words")
