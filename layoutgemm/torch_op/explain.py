@@ -12,6 +12,8 @@ from ..kernels.run.operand_checks import check_operands
 from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
 from .explanation import Explanation, gated_after
+from .indexed.explain import explain_indexed
+from .indexed.product import IndexedOperands
 from .launch import plan_of
 from .operands.pairs import explain_pairs
 from .operands.several import Combine, explain_combined
@@ -33,13 +35,14 @@ def explain_matmul(
     scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, recipe_a: object = None,
     recipe_b: object = None, use_fast_accum: bool = True, offsets: torch.Tensor | None = None,
     offs: torch.Tensor | None = None, counts: torch.Tensor | None = None, expected_rows: int | None = None,
-    combine: Combine | None = None, given: Mapping[str, Any] | None = None,
+    combine: Combine | None = None, given: Mapping[str, Any] | None = None, rows: torch.Tensor | None = None,
+    out_rows: torch.Tensor | None = None, row_weights: torch.Tensor | None = None, copy_rows: bool | None = None,
 ) -> Explanation:  # fmt: skip
     """Which kernel a product takes for these tensors, why, and what it copies. Nothing is compiled or launched.
 
     The product is `matmul`'s; `grouped_matmul`'s where one of offsets, offs and counts is given, and else
     `scaled_matmul`'s where scale_a is. With `combine`, b is the tuple that `matmul` takes, and `given` its numbers; two
-    pairs are tuples. The arguments are theirs.
+    pairs are tuples. With row indices it is `matmul`'s or `grouped_matmul`'s. The arguments are theirs.
 
     For CPU tensors it tells what would be done with such tensors on an H200. Of `matmul`, `activation` is looked at
     where it is one of a gated product, and `bias` is not: others change neither copies nor configuration.
@@ -61,6 +64,10 @@ def explain_matmul(
     >>> explain_matmul(a, torch.empty(2, 4096, 64).bfloat16(), offsets=ends).why.partition(";")[0]
     'one launch for all groups, whose ends the kernel reads'
     """
+    if rows is not None or out_rows is not None:
+        untaken = {"scale_a": scale_a, "offs": offs, "expected_rows": expected_rows, "combine": combine, "given": given}
+        operands = IndexedOperands(a, b, rows, out_rows, row_weights, offsets, counts)  # type: ignore[arg-type]
+        return explain_indexed(operands, out, activation, out_dtype, config, copy_rows, untaken)
     if isinstance(a, tuple):
         return explain_pairs(a, b, out, activation, config, out_dtype)  # type: ignore[arg-type]
     if combine is not None:

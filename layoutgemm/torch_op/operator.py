@@ -47,6 +47,7 @@ from .compiled.traced import check_compiled, check_compiled_gemm, refuse
 from .compute import finished_product, gated_product, scaled_product, wide_type
 from .epilogue import check_epilogue, epilogue_product
 from .indexed.api import indexed_matmul
+from .indexed.combined import combined_rows
 from .indexed.product import IndexedOperands
 from .launch import Prepared, empty_on_gpu, raw_stream
 from .library import dispatched, recorded_product
@@ -83,6 +84,7 @@ def matmul(
     rows: torch.Tensor | None = None,
     out_rows: torch.Tensor | None = None,
     row_weights: torch.Tensor | None = None,
+    copy_rows: bool | None = None,
 ) -> torch.Tensor:
     """activation(a @ b + bias), with shapes as in torch.matmul: vectors, matrices, batches that broadcast.
 
@@ -117,7 +119,9 @@ def matmul(
                 they are zeros. `given` has what the order reads, such as a rank. No bias, activation, epilogue or
                 gradients
     rows        int32 or int64: row i of the product reads row rows[i] of a, a matrix. A kernel of compute capability
-                9.0 gathers the rows, without a copy of a. See `torch_op.indexed.product`
+                9.0 gathers the rows, or copies them to a workspace first. Of (batch, M) with a 3-D b: row i of matrix l
+                reads row rows[l, i] of a[l], or of a matrix a. See `torch_op.indexed.product`
+    copy_rows   whether rows are copied first; default the way that is estimated faster, or the only one
     out_rows    likewise: row i of the product is row out_rows[i] of the result, which has zeros elsewhere. An `out` may
                 have more rows, and keeps those that no index names. An index may not repeat
     row_weights float32: a factor of each row of the product, with `rows` or `out_rows`
@@ -149,9 +153,13 @@ def matmul(
     """
     if TYPE_CHECKING:
         assert isinstance(a, _Tensor) and isinstance(b, _Tensor)  # two tuples are told apart behind the fast path
-    if rows is not None or out_rows is not None or row_weights is not None:
+    if rows is not None or out_rows is not None or row_weights is not None or copy_rows is not None:
+        if combine is not None and isinstance(b, (tuple, list)) and rows is not None:
+            alone = {"bias": bias, "activation": activation, "epilogue": epilogue, "order": order}
+            beside = {**alone, "out_rows": out_rows, "row_weights": row_weights}
+            return _with_combined_rows(a, b, rows, combine, beside, given, out, config, out_dtype, copy_rows)
         others = {"bias": bias, "epilogue": epilogue, "given": given, "order": order, "combine": combine}
-        return _with_rows(a, b, (rows, out_rows, row_weights), others, activation, out, config, out_dtype)
+        return _with_rows(a, b, (rows, out_rows, row_weights), others, activation, out, config, out_dtype, copy_rows)
     if combine is not None:
         alone = {"bias": bias, "activation": activation, "epilogue": epilogue, "order": order}
         return _with_combine(a, b, combine, alone, given, out, config, out_dtype, allow_tf32)
@@ -447,13 +455,29 @@ def _with_combine(
 def _with_rows(
     a: Any, b: Any, vectors: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
     others: dict[str, Any], activation: str | None, out: torch.Tensor | None, config: Config | None,
-    out_dtype: torch.dtype | None,
+    out_dtype: torch.dtype | None, copy_rows: bool | None,
 ) -> torch.Tensor:  # fmt: skip
     """A product with row indices."""
     return indexed_matmul(
         IndexedOperands(a, b, *vectors), activation=activation, out=out, out_dtype=out_dtype, config=config,
-        others=others,
+        others=others, copy_rows=copy_rows,
     )  # fmt: skip
+
+
+def _with_combined_rows(
+    a: torch.Tensor, b: Sequence[torch.Tensor], rows: torch.Tensor, combine: Combine, others: dict[str, Any],
+    given: Mapping[str, Any] | None, out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None,
+    copy_rows: bool | None,
+) -> torch.Tensor:  # fmt: skip
+    """A product of rows by index with several matrices."""
+    if _is_compiling():
+        refuse("combine= is a launch of its own, not under torch.compile")
+    for name, value in others.items():
+        if value is not None:
+            raise OperandError(f"{name}: a product of rows= with several matrices takes none")
+    if copy_rows is not None and not copy_rows:
+        raise OperandError("copy_rows=False: of several matrices, A's rows are copied first")
+    return combined_rows(a, b, rows, combine, given, out, config, out_dtype)
 
 
 def _with_order(

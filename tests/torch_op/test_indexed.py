@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
 
+import layoutgemm
 from layoutgemm import Sm90Config, grouped_matmul, matmul
 from layoutgemm.errors import LayoutError, OperandError, TensorError
 from layoutgemm.torch_op.indexed import product
@@ -213,7 +214,9 @@ def test_operator_passes_torchs_checks() -> None:
         ({"rows": torch.tensor([0]), "bias": torch.zeros(N)}, "bias: a product with row indices takes none"),
         ({"rows": torch.tensor([0]), "order": "lower"}, "order: a product with row indices takes none"),
         ({"rows": torch.tensor([0]), "combine": "silu"}, "combine: a product with row indices takes none"),
-        ({"rows": torch.tensor([0]), "activation": "swiglu"}, "is not gated"),
+        ({"rows": torch.tensor([0]), "activation": "swiglu", "b": integers(47, K).mT}, "b has 47 columns"),
+        ({"rows": torch.tensor([0]), "copy_rows": 1}, "copy_rows: True or False, of a product with rows="),
+        ({"copy_rows": True}, "copy_rows: True or False, of a product with rows="),
         ({"rows": torch.tensor([0]), "out": torch.zeros(2, N).bfloat16()}, "out has shape"),
         ({"rows": torch.tensor([0]), "out": torch.zeros(1, N)}, "to have dtype"),
         ({"rows": torch.tensor([0], device="meta")}, "rows is on meta"),
@@ -221,9 +224,10 @@ def test_operator_passes_torchs_checks() -> None:
     ],
 )
 def test_calls_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
-    x = problem()
+    x = {**problem(), **changes}
+    operands = x["a"], x["b"]
     with pytest.raises((OperandError, TensorError), match=message):
-        matmul(x["a"], x["b"], **changes)
+        matmul(*operands, **{name: value for name, value in changes.items() if name != "b"})
 
 
 def test_an_output_over_an_operand_is_refused() -> None:
@@ -246,8 +250,8 @@ def test_derivatives_that_there_are_not_are_refused() -> None:
         matmul(x["a"], x["b"], rows=x["rows"], out=torch.zeros(M, N).bfloat16())
     with pytest.raises(OperandError, match="float32"):
         matmul(x["a"].detach().float(), x["b"].float(), rows=x["rows"])
-    with pytest.raises(OperandError, match="counts: a product with row indices takes none"):
-        grouped_matmul(x["a"], x["experts"], counts=OFFSETS[:4], rows=x["rows"])
+    with pytest.raises(OperandError, match="counts: row indices of masked groups are of a"):
+        grouped_matmul(x["a"].detach(), x["experts"], OFFSETS, counts=OFFSETS[:4], rows=x["rows"])
 
 
 @pytest.mark.parametrize("sizes", [(0, N, K), (5, 0, K), (5, N, 0)])
@@ -258,7 +262,139 @@ def test_sizes_of_zero(sizes: tuple[int, int, int]) -> None:
     assert got.shape == (m, n) and not got.any()
 
 
+# ------------------------------------------------------------- gates, batches, masked groups, and several matrices
+
+
+def gated(x: dict[str, Any], b: Any, rows: Any) -> Any:
+    sums = x["a"].double()[rows.long()] @ b.double()
+    return torch.nn.functional.silu(sums[:, : b.shape[1] // 2]) * sums[:, b.shape[1] // 2 :]
+
+
+def masked_problem() -> tuple[Any, Any, Any, Any]:
+    """Tokens, weights of three experts, rows of each and how many count; rows beyond are no rows."""
+    x = problem()
+    rows = torch.randint(0, TOKENS, (3, 70), dtype=torch.int32)
+    counts = torch.tensor([70, 0, 13], dtype=torch.int32)
+    rows[2, 13:] = -7
+    return x["a"], x["experts"][:3], rows, counts
+
+
+@pytest.mark.parametrize("scatter", [False, True])
+def test_a_gate_of_chosen_rows(scatter: bool) -> None:
+    x = problem()
+    want = gated(x, x["b"], x["rows"]) * x["weights"].double()[:, None]
+    more: dict[str, Any] = {"out_rows": x["out_rows"]} if scatter else {}
+    got = matmul(x["a"], x["b"], rows=x["rows"], row_weights=x["weights"], activation="swiglu", out_dtype=F32, **more)
+    want = torch.zeros_like(want).index_copy(0, x["out_rows"], want) if scatter else want
+    assert got.shape == (M, N // 2) and torch.allclose(got.double(), want, rtol=1e-6, atol=1e-6)
+
+
+def test_rows_of_a_batch_and_of_masked_groups() -> None:
+    a, b, rows, counts = masked_problem()
+    want = torch.stack([a.float()[i.clamp(0).long()] @ w.float() for i, w in zip(rows, b)])
+    got = matmul(a, b, rows=rows.clamp(0), out_dtype=F32)
+    assert torch.equal(got, want)
+    assert torch.equal(matmul(a.expand(3, -1, -1), b, rows=rows.clamp(0), out_dtype=F32), want)
+    out = torch.full((3, 70, N), 7.0)
+    assert grouped_matmul(a, b, counts=counts, rows=rows, out=out, out_dtype=F32) is out
+    assert torch.equal(out[0], want[0]) and torch.equal(out[2, :13], want[2, :13])
+    assert bool((out[1] == 7).all()) and bool((out[2, 13:] == 7).all())
+
+
+def test_several_matrices_of_chosen_rows() -> None:
+    x = problem()
+    read, b = x["a"].double()[x["rows"].long()], x["b"].double()
+    got = matmul(
+        x["a"], (x["b"], -x["b"]), combine=lambda p, q, ops, s: ops.maximum(p, 0.0) + s * q, given={"s": 3},
+        rows=x["rows"], out_dtype=F32,
+    )  # fmt: skip
+    assert torch.equal(got.double(), (read @ b).clamp(min=0) - 3 * (read @ b))
+
+
+def test_what_rows_of_a_batch_and_of_several_matrices_do_not_take() -> None:
+    a, b, rows, counts = masked_problem()
+    inside = rows.clamp(0)
+    for changes, message in (
+        ({"rows": inside[0]}, r"rows is torch.int32 of shape \[70\]: int32 or int64 of \[3, M\]"),
+        ({"rows": inside, "row_weights": torch.ones(3, 70)}, "row_weights: the rows of a batch are gathered alone"),
+        ({"rows": inside, "activation": "swiglu"}, "a gate of a batch's products takes counts="),
+        ({"rows": rows}, r"rows\[13\] = -7: a has 33 rows"),
+    ):
+        with pytest.raises(OperandError, match=message):
+            matmul(a, b, **changes)
+    with pytest.raises(OperandError, match=r"counts\[0\] = 71: a has 0 to 70 rows"):
+        grouped_matmul(a, b, counts=counts + 1, rows=rows)
+    with pytest.raises(OperandError, match="rows of a batch: no gradients"):
+        matmul(a.clone().requires_grad_(), b, rows=inside)
+    both = {"combine": "silu", "rows": inside[0]}
+    with pytest.raises(TensorError, match="combine= with rows= has no derivatives"):
+        matmul(a.clone().requires_grad_(), (b[0], b[1]), **both)
+    with pytest.raises(OperandError, match="out_rows: a product of rows= with several matrices takes none"):
+        matmul(a, (b[0], b[1]), out_rows=inside[0], **both)
+    with pytest.raises(OperandError, match="copy_rows=False: of several matrices"):
+        matmul(a, (b[0], b[1]), copy_rows=False, **both)
+
+
+def test_explanations_say_the_way_and_its_workspace() -> None:
+    a, w = torch.empty(64, 512).bfloat16(), torch.empty(8192, 512).bfloat16()
+    rows = torch.zeros(4096, dtype=torch.int64)
+    told = layoutgemm.explain_matmul(a, w.T, rows=rows)
+    assert "rows copied from 64 of A" in told.kernel and told.workspace == 4096 * 512 * 2 and "estimates" in told.why
+    told = layoutgemm.explain_matmul(a, w.T, rows=rows, copy_rows=False)
+    assert "rows gathered from 64 of A" in told.kernel and told.workspace == 0 and told.copies == ()
+    told = layoutgemm.explain_matmul(a, w.T, rows=rows, out_rows=rows + torch.arange(4096), activation="swiglu")
+    assert told.kernel.endswith("then torch scatters its rows") and "no kernel gathers rows of" in told.why
+    told = layoutgemm.explain_matmul(a, w.T.contiguous(), rows=rows, activation="swiglu")
+    assert told.kernel.endswith("then torch gates it") and told.workspace > 4096 * 512 * 2
+    with pytest.raises(OperandError, match="offs: a product with row indices takes none"):
+        layoutgemm.explain_matmul(a, w.T, rows=rows, offs=OFFSETS)
+
+
 # ------------------------------------------------------------------------------------- the launches that a GPU gets
+
+
+COPYING = Sm90Config((64, 64), consumers=1, stages=3)
+
+
+@pytest.mark.dsl
+@pytest.mark.parametrize("way", [(True, True, True), pytest.param((False, False, False), marks=pytest.mark.slow)])
+def test_launches_that_copy_rows_twice(way: tuple[bool, bool, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The long way, then kept, with other values and memory of its own; A's rows lie at any distance."""
+    x = problem()
+    with emulated(monkeypatch) as calls:
+        assert torch.equal(ours(x, *way, config=COPYING), by_hand(x, *way).bfloat16())
+        monkeypatch.setattr(kept, "launch_of", None)  # the long way is shut
+        y = problem()
+        y["rows"] = y["rows"].flip(0).contiguous()
+        assert torch.equal(ours(y, *way, config=COPYING), by_hand(y, *way).bfloat16())
+        y["rows"][::7] = -1  # reads zeros
+        got = ours(y, *way, config=COPYING)
+        assert len(calls) == 3
+        y["rows"] = y["rows"].clamp(0)
+        want = by_hand(y, *way).bfloat16()
+        at = y["out_rows"][::7] if way[1] else torch.arange(M)[::7]
+        want[at] = 0
+        assert torch.equal(got, want)
+
+
+@pytest.mark.dsl
+@pytest.mark.slow
+def test_launches_of_gates_masked_groups_and_several_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, (a, b, rows, counts) = problem(), masked_problem()
+    unaligned = torch.zeros(TOKENS, K + 3, dtype=BF16)[:, 1 : K + 1].copy_(x["a"])
+    with emulated(monkeypatch):
+        got = matmul(unaligned, x["b"], rows=x["rows"], activation="swiglu", out_dtype=F32, config=COPYING)
+        assert torch.allclose(got.double(), gated(x, x["b"], x["rows"]), rtol=1e-4, atol=1e-3)
+        got = matmul(x["a"], x["b"].contiguous(), rows=x["rows"], activation="swiglu", out_dtype=F32, config=COPYING)
+        assert torch.allclose(got.double(), gated(x, x["b"], x["rows"]), rtol=1e-4, atol=1e-3)
+        want = torch.stack([a.float()[i.clamp(0).long()] @ w.float() for i, w in zip(rows, b)])
+        assert torch.equal(matmul(a, b, rows=rows.clamp(0), out_dtype=F32, config=COPYING), want)
+        assert torch.equal(matmul(a, b[:1], rows=rows[:1], out_dtype=F32, config=COPYING), want[:1])
+        out = torch.full((3, 70, N), 7.0)
+        for _ in range(2):
+            grouped_matmul(a, b, counts=counts, rows=rows, out=out, out_dtype=F32, config=COPYING)
+        assert torch.equal(out[0], want[0]) and torch.equal(out[2, :13], want[2, :13])
+        assert bool((out[1] == 7).all()) and bool((out[2, 13:] == 7).all())
 
 
 @pytest.mark.dsl

@@ -96,7 +96,7 @@ def words_of_arrays(plan: Sm90Plan, values: Mapping[str, Any]) -> tuple[Any, ...
         part, matrix = present(plan.indexed).of(name)
         kind = np.int32 if part.kind == "i32" else np.int64
         words += [np.ascontiguousarray(values[name], kind), plan.rows_of_a if matrix == "a" else plan.rows_of_c]
-    words += [np.full(copied_bytes(plan), 0xFF, np.uint8)] * plan.copies_rows
+    words += [np.full(copied_bytes(plan), 0xFF, np.uint8)] if plan.copies_rows else []
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
@@ -140,7 +140,7 @@ def words_of_tensors(
         if indices.stride(0) != 1 and rows > 1:
             raise OperandError(f"{name} has stride {indices.stride(0)}: one after the other")
         words += [indices.data_ptr(), plan.rows_of_a if matrix == "a" else plan.rows_of_c]
-    words += [present(workspace).data_ptr()] * plan.copies_rows
+    words += [present(workspace).data_ptr()] if plan.copies_rows else []
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 

@@ -35,6 +35,9 @@ def lines_of(
     plan: GemmPlan, name: str, tensor: torch.Tensor, copies: list[str], copy: bool
 ) -> tuple[torch.Tensor, int, int]:
     """(lines, leading, pitch) of A or B; a gated product's B is one matrix."""
+    if name == "A" and isinstance(plan, Sm90Plan) and plan.copies_rows and tensor.stride(-1) == 1:
+        # Threads copy its rows, which may lie at any distance.
+        return tensor, int(tensor.stride(-2)), int(tensor.stride(0)) if tensor.ndim > 2 else 0
     return tma_operand(plan.a if name == "A" else as_one_matrix(plan.b), tensor, copies, copy)
 
 

@@ -1,6 +1,9 @@
-"""matmul and grouped_matmul with row indices: rows=, out_rows=, row_weights=.
+"""matmul and grouped_matmul with row indices: rows=, out_rows=, row_weights=, copy_rows=.
 
 product     a call, checked; by a Hopper kernel, or in float64 on the CPU
+plans       its plan: the configuration, and whether A's rows are copied first
+combined    rows by index of a product with several matrices
+explain     the same in words
 operators   torch.ops.layoutgemm.indexed_matmul, as compilers and autograd see it
 api         what `matmul` and `grouped_matmul` call
 """

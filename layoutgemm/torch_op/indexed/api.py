@@ -17,14 +17,21 @@ from ..scaled_grouped.scaled import check_config
 from .operators import CHECK_INDEXED
 from .product import IndexedOperands, check_indexed, indexed_product, placed, scattered
 
+_NO_OPERATOR = (
+    "rows of a batch: no gradients, torch.compile, torch.func or modes; groups by offsets= have them, and so has a "
+    "product of torch.take_along_dim(a, rows[..., None], 1)"
+)
+
 
 def indexed_matmul(
     given: IndexedOperands, *, activation: str | None = None, out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None, config: Any = None, others: dict[str, Any] | None = None,
+    copy_rows: bool | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """activation(A[rows] @ B) * row_weights, in rows out_rows of the result: see `torch_op.indexed.product`.
 
-    others  arguments that such a product does not take, by name
+    others     arguments that such a product does not take, by name
+    copy_rows  whether a kernel copies A's rows first; None: if that is estimated faster, or the only way
 
     Raises OperandError, or TensorError in torch's words, naming the operand.
 
@@ -35,12 +42,14 @@ def indexed_matmul(
     for name, x in (others or {}).items():
         if x is not None:
             _refuse(f"{name}: a product with row indices takes none")
+    if copy_rows is not None and (given.rows is None or not isinstance(copy_rows, bool)):
+        _refuse("copy_rows: True or False, of a product with rows=")
     if given.rows is None and given.out_rows is None:
         _refuse("row_weights: the rows of a product with rows= or out_rows= have weights")
     if isinstance(config, Sm90Choice) and not config.swapped:
         config = config.config
     if torch.compiler.is_dynamo_compiling():
-        return _traced(given, activation, out, out_dtype, config)
+        return _traced(given, activation, out, out_dtype, config, copy_rows)
     key: tuple[object, ...] = ()
     first = given.rows if given.rows is not None else given.out_rows
     if isinstance(first, torch.Tensor):
@@ -48,7 +57,9 @@ def indexed_matmul(
         rest = tuple(x for x in given[2:] if x is not None and x is not first)
         weights_last = given.row_weights is None
         rest = rest if weights_last else (*[x for x in rest if x is not given.row_weights], given.row_weights)
-        key, found = find(given.a, given.b, first, None, rest, out, ("indexed", names, activation, out_dtype, config))
+        key, found = find(
+            given.a, given.b, first, None, rest, out, ("indexed", names, activation, out_dtype, config, copy_rows)
+        )
         if found is not None:
             return found
     check_config(config)
@@ -58,40 +69,45 @@ def indexed_matmul(
         given = given._replace(a=a, b=b)
         call = check_indexed(given, out, activation, out_dtype)
     if not needs_dispatcher(*given, out):
-        return indexed_product(call, given, config, out, key)
+        return indexed_product(call, given, config, out, key, copy_rows)
+    if given.batched:
+        _refuse(_NO_OPERATOR)
     if out is not None and differentiated(*given.named.values(), out):
         raise TensorError(NOT_RECORDED)
     if out is not None:
-        return placed(call, given, _operator(_in_order(given), activation, call.kind, config), out)
-    return _operator(given, activation, call.kind, config)
+        return placed(call, given, _operator(_in_order(given), activation, call.kind, config, copy_rows), out)
+    return _operator(given, activation, call.kind, config, copy_rows)
 
 
 def _operator(
-    given: IndexedOperands, activation: str | None, kind: torch.dtype | None, config: Sm90Config | None
-) -> torch.Tensor:
+    given: IndexedOperands, activation: str | None, kind: torch.dtype | None, config: Sm90Config | None,
+    copy_rows: bool | None,
+) -> torch.Tensor:  # fmt: skip
     """The operator on operands that have been checked."""
     value: torch.Tensor = torch.ops.layoutgemm.indexed_matmul(
         given.a, given.b, given.rows, given.out_rows, given.row_weights, given.offsets, activation, kind,
-        config_text(config),
+        config_text(config), copy_rows,
     )  # fmt: skip
     return value
 
 
 def _traced(
     given: IndexedOperands, activation: str | None, out: torch.Tensor | None, out_dtype: torch.dtype | None,
-    config: Sm90Config | None,
+    config: Sm90Config | None, copy_rows: bool | None,
 ) -> torch.Tensor:  # fmt: skip
     """The same under torch.compile, whose tracer meets no exception of ours."""
     refuse(refusal("activation", activation))
     refuse(refusal("plain config", config))
     if out is not None and differentiated(*given.named.values(), out):
         refuse(NOT_RECORDED)
+    if given.batched:
+        refuse(_NO_OPERATOR)
     a, b = autocast(given.a, given.b)
     given = given._replace(a=a, b=b)
-    CHECK_INDEXED(*given, out, activation, out_dtype)
+    CHECK_INDEXED(*given[:6], out, activation, out_dtype)
     if out is None:
-        return _operator(given, activation, out_dtype, config)
-    value = _operator(_in_order(given), activation, out_dtype, config)
+        return _operator(given, activation, out_dtype, config, copy_rows)
+    value = _operator(_in_order(given), activation, out_dtype, config, copy_rows)
     return out.copy_(value) if given.out_rows is None else scattered(out, given.out_rows, value)
 
 

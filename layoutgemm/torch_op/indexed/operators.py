@@ -1,7 +1,7 @@
 """torch.ops.layoutgemm.indexed_matmul: products with row indices as torch's compiler and autograd see them.
 
     indexed_matmul(Tensor a, Tensor b, Tensor? rows, Tensor? out_rows, Tensor? row_weights, Tensor? offsets,
-                   str? activation, ScalarType? out_dtype, str config="") -> Tensor
+                   str? activation, ScalarType? out_dtype, str config="", bool? copy_rows=None) -> Tensor
 
 With g the gradient of the product's rows, and u = g @ B^T, which gathers g from that of the result:
 
@@ -33,21 +33,22 @@ Vector: TypeAlias = "torch.Tensor | None"
 def _indexed(
     a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor | None, out_rows: torch.Tensor | None,
     row_weights: torch.Tensor | None, offsets: torch.Tensor | None, activation: str | None,
-    out_dtype: torch.dtype | None, config: str = "",
+    out_dtype: torch.dtype | None, config: str = "", copy_rows: bool | None = None,
 ) -> torch.Tensor:  # fmt: skip
     given = IndexedOperands(a, b, rows, out_rows, row_weights, offsets)
     call = check_indexed(given, None, activation, out_dtype)
-    return indexed_product(call, given, plain_config(config)).contiguous()
+    return indexed_product(call, given, plain_config(config), copies=copy_rows).contiguous()
 
 
 @_indexed.register_fake
 def _(
     a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor | None, out_rows: torch.Tensor | None,
     row_weights: torch.Tensor | None, offsets: torch.Tensor | None, activation: str | None,
-    out_dtype: torch.dtype | None, config: str = "",
+    out_dtype: torch.dtype | None, config: str = "", copy_rows: bool | None = None,
 ) -> torch.Tensor:  # fmt: skip
     call = check_indexed(IndexedOperands(a, b, rows, out_rows, row_weights, offsets), None, activation, out_dtype)
     plain_config(config)
+    del copy_rows  # of the kernel alone
     return a.new_empty(call.shape, dtype=call.kind)
 
 
@@ -72,10 +73,10 @@ class _IndexedProduct(torch.autograd.Function):
     @staticmethod
     def forward(
         a: torch.Tensor, b: torch.Tensor, rows: Vector, out_rows: Vector, row_weights: Vector, offsets: Vector,
-        out_dtype: torch.dtype | None, config: str,
+        out_dtype: torch.dtype | None, config: str, copy_rows: bool | None,
     ) -> torch.Tensor:  # fmt: skip
         value: torch.Tensor = torch.ops.layoutgemm.indexed_matmul(
-            a, b, rows, out_rows, row_weights, offsets, None, out_dtype, config
+            a, b, rows, out_rows, row_weights, offsets, None, out_dtype, config, copy_rows
         )
         return value
 
@@ -104,7 +105,7 @@ class _IndexedProduct(torch.autograd.Function):
                 of_b = dispatched(read.mT, scaled, b.dtype, None)
             else:
                 of_b = differentiable(read.mT, scaled, offsets, "offsets", b.dtype)
-        return of_a, of_b, None, None, of_weights, None, None, None
+        return of_a, of_b, None, None, of_weights, None, None, None, None
 
 
 def _gathered(grad: torch.Tensor, b: torch.Tensor, out_rows: Vector, offsets: Vector) -> torch.Tensor:
@@ -121,7 +122,7 @@ def _gathered(grad: torch.Tensor, b: torch.Tensor, out_rows: Vector, offsets: Ve
 
 def _recorded(
     a: torch.Tensor, b: torch.Tensor, rows: Vector, out_rows: Vector, row_weights: Vector, offsets: Vector,
-    activation: str | None, out_dtype: torch.dtype | None, config: str = "",
+    activation: str | None, out_dtype: torch.dtype | None, config: str = "", copy_rows: bool | None = None,
 ) -> torch.Tensor:  # fmt: skip
     given = IndexedOperands(a, b, rows, out_rows, row_weights, offsets)
     check_indexed(given, None, activation, out_dtype)
@@ -132,7 +133,9 @@ def _recorded(
     if a.dtype.itemsize == 1 or activation is not None:
         why = "with an activation has none; apply torch's own" if activation is not None else "of 8 bits has none"
         refuse_derivatives(given.named, f"a product {why}; or {_WAY_OUT}")
-    value: torch.Tensor = _IndexedProduct.apply(a, b, rows, out_rows, row_weights, offsets, out_dtype, config)
+    value: torch.Tensor = _IndexedProduct.apply(
+        a, b, rows, out_rows, row_weights, offsets, out_dtype, config, copy_rows
+    )
     return value
 
 

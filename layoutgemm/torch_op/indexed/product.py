@@ -1,47 +1,48 @@
 """Products with row indices: checked, then by one kernel, or on the CPU in float64.
 
     product row i     C[out_rows[i]] = row_weights[i] * activation(A[rows[i]] @ B), or B[e] of the row's group
+    of a batch        C[l, i] = activation(A[l, rows[l, i]] @ B[l]); of masked groups, where i < counts[l]
 
 Without `rows` row i of A is read, without `out_rows` row i of the result is written. The result of `out_rows` without
 an `out` has as many rows as the product, and zeros where no index names a row.
+
+A's rows are gathered by the product's kernel, or copied by a kernel before it, in the same launch: see
+`kernels.sm90.indexed.row_copy`. Batches, masked groups and gates are always of copied rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from ...dtypes import dtype
 from ...errors import OperandError, TensorError
-from ...kernels.epilogue.chain import Activation, Epilogue, VectorScale
 from ...kernels.run.operand_checks import addressed, check_operands
 from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm90.grouped import Ragged
-from ...kernels.sm90.indexed.choose import indexed_config
-from ...kernels.sm90.indexed.rows import IndexedRows, RowIndices, check_distinct, check_inside
-from ...kernels.sm90.plan import Sm90Plan
-from ..bias_activation import by_torch
+from ...kernels.sm90.indexed.rows import check_distinct, check_inside
+from ..bias_activation import GATES, by_torch, gate_by_torch
 from ..checks import check_activation, check_device, stored_as
 from ..prepared import on_gpu
-from ..reference import exact
-from ..scaled_grouped.grouped import OFFSETS, check_values
+from ..problem import half
+from ..reference import exact, rounded
+from ..scaled_grouped.gated import why_by_torch
+from ..scaled_grouped.grouped import COUNTS, OFFSETS, check_values
 from ..scaled_grouped.kept import NOT_KEPT, Keeping, launch, require_hopper
 from ..scaled_grouped.scaled import FP8
 from ..types import C_NAMES, NAMES
+from .plans import WEIGHTS, IndexedShape, plan_of
 
 MULTIPLIED = (torch.bfloat16, torch.float16, *FP8)
-WEIGHTS = "row_weights"
-_INDICES = {torch.int32: "i32", torch.int64: "i64"}
+INDICES = {torch.int32: "i32", torch.int64: "i64"}
 
 
 class IndexedOperands(NamedTuple):
     """The tensors of a call, None for those that are not given.
 
-    a, b      (rows of A, K) and (K, N), or (groups, K, N) with `offsets`
-    rows, out_rows, row_weights   vectors of the product's rows
+    a, b      (rows of A, K) and (K, N), or (groups, K, N) with `offsets`. Of a batch (batch, rows of A, K), or one
+              matrix for all, and (batch, K, N)
+    rows, out_rows, row_weights   vectors of the product's rows; of a batch `rows` alone, (batch, M)
+    counts    rows of each matrix of the batch that are computed, or None for all
     """
 
     a: torch.Tensor
@@ -50,6 +51,7 @@ class IndexedOperands(NamedTuple):
     out_rows: torch.Tensor | None = None
     row_weights: torch.Tensor | None = None
     offsets: torch.Tensor | None = None
+    counts: torch.Tensor | None = None
 
     @property
     def named(self) -> dict[str, torch.Tensor]:
@@ -58,16 +60,26 @@ class IndexedOperands(NamedTuple):
 
     @property
     def m(self) -> int:
-        """Rows of the product."""
-        return self.a.shape[0] if self.rows is None else self.rows.shape[0]
+        """Rows of the product, of each matrix of a batch."""
+        return self.a.shape[-2] if self.rows is None else self.rows.shape[-1]
+
+    @property
+    def batched(self) -> bool:
+        """True if the rows are those of a batch of matrices."""
+        return self.offsets is None and self.b.ndim == 3
 
 
 class IndexedCall(NamedTuple):
     """A checked call: the result's type and shape, and the activation."""
 
     kind: torch.dtype
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     activation: str | None
+
+    @property
+    def gate(self) -> str | None:
+        """The function of a gate, or None."""
+        return GATES.get(self.activation) if self.activation is not None else None
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
@@ -89,28 +101,52 @@ def check_indexed(
             raise OperandError(f"{name} is {x.dtype}: a product with row indices is of {known}")
     if a.dtype != b.dtype and not {a.dtype, b.dtype} <= set(FP8):
         raise TensorError(f"expected a and b to have the same dtype, but got: {a.dtype} != {b.dtype}")
-    groups = given.offsets is not None
-    if a.ndim != 2 or b.ndim != 2 + groups or a.shape[1] != b.shape[-2]:
-        want = "(rows, K) and (groups, K, N), with offsets" if groups else "(rows, K) and (K, N)"
-        raise TensorError(f"a and b have shapes {list(a.shape)} and {list(b.shape)}: row indices take {want}")
+    _check_shapes(given)
     check_activation(activation)
-    if activation in ("swiglu", "geglu"):
-        raise OperandError(f"activation {activation!r}: a product with row indices is not gated")
     _check_vectors(given)
     kind = stored_as(a.dtype, out_dtype)
-    shape = given.m, b.shape[-1]
+    call = IndexedCall(kind, (), activation)
+    if call.gate is not None and given.batched and given.counts is None:
+        raise OperandError(f"activation {activation!r}: a gate of a batch's products takes counts=")
+    columns = b.shape[-1] if call.gate is None else half(b.ndim, b.shape[-1])
+    shape = (*b.shape[:1], given.m, columns) if given.batched else (given.m, columns)
     if out is not None:
         _check_out(out, given, kind, shape)
-        shape = (out.shape[0], shape[1])
+        shape = tuple(out.shape)
     if addressed(a) and a.device.type == "cpu":
-        _check_values(given, shape[0])
-    return IndexedCall(kind, shape, activation)
+        _check_values(given, shape[-2])
+    return call._replace(shape=shape)
+
+
+def _check_shapes(given: IndexedOperands) -> None:
+    """Raise TensorError for an a and a b that do not meet, OperandError for what a batch does not take."""
+    a, b, groups, batched = given.a, given.b, given.offsets is not None, given.batched
+    if given.counts is not None and not batched:
+        raise OperandError("counts: row indices of masked groups are of a (groups, K, N) b without offsets")
+    fits = a.ndim == 2 or (batched and a.ndim == 3 and a.shape[0] == b.shape[0])
+    if not fits or b.ndim != 2 + (groups or batched) or a.shape[-1] != b.shape[-2]:
+        want = "(rows, K) and (groups, K, N), with offsets" if groups else "(rows, K) and (K, N)"
+        want = "(batch, rows, K), or (rows, K) for all, and (batch, K, N)" if batched else want
+        raise TensorError(f"a and b have shapes {list(a.shape)} and {list(b.shape)}: row indices take {want}")
+    if not batched:
+        return
+    for name in ("out_rows", "row_weights"):
+        if getattr(given, name) is not None:
+            raise OperandError(f"{name}: the rows of a batch are gathered alone; groups by offsets= take {name}")
+    rows, wanted = given.rows, (b.shape[0],)
+    if rows is None or rows.ndim != 2 or rows.shape[0] != b.shape[0] or rows.dtype not in INDICES:
+        of = "None" if rows is None else f"{rows.dtype} of shape {list(rows.shape)}"
+        raise OperandError(f"rows is {of}: int32 or int64 of [{b.shape[0]}, M], rows of each matrix's product")
+    counts = given.counts
+    if counts is not None and (counts.dtype not in INDICES or tuple(counts.shape) != wanted):
+        of = f"{counts.dtype} of shape {list(counts.shape)}"
+        raise OperandError(f"counts is {of}: int32 or int64 of {list(wanted)}, the rows of each group that there are")
 
 
 def _check_vectors(given: IndexedOperands) -> None:
     m = given.m
-    for name, x in (("rows", given.rows), ("out_rows", given.out_rows)):
-        if x is not None and (x.dtype not in _INDICES or x.ndim != 1 or x.shape[0] != m):
+    for name, x in (("rows", None if given.batched else given.rows), ("out_rows", given.out_rows)):
+        if x is not None and (x.dtype not in INDICES or x.ndim != 1 or x.shape[0] != m):
             of = f"{x.dtype} of shape {list(x.shape)}"
             raise OperandError(f"{name} is {of}: int32 or int64 of {[m]}, a row for each row of the product")
     weights = given.row_weights
@@ -120,16 +156,16 @@ def _check_vectors(given: IndexedOperands) -> None:
     offsets = given.offsets
     if offsets is not None:
         wanted = given.b.shape[0] + 1
-        if offsets.dtype not in _INDICES or offsets.ndim != 1 or offsets.shape[0] != wanted:
+        if offsets.dtype not in INDICES or offsets.ndim != 1 or offsets.shape[0] != wanted:
             of = f"{offsets.dtype} of shape {list(offsets.shape)}"
             raise OperandError(f"offsets is {of}: int32 or int64 of {[wanted]}, where each group begins, and the end")
         if wanted < 2:
             raise OperandError("b has no group")
 
 
-def _check_out(out: torch.Tensor, given: IndexedOperands, kind: torch.dtype, shape: tuple[int, int]) -> None:
-    rows = out.shape[0] if given.out_rows is not None and out.ndim == 2 else shape[0]
-    if tuple(out.shape) != (rows, shape[1]):
+def _check_out(out: torch.Tensor, given: IndexedOperands, kind: torch.dtype, shape: tuple[int, ...]) -> None:
+    rows = out.shape[0] if given.out_rows is not None and out.ndim == 2 else shape[-2]
+    if tuple(out.shape) != (*shape[:-2], rows, shape[-1]):
         raise TensorError(f"out has shape {list(out.shape)}, the product {list(shape)}: it is not resized")
     if out.dtype != kind:
         raise TensorError(f"Expected out tensor to have dtype {kind}, but got {out.dtype} instead; out_dtype chooses")
@@ -137,8 +173,11 @@ def _check_out(out: torch.Tensor, given: IndexedOperands, kind: torch.dtype, sha
 
 def _check_values(given: IndexedOperands, rows_of_c: int) -> None:
     """The indices and offsets of CPU tensors."""
+    if given.counts is not None:
+        check_values(given.counts.tolist(), COUNTS, given.a.new_empty((1, given.m, 0)), given.b)
     if given.rows is not None:
-        check_inside("rows", given.rows.numpy(), given.a.shape[0], "a")
+        for row_indices, count in zip(*_counted(given)):
+            check_inside("rows", row_indices[:count], given.a.shape[-2], "a")
     if given.out_rows is not None:
         check_inside("out_rows", given.out_rows.numpy(), rows_of_c, "the result")
         check_distinct("out_rows", given.out_rows.numpy())
@@ -146,61 +185,91 @@ def _check_values(given: IndexedOperands, rows_of_c: int) -> None:
         check_values(given.offsets.tolist(), OFFSETS, given.a.new_empty((given.m, 0)), given.b)
 
 
+def _counted(given: IndexedOperands) -> tuple[list[Any], list[int]]:
+    """The indices of each matrix's rows as NumPy arrays, and how many of each are computed."""
+    assert given.rows is not None
+    lines = list(given.rows.numpy()) if given.batched else [given.rows.numpy()]
+    return lines, [given.m] * len(lines) if given.counts is None else given.counts.tolist()
+
+
 # ------------------------------------------------------------------------------------------------------------- products
 
 
 def indexed_product(
     call: IndexedCall, given: IndexedOperands, config: Sm90Config | None = None, out: torch.Tensor | None = None,
-    key: tuple[object, ...] = (),
+    key: tuple[object, ...] = (), copies: bool | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The product, computed now: a new tensor, or `out`; `key` of a launch that is kept.
+
+    copies  whether A's rows are copied first; None for the way that is estimated faster
 
     Raises OperandError for a GPU without such kernels.
     """
     a, b = given.a, given.b
-    if 0 in (given.m, *call.shape, a.shape[1]):
+    if 0 in (given.m, *call.shape, a.shape[-1]):
         return _empty(call, given, out)
-    if a.shape[0] == 0:
+    if a.shape[-2] == 0:
         raise OperandError(f"a has no rows, and rows has {given.m} indices")
     if not on_gpu(a.get_device()):
         return placed(call, given, _on_cpu(call, given), out)
     require_hopper(a.get_device(), "a product with row indices")
+    if call.gate is not None and (given.out_rows is not None or why_by_torch(b)):
+        return _gated_in_steps(call, given, config, out, copies)
+    if given.batched and b.shape[0] == 1:
+        return _one_matrix(call, given, config, out, copies)
     vectors = {name: x.contiguous() for name, x in given.named.items() if name not in ("a", "b")}
-    weights = {WEIGHTS: vectors.pop(WEIGHTS)} if WEIGHTS in vectors else {}
-    kinds = tuple((name, _INDICES[x.dtype]) for name, x in vectors.items())
-    sizes = given.m, b.shape[-1], a.shape[1], a.shape[0], call.shape[0]
-    types = NAMES[a.dtype], f"{NAMES[b.dtype]}:{_order_of(b)}", C_NAMES[call.kind]
-    plan = plan_of(sizes, types, b.shape[0] if b.ndim == 3 else 0, kinds, (call.activation, bool(weights)), config)
     copied = not all(x.is_contiguous() for name, x in given.named.items() if name not in ("a", "b"))
+    weights = {WEIGHTS: vectors.pop(WEIGHTS)} if WEIGHTS in vectors else {}
+    if given.batched:
+        a, vectors["rows"] = a.expand(b.shape[0], *a.shape[-2:]), vectors["rows"].view(-1)
+    plan = plan_of(shape_of(call, given), config, copies)
     return launch(NOT_KEPT if copied else Keeping(key), plan, a, b, vectors, weights, out)
 
 
-@lru_cache(maxsize=1024)
-def plan_of(
-    sizes: tuple[int, int, int, int, int], types: tuple[str, str, str], groups: int,
-    kinds: Sequence[tuple[str, str]], finish: tuple[str | None, bool], config: Sm90Config | None,
-) -> Sm90Plan:  # fmt: skip
-    """The plan of a call.
+def ungated(call: IndexedCall, given: IndexedOperands) -> tuple[IndexedCall, IndexedOperands]:
+    """The product of all columns that a gate is of, in float32, its rows in order and without weights."""
+    shape = (*call.shape[:-2], given.m, given.b.shape[-1])
+    return IndexedCall(torch.float32, shape, None), given._replace(out_rows=None, row_weights=None)
 
-    sizes   M, N, K, rows of A and of C
-    groups  of rows, or 0
-    kinds   the types of the index vectors and of the offsets, by name
-    finish  the activation, and whether rows have weights
-    """
-    m, n, k, rows_of_a, rows_of_c = sizes
-    named = dict(kinds)
-    gather = RowIndices(rows_of_a, named["rows"]) if "rows" in named else None
-    scatter = RowIndices(rows_of_c, named["out_rows"]) if "out_rows" in named else None
-    steps = [Activation(finish[0])] if finish[0] is not None else []
-    epilogue = Epilogue(*steps, *([VectorScale("m", "f32", WEIGHTS)] if finish[1] else []))
-    if config is None:
-        wide = dtype(types[2]).bits == 32
-        config = indexed_config((m, n, k, max(groups, 1)), gather is not None, groups > 0, wide)
-    return Sm90Plan.derive(
-        m, n, k, batch=max(groups, 1), a=types[0], b=types[1], c=types[2], config=config,
-        ragged=Ragged.of(groups, named[OFFSETS]) if groups else None, epilogue=epilogue or None,
-        indexed=IndexedRows(gather, scatter),
-    )  # fmt: skip
+
+def _gated_in_steps(
+    call: IndexedCall, given: IndexedOperands, config: Sm90Config | None, out: torch.Tensor | None, copies: bool | None
+) -> torch.Tensor:  # fmt: skip
+    """A gated product whose rows torch scatters, or whose columns torch gates: no kernel does both."""
+    if not why_by_torch(given.b):
+        in_order = call._replace(shape=(given.m, call.shape[-1]))
+        value = indexed_product(in_order, given._replace(out_rows=None), config, None, (), copies)
+        return placed(call, given, value, out)
+    every, plain = ungated(call, given)
+    value = indexed_product(every, plain, config, None, (), copies)
+    value = gate_by_torch(value, None, str(call.activation), torch.float32)
+    value = value if given.row_weights is None else value * given.row_weights[:, None]
+    return placed(call, given, rounded(value, call.kind), out)
+
+
+def _one_matrix(
+    call: IndexedCall, given: IndexedOperands, config: Sm90Config | None, out: torch.Tensor | None, copies: bool | None
+) -> torch.Tensor:  # fmt: skip
+    """A batch of one: its plan has none. Of masked groups all rows are computed, and those that count are kept."""
+    a = given.a if given.a.ndim == 2 else given.a[0]
+    assert given.rows is not None
+    inner = IndexedOperands(a, given.b[0], given.rows[0])
+    into = None if out is None or given.counts is not None else out[0]
+    value = indexed_product(call._replace(shape=call.shape[1:]), inner, config, into, (), copies).unsqueeze(0)
+    if out is None:
+        return value
+    return out if into is not None else placed(call, given, value, out)
+
+
+def shape_of(call: IndexedCall, given: IndexedOperands) -> IndexedShape:
+    """All of a call that decides on its plan."""
+    a, b = given.a, given.b
+    kinds = tuple((name, INDICES[x.dtype]) for name, x in given.named.items() if x.dtype in INDICES)
+    types = NAMES[a.dtype], f"{NAMES[b.dtype]}:{_order_of(b)}", C_NAMES[call.kind]
+    sizes = given.m, call.shape[-1], a.shape[-1], a.shape[-2], call.shape[-2]
+    activation = call.activation if call.gate is None else None
+    weighted = given.row_weights is not None
+    return IndexedShape(sizes, types, b.shape[0] if b.ndim == 3 else 0, kinds, activation, call.gate, weighted)
 
 
 def _order_of(b: torch.Tensor) -> str:
@@ -210,23 +279,37 @@ def _order_of(b: torch.Tensor) -> str:
 
 def _on_cpu(call: IndexedCall, given: IndexedOperands) -> torch.Tensor:
     """The product's rows in float64, rounded once."""
-    a = given.a if given.rows is None else selected(given.a, given.rows)
-    if given.offsets is None:
-        wide = exact(a, given.b)
+    if given.batched:
+        assert given.rows is not None
+        matrices = given.a.expand(given.b.shape[0], *given.a.shape[-2:])
+        indices = given.rows if given.counts is None else torch.where(counted(given), given.rows, -1)
+        wide = torch.stack([exact(selected(a, i), b) for a, i, b in zip(matrices, indices, given.b)])
+    elif given.offsets is None:
+        wide = exact(given.a if given.rows is None else selected(given.a, given.rows), given.b)
     else:
-        ends = given.offsets.tolist()
+        a, ends = given.a if given.rows is None else selected(given.a, given.rows), given.offsets.tolist()
         wide = torch.cat([exact(a[first:end], b) for first, end, b in zip(ends, ends[1:], given.b)])
-    if call.activation is not None:
+    if call.gate is not None:
+        wide = gate_by_torch(wide, None, str(call.activation), torch.float64)
+    elif call.activation is not None:
         wide = by_torch(wide, None, call.activation, torch.float64)
     weights = given.row_weights
     return by_torch(wide if weights is None else wide * weights.double()[:, None], None, None, call.kind)
 
 
 def placed(call: IndexedCall, given: IndexedOperands, value: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    """The product's rows in a new result, or in `out`, where `out_rows` says."""
+    """The product's rows in a new result, or in `out`, where `out_rows` says, or as many as count."""
+    if given.counts is not None and out is not None:
+        return out.copy_(torch.where(counted(given).unsqueeze(-1), value, out))
     if given.out_rows is None:
         return value if out is None else out.copy_(value)
     return scattered(value.new_zeros(call.shape) if out is None else out, given.out_rows, value)
+
+
+def counted(given: IndexedOperands) -> torch.Tensor:
+    """A mask of the rows of each matrix that are computed."""
+    assert given.counts is not None
+    return torch.arange(given.m, device=given.a.device) < given.counts.unsqueeze(-1)
 
 
 # As in the kernel, an index outside reads zeros and writes nothing: torch's own functions end a GPU's context there.
@@ -276,7 +359,7 @@ def scattered(into: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor) -> 
 
 def _empty(call: IndexedCall, given: IndexedOperands, out: torch.Tensor | None) -> torch.Tensor:
     """Sums of nothing: an activation of 0, in the product's rows."""
-    wide = torch.zeros((given.m, call.shape[1]), dtype=torch.float32, device=given.a.device)
-    value = by_torch(wide, None, call.activation, torch.float32)
+    wide = torch.zeros((*call.shape[:-2], given.m, call.shape[-1]), dtype=torch.float32, device=given.a.device)
+    value = wide if call.gate is not None else by_torch(wide, None, call.activation, torch.float32)
     value = value if given.row_weights is None else value * given.row_weights[:, None]
     return placed(call, given, value.to(call.kind), out)

@@ -257,6 +257,7 @@ def grouped_matmul(
     bias: torch.Tensor | None = None, activation: str | None = None, use_fast_accum: bool = True,
     out: torch.Tensor | None = None, out_dtype: torch.dtype | None = None, config: Sm90Config | None = None,
     rows: torch.Tensor | None = None, out_rows: torch.Tensor | None = None, row_weights: torch.Tensor | None = None,
+    copy_rows: bool | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """A grouped GEMM, as in a mixture of experts: a product for each group, in one launch.
 
@@ -290,7 +291,9 @@ def grouped_matmul(
     out_dtype default a's type; bfloat16 for float8
     config    the kernel's configuration; of groups of columns, that of the transposed product
     rows, out_rows, row_weights   of groups of rows with `offsets`, as for `matmul`: groups are of the product's rows.
-              Row i reads row rows[i] of a, and is row out_rows[i] of the result
+              Row i reads row rows[i] of a, and is row out_rows[i] of the result. With `counts`, or of a batch, `rows`
+              alone, (experts, M): row i of group e reads row rows[e, i] of a[e], or of a matrix a
+    copy_rows  of `rows`, as for `matmul`: whether a's rows are copied to a workspace first
 
     On a GPU the values of offsets, offs and counts are read by the kernel alone: the host does not wait for them, and
     they are not checked. No row is written outside of its group.
@@ -308,11 +311,14 @@ def grouped_matmul(
     >>> grouped_matmul(a.T, a, offs=torch.tensor([1, 1, 3]))[:, 0, 0].tolist()
     [1.0, 0.0, 2.0]
     """
-    if rows is not None or out_rows is not None or row_weights is not None:
-        untaken = {"offs": offs, "counts": counts, "expected_rows": expected_rows, "scale_a": scale_a,
-                  "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias}  # fmt: skip
-        given = IndexedOperands(a, b, rows, out_rows, row_weights, offsets)
-        return indexed_matmul(given, activation=activation, out=out, out_dtype=out_dtype, config=config, others=untaken)
+    if rows is not None or out_rows is not None or row_weights is not None or copy_rows is not None:
+        untaken = {"offs": offs, "expected_rows": expected_rows, "scale_a": scale_a, "scale_b": scale_b,
+                   "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias}  # fmt: skip
+        given = IndexedOperands(a, b, rows, out_rows, row_weights, offsets, counts)
+        return indexed_matmul(
+            given, activation=activation, out=out, out_dtype=out_dtype, config=config, others=untaken,
+            copy_rows=copy_rows,
+        )  # fmt: skip
     if _is_traced():
         if expected_rows is not None:
             refuse(_NO_EXPECTED_ROWS)

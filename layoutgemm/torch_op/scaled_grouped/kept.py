@@ -18,11 +18,12 @@ from ...errors import OperandError
 from ...kernels.compile.compiler import compile_plan
 from ...kernels.epilogue.parameters import words_of
 from ...kernels.plan import MAX_WORDS
-from ...kernels.run.epilogue_operands import words_of_tensors
+from ...kernels.run.epilogue_operands import rows_memory, words_of_tensors
 from ...kernels.run.operand_checks import resolved
 from ...kernels.run.partial import is_partial
 from ...kernels.run.tensor_maps import lines_of
 from ...kernels.run.torch_tensors import check_tensors, launch_of
+from ...kernels.sm90.indexed.row_copy import COPIED
 from ...kernels.sm90.plan import Sm90Plan
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, tracing_state, transforms
 from ..epilogue import placed_of
@@ -73,6 +74,7 @@ class KeptLaunch:
     turned, ends  as `Keeping` has them
     zeros    whether a new result is zero where the kernel stores nothing
     copied   what is copied before the launch, or None
+    memory   bytes of A's rows that the launch itself copies first: memory of its own, whose address is the last
     special  whether there is more to a call than a new result's memory and the launch
     """
 
@@ -88,10 +90,12 @@ class KeptLaunch:
     ends: bool
     zeros: bool
     copied: CopiedOperands | None
+    memory: int = 0
     special: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.special = self.turned or self.ends or self.zeros or bool(self.columns) or self.copied is not None
+        more = self.turned or self.ends or self.zeros or self.copied is not None
+        self.special = more or bool(self.columns or self.memory)
 
 
 READY: dict[Key, KeptLaunch] = {}
@@ -215,6 +219,9 @@ def _special(
     if kept.ends:
         padded = behind_zero(groups)  # lives until it is launched; the allocator keeps the order of a stream
         addresses = (*addresses[:2], padded.data_ptr(), *addresses[3:])
+    if kept.memory:
+        rows = empty_on_gpu((kept.memory,), (1,), torch.uint8)  # likewise
+        addresses = (*addresses, rows.data_ptr())
     kept.direct.launch((at_c, *addresses), raw_stream(index))
     return c
 
@@ -268,7 +275,8 @@ def launch(
     check_tensors(plan, a, b, out, {**tables, **operands})
     tables = {name: resolved(x.detach()) for name, x in tables.items()}
     operands = {name: resolved(x.detach()) for name, x in operands.items()}
-    words = _words(plan, tables, operands, a.device)
+    memory = rows_memory(plan, a.device)
+    words = _words(plan, tables, operands, a.device, memory)
     if out is not None:
         mark_written((out,))
     a, b, index = resolved(a.detach()), resolved(b.detach()), a.get_device()
@@ -280,9 +288,9 @@ def launch(
         read = {**tables, **operands}
         places = [0, 1, *[first + plan.words.index(name) for name in read]]
         order = _order(list(read)) if keeping.turned else range(len(places))
-        direct = Direct(
-            compile_plan(plan), made.arguments, (2, *[places[i] for i in order]), index, plan
-        )  # C's address, then those of the call's tensors
+        # C's address, those of the call's tensors, and that of the memory for A's rows.
+        own = [] if memory is None else [first + plan.words.index(COPIED)]
+        direct = Direct(compile_plan(plan), made.arguments, (2, *[places[i] for i in order], *own), index, plan)
         direct.launch([made.arguments[place] for place in direct.places], raw_stream(index))
         if made.late and out is not None:
             out.copy_(made.c)
@@ -293,7 +301,8 @@ def launch(
         copies = [x.data_ptr() != lines.data_ptr() for x, lines in zip((a, b), made.read)]
         copied = CopiedOperands(plan, *copies) if any(copies) else None
         zeros = keeping.ends or is_partial(plan)
-        _keep(keeping, direct, [tensors[i] for i in order], c, out is None, masks, zeros, copied)
+        size = 0 if memory is None else memory.numel()
+        _keep(keeping, direct, [tensors[i] for i in order], c, out is None, masks, zeros, copied, size)
     return c
 
 
@@ -325,12 +334,13 @@ def keep(
 
 
 def _words(
-    plan: Sm90Plan, tables: Mapping[str, torch.Tensor], operands: Mapping[str, torch.Tensor], device: torch.device
-) -> tuple[int, ...]:
+    plan: Sm90Plan, tables: Mapping[str, torch.Tensor], operands: Mapping[str, torch.Tensor], device: torch.device,
+    memory: torch.Tensor | None,
+) -> tuple[int, ...]:  # fmt: skip
     """The launch's sixteen words: the epilogue's, the main loop's, the groups'."""
     placed = {each.name: placed_of(each, operands[each.name]) for each in plan.epilogue.given}
     own = words_of(plan.epilogue, placed)[: len(plan.epilogue.words)]
-    others = words_of_tensors(plan, tables, device)
+    others = words_of_tensors(plan, tables, device, None, memory)
     return (*own, *others[: MAX_WORDS - len(own)])
 
 
@@ -343,6 +353,7 @@ def _keep(
     masks: tuple[int, int],
     zeros: bool = False,
     copied: CopiedOperands | None = None,
+    memory: int = 0,
 ) -> None:
     """Keep a launch.
 
@@ -370,4 +381,5 @@ def _keep(
         keeping.ends,
         zeros,
         copied,
+        memory,
     )

@@ -19,6 +19,8 @@ from ...epilogue.chain import Epilogue
 from ...operand_orders import Choice
 from ...plan import STAGE_BYTES_OF_K as _STAGE_BYTES
 from ..gated import combination
+from ..grouped import Ragged
+from ..indexed.rows import IndexedRows
 from ..multicast import LINE
 from ..operands.combined import Combined
 from ..operands.pair import Pair
@@ -51,6 +53,8 @@ class Sm90Choice(Choice):
         epilogue: Epilogue | None = None,
         gated: Combined | str | None = None,
         pair: Pair | int | None = None,
+        ragged: Ragged | None = None,
+        indexed: IndexedRows | None = None,
     ) -> Sm90Plan:
         """The plan of C[m, n] = A[m, k] @ B[k, n]; arguments as for Sm90Plan.derive.
 
@@ -68,6 +72,10 @@ class Sm90Choice(Choice):
                 raise PlanError("operands that change places: a gated product has its two halves in the kernel's B")
             if pair is not None:
                 raise PlanError("operands that change places: the second pair's A and B keep theirs")
+            if ragged is not None or indexed is not None:
+                raise PlanError(
+                    "operands that change places: groups of rows and row indices are of the kernel's A and C"
+                )
             m, n, epilogue = n, m, epilogue.transposed() if epilogue else None
         config = self.config
         orders = a_.order, b_.order
@@ -75,8 +83,9 @@ class Sm90Choice(Choice):
         if config.tile == WIDE and config.early and config.loader == "warp" and not plain:
             config = replace(config, **_WHOLE)
         return Sm90Plan.derive(
-            m, n, k, batch=batch, a=a_, b=b_, c=c_, config=config, epilogue=epilogue, gated=gated, pair=pair
-        )
+            m, n, k, batch=batch, a=a_, b=b_, c=c_, config=config, epilogue=epilogue, gated=gated, pair=pair,
+            ragged=ragged, indexed=indexed,
+        )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------ what is fastest

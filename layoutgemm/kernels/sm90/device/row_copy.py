@@ -67,9 +67,7 @@ class RowCopyKernel:
         return words[COPIED], (pitch, pitch * m)
 
     @cute.kernel
-    def kernel(
-        self, a: Int64, lda: Int64, stride_a: Int64, m: Int32, k: Int32, matrices: Int32, words: tuple
-    ) -> None:
+    def kernel(self, a: Int64, lda: Int64, stride_a: Int64, m: Int32, k: Int32, matrices: Int32, words: tuple) -> None:
         """Device side: a warp copies a run of one row."""
         plan, copy, size = self.plan, self.copy, self.plan.a.dtype.bytes
         given = bridge.Carried(**dict(zip(plan.words, words, strict=True)))

@@ -1,13 +1,17 @@
-"""The configuration of a product with indexed rows, where none is given or measured."""
+"""How a product with indexed rows is computed, where that is not given: its configuration, and where A is gathered."""
 
 from __future__ import annotations
 
+from ..choose.costs import cost_model
 from ..choose.occupancy import Places
 from ..choose.scaled_grouped import grouped_config
 from ..config import Sm90Config
 
+MODEL = cost_model("indexed_rows", "h100")
+
 # Tiles of C, and the warpgroups that multiply them. Columns come by TMA, rows by threads: tiles are wide.
 _TILES = {(128, 256): 2, (128, 192): 2, (128, 128): 2, (64, 256): 1, (64, 128): 1, (64, 64): 1}
+_HALF_TILE = 64  # rows
 _OVERHEAD = 64  # columns of a tile that its start and its store cost
 
 
@@ -49,3 +53,30 @@ def _tile_of_one(m: int, n: int) -> tuple[int, int]:
         return -(-tiles // Places().multiprocessors) * max(tile[0], 128) * (tile[1] + _OVERHEAD)
 
     return min(_TILES, key=work)
+
+
+def copies_first(sizes: tuple[int, int, int, int], size: int, grouped: bool) -> tuple[bool, str]:
+    """(True if a copy of A's rows before the product is estimated faster than gathering in its kernel, both estimates).
+
+    sizes  M, N, K and the groups
+    size   bytes of A's elements
+
+    A copy reads and writes M rows. Threads that gather take a share of the product's time longer than TMA.
+
+    >>> copies_first((8192, 4096, 4096, 1), 2, False)
+    (True, 'A copied first: 38.0 us, gathered in the kernel: 55.6 us (estimates)')
+    >>> copies_first((128, 4096, 4096, 1), 2, False)[0], copies_first((24576, 2816, 2048, 64), 2, True)[0]
+    (False, False)
+    """
+    m, n, k, groups = sizes
+    rows = m // groups
+    share = MODEL.gathered
+    if grouped:
+        share = MODEL.gathered_groups[max(least for least in MODEL.gathered_groups if least <= max(rows, 1))]
+    computed = m + groups * _HALF_TILE if grouped else m  # groups end within a tile
+    rate = MODEL.rate[grouped] * 2 / size
+    moved = size * (groups * n * k + m * k) + 2 * m * n
+    gathered = share * (MODEL.start + max(2 * computed * n * k / rate, moved / MODEL.memory))
+    copied = MODEL.copy + 2 * size * m * k / MODEL.copied
+    said = f"A copied first: {copied * 1e6:.1f} us, gathered in the kernel: {gathered * 1e6:.1f} us (estimates)"
+    return copied < gathered, said

@@ -22,8 +22,8 @@ With groups of rows the product's rows are those of the groups, so a mixture of 
 multiplies them in one kernel.
 
 With `copy` a kernel of its own gathers the rows (`indexed.row_copy`), and the product is an ordinary one: of any
-configuration, and of a batch, where matrix l's row i reads row rows[l * M + i] of matrix l of A. It has the same bits as
-without, since products see the same values in the same order.
+configuration, and of a batch, where row i of matrix l reads row rows[l * M + i] of matrix l of A. A configuration gives
+the same bits either way, since its products see the same values in the same order.
 """
 
 from __future__ import annotations
@@ -182,7 +182,8 @@ class IndexedRows:
     def __str__(self) -> str:
         parts = []
         if self.gather is not None:
-            parts.append(f"rows {'copied' if self.copies else 'gathered'} from {self.gather.rows} of A ({self.gather.kind})")
+            how = "copied" if self.copies else "gathered"
+            parts.append(f"rows {how} from {self.gather.rows} of A ({self.gather.kind})")
         if self.scatter is not None:
             parts.append(f"rows scattered to {self.scatter.rows} of C ({self.scatter.kind})")
         return ", ".join(parts)

@@ -1,0 +1,118 @@
+"""Plans of products with row indices: their configuration, and whether A's rows are copied first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from ...dtypes import dtype
+from ...errors import LayoutError, OperandError
+from ...kernels.epilogue.chain import Activation, Epilogue, VectorScale
+from ...kernels.sm90.choose.rules import SPARE, Sm90Choice, choose, nearest
+from ...kernels.sm90.choose.scaled_grouped import masked_rows, usual_config
+from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm90.gated import HALVES
+from ...kernels.sm90.grouped import Ragged
+from ...kernels.sm90.indexed.choose import copies_first, indexed_config
+from ...kernels.sm90.indexed.rows import IndexedRows, RowIndices
+from ...kernels.sm90.plan import Sm90Plan
+from ..scaled_grouped.grouped import COUNTS, OFFSETS
+
+WEIGHTS = "row_weights"
+
+
+class IndexedShape(NamedTuple):
+    """All of a call that decides on its plan.
+
+    sizes   M, N, K, rows of A and of C; N is C's columns
+    types   of A, B and C, with B's order
+    groups  of rows, or matrices of a batch; 0 for neither
+    kinds   the types of the index vectors, of offsets and of counts, by name
+    """
+
+    sizes: tuple[int, int, int, int, int]
+    types: tuple[str, str, str]
+    groups: int
+    kinds: tuple[tuple[str, str], ...]
+    activation: str | None
+    gate: str | None
+    weighted: bool
+
+
+@lru_cache(maxsize=1024)
+def plan_of(of: IndexedShape, config: Sm90Config | None, copies: bool | None = None) -> Sm90Plan:
+    """The plan of a call.
+
+    copies  whether A's rows are copied first; None for the way that is estimated faster, or the only one
+    """
+    named, (_, _, _, rows_of_a, rows_of_c) = dict(of.kinds), of.sizes
+    gather = RowIndices(rows_of_a, named["rows"]) if "rows" in named else None
+    scatter = RowIndices(rows_of_c, named["out_rows"]) if "out_rows" in named else None
+    if copies and gather is None:
+        raise OperandError("copy_rows: without rows=, none are copied")
+    if copies is None:
+        copies = gather is not None and _copies_first(of, config)
+    indexed, last = IndexedRows(gather, scatter, copies), None
+    for candidate in _configs(of, indexed) if config is None else [config]:
+        try:
+            return _derived(of, indexed, candidate)
+        except LayoutError as error:
+            last = last or error
+    raise OperandError(f"no kernel with row indices: {last}") from last
+
+
+def why_copied(of: IndexedShape, config: Sm90Config | None, copies: bool | None) -> str:
+    """Why A's rows are copied first, or gathered in the kernel; "" without gathered rows."""
+    names = [name for name, _ in of.kinds]
+    if "rows" not in names:
+        return ""
+    if copies is not None:
+        return "copy_rows was given"
+    if of.gate is not None or (of.groups and OFFSETS not in names):
+        return "A copied first: no kernel gathers rows of a batch, of masked groups or of a gated product"
+    if config is not None:
+        return "A copied first: the configuration has no warpgroup that gathers" if _copies_first(of, config) else ""
+    (m, n, k, _, _), groups = of.sizes, of.groups
+    return copies_first((m, n, k, max(groups, 1)), dtype(of.types[0]).bytes, groups > 0)[1]
+
+
+def _copies_first(of: IndexedShape, config: Sm90Config | None) -> bool:
+    """True if A's rows are copied where the caller does not say: the only way, or the one estimated faster."""
+    names = [name for name, _ in of.kinds]
+    if of.gate is not None or COUNTS in names or (of.groups and OFFSETS not in names):
+        return True
+    if config is not None:
+        return config.loader != "warpgroup" or config.cluster[1] > 1
+    (m, n, k, _, _), groups = of.sizes, of.groups
+    return copies_first((m, n, k, max(groups, 1)), dtype(of.types[0]).bytes, groups > 0)[0]
+
+
+def _derived(of: IndexedShape, indexed: IndexedRows, config: Sm90Config) -> Sm90Plan:
+    """The plan with a configuration. Raises PlanError where there is none."""
+    named, (m, n, k, _, _), groups = dict(of.kinds), of.sizes, of.groups
+    steps = [Activation(of.activation)] if of.activation is not None else []
+    epilogue = Epilogue(*steps, *([VectorScale("m", "f32", WEIGHTS)] if of.weighted else []))
+    said = OFFSETS if OFFSETS in named else COUNTS
+    return Sm90Choice(config).plan(
+        m, n, k, batch=max(groups, 1), a=of.types[0], b=of.types[1], c=of.types[2], epilogue=epilogue or None,
+        gated=of.gate, ragged=Ragged.of(groups, named[said], said == COUNTS) if groups and said in named else None,
+        indexed=indexed,
+    )  # fmt: skip
+
+
+def _configs(of: IndexedShape, indexed: IndexedRows) -> Iterator[Sm90Config]:
+    """Configurations, the best first."""
+    names, (m, n, k, _, _), groups = [name for name, _ in of.kinds], of.sizes, of.groups
+    wide, sums = dtype(of.types[2]).bits == 32, 1 if of.gate is None else HALVES
+    if not indexed.copies or indexed.scatter is not None:
+        yield indexed_config((m, n, k, max(groups, 1)), not indexed.copies, OFFSETS in names, wide)
+        return
+    if OFFSETS in names or COUNTS in names:
+        rows = masked_rows(m) * groups if COUNTS in names else m
+        yield usual_config((rows, n, k, groups), of.types, None, sums)
+        return
+    major = "K" if of.types[1].endswith(":col") else "MN"
+    found, why = choose(m, n, k, batch=max(groups, 1), a=of.types[0], b_major=major, gated=of.gate, in_place=True)
+    yield from [choice.config for choice, _ in nearest(found, why, k_major=True)]
+    yield from SPARE
