@@ -14,6 +14,7 @@ import pytest
 
 from layoutgemm.kernels.sm90.choose import costs, large_m, occupancy, rules, scaled_grouped, small_m
 from layoutgemm.kernels.sm90.choose.costs import cost_model
+from layoutgemm.kernels.sm90.indexed import choose as indexed
 
 ROOT = Path(__file__).resolve().parents[3]
 ENTRIES = json.loads((files("layoutgemm.kernels.sm90.choose") / "h200.json").read_text(encoding="utf-8"))
@@ -24,6 +25,7 @@ MODULES = {
     "other_types": "layoutgemm/kernels/sm90/choose/rules.py",
     "unaligned_rows": "layoutgemm/torch_op/choose.py",
 }
+OF_H100 = json.loads((files("layoutgemm.kernels.sm90.choose") / "h100.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -48,10 +50,17 @@ def test_each_part_names_its_record_and_each_number_its_unit() -> None:
             assert key == "fitted_to" or (len(entry) == 2 and len(entry[1]) > 2), key
 
 
+def test_numbers_of_indexed_rows_are_in_use_and_name_their_record() -> None:
+    entries, text = OF_H100["indexed_rows"], Path(indexed.__file__).read_text(encoding="utf-8")
+    assert set(re.findall(r"MODEL\.(\w+)", text)) == entries.keys() - {"fitted_to"} == indexed.MODEL.numbers.keys()
+    assert all(key == "fitted_to" or (len(entry) == 2 and len(entry[1]) > 2) for key, entry in entries.items())
+    assert (ROOT / entries["fitted_to"].partition(":")[0]).is_file()
+
+
 def test_scaled_products_have_a_file_of_their_own_gpu() -> None:
-    entries = json.loads((files("layoutgemm.kernels.sm90.choose") / "h100.json").read_text(encoding="utf-8"))
+    entries = OF_H100
     found, text = entries["promoted"], Path(scaled_grouped.__file__).read_text(encoding="utf-8")
-    assert set(entries) == {"gpu", "promoted"} and (ROOT / found["fitted_to"].partition(":")[0]).is_file()
+    assert set(entries) == {"gpu", "promoted", "indexed_rows"} and (ROOT / found["fitted_to"].partition(":")[0]).is_file()
     steps = {f"{kind}_{part}" for kind in scaled_grouped.KINDS for part in ("step", "end")}
     used = set(re.findall(r"(?:MODEL|model)\.(\w+)", text)) | steps
     assert used == found.keys() - {"fitted_to"} == scaled_grouped.MODEL.numbers.keys()

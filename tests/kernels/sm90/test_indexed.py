@@ -333,7 +333,7 @@ GATHER, SCATTER = IndexedRows(RowIndices(50)), IndexedRows(scatter=RowIndices(50
         ({"indexed": GATHER, "config": replace(SMALL, snake=True)}, "snake = True: gathered rows are loaded in order"),
         ({"indexed": SCATTER, "c": "bf16:col"}, "scattered rows are contiguous, a 'row' C"),
         ({"indexed": SCATTER, "config": replace(SMALL, store="direct")}, "store = 'direct': a product with indexed"),
-        ({"indexed": GATHER, "batch": 3}, "batch = 3: row indices are of one matrix, or of groups"),
+        ({"indexed": GATHER, "batch": 3}, "batch = 3: a product with indexed rows takes none"),
         ({"indexed": GATHER, "batch": 3, "ragged": Ragged.of(3, masked=True)}, "masked groups: a product with indexed"),
         ({"indexed": GATHER, "pair": 64}, "pair: a product with indexed rows takes none"),
         ({"indexed": GATHER, "mainloop": Promoted.of(lambda t, x: t + x), "a": "e4m3", "b": "e4m3:col",
