@@ -34,7 +34,7 @@ def combined_rows(
 
     >>> x, w = torch.eye(2).half(), torch.tensor([[1.0, -2.0], [3.0, 4.0]]).half()
     >>> combined_rows(x, (w, w), torch.tensor([1, 0, 1]), "relu", None, None, None, None).tolist()
-    [[9.0, 16.0], [1.0, 0.0], [9.0, 16.0]]
+    [[9.0, 16.0], [1.0, -0.0], [9.0, 16.0]]
     """
     if isinstance(b, (tuple, list)) and b and isinstance(a, torch.Tensor) and isinstance(rows, torch.Tensor):
         check_indexed(IndexedOperands(a, b[0], rows), None, None, out_dtype)

@@ -1,4 +1,4 @@
-"""How a product with row indices is taken, in words."""
+"""The kernel, copies and workspace of a product with row indices, in words."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _copies_first(of: IndexedShape, config: Sm90Config | None) -> bool:
 
 
 def _derived(of: IndexedShape, indexed: IndexedRows, config: Sm90Config) -> Sm90Plan:
-    """The plan with a configuration. Raises PlanError where there is none."""
+    """The plan with a configuration. Raises PlanError where no kernel exists."""
     named, (m, n, k, _, _), groups = dict(of.kinds), of.sizes, of.groups
     steps = [Activation(of.activation)] if of.activation is not None else []
     epilogue = Epilogue(*steps, *([VectorScale("m", "f32", WEIGHTS)] if of.weighted else []))

@@ -119,7 +119,7 @@ def check_indexed(
 
 
 def _check_shapes(given: IndexedOperands) -> None:
-    """Raise TensorError for an a and a b that do not meet, OperandError for what a batch does not take."""
+    """Raise TensorError for shapes that do not meet, OperandError for what a batch lacks."""
     a, b, groups, batched = given.a, given.b, given.offsets is not None, given.batched
     if given.counts is not None and not batched:
         raise OperandError("counts: row indices of masked groups are of a (groups, K, N) b without offsets")
@@ -186,7 +186,7 @@ def _check_values(given: IndexedOperands, rows_of_c: int) -> None:
 
 
 def _counted(given: IndexedOperands) -> tuple[list[Any], list[int]]:
-    """The indices of each matrix's rows as NumPy arrays, and how many of each are computed."""
+    """The indices of each matrix's rows as NumPy arrays, and how many count."""
     assert given.rows is not None
     lines = list(given.rows.numpy()) if given.batched else [given.rows.numpy()]
     return lines, [given.m] * len(lines) if given.counts is None else given.counts.tolist()
@@ -227,7 +227,7 @@ def indexed_product(
 
 
 def ungated(call: IndexedCall, given: IndexedOperands) -> tuple[IndexedCall, IndexedOperands]:
-    """The product of all columns that a gate is of, in float32, its rows in order and without weights."""
+    """The product of gate and up columns in float32, in order and without weights."""
     shape = (*call.shape[:-2], given.m, given.b.shape[-1])
     return IndexedCall(torch.float32, shape, None), given._replace(out_rows=None, row_weights=None)
 
@@ -298,7 +298,7 @@ def _on_cpu(call: IndexedCall, given: IndexedOperands) -> torch.Tensor:
 
 
 def placed(call: IndexedCall, given: IndexedOperands, value: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    """The product's rows in a new result, or in `out`, where `out_rows` says, or as many as count."""
+    """The product's rows in a new result or `out`: in rows `out_rows`, or those that count."""
     if given.counts is not None and out is not None:
         return out.copy_(torch.where(counted(given).unsqueeze(-1), value, out))
     if given.out_rows is None:

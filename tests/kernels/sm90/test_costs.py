@@ -60,7 +60,9 @@ def test_numbers_of_indexed_rows_are_in_use_and_name_their_record() -> None:
 def test_scaled_products_have_a_file_of_their_own_gpu() -> None:
     entries = OF_H100
     found, text = entries["promoted"], Path(scaled_grouped.__file__).read_text(encoding="utf-8")
-    assert set(entries) == {"gpu", "promoted", "indexed_rows"} and (ROOT / found["fitted_to"].partition(":")[0]).is_file()
+    assert (
+        set(entries) == {"gpu", "promoted", "indexed_rows"} and (ROOT / found["fitted_to"].partition(":")[0]).is_file()
+    )
     steps = {f"{kind}_{part}" for kind in scaled_grouped.KINDS for part in ("step", "end")}
     used = set(re.findall(r"(?:MODEL|model)\.(\w+)", text)) | steps
     assert used == found.keys() - {"fitted_to"} == scaled_grouped.MODEL.numbers.keys()

@@ -129,7 +129,7 @@ def test_both_ways_have_the_same_bits() -> None:
 
 
 def launch_of(plan: Sm90Plan, a: Any, b: Any, values: dict[str, Any], pitch: int, first: int = 0) -> Any:
-    """C's bits of a launch with A's rows `pitch` elements apart, from element `first` of its memory on."""
+    """C's bits of a launch; A lies from element `first` on, its rows `pitch` elements apart."""
     room = np.full(first + a[..., 0].size * pitch + 64, 0x7E00, np.uint16)  # not numbers, wherever it is no element
     lines = room[first : first + a[..., 0].size * pitch].reshape(*a.shape[:-1], pitch)
     lines[..., : a.shape[-1]] = plan.a.dtype.encode(a)
@@ -254,7 +254,7 @@ def test_vectors_of_a_batch_have_an_index_for_each_row_of_each_matrix() -> None:
 
 
 def test_the_choice_loses_little_on_the_record() -> None:
-    """Of the two ways that were timed, the one that is estimated faster; its tiles are those of `indexed_config`."""
+    """The way that is estimated faster takes up to 1% longer than the faster one."""
     for shape, us in json.loads(RECORD.read_text(encoding="utf-8"))["us"].items():
         m, n, k, _, groups = (int(x or 0) for x in re.findall(r"(\d+)x(\d+)x(\d+) of (\d+) rows(?:, (\d+))?", shape)[0])
         tiles_of_groups = groups and 32 < m // groups <= 512

@@ -42,8 +42,8 @@ def _models(gpu: str) -> dict[str, CostModel]:
 def cost_model(name: str, gpu: str = "h200") -> CostModel:
     """A GPU's cost model.
 
-    name  of the H200's "places", "few_rows", "many_rows", "other_types" or "unaligned_rows"; of the H100's "promoted" or
-          "indexed_rows"
+    name  of the H200's "places", "few_rows", "many_rows", "other_types" or "unaligned_rows"; of the H100's "promoted"
+          or "indexed_rows"
 
     >>> cost_model("places").multiprocessors
     132

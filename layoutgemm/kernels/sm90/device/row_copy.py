@@ -89,7 +89,7 @@ class RowCopyKernel:
             self.copy_run(source, target, left, row >= 0, aligned)
 
     def counts(self, given: bridge.Carried, line: Int32, matrix: Int32, m: Int32, matrices: Int32) -> Boolean:
-        """Whether a row is one of the product's; of masked groups, whether it counts."""
+        """True for a row of the product; of masked groups, for one that counts."""
         inside = line < m * matrices
         ragged = self.plan.ragged
         if ragged is None or not ragged.masked:

@@ -1,4 +1,4 @@
-"""How a product with indexed rows is computed, where that is not given: its configuration, and where A is gathered."""
+"""The configuration of a product with indexed rows, and whether A's rows are copied first."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _tile_of_one(m: int, n: int) -> tuple[int, int]:
 
 
 def copies_first(sizes: tuple[int, int, int, int], size: int, grouped: bool) -> tuple[bool, str]:
-    """(True if a copy of A's rows before the product is estimated faster than gathering in its kernel, both estimates).
+    """(True if copying A's rows first is estimated faster, both estimates in words).
 
     sizes  M, N, K and the groups
     size   bytes of A's elements

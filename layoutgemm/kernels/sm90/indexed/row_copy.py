@@ -103,7 +103,7 @@ def copied_bytes(plan: Sm90Plan) -> int:
 
 
 def row_copy_check(copy: RowCopy, dtype: DType) -> Check:
-    """Each vector of a row is copied once, into rows of the workspace of whole lines."""
+    """Each vector of a row is copied once, to whole lines of the workspace."""
     size, witness, count = dtype.bytes, "", 0
     width, lane = VECTOR_BYTES // size, np.arange(WARP)
     for k in (1, width + 1, copy.run // size, copy.run // size + 1, 3 * copy.run // size - 1):

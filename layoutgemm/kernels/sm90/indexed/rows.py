@@ -21,8 +21,8 @@ refused where the host sees it; on a GPU the row is then of either product row, 
 With groups of rows the product's rows are those of the groups, so a mixture of experts gathers its tokens and
 multiplies them in one kernel.
 
-With `copy` a kernel of its own gathers the rows (`indexed.row_copy`), and the product is an ordinary one: of any
-configuration, and of a batch, where row i of matrix l reads row rows[l * M + i] of matrix l of A. A configuration gives
+With `copy` a kernel of its own gathers the rows (`indexed.row_copy`). The product is then an ordinary one, of any
+configuration. It may be of a batch: row i of matrix l reads row rows[l * M + i] of matrix l of A. A configuration gives
 the same bits either way, since its products see the same values in the same order.
 """
 
