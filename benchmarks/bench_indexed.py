@@ -2,9 +2,9 @@
 
     python benchmarks/bench_indexed.py --json FILE          # on a Hopper GPU, about two minutes
 
-Products of rows by index stand beside an index_select and a product, and a product and an index_copy_; with groups
-too, as in a mixture of experts. A wrong result, a row outside of the output's, or other bits in a second run end the
-program with 1.
+Products of rows by index, gathered in the kernel and copied first, stand beside an index_select and a product, and a
+product and an index_copy_; with groups too, as in a mixture of experts. A wrong result, a row outside of the output's,
+or other bits in a second run end the program with 1.
 """
 
 from __future__ import annotations
@@ -117,22 +117,22 @@ def exact(x: Operands) -> Any:
     return torch.cat([read[i:j] @ x.b[e].double() for e, (i, j) in enumerate(pairwise(ends))])
 
 
-def fault(shape: Shape, config: Sm90Config | None) -> str:
+def fault(shape: Shape, config: Sm90Config | None, copies: bool | None = None) -> str:
     """The first fault of the products of a shape, or "". Some indices name no row."""
     import torch
 
     x = operands(shape, 1)
     want = exact(x)
     bound = 2.0**-8 * want.abs() + 2.0**-7 * shape.k**0.5
-    got = x.ours(rows=x.rows, config=config)
+    got = x.ours(rows=x.rows, config=config, copy_rows=copies)
     if wrong := int(((got.double() - want).abs() > bound).sum()):
         return f"{wrong} gathered elements are wrong"
-    if not torch.equal(got, x.ours(rows=x.rows, config=config)):
+    if not torch.equal(got, x.ours(rows=x.rows, config=config, copy_rows=copies)):
         return "a second run gave other bits"
     rows, out_rows = x.rows.clone(), x.out_rows.clone()
     rows[::7], out_rows[3::11], out_rows[5::11] = shape.source, -1, shape.m
     out = torch.full((shape.m, shape.n), 7.0, device="cuda", dtype=torch.bfloat16)
-    x.ours(out=out, rows=rows, out_rows=out_rows, row_weights=x.weights, config=config)
+    x.ours(out=out, rows=rows, out_rows=out_rows, row_weights=x.weights, config=config, copy_rows=copies)
     named = (out_rows >= 0) & (out_rows < shape.m)
     value = torch.where((rows < shape.source)[:, None], want, 0.0) * x.weights.double()[:, None]
     found = out[out_rows[named].long()].double()
@@ -154,8 +154,11 @@ def contenders(x: Operands) -> dict[str, Callable[[], object]]:
         return x.out.index_copy_(0, x.out_rows.long(), x.ours(x.selected))
 
     found: dict[str, Callable[[], object]] = {
-        "gather": lambda: x.ours(out=x.out, rows=x.rows),
-        "gather, scatter, factors": lambda: x.ours(out=x.out, rows=x.rows, out_rows=x.out_rows, row_weights=x.weights),
+        "gather": lambda: x.ours(out=x.out, rows=x.rows, copy_rows=False),
+        "copied first": lambda: x.ours(out=x.out, rows=x.rows, copy_rows=True),
+        "gather, scatter, factors": lambda: x.ours(
+            out=x.out, rows=x.rows, out_rows=x.out_rows, row_weights=x.weights, copy_rows=False
+        ),
         "scatter": lambda: x.ours(x.selected, x.out, out_rows=x.out_rows),
         "rows in order": lambda: x.ours(x.selected, x.out),
         "index_select": select,
@@ -204,8 +207,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     record: dict[str, Any] = {"machine": machine.facts(), "faults": [], "us": {}}
     print(record["machine"], flush=True)
     for shape in CHECKED:
-        for name, config in (("chosen", None), *CONFIGS.items()):
-            if found := fault(shape, config):
+        ways: tuple[tuple[str, Sm90Config | None, bool | None], ...] = (
+            ("chosen", None, None), ("gathered", None, False), ("copied first", None, True),
+            *[(name, config, False) for name, config in CONFIGS.items()],
+        )  # fmt: skip
+        for name, config, copies in ways:
+            if found := fault(shape, config, copies):
                 record["faults"].append(f"{shape}, {name}: {found}")
             print(f"{shape}, {name}: {found or 'right'}", flush=True)
     device = CudaDevice()

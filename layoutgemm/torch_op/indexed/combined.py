@@ -10,13 +10,14 @@ import torch
 
 from ...errors import LayoutError, OperandError, TensorError
 from ...kernels.run.tensor_maps import run_given
+from ...kernels.sm90.choose.occupancy import Places
 from ...kernels.sm90.choose.rules import Sm90Choice, choose, nearest, spare_of_sums
 from ...kernels.sm90.indexed.rows import IndexedRows, RowIndices
 from ...kernels.sm90.operands.combined import Combined
 from ...kernels.sm90.plan import Sm90Plan
 from ..checks import differentiated, has_tangent, needs_dispatcher
 from ..operands.several import Combine, as_lines, checked_call, computed
-from ..prepared import Config, choice_of, on_gpu
+from ..prepared import Config, choice_of, gpu, on_gpu
 from ..scaled_grouped.kept import require_hopper
 from ..types import C_NAMES, NAMES
 from .product import INDICES, IndexedOperands, check_indexed, selected
@@ -55,7 +56,7 @@ def combined_rows(
         order = "row" if placed[0].stride(-1) == 1 and placed[0].stride(0) != 1 else "col"
         types = NAMES[a.dtype], f"{NAMES[placed[0].dtype]}:{order}", C_NAMES[kind]
         sizes = m, placed[0].shape[1], a.shape[1], a.shape[0]
-        plan = plan_of(sizes, types, INDICES[rows.dtype], how, choice_of(config))
+        plan = plan_of(sizes, types, INDICES[rows.dtype], how, choice_of(config), gpu(a.get_device())[0])
         further = dict(zip(plan.further, placed[1:], strict=True))
         read = {"rows": rows.contiguous(), **further, **numbers}
         result: torch.Tensor = run_given(plan, a, placed[0], read, out).c
@@ -65,13 +66,13 @@ def combined_rows(
 @lru_cache(maxsize=256)
 def plan_of(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], kind: str, how: Combined,
-    config: Sm90Choice | None,
+    config: Sm90Choice | None, places: Places,
 ) -> Sm90Plan:  # fmt: skip
     """The plan of a call: M, N, K and rows of A; types of A, B and C; the indices' type."""
     m, n, k, rows = sizes
     if config is None:
         major = "K" if types[1].endswith(":col") else "MN"
-        found, why = choose(m, n, k, a=types[0], b_major=major, gated=how, in_place=True)
+        found, why = choose(m, n, k, a=types[0], b_major=major, multiprocessors=places, gated=how, in_place=True)
         choices = [*[choice for choice, _ in nearest(found, why, k_major=True)], Sm90Choice(spare_of_sums(how))]
     else:
         choices = [config]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ...dtypes import dtype
 from ...errors import LayoutError, OperandError
 from ...kernels.epilogue.chain import Activation, Epilogue, VectorScale
+from ...kernels.sm90.choose.occupancy import Places
 from ...kernels.sm90.choose.rules import SPARE, Sm90Choice, choose, nearest
 from ...kernels.sm90.choose.scaled_grouped import masked_rows, usual_config
 from ...kernels.sm90.config import Sm90Config
@@ -28,6 +29,7 @@ class IndexedShape(NamedTuple):
     sizes   M, N, K, rows of A and of C; N is C's columns
     types   of A, B and C, with B's order
     groups  of rows, or matrices of a batch; 0 for neither
+    places  the GPU's cluster occupancy
     kinds   the types of the index vectors, of offsets and of counts, by name
     """
 
@@ -38,6 +40,7 @@ class IndexedShape(NamedTuple):
     activation: str | None
     gate: str | None
     weighted: bool
+    places: Places
 
 
 @lru_cache(maxsize=1024)
@@ -113,6 +116,9 @@ def _configs(of: IndexedShape, indexed: IndexedRows) -> Iterator[Sm90Config]:
         yield usual_config((rows, n, k, groups), of.types, None, sums)
         return
     major = "K" if of.types[1].endswith(":col") else "MN"
-    found, why = choose(m, n, k, batch=max(groups, 1), a=of.types[0], b_major=major, gated=of.gate, in_place=True)
+    found, why = choose(
+        m, n, k, batch=max(groups, 1), a=of.types[0], b_major=major, multiprocessors=of.places, gated=of.gate,
+        in_place=True,
+    )  # fmt: skip
     yield from [choice.config for choice, _ in nearest(found, why, k_major=True)]
     yield from SPARE

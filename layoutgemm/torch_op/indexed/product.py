@@ -22,7 +22,7 @@ from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.indexed.rows import check_distinct, check_inside
 from ..bias_activation import GATES, by_torch, gate_by_torch
 from ..checks import check_activation, check_device, stored_as
-from ..prepared import on_gpu
+from ..prepared import gpu, on_gpu
 from ..problem import half
 from ..reference import exact, rounded
 from ..scaled_grouped.gated import why_by_torch
@@ -268,8 +268,8 @@ def shape_of(call: IndexedCall, given: IndexedOperands) -> IndexedShape:
     types = NAMES[a.dtype], f"{NAMES[b.dtype]}:{_order_of(b)}", C_NAMES[call.kind]
     sizes = given.m, call.shape[-1], a.shape[-1], a.shape[-2], call.shape[-2]
     activation = call.activation if call.gate is None else None
-    weighted = given.row_weights is not None
-    return IndexedShape(sizes, types, b.shape[0] if b.ndim == 3 else 0, kinds, activation, call.gate, weighted)
+    groups, weighted, places = b.shape[0] if b.ndim == 3 else 0, given.row_weights is not None, gpu(a.get_device())[0]
+    return IndexedShape(sizes, types, groups, kinds, activation, call.gate, weighted, places)
 
 
 def _order_of(b: torch.Tensor) -> str:
