@@ -2,9 +2,9 @@
 
     python benchmarks/bench_indexed.py --json FILE          # on a Hopper GPU, about two minutes
 
-Products of rows by index, gathered in the kernel and copied first, stand beside an index_select and a product, and a
-product and an index_copy_; with groups too, as in a mixture of experts. A wrong result, a row outside of the output's,
-or other bits in a second run end the program with 1.
+Products of rows by index, gathered in the kernel and copied first, stand beside index_select and a product. So do
+scatters beside a product and index_copy_, and groups, as in a mixture of experts. A wrong result, a row outside of the
+output's, or other bits in a second run end the program with 1.
 """
 
 from __future__ import annotations
