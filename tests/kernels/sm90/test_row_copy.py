@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,20 +14,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from layoutgemm.emulator.machine.interpreter import Policy
+from layoutgemm.emulator.machine.interpreter import Launch, Policy
+from layoutgemm.emulator.mutation.mutants import deletions, fields
+from layoutgemm.emulator.mutation.run import LaunchCase, sample
+from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.epilogue.chain import Epilogue, RowReduce
-from layoutgemm.kernels.run.emulated import emulate_launch
+from layoutgemm.kernels.run.emulated import emulate_launch, linked
 from layoutgemm.kernels.run.epilogue_operands import words_of_arrays
+from layoutgemm.kernels.run.hardware_model import GlobalMatrix
 from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.indexed.choose import copies_first
-from layoutgemm.kernels.sm90.indexed.row_copy import RowCopy
+from layoutgemm.kernels.sm90.indexed.reference import copied_matrix
+from layoutgemm.kernels.sm90.indexed.row_copy import RowCopy, copied_shape
 from layoutgemm.kernels.sm90.indexed.rows import IndexedRows, RowIndices
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
 from layoutgemm.kernels.sm90.operands.combined import Combined
 
 needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
+needs_cc = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler")
 SELF = Sm90Config((64, 64), consumers=1, stages=3)
 GATHERS = replace(SELF, loader="warpgroup")
 COPIED = IndexedRows(RowIndices(50), copy=True)
@@ -170,6 +177,49 @@ def test_rows_that_do_not_count_are_not_copied() -> None:
     for e, count in ((0, 60), (2, 13)):
         assert np.array_equal(plan.c.dtype.decode(found[e, :count]), (a[e][rows.reshape(3, 70)[e]] @ b[e])[:count])
     assert (found[0, 60:] == 0).all()
+
+
+def copy_alone() -> tuple[Any, Explainer]:
+    """The copy kernel of a ragged K and masked groups, and its launch: the workspace is compared, bit for bit."""
+    plan = Sm90Plan.derive(
+        9, 72, 1100, batch=2, a="f16", b="f16", c="f16", config=SELF, indexed=COPIED, ragged=Ragged.of(2, masked=True)
+    )
+    a, values = integers(2, 50, 1100), {"rows": indices(18).astype(np.int64), "counts": np.array([9, 4], np.int32)}
+    values["rows"][[2, 10]] = -1, 50
+    bits, host, held = plan.a.dtype.encode(a), linked(plan), {}
+    _, rows, pitch = copied_shape(plan)
+    want = copied_matrix(plan, GlobalMatrix(bits.reshape(-1), 1100, (1100, 50, 2), 55000), values).bits
+    zeros = np.zeros(1, np.uint16)
+
+    def launch() -> Launch:
+        words = words_of_arrays(plan, values)
+        room = words[plan.words.index("copied_rows")]
+        dims = plan.m, plan.n, plan.k, plan.batch, 1100, 72, 72, 55000, 1100 * 72, 9 * 72, 2
+        arrays, (made, _) = host.call((bits, np.zeros((2, 1100, 72), np.uint16), zeros, *dims, *words))
+        held[id(arrays.memory)] = room
+        return Launch(made.grid, made.block, made.parameters, arrays.memory, made.cluster, made.dynamic_shared)
+
+    def check(done: Launch) -> str | None:
+        room, first = held.pop(id(done.memory)).view(np.uint16), np.arange(want.size) % pitch < 1100
+        wrong = (room != want) & first
+        return f"{int(wrong.sum())} elements of the workspace are wrong" if wrong.any() else None
+
+    assert rows == 9
+    launch()
+    kernel = host.launches[0].kernel
+    return kernel, Explainer(kernel, (LaunchCase("copy", launch, check),), ())
+
+
+@needs_dsl
+@needs_cc
+@pytest.mark.dsl
+@pytest.mark.slow
+def test_a_sample_of_mutants_of_the_copy_is_caught() -> None:
+    """A mutant of the order of launches survives: the test has one launch."""
+    kernel, judge = copy_alone()
+    rows = [judge.row(mutant) for mutant in sample([*deletions(kernel), *fields(kernel)], 40)]
+    left = [row for row in rows if not row.caught and row.reason.split(":")[0] not in PROVEN]
+    assert [f"{row.mutant}: {row.reason}" for row in left if "griddepcontrol" not in str(row.mutant)] == []
 
 
 def test_counts_leave_rows_of_the_executor() -> None:
