@@ -331,6 +331,8 @@ def test_what_rows_of_a_batch_and_of_several_matrices_do_not_take() -> None:
         matmul(a.clone().requires_grad_(), (b[0], b[1]), **both)
     with pytest.raises(OperandError, match="out_rows: a product of rows= with several matrices takes none"):
         matmul(a, (b[0], b[1]), out_rows=inside[0], **both)
+    with pytest.raises(OperandError, match="rows"):
+        matmul(a, (b[0], b[1]), combine="silu", rows=[0])
     with pytest.raises(OperandError, match="copy_rows=False: of several matrices"):
         matmul(a, (b[0], b[1]), copy_rows=False, **both)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...errors import LayoutError, OperandError, TensorError
+from ...kernels.run.operand_checks import check_operands
 from ...kernels.run.tensor_maps import run_given
 from ...kernels.sm90.choose.occupancy import Places
 from ...kernels.sm90.choose.rules import Sm90Choice, choose, nearest, spare_of_sums
@@ -37,7 +38,8 @@ def combined_rows(
     >>> combined_rows(x, (w, w), torch.tensor([1, 0, 1]), "relu", None, None, None, None).tolist()
     [[9.0, 16.0], [1.0, -0.0], [9.0, 16.0]]
     """
-    if isinstance(b, (tuple, list)) and b and isinstance(a, torch.Tensor) and isinstance(rows, torch.Tensor):
+    check_operands({"a": a, "rows": rows})
+    if isinstance(b, (tuple, list)) and b:
         check_indexed(IndexedOperands(a, b[0], rows), None, None, out_dtype)
     m = rows.shape[0]
     some = a[:1].expand(m, -1) if a.shape[0] else a.new_zeros(1, a.shape[1]).expand(m, -1)  # of the rows' shape
