@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ...dtypes import DType, dtype
 from .rounding import integer_f64, lanewise64, odd_integer, odd_sum, to_f32, to_narrow, zero_sign
-from .values import M16, M32, M64, NAN32, Floats, Value, any_of, by_lane, high, narrow
+from .values import LANES, M16, M32, M64, NAN32, Floats, Value, any_of, by_lane, high, narrow
 
 
 def f32(x: Value) -> Floats:
@@ -65,6 +65,15 @@ def encode(y: Floats, kind: DType) -> Value:
     if kind.bits == 16:
         found = np.where(np.isnan(np.asarray(y)), M16 >> 1, found)
     return found if found.ndim else int(found)
+
+
+def packed_pairs(kind: DType, *sources: Value) -> list[Value]:
+    """f32 bits (upper, lower, upper, lower, ...) -> one packed pair of 16-bit floats for each two, to nearest."""
+    if all(type(x) is np.ndarray for x in sources):
+        bits = np.asarray(encode(f32(np.concatenate(sources)), kind)).reshape(-1, 2, LANES)
+        return list(bits[:, 0] << 16 | bits[:, 1])
+    halves = [encode(f32(x), kind) for x in sources]
+    return [up << 16 | low for up, low in zip(halves[::2], halves[1::2], strict=True)]
 
 
 def decode(x: Value, kind: DType) -> Floats:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from ...errors import PtxError
 from . import rules  # noqa: F401  (the rules register)
+from .batching import batched
 from .codegen import NAMES, PARAMETER_BASE, CodeGenerator, bits_of
 from .declarations import ModuleVariable
 from .parser import CARRIED, CARRY, MAX_LOCAL_BYTES, MAX_SHARED_BYTES, PtxInstruction, PtxKernel, PtxOperand, listed
@@ -314,6 +315,7 @@ class Program:
                 moved = moved & ~self.writes[pc] if instructions[pc].words[0] != "mov" else moved | self.writes[pc]
                 pc += 1
             if lines:
+                lines = batched(self.generator, instructions[start:pc], lines)
                 self.steps[start] = CodeSegment(start, pc, _function("\n".join(lines)), writes, moved)
             else:
                 ins = instructions[pc]
