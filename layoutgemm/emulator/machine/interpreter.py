@@ -87,12 +87,14 @@ class Fiber:
     """Some lanes of a warp that execute together."""
 
     __slots__ = (
-        "active", "children", "dirty", "done", "epoch", "ins", "joint", "knows", "lanes", "meet", "parent", "pc",
-        "registers", "scratch", "spin", "warp", "written",
+        "active", "children", "cta", "dirty", "done", "epoch", "ins", "joint", "knows", "lanes", "machine", "meet",
+        "parent", "pc", "registers", "scratch", "spin", "warp", "written",
     )  # fmt: skip
 
     def __init__(self, warp: Warp, registers: list[Any], pc: int, lanes: int, parent: Fiber | None, meet: int) -> None:
         self.warp, self.registers, self.pc, self.parent, self.meet = warp, registers, pc, parent, meet
+        self.cta: Cta = warp.cta
+        self.machine: PtxMachine = warp.cta.cluster.machine
         self.lanes = lanes
         self.active: npt.NDArray[np.bool_] | None = None if lanes == FULL else bool_of(lanes)
         self.children = 0
@@ -104,16 +106,6 @@ class Fiber:
         self.knows: Knowledge
         self.epoch: MemoryEvent
         self.joint: MemoryEvent | None = None  # of what its lanes do together, in this epoch
-
-    @property
-    def cta(self) -> Cta:
-        """The block."""
-        return self.warp.cta
-
-    @property
-    def machine(self) -> PtxMachine:
-        """The machine that runs it."""
-        return self.warp.cta.cluster.machine
 
     def describe(self) -> str:
         """The fiber in words, for reports."""

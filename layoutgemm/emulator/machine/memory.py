@@ -7,7 +7,7 @@ written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -22,6 +22,9 @@ POISON = 0xFF
 GRANULE = 16  # bytes that the race checker tracks apart
 RANK_SHIFT = 24  # shared::cluster addresses: the block's rank above, its own offset below
 OFFSET = (1 << RANK_SHIFT) - 1
+# A type of 16 bytes, whose items NumPy copies several times faster than rows of 16 bytes; only bits are meant.
+WHOLE = np.complex128
+ALL = np.ones(GRANULE, np.uint8).view(WHOLE)[0]
 
 
 @dataclass
@@ -231,9 +234,10 @@ class CtaSharedMemory:
         size = -(-size // GRANULE) * GRANULE
         self.size, self.fill = size, fill
         self.bytes = np.full(size, fill, dtype=np.uint8)
-        self.chunks = self.bytes.view(np.uint16).reshape(-1, GRANULE // 2)  # 16-byte chunks as eight 16-bit words
+        self.chunks = self.bytes.view(WHOLE)  # 16-byte chunks
         self.written = np.zeros(size, dtype=bool)
-        self.full_chunks = self.written.reshape(-1, GRANULE)
+        self.full_chunks = self.written.view(WHOLE)  # equal to `ALL` where the chunk was written
+        self.complete: set[Hashable] = set()  # reads of which all bytes were found written
 
     def check(self, offsets: npt.NDArray[np.int64], size: int, what: str) -> None:
         """Raise EmulatorError for bytes outside or for misaligned addresses."""
@@ -261,6 +265,11 @@ class CtaSharedMemory:
         where = _bytes(offsets, which.shape[1])[which]
         self.bytes[where] = self.fill
         self.written[where] = False
+        self.complete.clear()
+
+    def full(self, chunks: npt.NDArray[np.int64]) -> bool:
+        """True if each of these chunks was written."""
+        return np.count_nonzero(self.full_chunks[chunks] == ALL) == chunks.size
 
     def unwritten(self, offsets: npt.NDArray[np.int64], size: int) -> int | None:
         """The first byte of the access that was never written, or None."""

@@ -27,10 +27,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 from weakref import ref
 
+from ..machine.memory import GRANULE
+from ..ptx.program import SHARED_START
 from .conflicts import ANOTHERS_FENCE, FENCE, FENCE_READS, REFILL, Conflict, remedy
 from .lanes import FILTER, NOTHING, Touch, crossing, each_alone, one_lane, unknown, unordered
 
@@ -114,16 +117,28 @@ class Knowledge:
 
 
 class Record:
-    """Places that an event accessed and no later access overwrote; parts: place -> its bytes, if not all."""
+    """Places that an event accessed and no later access overwrote; parts: place -> its bytes, if not all.
 
-    __slots__ = ("event", "pages", "parts", "places", "seen", "what", "write")
+    spans  its accesses' first and last pages -> the number of the first access with them
+    lists  the keys of the shadow's `pages` that list it
+    seen   the latest access that examined it
+    """
+
+    __slots__ = ("event", "lists", "parts", "places", "seen", "spans", "what", "write")
 
     def __init__(self, write: bool, event: MemoryEvent, what: Callable[[], str]) -> None:
         self.write, self.event, self.what = write, event, what
         self.places = 0
         self.parts: dict[int, int] = {}
-        self.pages: set[int] = set()  # keys of the shadow's `pages` that list it
-        self.seen = 0  # the latest access that examined it
+        self.spans: dict[tuple[int, int], int] = {}
+        self.lists: set[int] = set()
+        self.seen = 0
+
+    def meets(self, first: int, last: int) -> tuple[int, bool, int]:
+        """The first page of an access in which the record lies, whether it writes, and its number there."""
+        found = [(max(first, low), turn) for (low, high), turn in self.spans.items() if low <= last and first <= high]
+        page, turn = min(found)
+        return page, self.write, turn
 
     def add(self, places: int, parts: Parts) -> None:
         """Add an access of the same event."""
@@ -386,6 +401,26 @@ class Ledger:
         return bool(seen & bit) and (record.event.asynchronous or bool(proxied & bit))
 
 
+# Records are listed by pages of 2**PAGE places, so that few are examined; accesses of more than FEW pages by wide pages,
+# 2**WIDE pages each. Pages begin where dynamic shared memory does, since buffers there are as large as pages.
+PAGE, FEW, WIDE = 7, 4, 4
+SHIFT = (1 << PAGE + WIDE) - SHARED_START // GRANULE
+
+
+def _keys(first: int, last: int, write: bool, wide: bool) -> range:
+    """The keys of pages: twice their number for reads, one more for writes; of wide ones negative."""
+    if wide:
+        return range(-2 * (first >> WIDE) - 2 + write, -2 * (last >> WIDE) - 3, -2)
+    return range(2 * first + write, 2 * last + 2, 2)
+
+
+@lru_cache(1 << 12)
+def _examined(first: int, last: int, write: bool) -> tuple[int, ...]:
+    """The keys of the pages whose records an access may conflict with: a read examines only the writes."""
+    ways = (False, True) if write else (True,)
+    return tuple([key for wide in (False, True) for way in ways for key in _keys(first, last, way, wide)])
+
+
 class Shadow:
     """The accesses to one memory that later ones could conflict with.
 
@@ -394,12 +429,11 @@ class Shadow:
     """
 
     FULL = 64  # number of records at which a search for useless ones pays
-    PAGE = 7  # records are listed by pages of this many bits of places, so that few are examined
 
     def __init__(self, ledger: Ledger, name: Callable[[int], str]) -> None:
         self.ledger, self.name = ledger, name
         self.records: dict[tuple[int, bool], Record] = {}  # by event and by whether it writes
-        # Twice the page's number for reads, one more for writes; a read examines only the writes.
+        # `_keys` of pages -> records, some of which may have been overwritten meanwhile
         self.pages: dict[int, list[Record]] = {}
         self.accesses = 0
         self.refilled = False  # a copy engine has written here
@@ -411,8 +445,8 @@ class Shadow:
         self.records = {key: record for key, record in self.records.items() if not useless(record)}
         self.pages = {}
         for record in self.records.values():
-            for page in record.pages:
-                self.pages.setdefault(page, []).append(record)
+            for key in record.lists:
+                self.pages.setdefault(key, []).append(record)
 
     def clear(self, places: int) -> None:
         """Forget the accesses to these places, which have a new owner."""
@@ -435,9 +469,9 @@ class Shadow:
                 continue
             before = record.places
             new = self.records[other.id, way] = Record(way, other, record.what)
-            new.pages = set(record.pages)
-            for page in record.pages:
-                self.pages[page].append(new)
+            new.spans, new.lists = dict(record.spans), set(record.lists)
+            for key in record.lists:
+                self.pages[key].append(new)
             for one, (places, parts) in ((new, theirs), (record, ours)):
                 one.places = before & places
                 one.parts = {place: part for place, part in parts.items() if one.places >> place & 1}
@@ -468,16 +502,18 @@ class Shadow:
         ledger = self.ledger
         if not ledger.enabled or not places:
             return None
-        race: Conflict | None = None
         base, seen, proxied = ledger.base, knows.seen, ledger.fenced(knows)
         self.refilled = self.refilled or (asynchronous and write)
         between = touch is not None and event.lanes != 0  # the event's own earlier accesses, by other lanes
         self.accesses = turn = self.accesses + 1
-        pages = range((places & -places).bit_length() - 1 >> self.PAGE, (places.bit_length() - 1 >> self.PAGE) + 1)
-        for key in range(2 * pages.start, 2 * pages.stop) if write else range(2 * pages.start + 1, 2 * pages.stop, 2):
+        first = (places & -places).bit_length() - 1 + SHIFT >> PAGE
+        last = places.bit_length() - 1 + SHIFT >> PAGE
+        found: list[tuple[tuple[int, bool, int], Record, int, bool]] = []
+        for key in _examined(first, last, write):
             gone = False
             for record in self.pages.get(key, ()):
-                if record.seen == turn:
+                if record.seen == turn or not record.places:
+                    gone = gone or not record.places
                     continue
                 record.seen = turn
                 earlier, wrote = record.event, record.write
@@ -489,7 +525,13 @@ class Shadow:
                 harmless = at < 0 or (
                     seen >> at & 1 and (not asynchronous or not wrote or earlier.asynchronous or proxied >> at & 1)
                 )
-                doubtful = asynchronous and harmless and self._doubtful(earlier, wrote, write, knows)
+                doubtful = (
+                    asynchronous
+                    and harmless
+                    and at >= 0
+                    and not earlier.asynchronous
+                    and self._doubtful(earlier, wrote, write, knows)
+                )
                 if harmless and not write and not doubtful:
                     continue
                 common = record.places & places
@@ -497,16 +539,22 @@ class Shadow:
                     common = record.common(places, parts)
                 if not common:
                     continue
-                if not harmless and (race is None or race.lint):
-                    found = self._conflict(record, common, knows, asynchronous, what, event, own, lanes, touch, write)
-                    race = found or race
-                elif doubtful and race is None:
-                    race = self._crossed(record, common, what)
+                if not harmless or doubtful:
+                    found.append((record.meets(first, last), record, common, doubtful))
                 if write and earlier is not event:
-                    record.overwritten(places, parts)
+                    if parts or record.parts:
+                        record.overwritten(places, parts)
+                    else:
+                        record.places ^= common
                     gone = gone or not record.places
             if gone:
                 self._drop(key)
+        race: Conflict | None = None
+        for _, record, common, doubtful in sorted(found, key=lambda one: one[0]) if len(found) > 1 else found:
+            if doubtful:
+                race = race or self._crossed(record, common, what)
+            elif race is None or race.lint:
+                race = self._conflict(record, common, knows, asynchronous, what, event, own, lanes, touch, write) or race
         if touch is not None and not event.joint:
             event.touches.append((self, write, touch))
             event.lanes |= touch.lanes
@@ -515,18 +563,28 @@ class Shadow:
         if mine is None:
             mine = self.records[event.id, write] = Record(write, event, what)
         mine.add(places, parts)
-        for key in range(2 * pages.start + write, 2 * pages.stop, 2):
-            if key not in mine.pages:
-                mine.pages.add(key)
-                self.pages.setdefault(key, []).append(mine)
+        if (first, last) not in mine.spans:
+            self._list(mine, first, last)
         return race
 
+    def _list(self, record: Record, first: int, last: int) -> None:
+        """List a record by the pages of an access."""
+        record.spans[first, last] = self.accesses
+        lists = record.lists
+        for key in _keys(first, last, record.write, last - first >= FEW):
+            if key not in lists:
+                lists.add(key)
+                self.pages.setdefault(key, []).append(record)
+
     def _drop(self, key: int) -> None:
-        """Remove a page's records that stand for nothing from all pages."""
-        for record in [record for record in self.pages[key] if not record.places]:
-            self.records.pop((record.event.id, record.write), None)
-            for other in record.pages:
-                self.pages[other].remove(record)
+        """Remove a page's records that stand for nothing; other pages drop them when they are next examined."""
+        live = []
+        for record in self.pages[key]:
+            if record.places:
+                live.append(record)
+            elif self.records.get((record.event.id, record.write)) is record:
+                del self.records[record.event.id, record.write]
+        self.pages[key] = live
 
     def _conflict(
         self,

@@ -18,7 +18,7 @@ from ....atoms.copy.base import CopyAtom
 from ....atoms.copy.ldmatrix import ROW_BYTES, ldmatrix, movmatrix, stmatrix
 from ....errors import EmulatorError
 from ...machine.interpreter import Cta, Fiber
-from ...machine.memory import GRANULE
+from ...machine.memory import ALL, GRANULE, WHOLE
 from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Reader, Run
 from ...ptx.values import LANES, Lanes
@@ -140,9 +140,8 @@ def load_matrix(program: Program, ins: PtxInstruction) -> Run:
     def go(fiber: Fiber) -> None:
         cta, numbers = rows.find(fiber, False)
         shared = cta.shared
-        written = shared.full_chunks[numbers]
-        if not written.all():
-            fresh = ~written[:, : rows.bytes]
+        if not shared.full(numbers):
+            fresh = ~shared.written.reshape(-1, GRANULE)[numbers, : rows.bytes]
             if fresh.any():
                 at = np.argwhere(fresh)[0]
                 offset = int(numbers[at[0]]) * GRANULE + int(at[1])
@@ -151,7 +150,7 @@ def load_matrix(program: Program, ins: PtxInstruction) -> Run:
         if packed is None:
             fetched = shared.chunks[numbers].view(unit)
         else:
-            fetched = _unpacked(shared.chunks[numbers].view(np.uint8), packed)
+            fetched = _unpacked(shared.chunks[numbers, None].view(np.uint8), packed)
         found = fetched.reshape(-1)[take].reshape(count, -1).view(np.uint32).astype(np.int64)
         registers = fiber.registers
         for register, value in zip(targets, found):
@@ -188,8 +187,8 @@ def store_matrix(program: Program, ins: PtxInstruction) -> Run:
     def go(fiber: Fiber) -> None:
         values = packed_registers(fiber, sources)
         cta, numbers = rows.find(fiber, True)
-        cta.shared.chunks[numbers] = values.reshape(-1).view(unit)[order].view(np.uint16).reshape(len(numbers), -1)
-        cta.shared.full_chunks[numbers] = True
+        cta.shared.chunks[numbers] = values.reshape(-1).view(unit)[order].view(WHOLE)
+        cta.shared.full_chunks[numbers] = ALL
 
     return go
 

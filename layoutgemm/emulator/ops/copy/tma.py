@@ -23,7 +23,7 @@ from ....atoms.tma import engine as tma_engine
 from ....atoms.tma.rules import EDGE_UNIT, MAX_DIM, RULES, SMEM_UNIT, check_reduction, whole_units
 from ....errors import EmulatorError, TmaError
 from ...machine.interpreter import Cta, Fiber
-from ...machine.memory import GRANULE, RANK_SHIFT, GlobalBuffer
+from ...machine.memory import ALL, GRANULE, RANK_SHIFT, WHOLE, GlobalBuffer
 from ...machine.tensor_map import ALIGN, BYTES, decode, encode
 from ...ptx.codegen import PARAMETER_BASE, SHARED_WINDOW
 from ...ptx.parser import PtxInstruction
@@ -388,12 +388,13 @@ def _fill(box: TmaTransfer, buffer: GlobalBuffer, coordinates: list[int], cta: C
     chunks = box.chunks(offset % PERIOD) + offset // PERIOD * (PERIOD // GRANULE) if box.unit else None
     if rows is not None and chunks is not None:
         end = len(buffer.data) // GRANULE * GRANULE
-        cta.shared.bytes.reshape(-1, GRANULE)[chunks] = buffer.data[:end].reshape(-1, GRANULE)[rows // GRANULE]
+        taken = buffer.data[:end].reshape(-1, GRANULE).take(rows // GRANULE, axis=0)
+        cta.shared.chunks[chunks] = taken.view(WHOLE).reshape(chunks.shape)
     else:
         tma_engine.load(box.tmap, _from_start(box, buffer), coordinates, cta.shared.bytes, offset)
     if chunks is None:
         chunks = np.unique(tma_engine.shared_bits(box.tmap, offset) // (8 * GRANULE))
-    cta.shared.full_chunks[chunks] = True
+    cta.shared.full_chunks[chunks] = ALL
 
 
 # Shared to global -----------------------------------------------------------------------------------------------------
@@ -448,7 +449,7 @@ class Stored:
                 buffer.data[:] = held[buffer.address - box.address :]
         else:
             end = len(buffer.data) // GRANULE * GRANULE
-            data = self.taken.reshape(-1, GRANULE)[box.chunks(phase)]
+            data = self.taken.reshape(-1, GRANULE).take(box.chunks(phase), axis=0)
             buffer.data[:end].reshape(-1, GRANULE)[rows // GRANULE] = data
 
 
@@ -530,7 +531,7 @@ def _written(fiber: Fiber, ins: PtxInstruction, box: TmaTransfer, coordinates: l
     shared = fiber.cta.shared
     if box.unit:
         chunks = box.chunks(offset % PERIOD) + offset // PERIOD * (PERIOD // GRANULE)
-        if shared.full_chunks[chunks].all():
+        if shared.full(chunks):
             return
     _, inside = tma_engine.global_bits(box.tmap, coordinates)
     bits = tma_engine.shared_bits(box.tmap, offset)[inside]

@@ -100,7 +100,7 @@ def _reading(word: int, read: SharedOperandRead) -> Reading:
     expected = np.repeat(first, per_chunk, axis=1)[:, : lines.shape[1]] + within[: lines.shape[1]]
     if (first % CHUNK_BITS).any() or not np.array_equal(expected, lines):
         raise EmulatorError(f"descriptor {word:#x}: elements of one 16-byte chunk do not lie together")
-    chunks = first // CHUNK_BITS
+    chunks = np.ascontiguousarray(first // CHUNK_BITS)
     return Reading(read, chunks, int(chunks.max()), bits_of(chunks))
 
 
@@ -158,8 +158,11 @@ _NEEDED = {
 def lines(cta: Cta, found: Reading, first: int, report: Report, packing: str | None = None) -> npt.NDArray[np.uint8]:
     """The bytes of the operand's chunks, [line, byte]. Reports unwritten ones, except padding of `packing`."""
     chunks = found.chunks + first if first else found.chunks
-    check_written(cta.shared, chunks, packing or found.read.packing, report)
-    return np.asarray(cta.shared.bytes.reshape(-1, CHUNK_BYTES)[chunks].reshape(len(chunks), -1))
+    shared, packing = cta.shared, packing or found.read.packing
+    if (found, first, packing) not in shared.complete:
+        if check_written(shared, chunks, packing, report):
+            shared.complete.add((found, first, packing))
+    return np.asarray(shared.chunks[chunks].view(np.uint8))
 
 
 def fetch(cta: Cta, found: Reading, first: int, report: Report) -> Matrix:
@@ -170,8 +173,8 @@ def fetch(cta: Cta, found: Reading, first: int, report: Report) -> Matrix:
     return values if read.major == "K" else values.T
 
 
-def check_written(shared: CtaSharedMemory, chunks: npt.NDArray[np.int64], packing: str, report: Report) -> None:
-    """Report the first unwritten byte of these chunks, without padding."""
+def check_written(shared: CtaSharedMemory, chunks: npt.NDArray[np.int64], packing: str, report: Report) -> bool:
+    """True if every byte of these chunks was written, but for padding; else report the first one."""
     needed = _NEEDED[packing]
     have = shared.written.view(np.uint64).reshape(-1, 2)[chunks]
     short = (have & needed) != needed
@@ -180,6 +183,8 @@ def check_written(shared: CtaSharedMemory, chunks: npt.NDArray[np.int64], packin
         at = int(chunks[line]) * CHUNK_BYTES
         byte = int(np.nonzero(~shared.written[at : at + CHUNK_BYTES])[0][0])
         report(UNWRITTEN, f"it reads shared offset {at + byte:#x}, never written")
+        return False
+    return True
 
 
 def numbers(raw: npt.NDArray[np.uint8], dtype: DType, packing: str = "packed") -> npt.NDArray[np.float32]:
@@ -208,13 +213,12 @@ def accumulate(
     total: Matrix, left: Matrix, right: Matrix, adds: bool, half: bool = False, saturates: bool = False
 ) -> Matrix:
     """left * right^T (+ total): float32, float32 rounded to f16, or i32 (in int64) that wraps or clamps."""
-    with np.errstate(all="ignore"):
-        found = left @ right.T
-        if total.dtype == np.int64:
-            whole = found.astype(np.int64) + (total.astype(np.int64) if adds else 0)
-            if saturates:
-                return np.asarray(np.clip(whole, -(1 << 31), (1 << 31) - 1))
-            return np.asarray((whole + (1 << 31) & 0xFFFFFFFF) - (1 << 31))
-        if adds:
-            found += total
-        return np.asarray(found.astype(np.float16).astype(np.float32) if half else found)
+    found = left @ right.T
+    if total.dtype == np.int64:
+        whole = found.astype(np.int64) + (total.astype(np.int64) if adds else 0)
+        if saturates:
+            return np.asarray(np.clip(whole, -(1 << 31), (1 << 31) - 1))
+        return np.asarray((whole + (1 << 31) & 0xFFFFFFFF) - (1 << 31))
+    if adds:
+        found += total
+    return np.asarray(found.astype(np.float16).astype(np.float32) if half else found)

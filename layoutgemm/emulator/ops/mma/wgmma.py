@@ -22,9 +22,11 @@ sum is exact. For random floats an H200 lay within 2**-21 of the sum of the abso
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from operator import is_
+from functools import cache, partial
+from operator import is_, itemgetter
+from typing import TypeAlias
 
 import numpy as np
 
@@ -36,7 +38,7 @@ from ....errors import EmulatorError
 from ...machine.interpreter import BLOCKED, Cta, Fiber
 from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Run
-from ...ptx.values import Value
+from ...ptx.values import Register, Value
 from ...races.happens_before import MemoryEvent
 from ..in_flight import InFlightRegister
 from ..memory import said
@@ -47,6 +49,7 @@ from .operands import UNWRITTEN, Matrix, Reading, SharedOperandRead, accumulate,
 _NAMES = {name for form in FORMS for name in (*form.types, *form.accumulators)}
 TYPES = {ptx_type(dtype(name)): name for name in _NAMES}
 MAJORS = ("K", "MN")
+Picks: TypeAlias = Callable[[Sequence[Register]], tuple[Register, ...]]
 
 
 class Pending(InFlightRegister):
@@ -310,11 +313,16 @@ def _materialise(fiber: Fiber, group: Group, warp: int, accumulator: Accumulator
     """Replace a warp's `Pending` registers, and halves of them, by the results."""
     values = accumulator.form.c.take(accumulator.values, warp)
     missing = set(range(len(values)))
-    registers, written, flying = fiber.registers, 0, (Pending, Half)
-    for register in [at for at, value in enumerate(registers) if type(value) in flying]:
+    registers, written, names = fiber.registers, 0, accumulator.names[warp]
+    kinds = list(map(type, registers))
+    if kinds.count(Pending) == len(names) and Half not in kinds:
+        held = names  # no copies elsewhere, as in most cases
+    else:
+        held = [at for at, kind in enumerate(kinds) if kind is Pending or kind is Half]
+    for register in held:
         value = registers[register]
         whole = value.whole if type(value) is Half else value
-        if whole.accumulator is accumulator:
+        if type(whole) is Pending and whole.accumulator is accumulator:
             now = values[whole.number]
             registers[register] = now >> value.low & 0xFFFF if type(value) is Half else now
             written |= 1 << register
@@ -383,6 +391,7 @@ def product(program: Program, ins: PtxInstruction) -> Run:
     names = _registers(program, ins, target, form.c.registers)
     lent = [] if form.a is None else _registers(program, ins, first, form.a.registers)
     used = sum(1 << register for register in {*names, *lent})
+    pick: Picks = itemgetter(*names) if len(names) > 1 else lambda registers: (registers[names[0]],)
     describe_a = None if lent else program.value(first, "b64")
     describe_b, adds = program.value(second, "b64"), program.value(scale, "pred")
     sign = (signs[0], signs[1])
@@ -394,7 +403,7 @@ def product(program: Program, ins: PtxInstruction) -> Run:
         agreed = (word_a, fiber.one(describe_b(fiber)), bool(fiber.one(adds(fiber))))
         found = _issued(fiber, group, warp, ins, form, agreed, sign, names)
         _check_fence(fiber, group, warp, ins, names, lent, used)
-        _take_accumulator(fiber, warp, found, names)
+        _take_accumulator(fiber, warp, found, names, pick(fiber.registers))
         if lent:
             _lend(fiber, group, warp, found, lent)
         _record(fiber, warp, found)
@@ -434,9 +443,6 @@ def _issued(
     if found is None:
         ledger = fiber.cta.cluster.ledger
 
-        def event(of: int) -> MemoryEvent:
-            return ledger.event(True, lambda: f"{ins.opcode} at {ins.where}, warp {of} of its warpgroup")
-
         def report(kind: str, message: str) -> None:
             fiber.machine.problem(kind, message, fiber, ins)
 
@@ -450,7 +456,7 @@ def _issued(
             agreed,
             signs,
             fiber.cta,
-            [event(of) for of in range(WARPS)],
+            [ledger.event(True, partial(_event_text, ins, of)) for of in range(WARPS)],
             Accumulator(form) if own is None else own,
             (operand_a, reading(word_b, form.read_b, fiber, report)),
             None if form.a is None else np.zeros(form.a.shape, dtype=np.float32),
@@ -470,6 +476,11 @@ def _issued(
     if own is not found.accumulator and (own is not None or found.accumulator.pending[warp]):
         raise EmulatorError("the warps of a warpgroup give different accumulators to one product")
     return found
+
+
+def _event_text(ins: PtxInstruction, warp: int) -> str:
+    """A warp's part of a product, for reports."""
+    return f"{ins.opcode} at {ins.where}, warp {warp} of its warpgroup"
 
 
 def _check_fence(
@@ -497,10 +508,11 @@ def _check_fence(
         )
 
 
-def _take_accumulator(fiber: Fiber, warp: int, found: IssuedWgmma, names: list[int]) -> None:
-    """Put the accumulator's registers in flight; those already in flight stay."""
+def _take_accumulator(
+    fiber: Fiber, warp: int, found: IssuedWgmma, names: list[int], held: tuple[Register, ...]
+) -> None:
+    """Put the accumulator's registers, which hold `held`, in flight; those already in flight stay."""
     registers, accumulator = fiber.registers, found.accumulator
-    held = list(map(registers.__getitem__, names))
     parts = accumulator.parts[warp]
     if accumulator.form.c is found.form.c and len(parts) == len(held) and all(map(is_, held, parts)):
         pass  # in flight, and the registers hold it in their order, as in most cases
@@ -542,13 +554,13 @@ def _record(fiber: Fiber, warp: int, found: IssuedWgmma) -> None:
     machine = fiber.machine
     if not machine.policy.races:
         return
-    event, ins = found.events[warp], found.ins
+    event, what = found.events[warp], said(fiber, found.ins)
     if found.operands[0] is not None:
         reading_a, first = found.operands[0]
         places = _parts(reading_a, found.form)[warp] << first
-        machine.touch(fiber, found.cta, places, False, said(fiber, ins), event, True)
+        machine.touch(fiber, found.cta, places, False, what, event, True)
     reading_b, first = found.operands[1]
-    machine.touch(fiber, found.cta, reading_b.places << first, False, said(fiber, ins), event, True)
+    machine.touch(fiber, found.cta, reading_b.places << first, False, what, event, True)
 
 
 # Arithmetic -----------------------------------------------------------------------------------------------------------
