@@ -624,11 +624,20 @@ class PtxMachine:
         fiber.pc, fiber.children, fiber.done = meet, len(parts), []
         cluster.ledger.renew(fiber)
         cluster.fibers.remove(fiber)
+        there = meet if self.policy.pick == "in turn" else -1
+        arrived: list[Fiber] = []
         for pc, lanes, scratch in parts:
-            child = Fiber(fiber.warp, list(fiber.registers), pc, lanes, fiber, meet)
+            # A child that begins at the meeting point writes no register, and has its turn at once.
+            registers = fiber.registers if pc == there else list(fiber.registers)
+            child = Fiber(fiber.warp, registers, pc, lanes, fiber, meet)
             child.scratch = scratch
             cluster.start(child, fiber)
+            if pc == there:
+                arrived.append(child)
         fiber.dirty = 0  # what the children keep of it comes back with them
+        for child in arrived:
+            cluster.ready.remove(child)
+            self._finish(cluster, child, False)
         return GONE
 
     def exit(self, fiber: Fiber) -> int:

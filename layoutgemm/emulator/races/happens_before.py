@@ -401,24 +401,32 @@ class Ledger:
         return bool(seen & bit) and (record.event.asynchronous or bool(proxied & bit))
 
 
-# Records are listed by pages of 2**PAGE places, so that few are examined; accesses of more than FEW pages by wide pages,
-# 2**WIDE pages each. Pages begin where dynamic shared memory does, since buffers there are as large as pages.
-PAGE, FEW, WIDE = 7, 4, 4
+# Records are listed by pages of 2**PAGE places, so that few are examined. An access that covers half of a wide page, of
+# 2**WIDE pages, is listed there once in place of its pages. Pages begin where dynamic shared memory does, as buffers do.
+PAGE, WIDE = 7, 4
 SHIFT = (1 << PAGE + WIDE) - SHARED_START // GRANULE
 
 
-def _keys(first: int, last: int, write: bool, wide: bool) -> range:
-    """The keys of pages: twice their number for reads, one more for writes; of wide ones negative."""
-    if wide:
-        return range(-2 * (first >> WIDE) - 2 + write, -2 * (last >> WIDE) - 3, -2)
-    return range(2 * first + write, 2 * last + 2, 2)
+@lru_cache(1 << 12)
+def _listed(first: int, last: int, write: bool) -> tuple[int, ...]:
+    """The keys of an access from one page to another: twice a page's number, one more for a write; wide ones < 0."""
+    keys: list[int] = []
+    for wide in range(first >> WIDE, (last >> WIDE) + 1):
+        low, high = max(first, wide << WIDE), min(last, (wide + 1 << WIDE) - 1)
+        if high - low + 1 << 1 >= 1 << WIDE:
+            keys.append(-2 * wide - 2 + write)
+        else:
+            keys += range(2 * low + write, 2 * high + 2, 2)
+    return tuple(keys)
 
 
 @lru_cache(1 << 12)
 def _examined(first: int, last: int, write: bool) -> tuple[int, ...]:
     """The keys of the pages whose records an access may conflict with: a read examines only the writes."""
-    ways = (False, True) if write else (True,)
-    return tuple([key for wide in (False, True) for way in ways for key in _keys(first, last, way, wide)])
+    ways = (0, 1) if write else (1,)
+    narrow = [2 * page + way for page in range(first, last + 1) for way in ways]
+    wide = [-2 * page - 2 + way for page in range(first >> WIDE, (last >> WIDE) + 1) for way in ways]
+    return (*narrow, *wide)
 
 
 class Shadow:
@@ -571,7 +579,7 @@ class Shadow:
         """List a record by the pages of an access."""
         record.spans[first, last] = self.accesses
         lists = record.lists
-        for key in _keys(first, last, record.write, last - first >= FEW):
+        for key in _listed(first, last, record.write):
             if key not in lists:
                 lists.add(key)
                 self.pages.setdefault(key, []).append(record)
