@@ -57,19 +57,20 @@ class MemoryEvent:
     pieces    the same of global memory: (bytes of a piece, whether it was written) -> its number -> lanes
     near      the latest events of the warp with such
     joint     whether its lanes do it as one
+    several   whether several instructions' operations complete together as this one
     wrote     whether it wrote through the generic proxy
     """
 
     __slots__ = (
-        "asynchronous", "describe", "engine", "id", "issued", "joint", "lanes", "near", "pieces", "time", "touches",
-        "wrote",
+        "asynchronous", "describe", "engine", "id", "issued", "joint", "lanes", "near", "pieces", "several", "time",
+        "touches", "wrote",
     )  # fmt: skip
 
     def __init__(self, number: int, asynchronous: bool, describe: Callable[[], str], engine: object = None) -> None:
         self.id, self.asynchronous, self.describe, self.engine = number, asynchronous, describe, engine
         self.time = 0
         self.issued: Knowledge | None = None
-        self.lanes, self.joint, self.wrote = 0, False, False
+        self.lanes, self.joint, self.several, self.wrote = 0, False, False, False
         self.touches: list[tuple[Shadow, bool, Touch]] = []
         self.pieces: dict[tuple[int, bool], dict[int, int]] = {}
         self.near: deque[MemoryEvent] | None = None
@@ -122,9 +123,10 @@ class Record:
     spans  its accesses' first and last pages -> the number of the first access with them
     lists  the keys of the shadow's `pages` that list it
     seen   the latest access that examined it
+    told   (places, what) of each instruction of an event of several
     """
 
-    __slots__ = ("event", "lists", "parts", "places", "seen", "spans", "what", "write")
+    __slots__ = ("event", "lists", "parts", "places", "seen", "spans", "told", "what", "write")
 
     def __init__(self, write: bool, event: MemoryEvent, what: Callable[[], str]) -> None:
         self.write, self.event, self.what = write, event, what
@@ -133,6 +135,7 @@ class Record:
         self.spans: dict[tuple[int, int], int] = {}
         self.lists: set[int] = set()
         self.seen = 0
+        self.told: list[tuple[int, Callable[[], str]]] = []
 
     def meets(self, first: int, last: int) -> tuple[int, bool, int]:
         """The first page of an access in which the record lies, whether it writes, and its number there."""
@@ -152,6 +155,20 @@ class Record:
             whole = places & ~_set_of(parts)
             self.parts = {place: mask for place, mask in self.parts.items() if not whole >> place & 1 and mask != WHOLE}
         self.places |= places
+
+    def tell(self, places: int, what: Callable[[], str]) -> None:
+        """Note an instruction's places, of an event of several."""
+        if self.told and self.told[-1][1] is what:
+            places |= self.told.pop()[0]
+        self.told.append((places, what))
+
+    def narrow(self, common: int) -> int:
+        """Take the name of the first instruction that touched some of these places, of which its own are returned."""
+        for places, what in self.told:
+            if places & common:
+                self.what = what
+                return places & common
+        return common
 
     def common(self, places: int, parts: Parts) -> int:
         """The places where the record and an access touch the same bytes."""
@@ -559,6 +576,7 @@ class Shadow:
                 self._drop(key)
         race: Conflict | None = None
         for _, record, common, doubtful in sorted(found, key=lambda one: one[0]) if len(found) > 1 else found:
+            common = record.narrow(common)
             if doubtful:
                 race = race or self._crossed(record, common, what)
             elif race is None or race.lint:
@@ -571,6 +589,8 @@ class Shadow:
         if mine is None:
             mine = self.records[event.id, write] = Record(write, event, what)
         mine.add(places, parts)
+        if event.several:
+            mine.tell(places, what)
         if (first, last) not in mine.spans:
             self._list(mine, first, last)
         return race

@@ -18,6 +18,9 @@ Indices = npt.NDArray[np.int64]
 def words_of(values: Sequence[Value]) -> npt.NDArray[np.uint64]:
     """Values of registers as [register, lane]. Raises TypeError for a missing value."""
     out = np.empty((len(values), LANES), dtype=np.uint64)
+    if all(type(value) is int for value in values):  # the same in all lanes
+        out[:] = np.array(values, dtype=np.uint64)[:, None]
+        return out
     for row, value in zip(out, values, strict=True):
         row[:] = value
     return out

@@ -164,7 +164,7 @@ class IssuedWgmma:
     """One mma_async of a warpgroup.
 
     words    (descriptor or None, descriptor, scale-d): equal in all four warps
-    events   one for each warp
+    events   warp -> the reads of its group, which complete together; with a timeline each product's own
     arrived  warps that have issued it
     """
 
@@ -173,7 +173,7 @@ class IssuedWgmma:
     words: tuple[int | None, int, bool]
     signs: tuple[int, int]
     cta: Cta
-    events: list[MemoryEvent]
+    events: list[MemoryEvent | None]
     accumulator: Accumulator
     operands: tuple[tuple[Reading, int] | None, tuple[Reading, int]]
     a: Matrix | None
@@ -189,7 +189,7 @@ class Group:
 
     products  number -> product; gone when all four warps have waited for it
     issued    warp -> how many it has issued
-    open      warp -> its products that are in no group yet
+    open      warp -> its products that are in no group yet, and events: warp -> their reads
     groups    warp -> its groups that it has not waited for
     fenced    warp -> whether a wgmma.fence ran, with `register_strict` since the last results came into its registers
     dirty     warp -> registers computed between the issue of a product and a later fence
@@ -199,6 +199,7 @@ class Group:
         self.products: dict[int, IssuedWgmma] = {}
         self.issued = [0] * WARPS
         self.open: list[list[IssuedWgmma]] = [[] for _ in range(WARPS)]
+        self.events: list[MemoryEvent | None] = [None] * WARPS
         self.groups: list[list[list[IssuedWgmma]]] = [[] for _ in range(WARPS)]
         self.fenced = [False] * WARPS
         self.dirty = [0] * WARPS
@@ -262,7 +263,7 @@ def commit(program: Program, ins: PtxInstruction) -> Run:
         fiber.whole()
         group, warp = _group(fiber)
         group.groups[warp].append(group.open[warp])
-        group.open[warp] = []
+        group.open[warp], group.events[warp] = [], None
 
     return go
 
@@ -297,7 +298,9 @@ def _retire(fiber: Fiber, group: Group, warp: int, product: IssuedWgmma) -> None
     """The warp learns that a product has completed."""
     accumulator = product.accumulator
     _run_up_to(product, fiber)
-    fiber.cta.cluster.ledger.learn(fiber.knows, product.events[warp])
+    event = product.events[warp]
+    assert event is not None
+    fiber.cta.cluster.ledger.learn(fiber.knows, event)
     product.retired += 1
     accumulator.pending[warp] -= 1
     if warp in product.lent:
@@ -312,28 +315,37 @@ def _retire(fiber: Fiber, group: Group, warp: int, product: IssuedWgmma) -> None
 def _materialise(fiber: Fiber, group: Group, warp: int, accumulator: Accumulator) -> None:
     """Replace a warp's `Pending` registers, and halves of them, by the results."""
     values = accumulator.form.c.take(accumulator.values, warp)
-    missing = set(range(len(values)))
-    registers, written, names = fiber.registers, 0, accumulator.names[warp]
+    registers, names, parts = fiber.registers, accumulator.names[warp], accumulator.parts[warp]
     kinds = list(map(type, registers))
-    if kinds.count(Pending) == len(names) and Half not in kinds:
-        held = names  # no copies elsewhere, as in most cases
+    alone = kinds.count(Pending) == len(names) and Half not in kinds
+    missing: set[int] = set()
+    if alone and all(map(is_, map(registers.__getitem__, names), parts)):  # no copies elsewhere, as in most cases
+        for register, now in zip(names, values, strict=True):
+            registers[register] = now
+            fiber.written |= 1 << register
     else:
-        held = [at for at, kind in enumerate(kinds) if kind is Pending or kind is Half]
-    for register in held:
+        missing = _materialise_copies(fiber, accumulator, values)
+    if fiber.machine.policy.register_strict:
+        group.fenced[warp] = False
+    if missing:
+        lost = _name(fiber, names[min(missing)])
+        ins = accumulator.last.ins
+        fiber.machine.problem("protocol", f"{lost} of its accumulator is written while it is in flight", fiber, ins)
+
+
+def _materialise_copies(fiber: Fiber, accumulator: Accumulator, values: list[Lanes]) -> set[int]:
+    """The same where registers were moved; the numbers of results that no register holds."""
+    missing, registers, written = set(range(len(values))), fiber.registers, 0
+    for register in [at for at, value in enumerate(registers) if type(value) in (Pending, Half)]:
         value = registers[register]
         whole = value.whole if type(value) is Half else value
-        if type(whole) is Pending and whole.accumulator is accumulator:
+        if whole.accumulator is accumulator:
             now = values[whole.number]
             registers[register] = now >> value.low & 0xFFFF if type(value) is Half else now
             written |= 1 << register
             missing.discard(whole.number)
     fiber.written |= written
-    if fiber.machine.policy.register_strict:
-        group.fenced[warp] = False
-    if missing:
-        lost = _name(fiber, accumulator.names[warp][min(missing)])
-        ins = accumulator.last.ins
-        fiber.machine.problem("protocol", f"{lost} of its accumulator is written while it is in flight", fiber, ins)
+    return missing
 
 
 def _give_back(fiber: Fiber, group: Group, warp: int, product: IssuedWgmma) -> None:
@@ -406,7 +418,10 @@ def product(program: Program, ins: PtxInstruction) -> Run:
         _take_accumulator(fiber, warp, found, names, pick(fiber.registers))
         if lent:
             _lend(fiber, group, warp, found, lent)
-        _record(fiber, warp, found)
+        event = found.events[warp]
+        if event is None:
+            event = group.events[warp] = found.events[warp] = group.events[warp] or _event(fiber, ins, warp)
+        _record(fiber, warp, found, event)
         group.open[warp].append(found)
         found.arrived += 1
         if found.arrived == WARPS:
@@ -441,8 +456,6 @@ def _issued(
     own = held.accumulator if type(held) is Pending else None
     found = group.products.get(number)
     if found is None:
-        ledger = fiber.cta.cluster.ledger
-
         def report(kind: str, message: str) -> None:
             fiber.machine.problem(kind, message, fiber, ins)
 
@@ -456,7 +469,7 @@ def _issued(
             agreed,
             signs,
             fiber.cta,
-            [ledger.event(True, partial(_event_text, ins, of)) for of in range(WARPS)],
+            [_event(fiber, ins, of) if fiber.machine.recorder is not None else None for of in range(WARPS)],
             Accumulator(form) if own is None else own,
             (operand_a, reading(word_b, form.read_b, fiber, report)),
             None if form.a is None else np.zeros(form.a.shape, dtype=np.float32),
@@ -476,6 +489,13 @@ def _issued(
     if own is not found.accumulator and (own is not None or found.accumulator.pending[warp]):
         raise EmulatorError("the warps of a warpgroup give different accumulators to one product")
     return found
+
+
+def _event(fiber: Fiber, ins: PtxInstruction, warp: int) -> MemoryEvent:
+    """A warp's reads by a product and by those that complete with it."""
+    event = fiber.cta.cluster.ledger.event(True, partial(_event_text, ins, warp))
+    event.several = True
+    return event
 
 
 def _event_text(ins: PtxInstruction, warp: int) -> str:
@@ -549,12 +569,12 @@ def _lend(fiber: Fiber, group: Group, warp: int, found: IssuedWgmma, lent: list[
     found.lent[warp] = lent
 
 
-def _record(fiber: Fiber, warp: int, found: IssuedWgmma) -> None:
+def _record(fiber: Fiber, warp: int, found: IssuedWgmma, event: MemoryEvent) -> None:
     """One access for each warp: its quarter of A, and all of B."""
     machine = fiber.machine
     if not machine.policy.races:
         return
-    event, what = found.events[warp], said(fiber, found.ins)
+    what = said(fiber, found.ins)
     if found.operands[0] is not None:
         reading_a, first = found.operands[0]
         places = _parts(reading_a, found.form)[warp] << first
