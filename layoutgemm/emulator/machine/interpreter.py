@@ -435,6 +435,7 @@ class PtxMachine:
         parts: Parts = NO_PARTS,
         touch: Touch | None = None,
         by: int = 0,
+        ends: tuple[int, int] | None = None,
     ) -> None:
         """Record an access to shared memory, and report its races.
 
@@ -442,6 +443,7 @@ class PtxMachine:
         parts  granule -> the bytes of it, as a bit set, where it is not all of them
         touch  what each lane accesses; None: all of them do it as one
         by     the lanes that do it; 0: all of the fiber's
+        ends   the first and the last granule, where the caller knows them
         """
         ledger, shadow, lanes = cta.cluster.ledger, cta.shadow, 0
         if ledger.lanes:
@@ -453,7 +455,8 @@ class PtxMachine:
         event = event or fiber.epoch
         if self.trace is not None:
             self.trace.access(fiber, "shared", cta, places, write, event, fiber.knows, asynchronous, parts)
-        race = shadow.access(places, write, event, fiber.knows, asynchronous, what, fiber.epoch, parts, lanes, touch)
+        knows, own = fiber.knows, fiber.epoch
+        race = shadow.access(places, write, event, knows, asynchronous, what, own, parts, lanes, touch, ends)
         if race is not None:
             self.conflict(race, fiber)
         if len(cta.shadow.records) > cta.shadow.full:

@@ -513,6 +513,7 @@ class Shadow:
         parts: Parts = NO_PARTS,
         lanes: int = 0,
         touch: Touch | None = None,
+        ends: tuple[int, int] | None = None,
     ) -> Conflict | None:
         """Record an access and return its race, or lint, or None.
 
@@ -523,6 +524,7 @@ class Shadow:
         asynchronous  through the async proxy
         what          says what the access is
         lanes         that do it, where they are told apart; touch: what each of them touches, None where it is open
+        ends          the first and the last place, where the caller knows them
         """
         ledger = self.ledger
         if not ledger.enabled or not places:
@@ -531,8 +533,8 @@ class Shadow:
         self.refilled = self.refilled or (asynchronous and write)
         between = touch is not None and event.lanes != 0  # the event's own earlier accesses, by other lanes
         self.accesses = turn = self.accesses + 1
-        first = (places & -places).bit_length() - 1 + SHIFT >> PAGE
-        last = places.bit_length() - 1 + SHIFT >> PAGE
+        low, high = ends or ((places & -places).bit_length() - 1, places.bit_length() - 1)
+        first, last = low + SHIFT >> PAGE, high + SHIFT >> PAGE
         found: list[tuple[tuple[int, bool, int], Record, int, bool]] = []
         for key in _examined(first, last, write):
             gone = False

@@ -65,12 +65,13 @@ class Reading:
     """The chunks that a word names, from the last multiple of `PERIOD` before its address.
 
     chunks   [line, chunk] numbers; a line is a row of a K-major operand, else a k
-    last     the highest of them
+    first    the lowest of them, and last: the highest
     places   their bit set
     """
 
     read: SharedOperandRead
     chunks: npt.NDArray[np.int64]
+    first: int
     last: int
     places: int
 
@@ -101,7 +102,7 @@ def _reading(word: int, read: SharedOperandRead) -> Reading:
     if (first % CHUNK_BITS).any() or not np.array_equal(expected, lines):
         raise EmulatorError(f"descriptor {word:#x}: elements of one 16-byte chunk do not lie together")
     chunks = np.ascontiguousarray(first // CHUNK_BITS)
-    return Reading(read, chunks, int(chunks.max()), bits_of(chunks))
+    return Reading(read, chunks, int(chunks.min()), int(chunks.max()), bits_of(chunks))
 
 
 @lru_cache(1 << 14)

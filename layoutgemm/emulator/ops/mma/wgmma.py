@@ -580,7 +580,8 @@ def _record(fiber: Fiber, warp: int, found: IssuedWgmma, event: MemoryEvent) -> 
         places = _parts(reading_a, found.form)[warp] << first
         machine.touch(fiber, found.cta, places, False, what, event, True)
     reading_b, first = found.operands[1]
-    machine.touch(fiber, found.cta, reading_b.places << first, False, what, event, True)
+    ends = (reading_b.first + first, reading_b.last + first)
+    machine.touch(fiber, found.cta, reading_b.places << first, False, what, event, True, ends=ends)
 
 
 # Arithmetic -----------------------------------------------------------------------------------------------------------
