@@ -1,8 +1,8 @@
 """Consecutive conversions of float32 to packed pairs as one call on all their registers.
 
-An epilogue converts its accumulators by 4 to 64 `cvt.rn.f16x2.f32` in a row. NumPy takes nearly as long for 32 lanes of
-one register as for those of sixteen. The call stands on the line of the first conversion; the other lines become empty,
-so that an error still names a line of the run, from which the machine goes on one instruction at a time.
+An epilogue converts its accumulators by 4 to 64 `cvt.rn.f16x2.f32` in a row. NumPy takes nearly as long for the lanes
+of one register as for those of sixteen. The call stands on the line of the first conversion, the others do nothing.
+After an undefined register the machine goes on there, one instruction at a time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PAIRS = {f"cvt.rn.{kind}x2.f32": kind for kind in ("f16", "bf16")}
 
 
 def batched(generator: CodeGenerator, instructions: Sequence[PtxInstruction], lines: Sequence[str]) -> list[str]:
-    """The lines of a run of arithmetic, with each series of conversions on its first line."""
+    """The lines of a run of arithmetic, with one call for each series of conversions."""
     out, at = list(lines), 0
     while at < len(out):
         count = _series(instructions[at:], out[at:])
@@ -29,7 +29,7 @@ def batched(generator: CodeGenerator, instructions: Sequence[PtxInstruction], li
 
 
 def _series(instructions: Sequence[PtxInstruction], lines: Sequence[str]) -> int:
-    """The number of conversions at the beginning of one kind, none of which reads another's result."""
+    """The number of equal conversions at the beginning, none of another's result."""
     written: set[str] = set()
     for count, (ins, line) in enumerate(zip(instructions, lines, strict=True)):
         if ins.opcode not in PAIRS or ins.opcode != instructions[0].opcode or ins.predicate or line == EMPTY:

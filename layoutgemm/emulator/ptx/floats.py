@@ -68,7 +68,7 @@ def encode(y: Floats, kind: DType) -> Value:
 
 
 def packed_pairs(kind: DType, *sources: Value) -> list[Value]:
-    """f32 bits (upper, lower, upper, lower, ...) -> one packed pair of 16-bit floats for each two, to nearest."""
+    """f32 bits (upper, lower, upper, lower, ...) -> packed pairs of 16-bit floats, to nearest."""
     if all(type(x) is np.ndarray for x in sources):
         bits = np.asarray(encode(f32(np.concatenate(sources)), kind)).reshape(-1, 2, LANES)
         return list(bits[:, 0] << 16 | bits[:, 1])

@@ -138,7 +138,7 @@ class Record:
         self.told: list[tuple[int, Callable[[], str]]] = []
 
     def meets(self, first: int, last: int) -> tuple[int, bool, int]:
-        """The first page of an access in which the record lies, whether it writes, and its number there."""
+        """(The first page that it shares with an access, whether it writes, its number there)."""
         found = [(max(first, low), turn) for (low, high), turn in self.spans.items() if low <= last and first <= high]
         page, turn = min(found)
         return page, self.write, turn
@@ -163,7 +163,7 @@ class Record:
         self.told.append((places, what))
 
     def narrow(self, common: int) -> int:
-        """Take the name of the first instruction that touched some of these places, of which its own are returned."""
+        """Name the first instruction that touched some of these places; returns those."""
         for places, what in self.told:
             if places & common:
                 self.what = what
@@ -418,8 +418,8 @@ class Ledger:
         return bool(seen & bit) and (record.event.asynchronous or bool(proxied & bit))
 
 
-# Records are listed by pages of 2**PAGE places, so that few are examined. An access that covers half of a wide page, of
-# 2**WIDE pages, is listed there once in place of its pages. Pages begin where dynamic shared memory does, as buffers do.
+# Records are listed by pages of 2**PAGE places, so that few are examined. An access that covers half of a wide page of
+# 2**WIDE pages is listed there once in place of its pages. Pages begin where dynamic shared memory does, as buffers do.
 PAGE, WIDE = 7, 4
 SHIFT = (1 << PAGE + WIDE) - SHARED_START // GRANULE
 
@@ -535,7 +535,7 @@ class Shadow:
         self.accesses = turn = self.accesses + 1
         low, high = ends or ((places & -places).bit_length() - 1, places.bit_length() - 1)
         first, last = low + SHIFT >> PAGE, high + SHIFT >> PAGE
-        found: list[tuple[tuple[int, bool, int], Record, int, bool]] = []
+        found: list[tuple[tuple[int, bool, int], Record, int, int]] = []
         for key in _examined(first, last, write):
             gone = False
             for record in self.pages.get(key, ()):
@@ -577,12 +577,13 @@ class Shadow:
             if gone:
                 self._drop(key)
         race: Conflict | None = None
-        for _, record, common, doubtful in sorted(found, key=lambda one: one[0]) if len(found) > 1 else found:
+        for _, record, common, crossed in sorted(found, key=lambda one: one[0]) if len(found) > 1 else found:
             common = record.narrow(common)
-            if doubtful:
+            if crossed:
                 race = race or self._crossed(record, common, what)
             elif race is None or race.lint:
-                race = self._conflict(record, common, knows, asynchronous, what, event, own, lanes, touch, write) or race
+                new = self._conflict(record, common, knows, asynchronous, what, event, own, lanes, touch, write)
+                race = new or race
         if touch is not None and not event.joint:
             event.touches.append((self, write, touch))
             event.lanes |= touch.lanes

@@ -60,6 +60,9 @@ HARMLESS = {
     "@!%p1 st.global.b16 [%d2], 7;",
     "converted to a packed pair": "cvt.rn.f32.u32 %f1, %r0; cvt.rn.bf16x2.f32 %r9, %f1, %f0; "
     "prmt.b32 %r10, %r9, 0, 0x4432; mov.b32 {%h2, %h3}, %r10; st.global.b16 [%d2], %h2;",
+    "converted to packed pairs in a row": "cvt.rn.f32.u32 %f1, %r0; cvt.rn.f16x2.f32 %r9, %f1, %f1; cvt.rn.f16x2.f32 "
+    "%r10, %f1, %f0; cvt.rn.f16x2.f32 %r11, %f1, %f1; st.global.b32 [%d2], %r9; st.global.b32 [%d2], %r11; "
+    "@!%p1 st.global.b32 [%d2], %r10;",
     "bits that are shifted out": "shl.b32 %r9, %r8, 16; or.b32 %r9, %r9, 5; and.b32 %r9, %r9, 0xFF;"
     "st.global.b32 [%d2], %r9;",
     "half a word of shared memory": "cvt.u16.u32 %h0, %r8; cvt.u16.u32 %h1, %r0; mov.b32 %r9, {%h0, %h1};"

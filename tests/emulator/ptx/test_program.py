@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import linecache
+
+import numpy as np
 import pytest
 
 from layoutgemm.emulator.ptx.program import CodeSegment, Program
 from layoutgemm.errors import PtxError
-from tests.emulator.run_ptx import module, program
+from tests.emulator.run_ptx import module, program, run
 
 
 def made(body: str) -> tuple[Program, int]:
@@ -73,6 +76,30 @@ def test_runs_of_arithmetic_are_one_step():
     assert names(found, first.moved) == {"%r0"}
     assert isinstance(third, CodeSegment) and third.end == 4
     assert found.steps[2].ins.opcode == "bar.sync"
+
+
+@pytest.mark.parametrize("kind", ("f16", "bf16"))
+def test_conversions_in_a_row_are_one_call_with_the_results_of_single_ones(kind):
+    """The third reads the second's result, so that two series follow each other; one value is the same in all lanes."""
+    lines = [f"cvt.rn.{kind}x2.f32 {operands};" for operands in ("%r1, %f1, %f2", "%r2, %f2, %f3", "%r3, %r2, %f1",
+             "%r4, %f1, %f1", "%r5, %f3, %f3")]  # fmt: skip
+    head = (
+        "ld.global.b32 %f3, [%x]; mov.u32 %r0, %tid.x; mul.wide.u32 %d0, %r0, 4; add.u64 %d1, %x, %d0;"
+        "ld.global.b32 %f1, [%d1]; ld.global.b32 %f2, [%d1+128];"
+    )
+    stores = "".join(f"st.global.b32 [%d1+{128 * n}], %r{n};" for n in range(1, 6))
+    floats = np.random.default_rng(1).standard_normal(192).astype(np.float32) * 1e3
+    floats[[3, 40]] = np.nan, np.inf
+    results = []
+    for between in ("", "bar.warp.sync -1;"):
+        x = floats.view(np.uint32).copy()
+        found = run(head + between.join(lines) + stores, {"x": x})
+        results.append(x.tolist())
+        texts = ["".join(linecache.getlines(s.run.__code__.co_filename)) for s in found.machine.program.steps
+                 if isinstance(s, CodeSegment)]  # fmt: skip
+        assert sum(text.count("packed_pairs") for text in texts) == (0 if between else 2)
+        assert found.kinds == []
+    assert results[0] == results[1] != floats.view(np.uint32).tolist()
 
 
 def test_shared_symbols_do_not_begin_at_0_and_the_dynamic_part_comes_last():

@@ -74,7 +74,42 @@ def test_a_write_of_the_whole_takes_the_place_of_earlier_accesses() -> None:
     two.access(0, True, [0, 4, 8, 12], 4)
     two.access(1, True, [0], 16)  # a race, and the first is gone
     assert [record.event for record in two.shadow.records.values()] == [two.fibers[1].epoch]
-    assert all(record.places for records in two.shadow.pages.values() for record in records)
+    assert sum(bool(record.places) for records in two.shadow.pages.values() for record in records) == 1
+
+
+def test_wide_and_narrow_accesses_meet_where_their_bytes_do() -> None:
+    """Random spans of one granule to 64 KiB, by two fibers, against sets of granules."""
+    rng = np.random.default_rng(5)
+    for _ in range(40):
+        two = Two()
+        held: dict[tuple[int, bool], set[int]] = {(who, way): set() for who in (0, 1) for way in (False, True)}
+        for _ in range(30):
+            who, write = int(rng.integers(2)), bool(rng.integers(2))
+            first, count = int(rng.integers(8000)), int(rng.choice([1, 3, 100, 700, 2048, 4096]))
+            touched = set(range(first, first + count))
+            other = held[1 - who, True] | (held[1 - who, False] if write else set())
+            fiber = two.fibers[who]
+            found = two.shadow.access(
+                (1 << count) - 1 << first, write, fiber.epoch, fiber.knows, False, fiber.describe, fiber.epoch
+            )
+            assert (found is not None) == bool(touched & other), (who, write, first, count)
+            if write:
+                for way in (False, True):
+                    held[1 - who, way] -= touched
+            held[who, write] |= touched
+
+
+def test_an_event_of_several_instructions_names_the_one_that_conflicts() -> None:
+    two = Two()
+    group, fiber = two.ledger.event(True, lambda: "group"), two.fibers[0]
+    group.several = True
+    for name, places in (("first", 0b0011), ("second", 0b1100)):
+        what: Callable[[], str] = lambda name=name: name  # type: ignore[misc]  # noqa: E731
+        for part in (places & 0b0101, places & 0b1010):
+            assert two.shadow.access(part, False, group, fiber.knows, True, what, fiber.epoch) is None
+    found = two.access(1, True, [2 * GRANULE], 32)
+    assert found is not None and "before it, second both touch place 2" in str(found)
+    assert "before it, first both touch place 1" in str(two.access(1, True, [GRANULE], 16))
 
 
 def test_clearing_and_dividing() -> None:

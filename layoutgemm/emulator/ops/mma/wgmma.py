@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from operator import is_, itemgetter
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -38,7 +38,7 @@ from ....errors import EmulatorError
 from ...machine.interpreter import BLOCKED, Cta, Fiber
 from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Run
-from ...ptx.values import Register, Value
+from ...ptx.values import Lanes, Value
 from ...races.happens_before import MemoryEvent
 from ..in_flight import InFlightRegister
 from ..memory import said
@@ -49,7 +49,8 @@ from .operands import UNWRITTEN, Matrix, Reading, SharedOperandRead, accumulate,
 _NAMES = {name for form in FORMS for name in (*form.types, *form.accumulators)}
 TYPES = {ptx_type(dtype(name)): name for name in _NAMES}
 MAJORS = ("K", "MN")
-Picks: TypeAlias = Callable[[Sequence[Register]], tuple[Register, ...]]
+Held: TypeAlias = tuple[Any, ...]  # the contents of registers, `Pending` ones among them
+Picks: TypeAlias = Callable[[Sequence[Any]], Held]
 
 
 class Pending(InFlightRegister):
@@ -456,6 +457,7 @@ def _issued(
     own = held.accumulator if type(held) is Pending else None
     found = group.products.get(number)
     if found is None:
+
         def report(kind: str, message: str) -> None:
             fiber.machine.problem(kind, message, fiber, ins)
 
@@ -528,9 +530,7 @@ def _check_fence(
         )
 
 
-def _take_accumulator(
-    fiber: Fiber, warp: int, found: IssuedWgmma, names: list[int], held: tuple[Register, ...]
-) -> None:
+def _take_accumulator(fiber: Fiber, warp: int, found: IssuedWgmma, names: list[int], held: Held) -> None:
     """Put the accumulator's registers, which hold `held`, in flight; those already in flight stay."""
     registers, accumulator = fiber.registers, found.accumulator
     parts = accumulator.parts[warp]
