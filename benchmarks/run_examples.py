@@ -53,6 +53,7 @@ class Example:
     ranks      GPUs of a distributed script, as of torchrun
     dsl        the version of the DSL that it needs: another does not run it
     reason     why it cannot run
+    cut        what of its own default arguments `args` leaves out, beside sizes and iterations
     """
 
     source: str
@@ -68,6 +69,7 @@ class Example:
     ranks: int = 1
     dsl: str = ""
     reason: str = ""
+    cut: str = ""
 
     @property
     def name(self) -> str:

@@ -455,7 +455,8 @@ def examples_table(source: str = "") -> str:
             kinds[finding["kind"]] = kinds.get(finding["kind"], 0) + 1
         why = one.defect if done["state"] == "defect" else one.reason
         said = (why or done["error"]) if done["status"] != 0 else done["skipped"]
-        notes = [", ".join(f"{n} {kind}" for kind, n in kinds.items()), _plain(one.judgement), _plain(said)[:160]]
+        found_kinds = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
+        notes = [one.cut and f"left out: {one.cut}", found_kinds, _plain(one.judgement), _plain(said)[:160]]
         call = " ".join(one.name.split()[1:]).replace("*", " ")
         launches = str(done["launches"])
         state = f"{done['state']}, {done['build']}"
