@@ -2,8 +2,8 @@
 
     python benchmarks/bench_emulator.py [--repeat 3] [--json FILE] [NAME...]
 
-`python -m tests.emulator.official.fetch` downloads the examples. The figure is the best of the repetitions, on one
-thread. Compile time is excluded, and load time (parsing and code generation) has its own column.
+`python -m tests.emulator.official.fetch` downloads the examples. The figure is the best of the repetitions in CPU
+seconds, on one thread. Compile time is excluded, and load time (parsing and code generation) has its own column.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def measure(name: str, shape: tuple[int, int, int, int], repeat: int) -> dict[st
     operations = 0
     run = Run(example, shape)
     for _ in range(repeat):
-        start = time.perf_counter()
+        start = time.process_time()
         program = Program(parse(text)[0], build)
-        load.append(time.perf_counter() - start)
+        load.append(time.process_time() - start)
         for policy, into in policies:
             launch = run.launch()
-            start = time.perf_counter()
+            start = time.process_time()
             machine = PtxMachine(program, launch, policy).run()
-            into.append(time.perf_counter() - start)
+            into.append(time.process_time() - start)
             wrong = run.check(launch)
             if wrong:
                 raise SystemExit(f"{name} {shape}: {wrong}")
