@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
+from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 from weakref import ref
@@ -458,7 +459,7 @@ class Shadow:
     def __init__(self, ledger: Ledger, name: Callable[[int], str]) -> None:
         self.ledger, self.name = ledger, name
         self.records: dict[tuple[int, bool], Record] = {}  # by event and by whether it writes
-        # `_keys` of pages -> records, some of which may have been overwritten meanwhile
+        # Keys of pages (`_listed`) -> records, some of which may have been overwritten meanwhile.
         self.pages: dict[int, list[Record]] = {}
         self.accesses = 0
         self.refilled = False  # a copy engine has written here
@@ -577,7 +578,7 @@ class Shadow:
             if gone:
                 self._drop(key)
         race: Conflict | None = None
-        for _, record, common, crossed in sorted(found, key=lambda one: one[0]) if len(found) > 1 else found:
+        for _, record, common, crossed in sorted(found, key=itemgetter(0)):
             common = record.narrow(common)
             if crossed:
                 race = race or self._crossed(record, common, what)
