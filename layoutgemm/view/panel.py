@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from layoutgemm.view.canvas import Canvas, escape, number, width_of
 from layoutgemm.view.palette import FAINT, INK, PAPER, paint
-
-from ..lazy_numpy import np
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 AXIS_SIZE, CAPTION_SIZE = 11.0, 13.0
 # Every eighth line of the grid is dark: tensor-core fragments and shared-memory atoms are made of groups of eight.
@@ -47,7 +40,7 @@ class Panel:
     unit     what `tells` counts, before the first of them
     says     the same in words, for a cell that has a title of its own; None: as `tells`
     marked   places to surround by dots
-    path     places joined by a line in their order, an array [number] of (row, column)
+    path     places joined by a line in their order
     caption  above the grid
     names    texts of all rows, of all columns, that stand for their numbers; none: the numbers
     """
@@ -61,13 +54,13 @@ class Panel:
     font: float = 10.0
     step: int = 1  # columns between two fine vertical lines
     framed: frozenset[tuple[int, int]] = frozenset()
-    zones: npt.NDArray[np.int64] | None = None
+    zones: Sequence[Sequence[int]] | None = None
     zone_name: str = "warp"
     tells: Callable[[int, int], str] | None = None
     unit: str = ""
     says: Callable[[int, int], str] | None = None
     marked: frozenset[tuple[int, int]] = frozenset()
-    path: npt.NDArray[np.int64] | None = None
+    path: Sequence[tuple[int, int]] | None = None
     caption: str = ""
     names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
@@ -228,10 +221,10 @@ class Panel:
         if self.zones is None:
             return
         width, height = self.cell
-        found = [(int(zone), boundary(self.zones == zone)) for zone in np.unique(self.zones) if zone >= 0]
-        if sum(len(segments) for _, segments in found) > MAX_BORDERS:
+        found = borders(self.zones)
+        if sum(map(len, found.values())) > MAX_BORDERS:
             return
-        for zone, segments in found:
+        for zone, segments in sorted(found.items()):
             path = "".join(
                 f"M{number(left + x * width)} {number(top + y * height)}"
                 + (f"h{number(length * width)}" if across else f"v{number(length * height)}")
@@ -239,10 +232,10 @@ class Panel:
             )
             name = f"{self.zone_name} {zone}"
             canvas.shape(path, f'data-{self.zone_name}="{zone}" stroke="{INK}" stroke-width="2.5" fill="none"', name)
-            inside = np.argwhere(self.zones == zone)
-            (r0, c0), (r1, c1) = inside.min(0), inside.max(0) + 1
+            down, across = [y for _, y, _, _ in segments], [x for x, _, _, _ in segments]
+            r0, r1, c0, c1 = min(down), max(down), min(across), max(across)
             size = 13.0
-            solid = len(inside) == (r1 - r0) * (c1 - c0)
+            solid = len(segments) == 4  # a rectangle without holes
             fits = (c1 - c0) * width > width_of(name, size) and (r1 - r0) * height > 1.5 * size
             if not self.labels and solid and fits:
                 x, y = left + (c0 + c1) / 2 * width, top + (r0 + r1) / 2 * height + 0.36 * size
@@ -256,9 +249,10 @@ class Panel:
         if self.path is None:
             return
         width, height = self.cell
-        (row, column), steps = self.path[0].tolist(), np.diff(self.path, axis=0).tolist()
+        row, column = self.path[0]
         parts = [f"M{2 * column + 1} {2 * row + 1}"]
-        for down, across in steps:
+        for before, after in zip(self.path, self.path[1:]):
+            down, across = after[0] - before[0], after[1] - before[1]
             parts.append(
                 f"v{2 * down}" if not across else f"h{2 * across}" if not down else f"l{2 * across} {2 * down}"
             )
@@ -331,20 +325,23 @@ def moved(left: float, top: float, width: float, height: float) -> str:
     )
 
 
-def boundary(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int, int, bool]]:
-    """The borders of the marked places, as (column, row, length, whether it runs across).
+def borders(zones: Sequence[Sequence[int]]) -> dict[int, list[tuple[int, int, int, bool]]]:
+    """The borders of each zone, as (column, row, length, whether it runs across); -1 is no zone.
 
-    >>> boundary(np.array([[True, True], [True, True]]))
-    [(0, 0, 2, True), (0, 2, 2, True), (0, 0, 2, False), (2, 0, 2, False)]
+    >>> borders([[0, 0], [0, 0]])
+    {0: [(0, 0, 2, True), (0, 2, 2, True), (0, 0, 2, False), (2, 0, 2, False)]}
     """
-    out: list[tuple[int, int, int, bool]] = []
-    padded = np.pad(mask, 1).astype(np.int8)
-    for across, grid in ((True, padded), (False, padded.T)):
-        edges = np.abs(np.diff(grid, axis=0))[:, 1:-1]
-        steps = np.diff(np.pad(edges, ((0, 0), (1, 1))), axis=1)
-        starts, stops = np.argwhere(steps == 1).tolist(), np.argwhere(steps == -1).tolist()
-        for (line, begin), (_, end) in zip(starts, stops, strict=True):
-            out.append((begin, line, end - begin, True) if across else (line, begin, end - begin, False))
+    out: dict[int, list[tuple[int, int, int, bool]]] = {}
+    for across, lines in ((True, zones), (False, list(zip(*zones, strict=True)))):
+        none = [-1] * len(lines[0])
+        for place, (before, after) in enumerate(zip([none, *lines], [*lines, none], strict=True)):
+            # A border lies where the neighbours differ; each of both zones has it, in pieces as long as it goes on.
+            for own, other in ((before, after), (after, before)):
+                edges = [zone if zone != beyond else -1 for zone, beyond in zip(own, other, strict=True)]
+                for start, stop in runs(edges):
+                    if edges[start] >= 0:
+                        at = (start, place) if across else (place, start)
+                        out.setdefault(edges[start], []).append((*at, stop - start, across))
     return out
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from layoutgemm.errors import LayoutError
 from layoutgemm.view.canvas import CHARACTER, width_of
@@ -15,11 +14,6 @@ from layoutgemm.view.panel import AXIS_SIZE, MAX_TEXTS, Label, Panel
 from layoutgemm.view.sheet import APART, Legend, Note, Sheet
 
 from ..arguments import checked
-from ..lazy_numpy import np
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 WIDEST = 1040  # pixels that the longer side of a grid without texts takes, as far as whole pixels for a cell allow
 
@@ -211,13 +205,12 @@ def as_matrix(panels: Sequence[Panel], down: int) -> tuple[tuple[Panel | None, .
     return tuple(tuple(panels[r::down]) for r in range(down))
 
 
-def tiles_of(plane: GridOffsets, tile: tuple[int, int]) -> npt.NDArray[np.int64]:
+def tiles_of(plane: GridOffsets, tile: tuple[int, int]) -> list[list[int]]:
     """The number of the tile that each cell of a plane lies in."""
     if len(tile) != 2 or min(tile) < 1:
         raise LayoutError(f"a tile to outline has rows and columns, not {tile}")
     across = -(-(plane.columns[-1] + 1) // tile[1])
-    down = np.array(plane.rows, np.int64)[:, None] // tile[0]
-    return down * across + np.array(plane.columns, np.int64)[None, :] // tile[1]
+    return [[i // tile[0] * across + j // tile[1] for j in plane.columns] for i in plane.rows]
 
 
 def key_of(cell: int | tuple[int, ...]) -> int:
