@@ -134,7 +134,8 @@ def node(program: str, *arguments: object) -> None:
     """Runs a program of this folder. Raises SystemExit with the end of what node says."""
     done = subprocess.run(["node", str(HERE / program), *map(str, arguments)], capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"node {program}: {done.stderr[-2000:]}")
+        said = [line for line in done.stderr.splitlines() if len(line) < 500]  # others are of Pyodide's program
+        raise SystemExit("\n".join([f"node {program}:", *said[-20:]]))
 
 
 def compiled(folder: Path, absent: dict[str, str]) -> dict[str, str | None]:
@@ -155,7 +156,7 @@ def build(folder: Path, distribution: str = DISTRIBUTION) -> dict[str, str]:
     absent = wheels(folder / "pyodide", distribution)
     for old in (*folder.glob("layoutgemm-*.zip"), *folder.glob("snapshot-*.gz")):
         old.unlink()
-    for name in ("page.mjs", "start.mjs", "worker.mjs", "style.css"):
+    for name in ("page.mjs", "paint.mjs", "start.mjs", "worker.mjs", "style.css"):
         shutil.copy(HERE / name, folder / name)
     content = archive()
     stamp = hashlib.sha256(content).hexdigest()[:12]  # in the names: a browser's cache holds no file of another build

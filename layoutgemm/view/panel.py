@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from layoutgemm.view.canvas import Canvas, escape, number, width_of
 from layoutgemm.view.palette import FAINT, INK, PAPER, paint
@@ -17,9 +20,26 @@ MAX_TEXTS = 4096
 TITLES = ((4096, 1), (16384, 4), (1 << 15, 8), (1 << 62, 16))
 MAX_BORDERS = 6000  # pieces of the outlines of all zones; where zones interleave more finely their colours tell them
 
+_TITLES: ContextVar[bool] = ContextVar("_TITLES", default=True)
 
-@dataclass(frozen=True, slots=True)
-class Label:
+
+@contextmanager
+def without_titles() -> Iterator[None]:
+    """Grids drawn inside have no text under the pointer: a page that shows them as images cannot show it.
+
+    >>> from layoutgemm.layouts import Layout
+    >>> with without_titles():
+    ...     Layout((4, 8)).svg().count("<title")
+    1
+    """
+    token = _TITLES.set(False)
+    try:
+        yield
+    finally:
+        _TITLES.reset(token)
+
+
+class Label(NamedTuple):
     """Text lines in the middle of `span` cells of one row, from (row, column)."""
 
     row: int
@@ -207,15 +227,27 @@ class Panel:
     def _texts(self, canvas: Canvas, left: float, top: float) -> None:
         if not self.labels:
             return
-        width, height = self.cell
+        width = self.cell[0]
         canvas.open_texts(self.font, mono=True)
-        for label in self.labels:
-            x = left + (label.column + 0.5 * label.span) * width
-            # Lines 1.15 font sizes apart, the block in the middle of the cell; 0.36 lowers a baseline to centre digits.
-            first = top + (label.row + 0.5) * height - (len(label.lines) - 1) * 0.575 * self.font + 0.36 * self.font
-            for place, line in enumerate(label.lines):
-                canvas.put(x, first + place * 1.15 * self.font, line)
+        put, tops, lefts = canvas.parts.append, dict[tuple[int, int], list[str]](), dict[tuple[int, int], str]()
+        for row, column, span, lines in self.labels:
+            x = lefts.get((column, span))
+            if x is None:
+                x = lefts[column, span] = number(left + (column + 0.5 * span) * width)
+            ys = tops.get((row, len(lines)))
+            if ys is None:
+                ys = tops[row, len(lines)] = [number(y) for y in self._baselines(top, row, len(lines))]
+            for y, line in zip(ys, lines):
+                put(f'<text x="{x}" y="{y}">{escape(line)}</text>')
         canvas.close()
+
+    def _baselines(self, top: float, row: int, count: int) -> list[float]:
+        """The lines of a text: 1.15 font sizes apart, the block in the middle of the cell.
+
+        A baseline is lowered by 0.36, which centres digits.
+        """
+        first = top + (row + 0.5) * self.cell[1] - (count - 1) * 0.575 * self.font + 0.36 * self.font
+        return [first + place * 1.15 * self.font for place in range(count)]
 
     def _zones(self, canvas: Canvas, left: float, top: float) -> None:
         if self.zones is None:
@@ -301,7 +333,7 @@ class Panel:
 
     def _titles(self, canvas: Canvas, left: float, top: float, run: int) -> None:
         """Invisible strokes over the cells, each with what it tells: hovering shows nothing else without a script."""
-        if self.tells is None:
+        if self.tells is None or not _TITLES.get():
             return
         width, height = self.cell
         alone, parts = run == 1 and self.says is not None, canvas.parts
