@@ -4,8 +4,7 @@ const SLICE = 12; // ms of painting before the page gets its turn
 const ANCHORS = { start: "left", middle: "center", end: "right" };
 
 // The colours of the roles in a dark page, from the document's style sheet: {"lgf-ink": "#F2F2F2", ...}
-const dark = (svg) => Object.fromEntries(
-  [...(svg.querySelector("style")?.textContent ?? "").matchAll(/\.(lg[fs]-\w+)\{\w+:(#\w+)\}/g)].map((rule) => rule.slice(1)));
+const dark = (sheet) => Object.fromEntries([...sheet.matchAll(/\.(lg[fs]-\w+)\{\w+:(#\w+)\}/g)].map((rule) => rule.slice(1)));
 
 // Number attributes of an element, by name.
 const numbers = (element, ...names) => names.map((name) => Number(element.getAttribute(name)));
@@ -73,7 +72,9 @@ class Painter {
 
 // The document as a canvas, at most `room` pixels wide. A large one goes on being painted after the frame that shows it.
 export function painted(text, room) {
-  const svg = new DOMParser().parseFromString(text, "image/svg+xml").documentElement;
+  const [whole, sheet] = text.match(/<style>([^<]*)<\/style>/) ?? ["", ""];
+  const plain = text.replace(whole, "").replace(/ style="[^"]*"/, ""); // the page's policy lets no document style itself
+  const svg = new DOMParser().parseFromString(plain, "image/svg+xml").documentElement;
   const made = document.createElement("canvas"), [width, height] = numbers(svg, "width", "height");
   const fit = Math.min(1, room / width), scale = fit * (devicePixelRatio || 1);
   Object.assign(made, { width: Math.ceil(width * scale), height: Math.ceil(height * scale) });
@@ -82,7 +83,7 @@ export function painted(text, room) {
   made.setAttribute("aria-label", svg.querySelector("title").textContent);
   const pen = made.getContext("2d", { alpha: false });
   pen.scale(scale, scale);
-  inSlices(new Painter(pen, matchMedia("(prefers-color-scheme: dark)").matches ? dark(svg) : {}).inside(svg, {}));
+  inSlices(new Painter(pen, matchMedia("(prefers-color-scheme: dark)").matches ? dark(sheet) : {}).inside(svg, {}));
   return made;
 }
 
