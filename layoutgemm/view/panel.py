@@ -270,8 +270,13 @@ class Panel:
             solid = len(segments) == 4  # a rectangle without holes
             fits = (c1 - c0) * width > width_of(name, size) and (r1 - r0) * height > 1.5 * size
             if not self.labels and solid and fits:
-                x, y = left + (c0 + c1) / 2 * width, top + (r0 + r1) / 2 * height + 0.36 * size
-                canvas.text(x, y, name, size, fill=INK, anchor="middle", bold=True)
+                row, column = (r0 + r1) // 2, (c0 + c1) // 2
+                if row % RULE == 0 and r1 - r0 > RULE:
+                    row -= RULE // 2  # beside a dark line, in cells of one colour
+                x, y, wide = left + (c0 + c1) / 2 * width, top + row * height, width_of(name, size)
+                # The cells' colour behind the text, so that no line runs through it.
+                canvas.boxes([(x - wide / 2, y - 0.65 * size, wide)], 1.3 * size, self.fills[row][column])
+                canvas.text(x, y + 0.36 * size, name, size, fill=INK, anchor="middle", bold=True)
 
     def _path(self, canvas: Canvas, left: float, top: float) -> None:
         """The line, which texts interrupt. The first place has a ring, or a dot.
