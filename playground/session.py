@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import importlib
 import io
 import itertools
 import json
@@ -58,6 +59,11 @@ MORE = {
     "Facts": Facts, "derive": derive, "dim": dim, "dims": dims, "element_addresses": element_addresses,
     "from_expr": from_expr, "parse": parse, "prove": prove, "prove_formulas": prove_formulas,
 }  # fmt: skip
+# Names that are loaded where a cell imports them: plans need NumPy.
+LATER = {
+    "Sm90Config": "layoutgemm", "Sm90Plan": "layoutgemm", "plan": "layoutgemm", "replace": "dataclasses",
+    **dict.fromkeys(("Aux", "Bias", "Custom", "Epilogue"), "layoutgemm.kernels.epilogue.chain"),
+}  # fmt: skip
 # The first name of an absent module -> what the page loads for it
 PACKAGES = {"layoutgemm": "layoutgemm", "numpy": "numpy", "sympy": "sympy", "mpmath": "sympy"}
 
@@ -103,8 +109,9 @@ def check(tree: ast.Module) -> None:
                 raise SyntaxError("write an f-string instead of format")
         if isinstance(node, ast.ImportFrom):
             wanted = [alias.name for alias in node.names]
-            missing = ", ".join(name for name in wanted if name != "*" and name not in names())
-            if (node.module or "").partition(".")[0] != "layoutgemm" or missing:
+            missing = ", ".join(name for name in wanted if name != "*" and name not in names() and name not in LATER)
+            known = (node.module or "").partition(".")[0] == "layoutgemm" or node.module in LATER.values()
+            if not known or missing:
                 what = f"{node.module}" + (f"'s {missing}" if missing else "")
                 raise SyntaxError(f"the playground has layoutgemm's layouts, atoms, checks and pictures, not {what}")
 
@@ -280,7 +287,11 @@ def refused(error: BaseException) -> dict[str, object]:
 def _execute(node: ast.stmt, space: dict[str, object]) -> object:
     """Runs one statement: the value of an expression, or of a name that it assigns."""
     if isinstance(node, ast.ImportFrom):
-        space.update({alias.asname: space[alias.name] for alias in node.names if alias.asname is not None})
+        for alias in node.names:
+            if alias.name in LATER:
+                space[alias.name] = getattr(importlib.import_module(LATER[alias.name]), alias.name)
+            if alias.asname is not None:
+                space[alias.asname] = space[alias.name]
         return None
     if isinstance(node, ast.Expr):
         return eval(compile(ast.Expression(node.value), "cell", "eval"), space)

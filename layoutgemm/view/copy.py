@@ -139,7 +139,7 @@ def atom_owners(atom: CopyAtom, side: str, thread: int | None) -> Owners:
     places = {s: [place_of(at, size) for at in places_of(atom, s, *grid_of(atom, s))] for s in SIDES}
     height, width = (1 + max(at[axis] for found in places.values() for at in found) for axis in (0, 1))
     bounded(atom, range(height), range(width))
-    m, n = zip(*places[side], strict=True)
+    m, n = map(list, zip(*places[side], strict=True))
     return gathered(m, n, (threads, values), (height, width), range(height), range(width))
 
 
