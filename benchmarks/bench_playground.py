@@ -31,6 +31,9 @@ EDITS = {
 }
 
 
+SETTLED = 100  # ms: a cell of two lines is two edits
+
+
 class Quiet(http.server.SimpleHTTPRequestHandler):
     """A server without a log."""
 
@@ -42,14 +45,16 @@ def edit(page: Any, cell: str) -> str:
     """Writes a cell and waits: "results" or "results/picture" in milliseconds."""
     turn = int(page.get_attribute("#status", "data-turn"))
     page.fill("textarea", cell)
-    page.wait_for_selector(f"#status[data-turn='{turn + 1}']", state="attached")
-    took = f"{float(page.get_attribute('#status', 'data-took')):.0f}"
+    while int(page.get_attribute("#status", "data-turn")) == turn:
+        page.wait_for_timeout(5)
+    page.wait_for_timeout(SETTLED)
+    took = f"{float(page.get_attribute('#status', 'data-results')):.0f}"
     drawn = page.query_selector("article:last-child[data-picture]")
     if drawn is None:
         return took
     number = drawn.get_attribute("data-picture")
     page.wait_for_selector(f"#status[data-picture='{number}']", state="attached")
-    return f"{took}/{float(page.get_attribute('#status', 'data-took')):.0f}"
+    return f"{took}/{float(page.get_attribute('#status', 'data-pictures')):.0f}"
 
 
 def main(folder: Path) -> None:

@@ -39,7 +39,7 @@ PARTS = ("__init__.py", "errors.py", "arguments.py", "lazy_numpy.py", "arch.py",
 
 
 def archive() -> bytes:
-    """The package, without what needs a GPU or another framework, and `session.py`, as a zip."""
+    """The package without its parts for GPUs and frameworks, and `session.py`, as a zip."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as zipped:
         for part in PARTS:

@@ -87,14 +87,14 @@ function heard(data) {
   status.textContent = "";
   data.cells.forEach((lines, i) => { if (cells[i]) showLines(cells[i], lines); });
   busy = false;
-  onScreen({ turn: data.turn, python: data.python });
+  onScreen("results", { turn: data.turn });
   if (again) { again = false; ask(); } else askPictures();
 }
 
-// Notes the time at which this frame is on the screen.
-function onScreen(facts) {
+// Notes the ms from the edit until this frame is on the screen.
+function onScreen(what, facts) {
   const start = began;
-  requestAnimationFrame(() => setTimeout(() => Object.assign(status.dataset, { took: performance.now() - start, ...facts })));
+  requestAnimationFrame(() => setTimeout(() => Object.assign(status.dataset, { [what]: performance.now() - start, ...facts })));
 }
 
 // ---------------------------------------------------------------------------------- pictures that follow their results
@@ -110,7 +110,7 @@ function askPictures() {
 function showPicture({ picture, svg }) {
   drawings.set(picture, svg);
   for (const part of home.querySelectorAll(`[data-picture="${picture}"]`)) showIn(part, svg);
-  onScreen({ picture });
+  onScreen("pictures", { picture });
 }
 
 const showIn = (part, svg) => put(part, svg ? drawing(svg, home.clientWidth) : null);

@@ -65,7 +65,6 @@ async function work() {
 
 // Cells that need modules which are not loaded yet are answered again.
 async function answer(turn, cells) {
-  const start = performance.now();
   let found = JSON.parse(answers(cells));
   for (;;) {
     const name = found.needs.find((each) => each in built.packages && !loaded.has(each));
@@ -78,7 +77,7 @@ async function answer(turn, cells) {
       console.warn(`${name} could not be loaded: ${error}`);
     }
   }
-  postMessage({ turn, cells: found.cells, python: performance.now() - start });
+  postMessage({ turn, cells: found.cells });
   if (!warmed) { warmed = true; warmUp(); }
 }
 

@@ -349,7 +349,7 @@ class _LayoutReader(TextReader):
         return pointer
 
     def coordinates(self) -> bool:
-        """True if the IR's type of a tensor of coordinates stands here, which is passed up to its layout."""
+        """True if the IR's type of coordinates stands here; the position moves to its layout."""
         found = self.take(_COORDINATES)
         if found is not None and re.search(r"[1-9?]", found[1]):
             raise ParseError(

@@ -129,7 +129,7 @@ def evaluate(layout: Drawable, *coord: Iterable[int]) -> list[Offset]:
         return [_offset(layout(*each)) for each in zip(*lists, strict=True)]
 
     def spread(value: object) -> object:
-        """A part of the result that does not depend on the coordinates, as often as they are."""
+        """A part that does not depend on the coordinates, once for each of them."""
         if isinstance(value, tuple):
             return tuple(spread(inner) for inner in value)
         return np.broadcast_to(np.asarray(value), len(lists[0]))

@@ -1,4 +1,4 @@
-"""Sizes and strides as torch, Inductor and MLIR print them, and the element type that a text states."""
+"""Sizes and strides as torch, Inductor and MLIR print them; element types of pasted texts."""
 
 from __future__ import annotations
 
