@@ -201,9 +201,9 @@ def stated_element(text: str) -> DType | None:
     Raises LayoutError for a type that is not known.
 
     >>> stated_element("tensor<ptr<f32, smem, align<16>> o (4,8):(8,1)>"), stated_element("(4,8):(8,1)")
-    (f32, None)
+    (dtype('f32'), None)
     >>> stated_element("Sw<3,4,3> o smem_ptr[16b](unset) o (8,64):(64,1)")
-    u16
+    dtype('u16')
     """
     found = _STATED.search(text)
     return None if found is None else dtype(found[1] or found[2] or f"u{found[3]}")
