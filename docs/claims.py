@@ -22,6 +22,16 @@ def program() -> Any:
     return module
 
 
+def sources() -> str:
+    """The documents whose statements are decided, by the names that the statements have."""
+    found = program()
+    rows = []
+    for name, title in found.SOURCES.items():
+        wrong = [str(i) for i, claim in enumerate(found.CLAIMS, 1) if not claim.holds and claim.source.startswith(name)]
+        rows.append(f"| {name} | {title} | {', '.join(wrong) or 'none'} |")
+    return "\n".join(["| name | document | refuted statements |", "|---|---|---|", *rows])
+
+
 def claims() -> str:
     """All published claims by topic, with proof or counterexample, after a summary table."""
     found = program().CLAIMS
@@ -44,16 +54,16 @@ def claims() -> str:
         if claim.right:
             text += ["", f"    {claim.right}"]
         sections.append("\n".join(text))
-        rows.append(f"| {number} | {claim.topic} | {mark.replace(' ', chr(0xA0))} | {_code(claim.says)} |")
+        rows.append(f"| {number} | {claim.source} | {mark.replace(' ', chr(0xA0))} | {_code(claim.says)} |")
     wrong = sum(not claim.holds for claim in found)
     head = f"{len(found)} statements: {len(found) - wrong} hold, {wrong} do not."
     return "\n\n".join(
-        [head, "\n".join(["| no. | about | verdict | statement |", "|---|---|---|---|", *rows]), *sections]
+        [head, "\n".join(["| no. | source | verdict | statement |", "|---|---|---|---|", *rows]), *sections]
     )
 
 
 def _code(says: str) -> str:
-    return says if says.startswith("its ") else f"`{says}`"
+    return f"`{says}`" if any(sign in says for sign in "=*(") else says
 
 
 def _answer(line: str) -> str:

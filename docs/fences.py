@@ -36,15 +36,15 @@ _PACKAGE = (
 
 @functools.cache
 def named(name: str) -> Any:
-    """The object of a name in a block, or None: public names, tables of docs/tables.py, `claims`.
+    """The object of a name in a block, or None: public names, tables of docs/tables.py, claims and their sources.
 
     Names are looked up singly, since some load torch, which may be absent.
 
     >>> named("Layout").__name__, named("gemm_table").__name__, named("no_such")
     ('Layout', 'gemm_table', None)
     """
-    if name == "claims":
-        return importlib.import_module("docs.claims").claims
+    if name in ("claims", "sources"):
+        return getattr(importlib.import_module("docs.claims"), name)
     for module in map(importlib.import_module, (*_PACKAGE, "docs.tables")):
         if name in module.__all__:
             return getattr(module, name)

@@ -271,6 +271,16 @@ _ALIASES = {
     "float6e3m2fn": "e3m2",
     "float6e2m3fn": "e2m3",
     "float4e2m1fn": "e2m1",
+    # MLIR and the CuTe DSL's types of values, in lower case
+    "f8e4m3fn": "e4m3",
+    "f8e5m2": "e5m2",
+    "f8e8m0fnu": "ue8m0",
+    "f6e3m2fn": "e3m2",
+    "f6e2m3fn": "e2m3",
+    "f4e2m1fn": "e2m1",
+    "si8": "i8",
+    "ui8": "u8",
+    "i1": "b1",
     # ml_dtypes and torch
     "e4m3fn": "e4m3",
     "float8_e8m0fnu": "ue8m0",

@@ -6,7 +6,7 @@ Each claim is code, as published, and a prover decides it. A proof holds for all
 names the first failing coordinate. `CLAIMS` is the list. This program prints it, the documentation shows it, and
 tests/test_published_claims.py has more on each claim.
 
-The sources are a guide to fast Hopper GEMMs, a walkthrough of one Hopper kernel, and an Ampere example.
+The sources are three public documents, which `SOURCES` names by their titles. Each claim names its section.
 """
 
 from __future__ import annotations
@@ -31,13 +31,21 @@ SWIZZLE = Swizzle(3, 4, 3, unit="bytes")
 M, N, K = dim("M"), dim("N", multiple_of=8), dim("K", multiple_of=64)
 
 
+# A short name -> the title of the document
+SOURCES = {
+    "guide": "From Zero to 800 TFLOPS: A Complete Guide to High-Performance CUDA GEMM on Hopper GPUs",
+    "walkthrough": "Hopper GEMM, a page of pyptx's documentation on its examples/hopper/gemm_highperf_hopper.py",
+    "example": "Ampere / Gemm Pipelined, a page of pyptx's documentation on its examples/ampere/gemm_pipelined.py",
+}
+
+
 @dataclass(frozen=True)
 class Claim:
     """One published statement.
 
     topic   heading
-    source  guide, walkthrough or example; or "asked", a follow-up question
-    says    the statement, as published
+    source  a name of SOURCES with its section or step, as in "guide 5.3"; or "asked", a follow-up question
+    says    the statement: its formula, or its fact in our words
     ask     returns a proof, a counterexample or a check: true or false, with `explain()` or as text
     holds   the expected answer
     right   the correction, or the statement's condition
@@ -250,20 +258,21 @@ def stages_beside_c(stages):
 
 
 CLAIMS = (
-    Claim("accumulator", "guide", "m64nN: t0*128 + t1 + t2*16 + r0*64 + r1*8 + r2*512 is the element of register r",
+    Claim("accumulator", "guide 11.2",
+          "m64nN: t0*128 + t1 + t2*16 + r0*64 + r1*8 + r2*512 is the element of register r",
           lambda: from_expr(get_coord_m64n64, tid=128, reg=32).equivalent(wgmma(64).layout_C), True,
           "The formula is the layout `((4,8,4),(2,2,8)):((128,1,16),(64,8,512))`, equal to the instruction's."),
-    Claim("accumulator", "walkthrough", "row (wid << 4) + (lane >> 2) + 8*(reg%4//2), column ((lane & 3) << 1) + ...",
+    Claim("accumulator", "walkthrough 9", "row (wid << 4) + (lane >> 2) + 8*(reg%4//2), column ((lane & 3) << 1) + ...",
           lambda: prove_formulas(get_coord_m64n64, walkthrough, tid=128, reg=N // 2), True,
           "The same function as the guide's, for every N that 8 divides: one proof for all 32 widths."),
-    Claim("accumulator", "guide", "its comment \"r0: even/odd row offset\"",
+    Claim("accumulator", "guide 11.2", "bit 0 of the register number selects an even or an odd row",
           lambda: prove_formulas(get_coord_m64n64, as_commented, tid=128, reg=32), False,
           "r0 moves the column. The code is right and its comment is wrong."),
     Claim("fragments", "example",
           "A of m16n8k16: row (lane >> 2) + 8*(v//2%2), column ((lane & 3) << 1) + v%2 + 8*(v//4)",
           lambda: from_expr(example_a, lane=32, v=8).is_bijective(), True,
           "Each of 256 elements once; the layout is `((4,8),(2,2,2)):((32,1),(16,8,128))`."),
-    Claim("swizzle", "guide", "index = m*stride + (k ^ ((m % 8) * 8)), stride = 64", lambda: at_pitch(64), True,
+    Claim("swizzle", "guide 5.4", "index = m*stride + (k ^ ((m % 8) * 8)), stride = 64", lambda: at_pitch(64), True,
           "For every number of rows, if the tile begins at a multiple of 1024 bytes: absolute addresses are XORed."),
     Claim("swizzle", "asked", "the same at stride = 128", lambda: at_pitch(128), False,
           "A wider tile is consecutive column blocks of 64 elements."),
@@ -272,48 +281,51 @@ CLAIMS = (
     Claim("swizzle", "asked", "64-element columns one after another, each of 12 rows",
           lambda: atom_by_atom(12, 128), False,
           "With 12 rows the second column block begins in the middle of the swizzle pattern."),
-    Claim("banks", "guide", "row 0: banks 0..3, row 1: banks 8..11, ... row 7: banks 56..59",
+    Claim("banks", "guide 5.4", "row 0: banks 0..3, row 1: banks 8..11, ... row 7: banks 56..59",
           lambda: prove_formulas(bank, lambda m, byte: 8 * (m % 8) + byte // 4, m=M, byte=16), False,
           "These are element columns. There are 32 banks of 4 bytes: row r's first chunk is in banks 4r to 4r+3."),
-    Claim("banks", "guide", "the XOR spreads eight rows over all 32 banks", phase_is_free, True,
+    Claim("banks", "guide 5.4", "the XOR spreads eight rows over all 32 banks", phase_is_free, True,
           "Without the XOR the rank is 2: an 8-way conflict."),
-    Claim("descriptor", "guide", "desc |= 3 << 14 | ... | 1 << 62", published_word, False,
+    Claim("descriptor", "guide 5.3", "desc |= 3 << 14 | ... | 1 << 62", published_word, False,
           "The swizzle mode is bits 62 and 63, where 128B is 1; bits 14 and 15 belong to no field."),
-    Claim("descriptor", "guide", "SBO = 8*BK*sizeof(bf16), BK = 64 with 128B", lambda: rows_apart(64, "128B"), True,
+    Claim("descriptor", "guide 10.2", "SBO = 8*BK*sizeof(bf16), BK = 64 with 128B",
+          lambda: rows_apart(64, "128B"), True,
           "It holds if the swizzle spans the row, also for BK = 32 with 64B and BK = 16 with 32B."),
     Claim("descriptor", "asked", "SBO = 8*BK*sizeof(bf16), BK = 128 with 128B", lambda: rows_apart(128, "128B"), False,
           "Rows r and r + 8 are 1024 bytes apart for every BK."),
-    Claim("descriptor", "guide", "k_off = ki * (16/16), added to the word at each K step of 16 elements",
+    Claim("descriptor", "guide 9.5", "k_off = ki * (16/16), added to the word at each K step of 16 elements",
           lambda: prove_formulas(lambda ki: 16 * ki * 2 >> 4, lambda ki: ki, ki=4), False,
           "The field counts 16 bytes, and 16 elements of bf16 are 32: 2*ki."),
-    Claim("descriptor", "guide", "the step may be added to the address before the XOR", added_before_the_xor, True,
+    Claim("descriptor", "guide 9.5", "the step may be added to the address before the XOR", added_before_the_xor, True,
           "It holds within the 128-byte span, at every tile address that is a multiple of 1024 bytes."),
-    Claim("store", "guide", "stmatrix: chunk i of row r goes to (i%8) ^ (r%8) of its 64-column tile, BM = 128",
+    Claim("store", "guide 9.3", "stmatrix: chunk i of row r goes to (i%8) ^ (r%8) of its 64-column tile, BM = 128",
           lambda: stmatrix_addresses(128), True, "For every BM that 8 divides; at BM = 12 it is refuted."),
-    Claim("pipeline", "guide", "stage = (stage + 1) % 4 at the end of each k tile, without the phase",
+    Claim("pipeline", "guide 6.2", "stage = (stage + 1) % 4 at the end of each k tile, without the phase",
           forgotten_phase, False, "The phase must flip where the stage wraps. Then the ring is proven for any K."),
-    Claim("tile order", "guide",
+    Claim("tile order", "guide 8.1",
           "GROUP_M: row first_m + tile % rows, column (tile % (GROUP_M*num_n)) // rows; every tile once",
           group_m, True, "For every grid and every GROUP_M. In a smaller last group columns are rotated, since `tile` "
           "is not reduced to the group: a valid order that differs from Triton's."),
     Claim("covering", "asked", "ceil(K / BK) tiles cover K once", split_of_k, True,
           "For every K and every BK, in one proof."),
-    Claim("budget", "guide", "a 128x256 tile has an intensity of 87 FLOP/byte", intensity, False,
+    Claim("budget", "guide 6.4", "a 128x256 tile has an intensity of 87 FLOP/byte", intensity, False,
           "128x128 has 64; the guide prints 65."),
-    Claim("budget", "guide", "128x256x64 in four stages beside a whole bf16 tile of C",
+    Claim("budget", "guide 6.3", "128x256x64 in four stages beside a whole bf16 tile of C",
           lambda: stages_beside_c(4), False, "Three stages fit, or four beside 64 columns of C."),
 )  # fmt: skip
 
 
 def main() -> None:
     """Prints every claim with its answer, and compares it with the expected one."""
+    for name, title in SOURCES.items():
+        print(f"{name:12}{title}")
     topic = ""
-    for claim in CLAIMS:
+    for number, claim in enumerate(CLAIMS, 1):
         if claim.topic != topic:
             topic = claim.topic
             print(f"\n{topic}")
         holds, line = claim.answer()
-        print(f"  {claim.source}: {claim.says}\n    {line}" + (f"\n    {claim.right}" if claim.right else ""))
+        print(f"  {number}. {claim.source}: {claim.says}\n    {line}" + (f"\n    {claim.right}" if claim.right else ""))
         assert holds is claim.holds, claim.says
 
     # The same at any size: two swizzled layouts of 2^40 elements, equal and not.

@@ -36,7 +36,7 @@ except PlanError as error:
 
 squared_relu = Custom.of(lambda x, i, j, ops: ops.where(x > 0, x * x, 0.0))
 epilogue = Epilogue(Bias(), Aux("bf16"), squared_relu)
-assert epilogue.reference(np.array([[-2.0, 3.0]]), bias=[1.0, 1.0]).c.tolist() == [[0.0, 16.0]]
+assert epilogue.reference([[-2.0, 3.0]], bias=[1.0, 1.0]).c.tolist() == [[0.0, 16.0]]
 
 # %% [markdown]
 # ## The derived parts

@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -32,34 +33,34 @@ PYODIDE = "314.0.7"
 DISTRIBUTION = f"https://cdn.jsdelivr.net/pyodide/v{PYODIDE}/full/"
 PACKAGES = {"numpy": ("numpy",), "sympy": ("mpmath", "sympy")}  # what a cell can ask for -> its wheels
 RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
-# Of the package: what the algebra, its proofs and its pictures load.
+# Of the package: what the algebra, its proofs, its pictures and plans load.
 PARTS = ("__init__.py", "errors.py", "arguments.py", "lazy_numpy.py", "arch.py", "dtypes.py", "report.py", "moved.py",
-         "moved.json", "layouts", "atoms", "schedule", "checks", "view")  # fmt: skip
-WITH_KERNELS = ("05_write_a_gemm_variant.py",)
+         "moved.json", "layouts", "atoms", "schedule", "checks", "view", "kernels")  # fmt: skip
 
 
 def archive() -> bytes:
-    """The package's layouts and `session.py`, as a zip."""
+    """The package without its parts for GPUs and frameworks, and `session.py`, as a zip."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as zipped:
         for part in PARTS:
             path = ROOT / "layoutgemm" / part
-            for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            files = (
+                sorted(file for file in path.rglob("*") if file.suffix in (".py", ".json")) if path.is_dir() else [path]
+            )
+            for file in files:
                 zipped.write(file, file.relative_to(ROOT).as_posix())
         zipped.write(HERE / "session.py", "session.py")
     return made.getvalue()
 
 
 def notebooks() -> list[dict[str, object]]:
-    """The notebooks of layouts and atoms as cells: code, and the words before it. Cells with arrays are left out."""
+    """The notebooks as cells: code, and the words before it. Cells with arrays are left out."""
     out: list[dict[str, object]] = []
     for path in sorted((ROOT / "notebooks").glob("*.py")):
-        if path.name in WITH_KERNELS:
-            continue
         cells, words = [], ""
         for kind, text in percent.cells(path.read_text(encoding="utf-8").replace("import numpy as np\n", "")):
             if kind == "markdown":
-                words = f"{words}\n\n{text}".strip()
+                words = re.sub(r"\n+Needs: \w+\n", "\n", f"{words}\n\n{text}".strip())  # what the other cells need
             elif text.strip() and "np." not in text:
                 cells.append({"source": text.strip(), "words": words})
                 words = ""
@@ -134,7 +135,8 @@ def node(program: str, *arguments: object) -> None:
     """Runs a program of this folder. Raises SystemExit with the end of what node says."""
     done = subprocess.run(["node", str(HERE / program), *map(str, arguments)], capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"node {program}: {done.stderr[-2000:]}")
+        said = [line for line in done.stderr.splitlines() if len(line) < 500]  # others are of Pyodide's program
+        raise SystemExit("\n".join([f"node {program}:", *said[-20:]]))
 
 
 def compiled(folder: Path, absent: dict[str, str]) -> dict[str, str | None]:
@@ -155,7 +157,7 @@ def build(folder: Path, distribution: str = DISTRIBUTION) -> dict[str, str]:
     absent = wheels(folder / "pyodide", distribution)
     for old in (*folder.glob("layoutgemm-*.zip"), *folder.glob("snapshot-*.gz")):
         old.unlink()
-    for name in ("page.mjs", "start.mjs", "worker.mjs", "style.css"):
+    for name in ("page.mjs", "paint.mjs", "start.mjs", "worker.mjs", "style.css"):
         shutil.copy(HERE / name, folder / name)
     content = archive()
     stamp = hashlib.sha256(content).hexdigest()[:12]  # in the names: a browser's cache holds no file of another build

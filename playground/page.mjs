@@ -1,9 +1,12 @@
 // Cells with their results, pictures that are linked by offset, and the cells in the address of the page.
+import { inSlices, painted as drawing } from "./paint.mjs";
+
 const START = ["A = Layout((4, 8), (8, 1))\nA.zipped_divide((2, 4))\nA @ Layout((4, 4), (1, 8))\nprove(A, Layout((4, 8)))"];
 const home = document.getElementById("cells"), status = document.getElementById("status");
 const FEW_CELLS = 1024; // more of a picture are painted
 const PATIENCE = 3000; // ms after which an edit ends the run before it
 const cells = []; // {area, results, shown: the JSON of each line on the page}
+const drawings = new Map(); // number of a picture -> its SVG document
 let worker, turn = 0, ready = false, busy = false, again = false, began = 0;
 
 const make = (tag, text = null, ...children) => {
@@ -64,6 +67,7 @@ function ask() {
 
 function begin() {
   worker?.terminate();
+  drawings.clear();
   ready = busy = again = false;
   status.textContent = "loading Python";
   worker = new Worker("worker.mjs", { type: "module" });
@@ -79,14 +83,42 @@ function heard(data) {
     return ask();
   }
   if ("loading" in data) { status.textContent = `loading ${data.loading}`; return; }
+  if ("picture" in data) return showPicture(data);
   status.textContent = "";
   data.cells.forEach((lines, i) => { if (cells[i]) showLines(cells[i], lines); });
   busy = false;
-  if (again) { again = false; ask(); }
-  requestAnimationFrame(() => setTimeout(() => { // the frame is on the screen
-    status.dataset.took = performance.now() - began;
-    status.dataset.turn = data.turn;
-  }));
+  onScreen("results", { turn: data.turn });
+  if (again) { again = false; ask(); } else askPictures();
+}
+
+// Notes the ms from the edit until this frame is on the screen.
+function onScreen(what, facts) {
+  const start = began;
+  requestAnimationFrame(() => setTimeout(() => Object.assign(status.dataset, { [what]: performance.now() - start, ...facts })));
+}
+
+// ---------------------------------------------------------------------------------- pictures that follow their results
+
+// Asks for the pictures on the page that are not drawn yet, and forgets those that left it.
+function askPictures() {
+  const wanted = new Set([...home.querySelectorAll("[data-picture]")].map((part) => Number(part.dataset.picture)));
+  for (const number of drawings.keys()) if (!wanted.has(number)) drawings.delete(number);
+  const pictures = [...wanted].filter((number) => !drawings.has(number));
+  if (pictures.length) worker.postMessage({ pictures });
+}
+
+function showPicture({ picture, svg }) {
+  drawings.set(picture, svg);
+  for (const part of home.querySelectorAll(`[data-picture="${picture}"]`)) showIn(part, svg);
+  onScreen("pictures", { picture });
+}
+
+const showIn = (part, svg) => put(part, svg ? drawing(svg, home.clientWidth) : null);
+
+// Puts a picture into the part of a line, in place of the one that was there.
+function put(part, made) {
+  part.querySelector("canvas")?.remove();
+  if (made) part.append(made);
 }
 
 // ----------------------------------------------------------------------------------------------------------- results
@@ -94,10 +126,15 @@ function heard(data) {
 // Only lines that are new are drawn: the others keep their place on the page.
 function showLines(cell, lines) {
   const before = new Map(cell.shown.map((text, i) => [text, cell.results.children[i]]));
-  const parts = lines.map((text) => {
+  const parts = lines.map((text, i) => {
     const kept = before.get(text);
     before.delete(text);
-    return kept ?? result(JSON.parse(text));
+    if (kept) return kept;
+    const made = result(JSON.parse(text)), old = cell.results.children[i];
+    const { picture } = made.dataset;
+    if (drawings.get(Number(picture))) showIn(made, drawings.get(Number(picture)));
+    else if (picture && old?.dataset.picture) put(made, old.querySelector("canvas")); // until its own is drawn: nothing jumps
+    return made;
   });
   if (parts.some((part, i) => part !== cell.results.children[i])) cell.results.replaceChildren(...parts);
   else while (cell.results.children.length > parts.length) cell.results.lastChild.remove();
@@ -114,8 +151,9 @@ function result(line) {
   row.className = "row";
   const parts = [row];
   if (line.grid) parts.push(picture(line.grid));
-  if (line.svg) parts.push(drawing(line.svg));
-  return make("article", null, ...parts);
+  const made = make("article", null, ...parts);
+  if (Number.isInteger(line.picture)) made.dataset.picture = line.picture;
+  return made;
 }
 
 function picture({ planes, rest }) {
@@ -164,24 +202,21 @@ function canvas(rows, hue, wide) {
     pen.fillStyle = "#111";
     pen.fillText(value, (j + 1.5) * w, (i + 1.5) * h);
   };
-  const paint = (offset) => {
+  const steps = function* (offset) {
     pen.setTransform(scale, 0, 0, scale, 0, 0);
     pen.clearRect(0, 0, ...size);
     Object.assign(pen, { font: "11px ui-monospace, Menlo, Consolas, monospace", textAlign: "center", textBaseline: "middle" });
     pen.fillStyle = style.color;
     rows[0].forEach((_, j) => pen.fillText(j, (j + 1.5) * w, h / 2));
     rows.forEach((_, i) => pen.fillText(i, w / 2, (i + 1.5) * h));
-    rows.forEach((cells, i) => cells.forEach((_, j) => cell(i, j, offset)));
+    for (const [i, cells] of rows.entries()) {
+      cells.forEach((_, j) => cell(i, j, offset));
+      yield;
+    }
   };
-  paint();
+  const paint = (offset) => [...steps(offset)];
+  inSlices(steps());
   painted.set(made, { paint, at: (x, y) => rows[Math.floor(y / h) - 1]?.[Math.floor(x / w) - 1] });
-  return made;
-}
-
-function drawing(svg) {
-  const made = make("img");
-  made.src = `data:image/svg+xml,${encodeURIComponent(svg)}`;
-  made.alt = "picture";
   return made;
 }
 
@@ -198,7 +233,7 @@ home.addEventListener("pointermove", (event) => {
   for (const cell of home.querySelectorAll(".lit")) cell.classList.remove("lit");
   if (lit) for (const cell of home.querySelectorAll(`td[data-offset="${CSS.escape(lit)}"]`)) cell.classList.add("lit");
   const value = /^-?\d+$/.test(lit) ? Number(lit) : lit;
-  for (const made of home.querySelectorAll("canvas")) painted.get(made).paint(value);
+  for (const made of home.querySelectorAll("canvas")) painted.get(made)?.paint(value);
 });
 
 // ------------------------------------------------------------------------------------------------------------- tools

@@ -10,24 +10,35 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import importlib
 import io
 import itertools
 import json
-import sys
+from collections.abc import Callable, Iterator
 
 import layoutgemm.atoms as atoms
 import layoutgemm.checks as checks
 import layoutgemm.errors as errors
 import layoutgemm.layouts as layouts
+import layoutgemm.layouts.display as display
 import layoutgemm.view as view
 from layoutgemm import Facts, dim, dims, parse, prove
 from layoutgemm.atoms.smem.descriptor import derive, element_addresses
 from layoutgemm.layouts.formulas import from_expr
 from layoutgemm.layouts.proofs.index_formulas import prove_formulas
 from layoutgemm.lazy_numpy import has_numpy
+from layoutgemm.view.canvas import Picture
+from layoutgemm.view.panel import without_titles
 
 MOST_CELLS = 4096  # of a grid
 MOST_PICTURES = 64  # kept from edit to edit
+MOST_NUMBERS = 1024  # of values with a picture
+# Run before the first edit: a browser makes code that has run often fast.
+WARM = (
+    "Layout((16, 16), (16, 1)).svg()",
+    "mma_sync('m16n8k16', 'f16').svg()",
+    "Layout((64, 64), (64, 1)) @ Layout(64)",
+)
 INSIDE = ("gi_", "cr_", "ag_", "f_", "tb_", "co_", "func_", "mro")  # frames, code and classes of the interpreter
 HELD = ("with_traceback", "obj", "exec_module")  # of exceptions and loaders: what leads to modules
 MOST_TEXT = 4000  # characters of one result
@@ -47,6 +58,11 @@ ALLOWED = (
 MORE = {
     "Facts": Facts, "derive": derive, "dim": dim, "dims": dims, "element_addresses": element_addresses,
     "from_expr": from_expr, "parse": parse, "prove": prove, "prove_formulas": prove_formulas,
+}  # fmt: skip
+# Names that are loaded where a cell imports them: plans need NumPy.
+LATER = {
+    "Sm90Config": "layoutgemm", "Sm90Plan": "layoutgemm", "plan": "layoutgemm", "replace": "dataclasses",
+    **dict.fromkeys(("Aux", "Bias", "Custom", "Epilogue"), "layoutgemm.kernels.epilogue.chain"),
 }  # fmt: skip
 # The first name of an absent module -> what the page loads for it
 PACKAGES = {"layoutgemm": "layoutgemm", "numpy": "numpy", "sympy": "sympy", "mpmath": "sympy"}
@@ -68,7 +84,7 @@ def pictures() -> dict[str, object]:
     """The functions that draw: each loads its file, and NumPy, when it is called."""
 
     def later(name: str) -> object:
-        return lambda *args, **options: getattr(view, name)(*args, **options)
+        return kept(lambda *args, **options: getattr(view, name)(*args, **options))
 
     return {name: later(name) for name in view.__all__ if name not in FILES}
 
@@ -93,8 +109,9 @@ def check(tree: ast.Module) -> None:
                 raise SyntaxError("write an f-string instead of format")
         if isinstance(node, ast.ImportFrom):
             wanted = [alias.name for alias in node.names]
-            missing = ", ".join(name for name in wanted if name != "*" and name not in names())
-            if (node.module or "").partition(".")[0] != "layoutgemm" or missing:
+            missing = ", ".join(name for name in wanted if name != "*" and name not in names() and name not in LATER)
+            known = (node.module or "").partition(".")[0] == "layoutgemm" or node.module in LATER.values()
+            if not known or missing:
                 what = f"{node.module}" + (f"'s {missing}" if missing else "")
                 raise SyntaxError(f"the playground has layoutgemm's layouts, atoms, checks and pictures, not {what}")
 
@@ -147,19 +164,83 @@ def picture(value: object) -> str:
     return json.dumps(grid(value))
 
 
+def kept(draw: Callable[..., object]) -> Callable[..., object]:
+    """The function with its last answers kept, where its arguments have a hash: an edit draws only new pictures."""
+    remembered = functools.lru_cache(MOST_PICTURES, typed=True)(draw)
+
+    def answer(*args: object, **options: object) -> object:
+        try:
+            hash((args, tuple(options.items())))
+        except TypeError:
+            return draw(*args, **options)
+        return remembered(*args, **options)
+
+    return answer
+
+
+_drawn = kept(display.picture)
+_drawn.register = display.picture.register  # a file of pictures may load while they are kept
+
+
+@contextlib.contextmanager
+def for_the_page() -> Iterator[None]:
+    """Objects' pictures are kept, and have no texts under the pointer: the page shows them as images."""
+    before = display.picture
+    display.picture = _drawn
+    try:
+        with without_titles():
+            yield
+    finally:
+        display.picture = before
+
+
 def described(value: object) -> dict[str, object]:
-    """A result: its text, whether a verdict holds, and a drawing of what is no layout."""
-    if isinstance(value, str) and value.startswith("<svg"):
-        return {"svg": value}
+    """A result: its text, whether a verdict holds, and the number of its picture, which follows."""
+    if isinstance(value, Picture):
+        return {"picture": number_of(value)}
     verdict = hasattr(value, "__bool__") and hasattr(value, "explain")
     text = str(value.explain() if verdict else value)
     out: dict[str, object] = {"text": text[:MOST_TEXT] + ("..." if len(text) > MOST_TEXT else "")}
     if verdict:
         out["holds"] = bool(value)
-    drawn = getattr(value, "_repr_svg_", None)
-    if drawn is not None and "numpy" in sys.modules and not isinstance(value, layouts.Layout | layouts.ComposedLayout):
-        out["svg"] = drawn()
+    if hasattr(value, "_repr_svg_") and not isinstance(value, layouts.Layout | layouts.ComposedLayout):
+        out["picture"] = number_of(value)
     return out
+
+
+_values: dict[int, object] = {}  # of the last cells, by the numbers of their pictures
+_numbers: dict[tuple[type, object], int] = {}
+_next = itertools.count()
+
+
+def number_of(value: object) -> int | None:
+    """The same number for equal values; None for one without a hash."""
+    if len(_numbers) > MOST_NUMBERS:
+        _numbers.clear()
+    try:
+        number = _numbers.setdefault((type(value), value), next(_next))
+    except TypeError:
+        return None
+    _values[number] = value
+    return number
+
+
+def drawing(number: int) -> str:
+    """The picture of that number as SVG, "" for none: some need NumPy, which is loaded for cells only.
+
+    >>> drawing(number_of(atoms.mma_sync("m16n8k16", "f16")))[:4]
+    '<svg'
+    """
+    try:
+        with for_the_page():
+            return str(_values[number]._repr_svg_() or "")
+    except ModuleNotFoundError:
+        return ""
+
+
+def warm(step: int) -> None:
+    """Runs a cell of WARM."""
+    run(WARM[step % len(WARM)], names())
 
 
 def run(source: str, space: dict[str, object]) -> list[dict[str, object]]:
@@ -206,7 +287,11 @@ def refused(error: BaseException) -> dict[str, object]:
 def _execute(node: ast.stmt, space: dict[str, object]) -> object:
     """Runs one statement: the value of an expression, or of a name that it assigns."""
     if isinstance(node, ast.ImportFrom):
-        space.update({alias.asname: space[alias.name] for alias in node.names if alias.asname is not None})
+        for alias in node.names:
+            if alias.name in LATER:
+                space[alias.name] = getattr(importlib.import_module(LATER[alias.name]), alias.name)
+            if alias.asname is not None:
+                space[alias.asname] = space[alias.name]
         return None
     if isinstance(node, ast.Expr):
         return eval(compile(ast.Expression(node.value), "cell", "eval"), space)
@@ -221,8 +306,10 @@ def answers(cells: str) -> str:
     {"cells": for each cell the JSON text of each line, "needs": packages that a line asked for}
     """
     has_numpy.cache_clear()  # it may have been loaded since
+    _values.clear()
     space = names()
-    found = [run(source, space) for source in json.loads(cells)]
+    with for_the_page():
+        found = [run(source, space) for source in json.loads(cells)]
     needs = sorted({str(line["needs"]) for lines in found for line in lines if "needs" in line})
     return json.dumps({"cells": [[text_of(line) for line in lines] for lines in found], "needs": needs})
 

@@ -13,5 +13,5 @@ for path in ("${HOME}", "${HOME}/${name}.zip"):
 importlib.invalidate_caches()`);
 }
 
-// The function that answers cells.
-export const answers = (python) => python.runPython("import session; session.answers");
+// The function of session.py of that name.
+export const of = (python, name) => python.runPython(`import session; session.${name}`);

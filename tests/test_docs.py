@@ -119,6 +119,18 @@ def test_all_claims_are_shown_and_decided() -> None:
         assert claim.says in shown
 
 
+def test_the_documents_of_the_claims_are_named_by_their_titles() -> None:
+    program, shown = claims.program(), claims.sources()
+    for name, title in program.SOURCES.items():
+        assert f"| {name} | {title} |" in shown
+    for claim in program.CLAIMS:
+        name, _, section = claim.source.partition(" ")
+        assert name == "asked" or name in program.SOURCES
+        assert name != "guide" or re.fullmatch(r"\d+\.\d+", section)
+    refuted = [str(i) for i, claim in enumerate(program.CLAIMS, 1) if not claim.holds and "guide" in claim.source]
+    assert len(refuted) > 5 and f"| {', '.join(refuted)} |" in shown
+
+
 def test_a_notebook_becomes_a_page() -> None:
     kept: list[str] = []
     page = percent.page(ROOT / "notebooks" / "01_layouts_in_ten_minutes.py", lambda svg: kept.append(svg) or "p.svg")

@@ -56,6 +56,8 @@ def test_an_error_ends_its_cell_and_no_other():
     [
         "import os",
         "from os import system",
+        "from dataclasses import sys",
+        "from dataclasses import fields",
         "().__class__",
         "_x = 1",
         "'{0.__class__}'.format(1)",
@@ -113,6 +115,18 @@ def test_the_grid_of_a_layout_is_its_function(layout):
     assert flat == session.cells_of(layout)
 
 
+def test_pictures_follow_their_results_and_have_the_numbers_of_equal_values():
+    first, second = answers("mma_sync('m16n8k16', 'bf16')\nwgmma(8)", "mma_sync('m16n8k16', 'bf16')\nLayout(4).svg()")
+    numbers = [line["picture"] for line in first + second]
+    assert numbers[0] == numbers[2] and len(set(numbers)) == 3
+    drawings = {number: session.drawing(number) for number in numbers}
+    assert all(
+        svg.startswith("<svg") and svg.count("<title") == 1 for svg in drawings.values()
+    )  # an image has no hover
+    before = session.layouts.Layout(4).svg()
+    assert before.count("<title") > 1  # elsewhere pictures have texts under the pointer
+
+
 def test_planes_of_further_modes_and_no_picture_of_symbols():
     found = session.grid(session.layouts.Layout((2, 3, 2), (1, 2, 10)))
     assert found["rest"] == [2] and found["planes"][1] == [[10, 12, 14], [11, 13, 15]]
@@ -133,6 +147,14 @@ assert layoutgemm.__file__.startswith(sys.argv[1])
 cells = ["A = Layout((4, 8), (8, 1)) @ Layout((4, 4), (1, 8))", "A.offsets()", "A.expr()", "wgmma(64).layout('A')"]
 import json
 print(session.answers(json.dumps(cells)))
+pictures = ["wgmma(64, 'bf16')", "fragment_svg(wgmma(8), 'C')", "ldmatrix(4)", "E(0)",
+            "smem_tile((64, 64), 'bf16', 'K', '128B')",
+            "make_tiled_copy(universal_copy(128, 'bf16'), Layout((16, 8), (8, 1)), Layout((1, 8)))",
+            "tcgen05_mma('f16', 128, 64, 'bf16')", "ring(stages=4, bytes=32768)", "Layout((4, 8), (E(0), E(1))).svg()"]
+for [line] in json.loads(session.answers(json.dumps(pictures)))["cells"]:
+    line = json.loads(line)
+    assert "error" not in line, line
+    assert session.drawing(line["picture"]).startswith("<svg") if "picture" in line else line["source"] == "E(0)", line
 """
 
 
@@ -150,9 +172,35 @@ def test_the_archive_is_enough_without_numpy(tmp_path):
     assert formula["error"] == "this needs sympy, which this copy of the page was built without"
 
 
+PLANS = """
+import json, sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("cutlass", "cuda", "torch", "sympy"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+sys.path[:0] = [sys.argv[1]]
+import session
+print(session.answers(sys.stdin.read()))
+"""
+
+
+def test_the_archive_is_enough_for_plans(tmp_path):
+    (tmp_path / "layoutgemm.zip").write_bytes(builder.archive())
+    shutil.unpack_archive(tmp_path / "layoutgemm.zip", tmp_path / "site")
+    (book,) = [book for book in builder.notebooks() if book["title"] == "Write a GEMM variant"]
+    cells = json.dumps([cell["source"] for cell in book["cells"]])
+    command = [sys.executable, "-c", PLANS, str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=tmp_path, input=cells, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for cell in json.loads(done.stdout)["cells"] for line in cell]
+    assert [line["error"] for line in lines if "error" in line] == []
+    assert any("4 fit" in line.get("printed", "") for line in lines) and any(line.get("picture") for line in lines)
+
+
 def test_every_cell_of_the_notebooks_runs():
     found = builder.notebooks()
-    assert len(found) == len(list((ROOT / "notebooks").glob("*.py"))) - len(builder.WITH_KERNELS)
+    assert len(found) == len(list((ROOT / "notebooks").glob("*.py"))) == 5
     for book in found:
         assert book["title"] and len(book["cells"]) > 4
         lines = [line for cell in answers(*(cell["source"] for cell in book["cells"])) for line in cell]
@@ -171,6 +219,21 @@ def test_a_wheel_comes_from_the_distribution_with_its_digest(tmp_path):
         with pytest.raises(OSError, match=r"another file|no wheel"):
             builder._wheel(tmp_path / "to", wrong, str(tmp_path / "from"))
     assert not (tmp_path / "to" / "numpy-1-wasm32.whl").exists()
+
+
+COLORS = """(canvas) => {
+  const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data, found = {};
+  for (let i = 0; i < data.length; i += 4) {
+    const color = [data[i], data[i + 1], data[i + 2]].map((x) => x.toString(16).padStart(2, "0")).join("");
+    found[color] = 1;
+  }
+  return Object.keys(found);
+}"""
+
+
+def colors_of(page, canvas):
+    """The colours of a canvas's pixels."""
+    return {f"#{color.upper()}" for color in canvas.evaluate(COLORS)}
 
 
 @pytest.mark.slow
@@ -210,12 +273,21 @@ def test_the_page_in_a_browser(tmp_path):
             if "sympy" not in absent:  # loaded with the first formula
                 page.fill("textarea", "wgmma(64).formula('A')")
                 page.wait_for_selector("text=(v%64, v//64)", timeout=120_000)
-            page.fill("textarea", "A = Layout((4, 8), (8, 1))\nA.svg()\nA @ Layout((4, 4), (1, 8))")
-            page.wait_for_selector("article img", timeout=60_000)
+            # Pictures follow their results, without NumPy; the one of an unchanged line is not drawn again.
+            cell = "A = Layout((4, 8), (8, 1))\nA.svg()\nmma_sync('m16n8k16', 'bf16')\nA @ Layout((4, 4), (1, 8))"
+            page.fill("textarea", cell)
+            for place in (2, 3):
+                page.wait_for_selector(f"article:nth-child({place}) > canvas", timeout=60_000)
+            drawn = page.query_selector("article:nth-child(3) > canvas")
+            page.fill("textarea", cell.replace("(1, 8))", "(1, 8)).coalesce()"))
+            page.wait_for_selector("text=A @ Layout((4, 4), (1, 8)).coalesce()", timeout=60_000)
+            assert drawn.evaluate("(canvas) => canvas.isConnected")
+            assert drawn.get_attribute("aria-label").startswith("mma.sync.aligned.m16n8k16")
+            assert colors_of(page, drawn) >= {"#77AADD", "#EE8866"}  # two hues of the operands
             address = page.url
             again = browser.new_page()
             again.goto(address)  # the address holds the cells
-            assert again.input_value("textarea").endswith("A @ Layout((4, 4), (1, 8))")
+            assert again.input_value("textarea").endswith("A @ Layout((4, 4), (1, 8)).coalesce()")
             assert complaints == [] and all(url.startswith((home, "data:")) for url in asked)
             browser.close()
     finally:

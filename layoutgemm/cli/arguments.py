@@ -24,7 +24,7 @@ from ..view import png, save
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 LAYOUT_HELP = "a layout, as in '(8,64):(64,1)', 'S<3,3,3> o 0 o (8,64):(64,1)', or a tile, as in smem:64x64:bf16:K:128B"
-STATED = "a layout is written '(M,N):(N,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)'"
+STATED = "a layout is written '(M,N):(N,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)', a tile smem:64x64:bf16:K:128B"
 FORMS = "a layout is written '(8,64):(64,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)', a tile smem:64x64:bf16:K:128B"
 
 # Objects that only `show` takes, by their prefix.
@@ -166,13 +166,15 @@ def plain_tile(
     return replace(tile, layout=tile.layout.coalesce((1, 1)))
 
 
-def stated(text: str, facts: Facts) -> Layout | ComposedLayout:
-    """A layout of a statement; its names are symbols under the facts. Raises LayoutError with the expected form.
+def stated(text: str, facts: Facts) -> Layout | ComposedLayout | SmemTile:
+    """A layout or a tile of a statement; its names are symbols under the facts.
+
+    Raises LayoutError with the expected form.
 
     >>> print(stated("(64,M//64):(1,64)", Facts("64 | M")))
     (64,M//64):(1,64)
     """
-    return _parsed(text, STATED, facts)
+    return tile_of(text) if text.startswith("smem:") else _parsed(text, STATED, facts)
 
 
 def _parsed(text: str, forms: str, facts: Facts | tuple[()] = ()) -> Layout | ComposedLayout:

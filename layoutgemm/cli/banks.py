@@ -13,6 +13,7 @@ from ..checks.smem.bank_conflicts import WAVEFRONT, lanes_of_phase
 from ..dtypes import DType, dtype
 from ..errors import AtomError, LayoutError
 from ..layouts import ComposedLayout, Layout, make_layout_tv
+from ..layouts.notation import stated_element
 from ..view import access_svg, swizzle_pair_svg
 from .arguments import LAYOUT_HELP, Commands, add, add_picture, answer, drawn, layout_of
 
@@ -147,7 +148,7 @@ def asked(args: argparse.Namespace) -> tuple[Tile, DType, list[AccessPattern]]:
     """The tile, its element type and the accesses to it. Raises LayoutError."""
     tile = layout_of(args.layout)
     own = tile.dtype if isinstance(tile, SmemTile) else None
-    element = dtype(args.element) if args.element else own or dtype("bf16")
+    element = dtype(args.element) if args.element else own or stated_element(args.layout) or dtype("bf16")
     composed = tile.composed if isinstance(tile, SmemTile) else tile
     if isinstance(composed, ComposedLayout) and composed.swizzle.unit not in (None, element.bits):
         raise LayoutError(

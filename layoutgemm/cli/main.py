@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except BrokenPipeError:  # the reader has closed the pipe, as `| head` does; nothing is left to flush at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return 141  # the status that shells use for a closed pipe: 1 would say no
     except KeyboardInterrupt:
         return 130  # the status that shells use for ^C
     except MemoryError as error:
@@ -84,7 +84,7 @@ def make_parser() -> argparse.ArgumentParser:
         ("layoutgemm prove '(64,M//64):(1,64)' M:1 --given '64 | M'",), _prove,
         says="Layouts in CuTe's notation, symbols allowed. Exit status: 0 proven, 1 refuted, 3 undecided.",
     )  # fmt: skip
-    prove.add_argument("a", help="a layout, as in '(M,N):(N,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)'")
+    prove.add_argument("a", help="a layout, as in '(M,N):(N,1)', or a tile, as in smem:64x64:bf16:K:128B")
     prove.add_argument("b", help="another")
     prove.add_argument("--given", action="append", default=[], metavar="FACT", help="'64 | M', 'ld >= M'; repeatable")
     add_plan(commands)

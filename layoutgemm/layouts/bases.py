@@ -24,7 +24,7 @@ _ATTRIBUTE = re.compile(r"\s*(?:[#!]\w+\s*=\s*)?#(?:ttg|ttng|triton_gpu|gluon|am
 _OPEN = re.compile(r"#(?:ttg|ttng|triton_gpu|gluon|amdg)\.(\w+)\s*<")
 _ALIAS = re.compile(r"#(\w+)(?!\s*[.<\w])")
 _CLASS = re.compile(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(\w+Layout|LinearLayout\.from_bases)\(")
-_DICTIONARY = re.compile(r"\s*(?:[A-Za-z_]\w*\s*=\s*)?(?=\{\s*['\"]\w+['\"]\s*:)")
+_DICTIONARY = re.compile(r"\s*(?:[A-Za-z_]\w*\s*=\s*)?(?=\{\s*(?:['\"]\w+['\"]\s*:|[A-Za-z_]\w*\s*[:=]\s*\[))")
 _ARROW = re.compile(r"-?\s*([A-Za-z_]\w*)\s*=\s*(\d+)\s*->\s*\(\s*(-?\d+(?:\s*,\s*-?\d+)*)\s*\)")
 _ARROWS = re.compile(r"(?:[^\n]*:[ \t]*)?\s*-\s*(?:[A-Za-z_]\w*\s*=\s*\d+\s*->|[A-Za-z_]\w* is a size 1 dimension)")
 _ONE = re.compile(r"-?\s*([A-Za-z_]\w*) is a size 1 dimension")

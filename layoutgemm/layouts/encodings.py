@@ -32,7 +32,8 @@ def encoded(text: str) -> LinearLayout | None:
     """The linear layout of the tensor whose type the text is, None for another text.
 
     (register, lane, warp, block), or (offset, block) of shared memory, -> flat index of the tensor, whose first
-    dimension runs fastest. Reads blocked, slice, linear, shared_linear, swizzled_shared and nvmma_shared. Raises
+    dimension runs fastest. Reads blocked, slice, linear, nvidia_mma and dot_op of
+    versions 2 and 3, shared_linear, swizzled_shared and nvmma_shared. Raises
     ParseError with the character and what was expected. Source: Triton's LinearLayoutConversions.
 
     >>> found = encoded(
@@ -131,25 +132,92 @@ def _unit(dim: int, value: int, rank: int) -> tuple[int, ...]:
     return tuple([value if d == dim else 0 for d in range(rank)])
 
 
+class _Tile:
+    """Bases that grow along the dimensions of a tensor; beyond the tensor they repeat it."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self.shape, self.reached = shape, [1] * len(shape)
+        self.bases: dict[str, Vectors] = {"register": [], "lane": [], "warp": [], "block": []}
+
+    def grow(self, name: str, dim: int, extent: int, *, repeats: bool = False) -> None:
+        """More bits of an input along a dimension; with `repeats` they move nowhere."""
+        for _ in range(extent.bit_length() - 1):
+            inside = self.reached[dim] < self.shape[dim] and not repeats
+            self.bases[name].append(_unit(dim, self.reached[dim] if inside else 0, len(self.shape)))
+            self.reached[dim] *= 1 if repeats else 2
+
+    def filled(self, order: Sequence[int]) -> dict[str, Vectors]:
+        """The bases, with registers for what is left of the tensor."""
+        for dim in order:
+            self.grow("register", dim, max(1, self.shape[dim] // self.reached[dim]))
+        return self.bases
+
+
+def _nvidia_mma(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
+    """The accumulator of mma.sync (version 2) or wgmma (version 3)."""
+    version, warps = _mma_of(given, shape)
+    size = integers_of(given.text, given.fields.get("instrShape", 0), given.at)
+    if len(size) < 2 or size[0] % 8 or size[1] % 8 or any(n < 8 or n & (n - 1) for n in size[:2]):
+        raise given.fail("instrShape = [m, n, ...], powers of two from 8")
+    return _mma_tile(shape, size[0], size[1], 2, (1, 0), warps, version, None)
+
+
+def _dot_operand(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
+    """An operand of mma.sync, or A of wgmma, in registers."""
+    parent = given.fields.get("parent")
+    if not isinstance(parent, AttributeValue) or parent.name != "nvidia_mma":
+        raise given.fail("parent = #ttg.nvidia_mma<{...}>, or the name of one that stands before it,")
+    which, version_and_warps = given.number("opIdx", power=False), _mma_of(_Given(given.text, parent), shape)
+    version, warps = version_and_warps
+    if which > 1 or (which == 1 and version == 3):
+        raise given.fail("opIdx = 0, or 1 of version 2")
+    depth = 8 * given.number("kWidth")
+    if integers_of(given.text, dict(parent.fields.items).get("instrShape", 0), parent.at)[0] != 16:
+        raise given.fail("a parent with 16 rows")
+    if which == 0:
+        return _mma_tile(shape, 16, depth, depth // 8, (1, 0), warps, version, 1)
+    return _mma_tile(shape, 8, depth, depth // 8, (0, 1), warps, version, 0)
+
+
+def _mma_of(given: _Given, shape: Sequence[int]) -> tuple[int, list[int]]:
+    """(version, warps along each dimension) of an nvidia_mma."""
+    given.one_block()
+    version = given.number("versionMajor", power=False)
+    if version not in (2, 3) or len(shape) != 2:
+        raise given.fail("versionMajor = 2 (mma.sync) or 3 (wgmma), and a tensor of 2 dimensions,")
+    return version, given.numbers("warpsPerCTA", 2)
+
+
+def _mma_tile(
+    shape: Sequence[int], rows: int, depth: int, width: int, order: tuple[int, int], warps: Sequence[int], version: int,
+    k: int | None,
+) -> dict[str, Vectors]:  # fmt: skip
+    """8 rows of 4 lanes that hold `width` neighbours along `order[0]`, repeated to rows x depth.
+
+    Warps along dimension `k` hold the same elements.
+    """
+    inner, outer = order
+    tile = _Tile(shape)
+    tile.grow("register", inner, width)
+    tile.grow("lane", inner, 4)
+    tile.grow("lane", outer, 8)
+    tile.grow("register", outer, rows // 8)
+    tile.grow("register", inner, depth // (4 * width))
+    for dim in (0, 1) if version == 3 else (1, 0):
+        tile.grow("warp", dim, warps[dim], repeats=dim == k)
+    return tile.filled(order)
+
+
 def _blocked(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
     """Each thread's elements, then lanes, then warps, each along `order`; what is left of the shape is registers."""
     given.one_block()
-    rank = len(shape)
-    order, reached = given.order(rank), [1] * rank
-    out: dict[str, Vectors] = {}
-
-    def grow(name: str, extents: Sequence[int]) -> None:
-        for dim in order:
-            for _ in range(extents[dim].bit_length() - 1):
-                inside = reached[dim] < shape[dim]  # beyond the tensor bits repeat it
-                out[name].append(_unit(dim, reached[dim] if inside else 0, rank))
-                reached[dim] *= 2
-
+    rank, tile = len(shape), _Tile(shape)
+    order = given.order(rank)
     for name, field in (("register", "sizePerThread"), ("lane", "threadsPerWarp"), ("warp", "warpsPerCTA")):
-        out[name] = []
-        grow(name, given.numbers(field, rank))
-    grow("register", [max(1, size // at) for size, at in zip(shape, reached, strict=True)])
-    return {**out, "block": []}
+        extents = given.numbers(field, rank)
+        for dim in order:
+            tile.grow(name, dim, extents[dim])
+    return tile.filled(order)
 
 
 def _slice(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
@@ -203,6 +271,8 @@ def _nvmma(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
 
 _KINDS: dict[str, Callable[[_Given, Sequence[int]], dict[str, Vectors]]] = {
     "blocked": _blocked,
+    "nvidia_mma": _nvidia_mma,
+    "dot_op": _dot_operand,
     "slice": _slice,
     "swizzled_shared": _swizzled,
     "nvmma_shared": _nvmma,

@@ -145,15 +145,13 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
     def parse(text: str) -> Any:
         """The inverse of str(), and what CuTe, its DSL, pycute and Triton print. See notation.parse.
 
-        A ComposedLayout where there is a swizzle, a LinearLayout of Triton's bases, a Listing of several named layouts.
+        A ComposedLayout where there is a swizzle before a layout, a Swizzle where it stands alone, a LinearLayout of
+        Triton's bases, a Listing of several named layouts.
 
         >>> str(Layout.parse("tensor<ptr<f16, gmem, align<16>> o (4,8):(8,1)>"))
         '(4,8):(8,1)'
         """
-        out = above.parsed(text)
-        if not hasattr(out, "shape") and not hasattr(out, "layouts"):
-            raise LayoutError(f"{shown(text)} is a swizzle and no layout")
-        return out
+        return above.parsed(text)
 
     @staticmethod
     def from_expr(formula: object, shape: object = None, /, **extents: object) -> Any:

@@ -15,6 +15,7 @@ TiledMMA ... MMA_Atom ...                         a listing, over several lines:
 #ttg.linear<{register = [[0, 1]], ...}>           Triton's linear layouts: see bases
 Layout<Shape<_4,_8>,Stride<_8,_1>>                C++, and calls of make_layout: see spelled
 tensor<64x64xf16, #ttg.blocked<{...}>>            its layouts of a tensor: see encodings
+torch.Size([4, 8]) (8, 1)   memref<4x8xf16>       sizes and strides of torch, Inductor and MLIR: see sized
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from ..arguments import DEPTH, refusal
-from ..dtypes import dtype
+from ..dtypes import DType, dtype
 from ..errors import LayoutError, ParseError
 from . import above
 from .bases import TextReader, linear
@@ -34,6 +35,7 @@ from .int_tuple import Stride, StrideEntry
 from .layout import Layout
 from .linear import LinearLayout
 from .listing import FIELDS, TILERS, Field, Listing, title_of
+from .sized import sized
 from .spelled import spelled
 from .swizzle import SWIZZLES, ComposedLayout, Swizzle
 from .symbols.dims import declared, fresh_name, parse_entry, symbol
@@ -46,8 +48,10 @@ MAX_TEXT = 1 << 16  # characters: no layout that can be read by a person, or is 
 _NUMBER = re.compile(r"\s*(_?-?|-_)(\d+)((?:@\d+)*)(?![\w.])(?!\s*[/*%+-])")
 _BASIS = re.compile(r"\s*(?:(-?\d+)\s*\*\s*)?E[<(]\s*(\d+(?:\s*,\s*\d+)*)\s*[>)]")
 _UNKNOWN = re.compile(r"\s*\?(?:\{([^{}]*)\})?")
-_SWIZZLE = re.compile(r"\s*S(?:w|wizzle)?<\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*>(?:\[(?:(bytes)|(\d+)b)\])?")
-_CALLED_SWIZZLE = re.compile(r"\s*\(Swizzle\(\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*\)\)(?=\s+o\s)")
+_SWIZZLE = re.compile(
+    r"\s*(?:cute::)?S(?:w|wizzle)?<\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*>(?:\{\})?(?:\[(?:(bytes)|(\d+)b)\])?"
+)
+_CALLED_SWIZZLE = re.compile(r"\s*\(?Swizzle\(\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*\)\)?(?=\s+o\s)")
 _LINK = re.compile(r"\s*o\s+")
 _OFFSET = re.compile(r"\s*(?:_?(-?\d+)|\{(-?\d+)\})\s+o\s+")
 _OFFSET_NAMED = re.compile(r"\s*,\s*(?:pre)?offset\s*=\s*(-?\d+)")
@@ -55,7 +59,7 @@ _OFFSET_NAMED = re.compile(r"\s*,\s*(?:pre)?offset\s*=\s*(-?\d+)")
 _POINTER = re.compile(r"[\s_]*(\w*ptr|\w*mem_)\[(\d+)b\]\(([^()]*)\)")
 # An address that a published listing leaves out, 0x7f.. or SMEM_ADDR: it stands for the beginning of a buffer
 _LEFT_OUT = re.compile(r"0x[0-9a-fA-F]*\.\.+|[A-Z][A-Z0-9_]*|unset|nil|")
-_COORDINATE = re.compile(r"\s*(?:ArithTuple)?(\([-_\d\s,()?{}=a-z]*\))(?=\s*o\s)")
+_COORDINATE = re.compile(r"\s*(?:ArithTuple(?:Iterator)?)?(\([-_\d\s,()?{}=a-z]*\))(?=\s*o\s)")
 # Iterators of other things than elements: UMMA::DescriptorIterator, counting_iter(0), smem_desc<...>
 _ITERATOR = re.compile(
     r"\s*(?:[A-Za-z_]\w*(?:::\w+)+|\w*(?:iter|desc|tensor)\w*)(?:<[^<>]*>)?(?:\([^()]*\))?(?=\s+o\s)"
@@ -66,11 +70,13 @@ _MEMREF = re.compile(r"\s*!?(?:cute\.)?memref<(?=[^\"<>]*(?:<[^\"<>]*>[^\"<>]*)*
 _TYPE = re.compile(r"\s*(?:(0x[0-9a-fA-F]+)\s*:\s*)?([A-Za-z]\w*)")
 _ALIGNED = re.compile(r"align<(\d+)>")
 _CALL = re.compile(r"\s*(Layout|ComposedLayout|Swizzle)\(")
+_ARGUMENT = re.compile(r"\s*(?:shape|stride)\s*=\s*")
 _UNIT = re.compile(r"\s*(?:'(bytes)'|(\d+)|None)")
 _WRAPPERS = (
     re.compile(r"\s*(?:!cute\.)?(?:tensor|memref|layout|composed_layout|swizzle)<\s*\"?"),
     re.compile(r"\s*tensor\((?=\w*ptr)"), re.compile(r"\s*[\"'`]"),
 )  # fmt: skip
+_COORDINATES = re.compile(r"\s*!?(?:cute\.)?coord_tensor<\s*\"([^\"]*)\"\s*,\s*\"")
 # What stands behind a layout: closing signs of a wrapper, then the values of a tensor, another value, a comment
 _CLOSED = re.compile(r"[\s>\"'`)]*(?:=\s*\(.*|,\s*data\s*=.*)?", re.DOTALL)
 _REMARK = re.compile(r"\s*(?:;\s*\w+=[^\n]*|(?://|#|<-)[^\n]*)?:?\s*(?:\n[-\s\d|+.,einaf]*)?\Z")
@@ -128,6 +134,9 @@ def read(text: str, symbol: Symbols) -> Parsed:
         found = reader(text)
         if found is not None:
             return found
+    by_sizes = sized(text, symbol)
+    if by_sizes is not None:
+        return by_sizes
     text = text.partition("\\documentclass")[0]  # what print_latex prints behind the layout
     listed = _listing(text, symbol)
     return _LayoutReader(text, symbol).all() if listed is None else listed
@@ -180,6 +189,26 @@ def parse_swizzle(text: str) -> Swizzle:
     return Swizzle.parse(text)
 
 
+_STATED = re.compile(
+    r"(?:ptr[<(]|memref<)\s*(?:0x[0-9a-fA-F]+\s*:\s*)?([A-Za-z]\w*)|\d\s*x\s*([a-z]+\d\w*)\s*[,>]"
+    r"|(?:ptr|mem_)\[(\d{1,3})b\]"
+)
+
+
+def stated_element(text: str) -> DType | None:
+    """The element type that a pasted text states, None for none; of CuTe's pointers, which state bits, an unsigned one.
+
+    Raises LayoutError for a type that is not known.
+
+    >>> stated_element("tensor<ptr<f32, smem, align<16>> o (4,8):(8,1)>"), stated_element("(4,8):(8,1)")
+    (dtype('f32'), None)
+    >>> stated_element("Sw<3,4,3> o smem_ptr[16b](unset) o (8,64):(64,1)")
+    dtype('u16')
+    """
+    found = _STATED.search(text)
+    return None if found is None else dtype(found[1] or found[2] or f"u{found[3]}")
+
+
 class _Pointer(NamedTuple):
     """The facts that a pointer's text states.
 
@@ -218,7 +247,7 @@ class _LayoutReader(TextReader):
         """The object that the whole text denotes."""
         self.labels()
         memref = self.memref()
-        wrapped = False
+        wrapped = self.coordinates()
         while any(self.take(pattern) is not None for pattern in _WRAPPERS):
             wrapped = True
         out = self.object_at(memref)
@@ -230,7 +259,8 @@ class _LayoutReader(TextReader):
         if memref is not None:
             layout = self.layout()
             return layout if memref.swizzle is None else self.under(memref.swizzle, memref, layout, self.at)
-        return self.call(0) if _CALL.match(self.text, self.at) is not None else self.composed(0)
+        called = _CALL.match(self.text, self.at) is not None and _CALLED_SWIZZLE.match(self.text, self.at) is None
+        return self.call(0) if called else self.composed(0)
 
     def labels(self) -> None:
         """Move past what stands before a layout: a comment's sign, names, words before a pointer."""
@@ -317,6 +347,15 @@ class _LayoutReader(TextReader):
         pointer = self.typed(self.text[start:end], start)
         self.at = end + 1
         return pointer
+
+    def coordinates(self) -> bool:
+        """True if the IR's type of coordinates stands here; the position moves to its layout."""
+        found = self.take(_COORDINATES)
+        if found is not None and re.search(r"[1-9?]", found[1]):
+            raise ParseError(
+                f"expected coordinates from 0: {found[1]} begins elsewhere than at 0", self.text, found.start(1)
+            )
+        return found is not None
 
     def composed(self, count: int) -> Any:
         """A swizzle and its operands, or a layout, with or without a pointer before it."""
@@ -421,7 +460,9 @@ class _LayoutReader(TextReader):
             alignment = 1
         elif (coordinate := self.take(_COORDINATE)) is not None:
             if re.search(r"[1-9?]", coordinate[1]):
-                raise ParseError("a tensor of coordinates that begins elsewhere than at 0", self.text, start)
+                raise ParseError(
+                    f"expected coordinates from 0: {coordinate[1]} begins elsewhere than at 0", self.text, start
+                )
             bits, inner, address, alignment = None, None, None, 1
         else:
             opening = self.take(_TYPED)
@@ -471,8 +512,10 @@ class _LayoutReader(TextReader):
             raise self.fail("a Layout, a ComposedLayout or a Swizzle")
         parts: list[object] = []
         if found[1] == "Layout":
+            self.take(_ARGUMENT)
             parts = [self.entries(0)]
             while self.comma():
+                self.take(_ARGUMENT)
                 parts.append(self.entries(0))
         elif found[1] == "Swizzle":
             while len(parts) < 3 and (not parts or self.comma()):
@@ -576,7 +619,8 @@ class _LayoutReader(TextReader):
         try:
             x = parse_entry(value, self.symbol)
         except LayoutError as error:
-            raise ParseError(str(getattr(error, "reason", "") or error), self.text, start) from None
+            reason = str(getattr(error, "reason", "") or error)
+            raise ParseError(f"expected an integer, a symbol or '(': {reason}", self.text, start) from None
         self.at = end
         return x * ScaledBasis(1, tuple([int(p) for p in reversed(path)])) if path else x
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import zlib
@@ -24,12 +25,13 @@ def escape(text: str) -> str:
     >>> escape('a < b & "c"')
     'a &lt; b &amp; &quot;c&quot;'
     """
-    if not SPECIAL.search(text):
+    if (text.isascii() and text.isalnum()) or not SPECIAL.search(text):
         return text
     legal = "".join(c if c >= " " and not 0xD800 <= ord(c) <= 0xDFFF and c not in "\ufffe\uffff" else " " for c in text)
     return legal.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
 
 
+@functools.lru_cache(1 << 14)
 def number(value: float) -> str:
     """A coordinate in pixels, to a tenth, without a needless `.0`.
 

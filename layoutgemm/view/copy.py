@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -9,8 +10,7 @@ from layoutgemm.atoms.copy.base import SIDES, CopyAtom
 from layoutgemm.atoms.copy.tmem import TmemCopyAtom
 from layoutgemm.atoms.tiled.copy import TiledCopy
 from layoutgemm.errors import LayoutError
-from layoutgemm.lazy_numpy import np
-from layoutgemm.view.grid import Indices, Offset, Owners, bounded, evaluate, extent, gathered, owners_of
+from layoutgemm.view.grid import Offset, Owners, bounded, evaluate, extent, gathered, mesh, owners_of
 from layoutgemm.view.panel import MAX_TEXTS, Panel
 from layoutgemm.view.sheet import Note, Sheet
 from layoutgemm.view.threads import coloring, told, tv_panel
@@ -112,10 +112,13 @@ def planes_of_owners(found: Owners, rest: tuple[int, ...]) -> list[tuple[str, Ow
     width = len(found.columns) // count
     out = []
     for number in range(count):
-        at = np.unravel_index(number, rest, order="F")
+        at, left = [], number
+        for size in rest:
+            at.append(left % size)
+            left //= size
         held = tuple(row[number * width : (number + 1) * width] for row in found.held)
         plane = replace(found, columns=range(width), held=held)
-        out.append((f"[:, :, {', '.join(str(int(c)) for c in at)}]", plane))
+        out.append((f"[:, :, {', '.join(map(str, at))}]", plane))
     return out
 
 
@@ -129,14 +132,14 @@ def atom_owners(atom: CopyAtom, side: str, thread: int | None) -> Owners:
         t, v = grid_of(atom, "dst" if atom.target == "rmem" else "src")
         threads, values = atom.threads, len(t) // atom.threads
         m, n = (t, v) if atom.space(side) == "rmem" else tmem_places(atom, t, v)
-        height, width = int(max(m)) + 1, int(max(n)) + 1
+        height, width = max(m) + 1, max(n) + 1
         bounded(atom, range(height), range(width))
         return gathered(m, n, (threads, values), (height, width), range(height), range(width))
     size = max(atom.layout_src.cosize, atom.layout_dst.cosize)
-    places = {s: np.array([place_of(at, size) for at in places_of(atom, s, *grid_of(atom, s))]) for s in SIDES}
-    height, width = (int(max(found[:, axis].max() for found in places.values())) + 1 for axis in (0, 1))
+    places = {s: [place_of(at, size) for at in places_of(atom, s, *grid_of(atom, s))] for s in SIDES}
+    height, width = (1 + max(at[axis] for found in places.values() for at in found) for axis in (0, 1))
     bounded(atom, range(height), range(width))
-    m, n = places[side].T
+    m, n = map(list, zip(*places[side], strict=True))
     return gathered(m, n, (threads, values), (height, width), range(height), range(width))
 
 
@@ -145,12 +148,12 @@ def moves_tmem(atom: CopyAtom) -> bool:
     return isinstance(atom, TmemCopyAtom) and "rmem" in (atom.source, atom.target)
 
 
-def tmem_places(atom: CopyAtom, t: Indices, v: Indices) -> tuple[Indices, Indices]:
+def tmem_places(atom: CopyAtom, t: Sequence[int], v: Sequence[int]) -> tuple[list[int], list[int]]:
     """The tensor-memory lane and element of each (thread, value)."""
     assert isinstance(atom, TmemCopyAtom)
     found = [(*at, 0, 0)[:3] if isinstance(at, tuple) else (at, 0, 0) for at in evaluate(atom.tmem, t, v)]
-    lane, column, bit = np.array(found).T
-    return lane, (column * 32 + bit) // atom.element.bits
+    bits = atom.element.bits
+    return [lane for lane, _, _ in found], [(column * 32 + bit) // bits for _, column, bit in found]
 
 
 def axes_of(atom: CopyAtom, side: str, rows: int) -> tuple[str, str]:
@@ -162,18 +165,18 @@ def axes_of(atom: CopyAtom, side: str, rows: int) -> tuple[str, str]:
     return ("8*matrix + row" if atom.tile.rank == 3 else "row"), "column"
 
 
-def grid_of(atom: CopyAtom, side: str) -> tuple[Indices, Indices]:
-    """All (thread, value) of a side, as two arrays."""
+def grid_of(atom: CopyAtom, side: str) -> tuple[list[int], list[int]]:
+    """All (thread, value) of a side, as two lists."""
     shape = atom.layout(side).shape
-    t, v = (g.ravel() for g in np.meshgrid(np.arange(extent(shape[0])), np.arange(extent(shape[1])), indexing="ij"))
+    t, v = mesh(range(extent(shape[0])), range(extent(shape[1])))
     return t, v
 
 
-def places_of(atom: CopyAtom, side: str, t: Indices, v: Indices) -> list[Offset]:
+def places_of(atom: CopyAtom, side: str, t: Iterable[int], v: Iterable[int]) -> list[Offset]:
     """The coordinate in the reference tile of each (thread, value)."""
     if atom.tile is None:
         return evaluate(atom.layout(side), t, v)
-    return evaluate(atom.tile, np.asarray(evaluate(atom.layout(side), t, v)))
+    return evaluate(atom.tile, [x for x in evaluate(atom.layout(side), t, v) if isinstance(x, int)])
 
 
 def place_of(at: Offset, size: int) -> tuple[int, int]:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 from layoutgemm.arguments import as_int
 from layoutgemm.errors import LayoutError
+from layoutgemm.layouts import ComposedLayout, Layout
 from layoutgemm.layouts.int_tuple import leaves
 from layoutgemm.lazy_numpy import has_numpy, np
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-
 Offset: TypeAlias = int | tuple[int, ...]  # or a coordinate
-Indices: TypeAlias = "npt.NDArray[np.int64]"
 # Tiles have up to 256 x 256 elements; cells of more are too small to be told apart.
 MAX_CELLS = 1 << 16
 MAX_ELEMENTS = 1 << 24  # of a tile, and held by all threads: who holds which is a table
@@ -118,15 +114,62 @@ def numbers(value: object) -> list[Offset]:
     return [int(x) for x in np.asarray(value).ravel()]
 
 
-def evaluate(layout: Drawable, *coord: np.ndarray) -> list[Offset]:
-    """The layout at arrays of coordinates. A part of the result that does not depend on them is spread over all."""
+def evaluate(layout: Drawable, *coord: Iterable[int]) -> list[Offset]:
+    """The layout at coordinates: an entry of each list for each value.
+
+    >>> from layoutgemm.layouts import Layout
+    >>> evaluate(Layout((4, 8), (8, 1)), [0, 1, 2], [0, 1, 2])
+    [0, 9, 18]
+    """
+    lists = [x.tolist() if isinstance(x, np.ndarray) else list(x) for x in coord]
+    found = _sums(layout, lists)
+    if found is not None:
+        return found
+    if not has_numpy():
+        return [_offset(layout(*each)) for each in zip(*lists, strict=True)]
 
     def spread(value: object) -> object:
+        """A part that does not depend on the coordinates, once for each of them."""
         if isinstance(value, tuple):
             return tuple(spread(inner) for inner in value)
-        return np.broadcast_to(np.asarray(value), coord[0].shape)
+        return np.broadcast_to(np.asarray(value), len(lists[0]))
 
-    return numbers(spread(layout(*coord)))
+    return numbers(spread(layout(*map(np.array, lists))))
+
+
+def _sums(layout: object, coord: Sequence[list[int]]) -> list[Offset] | None:
+    """The values of a layout of integers, with or without swizzles: a table for each mode. None for another."""
+    if isinstance(layout, ComposedLayout):
+        inside = _sums(layout.layout, coord)
+        if inside is None or not isinstance(layout.offset, int):
+            return None
+        swizzle, offset = layout.swizzle, layout.offset
+        return [swizzle(x + offset) for x in inside if isinstance(x, int)]
+    if not isinstance(layout, Layout) or not all(type(x) is int for x in leaves((layout.shape, layout.stride))):
+        return None
+    modes = [layout] if len(coord) == 1 else [layout[k] for k in range(layout.rank)]
+    if len(modes) != len(coord):
+        return None
+    tables = [{c: mode(c) for c in set(each)} for mode, each in zip(modes, coord, strict=True)]
+    first, *rest = [[table[c] for c in each] for table, each in zip(tables, coord, strict=True)]
+    for more in rest:
+        first = [a + b for a, b in zip(first, more, strict=True)]
+    return first
+
+
+def _offset(value: object) -> Offset:
+    """An offset, or a nested coordinate as a flat tuple."""
+    return tuple(map(int, leaves(value))) if isinstance(value, tuple) else int(cast("int", value))
+
+
+def mesh(*axes: Sequence[int]) -> list[list[int]]:
+    """The coordinates of a grid, one list an axis; the last axis runs fastest.
+
+    >>> mesh(range(2), range(3))
+    [[0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 1, 2]]
+    """
+    every = list(product(*axes))
+    return [[at[k] for at in every] for k in range(len(axes))]
 
 
 def rank_of(layout: Drawable) -> int:
@@ -211,7 +254,7 @@ class DividedLayout:
         rows, columns, down, across = map(extent, modes)
         return cls(layout, kind, (rows, columns, down, across))
 
-    def __call__(self, i: Indices, j: Indices, r: Indices, c: Indices) -> object:
+    def __call__(self, i: Any, j: Any, r: Any, c: Any) -> object:
         """Element (i, j) of tile (r, c) -> offset."""
         if self.vector:
             return self.layout(j, c)
@@ -257,21 +300,15 @@ def offsets_of(layout: Drawable, rows: range | None = None, columns: range | Non
     height, width = rows_by_columns(layout)
     rows, columns = pick(rows, height, "rows"), pick(columns, width, "columns")
     bounded(layout, rows, columns)
-    if not has_numpy():
-        return _one_by_one(layout, rows, columns, ())
-    i, j = (grid.ravel() for grid in np.meshgrid(np.array(rows), np.array(columns), indexing="ij"))
-    flat = evaluate(layout, *(i, j)[-rank_of(layout) :])
-    return GridOffsets(rows, columns, tuple(tuple(flat[r * len(columns) :][: len(columns)]) for r in range(len(rows))))
+    return _plane(layout, rows, columns, ())
 
 
-def _one_by_one(layout: Drawable, rows: range, columns: range, rest: Sequence[int]) -> GridOffsets:
-    """The offsets of a plane without arrays."""
-
-    def at(i: int, j: int) -> Offset:
-        value = layout(*((i, j, *rest) if rank_of(layout) > 1 else (j,)))
-        return tuple(map(int, leaves(value))) if isinstance(value, tuple) else int(value)
-
-    return GridOffsets(rows, columns, tuple(tuple(at(i, j) for j in columns) for i in rows))
+def _plane(layout: Drawable, rows: range, columns: range, rest: Sequence[int]) -> GridOffsets:
+    """The offsets at the rows and columns, and at one coordinate of the further modes."""
+    i, j = mesh(rows, columns)
+    at = (i, j, *[[c] * len(i) for c in rest]) if rank_of(layout) > 1 else (j,)
+    flat, width = evaluate(layout, *at), len(columns)
+    return GridOffsets(rows, columns, tuple(tuple(flat[r * width : (r + 1) * width]) for r in range(len(rows))))
 
 
 def planes_of(
@@ -298,13 +335,7 @@ def planes_of(
         for size in rest:
             at.append(left % size)
             left //= size
-        if not has_numpy():
-            out.append((tuple(at), _one_by_one(layout, rows, columns, at)))
-            continue
-        i, j = (grid.ravel() for grid in np.meshgrid(np.array(rows), np.array(columns), indexing="ij"))
-        flat = evaluate(layout, i, j, *(np.full(i.shape, c) for c in at))
-        values = tuple(tuple(flat[r * len(columns) :][: len(columns)]) for r in range(len(rows)))
-        out.append((tuple(at), GridOffsets(rows, columns, values)))
+        out.append((tuple(at), _plane(layout, rows, columns, at)))
     return out
 
 
@@ -328,34 +359,33 @@ def owners_of(
     for what, count in counts.items():
         if count > MAX_ELEMENTS:
             raise LayoutError(f"{tv} has {count} {what}, more than {MAX_ELEMENTS}: too many to tell who holds which")
-    t, v = (grid.ravel() for grid in np.meshgrid(np.arange(threads), np.arange(values), indexing="ij"))
-    m, n = rows_and_columns(tv(t, v), t.shape, m_extent)
-    outside = (m < 0) | (m >= m_extent) | (n < 0) | (n >= n_extent)
-    if outside.any():
-        first = int(outside.argmax())
-        who = int(t[first]), int(v[first])
+    t, v = mesh(range(threads), range(values))
+    m, n = rows_and_columns(evaluate(tv, t, v), m_extent)
+    if min(m) < 0 or max(m) >= m_extent or min(n) < 0 or max(n) >= n_extent:
+        first = next(k for k, (i, j) in enumerate(zip(m, n)) if not (0 <= i < m_extent and 0 <= j < n_extent))
+        who = t[first], v[first]
         raise LayoutError(
             f"{tv} leaves the tile ({m_extent}, {n_extent}): thread {who[0]}, value {who[1]} gives {tv(*who)}, "
-            f"which is row {int(m[first])}, column {int(n[first])}"
+            f"which is row {m[first]}, column {n[first]}"
         )
     own = slice(thread * values, (thread + 1) * values)
-    registers = tuple(zip(m[own].tolist(), n[own].tolist(), strict=True))
+    registers = tuple(zip(m[own], n[own], strict=True))
     return gathered(m, n, (threads, values), (m_extent, n_extent), rows, columns, registers)
 
 
-def rows_and_columns(value: object, shape: tuple[int, ...], m_extent: int) -> tuple[Indices, Indices]:
-    """Values of a thread-value layout as arrays of rows and columns: of m + M*n, or of the pair (m, n)."""
-    if isinstance(value, tuple):
-        flat = [x for part in value for x in (part if isinstance(part, tuple) else (part,))]
-        m, n = (np.broadcast_to(np.asarray(part), shape) for part in (*flat, 0)[:2])
-        return m, n
-    index = np.broadcast_to(np.asarray(value), shape)
-    return index % m_extent, index // m_extent
+def rows_and_columns(found: Sequence[Offset], m_extent: int) -> tuple[list[int], list[int]]:
+    """Values of a thread-value layout as rows and columns: of m + M*n, or of the pair (m, n).
+
+    >>> rows_and_columns([5, 2], 4), rows_and_columns([(1, 1), (2, 0)], 4)
+    (([1, 2], [1, 0]), ([1, 2], [1, 0]))
+    """
+    pairs = [(*x, 0)[:2] if isinstance(x, tuple) else (x % m_extent, x // m_extent) for x in found]
+    return [m for m, _ in pairs], [n for _, n in pairs]
 
 
 def gathered(
-    m: npt.ArrayLike,
-    n: npt.ArrayLike,
+    m: Sequence[int],
+    n: Sequence[int],
     shape: tuple[int, int],
     tile: tuple[int, int],
     rows: range,
@@ -364,19 +394,11 @@ def gathered(
 ) -> Owners:
     """Owners from the (row, column) of all (thread, value), threads in order."""
     threads, values = shape
-    place = np.asarray(m) * tile[1] + np.asarray(n)
-    order = np.argsort(place, kind="stable")
-    who = list(zip((order // values).tolist(), (order % values).tolist(), strict=True))
-    counts = np.bincount(place, minlength=tile[0] * tile[1])
-    ends = np.cumsum(counts).tolist()
-    flat: list[tuple[tuple[int, int], ...]]
-    if counts.min() == counts.max() == 1:
-        flat = [(one,) for one in who]
-    else:
-        flat = [tuple(who[begin:end]) for begin, end in zip([0, *ends], ends)]
     width = tile[1]
-    if columns == range(width):
-        cells = tuple(tuple(flat[r * width : (r + 1) * width]) for r in rows)
-    else:
-        cells = tuple(tuple([flat[r * width + c] for c in columns]) for r in rows)
-    return Owners(rows, columns, threads, cells, registers, values, int(counts.min()), int(counts.max()))
+    who = ((t, v) for t in range(threads) for v in range(values))
+    lists: list[list[tuple[int, int]]] = [[] for _ in range(tile[0] * width)]
+    for i, j, holder in zip(m, n, who, strict=True):
+        lists[i * width + j].append(holder)
+    counts = set(map(len, lists))
+    cells = tuple(tuple([tuple(lists[r * width + c]) for c in columns]) for r in rows)
+    return Owners(rows, columns, threads, cells, registers, values, min(counts), max(counts))

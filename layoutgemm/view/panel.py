@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from layoutgemm.view.canvas import Canvas, escape, number, width_of
 from layoutgemm.view.palette import FAINT, INK, PAPER, paint
-
-from ..lazy_numpy import np
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 AXIS_SIZE, CAPTION_SIZE = 11.0, 13.0
 # Every eighth line of the grid is dark: tensor-core fragments and shared-memory atoms are made of groups of eight.
@@ -24,9 +20,26 @@ MAX_TEXTS = 4096
 TITLES = ((4096, 1), (16384, 4), (1 << 15, 8), (1 << 62, 16))
 MAX_BORDERS = 6000  # pieces of the outlines of all zones; where zones interleave more finely their colours tell them
 
+_TITLES: ContextVar[bool] = ContextVar("_TITLES", default=True)
 
-@dataclass(frozen=True, slots=True)
-class Label:
+
+@contextmanager
+def without_titles() -> Iterator[None]:
+    """Grids drawn inside have no text under the pointer: a page that shows them as images cannot show it.
+
+    >>> from layoutgemm.layouts import Layout
+    >>> with without_titles():
+    ...     Layout((4, 8)).svg().count("<title")
+    1
+    """
+    token = _TITLES.set(False)
+    try:
+        yield
+    finally:
+        _TITLES.reset(token)
+
+
+class Label(NamedTuple):
     """Text lines in the middle of `span` cells of one row, from (row, column)."""
 
     row: int
@@ -47,7 +60,7 @@ class Panel:
     unit     what `tells` counts, before the first of them
     says     the same in words, for a cell that has a title of its own; None: as `tells`
     marked   places to surround by dots
-    path     places joined by a line in their order, an array [number] of (row, column)
+    path     places joined by a line in their order
     caption  above the grid
     names    texts of all rows, of all columns, that stand for their numbers; none: the numbers
     """
@@ -61,13 +74,13 @@ class Panel:
     font: float = 10.0
     step: int = 1  # columns between two fine vertical lines
     framed: frozenset[tuple[int, int]] = frozenset()
-    zones: npt.NDArray[np.int64] | None = None
+    zones: Sequence[Sequence[int]] | None = None
     zone_name: str = "warp"
     tells: Callable[[int, int], str] | None = None
     unit: str = ""
     says: Callable[[int, int], str] | None = None
     marked: frozenset[tuple[int, int]] = frozenset()
-    path: npt.NDArray[np.int64] | None = None
+    path: Sequence[tuple[int, int]] | None = None
     caption: str = ""
     names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
@@ -214,24 +227,36 @@ class Panel:
     def _texts(self, canvas: Canvas, left: float, top: float) -> None:
         if not self.labels:
             return
-        width, height = self.cell
+        width = self.cell[0]
         canvas.open_texts(self.font, mono=True)
-        for label in self.labels:
-            x = left + (label.column + 0.5 * label.span) * width
-            # Lines 1.15 font sizes apart, the block in the middle of the cell; 0.36 lowers a baseline to centre digits.
-            first = top + (label.row + 0.5) * height - (len(label.lines) - 1) * 0.575 * self.font + 0.36 * self.font
-            for place, line in enumerate(label.lines):
-                canvas.put(x, first + place * 1.15 * self.font, line)
+        put, tops, lefts = canvas.parts.append, dict[tuple[int, int], list[str]](), dict[tuple[int, int], str]()
+        for row, column, span, lines in self.labels:
+            x = lefts.get((column, span))
+            if x is None:
+                x = lefts[column, span] = number(left + (column + 0.5 * span) * width)
+            ys = tops.get((row, len(lines)))
+            if ys is None:
+                ys = tops[row, len(lines)] = [number(y) for y in self._baselines(top, row, len(lines))]
+            for y, line in zip(ys, lines):
+                put(f'<text x="{x}" y="{y}">{escape(line)}</text>')
         canvas.close()
+
+    def _baselines(self, top: float, row: int, count: int) -> list[float]:
+        """The lines of a text: 1.15 font sizes apart, the block in the middle of the cell.
+
+        A baseline is lowered by 0.36, which centres digits.
+        """
+        first = top + (row + 0.5) * self.cell[1] - (count - 1) * 0.575 * self.font + 0.36 * self.font
+        return [first + place * 1.15 * self.font for place in range(count)]
 
     def _zones(self, canvas: Canvas, left: float, top: float) -> None:
         if self.zones is None:
             return
         width, height = self.cell
-        found = [(int(zone), boundary(self.zones == zone)) for zone in np.unique(self.zones) if zone >= 0]
-        if sum(len(segments) for _, segments in found) > MAX_BORDERS:
+        found = borders(self.zones)
+        if sum(map(len, found.values())) > MAX_BORDERS:
             return
-        for zone, segments in found:
+        for zone, segments in sorted(found.items()):
             path = "".join(
                 f"M{number(left + x * width)} {number(top + y * height)}"
                 + (f"h{number(length * width)}" if across else f"v{number(length * height)}")
@@ -239,14 +264,19 @@ class Panel:
             )
             name = f"{self.zone_name} {zone}"
             canvas.shape(path, f'data-{self.zone_name}="{zone}" stroke="{INK}" stroke-width="2.5" fill="none"', name)
-            inside = np.argwhere(self.zones == zone)
-            (r0, c0), (r1, c1) = inside.min(0), inside.max(0) + 1
+            down, across = [y for _, y, _, _ in segments], [x for x, _, _, _ in segments]
+            r0, r1, c0, c1 = min(down), max(down), min(across), max(across)
             size = 13.0
-            solid = len(inside) == (r1 - r0) * (c1 - c0)
+            solid = len(segments) == 4  # a rectangle without holes
             fits = (c1 - c0) * width > width_of(name, size) and (r1 - r0) * height > 1.5 * size
             if not self.labels and solid and fits:
-                x, y = left + (c0 + c1) / 2 * width, top + (r0 + r1) / 2 * height + 0.36 * size
-                canvas.text(x, y, name, size, fill=INK, anchor="middle", bold=True)
+                row, column = (r0 + r1) // 2, (c0 + c1) // 2
+                if row % RULE == 0 and r1 - r0 > RULE:
+                    row -= RULE // 2  # beside a dark line, in cells of one colour
+                x, y, wide = left + (c0 + c1) / 2 * width, top + row * height, width_of(name, size)
+                # The cells' colour behind the text, so that no line runs through it.
+                canvas.boxes([(x - wide / 2, y - 0.65 * size, wide)], 1.3 * size, self.fills[row][column])
+                canvas.text(x, y + 0.36 * size, name, size, fill=INK, anchor="middle", bold=True)
 
     def _path(self, canvas: Canvas, left: float, top: float) -> None:
         """The line, which texts interrupt. The first place has a ring, or a dot.
@@ -256,9 +286,10 @@ class Panel:
         if self.path is None:
             return
         width, height = self.cell
-        (row, column), steps = self.path[0].tolist(), np.diff(self.path, axis=0).tolist()
+        row, column = self.path[0]
         parts = [f"M{2 * column + 1} {2 * row + 1}"]
-        for down, across in steps:
+        for before, after in zip(self.path, self.path[1:]):
+            down, across = after[0] - before[0], after[1] - before[1]
             parts.append(
                 f"v{2 * down}" if not across else f"h{2 * across}" if not down else f"l{2 * across} {2 * down}"
             )
@@ -307,7 +338,7 @@ class Panel:
 
     def _titles(self, canvas: Canvas, left: float, top: float, run: int) -> None:
         """Invisible strokes over the cells, each with what it tells: hovering shows nothing else without a script."""
-        if self.tells is None:
+        if self.tells is None or not _TITLES.get():
             return
         width, height = self.cell
         alone, parts = run == 1 and self.says is not None, canvas.parts
@@ -331,21 +362,33 @@ def moved(left: float, top: float, width: float, height: float) -> str:
     )
 
 
-def boundary(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int, int, bool]]:
+def borders(zones: Sequence[Sequence[int]]) -> dict[int, list[tuple[int, int, int, bool]]]:
+    """The borders of each zone, as (column, row, length, whether it runs across); -1 is no zone.
+
+    >>> borders([[0, 0], [0, 0]])
+    {0: [(0, 0, 2, True), (0, 2, 2, True), (0, 0, 2, False), (2, 0, 2, False)]}
+    """
+    out: dict[int, list[tuple[int, int, int, bool]]] = {}
+    for across, lines in ((True, zones), (False, list(zip(*zones, strict=True)))):
+        none = [-1] * len(lines[0])
+        for place, (before, after) in enumerate(zip([none, *lines], [*lines, none], strict=True)):
+            # A border lies where the neighbours differ; each of both zones has it, in pieces as long as it goes on.
+            for own, other in ((before, after), (after, before)):
+                edges = [zone if zone != beyond else -1 for zone, beyond in zip(own, other, strict=True)]
+                for start, stop in runs(edges):
+                    if edges[start] >= 0:
+                        at = (start, place) if across else (place, start)
+                        out.setdefault(edges[start], []).append((*at, stop - start, across))
+    return out
+
+
+def boundary(mask: Sequence[Sequence[bool]]) -> list[tuple[int, int, int, bool]]:
     """The borders of the marked places, as (column, row, length, whether it runs across).
 
-    >>> boundary(np.array([[True, True], [True, True]]))
+    >>> boundary([[True, True], [True, True]])
     [(0, 0, 2, True), (0, 2, 2, True), (0, 0, 2, False), (2, 0, 2, False)]
     """
-    out: list[tuple[int, int, int, bool]] = []
-    padded = np.pad(mask, 1).astype(np.int8)
-    for across, grid in ((True, padded), (False, padded.T)):
-        edges = np.abs(np.diff(grid, axis=0))[:, 1:-1]
-        steps = np.diff(np.pad(edges, ((0, 0), (1, 1))), axis=1)
-        starts, stops = np.argwhere(steps == 1).tolist(), np.argwhere(steps == -1).tolist()
-        for (line, begin), (_, end) in zip(starts, stops, strict=True):
-            out.append((begin, line, end - begin, True) if across else (line, begin, end - begin, False))
-    return out
+    return borders([[0 if marked else -1 for marked in row] for row in mask]).get(0, [])
 
 
 def runs(values: Sequence[object]) -> list[tuple[int, int]]:

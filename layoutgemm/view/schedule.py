@@ -67,7 +67,7 @@ def schedule_svg(
         tells=lambda r, c: str(numbers[r, c]),
         unit="number",
         says=says,
-        path=order,
+        path=[(row, column) for row, column in order.tolist()],
     )
     waves = -(-total // wave)
     legend = tuple((hue(w), wave_text(w, waves, wave, total)) for w in range(min(waves, len(HUES))))

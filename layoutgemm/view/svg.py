@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from layoutgemm.errors import LayoutError
 from layoutgemm.view.canvas import CHARACTER, width_of
@@ -15,11 +14,6 @@ from layoutgemm.view.panel import AXIS_SIZE, MAX_TEXTS, Label, Panel
 from layoutgemm.view.sheet import APART, Legend, Note, Sheet
 
 from ..arguments import checked
-from ..lazy_numpy import np
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 WIDEST = 1040  # pixels that the longer side of a grid without texts takes, as far as whole pixels for a cell allow
 
@@ -40,8 +34,9 @@ def fitted(labels: Sequence[Label], rows: range, columns: range) -> tuple[float,
         side = float(min(max(WIDEST // max(len(rows), len(columns)), 3), 16))
         return side, side, 10.0
     font, padding = sizes(rows, columns)
-    longest = max(len(line) / label.span for label in labels for line in label.lines)
-    most = max(len(label.lines) for label in labels)
+    lengths = {(span, len(lines), max(map(len, lines))) for _, _, span, lines in labels}
+    longest = max(length / span for span, _, length in lengths)
+    most = max(count for _, count, _ in lengths)
     width, height = longest * CHARACTER * font + padding, most * 1.15 * font + padding
     return even(max(width, 20 if font > 8 else 16)), even(height), font
 
@@ -113,9 +108,10 @@ class OffsetColors:
     base: int
     count: int
 
-    def fill(self, cell: Offset) -> str:
-        """The colour of a cell."""
-        return hue(key_of(cell) // self.group - self.base)
+    def fills(self, row: Sequence[Offset]) -> tuple[str, ...]:
+        """The colours of cells."""
+        group, base = self.group, self.base
+        return tuple([HUES[(key // group - base) % len(HUES)] for key in keys_of(row)])
 
     @property
     def legend(self) -> Legend:
@@ -129,7 +125,7 @@ Planes = Sequence[tuple[tuple[int, ...], GridOffsets]]
 
 def offset_colors(planes: Planes, group: int | None) -> OffsetColors:
     """The colours of these offsets: by default an eighth of their range each, a power of two."""
-    every = [key_of(cell) for _, plane in planes for row in plane.values for cell in row]
+    every = [key for _, plane in planes for row in plane.values for key in keys_of(row)]
     lowest, highest = min(every), max(every)
     if group is None:
         group = 1 << max(0, -(-(highest - lowest + 1) // len(HUES)) - 1).bit_length()
@@ -175,7 +171,7 @@ def layout_panels(
             axes=("i", "j"),
             rows=plane.rows,
             columns=plane.columns,
-            fills=tuple(tuple(colors.fill(cell) for cell in row) for row in plane.values),
+            fills=tuple(map(colors.fills, plane.values)),
             labels=tuple(texts),
             cell=(max(width, height), height),
             font=font,
@@ -211,18 +207,17 @@ def as_matrix(panels: Sequence[Panel], down: int) -> tuple[tuple[Panel | None, .
     return tuple(tuple(panels[r::down]) for r in range(down))
 
 
-def tiles_of(plane: GridOffsets, tile: tuple[int, int]) -> npt.NDArray[np.int64]:
+def tiles_of(plane: GridOffsets, tile: tuple[int, int]) -> list[list[int]]:
     """The number of the tile that each cell of a plane lies in."""
     if len(tile) != 2 or min(tile) < 1:
         raise LayoutError(f"a tile to outline has rows and columns, not {tile}")
     across = -(-(plane.columns[-1] + 1) // tile[1])
-    down = np.array(plane.rows, np.int64)[:, None] // tile[0]
-    return down * across + np.array(plane.columns, np.int64)[None, :] // tile[1]
+    return [[i // tile[0] * across + j // tile[1] for j in plane.columns] for i in plane.rows]
 
 
-def key_of(cell: int | tuple[int, ...]) -> int:
-    """The number that colours a cell: its offset, or a coordinate's first entry."""
-    return cell[0] if isinstance(cell, tuple) else cell
+def keys_of(row: Sequence[Offset]) -> list[int]:
+    """The numbers that colour cells: their offsets, or the first entries of coordinates."""
+    return [cell[0] if isinstance(cell, tuple) else cell for cell in row]
 
 
 def labels_of(plane: GridOffsets) -> list[Label]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from layoutgemm.errors import LayoutError
-from layoutgemm.lazy_numpy import np
 from layoutgemm.view.grid import Drawable, Owners, owners_of
 from layoutgemm.view.palette import HUES, hue, lighter
 from layoutgemm.view.panel import MAX_TEXTS, Label, Panel
@@ -258,7 +257,7 @@ def tv_panel(
         for c, cell in enumerate(row)
         if any(who == thread for who, _ in cell)
     )
-    zones = np.array([[cell[0][0] // WARP if cell else -1 for cell in row] for row in held]) if outlined else None
+    zones = [[cell[0][0] // WARP if cell else -1 for cell in row] for row in held] if outlined else None
     return Panel(
         axes=axes,
         rows=rows,

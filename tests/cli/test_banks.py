@@ -104,3 +104,16 @@ def test_an_access_by_threads_and_values_is_the_same(capsys) -> None:
     assert told(capsys, 0, "banks", *words, "--tv", "((8,4),4):((128,1),32)", "--store")["wavefronts"] == 4
     assert by_threads["wavefronts"] == 32
     assert main(["banks", *words]) == 2 and "--vector and --store are for" in capsys.readouterr().err
+
+
+def test_the_element_type_is_that_of_a_pasted_text(capsys):
+    pasted = "tensor<ptr<f32, smem, align<16>> o (32,32):(32,1)>"
+    arguments = ["--threads", "(32,1):(1,0)", "--vector", "4", "--json"]
+    found = []
+    for text, more in ((pasted, []), ("(32,32):(32,1)", ["--element", "f32"]), (pasted, ["--element", "bf16"])):
+        assert main(["banks", text, *arguments, *more]) == 1
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0]["element"] == "f32" and found[2]["element"] == "bf16"
+    assert {**found[0], "layout": ""} == {**found[1], "layout": ""} != {**found[2], "layout": ""}
+    assert main(["banks", "tensor<ptr<f33, smem, align<16>> o (32,32):(32,1)>"]) == 2
+    assert "unknown number format 'f33'" in capsys.readouterr().err

@@ -279,3 +279,18 @@ PTX = """
     ret;
 }
 """
+
+
+def test_a_tile_goes_where_a_layout_goes(capsys):
+    tile = "smem:64x64:bf16:K:128B"
+    assert main(["prove", "Sw<3,4,3> o smem_ptr[16b](unset) o (64,64):(64,1)", tile]) == 0
+    assert main(["prove", tile, "smem:64x64:bf16:K:64B"]) == 1
+    assert "not equivalent" in capsys.readouterr().out
+
+
+def test_a_closed_pipe_is_no_verdict():
+    command = [sys.executable, "-m", "layoutgemm", "show", "(64,64):(64,1)", "--rows", "0:64", "--columns", "0:64"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child.stdout.close()
+    assert child.wait(60) == 141 and child.stderr.read() == b""
+    child.stderr.close()

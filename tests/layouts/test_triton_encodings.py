@@ -7,6 +7,7 @@ import re
 import pytest
 
 from layoutgemm import parse
+from layoutgemm.atoms import MmaAtom, mma_sync, wgmma
 from layoutgemm.errors import LayoutError, ParseError
 from layoutgemm.layouts import Layout, LinearLayout
 
@@ -25,9 +26,31 @@ def swizzled(vec: int, each: int, most: int, order: list[int]) -> str:
     return f"#ttg.swizzled_shared<{{vec = {vec}, perPhase = {each}, maxPhase = {most}, order = {order}}}>"
 
 
+def mma(version: int, size: list[int], warps: list[int]) -> str:
+    fields = f"versionMajor = {version}, versionMinor = 0, warpsPerCTA = {warps}, instrShape = {size}"
+    return f"#ttg.nvidia_mma<{{{fields}}}>"
+
+
+def dot(parent: str, which: int, width: int) -> str:
+    return f"#ttg.dot_op<{{opIdx = {which}, parent = {parent}, kWidth = {width}}}>"
+
+
+MMA_LANES = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]
+A_LANES, B_LANES = [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]], [[8, 0], [16, 0], [0, 1], [0, 2], [0, 4]]
 # (type, input -> bases)
 BLOCKED = blocked([1, 8], [2, 16], [4, 1], [1, 0])
 FOUND = [
+    (f"tensor<32x32xf32, {mma(2, [16, 8], [1, 1])}>",
+     {"register": [[0, 1], [8, 0], [0, 8], [0, 16], [16, 0]], "lane": MMA_LANES, "warp": []}),
+    (f"tensor<32x32xf32, {mma(3, [16, 16, 8], [4, 4])}>",
+     {"register": [[0, 1], [8, 0], [0, 8]], "lane": MMA_LANES, "warp": [[16, 0], [0, 0], [0, 16], [0, 0]]}),
+    (f"tensor<16x64xi8, {dot(mma(2, [16, 8], [1, 1]), 0, 8)}>",
+     {"register": [[0, 1], [0, 2], [0, 4], [8, 0], [0, 32]], "lane": A_LANES, "warp": []}),
+    (f"tensor<64x8xi8, {dot(mma(2, [16, 8], [1, 1]), 1, 8)}>",
+     {"register": [[1, 0], [2, 0], [4, 0], [32, 0]], "lane": B_LANES, "warp": []}),
+    (f"#mma = {mma(2, [16, 8], [4, 1])}\ntensor<128x128xi8, {dot('#mma', 0, 8)}>",
+     {"register": [[0, 1], [0, 2], [0, 4], [8, 0], [0, 32], [0, 64], [64, 0]], "lane": A_LANES,
+      "warp": [[16, 0], [32, 0]]}),
     (f"tensor<16xf32, {blocked([1], [4], [4], [0])}>",
      {"register": [], "lane": [[1], [2]], "warp": [[4], [8]], "block": []}),
     (f"tensor<128xf32, {blocked([1], [4], [4], [0], 'triton_gpu')}>",
@@ -95,13 +118,36 @@ def test_a_128_byte_swizzle_is_the_one_of_cute() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "atom", "operand"),
+    [
+        (f"tensor<16x8xf32, {mma(2, [16, 8], [1, 1])}>", mma_sync("m16n8k16", "bf16"), "C"),
+        (f"tensor<16x16xbf16, {dot(mma(2, [16, 8], [1, 1]), 0, 2)}>", mma_sync("m16n8k16", "bf16"), "A"),
+        (f"tensor<16x32xi8, {dot(mma(2, [16, 8], [1, 1]), 0, 4)}>", mma_sync("m16n8k32", "i8"), "A"),
+        (f"tensor<64x128xf32, {mma(3, [16, 128, 16], [4, 1])}>", wgmma(128), "C"),
+        (f"tensor<64x16xbf16, {dot(mma(3, [16, 128, 16], [4, 1]), 0, 2)}>", wgmma(128, a_source="rmem"), "A"),
+    ],
+)
+def test_fragments_are_those_of_the_instructions(text: str, atom: MmaAtom, operand: str) -> None:
+    """(register, lane, warp) holds what (thread, value) of the atom holds."""
+    found, tv = parse(text), atom.layout(operand)
+    for thread in range(tv[0].size):
+        for value in range(tv[1].size):
+            assert found(register=value, lane=thread % 32, warp=thread // 32) == tv(thread, value), (thread, value)
+
+
+@pytest.mark.parametrize(
     ("text", "at", "expected"),
     [
         (BLOCKED, "blocked", "a type with it"),
         (f"tensor<96x64xf16, {BLOCKED}>", "96", "powers of two, not 96"),
         (f"tensor<64xf16, {BLOCKED}>", "#ttg", "a permutation of 1 dimensions"),
         ("tensor<64xf16, #blocked>", "#blocked", "the name of one that stands before it"),
-        ("tensor<64x64xf16, #ttg.nvidia_mma<{versionMajor = 3}>>", "#ttg", "one of blocked, slice"),
+        ("tensor<64x64xf16, #ttg.nvidia_mma<{versionMajor = 3}>>", "#ttg", "warpsPerCTA = [...]"),
+        (f"tensor<64x64xf16, {mma(5, [16, 8], [1, 1])}>", "#ttg", "versionMajor = 2 (mma.sync) or 3 (wgmma)"),
+        (f"tensor<64x64xf16, {mma(2, [16, 12], [1, 1])}>", "#ttg", "instrShape = [m, n, ...]"),
+        (f"tensor<64x64xf16, {dot(mma(3, [16, 64, 16], [4, 1]), 1, 2)}>", "#ttg", "opIdx = 0, or 1 of version 2"),
+        (f"tensor<64x64xf16, {dot(BLOCKED, 0, 2)}>", "#ttg", "parent = #ttg.nvidia_mma"),
+        ("tensor<64x64xf16, #ttg.amd_mfma<{version = 3}>>", "#ttg", "one of blocked, nvidia_mma, dot_op, slice"),
         ("tensor<64x64xf16, #ttg.blocked<{order = [1, 0]}>>", "#ttg", "sizePerThread = [...]"),
         (f"tensor<8x128xf16, {BLOCKED.replace('[1, 0]', '[1, 1]')}>", "#ttg", "a permutation of 2"),
         (f"tensor<8x128xf16, {BLOCKED.replace('[1, 8]', '[1, 6]')}>", "#ttg", "powers of two for sizePerThread"),

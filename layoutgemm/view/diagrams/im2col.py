@@ -77,7 +77,7 @@ def _panel(plan: Im2colPlan, copy: Im2colCopy, first_row: int) -> Panel:
     )
     labels = labels if len(labels) <= MAX_TEXTS else ()
     wide, high, font = fitted(labels, rows, columns)
-    zones = np.array([[0 if left <= w <= right and top <= h <= bottom else -1 for w in columns] for h in rows])
+    zones = [[0 if left <= w <= right and top <= h <= bottom else -1 for w in columns] for h in rows]
     return Panel(
         axes=("H", "W"), rows=rows, columns=columns, cell=(wide, high), labels=labels, font=font, zones=zones,
         zone_name="box", tells=says, says=says, caption=plane,

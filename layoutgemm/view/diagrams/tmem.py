@@ -5,8 +5,7 @@ from __future__ import annotations
 from layoutgemm.arguments import checked
 from layoutgemm.atoms.mma.tcgen05 import Tcgen05Atom
 from layoutgemm.atoms.tmem.layout import LANES, WARP_LANES, TmemLayout
-from layoutgemm.lazy_numpy import np
-from layoutgemm.view.grid import bounded, evaluate, extent
+from layoutgemm.view.grid import bounded, evaluate, extent, mesh
 from layoutgemm.view.palette import HUES, hue, lighter
 from layoutgemm.view.panel import Panel
 from layoutgemm.view.sheet import Note, Sheet
@@ -63,11 +62,11 @@ def tmem_panel(name: str, home: TmemLayout) -> Panel:
     shape = home.layout.shape
     assert isinstance(shape, tuple)
     rows, depth, copies = (extent(mode) for mode in shape)
-    row, column, copy = (grid.ravel() for grid in np.meshgrid(*map(np.arange, (rows, depth, copies)), indexing="ij"))
+    row, column, copy = mesh(range(rows), range(depth), range(copies))
     lines, across = range(LANES), range(home.columns)
     bounded(home, lines, across)
     held: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-    for place, m, k, c in zip(evaluate(home.layout, row, column, copy), row.tolist(), column.tolist(), copy.tolist()):
+    for place, m, k, c in zip(evaluate(home.layout, row, column, copy), row, column, copy):
         lane, word = (*place, 0)[:2] if isinstance(place, tuple) else (place, 0)
         held.setdefault((lane, word), []).append((m, k, c))
 
@@ -84,7 +83,7 @@ def tmem_panel(name: str, home: TmemLayout) -> Panel:
 
     wide, high, _ = fitted((), lines, across)
     wide = max(wide, 20.0) if len(across) <= 8 else wide  # room for the number of each column
-    zones = np.repeat(np.arange(LANES) // WARP_LANES, len(across)).reshape(LANES, len(across))
+    zones = [[lane // WARP_LANES] * len(across) for lane in lines]
     return Panel(
         axes=("lane", "column"), rows=lines, columns=across, cell=(wide, high), zones=zones, tells=tells,
         fills=tuple(tuple(fill(lane, word) for word in across) for lane in lines),

@@ -22,15 +22,14 @@ from layoutgemm.errors import AtomError, LayoutError
 from layoutgemm.layouts import ComposedLayout, Layout
 from layoutgemm.lazy_numpy import np
 from layoutgemm.view.copy import NAMES, SPACES, grid_of, moves_tmem, place_of, places_of, tmem_places
-from layoutgemm.view.grid import Indices
 from layoutgemm.view.pages.banks import byte_memory, meetings, with_meetings
-from layoutgemm.view.pages.model import THREADS, Fact, Figure, Holder, Holders, Memory, PageMatrix
+from layoutgemm.view.pages.model import THREADS, Fact, Figure, Holder, Holders, Memory, PageMatrix, Table
 from layoutgemm.view.pages.parts import bank_of, bank_paint, holder_paint, offsets_parts, shared_memory
 
 MAX_LABELS = 1024  # of the values of a thread
 
 Tile: TypeAlias = SmemTile | Layout | ComposedLayout | None
-Held = tuple[Indices, Indices, Indices, Indices]  # arrays (row, column, thread, value)
+Held = tuple[Table, Table, Table, Table]  # arrays (row, column, thread, value)
 
 
 def copy_figure(copy: CopyAtom | TiledCopy, *, src: Tile = None, dst: Tile = None, title: str | None = None) -> Figure:
@@ -89,9 +88,10 @@ def held_at(copy: CopyAtom | TiledCopy, side: str) -> Held:
         atom = copy.atom
     else:
         atom = copy
-        t, v = grid_of(atom, ("dst" if atom.target == "rmem" else "src") if moves_tmem(atom) else side)
+        lists = grid_of(atom, ("dst" if atom.target == "rmem" else "src") if moves_tmem(atom) else side)
+        t, v = map(np.array, lists)
         if moves_tmem(atom):
-            lane, column = tmem_places(atom, t, v)
+            lane, column = map(np.array, tmem_places(atom, *lists))
             found = lane, column, t, v
         else:
             size = max(atom.layout_src.cosize, atom.layout_dst.cosize)

@@ -13,8 +13,7 @@ from layoutgemm.atoms.smem.tile import as_tile
 from layoutgemm.errors import AtomError, DescriptorError, LayoutError
 from layoutgemm.layouts import ComposedLayout, Layout
 from layoutgemm.lazy_numpy import np
-from layoutgemm.view.grid import Indices
-from layoutgemm.view.pages.model import THREADS, Fact, Figure, Holder, Holders, Memory, PageMatrix
+from layoutgemm.view.pages.model import THREADS, Fact, Figure, Holder, Holders, Memory, PageMatrix, Table
 from layoutgemm.view.pages.parts import axes, bank_of, bank_paint, holder_paint, shared_memory
 from layoutgemm.view.pages.scales import BLOCK, scale_matrices
 
@@ -25,7 +24,7 @@ TMEM_LANES = 128
 _BLOCKS = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1))  # of the operand that one matrix copy may fill
 
 Tile: TypeAlias = SmemTile | Layout | ComposedLayout | None
-Held = tuple[Indices, Indices, Indices, Indices]  # arrays (row, column, thread, value)
+Held = tuple[Table, Table, Table, Table]  # arrays (row, column, thread, value)
 
 
 def operand_matrix(
