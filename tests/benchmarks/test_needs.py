@@ -33,6 +33,7 @@ BY_TORCH = {
     "bench_operators": [""],
     "bench_overlap": [""],
     "bench_quantized": ["", "--quick"],
+    "bench_quantized_mma": [""],
     "bench_orders": [""],
     "bench_reductions": [""],
     "bench_types": ["run"],
@@ -53,7 +54,7 @@ BY_DRIVER = {
 }
 # verify_ptx looks at a stored file without one.
 WITHOUT = {
-    "bench_algebra", "bench_emulator", "bench_host", "bench_proofs", "fit_choice", "fit_scaled", "run_examples",
+    "bench_algebra", "bench_emulator", "bench_host", "bench_playground", "bench_proofs", "fit_choice", "fit_scaled", "run_examples",
     "tables", "verify_ptx",
 }  # fmt: skip
 

@@ -1,23 +1,25 @@
-"""The configuration of a product with packed weights by mma.sync. Nothing of it was measured on an sm_80 GPU.
+"""The configuration of a product with packed weights by mma.sync. Measured on an H200 alone, not on an sm_80 GPU.
 
-    rows of x      tile's rows    features         K tile    stages     warps
-    -----------    -----------    -------------    ------    -------    -----------------------------
-    up to 16       16             64 or 128        128       up to 8    4 along N
-    up to 32       32             64 or 128        128       up to 8    4 along N
-    up to 64       64             64 or 128        64        up to 4    4 along N
-    more           128            64, 128          64        up to 4    2 along M, 4 along N
-                                  256              64        up to 4    the same; fragments as they are multiplied
+    rows of x      tile           K tile    stages     warps
+    -----------    -----------    ------    -------    ---------------------------------------------
+    up to 16       16x64, 128     128       up to 8    4 along N
+    up to 32       32x64, 128     128       up to 8    4 along N
+    more           64x64          128       up to 4    4 along N
+                   64x128         64        up to 4    4 along N
+    above 64       128x128        64        up to 4    2 along M, 4 along N
+                   128x256        64        up to 4    8 along N; fragments as they are multiplied
 
 Few rows read weights: each is multiplied once for all rows. Their K tiles are deep, and many are in flight: a CTA of 64
-features has 4 KiB of int4 in each. Of the features the most are taken
-with which there is a tile for each multiprocessor; they read x fewer times. With fragments
-one depth ahead, a warp of 64x64 spills to local memory.
+features has 4 KiB of int4 in each. Of the features the most are taken with which there is a tile for each
+multiprocessor; they read x fewer times. More rows take the tile for which all of them take least. With fragments one
+depth ahead, a warp of 64x64 spills to local memory.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 from ....arch import arch as arch_named
 from ....atoms import smem_tile
@@ -29,11 +31,24 @@ from ...quantized.blocks import DEPTHS
 from ...quantized.formats import QuantizedFormat
 from ..plan import Sm80Config
 
-_ROWS = (16, 32, 64, 128)
-_FEATURES = (256, 128, 64)
-_DEEP = 32  # rows: up to these a K tile is a whole unit
-_STAGES, _DEEP_STAGES, _LEAST_STAGES = 4, 8, 2
-_LARGE = 128  # rows: with these 256 features, too
+_FEW_ROWS, _FEW_FEATURES = (16, 32), (128, 64)
+_LEAST_STAGES = 2
+
+
+class _Tile(NamedTuple):
+    """A tile of many rows. `us`: of one on each multiprocessor, for K = 8192 and int4 on an H200."""
+
+    us: int
+    depth: int
+    warps: tuple[int, int]
+    stages: int = 4
+
+
+_TILES = {
+    (128, 256): _Tile(188, DEPTHS[0], (1, 8)), (128, 128): _Tile(96, DEPTHS[0], (2, 4)),
+    (64, 128): _Tile(56, DEPTHS[0], (1, 4)), (64, 64): _Tile(37, DEPTHS[1], (1, 4)),
+}  # fmt: skip
+_SPILLS = 256  # features of a tile whose warps hold no fragments ahead
 
 
 @cache
@@ -46,24 +61,33 @@ def packed_config(
     shared      bytes of shared memory that a block may have; 0: the architecture's. 99 KiB on 8.6 and 8.9
 
     >>> int4 = QuantizedFormat("int4", 128)
-    >>> [packed_config(int4, rows, 8192).tile for rows in (1, 40, 4096)]
-    [(16, 64), (64, 64), (128, 256)]
+    >>> [packed_config(int4, rows, 8192, 132).tile for rows in (1, 40, 128, 256, 4096)]
+    [(16, 64), (64, 64), (64, 128), (128, 128), (128, 256)]
     """
-    height = next((x for x in _ROWS if rows <= x), _ROWS[-1])
-    depth, most = (DEPTHS[1], _DEEP_STAGES) if height <= _DEEP else (DEPTHS[0], _STAGES)
     facts = arch_named(arch)
     room = min(shared or facts.smem_per_block, facts.smem_per_block)
-    x = smem_tile((height, depth), bf16, "K")
-    for width in _FEATURES:
-        tiles = -(-rows // height) * -(-n // width)
-        if (width > _LARGE and height < _LARGE) or (tiles < processors and width > _FEATURES[-1]):
-            continue
-        stage = rounded_up(x.bytes + stage_bytes(fmt, width, depth), x.alignment)
-        stages = min(most_stages(replace(facts, smem_per_block=room), stage), most)
+    for tile, how in _by_time(rows, n, processors):
+        x = smem_tile((tile[0], how.depth), bf16, "K")
+        stage = rounded_up(x.bytes + stage_bytes(fmt, tile[1], how.depth), x.alignment)
+        stages = min(most_stages(replace(facts, smem_per_block=room), stage), how.stages)
         if stages >= _LEAST_STAGES:
-            warps = (2, 4) if height == _LARGE else (1, 4)
-            return Sm80Config((height, width), depth, stages, warps, 8, ahead=width <= _LARGE)
+            return Sm80Config(tile, how.depth, stages, how.warps, 8, ahead=tile[1] < _SPILLS)
     raise PlanError(f"{room} bytes of shared memory: 2 stages of packed weights do not fit")
+
+
+def _by_time(rows: int, n: int, processors: int) -> list[tuple[tuple[int, int], _Tile]]:
+    """Tiles for so many rows and features, the one that takes least first."""
+
+    def rounds(tile: tuple[int, int]) -> float:
+        return max(1.0, -(-rows // tile[0]) * -(-n // tile[1]) / processors)
+
+    if rows <= _FEW_ROWS[-1]:
+        height = next(x for x in _FEW_ROWS if rows <= x)
+        few = _Tile(0, DEPTHS[1], (1, 4), 8)
+        filled = [width for width in _FEW_FEATURES if -(-n // width) >= processors]
+        return [((height, width), few) for width in (*filled, _FEW_FEATURES[-1])]
+    tiles = [tile for tile in _TILES if tile[0] <= 64 or rows > 64]
+    return [(tile, _TILES[tile]) for tile in sorted(tiles, key=lambda tile: rounds(tile) * _TILES[tile].us)]
 
 
 def stage_bytes(fmt: QuantizedFormat, features: int, depth: int) -> int:
