@@ -314,6 +314,17 @@ def frameworks_table() -> str:
     return table(["door, model", *[f"{size.partition('x')[0]} rows" for size in sizes]], rows)
 
 
+def operators_table() -> str:
+    """Products through the Operator API: ours, and the times of NVIDIA's fastest operator and of torch over it."""
+    rows = []
+    for found in record("operators")["cases"]:
+        us, hosts, theirs = found["us"], found["host us"], found["theirs"]
+        own = us["layoutgemm"]
+        peers = [f"{us[name] / own:.2f}" for name in (theirs, "torch")]
+        rows.append([found["case"], f"{own:.1f}", *peers, f"{hosts['layoutgemm']:.0f}, {hosts[theirs]:.0f}"])
+    return table(["product", "us", "NVIDIA's fastest, x ours", "torch, x ours", "host us, ours and theirs"], rows)
+
+
 def models_table(name: str) -> str:
     """A model's steps in each mode: milliseconds of ours, and torch's time over it."""
     figures = record(name, "h100")["figures"]
