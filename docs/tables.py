@@ -19,7 +19,7 @@ __all__ = [
     "account", "ampere_table", "api_table", "behind", "changelog", "counters_table", "epilogue_table", "examples_count",
     "examples_table", "frameworks_table", "gated_table", "gemm_table", "indexed_table", "ladder_chart", "ladder_table",
     "launch_table", "level", "lines_table", "machine", "measured", "models_table", "notes", "operands_table",
-    "orders_table", "overlap_table", "programs_table", "quantized_formats_table", "quantized_table",
+    "operators_table", "orders_table", "overlap_table", "programs_table", "quantized_formats_table", "quantized_table",
     "reductions_table", "types_table", "variants_table",
 ]  # fmt: skip
 
