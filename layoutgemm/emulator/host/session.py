@@ -124,6 +124,8 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
             raise
 
     with ExitStack() as stack:
+        if _importable("cutlass"):
+            _dsls()  # made here, or they would keep the session's environment, which they read when they are made
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-emulated-"))
         gpu.device.nvidia_smi(Path(folder))
         stack.enter_context(mock.patch.dict(os.environ, _environment(gpu.device, folder)))
@@ -238,8 +240,9 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
             for name, value in (
                 ("arch", device.arch.name), ("keep_ptx", True), ("lineinfo", True), ("dump_dir", folder),
             ):  # fmt: skip
-                if hasattr(dsl.envar, name):
-                    patch(dsl.envar, name, value)
+                if hasattr(dsl.envar, name):  # put back by hand: a deleted `arch` reads the session's environment
+                    stack.callback(setattr, dsl.envar, name, getattr(dsl.envar, name))
+                    setattr(dsl.envar, name, value)
         for name, value in _hardware(device).items():
             patch(cutlass.utils.HardwareInfo, name, value)
         for module in (cutlass.testing, cutlass.cute.testing):  # deprecated functions of the latter call these, or

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -407,3 +409,20 @@ def test_a_workspace_comes_behind_the_arguments() -> None:
         assert room.cpu().tolist() == [1, 2, 3, 4] and gpu.ok
         with pytest.raises(EmulatorError, match=r"the last 1 of a call are workspaces|0 arguments"):
             compiled()
+
+
+@needs_dsl
+def test_the_dsl_has_its_own_settings_again_after_a_session() -> None:
+    """In a process that imports the DSL within the session: it reads the environment once, when it is made."""
+    program = (
+        "from layoutgemm import emulated_gpu\n"
+        "with emulated_gpu('sm_80'): import cutlass.cute\n"
+        "from cutlass.cutlass_dsl.cutlass import CuTeDSL\n"
+        "settings = CuTeDSL._get_dsl().envar\n"
+        "print(settings.lineinfo, settings.keep_ptx, settings.arch)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("CUTE_DSL_")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env={**environment, "CUTE_DSL_ARCH": "sm_90a"}
+    )
+    assert done.stdout.split() == ["False", "False", "sm_90a"], done.stdout + done.stderr
