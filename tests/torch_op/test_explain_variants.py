@@ -69,7 +69,7 @@ def test_groups_say_their_kernel() -> None:
     assert masked.why.startswith("one launch for all groups, whose counts of rows the kernel reads; up to 64 rows")
     assert masked.kernel.endswith("masked rows in 3 group(s)") and (masked.copies, masked.workspace) == ((), 0)
     few, many = (explain_matmul(batch, b, counts=counts, expected_rows=n) for n in (1, 64))
-    assert few.why.endswith("the kernel reads; expected_rows = 1: tiles of 64x176")
+    assert few.why.endswith("the kernel reads; expected_rows = 1: tiles of 64x64")
     assert few.kernel != many.kernel and (few.copies, few.workspace) == ((), 0)
     one = explain_matmul(batch[:1], b[:1], counts=counts[:1])
     assert one.kernel.startswith("Sm90Plan 64x384x512") and one.workspace == 0
