@@ -1,9 +1,39 @@
-"""Quick compilation by XLA for values that are computed once: half the time of these tests on a CPU."""
+"""JAX for the tests of its operator: four devices on the CPU, and none of a GPU's memory taken in advance.
+
+Without a GPU, XLA compiles quickly: values are computed once here, and it takes half the time of these tests.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 
-if shutil.which("nvidia-smi") is None:
-    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+import pytest
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+try:
+    import jax
+except ImportError:
+    jax = None
+else:
+    jax.config.update("jax_num_cpu_devices", 4)
+    if shutil.which("nvidia-smi") is None:
+        jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture(autouse=True)
+def device(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests marked gpu run on JAX's GPU, all others on the CPU."""
+    if jax is None:
+        pytest.skip("jax is not installed: pip install jax")
+    if request.node.get_closest_marker("gpu") is None:
+        with jax.default_device(jax.devices("cpu")[0]):
+            yield
+        return
+    try:
+        gpu = jax.devices("cuda")[0]
+    except RuntimeError:
+        pytest.skip("JAX finds no NVIDIA GPU: pip install 'jax[cuda13]'")
+    with jax.default_device(gpu):
+        yield
