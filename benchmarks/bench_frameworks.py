@@ -10,7 +10,6 @@ caches.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import statistics
@@ -118,9 +117,7 @@ def compiled_line(times: Times, model: torch.nn.Module, size: tuple[int, ...]) -
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; exits 2 without a GPU."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args(argv)
+    file = needs.record_file(__doc__, argv)
     if status := needs.refused(needs.no_gpu()):
         return status
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
@@ -140,8 +137,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 swap_linears(eight, weights="fp8")
                 line(times, f"nn {name}, float8 weights", size, theirs, eight["mlp"], 0.2)
             line(times, f"nn {name}, training step", size, step(theirs), step(ours["mlp"]), 0.03)
-            if options.json:
-                options.json.write_text(json.dumps({"machine": machine.facts(), "us": times}, indent=1) + "\n")
+            if file:
+                file.write_text(json.dumps({"machine": machine.facts(), "us": times}, indent=1) + "\n")
     return 0
 
 

@@ -9,11 +9,8 @@ with 1.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
-import random
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -25,6 +22,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import needs
+from benchmarks.bench_quantize import measured
 
 if importlib.util.find_spec("torch") is None:
     raise SystemExit(needs.refused("torch is not installed: pip install 'layoutgemm[dsl,torch]'"))
@@ -33,7 +31,7 @@ import torch
 
 from layoutgemm import grouped_matmul
 from layoutgemm.bench import machine
-from layoutgemm.bench.method import CudaDevice, burst
+from layoutgemm.bench.method import CudaDevice
 
 START = time.time()
 BF16, F16, E4M3 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
@@ -120,25 +118,22 @@ def compare(device: CudaDevice, shape: tuple[int, int, int, int], rounds: int = 
         "torch._grouped_mm alone": lambda: torch._grouped_mm(a, w.mT, offs=ends),
     }
     expected = max(4 * m * h * k / 7e14, (2 * experts * h * k + m * k + m * h) * 2 / 3e12)
-    launches, replays = max(1, round(4e-3 / expected)), {}
+    running = {}
     for name, call in calls.items():
         try:
             call()
-            replays[name] = device.record([call] * launches)
-        except Exception as error:
+            running[name] = [call]
+        except Exception as error:  # a peer without a kernel for the shape
             say(f"    {name}: {type(error).__name__}: {str(error)[:120]}")
     last = slice(m - min(rows, 64), m)
     if not (worst := off(out[last], a[last], w[-1], BF16)) <= 1:
         wrong(f"{shape}: {worst:.3g} of the bound")
-    samples = burst(device, replays, rounds, random.Random(0))
-    return {name: round(statistics.median(x) / launches * 1e6, 2) for name, x in samples.items()}
+    return measured(device, running, expected, rounds)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; exits 1 for a fault, 2 without a GPU."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args(argv)
+    file = needs.record_file(__doc__, argv)
     if status := needs.refused(needs.no_gpu()):
         return status
     RECORD["machine"] = machine.facts()
@@ -149,8 +144,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         us = RECORD["times"]["x".join(map(str, shape))] = compare(device, shape)
         say(f"{shape}: " + "; ".join(f"{name} {x} us ({x / us['gated']:.3f})" for name, x in us.items()))
         torch.cuda.empty_cache()
-        if options.json:
-            options.json.write_text(json.dumps(RECORD, indent=1) + "\n")
+        if file:
+            file.write_text(json.dumps(RECORD, indent=1) + "\n")
     say(f"{len(RECORD['faults'])} faults")
     return 1 if RECORD["faults"] else 0
 

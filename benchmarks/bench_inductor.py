@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import argparse
 import copy
-import importlib.util
 import json
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,9 +26,19 @@ if str(ROOT) not in sys.path:
 import torch
 
 from benchmarks import needs
-from benchmarks.bench_models import HEAD, Figure, Run, Step, distance, medians, model_of, result
+from benchmarks.bench_models import (
+    HEAD,
+    Figure,
+    Step,
+    distance,
+    machine_of,
+    medians,
+    model_of,
+    no_transformers,
+    result,
+    work,
+)
 from layoutgemm import inductor
-from layoutgemm.bench import machine
 
 MODE = "max-autotune-no-cudagraphs"
 STEPS = {
@@ -72,33 +80,11 @@ def own_code(model: torch.nn.Module) -> Callable[..., Any]:
     return call
 
 
-def run_of(model: Any, forward: Callable[..., Any], step: Step, words: torch.Tensor) -> Run:
-    """One run of a step: logits, or the loss with new gradients."""
-    if not step.train:
-
-        def infer() -> torch.Tensor:
-            with torch.no_grad():
-                logits: torch.Tensor = forward(words).logits
-            return logits
-
-        return infer
-
-    def train() -> torch.Tensor:
-        model.zero_grad(set_to_none=True)
-        loss: torch.Tensor = forward(words, labels=words).loss
-        loss.backward()
-        return loss
-
-    return train
-
-
 def figures(
     name: str, steps: Sequence[Step], tiny: bool, rounds: int, device: str, say: Callable[[str], object] = print
 ) -> tuple[list[Figure], dict[str, str]]:
     """The figures of a model, and what was rewritten, by step."""
     exact = made(name, tiny).to(device)
-    if hasattr(exact.config, "use_cache"):
-        exact.config.use_cache = False
     theirs = copy.deepcopy(exact)
     for parameter in theirs.parameters():  # buffers of positions stay float32, as transformers has them
         parameter.data = parameter.data.to(torch.bfloat16)
@@ -108,12 +94,12 @@ def figures(
             model.train(step.train)
         generator = torch.Generator().manual_seed(step.sequences * step.tokens)
         words = torch.randint(0, exact.config.vocab_size, (step.sequences, step.tokens), generator=generator).to(device)
-        want = result(exact, step, run_of(exact, exact, step, words))
+        want = result(exact, step, work(exact, exact, step, words))
         torch._dynamo.reset()
         mode = None if tiny else MODE
         runs = {
-            "torch": run_of(theirs, torch.compile(own_code(theirs), fullgraph=True, mode=mode), step, words),
-            "ours": run_of(ours, torch.compile(own_code(ours), fullgraph=True, mode=mode), step, words),
+            "torch": work(theirs, torch.compile(own_code(theirs), fullgraph=True, mode=mode), step, words),
+            "ours": work(ours, torch.compile(own_code(ours), fullgraph=True, mode=mode), step, words),
         }
         off = {"torch": distance(result(theirs, step, runs["torch"]), want)}
         with inductor.register(devices=DEVICES) as registered:
@@ -134,15 +120,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
-    missing = None
-    if importlib.util.find_spec("transformers") is None:
-        missing = "transformers is not installed: pip install 'layoutgemm[bench-models]'"
-    if status := needs.refused(None if options.tiny else needs.no_gpu(), missing):
+    if status := needs.refused(None if options.tiny else needs.no_gpu(), no_transformers()):
         return status
     on_gpu = torch.cuda.is_available()
-    facts = machine.facts() if on_gpu else {"gpu": None, "torch": torch.__version__}
-    facts["transformers"] = machine.version("transformers")
-    warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")
+    facts = machine_of(on_gpu)
     print(facts)
     print(HEAD, flush=True)
     record: dict[str, Any] = {"machine": facts, "tiny": options.tiny, "rounds": options.rounds, "figures": []}
@@ -151,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         steps = TINY_STEPS if options.tiny else STEPS[name]
         found, reports = figures(name, steps, options.tiny, options.rounds, "cuda" if on_gpu else "cpu")
         right = right and all(figure.right for figure in found)
-        record["figures"] += [{**one._asdict(), "ratio": one.ratio, "right": one.right} for one in found]
+        record["figures"] += [one.recorded for one in found]
         record.setdefault("rewritten", {}).update(reports)
         for step, report in reports.items():
             print(f"{step}:\n{report}", flush=True)

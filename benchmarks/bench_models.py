@@ -96,6 +96,10 @@ class Figure(NamedTuple):
     def right(self) -> bool:
         return self.off <= BEYOND_TORCH * self.torch_off + ROUNDOFF
 
+    @property
+    def recorded(self) -> dict[str, Any]:
+        return {**self._asdict(), "ratio": self.ratio, "right": self.right}
+
     def line(self) -> str:
         wrong = "" if self.right else "  WRONG"
         return (
@@ -307,6 +311,19 @@ def figures(
     return found
 
 
+def no_transformers() -> str | None:
+    """The reason why there are no models, or None."""
+    found = importlib.util.find_spec("transformers") is not None
+    return None if found else "transformers is not installed: pip install 'layoutgemm[bench-models]'"
+
+
+def machine_of(on_gpu: bool) -> dict[str, Any]:
+    """The machine and the versions of a record; a warning of theirs is left out."""
+    warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")
+    facts = machine.facts() if on_gpu else {"gpu": None, "cpu": platform.processor(), "torch": torch.__version__}
+    return {**facts, "transformers": machine.version("transformers")}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; exits 1 for a wrong result, 2 without transformers, or without a GPU unless --tiny."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -316,16 +333,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
-    missing = None
-    if importlib.util.find_spec("transformers") is None:
-        missing = "transformers is not installed: pip install 'layoutgemm[bench-models]'"
-    if status := needs.refused(None if options.tiny else needs.no_gpu(), missing):
+    if status := needs.refused(None if options.tiny else needs.no_gpu(), no_transformers()):
         return status
     on_gpu = torch.cuda.is_available()
     modes = [mode for mode in options.modes.split(",") if on_gpu or mode != "graph"]
-    facts = machine.facts() if on_gpu else {"gpu": None, "cpu": platform.processor(), "torch": torch.__version__}
-    facts["transformers"] = machine.version("transformers")
-    warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")
+    facts = machine_of(on_gpu)
     print(facts)
     print(HEAD)
     found: list[Figure] = []
@@ -335,7 +347,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         steps = TINY_STEPS if options.tiny else STEPS
         found += figures(name, steps, modes, options.tiny, options.rounds, *where)
     if options.json:
-        rows = [{**figure._asdict(), "ratio": figure.ratio, "right": figure.right} for figure in found]
+        rows = [figure.recorded for figure in found]
         record = {"machine": facts, "tiny": options.tiny, "rounds": options.rounds, "figures": rows}
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     least = min(found, key=lambda figure: figure.ratio)

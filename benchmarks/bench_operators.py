@@ -9,14 +9,11 @@ process for each problem compiles; one at a time uses the GPU. A wrong result of
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib.util
 import json
 import math
 import multiprocessing
-import random
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -29,10 +26,10 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import needs
+from benchmarks.bench_quantize import ROTATED, measured
 
 OURS, TORCH = "layoutgemm", "torch"
-ROTATED = 240_000_000  # bytes that rotating operands take
-LOOP, TRIED_LOOP = 4e-3, 1e-3  # seconds of a recorded loop, and of one that only finds the fastest
+TRIED_LOOP = 1e-3  # seconds of a recorded loop that only finds the fastest
 ROUNDS, HOST_CALLS = 7, 200
 ROUNDING = 2.0**-7  # of an error's norm: bf16 rounds to 2**-9 of each value, and 8-bit sums keep 14 bits a step
 WORKERS = 8  # problems that compile at a time
@@ -131,18 +128,6 @@ def compiled_calls(
     return calls, refused
 
 
-def measured(calls: dict[str, list[Callable[[], Any]]], loop: float, expected: float, rounds: int) -> dict[str, float]:
-    """Microseconds of each contender: medians of recorded loops in random order."""
-    from layoutgemm.bench.method import CudaDevice, burst
-
-    device, replays, launches = CudaDevice(), {}, {}
-    for name, each in calls.items():
-        launches[name] = each * max(1, round(loop / expected / len(each)))
-        replays[name] = device.record(launches[name])
-    samples = burst(device, replays, rounds, random.Random(0))
-    return {name: statistics.median(x) / len(launches[name]) * 1e6 for name, x in samples.items()}
-
-
 def host_us(call: Callable[[], Any]) -> float:
     """Microseconds that a call keeps the host."""
     import torch
@@ -162,10 +147,13 @@ def case_row(case: Case) -> dict[str, Any]:
     """One problem: the operators found, those that are wrong, and the times of ours, NVIDIA's fastest and torch's."""
     import torch
 
+    from layoutgemm.bench.method import CudaDevice
+
     with _LOCK:
         sets = operands(case)
     calls, refused = compiled_calls(case, sets)
     with _LOCK:
+        device = CudaDevice()
         want = sets[0][0].double() @ sets[0][1].double()
         errors = {name: off(each[0], sets[0], want) for name, each in calls.items()}
         bad = [name for name, error in errors.items() if not error <= ROUNDING]
@@ -174,11 +162,11 @@ def case_row(case: Case) -> dict[str, Any]:
         theirs = {name: each for name, each in right.items() if name != OURS}
         best = ""
         if theirs:
-            tried = measured(theirs, TRIED_LOOP, expected, 3)
+            tried = measured(device, theirs, expected, 3, TRIED_LOOP)
             best = min(tried, key=tried.__getitem__)
         contenders = {name: right[name] for name in (OURS, best) if name in right}
         contenders[TORCH] = [torch_call(*one) for one in sets]
-        us = measured(contenders, LOOP, expected, ROUNDS)
+        us = measured(device, contenders, expected, ROUNDS)
         hosts = {name: host_us(each[0]) for name, each in contenders.items()}
         del sets, want
         torch.cuda.empty_cache()
@@ -195,9 +183,7 @@ def _start(lock: Any) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; exits 1 for a wrong result of ours, 2 without a GPU or the package."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args(argv)
+    file = needs.record_file(__doc__, argv)
     missing = None if importlib.util.find_spec("cutlass.operators") else "pip install nvidia-cutlass-operators"
     if status := needs.refused(needs.no_gpu(), missing):
         return status
@@ -215,8 +201,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             hosts = ", ".join(f"{x:.1f}" for x in row["host us"].values())
             print(f"{row['case']}: {ratios}; host {hosts}; {row['found']} operators, wrong: {row['wrong']}, "
                   f"refused: {len(row['refused'])}", flush=True)  # fmt: skip
-            if options.json:
-                options.json.write_text(json.dumps(record, indent=1) + "\n")
+            if file:
+                file.write_text(json.dumps(record, indent=1) + "\n")
     return 1 if any(OURS in row["wrong"] for row in record["cases"]) else 0
 
 

@@ -107,15 +107,18 @@ def in_turn(calls: list[Callable[[], Any]], rounds: int) -> list[Callable[[], No
     return [functools.partial(launch, at) for at in range(len(calls))] * rounds
 
 
-def measured(device: Any, contenders: Calls, expected: float, rounds: int) -> dict[str, float]:
-    """Microseconds of each contender: medians of recorded loops in random order."""
+def measured(device: Any, contenders: Calls, expected: float, rounds: int, loop: float = LOOP) -> dict[str, float]:
+    """Microseconds of each contender: medians of recorded loops in random order.
+
+    expected, loop  seconds of one launch, about, and of a loop
+    """
     from layoutgemm.bench.method import burst
 
     launches, replays = {}, {}
     for name, calls in contenders.items():
         for call in calls[:2]:
             call()
-        launches[name] = in_turn(calls, max(1, round(LOOP / expected / len(calls))))
+        launches[name] = in_turn(calls, max(1, round(loop / expected / len(calls))))
         replays[name] = device.record(launches[name])
     samples = burst(device, replays, rounds, random.Random(0))
     return {name: round(statistics.median(x) / len(launches[name]) * 1e6, 2) for name, x in samples.items()}

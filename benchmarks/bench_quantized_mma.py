@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import os
@@ -46,10 +45,12 @@ OTHERS = {
         "16x64 12 stages": Sm80Config((16, 64), 128, 12, (1, 4), 8),
         "16x64 2 warps": Sm80Config((16, 64), 128, 8, (1, 2), 8)},
     64: {"64x128": Sm80Config((64, 128), 64, 4, (1, 4), 8), "64x64 (2, 2)": Sm80Config((64, 64), 64, 4, (2, 2), 8),
-         "64x64 k128": Sm80Config((64, 64), 128, 4, (1, 4), 8)},
+         "64x64": Sm80Config((64, 64), 64, 4, (1, 4), 8), "64x64 k128": Sm80Config((64, 64), 128, 4, (1, 4), 8)},
     256: {"128x128": Sm80Config((128, 128), 64, 4, (2, 4), 8), "64x128": Sm80Config((64, 128), 64, 4, (1, 4), 8),
+          "128x64": Sm80Config((128, 64), 64, 4, (2, 4), 8),
           "128x128 (2, 2) late": Sm80Config((128, 128), 64, 4, (2, 2), 8, ahead=False)},
     4096: {"128x256 (1, 8)": Sm80Config((128, 256), 64, 4, (1, 8), 8, ahead=False),
+           "128x256 (2, 4)": Sm80Config((128, 256), 64, 4, (2, 4), 8, ahead=False),
            "128x128": Sm80Config((128, 128), 64, 4, (2, 4), 8),
            "128x128 two a SM": Sm80Config((128, 128), 64, 3, (2, 2), 8, blocks_per_sm=2, ahead=False),
            "128x256 group 16": Sm80Config((128, 256), 64, 4, (2, 4), 16, ahead=False)},
@@ -226,9 +227,7 @@ def timed(size: tuple[int, int], save: Callable[[Any], None]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; exits 1 for a wrong result, 2 without a GPU."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args(argv)
+    file = needs.record_file(__doc__, argv)
     if status := needs.refused(needs.no_gpu()):
         return status
     os.environ.setdefault("LAYOUTGEMM_CACHE_DIR", tempfile.mkdtemp(prefix="quantized-mma-"))
@@ -241,8 +240,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     record: dict[str, Any] = {"machine": machine.facts(), "correct": {}, "jit": {}, "rows": []}
 
     def kept() -> None:
-        if options.json:
-            options.json.write_text(json.dumps(record, indent=1, default=str) + "\n")
+        if file:
+            file.write_text(json.dumps(record, indent=1, default=str) + "\n")
 
     said(record["machine"])
     wrong = 0

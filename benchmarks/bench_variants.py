@@ -39,6 +39,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import deepgemm, needs
+from layoutgemm.kernels import Sm90Config
 from layoutgemm.kernels.run import occupancy
 from layoutgemm.kernels.sm90.choose.scaled_grouped import (
     along_k_candidates,
@@ -157,7 +158,28 @@ def scaled(sizes: tuple[int, int, int], tiles: int = 0) -> tuple[dict[str, list[
     return calls, off(sets[0][2][some], want)
 
 
-def grouped(sizes: tuple[int, int, int, int], with_scales: bool) -> tuple[dict[str, list[Call]], float]:
+def group_tiles(rows: int, with_scales: bool) -> dict[str, Sm90Config]:
+    """Configurations for groups of so many rows, by name, besides the choice.
+
+    >>> list(group_tiles(20, True))
+    ['64x64', '64x96', '64x128', '64x192']
+    """
+    usual = {"chunks": 1, "buffers": 2, "l2_promotion": "256B"}
+    if rows <= 64:
+        widths = (64, 96, 128, 192) if with_scales else range(96, 257, 16)
+        return {f"64x{n}": Sm90Config((64, n), consumers=1, loader="warp", **usual) for n in widths}
+    if with_scales:
+        tiles = {(256, 128): ((2, 1), (1, 2)), (128, 192): ((2, 1), (1, 2)), (128, 160): ((2, 1),)}
+        usual |= {"buffers": 1, "loader": "warpgroup"}
+        return {f"{m}x{n}, cluster {x}": Sm90Config((m, n), cluster=x, **usual) for (m, n), of in tiles.items()
+                for x in of}  # fmt: skip
+    wide = {(256, 192): (1, 2), (256, 224): (2, 1), (128, 256): (2, 1)}
+    found = {f"{m}x{n}": Sm90Config((m, n), cluster=x, early=2, **usual) for (m, n), x in wide.items()}
+    turns = Sm90Config((128, 192), schedule="pingpong", loader="warpgroup", cluster=(2, 1), **usual)
+    return {**found, "128x192 pingpong": turns}
+
+
+def grouped(sizes: tuple[int, int, int, int], with_scales: bool, tiles: int = 0) -> tuple[dict[str, list[Call]], float]:
     """A grouped product, with scales or without, in the same form."""
     import torch
 
@@ -195,12 +217,17 @@ def grouped(sizes: tuple[int, int, int, int], with_scales: bool) -> tuple[dict[s
         both = (scales["scale_a"], scales["scale_b"]) if scales else None
         for name, launches in deepgemm.grouped_launches(a, b, each, both).items():
             attempt(calls, name, launches)
+    for name, config in list(group_tiles(each, with_scales).items())[:tiles]:
+        more = {"config": config, "out": c, **scales}
+        attempt(calls, f"{OURS} {name}", [
+            lambda more=more: layoutgemm.grouped_matmul(a, b.transpose(1, 2), offsets, **more)
+        ])  # fmt: skip
     calls[OURS] = [lambda: layoutgemm.grouped_matmul(a, b.transpose(1, 2), offsets, out=c, **scales)]
     calls[OURS][0]()
     return calls, off(c[last], left @ right.T)
 
 
-def masked(sizes: tuple[int, int, int, int], with_scales: bool) -> tuple[dict[str, list[Call]], float]:
+def masked(sizes: tuple[int, int, int, int], with_scales: bool, tiles: int = 0) -> tuple[dict[str, list[Call]], float]:
     """A product of masked groups, with scales or without: `sizes` has the rows that count, of all groups together."""
     import torch
 
@@ -243,6 +270,10 @@ def masked(sizes: tuple[int, int, int, int], with_scales: bool) -> tuple[dict[st
 
             attempt(calls, name, [launch])
     more = {"counts": counts, "out": c, **scales}
+    for name, config in list(group_tiles(each, with_scales).items())[:tiles]:
+        attempt(calls, f"{OURS} {name}", [
+            lambda config=config: layoutgemm.grouped_matmul(a, b.transpose(1, 2), config=config, **more)
+        ])  # fmt: skip
     calls[OURS_UNTOLD] = [lambda: layoutgemm.grouped_matmul(a, b.transpose(1, 2), **more)]
     calls[OURS] = [lambda: layoutgemm.grouped_matmul(a, b.transpose(1, 2), expected_rows=each, **more)]
     calls[OURS][0]()
@@ -283,8 +314,11 @@ def along_k(sizes: tuple[int, int, int, int], tiles: int) -> tuple[dict[str, lis
 OF_GROUPS = {"grouped": grouped, "masked": masked}
 
 
-def run(kinds: Sequence[str], rounds: int, file: Path | None, tiles: int = 0) -> int:
-    """Checks, then times, every contender of every shape."""
+def run(kinds: Sequence[str], rounds: int, file: Path | None, tiles: int = 0, loop: float = 0.0) -> int:
+    """Checks, then times, every contender of every shape.
+
+    tiles  configurations besides the choice; loop: seconds of launches in one graph, at least one of each operand set
+    """
     import torch
 
     from layoutgemm.bench import machine
@@ -299,7 +333,7 @@ def run(kinds: Sequence[str], rounds: int, file: Path | None, tiles: int = 0) ->
         title = f"{kind} {'x'.join(map(str, sizes))}"
         form, with_scales = kind.partition(",")[0], kind.endswith("scaled")
         if form in OF_GROUPS:
-            calls, error = OF_GROUPS[form](sizes, with_scales)
+            calls, error = OF_GROUPS[form](sizes, with_scales, tiles)
         else:
             calls, error = along_k(sizes, tiles) if form == "along K" else scaled(sizes, tiles)
         torch.cuda.synchronize()
@@ -307,6 +341,9 @@ def run(kinds: Sequence[str], rounds: int, file: Path | None, tiles: int = 0) ->
             print(f"WRONG {title}: {error:.2f} of the bound", flush=True)
             failed += 1
             continue
+        if loop:
+            expected = max(1e-6, device.seconds(device.record(calls[OURS])) / len(calls[OURS]))
+            calls = {name: each * max(1, round(loop / expected / len(each))) for name, each in calls.items()}
         samples = burst(device, {name: device.record(each) for name, each in calls.items()}, rounds, random.Random(0))
         times = {name: statistics.median(values) / len(calls[name]) for name, values in samples.items()}
         alike = [seconds for name, seconds in times.items() if not name.startswith(OURS) and name not in OTHERS]
@@ -331,13 +368,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command; exits 1 for a wrong result of ours, 2 if it finds no GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kinds", nargs="+", choices=tuple(KINDS), default=tuple(KINDS))
-    parser.add_argument("--tiles", type=int, default=0, help="configurations besides the choice, of scaled and along K")
+    parser.add_argument("--tiles", type=int, default=0, help="configurations besides the choice")
+    parser.add_argument("--loop", type=float, default=0.0, help="seconds of launches in a graph; 0: of each set once")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
     if status := needs.refused(needs.no_gpu()):
         return status
-    return run(options.kinds, options.rounds, options.json, options.tiles)
+    return run(options.kinds, options.rounds, options.json, options.tiles, options.loop)
 
 
 if __name__ == "__main__":

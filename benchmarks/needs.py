@@ -8,8 +8,11 @@ Each question returns None or a sentence. It imports nothing before it is asked.
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 REFUSED = 2  # the exit status of a program that could not begin
 
@@ -46,6 +49,18 @@ def no_tool(name: str) -> str | None:
     'no-such-program is not here: it is neither on PATH nor a path to a program'
     """
     return None if shutil.which(name) else f"{name} is not here: it is neither on PATH nor a path to a program"
+
+
+def record_file(doc: str | None, argv: Sequence[str] | None) -> Path | None:
+    """The file of --json, for a program without other options; `doc` is its docstring.
+
+    >>> record_file("Times it.", ["--json", "a.json"]), record_file("Times it.", [])
+    (PosixPath('a.json'), None)
+    """
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    parser.add_argument("--json", type=Path)
+    file: Path | None = parser.parse_args(argv).json
+    return file
 
 
 def refused(*reasons: str | None) -> int:

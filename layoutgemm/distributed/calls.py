@@ -23,7 +23,7 @@ from ..kernels.sm90.shards import VECTOR, crosses_shards
 from ..torch_op.launch import Direct, empty_on_gpu, raw_stream
 from ..torch_op.prepared import mark_written
 from ..torch_op.problem import contiguous_strides
-from .gathered_rows import FLOAT, begin_rows, clear_flags, fill_own
+from .gathered_rows import FLOAT, clear_flags, fill_own
 from .shard_plans import ShardChoice
 from .workspaces import Send, Workspace
 
@@ -120,7 +120,8 @@ class GatherCall(ShardCall):
                 self.factors.copy_(scale_a.reshape(-1))
             addresses += [self.all_factors, scale_b.data_ptr()]
         own = a.data_ptr()
-        begin_rows(workspace, own, stream)
+        workspace.fork(stream)
+        workspace.send(own)
         self.direct.launch((*addresses, own), stream)
         workspace.join(stream)  # own rows may be written again
 

@@ -57,8 +57,16 @@ def sent_chunks(rows: int, nbytes: int) -> int:
     >>> sent_chunks(4096, 8192), sent_chunks(8192, 28672), sent_chunks(8191, 28672)
     (1, 4, 1)
     """
-    most = min(_MAX_CHUNKS, max(1, rows * nbytes // _CHUNK_BYTES))
-    return next(count for count in range(most, 0, -1) if rows % count == 0)
+    return divisor(rows, min(_MAX_CHUNKS, rows * nbytes // _CHUNK_BYTES))
+
+
+def divisor(value: int, most: int) -> int:
+    """The largest divisor of a value up to `most`, 1 at least.
+
+    >>> divisor(12, 5), divisor(7, 4)
+    (4, 1)
+    """
+    return next((count for count in range(most, 1, -1) if value % count == 0), 1)
 
 
 def sends_of_rows(workspace: Workspace, of: Rows) -> Iterator[Send]:
@@ -81,15 +89,6 @@ def sends_of_rows(workspace: Workspace, of: Rows) -> Iterator[Send]:
             yield Send(first, workspace.address(to, flag * step), source, step, of_rows=not distance)
             first = (workspace.arrival(to, flag),)
     yield Send(first)
-
-
-def begin_rows(workspace: Workspace, own: int, stream: int) -> None:
-    """Let rows go around beside a stream.
-
-    own  address of own rows, one behind the other
-    """
-    workspace.fork(stream)
-    workspace.send(own)
 
 
 def clear_flags(workspace: Workspace, stream: int) -> None:
@@ -121,7 +120,8 @@ class RowsCall:
         workspace, stream = self.workspace, raw_stream(self.index)
         workspace.require_alive()
         clear_flags(workspace, stream)
-        begin_rows(workspace, a.data_ptr(), stream)
+        workspace.fork(stream)
+        workspace.send(a.data_ptr())
         fill_own(workspace, a)
         memory_operations(workspace.side.cuda_stream, self.arrivals)
 

@@ -30,7 +30,7 @@ from ..kernels.sm90.shards import (
     signals_of_chunk,
     tiles_of_shard,
 )
-from .gathered_rows import sent_chunks
+from .gathered_rows import divisor, sent_chunks
 
 # Measured between H200s of one host: copies of 8, 16, 32 and 64 MiB reached 302, 336, 362 and 376 GB/s, and the
 # kernel's own stores 230.
@@ -197,9 +197,9 @@ def _scattered(transfer: Transfer, sizes: tuple[int, int, int], plan: Sm90Plan, 
     by = transfer.by or ("copies" if hides else "stores")
     most = _STORED_CHUNKS
     if by == "copies":
-        fewest, most = _COPIED_CHUNKS
-        most = min(most, max(fewest, room // _COPIED_CHUNK))
-    return replace(transfer, by=by, chunks=transfer.chunks or _divisor(tiles_of_shard(plan, ranks), most))
+        fewest, many = _COPIED_CHUNKS
+        most = min(many, max(fewest, room // _COPIED_CHUNK))
+    return replace(transfer, by=by, chunks=transfer.chunks or divisor(tiles_of_shard(plan, ranks), most))
 
 
 def _candidates(shards: Shards, sizes: tuple[int, int, int], places: Places) -> Iterator[Sm90Config]:
@@ -220,12 +220,3 @@ def _candidates(shards: Shards, sizes: tuple[int, int, int], places: Places) -> 
             found.append((waves * tile[0] * tile[1] * cost * single, len(found), config))
     for _, _, config in sorted(found, key=lambda each: each[:2]):
         yield config
-
-
-def _divisor(value: int, most: int) -> int:
-    """The largest divisor of a value up to `most`, 1 at least.
-
-    >>> _divisor(12, 5), _divisor(7, 4)
-    (4, 1)
-    """
-    return next((count for count in range(most, 1, -1) if value % count == 0), 1)

@@ -29,8 +29,8 @@ def layoutgemm_matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) ->
         matmul(a, b, out=out, out_dtype=out.dtype)
     except LayoutError as problem:
         said = f"mm of {list(a.shape)} and {list(b.shape)}: {problem}"
-        for registration in _active[-1:]:
-            registration.refused.setdefault(said)
+        if _active:
+            _active[-1].refused.setdefault(said)
         raise RuntimeError(f"layoutgemm does not compute {said}") from problem
 
 
@@ -38,7 +38,7 @@ class Registration:
     """The hooks of one register(), a context manager that removes them.
 
     graphs   a report of each graph that was compiled since, the oldest first
-    refused  products that Inductor's autotuning asked for and that have no kernel, with the reason
+    refused  products that Inductor's autotuning asked for and that have no kernel, with the reason: keys, in order
     """
 
     def __init__(self, products: frozenset[str], devices: frozenset[str], autotune: bool) -> None:

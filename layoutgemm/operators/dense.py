@@ -104,9 +104,12 @@ class DenseOperator(api.Operator):
         of_a, of_b, of_c = int(a.data_ptr), int(b.data_ptr), int(c.data_ptr)
         finish = finish_for(args)
         device, aligned = _current_device(), (of_a & 15, of_b & 15, of_c & 15)
-        key = (device, a.shape, a.stride, b.shape, b.stride, c.shape, c.stride, aligned, finish and finish.key)
-        prepared = self._kept.get(key) or self._keep(key, args, finish, device)
-        prepared.launch(of_a, of_b, of_c, stream_of(stream), () if finish is None else finish.words)
+        more, words = ((), ()) if finish is None else (finish.key, finish.words)
+        key = (device, a.shape, a.stride, b.shape, b.stride, c.shape, c.stride, aligned, more)
+        prepared = self._kept.get(key)
+        if prepared is None:
+            prepared = self._keep(key, args, finish, device)
+        prepared.launch(of_a, of_b, of_c, stream_of(stream), words)
 
     def _keep(self, key: tuple[object, ...], args: api.GemmArguments, finish: Finish | None, device: int) -> Prepared:
         """The launch for these shapes, strides and alignments on a GPU, kept."""

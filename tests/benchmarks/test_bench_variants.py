@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.bench_variants import ALONG_K, DEPTH, GROUPED, MASKED, MASKED_ROWS, SCALED
+from benchmarks.bench_variants import ALONG_K, DEPTH, GROUPED, MASKED, MASKED_ROWS, SCALED, group_tiles
 from layoutgemm.dtypes import dtype
 from layoutgemm.kernels.sm90.along_k import AlongK
 from layoutgemm.kernels.sm90.budget_checks import budget_checks
@@ -35,11 +35,18 @@ def chosen(c: str = "bf16") -> dict[object, Sm90Plan]:
     for experts, rows, n, k in (*GROUPED, (4, 400, 4096, 2048), (2, 1000, 4096, 2048)):
         more = {"batch": experts, "ragged": Ragged.of(experts), "c": c}
         for depth, a, b in ((k, "bf16", "bf16"), (64, "bf16", "bf16:col"), (k, "e4m3", "e4m3:col"), (8, "f16", "f16")):
-            config = grouped_config(rows // experts, depth * dtype(a).bytes, wide=c == "f32")
+            for_tiles = {"columns": n, "groups": experts}
+            config = grouped_config(rows // experts, depth * dtype(a).bytes, wide=c == "f32", **for_tiles)
             found[config, a, b] = Sm90Plan.derive(rows, n, depth, a=a, b=b, config=config, **more)
         for loop in (LOOP, EACH_COLUMN):
-            config = grouped_scaled_config(rows // experts, loop is EACH_COLUMN)
+            config = grouped_scaled_config(rows // experts, loop is EACH_COLUMN, columns=n, groups=experts)
             found[config, loop is LOOP] = Sm90Plan.derive(rows, n, k, config=config, mainloop=loop, **FP8, **more)
+        for config in group_tiles(rows // experts, False).values():
+            found[config, "tried"] = Sm90Plan.derive(rows, n, k, b="bf16:col", config=config, **{**more, "c": "bf16"})
+        for config in group_tiles(rows // experts, True).values():
+            found[config, "tried, scaled"] = Sm90Plan.derive(
+                rows, n, k, config=config, mainloop=LOOP, **FP8, **{**more, "c": "bf16"}
+            )
     rows = masked_rows(MASKED_ROWS)
     for experts, _, n, k in MASKED[:2]:
         more = {"batch": experts, "ragged": Ragged.of(experts, masked=True), "c": c}

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 if not torch.distributed.is_available():
     pytest.skip("this torch is built without torch.distributed", allow_module_level=True)
 
-from layoutgemm.distributed import Transfer, calls, gathered_rows, kept, products, shard_plans, workspaces
+from layoutgemm.distributed import Transfer, calls, gathered_rows, kept, operators, products, shard_plans, workspaces
 from layoutgemm.distributed.checks import ShardProduct, output_of
 from layoutgemm.distributed.gathered_rows import Rows, RowsCall, sends_of_rows
 from layoutgemm.errors import PlanError, RankError, TensorError
@@ -376,3 +376,48 @@ def test_a_call_is_kept_for_the_same_shapes_alone(monkeypatch: pytest.MonkeyPatc
     assert kept.find("gather", "group", (a, b), (None, None), None, (None,))[1] is call
     assert () not in kept._KEPT
     kept._KEPT.clear()
+
+
+class Beside:
+    """Rows of two ranks that come while a product runs: own ones, and twice those."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def begin(self, a: Any) -> None:
+        self.log.append("begin")
+        self.rows = torch.cat([a, 2 * a])
+
+    def end(self) -> Any:
+        self.log.append("end")
+        return self.rows
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gradients_of_shards_beside_each_other(monkeypatch: pytest.MonkeyPatch, transposed: bool) -> None:
+    """Rank 1 has twice the rows of rank 0. The gradient of a weight lies as the weight does."""
+    log: list[str] = []
+    rows, k, n = 64, 32, 48
+    a, grad = torch.randint(-3, 4, (rows, k)).bfloat16(), torch.randint(-3, 4, (2 * rows, n)).bfloat16()
+    b = torch.randint(-3, 4, (n, k)).bfloat16().t() if transposed else torch.randint(-3, 4, (k, n)).bfloat16()
+
+    def product(name: str, x: Any, y: Any, group: str, timeout: float) -> Any:
+        log.append(name)
+        whole = x if name == products.SCATTER else torch.cat([x, 2 * x])
+        return whole @ y
+
+    monkeypatch.setattr(operators, "_group", lambda name: name)
+    monkeypatch.setattr(operators, "rows_beside", lambda a, group, timeout: Beside(log))
+    monkeypatch.setattr(operators, "_product", product)
+    of_a, of_b = operators._gradients_of_gather(grad, a, b, "two ranks", 1.0)
+    assert log == ["begin", products.SCATTER, "end"]
+    assert torch.equal(of_a, grad @ b.t()) and torch.equal(of_b, torch.cat([a, 2 * a]).t() @ grad)
+    assert of_b.stride() == b.stride()
+
+    h, grad = torch.randint(-3, 4, (2 * rows, k)).bfloat16(), grad[:rows]
+    monkeypatch.setattr(operators, "find", lambda *given: ((), None))  # a call that is not kept: rows come apart
+    monkeypatch.setattr(operators, "_rows", lambda gathers, x, group: torch.cat([x, 2 * x]))
+    of_h, of_b = operators._gradients_of_scatter(grad, h, b, "two ranks", 1.0)
+    whole = torch.cat([grad, 2 * grad])
+    assert torch.equal(of_h, whole @ b.t()) and torch.equal(of_b, h.t() @ whole)
+    assert of_b.stride() == b.stride()

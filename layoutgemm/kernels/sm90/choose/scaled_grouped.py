@@ -179,7 +179,10 @@ def grouped_config(
 
 
 def _evenly(widths: Sequence[int], columns: int, groups: int) -> int:
-    """The width of tiles, one of rows in each group, for which the busiest multiprocessor has least to do."""
+    """The tile's width with which the busiest multiprocessor has least to do.
+
+    groups  of which each has one tile of rows
+    """
 
     def work(width: int) -> int:
         return -(-(-(-columns // width) * groups) // MODEL.multiprocessors) * (width + _START_COLUMNS)
