@@ -379,8 +379,11 @@ def rows_and_columns(found: Sequence[Offset], m_extent: int) -> tuple[list[int],
     >>> rows_and_columns([5, 2], 4), rows_and_columns([(1, 1), (2, 0)], 4)
     (([1, 2], [1, 0]), ([1, 2], [1, 0]))
     """
-    pairs = [(*x, 0)[:2] if isinstance(x, tuple) else (x % m_extent, x // m_extent) for x in found]
-    return [m for m, _ in pairs], [n for _, n in pairs]
+    pairs = [(*x, 0)[:2] for x in found if isinstance(x, tuple)]
+    if pairs:  # a layout has coordinates everywhere, or nowhere
+        return [m for m, _ in pairs], [n for _, n in pairs]
+    offsets = cast("Sequence[int]", found)
+    return [x % m_extent for x in offsets], [x // m_extent for x in offsets]
 
 
 def gathered(
@@ -395,10 +398,12 @@ def gathered(
     """Owners from the (row, column) of all (thread, value), threads in order."""
     threads, values = shape
     width = tile[1]
-    who = ((t, v) for t in range(threads) for v in range(values))
-    lists: list[list[tuple[int, int]]] = [[] for _ in range(tile[0] * width)]
-    for i, j, holder in zip(m, n, who, strict=True):
-        lists[i * width + j].append(holder)
-    counts = set(map(len, lists))
-    cells = tuple(tuple([tuple(lists[r * width + c]) for c in columns]) for r in rows)
+    counts = [0] * (tile[0] * width)
+    drawn: dict[int, list[tuple[int, int]]] = {r * width + c: [] for r in rows for c in columns}
+    for number, (i, j) in enumerate(zip(m, n, strict=True)):
+        place = i * width + j
+        counts[place] += 1
+        if place in drawn:
+            drawn[place].append(divmod(number, values))
+    cells = tuple(tuple([tuple(drawn[r * width + c]) for c in columns]) for r in rows)
     return Owners(rows, columns, threads, cells, registers, values, min(counts), max(counts))
