@@ -159,7 +159,7 @@ def scaled(sizes: tuple[int, int, int], tiles: int = 0) -> tuple[dict[str, list[
 
 
 def group_tiles(rows: int, with_scales: bool) -> dict[str, Sm90Config]:
-    """Configurations for groups of so many rows, by name, besides the choice.
+    """Configurations for groups of so many rows, by name, other than the chosen one.
 
     >>> list(group_tiles(20, True))
     ['64x64', '64x96', '64x128', '64x192']
@@ -317,7 +317,7 @@ OF_GROUPS = {"grouped": grouped, "masked": masked}
 def run(kinds: Sequence[str], rounds: int, file: Path | None, tiles: int = 0, loop: float = 0.0) -> int:
     """Checks, then times, every contender of every shape.
 
-    tiles  configurations besides the choice; loop: seconds of launches in one graph, at least one of each operand set
+    tiles  configurations other than the chosen one; loop: seconds of launches in one graph, at least one of each operand set
     """
     import torch
 
