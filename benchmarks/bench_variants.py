@@ -317,7 +317,8 @@ OF_GROUPS = {"grouped": grouped, "masked": masked}
 def run(kinds: Sequence[str], rounds: int, file: Path | None, tiles: int = 0, loop: float = 0.0) -> int:
     """Checks, then times, every contender of every shape.
 
-    tiles  configurations other than the chosen one; loop: seconds of launches in one graph, at least one of each operand set
+    tiles  configurations other than the chosen one
+    loop   seconds of launches in one graph, at least one of each operand set
     """
     import torch
 
