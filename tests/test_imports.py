@@ -363,6 +363,31 @@ def test_functions_are_short_but_for_those_of_the_list() -> None:
     assert found.keys() == LONG.keys(), found
 
 
+def files_of_classes(root: Path) -> dict[str, list[str]]:
+    """The name of each class -> the files that define it."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((root / PACKAGE).rglob("*.py")):
+        for name in {n.name for n in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(n, ast.ClassDef)}:
+            found.setdefault(name, []).append(path.relative_to(root / PACKAGE).as_posix())
+    return found
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    """Somebody who searches for a class finds one file."""
+    assert {name: files for name, files in files_of_classes(ROOT).items() if len(files) > 1} == {}
+
+
+def test_a_class_name_of_two_files_is_found(tmp_path: Path) -> None:
+    plant(tmp_path, {"layoutgemm/a.py": "class Rows: ...\n", "layoutgemm/atoms/b.py": "class Rows: ...\n"})
+    assert files_of_classes(tmp_path) == {"Rows": ["a.py", "atoms/b.py"]}
+
+
+def test_few_types_are_unsaid() -> None:
+    """`Any` checks nothing: it stands for what traced functions and other libraries' objects are."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / PACKAGE).rglob("*.py")]
+    assert sum(isinstance(node, ast.Name) and node.id == "Any" for tree in trees for node in ast.walk(tree)) <= ANY
+
+
 def test_imports_between_architectures_do_not_grow() -> None:
     kernels = ROOT / PACKAGE / "kernels"
     found = Counter()
@@ -393,6 +418,7 @@ INNER: dict[str, tuple[int, str]] = {
     "interop/cute_writer.py": (1, "to_dsl imports the CuTe DSL, which need not be installed"),
     "pytest_plugin.py": (1, "every run of pytest loads the plugin, and few emulate"),
 }
+ANY = 1500  # uses of typing.Any
 # Functions longer than `MOST_LINES`, without their docstrings, and why each is one.
 MOST_LINES = 60
 _ROLES = "the roles of a kernel and their barriers stand in the order in which they happen"

@@ -20,7 +20,7 @@ _CHUNK_BYTES = 32 << 20  # of a chunk at least, see `shard_plans`
 _MAX_CHUNKS = 4  # of a rank's rows: more copies cost more launches of the host than they hide
 
 
-class Rows(NamedTuple):
+class RankRows(NamedTuple):
     """The rows of all ranks, one behind the other.
 
     m       how many
@@ -28,7 +28,7 @@ class Rows(NamedTuple):
     scaled  True for a float32 for each row, all behind the rows: each product of float8 has scales
     chunks  of a rank's rows, each with a flag of its own
 
-    >>> Rows(512, 128, scaled=True, chunks=1).total
+    >>> RankRows(512, 128, scaled=True, chunks=1).total
     67584
     """
 
@@ -38,7 +38,7 @@ class Rows(NamedTuple):
     chunks: int
 
     @classmethod
-    def of(cls, plan: Sm90Plan, chunks: int) -> Rows:
+    def of(cls, plan: Sm90Plan, chunks: int) -> RankRows:
         """A gather's."""
         return cls(plan.m, plan.k * plan.a.dtype.bytes, plan.a.dtype.bits == 8, chunks)
 
@@ -69,7 +69,7 @@ def divisor(value: int, most: int) -> int:
     return next((count for count in range(most, 1, -1) if value % count == 0), 1)
 
 
-def sends_of_rows(workspace: Workspace, of: Rows) -> Iterator[Send]:
+def sends_of_rows(workspace: Workspace, of: RankRows) -> Iterator[Send]:
     """Own rows to the rank before, then those that have come from the next one; a flag for each chunk."""
     rank, ranks, to, chunks = workspace.rank, workspace.ranks, workspace.before, workspace.chunks
     rows = of.m // ranks
@@ -108,7 +108,7 @@ class RowsCall:
     That product, of shards, ends with an error where a rank does not come: waits of streams have no end.
     """
 
-    def __init__(self, workspace: Workspace, rows: Rows, kind: torch.dtype, index: int):
+    def __init__(self, workspace: Workspace, rows: RankRows, kind: torch.dtype, index: int):
         self.workspace, self.index = workspace, index
         self.gathered = workspace.buffer(workspace.rank, (rows.m, rows.nbytes // kind.itemsize), kind)
         flags = range(workspace.flag_count)

@@ -24,7 +24,7 @@ from ..torch_op.scaled_grouped.recipes import ROW, Recipes
 from ..torch_op.scaled_grouped.scaled import epilogue_of
 from .calls import GatherCall, Scales, ScatterCall, furnish
 from .checks import ShardProduct, output_of, product_of
-from .gathered_rows import Rows, RowsCall, sends_of_rows, sent_chunks
+from .gathered_rows import RankRows, RowsCall, sends_of_rows, sent_chunks
 from .kept import Key, keep
 from .reference import gathered_reference, scattered_reference
 from .shard_plans import ShardChoice, Transfer, gather_choice, scatter_choice
@@ -60,7 +60,7 @@ def gather_product(
         epilogue=_epilogue(product, product.recipes.b), places=of_device(_index(a_shard)),
     )  # fmt: skip
     _compile(choice, _index(a_shard))
-    workspace = _gather_workspace(group, a_shard, Rows.of(choice.plan, choice.chunks), way.timeout)
+    workspace = _gather_workspace(group, a_shard, RankRows.of(choice.plan, choice.chunks), way.timeout)
     call = GatherCall(workspace, choice, a_shard, b, out, scale_a is not None, _index(a_shard))
     keep(key, call)
     return call.run(a_shard, b, scales, out)
@@ -129,7 +129,7 @@ def _read(
     return {**tensors, **{name: scale for name, scale in scales.items() if scale is not None}}
 
 
-def _gather_workspace(group: dist.ProcessGroup, a_shard: torch.Tensor, rows: Rows, timeout: float) -> Workspace:
+def _gather_workspace(group: dist.ProcessGroup, a_shard: torch.Tensor, rows: RankRows, timeout: float) -> Workspace:
     facts = (rows.m, a_shard.shape[1], str(a_shard.dtype), rows.chunks)
     flags = group.size() * rows.chunks
     found = workspace_of(GATHER, group, a_shard.device, flags, rows.total, rows.chunks, timeout, facts)
@@ -143,7 +143,7 @@ def rows_beside(x: torch.Tensor, group: dist.ProcessGroup, timeout: float) -> Ro
     x  (rows, K) of a GPU, contiguous, as on every rank
     """
     nbytes = x.shape[1] * x.element_size()
-    rows = Rows(x.shape[0] * group.size(), nbytes, False, sent_chunks(x.shape[0], nbytes))
+    rows = RankRows(x.shape[0] * group.size(), nbytes, False, sent_chunks(x.shape[0], nbytes))
     return RowsCall(_gather_workspace(group, x, rows, timeout), rows, x.dtype, _index(x))
 
 

@@ -20,7 +20,7 @@ if not torch.distributed.is_available():
 
 from layoutgemm.distributed import Transfer, calls, gathered_rows, kept, operators, products, shard_plans, workspaces
 from layoutgemm.distributed.checks import ShardProduct, output_of
-from layoutgemm.distributed.gathered_rows import Rows, RowsCall, sends_of_rows
+from layoutgemm.distributed.gathered_rows import RankRows, RowsCall, sends_of_rows
 from layoutgemm.errors import PlanError, RankError, TensorError
 from layoutgemm.kernels.run import stream_memory
 from layoutgemm.kernels.run.stream_memory import MemoryOperation
@@ -165,7 +165,7 @@ def test_a_gather_sends_rows_and_flags_and_launches(monkeypatch: pytest.MonkeyPa
     """Own rows go from where they lie, unless a tile has rows of two shards."""
     choice = shard_plans.gather_choice(m, 128, 64, ranks=2, transfer=Transfer(2))
     rank, rows = Rank(monkeypatch, "all_gather_matmul", 4, m * 64 * 2, 2), m // 2
-    rank.space.sends = tuple(sends_of_rows(rank.space, Rows.of(choice.plan, choice.chunks)))
+    rank.space.sends = tuple(sends_of_rows(rank.space, RankRows.of(choice.plan, choice.chunks)))
     for r in (0, 1):
         rank.space.buffer(r, (m, 64), torch.bfloat16).fill_(7)
     a, b = torch.ones(rows, 64, dtype=torch.bfloat16), torch.ones(128, 64, dtype=torch.bfloat16)
@@ -188,7 +188,7 @@ def test_sends_are_one_launch_from_the_third_call_on(monkeypatch: pytest.MonkeyP
     """For each address of own rows; a user's graph takes the operations themselves."""
     choice = shard_plans.gather_choice(512, 128, 64, ranks=2, transfer=Transfer(1))
     rank = Rank(monkeypatch, "all_gather_matmul", 2, 512 * 64 * 2, 1)
-    rank.space.sends = tuple(sends_of_rows(rank.space, Rows.of(choice.plan, choice.chunks)))
+    rank.space.sends = tuple(sends_of_rows(rank.space, RankRows.of(choice.plan, choice.chunks)))
     a, b = (torch.ones(rows, 64, dtype=torch.bfloat16) for rows in (256, 128))
     out = torch.empty(512, 128, dtype=torch.bfloat16)
     call = calls.GatherCall(rank.space, choice, a, b.t(), out, False, 0)
@@ -213,7 +213,7 @@ def test_sends_are_one_launch_from_the_third_call_on(monkeypatch: pytest.MonkeyP
 def test_own_rows_of_another_pitch_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     choice = shard_plans.gather_choice(512, 128, 64, ranks=2, transfer=Transfer(1))
     rank = Rank(monkeypatch, "all_gather_matmul", 2, 512 * 64 * 2, 1)
-    rank.space.sends = tuple(sends_of_rows(rank.space, Rows.of(choice.plan, choice.chunks)))
+    rank.space.sends = tuple(sends_of_rows(rank.space, RankRows.of(choice.plan, choice.chunks)))
     a = torch.ones(256, 128, dtype=torch.bfloat16)[:, :64]
     b, out = torch.ones(128, 64).bfloat16().t(), torch.empty(512, 128).bfloat16()
     calls.GatherCall(rank.space, choice, a, b, out, False, 0).start(a, b, NO_SCALES, out, 0)
@@ -228,7 +228,7 @@ def test_rows_go_around_the_ring_of_ranks(monkeypatch: pytest.MonkeyPatch) -> No
     memories = [torch.zeros(4096 + 512 * 64 * 2, dtype=torch.uint8) for _ in range(4)]
     record = torch.zeros(4, dtype=torch.int32)
     space = workspaces.Workspace(Handle(1, memories), memories[1], 4, 1, record, None, 3.0, "")  # type: ignore[arg-type]
-    sends, shard = list(sends_of_rows(space, Rows.of(plan, 1))), 128 * 64 * 2
+    sends, shard = list(sends_of_rows(space, RankRows.of(plan, 1))), 128 * 64 * 2
     assert [send.destination - memories[0].data_ptr() for send in sends[:3]] == [4096 + i * shard for i in (1, 2, 3)]
     assert [send.of_rows for send in sends[:3]] == [True, False, False] and sends[3].nbytes == 0
     assert [send.source - memories[1].data_ptr() for send in sends[1:3]] == [4096 + i * shard for i in (2, 3)]
@@ -241,7 +241,7 @@ def test_rows_go_around_the_ring_of_ranks(monkeypatch: pytest.MonkeyPatch) -> No
 def test_all_rows_are_there_for_another_product(monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
     """Behind a gather's own product, or beside another one: own rows lie among those that have come."""
     choice = shard_plans.gather_choice(512, 128, 64, ranks=2, transfer=Transfer(1))
-    rank, rows = Rank(monkeypatch, "all_gather_matmul", 2, 512 * 64 * 2, 1), Rows.of(choice.plan, 1)
+    rank, rows = Rank(monkeypatch, "all_gather_matmul", 2, 512 * 64 * 2, 1), RankRows.of(choice.plan, 1)
     rank.space.sends = tuple(sends_of_rows(rank.space, rows))
     rank.space.buffer(0, (512, 64), torch.bfloat16).fill_(7)
     a, b, out = torch.ones(256, 64).bfloat16(), torch.ones(128, 64).bfloat16().t(), torch.empty(512, 128).bfloat16()
@@ -267,7 +267,7 @@ def test_a_gather_of_8_bits_moves_scales_before_rows(monkeypatch: pytest.MonkeyP
     )
     choice = shard_plans.gather_choice(512, 128, 64, ranks=2, kind="e4m3", transfer=Transfer(1), epilogue=epilogue)
     rank = Rank(monkeypatch, "all_gather_matmul", 2, 512 * (64 + 4), 1)
-    rank.space.sends = tuple(sends_of_rows(rank.space, Rows.of(choice.plan, choice.chunks)))
+    rank.space.sends = tuple(sends_of_rows(rank.space, RankRows.of(choice.plan, choice.chunks)))
     a, b = (torch.ones(rows, 64).to(torch.float8_e4m3fn) for rows in (256, 128))
     scales = torch.full((count,), 3.0), torch.ones(128)
     out = torch.empty(512, 128, dtype=torch.bfloat16)

@@ -69,7 +69,7 @@ class _Calls:
         self._numbers = itertools.count()
         self._said = b""
 
-    def compile(self, module: ModuleType, fn: Any, spec: Any) -> Any:
+    def compile(self, module: ModuleType, fn: object, spec: Any) -> object:
         """Compile as `cutlass.jax` does, with a key in place of machine code."""
         import cuda.bindings.driver as cuda
         import cutlass.cute
@@ -110,7 +110,7 @@ class _Calls:
         self.launch(self.linked[key], values, {})
 
     @staticmethod
-    def _has_kernels(made: Any) -> bool:
+    def _has_kernels(made: object) -> bool:
         return ".entry" in (getattr(made, "__ptx__", None) or "")
 
     @staticmethod
@@ -129,7 +129,7 @@ def _bytes_of(kind: Any) -> int:
 
 # JAX ------------------------------------------------------------------------------------------------------------------
 
-_HANDLERS: list[tuple[ctypes.CDLL, Any]] = []  # one a process: JAX keeps its targets
+_HANDLERS: list[tuple[ctypes.CDLL, object]] = []  # one a process: JAX keeps its targets
 _CURRENT: list[_Calls] = []  # of the emulated GPU that there is
 
 
@@ -137,7 +137,7 @@ def _called(*args: Any) -> int | None:
     return _CURRENT[-1].called(*args) if _CURRENT else None
 
 
-def _handler(jax: ModuleType) -> Any:
+def _handler(jax: ModuleType) -> object:
     """The foreign function, compiled once in a process against JAX's own header."""
     if not _HANDLERS:
         with tempfile.TemporaryDirectory(prefix="layoutgemm-jax-") as folder:
@@ -165,7 +165,7 @@ def jax_calls(launch: Launch) -> Iterator[None]:
         yield
 
 
-def _lowered(module: Any, calls: _Calls, stack: ExitStack) -> None:
+def _lowered(module: ModuleType, calls: _Calls, stack: ExitStack) -> None:
     """Lower `cutlass_call` on the CPU as for CUDA, to targets that are the emulator's."""
     from unittest import mock
 
@@ -174,7 +174,7 @@ def _lowered(module: Any, calls: _Calls, stack: ExitStack) -> None:
     from cutlass.jax import ffi
     from jax.interpreters import mlir
 
-    def compiled(fn: Any, spec: Any, **_: object) -> Any:
+    def compiled(fn: object, spec: Any, **_: object) -> object:
         return calls.compile(compiling, fn, spec)
 
     impl = getattr(module, "_cutlass_call_inner_p_impl", None) or module.cutlass_call_inner_p_impl  # 4.8, 4.7
@@ -184,7 +184,7 @@ def _lowered(module: Any, calls: _Calls, stack: ExitStack) -> None:
         jax.ffi.register_ffi_target(name, _handler(jax), platform="cpu")
 
 
-def _registered(module: Any, launch: Launch, stack: ExitStack) -> None:
+def _registered(module: ModuleType, launch: Launch, stack: ExitStack) -> None:
     """Register compiled functions for the CPU, where JAX's arrays lie."""
     from unittest import mock
 
@@ -193,7 +193,9 @@ def _registered(module: Any, launch: Launch, stack: ExitStack) -> None:
 
     plain = module.register_ffi_target
 
-    def register(name: str, function: Any, arg_spec: Any = None, platform: str = "cpu", **options: Any) -> Any:
+    def register(
+        name: str, function: object, arg_spec: object = None, platform: str = "cpu", **options: object
+    ) -> object:
         if not _Calls._has_kernels(function):
             return plain(name, function, arg_spec, platform, **options)
 
@@ -218,11 +220,13 @@ def _registered(module: Any, launch: Launch, stack: ExitStack) -> None:
 class _After(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """A finder that calls a function after a module's first import."""
 
-    def __init__(self, name: str, ready: Callable[[Any], None]) -> None:
+    def __init__(self, name: str, ready: Callable[[ModuleType], None]) -> None:
         self.name, self.ready = name, ready
         self.inner: importlib.abc.Loader | None = None
 
-    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         """The module's own specification, with this loader."""
         if name != self.name or self.inner is not None:
             return None
@@ -244,7 +248,7 @@ class _After(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 @contextmanager
-def _imported(name: str, ready: Callable[[Any], None]) -> Iterator[None]:
+def _imported(name: str, ready: Callable[[ModuleType], None]) -> Iterator[None]:
     """Call `ready` with a module: now if it is imported, else when it will be."""
     if name in sys.modules:
         ready(sys.modules[name])

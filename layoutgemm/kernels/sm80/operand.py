@@ -16,6 +16,7 @@ computes once, and constants. That is possible because a swizzle leaves alone wh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -45,6 +46,8 @@ _ASYNC = (16, 8, 4)  # bytes of cp.async: PTX ISA, "cp.async"
 # Rows (or columns) 0 to 7 of an instruction are the even ones of 16 of an MN-major operand of bytes, 8 to 15 the odd.
 PARTED = Layout((8, 2), (2, 1))
 
+_Row = Callable[[Any, int, int], tuple[Any, Any]]  # (lane, load, step) -> (mn, k)
+
 
 @dataclass(frozen=True)
 class TileCopy:
@@ -59,7 +62,7 @@ class TileCopy:
     vector: int
     tiled: TiledCopy
     parts: tuple[int, int]
-    coordinates: Any  # (thread, part along MN, part along K) -> (mn, k) of the vector's first element
+    coordinates: _First  # (thread, part along MN, part along K) -> (mn, k) of the vector's first element
     places: ThreadAddresses
 
     @property
@@ -137,7 +140,7 @@ class FragmentLoad:
     blocks: int
     loads: int
     steps: int
-    rows: Any
+    rows: _Row
     words: tuple[tuple[int, int], ...]
     order: Layout
     places: ThreadAddresses  # (lane and warp, (load, step, register)) -> byte
@@ -223,7 +226,7 @@ def _fragment_load(name: str, tile: SmemTile, warps: int, atom: MmaAtom) -> Frag
     if tile.major == "K" or tile.dtype.bits == 16:
         kind = "ldmatrix" if tile.major == "K" else "ldmatrix.trans"
         copy = ldmatrix(4, transpose=tile.major == "MN", element=tile.dtype)
-        rows: Any = _Rows(operand_map(copy, atom, name, (blocks, 1)), block * blocks, depth)
+        rows: _Row = _Rows(operand_map(copy, atom, name, (blocks, 1)), block * blocks, depth)
         words: tuple[tuple[int, int], ...] = ()
     elif tile.dtype.bits == 32:
         kind = "words"

@@ -92,13 +92,13 @@ def _nothing(*arguments: object) -> None:
     """A graph that runs has been checked when it was traced."""
 
 
-def checking_operator(name: str, schema: str, check: Any) -> Any:
+def checking_operator(name: str, schema: str, check: Callable[..., None]) -> Callable[..., None]:
     """An operator without a result, whose fake kernel is the check; under vmap, of one slice."""
     made = torch.library.custom_op(f"layoutgemm::{name}", _nothing, mutates_args=(), schema=schema)
     made.register_fake(check)
     operator = getattr(torch.ops.layoutgemm, name).default
 
-    def of_slices(info: object, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[None, None]:
+    def of_slices(info: object, in_dims: tuple[object, ...], *arguments: object) -> tuple[None, None]:
         operator(*[_slice(x, at) for x, at in zip(arguments, in_dims, strict=True)])
         return None, None
 
@@ -106,7 +106,7 @@ def checking_operator(name: str, schema: str, check: Any) -> Any:
     return operator
 
 
-def _slice(x: Any, at: Any) -> Any:
+def _slice(x: Any, at: Any) -> object:
     """The argument without the dimension that is mapped."""
     if isinstance(x, (list, tuple)) and isinstance(at, (list, tuple)):
         return [_slice(each, of) for each, of in zip(x, at, strict=True)]

@@ -196,7 +196,7 @@ def _quantized(
 
 def _traced_scaled(
     a: Any, scale_a: Any, b: Any, scale_b: Any, bias: Any, out: Any, recipe_a: object, recipe_b: object,
-    activation: Any, use_fast_accum: bool, out_dtype: Any, config: Any, out_recipe: object,
+    activation: Any, use_fast_accum: bool, out_dtype: object, config: Any, out_recipe: object,
 ) -> Any:  # fmt: skip
     """The same under torch.compile, whose tracer meets no exception of ours."""
     read = {"a": a, "scale_a": scale_a, "b": b, **named(scale_b=scale_b, bias=bias)}
@@ -362,7 +362,7 @@ def grouped_matmul(
     return _placed(value, out, call.leaves_rows, said, groups, call.form == COLUMNS)
 
 
-def _recorded_alone(a: Any, b: Any, groups: Any, *others: object) -> bool:
+def _recorded_alone(a: torch.Tensor, b: torch.Tensor, groups: object, *others: object) -> bool:
     """True for a product that autograd records, and nothing else has to see; all checks are the recorded call's.
 
     others  arguments that the recorded call does not have
@@ -426,8 +426,8 @@ def _derived(
 
 
 def _traced_grouped(
-    a: Any, b: Any, said_groups: tuple[Any, Any, Any], scales: tuple[Any, Any], finish: tuple[Any, Any, Any], out: Any,
-    recipes: tuple[object, object], out_dtype: Any, config: Any,
+    a: Any, b: Any, said_groups: tuple[Any, ...], scales: tuple[Any, Any], finish: tuple[Any, ...], out: Any,
+    recipes: tuple[object, object], out_dtype: object, config: Any,
 ) -> torch.Tensor:  # fmt: skip
     """The same under torch.compile, whose tracer meets no exception of ours."""
     (scale_a, scale_b), (bias, activation, use_fast_accum) = scales, finish

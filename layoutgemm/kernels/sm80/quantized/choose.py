@@ -35,7 +35,7 @@ _FEW_ROWS, _FEW_FEATURES = (16, 32), (128, 64)
 _LEAST_STAGES = 2
 
 
-class _Tile(NamedTuple):
+class _TimedTile(NamedTuple):
     """A tile of many rows. `us`: of one on each multiprocessor, for K = 8192 and int4 on an H200."""
 
     us: int
@@ -45,8 +45,8 @@ class _Tile(NamedTuple):
 
 
 _TILES = {
-    (128, 256): _Tile(188, DEPTHS[0], (1, 8)), (128, 128): _Tile(96, DEPTHS[0], (2, 4)),
-    (64, 128): _Tile(56, DEPTHS[0], (1, 4)), (64, 64): _Tile(37, DEPTHS[1], (1, 4)),
+    (128, 256): _TimedTile(188, DEPTHS[0], (1, 8)), (128, 128): _TimedTile(96, DEPTHS[0], (2, 4)),
+    (64, 128): _TimedTile(56, DEPTHS[0], (1, 4)), (64, 64): _TimedTile(37, DEPTHS[1], (1, 4)),
 }  # fmt: skip
 _SPILLS = 256  # features of a tile whose warps hold no fragments ahead
 
@@ -75,7 +75,7 @@ def packed_config(
     raise PlanError(f"{room} bytes of shared memory: 2 stages of packed weights do not fit")
 
 
-def _by_time(rows: int, n: int, processors: int) -> list[tuple[tuple[int, int], _Tile]]:
+def _by_time(rows: int, n: int, processors: int) -> list[tuple[tuple[int, int], _TimedTile]]:
     """Tiles for so many rows and features, the one that takes least first."""
 
     def rounds(tile: tuple[int, int]) -> float:
@@ -83,7 +83,7 @@ def _by_time(rows: int, n: int, processors: int) -> list[tuple[tuple[int, int], 
 
     if rows <= _FEW_ROWS[-1]:
         height = next(x for x in _FEW_ROWS if rows <= x)
-        few = _Tile(0, DEPTHS[1], (1, 4), 8)
+        few = _TimedTile(0, DEPTHS[1], (1, 4), 8)
         filled = [width for width in _FEW_FEATURES if -(-n // width) >= processors]
         return [((height, width), few) for width in (*filled, _FEW_FEATURES[-1])]
     tiles = [tile for tile in _TILES if tile[0] <= 64 or rows > 64]
