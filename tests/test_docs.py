@@ -84,6 +84,27 @@ def test_pictures_and_tables_are_made(page: Path) -> None:
     assert len(kept) == pictures_asked_for(page) and all(svg.startswith("<svg") and "</svg>" in svg for svg in kept)
 
 
+def loose_rows(text: str) -> list[str]:
+    """Rows outside of a table: Markdown shows them as text where no head and dashes stand before them."""
+    found, inside = [], False
+    lines = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE).splitlines()
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        row = line.startswith("|")
+        inside = row and (inside or following.startswith("|--") or following.startswith("|:-"))
+        if row and not inside:
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted(ROOT.glob("*.md"))], ids=lambda page: page.name)
+def test_rows_stand_in_a_table(page: Path) -> None:
+    assert loose_rows(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_row_behind_a_blank_line_is_found() -> None:
+    assert loose_rows("| a | b |\n|---|---|\n| 1 | 2 |\n\n| 3 | 4 |\n") == ["| 3 | 4 |"]
+
+
 def test_pictures_are_of_the_library_and_none_is_committed() -> None:
     assert sum(map(pictures_asked_for, PAGES)) >= 10
     assert not [path for path in DOCS.rglob("*") if path.suffix in (".svg", ".png", ".jpg")]
