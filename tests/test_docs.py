@@ -90,7 +90,7 @@ def loose_rows(text: str) -> list[str]:
     lines = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE).splitlines()
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         row = line.startswith("|")
-        inside = row and (inside or following.startswith("|--") or following.startswith("|:-"))
+        inside = row and (inside or re.match(r"\| ?:?--", following) is not None)
         if row and not inside:
             found.append(line)
     return found
