@@ -120,11 +120,17 @@ class Import(NamedTuple):
     typing: bool
 
 
-def imports_of(path: Path, root: Path) -> Iterator[Import]:
+def imports_of(path: Path, root: Path) -> list[Import]:
     """All imports of a file."""
-    parts = [*path.relative_to(root).with_suffix("").parts]
-    package = parts[:-1]
-    waiting: list[tuple[ast.AST, bool, bool]] = [(ast.parse(path.read_text(encoding="utf-8")), False, False)]
+    package = path.relative_to(root).parts[:-1]
+    return [Import(path, *found) for found in _imports(path.read_text(encoding="utf-8"), package)]
+
+
+@functools.cache
+def _imports(text: str, package: tuple[str, ...]) -> tuple[tuple[int, str, bool, bool], ...]:
+    """The imports of a text in a package, each without its path. Kept: several tests ask for those of all files."""
+    found: list[tuple[int, str, bool, bool]] = []
+    waiting: list[tuple[ast.AST, bool, bool]] = [(ast.parse(text), False, False)]
     while waiting:
         node, inner, typing = waiting.pop()
         inner = inner or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
@@ -142,8 +148,8 @@ def imports_of(path: Path, root: Path) -> Iterator[Import]:
             callee = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if callee in ("import_module", "__import__") and isinstance(node.args[0].value, str):
                 names = [node.args[0].value]
-        for name in names:
-            yield Import(path, getattr(node, "lineno", 0), name, inner, typing)
+        found += [(getattr(node, "lineno", 0), name, inner, typing) for name in names]
+    return tuple(found)
 
 
 def direction(importer: str, target: str) -> str | None:
@@ -323,21 +329,51 @@ def test_a_circle_of_files_is_seen(tmp_path: Path) -> None:
         list(TopologicalSorter(graph_of(tmp_path, ["layouts"])).static_order())
 
 
-def modules_named(path: Path) -> set[str]:
-    """Own modules that a file names for a registry: where it makes one, and where a class says who draws it."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+class Walk(NamedTuple):
+    """What one walk over a file's nodes finds.
+
+    modules    own modules that it names for a registry: where it makes one, and where a class says who draws it
+    classes    the names of those that it defines
+    functions  (name, lines without the docstring)
+    anys       uses of `Any`
+    """
+
+    modules: frozenset[str]
+    classes: frozenset[str]
+    functions: tuple[tuple[str, int], ...]
+    anys: int
+
+
+def walk(path: Path) -> Walk:
+    return _walk(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def _walk(text: str) -> Walk:
+    """Kept: several tests ask for all files."""
+    modules: set[str] = set()
+    classes: set[str] = set()
+    functions: list[tuple[str, int]] = []
+    anys = 0
+    for node in ast.walk(ast.parse(text)):
         makes = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Registry"
         if makes or (isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "").endswith("_by")):
             texts = [x.value for x in ast.walk(node) if isinstance(x, ast.Constant) and isinstance(x.value, str)]
-            found |= {text.removeprefix(f"{PACKAGE}.") for text in texts if text.startswith(f"{PACKAGE}.")}
-    return found
+            modules |= {text.removeprefix(f"{PACKAGE}.") for text in texts if text.startswith(f"{PACKAGE}.")}
+        elif isinstance(node, ast.ClassDef):
+            classes.add(node.name)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            told = lines_of(node.body[0]) if ast.get_docstring(node) is not None else 0
+            functions.append((node.name, lines_of(node) - told))
+        elif isinstance(node, ast.Name):
+            anys += node.id == "Any"
+    return Walk(frozenset(modules), frozenset(classes), tuple(functions), anys)
 
 
 def test_arrows_up_are_those_of_the_list() -> None:
     """Modules that a registry loads escape the other rules: each is listed with a reason."""
     package = ROOT / PACKAGE
-    found = {path.relative_to(package).as_posix(): modules_named(path) for path in sorted(package.rglob("*.py"))}
+    found = {path.relative_to(package).as_posix(): walk(path).modules for path in sorted(package.rglob("*.py"))}
     assert {path: names for path, names in found.items() if names} == {p: set(n) for p, (n, _) in ARROWS_UP.items()}
 
 
@@ -349,11 +385,8 @@ def long_functions(root: Path) -> dict[str, int]:
     """ "file:function" -> its lines without the docstring, where they are more than `MOST_LINES`."""
     found = {}
     for path in sorted((root / PACKAGE).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                lines = lines_of(node) - (lines_of(node.body[0]) if ast.get_docstring(node) is not None else 0)
-                if lines > MOST_LINES:
-                    found[f"{path.relative_to(root / PACKAGE).as_posix()}:{node.name}"] = lines
+        where = path.relative_to(root / PACKAGE).as_posix()
+        found.update({f"{where}:{name}": lines for name, lines in walk(path).functions if lines > MOST_LINES})
     return found
 
 
@@ -367,7 +400,7 @@ def files_of_classes(root: Path) -> dict[str, list[str]]:
     """The name of each class -> the files that define it."""
     found: dict[str, list[str]] = {}
     for path in sorted((root / PACKAGE).rglob("*.py")):
-        for name in {n.name for n in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(n, ast.ClassDef)}:
+        for name in walk(path).classes:
             found.setdefault(name, []).append(path.relative_to(root / PACKAGE).as_posix())
     return found
 
@@ -384,8 +417,7 @@ def test_a_class_name_of_two_files_is_found(tmp_path: Path) -> None:
 
 def test_few_types_are_unsaid() -> None:
     """`Any` checks nothing: it stands for what traced functions and other libraries' objects are."""
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / PACKAGE).rglob("*.py")]
-    assert sum(isinstance(node, ast.Name) and node.id == "Any" for tree in trees for node in ast.walk(tree)) <= ANY
+    assert sum(walk(path).anys for path in (ROOT / PACKAGE).rglob("*.py")) <= ANY
 
 
 def test_imports_between_architectures_do_not_grow() -> None:
