@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ..arguments import as_int, check_range, checked, settle
@@ -117,16 +117,23 @@ def check_fields(config: Any, **leasts: int) -> None:
             choose, an "int | None", is bounded there
     """
     settle(config, PlanError)
-    for field in fields(config):
-        value, least = getattr(config, field.name), leasts.get(field.name, 1)
-        numbers = value if isinstance(value, tuple) else (value,)
-        for number in numbers:
+    for name, single in _named_fields(type(config)):
+        value, least = getattr(config, name), leasts.get(name, 1)
+        for number in value if isinstance(value, tuple) else (value,):
+            if type(number) is int and least <= number <= MAX_COORDINATE:  # nearly always: a choice tries thousands
+                continue
             if isinstance(number, int) and not isinstance(number, bool):
-                chosen = least if field.type == "int" or isinstance(value, tuple) else None
-                as_int(number, f"{field.name} of {type(config).__name__}", PlanError, chosen, MAX_COORDINATE)
+                chosen = least if single or isinstance(value, tuple) else None
+                as_int(number, f"{name} of {type(config).__name__}", PlanError, chosen, MAX_COORDINATE)
     group, most = getattr(config, "group", 1), MAX_GROUP
     if group > most:
         raise PlanError(f"group = {group}: {most} at most, since group * tiles across is a signed 32-bit integer")
+
+
+@cache
+def _named_fields(kind: type) -> tuple[tuple[str, bool], ...]:
+    """The fields of a dataclass, and whether each is annotated as one integer."""
+    return tuple([(field.name, field.type == "int") for field in fields(kind)])
 
 
 def check_words(words: tuple[str, ...]) -> None:
