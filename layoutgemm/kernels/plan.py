@@ -117,7 +117,7 @@ def check_fields(config: Any, **leasts: int) -> None:
             choose, an "int | None", is bounded there
     """
     settle(config, PlanError)
-    for name, single in _named_fields(type(config)):
+    for name, single in _named_fields(config.__class__):
         value, least = getattr(config, name), leasts.get(name, 1)
         for number in value if isinstance(value, tuple) else (value,):
             if type(number) is int and least <= number <= MAX_COORDINATE:  # nearly always: a choice tries thousands
