@@ -17,7 +17,7 @@ from ..report import Report
 from .arguments import Commands, add, add_picture, answer, drawn
 
 EXAMPLES = (
-    "layoutgemm plan 200 136 72 -b bf16:col",
+    "layoutgemm plan 4096 4096 4096 -b bf16:col",
     "layoutgemm plan 4096 4096 4096 -a f16 --arch sm_80 --html tile.html",
     "layoutgemm plan 300 200 328 -b bf16:col --arch sm_100a --json",
     "layoutgemm plan 4096 4096 4096 --of smem --svg smem.svg",

@@ -61,6 +61,9 @@ def product(
     panels: dict[str, Panel] = {}
     owners: list[Owners] = []
     total = sum(extent(tiled.tile_of(operand)) for operand in "ABC")
+    for operand in "ABC":  # before a map of millions of elements is made
+        rows, columns = tiled.tile_of(operand)
+        bounded(f"{operand} of {tiled}", range(rows), range(columns))
     tvs = {operand: layout_of(tiled, operand) for operand in "ABC"}
     held = {operand: place_of(atom, operand) == "rmem" for operand in "ABC"}
     values = max((extent(tvs[o].shape[1]) for o in "ABC" if held[o]), default=1)
