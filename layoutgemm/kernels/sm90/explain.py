@@ -205,7 +205,7 @@ def _explain_parts(plan: Sm90Plan, across: tuple[int, int]) -> list[str]:
 def _explain_resources(plan: Sm90Plan) -> list[str]:
     """Shared memory, registers, the instruction and the workspace."""
     smem, config = plan.smem, plan.config
-    accumulators = plan.blocks * (1 if plan.mainloop is None else 2)
+    accumulators = plan.blocks + (plan.mainloop is not None)  # the products of one block of rows
     held = accumulators * plan.mma.accumulator_registers
     over = " over the stages" if config.single else ""
     return [

@@ -41,7 +41,7 @@ from ..store import ROWS, TILE_ALIGNMENT, WARPS_OF_GROUP, StorePlan
 from .along_k import AlongK, check_along_k, with_starts
 from .config import WARPGROUP, Sm90Config, check_rows, check_tiles, loader_threads, order_of, registers_of
 from .edges import with_ends
-from .gated import HALVES, check_gated, combination, in_halves
+from .gated import HALVES, check_gated, combination, halves_of, in_halves
 from .grouped import Ragged, check_ragged, ragged_store
 from .indexed.copies import GatheredOperand, RowGather
 from .indexed.row_copy import copied_bytes
@@ -188,7 +188,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     @property
     def numbers(self) -> StageNumbers:
         """The numbers that the main loop reads in a stage."""
-        return StageNumbers.of(self.mainloop, self.config.tile, self.aligned_rows)
+        return StageNumbers.of(self.mainloop, self.config.tile, self.aligned_rows, self.halves)
 
     @property
     def least_k_tiles(self) -> int:
@@ -448,7 +448,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     @property
     def halves(self) -> int:
         """Columns of B for each column of C: 2 of a gated product, the gate's and the gated."""
-        return HALVES if self.gated is not None and not self.gated.separate else 1
+        return halves_of(self.gated)
 
     @property
     def stored(self) -> MmaAtom:
@@ -651,8 +651,10 @@ class _Request:
         if gated is not None and gated.separate:
             check_combined(gated, config.tile[1], sizes[3], config.split, b, c)
         elif gated is not None:
-            check_gated(config.tile[1], sizes[3] if ragged is None else 1, config.split, b, c)
+            check_gated(config.tile[1], config.split, b, c)
         if mainloop is not None:
+            if isinstance(mainloop, Promoted) and halves_of(gated) > 1:
+                mainloop = mainloop.in_halves(sizes[1], config.tile[1] // HALVES)
             check_promoted(mainloop, config, a, c, gated, accumulator_of(a.dtype))
             config = replace(config, tile_k=mainloop.depth)
         if ragged is not None:
@@ -711,7 +713,7 @@ class _Request:
     @property
     def numbers(self) -> StageNumbers:
         """The numbers that the main loop reads in a stage."""
-        return StageNumbers.of(self.mainloop, self.config.tile, not self.joined_rows)
+        return StageNumbers.of(self.mainloop, self.config.tile, not self.joined_rows, halves_of(self.gated))
 
     @property
     def named(self) -> list[str]:

@@ -303,7 +303,7 @@ class _Cluster:
         for part in plan.numbers.parts:
             table, size = part.table, plan.m if part.table.axis == "m" else plan.n
             slots = np.arange(part.slots)
-            group = np.minimum(block.origin[table.axis] + slots * part.segment, size - 1) // table.group
+            group = part.line(block.origin[table.axis], slots * part.segment, size, np.minimum) // table.group
             of_matrix = self.given[table.name]
             found = (of_matrix[block.origin["l"]] if of_matrix.ndim > 2 else of_matrix)[group, k_tile]
             first = self._numbers(block, stage)

@@ -208,8 +208,8 @@ def _address(
     """
     table, (row, column, matrix) = part.table, place
     origin, size = (row, job.m) if table.axis == "m" else (column, job.n)
-    at = origin + slot * part.segment
-    group = (cutlass.min(at, size - 1) if count == 1 else at) // table.group
+    along = slot * part.segment
+    group = (part.line(origin, along, size, cutlass.min) if count == 1 else origin + along) // table.group
     offset = Int64(group) * getattr(job.given, f"{table.name}_group")
     offset += Int64(k_tile) * getattr(job.given, f"{table.name}_k")
     if plan.batch > 1 and not (table.axis == "m" and plan.joined_rows):
