@@ -173,7 +173,8 @@ def _quantized(
     scales = None
     bias = finish.bias
     try:
-        scales = memory_beside(a, *kept_shapes((*a.shape[:-1], b.shape[-1]), AS_QUANTIZE).scales, torch.float32)
+        shape = (*a.shape[:-1], b.shape[-1] // finish.halves)
+        scales = memory_beside(a, *kept_shapes(shape, AS_QUANTIZE).scales, torch.float32)
         others = (scales,) if bias is None else (bias, scales)
         chosen = "quantized", out_dtype, config, recipe_a, recipe_b, out_recipe, *finish[1:], bias is None
         key, found = find(a, b, scale_a, scale_b, others, out, chosen)
