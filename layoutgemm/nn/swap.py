@@ -205,7 +205,7 @@ def _swap_gated(
 def _gated(
     module: torch.nn.Module, layers: list[torch.nn.Linear], allow_tf32: bool | None, weights: str
 ) -> GatedMLP | None:
-    """The module as a GatedMLP, where a run of both by their own weights on random rows agrees; else None."""
+    """The module as a GatedMLP, where both agree by their own weights; else None."""
     weight, activation = layers[0].weight, _gate_of(module)
     own = {*module.parameters()}
     if weight.device.type == "meta" or not activation or own != {p for layer in layers for p in layer.parameters()}:

@@ -125,7 +125,7 @@ def test_refusals(call: Any, text: str) -> None:
 
 @pytest.mark.parametrize("recipes", [(BLOCK, SQUARE), ("RowWise", "RowWise")])
 def test_a_gate_is_in_the_product_without_derivatives(recipes: tuple[str, str]) -> None:
-    """The values of both ways, and gradients of x and the weights against the same layer's by torch's gate."""
+    """Values of both ways, and gradients against those of torch's gate."""
     layer = MasterLinear(272, 144, dtype=BF16, activation="swiglu", recipe_a=recipes[0], recipe_b=recipes[1])
     plain = MasterLinear.of(layer, recipe_a=recipes[0], recipe_b=recipes[1])
     x = normal(3, 5, 272)

@@ -51,7 +51,7 @@ def given_of(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _sizes_of_b(plan: Sm90Plan) -> tuple[int, int, int, int]:
-    """M, columns of B, K and batch, by which a main loop's tables are as large."""
+    """The sizes of a main loop's tables: M, columns of B, K and batch."""
     return plan.m, plan.n * plan.halves, plan.k, plan.batch
 
 

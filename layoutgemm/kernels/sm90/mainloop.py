@@ -99,7 +99,9 @@ class Table:
 
     @checked(PlanError)
     def in_halves(self, columns: int, width: int) -> Table:
-        """The table of a gated product: its second half begins `columns` on, in tiles of `width` columns of each half.
+        """The table of a gated product, whose second half begins `columns` on.
+
+        width  columns of each half in a tile
 
         >>> table = Table("scale_b", "n", 128)
         >>> [table.in_halves(columns, 64).segment(64) for columns in (256, 192, 88, 7)]
@@ -162,7 +164,7 @@ class Promoted:
 
     @checked(PlanError)
     def in_halves(self, columns: int, width: int) -> Promoted:
-        """The main loop of a gated product of so many columns, in tiles of `width` columns of each half."""
+        """The main loop of a gated product: its tables, `in_halves` each."""
         return replace(self, tables=tuple(table.in_halves(columns, width) for table in self.tables))
 
     @property
@@ -277,7 +279,9 @@ class NumberSlots:
         return self.first + along // self.segment * NUMBER_BYTES
 
     def line(self, origin: W, along: W, size: W, minimum: Callable[..., W]) -> W:
-        """The row of A or column of B of the tile's row or column `along`, at the matrix's edge where it is outside.
+        """The row of A or column of B of the tile's row or column `along`.
+
+        Beyond the matrix's edge it is the edge.
 
         origin  first row or column of C in the tile
         size    rows or columns of C

@@ -230,7 +230,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
                          ones K-major: a "row", b "col". tf32 is given as float32, and rounded by the tensor copy
         c                f32, bf16, f16, e4m3 or e5m2, of integers also i32, ":row" or ":col"; unless given a's type,
                          bf16 of 8-bit floats, f32 of tf32, i32 of integers: the table is in `kernels.sm90.types`
-        epilogue         what happens to the sums before they are stored, see `kernels.epilogue`
+        epilogue         what happens to the sums before they are stored, see `kernels.epilogue`; `sums` precede a gate
         gated            "silu", "gelu", ...: C = act(A @ B[:, :n]) * (A @ B[:, n:]) for a "col" B of 2n columns, each
                          tile half of either; the epilogue comes after it. See `kernels.sm90.gated`. Or a Combined: C
                          is a function of A @ B0, A @ B1, ..., of as many matrices. See `kernels.sm90.operands.combined`

@@ -160,7 +160,7 @@ def failing(plan: Sm90Plan) -> set[str]:
 
 
 def test_numbers_of_the_wrong_columns_are_found() -> None:
-    """A plan of 88 columns whose tables are those of other columns, and one whose columns are others."""
+    """Tables of other columns, and other columns of the same tables."""
     plan = case("between groups")[0]
     assert [table.unit for table in plan.mainloop.tables] == [0, 8]  # type: ignore[union-attr]
     assert failing(replace(plan, mainloop=mainloop_of((1, 128)))) == {"promotion"}

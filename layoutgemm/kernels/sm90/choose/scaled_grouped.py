@@ -53,7 +53,7 @@ def scaled_config(
     >>> scaled_config(64, 576, 7168).tile, scaled_config(64, 576, 7168, c="e4m3").tile
     ((64, 32), (64, 64))
     >>> scaled_config(4096, 7168, 7168, sums=2).tile, scaled_config(64, 1024, 7168, sums=2).split
-    ((256, 128), 1)
+    ((128, 192), 1)
     """
     places = multiprocessors or MODEL.multiprocessors
     unit = STORE_UNIT // dtype(c).bytes
