@@ -251,3 +251,59 @@ def test_refusals() -> None:
                "scale_b": given["scale_a"]}  # fmt: skip
     with pytest.raises(OperandError, match="activation: groups of columns take none, groups of rows do"):
         grouped_matmul(**columns, offs=torch.tensor([20, 40, 70]), activation="swiglu")
+
+
+# ------------------------------------------------------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.dsl
+@pytest.mark.parametrize("name", ["1x128, 128x128", "1x128, 1x128", "rows", "tensors"])
+@pytest.mark.parametrize("m, n", [(1, 4096), (64, 2752), (1000, 4096), (4096, 1408)])
+def test_on_a_gpu(m: int, n: int, name: str, device: str = "cuda") -> None:
+    """By the chosen tiles against float64: alone, quantised, in groups, masked; the same bits in a CUDA graph."""
+    torch.manual_seed(0)
+    k, experts = 512, 4
+    x, w = torch.randn(m, k, device=device), torch.randn(experts, 2 * n, k, device=device) / 8
+    lines = ("RowWise",) * 2, ("BlockWise1x128",) * 2
+    of_a, of_b = {"rows": lines[0], "1x128, 1x128": lines[1]}.get(name, ("BlockWise1x128", "BlockWise128x128"))
+    a, sa = quantize(x, of_a)
+    made = [quantize(each, of_b) for each in w]
+    b, sb = torch.stack([value for value, _ in made]).mT, torch.stack([scale for _, scale in made])
+    if name == "tensors":
+        of_a = of_b = "TensorWise"
+        sa = sb = torch.full((1,), 0.01, device=device)
+
+    def wide(value: Any, scale: Any) -> Any:
+        if scale.numel() == 1:
+            return value.double() * scale.double()
+        rows = scale.double().repeat_interleave(1 if scale.shape[0] == value.shape[0] else 128, 0)[: value.shape[0]]
+        return value.double() * (rows if rows.shape[1] == 1 else rows.repeat_interleave(128, 1))
+
+    left, of_expert = wide(a, sa), [sb] * experts if name == "tensors" else list(sb)
+    sums = torch.stack([left @ wide(b[e].mT, of_expert[e]).mT for e in range(experts)])
+    right = gated(sums)
+
+    def near(got: Any, want: Any, room: float = 2.0**-8) -> bool:
+        return bool(((got.double() - want).abs() <= room * want.abs() + 2e-2 * want.abs().max()).all())
+
+    options = {"recipe_a": of_a, "recipe_b": of_b, "activation": "swiglu"}
+    alone = a, sa, b[0], of_expert[0]
+    assert near(scaled_matmul(*alone, **options), right[0])
+    c, scales = scaled_matmul(*alone, **options, out_dtype=E4M3, out_recipe="BlockWise1x128")
+    want, of_want = quantize(scaled_matmul(*alone, **options, out_dtype=F32), dtype=E4M3)
+    assert torch.equal(c.float(), want.float()) and torch.equal(scales, of_want)
+    ends = torch.tensor([m // 3, m // 3, m - m // 4, m], device=device)
+    offsets = torch.cat([ends.new_zeros(1), ends])
+    out = torch.empty(m, n, dtype=BF16, device=device)
+    call = {"offs": ends, "scale_a": sa, "scale_b": sb, **options}
+    assert near(grouped_matmul(a, b, **call, out=out), of_rows(right, offsets.cpu()))
+    first, graph = out.clone(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        grouped_matmul(a, b, **call, out=out.zero_())
+    graph.replay()
+    assert torch.equal(out, first)
+    several, scale = a.expand(experts, -1, -1).contiguous(), sa if name == "tensors" else sa.expand(experts, -1, -1)
+    counts = torch.tensor([m, 0, 1, m // 2], device=device)
+    got = grouped_matmul(several, b, counts=counts, scale_a=scale, scale_b=sb, **options)
+    assert all(near(got[e, :count], right[e, :count]) for e, count in enumerate(counts.tolist()) if count)

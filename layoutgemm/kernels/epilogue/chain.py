@@ -89,9 +89,7 @@ class Epilogue:
     def _check_sums(self) -> None:
         """Raise PlanError for steps before a gate that are not of one sum."""
         if not 0 <= self.sums <= len(self.steps):
-            raise PlanError(
-                f"sums = {self.sums!r}: so many of the epilogue's {len(self.steps)} steps are before a gate"
-            )
+            raise PlanError(f"sums = {self.sums!r}: before a gate are 0 to {len(self.steps)} steps, all that there are")
         if self.sums and self.flipped:
             raise PlanError(f"sums = {self.sums}: a gated product's operands do not change places")
         for step in self.steps[: self.sums]:

@@ -1,4 +1,4 @@
-"""Gated products with scales of K blocks: gate and up have numbers of two places of one table."""
+"""Gated products with scales: those of K blocks, of two places of one table, and those of sums before the gate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ import pytest
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
+from layoutgemm.kernels.compile.worker import Kernel, entry_of, kernel_of
+from layoutgemm.kernels.epilogue.chain import Activation, Bias, Clamp, Epilogue, Scale, VectorScale
 from layoutgemm.kernels.epilogue.numpy_math import Math
+from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.gated import Gated
 from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.mainloop import mainloop_of
@@ -184,3 +187,68 @@ def test_tables_and_refusals() -> None:
     ):
         with pytest.raises(PlanError, match=text):
             Sm90Plan.derive(64, 64, 256, **{**usual, **changed})
+
+
+# ------------------------------------------------------------------------------------------------ steps before the gate
+
+BEFORE = {  # steps, configuration, columns of C, C, batch
+    "rows and columns": (
+        Epilogue(VectorScale("m", name="sa"), VectorScale("n", name="sb"), Bias("n", "bf16"), Clamp(-50, 50), sums=3),
+        SMALL, 88, "bf16", 1,
+    ),
+    "pairs": (Epilogue(VectorScale("n", name="sb"), Bias(), sums=2).in_pairs(), SMALL, 88, "f32", 2),
+    "tensors": (
+        Epilogue(Scale("sa", device=True), Scale("sb"), VectorScale("n", name="after"), sums=2),
+        replace(SMALL, store="direct"), 97, "f32", 1,
+    ),
+}  # fmt: skip
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize("form", [x if x == "rows and columns" else pytest.param(x, marks=SLOW) for x in BEFORE])
+def test_an_epilogue_has_steps_before_the_gate(form: str) -> None:
+    epilogue, config, n, c, batch = BEFORE[form]
+    m, k, front = 70, 144, (batch,) if batch > 1 else ()
+    plan = Sm90Plan.derive(
+        m, n, k, batch=batch, a="e4m3", b="e4m3:col", c=c, config=config, gated="relu", epilogue=epilogue
+    )
+    plan.check().require()
+    rng = np.random.default_rng(1)
+    a, w = (rng.integers(-3, 4, x).astype(np.float32) for x in ((*front, m, k), (*front, 2 * n, k)))
+    given: dict[str, Any] = {}
+    for operand in epilogue.given:
+        shape = () if operand.host else (*(front if operand.axes else ()), *operand.shape(m, n))
+        given[operand.name] = np.exp2(rng.integers(-2, 2, shape)).astype(np.float32)
+    assert given["sb"].shape[-1:] in ((2 * n,), ())
+    b = w.swapaxes(-1, -2)
+    sums = np.matmul(a, b, dtype=np.float64).astype(np.float32)
+    wide = sums.astype(np.float64)  # from the definition, whatever the steps' own reference
+    for name in ("sa", "sb", "bias"):
+        if name in given:
+            value = given[name][..., None] if name == "sa" and given[name].ndim else given[name]
+            value = value[..., None, :] if name != "sa" and value.ndim else value
+            wide = wide + value if name == "bias" else wide * value
+    want = gated("relu", wide)
+    want = np.clip(want, -50, 50) if c == "bf16" else want * given["after"] if "after" in given else want
+    found = epilogue.reference_of_sums(sums, lambda both: Gated("relu").apply(both, Math), **given).c
+    assert np.array_equal(found, want)
+    want = np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(want.astype(np.float32))))
+    assert np.array_equal(plan.run(a, b, given=given, device="emulator").c, want)
+
+
+def test_what_may_not_precede_a_gate() -> None:
+    before = Epilogue(VectorScale("m"), sums=1)
+    assert [operand.places for operand in Epilogue(Bias(), VectorScale(), sums=1).given] == [2, 1]
+    assert before.in_pairs().sums == 1 and before != Epilogue(VectorScale("m"))
+    for make, text in (
+        (lambda: Epilogue(Activation("relu"), sums=1), "before a gate are Scale, VectorScale and Bias, not Activation"),
+        (lambda: Epilogue(Bias(), sums=2), "sums = 2: before a gate are 0 to 1 steps"),
+        (lambda: before.transposed(), "a gated product's operands do not change places"),
+        (lambda: before.reference(np.ones((2, 2)), scale=np.ones(2)), "steps before a gate, which `reference_of_sums`"),
+        (lambda: Sm90Plan.derive(64, 64, 64, epilogue=before), "sums = 1: .* before a gate, and there is none"),
+    ):
+        with pytest.raises(PlanError, match=text):
+            make()
+    kernel = Kernel(Sm90Choice(SMALL), ("e4m3:row", "e4m3:col", "bf16:row"), False, before, "silu")
+    assert kernel_of(entry_of(kernel)) == kernel and kernel_of(entry_of(kernel)).epilogue.sums == 1  # type: ignore[union-attr]
