@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from layoutgemm import Sm90Config, explain_matmul, grouped_matmul, quantize, scaled_matmul
 from layoutgemm.errors import OperandError, TensorError
 from layoutgemm.torch_op.scaled_grouped import kept
+from layoutgemm.torch_op.scaled_grouped.operators import checked_scaled
+from layoutgemm.torch_op.scaled_grouped.scaled import ScaledFinish, plan_of
 from tests.torch_op.test_operator import BF16, F32, emulated, integers
 from tests.torch_op.test_scaled_kernels import E4M3, E5M2, OFFSETS, powers, spread
 
@@ -24,21 +26,23 @@ RECIPES = {  # rows of a and columns of b that share a scale of 128 of K; () for
 }  # fmt: skip
 
 
-def case(name: str, m: int = 70, *, experts: int = 0, batch: int = 0) -> tuple[dict[str, Any], Any]:
+def case(name: str, m: int = 70, *, experts: int = 0, batch: int = 0, columns: int = H) -> tuple[dict[str, Any], Any]:
     """Operands whose sums are exact, and the sums of all columns in float64: of groups, those of every expert.
 
     experts  matrices b, for one a; batch of both
+    columns  of the result
     """
+    n = 2 * columns
     front_a, front_b = ((batch,) if batch else ()), ((experts or batch,) if experts or batch else ())
-    a, b = integers(*front_a, m, K, dtype=E4M3), integers(*front_b, 2 * H, K, dtype=E5M2).mT
+    a, b = integers(*front_a, m, K, dtype=E4M3), integers(*front_b, n, K, dtype=E5M2).mT
     if RECIPES[name]:
-        rows, columns = RECIPES[name]
-        sa, sb = powers(*front_a, -(-m // rows), 3) / 16, powers(*front_b, -(-2 * H // columns), 3)
+        rows, lines = RECIPES[name]
+        sa, sb = powers(*front_a, -(-m // rows), 3) / 16, powers(*front_b, -(-n // lines), 3)
         left = a.double() * spread(sa, rows, m, K)
-        right = b.double() * spread(sb, columns, 2 * H, K).mT
+        right = b.double() * spread(sb, lines, n, K).mT
         return {"a": a, "b": b, "scale_a": sa, "scale_b": sb}, left @ right
     sa = torch.tensor(0.125) if name == "tensors" else powers(*front_a, m, 1) / 16
-    sb = powers(*front_b, 1, 2 * H) if name == "rows" else torch.tensor([0.5])
+    sb = powers(*front_b, 1, n) if name == "rows" else torch.tensor([0.5])
     return {"a": a, "b": b, "scale_a": sa, "scale_b": sb}, sa.double() * (a.double() @ b.double()) * sb.double()
 
 
@@ -191,6 +195,21 @@ def test_every_tile_that_may_be_chosen_is_derived(kind: Any) -> None:
             assert explain_matmul(**given, activation="swiglu", out_dtype=kind).launches == 1
 
 
+@pytest.mark.parametrize("rows", [False, True])
+def test_every_tile_of_a_quantised_result_is_derived(rows: bool) -> None:
+    finish = ScaledFinish(None, "swiglu")
+    for m in (1, 60, 100, 3000):
+        for n in (16, 144, 4096):
+            given = shaped(m, 2 * n, 1024)
+            given |= {"scale_a": torch.empty(m), "scale_b": torch.empty(2 * n)} if rows else {}
+            operands = given["a"], given["scale_a"], given["b"], given["scale_b"]
+            call = checked_scaled(*operands, finish, None, E4M3, "", "", "BlockWise1x128")
+            plan, why = plan_of(call, given["a"], given["b"], finish)
+            assert plan.tile_c[1] == 128 and why.startswith("gated and quantised: tiles of ")
+            assert plan.config.rows is None or plan.config.rows >= m
+    assert [x for x in plan.check() if not x] == []
+
+
 @pytest.mark.parametrize("name", ["1x128, 128x128", "rows"])
 def test_a_quantised_result_is_the_float32_one_quantised(name: str) -> None:
     given, _ = case(name)
@@ -198,6 +217,26 @@ def test_a_quantised_result_is_the_float32_one_quantised(name: str) -> None:
     want, of_want = quantize(wide, dtype=E4M3)
     c, scales = scaled_matmul(**given, activation="swiglu", out_dtype=E4M3, out_recipe="BlockWise1x128")
     assert torch.equal(c.float(), want.float()) and torch.equal(scales, of_want) and c.shape == (70, H)
+
+
+@pytest.mark.dsl
+@pytest.mark.parametrize("name", ["1x128, 128x128", pytest.param("rows", marks=pytest.mark.slow)])
+def test_the_kernel_quantises_twice(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one launch, for columns that share scales 16 at a time; else float32 and `quantize`."""
+    options = {"activation": "swiglu", "out_dtype": E4M3, "out_recipe": "BlockWise1x128"}
+    wide = Sm90Config((64, 256), consumers=1, stages=2, loader="warp", chunks=1, buffers=1)
+    given, sums = case(name, columns=144)
+    with emulated(monkeypatch) as calls:
+        for _ in (1, 2):
+            c, scales = scaled_matmul(**given, config=wide, **options)
+            assert c.shape == (70, 144) and scales.shape == (70, 2)
+            want, step = gated(sums), scales.double().repeat_interleave(128, -1)[:, :144]
+            off = (c.double() * step - want).abs()
+            assert bool((off <= 2.0**-4 * want.abs() + 2.0**-9 * step).all())
+            most = want.abs()[:, :128].amax(-1) / 448
+            assert bool(((scales[:, 0].double() - most).abs() <= 2.0**-10 * most).all())
+            monkeypatch.setattr(kept, "launch_of", None)
+        assert len(calls) == 2 and len(kept.READY) == 1
 
 
 def test_modes_and_transforms() -> None:

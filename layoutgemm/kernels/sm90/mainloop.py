@@ -37,7 +37,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arguments import as_int, checked, settle
+from ...atoms import MmaAtom, wgmma
 from ...atoms.copy.base import WARP
+from ...atoms.smem.descriptor import OperandDescriptor
+from ...atoms.smem.descriptor import derive as derive_descriptor
+from ...checks import read_by
 from ...errors import OperandError, PlanError
 from ...report import Check
 from ..epilogue import tracing
@@ -54,6 +58,7 @@ TOTAL = "total"
 DEPTH = 128  # elements of K in a K block, unless a main loop says otherwise
 NUMBER_BYTES = 4  # of a table's f32
 VECTOR = 16 // NUMBER_BYTES  # numbers of the widest cp.async
+WIDEST = 192  # columns of a product whose registers fit beside the totals of 64 rows; of more, halves are multiplied
 COPY_ARRIVALS = WARP  # at a stage's barrier: each lane of the loader's warp copies numbers, and arrives for its own
 
 
@@ -371,6 +376,36 @@ def same_for_all(plan: Sm90Plan, table: Table, v: int) -> bool:
     return bool((read == read[0]).all())
 
 
+def product_of(plan: Sm90Plan) -> tuple[MmaAtom, OperandDescriptor, int]:
+    """The instruction of a K block's products, B's descriptor, and its parts of the columns.
+
+    Of more columns than `WIDEST` it is that of half of them, issued for each half: a total and a product of 256 columns
+    would take all of a thread's registers.
+    """
+    mma, columns = plan.mma, plan.tile[1]
+    if plan.mainloop is None or columns <= WIDEST or columns % 16 or plan.b.order != "col":
+        return mma, plan.b.descriptor, 1
+    half = wgmma(columns // 2, mma.a_dtype, mma.b_dtype, mma.c_dtype)
+    return half, derive_descriptor(plan.b.smem, half, "B"), 2
+
+
+def products_check(plan: Sm90Plan) -> Check:
+    """The halves' instruction reads its columns, into the total's registers."""
+    half, descriptor, parts = product_of(plan)
+    found = read_by("products", plan.b.smem, descriptor, half, "B")
+    thread, value = np.arange(half.threads)[:, None], np.arange(half.accumulator_registers)[None, :]
+    witness, width = found.witness, half.shape_mnk[1]
+    own = half.coords_C(thread, value)
+    for part in range(parts):
+        whole = plan.mma.coords_C(thread, value + part * half.accumulator_registers)
+        wrong = np.argwhere((whole[0] != own[0]) | (whole[1] != own[1] + part * width))
+        if len(wrong) and not witness:
+            t, v = (int(x) for x in wrong[0])
+            witness = f"part {part}: thread {t}, value {v} is not the total's"
+    statement = f"{found.statement}; value v of part i is value v + {half.accumulator_registers} i of the total"
+    return Check("products", statement, found.ok and not witness, found.method, witness)
+
+
 def table_registers(plan: Sm90Plan) -> int:
     """Registers of a thread for the numbers of one K block, and their address."""
     found = len(numbers_read(plan)) if plan.mainloop is not None else 0
@@ -426,9 +461,10 @@ def _inside(x: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
 def explain_mainloop(plan: Sm90Plan) -> list[str]:
     """The promotion of each K block's sum, and the numbers a thread reads."""
     loop = present(plan.mainloop)
+    half, _, parts = product_of(plan)
     lines = [
         f"main loop: each K block of {loop.depth} is summed in registers of its own, then "
-        f"total = {said(loop.expression)}"
+        f"total = {said(loop.expression)}" + f"; in {parts} parts of {half.shape_mnk[1]} columns" * (parts > 1)
     ]
     for table in loop.tables:
         count = sum(key[0] == table.name for key in numbers_read(plan))

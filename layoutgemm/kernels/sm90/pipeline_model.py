@@ -72,6 +72,7 @@ class Hopper:
     registers         (loader's, consumers') after setmaxnreg
     promoted          products of one accumulator are waited for and read before the next ones are issued, into the same
                       registers
+    column_parts      of an accumulator that such products are of, one after the other
     numbers           the loader's lanes copy what a promotion reads into the stage, and arrive at its barrier for it
     packed            groups of products of a k tile whose A is packed weights, which threads read; 0 without them
     apart             sums of a k tile, each of one or more of these groups, and read before the next one begins in the
@@ -100,6 +101,7 @@ class Hopper:
     padding: bool = False
     registers: tuple[int, int] | None = None
     promoted: bool = False
+    column_parts: int = 1
     numbers: bool = False
     packed: int = 0
     apart: int = 0
@@ -302,9 +304,11 @@ class Hopper:
     def _consumer(self, i: int) -> Program:
         if self.by_warps:
             return self._by_warps(i)
-        names = ["acc0" if self.promoted else f"acc{block}" for block in range(self.blocks)]
+        names = [f"acc{block}" for block in range(self.blocks)]
+        if self.promoted:
+            names = ["acc0"] * (self.blocks * self.column_parts)
         reads = ("a", "b", "zeros") if self.padding else ("a", "b")
-        products = [Mma(reads, "read", name, last=block == self.blocks - 1) for block, name in enumerate(names)]
+        products = [Mma(reads, "read", name, last=at == len(names) - 1) for at, name in enumerate(names)]
         earlier = If(Later(1), self._release(i))
         step: Program = (*products, Commit("wgmma"), WaitGroup("wgmma", 1), earlier)
         if self.promoted:

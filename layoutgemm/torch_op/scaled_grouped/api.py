@@ -122,7 +122,8 @@ def scaled_matmul(
     out      where the product goes, of its shape and type, apart from what is read
     out_recipe  BlockWise1x128 to quantise the result to an 8-bit out_dtype: (C, its float32 scales), the next product's
              A. These are the values and scales that `layoutgemm.quantize` makes of the same sums in float32. In the
-             kernel, but for a gate, and a scale of each column of b and 128 of K: float32 and `quantize` follow
+             kernel, but for a scale of each column of b and 128 of K, and a gate whose columns are no multiple of 16:
+             float32 and `quantize` follow
     config   the kernel's configuration; default what `layoutgemm.tune` measured, or the one estimated fastest
 
     Scales, bias and activation are applied in the kernel, in float32, before the one rounding; on the CPU in float64.

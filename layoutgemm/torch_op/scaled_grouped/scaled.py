@@ -26,7 +26,13 @@ from ...kernels.fp8.plan import LEAST
 from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.along_k import AlongK
 from ...kernels.sm90.choose.rules import choose
-from ...kernels.sm90.choose.scaled_grouped import read_each_column, scaled_config, usual_config, whole_stores
+from ...kernels.sm90.choose.scaled_grouped import (
+    quantized_gate_config,
+    read_each_column,
+    scaled_config,
+    usual_config,
+    whole_stores,
+)
 from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.grouped import Ragged
 from ...kernels.sm90.mainloop import DEPTH, mainloop_of
@@ -46,6 +52,7 @@ from .recipes import TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 SCALE_C = "scale_c"  # the epilogue's operand
 _FLOAT_BYTES = 4
+LEAST_SEGMENT = 16  # columns that share a scale at least, of tiles of 256: a thread has registers for its scales then
 
 
 class ScaledCall(NamedTuple):
@@ -280,11 +287,16 @@ def line(x: torch.Tensor) -> torch.Tensor:
 def _quantizes_in_kernel(call: ScaledCall, a: torch.Tensor, finish: ScaledFinish, config: Sm90Config | None) -> bool:
     """True if a kernel quantises the result: one whose CTAs store 128 columns of a row, or a multiple.
 
-    A tile of a B with a scale of each column has fewer, and one of a gate.
+    A tile of a B with a scale of each column has fewer. So has one of a gate whose scales change within 16 columns.
     """
-    if finish.gate is not None or 0 in (*call.shape, *a.shape) or not on_gpu(a.get_device()):
+    if 0 in (*call.shape, *a.shape) or not on_gpu(a.get_device()):
         return False
-    return config is not None or call.recipes.groups[1:] != (1,) or not call.recipes.in_mainloop
+    each_column = call.recipes.in_mainloop and call.recipes.groups[1:] == (1,)
+    if finish.gate is not None:
+        narrow = call.recipes.in_mainloop and call.shape[-1] % LEAST_SEGMENT != 0
+        fits = config is None or config.tile[1] % (finish.halves * BLOCK_OF_C) == 0
+        return fits and not (each_column or narrow)
+    return config is not None or not each_column
 
 
 @lru_cache(maxsize=256)
@@ -321,13 +333,16 @@ def epilogue_for(call: ScaledCall, finish: ScaledFinish) -> Epilogue:
 def plan_of(
     call: ScaledCall, a: torch.Tensor, b: torch.Tensor, finish: ScaledFinish, config: Sm90Config | None = None
 ) -> tuple[Sm90Plan, str]:
-    """The plan of a product whose K blocks are promoted, or that is gated, and why this configuration."""
+    """The plan of a promoted or gated product, and why this configuration."""
     batch = a.shape[0] if a.ndim == 3 else 1
     sizes = call.shape[-2], call.shape[-1], a.shape[-1], batch
     groups = call.recipes.groups if call.recipes.in_mainloop else None if finish.fast else ()
     types = NAMES[a.dtype], f"{NAMES[b.dtype]}:col", C_NAMES[call.kind]
     index = a.get_device()
-    if groups is None:
+    if config is None and finish.gate is not None and call.quantizes:
+        config = quantized_gate_config(*sizes)
+        why = f"gated and quantised: tiles of {'x'.join(map(str, config.tile))}"
+    elif groups is None:
         config, why = _gated_config(sizes, types, str(finish.gate), index, config)
     else:
         columns = BLOCK_OF_C if call.quantizes else 1

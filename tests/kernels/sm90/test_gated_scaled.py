@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from layoutgemm.atoms import smem_tile
+from layoutgemm.atoms.smem.descriptor import derive as derive_descriptor
+from layoutgemm.checks import read_by
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
@@ -19,7 +22,7 @@ from layoutgemm.kernels.epilogue.numpy_math import Math
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.gated import Gated
 from layoutgemm.kernels.sm90.grouped import Ragged
-from layoutgemm.kernels.sm90.mainloop import mainloop_of
+from layoutgemm.kernels.sm90.mainloop import mainloop_of, product_of
 from layoutgemm.kernels.sm90.operands.combined import Combined
 
 needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
@@ -35,6 +38,7 @@ FORMS: dict[str, tuple[Sm90Config, tuple[int, ...], Any, int, str, int]] = {
     "squares of a batch": (replace(SMALL, loader="self"), (128, 128), 70, 88, "bf16", 2),
     "across": (Sm90Config((128, 64), cluster=(1, 2)), (1, 128), 130, 72, "bf16:col", 1),
     "wide": (Sm90Config((256, 128), cluster=(1, 2), loader="warpgroup", chunks=1), (1, 128), 300, 136, "e4m3", 1),
+    "halves": (Sm90Config((128, 256), stages=2, loader="warpgroup", chunks=1), (1, 128), 130, 144, "bf16", 1),
     "of A alone": (replace(SMALL, rows=8), (1,), 8, 88, "f32", 1),
     "no scales": (SMALL, (), 70, 88, "f32", 1),
     "rows": (SMALL, (1, 128), [0, 30, 1, 0, 65], 88, "f32", 5),
@@ -111,7 +115,7 @@ def test_compiled_kernel_is_exact(form: str) -> None:
         pytest.param(Policy(products="early", lands="oldest", elect="highest"), marks=SLOW),
     ],
 )
-@pytest.mark.parametrize("form", ["rows", pytest.param("between groups", marks=SLOW)])
+@pytest.mark.parametrize("form", ["rows", *[pytest.param(x, marks=SLOW) for x in ("between groups", "halves")]])
 def test_in_other_orders_of_events(form: str, policy: Policy) -> None:
     from layoutgemm.kernels.run.arrays import global_matrix
     from layoutgemm.kernels.run.emulated import emulate_plan
@@ -146,6 +150,7 @@ def test_functions_are_within_their_bound(kind: str) -> None:
     [
         Sm90Config((256, 128), loader="warpgroup", cluster=(1, 2), chunks=1, buffers=1),
         Sm90Config((64, 192), consumers=1, loader="warp", chunks=1, buffers=2),
+        Sm90Config((128, 256), loader="warpgroup", cluster=(2, 1), chunks=1, buffers=1),
     ],
 )
 def test_production_tiles_have_no_local_memory(config: Sm90Config) -> None:
@@ -173,6 +178,19 @@ def test_numbers_of_the_wrong_columns_are_found() -> None:
     assert failing(replace(wide, n=96)) == set()  # 32 columns of each half in a tile, all of one group
     assert "promotion" in failing(replace(wide, n=80))
     assert "a thread reads 4 number(s) of scale_a, scale_b" in str(wide.check())
+
+
+def test_halves_that_are_not_the_total_s_are_found() -> None:
+    """256 columns are multiplied by an instruction of 128, whose registers and columns of B are checked."""
+    plan = case("halves")[0]
+    half, descriptor, parts = product_of(plan)
+    assert (half.shape_mnk[1], parts, descriptor.mn_steps) == (128, 2, (0, 128 * 128))
+    assert "in 2 parts of 128 columns" in plan.explain()
+    (check,) = [x for x in plan.check() if x.name == "products"]
+    assert check and "value v of part i is value v + 64 i of the total" in check.statement
+    other = derive_descriptor(smem_tile((256, 128), "e4m3", "K", "64B"), half, "B")
+    assert not read_by("products", plan.b.smem, other, half, "B")
+    assert product_of(case("whole groups")[0])[2] == 1
 
 
 def test_tables_and_refusals() -> None:

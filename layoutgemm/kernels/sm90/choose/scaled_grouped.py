@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from ....dtypes import dtype
 from ...plan import STAGE_BYTES_OF_K
 from ..config import Sm90Config
+from ..gated import HALVES
 from ..mainloop import DEPTH
 from ..stages import stages, warpgroups
 from .costs import CostModel, cost_model
@@ -64,6 +65,21 @@ def scaled_config(
     ]
     found = [(width, config) for width, config in stored if width % unit == 0]
     return next((config for width, config in found if width % columns == 0), found[0][1])
+
+
+def quantized_gate_config(m: int, n: int, k: int, batch: int = 1) -> Sm90Config:
+    """The configuration of a gated product that is quantised: a tile has 128 columns of C. Not measured.
+
+    n  columns of C
+
+    >>> quantized_gate_config(4096, 2048, 7168).tile, quantized_gate_config(16, 2048, 7168).rows
+    ((128, 256), 16)
+    """
+    if m <= _ONE_TILE:
+        rows = -(-m // 8) * 8 if m <= _MAX_LOADED_ROWS else None
+        return Sm90Config((_ONE_TILE, 256), consumers=1, loader="warp", rows=rows, chunks=1, buffers=1)
+    sharing = _sharing((m, HALVES * n, k, batch), (128, 256))
+    return Sm90Config((128, 256), loader="warpgroup", cluster=sharing, chunks=1, buffers=1)
 
 
 def scaled_candidates(sizes: tuple[int, int, int, int], each_column: bool, places: int) -> list[Sm90Config]:

@@ -6,10 +6,10 @@
     numbers     a warp of its own, beside the loader's: its lanes copy a K block's numbers of the tables into the stage
                 (cp.async, any strides); each lane arrives at the stage's barrier when its copies have landed. Without a
                 loader of its own the consumer warp that loads does so
-    consumer    for each K block, and in it for each of its blocks of 64 rows: reads the block's numbers, multiplies
-                into one set of fresh registers, waits, and computes for each element
-                total = expression(total, product, tables); releases the stage when the last of them has been
-                multiplied
+    consumer    for each K block, and in it for each of its blocks of 64 rows, and of these for each part of their
+                columns (`mainloop.product_of`): reads the block's numbers, multiplies into one set of fresh registers,
+                waits, and computes for each element total = expression(total, product, tables); releases the stage when
+                the last of them has been multiplied
 
 A warpgroup has no products in flight while it promotes: another warpgroup's run meanwhile, so two are the least. It has
 the registers of all totals, and of the products of 64 rows.
@@ -34,7 +34,17 @@ from ...epilogue.tracing import Values
 from ...plan import present
 from ...store import ROWS
 from ..config import WARPGROUP
-from ..mainloop import NUMBER_BYTES, TOTAL, VECTOR, NumberSlots, byte_of, key_of, numbers_read, same_for_all
+from ..mainloop import (
+    NUMBER_BYTES,
+    TOTAL,
+    VECTOR,
+    NumberSlots,
+    byte_of,
+    key_of,
+    numbers_read,
+    product_of,
+    same_for_all,
+)
 from ..plan import Sm90Plan
 from .fused import Sm90FusedKernel
 
@@ -52,12 +62,13 @@ class Sm90PromotedKernel(Sm90FusedKernel):
     ) -> None:  # fmt: skip
         """A consumer warpgroup: all its tiles, products, promotions and stores."""
         plan = self.plan
-        mma = bridge.Wgmma(plan)
+        atom, descriptor, parts = product_of(plan)
+        mma = bridge.Wgmma(plan, (atom, descriptor) if parts > 1 else None)
         products = mma.accumulator()
-        totals = [mma.accumulator() for _ in range(plan.blocks)]
+        totals = [bridge.Wgmma(plan).accumulator() for _ in range(plan.blocks)]
         first_block = consumer * plan.blocks
         a = bridge.WgmmaOperand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes, first_block)
-        b = bridge.WgmmaOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
+        b = bridge.WgmmaOperand(descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
         if const_expr(plan.config.rows is not None):
             self.clear_dead_rows(job.shared, consumer * WARPGROUP + thread)
         tables = StageTables(plan, first_block * ROWS, thread)
@@ -77,23 +88,26 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                 if following == plan.stages:
                     following = Int32(0)
                     flipped = parity ^ 1
-                # Of several blocks of rows the numbers are read under the first one's products: the issue of products
-                # waits for what is read at it. Of one block, before: 4 to 15% faster on an H100.
-                numbers = tables.numbers(job.shared, stage) if const_expr(plan.blocks == 1) else {}
-                for block in cutlass.range_constexpr(plan.blocks):
-                    mma.multiply_block(products, a, b, stage, block, 0, False)
-                    if const_expr(block == 0 and plan.blocks > 1):
+                # Of several products the numbers are read under the first one: the issue of products waits for what is
+                # read at it. Of one, before: 4 to 15% faster on an H100.
+                pieces = [(block, part) for block in range(plan.blocks) for part in range(parts)]
+                numbers = tables.numbers(job.shared, stage) if const_expr(len(pieces) == 1) else {}
+                for at in cutlass.range_constexpr(len(pieces)):
+                    block, part = pieces[at]
+                    mma.multiply_block(products, a, b, stage, block, part, False)
+                    if const_expr(at == 0 and len(pieces) > 1):
                         numbers = tables.numbers(job.shared, stage)
                     mma.wait(0, products)
-                    if const_expr(block == plan.blocks - 1):
+                    if const_expr(at == len(pieces) - 1):
                         self.release(job, stage)
                         ready = bridge.barrier_done(job.shared.full(following), flipped)  # known after the promotion
                         if const_expr(plan.config.loader == "self"):
                             if k_tile > 0:  # into the stage before: another consumer may still read this one
                                 ahead = self.load_next(job, maps, ahead)
-                    for v in bridge.unrolled(plan.mma.accumulator_registers):
-                        element = tables.element(numbers, block, v, totals[block][v])
-                        totals[block][v] = present(plan.mainloop).evaluate(products[v], element)
+                    for v in bridge.unrolled(atom.accumulator_registers):
+                        of = v + part * atom.accumulator_registers
+                        element = tables.element(numbers, block, of, totals[block][of])
+                        totals[block][of] = present(plan.mainloop).evaluate(products[v], element)
                 stage, parity = following, flipped
             self.bring_together(job, totals, (consumer, thread))
             for number in cutlass.range_constexpr(len(plan.pieces(0))):
