@@ -305,19 +305,12 @@ class Hopper:
         if self.by_warps:
             return self._by_warps(i)
         names = [f"acc{block}" for block in range(self.blocks)]
-        if self.promoted:
-            names = ["acc0"] * (self.blocks * self.column_parts)
         reads = ("a", "b", "zeros") if self.padding else ("a", "b")
-        products = [Mma(reads, "read", name, last=at == len(names) - 1) for at, name in enumerate(names)]
+        products = [Mma(reads, "read", name, last=block == self.blocks - 1) for block, name in enumerate(names)]
         earlier = If(Later(1), self._release(i))
         step: Program = (*products, Commit("wgmma"), WaitGroup("wgmma", 1), earlier)
         if self.promoted:
-            refill = (If(Later(1), self._refill(i)),) if self._loads_for_itself(i) else ()
-            step = ()
-            for product in products:
-                free = (*self._release(i), *refill) if product.last else ()
-                numbers = (Read("numbers", "read", last=product.last),) if self.numbers else ()
-                step += (*numbers, product, Commit("wgmma"), WaitGroup("wgmma", 0), *free, Read(product.into))
+            step = self._promoted(i, reads)
         if self.apart:
             step = self._apart(earlier)
         elif self.packed:
@@ -362,6 +355,19 @@ class Hopper:
             first += (Sync("turn0", wait=False),)  # the first turn is consumer 0's
         drain = self._drain if self._loads_for_itself(i) else ()
         return (*self._start(i == 0), *first, *self._tiles(*whole), *drain)
+
+    def _promoted(self, i: int, reads: tuple[str, ...]) -> Program:
+        """A k tile whose products are read one by one, each before the next begins in the same registers."""
+        refill = (If(Later(1), self._refill(i)),) if self._loads_for_itself(i) else ()
+        step: Program = ()
+        products = self.blocks * self.column_parts
+        for number in range(products):
+            last = number == products - 1
+            numbers = (Read("numbers", "read", last=last),) if self.numbers else ()
+            product = Mma(reads, "read", "acc0", last=last)
+            free = (*self._release(i), *refill) if last else ()
+            step += (*numbers, product, Commit("wgmma"), WaitGroup("wgmma", 0), *free, Read("acc0"))
+        return step
 
     def _apart(self, earlier: Action) -> Program:
         """A k tile whose sums are read one by one: while a group of products runs, A is converted for the next."""
