@@ -357,7 +357,7 @@ class Hopper:
         return (*self._start(i == 0), *first, *self._tiles(*whole), *drain)
 
     def _promoted(self, i: int, reads: tuple[str, ...]) -> Program:
-        """A k tile whose products are read one by one, each before the next begins in the same registers."""
+        """A k tile whose products, all in the same registers, are read one by one."""
         refill = (If(Later(1), self._refill(i)),) if self._loads_for_itself(i) else ()
         step: Program = ()
         products = self.blocks * self.column_parts
