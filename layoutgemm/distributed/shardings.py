@@ -24,6 +24,7 @@ import torch
 
 from ..errors import OperandError
 from ..torch_op import library as _library  # noqa: F401  # defines the operators, as the next does
+from ..torch_op.bias_activation import GATES
 from ..torch_op.scaled_grouped import operators as _operators  # noqa: F401
 
 Placement: TypeAlias = "torch.distributed.tensor.placement_types.Placement"
@@ -122,7 +123,8 @@ def scaled_rules(
 ) -> list[Rule]:  # fmt: skip
     """Rules of torch.ops.layoutgemm.scaled_matmul: whole operands, rows or columns with the scales of each.
 
-    Scales of 128 rows or columns are not cut: a shard may end inside of a block.
+    Scales of 128 rows or columns are not cut: a shard may end inside of a block. Nor are the columns of a gate and of
+    its pair.
     """
     whole, _, shard = _placements()
     rank, m, n = len(a.shape), a.shape[-2], b.shape[-1]
@@ -132,7 +134,8 @@ def scaled_rules(
     lines_a, lines_b = _line(scale_a, m), _line(scale_b, n)
     if lines_a is not None:
         rules.append(([shard(rank - 2)], [shard(rank - 2), lines_a, whole, none_b, none_bias, *rest]))
-    if lines_b is not None or scale_b is None:
+    gated = bool(options) and options[0] in GATES  # an activation follows the bias
+    if not gated and (lines_b is not None or scale_b is None):
         over = None if bias is None else shard(0)
         rules.append(([shard(rank - 1)], [whole, whole, shard(rank - 1), lines_b, over, *rest]))
     return rules

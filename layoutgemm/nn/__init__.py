@@ -3,7 +3,8 @@
     module           computes                                        state dict
     ---------------  ----------------------------------------------  ------------------------------------------
     Linear           activation(x @ weight.T + bias), one kernel     torch.nn.Linear's
-    GatedMLP         down(act(x @ gate.T) * (x @ up.T))              gate_proj, up_proj, down_proj
+    GatedMLP         down(act(x @ gate.T) * (x @ up.T)), of any      gate_proj, up_proj, down_proj
+                     of these layers but the packed ones
     ScaledLinear     Linear with float8 weights, scales of blocks    torch.nn.Linear's, or with weight_scale_inv
     MasterLinear     Linear in fp8 with gradients in fp8, to train   torch.nn.Linear's
     QuantizedLinear  Linear with packed weights of 4 or 8 bits       units, scales, bias

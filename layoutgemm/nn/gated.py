@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 
 from ..errors import OperandError
 from ..torch_op.bias_activation import GATES
+from ..torch_op.scaled_grouped import DEPTH
 from .linear import DenseLinear
+from .master import MasterLinear
+from .scaled import ScaledLinear
 
+Layer = DenseLinear | ScaledLinear | MasterLinear
+WEIGHTS: dict[str, type[Layer]] = {"own": DenseLinear, "fp8": ScaledLinear, "master": MasterLinear}
+SCALES = "weight_scale_inv"  # of float8 weights in state dicts
 NAMES = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -20,11 +27,14 @@ class GatedMLP(torch.nn.Module):
     activation  "swiglu" or "geglu"
     names       of gate, up and down in the state dict, default those of Llama; each with a weight, and a bias if `bias`
     bias        whether gate, up and down have one
+    weights     "own", or the layers of `layoutgemm.nn`: "fp8" of ScaledLinear, "master" of MasterLinear
+    allow_tf32  of weights="own"
 
     The parameter `gate_up.weight` is (2 * hidden_features, in_features): the gate's rows, then the other ones. State
-    dicts have them apart, under `names`.
+    dicts have them apart, under `names`. Float8 weights are loaded with the scales of each where hidden_features is a
+    multiple of 128: else the scales of 128 rows are not those of gate and up side by side.
 
-    Raises OperandError for an activation that gates nothing.
+    Raises OperandError for an activation that gates nothing, unknown weights, and scales that do not lie side by side.
 
     >>> mlp = GatedMLP(4, 8, dtype=torch.bfloat16)
     >>> sorted(mlp.state_dict())
@@ -36,25 +46,24 @@ class GatedMLP(torch.nn.Module):
     def __init__(
         self, in_features: int, hidden_features: int, activation: str = "swiglu", bias: bool = False,
         device: torch.device | str | None = None, dtype: torch.dtype | None = None, *,
-        names: tuple[str, str, str] = NAMES, allow_tf32: bool | None = None,
+        names: tuple[str, str, str] = NAMES, allow_tf32: bool | None = None, weights: str = "own",
     ) -> None:  # fmt: skip
         if activation not in GATES:
             raise OperandError(f"activation {activation!r}: of gated products known are {', '.join(map(repr, GATES))}")
+        kind, _ = _layers(weights, allow_tf32)
         super().__init__()
-        self.names = names
-        self.gate_up = DenseLinear(
-            in_features, 2 * hidden_features, bias, device, dtype, activation=activation, allow_tf32=allow_tf32
-        )
-        self.down = DenseLinear(hidden_features, in_features, bias, device, dtype, allow_tf32=allow_tf32)
+        self.names, self.hidden_features = names, hidden_features
+        self.gate_up = kind(in_features, 2 * hidden_features, bias, device, dtype, activation=activation)
+        self.down = kind(hidden_features, in_features, bias, device, dtype)
         self.register_state_dict_post_hook(_apart)
         self.register_load_state_dict_pre_hook(_together)
 
     @classmethod
     def of(
         cls, gate: torch.nn.Linear, up: torch.nn.Linear, down: torch.nn.Linear, activation: str = "swiglu", *,
-        names: tuple[str, str, str] = NAMES, allow_tf32: bool | None = None,
+        names: tuple[str, str, str] = NAMES, allow_tf32: bool | None = None, weights: str = "own",
     ) -> GatedMLP:  # fmt: skip
-        """The module with the weights of three layers; gate and up are copied side by side.
+        """The module with the weights of three layers; gate and up are copied side by side, and quantised for "fp8".
 
         Raises OperandError for layers whose sizes do not meet, or of which only some have a bias.
         """
@@ -64,12 +73,15 @@ class GatedMLP(torch.nn.Module):
         with_bias = [x.bias is not None for x in (gate, up, down)]
         if len(set(with_bias)) > 1:
             raise OperandError(f"gate, up and down have a bias: {with_bias}; all or none")
-        made = cls(*sizes[0], activation, with_bias[0], device="meta", names=names, allow_tf32=allow_tf32)
+        _, of = _layers(weights, allow_tf32)
+        dtype = gate.weight.dtype
+        made = cls(*sizes[0], activation, with_bias[0], device="meta", dtype=dtype, names=names, weights=weights)
+        both = torch.nn.Linear(sizes[0][0], 2 * sizes[0][1], with_bias[0], device="meta", dtype=dtype)
         for name in ("weight", "bias")[: 1 + with_bias[0]]:
             first, second = getattr(gate, name), getattr(up, name)
-            joined = torch.nn.Parameter(torch.cat([first.detach(), second.detach()]), first.requires_grad)
-            setattr(made.gate_up, name, joined)
-            setattr(made.down, name, getattr(down, name))
+            setattr(both, name, torch.nn.Parameter(torch.cat([first.detach(), second.detach()]), first.requires_grad))
+        made.gate_up = of(both, activation=activation)
+        made.down = of(down)
         return made.train(gate.training)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -78,19 +90,26 @@ class GatedMLP(torch.nn.Module):
         return value
 
 
-def _pairs(module: GatedMLP) -> list[tuple[str, str]]:
-    """(parameter's name, and the name in state dicts of the down projection's)."""
-    return [(name, f"{module.names[2]}.{name}") for name, _ in module.down.named_parameters()]
+def _layers(weights: str, allow_tf32: bool | None) -> tuple[Callable[..., Layer], Callable[..., Layer]]:
+    """The layers' class and its `of`. Raises OperandError for unknown weights."""
+    if weights not in WEIGHTS:
+        raise OperandError(f"weights {weights!r}: {', '.join(map(repr, WEIGHTS))}")
+    if weights == "own":
+        return partial(DenseLinear, allow_tf32=allow_tf32), partial(DenseLinear.of, allow_tf32=allow_tf32)
+    return WEIGHTS[weights], WEIGHTS[weights].of
+
+
+_STATE = ("weight", "bias", SCALES)  # what a layer may have in a state dict
 
 
 def _apart(module: GatedMLP, state: dict[str, torch.Tensor], prefix: str, *others: object) -> None:
     """Take gate and up apart in a state dict that was just made."""
-    for name, down in _pairs(module):
-        joined = state.pop(f"{prefix}gate_up.{name}")
-        moved = state.pop(f"{prefix}down.{name}")
-        for key, part in zip(module.names, joined.chunk(2)):
+    for name in _STATE:
+        joined, moved = (state.pop(f"{prefix}{layer}.{name}", None) for layer in ("gate_up", "down"))
+        for key, part in zip(module.names, () if joined is None else joined.chunk(2)):
             state[f"{prefix}{key}.{name}"] = part
-        state[prefix + down] = moved
+        if moved is not None:
+            state[f"{prefix}{module.names[2]}.{name}"] = moved
 
 
 def _together(
@@ -98,9 +117,13 @@ def _together(
     missing: list[str], *others: object,
 ) -> None:  # fmt: skip
     """Put gate and up side by side in a state dict that is being loaded."""
-    for name, down in _pairs(module):
-        keys = [f"{prefix}{key}.{name}" for key in module.names[:2]]
+    for name in _STATE:
+        *keys, down = [f"{prefix}{key}.{name}" for key in module.names]
         if all(key in state for key in keys):
+            if name == SCALES and module.hidden_features % DEPTH:
+                raise OperandError(
+                    f"{keys[0]}: scales of {DEPTH} rows, and gate and up of {module.hidden_features} lie side by side"
+                )
             state[f"{prefix}gate_up.{name}"] = torch.cat([state.pop(key) for key in keys])
-        if prefix + down in state:
-            state[f"{prefix}down.{name}"] = state.pop(prefix + down)
+        if down in state:
+            state[f"{prefix}down.{name}"] = state.pop(down)

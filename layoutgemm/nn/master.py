@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 
 from ..errors import OperandError
-from ..torch_op.bias_activation import ACTIVATIONS, GATES
-from ..torch_op.checks import check_activation
+from ..torch_op.bias_activation import GATES, by_autograd
+from ..torch_op.checks import autocast, check_activation, differentiated
+from ..torch_op.fp8.api import quantize
+from ..torch_op.problem import half
+from ..torch_op.scaled_grouped import scaled_matmul
 from ..torch_op.scaled_grouped.recipes import BLOCK, FAMILIES, SQUARE, recipe_text
 from ..torch_op.scaled_grouped.training import fp8_matmul
 
@@ -15,14 +18,16 @@ class MasterLinear(torch.nn.Linear):
     """activation(x @ weight.T + bias) in fp8, with gradients in fp8: torch.nn.Linear by `layoutgemm.fp8_matmul`.
 
     in_features, out_features, bias, device, dtype  as torch.nn.Linear has them: bfloat16, float16 or float32
-    activation  None, relu, relu_sq, gelu, gelu_tanh, silu, sigmoid or tanh; by torch, on a float32 product
+    activation  None, relu, relu_sq, gelu, gelu_tanh, silu, sigmoid or tanh; by torch, on a float32 product. "swiglu"
+                and "geglu" gate the first half of the columns with the second, in the kernel without derivatives
     recipe_a    of x, and of the result's gradient; recipe_b of the weights. The weights' gradient takes a scale for 128
                 of a line on both sides, or for a line
 
     The parameters are the master weights: they and the state dict are torch.nn.Linear's. Each call quantises them
     anew, as optimizers change them. Works under autocast and torch.compile.
 
-    Raises OperandError for recipes that do not meet, and for an activation that the product does not have.
+    Raises OperandError for recipes that do not meet, and for an activation that the product does not have; TensorError
+    for a gate of an odd number of columns.
 
     >>> layer = MasterLinear(256, 2, bias=False, dtype=torch.bfloat16)
     >>> _ = layer.load_state_dict({"weight": torch.ones(2, 256)})
@@ -38,7 +43,7 @@ class MasterLinear(torch.nn.Linear):
     ) -> None:  # fmt: skip
         check_activation(activation)
         if activation in GATES:
-            raise OperandError(f"activation {activation!r}: a product with scales has no gate; Linear has")
+            half(2, out_features)
         names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
         if not any(names[0] in family and names[1] in family for family in FAMILIES):
             raise OperandError(f"recipe_a {names[0]} and recipe_b {names[1]}: both are of blocks, or neither is")
@@ -63,16 +68,28 @@ class MasterLinear(torch.nn.Linear):
         return made.train(layer.training)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """activation(x @ weight.T + bias), of shape (..., out_features)."""
+        """activation(x @ weight.T + bias), of shape (..., out_features), or half of them with a gate."""
         rows = x if x.ndim > 1 else x.unsqueeze(0)
-        wide = None if self.activation is None else torch.float32
-        value = fp8_matmul(
-            rows, self.weight.mT, bias=self.bias, recipe_a=self.recipe_a, recipe_b=self.recipe_b, out_dtype=wide
-        )
-        if self.activation is not None:
-            kind = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
-            value = ACTIVATIONS[self.activation](value).to(kind)
+        kind = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+        if self.activation in GATES and not differentiated(x, self.weight, self.bias):
+            value = self._gated(rows, kind)
+        else:
+            wide = None if self.activation is None else torch.float32
+            value = fp8_matmul(
+                rows, self.weight.mT, bias=self.bias, recipe_a=self.recipe_a, recipe_b=self.recipe_b, out_dtype=wide
+            )
+            value = value if self.activation is None else by_autograd(value, self.activation).to(kind)
         return value if x.ndim > 1 else value.squeeze(0)
+
+    def _gated(self, x: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+        """The gated product in one kernel, of operands that are quantised for it."""
+        rows, weight = autocast(x.flatten(0, -2), self.weight)
+        (a, scale_a), (b, scale_b) = quantize(rows, self.recipe_a), quantize(weight, self.recipe_b)
+        value: torch.Tensor = scaled_matmul(
+            a, scale_a, b.mT, scale_b, recipe_a=self.recipe_a, recipe_b=self.recipe_b, bias=self.bias,
+            activation=self.activation, out_dtype=kind,
+        )  # fmt: skip
+        return value.view(*x.shape[:-1], value.shape[-1])
 
     def extra_repr(self) -> str:
         """Sizes, recipes, and what is not torch.nn.Linear's default."""

@@ -14,10 +14,11 @@ from collections.abc import Callable
 import torch
 
 from ..errors import OperandError, TensorError
-from ..torch_op.bias_activation import ACTIVATIONS, GATES
+from ..torch_op.bias_activation import GATES, by_autograd
 from ..torch_op.checks import check_activation, differentiated
 from ..torch_op.fp8.api import quantize
 from ..torch_op.operator import matmul
+from ..torch_op.problem import half
 from ..torch_op.scaled_grouped import DEPTH, scaled_matmul
 from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE
 
@@ -45,7 +46,7 @@ def spread(scale: torch.Tensor, n: int, k: int) -> torch.Tensor:
 class ScaledLinear(torch.nn.Module):
     """activation(x @ weight.T + bias) with float8 weights: a scale for 128 x 128 weights, and for 128 of a row of x.
 
-    in_features, out_features, bias, activation  as `layoutgemm.nn.Linear`; "swiglu" and "geglu" are refused
+    in_features, out_features, bias, activation  as `layoutgemm.nn.Linear`, gates too
     dtype  of state dicts, bias and result: bfloat16 or float16
 
     weight        float8_e4m3fn (out_features, in_features), a buffer: it is not trained
@@ -55,7 +56,7 @@ class ScaledLinear(torch.nn.Module):
     float8 weights with `weight_scale_inv` is loaded as it is, and saved likewise.
 
     The gradient of x is by the weights, as if x had not been rounded. Raises OperandError for a dtype or an activation
-    that the product does not have, TensorError for scales of another shape.
+    that the product does not have, TensorError for scales of another shape, and for a gate of an odd number of columns.
 
     >>> layer = ScaledLinear(128, 2, bias=False)
     >>> _ = layer.load_state_dict({"weight": torch.ones(2, 128)})
@@ -76,7 +77,7 @@ class ScaledLinear(torch.nn.Module):
             raise OperandError(f"dtype {dtype}: bfloat16 or float16, which the product is stored as")
         check_activation(activation)
         if activation in GATES:
-            raise OperandError(f"activation {activation!r}: a product with scales has no gate; Linear has")
+            half(2, out_features)
         self.in_features, self.out_features, self.activation, self.wide = in_features, out_features, activation, dtype
         blocks = -(-out_features // DEPTH), -(-in_features // DEPTH)
         self.register_buffer("weight", torch.zeros(out_features, in_features, device=device).to(FLOAT8))
@@ -102,14 +103,14 @@ class ScaledLinear(torch.nn.Module):
             if self.bias is not None:
                 value = value + self.bias
             if self.activation is not None:
-                value = ACTIVATIONS[self.activation](value)
+                value = by_autograd(value, self.activation)
         else:
             eight, scale = quantize(rows, BLOCK, power_of_two=True)
             value = scaled_matmul(
                 eight, scale, self.weight.mT, self.weight_scale, recipe_a=BLOCK, recipe_b=SQUARE, bias=self.bias,
                 activation=self.activation, out_dtype=self.wide,
             )  # fmt: skip
-        return value.reshape(*x.shape[:-1], self.out_features)
+        return value.reshape(*x.shape[:-1], value.shape[-1])
 
     def dequantized(self) -> torch.Tensor:
         """The weights (out_features, in_features) in the type of state dicts."""

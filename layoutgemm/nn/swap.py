@@ -79,14 +79,15 @@ def swap_linears(
     where       which layers: a function of name and module, or patterns of names as fnmatch has them; default all
     weights     "own" keeps the parameters, the same tensors; "fp8" makes float8 weights with scales of blocks, which
                 are not trained; "master" keeps the parameters and multiplies in fp8, gradients too (`MasterLinear`)
-    gated       whether modules of gate_proj, up_proj, down_proj and an act_fn (SiLU, GELU) become GatedMLP, where a run
-                on random rows agrees. Gate and up are then one parameter, so make optimizers afterwards
+    gated       whether modules of gate_proj, up_proj, down_proj and an act_fn (SiLU, GELU) become GatedMLP of such
+                weights, where a run of their own ones on random rows agrees. Gate and up are then one parameter, so
+                make optimizers afterwards
     allow_tf32  whether float32 layers may be multiplied as tf32; default as torch is set
 
     State dicts stay as they are, and hooks, parametrizations and subclasses are left alone. Layers whose weight other
     modules hold are replaced and stay tied; with float8 weights they are left.
 
-    Raises OperandError for a model that is a linear layer itself, for unknown `weights`, and for "master" with gated.
+    Raises OperandError for a model that is a linear layer itself, and for unknown `weights`.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 2)).bfloat16()
     >>> print(swap_linears(model, where="0"))
@@ -96,13 +97,11 @@ def swap_linears(
     """
     if weights not in ("own", "fp8", "master"):
         raise OperandError(f"weights {weights!r}: 'own', 'fp8' or 'master'")
-    if weights == "master" and gated:
-        raise OperandError("gated=True with weights='master': a product in fp8 has no gate; use where= and two calls")
     if isinstance(model, torch.nn.Linear):
         raise OperandError("model is a linear layer itself, and layers are replaced inside of it: Linear.of(model)")
     found: list[Swapped] = []
     if gated:
-        found += _swap_gated(model, _asked(where), allow_tf32)
+        found += _swap_gated(model, _asked(where), allow_tf32, weights)
     asked = _asked(where)
     shared = _shared_weights(model)
     made: dict[torch.nn.Module, torch.nn.Module] = {}
@@ -179,7 +178,7 @@ def _shared_weights(model: torch.nn.Module) -> dict[torch.Tensor, set[str]]:
 
 
 def _swap_gated(
-    model: torch.nn.Module, asked: Callable[[str, torch.nn.Module], str], allow_tf32: bool | None
+    model: torch.nn.Module, asked: Callable[[str, torch.nn.Module], str], allow_tf32: bool | None, weights: str
 ) -> list[Swapped]:
     """Replace the gated MLPs that can be, and report the layers of those only."""
     found: list[Swapped] = []
@@ -195,7 +194,7 @@ def _swap_gated(
         )
         if not reason and any(layer.weight in shared for layer in layers):
             reason = "a weight is tied to another module's"
-        made = None if reason else _gated(module, layers, allow_tf32)
+        made = None if reason else _gated(module, layers, allow_tf32, weights)
         if made is not None:
             parent, _, last = name.rpartition(".")
             setattr(model.get_submodule(parent), last, made)
@@ -203,8 +202,10 @@ def _swap_gated(
     return found
 
 
-def _gated(module: torch.nn.Module, layers: list[torch.nn.Linear], allow_tf32: bool | None) -> GatedMLP | None:
-    """The module as a GatedMLP, where a run of both on random rows agrees; else None."""
+def _gated(
+    module: torch.nn.Module, layers: list[torch.nn.Linear], allow_tf32: bool | None, weights: str
+) -> GatedMLP | None:
+    """The module as a GatedMLP, where both agree by their own weights; else None."""
     weight, activation = layers[0].weight, _gate_of(module)
     own = {*module.parameters()}
     if weight.device.type == "meta" or not activation or own != {p for layer in layers for p in layer.parameters()}:
@@ -220,7 +221,14 @@ def _gated(module: torch.nn.Module, layers: list[torch.nn.Linear], allow_tf32: b
         return None
     # Both round twice: the gated rows, and the result.
     off = (got - want).abs().max() / want.abs().max()
-    return made.train(module.training) if float(off) <= 8 * torch.finfo(want.dtype).eps else None
+    if float(off) > 8 * torch.finfo(want.dtype).eps:
+        return None
+    if weights != "own":
+        try:
+            made = GatedMLP.of(layers[0], layers[1], layers[2], activation, weights=weights)
+        except LayoutError:
+            return None
+    return made.train(module.training)
 
 
 def _gate_of(module: torch.nn.Module) -> str:

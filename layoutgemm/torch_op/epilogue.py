@@ -283,7 +283,7 @@ def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int]) -> Finis
         isinstance(step, (Custom, Dropout, ColumnReduce)) for step in epilogue.steps
     )  # they may know their row
     steps = [_ordered(step, orders) for step in epilogue.steps]
-    taken = Epilogue(*steps, pairs=pairs, stores_c=epilogue.stores_c)
+    taken = Epilogue(*steps, pairs=pairs, stores_c=epilogue.stores_c, sums=epilogue.sums)
     return Finish(taken, words_of(taken, placed, 0), (taken, alone), alone)
 
 

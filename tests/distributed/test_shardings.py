@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from layoutgemm.distributed.shardings import gated_rules, product_rules
+from layoutgemm.distributed.shardings import gated_rules, product_rules, scaled_rules
 
 PROGRAM = Path(__file__).with_name("program.py")
 
@@ -49,3 +49,8 @@ def test_a_gate_is_not_parted_from_its_pair() -> None:
             self.shape = shape
 
     assert not [rule for rule in gated_rules(Shaped(8, 16), Shaped(16, 12), "swiglu") if rule[0] == [Shard(1)]]
+    scaled = Shaped(8, 256), Shaped(8, 1), Shaped(256, 12), Shaped(1, 12), None
+    for activation, parted in (("swiglu", False), ("silu", True), (None, True)):
+        rules = scaled_rules(*scaled, activation, None)
+        assert ([Shard(1)] in [rule[0] for rule in rules]) == parted
+        assert [Shard(0)] in [rule[0] for rule in rules]

@@ -10,8 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
 
-from layoutgemm.errors import LayoutError, OperandError
-from layoutgemm.nn import GatedMLP, Linear, ScaledLinear
+from layoutgemm import scaled_matmul
+from layoutgemm.errors import LayoutError, OperandError, TensorError
+from layoutgemm.nn import GatedMLP, Linear, ScaledLinear, scaled
 from layoutgemm.nn.scaled import dequantized, quantized
 
 BF16 = torch.bfloat16
@@ -166,6 +167,61 @@ def test_scaled_linear_is_near_the_product_and_derives_x() -> None:
     assert near(x.grad, want, 2.0**-6) and ours.bias.grad is not None
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("activation", ["swiglu", "geglu"])
+def test_a_scaled_linear_has_a_gate_in_its_product(activation: str, bias: bool, monkeypatch: Any) -> None:
+    """One product without derivatives, of gate and up; the same values and the gradient of x with them."""
+    seen: list[Any] = []
+    monkeypatch.setattr(scaled, "scaled_matmul", lambda *x, **o: seen.append(o) or scaled_matmul(*x, **o))
+    layer = ScaledLinear.of(torch.nn.Linear(256, 176, bias=bias, dtype=BF16), activation=activation)
+    x = normal(2, 3, 256)
+    act = {"swiglu": torch.nn.functional.silu, "geglu": torch.nn.functional.gelu}[activation]
+    with torch.no_grad():
+        got = layer(x)
+        gate, up = torch.nn.functional.linear(x, layer.dequantized(), layer.bias).float().chunk(2, -1)
+    assert got.shape == (2, 3, 88) and near(got, act(gate) * up, 0.1)
+    assert [each["activation"] for each in seen] == [activation]
+    leaf = x.clone().requires_grad_()
+    again = layer(leaf)
+    assert near(again, got, 2.0**-5)
+    again.float().sum().backward()
+    wide = x.clone().requires_grad_()
+    gate, up = torch.nn.functional.linear(wide, layer.dequantized(), layer.bias).chunk(2, -1)
+    (act(gate) * up).float().sum().backward()
+    assert near(leaf.grad, wide.grad, 0.1)
+
+
+@pytest.mark.parametrize("weights", ["fp8", "master"])
+def test_gated_mlps_in_fp8_have_llamas_state_dict(weights: str) -> None:
+    parts = [torch.nn.Linear(*s, dtype=BF16) for s in ((256, 128), (256, 128), (128, 256))]
+    own, ours = GatedMLP.of(*parts), GatedMLP.of(*parts, weights=weights)
+    x = normal(4, 256)
+    assert near(ours(x), own(x), 0.15)
+    state = ours.state_dict()
+    assert set(state) == set(own.state_dict()) and all(
+        x.shape == own.state_dict()[key].shape for key, x in state.items()
+    )
+    again = GatedMLP(256, 128, bias=True, dtype=BF16, weights=weights)
+    again.load_state_dict(state)
+    with torch.no_grad():
+        assert torch.equal(again(x), ours(x))
+
+
+def test_gated_mlps_load_the_scales_of_gate_and_up() -> None:
+    state: dict[str, Any] = {}
+    for name, shape in zip(("gate_proj", "up_proj", "down_proj"), ((256, 128), (256, 128), (128, 256)), strict=True):
+        state[f"{name}.weight"], state[f"{name}.weight_scale_inv"] = quantized(normal(*shape, dtype=torch.float32))
+    mlp = GatedMLP(128, 256, dtype=BF16, weights="fp8")
+    mlp.load_state_dict(state)
+    again = mlp.state_dict()
+    assert set(again) == set(state)
+    assert all(torch.equal(again[key].float(), state[key].float()) for key in state)
+    odd = {key: x if "scale" in key else x[:200] for key, x in state.items()}
+    odd["down_proj.weight"] = state["down_proj.weight"][:, :200].contiguous()
+    with pytest.raises(OperandError, match=r"gate_proj\.weight_scale_inv: scales of 128 rows, and gate and up of 200"):
+        GatedMLP(128, 200, dtype=BF16, weights="fp8").load_state_dict(odd)
+
+
 def test_float8_checkpoints_are_kept_as_they_are() -> None:
     value, scale = quantized(normal(128, 256, dtype=torch.float32))
     state = {"weight": value, "weight_scale_inv": scale * 1.25}
@@ -192,6 +248,10 @@ def test_refusals_name_the_argument() -> None:
         GatedMLP(4, 4, activation="relu")
     with pytest.raises(OperandError, match=r"dtype torch\.float32"):
         ScaledLinear(4, 4, dtype=torch.float32)
+    with pytest.raises(TensorError, match="b has 5 columns: a gated product"):
+        ScaledLinear(4, 5, activation="swiglu")
+    with pytest.raises(OperandError, match="weights 'int4': 'own', 'fp8', 'master'"):
+        GatedMLP(4, 4, weights="int4")
     with pytest.raises(OperandError, match=r"\(4, 8\), \(4, 6\)"):
         GatedMLP.of(*[torch.nn.Linear(*s) for s in ((4, 8), (4, 6), (8, 4))])
     layer = Linear(4, 4, dtype=BF16)

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
 
 from layoutgemm import quantize
-from layoutgemm.errors import OperandError
+from layoutgemm.errors import OperandError, TensorError
 from layoutgemm.nn import MasterLinear, swap_linears
 from layoutgemm.torch_op.reference import rounded
 from layoutgemm.torch_op.scaled_grouped import training
@@ -112,16 +112,35 @@ def test_tied_weights_stay_tied() -> None:
 @pytest.mark.parametrize(
     "call, text",
     [
-        (lambda: MasterLinear(8, 8, activation="swiglu"), "activation 'swiglu': a product with scales has no gate"),
+        (lambda: MasterLinear(8, 7, activation="swiglu"), "b has 7 columns: a gated product takes gate and up"),
         (lambda: MasterLinear(8, 8, recipe_a="RowWise"), "recipe_a RowWise and recipe_b BlockWise128x128: both"),
         (lambda: MasterLinear(8, 8, recipe_b="BlockWise1x32"), "compute capability 10.0"),
-        (lambda: swap_linears(model(BF16), weights="master", gated=True), "gated=True with weights='master'"),
         (lambda: swap_linears(model(BF16), weights="fp4"), "weights 'fp4': 'own', 'fp8' or 'master'"),
     ],
 )
 def test_refusals(call: Any, text: str) -> None:
-    with pytest.raises(OperandError, match=text):
+    with pytest.raises((OperandError, TensorError), match=text):
         call()
+
+
+@pytest.mark.parametrize("recipes", [(BLOCK, SQUARE), ("RowWise", "RowWise")])
+def test_a_gate_is_in_the_product_without_derivatives(recipes: tuple[str, str]) -> None:
+    """Values of both ways, and gradients against those of torch's gate."""
+    layer = MasterLinear(272, 144, dtype=BF16, activation="swiglu", recipe_a=recipes[0], recipe_b=recipes[1])
+    plain = MasterLinear.of(layer, recipe_a=recipes[0], recipe_b=recipes[1])
+    x = normal(3, 5, 272)
+    with torch.no_grad():
+        got = layer(x)
+        assert got.dtype == BF16 and torch.equal(layer(x[0, 0]), got[0, 0])
+    leaf = x.clone().requires_grad_()
+    again = layer(leaf)
+    assert got.shape == again.shape == (3, 5, 72)
+    assert float((again - got).detach().abs().max()) <= 2.0**-6 * float(got.abs().max())
+    found = torch.autograd.grad(again.sum(), (leaf, layer.weight))
+    gate, up = plain(leaf).float().chunk(2, -1)
+    want = torch.autograd.grad((torch.nn.functional.silu(gate) * up).sum(), (leaf, layer.weight))
+    for mine, theirs in zip(found, want, strict=True):
+        assert float((mine - theirs).abs().max()) <= 0.1 * float(theirs.abs().max())
 
 
 @pytest.mark.gpu

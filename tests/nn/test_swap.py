@@ -110,6 +110,18 @@ def test_gated_mlps_are_recognised_by_their_values(act: Any, extra: bool, fits: 
     assert float((model["mlp"](x).detach() - want).abs().max()) <= 2.0**-5 * float(want.abs().max())
 
 
+@pytest.mark.parametrize("weights", ["fp8", "master"])
+def test_gated_mlps_become_those_of_the_weights_asked_for(weights: str) -> None:
+    model = torch.nn.ModuleDict({"mlp": Mlp(torch.nn.SiLU(), False)})
+    keys, x = set(model.state_dict()), torch.randn(5, 16).to(BF16)
+    want = model["mlp"](x).detach()
+    swaps = swap_linears(model, gated=True, weights=weights)
+    assert {each.by for each in swaps.replaced} == {"GatedMLP"} and len(swaps.replaced) == 3
+    assert type(model["mlp"].gate_up).__name__ == {"fp8": "ScaledLinear", "master": "MasterLinear"}[weights]
+    assert set(model.state_dict()) == keys
+    assert float((model["mlp"](x).detach() - want).abs().max()) <= 0.2 * float(want.abs().max())
+
+
 def test_refusals() -> None:
     with pytest.raises(OperandError, match="a linear layer itself"):
         swap_linears(torch.nn.Linear(4, 4))

@@ -105,6 +105,13 @@ ACTS = {
 GATES = {"swiglu": "silu", "geglu": "gelu"}
 
 
+def gated(want: Any, size: Any, activation: str) -> tuple[Any, Any]:
+    """The gated product of sums, and a bound of the magnitudes that were multiplied."""
+    half = want.shape[-1] // 2
+    made = ACTS[GATES[activation]](want[..., :half]) * want[..., half:]
+    return made, size.square().amax() if size.numel() else size.sum()
+
+
 def product(draw: Draw) -> tuple[Callable[[], Any], Callable[[Any], str], list[Any]]:
     """A call of matmul or gemm, the check of its answer, and tensors that stay."""
     m, n, k = draw.sizes()
@@ -143,12 +150,7 @@ def product(draw: Draw) -> tuple[Callable[[], Any], Callable[[Any], str], list[A
         want, size = plain(a) @ plain(b), plain(a).abs() @ plain(b).abs()
         if bias is not None:
             want, size = want + plain(bias), size + plain(bias).abs()
-        if activation in GATES:
-            half = want.shape[-1] // 2
-            want = ACTS[GATES[activation]](want[..., :half]) * want[..., half:]
-            size = size.square().amax() if size.numel() else size.sum()
-        else:
-            want = ACTS[activation](want)
+        want, size = gated(want, size, activation) if activation in GATES else (ACTS[activation](want), size)
         return difference(got, want, stored, size)
 
     return lambda: layoutgemm.matmul(a, b, **options), right, written
@@ -265,7 +267,9 @@ def scaled(draw: Draw) -> Any:
         bias, want, size = options.get("bias"), left @ other, left.abs() @ other.abs()
         if bias is not None:
             want, size = want + plain(bias), size + plain(bias).abs()
-        return difference(got, ACTS[options.get("activation")](want), kind, size)
+        activation = options.get("activation")
+        want, size = gated(want, size, activation) if activation in GATES else (ACTS[activation](want), size)
+        return difference(got, want, kind, size)
 
     return lambda: layoutgemm.scaled_matmul(a, sa, b, sb, **options), right, [options.get("out")]
 

@@ -9,7 +9,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'layoutgemm[torch]'")
 
 from layoutgemm import Sm90Config, explain_matmul, grouped_matmul
-from layoutgemm.errors import OperandError
 from layoutgemm.torch_op.scaled_grouped import kept
 from tests.torch_op.test_gated import close, expected
 from tests.torch_op.test_operator import BF16, F32, emulated, integers
@@ -157,10 +156,25 @@ def test_modes_and_transforms() -> None:
         torch.library.opcheck(torch.ops.layoutgemm.grouped_matmul.default, given, {"activation": "swiglu"})
 
 
-def test_scales_are_refused_by_name() -> None:
-    a, b = experts(E4M3)
-    with pytest.raises(OperandError, match="activation 'swiglu' with scales: gate and up have scales of their own"):
-        grouped_matmul(a, b, OFFSETS, scale_a=torch.ones(70, 1), scale_b=torch.ones(4, 1, 96), activation="swiglu")
+@pytest.mark.dsl
+def test_a_bias_of_all_columns_comes_before_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the kernel, by torch for weights in rows, on the CPU; its gradient too."""
+    a, b = experts()
+    bias = integers(4, 96, dtype=F32)
+    sums = torch.stack([a[i].double() @ b[e].double() for i, e in enumerate(GROUP.tolist())])
+    gate, up = (sums + bias[GROUP].double()).chunk(2, -1)
+    want, options = torch.nn.functional.silu(gate) * up, {"activation": "swiglu", "config": SMALL}
+    assert close(grouped_matmul(a, b, OFFSETS, bias=bias, **options), want)
+    with emulated(monkeypatch) as calls:
+        assert close(grouped_matmul(a, b, OFFSETS, bias=bias, **options), want)
+        assert close(grouped_matmul(a, b.contiguous(), OFFSETS, bias=bias, **options), want)
+        assert [values[4] for values, _ in calls] == [48, 96]
+    leaf, exact = bias.clone().requires_grad_(), bias.double().requires_grad_()
+    got = grouped_matmul(a, b, OFFSETS, bias=leaf, activation="swiglu", out_dtype=F32)
+    gate, up = (sums + exact[GROUP]).chunk(2, -1)
+    (of_want,) = torch.autograd.grad((torch.nn.functional.silu(gate) * up).sum(), exact)
+    (of_got,) = torch.autograd.grad(got.sum(), leaf)
+    assert close(of_got, of_want, 2.0**-12)
 
 
 # ------------------------------------------------------------------------------------------------------------- on a GPU

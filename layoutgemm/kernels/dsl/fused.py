@@ -118,20 +118,21 @@ class Neighbours:
         self.i, self.j = block.row + i, block.column + j
         self.written: dict[str, list[Any]] = {}
 
-    def element(self, e: int) -> Element:
-        """One of the two."""
-        return Element(self, e)
+    def element(self, e: int, half: int = 0) -> Element:
+        """One of the two; before a gate the gate's, or with half = 1 the other sum's."""
+        return Element(self, e, half)
 
-    def value(self, name: str, e: int) -> Float32:
+    def value(self, name: str, e: int, half: int) -> Float32:
         """An operand's value for one of the two."""
         block = self.block
         given = block.epilogue.named_given(name)
-        key = (name, *[x for x, axis in zip(self.key, "mn", strict=True) if axis in given.axes])
+        half = half if given.places > 1 else 0
+        key = (name, half, *[x for x, axis in zip(self.key, "mn", strict=True) if axis in given.axes])
         if key not in block.read:
-            block.read[key] = self.load(given)
+            block.read[key] = self.load(given, half)
         return block.read[key][e]
 
-    def load(self, given: Given) -> list[Float32]:
+    def load(self, given: Given, half: int) -> list[Float32]:
         """Both values. Places outside the matrix are read at its edge: what comes of them is not stored."""
         job = self.block.job
         word = getattr(job.given, given.name)
@@ -143,9 +144,9 @@ class Neighbours:
         if given.axes == "m":
             return [element.load_value(self.address(given, word, row, Int32(0)), given.dtype)] * 2
         if self.block.epilogue.pairs and given.order == "row":
-            column = cutlass.min(self.j, job.n - 2)
+            column = cutlass.min(self.j, job.n - 2) + half * job.n
             return element.load_two(self.address(given, word, row, column), given.dtype)
-        columns = [cutlass.min(self.j + e, job.n - 1) for e in range(2)]
+        columns = [cutlass.min(self.j + e, job.n - 1) + half * job.n for e in range(2)]
         return [element.load_value(self.address(given, word, row, column), given.dtype) for column in columns]
 
     def address(self, given: Given, word: Int64, row: Int32, column: Int32) -> Int64:
@@ -172,12 +173,12 @@ class Neighbours:
         block = self.block
         i, j = self.i, self.j + e
         if block.epilogue.flipped:
-            word = element.random_pair(self.value(name, 0), j, i // 2)
+            word = element.random_pair(self.value(name, 0, 0), j, i // 2)
             odd = i % 2
         else:
             key = ("random", name, *self.key)
             if key not in block.read:
-                block.read[key] = element.random_pair(self.value(name, 0), i, self.j // 2)
+                block.read[key] = element.random_pair(self.value(name, 0, 0), i, self.j // 2)
             word, odd = block.read[key], e  # the first column of a pair is even
         return Int32((word >> cutlass.Uint32(16 * odd)) & cutlass.Uint32(0xFFFF))
 
@@ -203,14 +204,14 @@ class Neighbours:
 class Element:
     """One element, as a step's `at`."""
 
-    def __init__(self, pair: Neighbours, e: int):
-        self.pair, self.e = pair, e
+    def __init__(self, pair: Neighbours, e: int, half: int):
+        self.pair, self.e, self.half = pair, e, half
         self.math = pair.block.math
         self.i, self.j = pair.i, pair.j + e
 
     def read(self, name: str) -> Float32:
         """An operand's value here."""
-        return self.pair.value(name, self.e)
+        return self.pair.value(name, self.e, self.half)
 
     def write(self, name: str, x: Float32) -> None:
         """Store x here once the pair is complete."""

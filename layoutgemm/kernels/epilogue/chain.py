@@ -9,7 +9,8 @@ A step's operands are given at the launch by name: numbers, vectors along M or N
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -54,14 +55,17 @@ class Epilogue:
     pairs    two neighbours of a row may be read and written at once: the kernel's N is even, and every address and
              stride of an operand along its rows a multiple of two elements
     stores_c False: nothing of C is written, only what the steps write
+    sums     of a gated product: so many first steps are of each of both sums, before the gate. They are Scale,
+             VectorScale and Bias; their vectors along N have C's columns twice, the gate's first
     """
 
     steps: tuple[Step, ...]
     flipped: bool = False
     pairs: bool = False
     stores_c: bool = True
+    sums: int = 0
 
-    def __init__(self, *steps: Step, flipped: bool = False, pairs: bool = False, stores_c: bool = True):
+    def __init__(self, *steps: Step, flipped: bool = False, pairs: bool = False, stores_c: bool = True, sums: int = 0):
         for step in steps:
             if not isinstance(step, Step):
                 raise PlanError(f"an epilogue is made of steps, such as Bias() and Activation('relu'), not of {step!r}")
@@ -69,6 +73,8 @@ class Epilogue:
         object.__setattr__(self, "flipped", flipped)
         object.__setattr__(self, "pairs", pairs)
         object.__setattr__(self, "stores_c", stores_c)
+        object.__setattr__(self, "sums", sums)
+        self._check_sums()
         names = [given.name for given in self.given]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -80,9 +86,21 @@ class Epilogue:
         if len(self.words) > MAX_WORDS:
             raise PlanError(f"the epilogue's operands take {len(self.words)} parameters; a kernel has {MAX_WORDS}")
 
+    def _check_sums(self) -> None:
+        """Raise PlanError for steps before a gate that are not of one sum."""
+        if not 0 <= self.sums <= len(self.steps):
+            raise PlanError(f"sums = {self.sums!r}: before a gate are 0 to {len(self.steps)} steps, all that there are")
+        if self.sums and self.flipped:
+            raise PlanError(f"sums = {self.sums}: a gated product's operands do not change places")
+        for step in self.steps[: self.sums]:
+            if not isinstance(step, (Scale, VectorScale, Bias)):
+                raise PlanError(f"sums = {self.sums}: before a gate are Scale, VectorScale and Bias, not {step!r}")
+
     @classmethod
-    def of(cls, given: object) -> Epilogue:
+    def of(cls, given: object, gated: bool = False) -> Epilogue:
         """The epilogue of an argument: an Epilogue, a single step, or None. Raises PlanError for anything else.
+
+        gated  whether the product has a gate, which steps may precede
 
         >>> Epilogue.of(Bias()) == Epilogue(Bias()), bool(Epilogue.of(None))
         (True, False)
@@ -91,6 +109,8 @@ class Epilogue:
             return cls(given) if given is not None else cls()
         if not isinstance(given, Epilogue):
             raise PlanError(f"epilogue={given!r}: it is made of steps, as in Epilogue(Bias(), Custom.of(function))")
+        if given.sums and not gated:
+            raise PlanError(f"sums = {given.sums}: the epilogue's first steps are before a gate, and there is none")
         return given
 
     @classmethod
@@ -132,7 +152,11 @@ class Epilogue:
     @property
     def given(self) -> tuple[Given, ...]:
         """Everything the steps need, in order."""
-        return tuple(given for step in self.steps for given in step.given)
+        return tuple(
+            replace(given, places=2) if at < self.sums and given.axes == "n" else given
+            for at, step in enumerate(self.steps)
+            for given in step.given
+        )
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -164,16 +188,22 @@ class Epilogue:
 
     def in_pairs(self, pairs: bool = True) -> Epilogue:
         """The same for operands that lie as `pairs` says."""
-        return Epilogue(*self.steps, flipped=self.flipped, pairs=pairs, stores_c=self.stores_c)
+        return Epilogue(*self.steps, flipped=self.flipped, pairs=pairs, stores_c=self.stores_c, sums=self.sums)
 
     def transposed(self) -> Epilogue:
         """The epilogue that does the same to the transposed C: for operands that change places."""
         steps = [step.transposed() for step in self.steps]
-        return Epilogue(*steps, flipped=not self.flipped, pairs=False, stores_c=self.stores_c)
+        return Epilogue(*steps, flipped=not self.flipped, pairs=False, stores_c=self.stores_c, sums=self.sums)
 
     def apply(self, x: Any, at: Any) -> Any:
-        """All steps on one element, or on a matrix of them."""
-        for step in self.steps:
+        """All steps on one element, or on a matrix of them; of a gated product those behind the gate."""
+        for step in self.steps[self.sums :]:
+            x = step.apply(x, at)
+        return x
+
+    def apply_to_sum(self, x: Any, at: Any) -> Any:
+        """The steps before a gate on one sum, or on a matrix of them."""
+        for step in self.steps[: self.sums]:
             x = step.apply(x, at)
         return x
 
@@ -186,12 +216,42 @@ class Epilogue:
         >>> Epilogue(Bias(), Activation("relu")).reference(np.array([[1.0, -2.0]], np.float32), bias=[0.5, 0.5]).c
         array([[1.5, 0. ]], dtype=float32)
         """
-        sums = numbers_of("accumulator", accumulator).astype(np.float32)
-        if sums.ndim < 2:
-            raise PlanError(f"accumulator has shape {sums.shape}; it is (M, N), or (batch, M, N)")
-        at = EpilogueMatrix(self, sums, given)
-        c = self.apply(at.accumulator, at)
+        if self.sums:
+            raise PlanError(f"sums = {self.sums}: steps before a gate, which `reference_of_sums` takes")
+        return self._evaluated(_matrix_of(accumulator), None, given)
+
+    def reference_of_sums(
+        self, accumulator: np.ndarray, gate: Callable[[Sequence[np.ndarray]], np.ndarray], **given: object
+    ) -> Outputs:
+        """The same for a gated product: accumulator (M, 2N), or (batch, M, 2N), the gate's columns first.
+
+        gate  both sums -> what is gated
+
+        >>> sums = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
+        >>> Epilogue(Bias(), Scale(), sums=1).reference_of_sums(
+        ...     sums, lambda both: both[0] * both[1], bias=[0.0, 1.0, 0.0, 1.0], alpha=2.0
+        ... ).c.tolist()
+        [[6.0, 30.0]]
+        """
+        return self._evaluated(_matrix_of(accumulator), gate, given)
+
+    def _evaluated(
+        self, sums: np.ndarray, gate: Callable[[Sequence[np.ndarray]], np.ndarray] | None, given: Mapping[str, object]
+    ) -> Outputs:
+        columns = sums.shape[-1] if gate is None else sums.shape[-1] // 2
+        at = EpilogueMatrix(self, np.empty((*sums.shape[:-1], columns), np.float32), given)
+        if gate is not None:
+            sums = gate(np.split(np.broadcast_to(self.apply_to_sum(sums, at), sums.shape), 2, -1))
+        c = self.apply(sums, at)
         return Outputs(np.broadcast_to(c, at.accumulator.shape), at.written)
+
+
+def _matrix_of(accumulator: object) -> np.ndarray:
+    """An accumulator as float32. Raises PlanError for one that is no matrix, and no batch of them."""
+    sums = numbers_of("accumulator", accumulator).astype(np.float32)
+    if sums.ndim < 2:
+        raise PlanError(f"accumulator has shape {sums.shape}; it is (M, N), or (batch, M, N)")
+    return sums
 
 
 __all__ = [

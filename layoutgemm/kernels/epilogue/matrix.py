@@ -60,7 +60,7 @@ class EpilogueMatrix:
             return number if isinstance(number, int) else np.float32(number)
         array = rounded(operand, value)
         rows, columns = self.accumulator.shape[-2:]
-        one = {"": (), "m": (rows,), "n": (columns,), "mn": (rows, columns)}[operand.axes]
+        one = {"": (), "m": (rows,), "n": (columns * operand.places,), "mn": (rows, columns)}[operand.axes]
         if array.shape not in (one, (*self.accumulator.shape[:-2], *one)):
             raise PlanError(f"{name} has shape {array.shape}; the epilogue takes {one}")
         if not operand.axes:

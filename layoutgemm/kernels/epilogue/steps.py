@@ -32,6 +32,7 @@ class Given:
     written  whether it is written: then it may be "i32", too
     unit     of a written "mn": rows and columns of C for each of its elements
     start    of one that is combined with what is in memory: the value that changes nothing
+    places   of "n", where a gated product reads it before the gate: 2, for the gate's columns, then for the others
     """
 
     name: str
@@ -42,6 +43,7 @@ class Given:
     written: bool = False
     unit: tuple[int, int] = (1, 1)
     start: float = 0.0
+    places: int = 1
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier():
@@ -64,7 +66,7 @@ class Given:
         >>> Given("scales", "mn", "f32", written=True, unit=(1, 128)).shape(4, 200)
         (4, 2)
         """
-        extents = {"m": -(-m // self.unit[0]), "n": -(-n // self.unit[1])}
+        extents = {"m": -(-m // self.unit[0]), "n": -(-n // self.unit[1]) * self.places}
         return tuple(extents[axis] for axis in self.axes)
 
     @property

@@ -33,7 +33,7 @@ def given_of(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     rest = _tables(plan, given)
     if plan.mainloop is not None:
-        found = plan.mainloop.check(rest, (plan.m, plan.n, plan.k, plan.batch), plan.joined_rows)
+        found = plan.mainloop.check(rest, _sizes_of_b(plan), plan.joined_rows)
     if plan.groups is not None:
         found[plan.groups.name] = plan.groups.take(given[plan.groups.name], (plan.m, plan.n, plan.k, plan.batch))
     if plan.indexed is not None:
@@ -48,6 +48,11 @@ def given_of(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, Any]:
     for name in plan.numbers_given:
         found[name] = np.float32(host_number(name, given[name]))
     return {**found, **order_values(plan, given)}
+
+
+def _sizes_of_b(plan: Sm90Plan) -> tuple[int, int, int, int]:
+    """The sizes of a main loop's tables: M, columns of B, K and batch."""
+    return plan.m, plan.n * plan.halves, plan.k, plan.batch
 
 
 def _tables(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, object]:
@@ -114,8 +119,7 @@ def words_of_tensors(
     words: list[int] = []
     rest = _tables(plan, given)
     if plan.mainloop is not None:
-        sizes = plan.m, plan.n, plan.k, plan.batch
-        for table, shape in plan.mainloop.expected(rest, sizes, plan.joined_rows):
+        for table, shape in plan.mainloop.expected(rest, _sizes_of_b(plan), plan.joined_rows):
             value = given[table.name]
             _check_tensor(table.name, value, "torch.float32", shape, device, f", {table.said}")
             words += [value.data_ptr(), value.stride(-2), value.stride(-1), value.stride(0) if value.ndim > 2 else 0]

@@ -11,7 +11,7 @@ from ...report import Check
 from ..plan_checks import Region, barriers_at, buffers_of_c, misplaced, stages_of
 from ..quantized.order import WORDS
 from .config import loader_threads
-from .mainloop import table_registers
+from .mainloop import product_of, table_registers
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 
 HELD_PROMOTED = 16  # the same of a main loop that promotes: ptxas takes 153 where accumulators and tables are 143
@@ -95,6 +95,8 @@ def _registers(plan: Sm90Plan) -> list[Check]:
     packed = plan.weights is not None
     accumulators = plan.blocks + (promoted or plan.sums_apart)
     held, read = accumulators * plan.mma.accumulator_registers, table_registers(plan)
+    if promoted:
+        held += product_of(plan)[0].accumulator_registers - plan.mma.accumulator_registers
     read += _packed_registers(plan) if packed else 0
     at_launch = min(launch_registers(plan.arch, plan.threads), plan.arch.registers_per_thread)
     beside = HELD_PROMOTED if promoted else HELD_PACKED if packed else HELD

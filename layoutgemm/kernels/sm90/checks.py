@@ -33,7 +33,7 @@ from .edges import ends_check
 from .grouped import ragged_checks
 from .indexed.checks import indexed_checks
 from .indexed.copies import GatheredOperand
-from .mainloop import COPY_ARRIVALS, promotion_check
+from .mainloop import COPY_ARRIVALS, product_of, products_check, promotion_check
 from .multicast import uneven_shares
 from .operands.pair import pair_check
 from .operands.sum_checks import filled_by_halves, filled_side_by_side, halves_meet
@@ -105,6 +105,7 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
         checks.append(mirror_check(plan))
     if plan.mainloop is not None:
         checks.append(promotion_check(plan))
+        checks += [products_check(plan)] if product_of(plan)[2] > 1 else []
     if plan.shards is not None:
         checks += shard_checks(plan)
     if plan.epilogue.reductions or plan.epilogue.quantizes is not None:
@@ -148,6 +149,7 @@ def pipeline_of(plan: Sm90Plan) -> Hopper:
         padding=config.rows is not None,
         registers=plan.registers,
         promoted=plan.mainloop is not None,
+        column_parts=product_of(plan)[2],
         numbers=bool(plan.numbers.parts),
         packed=plan.a.product_groups(plan.blocks) if plan.weights is not None else 0,
         apart=plan.a.sums if plan.sums_apart else 0,

@@ -17,7 +17,7 @@ from .edges import explain_ends
 from .gated import Gated
 from .grouped import explain_ragged
 from .indexed.checks import explain_indexed
-from .mainloop import explain_mainloop
+from .mainloop import explain_mainloop, product_of
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 from .quantized.experts import explain_experts
 from .quantized.explain import explain_packed
@@ -205,8 +205,9 @@ def _explain_parts(plan: Sm90Plan, across: tuple[int, int]) -> list[str]:
 def _explain_resources(plan: Sm90Plan) -> list[str]:
     """Shared memory, registers, the instruction and the workspace."""
     smem, config = plan.smem, plan.config
-    accumulators = plan.blocks * (1 if plan.mainloop is None else 2)
-    held = accumulators * plan.mma.accumulator_registers
+    accumulators, held = plan.blocks, plan.blocks * plan.mma.accumulator_registers
+    if plan.mainloop is not None:  # the products of one block of rows, or of half its columns
+        accumulators, held = accumulators + 1, held + product_of(plan)[0].accumulator_registers
     over = " over the stages" if config.single else ""
     return [
         f"shared memory: A at {smem.a_offset} + stage*{smem.a_stage_bytes}, B at {smem.b_offset} + "

@@ -70,19 +70,23 @@ def combination(given: Any) -> Combined | None:
     return given if given is None or isinstance(given, Combined) else Gated(given)
 
 
-def check_gated(tile_n: int, batch: int, split: int, b: Operand, c: Operand) -> None:
-    """Raise PlanError, naming the obstacle, for a problem without a gated kernel.
+def halves_of(gated: Combined | None) -> int:
+    """Columns of B for each column of C: 2 of a gated product, the gate's and the gated.
 
-    batch  of products that are no groups
+    >>> halves_of(Gated("silu")), halves_of(None)
+    (2, 1)
     """
+    return HALVES if gated is not None and not gated.separate else 1
+
+
+def check_gated(tile_n: int, split: int, b: Operand, c: Operand) -> None:
+    """Raise PlanError, naming the obstacle, for a problem without a gated kernel."""
     if b.order != "col":
         raise PlanError(f"b is {b}: a gated product takes the weights as one (2H, K) matrix, a 'col' B")
     if c.dtype.kind != "float":
         raise PlanError(f"c is {c.dtype}, and a gated product is computed in f32: store f32, or a narrower float")
     if tile_n % (HALVES * 8):
         raise PlanError(f"a tile of {tile_n} columns, half of them the gate's: a multiple of {HALVES * 8}")
-    if batch > 1:
-        raise PlanError(f"batch = {batch}: a gated product is of one pair of matrices")
     if split > 1:
         raise PlanError(f"split = {split}: its parts share out columns, and would part a gate from what it multiplies")
 

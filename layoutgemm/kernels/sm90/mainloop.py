@@ -15,20 +15,33 @@ a time.
 So 8-bit floats are multiplied with a scale for each 1 x 128 of A and 128 x 128 of B (DeepSeek-V3 Technical Report,
 3.3.2). The loss of the tensor core's short sums of 8-bit products is bounded, since no more than `depth` of them are
 added without an f32 in between.
+
+A gated product's tile has columns of two places of B, so its numbers of columns are of two places of their table:
+
+    columns of the tile    columns of B              numbers of `scale_b`, of `group` columns each
+    -------------------    ----------------------    ---------------------------------------------
+    0 .. w         gate    n .. n + w                (n .. n + w) / group
+    w .. 2 w       up      H + n .. H + n + w        (H + n .. H + n + w) / group
+
+H is C's columns. Where it is no multiple of the group, up's numbers change within the tile: see `Table.unit`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...arguments import as_int, checked, settle
+from ...atoms import MmaAtom, wgmma
 from ...atoms.copy.base import WARP
+from ...atoms.smem.descriptor import OperandDescriptor
+from ...atoms.smem.descriptor import derive as derive_descriptor
+from ...checks import read_by
 from ...errors import OperandError, PlanError
 from ...report import Check
 from ..epilogue import tracing
@@ -36,6 +49,7 @@ from ..epilogue.numpy_math import Math
 from ..numbers import W
 from ..plan import present, rounded_up
 from ..store import ROWS
+from .gated import HALVES
 
 if TYPE_CHECKING:
     from .plan import Sm90Plan
@@ -44,6 +58,7 @@ TOTAL = "total"
 DEPTH = 128  # elements of K in a K block, unless a main loop says otherwise
 NUMBER_BYTES = 4  # of a table's f32
 VECTOR = 16 // NUMBER_BYTES  # numbers of the widest cp.async
+WIDEST = 192  # columns of a product whose registers fit beside the totals of 64 rows; of more, halves are multiplied
 COPY_ARRIVALS = WARP  # at a stage's barrier: each lane of the loader's warp copies numbers, and arrives for its own
 
 
@@ -53,6 +68,7 @@ class Table:
 
     axis   "m": rows of A; "n": columns of B
     group  so many of them share a number. A tile's columns need not be a multiple of it: see `segment`
+    unit   of a gated product: a divisor of its columns, which the plan derives; 0 for others. See `in_halves`
 
     Its shape is (groups, K blocks), or (batch, groups, K blocks); any strides.
     """
@@ -60,12 +76,14 @@ class Table:
     name: str
     axis: str
     group: int = 1
+    unit: int = 0
 
     def __post_init__(self) -> None:
         settle(self, PlanError)
         if self.axis not in ("m", "n"):
             raise PlanError(f"{self.name}: axis {self.axis!r}: 'm', rows of A, or 'n', columns of B")
         as_int(self.group, f"the group of {self.name}", PlanError, least=1)
+        as_int(self.unit, f"the unit of {self.name}", PlanError, least=0)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -77,10 +95,24 @@ class Table:
     def segment(self, tile: int) -> int:
         """Columns of a tile of `tile` columns that share a number wherever the tile lies.
 
+        tile  of a gated product: those of one half
+
         >>> [Table("scale_b", "n", 128).segment(tile) for tile in (64, 128, 192, 160)]
         [64, 128, 64, 32]
         """
-        return math.gcd(self.group, tile)
+        return math.gcd(self.group, tile, self.unit)
+
+    @checked(PlanError)
+    def in_halves(self, columns: int, width: int) -> Table:
+        """The table of a gated product, whose second half begins `columns` on.
+
+        width  columns of each half in a tile
+
+        >>> table = Table("scale_b", "n", 128)
+        >>> [table.in_halves(columns, 64).segment(64) for columns in (256, 192, 88, 7)]
+        [64, 64, 8, 1]
+        """
+        return self if self.axis == "m" else replace(self, unit=math.gcd(self.group, width, columns))
 
     @property
     def said(self) -> str:
@@ -134,6 +166,11 @@ class Promoted:
     def words(self) -> tuple[str, ...]:
         """Names of the kernel's parameters that say where the tables lie."""
         return tuple(word for table in self.tables for word in table.words)
+
+    @checked(PlanError)
+    def in_halves(self, columns: int, width: int) -> Promoted:
+        """The main loop of a gated product: its tables, `in_halves` each."""
+        return replace(self, tables=tuple(table.in_halves(columns, width) for table in self.tables))
 
     @property
     def adds(self) -> bool:
@@ -224,12 +261,14 @@ class NumberSlots:
     segment  rows or columns that share a slot
     slots    of the tile
     first    the first slot's byte in the stage's numbers
+    width    rows or columns of the tile that lie next to each other: of a gated product's columns those of one half
     """
 
     table: Table
     segment: int
     slots: int
     first: int
+    width: int
 
     @property
     def vector(self) -> int:
@@ -239,10 +278,26 @@ class NumberSlots:
     def byte(self, along: W) -> W:
         """The byte in the stage's numbers for row or column `along` of the tile; an int or a traced integer.
 
-        >>> NumberSlots(Table("scale_b", "n", 128), 64, 3, 1024).byte(130)
+        >>> NumberSlots(Table("scale_b", "n", 128), 64, 3, 1024, 192).byte(130)
         1032
         """
         return self.first + along // self.segment * NUMBER_BYTES
+
+    def line(self, origin: W, along: W, size: W, minimum: Callable[..., W]) -> W:
+        """The row of A or column of B of the tile's row or column `along`.
+
+        Beyond the matrix's edge it is the edge.
+
+        origin  first row or column of C in the tile
+        size    rows or columns of C
+
+        >>> gate_up = NumberSlots(Table("scale_b", "n", 128), 64, 2, 1024, 64)
+        >>> [gate_up.line(64, along, 100, min) for along in (0, 63, 64, 65)]
+        [64, 99, 164, 165]
+        """
+        if self.slots * self.segment == self.width:
+            return minimum(origin + along, size - 1)
+        return minimum(origin + along % self.width, size - 1) + along // self.width * size
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +305,7 @@ class StageNumbers:
     """The numbers of one stage in shared memory: those of each table one after another.
 
     >>> loop = Promoted.of(lambda t, x, a, b: t + a * b * x, Table("a", "m"), Table("b", "n", 128))
-    >>> numbers = StageNumbers.of(loop, (256, 192), True)
+    >>> numbers = StageNumbers.of(loop, (256, 192), True, 1)
     >>> [(part.segment, part.slots, part.first) for part in numbers.parts], numbers.bytes
     ([(1, 256, 0), (64, 3, 1024)], 1040)
     """
@@ -258,17 +313,19 @@ class StageNumbers:
     parts: tuple[NumberSlots, ...] = ()
 
     @classmethod
-    def of(cls, loop: Promoted | None, tile: tuple[int, int], aligned_rows: bool) -> StageNumbers:
+    def of(cls, loop: Promoted | None, tile: tuple[int, int], aligned_rows: bool, halves: int) -> StageNumbers:
         """The numbers of a main loop's tables for tiles of C.
 
         aligned_rows  tiles begin at multiples of their rows; else, after a group of any length, at any row
+        halves        places of B that a tile's columns are of: 2 of a gated product
         """
         parts: list[NumberSlots] = []
         for table in loop.tables if loop is not None else ():
             extent = tile["mn".index(table.axis)]
-            segment = table.segment(extent) if table.axis == "n" or aligned_rows else 1
+            width = extent // (halves if table.axis == "n" else 1)
+            segment = table.segment(width) if table.axis == "n" or aligned_rows else 1
             first = parts[-1].first + parts[-1].slots * NUMBER_BYTES if parts else 0
-            parts.append(NumberSlots(table, segment, extent // segment, first))
+            parts.append(NumberSlots(table, segment, extent // segment, first, width))
         return cls(tuple(parts))
 
     @property
@@ -319,6 +376,36 @@ def same_for_all(plan: Sm90Plan, table: Table, v: int) -> bool:
     return bool((read == read[0]).all())
 
 
+def product_of(plan: Sm90Plan) -> tuple[MmaAtom, OperandDescriptor, int]:
+    """The instruction of a K block's products, B's descriptor, and its parts of the columns.
+
+    Of more columns than `WIDEST` it is that of half of them, issued for each half: a total and a product of 256 columns
+    would take all of a thread's registers.
+    """
+    mma, columns = plan.mma, plan.tile[1]
+    if plan.mainloop is None or columns <= WIDEST or columns % 16 or plan.b.order != "col":
+        return mma, plan.b.descriptor, 1
+    half = wgmma(columns // 2, mma.a_dtype, mma.b_dtype, mma.c_dtype)
+    return half, derive_descriptor(plan.b.smem, half, "B"), 2
+
+
+def products_check(plan: Sm90Plan) -> Check:
+    """The halves' instruction reads its columns, into the total's registers."""
+    half, descriptor, parts = product_of(plan)
+    found = read_by("products", plan.b.smem, descriptor, half, "B")
+    thread, value = np.arange(half.threads)[:, None], np.arange(half.accumulator_registers)[None, :]
+    witness, width = found.witness, half.shape_mnk[1]
+    own = half.coords_C(thread, value)
+    for part in range(parts):
+        whole = plan.mma.coords_C(thread, value + part * half.accumulator_registers)
+        wrong = np.argwhere((whole[0] != own[0]) | (whole[1] != own[1] + part * width))
+        if len(wrong) and not witness:
+            t, v = (int(x) for x in wrong[0])
+            witness = f"part {part}: thread {t}, value {v} is not the total's"
+    statement = f"{found.statement}; value v of part i is value v + {half.accumulator_registers} i of the total"
+    return Check("products", statement, found.ok and not witness, found.method, witness)
+
+
 def table_registers(plan: Sm90Plan) -> int:
     """Registers of a thread for the numbers of one K block, and their address."""
     found = len(numbers_read(plan)) if plan.mainloop is not None else 0
@@ -335,22 +422,30 @@ def promotion_check(plan: Sm90Plan) -> Check:
         part, extent = plan.numbers.part(table.name), plan.tile["mn".index(table.axis)]
         first = np.asarray([numbers_read(plan)[key_of(plan, table, 0, v)][2] for v in range(count)])
         own, read = (i, i[:, first]) if table.axis == "m" else (j, j[:, first])
-        step = extent if table.axis == "n" or plan.aligned_rows else 1
-        # Blocks of rows begin at multiples of 64 of the tile: own and read move by the same.
+        step = part.width if table.axis == "n" or plan.aligned_rows else 1
+        # Blocks of rows begin at multiples of 64 of the tile: own and read move by the same. A gated product's second
+        # half begins anywhere in a group that the unit divides; the ends of C are beyond these origins.
         starts = range(0, extent, ROWS) if table.axis == "m" else (0,)
-        for start in starts:
-            slot = (part.byte(start + read) - part.first) // NUMBER_BYTES
-            origins = np.arange(0, math.lcm(table.group, step), step)[:, None, None]
-            wanted, found = origins + start + own, origins + slot * part.segment
-            wrong = np.argwhere(wanted // table.group != found // table.group)
-            if slot.max() >= part.slots:
-                witness = witness or f"{table.name}: slot {slot.max()} of {part.slots}"
-            if len(wrong):
-                at, thread, v = (int(x) for x in wrong[0])
-                witness = witness or (
-                    f"{table.name}: in a tile from {int(origins[at, 0, 0])} thread {thread}, value {v} reads the "
-                    f"number of {int(slot[thread, v]) * part.segment}, for {start + int(own[thread, v])}"
-                )
+        period = math.lcm(table.group, step)
+        sizes = (period,) if part.width == extent else range(period, period + table.group, table.unit or table.group)
+        if part.width < extent and plan.n % (table.unit or table.group):
+            witness = witness or f"{table.name}: {plan.n} columns, a multiple of {table.unit or table.group}"
+        for size in sizes:
+            for start in starts:
+                slot = (part.byte(start + read) - part.first) // NUMBER_BYTES
+                origins = np.arange(0, period, step)[:, None, None]
+                wanted, found = (part.line(origins, x, size, _inside) for x in (start + own, slot * part.segment))
+                wrong = np.argwhere(wanted // table.group != found // table.group)
+                if slot.max() >= part.slots:
+                    witness = witness or f"{table.name}: slot {slot.max()} of {part.slots}"
+                if len(wrong):
+                    at, thread, v = (int(x) for x in wrong[0])
+                    witness = witness or (
+                        f"{table.name}: in a tile from {int(origins[at, 0, 0])} thread {thread}, value {v} reads the "
+                        f"number of {int(slot[thread, v]) * part.segment}, for {start + int(own[thread, v])}"
+                        + f", of {size} columns"
+                        * (part.width < extent)
+                    )
     statement = (
         f"K blocks of {loop.depth} are k tiles; a thread reads {len(numbers_read(plan))} number(s) of "
         f"{', '.join(table.name for table in loop.tables) or 'no table'} for one, each that of its own row or columns"
@@ -358,12 +453,18 @@ def promotion_check(plan: Sm90Plan) -> Check:
     return Check("promotion", statement, not witness, f"exhaustion ({threads.size * count} values)", witness)
 
 
+def _inside(x: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
+    """The place itself: away from the matrix's edge."""
+    return x
+
+
 def explain_mainloop(plan: Sm90Plan) -> list[str]:
     """The promotion of each K block's sum, and the numbers a thread reads."""
     loop = present(plan.mainloop)
+    half, _, parts = product_of(plan)
     lines = [
         f"main loop: each K block of {loop.depth} is summed in registers of its own, then "
-        f"total = {said(loop.expression)}"
+        f"total = {said(loop.expression)}" + f"; in {parts} parts of {half.shape_mnk[1]} columns" * (parts > 1)
     ]
     for table in loop.tables:
         count = sum(key[0] == table.name for key in numbers_read(plan))
@@ -402,8 +503,11 @@ def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums
         raise PlanError(f"a is {a}, c is {c}: a main loop that promotes computes in f32, and stores floats")
     if config.tile_k not in (None, loop.depth):
         raise PlanError(f"tile_k = {config.tile_k}: a k tile is what is promoted at a time, {loop.depth} elements")
-    if gated is not None:
-        raise PlanError("gated: a gate and what it multiplies have columns, and so scales, of two places")
+    if gated is not None and gated.separate:
+        raise PlanError(
+            f"gated: {gated}, each with columns of its own, and the main loop's tables are of one matrix; it may be "
+            "[gate | up]"
+        )
     for name, usual in (("schedule", "cooperative"), ("early", 0), ("snake", False)):
         if getattr(config, name) != usual:
             raise PlanError(f"{name} = {getattr(config, name)!r}: a main loop that promotes takes {usual!r}")
@@ -412,7 +516,7 @@ def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums
             f"split = {config.split}: parts of K are totalled apart, then added, and total = {said(loop.expression)} "
             "does more than add to the total"
         )
-    tile_n = config.tile[1]
+    tile_n = config.tile[1] // (1 if gated is None else HALVES)
     for table in loop.tables:
         segment = table.segment(tile_n)
         if table.axis == "n" and 8 % segment and segment % 8:

@@ -72,6 +72,7 @@ class Hopper:
     registers         (loader's, consumers') after setmaxnreg
     promoted          products of one accumulator are waited for and read before the next ones are issued, into the same
                       registers
+    column_parts      of an accumulator that such products are of, one after the other
     numbers           the loader's lanes copy what a promotion reads into the stage, and arrive at its barrier for it
     packed            groups of products of a k tile whose A is packed weights, which threads read; 0 without them
     apart             sums of a k tile, each of one or more of these groups, and read before the next one begins in the
@@ -100,6 +101,7 @@ class Hopper:
     padding: bool = False
     registers: tuple[int, int] | None = None
     promoted: bool = False
+    column_parts: int = 1
     numbers: bool = False
     packed: int = 0
     apart: int = 0
@@ -302,18 +304,13 @@ class Hopper:
     def _consumer(self, i: int) -> Program:
         if self.by_warps:
             return self._by_warps(i)
-        names = ["acc0" if self.promoted else f"acc{block}" for block in range(self.blocks)]
+        names = [f"acc{block}" for block in range(self.blocks)]
         reads = ("a", "b", "zeros") if self.padding else ("a", "b")
         products = [Mma(reads, "read", name, last=block == self.blocks - 1) for block, name in enumerate(names)]
         earlier = If(Later(1), self._release(i))
         step: Program = (*products, Commit("wgmma"), WaitGroup("wgmma", 1), earlier)
         if self.promoted:
-            refill = (If(Later(1), self._refill(i)),) if self._loads_for_itself(i) else ()
-            step = ()
-            for product in products:
-                free = (*self._release(i), *refill) if product.last else ()
-                numbers = (Read("numbers", "read", last=product.last),) if self.numbers else ()
-                step += (*numbers, product, Commit("wgmma"), WaitGroup("wgmma", 0), *free, Read(product.into))
+            step = self._promoted(i, reads)
         if self.apart:
             step = self._apart(earlier)
         elif self.packed:
@@ -358,6 +355,19 @@ class Hopper:
             first += (Sync("turn0", wait=False),)  # the first turn is consumer 0's
         drain = self._drain if self._loads_for_itself(i) else ()
         return (*self._start(i == 0), *first, *self._tiles(*whole), *drain)
+
+    def _promoted(self, i: int, reads: tuple[str, ...]) -> Program:
+        """A k tile whose products, all in the same registers, are read one by one."""
+        refill = (If(Later(1), self._refill(i)),) if self._loads_for_itself(i) else ()
+        step: Program = ()
+        products = self.blocks * self.column_parts
+        for number in range(products):
+            last = number == products - 1
+            numbers = (Read("numbers", "read", last=last),) if self.numbers else ()
+            product = Mma(reads, "read", "acc0", last=last)
+            free = (*self._release(i), *refill) if last else ()
+            step += (*numbers, product, Commit("wgmma"), WaitGroup("wgmma", 0), *free, Read("acc0"))
+        return step
 
     def _apart(self, earlier: Action) -> Program:
         """A k tile whose sums are read one by one: while a group of products runs, A is converted for the next."""

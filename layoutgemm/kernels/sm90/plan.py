@@ -41,7 +41,7 @@ from ..store import ROWS, TILE_ALIGNMENT, WARPS_OF_GROUP, StorePlan
 from .along_k import AlongK, check_along_k, with_starts
 from .config import WARPGROUP, Sm90Config, check_rows, check_tiles, loader_threads, order_of, registers_of
 from .edges import with_ends
-from .gated import HALVES, check_gated, combination, in_halves
+from .gated import HALVES, check_gated, combination, halves_of, in_halves
 from .grouped import Ragged, check_ragged, ragged_store
 from .indexed.copies import GatheredOperand, RowGather
 from .indexed.row_copy import copied_bytes
@@ -188,7 +188,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     @property
     def numbers(self) -> StageNumbers:
         """The numbers that the main loop reads in a stage."""
-        return StageNumbers.of(self.mainloop, self.config.tile, self.aligned_rows)
+        return StageNumbers.of(self.mainloop, self.config.tile, self.aligned_rows, self.halves)
 
     @property
     def least_k_tiles(self) -> int:
@@ -230,7 +230,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
                          ones K-major: a "row", b "col". tf32 is given as float32, and rounded by the tensor copy
         c                f32, bf16, f16, e4m3 or e5m2, of integers also i32, ":row" or ":col"; unless given a's type,
                          bf16 of 8-bit floats, f32 of tf32, i32 of integers: the table is in `kernels.sm90.types`
-        epilogue         what happens to the sums before they are stored, see `kernels.epilogue`
+        epilogue         what happens to the sums before they are stored, see `kernels.epilogue`; `sums` precede a gate
         gated            "silu", "gelu", ...: C = act(A @ B[:, :n]) * (A @ B[:, n:]) for a "col" B of 2n columns, each
                          tile half of either; the epilogue comes after it. See `kernels.sm90.gated`. Or a Combined: C
                          is a function of A @ B0, A @ B1, ..., of as many matrices. See `kernels.sm90.operands.combined`
@@ -448,7 +448,7 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
     @property
     def halves(self) -> int:
         """Columns of B for each column of C: 2 of a gated product, the gate's and the gated."""
-        return HALVES if self.gated is not None and not self.gated.separate else 1
+        return halves_of(self.gated)
 
     @property
     def stored(self) -> MmaAtom:
@@ -639,7 +639,8 @@ class _Request:
     ) -> _Request:  # fmt: skip
         """The request of a caller's arguments; raises PlanError."""
         ragged, along_k = groups
-        epilogue = Epilogue.of(epilogue)
+        gated = combination(gate)
+        epilogue = Epilogue.of(epilogue, halves_of(gated) > 1)
         a, b, c = operands(*given)
         if epilogue and (same := set(epilogue.words) & set(PERSISTENT_PARAMETERS)):
             raise PlanError(f"an operand of the epilogue is named {min(same)}, as a parameter of the product is")
@@ -647,12 +648,13 @@ class _Request:
             raise PlanError(f"{epilogue.reductions[0].name}: a reduction of C, whose rows or K are those of groups")
         if epilogue and c.dtype.kind != "float":
             raise PlanError(f"c is {c.dtype}, and an epilogue computes in f32: store f32, or a narrower float")
-        gated = combination(gate)
         if gated is not None and gated.separate:
             check_combined(gated, config.tile[1], sizes[3], config.split, b, c)
         elif gated is not None:
-            check_gated(config.tile[1], sizes[3] if ragged is None else 1, config.split, b, c)
+            check_gated(config.tile[1], config.split, b, c)
         if mainloop is not None:
+            if isinstance(mainloop, Promoted) and halves_of(gated) > 1:
+                mainloop = mainloop.in_halves(sizes[1], config.tile[1] // HALVES)
             check_promoted(mainloop, config, a, c, gated, accumulator_of(a.dtype))
             config = replace(config, tile_k=mainloop.depth)
         if ragged is not None:
@@ -711,7 +713,7 @@ class _Request:
     @property
     def numbers(self) -> StageNumbers:
         """The numbers that the main loop reads in a stage."""
-        return StageNumbers.of(self.mainloop, self.config.tile, not self.joined_rows)
+        return StageNumbers.of(self.mainloop, self.config.tile, not self.joined_rows, halves_of(self.gated))
 
     @property
     def named(self) -> list[str]:

@@ -39,7 +39,7 @@ from .along_k import k_tiles_of, line_table, load_place, of_lines
 from .gated import HALF
 from .grouped import STOP, store_extents, store_place, tables
 from .indexed.reference import copied_matrix, gather_tile, scatter_chunk
-from .mainloop import COPY_ARRIVALS
+from .mainloop import COPY_ARRIVALS, product_of
 from .operands.pair import SECOND, place_in_pairs
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 from .quantized.experts import expert_tables
@@ -268,13 +268,18 @@ class _Cluster:
         if plan.weights is not None:
             self._packed_product(block, (consumer, number), of_rows, stage)
             return
-        a, b = plan.a.descriptor, plan.b.descriptor
+        a = plan.a.descriptor
+        half, b, parts = product_of(plan)
         first_a = self._stage(block, plan.a, stage) + a.mn_steps[of_rows] - a.mn_steps[0]
         first_b = self._stage(block, plan.b, stage)
         key = consumer, number
         for step_a, step_b in zip(a.k_steps, b.k_steps, strict=True):
-            words = a.base.at(first_a + step_a).word, b.base.at(first_b + step_b).word
-            product = wgmma_product(plan.mma, block.smem, words[0], a.major, words[1], b.major)
+            word_a = a.base.at(first_a + step_a).word
+            columns = []
+            for part in range(parts):
+                word_b = b.base.at(first_b + step_b + b.mn_steps[part] - b.mn_steps[0]).word
+                columns.append(wgmma_product(half, block.smem, word_a, a.major, word_b, b.major))
+            product = columns[0] if parts == 1 else np.concatenate(columns, axis=1)
             block.sums[key] = accumulated(plan.mma, block.sums[key], product) if key in block.sums else product
 
     def _packed_product(self, block: _Block, key: tuple[int, int], of_rows: int, stage: int) -> None:
@@ -303,7 +308,7 @@ class _Cluster:
         for part in plan.numbers.parts:
             table, size = part.table, plan.m if part.table.axis == "m" else plan.n
             slots = np.arange(part.slots)
-            group = np.minimum(block.origin[table.axis] + slots * part.segment, size - 1) // table.group
+            group = part.line(block.origin[table.axis], slots * part.segment, size, np.minimum) // table.group
             of_matrix = self.given[table.name]
             found = (of_matrix[block.origin["l"]] if of_matrix.ndim > 2 else of_matrix)[group, k_tile]
             first = self._numbers(block, stage)

@@ -115,12 +115,15 @@ def scaled_matmul(
              name: BlockWise1x128 and BlockWise128x128, or RowWise and TensorWise. Both of a product are of blocks, or
              neither is
     bias     float32, bfloat16 or float16, (N,); activation one of relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh
+    activation  also a gate, "swiglu" or "geglu": b is [gate | up], and the result act(a @ gate) * (a @ up) has half of
+             b's columns. scale_b and bias are of all of b's; they come before the gate
     use_fast_accum  for RowWise and TensorWise: whether sums stay in the tensor core's registers of 14 bits; False adds
              each 128 of K in float32, as a product with scales of blocks does always
     out      where the product goes, of its shape and type, apart from what is read
     out_recipe  BlockWise1x128 to quantise the result to an 8-bit out_dtype: (C, its float32 scales), the next product's
              A. These are the values and scales that `layoutgemm.quantize` makes of the same sums in float32. In the
-             kernel, but for a scale of each column of b and 128 of K, which float32 and `quantize` follow
+             kernel, but for a scale of each column of b and 128 of K, and a gate whose columns are no multiple of 16:
+             float32 and `quantize` follow
     config   the kernel's configuration; default what `layoutgemm.tune` measured, or the one estimated fastest
 
     Scales, bias and activation are applied in the kernel, in float32, before the one rounding; on the CPU in float64.
@@ -173,7 +176,8 @@ def _quantized(
     scales = None
     bias = finish.bias
     try:
-        scales = memory_beside(a, *kept_shapes((*a.shape[:-1], b.shape[-1]), AS_QUANTIZE).scales, torch.float32)
+        shape = (*a.shape[:-1], b.shape[-1] // finish.halves)
+        scales = memory_beside(a, *kept_shapes(shape, AS_QUANTIZE).scales, torch.float32)
         others = (scales,) if bias is None else (bias, scales)
         chosen = "quantized", out_dtype, config, recipe_a, recipe_b, out_recipe, *finish[1:], bias is None
         key, found = find(a, b, scale_a, scale_b, others, out, chosen)
@@ -284,9 +288,10 @@ def grouped_matmul(
               and its recipes likewise. Not along K
     bias      of all forms but columns and K: float32, bfloat16 or float16, (N,), or (experts, N) for one of each group;
               activation, use_fast_accum  as for scaled_matmul. In the kernel; by torch where derivatives are recorded
-    activation  of the same forms also a gate, "swiglu" or "geglu", without bias and scales: b is [gate | up] of each
-              expert, (experts, K, 2N), and the result act(a @ gate) * (a @ up). In one launch for a b that is the
-              transpose of (experts, 2N, K); else, and for derivatives, torch gates a product of all columns
+    activation  of the same forms also a gate, "swiglu" or "geglu": b is [gate | up] of each expert, (experts, K, 2N),
+              and the result act(a @ gate) * (a @ up); bias and scale_b are of all 2N. In one launch for a b that is the
+              transpose of (experts, 2N, K), and of float8; else, and for derivatives, torch gates a product of all
+              columns
     out       where the product goes, of its shape and type, apart from what is read
     out_dtype default a's type; bfloat16 for float8
     config    the kernel's configuration; of groups of columns, that of the transposed product

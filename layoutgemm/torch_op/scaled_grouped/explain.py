@@ -21,7 +21,7 @@ from ..launch import plan_of as plan_of_solution
 from ..prepared import NO_FINISH, problem_at
 from ..solver import solve, why_unfused
 from ..types import C_NAMES, NAMES
-from .gated import gate_of, why_by_torch
+from .gated import why_by_torch
 from .grouped import ALONG_K, BATCH, COLUMNS, ENDS, MASKED, GroupedCall, expected_config, ungated, why_not_along_k
 from .grouped import epilogue_of_call as epilogue_of_groups
 from .grouped import plan_of as plan_of_groups
@@ -54,9 +54,14 @@ def _scaled(
     scales = {"scale_a": scale_a, **named(scale_b=scale_b)}
     vectors, _ = vectors_of(call.recipes, dict.fromkeys(scales, a.ndim), scales)
     copies = _copied_vectors(call.recipes, scales, a.ndim, vectors)
-    if call.recipes.in_mainloop or not finish.fast:
+    if call.recipes.in_mainloop or not finish.fast or finish.gate is not None:
         plan, why = plan_of(call, a, b, finish, config)
-        reason = f"scales of K blocks are the main loop's; {why}" if call.recipes.in_mainloop else f"exact sums; {why}"
+        reason = "exact sums"
+        if call.recipes.in_mainloop:
+            reason = "scales of K blocks are the main loop's"
+        elif finish.fast:
+            reason = "scales of rows, columns and tensors are the epilogue's, before the gate"
+        reason = f"{reason}; {why}"
         return _of_plan(plan, a, b, out, reason, copies)
     if finish.bias is not None:
         vectors["bias"] = finish.bias
@@ -165,7 +170,7 @@ def _grouped(
     elif not groups.is_contiguous():
         rule = f"{call.said}: stride {groups.stride(0)}, and the kernel reads one after the other"
         copies.append((rule, groups.nbytes))
-    if gate_of(finish) is not None and (by_torch := why_by_torch(b)):
+    if finish.gate is not None and (by_torch := why_by_torch(b)):
         wide = ungated(call, b, torch.float32)
         found = _grouped(wide, a, b, groups, None, None, finish._replace(activation=None), None, config)
         return gated_after(found, by_torch, call.shape)
@@ -189,9 +194,10 @@ def _batches(
         return _ZEROS
     else:
         made = NO_FINISH
-        if gate_of(finish) is not None:
+        if finish.gate is not None:
             made = gated_finish(str(finish.activation))
-            if unfused := why_unfused(problem_at(a, b, call.kind, config, out, made)):
+            unfused = "bias: of all columns before the gate" if finish.bias is not None else ""
+            if unfused := unfused or why_unfused(problem_at(a, b, call.kind, config, out, made)):
                 wide = ungated(call, b, torch.float32)
                 found = _batches(wide, a, b, None, None, finish._replace(activation=None), None, config)
                 return gated_after(found, unfused, call.shape)

@@ -34,19 +34,18 @@ from ...kernels.sm90.choose.scaled_grouped import (
     usual_config,
 )
 from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.grouped import Ragged
 from ...kernels.sm90.mainloop import DEPTH
 from ...kernels.sm90.plan import Sm90Plan
 from .. import tuned_store
-from ..bias_activation import by_torch, gate_by_torch
+from ..bias_activation import by_torch
 from ..checks import check_activation, stored_as
 from ..compute import gated_product, product
 from ..epilogue import epilogue_product
 from ..prepared import gpu, on_gpu
 from ..reference import exact, rounded
 from ..types import C_NAMES, NAMES
-from .gated import columns_of, gate_of, why_by_torch
+from .gated import why_by_torch
 from .kept import NOT_KEPT, Keeping, behind_zero, find, launch, require_hopper
 from .recipes import SQUARE, TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 from .scaled import (
@@ -56,9 +55,10 @@ from .scaled import (
     ScaledFinish,
     beside,
     check_addresses,
-    check_finish,
+    check_bias,
     derived,
     epilogue_of,
+    finished_by_torch,
     line,
     scaled_product,
     sums,
@@ -141,8 +141,8 @@ def check_grouped(
         name = "bias" if finish.bias is not None else "activation"
         raise OperandError(f"{name}: groups of {form} take none, groups of rows do")
     front = (experts,) if a.ndim == b.ndim else ()
-    shape = (*front, a.shape[-2], columns_of(b, finish, scaled))
-    check_finish(finish, [shape[-1:], (experts, *shape[-1:])], gates=True)
+    shape = (*front, a.shape[-2], finish.columns(b))
+    check_bias(finish.bias, [(b.shape[-1],), (experts, b.shape[-1])])
     if scale_a is None:
         if scaled or any(names):
             what = "scale_b" if scaled else "recipe_a" if names[0] else "recipe_b"
@@ -269,7 +269,7 @@ def grouped_product(
         return value.mT if out is None else out
     if call.form == BATCH:
         return _batch(call, a, b, scale_a, scale_b, finish, config, out)
-    if gate_of(finish) is not None and on_gpu(a.get_device()) and why_by_torch(b):
+    if finish.gate is not None and on_gpu(a.get_device()) and why_by_torch(b):
         return _gated_by_torch(call, a, b, groups, finish, config, out)
     if 0 in (*call.shape, call.experts, a.shape[-1]):
         return _nothing(call, groups, finish, a.device, out)
@@ -296,7 +296,7 @@ def _gated_by_torch(
     """The product of all columns in float32, gated by torch; rows in no group stay."""
     every = ungated(call, b, torch.float32)
     wide = grouped_product(every, a, b, groups, None, None, finish._replace(activation=None), config)
-    value = finished(call, wide, groups, finish)
+    value = finished(call, wide, groups, finish._replace(bias=None))
     if out is None:
         return value
     if call.leaves_rows and groups is not None:
@@ -309,9 +309,8 @@ def _nothing(
     out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """Empty sums are 0, and bias and activation follow."""
-    value = torch.zeros(call.shape, dtype=torch.float32, device=device)
-    if call.experts and gate_of(finish) is None:  # a gated one of zeros is 0
-        value = finished(call, value, groups, finish)
+    value = torch.zeros((*call.shape[:-1], call.shape[-1] * finish.halves), dtype=torch.float32, device=device)
+    value = finished(call, value, groups, finish) if call.experts else value[..., : call.shape[-1]]
     if out is None:
         return value.to(call.kind)
     if call.leaves_rows and groups is not None:
@@ -324,16 +323,13 @@ def finished(call: GroupedCall, wide: torch.Tensor, groups: torch.Tensor | None,
     bias = finish.bias
     if bias is None and finish.activation is None:
         return rounded(wide, call.kind)
-    if gate_of(finish) is not None:
-        value = gate_by_torch(wide, None, str(finish.activation), call.kind)
-        return _in_groups_alone(call, value, groups)
     if bias is not None and bias.ndim == 2 and call.form == ROWS and groups is not None:
         ends = groups[1:] if call.said == OFFSETS else groups
         row = torch.arange(call.shape[0], device=wide.device)
         bias = bias[torch.searchsorted(ends.long(), row, right=True).clamp(max=call.experts - 1)]
     elif bias is not None:
         bias = beside(bias)
-    return _in_groups_alone(call, by_torch(wide, bias, finish.activation, call.kind), groups)
+    return _in_groups_alone(call, finished_by_torch(wide, bias, finish, call.kind), groups)
 
 
 def _in_groups_alone(call: GroupedCall, value: torch.Tensor, groups: torch.Tensor | None) -> torch.Tensor:
@@ -348,8 +344,8 @@ def _batch(
     finish: ScaledFinish, config: Sm90Config | None, out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """Groups of as many rows each, all of them."""
-    if gate_of(finish) is not None:
-        return gated_product(a, b, None, str(finish.activation), call.kind, config, out)
+    if call.recipes is None and finish.gate is not None:
+        return gated_product(a, b, beside(finish.bias), str(finish.activation), call.kind, config, out)
     if call.recipes is None and finish.bias is None and finish.activation is None:
         return product(a, b, call.kind, config, out)
     if call.recipes is None and on_gpu(a.get_device()):
@@ -462,9 +458,8 @@ def plan_of(
     types, scales = _types_and_scales(call, a, b, finish)
     ragged = Ragged.of(call.experts, "i32" if numbers.dtype == torch.int32 else "i64", masked)
     sizes = m, n, k, call.experts
-    gate = gate_of(finish)
-    config, why = chosen(sizes, types, scales, a.get_device(), config, masked, 1 if gate is None else HALVES)
-    return derived(sizes, types, scales, config, ragged, epilogue_of_call(call, finish), gate), why
+    config, why = chosen(sizes, types, scales, a.get_device(), config, masked, finish.halves)
+    return derived(sizes, types, scales, config, ragged, epilogue_of_call(call, finish), finish.gate), why
 
 
 def _types_and_scales(
@@ -479,12 +474,9 @@ def _types_and_scales(
 
 def expected_config(call: GroupedCall, a: torch.Tensor, b: torch.Tensor, rows: int, finish: ScaledFinish) -> Sm90Config:
     """The configuration of masked groups of so many rows each."""
-    (m, k), n = a.shape[-2:], b.shape[-1]
-    return usual_config(
-        (min(rows, max(m, 1)) * call.experts, n, k, call.experts),
-        *_types_and_scales(call, a, b, finish),
-        1 if gate_of(finish) is None else HALVES,
-    )
+    (m, k), n = a.shape[-2:], call.shape[-1]
+    sizes = min(rows, max(m, 1)) * call.experts, n, k, call.experts
+    return usual_config(sizes, *_types_and_scales(call, a, b, finish), finish.halves)
 
 
 def _plan_along_k(
@@ -507,8 +499,7 @@ def _plan_along_k(
 def epilogue_of_call(call: GroupedCall, finish: ScaledFinish) -> Epilogue:
     """The epilogue of a call: the scales that the main loop leaves, bias, and an activation but for a gate."""
     bias = None if finish.bias is None else C_NAMES[finish.bias.dtype]
-    activation = finish.activation if gate_of(finish) is None else None
-    return epilogue_of(call.recipes or Recipes("", ""), bias, activation)
+    return epilogue_of(call.recipes or Recipes("", ""), bias, finish.activation)
 
 
 def chosen(
@@ -573,10 +564,8 @@ def _on_cpu(
 
 def _finished_group(call: GroupedCall, wide: torch.Tensor, finish: ScaledFinish, e: int) -> torch.Tensor:
     """A group's bias and activation on its sums in float64, rounded once."""
-    if gate_of(finish) is not None:
-        return gate_by_torch(wide, None, str(finish.activation), call.kind)
     bias = finish.bias if finish.bias is None or finish.bias.ndim < 2 else finish.bias[e]
-    return by_torch(wide, bias, finish.activation, call.kind)
+    return finished_by_torch(wide, bias, finish, call.kind)
 
 
 def _of_group(x: torch.Tensor | None, recipe: str, group: int | slice) -> torch.Tensor | None:

@@ -27,7 +27,6 @@ from ..checks import check_device, check_out, differentiated, refuse_derivatives
 from ..compiled.traced import CHECKS, checking_operator, named
 from ..fp8.launch import Asked, shapes_of
 from ..library import configured, dispatched, with_autocast, with_autograd
-from .gated import gate_of
 from .grouped import (
     BATCH,
     COLUMNS,
@@ -327,7 +326,7 @@ def _recorded(
 
 def recorded_type(call: GroupedCall, finish: ScaledFinish, a: torch.Tensor, b: torch.Tensor) -> torch.dtype:
     """The type of a product that torch finishes: before a gate the result's own where it is kept, as by `matmul`."""
-    kept = gate_of(finish) is not None and call.kind.itemsize == 2 and differentiated(a, b)
+    kept = finish.gate is not None and call.kind.itemsize == 2 and differentiated(a, b)
     return call.kind if kept else torch.float32
 
 

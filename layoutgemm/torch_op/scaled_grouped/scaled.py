@@ -5,6 +5,9 @@ recipes                          kernel
 of blocks                        the promoted main loop: each K block summed apart, times its scales, added in f32
 of rows, of tensors              matmul's kernel, and the scales in its epilogue
 the same, use_fast_accum=False   the promoted main loop without scales, and the same epilogue
+
+With a gate b is [gate | up] of twice the result's columns. The same kernels have half of each in a tile, their scales
+of two places; scales and bias that an epilogue applies come before the gate.
 """
 
 from __future__ import annotations
@@ -22,16 +25,25 @@ from ...kernels.fp8.plan import BLOCK as BLOCK_OF_C
 from ...kernels.fp8.plan import LEAST
 from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.along_k import AlongK
-from ...kernels.sm90.choose.scaled_grouped import scaled_config
+from ...kernels.sm90.choose.rules import choose
+from ...kernels.sm90.choose.scaled_grouped import (
+    quantized_gate_config,
+    read_each_column,
+    scaled_config,
+    usual_config,
+    whole_stores,
+)
+from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.grouped import Ragged
 from ...kernels.sm90.mainloop import DEPTH, mainloop_of
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from .. import tuned_store
-from ..bias_activation import ACTIVATIONS, GATES, by_torch
+from ..bias_activation import GATES, by_torch, gate_by_torch
 from ..checks import check_activation, stored_as
 from ..epilogue import epilogue_product, finish_of
 from ..fp8.api import quantize
 from ..prepared import gpu, on_gpu, prepare
+from ..problem import half
 from ..reference import exact
 from ..types import C_NAMES, NAMES, READ
 from .kept import Keeping, Key, find, keep, launch, require_hopper
@@ -40,6 +52,7 @@ from .recipes import TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 SCALE_C = "scale_c"  # the epilogue's operand
 _FLOAT_BYTES = 4
+LEAST_SEGMENT = 16  # columns that share a scale at least, of tiles of 256: a thread has registers for its scales then
 
 
 class ScaledCall(NamedTuple):
@@ -55,11 +68,32 @@ class ScaledCall(NamedTuple):
 
 
 class ScaledFinish(NamedTuple):
-    """A bias along N and an activation after the scaled sums; `fast` sums stay in the tensor core."""
+    """A bias along N and an activation after the scaled sums; `fast` sums stay in the tensor core.
+
+    A gate's bias is of all columns of [gate | up].
+    """
 
     bias: torch.Tensor | None = None
     activation: str | None = None
     fast: bool = True
+
+    @property
+    def gate(self) -> str | None:
+        """The function of a gate, or None.
+
+        >>> ScaledFinish(None, "swiglu").gate, ScaledFinish(None, "silu").gate
+        ('silu', None)
+        """
+        return GATES.get(self.activation) if self.activation is not None else None
+
+    @property
+    def halves(self) -> int:
+        """Columns of b for each of the result: 2 with a gate."""
+        return 1 if self.gate is None else HALVES
+
+    def columns(self, b: torch.Tensor) -> int:
+        """Columns of the result: b's, or half of [gate | up]. Raises TensorError for columns of an odd number."""
+        return b.shape[-1] if self.gate is None else half(b.ndim, b.shape[-1])
 
 
 NO_FINISH = ScaledFinish()
@@ -87,21 +121,14 @@ def check_scaled(
     of_a, of_b = ScaledOperand("a", front, a.shape[-2], blocks), ScaledOperand("b", front, b.shape[-1], blocks)
     recipes = recipes_of(of_a, scale_a, names[0], of_b, scale_b, names[1])
     check_addresses(scale_a=scale_a, scale_b=scale_b)
-    shape = (*front, a.shape[-2], b.shape[-1])
-    check_finish(finish, [(shape[-1],)])
+    check_activation(finish.activation)
+    shape = (*front, a.shape[-2], finish.columns(b))
+    check_bias(finish.bias, [(b.shape[-1],)])
     return ScaledCall(recipes, kind, shape)
 
 
-def check_finish(finish: ScaledFinish, shapes: Sequence[tuple[int, ...]], gates: bool = False) -> None:
-    """Raise OperandError or TensorError for an activation or bias that no kernel takes.
-
-    gates  whether the activation may be a gate
-    """
-    check_activation(finish.activation)
-    if finish.activation in GATES and not gates:
-        known = ", ".join(map(repr, ACTIVATIONS))
-        raise OperandError(f"activation {finish.activation!r}: a product with scales takes {known}")
-    bias = finish.bias
+def check_bias(bias: torch.Tensor | None, shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raise OperandError or TensorError for a bias that no kernel takes."""
     if bias is None:
         return
     if bias.dtype not in READ:
@@ -139,7 +166,7 @@ def scaled_product(
     scale_c  written: the scales of a result that is quantised
     """
     if call.quantizes and not _quantizes_in_kernel(call, a, finish, config):
-        assert scale_c is not None
+        assert scale_c is not None and scale_c.shape == (*call.shape[:-1], -(-call.shape[-1] // BLOCK_OF_C))
         wide = call._replace(kind=torch.float32, quantizes=False)
         values, scales = quantize(scaled_product(wide, a, scale_a, b, scale_b, finish, config), dtype=call.kind)
         scale_c.copy_(scales)
@@ -147,11 +174,11 @@ def scaled_product(
     if 0 in call.shape:
         return torch.empty(call.shape, dtype=call.kind, device=a.device) if out is None else out
     if 0 in a.shape:  # an empty sum is 0, and bias and activation follow
-        wide = torch.zeros(call.shape, dtype=torch.float32, device=a.device)
-        return _into(out, by_torch(wide, beside(finish.bias), finish.activation, call.kind))
+        wide = torch.zeros((*call.shape[:-1], b.shape[-1]), dtype=torch.float32, device=a.device)
+        return _into(out, finished_by_torch(wide, beside(finish.bias), finish, call.kind))
     if not on_gpu(a.get_device()):
         wide = sums(call.recipes, a, scale_a, b, scale_b)
-        return _into(out, by_torch(wide, beside(finish.bias), finish.activation, call.kind))
+        return _into(out, finished_by_torch(wide, beside(finish.bias), finish, call.kind))
     require_hopper(a.get_device(), "scaled_matmul")
     if a.ndim == 3 and a.shape[0] == 1:
         pairs = (scale_a, call.recipes.a), (scale_b, call.recipes.b)
@@ -176,7 +203,7 @@ def scaled_product(
     if scale_c is not None:
         vectors[SCALE_C] = scale_c
     key = key if lying else ()
-    if call.recipes.in_mainloop or not finish.fast:
+    if call.recipes.in_mainloop or not finish.fast or finish.gate is not None:
         tables = tables if call.recipes.in_mainloop else {}
         return launch(Keeping(key), plan_of(call, a, b, finish, config)[0], a, b, tables, vectors, out)
     epilogue = epilogue_for(call, finish)
@@ -191,6 +218,15 @@ def scaled_product(
 def beside(bias: torch.Tensor | None) -> torch.Tensor | None:
     """A bias of each matrix of a batch, as torch adds it; all others as they are."""
     return bias if bias is None or bias.ndim < 2 else bias.unsqueeze(-2)
+
+
+def finished_by_torch(
+    wide: torch.Tensor, bias: torch.Tensor | None, finish: ScaledFinish, kind: torch.dtype
+) -> torch.Tensor:
+    """Bias, and activation or gate, by torch on sums of all columns, rounded once; `bias` as torch adds it."""
+    if finish.gate is None:
+        return by_torch(wide, bias, finish.activation, kind)
+    return gate_by_torch(wide, bias, str(finish.activation), kind)
 
 
 def _into(out: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor:
@@ -251,18 +287,24 @@ def line(x: torch.Tensor) -> torch.Tensor:
 def _quantizes_in_kernel(call: ScaledCall, a: torch.Tensor, finish: ScaledFinish, config: Sm90Config | None) -> bool:
     """True if a kernel quantises the result: one whose CTAs store 128 columns of a row, or a multiple.
 
-    A tile of a B with a scale of each column has fewer.
+    A tile of a B with a scale of each column has fewer. So has one of a gate whose scales change within 16 columns.
     """
     if 0 in (*call.shape, *a.shape) or not on_gpu(a.get_device()):
         return False
-    return config is not None or call.recipes.groups[1:] != (1,) or not call.recipes.in_mainloop
+    each_column = call.recipes.in_mainloop and call.recipes.groups[1:] == (1,)
+    if finish.gate is not None:
+        narrow = call.recipes.in_mainloop and call.shape[-1] % LEAST_SEGMENT != 0
+        fits = config is None or config.tile[1] % (finish.halves * BLOCK_OF_C) == 0
+        return fits and not (each_column or narrow)
+    return config is not None or not each_column
 
 
 @lru_cache(maxsize=256)
 def epilogue_of(recipes: Recipes, bias: str | None, activation: str | None, quantized: str | None = None) -> Epilogue:
     """The epilogue of a product: the scales that the main loop leaves, a bias of that type, an activation.
 
-    quantized  the type of a result with scales of its own
+    activation  a gate is none of its steps: those before it are of each sum
+    quantized   the type of a result with scales of its own
 
     >>> [type(step).__name__ for step in epilogue_of(Recipes("RowWise", "TensorWise"), "bf16", "relu").steps]
     ['VectorScale', 'Scale', 'Bias', 'Activation']
@@ -274,11 +316,12 @@ def epilogue_of(recipes: Recipes, bias: str | None, activation: str | None, quan
                 steps.append(Scale(name, device=True) if recipe == TENSOR else VectorScale(axis, "f32", name))
     if bias is not None:
         steps.append(Bias("n", bias))
-    if activation is not None:
+    sums = len(steps) if activation in GATES else 0
+    if activation is not None and activation not in GATES:
         steps.append(Activation(activation))
     if quantized is not None:
         steps.append(Quantize(SCALE_C, BLOCK_OF_C, quantized, LEAST, "col"))
-    return Epilogue(*steps)
+    return Epilogue(*steps, sums=sums)
 
 
 def epilogue_for(call: ScaledCall, finish: ScaledFinish) -> Epilogue:
@@ -290,30 +333,58 @@ def epilogue_for(call: ScaledCall, finish: ScaledFinish) -> Epilogue:
 def plan_of(
     call: ScaledCall, a: torch.Tensor, b: torch.Tensor, finish: ScaledFinish, config: Sm90Config | None = None
 ) -> tuple[Sm90Plan, str]:
-    """The plan of a product whose K blocks are promoted, and why this configuration."""
+    """The plan of a promoted or gated product, and why this configuration."""
     batch = a.shape[0] if a.ndim == 3 else 1
     sizes = call.shape[-2], call.shape[-1], a.shape[-1], batch
-    groups = call.recipes.groups if call.recipes.in_mainloop else ()
+    groups = call.recipes.groups if call.recipes.in_mainloop else None if finish.fast else ()
     types = NAMES[a.dtype], f"{NAMES[b.dtype]}:col", C_NAMES[call.kind]
-    config, why = chosen(sizes, types, groups, a.get_device(), config, BLOCK_OF_C if call.quantizes else 1)
-    return derived(sizes, types, groups, config, None, epilogue_for(call, finish)), why
+    index = a.get_device()
+    if config is None and finish.gate is not None and call.quantizes:
+        config = quantized_gate_config(*sizes)
+        why = f"gated and quantised: tiles of {'x'.join(map(str, config.tile))}"
+    elif groups is None:
+        config, why = _gated_config(sizes, types, str(finish.gate), index, config)
+    else:
+        columns = BLOCK_OF_C if call.quantizes else 1
+        config, why = chosen(sizes, types, groups, index, config, columns, finish.halves)
+    return derived(sizes, types, groups, config, None, epilogue_for(call, finish), finish.gate), why
+
+
+def _gated_config(
+    sizes: tuple[int, int, int, int], types: tuple[str, str, str], gate: str, index: int, config: Sm90Config | None
+) -> tuple[Sm90Config, str]:
+    """The configuration of a gated product whose sums stay in the tensor core, and why.
+
+    That of `matmul`'s gated product; of a batch, that of groups of as many rows.
+    """
+    if config is not None:
+        return config, "given by the caller"
+    m, n, k, batch = sizes
+    if batch > 1:
+        config = usual_config((m * batch, n, k, batch), types, None, HALVES)
+        return config, f"{m} rows a matrix, gated: tiles of {'x'.join(map(str, config.tile))}"
+    choice, why = choose(m, n, k, a=types[0], multiprocessors=gpu(index)[0], gated=gate)
+    return whole_stores(choice.config, types[2], HALVES), why
 
 
 def chosen(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], groups: tuple[int, ...], index: int,
-    config: Sm90Config | None, columns: int = 1,
+    config: Sm90Config | None, columns: int = 1, sums: int = 1,
 ) -> tuple[Sm90Config, str]:  # fmt: skip
     """The configuration of a promoted product, and why: the caller's, the measured one, or the estimate.
 
     columns  of C that a CTA stores: a multiple of so many
+    sums     of an element of C: 2 of a gated product, which is not measured
     """
     if config is not None:
         return config, "given by the caller"
-    found = tuned_store.lookup(gpu(index)[1], sizes, *tuned_name(types, groups)) if groups else None
+    measured = bool(groups) and sums == 1
+    found = tuned_store.lookup(gpu(index)[1], sizes, *tuned_name(types, groups)) if measured else None
     if found is not None and found.config.tile[1] // found.config.split % columns == 0:
         return found.config, "measured by layoutgemm.tune"
     m, n, k, batch = sizes
-    config = scaled_config(m, n, k, batch=batch, each_column=groups[1:] == (1,), columns=columns, c=types[2])
+    each = read_each_column(groups, n, sums)
+    config = scaled_config(m, n, k, batch=batch, each_column=each, columns=columns, c=types[2], sums=sums)
     tile, parts = "x".join(map(str, config.tile)), f", K in {config.split} parts" if config.split > 1 else ""
     return config, f"estimated fastest of scaled products: tiles of {tile}{parts} (scaled_grouped_h100.json)"
 

@@ -53,6 +53,15 @@ def problem(form: str, kind: str = "relu") -> tuple[Sm90Plan, np.ndarray, np.nda
     return plan, integers((m, k), 1, 1), integers((2 * n, k), 2, 1)
 
 
+def test_a_batch_is_exact_and_the_checks_hold() -> None:
+    m, n, k = SIZES
+    plan = Sm90Plan.derive(m, n, k, batch=3, b="bf16:col", c="f32", config=SMALL, gated="relu")
+    plan.check().require()
+    a, w = integers((3, m, k), 1, 1), integers((3, 2 * n, k), 2, 1)
+    want = np.stack([product(x, y) for x, y in zip(a, w, strict=True)])
+    assert np.array_equal(plan.run(a, w.swapaxes(1, 2), device="reference").c, want)
+
+
 def rounded(plan: Sm90Plan, values: np.ndarray) -> np.ndarray:
     return np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(values)))
 
@@ -229,7 +238,6 @@ def test_refusals() -> None:
         ({"b": "bf16"}, r"b is bf16 row-major: .* one \(2H, K\) matrix"),
         ({"a": "i8", "b": "i8:col"}, "c is i32, and a gated product is computed in f32"),
         ({"config": Sm90Config((64, 24), consumers=1)}, "24 columns, half of them the gate's: a multiple of 16"),
-        ({"batch": 2}, "batch = 2"),
         ({"config": replace(SMALL, single=True, split=2)}, "split = 2"),
     ):
         with pytest.raises(PlanError, match=text):

@@ -222,7 +222,6 @@ def test_refusals() -> None:
         ({"loop": scaled(columns=12), "config": replace(SMALL, tile=(64, 24))}, "every 12 columns, in tiles of 24"),
         ({"loop": scaled(depth=24)}, "multiple of the instruction's K = 32"),
         ({"a": "i8", "b": "i8:col", "c": "f32"}, "computes in f32"),
-        ({"gated": "silu"}, "gated"),
         ({"loop": "sum"}, "a Promoted, made by Promoted.of"),
         ({"epilogue": Epilogue(Bias(name="sa"))}, "of different names"),
     ):

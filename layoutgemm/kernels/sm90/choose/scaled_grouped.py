@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from ....dtypes import dtype
 from ...plan import STAGE_BYTES_OF_K
 from ..config import Sm90Config
+from ..gated import HALVES
 from ..mainloop import DEPTH
 from ..stages import stages, warpgroups
 from .costs import CostModel, cost_model
@@ -37,13 +38,14 @@ _MASKED_ROWS = 128  # a group of masked ones, for which tiles are chosen: see `m
 @lru_cache(4096)
 def scaled_config(
     m: int, n: int, k: int, *, batch: int = 1, each_column: bool = False, multiprocessors: int | None = None,
-    columns: int = 1, c: str = "bf16",
+    columns: int = 1, c: str = "bf16", sums: int = 1,
 ) -> Sm90Config:  # fmt: skip
     """The configuration of a scaled product that is estimated fastest.
 
     each_column  every column of B has a scale
     columns      of C that a CTA stores: a multiple of so many, unless there is no such tile
     c            the result's type: a CTA stores whole 16 bytes of a row
+    sums         of an element of C: 2 of a gated product, which is estimated as one of twice the columns, K in one part
 
     >>> scaled_config(64, 2112, 7168).tile, scaled_config(64, 2112, 7168).split
     ((64, 32), 2)
@@ -51,14 +53,33 @@ def scaled_config(
     ((256, 128), (128, 192))
     >>> scaled_config(64, 576, 7168).tile, scaled_config(64, 576, 7168, c="e4m3").tile
     ((64, 32), (64, 64))
+    >>> scaled_config(4096, 7168, 7168, sums=2).tile, scaled_config(64, 1024, 7168, sums=2).split
+    ((128, 192), 1)
     """
     places = multiprocessors or MODEL.multiprocessors
     unit = STORE_UNIT // dtype(c).bytes
     stored = [
-        (config.tile[1] // config.split, config) for config in scaled_candidates((m, n, k, batch), each_column, places)
+        (config.tile[1] // config.split // sums, config)
+        for config in scaled_candidates((m, n * sums, k, batch), each_column, places)
+        if sums == 1 or (config.split == 1 and config.tile[1] % (8 * sums) == 0)
     ]
     found = [(width, config) for width, config in stored if width % unit == 0]
     return next((config for width, config in found if width % columns == 0), found[0][1])
+
+
+def quantized_gate_config(m: int, n: int, k: int, batch: int = 1) -> Sm90Config:
+    """The configuration of a gated product that is quantised: a tile has 128 columns of C. Not measured.
+
+    n  columns of C
+
+    >>> quantized_gate_config(4096, 2048, 7168).tile, quantized_gate_config(16, 2048, 7168).rows
+    ((128, 256), 16)
+    """
+    if m <= _ONE_TILE:
+        rows = -(-m // 8) * 8 if m <= _MAX_LOADED_ROWS else None
+        return Sm90Config((_ONE_TILE, 256), consumers=1, loader="warp", rows=rows, chunks=1, buffers=1)
+    sharing = _sharing((m, HALVES * n, k, batch), (128, 256))
+    return Sm90Config((128, 256), loader="warpgroup", cluster=sharing, chunks=1, buffers=1)
 
 
 def scaled_candidates(sizes: tuple[int, int, int, int], each_column: bool, places: int) -> list[Sm90Config]:
@@ -269,6 +290,18 @@ def grouped_scaled_config(
     return Sm90Config((256, 128), loader="warpgroup", cluster=(1, 2), chunks=1, buffers=1)
 
 
+def read_each_column(scales: tuple[int, ...], n: int, sums: int) -> bool:
+    """True if a thread reads a number for each of its columns: each has one, or up's groups begin between any two.
+
+    scales  rows of A, and columns of B, that share a number
+    n       columns of C
+
+    >>> read_each_column((1, 1), 256, 1), read_each_column((1, 128), 88, 2), read_each_column((1, 128), 97, 2)
+    (True, False, True)
+    """
+    return scales[1:] == (1,) or (sums > 1 and len(scales) > 1 and n % 2 == 1)
+
+
 def usual_config(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None, sums: int = 1
 ) -> Sm90Config:
@@ -285,8 +318,23 @@ def usual_config(
     m, n, k, experts = sizes
     rows = -(-m // experts)
     if scales is not None:
-        return grouped_scaled_config(rows, scales[1:] == (1,), columns=n, groups=experts)
+        return grouped_scaled_config(rows, read_each_column(scales, n, sums), columns=n * sums, groups=experts)
     k_bytes, wide = k * dtype(types[0].partition(":")[0]).bytes, dtype(types[2]).bits == 32
     found = grouped_config(rows, k_bytes, wide, columns=n * sums, groups=experts)
-    unit = STORE_UNIT // dtype(types[2]).bytes * sums
-    return found if found.tile[1] % unit == 0 else replace(found, tile=(found.tile[0], found.tile[1] // unit * unit))
+    return whole_stores(found, types[2], sums)
+
+
+def whole_stores(config: Sm90Config, c: str, sums: int) -> Sm90Config:
+    """The configuration with a tile whose rows of C are whole 16 bytes.
+
+    c     the result's type
+    sums  of an element of C: 2 of a gated product
+
+    >>> config = Sm90Config((64, 208), consumers=1, loader="warp")
+    >>> whole_stores(config, "e4m3", 2).tile, whole_stores(config, "bf16", 2).tile
+    ((64, 192), (64, 208))
+    >>> whole_stores(Sm90Config((64, 16), consumers=1), "e4m3", 2).tile
+    (64, 32)
+    """
+    unit, (rows, columns) = STORE_UNIT // dtype(c).bytes * sums, config.tile
+    return config if columns % unit == 0 else replace(config, tile=(rows, max(unit, columns // unit * unit)))

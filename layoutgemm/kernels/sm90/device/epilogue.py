@@ -14,7 +14,7 @@ from cutlass import Float32, Int32, Int64, Numeric, const_expr
 
 from ....dtypes import f32
 from ...dsl import bridge
-from ...dsl.fused import FusedBlock
+from ...dsl.fused import FusedBlock, Neighbours
 from ...dsl.math import ElementMath, number
 from ...plan import present
 from ...store import ROWS, WARP_ROWS, WARPS_OF_GROUP, StoreChunk, rows_of_values
@@ -22,16 +22,22 @@ from ..plan import Sm90Plan
 
 
 class GatedSums:
-    """An accumulator of several sums as the one that is stored: its value v is of values v, v + count, ..."""
+    """An accumulator of several sums as the one that is stored: its value v is of values v, v + count, ...
 
-    def __init__(self, plan: Sm90Plan, job: bridge.Carried, accumulator: cute.Tensor):
-        self.gated, self.accumulator = present(plan.gated), accumulator
+    fused  the epilogue, some steps of which may be of each sum
+    """
+
+    def __init__(self, plan: Sm90Plan, job: bridge.Carried, accumulator: cute.Tensor, fused: FusedBlock | None):
+        self.gated, self.accumulator, self.fused = present(plan.gated), accumulator, fused
         self.count, self.sums = plan.stored.accumulator_registers, plan.sums
         self.math = ElementMath(plan.c.dtype.bits > 16, plan.c.dtype.mantissa <= 8)
         self.numbers = {name: number(getattr(job.given, name), f32) for name in self.gated.numbers}
 
     def __getitem__(self, v: int) -> Float32:
         sums = [bridge.number(self.accumulator[v + i * self.count]) for i in range(self.sums)]
+        if self.fused is not None and self.fused.epilogue.sums:
+            pair = Neighbours(self.fused, v - v % 2)
+            sums = [self.fused.epilogue.apply_to_sum(x, pair.element(v % 2, i)) for i, x in enumerate(sums)]
         return self.gated.apply(sums, self.math, self.numbers)
 
 
@@ -106,9 +112,11 @@ class Sm90Epilogue:
         else:
             bridge.named_sync(self.plan.store_barrier(consumer), self.plan.store_threads)
 
-    def stored(self, job: bridge.Carried, accumulator: cute.Tensor) -> cute.Tensor | GatedSums:
+    def stored(
+        self, job: bridge.Carried, accumulator: cute.Tensor, fused: FusedBlock | None
+    ) -> cute.Tensor | GatedSums:
         """The values that are stored, before the epilogue: the accumulator's own, or those of several sums."""
-        return GatedSums(self.plan, job, accumulator) if self.plan.gated is not None else accumulator
+        return GatedSums(self.plan, job, accumulator, fused) if self.plan.gated is not None else accumulator
 
     def sums(self, accumulator: cute.Tensor, first: int, count: int) -> list[Numeric]:
         """Values of an accumulator; sums of integers as f32, unless C has them as they are."""
@@ -119,7 +127,7 @@ class Sm90Epilogue:
         self, job: bridge.Carried, accumulator: cute.Tensor, chunk: StoreChunk, fused: FusedBlock | None
     ) -> list[Numeric]:
         """A chunk's values in C's type, as they go into shared memory: pairs in one register, or pairs of f32."""
-        accumulator = self.stored(job, accumulator)
+        accumulator = self.stored(job, accumulator, fused)
         if fused is not None:
             values = fused.values(accumulator, chunk.first_value, chunk.values)
         else:
@@ -158,7 +166,7 @@ class Sm90Epilogue:
         row += block * ROWS
         base = job.c + Int64(matrix) * job.stride_c * plan.c.dtype.bytes
         fused = self.fused(job, (row, column, matrix), thread, part)
-        sums, take = self.stored(job, accumulator), self.sums if fused is None else fused.values
+        sums, take = self.stored(job, accumulator, fused), self.sums if fused is None else fused.values
         values = dict(zip(mine, take(sums, mine.start, len(mine)), strict=True))
         if const_expr(fused is not None):
             present(fused).finish()

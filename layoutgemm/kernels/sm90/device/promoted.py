@@ -6,10 +6,10 @@
     numbers     a warp of its own, beside the loader's: its lanes copy a K block's numbers of the tables into the stage
                 (cp.async, any strides); each lane arrives at the stage's barrier when its copies have landed. Without a
                 loader of its own the consumer warp that loads does so
-    consumer    for each K block, and in it for each of its blocks of 64 rows: reads the block's numbers, multiplies
-                into one set of fresh registers, waits, and computes for each element
-                total = expression(total, product, tables); releases the stage when the last of them has been
-                multiplied
+    consumer    for each K block, and in it for each of its blocks of 64 rows, and of these for each part of their
+                columns (`mainloop.product_of`): reads the block's numbers, multiplies into one set of fresh registers,
+                waits, and computes for each element total = expression(total, product, tables); releases the stage when
+                the last of them has been multiplied
 
 A warpgroup has no products in flight while it promotes: another warpgroup's run meanwhile, so two are the least. It has
 the registers of all totals, and of the products of 64 rows.
@@ -34,7 +34,17 @@ from ...epilogue.tracing import Values
 from ...plan import present
 from ...store import ROWS
 from ..config import WARPGROUP
-from ..mainloop import NUMBER_BYTES, TOTAL, VECTOR, NumberSlots, byte_of, key_of, numbers_read, same_for_all
+from ..mainloop import (
+    NUMBER_BYTES,
+    TOTAL,
+    VECTOR,
+    NumberSlots,
+    byte_of,
+    key_of,
+    numbers_read,
+    product_of,
+    same_for_all,
+)
 from ..plan import Sm90Plan
 from .fused import Sm90FusedKernel
 
@@ -52,17 +62,18 @@ class Sm90PromotedKernel(Sm90FusedKernel):
     ) -> None:  # fmt: skip
         """A consumer warpgroup: all its tiles, products, promotions and stores."""
         plan = self.plan
-        mma = bridge.Wgmma(plan)
+        atom, descriptor, parts = product_of(plan)
+        mma = bridge.Wgmma(plan, (atom, descriptor) if parts > 1 else None)
         products = mma.accumulator()
-        totals = [mma.accumulator() for _ in range(plan.blocks)]
+        totals = [bridge.Wgmma(plan).accumulator() for _ in range(plan.blocks)]
         first_block = consumer * plan.blocks
         a = bridge.WgmmaOperand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes, first_block)
-        b = bridge.WgmmaOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
+        b = bridge.WgmmaOperand(descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
         if const_expr(plan.config.rows is not None):
             self.clear_dead_rows(job.shared, consumer * WARPGROUP + thread)
         tables = StageTables(plan, first_block * ROWS, thread)
+        pieces = [(block, part) for block in range(plan.blocks) for part in range(parts)]
         stage, parity = Int32(0), Int32(0)
-
         while tile < job.tiles:
             m0, n0, matrix = self.origin(job, tile)
             row = m0 + first_block * ROWS
@@ -77,23 +88,22 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                 if following == plan.stages:
                     following = Int32(0)
                     flipped = parity ^ 1
-                # Of several blocks of rows the numbers are read under the first one's products: the issue of products
-                # waits for what is read at it. Of one block, before: 4 to 15% faster on an H100.
-                numbers = tables.numbers(job.shared, stage) if const_expr(plan.blocks == 1) else {}
-                for block in cutlass.range_constexpr(plan.blocks):
-                    mma.multiply_block(products, a, b, stage, block, 0, False)
-                    if const_expr(block == 0 and plan.blocks > 1):
+                # Of several products the numbers are read under the first one: the issue of products waits for what is
+                # read at it. Of one, before: 4 to 15% faster on an H100.
+                numbers = tables.numbers(job.shared, stage) if const_expr(len(pieces) == 1) else {}
+                for piece in cutlass.range_constexpr(len(pieces)):
+                    block, part = pieces[piece]
+                    mma.multiply_block(products, a, b, stage, block, part, False)
+                    if const_expr(piece == 0 and len(pieces) > 1):
                         numbers = tables.numbers(job.shared, stage)
                     mma.wait(0, products)
-                    if const_expr(block == plan.blocks - 1):
+                    if const_expr(piece == len(pieces) - 1):
                         self.release(job, stage)
                         ready = bridge.barrier_done(job.shared.full(following), flipped)  # known after the promotion
                         if const_expr(plan.config.loader == "self"):
                             if k_tile > 0:  # into the stage before: another consumer may still read this one
                                 ahead = self.load_next(job, maps, ahead)
-                    for v in bridge.unrolled(plan.mma.accumulator_registers):
-                        element = tables.element(numbers, block, v, totals[block][v])
-                        totals[block][v] = present(plan.mainloop).evaluate(products[v], element)
+                    self.promote(tables, numbers, products, totals[block], (block, part * atom.accumulator_registers))
                 stage, parity = following, flipped
             self.bring_together(job, totals, (consumer, thread))
             for number in cutlass.range_constexpr(len(plan.pieces(0))):
@@ -107,6 +117,15 @@ class Sm90PromotedKernel(Sm90FusedKernel):
             self.drain(job, ahead)
         if const_expr(plan.store is not None):
             bridge.wait_stores_read(0)
+
+    def promote(
+        self, tables: StageTables, numbers: Numbers, products: cute.Tensor, totals: cute.Tensor, at: tuple[int, int]
+    ) -> None:
+        """The next totals of a product's elements. `at`: (block of rows, the first value of its total)."""
+        block, first = at
+        for v in range(first, first + product_of(self.plan)[0].accumulator_registers):
+            element = tables.element(numbers, block, v, totals[v])
+            totals[v] = present(self.plan.mainloop).evaluate(products[v - first], element)
 
     @cute.jit
     def feed_numbers(self, job: bridge.Carried, tile: Int32) -> None:
@@ -208,8 +227,8 @@ def _address(
     """
     table, (row, column, matrix) = part.table, place
     origin, size = (row, job.m) if table.axis == "m" else (column, job.n)
-    at = origin + slot * part.segment
-    group = (cutlass.min(at, size - 1) if count == 1 else at) // table.group
+    along = slot * part.segment
+    group = (part.line(origin, along, size, cutlass.min) if count == 1 else origin + along) // table.group
     offset = Int64(group) * getattr(job.given, f"{table.name}_group")
     offset += Int64(k_tile) * getattr(job.given, f"{table.name}_k")
     if plan.batch > 1 and not (table.axis == "m" and plan.joined_rows):
