@@ -25,11 +25,12 @@ _T = TypeVar("_T")
 Tuple: TypeAlias = "int | tuple[Any, ...]"
 
 _HEAD = re.compile(
-    r"\s*(?:(?:using|constexpr|static|const|auto|typename)\s+)*(?:\w+\s*=\s*)?(?:decltype\s*\(\s*)?(?=(?:\w+(?:::|\.))*"
+    r"\s*(?:(?:using|constexpr|static|const|auto|typename|Layout|cute::Layout)\s+)*(?:\w+\s*=\s*)?(?:decltype\s*\(\s*)?(?=(?:\w+(?:::|\.))*"
     r"(?:(?:Layout|ComposedLayout)\s*<|make_layout\s*\(|composition\s*\(|make_composed_layout\s*\())"
 )
 _NAME = re.compile(r"(?:\w+(?:::|\.))*([A-Za-z]\w*)\s*([<(]?)")
 _INTEGER = re.compile(r"_?(-?\d+)(?![\w.])")
+_INTEGER_TYPE = re.compile(r"\s*(?:std::)?(?:unsigned\s+|signed\s+)?[a-z]\w*(?:\s+(?:int|long))*\s*,\s*")
 _END = re.compile(r"[\s;)]*(?:\s*(?://|#)[^\n]*)?\Z")
 _KEYWORD = re.compile(r"(shape|stride|offset|inner|outer)\s*=(?!=)\s*")
 _TUPLES = ("Shape", "Stride", "Step", "tuple", "make_shape", "make_stride", "make_tuple", "Coord", "make_coord")
@@ -209,7 +210,9 @@ class _SourceReader(TextReader):
         name, opening = self.name("an integer, as in _4, Int<4> or 4, or a tuple of them")
         if opening and name in _TUPLES:
             return self.items(opening, depth)
-        if opening == "<" and name in ("C", "Int", "E", "integral_constant"):
+        if opening == "<" and name in ("C", "Int", "E", "integral_constant", "constant"):
+            typed = _INTEGER_TYPE.match(self.text, self.at)
+            self.at = typed.end() if typed is not None and name.endswith("constant") else self.at
             items = [self.integer()]
             while self.comma():
                 items.append(self.integer())
