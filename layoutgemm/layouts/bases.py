@@ -26,7 +26,7 @@ _ALIAS = re.compile(r"#(\w+)(?!\s*[.<\w])")
 CLASS = re.compile(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(\w+Layout|LinearLayout\.from_bases)\(")
 _DICTIONARY = re.compile(r"\s*(?:[A-Za-z_]\w*\s*=\s*)?(?=\{\s*(?:['\"]\w+['\"]\s*:|[A-Za-z_]\w*\s*[:=]\s*\[))")
 _ARROW = re.compile(r"-?\s*([A-Za-z_]\w*)\s*=\s*(\d+)\s*->\s*\(\s*(-?\d+(?:\s*,\s*-?\d+)*)\s*\)")
-_ARROWS = re.compile(r"(?:[^\n]*:[ \t]*)?\s*-\s*(?:[A-Za-z_]\w*\s*=\s*\d+\s*->|[A-Za-z_]\w* is a size 1 dimension)")
+_ARROWS = re.compile(r"(?:[^\n]*:[ \t]*)?\s*(?P<first>(?:-\s*)?[A-Za-z_]\w*(?:\s*=\s*\d+\s*->| is a size 1 dimension))")
 _ONE = re.compile(r"-?\s*([A-Za-z_]\w*) is a size 1 dimension")
 _OUT = re.compile(r"where out dims are:\s*\[([^\]]*)\]")
 _DIM = re.compile(r"\s*([A-Za-z_]\w*)\s*\(size (\d+)\)\s*")
@@ -349,7 +349,8 @@ def _sizes(text: str, out: re.Match[str]) -> list[int] | None:
 
 def _arrows(text: str) -> LinearLayout:
     """The text of print(LinearLayout): a line for each bit."""
-    at, end = text.index("-"), len(text)
+    begins = _ARROWS.match(text)
+    at, end = begins.start("first") if begins is not None else 0, len(text)
     out = _OUT.search(text)
     shape: list[int] | None = None
     if out is not None:

@@ -32,7 +32,7 @@ from .bases import (
 from .linear import LinearLayout
 
 _TYPE = re.compile(
-    r"(?:[%!]\w[\w:]*\s*[=:]\s*)?(?:!ttg\.memdesc|tensor)\s*<\s*((?:\d+\s*x\s*)+)(!tt\.ptr<\w+>|[A-Za-z]\w*)\s*,\s*(?=#)"
+    r"(?:[%!]\w[\w:]*\s*[=:]\s*|%[^\n]*->\s*|%[^\n]*?:\s*)?(?:!ttg?\.memdesc|tensor)\s*<\s*((?:\d+\s*x\s*)+)(!tt\.ptr<\w+>|[A-Za-z]\w*)\s*,\s*(?=#)"
 )
 # A line that names a layout; those without fields in braces are passed over
 _NAMED = re.compile(r"\s*#(\w+)\s*=\s*(#\w+\.\w+\s*<\s*\{)?[^\n]*\n\s*")
@@ -47,8 +47,9 @@ Vectors = list[tuple[int, ...]]
 def encoded(text: str) -> LinearLayout | None:
     """The linear layout of the tensor whose type the text is, None for another text.
 
-    An attribute without a tensor is read over its own tile, the smallest tensor in which each part of it is once:
-    sizePerThread x threadsPerWarp x warpsPerCTA, the instruction's shape x warpsPerCTA, a period of the swizzle.
+    An attribute without a tensor is read over its own tile, the smallest tensor in which each part of it is once.
+    The tile of blocked is sizePerThread x threadsPerWarp x warpsPerCTA, that of nvidia_mma the instruction's shape x
+    warpsPerCTA, that of shared memory a period of the swizzle.
 
     (register, lane, warp, block), or (offset, block) of shared memory, -> flat index of the tensor, whose first
     dimension runs fastest. Reads blocked, slice, linear, nvidia_mma and dot_op of

@@ -50,7 +50,9 @@ from .symbols.polynomial import Scalar
 Symbols = Callable[[str], Any]
 MAX_TEXT = 1 << 16  # characters: no layout that can be read by a person, or is printed by a program, is longer
 
+_INVISIBLE = dict.fromkeys((0xFEFF, 0x200B, 0x200C, 0x200D, 0x2060, 0xA0), " ")  # what copying adds to a text
 _NUMBER = re.compile(r"\s*(_?-?|-_)(\d+)((?:@\d+)*)(?![\w.])(?!\s*[/*%+-])")
+_TYPE_OF_INTEGER = re.compile(r"\s*(?:cute::)?(?:Int|C)<\s*(-?\d+)\s*>(?:\{\})?")
 _BASIS = re.compile(r"\s*(?:(-?\d+)\s*\*\s*)?E[<(]\s*(\d+(?:\s*,\s*\d+)*)\s*[>)]")
 _UNKNOWN = re.compile(r"\s*\?(?:\{([^{}]*)\})?")
 _SWIZZLE = re.compile(
@@ -93,19 +95,26 @@ _WRAPPERS = (
 _COORDINATES = re.compile(r"\s*!?(?:cute\.)?coord_tensor<\s*\"([^\"]*)\"\s*,\s*\"")
 # What stands behind a layout: closing signs of a wrapper, then the values of a tensor, another value, a comment
 _CLOSED = re.compile(r"[\s>\"'`)]*(?:=\s*\(.*|,\s*data\s*=.*)?", re.DOTALL)
-_REMARK = re.compile(r"\s*(?:loc\([^\n]*\)|;\s*\w+=[^\n]*|(?://|#|<-)[^\n]*)?:?\s*(?:\n[-\s\d|+.,einaf()]*)?\Z")
+_REMARK = re.compile(
+    r"\s*[;,.]?\s*(?:loc\([^\n]*\)|;\s*\w+=[^\n]*|(?://|#|<-)[^\n]*)?:?\s*(?:\n[-\s\d|+.,einaf()]*)?\Z"
+)
 # A statement before the comment that has its value; a layout that goes on in the next line, or in its comment
 _STATEMENT = re.compile(r"(?m)^[ \t]*[A-Za-z_][^\n]*?[);}][ \t]*(?://+|#)(?=[^\n]*[\d)?]\s*:\s*[(_\d?-])")
 _PAIR = re.compile(r"[\d)?]\s*:\s*[(_\d?-]")
 _GOES_ON = re.compile(r"(?:(?<= o)|(?<=[,(]))[ \t]*\n[ \t]*(?:(?://+|#|\*)[ \t]+)?")
 # What stands before it: the sign of a comment, a name and ':' or '=', words before a pointer
 _COMMENT = re.compile(r"(?:\s*(?://+|(?:#|\*|%+|>>>?|>\?\?)(?=\s)))+\s*")
-_LABEL = re.compile(r"\s*(?=[^:=\n]*[A-Za-z])([^:=\n<>\"'{}]+?)\s*[:=]\s*(?=[^:\n]*:)(?=[(\[\"'`\d_?]|[A-Za-z!])")
+_LABEL = re.compile(
+    r"\s*(?=[^:=\n]*[A-Za-z])([^:=\n<>\"'{}]+?)\s*(?:==?>|->|[:=])\s*(?=[^:\n]*:)(?=[(\[\"'`\d_?]|[A-Za-z!])"
+)
 _WORDS = re.compile(r"\s*[A-Za-z_][\w. ]*?\s+(?=(?:raw_)?ptr[<(]|tensor[<(]|\w*ptr\[|tmem_\[|Sw<)")
 # of the IR, up to the type of its result, the last one
 _OPERATION = re.compile(r"\s*%\w+(?::\d+)?\s*=(?:[^\n]*->\s*(?=!cute\.)|[^\n]*?(?=!cute\.))")
 _TILED = re.compile(r"\s*(?:!\w+\s*=\s*)?!cute\.(tiled_copy|tiled_mma)<")
 _TILED_FIELD = re.compile(r",\s*(\w+)\s*=\s*<\"([^\"]*)\">")
+_WORD = re.compile(r"\s*(?!o\s)[A-Za-z_]\w*\s+(?=\([^:\n]*:)")  # one word before a shape
+_SHAPE = re.compile(r"\s*(?:[\w.]+\s*[=:(]\s*)?[Ss]hape\s*[=:]?\s*(?=\()")
+_STRIDE = re.compile(r"[\s,;]*[Ss]tride\s*[=:]?\s*(?=\()")
 _LABELS = 4  # in a row, as in "[host] layout A: sA = (4,8):(8,1)"
 _NO_LABEL = re.compile(
     r"\s*(?:[^\n]*\so\s+[(_\d]|S(?:w|wizzle)?<|\w*ptr[<(\[]|tensor[<(]|!cute|Layout\(|ComposedLayout\()"
@@ -154,6 +163,7 @@ def read(text: str, symbol: Symbols) -> Parsed:
     """`parse` with the meaning of each name in the text said by `symbol`."""
     if len(text) > MAX_TEXT:
         raise ParseError(f"{len(text)} characters: a layout's notation has at most {MAX_TEXT}", text, MAX_TEXT)
+    text = text.translate(_INVISIBLE)
     for sign, plain in (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&#39;", "'")):  # copied from a page's source
         text = text.replace(sign, plain)
     found = encoded(text)
@@ -166,10 +176,28 @@ def read(text: str, symbol: Symbols) -> Parsed:
         read_by = reader(text)
         if read_by is not None:
             return read_by
+    named = _named(text, symbol)
+    if named is not None:
+        return named
     text = _GOES_ON.sub(_blanks, _STATEMENT.sub(_statement, text))
     text = text.partition("\\documentclass")[0]  # what print_latex prints behind the layout
     listed = _tiled(text, symbol) or _listing(text, symbol)
     return _LayoutReader(text, symbol).all() if listed is None else listed
+
+
+def _named(text: str, symbol: Symbols) -> Layout | None:
+    """The layout of a text with the words shape and stride before tuples, nested or not; None for another."""
+    found = _SHAPE.match(text)
+    if found is None:
+        return None
+    reader = _LayoutReader(text, symbol, found.end())
+    shape = reader.entries(0)
+    between = reader.take(_STRIDE)
+    if between is None:
+        return None
+    stride = reader.entries(0)
+    reader.behind(True)
+    return cast("Layout", reader.made(lambda: Layout(shape, stride), found))
 
 
 def _blanks(found: re.Match[str]) -> str:
@@ -341,6 +369,7 @@ class _LayoutReader(TextReader):
                 break
             self.at = label.end()
         self.take(_WORDS)
+        self.take(_WORD)
 
     def behind(self, wrapped: bool) -> None:
         """Refuse a text behind the layout that is neither a remark nor a closing sign."""
@@ -471,7 +500,7 @@ class _LayoutReader(TextReader):
         return self.made(lambda: ComposedLayout(swizzle, number, follows), found)
 
     def composition(self, left: Layout, count: int, start: int) -> AnyLayout:
-        """left o right, or left o 0 o right, as composed layouts without a swizzle are printed."""
+        """left o right, or left o 0 o right: composed layouts without a swizzle."""
         if count >= SWIZZLES:
             raise ParseError(f"more than {SWIZZLES} layouts, one after another", self.text, start)
         offset = self.take(_OFFSET)
@@ -709,6 +738,10 @@ class _LayoutReader(TextReader):
             digits, path = ("-" if "-" in found[1] else "") + found[2], found[3].split("@")[:0:-1]
             value = self.made(lambda: _int(digits), found)
             return self.made(lambda: _basis(value, path), found) if path else value
+        found = self.take(_TYPE_OF_INTEGER)
+        if found is not None:
+            digits = found[1]
+            return self.made(lambda: _int(digits), found)
         found = self.take(_UNKNOWN)
         if found is not None:
             return self._fresh(found[1] or "")

@@ -45,8 +45,8 @@ _PAIRS = (
         r"(?:\s*,\s*(?:storage_offset\s*=\s*)?(\d+|[a-z]+\d+))?\s*\)"
     ),
     re.compile(
-        rf"(?:[^\n]*?[\s(,.])?(?:size|shape)\s*[=:]?\s*(?:torch\.Size\(\s*)?{_LIST}\s*\)?[\s,;]*"
-        rf"(?:[a-z_]*\s*)?(?:[\w.]+\.)?stride(?:\(\))?\s*[=:]?\s*{_LIST}"
+        rf"(?:[^\n]*?[\s(,.])?(?:sizes?|shape)(?:\(\))?\s*[=:]?\s*(?:torch\.Size\(\s*)?{_LIST}\s*\)?[\s,;]*"
+        rf"(?:\w+\s*[=:]\s*[\w.]+\s*,\s*)*(?:[a-z_]*\s*)?(?:[\w.]+\.)?strides?(?:\(\))?\s*[=:]?\s*{_LIST}"
         rf"(?:\s*,\s*(?:storage_)?offset\s*[=:]\s*(-?\w+))?"
     ),
 )

@@ -104,6 +104,8 @@ def printed(bases: dict[str, list[list[int]]], shape: list[int]) -> list[str]:
     pairs = list(bases.items())
     return [
         "\n".join([*lines, f"where out dims are: [{dims}]"]),
+        "\n".join([*lines, f"where out dims are: [{', '.join(f'dim{i}' for i in range(len(shape)))}]"]),
+        f"LinearLayout({bases}, {['x', 'y', 'z'][: len(shape)]})",
         f"#linear = #ttg.linear<{{{attribute}}}>",
         str(bases),
         f"layout = gl.DistributedLinearLayout({gluon}, shape={shape})",

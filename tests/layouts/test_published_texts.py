@@ -117,6 +117,21 @@ PUBLISHED += [
      "(4,8):(8,1)"),
     ("Layout s2xh4_col = make_layout(make_shape(Int<2>{}, make_shape(2,2)), LayoutLeft{});", "(2,(2,2)):(1,(2,4))"),
     ("Layout((4,8):(8,1))", "(4,8):(8,1)"),
+    ("(Int<4>,C<8>):(cute::C<8>,_1)", "(4,8):(8,1)"),
+    ("cute::ComposedLayout<cute::Swizzle<2, 4, 3>, cute::smem_ptr_flag_bits<16>, cute::Layout<cute::tuple<cute::_8, "
+     "cute::_32>, cute::tuple<cute::_32, cute::_1>>>", "S<2,3,3>[16b] o 0 o (8,32):(32,1)"),
+    ("Layout<Shape<_8, Shape<_2, _4>>, Stride<_1, Stride<_8, _16>>> layout;", "(8,(2,4)):(1,(8,16))"),
+    ("make_layout(make_layout(4,1), make_layout(make_shape(2,3), LayoutRight{}))", "(4,(2,3)):(1,(3,1))"),
+    ("make_ordered_layout(Shape<_4,_8>{}, Step<_1,_0>{})", "(4,8):(8,1)"),
+    ("cute.make_ordered_layout((4, 8, 2), order=(2, 0, 1))", "(4,8,2):(16,1,8)"),
+    ("cute.make_identity_layout((4,8))", "(4,8):(1@0,1@1)"),
+    ("sA  ==>  Sw<2,3,3> o _0 o ((_8,_16),(_32,_1)):((_32,_256),(_1,_0))",
+     "S<2,3,3> o 0 o ((8,16),(32,1)):((32,256),(1,0))"),
+    ("sA -> (8,8):(8,1)", "(8,8):(8,1)"),
+    ("layout (8,8):(8,1);", "(8,8):(8,1)"),
+    ("Shape: (4,8), Stride: (8,1)", "(4,8):(8,1)"),
+    ("Layout(shape = (4, (2, 8)), stride = (1, (4, 8)))", "(4,(2,8)):(1,(4,8))"),
+    ("\ufeff(4,8):\u200b(8,1)\xa0", "(4,8):(8,1)"),
     ("(20,2):(16,4) o (4,5):(1,4)", "(4,5):(16,64)"),
     ("(6,2):(8,2) o 0 o (4,3):(3,1)", "((2,2),3):((24,2),8)"),
 ]  # fmt: skip
@@ -302,6 +317,12 @@ def test_damaged_texts_are_read_or_refused() -> None:
                 parse(text[:at] + text[at + 1 :])
             except LayoutError:
                 continue
+
+
+def test_an_extent_that_a_type_does_not_say_is_a_symbol() -> None:
+    found = parse("cute::Layout<cute::tuple<int, cute::C<8>>, cute::tuple<cute::C<8>, long>>")
+    rows, columns = found.shape
+    assert columns == 8 and not isinstance(rows, int) and found.stride[0] == 8 and found.stride[1] != rows
 
 
 def test_an_unknown_of_the_dsl_keeps_what_is_known() -> None:

@@ -35,6 +35,12 @@ SIZED = [
     ("torch.as_strided(x, (4, 8), (8, 1), storage_offset=3)", "S<0,0,0> o 3 o (4,8):(8,1)"),
     ("x.shape=torch.Size([4, 8]), x.stride()=(8, 1)", "(4,8):(8,1)"),
     ("(torch.Size([4, 8]), (8, 1))", "(4,8):(8,1)"),
+    ("a.size() = torch.Size([4, 8]), a.stride() = (8, 1)", "(4,8):(8,1)"),
+    ("sizes() = [4, 8], strides() = [8, 1]", "(4,8):(8,1)"),
+    (
+        "TensorMetadata(shape=torch.Size([4, 8]), dtype=torch.float16, requires_grad=False, stride=(8, 1), qparams={})",
+        "(4,8):(8,1)",
+    ),
     ("FakeTensor<Float16, (4, 8), (1, 4)>", "(4,8):(1,4)"),
     # NumPy counts bytes, DLPack elements
     ("shape (4, 8) strides (64, 8) dtype float64", "(4,8):(8,1)"),

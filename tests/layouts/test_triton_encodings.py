@@ -174,6 +174,10 @@ CLUSTERS = "order=[1, 0], ctas_per_cga=[1, 1], cta_split_num=[1, 1], cta_order=[
     ("alone", "tensor"),
     [
         (f"#blocked = {BLOCKED}", f"tensor<8x128xf16, {BLOCKED}>"),
+        (f"%4 = ttg.convert_layout %3 : tensor<64x8xf16, {mma(2, [16, 8], [4, 1])}> -> tensor<8x128xf16, {BLOCKED}>",
+         f"tensor<8x128xf16, {BLOCKED}>"),
+        (f"!tt.memdesc<8x64xf16, {swizzled(8, 1, 8, [1, 0])}, #smem>",
+         f"!ttg.memdesc<8x64xf16, {swizzled(8, 1, 8, [1, 0])}, #smem>"),
         ("gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])", f"tensor<8x128xf16, {BLOCKED}>"),
         (f"BlockedLayout(size_per_thread=[1, 8], threads_per_warp=[2, 16], warps_per_cta=[4, 1], {CLUSTERS})",
          f"tensor<8x128xf16, {BLOCKED}>"),
