@@ -96,7 +96,7 @@ _COORDINATES = re.compile(r"\s*!?(?:cute\.)?coord_tensor<\s*\"([^\"]*)\"\s*,\s*\
 # What stands behind a layout: closing signs of a wrapper, then the values of a tensor, another value, a comment
 _CLOSED = re.compile(r"[\s>\"'`)]*(?:=\s*\(.*|,\s*data\s*=.*)?", re.DOTALL)
 _REMARK = re.compile(
-    r"\s*[;,.]?\s*(?:loc\([^\n]*\)|;\s*\w+=[^\n]*|(?://|#|<-)[^\n]*)?:?\s*(?:\n[-\s\d|+.,einaf()]*)?\Z"
+    r"\s*[;,.]?\s*(?:loc\([^\n]*\)|;\s*\w+=[^\n]*|(?://|#(?=\s)|(?<=\s)#|<-)[^\n]*)?:?\s*(?:\n[-\s\d|+.,einaf()]*)?\Z"
 )
 # A statement before the comment that has its value; a layout that goes on in the next line, or in its comment
 _STATEMENT = re.compile(r"(?m)^[ \t]*[A-Za-z_][^\n]*?[);}][ \t]*(?://+|#)(?=[^\n]*[\d)?]\s*:\s*[(_\d?-])")
@@ -228,6 +228,8 @@ def _tiled(text: str, symbol: Symbols) -> Listing | None:
             raise ParseError("expected layout_copy_tv, tiler_mn or atom_layout_MNK", text, at.start(1))
         reader = _LayoutReader(text, symbol, at.start(2), at.end(2))
         fields.append((FIELDS.get(at[1], at[1]), reader.field()))
+        if reader.peek():
+            raise reader.fail("'\"'")
         end = at.end()
         at = _TILED_FIELD.match(text, end)
     if re.compile(r"\s*>\s*(?://[^\n]*)?\Z").match(text, end) is None:
@@ -365,7 +367,12 @@ class _LayoutReader(TextReader):
         self.take(_OPERATION)
         for _ in range(_LABELS):
             label = _LABEL.match(self.text, self.at)
-            if label is None or _NO_LABEL.match(label[1]) is not None or label[1].count("(") != label[1].count(")"):
+            if (
+                label is None
+                or _NO_LABEL.match(label[1]) is not None
+                or label[1].count("(") != label[1].count(")")
+                or "][" in label[1]
+            ):
                 break
             self.at = label.end()
         self.take(_WORDS)

@@ -47,7 +47,7 @@ _PAIRS = (
     re.compile(
         rf"(?:[^\n]*?[\s(,.])?(?:sizes?|shape)(?:\(\))?\s*[=:]?\s*(?:torch\.Size\(\s*)?{_LIST}\s*\)?[\s,;]*"
         rf"(?:\w+\s*[=:]\s*[\w.]+\s*,\s*)*(?:[a-z_]*\s*)?(?:[\w.]+\.)?strides?(?:\(\))?\s*[=:]?\s*{_LIST}"
-        rf"(?:\s*,\s*(?:storage_)?offset\s*[=:]\s*(-?\w+))?"
+        r"(?:\s*,\s*(?:storage_)?offset\s*[=:]\s*(-?\w+)(?=\s*(?:[,;)>}'\"]|\Z)))?"
     ),
 )
 # NumPy's words: shape and strides, the latter in bytes unless the text is DLPack's
@@ -59,6 +59,8 @@ _ELEMENT = re.compile(r"\b(?:itemsize['\"]?\s*[=:]?\s*(\d+)|(?:typestr|dtype)['\
 _DLPACK = re.compile(r"DL\w*Tensor|dlpack|ndarray\.ndarray", re.IGNORECASE)
 _BYTE_OFFSET = re.compile(r"byte_offset\s*[=:]\s*(\d{1,18})")
 _ARRAYS = ("ndarray", "array", "as_strided", "Array")
+# A word behind the strides that has an integer, and none of those that say nothing of the layout: an offset, misspelt
+_INTEGER_WORD = re.compile(r"\b(?!itemsize\b|version\b|device\w*\b|align\w*\b|n\w+\b)\w+\W{0,2}(?:=\s*|:\s+)-?\d|off")
 _XLA = re.compile(r"\s*(?:[%\w.]+\s*[=:]\s*)?[a-z]+\d+\w*\[([\d,\s]+)\]\{([\d,\s]+)(:[^}]*)?\}")
 _MEMREF = re.compile(
     rf"(?:[%!]\w[\w:]*\s*[=:]\s*)?memref<\s*((?:(?:\d+|\?)\s*x\s*)+)([a-z]\w*)\s*"
@@ -101,9 +103,9 @@ def sized(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
         at, offset = (3, found[3]) if len(found.groups()) > 2 else (2, None)
     if len(shape) != len(stride):
         raise ParseError(f"expected {len(shape)} strides, one a size, not {len(stride)}", text, found.start(2))
-    unread = text.find("off", found.end())
-    if unread >= 0 and not offset:
-        raise ParseError("expected offset=, an integer", text, unread)
+    unread = _INTEGER_WORD.search(text, found.end())
+    if unread is not None:
+        raise ParseError("expected offset=, an integer", text, unread.start())
     return _made(text, found.start(1), shape, stride, _entry(text, found.start(at), offset, symbol_of) if offset else 0)
 
 
@@ -152,8 +154,9 @@ def _strides(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
     called = re.search(r"([\w.]+)\(\s*\Z", found["head"])
     if called is not None and not dlpack and called[1].rpartition(".")[2] not in _ARRAYS:
         raise ParseError("expected an array of NumPy, as in ndarray(shape=..., or a DLTensor", text, called.start())
-    if first is None and (unread := text.find("off", found.start("rest"))) >= 0:
-        raise ParseError("expected byte_offset=, an integer", text, unread)
+    unread = _INTEGER_WORD.search(text, found.start("rest"))
+    if first is None and unread is not None:
+        raise ParseError("expected byte_offset=, an integer", text, unread.start())
     if dlpack is None and stated is None and gcd(*[x for x in stride if isinstance(x, int)]) != 1:
         raise ParseError(
             "expected dtype=... too, as NumPy's strides count bytes; or stride=(...) in elements", text, found.start(4)
@@ -211,8 +214,8 @@ def _entries(text: str, found: re.Match[str], group: int, symbol_of: Symbols) ->
 
 def _entry(text: str, at: int, part: str, symbol_of: Symbols) -> Any:
     """An integer, a symbol, an expression of symbols, or `?` for a new symbol."""
-    if re.fullmatch(r"-?\d{1,1000}", part):
-        return int(part)
+    if re.fullmatch(r"_?-?\d{1,1000}", part):
+        return int(part.lstrip("_"))
     if part == "?":
         return symbol(fresh_name("unknown"), 1)
     if not part or part[0] in "-+*/%":
