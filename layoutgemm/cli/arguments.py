@@ -19,6 +19,7 @@ from ..dtypes import DType
 from ..errors import LayoutError, ParseError
 from ..layouts import ComposedLayout, Layout, LinearLayout, Swizzle, parse
 from ..layouts.listing import Listing
+from ..layouts.notation import Parsed
 from ..layouts.symbols.facts import Facts
 from ..view import png, save
 
@@ -177,13 +178,18 @@ def stated(text: str, facts: Facts) -> Layout | ComposedLayout | SmemTile:
     return tile_of(text) if text.startswith("smem:") else _parsed(text, STATED, facts)
 
 
-def _parsed(text: str, forms: str, facts: Facts | tuple[()] = ()) -> Layout | ComposedLayout:
+def parsed(text: str, forms: str = FORMS, facts: Facts | tuple[()] = ()) -> Parsed:
+    """The value of a text in any notation that is read. Raises LayoutError with the expected form."""
     try:
-        found = parse(text, facts)
+        return parse(text, facts)
     except ParseError as error:
         raise LayoutError(f"{one_line(error)}: {forms}") from None
+
+
+def _parsed(text: str, forms: str, facts: Facts | tuple[()] = ()) -> Layout | ComposedLayout:
+    found = parsed(text, forms, facts)
     if isinstance(found, Swizzle):
-        raise LayoutError(f"{text} is a swizzle alone, without extent: write '{text} o 0 o (8,64):(64,1)'")
+        raise LayoutError(f"{text} is a swizzle alone, without extent: write '{found} o 0 o (8,64):(64,1)'")
     if isinstance(found, Listing):
         raise LayoutError(
             f"a listing of {', '.join(found)}: paste the line of one layout, as in LayoutA_TV: (4,2):(1,4)"

@@ -312,25 +312,33 @@ def _plane(layout: Drawable, rows: range, columns: range, rest: Sequence[int]) -
 
 
 def planes_of(
-    layout: Drawable, rows: range | None = None, columns: range | None = None
+    layout: Drawable, rows: range | None = None, columns: range | None = None, planes: range | None = None
 ) -> list[tuple[tuple[int, ...], GridOffsets]]:
     """Layout of any rank -> the offsets, for each coordinate of the modes past the second.
 
-    Raises LayoutError for symbols, and for more than MAX_CELLS cells in all.
+    `planes` is a part of those, by their flat index. Raises LayoutError for symbols, and for more than MAX_CELLS cells
+    in all.
 
     >>> from layoutgemm.layouts import Layout
     >>> [(rest, plane.values) for rest, plane in planes_of(Layout((1, 2, 2)))]
     [((0,), ((0, 1),)), ((1,), ((2, 3),))]
     """
     if rank_of(layout) <= 2:
+        pick(planes, 1, "planes")
         return [((), offsets_of(layout, rows, columns))]
     shape = layout.shape if isinstance(layout.shape, tuple) else ()
     height, width, *rest = map(extent, shape)
     rows, columns = pick(rows, height, "rows"), pick(columns, width, "columns")
-    count = prod(rest)
-    bounded(layout, range(length(rows) * count), columns)
+    numbers = pick(planes, prod(rest), "planes")
+    each, count = length(rows) * length(columns), length(numbers)
+    if each * count > MAX_CELLS and each <= MAX_CELLS:
+        raise LayoutError(
+            f"{layout} has {count} planes of {length(rows)} x {length(columns)} cells, {each * count} to draw, more "
+            f"than {MAX_CELLS}: show a part of it, for example planes=range({min(count, MAX_CELLS // each)})"
+        )
+    bounded(layout, rows, columns)
     out = []
-    for number_ in range(count):
+    for number_ in numbers:
         at, left = [], number_
         for size in rest:
             at.append(left % size)

@@ -58,6 +58,7 @@ def layout_svg(
     group: int | None = None,
     rows: range | None = None,
     columns: range | None = None,
+    planes: range | None = None,
     tile: tuple[int, int] | None = None,
     nested: bool = False,
     divided: str | None = None,
@@ -65,7 +66,8 @@ def layout_svg(
     """Draws a layout: mode 0 downwards, mode 1 across, in every cell its offset; a grid for each further coordinate.
 
     Neighbouring offsets share a colour: `group` of them, by default an eighth of the range. So cells that lie together
-    in memory look alike. `rows` and `columns` (ranges of coordinates) draw a part. `tile` outlines tiles of so many
+    in memory look alike. `rows`, `columns` and `planes` (ranges of coordinates, flat ones of the further modes) draw a
+    part. `tile` outlines tiles of so many
     rows and columns, which of a layout divided by a tuple stand side by side. `nested` writes the coordinates of nested
     modes at the rows and columns, (1,0) for 1. `divided`, the divide that made the layout ("logical", "zipped", "tiled"
     or "flat"), draws its tiles as grids of their own, side by side as they lie in the matrix.
@@ -83,16 +85,16 @@ def layout_svg(
     True
     """
     tiles = None if divided is None else DividedLayout.of(layout, divided)
-    planes = planes_of(layout if tiles is None else tiles, rows, columns)
-    colors = offset_colors(planes, group)
-    printed = sum(len(plane.rows) * len(plane.columns) for _, plane in planes) <= MAX_TEXTS
-    names = nested_names(layout, planes[0][1]) if nested and tiles is None else ((), ())
-    panels = layout_panels(planes, colors, printed, names)
+    parts = planes_of(layout if tiles is None else tiles, rows, columns, planes)
+    colors = offset_colors(parts, group)
+    printed = sum(len(plane.rows) * len(plane.columns) for _, plane in parts) <= MAX_TEXTS
+    names = nested_names(layout, parts[0][1]) if nested and tiles is None else ((), ())
+    panels = layout_panels(parts, colors, printed, names)
     if tile is not None:
-        panels = [replace(panel, zones=tiles_of(p, tile), zone_name="tile") for panel, (_, p) in zip(panels, planes)]
+        panels = [replace(panel, zones=tiles_of(p, tile), zone_name="tile") for panel, (_, p) in zip(panels, parts)]
     if tiles is not None:
-        panels = [tile_panel(tiles, panel, rest) for panel, (rest, _) in zip(panels, planes)]
-    notes = ((Note(str(layout), mono=True),) if title else ()) + (Note(layout_note(planes, colors, printed, tiles)),)
+        panels = [tile_panel(tiles, panel, rest) for panel, (rest, _) in zip(panels, parts)]
+    notes = ((Note(str(layout), mono=True),) if title else ()) + (Note(layout_note(parts, colors, printed, tiles)),)
     placed = side_by_side(panels) if tiles is None else as_matrix(panels, tiles.shape[2])
     return Sheet(title=title or str(layout), notes=notes, legend=colors.legend, panels=placed).render()
 
