@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
+from ..arguments import shown
 from ..atoms import SmemTile, smem_tile
 from ..dtypes import DType
 from ..errors import LayoutError, ParseError
@@ -27,6 +28,8 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 LAYOUT_HELP = "a layout, as in '(8,64):(64,1)', 'S<3,3,3> o 0 o (8,64):(64,1)', or a tile, as in smem:64x64:bf16:K:128B"
 STATED = "a layout is written '(M,N):(N,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)', a tile smem:64x64:bf16:K:128B"
 FORMS = "a layout is written '(8,64):(64,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)', a tile smem:64x64:bf16:K:128B"
+
+MESSAGE = 1000  # characters of a message about arguments: a longer one repeats a long argument
 
 # Objects that only `show` takes, by their prefix.
 NO_TILES = dict.fromkeys(("wgmma", "mma", "tcgen05", "tiled", "copy"), "an instruction, held by threads") | {
@@ -43,7 +46,7 @@ class Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(found[1], re.findall(r"[\w.-]+", found[2]), 1) if found else []
         if found and near:
             message = message.replace(" (choose from", f"; do you mean {near[0]!r}? (choose from")
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(2, f"{self.prog}: {bounded(message)}; see {self.prog} --help\n")
 
 
 def add(
@@ -110,12 +113,18 @@ def plain(value: object) -> object:
 
 def failed(error: Exception, as_json: bool) -> int:
     """Report an error: one line on stderr, or with --json an object on stdout. Returns the exit status, 2."""
-    said = f"{type(error).__name__}: {one_line(error)}"
+    said = f"{type(error).__name__}: {bounded(one_line(error))}"
     if as_json:
         print(json.dumps({"ok": False, "error": said}))
     else:
         print(f"layoutgemm: {said}", file=sys.stderr)
     return 2
+
+
+def bounded(message: str) -> str:
+    """A message without the middle of a long argument that it repeats."""
+    half = MESSAGE // 2
+    return message if len(message) <= MESSAGE else f"{message[:half]} ... {message[-half:]}"
 
 
 def one_line(error: Exception) -> str:
@@ -129,8 +138,8 @@ def one_line(error: Exception) -> str:
     """
     if isinstance(error, ParseError) and error.text:
         rest = error.text[error.position :]
-        place = f"{rest!r} in" if rest else "the end of"
-        return f"{error.reason}, at {place} {error.text!r}"
+        place = f"{shown(rest)} in" if rest else "the end of"
+        return f"{error.reason}, at {place} {shown(error.text)}"
     return "; ".join(line.strip() for line in str(error).splitlines()) or type(error).__name__
 
 
@@ -142,7 +151,7 @@ def size_pair(text: str, what: str = "sizes are written ROWSxCOLUMNS, as in 64x6
     """
     found = re.fullmatch(r"([1-9]\d*)[x,]([1-9]\d*)", text)
     if found is None:
-        raise LayoutError(f"{text!r}: {what}")
+        raise LayoutError(f"{shown(text)}: {what}")
     return int(found[1]), int(found[2])
 
 
