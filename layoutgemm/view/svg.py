@@ -139,12 +139,12 @@ def offset_colors(planes: Planes, group: int | None) -> OffsetColors:
 def layout_note(planes: Planes, colors: OffsetColors, printed: bool, tiles: DividedLayout | None) -> str:
     """The header's note: what a cell, a colour and a grid stand for."""
     what, group = noun_of(planes), colors.group
-    says = "prints" if printed else "tells, where the pointer rests,"
-    note = (
-        f"Cell (i, j) {says} its {what}; a colour is {group} neighbouring {what}s"
-        if group > 1
-        else f"Cell (i, j) {says} its {what}, which also gives its colour"
-    )
+    says = f"Cell (i, j) prints its {what}" if printed else f"Hover over a cell for its {what}"
+    if group > 1:
+        note = f"{says}; a colour is {group} neighbouring {what}s"
+    else:
+        gives = "whose first entry" if what == "coordinate" else "which also"
+        note = f"{says}, {gives} gives its colour"
     note += "." if colors.count <= len(HUES) else f"; after {len(HUES)} groups the colours come again."
     if tiles is not None:
         note += " Tile (r,c) stands where it lies in the matrix; the pointer shows the nested coordinate."
@@ -260,7 +260,8 @@ def offset_text(cell: int | tuple[int, ...]) -> str:
 def span_text(start: int, length: int) -> str:
     """A run of numbers as a legend names it.
 
-    >>> span_text(8, 4), span_text(3, 1)
-    ('8-11', '3')
+    >>> span_text(8, 4), span_text(3, 1), span_text(-8, 4)
+    ('8-11', '3', '-8 to -5')
     """
-    return f"{start}-{start + length - 1}" if length > 1 else str(start)
+    between = "-" if start >= 0 else " to "
+    return f"{start}{between}{start + length - 1}" if length > 1 else str(start)
