@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def named(what: str) -> bool:
-    """True for the name of an atom, a copy, an order or a tile, False for the text of a layout."""
+    """True for the name of an atom, copy, order or tile; False for a layout's text."""
     return what.partition(":")[0] in (*FAMILIES, "tiled", "copy", "schedule", "smem")
 
 

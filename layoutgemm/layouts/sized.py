@@ -59,7 +59,7 @@ _ELEMENT = re.compile(r"\b(?:itemsize['\"]?\s*[=:]?\s*(\d+)|(?:typestr|dtype)['\
 _DLPACK = re.compile(r"DL\w*Tensor|dlpack|ndarray\.ndarray", re.IGNORECASE)
 _BYTE_OFFSET = re.compile(r"byte_offset\s*[=:]\s*(\d{1,18})")
 _ARRAYS = ("ndarray", "array", "as_strided", "Array")
-# A word behind the strides that has an integer, and none of those that say nothing of the layout: an offset, misspelt
+# An integer behind the strides: an offset under another name, unless the word is unrelated to the layout
 _INTEGER_WORD = re.compile(r"\b(?!itemsize\b|version\b|device\w*\b|align\w*\b|n\w+\b)\w+\W{0,2}(?:=\s*|:\s+)-?\d|off")
 _XLA = re.compile(r"\s*(?:[%\w.]+\s*[=:]\s*)?[a-z]+\d+\w*\[([\d,\s]+)\]\{([\d,\s]+)(:[^}]*)?\}")
 _MEMREF = re.compile(

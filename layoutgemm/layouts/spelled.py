@@ -149,7 +149,7 @@ class _SourceReader(TextReader):
         return self.made(lambda: Layout.join(*modes), at)
 
     def ordered(self, by_order: bool, at: int) -> Layout:
-        """The compact layout of a shape and an order of its modes, or the identity of a shape."""
+        """The compact layout of a shape and an order, or the identity of a shape."""
         shape = self.entry(0)
         order = None
         if by_order:

@@ -12,7 +12,7 @@ unit: the 128-byte swizzle is (3, 4, 3) on bytes and (3, 3, 3) on 16-bit element
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -119,6 +119,17 @@ class Swizzle(Pictured, Paged, Convertible):
         if r > 0:
             return x ^ (x >> r & self._target)
         return x ^ (x << -r & self._target) if r else x
+
+    def each(self, offsets: Iterable[int]) -> list[int]:
+        """The offsets to which these are moved: a call for all of them.
+
+        >>> Swizzle(3, 0, 3).each([0, 8, 9])
+        [0, 9, 8]
+        """
+        r, target = self._by, self._target
+        if r > 0:
+            return [x ^ (x >> r & target) for x in offsets]
+        return [x ^ (x << -r & target) for x in offsets] if r else list(offsets)
 
     @property
     def span(self) -> int:

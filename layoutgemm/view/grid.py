@@ -143,8 +143,8 @@ def _sums(layout: object, coord: Sequence[list[int]]) -> list[Offset] | None:
         inside = _sums(layout.layout, coord)
         if inside is None or not isinstance(layout.offset, int):
             return None
-        swizzle, offset = layout.swizzle, layout.offset
-        return [swizzle(x + offset) for x in inside if isinstance(x, int)]
+        offset = layout.offset
+        return cast("list[Offset]", layout.swizzle.each([x + offset for x in cast("list[int]", inside)]))
     if not isinstance(layout, Layout) or not all(type(x) is int for x in leaves((layout.shape, layout.stride))):
         return None
     modes = [layout] if len(coord) == 1 else [layout[k] for k in range(layout.rank)]
@@ -406,12 +406,10 @@ def gathered(
     """Owners from the (row, column) of all (thread, value), threads in order."""
     threads, values = shape
     width = tile[1]
-    counts = [0] * (tile[0] * width)
-    drawn: dict[int, list[tuple[int, int]]] = {r * width + c: [] for r in rows for c in columns}
-    for number, (i, j) in enumerate(zip(m, n, strict=True)):
-        place = i * width + j
-        counts[place] += 1
-        if place in drawn:
-            drawn[place].append(divmod(number, values))
-    cells = tuple(tuple([tuple(drawn[r * width + c]) for c in columns]) for r in rows)
+    holders: list[list[tuple[int, int]]] = [[] for _ in range(tile[0] * width)]
+    held = [(t, v) for t in range(threads) for v in range(values)]
+    for i, j, holder in zip(m, n, held, strict=True):
+        holders[i * width + j].append(holder)
+    counts = list(map(len, holders))
+    cells = tuple([tuple([tuple(holders[r * width + c]) for c in columns]) for r in rows])
     return Owners(rows, columns, threads, cells, registers, values, min(counts), max(counts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from layoutgemm.errors import LayoutError
 from layoutgemm.view.canvas import CHARACTER, width_of
@@ -34,9 +35,13 @@ def fitted(labels: Sequence[Label], rows: range, columns: range) -> tuple[float,
         side = float(min(max(WIDEST // max(len(rows), len(columns)), 3), 16))
         return side, side, 10.0
     font, padding = sizes(rows, columns)
-    lengths = {(span, len(lines), max(map(len, lines))) for _, _, span, lines in labels}
-    longest = max(length / span for span, _, length in lengths)
-    most = max(count for _, count, _ in lengths)
+    most, lengths = 1, dict[int, int]()  # columns of a label -> characters of the longest
+    for _, _, span, lines in labels:
+        most = max(most, len(lines)) if len(lines) > 1 else most
+        for line in lines:
+            if len(line) > lengths.get(span, 0):
+                lengths[span] = len(line)
+    longest = max(length / span for span, length in lengths.items())
     width, height = longest * CHARACTER * font + padding, most * 1.15 * font + padding
     return even(max(width, 20 if font > 8 else 16)), even(height), font
 
@@ -112,8 +117,8 @@ class OffsetColors:
 
     def fills(self, row: Sequence[Offset]) -> tuple[str, ...]:
         """The colours of cells."""
-        group, base = self.group, self.base
-        return tuple([HUES[(key // group - base) % len(HUES)] for key in keys_of(row)])
+        group, base, count = self.group, self.base, len(HUES)
+        return tuple([HUES[(key // group - base) % count] for key in keys_of(row)])
 
     @property
     def legend(self) -> Legend:
@@ -127,8 +132,8 @@ Planes = Sequence[tuple[tuple[int, ...], GridOffsets]]
 
 def offset_colors(planes: Planes, group: int | None) -> OffsetColors:
     """The colours of these offsets: by default an eighth of their range each, a power of two."""
-    every = [key for _, plane in planes for row in plane.values for key in keys_of(row)]
-    lowest, highest = min(every), max(every)
+    every = [keys_of(row) for _, plane in planes for row in plane.values]
+    lowest, highest = min(map(min, every)), max(map(max, every))
     if group is None:
         group = 1 << max(0, -(-(highest - lowest + 1) // len(HUES)) - 1).bit_length()
     if group < 1:
@@ -217,14 +222,18 @@ def tiles_of(plane: GridOffsets, tile: tuple[int, int]) -> list[list[int]]:
     return [[i // tile[0] * across + j // tile[1] for j in plane.columns] for i in plane.rows]
 
 
-def keys_of(row: Sequence[Offset]) -> list[int]:
+def keys_of(row: Sequence[Offset]) -> Sequence[int]:
     """The numbers that colour cells: their offsets, or the first entries of coordinates."""
-    return [cell[0] if isinstance(cell, tuple) else cell for cell in row]
+    if isinstance(row[0], tuple):  # a layout has coordinates everywhere, or nowhere
+        return [cell[0] for cell in cast("Sequence[tuple[int, ...]]", row)]
+    return cast("list[int]", row)
 
 
 def labels_of(plane: GridOffsets) -> list[Label]:
     """The offset in every cell of a plane."""
-    return [Label(r, c, 1, (offset_text(cell),)) for r, row in enumerate(plane.values) for c, cell in enumerate(row)]
+    text = str if isinstance(plane.values[0][0], int) else offset_text
+    made, new = Label, tuple.__new__  # without a call of Label's own: there are thousands
+    return [new(made, (r, c, 1, (text(cell),))) for r, row in enumerate(plane.values) for c, cell in enumerate(row)]
 
 
 def side_by_side(panels: Sequence[Panel]) -> tuple[tuple[Panel | None, ...], ...]:
