@@ -31,7 +31,7 @@ def for_painting() -> Iterator[None]:
     >>> from layoutgemm.layouts import Layout
     >>> with for_painting():
     ...     drawn = Layout((2, 2)).svg()
-    >>> drawn.count("<title"), drawn[drawn.index("<cells"):drawn.index("</cells>")].partition(">")[2].split()
+    >>> drawn.count("<title"), drawn[drawn.index("<cells"):drawn.index("</cells>")].partition(">")[2].split(NEXT)
     (1, ['0', '2', '1', '3'])
     """
     token = _PAINTED.set(True)
