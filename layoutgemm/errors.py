@@ -84,14 +84,17 @@ class ParseError(LayoutError):
 
 
 def _pointer(text: str, position: int, most: int = 100) -> str:
-    """The text, or a long one's part around the position, with a caret below."""
+    """The line at the position, or a long one's part around it, with a caret below."""
     if not text:
         return ""
+    begin, number = text.rfind("\n", 0, position) + 1, text.count("\n", 0, position) + 1
+    many, text, position = "\n" in text, text[begin:].partition("\n")[0], position - begin
     start = max(0, min(position - most // 2, len(text) - most))
     shown, before = text[start : start + most], text[start:position]
     left, right = "..." if start else "", "..." if start + most < len(text) else ""
     blanks = " " * len(left + _printable(before))
-    return f"\n  {left}{_printable(shown)}{right}\n  {blanks}^".replace("\t", " ")
+    where = f" (line {number})" if many else ""
+    return f"{where}\n  {left}{_printable(shown)}{right}\n  {blanks}^".replace("\t", " ")
 
 
 class AtomError(LayoutError):

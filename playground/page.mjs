@@ -1,5 +1,5 @@
 // Cells with their results, pictures that are linked by offset, and the cells in the address of the page.
-import { inSlices, painted as drawing } from "./paint.mjs";
+import { Pixels, painted as drawing } from "./paint.mjs";
 
 const START = ["A = Layout((4, 8), (8, 1))\nA.zipped_divide((2, 4))\nA @ Layout((4, 4), (1, 8))\nprove(A, Layout((4, 8)))"];
 const home = document.getElementById("cells"), status = document.getElementById("status");
@@ -113,11 +113,12 @@ function showPicture({ picture, svg }) {
   onScreen("pictures", { picture });
 }
 
-const showIn = (part, svg) => put(part, svg ? drawing(svg, home.clientWidth) : null);
+const showIn = (part, svg) => put(part, svg ? drawing(svg, home.clientWidth, part.querySelector("canvas")) : null);
 
 // Puts a picture into the part of a line, in place of the one that was there.
 function put(part, made) {
-  part.querySelector("canvas")?.remove();
+  const before = part.querySelector("canvas");
+  if (before !== made) before?.remove();
   if (made) part.append(made);
 }
 
@@ -130,10 +131,11 @@ function showLines(cell, lines) {
     const kept = before.get(text);
     before.delete(text);
     if (kept) return kept;
-    const made = result(JSON.parse(text)), old = cell.results.children[i];
+    const gone = lines.includes(cell.shown[i]) ? null : cell.results.children[i]; // not one that keeps its place elsewhere
+    const made = result(JSON.parse(text), gone);
     const { picture } = made.dataset;
     if (drawings.get(Number(picture))) showIn(made, drawings.get(Number(picture)));
-    else if (picture && old?.dataset.picture) put(made, old.querySelector("canvas")); // until its own is drawn: nothing jumps
+    else if (picture && gone?.dataset.picture) put(made, gone.querySelector("canvas")); // until its own is drawn: nothing jumps
     return made;
   });
   if (parts.some((part, i) => part !== cell.results.children[i])) cell.results.replaceChildren(...parts);
@@ -142,7 +144,7 @@ function showLines(cell, lines) {
 }
 
 // The input beside its result; below them the picture.
-function result(line) {
+function result(line, gone) {
   const said = line.error ?? [line.printed?.trimEnd(), line.text].filter(Boolean).join("\n");
   const text = make("pre", said);
   text.className = line.error ? "error" : line.holds === false ? "false" : line.holds ? "holds" : "";
@@ -150,20 +152,21 @@ function result(line) {
   const row = make("div", null, source, text);
   row.className = "row";
   const parts = [row];
-  if (line.grid) parts.push(picture(line.grid));
+  if (line.grid) parts.push(picture(line.grid, [...gone?.querySelectorAll(".planes canvas") ?? []]));
   const made = make("article", null, ...parts);
   if (Number.isInteger(line.picture)) made.dataset.picture = line.picture;
   return made;
 }
 
-function picture({ planes, rest }) {
+// Canvases of the line before it are painted anew where their sizes are the same.
+function picture({ planes, rest }, spare) {
   const box = make("div");
   box.className = "planes";
   const flat = planes.flat(2), most = flat.reduce((a, b) => (Number.isInteger(b) && b > a ? b : a), 1);
   const hue = (value) => (Number.isInteger(value) ? Math.max(0, Math.min(7, Math.floor((8 * value) / (most + 1)))) : 0);
   const wide = Math.max(...flat.map((value) => String(value).length), 2) + 2; // characters
   planes.forEach((rows, number) => {
-    const made = (flat.length > FEW_CELLS ? canvas : table)(rows, hue, wide);
+    const made = (flat.length > FEW_CELLS ? canvas : table)(rows, hue, wide, spare[number]);
     box.append(rest.length ? make("figure", null, make("figcaption", where(number, rest)), made) : made);
   });
   return box;
@@ -181,42 +184,44 @@ function table(rows, hue, wide) {
 }
 
 // A browser takes a fifth of a second to place 4096 cells of a table, and a hundredth to paint them.
-const painted = new WeakMap(); // canvas -> how to paint it, and the offset at a point
-function canvas(rows, hue, wide) {
-  const made = make("canvas"), pen = made.getContext("2d"), scale = devicePixelRatio || 1;
+const painted = new WeakMap(); // canvas -> how to surround the cells of an offset, and the offset at a point
+const FONT = { size: 11, family: "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace" };
+function canvas(rows, hue, wide, spare) {
+  const scale = devicePixelRatio || 1;
   const [w, h] = [Math.ceil(wide * 6.2), 17], style = getComputedStyle(home), hues = getComputedStyle(document.documentElement);
-  const colors = [...Array(8).keys()].map((i) => hues.getPropertyValue(`--hue${i}`));
+  const colors = [...Array(8).keys()].map((i) => hues.getPropertyValue(`--hue${i}`).trim());
   const size = [(rows[0].length + 1) * w, (rows.length + 1) * h];
-  [made.width, made.height] = size.map((n) => n * scale);
+  const [pixelsAcross, pixelsDown] = size.map((n) => Math.round(n * scale)), same = spare?.width === pixelsAcross && spare.height === pixelsDown;
+  const made = same ? spare : Object.assign(make("canvas"), { width: pixelsAcross, height: pixelsDown }), pen = made.getContext("2d");
   [made.style.width, made.style.height] = size.map((n) => `${n}px`);
+  pen.setTransform(1, 0, 0, 1, 0, 0);
+  if (same) pen.clearRect(0, 0, pixelsAcross, pixelsDown);
   made.setAttribute("role", "img");
   made.setAttribute("aria-label", `${rows.length} by ${rows[0].length} offsets, the first ${rows[0][0]}`);
-  const cell = (i, j, offset) => {
-    const value = rows[i][j];
-    [pen.fillStyle, pen.lineWidth] = [colors[hue(value)], 1];
-    pen.fillRect((j + 1) * w, (i + 1) * h, w - 1, h - 1);
-    if (value === offset) {
-      [pen.strokeStyle, pen.lineWidth] = ["#111", 3];
-      pen.strokeRect((j + 1) * w + 1.5, (i + 1) * h + 1.5, w - 4, h - 4);
+  const [x, y] = [w, h].map((n) => Math.round(n * scale)), pixels = new Pixels(rows[0].length * x, rows.length * y);
+  rows.forEach((cells, i) => pixels.row(i * y, x, y, cells.map((value) => colors[hue(value)])));
+  const across = rows[0].map((_, j) => (j + 0.5) * x), down = rows.map((_, i) => (i + 0.5) * y + 3.5 * scale);
+  const font = { ...FONT, size: FONT.size * scale, ink: "#111" };
+  pixels.texts(font, rows.flatMap(() => across), rows.flatMap((cells, i) => cells.map(() => down[i])), rows.flat().map(String));
+  pen.putImageData(pixels.image, x, y);
+  pen.scale(scale, scale);
+  Object.assign(pen, { font: `${FONT.size}px ${FONT.family}`, textAlign: "center", textBaseline: "middle", fillStyle: style.color });
+  rows[0].forEach((_, j) => pen.fillText(j, (j + 1.5) * w, h / 2));
+  rows.forEach((_, i) => pen.fillText(i, w / 2, (i + 1.5) * h));
+  let plain = null; // the picture without frames, from the first of them on
+  const surround = (offset) => {
+    if (plain === null) {
+      plain = new OffscreenCanvas(made.width, made.height);
+      plain.getContext("2d").drawImage(made, 0, 0);
     }
-    pen.fillStyle = "#111";
-    pen.fillText(value, (j + 1.5) * w, (i + 1.5) * h);
-  };
-  const steps = function* (offset) {
-    pen.setTransform(scale, 0, 0, scale, 0, 0);
     pen.clearRect(0, 0, ...size);
-    Object.assign(pen, { font: "11px ui-monospace, Menlo, Consolas, monospace", textAlign: "center", textBaseline: "middle" });
-    pen.fillStyle = style.color;
-    rows[0].forEach((_, j) => pen.fillText(j, (j + 1.5) * w, h / 2));
-    rows.forEach((_, i) => pen.fillText(i, w / 2, (i + 1.5) * h));
-    for (const [i, cells] of rows.entries()) {
-      cells.forEach((_, j) => cell(i, j, offset));
-      yield;
-    }
+    pen.drawImage(plain, 0, 0, ...size);
+    [pen.strokeStyle, pen.lineWidth] = ["#111", 3];
+    rows.forEach((cells, i) => cells.forEach((value, j) => {
+      if (value === offset) pen.strokeRect((j + 1) * w + 1.5, (i + 1) * h + 1.5, w - 4, h - 4);
+    }));
   };
-  const paint = (offset) => [...steps(offset)];
-  inSlices(steps());
-  painted.set(made, { paint, at: (x, y) => rows[Math.floor(y / h) - 1]?.[Math.floor(x / w) - 1] });
+  painted.set(made, { surround, at: (x, y) => rows[Math.floor(y / h) - 1]?.[Math.floor(x / w) - 1] });
   return made;
 }
 
@@ -233,7 +238,7 @@ home.addEventListener("pointermove", (event) => {
   for (const cell of home.querySelectorAll(".lit")) cell.classList.remove("lit");
   if (lit) for (const cell of home.querySelectorAll(`td[data-offset="${CSS.escape(lit)}"]`)) cell.classList.add("lit");
   const value = /^-?\d+$/.test(lit) ? Number(lit) : lit;
-  for (const made of home.querySelectorAll("canvas")) painted.get(made)?.paint(value);
+  for (const made of home.querySelectorAll("canvas")) painted.get(made)?.surround(value);
 });
 
 // ------------------------------------------------------------------------------------------------------------- tools

@@ -42,6 +42,12 @@ class Painter {
     pen.textAlign = ANCHORS[style["text-anchor"] ?? "start"];
   }
 
+  // All texts of a grid: thousands of them are copied from drawn characters.
+  cells(element, style) {
+    const [xs, ys] = ["x", "y"].map((name) => element.getAttribute(name).split(" ").map(Number));
+    texts(this.pen, { size: Number(style["font-size"]), family: style["font-family"], ink: style.fill }, xs, ys, element.textContent.split("|"));
+  }
+
   text(element) { this.pen.fillText(element.textContent, ...numbers(element, "x", "y")); }
 
   path(element, style) { this.shape(new Path2D(element.getAttribute("d")), element, style); }
@@ -70,25 +76,116 @@ class Painter {
   }
 }
 
+// ------------------------------------------------------------------------------------------ many texts in one font
+
+// Drawn characters by font and colour: a browser takes ten times as long to place thousands of texts as to copy them.
+const fonts = new Map();
+
+// The pixels of a character: their places (dx, dy) from its left end on the baseline, and their colours.
+function drawn(letter, size, family, ink) {
+  const side = Math.ceil(2 * size), made = new OffscreenCanvas(side, side), pen = made.getContext("2d", { willReadFrequently: true });
+  const [left, base] = [Math.ceil(size / 2), Math.ceil(1.4 * size)], at = [], colors = [];
+  Object.assign(pen, { font: `${size}px ${family}`, fillStyle: ink });
+  pen.fillText(letter, left, base);
+  new Uint32Array(pen.getImageData(0, 0, side, side).data.buffer).forEach((color, i) => {
+    if (color) { at.push((i % side) - left, Math.floor(i / side) - base); colors.push(color); }
+  });
+  return { at, colors, width: pen.measureText(letter).width };
+}
+
+// The pixel of a colour "#rrggbb", its bytes from the lowest on: red, green, blue, opaque.
+const pixel = (color) => {
+  const bytes = parseInt(color.slice(1), 16);
+  return (255 << 24 | (bytes & 255) << 16 | bytes & 0xff00 | bytes >> 16) >>> 0;
+};
+
+// A pixel over an opaque one.
+function over(color, under) {
+  const a = color >>> 24, b = 255 - a;
+  const part = (shift) => Math.round(((color >>> shift & 255) * a + (under >>> shift & 255) * b) / 255) << shift;
+  return (255 << 24 | part(16) | part(8) | part(0)) >>> 0;
+}
+
+let kept = null; // new memory takes as long as all that is drawn into it
+
+// A rectangle of pixels, in which boxes are filled and texts of a monospaced font are copied.
+export class Pixels {
+  constructor(width, height) {
+    if (kept?.width !== width || kept.height !== height) kept = new ImageData(width, height);
+    else kept.data.fill(0);
+    this.image = kept; // written to a canvas before the next one is made
+    [this.width, this.data] = [width, new Uint32Array(this.image.data.buffer)];
+  }
+
+  // Boxes side by side from y on, each `width` wide and a pixel less filled, in colours "#rrggbb".
+  row(y, width, height, colors) {
+    const { data } = this, from = y * this.width;
+    colors.forEach((color, j) => data.fill(pixel(color), from + j * width, from + (j + 1) * width - 1));
+    for (let k = 1; k < height - 1; k++) data.copyWithin(from + k * this.width, from, from + this.width);
+  }
+
+  // Texts with their middles at xs and their baselines at ys.
+  texts({ size, family, ink }, xs, ys, lines) {
+    const key = `${size} ${family} ${ink}`, { data, width } = this;
+    if (!fonts.has(key)) fonts.set(key, new Map());
+    const font = fonts.get(key);
+    for (const letter of new Set(lines.join(""))) if (!font.has(letter)) font.set(letter, drawn(letter, size, family, ink));
+    const step = font.values().next().value?.width ?? 0;
+    const glyphs = new Map([...font].map(([letter, { at, colors }]) =>
+      [letter.charCodeAt(0), { colors, offsets: colors.map((_, i) => at[2 * i + 1] * width + at[2 * i]) }]));
+    lines.forEach((line, i) => {
+      const left = xs[i] - (line.length * step) / 2, row = Math.round(ys[i]) * width;
+      for (let k = 0; k < line.length; k++) {
+        const { offsets, colors } = glyphs.get(line.charCodeAt(k)), from = row + Math.round(left + k * step);
+        for (let p = 0; p < colors.length; p++) {
+          const at = from + offsets[p];
+          data[at] = data[at] === 0 ? colors[p] : over(colors[p], data[at]);
+        }
+      }
+    });
+  }
+}
+
+// Draws texts with their middles at xs and their baselines at ys, in a monospaced font.
+function texts(pen, { size, family, ink }, xs, ys, lines) {
+  const { a: scale, e, f } = pen.getTransform(), px = size * scale, edge = Math.ceil(2 * px);
+  const longest = px * Math.max(...lines.map((line) => line.length));
+  const [x0, y0] = [Math.floor(Math.min(...xs) * scale + e - longest / 2) - edge, Math.floor(Math.min(...ys) * scale + f) - edge];
+  const width = Math.ceil(Math.max(...xs) * scale + e + longest / 2) + edge - x0, height = Math.ceil(Math.max(...ys) * scale + f) + edge - y0;
+  const pixels = new Pixels(width, height), layer = new OffscreenCanvas(width, height);
+  pixels.texts({ size: px, family, ink }, xs.map((x) => x * scale + e - x0), ys.map((y) => y * scale + f - y0), lines);
+  layer.getContext("2d").putImageData(pixels.image, 0, 0);
+  pen.save();
+  pen.setTransform(1, 0, 0, 1, 0, 0);
+  pen.drawImage(layer, x0, y0);
+  pen.restore();
+}
+
+const turns = new WeakMap(); // canvas -> the number of its latest painting
+
 // The document as a canvas, at most `room` pixels wide. A large one goes on being painted after the frame that shows it.
-export function painted(text, room) {
+export function painted(text, room, spare) {
   const [whole, sheet] = text.match(/<style>([^<]*)<\/style>/) ?? ["", ""];
   const plain = text.replace(whole, "").replace(/ style="[^"]*"/, ""); // the page's policy lets no document style itself
   const svg = new DOMParser().parseFromString(plain, "image/svg+xml").documentElement;
-  const made = document.createElement("canvas"), [width, height] = numbers(svg, "width", "height");
-  const fit = Math.min(1, room / width), scale = fit * (devicePixelRatio || 1);
-  Object.assign(made, { width: Math.ceil(width * scale), height: Math.ceil(height * scale) });
+  const [width, height] = numbers(svg, "width", "height");
+  const fit = Math.min(1, room / width), scale = fit * (devicePixelRatio || 1), pixels = [width, height].map((n) => Math.ceil(n * scale));
+  const same = spare?.width === pixels[0] && spare.height === pixels[1]; // then it is painted anew: new memory takes its time
+  const made = same ? spare : Object.assign(document.createElement("canvas"), { width: pixels[0], height: pixels[1] });
   Object.assign(made.style, { width: `${width * fit}px`, height: `${height * fit}px` });
   made.setAttribute("role", "img");
   made.setAttribute("aria-label", svg.querySelector("title").textContent);
   const pen = made.getContext("2d", { alpha: false });
-  pen.scale(scale, scale);
-  inSlices(new Painter(pen, matchMedia("(prefers-color-scheme: dark)").matches ? dark(sheet) : {}).inside(svg, {}));
+  pen.reset?.(); // a painting that ended early leaves its state
+  pen.setTransform(scale, 0, 0, scale, 0, 0);
+  const turn = (turns.get(made) ?? 0) + 1;
+  turns.set(made, turn);
+  inSlices(new Painter(pen, matchMedia("(prefers-color-scheme: dark)").matches ? dark(sheet) : {}).inside(svg, {}), () => turns.get(made) === turn);
   return made;
 }
 
-// Takes all steps of a generator, and lets the page have its turn in between.
-export function inSlices(steps) {
+// Takes all steps of a generator while they are wanted, and lets the page have its turn in between.
+function inSlices(steps, wanted) {
   const start = performance.now();
-  while (!steps.next().done) if (performance.now() - start > SLICE) return setTimeout(() => inSlices(steps));
+  while (wanted() && !steps.next().done) if (performance.now() - start > SLICE) return setTimeout(() => inSlices(steps, wanted));
 }

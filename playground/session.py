@@ -28,7 +28,7 @@ from layoutgemm.layouts.formulas import from_expr
 from layoutgemm.layouts.proofs.index_formulas import prove_formulas
 from layoutgemm.lazy_numpy import has_numpy
 from layoutgemm.view.canvas import Picture
-from layoutgemm.view.panel import without_titles
+from layoutgemm.view.panel import for_painting
 
 MOST_CELLS = 4096  # of a grid
 MOST_PICTURES = 64  # kept from edit to edit
@@ -147,7 +147,7 @@ def cells_of(value: layouts.Layout | layouts.ComposedLayout) -> list[int | str]:
     if isinstance(value, layouts.ComposedLayout):
         inside = cells_of(value.layout)
         if all(isinstance(x, int) for x in inside) and isinstance(value.offset, int):
-            return [value.swizzle(value.offset + x) for x in inside]
+            return value.swizzle.each([value.offset + x for x in inside])
         return [str(value(i)) for i in range(value.size)]
     flat = layouts.Layout((value.shape,), (value.stride,)).flatten()
     if not all(isinstance(d, int) for d in flat.stride):
@@ -188,7 +188,7 @@ def for_the_page() -> Iterator[None]:
     before = display.picture
     display.picture = _drawn
     try:
-        with without_titles():
+        with for_painting():
             yield
     finally:
         display.picture = before

@@ -270,6 +270,11 @@ def test_the_page_in_a_browser(tmp_path):
             page.fill("textarea", "A = Layout((4, 8), (8, 1))\nLayout((64, 64), (64, 1))")
             page.wait_for_selector("canvas", timeout=60_000)
             assert kept.evaluate("(table) => table.isConnected")
+            large = page.query_selector(".planes canvas")
+            page.fill("textarea", "A = Layout((4, 8), (8, 1))\nLayout((64, 64), (1, 64))")
+            page.wait_for_selector("text=(64,64):(1,64)", timeout=60_000)
+            assert large.evaluate("(canvas) => canvas.isConnected")  # painted anew
+            assert colors_of(page, large) >= {"#77AADD", "#DDDDDD", "#111111"}  # fills of cells, and their numbers
             if "sympy" not in absent:  # loaded with the first formula
                 page.fill("textarea", "wgmma(64).formula('A')")
                 page.wait_for_selector("text=(v%64, v//64)", timeout=120_000)

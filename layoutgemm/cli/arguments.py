@@ -14,11 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
+from ..arguments import shown
 from ..atoms import SmemTile, smem_tile
 from ..dtypes import DType
 from ..errors import LayoutError, ParseError
 from ..layouts import ComposedLayout, Layout, LinearLayout, Swizzle, parse
 from ..layouts.listing import Listing
+from ..layouts.notation import Parsed
 from ..layouts.symbols.facts import Facts
 from ..view import png, save
 
@@ -26,6 +28,8 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 LAYOUT_HELP = "a layout, as in '(8,64):(64,1)', 'S<3,3,3> o 0 o (8,64):(64,1)', or a tile, as in smem:64x64:bf16:K:128B"
 STATED = "a layout is written '(M,N):(N,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)', a tile smem:64x64:bf16:K:128B"
 FORMS = "a layout is written '(8,64):(64,1)' or 'S<3,3,3> o 0 o (8,64):(64,1)', a tile smem:64x64:bf16:K:128B"
+
+MESSAGE = 1000  # characters of a message about arguments: a longer one repeats a long argument
 
 # Objects that only `show` takes, by their prefix.
 NO_TILES = dict.fromkeys(("wgmma", "mma", "tcgen05", "tiled", "copy"), "an instruction, held by threads") | {
@@ -42,7 +46,7 @@ class Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(found[1], re.findall(r"[\w.-]+", found[2]), 1) if found else []
         if found and near:
             message = message.replace(" (choose from", f"; do you mean {near[0]!r}? (choose from")
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(2, f"{self.prog}: {bounded(message)}; see {self.prog} --help\n")
 
 
 def add(
@@ -109,12 +113,18 @@ def plain(value: object) -> object:
 
 def failed(error: Exception, as_json: bool) -> int:
     """Report an error: one line on stderr, or with --json an object on stdout. Returns the exit status, 2."""
-    said = f"{type(error).__name__}: {one_line(error)}"
+    said = f"{type(error).__name__}: {bounded(one_line(error))}"
     if as_json:
         print(json.dumps({"ok": False, "error": said}))
     else:
         print(f"layoutgemm: {said}", file=sys.stderr)
     return 2
+
+
+def bounded(message: str) -> str:
+    """A message without the middle of a long argument that it repeats."""
+    half = MESSAGE // 2
+    return message if len(message) <= MESSAGE else f"{message[:half]} ... {message[-half:]}"
 
 
 def one_line(error: Exception) -> str:
@@ -128,8 +138,8 @@ def one_line(error: Exception) -> str:
     """
     if isinstance(error, ParseError) and error.text:
         rest = error.text[error.position :]
-        place = f"{rest!r} in" if rest else "the end of"
-        return f"{error.reason}, at {place} {error.text!r}"
+        place = f"{shown(rest)} in" if rest else "the end of"
+        return f"{error.reason}, at {place} {shown(error.text)}"
     return "; ".join(line.strip() for line in str(error).splitlines()) or type(error).__name__
 
 
@@ -141,7 +151,7 @@ def size_pair(text: str, what: str = "sizes are written ROWSxCOLUMNS, as in 64x6
     """
     found = re.fullmatch(r"([1-9]\d*)[x,]([1-9]\d*)", text)
     if found is None:
-        raise LayoutError(f"{text!r}: {what}")
+        raise LayoutError(f"{shown(text)}: {what}")
     return int(found[1]), int(found[2])
 
 
@@ -177,13 +187,18 @@ def stated(text: str, facts: Facts) -> Layout | ComposedLayout | SmemTile:
     return tile_of(text) if text.startswith("smem:") else _parsed(text, STATED, facts)
 
 
-def _parsed(text: str, forms: str, facts: Facts | tuple[()] = ()) -> Layout | ComposedLayout:
+def parsed(text: str, forms: str = FORMS, facts: Facts | tuple[()] = ()) -> Parsed:
+    """The value of a text in any notation that is read. Raises LayoutError with the expected form."""
     try:
-        found = parse(text, facts)
+        return parse(text, facts)
     except ParseError as error:
         raise LayoutError(f"{one_line(error)}: {forms}") from None
+
+
+def _parsed(text: str, forms: str, facts: Facts | tuple[()] = ()) -> Layout | ComposedLayout:
+    found = parsed(text, forms, facts)
     if isinstance(found, Swizzle):
-        raise LayoutError(f"{text} is a swizzle alone, without extent: write '{text} o 0 o (8,64):(64,1)'")
+        raise LayoutError(f"{text} is a swizzle alone, without extent: write '{found} o 0 o (8,64):(64,1)'")
     if isinstance(found, Listing):
         raise LayoutError(
             f"a listing of {', '.join(found)}: paste the line of one layout, as in LayoutA_TV: (4,2):(1,4)"

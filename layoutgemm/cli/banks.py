@@ -14,6 +14,8 @@ from ..dtypes import DType, dtype
 from ..errors import AtomError, LayoutError
 from ..layouts import ComposedLayout, Layout, make_layout_tv
 from ..layouts.notation import stated_element
+from ..layouts.proofs.sizes import entries_of
+from ..layouts.symbols.symbolic_layout import generators
 from ..view import access_svg, swizzle_pair_svg
 from .arguments import LAYOUT_HELP, Commands, add, add_picture, answer, drawn, layout_of
 
@@ -155,6 +157,8 @@ def asked(args: argparse.Namespace) -> tuple[Tile, DType, list[AccessPattern]]:
             f"{composed} counts units of {composed.swizzle.unit} bits, {element} has {element.bits}: give --element a "
             f"type of that width, or the tile as smem:MNxK:{element}:K:128B"
         )
+    if composed.has_basis:
+        raise LayoutError(f"{args.layout} leads to coordinates, and banks are of elements in shared memory")
     element_bits(tile, element)
     shape = composed.shape
     if not isinstance(shape, tuple) or len(shape) != 2:
@@ -183,6 +187,8 @@ def given_access(
     found = layout_of(args.threads if args.threads is not None else args.tv)
     if not isinstance(found, Layout) or vector < 1:
         raise LayoutError(f"threads take a plain layout and vectors of 1 element or more, not {found} and {vector}")
+    if generators(*entries_of(found)):
+        raise LayoutError(f"--{'threads' if args.tv is None else 'tv'} {found} has symbols: give them values")
     moved = f" x {vector}" if vector > 1 else ""
     if args.tv is not None:
         return [thread_access(found, vector, kind, f"{kind} by {found}{moved}")]

@@ -227,14 +227,19 @@ def box(args: argparse.Namespace) -> int:
     """Derive the copies and print them; returns the exit status."""
     if args.at is not None and args.of is None:
         raise LayoutError(f"--at {args.at} is a tile of a matrix: give the matrix too, as in --of 4096x1024")
-    tile = plain_tile(fitting(size_pair(args.tile), dtype(args.element)), dtype(args.element), args.major, args.swizzle)
+    tile = plain_tile(
+        fitting(size_pair(args.tile, "a tile is written ROWSxCOLUMNS, as in 128x64"), dtype(args.element)),
+        dtype(args.element),
+        args.major,
+        args.swizzle,
+    )
     starts: tuple[tuple[int, ...], ...] | None = None
     at: tuple[int, int] | None = None
     if args.of is None:
         names = ("column", "row") if args.major == "K" else ("row", "column")
         plan = derive_tma(tile, names, "store" if args.store else "load")
     else:
-        rows, columns = size_pair(args.of)
+        rows, columns = size_pair(args.of, "--of is a matrix written ROWSxCOLUMNS, as in 4096x1024")
         matrix = Layout((rows, columns), (columns, 1) if args.major == "K" else (1, rows))
         plan = (tma_store if args.store else tma_load)(matrix, tile, names=("row", "column"))
         at = place(args.at or "0,0", (rows, columns), tile.extent)

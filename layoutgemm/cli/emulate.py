@@ -24,6 +24,7 @@ from ..emulator.mutation.api import mutate_ptx
 from ..emulator.mutation.run import on_terminal
 from ..emulator.mutation.survivors import PROVEN
 from ..errors import EmulatorError, LayoutError, PtxError
+from .arguments import failed
 
 ARGUMENTS = """arguments, one --arg for each parameter of the kernel, in order:
   f32:128x64           an array of random values (standard normal, or small integers), passed by its address
@@ -115,11 +116,7 @@ def run(args: argparse.Namespace) -> int:
             kernel=args.kernel, policy=_policy(args), banks=args.banks, timeline=_timed(args),
         )  # fmt: skip
     except (LayoutError, OSError, ValueError) as error:
-        if args.json:
-            print(json.dumps({"ok": False, "error": f"{type(error).__name__}: {error}"}))
-        else:
-            print(f"layoutgemm: {type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+        return failed(error, args.json)
     for text in args.save:
         number, _, path = text.partition("=")
         value = values[int(number)]

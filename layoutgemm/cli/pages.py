@@ -30,8 +30,9 @@ def paged(args: argparse.Namespace, is_atom: bool, find: Callable[[], object]) -
         if given:
             raise LayoutError("--smem-a and --smem-b are tiles shown beside an atom on a page: give --html FILE too")
         return False
-    if args.svg is not None or args.rows is not None or args.columns is not None:
-        raise LayoutError("--html writes a page of the whole: omit --svg, --rows and --columns")
+    for option in ("svg", "png", "rows", "columns", "planes", "color", "thread"):
+        if getattr(args, option) is not None:
+            raise LayoutError(f"--html writes a page of the whole: omit --{option}")
     if given and not is_atom:
         raise LayoutError(f"--smem-a and --smem-b are tiles of an atom's operands, and {args.what} is not an atom")
     found = find()

@@ -8,16 +8,20 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from ..atoms import SmemTile
 from ..errors import LayoutError
-from ..layouts import ComposedLayout, Layout, parse
+from ..layouts import ComposedLayout, Layout, Swizzle
 from ..layouts.display import table
 from ..layouts.listing import Listing
+from ..layouts.proofs.sizes import entries_of
+from ..layouts.symbols.symbolic_layout import generators
 from ..view import fragment_svg, layout_svg, layout_table, swizzle_svg, tv_table
-from ..view.grid import offsets_of, owners_of
-from .arguments import LAYOUT_HELP, Commands, add, add_picture, answer, drawn, layout_of, plain
+from ..view.grid import owners_of, planes_of
+from .arguments import FORMS as WRITTEN
+from .arguments import LAYOUT_HELP, Commands, add, add_picture, answer, drawn, layout_of, parsed, plain
 from .object_names import ATOMS, FAMILIES, atom_of, has_operand, object_of
 from .pages import add_page, paged
 
@@ -55,6 +59,7 @@ def add_show(commands: Commands) -> None:
     parser.add_argument("what", metavar="LAYOUT", help=FORMS)
     parser.add_argument("--rows", type=part, metavar="FROM:TO[:STEP]", help="a part of the rows")
     parser.add_argument("--columns", type=part, metavar="FROM:TO[:STEP]", help="a part of the columns")
+    parser.add_argument("--planes", type=part, metavar="FROM:TO[:STEP]", help="of three modes and more: a part of them")
     parser.add_argument("--color", choices=("warp", "quad", "thread", "register"), help="colours in a picture")
     parser.add_argument("--thread", type=int, metavar="T", help="outline the elements of thread T in a picture")
     add_picture(parser, "it")
@@ -75,12 +80,20 @@ def part(text: str) -> range:
 
 def run(args: argparse.Namespace) -> int:
     """Print or draw an object; returns the exit status."""
+    if not named(args.what):
+        given = parsed(args.what, f"{WRITTEN}, a swizzle is written S<3,4,3> or S<3,4,3>[bytes]")
+        args.what = str(given) if isinstance(given, Swizzle) else args.what
     try:
         return _show(args)
     except LayoutError as error:
         if "=range(" not in str(error):
             raise
         raise LayoutError(as_options(str(error), args.what)) from None
+
+
+def named(what: str) -> bool:
+    """True for the name of an atom, copy, order or tile; False for a layout's text."""
+    return what.partition(":")[0] in (*FAMILIES, "tiled", "copy", "schedule", "smem")
 
 
 def as_options(said: str, what: str) -> str:
@@ -94,8 +107,8 @@ def as_options(said: str, what: str) -> str:
     family = what.partition(":")[0]
     if family in ("tiled", "copy", "schedule") or (family in FAMILIES and not has_operand(what)):
         return f"{said.partition(': show a part')[0]}; {what} is shown whole"
-    said = re.sub(r"(rows|columns)=range\((\d+)\)", r"--\1 0:\2", said)
-    return re.sub(r"(rows|columns)=range\((\d+), (\d+)(?:, \d+)?\)", r"--\1 \2:\3", said)
+    said = re.sub(r"(rows|columns|planes)=range\((\d+)\)", r"--\1 0:\2", said)
+    return re.sub(r"(rows|columns|planes)=range\((\d+), (\d+)(?:, \d+)?\)", r"--\1 \2:\3", said)
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -111,12 +124,18 @@ def paged_object(what: str) -> object:
     """The object of a page: a whole atom whichever operand is named, others as they are."""
     if what.partition(":")[0] in FAMILIES and has_operand(what):
         return atom_of(what)[0]
-    if what.startswith(("smem:", "(")) or " o " in what or what[:1].isdigit():
+    if what.startswith("smem:") or not (named(what) or is_swizzle(what)):
         return layout_of(what)
     return object_of(what)[0]
 
 
-HEAD = 16  # rows and columns of a layout that is too large to print
+def is_swizzle(what: str) -> bool:
+    """True for a swizzle alone, as str() prints it."""
+    return what.startswith("S<") and " o " not in what
+
+
+PRINTED = 1 << 14  # cells that are printed: more have a head
+HEAD = 16  # rows and columns of it
 
 
 @dataclass(frozen=True)
@@ -130,24 +149,32 @@ class Shown:
 
 def shown(args: argparse.Namespace) -> Shown:
     """The object that the arguments ask for. Raises LayoutError, also for an option that it does not take."""
-    part_: dict[str, Any] = {name: value for name in ("rows", "columns") if (value := getattr(args, name)) is not None}
+    part_: dict[str, Any] = {
+        name: value for name in ("rows", "columns", "planes") if (value := getattr(args, name)) is not None
+    }
     colors = {name: value for name in ("color", "thread") if (value := getattr(args, name)) is not None}
     family = args.what.partition(":")[0]
     whole = family in ("tiled", "copy", "schedule") or (family in FAMILIES and not has_operand(args.what))
-    whole = whole or (args.what.startswith("S<") and " o " not in args.what)
+    whole = whole or is_swizzle(args.what)
     if whole and part_:
         raise LayoutError(f"{args.what} is shown whole: --rows and --columns are for layouts, tiles, operands")
+    if "planes" in part_ and (family in FAMILIES or family == "smem"):
+        raise LayoutError(f"{args.what} has rows and columns alone: --planes is for layouts of three modes and more")
     if colors and not (family in FAMILIES or family in ("tiled", "copy")):
         raise LayoutError(f"{args.what} is not held by threads: --color and --thread are for atoms and copies")
     if colors and args.svg is None and args.png is None:
         raise LayoutError("--color and --thread apply to a picture: give --svg FILE or --png FILE too")
     if whole:
         return object_shown(args.what, colors)
-    if "\n" in args.what.strip() and isinstance(listing := parse(args.what), Listing):
-        return listing_shown(listing)
     if family in FAMILIES:
         return operand_shown(args.what, part_, colors)
-    given = layout_of(args.what)
+    if not named(args.what) and isinstance(listing := parsed(args.what), Listing):
+        return listing_shown(listing)
+    return layout_shown(layout_of(args.what), part_)
+
+
+def layout_shown(given: Layout | ComposedLayout | SmemTile, part_: dict[str, Any]) -> Shown:
+    """A layout or a tile: a table, a grid of cells, its offsets."""
     layout = given.composed if isinstance(given, SmemTile) else given
 
     def draw() -> str:
@@ -155,18 +182,24 @@ def shown(args: argparse.Namespace) -> Shown:
             return swizzle_svg(layout, given.slot_bits, **part_)
         return layout_svg(layout, **part_)
 
+    symbolic = bool(generators(*entries_of(layout)))
+
     def data() -> dict[str, object]:
-        found = offsets_of(layout, **part_)
-        named = {"rows": list(found.rows), "columns": list(found.columns), "offsets": found.values}
-        return {"layout": str(given), "shape": layout.shape, **named}
+        if symbolic:
+            return {"layout": str(given), "shape": plain(layout.shape), "offsets": None}
+        planes = planes_of(layout, **part_)
+        found = planes[0][1]
+        said: dict[str, object] = {"layout": str(given), "shape": plain(layout.shape)}
+        said |= {"rows": list(found.rows), "columns": list(found.columns)}
+        if len(planes) == 1 and not planes[0][0]:
+            return {**said, "offsets": found.values}
+        return {**said, "planes": [at for at, _ in planes], "offsets": [plane.values for _, plane in planes]}
 
     def text() -> str:
-        try:
-            return layout_table(layout, **part_)
-        except LayoutError as error:
-            if part_ or " for example rows=" not in str(error):
-                raise
-            return head_of(layout)
+        if symbolic:
+            return f"{layout}\nno table: some of its extents and strides are symbols; write numbers in their place"
+        large = not part_ and layout.size > PRINTED
+        return head_of(layout) if large else layout_table(layout, **part_)
 
     return Shown(text, draw, data)
 
@@ -177,11 +210,15 @@ def head_of(layout: Layout | ComposedLayout) -> str:
     >>> print(head_of(Layout((1000, 1000)))[-65:])
     of 1000 columns: --rows FROM:TO and --columns FROM:TO show others
     """
-    rows, columns = (int(mode.size) for mode in layout)
-    shown_rows, shown_columns = min(rows, HEAD), min(columns, HEAD)
-    table_ = layout_table(layout, rows=range(shown_rows), columns=range(shown_columns))
-    rest = "--rows FROM:TO and --columns FROM:TO show others"
-    return f"{table_}\n{shown_rows} of {rows} rows, {shown_columns} of {columns} columns: {rest}"
+    sizes = [int(mode.size) for mode in layout] if layout.rank > 1 else [1, int(layout.size)]
+    counts = dict(zip(("rows", "columns", "planes"), (*sizes[:2], prod(sizes[2:])), strict=True))
+    if len(sizes) == 2:
+        del counts["planes"]
+    heads = {name: min(count, 1 if name == "planes" else HEAD) for name, count in counts.items()}
+    table_ = layout_table(layout, **{name: range(head) for name, head in heads.items()})
+    told = ", ".join([f"{heads[name]} of {count} {name}" for name, count in counts.items()])
+    *others, last = [f"--{name} FROM:TO" for name in counts]
+    return f"{table_}\n{told}: {', '.join(others)} and {last} show others"
 
 
 def listing_shown(listing: Listing) -> Shown:

@@ -20,13 +20,13 @@ from ..arguments import DEPTH
 from ..errors import LayoutError, ParseError
 from .linear import LinearLayout
 
-_ATTRIBUTE = re.compile(r"\s*(?:[#!]\w+\s*=\s*)?#(?:ttg|ttng|triton_gpu|gluon|amdg)\.(\w+)\s*<")
+ATTRIBUTE = re.compile(r"\s*(?:[#!]\w+\s*=\s*)?#(?:ttg|ttng|triton_gpu|gluon|amdg)\.(\w+)\s*<")
 _OPEN = re.compile(r"#(?:ttg|ttng|triton_gpu|gluon|amdg)\.(\w+)\s*<")
 _ALIAS = re.compile(r"#(\w+)(?!\s*[.<\w])")
-_CLASS = re.compile(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(\w+Layout|LinearLayout\.from_bases)\(")
+CLASS = re.compile(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(\w+Layout|LinearLayout\.from_bases)\(")
 _DICTIONARY = re.compile(r"\s*(?:[A-Za-z_]\w*\s*=\s*)?(?=\{\s*(?:['\"]\w+['\"]\s*:|[A-Za-z_]\w*\s*[:=]\s*\[))")
 _ARROW = re.compile(r"-?\s*([A-Za-z_]\w*)\s*=\s*(\d+)\s*->\s*\(\s*(-?\d+(?:\s*,\s*-?\d+)*)\s*\)")
-_ARROWS = re.compile(r"(?:[^\n]*:[ \t]*)?\s*-\s*(?:[A-Za-z_]\w*\s*=\s*\d+\s*->|[A-Za-z_]\w* is a size 1 dimension)")
+_ARROWS = re.compile(r"(?:[^\n]*:[ \t]*)?\s*(?P<first>(?:-\s*)?[A-Za-z_]\w*(?:\s*=\s*\d+\s*->| is a size 1 dimension))")
 _ONE = re.compile(r"-?\s*([A-Za-z_]\w*) is a size 1 dimension")
 _OUT = re.compile(r"where out dims are:\s*\[([^\]]*)\]")
 _DIM = re.compile(r"\s*([A-Za-z_]\w*)\s*\(size (\d+)\)\s*")
@@ -34,17 +34,40 @@ _INTEGER = re.compile(r"-?\d+(?![\w.])")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _QUOTED = re.compile(r"(['\"])(.*?)\1")
 
-LINEAR = {"linear", "shared_linear", "DistributedLinearLayout", "SharedLinearLayout", "LinearLayout.from_bases"}
+LINEAR = {
+    "linear",
+    "shared_linear",
+    "DistributedLinearLayout",
+    "SharedLinearLayout",
+    "LinearLayout.from_bases",
+    "LinearLayout",
+}
 # Gluon's arguments, in their order, and the names that Triton's compiler has for them
 ARGUMENTS = {
     "DistributedLinearLayout": ("register", "lane", "warp", "block", "shape"),
     "SharedLinearLayout": ("offset", "block", "alignment"),
     "LinearLayout.from_bases": ("bases", "names", "shape"),
+    "LinearLayout": ("bases", "names", "shape"),
 }
 NAMES = {"reg_bases": "register", "out_dim_names": "names", "out_dim_sizes": "shape"}
-# Layouts of Gluon that depend on the shape of the tensor, which their text does not hold
+# Gluon's layouts that are attributes of the compiler's: its name for each, and its arguments in their order
+GLUON = {
+    "BlockedLayout": ("blocked", "sizePerThread threadsPerWarp warpsPerCTA order CTAsPerCGA CTASplitNum CTAOrder"),
+    "SliceLayout": ("slice", "dim parent"),
+    "DotOperandLayout": ("dot_op", "opIdx parent kWidth"),
+    "NVMMADistributedLayout": ("nvidia_mma", "version warpsPerCTA instrShape CTAsPerCGA CTASplitNum CTAOrder"),
+    "SwizzledSharedLayout": ("swizzled_shared", "vec perPhase maxPhase order CTAsPerCGA CTASplitNum CTAOrder"),
+    "NVMMASharedLayout": (
+        "nvmma_shared", "swizzlingByteWidth elementBitWidth rank transposed fp4Padded CTAsPerCGA CTASplitNum CTAOrder",
+    ),
+}  # fmt: skip
+GLUON_NAMES = {
+    "ctas_per_cga": "CTAsPerCGA", "cta_split_num": "CTASplitNum", "cta_order": "CTAOrder", "cga_layout": "CGALayout",
+    "warps_per_cta": "warpsPerCTA", "swizzle_byte_width": "swizzlingByteWidth", "element_bitwidth": "elementBitWidth",
+    "operand_index": "opIdx",
+}  # fmt: skip
+# Those that are not read
 SHAPED = frozenset(
-    "BlockedLayout SliceLayout DotOperandLayout NVMMADistributedLayout NVMMASharedLayout SwizzledSharedLayout "
     "PaddedSharedLayout AutoLayout CoalescedLayout AMDMFMALayout AMDWMMALayout TensorMemoryLayout".split()
 )
 
@@ -94,19 +117,17 @@ def linear(text: str) -> LinearLayout | None:
     """
     if _ARROWS.match(text) is not None:
         return _arrows(text)
-    for pattern in (_ATTRIBUTE, _CLASS):
+    for pattern in (ATTRIBUTE, CLASS):
         found = pattern.match(text)
-        if found is not None:
-            name = found[1]
-            if name not in LINEAR and (pattern is _ATTRIBUTE or name in SHAPED):
-                raise ParseError(
-                    f"{name} of Triton depends on a tensor's shape: expected a type with it, as in "
-                    "tensor<128x64xf16, #ttg.blocked<{...}>>, or a linear layout, as toLinearLayout(shape) prints it",
-                    text,
-                    found.start(1),
-                )
-            if name in LINEAR:
-                return _of_class(ValueReader(text, found.end()), name)
+        if found is not None and found[1] in LINEAR:
+            return _of_class(ValueReader(text, found.end()), found[1])
+        if found is not None and (pattern is ATTRIBUTE or found[1] in SHAPED):
+            raise ParseError(
+                f"{found[1]} of Triton is none of those that are read: expected a linear layout, as "
+                "toLinearLayout(shape) prints it",
+                text,
+                found.start(1),
+            )
     found = _DICTIONARY.match(text)
     if found is None:
         return None
@@ -120,14 +141,17 @@ def _of_class(reader: ValueReader, name: str) -> LinearLayout:
     text = reader.text
     shape: list[int] | None = None
     if name in ARGUMENTS:
-        given = reader.arguments(ARGUMENTS[name])
+        given = reader.arguments(ARGUMENTS[name], NAMES)
+        reader.end("")
     else:
         given = dict(reader.fields(0).items)
         reader.end("}>", inside=True)
     if "shape" in given:
         shape = integers_of(text, given.pop("shape"), reader.at)
-    if name == "LinearLayout.from_bases":
-        pairs = given.get("bases")
+    pairs = given.get("bases")
+    if isinstance(pairs, FieldsValue):
+        given = dict(pairs.items)
+    elif name.startswith("LinearLayout"):
         if not isinstance(pairs, ListValue):
             raise ParseError("expected a list of (name, bases)", text, reader.at)
         found = []
@@ -190,6 +214,9 @@ class ValueReader(TextReader):
             return self.fields(depth)
         if sign == "#":
             return self.attribute(depth)
+        called = CLASS.match(self.text, self.at)
+        if called is not None and called[1] in GLUON:
+            return self.called(called, depth)
         for pattern, group in ((_INTEGER, 0), (_QUOTED, 2), (_NAME, 0)):
             found = pattern.match(self.text, self.at)
             if found is not None:
@@ -218,6 +245,16 @@ class ValueReader(TextReader):
             raise self.fail("'>'")
         return AttributeValue(at, found[1], fields)
 
+    def called(self, found: re.Match[str], depth: int) -> AttributeValue:
+        """The attribute that a class of Gluon stands for, with its arguments."""
+        name, order = GLUON[found[1]]
+        self.at = found.end()
+        given = self.arguments(order.split(), GLUON_NAMES, depth + 1)
+        version = given.pop("version", None)
+        if version is not None:
+            given["versionMajor"] = integers_of(self.text, version, found.start())[0]
+        return AttributeValue(found.start(1), name, FieldsValue(found.end() - 1, tuple(given.items())))
+
     def fields(self, depth: int) -> FieldsValue:
         """`{name = value, "name": value}`."""
         at = self.at
@@ -239,23 +276,28 @@ class ValueReader(TextReader):
         self.at += 1
         return FieldsValue(at, tuple(items))
 
-    def arguments(self, order: Sequence[str]) -> dict[str, Value]:
+    def arguments(self, order: Sequence[str], names: Mapping[str, str], depth: int = 0) -> dict[str, Value]:
         """The arguments of a call behind its bracket, by name."""
         out: dict[str, Value] = {}
         while self.peek() != ")":
             found = re.compile(r"([A-Za-z_]\w*)\s*=\s*").match(self.text, self.at)
             if found is not None:
-                name = NAMES.get(found[1], found[1].removesuffix("_bases"))
+                name = names.get(found[1]) or re.sub(
+                    r"_([a-z])", lambda x: x[1].upper(), found[1].removesuffix("_bases")
+                )
                 self.at = found.end()
             elif len(out) < len(order):
                 name = order[len(out)]
             else:
                 raise self.fail("')'")
-            out[name] = self.value(0)
+            if name in out:
+                raise ParseError(
+                    f"expected another argument than {name}, which has a value already", self.text, self.at
+                )
+            out[name] = self.value(depth)
             if not self.take(",") and self.peek() != ")":
                 raise self.fail("',' or ')'")
         self.at += 1
-        self.end("")
         return out
 
     def end(self, close: str, *, inside: bool = False) -> None:
@@ -291,18 +333,28 @@ def basis_of(text: str, name: str, value: Value, at: int) -> Basis:
     return Basis(name, tuple(vectors), value.at)
 
 
+def _sizes(text: str, out: re.Match[str]) -> list[int] | None:
+    """The sizes of a printed layout's dimensions; None where older versions print their names alone."""
+    parts = out[1].split(",")
+    if all(_NAME.fullmatch(part.strip()) for part in parts):
+        return None
+    shape = []
+    for part in parts:
+        dim = _DIM.fullmatch(part)
+        if dim is None:
+            raise ParseError("expected the dimensions, as in [dim0 (size 4), dim1 (size 2)]", text, out.start(1))
+        shape.append(int(dim[2][:1000]))
+    return shape
+
+
 def _arrows(text: str) -> LinearLayout:
     """The text of print(LinearLayout): a line for each bit."""
-    at, end = text.index("-"), len(text)
+    begins = _ARROWS.match(text)
+    at, end = begins.start("first") if begins is not None else 0, len(text)
     out = _OUT.search(text)
     shape: list[int] | None = None
     if out is not None:
-        end, shape = out.start(), []
-        for part in out[1].split(","):
-            dim = _DIM.fullmatch(part)
-            if dim is None:
-                raise ParseError("expected the dimensions, as in [dim0 (size 4), dim1 (size 2)]", text, out.start(1))
-            shape.append(int(dim[2][:1000]))
+        end, shape = out.start(), _sizes(text, out)
     bases: dict[str, Basis] = {}
     blanks = re.compile(r"(?:\s|//|#)*")
     while True:

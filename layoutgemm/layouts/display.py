@@ -20,7 +20,7 @@ class Pictured:
 
     `svg` and `show` take the options of that function:
 
-    Layout, ComposedLayout      layout_svg: rows, columns, group, tile, nested, divided
+    Layout, ComposedLayout      layout_svg: rows, columns, planes, group, tile, nested, divided
     Swizzle                     swizzle_pair_svg: layout (a tile of its own unless given), bits, access
     SmemTile                    swizzle_svg: rows, columns; pair=True: before and after its swizzle
     MmaAtom                     product_svg: color, thread; with operand="A", "B" or "C": fragment_svg

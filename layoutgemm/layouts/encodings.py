@@ -3,6 +3,9 @@
 tensor<16xf16, #ttg.blocked<{sizePerThread = [1], threadsPerWarp = [4], warpsPerCTA = [4], order = [0]}>>
 !ttg.memdesc<64x64xf16, #ttg.swizzled_shared<{vec = 8, perPhase = 1, maxPhase = 8, order = [1, 0]}>, #smem>
 
+#ttg.blocked<{sizePerThread = [1, 4], threadsPerWarp = [8, 4], warpsPerCTA = [4, 1], order = [1, 0]}>
+gl.BlockedLayout([1, 4], [8, 4], [4, 1], [1, 0])     alone: over its own tile, beyond which it repeats
+
 Lines above it may give a layout a name, as a module of the compiler's IR does: #blocked = #ttg.blocked<{...}>.
 """
 
@@ -12,11 +15,24 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from ..errors import ParseError
-from .bases import AttributeValue, Basis, ListValue, Value, ValueReader, basis_of, integers_of, made
+from .bases import (
+    ATTRIBUTE,
+    CLASS,
+    GLUON,
+    LINEAR,
+    AttributeValue,
+    Basis,
+    ListValue,
+    Value,
+    ValueReader,
+    basis_of,
+    integers_of,
+    made,
+)
 from .linear import LinearLayout
 
 _TYPE = re.compile(
-    r"(?:[%!]\w[\w:]*\s*[=:]\s*)?(?:!ttg\.memdesc|tensor)\s*<\s*((?:\d+\s*x\s*)+)(!tt\.ptr<\w+>|[A-Za-z]\w*)\s*,\s*(?=#)"
+    r"(?:[%!]\w[\w:]*\s*[=:]\s*|%[^\n]*->\s*|%[^\n]*?:\s*)?(?:!ttg?\.memdesc|tensor)\s*<\s*((?:\d+\s*x\s*)+)(!tt\.ptr<\w+>|[A-Za-z]\w*)\s*,\s*(?=#)"
 )
 # A line that names a layout; those without fields in braces are passed over
 _NAMED = re.compile(r"\s*#(\w+)\s*=\s*(#\w+\.\w+\s*<\s*\{)?[^\n]*\n\s*")
@@ -30,6 +46,10 @@ Vectors = list[tuple[int, ...]]
 
 def encoded(text: str) -> LinearLayout | None:
     """The linear layout of the tensor whose type the text is, None for another text.
+
+    An attribute without a tensor is read over its own tile, the smallest tensor in which each part of it is once.
+    The tile of blocked is sizePerThread x threadsPerWarp x warpsPerCTA, that of nvidia_mma the instruction's shape x
+    warpsPerCTA, that of shared memory a period of the swizzle.
 
     (register, lane, warp, block), or (offset, block) of shared memory, -> flat index of the tensor, whose first
     dimension runs fastest. Reads blocked, slice, linear, nvidia_mma and dot_op of
@@ -51,7 +71,7 @@ def encoded(text: str) -> LinearLayout | None:
         at += 1
     found = _TYPE.match(text, at)
     if found is None:
-        return None
+        return _alone(text, at, known)
     shape = [int(extent) for extent in re.findall(r"\d{1,18}", found[1])]
     if len(shape) > RANK:
         raise ParseError(f"expected at most {RANK} dimensions, not {len(shape)}", text, found.start(1))
@@ -63,6 +83,86 @@ def encoded(text: str) -> LinearLayout | None:
     if _REST.match(text, reader.at) is None:
         raise reader.fail("'>' and the end of the type")
     return made(text, _bases(text, attribute, shape), shape)
+
+
+def _alone(text: str, at: int, known: dict[str, AttributeValue]) -> LinearLayout | None:
+    """The layout of an attribute without a tensor over its own tile; None for another text."""
+    found = ATTRIBUTE.match(text, at)
+    called = CLASS.match(text, at)
+    if at == len(text) and known:
+        *earlier, last = known
+        attribute = known[last]
+    elif found is not None and found[1] not in LINEAR and found[1] in _TILES:
+        reader, earlier = ValueReader(text, text.rindex("#", at, found.start(1)), known), list(known)
+        attribute = reader.attribute(0)
+        reader.end("")
+    elif called is not None and called[1] in GLUON:
+        reader, earlier = ValueReader(text, at, known), []
+        attribute = reader.called(called, 0)
+        reader.end("")
+    else:
+        return None
+    for name in earlier:
+        if re.search(rf"#{name}(?!\w)\s*[,}}>]", text) is None:
+            raise ParseError(f"expected one layout, not #{name} too", text, known[name].at)
+    if attribute.name not in _TILES:
+        raise ParseError(f"expected one of {', '.join(_TILES)}", text, attribute.at)
+    shape = _own_tile(text, attribute)
+    return made(text, _bases(text, attribute, shape), shape)
+
+
+def _own_tile(text: str, attribute: AttributeValue) -> list[int]:
+    """The smallest tensor in which each part of the layout is once."""
+    if attribute.name not in _TILES:
+        raise ParseError(f"expected one of {', '.join(_TILES)}, not {attribute.name}", text, attribute.at)
+    return _TILES[attribute.name](_Given(text, attribute))
+
+
+def _blocked_tile(given: _Given) -> list[int]:
+    rank = len(integers_of(given.text, given.fields.get("order", 0), given.at))
+    parts = [given.numbers(name, rank) for name in ("sizePerThread", "threadsPerWarp", "warpsPerCTA")]
+    return [a * b * c for a, b, c in zip(*parts, strict=True)]
+
+
+def _mma_own_tile(given: _Given) -> list[int]:
+    size = integers_of(given.text, given.fields.get("instrShape", 0), given.at)
+    warps = given.numbers("warpsPerCTA", 2)
+    return [size[0] * warps[0], (size[1] if len(size) > 1 else 1) * warps[1]]
+
+
+def _dot_tile(given: _Given) -> list[int]:
+    parent = given.fields.get("parent")
+    if not isinstance(parent, AttributeValue) or parent.name != "nvidia_mma":
+        raise given.fail("parent = #ttg.nvidia_mma<{...}>, or the name of one that stands before it,")
+    rows, _ = _mma_own_tile(_Given(given.text, parent))
+    depth, warps = 8 * given.number("kWidth"), _Given(given.text, parent).numbers("warpsPerCTA", 2)
+    return [depth, 8 * warps[1]] if given.number("opIdx", power=False) else [rows, depth]
+
+
+def _slice_tile(given: _Given) -> list[int]:
+    dim, parent = given.number("dim", power=False), given.fields.get("parent")
+    if not isinstance(parent, AttributeValue):
+        raise given.fail("parent = #ttg.blocked<{...}>, or the name of a layout that stands before it,")
+    whole = _own_tile(given.text, parent)
+    if dim >= len(whole) or len(whole) < 2:
+        raise given.fail(f"dim = one of {len(whole)} dimensions, two or more,")
+    return [*whole[:dim], *whole[dim + 1 :]]
+
+
+def _swizzled_tile(given: _Given) -> list[int]:
+    order = given.order(len(integers_of(given.text, given.fields.get("order", 0), given.at)))
+    vec, each, most = (given.number(name) for name in ("vec", "perPhase", "maxPhase"))
+    out = [1] * len(order)
+    out[order[0]] = vec * most
+    if len(order) > 1:
+        out[order[1]] = each * most
+    return out
+
+
+def _nvmma_tile(given: _Given) -> list[int]:
+    width, bits = given.number("swizzlingByteWidth", power=False), given.number("elementBitWidth")
+    wide = max(1, 8 * (width or 16) // bits)
+    return [wide, 8] if given.flag("transposed") else [8, wide]
 
 
 def _bases(text: str, attribute: AttributeValue, shape: Sequence[int]) -> list[Basis]:
@@ -94,7 +194,7 @@ class _Given:
         return value
 
     def flag(self, name: str) -> bool:
-        value = self.fields.get(name, "false")
+        value = str(self.fields.get(name, "false")).lower()
         if value not in ("true", "false"):
             raise self.fail(f"{name} = true or false")
         return value == "true"
@@ -269,11 +369,28 @@ def _nvmma(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
     return {"offset": found, "block": []}
 
 
+def _shared(given: _Given, shape: Sequence[int]) -> dict[str, Vectors]:
+    """The older name of swizzled_shared."""
+    if given.flag("hasLeadingOffset"):
+        raise given.fail("hasLeadingOffset = false")
+    return _swizzled(given, shape)
+
+
+_TILES: dict[str, Callable[[_Given], list[int]]] = {
+    "blocked": _blocked_tile,
+    "nvidia_mma": _mma_own_tile,
+    "dot_op": _dot_tile,
+    "slice": _slice_tile,
+    "swizzled_shared": _swizzled_tile,
+    "shared": _swizzled_tile,
+    "nvmma_shared": _nvmma_tile,
+}
 _KINDS: dict[str, Callable[[_Given, Sequence[int]], dict[str, Vectors]]] = {
     "blocked": _blocked,
     "nvidia_mma": _nvidia_mma,
     "dot_op": _dot_operand,
     "slice": _slice,
     "swizzled_shared": _swizzled,
+    "shared": _shared,
     "nvmma_shared": _nvmma,
 }

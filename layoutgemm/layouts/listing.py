@@ -20,6 +20,8 @@ FIELDS = {
     "TV Layout A": "LayoutA_TV", "TV Layout B": "LayoutB_TV", "TV Layout C": "LayoutC_TV", "Tiler MN": "Tiler_MN",
     "TV Layout tiled": "TiledLayout_TV", "TV Layout Src": "ValLayoutSrc", "TV Layout Dst": "ValLayoutDst",
     "Value type": "ValueType", "Thr VMNK": "ThrVMNK",
+    "layout_copy_tv": "TiledLayout_TV", "tiler_mn": "Tiler_MN", "atom_layout_MNK": "AtomLayoutMNK",
+    "permutation_MNK": "PermutationMNK",
 }  # fmt: skip
 
 TILERS = ("Tiler_MN", "PermutationMNK", "Shape_MNK", "ThrVMNK")  # whose values are shapes, not layouts

@@ -10,6 +10,11 @@ ArithTuple(_0,_0) o (4,8):(1@0,1@1)               tensors of coordinates, which 
 tensor<ptr<f16, smem, align<16>> o (4,8):(8,1)>   the DSL's
 !cute.layout<"(4,8):(8,1)">                       its IR
 Layout((4, 8), (8, 1))                            what repr() prints
+SW_3_4_3 o 0 o (8, 64):(64, 1)                    pycute's swizzle
+(6,2):(8,2) o (4,3):(3,1)                         a composition: the layout that it is
+Tensor<0x7f00@gmem o (4,8):(8,1)>                 the DSL's tensors outside a kernel
+!cute.tiled_copy<..., layout_copy_tv = <"...">>   tiled copies and MMAs of its IR: a listing
+print(tCgA);  // gmem_ptr[16b](0x7f) o 4:1        a statement before its value's comment, lines that go on in the next
 tCsA: (4,8):(8,1)                                 a label before it, a comment or the values of a tensor after it
 TiledMMA ... MMA_Atom ...                         a listing, over several lines: each of its layouts by name
 #ttg.linear<{register = [[0, 1]], ...}>           Triton's linear layouts: see bases
@@ -37,7 +42,7 @@ from .linear import LinearLayout
 from .listing import FIELDS, TILERS, Field, Listing, title_of
 from .sized import sized
 from .spelled import spelled
-from .swizzle import SWIZZLES, ComposedLayout, Swizzle
+from .swizzle import SWIZZLES, AnyLayout, ComposedLayout, Swizzle
 from .symbols.dims import declared, fresh_name, parse_entry, symbol
 from .symbols.facts import as_facts
 from .symbols.polynomial import Scalar
@@ -45,18 +50,24 @@ from .symbols.polynomial import Scalar
 Symbols = Callable[[str], Any]
 MAX_TEXT = 1 << 16  # characters: no layout that can be read by a person, or is printed by a program, is longer
 
+_INVISIBLE = dict.fromkeys((0xFEFF, 0x200B, 0x200C, 0x200D, 0x2060, 0xA0), " ")  # what copying adds to a text
 _NUMBER = re.compile(r"\s*(_?-?|-_)(\d+)((?:@\d+)*)(?![\w.])(?!\s*[/*%+-])")
+_TYPE_OF_INTEGER = re.compile(r"\s*(?:cute::)?(?:Int|C)<\s*(-?\d+)\s*>(?:\{\})?")
 _BASIS = re.compile(r"\s*(?:(-?\d+)\s*\*\s*)?E[<(]\s*(\d+(?:\s*,\s*\d+)*)\s*[>)]")
 _UNKNOWN = re.compile(r"\s*\?(?:\{([^{}]*)\})?")
 _SWIZZLE = re.compile(
     r"\s*(?:cute::)?S(?:w|wizzle)?<\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*>(?:\{\})?(?:\[(?:(bytes)|(\d+)b)\])?"
 )
 _CALLED_SWIZZLE = re.compile(r"\s*\(?Swizzle\(\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*\)\)?(?=\s+o\s)")
+_PYCUTE_SWIZZLE = re.compile(r"\s*SW_(\d+)_(\d+)_(-?\d+)(?=\s+o\s|\s*\Z)")
 _LINK = re.compile(r"\s*o\s+")
 _OFFSET = re.compile(r"\s*(?:_?(-?\d+)|\{(-?\d+)\})\s+o\s+")
 _OFFSET_NAMED = re.compile(r"\s*,\s*(?:pre)?offset\s*=\s*(-?\d+)")
 # CuTe's pointers: ptr[32b](nil), gmem_ptr[16b](0x7f00), smem_ptr[16b](unset), tmem_[32b](0x0)
-_POINTER = re.compile(r"[\s_]*(\w*ptr|\w*mem_)\[(\d+)b\]\(([^()]*)\)")
+# and sparse<2>_gmem_ptr[8b](0x7f00), smem_sparse<2>_ptr[8b](unset): 2 elements of the layout in 8 bits
+_POINTER = re.compile(
+    r"[\s_]*(?:(?:smem_)?sparse<(?P<sparsity>\d{1,3})>_)?(\w*ptr|\w*mem_)\[(?P<bits>\d+)b\]\((?P<address>[^()]*)\)"
+)
 # An address that a published listing leaves out, 0x7f.. or SMEM_ADDR: it stands for the beginning of a buffer
 _LEFT_OUT = re.compile(r"0x[0-9a-fA-F]*\.\.+|[A-Z][A-Z0-9_]*|unset|nil|")
 _COORDINATE = re.compile(r"\s*(?:ArithTuple(?:Iterator)?)?(\([-_\d\s,()?{}=a-z]*\))(?=\s*o\s)")
@@ -64,29 +75,53 @@ _COORDINATE = re.compile(r"\s*(?:ArithTuple(?:Iterator)?)?(\([-_\d\s,()?{}=a-z]*
 _ITERATOR = re.compile(
     r"\s*(?:[A-Za-z_]\w*(?:::\w+)+|\w*(?:iter|desc|tensor)\w*)(?:<[^<>]*>)?(?:\([^()]*\))?(?=\s+o\s)"
 )
+_COUNTER = re.compile(r"\s*counting_iter\(\s*_?(-?\d+)\s*\)")
 # The DSL's: ptr<f16, smem, align<16>>, raw_ptr(0x7f00: f32, generic, align<4>)
 _TYPED = re.compile(r"\s*(?:raw_)?ptr([<(])")
+# Its tensors outside a kernel: Tensor<0x00007f5c@gmem o (4,8):(8,1)>
+_AT_ADDRESS = re.compile(r"\s*Tensor<0x[0-9a-fA-F]+@\w+\s+o\s")
 _MEMREF = re.compile(r"\s*!?(?:cute\.)?memref<(?=[^\"<>]*(?:<[^\"<>]*>[^\"<>]*)*\")")
 _TYPE = re.compile(r"\s*(?:(0x[0-9a-fA-F]+)\s*:\s*)?([A-Za-z]\w*)")
+_UNREAD = re.compile(r"[^\w\s,:.!]")
 _ALIGNED = re.compile(r"align<(\d+)>")
-_CALL = re.compile(r"\s*(Layout|ComposedLayout|Swizzle)\(")
+_CALL = re.compile(r"\s*_?(Layout|ComposedLayout|Swizzle)\(")
 _ARGUMENT = re.compile(r"\s*(?:shape|stride)\s*=\s*")
 _UNIT = re.compile(r"\s*(?:'(bytes)'|(\d+)|None)")
 _WRAPPERS = (
+    _AT_ADDRESS,
     re.compile(r"\s*(?:!cute\.)?(?:tensor|memref|layout|composed_layout|swizzle)<\s*\"?"),
     re.compile(r"\s*tensor\((?=\w*ptr)"), re.compile(r"\s*[\"'`]"),
 )  # fmt: skip
 _COORDINATES = re.compile(r"\s*!?(?:cute\.)?coord_tensor<\s*\"([^\"]*)\"\s*,\s*\"")
 # What stands behind a layout: closing signs of a wrapper, then the values of a tensor, another value, a comment
 _CLOSED = re.compile(r"[\s>\"'`)]*(?:=\s*\(.*|,\s*data\s*=.*)?", re.DOTALL)
-_REMARK = re.compile(r"\s*(?:;\s*\w+=[^\n]*|(?://|#|<-)[^\n]*)?:?\s*(?:\n[-\s\d|+.,einaf]*)?\Z")
+_REMARK = re.compile(
+    r"\s*[;,.]?\s*(?:loc\([^\n]*\)|;\s*\w+=[^\n]*|(?://|#(?=\s)|(?<=\s)#|<-)[^\n]*)?:?\s*(?:\n[-\s\d|+.,einaf()]*)?\Z"
+)
+# A statement before the comment that has its value; a layout that goes on in the next line, or in its comment
+_STATEMENT = re.compile(r"(?m)^[ \t]*[A-Za-z_][^\n]*?[);}][ \t]*(?://+|#)(?=[^\n]*[\d)?]\s*:\s*[(_\d?-])")
+_PAIR = re.compile(r"[\d)?]\s*:\s*[(_\d?-]")
+_GOES_ON = re.compile(r"(?:(?<= o)|(?<=[,(]))[ \t]*\n[ \t]*(?:(?://+|#|\*)[ \t]+)?")
 # What stands before it: the sign of a comment, a name and ':' or '=', words before a pointer
 _COMMENT = re.compile(r"(?:\s*(?://+|(?:#|\*|%+|>>>?|>\?\?)(?=\s)))+\s*")
-_LABEL = re.compile(r"\s*(?=[^:=\n]*[A-Za-z])([^:=\n<>\"'{}]+?)\s*[:=]\s*(?=[^:\n]*:)(?=[(\[\"'`\d_?]|[A-Za-z!])")
+_LABEL = re.compile(
+    r"\s*(?=[^:=\n]*[A-Za-z])([^:=\n<>\"'{}]+?)\s*(?:==?>|->|[:=])\s*(?=[^:\n]*:)(?=[(\[\"'`\d_?]|[A-Za-z!])"
+)
 _WORDS = re.compile(r"\s*[A-Za-z_][\w. ]*?\s+(?=(?:raw_)?ptr[<(]|tensor[<(]|\w*ptr\[|tmem_\[|Sw<)")
-_OPERATION = re.compile(r"\s*%\w+(?::\d+)?\s*=[^\n\"]*?(?=!cute\.)")  # of the IR, up to the type of its result
+# of the IR, up to the type of its result, the last one
+_OPERATION = re.compile(r"\s*%\w+(?::\d+)?\s*=(?:[^\n]*->\s*(?=!cute\.)|[^\n]*?(?=!cute\.))")
+_TILED = re.compile(r"\s*(?:!\w+\s*=\s*)?!cute\.(tiled_copy|tiled_mma)<")
+_TILED_FIELD = re.compile(r",\s*(\w+)\s*=\s*<\"([^\"]*)\">")
+_WORD = re.compile(r"\s*(?!o\s)[A-Za-z_]\w*\s+(?=\([^:\n]*:)")  # one word before a shape
+_SHAPE = re.compile(r"\s*(?:[\w.]+\s*[=:(]\s*)?[Ss]hape\s*[=:]?\s*(?=\()")
+_STRIDE = re.compile(r"[\s,;]*[Ss]tride\s*[=:]?\s*(?=\()")
 _LABELS = 4  # in a row, as in "[host] layout A: sA = (4,8):(8,1)"
-_NO_LABEL = re.compile(r"\s*(?:S(?:w|wizzle)?<|\w*ptr[<(\[]|tensor[<(]|!cute|Layout\(|ComposedLayout\()")
+_NO_LABEL = re.compile(
+    r"\s*(?:[^\n]*\so\s+[(_\d]|S(?:w|wizzle)?<|\w*ptr[<(\[]|tensor[<(]|!cute|Layout\(|ComposedLayout\()"
+)
+_STATIC = re.compile(r"_\d")  # how CuTe's static integers begin: no name of a symbol does
+_NAME_OF_LINE = re.compile(r"[A-Za-z_]\w*(?: (?!_?\d+\b)[\w()\[\].=,]+)*\s*")  # of a value in a listing
+_SECOND = re.compile(r"[^\n]*\so\s")  # what a swizzle is composed with
 _NOTHING = re.compile(r"_(?![\w(])")  # CuTe's Underscore: a mode without an entry
 _WIDTH = re.compile(r"[A-Za-z0-9_]+\s*\Z")
 
@@ -128,18 +163,78 @@ def read(text: str, symbol: Symbols) -> Parsed:
     """`parse` with the meaning of each name in the text said by `symbol`."""
     if len(text) > MAX_TEXT:
         raise ParseError(f"{len(text)} characters: a layout's notation has at most {MAX_TEXT}", text, MAX_TEXT)
+    text = text.translate(_INVISIBLE)
     for sign, plain in (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&#39;", "'")):  # copied from a page's source
         text = text.replace(sign, plain)
-    for reader in (encoded, linear, spelled):
-        found = reader(text)
-        if found is not None:
-            return found
+    found = encoded(text)
+    if found is not None:
+        return found
     by_sizes = sized(text, symbol)
     if by_sizes is not None:
         return by_sizes
+    for reader in (linear, spelled):
+        read_by = reader(text)
+        if read_by is not None:
+            return read_by
+    named = _named(text, symbol)
+    if named is not None:
+        return named
+    text = _GOES_ON.sub(_blanks, _STATEMENT.sub(_statement, text))
     text = text.partition("\\documentclass")[0]  # what print_latex prints behind the layout
-    listed = _listing(text, symbol)
+    listed = _tiled(text, symbol) or _listing(text, symbol)
     return _LayoutReader(text, symbol).all() if listed is None else listed
+
+
+def _named(text: str, symbol: Symbols) -> Layout | None:
+    """The layout of a text with the words shape and stride before nested tuples, or None."""
+    found = _SHAPE.match(text)
+    if found is None:
+        return None
+    reader = _LayoutReader(text, symbol, found.end())
+    shape = reader.entries(0)
+    between = reader.take(_STRIDE)
+    if between is None:
+        return None
+    stride = reader.entries(0)
+    reader.behind(True)
+    return cast("Layout", reader.made(lambda: Layout(shape, stride), found))
+
+
+def _blanks(found: re.Match[str]) -> str:
+    """Blanks for what was matched: the characters behind it keep their positions."""
+    return " " * len(found[0])
+
+
+def _statement(found: re.Match[str]) -> str:
+    """Blanks for a statement before a comment that has a layout; the statement itself where it has one too."""
+    return found[0] if _PAIR.search(found[0]) else _blanks(found)
+
+
+def _tiled(text: str, symbol: Symbols) -> Listing | None:
+    """The listing of a tiled copy or MMA of the IR, `!cute.tiled_copy<atom, layout_copy_tv = <"...">, ...>`."""
+    found = _TILED.match(text)
+    if found is None:
+        return None
+    depth, end = 0, found.end()
+    while end < len(text) and (depth or text[end] != ","):
+        depth += (text[end] == "<") - (text[end] == ">")
+        end += 1
+    at = _TILED_FIELD.match(text, end)
+    if at is None:
+        raise ParseError('expected the layouts, as in layout_copy_tv = <"(32,8):(8,1)">', text, end)
+    fields: list[tuple[str, Field]] = [("Atom", text[found.end() : end].lstrip("!"))]
+    while at is not None:
+        if at[1] not in FIELDS:
+            raise ParseError("expected layout_copy_tv, tiler_mn or atom_layout_MNK", text, at.start(1))
+        reader = _LayoutReader(text, symbol, at.start(2), at.end(2))
+        fields.append((FIELDS.get(at[1], at[1]), reader.field()))
+        if reader.peek():
+            raise reader.fail("'\"'")
+        end = at.end()
+        at = _TILED_FIELD.match(text, end)
+    if re.compile(r"\s*>\s*(?://[^\n]*)?\Z").match(text, end) is None:
+        raise ParseError("expected ',' or '>'", text, end)
+    return Listing({"tiled_copy": "TiledCopy", "tiled_mma": "TiledMMA"}[found[1]], tuple(fields))
 
 
 def _listing(text: str, symbol: Symbols) -> Listing | None:
@@ -167,6 +262,8 @@ def _listing(text: str, symbol: Symbols) -> Listing | None:
             if not title and len(fields) < 2:
                 return None
             raise ParseError("expected a name and its layout, as in LayoutA_TV: (4,2):(1,4)", text, start + begin)
+        if _NAME_OF_LINE.fullmatch(name) is None:
+            raise ParseError("expected a name of letters and digits before its layout", text, start + begin)
         name = FIELDS.get(name.strip(), name.strip())
         if name in names:
             raise ParseError(f"expected another name than {name}, which has a value already", text, start + begin)
@@ -251,6 +348,8 @@ class _LayoutReader(TextReader):
         while any(self.take(pattern) is not None for pattern in _WRAPPERS):
             wrapped = True
         out = self.object_at(memref)
+        if isinstance(out, Swizzle) and _SECOND.match(self.text, self.at) is not None:
+            raise self.fail("' o ' and the layout after the swizzle")
         self.behind(wrapped or memref is not None)
         return out
 
@@ -268,10 +367,16 @@ class _LayoutReader(TextReader):
         self.take(_OPERATION)
         for _ in range(_LABELS):
             label = _LABEL.match(self.text, self.at)
-            if label is None or _NO_LABEL.match(label[1]) is not None or label[1].count("(") != label[1].count(")"):
+            if (
+                label is None
+                or _NO_LABEL.match(label[1]) is not None
+                or label[1].count("(") != label[1].count(")")
+                or "][" in label[1]
+            ):
                 break
             self.at = label.end()
         self.take(_WORDS)
+        self.take(_WORD)
 
     def behind(self, wrapped: bool) -> None:
         """Refuse a text behind the layout that is neither a remark nor a closing sign."""
@@ -359,7 +464,7 @@ class _LayoutReader(TextReader):
 
     def composed(self, count: int) -> Any:
         """A swizzle and its operands, or a layout, with or without a pointer before it."""
-        found = self.take(_SWIZZLE) or self.take(_CALLED_SWIZZLE)
+        found = self.take(_SWIZZLE) or self.take(_CALLED_SWIZZLE) or self.take(_PYCUTE_SWIZZLE)
         if found is None:
             start = self.at
             pointer = self.pointer()
@@ -374,6 +479,8 @@ class _LayoutReader(TextReader):
                 if self.peek() != ")":
                     raise self.fail("')'")
                 self.at += 1
+            if pointer is None and self.take(_LINK) is not None:
+                return self.composition(layout, count, start)
             if pointer is None or pointer.swizzle is None:
                 return layout
             return self.under(pointer.swizzle, pointer, layout, start)
@@ -399,8 +506,24 @@ class _LayoutReader(TextReader):
         number = 0 if offset is None else self.made(lambda: _int(offset[1] or offset[2]), offset)
         return self.made(lambda: ComposedLayout(swizzle, number, follows), found)
 
+    def composition(self, left: Layout, count: int, start: int) -> AnyLayout:
+        """left o right, or left o 0 o right: composed layouts without a swizzle."""
+        if count >= SWIZZLES:
+            raise ParseError(f"more than {SWIZZLES} layouts, one after another", self.text, start)
+        offset = self.take(_OFFSET)
+        if offset is not None and (offset[1] or offset[2]).strip("0"):
+            raise ParseError("expected the offset 0 between two layouts", self.text, offset.start())
+        right = self.composed(count + 1)
+        try:
+            out: AnyLayout = left.compose(right)
+            return out
+        except LayoutError as error:
+            raise ParseError(f"expected two layouts that compose: {error}", self.text, start) from None
+
     def _bracketed(self) -> bool:
         """True if a layout stands in brackets here, as in ((8, 64) : (64, 1))."""
+        if self.peek() != "(":
+            return False
         depth = 0
         for i in range(self.at, len(self.text)):
             sign = self.text[i]
@@ -447,11 +570,15 @@ class _LayoutReader(TextReader):
         start = self.at
         found = self.take(_POINTER)
         if found is not None:
-            bits: int | None = self.made(lambda: _int(found[2]), found)
-            if not bits:
-                raise ParseError("a pointer's elements have at least one bit", self.text, found.start(2))
+            bits: int | None = self.made(lambda: _int(found["bits"]), found)
+            shared = _int(found["sparsity"] or "1")
+            if not bits or not shared or bits % shared:
+                raise ParseError(
+                    f"a pointer's elements have at least one bit, not {bits}/{shared}", self.text, found.start("bits")
+                )
+            bits //= shared
             inner = None
-            where = found[3].strip()
+            where = found["address"].strip()
             address: int | None = 0  # "unset" and "nil": what is not there yet can be aligned
             if re.fullmatch(r"0x[0-9a-fA-F]+", where) is not None:
                 address = self.made(lambda: _int(where, 16), found)
@@ -467,6 +594,9 @@ class _LayoutReader(TextReader):
         else:
             opening = self.take(_TYPED)
             if opening is None:
+                counted = _COUNTER.match(self.text, self.at)
+                if counted is not None and int(counted[1][:9]) != 0:
+                    raise ParseError("expected a counter that begins at 0", self.text, counted.start(1))
                 if self.take(_ITERATOR) is None:
                     return None
                 self.take(_LINK)
@@ -492,6 +622,12 @@ class _LayoutReader(TextReader):
         except LayoutError:
             bits = None
         swizzle = _SWIZZLE.search(inside)
+        left = inside if swizzle is None else inside[: swizzle.start()] + inside[swizzle.end() :]
+        unread = _UNREAD.search(_ALIGNED.sub("", left, count=1))
+        if unread is not None:
+            raise ParseError(
+                f"expected an element type, a memory space, align<16> or S<3,4,3>, not {unread[0]!r}", self.text, start
+            )
         given = named[1] if named is not None else None
         aligned = _ALIGNED.search(inside)
         try:
@@ -514,6 +650,9 @@ class _LayoutReader(TextReader):
         if found[1] == "Layout":
             self.take(_ARGUMENT)
             parts = [self.entries(0)]
+            if self.peek() == ":":  # Layout((4,8):(8,1))
+                self.at += 1
+                parts.append(self.entries(0))
             while self.comma():
                 self.take(_ARGUMENT)
                 parts.append(self.entries(0))
@@ -606,11 +745,17 @@ class _LayoutReader(TextReader):
             digits, path = ("-" if "-" in found[1] else "") + found[2], found[3].split("@")[:0:-1]
             value = self.made(lambda: _int(digits), found)
             return self.made(lambda: _basis(value, path), found) if path else value
+        found = self.take(_TYPE_OF_INTEGER)
+        if found is not None:
+            digits = found[1]
+            return self.made(lambda: _int(digits), found)
         found = self.take(_UNKNOWN)
         if found is not None:
             return self._fresh(found[1] or "")
         end = self._end_of_entry()
         words = self.text[start:end].strip()
+        if _STATIC.match(words) is not None:
+            raise self.fail("an integer, as in _8")
         if not any(map(str.isalpha, words)) or words[0] in ")],:":
             raise self.fail("an integer or '('")
         value, *path = words.split("@")

@@ -1,20 +1,30 @@
-"""Layouts from sizes and strides, as torch, Inductor and MLIR print them; strides count elements.
+"""Layouts from sizes and strides, as torch, Inductor, NumPy, DLPack, XLA and MLIR print them.
+
+Strides count elements. Those of NumPy's arrays count bytes, which the type in the same text makes elements.
 
 torch.Size([4, 8]) (8, 1)          size=(4, 8), stride=(8, 1)          shape: (4, 8) stride: (8, 1)
 f32[4, 8][8, 1]cuda:0              FixedLayout('cuda:0', torch.float16, size=[4, 8], stride=[8, 1])
 assert_size_stride(buf0, (4, 8), (8, 1))    empty_strided_cuda((4, 8), (8, 1), torch.float16)
+reinterpret_tensor(buf0, (4, 8), (8, 1), 16)          x.as_strided((4, 8), (8, 1))
+FakeTensor<Float16, (4, 8), (8, 1)>                   DLTensor(shape=[4, 8], strides=[8, 1])
+{'shape': (4, 8), 'strides': (32, 4), 'typestr': '<f4'}      shape=(4, 8), strides=(32, 4), dtype=float32
 memref<4x8xf16>                    memref<4x?xf16, strided<[?, 1], offset: 64>, 3>
+memref<4x8xf16, affine_map<(d0, d1) -> (d1 * 4 + d0)>>
+f32[4,8]{0,1}                      XLA's: the dimensions from the fastest one on
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from math import gcd
 from typing import Any
 
+from ..dtypes import dtype
 from ..errors import LayoutError, ParseError
+from . import above
 from .layout import Layout
-from .swizzle import ComposedLayout, Swizzle
+from .swizzle import ComposedLayout
 from .symbols.dims import fresh_name, parse_entry, symbol
 
 Symbols = Callable[[str], Any]
@@ -23,17 +33,39 @@ _LIST = r"[\[(]\s*([^\[\]()=:]*?)\s*[\])]"
 _SIZE = rf"torch\.Size\(\s*{_LIST}\s*\)"
 _HEAD = r"\s*(?:[\w.]+\s*[:=]\s*)?[\"']?"
 _PAIRS = (
-    re.compile(rf"{_HEAD}{_SIZE}\s*,?\s*{_LIST}"),
+    re.compile(rf"(?:[\w.]+\s*,\s*[\w.]+(?:\(\))?\s*=\s*)?{_HEAD}\(?{_SIZE}\s*,?\s*{_LIST}"),
+    re.compile(rf"\s*FakeTensor<\s*\w+\s*,\s*{_LIST}\s*,\s*{_LIST}\s*>"),
     re.compile(rf"{_HEAD}[a-z]+\d+\w*{_LIST}{_LIST}(?=\s*[a-z]+(?::\d+)?[\"']?\s*\Z|[\"']?\s*\Z)"),
-    re.compile(rf"[^\n]*?\b(?:assert_size_stride|empty_strided\w*)\(\s*(?:[A-Za-z_]\w*\s*,\s*)?{_LIST}\s*,\s*{_LIST}"),
     re.compile(
-        rf"(?:[^\n]*?[\s(,])?(?:size|shape)\s*[=:]?\s*(?:torch\.Size\(\s*)?{_LIST}\s*\)?[\s,;]*"
-        rf"(?:[a-z_]*\s*)?stride\s*[=:]?\s*{_LIST}(?:\s*,\s*(?:storage_)?offset\s*[=:]\s*(-?\w+))?"
+        rf"[^\n]*?\b(?:assert_size_stride|empty_strided\w*)\(\s*(?:[A-Za-z_][\w.]*\s*,\s*)?{_LIST}\s*,\s*{_LIST}"
+        r"(?=\s*(?:\)|,\s*[A-Za-z'\"]))"
+    ),
+    re.compile(
+        rf"[^\n]*?\b(?:as_strided|reinterpret_tensor)\(\s*(?:[A-Za-z_][\w.]*\s*,\s*)?{_LIST}\s*,\s*{_LIST}"
+        r"(?:\s*,\s*(?:storage_offset\s*=\s*)?(\d+|[a-z]+\d+))?\s*\)"
+    ),
+    re.compile(
+        rf"(?:[^\n]*?[\s(,.])?(?:sizes?|shape)(?:\(\))?\s*[=:]?\s*(?:torch\.Size\(\s*)?{_LIST}\s*\)?[\s,;]*"
+        rf"(?:\w+\s*[=:]\s*[\w.]+\s*,\s*)*(?:[a-z_]*\s*)?(?:[\w.]+\.)?strides?(?:\(\))?\s*[=:]?\s*{_LIST}"
+        r"(?:\s*,\s*(?:storage_)?offset\s*[=:]\s*(-?\w+)(?=\s*(?:[,;)>}'\"]|\Z)))?"
     ),
 )
+# NumPy's words: shape and strides, the latter in bytes unless the text is DLPack's
+_STRIDES = re.compile(
+    rf"\s*(?P<head>[^\n]*?)['\"]?\bshape['\"]?\s*[=:]?\s*{_LIST}(?P<between>.*?)['\"]?\bstrides['\"]?\s*[=:]?\s*(?:None|{_LIST})"
+    r"(?P<rest>.*)", re.DOTALL,
+)  # fmt: skip
+_ELEMENT = re.compile(r"\b(?:itemsize['\"]?\s*[=:]?\s*(\d+)|(?:typestr|dtype)['\"]?\s*[=:(]?\s*['\"]?[<>|=]?([\w.]+))")
+_DLPACK = re.compile(r"DL\w*Tensor|dlpack|ndarray\.ndarray", re.IGNORECASE)
+_BYTE_OFFSET = re.compile(r"byte_offset\s*[=:]\s*(\d{1,18})")
+_ARRAYS = ("ndarray", "array", "as_strided", "Array")
+# An integer behind the strides: an offset under another name, unless the word is unrelated to the layout
+_INTEGER_WORD = re.compile(r"\b(?!itemsize\b|version\b|device\w*\b|align\w*\b|n\w+\b)\w+\W{0,2}(?:=\s*|:\s+)-?\d|off")
+_XLA = re.compile(r"\s*(?:[%\w.]+\s*[=:]\s*)?[a-z]+\d+\w*\[([\d,\s]+)\]\{([\d,\s]+)(:[^}]*)?\}")
 _MEMREF = re.compile(
     rf"(?:[%!]\w[\w:]*\s*[=:]\s*)?memref<\s*((?:(?:\d+|\?)\s*x\s*)+)([a-z]\w*)\s*"
-    rf"(?:,\s*strided<\s*{_LIST}\s*(?:,\s*offset:\s*(-?\d+|\?))?\s*>)?\s*(?:,\s*[^,<>]*)?>"
+    rf"(?:,\s*strided<\s*{_LIST}\s*(?:,\s*offset:\s*(-?\d+|\?))?\s*>)?"
+    rf"(?:,\s*affine_map<\(([\w,\s]*)\)\s*->\s*\(([^<>]*)\)>)?\s*(?:,\s*(?:#[\w.]+(?:<[^<>]*>)?|\d+(?:\s*:\s*i\d+)?|\"\w*\")\s*)?>"
 )
 _MEMREF_HEAD = re.compile(r"(?:[%!]\w[\w:]*\s*[=:]\s*)?memref<\s*(?:(?:\d+|\?)\s*x\s*)+")
 
@@ -50,6 +82,10 @@ def sized(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
     >>> print(sized("memref<4x8xf16, strided<[16, 1], offset: 4>>", dim))
     S<0,0,0> o 4 o (4,8):(16,1)
     """
+    for reader in (_mapped, _strides, _minor_to_major):
+        read = reader(text, symbol_of)
+        if read is not None:
+            return read
     found = _MEMREF.match(text)
     if found is not None:
         sizes, start = re.findall(r"\d+|\?", found[1]), found.start(1)
@@ -67,14 +103,101 @@ def sized(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
         at, offset = (3, found[3]) if len(found.groups()) > 2 else (2, None)
     if len(shape) != len(stride):
         raise ParseError(f"expected {len(shape)} strides, one a size, not {len(stride)}", text, found.start(2))
+    unread = _INTEGER_WORD.search(text, found.end())
+    if unread is not None:
+        raise ParseError("expected offset=, an integer", text, unread.start())
+    return _made(text, found.start(1), shape, stride, _entry(text, found.start(at), offset, symbol_of) if offset else 0)
+
+
+def _made(text: str, at: int, shape: object, stride: object, first: object) -> Layout | ComposedLayout:
+    """The layout of a shape and a stride, from an offset on."""
     try:
         layout = Layout(shape, stride)
-        first = _entry(text, found.start(at), offset, symbol_of) if offset else 0
-        return layout if isinstance(first, int) and first == 0 else ComposedLayout(Swizzle(0, 0, 0), first, layout)
-    except ParseError:
-        raise
+        return layout if isinstance(first, int) and first == 0 else above.offset_by(layout, first)
     except LayoutError as error:
-        raise ParseError(error.reason, text, found.start(1)) from None
+        raise ParseError(error.reason, text, at) from None
+
+
+def _mapped(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
+    """The layout of a memref with an affine map of its coordinates; None for another text."""
+    found = _MEMREF.match(text)
+    if found is None or found[6] is None:
+        return None
+    names, sizes = [name.strip() for name in found[5].split(",")], re.findall(r"\d+|\?", found[1])
+    if len(names) != len(sizes) or "?" in sizes:
+        raise ParseError(f"expected a map of {len(sizes)} coordinates of known extents", text, found.start(5))
+    formula = re.sub(r"\bmod\b", "%", found[6].replace("floordiv", "//"))
+    try:
+        out: Layout | ComposedLayout = above.layout_of_formula(formula, **dict(zip(names, map(int, sizes))))
+        return out
+    except LayoutError as error:
+        raise ParseError(f"expected a map that is a layout: {error}", text, found.start(6)) from None
+
+
+def _strides(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
+    """The layout of an array of NumPy or DLPack, with the words shape and strides; None for another text."""
+    found = _STRIDES.match(text)
+    if found is None:
+        return None
+    shape = _entries(text, found, 2, symbol_of)
+    if found[4] is None:
+        return _made(text, found.start(2), shape, _row_major(shape), 0)
+    stride = _entries(text, found, 4, symbol_of)
+    if len(shape) != len(stride):
+        raise ParseError(f"expected {len(shape)} strides, one a size, not {len(stride)}", text, found.start(4))
+    stated = _ELEMENT.search(text)
+    if stated is not None:
+        width = 8 * int(stated[1]) if stated[1] else _bits(text, stated)
+    else:
+        width = 8
+    dlpack, first = _DLPACK.search(text), _BYTE_OFFSET.search(text)
+    called = re.search(r"([\w.]+)\(\s*\Z", found["head"])
+    if called is not None and not dlpack and called[1].rpartition(".")[2] not in _ARRAYS:
+        raise ParseError("expected an array of NumPy, as in ndarray(shape=..., or a DLTensor", text, called.start())
+    unread = _INTEGER_WORD.search(text, found.start("rest"))
+    if first is None and unread is not None:
+        raise ParseError("expected byte_offset=, an integer", text, unread.start())
+    if dlpack is None and stated is None and gcd(*[x for x in stride if isinstance(x, int)]) != 1:
+        raise ParseError(
+            "expected dtype=... too, as NumPy's strides count bytes; or stride=(...) in elements", text, found.start(4)
+        )
+    divided = {*([] if dlpack else stride), *([int(first[1])] if first else [])}
+    if width % 8 or (stated is None and first is not None and int(first[1])):
+        raise ParseError("expected the type of the elements, as the text has bytes", text, found.start(4))
+    for n in divided:
+        try:
+            whole = n % (width // 8) == 0
+        except LayoutError as error:
+            raise ParseError(f"expected multiples of {width // 8} bytes: {error}", text, found.start(4)) from None
+        if not whole:
+            raise ParseError(f"expected multiples of {width // 8} bytes, not {n}", text, found.start(4))
+    counted = stride if dlpack else tuple([x // (width // 8) for x in stride])
+    return _made(text, found.start(2), shape, counted, int(first[1]) // (width // 8) if first else 0)
+
+
+def _bits(text: str, stated: re.Match[str]) -> int:
+    """The bits of an element type: NumPy's letters count bytes, as in f4."""
+    name = stated[2].rpartition(".")[2]
+    short = re.fullmatch(r"[fiuc](\d{1,2})", name)
+    try:
+        return 8 * int(short[1]) if short is not None and int(short[1]) <= 16 else dtype(name).bits
+    except LayoutError as error:
+        raise ParseError(f"expected the type of the elements: {error.reason}", text, stated.start(2)) from None
+
+
+def _minor_to_major(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
+    """The layout of an XLA shape, whose dimensions are listed from the fastest one on; None for another text."""
+    found = _XLA.match(text)
+    if found is None:
+        return None
+    shape = _entries(text, found, 1, symbol_of)
+    order = [int(x) for x in re.findall(r"\d{1,3}", found[2])]
+    if found[3] is not None or sorted(order) != list(range(len(shape))):
+        wrong = 3 if found[3] is not None else 2
+        raise ParseError(f"expected an order of {len(shape)} dimensions alone, as in {{1,0}}", text, found.start(wrong))
+    return _made(
+        text, found.start(1), shape, Layout.ordered(shape, tuple([order.index(i) for i in range(len(shape))])).stride, 0
+    )
 
 
 def _entries(text: str, found: re.Match[str], group: int, symbol_of: Symbols) -> tuple[Any, ...]:
@@ -91,8 +214,8 @@ def _entries(text: str, found: re.Match[str], group: int, symbol_of: Symbols) ->
 
 def _entry(text: str, at: int, part: str, symbol_of: Symbols) -> Any:
     """An integer, a symbol, an expression of symbols, or `?` for a new symbol."""
-    if re.fullmatch(r"-?\d{1,1000}", part):
-        return int(part)
+    if re.fullmatch(r"_?-?\d{1,1000}", part):
+        return int(part.lstrip("_"))
     if part == "?":
         return symbol(fresh_name("unknown"), 1)
     if not part or part[0] in "-+*/%":

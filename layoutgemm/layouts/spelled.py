@@ -5,6 +5,8 @@ cute::Layout<cute::tuple<cute::C<4>, cute::C<8>>, cute::tuple<...>>
 ComposedLayout<Swizzle<3,4,3>, smem_ptr_flag_bits<16>, Layout<...>>
 make_layout(make_shape(Int<4>{}, _8{}), make_stride(8, Int<1>{}))           a call; also LayoutLeft{}, LayoutRight{}
 composition(Swizzle<3,3,3>{}, Layout<Shape<_8,_64>,Stride<_64,_1>>{})
+make_layout(make_layout(4, 1), make_layout(8, 4))     make_ordered_layout(Shape<_4,_8>{}, Step<_1,_0>{})
+Layout<Shape<int,_8>,Stride<_8,_1>>                   an extent that the type does not say: a symbol of its own
 cute.make_layout((4, 8), stride=(8, 1))                                     the DSL's
 """
 
@@ -20,18 +22,25 @@ from .bases import TextReader
 from .basis import E
 from .layout import Layout
 from .swizzle import ComposedLayout, Swizzle
+from .symbols.dims import fresh_name, symbol
 
 _T = TypeVar("_T")
 Tuple: TypeAlias = "int | tuple[Any, ...]"
 
 _HEAD = re.compile(
-    r"\s*(?:(?:using|constexpr|static|const|auto|typename)\s+)*(?:\w+\s*=\s*)?(?:decltype\s*\(\s*)?(?=(?:\w+(?:::|\.))*"
-    r"(?:(?:Layout|ComposedLayout)\s*<|make_layout\s*\(|composition\s*\(|make_composed_layout\s*\())"
+    r"\s*(?:(?:using|constexpr|static|const|auto|typename|Layout|cute::Layout)\s+)*(?:\w+\s*=\s*)?(?:decltype\s*\(\s*)?(?=(?:\w+(?:::|\.))*"
+    r"(?:(?:Layout|ComposedLayout)\s*<|make_(?:ordered_|identity_)?layout\s*\(|composition\s*\(|make_composed_layout\s*\())"
 )
 _NAME = re.compile(r"(?:\w+(?:::|\.))*([A-Za-z]\w*)\s*([<(]?)")
-_INTEGER = re.compile(r"_?(-?\d+)(?![\w.])")
-_END = re.compile(r"[\s;)]*(?:\s*(?://|#)[^\n]*)?\Z")
-_KEYWORD = re.compile(r"(shape|stride|offset|inner|outer)\s*=(?!=)\s*")
+_INTEGER = re.compile(r"(?:cute::)?_?(-?\d+)(?![\w.])")
+# Types of extents and strides that a program computes
+_COMPUTED = re.compile(
+    r"(?:std::)?(?:(?:unsigned|signed|long)\b\s*)*(?:int|long|unsigned|u?int\d+_t|size_t)\b(?!\s*[<(])"
+)
+_INTEGER_TYPE = re.compile(r"\s*(?:std::)?(?:unsigned\s+|signed\s+)?[a-z]\w*(?:\s+(?:int|long))*\s*,\s*")
+_END = re.compile(r"[\s)]*(?:\w+\s*;)?[\s;)]*(?:(?://|#)[^\n]*)?\Z")
+_KEYWORD = re.compile(r"(shape|stride|order|offset|inner|outer)\s*=(?!=)\s*")
+_LAYOUT = re.compile(r"\s*(?:\w+(?:::|\.))*(?:Layout\s*<|make_(?:ordered_|identity_)?layout\s*\()")
 _TUPLES = ("Shape", "Stride", "Step", "tuple", "make_shape", "make_stride", "make_tuple", "Coord", "make_coord")
 _MAJORS = {"LayoutLeft": False, "GenColMajor": False, "LayoutRight": True, "GenRowMajor": True}
 
@@ -105,7 +114,9 @@ class _SourceReader(TextReader):
         if depth > DEPTH:
             raise ParseError(f"types nest at most {DEPTH} deep", self.text, at)
         if opening and name in ("Layout", "make_layout"):
-            return self.plain(opening, at)
+            return self.joined(at, depth) if _LAYOUT.match(self.text, self.at) is not None else self.plain(opening, at)
+        if opening and name in ("make_ordered_layout", "make_identity_layout"):
+            return self.ordered(name == "make_ordered_layout", at)
         if opening and name in ("ComposedLayout", "composition", "make_composed_layout"):
             return self.composed(opening, at, depth)
         raise ParseError("expected a layout, as in Layout<Shape<_4,_8>,Stride<_8,_1>>", self.text, at)
@@ -125,6 +136,28 @@ class _SourceReader(TextReader):
                 stride = self.entry(0)
         self.close(opening)
         return self.made(lambda: Layout(shape, stride), at)
+
+    def joined(self, at: int, depth: int) -> Layout:
+        """The layout whose modes are the layouts behind the bracket."""
+        modes: list[Layout] = []
+        while not modes or self.comma():
+            mode = self.layout(depth + 1)
+            if not isinstance(mode, Layout):
+                raise ParseError("expected layouts without a swizzle", self.text, at)
+            modes.append(mode)
+        self.close("(")
+        return self.made(lambda: Layout.join(*modes), at)
+
+    def ordered(self, by_order: bool, at: int) -> Layout:
+        """The compact layout of a shape and an order, or the identity of a shape."""
+        shape = self.entry(0)
+        order = None
+        if by_order:
+            if not self.comma():
+                raise self.fail("',' and the order of the modes")
+            order = self.entry(0)
+        self.close("(")
+        return self.made(lambda: Layout.ordered(shape, order) if by_order else Layout.identity(shape), at)
 
     def composed(self, opening: str, at: int, depth: int) -> ComposedLayout:
         """A swizzle, an offset, or the width of shared memory's elements, and a layout."""
@@ -206,10 +239,16 @@ class _SourceReader(TextReader):
         if sign == "(":
             self.at += 1
             return self.items("(", depth)
+        computed = _COMPUTED.match(self.text, at)
+        if computed is not None:
+            self.at = computed.end()
+            return symbol(fresh_name("unknown"), 1)
         name, opening = self.name("an integer, as in _4, Int<4> or 4, or a tuple of them")
         if opening and name in _TUPLES:
             return self.items(opening, depth)
-        if opening == "<" and name in ("C", "Int", "E", "integral_constant"):
+        if opening == "<" and name in ("C", "Int", "E", "integral_constant", "constant"):
+            typed = _INTEGER_TYPE.match(self.text, self.at)
+            self.at = typed.end() if typed is not None and name.endswith("constant") else self.at
             items = [self.integer()]
             while self.comma():
                 items.append(self.integer())

@@ -12,7 +12,7 @@ unit: the 128-byte swizzle is (3, 4, 3) on bytes and (3, 3, 3) on 16-bit element
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,7 +27,7 @@ from .int_tuple import bit_field, check_enumerable, coal_open, leaves, show
 from .layout import Layout, kept
 from .paged import Paged
 from .predicates import Predicates
-from .proofs.verdicts import Answer, CounterExample, Proof, between, equivalent
+from .proofs.verdicts import Answer, CounterExample, Proof, between, equivalent, layout_of
 from .symbols.dims import entry
 
 if TYPE_CHECKING:
@@ -55,6 +55,10 @@ def _log2(n: int, what: str) -> int:
     if n & (n - 1):
         raise SwizzleError(f"{what}, {n}, is no power of two: the bits of a swizzle would not stay bits")
     return n.bit_length() - 1
+
+
+class NoStride(SwizzleError, AttributeError):
+    """A swizzled layout has no strides: an AttributeError too, so that hasattr() says so."""
 
 
 class Swizzle(Pictured, Paged, Convertible):
@@ -115,6 +119,17 @@ class Swizzle(Pictured, Paged, Convertible):
         if r > 0:
             return x ^ (x >> r & self._target)
         return x ^ (x << -r & self._target) if r else x
+
+    def each(self, offsets: Iterable[int]) -> list[int]:
+        """The offsets to which these are moved: a call for all of them.
+
+        >>> Swizzle(3, 0, 3).each([0, 8, 9])
+        [0, 9, 8]
+        """
+        r, target = self._by, self._target
+        if r > 0:
+            return [x ^ (x >> r & target) for x in offsets]
+        return [x ^ (x << -r & target) for x in offsets] if r else list(offsets)
 
     @property
     def span(self) -> int:
@@ -228,6 +243,7 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
     def __init__(self, swizzle: Swizzle, offset: int, layout: object) -> None:
         if not isinstance(swizzle, Swizzle):
             raise LayoutError(refusal(swizzle, "the beginning of a ComposedLayout", "a Swizzle"))
+        layout = layout_of(layout)
         if not isinstance(layout, (Layout, ComposedLayout)):
             raise LayoutError(refusal(layout, "the end of a ComposedLayout", "a Layout"))
         if isinstance(layout, ComposedLayout):
@@ -293,6 +309,21 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
     def shape(self) -> Any:
         """The shape of the layout inside."""
         return self.layout.shape
+
+    @property
+    def stride(self) -> Any:
+        """The strides, if the swizzle moves nothing. Raises LayoutError, an AttributeError too, for another swizzle.
+
+        >>> from layoutgemm import Layout
+        >>> ComposedLayout(Swizzle(0, 0, 0), 3, Layout((4, 8), (8, 1))).stride
+        (8, 1)
+        """
+        if self.swizzle.bits:
+            inside = show(_innermost(self).stride)
+            raise NoStride(f"{self} has no strides: its swizzle moves offsets; those of the layout inside are {inside}")
+        return self.layout.stride
+
+    has_basis = False  # its values are offsets, never coordinates
 
     @property
     def size(self) -> int:
@@ -491,6 +522,19 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
             composed: ComposedLayout = found.to_composed()
             return composed
 
+    def complement(self, bound: Any = None) -> Layout:
+        """The modes that fill 0..bound-1 when they are appended: the complement of the layout inside.
+
+        The swizzle permutes what they fill, and moves it beyond the bound only where the bound cuts its pattern.
+
+        >>> from layoutgemm import Layout
+        >>> tile = Swizzle(3, 3, 3) @ Layout((8, 64), (64, 1))
+        >>> str(tile.complement(2048)), tile.append(tile.complement(2048)).is_bijective().ok
+        ('4:512', True)
+        """
+        found: Layout = self.layout.complement(bound)
+        return found
+
     def nullspace(self) -> Layout:
         """The coordinates that the modes of stride 0 spend."""
         found: Layout = self.layout.nullspace()
@@ -508,6 +552,7 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
         >>> str((Swizzle(1, 1, 3) @ Layout((8, 64), (64, 1))).max_common_layout(Layout((8, 64), (64, 1))))
         '16:8'
         """
+        other = layout_of(other)
         if not isinstance(other, (Layout, ComposedLayout)):
             raise LayoutError(refusal(other, "the operand of max_common_layout", "a layout"))
         return common_layout(self, other)
@@ -655,6 +700,8 @@ def compose_with_swizzle(left: Any, right: object) -> ComposedLayout:
     2^k * swizzle(x) is the swizzle k bits further up, applied to 2^k * x. Any other layout moves the bits apart. The
     last entry of `left` counts even where its extent is 1, since offsets past the end run on in it.
     """
+    if not isinstance(left, Layout):
+        raise LayoutError(refusal(left, "what is composed with a swizzled layout", "a Layout"))
     S, D = coal_open(left.shape, left.stride)
     if len(S) == 2 and S[1].__class__ is int and S[1] == 1 and _stays_below(right, S[0]):
         S, D = S[:1], D[:1]

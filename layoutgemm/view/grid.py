@@ -143,8 +143,8 @@ def _sums(layout: object, coord: Sequence[list[int]]) -> list[Offset] | None:
         inside = _sums(layout.layout, coord)
         if inside is None or not isinstance(layout.offset, int):
             return None
-        swizzle, offset = layout.swizzle, layout.offset
-        return [swizzle(x + offset) for x in inside if isinstance(x, int)]
+        offset = layout.offset
+        return cast("list[Offset]", layout.swizzle.each([x + offset for x in cast("list[int]", inside)]))
     if not isinstance(layout, Layout) or not all(type(x) is int for x in leaves((layout.shape, layout.stride))):
         return None
     modes = [layout] if len(coord) == 1 else [layout[k] for k in range(layout.rank)]
@@ -312,25 +312,33 @@ def _plane(layout: Drawable, rows: range, columns: range, rest: Sequence[int]) -
 
 
 def planes_of(
-    layout: Drawable, rows: range | None = None, columns: range | None = None
+    layout: Drawable, rows: range | None = None, columns: range | None = None, planes: range | None = None
 ) -> list[tuple[tuple[int, ...], GridOffsets]]:
     """Layout of any rank -> the offsets, for each coordinate of the modes past the second.
 
-    Raises LayoutError for symbols, and for more than MAX_CELLS cells in all.
+    `planes` is a part of those, by their flat index. Raises LayoutError for symbols, and for more than MAX_CELLS cells
+    in all.
 
     >>> from layoutgemm.layouts import Layout
     >>> [(rest, plane.values) for rest, plane in planes_of(Layout((1, 2, 2)))]
     [((0,), ((0, 1),)), ((1,), ((2, 3),))]
     """
     if rank_of(layout) <= 2:
+        pick(planes, 1, "planes")
         return [((), offsets_of(layout, rows, columns))]
     shape = layout.shape if isinstance(layout.shape, tuple) else ()
     height, width, *rest = map(extent, shape)
     rows, columns = pick(rows, height, "rows"), pick(columns, width, "columns")
-    count = prod(rest)
-    bounded(layout, range(length(rows) * count), columns)
+    numbers = pick(planes, prod(rest), "planes")
+    each, count = length(rows) * length(columns), length(numbers)
+    if each * count > MAX_CELLS and each <= MAX_CELLS:
+        raise LayoutError(
+            f"{layout} has {count} planes of {length(rows)} x {length(columns)} cells, {each * count} to draw, more "
+            f"than {MAX_CELLS}: show a part of it, for example planes=range({min(count, MAX_CELLS // each)})"
+        )
+    bounded(layout, rows, columns)
     out = []
-    for number_ in range(count):
+    for number_ in numbers:
         at, left = [], number_
         for size in rest:
             at.append(left % size)
@@ -398,12 +406,10 @@ def gathered(
     """Owners from the (row, column) of all (thread, value), threads in order."""
     threads, values = shape
     width = tile[1]
-    counts = [0] * (tile[0] * width)
-    drawn: dict[int, list[tuple[int, int]]] = {r * width + c: [] for r in rows for c in columns}
-    for number, (i, j) in enumerate(zip(m, n, strict=True)):
-        place = i * width + j
-        counts[place] += 1
-        if place in drawn:
-            drawn[place].append(divmod(number, values))
-    cells = tuple(tuple([tuple(drawn[r * width + c]) for c in columns]) for r in rows)
+    holders: list[list[tuple[int, int]]] = [[] for _ in range(tile[0] * width)]
+    held = [(t, v) for t in range(threads) for v in range(values)]
+    for i, j, holder in zip(m, n, held, strict=True):
+        holders[i * width + j].append(holder)
+    counts = list(map(len, holders))
+    cells = tuple([tuple([tuple(holders[r * width + c]) for c in columns]) for r in rows])
     return Owners(rows, columns, threads, cells, registers, values, min(counts), max(counts))

@@ -18,25 +18,27 @@ RULE = 8
 # title stands for several neighbouring cells: so a picture stays under 1 MB.
 MAX_TEXTS = 4096
 TITLES = ((4096, 1), (16384, 4), (1 << 15, 8), (1 << 62, 16))
+NEXT = "|"  # between the texts of a grid that is painted; none of them has it
 MAX_BORDERS = 6000  # pieces of the outlines of all zones; where zones interleave more finely their colours tell them
 
-_TITLES: ContextVar[bool] = ContextVar("_TITLES", default=True)
+_PAINTED: ContextVar[bool] = ContextVar("_PAINTED", default=False)
 
 
 @contextmanager
-def without_titles() -> Iterator[None]:
-    """Grids drawn inside have no text under the pointer: a page that shows them as images cannot show it.
+def for_painting() -> Iterator[None]:
+    """Grids drawn inside are for a page that paints them: all texts of a grid in one element, none under the pointer.
 
     >>> from layoutgemm.layouts import Layout
-    >>> with without_titles():
-    ...     Layout((4, 8)).svg().count("<title")
-    1
+    >>> with for_painting():
+    ...     drawn = Layout((2, 2)).svg()
+    >>> drawn.count("<title"), drawn[drawn.index("<cells"):drawn.index("</cells>")].partition(">")[2].split(NEXT)
+    (1, ['0', '2', '1', '3'])
     """
-    token = _TITLES.set(False)
+    token = _PAINTED.set(True)
     try:
         yield
     finally:
-        _TITLES.reset(token)
+        _PAINTED.reset(token)
 
 
 class Label(NamedTuple):
@@ -229,7 +231,8 @@ class Panel:
             return
         width = self.cell[0]
         canvas.open_texts(self.font, mono=True)
-        put, tops, lefts = canvas.parts.append, dict[tuple[int, int], list[str]](), dict[tuple[int, int], str]()
+        tops, lefts = dict[tuple[int, int], list[str]](), dict[tuple[int, int], str]()
+        xs, found, texts = list[str](), list[str](), list[str]()
         for row, column, span, lines in self.labels:
             x = lefts.get((column, span))
             if x is None:
@@ -238,7 +241,15 @@ class Panel:
             if ys is None:
                 ys = tops[row, len(lines)] = [number(y) for y in self._baselines(top, row, len(lines))]
             for y, line in zip(ys, lines):
-                put(f'<text x="{x}" y="{y}">{escape(line)}</text>')
+                xs.append(x)
+                found.append(y)
+                texts.append(line)
+        if _PAINTED.get():
+            canvas.parts.append(f'<cells x="{" ".join(xs)}" y="{" ".join(found)}">{escape(NEXT.join(texts))}</cells>')
+        else:
+            canvas.parts += [
+                f'<text x="{x}" y="{y}">{escape(text)}</text>' for x, y, text in zip(xs, found, texts, strict=True)
+            ]
         canvas.close()
 
     def _baselines(self, top: float, row: int, count: int) -> list[float]:
@@ -338,7 +349,7 @@ class Panel:
 
     def _titles(self, canvas: Canvas, left: float, top: float, run: int) -> None:
         """Invisible strokes over the cells, each with what it tells: hovering shows nothing else without a script."""
-        if self.tells is None or not _TITLES.get():
+        if self.tells is None or _PAINTED.get():
             return
         width, height = self.cell
         alone, parts = run == 1 and self.says is not None, canvas.parts

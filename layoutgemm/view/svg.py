@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from layoutgemm.errors import LayoutError
 from layoutgemm.view.canvas import CHARACTER, width_of
@@ -34,9 +35,13 @@ def fitted(labels: Sequence[Label], rows: range, columns: range) -> tuple[float,
         side = float(min(max(WIDEST // max(len(rows), len(columns)), 3), 16))
         return side, side, 10.0
     font, padding = sizes(rows, columns)
-    lengths = {(span, len(lines), max(map(len, lines))) for _, _, span, lines in labels}
-    longest = max(length / span for span, _, length in lengths)
-    most = max(count for _, count, _ in lengths)
+    most, lengths = 1, dict[int, int]()  # columns of a label -> characters of the longest
+    for _, _, span, lines in labels:
+        most = max(most, len(lines)) if len(lines) > 1 else most
+        for line in lines:
+            if len(line) > lengths.get(span, 0):
+                lengths[span] = len(line)
+    longest = max(length / span for span, length in lengths.items())
     width, height = longest * CHARACTER * font + padding, most * 1.15 * font + padding
     return even(max(width, 20 if font > 8 else 16)), even(height), font
 
@@ -58,6 +63,7 @@ def layout_svg(
     group: int | None = None,
     rows: range | None = None,
     columns: range | None = None,
+    planes: range | None = None,
     tile: tuple[int, int] | None = None,
     nested: bool = False,
     divided: str | None = None,
@@ -65,7 +71,8 @@ def layout_svg(
     """Draws a layout: mode 0 downwards, mode 1 across, in every cell its offset; a grid for each further coordinate.
 
     Neighbouring offsets share a colour: `group` of them, by default an eighth of the range. So cells that lie together
-    in memory look alike. `rows` and `columns` (ranges of coordinates) draw a part. `tile` outlines tiles of so many
+    in memory look alike. `rows`, `columns` and `planes` (ranges of coordinates, flat ones of the further modes) draw a
+    part. `tile` outlines tiles of so many
     rows and columns, which of a layout divided by a tuple stand side by side. `nested` writes the coordinates of nested
     modes at the rows and columns, (1,0) for 1. `divided`, the divide that made the layout ("logical", "zipped", "tiled"
     or "flat"), draws its tiles as grids of their own, side by side as they lie in the matrix.
@@ -83,16 +90,16 @@ def layout_svg(
     True
     """
     tiles = None if divided is None else DividedLayout.of(layout, divided)
-    planes = planes_of(layout if tiles is None else tiles, rows, columns)
-    colors = offset_colors(planes, group)
-    printed = sum(len(plane.rows) * len(plane.columns) for _, plane in planes) <= MAX_TEXTS
-    names = nested_names(layout, planes[0][1]) if nested and tiles is None else ((), ())
-    panels = layout_panels(planes, colors, printed, names)
+    parts = planes_of(layout if tiles is None else tiles, rows, columns, planes)
+    colors = offset_colors(parts, group)
+    printed = sum(len(plane.rows) * len(plane.columns) for _, plane in parts) <= MAX_TEXTS
+    names = nested_names(layout, parts[0][1]) if nested and tiles is None else ((), ())
+    panels = layout_panels(parts, colors, printed, names)
     if tile is not None:
-        panels = [replace(panel, zones=tiles_of(p, tile), zone_name="tile") for panel, (_, p) in zip(panels, planes)]
+        panels = [replace(panel, zones=tiles_of(p, tile), zone_name="tile") for panel, (_, p) in zip(panels, parts)]
     if tiles is not None:
-        panels = [tile_panel(tiles, panel, rest) for panel, (rest, _) in zip(panels, planes)]
-    notes = ((Note(str(layout), mono=True),) if title else ()) + (Note(layout_note(planes, colors, printed, tiles)),)
+        panels = [tile_panel(tiles, panel, rest) for panel, (rest, _) in zip(panels, parts)]
+    notes = ((Note(str(layout), mono=True),) if title else ()) + (Note(layout_note(parts, colors, printed, tiles)),)
     placed = side_by_side(panels) if tiles is None else as_matrix(panels, tiles.shape[2])
     return Sheet(title=title or str(layout), notes=notes, legend=colors.legend, panels=placed).render()
 
@@ -110,8 +117,8 @@ class OffsetColors:
 
     def fills(self, row: Sequence[Offset]) -> tuple[str, ...]:
         """The colours of cells."""
-        group, base = self.group, self.base
-        return tuple([HUES[(key // group - base) % len(HUES)] for key in keys_of(row)])
+        group, base, count = self.group, self.base, len(HUES)
+        return tuple([HUES[(key // group - base) % count] for key in keys_of(row)])
 
     @property
     def legend(self) -> Legend:
@@ -125,8 +132,8 @@ Planes = Sequence[tuple[tuple[int, ...], GridOffsets]]
 
 def offset_colors(planes: Planes, group: int | None) -> OffsetColors:
     """The colours of these offsets: by default an eighth of their range each, a power of two."""
-    every = [key for _, plane in planes for row in plane.values for key in keys_of(row)]
-    lowest, highest = min(every), max(every)
+    every = [keys_of(row) for _, plane in planes for row in plane.values]
+    lowest, highest = min(map(min, every)), max(map(max, every))
     if group is None:
         group = 1 << max(0, -(-(highest - lowest + 1) // len(HUES)) - 1).bit_length()
     if group < 1:
@@ -137,12 +144,12 @@ def offset_colors(planes: Planes, group: int | None) -> OffsetColors:
 def layout_note(planes: Planes, colors: OffsetColors, printed: bool, tiles: DividedLayout | None) -> str:
     """The header's note: what a cell, a colour and a grid stand for."""
     what, group = noun_of(planes), colors.group
-    says = "prints" if printed else "tells, where the pointer rests,"
-    note = (
-        f"Cell (i, j) {says} its {what}; a colour is {group} neighbouring {what}s"
-        if group > 1
-        else f"Cell (i, j) {says} its {what}, which also gives its colour"
-    )
+    says = f"Cell (i, j) prints its {what}" if printed else f"Hover over a cell for its {what}"
+    if group > 1:
+        note = f"{says}; a colour is {group} neighbouring {what}s"
+    else:
+        gives = "whose first entry" if what == "coordinate" else "which also"
+        note = f"{says}, {gives} gives its colour"
     note += "." if colors.count <= len(HUES) else f"; after {len(HUES)} groups the colours come again."
     if tiles is not None:
         note += " Tile (r,c) stands where it lies in the matrix; the pointer shows the nested coordinate."
@@ -215,14 +222,18 @@ def tiles_of(plane: GridOffsets, tile: tuple[int, int]) -> list[list[int]]:
     return [[i // tile[0] * across + j // tile[1] for j in plane.columns] for i in plane.rows]
 
 
-def keys_of(row: Sequence[Offset]) -> list[int]:
+def keys_of(row: Sequence[Offset]) -> Sequence[int]:
     """The numbers that colour cells: their offsets, or the first entries of coordinates."""
-    return [cell[0] if isinstance(cell, tuple) else cell for cell in row]
+    if isinstance(row[0], tuple):  # a layout has coordinates everywhere, or nowhere
+        return [cell[0] for cell in cast("Sequence[tuple[int, ...]]", row)]
+    return cast("list[int]", row)
 
 
 def labels_of(plane: GridOffsets) -> list[Label]:
     """The offset in every cell of a plane."""
-    return [Label(r, c, 1, (offset_text(cell),)) for r, row in enumerate(plane.values) for c, cell in enumerate(row)]
+    text = str if isinstance(plane.values[0][0], int) else offset_text
+    made, new = Label, tuple.__new__  # without a call of Label's own: there are thousands
+    return [new(made, (r, c, 1, (text(cell),))) for r, row in enumerate(plane.values) for c, cell in enumerate(row)]
 
 
 def side_by_side(panels: Sequence[Panel]) -> tuple[tuple[Panel | None, ...], ...]:
@@ -258,7 +269,8 @@ def offset_text(cell: int | tuple[int, ...]) -> str:
 def span_text(start: int, length: int) -> str:
     """A run of numbers as a legend names it.
 
-    >>> span_text(8, 4), span_text(3, 1)
-    ('8-11', '3')
+    >>> span_text(8, 4), span_text(3, 1), span_text(-8, 4)
+    ('8-11', '3', '-8 to -5')
     """
-    return f"{start}-{start + length - 1}" if length > 1 else str(start)
+    between = "-" if start >= 0 else " to "
+    return f"{start}{between}{start + length - 1}" if length > 1 else str(start)

@@ -117,3 +117,23 @@ def test_the_element_type_is_that_of_a_pasted_text(capsys):
     assert {**found[0], "layout": ""} == {**found[1], "layout": ""} != {**found[2], "layout": ""}
     assert main(["banks", "tensor<ptr<f33, smem, align<16>> o (32,32):(32,1)>"]) == 2
     assert "unknown number format 'f33'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["--tv M:1", "--tv (32,8):(M,1)", "--threads (M,8):(8,1)", "--threads (4,8):(M,1)"])
+def test_an_access_with_symbols_is_refused_by_name(capsys, text):
+    assert f"{text} has symbols" in refusal(capsys, f"banks '(64,64):(64,1)' {text.split()[0]} '{text.split()[1]}'")
+
+
+def test_coordinates_have_no_banks(capsys):
+    for command in ("banks '(4,8):(1@0,1@1)'", "swizzle '(4,8):(E<0>,E<1>)' --threads '(4,8):(8,1)' --vector 4"):
+        assert "leads to coordinates" in refusal(capsys, command)
+
+
+def test_a_long_argument_is_not_repeated_whole(capsys):
+    for command in (
+        f"show {'a' * 5000}",
+        f"emulate {'a' * 5000}",
+        f"banks 4:1 --vector {'a' * 5000}",
+        f"box {'a' * 5000}",
+    ):
+        assert len(refusal(capsys, command)) < 1200

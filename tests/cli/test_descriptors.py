@@ -88,7 +88,7 @@ def test_a_tile_of_a_matrix(capsys):
         ("desc 0x8400490 --arch sm_100a", "give its --kind, as in f16"),
         ("desc 100000x64", "12800000 bytes, and the shared memory of a block 232448 at most"),
         ("box 100000x100000", "ask for less"),
-        ("box 128", "ROWSxCOLUMNS, as in 64x64"),
+        ("box 128", "ROWSxCOLUMNS, as in 128x64"),
         ("box 128x60", "no multiple of a 16-byte chunk"),
         ("box 128x64 --swizzle 33B", "see layoutgemm box --help"),
         ("box 128x64 --of 4096x1001", "nearest that works: global layout (4096,1001):(1008,1)"),

@@ -96,7 +96,6 @@ def test_pages(capsys, tmp_path, what, text):
         ("'S<3,4'", "a swizzle is written S<3,4,3> or S<3,4,3>[bytes]"),
         ("'S<3,4,3>' --rows 0:4", "is shown whole"),
         ("'(4,8):(8,1)' --thread 3", "not held by threads"),
-        ("'(4,M):(M,1)'", "give its symbols values first"),
         ("'(4,8):(8,1)' --rows 0:9", "leaves the 4 rows that there are"),
         ("'(4,8):(8,1)' --rows 9", "write FROM:TO, as in 0:16; see layoutgemm show --help"),
         ("", "required: LAYOUT; see layoutgemm show --help"),
@@ -126,7 +125,8 @@ def test_pages(capsys, tmp_path, what, text):
         ("schedule:grouped:8:16", "as in schedule:grouped:8:16x12"),
         ("tiled:2x2:mma:m16n8k16", "written tiled:MxNxK:ATOM"),
         ("tiled:2x2x1:mma:m16n8k16:bf16:C", "written FAMILY:SIZE"),
-        ("'(4,8):(8,1)' --html x.html --svg x.svg", "omit --svg, --rows and --columns"),
+        ("'(4,8):(8,1)' --html x.html --svg x.svg", "omit --svg"),
+        ("'(4,8):(8,1)' --html x.html --planes 0:1", "omit --planes"),
         ("'(4,8):(8,1)' --html x.html --smem-a smem:64x64:bf16", "and (4,8):(8,1) is not an atom"),
         ("mma:m16n8k16 --smem-a smem:64x64:bf16", "give --html FILE too"),
         ("mma:m16n8k16 --html x.html --smem-a smem:40x64:bf16", "M = 40 is no multiple of 16"),
@@ -140,3 +140,40 @@ def test_errors_for_programs(capsys):
     assert main(["show", "nonsense", "--json"]) == 2
     said = json.loads(capsys.readouterr().out)
     assert said["ok"] is False and "a layout is written" in said["error"]
+
+
+def test_a_pasted_text_is_shown_in_every_form(capsys, tmp_path) -> None:
+    texts = (
+        "sA: (4,8):(8,1)  # rows",
+        "torch.Size([4, 8]) (8, 1)",
+        "{'reg': [[0, 1], [0, 2]], 'lane': [[1, 0], [2, 0]]}",
+    )
+    for text in texts:
+        for options in ([], ["--json"], ["--svg", str(tmp_path / "a.svg")], ["--html", str(tmp_path / "a.html")]):
+            assert main(["show", text, *options]) == 0, (text, options, capsys.readouterr())
+    for text in ("SW_3_4_3", "Swizzle<3,4,3>", '!cute.swizzle<"S<3,4,3>">'):
+        capsys.readouterr()
+        assert main(["show", text]) == 0 and capsys.readouterr().out.startswith("S<3,4,3> on ")
+    tiled = '!cute.tiled_copy<!a.b<f16>, layout_copy_tv = <"(4,8):(8,1)">, tiler_mn = <"[4:1;8:1]">>'
+    assert main(["show", tiled]) == 0 and "TiledLayout_TV: (4,8):(8,1)" in capsys.readouterr().out
+
+
+def test_planes_of_a_large_layout_have_a_head_and_a_way_to_the_rest(capsys) -> None:
+    layout = Layout((128, 8, 513), (4098, 1, 8))
+    assert main(["show", str(layout)]) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("16 of 128 rows, 8 of 8 columns, 1 of 513 planes: --rows FROM:TO")
+    assert main(["show", str(layout), "--json", "--planes", "3:5", "--rows", "1:2"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["planes"] == [[3], [4]]
+    assert said["offsets"] == [[[layout(1, j, k) for j in range(8)]] for k in (3, 4)]
+    assert main(["show", str(layout), "--json"]) == 2 and "--planes 0:64" in capsys.readouterr().out
+    assert main(["show", "(4,8):(8,1)", "--planes", "1:2"]) == 2 and "planes" in capsys.readouterr().err
+
+
+def test_a_layout_with_symbols_is_printed_without_a_table(capsys) -> None:
+    assert main(["show", "(4,M):(M,1)"]) == 0
+    assert capsys.readouterr().out.startswith("(4,M):(M,1)\nno table: some of its extents")
+    assert main(["show", "(4,M):(M,1)", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"layout": "(4,M):(M,1)", "shape": [4, "M"], "offsets": None}
+    assert main(["show", "(4,M):(M,1)", "--svg", "x.svg"]) == 2 and "symbols values" in capsys.readouterr().err

@@ -91,6 +91,52 @@ PUBLISHED = [
 ]  # fmt: skip
 
 
+PUBLISHED += [
+    ("SW_3_4_3 o 0 o (8, 64):(64, 1)", "S<3,4,3> o 0 o (8,64):(64,1)"),
+    ("SW_3_4_3", "S<3,4,3>"),
+    ("Sw<0,4,3> o smem_ptr[16b](unset) o ((_8,_8),(_8,_16)):((_8,_64),(_1,_512))",
+     "S<0,3,3>[16b] o 0 o ((8,8),(8,16)):((8,64),(1,512))"),
+    ("smem_sparse<2>_ptr[8b](unset) o (_8,_64):(_64,_1)", "(8,64):(64,1)"),
+    ("Sw<3,4,3> o smem_sparse<2>_ptr[16b](unset) o (_8,_128):(_128,_1)", "S<3,4,3>[bytes] o 0 o (8,128):(128,1)"),
+    ("sparse<2>_gmem_ptr[16b](0x7f00) o (4,8):(8,1)", "(4,8):(8,1)"),
+    ("Tensor<0x0000562ee9fcc340@generic o (4,8):(8,1)>", "(4,8):(8,1)"),
+    ("print(tCgC) #tensor<ptr<f32, gmem, align<8>> o ((2,2,16),2,1,16):((1,32768,8),524288,0,1048576)>",
+     "((2,2,16),2,1,16):((1,32768,8),524288,0,1048576)"),
+    ('print("mA:\\t"); print(mA); print("\\n");   // mA:   ArithTuple(_0,_0) o (512,256):(_1@1,_1@0)',
+     "(512,256):(1@1,1@0)"),
+    ("auto result = coalesce(layout);    // _12:_1", "12:1"),
+    ("# sK: tensor<ptr<bf16, smem, align<1024>, S<3,4,3>> o\n# ((64,16),1,(4,2),2):((64,1),0,(16,4096),8192)>",
+     "S<3,3,3>[16b] o 0 o ((64,16),1,(4,2),2):((64,1),0,(16,4096),8192)"),
+    ("// tmem_[32b](0x0000.0000) o\n    // ((_32,_1),_32,_1,_1,_2):((_65536,_0),_1,_0,_0,_32)",
+     "((32,1),32,1,1,2):((65536,0),1,0,0,32)"),
+    ("make_identity_tensor:\nArithTuple(_0,_0) o (_4,_8):(_1@0,_1@1):\n  (0,0)  (0,1)\n  (1,0)  (1,1)",
+     "(4,8):(1@0,1@1)"),
+    ('%747 = "cute.static"() : () -> !cute.layout<"(1,1,1):(0,0,0)">', "(1,1,1):(0,0,0)"),
+    ('%R = cute.coalesce(%in) : (!cute.layout<"(4,5):(1,4)">) -> !cute.layout<"20:1"> loc(#loc3)', "20:1"),
+    ("cute::Layout<cute::tuple<cute::constant<int, 4>, cute::C<8>>, cute::tuple<cute::constant<int, 8>, cute::C<1>>>",
+     "(4,8):(8,1)"),
+    ("Layout s2xh4_col = make_layout(make_shape(Int<2>{}, make_shape(2,2)), LayoutLeft{});", "(2,(2,2)):(1,(2,4))"),
+    ("Layout((4,8):(8,1))", "(4,8):(8,1)"),
+    ("(Int<4>,C<8>):(cute::C<8>,_1)", "(4,8):(8,1)"),
+    ("cute::ComposedLayout<cute::Swizzle<2, 4, 3>, cute::smem_ptr_flag_bits<16>, cute::Layout<cute::tuple<cute::_8, "
+     "cute::_32>, cute::tuple<cute::_32, cute::_1>>>", "S<2,3,3>[16b] o 0 o (8,32):(32,1)"),
+    ("Layout<Shape<_8, Shape<_2, _4>>, Stride<_1, Stride<_8, _16>>> layout;", "(8,(2,4)):(1,(8,16))"),
+    ("make_layout(make_layout(4,1), make_layout(make_shape(2,3), LayoutRight{}))", "(4,(2,3)):(1,(3,1))"),
+    ("make_ordered_layout(Shape<_4,_8>{}, Step<_1,_0>{})", "(4,8):(8,1)"),
+    ("cute.make_ordered_layout((4, 8, 2), order=(2, 0, 1))", "(4,8,2):(16,1,8)"),
+    ("cute.make_identity_layout((4,8))", "(4,8):(1@0,1@1)"),
+    ("sA  ==>  Sw<2,3,3> o _0 o ((_8,_16),(_32,_1)):((_32,_256),(_1,_0))",
+     "S<2,3,3> o 0 o ((8,16),(32,1)):((32,256),(1,0))"),
+    ("sA -> (8,8):(8,1)", "(8,8):(8,1)"),
+    ("layout (8,8):(8,1);", "(8,8):(8,1)"),
+    ("Shape: (4,8), Stride: (8,1)", "(4,8):(8,1)"),
+    ("Layout(shape = (4, (2, 8)), stride = (1, (4, 8)))", "(4,(2,8)):(1,(4,8))"),
+    ("\ufeff(4,8):\u200b(8,1)\xa0", "(4,8):(8,1)"),
+    ("(20,2):(16,4) o (4,5):(1,4)", "(4,5):(16,64)"),
+    ("(6,2):(8,2) o 0 o (4,3):(3,1)", "((2,2),3):((24,2),8)"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(("text", "right"), PUBLISHED, ids=range(len(PUBLISHED)))
 def test_a_published_text_is_its_layout(text: str, right: str) -> None:
     assert str(parse(text)) == right
@@ -181,6 +227,20 @@ def test_every_value_of_a_published_listing(text: str) -> None:
     assert dict(line.strip().split(": ") for line in str(found).split("\n") if ":" in line) == plain
 
 
+def test_a_tiled_copy_of_the_ir_is_a_listing() -> None:
+    found = parse(
+        '!copy_simt = !cute.tiled_copy<!cute_nvgpu.atom.stsm<f16, mode = <"(8,8)">, n>, '
+        'layout_copy_tv = <"((32,4),(32,1)):((4,1),(128,0))">, tiler_mn = <"[(4,32):(32,1);32:1]">>'
+    )
+    assert isinstance(found, Listing) and found.title == "TiledCopy"
+    assert found["TiledLayout_TV"] == parse("((32,4),(32,1)):((4,1),(128,0))")
+    assert found["Tiler_MN"] == (Layout((4, 32), (32, 1)), Layout(32))
+    mma = parse(
+        '!cute.tiled_mma<!cute_nvgpu.sm90.mma<64x128x16, ab_major = (k, k)>, atom_layout_MNK = <"(1,1,1):(0,0,0)">>'
+    )
+    assert isinstance(mma, Listing) and mma.layouts == {"AtomLayoutMNK": Layout((1, 1, 1), (0, 0, 0))}
+
+
 def test_a_published_accumulator_is_that_of_wgmma() -> None:
     (listing,) = [parse(text) for text in LISTED if text.startswith("ThrMMA")]
     assert isinstance(listing, Listing)
@@ -230,6 +290,17 @@ def test_source_text_is_its_layout(text: str, right: str) -> None:
         ("make_layout(make_shape(M, 8))", "M", "an integer"),
         ("tensor<(?{div=128},0) o (128,64):(1@1,1@0)>", "(?", "begins elsewhere than at 0"),
         ("(_4,_8)", "", "':'"),
+        ("counting_iter(4) o (_4):(_1)", "4", "a counter that begins at 0"),
+        ("(_4,_8x):(_8,_1)", "_8x", "an integer, as in _8"),
+        ("(4,8):(8,1) o 3 o 4:1", "3", "the offset 0"),
+        ("(2,2):(3,1) o (2,2):(1,3)", "(2", "two layouts that compose"),
+        (
+            "tensor<ptr<f16, smem, align<1024>, S<34,3>> o (8,64):(64,1)>",
+            "ptr",
+            "a memory space, align<16> or S<3,4,3>",
+        ),
+        ("TiledCopy\n  Tiler_MN: (_32,_16)\n  ThrID    _1:_0", "ThrID", "a name of letters and digits"),
+        ('!cute.tiled_copy<!a.b<f16>, layout_cop_tv = <"(4,8):(8,1)">>', "layout_cop", "layout_copy_tv, tiler_mn"),
     ],
 )
 def test_what_is_not_read_says_where_and_what_was_expected(text: str, at: str, expected: str) -> None:
@@ -246,6 +317,12 @@ def test_damaged_texts_are_read_or_refused() -> None:
                 parse(text[:at] + text[at + 1 :])
             except LayoutError:
                 continue
+
+
+def test_an_extent_that_a_type_does_not_say_is_a_symbol() -> None:
+    found = parse("cute::Layout<cute::tuple<int, cute::C<8>>, cute::tuple<cute::C<8>, long>>")
+    rows, columns = found.shape
+    assert columns == 8 and not isinstance(rows, int) and found.stride[0] == 8 and found.stride[1] != rows
 
 
 def test_an_unknown_of_the_dsl_keeps_what_is_known() -> None:

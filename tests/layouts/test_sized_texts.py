@@ -27,7 +27,30 @@ SIZED = [
     ("buf1 = empty_strided_cuda((4, 8), (8, 1), torch.float16)", "(4,8):(8,1)"),
     ("memref<4x8xf16>", "(4,8):(8,1)"),
     ("memref<2x3x5xf32, 3>", "(2,3,5):(15,5,1)"),
-    ("%0 : memref<4x8xf16, strided<[16, 2], offset: 4>, #gpu.address_space<workgroup>>", None),
+    ("%0 : memref<4x8xf16, strided<[16, 2], offset: 4>, #gpu.address_space<workgroup>>", "S<0,0,0> o 4 o (4,8):(16,2)"),
+    ("memref<4x8xf16, affine_map<(d0, d1) -> (d1 * 4 + d0)>>", "(4,8):(1,4)"),
+    ("reinterpret_tensor(buf0, (4, 8), (8, 1), 0)", "(4,8):(8,1)"),
+    ("buf3 = reinterpret_tensor(buf0, (4, 8), (8, 1), 16); del buf0", "S<0,0,0> o 16 o (4,8):(8,1)"),
+    ("x.as_strided((4, 8), (8, 1))", "(4,8):(8,1)"),
+    ("torch.as_strided(x, (4, 8), (8, 1), storage_offset=3)", "S<0,0,0> o 3 o (4,8):(8,1)"),
+    ("x.shape=torch.Size([4, 8]), x.stride()=(8, 1)", "(4,8):(8,1)"),
+    ("(torch.Size([4, 8]), (8, 1))", "(4,8):(8,1)"),
+    ("a.size() = torch.Size([4, 8]), a.stride() = (8, 1)", "(4,8):(8,1)"),
+    ("sizes() = [4, 8], strides() = [8, 1]", "(4,8):(8,1)"),
+    (
+        "TensorMetadata(shape=torch.Size([4, 8]), dtype=torch.float16, requires_grad=False, stride=(8, 1), qparams={})",
+        "(4,8):(8,1)",
+    ),
+    ("FakeTensor<Float16, (4, 8), (1, 4)>", "(4,8):(1,4)"),
+    # NumPy counts bytes, DLPack elements
+    ("shape (4, 8) strides (64, 8) dtype float64", "(4,8):(8,1)"),
+    ("{'shape': (4, 8), 'strides': (4, 16), 'typestr': '<f4', 'data': (140, False), 'version': 3}", "(4,8):(1,4)"),
+    ("{'shape': (4, 8), 'typestr': '<f4', 'strides': None, 'version': 3}", "(4,8):(8,1)"),
+    ("shape=(4, 8), strides=(16, 2), itemsize=2", "(4,8):(8,1)"),
+    ("shape=(4, 8), strides=(8, 1)", "(4,8):(8,1)"),
+    ("DLTensor(shape=[4, 8], strides=[16, 2], byte_offset=0)", "(4,8):(16,2)"),
+    ("DLTensor(shape=[4, 8], strides=[16, 2], dtype=float16, byte_offset=64)", "S<0,0,0> o 32 o (4,8):(16,2)"),
+    ("f32[4,8,2]{0,2,1}", "(4,8,2):(1,8,4)"),
     ("memref<4x8xf16, strided<[16, 2], offset: 4>, 3>", "S<0,0,0> o 4 o (4,8):(16,2)"),
     ("Layout(shape=(4, 8), stride=(8, 1))", "(4,8):(8,1)"),
     ("cute::Swizzle<3, 4, 3>{}", "S<3,4,3>"),
@@ -39,12 +62,15 @@ SIZED = [
 
 
 @pytest.mark.parametrize(("text", "right"), SIZED)
-def test_a_text_with_sizes_and_strides_is_its_layout(text: str, right: str | None) -> None:
-    if right is None:
-        with pytest.raises(ParseError, match="expected"):
-            parse(text)
-    else:
-        assert str(parse(text)) == right and Layout.parse(text) == parse(right)
+def test_a_text_with_sizes_and_strides_is_its_layout(text: str, right: str) -> None:
+    assert str(parse(text)) == right and Layout.parse(text) == parse(right)
+
+
+def test_a_memref_with_a_map_is_its_formula() -> None:
+    found = parse("memref<4x8xf16, affine_map<(i, j) -> (i floordiv 2 + (i mod 2) * 2 + j * 4)>, 3>")
+    assert [found(i, j) for i in range(4) for j in range(8)] == [
+        i // 2 + i % 2 * 2 + j * 4 for i in range(4) for j in range(8)
+    ]
 
 
 def test_unknown_sizes_are_new_symbols_and_names_are_symbols() -> None:
@@ -66,7 +92,14 @@ def test_unknown_sizes_are_new_symbols_and_names_are_symbols() -> None:
         ("torch.Size([4, -]), (8, 1)", 15, "an integer"),
         ("torch.Size([]) ()", 12, "at least one mode"),
         ("torch.Size([0, 4]) (4, 1)", 12, "0"),
-        ("memref<4x8xf16, affine_map<(d0, d1) -> (d1)>>", 11, "a memref's type"),
+        ("memref<4x8xf16, affine_map<(d0) -> (d0)>>", 28, "a map of 2 coordinates"),
+        ("memref<4x8xf16, affine_map<(d0, d1) -> (d0 * d1)>>", 40, "a map that is a layout"),
+        ("memref<4x8xf16, strided><[16, 2], offset: 4>>", 11, "a memref's type"),
+        ("shape=(4, 8), strides=(64, 8)", 23, "dtype=... too"),
+        ("shape=(4, 8), strides=(9, 2), dtype=float32", 23, "multiples of 4 bytes, not"),
+        ("DLTensor(shape=[4, 8], strides=[8, 1], byte_offset=64)", 32, "the type of the elements"),
+        ("bf16[128,64]{0,1:T(8,128)}", 16, "an order of 2 dimensions alone"),
+        ("FixedLayout('cpu', torch.float16, size=[4, 8], stride=[8, 1], offse+t=32)", 62, "offset=, an integer"),
         ("size=(4, x y), stride=(8, 1)", 9, "no integer"),
         ('!cute.shape<"(4,8)">', 0, "expected an integer, a symbol or"),
         ('!cute.coord_tensor<"(?,0)", "(4,8):(1@0,1@1)">', 20, "expected coordinates from 0"),

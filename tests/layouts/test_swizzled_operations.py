@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from layoutgemm import ComposedLayout, Layout, Swizzle, dim
+from layoutgemm import ComposedLayout, Layout, Swizzle, dim, smem_tile
 from layoutgemm.errors import LayoutError
 from layoutgemm.layouts import CounterExample, LinearLayout, Proof, Undecided, append, group_modes, prepend, select
 from layoutgemm.layouts.proofs.prove import prove
@@ -175,6 +175,48 @@ def test_max_common_layout_is_the_largest(seed: int) -> None:
             longest = next((k for k in range(1, len(whole) + 1) if k not in runs), len(whole) + 1) - 1
             assert n <= longest
             assert n == longest or longest % n or (longest // n < 2)  # no more whole modes fit
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_complement_fills_what_the_layout_inside_leaves(seed: int) -> None:
+    tile = some_tile(seed)
+    try:
+        rest = tile.layout.complement(4 * tile.size)
+    except LayoutError:
+        assert not tile.can_complement(4 * tile.size)
+        return
+    assert tile.complement(4 * tile.size) == rest and tile.can_complement(4 * tile.size)
+    if tile.is_injective():
+        assert tile.append(rest).is_injective() or not tile.layout.append(rest).is_injective()
+
+
+def test_a_swizzled_layout_says_why_it_has_no_strides() -> None:
+    tile = Swizzle(3, 3, 3) @ Layout((8, 64), (64, 1))
+    assert not hasattr(tile, "stride") and not tile.has_basis
+    with pytest.raises(LayoutError, match=r"has no strides: .* inside are \(64,1\)"):
+        _ = tile.stride
+    assert ComposedLayout(Swizzle(0, 0, 0), 64, Layout((8, 64), (64, 1))).stride == (64, 1)
+
+
+def test_a_shared_memory_tile_answers_what_its_layout_answers() -> None:
+    tile = smem_tile((8, 64), "f16", "K")
+    inside = tile.composed
+    makers = {"from_expr", "identity", "join", "ordered", "parse"}
+    for name in {name for name in dir(Layout) if name[0] != "_"} - makers - {"stride"}:
+        assert hasattr(tile, name) and hasattr(inside, name) and name in dir(tile), name
+    assert tile.upcast(2) == inside.upcast(2) and tile.complement(1024) == inside.complement(1024)
+    assert Layout((8, 64), (64, 1)).covers(tile) and inside.covers(tile)
+    assert inside.max_common_layout(tile) == inside.max_common_layout(inside)
+    assert ComposedLayout(Swizzle(1, 0, 3, 16), 0, tile) == ComposedLayout(Swizzle(1, 0, 3, 16), 0, inside)
+    with pytest.raises(LayoutError, match="must be a Layout"):
+        inside.after(3)
+
+
+def test_a_layout_does_not_cover_more_offsets_than_it_has_coordinates() -> None:
+    for layout in (Layout(4), Swizzle(1, 0, 1) @ Layout(4), Swizzle(1, 1, 1) @ Layout(4, 2)):
+        found = layout.covers(10**30)
+        assert isinstance(found, CounterExample)
+        assert found.coord == next(i for i in range(5) if i not in values(layout))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -138,7 +138,8 @@ def test_fragments_are_those_of_the_instructions(text: str, atom: MmaAtom, opera
 @pytest.mark.parametrize(
     ("text", "at", "expected"),
     [
-        (BLOCKED, "blocked", "a type with it"),
+        ("#ttg.blocked<{sizePerThread = [1, 4], order = [1, 0]}>", "#ttg", "threadsPerWarp = [...]"),
+        (f"#a = {BLOCKED}\n#b = {BLOCKED}", "#ttg", "one layout, not #a too"),
         (f"tensor<96x64xf16, {BLOCKED}>", "96", "powers of two, not 96"),
         (f"tensor<64xf16, {BLOCKED}>", "#ttg", "a permutation of 1 dimensions"),
         ("tensor<64xf16, #blocked>", "#blocked", "the name of one that stands before it"),
@@ -156,7 +157,7 @@ def test_fragments_are_those_of_the_instructions(text: str, atom: MmaAtom, opera
         (f"!ttg.memdesc<64x16xf16, {nvmma(128)}, #smem>", "#ttg", "whole patterns of 128 bytes"),
         (f"!ttg.memdesc<64x64xf16, {nvmma(128)}, #smem> junk", ", #smem", "the end of the type"),
         (f"tensor<{'2x' * 17}f16, {BLOCKED}>", "2x", "at most 16 dimensions"),
-        ("#ttg.padded_shared<[32:+8] {order = [1, 0], shape = [128, 32]}>", "padded_shared", "a type with it"),
+        ("#ttg.padded_shared<[32:+8] {order = [1, 0], shape = [128, 32]}>", "padded_shared", "a linear layout"),
     ],
 )
 def test_what_cannot_be_read_says_where_and_what_was_expected(text: str, at: str, expected: str) -> None:
@@ -164,6 +165,43 @@ def test_what_cannot_be_read_says_where_and_what_was_expected(text: str, at: str
         parse(text)
     assert expected in str(error.value)
     assert error.value.position in (text.index(at), text.index(at) + 1)
+
+
+CLUSTERS = "order=[1, 0], ctas_per_cga=[1, 1], cta_split_num=[1, 1], cta_order=[1, 0]"
+
+
+@pytest.mark.parametrize(
+    ("alone", "tensor"),
+    [
+        (f"#blocked = {BLOCKED}", f"tensor<8x128xf16, {BLOCKED}>"),
+        (f"%4 = ttg.convert_layout %3 : tensor<64x8xf16, {mma(2, [16, 8], [4, 1])}> -> tensor<8x128xf16, {BLOCKED}>",
+         f"tensor<8x128xf16, {BLOCKED}>"),
+        (f"!tt.memdesc<8x64xf16, {swizzled(8, 1, 8, [1, 0])}, #smem>",
+         f"!ttg.memdesc<8x64xf16, {swizzled(8, 1, 8, [1, 0])}, #smem>"),
+        ("gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])", f"tensor<8x128xf16, {BLOCKED}>"),
+        (f"BlockedLayout(size_per_thread=[1, 8], threads_per_warp=[2, 16], warps_per_cta=[4, 1], {CLUSTERS})",
+         f"tensor<8x128xf16, {BLOCKED}>"),
+        (mma(2, [16, 8], [4, 1]), f"tensor<64x8xf32, {mma(2, [16, 8], [4, 1])}>"),
+        (mma(3, [16, 128, 16], [4, 1]), f"tensor<64x128xf32, {mma(3, [16, 128, 16], [4, 1])}>"),
+        ("NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16])",
+         f"tensor<64x128xf32, {mma(3, [16, 128, 16], [4, 1])}>"),
+        (f"#mma = {mma(2, [16, 8], [4, 1])}\n#dot = {dot('#mma', 0, 2)}",
+         f"tensor<64x16xf16, {dot(mma(2, [16, 8], [4, 1]), 0, 2)}>"),
+        (f"#ttg.slice<{{dim = 1, parent = {BLOCKED}}}>", f"tensor<8xf16, #ttg.slice<{{dim = 1, parent = {BLOCKED}}}>>"),
+        ("SliceLayout(1, gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))",
+         f"tensor<8xf16, #ttg.slice<{{dim = 1, parent = {BLOCKED}}}>>"),
+        (swizzled(8, 1, 8, [1, 0]), f"!ttg.memdesc<8x64xf16, {swizzled(8, 1, 8, [1, 0])}, #smem>"),
+        (swizzled(8, 2, 4, [0, 1]), f"!ttg.memdesc<32x8xf16, {swizzled(8, 2, 4, [0, 1])}, #smem>"),
+        ("#ttg.shared<{vec = 8, perPhase = 2, maxPhase = 4, order = [0, 1], hasLeadingOffset = false}>",
+         f"!ttg.memdesc<32x8xf16, {swizzled(8, 2, 4, [0, 1])}, #smem>"),
+        (nvmma(128), f"!ttg.memdesc<8x64xf16, {nvmma(128)}, #smem>"),
+        (nvmma(64, True), f"!ttg.memdesc<32x8xf16, {nvmma(64, True)}, #smem>"),
+        ("NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2, transposed=False, fp4_padded=False)",
+         f"!ttg.memdesc<8x64xf16, {nvmma(128)}, #smem>"),
+    ],
+)  # fmt: skip
+def test_an_attribute_alone_is_over_its_own_tile(alone: str, tensor: str) -> None:
+    assert Layout.parse(alone) == parse(tensor)
 
 
 def test_damaged_types_are_read_or_refused() -> None:

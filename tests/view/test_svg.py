@@ -9,9 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from layoutgemm.atoms import mma_sync, smem_tile
 from layoutgemm.errors import LayoutError
 from layoutgemm.layouts import ComposedLayout, E, Layout, Swizzle
+from layoutgemm.layouts.display import Pictured
 from layoutgemm.view import fragment_svg, layout_svg, swizzle_svg, tv_svg, tv_table
+from layoutgemm.view.panel import NEXT, for_painting
 
 Golden = Callable[[str, str], None]
 Read = Callable[[str, str], list[list[str]]]
@@ -189,3 +192,21 @@ def test_what_no_table_holds_is_not_drawn(tv: Layout, tile: tuple[int, int]) -> 
     for draw in (tv_svg, tv_table):
         with pytest.raises(LayoutError, match="more than 16777216: too many to tell who holds which"):
             draw(tv, tile, rows=range(4), columns=range(4))
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [Layout((4, 8), (8, 1)), Layout((4, 3, 2), (E(1), E(0), 0)), mma_sync("m16n8k16"), smem_tile((8, 64), "bf16", "K")],
+    ids=str,
+)
+def test_a_page_that_paints_gets_the_same_texts_at_the_same_places(drawn: Pictured) -> None:
+    plain = drawn.svg()
+    with for_painting():
+        painted = drawn.svg()
+    found = []
+    for x, y, texts in re.findall(r'<cells x="([^"]*)" y="([^"]*)">([^<]*)</cells>', painted):
+        found += list(zip(x.split(), y.split(), texts.split(NEXT), strict=True))
+    every = re.findall(r'<text x="([^"]*)" y="([^"]*)">([^<]*)</text>', plain)
+    left = re.findall(r'<text x="([^"]*)" y="([^"]*)">([^<]*)</text>', painted)
+    assert len(found) > 8 and sorted([*found, *left]) == sorted(every)
+    assert "<title>" not in painted

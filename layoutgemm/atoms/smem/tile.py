@@ -133,14 +133,8 @@ def slot_to_bit(slot: Integer, element: DType, packing: str) -> Any:
     return slot // 16 * CHUNK_BITS + slot % 16 * element.bits
 
 
-# Operations of a layout that a tile answers as its `composed`, in elements.
-_AS_A_LAYOUT = frozenset(
-    "after append blocked_product can_compose can_divide can_left_inverse can_product can_recast can_tile_to_shape "
-    "can_with_shape coalesce compose congruent coord cosize covers depth dice disjoint equivalent expr filter "
-    "flat_divide flat_product flatten group is_bijective is_injective left_inverse logical_divide logical_product "
-    "max_common_layout max_common_vector nullspace offsets prepend raked_product rank recast right_inverse select "
-    "shape size slice swizzles tile_to_shape tiled_divide tiled_product with_shape zipped_divide zipped_product".split()
-)
+# Operations of a layout that a tile answers as its `composed`, in elements: all that it does not define itself.
+_AS_A_LAYOUT = frozenset(name for name in dir(ComposedLayout) if not name.startswith("_")) - {"parse"}
 
 
 @dataclass(frozen=True)
@@ -226,6 +220,9 @@ class SmemTile(Pictured, Paged, Function):
         if name in _AS_A_LAYOUT:
             return getattr(self.composed, name)
         raise AttributeError(f"SmemTile has no {name}")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *_AS_A_LAYOUT})
 
     def __call__(self, *coord: object) -> Integer:
         """(mn, k) -> element, swizzled; a flat index too."""

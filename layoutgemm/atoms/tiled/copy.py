@@ -322,6 +322,8 @@ class TiledCopy(Pictured, Paged, Convertible):
         """
         if isinstance(fragment, ComposedLayout):
             return ComposedLayout(fragment.swizzle, fragment.offset, self.retile(fragment.layout))
+        if not isinstance(fragment, Layout):
+            raise AtomError(refusal(fragment, "the fragment of retile", "a Layout"))
         if fragment.rank < 1 + len(self.tiler):
             raise AtomError(f"a fragment has the values and {len(self.tiler)} modes of rest; {fragment} has too few")
         taken, order = self._order(int(fragment[0].size))

@@ -284,6 +284,8 @@ class TiledMma(Pictured, Paged, Convertible):
         >>> str(view), view(37, 1, (1, 1)), view.owner((145, 11))
         ('((4,8,8),(2,2),(2,2)):((2@1,1@0,16@0),(1@1,8@0),(128@0,8@1))', (145, 11), (37, 1, (1, 1)))
         """
+        if extent is not None and not isinstance(extent, (tuple, list)):
+            raise AtomError(refusal(extent, "the extent of a view", "a tuple of integers"))
         extent = self.tile_of(operand) if extent is None else tuple(extent)
         threads, values, *rest = self.partition(operand, Layout.identity(extent))
         return View(Layout.join(threads, values, Layout.join(*rest)), extent)
@@ -313,6 +315,7 @@ class TiledMma(Pictured, Paged, Convertible):
         >>> TiledMma(wgmma(64), (2, 1, 1)).fragment("C", (128, 128))
         Fragment(layout=Layout(((2, 2, 8), 1, 2), ((1, 2, 4), 0, 32)), registers=64)
         """
+        self.tile_of(operand)  # refuses an operand that there is none of
         source = {"A": self.atom.a_source, "B": self.atom.b_source, "C": self.atom.c_source}[operand]
         if source != "rmem":
             raise AtomError(f"{self.atom} takes {operand} from {source}, not from registers: it has no fragment")

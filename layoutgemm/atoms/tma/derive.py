@@ -24,7 +24,7 @@ from typing import Any
 
 from ...arguments import checked, plain, shown
 from ...dtypes import DType, dtype
-from ...errors import LayoutError, TmaError
+from ...errors import AtomError, LayoutError, TmaError
 from ...layouts import ComposedLayout, Layout, Verdict
 from ...layouts.int_tuple import leaves as flat_entries
 from ...layouts.symbols.dims import dim
@@ -253,7 +253,11 @@ def _shared(request: Request) -> _Shared:
     if isinstance(smem, SmemTile):
         if request.dtype is not None and dtype(request.dtype) != smem.dtype:
             raise TmaError(f"the shared tile holds {smem.dtype}, not {request.dtype}", rule="format")
-        element, layout, swizzle, offset = smem.dtype, smem.layout, smem.swizzle_name, 0
+        element, layout, offset = smem.dtype, smem.layout, 0
+        try:
+            swizzle = mode_of(smem.swizzle, element.bits)  # its name there is the driver's
+        except AtomError as error:
+            raise TmaError(error.reason, rule="swizzle") from None
     else:
         if request.dtype is None:
             raise TmaError(f"{smem} does not say its element type: give dtype", rule="format")

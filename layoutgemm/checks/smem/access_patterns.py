@@ -125,8 +125,9 @@ def thread_access(
     >>> float4.coords.shape, float4.coords[0, 1].tolist()
     ((1, 32, 4), [4, 5, 6, 7])
     """
-    rank = 1 if isinstance(tv.shape, int) else len(tv.shape)
-    threads = tv.size if rank == 1 else tv[0].size
+    if not isinstance(tv.size, int):
+        raise AtomError(f"{name or tv}: an access is of threads and values that are numbers, not symbols")
+    threads = tv.size if tv.rank == 1 else tv[0].size
     values = tv.size // threads
     name = name or f"{kind} by {tv}"
     if threads > WARP and threads % WARP:

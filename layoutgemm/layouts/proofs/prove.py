@@ -183,6 +183,7 @@ def covers(a: object, tile: object, given: object = ()) -> Answer:
     >>> covers(Layout((M // 8, 8), (8, 1)), M).ok, covers(Layout((M // 8, 4), (8, 1)), M).ok
     (True, False)
     """
+    tile = _proof.layout_of(tile)
     target = tile.shape if isinstance(tile, (Layout, ComposedLayout, LinearLayout)) else as_shape(tile)
     _proof.check_layouts(a)
     facts, (a, target) = _under(given, a, target)
@@ -211,8 +212,8 @@ def covers(a: object, tile: object, given: object = ()) -> Answer:
     looks = _Looks()
 
     def missing(env: dict[int, int]) -> Answer | None:
-        top = val(n, env)
-        if not looks.at(val(a.size, env), top):
+        top, size = val(n, env), val(a.size, env)
+        if not looks.at(size, min(top, size + 1)):
             return None
         return _missing(at(a, env).offsets(), top, statement())
 
@@ -274,8 +275,9 @@ def _values(layout: object) -> npt.NDArray[np.int64]:
 
 def _missing(values: npt.NDArray[np.int64], top: int, statement: str) -> Answer:
     """Prove that all of 0..top-1 are values, or give the first gap."""
-    present = np.zeros(top, bool)
-    present[values[(values >= 0) & (values < top)]] = True
+    looked = min(top, len(values) + 1)  # the first gap lies there: n values are not all of 0..n
+    present = np.zeros(looked, bool)
+    present[values[(values >= 0) & (values < looked)]] = True
     if present.all():
         return Proof("exhaustion", (), (f"all of 0..{top - 1} are values",))
     gap = int(np.argmin(present))

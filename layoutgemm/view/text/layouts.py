@@ -11,11 +11,14 @@ from ...arguments import checked
 
 
 @checked()
-def layout_table(layout: Drawable, *, rows: range | None = None, columns: range | None = None) -> str:
+def layout_table(
+    layout: Drawable, *, rows: range | None = None, columns: range | None = None, planes: range | None = None
+) -> str:
     """A layout as a table: mode 0 downwards, mode 1 across, in every place its offset.
 
     layout: (i, j, ...) -> offset (or coordinate tuple); a table for each coordinate of the modes past the second.
-    `rows` and `columns` show a part. Raises LayoutError for symbolic extents, and for more than 65536 cells.
+    `rows`, `columns` and `planes` (flat indices of those coordinates) show a part. Raises LayoutError for symbolic
+    extents, and for more than 65536 cells.
 
     >>> from layoutgemm.layouts import Layout
     >>> print(layout_table(Layout((4, (2, 2)), (2, (1, 8)))))
@@ -28,7 +31,7 @@ def layout_table(layout: Drawable, *, rows: range | None = None, columns: range 
     3 |  6  7 14 15
     """
     parts = []
-    for rest, found in planes_of(layout, rows, columns):
+    for rest, found in planes_of(layout, rows, columns, planes):
         cells = [[offset_text(cell) for cell in row] for row in found.values]
         above = f"[:, :, {', '.join(map(str, rest))}]\n" if rest else ""
         parts.append(above + table(cells, found.rows, found.columns))

@@ -12,7 +12,7 @@ from layoutgemm.atoms import fma
 from layoutgemm.atoms.tiled.copy import TiledCopy
 from layoutgemm.atoms.tiled.derived_copies import make_tiled_copy
 from layoutgemm.atoms.tiled.mma import TiledMma
-from layoutgemm.errors import CompositionError, LayoutError
+from layoutgemm.errors import AtomError, CompositionError, LayoutError
 from tests.atoms.tiled.tiled_atoms import vector, warp_mma
 from tests.layouts import reference as ref
 
@@ -74,6 +74,18 @@ def test_partitions_of_a_product(mma: TiledMma) -> None:
             extents = tuple(n * rng.randint(1, 3) for n in mma.tile_of(operand))
             answered += judge(lambda x, operand=operand: mma.partition(operand, x), tensor(rng, extents))
         assert answered > 15, (operand, answered)
+
+
+def test_arguments_of_another_kind_are_refused() -> None:
+    mma, copy = TiledMma(warp_mma(), Layout((1, 1, 1))), make_tiled_copy(vector(16), Layout((2, 1)), Layout((1, 1)))
+    for wrong in (
+        lambda: mma.fragment("x", (16, 8)),
+        lambda: mma.view("C", 4),
+        lambda: copy.retile(4),
+        lambda: copy.retile(()),
+    ):
+        with pytest.raises(AtomError, match=r"tiled for the operands A, B, C|must be a "):
+            wrong()
 
 
 def test_a_tile_that_ends_inside_an_entry_is_refused() -> None:

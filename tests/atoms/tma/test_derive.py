@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from layoutgemm import Layout
-from layoutgemm.atoms import SPANS, TmaCopy, smem_tile, tma_load
+from layoutgemm.atoms import SPANS, SWIZZLES, TmaCopy, smem_tile, tma_load
 from layoutgemm.atoms.tma.derive import DRIVER_SWIZZLE, derive
+from layoutgemm.atoms.tma.rules import MODES
 from layoutgemm.checks import bijective_tile, filled_by
 from layoutgemm.errors import OperandError, TmaError
 
@@ -123,3 +124,17 @@ def test_a_box_a_row_names_the_layout_that_takes_one() -> None:
     assert said[2].strip() == padded.advice and said[-1] == "  ... and 48 more: see .instructions" and len(said) < 30
     dense = tma_load(gmem, Layout((64, 64), (64, 1)), "bf16")
     assert not dense.advice and len(dense.instructions) == 1
+
+
+@pytest.mark.parametrize("name", SWIZZLES)
+def test_each_mode_of_a_tile_is_the_driver_s_or_refused(name: str) -> None:
+    """A tile's mode is found by its XOR: shared memory and the driver have names of their own for it."""
+    tile = smem_tile((64, 64), "bf16", "K", name)
+    gmem = Layout((4096, 1024), (1024, 1))
+    if name in ("128B_ATOM_32B_FLIP_8B", "128B_ATOM_64B"):
+        with pytest.raises(TmaError, match=r"no XOR of one field|tensor copies have"):
+            tma_load(gmem, tile)
+        return
+    plan = tma_load(gmem, tile)
+    assert MODES[plan.swizzle].swizzle == tile.swizzle or not tile.swizzle.bits
+    assert plan.box == tma_load(gmem, tile.composed, dtype="bf16").box
