@@ -17,13 +17,12 @@ from ..ptx.program import Program, Reader, Run
 from ..ptx.values import mask_of
 from ..races.happens_before import Knowledge, MemoryEvent
 from ..races.lanes import synchronise
-from .memory import block_of, said
-from .registry import known, operation
+from .memory import FENCED, WAITED, block_of, said
+from .registry import by_mask, known, operation
 
 PASSED = object()  # marks a fiber that a barrier released while it waited
 # In a warp's scratch, of tensor memory alone: what a relaxed arrive hands on, what relaxed waits have acquired.
 HANDED, RELAXED = "tensor handed", "tensor relaxed"
-WAITED = "relaxed waits"  # in a warp's scratch: what ended phases hand on, once a fence follows
 NAMED = 16  # named barriers of a block
 BARRIER_BYTES = 8
 SCOPES = (
@@ -212,7 +211,7 @@ def warp_barrier(program: Program, ins: PtxInstruction) -> Run:
         elif fiber.cta.cluster.ledger.lanes:
             synchronise(fiber.cta.cluster.ledger, fiber)
 
-    return go
+    return by_mask(ins, mask, go)
 
 
 # Barrier of the cluster -----------------------------------------------------------------------------------------------
@@ -282,8 +281,8 @@ def cluster_arrive(program: Program, ins: PtxInstruction) -> Run:
         fiber.warp.scratch["arrived"] = barrier.generation
         if relaxed:
             cluster.ledger.release_inits(fiber, barrier.knows)
-            if "fenced" in fiber.warp.scratch:
-                barrier.knows.merge(fiber.warp.scratch["fenced"])
+            if FENCED in fiber.warp.scratch:
+                barrier.knows.merge(fiber.warp.scratch[FENCED])
         else:
             cluster.ledger.release(fiber, barrier.knows)
         barrier.arrived += fiber.lanes.bit_count()
@@ -539,8 +538,8 @@ def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
         if relaxed:
             ledger.renew(fiber)
             ledger.release_inits(fiber, handed)
-            if "fenced" in fiber.warp.scratch:
-                handed.merge(fiber.warp.scratch["fenced"])
+            if FENCED in fiber.warp.scratch:
+                handed.merge(fiber.warp.scratch[FENCED])
             tensor = fiber.warp.scratch.get(HANDED)
         else:
             ledger.release(fiber, handed)
@@ -650,7 +649,7 @@ def fence(program: Program, ins: PtxInstruction) -> Run:
         ledger = fiber.cta.cluster.ledger
         if acquires and (waited := fiber.warp.scratch.pop(WAITED, None)) is not None:
             ledger.acquire(fiber, waited)
-        fenced = fiber.warp.scratch["fenced"] = ledger.knowledge()
+        fenced = fiber.warp.scratch[FENCED] = ledger.knowledge()
         ledger.release(fiber, fenced)
 
     return go

@@ -6,6 +6,8 @@ from ...errors import EmulatorError
 from ..machine.interpreter import Fiber
 from ..ptx.parser import PtxInstruction
 from ..ptx.program import Program, Run
+from ..ptx.values import lane_bits
+from .memory import lanewise
 from .registry import known, operation, taken
 
 
@@ -25,6 +27,27 @@ def branch(program: Program, ins: PtxInstruction) -> Run:
         if lanes == 0:
             return after
         return fiber.machine.split(fiber, meet, [(target, lanes, None), (after, fiber.lanes & ~lanes, None)])
+
+    return go
+
+
+@operation("brx.idx", guards=True)
+def indexed_branch(program: Program, ins: PtxInstruction) -> Run:
+    """brx.idx: branch to the label that an index selects; lanes with different ones go their ways until they meet."""
+    known(ins, "idx", "uni")
+    targets, after = program.targets_of(ins), ins.pc + 1
+    index, lanes_of, meet = program.value(ins.operands[0]), taken(program, ins), program.meets[ins.pc]
+
+    def go(fiber: Fiber) -> int | None:
+        lanes = lanes_of(fiber)
+        ways: dict[int, int] = {after: fiber.lanes & ~lanes} if lanes != fiber.lanes else {}
+        for at, bit in zip(lanewise(index(fiber), lanes).tolist(), lane_bits(lanes), strict=True):
+            if at >= len(targets):
+                raise EmulatorError(f"brx.idx with index {at} of {len(targets)} targets")
+            ways[targets[at]] = ways.get(targets[at], 0) | bit
+        if len(ways) == 1:
+            return next(iter(ways))
+        return fiber.machine.split(fiber, meet, [(pc, members, None) for pc, members in ways.items()])
 
     return go
 

@@ -38,7 +38,7 @@ from ..races import global_words as lane_words
 from ..races.happens_before import MemoryEvent
 from ..races.lanes import Touch, conflicting, did, strong
 from .local import fetch_local, is_local, store_local
-from .registry import guarded, operation, taken
+from .registry import SeveralPlaces, by_place, guarded, operation, taken
 
 UNSIGNED: dict[int, np.dtype[np.generic]] = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 # Words of ld and st for caches, ordering strength or scope, without an effect on values here.
@@ -46,6 +46,8 @@ IGNORED = {
     "weak", "relaxed", "volatile", "cta", "cluster", "gpu", "sys", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc",
     "acquire", "release", "acq_rel", "mmio", "noftz", "rn", "unified",
 }  # fmt: skip
+# Words of a load or store that is "strong" in PTX's memory model: two of them are no data race.
+STRONG_WORDS = ("relaxed", "acquire", "release", "acq_rel", "mmio", "volatile")
 SPACES = (
     "param", "param::entry", "param::func", "global", "const", "local", "shared", "shared::cta", "shared::cluster",
 )  # fmt: skip
@@ -54,6 +56,7 @@ SPACES = (
 class AccessForm:
     """The parsed words of a load, store or atomic.
 
+    strong  the word that makes a load or store a strong operation, or ""
     space   state space, "" for generic addresses
     kind    type of an element
     count   elements of a vector
@@ -61,6 +64,7 @@ class AccessForm:
 
     def __init__(self, ins: PtxInstruction, extra: tuple[str, ...] = ()) -> None:
         self.space, self.kind, self.count = "", ins.words[-1], 1
+        self.strong = next((word for word in ins.words if word in STRONG_WORDS), "")
         self.acquire = "acquire" in ins.words or "acq_rel" in ins.words
         self.release = "release" in ins.words or "acq_rel" in ins.words
         for word in ins.words[1:-1]:
@@ -138,21 +142,21 @@ def unwritten(
 
 
 def place(fiber: Fiber, space: str, addresses: Lanes) -> tuple[Cta | None, npt.NDArray[np.int64]]:
-    """(block, offsets) for shared addresses, (None, addresses) for global ones; all lanes must agree."""
+    """(block, offsets) for shared addresses, (None, addresses) for global ones; lanes that differ are SeveralPlaces."""
     places = addresses.astype(np.int64)
     if not space:
         inside = places >= SHARED_WINDOW
         count = np.count_nonzero(inside)
         if not count:
             return None, places
-        if count < len(inside):
-            raise EmulatorError("generic addresses of one access lie in shared memory for some lanes, not for others")
         places = places - SHARED_WINDOW
+        if count < len(inside):
+            raise SeveralPlaces(np.where(inside, places >> RANK_SHIFT, -1).tolist())
     elif space in ("global", "const"):
         return None, places
     ranks = places >> RANK_SHIFT
     if any_of(ranks != ranks[0]):
-        raise EmulatorError("lanes of one access name shared memory of different blocks")
+        raise SeveralPlaces(ranks.tolist())
     cta, _ = block_of(fiber, int(places[0]))
     return cta, places & OFFSET
 
@@ -199,7 +203,7 @@ def load(program: Program, ins: PtxInstruction) -> Run:
             return after
         where = address(fiber)
         uniform = not isinstance(where, np.ndarray)
-        if own and is_local(form.space, where):
+        if own and is_local(form.space, where, lanes):
             raw = fetch_local(fiber, ins, where, lanes, form.space, size * count)
             columns = signed_to(raw.reshape(-1).view(UNSIGNED[size]), kind, width).reshape(-1, count)
             for at, register in enumerate(targets):
@@ -220,7 +224,7 @@ def load(program: Program, ins: PtxInstruction) -> Run:
             assign(fiber, register, lanes, columns[:, at])
         return None
 
-    return go
+    return by_place(program, ins, go)
 
 
 def assign(fiber: Fiber, register: int, lanes: int, values: Lanes) -> None:
@@ -243,16 +247,14 @@ def fetch(fiber: Fiber, form: AccessForm, addresses: Lanes, lanes: int, ins: Ptx
             machine.counts.bytes["constant read"] += size * lanes.bit_count()
             return machine.launch.memory.read(offsets, size)
         machine.counts.bytes["global read"] += size * lanes.bit_count()
-        if form.acquire:
-            _acquire(fiber, offsets)
-        _touch_global(fiber, ins, offsets, size, lanes, "reads")
+        _learn(fiber, form, offsets)
+        _touch_global(fiber, ins, offsets, size, lanes, "reads", bool(form.strong))
         return machine.launch.memory.read(offsets, size)
     cta.shared.check(offsets, size, ins.opcode)
     unwritten(fiber, ins, cta, offsets, size, suspect=True)
-    _touch_shared(fiber, ins, cta, offsets, size, lanes, "ld.shared")
+    _touch_strongly(fiber, ins, form, cta, offsets, size, lanes, "ld.shared")
     machine.counts.bytes["shared read"] += size * lanes.bit_count()
-    if form.acquire:
-        _acquire(fiber, offsets + (cta.rank << RANK_SHIFT))
+    _learn(fiber, form, offsets + (cta.rank << RANK_SHIFT))
     return cta.shared.read(offsets, size)
 
 
@@ -263,14 +265,15 @@ def said(fiber: Fiber, ins: PtxInstruction | None) -> Callable[[], str]:
 
 
 def _touch_global(
-    fiber: Fiber, ins: PtxInstruction, addresses: npt.NDArray[np.int64], size: int, lanes: int, does: str
-) -> None:
+    fiber: Fiber, ins: PtxInstruction, addresses: npt.NDArray[np.int64], size: int, lanes: int, does: str,
+    strong: bool = False,
+) -> None:  # fmt: skip
     """Check and record an access to global memory; does: "reads", "writes", or of an atomic "changes"."""
     wrong = addresses & size - 1
     if any_of(wrong):
         bad = int(addresses[wrong != 0][0])
         raise EmulatorError(f"global address {bad:#x} is not a multiple of the access's {size} bytes")
-    race = lane_words.touch(fiber, addresses, size, lanes, does != "reads", strong=does == "changes")
+    race = lane_words.touch(fiber, addresses, size, lanes, does != "reads", strong, does != "changes")
     if race is not None:
         message = f"{said(fiber, ins)()} {does} {race}"
         fiber.machine.problem("race", message, fiber, orders="bar.warp.sync between the two orders them.")
@@ -286,6 +289,20 @@ def _touch_shared(
     machine.touch(fiber, cta, touch.places, kind == "st.shared", what, event, parts=parts, touch=touch)
     if machine.banks is not None and cta is fiber.cta:
         machine.banks.add(ins, kind, size, offsets, lanes)
+
+
+def _touch_strongly(
+    fiber: Fiber, ins: PtxInstruction, form: AccessForm, cta: Cta, offsets: npt.NDArray[np.int64], size: int,
+    lanes: int, kind: str,
+) -> None:  # fmt: skip
+    """Record an access to shared memory; a strong one as an event of its own, which does not race with others."""
+    event, ledger = None, cta.cluster.ledger
+    if form.strong and ledger.enabled:
+        # Lanes of one warp that exchange volatile values rely on their order, which nothing gives.
+        event = strong(ledger, fiber, fiber.warp if form.strong == "volatile" else None)
+    _touch_shared(fiber, ins, cta, offsets, size, lanes, kind, event)
+    if event is not None:
+        did(ledger, fiber, event)
 
 
 def _load_parameter(targets: list[int | None], width: int, address: Reader, form: AccessForm) -> Run:
@@ -336,7 +353,7 @@ def store(program: Program, ins: PtxInstruction) -> Run:
             data[:, at] = column & keeps if keeps else column
         raw = data.view(np.uint8).reshape(len(addresses), size)
         lost_bytes = gone.view(np.uint8).reshape(len(addresses), size) != 0 if gone is not None else None
-        if own and is_local(form.space, where):
+        if own and is_local(form.space, where, lanes):
             store_local(fiber, where, lanes, form.space, raw, lost_bytes)
             return None
         if fiber.cta.cluster.ledger.lanes and (both := conflicting(addresses, raw)) is not None:
@@ -347,27 +364,51 @@ def store(program: Program, ins: PtxInstruction) -> Run:
             if gone is not None:
                 machine.problem("uninitialised", f"{why}, and it is stored", fiber)
             machine.counts.bytes["global write"] += raw.size
-            _touch_global(fiber, ins, offsets, size, lanes, "writes")
-            if form.release:
-                release_at(fiber, offsets)
+            _touch_global(fiber, ins, offsets, size, lanes, "writes", bool(form.strong))
+            _tell(fiber, form, offsets)
             machine.launch.memory.write(offsets, raw)
             return None
         cta.shared.check(offsets, size, ins.opcode)
-        _touch_shared(fiber, ins, cta, offsets, size, lanes, "st.shared")
+        _touch_strongly(fiber, ins, form, cta, offsets, size, lanes, "st.shared")
         machine.counts.bytes["shared write"] += raw.size
         if cta is not fiber.cta:
             cta.remote.append((fiber.epoch, said(fiber, ins)()))
-        if form.release:
-            release_at(fiber, offsets + (cta.rank << RANK_SHIFT))
+        _tell(fiber, form, offsets + (cta.rank << RANK_SHIFT))
         cta.shared.write(offsets, raw)
         if lost_bytes is not None:
             cta.shared.forget(offsets, lost_bytes)
         return None
 
-    return go
+    return by_place(program, ins, go)
 
 
-# Flags: a release at an address hands on the thread's knowledge, an acquire of that address takes it.
+# Flags: a release at an address hands on the thread's knowledge, an acquire of that address takes it. So do a fence
+# before another strong write of it, and one after a strong read (PTX ISA, "Release and Acquire Patterns").
+FENCED, WAITED = "fenced", "relaxed waits"  # in a warp's scratch: what a fence hands on; what the next one acquires
+
+
+def _tell(fiber: Fiber, form: AccessForm, addresses: npt.NDArray[np.int64]) -> None:
+    """Hand on at these addresses what a write releases: all of it, or what came before a fence."""
+    if form.release:
+        release_at(fiber, addresses)
+    elif form.strong and (fenced := fiber.warp.scratch.get(FENCED)) is not None:
+        flags, ledger = fiber.cta.cluster.scratch.setdefault("flags", {}), fiber.cta.cluster.ledger
+        for at in set(addresses.tolist()):
+            if at not in flags:
+                flags[at] = ledger.knowledge()
+            flags[at].merge(fenced)
+
+
+def _learn(fiber: Fiber, form: AccessForm, addresses: npt.NDArray[np.int64]) -> None:
+    """Take what was handed on at these addresses: now, or when a fence follows."""
+    if not form.strong or not (flags := fiber.cta.cluster.scratch.get("flags")):
+        return
+    ledger = fiber.cta.cluster.ledger
+    for at in set(addresses.tolist()):
+        if at in flags and form.acquire:
+            ledger.acquire(fiber, flags[at])
+        elif at in flags:
+            fiber.warp.scratch.setdefault(WAITED, ledger.knowledge()).merge(flags[at])
 
 
 def release_at(fiber: Fiber, addresses: npt.NDArray[np.int64]) -> None:
@@ -378,13 +419,6 @@ def release_at(fiber: Fiber, addresses: npt.NDArray[np.int64]) -> None:
         if at not in flags:
             flags[at] = ledger.knowledge()
         ledger.release(fiber, flags[at])
-
-
-def _acquire(fiber: Fiber, addresses: npt.NDArray[np.int64]) -> None:
-    flags = fiber.cta.cluster.scratch.get("flags", {})
-    for at in set(addresses.tolist()):
-        if at in flags:
-            fiber.cta.cluster.ledger.acquire(fiber, flags[at])
 
 
 # Atomics --------------------------------------------------------------------------------------------------------------
@@ -443,6 +477,7 @@ ATOMICS = ("add", "and", "or", "xor", "exch", "cas", "inc", "dec", "min", "max")
 def atomic(program: Program, ins: PtxInstruction) -> Run:
     """atom, red: read, change and write back, in the order of lanes (PTX leaves the order open)."""
     form = AccessForm(ins, ATOMICS)
+    form.strong = form.strong or "relaxed"
     name = next(word for word in ins.words if word in ATOMICS)
     update = updater(name, form.kind)
     returns = ins.words[0] == "atom"
@@ -465,16 +500,14 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
         cta, offsets = place(fiber, form.space, lanewise(address(fiber), lanes))
         total = size * form.count
         if cta is None:
-            _touch_global(fiber, ins, offsets, total, lanes, "changes")
+            _touch_global(fiber, ins, offsets, total, lanes, "changes", True)
         else:
             cta.shared.check(offsets, total, ins.opcode)
-            one = strong(cta.cluster.ledger, fiber)
-            _touch_shared(fiber, ins, cta, offsets, total, lanes, "st.shared", one)
-            did(cta.cluster.ledger, fiber, one)
-        if form.release:
-            release_at(fiber, offsets)
-        if form.acquire:
-            _acquire(fiber, offsets)
+            _touch_strongly(fiber, ins, form, cta, offsets, total, lanes, "st.shared")
+        flags = offsets if cta is None else offsets + (cta.rank << RANK_SHIFT)
+        _tell(fiber, form, flags)
+        if returns:
+            _learn(fiber, form, flags)
         columns = [[lanewise(source(fiber), lanes).tolist() for source in group] for group in values]
         before = np.zeros((len(offsets), form.count), dtype=dtype)
         for n in range(len(offsets)):
@@ -485,6 +518,7 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
             for k in range(form.count):
                 operands = [int(group[k][n]) for group in columns] + [0]
                 words[k] = update(int(words[k]), operands[0], operands[1])
+            machine.changes += bool((words != before[n]).any())
             changed = words.view(np.uint8).reshape(1, total)
             if cta is None:
                 machine.launch.memory.write(at, changed)
@@ -495,7 +529,7 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
                 assign(fiber, register, lanes, before[:, k].astype(np.uint64 if size == 8 else np.int64))
         return None
 
-    return go
+    return by_place(program, ins, go)
 
 
 @operation("mapa")

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...dtypes import dtype
 from ...errors import PtxError
-from ..machine.launch import SPECIAL
+from ..machine.launch import CLOCKS, SPECIAL
 from . import floats, rounding, values
 from .forms import form_of
 from .parser import PtxInstruction, PtxKernel, PtxOperand
@@ -69,7 +69,8 @@ class CodeGenerator:
             text = f"R[{self.index[operand.text]}]"
             return f"({text} ^ True)" if operand.negated else text
         if operand.kind == "special":
-            return f"W.special[{special(operand)!r}]"
+            name = special(operand)
+            return "W.clock({}, {})".format(*CLOCKS[name]) if name in CLOCKS else f"W.special[{name!r}]"
         if operand.kind == "number":
             return str(number(operand.text, bits_of(kind)))
         if operand.kind == "symbol":

@@ -36,7 +36,7 @@ from weakref import ref
 from ..machine.memory import GRANULE
 from ..ptx.program import SHARED_START
 from .conflicts import ANOTHERS_FENCE, FENCE, FENCE_READS, REFILL, Conflict, remedy
-from .lanes import FILTER, NOTHING, Touch, crossing, each_alone, one_lane, unknown, unordered
+from .lanes import FILTER, NOTHING, Touch, crossing, each_alone, never_race, one_lane, unknown, unordered
 
 if TYPE_CHECKING:
     from ..machine.interpreter import Fiber
@@ -55,7 +55,7 @@ class MemoryEvent:
     issued    what had happened before its issue (`Knowledge.past`), or None
     lanes     those that touched memory, where that is told apart; touches: what they touched: (memory, whether it was
               written, access)
-    pieces    the same of global memory: (bytes of a piece, whether it was written) -> its number -> lanes
+    pieces    the same of global memory: (bytes of a piece, whether it was written, whether strongly) -> number -> lanes
     near      the latest events of the warp with such
     joint     whether its lanes do it as one
     several   whether several instructions' operations complete together as this one
@@ -73,7 +73,7 @@ class MemoryEvent:
         self.issued: Knowledge | None = None
         self.lanes, self.joint, self.several, self.wrote = 0, False, False, False
         self.touches: list[tuple[Shadow, bool, Touch]] = []
-        self.pieces: dict[tuple[int, bool], dict[int, int]] = {}
+        self.pieces: dict[tuple[int, bool, bool], dict[int, int]] = {}
         self.near: deque[MemoryEvent] | None = None
 
 
@@ -632,7 +632,7 @@ class Shadow:
         writes: bool,
     ) -> Conflict | None:
         earlier, ledger = record.event, self.ledger
-        if earlier.engine is not None and earlier.engine is event.engine:
+        if never_race(earlier.engine, event.engine):
             return None
         known = ledger.knows(knows, earlier)
         missing = NOTHING

@@ -131,3 +131,12 @@ def test_several_kernels_and_directives():
 def test_errors(text, says):
     with pytest.raises(PtxError, match=says):
         parse(text)
+
+
+def test_declarations_without_blanks_and_predefined_constants():
+    text = ".version 8.7\n.target sm_90a\n.visible.entry k(.param.u64 p) { .reg.b32 a,b; .reg.pred q; "
+    text += ".shared.align 8.b8 s[32]; mov.u32 a, WARP_SZ; { .reg.b16 a; mov.b16 a, 1; } ret; }"
+    kernel = parse(text)[0]
+    assert list(kernel.registers.values()) == ["b32", "b32", "pred", "b16"]
+    assert [(s.name, s.align, s.size) for s in kernel.shared] == [("s", 8, 32)]
+    assert kernel.instructions[0].operands[1].text == "32"

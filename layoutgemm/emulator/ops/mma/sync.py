@@ -270,7 +270,7 @@ def product(program: Program, ins: PtxInstruction) -> Operation:
     together: list[Run | None] = []
 
     def go(fiber: Fiber) -> int | None:
-        if fiber.lanes != fiber.warp.alive:
+        if fiber.lanes != fiber.warp.present:
             fiber.whole()
         if joins:
             if not together:
