@@ -155,6 +155,7 @@ def special_registers(launch: Launch, coordinate: Triple, rank: int, shared: int
         "%reserved_smem_offset_0": 0,
         "%reserved_smem_offset_1": 0,
         **{f"%envreg{n}": 0 for n in range(32)},
+        **{f"%pm{n}{wide}": 0 for n in range(8) for wide in ("", "_64")},
         "%envreg1": WORKSPACE >> 32,
         "%envreg2": WORKSPACE & M32,
         "%lanemask_eq": 1 << LANE,

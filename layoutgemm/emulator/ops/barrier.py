@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from ...errors import EmulatorError
 from ...moved import old_names
 from ..machine.deadlocks import STATES, fibers, warps
 from ..machine.interpreter import BLOCKED, Cluster, Cta, Fiber
 from ..ptx.parser import PtxInstruction
 from ..ptx.program import Program, Reader, Run
-from ..ptx.values import mask_of
+from ..ptx.values import Value, compact, mask_of
 from ..races.happens_before import Knowledge, MemoryEvent
 from ..races.lanes import synchronise
 from .memory import FENCED, WAITED, block_of, said
@@ -25,6 +27,9 @@ PASSED = object()  # marks a fiber that a barrier released while it waited
 HANDED, RELAXED = "tensor handed", "tensor relaxed"
 NAMED = 16  # named barriers of a block
 BARRIER_BYTES = 8
+# The opaque state that an arrive returns: the phase, and the arrivals that were pending before it.
+PHASE_BITS = 32
+PHASE_MASK = (1 << PHASE_BITS) - 1
 SCOPES = (
     "shared", "shared::cta", "shared::cluster", "b64", "release", "acquire", "relaxed", "cta", "cluster", "aligned",
 )  # fmt: skip
@@ -545,12 +550,13 @@ def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
             ledger.release(fiber, handed)
             tensor = None
         phases: dict[EmulatedMbarrier, int] = {}
+        states: list[int] = []  # of the barrier before each lane's arrival
         for at in fiber.each(address(fiber)).tolist():
             barrier = mbarrier_at(fiber, int(at))
             if phases.setdefault(barrier, barrier.phase) != barrier.phase:
                 fiber.machine.problem("protocol", f"lanes of one arrive fall into two phases of the {barrier}", fiber)
             if state is not None:
-                fiber.registers[state] = barrier.phase
+                states.append(barrier.phase | barrier.pending << PHASE_BITS)
             barrier.knows.merge(handed)
             if tensor is not None:
                 barrier.tensor.merge(tensor)
@@ -563,6 +569,22 @@ def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
             early = barrier.arrive(1 if expects else amount, acted, handed)
             if early is not None:
                 fiber.machine.problem("protocol", early, fiber, ins)
+        if state is not None:
+            fiber.registers[state] = compact(fiber.spread(np.array(states, dtype=np.uint64)))
+
+    return go
+
+
+@operation("mbarrier.pending_count")
+def mbarrier_pending(program: Program, ins: PtxInstruction) -> Run:
+    """mbarrier.pending_count: the arrivals that a state, as an arrive returned it, still waited for."""
+    known(ins, "pending_count", "b64")
+    target, state = program.index[ins.operands[0].text], program.value(ins.operands[1], "b64")
+
+    def go(fiber: Fiber) -> None:
+        found = state(fiber)
+        pending = found >> (np.uint64(PHASE_BITS) if isinstance(found, np.ndarray) else PHASE_BITS)
+        fiber.registers[target] = pending.astype(np.int64) if isinstance(pending, np.ndarray) else pending
 
     return go
 
@@ -595,7 +617,7 @@ def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
 
     def go(fiber: Fiber) -> int | None:
         barrier = mbarrier_at(fiber, fiber.one(address(fiber)))
-        asked = fiber.one(phase(fiber))
+        asked = fiber.one(phase(fiber)) if by_parity else _phase_of(fiber, phase(fiber))
         if by_parity and asked > 1:
             raise EmulatorError(f"phase parity {asked}: it is 0 or 1")
         ended = barrier.phase & 1 != asked if by_parity else barrier.phase > asked
@@ -624,6 +646,11 @@ def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
         return None
 
     return go
+
+
+def _phase_of(fiber: Fiber, state: Value) -> int:
+    """The phase of the barrier's state in each lane, which arrived in one phase together."""
+    return fiber.one(state & np.uint64(PHASE_MASK) if isinstance(state, np.ndarray) else state & PHASE_MASK)
 
 
 # Fences ---------------------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def trap(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-@operation("nanosleep", "prefetch", "prefetchu", "applypriority", "discard", "cp.async.bulk.prefetch.L2",
+@operation("nanosleep", "pmevent", "prefetch", "prefetchu", "applypriority", "discard", "cp.async.bulk.prefetch.L2",
            "griddepcontrol.launch_dependents", "griddepcontrol.wait")  # fmt: skip
 def hint(program: Program, ins: PtxInstruction) -> Run:
     """Instructions without an effect on results: delays, cache hints, and other grids, none of which runs."""

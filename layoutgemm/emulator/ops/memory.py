@@ -6,6 +6,7 @@ PTX ISA, "Data Movement and Conversion Instructions": ld, st, atom, red, mapa, i
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from ...dtypes import dtype
 from ...errors import EmulatorError
 from ...moved import old_names
 from ..machine.interpreter import Cta, Fiber
-from ..machine.memory import OFFSET, RANK_SHIFT, parts_of
+from ..machine.memory import OFFSET, RANK_SHIFT, parts_of, span, span_parts
 from ..ptx.codegen import PARAMETER_BASE, SHARED_WINDOW, bits_of
 from ..ptx.floats import BINARY, bits32, bits64, decode, encode
 from ..ptx.parser import SIZES, PtxInstruction, PtxOperand
@@ -30,6 +31,7 @@ from ..ptx.values import (
     bool_of,
     defined,
     is_uniform,
+    lane_bits,
     lanes_without,
     s32,
     s64,
@@ -38,7 +40,7 @@ from ..races import global_words as lane_words
 from ..races.happens_before import MemoryEvent
 from ..races.lanes import Touch, conflicting, did, strong
 from .local import fetch_local, is_local, store_local
-from .registry import SeveralPlaces, by_place, guarded, operation, taken
+from .registry import SeveralPlaces, by_place, constant, counted, guarded, known, operation, taken
 
 UNSIGNED: dict[int, np.dtype[np.generic]] = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 # Words of ld and st for caches, ordering strength or scope, without an effect on values here.
@@ -47,6 +49,7 @@ IGNORED = {
     "acquire", "release", "acq_rel", "mmio", "noftz", "rn", "unified",
 }  # fmt: skip
 # Words of a load or store that is "strong" in PTX's memory model: two of them are no data race.
+HINT = "L2::cache_hint"  # the word of an instruction whose last operand is a cache policy
 STRONG_WORDS = ("relaxed", "acquire", "release", "acq_rel", "mmio", "volatile")
 SPACES = (
     "param", "param::entry", "param::func", "global", "const", "local", "shared", "shared::cta", "shared::cluster",
@@ -75,7 +78,7 @@ class AccessForm:
             elif word not in IGNORED and word not in extra and not word.startswith(("L1::", "L2::")):
                 raise ValueError(f".{word} is not known here")
         self.bytes = bits_of(self.kind) // 8 if self.kind in ("bf16", "f16x2", "bf16x2") else SIZES.get(self.kind, 0)
-        if self.bytes not in UNSIGNED or self.kind == "pred":
+        if (self.bytes not in UNSIGNED and self.kind != "b128") or self.kind == "pred":
             raise ValueError(f"{self.space or 'generic'} {self.kind} is not known here")
 
 
@@ -161,13 +164,31 @@ def place(fiber: Fiber, space: str, addresses: Lanes) -> tuple[Cta | None, npt.N
     return cta, places & OFFSET
 
 
-def signed_to(values: npt.NDArray[np.generic], kind: str, width: int) -> Lanes:
+def signed_to(values: npt.NDArray[Any], kind: str, width: int) -> Lanes:
     """Loaded elements as register values, sign-extended to the register's width."""
+    if kind == "b128":
+        found: Lanes = values
+        return found
     wide = np.uint64 if width == 64 else np.int64
     if kind[0] == "s":
         signed = values.view(f"i{values.dtype.itemsize}").astype(np.int64)
         return signed.view(np.uint64) if width == 64 else signed & ((1 << max(width, 8)) - 1)
     return values.astype(wide)
+
+
+def elements(raw: npt.NDArray[np.uint8], size: int) -> npt.NDArray[Any]:
+    """Bytes as unsigned elements of `size` bytes; of 16 bytes: as Python's ints."""
+    if size in UNSIGNED:
+        return raw.reshape(-1).view(UNSIGNED[size])
+    pairs = raw.reshape(-1).view(np.uint64).reshape(-1, 2).tolist()
+    return np.array([low | up << 64 for low, up in pairs], dtype=object)
+
+
+def bytes_of(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Unsigned elements as bytes, which `elements` reads back."""
+    if values.dtype != object:
+        return values.view(np.uint8)
+    return np.frombuffer(b"".join([int(one).to_bytes(16, "little") for one in values.reshape(-1)]), np.uint8).copy()
 
 
 def _width(program: Program, operand: PtxOperand, form: AccessForm, wider: bool = True) -> int:
@@ -205,7 +226,7 @@ def load(program: Program, ins: PtxInstruction) -> Run:
         uniform = not isinstance(where, np.ndarray)
         if own and is_local(form.space, where, lanes):
             raw = fetch_local(fiber, ins, where, lanes, form.space, size * count)
-            columns = signed_to(raw.reshape(-1).view(UNSIGNED[size]), kind, width).reshape(-1, count)
+            columns = signed_to(elements(raw, size), kind, width).reshape(-1, count)
             for at, register in enumerate(targets):
                 if register is not None:
                     assign(fiber, register, lanes, columns[:, at])
@@ -214,7 +235,7 @@ def load(program: Program, ins: PtxInstruction) -> Run:
             return parameter(fiber)
         addresses = where[bool_of(lanes)] if isinstance(where, np.ndarray) else np.array([where])
         raw = fetch(fiber, form, addresses, lanes, ins)
-        columns = signed_to(raw.reshape(-1).view(UNSIGNED[size]), kind, width).reshape(-1, count)
+        columns = signed_to(elements(raw, size), kind, width).reshape(-1, count)
         for at, register in enumerate(targets):
             if register is None:
                 continue
@@ -330,7 +351,7 @@ def store(program: Program, ins: PtxInstruction) -> Run:
     own = form.space in ("", "local", "param")
     address, lanes_of, after = program.address(ins.operands[0]), taken(program, ins), ins.pc + 1
     sources = program.sources(ins.operands[1], form.kind)
-    dtype, size = UNSIGNED[form.bytes], form.bytes * form.count
+    dtype, size = UNSIGNED.get(form.bytes, np.dtype(object)), form.bytes * form.count
     keeps = (1 << 8 * form.bytes) - 1 if _width(program, ins.operands[1], form) > 8 * form.bytes else 0
 
     def go(fiber: Fiber) -> int | None:
@@ -345,13 +366,17 @@ def store(program: Program, ins: PtxInstruction) -> Run:
         why = ""
         for at, source in enumerate(sources):
             held: Register = source(fiber)
-            if isinstance(held, Undefined) and (lost := bits_without(held, 8 * form.bytes)[active]).any():
+            if (
+                form.bytes <= 8
+                and isinstance(held, Undefined)
+                and (lost := bits_without(held, 8 * form.bytes)[active]).any()
+            ):
                 gone = np.zeros_like(data) if gone is None else gone
                 gone[:, at], why = lost, str(held)
             value = defined(held)
             column = value[active] if isinstance(value, np.ndarray) else value
             data[:, at] = column & keeps if keeps else column
-        raw = data.view(np.uint8).reshape(len(addresses), size)
+        raw = bytes_of(data).reshape(len(addresses), size)
         lost_bytes = gone.view(np.uint8).reshape(len(addresses), size) != 0 if gone is not None else None
         if own and is_local(form.space, where, lanes):
             store_local(fiber, where, lanes, form.space, raw, lost_bytes)
@@ -483,14 +508,18 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
     returns = ins.words[0] == "atom"
     targets = program.targets(ins.operands[0]) if returns else [None] * form.count
     address = program.address(ins.operands[1 if returns else 0])
-    values = [program.sources(operand, form.kind) for operand in ins.operands[2 if returns else 1 :]]
+    operands = ins.operands[2 if returns else 1 : -1 if HINT in ins.words else None]  # the last is a cache policy
+    values = [program.sources(operand, form.kind) for operand in operands]
     lanes_of, after = taken(program, ins), ins.pc + 1
+    if form.kind == "b128" and name not in ("cas", "exch"):
+        raise ValueError(f"{name} of 128 bits")
     if len(values) != (2 if name == "cas" else 1):
         raise ValueError(f"{name} with {len(values)} values")
-    for operand in [*ins.operands[: 1 if returns else 0], *ins.operands[2 if returns else 1 :]]:
+    for operand in [*ins.operands[: 1 if returns else 0], *operands]:
         if operand.kind != "sink":
             _width(program, operand, form, wider=False)
-    dtype, size = UNSIGNED[form.bytes], form.bytes
+    dtype, size = UNSIGNED.get(form.bytes, np.dtype(object)), form.bytes
+    held = np.dtype(object if size == 16 else np.uint64 if size == 8 else np.int64)
 
     def go(fiber: Fiber) -> int | None:
         lanes = lanes_of(fiber)
@@ -513,23 +542,67 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
         for n in range(len(offsets)):
             at = offsets[n : n + 1]
             raw = machine.launch.memory.read(at, total) if cta is None else cta.shared.read(at, total)
-            words = raw.reshape(-1).view(dtype).copy()
+            words = elements(raw, size).copy()
             before[n] = words
             for k in range(form.count):
-                operands = [int(group[k][n]) for group in columns] + [0]
-                words[k] = update(int(words[k]), operands[0], operands[1])
+                given = [int(group[k][n]) for group in columns] + [0]
+                words[k] = update(int(words[k]), given[0], given[1])
             machine.changes += bool((words != before[n]).any())
-            changed = words.view(np.uint8).reshape(1, total)
+            changed = bytes_of(words).reshape(1, total)
             if cta is None:
                 machine.launch.memory.write(at, changed)
             else:
                 cta.shared.write(at, changed)
         for k, register in enumerate(targets):
             if register is not None:
-                assign(fiber, register, lanes, before[:, k].astype(np.uint64 if size == 8 else np.int64))
+                assign(fiber, register, lanes, before[:, k].astype(held))
         return None
 
     return by_place(program, ins, go)
+
+
+# What createpolicy gives for the whole of an access; no cache is modelled, and so the bits mean nothing here.
+POLICIES = {"L2::evict_first": 0x12F0 << 48, "L2::evict_last": 0x14F0 << 48, "L2::evict_unchanged": 0x16F0 << 48}
+
+
+@operation("createpolicy")
+def create_policy(program: Program, ins: PtxInstruction) -> Run:
+    """createpolicy: a cache policy, opaque, of the first priority that is named."""
+    kind = ins.words[1]
+    if kind not in ("fractional", "range", "cvt"):
+        raise ValueError(f".{kind} is not known here")
+    target = program.index[ins.operands[0].text]
+    policy = next((POLICIES[word] for word in ins.words if word in POLICIES), 0x10F0 << 48)
+
+    def go(fiber: Fiber) -> None:
+        fiber.registers[target] = policy
+
+    return go
+
+
+@operation("st.bulk")
+def store_zeros(program: Program, ins: PtxInstruction) -> Run:
+    """st.bulk: zeros into shared memory of the block, by each lane."""
+    known(ins, "bulk", "weak", "shared::cta")
+    counted(ins, 3)
+    if constant(ins.operands[2]):
+        raise ValueError(f"{ins.operands[2].text} is not 0, the only value that st.bulk stores")
+    address, count = program.address(ins.operands[0]), program.value(ins.operands[1])
+    space = "shared" if "shared::cta" in ins.words else ""
+
+    def go(fiber: Fiber) -> None:
+        for at, size, bit in zip(fiber.each(address(fiber)), fiber.each(count(fiber)).tolist(), lane_bits(fiber.lanes)):
+            cta, (offset,) = place(fiber, space, np.array([at]))
+            if cta is None:
+                raise EmulatorError(f"{ins.opcode} stores to global address {int(at):#x}: it is for shared memory")
+            if size % 8 or offset % 8 or offset + size > cta.shared.size:
+                raise EmulatorError(f"{ins.opcode} of {size} bytes at {offset:#x}: multiples of 8, inside of the block")
+            places, parts = span(int(offset), size), span_parts(int(offset), size)
+            fiber.machine.touch(fiber, cta, places, True, said(fiber, ins), parts=parts, by=bit)
+            cta.shared.bytes[offset : offset + size] = 0
+            cta.shared.written[offset : offset + size] = True
+
+    return go
 
 
 @operation("mapa")

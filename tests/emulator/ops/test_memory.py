@@ -315,3 +315,50 @@ def test_lanes_of_one_atomic_in_two_blocks():
     body += f"red.shared::cluster.add.u32 [%r4], %r30; {sync} ld.shared.u32 %r5, [smem]; mul.wide.u32 %d0, %r1, 4;"
     found = run(body + "add.s64 %d0, %d0, %out; st.global.u32 [%d0], %r5;", {"out": out}, grid=2, cluster=2, shared=64)
     assert out.tolist() == [2 * sum(range(0, 32, 2)), 2 * sum(range(1, 32, 2))] and not found.findings
+
+
+def test_words_of_128_bits():
+    body = ".reg .b128 %q<4>; ld.global.b128 %q0, [%d0]; mov.b128 {%d2, %d3}, %q0; st.shared.b128 [%r28], %q0;"
+    body += (
+        "mov.b128 %q1, {%d3, %d2}; atom.shared.exch.b128 %q2, [%r28], %q1; atom.shared.cas.b128 %q3, [%r28], %q1, %q0;"
+    )
+    body += "setp.lt.u32 %p0, %r30, 8; @%p0 mov.b128 %q2, %q1; ld.shared.b128 %q1, [%r28]; st.global.b128 [%d1], %q2;"
+    found = run(HEAD + SLOT + body, buffers(), shared=1024)
+    a, out = (found[name].view(np.uint64).reshape(32, 2) for name in ("a", "out"))
+    assert np.array_equal(out[8:], a[8:]) and np.array_equal(out[:8], a[:8, ::-1]) and not found.findings
+    count = np.zeros(4, np.uint64)
+    add = ".reg .b128 %q<3>; mov.b64 %d1, 0; mov.b128 %q0, {%d1, %d1}; mov.b64 %d2, 7; mov.b128 %q1, {%d2, %d2};"
+    run(
+        add + "atom.relaxed.gpu.global.cas.b128 %q2, [%a], %q0, %q1; st.global.b128 [%a+16], %q2;",
+        {"a": count},
+        block=9,
+    )
+    assert count.tolist() == [7, 7, 7, 7]
+    with pytest.raises(PtxError, match="add of 128 bits"):
+        run(".reg .b128 %q<3>; atom.global.add.b128 %q2, [%a], %q0;", {"a": count})
+
+
+def test_cache_policies():
+    body = "createpolicy.fractional.L2::evict_last.L2::evict_unchanged.b64 %d5, 0.5; mov.b32 %r1, 2;"
+    body += (
+        "red.global.L2::cache_hint.add.u32 [%out], %r1, %d5; atom.global.L2::cache_hint.add.u32 %r2, [%out], 1, %d5;"
+    )
+    found = run(HEAD + body, {"a": np.zeros(512, np.uint8), "out": np.zeros(512, np.uint8)})
+    assert found["out"].view(np.uint32)[0] == 96 and not found.findings
+
+
+def test_zeros_in_bulk():
+    body = "st.shared.b32 [%r28], %r30; bar.warp.sync -1; setp.eq.u32 %p0, %r30, 0;"
+    body = (
+        HEAD
+        + SLOT
+        + body
+        + "@%p0 st.bulk.weak.shared::cta [%r29], 256, 0;"
+        + "{} ld.shared.b32 %r1, [%r28]; st.global.b32 [%d1], %r1;"
+    )
+    found = run(body.format("bar.warp.sync -1;"), buffers(), shared=1024, target="sm_100a")
+    assert found["out"].view(np.uint32)[::4].tolist() == [0] * 16 + [*range(16, 32)] and not found.findings
+    assert set(run(body.format(""), buffers(), shared=1024, target="sm_100a").kinds) == {"race"}
+    for wrong, says in (("12, 0", "multiples of 8"), ("2048, 0", "inside of the block")):
+        with pytest.raises(EmulatorError, match=says):
+            run(HEAD + f"st.bulk.weak.shared::cta [%r29], {wrong};", buffers(), shared=1024, target="sm_100a")
