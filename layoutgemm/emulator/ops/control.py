@@ -76,7 +76,7 @@ def hint(program: Program, ins: PtxInstruction) -> Run:
     return lambda fiber: None
 
 
-@operation("mma.sp", "mma.sp::ordered_metadata", "wmma")
+@operation("mma.sp", "mma.sp::ordered_metadata")
 def left_out(program: Program, ins: PtxInstruction) -> Run:
-    """Refuse sparse products and wmma, which no dense example of the DSL uses."""
-    raise ValueError(f"{ins.words[0]}{'.' + ins.words[1] if ins.words[0] == 'mma' else ''} is left out of the emulator")
+    """Refuse sparse products, which no dense example of the DSL uses."""
+    raise ValueError(f"mma.{ins.words[1]} is left out of the emulator")

@@ -82,6 +82,14 @@ class AccessForm:
             raise ValueError(f"{self.space or 'generic'} {self.kind} is not known here")
 
 
+class PlainForm(AccessForm):
+    """The form of an access to single elements of `size` bytes, without any ordering."""
+
+    def __init__(self, space: str, size: int) -> None:
+        self.space, self.kind, self.count, self.bytes = space, f"b{8 * size}", 1, size
+        self.strong, self.acquire, self.release = "", False, False
+
+
 def block_of(fiber: Fiber, address: int) -> tuple[Cta, int]:
     """The block and the offset of a shared address. Raises EmulatorError for a block that is not running."""
     rank, offset = address >> RANK_SHIFT, address & OFFSET
@@ -358,7 +366,7 @@ def store(program: Program, ins: PtxInstruction) -> Run:
         lanes = lanes_of(fiber)
         if not lanes:
             return after
-        machine, active = fiber.machine, bool_of(lanes)
+        active = bool_of(lanes)
         where = address(fiber)
         addresses = lanewise(where, lanes)
         data = np.empty((len(addresses), form.count), dtype=dtype)
@@ -381,30 +389,39 @@ def store(program: Program, ins: PtxInstruction) -> Run:
         if own and is_local(form.space, where, lanes):
             store_local(fiber, where, lanes, form.space, raw, lost_bytes)
             return None
-        if fiber.cta.cluster.ledger.lanes and (both := conflicting(addresses, raw)) is not None:
-            message = f"lanes of one {ins.opcode} write different values to address {both:#x}"
-            machine.problem("race", message, fiber)
-        cta, offsets = place(fiber, form.space, addresses)
-        if cta is None:
-            if gone is not None:
-                machine.problem("uninitialised", f"{why}, and it is stored", fiber)
-            machine.counts.bytes["global write"] += raw.size
-            _touch_global(fiber, ins, offsets, size, lanes, "writes", bool(form.strong))
-            _tell(fiber, form, offsets)
-            machine.launch.memory.write(offsets, raw)
-            return None
-        cta.shared.check(offsets, size, ins.opcode)
-        _touch_strongly(fiber, ins, form, cta, offsets, size, lanes, "st.shared")
-        machine.counts.bytes["shared write"] += raw.size
-        if cta is not fiber.cta:
-            cta.remote.append((fiber.epoch, said(fiber, ins)()))
-        _tell(fiber, form, offsets + (cta.rank << RANK_SHIFT))
-        cta.shared.write(offsets, raw)
-        if lost_bytes is not None:
-            cta.shared.forget(offsets, lost_bytes)
+        put(fiber, form, addresses, lanes, ins, raw, lost_bytes, why)
         return None
 
     return by_place(program, ins, go)
+
+
+def put(
+    fiber: Fiber, form: AccessForm, addresses: Lanes, lanes: int, ins: PtxInstruction, raw: npt.NDArray[np.uint8],
+    lost: npt.NDArray[np.bool_] | None = None, why: str = "",
+) -> None:  # fmt: skip
+    """Write the bytes [lane, bytes of all elements] of a store, checked and recorded; `lost`: those without a value."""
+    machine, size = fiber.machine, form.bytes * form.count
+    if fiber.cta.cluster.ledger.lanes and (both := conflicting(addresses, raw)) is not None:
+        message = f"lanes of one {ins.opcode} write different values to address {both:#x}"
+        machine.problem("race", message, fiber)
+    cta, offsets = place(fiber, form.space, addresses)
+    if cta is None:
+        if lost is not None:
+            machine.problem("uninitialised", f"{why}, and it is stored", fiber)
+        machine.counts.bytes["global write"] += raw.size
+        _touch_global(fiber, ins, offsets, size, lanes, "writes", bool(form.strong))
+        _tell(fiber, form, offsets)
+        machine.launch.memory.write(offsets, raw)
+        return
+    cta.shared.check(offsets, size, ins.opcode)
+    _touch_strongly(fiber, ins, form, cta, offsets, size, lanes, "st.shared")
+    machine.counts.bytes["shared write"] += raw.size
+    if cta is not fiber.cta:
+        cta.remote.append((fiber.epoch, said(fiber, ins)()))
+    _tell(fiber, form, offsets + (cta.rank << RANK_SHIFT))
+    cta.shared.write(offsets, raw)
+    if lost is not None:
+        cta.shared.forget(offsets, lost)
 
 
 # Flags: a release at an address hands on the thread's knowledge, an acquire of that address takes it. So do a fence
