@@ -460,6 +460,7 @@ class PtxMachine:
         touch: Touch | None = None,
         by: int = 0,
         ends: tuple[int, int] | None = None,
+        same: Callable[[], bool] | None = None,
     ) -> None:
         """Record an access to shared memory, and report its races.
 
@@ -468,6 +469,7 @@ class PtxMachine:
         touch  what each lane accesses; None: all of them do it as one
         by     the lanes that do it; 0: all of the fiber's
         ends   the first and the last granule, where the caller knows them
+        same   of a write: whether memory holds what it writes
         """
         ledger, shadow, lanes = cta.cluster.ledger, cta.shadow, 0
         if ledger.lanes:
@@ -480,7 +482,7 @@ class PtxMachine:
         if self.trace is not None:
             self.trace.access(fiber, "shared", cta, places, write, event, fiber.knows, asynchronous, parts)
         knows, own = fiber.knows, fiber.epoch
-        race = shadow.access(places, write, event, knows, asynchronous, what, own, parts, lanes, touch, ends)
+        race = shadow.access(places, write, event, knows, asynchronous, what, own, parts, lanes, touch, ends, same)
         if race is not None:
             self.conflict(race, fiber)
         if len(cta.shadow.records) > cta.shadow.full:

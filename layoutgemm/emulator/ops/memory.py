@@ -310,26 +310,26 @@ def _touch_global(
 
 def _touch_shared(
     fiber: Fiber, ins: PtxInstruction, cta: Cta, offsets: npt.NDArray[np.int64], size: int, lanes: int, kind: str,
-    event: MemoryEvent | None = None,
+    event: MemoryEvent | None = None, same: Callable[[], bool] | None = None,
 ) -> None:  # fmt: skip
-    """Record an access to shared memory; kind: "ld.shared" or "st.shared"."""
+    """Record an access to shared memory; kind: "ld.shared" or "st.shared"; same: see `PtxMachine.touch`."""
     machine, touch = fiber.machine, Touch(lanes, offsets, size)
     what, parts = said(fiber, ins), parts_of(offsets, size)
-    machine.touch(fiber, cta, touch.places, kind == "st.shared", what, event, parts=parts, touch=touch)
+    machine.touch(fiber, cta, touch.places, kind == "st.shared", what, event, parts=parts, touch=touch, same=same)
     if machine.banks is not None and cta is fiber.cta:
         machine.banks.add(ins, kind, size, offsets, lanes)
 
 
 def _touch_strongly(
     fiber: Fiber, ins: PtxInstruction, form: AccessForm, cta: Cta, offsets: npt.NDArray[np.int64], size: int,
-    lanes: int, kind: str,
+    lanes: int, kind: str, same: Callable[[], bool] | None = None,
 ) -> None:  # fmt: skip
     """Record an access to shared memory; a strong one as an event of its own, which does not race with others."""
     event, ledger = None, cta.cluster.ledger
     if form.strong and ledger.enabled:
         # Lanes of one warp that exchange volatile values rely on their order, which nothing gives.
         event = strong(ledger, fiber, fiber.warp if form.strong == "volatile" else None)
-    _touch_shared(fiber, ins, cta, offsets, size, lanes, kind, event)
+    _touch_shared(fiber, ins, cta, offsets, size, lanes, kind, event, same)
     if event is not None:
         did(ledger, fiber, event)
 
@@ -414,7 +414,12 @@ def put(
         machine.launch.memory.write(offsets, raw)
         return
     cta.shared.check(offsets, size, ins.opcode)
-    _touch_strongly(fiber, ins, form, cta, offsets, size, lanes, "st.shared")
+
+    def same() -> bool:
+        held = cta.shared.unwritten(offsets, size) is None
+        return lost is None and held and bool((cta.shared.read(offsets, size) == raw).all())
+
+    _touch_strongly(fiber, ins, form, cta, offsets, size, lanes, "st.shared", same)
     machine.counts.bytes["shared write"] += raw.size
     if cta is not fiber.cta:
         cta.remote.append((fiber.epoch, said(fiber, ins)()))

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from operator import itemgetter
 from types import MappingProxyType
@@ -41,6 +42,7 @@ from .lanes import FILTER, NOTHING, Touch, crossing, each_alone, never_race, one
 if TYPE_CHECKING:
     from ..machine.interpreter import Fiber
 
+SAME = "both write the same bytes, so that memory holds them in either order; PTX calls it a race all the same"
 WHOLE = 0xFFFF  # every byte of a place
 Parts = Mapping[int, int]
 NO_PARTS: Parts = MappingProxyType({})
@@ -515,6 +517,7 @@ class Shadow:
         lanes: int = 0,
         touch: Touch | None = None,
         ends: tuple[int, int] | None = None,
+        same: Callable[[], bool] | None = None,
     ) -> Conflict | None:
         """Record an access and return its race, or lint, or None.
 
@@ -526,6 +529,7 @@ class Shadow:
         what          says what the access is
         lanes         that do it, where they are told apart; touch: what each of them touches, None where it is open
         ends          the first and the last place, where the caller knows them
+        same          of a write: whether memory holds what it writes, asked before it does
         """
         ledger = self.ledger
         if not ledger.enabled or not places:
@@ -584,6 +588,8 @@ class Shadow:
                 race = race or self._crossed(record, common, what)
             elif race is None or race.lint:
                 new = self._conflict(record, common, knows, asynchronous, what, event, own, lanes, touch, write)
+                if new is not None and record.write and not record.event.asynchronous and same is not None and same():
+                    new = replace(new, message=f"{new.message}; {SAME}", lint=True)
                 race = new or race
         if touch is not None and not event.joint:
             event.touches.append((self, write, touch))
