@@ -37,6 +37,7 @@ from ..ptx.parser import MAX_SHARED_BYTES, PtxInstruction
 from ..ptx.program import CodeSegment, Operation, Program
 from ..ptx.values import FULL, LANES, Lanes, Undefined, Value, any_of, bool_of, mask_of
 from ..races.conflicts import Conflict
+from ..races.global_bytes import GlobalWatch
 from ..races.happens_before import NO_PARTS, Knowledge, Ledger, MemoryEvent, Parts, Shadow
 from ..races.lanes import Touch, fork, join
 from .bank_counts import BankCounter
@@ -176,6 +177,8 @@ class Cluster:
 
     def __init__(self, machine: PtxMachine, coordinates: list[Triple]) -> None:
         self.machine = machine
+        self.number = machine.begun  # among the launch's clusters, in the order of their beginning
+        machine.begun += 1
         self.ledger = Ledger(
             machine.policy.fences == "writers", machine.policy.races, machine.policy.lanes, machine.policy.strict
         )
@@ -276,6 +279,8 @@ class PtxMachine:
         self.scratch: dict[str, Any] = {}  # what operations keep for a launch
         self.printed: list[tuple[Triple, int, str]] = []  # what threads printed: (block, thread, text), in order
         self.parted: dict[int, int] = {}  # where lanes do not wait for those that poll -> where they do
+        self.global_watch = GlobalWatch() if self.policy.races else None
+        self.begun = 0  # clusters
         self.quantum, self.landed = 0, 0
         self.device = ""  # the name of the device that it runs on, beside others
         if problem := _geometry(launch):

@@ -295,9 +295,12 @@ def said(fiber: Fiber, ins: PtxInstruction | None) -> Callable[[], str]:
 
 def _touch_global(
     fiber: Fiber, ins: PtxInstruction, addresses: npt.NDArray[np.int64], size: int, lanes: int, does: str,
-    strong: bool = False,
+    strong: bool = False, same: Callable[[], bool] = lambda: False,
 ) -> None:  # fmt: skip
-    """Check and record an access to global memory; does: "reads", "writes", or of an atomic "changes"."""
+    """Check and record an access to global memory; does: "reads", "writes", or of an atomic "changes".
+
+    same  of a write, whether memory holds what it writes
+    """
     wrong = addresses & size - 1
     if any_of(wrong):
         bad = int(addresses[wrong != 0][0])
@@ -306,6 +309,12 @@ def _touch_global(
     if race is not None:
         message = f"{said(fiber, ins)()} {does} {race}"
         fiber.machine.problem("race", message, fiber, orders="bar.warp.sync between the two orders them.")
+    watch = fiber.machine.global_watch
+    if watch is not None and not strong:
+        where = addresses[:1] if len(addresses) > 1 and not any_of(addresses != addresses[0]) else addresses
+        found = watch.access(fiber, ins.pc, said(fiber, ins), where, size, same if does == "writes" else None)
+        if found is not None:
+            fiber.machine.conflict(found, fiber)
 
 
 def _touch_shared(
@@ -409,7 +418,11 @@ def put(
         if lost is not None:
             machine.problem("uninitialised", f"{why}, and it is stored", fiber)
         machine.counts.bytes["global write"] += raw.size
-        _touch_global(fiber, ins, offsets, size, lanes, "writes", bool(form.strong))
+
+        def holds() -> bool:
+            return lost is None and bool((machine.launch.memory.read(offsets, size) == raw).all())
+
+        _touch_global(fiber, ins, offsets, size, lanes, "writes", bool(form.strong), holds)
         _tell(fiber, form, offsets)
         machine.launch.memory.write(offsets, raw)
         return
@@ -436,6 +449,9 @@ FENCED, WAITED = "fenced", "relaxed waits"  # in a warp's scratch: what a fence 
 
 def _tell(fiber: Fiber, form: AccessForm, addresses: npt.NDArray[np.int64]) -> None:
     """Hand on at these addresses what a write releases: all of it, or what came before a fence."""
+    watch = fiber.machine.global_watch
+    if watch is not None and form.strong and (form.release or FENCED in fiber.warp.scratch):
+        watch.release(fiber.cta.cluster, addresses)
     if form.release:
         release_at(fiber, addresses)
     elif form.strong and (fenced := fiber.warp.scratch.get(FENCED)) is not None:
@@ -448,6 +464,9 @@ def _tell(fiber: Fiber, form: AccessForm, addresses: npt.NDArray[np.int64]) -> N
 
 def _learn(fiber: Fiber, form: AccessForm, addresses: npt.NDArray[np.int64]) -> None:
     """Take what was handed on at these addresses: now, or when a fence follows."""
+    watch = fiber.machine.global_watch
+    if watch is not None and form.strong:
+        watch.acquire(fiber.cta.cluster, addresses)
     if not form.strong or not (flags := fiber.cta.cluster.scratch.get("flags")):
         return
     ledger = fiber.cta.cluster.ledger

@@ -32,7 +32,7 @@ class PtxOperand(NamedTuple):
     """One operand of an instruction.
 
     kind     "reg", "special" (%tid.x), "number", "symbol", "vector" ({a, b}), "address" ([a+16], [map, {x, y}]),
-             "pair" (a|b), or "sink" (_)
+             "pair" (a|b), "part" (%r1.b0, of a video instruction), or "sink" (_)
     text     as it was written, registers under their unique names
     parts    of a vector or pair: its elements; of an address: the base, then coordinates
     offset   bytes added to the base of an address
@@ -432,6 +432,7 @@ def read_instruction(kernel: PtxKernel, text: str, line: int = 0, source: Source
     return _instruction(kernel, Statement("statement", text, ({},), line, source))
 
 
+_PART = re.compile(r"(.+)\.[bh]\d{1,4}")  # bytes or halves of a register
 _BRACKET = re.compile(r"[\[\](){}]")
 
 
@@ -496,6 +497,8 @@ def _operand(kernel: PtxKernel, text: str) -> PtxOperand:
         and (name := bare[:-1] + COMPONENTS["rgba".index(bare[-1])]) in kernel.registers
     ):
         return PtxOperand("reg", name, negated=negated)
+    if (selected := _PART.fullmatch(bare)) is not None and selected[1] in kernel.registers:
+        return PtxOperand("part", text, (PtxOperand("reg", selected[1]),))
     if bare == WARP_SIZE:
         return PtxOperand("number", "32")
     if _NUMBER.fullmatch(bare):

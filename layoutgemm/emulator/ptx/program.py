@@ -187,7 +187,7 @@ class Program:
             named = 0
             for register in self.registers(operand):
                 named |= 1 << register
-            target = place == 0 and operand.kind in ("reg", "vector", "pair") and not reads_first
+            target = place == 0 and operand.kind in ("reg", "vector", "pair", "part") and not reads_first
             if target or (place == 1 and ins.opcode.startswith("tcgen05.ld.red") and operand.kind == "reg"):
                 target = True
                 written |= named

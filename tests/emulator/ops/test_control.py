@@ -54,7 +54,7 @@ def test_a_lock_that_the_lanes_of_a_warp_take_in_turn(fence, monkeypatch):
     zero = f"{LANE} mov.b32 %r9, 0; setp.eq.u32 %p1, %r31, 0; @%p1 st.shared.v2.b32 [smem], {{%r9, %r9}}; bar.sync 0;"
     last = "bar.sync 0; ld.shared.b32 %r2, [smem+4]; @%p1 st.global.b32 [%out], %r2;"
     found = run(zero + locked(TAKE + ADD + GIVE, fence) + last, {"out": out}, block=34, shared=64)
-    assert out[0] == sum(range(34)) and set(found.kinds) == ({"race"} if not fence else set())
+    assert out[0] == sum(range(34)) and set(found.kinds) - {"lint"} == ({"race"} if not fence else set())
 
 
 @pytest.mark.parametrize("write", ["st.release.cta.shared.b32", "membar.cta; st.volatile.shared.b32"])
