@@ -465,7 +465,10 @@ def barrier_in(cta: Cta, offset: int) -> EmulatedMbarrier:
     """The mbarrier of a block at an offset. Raises EmulatorError without a live one."""
     found = barriers_of(cta).get(offset)
     if found is None:
-        raise EmulatorError(f"no mbarrier is initialised at {offset:#x} of CTA {cta.coordinate}")
+        raise EmulatorError(
+            f"no mbarrier is initialised at {offset:#x} of CTA {cta.coordinate}: mbarrier.init, fence.mbarrier_init "
+            "and a barrier of all threads that use it come first"
+        )
     return found
 
 
