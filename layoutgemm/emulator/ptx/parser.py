@@ -290,7 +290,7 @@ def _fill(kernel: PtxKernel, module: _Module, entry: re.Match[str]) -> None:
 
     inliner = Inliner(
         text, module.files, module.functions, lambda found: _declare(kernel, found, locals_), variable,
-        kernel.registers.__setitem__, locals_.__contains__,
+        kernel.registers.__setitem__, locals_.__contains__, kernel.registers.__contains__,
     )  # fmt: skip
     statements = inliner.expanded(statements_of(text, body, module.files))
     kernel.local = tuple(locals_.values())

@@ -34,6 +34,7 @@ BRANCHES = ("bra", "brx", "ret", "exit")
 _NUMBERS = itertools.count()
 _SYMBOL = re.compile(r"[A-Za-z_$][\w$]*")
 LOCAL_START = 0x20000  # of each thread's own memory: above the kernel's parameters
+FUNCTIONS = 0x5E00_0000_0000  # of device functions, whose addresses are compared and never read
 VARIABLES = 0x6000_0000_0000  # of a module's variables, below the buffers of a launch
 SHARED_START = 1024  # dynamic shared memory does not begin at offset 0, so that a forgotten base address shows
 # Instructions whose first operand is read although it is a register.
@@ -164,6 +165,7 @@ class Program:
             raise PtxError(f"{self.kernel.name}: {at - LOCAL_START} bytes of local memory, more than {MAX_LOCAL_BYTES}")
         self.local_end = at
         self.symbols |= addresses_of(self.kernel.variables)
+        self.symbols |= {name: FUNCTIONS + 16 * n for n, name in enumerate(self.kernel.functions)}
 
     # ------------------------------------------------------------ what instructions read and write
 
