@@ -222,7 +222,7 @@ class GpuCapsule:
 
 def _read(torch: ModuleType, value: Any, asked: list[bool]) -> Any:
     """An argument; a device becomes the CPU, and `asked` has whether it was a GPU."""
-    if isinstance(value, torch.device) or (isinstance(value, str) and value.split(":")[0] in ("cuda", "cpu")):
+    if isinstance(value, (torch.device, str)) and str(value).split(":")[0] in ("cuda", "cpu"):
         asked.append(str(value).startswith("cuda"))
         return torch.device("cpu")
     return value
