@@ -26,6 +26,7 @@ PASSED = object()  # marks a fiber that a barrier released while it waited
 # In a warp's scratch, of tensor memory alone: what a relaxed arrive hands on, what relaxed waits have acquired.
 HANDED, RELAXED = "tensor handed", "tensor relaxed"
 NAMED = 16  # named barriers of a block
+PHASES = "cluster phases"  # in a warp's scratch: phase of the cluster's barrier -> lanes that arrived in it
 BARRIER_BYTES = 8
 # The opaque state that an arrive returns: the phase, and the arrivals that were pending before it.
 PHASE_BITS = 32
@@ -281,8 +282,12 @@ def cluster_arrive(program: Program, ins: PtxInstruction) -> Run:
             fiber.whole()
         cluster = fiber.cta.cluster
         barrier = _cluster_barrier(cluster)
-        if fiber.warp.scratch.get("arrived") == barrier.generation:
+        phases = fiber.warp.scratch.setdefault(PHASES, {})
+        lanes = phases.get(barrier.generation, 0)
+        if lanes & fiber.lanes:
             raise EmulatorError("a second barrier.cluster.arrive before the wait for the first")
+        phases[barrier.generation] = lanes | fiber.lanes
+        phases.pop(barrier.generation - 2, None)  # for which no lane waits any more
         fiber.warp.scratch["arrived"] = barrier.generation
         if relaxed:
             cluster.ledger.release_inits(fiber, barrier.knows)
@@ -303,9 +308,11 @@ def cluster_wait(program: Program, ins: PtxInstruction) -> Run:
 
     def go(fiber: Fiber) -> int | None:
         barrier = _cluster_barrier(fiber.cta.cluster)
-        if "arrived" not in fiber.warp.scratch:
+        phases = fiber.warp.scratch.get(PHASES, {})
+        arrived = max((phase for phase, lanes in phases.items() if lanes & fiber.lanes), default=None)
+        if arrived is None:
             raise EmulatorError("barrier.cluster.wait without an arrive")
-        if barrier.generation > fiber.warp.scratch["arrived"]:
+        if barrier.generation > arrived:
             fiber.cta.cluster.ledger.acquire(fiber, barrier.sealed)
             return None
         barrier.waiting.append(fiber)
