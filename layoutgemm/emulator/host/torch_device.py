@@ -92,7 +92,10 @@ def cuda_device(device: GpuModel) -> Iterator[None]:
         yield
 
 
-def _default_device(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+def _default_device(
+    self: Any, func: Callable[..., object], types: object, args: tuple[object, ...] = (),
+    kwargs: dict[str, object] | None = None,
+) -> object:  # fmt: skip
     """The default device of factories; `_called` has read it already where that mode came first."""
     kwargs, torch = dict(kwargs or {}), sys.modules["torch"]
     first = self.device.type == "cuda" and not any(type(one).__name__ == "CudaMode" for one in _modes(torch))

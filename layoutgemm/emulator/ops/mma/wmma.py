@@ -39,7 +39,7 @@ ACCUMULATORS = ("f16", "f32", "f64", "s32")
 SPACES = ("global", "shared", "shared::cta")
 
 
-class Fragment(NamedTuple):
+class WmmaFragment(NamedTuple):
     """A matrix in the registers of a warp.
 
     kind   PTX's name of its type; type: the same as a format, raw bits for tf32
@@ -88,7 +88,7 @@ def _shape_of(ins: PtxInstruction) -> tuple[int, int, int]:
     return int(found[1]), int(found[2]), int(found[3])
 
 
-def _fragment(operand: str, kind: str, shape: tuple[int, int, int]) -> Fragment:
+def _fragment(operand: str, kind: str, shape: tuple[int, int, int]) -> WmmaFragment:
     """The fragment of "a", "b", "c" or "d". Raises ValueError for a type or a shape that PTX does not have."""
     m, n, k = shape
     word = f"m{m}n{n}k{k}"
@@ -97,10 +97,10 @@ def _fragment(operand: str, kind: str, shape: tuple[int, int, int]) -> Fragment:
         raise ValueError(f".{kind} of {operand} in {word} is no form of wmma")
     rows, columns = {"a": (m, k), "b": (k, n)}.get(operand, (m, n))
     name = "f32" if kind == "tf32" else f"i{kind[1:]}" if kind[0] == "s" else kind
-    return Fragment(kind, dtype(name), (rows, columns))
+    return WmmaFragment(kind, dtype(name), (rows, columns))
 
 
-def _registers(program: Program, operand: PtxOperand, fragment: Fragment) -> tuple[PtxOperand, ...]:
+def _registers(program: Program, operand: PtxOperand, fragment: WmmaFragment) -> tuple[PtxOperand, ...]:
     """The registers of an operand. Raises ValueError unless they hold the matrix a whole number of times."""
     parts = operand.parts if operand.kind == "vector" else (operand,)
     room = len(parts) * LANES * fragment.register_bits // fragment.type.bits
@@ -112,14 +112,14 @@ def _registers(program: Program, operand: PtxOperand, fragment: Fragment) -> tup
     return parts
 
 
-class Matrix:
+class WmmaMatrix:
     """A matrix in memory: the address of each of its units, which are elements, or bytes of several."""
 
     def __init__(
         self,
         program: Program,
         ins: PtxInstruction,
-        fragment: Fragment,
+        fragment: WmmaFragment,
         address: PtxOperand,
         more: tuple[PtxOperand, ...],
     ) -> None:
@@ -168,7 +168,7 @@ def load_matrix(program: Program, ins: PtxInstruction) -> Run:
     fragment = _fragment(ins.words[2], ins.words[-1], _shape_of(ins))
     targets = _registers(program, ins.operands[0], fragment)
     places = program.targets(ins.operands[0])
-    matrix = Matrix(program, ins, fragment, ins.operands[1], ins.operands[2:])
+    matrix = WmmaMatrix(program, ins, fragment, ins.operands[1], ins.operands[2:])
     if matrix.packs > 1 and matrix.by_row != (ins.words[2] == "a"):
         raise ValueError(f"{ins.opcode} is no form of wmma: elements within a byte lie along k")
 
@@ -187,7 +187,7 @@ def store_matrix(program: Program, ins: PtxInstruction) -> Run:
     """wmma.store: a fragment of results into memory."""
     fragment = _fragment("d", ins.words[-1], _shape_of(ins))
     sources = [program.value(part) for part in _registers(program, ins.operands[1], fragment)]
-    matrix = Matrix(program, ins, fragment, ins.operands[0], ins.operands[2:])
+    matrix = WmmaMatrix(program, ins, fragment, ins.operands[0], ins.operands[2:])
 
     def go(fiber: Fiber) -> None:
         fiber.whole()
