@@ -73,18 +73,41 @@ def cuda_device(device: GpuModel) -> Iterator[None]:
 
     with ExitStack() as stack:
         for name, value in _answers(torch, device).items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, value))
+            stack.enter_context(mock.patch.object(torch.cuda, name, value, create=True))
+        for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
+            stack.enter_context(mock.patch.object(torch.cuda.nvtx, name, lambda *x, **more: 0))
         stack.enter_context(mock.patch.object(torch, "Generator", _generator(torch)))
         for owner, name in ((torch.library, "custom_op"), (torch.library, "register_kernel")):
             stack.enter_context(mock.patch.object(owner, name, _of_the_cpu(getattr(owner, name))))
         import torch.profiler
+        import torch.utils._device
 
+        default = torch.utils._device.DeviceContext
+        stack.enter_context(mock.patch.object(default, "__torch_function__", _default_device))
         stack.enter_context(mock.patch.object(torch.profiler, "profile", _profile(torch.profiler.profile)))
         stack.enter_context(mock.patch.object(torch.library.Library, "impl", _of_the_cpu(torch.library.Library.impl)))
         backward = torch.autograd.function.BackwardCFunction
         stack.enter_context(mock.patch.object(backward, "apply", _backward(torch, gpu_mode)))
         stack.enter_context(gpu_mode())
         yield
+
+
+def _default_device(
+    self: Any, func: Callable[..., object], types: object, args: tuple[object, ...] = (),
+    kwargs: dict[str, object] | None = None,
+) -> object:  # fmt: skip
+    """The default device of factories; `_called` has read it already where that mode came first."""
+    kwargs, torch = dict(kwargs or {}), sys.modules["torch"]
+    first = self.device.type == "cuda" and not any(type(one).__name__ == "CudaMode" for one in _modes(torch))
+    if not first and kwargs.get("device") is None and func in torch.utils._device._device_constructors():
+        kwargs["device"] = self.device
+    return func(*args, **kwargs)
+
+
+def _modes(torch: ModuleType) -> list[Any]:
+    """The function modes of torch that are on, the latest last."""
+    found: list[Any] = torch.overrides._get_current_function_mode_stack()
+    return found
 
 
 def gpu_mode() -> AbstractContextManager[Any]:
@@ -148,6 +171,12 @@ def _called(torch: ModuleType, func: Any, args: tuple[Any, ...], kwargs: dict[st
         )
     if name == "pin_memory":
         return first
+    if kwargs.get("pin_memory"):
+        kwargs["pin_memory"] = False
+    if kwargs.get("device") is None and func in torch.utils._device._device_constructors():
+        # Of torch.set_default_device, and of "with torch.device(...)".
+        defaults = [one.device for one in _modes(torch) if isinstance(one, torch.utils._device.DeviceContext)]
+        kwargs |= {"device": defaults[-1]} if defaults else {}
     if name in _MOVES and isinstance(first, torch.Tensor):
         return _moved(torch, name, func, args, kwargs)
     asked: list[bool] = []
@@ -196,7 +225,7 @@ class GpuCapsule:
 
 def _read(torch: ModuleType, value: Any, asked: list[bool]) -> Any:
     """An argument; a device becomes the CPU, and `asked` has whether it was a GPU."""
-    if isinstance(value, torch.device) or (isinstance(value, str) and value.split(":")[0] in ("cuda", "cpu")):
+    if isinstance(value, (torch.device, str)) and str(value).split(":")[0] in ("cuda", "cpu"):
         asked.append(str(value).startswith("cuda"))
         return torch.device("cpu")
     return value
@@ -524,6 +553,9 @@ def _answers(torch: ModuleType, device: GpuModel) -> dict[str, Any]:
         "empty_cache": lambda: None, "memory_allocated": lambda *x: 0, "max_memory_allocated": lambda *x: 0,
         "reset_peak_memory_stats": lambda *x: None, "mem_get_info": lambda *x: (device.memory, device.memory),
         "manual_seed": lambda seed: None, "manual_seed_all": lambda seed: None,  # torch.manual_seed calls them
+        "get_rng_state": lambda *x, **more: torch.get_rng_state(),
+        "set_rng_state": lambda state, *x, **more: torch.set_rng_state(state),
+        "ipc_collect": lambda: None, "_sleep": lambda cycles: None, "memory_reserved": lambda *x: 0,
         "CUDAGraph": HostGraph, "graph": _graph,
         "is_current_stream_capturing": lambda: HostGraph.capturing() is not None,
     }  # fmt: skip

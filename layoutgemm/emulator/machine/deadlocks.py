@@ -6,14 +6,18 @@ under "states".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ..findings import with_roles
 
 if TYPE_CHECKING:
+    from ..ptx.parser import PtxInstruction
     from .interpreter import Cluster, Cta, Fiber
 
+POLLS_ANYWHERE = re.compile(r"ld\.(?:.*\.)?(?:acquire|relaxed|volatile|mmio)\b|atom\.")  # of any memory
+WAITING = re.compile(r"bra\b|nanosleep")  # beside the loads of a loop that polls
 STATES = "states"  # key of the scratch
 MOST = 60  # lines of a report
 
@@ -48,7 +52,7 @@ def fibers(waiting: Sequence[Fiber]) -> list[str]:
     groups: dict[tuple[str, str, bool], list[Fiber]] = {}
     for fiber in waiting:
         whole = fiber.lanes == fiber.warp.alive
-        place = str(fiber.ins) if fiber.ins is not None else "its first instruction"
+        place = str(polled(fiber) or fiber.ins or "its first instruction")
         groups.setdefault((str(fiber.cta.coordinate), place, whole), []).append(fiber)
     lines = []
     for (coordinate, place, whole), some in groups.items():
@@ -56,6 +60,14 @@ def fibers(waiting: Sequence[Fiber]) -> list[str]:
         named = warps(some[0].cta, [fiber.warp.number for fiber in some])
         lines.append(f"CTA {coordinate} {named}{lanes}: {place}")
     return lines
+
+
+def polled(fiber: Fiber) -> PtxInstruction | None:
+    """The load or atomic before a fiber's branch, with which it polls."""
+    if fiber.ins is None or not WAITING.match(fiber.ins.opcode):
+        return None
+    before = fiber.machine.program.kernel.instructions[: fiber.ins.pc]
+    return next((ins for ins in reversed(before) if POLLS_ANYWHERE.match(ins.opcode)), None)
 
 
 def stuck(cluster: Cluster) -> str:

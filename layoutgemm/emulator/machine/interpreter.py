@@ -3,7 +3,8 @@
 A *fiber* is a warp, or those of its lanes that took one side of a branch. Where lanes disagree, the fiber stops and two
 children run, each with its own copy of the registers. They run until both reach the branch's reconvergence point, the
 nearest pc on every path to the exit. So within a fiber all lanes are active, a uniform value stays uniform, and nothing
-is masked. One case is not modelled: lanes of one warp that wait for each other inside a branch.
+is masked. Lanes that wait for polling lanes of their warp go on to the next instruction that needs the whole warp: one
+releases a lock that others ask for.
 
 Operations are functions of the fiber (`ops`), and return
 
@@ -37,14 +38,15 @@ from ..ptx.parser import MAX_SHARED_BYTES, PtxInstruction
 from ..ptx.program import CodeSegment, Operation, Program
 from ..ptx.values import FULL, LANES, Lanes, Undefined, Value, any_of, bool_of, mask_of
 from ..races.conflicts import Conflict
+from ..races.global_bytes import GlobalWatch
 from ..races.happens_before import NO_PARTS, Knowledge, Ledger, MemoryEvent, Parts, Shadow
 from ..races.lanes import Touch, fork, join
 from .bank_counts import BankCounter
-from .deadlocks import stuck
+from .deadlocks import POLLS_ANYWHERE, WAITING, stuck
 from .launch import MULTIPROCESSORS as MULTIPROCESSORS
+from .launch import WORKSPACE, WORKSPACE_BYTES, Progress, Triple, Watch, special_registers
 from .launch import Launch as Launch
 from .launch import Policy as Policy
-from .launch import Progress, Triple, Watch, special_registers
 from .memory import RANK_SHIFT, CtaSharedMemory
 from .roles import role_from
 from .timeline import Recorder
@@ -61,7 +63,7 @@ PRODUCTS = ("wgmma.mma_async", "mma.", "tcgen05.mma")
 
 # Qualifiers come in any order: ptxas takes ld.global.acquire.gpu as well as ld.acquire.gpu.global.
 POLLS = re.compile(r"(?:ld\.(?!.*\.shared)(?:.*\.)?(?:acquire|relaxed|volatile|mmio)\b|atom\.(?!.*\.shared)).*")
-WAITING = re.compile(r"bra\b|nanosleep")  # beside the loads of a loop that polls
+STILL = 4  # rounds of polling, without any other progress, after which nothing will come
 POLLED = 5  # a loop that polls does it at least once in so many operations
 
 
@@ -70,10 +72,16 @@ class Warp:
 
     def __init__(self, cta: Cta, number: int, special: dict[str, Value]) -> None:
         self.cta, self.number, self.special = cta, number, special
-        self.alive = FULL
+        self.alive = self.present = FULL  # lanes that have not ended; lanes of the launch
         self.window = cta.rank << RANK_SHIFT
         self.did = bytearray(cta.cluster.machine.program.size)  # for each pc, whether some lane executed it
         self.scratch: dict[Hashable, Any] = {}  # what operations keep for a warp
+
+    def clock(self, low: int, mask: int) -> int:
+        """Bits of the launch's clock, from bit `low`; it goes on with operations, and faster with each look at it."""
+        machine = self.cta.cluster.machine
+        machine.looks += 1
+        return (32 * machine.operations + 256 * machine.looks) >> low & mask
 
     def __str__(self) -> str:
         return f"CTA {self.cta.coordinate} warp {self.number}"
@@ -136,13 +144,14 @@ class Fiber:
         return out
 
     def whole(self) -> None:
-        """Refuse an .aligned instruction of a diverged warp."""
-        if self.lanes != self.warp.alive:
-            assert self.ins is not None
+        """Refuse an .aligned instruction of a diverged warp; threads that have ended may be missing at a barrier."""
+        assert self.ins is not None
+        needed = self.warp.alive if self.ins.words[0] in ("bar", "barrier") else self.warp.present
+        if self.lanes != needed:
             self.machine.problem(
                 "divergence",
                 f"{self.ins.opcode} has to be executed by the whole warp, and is by lanes {self.lanes:#x} of "
-                f"{self.warp.alive:#x}",
+                f"{needed:#x}",
                 self,
             )
 
@@ -169,6 +178,8 @@ class Cluster:
 
     def __init__(self, machine: PtxMachine, coordinates: list[Triple]) -> None:
         self.machine = machine
+        self.number = machine.begun  # among the launch's clusters, in the order of their beginning
+        machine.begun += 1
         self.ledger = Ledger(
             machine.policy.fences == "writers", machine.policy.races, machine.policy.lanes, machine.policy.strict
         )
@@ -176,6 +187,7 @@ class Cluster:
         self.ready: deque[Fiber] = deque()
         self.pending: list[Callable[[], None]] = []
         self.running = 0
+        self.still, self.progress = 0, -1  # looks at it since its threads did more than poll; all that they had done
         self.compact_at = machine.COMPACT  # the number of events after which the ledger drops old ones
         self.scratch: dict[str, Any] = {}
         launch, block = machine.launch, machine.launch.block
@@ -189,7 +201,7 @@ class Cluster:
             for number in range(-(-threads // LANES)):
                 warp = Warp(cta, number, special_registers(launch, cta.coordinate, cta.rank, cta.shared.size, number))
                 present = min(LANES, threads - LANES * number)
-                warp.alive = (1 << present) - 1
+                warp.alive = warp.present = (1 << present) - 1
                 cta.warps.append(warp)
                 registers = list(machine.program.blank)
                 self.start(Fiber(warp, registers, 0, warp.alive, None, -1), None)
@@ -259,7 +271,7 @@ class PtxMachine:
         self.random = random.Random(self.policy.seed)
         self.findings, self.suspects = Findings(), Findings()
         self.counts = Counts(executed=bytearray(program.size))
-        self.operations = 0
+        self.operations = self.looks = self.changes = 0  # looks: of threads at a clock; changes: of words by atomics
         self.look = self.policy.limit  # operations before the next look at the clock
         self.told, self.products = 0.0, 0
         self.waiting: deque[Triple] = deque()
@@ -267,12 +279,17 @@ class PtxMachine:
         self.owed = 0  # turns of those before another cluster begins
         self.scratch: dict[str, Any] = {}  # what operations keep for a launch
         self.printed: list[tuple[Triple, int, str]] = []  # what threads printed: (block, thread, text), in order
+        self.parted: dict[int, int] = {}  # where lanes do not wait for those that poll -> where they do
+        self.global_watch = GlobalWatch() if self.policy.races else None
+        self.begun = 0  # clusters
         self.quantum, self.landed = 0, 0
         self.device = ""  # the name of the device that it runs on, beside others
         if problem := _geometry(launch):
             raise EmulatorError(problem)
         for variable, first in program.variables:
             launch.memory.define(variable.name, program.symbols[variable.name], None if variable.external else first)
+        if program.reads_special("%envreg1"):
+            launch.memory.define("the grid's workspace", WORKSPACE, np.zeros(WORKSPACE_BYTES, np.uint8))
         for axis in range(3):
             if launch.grid[axis] % launch.cluster[axis]:
                 raise EmulatorError(f"a grid of {launch.grid} is not a whole number of clusters of {launch.cluster}")
@@ -281,8 +298,13 @@ class PtxMachine:
         """Execute every cluster; returns the machine."""
         self.begin()
         try:
+            still, mark = 0, (-1, 0)
             while self.turn():
-                pass
+                now = (len(self.waiting), self._progress(POLLS))
+                still = still + 1 if now == mark else 0
+                mark = now
+                if still > STILL + 2 * len(self.polling):
+                    raise DeadlockError(f"threads poll, and nothing else goes on:\n{stuck(self.polling[0])}")
         finally:
             self.finish()
         return self
@@ -311,10 +333,18 @@ class PtxMachine:
     @property
     def advanced(self) -> int:
         """Operations so far that are no arithmetic and no polling, and late ones that landed."""
+        return self._others(POLLS)
+
+    def _others(self, polls: re.Pattern[str]) -> int:
+        """Operations so far except arithmetic, branches and these polls; and late ones that landed."""
         counts = self.counts.instructions
         return self.landed + sum(
-            count for opcode, count in counts.items() if not WAITING.match(opcode) and not POLLS.match(opcode)
+            count for opcode, count in counts.items() if not WAITING.match(opcode) and not polls.match(opcode)
         )
+
+    def _progress(self, polls: re.Pattern[str]) -> int:
+        """A number that grows with anything that these polls may wait for: a change of memory, or of the time."""
+        return self._others(polls) + self.changes + self.looks
 
     def _record(self, cluster: Cluster) -> None:
         """Add the roles of the cluster's warps to the findings."""
@@ -436,6 +466,7 @@ class PtxMachine:
         touch: Touch | None = None,
         by: int = 0,
         ends: tuple[int, int] | None = None,
+        same: Callable[[], bool] | None = None,
     ) -> None:
         """Record an access to shared memory, and report its races.
 
@@ -444,6 +475,7 @@ class PtxMachine:
         touch  what each lane accesses; None: all of them do it as one
         by     the lanes that do it; 0: all of the fiber's
         ends   the first and the last granule, where the caller knows them
+        same   of a write: whether memory holds what it writes
         """
         ledger, shadow, lanes = cta.cluster.ledger, cta.shadow, 0
         if ledger.lanes:
@@ -456,7 +488,7 @@ class PtxMachine:
         if self.trace is not None:
             self.trace.access(fiber, "shared", cta, places, write, event, fiber.knows, asynchronous, parts)
         knows, own = fiber.knows, fiber.epoch
-        race = shadow.access(places, write, event, knows, asynchronous, what, own, parts, lanes, touch, ends)
+        race = shadow.access(places, write, event, knows, asynchronous, what, own, parts, lanes, touch, ends, same)
         if race is not None:
             self.conflict(race, fiber)
         if len(cta.shadow.records) > cta.shadow.full:
@@ -474,12 +506,19 @@ class PtxMachine:
             if self.operations >= end and cluster.ready:
                 cluster.scratch["only polls"] = (self._polls() - polls) * POLLED > self.operations - mark
                 return False
-            if self.operations - mark >= self.PATIENCE:
+            if self.operations - mark >= self._patience():
                 before, mark, polls = (mark, polls), self.operations, self._polls()
-                if (polls - before[1]) * POLLED > mark - before[0]:
-                    if not cluster.pending:
+                last, cluster.progress = cluster.progress, self._progress(POLLS_ANYWHERE)
+                cluster.still = cluster.still + 1 if cluster.progress == last else 0
+                if cluster.still and self._part(cluster):
+                    cluster.still = 0
+                elif cluster.still > STILL + len(cluster.fibers) and not cluster.pending and polls == before[1]:
+                    raise DeadlockError(f"threads poll, and nothing else goes on:\n{stuck(cluster)}")
+                elif (polls - before[1]) * POLLED > mark - before[0]:
+                    if cluster.pending:
+                        self._land(cluster)
+                    else:
                         return False
-                    self._land(cluster)
             if cluster.ledger.next > cluster.compact_at and self.trace is None:
                 cluster.ledger.compact(cluster.fibers, self._asked(cluster))
                 cluster.compact_at = cluster.ledger.next + self.COMPACT
@@ -500,6 +539,10 @@ class PtxMachine:
         if self.recorder is not None:
             self.recorder.end(cluster)
         return True
+
+    def _patience(self) -> int:
+        """Operations after which polling is looked for: few where lanes of one warp wait for each other."""
+        return self.PATIENCE >> 6 if self.parted else self.PATIENCE
 
     def _polls(self) -> int:
         """Executions of loads and atomics that may poll: of global memory, and ordered with other threads'."""
@@ -543,7 +586,7 @@ class PtxMachine:
     def _run_fiber(self, cluster: Cluster, fiber: Fiber) -> None:
         program, registers, warp = self.program, fiber.registers, fiber.warp
         steps, executed, counts, did = program.steps, self.counts.executed, self.counts.instructions, warp.did
-        turns = self.PATIENCE if self.policy.pick == "in turn" else self.random.randrange(1, 12)
+        turns = self._patience() if self.policy.pick == "in turn" else self.random.randrange(1, 12)
         end, recorder = program.size, self.recorder
         try:
             while True:
@@ -624,11 +667,14 @@ class PtxMachine:
     def split(self, fiber: Fiber, meet: int, parts: list[tuple[int, int, object]]) -> int:
         """Stop a fiber; parts (pc, lanes, scratch) go on in children until they reach pc `meet`. Returns GONE."""
         cluster = fiber.cta.cluster
+        while meet in self.parted:
+            meet = self.parted[meet]
         fiber.pc, fiber.children, fiber.done = meet, len(parts), []
         cluster.ledger.renew(fiber)
         cluster.fibers.remove(fiber)
         there = meet if self.policy.pick == "in turn" else -1
         arrived: list[Fiber] = []
+        ended: list[Fiber] = []
         for pc, lanes, scratch in parts:
             # A child that begins at the meeting point writes no register, and has its turn at once.
             registers = fiber.registers if pc == there else list(fiber.registers)
@@ -637,11 +683,45 @@ class PtxMachine:
             cluster.start(child, fiber)
             if pc == there:
                 arrived.append(child)
+            elif pc < self.program.size and self.program.ends(pc):
+                ended.append(child)
         fiber.dirty = 0  # what the children keep of it comes back with them
         for child in arrived:
             cluster.ready.remove(child)
             self._finish(cluster, child, False)
+        for child in ended:  # so that the others do not wait for these
+            child.ins = self.program.kernel.instructions[child.pc]
+            self.counts.executed[child.pc] = fiber.warp.did[child.pc] = 1
+            self.counts.instructions[child.ins.opcode] += 1
+            cluster.ready.remove(child)
+            self.exit(child)
         return GONE
+
+    def _part(self, cluster: Cluster) -> bool:
+        """Let lanes go on that wait for lanes of their warp, which only poll. False if no lanes wait so.
+
+        A GPU schedules threads independently: a lane that holds a lock leaves its loop and releases it, while other
+        lanes of the warp ask for it. They meet again at the next instruction that needs the warp.
+        """
+        for fiber in cluster.ready:
+            child = fiber
+            while (parent := child.parent) is not None:
+                waiting = [one for one, gone in parent.done if not gone]
+                if waiting:
+                    meet = self.program.next_meeting(parent.pc)
+                    if meet == parent.pc:
+                        return False
+                    self.parted[parent.pc] = meet
+                    parent.done = [(one, gone) for one, gone in parent.done if gone]
+                    parent.children += len(waiting)
+                    parent.pc = meet
+                    for one in {*waiting, *_children(cluster, parent)}:
+                        one.meet = meet
+                    cluster.fibers += waiting
+                    cluster.ready.extend(waiting)
+                    return True
+                child = parent
+        return False
 
     def exit(self, fiber: Fiber) -> int:
         """End the fiber's lanes. Returns GONE."""
@@ -720,6 +800,17 @@ class PtxMachine:
                 else:
                     value = merged(value, other, child.lanes, wide)
             parent.registers[register] = value
+
+
+def _children(cluster: Cluster, parent: Fiber) -> set[Fiber]:
+    """The children of a stopped fiber that run, or that have stopped for their own."""
+    found = set()
+    for fiber in cluster.fibers:
+        while fiber.parent is not None:
+            if fiber.parent is parent:
+                found.add(fiber)
+            fiber = fiber.parent
+    return found
 
 
 def _geometry(launch: Launch) -> str:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from ...arguments import as_int, settle
 from ...atoms.tma.rules import TensorMap
 from ...errors import EmulatorError
-from ..ptx.values import FULL, LANE, LANES, Value
+from ..ptx.values import FULL, LANE, LANES, M32, M64, Value
 from .memory import POISON, GlobalMemory
 
 MULTIPROCESSORS = 132  # machine facts that kernels read: an H200's SM count, which sizes persistent grids
 Triple = tuple[int, int, int]
+# Where %envreg1 and %envreg2 lead: the words that a cooperative grid's barrier uses (CUDA's cooperative_groups).
+WORKSPACE, WORKSPACE_BYTES = 0x5FFF_0000_0000, 64
 
 
 _SOON_OR_LATE = ("late", "early")
@@ -141,14 +143,21 @@ def special_registers(launch: Launch, coordinate: Triple, rank: int, shared: int
         "%smid": 0,
         "%nsmid": MULTIPROCESSORS,
         "%gridid": 0,
-        "%clock": 0,
-        "%clock64": 0,
-        "%globaltimer": 0,
         "%cluster_ctarank": rank,
         "%cluster_nctarank": size[0] * size[1] * size[2],
         "%is_explicit_cluster": True,
         "%total_smem_size": shared,
+        "%aggr_smem_size": shared,
         "%dynamic_smem_size": launch.dynamic_shared,
+        "%reserved_smem_offset_begin": 0,
+        "%reserved_smem_offset_end": 0,
+        "%reserved_smem_offset_cap": 0,
+        "%reserved_smem_offset_0": 0,
+        "%reserved_smem_offset_1": 0,
+        **{f"%envreg{n}": 0 for n in range(32)},
+        **{f"%pm{n}{wide}": 0 for n in range(8) for wide in ("", "_64")},
+        "%envreg1": WORKSPACE >> 32,
+        "%envreg2": WORKSPACE & M32,
         "%lanemask_eq": 1 << LANE,
         "%lanemask_lt": (1 << LANE) - 1,
         "%lanemask_le": (2 << LANE) - 1,
@@ -169,5 +178,12 @@ def special_registers(launch: Launch, coordinate: Triple, rank: int, shared: int
     return special
 
 
+# Special registers that count time, and the shift of the bits that each has; the launch's clock stands in for both.
+CLOCKS = {
+    "%clock": (0, M32), "%clock_hi": (32, M32), "%clock64": (0, M64),
+    "%globaltimer": (0, M64), "%globaltimer_lo": (0, M32), "%globaltimer_hi": (32, M32),
+}  # fmt: skip
 # The names of all special registers.
-SPECIAL = frozenset(special_registers(Launch((1, 1, 1), (1, 1, 1), b"", GlobalMemory()), (0, 0, 0), 0, 0, 0))
+SPECIAL = frozenset(CLOCKS) | frozenset(
+    special_registers(Launch((1, 1, 1), (1, 1, 1), b"", GlobalMemory()), (0, 0, 0), 0, 0, 0)
+)

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from .interpreter import Fiber
 
 # Operations that move values between lanes, or compute with many: their operands decide nothing.
-MOVES = ("shfl", "redux", "movmatrix", "vote", "match", "stmatrix", "mma", "wgmma", "atom", "red", "st.async")
+MOVES = ("shfl", "redux", "movmatrix", "vote", "match", "stmatrix", "mma", "wmma", "wgmma", "atom", "red", "st.async")
 # Instructions that put bits elsewhere, by their data operands; the others say where to.
 CARRIES = {
     "mov": None,

@@ -19,7 +19,7 @@ from .registry import BUILDERS, GUARDS, guarded
 MODULES = (
     "barrier", "calls", "control", "launch_control", "memory", "multimem", "warp",
     "copy.bulk", "copy.bulk_groups", "copy.cp_async", "copy.ldmatrix", "copy.tensormap", "copy.tma",
-    "mma.sync", "mma.wgmma", "tcgen05.allocation", "tcgen05.copy", "tcgen05.mma", "tcgen05.shift",
+    "mma.sync", "mma.wgmma", "mma.wmma", "tcgen05.allocation", "tcgen05.copy", "tcgen05.mma", "tcgen05.shift",
 )  # fmt: skip
 for _module in MODULES:
     import_module(f"{__name__}.{_module}")

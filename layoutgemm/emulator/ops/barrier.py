@@ -8,24 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from ...errors import EmulatorError
 from ...moved import old_names
 from ..machine.deadlocks import STATES, fibers, warps
 from ..machine.interpreter import BLOCKED, Cluster, Cta, Fiber
 from ..ptx.parser import PtxInstruction
 from ..ptx.program import Program, Reader, Run
-from ..ptx.values import mask_of
+from ..ptx.values import Value, compact, mask_of
 from ..races.happens_before import Knowledge, MemoryEvent
 from ..races.lanes import synchronise
-from .memory import block_of, said
-from .registry import known, operation
+from .memory import FENCED, WAITED, block_of, said
+from .registry import by_mask, known, operation
 
 PASSED = object()  # marks a fiber that a barrier released while it waited
 # In a warp's scratch, of tensor memory alone: what a relaxed arrive hands on, what relaxed waits have acquired.
 HANDED, RELAXED = "tensor handed", "tensor relaxed"
-WAITED = "relaxed waits"  # in a warp's scratch: what ended phases hand on, once a fence follows
 NAMED = 16  # named barriers of a block
+PHASES = "cluster phases"  # in a warp's scratch: phase of the cluster's barrier -> lanes that arrived in it
 BARRIER_BYTES = 8
+# The opaque state that an arrive returns: the phase, and the arrivals that were pending before it.
+PHASE_BITS = 32
+PHASE_MASK = (1 << PHASE_BITS) - 1
 SCOPES = (
     "shared", "shared::cta", "shared::cluster", "b64", "release", "acquire", "relaxed", "cta", "cluster", "aligned",
 )  # fmt: skip
@@ -212,7 +217,7 @@ def warp_barrier(program: Program, ins: PtxInstruction) -> Run:
         elif fiber.cta.cluster.ledger.lanes:
             synchronise(fiber.cta.cluster.ledger, fiber)
 
-    return go
+    return by_mask(ins, mask, go)
 
 
 # Barrier of the cluster -----------------------------------------------------------------------------------------------
@@ -277,13 +282,17 @@ def cluster_arrive(program: Program, ins: PtxInstruction) -> Run:
             fiber.whole()
         cluster = fiber.cta.cluster
         barrier = _cluster_barrier(cluster)
-        if fiber.warp.scratch.get("arrived") == barrier.generation:
+        phases = fiber.warp.scratch.setdefault(PHASES, {})
+        lanes = phases.get(barrier.generation, 0)
+        if lanes & fiber.lanes:
             raise EmulatorError("a second barrier.cluster.arrive before the wait for the first")
+        phases[barrier.generation] = lanes | fiber.lanes
+        phases.pop(barrier.generation - 2, None)  # for which no lane waits any more
         fiber.warp.scratch["arrived"] = barrier.generation
         if relaxed:
             cluster.ledger.release_inits(fiber, barrier.knows)
-            if "fenced" in fiber.warp.scratch:
-                barrier.knows.merge(fiber.warp.scratch["fenced"])
+            if FENCED in fiber.warp.scratch:
+                barrier.knows.merge(fiber.warp.scratch[FENCED])
         else:
             cluster.ledger.release(fiber, barrier.knows)
         barrier.arrived += fiber.lanes.bit_count()
@@ -299,9 +308,11 @@ def cluster_wait(program: Program, ins: PtxInstruction) -> Run:
 
     def go(fiber: Fiber) -> int | None:
         barrier = _cluster_barrier(fiber.cta.cluster)
-        if "arrived" not in fiber.warp.scratch:
+        phases = fiber.warp.scratch.get(PHASES, {})
+        arrived = max((phase for phase, lanes in phases.items() if lanes & fiber.lanes), default=None)
+        if arrived is None:
             raise EmulatorError("barrier.cluster.wait without an arrive")
-        if barrier.generation > fiber.warp.scratch["arrived"]:
+        if barrier.generation > arrived:
             fiber.cta.cluster.ledger.acquire(fiber, barrier.sealed)
             return None
         barrier.waiting.append(fiber)
@@ -461,7 +472,10 @@ def barrier_in(cta: Cta, offset: int) -> EmulatedMbarrier:
     """The mbarrier of a block at an offset. Raises EmulatorError without a live one."""
     found = barriers_of(cta).get(offset)
     if found is None:
-        raise EmulatorError(f"no mbarrier is initialised at {offset:#x} of CTA {cta.coordinate}")
+        raise EmulatorError(
+            f"no mbarrier is initialised at {offset:#x} of CTA {cta.coordinate}: mbarrier.init, fence.mbarrier_init "
+            "and a barrier of all threads that use it come first"
+        )
     return found
 
 
@@ -539,19 +553,20 @@ def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
         if relaxed:
             ledger.renew(fiber)
             ledger.release_inits(fiber, handed)
-            if "fenced" in fiber.warp.scratch:
-                handed.merge(fiber.warp.scratch["fenced"])
+            if FENCED in fiber.warp.scratch:
+                handed.merge(fiber.warp.scratch[FENCED])
             tensor = fiber.warp.scratch.get(HANDED)
         else:
             ledger.release(fiber, handed)
             tensor = None
         phases: dict[EmulatedMbarrier, int] = {}
+        states: list[int] = []  # of the barrier before each lane's arrival
         for at in fiber.each(address(fiber)).tolist():
             barrier = mbarrier_at(fiber, int(at))
             if phases.setdefault(barrier, barrier.phase) != barrier.phase:
                 fiber.machine.problem("protocol", f"lanes of one arrive fall into two phases of the {barrier}", fiber)
             if state is not None:
-                fiber.registers[state] = barrier.phase
+                states.append(barrier.phase | barrier.pending << PHASE_BITS)
             barrier.knows.merge(handed)
             if tensor is not None:
                 barrier.tensor.merge(tensor)
@@ -564,6 +579,22 @@ def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
             early = barrier.arrive(1 if expects else amount, acted, handed)
             if early is not None:
                 fiber.machine.problem("protocol", early, fiber, ins)
+        if state is not None:
+            fiber.registers[state] = compact(fiber.spread(np.array(states, dtype=np.uint64)))
+
+    return go
+
+
+@operation("mbarrier.pending_count")
+def mbarrier_pending(program: Program, ins: PtxInstruction) -> Run:
+    """mbarrier.pending_count: the arrivals that a state, as an arrive returned it, still waited for."""
+    known(ins, "pending_count", "b64")
+    target, state = program.index[ins.operands[0].text], program.value(ins.operands[1], "b64")
+
+    def go(fiber: Fiber) -> None:
+        found = state(fiber)
+        pending = found >> (np.uint64(PHASE_BITS) if isinstance(found, np.ndarray) else PHASE_BITS)
+        fiber.registers[target] = pending.astype(np.int64) if isinstance(pending, np.ndarray) else pending
 
     return go
 
@@ -596,7 +627,7 @@ def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
 
     def go(fiber: Fiber) -> int | None:
         barrier = mbarrier_at(fiber, fiber.one(address(fiber)))
-        asked = fiber.one(phase(fiber))
+        asked = fiber.one(phase(fiber)) if by_parity else _phase_of(fiber, phase(fiber))
         if by_parity and asked > 1:
             raise EmulatorError(f"phase parity {asked}: it is 0 or 1")
         ended = barrier.phase & 1 != asked if by_parity else barrier.phase > asked
@@ -627,6 +658,11 @@ def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
+def _phase_of(fiber: Fiber, state: Value) -> int:
+    """The phase of the barrier's state in each lane, which arrived in one phase together."""
+    return fiber.one(state & np.uint64(PHASE_MASK) if isinstance(state, np.ndarray) else state & PHASE_MASK)
+
+
 # Fences ---------------------------------------------------------------------------------------------------------------
 
 
@@ -650,7 +686,7 @@ def fence(program: Program, ins: PtxInstruction) -> Run:
         ledger = fiber.cta.cluster.ledger
         if acquires and (waited := fiber.warp.scratch.pop(WAITED, None)) is not None:
             ledger.acquire(fiber, waited)
-        fenced = fiber.warp.scratch["fenced"] = ledger.knowledge()
+        fenced = fiber.warp.scratch[FENCED] = ledger.knowledge()
         ledger.release(fiber, fenced)
 
     return go

@@ -62,7 +62,7 @@ def _argument(program: Program, ins: PtxInstruction, operand: PtxOperand, size: 
 
 def _bytes(fiber: Fiber, lane: int, address: int, size: int) -> bytes:
     """Bytes of one thread's generic memory."""
-    if is_local("", address):
+    if is_local("", address, 1 << lane):
         where = np.full(LANE.shape, address, dtype=np.uint64)
         assert fiber.ins is not None
         return bytes(fetch_local(fiber, fiber.ins, where, 1 << lane, "", size)[0])

@@ -6,6 +6,8 @@ from ...errors import EmulatorError
 from ..machine.interpreter import Fiber
 from ..ptx.parser import PtxInstruction
 from ..ptx.program import Program, Run
+from ..ptx.values import lane_bits
+from .memory import lanewise
 from .registry import known, operation, taken
 
 
@@ -29,6 +31,27 @@ def branch(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
+@operation("brx.idx", guards=True)
+def indexed_branch(program: Program, ins: PtxInstruction) -> Run:
+    """brx.idx: branch to the label that an index selects; lanes with different ones go their ways until they meet."""
+    known(ins, "idx", "uni")
+    targets, after = program.targets_of(ins), ins.pc + 1
+    index, lanes_of, meet = program.value(ins.operands[0]), taken(program, ins), program.meets[ins.pc]
+
+    def go(fiber: Fiber) -> int | None:
+        lanes = lanes_of(fiber)
+        ways: dict[int, int] = {after: fiber.lanes & ~lanes} if lanes != fiber.lanes else {}
+        for at, bit in zip(lanewise(index(fiber), lanes).tolist(), lane_bits(lanes), strict=True):
+            if at >= len(targets):
+                raise EmulatorError(f"brx.idx with index {at} of {len(targets)} targets")
+            ways[targets[at]] = ways.get(targets[at], 0) | bit
+        if len(ways) == 1:
+            return next(iter(ways))
+        return fiber.machine.split(fiber, meet, [(pc, members, None) for pc, members in ways.items()])
+
+    return go
+
+
 @operation("ret", "exit")
 def end(program: Program, ins: PtxInstruction) -> Run:
     """ret, exit: the thread ends; in a kernel the two are the same."""
@@ -46,14 +69,14 @@ def trap(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-@operation("nanosleep", "prefetch", "prefetchu", "applypriority", "discard", "cp.async.bulk.prefetch.L2",
+@operation("nanosleep", "pmevent", "prefetch", "prefetchu", "applypriority", "discard", "cp.async.bulk.prefetch.L2",
            "griddepcontrol.launch_dependents", "griddepcontrol.wait")  # fmt: skip
 def hint(program: Program, ins: PtxInstruction) -> Run:
     """Instructions without an effect on results: delays, cache hints, and other grids, none of which runs."""
     return lambda fiber: None
 
 
-@operation("mma.sp", "mma.sp::ordered_metadata", "wmma")
+@operation("mma.sp", "mma.sp::ordered_metadata")
 def left_out(program: Program, ins: PtxInstruction) -> Run:
-    """Refuse sparse products and wmma, which no dense example of the DSL uses."""
-    raise ValueError(f"{ins.words[0]}{'.' + ins.words[1] if ins.words[0] == 'mma' else ''} is left out of the emulator")
+    """Refuse sparse products, which no dense example of the DSL uses."""
+    raise ValueError(f"mma.{ins.words[1]} is left out of the emulator")

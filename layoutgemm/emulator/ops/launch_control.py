@@ -63,17 +63,20 @@ def try_cancel(program: Program, ins: PtxInstruction) -> Run:
 @operation("clusterlaunchcontrol.query_cancel")
 def query_cancel(program: Program, ins: PtxInstruction) -> Run:
     """query_cancel: does a handle name a cluster, or a coordinate of its first block (undefined without)."""
-    target, handle = program.index[ins.operands[0].text], program.value(ins.operands[1], "b128")
+    targets, handle = program.targets(ins.operands[0]), program.value(ins.operands[1], "b128")
     question = ins.words[2]
     axis = question.rpartition("::")[2]
-    if question != "is_canceled" and axis not in SHIFTS:
+    axes = [0] if question == "is_canceled" else [SHIFTS[axis]] if axis in SHIFTS else [*SHIFTS.values()]
+    if question not in ("is_canceled", "get_first_ctaid", f"get_first_ctaid::{axis}"):
         raise ValueError(f".{question} is not known here")
+    if len(targets) != (4 if question == "get_first_ctaid" else 1):
+        raise ValueError(f"{ins.operands[0].text} for the result of {ins.opcode}")
 
     def go(fiber: Fiber) -> None:
         value = fiber.one(handle(fiber))
-        if question == "is_canceled":
-            fiber.registers[target] = bool(value & TAKEN_BIT)
-            return
-        fiber.registers[target] = value >> SHIFTS[axis] & 0xFFFFFFFF
+        for target, shift in zip(targets, axes, strict=False):  # the fourth of a vector is undefined
+            if target is not None:
+                found = value >> shift
+                fiber.registers[target] = bool(found & TAKEN_BIT) if question == "is_canceled" else found & 0xFFFFFFFF
 
     return go

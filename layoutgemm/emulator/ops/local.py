@@ -10,17 +10,31 @@ from ..machine.local_memory import LocalMemory
 from ..ptx.codegen import LOCAL_BYTES, LOCAL_WINDOW, PARAMETER_BASE
 from ..ptx.parser import MAX_PARAMETER_BYTES, PtxInstruction
 from ..ptx.program import LOCAL_START
-from ..ptx.values import LANE, Value, bool_of
+from ..ptx.values import LANE, Value, any_of, bool_of
+from .registry import SeveralPlaces
 
 
-def is_local(space: str, where: Value) -> bool:
-    """True if an access of this state space ("": generic) at these addresses is to the thread's own memory."""
+def is_local(space: str, where: Value, lanes: int) -> bool:
+    """True if an access of this state space ("": generic) at these addresses is to the thread's own memory.
+
+    Raises SeveralPlaces where that holds for some of the lanes.
+    """
     if space == "local":
         return True
-    first = int(where[0]) if isinstance(where, np.ndarray) else where
+    if space not in ("param", ""):
+        return False
+    low, size = LOCAL_WINDOW, LOCAL_BYTES
     if space == "param":
-        return not PARAMETER_BASE <= first < PARAMETER_BASE + MAX_PARAMETER_BYTES
-    return not space and LOCAL_WINDOW <= first < LOCAL_WINDOW + LOCAL_BYTES
+        low, size = PARAMETER_BASE, MAX_PARAMETER_BYTES
+    if not isinstance(where, np.ndarray):
+        inside = low <= where < low + size
+    else:
+        places = where[bool_of(lanes)].astype(np.int64)
+        found = (places >= low) & (places < low + size)
+        inside = bool(found[0])
+        if any_of(found != inside):
+            raise SeveralPlaces(found.tolist())
+    return inside is not (space == "param")
 
 
 def memory_of(fiber: Fiber) -> LocalMemory:

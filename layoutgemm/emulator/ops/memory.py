@@ -6,6 +6,7 @@ PTX ISA, "Data Movement and Conversion Instructions": ld, st, atom, red, mapa, i
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from ...dtypes import dtype
 from ...errors import EmulatorError
 from ...moved import old_names
 from ..machine.interpreter import Cta, Fiber
-from ..machine.memory import OFFSET, RANK_SHIFT, parts_of
+from ..machine.memory import OFFSET, RANK_SHIFT, parts_of, span, span_parts
 from ..ptx.codegen import PARAMETER_BASE, SHARED_WINDOW, bits_of
 from ..ptx.floats import BINARY, bits32, bits64, decode, encode
 from ..ptx.parser import SIZES, PtxInstruction, PtxOperand
@@ -30,6 +31,7 @@ from ..ptx.values import (
     bool_of,
     defined,
     is_uniform,
+    lane_bits,
     lanes_without,
     s32,
     s64,
@@ -38,7 +40,7 @@ from ..races import global_words as lane_words
 from ..races.happens_before import MemoryEvent
 from ..races.lanes import Touch, conflicting, did, strong
 from .local import fetch_local, is_local, store_local
-from .registry import guarded, operation, taken
+from .registry import SeveralPlaces, by_place, constant, counted, guarded, known, operation, taken
 
 UNSIGNED: dict[int, np.dtype[np.generic]] = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 # Words of ld and st for caches, ordering strength or scope, without an effect on values here.
@@ -46,6 +48,9 @@ IGNORED = {
     "weak", "relaxed", "volatile", "cta", "cluster", "gpu", "sys", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc",
     "acquire", "release", "acq_rel", "mmio", "noftz", "rn", "unified",
 }  # fmt: skip
+# Words of a load or store that is "strong" in PTX's memory model: two of them are no data race.
+HINT = "L2::cache_hint"  # the word of an instruction whose last operand is a cache policy
+STRONG_WORDS = ("relaxed", "acquire", "release", "acq_rel", "mmio", "volatile")
 SPACES = (
     "param", "param::entry", "param::func", "global", "const", "local", "shared", "shared::cta", "shared::cluster",
 )  # fmt: skip
@@ -54,6 +59,7 @@ SPACES = (
 class AccessForm:
     """The parsed words of a load, store or atomic.
 
+    strong  the word that makes a load or store a strong operation, or ""
     space   state space, "" for generic addresses
     kind    type of an element
     count   elements of a vector
@@ -61,6 +67,7 @@ class AccessForm:
 
     def __init__(self, ins: PtxInstruction, extra: tuple[str, ...] = ()) -> None:
         self.space, self.kind, self.count = "", ins.words[-1], 1
+        self.strong = next((word for word in ins.words if word in STRONG_WORDS), "")
         self.acquire = "acquire" in ins.words or "acq_rel" in ins.words
         self.release = "release" in ins.words or "acq_rel" in ins.words
         for word in ins.words[1:-1]:
@@ -71,8 +78,16 @@ class AccessForm:
             elif word not in IGNORED and word not in extra and not word.startswith(("L1::", "L2::")):
                 raise ValueError(f".{word} is not known here")
         self.bytes = bits_of(self.kind) // 8 if self.kind in ("bf16", "f16x2", "bf16x2") else SIZES.get(self.kind, 0)
-        if self.bytes not in UNSIGNED or self.kind == "pred":
+        if (self.bytes not in UNSIGNED and self.kind != "b128") or self.kind == "pred":
             raise ValueError(f"{self.space or 'generic'} {self.kind} is not known here")
+
+
+class PlainForm(AccessForm):
+    """The form of an access to single elements of `size` bytes, without any ordering."""
+
+    def __init__(self, space: str, size: int) -> None:
+        self.space, self.kind, self.count, self.bytes = space, f"b{8 * size}", 1, size
+        self.strong, self.acquire, self.release = "", False, False
 
 
 def block_of(fiber: Fiber, address: int) -> tuple[Cta, int]:
@@ -138,32 +153,50 @@ def unwritten(
 
 
 def place(fiber: Fiber, space: str, addresses: Lanes) -> tuple[Cta | None, npt.NDArray[np.int64]]:
-    """(block, offsets) for shared addresses, (None, addresses) for global ones; all lanes must agree."""
+    """(block, offsets) for shared addresses, (None, addresses) for global ones; lanes that differ are SeveralPlaces."""
     places = addresses.astype(np.int64)
     if not space:
         inside = places >= SHARED_WINDOW
         count = np.count_nonzero(inside)
         if not count:
             return None, places
-        if count < len(inside):
-            raise EmulatorError("generic addresses of one access lie in shared memory for some lanes, not for others")
         places = places - SHARED_WINDOW
+        if count < len(inside):
+            raise SeveralPlaces(np.where(inside, places >> RANK_SHIFT, -1).tolist())
     elif space in ("global", "const"):
         return None, places
     ranks = places >> RANK_SHIFT
     if any_of(ranks != ranks[0]):
-        raise EmulatorError("lanes of one access name shared memory of different blocks")
+        raise SeveralPlaces(ranks.tolist())
     cta, _ = block_of(fiber, int(places[0]))
     return cta, places & OFFSET
 
 
-def signed_to(values: npt.NDArray[np.generic], kind: str, width: int) -> Lanes:
+def signed_to(values: npt.NDArray[Any], kind: str, width: int) -> Lanes:
     """Loaded elements as register values, sign-extended to the register's width."""
+    if kind == "b128":
+        found: Lanes = values
+        return found
     wide = np.uint64 if width == 64 else np.int64
     if kind[0] == "s":
         signed = values.view(f"i{values.dtype.itemsize}").astype(np.int64)
         return signed.view(np.uint64) if width == 64 else signed & ((1 << max(width, 8)) - 1)
     return values.astype(wide)
+
+
+def elements(raw: npt.NDArray[np.uint8], size: int) -> npt.NDArray[Any]:
+    """Bytes as unsigned elements of `size` bytes; of 16 bytes: as Python's ints."""
+    if size in UNSIGNED:
+        return raw.reshape(-1).view(UNSIGNED[size])
+    pairs = raw.reshape(-1).view(np.uint64).reshape(-1, 2).tolist()
+    return np.array([low | up << 64 for low, up in pairs], dtype=object)
+
+
+def bytes_of(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Unsigned elements as bytes, which `elements` reads back."""
+    if values.dtype != object:
+        return values.view(np.uint8)
+    return np.frombuffer(b"".join([int(one).to_bytes(16, "little") for one in values.reshape(-1)]), np.uint8).copy()
 
 
 def _width(program: Program, operand: PtxOperand, form: AccessForm, wider: bool = True) -> int:
@@ -199,9 +232,9 @@ def load(program: Program, ins: PtxInstruction) -> Run:
             return after
         where = address(fiber)
         uniform = not isinstance(where, np.ndarray)
-        if own and is_local(form.space, where):
+        if own and is_local(form.space, where, lanes):
             raw = fetch_local(fiber, ins, where, lanes, form.space, size * count)
-            columns = signed_to(raw.reshape(-1).view(UNSIGNED[size]), kind, width).reshape(-1, count)
+            columns = signed_to(elements(raw, size), kind, width).reshape(-1, count)
             for at, register in enumerate(targets):
                 if register is not None:
                     assign(fiber, register, lanes, columns[:, at])
@@ -210,7 +243,7 @@ def load(program: Program, ins: PtxInstruction) -> Run:
             return parameter(fiber)
         addresses = where[bool_of(lanes)] if isinstance(where, np.ndarray) else np.array([where])
         raw = fetch(fiber, form, addresses, lanes, ins)
-        columns = signed_to(raw.reshape(-1).view(UNSIGNED[size]), kind, width).reshape(-1, count)
+        columns = signed_to(elements(raw, size), kind, width).reshape(-1, count)
         for at, register in enumerate(targets):
             if register is None:
                 continue
@@ -220,7 +253,7 @@ def load(program: Program, ins: PtxInstruction) -> Run:
             assign(fiber, register, lanes, columns[:, at])
         return None
 
-    return go
+    return by_place(program, ins, go)
 
 
 def assign(fiber: Fiber, register: int, lanes: int, values: Lanes) -> None:
@@ -243,16 +276,14 @@ def fetch(fiber: Fiber, form: AccessForm, addresses: Lanes, lanes: int, ins: Ptx
             machine.counts.bytes["constant read"] += size * lanes.bit_count()
             return machine.launch.memory.read(offsets, size)
         machine.counts.bytes["global read"] += size * lanes.bit_count()
-        if form.acquire:
-            _acquire(fiber, offsets)
-        _touch_global(fiber, ins, offsets, size, lanes, "reads")
+        _learn(fiber, form, offsets)
+        _touch_global(fiber, ins, offsets, size, lanes, "reads", bool(form.strong))
         return machine.launch.memory.read(offsets, size)
     cta.shared.check(offsets, size, ins.opcode)
     unwritten(fiber, ins, cta, offsets, size, suspect=True)
-    _touch_shared(fiber, ins, cta, offsets, size, lanes, "ld.shared")
+    _touch_strongly(fiber, ins, form, cta, offsets, size, lanes, "ld.shared")
     machine.counts.bytes["shared read"] += size * lanes.bit_count()
-    if form.acquire:
-        _acquire(fiber, offsets + (cta.rank << RANK_SHIFT))
+    _learn(fiber, form, offsets + (cta.rank << RANK_SHIFT))
     return cta.shared.read(offsets, size)
 
 
@@ -263,29 +294,53 @@ def said(fiber: Fiber, ins: PtxInstruction | None) -> Callable[[], str]:
 
 
 def _touch_global(
-    fiber: Fiber, ins: PtxInstruction, addresses: npt.NDArray[np.int64], size: int, lanes: int, does: str
-) -> None:
-    """Check and record an access to global memory; does: "reads", "writes", or of an atomic "changes"."""
+    fiber: Fiber, ins: PtxInstruction, addresses: npt.NDArray[np.int64], size: int, lanes: int, does: str,
+    strong: bool = False, same: Callable[[], bool] = lambda: False,
+) -> None:  # fmt: skip
+    """Check and record an access to global memory; does: "reads", "writes", or of an atomic "changes".
+
+    same  of a write, whether memory holds what it writes
+    """
     wrong = addresses & size - 1
     if any_of(wrong):
         bad = int(addresses[wrong != 0][0])
         raise EmulatorError(f"global address {bad:#x} is not a multiple of the access's {size} bytes")
-    race = lane_words.touch(fiber, addresses, size, lanes, does != "reads", strong=does == "changes")
+    race = lane_words.touch(fiber, addresses, size, lanes, does != "reads", strong, does != "changes")
     if race is not None:
         message = f"{said(fiber, ins)()} {does} {race}"
         fiber.machine.problem("race", message, fiber, orders="bar.warp.sync between the two orders them.")
+    watch = fiber.machine.global_watch
+    if watch is not None and not strong:
+        where = addresses[:1] if len(addresses) > 1 and not any_of(addresses != addresses[0]) else addresses
+        found = watch.access(fiber, ins.pc, said(fiber, ins), where, size, same if does == "writes" else None)
+        if found is not None:
+            fiber.machine.conflict(found, fiber)
 
 
 def _touch_shared(
     fiber: Fiber, ins: PtxInstruction, cta: Cta, offsets: npt.NDArray[np.int64], size: int, lanes: int, kind: str,
-    event: MemoryEvent | None = None,
+    event: MemoryEvent | None = None, same: Callable[[], bool] | None = None,
 ) -> None:  # fmt: skip
-    """Record an access to shared memory; kind: "ld.shared" or "st.shared"."""
+    """Record an access to shared memory; kind: "ld.shared" or "st.shared"; same: see `PtxMachine.touch`."""
     machine, touch = fiber.machine, Touch(lanes, offsets, size)
     what, parts = said(fiber, ins), parts_of(offsets, size)
-    machine.touch(fiber, cta, touch.places, kind == "st.shared", what, event, parts=parts, touch=touch)
+    machine.touch(fiber, cta, touch.places, kind == "st.shared", what, event, parts=parts, touch=touch, same=same)
     if machine.banks is not None and cta is fiber.cta:
         machine.banks.add(ins, kind, size, offsets, lanes)
+
+
+def _touch_strongly(
+    fiber: Fiber, ins: PtxInstruction, form: AccessForm, cta: Cta, offsets: npt.NDArray[np.int64], size: int,
+    lanes: int, kind: str, same: Callable[[], bool] | None = None,
+) -> None:  # fmt: skip
+    """Record an access to shared memory; a strong one as an event of its own, which does not race with others."""
+    event, ledger = None, cta.cluster.ledger
+    if form.strong and ledger.enabled:
+        # Lanes of one warp that exchange volatile values rely on their order, which nothing gives.
+        event = strong(ledger, fiber, fiber.warp if form.strong == "volatile" else None)
+    _touch_shared(fiber, ins, cta, offsets, size, lanes, kind, event, same)
+    if event is not None:
+        did(ledger, fiber, event)
 
 
 def _load_parameter(targets: list[int | None], width: int, address: Reader, form: AccessForm) -> Run:
@@ -313,14 +368,14 @@ def store(program: Program, ins: PtxInstruction) -> Run:
     own = form.space in ("", "local", "param")
     address, lanes_of, after = program.address(ins.operands[0]), taken(program, ins), ins.pc + 1
     sources = program.sources(ins.operands[1], form.kind)
-    dtype, size = UNSIGNED[form.bytes], form.bytes * form.count
+    dtype, size = UNSIGNED.get(form.bytes, np.dtype(object)), form.bytes * form.count
     keeps = (1 << 8 * form.bytes) - 1 if _width(program, ins.operands[1], form) > 8 * form.bytes else 0
 
     def go(fiber: Fiber) -> int | None:
         lanes = lanes_of(fiber)
         if not lanes:
             return after
-        machine, active = fiber.machine, bool_of(lanes)
+        active = bool_of(lanes)
         where = address(fiber)
         addresses = lanewise(where, lanes)
         data = np.empty((len(addresses), form.count), dtype=dtype)
@@ -328,46 +383,98 @@ def store(program: Program, ins: PtxInstruction) -> Run:
         why = ""
         for at, source in enumerate(sources):
             held: Register = source(fiber)
-            if isinstance(held, Undefined) and (lost := bits_without(held, 8 * form.bytes)[active]).any():
+            if (
+                form.bytes <= 8
+                and isinstance(held, Undefined)
+                and (lost := bits_without(held, 8 * form.bytes)[active]).any()
+            ):
                 gone = np.zeros_like(data) if gone is None else gone
                 gone[:, at], why = lost, str(held)
             value = defined(held)
             column = value[active] if isinstance(value, np.ndarray) else value
             data[:, at] = column & keeps if keeps else column
-        raw = data.view(np.uint8).reshape(len(addresses), size)
+        raw = bytes_of(data).reshape(len(addresses), size)
         lost_bytes = gone.view(np.uint8).reshape(len(addresses), size) != 0 if gone is not None else None
-        if own and is_local(form.space, where):
+        if own and is_local(form.space, where, lanes):
             store_local(fiber, where, lanes, form.space, raw, lost_bytes)
             return None
-        if fiber.cta.cluster.ledger.lanes and (both := conflicting(addresses, raw)) is not None:
-            message = f"lanes of one {ins.opcode} write different values to address {both:#x}"
-            machine.problem("race", message, fiber)
-        cta, offsets = place(fiber, form.space, addresses)
-        if cta is None:
-            if gone is not None:
-                machine.problem("uninitialised", f"{why}, and it is stored", fiber)
-            machine.counts.bytes["global write"] += raw.size
-            _touch_global(fiber, ins, offsets, size, lanes, "writes")
-            if form.release:
-                release_at(fiber, offsets)
-            machine.launch.memory.write(offsets, raw)
-            return None
-        cta.shared.check(offsets, size, ins.opcode)
-        _touch_shared(fiber, ins, cta, offsets, size, lanes, "st.shared")
-        machine.counts.bytes["shared write"] += raw.size
-        if cta is not fiber.cta:
-            cta.remote.append((fiber.epoch, said(fiber, ins)()))
-        if form.release:
-            release_at(fiber, offsets + (cta.rank << RANK_SHIFT))
-        cta.shared.write(offsets, raw)
-        if lost_bytes is not None:
-            cta.shared.forget(offsets, lost_bytes)
+        put(fiber, form, addresses, lanes, ins, raw, lost_bytes, why)
         return None
 
-    return go
+    return by_place(program, ins, go)
 
 
-# Flags: a release at an address hands on the thread's knowledge, an acquire of that address takes it.
+def put(
+    fiber: Fiber, form: AccessForm, addresses: Lanes, lanes: int, ins: PtxInstruction, raw: npt.NDArray[np.uint8],
+    lost: npt.NDArray[np.bool_] | None = None, why: str = "",
+) -> None:  # fmt: skip
+    """Write the bytes [lane, bytes of all elements] of a store, checked and recorded; `lost`: those without a value."""
+    machine, size = fiber.machine, form.bytes * form.count
+    if fiber.cta.cluster.ledger.lanes and (both := conflicting(addresses, raw)) is not None:
+        message = f"lanes of one {ins.opcode} write different values to address {both:#x}"
+        machine.problem("race", message, fiber)
+    cta, offsets = place(fiber, form.space, addresses)
+    if cta is None:
+        if lost is not None:
+            machine.problem("uninitialised", f"{why}, and it is stored", fiber)
+        machine.counts.bytes["global write"] += raw.size
+
+        def holds() -> bool:
+            return lost is None and bool((machine.launch.memory.read(offsets, size) == raw).all())
+
+        _touch_global(fiber, ins, offsets, size, lanes, "writes", bool(form.strong), holds)
+        _tell(fiber, form, offsets)
+        machine.launch.memory.write(offsets, raw)
+        return
+    cta.shared.check(offsets, size, ins.opcode)
+
+    def same() -> bool:
+        held = cta.shared.unwritten(offsets, size) is None
+        return lost is None and held and bool((cta.shared.read(offsets, size) == raw).all())
+
+    _touch_strongly(fiber, ins, form, cta, offsets, size, lanes, "st.shared", same)
+    machine.counts.bytes["shared write"] += raw.size
+    if cta is not fiber.cta:
+        cta.remote.append((fiber.epoch, said(fiber, ins)()))
+    _tell(fiber, form, offsets + (cta.rank << RANK_SHIFT))
+    cta.shared.write(offsets, raw)
+    if lost is not None:
+        cta.shared.forget(offsets, lost)
+
+
+# Flags: a release at an address hands on the thread's knowledge, an acquire of that address takes it. So do a fence
+# before another strong write of it, and one after a strong read (PTX ISA, "Release and Acquire Patterns").
+FENCED, WAITED = "fenced", "relaxed waits"  # in a warp's scratch: what a fence hands on; what the next one acquires
+
+
+def _tell(fiber: Fiber, form: AccessForm, addresses: npt.NDArray[np.int64]) -> None:
+    """Hand on at these addresses what a write releases: all of it, or what came before a fence."""
+    watch = fiber.machine.global_watch
+    if watch is not None and form.strong and (form.release or FENCED in fiber.warp.scratch):
+        watch.release(fiber.cta.cluster, addresses)
+    if form.release:
+        release_at(fiber, addresses)
+    elif form.strong and (fenced := fiber.warp.scratch.get(FENCED)) is not None:
+        flags, ledger = fiber.cta.cluster.scratch.setdefault("flags", {}), fiber.cta.cluster.ledger
+        for at in set(addresses.tolist()):
+            if at not in flags:
+                flags[at] = ledger.knowledge()
+            flags[at].merge(fenced)
+
+
+def _learn(fiber: Fiber, form: AccessForm, addresses: npt.NDArray[np.int64]) -> None:
+    """Take what was handed on at these addresses: now, or when a fence follows."""
+    watch = fiber.machine.global_watch
+    if watch is not None and form.strong:
+        watch.acquire(fiber.cta.cluster, addresses)
+    if not form.strong or not (flags := fiber.cta.cluster.scratch.get("flags")):
+        return
+    ledger = fiber.cta.cluster.ledger
+    for at in set(addresses.tolist()):
+        if at in flags and form.acquire:
+            ledger.acquire(fiber, flags[at])
+        elif at in flags:
+            fiber.warp.scratch.setdefault(WAITED, ledger.knowledge()).merge(flags[at])
 
 
 def release_at(fiber: Fiber, addresses: npt.NDArray[np.int64]) -> None:
@@ -378,13 +485,6 @@ def release_at(fiber: Fiber, addresses: npt.NDArray[np.int64]) -> None:
         if at not in flags:
             flags[at] = ledger.knowledge()
         ledger.release(fiber, flags[at])
-
-
-def _acquire(fiber: Fiber, addresses: npt.NDArray[np.int64]) -> None:
-    flags = fiber.cta.cluster.scratch.get("flags", {})
-    for at in set(addresses.tolist()):
-        if at in flags:
-            fiber.cta.cluster.ledger.acquire(fiber, flags[at])
 
 
 # Atomics --------------------------------------------------------------------------------------------------------------
@@ -443,19 +543,24 @@ ATOMICS = ("add", "and", "or", "xor", "exch", "cas", "inc", "dec", "min", "max")
 def atomic(program: Program, ins: PtxInstruction) -> Run:
     """atom, red: read, change and write back, in the order of lanes (PTX leaves the order open)."""
     form = AccessForm(ins, ATOMICS)
+    form.strong = form.strong or "relaxed"
     name = next(word for word in ins.words if word in ATOMICS)
     update = updater(name, form.kind)
     returns = ins.words[0] == "atom"
     targets = program.targets(ins.operands[0]) if returns else [None] * form.count
     address = program.address(ins.operands[1 if returns else 0])
-    values = [program.sources(operand, form.kind) for operand in ins.operands[2 if returns else 1 :]]
+    operands = ins.operands[2 if returns else 1 : -1 if HINT in ins.words else None]  # the last is a cache policy
+    values = [program.sources(operand, form.kind) for operand in operands]
     lanes_of, after = taken(program, ins), ins.pc + 1
+    if form.kind == "b128" and name not in ("cas", "exch"):
+        raise ValueError(f"{name} of 128 bits")
     if len(values) != (2 if name == "cas" else 1):
         raise ValueError(f"{name} with {len(values)} values")
-    for operand in [*ins.operands[: 1 if returns else 0], *ins.operands[2 if returns else 1 :]]:
+    for operand in [*ins.operands[: 1 if returns else 0], *operands]:
         if operand.kind != "sink":
             _width(program, operand, form, wider=False)
-    dtype, size = UNSIGNED[form.bytes], form.bytes
+    dtype, size = UNSIGNED.get(form.bytes, np.dtype(object)), form.bytes
+    held = np.dtype(object if size == 16 else np.uint64 if size == 8 else np.int64)
 
     def go(fiber: Fiber) -> int | None:
         lanes = lanes_of(fiber)
@@ -465,35 +570,78 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
         cta, offsets = place(fiber, form.space, lanewise(address(fiber), lanes))
         total = size * form.count
         if cta is None:
-            _touch_global(fiber, ins, offsets, total, lanes, "changes")
+            _touch_global(fiber, ins, offsets, total, lanes, "changes", True)
         else:
             cta.shared.check(offsets, total, ins.opcode)
-            one = strong(cta.cluster.ledger, fiber)
-            _touch_shared(fiber, ins, cta, offsets, total, lanes, "st.shared", one)
-            did(cta.cluster.ledger, fiber, one)
-        if form.release:
-            release_at(fiber, offsets)
-        if form.acquire:
-            _acquire(fiber, offsets)
+            _touch_strongly(fiber, ins, form, cta, offsets, total, lanes, "st.shared")
+        flags = offsets if cta is None else offsets + (cta.rank << RANK_SHIFT)
+        _tell(fiber, form, flags)
+        if returns:
+            _learn(fiber, form, flags)
         columns = [[lanewise(source(fiber), lanes).tolist() for source in group] for group in values]
         before = np.zeros((len(offsets), form.count), dtype=dtype)
         for n in range(len(offsets)):
             at = offsets[n : n + 1]
             raw = machine.launch.memory.read(at, total) if cta is None else cta.shared.read(at, total)
-            words = raw.reshape(-1).view(dtype).copy()
+            words = elements(raw, size).copy()
             before[n] = words
             for k in range(form.count):
-                operands = [int(group[k][n]) for group in columns] + [0]
-                words[k] = update(int(words[k]), operands[0], operands[1])
-            changed = words.view(np.uint8).reshape(1, total)
+                given = [int(group[k][n]) for group in columns] + [0]
+                words[k] = update(int(words[k]), given[0], given[1])
+            machine.changes += bool((words != before[n]).any())
+            changed = bytes_of(words).reshape(1, total)
             if cta is None:
                 machine.launch.memory.write(at, changed)
             else:
                 cta.shared.write(at, changed)
         for k, register in enumerate(targets):
             if register is not None:
-                assign(fiber, register, lanes, before[:, k].astype(np.uint64 if size == 8 else np.int64))
+                assign(fiber, register, lanes, before[:, k].astype(held))
         return None
+
+    return by_place(program, ins, go)
+
+
+# What createpolicy gives for the whole of an access; no cache is modelled, and so the bits mean nothing here.
+POLICIES = {"L2::evict_first": 0x12F0 << 48, "L2::evict_last": 0x14F0 << 48, "L2::evict_unchanged": 0x16F0 << 48}
+
+
+@operation("createpolicy")
+def create_policy(program: Program, ins: PtxInstruction) -> Run:
+    """createpolicy: a cache policy, opaque, of the first priority that is named."""
+    kind = ins.words[1]
+    if kind not in ("fractional", "range", "cvt"):
+        raise ValueError(f".{kind} is not known here")
+    target = program.index[ins.operands[0].text]
+    policy = next((POLICIES[word] for word in ins.words if word in POLICIES), 0x10F0 << 48)
+
+    def go(fiber: Fiber) -> None:
+        fiber.registers[target] = policy
+
+    return go
+
+
+@operation("st.bulk")
+def store_zeros(program: Program, ins: PtxInstruction) -> Run:
+    """st.bulk: zeros into shared memory of the block, by each lane."""
+    known(ins, "bulk", "weak", "shared::cta")
+    counted(ins, 3)
+    if constant(ins.operands[2]):
+        raise ValueError(f"{ins.operands[2].text} is not 0, the only value that st.bulk stores")
+    address, count = program.address(ins.operands[0]), program.value(ins.operands[1])
+    space = "shared" if "shared::cta" in ins.words else ""
+
+    def go(fiber: Fiber) -> None:
+        for at, size, bit in zip(fiber.each(address(fiber)), fiber.each(count(fiber)).tolist(), lane_bits(fiber.lanes)):
+            cta, (offset,) = place(fiber, space, np.array([at]))
+            if cta is None:
+                raise EmulatorError(f"{ins.opcode} stores to global address {int(at):#x}: it is for shared memory")
+            if size % 8 or offset % 8 or offset + size > cta.shared.size:
+                raise EmulatorError(f"{ins.opcode} of {size} bytes at {offset:#x}: multiples of 8, inside of the block")
+            places, parts = span(int(offset), size), span_parts(int(offset), size)
+            fiber.machine.touch(fiber, cta, places, True, said(fiber, ins), parts=parts, by=bit)
+            cta.shared.bytes[offset : offset + size] = 0
+            cta.shared.written[offset : offset + size] = True
 
     return go
 

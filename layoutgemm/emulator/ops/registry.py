@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..machine.interpreter import Fiber, lanes_where
 from ..ptx.parser import PtxInstruction, PtxOperand
-from ..ptx.program import Program, Run
+from ..ptx.program import Program, Reader, Run
+from ..ptx.values import is_uniform, lane_bits
 
 Builder = Callable[[Program, PtxInstruction], Run]
 BUILDERS: dict[str, Builder] = {}  # opcode, or the beginning of one up to a dot -> builder
 GUARDS: set[str] = set()  # builders of these handle the predicate themselves
 TAKEN = object()  # marks a fiber that was split off to execute one predicated instruction
+
+
+class SeveralPlaces(Exception):
+    """Lanes of one access whose addresses lie in different memories; `keys`: which, of each lane in its order."""
+
+    def __init__(self, keys: Sequence[int]) -> None:
+        super().__init__("generic addresses of one access lie in several memories")
+        self.keys = keys
 
 
 def operation(*names: str, guards: bool = False) -> Callable[[Builder], Builder]:
@@ -74,4 +83,43 @@ def guarded(program: Program, ins: PtxInstruction, run: Run) -> Run:
         return fiber.machine.split(fiber, after, parts)
 
     go.splits = True  # type: ignore[attr-defined]
+    return go
+
+
+def by_place(program: Program, ins: PtxInstruction, run: Run) -> Run:
+    """An access by the lanes where its predicate holds; those of different memories do it group by group."""
+    lanes_of, after = taken(program, ins), ins.pc + 1
+
+    def go(fiber: Fiber) -> int | None:
+        try:
+            return run(fiber)
+        except SeveralPlaces as found:
+            groups: dict[int, int] = {}
+            lanes = lanes_of(fiber)
+            for key, bit in zip(found.keys, lane_bits(lanes), strict=True):
+                groups[key] = groups.get(key, 0) | bit
+        parts: list[tuple[int, int, object]] = [(ins.pc, members, None) for members in groups.values()]
+        if rest := fiber.lanes & ~lanes:
+            parts.append((after, rest, None))
+        fiber.machine.counts.instructions[ins.opcode] -= 1  # the parts execute it
+        return fiber.machine.split(fiber, after, parts)
+
+    return go
+
+
+def by_mask(ins: PtxInstruction, mask: Reader, run: Run) -> Run:
+    """An operation on the lanes of a member mask; lanes of different masks do it group by group."""
+
+    def go(fiber: Fiber) -> int | None:
+        masks = mask(fiber)
+        if is_uniform(masks):
+            return run(fiber)
+        groups: dict[int, int] = {}
+        for one, bit in zip(fiber.each(masks).tolist(), lane_bits(fiber.lanes), strict=True):
+            groups[one] = groups.get(one, 0) | bit
+        if len(groups) == 1:
+            return run(fiber)
+        fiber.machine.counts.instructions[ins.opcode] -= 1  # the parts execute it
+        return fiber.machine.split(fiber, ins.pc + 1, [(ins.pc, members, None) for members in groups.values()])
+
     return go

@@ -19,18 +19,21 @@ from ..ptx.floats import binary32
 from ..ptx.parser import PtxInstruction, PtxOperand
 from ..ptx.program import Program, Run
 from ..ptx.values import LANE, M32, Value, bool_of, compact, is_uniform, lanes_of, mask_of, s32
-from .registry import known, operation
+from .registry import by_mask, known, operation
 
 WARP, GROUP = 32, 4  # threads of a warp, warps of a warpgroup
 
 
 def _members(fiber: Fiber, mask: Value) -> int:
-    """The live lanes of a member mask; other lanes are reported."""
-    wanted = fiber.one(mask) & fiber.warp.alive
-    missing = wanted & ~fiber.lanes
-    if missing:
-        assert fiber.ins is not None
+    """The live lanes of a member mask; other lanes, and lanes that their own mask lacks, are reported."""
+    assert fiber.ins is not None
+    named = fiber.one(mask)
+    wanted = named & fiber.warp.alive
+    if missing := wanted & ~fiber.lanes:
         fiber.machine.problem("divergence", f"{fiber.ins.opcode} waits for lanes {missing:#x}, on another way", fiber)
+    if outside := fiber.lanes & ~named:
+        message = f"{fiber.ins.opcode} is executed by lanes {outside:#x}, which its mask does not have"
+        fiber.machine.problem("divergence", message, fiber)
     return wanted & fiber.lanes
 
 
@@ -81,7 +84,7 @@ def shuffle(program: Program, ins: PtxInstruction) -> Run:
         if inside is not None:
             fiber.registers[inside] = compact(np.broadcast_to(valid, LANE.shape).copy())
 
-    return go
+    return by_mask(ins, mask, go)
 
 
 @operation("elect.sync")
@@ -98,7 +101,7 @@ def elect(program: Program, ins: PtxInstruction) -> Run:
         if chosen is not None:
             fiber.registers[chosen] = LANE == lane
 
-    return go
+    return by_mask(ins, mask, go)
 
 
 @operation("vote.sync")
@@ -115,7 +118,7 @@ def vote(program: Program, ins: PtxInstruction) -> Run:
         results = {"all": yes == members, "any": yes != 0, "uni": yes in (0, members), "ballot": yes}
         fiber.registers[target] = results[kind]
 
-    return go
+    return by_mask(ins, mask, go)
 
 
 @operation("activemask")
@@ -151,7 +154,7 @@ def match(program: Program, ins: PtxInstruction) -> Run:
         if target is not None:
             fiber.registers[target] = found
 
-    return go
+    return by_mask(ins, mask, go)
 
 
 @operation("redux.sync")
@@ -183,7 +186,7 @@ def redux(program: Program, ins: PtxInstruction) -> Run:
             values = [x & 0x7FFFFFFF for x in values]
         fiber.registers[target] = int(reduce(combine, values)) & M32
 
-    return go
+    return by_mask(ins, mask, go)
 
 
 @operation("setmaxnreg")

@@ -17,8 +17,8 @@ import numpy as np
 
 from ...dtypes import dtype
 from ...errors import PtxError
-from ..machine.launch import SPECIAL
-from . import floats, rounding, values
+from ..machine.launch import CLOCKS, SPECIAL
+from . import floats, rounding, values, video
 from .forms import form_of
 from .parser import PtxInstruction, PtxKernel, PtxOperand
 
@@ -35,6 +35,8 @@ NAMES: dict[str, object] = {
     **{name: value for name, value in vars(values).items() if not name.startswith("_")},
     **{name: value for name, value in vars(floats).items() if not name.startswith("_")},
     **{name: value for name, value in vars(rounding).items() if not name.startswith("_")},
+    "scalar_video": video.scalar_video,
+    "simd_video": video.simd_video,
 }
 
 
@@ -69,7 +71,8 @@ class CodeGenerator:
             text = f"R[{self.index[operand.text]}]"
             return f"({text} ^ True)" if operand.negated else text
         if operand.kind == "special":
-            return f"W.special[{special(operand)!r}]"
+            name = special(operand)
+            return "W.clock({}, {})".format(*CLOCKS[name]) if name in CLOCKS else f"W.special[{name!r}]"
         if operand.kind == "number":
             return str(number(operand.text, bits_of(kind)))
         if operand.kind == "symbol":
@@ -120,7 +123,8 @@ class CodeGenerator:
         if rule is None or (ins.words[0] == "add" and "noftz" in ins.words):
             return None
         try:
-            self.check(ins)
+            if ins.words[0] not in UNTABLED:
+                self.check(ins)
             found = rule(self, ins)
         except UNREADABLE as error:
             raise PtxError(f"{ins.where}: {ins.text}: unknown form of {ins.words[0]}: {error}") from None
@@ -215,12 +219,17 @@ Rule = Callable[[CodeGenerator, PtxInstruction], "str | list[tuple[PtxOperand, s
 RULES: dict[str, Rule] = {}
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for instructions of these names."""
+UNTABLED: set[str] = set()  # instructions whose rule checks their form
+
+
+def rule(*names: str, checks: bool = True) -> Callable[[Rule], Rule]:
+    """Register a rule for instructions of these names; checks: their forms are those of `forms.py`."""
 
     def register(function: Rule) -> Rule:
         for name in names:
             RULES[name] = function
+            if not checks:
+                UNTABLED.add(name)
         return function
 
     return register

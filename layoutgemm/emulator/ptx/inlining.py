@@ -2,7 +2,7 @@
 
 Each call gets its own copy of the registers, labels and local variables of the function. Parameters of `.param` space
 are the caller's own variables; those in registers are moved. A function that reaches itself stays a call, which the
-emulator refuses by name.
+emulator refuses by name. A call through a register compares it with the address of each function that it may hold.
 
 Semantics: PTX ISA, "Function Declarations and Definitions", "call", "ret".
 """
@@ -12,16 +12,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ...errors import PtxError
 from .declarations import DeviceFunction, Formal
-from .statements import Statement, resolved, statements_of
+from .statements import NAME, Statement, resolved, statements_of
 
 MAX_CALLS = 1 << 12  # inlined calls of one kernel
 _CALL = re.compile(
     r"(?:@(!?)(%?[\w$@.]+)\s+)?call(?:\.uni)?\s+(?:\(([^()]*)\)\s*,\s*)?([%\w$]+)\s*(?:,\s*\(([^()]*)\))?"
     r"\s*(?:,\s*[\w$]+)?"
 )
+_USES = re.compile(r"\bcall\b[^;]*;|\.func\b[^;{]*")  # calls, and the heads of functions
 _RETURN = re.compile(r"(@!?%?[\w$@.]+\s+)?ret(?:\.uni)?")
 
 
@@ -34,7 +36,7 @@ class Inliner:
     declare      enters the declarations among statements in the kernel
     variable     enters a `.param` variable (name, type) in the kernel
     register     enters a register (name, type)
-    is_variable  True for the name of a `.param` or `.local` variable of the kernel
+    is_variable  True for the name of a `.param` or `.local` variable of the kernel; is_register: of a register
     recursive    functions that reach themselves -> the chain of calls
     """
 
@@ -45,6 +47,7 @@ class Inliner:
     variable: Callable[[str, str, int], None]
     register: Callable[[str, str], None]
     is_variable: Callable[[str], bool]
+    is_register: Callable[[str], bool]
     recursive: dict[str, str] = field(default_factory=dict)
     calls: int = 0
 
@@ -55,7 +58,9 @@ class Inliner:
         for statement in statements:
             found = _CALL.fullmatch(statement.text) if "call" in statement.text else None
             function = self.functions.get(found.group(4)) if found is not None else None
-            if found is None or function is None or function.body is None:
+            if found is not None and self.is_register(resolved(found.group(4), statement.scopes)):
+                out += self._dispatched(statement, found, chain)
+            elif found is None or function is None or function.body is None:
                 out.append(statement)
             elif function.name in chain:
                 self.recursive[function.name] = " -> ".join([*chain[chain.index(function.name) :], function.name])
@@ -63,6 +68,36 @@ class Inliner:
             else:
                 out += self._inlined(statement, found, function, chain)
         return out
+
+    def _dispatched(self, call: Statement, found: re.Match[str], chain: tuple[str, ...]) -> list[Statement]:
+        """A call through a register: each function that it may hold in turn, else a trap."""
+        negated, guard, results, address, arguments = found.groups()
+        self.calls += 1
+        tag = f"{self.calls}."
+        chosen, leaves = f"$chosen@{tag}", f"$called@{tag}"
+        self.register(chosen, "pred")
+        out = [] if guard is None else [
+            self._made(call, f"@{'' if negated else '!'}{resolved(guard, call.scopes)} bra {leaves}")
+        ]  # fmt: skip
+        for function in self.pointed:
+            counts = [len((text or "").split(",")) if (text or "").strip() else 0 for text in (results, arguments)]
+            if function.name in chain or counts != [len(function.results), len(function.parameters)]:
+                continue
+            text = f"call ({results}), " if results else "call "
+            direct = call._replace(text=f"{text}{function.name}, ({arguments or ''})")
+            match, skip = _CALL.fullmatch(direct.text), f"$other@{tag}{function.name}"
+            assert match is not None
+            out.append(self._made(call, f"setp.eq.u64 {chosen}, {resolved(address, call.scopes)}, {function.name}"))
+            out.append(self._made(call, f"@!{chosen} bra {skip}"))
+            out += self._inlined(direct, match, function, chain)
+            out += [self._made(call, f"bra {leaves}"), self._made(call, skip, "label")]
+        return [*out, self._made(call, "trap"), self._made(call, leaves, "label")]
+
+    @cached_property
+    def pointed(self) -> list[DeviceFunction]:
+        """The functions of the module that something beside a call names: their addresses may be in registers."""
+        rest = set(NAME.findall(_USES.sub("", self.text)))
+        return [one for one in self.functions.values() if one.body is not None and one.name in rest]
 
     def _inlined(
         self, call: Statement, found: re.Match[str], function: DeviceFunction, chain: tuple[str, ...]

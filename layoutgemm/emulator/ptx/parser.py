@@ -32,7 +32,7 @@ class PtxOperand(NamedTuple):
     """One operand of an instruction.
 
     kind     "reg", "special" (%tid.x), "number", "symbol", "vector" ({a, b}), "address" ([a+16], [map, {x, y}]),
-             "pair" (a|b), or "sink" (_)
+             "pair" (a|b), "part" (%r1.b0, of a video instruction), or "sink" (_)
     text     as it was written, registers under their unique names
     parts    of a vector or pair: its elements; of an address: the base, then coordinates
     offset   bytes added to the base of an address
@@ -113,6 +113,7 @@ class PtxKernel:
     local        variables of each thread
     variables    of the module
     functions    the other functions of the module by name -> why they are not put in
+    branch_targets  label of a `.branchtargets` list -> its labels
     problems     what could not be read, with its lines
     """
 
@@ -127,6 +128,7 @@ class PtxKernel:
     local: tuple[LocalSymbol, ...] = ()
     variables: tuple[ModuleVariable, ...] = ()
     functions: dict[str, str] = field(default_factory=dict)
+    branch_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
@@ -154,8 +156,13 @@ _FILE = re.compile(r'^\s*\.file\s+(\d{1,9})\s+"([^"]*)"', re.M)
 _LOCAL = re.compile(
     r"\.(?:local|param)\s+(?:\.align\s+(\d{1,9})\s+)?(?:\.v([248])\s+)?\.(\w+)\s+([\w$%]+)\s*((?:\[\s*\d{1,9}\s*\]\s*)*)"
 )
+# Words of a declaration in a row; an opcode such as ld.param.u64 begins with a name.
+_JOINED = re.compile(r"(?<![\w.:%$])\.(?:reg|shared|local|param|const|global|visible|extern|weak|func)(?:\.[a-z]\w*)+")
+_ALIGNED = re.compile(r"(\.align\s+\d{1,9})\.(?=[a-z])")
 # Directives without effect here; the variables of the module are read from its text as a whole.
 _IGNORED = {".pragma", ".const", ".global", ".branchtargets", ".calltargets", ".callprototype"}
+_TARGETS = ".branchtargets"
+WARP_SIZE = "WARP_SZ"  # the constant of PTX ("Predefined Constants")
 
 
 def parse(text: str) -> list[PtxKernel]:
@@ -199,7 +206,7 @@ def read_module(text: str) -> list[PtxKernel]:
     Raises PtxError for text without `.target` or `.entry`.
     """
     # Half of a surrogate pair is not a character and could not be printed in a message.
-    text = _blank_comments(text.encode("utf-8", "backslashreplace").decode("utf-8"))
+    text = _spaced(_blank_comments(text.encode("utf-8", "backslashreplace").decode("utf-8")))
     target = re.search(r"\.target\s+(\w+)", text)
     if target is None:
         raise PtxError("PTX line 1: no .target: this is not a PTX module")
@@ -233,6 +240,11 @@ def _blank_comments(text: str) -> str:
         return "\n" * m.group(0).count("\n")
 
     return re.sub(r"//[^\n]*|/\*.*?\*/|/\*", blank, text, flags=re.S)
+
+
+def _spaced(text: str) -> str:
+    """The text with a blank before each word of a declaration: ".reg.b16 a" as ".reg .b16 a"."""
+    return _JOINED.sub(lambda m: m.group(0).replace(".", " .").strip(), _ALIGNED.sub(r"\1 .", text))
 
 
 def _shared(m: re.Match[str], line: int) -> SharedSymbol:
@@ -278,19 +290,23 @@ def _fill(kernel: PtxKernel, module: _Module, entry: re.Match[str]) -> None:
 
     inliner = Inliner(
         text, module.files, module.functions, lambda found: _declare(kernel, found, locals_), variable,
-        kernel.registers.__setitem__, locals_.__contains__,
+        kernel.registers.__setitem__, locals_.__contains__, kernel.registers.__contains__,
     )  # fmt: skip
     statements = inliner.expanded(statements_of(text, body, module.files))
     kernel.local = tuple(locals_.values())
     kernel.functions = dict.fromkeys(module.functions, "it has no body in this module") | {
         name: f"it reaches itself ({chain})" for name, chain in inliner.recursive.items()
     }
+    label = ""
     for statement in statements:
         if statement.kind == "label":
             label = resolved(statement.text, statement.scopes)
             if label in kernel.labels:
                 raise PtxError(f"PTX line {statement.line}: the label {statement.text} stands twice")
             kernel.labels[label] = len(kernel.instructions)
+        elif statement.text.startswith(_TARGETS):
+            names = statement.text.removeprefix(_TARGETS).split(",")
+            kernel.branch_targets[label] = tuple([resolved(name.strip(), statement.scopes) for name in names])
         elif not statement.text.startswith("."):
             try:
                 kernel.instructions.append(_instruction(kernel, statement))
@@ -416,6 +432,7 @@ def read_instruction(kernel: PtxKernel, text: str, line: int = 0, source: Source
     return _instruction(kernel, Statement("statement", text, ({},), line, source))
 
 
+_PART = re.compile(r"(.+)\.[bh]\d{1,4}")  # bytes or halves of a register
 _BRACKET = re.compile(r"[\[\](){}]")
 
 
@@ -480,6 +497,10 @@ def _operand(kernel: PtxKernel, text: str) -> PtxOperand:
         and (name := bare[:-1] + COMPONENTS["rgba".index(bare[-1])]) in kernel.registers
     ):
         return PtxOperand("reg", name, negated=negated)
+    if (selected := _PART.fullmatch(bare)) is not None and selected[1] in kernel.registers:
+        return PtxOperand("part", text, (PtxOperand("reg", selected[1]),))
+    if bare == WARP_SIZE:
+        return PtxOperand("number", "32")
     if _NUMBER.fullmatch(bare):
         if (len(bare) > 20 and bare[:2] not in ("0b", "0B")) or len(bare) > 67:
             raise ValueError(f"{bare[:24]}... has more than 64 bits")

@@ -30,14 +30,15 @@ from .values import FULL, Undefined, Value
 if TYPE_CHECKING:
     from ..machine.interpreter import Fiber, Warp
 
-BRANCHES = ("bra", "ret", "exit")
+BRANCHES = ("bra", "brx", "ret", "exit")
 _NUMBERS = itertools.count()
 _SYMBOL = re.compile(r"[A-Za-z_$][\w$]*")
 LOCAL_START = 0x20000  # of each thread's own memory: above the kernel's parameters
+FUNCTIONS = 0x5E00_0000_0000  # of device functions, whose addresses are compared and never read
 VARIABLES = 0x6000_0000_0000  # of a module's variables, below the buffers of a launch
 SHARED_START = 1024  # dynamic shared memory does not begin at offset 0, so that a forgotten base address shows
 # Instructions whose first operand is read although it is a register.
-READS_FIRST = {"bar", "barrier", "nanosleep", "setmaxnreg", "discard", "griddepcontrol"}
+READS_FIRST = {"bar", "barrier", "brx", "nanosleep", "setmaxnreg", "discard", "griddepcontrol"}
 
 # Instructions that accept registers without a value: hints, which change no result, and warpgroup products,
 # which check their registers themselves.
@@ -164,6 +165,7 @@ class Program:
             raise PtxError(f"{self.kernel.name}: {at - LOCAL_START} bytes of local memory, more than {MAX_LOCAL_BYTES}")
         self.local_end = at
         self.symbols |= addresses_of(self.kernel.variables)
+        self.symbols |= {name: FUNCTIONS + 16 * n for n, name in enumerate(self.kernel.functions)}
 
     # ------------------------------------------------------------ what instructions read and write
 
@@ -187,7 +189,7 @@ class Program:
             named = 0
             for register in self.registers(operand):
                 named |= 1 << register
-            target = place == 0 and operand.kind in ("reg", "vector", "pair") and not reads_first
+            target = place == 0 and operand.kind in ("reg", "vector", "pair", "part") and not reads_first
             if target or (place == 1 and ins.opcode.startswith("tcgen05.ld.red") and operand.kind == "reg"):
                 target = True
                 written |= named
@@ -198,6 +200,10 @@ class Program:
             read |= (ins.words[0] in CARRIED) << self.index[CARRY]
         return written, read
 
+    def reads_special(self, name: str) -> bool:
+        """True if an instruction reads a special register."""
+        return any(operand.text == name for ins in self.kernel.instructions for operand in ins.operands)
+
     # ------------------------------------------------------------ control flow
 
     def target(self, ins: PtxInstruction) -> int:
@@ -206,6 +212,41 @@ class Program:
         if name not in self.kernel.labels:
             raise PtxError(f"{ins.where}: {ins.text}: no label {name}")
         return self.kernel.labels[name]
+
+    def next_meeting(self, pc: int) -> int:
+        """The next pc on every path that needs the whole warp, else the kernel's end."""
+        at, seen = pc, {pc}
+        while at < self.size:
+            ins = self.kernel.instructions[at]
+            if ins.words[0] in ("bar", "barrier", "activemask") or not {"sync", "aligned"}.isdisjoint(ins.words):
+                return at
+            at = self.meets.get(at, at + 1)
+            if at in seen:
+                break
+            seen.add(at)
+        return self.size
+
+    def ends(self, pc: int) -> bool:
+        """True if every thread that comes to a pc ends there."""
+        seen: set[int] = set()
+        while pc < self.size and pc not in seen:
+            seen.add(pc)
+            ins = self.kernel.instructions[pc]
+            if ins.predicate is not None or ins.words[0] != "bra":
+                return ins.predicate is None and ins.words[0] in ("ret", "exit")
+            pc = self.target(ins)
+        return False
+
+    def targets_of(self, ins: PtxInstruction) -> list[int]:
+        """The pcs that a `brx.idx` may go to, by its index."""
+        name = ins.operands[1].text if len(ins.operands) == 2 else ""
+        labels = self.kernel.branch_targets.get(name)
+        if labels is None:
+            raise PtxError(f"{ins.where}: {ins.text}: no .branchtargets of the label {name}")
+        missing = [label for label in labels if label not in self.kernel.labels]
+        if missing:
+            raise PtxError(f"{ins.where}: {ins.text}: no label {missing[0]}")
+        return [self.kernel.labels[label] for label in labels]
 
     def _blocks(self) -> None:
         """Find basic blocks. `meets`: the reconvergence pc of each branch; `live` at leaders."""
@@ -222,6 +263,9 @@ class Program:
             if ins.words[0] == "bra":
                 to = self.target(ins)
                 follows.append([number_of.get(to, exit_)] + ([falls] if ins.predicate else []))
+            elif ins.words[0] == "brx":
+                to_any = dict.fromkeys(number_of.get(to, exit_) for to in self.targets_of(ins))
+                follows.append([*to_any] + ([falls] if ins.predicate else []))
             elif ins.words[0] in ("ret", "exit"):
                 # Lanes that end here do not delay reconvergence.
                 follows.append([falls] if ins.predicate else [exit_])
@@ -233,7 +277,9 @@ class Program:
             strict = after[n] & ~(1 << n)
             # A loop without an exit has no such block: its lanes never reconverge.
             nearest = next((m for m in range(exit_) if strict >> m & 1 and after[m] == strict), exit_)
-            self.meets[at] = starts[nearest] if nearest < exit_ else end
+            meet = starts[nearest] if nearest < exit_ else end
+            # Lanes that branch to the kernel's last ret are at its end: they wait for no others there.
+            self.meets[at] = end if meet < end and self.ends(meet) else meet
         used, killed = self._uses(starts, last)
         self._liveness(starts, follows, used, killed)
         self._doubts(starts, last, follows, used, killed)

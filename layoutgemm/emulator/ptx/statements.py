@@ -15,13 +15,17 @@ MAX_SCOPES = 256
 
 
 class Source(NamedTuple):
-    """The source line of an instruction."""
+    """The source line of an instruction.
+
+    inside  the line of a function in another file that was inlined there, as "file:line", or ""
+    """
 
     file: str
     line: int
+    inside: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        return f"{self.file}:{self.line}" + (f", in {self.inside}" if self.inside else "")
 
 
 class Statement(NamedTuple):
@@ -38,8 +42,38 @@ class Statement(NamedTuple):
 
 
 NAME = re.compile(r"(?<![\w$.])%?[A-Za-z_$][\w$]*")  # not the component behind a dot
-_LOC = re.compile(r"\s*\.loc\s+(\d{1,9})\s+(\d{1,9})")
+_LOC = re.compile(r"\s*\.loc\s+(\d{1,9})\s+(\d{1,9})(?:\s+(\d{1,9}))?")
+_INLINED = re.compile(r"inlined_at\s+(\d{1,9})\s+(\d{1,9})\s+(\d{1,9})")
 _BLANK, _STOP = re.compile(r"\s*"), re.compile(r"[{};:]")
+
+
+class _Locations:
+    """The source lines of a body's `.loc` directives; those of inlined functions name their callers."""
+
+    def __init__(self, files: dict[int, str]) -> None:
+        self.files = files
+        self.callers: dict[tuple[int, int, int], tuple[tuple[int, int], ...]] = {}
+
+    def of(self, directive: str) -> Source | None:
+        """The source of the instructions after a directive; None for line 0.
+
+        It is the innermost line in the file of the outermost caller.
+        """
+        found = _LOC.match(directive)
+        assert found is not None
+        place = (int(found[1]), int(found[2]), int(found[3] or 0))
+        if not place[1]:
+            return None
+        chain = [place[:2]]
+        if (inlined := _INLINED.search(directive)) is not None:
+            at = (int(inlined[1]), int(inlined[2]), int(inlined[3]))
+            chain += self.callers.get(at, (at[:2],))
+        self.callers[place] = tuple(chain)
+        number, line = next(one for one in chain if one[0] == chain[-1][0])
+        return Source(self._name(number), line, "" if number == place[0] else f"{self._name(place[0])}:{place[1]}")
+
+    def _name(self, number: int) -> str:
+        return self.files.get(number, f"file {number}")
 
 
 def statements_of(
@@ -54,6 +88,7 @@ def statements_of(
     line = first = line_of(text, start)
     opened = 0
     source: Source | None = None
+    locations = _Locations(files)
     at, end = start, len(text)
     while at < end:
         begin = _BLANK.match(text, at).end()  # type: ignore[union-attr]
@@ -75,11 +110,10 @@ def statements_of(
             continue
         loc = _LOC.match(text, at) if char == "." else None
         if loc is not None:  # a directive that ends with its line
-            number, row = int(loc.group(1)), int(loc.group(2))
-            source = Source(files.get(number, f"file {number}"), row) if row else None
-            at = text.find("\n", at)
+            begin, at = at, text.find("\n", at)
             if at < 0:
                 break
+            source = locations.of(text[begin:at])
             continue
         depth = 0
         for stop in _STOP.finditer(text, at):

@@ -7,6 +7,7 @@ of 32:
     predicate    bool            or  bool[32]
     8 to 32 bit  int, 0 <= x     or  int64[32], 0 <= x < 2**32: the raw bits
     64 bit       int, 0 <= x     or  uint64[32]
+    128 bit      int, 0 <= x     or  object[32] of such
 
 Floats are kept as raw bits too and viewed as floats in computations. Functions here take and return either form. A
 register that no instruction has written for all lanes is `Undefined`, and arithmetic with it raises TypeError.
@@ -205,11 +206,18 @@ def join64(low: Value, up: Value) -> Value:
     return low | up << 32
 
 
-def join128(low: int, up: int) -> int:
-    """Two 64-bit values as one of 128, which only uniform registers hold."""
+def join128(low: Value, up: Value) -> Value:
+    """Two 64-bit values as one of 128: an int, or an array of ints."""
     if isinstance(low, np.ndarray) or isinstance(up, np.ndarray):
-        raise ValueError("a 128-bit register with different values in its lanes")
+        pairs = zip(lanes_of(low).tolist(), lanes_of(up).tolist(), strict=True)
+        return np.array([one | other << 64 for one, other in pairs], dtype=object)
     return low | up << 64
+
+
+def part128(x: Value, low: int, bits: int) -> Value:
+    """Bits of a 128-bit value, from bit `low`."""
+    found = x >> low & (1 << bits) - 1
+    return found.astype(np.uint64 if bits > 32 else np.int64) if isinstance(found, np.ndarray) else found
 
 
 def shift_left(x: Value, n: Value, bits: int) -> Value:

@@ -27,39 +27,42 @@ KEPT = 256
 
 
 def touch(
-    fiber: Fiber, addresses: npt.NDArray[np.int64], size: int, lanes: int, write: bool, strong: bool = False
-) -> str | None:
+    fiber: Fiber, addresses: npt.NDArray[np.int64], size: int, lanes: int, write: bool, strong: bool = False,
+    kept: bool = True,
+) -> str | None:  # fmt: skip
     """Record an access to global memory and return its race, or None.
 
     size       bytes at each address
-    addresses  of the lanes, in order, or one for all; strong: of an atomic, which is not kept
+    addresses  of the lanes, in order, or one for all
+    strong     two such accesses do not race; kept: it is recorded, unlike an atomic
     """
     ledger, knows, epoch = fiber.cta.cluster.ledger, fiber.knows, fiber.epoch
     if not ledger.lanes:
         return None
     near = fiber.warp.scratch.get("global")
     pending = [event for event in near or () if not ledger.knows(knows, event)]
-    if not pending and (strong or not (write or ledger.reads)):
+    kept = kept and (write or ledger.reads)
+    if not pending and not kept:
         return None
     numbers = (addresses // size).tolist()
     who = lane_bits(lanes) if len(numbers) > 1 else (lanes,)
     race = None
     for event in pending:
-        if all(other == size and pieces.keys().isdisjoint(numbers) for (other, _), pieces in event.pieces.items()):
+        if all(other == size and pieces.keys().isdisjoint(numbers) for (other, *_), pieces in event.pieces.items()):
             continue
         left = uninformed(ledger, knows, event, lanes)
         for number, members in zip(numbers, who, strict=True):
             mask = members & left
             if mask and race is None:
-                race = _crossing(event, number, size, mask, write)
-    if not strong and (write or ledger.reads):
-        kept = epoch.pieces.setdefault((size, write), {})
+                race = _crossing(event, number, size, mask, write, strong)
+    if kept:
+        pieces = epoch.pieces.setdefault((size, write, strong), {})
         new = dict(zip(numbers, who, strict=True))
-        if len(new) == len(numbers) and kept.keys().isdisjoint(new):
-            kept.update(new)
+        if len(new) == len(numbers) and pieces.keys().isdisjoint(new):
+            pieces.update(new)
         else:
             for number, members in zip(numbers, who, strict=True):
-                kept[number] = kept.get(number, 0) | members
+                pieces[number] = pieces.get(number, 0) | members
         epoch.lanes |= lanes
         if epoch.near is None:
             epoch.near = fiber.warp.scratch.setdefault("global", deque(maxlen=KEPT))
@@ -67,10 +70,10 @@ def touch(
     return race
 
 
-def _crossing(event: MemoryEvent, number: int, size: int, mask: int, write: bool) -> str | None:
+def _crossing(event: MemoryEvent, number: int, size: int, mask: int, write: bool, strong: bool) -> str | None:
     """The race of `mask`'s lanes with accesses of the event, or None."""
-    for (other, wrote), pieces in event.pieces.items():
-        if not (write or wrote):
+    for (other, wrote, strongly), pieces in event.pieces.items():
+        if not (write or wrote) or (strong and strongly):
             continue
         for piece in _same(number, size, other):
             had = pieces.get(piece, 0)

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from operator import itemgetter
 from types import MappingProxyType
@@ -36,11 +37,12 @@ from weakref import ref
 from ..machine.memory import GRANULE
 from ..ptx.program import SHARED_START
 from .conflicts import ANOTHERS_FENCE, FENCE, FENCE_READS, REFILL, Conflict, remedy
-from .lanes import FILTER, NOTHING, Touch, crossing, each_alone, one_lane, unknown, unordered
+from .lanes import FILTER, NOTHING, Touch, crossing, each_alone, never_race, one_lane, unknown, unordered
 
 if TYPE_CHECKING:
     from ..machine.interpreter import Fiber
 
+SAME = "both write the same bytes, so that memory holds them in either order; PTX calls it a race all the same"
 WHOLE = 0xFFFF  # every byte of a place
 Parts = Mapping[int, int]
 NO_PARTS: Parts = MappingProxyType({})
@@ -55,7 +57,7 @@ class MemoryEvent:
     issued    what had happened before its issue (`Knowledge.past`), or None
     lanes     those that touched memory, where that is told apart; touches: what they touched: (memory, whether it was
               written, access)
-    pieces    the same of global memory: (bytes of a piece, whether it was written) -> its number -> lanes
+    pieces    the same of global memory: (bytes of a piece, whether it was written, whether strongly) -> number -> lanes
     near      the latest events of the warp with such
     joint     whether its lanes do it as one
     several   whether several instructions' operations complete together as this one
@@ -73,7 +75,7 @@ class MemoryEvent:
         self.issued: Knowledge | None = None
         self.lanes, self.joint, self.several, self.wrote = 0, False, False, False
         self.touches: list[tuple[Shadow, bool, Touch]] = []
-        self.pieces: dict[tuple[int, bool], dict[int, int]] = {}
+        self.pieces: dict[tuple[int, bool, bool], dict[int, int]] = {}
         self.near: deque[MemoryEvent] | None = None
 
 
@@ -515,6 +517,7 @@ class Shadow:
         lanes: int = 0,
         touch: Touch | None = None,
         ends: tuple[int, int] | None = None,
+        same: Callable[[], bool] | None = None,
     ) -> Conflict | None:
         """Record an access and return its race, or lint, or None.
 
@@ -526,6 +529,7 @@ class Shadow:
         what          says what the access is
         lanes         that do it, where they are told apart; touch: what each of them touches, None where it is open
         ends          the first and the last place, where the caller knows them
+        same          of a write: whether memory holds what it writes, asked before it does
         """
         ledger = self.ledger
         if not ledger.enabled or not places:
@@ -584,6 +588,8 @@ class Shadow:
                 race = race or self._crossed(record, common, what)
             elif race is None or race.lint:
                 new = self._conflict(record, common, knows, asynchronous, what, event, own, lanes, touch, write)
+                if new is not None and record.write and not record.event.asynchronous and same is not None and same():
+                    new = replace(new, message=f"{new.message}; {SAME}", lint=True)
                 race = new or race
         if touch is not None and not event.joint:
             event.touches.append((self, write, touch))
@@ -632,7 +638,7 @@ class Shadow:
         writes: bool,
     ) -> Conflict | None:
         earlier, ledger = record.event, self.ledger
-        if earlier.engine is not None and earlier.engine is event.engine:
+        if never_race(earlier.engine, event.engine):
             return None
         known = ledger.knows(knows, earlier)
         missing = NOTHING

@@ -45,7 +45,15 @@ if TYPE_CHECKING:
     from ..machine.interpreter import Fiber
     from .happens_before import Knowledge, Ledger, MemoryEvent, Shadow
 
-STRONG = object()  # the engine of accesses that never race with each other
+
+class StrongAccess:
+    """The engine of strong accesses, two of which are no race; `warp`: whose own lanes are told apart, or None."""
+
+    def __init__(self, warp: object = None) -> None:
+        self.warp = warp
+
+
+STRONG = StrongAccess()
 EVERY = 0xFFFF  # byte of a granule
 NOTHING = "nothing orders them: no barrier, mbarrier or wait group leads from the first to the second"
 FILTER = 32  # number of events in `mine` at which a search for the ones that matter pays
@@ -333,9 +341,16 @@ def synchronise(ledger: Ledger, fiber: Fiber) -> None:
     knows.mine = unordered(ledger, knows)
 
 
-def strong(ledger: Ledger, fiber: Fiber) -> MemoryEvent:
-    """The event of a strong access, such as an atomic: two of them do not race."""
-    return ledger.event(False, fiber.describe, STRONG)
+def strong(ledger: Ledger, fiber: Fiber, warp: object = None) -> MemoryEvent:
+    """The event of a strong access, such as an atomic: two of them do not race, unless both are of `warp`."""
+    return ledger.event(False, fiber.describe, STRONG if warp is None else StrongAccess(warp))
+
+
+def never_race(one: object, other: object) -> bool:
+    """True if accesses of two events with these engines never race."""
+    if isinstance(one, StrongAccess) and isinstance(other, StrongAccess):
+        return one.warp is None or one.warp is not other.warp
+    return one is not None and one is other
 
 
 def did(ledger: Ledger, fiber: Fiber, event: MemoryEvent) -> None:

@@ -115,6 +115,31 @@ def test_tensors_on_the_emulated_gpu_say_so() -> None:
     assert gpu.ok and not torch.cuda.is_available()
 
 
+def test_the_default_device_and_what_scripts_call_besides() -> None:
+    import torch
+
+    def places() -> list[str]:
+        made = torch.ones(3), torch.tensor([1]), torch.nn.Linear(2, 2).weight, torch.ones(3, device="cpu")
+        return [x.device.type for x in made]
+
+    with emulated_gpu("hopper"):
+        assert places() == ["cpu"] * 4
+        with torch.device("cuda"):
+            assert places() == ["cuda"] * 3 + ["cpu"]
+        torch.set_default_device("cuda")
+        try:
+            assert places() == ["cuda"] * 3 + ["cpu"]
+        finally:
+            torch.set_default_device(None)
+        assert places() == ["cpu"] * 4
+        with torch.device("meta"):
+            assert torch.ones(3).device.type == "meta"
+        assert torch.zeros(4, pin_memory=True).to("cuda", non_blocking=True).is_cuda
+        with torch.cuda.nvtx.range("a part"):
+            torch.cuda._sleep(1000)
+        torch.cuda.set_rng_state(torch.cuda.get_rng_state())
+
+
 def test_products_of_short_floats_add_16_elements_at_a_time() -> None:
     """A script may ask for equal bits of its kernel and of torch."""
     torch.manual_seed(0)

@@ -206,9 +206,10 @@ def test_registers_are_not_changed_in_place():
 
 
 def test_too_many_findings_are_given_up():
-    many = "".join(f"st.shared.u32 [%r90+{4 * i}], {i};\n" for i in range(60))
+    many = "mov.u32 %r90, smem; mov.u32 %r1, %warpid;"
+    many += "".join(f"st.shared.u32 [%r90+{4 * i}], %r1;\n" for i in range(60))
     with pytest.raises(EmulatorError, match="50 different findings"):
-        run("mov.u32 %r90, smem;" + many, shared=1024, block=64)
+        run(many, shared=1024, block=64)
 
 
 def test_a_cluster_must_divide_the_grid():

@@ -349,7 +349,7 @@ def test_remote_arrivals():
 
 
 @pytest.mark.parametrize(
-    "text", ["bar.red.popc.pred %p1, 0, %p0;", "fence.proxy.foo;", "mbarrier.pending_count.b64 %r0, %d0;",
+    "text", ["bar.red.popc.pred %p1, 0, %p0;", "fence.proxy.foo;",
              "barrier.cluster.foo;", "bar.sync.foo 0;"]
 )  # fmt: skip
 def test_unknown_forms_are_refused(text):
@@ -397,3 +397,27 @@ def test_ended_threads_at_a_named_barrier_on_a_gpu(use: str, ends: bool) -> None
         return
     assert done.returncode == 0, done.stderr
     assert ends and done.stdout.strip() == "done", done.stdout
+
+
+def test_pending_count_of_a_state():
+    out = np.zeros(32, np.uint32)
+    body = "mov.u32 %r30, %tid.x; setp.eq.u32 %p0, %r30, 0; @%p0 mbarrier.init.shared.b64 [smem], 33; bar.sync 0;"
+    body += "mbarrier.arrive.shared.b64 %d1, [smem]; mbarrier.pending_count.b64 %r0, %d1; mul.wide.u32 %d2, %r30, 4;"
+    body += "add.s64 %d2, %d2, %out; st.global.u32 [%d2], %r0; @%p0 mbarrier.arrive.shared.b64 _, [smem];"
+    body += "WAIT: mbarrier.test_wait.shared.b64 %p1, [smem], %d1; @!%p1 bra WAIT;"
+    assert not run(body, {"out": out}, shared=64).findings
+    assert out.tolist() == [*range(33, 1, -1)]
+
+
+def test_lanes_that_meet_the_cluster_in_two_branches():
+    out = np.zeros(64, np.uint32)
+    meet = "barrier.cluster.arrive; barrier.cluster.wait;"
+    body = (
+        f"mov.u32 %r30, %tid.x; mov.u32 %r29, %ctaid.x; setp.eq.u32 %p0, %r30, 0; @%p0 bra ONE; {meet} {meet} bra END;"
+    )
+    body += (
+        f"ONE: st.shared.u32 [smem], %r29; {meet} {meet} END: mad.lo.u32 %r1, %r29, 32, %r30; mul.wide.u32 %d0, %r1, 4;"
+    )
+    body += "bar.sync 0; ld.shared.u32 %r2, [smem]; add.s64 %d0, %d0, %out; st.global.u32 [%d0], %r2;"
+    assert not run(body, {"out": out}, grid=2, cluster=2, shared=64).findings
+    assert out.tolist() == [0] * 32 + [1] * 32

@@ -70,8 +70,6 @@ def test_uniform_addresses():
         ("st.shared.u32 [%r28+1024], %r0;", "of 0x800 bytes"),
         ("mov.u32 %r1, 0x1000400; st.shared.u32 [%r1], %r0;", "block 1 of a cluster of 1"),
         ("ld.param.u64 %d2, [a+16];", "parameter bytes 16 to 23, of 16"),
-        ("setp.lt.u32 %p0, %r30, 9; cvt.u64.u32 %d9, %r28; cvta.shared.u64 %d9, %d9; selp.b64 %d9, %d0, %d9, %p0;"
-         "ld.u32 %r0, [%d9];", "for some lanes, not for others"),
     ],
 )  # fmt: skip
 def test_wrong_accesses(body, says):
@@ -294,3 +292,73 @@ def test_pointers_in_memory_that_lead_to_no_array_are_refused():
     frozen.flags.writeable = False
     with pytest.raises(EmulatorError, match="read-only"):
         emulate_ptx(TABLE, block=1, args=[np.array([frozen.ctypes.data], np.uint64), out, 0])
+
+
+def test_lanes_of_one_access_in_several_memories():
+    """Generic addresses of global, shared and local memory, and of two blocks, in one instruction."""
+    body = SLOT + ".local .align 4 .b8 own[8]; st.shared.u32 [%r28], %r30; mov.b32 %r1, 77; st.local.u32 [own], %r1;"
+    body += "and.b32 %r2, %r30, 3; setp.eq.u32 %p0, %r2, 0; setp.eq.u32 %p1, %r2, 1; cvt.u64.u32 %d9, %r28;"
+    body += "cvta.shared.u64 %d9, %d9; mov.u64 %d8, own; cvta.local.u64 %d8, %d8; selp.b64 %d9, %d8, %d9, %p1;"
+    body += "selp.b64 %d9, %d0, %d9, %p0; ld.u32 %r0, [%d9]; setp.gt.u32 %p2, %r30, 15; @%p2 st.u32 [%d9], %r2;"
+    found = run(HEAD + body + "st.global.u32 [%d1], %r0;", buffers(), shared=1024)
+    a, out = (found[name].view(np.uint32).reshape(32, 4)[:, 0] for name in ("a", "out"))
+    before = buffers()["a"].view(np.uint32).reshape(32, 4)[:, 0]
+    assert out.tolist() == [(before[i], 77, i, i)[i % 4] for i in range(32)] and not found.findings
+    assert a[16::4].tolist() == [0] * 4 and a[:16:4].tolist() == before[:16:4].tolist()
+
+
+def test_lanes_of_one_atomic_in_two_blocks():
+    out = np.zeros(2, np.uint32)
+    body = "mov.u32 %r30, %tid.x; mov.u32 %r1, %cluster_ctarank; mov.b32 %r9, 0; st.shared.u32 [smem], %r9;"
+    sync = "barrier.cluster.arrive; barrier.cluster.wait;"
+    body += f"{sync} and.b32 %r2, %r30, 1; mov.u32 %r3, smem; mapa.shared::cluster.u32 %r4, %r3, %r2;"
+    body += f"red.shared::cluster.add.u32 [%r4], %r30; {sync} ld.shared.u32 %r5, [smem]; mul.wide.u32 %d0, %r1, 4;"
+    found = run(body + "add.s64 %d0, %d0, %out; st.global.u32 [%d0], %r5;", {"out": out}, grid=2, cluster=2, shared=64)
+    assert out.tolist() == [2 * sum(range(0, 32, 2)), 2 * sum(range(1, 32, 2))] and not found.findings
+
+
+def test_words_of_128_bits():
+    body = ".reg .b128 %q<4>; ld.global.b128 %q0, [%d0]; mov.b128 {%d2, %d3}, %q0; st.shared.b128 [%r28], %q0;"
+    body += (
+        "mov.b128 %q1, {%d3, %d2}; atom.shared.exch.b128 %q2, [%r28], %q1; atom.shared.cas.b128 %q3, [%r28], %q1, %q0;"
+    )
+    body += "setp.lt.u32 %p0, %r30, 8; @%p0 mov.b128 %q2, %q1; ld.shared.b128 %q1, [%r28]; st.global.b128 [%d1], %q2;"
+    found = run(HEAD + SLOT + body, buffers(), shared=1024)
+    a, out = (found[name].view(np.uint64).reshape(32, 2) for name in ("a", "out"))
+    assert np.array_equal(out[8:], a[8:]) and np.array_equal(out[:8], a[:8, ::-1]) and not found.findings
+    count = np.zeros(4, np.uint64)
+    add = ".reg .b128 %q<3>; mov.b64 %d1, 0; mov.b128 %q0, {%d1, %d1}; mov.b64 %d2, 7; mov.b128 %q1, {%d2, %d2};"
+    run(
+        add + "atom.relaxed.gpu.global.cas.b128 %q2, [%a], %q0, %q1; st.global.b128 [%a+16], %q2;",
+        {"a": count},
+        block=9,
+    )
+    assert count.tolist() == [7, 7, 7, 7]
+    with pytest.raises(PtxError, match="add of 128 bits"):
+        run(".reg .b128 %q<3>; atom.global.add.b128 %q2, [%a], %q0;", {"a": count})
+
+
+def test_cache_policies():
+    body = "createpolicy.fractional.L2::evict_last.L2::evict_unchanged.b64 %d5, 0.5; mov.b32 %r1, 2;"
+    body += (
+        "red.global.L2::cache_hint.add.u32 [%out], %r1, %d5; atom.global.L2::cache_hint.add.u32 %r2, [%out], 1, %d5;"
+    )
+    found = run(HEAD + body, {"a": np.zeros(512, np.uint8), "out": np.zeros(512, np.uint8)})
+    assert found["out"].view(np.uint32)[0] == 96 and not found.findings
+
+
+def test_zeros_in_bulk():
+    body = "st.shared.b32 [%r28], %r30; bar.warp.sync -1; setp.eq.u32 %p0, %r30, 0;"
+    body = (
+        HEAD
+        + SLOT
+        + body
+        + "@%p0 st.bulk.weak.shared::cta [%r29], 256, 0;"
+        + "{} ld.shared.b32 %r1, [%r28]; st.global.b32 [%d1], %r1;"
+    )
+    found = run(body.format("bar.warp.sync -1;"), buffers(), shared=1024, target="sm_100a")
+    assert found["out"].view(np.uint32)[::4].tolist() == [0] * 16 + [*range(16, 32)] and not found.findings
+    assert set(run(body.format(""), buffers(), shared=1024, target="sm_100a").kinds) == {"race"}
+    for wrong, says in (("12, 0", "multiples of 8"), ("2048, 0", "inside of the block")):
+        with pytest.raises(EmulatorError, match=says):
+            run(HEAD + f"st.bulk.weak.shared::cta [%r29], {wrong};", buffers(), shared=1024, target="sm_100a")

@@ -63,16 +63,24 @@ def test_votes():
     some = "setp.lt.u32 %p1, %r30, 5;"
     for name, want in (("all", 0), ("any", 1), ("uni", 0)):
         assert go(f"{some} vote.sync.{name}.pred %p0, %p1, -1; selp.u32 %r0, 1, 0, %p0;") == [want] * 32
-        assert go(f"{some} vote.sync.{name}.pred %p0, !%p1, 0xFFFFFFE0; selp.u32 %r0, 1, 0, %p0;") == [1] * 32
+        assert (
+            go(
+                f"{some} mov.pred %p0, %p1; @!%p1 vote.sync.{name}.pred %p0, !%p1, 0xFFFFFFE0; selp.u32 %r0, 1, 0, %p0;"
+            )[5:]
+            == [1] * 27
+        )
     assert go(f"{some} vote.sync.ballot.b32 %r0, %p1, -1;") == [31] * 32
-    assert go(f"{some} vote.sync.ballot.b32 %r0, !%p1, 0xFF;") == [0xE0] * 32
+    few = "setp.lt.u32 %p2, %r30, 8; mov.b32 %r0, 0;"
+    assert go(f"{some}{few} @%p2 vote.sync.ballot.b32 %r0, !%p1, 0xFF;") == [0xE0] * 8 + [0] * 24
+    assert kinds(f"{some} vote.sync.ballot.b32 %r0, %p1, 0xFF;") == ["divergence"]
     assert kinds(f"{some} @%p1 vote.sync.ballot.b32 %r0, %p1, -1;") == ["divergence"]
 
 
 def test_matches():
     values = "and.b32 %r2, %r30, 3;"
     assert go(values + "match.any.sync.b32 %r0, %r2, -1;") == [0x11111111 << (i & 3) for i in range(32)]
-    assert go(values + "match.any.sync.b32 %r0, %r2, 0xFF;")[:8] == [0x11 << (i & 3) for i in range(8)]
+    few = "setp.lt.u32 %p2, %r30, 8; mov.b32 %r0, 0;"
+    assert go(values + few + "@%p2 match.any.sync.b32 %r0, %r2, 0xFF;")[:8] == [0x11 << (i & 3) for i in range(8)]
     assert go(values + "match.all.sync.b32 %r0|%p0, %r2, -1; @%p0 add.u32 %r0, %r0, 1;") == [0] * 32
     assert go("mov.u32 %r2, 9; match.all.sync.b32 %r0|%p0, %r2, -1; selp.u32 %r0, %r0, 5, %p0;") == [0xFFFFFFFF] * 32
     wide = "cvt.u64.u32 %d1, %r2; shl.b64 %d1, %d1, 40;"
@@ -103,7 +111,23 @@ def test_elect():
     body = "elect.sync %r2|%p0, -1; selp.u32 %r0, 1, 0, %p0; mad.lo.u32 %r0, %r2, 100, %r0;"
     assert go(body) == [1] + [0] * 31
     assert go(body, policy=Policy(elect="highest")) == [3100] * 31 + [3101]
-    assert go("elect.sync _|%p0, 0xFF0; selp.u32 %r0, 1, 0, %p0;", policy=Policy(elect="highest"))[11] == 1
+    some = "setp.lt.u32 %p0, %r30, 12; mov.b32 %r0, 0;"
+    body = some + "@%p0 elect.sync _|%p1, 0xFFF; @%p0 selp.u32 %r0, 1, 0, %p1;"
+    assert go(body, policy=Policy(elect="highest")) == [0] * 11 + [1] + [0] * 20
+
+
+def test_lanes_of_different_member_masks():
+    mask = "shr.u32 %r2, %r30, 3; shl.b32 %r2, %r2, 3; mov.b32 %r3, 255; shl.b32 %r3, %r3, %r2;"  # 8 lanes each
+    eight = [8 * (i // 8) for i in range(32)]
+    assert go(f"{mask} redux.sync.min.u32 %r0, %r30, %r3;") == eight
+    assert go(f"{mask} shfl.sync.idx.b32 %r0, %r30, 0, 0x181F, %r3;") == eight
+    assert go(f"{mask} setp.ne.b32 %p1, %r30, 9; vote.sync.ballot.b32 %r0, %p1, %r3;") == [
+        (255 << i) - (512 if i == 8 else 0) for i in eight
+    ]
+    assert go(f"{mask} match.any.sync.b32 %r0, %r2, %r3;") == [255 << i for i in eight]
+    assert go(f"{mask} elect.sync %r0|%p1, %r3;") == eight
+    assert kinds(f"{mask} bar.warp.sync %r3;") == []
+    assert kinds(f"{mask} not.b32 %r3, %r3; bar.warp.sync %r3;") == ["divergence"]
 
 
 def test_active_mask_of_a_branch():

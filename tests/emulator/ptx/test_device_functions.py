@@ -170,3 +170,31 @@ def test_everything_that_is_unsupported_is_listed_at_once():
     with pytest.raises(PtxError, match="cannot read"):
         parse(text)
     assert [bool(kernel.problems) for kernel in read_module(text)] == [True, False]
+
+
+POINTERS = """
+.version 8.7
+.target sm_90a
+.func (.param .b32 r) plus(.param .b32 a, .param .b32 b)
+{ .reg .b32 %r<3>; ld.param.b32 %r0, [a]; ld.param.b32 %r1, [b]; add.u32 %r2, %r0, %r1; st.param.b32 [r], %r2; ret; }
+.func (.param .b32 r) times(.param .b32 a, .param .b32 b)
+{ .reg .b32 %r<3>; ld.param.b32 %r0, [a]; ld.param.b32 %r1, [b]; mul.lo.u32 %r2, %r0, %r1; st.param.b32 [r], %r2; ret; }
+.func (.param .b32 r) unnamed(.param .b32 a, .param .b32 b) { .reg .b32 %r; ld.param.b32 %r, [a]; trap; ret; }
+.global .align 8 .u64 table[2] = {plus, generic(times)};
+.visible .entry k(.param .u64 out)
+{ .reg .b32 %r<5>; .reg .b64 %d<5>; .reg .pred %p;
+  ld.param.u64 %d0, [out]; mov.u32 %r0, %tid.x; and.b32 %r1, %r0, 1; mul.wide.u32 %d1, %r1, 8; mov.u64 %d2, table;
+  add.u64 %d1, %d1, %d2; ld.global.u64 %d3, [%d1]; setp.lt.u32 %p, %r0, 30; mov.b32 %r3, 99;
+  { .param .b32 x; .param .b32 y; .param .b32 z; st.param.b32 [x], %r0; st.param.b32 [y], 3; st.param.b32 [z], 99;
+    kind: .callprototype (.param .b32 _) _ (.param .b32 _, .param .b32 _);
+    @%p call (z), %d3, (x, y), kind; ld.param.b32 %r3, [z]; }
+  mul.wide.u32 %d4, %r0, 4; add.u64 %d0, %d0, %d4; st.global.b32 [%d0], %r3; ret; }
+"""
+
+
+def test_calls_through_registers():
+    out = np.zeros(32, np.uint32)
+    assert emulate_ptx(POINTERS, block=32, args=[out]).ok
+    assert out.tolist() == [3 * i if i % 2 else i + 3 for i in range(30)] + [99, 99]
+    with pytest.raises(EmulatorError, match="trap was executed"):
+        emulate_ptx(POINTERS.replace("ld.global.u64 %d3, [%d1]", "mov.u64 %d3, 5"), block=32, args=[out])

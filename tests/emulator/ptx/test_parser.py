@@ -131,3 +131,22 @@ def test_several_kernels_and_directives():
 def test_errors(text, says):
     with pytest.raises(PtxError, match=says):
         parse(text)
+
+
+def test_declarations_without_blanks_and_predefined_constants():
+    text = ".version 8.7\n.target sm_90a\n.visible.entry k(.param.u64 p) { .reg.b32 a,b; .reg.pred q; "
+    text += ".shared.align 8.b8 s[32]; mov.u32 a, WARP_SZ; { .reg.b16 a; mov.b16 a, 1; } ret; }"
+    kernel = parse(text)[0]
+    assert list(kernel.registers.values()) == ["b32", "b32", "pred", "b16"]
+    assert [(s.name, s.align, s.size) for s in kernel.shared] == [("s", 8, 32)]
+    assert kernel.instructions[0].operands[1].text == "32"
+
+
+def test_the_line_of_an_inlined_function_is_its_callers():
+    text = ".target sm_80\n.entry k() {\n .reg .b32 %r;\n .loc 1 5 3\n mov.b32 %r, 1;\n"
+    text += " .loc 1 9 1, function_name L, inlined_at 1 5 3\n"
+    text += (
+        " mov.b32 %r, 2;\n .loc 2 70 1, function_name L+8, inlined_at 1 9 1\n mov.b32 %r, 3;\n .loc 2 0 0\n ret; }\n"
+    )
+    kernel = parse(text + '.file 1 "k.cu"\n.file 2 "library.hpp"\n')[0]
+    assert [str(ins.source) for ins in kernel.instructions] == ["k.cu:5", "k.cu:9", "k.cu:9, in library.hpp:70", "None"]

@@ -133,3 +133,10 @@ def test_all_lanes_store_the_same() -> None:
         assert ("race" in found.kinds) == races, (name, policy, found.findings)
         found = run(f"{HEAD} {body} {SYNC} {AGAIN} {WAIT}", setting(BOX, np.zeros(512, np.uint8)), shared=8192)
         assert "race" not in found.kinds
+
+
+def test_equal_writes_of_two_warps_are_lint():
+    (one,) = run("st.shared.b32 [smem], 7;", block=64, shared=64).findings
+    assert one.kind == "lint" and "both write the same bytes" in one.message
+    body = "mov.u32 %r1, %warpid; st.shared.b32 [smem], %r1;"
+    assert set(run(body, block=64, shared=64).kinds) == {"race"}

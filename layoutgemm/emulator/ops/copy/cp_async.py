@@ -122,6 +122,11 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
         odd = sources[(sources & size - 1) != 0]  # the instruction takes the address of a lane that reads nothing, too
         if odd.size:
             raise EmulatorError(f"{ins.opcode}: global address {int(odd[0]):#x} is not a multiple of {size}")
+        # Here, where the line is known: the bytes may be read at a later instruction.
+        for count in {size} if valid is None else set(valid.tolist()) - {0}:
+            chosen = sources if valid is None else sources[valid == count]
+            for address in (int(chosen.min()), int(chosen.max())):
+                machine.launch.memory.find(address, count)
         one = CpAsyncCopy(fiber, cta, lanes, size, offsets, sources, valid)
         parts, touch = parts_of(offsets, size), Touch(lanes, offsets, size)
         machine.touch(fiber, cta, touch.places, True, said(fiber, ins), one.event, parts=parts, touch=touch)

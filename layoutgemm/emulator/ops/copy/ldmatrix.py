@@ -90,7 +90,7 @@ class Rows:
 
     def find(self, fiber: Fiber, write: bool) -> tuple[Cta, npt.NDArray[np.int64]]:
         """(block, number of each row's 16 bytes), checked and recorded."""
-        if fiber.lanes != fiber.warp.alive:
+        if fiber.lanes != fiber.warp.present:
             fiber.whole()
         given = self.address(fiber)
         if not isinstance(given, np.ndarray):

@@ -7,8 +7,8 @@ order of NumPy's matrix product, then added to C. Hardware sums in an order and 
 So results agree where every partial sum is exact, and up to the last bits elsewhere. Block scales are applied to the
 operands in float64, f64 is computed in float64, and an f16 result is rounded once from float32.
 
-PTX ISA, "Warp-level Matrix Instructions: mma", "Block Scaling for mma.sync". Sparse products (mma.sp) and wmma are not
-supported.
+PTX ISA, "Warp-level Matrix Instructions: mma", "Block Scaling for mma.sync". Sparse products (mma.sp) are not
+supported; wmma has a file of its own.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ def product(program: Program, ins: PtxInstruction) -> Operation:
     together: list[Run | None] = []
 
     def go(fiber: Fiber) -> int | None:
-        if fiber.lanes != fiber.warp.alive:
+        if fiber.lanes != fiber.warp.present:
             fiber.whole()
         if joins:
             if not together:

@@ -22,6 +22,8 @@ def _mov(g: CodeGenerator, ins: PtxInstruction) -> str | list[tuple[PtxOperand, 
 
 
 def _field(text: str, low: int, width: int, whole: int) -> str:
+    if whole == 128:
+        return f"part128({text}, {low}, {width})"
     if whole == 64:
         half = f"narrow({text})" if low < 32 else f"high({text})"
         return half if width == 32 else f"({half} >> {low % 32} & {(1 << width) - 1})"

@@ -230,3 +230,11 @@ def test_a_lane_that_reads_nothing_needs_an_aligned_address(nothing, size, cache
     with pytest.raises(EmulatorError, match=rf"global address 0x\w+2 is not a multiple of {size}"):
         go(last + off.replace("OFF", "2") + copy)
     assert not go(last + off.replace("OFF", "2") + "@!%p1 " + copy + "cp.async.wait_all;").findings  # predicated off
+
+
+def test_a_source_outside_of_its_buffer_is_named_at_the_copy():
+    body = (
+        "mov.u32 %r1, smem; cp.async.cg.shared.global [%r1], [%a+64], 16; cp.async.commit_group; cp.async.wait_group 0;"
+    )
+    with pytest.raises(EmulatorError, match=r"(?s)byte 64 of buffer a.*cp\.async\.cg"):
+        run(body, {"a": np.zeros(16, np.float32)}, block=1, shared=64)
