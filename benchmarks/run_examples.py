@@ -236,6 +236,15 @@ def load(roots: Mapping[str, Path]) -> None:
     sys.path[:0] = [str(root / FOLDERS[name]) for name, root in roots.items()]
 
 
+def without_folders(text: str) -> str:
+    """The text with files' names in place of their paths on this machine.
+
+    >>> without_folders("a load (/home/me/cutlass/mapa.py:144) by a thread, and x/y")
+    'a load (mapa.py:144) by a thread, and x/y'
+    """
+    return re.sub(r"(?<![\w/])/(?:[^\s/():\"']+/)+", "", text)
+
+
 def outcome(out: str, err: str, status: int, seconds: float) -> Outcome:
     """The outcome by what a process wrote."""
     seconds = round(seconds, 1)
@@ -247,11 +256,11 @@ def outcome(out: str, err: str, status: int, seconds: float) -> Outcome:
     done = json.loads(line)
     times = Counter((f["kind"], f["message"].splitlines()[0], f["source"]) for f in done["findings"])
     findings: list[Found] = [
-        {"kind": kind, "message": text, "source": place and re.sub(r".*/", "", place), "times": n}
+        {"kind": kind, "message": without_folders(text), "source": place and re.sub(r".*/", "", place), "times": n}
         for (kind, text, place), n in times.items()
     ]
     error = last_error("\n".join(done["fatal"])) or last_error(err) if done["status"] else ""
-    return Outcome(done["status"], error, len(done["launches"]), seconds, findings)
+    return Outcome(done["status"], without_folders(error), len(done["launches"]), seconds, findings)
 
 
 def last_error(text: str) -> str:

@@ -84,7 +84,7 @@ class ParseError(LayoutError):
 
 
 def _pointer(text: str, position: int, most: int = 100) -> str:
-    """The line at the position, or a long one's part around it, with a caret below."""
+    """The line at a position, or a long one's part, with a caret below."""
     if not text:
         return ""
     begin, number = text.rfind("\n", 0, position) + 1, text.count("\n", 0, position) + 1

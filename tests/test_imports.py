@@ -330,7 +330,7 @@ def test_a_circle_of_files_is_seen(tmp_path: Path) -> None:
 
 
 class Walk(NamedTuple):
-    """What one walk over a file's nodes finds.
+    """The findings of one walk over a file's nodes.
 
     modules    own modules that it names for a registry: where it makes one, and where a class says who draws it
     classes    the names of those that it defines
@@ -406,7 +406,7 @@ def files_of_classes(root: Path) -> dict[str, list[str]]:
 
 
 def test_a_class_name_has_one_meaning() -> None:
-    """Somebody who searches for a class finds one file."""
+    """A search for a class finds one file."""
     assert {name: files for name, files in files_of_classes(ROOT).items() if len(files) > 1} == {}
 
 

@@ -186,7 +186,7 @@ def read(text: str, symbol: Symbols) -> Parsed:
 
 
 def _named(text: str, symbol: Symbols) -> Layout | None:
-    """The layout of a text with the words shape and stride before nested tuples, or None."""
+    """The layout of a text that names its shape and stride, or None."""
     found = _SHAPE.match(text)
     if found is None:
         return None

@@ -315,7 +315,7 @@ class TiledMma(Pictured, Paged, Convertible):
         >>> TiledMma(wgmma(64), (2, 1, 1)).fragment("C", (128, 128))
         Fragment(layout=Layout(((2, 2, 8), 1, 2), ((1, 2, 4), 0, 32)), registers=64)
         """
-        self.tile_of(operand)  # refuses an operand that there is none of
+        self.tile_of(operand)  # refuses an unknown operand
         source = {"A": self.atom.a_source, "B": self.atom.b_source, "C": self.atom.c_source}[operand]
         if source != "rmem":
             raise AtomError(f"{self.atom} takes {operand} from {source}, not from registers: it has no fragment")

@@ -91,14 +91,22 @@ class PlainForm(AccessForm):
 
 
 def block_of(fiber: Fiber, address: int) -> tuple[Cta, int]:
-    """The block and the offset of a shared address. Raises EmulatorError for a block that is not running."""
+    """The block and the offset of a shared address; reports a block that has ended.
+
+    Raises EmulatorError for a block that the cluster does not have.
+    """
     rank, offset = address >> RANK_SHIFT, address & OFFSET
     ctas = fiber.cta.cluster.ctas
     if rank >= len(ctas):
         raise EmulatorError(f"shared address {address:#x} names block {rank} of a cluster of {len(ctas)}")
     if ctas[rank].exited:
-        raise EmulatorError(f"shared address {address:#x} is in block {rank} of the cluster, which has ended")
-    if ctas[rank] is not fiber.cta:
+        fiber.machine.problem(
+            "exit",
+            f"{said(fiber, fiber.ins)()} uses shared memory of CTA {ctas[rank].coordinate}, which has ended",
+            fiber,
+            orders="barrier.cluster.arrive and .wait by all threads of the cluster, after it, keep the block.",
+        )
+    elif ctas[rank] is not fiber.cta:
         has_begun(fiber, ctas[rank])
     return ctas[rank], offset
 

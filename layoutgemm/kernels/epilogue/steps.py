@@ -15,6 +15,7 @@ from ...dtypes import dtype as dtype_named
 from ...errors import PlanError
 from . import tracing
 
+Value = Any  # of elements: numbers, arrays of them, or what a traced kernel computes
 ORDERS = ("row", "col")
 _FLIPPED = {"": "", "m": "n", "n": "m", "mn": "mn"}
 _OTHER = {"row": "col", "col": "row"}
@@ -98,7 +99,7 @@ class Step:
         if cls.__module__.rpartition(".")[0] == __package__ and not cls.__name__.startswith("_"):
             STEPS[cls.__name__] = cls
 
-    def apply(self, x: Any, at: Any) -> Any:
+    def apply(self, x: Value, at: Any) -> Value:
         """The new value of x."""
         raise NotImplementedError
 
@@ -119,7 +120,7 @@ class Scale(Step):
         """The scale."""
         return (Given(self.name, "", dtype_named("f32"), host=not self.device),)
 
-    def apply(self, x: Any, at: Any) -> Any:
+    def apply(self, x: Value, at: Any) -> Value:
         """x times the scale."""
         return x * at.read(self.name)
 
@@ -152,7 +153,7 @@ class Bias(_Vector):
 
     name: str = "bias"
 
-    def apply(self, x: Any, at: Any) -> Any:
+    def apply(self, x: Value, at: Any) -> Value:
         """x plus the vector's value."""
         return x + at.read(self.name)
 
@@ -163,7 +164,7 @@ class VectorScale(_Vector):
 
     name: str = "scale"
 
-    def apply(self, x: Any, at: Any) -> Any:
+    def apply(self, x: Value, at: Any) -> Value:
         """x times the vector's value."""
         return x * at.read(self.name)
 
@@ -183,7 +184,7 @@ class Residual(Step):
         matrix = Given(self.name, "mn", dtype_named(self.dtype), order=self.order)
         return (matrix,) if self.beta is None else (matrix, Given(self.beta, "", dtype_named("f32"), host=True))
 
-    def apply(self, x: Any, at: Any) -> Any:
+    def apply(self, x: Value, at: Any) -> Value:
         """x plus beta times the matrix's element."""
         value = at.read(self.name)
         return x + (value if self.beta is None else value * at.read(self.beta))
@@ -193,18 +194,18 @@ class Residual(Step):
         return replace(self, order=_OTHER[self.order])
 
 
-def _gelu_tanh(x: Any, ops: Any) -> Any:
+def _gelu_tanh(x: Value, ops: Any) -> Value:
     # (1 + tanh(u)) / 2 = sigmoid(2 u), which does not cancel where tanh is near -1
     c = 2 * math.sqrt(2 / math.pi)
     return x * ops.sigmoid(x * (c + (c * 0.044715) * (x * x)))
 
 
-def _relu_sq(x: Any, ops: Any) -> Any:
+def _relu_sq(x: Value, ops: Any) -> Value:
     positive = ops.maximum(x, 0.0)
     return positive * positive
 
 
-ACTIVATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
+ACTIVATIONS: Mapping[str, Callable[[Value, Any], Value]] = {
     "relu": lambda x, ops: ops.maximum(x, 0.0),
     "relu_sq": _relu_sq,
     "gelu": lambda x, ops: x * ops.normal(x),
@@ -235,38 +236,38 @@ class Activation(Step):
     def __post_init__(self) -> None:
         check_activation(self.kind)
 
-    def apply(self, x: Any, at: Any) -> Any:
+    def apply(self, x: Value, at: Any) -> Value:
         """The activation of x."""
         return ACTIVATIONS[self.kind](x, at.math)
 
 
-def _gelu_gradient(z: Any, ops: Any) -> Any:
+def _gelu_gradient(z: Value, ops: Any) -> Value:
     density = ops.exp(-0.5 * (z * z)) * (1 / math.sqrt(2 * math.pi))
     return ops.normal(z) + z * density
 
 
-def _gelu_tanh_gradient(z: Any, ops: Any) -> Any:
+def _gelu_tanh_gradient(z: Value, ops: Any) -> Value:
     c = 2 * math.sqrt(2 / math.pi)
     s = ops.sigmoid(z * (c + (c * 0.044715) * (z * z)))
     return s + z * (s * (1.0 - s)) * (c * (1.0 + 3 * 0.044715 * (z * z)))
 
 
-def _silu_gradient(z: Any, ops: Any) -> Any:
+def _silu_gradient(z: Value, ops: Any) -> Value:
     s = ops.sigmoid(z)
     return s * (1.0 + z * (1.0 - s))
 
 
-def _tanh_gradient(z: Any, ops: Any) -> Any:
+def _tanh_gradient(z: Value, ops: Any) -> Value:
     t = ops.tanh(z)
     return 1.0 - t * t
 
 
-def _sigmoid_gradient(z: Any, ops: Any) -> Any:
+def _sigmoid_gradient(z: Value, ops: Any) -> Value:
     s = ops.sigmoid(z)
     return s * (1.0 - s)
 
 
-GRADIENTS: Mapping[str, Callable[[Any, Any], Any]] = {
+GRADIENTS: Mapping[str, Callable[[Value, Any], Value]] = {
     "relu": lambda z, ops: ops.where(z > 0.0, 1.0, 0.0),
     "relu_sq": lambda z, ops: 2.0 * ops.maximum(z, 0.0),
     "gelu": _gelu_gradient,
@@ -294,7 +295,7 @@ class ActivationGradient(Step):
         """The matrix."""
         return (Given(self.name, "mn", dtype_named(self.dtype), order=self.order),)
 
-    def apply(self, x: Any, at: Any) -> Any:
+    def apply(self, x: Value, at: Any) -> Value:
         """x times the derivative at the matrix's element."""
         return x * GRADIENTS[self.kind](at.read(self.name), at.math)
 
@@ -317,7 +318,7 @@ class Clamp(Step):
         if not self.low <= self.high:
             raise PlanError(f"clamp from {self.low} to {self.high}: no such numbers")
 
-    def apply(self, x: Any, at: Any) -> Any:
+    def apply(self, x: Value, at: Any) -> Value:
         """The nearest value of the range."""
         x = at.math.maximum(x, self.low) if self.low > -math.inf else x
         return at.math.minimum(x, self.high) if self.high < math.inf else x
@@ -336,7 +337,7 @@ class Aux(Step):
         """The matrix."""
         return (Given(self.name, "mn", dtype_named(self.dtype), order=self.order, written=True),)
 
-    def apply(self, x: Any, at: Any) -> Any:
+    def apply(self, x: Value, at: Any) -> Value:
         """x, unchanged."""
         at.write(self.name, x)
         return x
@@ -365,7 +366,7 @@ class Dropout(Step):
         """The seed."""
         return (Given(self.name, "", dtype_named("i32"), host=True),)
 
-    def apply(self, x: Any, at: Any) -> Any:
+    def apply(self, x: Value, at: Any) -> Value:
         """x scaled, or 0."""
         dropped = round(self.p * 65536)
         return at.math.where(at.random(self.name) >= dropped, x * (65536 / (65536 - dropped)), 0.0)
@@ -404,7 +405,7 @@ class Custom(Step):
         """The operands."""
         return self.operands
 
-    def apply(self, x: Any, at: Any) -> Any:
+    def apply(self, x: Value, at: Any) -> Value:
         """The expression's value."""
         return tracing.evaluate(self.expression, x, at)
 

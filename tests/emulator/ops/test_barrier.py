@@ -123,8 +123,7 @@ def test_the_barrier_of_a_cluster_orders():
     assert cluster(SYNC + remote + SYNC) == []
     # A block ends without knowing of a write to its memory.
     assert "exit" in cluster(SYNC + remote + SYNC.replace("arrive", "arrive.relaxed"))
-    with pytest.raises(EmulatorError, match="which has ended"):
-        cluster(remote)
+    assert "exit" in cluster(remote)
 
 
 FAR = ["st.shared::cluster.u32 [%r23], %r30;", "ld.shared::cluster.u32 %r0, [%r23];",
@@ -344,8 +343,7 @@ def test_remote_arrivals():
     assert kinds(body.replace("FENCE", start), 32, **more) == []
     assert "race" in kinds(body.replace("FENCE", start.replace("fence.mbarrier_init.release.cluster;", "")), 32, **more)
     # Without the wait the other block may have ended.
-    with pytest.raises(EmulatorError, match="which has ended"):
-        kinds(body.replace("FENCE", start).replace(WAIT.replace("PHASE", "0"), ""), 32, **more)
+    assert "exit" in kinds(body.replace("FENCE", start).replace(WAIT.replace("PHASE", "0"), ""), 32, **more)
 
 
 @pytest.mark.parametrize(
