@@ -107,7 +107,7 @@ class Devices:
     def start(self, machine: PtxMachine) -> None:
         """Let a machine run beside the others from now on."""
         machine.quantum = QUANTUM if self.order != "devices first" else 0
-        machine.PATIENCE = PATIENCE
+        machine.PATIENCE, machine.alone = PATIENCE, False
         machine.begin()
         self.running.append(machine)
         self.started = True

@@ -284,6 +284,7 @@ class PtxMachine:
         self.begun = 0  # clusters
         self.quantum, self.landed = 0, 0
         self.device = ""  # the name of the device that it runs on, beside others
+        self.alone = True  # False: other devices may write what its threads poll for, and no lanes go on by `_part`
         if problem := _geometry(launch):
             raise EmulatorError(problem)
         for variable, first in program.variables:
@@ -510,7 +511,7 @@ class PtxMachine:
                 before, mark, polls = (mark, polls), self.operations, self._polls()
                 last, cluster.progress = cluster.progress, self._progress(POLLS_ANYWHERE)
                 cluster.still = cluster.still + 1 if cluster.progress == last else 0
-                if cluster.still and self._part(cluster):
+                if self.alone and cluster.still > STILL and self._part(cluster):
                     cluster.still = 0
                 elif cluster.still > STILL + len(cluster.fibers) and not cluster.pending and polls == before[1]:
                     raise DeadlockError(f"threads poll, and nothing else goes on:\n{stuck(cluster)}")
