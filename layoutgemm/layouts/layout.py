@@ -604,8 +604,12 @@ class Layout(PicturedLayout, Predicates, Paged, Convertible):
     def recast(self, new_bits: int, old_bits: int) -> Layout:
         """From elements of old_bits to elements of new_bits: the same bits. Raises LayoutError for fractions of one.
 
+        As in CuTe, what lies between two elements is part of a wider one.
+
         >>> str(Layout((8, 4)).recast(8, 16)), Layout(4).can_recast(6, 8).ok
         ('(16,4):(1,16)', False)
+        >>> str(Layout((4,), (2,)).recast(32, 16))    # every second 16 bits, and those between them
+        '(4):(1)'
         """
         new, old = _recast.factor(new_bits, "recast (new_bits)"), _recast.factor(old_bits, "recast (old_bits)")
         return _new(*_recast.recast(self.shape, self.stride, new, old))

@@ -13,8 +13,8 @@ from tests.cli.test_main import refusal
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a", "sm_120a"])
 def test_the_plan_is_that_of_derive(capsys, arch):
-    plan = planned(200, 136, 72, b="bf16:col", arch=arch)
-    assert main(["plan", "200", "136", "72", "-b", "bf16:col", "--arch", arch, "--json"]) == 0
+    plan = planned(520, 1032, 264, b="bf16:col", arch=arch)
+    assert main(["plan", "520", "1032", "264", "-b", "bf16:col", "--arch", arch, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["plan"], said["arch"], said["derivation"]) == (str(plan), arch, plan.explain())
     assert (tuple(said["tile"]), said["stages"]) == (plan.tile, plan.stages)
