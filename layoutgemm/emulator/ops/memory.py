@@ -48,8 +48,8 @@ IGNORED = {
     "weak", "relaxed", "volatile", "cta", "cluster", "gpu", "sys", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc",
     "acquire", "release", "acq_rel", "mmio", "noftz", "rn", "unified",
 }  # fmt: skip
-# Words of a load or store that is "strong" in PTX's memory model: two of them are no data race.
 HINT = "L2::cache_hint"  # the word of an instruction whose last operand is a cache policy
+# Words of a load or store that is "strong" in PTX's memory model: two of them are no data race.
 STRONG_WORDS = ("relaxed", "acquire", "release", "acq_rel", "mmio", "volatile")
 SPACES = (
     "param", "param::entry", "param::func", "global", "const", "local", "shared", "shared::cta", "shared::cluster",

@@ -17,6 +17,7 @@ from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
 from layoutgemm.kernels.sm90.choose.scaled_grouped import grouped_config
 from layoutgemm.kernels.sm90.gated import Gated, as_one_matrix
 from layoutgemm.kernels.sm90.grouped import Ragged
+from tests.kernels.sm90.other_orders import SOON, stored_in_order
 
 needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
 SMALL = Sm90Config((64, 64), consumers=1, stages=2)
@@ -160,17 +161,8 @@ def test_compiled_groups_are_exact(form: str) -> None:
 @needs_dsl
 @pytest.mark.dsl
 def test_groups_in_another_order_of_events() -> None:
-    from layoutgemm.emulator.machine.interpreter import Policy
-    from layoutgemm.kernels.run.arrays import global_matrix
-    from layoutgemm.kernels.run.emulated import emulate_plan
-    from layoutgemm.kernels.run.epilogue_operands import given_of, words_of_arrays
-
     plan, a, b, given, want = of_groups("rows")
-    lying = [global_matrix(op, x, [], True) for op, x in ((plan.a, a), (plan.b, b))]
-    policy = Policy(loads="early", stores="early", pick="random", waits="reluctant")
-    words = words_of_arrays(plan, given_of(plan, given))
-    found, done = emulate_plan(plan, lying[0], lying[1], policy, progress=False, given=words)
-    assert not done.findings, done.report()
+    found = stored_in_order(plan, a, b, given, SOON)
     assert np.array_equal(plan.c.dtype.decode(found), want)
 
 

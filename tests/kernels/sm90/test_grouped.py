@@ -18,6 +18,7 @@ from layoutgemm.kernels.epilogue.chain import Aux, Bias, Epilogue
 from layoutgemm.kernels.sm90.grouped import Ragged, store_place, tables
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
 from layoutgemm.kernels.sm90.operands.combined import Combined
+from tests.kernels.sm90.other_orders import each_policy, stored_in_order
 
 needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
 SLOW = [pytest.mark.slow]
@@ -83,24 +84,11 @@ def test_compiled_kernel_is_exact(form: str) -> None:
 
 @needs_dsl
 @pytest.mark.dsl
-@pytest.mark.parametrize(
-    "policy",
-    [
-        Policy(loads="early", stores="early", pick="random", waits="reluctant"),
-        pytest.param(Policy(products="early", lands="oldest", elect="highest"), marks=SLOW),
-    ],
-)
+@each_policy
 def test_in_other_orders_of_events(policy: Policy) -> None:
     """Two tiles that write one row conflict: the order decides which one wins."""
-    from layoutgemm.kernels.run.arrays import global_matrix
-    from layoutgemm.kernels.run.emulated import emulate_plan
-    from layoutgemm.kernels.run.epilogue_operands import given_of, words_of_arrays
-
     plan, a, b, given, want = problem("small")
-    lying = [global_matrix(op, x, [], True) for op, x in ((plan.a, a), (plan.b, b))]
-    words = words_of_arrays(plan, given_of(plan, given))
-    found, done = emulate_plan(plan, lying[0], lying[1], policy, progress=False, given=words)
-    assert not done.findings, done.report()
+    found = stored_in_order(plan, a, b, given, policy)
     assert np.array_equal(plan.c.dtype.decode(found), want)
 
 

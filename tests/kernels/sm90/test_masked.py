@@ -16,6 +16,7 @@ from layoutgemm.kernels.derive import padded_leading
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
 from layoutgemm.kernels.sm90.grouped import Ragged, tables, without_groups
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
+from tests.kernels.sm90.other_orders import each_policy, stored_in_order
 
 needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
 SLOW = [pytest.mark.slow]
@@ -75,23 +76,10 @@ def test_compiled_kernel_is_exact(form: str) -> None:
 
 @needs_dsl
 @pytest.mark.dsl
-@pytest.mark.parametrize(
-    "policy",
-    [
-        Policy(loads="early", stores="early", pick="random", waits="reluctant"),
-        pytest.param(Policy(products="early", lands="oldest", elect="highest"), marks=SLOW),
-    ],
-)
+@each_policy
 def test_in_other_orders_of_events(policy: Policy) -> None:
-    from layoutgemm.kernels.run.arrays import global_matrix
-    from layoutgemm.kernels.run.emulated import emulate_plan
-    from layoutgemm.kernels.run.epilogue_operands import given_of, words_of_arrays
-
     plan, a, b, given, want = problem("small")
-    lying = [global_matrix(op, x, [], True) for op, x in ((plan.a, a), (plan.b, b))]
-    words = words_of_arrays(plan, given_of(plan, given))
-    found, done = emulate_plan(plan, lying[0], lying[1], policy, progress=False, given=words)
-    assert not done.findings, done.report()
+    found = stored_in_order(plan, a, b, given, policy)
     assert np.array_equal(plan.c.dtype.decode(found), want, equal_nan=True)
 
 

@@ -18,6 +18,7 @@ from layoutgemm.kernels.orders import order_values, stored_elements
 from layoutgemm.kernels.sm90.triangular.operands import Triangles
 from layoutgemm.layouts import Layout
 from layoutgemm.schedule import Banded, Formula, Grouped, Linear, Rotated, Triangular
+from tests.kernels.sm90.other_orders import each_policy, stored_in_order
 
 needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
 SLOW = [pytest.mark.slow]
@@ -84,25 +85,12 @@ def test_executor_is_exact_and_the_checks_hold(form: str) -> None:
 @needs_dsl
 @pytest.mark.dsl
 @pytest.mark.parametrize("form", [pytest.param(x, marks=SLOW * (x not in QUICK)) for x in FORMS])
-@pytest.mark.parametrize(
-    "policy",
-    [
-        Policy(loads="early", stores="early", pick="random", waits="reluctant"),
-        pytest.param(Policy(products="early", lands="oldest", elect="highest"), marks=SLOW),
-    ],
-    ids=["early", "late"],
-)
+@each_policy
 def test_compiled_kernel_is_exact_and_touches_no_other_tile(form: str, policy: Policy) -> None:
-    from layoutgemm.kernels.run.arrays import global_matrix
-    from layoutgemm.kernels.run.emulated import emulate_plan
-    from layoutgemm.kernels.run.epilogue_operands import given_of, words_of_arrays
     from layoutgemm.kernels.run.hardware_model import unwritten
 
     plan, a, b, given, want, stored = problem(form)
-    lying = [global_matrix(op, x, [], True) for op, x in ((plan.a, a), (plan.b, b))]
-    words = words_of_arrays(plan, given_of(plan, given)) if plan.reads_more else ()
-    found, done = emulate_plan(plan, lying[0], lying[1], policy, progress=False, given=words)
-    assert not done.findings, done.report()
+    found = stored_in_order(plan, a, b, given, policy)
     outside = np.broadcast_to(~stored, found.shape)
     assert np.array_equal(found[~outside], plan.c.dtype.encode(want)[~outside])
     assert np.array_equal(found[outside], unwritten(plan.c.dtype, found.shape)[outside])
