@@ -18,7 +18,7 @@ from pathlib import Path
 from .. import __version__
 from ..errors import LayoutError
 from ..kernels.compile import cache as object_cache
-from ..kernels.compile.launcher import runtime_candidates
+from ..kernels.compile.launcher import cuda_driver, runtime_candidates
 from ..kernels.compile.sass import find_tool
 
 TESTED_DSL = "4.8.1"
@@ -88,7 +88,7 @@ def status(findings: Sequence[ReportLine]) -> int:
 
 def _driver() -> ReportLine:
     try:
-        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        driver = cuda_driver()
     except OSError:
         return ReportLine("driver", MISSING, "no NVIDIA driver", "install one: https://www.nvidia.com/drivers")
     number = ctypes.c_int(0)

@@ -110,6 +110,8 @@ def columns_of_order(order: Order, m: int, n: int) -> int:
     >>> columns_of_order("lower", 8192, 8192), columns_of_order("rows", 8192, 8192)
     (4160, 8192)
     """
+    if isinstance(order, TileList) and order.schedule is not None:
+        order = order.schedule
     if isinstance(order, (Layout, OfLayout, TileList)) or order == "list":
         return n
     grid = -(-m // _NOMINAL), -(-n // _NOMINAL)

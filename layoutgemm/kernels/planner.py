@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from ..arch import ArchName
 from ..arch import arch as arch_named
 from ..arguments import checked
 from ..errors import LayoutError, PlanError
+from ..schedule import TileList, Triangular
+from ..schedule.triangular import HALVES
 from .derive import Given, Operand
 from .epilogue.chain import Epilogue
 from .orders import Order, columns_of_order, diagonal_pattern
@@ -24,6 +27,7 @@ from .sm90.choose.rules import NEXT, SPARE, choose, likeliest, nearest, of_estim
 from .sm90.gated import combination
 from .sm90.operands.combined import Combined
 from .sm90.plan import Sm90Config, Sm90Plan
+from .sm90.triangular.choose import SHORT_PATTERN, by_rounds
 from .sm90.types import operands
 from .sm100.plan import Sm100Config, Sm100Plan
 
@@ -79,7 +83,13 @@ def plan(
         refused: LayoutError | None = None
         columns = n if order is None else columns_of_order(order, m, n)
         rule = _for_hopper(m, columns, k, batch, a, b, c, gates)
-        for each in (chosen,) if chosen else rule if order is None else _for_order(order, rule, (m, n, columns)):
+        if order is not None:
+            rule = _for_order(order, rule, (m, n, columns))
+            triangle = _triangle(order)
+            if triangle is not None and batch == 1 and gates is None:
+                rule = chain(_by_rounds(triangle, (m, n, k), (a, b, c)), rule)
+                order = TileList(schedule=triangle)  # faster than the formula
+        for each in (chosen,) if chosen else rule:
             try:
                 return Sm90Plan.derive(
                     m, n, k, batch=batch, a=a, b=b, c=c, config=each, epilogue=epilogue, gated=gates, order=order
@@ -121,6 +131,22 @@ def _for_hopper(
         yield spare_of_sums(gated)
 
 
+def _triangle(order: Order) -> Triangular | None:
+    """The triangle of that order, or None for other orders and for a mirrored triangle."""
+    if isinstance(order, str):
+        return Triangular(order) if order in HALVES else None
+    return order if isinstance(order, Triangular) and not order.mirror else None
+
+
+def _by_rounds(
+    order: Triangular, sizes: tuple[int, int, int], given: tuple[Given, Given | None, Given | None]
+) -> Iterator[Sm90Config]:
+    """Configurations for a triangle of 16-bit operands, by the rounds of its own tiles; none for other types."""
+    first, second, _ = operands(*given)
+    if first.dtype.bits == 16 and sizes[0] > 64:
+        yield from by_rounds(order, sizes, "K" if second.order == "col" else "MN")
+
+
 def _for_order(order: Order, rule: Iterator[Sm90Config], sizes: tuple[int, int, int]) -> Iterator[Sm90Config]:
     """The rule's configurations as kernels with an order of their own have them: persistent, one part of K.
 
@@ -138,7 +164,7 @@ def _for_order(order: Order, rule: Iterator[Sm90Config], sizes: tuple[int, int, 
     for config in rule:
         config = replace(config, launch="workers", early=0) if config.launch == "tiles" else config
         tile = config.tile[0] * config.cluster[0], config.tile[1] * config.cluster[1]
-        if diagonal_pattern(order, tile) > _SHORT_PATTERN:
+        if diagonal_pattern(order, tile) > SHORT_PATTERN:
             late.append(config)
         else:
             yield config
@@ -146,7 +172,6 @@ def _for_order(order: Order, rule: Iterator[Sm90Config], sizes: tuple[int, int, 
 
 
 _SQUARE, _MANY = 256, 264  # a square cluster's side; four rounds of them: from there the last, partial one is cheap
-_SHORT_PATTERN = 4  # tiles: with 16 the formula's values spill to local memory
 
 
 # The fastest square clusters for large and for small C.

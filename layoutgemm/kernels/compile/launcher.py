@@ -118,6 +118,11 @@ class _Thread(threading.local):
 THREAD = _Thread()
 
 
+def cuda_driver() -> ctypes.CDLL:
+    """The CUDA driver's library. Raises OSError on a machine without one."""
+    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+
+
 def bind(device: int) -> None:
     """Give the calling thread a CUDA context, the GPU's primary one, where it has none: encoding a tensor map needs it.
 
@@ -128,7 +133,7 @@ def bind(device: int) -> None:
     THREAD.bound = True
     context = ctypes.c_void_p()
     try:
-        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        driver = cuda_driver()
         driver.cuCtxGetCurrent(ctypes.byref(context))
         if not context.value and not driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), ctypes.c_int(device)):
             driver.cuCtxSetCurrent(context)

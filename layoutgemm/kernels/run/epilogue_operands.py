@@ -21,6 +21,7 @@ from ..plan import present
 from ..sm90.indexed.row_copy import copied_bytes
 from ..sm90.plan import Sm90Plan
 from .arrays import check_numpy_type, check_shape, global_matrix
+from .capture import outside_capture
 from .cpu import executed
 from .hardware_model import GlobalMatrix
 
@@ -182,10 +183,11 @@ def order_words(plan: Sm90Plan, given: Mapping[str, Any], device: torch.device) 
 
 @lru_cache(maxsize=256)
 def kept_list(schedule: TileList, grid: tuple[int, int], device: torch.device) -> torch.Tensor:
-    """The list of a schedule's tiles on a GPU."""
+    """The list of a schedule's tiles on a GPU, made while a CUDA graph is captured too."""
     import torch
 
-    return torch.from_numpy(schedule.list_for(grid)).to(device)
+    with outside_capture(device):
+        return torch.from_numpy(schedule.list_for(grid)).to(device)
 
 
 def _check_tensor(name: str, value: Any, kind: str, shape: tuple[int, ...], device: torch.device, of: str) -> None:

@@ -119,6 +119,14 @@ def test_the_rule_chooses_for_the_tiles_of_the_set() -> None:
         assert plan_of(*sizes, b="bf16:col", order="symmetric").check()
 
 
+@pytest.mark.parametrize(("n", "tiles"), [(4096, 528), (6144, 528), (8192, 1056)])
+def test_a_triangle_takes_tiles_that_fill_whole_rounds(n: int, tiles: int) -> None:
+    """528 and 1056 tiles are four and eight rounds of 132 SMs."""
+    plan = plan_of(n, n, n, b="bf16:col", order="lower")
+    assert isinstance(plan, Sm90Plan)
+    assert plan.order.schedule.count(plan.order.clusters(plan.tiles)) * plan.cluster_size == tiles
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"order": "spiral"}, "known are columns, rows"),
     ({"order": 3}, "a Schedule or a Layout or a string or a function"),
