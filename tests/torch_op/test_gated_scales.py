@@ -185,7 +185,7 @@ def test_explanations_and_chosen_tiles() -> None:
 
 @pytest.mark.parametrize("kind", [BF16, E4M3, F32])
 def test_every_tile_that_may_be_chosen_is_derived(kind: Any) -> None:
-    """No K in parts, whole 16 bytes of a row, registers for odd columns too: what a GPU would get holds its checks."""
+    """Whole 16 bytes of a row, in parts of K too, registers for odd columns: what a GPU would get holds its checks."""
     for m in (1, 64, 100, 3000):
         for n in (8, 97, 1000, 4096):
             for scales in ((m, -(-2 * n // 128)), (m, 2 * n)):

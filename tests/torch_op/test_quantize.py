@@ -18,6 +18,7 @@ from layoutgemm.kernels.run.emulated import host_of
 from layoutgemm.torch_op import launch as launches
 from layoutgemm.torch_op.emulated import memory_at
 from layoutgemm.torch_op.fp8 import api, launch
+from layoutgemm.torch_op.fp8.reference import quantized
 
 needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the dsl extra")
 BF16, F32, E4M3, E5M2 = torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2
@@ -200,6 +201,30 @@ def test_a_second_call_launches_and_checks_nothing(emulated: Any, monkeypatch: p
     values, scales = quantize(y)
     assert gpu.launched == 2 and len(gpu.held) == 3
     assert torch.equal(values.float(), -first[0].float()) and torch.equal(scales, first[1])
+
+
+@needs_dsl
+def test_results_lie_in_memory_that_is_given(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one launch where strides and addresses are those of new results, the second time unprepared; else copied."""
+    gpu, x = emulated(), normal(40, 200)
+    values, scales = quantized(x, BLOCK, E4M3, False)
+    pitched = torch.zeros(40 * 208 + 1, dtype=E4M3)
+    for turn, out in enumerate((None, pitched[:-1].view(40, 208)[:, :200], pitched[1:].view(40, 208)[:, :200])):
+        of_c = torch.empty_strided((40, 2), (1, 40))
+        gpu.read(x, of_c, *[t for t in (out,) if t is not None])
+        found = launch.computed_into(x, launch.AS_QUANTIZE, out, of_c)
+        assert out is None or found is out
+        assert torch.equal(found.float(), values.float()) and torch.equal(of_c, scales)
+        assert gpu.launched == turn + 1
+        if turn == 0:
+            prepared = launch._prepared
+            monkeypatch.setattr(launch, "_prepared", None)
+        else:
+            monkeypatch.setattr(launch, "_prepared", prepared)
+    wide = torch.zeros(40, 2)
+    gpu.read(x)
+    launch.computed_into(x, launch.AS_QUANTIZE, None, wide)
+    assert torch.equal(wide, scales)
 
 
 @needs_dsl

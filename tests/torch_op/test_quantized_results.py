@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from layoutgemm import Sm90Config, quantize, scaled_matmul
 from layoutgemm.errors import OperandError
 from layoutgemm.kernels.sm90.choose.scaled_grouped import scaled_config
-from layoutgemm.torch_op.scaled_grouped import kept
+from layoutgemm.torch_op.scaled_grouped import api, kept, scaled
 from tests.torch_op.test_operator import F32, emulated, integers
 from tests.torch_op.test_scaled_kernels import E4M3, E5M2, scaled_case
 
@@ -56,6 +56,20 @@ def test_the_kernel_has_the_same_bits_twice(name: str, monkeypatch: pytest.Monke
             assert c is out and torch.equal(c.float(), want[0]) and torch.equal(scales, want[1])
             monkeypatch.setattr(kept, "launch_of", None)
         assert kept.READY
+
+
+@pytest.mark.dsl
+def test_of_few_rows_a_kernel_of_its_own_quantises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The product's launch gives float32, and a second call checks nothing."""
+    given, _ = scaled_case("1x128, 128x128", n=N)
+    _, want = both(given)
+    monkeypatch.setattr(scaled, "quantizes_apart", lambda *sizes, **options: True)
+    with emulated(monkeypatch) as calls:
+        for turn in (1, 2):
+            c, scales = scaled_matmul(**given, out_dtype=E4M3, out_recipe=BLOCK)
+            assert torch.equal(c.float(), want[0]) and torch.equal(scales, want[1])
+            assert len(calls) == turn and {of.kind for of in kept.READY.values()} == {F32}
+            monkeypatch.setattr(api, "checked_scaled", None)
 
 
 @pytest.mark.dsl

@@ -85,10 +85,9 @@ def check_gated(tile_n: int, split: int, b: Operand, c: Operand) -> None:
         raise PlanError(f"b is {b}: a gated product takes the weights as one (2H, K) matrix, a 'col' B")
     if c.dtype.kind != "float":
         raise PlanError(f"c is {c.dtype}, and a gated product is computed in f32: store f32, or a narrower float")
-    if tile_n % (HALVES * 8):
-        raise PlanError(f"a tile of {tile_n} columns, half of them the gate's: a multiple of {HALVES * 8}")
-    if split > 1:
-        raise PlanError(f"split = {split}: its parts share out columns, and would part a gate from what it multiplies")
+    if tile_n % (unit := HALVES * 8 * split):
+        of = f", and K in {split} parts" if split > 1 else ""
+        raise PlanError(f"a tile of {tile_n} columns, half of them the gate's{of}: a multiple of {unit}")
 
 
 def in_halves(tma: TmaPlan) -> TmaPlan:

@@ -481,6 +481,18 @@ class Sm90Plan(Sm90Meetings, PersistentPlan):
         count = self.stored.accumulator_registers // self.config.split
         return range(part * count, (part + 1) * count)
 
+    @checked(PlanError)
+    def summed_values(self, part: int) -> tuple[int, ...]:
+        """Values of each accumulator's threads that the block with a part of K adds up: of each sum, what it stores.
+
+        >>> config = Sm90Config((64, 64), consumers=1, split=2, single=True)
+        >>> plan = Sm90Plan.derive(64, 32, 256, b="bf16:col", config=config, gated="silu")
+        >>> plan.summed_values(1) == (*range(8, 16), *range(24, 32))
+        True
+        """
+        count = self.stored.accumulator_registers
+        return tuple([i * count + value for i in range(self.sums) for value in self.stored_values(part)])
+
     @property
     def columns_at_a_time(self) -> int:
         """Columns of a tile that a thread stores at a time: all, of a split K its part, or a half."""

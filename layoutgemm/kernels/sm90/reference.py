@@ -352,7 +352,7 @@ class _Cluster:
             return block.smem.base + at[..., None] + 4 * np.arange(4)
 
         def own(values: Values, part: int) -> Values:
-            return values[:, part * sent.values : (part + 1) * sent.values].reshape(WARPGROUP, sent.vectors, 4)
+            return values[:, plan.summed_values(part)].reshape(WARPGROUP, sent.vectors, 4)
 
         for (source, place), given in registers.items():
             for target in parts:
@@ -371,7 +371,7 @@ class _Cluster:
                 total = terms[0]
                 for term in terms[1:]:
                     total = total + term
-                given[key][:, part * sent.values : (part + 1) * sent.values] = total.reshape(WARPGROUP, -1)
+                given[key][:, plan.summed_values(part)] = total.reshape(WARPGROUP, -1)
         return registers
 
     def _store(self, block: _Block, consumer: int, number: int, part: int, registers: Values) -> None:

@@ -172,6 +172,8 @@ def exchange_check(plan: Sm90Plan) -> Check:
         witness = f"the other blocks' slots in block {wrong[0][0]} are {wrong[0][1]}"
     elif sent.offset + sent.bytes > plan.smem.barrier_offset:
         witness = f"{sent.bytes} bytes from byte {sent.offset} on, the barriers begin at {plan.smem.barrier_offset}"
+    elif sorted(sum([plan.summed_values(part) for part in range(split)], ())) != list(range(held)):
+        witness = f"the parts sum values {[plan.summed_values(part) for part in range(split)]}, of {held}"
     elif plan.store is not None:
         for part in range(split):
             values = [
@@ -180,8 +182,9 @@ def exchange_check(plan: Sm90Plan) -> Check:
                 for chunk in round_.chunks
                 for value in range(chunk.first_value, chunk.first_value + chunk.values)
             ]
-            if sorted(values) != list(range(part * sent.values, (part + 1) * sent.values)):
-                witness = witness or f"part {part} sums values {part * sent.values} on, and stores {values[:1]} on"
+            summed = plan.summed_values(part)
+            if sorted(values) != list(summed[: sent.values // plan.sums]):
+                witness = witness or f"part {part} sums values {summed}, and stores {values[:1]} on"
     statement = (
         f"{sent.values} of {held} values go to each of {split} parts, to {sent.layout}, one to one onto {sent.bytes} "
         "bytes"

@@ -43,6 +43,9 @@ class Asked(NamedTuple):
     major: str
 
 
+AS_QUANTIZE = Asked(BLOCK, torch.float8_e4m3fn, False, "mn")  # what `quantize` does unless it is told otherwise
+
+
 class QuantizedShapes(NamedTuple):
     """The results as they are allocated, and what is cut off: values have rows of a multiple of 16 elements.
 
@@ -93,8 +96,12 @@ class KeptQuantizer:
     def run(self, at: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Quantise what lies at an address, on the current device and stream."""
         values, scales = empty_on_gpu(*self.values), empty_on_gpu(*self.scales)
-        self.direct.launch((at, values.data_ptr(), scales.data_ptr()), raw_stream(index))
+        self.write(at, values, scales, index)
         return values.narrow(-1, 0, self.columns) if self.columns else values, scales
+
+    def write(self, at: int, values: torch.Tensor, scales: torch.Tensor, index: int) -> None:
+        """The same into memory of the results' strides."""
+        self.direct.launch((at, values.data_ptr(), scales.data_ptr()), raw_stream(index))
 
 
 READY: dict[Key, KeptQuantizer] = {}
@@ -107,7 +114,7 @@ def computed(x: torch.Tensor, asked: Asked, key: Key = ()) -> tuple[torch.Tensor
     key  by which the launch is kept, or ()
     """
     index = x.get_device()
-    if not (x.numel() and asked.recipe in _GROUPS and on_gpu(index) and target(index)[0] == "sm_90a"):
+    if not _by_kernel(x, asked):
         return _by_torch(x, asked)
     read = _readable(x.detach().resolve_neg(), asked.recipe)
     with torch.cuda.device(index):
@@ -118,6 +125,39 @@ def computed(x: torch.Tensor, asked: Asked, key: Key = ()) -> tuple[torch.Tensor
             READY.clear()
         READY[key] = kept
     return found
+
+
+def computed_into(x: torch.Tensor, asked: Asked, values: torch.Tensor | None, scales: torch.Tensor) -> torch.Tensor:
+    """The values of a checked tensor: a new tensor, or written to `values`; and its scales to `scales`."""
+    made, index = kept_shapes(tuple(x.shape), asked), x.get_device()
+    in_place = scales.stride() == made.scales[1] and (
+        values is None or (values.stride() == made.values[1] and values.data_ptr() % VECTOR_BYTES == 0)
+    )
+    if not (in_place and _by_kernel(x, asked)):
+        found, of_scales = computed(x, asked)
+        scales.copy_(of_scales)
+        return found if values is None else values.copy_(found)
+    key = "into", asked, x.shape, x.stride(), x.dtype, index
+    with torch.cuda.device(index):
+        kept = READY.get(key)
+        if kept is None or x.data_ptr() & kept.mask or x.is_neg():
+            read = _readable(x.detach().resolve_neg(), asked.recipe)
+            kept = _prepared(read, made, asked, index)
+            if read.data_ptr() == x.data_ptr():
+                READY[key] = kept
+            x = read
+        if values is None:
+            values = empty_on_gpu(*kept.values)
+            kept.write(x.data_ptr(), values, scales, index)
+            return values.narrow(-1, 0, made.columns) if made.columns else values
+        kept.write(x.data_ptr(), values, scales, index)
+    return values
+
+
+def _by_kernel(x: torch.Tensor, asked: Asked) -> bool:
+    """True where a kernel quantises the tensor."""
+    index = x.get_device()
+    return bool(x.numel()) and asked.recipe in _GROUPS and on_gpu(index) and target(index)[0] == "sm_90a"
 
 
 def empty_results(x: torch.Tensor, asked: Asked) -> tuple[torch.Tensor, torch.Tensor]:

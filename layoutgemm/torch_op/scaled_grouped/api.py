@@ -19,7 +19,7 @@ from ..checks import (
     transforms,
 )
 from ..compiled.traced import check_kinds, named, refusal, refuse
-from ..fp8.launch import kept_shapes
+from ..fp8.launch import AS_QUANTIZE, kept_shapes
 from ..indexed.api import indexed_matmul
 from ..indexed.product import IndexedOperands
 from ..prepared import config_text
@@ -27,7 +27,6 @@ from .grouped import COLUMNS, COUNTS, ENDS, OFFSETS, check_expected, expected_co
 from .grouped import grouped_product as computed_grouped
 from .kept import Keeping, find, memory_beside
 from .operators import (
-    AS_QUANTIZE,
     CHECK_GROUPED,
     CHECK_SCALED,
     WAY_OUT,
@@ -39,7 +38,7 @@ from .operators import (
     recorded_type,
 )
 from .recipes import recipe_text
-from .scaled import ScaledFinish, check_config, scaled_product
+from .scaled import APART, ScaledFinish, check_config, scaled_product
 
 _is_traced = torch.compiler.is_dynamo_compiling
 _DERIVED = (torch.bfloat16, torch.float16)
@@ -185,6 +184,8 @@ def _quantized(
             return found, scales
     except (RuntimeError, AttributeError, IndexError, TypeError):  # no tensors, or none that multiply: checked below
         pass
+    if key and scales is not None and (apart := APART.get(key)) is not None:
+        return scaled_product(apart, a, scale_a, b, scale_b, finish, config, out, key, scales), scales
     check_config(config)
     names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
     call = checked_scaled(a, scale_a, b, scale_b, finish, out, out_dtype, *names, out_recipe)

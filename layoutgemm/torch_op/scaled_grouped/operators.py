@@ -25,7 +25,7 @@ from ...kernels.sm90.config import Sm90Config
 from ..autograd.products import dense
 from ..checks import check_device, check_out, differentiated, refuse_derivatives
 from ..compiled.traced import CHECKS, checking_operator, named
-from ..fp8.launch import Asked, shapes_of
+from ..fp8.launch import AS_QUANTIZE, shapes_of
 from ..library import configured, dispatched, with_autocast, with_autograd
 from .grouped import (
     BATCH,
@@ -40,7 +40,6 @@ from .recipes import BLOCK, recipe_text
 from .scaled import FP8, NO_FINISH, ScaledCall, ScaledFinish, check_config, check_scaled, scaled_product
 
 WAY_OUT = "use torch.no_grad(), or give its detach()"
-AS_QUANTIZE = Asked(BLOCK, torch.float8_e4m3fn, False, "mn")
 _SAID = ("offsets", "offs", "counts")
 
 

@@ -28,6 +28,7 @@ from ...kernels.sm90.along_k import AlongK
 from ...kernels.sm90.choose.rules import choose
 from ...kernels.sm90.choose.scaled_grouped import (
     quantized_gate_config,
+    quantizes_apart,
     read_each_column,
     scaled_config,
     usual_config,
@@ -41,12 +42,12 @@ from .. import tuned_store
 from ..bias_activation import GATES, by_torch, gate_by_torch
 from ..checks import check_activation, stored_as
 from ..epilogue import epilogue_product, finish_of
-from ..fp8.api import quantize
+from ..fp8.launch import AS_QUANTIZE, computed_into
 from ..prepared import gpu, on_gpu, prepare
 from ..problem import half
 from ..reference import exact
 from ..types import C_NAMES, NAMES, READ
-from .kept import Keeping, Key, find, keep, launch, require_hopper
+from .kept import MAX_READY, Keeping, Key, find, keep, launch, require_hopper
 from .recipes import TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -97,6 +98,7 @@ class ScaledFinish(NamedTuple):
 
 
 NO_FINISH = ScaledFinish()
+APART: dict[Key, ScaledCall] = {}  # checked calls whose results a kernel of its own quantises
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
@@ -168,9 +170,10 @@ def scaled_product(
     if call.quantizes and not _quantizes_in_kernel(call, a, finish, config):
         assert scale_c is not None and scale_c.shape == (*call.shape[:-1], -(-call.shape[-1] // BLOCK_OF_C))
         wide = call._replace(kind=torch.float32, quantizes=False)
-        values, scales = quantize(scaled_product(wide, a, scale_a, b, scale_b, finish, config), dtype=call.kind)
-        scale_c.copy_(scales)
-        return values if out is None else out.copy_(values)
+        made = scaled_product(wide, a, scale_a, b, scale_b, finish, config)
+        if key and len(APART) < MAX_READY:
+            APART[key] = call
+        return computed_into(made, AS_QUANTIZE._replace(dtype=call.kind), out, scale_c)
     if 0 in call.shape:
         return torch.empty(call.shape, dtype=call.kind, device=a.device) if out is None else out
     if 0 in a.shape:  # an empty sum is 0, and bias and activation follow
@@ -285,12 +288,17 @@ def line(x: torch.Tensor) -> torch.Tensor:
 
 
 def _quantizes_in_kernel(call: ScaledCall, a: torch.Tensor, finish: ScaledFinish, config: Sm90Config | None) -> bool:
-    """True if a kernel quantises the result: one whose CTAs store 128 columns of a row, or a multiple.
+    """True if the product's kernel quantises the result: one whose CTAs store 128 columns of a row, or a multiple.
 
-    A tile of a B with a scale of each column has fewer. So has one of a gate whose scales change within 16 columns.
+    A tile of a B with a scale of each column has fewer. So has one of a gate whose scales change within 16 columns. And
+    for few rows two kernels are faster.
     """
-    if 0 in (*call.shape, *a.shape) or not on_gpu(a.get_device()):
+    if 0 in (*call.shape, *a.shape) or not on_gpu(index := a.get_device()):
         return False
+    if config is None:
+        m, n, k, batch = call.shape[-2], call.shape[-1], a.shape[-1], a.shape[0] if a.ndim == 3 else 1
+        if quantizes_apart(m, n, k, batch=batch, sums=finish.halves, multiprocessors=gpu(index)[0]):
+            return False
     each_column = call.recipes.in_mainloop and call.recipes.groups[1:] == (1,)
     if finish.gate is not None:
         narrow = call.recipes.in_mainloop and call.shape[-1] % LEAST_SEGMENT != 0

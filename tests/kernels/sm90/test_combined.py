@@ -39,6 +39,7 @@ FORMS: dict[str, tuple[Combined, str, str, Sm90Config]] = {
     "four in turn": (FOUR, "bf16:col", "f32", Sm90Config((64, 96), schedule="pingpong", loader="warp", stages=2)),
     "early": (TWO, "bf16:col", "bf16", Sm90Config((256, 64), early=1, chunks=1, buffers=2, stages=2)),
     "few rows": (TWO, "bf16:col", "bf16", replace(SMALL, rows=8, single=True)),
+    "parts of K": (THREE, "bf16:col", "f32", replace(SMALL, tile=(64, 96), single=True, split=4)),
 }
 EMULATED = ("two row-major", "three in a pair", "four in turn")
 
@@ -150,7 +151,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: derive(gated=THREE), r"64 columns, of 3 matrices B: a multiple of 3 \* 8"),
     (lambda: derive(b="bf16"), r"64 columns, of 2 matrices B: .* 2 \* 64: its row-major lines fill spans of 128 bytes"),
     (lambda: derive(batch=2), "batch = 2: several sums are of one A"),
-    (lambda: derive(config=replace(SMALL, single=True, split=2)), "split = 2"),
+    (lambda: derive(config=replace(SMALL, single=True, split=8)), "and 8 parts of K: a multiple of "),
     (lambda: derive(order="symmetric", config=replace(SMALL, tile=(64, 128))), "gated: a symmetric product takes none"),
     (lambda: derive(triangles=Triangles("lower")), "gated: a product of triangular matrices takes none"),
     (lambda: derive(weights=MXFP4, c="bf16:col"), "gated: a product with packed weights takes none"),

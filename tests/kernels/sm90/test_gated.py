@@ -33,8 +33,10 @@ FORMS = {
     "pingpong": (Sm90Config((64, 96), schedule="pingpong", loader="warpgroup", stages=2), "bf16"),
     "early": (Sm90Config((256, 64), early=1, chunks=1, buffers=2, stages=2), "bf16"),
     "rows": (replace(SMALL, rows=8, single=True), "bf16"),
+    "parts": (replace(SMALL, rows=8, single=True, split=2, loader="warp"), "bf16"),
+    "four parts": (replace(SMALL, single=True, split=4, loader="warp", store="direct"), "f32"),
 }
-EMULATED = ("plain", "pair", "pingpong", "direct")
+EMULATED = ("plain", "pair", "pingpong", "direct", "parts", "four parts")
 
 
 def integers(shape: tuple[int, ...], seed: int, most: int = 3) -> np.ndarray:
@@ -49,7 +51,7 @@ def product(a: np.ndarray, w: np.ndarray, kind: str = "relu") -> np.ndarray:
 
 def problem(form: str, kind: str = "relu") -> tuple[Sm90Plan, np.ndarray, np.ndarray]:
     config, c = FORMS[form]
-    m, n, k = (8 if form == "rows" else SIZES[0]), *SIZES[1:]
+    m, n, k = SIZES if config.rows is None else (config.rows, *SIZES[1:])
     plan = Sm90Plan.derive(m, n, k, b="bf16:col", c=c, config=config, gated=kind)
     return plan, integers((m, k), 1, 1), integers((2 * n, k), 2, 1)
 
@@ -230,7 +232,7 @@ def test_refusals() -> None:
         ({"b": "bf16"}, r"b is bf16 row-major: .* one \(2H, K\) matrix"),
         ({"a": "i8", "b": "i8:col"}, "c is i32, and a gated product is computed in f32"),
         ({"config": Sm90Config((64, 24), consumers=1)}, "24 columns, half of them the gate's: a multiple of 16"),
-        ({"config": replace(SMALL, single=True, split=2)}, "split = 2"),
+        ({"config": replace(SMALL, single=True, split=8)}, "and K in 8 parts: a multiple of 128"),
     ):
         with pytest.raises(PlanError, match=text):
             derive(**given)

@@ -30,9 +30,14 @@ _MAX_LOADED_ROWS = 56  # rows of A's tile that are loaded apart from zeros: less
 STORE_UNIT = 16  # bytes of a row of C that a TMA store is a multiple of
 _ONE_TILE = 64  # rows of a group that are one tile
 _FEW_ROWS_WIDTHS, _FEW_ROWS_SCALED_WIDTHS = range(256, 48, -16), (192, 128, 96, 64)  # of the tiles of few rows
+_MANY_WIDTH, _MANY_ROUNDS = 128, 4  # the width where tiles are so many rounds that no last one counts
 _START_COLUMNS = 48  # of a tile of few rows, that its start and its rows of A cost
 _SHORT_K = 4096  # bytes of K up to which stores that hide behind another tile's products gain more than larger tiles
 _MASKED_ROWS = 128  # a group of masked ones, for which tiles are chosen: see `masked_rows`
+_QUANTIZE_START, _QUANTIZE_RATE = 1.1e-6, 3.2e12  # a kernel that quantises a product: seconds, and bytes a second
+_QUANTIZE_BYTES = 9  # an element of float32, written and read, and its 8 bits
+_QUANTIZED_GATE_START = 3e-6  # seconds, and of a K block of 128 and 256 columns of B, by rows of the tile:
+_QUANTIZED_GATE_STEP = {64: 0.44e-6, 128: 0.755e-6}
 
 
 @lru_cache(4096)
@@ -45,7 +50,7 @@ def scaled_config(
     each_column  every column of B has a scale
     columns      of C that a CTA stores: a multiple of so many, unless there is no such tile
     c            the result's type: a CTA stores whole 16 bytes of a row
-    sums         of an element of C: 2 of a gated product, which is estimated as one of twice the columns, K in one part
+    sums         of an element of C: 2 of a gated product, which is estimated as one of twice the columns
 
     >>> scaled_config(64, 2112, 7168).tile, scaled_config(64, 2112, 7168).split
     ((64, 32), 2)
@@ -53,22 +58,59 @@ def scaled_config(
     ((256, 128), (128, 192))
     >>> scaled_config(64, 576, 7168).tile, scaled_config(64, 576, 7168, c="e4m3").tile
     ((64, 32), (64, 64))
-    >>> scaled_config(4096, 7168, 7168, sums=2).tile, scaled_config(64, 1024, 7168, sums=2).split
-    ((128, 192), 1)
+    >>> scaled_config(4096, 7168, 7168, sums=2).tile, scaled_config(64, 2048, 7168, sums=2).split
+    ((128, 192), 2)
     """
     places = multiprocessors or MODEL.multiprocessors
-    unit = STORE_UNIT // dtype(c).bytes
+    return _fastest((m, n, k, batch), each_column, places, columns, c, sums)[0]
+
+
+def _fastest(
+    sizes: tuple[int, int, int, int], each_column: bool, places: int, columns: int, c: str, sums: int
+) -> tuple[Sm90Config, float]:
+    """`scaled_config`, and the estimated seconds."""
+    m, n, k, batch = sizes
+    wide, unit = (m, n * sums, k, batch), STORE_UNIT // dtype(c).bytes
     stored = [
-        (config.tile[1] // config.split // sums, config)
-        for config in scaled_candidates((m, n * sums, k, batch), each_column, places)
-        if sums == 1 or (config.split == 1 and config.tile[1] % (8 * sums) == 0)
+        (config.tile[1] // config.split // sums, kind, config)
+        for kind, config in _ranked(wide, each_column, places)
+        if config.tile[1] % (8 * sums * config.split) == 0
     ]
-    found = [(width, config) for width, config in stored if width % unit == 0]
-    return next((config for width, config in found if width % columns == 0), found[0][1])
+    found = [(width, kind, config) for width, kind, config in stored if width % unit == 0]
+    _, kind, config = next((x for x in found if x[0] % columns == 0), found[0])
+    return config, estimate(MODEL, wide, kind, config, places)
+
+
+@lru_cache(4096)
+def quantizes_apart(
+    m: int, n: int, k: int, *, batch: int = 1, sums: int = 1, columns: int = 128, multiprocessors: int | None = None
+) -> bool:
+    """True if a product in float32 and a kernel that quantises it are estimated faster than one kernel of both.
+
+    columns  of C that share a scale, and that a CTA of one kernel has
+    sums     of an element of C: 2 of a gated product
+
+    One kernel has few CTAs for few rows. The times of gated ones are of `benchmarks/results/gated_scaled_h100.json`.
+
+    >>> [quantizes_apart(m, 2048, 7168, sums=2) for m in (1, 512, 1024)], quantizes_apart(512, 14336, 4096, sums=2)
+    ([True, True, False], False)
+    >>> quantizes_apart(64, 7168, 16384), quantizes_apart(4096, 7168, 2048)
+    (True, False)
+    """
+    places, sizes = multiprocessors or MODEL.multiprocessors, (m, n, k, batch)
+    _, product = _fastest(sizes, False, places, 1, "f32", sums)
+    apart = product + _QUANTIZE_START + batch * m * n * _QUANTIZE_BYTES / _QUANTIZE_RATE
+    if sums == 1:
+        return apart < _fastest(sizes, False, places, columns, "e4m3", 1)[1]
+    rows = quantized_gate_config(m, n, k, batch).tile[0]
+    waves = -(-_tiles(sizes, (rows, columns)) // places)
+    steps = waves * -(-k // DEPTH) * _QUANTIZED_GATE_STEP[rows]
+    bytes_ = batch * (m * k + sums * n * k + m * n)
+    return apart < _QUANTIZED_GATE_START + max(steps, bytes_ / MODEL.memory[KINDS["full"]])
 
 
 def quantized_gate_config(m: int, n: int, k: int, batch: int = 1) -> Sm90Config:
-    """The configuration of a gated product that is quantised: a tile has 128 columns of C. Not measured.
+    """The configuration of a gated product that is quantised: a tile has 128 columns of C.
 
     n  columns of C
 
@@ -90,9 +132,14 @@ def scaled_candidates(sizes: tuple[int, int, int, int], each_column: bool, place
     >>> [config.tile for config in scaled_candidates((64, 24576, 1536, 1), False, 132)][:2]
     [(64, 192), (64, 96)]
     """
-    found = list(_kernels(sizes, each_column, places))
-    order = sorted(range(len(found)), key=lambda at: estimate(MODEL, sizes, *found[at][:2], places))
-    return [found[at][1] for at in order]
+    return [config for _, config in _ranked(sizes, each_column, places)]
+
+
+def _ranked(sizes: tuple[int, int, int, int], each_column: bool, places: int) -> list[tuple[str, Sm90Config]]:
+    """(kind, configuration) of all that may be chosen, the one estimated fastest first."""
+    return sorted(
+        _kernels(sizes, each_column, places), key=lambda found: estimate(MODEL, sizes, found[0], found[1], places)
+    )
 
 
 def estimate(model: CostModel, sizes: tuple[int, int, int, int], kind: str, config: Sm90Config, places: int) -> float:
@@ -281,7 +328,9 @@ def grouped_scaled_config(
     [192, 96, 192]
     """
     if rows <= _ONE_TILE:
-        width = _EACH_COLUMN if each_column else _evenly(_FEW_ROWS_SCALED_WIDTHS, columns, groups)
+        many = -(-columns // _MANY_WIDTH) * groups > _MANY_ROUNDS * MODEL.multiprocessors
+        evenly = _MANY_WIDTH if many else _evenly(_FEW_ROWS_SCALED_WIDTHS, columns, groups)
+        width = _EACH_COLUMN if each_column else evenly
         return Sm90Config((_ONE_TILE, width), consumers=1, loader="warp", chunks=1, buffers=1 if each_column else 2)
     if rows <= 128 or each_column:
         return Sm90Config((128, _EACH_COLUMN if each_column else 128), loader="warpgroup", chunks=1, buffers=1)
@@ -336,5 +385,5 @@ def whole_stores(config: Sm90Config, c: str, sums: int) -> Sm90Config:
     >>> whole_stores(Sm90Config((64, 16), consumers=1), "e4m3", 2).tile
     (64, 32)
     """
-    unit, (rows, columns) = STORE_UNIT // dtype(c).bytes * sums, config.tile
+    unit, (rows, columns) = STORE_UNIT // dtype(c).bytes * sums * config.split, config.tile
     return config if columns % unit == 0 else replace(config, tile=(rows, max(unit, columns // unit * unit)))

@@ -191,7 +191,7 @@ def for_few_rows(
 ) -> FewRows:
     """The kernel for M up to 64.
 
-    unit        a tile's columns are a multiple of it
+    unit        a tile's columns are a multiple of it, in each of K's parts; 1 for one sum an element
     swappable   whether C^T = B^T @ A^T is a way to compute it
 
     >>> from layoutgemm.dtypes import dtype
@@ -206,8 +206,8 @@ def for_few_rows(
     rows = -(-m // 8) * 8
     costs = [
         problem.straight(rows, width, split)
-        for split in (_SPLITS if unit == 1 else (1,))
-        for width in _widths(problem, b_major, unit, split)
+        for split in (_SPLITS if unit == 1 or b_major == "K" else (1,))
+        for width in _widths(problem, b_major, unit if unit == 1 else unit * split, split)
         if problem.fits(-(-n // width), split)
     ]
     straight = min(costs, key=lambda cost: (cost.seconds, cost.columns))

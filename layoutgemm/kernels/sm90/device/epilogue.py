@@ -248,10 +248,10 @@ class Sm90Epilogue:
             if job.part != target:
                 rank = target * plan.sharing + job.rank
                 there, barrier = bridge.remote(job.shared.base, rank), bridge.remote(job.shared.sums(), rank)
-                slot = sent.slot(job.part, target)
+                slot, theirs = sent.slot(job.part, target), plan.summed_values(target)
                 for block in cutlass.range_constexpr(plan.blocks):
                     for i in cutlass.range_constexpr(sent.vectors):
-                        first = target * sent.values + 4 * i
+                        first = theirs[4 * i]
                         values = bridge.as_floats([accumulators[block][first + e] for e in range(4)])
                         bridge.send(there + sent.byte(slot, consumer, block, i, thread), values, barrier)
 
@@ -268,9 +268,10 @@ class Sm90Epilogue:
         bridge.barrier_wait(job.shared.sums(), 0)
         for mine in cutlass.range_constexpr(parts):
             if job.part == mine:
+                summed = plan.summed_values(mine)
                 for block in cutlass.range_constexpr(plan.blocks):
                     for i in cutlass.range_constexpr(sent.vectors):
-                        first = mine * sent.values + 4 * i
+                        first = summed[4 * i]
                         own = [accumulators[block][first + e] for e in range(4)]
                         terms = [
                             own if source == mine else self.sent(job, source, mine, (consumer, block, i, thread))

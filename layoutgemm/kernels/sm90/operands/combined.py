@@ -136,8 +136,11 @@ def check_combined(how: Combined, tile_n: int, batch: int, split: int, b: Operan
         )
     if batch > 1:
         raise PlanError(f"batch = {batch}: several sums are of one A and of one set of matrices")
-    if split > 1:
-        raise PlanError(f"split = {split}: its parts share out columns, and would part the sums of one element")
+    if tile_n % (how.matrices * 8 * split):
+        raise PlanError(
+            f"a tile of {tile_n} columns, of {how.matrices} matrices B and {split} parts of K: a multiple of "
+            f"{how.matrices} * 8 * {split}"
+        )
 
 
 def side_by_side(operand: OperandPlan, matrices: int) -> OperandPlan:
