@@ -21,6 +21,7 @@ BY_TORCH = {
     "bench_frameworks": [""],
     "bench_gated": [""],
     "bench_gated_groups": [""],
+    "bench_gated_scaled": ["", "--tiles 3"],
     "bench_gemm": [""],
     "bench_inductor": [""],
     "bench_indexed": [""],

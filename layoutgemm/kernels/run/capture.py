@@ -18,11 +18,11 @@ _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED in cuda.h: this thread may alloca
 
 @contextlib.contextmanager
 def outside_capture(device: torch.device) -> Iterator[None]:
-    """Work on a GPU that is part of no graph, whether or not the current stream is captured.
+    """Keep work on a GPU out of the graph that a stream is captured into.
 
-    It runs on a stream of its own and has ended when the context ends: allocations come from torch's usual memory, not
-    from a graph's own pool. Raises PlanError where the driver refuses. Source: CUDA driver API,
-    cuThreadExchangeStreamCaptureMode.
+    Then it runs on a stream of its own and has ended when the context ends: allocations come from torch's usual memory,
+    not from a graph's own pool. Without a capture it runs as always. Raises PlanError where the driver refuses. Source:
+    CUDA driver API, cuThreadExchangeStreamCaptureMode.
     """
     import torch
 

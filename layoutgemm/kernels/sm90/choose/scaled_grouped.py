@@ -85,12 +85,13 @@ def _fastest(
 def quantizes_apart(
     m: int, n: int, k: int, *, batch: int = 1, sums: int = 1, columns: int = 128, multiprocessors: int | None = None
 ) -> bool:
-    """True if a product in float32 and a kernel that quantises it are estimated faster than one kernel of both.
+    """True if a product and a kernel that quantises it are estimated to be faster.
 
     columns  of C that share a scale, and that a CTA of one kernel has
     sums     of an element of C: 2 of a gated product
 
-    One kernel has few CTAs for few rows. The times of gated ones are of `benchmarks/results/gated_scaled_h100.json`.
+    One kernel has few CTAs for few rows. Of two the product is in float32. The times of gated ones are those of
+    `benchmarks/results/gated_scaled_h100.json`.
 
     >>> [quantizes_apart(m, 2048, 7168, sums=2) for m in (1, 512, 1024)], quantizes_apart(512, 14336, 4096, sums=2)
     ([True, True, False], False)
