@@ -7,9 +7,10 @@ along M for all, as torch and DeepGEMM take them; "scales along K" are the other
 torch._scaled_mm with equal blocks, with row and column scales (without promotion), torch.mm and `layoutgemm.matmul` of
 bf16, and DeepGEMM if it is installed.
 
-`grouped`: as many rows for each expert. Peers are torch._grouped_mm and a loop of torch.mm, which needs the group
-offsets on the host. `grouped, scaled`: both; the peer is torch._scaled_grouped_mm with row scales. DeepGEMM takes both
-with each group padded to its alignment; the padding is not timed.
+`grouped`: as many rows for each expert; `ours, ends` is called as torch is, into a new result. Peers are
+torch._grouped_mm and a loop of torch.mm, which needs the group offsets on the host. `grouped, scaled`: both; the peer
+is torch._scaled_grouped_mm with row scales. DeepGEMM takes both with each group padded to its alignment; the padding is
+not timed.
 
 `masked`: 4096 rows for each expert, of which as many count. `ours` is told how many to expect, as DeepGEMM is; `ours,
 rows not told` is not. Peers are DeepGEMM and torch._grouped_mm of 3 dimensions, which multiplies all rows.
@@ -222,6 +223,7 @@ def grouped(sizes: tuple[int, int, int, int], with_scales: bool, tiles: int = 0)
         attempt(calls, f"{OURS} {name}", [
             lambda more=more: layoutgemm.grouped_matmul(a, b.transpose(1, 2), offsets, **more)
         ])  # fmt: skip
+    calls[f"{OURS}, ends"] = [lambda: layoutgemm.grouped_matmul(a, b.transpose(1, 2), offs=ends, **scales)]
     calls[OURS] = [lambda: layoutgemm.grouped_matmul(a, b.transpose(1, 2), offsets, out=c, **scales)]
     calls[OURS][0]()
     return calls, off(c[last], left @ right.T)

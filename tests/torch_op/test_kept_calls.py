@@ -165,15 +165,17 @@ def test_into_an_output_nothing_is_allocated(monkeypatch: pytest.MonkeyPatch) ->
             assert given.out.data_ptr() in noted.arguments[-1][:3]
 
 
-def test_ends_are_read_behind_a_zero_and_rows_of_no_group_are_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = Tensors()
-    real = kept.behind_zero
-    seen: list[Any] = []
+def test_ends_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a kernel that clears rows of no group in a new result, and by another that leaves those of `out`."""
+    given, plans = Tensors(), []
+    real = kept.launch_of
     with bare_launches(monkeypatch) as noted:
-        given.ends()
-        monkeypatch.setattr(kept, "behind_zero", lambda x: seen.append(real(x)) or seen[-1])
-        assert (given.ends() == 0).all()  # nothing is computed
-        assert seen[0].tolist() == [0, 32, 64, 96, 128] and seen[0].data_ptr() in noted.arguments[-1]
+        monkeypatch.setattr(kept, "launch_of", lambda plan, *rest: plans.append(plan) or real(plan, *rest))
+        for _ in (1, 2):
+            given.ends()
+            assert given.offsets[1:].data_ptr() in noted.arguments[-1]
+        grouped_matmul(given.x, given.experts, offs=given.offsets[1:], out=torch.empty_like(given.ends()))
+    assert [(plan.ragged.ends, plan.ragged.clears) for plan in plans] == [(True, True), (True, False)]
 
 
 def test_groups_at_any_word_are_kept_beside_a_bias(monkeypatch: pytest.MonkeyPatch) -> None:

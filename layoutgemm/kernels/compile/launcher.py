@@ -29,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +96,10 @@ class Launcher:
                 return
             status, number = ctypes.c_int32(0), ctypes.c_int32(device)
             pointer = ctypes.c_void_p(ctypes.addressof(self._library))
-            if not self._devices:
-                self._call(self._init, pointer, status)
-            self._call(self._load, pointer, number, status)
+            with allowed_in_capture():
+                if not self._devices:
+                    self._call(self._init, pointer, status)
+                self._call(self._load, pointer, number, status)
             self._devices |= {device}
 
     @staticmethod
@@ -107,6 +108,29 @@ class Launcher:
         function(ctypes.addressof(addresses))
         if values[-1].value:
             raise PlanError(f"CUDA did not load the kernel: {error_name(values[-1].value)}")
+
+
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED in cuda.h
+
+
+@contextlib.contextmanager
+def allowed_in_capture() -> Iterator[None]:
+    """Let this thread load kernels, allocate and wait while a stream is captured.
+
+    Else such calls end the capture, whichever stream they are on. Source: CUDA driver API,
+    cuThreadExchangeStreamCaptureMode.
+    """
+    mode = ctypes.c_int(_RELAXED)
+    try:
+        exchange = cuda_driver().cuThreadExchangeStreamCaptureMode
+    except (OSError, AttributeError):  # no driver: the launch says so
+        yield
+        return
+    exchange(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        exchange(ctypes.byref(mode))
 
 
 class _Thread(threading.local):

@@ -92,7 +92,8 @@ def words_of_arrays(plan: Sm90Plan, values: Mapping[str, Any]) -> tuple[Any, ...
         lying, strides = (value, (k_blocks, 1)) if along_k else (of_k, (1, groups))
         words += [np.ascontiguousarray(lying), *strides, groups * k_blocks if value.ndim > 2 else 0]
     if plan.groups is not None:
-        words.append(values[plan.groups.name].astype(np.int32 if plan.groups.offsets == "i32" else np.int64))
+        kind = np.int32 if plan.groups.offsets == "i32" else np.int64
+        words.append(plan.groups.read(values[plan.groups.name]).astype(kind))
     for name in plan.further:
         words += [values[name].bits, values[name].leading]
     words += [float_word(float(values[name])) for name in plan.numbers_given]

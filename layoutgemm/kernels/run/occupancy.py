@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from ..compile.launcher import bind
+from ..compile.launcher import allowed_in_capture, bind
 from ..sm90.choose.occupancy import SIZES, Places
 
 BLOCK_BYTES, THREADS = 200 << 10, 128  # of shared memory: more than half of a multiprocessor's
@@ -60,15 +60,16 @@ def asked(index: int) -> tuple[int, ...]:
     own = got(driver.cuDevicePrimaryCtxRetain(got(driver.cuDeviceGet(index))))
     got(driver.cuCtxSetCurrent(own))
     try:
-        module = got(driver.cuModuleLoadData(_NOTHING))
-        try:
-            function = got(driver.cuModuleGetFunction(module, b"nothing"))
-            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            got(driver.cuFuncSetAttribute(function, attribute, BLOCK_BYTES))
-            launches = [launch_of(driver, blocks, 1) for blocks in SIZES]
-            return tuple([int(got(driver.cuOccupancyMaxActiveClusters(function, launch))) for launch in launches])
-        finally:
-            driver.cuModuleUnload(module)
+        with allowed_in_capture():
+            module = got(driver.cuModuleLoadData(_NOTHING))
+            try:
+                function = got(driver.cuModuleGetFunction(module, b"nothing"))
+                attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                got(driver.cuFuncSetAttribute(function, attribute, BLOCK_BYTES))
+                launches = [launch_of(driver, blocks, 1) for blocks in SIZES]
+                return tuple([int(got(driver.cuOccupancyMaxActiveClusters(function, launch))) for launch in launches])
+            finally:
+                driver.cuModuleUnload(module)
     finally:
         driver.cuCtxSetCurrent(current)
         driver.cuDevicePrimaryCtxRelease(driver.cuDeviceGet(index)[1])

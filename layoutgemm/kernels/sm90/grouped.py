@@ -19,6 +19,9 @@ ends at its tensor's extents, and a group's end is not one. So C's map has the e
 over a tensor that begins 16 rows before C. Row r of the box lies at row stop - 16 + r of C, and rows from 16 on are out
 of bounds. Exactly the first `valid` of a warp's 16 rows are stored, for any number of them.
 
+Ends in place of offsets: ends[e] is offsets[e + 1], and rows from the last end on are in no group. Consumers store
+zeros there after their tiles where the plan asks for it: rows end + w, end + w + W, ... by warp w of the W of all.
+
 Masked groups have a matrix of A and of C each, of which the first counts[e] rows count. The same table has the counts,
 0 to M each, in place of the first rows; tiles beyond a group's count have no number. C's map has the group as a fourth
 dimension.
@@ -85,6 +88,10 @@ class GroupEnds:
         """The kernel's parameters: the address of that array."""
         return (self.name,)
 
+    def read(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """What a kernel reads of the numbers that `take` gives: all."""
+        return numbers
+
     @property
     def offset_bytes(self) -> int:
         """Bytes of one of its numbers; the low four are read."""
@@ -108,30 +115,50 @@ class Ragged(GroupEnds):
     capacity  groups that the table has room for, a power of two
     offsets   i32 or i64, `groups + 1` of them in global memory, from 0 to A's rows, none below the one before it
     masked    `groups` counts of that type in place of offsets: each group has a matrix of A, whose first rows count
+    ends      `groups` ends of that type in place of offsets: the first group begins at row 0, the last may end early
+    clears    rows of C from the last end on become zeros; else they are not written
 
-    >>> Ragged.of(8), Ragged.of(100, "i64").capacity, Ragged.of(8, masked=True).words
-    (Ragged(capacity=64, offsets='i32', masked=False), 128, ('counts',))
+    Raises PlanError for ends of masked groups, and for rows to clear where there are no ends.
+
+    >>> Ragged.of(8), Ragged.of(100, "i64").capacity, Ragged.of(8, masked=True).words, Ragged.of(8, ends=True).name
+    (Ragged(capacity=64, offsets='i32', masked=False, ends=False, clears=False), 128, ('counts',), 'ends')
     """
 
     TABLES: ClassVar[int] = 2
 
     masked: bool = False
+    ends: bool = False
+    clears: bool = False
+
+    def __post_init__(self) -> None:
+        GroupEnds.__post_init__(self)
+        if self.masked and self.ends:
+            raise PlanError("masked groups have counts, not ends")
+        if self.clears and not self.ends:
+            raise PlanError("clears: offsets leave no row, and rows that do not count stay; it is for ends")
 
     @classmethod
     @checked(PlanError)
-    def of(cls, groups: int, offsets: str = "i32", masked: bool = False) -> Ragged:
+    def of(
+        cls, groups: int, offsets: str = "i32", masked: bool = False, ends: bool = False, clears: bool = False
+    ) -> Ragged:
         """Room for so many groups. Raises PlanError for any other number of groups."""
-        return cls(capacity_for(groups), offsets, masked)
+        return cls(capacity_for(groups), offsets, masked, ends, clears)
 
     @property
     def name(self) -> str:
         """The array in global memory that says where groups end."""
-        return "counts" if self.masked else "offsets"
+        return "counts" if self.masked else "ends" if self.ends else "offsets"
 
     @checked(PlanError)
     def numbers(self, groups: int) -> int:
-        """Offsets or counts of so many groups."""
-        return groups + (not self.masked)
+        """Offsets, ends or counts of so many groups."""
+        return groups + (not (self.masked or self.ends))
+
+    @checked(PlanError)
+    def read(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """What a kernel reads of the numbers that `take` gives."""
+        return numbers[1:] if self.ends else numbers
 
     @property
     def missing(self) -> str:
@@ -143,9 +170,19 @@ class Ragged(GroupEnds):
         """NumPy offsets or counts as int64; raises OperandError for others than the plan's, or that are no groups.
 
         sizes  M, N, K and the groups
+
+        Of ends the offsets are given.
+
+        >>> Ragged.of(2, ends=True).take(np.array([3, 5], np.int32), (8, 64, 64, 2)).tolist()
+        [0, 3, 5]
         """
         found, rows = checked_numbers(self.name, numbers, self.offsets, self.numbers(sizes[3])), sizes[0]
-        if not self.masked:
+        if self.ends:
+            found = np.concatenate([np.zeros(1, np.int64), found])
+            if (steps := np.diff(found) < 0).any() or found[-1] > rows:
+                at = int(np.argmax(steps)) if steps.any() else len(found) - 2
+                raise OperandError(f"ends[{at}] = {found[at + 1]}: they are 0 to A's {rows} rows, in order")
+        elif not self.masked:
             check_ends(found, rows, "rows")
         elif (outside := (found < 0) | (found > rows)).any():
             at = int(np.argmax(outside))

@@ -72,6 +72,10 @@ def execute_sm90(
         c.matrix = replace(c.matrix, extents=extents, pitch=c.leading, further=(c.lines * c.leading,) * matrices)
         if plan.ragged.masked:
             c.stored = tables(plan, numbers)[0][: plan.batch]
+    if plan.ragged is not None and plan.ragged.ends:
+        c.stored = [int(numbers[-1])]
+        if plan.ragged.clears:
+            c.matrix.bits.reshape(-1, c.leading)[-c.lines :][c.stored[0] :] = 0
     if plan.copies_rows:
         a = copied_matrix(plan, a, given or {})
     if plan.along_k is not None:

@@ -164,7 +164,7 @@ def _grouped(
         for name, rank in ranks.items():
             one = {name: vectors[name]} if name in vectors else {}
             copies += _copied_vectors(call.recipes, scales, rank, one)
-    if call.said == ENDS:
+    if call.said == ENDS and call.form == ALONG_K:
         size = (call.experts + 1) * groups.element_size()
         copies.append((f"{call.said}: the kernel reads where groups begin, with a zero before the ends", size))
     elif not groups.is_contiguous():
@@ -177,7 +177,7 @@ def _grouped(
     if call.form != "rows" and call.experts == 1:
         a, b = [x if x.ndim == 2 else x[0] for x in (a, b)]
         out = None if out is None else out[0]
-    plan, why = plan_of_groups(call, a, b, groups, finish, config)
+    plan, why = plan_of_groups(call, a, b, groups, finish, config, call.said == ENDS, out is None)
     what = {MASKED: "counts of rows", ALONG_K: "ends along K"}.get(call.form, "ends")
     return _of_plan(plan, a, b, out, f"one launch for all groups, whose {what} the kernel reads; {why}", copies)
 

@@ -24,7 +24,6 @@ import torch
 from ...arguments import as_int
 from ...dtypes import dtype
 from ...errors import OperandError, TensorError
-from ...kernels.derive import padded_leading
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.along_k import AlongK
@@ -413,7 +412,7 @@ def _by_kernel(
     scale_b: torch.Tensor | None, finish: ScaledFinish, config: Sm90Config | None, out: torch.Tensor | None,
     keeping: Keeping,
 ) -> torch.Tensor:  # fmt: skip
-    """Groups of rows, masked ones, or along K, by their kernel; ends are given the zero that it begins with."""
+    """Groups of rows, masked ones, or along K, by their kernel; of K it reads ends behind a zero."""
     given = {name: x for name, x in (("scale_a", scale_a), ("scale_b", scale_b)) if x is not None}
     vectors: dict[str, torch.Tensor] = {}
     lying = True
@@ -423,40 +422,39 @@ def _by_kernel(
     if finish.bias is not None:
         vectors["bias"] = line(finish.bias)
         lying = lying and vectors["bias"] is finish.bias
-    numbers = behind_zero(groups) if call.said == ENDS else groups.contiguous()
-    if call.leaves_rows and call.said == ENDS and out is None:
-        out = _zeros(call.shape, call.kind, a.device)
+    padded = call.said == ENDS and call.form == ALONG_K
+    numbers = behind_zero(groups) if padded else groups.contiguous()
     if not lying:
         keeping = NOT_KEPT
-    elif keeping.key and call.said == ENDS:
+    elif keeping.key and padded:
         keeping = keeping._replace(ends=True)
     elif not keeping.key or numbers is not groups:  # known by what the kernel reads
-        options = call.form, call.kind, call.recipes, finish[1:], config
+        options = call.form, call.said, call.kind, call.recipes, finish[1:], config
         others = () if scale_b is None and finish.bias is None else (scale_b, finish.bias)
         key, found = find(a, b, numbers, scale_a, others, out, options)
         if found is not None:
             return found
         keeping = Keeping(key)
-    plan, _ = plan_of(call, a, b, numbers, finish, config)
-    return launch(keeping, plan, a, b, {COUNTS if call.form == MASKED else OFFSETS: numbers, **given}, vectors, out)
-
-
-def _zeros(shape: tuple[int, ...], kind: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros in rows that TMA stores to."""
-    pitch = padded_leading(dtype(C_NAMES[kind]), shape[1])
-    return torch.zeros((shape[0], pitch), dtype=kind, device=device)[:, : shape[1]]
+    plan, _ = plan_of(call, a, b, numbers, finish, config, call.said == ENDS, out is None)
+    assert plan.groups is not None
+    return launch(keeping, plan, a, b, {plan.groups.name: numbers, **given}, vectors, out)
 
 
 def plan_of(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, numbers: torch.Tensor, finish: ScaledFinish,
-    config: Sm90Config | None,
+    config: Sm90Config | None, ends: bool = False, clears: bool = False,
 ) -> tuple[Sm90Plan, str]:  # fmt: skip
-    """The plan of a product by kernel, and why this configuration."""
+    """The plan of a product by kernel, and why this configuration.
+
+    ends    of groups of rows `numbers` are ends, without the zero in front
+    clears  and rows behind the last one become zeros
+    """
     if call.form == ALONG_K:
         return _plan_along_k(call, a, b, numbers, finish, config)
     (m, k), n, masked = a.shape[-2:], call.shape[-1], call.form == MASKED
     types, scales = _types_and_scales(call, a, b, finish)
-    ragged = Ragged.of(call.experts, "i32" if numbers.dtype == torch.int32 else "i64", masked)
+    kind = "i32" if numbers.dtype == torch.int32 else "i64"
+    ragged = Ragged.of(call.experts, kind, masked, ends, ends and clears)
     sizes = m, n, k, call.experts
     config, why = chosen(sizes, types, scales, a.get_device(), config, masked, finish.halves)
     return derived(sizes, types, scales, config, ragged, epilogue_of_call(call, finish), finish.gate), why

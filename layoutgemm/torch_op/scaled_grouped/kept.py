@@ -40,7 +40,7 @@ class Keeping(NamedTuple):
 
     key     of the call's own tensors, or () for a call that cannot be kept
     turned  the launch computes the transpose: B^T @ A^T with the scales of each
-    ends    the groups are ends: the kernel reads them behind a zero, and rows of no group are zeros in a new result
+    ends    the groups are ends along K: the kernel reads them behind a zero
     """
 
     key: Key
@@ -300,7 +300,7 @@ def launch(
         masks = _WORD if tables else _PAIRS, _PAIRS if operands else _WORD
         copies = [x.data_ptr() != lines.data_ptr() for x, lines in zip((a, b), made.read)]
         copied = CopiedOperands(plan, *copies) if any(copies) else None
-        zeros = keeping.ends or is_partial(plan)
+        zeros = is_partial(plan)
         size = 0 if memory is None else memory.numel()
         _keep(keeping, direct, [tensors[i] for i in order], c, out is None, masks, zeros, copied, size)
     return c

@@ -297,7 +297,8 @@ def _quantizes_in_kernel(call: ScaledCall, a: torch.Tensor, finish: ScaledFinish
         return False
     if config is None:
         m, n, k, batch = call.shape[-2], call.shape[-1], a.shape[-1], a.shape[0] if a.ndim == 3 else 1
-        if quantizes_apart(m, n, k, batch=batch, sums=finish.halves, multiprocessors=gpu(index)[0]):
+        places = gpu(index)[0].multiprocessors
+        if quantizes_apart(m, n, k, batch=batch, sums=finish.halves, multiprocessors=places):
             return False
     each_column = call.recipes.in_mainloop and call.recipes.groups[1:] == (1,)
     if finish.gate is not None:

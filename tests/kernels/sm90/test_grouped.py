@@ -82,6 +82,40 @@ def test_compiled_kernel_is_exact(form: str) -> None:
     assert np.array_equal(plan.run(a, b, given=given, device="emulator").c, want)
 
 
+ENDS: dict[str, tuple[str, bool, tuple[int, ...], int, str]] = {  # form, clears, ends, columns, type of ends
+    "small": ("small", True, (0, 70, 70, 71, 90, 90, 91, 100, 100, 100), N, "i32"),
+    "stay": ("small", False, (0, 70, 70, 71, 90, 90, 91, 100, 100, 100), N, "i64"),
+    "none": ("across", True, (0,) * 10, N, "i64"),
+    "two": ("two", True, (130, 130, 257, 300), 85, "i32"),  # rows of 340 bytes
+    "scaled": ("scaled", True, (0, 0, 130, 201), N, "i32"),  # all rows
+}
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize("case", [pytest.param(x, marks=SLOW * (x in ("none", "two"))) for x in ENDS])
+def test_ends_without_a_zero_and_rows_behind_them(case: str) -> None:
+    """Rows from the last end on are zeros, or stay as they were: NaN."""
+    form, clears, ends, n, kind = ENDS[case]
+    config, a_type, b_type, c_type, sizes, loop = FORMS[form]
+    m, groups = sum(sizes), len(ends)
+    ragged = Ragged.of(groups, kind, ends=True, clears=clears)
+    plan = Sm90Plan.derive(
+        m, n, K, batch=groups, a=a_type, b=b_type, c=c_type, config=config, mainloop=loop, ragged=ragged
+    )
+    plan.check().require()
+    rng = np.random.default_rng(1)
+    a, b = (rng.integers(-1, 2, shape).astype(np.float32) for shape in ((m, K), (groups, K, n)))
+    given: dict[str, Any] = {"ends": np.array(ends, {"i32": np.int32, "i64": np.int64}[kind])}
+    if loop is not None:
+        given |= {"sa": np.ones((m, 2), np.float32), "sb": np.ones((groups, 2, 2), np.float32)}
+    want = np.full((m, n), 0 if clears else np.nan, np.float32)
+    for e, (first, end) in enumerate(pairwise((0, *ends))):
+        want[first:end] = a[first:end] @ b[e]
+    for device in ("reference", "emulator"):
+        assert np.array_equal(plan.run(a, b, given=given, device=device).c, want, equal_nan=True), device
+
+
 @needs_dsl
 @pytest.mark.dsl
 @each_policy
@@ -214,6 +248,16 @@ def test_a_bias_of_each_group() -> None:
 
 
 def test_refusals() -> None:
+    for options, said in (
+        ({"masked": True, "ends": True}, "masked groups have counts, not ends"),
+        ({"clears": True}, "clears: offsets leave no row"),
+    ):
+        with pytest.raises(PlanError, match=said):
+            Ragged.of(3, **options)
+    for ends, said in (([3, 1], r"ends\[1\] = 1"), ([-1, 1], r"ends\[0\] = -1"), ([3, 9], r"ends\[1\] = 9")):
+        with pytest.raises(OperandError, match=f"{said}: they are 0 to A's 8 rows, in order"):
+            Ragged.of(2, ends=True).take(np.array(ends, np.int32), (8, 64, 64, 2))
+
     def derive(**given: Any) -> Sm90Plan:
         usual = {"b": "bf16:col", "config": SMALL, "batch": 2, "ragged": Ragged.of(2)}
         return Sm90Plan.derive(64, 64, 64, **{**usual, **given})

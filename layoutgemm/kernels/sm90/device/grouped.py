@@ -2,7 +2,8 @@
 
 step                          threads     does
 --------------------------    --------    --------------------------------------------------------------------------
-starts                        all         entry e: offsets[e] from global memory, the last one beyond the last group;
+starts                        all         entry e: offsets[e] from global memory, or the end before it, the last one
+                                          beyond the last group;
                                           of masked groups counts[e], from 0 to M, and 0 beyond the last group
 barrier 0                     all
 first                         all         entry e: the sum of the tiles of the groups before e
@@ -18,11 +19,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
+from ....atoms.copy.base import WARP
 from ....atoms.tma.plan import TmaPlan
 from ...dsl import bridge
+from ...dsl.ampere import store_part, store_vector
 from ...dsl.tables import WordReads, choose, load_word, load_word_shared
+from ...dsl.warp import VECTOR_BYTES
 from ...plan import present, tile_count
-from ...store import WARP_ROWS
+from ...store import WARP_ROWS, WARPS_OF_GROUP
 from ..grouped import ENTRY_BYTES, clusters_of, store_extents, store_place
 from .epilogue import Sm90Epilogue
 from .fused import Sm90FusedKernel
@@ -107,12 +111,34 @@ class RaggedTiles:
     def number(self, job: bridge.Carried, entry: Int32, batch: Int32) -> Int32:
         """An entry of the first table, from global memory."""
         ragged = self.plan.groups
-        last = batch - 1 if ragged.masked else batch
-        address = getattr(job.given, ragged.name) + Int64(cutlass.min(entry, last)) * ragged.offset_bytes
-        found = load_word(address)
+        at = cutlass.min(entry, batch - 1 if ragged.masked else batch)
+        if ragged.ends:
+            at = cutlass.max(at - 1, 0)
+        found = load_word(getattr(job.given, ragged.name) + Int64(at) * ragged.offset_bytes)
         if ragged.masked:
-            found = choose(entry < batch, cutlass.max(cutlass.min(found, job.m), 0), 0)
-        return found
+            return choose(entry < batch, cutlass.max(cutlass.min(found, job.m), 0), 0)
+        return choose(entry > 0, found, 0) if ragged.ends else found
+
+    @cute.jit
+    def after_tiles(self, job: bridge.Carried, tile: Int32) -> None:
+        """Store zeros in rows of no group, where the plan asks for it."""
+        if cutlass.const_expr(self.plan.ragged.clears):
+            warps, size = self.plan.config.consumers * WARPS_OF_GROUP, self.plan.c.dtype.bytes
+            thread, _, _ = cute.arch.thread_idx()
+            block, _, _ = cute.arch.block_idx()
+            blocks, _, _ = cute.arch.grid_dim()
+            end = GroupTable(self.plan, job.shared).entry(Int32(self.plan.ragged.capacity))
+            warp = bridge.uniform(thread // WARP % warps)  # of the consumers, whose warps are neighbours
+            row = cutlass.max(end, 0) + block * warps + warp
+            while row < job.m:
+                line = job.c + Int64(row) * job.ldc * size
+                if (line | Int64(job.n * size)) % VECTOR_BYTES == 0:
+                    for at in cutlass.range(thread % WARP * VECTOR_BYTES, job.n * size, WARP * VECTOR_BYTES):
+                        store_vector(line + at, [Int32(0)] * 4)
+                else:
+                    for at in cutlass.range(thread % WARP, job.n, WARP):
+                        store_part(line + at * size, Int32(0), 0, 8 * size)
+                row += blocks * warps
 
     def origin(self, job: bridge.Carried, tile: Int32) -> bridge.Place:
         """First row, first column and group of this CTA's tile of C."""

@@ -113,6 +113,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
             if const_expr(plan.config.loader == "self" and not plan.config.single):
                 ahead = self.load_next(job, maps, ahead)
             tile += job.workers
+        self.after_tiles(job, tile)
         if const_expr(plan.drains and plan.config.loader == "self"):
             self.drain(job, ahead)
         if const_expr(plan.store is not None):
