@@ -6,7 +6,8 @@
 S<3,4,3>[bytes] o 0 o (8,64):(64,1)               a swizzle, with its unit
 Sw<3,4,3> o smem_ptr[16b](unset) o (8,64):(64,1)  CuTe: the swizzle counts bytes, the layout elements of 16 bits
 gmem_ptr[16b](0x7f00) o (4,8):(8,1)               CuTe's tensors: the pointer is left out
-ArithTuple(_0,_0) o (4,8):(1@0,1@1)               tensors of coordinates, which begin at 0
+ArithTuple(128,_0) o (4,8):(1@0,1@1)              tensors of coordinates; those that begin at 0 are layouts
+(128,0) o (4,8):(1@0,1@1)                         the DSL's
 tensor<ptr<f16, smem, align<16>> o (4,8):(8,1)>   the DSL's
 !cute.layout<"(4,8):(8,1)">                       its IR
 Layout((4, 8), (8, 1))                            what repr() prints
@@ -17,10 +18,11 @@ Tensor<0x7f00@gmem o (4,8):(8,1)>                 the DSL's tensors outside a ke
 print(tCgA);  // gmem_ptr[16b](0x7f) o 4:1        a statement before its value's comment, lines that go on in the next
 tCsA: (4,8):(8,1)                                 a label before it, a comment or the values of a tensor after it
 TiledMMA ... MMA_Atom ...                         a listing, over several lines: each of its layouts by name
-#ttg.linear<{register = [[0, 1]], ...}>           Triton's linear layouts: see bases
-Layout<Shape<_4,_8>,Stride<_8,_1>>                C++, and calls of make_layout: see spelled
-tensor<64x64xf16, #ttg.blocked<{...}>>            its layouts of a tensor: see encodings
-torch.Size([4, 8]) (8, 1)   memref<4x8xf16>       sizes and strides of torch, Inductor and MLIR: see sized
+#ttg.linear<{register = [[0, 1]], ...}>           Triton's linear layouts: see texts.bases
+Layout<Shape<_4,_8>,Stride<_8,_1>>                C++, and calls of make_layout: see texts.spelled
+SM80_16x8x16_F32BF16BF16F32_TN                    an atom: see atoms.cutlass_names
+tensor<64x64xf16, #ttg.blocked<{...}>>            its layouts of a tensor: see texts.encodings
+torch.Size([4, 8]) (8, 1)   memref<4x8xf16>       sizes and strides of torch, Inductor and MLIR: see texts.sized
 """
 
 from __future__ import annotations
@@ -33,23 +35,29 @@ from ..arguments import DEPTH, refusal
 from ..dtypes import DType, dtype
 from ..errors import LayoutError, ParseError
 from . import above
-from .bases import TextReader, linear
 from .basis import ScaledBasis
-from .encodings import encoded
+from .coordinates import CoordinateTensor
+from .display import Pictured
 from .int_tuple import Stride, StrideEntry
 from .layout import Layout
 from .linear import LinearLayout
 from .listing import FIELDS, TILERS, Field, Listing, title_of
-from .sized import sized
-from .spelled import spelled
 from .swizzle import SWIZZLES, AnyLayout, ComposedLayout, Swizzle
 from .symbols.dims import declared, fresh_name, parse_entry, symbol
 from .symbols.facts import as_facts
 from .symbols.polynomial import Scalar
+from .texts.bases import TextReader, linear
+from .texts.encodings import encoded
+from .texts.sized import sized
+from .texts.spelled import spelled
 
 Symbols = Callable[[str], Any]
 MAX_TEXT = 1 << 16  # characters: no layout that can be read by a person, or is printed by a program, is longer
 
+# Where the name of an atom may stand; `layoutgemm.atoms` says whether it is one
+_ATOM = re.compile(
+    r"\s*(?:\w+\s+)*(?:\w+\s*=\s*)?(?:\w+::)*(?:SM\d|G?MMA_|Copy_|Tiled|make_tiled|Universal|Auto|Default)"
+)
 _INVISIBLE = dict.fromkeys((0xFEFF, 0x200B, 0x200C, 0x200D, 0x2060, 0xA0), " ")  # what copying adds to a text
 _NUMBER = re.compile(r"\s*(_?-?|-_)(\d+)((?:@\d+)*)(?![\w.])(?!\s*[/*%+-])")
 _TYPE_OF_INTEGER = re.compile(r"\s*(?:cute::)?(?:Int|C)<\s*(-?\d+)\s*>(?:\{\})?")
@@ -70,7 +78,7 @@ _POINTER = re.compile(
 )
 # An address that a published listing leaves out, 0x7f.. or SMEM_ADDR: it stands for the beginning of a buffer
 _LEFT_OUT = re.compile(r"0x[0-9a-fA-F]*\.\.+|[A-Z][A-Z0-9_]*|unset|nil|")
-_COORDINATE = re.compile(r"\s*(?:ArithTuple(?:Iterator)?)?(\([-_\d\s,()?{}=a-z]*\))(?=\s*o\s)")
+_COORDINATE = re.compile(r"\s*(?:ArithTuple(?:Iter(?:ator)?)?)?(?=\([^:\"<>\n]*\)\s*o\s)")
 # Iterators of other things than elements: UMMA::DescriptorIterator, counting_iter(0), smem_desc<...>
 _ITERATOR = re.compile(
     r"\s*(?:[A-Za-z_]\w*(?:::\w+)+|\w*(?:iter|desc|tensor)\w*)(?:<[^<>]*>)?(?:\([^()]*\))?(?=\s+o\s)"
@@ -84,7 +92,7 @@ _MEMREF = re.compile(r"\s*!?(?:cute\.)?memref<(?=[^\"<>]*(?:<[^\"<>]*>[^\"<>]*)*
 _TYPE = re.compile(r"\s*(?:(0x[0-9a-fA-F]+)\s*:\s*)?([A-Za-z]\w*)")
 _UNREAD = re.compile(r"[^\w\s,:.!]")
 _ALIGNED = re.compile(r"align<(\d+)>")
-_CALL = re.compile(r"\s*_?(Layout|ComposedLayout|Swizzle)\(")
+_CALL = re.compile(r"\s*_?(Layout|ComposedLayout|CoordinateTensor|Swizzle)\(")
 _ARGUMENT = re.compile(r"\s*(?:shape|stride)\s*=\s*")
 _UNIT = re.compile(r"\s*(?:'(bytes)'|(\d+)|None)")
 _WRAPPERS = (
@@ -92,7 +100,8 @@ _WRAPPERS = (
     re.compile(r"\s*(?:!cute\.)?(?:tensor|memref|layout|composed_layout|swizzle)<\s*\"?"),
     re.compile(r"\s*tensor\((?=\w*ptr)"), re.compile(r"\s*[\"'`]"),
 )  # fmt: skip
-_COORDINATES = re.compile(r"\s*!?(?:cute\.)?coord_tensor<\s*\"([^\"]*)\"\s*,\s*\"")
+_COORDINATES = re.compile(r"\s*!?(?:cute\.)?coord_tensor<\s*\"")
+_SECOND_TEXT = re.compile(r"\s*\"\s*,\s*\"")
 # What stands behind a layout: closing signs of a wrapper, then the values of a tensor, another value, a comment
 _CLOSED = re.compile(r"[\s>\"'`)]*(?:=\s*\(.*|,\s*data\s*=.*)?", re.DOTALL)
 _REMARK = re.compile(
@@ -126,7 +135,8 @@ _NOTHING = re.compile(r"_(?![\w(])")  # CuTe's Underscore: a mode without an ent
 _WIDTH = re.compile(r"[A-Za-z0-9_]+\s*\Z")
 
 
-Parsed: TypeAlias = "Layout | ComposedLayout | Swizzle | LinearLayout | Listing"
+# Pictured: an atom or a tiled product
+Parsed: TypeAlias = "Layout | ComposedLayout | CoordinateTensor | Swizzle | LinearLayout | Listing | Pictured"
 
 
 @above.parsed.register(object)
@@ -134,7 +144,8 @@ def parse(text: str, given: object = ()) -> Parsed:
     """A layout, a swizzle, or a swizzled layout from its notation. Raises ParseError, which points at the character.
 
     A listing of a tiled MMA, a tiled copy or an atom gives a Listing, with a value for each name. A linear layout of
-    Triton gives a LinearLayout (register, lane, ...) -> flat index of the tensor.
+    Triton gives a LinearLayout (register, lane, ...) -> flat index of the tensor. Coordinates that begin elsewhere than
+    at 0 give a CoordinateTensor. The name of an atom in CUTLASS gives the MmaAtom, CopyAtom or TiledMma.
 
     Entries may hold symbols; `given` are facts about them, as `Facts` takes them, under which the text is read. Each
     `?` is a new symbol, unlike those of every other text. A pointer before a layout is left out. One of CuTe's after a
@@ -166,6 +177,10 @@ def read(text: str, symbol: Symbols) -> Parsed:
     text = text.translate(_INVISIBLE)
     for sign, plain in (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&#39;", "'")):  # copied from a page's source
         text = text.replace(sign, plain)
+    if _ATOM.match(text) is not None:
+        atom: Pictured | None = above.atom_named(text)
+        if atom is not None:
+            return atom
     found = encoded(text)
     if found is not None:
         return found
@@ -321,7 +336,10 @@ class _Pointer(NamedTuple):
     alignment: int
 
 
-_CALLED = {"Layout": (Layout, 1, 2), "Swizzle": (Swizzle, 3, 4), "ComposedLayout": (ComposedLayout, 3, 3)}
+_CALLED = {
+    "Layout": (Layout, 1, 2), "Swizzle": (Swizzle, 3, 4), "ComposedLayout": (ComposedLayout, 3, 3),
+    "CoordinateTensor": (CoordinateTensor, 2, 2),
+}  # fmt: skip
 
 
 class _LayoutReader(TextReader):
@@ -344,10 +362,11 @@ class _LayoutReader(TextReader):
         """The object that the whole text denotes."""
         self.labels()
         memref = self.memref()
-        wrapped = self.coordinates()
+        first = self.coordinates()
+        wrapped = first is not None
         while any(self.take(pattern) is not None for pattern in _WRAPPERS):
             wrapped = True
-        out = self.object_at(memref)
+        out = self.object_at(memref) if first is None else self.coordinates_from(first, self.at)
         if isinstance(out, Swizzle) and _SECOND.match(self.text, self.at) is not None:
             raise self.fail("' o ' and the layout after the swizzle")
         self.behind(wrapped or memref is not None)
@@ -453,20 +472,33 @@ class _LayoutReader(TextReader):
         self.at = end + 1
         return pointer
 
-    def coordinates(self) -> bool:
-        """True if the IR's type of coordinates stands here; the position moves to its layout."""
-        found = self.take(_COORDINATES)
-        if found is not None and re.search(r"[1-9?]", found[1]):
-            raise ParseError(
-                f"expected coordinates from 0: {found[1]} begins elsewhere than at 0", self.text, found.start(1)
-            )
-        return found is not None
+    def coordinates(self) -> Any:
+        """The first coordinate of the IR's type of coordinates; the position moves to its layout. None for none."""
+        if self.take(_COORDINATES) is None:
+            return None
+        first = self.entries(0)
+        if self.take(_SECOND_TEXT) is None:
+            raise self.fail("'\"', and the layout in quotation marks")
+        return first
+
+    def coordinates_from(self, first: object, start: int) -> AnyLayout | CoordinateTensor:
+        """The layout that stands here, whose values are counted from the first one: a coordinate or an integer."""
+        layout = self.layout()
+        try:
+            from_first = above.offset_by if isinstance(first, int) else above.coordinates_from
+            out: AnyLayout | CoordinateTensor = layout if first == 0 else from_first(layout, first)
+        except LayoutError as error:
+            raise ParseError(error.reason, self.text, start) from None
+        return out
 
     def composed(self, count: int) -> Any:
         """A swizzle and its operands, or a layout, with or without a pointer before it."""
         found = self.take(_SWIZZLE) or self.take(_CALLED_SWIZZLE) or self.take(_PYCUTE_SWIZZLE)
         if found is None:
             start = self.at
+            first = self.first()
+            if first is not None:
+                return self.coordinates_from(first, start)
             pointer = self.pointer()
             if pointer is not None and _SWIZZLE.match(self.text, self.at) is not None:
                 return self.elements(pointer, self.composed(count), start)
@@ -565,6 +597,19 @@ class _LayoutReader(TextReader):
         except LayoutError as error:
             raise ParseError(error.reason, self.text, start) from None
 
+    def first(self) -> Any:
+        """The coordinate or the count from which a tensor begins, and the `o` after it; None for none."""
+        counted = self.take(_COUNTER)
+        if counted is not None:
+            first: Any = self.made(lambda: _int(counted[1]), counted)
+        elif self.take(_COORDINATE) is not None:
+            first = self.entries(0)
+        else:
+            return None
+        if self.take(_LINK) is None:
+            raise self.fail("' o ' and the layout of coordinates")
+        return first
+
     def pointer(self) -> _Pointer | None:
         """A pointer and the `o` after it; None for none."""
         start = self.at
@@ -585,18 +630,9 @@ class _LayoutReader(TextReader):
             elif _LEFT_OUT.fullmatch(where) is None:
                 address = None
             alignment = 1
-        elif (coordinate := self.take(_COORDINATE)) is not None:
-            if re.search(r"[1-9?]", coordinate[1]):
-                raise ParseError(
-                    f"expected coordinates from 0: {coordinate[1]} begins elsewhere than at 0", self.text, start
-                )
-            bits, inner, address, alignment = None, None, None, 1
         else:
             opening = self.take(_TYPED)
             if opening is None:
-                counted = _COUNTER.match(self.text, self.at)
-                if counted is not None and int(counted[1][:9]) != 0:
-                    raise ParseError("expected a counter that begins at 0", self.text, counted.start(1))
                 if self.take(_ITERATOR) is None:
                     return None
                 self.take(_LINK)
@@ -656,6 +692,10 @@ class _LayoutReader(TextReader):
             while self.comma():
                 self.take(_ARGUMENT)
                 parts.append(self.entries(0))
+        elif found[1] == "CoordinateTensor":
+            parts = [self.entries(0)]
+            if self.comma():
+                parts.append(self.call(count))
         elif found[1] == "Swizzle":
             while len(parts) < 3 and (not parts or self.comma()):
                 parts.append(self.entries(0))

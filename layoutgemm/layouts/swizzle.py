@@ -12,7 +12,7 @@ unit: the 128-byte swizzle is (3, 4, 3) on bytes and (3, 3, 3) on 16-bit element
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -283,6 +283,10 @@ class ComposedLayout(PicturedLayout, Predicates, Paged, Convertible):
         2
         """
         return 1 + getattr(self.layout, "swizzles", 0)
+
+    def with_parts(self, f: Callable[[Any], Any]) -> ComposedLayout:
+        """The same swizzle over f(offset) and f(layout)."""
+        return ComposedLayout(self.swizzle, f(self.offset), f(self.layout))
 
     def _with(self, layout: object) -> ComposedLayout:
         return ComposedLayout._new(self.swizzle, self.offset, layout)

@@ -14,7 +14,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from ..errors import ParseError
+from ...errors import ParseError
+from ..linear import LinearLayout
 from .bases import (
     ATTRIBUTE,
     CLASS,
@@ -29,7 +30,6 @@ from .bases import (
     integers_of,
     made,
 )
-from .linear import LinearLayout
 
 _TYPE = re.compile(
     r"(?:[%!]\w[\w:]*\s*[=:]\s*|%[^\n]*->\s*|%[^\n]*?:\s*)?(?:!ttg?\.memdesc|tensor)\s*<\s*((?:\d+\s*x\s*)+)(!tt\.ptr<\w+>|[A-Za-z]\w*)\s*,\s*(?=#)"
