@@ -8,6 +8,7 @@ SM75_U32x4_LDSM_N, SM90_U16x8_STSM_T, SM80_CP_ASYNC_CACHEGLOBAL<uint128_t>, Univ
 SM100_TMEM_LOAD_32dp32b32x, SM100_UTCCP_128dp256bit_1cta
 MMA_Atom<NAME>, MMA_Traits<NAME>, Copy_Atom<NAME, half_t>
 TiledMMA<MMA_Atom<NAME>, Layout<Shape<_2,_2,_1>>, Tile<_32,_32,_16>>       make_tiled_mma(NAME{}, ...) too
+warp-level F16/BF16 MMA Operation and the lines behind it, as the CuTe DSL prints an operation
 """
 
 from __future__ import annotations
@@ -66,6 +67,40 @@ class _Type(NamedTuple):
     at: int
 
 
+# The DSL's operations: a title, then "  name = value" in lines
+_OPERATION = re.compile(r"(?:\s|[#>/]|\w+\s*[=:]\s)*((?:warp-level|warpgroup|tcgen05) [^\n]*MMA Operation[^\n]*)\n")
+_FIELD = re.compile(r"(?m)^[\s#/]*([A-Z][A-Za-z/ ]*?)\s*= ([^\n]+?)\s*$")
+
+
+def _printed(text: str) -> MmaAtom | None:
+    """The atom of an operation of the DSL as print() shows it; None for another text."""
+    title = _OPERATION.match(text)
+    if title is None:
+        return None
+    fields = {name.replace("Accumulator", "C"): value for name, value in _FIELD.findall(text[title.end() :])}
+    atoms, at = _Atoms(text), title.start(1)
+    both = fields.get("A/B data type")
+    a, b, c = (fields.get(f"{x} data type", both) for x in "ABC")
+    size = re.fullmatch(r"\((\d{1,4}), (\d{1,4}), (\d{1,4})\)", fields.get("Instruction shape MNK", ""))
+    if a is None or b is None or c is None or size is None:
+        raise atoms.fail("its data types and its Instruction shape MNK = (16, 8, 16)", at)
+    if re.search(r"Sparse|MX", title[1]) is not None:
+        raise atoms.fail("a dense product without scale factors", at)
+    m, n, k = map(int, size.groups())
+    source = "rmem" if fields.get("A source location", "").endswith("RMEM") else "smem"
+
+    def make() -> MmaAtom:
+        if title[1].startswith("warp-level"):
+            return mma_sync((m, n, k), a, b, c)
+        if title[1].startswith("warpgroup"):
+            return wgmma(n, a, b, c, source)
+        tmem = "tmem" if fields.get("A source location", "").endswith("TMEM") else "smem"
+        kind = {"tf32": "tf32", "f16": "f16", "bf16": "f16", "i8": "i8", "u8": "i8"}.get(dtype(a).name, "f8f6f4")
+        return tcgen05_mma(kind, m, n, a, b, c, 2 if fields.get("CTA group", "").endswith("TWO") else 1, tmem, k=k)
+
+    return atoms.made(make, at)
+
+
 @above.atom_named.register(str)
 def named(text: str) -> Named | None:
     """The atom that the name of a C++ type denotes; None for a text that is no such name.
@@ -79,7 +114,7 @@ def named(text: str) -> Named | None:
     """
     head = _HEAD.match(text)
     if head is None:
-        return None
+        return _printed(text)
     reader = _TypeReader(text, head.end())
     found = reader.type(0)
     if _END.match(text, reader.at) is None:

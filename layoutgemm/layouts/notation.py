@@ -42,7 +42,7 @@ from .int_tuple import Stride, StrideEntry
 from .layout import Layout
 from .linear import LinearLayout
 from .listing import FIELDS, TILERS, Field, Listing, title_of
-from .swizzle import SWIZZLES, AnyLayout, ComposedLayout, Swizzle
+from .swizzle import SWIZZLES, AnyLayout, ComposedLayout, Swizzle, composed_from
 from .symbols.dims import declared, fresh_name, parse_entry, symbol
 from .symbols.facts import as_facts
 from .symbols.polynomial import Scalar
@@ -50,6 +50,7 @@ from .texts.bases import TextReader, linear
 from .texts.encodings import encoded
 from .texts.sized import sized
 from .texts.spelled import spelled
+from .texts.surroundings import bare, has_code, quoted, refuse_other_type, refuse_others
 
 Symbols = Callable[[str], Any]
 MAX_TEXT = 1 << 16  # characters: no layout that can be read by a person, or is printed by a program, is longer
@@ -57,6 +58,7 @@ MAX_TEXT = 1 << 16  # characters: no layout that can be read by a person, or is 
 # Where the name of an atom may stand; `layoutgemm.atoms` says whether it is one
 _ATOM = re.compile(
     r"\s*(?:\w+\s+)*(?:\w+\s*=\s*)?(?:\w+::)*(?:SM\d|G?MMA_|Copy_|Tiled|make_tiled|Universal|Auto|Default)"
+    r"|[^\n]*MMA Operation"
 )
 _INVISIBLE = dict.fromkeys((0xFEFF, 0x200B, 0x200C, 0x200D, 0x2060, 0xA0), " ")  # what copying adds to a text
 _NUMBER = re.compile(r"\s*(_?-?|-_)(\d+)((?:@\d+)*)(?![\w.])(?!\s*[/*%+-])")
@@ -103,23 +105,25 @@ _WRAPPERS = (
 _COORDINATES = re.compile(r"\s*!?(?:cute\.)?coord_tensor<\s*\"")
 _SECOND_TEXT = re.compile(r"\s*\"\s*,\s*\"")
 # What stands behind a layout: closing signs of a wrapper, then the values of a tensor, another value, a comment
-_CLOSED = re.compile(r"[\s>\"'`)]*(?:=\s*\(.*|,\s*data\s*=.*)?", re.DOTALL)
+_CLOSED = re.compile(r"[\s>\"'`)]*(?:=\s*(?:\(.*|\Z)|,\s*data\s*=.*)?", re.DOTALL)
 _REMARK = re.compile(
-    r"\s*[;,.]?\s*(?:loc\([^\n]*\)|;\s*\w+=[^\n]*|(?://|#(?=\s)|(?<=\s)#|<-)[^\n]*)?:?\s*(?:\n[-\s\d|+.,einaf()]*)?\Z"
+    r"\s*[;,.]?\s*(?:loc\([^\n]*\)|;\s*\w+=[^\n]*|(?://|#(?=\s)|(?<=\s)#|<-)[^\n]*"
+    r"|(?:=>|->|\u2192)(?![^\n]*[\d)?]\s*:\s*[(_\d?-])[^\n]*)?:?\s*(?:\n[-\s\d|+.,einaf()]*)?\Z"
 )
-# A statement before the comment that has its value; a layout that goes on in the next line, or in its comment
-_STATEMENT = re.compile(r"(?m)^[ \t]*[A-Za-z_][^\n]*?[);}][ \t]*(?://+|#)(?=[^\n]*[\d)?]\s*:\s*[(_\d?-])")
-_PAIR = re.compile(r"[\d)?]\s*:\s*[(_\d?-]")
-_GOES_ON = re.compile(r"(?:(?<= o)|(?<=[,(]))[ \t]*\n[ \t]*(?:(?://+|#|\*)[ \t]+)?")
 # What stands before it: the sign of a comment, a name and ':' or '=', words before a pointer
-_COMMENT = re.compile(r"(?:\s*(?://+|(?:#|\*|%+|>>>?|>\?\?)(?=\s)))+\s*")
+_COMMENT = re.compile(r"(?:\s*(?://+|(?:#|\*|%+|\w{0,3}>>>?|\w{0,3}>\?\?)(?=\s)))+\s*")
+_ARROW = re.compile(r"\s*(?:->|=>|\u2192|\u21d2|=)\s*(?=[(_\d?S!])")  # before a result
 _LABEL = re.compile(
-    r"\s*(?=[^:=\n]*[A-Za-z])([^:=\n<>\"'{}]+?)\s*(?:==?>|->|[:=])\s*(?=[^:\n]*:)(?=[(\[\"'`\d_?]|[A-Za-z!])"
+    r"\s*(?=[^:=\n]*[A-Za-z])([^:=\n<>\"'{}]+?)\s*(?:==?>|->|[:=])\s*(?:(?=[^:\n]*:)(?=[(\[\"'`\d_?]|[A-Za-z!])|(?=(?:Composed)?Layout\())"
 )
-_WORDS = re.compile(r"\s*[A-Za-z_][\w. ]*?\s+(?=(?:raw_)?ptr[<(]|tensor[<(]|\w*ptr\[|tmem_\[|Sw<)")
+_WORDS = re.compile(r"\s*[A-Za-z_][\w.,' -]*?\s+(?=(?:raw_)?ptr[<(]|tensor[<(]|\w*ptr\[|tmem_\[|Sw<)")
 # of the IR, up to the type of its result, the last one
-_OPERATION = re.compile(r"\s*%\w+(?::\d+)?\s*=(?:[^\n]*->\s*(?=!cute\.)|[^\n]*?(?=!cute\.))")
+_OPERATION = re.compile(
+    r"\s*(?:%?\w+(?::\d+)?\s*=(?=\s*\"?cute\.|\s*!cute\.)|CHECK[\w-]*:(?=[^\n]*cute\.)|:(?=\s*\(?!cute\.)|->(?=\s*!cute\.))"
+    r"(?:[^\n]*->\s*(?=!cute\.)|[^\n]*?(?=!cute\.))"
+)
 _TILED = re.compile(r"\s*(?:!\w+\s*=\s*)?!cute\.(tiled_copy|tiled_mma)<")
+_TILE = re.compile(r"\s*(?:%\w+\s*=[^\n]*?|:\s*|->\s*)?!cute\.tile<\"(\[[^\"]*\])\">\s*\)?\s*\Z")
 _TILED_FIELD = re.compile(r",\s*(\w+)\s*=\s*<\"([^\"]*)\">")
 _WORD = re.compile(r"\s*(?!o\s)[A-Za-z_]\w*\s+(?=\([^:\n]*:)")  # one word before a shape
 _SHAPE = re.compile(r"\s*(?:[\w.]+\s*[=:(]\s*)?[Ss]hape\s*[=:]?\s*(?=\()")
@@ -129,6 +133,7 @@ _NO_LABEL = re.compile(
     r"\s*(?:[^\n]*\so\s+[(_\d]|S(?:w|wizzle)?<|\w*ptr[<(\[]|tensor[<(]|!cute|Layout\(|ComposedLayout\()"
 )
 _STATIC = re.compile(r"_\d")  # how CuTe's static integers begin: no name of a symbol does
+_ASSIGNED = re.compile(r"[\w. ]*=\s*(?:\{\}\s*)?")  # a name before a title
 _NAME_OF_LINE = re.compile(r"[A-Za-z_]\w*(?: (?!_?\d+\b)[\w()\[\].=,]+)*\s*")  # of a value in a listing
 _SECOND = re.compile(r"[^\n]*\so\s")  # what a swizzle is composed with
 _NOTHING = re.compile(r"_(?![\w(])")  # CuTe's Underscore: a mode without an entry
@@ -177,6 +182,18 @@ def read(text: str, symbol: Symbols) -> Parsed:
     text = text.translate(_INVISIBLE)
     for sign, plain in (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&#39;", "'")):  # copied from a page's source
         text = text.replace(sign, plain)
+    try:
+        return _read(text, symbol)
+    except ParseError:
+        inside = quoted(text)
+        if inside is None:
+            raise
+        return _read(inside, symbol)
+
+
+def _read(text: str, symbol: Symbols) -> Parsed:
+    """`read` of a text that holds a layout and what is printed around it."""
+    refuse_others(bare(text))
     if _ATOM.match(text) is not None:
         atom: Pictured | None = above.atom_named(text)
         if atom is not None:
@@ -188,15 +205,19 @@ def read(text: str, symbol: Symbols) -> Parsed:
     if by_sizes is not None:
         return by_sizes
     for reader in (linear, spelled):
-        read_by = reader(text)
+        try:
+            read_by = reader(text)
+        except ParseError:
+            if reader is spelled and has_code(text):  # a call of variables, with its value in a comment
+                break
+            raise
         if read_by is not None:
             return read_by
     named = _named(text, symbol)
     if named is not None:
         return named
-    text = _GOES_ON.sub(_blanks, _STATEMENT.sub(_statement, text))
-    text = text.partition("\\documentclass")[0]  # what print_latex prints behind the layout
-    listed = _tiled(text, symbol) or _listing(text, symbol)
+    text = bare(text)
+    listed = _tiled(text, symbol) or _tile(text, symbol) or _listing(text, symbol)
     return _LayoutReader(text, symbol).all() if listed is None else listed
 
 
@@ -213,16 +234,6 @@ def _named(text: str, symbol: Symbols) -> Layout | None:
     stride = reader.entries(0)
     reader.behind(True)
     return cast("Layout", reader.made(lambda: Layout(shape, stride), found))
-
-
-def _blanks(found: re.Match[str]) -> str:
-    """Blanks for what was matched: the characters behind it keep their positions."""
-    return " " * len(found[0])
-
-
-def _statement(found: re.Match[str]) -> str:
-    """Blanks for a statement before a comment that has a layout; the statement itself where it has one too."""
-    return found[0] if _PAIR.search(found[0]) else _blanks(found)
 
 
 def _tiled(text: str, symbol: Symbols) -> Listing | None:
@@ -252,6 +263,18 @@ def _tiled(text: str, symbol: Symbols) -> Listing | None:
     return Listing({"tiled_copy": "TiledCopy", "tiled_mma": "TiledMMA"}[found[1]], tuple(fields))
 
 
+def _tile(text: str, symbol: Symbols) -> Listing | None:
+    """The listing of a tiler of the IR, `!cute.tile<"[(4,8):(1,4);_]">`."""
+    found = _TILE.match(text)
+    if found is None:
+        return None
+    reader = _LayoutReader(text, symbol, found.start(1), found.end(1))
+    value = reader.field()
+    if reader.peek():
+        raise reader.fail("the end of the tile")
+    return Listing("", (("Tiler_MN", value),))
+
+
 def _listing(text: str, symbol: Symbols) -> Listing | None:
     """The listing that several lines with names are; None for a layout."""
     label = text.partition(":")[0].strip()
@@ -267,7 +290,7 @@ def _listing(text: str, symbol: Symbols) -> Listing | None:
         if not line[begin:].strip():
             continue
         name, colon, rest = line[begin:].partition(":")
-        said = title_of(line[begin:]) or title_of(rest)
+        said = title_of(line[begin:]) or title_of(rest) or title_of(_ASSIGNED.sub("", line[begin:]))
         if said is not None:
             title = title or said
             continue
@@ -383,7 +406,9 @@ class _LayoutReader(TextReader):
     def labels(self) -> None:
         """Move past what stands before a layout: a comment's sign, names, words before a pointer."""
         self.take(_COMMENT)
-        self.take(_OPERATION)
+        self.take(_ARROW)
+        if self.take(_OPERATION) is not None:
+            refuse_other_type(self.text, self.at)
         for _ in range(_LABELS):
             label = _LABEL.match(self.text, self.at)
             if (
@@ -539,15 +564,14 @@ class _LayoutReader(TextReader):
         return self.made(lambda: ComposedLayout(swizzle, number, follows), found)
 
     def composition(self, left: Layout, count: int, start: int) -> AnyLayout:
-        """left o right, or left o 0 o right: composed layouts without a swizzle."""
+        """left o right, or left o offset o right: composed layouts without a swizzle."""
         if count >= SWIZZLES:
             raise ParseError(f"more than {SWIZZLES} layouts, one after another", self.text, start)
         offset = self.take(_OFFSET)
-        if offset is not None and (offset[1] or offset[2]).strip("0"):
-            raise ParseError("expected the offset 0 between two layouts", self.text, offset.start())
+        first = 0 if offset is None else self.made(lambda: _int(offset[1] or offset[2]), offset)
         right = self.composed(count + 1)
         try:
-            out: AnyLayout = left.compose(right)
+            out: AnyLayout = composed_from(left, first, right) if first else left.compose(right)
             return out
         except LayoutError as error:
             raise ParseError(f"expected two layouts that compose: {error}", self.text, start) from None

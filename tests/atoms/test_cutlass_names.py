@@ -70,6 +70,15 @@ NAMES = [
      TiledMma(mma_sync((16, 8, 16), "f16"), Layout((2, 2, 1)), (32, 32, 16))),
     ("make_tiled_mma(SM80_16x8x8_F32F16F16F32_TN{}, Layout<Shape<_2,_1>>{})",
      TiledMma(mma_sync((16, 8, 8), "f16"), Layout((2, 1, 1), (1, 2, 0)))),
+    ("warp-level F16/BF16 MMA Operation\n  A/B data type         = Float16\n  Accumulator data type = Float32\n"
+     "  Instruction shape MNK = (16, 8, 16)", mma_sync((16, 8, 16), "f16")),
+    ("op = warpgroup F16/BF16 MMA Operation\n  A data type           = BFloat16\n  B data type           = BFloat16\n"
+     "  Accumulator data type = Float32\n  A source location     = OperandSource.RMEM\n"
+     "  Instruction shape MNK = (64, 128, 16)", wgmma(128, a_source="rmem")),
+    ("tcgen05 F16/BF16 MMA Operation\n  A data type           = Float16\n  B data type           = Float16\n"
+     "  Accumulator data type = Float32\n  CTA group             = CtaGroup.TWO\n"
+     "  A source location     = OperandSource.SMEM\n  Instruction shape MNK = (256, 128, 16)",
+     tcgen05_mma("f16", 256, 128, "f16", cta_group=2)),
 ]  # fmt: skip
 
 
