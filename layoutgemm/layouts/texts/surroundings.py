@@ -32,7 +32,9 @@ _OTHER_TYPE = re.compile(r"!cute\.(shape|stride|int_tuple|coord|ptr|tile)<")
 
 
 def bare(text: str) -> str:
-    """The text with blanks for code before a comment that has a layout, and without what print_latex adds.
+    """The text with blanks for code before a comment that has a layout.
+
+    What print_latex adds is left out too.
 
     >>> bare("auto r = coalesce(l);  // 12:1").strip()
     '12:1'
@@ -59,7 +61,7 @@ def quoted(text: str) -> str | None:
 
 
 def refuse_others(text: str) -> None:
-    """Raise ParseError, which says what it is, for a text that is printed beside layouts and is none."""
+    """Raise ParseError for a shape, a vector or a descriptor, which are printed beside layouts."""
     for pattern, what in _OTHERS:
         found = pattern.match(text)
         if found is not None:
