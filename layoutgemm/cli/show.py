@@ -19,7 +19,7 @@ from ..layouts.listing import Listing
 from ..layouts.proofs.sizes import entries_of
 from ..layouts.symbols.symbolic_layout import generators
 from ..view import fragment_svg, layout_svg, layout_table, swizzle_svg, tv_table
-from ..view.grid import owners_of, planes_of
+from ..view.grid import UnwrappedLayout, extent, owners_of, planes_of
 from .arguments import FORMS as WRITTEN
 from .arguments import LAYOUT_HELP, AnyLayout, Commands, Tile, add, add_picture, answer, drawn, layout_of, parsed, plain
 from .object_names import ATOMS, FAMILIES, atom_of, cutlass_named, has_operand, is_atom, object_of
@@ -216,7 +216,8 @@ def head_of(layout: AnyLayout) -> str:
     >>> print(head_of(Layout((1000, 1000)))[-65:])
     of 1000 columns: --rows FROM:TO and --columns FROM:TO show others
     """
-    sizes = [int(mode.size) for mode in layout] if layout.rank > 1 else [1, int(layout.size)]
+    shape = UnwrappedLayout.of(layout).shape
+    sizes = [*map(extent, shape)] if isinstance(shape, tuple) and len(shape) > 1 else [1, int(layout.size)]
     counts = dict(zip(("rows", "columns", "planes"), (*sizes[:2], prod(sizes[2:])), strict=True))
     if len(sizes) == 2:
         del counts["planes"]

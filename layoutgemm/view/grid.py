@@ -295,6 +295,37 @@ def pair(mode: object) -> tuple[object, ...]:
     return mode if isinstance(mode, tuple) else (mode,)
 
 
+class UnwrappedLayout:
+    """A layout of one nested mode by the modes inside it, as a tile that a subscript takes of a divided layout.
+
+    >>> from layoutgemm.layouts import Layout
+    >>> tile = UnwrappedLayout(Layout((8, 8), (8, 1)).zipped_divide((2, 4))[:, (1, 0)])
+    >>> tile.shape, tile(1, 2)
+    ((2, 4), 26)
+    """
+
+    def __init__(self, layout: Drawable) -> None:
+        self.layout, self.shape, self._brackets = layout, layout.shape, 0
+        while isinstance(self.shape, tuple) and len(self.shape) == 1 and isinstance(self.shape[0], tuple):
+            self.shape, self._brackets = self.shape[0], self._brackets + 1
+
+    @classmethod
+    def of(cls, layout: Drawable) -> Drawable:
+        """The layout itself where it has not one nested mode alone."""
+        made = cls(layout)
+        return made if made._brackets else layout
+
+    def __call__(self, *coord: Any) -> object:
+        """Coordinate inside the nested mode -> offset."""
+        inside: object = coord if len(coord) > 1 else coord[0]
+        for _ in range(self._brackets):
+            inside = (inside,)
+        return self.layout(inside)
+
+    def __str__(self) -> str:
+        return str(self.layout)
+
+
 def offsets_of(layout: Drawable, rows: range | None = None, columns: range | None = None) -> GridOffsets:
     """Layout of rank 1 or 2 -> the offset of every coordinate shown. Raises LayoutError for others."""
     height, width = rows_by_columns(layout)
@@ -344,6 +375,7 @@ def planes_of(
     >>> [(rest, plane.values) for rest, plane in planes_of(Layout((1, 2, 2)))]
     [((0,), ((0, 1),)), ((1,), ((2, 3),))]
     """
+    layout = UnwrappedLayout.of(layout)
     if rank_of(layout) <= 2:
         pick(planes, 1, "planes")
         return [((), offsets_of(layout, rows, columns))]

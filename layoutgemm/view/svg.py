@@ -9,7 +9,15 @@ from typing import Any, cast
 
 from layoutgemm.errors import LayoutError
 from layoutgemm.view.canvas import CHARACTER, width_of
-from layoutgemm.view.grid import DividedLayout, Drawable, GridOffsets, Offset, coordinates_of, planes_of
+from layoutgemm.view.grid import (
+    DividedLayout,
+    Drawable,
+    GridOffsets,
+    Offset,
+    UnwrappedLayout,
+    coordinates_of,
+    planes_of,
+)
 from layoutgemm.view.palette import HUES, hue
 from layoutgemm.view.panel import AXIS_SIZE, MAX_TEXTS, CellTexts, Label, Panel
 from layoutgemm.view.sheet import APART, Legend, Note, Sheet
@@ -95,6 +103,7 @@ def layout_svg(
     >>> ">tile (1,0)</text>" in tiles
     True
     """
+    layout = UnwrappedLayout.of(layout) if divided is None else layout
     tiles = None if divided is None else DividedLayout.of(layout, divided)
     parts = planes_of(layout if tiles is None else tiles, rows, columns, planes)
     colors = offset_colors(parts, group)
