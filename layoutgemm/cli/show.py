@@ -27,6 +27,7 @@ from .pages import add_page, paged
 
 EXAMPLES = (
     'layoutgemm show "(4,(2,2)):(2,(1,8))"',
+    'layoutgemm show "zipped_divide((8,16):(16,1), (4,8))"',
     'layoutgemm show "S<2,3,3> o 0 o (8,32):(32,1)" --svg swizzled.svg',
     "layoutgemm show mma:m16n8k16:bf16 --smem-a smem:64x64:bf16 --smem-b smem:32x64:bf16 --html linked.html",
     "layoutgemm show smem:8x64:bf16:K:128B --columns 0:64:8",

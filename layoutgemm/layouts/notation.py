@@ -21,6 +21,7 @@ TiledMMA ... MMA_Atom ...                         a listing, over several lines:
 #ttg.linear<{register = [[0, 1]], ...}>           Triton's linear layouts: see texts.bases
 Layout<Shape<_4,_8>,Stride<_8,_1>>                C++, and calls of make_layout: see texts.spelled
 SM80_16x8x16_F32BF16BF16F32_TN                    an atom: see atoms.cutlass_names
+zipped_divide((8,16):(16,1), (4,8))               an operation: its result
 tensor<64x64xf16, #ttg.blocked<{...}>>            its layouts of a tensor: see texts.encodings
 torch.Size([4, 8]) (8, 1)   memref<4x8xf16>       sizes and strides of torch, Inductor and MLIR: see texts.sized
 """
@@ -50,7 +51,7 @@ from .texts.bases import TextReader, linear
 from .texts.encodings import encoded
 from .texts.sized import sized
 from .texts.spelled import spelled
-from .texts.surroundings import bare, has_code, quoted, refuse_other_type, refuse_others
+from .texts.surroundings import PAIR, bare, has_code, quoted, refuse_other_type, refuse_others
 
 Symbols = Callable[[str], Any]
 MAX_TEXT = 1 << 16  # characters: no layout that can be read by a person, or is printed by a program, is longer
@@ -204,6 +205,9 @@ def _read(text: str, symbol: Symbols) -> Parsed:
     by_sizes = sized(text, symbol)
     if by_sizes is not None:
         return by_sizes
+    operation = _operation(text, symbol)
+    if operation is not None:
+        return operation
     for reader in (linear, spelled):
         try:
             read_by = reader(text)
@@ -219,6 +223,21 @@ def _read(text: str, symbol: Symbols) -> Parsed:
     text = bare(text)
     listed = _tiled(text, symbol) or _tile(text, symbol) or _listing(text, symbol)
     return _LayoutReader(text, symbol).all() if listed is None else listed
+
+
+def _operation(text: str, symbol: Symbols) -> AnyLayout | CoordinateTensor | None:
+    """The result of an operation on layouts by their notation, as in complement((2,2):(1,6), 24); None for none."""
+    if _CALLED_OPERATION.match(text) is None or PAIR.search(text) is None or _SOURCE.search(text) is not None:
+        return None
+    reader = _LayoutReader(text, symbol)
+    try:
+        out: AnyLayout = reader.operation(0)
+        reader.behind(False)
+    except ParseError:
+        if has_code(text):  # a call of variables, with its value in a comment
+            return None
+        raise
+    return out
 
 
 def _named(text: str, symbol: Symbols) -> Layout | None:
@@ -359,6 +378,18 @@ class _Pointer(NamedTuple):
     alignment: int
 
 
+# CuTe's names of operations -> the methods of a layout
+OPERATIONS = {
+    name: name
+    for name in (
+        *(f"{kind}_divide" for kind in ("logical", "zipped", "tiled", "flat")),
+        *(f"{kind}_product" for kind in ("logical", "zipped", "tiled", "flat", "blocked", "raked")),
+        *("coalesce", "complement", "right_inverse", "left_inverse", "filter", "flatten", "upcast", "downcast"),
+        *("nullspace", "with_shape", "tile_to_shape", "max_common_layout", "select", "group", "compose"),
+    )
+} | {"composition": "compose"}
+_CALLED_OPERATION = re.compile(rf"\s*(?:cute(?:::|\.))?({'|'.join(OPERATIONS)})\s*\(")
+_SOURCE = re.compile(r"Layout\s*<|Layout\s*\(|make_|Swizzle<[^>]*>\{\}")  # C++ and the DSL: `spelled` reads them
 _CALLED = {
     "Layout": (Layout, 1, 2), "Swizzle": (Swizzle, 3, 4), "ComposedLayout": (ComposedLayout, 3, 3),
     "CoordinateTensor": (CoordinateTensor, 2, 2),
@@ -432,6 +463,29 @@ class _LayoutReader(TextReader):
             self.peek()
             raise ParseError("there is more text after the layout: expected its end", self.text, self.at)
 
+    def operation(self, depth: int) -> Any:
+        """The result of a call, or one of its arguments: a layout, an integer, `_`, or a tuple of these."""
+        found = self.take(_CALLED_OPERATION)
+        if found is None:
+            self.peek()
+            swizzled = _SWIZZLE.match(self.text, self.at) is not None
+            return self.composed(0) if swizzled else self.value(0)
+        if depth >= DEPTH:
+            raise ParseError(f"operations nest at most {DEPTH} deep", self.text, found.start(1))
+        args = [self.operation(depth + 1)]
+        while self.peek() == ",":
+            self.at += 1
+            args.append(self.operation(depth + 1))
+        if self.peek() != ")":
+            raise self.fail("',' or ')'")
+        self.at += 1
+        if not isinstance(args[0], Layout | ComposedLayout | CoordinateTensor):
+            raise ParseError("expected a layout as the first operand, as in (4,8):(8,1)", self.text, found.end())
+        try:
+            return getattr(args[0], OPERATIONS[found[1]])(*args[1:])
+        except TypeError:
+            raise ParseError(f"expected other operands of {found[1]}", self.text, found.start(1)) from None
+
     def field(self) -> Field:
         """The value of a name in a listing: a layout, a tuple of values, an integer, or the text of a type."""
         self.peek()
@@ -455,7 +509,7 @@ class _LayoutReader(TextReader):
         sign = self.peek()
         if self.take(_NOTHING) is not None:
             return None
-        opens = sign in ("(", "[")
+        opens = sign in ("(", "[", "<")
         if (opens and not self._colon_behind_bracket()) or (not opens and not self._colon_behind_entry()):
             if not opens:
                 number = sign in "_?-" or sign.isdigit()
@@ -464,7 +518,7 @@ class _LayoutReader(TextReader):
                 raise ParseError(f"tuples nest at most {DEPTH} deep", self.text, self.at)
             self.at += 1
             out: list[Field] = []
-            close = ")" if sign == "(" else "]"
+            close = {"(": ")", "[": "]", "<": ">"}[sign]
             while self.peek() != close:
                 out.append(self.value(depth + 1))
                 if self.peek() in (",", ";"):

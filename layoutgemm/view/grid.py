@@ -296,7 +296,9 @@ def pair(mode: object) -> tuple[object, ...]:
 
 
 class UnwrappedLayout:
-    """A layout of one nested mode by the modes inside it, as a tile that a subscript takes of a divided layout.
+    """A layout of one nested mode by the modes inside it.
+
+    A subscript takes such tiles of a divided layout.
 
     >>> from layoutgemm.layouts import Layout
     >>> tile = UnwrappedLayout(Layout((8, 8), (8, 1)).zipped_divide((2, 4))[:, (1, 0)])

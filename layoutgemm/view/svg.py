@@ -55,7 +55,7 @@ def fitted(labels: Sequence[Label], rows: range, columns: range) -> tuple[float,
 
 
 def sized(longest: float, lines: int, font: float, padding: float) -> tuple[float, float, float]:
-    """(cell width, cell height, font) for texts of so many characters a cell and of so many lines."""
+    """(cell width, cell height, font) for the longest text of a cell and its lines."""
     width, height = longest * CHARACTER * font + padding, lines * 1.15 * font + padding
     return even(max(width, 20 if font > 8 else 16)), even(height), font
 

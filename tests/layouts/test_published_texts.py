@@ -7,7 +7,7 @@ import re
 import pytest
 
 from layoutgemm import Layout, Swizzle, dim, parse, wgmma
-from layoutgemm.errors import LayoutError, ParseError
+from layoutgemm.errors import CompositionError, LayoutError, ParseError
 from layoutgemm.layouts import ComposedLayout
 from layoutgemm.layouts.listing import Listing
 from layoutgemm.layouts.proofs.prove import prove
@@ -286,6 +286,38 @@ def test_a_name_may_stand_before_a_listing() -> None:
       TV Layout A:     (2,(128,16)):(128,(1,256))"""
     assert parse("tiled_mma    = " + listing) == parse("tiled_mma = {} " + listing) == parse(listing)
     assert parse(listing + " => sliced along M") == parse(listing)
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("zipped_divide((8,16):(16,1), (4,8))", "((4,8),(2,2)):((16,1),(64,8))"),
+        ("logical_divide((9,(4,8)):(59,(13,1)), <3:3, (2,4):(1,8)>)",
+         "((3,3),((2,4),(2,2))):((177,59),((13,2),(26,1)))"),
+        ("cute::zipped_divide((8,6):(1,8), (4,_))  // tiles", "((4,1),(2,6)):((1,0),(4,8))"),
+        ("complement((2,2):(1,6), 24)", "(3,2):(2,12)"),
+        ("coalesce(composition((4,8):(8,1), (8,4):(4,1)))", "32:1"),
+        ("coalesce((2,(1,6)):(1,(6,2)), (1,1))", "(2,6):(1,2)"),
+        ("zipped_divide(Sw<3,3,3> o _0 o (8,64):(64,1), (8,8))", "S<3,3,3> o 0 o ((8,8),(1,8)):((64,1),(0,8))"),
+        ("cute.blocked_product((2,5):(5,1), (3,4):(1,3))", "((2,3),(5,4)):((5,10),(1,30))"),
+        ("coalesce(layout);  // 12:1", "12:1"),
+    ],
+)  # fmt: skip
+def test_an_operation_is_its_result(text: str, right: str) -> None:
+    assert str(parse(text)) == right
+
+
+def test_an_operation_without_an_answer_says_why() -> None:
+    with pytest.raises(CompositionError) as error:
+        parse("composition((4,2):(1,8), (2,2):(1,3))")
+    assert error.value.witness == 3
+    for text, said in (
+        ("complement((2,2):(1,6), 24", "',' or ')'"), ("coalesce(4:1, 3, 4)", "other operands of coalesce"),
+        ("zipped_divide((8,6), 4:1)", "a layout as the first operand"), ("coalesce(4:1) 5", "more text"),
+        ("coalesce(" * 80 + "4:1" + ")" * 80, "operations nest at most"),
+    ):  # fmt: skip
+        with pytest.raises(ParseError, match=re.escape(said)):
+            parse(text)
 
 
 def test_a_tiler_of_the_ir_is_a_listing() -> None:
