@@ -31,7 +31,7 @@ class CoordinateTensor(PicturedLayout, Predicates, Paged):
     >>> tile = Layout.identity((256, 128)).zipped_divide((128, 64))[:, (1, 0)]
     >>> print(tile)
     (128,0) o ((128,64)):((1@0,1@1))
-    >>> tile((3, 5)), Layout.parse("ArithTuple(128,_0) o (128,64):(_1@0,_1@1)")(3, 5)
+    >>> tile(((3, 5),)), Layout.parse("ArithTuple(128,_0) o (128,64):(_1@0,_1@1)")(3, 5)
     ((131, 5), (131, 5))
     """
 
@@ -189,7 +189,7 @@ class CoordinateTensor(PicturedLayout, Predicates, Paged):
         >>> from layoutgemm import Layout
         >>> I = Layout.identity((8, 8))
         >>> I[:, 3].equivalent(Layout.parse("(0,3) o 8:1@0")).ok, I[:, 3].equivalent(I[:, 4]).explain()
-        (True, 'not equivalent: 0 gives (0,3) and (0,4)')
+        (True, 'not equivalent: (0) gives (0,3) and (0,4)')
         """
         return between(equivalent(self, other), self, other)
 
