@@ -17,6 +17,8 @@ _GOES_ON = re.compile(r"(?:(?<= o)|(?<=[,(]))[ \t]*\n[ \t]*(?:(?://+|#|\*)[ \t]+
 _STATEMENT = re.compile(
     rf"(?m)^[ \t]*[^\s#/%*][^\n]*?(?:[);}}\]][ \t]*(?://+|#)|[ \t]{{2,}}(?://+|#)(?=[ \t]))(?=[^\n]*(?:{_PAIR}))"
 )
+# A line typed at a prompt, with its value in the next
+_PROMPT = re.compile(r"(?m)^[ \t]*(?:>>>|\.\.\.|In \[\d+\]:) [^\n]*\n(?=[^\n]*\S)")
 _QUOTED = re.compile(rf"(`+)([^`\n]*(?:{_PAIR})[^`\n]*)\1")
 _LATEX = "\\documentclass"  # what print_latex prints behind the layout
 
@@ -39,7 +41,8 @@ def bare(text: str) -> str:
     >>> bare("auto r = coalesce(l);  // 12:1").strip()
     '12:1'
     """
-    return _STATEMENT.sub(_code, _GOES_ON.sub(_blanks, text)).partition(_LATEX)[0]
+    text = _PROMPT.sub(_code, _GOES_ON.sub(_blanks, text))
+    return _STATEMENT.sub(_code, text).partition(_LATEX)[0]
 
 
 def has_code(text: str) -> bool:
